@@ -1,0 +1,27 @@
+# Finds what the library is built on. Nothing is downloaded. All by Debian's packages (scripts/setup.sh).
+find_package(Threads REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+find_package(PkgConfig REQUIRED)
+find_package(nlohmann_json 3.10 REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(fmt REQUIRED)
+find_package(hwy QUIET)
+
+# tranche_optional(<BACKEND> <found>): resolves AUTO/ON/OFF into tranche_has_<BACKEND>.
+function(tranche_optional backend found)
+  if(TRANCHE_${backend} STREQUAL "ON" AND NOT found)
+    message(FATAL_ERROR "TRANCHE_${backend}=ON, but it was not found")
+  endif()
+  set(has OFF)
+  if(found AND NOT TRANCHE_${backend} STREQUAL "OFF")
+    set(has ON)
+  endif()
+  set(tranche_has_${backend} ${has} PARENT_SCOPE)
+  message(STATUS "Tranche: ${backend} ${has}")
+endfunction()
+
+if(NOT TRANCHE_MPI STREQUAL "OFF")
+  set(MPI_CXX_SKIP_MPICXX ON)
+  find_package(MPI QUIET COMPONENTS C)
+endif()
+tranche_optional(MPI "${MPI_C_FOUND}")

@@ -1,0 +1,47 @@
+# Options of the build. AUTO takes a backend when it is found; ON makes its absence an error.
+include(GNUInstallDirs)
+
+foreach(backend MPI CUDA NCCL URING)
+  set(TRANCHE_${backend} AUTO CACHE STRING "Build with ${backend}: AUTO, ON or OFF")
+  set_property(CACHE TRANCHE_${backend} PROPERTY STRINGS AUTO ON OFF)
+endforeach()
+option(TRANCHE_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(TRANCHE_BENCHES "Build the benches" ${PROJECT_IS_TOP_LEVEL})
+option(TRANCHE_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
+option(TRANCHE_WERROR "Make warnings errors" OFF)
+option(TRANCHE_PLAIN_KERNELS "Matmul by plain loops, no BLAS and no oneDNN (for sanitizers)" OFF)
+set(TRANCHE_SANITIZE "" CACHE STRING "Sanitizers: address,undefined or thread")
+
+if(PROJECT_IS_TOP_LEVEL)
+  if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+  endif()
+  set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+  find_program(tranche_ccache ccache)
+  if(tranche_ccache AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${tranche_ccache})
+  endif()
+endif()
+
+# Headers are included as "tranche/<folder>/<name>.h" in the tree and after installation alike.
+set(tranche_include_dir ${PROJECT_BINARY_DIR}/include)
+file(MAKE_DIRECTORY ${tranche_include_dir})
+file(CREATE_LINK ${PROJECT_SOURCE_DIR} ${tranche_include_dir}/tranche SYMBOLIC)
+
+# Flags of every target of ours (not of users). Contraction is off because the same source must give the same
+# bits on every instruction set.
+add_library(tranche_flags INTERFACE)
+target_compile_features(tranche_flags INTERFACE cxx_std_20)
+target_compile_options(tranche_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wnon-virtual-dtor -Woverloaded-virtual -ffp-contract=off>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${TRANCHE_WERROR}>>:-Werror>)
+if(TRANCHE_SANITIZE)
+  target_compile_options(tranche_flags INTERFACE -fsanitize=${TRANCHE_SANITIZE} -fno-omit-frame-pointer
+                         -fno-sanitize-recover=all)
+  target_link_options(tranche_flags INTERFACE -fsanitize=${TRANCHE_SANITIZE})
+endif()
+find_program(tranche_mold mold)
+if(tranche_mold AND PROJECT_IS_TOP_LEVEL)
+  target_link_options(tranche_flags INTERFACE -fuse-ld=mold)
+endif()

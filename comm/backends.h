@@ -1,0 +1,65 @@
+#pragma once
+/// How communicators are made. MPI types appear only in comm/mpi.h.
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tranche/comm/communicator.h"
+#include "tranche/device/memory.h"
+
+namespace tranche {
+
+class TraceRecorder;
+
+struct CommunicatorOptions {
+  double timeout_seconds = 300;           ///< `tranche.communication_timeout`
+  std::int64_t slab_bytes = 8 << 20;      ///< exchange buffer, allocated at construction
+  MemoryResource* memory = nullptr;       ///< where the slab comes from (Category::communication); null: heap
+  TraceRecorder* trace = nullptr;         ///< spans of operations, not owned
+  int local_size = 0;                     ///< 0: find out; otherwise pretend so many ranks share a host
+};
+
+/// One rank; collectives are copies.
+std::unique_ptr<Communicator> make_self_communicator(const CommunicatorOptions& options = {});
+/// Rank `rank` of `size`, without peers: counts elements and bytes, moves nothing, events already passed.
+std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, int local_size,
+                                                     const CommunicatorOptions& options = {});
+
+/// Delays and failures for tests, drawn per operation.
+struct FaultInjection {
+  double maximum_delay_seconds = 0;  ///< before every operation, drawn from (seed, rank, operation number)
+  std::uint64_t seed = 0;
+};
+/// Makes one rank's communicator; the Runtime calls it once it has memory and logging to offer.
+using CommunicatorFactory = std::function<std::unique_ptr<Communicator>(const CommunicatorOptions&)>;
+
+/// N ranks of one process, for tests, sanitizers and embedding. Copies share the group.
+class ThreadGroup {
+ public:
+  explicit ThreadGroup(int size, const FaultInjection& faults = {});
+  int size() const noexcept;
+  /// The communicator of `rank`, used by one thread. Collective: every rank's is made once before use.
+  std::unique_ptr<Communicator> communicator(int rank, const CommunicatorOptions& options = {}) const;
+  /// Posts a failure of `rank` to all ranks of the group.
+  void post_failure(int rank, std::string_view cause) const noexcept;
+
+ private:
+  struct Hub;
+  std::shared_ptr<Hub> hub_;
+};
+
+/// Runs body(rank, factory) on `size` threads. If one throws, its failure is posted to the others; after all
+/// have ended the first cause (not the echoes at its peers) is rethrown with its rank attached.
+void run_thread_ranks(int size, const std::function<void(int rank, const CommunicatorFactory&)>& body,
+                      const FaultInjection& faults = {});
+
+/// The world of mpirun (MPI_COMM_WORLD duplicated), initialised with MPI_THREAD_SERIALIZED and finalised by
+/// the last communicator made so. Without mpirun: one rank. Throws NotCompiled without TRANCHE_MPI.
+std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options = {});
+/// True when the environment says that the process was started by mpirun or srun with MPI support.
+bool started_by_mpi_launcher();
+/// "Open MPI 4.1.4" or "not compiled".
+std::string mpi_version();
+
+}  // namespace tranche

@@ -1,0 +1,89 @@
+#pragma once
+/// Collectives over a group of ranks.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tranche/comm/meter.h"
+#include "tranche/core/dtype.h"
+#include "tranche/device/event.h"
+
+namespace tranche {
+
+enum class ReduceOperation : std::uint8_t { sum, minimum, maximum };
+
+/// Names a call in errors, traces and the meter: "reduce_scatter of unit h.3 in backward".
+struct OperationLabel {
+  std::string_view unit;
+  std::string_view phase;
+  Traffic traffic = Traffic::data;  ///< data counts towards the formula of section 2, control apart
+};
+
+/// How gradients are summed: in rank order inside groups of `group_size` consecutive ranks, then over groups.
+struct OrderedSumOptions {
+  int group_size = 1 << 30;
+  bool accumulate = false;       ///< add the sum to what `output` holds
+  std::int64_t bucket_elements = 0;  ///< most elements (all ranks) exchanged at once; 0: what the slab holds
+};
+
+/// A group of ranks. Every member function but the accessors is collective over the group: all ranks issue the
+/// same sequence with equal counts, dtypes and labels. Counts are elements per rank.
+///
+/// Asynchronous calls return a done event: passed once the result is in place and no peer will touch the local
+/// buffers any more. Work starts once every event in `ready` has passed. Waiting on a done event throws
+/// CommunicationError (operation, unit, phase, missing ranks) after a time-out or a peer's failure.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// "self", "threads", "mpi", "meta".
+  virtual std::string_view backend() const = 0;
+  /// Ranks that share this rank's host, and this rank's index among them.
+  virtual int local_size() const = 0;
+  virtual int local_rank() const = 0;
+
+  /// full[r * count ...] = rank r's shard. `shard` may be the rank's own place in `full` (in place).
+  virtual Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
+                           std::int64_t bucket_elements, std::span<const Event> ready,
+                           const OperationLabel& label) = 0;
+  /// output[i] (output_dtype) = ordered sum over ranks s of full_s[rank * count + i] (dtype), in fp32.
+  /// `output` may alias the rank's own place in `full` when the dtypes are equal.
+  virtual Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
+                               std::int64_t count, const OrderedSumOptions& options,
+                               std::span<const Event> ready, const OperationLabel& label) = 0;
+  /// values[i] = operation over ranks, in rank order; fp32, fp64, int64; host memory; small.
+  virtual Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation operation,
+                           const OperationLabel& label) = 0;
+  /// received[r * count ...] = what rank r sent here; sent[r * count ...] goes to rank r.
+  virtual Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
+                           std::span<const Event> ready, const OperationLabel& label) = 0;
+  virtual Event broadcast(void* values, std::int64_t count, DataType dtype, int root,
+                          std::span<const Event> ready, const OperationLabel& label) = 0;
+  /// Not collective over the group: matched by the peer's recv/send in the same order per pair.
+  virtual Event send(const void* values, std::int64_t count, DataType dtype, int peer,
+                     std::span<const Event> ready, const OperationLabel& label) = 0;
+  virtual Event recv(void* values, std::int64_t count, DataType dtype, int peer,
+                     std::span<const Event> ready, const OperationLabel& label) = 0;
+  virtual Event barrier(const OperationLabel& label) = 0;
+  /// Groups of equal colour, ordered by key then rank; nullptr for colour < 0. Blocking.
+  virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+
+  /// Bytes and elements this rank put on the wire, by operation.
+  virtual const ByteMeter& meter() const = 0;
+  virtual ByteMeter& meter() = 0;
+  /// Rolling hash of the sequence of collective calls (operation, count, dtype, label); equal on all ranks by
+  /// construction, compared by the engine at each step's end.
+  virtual std::uint64_t sequence_hash() const = 0;
+  /// Tells every peer that this rank cannot go on: their pending and later calls throw CommunicationError with
+  /// `cause`. Returns within `seconds`. Never throws.
+  virtual void post_failure(std::string_view cause, double seconds) noexcept = 0;
+  /// Ends the whole job with `status` (MPI_Abort); in-process communicators only post the failure.
+  virtual void abort_job(int status) noexcept = 0;
+};
+
+}  // namespace tranche

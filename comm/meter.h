@@ -1,0 +1,38 @@
+#pragma once
+/// Counts what a rank sends: calls, elements, bytes, by operation and kind of traffic.
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+namespace tranche {
+
+/// data: parameters and gradients, the formula of DESIGN section 2. control: norm, flags, loss, hashes.
+enum class Traffic : std::uint8_t { data, control };
+
+struct TrafficCount {
+  std::int64_t calls = 0;
+  std::int64_t elements = 0;  ///< elements this rank sent to peers
+  std::int64_t bytes = 0;     ///< payload bytes this rank sent to peers
+};
+
+/// Thread-safe.
+class ByteMeter {
+ public:
+  void add(std::string_view operation, Traffic traffic, std::int64_t elements, std::int64_t bytes);
+  /// By operation name ("all_gather", "reduce_scatter", ...).
+  std::map<std::string, TrafficCount> counts(Traffic traffic) const;
+  /// Sum over operations.
+  TrafficCount total(Traffic traffic) const;
+  void reset();
+
+ private:
+  mutable std::mutex mutex_;
+  std::array<std::map<std::string, TrafficCount, std::less<>>, 2> counts_;
+};
+
+}  // namespace tranche

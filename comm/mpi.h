@@ -1,0 +1,20 @@
+#pragma once
+/// Adopting a caller's MPI communicator. The only public header that includes mpi.h; installed also as
+/// <tranche/mpi.h> for users.
+
+#include <mpi.h>
+
+#include "tranche/comm/backends.h"
+
+namespace tranche {
+
+/// Who moves MPI operations forward.
+enum class Progress { thread, inline_ };
+
+/// Duplicates `communicator` (collective over it) and never finalises MPI. `thread` needs MPI_THREAD_MULTIPLE;
+/// with less and Progress::thread throws ConfigurationError that says so and names `inline`. With inline_, MPI
+/// calls are made only inside calls of the engine, on the calling thread.
+std::unique_ptr<Communicator> adopt_mpi_communicator(MPI_Comm communicator, Progress progress,
+                                                     const CommunicatorOptions& options = {});
+
+}  // namespace tranche

@@ -1,0 +1,83 @@
+#pragma once
+/// Element types and the 16-bit conversions. Conversions round to nearest even, keep infinities and signed
+/// zeros, quieten NaNs (the payload's top bits survive) and flush nothing: fp16 subnormals are exact.
+
+#include <bit>
+#include <cstdint>
+#include <string_view>
+
+namespace tranche {
+
+enum class DataType : std::uint8_t { float32, bfloat16, float16, float64, int32, int64, uint16, uint8 };
+
+/// Bytes of one element.
+constexpr std::int64_t size_of(DataType dtype) {
+  switch (dtype) {
+    case DataType::float64:
+    case DataType::int64: return 8;
+    case DataType::float32:
+    case DataType::int32: return 4;
+    case DataType::bfloat16:
+    case DataType::float16:
+    case DataType::uint16: return 2;
+    case DataType::uint8: return 1;
+  }
+  return 0;
+}
+
+/// "fp32", "bf16", "fp16", "fp64", "int32", "int64", "uint16", "uint8".
+std::string_view name_of(DataType dtype);
+/// Inverse of name_of; also accepts "float32", "bfloat16", "float16", "half", "float64".
+/// Throws ConfigurationError naming the accepted spellings.
+DataType parse_data_type(std::string_view text);
+constexpr bool is_floating(DataType dtype) {
+  return dtype == DataType::float32 || dtype == DataType::bfloat16 || dtype == DataType::float16 ||
+         dtype == DataType::float64;
+}
+
+/// Storage of a bfloat16 number; arithmetic is always done in fp32.
+struct bfloat16 {
+  std::uint16_t bits = 0;
+  friend bool operator==(bfloat16, bfloat16) = default;
+};
+/// Storage of an IEEE binary16 number; arithmetic is always done in fp32.
+struct float16 {
+  std::uint16_t bits = 0;
+  friend bool operator==(float16, float16) = default;
+};
+
+constexpr float to_float(float value) { return value; }
+constexpr float to_float(bfloat16 value) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
+}
+float to_float(float16 value);
+
+/// Rounds to nearest even. Values beyond the largest bfloat16 become infinity as IEEE asks.
+constexpr bfloat16 to_bfloat16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>((bits >> 16) | 0x0040u)};
+  return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+/// Rounds to nearest even, subnormals included; above 65504 + half a unit becomes infinity.
+float16 to_float16(float value);
+
+/// The DataType of a C++ storage type: data_type_of<float>() and so on.
+template <typename T>
+constexpr DataType data_type_of();
+template <> constexpr DataType data_type_of<float>() { return DataType::float32; }
+template <> constexpr DataType data_type_of<double>() { return DataType::float64; }
+template <> constexpr DataType data_type_of<bfloat16>() { return DataType::bfloat16; }
+template <> constexpr DataType data_type_of<float16>() { return DataType::float16; }
+template <> constexpr DataType data_type_of<std::int32_t>() { return DataType::int32; }
+template <> constexpr DataType data_type_of<std::int64_t>() { return DataType::int64; }
+template <> constexpr DataType data_type_of<std::uint16_t>() { return DataType::uint16; }
+template <> constexpr DataType data_type_of<std::uint8_t>() { return DataType::uint8; }
+
+/// Converts from fp32 to a storage type.
+template <typename T>
+constexpr T from_float(float value);
+template <> constexpr float from_float<float>(float value) { return value; }
+template <> constexpr bfloat16 from_float<bfloat16>(float value) { return to_bfloat16(value); }
+template <> inline float16 from_float<float16>(float value) { return to_float16(value); }
+
+}  // namespace tranche

@@ -1,0 +1,109 @@
+#pragma once
+/// Typed errors. Every error carries the source position that raised it, and the rank once a caller that
+/// knows the rank has attached it; `exit_status()` is what the `tranche` program ends with.
+
+#include <source_location>
+#include <stdexcept>
+#include <string>
+
+namespace tranche {
+
+/// Exit statuses of the `tranche` program; part of its interface.
+enum class ExitStatus : int {
+  success = 0,
+  other = 1,
+  configuration = 2,
+  out_of_memory = 3,
+  checkpoint = 4,
+  communication = 5,
+  numerical = 6,
+};
+
+/// Base of every error thrown by the library. `what()` reads "[rank R] message (file:line)".
+class Error : public std::runtime_error {
+ public:
+  explicit Error(std::string message, ExitStatus status = ExitStatus::other,
+                 std::source_location where = std::source_location::current());
+
+  const char* what() const noexcept override { return text_.c_str(); }
+  /// The message alone, without rank and position.
+  const std::string& message() const noexcept { return message_; }
+  ExitStatus exit_status() const noexcept { return status_; }
+  /// Rank that raised the error; -1 when no caller has attached it.
+  int rank() const noexcept { return rank_; }
+  /// Base name of the source file and the line, "file.cpp:12".
+  const std::string& position() const noexcept { return position_; }
+  /// Attaches the rank unless one is attached already.
+  void attach_rank(int rank);
+
+ private:
+  void compose();
+  std::string message_;
+  std::string position_;
+  std::string text_;
+  ExitStatus status_;
+  int rank_ = -1;
+};
+
+/// A caller passed something that can never be right (shape, dtype, range, order of calls).
+class InvalidArgument : public Error {
+ public:
+  explicit InvalidArgument(std::string message,
+                           std::source_location where = std::source_location::current())
+      : Error(std::move(message), ExitStatus::other, where) {}
+};
+
+/// Calls in an order the contract forbids (reduce twice, step inside a micro-batch ...).
+class LogicError : public Error {
+ public:
+  explicit LogicError(std::string message, std::source_location where = std::source_location::current())
+      : Error(std::move(message), ExitStatus::other, where) {}
+};
+
+/// Configuration, flags, model or data files that cannot be honoured. Exit status 2.
+class ConfigurationError : public Error {
+ public:
+  explicit ConfigurationError(std::string message,
+                              std::source_location where = std::source_location::current())
+      : Error(std::move(message), ExitStatus::configuration, where) {}
+};
+
+/// A backend that this build does not contain; names the CMake option that adds it. Exit status 2.
+class NotCompiled : public Error {
+ public:
+  explicit NotCompiled(const std::string& backend, const std::string& option,
+                       std::source_location where = std::source_location::current())
+      : Error(backend + " is not part of this build; configure with -D" + option + "=ON",
+              ExitStatus::configuration, where) {}
+};
+
+/// A tier cannot hold what was asked for. Exit status 3.
+class OutOfMemory : public Error {
+ public:
+  explicit OutOfMemory(std::string message, std::source_location where = std::source_location::current())
+      : Error(std::move(message), ExitStatus::out_of_memory, where) {}
+};
+
+/// A checkpoint is damaged, incomplete or does not fit. Exit status 4.
+class CheckpointError : public Error {
+ public:
+  explicit CheckpointError(std::string message, std::source_location where = std::source_location::current())
+      : Error(std::move(message), ExitStatus::checkpoint, where) {}
+};
+
+/// A collective failed or timed out, or a peer reported a failure. Exit status 5.
+class CommunicationError : public Error {
+ public:
+  explicit CommunicationError(std::string message,
+                              std::source_location where = std::source_location::current())
+      : Error(std::move(message), ExitStatus::communication, where) {}
+};
+
+/// Training cannot go on for numerical reasons (too many skipped steps in a row ...). Exit status 6.
+class NumericalError : public Error {
+ public:
+  explicit NumericalError(std::string message, std::source_location where = std::source_location::current())
+      : Error(std::move(message), ExitStatus::numerical, where) {}
+};
+
+}  // namespace tranche

@@ -1,0 +1,33 @@
+#pragma once
+/// Counter-based random numbers: a draw is a pure function of its key and index, so any rank can compute any
+/// element of any tensor without state. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
+/// 1, 2, 3", SC 2011).
+
+#include <array>
+#include <cstdint>
+
+namespace tranche {
+
+/// What a stream of numbers is for; draws with different purposes never share a counter.
+enum class RandomPurpose : std::uint32_t { initialization = 1, dropout = 2, sampling = 3, shuffling = 4, test = 5 };
+
+/// Key of a stream of numbers: 64-bit seed, purpose, and a 64-bit subject (tensor index, dropout site ...).
+struct RandomKey {
+  std::uint64_t seed = 0;
+  RandomPurpose purpose = RandomPurpose::test;
+  std::uint64_t subject = 0;
+};
+
+/// The raw Philox4x32-10 block function; known-answer tested against the published vectors.
+std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key);
+
+/// 32 uniform bits for element `index` of the stream.
+std::uint32_t random_bits(const RandomKey& key, std::uint64_t index);
+/// Four consecutive draws, elements 4*block .. 4*block+3 of random_bits; for filling loops.
+std::array<std::uint32_t, 4> random_block(const RandomKey& key, std::uint64_t block);
+/// Uniform in [0, 1), a multiple of 2^-24.
+float random_uniform(const RandomKey& key, std::uint64_t index);
+/// Standard normal (Box-Muller in double from two 32-bit words of the element's own pair, rounded to fp32).
+float random_normal(const RandomKey& key, std::uint64_t index);
+
+}  // namespace tranche

@@ -1,0 +1,34 @@
+#pragma once
+/// Spans and counters for a timeline in the Trace Event Format that Perfetto and chrome://tracing open.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace tranche {
+
+/// Thread-safe recorder of one rank. Recording costs one short lock; nothing is written before save().
+class TraceRecorder {
+ public:
+  explicit TraceRecorder(int rank);
+  ~TraceRecorder();
+  TraceRecorder(const TraceRecorder&) = delete;
+  TraceRecorder& operator=(const TraceRecorder&) = delete;
+
+  /// Adds a finished span; times in seconds of seconds_now().
+  void span(std::string_view track, std::string_view name, double begin, double end);
+  /// Adds a counter sample (bytes by category, say).
+  void counter(std::string_view track, std::string_view name, double time, double value);
+  /// The whole trace as JSON text.
+  std::string to_json() const;
+  /// Writes to_json() to `path`; throws Error naming the path on failure.
+  void save(const std::string& path) const;
+  std::int64_t size() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tranche

@@ -1,0 +1,60 @@
+#pragma once
+/// Events: points in the order of work. The only things that order streams, collectives and memory reuse.
+
+#include <exception>
+#include <functional>
+#include <memory>
+
+namespace tranche {
+
+/// Backend side of an event.
+class EventState {
+ public:
+  virtual ~EventState() = default;
+  /// True when the point has been passed (also when it failed). Never blocks.
+  virtual bool query() = 0;
+  /// Blocks the calling thread until passed or `seconds` elapsed (negative: no limit); returns whether it
+  /// was passed. Rethrows the failure when the work before the event failed.
+  virtual bool wait(double seconds) = 0;
+};
+
+/// Copyable handle. A default-constructed event is a point already passed.
+class Event {
+ public:
+  Event() = default;
+  explicit Event(std::shared_ptr<EventState> state) : state_(std::move(state)) {}
+
+  bool query() const { return !state_ || state_->query(); }
+  /// Blocks the host. Throws what made the work fail (CommunicationError, InvalidArgument ...).
+  void wait() const {
+    if (state_) state_->wait(-1.0);
+  }
+  /// Blocks the host at most `seconds`; returns whether the event was passed.
+  bool wait_for(double seconds) const { return !state_ || state_->wait(seconds); }
+  const std::shared_ptr<EventState>& state() const noexcept { return state_; }
+
+ private:
+  std::shared_ptr<EventState> state_;
+};
+
+/// An event completed by hand from the host: worker threads, communication threads, tests.
+class HostEvent : public EventState {
+ public:
+  HostEvent();
+  ~HostEvent() override;
+  bool query() override;
+  bool wait(double seconds) override;
+  /// Marks the point passed; wakes waiters. Calling twice is harmless.
+  void complete();
+  /// Marks the point failed; waiters rethrow `error`.
+  void fail(std::exception_ptr error);
+  /// A function that moves the work forward when a waiter has nothing else to do (inline progress of
+  /// communication); returns after one attempt. Set before the event is shared.
+  void set_progress(std::function<void()> progress);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tranche

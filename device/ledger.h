@@ -1,0 +1,76 @@
+#pragma once
+/// The ledger: the account of bytes of one rank by tier, category and phase.
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tranche/device/memory.h"
+
+namespace tranche {
+
+/// Bytes by category.
+struct CategoryBytes {
+  std::array<std::int64_t, category_count> bytes{};
+  std::int64_t& operator[](Category c) { return bytes[static_cast<std::size_t>(c)]; }
+  std::int64_t operator[](Category c) const { return bytes[static_cast<std::size_t>(c)]; }
+  std::int64_t total() const {
+    std::int64_t sum = 0;
+    for (auto b : bytes) sum += b;
+    return sum;
+  }
+};
+
+/// One live allocation or arena slot, for "who was alive at the peak".
+struct LiveItem {
+  std::string tag;
+  Category category = Category::other;
+  std::int64_t bytes = 0;
+};
+
+/// Account of one tier. `total` counts what is held from the memory resource. Memory inside an arena is
+/// attributed to the category of the slot that occupies it; what the arena holds but no slot occupies is
+/// booked as `other`, so the categories of `current` always add up to its total.
+struct TierAccount {
+  CategoryBytes current;         ///< now, persistent and step memory
+  CategoryBytes persistent;      ///< now, allocations that outlive a step (outside the arena)
+  CategoryBytes category_peak;   ///< each category's own highest value
+  CategoryBytes at_peak;         ///< the categories at the instant of the highest total
+  std::int64_t peak = 0;         ///< highest total
+  std::string peak_phase;        ///< phase in which it occurred
+  std::vector<LiveItem> live_at_peak;
+};
+
+/// Thread-safe. Phase changes come from the issuing thread.
+class Ledger {
+ public:
+  Ledger();
+  ~Ledger();
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
+
+  void allocated(Tier tier, Category category, std::int64_t bytes, std::string_view tag);
+  void released(Tier tier, Category category, std::int64_t bytes, std::string_view tag) noexcept;
+  /// An arena slot starts or stops occupying `bytes` of memory that is already held as `other`.
+  void occupied(Tier tier, Category category, std::int64_t bytes, std::string_view tag);
+  void vacated(Tier tier, Category category, std::int64_t bytes, std::string_view tag) noexcept;
+
+  /// Names what the rank is doing ("forward", "backward", "reduce", "step", "save") and the unit at work.
+  void set_phase(std::string_view phase, std::string_view unit = {});
+  TierAccount account(Tier tier) const;
+  /// Forgets peaks; `current` becomes the peak.
+  void reset_peaks();
+  /// Table for people: category, current, at peak; by tier that holds anything.
+  std::string table() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// "1.50 GiB", "12 B"; for tables and errors.
+std::string format_bytes(std::int64_t bytes);
+
+}  // namespace tranche

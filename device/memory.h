@@ -1,0 +1,85 @@
+#pragma once
+/// Memory resources, decorated over an upstream, and the buffers that own memory.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace tranche {
+
+/// Where bytes live.
+enum class Tier : std::uint8_t { device, host, nvme };
+/// What bytes are for. For every tier and instant, the categories add up to the total.
+enum class Category : std::uint8_t {
+  parameters, gathered, gradients, optimizer, activations, communication, workspace, other
+};
+inline constexpr int tier_count = 3;
+inline constexpr int category_count = 8;
+inline constexpr std::array<Tier, tier_count> all_tiers{Tier::device, Tier::host, Tier::nvme};
+inline constexpr std::array<Category, category_count> all_categories{
+    Category::parameters, Category::gathered, Category::gradients, Category::optimizer,
+    Category::activations, Category::communication, Category::workspace, Category::other};
+std::string_view name_of(Tier tier);
+std::string_view name_of(Category category);
+
+/// Every allocation starts at a multiple of this many bytes and is sized in multiples of it.
+inline constexpr std::int64_t memory_alignment = 256;
+
+/// One request: bytes (>= 0; zero is legal and yields a distinct non-null address), category, and a tag
+/// that names the owner ("h.3 exp_avg") in tables and errors.
+struct AllocationRequest {
+  std::int64_t bytes = 0;
+  Category category = Category::other;
+  std::string_view tag;
+};
+
+/// Thread-safe. allocate throws OutOfMemory naming tag, bytes and what is held; deallocate takes the same
+/// request values that allocate was given and never throws.
+class MemoryResource {
+ public:
+  virtual ~MemoryResource() = default;
+  virtual Tier tier() const = 0;
+  virtual void* allocate(const AllocationRequest& request) = 0;
+  virtual void deallocate(void* pointer, const AllocationRequest& request) noexcept = 0;
+};
+
+/// Move-only owner of one allocation.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(MemoryResource& resource, std::int64_t bytes, Category category, std::string tag);
+  ~Buffer() { reset(); }
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    Buffer moved(std::move(other));
+    swap(moved);
+    return *this;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  void* data() const noexcept { return data_; }
+  std::int64_t bytes() const noexcept { return bytes_; }
+  Category category() const noexcept { return category_; }
+  explicit operator bool() const noexcept { return resource_ != nullptr; }
+  /// Frees now. The caller has made sure that no work still uses the memory.
+  void reset() noexcept;
+
+ private:
+  void swap(Buffer& other) noexcept {
+    std::swap(resource_, other.resource_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(category_, other.category_);
+    std::swap(tag_, other.tag_);
+  }
+  MemoryResource* resource_ = nullptr;
+  void* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+  Category category_ = Category::other;
+  std::string tag_;
+};
+
+}  // namespace tranche

@@ -1,0 +1,103 @@
+#pragma once
+/// The resources themselves: upstreams (host, meta) and decorators (limit, track, statistics, log, poison).
+
+#include <atomic>
+#include <functional>
+#include <memory>
+
+#include "tranche/device/ledger.h"
+#include "tranche/device/memory.h"
+
+namespace tranche {
+
+/// Process memory from the operating system, page-aligned for large requests.
+std::unique_ptr<MemoryResource> make_host_resource(Tier tier);
+/// Hands out addresses that must never be touched; never fails. For planning.
+std::unique_ptr<MemoryResource> make_meta_resource(Tier tier);
+
+/// Refuses before asking upstream once `limit_bytes` would be exceeded. The OutOfMemory text holds the tag,
+/// the bytes asked, the limit, and the table of the ledger.
+class LimitResource : public MemoryResource {
+ public:
+  LimitResource(MemoryResource& upstream, std::int64_t limit_bytes, const Ledger* ledger);
+  Tier tier() const override { return upstream_.tier(); }
+  void* allocate(const AllocationRequest& request) override;
+  void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
+
+ private:
+  MemoryResource& upstream_;
+  std::int64_t limit_;
+  std::atomic<std::int64_t> held_{0};
+  const Ledger* ledger_;
+};
+
+/// Books every allocation in a Ledger and keeps the table of live ones; complains (through the callback) on
+/// a free that does not match. Records after upstream allocated, erases before upstream frees.
+class TrackingResource : public MemoryResource {
+ public:
+  TrackingResource(MemoryResource& upstream, Ledger& ledger);
+  ~TrackingResource() override;
+  Tier tier() const override { return upstream_.tier(); }
+  void* allocate(const AllocationRequest& request) override;
+  void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
+  /// Number of live allocations.
+  std::int64_t live() const;
+  /// Calls made so far (allocate + deallocate); a step that makes none leaves it unchanged.
+  std::int64_t calls() const;
+
+ private:
+  struct Impl;
+  MemoryResource& upstream_;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Counts bytes and calls, current, peak and total, in nested scopes whose peak folds into the parent.
+class StatisticsResource : public MemoryResource {
+ public:
+  struct Counter {
+    std::int64_t current = 0, peak = 0, total = 0;
+  };
+  explicit StatisticsResource(MemoryResource& upstream);
+  ~StatisticsResource() override;
+  Tier tier() const override { return upstream_.tier(); }
+  void* allocate(const AllocationRequest& request) override;
+  void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
+  Counter bytes() const;
+  Counter allocations() const;
+  void push();
+  /// Ends the innermost scope and returns its byte counter; throws LogicError when none is open.
+  Counter pop();
+
+ private:
+  struct Impl;
+  MemoryResource& upstream_;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Writes one CSV line per call: seconds,action,tier,category,tag,bytes,address; failures too.
+class LoggingResource : public MemoryResource {
+ public:
+  LoggingResource(MemoryResource& upstream, std::function<void(const std::string& line)> sink);
+  Tier tier() const override { return upstream_.tier(); }
+  void* allocate(const AllocationRequest& request) override;
+  void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
+
+ private:
+  MemoryResource& upstream_;
+  std::function<void(const std::string&)> sink_;
+};
+
+/// Fills memory with NaN patterns (0xff bytes) when handed out and when freed, so that a read of stale or
+/// uninitialised memory changes results. For tests (`tranche.debug.poison_memory`).
+class PoisonResource : public MemoryResource {
+ public:
+  explicit PoisonResource(MemoryResource& upstream) : upstream_(upstream) {}
+  Tier tier() const override { return upstream_.tier(); }
+  void* allocate(const AllocationRequest& request) override;
+  void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
+
+ private:
+  MemoryResource& upstream_;
+};
+
+}  // namespace tranche

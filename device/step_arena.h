@@ -1,0 +1,89 @@
+#pragma once
+/// The step arena: memory whose use repeats every step. It watches one step, packs the recorded lifetimes
+/// into one block, and replays: the k-th acquire gets the k-th offset.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tranche/device/event.h"
+#include "tranche/device/ledger.h"
+#include "tranche/device/memory.h"
+
+namespace tranche {
+
+class StepArena;
+
+/// Move-only piece of the step's memory, returned at end of scope. What must be waited for before the
+/// memory may be touched is in ready(); who releases while work is pending says until when by release(event).
+class StepBuffer {
+ public:
+  StepBuffer() = default;
+  ~StepBuffer() { release({}); }
+  StepBuffer(StepBuffer&& other) noexcept;
+  StepBuffer& operator=(StepBuffer&& other) noexcept;
+  StepBuffer(const StepBuffer&) = delete;
+  StepBuffer& operator=(const StepBuffer&) = delete;
+
+  void* data() const noexcept { return data_; }
+  std::int64_t bytes() const noexcept { return bytes_; }
+  /// Events of the previous owners of this memory; wait for them (stream.wait) before the first write.
+  const std::vector<Event>& ready() const noexcept { return ready_; }
+  /// Gives the memory back; it may be reused once `after` has passed. No-op when empty.
+  void release(const Event& after) noexcept;
+  explicit operator bool() const noexcept { return arena_ != nullptr; }
+
+ private:
+  friend class StepArena;
+  StepArena* arena_ = nullptr;
+  void* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+  std::int64_t slot_ = -1;
+  std::vector<Event> ready_;
+};
+
+/// Used by one thread, the issuing thread. Programs ("train", "evaluate") are packed apart and share one
+/// block, which is as large as the largest needs.
+class StepArena {
+ public:
+  /// Memory comes from `resource`; occupancy is booked in `ledger` under the resource's tier.
+  StepArena(MemoryResource& resource, Ledger& ledger);
+  ~StepArena();
+  StepArena(const StepArena&) = delete;
+  StepArena& operator=(const StepArena&) = delete;
+
+  /// Begins one pass of `program`. `record` asks that this pass be watched and packed at its end; a pass
+  /// that is neither recorded nor planned allocates each buffer from the resource.
+  void begin(std::string_view program, bool record);
+  /// Ends the pass: everything acquired in it must have been released (LogicError names the holders). After
+  /// a recorded pass packs it and takes the block from the resource.
+  void end();
+  /// Abandons the pass after an error; outstanding buffers stay valid until released.
+  void abandon() noexcept;
+  /// True between begin and end/abandon.
+  bool active() const noexcept;
+  /// Takes `bytes` for `category`. In a planned pass the request must equal the recorded one, else the rest
+  /// of the pass falls back to the resource and the program is recorded anew in its next pass.
+  /// Outside a pass the buffer comes from the resource.
+  StepBuffer acquire(std::int64_t bytes, Category category, std::string_view tag);
+  /// True when the program's next pass will make no call of the memory resource.
+  bool planned(std::string_view program) const;
+  /// Forgets all programs and frees the block (layout of the step changed on purpose).
+  void forget();
+
+  std::int64_t block_bytes() const noexcept;
+  /// Highest sum of live bytes of the program's recorded pass; 0 when not recorded.
+  std::int64_t live_peak(std::string_view program) const;
+  /// Fills buffers with 0xff bytes on acquire and release (tests; host-accessible memory only).
+  void set_poison(bool poison) noexcept;
+
+ private:
+  friend class StepBuffer;
+  void give_back(StepBuffer& buffer, const Event& after) noexcept;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tranche

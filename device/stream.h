@@ -1,0 +1,73 @@
+#pragma once
+/// Streams: ordered queues of work on a device.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "tranche/device/event.h"
+
+namespace tranche {
+
+class TraceRecorder;
+
+enum class DeviceKind : std::uint8_t { cpu, cuda, meta };
+std::string_view name_of(DeviceKind kind);
+
+/// Work asked of a stream since its creation: the same counts on every device kind, from the kernels' own
+/// cost functions (kernels/meta).
+struct WorkCount {
+  std::int64_t kernels = 0;
+  double floating_point_operations = 0;
+  double bytes_read = 0;
+  double bytes_written = 0;
+};
+
+/// Not copyable, not movable; owned by who created it through Device. Calls come from one thread at a time
+/// (the issuing thread); the work may run elsewhere.
+class Stream {
+ public:
+  Stream() = default;
+  virtual ~Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  virtual DeviceKind kind() const = 0;
+  virtual const std::string& name() const = 0;
+  /// Host threads a kernel on this stream may use (cpu); 1 elsewhere.
+  virtual int threads() const = 0;
+  /// Runs `work` after everything issued before. cpu: inline for the compute stream, on the stream's own
+  /// thread otherwise; meta: dropped; cuda: InvalidArgument (kernels launch on native_handle()).
+  /// `name` labels the span in a trace. A failure surfaces at the next wait on a later event.
+  virtual void enqueue(std::string_view name, std::function<void()> work) = 0;
+  /// Later work on this stream starts after `event`. On an inline stream this blocks the caller, and
+  /// rethrows the event's failure.
+  virtual void wait(const Event& event) = 0;
+  /// The point after everything issued so far.
+  virtual Event record() = 0;
+  /// Blocks the host until everything issued so far is done; rethrows its failure.
+  virtual void synchronize() = 0;
+  /// cudaStream_t on cuda; nullptr elsewhere.
+  virtual void* native_handle() const { return nullptr; }
+
+  /// Adds one kernel's cost to the stream's count. Called by kernels' dispatchers.
+  void count(double operations, double bytes_read, double bytes_written) {
+    ++work_.kernels;
+    work_.floating_point_operations += operations;
+    work_.bytes_read += bytes_read;
+    work_.bytes_written += bytes_written;
+  }
+  const WorkCount& work() const noexcept { return work_; }
+  /// Spans of enqueued work are recorded here when set (not owned; may be nullptr).
+  void set_trace(TraceRecorder* trace) { trace_ = trace; }
+
+ protected:
+  TraceRecorder* trace() const noexcept { return trace_; }
+
+ private:
+  WorkCount work_;
+  TraceRecorder* trace_ = nullptr;
+};
+
+}  // namespace tranche

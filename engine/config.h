@@ -1,0 +1,118 @@
+#pragma once
+/// The engine's configuration, and its reading from DeepSpeed's JSON. docs/configuration.md has every key.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tranche/core/dtype.h"
+#include "tranche/optim/loss_scaler.h"
+#include "tranche/optim/optimizer.h"
+#include "tranche/optim/parameter_groups.h"
+#include "tranche/optim/schedule.h"
+
+namespace tranche {
+
+/// When gradients are reduced. automatic: boundary for stages 0-1, micro_batch for stages 2-3.
+enum class ReductionPolicy : std::uint8_t { automatic, boundary, micro_batch };
+std::string_view name_of(ReductionPolicy policy);
+
+struct PrecisionConfig {
+  DataType compute = DataType::bfloat16;
+  DataType wire = DataType::bfloat16;          ///< gradients on the wire
+  DataType accumulation = DataType::float32;   ///< G, the reduced gradient
+  DataType moments = DataType::float32;        ///< optimizer state; master weights are always fp32
+};
+
+/// Type and parameters as read; `make_optimizer()` builds it.
+struct OptimizerConfig {
+  std::string type = "AdamW";  ///< AdamW, Adam, SGD
+  double learning_rate = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
+  double momentum = 0, dampening = 0;
+  bool nesterov = false;
+  bool adam_w_mode = true;  ///< "Adam" with this is AdamW, as in DeepSpeed
+};
+
+struct ScheduleConfig {
+  std::string type = "constant";  ///< constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle
+  std::string parameters_json = "{}";
+};
+
+struct DebugConfig {
+  bool poison_memory = false;   ///< fill step memory with NaN patterns on acquire and release
+  bool plan_memory = true;      ///< pack the step after it was recorded
+};
+
+struct Config {
+  // Batch arithmetic: train_batch_size = micro_batch_size * accumulation_steps * ranks.
+  std::int64_t train_batch_size = 0;
+  std::int64_t micro_batch_size = 1;
+  std::int64_t accumulation_steps = 1;
+
+  int stage = 0;
+  ReductionPolicy reduction = ReductionPolicy::automatic;
+  int reduction_group = 0;                      ///< 0: ranks on a host at the first start
+  bool overlap = true;                          ///< `overlap_comm`: collectives behind compute
+  std::int64_t reduce_bucket_elements = 500'000'000;
+  std::int64_t allgather_bucket_elements = 500'000'000;
+  std::int64_t prefetch_elements = 50'000'000;  ///< most elements gathered ahead of use
+  std::int64_t max_live_elements = 1'000'000'000;
+  int depth = 2;                                ///< most units gathered at once (the one in use included)
+
+  PrecisionConfig precision;
+  bool loss_scaling = false;                    ///< fp16 only
+  LossScalerOptions loss_scaler;
+  double gradient_clipping = 1.0;               ///< 0: off
+  std::int64_t maximum_consecutive_skips = 100;
+
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  std::vector<ParameterGroupRule> group_rules;
+  std::vector<std::string> frozen;
+
+  std::uint64_t seed = 1234;
+  std::int64_t workspace_bytes = std::int64_t{32} << 20;
+  std::int64_t communication_slab_bytes = std::int64_t{8} << 20;
+  double communication_timeout = 300;           ///< seconds
+  bool inline_progress = false;                 ///< `tranche.progress: inline`
+  int threads = 0;                              ///< per rank; 0: cores / ranks on the host
+  std::int64_t device_memory_limit = 0;         ///< bytes; 0: none
+
+  bool activation_checkpointing = false;
+  int checkpoint_every = 1;                     ///< blocks between kept inputs
+  std::int64_t vocabulary_chunk = 0;            ///< columns of the head computed at once; 0: all
+  std::int64_t steps_per_print = 0;
+  bool wall_clock_breakdown = false;
+  DebugConfig debug;
+
+  /// One line for each key that was accepted but has no meaning here, to be printed once.
+  std::vector<std::string> notes;
+
+  /// Stage-dependent policy with `automatic` resolved.
+  ReductionPolicy effective_reduction() const {
+    if (reduction != ReductionPolicy::automatic) return reduction;
+    return stage >= 2 ? ReductionPolicy::micro_batch : ReductionPolicy::boundary;
+  }
+  /// The effective configuration as JSON text, every key with its value; reading it back gives the same.
+  std::string to_json() const;
+};
+
+/// Reads DeepSpeed's JSON (with Tranche's own keys under "tranche"). `ranks` completes the batch arithmetic.
+/// Every problem found is reported in one ConfigurationError: unknown keys with the nearest known one, values
+/// out of range, keys that cannot be honoured with the reason, batch arithmetic that does not fit.
+/// `overrides` are "key.path=value" strings that replace what the file says (the program's --set).
+Config parse_config(std::string_view json_text, int ranks, const std::vector<std::string>& overrides = {});
+/// Reads a file; errors name it.
+Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides = {});
+/// Throws ConfigurationError unless the fields of a Config made in C++ fit together; completes the batch.
+void validate_config(Config& config, int ranks);
+
+std::unique_ptr<Optimizer> make_optimizer(const Config& config);
+std::unique_ptr<Schedule> make_schedule(const Config& config);
+
+/// Closest of `candidates` to `text` by edit distance; empty when none is near.
+std::string nearest(std::string_view text, const std::vector<std::string>& candidates);
+
+}  // namespace tranche

@@ -1,0 +1,128 @@
+#pragma once
+/// The engine: partitions a model's state over ranks and trains it.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tranche/device/step_arena.h"
+#include "tranche/engine/config.h"
+#include "tranche/engine/handles.h"
+#include "tranche/engine/model_spec.h"
+#include "tranche/engine/runtime.h"
+#include "tranche/engine/step_result.h"
+#include "tranche/kernels/reduction.h"
+#include "tranche/kernels/workspace.h"
+
+namespace tranche {
+
+/// Used by one thread per rank. Calls marked collective are made by all ranks in the same order.
+///
+/// A step is M micro-batches and one step():
+///     for (m = 0; m < M; ++m) {
+///       engine.begin_micro_batch();
+///       { auto w = engine.gather(unit); ... forward ... }
+///       { auto w = engine.gather(unit); auto g = engine.gradients(unit); ... backward ...
+///         std::move(g).reduce(); }
+///       engine.end_micro_batch(loss_sum, token_count);
+///     }
+///     StepResult result = engine.step();
+/// The loss gradient is that of the *sum* of token losses times loss_gradient_scale(); the engine divides by
+/// the global token count.
+class Engine {
+ public:
+  /// Collective over runtime.all(). Validates, lays out, allocates this rank's shards and draws initial
+  /// weights; the full model never exists. Throws ConfigurationError, OutOfMemory, and CommunicationError
+  /// when ranks disagree on configuration, model or version. `optimizer` replaces the configured one.
+  Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr<Optimizer> optimizer = nullptr);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // --- A micro-batch -----------------------------------------------------------------------------------
+  /// Collective in sequence (no communication of its own). LogicError inside an open micro-batch or when the
+  /// step's accumulation_steps are already done.
+  void begin_micro_batch();
+  /// Gathers a unit (stage 3) or views it. Throws LogicError, naming the holders, when more units than the
+  /// configured depth would be held at once.
+  GatheredUnit gather(UnitId unit);
+  /// Gradients of a unit for this micro-batch; LogicError beyond uses_per_pass, or in evaluation.
+  UnitGradients gradients(UnitId unit);
+  /// Submits zero gradients for a unit that this micro-batch does not use.
+  void skip_gradients(UnitId unit);
+  /// loss_sum: one fp64; token_count: one int64; both in device memory, read behind the compute stream.
+  /// Throws LogicError naming units whose gradients were not submitted; the failure is posted to all ranks.
+  void end_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count);
+  /// Factor for the loss gradient: loss_scale * 2^-k, 2^k the power of two nearest the step's nominal tokens.
+  float loss_gradient_scale() const;
+
+  // --- The boundary ------------------------------------------------------------------------------------
+  /// Collective. Agrees on norm and flags, updates, and starts gathering new weights. Throws
+  /// NumericalError after too many skipped steps in a row.
+  StepResult step();
+
+  // --- Forward only ------------------------------------------------------------------------------------
+  /// Collective. Between these, micro-batches (any number, equal on all ranks) gather but keep no gradients.
+  void begin_evaluation();
+  EvaluationResult end_evaluation();
+
+  // --- Resources for models ----------------------------------------------------------------------------
+  Device& device() const;
+  Stream& compute_stream() const;
+  kernels::Workspace workspace() const;
+  /// Memory that repeats every micro-batch (activations); ready to be written on the compute stream.
+  StepBuffer acquire(std::int64_t bytes, Category category, std::string_view tag);
+  Runtime& runtime() const;
+  const Config& config() const;
+  const ModelSpec& model() const;
+  bool evaluating() const;
+  /// Number of step() calls so far, and of applied updates.
+  std::int64_t steps() const;
+  std::int64_t applied_steps() const;
+  /// Index of the open (or next) micro-batch within the step.
+  std::int64_t micro_batch() const;
+  bool frozen(std::string_view tensor) const;
+
+  // --- State, by tensor name; collective; fp32; any stage ----------------------------------------------
+  std::vector<float> read_weight(std::string_view tensor);
+  void write_weight(std::string_view tensor, std::span<const float> values);
+  /// The reduced mean gradient so far (before step(), between micro-batches; boundary policy: this call
+  /// reduces a copy). LogicError when the step holds no gradient.
+  std::vector<float> read_gradient(std::string_view tensor);
+  std::vector<float> read_optimizer_state(std::string_view tensor, std::string_view state);
+  void write_optimizer_state(std::string_view tensor, std::string_view state, std::span<const float> values);
+  /// Digest of all fp32 master weights (frozen: compute-dtype values widened), tied once; equal for equal
+  /// bits whatever N, stage or tier. Throws CommunicationError when replicas differ, naming the rank.
+  kernels::Digest weights_digest();
+  /// Weights and optimizer state.
+  kernels::Digest state_digest();
+
+  // --- Reports -----------------------------------------------------------------------------------------
+  /// JSON text of the report's `memory`, `traffic` and `model` objects; memory is collective (maximum over
+  /// ranks).
+  std::string memory_report();
+  std::string traffic_report() const;
+  std::string model_report() const;
+  /// Persistent model-state bytes of this rank by the formula, padding included and apart.
+  struct StateBytes {
+    std::int64_t parameters = 0, gradients = 0, optimizer = 0;  ///< as allocated
+    std::int64_t padding = 0;                                   ///< of these, for padding elements
+  };
+  StateBytes state_bytes() const;
+  /// Data elements per rank and step by the formula of DESIGN section 2, from the layouts and the policy;
+  /// stage 3 from the recorded schedule (0 before the first step has ended).
+  std::int64_t formula_wire_elements() const;
+  /// The start-up table for people.
+  std::string summary() const;
+
+ private:
+  friend class GatheredUnit;
+  friend class UnitGradients;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tranche

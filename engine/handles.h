@@ -1,0 +1,64 @@
+#pragma once
+/// Handles that a model holds while it computes with a unit.
+
+#include <memory>
+#include <string_view>
+
+#include "tranche/core/tensor_view.h"
+#include "tranche/engine/model_spec.h"
+
+namespace tranche {
+
+class Engine;
+struct UnitState;
+
+/// Full tensors of a unit in the compute dtype, valid until destroyed. Move-only. The compute stream already
+/// waits for them.
+class GatheredUnit {
+ public:
+  GatheredUnit() = default;
+  ~GatheredUnit() { release(); }
+  GatheredUnit(GatheredUnit&& other) noexcept;
+  GatheredUnit& operator=(GatheredUnit&& other) noexcept;
+  GatheredUnit(const GatheredUnit&) = delete;
+  GatheredUnit& operator=(const GatheredUnit&) = delete;
+
+  /// Tensor by its index in the UnitSpec.
+  ConstTensorView tensor(int index) const;
+  /// Tensor by name; throws InvalidArgument naming the unit's tensors.
+  ConstTensorView tensor(std::string_view name) const;
+  /// Lets go before end of scope; the memory is reused once the compute stream has passed this point.
+  void release() noexcept;
+
+ private:
+  friend class Engine;
+  Engine* engine_ = nullptr;
+  int unit_ = -1;
+};
+
+/// Full fp32 gradients of a unit to add into (zero at the first use of a pass). Submitted by
+/// `std::move(g).reduce()`; destroyed unsubmitted it launches nothing, and the micro-batch fails on all ranks.
+class UnitGradients {
+ public:
+  UnitGradients() = default;
+  ~UnitGradients();
+  UnitGradients(UnitGradients&& other) noexcept;
+  UnitGradients& operator=(UnitGradients&&) = delete;
+  UnitGradients(const UnitGradients&) = delete;
+  UnitGradients& operator=(const UnitGradients&) = delete;
+
+  /// fp32 view with the tensor's shape; a frozen tensor's gradient goes to a scratch that is thrown away.
+  TensorView tensor(int index) const;
+  TensorView tensor(std::string_view name) const;
+  /// False for frozen tensors: computing their gradient can be left out.
+  bool wanted(int index) const;
+  /// Hands the gradients over; the last use of a pass launches the reduction behind the compute stream.
+  void reduce() &&;
+
+ private:
+  friend class Engine;
+  Engine* engine_ = nullptr;
+  int unit_ = -1;
+};
+
+}  // namespace tranche

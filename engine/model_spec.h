@@ -1,0 +1,73 @@
+#pragma once
+/// What the engine knows of a model: units of named tensors, in forward order. It never sees layers.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tranche/core/shape.h"
+
+namespace tranche {
+
+/// How a tensor's fp32 master weights are born: pure functions of (seed, tensor, element).
+struct Initializer {
+  enum class Kind : std::uint8_t { constant, normal, uniform };
+  Kind kind = Kind::constant;
+  float a = 0;  ///< the constant, the mean, or the low end
+  float b = 0;  ///< the standard deviation, or the high end
+
+  static Initializer zeros() { return {}; }
+  static Initializer ones() { return {Kind::constant, 1, 0}; }
+  static Initializer constant(float value) { return {Kind::constant, value, 0}; }
+  static Initializer normal(float standard_deviation, float mean = 0) {
+    return {Kind::normal, mean, standard_deviation};
+  }
+  static Initializer uniform(float low, float high) { return {Kind::uniform, low, high}; }
+};
+
+struct TensorSpec {
+  std::string name;  ///< unique in the model: "h.0.attn.c_attn.weight"
+  Shape shape;
+  Initializer initializer;
+};
+
+/// Tensors gathered, reduced and freed together.
+struct UnitSpec {
+  std::string name;  ///< unique in the model: "h.0"
+  std::vector<TensorSpec> tensors;
+  /// How often a pass asks for the unit's gradients (2 for a tied embedding); the reduction is launched by
+  /// the last.
+  int uses_per_pass = 1;
+};
+
+/// Index of a unit in its ModelSpec.
+struct UnitId {
+  int index = -1;
+  friend bool operator==(UnitId, UnitId) = default;
+};
+
+class ModelSpec {
+ public:
+  /// Adds a unit after the others. Throws InvalidArgument on a name used twice, a unit without tensors, a
+  /// tensor without elements, or uses_per_pass < 1.
+  UnitId add_unit(UnitSpec unit);
+  const std::vector<UnitSpec>& units() const noexcept { return units_; }
+  const UnitSpec& unit(UnitId id) const;
+  /// The unit of that name; throws InvalidArgument naming the nearest.
+  UnitId find_unit(std::string_view name) const;
+  std::int64_t parameters() const;
+
+  /// Tokens (or whatever the loss is averaged over) in one sample; with train_batch_size it gives the nominal
+  /// tokens of a step, from which the loss gradient's power of two is taken.
+  std::int64_t tokens_per_sample = 1;
+  /// Operations for forward and backward of one token, for reports; 0 when unknown.
+  double flops_per_token = 0;
+  /// Hash of names, shapes, order and uses; equal on all ranks, checked at start.
+  std::uint64_t hash() const;
+
+ private:
+  std::vector<UnitSpec> units_;
+};
+
+}  // namespace tranche

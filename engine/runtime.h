@@ -1,0 +1,67 @@
+#pragma once
+/// What a rank runs on: its device, its memory with its books, its groups of ranks.
+
+#include <memory>
+#include <string>
+
+#include "tranche/comm/backends.h"
+#include "tranche/core/log.h"
+#include "tranche/core/trace.h"
+#include "tranche/device/device.h"
+#include "tranche/device/ledger.h"
+#include "tranche/device/memory_resources.h"
+
+namespace tranche {
+
+struct Config;
+
+struct RuntimeOptions {
+  DeviceKind device = DeviceKind::cpu;
+  int threads = 0;                          ///< per rank; 0: cores of the affinity mask / ranks on the host
+  std::int64_t device_memory_limit = 0;     ///< bytes; 0: none
+  bool poison_memory = false;
+  double communication_timeout = 300;       ///< seconds
+  std::int64_t communication_slab_bytes = std::int64_t{8} << 20;
+  bool trace = false;                       ///< record spans
+  LogLevel log_level = LogLevel::info;
+  /// Takes over the fields of a Config that concern the runtime.
+  static RuntimeOptions from(const Config& config);
+};
+
+/// Move-only. Destroyed after every Engine made on it. Collective over the factory's ranks.
+class Runtime {
+ public:
+  /// One rank without a launcher; the world of mpirun under one (needs TRANCHE_MPI).
+  static Runtime from_environment(const RuntimeOptions& options = {});
+  /// Ranks as the factory makes them: make_mpi_communicator, adopt_mpi_communicator, a ThreadGroup's ...
+  Runtime(const RuntimeOptions& options, const CommunicatorFactory& factory);
+  ~Runtime();
+  Runtime(Runtime&&) noexcept;
+  Runtime& operator=(Runtime&&) noexcept;
+
+  /// Groups: shard (ranks that partition state), replicate (copies of a shard; one for now), all.
+  Communicator& all() const;
+  Communicator& shard() const;
+  int rank() const;
+  int size() const;
+  Device& device() const;
+  /// Booked and limited memory of a tier.
+  MemoryResource& memory(Tier tier) const;
+  /// Calls of the device tier's memory resource so far.
+  std::int64_t memory_calls() const;
+  Ledger& ledger() const;
+  const Logger& log() const;
+  /// nullptr unless options.trace.
+  TraceRecorder* trace() const;
+  /// Device kind, instruction set or compute capability, library versions, threads a rank, as one line; what
+  /// must be equal for equal bits.
+  std::string numerics_fingerprint() const;
+  /// Attaches the rank, posts the cause to the peers (2 s at most) and returns the exit status.
+  int fail(std::exception_ptr error) noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tranche

@@ -1,0 +1,57 @@
+#pragma once
+/// Casts, fills, copies, sums, GELU, biases, dropout. Floating dtypes are fp32, bf16, fp16 unless stated;
+/// arithmetic is fp32. Views of one call have equal element counts unless stated, and do not overlap unless
+/// they are the same view ("in place is allowed").
+
+#include <cstdint>
+#include <span>
+
+#include "tranche/core/random.h"
+#include "tranche/core/tensor_view.h"
+#include "tranche/device/stream.h"
+
+namespace tranche::kernels {
+
+/// Converts between floating dtypes (round to nearest even).
+void cast(Stream& stream, const ConstTensorView& from, const TensorView& to);
+/// Copies bytes; dtypes and element counts are equal.
+void copy(Stream& stream, const ConstTensorView& from, const TensorView& to);
+/// Sets every byte to zero.
+void fill_zero(Stream& stream, const TensorView& out);
+/// out = value in every element.
+void fill_constant(Stream& stream, const TensorView& out, float value);
+/// out[i] = mean + standard_deviation * random_normal(key, first_element + i); out is fp32.
+void fill_normal(Stream& stream, const TensorView& out, const RandomKey& key, std::int64_t first_element,
+                 float mean, float standard_deviation);
+/// out[i] = low + (high - low) * random_uniform(key, first_element + i); out is fp32.
+void fill_uniform(Stream& stream, const TensorView& out, const RandomKey& key, std::int64_t first_element,
+                  float low, float high);
+/// out = a + b; in place is allowed. Dtypes may differ.
+void add(Stream& stream, const ConstTensorView& a, const ConstTensorView& b, const TensorView& out);
+/// accumulator += x; accumulator fp32 or 16-bit, x any floating dtype; summed in fp32, rounded once.
+void accumulate(Stream& stream, const ConstTensorView& x, const TensorView& accumulator);
+/// x[r, :] += bias for every row r of x[rows, columns]; in place.
+void add_bias(Stream& stream, const TensorView& x, const ConstTensorView& bias);
+/// bias_gradient[columns] (fp32) += sum over rows of gradient[rows, columns], rows in fixed blocks of 64
+/// summed in order, so the result does not depend on the number of threads.
+void bias_gradient(Stream& stream, const ConstTensorView& gradient, const TensorView& bias_gradient);
+
+/// y = gelu(x), the tanh form (Hendrycks and Gimpel, 2016, section 2, as GPT-2 uses it).
+void gelu_forward(Stream& stream, const ConstTensorView& x, const TensorView& y);
+/// dx = dy * gelu'(x); in place on dy is allowed.
+void gelu_backward(Stream& stream, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& dx);
+
+/// Where a dropout mask comes from: element e of global sample s at `site` in `step` is dropped by a draw
+/// keyed by (seed, step, site, s, e), so masks are the same for every number of ranks and under recomputation.
+struct DropoutOptions {
+  float probability = 0;  ///< in [0, 1); kept elements are scaled by 1 / (1 - probability)
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  std::uint32_t site = 0;
+  std::span<const std::int64_t> samples;  ///< global sample index of each row block; host memory
+};
+/// y[b, :] = dropout(x[b, :]) where x has samples.size() * elements_per_sample elements; in place allowed.
+/// Backward is the same call on the gradient.
+void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y);
+
+}  // namespace tranche::kernels

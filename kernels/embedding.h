@@ -1,0 +1,17 @@
+#pragma once
+#include "tranche/core/tensor_view.h"
+#include "tranche/device/stream.h"
+
+namespace tranche::kernels {
+
+/// out[b, t, :] = token_table[tokens[b, t], :] + position_table[t, :]. tokens int32 [batch, time], every value
+/// within the table (checked by who loads data). Tables and out share a dtype.
+void embedding_forward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& token_table,
+                       const ConstTensorView& position_table, const TensorView& out);
+
+/// token_gradient (fp32 [vocabulary, width]) and position_gradient (fp32 [positions, width]) are added to, in
+/// ascending (b, t) order for each row, so the result does not depend on the number of threads.
+void embedding_backward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& d_out,
+                        const TensorView& token_gradient, const TensorView& position_gradient);
+
+}  // namespace tranche::kernels

@@ -1,0 +1,26 @@
+#pragma once
+#include "tranche/core/tensor_view.h"
+#include "tranche/device/stream.h"
+#include "tranche/kernels/workspace.h"
+
+namespace tranche::kernels {
+
+struct MatmulOptions {
+  bool transpose_a = false;  ///< a is stored [k, m] instead of [m, k]
+  bool transpose_b = false;  ///< b is stored [n, k] instead of [k, n]
+  bool accumulate = false;   ///< c += a b instead of c = a b
+};
+
+/// c[m, n] = op(a)[m, k] op(b)[k, n], sums in fp32. a and b share a dtype (fp32, bf16, fp16); c has that
+/// dtype or fp32. cpu: fp32 through OpenBLAS, bf16 through oneDNN where the CPU multiplies bf16, otherwise
+/// (and for fp16 always) tiles widened to fp32 inside `workspace`. Throws InvalidArgument on shapes or dtypes.
+void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView& a, const ConstTensorView& b,
+            const TensorView& c, const Workspace& workspace);
+
+/// How a matmul of this dtype runs on this machine: "oneDNN bf16 (avx512_core_bf16)", "OpenBLAS sgemm",
+/// "widened to fp32, OpenBLAS sgemm". For `info` and the start-up table.
+std::string_view matmul_path(DeviceKind device, DataType dtype);
+/// Libraries with versions, for the numerics fingerprint.
+std::string matmul_libraries(DeviceKind device);
+
+}  // namespace tranche::kernels

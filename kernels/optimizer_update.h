@@ -1,0 +1,43 @@
+#pragma once
+/// Fused optimizer updates over a stretch of a shard: one pass reads the gradient, updates fp32 master and
+/// moments in place and writes the compute-dtype weight. Arithmetic (bit-equal on every instruction set):
+/// separate multiplies and adds in fp32, IEEE division and square root, no flush to zero.
+
+#include "tranche/core/tensor_view.h"
+#include "tranche/device/stream.h"
+
+namespace tranche::kernels {
+
+/// Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019). With g = gradient * gradient_scale:
+/// decoupled: w = w - (learning_rate * weight_decay) * w, else g = g + weight_decay * w; then
+/// m = beta1 m + (1 - beta1) g; v = beta2 v + ((1 - beta2) g) g;
+/// w = w - step_size * (m / (sqrt(v) / correction2_sqrt + epsilon)), where step_size = learning_rate /
+/// (1 - beta1^t) and correction2_sqrt = sqrt(1 - beta2^t) are computed in double and rounded to fp32.
+struct AdamArguments {
+  float learning_rate = 0, beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f, weight_decay = 0;
+  float step_size = 0, correction2_sqrt = 1;
+  float gradient_scale = 1;
+  bool decoupled = true;
+  bool apply = true;  ///< false: the update is masked (a skipped step); nothing is written
+};
+/// gradient any floating dtype; master fp32; exp_avg and exp_avg_sq fp32 or bf16; weight is the compute-dtype
+/// copy to write, or a view with null data when master itself is the weight. Equal element counts.
+void adam_update(Stream& stream, const AdamArguments& arguments, const ConstTensorView& gradient,
+                 const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
+                 const TensorView& weight);
+
+/// Stochastic gradient descent with momentum as PyTorch defines it: g = gradient * gradient_scale +
+/// weight_decay * w; b = momentum * b + (1 - dampening) * g (b = g in the first step); d = nesterov ?
+/// g + momentum * b : b (d = g without momentum); w = w - learning_rate * d.
+struct SgdArguments {
+  float learning_rate = 0, momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false;
+  bool first_step = false;
+  float gradient_scale = 1;
+  bool apply = true;
+};
+/// momentum_buffer has null data when momentum is 0.
+void sgd_update(Stream& stream, const SgdArguments& arguments, const ConstTensorView& gradient,
+                const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight);
+
+}  // namespace tranche::kernels

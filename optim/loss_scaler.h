@@ -1,0 +1,40 @@
+#pragma once
+/// Dynamic loss scaling as an explicit state machine (Micikevicius et al., 2018, section 3.2).
+
+#include <cstdint>
+
+namespace tranche {
+
+struct LossScalerOptions {
+  bool dynamic = true;
+  double initial_scale = 65536;   ///< 2^16; the fixed scale when not dynamic
+  std::int64_t window = 1000;     ///< clean steps after which the scale doubles
+  int hysteresis = 2;             ///< overflows tolerated before the scale halves
+  bool consecutive_hysteresis = false;  ///< refill hysteresis at every clean step
+  double minimum_scale = 1;
+};
+
+/// Everything that must be saved to go on.
+struct LossScalerState {
+  double scale = 1;
+  std::int64_t clean_steps = 0;
+  int hysteresis_left = 2;
+  friend bool operator==(const LossScalerState&, const LossScalerState&) = default;
+};
+
+class LossScaler {
+ public:
+  explicit LossScaler(const LossScalerOptions& options);
+  double scale() const noexcept { return state_.scale; }
+  /// Tells the outcome of a step. Throws NumericalError when an overflow meets the minimum scale.
+  void update(bool overflow);
+  const LossScalerState& state() const noexcept { return state_; }
+  void restore(const LossScalerState& state);
+  const LossScalerOptions& options() const noexcept { return options_; }
+
+ private:
+  LossScalerOptions options_;
+  LossScalerState state_;
+};
+
+}  // namespace tranche

@@ -1,0 +1,79 @@
+#pragma once
+/// The public optimizer interface. An optimizer knows stretches of shards; it knows no ranks and no units.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tranche/core/tensor_view.h"
+#include "tranche/device/stream.h"
+
+namespace tranche {
+
+/// A state tensor that the engine keeps for every trainable element.
+struct OptimizerStateTensor {
+  std::string name;                        ///< "exp_avg"
+  DataType dtype = DataType::float32;
+  float initial_value = 0;
+};
+
+/// What a step looks like from the optimizer.
+struct OptimizerStep {
+  std::int64_t step = 1;        ///< 1 for the first applied update, counts applied updates only
+  double learning_rate = 0;     ///< from the schedule, before group factors
+  float gradient_scale = 1;     ///< multiplies every gradient: clip / (loss scale * tokens)
+  bool apply = true;            ///< false: masked (skipped step); nothing may change
+};
+
+/// Per-group settings, resolved for a stretch of elements.
+struct GroupOptions {
+  double learning_rate_factor = 1;
+  bool decay = true;  ///< false: weight decay is taken as 0
+};
+
+/// A stretch of one shard that belongs to one tensor and one parameter group.
+struct ShardView {
+  ConstTensorView gradient;          ///< accumulation dtype
+  TensorView master;                 ///< fp32
+  std::vector<TensorView> state;     ///< in the order of Optimizer::state()
+  TensorView weight;                 ///< compute-dtype copy to write; null data when master is the weight
+  GroupOptions group;
+  std::string_view tensor;           ///< name, for rules that depend on it
+  std::int64_t first_element = 0;    ///< of the stretch within its tensor
+  std::int64_t tensor_elements = 0;  ///< of the whole tensor
+};
+
+/// Stateless over calls: everything it remembers is in the state tensors and OptimizerStep, so it is sharded,
+/// offloaded and checkpointed by the engine. Called by the engine in a fixed order.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  virtual std::string name() const = 0;
+  virtual std::vector<OptimizerStateTensor> state() const = 0;
+  /// Number of fp64 statistics per tensor that are summed over all its shards before apply; 0 for most.
+  virtual int statistics_per_tensor() const { return 0; }
+  /// Adds this stretch's share to `sums` (statistics_per_tensor() values in device memory).
+  virtual void statistics(Stream&, const OptimizerStep&, const ShardView&, double* /*sums*/) const {}
+  /// Updates the stretch in one pass. `reduced` are the tensor's statistics over all shards.
+  virtual void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
+                     std::span<const double> reduced) const = 0;
+  /// Hyper-parameters as JSON text, for reports and checkpoints.
+  virtual std::string describe() const = 0;
+};
+
+struct AdamOptions {
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
+  bool decoupled = true;  ///< AdamW; false: Adam with L2
+  DataType moment_dtype = DataType::float32;
+};
+std::unique_ptr<Optimizer> make_adam(const AdamOptions& options);
+
+struct SgdOptions {
+  double momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false;
+};
+std::unique_ptr<Optimizer> make_sgd(const SgdOptions& options);
+
+}  // namespace tranche

@@ -1,0 +1,90 @@
+#pragma once
+/// Integer arithmetic of flat buffers: where tensors lie, which rank owns what. No device, no communication.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tranche {
+
+/// Constants of the format (checkpoints depend on them).
+inline constexpr std::int64_t tensor_alignment_elements = 64;
+inline constexpr std::int64_t shard_multiple_elements = 256;
+
+/// Elements [begin, end).
+struct ElementRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t size() const noexcept { return end > begin ? end - begin : 0; }
+  bool empty() const noexcept { return end <= begin; }
+  friend bool operator==(const ElementRange&, const ElementRange&) = default;
+};
+ElementRange intersect(ElementRange a, ElementRange b);
+
+/// The part of one tensor that lies in some range of the flat buffer.
+struct TensorPiece {
+  int tensor = 0;                  ///< index in the layout
+  std::int64_t tensor_begin = 0;   ///< first element within the tensor
+  std::int64_t buffer_begin = 0;   ///< first element within the flat buffer
+  std::int64_t elements = 0;
+  friend bool operator==(const TensorPiece&, const TensorPiece&) = default;
+};
+
+/// Layout of one flat buffer: tensors in declared order, each starting on a multiple of 64 elements, cut in
+/// `ranks` equal shards of a multiple of 256 elements; padding otherwise only at the end.
+///
+/// Example: tensors of 10 and 300 elements over 3 ranks start at 0 and 64, end at 364; shards hold 256
+/// elements, so the buffer has 768: rank 0 owns [0, 256), rank 1 [256, 512), rank 2 owns only padding.
+class FlatLayout {
+ public:
+  /// `tensor_elements` may be empty (then every size is 0). Throws InvalidArgument when ranks < 1, a tensor
+  /// has no elements, or the sizes overflow.
+  FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks);
+
+  int ranks() const noexcept { return static_cast<int>(ranks_); }
+  int tensors() const noexcept { return static_cast<int>(sizes_.size()); }
+  std::int64_t tensor_offset(int tensor) const { return offsets_.at(static_cast<std::size_t>(tensor)); }
+  std::int64_t tensor_elements(int tensor) const { return sizes_.at(static_cast<std::size_t>(tensor)); }
+  /// Sum of the tensors' elements, without padding.
+  std::int64_t elements() const noexcept { return elements_; }
+  /// Elements of the whole buffer: ranks * shard_elements.
+  std::int64_t padded_elements() const noexcept { return shard_ * ranks_; }
+  /// Elements of one shard.
+  std::int64_t shard_elements() const noexcept { return shard_; }
+  /// Range of the flat buffer that `rank` owns, padding included.
+  ElementRange shard_range(int rank) const;
+  /// Elements of `rank`'s shard that belong to tensors (not padding).
+  std::int64_t owned_elements(int rank) const;
+  /// Pieces of tensors within `range`, in order; padding is skipped.
+  std::vector<TensorPiece> pieces(ElementRange range) const;
+  /// Pieces within `rank`'s shard.
+  std::vector<TensorPiece> shard_pieces(int rank) const { return pieces(shard_range(rank)); }
+  /// Tensor and element within it at position `buffer_element`; tensor -1 for padding.
+  TensorPiece locate(std::int64_t buffer_element) const;
+
+ private:
+  std::vector<std::int64_t> sizes_;
+  std::vector<std::int64_t> offsets_;
+  std::int64_t elements_ = 0;
+  std::int64_t shard_ = 0;
+  std::int64_t ranks_ = 1;
+};
+
+/// One stretch to copy when a buffer laid out for one number of ranks is read under another.
+struct OverlapPiece {
+  int source_rank = 0;
+  std::int64_t source_begin = 0;       ///< within the source rank's shard
+  std::int64_t destination_begin = 0;  ///< within the destination rank's shard
+  std::int64_t elements = 0;
+  friend bool operator==(const OverlapPiece&, const OverlapPiece&) = default;
+};
+/// What `destination_rank` of `to` reads from the shards of `from`; both lay out the same tensors. Padding is
+/// never read. Throws InvalidArgument when the tensors differ.
+std::vector<OverlapPiece> overlaps(const FlatLayout& from, const FlatLayout& to, int destination_rank);
+
+/// Cuts a shard in pieces of at most `bucket_elements` over the whole buffer (bucket_elements / ranks per
+/// shard, at least `shard_multiple_elements`, rounded to it); ranges are within a shard.
+std::vector<ElementRange> bucket_ranges(const FlatLayout& layout, std::int64_t bucket_elements);
+
+}  // namespace tranche
