@@ -1,11 +1,16 @@
-# Finds what the library is built on. Nothing is downloaded. All by Debian's packages (scripts/setup.sh).
+# Finds what the library is built on. Nothing is downloaded. All by Debian's packages (scripts/setup.sh), but CUDA
+# and NCCL. What is found here and linked by a library of ours is found again by cmake/tranche-config.cmake.in.
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(PkgConfig REQUIRED)
 find_package(nlohmann_json 3.10 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(fmt REQUIRED)
-find_package(hwy QUIET)
+find_package(hwy REQUIRED)
+if(NOT TRANCHE_PLAIN_KERNELS)
+  pkg_check_modules(OpenBLAS REQUIRED IMPORTED_TARGET GLOBAL openblas)  # PkgConfig::OpenBLAS
+  find_package(OneDNN REQUIRED)                                        # OneDNN::dnnl
+endif()
 
 # tranche_optional(<BACKEND> <found>): resolves AUTO/ON/OFF into tranche_has_<BACKEND>.
 function(tranche_optional backend found)
@@ -25,3 +30,10 @@ if(NOT TRANCHE_MPI STREQUAL "OFF")
   find_package(MPI QUIET COMPONENTS C)
 endif()
 tranche_optional(MPI "${MPI_C_FOUND}")
+
+include(TrancheCuda)
+
+if(NOT TRANCHE_URING STREQUAL "OFF")
+  pkg_check_modules(liburing QUIET IMPORTED_TARGET GLOBAL liburing)  # PkgConfig::liburing
+endif()
+tranche_optional(URING "${liburing_FOUND}")

@@ -37,8 +37,8 @@ target_compile_options(tranche_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wnon-virtual-dtor -Woverloaded-virtual -ffp-contract=off>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${TRANCHE_WERROR}>>:-Werror>)
 if(TRANCHE_SANITIZE)
-  target_compile_options(tranche_flags INTERFACE -fsanitize=${TRANCHE_SANITIZE} -fno-omit-frame-pointer
-                         -fno-sanitize-recover=all)
+  target_compile_options(tranche_flags INTERFACE
+    "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${TRANCHE_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
   target_link_options(tranche_flags INTERFACE -fsanitize=${TRANCHE_SANITIZE})
 endif()
 find_program(tranche_mold mold)
