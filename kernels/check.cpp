@@ -1,0 +1,55 @@
+#include "tranche/kernels/check.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <string>
+
+namespace tranche::kernels {
+
+void refuse(std::string_view kernel, std::string_view what, std::source_location where) {
+  throw InvalidArgument(fmt::format("{}: {}", kernel, what), where);
+}
+
+void check_dtype(std::string_view kernel, std::string_view operand, DataType held,
+                 std::initializer_list<DataType> wanted, std::source_location where) {
+  if (std::find(wanted.begin(), wanted.end(), held) != wanted.end()) return;
+  std::string names;
+  for (auto it = wanted.begin(); it != wanted.end(); ++it) {
+    if (it != wanted.begin()) names += it + 1 == wanted.end() ? " or " : ", ";
+    names += name_of(*it);
+  }
+  refuse(kernel, fmt::format("`{}` has dtype {}, wanted {}", operand, name_of(held), names), where);
+}
+
+void check_floating(std::string_view kernel, std::string_view operand, DataType held,
+                    std::source_location where) {
+  check_dtype(kernel, operand, held, {DataType::float32, DataType::bfloat16, DataType::float16}, where);
+}
+
+void check_elements(std::string_view kernel, std::string_view operand, std::int64_t held, std::int64_t wanted,
+                    std::source_location where) {
+  if (held != wanted) {
+    refuse(kernel, fmt::format("`{}` has {} elements, wanted {}", operand, held, wanted), where);
+  }
+}
+
+void check_rank(std::string_view kernel, std::string_view operand, const Shape& held, int wanted,
+                std::source_location where) {
+  if (held.rank() != wanted) {
+    refuse(kernel,
+           fmt::format("`{}` has shape {}, wanted {} dimension{}", operand, held.to_string(), wanted,
+                       wanted == 1 ? "" : "s"),
+           where);
+  }
+}
+
+void check_shape(std::string_view kernel, std::string_view operand, const Shape& held, const Shape& wanted,
+                 std::source_location where) {
+  if (!(held == wanted)) {
+    refuse(kernel, fmt::format("`{}` has shape {}, wanted {}", operand, held.to_string(), wanted.to_string()),
+           where);
+  }
+}
+
+}  // namespace tranche::kernels

@@ -1,0 +1,33 @@
+#pragma once
+/// Checks of kernels' arguments. Every text names the kernel and the operand.
+
+#include <initializer_list>
+#include <source_location>
+#include <string_view>
+
+#include "tranche/core/tensor_view.h"
+
+namespace tranche::kernels {
+
+/// Throws InvalidArgument "<kernel>: <what>".
+[[noreturn]] void refuse(std::string_view kernel, std::string_view what,
+                         std::source_location where = std::source_location::current());
+
+/// "cast: `to` has dtype int32, wanted fp32, bf16 or fp16".
+void check_dtype(std::string_view kernel, std::string_view operand, DataType held,
+                 std::initializer_list<DataType> wanted,
+                 std::source_location where = std::source_location::current());
+/// The dtype is fp32, bf16 or fp16.
+void check_floating(std::string_view kernel, std::string_view operand, DataType held,
+                    std::source_location where = std::source_location::current());
+/// "cast: `to` has 7 elements, wanted 8".
+void check_elements(std::string_view kernel, std::string_view operand, std::int64_t held, std::int64_t wanted,
+                    std::source_location where = std::source_location::current());
+/// "add_bias: `x` has shape [7], wanted 2 dimensions".
+void check_rank(std::string_view kernel, std::string_view operand, const Shape& held, int wanted,
+                std::source_location where = std::source_location::current());
+/// "matmul: `c` has shape [2, 3], wanted [2, 4]".
+void check_shape(std::string_view kernel, std::string_view operand, const Shape& held, const Shape& wanted,
+                 std::source_location where = std::source_location::current());
+
+}  // namespace tranche::kernels
