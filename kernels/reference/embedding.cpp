@@ -1,0 +1,34 @@
+#include "tranche/kernels/reference/embedding.h"
+
+#include <cstddef>
+
+namespace tranche::kernels::reference {
+
+void embedding_forward(std::int64_t time, std::int64_t width, std::span<const std::int32_t> tokens,
+                       std::span<const double> token_table, std::span<const double> position_table,
+                       std::span<double> out) {
+  const auto columns = static_cast<std::size_t>(width);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::size_t token = static_cast<std::size_t>(tokens[i]);
+    const std::size_t position = i % static_cast<std::size_t>(time);
+    for (std::size_t c = 0; c < columns; ++c) {
+      out[i * columns + c] = token_table[token * columns + c] + position_table[position * columns + c];
+    }
+  }
+}
+
+void embedding_backward(std::int64_t time, std::int64_t width, std::span<const std::int32_t> tokens,
+                        std::span<const double> d_out, std::span<double> token_gradient,
+                        std::span<double> position_gradient) {
+  const auto columns = static_cast<std::size_t>(width);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::size_t token = static_cast<std::size_t>(tokens[i]);
+    const std::size_t position = i % static_cast<std::size_t>(time);
+    for (std::size_t c = 0; c < columns; ++c) {
+      token_gradient[token * columns + c] += d_out[i * columns + c];
+      position_gradient[position * columns + c] += d_out[i * columns + c];
+    }
+  }
+}
+
+}  // namespace tranche::kernels::reference
