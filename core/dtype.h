@@ -1,6 +1,8 @@
 #pragma once
-/// Element types and the 16-bit conversions. Conversions round to nearest even, keep infinities and signed
-/// zeros, quieten NaNs (the payload's top bits survive) and flush nothing: fp16 subnormals are exact.
+/// Element types and the 16-bit conversions. Narrowing rounds to nearest even, keeps infinities and signed
+/// zeros, quietens NaNs (the payload's top bits survive) and flushes nothing: fp16 subnormals are exact.
+/// Widening is exact; fp16 NaNs come out quiet, as hardware does it, bf16 ones keep every bit. All conversions
+/// are inline and free of data-dependent memory accesses, so loops over them can be vectorised.
 
 #include <bit>
 #include <cstdint>
@@ -50,7 +52,17 @@ constexpr float to_float(float value) { return value; }
 constexpr float to_float(bfloat16 value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }
-float to_float(float16 value);
+constexpr float to_float(float16 value) {
+  const std::uint32_t sign = (value.bits & 0x8000u) << 16;
+  const std::uint32_t magnitude = (value.bits & 0x7fffu) << 13;
+  // Exponents are rebased from 15 to 127. A subnormal m * 2^-24 is read as 2^-14 + m * 2^-24, less 2^-14.
+  const float small = std::bit_cast<float>(magnitude + 0x38800000u) - 0x1p-14f;
+  std::uint32_t bits = magnitude + 0x38000000u;
+  if (magnitude >= 0x0f800000u) bits = magnitude + 0x70000000u;
+  if (magnitude > 0x0f800000u) bits |= 0x00400000u;
+  if (magnitude < 0x00800000u) bits = std::bit_cast<std::uint32_t>(small);
+  return std::bit_cast<float>(bits | sign);
+}
 
 /// Rounds to nearest even. Values beyond the largest bfloat16 become infinity as IEEE asks.
 constexpr bfloat16 to_bfloat16(float value) {
@@ -58,8 +70,18 @@ constexpr bfloat16 to_bfloat16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>((bits >> 16) | 0x0040u)};
   return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
-/// Rounds to nearest even, subnormals included; above 65504 + half a unit becomes infinity.
-float16 to_float16(float value);
+/// Rounds to nearest even, subnormals included; from 65520 (65504 + half a unit) on it is infinity.
+constexpr float16 to_float16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  // Below 2^-14 the unit is 2^-24, which is the unit of fp32 numbers from 0.5 on: one addition rounds to it.
+  const float small = std::bit_cast<float>(magnitude < 0x38800000u ? magnitude : 0u) + 0.5f;
+  std::uint32_t half = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
+  if (magnitude < 0x38800000u) half = std::bit_cast<std::uint32_t>(small) - 0x3f000000u;
+  if (magnitude >= 0x477ff000u) half = 0x7c00u;
+  if (magnitude > 0x7f800000u) half = 0x7e00u | ((magnitude >> 13) & 0x03ffu);
+  return {static_cast<std::uint16_t>(half | ((bits >> 16) & 0x8000u))};
+}
 
 /// The DataType of a C++ storage type: data_type_of<float>() and so on.
 template <typename T>
@@ -78,6 +100,6 @@ template <typename T>
 constexpr T from_float(float value);
 template <> constexpr float from_float<float>(float value) { return value; }
 template <> constexpr bfloat16 from_float<bfloat16>(float value) { return to_bfloat16(value); }
-template <> inline float16 from_float<float16>(float value) { return to_float16(value); }
+template <> constexpr float16 from_float<float16>(float value) { return to_float16(value); }
 
 }  // namespace tranche

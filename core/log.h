@@ -15,7 +15,8 @@ class Logger {
  public:
   /// Logs to standard error with the rank in front of every line.
   explicit Logger(int rank = 0, LogLevel level = LogLevel::info);
-  /// Logs into a function; for tests and embedding programs.
+  /// Logs into a function, which gets the bare message, one at a time; for tests and embedding programs. The
+  /// function must not log through the same Logger.
   Logger(int rank, LogLevel level, std::function<void(LogLevel, std::string_view)> sink);
 
   void log(LogLevel level, std::string_view message) const;

@@ -8,18 +8,33 @@
 
 namespace tranche {
 
-/// What a stream of numbers is for; draws with different purposes never share a counter.
-enum class RandomPurpose : std::uint32_t { initialization = 1, dropout = 2, sampling = 3, shuffling = 4, test = 5 };
+/// What a stream of numbers is for; draws with different purposes never share a counter. Values fit 8 bits.
+enum class RandomPurpose : std::uint32_t {
+  initialization = 1,
+  dropout = 2,
+  sampling = 3,
+  shuffling = 4,
+  test = 5
+};
 
 /// Key of a stream of numbers: 64-bit seed, purpose, and a 64-bit subject (tensor index, dropout site ...).
+///
+/// A draw is word `index % 4` of the Philox block with key = seed and the 128-bit counter
+/// subject << 64 | purpose << 56 | index / 4. Nothing is hashed or truncated, so streams of different keys
+/// never meet. The price is a bound: 2^58 draws in a stream; the functions below throw InvalidArgument beyond
+/// it.
 struct RandomKey {
   std::uint64_t seed = 0;
   RandomPurpose purpose = RandomPurpose::test;
   std::uint64_t subject = 0;
 };
 
+/// Draws in one stream.
+inline constexpr std::uint64_t random_stream_length = std::uint64_t{1} << 58;
+
 /// The raw Philox4x32-10 block function; known-answer tested against the published vectors.
-std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key);
+std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
+                                        std::array<std::uint32_t, 2> key);
 
 /// 32 uniform bits for element `index` of the stream.
 std::uint32_t random_bits(const RandomKey& key, std::uint64_t index);
@@ -28,6 +43,9 @@ std::array<std::uint32_t, 4> random_block(const RandomKey& key, std::uint64_t bl
 /// Uniform in [0, 1), a multiple of 2^-24.
 float random_uniform(const RandomKey& key, std::uint64_t index);
 /// Standard normal (Box-Muller in double from two 32-bit words of the element's own pair, rounded to fp32).
+/// Elements 2i and 2i + 1 are the two numbers of one pair; no magnitude exceeds 6.67 = sqrt(2 ln 2^32).
 float random_normal(const RandomKey& key, std::uint64_t index);
+/// Elements 4*block .. 4*block+3 of random_normal, at about a quarter of their price; for filling loops.
+std::array<float, 4> random_normal_block(const RandomKey& key, std::uint64_t block);
 
 }  // namespace tranche

@@ -8,7 +8,9 @@
 
 namespace tranche {
 
-/// Thread-safe recorder of one rank. Recording costs one short lock; nothing is written before save().
+/// Thread-safe recorder of one rank (a process of the timeline; every track is a thread of it). Recording
+/// costs one short lock; nothing is written before save(). Times and values that are not finite are left out,
+/// as the format cannot hold them.
 class TraceRecorder {
  public:
   explicit TraceRecorder(int rank);

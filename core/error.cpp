@@ -1,0 +1,39 @@
+#include "tranche/core/error.h"
+
+#include <string_view>
+#include <utility>
+
+namespace tranche {
+
+namespace {
+
+/// Where the tree lay at build time is nobody's business: only the file's own name is kept.
+std::string position_of(const std::source_location& where) {
+  std::string_view file = where.file_name();
+  if (const auto slash = file.find_last_of('/'); slash != std::string_view::npos)
+    file.remove_prefix(slash + 1);
+  return std::string(file) + ":" + std::to_string(where.line());
+}
+
+}  // namespace
+
+Error::Error(std::string message, ExitStatus status, std::source_location where)
+    : std::runtime_error(message),
+      message_(std::move(message)),
+      position_(position_of(where)),
+      status_(status) {
+  compose();
+}
+
+void Error::attach_rank(int rank) {
+  if (rank_ >= 0 || rank < 0) return;
+  rank_ = rank;
+  compose();
+}
+
+void Error::compose() {
+  text_ = message_ + " (" + position_ + ")";
+  if (rank_ >= 0) text_ = "[rank " + std::to_string(rank_) + "] " + text_;
+}
+
+}  // namespace tranche

@@ -1,0 +1,104 @@
+#include "tranche/core/log.h"
+
+#include <spdlog/logger.h>
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+
+#include <mutex>
+#include <set>
+#include <utility>
+
+namespace tranche {
+
+namespace {
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::debug:
+      return spdlog::level::debug;
+    case LogLevel::info:
+      return spdlog::level::info;
+    case LogLevel::warning:
+      return spdlog::level::warn;
+    case LogLevel::error:
+      return spdlog::level::err;
+    case LogLevel::off:
+      break;
+  }
+  return spdlog::level::off;
+}
+
+LogLevel from_spdlog(spdlog::level::level_enum level) {
+  switch (level) {
+    case spdlog::level::trace:
+    case spdlog::level::debug:
+      return LogLevel::debug;
+    case spdlog::level::info:
+      return LogLevel::info;
+    case spdlog::level::warn:
+      return LogLevel::warning;
+    default:
+      return LogLevel::error;
+  }
+}
+
+/// Hands messages, without any decoration, to a function; one at a time.
+class FunctionSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit FunctionSink(std::function<void(LogLevel, std::string_view)> function)
+      : function_(std::move(function)) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    function_(from_spdlog(message.level), {message.payload.data(), message.payload.size()});
+  }
+  void flush_() override {}
+
+  std::function<void(LogLevel, std::string_view)> function_;
+};
+
+}  // namespace
+
+struct Logger::Impl {
+  Impl(int rank_number, LogLevel level, spdlog::sink_ptr sink)
+      : rank(rank_number), logger("tranche", std::move(sink)) {
+    logger.set_level(to_spdlog(level));
+    // A person reads this beside a crash: nothing may be lost in a buffer.
+    logger.flush_on(spdlog::level::trace);
+  }
+
+  int rank;
+  spdlog::logger logger;  // of our own, never in spdlog's registry
+  std::mutex mutex;
+  std::set<std::string, std::less<>> said;
+};
+
+Logger::Logger(int rank, LogLevel level) {
+  auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  sink->set_formatter(
+      std::make_unique<spdlog::pattern_formatter>("[rank " + std::to_string(rank) + "] [%H:%M:%S] [%l] %v"));
+  impl_ = std::make_shared<Impl>(rank, level, std::move(sink));
+}
+
+Logger::Logger(int rank, LogLevel level, std::function<void(LogLevel, std::string_view)> sink)
+    : impl_(std::make_shared<Impl>(rank, level, std::make_shared<FunctionSink>(std::move(sink)))) {}
+
+void Logger::log(LogLevel level, std::string_view message) const {
+  if (level == LogLevel::off) return;
+  impl_->logger.log(to_spdlog(level), spdlog::string_view_t(message.data(), message.size()));
+}
+
+void Logger::once(const std::string& key, LogLevel level, std::string_view message) const {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    if (!impl_->said.insert(key).second) return;
+  }
+  log(level, message);
+}
+
+int Logger::rank() const noexcept {
+  return impl_->rank;
+}
+
+}  // namespace tranche
