@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Proves that no #include climbs the floors of docs/design.md, and that MPI, CUDA, NCCL, HDF5 and liburing stay where
+they belong.
+
+usage: check_includes.py [ROOT]     ROOT is the source tree, this script's own by default
+Exit status: 0 clean, 1 violations (one line each on stdout: file:line: what, and what to do), 2 nothing to check.
+"""
+import fnmatch
+import pathlib
+import re
+import sys
+
+# Folders of one floor do not know each other.
+FLOORS = [
+    ["core"], ["device", "partition"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint"], ["engine"],
+    ["models"], ["tools"],
+]
+FLOOR = {folder: number for number, folders in enumerate(FLOORS) for folder in folders}
+# Above all floors: they may include everything but each other, and speak MPI where they play the user's part.
+OUTSIDE = ["tests", "bench", "examples"]
+# The models are written as a user's own would be: against the public face, kernels/ and what their signatures use.
+MODELS_MAY = ["core", "device", "kernels", "engine", "models"]
+SUFFIXES = {".h", ".hpp", ".cuh", ".inl", ".c", ".cpp", ".cu"}
+HEADERS = {".h", ".hpp", ".cuh", ".inl"}
+
+# (name, headers it means, files that may include them)
+LIBRARIES = [
+    ("MPI", ["mpi.h", "mpi-ext.h", "mpi/*"], ["comm/mpi*", "tests/*", "bench/*", "examples/*"]),
+    ("NCCL", ["nccl*.h", "nccl_device/*"], ["comm/nccl*", "tests/comm/nccl*"]),
+    ("CUDA", ["cuda*", "cublas*", "cub/*", "thrust/*", "cooperative_groups*", "nvtx*", "device_launch_parameters.h"],
+     ["*/cuda*", "comm/nccl*", "tests/comm/nccl*"]),
+    ("HDF5", ["hdf5*.h", "H5*.h"], ["checkpoint/*", "tests/checkpoint/*"]),
+    ("liburing", ["liburing*"], ["offload/*", "tests/offload/*"]),
+]
+# Each costs every file that includes it a second or more to compile.
+HEAVY = ["nlohmann/json.hpp", "spdlog/*", "fmt/*"]
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def matches(name, patterns):
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def tranche_include(root, file, quote, target):
+    """The complaint about file's #include of "tranche/<target>", or None."""
+    here = file.split("/")[0]
+    parts = target.split("/")
+    if here not in OUTSIDE and quote == "<" and here in FLOOR:
+        return f'<tranche/{target}> is the users\' form: write #include "tranche/{target}"'
+    if not (root / target).is_file():
+        return f"tranche/{target} does not exist"
+    if target == "version.h":
+        return None
+    there = "engine" if target == "tranche.h" else parts[0]
+    if there in OUTSIDE:
+        if there == here or (there == "tests" and here == "bench"):
+            return None
+        return f"{here}/ includes {there}/, which is for itself only: move what both need to a floor"
+    if there not in FLOOR:
+        return f"tranche/{target} is in no folder with a floor"
+    internal = len(parts) > 2 and there != here and here not in ("tests", "bench")
+    if internal and not (parts[1].startswith("cuda") and matches(file, ["*/cuda*", "comm/nccl*"])):
+        return f"tranche/{target} is internal to {there}/: include what {there}/*.h declares"
+    if here in OUTSIDE or here == there:
+        return None
+    if here == "tranche.h":  # the umbrella header
+        return None if there == "engine" else f"tranche.h may include only engine/ headers, not {there}/"
+    if here == "models" and there not in MODELS_MAY:
+        if FLOOR[there] < FLOOR["models"]:
+            return f"models/ includes {there}/: models see only engine/, kernels/, device/ and core/, as a user's would"
+    if FLOOR[there] > FLOOR[here]:
+        return (f"{here}/ (floor {FLOOR[here]}) includes {there}/ (floor {FLOOR[there]}): includes go down the floors; "
+                f"move what is needed to {here}/ or lower, or pass it in")
+    if FLOOR[there] == FLOOR[here]:
+        return f"{here}/ includes its neighbour {there}/ (both floor {FLOOR[here]}): what both need belongs one floor down"
+    return None
+
+
+def complaint(root, file, quote, target):
+    if target.startswith("tranche/"):
+        return tranche_include(root, file, quote, target[len("tranche/"):])
+    for library, headers, homes in LIBRARIES:
+        if matches(target, headers):
+            if matches(file, homes):
+                return None
+            return f"<{target}> is {library}, which belongs only in {', '.join(homes)}"
+    if pathlib.PurePath(file).suffix in HEADERS and file.split("/")[0] in FLOOR and matches(target, HEAVY):
+        return f"<{target}> is heavy: include it in .cpp files only (json_fwd.hpp, or text, serves a header)"
+    if quote == '"' and not target.startswith("hwy/"):
+        return f'"{target}" is not of the form "tranche/<folder>/<file>.h" (other libraries take <>)'
+    return None
+
+
+def sources(root):
+    for name in sorted(path.name for path in root.iterdir()):
+        path = root / name
+        if path.is_file() and path.suffix in SUFFIXES:
+            yield path
+        elif path.is_dir() and (name in FLOOR or name in OUTSIDE):
+            yield from (p for p in sorted(path.rglob("*")) if p.suffix in SUFFIXES and p.is_file())
+
+
+def check(root):
+    """(number of files read, complaints)"""
+    complaints, count = [], 0
+    for path in sources(root):
+        count += 1
+        file = path.relative_to(root).as_posix()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            found = INCLUDE.match(line)
+            if found:
+                text = complaint(root, file, found[1], found[2])
+                if text:
+                    complaints.append(f"{file}:{number}: {text}")
+    return count, complaints
+
+
+def main(arguments):
+    root = pathlib.Path(arguments[0]) if arguments else pathlib.Path(__file__).resolve().parent.parent
+    count, complaints = check(root)
+    for line in complaints:
+        print(line)
+    if count == 0:
+        print(f"check_includes: no sources under {root}", file=sys.stderr)
+        return 2
+    print(f"check_includes: {count} files, {len(complaints)} violations")
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""scripts/check_includes.py must catch one violation of each kind, by its message, and let what is allowed pass."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "check_includes.py"
+
+# The clean part of the fixture: every include in it is allowed.
+CLEAN = {
+    "version.h": "#pragma once\n",
+    "tranche.h": '#include "tranche/engine/engine.h"\n#include "tranche/version.h"\n',
+    "core/a.h": "#include <string>\n",
+    "core/a.cpp": '#include "tranche/core/a.h"\n#include <fmt/core.h>\n#include <nlohmann/json.hpp>\n',
+    "device/d.h": '#include "tranche/core/a.h"\n',
+    "device/cuda/d.h": "#include <cuda_runtime.h>\n",
+    "partition/p.h": '#include "tranche/core/a.h"\n#include "tranche/version.h"\n',
+    "kernels/k.h": '#include "tranche/device/d.h"\n',
+    "kernels/cpu/k-inl.h": "\n",
+    "kernels/cpu/k.cpp": '#include "tranche/kernels/cpu/k-inl.h"\n#include "hwy/foreach_target.h"\n',
+    "kernels/cuda/k.cu": '#include "tranche/device/cuda/d.h"\n#include <cublasLt.h>\n',
+    "comm/c.h": '#include "tranche/kernels/k.h"\n',
+    "comm/mpi.h": "#include <mpi.h>\n",
+    "comm/nccl_communicator.cpp": '#include <nccl.h>\n#include <cuda_runtime.h>\n#include "tranche/device/cuda/d.h"\n',
+    "optim/o.h": '#include "tranche/kernels/k.h"\n',
+    "offload/f.cpp": "#include <liburing.h>\n",
+    "checkpoint/s.cpp": '#include <hdf5.h>\n#include "tranche/comm/c.h"\n',
+    "engine/engine.h": '#include "tranche/comm/c.h"\n#include "tranche/optim/o.h"\n',
+    "models/m.cpp": '#include "tranche/engine/engine.h"\n#include "tranche/kernels/k.h"\n',
+    "tools/main.cpp": '#include "tranche/tranche.h"\n#include "tranche/comm/mpi.h"\n',
+    "tests/support/s.h": '#include <gtest/gtest.h>\n#include <fmt/core.h>\n',
+    "tests/comm/t.cpp": '#include <mpi.h>\n#include "tranche/tests/support/s.h"\n#include "tranche/kernels/cpu/k-inl.h"\n',
+    "bench/b.cpp": '#include "tranche/tests/support/s.h"\n',
+    "examples/e.cpp": "#include <tranche/tranche.h>\n#include <mpi.h>\n",
+    "docs/not_a_source.cpp": "#include <mpi.h>\n",
+}
+
+# (file, its include, what the complaint must say)
+VIOLATIONS = [
+    ("core/x.cpp", '#include "tranche/device/d.h"', "core/ (floor 0) includes device/ (floor 1)"),
+    ("core/x.cpp", '  #  include "tranche/tranche.h"', "core/ (floor 0) includes engine/ (floor 5)"),
+    ("device/x.cpp", '#include "tranche/partition/p.h"', "device/ includes its neighbour partition/ (both floor 1)"),
+    ("partition/x.cpp", '#include "tranche/device/d.h"', "partition/ includes its neighbour device/ (both floor 1)"),
+    ("kernels/x.cpp", '#include "tranche/comm/c.h"', "kernels/ (floor 2) includes comm/ (floor 3)"),
+    ("optim/x.cpp", '#include "tranche/comm/c.h"', "optim/ includes its neighbour comm/ (both floor 3)"),
+    ("comm/x.cpp", '#include "tranche/optim/o.h"', "comm/ includes its neighbour optim/"),
+    ("offload/x.cpp", '#include "tranche/comm/c.h"', "offload/ includes its neighbour comm/"),
+    ("checkpoint/x.cpp", '#include "tranche/engine/engine.h"', "checkpoint/ (floor 4) includes engine/ (floor 5)"),
+    ("engine/x.cpp", '#include "tranche/models/m.h"', "engine/ (floor 5) includes models/ (floor 6)"),
+    ("models/x.cpp", '#include "tranche/comm/c.h"', "models/ includes comm/: models see only engine/"),
+    ("models/x.cpp", '#include "tranche/optim/o.h"', "models/ includes optim/: models see only engine/"),
+    ("models/x.cpp", '#include "tranche/tools/t.h"', "models/ (floor 6) includes tools/ (floor 7)"),
+    ("engine/x.cpp", '#include "tranche/kernels/cpu/k-inl.h"', "is internal to kernels/"),
+    ("comm/mpi_x.cpp", '#include "tranche/device/cuda/d.h"', "is internal to device/"),
+    ("core/x.cpp", '#include "tranche/tests/support/s.h"', "core/ includes tests/, which is for itself only"),
+    ("core/x.cpp", '#include "tranche/core/missing.h"', "tranche/core/missing.h does not exist"),
+    ("core/x.cpp", '#include "tranche/docs/not_a_source.cpp"', "is in no folder with a floor"),
+    ("core/x.cpp", "#include <tranche/core/a.h>", 'is the users\' form: write #include "tranche/core/a.h"'),
+    ("core/x.cpp", '#include "a.h"', 'is not of the form "tranche/<folder>/<file>.h"'),
+    ("tranche.h", '#include "tranche/comm/c.h"', "tranche.h may include only engine/ headers, not comm/"),
+    ("engine/x.cpp", "#include <mpi.h>", "<mpi.h> is MPI, which belongs only in comm/mpi*"),
+    ("comm/x.h", "#include <mpi.h>", "is MPI"),
+    ("comm/x.cpp", "#include <nccl.h>", "<nccl.h> is NCCL, which belongs only in comm/nccl*"),
+    ("device/x.cpp", "#include <cuda_runtime.h>", "is CUDA, which belongs only in */cuda*"),
+    ("tests/x.cpp", "#include <cublasLt.h>", "is CUDA"),
+    ("engine/x.cpp", "#include <hdf5.h>", "is HDF5, which belongs only in checkpoint/*"),
+    ("comm/x.cpp", "#include <liburing.h>", "is liburing, which belongs only in offload/*"),
+    ("core/x.h", "#include <nlohmann/json.hpp>", "<nlohmann/json.hpp> is heavy"),
+    ("core/x.h", "#include <spdlog/spdlog.h>", "is heavy"),
+    ("core/x.h", "#include <fmt/format.h>", "is heavy"),
+]
+
+
+def run(root):
+    done = subprocess.run([sys.executable, str(SCRIPT), str(root)], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+class CheckIncludes(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.root = pathlib.Path(self.folder.name)
+        for file, text in CLEAN.items():
+            self.write(file, text)
+        for file in ("models/m.h", "tools/t.h"):
+            self.write(file, "\n")
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def write(self, file, text):
+        path = self.root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def test_a_clean_tree_passes(self):
+        status, output, _ = run(self.root)
+        self.assertEqual((status, output.splitlines()[-1]), (0, "check_includes: 26 files, 0 violations"), output)
+
+    def test_each_violation_is_named_with_its_line(self):
+        for file, include, text in VIOLATIONS:
+            with self.subTest(file=file, include=include):
+                old = CLEAN.get(file)
+                self.write(file, f"// first line\n{include}\n")
+                status, output, _ = run(self.root)
+                complaints = output.splitlines()[:-1]
+                self.assertEqual((status, len(complaints)), (1, 1), output)
+                self.assertTrue(complaints[0].startswith(f"{file}:2: "), complaints[0])
+                self.assertIn(text, complaints[0])
+                if old is None:
+                    (self.root / file).unlink()
+                else:
+                    self.write(file, old)
+
+    def test_all_violations_are_reported_at_once(self):
+        self.write("core/x.cpp", '#include <mpi.h>\n#include "tranche/tools/t.h"\n')
+        status, output, _ = run(self.root)
+        self.assertEqual((status, len(output.splitlines())), (1, 3), output)
+
+    def test_a_tree_without_sources_is_not_a_success(self):
+        with tempfile.TemporaryDirectory() as empty:
+            status, _, errors = run(empty)
+        self.assertEqual(status, 2)
+        self.assertIn("no sources under", errors)
+
+
+if __name__ == "__main__":
+    unittest.main()
