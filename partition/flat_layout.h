@@ -20,13 +20,14 @@ struct ElementRange {
   bool empty() const noexcept { return end <= begin; }
   friend bool operator==(const ElementRange&, const ElementRange&) = default;
 };
+/// What both ranges hold; empty when they do not meet.
 ElementRange intersect(ElementRange a, ElementRange b);
 
 /// The part of one tensor that lies in some range of the flat buffer.
 struct TensorPiece {
-  int tensor = 0;                  ///< index in the layout
-  std::int64_t tensor_begin = 0;   ///< first element within the tensor
-  std::int64_t buffer_begin = 0;   ///< first element within the flat buffer
+  int tensor = 0;                 ///< index in the layout
+  std::int64_t tensor_begin = 0;  ///< first element within the tensor
+  std::int64_t buffer_begin = 0;  ///< first element within the flat buffer
   std::int64_t elements = 0;
   friend bool operator==(const TensorPiece&, const TensorPiece&) = default;
 };
@@ -39,31 +40,37 @@ struct TensorPiece {
 class FlatLayout {
  public:
   /// `tensor_elements` may be empty (then every size is 0). Throws InvalidArgument when ranks < 1, a tensor
-  /// has no elements, or the sizes overflow.
+  /// has no elements, or the buffer could pass 2^63 bytes with 8-byte elements.
   FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks);
 
   int ranks() const noexcept { return static_cast<int>(ranks_); }
   int tensors() const noexcept { return static_cast<int>(sizes_.size()); }
-  std::int64_t tensor_offset(int tensor) const { return offsets_.at(static_cast<std::size_t>(tensor)); }
-  std::int64_t tensor_elements(int tensor) const { return sizes_.at(static_cast<std::size_t>(tensor)); }
+  /// First element of a tensor in the buffer, the same for every number of ranks; and its elements without
+  /// padding. Throw InvalidArgument when there is no such tensor.
+  std::int64_t tensor_offset(int tensor) const;
+  std::int64_t tensor_elements(int tensor) const;
   /// Sum of the tensors' elements, without padding.
   std::int64_t elements() const noexcept { return elements_; }
   /// Elements of the whole buffer: ranks * shard_elements.
   std::int64_t padded_elements() const noexcept { return shard_ * ranks_; }
   /// Elements of one shard.
   std::int64_t shard_elements() const noexcept { return shard_; }
-  /// Range of the flat buffer that `rank` owns, padding included.
+  /// Range of the flat buffer that `rank` owns, padding included. Throws InvalidArgument when there is no
+  /// such rank, as do all functions that take one.
   ElementRange shard_range(int rank) const;
   /// Elements of `rank`'s shard that belong to tensors (not padding).
   std::int64_t owned_elements(int rank) const;
-  /// Pieces of tensors within `range`, in order; padding is skipped.
+  /// Pieces of tensors within `range`, in order, one for each tensor met; padding is skipped. Throws
+  /// InvalidArgument when a range that is not empty leaves the buffer.
   std::vector<TensorPiece> pieces(ElementRange range) const;
   /// Pieces within `rank`'s shard.
   std::vector<TensorPiece> shard_pieces(int rank) const { return pieces(shard_range(rank)); }
-  /// Tensor and element within it at position `buffer_element`; tensor -1 for padding.
+  /// Tensor and element within it at position `buffer_element`, as a piece of one element; for padding a
+  /// piece of no elements with tensor -1. Throws InvalidArgument outside the buffer.
   TensorPiece locate(std::int64_t buffer_element) const;
 
  private:
+  void require_tensor(int tensor) const;
   std::vector<std::int64_t> sizes_;
   std::vector<std::int64_t> offsets_;
   std::int64_t elements_ = 0;
@@ -80,11 +87,13 @@ struct OverlapPiece {
   friend bool operator==(const OverlapPiece&, const OverlapPiece&) = default;
 };
 /// What `destination_rank` of `to` reads from the shards of `from`; both lay out the same tensors. Padding is
-/// never read. Throws InvalidArgument when the tensors differ.
+/// never read. Pieces come in order of both buffers; what is contiguous in both is one piece, also over
+/// tensors. Throws InvalidArgument when the tensors differ.
 std::vector<OverlapPiece> overlaps(const FlatLayout& from, const FlatLayout& to, int destination_rank);
 
 /// Cuts a shard in pieces of at most `bucket_elements` over the whole buffer (bucket_elements / ranks per
-/// shard, at least `shard_multiple_elements`, rounded to it); ranges are within a shard.
+/// shard, rounded down to a multiple of `shard_multiple_elements` and at least that); ranges are within a
+/// shard, all of one size but the last. Throws InvalidArgument when bucket_elements < 1.
 std::vector<ElementRange> bucket_ranges(const FlatLayout& layout, std::int64_t bucket_elements);
 
 }  // namespace tranche
