@@ -1,5 +1,5 @@
 # The CUDA language and NCCL: tranche_has_CUDA, tranche_has_NCCL, and the targets CUDA::cudart_static and
-# tranche_nccl. CUDA sources belong to */cuda*. libcuda itself is never linked: a program that does not start on a
+# NCCL::nccl. CUDA sources belong to */cuda*. libcuda itself is never linked: a program that does not start on a
 # machine without a driver is of no use there, not even to say what it lacks.
 set(tranche_nvcc_found FALSE)
 if(NOT TRANCHE_CUDA STREQUAL "OFF")
@@ -38,15 +38,7 @@ if(tranche_has_CUDA)
   find_package(CUDAToolkit REQUIRED)
 endif()
 
-set(tranche_nccl_found FALSE)
 if(tranche_has_CUDA AND NOT TRANCHE_NCCL STREQUAL "OFF")
-  find_path(tranche_nccl_include nccl.h HINTS ENV NCCL_HOME ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
-  find_library(tranche_nccl_library nccl HINTS ENV NCCL_HOME ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
-  if(tranche_nccl_include AND tranche_nccl_library)
-    set(tranche_nccl_found TRUE)
-    add_library(tranche_nccl UNKNOWN IMPORTED)
-    set_target_properties(tranche_nccl PROPERTIES IMPORTED_LOCATION ${tranche_nccl_library}
-                          INTERFACE_INCLUDE_DIRECTORIES ${tranche_nccl_include})
-  endif()
+  find_package(NCCL QUIET)
 endif()
-tranche_optional(NCCL ${tranche_nccl_found})
+tranche_optional(NCCL "${NCCL_FOUND}")

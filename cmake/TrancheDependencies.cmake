@@ -1,5 +1,6 @@
 # Finds what the library is built on. Nothing is downloaded. All by Debian's packages (scripts/setup.sh), but CUDA
 # and NCCL. What is found here and linked by a library of ours is found again by cmake/tranche-config.cmake.in.
+set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)  # projects that add_subdirectory() us link them too
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(PkgConfig REQUIRED)

@@ -1,1 +1,42 @@
-# Filled with install and export rules.
+# tranche::tranche, the one target that users link, and the rules that install and export it.
+get_property(tranche_public_libraries GLOBAL PROPERTY tranche_libraries)
+list(REMOVE_ITEM tranche_public_libraries tranche_tools)  # the program's own parts
+
+add_library(tranche_all INTERFACE)
+add_library(tranche::tranche ALIAS tranche_all)
+set_target_properties(tranche_all PROPERTIES EXPORT_NAME tranche)
+list(REVERSE tranche_public_libraries)  # users first, as static linkers like it
+target_link_libraries(tranche_all INTERFACE ${tranche_public_libraries})
+if(tranche_has_MPI)
+  target_link_libraries(tranche_all INTERFACE MPI::MPI_C)  # <tranche/comm/mpi.h> names MPI_Comm
+endif()
+
+if(NOT TRANCHE_INSTALL)
+  return()
+endif()
+if(TRANCHE_SANITIZE)
+  return()  # its libraries would ask every user for the same sanitizer
+endif()
+include(CMakePackageConfigHelpers)
+
+# Headers of inner loops, of other compilers' sources and of the tests' references stay here.
+foreach(library ${tranche_public_libraries})
+  string(REGEX REPLACE "^tranche_" "" folder ${library})
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tranche
+          FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE PATTERN "nccl*.h" EXCLUDE
+          PATTERN "cuda" EXCLUDE PATTERN "reference" EXCLUDE)
+endforeach()
+install(FILES ${PROJECT_SOURCE_DIR}/tranche.h ${PROJECT_SOURCE_DIR}/version.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tranche)
+
+set(tranche_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tranche)
+install(TARGETS tranche_all ${tranche_public_libraries} EXPORT tranche-targets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT tranche-targets NAMESPACE tranche:: DESTINATION ${tranche_config_dir})
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/tranche-config.cmake.in
+  ${PROJECT_BINARY_DIR}/tranche-config.cmake INSTALL_DESTINATION ${tranche_config_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/tranche-config-version.cmake
+  COMPATIBILITY SameMinorVersion)  # before 1.0 a minor version may change the interface
+install(FILES ${PROJECT_BINARY_DIR}/tranche-config.cmake ${PROJECT_BINARY_DIR}/tranche-config-version.cmake
+        ${PROJECT_SOURCE_DIR}/cmake/FindOneDNN.cmake ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake
+        DESTINATION ${tranche_config_dir})

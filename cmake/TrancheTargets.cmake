@@ -16,3 +16,16 @@ function(tranche_library folder)
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder} POSITION_INDEPENDENT_CODE ON)
   set_property(GLOBAL APPEND PROPERTY tranche_libraries ${target})
 endfunction()
+
+# tranche_program(<name> SOURCES ... [LINK ...])
+# The program <name>, in bin/ of the build and of the installation. The target is <name>_program, since tranche::<name>
+# may be a library.
+function(tranche_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LINK")
+  add_executable(${name}_program ${arg_SOURCES})
+  target_link_libraries(${name}_program PRIVATE ${arg_LINK} tranche_flags)
+  set_target_properties(${name}_program PROPERTIES OUTPUT_NAME ${name})
+  if(TRANCHE_INSTALL)
+    install(TARGETS ${name}_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
+endfunction()
