@@ -23,6 +23,7 @@ struct OptimizerStateTensor {
 struct OptimizerStep {
   std::int64_t step = 1;        ///< 1 for the first applied update, counts applied updates only
   double learning_rate = 0;     ///< from the schedule, before group factors
+  double momentum = -1;         ///< of schedules that cycle it (beta1 for Adam); negative: the optimizer's own
   float gradient_scale = 1;     ///< multiplies every gradient: clip / (loss scale * tokens)
   bool apply = true;            ///< false: masked (skipped step); nothing may change
 };
