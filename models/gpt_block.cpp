@@ -1,0 +1,197 @@
+#include "tranche/models/gpt_block.h"
+
+#include <cmath>
+#include <string>
+
+#include "tranche/engine/engine.h"
+#include "tranche/kernels/attention.h"
+#include "tranche/kernels/layer_norm.h"
+#include "tranche/models/linear.h"
+
+namespace tranche::models {
+
+namespace {
+
+/// Indices in the block's unit.
+enum Parameter : int {
+  ln_1_weight,
+  ln_1_bias,
+  attn_weight,
+  attn_bias,
+  attn_projection_weight,
+  attn_projection_bias,
+  ln_2_weight,
+  ln_2_bias,
+  mlp_weight,
+  mlp_bias,
+  mlp_projection_weight,
+  mlp_projection_bias,
+};
+
+/// Indices in the block's activations.
+enum Kept : int {
+  mean_1,
+  rstd_1,
+  normed_1,
+  query_key_value,
+  attended,
+  log_sum_exp,
+  middle,  ///< the residual between attention and MLP
+  mean_2,
+  rstd_2,
+  normed_2,
+  hidden,
+  activated,
+};
+
+enum Site : std::uint32_t { probabilities, after_attention, after_mlp };
+
+}  // namespace
+
+DataType GptPass::dtype() const {
+  return engine.config().precision.compute;
+}
+
+kernels::DropoutOptions GptPass::dropout(float probability, std::uint32_t site) const {
+  return {.probability = training ? probability : 0.0f,
+          .seed = engine.config().seed,
+          .step = static_cast<std::uint64_t>(engine.steps()),
+          .site = site,
+          .samples = samples};
+}
+
+std::uint32_t dropout_site(std::int64_t block, std::uint32_t which) {
+  return narrow<std::uint32_t>(1 + 3 * block + which);
+}
+
+UnitSpec gpt_block_unit(const GptConfig& config, std::int64_t index) {
+  const std::string prefix = "transformer.h." + std::to_string(index) + ".";
+  const std::int64_t width = config.width, inner = config.inner_width();
+  const auto normal = Initializer::normal(config.initializer_range);
+  // Each block adds twice to the residual; scaling keeps its variance at the end independent of the depth.
+  const auto residual =
+      Initializer::normal(config.initializer_range / std::sqrt(2.0f * static_cast<float>(config.layers)));
+  const auto zeros = Initializer::zeros(), ones = Initializer::ones();
+  return {.name = "h." + std::to_string(index),
+          .tensors = {{prefix + "ln_1.weight", {width}, ones},
+                      {prefix + "ln_1.bias", {width}, zeros},
+                      {prefix + "attn.c_attn.weight", {width, 3 * width}, normal},
+                      {prefix + "attn.c_attn.bias", {3 * width}, zeros},
+                      {prefix + "attn.c_proj.weight", {width, width}, residual},
+                      {prefix + "attn.c_proj.bias", {width}, zeros},
+                      {prefix + "ln_2.weight", {width}, ones},
+                      {prefix + "ln_2.bias", {width}, zeros},
+                      {prefix + "mlp.c_fc.weight", {width, inner}, normal},
+                      {prefix + "mlp.c_fc.bias", {inner}, zeros},
+                      {prefix + "mlp.c_proj.weight", {inner, width}, residual},
+                      {prefix + "mlp.c_proj.bias", {width}, zeros}}};
+}
+
+StepTensors acquire_block_activations(const GptPass& pass) {
+  const auto dtype = pass.dtype();
+  const std::int64_t rows = pass.rows(), width = pass.config.width, inner = pass.config.inner_width();
+  return {pass.engine,
+          Category::activations,
+          "block activations",
+          {{DataType::float32, {rows}},
+           {DataType::float32, {rows}},
+           {dtype, {rows, width}},
+           {dtype, {pass.batch, pass.time, 3 * width}},
+           {dtype, {pass.batch, pass.time, width}},
+           {DataType::float32, {pass.batch, pass.config.heads, pass.time}},
+           {dtype, {rows, width}},
+           {DataType::float32, {rows}},
+           {DataType::float32, {rows}},
+           {dtype, {rows, width}},
+           {dtype, {rows, inner}},
+           {dtype, {rows, inner}}}};
+}
+
+void gpt_block_forward(const GptPass& pass, std::int64_t block, const GatheredUnit& unit,
+                       const ConstTensorView& input, const StepTensors& kept, const TensorView& output) {
+  Engine& engine = pass.engine;
+  Stream& stream = engine.compute_stream();
+  const GptConfig& config = pass.config;
+  const std::int64_t rows = pass.rows(), width = config.width;
+  const kernels::AttentionOptions attention{
+      .heads = config.heads,
+      .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities))};
+
+  kernels::layer_norm_forward(stream, input, unit.tensor(ln_1_weight), unit.tensor(ln_1_bias),
+                              config.layer_norm_epsilon, kept[normed_1], kept[mean_1], kept[rstd_1]);
+  linear_forward(engine, unit, attn_weight, attn_bias, kept[normed_1],
+                 kept[query_key_value].reshaped({rows, 3 * width}));
+  kernels::attention_forward(stream, attention, kept[query_key_value], kept[attended], kept[log_sum_exp],
+                             engine.workspace());
+  linear_forward(engine, unit, attn_projection_weight, attn_projection_bias,
+                 kept[attended].reshaped({rows, width}), kept[middle]);
+  const auto attention_residual = pass.dropout(config.residual_dropout, dropout_site(block, after_attention));
+  if (attention_residual.probability > 0) {
+    kernels::dropout(stream, attention_residual, kept[middle], kept[middle]);
+  }
+  kernels::add(stream, input, kept[middle], kept[middle]);
+
+  kernels::layer_norm_forward(stream, kept[middle], unit.tensor(ln_2_weight), unit.tensor(ln_2_bias),
+                              config.layer_norm_epsilon, kept[normed_2], kept[mean_2], kept[rstd_2]);
+  linear_forward(engine, unit, mlp_weight, mlp_bias, kept[normed_2], kept[hidden]);
+  kernels::gelu_forward(stream, kept[hidden], kept[activated]);
+  linear_forward(engine, unit, mlp_projection_weight, mlp_projection_bias, kept[activated], output);
+  const auto mlp_residual = pass.dropout(config.residual_dropout, dropout_site(block, after_mlp));
+  if (mlp_residual.probability > 0) kernels::dropout(stream, mlp_residual, output, output);
+  kernels::add(stream, kept[middle], output, output);
+}
+
+void gpt_block_backward(const GptPass& pass, std::int64_t block, const GatheredUnit& unit,
+                        const UnitGradients& gradients, const ConstTensorView& input, const StepTensors& kept,
+                        const TensorView& gradient) {
+  Engine& engine = pass.engine;
+  Stream& stream = engine.compute_stream();
+  const GptConfig& config = pass.config;
+  const auto dtype = pass.dtype();
+  const std::int64_t rows = pass.rows(), width = config.width, inner = config.inner_width();
+
+  // The residual carries `gradient` on unchanged, so what passes through a dropout needs memory of its own.
+  const auto through_dropout = [&](std::uint32_t which, const TensorView& scratch) -> ConstTensorView {
+    const auto options = pass.dropout(config.residual_dropout, dropout_site(block, which));
+    if (options.probability == 0) return gradient;
+    kernels::dropout(stream, options, gradient, scratch);
+    return scratch;
+  };
+
+  {
+    const StepTensors scratch(engine, Category::activations, "MLP backward",
+                              {{dtype, {rows, width}}, {dtype, {rows, inner}}});
+    const TensorView &narrow_scratch = scratch[0], &d_hidden = scratch[1];
+    const ConstTensorView d_out = through_dropout(after_mlp, narrow_scratch);
+    linear_backward(engine, unit, gradients, mlp_projection_weight, mlp_projection_bias, kept[activated],
+                    d_out, &d_hidden);
+    kernels::gelu_backward(stream, kept[hidden], d_hidden, d_hidden);
+    linear_backward(engine, unit, gradients, mlp_weight, mlp_bias, kept[normed_2], d_hidden, &narrow_scratch);
+    kernels::layer_norm_backward(stream, narrow_scratch, kept[middle], unit.tensor(ln_2_weight), kept[mean_2],
+                                 kept[rstd_2], true, gradient, gradients.tensor(ln_2_weight),
+                                 gradients.tensor(ln_2_bias));
+  }
+  {
+    const StepTensors scratch(engine, Category::activations, "attention backward",
+                              {{dtype, {rows, width}},
+                               {dtype, {pass.batch, pass.time, width}},
+                               {dtype, {pass.batch, pass.time, 3 * width}}});
+    const TensorView &narrow_scratch = scratch[0], &d_attended = scratch[1], &d_query_key_value = scratch[2];
+    const ConstTensorView d_out = through_dropout(after_attention, narrow_scratch);
+    const TensorView d_attended_rows = d_attended.reshaped({rows, width});
+    linear_backward(engine, unit, gradients, attn_projection_weight, attn_projection_bias,
+                    kept[attended].reshaped({rows, width}), d_out, &d_attended_rows);
+    const kernels::AttentionOptions attention{
+        .heads = config.heads,
+        .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities))};
+    kernels::attention_backward(stream, attention, d_attended, kept[query_key_value], kept[attended],
+                                kept[log_sum_exp], d_query_key_value, engine.workspace());
+    linear_backward(engine, unit, gradients, attn_weight, attn_bias, kept[normed_1],
+                    d_query_key_value.reshaped({rows, 3 * width}), &narrow_scratch);
+    kernels::layer_norm_backward(stream, narrow_scratch, input, unit.tensor(ln_1_weight), kept[mean_1],
+                                 kept[rstd_1], true, gradient, gradients.tensor(ln_1_weight),
+                                 gradients.tensor(ln_1_bias));
+  }
+}
+
+}  // namespace tranche::models

@@ -1,0 +1,248 @@
+#include "tranche/models/gpt_config.h"
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+#include "tranche/core/error.h"
+#include "tranche/core/shape.h"
+#include "tranche/engine/config.h"
+
+namespace tranche::models {
+
+using json = nlohmann::json;
+
+namespace {
+
+struct Preset {
+  const char* name;
+  GptConfig config;
+};
+
+GptConfig gpt2_like(std::int64_t layers, std::int64_t heads, std::int64_t width) {
+  GptConfig config;
+  config.layers = layers;
+  config.heads = heads;
+  config.width = width;
+  return config;
+}
+
+/// Byte models: small enough that dropout would only slow them down.
+GptConfig byte_model(std::int64_t layers, std::int64_t heads, std::int64_t width, std::int64_t positions) {
+  GptConfig config = gpt2_like(layers, heads, width);
+  config.vocabulary = 256;
+  config.positions = positions;
+  config.embedding_dropout = config.attention_dropout = config.residual_dropout = 0;
+  return config;
+}
+
+std::vector<Preset> presets() {
+  return {{"gpt2", gpt2_like(12, 12, 768)},         {"gpt2-medium", gpt2_like(24, 16, 1024)},
+          {"gpt2-large", gpt2_like(36, 20, 1280)},  {"gpt2-xl", gpt2_like(48, 25, 1600)},
+          {"gpt-mini", byte_model(6, 6, 192, 256)}, {"gpt-nano", byte_model(2, 2, 32, 64)}};
+}
+
+/// Reads keys of config.json; every error names the key and the file.
+class Reader {
+ public:
+  Reader(const json& object, std::string_view file) : object_(object), file_(file) {}
+
+  std::int64_t integer(const char* key, std::int64_t otherwise) const {
+    const json* value = find(key);
+    if (value == nullptr) return otherwise;
+    if (!value->is_number_integer()) refuse(key, *value, "an integer");
+    return value->get<std::int64_t>();
+  }
+  float number(const char* key, float otherwise) const {
+    const json* value = find(key);
+    if (value == nullptr) return otherwise;
+    if (!value->is_number()) refuse(key, *value, "a number");
+    return value->get<float>();
+  }
+  /// Refuses `key` unless it is absent, null or `wanted`.
+  void require(const char* key, const json& wanted, std::string_view because) const {
+    const json* value = find(key);
+    if (value == nullptr || *value == wanted) return;
+    throw ConfigurationError(fmt::format("{}: \"{}\" is {}: {}; only {} can be trained here", file_, key,
+                                         value->dump(), because, wanted.dump()));
+  }
+  const json* find(const char* key) const {
+    const auto at = object_.find(key);
+    return at == object_.end() || at->is_null() ? nullptr : &*at;
+  }
+
+ private:
+  [[noreturn]] void refuse(const char* key, const json& value, std::string_view wanted) const {
+    throw ConfigurationError(
+        fmt::format("{}: \"{}\" is {}, but {} is wanted", file_, key, value.dump(), wanted));
+  }
+  const json& object_;
+  std::string_view file_;
+};
+
+}  // namespace
+
+std::vector<std::string> GptConfig::preset_names() {
+  std::vector<std::string> names;
+  for (const auto& preset : presets()) names.emplace_back(preset.name);
+  return names;
+}
+
+GptConfig GptConfig::preset(std::string_view name) {
+  for (const auto& preset : presets()) {
+    if (name == preset.name) return preset.config;
+  }
+  const std::string near = nearest(name, preset_names());
+  throw ConfigurationError(fmt::format(
+      "no model preset \"{}\"{}; presets are {}, or give the path of a config.json", name,
+      near.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", near), fmt::join(preset_names(), ", ")));
+}
+
+GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
+  const json object = json::parse(text, nullptr, false);
+  if (object.is_discarded() || !object.is_object()) {
+    throw ConfigurationError(
+        fmt::format("{}: not a JSON object; a config.json of a GPT2LMHeadModel is wanted", file));
+  }
+  const Reader reader(object, file);
+  if (reader.find("model_type") == nullptr) {
+    throw ConfigurationError(
+        fmt::format("{}: no \"model_type\"; a config.json of a GPT2LMHeadModel has \"gpt2\"", file));
+  }
+  reader.require("model_type", "gpt2", "another architecture");
+  reader.require("activation_function", "gelu_new", "another activation");
+  reader.require("scale_attn_weights", true, "unscaled attention scores are not GPT-2's");
+  reader.require("scale_attn_by_inverse_layer_idx", false, "scores scaled by layer are not GPT-2's");
+  reader.require("reorder_and_upcast_attn", false, "scores are always fp32 here, and never reordered");
+  reader.require("add_cross_attention", false, "there is no encoder to attend to");
+  reader.require("tie_word_embeddings", true, "the head is the token embedding");
+
+  GptConfig config;
+  config.layers = reader.integer("n_layer", config.layers);
+  config.heads = reader.integer("n_head", config.heads);
+  config.width = reader.integer("n_embd", config.width);
+  config.vocabulary = reader.integer("vocab_size", config.vocabulary);
+  // Older files say n_ctx; where both stand, n_positions is the size of the table.
+  config.positions = reader.integer("n_positions", reader.integer("n_ctx", config.positions));
+  if (reader.find("n_inner") != nullptr) {
+    config.inner = reader.integer("n_inner", 0);
+    if (config.inner < 1) {
+      throw ConfigurationError(
+          fmt::format("{}: \"n_inner\" is {}, but must be positive or null", file, config.inner));
+    }
+    if (config.inner == 4 * config.width) config.inner = 0;
+  }
+  config.embedding_dropout = reader.number("embd_pdrop", config.embedding_dropout);
+  config.attention_dropout = reader.number("attn_pdrop", config.attention_dropout);
+  config.residual_dropout = reader.number("resid_pdrop", config.residual_dropout);
+  config.layer_norm_epsilon = reader.number("layer_norm_epsilon", config.layer_norm_epsilon);
+  config.initializer_range = reader.number("initializer_range", config.initializer_range);
+  config.validate(file);
+  return config;
+}
+
+GptConfig GptConfig::load(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  std::ostringstream text;
+  if (!stream || !(text << stream.rdbuf())) {
+    throw ConfigurationError(fmt::format("{}: cannot be read as a model's config.json", path));
+  }
+  return from_json(text.str(), path);
+}
+
+GptConfig GptConfig::resolve(const std::string& preset_or_path) {
+  std::error_code ignored;
+  const bool path = preset_or_path.ends_with(".json") || preset_or_path.find('/') != std::string::npos ||
+                    std::filesystem::is_regular_file(preset_or_path, ignored);
+  return path ? load(preset_or_path) : preset(preset_or_path);
+}
+
+std::string GptConfig::to_json() const {
+  // Through the shortest decimal that reads back as the float, so 0.1f is written 0.1.
+  const auto number = [](float value) { return json::parse(fmt::format("{}", value)); };
+  const json object = {{"architectures", {"GPT2LMHeadModel"}},
+                       {"model_type", "gpt2"},
+                       {"activation_function", "gelu_new"},
+                       {"n_layer", layers},
+                       {"n_head", heads},
+                       {"n_embd", width},
+                       {"n_inner", inner > 0 ? json(inner) : json(nullptr)},
+                       {"n_positions", positions},
+                       {"n_ctx", positions},
+                       {"vocab_size", vocabulary},
+                       {"embd_pdrop", number(embedding_dropout)},
+                       {"attn_pdrop", number(attention_dropout)},
+                       {"resid_pdrop", number(residual_dropout)},
+                       {"layer_norm_epsilon", number(layer_norm_epsilon)},
+                       {"initializer_range", number(initializer_range)},
+                       {"tie_word_embeddings", true}};
+  return object.dump(2) + "\n";
+}
+
+void GptConfig::validate(std::string_view origin) const {
+  const std::pair<const char*, std::int64_t> sizes[] = {{"n_layer", layers},
+                                                        {"n_head", heads},
+                                                        {"n_embd", width},
+                                                        {"vocab_size", vocabulary},
+                                                        {"n_positions", positions}};
+  for (const auto& [key, value] : sizes) {
+    if (value < 1)
+      throw ConfigurationError(fmt::format("{}: \"{}\" is {}, but must be positive", origin, key, value));
+  }
+  if (width % heads != 0) {
+    throw ConfigurationError(
+        fmt::format("{}: \"n_head\" {} does not divide \"n_embd\" {}; every head needs the same width",
+                    origin, heads, width));
+  }
+  if (inner < 0)
+    throw ConfigurationError(fmt::format("{}: \"n_inner\" is {}, but must be positive", origin, inner));
+  const std::pair<const char*, float> probabilities[] = {{"embd_pdrop", embedding_dropout},
+                                                         {"attn_pdrop", attention_dropout},
+                                                         {"resid_pdrop", residual_dropout}};
+  for (const auto& [key, value] : probabilities) {
+    if (!(value >= 0 && value < 1)) {
+      throw ConfigurationError(
+          fmt::format("{}: \"{}\" is {}, but a probability in [0, 1) is wanted", origin, key, value));
+    }
+  }
+  if (!(layer_norm_epsilon > 0)) {
+    throw ConfigurationError(
+        fmt::format("{}: \"layer_norm_epsilon\" is {}, but must be positive", origin, layer_norm_epsilon));
+  }
+  if (!(initializer_range >= 0)) {
+    throw ConfigurationError(
+        fmt::format("{}: \"initializer_range\" is {}, but must not be negative", origin, initializer_range));
+  }
+  (void)parameters();  // overflow is an error too
+}
+
+void GptConfig::require_sequence(std::int64_t sequence) const {
+  if (sequence < 1 || sequence > positions) {
+    throw ConfigurationError(
+        fmt::format("sequence length {} is not in 1..{}: the model has \"n_positions\" {}; shorten the "
+                    "sequence or change the model",
+                    sequence, positions, positions));
+  }
+}
+
+std::int64_t GptConfig::parameters() const {
+  const std::int64_t matrices =
+      checked_add(checked_multiply(4 * width, width), checked_multiply(2 * width, inner_width()));
+  const std::int64_t vectors = 4 * width + 3 * width + width + inner_width() + width;
+  return checked_add(checked_multiply(layers, checked_add(matrices, vectors)),
+                     checked_multiply(checked_add(checked_add(vocabulary, positions), 2), width));
+}
+
+double GptConfig::flops_per_token(std::int64_t sequence) const {
+  const auto w = static_cast<double>(width), l = static_cast<double>(layers);
+  const double weights =
+      l * (4 * w * w + 2 * w * static_cast<double>(inner_width())) + static_cast<double>(vocabulary) * w;
+  return 6 * weights + 6 * l * w * static_cast<double>(sequence + 1);
+}
+
+}  // namespace tranche::models

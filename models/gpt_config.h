@@ -1,0 +1,58 @@
+#pragma once
+/// The shape of a GPT: presets, Hugging Face's config.json, parameter and operation counts.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tranche::models {
+
+/// Hyperparameters of the GPT-2 architecture (Radford et al., 2019). Everything that config.json of a
+/// GPT2LMHeadModel can say beyond these is refused unless it has no effect on training.
+struct GptConfig {
+  std::int64_t layers = 12;
+  std::int64_t heads = 12;
+  std::int64_t width = 768;
+  std::int64_t vocabulary = 50257;
+  std::int64_t positions = 1024;  ///< longest sequence
+  std::int64_t inner = 0;         ///< width of the MLP's hidden layer; 0: 4 * width
+  float embedding_dropout = 0.1f;
+  float attention_dropout = 0.1f;
+  float residual_dropout = 0.1f;
+  float layer_norm_epsilon = 1e-5f;
+  float initializer_range = 0.02f;  ///< standard deviation of the initial weights
+
+  std::int64_t inner_width() const { return inner > 0 ? inner : 4 * width; }
+
+  /// gpt2, gpt2-medium, gpt2-large, gpt2-xl; gpt-mini (2.8 million parameters, bytes, 256 positions) and
+  /// gpt-nano (bytes, tests). Throws ConfigurationError listing the names.
+  static GptConfig preset(std::string_view name);
+  static std::vector<std::string> preset_names();
+  /// Hugging Face's config.json. `file` is named in errors. Throws ConfigurationError naming key and file for
+  /// text that is not JSON, other model types, activations or attention variants, and impossible values.
+  static GptConfig from_json(std::string_view text, std::string_view file);
+  static GptConfig load(const std::string& path);
+  /// A preset's name or the path of a config.json: what --model takes.
+  static GptConfig resolve(const std::string& preset_or_path);
+  /// A config.json that Hugging Face's GPT2LMHeadModel and from_json read back as this.
+  std::string to_json() const;
+
+  /// Throws ConfigurationError when values do not fit together; `origin` says where they come from.
+  void validate(std::string_view origin) const;
+  /// Throws ConfigurationError unless 1 <= sequence <= positions.
+  void require_sequence(std::int64_t sequence) const;
+
+  /// All parameters, the tied head once.
+  std::int64_t parameters() const;
+  /// Operations of forward and backward of one token in a sequence of `sequence`:
+  /// 6 * (layers * (4 width^2 + 2 width * inner) + vocabulary * width) + 6 * layers * width * (sequence + 1).
+  /// The first term is 2 operations a matrix weight forward and 4 backward; the second the two products of
+  /// causal attention (on average (sequence + 1) / 2 keys a query, 4 * width operations a key forward, twice
+  /// that backward). Norms, activations and recomputation are not counted.
+  double flops_per_token(std::int64_t sequence) const;
+
+  friend bool operator==(const GptConfig&, const GptConfig&) = default;
+};
+
+}  // namespace tranche::models

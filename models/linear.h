@@ -1,0 +1,25 @@
+#pragma once
+/// y = x W + b and its backward, as both models use it.
+
+#include "tranche/core/tensor_view.h"
+
+namespace tranche {
+
+class Engine;
+class GatheredUnit;
+class UnitGradients;
+
+namespace models {
+
+/// out[rows, columns] = x[rows, inner] weight[inner, columns] + bias[columns]. `weight` and `bias` are
+/// indices in the unit.
+void linear_forward(Engine& engine, const GatheredUnit& unit, int weight, int bias, const ConstTensorView& x,
+                    const TensorView& out);
+
+/// Adds the gradients of weight and bias (left out where frozen) and, when d_x is given, writes
+/// d_x = d_out weight^T.
+void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients, int weight,
+                     int bias, const ConstTensorView& x, const ConstTensorView& d_out, const TensorView* d_x);
+
+}  // namespace models
+}  // namespace tranche

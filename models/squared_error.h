@@ -1,0 +1,19 @@
+#pragma once
+/// Mean squared error of a row, summed over rows, as a pair of kernels in the style of kernels/. Devices: cpu
+/// and meta; Stream::enqueue refuses others.
+
+#include "tranche/core/tensor_view.h"
+#include "tranche/device/stream.h"
+
+namespace tranche::models {
+
+/// loss_sum (one fp64) += sum over rows of mean over columns of (y - target)^2, in order, in fp64;
+/// row_count (one int64) += rows. y and target are fp32 [rows, columns].
+void squared_error(Stream& stream, const ConstTensorView& y, const ConstTensorView& target,
+                   const TensorView& loss_sum, const TensorView& row_count);
+
+/// d_y = 2 * scale * (y - target) / columns, fp32; in place on y is allowed.
+void squared_error_gradient(Stream& stream, const ConstTensorView& y, const ConstTensorView& target,
+                            float scale, const TensorView& d_y);
+
+}  // namespace tranche::models

@@ -1,0 +1,64 @@
+#include "tranche/models/step_tensors.h"
+
+#include <utility>
+
+#include "tranche/engine/engine.h"
+
+namespace tranche::models {
+
+namespace {
+constexpr std::int64_t alignment = 256;
+}
+
+StepTensors::StepTensors(Engine& engine, Category category, std::string_view tag,
+                         std::initializer_list<TensorRequest> requests)
+    : stream_(&engine.compute_stream()) {
+  std::int64_t bytes = 0;
+  for (const auto& request : requests) {
+    bytes = checked_add(
+        bytes, round_up(checked_multiply(request.shape.elements(), size_of(request.dtype)), alignment));
+  }
+  buffer_ = engine.acquire(bytes, category, tag);
+  tensors_.reserve(requests.size());
+  auto* at = static_cast<std::byte*>(buffer_.data());
+  for (const auto& request : requests) {
+    TensorView view{at, request.dtype, request.shape};
+    // Memory of the meta device may have no address at all; there is nothing to add to then.
+    if (at != nullptr) at += round_up(view.bytes(), alignment);
+    tensors_.push_back(std::move(view));
+  }
+}
+
+StepTensors::StepTensors(StepTensors&& other) noexcept
+    : stream_(std::exchange(other.stream_, nullptr)),
+      buffer_(std::move(other.buffer_)),
+      tensors_(std::move(other.tensors_)) {}
+
+StepTensors& StepTensors::operator=(StepTensors&& other) noexcept {
+  if (this != &other) {
+    release();
+    stream_ = std::exchange(other.stream_, nullptr);
+    buffer_ = std::move(other.buffer_);
+    tensors_ = std::move(other.tensors_);
+  }
+  return *this;
+}
+
+void StepTensors::release() noexcept {
+  if (!buffer_) return;
+  Event after;
+  try {
+    after = stream_->record();
+  } catch (...) {
+    // Without an event the memory could be reused too early; waiting for the stream is the safe substitute.
+    try {
+      stream_->synchronize();
+    } catch (...) {
+      // The stream has failed: nothing that it holds will be read any more.
+    }
+  }
+  buffer_.release(after);
+  tensors_.clear();
+}
+
+}  // namespace tranche::models

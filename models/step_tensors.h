@@ -1,0 +1,52 @@
+#pragma once
+/// Step memory cut into tensors: what a model keeps or scratches within a micro-batch.
+
+#include <initializer_list>
+#include <string_view>
+#include <vector>
+
+#include "tranche/core/tensor_view.h"
+#include "tranche/device/step_arena.h"
+
+namespace tranche {
+
+class Engine;
+class Stream;
+
+namespace models {
+
+/// A tensor wanted from step memory.
+struct TensorRequest {
+  DataType dtype = DataType::float32;
+  Shape shape;
+};
+
+/// One buffer of the engine's step memory that holds a tensor for each request, each aligned to 256 bytes.
+/// Move-only; goes back to the arena at end of scope, for reuse once the compute stream has passed that
+/// point.
+class StepTensors {
+ public:
+  StepTensors() = default;
+  /// Throws OutOfMemory when the device cannot hold it.
+  StepTensors(Engine& engine, Category category, std::string_view tag,
+              std::initializer_list<TensorRequest> requests);
+  ~StepTensors() { release(); }
+  StepTensors(StepTensors&& other) noexcept;
+  StepTensors& operator=(StepTensors&& other) noexcept;
+  StepTensors(const StepTensors&) = delete;
+  StepTensors& operator=(const StepTensors&) = delete;
+
+  /// Tensor of request `index`; contents are undefined until written.
+  const TensorView& operator[](int index) const { return tensors_.at(static_cast<std::size_t>(index)); }
+  /// True between construction and release.
+  bool held() const noexcept { return static_cast<bool>(buffer_); }
+  void release() noexcept;
+
+ private:
+  Stream* stream_ = nullptr;
+  StepBuffer buffer_;
+  std::vector<TensorView> tensors_;
+};
+
+}  // namespace models
+}  // namespace tranche
