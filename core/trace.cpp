@@ -66,6 +66,11 @@ struct TraceRecorder::Impl {
 TraceRecorder::TraceRecorder(int rank) : impl_(std::make_unique<Impl>(rank)) {}
 TraceRecorder::~TraceRecorder() = default;
 
+void TraceRecorder::set_rank(int rank) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->rank = rank;
+}
+
 void TraceRecorder::span(std::string_view track, std::string_view name, double begin, double end) {
   if (!std::isfinite(begin) || !std::isfinite(end)) return;
   const std::lock_guard lock(impl_->mutex);

@@ -18,6 +18,8 @@ class TraceRecorder {
   TraceRecorder(const TraceRecorder&) = delete;
   TraceRecorder& operator=(const TraceRecorder&) = delete;
 
+  /// Names the rank once it is known; it becomes the process of the timeline.
+  void set_rank(int rank);
   /// Adds a finished span; times in seconds of seconds_now().
   void span(std::string_view track, std::string_view name, double begin, double end);
   /// Adds a counter sample (bytes by category, say).

@@ -25,6 +25,9 @@ class Device {
   virtual DeviceKind kind() const = 0;
   virtual int index() const = 0;
   virtual int threads() const = 0;
+  /// Changes the host threads of the compute stream's kernels; before work is issued (the ranks of a host
+  /// share its cores, and their number is known only after the device was made).
+  virtual void set_threads(int threads) = 0;
   /// "cpu (16 threads)", "NVIDIA H200", "meta".
   virtual std::string description() const = 0;
   /// cpu: runs work inline on the calling thread; meta: drops it.
