@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tranche/device/memory.h"
@@ -23,6 +24,9 @@ struct CategoryBytes {
   }
 };
 
+/// Tag under which a step arena takes its block.
+inline constexpr std::string_view step_arena_tag = "step arena";
+
 /// One live allocation or arena slot, for "who was alive at the peak".
 struct LiveItem {
   std::string tag;
@@ -34,13 +38,15 @@ struct LiveItem {
 /// attributed to the category of the slot that occupies it; what the arena holds but no slot occupies is
 /// booked as `other`, so the categories of `current` always add up to its total.
 struct TierAccount {
-  CategoryBytes current;         ///< now, persistent and step memory
-  CategoryBytes persistent;      ///< now, allocations that outlive a step (outside the arena)
-  CategoryBytes category_peak;   ///< each category's own highest value
-  CategoryBytes at_peak;         ///< the categories at the instant of the highest total
-  std::int64_t peak = 0;         ///< highest total
-  std::string peak_phase;        ///< phase in which it occurred
-  std::vector<LiveItem> live_at_peak;
+  CategoryBytes current;        ///< now, persistent and step memory
+  CategoryBytes persistent;     ///< now, allocations that outlive a step (outside the arena)
+  CategoryBytes category_peak;  ///< each category's own highest value
+  /// The categories at the instant of the highest total; of several such instants (an arena's block keeps the
+  /// total level while slots come and go) the first of those with the least `other`.
+  CategoryBytes at_peak;
+  std::int64_t peak = 0;               ///< highest total
+  std::string peak_phase;              ///< phase in which it occurred
+  std::vector<LiveItem> live_at_peak;  ///< largest first; the bytes add up to `peak`
 };
 
 /// Thread-safe. Phase changes come from the issuing thread.
@@ -56,6 +62,9 @@ class Ledger {
   /// An arena slot starts or stops occupying `bytes` of memory that is already held as `other`.
   void occupied(Tier tier, Category category, std::int64_t bytes, std::string_view tag);
   void vacated(Tier tier, Category category, std::int64_t bytes, std::string_view tag) noexcept;
+  /// Says that `bytes` of what allocated() booked are the step's (an arena's block, a buffer of an unplanned
+  /// pass) and so leave `persistent`; called with -bytes just before they are released.
+  void lent_to_step(Tier tier, Category category, std::int64_t bytes) noexcept;
 
   /// Names what the rank is doing ("forward", "backward", "reduce", "step", "save") and the unit at work.
   void set_phase(std::string_view phase, std::string_view unit = {});

@@ -13,19 +13,31 @@ namespace tranche {
 enum class Tier : std::uint8_t { device, host, nvme };
 /// What bytes are for. For every tier and instant, the categories add up to the total.
 enum class Category : std::uint8_t {
-  parameters, gathered, gradients, optimizer, activations, communication, workspace, other
+  parameters,
+  gathered,
+  gradients,
+  optimizer,
+  activations,
+  communication,
+  workspace,
+  other
 };
 inline constexpr int tier_count = 3;
 inline constexpr int category_count = 8;
 inline constexpr std::array<Tier, tier_count> all_tiers{Tier::device, Tier::host, Tier::nvme};
 inline constexpr std::array<Category, category_count> all_categories{
-    Category::parameters, Category::gathered, Category::gradients, Category::optimizer,
+    Category::parameters,  Category::gathered,      Category::gradients, Category::optimizer,
     Category::activations, Category::communication, Category::workspace, Category::other};
 std::string_view name_of(Tier tier);
 std::string_view name_of(Category category);
 
 /// Every allocation starts at a multiple of this many bytes and is sized in multiples of it.
 inline constexpr std::int64_t memory_alignment = 256;
+/// What a request of `bytes` holds: the next multiple of memory_alignment. Ledgers, limits and packing count
+/// this.
+constexpr std::int64_t aligned_bytes(std::int64_t bytes) {
+  return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment;
+}
 
 /// One request: bytes (>= 0; zero is legal and yields a distinct non-null address), category, and a tag
 /// that names the owner ("h.3 exp_avg") in tables and errors.

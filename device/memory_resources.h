@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "tranche/device/ledger.h"
 #include "tranche/device/memory.h"
@@ -31,11 +32,14 @@ class LimitResource : public MemoryResource {
   const Ledger* ledger_;
 };
 
-/// Books every allocation in a Ledger and keeps the table of live ones; complains (through the callback) on
-/// a free that does not match. Records after upstream allocated, erases before upstream frees.
+/// Books every allocation in a Ledger and keeps the table of live ones. A free that does not match is counted
+/// and reported through `complain`: unknown addresses go no further, wrong sizes or categories are corrected
+/// from the table. What is still live at destruction is reported too. Records after upstream allocated,
+/// erases before upstream frees.
 class TrackingResource : public MemoryResource {
  public:
-  TrackingResource(MemoryResource& upstream, Ledger& ledger);
+  TrackingResource(MemoryResource& upstream, Ledger& ledger,
+                   std::function<void(const std::string& complaint)> complain = {});
   ~TrackingResource() override;
   Tier tier() const override { return upstream_.tier(); }
   void* allocate(const AllocationRequest& request) override;
@@ -44,6 +48,8 @@ class TrackingResource : public MemoryResource {
   std::int64_t live() const;
   /// Calls made so far (allocate + deallocate); a step that makes none leaves it unchanged.
   std::int64_t calls() const;
+  /// Frees that did not match an allocation.
+  std::int64_t mismatches() const;
 
  private:
   struct Impl;

@@ -39,7 +39,8 @@ class Stream {
   virtual int threads() const = 0;
   /// Runs `work` after everything issued before. cpu: inline for the compute stream, on the stream's own
   /// thread otherwise; meta: dropped; cuda: InvalidArgument (kernels launch on native_handle()).
-  /// `name` labels the span in a trace. A failure surfaces at the next wait on a later event.
+  /// `name` labels the span in a trace. A failure surfaces at the next wait on a later event, and later
+  /// work of the stream is skipped; an inline stream throws it right here instead.
   virtual void enqueue(std::string_view name, std::function<void()> work) = 0;
   /// Later work on this stream starts after `event`. On an inline stream this blocks the caller, and
   /// rethrows the event's failure.

@@ -1,0 +1,52 @@
+#pragma once
+/// Streams of the cpu device: inline on the calling thread, or a worker thread with an ordered queue.
+
+#include <memory>
+#include <string>
+
+#include "tranche/device/stream.h"
+
+namespace tranche {
+
+/// Runs work at once on the calling thread, so every recorded point has been passed. A failure of the work
+/// leaves enqueue() directly.
+class CpuInlineStream : public Stream {
+ public:
+  CpuInlineStream(std::string name, int threads);
+  DeviceKind kind() const override { return DeviceKind::cpu; }
+  const std::string& name() const override { return name_; }
+  int threads() const override { return threads_; }
+  void enqueue(std::string_view name, std::function<void()> work) override;
+  void wait(const Event& event) override { event.wait(); }
+  Event record() override { return {}; }
+  void synchronize() override {}
+
+ private:
+  std::string name_;
+  int threads_;
+};
+
+/// Runs work in order on a thread of its own. After a failure (of work, or of an event waited for) later work
+/// is skipped and every later event carries that failure; it is never cleared.
+/// The destructor runs what is queued; an event that does not pass within two seconds then counts as failed,
+/// so that tearing down after an error elsewhere cannot hang.
+class CpuWorkerStream : public Stream {
+ public:
+  CpuWorkerStream(std::string name, int threads);
+  ~CpuWorkerStream() override;
+  DeviceKind kind() const override { return DeviceKind::cpu; }
+  const std::string& name() const override { return name_; }
+  int threads() const override { return threads_; }
+  void enqueue(std::string_view name, std::function<void()> work) override;
+  void wait(const Event& event) override;
+  Event record() override;
+  void synchronize() override { record().wait(); }
+
+ private:
+  struct Impl;
+  std::string name_;
+  int threads_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tranche

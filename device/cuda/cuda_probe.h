@@ -1,0 +1,36 @@
+#pragma once
+/// What the machine offers for CUDA. Needs no CUDA header, so that every floor can ask.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tranche/device/device.h"
+
+namespace tranche {
+
+struct CudaDeviceInfo {
+  std::string name;
+  int compute_major = 0;
+  int compute_minor = 0;
+  std::int64_t memory_bytes = 0;
+  int multiprocessors = 0;
+};
+
+struct CudaProbe {
+  bool compiled = false;    ///< this build contains the CUDA runtime
+  int runtime_version = 0;  ///< 13000 for 13.0; 0 when not compiled
+  int driver_version = 0;   ///< 0 when there is no driver
+  std::vector<CudaDeviceInfo> devices;
+  std::string problem;  ///< why there are no devices; empty when there are
+};
+
+/// Never throws on a machine without GPU or driver: `problem` says so.
+CudaProbe probe_cuda();
+
+/// Throws NotCompiled naming the option when the build has no CUDA; else ConfigurationError, either that no
+/// GPU or driver was found or that training on cuda is not part of this version.
+std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);
+
+}  // namespace tranche

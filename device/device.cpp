@@ -1,0 +1,22 @@
+#include "tranche/device/device.h"
+
+#include "tranche/core/error.h"
+#include "tranche/device/cpu/cpu_device.h"
+#include "tranche/device/cuda/cuda_probe.h"
+#include "tranche/device/meta/meta_device.h"
+
+namespace tranche {
+
+std::unique_ptr<Device> make_device(const DeviceOptions& options) {
+  switch (options.kind) {
+    case DeviceKind::cpu:
+      return make_cpu_device(options);
+    case DeviceKind::meta:
+      return make_meta_device(options);
+    case DeviceKind::cuda:
+      return make_cuda_device(options);
+  }
+  throw InvalidArgument("unknown device kind " + std::to_string(static_cast<int>(options.kind)));
+}
+
+}  // namespace tranche

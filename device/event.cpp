@@ -1,0 +1,105 @@
+#include "tranche/device/event.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace tranche {
+namespace {
+
+std::chrono::steady_clock::time_point deadline_after(double seconds) {
+  // Far beyond any run; keeps the conversion to integer ticks from overflowing.
+  constexpr double longest = 1e8;
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                                std::chrono::duration<double>(std::min(seconds, longest)));
+}
+
+}  // namespace
+
+struct HostEvent::Impl {
+  std::mutex mutex;
+  std::condition_variable passed;
+  std::atomic<bool> done{false};  // written under the mutex; read without it by query()
+  std::exception_ptr error;       // written before done
+  std::function<void()> progress;
+
+  bool finish(std::exception_ptr failure) {
+    {
+      std::lock_guard lock(mutex);
+      if (done.load(std::memory_order_relaxed)) return false;
+      error = std::move(failure);
+      done.store(true, std::memory_order_release);
+    }
+    passed.notify_all();
+    return true;
+  }
+
+  // Sleeps until passed or until `until`; returns whether it was passed.
+  bool sleep_until(std::chrono::steady_clock::time_point until) {
+    std::unique_lock lock(mutex);
+    return passed.wait_until(lock, until, [&] { return done.load(std::memory_order_relaxed); });
+  }
+
+  bool wait_plain(double seconds) {
+    if (seconds >= 0) return sleep_until(deadline_after(seconds));
+    std::unique_lock lock(mutex);
+    passed.wait(lock, [&] { return done.load(std::memory_order_relaxed); });
+    return true;
+  }
+
+  // The waiter moves the work itself: a few tries in a row, then with pauses that grow to 100 us so that
+  // other ranks on the same cores can move too. The pauses are on the condition variable, so completion from
+  // another thread ends them at once.
+  bool wait_with_progress(double seconds) {
+    constexpr int eager_tries = 32;
+    constexpr std::chrono::microseconds longest_pause{100};
+    const auto limit = deadline_after(seconds < 0 ? 1e8 : seconds);
+    std::chrono::microseconds pause{1};
+    for (int tries = 0;; ++tries) {
+      progress();
+      if (done.load(std::memory_order_acquire)) return true;
+      const auto now = std::chrono::steady_clock::now();
+      if (seconds >= 0 && now >= limit) return false;
+      if (tries < eager_tries) {
+        std::this_thread::yield();
+        continue;
+      }
+      if (sleep_until(std::min(limit, now + pause))) return true;
+      pause = std::min(pause * 2, longest_pause);
+    }
+  }
+};
+
+HostEvent::HostEvent() : impl_(std::make_unique<Impl>()) {}
+HostEvent::~HostEvent() = default;
+
+bool HostEvent::query() {
+  return impl_->done.load(std::memory_order_acquire);
+}
+
+bool HostEvent::wait(double seconds) {
+  if (!query()) {
+    const bool passed = impl_->progress ? impl_->wait_with_progress(seconds) : impl_->wait_plain(seconds);
+    if (!passed) return false;
+  }
+  if (impl_->error) std::rethrow_exception(impl_->error);
+  return true;
+}
+
+void HostEvent::complete() {
+  impl_->finish(nullptr);
+}
+
+void HostEvent::fail(std::exception_ptr error) {
+  impl_->finish(std::move(error));
+}
+
+void HostEvent::set_progress(std::function<void()> progress) {
+  impl_->progress = std::move(progress);
+}
+
+}  // namespace tranche

@@ -1,0 +1,401 @@
+#include "tranche/device/step_arena.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "tranche/core/error.h"
+#include "tranche/device/packing.h"
+
+namespace tranche {
+namespace {
+
+/// What a program's recorded pass acquired, in order, and where its packing puts it.
+struct PlannedSlot {
+  std::int64_t bytes = 0;
+  Category category = Category::other;
+  PackingInterval interval;
+  std::int64_t offset = 0;
+};
+
+struct Program {
+  std::string name;
+  std::vector<PlannedSlot> slots;
+  bool planned = false;
+  bool record_anew = false;
+  std::int64_t block_bytes = 0;
+  std::int64_t live_peak = 0;
+};
+
+enum class Source { none, resource, block, empty };
+
+/// An outstanding buffer. Entries are used again, so a planned pass allocates nothing.
+struct Held {
+  Source source = Source::none;
+  void* data = nullptr;
+  std::int64_t bytes = 0;
+  std::int64_t offset = 0;  // in the block
+  Category category = Category::other;
+  std::string tag;
+  std::int64_t pass = -1;         // -1: acquired outside any pass
+  std::int64_t recorded_as = -1;  // index among the recorded slots of that pass
+};
+
+/// A released piece of the block whose last owner's work may still run.
+struct Pending {
+  std::int64_t offset;
+  std::int64_t end;
+  Event after;
+};
+
+enum class Mode { idle, dynamic, recording, planned, fallen_back };
+
+void wait_quietly(const Event& event) noexcept {
+  // A failure surfaces to those who wait for the work itself; the memory is free either way.
+  try {
+    event.wait();
+  } catch (...) {
+  }
+}
+
+}  // namespace
+
+struct StepArena::Impl {
+  MemoryResource& resource;
+  Ledger& ledger;
+  Tier tier;
+
+  std::vector<std::unique_ptr<Program>> programs;
+  Program* program = nullptr;  // of the pass
+  Mode mode = Mode::idle;
+  std::int64_t pass = 0;
+  std::size_t next_slot = 0;
+  std::int64_t instant = 0;
+  std::vector<PlannedSlot> recorded;
+
+  Buffer block;
+  std::vector<Held> held;
+  std::vector<std::int64_t> free_entries;
+  std::map<std::int64_t, std::int64_t> occupied;  // of the block: offset -> end, disjoint
+  std::vector<Pending> pending;
+  bool poison = false;
+  alignas(memory_alignment) std::byte nothing[memory_alignment];  // the address of empty buffers
+
+  Impl(MemoryResource& upstream, Ledger& book) : resource(upstream), ledger(book), tier(upstream.tier()) {}
+
+  Program* find(std::string_view name) const {
+    for (const auto& candidate : programs) {
+      if (candidate->name == name) return candidate.get();
+    }
+    return nullptr;
+  }
+
+  std::int64_t block_needed() const {
+    std::int64_t bytes = 0;
+    for (const auto& candidate : programs) {
+      if (candidate->planned) bytes = std::max(bytes, candidate->block_bytes);
+    }
+    return bytes;
+  }
+
+  bool ready_to_replay(const Program& candidate) const {
+    return candidate.planned && !candidate.record_anew && candidate.block_bytes <= block.bytes();
+  }
+
+  void settle() noexcept {
+    for (const Pending& piece : pending) wait_quietly(piece.after);
+    pending.clear();
+  }
+
+  void free_block() noexcept {
+    if (!block) return;
+    settle();
+    ledger.lent_to_step(tier, Category::other, -aligned_bytes(block.bytes()));
+    block.reset();
+  }
+
+  // Gives the block the size that all planned programs need. The old one goes first, so both never count.
+  void fit_block() {
+    const std::int64_t bytes = block_needed();
+    if (bytes <= block.bytes() || !occupied.empty()) return;
+    free_block();
+    block = Buffer(resource, bytes, Category::other, std::string(step_arena_tag));
+    ledger.lent_to_step(tier, Category::other, aligned_bytes(bytes));
+  }
+
+  bool block_is_free(std::int64_t offset, std::int64_t end) const {
+    const auto after = occupied.lower_bound(end);
+    return after == occupied.begin() || std::prev(after)->second <= offset;
+  }
+
+  // Events of earlier owners of [offset, end) that have not passed; drops those that have.
+  void collect_ready(std::int64_t offset, std::int64_t end, std::vector<Event>& ready) {
+    std::erase_if(pending, [](const Pending& piece) { return piece.after.query(); });
+    for (const Pending& piece : pending) {
+      if (piece.offset < end && offset < piece.end) ready.push_back(piece.after);
+    }
+  }
+
+  std::int64_t new_entry() {
+    if (free_entries.empty()) {
+      held.emplace_back();
+      free_entries.reserve(held.size());  // giving back must not allocate
+      return static_cast<std::int64_t>(held.size()) - 1;
+    }
+    const std::int64_t entry = free_entries.back();
+    free_entries.pop_back();
+    return entry;
+  }
+
+  // The planned place of the next acquire, if it is the recorded one and free.
+  std::optional<std::int64_t> planned_offset(std::int64_t bytes, Category category) {
+    if (next_slot >= program->slots.size()) return std::nullopt;
+    const PlannedSlot& slot = program->slots[next_slot];
+    if (slot.bytes != bytes || slot.category != category) return std::nullopt;
+    if (bytes > 0 && !block_is_free(slot.offset, slot.offset + aligned_bytes(bytes))) return std::nullopt;
+    ++next_slot;
+    return slot.offset;
+  }
+
+  void fall_back() {
+    mode = Mode::fallen_back;
+    program->record_anew = true;
+  }
+
+  std::string holders(std::int64_t of_pass) const {
+    std::string text;
+    int count = 0;
+    for (const Held& entry : held) {
+      if (entry.source == Source::none || (of_pass >= 0 && entry.pass != of_pass)) continue;
+      if (++count > 8) continue;
+      text += fmt::format("{}'{}' ({}, {})", count > 1 ? ", " : "", entry.tag, name_of(entry.category),
+                          format_bytes(entry.bytes));
+    }
+    if (count > 8) text += fmt::format(" and {} more", count - 8);
+    return text;
+  }
+
+  void pack_recorded() {
+    std::vector<PackingInterval> intervals;
+    intervals.reserve(recorded.size());
+    for (const PlannedSlot& slot : recorded) intervals.push_back(slot.interval);
+    const Packing packing = pack_intervals(intervals);
+    for (std::size_t i = 0; i < recorded.size(); ++i) recorded[i].offset = packing.offsets[i];
+    program->slots = std::move(recorded);
+    program->live_peak = packing.live_peak;
+    program->block_bytes = packing.bytes;
+    program->planned = true;
+    program->record_anew = false;
+    recorded.clear();
+  }
+};
+
+// ---- the buffer
+
+StepBuffer::StepBuffer(StepBuffer&& other) noexcept
+    : arena_(std::exchange(other.arena_, nullptr)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      slot_(std::exchange(other.slot_, -1)),
+      ready_(std::exchange(other.ready_, {})) {}
+
+StepBuffer& StepBuffer::operator=(StepBuffer&& other) noexcept {
+  if (this == &other) return *this;
+  release({});
+  arena_ = std::exchange(other.arena_, nullptr);
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  slot_ = std::exchange(other.slot_, -1);
+  ready_ = std::exchange(other.ready_, {});
+  return *this;
+}
+
+void StepBuffer::release(const Event& after) noexcept {
+  if (arena_ == nullptr) return;
+  arena_->give_back(*this, after);
+  arena_ = nullptr;
+  data_ = nullptr;
+  bytes_ = 0;
+  slot_ = -1;
+  ready_.clear();
+}
+
+// ---- the arena
+
+StepArena::StepArena(MemoryResource& resource, Ledger& ledger)
+    : impl_(std::make_unique<Impl>(resource, ledger)) {}
+
+StepArena::~StepArena() {
+  impl_->free_block();
+}
+
+void StepArena::begin(std::string_view program, bool record) {
+  Impl& arena = *impl_;
+  if (arena.mode != Mode::idle) {
+    throw LogicError(
+        fmt::format("step arena: pass '{}' begins inside pass '{}'", program, arena.program->name));
+  }
+  Program* found = arena.find(program);
+  if (found == nullptr) {
+    arena.programs.push_back(std::make_unique<Program>());
+    found = arena.programs.back().get();
+    found->name = program;
+  }
+  if (found->planned && !found->record_anew && !record) arena.fit_block();
+  const bool replay = !record && arena.ready_to_replay(*found);
+  const bool watch = record || found->record_anew || found->planned;
+  // The buffers of a watched pass come from the resource; the block would only lie beside them.
+  if (!replay && watch && arena.occupied.empty()) arena.free_block();
+  arena.program = found;
+  arena.mode = replay ? Mode::planned : watch ? Mode::recording : Mode::dynamic;
+  ++arena.pass;
+  arena.next_slot = 0;
+  arena.instant = 0;
+  arena.recorded.clear();
+}
+
+void StepArena::end() {
+  Impl& arena = *impl_;
+  if (arena.mode == Mode::idle) throw LogicError("step arena: end() without begin()");
+  const std::int64_t pass = arena.pass;
+  const auto outstanding = std::count_if(arena.held.begin(), arena.held.end(), [&](const Held& entry) {
+    return entry.source != Source::none && entry.pass == pass;
+  });
+  if (outstanding > 0) {
+    throw LogicError(
+        fmt::format("step arena: pass '{}' ends while {} of its buffers are held: {}; release them first",
+                    arena.program->name, outstanding, arena.holders(pass)));
+  }
+  const bool recorded = arena.mode == Mode::recording;
+  if (recorded) arena.pack_recorded();
+  arena.mode = Mode::idle;
+  arena.program = nullptr;
+  if (recorded) arena.fit_block();
+}
+
+void StepArena::abandon() noexcept {
+  impl_->mode = Mode::idle;
+  impl_->program = nullptr;
+  impl_->recorded.clear();
+}
+
+bool StepArena::active() const noexcept {
+  return impl_->mode != Mode::idle;
+}
+
+StepBuffer StepArena::acquire(std::int64_t bytes, Category category, std::string_view tag) {
+  Impl& arena = *impl_;
+  if (bytes < 0) throw InvalidArgument(fmt::format("step buffer '{}' of {} bytes", tag, bytes));
+  StepBuffer buffer;
+  std::optional<std::int64_t> offset;
+  if (arena.mode == Mode::planned) {
+    offset = arena.planned_offset(bytes, category);
+    if (!offset) arena.fall_back();
+  }
+  const std::int64_t index = arena.new_entry();
+  Held& entry = arena.held[static_cast<std::size_t>(index)];
+  try {
+    entry.bytes = bytes;
+    entry.category = category;
+    entry.tag = tag;
+    entry.pass = arena.mode == Mode::idle ? -1 : arena.pass;
+    entry.recorded_as = -1;
+    if (arena.mode == Mode::recording) {
+      entry.recorded_as = static_cast<std::int64_t>(arena.recorded.size());
+      arena.recorded.push_back({bytes, category, {arena.instant, arena.instant, bytes}, 0});
+    }
+    if (bytes == 0) {
+      entry.data = arena.nothing;
+      entry.source = Source::empty;
+    } else if (offset) {
+      const std::int64_t end = *offset + aligned_bytes(bytes);
+      arena.collect_ready(*offset, end, buffer.ready_);
+      arena.occupied.emplace(*offset, end);
+      arena.ledger.occupied(arena.tier, category, aligned_bytes(bytes), tag);
+      entry.offset = *offset;
+      entry.data = static_cast<std::byte*>(arena.block.data()) + *offset;
+      entry.source = Source::block;
+    } else {
+      entry.data = arena.resource.allocate({bytes, category, tag});
+      entry.source = Source::resource;
+      arena.ledger.lent_to_step(arena.tier, category, aligned_bytes(bytes));
+    }
+  } catch (...) {
+    if (entry.recorded_as >= 0) arena.recorded.pop_back();
+    entry.source = Source::none;
+    arena.free_entries.push_back(index);
+    throw;
+  }
+  ++arena.instant;
+  if (arena.poison && bytes > 0) {
+    for (const Event& event : buffer.ready_) wait_quietly(event);
+    std::memset(entry.data, 0xff, static_cast<std::size_t>(bytes));
+  }
+  buffer.arena_ = this;
+  buffer.data_ = entry.data;
+  buffer.bytes_ = bytes;
+  buffer.slot_ = index;
+  return buffer;
+}
+
+void StepArena::give_back(StepBuffer& buffer, const Event& after) noexcept {
+  Impl& arena = *impl_;
+  Held& entry = arena.held[static_cast<std::size_t>(buffer.slot_)];
+  const std::int64_t aligned = aligned_bytes(entry.bytes);
+  if (arena.poison && entry.bytes > 0) {
+    wait_quietly(after);
+    std::memset(entry.data, 0xff, static_cast<std::size_t>(entry.bytes));
+  }
+  if (entry.source == Source::block) {
+    arena.occupied.erase(entry.offset);
+    arena.ledger.vacated(arena.tier, entry.category, aligned, entry.tag);
+    if (!after.query()) arena.pending.push_back({entry.offset, entry.offset + aligned, after});
+  } else if (entry.source == Source::resource) {
+    // Blocking here keeps the peak of an unplanned pass free of timing.
+    wait_quietly(after);
+    arena.ledger.lent_to_step(arena.tier, entry.category, -aligned);
+    arena.resource.deallocate(entry.data, {entry.bytes, entry.category, entry.tag});
+  }
+  if (arena.mode == Mode::recording && entry.pass == arena.pass) {
+    arena.recorded[static_cast<std::size_t>(entry.recorded_as)].interval.end = arena.instant;
+  }
+  ++arena.instant;
+  entry.source = Source::none;
+  arena.free_entries.push_back(buffer.slot_);
+}
+
+bool StepArena::planned(std::string_view program) const {
+  const Program* found = impl_->find(program);
+  return found != nullptr && impl_->ready_to_replay(*found);
+}
+
+void StepArena::forget() {
+  Impl& arena = *impl_;
+  if (arena.mode != Mode::idle) {
+    throw LogicError(fmt::format("step arena: forget() inside pass '{}'", arena.program->name));
+  }
+  if (!arena.occupied.empty()) {
+    throw LogicError(fmt::format("step arena: forget() while buffers are held: {}", arena.holders(-1)));
+  }
+  arena.free_block();
+  arena.programs.clear();
+}
+
+std::int64_t StepArena::block_bytes() const noexcept {
+  return impl_->block.bytes();
+}
+
+std::int64_t StepArena::live_peak(std::string_view program) const {
+  const Program* found = impl_->find(program);
+  return found == nullptr ? 0 : found->live_peak;
+}
+
+void StepArena::set_poison(bool poison) noexcept {
+  impl_->poison = poison;
+}
+
+}  // namespace tranche
