@@ -109,7 +109,7 @@ struct CpuWorkerStream::Impl {
 
   void wait_for(const Event& event) {
     constexpr double slice = 0.05;
-    constexpr double patience = 2.0;
+    constexpr double patience = 1.0;
     while (!event.wait_for(slice)) {
       std::lock_guard lock(mutex);
       if (stopping && seconds_now() - stopping_since > patience) {

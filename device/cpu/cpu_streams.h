@@ -28,7 +28,7 @@ class CpuInlineStream : public Stream {
 
 /// Runs work in order on a thread of its own. After a failure (of work, or of an event waited for) later work
 /// is skipped and every later event carries that failure; it is never cleared.
-/// The destructor runs what is queued; an event that does not pass within two seconds then counts as failed,
+/// The destructor runs what is queued; an event that does not pass within a second then counts as failed,
 /// so that tearing down after an error elsewhere cannot hang.
 class CpuWorkerStream : public Stream {
  public:
