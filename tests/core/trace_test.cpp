@@ -1,0 +1,173 @@
+#include "tranche/core/trace.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+
+namespace tranche {
+namespace {
+
+using nlohmann::json;
+
+std::vector<json> events_of(const TraceRecorder& trace, const std::string& phase) {
+  const json parsed = json::parse(trace.to_json());
+  std::vector<json> result;
+  for (const json& event : parsed.at("traceEvents")) {
+    if (event.at("ph") == phase) result.push_back(event);
+  }
+  return result;
+}
+
+/// tid of every named track.
+std::map<std::string, int> tracks_of(const TraceRecorder& trace) {
+  std::map<std::string, int> result;
+  for (const json& event : events_of(trace, "M")) {
+    if (event.at("name") != "thread_name") continue;
+    result[event.at("args").at("name").get<std::string>()] = event.at("tid").get<int>();
+  }
+  return result;
+}
+
+TEST(Trace, EmptyIsValidAndNamesTheRank) {
+  const TraceRecorder trace(3);
+  EXPECT_EQ(trace.size(), 0);
+  const auto metadata = events_of(trace, "M");
+  ASSERT_FALSE(metadata.empty());
+  EXPECT_EQ(metadata[0].at("name"), "process_name");
+  EXPECT_EQ(metadata[0].at("pid"), 3);
+  EXPECT_EQ(metadata[0].at("args").at("name"), "rank 3");
+}
+
+TEST(Trace, SpansAreInMicrosecondsOnTheirTrack) {
+  TraceRecorder trace(1);
+  trace.span("compute", "forward", 1.5, 1.75);
+  trace.span("gather", "unit 0", 1.25, 1.25);
+  trace.span("compute", "backward", 2.0, 1.0);
+  EXPECT_EQ(trace.size(), 3);
+  const auto spans = events_of(trace, "X");
+  const auto tracks = tracks_of(trace);
+  ASSERT_EQ(spans.size(), 3u);
+  ASSERT_EQ(tracks.size(), 2u);
+  EXPECT_NE(tracks.at("compute"), tracks.at("gather"));
+  EXPECT_EQ(spans[0].at("name"), "forward");
+  EXPECT_EQ(spans[0].at("pid"), 1);
+  EXPECT_EQ(spans[0].at("tid"), tracks.at("compute"));
+  EXPECT_EQ(spans[0].at("ts"), 1.5e6);
+  EXPECT_EQ(spans[0].at("dur"), 0.25e6);
+  EXPECT_EQ(spans[1].at("tid"), tracks.at("gather"));
+  EXPECT_EQ(spans[1].at("dur"), 0.0);
+  EXPECT_EQ(spans[2].at("dur"), 0.0) << "no span is shorter than nothing";
+}
+
+TEST(Trace, NanosecondsSurviveAtTheClocksMagnitude) {
+  TraceRecorder trace(0);
+  const double begin = 1e6 + 0.000001;  // eleven days after the clock's origin
+  trace.span("t", "s", begin, begin + 0.000001);
+  EXPECT_NEAR(events_of(trace, "X")[0].at("ts").get<double>(), begin * 1e6, 1e-3);
+}
+
+TEST(Trace, CountersShareAChartByTrack) {
+  TraceRecorder trace(0);
+  trace.counter("memory", "gathered", 0.5, 1024);
+  trace.counter("memory", "gradients", 0.5, 0.125);
+  trace.counter("memory", "gathered", 1.0, 1e300);
+  const auto counters = events_of(trace, "C");
+  ASSERT_EQ(counters.size(), 3u);
+  EXPECT_EQ(counters[0].at("name"), "memory");
+  EXPECT_EQ(counters[0].at("ts"), 0.5e6);
+  EXPECT_EQ(counters[0].at("args").at("gathered"), 1024);
+  EXPECT_EQ(counters[1].at("args").at("gradients"), 0.125);
+  EXPECT_EQ(counters[2].at("args").at("gathered"), 1e300);
+  EXPECT_TRUE(tracks_of(trace).empty());
+}
+
+TEST(Trace, WhatIsNotFiniteIsLeftOut) {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  TraceRecorder trace(0);
+  trace.span("t", "s", nan, 1);
+  trace.span("t", "s", 0, infinity);
+  trace.counter("t", "c", 0, nan);
+  trace.counter("t", "c", -infinity, 0);
+  EXPECT_EQ(trace.size(), 0);
+  EXPECT_TRUE(json::accept(trace.to_json()));
+}
+
+TEST(Trace, AnyTextIsEscaped) {
+  const std::string awkward = "quote \" backslash \\ newline \n bell \a {} h\xc3\xa9";
+  TraceRecorder trace(0);
+  trace.span(awkward, awkward, 0, 1);
+  trace.counter(awkward, awkward, 0, 1);
+  trace.span("t", std::string("broken \xff utf-8"), 0, 1);
+  EXPECT_EQ(tracks_of(trace).count(awkward), 1u);
+  EXPECT_EQ(events_of(trace, "X")[0].at("name"), awkward);
+  EXPECT_EQ(events_of(trace, "C")[0].at("args").at(awkward), 1);
+  EXPECT_EQ(events_of(trace, "X")[1].at("name"), "broken \xef\xbf\xbd utf-8");
+}
+
+TEST(Trace, ThreadsRecordTogether) {
+  TraceRecorder trace(0);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&trace, t] {
+      for (int i = 0; i < 200; ++i) {
+        trace.span("track " + std::to_string(t), "s" + std::to_string(i % 7), i, i + 1);
+        trace.counter("chart", "c", i, i);
+        if (i % 100 == 0) (void)trace.to_json();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(trace.size(), 1600);
+  const auto tracks = tracks_of(trace);
+  EXPECT_EQ(tracks.size(), 4u);
+  std::map<int, int> spans_per_track;
+  for (const json& span : events_of(trace, "X")) ++spans_per_track[span.at("tid").get<int>()];
+  for (const auto& [name, tid] : tracks) EXPECT_EQ(spans_per_track[tid], 200) << name;
+}
+
+TEST(Trace, SavesWhatItSays) {
+  TraceRecorder trace(0);
+  trace.span("t", "s", 0, 1);
+  const std::string path = testing::TempDir() + "tranche_trace_test.json";
+  trace.save(path);
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_EQ(text.str(), trace.to_json());
+  std::remove(path.c_str());
+}
+
+TEST(Trace, SaveSaysWhichPathFailed) {
+  const TraceRecorder trace(0);
+  const std::string path = testing::TempDir() + "no such folder/trace.json";
+  try {
+    trace.save(path);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.message(), "cannot write the trace to '" + path + "': No such file or directory");
+  }
+}
+
+TEST(Clock, GoesForward) {
+  const double before = seconds_now();
+  Stopwatch watch;
+  EXPECT_GE(watch.seconds(), 0.0);
+  watch.restart();
+  EXPECT_GE(watch.seconds(), 0.0);
+  EXPECT_GE(seconds_now(), before);
+}
+
+}  // namespace
+}  // namespace tranche
