@@ -120,9 +120,9 @@ TEST(Trace, ThreadsRecordTogether) {
   TraceRecorder trace(0);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&trace, t] {
+    threads.emplace_back([&trace, track = "track " + std::to_string(t)] {
       for (int i = 0; i < 200; ++i) {
-        trace.span("track " + std::to_string(t), "s" + std::to_string(i % 7), i, i + 1);
+        trace.span(track, i % 2 == 0 ? "even" : "odd", i, i + 1);
         trace.counter("chart", "c", i, i);
         if (i % 100 == 0) (void)trace.to_json();
       }
