@@ -1,0 +1,100 @@
+#include "tranche/kernels/cpu/elementwise.h"
+#include "tranche/kernels/cpu/parallel.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/gelu.cpp"
+#include "hwy/foreach_target.h"
+#include "tranche/kernels/cpu/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tranche::kernels::cpu::HWY_NAMESPACE {
+
+// The tanh form is x / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): one exponential and, unlike
+// 1 + tanh(u), no cancellation for negative x. The exponential is ours so that the bits are the same on every
+// instruction set.
+
+/// exp(x) for x in [-80, 80], error within 2 units in the last place: 2^n times a polynomial on
+/// [-ln 2 / 2, ln 2 / 2] (coefficients of Cephes' expf).
+template <class D>
+HWY_INLINE hn::VFromD<D> exponential(D d, hn::VFromD<D> x) {
+  const hn::RebindToSigned<D> integers;
+  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+  const auto rounder = hn::Set(d, 12582912.0f);
+  const auto shifted = hn::Add(hn::Mul(x, hn::Set(d, 1.44269504088896341f)), rounder);
+  const auto n = hn::Sub(shifted, rounder);
+  auto r = hn::Sub(x, hn::Mul(n, hn::Set(d, 0.693359375f)));  // ln 2 in two parts; the first product is exact
+  r = hn::Sub(r, hn::Mul(n, hn::Set(d, -2.12194440e-4f)));
+  auto p = hn::Set(d, 1.9875691500e-4f);
+  p = hn::Add(hn::Mul(p, r), hn::Set(d, 1.3981999507e-3f));
+  p = hn::Add(hn::Mul(p, r), hn::Set(d, 8.3334519073e-3f));
+  p = hn::Add(hn::Mul(p, r), hn::Set(d, 4.1665795894e-2f));
+  p = hn::Add(hn::Mul(p, r), hn::Set(d, 1.6666665459e-1f));
+  p = hn::Add(hn::Mul(p, r), hn::Set(d, 5.0000001201e-1f));
+  p = hn::Add(hn::Add(hn::Mul(p, hn::Mul(r, r)), r), hn::Set(d, 1.0f));
+  return hn::BitCast(d, hn::Add(hn::BitCast(integers, p), hn::ShiftLeft<23>(hn::BitCast(integers, shifted))));
+}
+
+inline constexpr float two_root = -1.5957691216057308f;     // -2 sqrt(2 / pi)
+inline constexpr float two_root_cubic = -0.0713548162726f;  // the same times 0.044715
+
+/// exp(-2u), kept within the range of the exponential; beyond it 1 + exp(-2u) is 1 or the result vanishes.
+template <class D>
+HWY_INLINE hn::VFromD<D> exponential_of_minus_2u(D d, hn::VFromD<D> x) {
+  const auto factor = hn::Add(hn::Set(d, two_root), hn::Mul(hn::Set(d, two_root_cubic), hn::Mul(x, x)));
+  const auto limit = hn::Set(d, 80.0f);
+  return exponential(d, hn::Max(hn::Min(hn::Mul(x, factor), limit), hn::Neg(limit)));
+}
+
+void gelu(const ConstTensorView& x_view, const TensorView& y_view, std::int64_t first, std::int64_t count) {
+  for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
+    const std::int64_t i = first + offset;
+    const auto x = load_any(d, x_view.dtype, x_view.data, i);
+    const auto y = hn::Div(x, hn::Add(hn::Set(d, 1.0f), exponential_of_minus_2u(d, x)));
+    store_any(d, y, y_view.dtype, y_view.data, i);
+  });
+}
+
+void gelu_gradient(const ConstTensorView& x_view, const ConstTensorView& dy_view, const TensorView& dx_view,
+                   std::int64_t first, std::int64_t count) {
+  for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
+    const std::int64_t i = first + offset;
+    const auto one = hn::Set(d, 1.0f);
+    const auto given = load_any(d, x_view.dtype, x_view.data, i);
+    // Beyond 16 the derivative is 0 or 1 to the last bit; clamping keeps x^2 finite. NaNs stay NaNs.
+    const auto bound = hn::Set(d, 16.0f);
+    const auto clamped = hn::Max(hn::Min(given, bound), hn::Neg(bound));
+    const auto x = hn::IfThenElse(hn::IsNaN(given), given, clamped);
+    const auto e = exponential_of_minus_2u(d, x);
+    const auto s = hn::Div(one, hn::Add(one, e));
+    // gelu' = s + x s (1 - s) 2u', where 1 - s = e s and 2u' = 2 sqrt(2 / pi) (1 + 3 * 0.044715 x^2).
+    const auto slope =
+        hn::Sub(hn::Set(d, -two_root), hn::Mul(hn::Set(d, 3.0f * two_root_cubic), hn::Mul(x, x)));
+    const auto derivative = hn::Add(s, hn::Mul(hn::Mul(x, s), hn::Mul(hn::Mul(e, s), slope)));
+    store_any(d, hn::Mul(load_any(d, dy_view.dtype, dy_view.data, i), derivative), dx_view.dtype,
+              dx_view.data, i);
+  });
+}
+
+}  // namespace tranche::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tranche::kernels::cpu {
+
+HWY_EXPORT(gelu);
+HWY_EXPORT(gelu_gradient);
+
+void gelu_forward(int threads, const ConstTensorView& x, const TensorView& y) {
+  parallel_ranges(threads, x.elements(), parallel_grain / 4, [&](std::int64_t first, std::int64_t count) {
+    HWY_DYNAMIC_DISPATCH(gelu)(x, y, first, count);
+  });
+}
+
+void gelu_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& dx) {
+  parallel_ranges(threads, x.elements(), parallel_grain / 4, [&](std::int64_t first, std::int64_t count) {
+    HWY_DYNAMIC_DISPATCH(gelu_gradient)(x, dy, dx, first, count);
+  });
+}
+
+}  // namespace tranche::kernels::cpu
+#endif

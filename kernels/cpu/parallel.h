@@ -1,0 +1,30 @@
+#pragma once
+/// Loops over the host threads that a stream lends.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tranche::kernels::cpu {
+
+/// Below this many elements a second thread costs more than it saves (a team starts in microseconds).
+inline constexpr std::int64_t parallel_grain = 32768;
+
+/// Calls body(first, count) so that [0, total) is covered once, in stretches of `grain` (the last may be
+/// shorter) when several threads run and in one stretch otherwise: the body's result must not depend on it.
+template <class Body>
+void parallel_ranges(int threads, std::int64_t total, std::int64_t grain, const Body& body) {
+  const std::int64_t ranges = (total + grain - 1) / grain;
+  if (threads <= 1 || ranges <= 1) {
+    if (total > 0) body(std::int64_t{0}, total);
+    return;
+  }
+  const int team = static_cast<int>(std::min<std::int64_t>(threads, ranges));
+#pragma omp parallel for num_threads(team) schedule(static)
+  for (std::int64_t range = 0; range < ranges; ++range) {
+    body(range * grain, std::min(grain, total - range * grain));
+  }
+}
+
+}  // namespace tranche::kernels::cpu

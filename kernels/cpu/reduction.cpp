@@ -1,0 +1,192 @@
+#include "tranche/kernels/cpu/reduction.h"
+
+#include <array>
+#include <atomic>
+#include <bit>
+
+#include "tranche/kernels/cpu/digest_mix.h"
+#include "tranche/kernels/cpu/parallel.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/reduction.cpp"
+#include "hwy/foreach_target.h"
+#include "tranche/kernels/cpu/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tranche::kernels::cpu::HWY_NAMESPACE {
+
+template <class Piece, class Out>
+HWY_INLINE void ordered_sum_loop(std::span<const void* const> pieces, std::size_t group_size, bool accumulate,
+                                 Out* out, std::int64_t first, std::int64_t count) {
+  for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
+    const std::int64_t i = first + offset;
+    const auto piece = [&](std::size_t rank)
+                           HWY_ATTR { return load(d, static_cast<const Piece*>(pieces[rank]) + i); };
+    auto total = hn::Zero(d);
+    for (std::size_t group = 0; group < pieces.size(); group += group_size) {
+      const std::size_t end = pieces.size() - group < group_size ? pieces.size() : group + group_size;
+      auto partial = piece(group);
+      for (std::size_t rank = group + 1; rank < end; ++rank) partial = hn::Add(partial, piece(rank));
+      // The first group's sum is taken as it is: 0 + -0 would lose the sign.
+      total = group == 0 ? partial : hn::Add(total, partial);
+    }
+    if (accumulate) total = hn::Add(load(d, out + i), total);
+    store(d, total, out + i);
+  });
+}
+
+void sum_pieces(std::span<const void* const> pieces, DataType piece_dtype, int group_size, bool accumulate,
+                const TensorView& out, std::int64_t first, std::int64_t count) {
+  with_floating(piece_dtype, [&](auto piece) HWY_ATTR {
+    with_floating(out.dtype, [&](auto result) HWY_ATTR {
+      using Result = decltype(result);
+      ordered_sum_loop<decltype(piece)>(pieces, static_cast<std::size_t>(group_size), accumulate,
+                                        static_cast<Result*>(out.data), first, count);
+    });
+  });
+}
+
+/// Eight fp64 lanes as however many vectors this instruction set needs for them.
+template <class T>
+HWY_INLINE double block_sum_of_squares(const T* values, std::int64_t count, bool& finite) {
+  const hn::CappedTag<double, 8> wide;
+  const hn::Rebind<float, decltype(wide)> d;
+  const hn::RebindToSigned<decltype(d)> integers;
+  constexpr std::size_t lanes = hn::MaxLanes(wide);
+  constexpr std::size_t vectors = 8 / lanes;
+  hn::VFromD<decltype(wide)> sums[vectors];
+  for (auto& sum : sums) sum = hn::Zero(wide);
+  auto largest = hn::Zero(integers);
+  const auto add_eight = [&](const auto* eight) HWY_ATTR {
+    for (std::size_t vector = 0; vector < vectors; ++vector) {
+      const auto x = load(d, eight + vector * lanes);
+      const auto magnitude = hn::And(hn::BitCast(integers, x), hn::Set(integers, 0x7fffffff));
+      largest = hn::Max(largest, magnitude);
+      const auto y = hn::PromoteTo(wide, x);
+      sums[vector] = hn::Add(sums[vector], hn::Mul(y, y));
+    }
+  };
+  std::int64_t i = 0;
+  for (; i + 8 <= count; i += 8) add_eight(values + i);
+  if (i < count) {
+    T last[8] = {};  // absent elements add +0, which changes no sum of squares
+    for (std::int64_t j = i; j < count; ++j) last[j - i] = values[j];
+    add_eight(last);
+  }
+  const auto limit = hn::Set(integers, 0x7f7fffff);
+  finite = hn::AllFalse(integers, hn::Gt(largest, limit));
+  double s[8];
+  for (std::size_t vector = 0; vector < vectors; ++vector) hn::StoreU(sums[vector], wide, s + vector * lanes);
+  return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
+/// Sum of squares of one block; `finite` tells whether it holds neither infinity nor NaN.
+double block_statistics(const ConstTensorView& gradient, std::int64_t first, std::int64_t count,
+                        bool& finite) {
+  double sum = 0;
+  with_floating(gradient.dtype, [&](auto value) HWY_ATTR {
+    sum = block_sum_of_squares(static_cast<const decltype(value)*>(gradient.data) + first, count, finite);
+  });
+  return sum;
+}
+
+}  // namespace tranche::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tranche::kernels::cpu {
+
+HWY_EXPORT(sum_pieces);
+HWY_EXPORT(block_statistics);
+
+namespace {
+
+template <class F>
+void with_floating_pointer(const ConstTensorView& view, const F& f) {
+  switch (view.dtype) {
+    case DataType::bfloat16:
+      return f(static_cast<const bfloat16*>(view.data));
+    case DataType::float16:
+      return f(static_cast<const float16*>(view.data));
+    default:
+      return f(static_cast<const float*>(view.data));
+  }
+}
+
+/// Lowest index of an infinity or NaN in [first, first + count), -1 if none.
+std::int64_t find_non_finite(const ConstTensorView& view, std::int64_t first, std::int64_t count) {
+  std::int64_t found = -1;
+  with_floating_pointer(view, [&](const auto* values) {
+    for (std::int64_t i = first; i < first + count && found < 0; ++i) {
+      if ((std::bit_cast<std::uint32_t>(to_float(values[i])) & 0x7fffffffu) >= 0x7f800000u) found = i;
+    }
+  });
+  return found;
+}
+
+}  // namespace
+
+void ordered_sum(int threads, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
+                 bool accumulate, const TensorView& out) {
+  parallel_ranges(threads, out.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {
+    HWY_DYNAMIC_DISPATCH(sum_pieces)(pieces, piece_dtype, group_size, accumulate, out, first, count);
+  });
+}
+
+void gradient_statistics(int threads, const ConstTensorView& gradient, GradientStatistics* statistics) {
+  // Blocks are worked on in windows, so that their sums, which are added in order, need no memory that grows.
+  constexpr std::int64_t window_blocks = 512;
+  struct Block {
+    double sum_of_squares;
+    bool finite;
+  };
+  std::array<Block, window_blocks> blocks;
+  GradientStatistics result;
+  const std::int64_t elements = gradient.elements();
+  const auto size_of_block = [&](std::int64_t first) {
+    return std::min(norm_block_elements, elements - first);
+  };
+  for (std::int64_t window = 0; window < elements; window += window_blocks * norm_block_elements) {
+    const std::int64_t count =
+        std::min(window_blocks, divide_round_up(elements - window, norm_block_elements));
+    constexpr std::int64_t grain = parallel_grain / norm_block_elements;
+    parallel_ranges(threads, count, grain, [&](std::int64_t first, std::int64_t number) {
+      for (std::int64_t block = first; block < first + number; ++block) {
+        const std::int64_t start = window + block * norm_block_elements;
+        auto& slot = blocks[static_cast<std::size_t>(block)];
+        slot.sum_of_squares =
+            HWY_DYNAMIC_DISPATCH(block_statistics)(gradient, start, size_of_block(start), slot.finite);
+      }
+    });
+    for (std::int64_t block = 0; block < count; ++block) {
+      const auto& slot = blocks[static_cast<std::size_t>(block)];
+      const std::int64_t start = window + block * norm_block_elements;
+      // Added to the first block's sum as it is to zero: squares are never -0.
+      result.sum_of_squares += slot.sum_of_squares;
+      if (!slot.finite && result.first_non_finite < 0) {
+        result.first_non_finite = find_non_finite(gradient, start, size_of_block(start));
+      }
+    }
+  }
+  *statistics = result;
+}
+
+void add_digest(int threads, const ConstTensorView& values, std::uint64_t tensor, std::int64_t first_element,
+                Digest* digest) {
+  const Digest origin = digest_origin(tensor);
+  std::atomic<std::uint64_t> lanes[2] = {0, 0};  // wrapping sums: any order gives the same
+  with_floating_pointer(values, [&](const auto* data) {
+    parallel_ranges(threads, values.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {
+      Digest sum;
+      for (std::int64_t i = first; i < first + count; ++i) {
+        sum += digest_of(origin, static_cast<std::uint64_t>(first_element + i), to_float(data[i]));
+      }
+      lanes[0] += sum.lanes[0];
+      lanes[1] += sum.lanes[1];
+    });
+  });
+  *digest += Digest{{lanes[0], lanes[1]}};
+}
+
+}  // namespace tranche::kernels::cpu
+#endif

@@ -1,0 +1,26 @@
+#pragma once
+#include "tranche/kernels/elementwise.h"
+#include "tranche/kernels/meta/cost.h"
+
+namespace tranche::kernels::meta {
+
+/// `per_element` operations on elements read from `inputs` and written to `out`.
+template <class... Inputs>
+Cost elementwise(double per_element, const TensorView& out, const Inputs&... inputs) {
+  return {per_element * static_cast<double>(out.elements()),
+          (0.0 + ... + static_cast<double>(inputs.bytes())), static_cast<double>(out.bytes())};
+}
+
+/// Operations of one element; an exponential counts as the fourteen of its polynomial and reduction.
+inline constexpr double gelu_forward_operations = 21;
+inline constexpr double gelu_backward_operations = 32;
+/// Scaling and adding a draw; the draw itself is integer work.
+inline constexpr double fill_random_operations = 2;
+
+inline Cost bias_gradient(const ConstTensorView& gradient, const TensorView& bias_gradient) {
+  return {static_cast<double>(gradient.elements()),
+          static_cast<double>(gradient.bytes() + bias_gradient.bytes()),
+          static_cast<double>(bias_gradient.bytes())};
+}
+
+}  // namespace tranche::kernels::meta

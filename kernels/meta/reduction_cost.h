@@ -1,0 +1,25 @@
+#pragma once
+#include "tranche/kernels/meta/cost.h"
+#include "tranche/kernels/reduction.h"
+
+namespace tranche::kernels::meta {
+
+inline Cost ordered_sum(std::size_t pieces, DataType piece_dtype, bool accumulate, const TensorView& out) {
+  const auto elements = static_cast<double>(out.elements());
+  const auto read = static_cast<double>(pieces) * static_cast<double>(size_of(piece_dtype));
+  const auto held = static_cast<double>(out.bytes());
+  return {elements * (static_cast<double>(pieces) - (accumulate ? 0.0 : 1.0)),
+          elements * read + (accumulate ? held : 0.0), held};
+}
+
+inline Cost gradient_statistics(const ConstTensorView& gradient) {
+  return {2.0 * static_cast<double>(gradient.elements()), static_cast<double>(gradient.bytes()),
+          static_cast<double>(sizeof(GradientStatistics))};
+}
+
+/// Integer work only.
+inline Cost add_digest(const ConstTensorView& values) {
+  return {0.0, static_cast<double>(values.bytes()), static_cast<double>(sizeof(Digest))};
+}
+
+}  // namespace tranche::kernels::meta

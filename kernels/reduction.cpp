@@ -1,0 +1,49 @@
+#include "tranche/kernels/reduction.h"
+
+#include <fmt/core.h>
+
+#include <vector>
+
+#include "tranche/kernels/check.h"
+#include "tranche/kernels/cpu/reduction.h"
+#include "tranche/kernels/dispatch.h"
+#include "tranche/kernels/meta/reduction_cost.h"
+
+namespace tranche::kernels {
+
+void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
+                 bool accumulate, const TensorView& out) {
+  constexpr std::string_view name = "ordered_sum";
+  check_floating(name, "pieces", piece_dtype);
+  check_floating(name, "out", out.dtype);
+  if (pieces.empty()) refuse(name, "`pieces` is empty, wanted at least one");
+  if (group_size < 1) refuse(name, fmt::format("group_size is {}, wanted at least 1", group_size));
+  dispatch(stream, name, meta::ordered_sum(pieces.size(), piece_dtype, accumulate, out),
+           [threads = stream.threads(), owned = std::vector<const void*>(pieces.begin(), pieces.end()),
+            piece_dtype, group_size, accumulate,
+            out] { cpu::ordered_sum(threads, owned, piece_dtype, group_size, accumulate, out); });
+}
+
+void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics) {
+  constexpr std::string_view name = "gradient_statistics";
+  check_floating(name, "gradient", gradient.dtype);
+  if (statistics == nullptr) refuse(name, "`statistics` is null");
+  dispatch(stream, name, meta::gradient_statistics(gradient),
+           [threads = stream.threads(), gradient, statistics] {
+             cpu::gradient_statistics(threads, gradient, statistics);
+           });
+}
+
+void add_digest(Stream& stream, const ConstTensorView& values, std::uint64_t tensor,
+                std::int64_t first_element, Digest* digest) {
+  constexpr std::string_view name = "add_digest";
+  check_floating(name, "values", values.dtype);
+  if (digest == nullptr) refuse(name, "`digest` is null");
+  if (first_element < 0) refuse(name, fmt::format("first_element is {}, wanted at least 0", first_element));
+  dispatch(stream, name, meta::add_digest(values),
+           [threads = stream.threads(), values, tensor, first_element, digest] {
+             cpu::add_digest(threads, values, tensor, first_element, digest);
+           });
+}
+
+}  // namespace tranche::kernels

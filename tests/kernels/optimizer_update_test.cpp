@@ -1,0 +1,269 @@
+#include "tranche/kernels/optimizer_update.h"
+
+#include <cmath>
+
+#include "vector_test_support.h"
+
+namespace tranche::kernels::testing {
+namespace {
+
+/// Storage that an update touches; a spec and the kernel each get a copy.
+struct State {
+  State(DataType gradient_type, DataType moment_type, DataType weight_type, std::int64_t n, unsigned seed)
+      : gradient(gradient_type, n),
+        master(DataType::float32, n),
+        first(moment_type, n),
+        second(moment_type, n),
+        weight(weight_type, n) {
+    fill_random(gradient, seed);
+    fill_random(master, seed + 1);
+    fill_random(first, seed + 2);
+    fill_random(second, seed + 3, true);
+  }
+  std::string bits() const { return master.bits() + first.bits() + second.bits() + weight.bits(); }
+  Guarded gradient, master, first, second, weight;
+};
+
+/// The header's formulas, one element at a time. The build forbids contraction, so each operation rounds.
+void adam_spec(const AdamArguments& a, State& s, bool with_weight) {
+  for (std::int64_t i = 0; i < s.master.elements(); ++i) {
+    float g = s.gradient.get(i) * a.gradient_scale;
+    float w = s.master.get(i);
+    if (a.decoupled) {
+      w = w - (a.learning_rate * a.weight_decay) * w;
+    } else {
+      g = g + a.weight_decay * w;
+    }
+    const float m = a.beta1 * s.first.get(i) + (1.0f - a.beta1) * g;
+    const float v = a.beta2 * s.second.get(i) + ((1.0f - a.beta2) * g) * g;
+    w = w - a.step_size * (m / (std::sqrt(v) / a.correction2_sqrt + a.epsilon));
+    s.master.set(i, w);
+    s.first.set(i, m);
+    s.second.set(i, v);
+    if (with_weight) s.weight.set(i, w);
+  }
+}
+
+void sgd_spec(const SgdArguments& a, State& s, bool with_weight) {
+  for (std::int64_t i = 0; i < s.master.elements(); ++i) {
+    float w = s.master.get(i);
+    const float g = s.gradient.get(i) * a.gradient_scale + a.weight_decay * w;
+    float d = g;
+    if (a.momentum != 0) {
+      const float b = a.first_step ? g : a.momentum * s.first.get(i) + (1.0f - a.dampening) * g;
+      d = a.nesterov ? g + a.momentum * b : b;
+      s.first.set(i, b);
+    }
+    w = w - a.learning_rate * d;
+    s.master.set(i, w);
+    if (with_weight) s.weight.set(i, w);
+  }
+}
+
+AdamArguments adam_arguments(bool decoupled) {
+  AdamArguments a;
+  a.learning_rate = 3e-4f;
+  a.weight_decay = 0.1f;
+  a.step_size = static_cast<float>(3e-4 / (1 - std::pow(0.9, 3)));
+  a.correction2_sqrt = static_cast<float>(std::sqrt(1 - std::pow(0.999, 3)));
+  a.gradient_scale = 0.37f;
+  a.decoupled = decoupled;
+  return a;
+}
+
+std::vector<SgdArguments> sgd_arguments() {
+  std::vector<SgdArguments> all;
+  for (const float momentum : {0.0f, 0.9f}) {
+    for (const bool nesterov : {false, true}) {
+      for (const bool first_step : {false, true}) {
+        SgdArguments a;
+        a.learning_rate = 0.01f;
+        a.momentum = momentum;
+        a.dampening = nesterov ? 0.0f : 0.3f;
+        a.weight_decay = 0.05f;
+        a.nesterov = nesterov;
+        a.first_step = first_step;
+        a.gradient_scale = 1.7f;
+        all.push_back(a);
+      }
+    }
+  }
+  return all;
+}
+
+TEST(OptimizerUpdate, AdamIsTheSpecBitByBit) {
+  for (const auto& set : cpu::instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (const DataType gradient : floating_types()) {
+      for (const DataType moment : {DataType::float32, DataType::bfloat16}) {
+        for (const DataType weight : floating_types()) {
+          for (std::int64_t n = 0; n <= 130; n += (n < 36 ? 1 : 13)) {
+            for (const bool decoupled : {true, false}) {
+              const bool with_weight = weight != DataType::float32 || n % 2 == 0;
+              State wanted(gradient, moment, weight, n, static_cast<unsigned>(n));
+              State got = wanted;
+              const auto arguments = adam_arguments(decoupled);
+              adam_spec(arguments, wanted, with_weight);
+              TestStream stream;
+              adam_update(stream, arguments, got.gradient.view(), got.master.view(), got.first.view(),
+                          got.second.view(), with_weight ? got.weight.view() : TensorView{});
+              ASSERT_EQ(got.bits(), wanted.bits())
+                  << described(set, n, 1) << ", gradient " << name_of(gradient) << ", moments "
+                  << name_of(moment) << ", weight " << (with_weight ? name_of(weight) : "absent");
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(OptimizerUpdate, SgdIsTheSpecBitByBit) {
+  for (const auto& set : cpu::instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (const DataType gradient : floating_types()) {
+      for (const auto& arguments : sgd_arguments()) {
+        for (const std::int64_t n : {0, 1, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64, 127, 130}) {
+          const DataType weight = n % 3 == 0 ? DataType::bfloat16 : DataType::float16;
+          const bool with_weight = n % 5 != 0;
+          State wanted(gradient, n % 2 ? DataType::float32 : DataType::bfloat16, weight, n, 7);
+          State got = wanted;
+          sgd_spec(arguments, wanted, with_weight);
+          TestStream stream;
+          sgd_update(stream, arguments, got.gradient.view(), got.master.view(),
+                     arguments.momentum == 0 ? TensorView{} : got.first.view(),
+                     with_weight ? got.weight.view() : TensorView{});
+          ASSERT_EQ(got.bits(), wanted.bits())
+              << described(set, n, 1) << ", gradient " << name_of(gradient) << ", momentum "
+              << arguments.momentum << ", nesterov " << arguments.nesterov << ", first step "
+              << arguments.first_step;
+        }
+      }
+    }
+  }
+}
+
+TEST(OptimizerUpdate, ThreadsChangeNoBit) {
+  State adam(DataType::bfloat16, DataType::float32, DataType::bfloat16, large_size, 1);
+  State sgd = adam;
+  const State start = adam;
+  adam_spec(adam_arguments(true), adam, true);
+  const SgdArguments sgd_options = sgd_arguments().back();
+  sgd_spec(sgd_options, sgd, true);
+  for (const int threads : thread_counts()) {
+    State got = start;
+    TestStream stream(threads);
+    adam_update(stream, adam_arguments(true), got.gradient.view(), got.master.view(), got.first.view(),
+                got.second.view(), got.weight.view());
+    EXPECT_TRUE(got.bits() == adam.bits()) << threads << " threads";
+    State other = start;
+    sgd_update(stream, sgd_options, other.gradient.view(), other.master.view(), other.first.view(),
+               other.weight.view());
+    EXPECT_TRUE(other.bits() == sgd.bits()) << threads << " threads";
+  }
+}
+
+TEST(OptimizerUpdate, MaskedUpdateWritesNothing) {
+  State state(DataType::float32, DataType::float32, DataType::bfloat16, 77, 5);
+  state.gradient.set(3, INFINITY);
+  const std::string before = state.bits();
+  auto adam = adam_arguments(true);
+  adam.apply = false;
+  auto sgd = sgd_arguments().back();
+  sgd.apply = false;
+  TestStream stream;
+  adam_update(stream, adam, state.gradient.view(), state.master.view(), state.first.view(),
+              state.second.view(), state.weight.view());
+  sgd_update(stream, sgd, state.gradient.view(), state.master.view(), state.first.view(),
+             state.weight.view());
+  EXPECT_EQ(state.bits(), before);
+}
+
+TEST(OptimizerUpdate, KeepsSubnormals) {
+  for (const auto& set : cpu::instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    State state(DataType::float32, DataType::float32, DataType::float16, 21, 5);
+    for (std::int64_t i = 0; i < 21; ++i) {
+      state.gradient.set(i, 0);
+      state.master.set(i, 0x1p-15f);    // subnormal as fp16
+      state.first.set(i, 0x1.8p-130f);  // subnormal as fp32
+      state.second.set(i, 0x1.8p-140f);
+    }
+    AdamArguments arguments;
+    arguments.step_size = 0;
+    TestStream stream;
+    adam_update(stream, arguments, state.gradient.view(), state.master.view(), state.first.view(),
+                state.second.view(), state.weight.view());
+    for (std::int64_t i = 0; i < 21; ++i) {
+      EXPECT_EQ(state.first.get(i), 0.9f * 0x1.8p-130f);
+      EXPECT_EQ(state.second.get(i), 0.999f * 0x1.8p-140f);
+      EXPECT_GT(state.second.get(i), 0);
+      EXPECT_EQ(state.weight.get(i), 0x1p-15f);
+    }
+  }
+}
+
+TEST(OptimizerUpdate, CountsTheSameOnMetaAndTouchesNothing) {
+  State state(DataType::bfloat16, DataType::float32, DataType::bfloat16, 10, 5);
+  const std::string before = state.bits();
+  TestStream cpu;
+  TestStream meta(1, DeviceKind::meta);
+  for (TestStream* stream : {&meta, &cpu}) {
+    adam_update(*stream, adam_arguments(true), state.gradient.view(), state.master.view(), state.first.view(),
+                state.second.view(), state.weight.view());
+    if (stream == &meta) {
+      EXPECT_EQ(state.bits(), before);
+    }
+    EXPECT_EQ(stream->work().kernels, 1);
+    EXPECT_EQ(stream->work().floating_point_operations, 160);
+    EXPECT_EQ(stream->work().bytes_read, 10 * (2 + 12));
+    EXPECT_EQ(stream->work().bytes_written, 10 * (12 + 2));
+  }
+  EXPECT_EQ(cpu.names, std::vector<std::string>{"adam_update"});
+  EXPECT_TRUE(meta.names.empty());
+  TestStream sgd(1, DeviceKind::meta);
+  sgd_update(sgd, SgdArguments{}, state.gradient.view(), state.master.view(), {}, {});
+  EXPECT_EQ(sgd.work().bytes_read, 10 * (2 + 4));
+  EXPECT_EQ(sgd.work().bytes_written, 10 * 4);
+}
+
+TEST(OptimizerUpdate, RefusesByName) {
+  State s(DataType::float32, DataType::float32, DataType::bfloat16, 4, 5);
+  Guarded three(DataType::float32, 3);
+  Guarded half(DataType::float16, 4);
+  Guarded integers(DataType::int32, 4);
+  const auto adam = [&](TensorView g, TensorView w, TensorView m, TensorView v, TensorView copy) {
+    return refusal([&] {
+      TestStream stream(1, DeviceKind::meta);
+      adam_update(stream, {}, g, w, m, v, copy);
+    });
+  };
+  const auto g = s.gradient.view(), w = s.master.view(), m = s.first.view(), v = s.second.view();
+  EXPECT_EQ(adam(g, half.view(), m, v, {}), "adam_update: `master` has dtype fp16, wanted fp32");
+  EXPECT_EQ(adam(integers.view(), w, m, v, {}),
+            "adam_update: `gradient` has dtype int32, wanted fp32, bf16 or fp16");
+  EXPECT_EQ(adam(three.view(), w, m, v, {}), "adam_update: `gradient` has 3 elements, wanted 4");
+  EXPECT_EQ(adam(g, w, half.view(), v, {}), "adam_update: `exp_avg` has dtype fp16, wanted fp32 or bf16");
+  EXPECT_EQ(adam(g, w, three.view(), v, {}), "adam_update: `exp_avg` has 3 elements, wanted 4");
+  EXPECT_EQ(adam(g, w, m, half.view(), {}), "adam_update: `exp_avg_sq` has dtype fp16, wanted fp32 or bf16");
+  EXPECT_EQ(adam(g, w, m, three.view(), {}), "adam_update: `exp_avg_sq` has 3 elements, wanted 4");
+  EXPECT_EQ(adam(g, w, m, s.weight.view(), {}), "adam_update: `exp_avg` and `exp_avg_sq` differ in dtype");
+  EXPECT_EQ(adam(g, w, m, v, integers.view()),
+            "adam_update: `weight` has dtype int32, wanted fp32, bf16 or fp16");
+  EXPECT_EQ(adam(g, w, m, v, three.view()), "adam_update: `weight` has 3 elements, wanted 4");
+  SgdArguments momentum;
+  momentum.momentum = 0.9f;
+  const auto sgd = [&](TensorView buffer) {
+    return refusal([&] {
+      TestStream stream(1, DeviceKind::meta);
+      sgd_update(stream, momentum, g, w, buffer, {});
+    });
+  };
+  EXPECT_EQ(sgd(three.view()), "sgd_update: `momentum_buffer` has 3 elements, wanted 4");
+  EXPECT_EQ(sgd(half.view()), "sgd_update: `momentum_buffer` has dtype fp16, wanted fp32 or bf16");
+  EXPECT_EQ(sgd({nullptr, DataType::float32, Shape{4}}),
+            "sgd_update: momentum is not 0, but `momentum_buffer` has no data");
+}
+
+}  // namespace
+}  // namespace tranche::kernels::testing

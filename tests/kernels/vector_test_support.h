@@ -1,0 +1,154 @@
+#pragma once
+/// Streams and buffers for tests of the element-wise, reducing and updating kernels.
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tranche/core/tensor_view.h"
+#include "tranche/device/stream.h"
+#include "tranche/kernels/cpu/instruction_sets.h"
+
+namespace tranche::kernels::testing {
+
+/// A stream of any kind; work runs at once, or when run() is called if `deferred`.
+class TestStream : public Stream {
+ public:
+  explicit TestStream(int threads = 1, DeviceKind kind = DeviceKind::cpu, bool deferred = false)
+      : kind_(kind), threads_(threads), deferred_(deferred) {}
+  DeviceKind kind() const override { return kind_; }
+  const std::string& name() const override { return name_; }
+  int threads() const override { return threads_; }
+  void enqueue(std::string_view name, std::function<void()> work) override {
+    names.emplace_back(name);
+    deferred_ ? queue_.push_back(std::move(work)) : work();
+  }
+  void wait(const Event&) override {}
+  Event record() override { return {}; }
+  void synchronize() override {}
+  void run() {
+    for (auto& work : queue_) work();
+    queue_.clear();
+  }
+  std::vector<std::string> names;
+
+ private:
+  DeviceKind kind_;
+  int threads_;
+  bool deferred_;
+  std::string name_ = "test";
+  std::vector<std::function<void()>> queue_;
+};
+
+/// Elements between poisoned borders: unwritten elements and writes outside show up.
+class Guarded {
+ public:
+  Guarded(DataType dtype, std::int64_t elements, std::int64_t offset_elements = 0)
+      : dtype_(dtype),
+        elements_(elements),
+        first_(border + static_cast<std::size_t>(offset_elements * size_of(dtype))),
+        bytes_(first_ + static_cast<std::size_t>(elements * size_of(dtype)) + border, poison) {}
+  ~Guarded() {
+    const auto end = first_ + static_cast<std::size_t>(elements_ * size_of(dtype_));
+    bool intact = true;
+    for (std::size_t i = 0; i < first_; ++i) intact = intact && bytes_[i] == poison;
+    for (std::size_t i = end; i < bytes_.size(); ++i) intact = intact && bytes_[i] == poison;
+    EXPECT_TRUE(intact) << "wrote outside a buffer of " << elements_ << " " << name_of(dtype_);
+  }
+  Guarded(const Guarded&) = default;
+  Guarded& operator=(const Guarded&) = delete;
+
+  TensorView view() { return {bytes_.data() + first_, dtype_, Shape{elements_}}; }
+  TensorView view(Shape shape) { return {bytes_.data() + first_, dtype_, shape}; }
+  template <class T>
+  T* as() {
+    return reinterpret_cast<T*>(bytes_.data() + first_);
+  }
+  float get(std::int64_t i) {
+    if (dtype_ == DataType::bfloat16) return to_float(as<bfloat16>()[i]);
+    if (dtype_ == DataType::float16) return to_float(as<float16>()[i]);
+    return as<float>()[i];
+  }
+  void set(std::int64_t i, float value) {
+    if (dtype_ == DataType::bfloat16) {
+      as<bfloat16>()[i] = to_bfloat16(value);
+    } else if (dtype_ == DataType::float16) {
+      as<float16>()[i] = to_float16(value);
+    } else {
+      as<float>()[i] = value;
+    }
+  }
+  /// The elements' bytes, for comparisons bit by bit.
+  std::string bits() const {
+    return {reinterpret_cast<const char*>(bytes_.data()) + first_,
+            static_cast<std::size_t>(elements_ * size_of(dtype_))};
+  }
+  std::int64_t elements() const { return elements_; }
+  DataType dtype() const { return dtype_; }
+
+ private:
+  static constexpr std::size_t border = 64;
+  static constexpr unsigned char poison = 0xcd;
+  DataType dtype_;
+  std::int64_t elements_;
+  std::size_t first_;
+  std::vector<unsigned char> bytes_;
+};
+
+/// Values of widely different size and either sign, some zero, none beyond the range of fp16.
+inline void fill_random(Guarded& out, unsigned seed, bool positive = false) {
+  std::mt19937 engine(seed);
+  for (std::int64_t i = 0; i < out.elements(); ++i) {
+    const int exponent = static_cast<int>(engine() % 20) - 12;
+    const float fraction = 1.0f + static_cast<float>(engine() % (1u << 23)) * 0x1p-23f;
+    float value = std::ldexp(fraction, exponent);
+    if (engine() % 17 == 0) value = 0.0f;
+    if (!positive && engine() % 2 == 0) value = -value;
+    out.set(i, value);
+  }
+}
+
+inline const std::vector<DataType>& floating_types() {
+  static const std::vector<DataType> types{DataType::float32, DataType::bfloat16, DataType::float16};
+  return types;
+}
+
+/// Every size around the widths of vectors, and some that several threads share.
+inline std::vector<std::int64_t> vector_sizes() {
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t n = 0; n <= 130; ++n) sizes.push_back(n);
+  return sizes;
+}
+/// A prime beyond two of the ranges that threads take.
+inline constexpr std::int64_t large_size = 81919;
+
+/// OpenMP's barriers are invisible to ThreadSanitizer, so its build uses one thread.
+inline std::vector<int> thread_counts() {
+#ifdef __SANITIZE_THREAD__
+  return {1};
+#else
+  return {1, 2, 3, 4};
+#endif
+}
+
+inline std::string described(const std::string& set, std::int64_t size, int threads) {
+  return "instruction set " + set + ", " + std::to_string(size) + " elements, " + std::to_string(threads) +
+         " threads";
+}
+
+template <typename F>
+std::string refusal(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.message();
+  }
+  return "nothing was thrown";
+}
+
+}  // namespace tranche::kernels::testing
