@@ -1,6 +1,6 @@
 # tranche_test(<name> SOURCES ... [LINK ...] [LABELS unit|mpi|gpu|slow ...] [TIMEOUT s] [MPI_RANKS n ...])
 # One GoogleTest program. Without MPI_RANKS every case is a CTest test; with it the program runs whole under
-# mpirun once for each rank count.
+# mpirun once for each rank count. The target <label>_tests builds all programs of a label.
 find_package(GTest REQUIRED)
 include(GoogleTest)
 
@@ -14,6 +14,12 @@ function(tranche_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_LINK} GTest::gmock tranche_flags)
+  foreach(label ${arg_LABELS})
+    if(NOT TARGET ${label}_tests)
+      add_custom_target(${label}_tests)
+    endif()
+    add_dependencies(${label}_tests ${name})
+  endforeach()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   if(arg_MPI_RANKS)
     foreach(ranks ${arg_MPI_RANKS})

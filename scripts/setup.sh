@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that Tranche is built from; does nothing when all are there.
+# Exit status: 0 all there, 2 packages are missing and only root can install them, else apt's.
+set -euo pipefail
+
+packages=(
+  g++ cmake ninja-build pkg-config git python3
+  ccache mold                         # compile and link faster; used when found
+  libopenmpi-dev openmpi-bin          # ranks
+  libdnnl-dev                         # bf16 matmul
+  # fp32 matmul. The pthread variant: our threads call it each for a tile of their own and keep it to one thread
+  # a call, where the variants are equally fast; the OpenMP one would change the caller's own thread count.
+  libopenblas-pthread-dev
+  libhwy-dev                          # SIMD with run-time dispatch
+  nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
+  libgtest-dev libgmock-dev libbenchmark-dev
+  dictzip                             # opens the quickstart's text
+)
+
+missing=()
+if ! command -v dpkg-query > /dev/null; then
+  echo "setup: this is not a Debian system; install what these Debian packages hold: ${packages[*]}" >&2
+  exit 2
+fi
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f '${db:Status-Status}\n' "$package" 2> /dev/null || true)
+  grep -qx installed <<< "$status" || missing+=("$package")
+done
+if [ ${#missing[@]} -eq 0 ]; then
+  echo "setup: all ${#packages[@]} packages are there"
+  exit 0
+fi
+if [ "$(id -u)" -ne 0 ]; then
+  {
+    echo "setup: ${#missing[@]} packages are missing, and only root can install them:"
+    echo "  sudo apt-get update && sudo apt-get install --no-install-recommends ${missing[*]}"
+  } >&2
+  exit 2
+fi
+echo "setup: installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -q
+apt-get install -y -q --no-install-recommends "${missing[@]}"

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Builds Tranche and runs its tests: release, then AddressSanitizer + UndefinedBehaviorSanitizer, then
+# ThreadSanitizer. Ends at the first suite that fails; the time table is printed in any case.
+#   scripts/test.sh [--full] [--filter REGEX]
+#     --full          the tests labelled slow too
+#     --filter REGEX  only tests whose name matches
+# Exit status: 0 all passed, 1 a suite failed, 2 usage or missing packages (see scripts/setup.sh).
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+exclude=(-LE '^slow$')
+filter=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --full) exclude=() ;;
+    --filter)
+      [ $# -gt 1 ] || { echo "test.sh: --filter needs a regular expression" >&2; exit 2; }
+      filter=(-R "$2" --no-tests=ignore)
+      shift
+      ;;
+    -h | --help) sed -n '2,7s/^# \?//p' "$0"; exit 0 ;;
+    *) echo "test.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+scripts/setup.sh || exit 2
+
+# A compiler takes up to 1.5 GB: as many at once as cores and memory allow.
+jobs=$(nproc)
+memory_jobs=$(awk '/MemAvailable/ {print int($2 / 1500000)}' /proc/meminfo)
+[ "$memory_jobs" -lt "$jobs" ] && jobs=$((memory_jobs > 0 ? memory_jobs : 1))
+
+logs=build/test-logs
+mkdir -p "$logs"
+table=()
+closing=""
+started=$(date +%s.%N)
+
+seconds_since() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN {printf "%.1f", b - a}'; }
+
+finish() {
+  local status=$?
+  echo
+  printf '%-24s %9s  %s\n' suite seconds result
+  printf '%s\n' "${table[@]}"
+  printf '%-24s %9s  %s\n' total "$(seconds_since "$started")" "$([ $status -eq 0 ] && echo passed || echo FAILED)"
+  [ -n "$closing" ] && echo "$closing"
+  exit $status
+}
+trap finish EXIT
+
+# suite NAME COMMAND...: runs, times and records it; leaves at the first failure.
+suite() {
+  local name=$1 begin status result log
+  shift
+  log="$logs/${name// /-}.log"
+  begin=$(date +%s.%N)
+  echo "== $name"
+  "$@" 2>&1 | tee "$log" | show
+  status=${PIPESTATUS[0]}
+  result=$(grep -E '^[0-9]+% tests passed' "$log" | tail -1)
+  [ -n "$result" ] && closing=$result
+  [ -n "$result" ] || result=$([ $status -eq 0 ] && echo passed || echo FAILED)
+  table+=("$(printf '%-24s %9s  %s' "$name" "$(seconds_since "$begin")" "$result")")
+  # Time by label, summed over the tests (more than the suite's where they run side by side).
+  local label seconds
+  while read -r label seconds; do
+    table+=("$(printf '  %-22s %9.1f' "$label" "$seconds")")
+  done < <(sed -n 's/^\([a-z_]*\) *= *\([0-9.]*\) sec\*proc.*/\1 \2/p' "$log")
+  if [ $status -ne 0 ]; then
+    echo "$name failed (status $status); its log: $log" >&2
+    exit 1
+  fi
+}
+
+# Tests that pass are in the log only.
+show() { grep --line-buffered -vE '^ +(Start +)?[0-9]+(: |/[0-9]+ Test .* Passed )|^Test project|^$' || true; }
+
+build() {  # PRESET TARGET
+  cmake --preset "$1" -DTRANCHE_WERROR=ON > "$logs/configure-$1.log" 2>&1 ||
+    { cat "$logs/configure-$1.log"; return 1; }
+  cmake --build --preset "$1" --target "$2" --parallel "$jobs" -- --quiet
+}
+
+run_tests() {  # PRESET
+  ctest --preset "$1" --parallel "$jobs" "${exclude[@]}" "${filter[@]}" || return 1
+  # Why a test was skipped is known only to its own output.
+  awk '/^[0-9]+\/[0-9]+ Testing: / {name = $3}
+       reason {print "skipped " name ": " $0; reason = 0}
+       /: Skipped$/ {reason = 1}' "build/$1/Testing/Temporary/LastTest.log"
+}
+
+suite "include check" scripts/check_includes.py
+suite "build release" build release all
+suite "tests release" run_tests release
+suite "build asan" build asan unit_tests
+suite "tests asan" run_tests asan
+suite "build tsan" build tsan unit_tests
+suite "tests tsan" run_tests tsan
