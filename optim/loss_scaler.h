@@ -7,9 +7,9 @@ namespace tranche {
 
 struct LossScalerOptions {
   bool dynamic = true;
-  double initial_scale = 65536;   ///< 2^16; the fixed scale when not dynamic
-  std::int64_t window = 1000;     ///< clean steps after which the scale doubles
-  int hysteresis = 2;             ///< overflows tolerated before the scale halves
+  double initial_scale = 65536;         ///< 2^16; the fixed scale when not dynamic
+  std::int64_t window = 1000;           ///< clean steps after which the scale doubles
+  int hysteresis = 2;                   ///< overflows tolerated before the scale halves
   bool consecutive_hysteresis = false;  ///< refill hysteresis at every clean step
   double minimum_scale = 1;
 };

@@ -14,7 +14,7 @@ namespace tranche {
 
 /// A state tensor that the engine keeps for every trainable element.
 struct OptimizerStateTensor {
-  std::string name;                        ///< "exp_avg"
+  std::string name;  ///< "exp_avg"
   DataType dtype = DataType::float32;
   float initial_value = 0;
 };
@@ -36,10 +36,10 @@ struct GroupOptions {
 
 /// A stretch of one shard that belongs to one tensor and one parameter group.
 struct ShardView {
-  ConstTensorView gradient;          ///< accumulation dtype
-  TensorView master;                 ///< fp32
-  std::vector<TensorView> state;     ///< in the order of Optimizer::state()
-  TensorView weight;                 ///< compute-dtype copy to write; null data when master is the weight
+  ConstTensorView gradient;       ///< accumulation dtype
+  TensorView master;              ///< fp32
+  std::vector<TensorView> state;  ///< in the order of Optimizer::state()
+  TensorView weight;              ///< compute-dtype copy to write; null data when master is the weight
   GroupOptions group;
   std::string_view tensor;           ///< name, for rules that depend on it
   std::int64_t first_element = 0;    ///< of the stretch within its tensor
@@ -69,12 +69,16 @@ struct AdamOptions {
   bool decoupled = true;  ///< AdamW; false: Adam with L2
   DataType moment_dtype = DataType::float32;
 };
+/// State "exp_avg" and "exp_avg_sq". Throws InvalidArgument on betas outside [0, 1), a negative epsilon or
+/// decay, or moments that are neither fp32 nor bf16.
 std::unique_ptr<Optimizer> make_adam(const AdamOptions& options);
 
 struct SgdOptions {
   double momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
 };
+/// State "momentum_buffer" (fp32) unless momentum is 0. Throws InvalidArgument on a negative momentum or
+/// decay, or Nesterov's form without momentum or with dampening.
 std::unique_ptr<Optimizer> make_sgd(const SgdOptions& options);
 
 }  // namespace tranche

@@ -1,6 +1,7 @@
 #pragma once
 /// Which tensors decay, which have their own learning rate, which are frozen: by name pattern.
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,16 +13,19 @@ namespace tranche {
 /// Shell-style match of the whole name: '*' any run of characters, '?' one.
 bool matches_pattern(std::string_view name, std::string_view pattern);
 
+/// What is not set is left to earlier rules, and in the end to the defaults.
 struct ParameterGroupRule {
   std::string pattern;
-  double learning_rate_factor = 1;
-  bool decay = true;
+  std::optional<double> learning_rate_factor;
+  std::optional<bool> decay;
+  friend bool operator==(const ParameterGroupRule&, const ParameterGroupRule&) = default;
 };
 
-/// Later rules win. The default rule: tensors of rank < 2 (biases, norms) do not decay.
+/// Later rules win. The default rule: factor 1, and tensors of rank < 2 (biases, norms) do not decay.
 class ParameterGroups {
  public:
   ParameterGroups() = default;
+  /// Throws InvalidArgument on an empty pattern or a factor that is negative or not finite.
   ParameterGroups(std::vector<ParameterGroupRule> rules, std::vector<std::string> frozen_patterns);
   GroupOptions resolve(std::string_view tensor, int tensor_rank) const;
   bool frozen(std::string_view tensor) const;

@@ -1,8 +1,13 @@
 #pragma once
-/// Learning-rate schedules with DeepSpeed's names and arithmetic, as pure functions of the step.
+/// Learning-rate schedules with DeepSpeed's names and arithmetic, as pure functions of the number of the
+/// update.
+///
+/// DeepSpeed counts an iteration from 0; update number `step` (1 is the first) uses iteration step - 1. All
+/// arithmetic is in double, in the order in which DeepSpeed (deepspeed/runtime/lr_schedules.py) writes it.
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace tranche {
@@ -14,9 +19,63 @@ class Schedule {
   virtual double learning_rate(std::int64_t step) const = 0;
   /// Momentum (beta1) for schedules that cycle it; negative: leave the optimizer's.
   virtual double momentum(std::int64_t) const { return -1; }
+  /// Name and parameters as JSON text.
   virtual std::string describe() const = 0;
 };
 
 std::unique_ptr<Schedule> make_constant_schedule(double learning_rate);
+
+/// Shape of the rise: `logarithmic` follows log(iteration + 1) / log(steps), `linear` iteration / steps.
+enum class WarmupType : std::uint8_t { logarithmic, linear };
+
+/// Rises from the minimum to the maximum over warmup_num_steps updates, then stays. Fewer than 2 steps count
+/// as 2.
+struct WarmupOptions {
+  double warmup_min_lr = 0;
+  double warmup_max_lr = 0.001;
+  std::int64_t warmup_num_steps = 1000;
+  WarmupType warmup_type = WarmupType::logarithmic;
+};
+/// Throws InvalidArgument on a step count below 1 or rates that are not finite; so do the other factories.
+std::unique_ptr<Schedule> make_warmup_schedule(const WarmupOptions& options);
+
+/// WarmupLR, then a straight line from the maximum down to 0 at total_num_steps. As in DeepSpeed the line
+/// ends at 0 whatever the minimum: the minimum of the rise is added to it.
+struct WarmupDecayOptions {
+  WarmupOptions warmup;
+  std::int64_t total_num_steps = 0;
+};
+std::unique_ptr<Schedule> make_warmup_decay_schedule(const WarmupDecayOptions& options);
+
+/// Ratios of `learning_rate`: a rise from warmup_min_ratio to 1, then half a cosine down to cos_min_ratio,
+/// where it stays after total_num_steps.
+struct WarmupCosineOptions {
+  double learning_rate = 0.001;
+  std::int64_t total_num_steps = 0;
+  double warmup_min_ratio = 0;
+  std::int64_t warmup_num_steps = 1000;
+  double cos_min_ratio = 0.0001;
+  WarmupType warmup_type = WarmupType::logarithmic;
+};
+std::unique_ptr<Schedule> make_warmup_cosine_schedule(const WarmupCosineOptions& options);
+
+/// One cycle (Smith, 2018): the rate rises over the first part and falls over the second, momentum the other
+/// way round; after the cycle the rate is divided by, and momentum multiplied with, 1 + decay rate *
+/// intervals. A stair count above 0 moves in that many equal stairs.
+struct OneCycleOptions {
+  double cycle_min_lr = 0;
+  double cycle_max_lr = 0;
+  double decay_lr_rate = 0;
+  std::int64_t cycle_first_step_size = 2000;
+  std::optional<std::int64_t> cycle_second_step_size;  ///< the first's when not set
+  std::int64_t cycle_first_stair_count = 0;
+  std::optional<std::int64_t> cycle_second_stair_count;  ///< the first's when not set
+  std::int64_t decay_step_size = 0;                      ///< updates an interval; 0: no decay
+  bool cycle_momentum = true;
+  double cycle_min_mom = 0.8;
+  double cycle_max_mom = 0.9;
+  double decay_mom_rate = 0;
+};
+std::unique_ptr<Schedule> make_one_cycle_schedule(const OneCycleOptions& options);
 
 }  // namespace tranche

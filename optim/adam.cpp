@@ -1,0 +1,85 @@
+#include <fmt/core.h>
+
+#include <cmath>
+
+#include "tranche/core/error.h"
+#include "tranche/kernels/optimizer_update.h"
+#include "tranche/optim/optimizer.h"
+
+namespace tranche {
+namespace {
+
+class Adam final : public Optimizer {
+ public:
+  explicit Adam(const AdamOptions& options) : options_(options) {
+    // Negated comparisons, so that NaN is refused too.
+    const auto is_share = [](double beta) { return beta >= 0 && beta < 1; };
+    if (!is_share(options.beta1) || !is_share(options.beta2)) {
+      throw InvalidArgument(fmt::format("{}: betas are [{}, {}]; each must be at least 0 and below 1", name(),
+                                        options.beta1, options.beta2));
+    }
+    if (!(options.epsilon >= 0) || !std::isfinite(options.epsilon)) {
+      throw InvalidArgument(
+          fmt::format("{}: eps is {}; it must be finite and not negative", name(), options.epsilon));
+    }
+    if (!(options.weight_decay >= 0) || !std::isfinite(options.weight_decay)) {
+      throw InvalidArgument(fmt::format("{}: weight_decay is {}; it must be finite and not negative", name(),
+                                        options.weight_decay));
+    }
+    if (options.moment_dtype != DataType::float32 && options.moment_dtype != DataType::bfloat16) {
+      throw InvalidArgument(fmt::format("{}: moments can be kept in fp32 or bf16, not {}", name(),
+                                        name_of(options.moment_dtype)));
+    }
+  }
+
+  std::string name() const override { return options_.decoupled ? "AdamW" : "Adam"; }
+
+  std::vector<OptimizerStateTensor> state() const override {
+    return {{"exp_avg", options_.moment_dtype, 0}, {"exp_avg_sq", options_.moment_dtype, 0}};
+  }
+
+  void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
+             std::span<const double> /*reduced*/) const override {
+    if (shard.state.size() != 2) {
+      throw InvalidArgument(fmt::format("{}: tensor '{}' comes with {} state tensors instead of 2", name(),
+                                        shard.tensor, shard.state.size()));
+    }
+    if (step.step < 1)
+      throw InvalidArgument(fmt::format("{}: update number {} is below 1", name(), step.step));
+    const double rate = step.learning_rate * shard.group.learning_rate_factor;
+    const double beta1 = step.momentum >= 0 ? step.momentum : options_.beta1;
+    const auto t = static_cast<double>(step.step);
+    kernels::AdamArguments arguments;
+    arguments.learning_rate = static_cast<float>(rate);
+    arguments.beta1 = static_cast<float>(beta1);
+    arguments.beta2 = static_cast<float>(options_.beta2);
+    arguments.epsilon = static_cast<float>(options_.epsilon);
+    arguments.weight_decay = shard.group.decay ? static_cast<float>(options_.weight_decay) : 0.0f;
+    // In double, rounded once: 1 - beta^t loses most of fp32's digits for small t.
+    arguments.step_size = static_cast<float>(rate / (1 - std::pow(beta1, t)));
+    arguments.correction2_sqrt = static_cast<float>(std::sqrt(1 - std::pow(options_.beta2, t)));
+    arguments.gradient_scale = step.gradient_scale;
+    arguments.decoupled = options_.decoupled;
+    arguments.apply = step.apply;
+    kernels::adam_update(stream, arguments, shard.gradient, shard.master, shard.state[0], shard.state[1],
+                         shard.weight);
+  }
+
+  std::string describe() const override {
+    return fmt::format(
+        R"({{"type": "{}", "betas": [{}, {}], "eps": {}, "weight_decay": {}, "moments": "{}"}})", name(),
+        options_.beta1, options_.beta2, options_.epsilon, options_.weight_decay,
+        name_of(options_.moment_dtype));
+  }
+
+ private:
+  AdamOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_adam(const AdamOptions& options) {
+  return std::make_unique<Adam>(options);
+}
+
+}  // namespace tranche

@@ -1,0 +1,79 @@
+#include <fmt/core.h>
+
+#include <cmath>
+
+#include "tranche/core/error.h"
+#include "tranche/kernels/optimizer_update.h"
+#include "tranche/optim/optimizer.h"
+
+namespace tranche {
+namespace {
+
+class Sgd final : public Optimizer {
+ public:
+  explicit Sgd(const SgdOptions& options) : options_(options) {
+    // Negated comparisons, so that NaN is refused too.
+    if (!(options.momentum >= 0) || !std::isfinite(options.momentum)) {
+      throw InvalidArgument(
+          fmt::format("SGD: momentum is {}; it must be finite and not negative", options.momentum));
+    }
+    if (!(options.weight_decay >= 0) || !std::isfinite(options.weight_decay)) {
+      throw InvalidArgument(
+          fmt::format("SGD: weight_decay is {}; it must be finite and not negative", options.weight_decay));
+    }
+    if (!std::isfinite(options.dampening)) {
+      throw InvalidArgument(
+          fmt::format("SGD: dampening is {}; it must be a finite number", options.dampening));
+    }
+    if (options.nesterov && (options.momentum == 0 || options.dampening != 0)) {
+      throw InvalidArgument(
+          fmt::format("SGD: nesterov needs a momentum above 0 and a dampening of 0, not {} and {}",
+                      options.momentum, options.dampening));
+    }
+  }
+
+  std::string name() const override { return "SGD"; }
+
+  std::vector<OptimizerStateTensor> state() const override {
+    if (options_.momentum == 0) return {};
+    return {{"momentum_buffer", DataType::float32, 0}};
+  }
+
+  void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
+             std::span<const double> /*reduced*/) const override {
+    const std::size_t wanted = options_.momentum == 0 ? 0 : 1;
+    if (shard.state.size() != wanted) {
+      throw InvalidArgument(fmt::format("SGD: tensor '{}' comes with {} state tensors instead of {}",
+                                        shard.tensor, shard.state.size(), wanted));
+    }
+    const double momentum = wanted == 1 && step.momentum >= 0 ? step.momentum : options_.momentum;
+    kernels::SgdArguments arguments;
+    arguments.learning_rate = static_cast<float>(step.learning_rate * shard.group.learning_rate_factor);
+    arguments.momentum = static_cast<float>(momentum);
+    arguments.dampening = static_cast<float>(options_.dampening);
+    arguments.weight_decay = shard.group.decay ? static_cast<float>(options_.weight_decay) : 0.0f;
+    arguments.nesterov = options_.nesterov;
+    arguments.first_step = step.step <= 1;
+    arguments.gradient_scale = step.gradient_scale;
+    arguments.apply = step.apply;
+    const TensorView buffer = wanted == 1 ? shard.state[0] : TensorView{};
+    kernels::sgd_update(stream, arguments, shard.gradient, shard.master, buffer, shard.weight);
+  }
+
+  std::string describe() const override {
+    return fmt::format(
+        R"({{"type": "SGD", "momentum": {}, "dampening": {}, "weight_decay": {}, "nesterov": {}}})",
+        options_.momentum, options_.dampening, options_.weight_decay, options_.nesterov);
+  }
+
+ private:
+  SgdOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_sgd(const SgdOptions& options) {
+  return std::make_unique<Sgd>(options);
+}
+
+}  // namespace tranche
