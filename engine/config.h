@@ -2,6 +2,7 @@
 /// The engine's configuration, and its reading from DeepSpeed's JSON. docs/configuration.md has every key.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,69 +21,73 @@ std::string_view name_of(ReductionPolicy policy);
 
 struct PrecisionConfig {
   DataType compute = DataType::bfloat16;
-  DataType wire = DataType::bfloat16;          ///< gradients on the wire
-  DataType accumulation = DataType::float32;   ///< G, the reduced gradient
-  DataType moments = DataType::float32;        ///< optimizer state; master weights are always fp32
+  DataType wire = DataType::bfloat16;         ///< gradients on the wire
+  DataType accumulation = DataType::float32;  ///< G, the reduced gradient
+  DataType moments = DataType::float32;       ///< optimizer state; master weights are always fp32
 };
 
 /// Type and parameters as read; `make_optimizer()` builds it.
 struct OptimizerConfig {
   std::string type = "AdamW";  ///< AdamW, Adam, SGD
   double learning_rate = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
   double momentum = 0, dampening = 0;
   bool nesterov = false;
   bool adam_w_mode = true;  ///< "Adam" with this is AdamW, as in DeepSpeed
 };
 
 struct ScheduleConfig {
-  std::string type = "constant";  ///< constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle
-  std::string parameters_json = "{}";
+  std::string type = "constant";       ///< constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle
+  std::string parameters_json = "{}";  ///< the keys of scheduler.params; what is absent has its default
 };
 
 struct DebugConfig {
-  bool poison_memory = false;   ///< fill step memory with NaN patterns on acquire and release
-  bool plan_memory = true;      ///< pack the step after it was recorded
+  bool poison_memory = false;  ///< fill step memory with NaN patterns on acquire and release
+  bool plan_memory = true;     ///< pack the step after it was recorded
 };
 
 struct Config {
-  // Batch arithmetic: train_batch_size = micro_batch_size * accumulation_steps * ranks.
+  // Batch arithmetic: train_batch_size = micro_batch_size * accumulation_steps * ranks. 0: from the others.
   std::int64_t train_batch_size = 0;
   std::int64_t micro_batch_size = 1;
   std::int64_t accumulation_steps = 1;
 
   int stage = 0;
   ReductionPolicy reduction = ReductionPolicy::automatic;
-  int reduction_group = 0;                      ///< 0: ranks on a host at the first start
-  bool overlap = true;                          ///< `overlap_comm`: collectives behind compute
+  int reduction_group = 0;  ///< 0: ranks on a host at the first start
+  bool overlap = true;      ///< `overlap_comm`: collectives behind compute
   std::int64_t reduce_bucket_elements = 500'000'000;
   std::int64_t allgather_bucket_elements = 500'000'000;
   std::int64_t prefetch_elements = 50'000'000;  ///< most elements gathered ahead of use
   std::int64_t max_live_elements = 1'000'000'000;
-  int depth = 2;                                ///< most units gathered at once (the one in use included)
+  int depth = 2;  ///< most units gathered at once (the one in use included)
 
   PrecisionConfig precision;
-  bool loss_scaling = false;                    ///< fp16 only
+  bool loss_scaling = false;  ///< fp16 only
   LossScalerOptions loss_scaler;
-  double gradient_clipping = 1.0;               ///< 0: off
+  double gradient_clipping = 1.0;  ///< 0: off
   std::int64_t maximum_consecutive_skips = 100;
 
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
+  /// Length of the run, for schedules that end and were not told when: `tranche.total_steps`, or set by the
+  /// program from --steps before make_schedule. 0: not known.
+  std::int64_t total_steps_hint = 0;
   std::vector<ParameterGroupRule> group_rules;
   std::vector<std::string> frozen;
 
   std::uint64_t seed = 1234;
   std::int64_t workspace_bytes = std::int64_t{32} << 20;
   std::int64_t communication_slab_bytes = std::int64_t{8} << 20;
-  double communication_timeout = 300;           ///< seconds
-  bool inline_progress = false;                 ///< `tranche.progress: inline`
-  int threads = 0;                              ///< per rank; 0: cores / ranks on the host
-  std::int64_t device_memory_limit = 0;         ///< bytes; 0: none
+  double communication_timeout = 300;    ///< seconds
+  bool inline_progress = false;          ///< `tranche.progress: inline`
+  std::string collectives = "auto";      ///< auto or ours: the ordered sum
+  int threads = 0;                       ///< per rank; 0: cores / ranks on the host
+  std::int64_t device_memory_limit = 0;  ///< bytes; 0: none
 
   bool activation_checkpointing = false;
-  int checkpoint_every = 1;                     ///< blocks between kept inputs
-  std::int64_t vocabulary_chunk = 0;            ///< columns of the head computed at once; 0: all
+  int checkpoint_every = 1;           ///< blocks between kept inputs
+  std::int64_t vocabulary_chunk = 0;  ///< columns of the head computed at once; 0: all
   std::int64_t steps_per_print = 0;
   bool wall_clock_breakdown = false;
   DebugConfig debug;
@@ -100,17 +105,26 @@ struct Config {
 };
 
 /// Reads DeepSpeed's JSON (with Tranche's own keys under "tranche"). `ranks` completes the batch arithmetic.
-/// Every problem found is reported in one ConfigurationError: unknown keys with the nearest known one, values
-/// out of range, keys that cannot be honoured with the reason, batch arithmetic that does not fit.
-/// `overrides` are "key.path=value" strings that replace what the file says (the program's --set).
+/// Every problem found is reported in one ConfigurationError, a line each: unknown keys with the nearest
+/// known one, values out of range, keys that cannot be honoured with the reason, batch arithmetic that does
+/// not fit. Text that is not strict JSON, or gives a key twice, is told alone, with its place. `overrides`
+/// are "key.path=value" strings that replace what the file says (the program's --set); a value is JSON, or
+/// else text.
 Config parse_config(std::string_view json_text, int ranks, const std::vector<std::string>& overrides = {});
 /// Reads a file; errors name it.
 Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides = {});
 /// Throws ConfigurationError unless the fields of a Config made in C++ fit together; completes the batch.
 void validate_config(Config& config, int ranks);
 
+/// Throws ConfigurationError when the type or a parameter is not possible.
 std::unique_ptr<Optimizer> make_optimizer(const Config& config);
+/// Throws ConfigurationError when the type or a parameter is not possible, or when the schedule must know
+/// where the run ends and neither total_num_steps nor total_steps_hint says it.
 std::unique_ptr<Schedule> make_schedule(const Config& config);
+
+/// "1024", "32MiB", "1.5 GiB", "2GB" in bytes (K, M, G, T and KiB ... are powers of 1024, KB ... of 1000).
+/// Throws ConfigurationError naming the accepted forms.
+std::int64_t parse_byte_size(std::string_view text);
 
 /// Closest of `candidates` to `text` by edit distance; empty when none is near.
 std::string nearest(std::string_view text, const std::vector<std::string>& candidates);

@@ -1,0 +1,348 @@
+// A Config from checked values, and the checks across its fields.
+
+#include "tranche/engine/config.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/config_reader.h"
+
+namespace tranche {
+namespace detail {
+namespace {
+
+const std::vector<std::string> optimizer_types = {"AdamW", "Adam", "SGD"};
+const std::vector<std::string> schedule_types = {"constant", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR",
+                                                 "OneCycle"};
+
+std::string lower(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+/// The entry of `names` that `text` spells, in any case of letters; empty when none.
+std::string match(const std::vector<std::string>& names, const std::string& text) {
+  const auto found = std::find_if(names.begin(), names.end(),
+                                  [&](const std::string& name) { return lower(name) == lower(text); });
+  return found == names.end() ? std::string() : *found;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+/// One of DeepSpeed's that we lack is told apart from a typing error.
+std::string optimizer_type(const std::string& text, Problems& problems) {
+  const std::string known = match(optimizer_types, text);
+  if (!known.empty()) return known;
+  const std::vector<std::string> lacking = {"Lamb",    "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Lion",
+                                            "Adagrad", "Muon",       "MuAdam",      "MuAdamW",    "MuSGD"};
+  const std::string there = match(lacking, text);
+  if (!there.empty()) {
+    problems.add(fmt::format("optimizer.type: {} is not part of this version; there are {}", there,
+                             joined(optimizer_types)));
+  } else {
+    const std::string near = nearest(text, optimizer_types);
+    problems.add(fmt::format("optimizer.type: '{}' is not one of {}{}", text, joined(optimizer_types),
+                             near.empty() ? "" : "; did you mean " + near + "?"));
+  }
+  return "AdamW";
+}
+
+std::string schedule_type(const std::string& text, Problems& problems) {
+  const std::string known = match(schedule_types, text);
+  if (!known.empty()) return known;
+  const std::string near = nearest(text, schedule_types);
+  problems.add(lower(text) == "lrrangetest"
+                   ? fmt::format("scheduler.type: LRRangeTest is not part of this version; there are {}",
+                                 joined(schedule_types))
+                   : fmt::format("scheduler.type: '{}' is not one of {}{}", text, joined(schedule_types),
+                                 near.empty() ? "" : "; did you mean " + near + "?"));
+  return "constant";
+}
+
+DataType read_data_type(const Values& values, const char* path, DataType otherwise, Problems& problems) {
+  const auto text = values.text(path);
+  if (!text) return otherwise;
+  const auto dtype = data_type_from(lower(*text));
+  if (!dtype) problems.add(fmt::format("{}: '{}' is not one of fp32, bf16, fp16", path, *text));
+  return dtype.value_or(otherwise);
+}
+
+/// The value under either of two names of a key.
+template <typename Get>
+auto either(const Values& values, const char* path, const char* other, Get get, Problems& problems) {
+  if (values.has(path) && values.has(other)) {
+    problems.add(fmt::format("{} and {} are two names of one key; write one", path, other));
+  }
+  return values.has(path) ? get(path) : get(other);
+}
+
+/// Integers of the file that land in int fields.
+int small_integer(const Values& values, const char* path, int otherwise, Problems& problems) {
+  const std::int64_t value = values.integer(path).value_or(otherwise);
+  if (value < INT32_MIN || value > INT32_MAX) {
+    problems.add(fmt::format("{}: {} is out of range", path, value));
+    return otherwise;
+  }
+  return static_cast<int>(value);
+}
+
+void read_precision(const Values& values, Config& config, Problems& problems) {
+  const auto boolean = [&](const char* path) { return values.boolean(path); };
+  const std::optional<bool> bf16 = either(values, "bf16.enabled", "bfloat16.enabled", boolean, problems);
+  const std::optional<bool> fp16 = values.boolean("fp16.enabled");
+  PrecisionConfig& precision = config.precision;
+  if (bf16.value_or(false) && fp16.value_or(false)) {
+    problems.add("bf16.enabled and fp16.enabled are both true; choose one");
+  }
+  if (fp16.value_or(false)) {
+    precision.compute = DataType::float16;
+  } else if (bf16.value_or(true)) {
+    precision.compute = DataType::bfloat16;
+    if (!bf16 && fp16) {
+      config.notes.emplace_back(
+          "fp16.enabled: false alone means bf16; for fp32 set bf16.enabled to false too");
+    }
+  } else {
+    precision.compute = DataType::float32;
+  }
+  precision.wire = read_data_type(values, "communication_data_type", precision.compute, problems);
+  precision.accumulation = read_data_type(values, "data_types.grad_accum_dtype", DataType::float32, problems);
+  precision.moments = read_data_type(values, "tranche.moments", DataType::float32, problems);
+
+  config.loss_scaling = precision.compute == DataType::float16;
+  if (!config.loss_scaling) return;
+  LossScalerOptions& scaler = config.loss_scaler;
+  const double fixed = values.number("fp16.loss_scale").value_or(0);
+  const std::int64_t power = values.integer("fp16.initial_scale_power").value_or(16);
+  scaler.dynamic = fixed == 0;
+  if (scaler.dynamic && (power < 0 || power > 80)) {
+    problems.add(fmt::format("fp16.initial_scale_power: {} is not between 0 and 80", power));
+  } else {
+    scaler.initial_scale = scaler.dynamic ? std::ldexp(1.0, static_cast<int>(power)) : fixed;
+  }
+  scaler.window = values.integer("fp16.loss_scale_window").value_or(scaler.window);
+  scaler.hysteresis = small_integer(values, "fp16.hysteresis", scaler.hysteresis, problems);
+  scaler.consecutive_hysteresis =
+      values.boolean("fp16.consecutive_hysteresis").value_or(scaler.consecutive_hysteresis);
+  scaler.minimum_scale = values.number("fp16.min_loss_scale").value_or(scaler.minimum_scale);
+}
+
+void read_optimizer(const Values& values, Config& config, Problems& problems) {
+  OptimizerConfig& optimizer = config.optimizer;
+  if (const auto type = values.text("optimizer.type")) optimizer.type = optimizer_type(*type, problems);
+  const bool sgd = optimizer.type == "SGD";
+  const std::vector<std::string> allowed =
+      sgd ? std::vector<std::string>{"lr", "momentum", "dampening", "nesterov", "weight_decay"}
+          : std::vector<std::string>{"lr", "betas", "eps", "weight_decay", "adam_w_mode"};
+  for (const std::string& name : values.names_within("optimizer.params")) {
+    if (std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
+      problems.add(fmt::format("optimizer.params.{} is no parameter of {}, which has {}", name,
+                               optimizer.type, joined(allowed)));
+    }
+  }
+  optimizer.learning_rate = values.number("optimizer.params.lr").value_or(optimizer.learning_rate);
+  if (values.has("optimizer.params.betas")) {
+    const std::vector<double> betas = values.numbers("optimizer.params.betas");
+    if (betas.size() == 2) {
+      optimizer.beta1 = betas[0];
+      optimizer.beta2 = betas[1];
+    } else {
+      problems.add(fmt::format("optimizer.params.betas: expected two numbers, found {}", betas.size()));
+    }
+  }
+  optimizer.epsilon = values.number("optimizer.params.eps").value_or(optimizer.epsilon);
+  optimizer.weight_decay = values.number("optimizer.params.weight_decay").value_or(optimizer.weight_decay);
+  optimizer.adam_w_mode = values.boolean("optimizer.params.adam_w_mode").value_or(optimizer.adam_w_mode);
+  optimizer.momentum = values.number("optimizer.params.momentum").value_or(optimizer.momentum);
+  optimizer.dampening = values.number("optimizer.params.dampening").value_or(optimizer.dampening);
+  optimizer.nesterov = values.boolean("optimizer.params.nesterov").value_or(optimizer.nesterov);
+
+  if (const auto type = values.text("scheduler.type")) config.schedule.type = schedule_type(*type, problems);
+  Json parameters = Json::object();
+  for (const std::string& name : values.names_within("scheduler.params")) {
+    parameters[name] = *values.json("scheduler.params." + name);
+  }
+  config.schedule.parameters_json = parameters.dump();
+  if (config.schedule.type == "OneCycle" &&
+      values.boolean("scheduler.params.cycle_momentum").value_or(true)) {
+    config.notes.emplace_back(
+        sgd ? "scheduler.params.cycle_momentum: no meaning here: SGD has no beta1 to cycle"
+            : "scheduler.params.cycle_momentum: beta2 stays the optimizer's (DeepSpeed sets it "
+              "to 0.99 while it cycles)");
+  }
+}
+
+void read_groups(const Values& values, Config& config) {
+  for (const std::string& pattern : values.texts("tranche.decay")) {
+    config.group_rules.push_back({pattern, std::nullopt, true});
+  }
+  for (const std::string& pattern : values.texts("tranche.no_decay")) {
+    config.group_rules.push_back({pattern, std::nullopt, false});
+  }
+  config.frozen = values.texts("tranche.frozen");
+  const Json* groups = values.json("tranche.parameter_groups");
+  if (groups == nullptr || !groups->is_array()) return;
+  for (const Json& group : *groups) {
+    ParameterGroupRule rule;
+    const auto given = [&](const char* name) {
+      return group.is_object() && group.contains(name) && !group[name].is_null();
+    };
+    // A wrong type has been told already; what has the right one is read.
+    if (given("pattern") && group["pattern"].is_string()) rule.pattern = group["pattern"].get<std::string>();
+    if (given("learning_rate_factor") && group["learning_rate_factor"].is_number()) {
+      rule.learning_rate_factor = group["learning_rate_factor"].get<double>();
+    }
+    if (given("decay") && group["decay"].is_boolean()) rule.decay = group["decay"].get<bool>();
+    config.group_rules.push_back(std::move(rule));
+  }
+}
+
+void read_tranche(const Values& values, Config& config, Problems& problems) {
+  const std::string reduction = values.text("tranche.reduction").value_or("auto");
+  if (reduction == "boundary") {
+    config.reduction = ReductionPolicy::boundary;
+  } else if (reduction == "micro_batch") {
+    config.reduction = ReductionPolicy::micro_batch;
+  } else if (reduction != "auto") {
+    problems.add(fmt::format("tranche.reduction: '{}' is not one of auto, boundary, micro_batch", reduction));
+  }
+  const std::string progress = values.text("tranche.progress").value_or("thread");
+  config.inline_progress = progress == "inline";
+  if (progress != "thread" && progress != "inline") {
+    problems.add(fmt::format("tranche.progress: '{}' is not one of thread, inline", progress));
+  }
+  config.collectives = values.text("tranche.collectives").value_or(config.collectives);
+  config.reduction_group = small_integer(values, "tranche.reduction_group", config.reduction_group, problems);
+  config.depth = small_integer(values, "tranche.depth", config.depth, problems);
+  config.threads = small_integer(values, "tranche.threads", config.threads, problems);
+  config.checkpoint_every =
+      small_integer(values, "tranche.checkpoint_every", config.checkpoint_every, problems);
+  config.communication_timeout =
+      values.number("tranche.communication_timeout").value_or(config.communication_timeout);
+  config.device_memory_limit = values.size("tranche.device_memory").value_or(config.device_memory_limit);
+  config.workspace_bytes = values.size("tranche.workspace").value_or(config.workspace_bytes);
+  config.communication_slab_bytes =
+      values.size("tranche.communication_slab").value_or(config.communication_slab_bytes);
+  const std::int64_t seed = values.integer("tranche.seed").value_or(static_cast<std::int64_t>(config.seed));
+  if (seed < 0) problems.add(fmt::format("tranche.seed: {} is negative", seed));
+  config.seed = static_cast<std::uint64_t>(seed);
+  config.maximum_consecutive_skips =
+      values.integer("tranche.maximum_consecutive_skips").value_or(config.maximum_consecutive_skips);
+  config.activation_checkpointing =
+      values.boolean("tranche.activation_checkpointing").value_or(config.activation_checkpointing);
+  config.vocabulary_chunk = values.integer("tranche.vocabulary_chunk").value_or(config.vocabulary_chunk);
+  config.total_steps_hint = values.integer("tranche.total_steps").value_or(config.total_steps_hint);
+  config.debug.poison_memory =
+      values.boolean("tranche.debug.poison_memory").value_or(config.debug.poison_memory);
+  config.debug.plan_memory = values.boolean("tranche.debug.plan_memory").value_or(config.debug.plan_memory);
+}
+
+}  // namespace
+
+Config config_from(const Values& values, Problems& problems) {
+  Config config;
+  config.train_batch_size = values.integer("train_batch_size").value_or(0);
+  config.micro_batch_size = values.integer("train_micro_batch_size_per_gpu").value_or(0);
+  config.accumulation_steps = values.integer("gradient_accumulation_steps").value_or(0);
+  // A zero in the file is a mistake, not the absence that it stands for in the fields.
+  for (const char* path :
+       {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}) {
+    if (values.integer(path) == 0) problems.add(fmt::format("{}: 0 is not at least 1", path));
+  }
+  config.gradient_clipping = values.number("gradient_clipping").value_or(config.gradient_clipping);
+  config.steps_per_print = values.integer("steps_per_print").value_or(config.steps_per_print);
+  config.wall_clock_breakdown = values.boolean("wall_clock_breakdown").value_or(config.wall_clock_breakdown);
+  read_precision(values, config, problems);
+  read_optimizer(values, config, problems);
+
+  const auto integer = [&](const char* path) { return values.integer(path); };
+  config.stage = small_integer(values, "zero_optimization.stage", config.stage, problems);
+  config.overlap = values.boolean("zero_optimization.overlap_comm").value_or(config.overlap);
+  config.reduce_bucket_elements =
+      values.integer("zero_optimization.reduce_bucket_size").value_or(config.reduce_bucket_elements);
+  config.allgather_bucket_elements =
+      values.integer("zero_optimization.allgather_bucket_size").value_or(config.allgather_bucket_elements);
+  config.prefetch_elements = either(values, "zero_optimization.stage3_prefetch_bucket_size",
+                                    "zero_optimization.prefetch_bucket_size", integer, problems)
+                                 .value_or(config.prefetch_elements);
+  config.max_live_elements = either(values, "zero_optimization.stage3_max_live_parameters",
+                                    "zero_optimization.max_live_parameters", integer, problems)
+                                 .value_or(config.max_live_elements);
+  read_groups(values, config);
+  read_tranche(values, config, problems);
+  return config;
+}
+
+}  // namespace detail
+
+namespace {
+
+Config parse(std::string_view text, int ranks, const std::vector<std::string>& overrides,
+             const std::string& origin) {
+  detail::Json document = detail::read_json(text, origin);
+  detail::Problems problems;
+  detail::apply_overrides(document, overrides, problems);
+  std::vector<std::string> notes;
+  const detail::Values values = detail::check_keys(document, problems, notes);
+  Config config = detail::config_from(values, problems);
+  config.notes.insert(config.notes.begin(), notes.begin(), notes.end());
+  detail::check_fields(config, ranks, problems);
+  problems.raise(origin);
+  return config;
+}
+
+}  // namespace
+
+std::string_view name_of(ReductionPolicy policy) {
+  switch (policy) {
+    case ReductionPolicy::automatic:
+      return "auto";
+    case ReductionPolicy::boundary:
+      return "boundary";
+    case ReductionPolicy::micro_batch:
+      return "micro_batch";
+  }
+  return "?";
+}
+
+Config parse_config(std::string_view json_text, int ranks, const std::vector<std::string>& overrides) {
+  return parse(json_text, ranks, overrides, "configuration");
+}
+
+Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  if (file) text << file.rdbuf();
+  if (!file || !text) {
+    throw ConfigurationError(fmt::format("configuration file '{}' cannot be read", path));
+  }
+  return parse(text.str(), ranks, overrides, fmt::format("configuration file '{}'", path));
+}
+
+void validate_config(Config& config, int ranks) {
+  detail::Problems problems;
+  detail::check_fields(config, ranks, problems);
+  problems.raise("configuration");
+}
+
+std::int64_t parse_byte_size(std::string_view text) {
+  const auto bytes = detail::size_from(text);
+  if (!bytes) {
+    throw ConfigurationError(fmt::format(
+        "'{}' is not a size; write bytes or a number with KiB, MiB, GiB, TiB (or KB, MB, GB, TB)", text));
+  }
+  return *bytes;
+}
+
+}  // namespace tranche

@@ -1,0 +1,220 @@
+// JSON text in and out: strict parsing, overrides, and the effective configuration as text.
+
+#include <fmt/core.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/config_reader.h"
+
+namespace tranche {
+namespace detail {
+namespace {
+
+/// Notices keys that one block gives twice, which the parser would let the last win.
+class DuplicateFinder {
+ public:
+  bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
+    if (event == Json::parse_event_t::object_start) {
+      seen_.emplace_back();
+      path_.resize(static_cast<std::size_t>(depth) + 1);
+    } else if (event == Json::parse_event_t::key) {
+      path_.resize(static_cast<std::size_t>(depth));
+      const auto name = parsed.get<std::string>();
+      path_.back() = name;
+      if (!seen_.back().insert(name).second && duplicate_.empty()) duplicate_ = joined();
+    } else if (event == Json::parse_event_t::object_end) {
+      seen_.pop_back();
+    }
+    return true;
+  }
+  const std::string& duplicate() const { return duplicate_; }
+
+ private:
+  std::string joined() const {
+    std::string text;
+    for (const std::string& name : path_) {
+      if (!name.empty()) text += (text.empty() ? "" : ".") + name;
+    }
+    return text;
+  }
+  std::vector<std::set<std::string>> seen_;
+  std::vector<std::string> path_;
+  std::string duplicate_;
+};
+
+/// Drops the parser's own prefix "[json.exception.parse_error.101] parse error at ".
+std::string parser_message(const std::string& what) {
+  const std::string marker = "parse error at ";
+  const std::size_t at = what.find(marker);
+  return at == std::string::npos ? what : what.substr(at + marker.size());
+}
+
+}  // namespace
+
+void Problems::raise(const std::string& origin) const {
+  if (lines_.empty()) return;
+  if (lines_.size() == 1) throw ConfigurationError(origin + ": " + lines_.front());
+  std::string text = fmt::format("{} has {} problems:", origin, lines_.size());
+  for (const std::string& line : lines_) text += "\n  " + line;
+  throw ConfigurationError(text);
+}
+
+Json read_json(std::string_view text, const std::string& origin) {
+  DuplicateFinder duplicates;
+  Json document;
+  try {
+    document = Json::parse(text, [&](int depth, Json::parse_event_t event, Json& parsed) {
+      return duplicates(depth, event, parsed);
+    });
+  } catch (const Json::parse_error& error) {
+    const std::size_t at = error.byte > 0 ? error.byte - 1 : 0;
+    const bool comment = at < text.size() && (text[at] == '/' || text[at] == '#' || text[at] == '*');
+    throw ConfigurationError(fmt::format("{} is not JSON: {}{}", origin, parser_message(error.what()),
+                                         comment ? " (JSON has no comments)" : ""));
+  }
+  if (!duplicates.duplicate().empty()) {
+    throw ConfigurationError(
+        fmt::format("{}: key '{}' is given twice; keep one", origin, duplicates.duplicate()));
+  }
+  if (!document.is_object()) {
+    throw ConfigurationError(
+        fmt::format("{} holds {} instead of a block {{...}} of keys", origin, document.type_name()));
+  }
+  return document;
+}
+
+void apply_overrides(Json& document, const std::vector<std::string>& overrides, Problems& problems) {
+  for (const std::string& text : overrides) {
+    const std::size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      problems.add(fmt::format("override '{}' is not of the form key.path=value", text));
+      continue;
+    }
+    const std::string path = text.substr(0, equals);
+    const std::string written = text.substr(equals + 1);
+    Json value = Json::parse(written, nullptr, false);
+    if (value.is_discarded()) value = written;
+    Json* place = &document;
+    std::size_t begin = 0;
+    bool fits = true;
+    while (fits) {
+      const std::size_t dot = path.find('.', begin);
+      const std::string name = path.substr(begin, dot == std::string::npos ? dot : dot - begin);
+      fits = !name.empty() && (place->is_object() || place->is_null());
+      if (!fits) break;
+      place = &(*place)[name];
+      if (dot == std::string::npos) break;
+      begin = dot + 1;
+    }
+    if (fits) {
+      *place = std::move(value);
+    } else {
+      problems.add(fmt::format("override '{}': '{}' is not a path of blocks and a key", text, path));
+    }
+  }
+}
+
+namespace {
+
+Json precision_keys(const Config& config) {
+  Json json;
+  json["communication_data_type"] = name_of(config.precision.wire);
+  json["data_types"]["grad_accum_dtype"] = name_of(config.precision.accumulation);
+  json["bf16"]["enabled"] = config.precision.compute == DataType::bfloat16;
+  Json& fp16 = json["fp16"];
+  fp16["enabled"] = config.precision.compute == DataType::float16;
+  if (config.precision.compute == DataType::float16) {
+    const LossScalerOptions& scaler = config.loss_scaler;
+    fp16["loss_scale"] = scaler.dynamic ? 0.0 : scaler.initial_scale;
+    if (scaler.dynamic) {
+      fp16["initial_scale_power"] = static_cast<std::int64_t>(std::lround(std::log2(scaler.initial_scale)));
+    }
+    fp16["loss_scale_window"] = scaler.window;
+    fp16["hysteresis"] = scaler.hysteresis;
+    fp16["consecutive_hysteresis"] = scaler.consecutive_hysteresis;
+    fp16["min_loss_scale"] = scaler.minimum_scale;
+  }
+  return json;
+}
+
+Json optimizer_keys(const OptimizerConfig& optimizer) {
+  Json json;
+  json["type"] = optimizer.type;
+  Json& params = json["params"];
+  params["lr"] = optimizer.learning_rate;
+  if (optimizer.type == "SGD") {
+    params["momentum"] = optimizer.momentum;
+    params["dampening"] = optimizer.dampening;
+    params["nesterov"] = optimizer.nesterov;
+  } else {
+    params["betas"] = {optimizer.beta1, optimizer.beta2};
+    params["eps"] = optimizer.epsilon;
+    params["adam_w_mode"] = optimizer.adam_w_mode;
+  }
+  params["weight_decay"] = optimizer.weight_decay;
+  return json;
+}
+
+Json tranche_keys(const Config& config) {
+  Json json;
+  json["reduction"] = name_of(config.reduction);
+  json["reduction_group"] = config.reduction_group;
+  json["depth"] = config.depth;
+  json["communication_timeout"] = config.communication_timeout;
+  json["progress"] = config.inline_progress ? "inline" : "thread";
+  json["threads"] = config.threads;
+  json["device_memory"] = config.device_memory_limit == 0 ? Json(nullptr) : Json(config.device_memory_limit);
+  json["workspace"] = config.workspace_bytes;
+  json["communication_slab"] = config.communication_slab_bytes;
+  json["seed"] = config.seed;
+  json["frozen"] = config.frozen;
+  json["parameter_groups"] = Json::array();
+  for (const ParameterGroupRule& rule : config.group_rules) {
+    Json entry;
+    entry["pattern"] = rule.pattern;
+    if (rule.learning_rate_factor) entry["learning_rate_factor"] = *rule.learning_rate_factor;
+    if (rule.decay) entry["decay"] = *rule.decay;
+    json["parameter_groups"].push_back(std::move(entry));
+  }
+  json["collectives"] = config.collectives;
+  json["maximum_consecutive_skips"] = config.maximum_consecutive_skips;
+  json["activation_checkpointing"] = config.activation_checkpointing;
+  json["checkpoint_every"] = config.checkpoint_every;
+  json["vocabulary_chunk"] = config.vocabulary_chunk;
+  json["moments"] = name_of(config.precision.moments);
+  json["total_steps"] = config.total_steps_hint;
+  json["debug"]["poison_memory"] = config.debug.poison_memory;
+  json["debug"]["plan_memory"] = config.debug.plan_memory;
+  return json;
+}
+
+}  // namespace
+}  // namespace detail
+
+std::string Config::to_json() const {
+  detail::Json json;
+  if (train_batch_size > 0) json["train_batch_size"] = train_batch_size;
+  json["train_micro_batch_size_per_gpu"] = micro_batch_size;
+  json["gradient_accumulation_steps"] = accumulation_steps;
+  json["gradient_clipping"] = gradient_clipping;
+  json["steps_per_print"] = steps_per_print;
+  json["wall_clock_breakdown"] = wall_clock_breakdown;
+  json.update(detail::precision_keys(*this));
+  json["optimizer"] = detail::optimizer_keys(optimizer);
+  json["scheduler"]["type"] = schedule.type;
+  json["scheduler"]["params"] = detail::Json::parse(schedule.parameters_json);
+  detail::Json& zero = json["zero_optimization"];
+  zero["stage"] = stage;
+  zero["overlap_comm"] = overlap;
+  zero["reduce_bucket_size"] = reduce_bucket_elements;
+  zero["allgather_bucket_size"] = allgather_bucket_elements;
+  zero["stage3_prefetch_bucket_size"] = prefetch_elements;
+  zero["stage3_max_live_parameters"] = max_live_elements;
+  json["tranche"] = detail::tranche_keys(*this);
+  return json.dump(2);
+}
+
+}  // namespace tranche

@@ -1,0 +1,140 @@
+#include "tranche/engine/config_keys.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "tranche/engine/config.h"
+
+namespace tranche {
+namespace {
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return result;
+}
+
+/// Least number of insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> before(b.size() + 1), previous(b.size() + 1), row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) previous[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
+    }
+    before = previous;
+    previous = row;
+  }
+  return previous[b.size()];
+}
+
+/// "" for a path that is not directly within `block`, else its last name.
+std::string_view name_within(std::string_view path, std::string_view block) {
+  if (!block.empty()) {
+    if (path.size() <= block.size() + 1 || !path.starts_with(block) || path[block.size()] != '.') return {};
+    path.remove_prefix(block.size() + 1);
+  }
+  return path.find('.') == std::string_view::npos ? path : std::string_view{};
+}
+
+}  // namespace
+
+std::string nearest(std::string_view text, const std::vector<std::string>& candidates) {
+  const std::string wanted = lower(text);
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
+  for (const std::string& candidate : candidates) {
+    const std::size_t distance = edit_distance(wanted, lower(candidate));
+    // Of two short words without a common letter every distance is small: ask for some likeness.
+    if (distance < best_distance && distance < std::max(wanted.size(), candidate.size())) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  if (!best.empty() || wanted.size() < 4) return best;
+  for (const std::string& candidate : candidates) {  // "micro_batch_size" in a longer name
+    const bool holds = lower(candidate).find(wanted) != std::string::npos;
+    if (holds && (best.empty() || candidate.size() < best.size())) best = candidate;
+  }
+  return best;
+}
+
+std::string_view name_of(KeyClass key_class) {
+  switch (key_class) {
+    case KeyClass::honoured:
+      return "honoured";
+    case KeyClass::no_meaning:
+      return "no meaning";
+    case KeyClass::refused:
+      return "refused";
+  }
+  return "?";
+}
+
+std::string_view name_of(ValueKind kind) {
+  switch (kind) {
+    case ValueKind::boolean:
+      return "true or false";
+    case ValueKind::integer:
+      return "an integer";
+    case ValueKind::number:
+      return "a number";
+    case ValueKind::text:
+      return "text";
+    case ValueKind::size:
+      return "a size (bytes, or text such as \"16GiB\")";
+    case ValueKind::numbers:
+      return "a list of numbers";
+    case ValueKind::texts:
+      return "a list of texts";
+    case ValueKind::block:
+      return "a block {...}";
+    case ValueKind::any:
+      return "any value";
+  }
+  return "?";
+}
+
+std::span<const ConfigKey> configuration_keys() {
+  static const std::vector<ConfigKey> all = [] {
+    std::vector<ConfigKey> keys;
+    for (const auto part : {detail::training_keys(), detail::deepspeed_keys()}) {
+      keys.insert(keys.end(), part.begin(), part.end());
+    }
+    return keys;
+  }();
+  return all;
+}
+
+const ConfigKey* find_configuration_key(std::string_view path) {
+  const auto keys = configuration_keys();
+  const auto found =
+      std::find_if(keys.begin(), keys.end(), [&](const ConfigKey& key) { return key.path == path; });
+  return found == keys.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> keys_within(std::string_view block) {
+  std::vector<std::string> names;
+  for (const ConfigKey& key : configuration_keys()) {
+    const std::string_view name = name_within(key.path, block);
+    if (!name.empty() && !name.ends_with("[]")) names.emplace_back(name);
+  }
+  return names;
+}
+
+std::string suggest_key(std::string_view block, std::string_view name) {
+  for (const ConfigKey& key : configuration_keys()) {  // the right name in the wrong block
+    const std::size_t dot = key.path.rfind('.');
+    const std::string_view last = dot == std::string_view::npos ? key.path : key.path.substr(dot + 1);
+    if (last == name && key.key_class == KeyClass::honoured) return std::string(key.path);
+  }
+  const std::string near = nearest(name, keys_within(block));
+  if (near.empty()) return {};
+  return block.empty() ? near : std::string(block) + "." + near;
+}
+
+}  // namespace tranche

@@ -1,0 +1,203 @@
+#include "tranche/engine/config_keys.h"
+
+namespace tranche::detail {
+namespace {
+
+using enum ValueKind;
+
+constexpr std::string_view no_offload = "offload to host memory and NVMe is not part of this version";
+constexpr std::string_view without_offload = "nothing is offloaded in this version";
+constexpr std::string_view whole_units = "units are gathered whole into one buffer each";
+constexpr std::string_view no_quantization = "quantized communication is not part of this version";
+constexpr std::string_view in_report = "every step's figures are in the report file";
+
+constexpr ConfigKey block_of(std::string_view path, std::string_view text) {
+  return {path, KeyClass::honoured, block, false, "{}", text};
+}
+constexpr ConfigKey no_meaning(std::string_view path, std::string_view text) {
+  return {path, KeyClass::no_meaning, any, true, "", text};
+}
+constexpr ConfigKey refused(std::string_view path, std::string_view harmless, std::string_view text) {
+  return {path, KeyClass::refused, any, false, harmless, text};
+}
+
+// clang-format off
+constexpr ConfigKey keys[] = {
+    // zero_optimization: buffers and traffic.
+    no_meaning("zero_optimization.contiguous_gradients", "gradients always live in one flat buffer a unit"),
+    no_meaning("zero_optimization.reduce_scatter", "gradients always go to their owners in an ordered sum"),
+    no_meaning("zero_optimization.use_multi_rank_bucket_allreduce", "shards are reduced to all owners at once"),
+    no_meaning("zero_optimization.allgather_partitions", "weights are always gathered by an all-gather"),
+    no_meaning("zero_optimization.round_robin_gradients", "every unit is spread over all ranks"),
+    no_meaning("zero_optimization.load_from_fp32_weights", "checkpoints hold fp32 master weights"),
+    no_meaning("zero_optimization.elastic_checkpoint", "checkpoints open at any number of ranks"),
+    no_meaning("zero_optimization.ignore_unused_parameters", "unused units are declared by the model"),
+    no_meaning("zero_optimization.sub_group_size", "a tile of offloaded updates; nothing is offloaded in this version"),
+    no_meaning("zero_optimization.stage3_param_persistence_threshold", whole_units),
+    no_meaning("zero_optimization.param_persistence_threshold", whole_units),
+    no_meaning("zero_optimization.stage3_model_persistence_threshold", whole_units),
+    no_meaning("zero_optimization.model_persistence_threshold", whole_units),
+    no_meaning("zero_optimization.stage3_max_reuse_distance", "when a unit is freed follows from tranche.depth"),
+    no_meaning("zero_optimization.max_reuse_distance", "when a unit is freed follows from tranche.depth"),
+    no_meaning("zero_optimization.stage3_gather_16bit_weights_on_model_save", "checkpoints are never gathered"),
+    no_meaning("zero_optimization.gather_16bit_weights_on_model_save", "checkpoints are never gathered"),
+    no_meaning("zero_optimization.stage3_gather_fp16_weights_on_model_save", "checkpoints are never gathered"),
+    no_meaning("zero_optimization.stage3_module_granularity_threshold", whole_units),
+    no_meaning("zero_optimization.module_granularity_threshold", whole_units),
+    no_meaning("zero_optimization.stage3_use_all_reduce_for_fetch_params", whole_units),
+    no_meaning("zero_optimization.use_all_reduce_for_fetch_params", whole_units),
+    no_meaning("zero_optimization.stage3_allgather_sequential", whole_units),
+    no_meaning("zero_optimization.allgather_sequential", whole_units),
+    no_meaning("zero_optimization.stage3_partition_stream_chunk_size", "the whole model never exists in one place"),
+    no_meaning("zero_optimization.partition_stream_chunk_size", "the whole model never exists in one place"),
+    no_meaning("zero_optimization.memory_efficient_linear", "gathered weights are never kept for backward"),
+    no_meaning("zero_optimization.override_module_apply", "weights are born sharded"),
+    no_meaning("zero_optimization.pipeline_loading_checkpoint", "ranks read only their own shards"),
+    no_meaning("zero_optimization.log_trace_cache_warnings", "units are declared, not traced"),
+    no_meaning("zero_optimization.enable_sanity_checks", "the sequence of collectives is always checked"),
+    no_meaning("zero_optimization.compute_grad_norm", "the norm is part of every step's result"),
+    no_meaning("zero_optimization.leaf_module", "units are declared by the model"),
+    no_meaning("zero_optimization.leaf_module.classes", "units are declared by the model"),
+    no_meaning("zero_optimization.leaf_module.names", "units are declared by the model"),
+    no_meaning("zero_optimization.leaf_module.name_suffixes", "units are declared by the model"),
+    no_meaning("zero_optimization.save_muon_momentum_buffer_in_memory", without_offload),
+
+    // zero_optimization: what this version does not do.
+    block_of("zero_optimization.offload_param", "offload of parameters"),
+    refused("zero_optimization.offload_param.device", "\"none\"", no_offload),
+    no_meaning("zero_optimization.offload_param.nvme_path", without_offload),
+    no_meaning("zero_optimization.offload_param.buffer_count", without_offload),
+    no_meaning("zero_optimization.offload_param.buffer_size", without_offload),
+    no_meaning("zero_optimization.offload_param.max_in_cpu", without_offload),
+    no_meaning("zero_optimization.offload_param.pin_memory", without_offload),
+    block_of("zero_optimization.offload_optimizer", "offload of the optimizer's state"),
+    refused("zero_optimization.offload_optimizer.device", "\"none\"", no_offload),
+    no_meaning("zero_optimization.offload_optimizer.nvme_path", without_offload),
+    no_meaning("zero_optimization.offload_optimizer.buffer_count", without_offload),
+    no_meaning("zero_optimization.offload_optimizer.pin_memory", without_offload),
+    no_meaning("zero_optimization.offload_optimizer.pipeline", without_offload),
+    no_meaning("zero_optimization.offload_optimizer.pipeline_read", without_offload),
+    no_meaning("zero_optimization.offload_optimizer.pipeline_write", without_offload),
+    no_meaning("zero_optimization.offload_optimizer.fast_init", without_offload),
+    no_meaning("zero_optimization.offload_optimizer.ratio", without_offload),
+    no_meaning("zero_optimization.offload_optimizer.convert_grad_on_cpu", without_offload),
+    no_meaning("zero_optimization.offload_optimizer.cpuadam_cores_perc", without_offload),
+    refused("zero_optimization.offload_optimizer.super_offload", "false", no_offload),
+    refused("zero_optimization.cpu_offload", "false", no_offload),
+    refused("zero_optimization.cpu_offload_param", "false", no_offload),
+    no_meaning("zero_optimization.cpu_offload_use_pin_memory", without_offload),
+    refused("zero_optimization.zenflow", "null", "updates that lag behind their gradients would change the result"),
+    refused("zero_optimization.zero_hpz_partition_size", "1", "a second copy of weights inside a host (hpZ) is not "
+            "part of this version"),
+    refused("zero_optimization.zero_quantized_weights", "false", no_quantization),
+    refused("zero_optimization.zero_quantized_nontrainable_weights", "false", no_quantization),
+    refused("zero_optimization.zero_quantized_gradients", "false", no_quantization),
+    refused("zero_optimization.zeropp_loco_param", "null", no_quantization),
+    refused("zero_optimization.mics_shard_size", "-1", "sharding inside a sub-group (MiCS) is not part of this version"),
+    refused("zero_optimization.mics_hierarchical_params_gather", "false",
+            "sharding inside a sub-group (MiCS) is not part of this version"),
+    refused("zero_optimization.legacy_stage1", "false", "there is one stage 1"),
+    refused("allgather_size", "null", "write zero_optimization.allgather_bucket_size instead"),
+
+    // Gradients and communication.
+    no_meaning("prescale_gradients", "partial sums travel in fp32 and are divided once, in the update"),
+    no_meaning("gradient_predivide_factor", "partial sums travel in fp32 and are divided once, in the update"),
+    refused("gradient_allreduce_op", "\"mean\"", "gradients are averaged over the tokens of the step"),
+    refused("managed_gradient_accumulation", "true", "micro-batches are counted by the engine"),
+    refused("sparse_gradients", "false", "gradients are dense"),
+    no_meaning("disable_allgather", "weights are always gathered"),
+    no_meaning("seq_parallel_comm_data_type", "there is no sequence parallelism in this version"),
+    no_meaning("seq_parallel_communication_data_type", "there is no sequence parallelism in this version"),
+    refused("sequence_parallel_size", "1", "sequence parallelism is not part of this version"),
+    no_meaning("zero_allow_untested_optimizer", "every optimizer works in every stage"),
+    no_meaning("zero_force_ds_cpu_optimizer", "the update runs where its state lives"),
+    no_meaning("vocabulary_size", "the model's own configuration says it"),
+    no_meaning("dataloader_drop_last", "every step is a full batch"),
+    no_meaning("graph_harvesting", "there are no graphs to capture"),
+
+    // Activations.
+    block_of("activation_checkpointing", "switched on by tranche.activation_checkpointing"),
+    no_meaning("activation_checkpointing.partition_activations", "there is no model parallelism to spread them over"),
+    no_meaning("activation_checkpointing.contiguous_memory_optimization", "kept inputs live in the packed arena"),
+    no_meaning("activation_checkpointing.number_checkpoints", "set tranche.activation_checkpointing and "
+               "tranche.checkpoint_every"),
+    no_meaning("activation_checkpointing.synchronize_checkpoint_boundary", "order is kept by events"),
+    no_meaning("activation_checkpointing.profile", in_report),
+    refused("activation_checkpointing.cpu_checkpointing", "false", no_offload),
+
+    // Reports.
+    no_meaning("flops_profiler", "operations are counted by every kernel and stand in the report file"),
+    no_meaning("flops_profiler.enabled", in_report), no_meaning("flops_profiler.profile_step", in_report),
+    no_meaning("flops_profiler.module_depth", in_report), no_meaning("flops_profiler.top_modules", in_report),
+    no_meaning("flops_profiler.detailed", in_report), no_meaning("flops_profiler.output_file", in_report),
+    no_meaning("flops_profiler.recompute_fwd_factor", in_report),
+    no_meaning("comms_logger", "all traffic is metered without stopping for it and stands in the report file"),
+    no_meaning("comms_logger.enabled", in_report), no_meaning("comms_logger.prof_all", in_report),
+    no_meaning("comms_logger.prof_ops", in_report), no_meaning("comms_logger.verbose", in_report),
+    no_meaning("comms_logger.debug", in_report),
+    no_meaning("memory_breakdown", "the ledger of memory stands in the report file"),
+    no_meaning("dump_state", "the effective configuration stands in the report file"),
+    no_meaning("log_level", "the program's own flags say what is logged"),
+    no_meaning("timers", "timing never stops the device"),
+    no_meaning("timers.throughput", "timing never stops the device"),
+    no_meaning("timers.throughput.enabled", "timing never stops the device"),
+    no_meaning("timers.throughput.synchronized", "timing never stops the device"),
+    no_meaning("tensorboard", in_report), no_meaning("tensorboard.enabled", in_report),
+    no_meaning("tensorboard.output_path", in_report), no_meaning("tensorboard.job_name", in_report),
+    no_meaning("wandb", in_report), no_meaning("wandb.enabled", in_report), no_meaning("wandb.group", in_report),
+    no_meaning("wandb.team", in_report), no_meaning("wandb.project", in_report),
+    no_meaning("csv_monitor", in_report), no_meaning("csv_monitor.enabled", in_report),
+    no_meaning("csv_monitor.output_path", in_report), no_meaning("csv_monitor.job_name", in_report),
+    no_meaning("comet", in_report), no_meaning("comet.enabled", in_report),
+    no_meaning("comet.samples_log_interval", in_report), no_meaning("comet.project", in_report),
+    no_meaning("comet.workspace", in_report), no_meaning("comet.api_key", in_report),
+    no_meaning("comet.experiment_name", in_report), no_meaning("comet.experiment_key", in_report),
+    no_meaning("comet.online", in_report), no_meaning("comet.mode", in_report),
+    no_meaning("trackio", in_report), no_meaning("trackio.enabled", in_report),
+    no_meaning("trackio.project", in_report),
+
+    // Files.
+    no_meaning("aio", without_offload), no_meaning("aio.block_size", without_offload),
+    no_meaning("aio.queue_depth", without_offload), no_meaning("aio.thread_count", without_offload),
+    no_meaning("aio.intra_op_parallelism", without_offload), no_meaning("aio.single_submit", without_offload),
+    no_meaning("aio.overlap_events", without_offload), no_meaning("aio.use_gds", without_offload),
+    no_meaning("checkpoint", "checkpoints are sharded files that open at any number of ranks"),
+    no_meaning("checkpoint.tag_validation", "one manifest names the step"),
+    no_meaning("checkpoint.load_universal", "every checkpoint is universal"),
+    no_meaning("checkpoint.use_node_local_storage", "the program's --checkpoint-dir says where"),
+    no_meaning("checkpoint.parallel_write", "every rank writes its own file"),
+    no_meaning("checkpoint.parallel_write.pipeline_stage", "every rank writes its own file"),
+    no_meaning("checkpoint.checkpoint_serialization", "checkpoints are HDF5 files"),
+    no_meaning("checkpoint.writer", "every rank writes its own file"),
+    refused("nebula", "null", "checkpoints go to file systems"),
+    refused("datastates_ckpt", "null", "checkpoints go to file systems"),
+
+    // Other ways to train.
+    refused("amp", "null", "Apex AMP is a PyTorch extension; use bf16 or fp16"),
+    refused("torch_autocast", "null", "autocasting is PyTorch's; use bf16 or fp16"),
+    refused("sparse_attention", "null", "attention is dense and causal"),
+    refused("pipeline", "null", "pipeline parallelism is not part of this version"),
+    refused("tensor_parallel", "null", "tensor parallelism is not part of this version"),
+    refused("expert_parallel", "null", "expert parallelism is not part of this version"),
+    refused("use_data_before_expert_parallelism", "false", "expert parallelism is not part of this version"),
+    refused("hybrid_engine", "null", "generation inside of training is not part of this version"),
+    refused("elasticity", "null", "the batch is fixed; checkpoints open at any number of ranks"),
+    refused("autotuning", "null", "plan says before a run what fits"),
+    refused("compile", "null", "there is no graph compiler"),
+    refused("eigenvalue", "null", "eigenvalues of the loss are not part of this version"),
+    refused("quantize_training", "null", "quantization is not part of this version"),
+    refused("compression_training", "null", "compression is not part of this version"),
+    refused("weight_quantization", "null", "quantization is not part of this version"),
+    refused("progressive_layer_drop", "null", "dropping layers would change the model"),
+    refused("curriculum_learning", "null", "the order of samples is a function of seed and step alone"),
+    refused("data_efficiency", "null", "the order of samples is a function of seed and step alone"),
+};
+// clang-format on
+
+}  // namespace
+
+std::span<const ConfigKey> deepspeed_keys() {
+  return keys;
+}
+
+}  // namespace tranche::detail

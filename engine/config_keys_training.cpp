@@ -1,0 +1,174 @@
+#include "tranche/engine/config_keys.h"
+
+namespace tranche::detail {
+namespace {
+
+using enum ValueKind;
+
+constexpr ConfigKey block_of(std::string_view path, std::string_view text) {
+  return {path, KeyClass::honoured, block, false, "{}", text};
+}
+constexpr ConfigKey honoured(std::string_view path, ValueKind kind, std::string_view default_value,
+                             std::string_view text) {
+  return {path, KeyClass::honoured, kind, false, default_value, text};
+}
+/// Hugging Face writes "auto" here.
+constexpr ConfigKey automatic(std::string_view path, ValueKind kind, std::string_view default_value,
+                              std::string_view text) {
+  return {path, KeyClass::honoured, kind, true, default_value, text};
+}
+constexpr ConfigKey no_meaning(std::string_view path, std::string_view text) {
+  return {path, KeyClass::no_meaning, any, true, "", text};
+}
+constexpr ConfigKey refused(std::string_view path, std::string_view harmless, std::string_view text) {
+  return {path, KeyClass::refused, any, false, harmless, text};
+}
+
+// clang-format off
+constexpr ConfigKey keys[] = {
+    // Batch, steps, clipping.
+    automatic("train_batch_size", integer, "derived", "samples of a step over all ranks"),
+    automatic("train_micro_batch_size_per_gpu", integer, "derived, else 1", "samples of a micro-batch on one rank"),
+    automatic("gradient_accumulation_steps", integer, "derived, else 1", "micro-batches of a step"),
+    automatic("gradient_clipping", number, "1.0", "largest global gradient norm; 0 is off"),
+    automatic("steps_per_print", integer, "null", "steps between progress lines; null leaves it to the program"),
+    honoured("wall_clock_breakdown", boolean, "false", "times of the parts of a step in the report"),
+    automatic("communication_data_type", text, "the compute dtype",
+              "dtype of gradients on the wire: fp32, bf16 or fp16"),
+    block_of("data_types", "dtypes"),
+    automatic("data_types.grad_accum_dtype", text, "\"fp32\"", "dtype of the reduced gradient: fp32 or bf16"),
+    refused("data_types.param_dtype", "null", "the dtype of parameters follows from bf16.enabled and fp16.enabled"),
+    refused("data_types.buffer_dtype", "null", "models keep no buffers beside their parameters"),
+
+    // Precision.
+    block_of("bf16", "bf16 training; the default when neither bf16 nor fp16 is spoken of"),
+    automatic("bf16.enabled", boolean, "true", "compute in bf16; false with fp16 off is fp32"),
+    no_meaning("bf16.immediate_grad_update", "gradients are always added to the accumulator at once"),
+    no_meaning("bf16.check_grad_overflow", "gradients are checked in every dtype and stage"),
+    refused("bf16.bf16_master_weights_and_grads", "false", "master weights are always fp32; tranche.moments and "
+            "data_types.grad_accum_dtype may be bf16"),
+    refused("bf16.bf16_optimizer_states", "false", "set tranche.moments to \"bf16\" instead"),
+    block_of("bfloat16", "older name of bf16"),
+    automatic("bfloat16.enabled", boolean, "true", "older name of bf16.enabled"),
+    block_of("fp16", "fp16 training with loss scaling"),
+    automatic("fp16.enabled", boolean, "false", "compute in fp16"),
+    automatic("fp16.loss_scale", number, "0", "fixed loss scale; 0 is dynamic"),
+    automatic("fp16.initial_scale_power", integer, "16", "the dynamic scale starts at 2 to this power"),
+    automatic("fp16.loss_scale_window", integer, "1000", "clean steps after which the scale doubles"),
+    automatic("fp16.hysteresis", integer, "2", "overflows until the scale halves"),
+    automatic("fp16.consecutive_hysteresis", boolean, "false", "every clean step refills the hysteresis"),
+    automatic("fp16.min_loss_scale", number, "1", "an overflow at this scale ends the run"),
+    no_meaning("fp16.auto_cast", "models read token numbers, which need no cast"),
+    no_meaning("fp16.fused_mode", "there is one fused update"),
+    refused("fp16.fp16_master_weights_and_grads", "false", "master weights are always fp32"),
+
+    // Optimizer.
+    block_of("optimizer", "the update rule"),
+    honoured("optimizer.type", text, "\"AdamW\"", "AdamW, Adam or SGD, in any case of letters"),
+    no_meaning("optimizer.legacy_fusion", "there is one fused update"),
+    block_of("optimizer.params", "its parameters"),
+    automatic("optimizer.params.lr", number, "0.001", "learning rate where no schedule sets it"),
+    automatic("optimizer.params.betas", numbers, "[0.9, 0.999]", "Adam and AdamW: decay of the moments"),
+    automatic("optimizer.params.eps", number, "1e-8", "Adam and AdamW"),
+    automatic("optimizer.params.weight_decay", number, "0",
+              "decoupled in AdamW, added to the gradient in Adam and SGD"),
+    honoured("optimizer.params.adam_w_mode", boolean, "true", "Adam with this is AdamW, as in DeepSpeed"),
+    automatic("optimizer.params.momentum", number, "0", "SGD"),
+    honoured("optimizer.params.dampening", number, "0", "SGD"),
+    honoured("optimizer.params.nesterov", boolean, "false", "SGD"),
+    no_meaning("optimizer.params.torch_adam", "there is one Adam, bit-equal on every device"),
+    no_meaning("optimizer.params.fused", "the update is always fused"),
+    no_meaning("optimizer.params.foreach", "the update is always fused"),
+    no_meaning("optimizer.params.set_grad_none", "gradients are freed by the engine"),
+    refused("optimizer.params.bias_correction", "true", "Adam is always bias-corrected"),
+    refused("optimizer.params.amsgrad", "false", "AMSGrad is not part of this version"),
+    refused("optimizer.params.maximize", "false", "losses are minimised"),
+    refused("optimizer.params.max_grad_norm", "0", "write gradient_clipping at the top level instead"),
+
+    // Scheduler.
+    block_of("scheduler", "the learning rate over the steps"),
+    honoured("scheduler.type", text, "\"constant\"",
+             "constant, WarmupLR, WarmupDecayLR, WarmupCosineLR or OneCycle"),
+    block_of("scheduler.params", "its parameters"),
+    automatic("scheduler.params.warmup_min_lr", number, "0", "WarmupLR, WarmupDecayLR"),
+    automatic("scheduler.params.warmup_max_lr", number, "the optimizer's lr", "WarmupLR, WarmupDecayLR"),
+    automatic("scheduler.params.warmup_num_steps", integer, "1000", "WarmupLR, WarmupDecayLR, WarmupCosineLR"),
+    automatic("scheduler.params.warmup_type", text, "\"log\"", "log or linear; the same three"),
+    automatic("scheduler.params.total_num_steps", integer, "the steps of the run", "WarmupDecayLR, WarmupCosineLR"),
+    automatic("scheduler.params.warmup_min_ratio", number, "0", "WarmupCosineLR"),
+    automatic("scheduler.params.cos_min_ratio", number, "0.0001", "WarmupCosineLR"),
+    honoured("scheduler.params.cycle_min_lr", number, "required", "OneCycle"),
+    honoured("scheduler.params.cycle_max_lr", number, "required", "OneCycle"),
+    honoured("scheduler.params.decay_lr_rate", number, "0", "OneCycle"),
+    honoured("scheduler.params.cycle_first_step_size", integer, "2000", "OneCycle"),
+    honoured("scheduler.params.cycle_second_step_size", integer, "the first's", "OneCycle"),
+    honoured("scheduler.params.cycle_first_stair_count", integer, "0", "OneCycle"),
+    honoured("scheduler.params.cycle_second_stair_count", integer, "the first's", "OneCycle"),
+    honoured("scheduler.params.decay_step_size", integer, "0", "OneCycle"),
+    honoured("scheduler.params.cycle_momentum", boolean, "true",
+             "OneCycle: cycles Adam's beta1; beta2 stays the optimizer's"),
+    honoured("scheduler.params.cycle_min_mom", number, "0.8", "OneCycle"),
+    honoured("scheduler.params.cycle_max_mom", number, "0.9", "OneCycle"),
+    honoured("scheduler.params.decay_mom_rate", number, "0", "OneCycle"),
+    refused("scheduler.params.last_batch_iteration", "-1", "the step to go on from is the checkpoint's"),
+
+    // ZeRO: what is honoured.
+    block_of("zero_optimization", "what is sharded and how it moves"),
+    honoured("zero_optimization.stage", integer, "0",
+             "0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters are sharded"),
+    automatic("zero_optimization.overlap_comm", boolean, "true", "collectives behind compute; never changes a bit"),
+    automatic("zero_optimization.reduce_bucket_size", integer, "500000000", "elements reduced at once"),
+    automatic("zero_optimization.allgather_bucket_size", integer, "500000000", "elements gathered at once"),
+    automatic("zero_optimization.stage3_prefetch_bucket_size", integer, "50000000",
+              "elements gathered ahead of use in stage 3"),
+    automatic("zero_optimization.prefetch_bucket_size", integer, "50000000",
+              "other name of stage3_prefetch_bucket_size"),
+    automatic("zero_optimization.stage3_max_live_parameters", integer, "1000000000",
+              "elements that may be whole at once in stage 3"),
+    automatic("zero_optimization.max_live_parameters", integer, "1000000000",
+              "other name of stage3_max_live_parameters"),
+
+    // Tranche's own.
+    block_of("tranche", "what DeepSpeed's schema has no key for"),
+    automatic("tranche.reduction", text, "\"auto\"",
+              "when gradients are reduced: boundary, micro_batch, or auto (boundary for stages 0-1)"),
+    automatic("tranche.reduction_group", integer, "ranks on a host",
+              "ranks in the inner bracket of the ordered sum; recorded in checkpoints; 0 is auto"),
+    automatic("tranche.depth", integer, "2", "units gathered at once in stage 3, the one in use included"),
+    honoured("tranche.communication_timeout", number, "300", "seconds until a collective counts as hung"),
+    honoured("tranche.progress", text, "\"thread\"",
+             "thread: one thread a rank makes all MPI calls; inline: the caller's thread does"),
+    automatic("tranche.threads", integer, "cores / ranks", "compute threads of a rank; 0 is auto"),
+    honoured("tranche.device_memory", size, "null", "most bytes of device memory a rank may take"),
+    honoured("tranche.workspace", size, "\"32MiB\"", "workspace of kernels"),
+    honoured("tranche.communication_slab", size, "\"8MiB\"", "communication buffers of a communicator"),
+    honoured("tranche.seed", integer, "1234", "of initial weights, data order and dropout"),
+    honoured("tranche.frozen", texts, "[]", "name patterns (* and ?) of tensors that are not trained"),
+    honoured("tranche.decay", texts, "[]", "name patterns of tensors that decay; before parameter_groups"),
+    honoured("tranche.no_decay", texts, "[]", "name patterns of tensors that do not decay; after decay"),
+    honoured("tranche.parameter_groups", any, "[]", "list of rules; later ones win. Without a rule tensors with "
+             "fewer than two dimensions do not decay"),
+    honoured("tranche.parameter_groups[].pattern", text, "required", "name pattern"),
+    honoured("tranche.parameter_groups[].learning_rate_factor", number, "1", "multiplies the learning rate"),
+    honoured("tranche.parameter_groups[].decay", boolean, "by dimensions", "whether weight decay applies"),
+    automatic("tranche.collectives", text, "\"auto\"",
+              "auto or ours: the ordered sum; nccl is not part of this version"),
+    honoured("tranche.maximum_consecutive_skips", integer, "100", "skipped steps in a row that end the run"),
+    honoured("tranche.activation_checkpointing", boolean, "false", "keep block inputs only, compute blocks again"),
+    honoured("tranche.checkpoint_every", integer, "1", "blocks between kept inputs"),
+    honoured("tranche.vocabulary_chunk", integer, "0", "columns of the head computed at once; 0 is all"),
+    honoured("tranche.moments", text, "\"fp32\"", "dtype of the optimizer's moments: fp32 or bf16"),
+    honoured("tranche.total_steps", integer, "the program's --steps", "length of the run for schedules that end"),
+    block_of("tranche.debug", "for finding faults"),
+    honoured("tranche.debug.poison_memory", boolean, "false", "fill step memory with NaN when acquired and released"),
+    honoured("tranche.debug.plan_memory", boolean, "true", "pack the step's buffers after it was recorded"),
+};
+// clang-format on
+
+}  // namespace
+
+std::span<const ConfigKey> training_keys() {
+  return keys;
+}
+
+}  // namespace tranche::detail

@@ -1,0 +1,284 @@
+// A document against the table of keys.
+
+#include "tranche/engine/config_reader.h"
+
+#include <fmt/core.h>
+
+#include <cctype>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tranche/engine/config_keys.h"
+
+namespace tranche::detail {
+namespace {
+
+/// Floats up to here hold every integer exactly.
+constexpr double exact_integers = 9007199254740992.0;
+
+std::string shown(const Json& value) {
+  std::string text = value.dump();
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+std::string found(const Json& value) {
+  if (value.is_string()) return fmt::format("the text {}", shown(value));
+  if (value.is_array()) return fmt::format("the list {}", shown(value));
+  if (value.is_object()) return fmt::format("the block {}", shown(value));
+  return shown(value);
+}
+
+bool is_integral(const Json& value) {
+  if (value.is_number_unsigned()) return value.get<std::uint64_t>() <= std::uint64_t{INT64_MAX};
+  if (value.is_number_integer()) return true;
+  if (!value.is_number_float()) return false;
+  const auto number = value.get<double>();
+  return std::abs(number) <= exact_integers && number == std::floor(number);
+}
+
+template <typename Predicate>
+bool is_list_of(const Json& value, Predicate fits) {
+  if (!value.is_array()) return false;
+  for (const Json& entry : value) {
+    if (!fits(entry)) return false;
+  }
+  return true;
+}
+
+bool has_kind(const Json& value, ValueKind kind) {
+  switch (kind) {
+    case ValueKind::boolean:
+      return value.is_boolean();
+    case ValueKind::integer:
+      return is_integral(value);
+    case ValueKind::number:
+      return value.is_number();
+    case ValueKind::text:
+      return value.is_string();
+    case ValueKind::size:
+      return is_integral(value) || (value.is_string() && size_from(value.get<std::string>()).has_value());
+    case ValueKind::numbers:
+      return is_list_of(value, [](const Json& entry) { return entry.is_number(); });
+    case ValueKind::texts:
+      return is_list_of(value, [](const Json& entry) { return entry.is_string(); });
+    case ValueKind::block:
+      return value.is_object();
+    case ValueKind::any:
+      return true;
+  }
+  return false;
+}
+
+bool is_automatic(const Json& value) {
+  return value.is_string() && value.get<std::string>() == "auto";
+}
+
+/// Values with which a refused key asks for nothing.
+bool asks_for_nothing(const Json& value, const ConfigKey& key) {
+  const Json harmless = Json::parse(key.default_value);
+  if (value.is_null() || value == harmless) return true;
+  if (harmless == Json(true)) return false;
+  if (value == Json(false) || value == Json("none")) return true;
+  return value.is_object() &&
+         (value.empty() || (value.contains("enabled") && value["enabled"] == Json(false)));
+}
+
+class Walker {
+ public:
+  Walker(Problems& problems, std::vector<std::string>& notes) : problems_(problems), notes_(notes) {}
+
+  void walk(const Json& block, const std::string& path) {
+    for (const auto& [name, value] : block.items()) {
+      const std::string key_path = path.empty() ? name : path + "." + name;
+      const ConfigKey* key = find_configuration_key(key_path);
+      if (key == nullptr) {
+        unknown(path, name, key_path);
+        continue;
+      }
+      switch (key->key_class) {
+        case KeyClass::honoured:
+          honoured(*key, value);
+          break;
+        case KeyClass::no_meaning:
+          notes_.push_back(fmt::format("{}: no meaning here: {}", key->path, key->text));
+          known_names_only(value, key_path);
+          break;
+        case KeyClass::refused:
+          if (!asks_for_nothing(value, *key)) {
+            problems_.add(fmt::format("{}: {} cannot be honoured: {}", key->path, shown(value), key->text));
+          }
+          break;
+      }
+    }
+  }
+  Values take() { return std::move(values_); }
+
+ private:
+  void honoured(const ConfigKey& key, const Json& value) {
+    if (value.is_null() || (key.automatic && is_automatic(value))) return;
+    if (!has_kind(value, key.kind)) {
+      problems_.add(fmt::format("{}: expected {}{}, found {}", key.path, name_of(key.kind),
+                                key.automatic ? " or \"auto\"" : "", found(value)));
+      return;
+    }
+    if (key.kind == ValueKind::block) {
+      walk(value, std::string(key.path));
+    } else {
+      if (key.path == "tranche.parameter_groups") rules(value);
+      values_.put(std::string(key.path), value);
+    }
+  }
+
+  /// The entries of the one list of blocks.
+  void rules(const Json& list) {
+    if (!list.is_array()) {
+      problems_.add(
+          fmt::format("tranche.parameter_groups: expected a list of blocks, found {}", found(list)));
+      return;
+    }
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const std::string where = fmt::format("tranche.parameter_groups[{}]", i);
+      if (!list[i].is_object()) {
+        problems_.add(fmt::format("{}: expected a block {{...}}, found {}", where, found(list[i])));
+        continue;
+      }
+      for (const auto& [name, value] : list[i].items()) {
+        const ConfigKey* key = find_configuration_key("tranche.parameter_groups[]." + name);
+        if (key == nullptr) {
+          unknown("tranche.parameter_groups[]", name, where + "." + name);
+        } else if (!value.is_null() && !has_kind(value, key->kind)) {
+          problems_.add(
+              fmt::format("{}.{}: expected {}, found {}", where, name, name_of(key->kind), found(value)));
+        }
+      }
+      if (!list[i].contains("pattern")) problems_.add(where + ": the key 'pattern' is missing");
+    }
+  }
+
+  /// Within a block that has no meaning its keys are still checked for typing errors, where they are listed.
+  void known_names_only(const Json& value, const std::string& path) {
+    if (!value.is_object() || keys_within(path).empty()) return;
+    for (const auto& [name, inner] : value.items()) {
+      const std::string key_path = path + "." + name;
+      if (find_configuration_key(key_path) == nullptr) {
+        unknown(path, name, key_path);
+      } else {
+        known_names_only(inner, key_path);
+      }
+    }
+  }
+
+  void unknown(const std::string& block, const std::string& name, const std::string& path) {
+    const std::string suggestion = suggest_key(block, name);
+    problems_.add(fmt::format("unknown key '{}'{}", path,
+                              suggestion.empty() ? "" : fmt::format("; did you mean '{}'?", suggestion)));
+  }
+
+  Problems& problems_;
+  std::vector<std::string>& notes_;
+  Values values_;
+};
+
+}  // namespace
+
+struct Values::Store {
+  std::map<std::string, Json, std::less<>> entries;
+};
+Values::Values() : store_(std::make_unique<Store>()) {}
+Values::~Values() = default;
+Values::Values(Values&&) noexcept = default;
+Values& Values::operator=(Values&&) noexcept = default;
+
+void Values::put(std::string path, const Json& value) {
+  store_->entries.insert_or_assign(std::move(path), value);
+}
+const Json* Values::json(std::string_view path) const {
+  const auto entry = store_->entries.find(path);
+  return entry == store_->entries.end() ? nullptr : &entry->second;
+}
+bool Values::has(std::string_view path) const {
+  return json(path) != nullptr;
+}
+std::optional<std::int64_t> Values::integer(std::string_view path) const {
+  const Json* value = json(path);
+  if (value == nullptr) return std::nullopt;
+  return value->is_number_float() ? static_cast<std::int64_t>(value->get<double>())
+                                  : value->get<std::int64_t>();
+}
+std::optional<double> Values::number(std::string_view path) const {
+  const Json* value = json(path);
+  return value == nullptr ? std::nullopt : std::optional(value->get<double>());
+}
+std::optional<bool> Values::boolean(std::string_view path) const {
+  const Json* value = json(path);
+  return value == nullptr ? std::nullopt : std::optional(value->get<bool>());
+}
+std::optional<std::string> Values::text(std::string_view path) const {
+  const Json* value = json(path);
+  return value == nullptr ? std::nullopt : std::optional(value->get<std::string>());
+}
+std::optional<std::int64_t> Values::size(std::string_view path) const {
+  const Json* value = json(path);
+  if (value == nullptr) return std::nullopt;
+  return value->is_string() ? size_from(value->get<std::string>()) : integer(path);
+}
+std::vector<double> Values::numbers(std::string_view path) const {
+  const Json* value = json(path);
+  return value == nullptr ? std::vector<double>{} : value->get<std::vector<double>>();
+}
+std::vector<std::string> Values::texts(std::string_view path) const {
+  const Json* value = json(path);
+  return value == nullptr ? std::vector<std::string>{} : value->get<std::vector<std::string>>();
+}
+std::vector<std::string> Values::names_within(std::string_view block) const {
+  const std::string prefix = std::string(block) + ".";
+  std::vector<std::string> names;
+  for (const auto& [path, value] : store_->entries) {
+    if (path.starts_with(prefix)) names.push_back(path.substr(prefix.size()));
+  }
+  return names;
+}
+
+Values check_keys(const Json& document, Problems& problems, std::vector<std::string>& notes) {
+  Walker walker(problems, notes);
+  walker.walk(document, "");
+  return walker.take();
+}
+
+std::optional<DataType> data_type_from(std::string_view text) {
+  if (text == "fp32" || text == "float32" || text == "float") return DataType::float32;
+  if (text == "bf16" || text == "bfloat16") return DataType::bfloat16;
+  if (text == "fp16" || text == "float16" || text == "half") return DataType::float16;
+  return std::nullopt;
+}
+
+std::optional<std::int64_t> size_from(std::string_view text) {
+  const std::string copy(text);
+  if (copy.empty() || (std::isdigit(static_cast<unsigned char>(copy.front())) == 0 && copy.front() != '.')) {
+    return std::nullopt;
+  }
+  std::size_t used = 0;
+  double number = 0;
+  try {
+    number = std::stod(copy, &used);
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  while (used < copy.size() && copy[used] == ' ') ++used;
+  const std::string unit = copy.substr(used);
+  static constexpr std::pair<std::string_view, double> units[] = {
+      {"", 1},         {"B", 1},      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
+      {"TiB", 0x1p40}, {"K", 0x1p10}, {"M", 0x1p20},   {"G", 0x1p30},   {"T", 0x1p40},
+      {"kB", 1e3},     {"KB", 1e3},   {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
+  for (const auto& [name, factor] : units) {
+    if (unit != name) continue;
+    const double bytes = number * factor;
+    if (!(bytes >= 0) || bytes > exact_integers) return std::nullopt;
+    return static_cast<std::int64_t>(bytes);
+  }
+  return std::nullopt;
+}
+
+}  // namespace tranche::detail

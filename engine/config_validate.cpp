@@ -1,0 +1,173 @@
+// Checks across the fields of a Config, wherever it was made.
+
+#include <fmt/core.h>
+
+#include <cmath>
+#include <nlohmann/json_fwd.hpp>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/config_reader.h"
+
+namespace tranche::detail {
+namespace {
+
+/// Batch figures beyond this are typing errors, and their products would overflow.
+constexpr std::int64_t largest_batch = 1'000'000'000;
+
+void complete_batch(Config& config, std::int64_t ranks, Problems& problems) {
+  std::int64_t& train = config.train_batch_size;
+  std::int64_t& micro = config.micro_batch_size;
+  std::int64_t& steps = config.accumulation_steps;
+  for (const auto& [name, value] :
+       {std::pair("train_batch_size", train), std::pair("train_micro_batch_size_per_gpu", micro),
+        std::pair("gradient_accumulation_steps", steps)}) {
+    if (value < 0 || value > largest_batch) {
+      problems.add(fmt::format("{}: {} is not between 1 and {}", name, value, largest_batch));
+      return;
+    }
+  }
+  if (train == 0) {
+    if (micro == 0) micro = 1;
+    if (steps == 0) steps = 1;
+    // Two factors of at most 1e9 fit; dividing tells whether the third does.
+    if (micro * steps > largest_batch * 1000 / ranks) {
+      problems.add(
+          fmt::format("train_micro_batch_size_per_gpu {} * gradient_accumulation_steps {} * {} ranks is "
+                      "beyond any batch",
+                      micro, steps, ranks));
+      return;
+    }
+    train = micro * steps * ranks;
+    return;
+  }
+  if (micro == 0 && steps == 0) steps = 1;
+  if (micro != 0 && steps != 0) {
+    const double product =
+        static_cast<double>(micro) * static_cast<double>(steps) * static_cast<double>(ranks);
+    if (product != static_cast<double>(train)) {
+      problems.add(
+          fmt::format("train_batch_size {} is not train_micro_batch_size_per_gpu {} * "
+                      "gradient_accumulation_steps {} * {} ranks "
+                      "= {}; change one, or leave one out and it is derived",
+                      train, micro, steps, ranks, product));
+    }
+    return;
+  }
+  std::int64_t& wanted = micro == 0 ? micro : steps;
+  const std::int64_t known = micro == 0 ? steps : micro;
+  const char* known_name = micro == 0 ? "gradient_accumulation_steps" : "train_micro_batch_size_per_gpu";
+  const char* wanted_name = micro == 0 ? "train_micro_batch_size_per_gpu" : "gradient_accumulation_steps";
+  if (train % (known * ranks) != 0) {
+    problems.add(fmt::format("train_batch_size {} is not a multiple of {} {} * {} ranks = {}, so no {} fits",
+                             train, known_name, known, ranks, known * ranks, wanted_name));
+    return;
+  }
+  wanted = train / (known * ranks);
+}
+
+template <typename T>
+void at_least(T value, T least, const char* name, Problems& problems) {
+  if (!(value >= least)) problems.add(fmt::format("{}: {} is not at least {}", name, value, least));
+}
+
+void check_precision(const Config& config, Problems& problems) {
+  const PrecisionConfig& precision = config.precision;
+  const auto trains_in = [](DataType dtype) {
+    return dtype == DataType::float32 || dtype == DataType::bfloat16 || dtype == DataType::float16;
+  };
+  if (!trains_in(precision.compute)) {
+    problems.add(fmt::format("compute dtype {} is not one of fp32, bf16, fp16", name_of(precision.compute)));
+  }
+  if (!trains_in(precision.wire)) {
+    problems.add(
+        fmt::format("communication_data_type: {} is not one of fp32, bf16, fp16", name_of(precision.wire)));
+  }
+  const auto lasts = [](DataType dtype) { return dtype == DataType::float32 || dtype == DataType::bfloat16; };
+  if (!lasts(precision.accumulation)) {
+    problems.add(fmt::format("data_types.grad_accum_dtype: {} is not one of fp32, bf16",
+                             name_of(precision.accumulation)));
+  }
+  if (!lasts(precision.moments)) {
+    problems.add(fmt::format("tranche.moments: {} is not one of fp32, bf16", name_of(precision.moments)));
+  }
+  if (config.loss_scaling != (precision.compute == DataType::float16)) {
+    problems.add("loss_scaling goes with fp16, and fp16 with loss scaling");
+  }
+  if (!config.loss_scaling) return;
+  const LossScalerOptions& scaler = config.loss_scaler;
+  int exponent = 0;
+  if (scaler.dynamic && std::frexp(scaler.initial_scale, &exponent) != 0.5) {
+    problems.add(fmt::format("fp16: the initial loss scale {} is not a power of two", scaler.initial_scale));
+    return;
+  }
+  try {
+    const LossScaler probe(scaler);
+  } catch (const InvalidArgument& error) {
+    problems.add("fp16: " + error.message());
+  }
+}
+
+void check_names(const Config& config, Problems& problems) {
+  try {
+    const ParameterGroups probe(config.group_rules, config.frozen);
+  } catch (const InvalidArgument& error) {
+    problems.add("tranche.parameter_groups: " + error.message());
+  }
+  if (config.collectives == "nccl") {
+    problems.add("tranche.collectives: nccl is not part of this build; auto and ours are the ordered sum");
+  } else if (config.collectives != "auto" && config.collectives != "ours") {
+    problems.add(fmt::format("tranche.collectives: '{}' is not one of auto, ours", config.collectives));
+  }
+}
+
+}  // namespace
+
+void check_fields(Config& config, int ranks, Problems& problems) {
+  if (ranks < 1) {
+    problems.add(fmt::format("{} ranks; there must be at least one", ranks));
+  } else {
+    complete_batch(config, ranks, problems);
+  }
+  if (config.stage < 0 || config.stage > 3) {
+    problems.add(fmt::format("zero_optimization.stage: stage is 0 to 3, not {}", config.stage));
+  }
+  at_least<std::int64_t>(config.reduce_bucket_elements, 1, "zero_optimization.reduce_bucket_size", problems);
+  at_least<std::int64_t>(config.allgather_bucket_elements, 1, "zero_optimization.allgather_bucket_size",
+                         problems);
+  at_least<std::int64_t>(config.prefetch_elements, 0, "zero_optimization.stage3_prefetch_bucket_size",
+                         problems);
+  at_least<std::int64_t>(config.max_live_elements, 0, "zero_optimization.stage3_max_live_parameters",
+                         problems);
+  at_least<std::int64_t>(config.steps_per_print, 0, "steps_per_print", problems);
+  at_least(config.reduction_group, 0, "tranche.reduction_group", problems);
+  at_least(config.depth, 1, "tranche.depth", problems);
+  at_least(config.threads, 0, "tranche.threads", problems);
+  at_least(config.checkpoint_every, 1, "tranche.checkpoint_every", problems);
+  at_least<std::int64_t>(config.vocabulary_chunk, 0, "tranche.vocabulary_chunk", problems);
+  at_least<std::int64_t>(config.maximum_consecutive_skips, 1, "tranche.maximum_consecutive_skips", problems);
+  at_least<std::int64_t>(config.device_memory_limit, 0, "tranche.device_memory", problems);
+  at_least<std::int64_t>(config.workspace_bytes, 0, "tranche.workspace", problems);
+  at_least<std::int64_t>(config.communication_slab_bytes, 1, "tranche.communication_slab", problems);
+  at_least<std::int64_t>(config.total_steps_hint, 0, "tranche.total_steps", problems);
+  if (!(config.communication_timeout > 0) || !std::isfinite(config.communication_timeout)) {
+    problems.add(fmt::format("tranche.communication_timeout: {} seconds is not above 0",
+                             config.communication_timeout));
+  }
+  if (!(config.gradient_clipping >= 0) || !std::isfinite(config.gradient_clipping)) {
+    problems.add(fmt::format("gradient_clipping: {} is neither 0 (off) nor above", config.gradient_clipping));
+  }
+  if (!(config.optimizer.learning_rate >= 0) || !std::isfinite(config.optimizer.learning_rate)) {
+    problems.add(
+        fmt::format("optimizer.params.lr: {} is not a rate of at least 0", config.optimizer.learning_rate));
+  }
+  check_precision(config, problems);
+  check_names(config, problems);
+  try {
+    make_optimizer(config);
+  } catch (const ConfigurationError& error) {
+    problems.add(error.message());
+  }
+  check_schedule(config, problems);
+}
+
+}  // namespace tranche::detail

@@ -1,0 +1,108 @@
+#include "tranche/engine/model_spec.h"
+
+#include <fmt/core.h>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/config.h"
+
+namespace tranche {
+namespace {
+
+/// 64-bit FNV-1a over bytes, with lengths in front of texts so that no two sequences run together.
+class Hash {
+ public:
+  void add(std::int64_t value) {
+    for (int shift = 0; shift < 64; shift += 8) add_byte(static_cast<std::uint64_t>(value) >> shift);
+  }
+  void add(const std::string& text) {
+    add(static_cast<std::int64_t>(text.size()));
+    for (const char c : text) add_byte(static_cast<unsigned char>(c));
+  }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  void add_byte(std::uint64_t byte) { value_ = (value_ ^ (byte & 0xffu)) * 0x100000001b3u; }
+  std::uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+}  // namespace
+
+UnitId ModelSpec::add_unit(UnitSpec unit) {
+  if (unit.name.empty()) throw InvalidArgument("a unit has no name");
+  if (unit.tensors.empty()) throw InvalidArgument(fmt::format("unit '{}' has no tensors", unit.name));
+  if (unit.uses_per_pass < 1) {
+    throw InvalidArgument(fmt::format("unit '{}' is used {} times a pass; it must be at least once",
+                                      unit.name, unit.uses_per_pass));
+  }
+  for (const UnitSpec& other : units_) {
+    if (other.name == unit.name) throw InvalidArgument(fmt::format("there are two units '{}'", unit.name));
+  }
+  for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
+    const TensorSpec& tensor = unit.tensors[i];
+    if (tensor.name.empty())
+      throw InvalidArgument(fmt::format("a tensor of unit '{}' has no name", unit.name));
+    if (tensor.shape.elements() < 1) {
+      throw InvalidArgument(fmt::format("tensor '{}' of unit '{}' has no elements (shape {})", tensor.name,
+                                        unit.name, tensor.shape.to_string()));
+    }
+    for (std::size_t j = 0; j < i; ++j) {
+      if (unit.tensors[j].name == tensor.name) {
+        throw InvalidArgument(fmt::format("unit '{}' has two tensors '{}'", unit.name, tensor.name));
+      }
+    }
+    for (const UnitSpec& other : units_) {
+      for (const TensorSpec& taken : other.tensors) {
+        if (taken.name == tensor.name) {
+          throw InvalidArgument(fmt::format("tensor '{}' of unit '{}' is in unit '{}' already", tensor.name,
+                                            unit.name, other.name));
+        }
+      }
+    }
+  }
+  units_.push_back(std::move(unit));
+  return {static_cast<int>(units_.size()) - 1};
+}
+
+const UnitSpec& ModelSpec::unit(UnitId id) const {
+  if (id.index < 0 || id.index >= static_cast<int>(units_.size())) {
+    throw InvalidArgument(fmt::format("there is no unit {}; the model has {}", id.index, units_.size()));
+  }
+  return units_[static_cast<std::size_t>(id.index)];
+}
+
+UnitId ModelSpec::find_unit(std::string_view name) const {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].name == name) return {static_cast<int>(i)};
+    names.push_back(units_[i].name);
+  }
+  const std::string near = nearest(name, names);
+  throw InvalidArgument(fmt::format("there is no unit '{}' among {}{}", name, names.size(),
+                                    near.empty() ? "" : fmt::format("; did you mean '{}'?", near)));
+}
+
+std::int64_t ModelSpec::parameters() const {
+  std::int64_t sum = 0;
+  for (const UnitSpec& unit : units_) {
+    for (const TensorSpec& tensor : unit.tensors) sum = checked_add(sum, tensor.shape.elements());
+  }
+  return sum;
+}
+
+std::uint64_t ModelSpec::hash() const {
+  Hash hash;
+  hash.add(static_cast<std::int64_t>(units_.size()));
+  for (const UnitSpec& unit : units_) {
+    hash.add(unit.name);
+    hash.add(unit.uses_per_pass);
+    hash.add(static_cast<std::int64_t>(unit.tensors.size()));
+    for (const TensorSpec& tensor : unit.tensors) {
+      hash.add(tensor.name);
+      hash.add(tensor.shape.rank());
+      for (const std::int64_t extent : tensor.shape.extents()) hash.add(extent);
+    }
+  }
+  return hash.value();
+}
+
+}  // namespace tranche
