@@ -48,6 +48,11 @@ class CpuDevice : public Device {
   DeviceKind kind() const override { return DeviceKind::cpu; }
   int index() const override { return index_; }
   int threads() const override { return threads_; }
+  void set_threads(int threads) override {
+    if (threads < 1) throw InvalidArgument("a device needs at least one thread");
+    threads_ = threads;
+    compute_.set_threads(threads);
+  }
   std::string description() const override {
     return "cpu (" + std::to_string(threads_) + (threads_ == 1 ? " thread)" : " threads)");
   }

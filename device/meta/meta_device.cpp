@@ -37,6 +37,7 @@ class MetaDevice : public Device {
   DeviceKind kind() const override { return DeviceKind::meta; }
   int index() const override { return index_; }
   int threads() const override { return 1; }
+  void set_threads(int) override {}
   std::string description() const override { return "meta"; }
   Stream& compute_stream() override { return compute_; }
   std::unique_ptr<Stream> create_stream(std::string name) override {
