@@ -37,12 +37,12 @@ void require_same_tensors(const FlatLayout& from, const FlatLayout& to) {
   }
 }
 
-/// Adds a piece, or lengthens the last one when the new piece continues it on both sides.
+/// Adds a piece, or lengthens the last one when the new piece continues it. Both sides are the same stretch
+/// of the same list of elements, so what continues in the source continues in the destination.
 void append_merged(std::vector<OverlapPiece>& result, const OverlapPiece& piece) {
   if (!result.empty()) {
     OverlapPiece& last = result.back();
-    if (last.source_rank == piece.source_rank && last.source_begin + last.elements == piece.source_begin &&
-        last.destination_begin + last.elements == piece.destination_begin) {
+    if (last.source_rank == piece.source_rank && last.source_begin + last.elements == piece.source_begin) {
       last.elements += piece.elements;
       return;
     }

@@ -177,6 +177,15 @@ TEST(RandomNormal, HasTheMomentsOfTheNormal) {
   EXPECT_NEAR(static_cast<double>(tail) / count, beyond_three, 5 * std::sqrt(beyond_three / count));
 }
 
+TEST(RandomNormal, TheLeastWordGivesTheLargestNumberNotInfinity) {
+  // Found by search: the first word of this block is 0, whose logarithm would be infinite if taken as it is.
+  const std::uint64_t index = 4 * std::uint64_t{1844268960};
+  ASSERT_EQ(random_bits(test_key(0), index), 0u);
+  const double first = random_normal(test_key(0), index);
+  const double second = random_normal(test_key(0), index + 1);
+  EXPECT_NEAR(std::hypot(first, second), std::sqrt(64 * std::log(2.0)), 1e-5);
+}
+
 TEST(RandomNormal, EquallyLikelyBucketsAreEven) {
   // The distribution function maps normal draws to uniform ones: 64 buckets, 63 degrees of freedom, standard
   // deviation sqrt(126) = 11.2.
