@@ -1,0 +1,138 @@
+#include "tranche/comm/communicator_base.h"
+
+#include <fmt/format.h>
+
+#include "tranche/comm/operation.h"
+#include "tranche/core/error.h"
+#include "tranche/core/shape.h"
+
+namespace tranche::comm {
+
+namespace {
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  // The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) over the running value.
+  std::uint64_t x = hash * 0x9e3779b97f4a7c15ull + value + 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+std::uint64_t mix(std::uint64_t hash, std::string_view text) {
+  hash = mix(hash, text.size());
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return mix(hash, 0u);
+}
+
+[[noreturn]] void refuse(std::string_view name, const OperationLabel& label, const std::string& why) {
+  throw InvalidArgument(describe(name, label.unit, label.phase) + ": " + why);
+}
+
+void require_buffer(std::string_view name, const OperationLabel& label, const void* data, std::int64_t count,
+                    std::string_view what) {
+  if (count < 0) refuse(name, label, fmt::format("count {} is negative", count));
+  if (data == nullptr && count > 0) refuse(name, label, fmt::format("{} is a null pointer", what));
+}
+
+void require_rank(std::string_view name, const OperationLabel& label, int rank, int size,
+                  std::string_view what) {
+  if (rank < 0 || rank >= size) {
+    refuse(name, label, fmt::format("{} {} is not a rank of this group of {}", what, rank, size));
+  }
+}
+
+bool summable(DataType dtype) {
+  return dtype == DataType::float32 || dtype == DataType::bfloat16 || dtype == DataType::float16;
+}
+
+}  // namespace
+
+void CommunicatorBase::note(std::string_view name, std::int64_t count, DataType dtype,
+                            std::int64_t sent_elements, const OperationLabel& label, bool collective) {
+  checked_multiply(checked_multiply(count, size_of(dtype)), size());
+  meter_.add(name, label.traffic, sent_elements, sent_elements * size_of(dtype));
+  if (!collective) return;
+  hash_ = mix(mix(hash_, name), static_cast<std::uint64_t>(count));
+  hash_ = mix(mix(mix(hash_, static_cast<std::uint64_t>(dtype)), label.unit), label.phase);
+}
+
+void CommunicatorBase::note_all_gather(const void* shard, const void* full, std::int64_t count,
+                                       DataType dtype, std::int64_t bucket_elements,
+                                       const OperationLabel& label) {
+  constexpr std::string_view name = "all_gather";
+  require_buffer(name, label, shard, count, "shard");
+  require_buffer(name, label, full, count, "full");
+  if (bucket_elements < 0) refuse(name, label, fmt::format("bucket of {} elements", bucket_elements));
+  note(name, count, dtype, (size() - 1) * count, label);
+}
+
+void CommunicatorBase::note_reduce_scatter(const void* full, DataType dtype, const void* output,
+                                           DataType output_dtype, std::int64_t count,
+                                           const OrderedSumOptions& options, const OperationLabel& label) {
+  constexpr std::string_view name = "reduce_scatter";
+  require_buffer(name, label, full, count, "full");
+  require_buffer(name, label, output, count, "output");
+  for (const DataType each : {dtype, output_dtype}) {
+    if (!summable(each)) {
+      refuse(name, label, fmt::format("sums fp32, bf16 and fp16, not {}", name_of(each)));
+    }
+  }
+  if (options.group_size < 1) refuse(name, label, fmt::format("group size {}", options.group_size));
+  if (options.bucket_elements < 0) {
+    refuse(name, label, fmt::format("bucket of {} elements", options.bucket_elements));
+  }
+  note(name, count, dtype, (size() - 1) * count, label);
+}
+
+void CommunicatorBase::note_all_reduce(const void* values, std::int64_t count, DataType dtype,
+                                       const OperationLabel& label) {
+  constexpr std::string_view name = "all_reduce";
+  require_buffer(name, label, values, count, "values");
+  if (dtype != DataType::float32 && dtype != DataType::float64 && dtype != DataType::int64) {
+    refuse(name, label, fmt::format("reduces fp32, fp64 and int64, not {}", name_of(dtype)));
+  }
+  note(name, count, dtype, (size() - 1) * count, label);
+}
+
+void CommunicatorBase::note_all_to_all(const void* sent, const void* received, std::int64_t count,
+                                       DataType dtype, const OperationLabel& label) {
+  constexpr std::string_view name = "all_to_all";
+  require_buffer(name, label, sent, count, "sent");
+  require_buffer(name, label, received, count, "received");
+  if (sent == received && count > 0) refuse(name, label, "sent and received are the same buffer");
+  note(name, count, dtype, (size() - 1) * count, label);
+}
+
+void CommunicatorBase::note_broadcast(const void* values, std::int64_t count, DataType dtype, int root,
+                                      const OperationLabel& label) {
+  constexpr std::string_view name = "broadcast";
+  require_buffer(name, label, values, count, "values");
+  require_rank(name, label, root, size(), "root");
+  note(name, count, dtype, rank() == root ? (size() - 1) * count : 0, label);
+}
+
+void CommunicatorBase::note_send(const void* values, std::int64_t count, DataType dtype, int peer,
+                                 const OperationLabel& label) {
+  require_buffer("send", label, values, count, "values");
+  require_rank("send", label, peer, size(), "peer");
+  if (peer == rank()) refuse("send", label, "the peer is this rank itself");
+  note("send", count, dtype, count, label, false);
+}
+
+void CommunicatorBase::note_recv(const void* values, std::int64_t count, DataType dtype, int peer,
+                                 const OperationLabel& label) {
+  require_buffer("recv", label, values, count, "values");
+  require_rank("recv", label, peer, size(), "peer");
+  if (peer == rank()) refuse("recv", label, "the peer is this rank itself");
+  note("recv", count, dtype, 0, label, false);
+}
+
+void CommunicatorBase::note_barrier(const OperationLabel& label) {
+  note("barrier", 0, DataType::uint8, 0, label);
+}
+
+void CommunicatorBase::note_split() {
+  note("split", split_values, DataType::int64, (size() - 1) * split_values, {"", "", Traffic::control});
+}
+
+}  // namespace tranche::comm

@@ -1,0 +1,45 @@
+#pragma once
+/// What every communicator does with a call before anything moves: checks, meter, sequence hash.
+
+#include <string_view>
+
+#include "tranche/comm/communicator.h"
+
+namespace tranche::comm {
+
+class CommunicatorBase : public Communicator {
+ public:
+  const ByteMeter& meter() const override { return meter_; }
+  ByteMeter& meter() override { return meter_; }
+  std::uint64_t sequence_hash() const override { return hash_; }
+
+ protected:
+  // Each checks the arguments (InvalidArgument naming the operation), counts what this rank will send and,
+  // for collectives, extends the hash.
+  void note_all_gather(const void* shard, const void* full, std::int64_t count, DataType dtype,
+                       std::int64_t bucket_elements, const OperationLabel& label);
+  void note_reduce_scatter(const void* full, DataType dtype, const void* output, DataType output_dtype,
+                           std::int64_t count, const OrderedSumOptions& options, const OperationLabel& label);
+  void note_all_reduce(const void* values, std::int64_t count, DataType dtype, const OperationLabel& label);
+  void note_all_to_all(const void* sent, const void* received, std::int64_t count, DataType dtype,
+                       const OperationLabel& label);
+  void note_broadcast(const void* values, std::int64_t count, DataType dtype, int root,
+                      const OperationLabel& label);
+  void note_send(const void* values, std::int64_t count, DataType dtype, int peer,
+                 const OperationLabel& label);
+  void note_recv(const void* values, std::int64_t count, DataType dtype, int peer,
+                 const OperationLabel& label);
+  void note_barrier(const OperationLabel& label);
+  void note_split();
+
+ private:
+  void note(std::string_view name, std::int64_t count, DataType dtype, std::int64_t sent_elements,
+            const OperationLabel& label, bool collective = true);
+  ByteMeter meter_;
+  std::uint64_t hash_ = 0x6a09e667f3bcc908ull;
+};
+
+/// int64 values that split gathers from every rank: colour, key, first free context.
+inline constexpr std::int64_t split_values = 3;
+
+}  // namespace tranche::comm

@@ -1,0 +1,73 @@
+#pragma once
+/// The public face of a group of ranks over a progress engine: turns calls into operations.
+
+#include <memory>
+#include <vector>
+
+#include "tranche/comm/communicator_base.h"
+#include "tranche/comm/progress_engine.h"
+
+namespace tranche::comm {
+
+class GroupCommunicator : public CommunicatorBase {
+ public:
+  /// `members`: job ranks in group order. `context` tells its messages from those of other groups.
+  GroupCommunicator(std::shared_ptr<ProgressEngine> engine, std::vector<int> members, int context);
+  /// All ranks of the engine's transport.
+  static std::unique_ptr<Communicator> of_all(std::shared_ptr<ProgressEngine> engine);
+  ~GroupCommunicator() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(members_.size()); }
+  std::string_view backend() const override { return engine_->transport().backend(); }
+  int local_size() const override { return local_size_; }
+  int local_rank() const override { return local_rank_; }
+
+  Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
+                   std::int64_t bucket_elements, std::span<const Event> ready,
+                   const OperationLabel& label) override;
+  Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
+                       std::int64_t count, const OrderedSumOptions& options, std::span<const Event> ready,
+                       const OperationLabel& label) override;
+  Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation operation,
+                   const OperationLabel& label) override;
+  Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
+                   std::span<const Event> ready, const OperationLabel& label) override;
+  Event broadcast(void* values, std::int64_t count, DataType dtype, int root, std::span<const Event> ready,
+                  const OperationLabel& label) override;
+  Event send(const void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
+             const OperationLabel& label) override;
+  Event recv(void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
+             const OperationLabel& label) override;
+  Event barrier(const OperationLabel& label) override;
+  std::unique_ptr<Communicator> split(int color, int key) override;
+
+  void post_failure(std::string_view cause, double seconds) noexcept override {
+    engine_->post_failure(cause, seconds);
+  }
+  void abort_job(int status) noexcept override { engine_->abort_job(status); }
+
+ private:
+  /// Bytes of one exchange with one member, which lie in local memory at `data`.
+  struct Part {
+    int member;
+    void* data;
+  };
+  OperationInfo open(std::string_view name, std::span<const Event> ready, const OperationLabel& label);
+  Event move(OperationInfo info, std::function<void()> local, const std::vector<Part>& sends,
+             const std::vector<Part>& receives, std::int64_t bytes, std::int64_t message_bytes);
+  /// Members behind this rank in cyclic order, so that not all ranks begin with the same peer.
+  std::vector<int> peers() const;
+  Event gather(OperationInfo info, const void* shard, void* full, std::int64_t bytes,
+               std::int64_t message_bytes);
+
+  std::shared_ptr<ProgressEngine> engine_;
+  std::vector<int> members_;
+  int context_;
+  int rank_ = 0, local_size_ = 0, local_rank_ = 0;
+  int exceptions_ = 0;  ///< in flight at construction; more at destruction means unwinding
+  std::uint64_t sequence_ = 0;
+  std::vector<std::uint64_t> sends_, receives_;  ///< numbers of the next, by member
+};
+
+}  // namespace tranche::comm

@@ -1,0 +1,15 @@
+#include <cstdlib>
+
+#include "tranche/comm/backends.h"
+
+namespace tranche {
+
+bool started_by_mpi_launcher() {
+  // Open MPI's mpirun; PMI-1/2 (MPICH, Slurm); PMIx (Slurm, PRRTE).
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"}) {
+    if (std::getenv(name) != nullptr) return true;
+  }
+  return false;
+}
+
+}  // namespace tranche

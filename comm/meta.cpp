@@ -1,0 +1,100 @@
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "tranche/comm/backends.h"
+#include "tranche/comm/communicator_base.h"
+#include "tranche/comm/slab.h"
+#include "tranche/core/error.h"
+
+namespace tranche {
+
+namespace {
+
+/// Checks, counts and hashes as the real ones do; moves nothing and touches no buffer.
+class MetaCommunicator : public comm::CommunicatorBase {
+ public:
+  MetaCommunicator(int rank, int size, int local_size, std::shared_ptr<comm::Slab> slab)
+      : rank_(rank), size_(size), host_size_(local_size), slab_(std::move(slab)) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string_view backend() const override { return "meta"; }
+  int local_size() const override {
+    const int first = rank_ / host_size_ * host_size_;
+    return std::min(host_size_, size_ - first);
+  }
+  int local_rank() const override { return rank_ % host_size_; }
+
+  Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
+                   std::int64_t bucket_elements, std::span<const Event>,
+                   const OperationLabel& label) override {
+    note_all_gather(shard, full, count, dtype, bucket_elements, label);
+    return {};
+  }
+  Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
+                       std::int64_t count, const OrderedSumOptions& options, std::span<const Event>,
+                       const OperationLabel& label) override {
+    note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
+    return {};
+  }
+  Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation,
+                   const OperationLabel& label) override {
+    note_all_reduce(values, count, dtype, label);
+    return {};
+  }
+  Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
+                   std::span<const Event>, const OperationLabel& label) override {
+    note_all_to_all(sent, received, count, dtype, label);
+    return {};
+  }
+  Event broadcast(void* values, std::int64_t count, DataType dtype, int root, std::span<const Event>,
+                  const OperationLabel& label) override {
+    note_broadcast(values, count, dtype, root, label);
+    return {};
+  }
+  Event send(const void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event>,
+             const OperationLabel& label) override {
+    note_send(values, count, dtype, peer, label);
+    return {};
+  }
+  Event recv(void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event>,
+             const OperationLabel& label) override {
+    note_recv(values, count, dtype, peer, label);
+    return {};
+  }
+  Event barrier(const OperationLabel& label) override {
+    note_barrier(label);
+    return {};
+  }
+  /// Without peers to ask, all ranks are taken to pass this rank's colour and equal keys.
+  std::unique_ptr<Communicator> split(int color, int) override {
+    note_split();
+    if (color < 0) return nullptr;
+    return std::make_unique<MetaCommunicator>(rank_, size_, host_size_, slab_);
+  }
+  void post_failure(std::string_view, double) noexcept override {}
+  void abort_job(int) noexcept override {}
+
+ private:
+  int rank_, size_, host_size_;
+  std::shared_ptr<comm::Slab> slab_;  // booked like the real one, never touched
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, int local_size,
+                                                     const CommunicatorOptions& options) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    throw InvalidArgument(fmt::format("meta rank {} of {}", rank, size));
+  }
+  if (options.local_size > 0) local_size = options.local_size;
+  if (local_size <= 0) local_size = size;
+  // Without a resource there is no account to keep, and so no reason to take memory.
+  const bool booked = options.memory != nullptr;
+  return std::make_unique<MetaCommunicator>(
+      rank, size, local_size,
+      std::make_shared<comm::Slab>(options.memory, options.slab_bytes, booked ? size : 1));
+}
+
+}  // namespace tranche

@@ -1,0 +1,326 @@
+#include "tranche/comm/progress_engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "tranche/core/clock.h"
+#include "tranche/core/random.h"
+#include "tranche/core/trace.h"
+
+namespace tranche::comm {
+
+namespace {
+
+std::string rank_list(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return known.message();
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+}  // namespace
+
+ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
+                               std::shared_ptr<CommunicationThread> thread,
+                               const CommunicatorOptions& options, const FaultInjection& faults)
+    : transport_(std::move(transport)),
+      thread_(std::move(thread)),
+      options_(options),
+      faults_(faults),
+      device_(make_device({})),
+      stream_(device_->create_inline_stream("communication", 1)),
+      slab_(options.memory, options.slab_bytes, transport_->size()) {
+  if (transport_->size() > 1) attach();
+}
+
+void ProgressEngine::attach() {
+  if (thread_ == nullptr || attached_) return;
+  thread_->add(*this);
+  attached_ = true;
+}
+
+ProgressEngine::~ProgressEngine() {
+  if (attached_) thread_->remove(*this);
+  const bool clean = !failed_ && !abandoned_ && std::uncaught_exceptions() == 0;
+  const auto close = [&] {
+    active_.clear();
+    transport_->close(clean, options_.timeout_seconds);
+    transport_.reset();
+  };
+  execute(close, -1);
+}
+
+Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
+  auto done = operation->info().done;
+  const int context = operation->info().tag.context;
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    if (failed_) std::rethrow_exception(error_for(operation->describe()));
+    operation->order = next_order_++;
+    if (faults_.maximum_delay_seconds > 0) {
+      const RandomKey key{faults_.seed, RandomPurpose::test, static_cast<std::uint64_t>(transport_->rank())};
+      operation->not_before =
+          seconds_now() + faults_.maximum_delay_seconds * random_uniform(key, operation->order);
+    }
+    inbox_.push_back(std::move(operation));
+    ++pending_[context];
+    busy_ = true;
+  }
+  if (!thread_) {
+    done->set_progress([engine = weak_from_this()] {
+      if (const auto self = engine.lock()) self->poll();
+    });
+    poll();
+  } else if (transport_->size() > 1) {
+    thread_->wake();
+  } else {
+    // A single rank needs its thread only when an operation has to wait for something.
+    poll();
+    if (busy_) {
+      attach();
+      thread_->wake();
+    }
+  }
+  return Event(done);
+}
+
+std::exception_ptr ProgressEngine::error_for(const std::string& what) const {
+  const auto make = [&](auto error) {
+    error.attach_rank(transport_->rank());
+    return std::make_exception_ptr(std::move(error));
+  };
+  const std::string text = what.empty() ? failure_ : what + ": " + failure_;
+  return failure_is_echo_ ? make(PeerFailure(text)) : make(CommunicationError(text));
+}
+
+void ProgressEngine::require_healthy(const std::string& what) {
+  if (!thread_) poll();
+  const std::lock_guard lock(inbox_mutex_);
+  if (failed_) std::rethrow_exception(error_for(what));
+}
+
+void ProgressEngine::finish(Operation& operation, const std::exception_ptr& error) noexcept {
+  operation.abandon(slab_);
+  if (operation.uses_slab()) slab_.retire(operation.order);
+  if (options_.trace != nullptr && !error) {
+    options_.trace->span("communication", operation.describe(), operation.begin, seconds_now());
+  }
+  if (error) {
+    operation.info().done->fail(error);
+  } else {
+    operation.info().done->complete();
+  }
+  const std::lock_guard lock(inbox_mutex_);
+  --pending_[operation.info().tag.context];
+  drained_.notify_all();
+}
+
+void ProgressEngine::fail_all(const std::string& cause, bool echo, Operation* culprit,
+                              std::exception_ptr own) noexcept {
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    if (!failed_) {
+      failure_ = cause;
+      failure_is_echo_ = echo;
+      failed_ = true;
+    }
+  }
+  take_inbox();
+  for (auto& operation : active_) {
+    std::exception_ptr error = own;
+    if (operation.get() != culprit || !own) {
+      const std::lock_guard lock(inbox_mutex_);
+      error = error_for(operation->describe());
+    }
+    finish(*operation, error);
+  }
+  active_.clear();
+}
+
+void ProgressEngine::take_inbox() {
+  const std::lock_guard lock(inbox_mutex_);
+  for (auto& operation : inbox_) {
+    if (operation->uses_slab()) slab_.enlist(operation->order);
+    active_.push_back(std::move(operation));
+  }
+  inbox_.clear();
+}
+
+void ProgressEngine::expire(Operation& operation, double now) {
+  if (operation.waits_for_slab()) operation.last_move = now;
+  if (now - operation.last_move < options_.timeout_seconds) return;
+  const Missing missing = operation.missing();
+  const std::string who = rank_list(missing.ranks);
+  const bool one = missing.ranks.size() == 1;
+  const std::string seconds = fmt::format("{:.1f} s", options_.timeout_seconds);
+  throw CommunicationError(
+      missing.sending
+          ? fmt::format(
+                "{}: {} {} not taken the data of this rank after {} ({} not entered the operation, or {})",
+                operation.describe(), who, one ? "has" : "have", seconds, one ? "it has" : "they have",
+                one ? "hangs" : "hang")
+          : fmt::format("{}: no data from {} after {} ({} {} not entered the operation, or {})",
+                        operation.describe(), who, seconds, who, one ? "has" : "have",
+                        one ? "hangs" : "hang"));
+}
+
+ProgressEngine::Step ProgressEngine::step(Operation& operation, double now) {
+  bool moved = false;
+  if (operation.state == Operation::State::waiting) {
+    if (now < operation.not_before) return Step::idle;
+    const auto& ready = operation.info().ready;
+    while (operation.ready_seen < ready.size()) {
+      if (!ready[operation.ready_seen].query()) return Step::idle;
+      ready[operation.ready_seen].wait_for(0);  // rethrows the failure of the work before it
+      ++operation.ready_seen;
+    }
+    operation.begin = operation.last_move = now;
+    operation.state = Operation::State::exchanging;
+    operation.start();
+    moved = true;
+  }
+  moved |= operation.advance(*transport_, slab_);
+  if (operation.finished()) return Step::finished;
+  if (moved) {
+    operation.last_move = seconds_now();
+  } else {
+    expire(operation, now);
+  }
+  return moved ? Step::moved : Step::idle;
+}
+
+bool ProgressEngine::poll() {
+  std::unique_lock progress(progress_mutex_, std::try_to_lock);
+  if (!progress) return false;  // with inline progress another waiter is at it
+  take_inbox();
+  bool moved = false;
+  if (!failed_) {
+    if (const auto report = transport_->poll_failure()) {
+      fail_all(fmt::format("rank {} failed: {}", report->rank, report->cause), true);
+      moved = true;
+    }
+  }
+  const double now = seconds_now();
+  for (auto it = active_.begin(); it != active_.end();) {
+    Operation& operation = **it;
+    std::exception_ptr error;
+    Step outcome = Step::finished;
+    try {
+      outcome = step(operation, now);
+    } catch (Error& known) {
+      known.attach_rank(transport_->rank());
+      error = std::current_exception();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    moved |= outcome != Step::idle;
+    if (error && operation.state == Operation::State::exchanging) {
+      // Half an exchange cannot be taken back: whatever follows on this rank would not match its peers.
+      std::string cause = message_of(error);
+      if (cause.rfind(operation.describe(), 0) != 0) cause = operation.describe() + ": " + cause;
+      fail_all("ended by the failure of " + cause, false, &operation, error);
+      break;
+    }
+    if (outcome != Step::finished) {
+      ++it;
+      continue;
+    }
+    const std::unique_ptr<Operation> ended = std::move(*it);
+    it = active_.erase(it);
+    finish(*ended, error);
+  }
+  const std::lock_guard lock(inbox_mutex_);
+  busy_ = !active_.empty() || !inbox_.empty();
+  return moved;
+}
+
+bool ProgressEngine::execute(const std::function<void()>& work, double seconds) noexcept {
+  try {
+    if (attached_) return thread_->run(work, seconds);
+    work();
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+void ProgressEngine::leave(int context, bool drain) noexcept {
+  const double limit = seconds_now() + (drain ? options_.timeout_seconds : 0);
+  std::unique_lock lock(inbox_mutex_);
+  const auto drained = [&] {
+    const auto found = pending_.find(context);
+    return found == pending_.end() || found->second == 0;
+  };
+  while (!drained() && !failed_ && seconds_now() < limit) {
+    if (attached_) {
+      drained_.wait_for(lock, std::chrono::duration<double>(limit - seconds_now()));
+    } else {
+      lock.unlock();
+      if (!poll()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+      lock.lock();
+    }
+  }
+  if (drained()) {
+    pending_.erase(context);
+    return;
+  }
+  lock.unlock();
+  execute(
+      [this, context] {
+        const std::lock_guard progress(progress_mutex_);
+        take_inbox();
+        for (auto it = active_.begin(); it != active_.end();) {
+          if ((*it)->info().tag.context != context) {
+            ++it;
+            continue;
+          }
+          const std::unique_ptr<Operation> ended = std::move(*it);
+          it = active_.erase(it);
+          abandoned_ = true;
+          CommunicationError error(ended->describe() + ": its communicator was destroyed before it was done");
+          error.attach_rank(transport_->rank());
+          finish(*ended, std::make_exception_ptr(error));
+        }
+      },
+      -1);
+}
+
+void ProgressEngine::post_failure(std::string_view cause, double seconds) noexcept {
+  try {
+    const double limit = seconds_now() + std::max(seconds, 0.0);
+    // By value: the thread may come to it after this call has returned.
+    const auto post = [this, text = std::string(cause), limit] {
+      const std::lock_guard progress(progress_mutex_);
+      while (!transport_->post_failure(text) && seconds_now() < limit) std::this_thread::yield();
+      if (!failed_) fail_all(fmt::format("rank {} failed: {}", transport_->rank(), text), true);
+    };
+    execute(post, std::max(seconds, 0.0));
+  } catch (...) {
+    // Nothing more can be done; the peers' time-outs end them.
+  }
+}
+
+void ProgressEngine::abort_job(int status) noexcept {
+  // The thread makes the call if it can; if it does not answer, this one has to.
+  if (attached_ && execute([this, status] { transport_->abort_job(status); }, 1.0)) return;
+  transport_->abort_job(status);
+}
+
+}  // namespace tranche::comm

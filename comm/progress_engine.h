@@ -1,0 +1,96 @@
+#pragma once
+/// Moves the operations of one rank over one transport: ready events, exchange, deadlines, failures.
+
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tranche/comm/backends.h"
+#include "tranche/comm/communication_thread.h"
+#include "tranche/comm/operation.h"
+#include "tranche/comm/slab.h"
+#include "tranche/device/device.h"
+
+namespace tranche::comm {
+
+/// Shared by a communicator and those split from it. Operations of different communicators, and of one, move
+/// independently; the first failure ends them all.
+class ProgressEngine : public Pollable, public std::enable_shared_from_this<ProgressEngine> {
+ public:
+  /// `thread` null: inline progress, operations move when waited on or when any call is made.
+  ProgressEngine(std::unique_ptr<Transport> transport, std::shared_ptr<CommunicationThread> thread,
+                 const CommunicatorOptions& options, const FaultInjection& faults = {});
+  ~ProgressEngine() override;
+
+  Transport& transport() { return *transport_; }
+  const CommunicatorOptions& options() const { return options_; }
+  std::int64_t lane_bytes() const { return slab_.lane_bytes(); }
+  /// Kernels called while an operation advances run here.
+  Stream& stream() { return *stream_; }
+  bool inline_progress() const { return thread_ == nullptr; }
+
+  /// Hands over an operation whose info().done is still unset; returns its done event. Throws
+  /// CommunicationError when the rank has failed.
+  Event submit(std::unique_ptr<Operation> operation);
+  /// Throws what ended the rank's communication, if anything did.
+  void require_healthy(const std::string& what);
+  /// Waits for the pending operations of a communicator, bounded by the time-out (not at all when
+  /// `drain` is false or the rank has failed), then abandons what is left.
+  void leave(int context, bool drain) noexcept;
+  void post_failure(std::string_view cause, double seconds) noexcept;
+  void abort_job(int status) noexcept;
+  /// Contexts for split: the first that this rank has not seen in use.
+  int next_context() const { return next_context_; }
+  void set_next_context(int context) { next_context_ = context; }
+
+  bool poll() override;
+  bool busy() const override { return busy_.load(std::memory_order_relaxed); }
+  bool needs_polling() const override { return transport_->needs_polling(); }
+
+ private:
+  /// Outcome of one look at an operation.
+  enum class Step { idle, moved, finished };
+  Step step(Operation& operation, double now);
+  void finish(Operation& operation, const std::exception_ptr& error) noexcept;
+  /// Ends every operation; `culprit` (if not null) gets `own` as its error.
+  void fail_all(const std::string& cause, bool echo, Operation* culprit = nullptr,
+                std::exception_ptr own = nullptr) noexcept;
+  [[nodiscard]] std::exception_ptr error_for(const std::string& what) const;
+  void expire(Operation& operation, double now);
+  void take_inbox();
+  /// Lets the communication thread look after this engine.
+  void attach();
+  /// Runs work that touches the transport; on the communication thread if it looks after us.
+  bool execute(const std::function<void()>& work, double seconds) noexcept;
+
+  std::unique_ptr<Transport> transport_;
+  std::shared_ptr<CommunicationThread> thread_;
+  CommunicatorOptions options_;
+  FaultInjection faults_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+  Slab slab_;
+  int next_context_ = 1;
+  bool attached_ = false;  ///< of the issuing thread
+
+  std::mutex progress_mutex_;  ///< held while operations move
+  std::list<std::unique_ptr<Operation>> active_;
+  bool abandoned_ = false;
+
+  mutable std::mutex inbox_mutex_;
+  std::condition_variable drained_;
+  std::vector<std::unique_ptr<Operation>> inbox_;
+  std::map<int, int> pending_;  ///< by context, inbox included
+  std::uint64_t next_order_ = 0;
+  std::string failure_;  ///< "rank 2 failed: disk full"; empty while all is well
+  bool failure_is_echo_ = false;
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> busy_{false};
+};
+
+}  // namespace tranche::comm

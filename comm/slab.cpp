@@ -1,0 +1,53 @@
+#include "tranche/comm/slab.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "tranche/comm/transport.h"
+#include "tranche/core/error.h"
+
+namespace tranche::comm {
+
+Slab::Slab(MemoryResource* memory, std::int64_t bytes, int ranks) {
+  if (ranks < 2) return;
+  const std::int64_t least = std::int64_t{256} * 4 * (ranks - 1);
+  if (bytes < least) {
+    throw ConfigurationError(fmt::format(
+        "a communication slab of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
+        "slab_bytes at least {}",
+        bytes, ranks - 1, least));
+  }
+  if (memory != nullptr) {
+    buffer_ = Buffer(*memory, bytes, Category::communication, "communication slab");
+    base_ = static_cast<unsigned char*>(buffer_.data());
+  } else {
+    heap_.resize(static_cast<std::size_t>(bytes));
+    base_ = heap_.data();
+  }
+  const int lanes = bytes / 2 / memory_alignment * memory_alignment >= least ? 2 : 1;
+  lane_bytes_ = lanes == 2 ? bytes / 2 / memory_alignment * memory_alignment : bytes;
+  for (int lane = lanes - 1; lane >= 0; --lane) free_.push_back(lane);
+}
+
+int Slab::take(std::uint64_t order) {
+  if (free_.empty()) return -1;
+  if (free_.size() == 1 && !users_.empty() && *users_.begin() != order) return -1;
+  const int lane = free_.back();
+  free_.pop_back();
+  return lane;
+}
+
+void Slab::release(int lane) {
+  free_.push_back(lane);
+}
+
+std::int64_t reduction_chunk(std::int64_t lane_bytes, int ranks, DataType dtype,
+                             std::int64_t bucket_elements) {
+  std::int64_t chunk = std::min(lane_bytes / std::max(1, ranks - 1), largest_message_bytes) / size_of(dtype);
+  chunk = std::max<std::int64_t>(chunk / 64 * 64, 1);
+  if (bucket_elements > 0) chunk = std::min(chunk, std::max<std::int64_t>(bucket_elements / ranks, 1));
+  return chunk;
+}
+
+}  // namespace tranche::comm

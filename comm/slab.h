@@ -1,0 +1,45 @@
+#pragma once
+/// The exchange buffer of a rank: one allocation, cut in lanes that reductions take turns in.
+
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "tranche/core/dtype.h"
+#include "tranche/device/memory.h"
+
+namespace tranche::comm {
+
+/// Two lanes, so that one chunk is exchanged while another is summed; one when the slab is too small for two.
+/// The last free lane is kept for the oldest reduction of the rank. So however late some ranks are with some
+/// operations, the oldest always finds a lane on every rank, and no circle of waiting can form.
+class Slab {
+ public:
+  /// Nothing is allocated for one rank. Throws ConfigurationError when 256 fp32 elements from each peer do
+  /// not fit. `memory` null: heap.
+  Slab(MemoryResource* memory, std::int64_t bytes, int ranks);
+
+  std::int64_t lane_bytes() const noexcept { return lane_bytes_; }
+  /// A reduction that will ask for lanes; `order` is its place in the rank's sequence of operations.
+  void enlist(std::uint64_t order) { users_.insert(order); }
+  void retire(std::uint64_t order) { users_.erase(order); }
+  /// A lane's number, or -1 when there is none for this reduction now.
+  int take(std::uint64_t order);
+  void release(int lane);
+  void* data(int lane) const { return base_ + lane * lane_bytes_; }
+
+ private:
+  Buffer buffer_;
+  std::vector<unsigned char> heap_;
+  unsigned char* base_ = nullptr;
+  std::int64_t lane_bytes_ = 0;
+  std::vector<int> free_;
+  std::set<std::uint64_t> users_;
+};
+
+/// Elements of each piece that a reduction over `ranks` exchanges at once: equal on all ranks that were given
+/// the same slab size. `bucket_elements` bounds the elements of all ranks together; 0 leaves it to the slab.
+std::int64_t reduction_chunk(std::int64_t lane_bytes, int ranks, DataType dtype,
+                             std::int64_t bucket_elements);
+
+}  // namespace tranche::comm

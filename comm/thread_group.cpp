@@ -1,0 +1,260 @@
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <list>
+#include <mutex>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "tranche/comm/backends.h"
+#include "tranche/comm/group_communicator.h"
+
+namespace tranche {
+
+namespace {
+
+using comm::FailureReport;
+using comm::Message;
+using comm::Tag;
+
+/// One side of a message; shared between its owner and the channel it waits in.
+struct Post {
+  void* data = nullptr;
+  std::int64_t bytes = 0;
+  Tag tag;
+  int owner = 0;
+  std::string error;  // written before `matched`
+  std::atomic<bool> matched{false};
+};
+
+/// Messages from one rank to another that wait for their other half. Whoever comes second copies, holding
+/// the mutex: so an abandoned buffer is never touched after it was withdrawn.
+struct Channel {
+  std::mutex mutex;
+  std::list<std::shared_ptr<Post>> sends, receives;
+};
+
+/// How a rank's communication thread is woken.
+struct Waker {
+  std::mutex mutex;
+  comm::CommunicationThread* thread = nullptr;
+  void wake() {
+    const std::lock_guard lock(mutex);
+    if (thread != nullptr) thread->wake();
+  }
+  void set(comm::CommunicationThread* value) {
+    const std::lock_guard lock(mutex);
+    thread = value;
+  }
+};
+
+}  // namespace
+
+struct ThreadGroup::Hub {
+  Hub(int ranks, const FaultInjection& injection)
+      : size(ranks),
+        faults(injection),
+        channels(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks)),
+        wakers(static_cast<std::size_t>(ranks)),
+        made(static_cast<std::size_t>(ranks)) {}
+
+  Channel& channel(int from, int to) { return channels[static_cast<std::size_t>(from * size + to)]; }
+  void post_failure(int rank, std::string_view cause) {
+    {
+      const std::lock_guard lock(mutex);
+      if (failure) return;
+      failure = FailureReport{rank, std::string(cause)};
+    }
+    failed = true;
+    for (Waker& waker : wakers) waker.wake();
+  }
+
+  const int size;
+  const FaultInjection faults;
+  std::vector<Channel> channels;
+  std::vector<Waker> wakers;
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+  std::optional<FailureReport> failure;
+  std::vector<bool> made;
+
+  class Transport;
+  class HalfMessage;
+};
+
+class ThreadGroup::Hub::HalfMessage : public Message {
+ public:
+  HalfMessage(Channel& channel, std::shared_ptr<Post> post, bool sending)
+      : channel_(channel), post_(std::move(post)), sending_(sending) {}
+  ~HalfMessage() override {
+    if (post_->matched.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(channel_.mutex);
+    (sending_ ? channel_.sends : channel_.receives).remove(post_);
+  }
+  bool test() override {
+    if (!post_->matched.load(std::memory_order_acquire)) return false;
+    if (!post_->error.empty()) throw CommunicationError(post_->error);
+    return true;
+  }
+
+ private:
+  Channel& channel_;
+  std::shared_ptr<Post> post_;
+  bool sending_;
+};
+
+class ThreadGroup::Hub::Transport : public comm::Transport {
+ public:
+  Transport(std::shared_ptr<Hub> hub, int rank, comm::CommunicationThread& thread)
+      : hub_(std::move(hub)), rank_(rank) {
+    hub_->wakers[static_cast<std::size_t>(rank_)].set(&thread);
+  }
+  ~Transport() override { hub_->wakers[static_cast<std::size_t>(rank_)].set(nullptr); }
+
+  int rank() const override { return rank_; }
+  int size() const override { return hub_->size; }
+  std::string_view backend() const override { return "threads"; }
+  int host_of(int) const override { return 0; }
+  bool needs_polling() const override { return false; }
+  void close(bool, double) noexcept override {}
+
+  std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) override {
+    return post(hub_->channel(rank_, peer), const_cast<void*>(data), bytes, tag, true);
+  }
+  std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) override {
+    return post(hub_->channel(peer, rank_), data, bytes, tag, false);
+  }
+  std::optional<FailureReport> poll_failure() override {
+    if (!hub_->failed) return std::nullopt;
+    const std::lock_guard lock(hub_->mutex);
+    return hub_->failure;
+  }
+  bool post_failure(std::string_view cause) override {
+    hub_->post_failure(rank_, cause);
+    return true;
+  }
+  void abort_job(int status) noexcept override {
+    hub_->post_failure(rank_, fmt::format("aborted with status {}", status));
+  }
+
+ private:
+  std::unique_ptr<Message> post(Channel& channel, void* data, std::int64_t bytes, const Tag& tag,
+                                bool sending) {
+    auto mine = std::make_shared<Post>();
+    mine->data = data;
+    mine->bytes = bytes;
+    mine->tag = tag;
+    mine->owner = rank_;
+    int partner = -1;
+    {
+      const std::lock_guard lock(channel.mutex);
+      auto& others = sending ? channel.receives : channel.sends;
+      const auto found =
+          std::find_if(others.begin(), others.end(), [&](const auto& other) { return other->tag == tag; });
+      if (found == others.end()) {
+        (sending ? channel.sends : channel.receives).push_back(mine);
+      } else {
+        const std::shared_ptr<Post> other = *found;
+        others.erase(found);
+        deliver(sending ? *mine : *other, sending ? *other : *mine);
+        partner = other->owner;
+        other->matched.store(true, std::memory_order_release);
+        mine->matched.store(true, std::memory_order_release);
+      }
+    }
+    if (partner >= 0) hub_->wakers[static_cast<std::size_t>(partner)].wake();
+    return std::make_unique<HalfMessage>(channel, std::move(mine), sending);
+  }
+
+  static void deliver(Post& from, Post& to) {
+    if (from.bytes != to.bytes) {
+      from.error = to.error =
+          fmt::format("rank {} sent {} bytes where rank {} expects {}: the ranks' calls differ", from.owner,
+                      from.bytes, to.owner, to.bytes);
+    } else if (from.bytes > 0) {
+      std::memcpy(to.data, from.data, static_cast<std::size_t>(from.bytes));
+    }
+  }
+
+  std::shared_ptr<Hub> hub_;
+  int rank_;
+};
+
+ThreadGroup::ThreadGroup(int size, const FaultInjection& faults) {
+  if (size < 1) throw InvalidArgument(fmt::format("a group of {} thread ranks", size));
+  hub_ = std::make_shared<Hub>(size, faults);
+}
+
+int ThreadGroup::size() const noexcept {
+  return hub_->size;
+}
+
+std::unique_ptr<Communicator> ThreadGroup::communicator(int rank, const CommunicatorOptions& options) const {
+  if (rank < 0 || rank >= hub_->size) {
+    throw InvalidArgument(fmt::format("rank {} of a group of {} thread ranks", rank, hub_->size));
+  }
+  {
+    const std::lock_guard lock(hub_->mutex);
+    if (hub_->made[static_cast<std::size_t>(rank)]) {
+      throw LogicError(fmt::format("the communicator of thread rank {} has been made already", rank));
+    }
+    hub_->made[static_cast<std::size_t>(rank)] = true;
+  }
+  auto thread = std::make_shared<comm::CommunicationThread>();
+  auto transport = std::make_unique<Hub::Transport>(hub_, rank, *thread);
+  return comm::GroupCommunicator::of_all(
+      std::make_shared<comm::ProgressEngine>(std::move(transport), std::move(thread), options, hub_->faults));
+}
+
+void ThreadGroup::post_failure(int rank, std::string_view cause) const noexcept {
+  try {
+    hub_->post_failure(rank, cause);
+  } catch (...) {
+    // Out of memory while copying the cause: the time-outs end the peers.
+  }
+}
+
+void run_thread_ranks(int size, const std::function<void(int rank, const CommunicatorFactory&)>& body,
+                      const FaultInjection& faults) {
+  const ThreadGroup group(size, faults);
+  std::mutex mutex;
+  std::exception_ptr first_cause, first_echo;
+  const auto run = [&](int rank) {
+    std::exception_ptr error;
+    std::string cause;
+    bool echo = false;
+    try {
+      body(rank, [&](const CommunicatorOptions& options) { return group.communicator(rank, options); });
+      return;
+    } catch (comm::PeerFailure& known) {
+      echo = true;
+      cause = known.message();
+      error = std::current_exception();
+    } catch (Error& known) {
+      known.attach_rank(rank);
+      cause = known.message();
+      error = std::current_exception();
+    } catch (const std::exception& known) {
+      cause = known.what();
+      error = std::current_exception();
+    } catch (...) {
+      cause = "unknown error";
+      error = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(mutex);
+      std::exception_ptr& first = echo ? first_echo : first_cause;
+      if (!first) first = error;
+    }
+    group.post_failure(rank, cause);
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back(run, rank);
+  for (std::thread& thread : threads) thread.join();
+  if (first_cause) std::rethrow_exception(first_cause);
+  if (first_echo) std::rethrow_exception(first_echo);
+}
+
+}  // namespace tranche

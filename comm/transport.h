@@ -1,0 +1,70 @@
+#pragma once
+/// What a communicator needs of the wire: nonblocking messages and reports of failure. Private to comm/.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tranche/core/error.h"
+
+namespace tranche::comm {
+
+/// Tells messages of one pair of ranks apart. Messages of equal tags match in the order they were posted.
+struct Tag {
+  int context = 0;              ///< the communicator; unique among those that two ranks share
+  bool point_to_point = false;  ///< send and recv, or a collective
+  std::uint64_t sequence = 0;   ///< of the collective, or of the pair
+  friend bool operator==(const Tag&, const Tag&) = default;
+};
+
+/// A message under way. Destroying it abandons it: the local buffer is not touched any more.
+class Message {
+ public:
+  virtual ~Message() = default;
+  /// True once the buffer may be reused (sent) or read (received). Never blocks. Throws CommunicationError
+  /// when the peer's message has another size.
+  virtual bool test() = 0;
+};
+
+/// What a failed rank told its peers.
+struct FailureReport {
+  int rank = 0;
+  std::string cause;
+};
+
+/// The echo of another rank's failure; told apart so that the first cause can be found among many errors.
+class PeerFailure : public CommunicationError {
+ public:
+  using CommunicationError::CommunicationError;
+};
+
+/// All calls come from one thread at a time: the communication thread, or the caller with inline progress.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string_view backend() const = 0;
+  /// Ranks with equal numbers share a host.
+  virtual int host_of(int rank) const = 0;
+  virtual std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
+  virtual std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
+  /// The first failure that a peer has reported.
+  virtual std::optional<FailureReport> poll_failure() = 0;
+  /// Starts telling every peer; true once it has been handed over, false to be called again.
+  virtual bool post_failure(std::string_view cause) = 0;
+  /// True when nothing wakes the communication thread on arrival, so that it has to look.
+  virtual bool needs_polling() const = 0;
+  /// Ends the job, if the transport can.
+  virtual void abort_job(int status) noexcept = 0;
+  /// Called once, last. `clean` says that nothing failed and nothing was abandoned; then peers may be waited
+  /// for `seconds` at most.
+  virtual void close(bool clean, double seconds) noexcept = 0;
+};
+
+/// Largest message; longer transfers are cut. Also keeps counts inside MPI's int.
+inline constexpr std::int64_t largest_message_bytes = std::int64_t{16} << 20;
+
+}  // namespace tranche::comm

@@ -1,0 +1,41 @@
+#pragma once
+/// The ordered sum, written again from its definition for the tests: no code shared with the library.
+
+#include <cstdint>
+#include <vector>
+
+namespace tranche::test {
+
+/// Spreads the bits of a number (the finaliser of MurmurHash3).
+inline std::uint32_t scramble(std::uint64_t x) {
+  x ^= x >> 33;
+  x *= 0xff51afd7ed558ccdull;
+  x ^= x >> 33;
+  x *= 0xc4ceb9fe1a85ec53ull;
+  return static_cast<std::uint32_t>(x >> 32);
+}
+
+/// A value of widely varying magnitude, so that another order of addition gives other bits.
+inline float test_value(int rank, std::int64_t index, std::uint64_t salt) {
+  const std::uint32_t bits = scramble(salt * 1000003 + static_cast<std::uint64_t>(rank) * 7919 +
+                                      static_cast<std::uint64_t>(index) * 65537);
+  const float mantissa = static_cast<float>(bits & 0xffffff) / 16777216.0f - 0.5f;
+  return mantissa * static_cast<float>(1 << ((bits >> 24) % 12));
+}
+
+/// terms[r]: rank r's term as fp32. ((t0 + t1) + t2) + (t3 + t4) for five terms in groups of three.
+inline float bracket(const std::vector<float>& terms, int group_size) {
+  std::vector<float> groups;
+  for (std::size_t r = 0; r < terms.size(); ++r) {
+    if (r % static_cast<std::size_t>(group_size) == 0) {
+      groups.push_back(terms[r]);
+    } else {
+      groups.back() = groups.back() + terms[r];
+    }
+  }
+  float total = groups[0];
+  for (std::size_t g = 1; g < groups.size(); ++g) total = total + groups[g];
+  return total;
+}
+
+}  // namespace tranche::test
