@@ -16,8 +16,8 @@ void fill_bits(Guarded& out, const std::vector<std::uint32_t>& bits) {
 TEST(InstructionSets, CoverTheBaselineAndCanBeChosen) {
   const auto sets = cpu::instruction_sets();
   ASSERT_FALSE(sets.empty());
-#if defined(__x86_64__)
-  EXPECT_THAT(sets, ::testing::Contains("SSE2"));
+#if defined(__x86_64__)  // the baseline's name depends on Highway's version
+  EXPECT_THAT(sets.back(), ::testing::AnyOf("SCALAR", "SSE2"));
 #endif
   const std::string usual = cpu::instruction_set();
   EXPECT_EQ(usual, sets.front());
@@ -252,7 +252,7 @@ TEST(AddBias, EveryRowGetsIt) {
     const cpu::InstructionSetForTest use(set);
     for (const DataType x_type : floating_types()) {
       for (const DataType bias_type : floating_types()) {
-        for (const auto [rows, columns] : {std::pair{0, 5}, {3, 0}, {1, 1}, {7, 19}, {5, 64}, {700, 131}}) {
+        for (const auto& [rows, columns] : {std::pair{0, 5}, {3, 0}, {1, 1}, {7, 19}, {5, 64}, {700, 131}}) {
           Guarded x(x_type, rows * columns);
           Guarded bias(bias_type, columns);
           fill_random(x, 1);
@@ -271,35 +271,35 @@ TEST(AddBias, EveryRowGetsIt) {
 }
 
 TEST(BiasGradient, IsTheBlockedSumForAnyThreadCount) {
-  for (const auto& set : cpu::instruction_sets()) {
-    const cpu::InstructionSetForTest use(set);
-    for (const DataType type : floating_types()) {
-      for (const auto [rows, columns] : {std::pair{0, 5},
-                                         {3, 0},
-                                         {1, 1},
-                                         {63, 7},
-                                         {64, 31},
-                                         {65, 33},
-                                         {128, 64},
-                                         {129, 257},
-                                         {1030, 70},
-                                         {200, 515}}) {
-        Guarded gradient(type, rows * columns);
-        fill_random(gradient, 1);
-        Guarded start(DataType::float32, columns);
-        fill_random(start, 2);
-        Guarded wanted = start;
-        for (std::int64_t column = 0; column < columns; ++column) {
-          float total = 0;
-          for (std::int64_t block = 0; block < rows; block += 64) {
-            float sum = gradient.get(block * columns + column);
-            for (std::int64_t row = block + 1; row < std::min<std::int64_t>(block + 64, rows); ++row) {
-              sum = sum + gradient.get(row * columns + column);
-            }
-            total = block == 0 ? sum : total + sum;
+  for (const DataType type : floating_types()) {
+    for (const auto& [rows, columns] : {std::pair{0, 5},
+                                        {3, 0},
+                                        {1, 1},
+                                        {63, 7},
+                                        {64, 31},
+                                        {65, 33},
+                                        {128, 64},
+                                        {129, 257},
+                                        {1030, 70},
+                                        {200, 515}}) {
+      Guarded gradient(type, rows * columns);
+      fill_random(gradient, 1);
+      Guarded start(DataType::float32, columns);
+      fill_random(start, 2);
+      Guarded wanted = start;
+      for (std::int64_t column = 0; column < columns; ++column) {
+        float total = 0;
+        for (std::int64_t block = 0; block < rows; block += 64) {
+          float sum = gradient.get(block * columns + column);
+          for (std::int64_t row = block + 1; row < std::min<std::int64_t>(block + 64, rows); ++row) {
+            sum = sum + gradient.get(row * columns + column);
           }
-          if (rows > 0) wanted.set(column, wanted.get(column) + total);
+          total = block == 0 ? sum : total + sum;
         }
+        if (rows > 0) wanted.set(column, wanted.get(column) + total);
+      }
+      for (const auto& set : cpu::instruction_sets()) {
+        const cpu::InstructionSetForTest use(set);
         for (const int threads : thread_counts()) {
           Guarded got = start;
           TestStream stream(threads);
