@@ -11,6 +11,11 @@ namespace tranche::kernels::cpu {
 /// Below this many elements a second thread costs more than it saves (a team starts in microseconds).
 inline constexpr std::int64_t parallel_grain = 32768;
 
+/// Rows of `columns` elements that make up a grain.
+constexpr std::int64_t row_grain(std::int64_t columns) {
+  return std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(1, columns));
+}
+
 /// Calls body(first, count) so that [0, total) is covered once, in stretches of `grain` (the last may be
 /// shorter) when several threads run and in one stretch otherwise: the body's result must not depend on it.
 template <class Body>

@@ -1,0 +1,54 @@
+#pragma once
+/// What attention does to a tile of scores between two products: masking, softmax and dropout, row by row.
+
+#include <cstdint>
+
+#include "tranche/core/dtype.h"
+#include "tranche/kernels/cpu/dropout_mask.h"
+
+namespace tranche::kernels::cpu {
+
+// Tiles are cut at these multiples whatever the number of threads and the size of the workspace. Key tiles
+// are a multiple of query tiles, so each row of a tile that is not skipped sees its first key.
+inline constexpr std::int64_t attention_queries = 64;
+inline constexpr std::int64_t attention_keys = 256;
+
+/// Where a tile of scores [queries, keys] lies: rows are queries first_query ..., columns keys first_key ....
+struct AttentionTile {
+  std::int64_t first_query = 0, queries = 0, first_key = 0, keys = 0;
+  const DropoutMask* dropout = nullptr;  ///< null without dropout
+  std::int64_t sample = 0;
+  std::int64_t first_element = 0;  ///< of the head's score matrix among the sample's mask elements
+  std::int64_t time = 0;
+
+  /// Keys of the tile that row `row` may see.
+  std::int64_t visible(std::int64_t row) const {
+    const std::int64_t seen = first_query + row - first_key + 1;
+    return seen < keys ? seen : keys;
+  }
+  std::int64_t element(std::int64_t row) const {
+    return first_element + (first_query + row) * time + first_key;
+  }
+};
+
+/// One step of the online softmax (Milakov and Gimelshein, 2018): scores become exp(score - maximum), dropped
+/// out, zero where masked; `maximum` and `sum` [queries] are carried on and the rows of `accumulated`
+/// [queries, head_width] rescaled to the new maximum. `first` marks a row's first tile.
+void softmax_tile(const AttentionTile& tile, bool first, float* scores, float* maximum, float* sum,
+                  float* accumulated, std::int64_t head_width);
+
+/// accumulated / sum into `out` (rows `out_stride` elements apart), and maximum + log(sum).
+void finish_softmax(std::int64_t queries, const float* maximum, const float* sum, float* accumulated,
+                    std::int64_t head_width, DataType dtype, void* out, std::int64_t out_stride,
+                    float* log_sum_exp);
+
+/// projection[row] = dot(d_out, out) of each query.
+void project_rows(std::int64_t queries, std::int64_t head_width, const float* d_out, DataType dtype,
+                  const void* out, std::int64_t out_stride, float* projection);
+
+/// scores become the probabilities as they met the values (dropped out); d_probabilities, the gradient of
+/// those, becomes the gradient of the unscaled scores, times `scale`.
+void softmax_backward_tile(const AttentionTile& tile, float scale, const float* log_sum_exp,
+                           const float* projection, float* scores, float* d_probabilities);
+
+}  // namespace tranche::kernels::cpu

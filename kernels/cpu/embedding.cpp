@@ -1,0 +1,91 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/embedding.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target.h.
+#include <algorithm>
+
+#include "tranche/core/shape.h"
+#include "tranche/kernels/cpu/embedding.h"
+#include "tranche/kernels/cpu/parallel.h"
+#include "tranche/kernels/cpu/row-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tranche::kernels::cpu::HWY_NAMESPACE {
+
+template <class T>
+void forward_row(const EmbeddingForward& call, std::int64_t row) {
+  const T* token = static_cast<const T*>(call.token_table) + call.tokens[row] * call.width;
+  const T* position = static_cast<const T*>(call.position_table) + row % call.time * call.width;
+  T* out = static_cast<T*>(call.out) + row * call.width;
+  for_vectors(call.width, [&](std::int64_t i, std::int64_t lanes) {
+    store_at(hn::Add(load_at(token, i, lanes), load_at(position, i, lanes)), out, i, lanes);
+  });
+}
+
+/// Both gradients of columns [first, first + width). A thread walks all rows for its columns, so every sum
+/// runs in ascending (b, t) order.
+template <class T>
+void backward_columns(const EmbeddingBackward& call, std::int64_t first, std::int64_t width) {
+  for (std::int64_t row = 0; row < call.batch * call.time; ++row) {
+    const T* gradient = static_cast<const T*>(call.d_out) + row * call.width + first;
+    float* token = call.token_gradient + call.tokens[row] * call.width + first;
+    float* position = call.position_gradient + row % call.time * call.width + first;
+    for_vectors(width, [&](std::int64_t i, std::int64_t lanes) {
+      const FloatVector value = load_at(gradient, i, lanes);
+      store_at(hn::Add(load_at(token, i, lanes), value), token, i, lanes);
+      store_at(hn::Add(load_at(position, i, lanes), value), position, i, lanes);
+    });
+  }
+}
+
+void forward(const EmbeddingForward& call, std::int64_t row) {
+  switch (call.dtype) {
+    case DataType::bfloat16:
+      return forward_row<bfloat16>(call, row);
+    case DataType::float16:
+      return forward_row<float16>(call, row);
+    default:
+      return forward_row<float>(call, row);
+  }
+}
+
+void backward(const EmbeddingBackward& call, std::int64_t first, std::int64_t width) {
+  switch (call.dtype) {
+    case DataType::bfloat16:
+      return backward_columns<bfloat16>(call, first, width);
+    case DataType::float16:
+      return backward_columns<float16>(call, first, width);
+    default:
+      return backward_columns<float>(call, first, width);
+  }
+}
+
+}  // namespace tranche::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tranche::kernels::cpu {
+
+HWY_EXPORT(forward);
+HWY_EXPORT(backward);
+
+void embedding_forward(const EmbeddingForward& call) {
+  const auto run = HWY_DYNAMIC_DISPATCH(forward);
+  parallel_ranges(call.threads, call.batch * call.time, row_grain(call.width),
+                  [&](std::int64_t first, std::int64_t count) {
+                    for (std::int64_t row = first; row < first + count; ++row) run(call, row);
+                  });
+}
+
+void embedding_backward(const EmbeddingBackward& call) {
+  const auto run = HWY_DYNAMIC_DISPATCH(backward);
+  parallel_ranges(call.threads, call.width, embedding_column_chunk,
+                  [&](std::int64_t first, std::int64_t count) {
+                    for (std::int64_t at = first; at < first + count; at += embedding_column_chunk) {
+                      run(call, at, std::min(embedding_column_chunk, first + count - at));
+                    }
+                  });
+}
+
+}  // namespace tranche::kernels::cpu
+#endif

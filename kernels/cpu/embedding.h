@@ -1,0 +1,35 @@
+#pragma once
+#include <cstdint>
+
+#include "tranche/core/dtype.h"
+
+namespace tranche::kernels::cpu {
+
+/// Columns that one thread adds up at a time in backward.
+inline constexpr std::int64_t embedding_column_chunk = 64;
+
+/// Checked operands of kernels::embedding_forward.
+struct EmbeddingForward {
+  std::int64_t batch = 0, time = 0, width = 0;
+  DataType dtype = DataType::float32;
+  const std::int32_t* tokens = nullptr;
+  const void* token_table = nullptr;
+  const void* position_table = nullptr;
+  void* out = nullptr;
+  int threads = 1;
+};
+void embedding_forward(const EmbeddingForward& call);
+
+/// Checked operands of kernels::embedding_backward.
+struct EmbeddingBackward {
+  std::int64_t batch = 0, time = 0, width = 0;
+  DataType dtype = DataType::float32;
+  const std::int32_t* tokens = nullptr;
+  const void* d_out = nullptr;
+  float* token_gradient = nullptr;
+  float* position_gradient = nullptr;
+  int threads = 1;
+};
+void embedding_backward(const EmbeddingBackward& call);
+
+}  // namespace tranche::kernels::cpu

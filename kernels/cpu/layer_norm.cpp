@@ -1,0 +1,176 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/layer_norm.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target.h.
+#include <algorithm>
+#include <cmath>
+
+#include "tranche/core/shape.h"
+#include "tranche/kernels/cpu/layer_norm.h"
+#include "tranche/kernels/cpu/parallel.h"
+#include "tranche/kernels/cpu/row-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tranche::kernels::cpu::HWY_NAMESPACE {
+
+template <class T>
+void forward_row(const LayerNormForward& call, std::int64_t row) {
+  const FloatTag d;
+  const T* x = static_cast<const T*>(call.x) + row * call.columns;
+  const T* weight = static_cast<const T*>(call.weight);
+  const T* bias = static_cast<const T*>(call.bias);
+  T* y = static_cast<T*>(call.y) + row * call.columns;
+  const auto count = static_cast<float>(call.columns);
+
+  FloatVector sum = hn::Zero(d);
+  for_vectors(call.columns,
+              [&](std::int64_t i, std::int64_t lanes) { sum = hn::Add(sum, load_at(x, i, lanes)); });
+  const float mean = sum_of(sum) / count;
+  const FloatVector mean_vector = hn::Set(d, mean);
+  FloatVector squares = hn::Zero(d);
+  for_vectors(call.columns, [&](std::int64_t i, std::int64_t lanes) {
+    const FloatVector centred = keep_first(hn::Sub(load_at(x, i, lanes), mean_vector), lanes, hn::Zero(d));
+    squares = hn::Add(squares, hn::Mul(centred, centred));
+  });
+  const float rstd = 1.0f / std::sqrt(sum_of(squares) / count + call.epsilon);
+  const FloatVector rstd_vector = hn::Set(d, rstd);
+  for_vectors(call.columns, [&](std::int64_t i, std::int64_t lanes) {
+    const FloatVector normal = hn::Mul(hn::Sub(load_at(x, i, lanes), mean_vector), rstd_vector);
+    const FloatVector scaled = hn::Mul(normal, load_at(weight, i, lanes));
+    store_at(hn::Add(scaled, load_at(bias, i, lanes)), y, i, lanes);
+  });
+  call.mean[row] = mean;
+  call.rstd[row] = rstd;
+}
+
+/// dx of one row. With h = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - h mean(g h)).
+template <class T>
+void backward_row(const LayerNormBackward& call, std::int64_t row) {
+  const FloatTag d;
+  const T* x = static_cast<const T*>(call.x) + row * call.columns;
+  const T* dy = static_cast<const T*>(call.dy) + row * call.columns;
+  const T* weight = static_cast<const T*>(call.weight);
+  T* dx = static_cast<T*>(call.dx) + row * call.columns;
+  const auto count = static_cast<float>(call.columns);
+  const FloatVector mean = hn::Set(d, call.mean[row]);
+  const FloatVector rstd = hn::Set(d, call.rstd[row]);
+
+  FloatVector sum_g = hn::Zero(d), sum_gh = hn::Zero(d);
+  for_vectors(call.columns, [&](std::int64_t i, std::int64_t lanes) {
+    const FloatVector h = hn::Mul(hn::Sub(load_at(x, i, lanes), mean), rstd);
+    const FloatVector g = hn::Mul(load_at(dy, i, lanes), load_at(weight, i, lanes));
+    sum_g = hn::Add(sum_g, g);
+    sum_gh = hn::Add(sum_gh, keep_first(hn::Mul(g, h), lanes, hn::Zero(d)));
+  });
+  const FloatVector mean_g = hn::Set(d, sum_of(sum_g) / count);
+  const FloatVector mean_gh = hn::Set(d, sum_of(sum_gh) / count);
+  for_vectors(call.columns, [&](std::int64_t i, std::int64_t lanes) {
+    const FloatVector h = hn::Mul(hn::Sub(load_at(x, i, lanes), mean), rstd);
+    const FloatVector g = hn::Mul(load_at(dy, i, lanes), load_at(weight, i, lanes));
+    FloatVector gradient = hn::Mul(rstd, hn::Sub(hn::Sub(g, mean_g), hn::Mul(h, mean_gh)));
+    if (call.accumulate_dx) gradient = hn::Add(load_at(dx, i, lanes), gradient);
+    store_at(gradient, dx, i, lanes);
+  });
+}
+
+/// Weight and bias gradients of columns [first, first + width), width <= layer_norm_column_chunk.
+template <class T>
+void backward_columns(const LayerNormBackward& call, std::int64_t first, std::int64_t width) {
+  float weight_total[layer_norm_column_chunk] = {}, bias_total[layer_norm_column_chunk] = {};
+  for (std::int64_t block = 0; block < call.rows; block += layer_norm_row_block) {
+    float weight_sum[layer_norm_column_chunk] = {}, bias_sum[layer_norm_column_chunk] = {};
+    const std::int64_t end = std::min(block + layer_norm_row_block, call.rows);
+    for (std::int64_t row = block; row < end; ++row) {
+      const T* x = static_cast<const T*>(call.x) + row * call.columns + first;
+      const T* dy = static_cast<const T*>(call.dy) + row * call.columns + first;
+      const FloatVector mean = hn::Set(FloatTag(), call.mean[row]);
+      const FloatVector rstd = hn::Set(FloatTag(), call.rstd[row]);
+      // The sums hold whole vectors: their length is a multiple of every vector width.
+      for_vectors(width, [&](std::int64_t i, std::int64_t lanes) {
+        const FloatVector h = hn::Mul(hn::Sub(load_at(x, i, lanes), mean), rstd);
+        const FloatVector gradient = load_at(dy, i, lanes);
+        store(hn::Add(load(weight_sum + i), hn::Mul(gradient, h)), weight_sum + i);
+        store(hn::Add(load(bias_sum + i), gradient), bias_sum + i);
+      });
+    }
+    for (std::int64_t i = 0; i < width; ++i) {
+      weight_total[i] += weight_sum[i];
+      bias_total[i] += bias_sum[i];
+    }
+  }
+  for (std::int64_t i = 0; i < width; ++i) {
+    call.weight_gradient[first + i] += weight_total[i];
+    call.bias_gradient[first + i] += bias_total[i];
+  }
+}
+
+void forward(const LayerNormForward& call, std::int64_t row) {
+  switch (call.dtype) {
+    case DataType::bfloat16:
+      return forward_row<bfloat16>(call, row);
+    case DataType::float16:
+      return forward_row<float16>(call, row);
+    default:
+      return forward_row<float>(call, row);
+  }
+}
+
+void backward(const LayerNormBackward& call, std::int64_t row) {
+  switch (call.dtype) {
+    case DataType::bfloat16:
+      return backward_row<bfloat16>(call, row);
+    case DataType::float16:
+      return backward_row<float16>(call, row);
+    default:
+      return backward_row<float>(call, row);
+  }
+}
+
+void parameter_gradients(const LayerNormBackward& call, std::int64_t first, std::int64_t width) {
+  switch (call.dtype) {
+    case DataType::bfloat16:
+      return backward_columns<bfloat16>(call, first, width);
+    case DataType::float16:
+      return backward_columns<float16>(call, first, width);
+    default:
+      return backward_columns<float>(call, first, width);
+  }
+}
+
+}  // namespace tranche::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tranche::kernels::cpu {
+
+HWY_EXPORT(forward);
+HWY_EXPORT(backward);
+HWY_EXPORT(parameter_gradients);
+
+void layer_norm_forward(const LayerNormForward& call) {
+  if (call.columns == 0) return;
+  const auto run = HWY_DYNAMIC_DISPATCH(forward);
+  parallel_ranges(call.threads, call.rows, row_grain(call.columns),
+                  [&](std::int64_t first, std::int64_t count) {
+                    for (std::int64_t row = first; row < first + count; ++row) run(call, row);
+                  });
+}
+
+void layer_norm_backward(const LayerNormBackward& call) {
+  if (call.columns == 0) return;
+  const auto sums = HWY_DYNAMIC_DISPATCH(parameter_gradients);
+  parallel_ranges(call.threads, call.columns, layer_norm_column_chunk,
+                  [&](std::int64_t first, std::int64_t count) {
+                    for (std::int64_t at = first; at < first + count; at += layer_norm_column_chunk) {
+                      sums(call, at, std::min(layer_norm_column_chunk, first + count - at));
+                    }
+                  });
+  const auto run = HWY_DYNAMIC_DISPATCH(backward);
+  parallel_ranges(call.threads, call.rows, row_grain(call.columns),
+                  [&](std::int64_t first, std::int64_t count) {
+                    for (std::int64_t row = first; row < first + count; ++row) run(call, row);
+                  });
+}
+
+}  // namespace tranche::kernels::cpu
+#endif

@@ -1,0 +1,139 @@
+#include "tranche/kernels/cpu/matmul.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tranche/core/shape.h"
+#include "tranche/kernels/cpu/convert.h"
+#include "tranche/kernels/cpu/matmul_onednn.h"
+#include "tranche/kernels/cpu/sgemm.h"
+#include "tranche/kernels/cpu/tasks.h"
+
+namespace tranche::kernels::cpu {
+
+namespace {
+
+// Tiles of c, and stretches of k, are cut at these multiples whatever the number of threads and the size of
+// the workspace, so neither changes a bit of the result.
+constexpr std::int64_t tile_rows = 256;
+constexpr std::int64_t tile_columns = 512;
+constexpr std::int64_t widened_rows = 256;
+constexpr std::int64_t widened_columns = 256;
+constexpr std::int64_t widened_depth = 384;
+constexpr std::int64_t widened_floats =
+    (widened_rows + widened_columns) * widened_depth + widened_rows * widened_columns;
+constexpr std::int64_t widened_bytes = widened_floats * std::int64_t{sizeof(float)};
+static_assert(widened_bytes <= minimum_workspace_bytes);
+
+void matmul_fp32(const MatmulCall& call) {
+  const auto* a = static_cast<const float*>(call.a);
+  const auto* b = static_cast<const float*>(call.b);
+  auto* c = static_cast<float*>(call.c);
+  const std::int64_t tiles_m = divide_round_up(call.m, tile_rows);
+  const std::int64_t tiles_n = divide_round_up(call.n, tile_columns);
+  parallel_tasks(call.threads, tiles_m * tiles_n, [&](std::int64_t tile, int) {
+    const std::int64_t row = tile / tiles_n * tile_rows;
+    const std::int64_t column = tile % tiles_n * tile_columns;
+    SgemmArguments product;
+    product.transpose_a = call.transpose_a;
+    product.transpose_b = call.transpose_b;
+    product.m = std::min(tile_rows, call.m - row);
+    product.n = std::min(tile_columns, call.n - column);
+    product.k = call.k;
+    product.stride_a = call.transpose_a ? call.m : call.k;
+    product.stride_b = call.transpose_b ? call.k : call.n;
+    product.stride_c = call.n;
+    product.a = a + (call.transpose_a ? row : row * call.k);
+    product.b = b + (call.transpose_b ? column * call.k : column);
+    product.c = c + row * call.n + column;
+    product.beta = call.accumulate ? 1.0f : 0.0f;
+    sgemm(product);
+  });
+}
+
+/// One tile of c at (row, column): stretches of a and b are widened to fp32 in `scratch` and multiplied
+/// there.
+void widened_tile(const MatmulCall& call, std::int64_t row, std::int64_t column, float* scratch) {
+  float* a = scratch;
+  float* b = a + widened_rows * widened_depth;
+  float* tile = b + widened_columns * widened_depth;
+  SgemmArguments product;
+  product.transpose_a = call.transpose_a;
+  product.transpose_b = call.transpose_b;
+  product.m = std::min(widened_rows, call.m - row);
+  product.n = std::min(widened_columns, call.n - column);
+  product.a = a;
+  product.b = b;
+  product.beta = call.accumulate ? 1.0f : 0.0f;
+  const bool direct = call.c_dtype == DataType::float32;
+  void* out = element_at(call.c_dtype, call.c, row * call.n + column);
+  product.c = direct ? static_cast<float*>(out) : tile;
+  product.stride_c = direct ? call.n : product.n;
+  if (!direct && call.accumulate) {
+    widen_tile(call.c_dtype, out, call.n, product.m, product.n, tile, product.n);
+  }
+  for (std::int64_t depth = 0; depth < call.k; depth += widened_depth) {
+    product.k = std::min(widened_depth, call.k - depth);
+    if (call.transpose_a) {
+      product.stride_a = product.m;
+      widen_tile(call.dtype, element_at(call.dtype, call.a, depth * call.m + row), call.m, product.k,
+                 product.m, a, product.stride_a);
+    } else {
+      product.stride_a = product.k;
+      widen_tile(call.dtype, element_at(call.dtype, call.a, row * call.k + depth), call.k, product.m,
+                 product.k, a, product.stride_a);
+    }
+    if (call.transpose_b) {
+      product.stride_b = product.k;
+      widen_tile(call.dtype, element_at(call.dtype, call.b, column * call.k + depth), call.k, product.n,
+                 product.k, b, product.stride_b);
+    } else {
+      product.stride_b = product.n;
+      widen_tile(call.dtype, element_at(call.dtype, call.b, depth * call.n + column), call.n, product.k,
+                 product.n, b, product.stride_b);
+    }
+    sgemm(product);
+    product.beta = 1.0f;
+  }
+  if (!direct) narrow_tile(tile, product.n, product.m, product.n, call.c_dtype, out, call.n);
+}
+
+void matmul_widened(const MatmulCall& call) {
+  const std::int64_t tiles_m = divide_round_up(call.m, widened_rows);
+  const std::int64_t tiles_n = divide_round_up(call.n, widened_columns);
+  const int threads =
+      static_cast<int>(std::min<std::int64_t>(call.threads, call.workspace.bytes / widened_bytes));
+  auto* scratch = static_cast<float*>(call.workspace.data);
+  parallel_tasks(threads, tiles_m * tiles_n, [&](std::int64_t tile, int slot) {
+    widened_tile(call, tile / tiles_n * widened_rows, tile % tiles_n * widened_columns,
+                 scratch + slot * widened_floats);
+  });
+}
+
+}  // namespace
+
+void matmul(const MatmulCall& call) {
+  if (call.m == 0 || call.n == 0) return;
+  if (call.k == 0) {
+    const std::int64_t bytes = call.m * call.n * size_of(call.c_dtype);
+    if (!call.accumulate) std::memset(call.c, 0, static_cast<std::size_t>(bytes));
+    return;
+  }
+  if (call.dtype == DataType::float32) return matmul_fp32(call);
+  if (call.dtype == DataType::bfloat16 && onednn_matmul(call)) return;
+  matmul_widened(call);
+}
+
+std::string_view matmul_path(DataType dtype) {
+  if (dtype == DataType::float32) return sgemm_path();
+  if (dtype == DataType::bfloat16 && !onednn_bf16_path().empty()) return onednn_bf16_path();
+  return sgemm_path() == "OpenBLAS sgemm" ? "widened to fp32, OpenBLAS sgemm"
+                                          : "widened to fp32, plain loops";
+}
+
+std::string matmul_libraries() {
+  const std::string onednn = onednn_library();
+  return onednn.empty() ? sgemm_library() : sgemm_library() + ", " + onednn;
+}
+
+}  // namespace tranche::kernels::cpu

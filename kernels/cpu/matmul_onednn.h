@@ -1,0 +1,22 @@
+#pragma once
+/// bf16 products through oneDNN; the one place that knows its interface. Builds with TRANCHE_PLAIN_KERNELS
+/// have a version of this file's source that can do nothing.
+
+#include <string>
+#include <string_view>
+
+#include "tranche/kernels/cpu/matmul.h"
+
+namespace tranche::kernels::cpu {
+
+/// Runs a bf16 call with m, n, k > 0. Returns false, having done nothing, when this CPU (as
+/// ONEDNN_MAX_CPU_ISA limits it) has no bf16 products, oneDNN has no such primitive, or its scratchpad
+/// exceeds the workspace.
+bool onednn_matmul(const MatmulCall& call);
+
+/// "oneDNN bf16 (avx512_core_bf16)"; empty when bf16 does not go to oneDNN on this machine.
+std::string_view onednn_bf16_path();
+/// "oneDNN 2.6.3 (avx512_core_bf16)"; empty in builds without it.
+std::string onednn_library();
+
+}  // namespace tranche::kernels::cpu

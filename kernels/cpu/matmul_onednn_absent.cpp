@@ -1,0 +1,15 @@
+#include "tranche/kernels/cpu/matmul_onednn.h"
+
+namespace tranche::kernels::cpu {
+
+bool onednn_matmul(const MatmulCall&) {
+  return false;
+}
+std::string_view onednn_bf16_path() {
+  return {};
+}
+std::string onednn_library() {
+  return {};
+}
+
+}  // namespace tranche::kernels::cpu

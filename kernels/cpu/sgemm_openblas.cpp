@@ -1,0 +1,42 @@
+#include <cblas.h>
+
+#include <mutex>
+
+#include "tranche/core/shape.h"
+#include "tranche/kernels/cpu/sgemm.h"
+
+namespace tranche::kernels::cpu {
+
+namespace {
+
+/// Our threads call OpenBLAS each for its own tile, so OpenBLAS itself is kept to the calling thread: its
+/// thread count is one number for the whole process and would otherwise make ranks that share a process
+/// depend on each other.
+void keep_to_calling_thread() {
+  if (openblas_get_num_threads() == 1) return;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (openblas_get_num_threads() != 1) openblas_set_num_threads(1);
+}
+
+}  // namespace
+
+void sgemm(const SgemmArguments& arguments) {
+  if (arguments.m == 0 || arguments.n == 0) return;
+  keep_to_calling_thread();
+  cblas_sgemm(CblasRowMajor, arguments.transpose_a ? CblasTrans : CblasNoTrans,
+              arguments.transpose_b ? CblasTrans : CblasNoTrans, narrow<blasint>(arguments.m),
+              narrow<blasint>(arguments.n), narrow<blasint>(arguments.k), arguments.alpha, arguments.a,
+              narrow<blasint>(arguments.stride_a), arguments.b, narrow<blasint>(arguments.stride_b),
+              arguments.beta, arguments.c, narrow<blasint>(arguments.stride_c));
+}
+
+std::string_view sgemm_path() {
+  return "OpenBLAS sgemm";
+}
+
+std::string sgemm_library() {
+  return std::string(openblas_get_config()) + " (" + openblas_get_corename() + ")";
+}
+
+}  // namespace tranche::kernels::cpu

@@ -1,0 +1,30 @@
+#pragma once
+/// Independent pieces of work of unequal cost, on the threads of a stream.
+
+#include <cstdint>
+
+namespace tranche::kernels::cpu {
+
+/// Calls body(i, slot) for i in [0, count) on up to `threads` threads; a free thread takes the next i. `slot`
+/// in [0, threads) is the running thread's own, for scratch memory. Which thread runs which i must not change
+/// the result. One thread runs in the caller, without OpenMP. `body` does not throw.
+template <class Body>
+void parallel_tasks(int threads, std::int64_t count, const Body& body) {
+  if (threads <= 1 || count <= 1) {
+    for (std::int64_t i = 0; i < count; ++i) body(i, 0);
+    return;
+  }
+  std::int64_t next = 0;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int slot = 0; slot < threads; ++slot) {
+    for (;;) {
+      std::int64_t i;
+#pragma omp atomic capture
+      i = next++;
+      if (i >= count) break;
+      body(i, slot);
+    }
+  }
+}
+
+}  // namespace tranche::kernels::cpu

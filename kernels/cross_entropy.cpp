@@ -1,0 +1,100 @@
+#include "tranche/kernels/cross_entropy.h"
+
+#include <fmt/core.h>
+
+#include "tranche/kernels/check.h"
+#include "tranche/kernels/cpu/cross_entropy.h"
+#include "tranche/kernels/dispatch.h"
+#include "tranche/kernels/meta/cross_entropy_cost.h"
+
+namespace tranche::kernels {
+
+namespace {
+
+/// Checks the state against `rows` and fills in what the calls have in common.
+cpu::CrossEntropyCall checked_call(std::string_view kernel, const Stream& stream,
+                                   const CrossEntropyState& state, std::int64_t rows) {
+  check_dtype(kernel, "state.maximum", state.maximum.dtype, {DataType::float32});
+  check_dtype(kernel, "state.sum", state.sum.dtype, {DataType::float32});
+  check_dtype(kernel, "state.target_logit", state.target_logit.dtype, {DataType::float32});
+  check_elements(kernel, "state.maximum", state.maximum.elements(), rows);
+  check_elements(kernel, "state.sum", state.sum.elements(), rows);
+  check_elements(kernel, "state.target_logit", state.target_logit.elements(), rows);
+  cpu::CrossEntropyCall call;
+  call.rows = rows;
+  call.maximum = state.maximum.as<float>();
+  call.sum = state.sum.as<float>();
+  call.target_logit = state.target_logit.as<float>();
+  call.threads = stream.threads();
+  return call;
+}
+
+void add_targets(std::string_view kernel, const ConstTensorView& targets, cpu::CrossEntropyCall& call) {
+  check_dtype(kernel, "targets", targets.dtype, {DataType::int32});
+  check_elements(kernel, "targets", targets.elements(), call.rows);
+  call.targets = targets.as<std::int32_t>();
+}
+
+void add_logits(std::string_view kernel, const ConstTensorView& logits, std::int64_t first_column,
+                cpu::CrossEntropyCall& call) {
+  if (first_column < 0) refuse(kernel, fmt::format("first_column is {}, wanted 0 or more", first_column));
+  call.columns = logits.shape[1];
+  call.first_column = first_column;
+  call.logits = logits.as<float>();
+}
+
+}  // namespace
+
+void cross_entropy_begin(Stream& stream, const CrossEntropyState& state) {
+  constexpr std::string_view kernel = "cross_entropy_begin";
+  const cpu::CrossEntropyCall call = checked_call(kernel, stream, state, state.maximum.elements());
+  dispatch(stream, kernel, meta::cross_entropy_begin_cost(call.rows),
+           [call] { cpu::cross_entropy_begin(call); });
+}
+
+void cross_entropy_accumulate(Stream& stream, const ConstTensorView& logits, const ConstTensorView& targets,
+                              std::int64_t first_column, const CrossEntropyState& state) {
+  constexpr std::string_view kernel = "cross_entropy_accumulate";
+  check_dtype(kernel, "logits", logits.dtype, {DataType::float32});
+  check_rank(kernel, "logits", logits.shape, 2);
+  cpu::CrossEntropyCall call = checked_call(kernel, stream, state, logits.shape[0]);
+  add_targets(kernel, targets, call);
+  add_logits(kernel, logits, first_column, call);
+  dispatch(stream, kernel, meta::cross_entropy_accumulate_cost(call.rows, call.columns),
+           [call] { cpu::cross_entropy_accumulate(call); });
+}
+
+void cross_entropy_finish(Stream& stream, const ConstTensorView& targets, const CrossEntropyState& state,
+                          const TensorView& loss_sum, const TensorView& token_count) {
+  constexpr std::string_view kernel = "cross_entropy_finish";
+  cpu::CrossEntropyCall call = checked_call(kernel, stream, state, state.maximum.elements());
+  add_targets(kernel, targets, call);
+  check_dtype(kernel, "loss_sum", loss_sum.dtype, {DataType::float64});
+  check_dtype(kernel, "token_count", token_count.dtype, {DataType::int64});
+  check_elements(kernel, "loss_sum", loss_sum.elements(), 1);
+  check_elements(kernel, "token_count", token_count.elements(), 1);
+  call.loss_sum = loss_sum.as<double>();
+  call.token_count = token_count.as<std::int64_t>();
+  dispatch(stream, kernel, meta::cross_entropy_finish_cost(call.rows),
+           [call] { cpu::cross_entropy_finish(call); });
+}
+
+void cross_entropy_gradient(Stream& stream, const ConstTensorView& logits, const ConstTensorView& targets,
+                            std::int64_t first_column, const CrossEntropyState& state, float scale,
+                            const TensorView& d_logits) {
+  constexpr std::string_view kernel = "cross_entropy_gradient";
+  check_dtype(kernel, "logits", logits.dtype, {DataType::float32});
+  check_rank(kernel, "logits", logits.shape, 2);
+  check_floating(kernel, "d_logits", d_logits.dtype);
+  check_shape(kernel, "d_logits", d_logits.shape, logits.shape);
+  cpu::CrossEntropyCall call = checked_call(kernel, stream, state, logits.shape[0]);
+  add_targets(kernel, targets, call);
+  add_logits(kernel, logits, first_column, call);
+  call.scale = scale;
+  call.d_logits = d_logits.data;
+  call.gradient_dtype = d_logits.dtype;
+  dispatch(stream, kernel, meta::cross_entropy_gradient_cost(call.rows, call.columns, d_logits.dtype),
+           [call] { cpu::cross_entropy_gradient(call); });
+}
+
+}  // namespace tranche::kernels

@@ -1,0 +1,83 @@
+#include "tranche/kernels/embedding.h"
+
+#include <fmt/core.h>
+
+#include "tranche/kernels/check.h"
+#include "tranche/kernels/cpu/embedding.h"
+#include "tranche/kernels/dispatch.h"
+#include "tranche/kernels/meta/embedding_cost.h"
+
+namespace tranche::kernels {
+
+namespace {
+
+struct Sizes {
+  std::int64_t batch, time, width;
+};
+
+/// Checks tokens and the two tables (or their gradients) against `rows_name`, [batch, time, width] or
+/// [batch * time, width].
+Sizes check_sizes(std::string_view kernel, const ConstTensorView& tokens, std::string_view token_name,
+                  const ConstTensorView& token_table, std::string_view position_name,
+                  const ConstTensorView& position_table, std::string_view rows_name, std::int64_t elements) {
+  check_dtype(kernel, "tokens", tokens.dtype, {DataType::int32});
+  check_rank(kernel, "tokens", tokens.shape, 2);
+  check_rank(kernel, token_name, token_table.shape, 2);
+  check_rank(kernel, position_name, position_table.shape, 2);
+  const Sizes sizes{tokens.shape[0], tokens.shape[1], token_table.shape[1]};
+  check_shape(kernel, position_name, position_table.shape, {position_table.shape[0], sizes.width});
+  if (sizes.time > position_table.shape[0]) {
+    refuse(kernel, fmt::format("`tokens` has {} positions, `{}` only {}", sizes.time, position_name,
+                               position_table.shape[0]));
+  }
+  check_elements(kernel, rows_name, elements, tokens.elements() * sizes.width);
+  return sizes;
+}
+
+}  // namespace
+
+void embedding_forward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& token_table,
+                       const ConstTensorView& position_table, const TensorView& out) {
+  constexpr std::string_view kernel = "embedding_forward";
+  check_floating(kernel, "out", out.dtype);
+  check_dtype(kernel, "token_table", token_table.dtype, {out.dtype});
+  check_dtype(kernel, "position_table", position_table.dtype, {out.dtype});
+  const Sizes sizes = check_sizes(kernel, tokens, "token_table", token_table, "position_table",
+                                  position_table, "out", out.elements());
+  cpu::EmbeddingForward call;
+  call.batch = sizes.batch;
+  call.time = sizes.time;
+  call.width = sizes.width;
+  call.dtype = out.dtype;
+  call.tokens = tokens.as<std::int32_t>();
+  call.token_table = token_table.data;
+  call.position_table = position_table.data;
+  call.out = out.data;
+  call.threads = stream.threads();
+  dispatch(stream, kernel, meta::embedding_forward_cost(tokens.elements(), sizes.width, out.dtype),
+           [call] { cpu::embedding_forward(call); });
+}
+
+void embedding_backward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& d_out,
+                        const TensorView& token_gradient, const TensorView& position_gradient) {
+  constexpr std::string_view kernel = "embedding_backward";
+  check_floating(kernel, "d_out", d_out.dtype);
+  check_dtype(kernel, "token_gradient", token_gradient.dtype, {DataType::float32});
+  check_dtype(kernel, "position_gradient", position_gradient.dtype, {DataType::float32});
+  const Sizes sizes = check_sizes(kernel, tokens, "token_gradient", token_gradient, "position_gradient",
+                                  position_gradient, "d_out", d_out.elements());
+  cpu::EmbeddingBackward call;
+  call.batch = sizes.batch;
+  call.time = sizes.time;
+  call.width = sizes.width;
+  call.dtype = d_out.dtype;
+  call.tokens = tokens.as<std::int32_t>();
+  call.d_out = d_out.data;
+  call.token_gradient = token_gradient.as<float>();
+  call.position_gradient = position_gradient.as<float>();
+  call.threads = stream.threads();
+  dispatch(stream, kernel, meta::embedding_backward_cost(tokens.elements(), sizes.width, d_out.dtype),
+           [call] { cpu::embedding_backward(call); });
+}
+
+}  // namespace tranche::kernels

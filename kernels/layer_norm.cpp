@@ -1,0 +1,95 @@
+#include "tranche/kernels/layer_norm.h"
+
+#include "tranche/kernels/check.h"
+#include "tranche/kernels/cpu/layer_norm.h"
+#include "tranche/kernels/dispatch.h"
+#include "tranche/kernels/meta/layer_norm_cost.h"
+
+namespace tranche::kernels {
+
+namespace {
+
+std::int64_t columns_of(std::string_view kernel, const ConstTensorView& x) {
+  if (x.shape.rank() == 0) refuse(kernel, "`x` is a scalar, wanted at least 1 dimension");
+  const std::int64_t columns = x.shape[x.shape.rank() - 1];
+  if (columns == 0)
+    refuse(kernel, "`x` has shape " + x.shape.to_string() + ", wanted a last dimension above 0");
+  return columns;
+}
+
+}  // namespace
+
+void layer_norm_forward(Stream& stream, const ConstTensorView& x, const ConstTensorView& weight,
+                        const ConstTensorView& bias, float epsilon, const TensorView& y,
+                        const TensorView& mean, const TensorView& rstd) {
+  constexpr std::string_view kernel = "layer_norm_forward";
+  check_floating(kernel, "x", x.dtype);
+  check_dtype(kernel, "weight", weight.dtype, {x.dtype});
+  check_dtype(kernel, "bias", bias.dtype, {x.dtype});
+  check_dtype(kernel, "y", y.dtype, {x.dtype});
+  check_dtype(kernel, "mean", mean.dtype, {DataType::float32});
+  check_dtype(kernel, "rstd", rstd.dtype, {DataType::float32});
+  const std::int64_t columns = columns_of(kernel, x);
+  const std::int64_t rows = x.elements() / columns;
+  check_elements(kernel, "weight", weight.elements(), columns);
+  check_elements(kernel, "bias", bias.elements(), columns);
+  check_elements(kernel, "y", y.elements(), x.elements());
+  check_elements(kernel, "mean", mean.elements(), rows);
+  check_elements(kernel, "rstd", rstd.elements(), rows);
+  cpu::LayerNormForward call;
+  call.rows = rows;
+  call.columns = columns;
+  call.dtype = x.dtype;
+  call.x = x.data;
+  call.weight = weight.data;
+  call.bias = bias.data;
+  call.epsilon = epsilon;
+  call.y = y.data;
+  call.mean = mean.as<float>();
+  call.rstd = rstd.as<float>();
+  call.threads = stream.threads();
+  dispatch(stream, kernel, meta::layer_norm_forward_cost(rows, columns, x.dtype),
+           [call] { cpu::layer_norm_forward(call); });
+}
+
+void layer_norm_backward(Stream& stream, const ConstTensorView& dy, const ConstTensorView& x,
+                         const ConstTensorView& weight, const ConstTensorView& mean,
+                         const ConstTensorView& rstd, bool accumulate_dx, const TensorView& dx,
+                         const TensorView& weight_gradient, const TensorView& bias_gradient) {
+  constexpr std::string_view kernel = "layer_norm_backward";
+  check_floating(kernel, "x", x.dtype);
+  check_dtype(kernel, "dy", dy.dtype, {x.dtype});
+  check_dtype(kernel, "weight", weight.dtype, {x.dtype});
+  check_dtype(kernel, "dx", dx.dtype, {x.dtype});
+  check_dtype(kernel, "mean", mean.dtype, {DataType::float32});
+  check_dtype(kernel, "rstd", rstd.dtype, {DataType::float32});
+  check_dtype(kernel, "weight_gradient", weight_gradient.dtype, {DataType::float32});
+  check_dtype(kernel, "bias_gradient", bias_gradient.dtype, {DataType::float32});
+  const std::int64_t columns = columns_of(kernel, x);
+  const std::int64_t rows = x.elements() / columns;
+  check_elements(kernel, "dy", dy.elements(), x.elements());
+  check_elements(kernel, "weight", weight.elements(), columns);
+  check_elements(kernel, "mean", mean.elements(), rows);
+  check_elements(kernel, "rstd", rstd.elements(), rows);
+  check_elements(kernel, "dx", dx.elements(), x.elements());
+  check_elements(kernel, "weight_gradient", weight_gradient.elements(), columns);
+  check_elements(kernel, "bias_gradient", bias_gradient.elements(), columns);
+  cpu::LayerNormBackward call;
+  call.rows = rows;
+  call.columns = columns;
+  call.dtype = x.dtype;
+  call.dy = dy.data;
+  call.x = x.data;
+  call.weight = weight.data;
+  call.mean = mean.as<float>();
+  call.rstd = rstd.as<float>();
+  call.accumulate_dx = accumulate_dx;
+  call.dx = dx.data;
+  call.weight_gradient = weight_gradient.as<float>();
+  call.bias_gradient = bias_gradient.as<float>();
+  call.threads = stream.threads();
+  dispatch(stream, kernel, meta::layer_norm_backward_cost(rows, columns, x.dtype, accumulate_dx),
+           [call] { cpu::layer_norm_backward(call); });
+}
+
+}  // namespace tranche::kernels

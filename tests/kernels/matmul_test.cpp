@@ -1,0 +1,188 @@
+#include "tranche/kernels/matmul.h"
+
+#include <gmock/gmock.h>
+
+#include <tuple>
+
+#include "tranche/kernels/reference/matmul.h"
+#include "tranche/tests/kernels/kernel_testing.h"
+
+namespace tranche::kernels {
+namespace {
+
+using namespace testing;
+using ::testing::HasSubstr;
+
+struct Problem {
+  std::int64_t m, n, k;
+};
+
+Shape stored(bool transposed, std::int64_t rows, std::int64_t columns) {
+  return transposed ? Shape{columns, rows} : Shape{rows, columns};
+}
+
+/// Runs one product and holds it against fp64. Whatever the order of the sum, the error of k fp32 products
+/// and additions stays below (k + 2) 2^-24 of the sum of absolute values (Higham, 2002, section 3.1); twice
+/// that allows for pairs added unrounded or truncated by dot-product instructions. The store adds one
+/// rounding.
+void check_product(const Problem& problem, const MatmulOptions& options, DataType dtype, DataType c_dtype,
+                   Machine& machine, Random& random) {
+  const auto [m, n, k] = problem;
+  SCOPED_TRACE(::testing::Message() << m << " x " << n << " x " << k << " transposed " << options.transpose_a
+                                    << options.transpose_b << " accumulate " << options.accumulate << " "
+                                    << name_of(dtype) << " into " << name_of(c_dtype));
+  HostTensor a = random.tensor(dtype, stored(options.transpose_a, m, k));
+  HostTensor b = random.tensor(dtype, stored(options.transpose_b, k, n));
+  HostTensor c = options.accumulate ? random.tensor(c_dtype, {m, n}) : HostTensor(c_dtype, {m, n});
+  const reference::MatmulShape shape{m, n, k, options.transpose_a, options.transpose_b};
+  const auto absolute = [](std::vector<double> values) {
+    for (double& value : values) value = std::abs(value);
+    return values;
+  };
+  std::vector<double> wanted = c.values(), magnitude = absolute(c.values());
+  reference::matmul(shape, a.values(), b.values(), options.accumulate, wanted);
+  reference::matmul(shape, absolute(a.values()), absolute(b.values()), options.accumulate, magnitude);
+  std::vector<double> bound(wanted.size());
+  for (std::size_t i = 0; i < bound.size(); ++i) {
+    const double sum_error = 2.0 * (static_cast<double>(k) + 2.0) * std::ldexp(1.0, -24) * magnitude[i];
+    const double store = c_dtype == DataType::float32 ? 0.0 : rounding_of(c_dtype);
+    bound[i] = sum_error * (1 + store) + store * std::abs(wanted[i]) + underflow_of(c_dtype);
+  }
+  matmul(machine.stream(), options, a.view(), b.view(), c.view(), machine.workspace());
+  expect_within(c.values(), wanted, bound, "c");
+  EXPECT_TRUE(c.guard_intact());
+}
+
+using Case = std::tuple<DataType, DataType, bool, bool, bool>;
+class Matmul : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Matmul, AgreesWithTheReferenceInOddSizes) {
+  const auto [dtype, c_dtype, transpose_a, transpose_b, accumulate] = GetParam();
+  Random random(11);
+  Machine machine(2);
+  const Problem problems[] = {{1, 1, 1},
+                              {1, 17, 33},
+                              {31, 1, 7},
+                              {3, 5, 1},
+                              {16, 16, 16},
+                              {15, 33, 65},
+                              {64, 48, 2},
+                              {37, 41, 97},
+                              {127, 130, 64},
+                              {257, 33, 13},
+                              {19, 513, 21},
+                              {9, 11, 769},
+                              {random.integer(1, 70), random.integer(1, 70), random.integer(1, 70)}};
+  for (const Problem& problem : problems) {
+    check_product(problem, {transpose_a, transpose_b, accumulate}, dtype, c_dtype, machine, random);
+  }
+}
+
+TEST_P(Matmul, EmptySizesAreLegal) {
+  const auto [dtype, c_dtype, transpose_a, transpose_b, accumulate] = GetParam();
+  Random random(12);
+  Machine machine;
+  for (const Problem& problem : {Problem{0, 3, 2}, Problem{3, 0, 2}, Problem{3, 2, 0}, Problem{0, 0, 0}}) {
+    check_product(problem, {transpose_a, transpose_b, accumulate}, dtype, c_dtype, machine, random);
+  }
+}
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  const auto [dtype, c_dtype, transpose_a, transpose_b, accumulate] = info.param;
+  return std::string(name_of(dtype)) + "_" + std::string(name_of(c_dtype)) + (transpose_a ? "_T" : "_N") +
+         (transpose_b ? "T" : "N") + (accumulate ? "_add" : "");
+}
+
+constexpr auto fp32 = DataType::float32, bf16 = DataType::bfloat16, fp16 = DataType::float16;
+INSTANTIATE_TEST_SUITE_P(Fp32, Matmul,
+                         ::testing::Combine(::testing::Values(fp32), ::testing::Values(fp32),
+                                            ::testing::Bool(), ::testing::Bool(), ::testing::Bool()),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Bf16, Matmul,
+                         ::testing::Combine(::testing::Values(bf16), ::testing::Values(bf16, fp32),
+                                            ::testing::Bool(), ::testing::Bool(), ::testing::Bool()),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Fp16, Matmul,
+                         ::testing::Combine(::testing::Values(fp16), ::testing::Values(fp16, fp32),
+                                            ::testing::Bool(), ::testing::Bool(), ::testing::Bool()),
+                         case_name);
+
+TEST(MatmulBits, RepeatAndForOwnTilesDoNotDependOnThreads) {
+  for (DataType dtype : floating_dtypes) {
+    SCOPED_TRACE(name_of(dtype));
+    Random random(13);
+    const std::int64_t m = 300, n = 530, k = 400;
+    HostTensor a = random.tensor(dtype, {m, k}), b = random.tensor(dtype, {k, n});
+    const auto run = [&](int threads, std::int64_t workspace_bytes) {
+      Machine machine(threads, workspace_bytes);
+      HostTensor c(dtype, {m, n});
+      matmul(machine.stream(), {}, a.view(), b.view(), c.view(), machine.workspace());
+      return c.bytes();
+    };
+    const auto first = run(2, minimum_workspace_bytes);
+    EXPECT_EQ(first, run(2, minimum_workspace_bytes));
+    // oneDNN promises the same bits only for the same number of threads.
+    if (matmul_path(DeviceKind::cpu, dtype).starts_with("oneDNN")) continue;
+    for (int threads : {1, 3, 16}) EXPECT_EQ(first, run(threads, minimum_workspace_bytes));
+    EXPECT_EQ(first, run(3, 4 * minimum_workspace_bytes + 4096));
+  }
+}
+
+TEST(MatmulMeta, CountsLikeTheCpuAndTouchesNothing) {
+  Machine meta(1, 0, DeviceKind::meta);
+  const Workspace workspace{nullptr, minimum_workspace_bytes};
+  matmul(meta.stream(), {}, {nullptr, bf16, {48, 32}}, {nullptr, bf16, {32, 20}}, {nullptr, bf16, {48, 20}},
+         workspace);
+  matmul(meta.stream(), {true, false, true}, {nullptr, bf16, {32, 48}}, {nullptr, bf16, {32, 20}},
+         {nullptr, fp32, {48, 20}}, workspace);
+  const WorkCount& work = meta.stream().work();
+  EXPECT_EQ(work.kernels, 2);
+  EXPECT_EQ(work.floating_point_operations, 2 * 2.0 * 48 * 20 * 32);
+  EXPECT_EQ(work.bytes_read, 2 * 2.0 * (48 * 32 + 32 * 20) + 4.0 * 48 * 20);
+  EXPECT_EQ(work.bytes_written, 2.0 * 48 * 20 + 4.0 * 48 * 20);
+
+  Machine cpu;
+  Random random(14);
+  HostTensor a = random.tensor(bf16, {48, 32}), b = random.tensor(bf16, {32, 20}), c(bf16, {48, 20});
+  HostTensor at = random.tensor(bf16, {32, 48}), d = random.tensor(fp32, {48, 20});
+  matmul(cpu.stream(), {}, a.view(), b.view(), c.view(), cpu.workspace());
+  matmul(cpu.stream(), {true, false, true}, at.view(), b.view(), d.view(), cpu.workspace());
+  EXPECT_EQ(cpu.stream().work().floating_point_operations, work.floating_point_operations);
+  EXPECT_EQ(cpu.stream().work().bytes_read, work.bytes_read);
+  EXPECT_EQ(cpu.stream().work().bytes_written, work.bytes_written);
+}
+
+TEST(MatmulErrors, NameTheOperandAndWhatWasWanted) {
+  Machine machine(1, 0, DeviceKind::meta);
+  const auto text = [&](const MatmulOptions& options, const ConstTensorView& a, const ConstTensorView& b,
+                        const TensorView& c, std::int64_t bytes = minimum_workspace_bytes) {
+    return refusal([&] { matmul(machine.stream(), options, a, b, c, {nullptr, bytes}); });
+  };
+  EXPECT_EQ(text({}, {nullptr, fp32, {2, 3}}, {nullptr, fp32, {4, 5}}, {nullptr, fp32, {2, 5}}),
+            "matmul: `b` has shape [4, 5], wanted [3, 5]");
+  EXPECT_EQ(text({false, true}, {nullptr, fp32, {2, 3}}, {nullptr, fp32, {4, 5}}, {nullptr, fp32, {2, 4}}),
+            "matmul: `b (transposed)` has shape [4, 5], wanted [4, 3]");
+  EXPECT_EQ(text({}, {nullptr, fp32, {2, 3}}, {nullptr, fp32, {3, 5}}, {nullptr, fp32, {5, 2}}),
+            "matmul: `c` has shape [5, 2], wanted [2, 5]");
+  EXPECT_EQ(text({}, {nullptr, fp32, {2, 3, 1}}, {nullptr, fp32, {3, 5}}, {nullptr, fp32, {2, 5}}),
+            "matmul: `a` has shape [2, 3, 1], wanted 2 dimensions");
+  EXPECT_EQ(text({}, {nullptr, bf16, {2, 3}}, {nullptr, fp16, {3, 5}}, {nullptr, fp32, {2, 5}}),
+            "matmul: `b` has dtype fp16, wanted bf16");
+  EXPECT_EQ(text({}, {nullptr, fp32, {2, 3}}, {nullptr, fp32, {3, 5}}, {nullptr, bf16, {2, 5}}),
+            "matmul: `c` has dtype bf16, wanted fp32");
+  EXPECT_THAT(text({}, {nullptr, DataType::int32, {2, 3}}, {nullptr, fp32, {3, 5}}, {nullptr, fp32, {2, 5}}),
+              HasSubstr("matmul: `a` has dtype int32"));
+  EXPECT_EQ(text({}, {nullptr, bf16, {2, 3}}, {nullptr, bf16, {3, 5}}, {nullptr, bf16, {2, 5}}, 4096),
+            "matmul: workspace has 4096 bytes; bf16 products need at least 8388608");
+}
+
+TEST(MatmulPath, SaysHowEachDtypeRuns) {
+  for (DataType dtype : floating_dtypes) EXPECT_FALSE(matmul_path(DeviceKind::cpu, dtype).empty());
+  EXPECT_THAT(matmul_path(DeviceKind::cpu, fp16), HasSubstr("widened to fp32"));
+  EXPECT_EQ(matmul_path(DeviceKind::meta, bf16), "counted, not computed");
+  EXPECT_FALSE(matmul_libraries(DeviceKind::cpu).empty());
+  EXPECT_THROW(matmul_path(DeviceKind::cuda, bf16), NotCompiled);
+}
+
+}  // namespace
+}  // namespace tranche::kernels
