@@ -1,0 +1,377 @@
+#include "tranche/kernels/reduction.h"
+
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include "vector_test_support.h"
+
+namespace tranche::kernels::testing {
+namespace {
+
+/// The bracket by recursion: a group is (group without its last rank) + its last rank, and all groups are
+/// (all groups but the last) + the last group.
+float group_sum(std::span<const float> ranks) {
+  if (ranks.size() == 1) return ranks[0];
+  const float before = group_sum(ranks.first(ranks.size() - 1));
+  return before + ranks.back();
+}
+float bracket(std::span<const float> ranks, std::size_t group_size) {
+  if (ranks.size() <= group_size) return group_sum(ranks);
+  const std::size_t last = (ranks.size() - 1) / group_size * group_size;
+  const float before = bracket(ranks.first(last), group_size);
+  return before + group_sum(ranks.subspan(last));
+}
+
+struct OrderedSumCase {
+  DataType piece;
+  DataType out;
+  int ranks;
+  int group;
+  bool accumulate;
+  std::int64_t n;
+};
+
+void expect_bracket(const OrderedSumCase& c, const std::string& set, int threads) {
+  std::vector<Guarded> pieces;
+  std::vector<const void*> pointers;
+  for (int rank = 0; rank < c.ranks; ++rank) {
+    pieces.emplace_back(c.piece, c.n);
+    fill_random(pieces.back(), static_cast<unsigned>(100 * rank + c.n));
+  }
+  for (auto& piece : pieces) pointers.push_back(piece.view().data);
+  Guarded got(c.out, c.n);
+  if (c.accumulate) fill_random(got, 9);
+  Guarded wanted = got;
+  std::vector<float> values(static_cast<std::size_t>(c.ranks));
+  for (std::int64_t i = 0; i < c.n; ++i) {
+    for (std::size_t rank = 0; rank < values.size(); ++rank) values[rank] = pieces[rank].get(i);
+    const float sum = bracket(values, static_cast<std::size_t>(c.group));
+    wanted.set(i, c.accumulate ? wanted.get(i) + sum : sum);
+  }
+  TestStream stream(threads);
+  ordered_sum(stream, pointers, c.piece, c.group, c.accumulate, got.view());
+  ASSERT_TRUE(got.bits() == wanted.bits())
+      << described(set, c.n, threads) << ", " << c.ranks << " pieces of " << name_of(c.piece)
+      << " in groups of " << c.group << (c.accumulate ? " added to " : " into ") << name_of(c.out);
+}
+
+TEST(OrderedSum, IsTheBracketForEveryRankAndGroup) {
+  for (const auto& set : cpu::instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (int ranks = 1; ranks <= 9; ++ranks) {
+      for (int group = 1; group <= 10; ++group) {
+        for (const DataType piece : floating_types()) {
+          for (const DataType out : floating_types()) {
+            for (const bool accumulate : {false, true}) {
+              expect_bracket({piece, out, ranks, group, accumulate, 37}, set, 1);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(OrderedSum, EverySizeAndThreadCount) {
+  for (const auto& set : cpu::instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (const std::int64_t n : vector_sizes()) {
+      expect_bracket({DataType::bfloat16, DataType::float32, 5, 3, true, n}, set, 1);
+    }
+  }
+  for (const int threads : thread_counts()) {
+    expect_bracket({DataType::float32, DataType::bfloat16, 3, 2, false, large_size}, "best", threads);
+  }
+}
+
+TEST(OrderedSum, MayAliasAPiece) {
+  for (const DataType type : floating_types()) {
+    for (std::size_t aliased = 0; aliased < 4; ++aliased) {
+      std::vector<Guarded> pieces;
+      for (unsigned rank = 0; rank < 4; ++rank) {
+        pieces.emplace_back(type, 67);
+        fill_random(pieces.back(), rank);
+      }
+      std::vector<const void*> pointers;
+      for (auto& piece : pieces) pointers.push_back(piece.view().data);
+      Guarded apart(type, 67);
+      TestStream stream;
+      ordered_sum(stream, pointers, type, 3, false, apart.view());
+      ordered_sum(stream, pointers, type, 3, false, pieces[aliased].view());
+      EXPECT_EQ(pieces[aliased].bits(), apart.bits()) << "piece " << aliased << " of " << name_of(type);
+    }
+  }
+}
+
+TEST(OrderedSum, KeepsTheSignOfZero) {
+  Guarded piece(DataType::float32, 3);
+  for (int i = 0; i < 3; ++i) piece.set(i, -0.0f);
+  Guarded out(DataType::float32, 3);
+  const void* const pieces[] = {piece.view().data, piece.view().data};
+  TestStream stream;
+  ordered_sum(stream, pieces, DataType::float32, 1, false, out.view());
+  EXPECT_EQ(out.bits(), piece.bits());
+}
+
+TEST(OrderedSum, OwnsTheListOfPieces) {
+  Guarded piece(DataType::float32, 3);
+  fill_random(piece, 1);
+  Guarded out(DataType::float32, 3);
+  TestStream stream(1, DeviceKind::cpu, true);
+  {
+    std::vector<const void*> pointers{piece.view().data};
+    ordered_sum(stream, pointers, DataType::float32, 1, false, out.view());
+    pointers[0] = nullptr;
+  }
+  stream.run();
+  EXPECT_EQ(out.bits(), piece.bits());
+}
+
+/// The header's definition, element by element.
+GradientStatistics statistics_spec(Guarded& gradient) {
+  GradientStatistics result;
+  for (std::int64_t block = 0; block < gradient.elements(); block += norm_block_elements) {
+    double lanes[8] = {};
+    for (std::int64_t i = block; i < std::min(block + norm_block_elements, gradient.elements()); ++i) {
+      const double x = gradient.get(i);
+      lanes[(i - block) % 8] += x * x;
+      if (!std::isfinite(x) && result.first_non_finite < 0) result.first_non_finite = i;
+    }
+    result.sum_of_squares +=
+        ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+  }
+  return result;
+}
+
+GradientStatistics statistics_of(Guarded& gradient, int threads = 1) {
+  GradientStatistics got{-1, -77};
+  TestStream stream(threads);
+  gradient_statistics(stream, gradient.view(), &got);
+  return got;
+}
+
+TEST(GradientStatistics, IsTheSpecBitByBit) {
+  std::vector<std::int64_t> sizes = vector_sizes();
+  sizes.insert(sizes.end(), {4095, 4096, 4097, 4103, 8192, 12289, large_size});
+  for (const auto& set : cpu::instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (const DataType type : floating_types()) {
+      for (const std::int64_t n : sizes) {
+        Guarded gradient(type, n);
+        fill_random(gradient, static_cast<unsigned>(n));
+        const auto wanted = statistics_spec(gradient);
+        const auto got = statistics_of(gradient);
+        ASSERT_EQ(std::bit_cast<std::uint64_t>(got.sum_of_squares),
+                  std::bit_cast<std::uint64_t>(wanted.sum_of_squares))
+            << described(set, n, 1) << " of " << name_of(type);
+        ASSERT_EQ(got.first_non_finite, -1);
+      }
+    }
+  }
+}
+
+TEST(GradientStatistics, ThreadsAndWindowsChangeNoBit) {
+  Guarded gradient(DataType::bfloat16, 512 * 4096 + 4096 * 9 + 11);  // more than one window of blocks
+  fill_random(gradient, 3);
+  const auto wanted = statistics_spec(gradient);
+  for (const int threads : thread_counts()) {
+    EXPECT_EQ(statistics_of(gradient, threads).sum_of_squares, wanted.sum_of_squares);
+  }
+  const std::int64_t last = gradient.elements() - 1;
+  gradient.set(last, INFINITY);
+  EXPECT_EQ(statistics_of(gradient).first_non_finite, last);
+  gradient.set(4096 * 511 + 5, -INFINITY);
+  EXPECT_EQ(statistics_of(gradient, thread_counts().back()).first_non_finite, 4096 * 511 + 5);
+}
+
+TEST(GradientStatistics, FindsTheFirstNonFiniteWhereverItIs) {
+  for (const auto& set : cpu::instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (const DataType type : floating_types()) {
+      for (const float bad : {INFINITY, -INFINITY, std::numeric_limits<float>::quiet_NaN(),
+                              -std::numeric_limits<float>::quiet_NaN()}) {
+        Guarded gradient(type, 4096 + 13);
+        for (std::int64_t i = 0; i < gradient.elements(); ++i) gradient.set(i, 1.0f);
+        for (std::int64_t i = 0; i < gradient.elements(); i += (i < 40 || i > 4080 ? 1 : 97)) {
+          gradient.set(i, bad);
+          const auto got = statistics_of(gradient);
+          ASSERT_EQ(got.first_non_finite, i) << set << ' ' << name_of(type) << ' ' << bad;
+          ASSERT_FALSE(std::isfinite(got.sum_of_squares));
+          gradient.set(i, 1.0f);
+        }
+      }
+    }
+  }
+}
+
+TEST(GradientStatistics, LargestFiniteValuesAreFinite) {
+  Guarded gradient(DataType::float32, 9);
+  for (int i = 0; i < 9; ++i) gradient.set(i, -std::numeric_limits<float>::max());
+  const auto got = statistics_of(gradient);
+  EXPECT_EQ(got.first_non_finite, -1);
+  EXPECT_TRUE(std::isfinite(got.sum_of_squares));
+}
+
+Digest digest_of(Guarded& values, std::uint64_t tensor, std::int64_t first, int threads = 1) {
+  Digest digest;
+  TestStream stream(threads);
+  add_digest(stream, values.view(), tensor, first, &digest);
+  return digest;
+}
+
+TEST(Digest, DependsNeitherOnSplitNorOrder) {
+  constexpr std::int64_t n = 5003;
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    std::mt19937 engine(seed);
+    const DataType type = floating_types()[seed % 3];
+    Guarded values(type, n);
+    fill_random(values, seed);
+    const Digest whole = digest_of(values, 7, 1000);
+    std::vector<std::int64_t> cuts{0, n};
+    for (unsigned i = 0; i < seed; ++i) cuts.push_back(static_cast<std::int64_t>(engine() % (n + 1)));
+    std::sort(cuts.begin(), cuts.end());
+    std::vector<std::size_t> order(cuts.size() - 1);
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), engine);
+    Digest sum;
+    TestStream stream;
+    for (const std::size_t i : order) {
+      add_digest(stream, values.view().slice(cuts[i], cuts[i + 1] - cuts[i]), 7, 1000 + cuts[i], &sum);
+    }
+    EXPECT_EQ(sum, whole) << "seed " << seed;
+  }
+}
+
+TEST(Digest, ThreadsChangeNothing) {
+  Guarded values(DataType::float32, large_size);
+  fill_random(values, 1);
+  const Digest one = digest_of(values, 0, 0);
+  for (const int threads : thread_counts()) EXPECT_EQ(digest_of(values, 0, 0, threads), one);
+}
+
+TEST(Digest, SeesIndexTensorAndEveryBit) {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> seen;
+  const auto note = [&](const Digest& digest) { seen.emplace_back(digest.lanes[0], digest.lanes[1]); };
+  Guarded values(DataType::float32, 2);
+  values.set(0, 1.5f);
+  values.set(1, -2.25f);
+  note(digest_of(values, 0, 0));
+  for (std::uint64_t tensor = 1; tensor < 5; ++tensor) note(digest_of(values, tensor, 0));
+  for (std::int64_t first = 1; first < 5; ++first) note(digest_of(values, 0, first));
+  for (int bit = 0; bit < 32; ++bit) {
+    const float kept = values.get(0);
+    values.set(0, std::bit_cast<float>(std::bit_cast<std::uint32_t>(kept) ^ (1u << bit)));
+    note(digest_of(values, 0, 0));
+    values.set(0, kept);
+  }
+  std::swap(values.as<float>()[0], values.as<float>()[1]);
+  note(digest_of(values, 0, 0));
+  std::sort(seen.begin(), seen.end());
+  EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
+  // The lanes are two witnesses, not one twice: each alone tells all these apart too.
+  for (auto& [first, second] : seen) std::swap(first, second);
+  std::sort(seen.begin(), seen.end());
+  EXPECT_TRUE(std::adjacent_find(seen.begin(), seen.end(), [](const auto& a, const auto& b) {
+                return a.first == b.first;
+              }) == seen.end());
+}
+
+TEST(Digest, NansAreOneValueAndZerosAreTwo) {
+  Guarded a(DataType::float32, 1);
+  Guarded b(DataType::float32, 1);
+  a.set(0, std::bit_cast<float>(0x7fc00000u));
+  b.set(0, std::bit_cast<float>(0xff800001u));
+  EXPECT_EQ(digest_of(a, 0, 0), digest_of(b, 0, 0));
+  a.set(0, INFINITY);
+  EXPECT_NE(digest_of(a, 0, 0), digest_of(b, 0, 0));
+  a.set(0, 0.0f);
+  b.set(0, -0.0f);
+  EXPECT_NE(digest_of(a, 0, 0), digest_of(b, 0, 0));
+}
+
+TEST(Digest, WidensSixteenBitValues) {
+  Guarded wide(DataType::float32, 9);
+  for (const DataType type : {DataType::bfloat16, DataType::float16}) {
+    Guarded narrow(type, 9);
+    fill_random(narrow, 4);
+    for (int i = 0; i < 9; ++i) wide.set(i, narrow.get(i));
+    EXPECT_EQ(digest_of(narrow, 3, 5), digest_of(wide, 3, 5));
+  }
+}
+
+/// The mix is part of what reports and checkpoints hold: it must not change unnoticed.
+TEST(Digest, KnownAnswer) {
+  Guarded values(DataType::float32, 3);
+  values.set(0, 1.0f);
+  values.set(1, -0.5f);
+  values.set(2, 0.0f);
+  const Digest digest = digest_of(values, 2, 10);
+  EXPECT_EQ(digest.lanes[0], 0x60d4d65573d4dcd3u) << std::hex << digest.lanes[0];
+  EXPECT_EQ(digest.lanes[1], 0x9f64b59bbf02aaf8u) << std::hex << digest.lanes[1];
+}
+
+TEST(Reduction, CountsTheSameOnMetaAndTouchesNothing) {
+  TestStream cpu;
+  TestStream meta(1, DeviceKind::meta);
+  Guarded values(DataType::bfloat16, 10);
+  fill_random(values, 1);
+  Guarded out(DataType::float32, 10);
+  fill_random(out, 2);
+  const std::string before = out.bits();
+  GradientStatistics statistics{5, 5};
+  Digest digest{{5, 5}};
+  const void* const pieces[] = {values.view().data, values.view().data, values.view().data};
+  for (TestStream* stream : {&meta, &cpu}) {
+    ordered_sum(*stream, pieces, DataType::bfloat16, 2, true, out.view());
+    EXPECT_EQ(stream->work().floating_point_operations, 30);
+    EXPECT_EQ(stream->work().bytes_read, 10 * (3 * 2 + 4));
+    EXPECT_EQ(stream->work().bytes_written, 40);
+    gradient_statistics(*stream, values.view(), &statistics);
+    EXPECT_EQ(stream->work().floating_point_operations, 50);
+    EXPECT_EQ(stream->work().bytes_written, 56);
+    add_digest(*stream, values.view(), 0, 0, &digest);
+    EXPECT_EQ(stream->work().bytes_read, 140);
+    EXPECT_EQ(stream->work().kernels, 3);
+    if (stream == &meta) {
+      EXPECT_EQ(out.bits(), before);
+      EXPECT_EQ(statistics.first_non_finite, 5);
+      EXPECT_EQ(digest, (Digest{{5, 5}}));
+    }
+  }
+  EXPECT_EQ(statistics.first_non_finite, -1);
+}
+
+TEST(Reduction, RefusesByName) {
+  TestStream stream(1, DeviceKind::meta);
+  Guarded out(DataType::float32, 4);
+  Guarded integers(DataType::int32, 4);
+  const void* const piece[] = {out.view().data};
+  GradientStatistics statistics;
+  Digest digest;
+  EXPECT_EQ(refusal([&] { ordered_sum(stream, piece, DataType::int64, 1, false, out.view()); }),
+            "ordered_sum: `pieces` has dtype int64, wanted fp32, bf16 or fp16");
+  EXPECT_EQ(refusal([&] { ordered_sum(stream, piece, DataType::float32, 1, false, integers.view()); }),
+            "ordered_sum: `out` has dtype int32, wanted fp32, bf16 or fp16");
+  EXPECT_EQ(refusal([&] { ordered_sum(stream, {}, DataType::float32, 1, false, out.view()); }),
+            "ordered_sum: `pieces` is empty, wanted at least one");
+  EXPECT_EQ(refusal([&] { ordered_sum(stream, piece, DataType::float32, 0, false, out.view()); }),
+            "ordered_sum: group_size is 0, wanted at least 1");
+  EXPECT_EQ(refusal([&] { gradient_statistics(stream, integers.view(), &statistics); }),
+            "gradient_statistics: `gradient` has dtype int32, wanted fp32, bf16 or fp16");
+  EXPECT_EQ(refusal([&] { gradient_statistics(stream, out.view(), nullptr); }),
+            "gradient_statistics: `statistics` is null");
+  EXPECT_EQ(refusal([&] { add_digest(stream, integers.view(), 0, 0, &digest); }),
+            "add_digest: `values` has dtype int32, wanted fp32, bf16 or fp16");
+  EXPECT_EQ(refusal([&] { add_digest(stream, out.view(), 0, 0, nullptr); }), "add_digest: `digest` is null");
+  EXPECT_EQ(refusal([&] { add_digest(stream, out.view(), 0, -1, &digest); }),
+            "add_digest: first_element is -1, wanted at least 0");
+  TestStream cuda(1, DeviceKind::cuda);
+  EXPECT_EQ(refusal([&] { gradient_statistics(cuda, out.view(), &statistics); }),
+            "the CUDA kernels is not part of this build; configure with -DTRANCHE_CUDA=ON");
+  EXPECT_EQ(cuda.work().kernels, 0);
+  EXPECT_EQ(stream.work().kernels, 0);
+}
+
+}  // namespace
+}  // namespace tranche::kernels::testing
