@@ -1,8 +1,8 @@
 #pragma once
 /// Element types and the 16-bit conversions. Narrowing rounds to nearest even, keeps infinities and signed
 /// zeros, quietens NaNs (the payload's top bits survive) and flushes nothing: fp16 subnormals are exact.
-/// Widening is exact; fp16 NaNs come out quiet, as hardware does it, bf16 ones keep every bit. All conversions
-/// are inline and free of data-dependent memory accesses, so loops over them can be vectorised.
+/// Widening is exact; fp16 NaNs come out quiet, as hardware does it, bf16 ones keep every bit. Conversions are
+/// inline and without branches, so that compilers vectorise loops over them.
 
 #include <bit>
 #include <cstdint>
@@ -60,7 +60,9 @@ constexpr float to_float(float16 value) {
   std::uint32_t bits = magnitude + 0x38000000u;
   if (magnitude >= 0x0f800000u) bits = magnitude + 0x70000000u;
   if (magnitude > 0x0f800000u) bits |= 0x00400000u;
-  if (magnitude < 0x00800000u) bits = std::bit_cast<std::uint32_t>(small);
+  // A mask from the difference's sign: compilers turn a comparison back into a branch around the subtraction.
+  const std::uint32_t is_small = 0u - ((magnitude - 0x00800000u) >> 31);
+  bits = (std::bit_cast<std::uint32_t>(small) & is_small) | (bits & ~is_small);
   return std::bit_cast<float>(bits | sign);
 }
 
@@ -75,11 +77,14 @@ constexpr float16 to_float16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   // Below 2^-14 the unit is 2^-24, which is the unit of fp32 numbers from 0.5 on: one addition rounds to it.
-  const float small = std::bit_cast<float>(magnitude < 0x38800000u ? magnitude : 0u) + 0.5f;
-  std::uint32_t half = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
-  if (magnitude < 0x38800000u) half = std::bit_cast<std::uint32_t>(small) - 0x3f000000u;
-  if (magnitude >= 0x477ff000u) half = 0x7c00u;
-  if (magnitude > 0x7f800000u) half = 0x7e00u | ((magnitude >> 13) & 0x03ffu);
+  const std::uint32_t is_small = 0u - ((magnitude - 0x38800000u) >> 31);
+  const float small = std::bit_cast<float>(magnitude & is_small) + 0.5f;
+  // 65520 and all above it, infinity and NaN too, round to the pattern of infinity.
+  const std::uint32_t capped = magnitude < 0x477ff000u ? magnitude : 0x477ff000u;
+  std::uint32_t half = (capped - 0x38000000u + 0x0fffu + ((capped >> 13) & 1u)) >> 13;
+  half = ((std::bit_cast<std::uint32_t>(small) - 0x3f000000u) & is_small) | (half & ~is_small);
+  const std::uint32_t is_nan = 0u - ((0x7f800000u - magnitude) >> 31);
+  half |= is_nan & (0x0200u | ((magnitude >> 13) & 0x03ffu));
   return {static_cast<std::uint16_t>(half | ((bits >> 16) & 0x8000u))};
 }
 
