@@ -1,8 +1,8 @@
 #pragma once
 /// Element types and the 16-bit conversions. Narrowing rounds to nearest even, keeps infinities and signed
 /// zeros, quietens NaNs (the payload's top bits survive) and flushes nothing: fp16 subnormals are exact.
-/// Widening is exact; fp16 NaNs come out quiet, as hardware does it, bf16 ones keep every bit. Conversions are
-/// inline and without branches, so that compilers vectorise loops over them.
+/// Widening is exact; fp16 NaNs come out quiet, as hardware does it, bf16 ones keep every bit. Conversions
+/// are inline and without branches, so that compilers vectorise loops over them.
 
 #include <bit>
 #include <cstdint>
