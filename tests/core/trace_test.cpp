@@ -42,7 +42,6 @@ std::map<std::string, int> tracks_of(const TraceRecorder& trace) {
 TEST(Trace, EmptyIsValidAndNamesTheRank) {
   const TraceRecorder trace(3);
   EXPECT_EQ(trace.size(), 0);
-  EXPECT_EQ(trace.rank(), 3);
   const auto metadata = events_of(trace, "M");
   ASSERT_FALSE(metadata.empty());
   EXPECT_EQ(metadata[0].at("name"), "process_name");
