@@ -2,6 +2,13 @@
 /// Adopting a caller's MPI communicator. The only public header that includes mpi.h; installed also as
 /// <tranche/mpi.h> for users.
 
+// The C++ bindings that MPI 3 removed would need a further library.
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX 1
+#endif
 #include <mpi.h>
 
 #include "tranche/comm/backends.h"

@@ -47,7 +47,7 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
       device_(make_device({})),
       stream_(device_->create_inline_stream("communication", 1)),
       slab_(options.memory, options.slab_bytes, transport_->size()) {
-  if (transport_->size() > 1) attach();
+  if (transport_->size() > 1 || transport_->needs_polling()) attach();
 }
 
 void ProgressEngine::attach() {
@@ -88,7 +88,7 @@ Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
       if (const auto self = engine.lock()) self->poll();
     });
     poll();
-  } else if (transport_->size() > 1) {
+  } else if (attached_) {
     thread_->wake();
   } else {
     // A single rank needs its thread only when an operation has to wait for something.

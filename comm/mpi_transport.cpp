@@ -1,0 +1,223 @@
+#include "tranche/comm/mpi_transport.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+
+namespace tranche::comm {
+
+void require_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw CommunicationError(fmt::format("{}: {}", call, std::string(text, static_cast<std::size_t>(length))));
+}
+
+namespace {
+
+// A tag's 30 bits: 8 of context, 1 for point to point, 21 of sequence. Messages of one tag match in order, so
+// a number may come again once two million later operations have been issued.
+constexpr int sequence_bits = 21, context_bits = 8;
+constexpr int failure_tag = 1 << (sequence_bits + 1 + context_bits);
+
+int pack(const Tag& tag) {
+  if (tag.context >= 1 << context_bits) {
+    throw CommunicationError(
+        fmt::format("more than {} communicators have been split off", (1 << context_bits) - 1));
+  }
+  const auto sequence = static_cast<int>(tag.sequence & ((1u << sequence_bits) - 1));
+  return (tag.context << (sequence_bits + 1)) | (tag.point_to_point ? 1 << sequence_bits : 0) | sequence;
+}
+
+class MpiMessage : public Message {
+ public:
+  MpiMessage(MPI_Request request, std::int64_t bytes, int self, int peer, bool sending)
+      : request_(request), bytes_(bytes), self_(self), peer_(peer), sending_(sending) {}
+
+  ~MpiMessage() override {
+    if (request_ == MPI_REQUEST_NULL) return;
+    if (!sending_) {
+      // A receive that has not been matched is cancelled at once. One that has is given a moment to end, as
+      // its data would otherwise arrive in memory that is no longer ours.
+      MPI_Cancel(&request_);
+      int done = 0;
+      for (int tries = 0; tries < 1000; ++tries) {
+        MPI_Test(&request_, &done, MPI_STATUS_IGNORE);
+        if (done != 0) return;
+        std::this_thread::sleep_for(std::chrono::microseconds(10));
+      }
+    }
+    MPI_Request_free(&request_);
+  }
+
+  bool test() override {
+    int done = 0;
+    MPI_Status status;
+    const int code = MPI_Test(&request_, &done, &status);
+    if (code != MPI_SUCCESS) {
+      int kind = MPI_SUCCESS;
+      MPI_Error_class(code, &kind);
+      if (kind == MPI_ERR_TRUNCATE) refuse("more");
+      require_mpi(code, "MPI_Test");
+    }
+    if (done == 0) return false;
+    if (!sending_) {
+      int received = 0;
+      MPI_Get_count(&status, MPI_BYTE, &received);
+      if (received != bytes_) refuse(fmt::format("{} bytes", received));
+    }
+    return true;
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& sent) const {
+    throw CommunicationError(
+        fmt::format("rank {} sent {} where rank {} expects {} bytes: the ranks' calls differ", peer_, sent,
+                    self_, bytes_));
+  }
+  MPI_Request request_;
+  std::int64_t bytes_;
+  int self_, peer_;
+  bool sending_;
+};
+
+class MpiTransport : public Transport {
+ public:
+  MpiTransport(MPI_Comm communicator, std::shared_ptr<bool> clean_end)
+      : comm_(communicator), clean_end_(std::move(clean_end)) {
+    require_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+    void* bound = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(comm_, MPI_TAG_UB, static_cast<void*>(&bound), &found);
+    if (found == 0 || *static_cast<int*>(bound) < failure_tag) {
+      throw CommunicationError(fmt::format("this MPI has tags up to {} only; {} are needed",
+                                           found == 0 ? 0 : *static_cast<int*>(bound), failure_tag));
+    }
+    find_hosts();
+    listen();
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string_view backend() const override { return "mpi"; }
+  int host_of(int rank) const override { return hosts_[static_cast<std::size_t>(rank)]; }
+  bool needs_polling() const override { return true; }
+
+  std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) override {
+    MPI_Request request = MPI_REQUEST_NULL;
+    require_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, pack(tag), comm_, &request),
+                "MPI_Isend");
+    return std::make_unique<MpiMessage>(request, bytes, rank_, peer, true);
+  }
+  std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) override {
+    MPI_Request request = MPI_REQUEST_NULL;
+    require_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, pack(tag), comm_, &request),
+                "MPI_Irecv");
+    return std::make_unique<MpiMessage>(request, bytes, rank_, peer, false);
+  }
+
+  std::optional<FailureReport> poll_failure() override {
+    if (failure_ || listening_ == MPI_REQUEST_NULL) return failure_;
+    int done = 0;
+    MPI_Status status;
+    if (MPI_Test(&listening_, &done, &status) != MPI_SUCCESS || done == 0) return std::nullopt;
+    int bytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    failure_ = FailureReport{status.MPI_SOURCE, std::string(heard_.data(), static_cast<std::size_t>(bytes))};
+    return failure_;
+  }
+
+  bool post_failure(std::string_view cause) override {
+    if (posts_.empty()) {
+      told_ = cause.substr(0, heard_.size());
+      for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
+        posts_.push_back(MPI_REQUEST_NULL);
+        MPI_Isend(told_.data(), static_cast<int>(told_.size()), MPI_BYTE, peer, failure_tag, comm_,
+                  &posts_.back());
+      }
+    }
+    int done = 1;
+    MPI_Testall(static_cast<int>(posts_.size()), posts_.data(), &done, MPI_STATUSES_IGNORE);
+    return done != 0;
+  }
+
+  void abort_job(int status) noexcept override { MPI_Abort(comm_, status); }
+
+  void close(bool clean, double seconds) noexcept override {
+    clean = clean && in_step(seconds);
+    if (listening_ != MPI_REQUEST_NULL) {
+      MPI_Cancel(&listening_);
+      if (clean) MPI_Wait(&listening_, MPI_STATUS_IGNORE);
+    }
+    // After a failure the communicator stays: freeing it may wait for peers that are gone.
+    if (clean) MPI_Comm_free(&comm_);
+    if (!clean && clean_end_) *clean_end_ = false;
+  }
+
+ private:
+  void find_hosts() {
+    MPI_Comm host = MPI_COMM_NULL;
+    require_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host),
+                "MPI_Comm_split_type");
+    int leader = rank_;
+    require_mpi(MPI_Bcast(&leader, 1, MPI_INT, 0, host), "MPI_Bcast");
+    MPI_Comm_free(&host);
+    hosts_.resize(static_cast<std::size_t>(size_));
+    require_mpi(MPI_Allgather(&leader, 1, MPI_INT, hosts_.data(), 1, MPI_INT, comm_), "MPI_Allgather");
+  }
+
+  void listen() {
+    heard_.resize(1000);
+    require_mpi(MPI_Irecv(heard_.data(), static_cast<int>(heard_.size()), MPI_BYTE, MPI_ANY_SOURCE,
+                          failure_tag, comm_, &listening_),
+                "MPI_Irecv");
+  }
+
+  /// A barrier that gives up after `seconds` or when a peer reports a failure.
+  bool in_step(double seconds) noexcept {
+    MPI_Request barrier = MPI_REQUEST_NULL;
+    if (MPI_Ibarrier(comm_, &barrier) != MPI_SUCCESS) return false;
+    const double limit = seconds_now() + seconds;
+    for (int tries = 0;; ++tries) {
+      int done = 0;
+      if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+      if (done != 0) return true;
+      try {
+        if (poll_failure()) return false;
+      } catch (...) {
+        return false;
+      }
+      if (seconds_now() > limit) return false;
+      if (tries > 100) std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 1000)));
+    }
+  }
+
+  MPI_Comm comm_;
+  std::shared_ptr<bool> clean_end_;
+  int rank_ = 0, size_ = 1;
+  std::vector<int> hosts_;
+  std::vector<char> heard_;
+  MPI_Request listening_ = MPI_REQUEST_NULL;
+  std::optional<FailureReport> failure_;
+  std::string told_;
+  std::vector<MPI_Request> posts_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end) {
+  return std::make_unique<MpiTransport>(communicator, std::move(clean_end));
+}
+
+}  // namespace tranche::comm

@@ -1,0 +1,20 @@
+#pragma once
+/// Messages over MPI. Private to comm/mpi*.
+
+#include <memory>
+#include <string>
+
+#include "tranche/comm/mpi.h"
+#include "tranche/comm/transport.h"
+
+namespace tranche::comm {
+
+/// Throws CommunicationError "MPI_Isend: <MPI's text>" unless `code` is MPI_SUCCESS.
+void require_mpi(int code, const char* call);
+
+/// Takes over `communicator`, which nobody else uses. Collective (finds out who shares a host). All calls,
+/// construction and destruction included, come from the thread that may call MPI.
+/// `clean_end` (if not null) is set to whether close() ended with all peers in step.
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end);
+
+}  // namespace tranche::comm

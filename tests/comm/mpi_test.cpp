@@ -1,0 +1,43 @@
+/// The suite of the thread ranks, under mpirun.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "tranche/comm/backends.h"
+#include "tranche/core/error.h"
+#include "tranche/tests/comm/collective_suite.h"
+#include "tranche/tests/comm/mpi_main.h"
+
+namespace tranche {
+namespace {
+
+TEST(Mpi, EveryCollectiveMatchesBruteForce) {
+  EXPECT_EQ(test::world().backend(), "mpi");
+  EXPECT_EQ(test::world().size(), std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE")));
+  test::check_everything(test::world(), test::mpi_slab_bytes);
+}
+
+TEST(Mpi, RanksOfThisHostAreCounted) {
+  EXPECT_EQ(test::world().local_size(), test::world().size());
+  EXPECT_EQ(test::world().local_rank(), test::world().rank());
+  CommunicatorOptions options;
+  options.local_size = 2;
+  options.slab_bytes = test::mpi_slab_bytes;
+  const auto pairs = make_mpi_communicator(options);  // a second world beside the first, on the same thread
+  EXPECT_EQ(pairs->local_size(), pairs->rank() / 2 * 2 + 2 <= pairs->size() ? 2 : 1);
+  EXPECT_EQ(pairs->local_rank(), pairs->rank() % 2);
+  test::check_many_in_flight(*pairs, 10);
+}
+
+TEST(Mpi, ManyInFlightAgain) {
+  for (int i = 0; i < 3; ++i) test::check_many_in_flight(test::world(), 60);
+}
+
+TEST(Mpi, IsToldByTheEnvironment) {
+  EXPECT_TRUE(started_by_mpi_launcher());
+  EXPECT_EQ(mpi_version().rfind("Open MPI ", 0), 0u) << mpi_version();
+  EXPECT_EQ(mpi_version().find(','), std::string::npos) << mpi_version();
+}
+
+}  // namespace
+}  // namespace tranche
