@@ -49,6 +49,14 @@ TEST(Trace, EmptyIsValidAndNamesTheRank) {
   EXPECT_EQ(metadata[0].at("args").at("name"), "rank 3");
 }
 
+TEST(Trace, ARankLearntLaterHoldsForWhatWasRecordedBefore) {
+  TraceRecorder trace(0);
+  trace.span("t", "s", 0, 1);
+  trace.set_rank(5);
+  EXPECT_EQ(events_of(trace, "X")[0].at("pid"), 5);
+  EXPECT_EQ(events_of(trace, "M")[0].at("args").at("name"), "rank 5");
+}
+
 TEST(Trace, SpansAreInMicrosecondsOnTheirTrack) {
   TraceRecorder trace(1);
   trace.span("compute", "forward", 1.5, 1.75);
