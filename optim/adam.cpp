@@ -47,17 +47,20 @@ class Adam final : public Optimizer {
     if (step.step < 1)
       throw InvalidArgument(fmt::format("{}: update number {} is below 1", name(), step.step));
     const double rate = step.learning_rate * shard.group.learning_rate_factor;
-    const double beta1 = step.momentum >= 0 ? step.momentum : options_.beta1;
+    // The kernel takes betas in fp32; the corrections must be those of the very same betas, or the first
+    // steps are off by their rounding (1 - 0.999 loses five digits).
+    const auto beta1 = static_cast<float>(step.momentum >= 0 ? step.momentum : options_.beta1);
+    const auto beta2 = static_cast<float>(options_.beta2);
     const auto t = static_cast<double>(step.step);
     kernels::AdamArguments arguments;
     arguments.learning_rate = static_cast<float>(rate);
-    arguments.beta1 = static_cast<float>(beta1);
-    arguments.beta2 = static_cast<float>(options_.beta2);
+    arguments.beta1 = beta1;
+    arguments.beta2 = beta2;
     arguments.epsilon = static_cast<float>(options_.epsilon);
     arguments.weight_decay = shard.group.decay ? static_cast<float>(options_.weight_decay) : 0.0f;
     // In double, rounded once: 1 - beta^t loses most of fp32's digits for small t.
-    arguments.step_size = static_cast<float>(rate / (1 - std::pow(beta1, t)));
-    arguments.correction2_sqrt = static_cast<float>(std::sqrt(1 - std::pow(options_.beta2, t)));
+    arguments.step_size = static_cast<float>(rate / (1 - std::pow(double{beta1}, t)));
+    arguments.correction2_sqrt = static_cast<float>(std::sqrt(1 - std::pow(double{beta2}, t)));
     arguments.gradient_scale = step.gradient_scale;
     arguments.decoupled = options_.decoupled;
     arguments.apply = step.apply;

@@ -10,8 +10,10 @@
 namespace tranche {
 namespace {
 
-/// Doubling stops here: the scale and its product with a token count's power of two stay finite in fp32.
+/// Halving and doubling stop here: the scale, its inverse and their products with a token count's power of
+/// two stay normal numbers in fp32.
 constexpr double largest_scale = 0x1p80;
+constexpr double smallest_scale = 0x1p-80;
 
 void check_scale(double scale, const char* what) {
   if (!std::isfinite(scale) || scale <= 0) {
@@ -25,7 +27,7 @@ void check_scale(double scale, const char* what) {
 LossScaler::LossScaler(const LossScalerOptions& options) : options_(options) {
   check_scale(options.initial_scale, "initial scale");
   if (options.dynamic) {
-    check_scale(options.minimum_scale, "minimum scale");
+    if (options.minimum_scale != 0) check_scale(options.minimum_scale, "minimum scale");
     if (options.minimum_scale > options.initial_scale) {
       throw InvalidArgument(fmt::format("the loss scaler's minimum scale {} is above its initial scale {}",
                                         options.minimum_scale, options.initial_scale));
@@ -47,14 +49,15 @@ void LossScaler::update(bool overflow) {
       --state_.hysteresis_left;
       return;
     }
-    if (state_.scale <= options_.minimum_scale) {
+    const double minimum = std::max(options_.minimum_scale, smallest_scale);
+    if (state_.scale <= minimum) {
       throw NumericalError(fmt::format(
           "gradients overflow at a loss scale of {}, the minimum (fp16.min_loss_scale): the model's "
           "gradients "
           "are not finite at any scale. Lower the learning rate, clip gradients, or train in bf16",
           state_.scale));
     }
-    state_.scale = std::max(state_.scale / 2, options_.minimum_scale);
+    state_.scale = std::max(state_.scale / 2, minimum);
     return;
   }
   if (options_.consecutive_hysteresis) state_.hysteresis_left = options_.hysteresis;

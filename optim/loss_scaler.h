@@ -7,11 +7,11 @@ namespace tranche {
 
 struct LossScalerOptions {
   bool dynamic = true;
-  double initial_scale = 65536;         ///< 2^16; the fixed scale when not dynamic
-  std::int64_t window = 1000;           ///< clean steps after which the scale doubles
-  int hysteresis = 2;                   ///< overflows tolerated before the scale halves
+  double initial_scale = 65536;  ///< 2^16; the fixed scale when not dynamic
+  std::int64_t window = 1000;    ///< clean steps after which the scale doubles
+  int hysteresis = 2;            ///< the scale halves at this overflow, and at each after until refilled
   bool consecutive_hysteresis = false;  ///< refill hysteresis at every clean step
-  double minimum_scale = 1;
+  double minimum_scale = 1;             ///< 0: as small as fp32 allows (2^-80)
 };
 
 /// Everything that must be saved to go on.
@@ -24,11 +24,13 @@ struct LossScalerState {
 
 class LossScaler {
  public:
+  /// Throws InvalidArgument on scales, windows or hysteresis that cannot be.
   explicit LossScaler(const LossScalerOptions& options);
   double scale() const noexcept { return state_.scale; }
   /// Tells the outcome of a step. Throws NumericalError when an overflow meets the minimum scale.
   void update(bool overflow);
   const LossScalerState& state() const noexcept { return state_; }
+  /// Goes on from a saved state; where the present options are narrower they win. Throws InvalidArgument.
   void restore(const LossScalerState& state);
   const LossScalerOptions& options() const noexcept { return options_; }
 

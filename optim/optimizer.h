@@ -21,11 +21,11 @@ struct OptimizerStateTensor {
 
 /// What a step looks like from the optimizer.
 struct OptimizerStep {
-  std::int64_t step = 1;        ///< 1 for the first applied update, counts applied updates only
-  double learning_rate = 0;     ///< from the schedule, before group factors
-  double momentum = -1;         ///< of schedules that cycle it (beta1 for Adam); negative: the optimizer's own
-  float gradient_scale = 1;     ///< multiplies every gradient: clip / (loss scale * tokens)
-  bool apply = true;            ///< false: masked (skipped step); nothing may change
+  std::int64_t step = 1;     ///< 1 for the first applied update, counts applied updates only
+  double learning_rate = 0;  ///< from the schedule, before group factors
+  double momentum = -1;      ///< of schedules that cycle it (beta1 for Adam); negative: the optimizer's own
+  float gradient_scale = 1;  ///< multiplies every gradient: clip / (loss scale * tokens)
+  bool apply = true;         ///< false: masked (skipped step); nothing may change
 };
 
 /// Per-group settings, resolved for a stretch of elements.

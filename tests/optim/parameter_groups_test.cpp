@@ -1,0 +1,96 @@
+#include "tranche/optim/parameter_groups.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "tranche/core/error.h"
+
+namespace tranche {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+TEST(MatchesPattern, MatchesTheWholeName) {
+  EXPECT_TRUE(matches_pattern("h.0.attn.weight", "h.0.attn.weight"));
+  EXPECT_FALSE(matches_pattern("h.0.attn.weight", "attn"));
+  EXPECT_FALSE(matches_pattern("weights", "weight"));
+  EXPECT_TRUE(matches_pattern("", ""));
+  EXPECT_FALSE(matches_pattern("a", ""));
+}
+
+TEST(MatchesPattern, StarsAndQuestionMarks) {
+  EXPECT_TRUE(matches_pattern("", "*"));
+  EXPECT_TRUE(matches_pattern("h.11.ln_1.bias", "h.*.bias"));
+  EXPECT_TRUE(matches_pattern("h.11.ln_1.bias", "*ln_?*"));
+  EXPECT_FALSE(matches_pattern("h.11.ln_1.bias", "h.?.ln_1.bias"));
+  EXPECT_TRUE(matches_pattern("h.11.ln_1.bias", "h.??.ln_1.bias"));
+  EXPECT_FALSE(matches_pattern("abc",
+                               "???"
+                               "?"));
+  EXPECT_TRUE(matches_pattern("abc", "**c**"));
+  // The first place where a star could end is not the right one.
+  EXPECT_TRUE(matches_pattern("aXbaXc", "*aXc"));
+  EXPECT_TRUE(matches_pattern("mississippi", "*iss*ip*"));
+  EXPECT_FALSE(matches_pattern("mississippi", "*iss*ix*"));
+}
+
+TEST(MatchesPattern, IsQuickWherePlainRecursionIsNot) {
+  const std::string name(2000, 'a');
+  std::string pattern;
+  for (int i = 0; i < 200; ++i) pattern += "a*";
+  EXPECT_FALSE(matches_pattern(name, pattern + "b"));
+}
+
+TEST(ParameterGroups, ByDefaultMatricesDecayAndVectorsDoNot) {
+  const ParameterGroups groups;
+  for (const int rank : {0, 1}) EXPECT_FALSE(groups.resolve("h.0.ln_1.bias", rank).decay) << rank;
+  for (const int rank : {2, 3}) EXPECT_TRUE(groups.resolve("wte.weight", rank).decay) << rank;
+  EXPECT_EQ(groups.resolve("wte.weight", 2).learning_rate_factor, 1);
+  EXPECT_FALSE(groups.frozen("wte.weight"));
+}
+
+TEST(ParameterGroups, LaterRulesWinAndWhatTheyLeaveUnsetStays) {
+  const ParameterGroups groups(
+      {{"*.bias", std::nullopt, true}, {"h.*", 0.5, std::nullopt}, {"h.3.*", 0.25, false}}, {});
+  EXPECT_TRUE(groups.resolve("wte.bias", 1).decay);
+  EXPECT_EQ(groups.resolve("wte.bias", 1).learning_rate_factor, 1);
+  EXPECT_TRUE(groups.resolve("h.0.bias", 1).decay) << "the second rule says nothing of decay";
+  EXPECT_EQ(groups.resolve("h.0.bias", 1).learning_rate_factor, 0.5);
+  EXPECT_FALSE(groups.resolve("h.0.scale", 1).decay) << "no rule speaks of it: a vector";
+  EXPECT_FALSE(groups.resolve("h.3.weight", 2).decay);
+  EXPECT_EQ(groups.resolve("h.3.weight", 2).learning_rate_factor, 0.25);
+}
+
+TEST(ParameterGroups, FrozenNamesAndPatternsThatMatchNothing) {
+  const ParameterGroups groups({{"wte.*", 2.0, std::nullopt}, {"wtf.*", 2.0, std::nullopt}},
+                               {"h.0.*", "h.9.*", "wtf.*"});
+  EXPECT_TRUE(groups.frozen("h.0.attn.weight"));
+  EXPECT_FALSE(groups.frozen("h.1.attn.weight"));
+  EXPECT_THAT(groups.unmatched({"wte.weight", "h.0.attn.weight"}), ElementsAre("wtf.*", "h.9.*"));
+  EXPECT_THAT(ParameterGroups().unmatched({"wte.weight"}), IsEmpty());
+}
+
+TEST(ParameterGroups, RefuseWhatCannotBe) {
+  const auto message = [](std::vector<ParameterGroupRule> rules,
+                          std::vector<std::string> frozen) -> std::string {
+    try {
+      ParameterGroups groups(std::move(rules), std::move(frozen));
+    } catch (const InvalidArgument& error) {
+      return error.message();
+    }
+    return "nothing was thrown";
+  };
+  EXPECT_THAT(message({{"", 1.0, true}}, {}), HasSubstr("empty name pattern"));
+  EXPECT_THAT(message({{"h.*", -1.0, true}}, {}), HasSubstr("'h.*' has a learning rate factor of -1"));
+  EXPECT_THAT(message({{"h.*", std::numeric_limits<double>::infinity(), true}}, {}),
+              HasSubstr("factor of inf"));
+  EXPECT_THAT(message({}, {"a", ""}), HasSubstr("frozen name pattern is empty"));
+}
+
+}  // namespace
+}  // namespace tranche
