@@ -1,11 +1,13 @@
 #include "tranche/device/packing.h"
 
 #include <algorithm>
-#include <numeric>
+#include <map>
 #include <string>
+#include <tuple>
 
 #include "tranche/core/error.h"
 #include "tranche/device/memory.h"
+#include "tranche/device/packing_search.h"
 
 namespace tranche {
 namespace {
@@ -25,44 +27,108 @@ void check(std::span<const PackingInterval> intervals) {
   }
 }
 
+using Members = std::vector<std::size_t>;  // indices into a list of pieces
+
+/// Cuts the problem into parts that can be packed apart without loss, and packs equal parts once: the
+/// micro-batches of a step are such parts.
+class Packer {
+ public:
+  explicit Packer(std::vector<PackingPiece> pieces)
+      : pieces_(std::move(pieces)), offsets_(pieces_.size(), 0) {}
+
+  std::int64_t pack() {
+    Members all(pieces_.size());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+    std::sort(all.begin(), all.end(), [&](std::size_t a, std::size_t b) {
+      return std::tuple(pieces_[a].begin, -pieces_[a].end, a) <
+             std::tuple(pieces_[b].begin, -pieces_[b].end, b);
+    });
+    // First the parts that differ are found, so that the budget of the search is shared among these alone.
+    pack_part(all, 0);
+    for (auto& [key, attempt] : known_) {
+      const std::vector<PackingPiece> part = part_of(key);
+      attempt =
+          search_packing(part, static_cast<double>(part.size()) / static_cast<double>(pieces_to_search_));
+    }
+    return pack_part(all, 0);
+  }
+
+  const std::vector<std::int64_t>& offsets() const { return offsets_; }
+
+ private:
+  // Pieces that live through the whole part lie at its bottom; what is left may fall apart at instants that
+  // no piece crosses. Returns the height of the part. `members` are sorted by begin.
+  std::int64_t pack_part(const Members& members, std::int64_t bottom) {
+    if (members.empty()) return 0;
+    std::int64_t first = pieces_[members.front()].begin;
+    std::int64_t last = first;
+    for (const std::size_t i : members) last = std::max(last, pieces_[i].end);
+    std::int64_t base = 0;
+    std::vector<Members> parts;
+    std::int64_t reach = first;
+    for (const std::size_t i : members) {
+      if (pieces_[i].begin == first && pieces_[i].end == last) {
+        offsets_[i] = bottom + base;
+        base += pieces_[i].bytes;
+        continue;
+      }
+      if (parts.empty() || pieces_[i].begin >= reach) parts.emplace_back();
+      parts.back().push_back(i);
+      reach = std::max(reach, pieces_[i].end);
+    }
+    if (base == 0 && parts.size() == 1) return pack_whole(members, bottom);
+    std::int64_t height = 0;
+    for (const Members& part : parts) height = std::max(height, pack_part(part, bottom + base));
+    return base + height;
+  }
+
+  // A part that cannot be cut further.
+  std::int64_t pack_whole(const Members& members, std::int64_t bottom) {
+    std::vector<PackingPiece> part;
+    part.reserve(members.size());
+    for (const std::size_t i : members) part.push_back(pieces_[i]);
+    normalize_times(part);
+    std::vector<std::int64_t> key;
+    key.reserve(3 * part.size());
+    for (const PackingPiece& piece : part) key.insert(key.end(), {piece.begin, piece.end, piece.bytes});
+    const auto [found, is_new] = known_.try_emplace(std::move(key));
+    if (is_new) pieces_to_search_ += part.size();
+    if (found->second.offsets.empty()) return 0;  // the first round
+    for (std::size_t i = 0; i < members.size(); ++i) offsets_[members[i]] = bottom + found->second.offsets[i];
+    return found->second.bytes;
+  }
+
+  static std::vector<PackingPiece> part_of(const std::vector<std::int64_t>& key) {
+    std::vector<PackingPiece> part;
+    part.reserve(key.size() / 3);
+    for (std::size_t i = 0; i < key.size(); i += 3) part.push_back({key[i], key[i + 1], key[i + 2]});
+    return part;
+  }
+
+  std::vector<PackingPiece> pieces_;
+  std::vector<std::int64_t> offsets_;
+  std::map<std::vector<std::int64_t>, PackingAttempt> known_;
+  std::size_t pieces_to_search_ = 0;
+};
+
 }  // namespace
 
 Packing pack_intervals(std::span<const PackingInterval> intervals) {
   check(intervals);
   Packing result;
   result.offsets.assign(intervals.size(), 0);
-  std::vector<std::size_t> order;
-  std::vector<std::pair<std::int64_t, std::int64_t>> edges;
+  std::vector<std::size_t> origin;
+  std::vector<PackingPiece> pieces;
   for (std::size_t i = 0; i < intervals.size(); ++i) {
     if (intervals[i].bytes == 0 || intervals[i].begin == intervals[i].end) continue;
-    order.push_back(i);
-    edges.emplace_back(intervals[i].begin, aligned_bytes(intervals[i].bytes));
-    edges.emplace_back(intervals[i].end, -aligned_bytes(intervals[i].bytes));
+    origin.push_back(i);
+    pieces.push_back({intervals[i].begin, intervals[i].end, aligned_bytes(intervals[i].bytes)});
   }
-  std::sort(edges.begin(), edges.end());
-  std::int64_t live = 0;
-  for (const auto& [time, bytes] : edges) {
-    live += bytes;
-    result.live_peak = std::max(result.live_peak, live);
-  }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return intervals[a].bytes > intervals[b].bytes; });
-  std::vector<std::size_t> placed;  // by offset
-  for (const std::size_t i : order) {
-    const std::int64_t bytes = aligned_bytes(intervals[i].bytes);
-    std::int64_t offset = 0;
-    for (const std::size_t j : placed) {
-      if (intervals[j].begin >= intervals[i].end || intervals[i].begin >= intervals[j].end) continue;
-      if (result.offsets[j] >= offset + bytes) break;
-      offset = std::max(offset, result.offsets[j] + aligned_bytes(intervals[j].bytes));
-    }
-    result.offsets[i] = offset;
-    result.bytes = std::max(result.bytes, offset + bytes);
-    placed.insert(
-        std::upper_bound(placed.begin(), placed.end(), i,
-                         [&](std::size_t a, std::size_t b) { return result.offsets[a] < result.offsets[b]; }),
-        i);
-  }
+  normalize_times(pieces);
+  result.live_peak = packing_live_peak(pieces);
+  Packer packer(std::move(pieces));
+  result.bytes = packer.pack();
+  for (std::size_t i = 0; i < origin.size(); ++i) result.offsets[origin[i]] = packer.offsets()[i];
   return result;
 }
 

@@ -22,12 +22,12 @@ int cores_of_affinity_mask() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-int resolve_threads(const DeviceOptions& options) {
-  if (options.threads < 0) {
-    throw ConfigurationError("threads is " + std::to_string(options.threads) +
+int resolve_threads(int threads) {
+  if (threads < 0) {
+    throw ConfigurationError("threads is " + std::to_string(threads) +
                              "; give a positive number, or 0 for the cores of the affinity mask");
   }
-  return options.threads == 0 ? cores_of_affinity_mask() : options.threads;
+  return threads == 0 ? cores_of_affinity_mask() : threads;
 }
 
 void copy_bytes(Stream& stream, std::string_view name, void* to, const void* from, std::int64_t bytes) {
@@ -40,7 +40,7 @@ class CpuDevice : public Device {
  public:
   explicit CpuDevice(const DeviceOptions& options)
       : index_(options.index),
-        threads_(resolve_threads(options)),
+        threads_(resolve_threads(options.threads)),
         compute_("compute", threads_),
         device_memory_(make_host_resource(Tier::device)),
         host_memory_(make_host_resource(Tier::host)) {}
@@ -49,9 +49,8 @@ class CpuDevice : public Device {
   int index() const override { return index_; }
   int threads() const override { return threads_; }
   void set_threads(int threads) override {
-    if (threads < 1) throw InvalidArgument("a device needs at least one thread");
-    threads_ = threads;
-    compute_.set_threads(threads);
+    threads_ = resolve_threads(threads);
+    compute_.set_threads(threads_);
   }
   std::string description() const override {
     return "cpu (" + std::to_string(threads_) + (threads_ == 1 ? " thread)" : " threads)");

@@ -16,6 +16,7 @@ class CpuInlineStream : public Stream {
   DeviceKind kind() const override { return DeviceKind::cpu; }
   const std::string& name() const override { return name_; }
   int threads() const override { return threads_; }
+  /// Before work is issued.
   void set_threads(int threads) noexcept { threads_ = threads; }
   void enqueue(std::string_view name, std::function<void()> work) override;
   void wait(const Event& event) override { event.wait(); }

@@ -1,0 +1,31 @@
+#pragma once
+/// The search inside packing.h; internal to device/.
+
+#include <cstdint>
+#include <vector>
+
+namespace tranche {
+
+/// An interval with bytes > 0 (aligned) and end > begin.
+struct PackingPiece {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t bytes = 0;
+};
+
+struct PackingAttempt {
+  std::vector<std::int64_t> offsets;
+  std::int64_t bytes = 0;
+};
+
+/// Renames instants without changing who overlaps whom: all acquires between two releases become one instant.
+void normalize_times(std::vector<PackingPiece>& pieces);
+
+/// Highest sum of live bytes.
+std::int64_t packing_live_peak(const std::vector<PackingPiece>& pieces);
+
+/// Packs one indivisible part. `share` in (0, 1] of the whole budget of work may be used; the budget is
+/// counted in comparisons, never in time.
+PackingAttempt search_packing(const std::vector<PackingPiece>& pieces, double share);
+
+}  // namespace tranche
