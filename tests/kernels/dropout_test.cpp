@@ -1,0 +1,182 @@
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <set>
+
+#include "tranche/kernels/cpu/dropout_mask.h"
+#include "tranche/kernels/elementwise.h"
+#include "vector_test_support.h"
+
+namespace tranche::kernels::testing {
+namespace {
+
+DropoutOptions options_of(float probability, std::span<const std::int64_t> samples = {}) {
+  return {probability, 1234, 17, 5, samples};
+}
+
+Guarded dropped(const DropoutOptions& options, Guarded& x, int threads = 1) {
+  Guarded y(x.dtype(), x.elements());
+  TestStream stream(threads);
+  dropout(stream, options, x.view(), y.view());
+  return y;
+}
+
+TEST(Dropout, IsTheMaskOfEachSampleAndElement) {
+  constexpr std::int64_t per_sample = 101;
+  const std::vector<std::int64_t> samples{4, 0, 1000000007, 4};
+  for (const auto& set : cpu::instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (const DataType type : floating_types()) {
+      const auto options = options_of(0.3f, samples);
+      Guarded x(type, 4 * per_sample);
+      fill_random(x, 1);
+      Guarded wanted(type, x.elements());
+      const cpu::DropoutMask mask(options);
+      for (std::int64_t i = 0; i < x.elements(); ++i) {
+        const bool kept = mask.keep(samples[static_cast<std::size_t>(i / per_sample)], i % per_sample);
+        wanted.set(i, kept ? x.get(i) * (1.0f / (1.0f - 0.3f)) : 0.0f);
+      }
+      EXPECT_EQ(dropped(options, x).bits(), wanted.bits()) << set;
+      TestStream stream;
+      dropout(stream, options, x.view(), x.view());
+      EXPECT_EQ(x.bits(), wanted.bits()) << "in place";
+    }
+  }
+}
+
+TEST(Dropout, FactorsAreKeepForAnyRange) {
+  const cpu::DropoutMask mask(options_of(0.5f));
+  for (const auto& set : cpu::instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (const std::int64_t sample : {std::int64_t{0}, std::int64_t{3}, (std::int64_t{1} << 40) - 1}) {
+      for (const std::int64_t first : {std::int64_t{0}, std::int64_t{1}, std::int64_t{2}, std::int64_t{3},
+                                       std::int64_t{5}, std::int64_t{4} << 32, (std::int64_t{4} << 32) - 9}) {
+        for (const std::int64_t n : vector_sizes()) {
+          Guarded factors(DataType::float32, n);
+          mask.factors(sample, first, n, factors.as<float>());
+          for (std::int64_t i = 0; i < n; ++i) {
+            ASSERT_EQ(factors.get(i), mask.keep(sample, first + i) ? mask.scale() : 0.0f)
+                << set << ", sample " << sample << ", first " << first << ", " << n << " elements, at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Dropout, AnySplitOfTheBatchGivesTheSame) {
+  constexpr std::int64_t per_sample = 257;
+  const std::vector<std::int64_t> samples{11, 12, 13, 14, 15, 16, 17};
+  Guarded x(DataType::bfloat16, 7 * per_sample);
+  fill_random(x, 1);
+  const std::string whole = dropped(options_of(0.1f, samples), x).bits();
+  for (unsigned seed = 0; seed < 16; ++seed) {
+    std::mt19937 engine(seed);
+    Guarded y(DataType::bfloat16, x.elements());
+    for (std::int64_t first = 0; first < 7;) {
+      const std::int64_t count = 1 + static_cast<std::int64_t>(engine() % static_cast<unsigned>(7 - first));
+      TestStream stream;
+      dropout(stream,
+              options_of(0.1f, std::span(samples).subspan(static_cast<std::size_t>(first),
+                                                          static_cast<std::size_t>(count))),
+              x.view().slice(first * per_sample, count * per_sample),
+              y.view().slice(first * per_sample, count * per_sample));
+      first += count;
+    }
+    EXPECT_EQ(y.bits(), whole) << "seed " << seed;
+  }
+}
+
+TEST(Dropout, ThreadsChangeNoBit) {
+  const std::vector<std::int64_t> samples{1, 2, 3};
+  Guarded x(DataType::float32, 3 * 27001);
+  fill_random(x, 1);
+  const std::string wanted = dropped(options_of(0.25f, samples), x).bits();
+  for (const int threads : thread_counts()) {
+    EXPECT_TRUE(dropped(options_of(0.25f, samples), x, threads).bits() == wanted) << threads;
+  }
+}
+
+TEST(Dropout, EveryPartOfTheKeyChangesTheMask) {
+  const std::int64_t sample[] = {9};
+  const std::int64_t other[] = {10};
+  Guarded x(DataType::float32, 200);
+  for (int i = 0; i < 200; ++i) x.set(i, 1.0f);
+  std::set<std::string> seen;
+  const DropoutOptions base = options_of(0.5f, sample);
+  seen.insert(dropped(base, x).bits());
+  auto changed = base;
+  changed.seed ^= 1;
+  seen.insert(dropped(changed, x).bits());
+  changed = base;
+  changed.step += 1;
+  seen.insert(dropped(changed, x).bits());
+  changed = base;
+  changed.site += 1;
+  seen.insert(dropped(changed, x).bits());
+  changed = base;
+  changed.samples = other;
+  seen.insert(dropped(changed, x).bits());
+  EXPECT_EQ(seen.size(), 5u);
+  EXPECT_EQ(seen.count(dropped(base, x).bits()), 1u);
+}
+
+TEST(Dropout, KeepsTheStatedShare) {
+  const std::vector<std::int64_t> samples{0, 1, 2, 3};
+  constexpr std::int64_t n = 400000;
+  Guarded x(DataType::float32, n);
+  for (std::int64_t i = 0; i < n; ++i) x.set(i, 1.0f);
+  for (const float probability : {0.0f, 0.1f, 0.5f, 0.9f}) {
+    Guarded y = dropped(options_of(probability, samples), x);
+    double kept = 0;
+    double pairs = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      kept += y.get(i) != 0;
+      if (i > 0) pairs += y.get(i) != 0 && y.get(i - 1) != 0;
+    }
+    const double keep = 1.0 - static_cast<double>(probability);
+    // Five standard deviations of a binomial; the draws are fixed, so this passes always or never.
+    EXPECT_NEAR(kept / n, keep, 5 * std::sqrt(keep * (1 - keep) / n) + 1e-12);
+    // Neighbours are independent: both kept with probability keep^2 (the deviation is at most twice as
+    // large).
+    EXPECT_NEAR(pairs / (n - 1), keep * keep, 10 * std::sqrt(keep * (1 - keep) / n) + 1e-12);
+    EXPECT_EQ(*std::max_element(y.as<float>(), y.as<float>() + n), 1.0f / (1.0f - probability));
+  }
+}
+
+TEST(Dropout, DroppedElementsAreZeroWhateverTheyWere) {
+  const std::int64_t sample[] = {0};
+  Guarded x(DataType::float32, 64);
+  for (int i = 0; i < 64; ++i) x.set(i, i % 2 ? -1.0f : NAN);
+  Guarded y = dropped(options_of(0.5f, sample), x);
+  const cpu::DropoutMask mask(options_of(0.5f));
+  for (int i = 0; i < 64; ++i) {
+    if (mask.keep(0, i)) {
+      EXPECT_TRUE(std::isnan(y.get(i)) == (i % 2 == 0));
+    } else {
+      EXPECT_EQ(std::bit_cast<std::uint32_t>(y.get(i)), 0u);
+    }
+  }
+}
+
+TEST(Dropout, OwnsTheListOfSamplesAndTakesEmptyTensors) {
+  Guarded x(DataType::float32, 64);
+  fill_random(x, 1);
+  const std::int64_t sample[] = {3};
+  const std::string wanted = dropped(options_of(0.5f, sample), x).bits();
+  Guarded y(DataType::float32, 64);
+  TestStream stream(1, DeviceKind::cpu, true);
+  {
+    std::vector<std::int64_t> samples{3};
+    dropout(stream, options_of(0.5f, samples), x.view(), y.view());
+    samples[0] = 4;
+  }
+  stream.run();
+  EXPECT_EQ(y.bits(), wanted);
+  Guarded empty(DataType::float32, 0);
+  EXPECT_EQ(dropped(options_of(0.5f), empty).bits(), "");
+  EXPECT_EQ(dropped(options_of(0.5f, sample), empty).bits(), "");
+}
+
+}  // namespace
+}  // namespace tranche::kernels::testing
