@@ -5,6 +5,7 @@
 
 #include "tranche/core/shape.h"
 #include "tranche/kernels/cpu/convert.h"
+#include "tranche/kernels/cpu/instruction_sets.h"
 #include "tranche/kernels/cpu/matmul_onednn.h"
 #include "tranche/kernels/cpu/sgemm.h"
 #include "tranche/kernels/cpu/tasks.h"
@@ -133,7 +134,7 @@ std::string_view matmul_path(DataType dtype) {
 
 std::string matmul_libraries() {
   const std::string onednn = onednn_library();
-  return onednn.empty() ? sgemm_library() : sgemm_library() + ", " + onednn;
+  return sgemm_library() + (onednn.empty() ? "" : ", " + onednn) + ", vector loops " + instruction_set();
 }
 
 }  // namespace tranche::kernels::cpu

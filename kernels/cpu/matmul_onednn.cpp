@@ -7,6 +7,8 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "tranche/core/error.h"
+
 namespace tranche::kernels::cpu {
 
 namespace {
@@ -115,6 +117,17 @@ bool onednn_matmul(const MatmulCall& call) {
   return true;
 }
 
+bool onednn_has_sgemm() {
+  return has(dnnl::get_effective_cpu_isa(), dnnl::cpu_isa::avx2);
+}
+
+void onednn_sgemm(const SgemmArguments& s) {
+  const ThreadsInForce one_thread(1);
+  const dnnl::status status = dnnl::sgemm(s.transpose_a ? 'T' : 'N', s.transpose_b ? 'T' : 'N', s.m, s.n, s.k,
+                                          s.alpha, s.a, s.stride_a, s.b, s.stride_b, s.beta, s.c, s.stride_c);
+  if (status != dnnl::status::success) throw Error("oneDNN refused an fp32 product it should know");
+}
+
 std::string_view onednn_bf16_path() {
   const std::string_view instructions = bf16_instructions();
   if (instructions == "avx512_core_amx") return "oneDNN bf16 (avx512_core_amx)";
@@ -124,10 +137,12 @@ std::string_view onednn_bf16_path() {
 
 std::string onednn_library() {
   const dnnl_version_t* version = dnnl_version();
-  std::string text = "oneDNN " + std::to_string(version->major) + "." + std::to_string(version->minor) + "." +
-                     std::to_string(version->patch);
-  const std::string_view instructions = bf16_instructions();
-  return text + (instructions.empty() ? " (no bf16)" : " (" + std::string(instructions) + ")");
+  const std::string text = "oneDNN " + std::to_string(version->major) + "." + std::to_string(version->minor) +
+                           "." + std::to_string(version->patch);
+  const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
+  if (!bf16_instructions().empty()) return text + " (" + std::string(bf16_instructions()) + ")";
+  if (has(isa, dnnl::cpu_isa::avx512_core)) return text + " (avx512_core)";
+  return text + (has(isa, dnnl::cpu_isa::avx2) ? " (avx2)" : " (before avx2)");
 }
 
 }  // namespace tranche::kernels::cpu

@@ -1,11 +1,12 @@
 #pragma once
-/// bf16 products through oneDNN; the one place that knows its interface. Builds with TRANCHE_PLAIN_KERNELS
-/// have a version of this file's source that can do nothing.
+/// Products through oneDNN; the one place that knows its interface. Builds with TRANCHE_PLAIN_KERNELS have a
+/// version of this file's source that can do nothing.
 
 #include <string>
 #include <string_view>
 
 #include "tranche/kernels/cpu/matmul.h"
+#include "tranche/kernels/cpu/sgemm.h"
 
 namespace tranche::kernels::cpu {
 
@@ -13,6 +14,12 @@ namespace tranche::kernels::cpu {
 /// ONEDNN_MAX_CPU_ISA limits it) has no bf16 products, oneDNN has no such primitive, or its scratchpad
 /// exceeds the workspace.
 bool onednn_matmul(const MatmulCall& call);
+
+/// Whether oneDNN has its own fp32 kernels for this CPU (x86 with AVX2 or better, as ONEDNN_MAX_CPU_ISA
+/// limits it).
+bool onednn_has_sgemm();
+/// sgemm() on the calling thread, with m, n, k > 0.
+void onednn_sgemm(const SgemmArguments& arguments);
 
 /// "oneDNN bf16 (avx512_core_bf16)"; empty when bf16 does not go to oneDNN on this machine.
 std::string_view onednn_bf16_path();

@@ -5,6 +5,10 @@ namespace tranche::kernels::cpu {
 bool onednn_matmul(const MatmulCall&) {
   return false;
 }
+bool onednn_has_sgemm() {
+  return false;
+}
+void onednn_sgemm(const SgemmArguments&) {}
 std::string_view onednn_bf16_path() {
   return {};
 }

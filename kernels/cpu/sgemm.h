@@ -1,6 +1,6 @@
 #pragma once
 /// fp32 matrix products on the calling thread: the tile product under matmul and attention. OpenBLAS, or
-/// plain loops in builds with TRANCHE_PLAIN_KERNELS.
+/// oneDNN where OpenBLAS has no kernels for the CPU, or plain loops in builds with TRANCHE_PLAIN_KERNELS.
 
 #include <cstdint>
 #include <string>
@@ -25,7 +25,7 @@ struct SgemmArguments {
 };
 void sgemm(const SgemmArguments& arguments);
 
-/// "OpenBLAS sgemm" or "plain loops".
+/// "OpenBLAS sgemm", "oneDNN sgemm" or "plain loops".
 std::string_view sgemm_path();
 /// Library, version and kernel set, for the numerics fingerprint.
 std::string sgemm_library();

@@ -2,12 +2,14 @@
 /// Independent pieces of work of unequal cost, on the threads of a stream.
 
 #include <cstdint>
+#include <exception>
 
 namespace tranche::kernels::cpu {
 
 /// Calls body(i, slot) for i in [0, count) on up to `threads` threads; a free thread takes the next i. `slot`
 /// in [0, threads) is the running thread's own, for scratch memory. Which thread runs which i must not change
-/// the result. One thread runs in the caller, without OpenMP. `body` does not throw.
+/// the result. One thread runs in the caller, without OpenMP. When bodies throw, one of their exceptions is
+/// rethrown.
 template <class Body>
 void parallel_tasks(int threads, std::int64_t count, const Body& body) {
   if (threads <= 1 || count <= 1) {
@@ -15,6 +17,7 @@ void parallel_tasks(int threads, std::int64_t count, const Body& body) {
     return;
   }
   std::int64_t next = 0;
+  std::exception_ptr failure;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int slot = 0; slot < threads; ++slot) {
     for (;;) {
@@ -22,9 +25,16 @@ void parallel_tasks(int threads, std::int64_t count, const Body& body) {
 #pragma omp atomic capture
       i = next++;
       if (i >= count) break;
-      body(i, slot);
+      try {
+        body(i, slot);
+      } catch (...) {
+#pragma omp critical(tranche_parallel_tasks)
+        failure = std::current_exception();
+        break;
+      }
     }
   }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace tranche::kernels::cpu
