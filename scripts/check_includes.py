@@ -87,7 +87,8 @@ def complaint(root, file, quote, target):
             return f"<{target}> is {library}, which belongs only in {', '.join(homes)}"
     if pathlib.PurePath(file).suffix in HEADERS and file.split("/")[0] in FLOOR and matches(target, HEAVY):
         return f"<{target}> is heavy: include it in .cpp files only (json_fwd.hpp, or text, serves a header)"
-    if quote == '"' and not target.startswith("hwy/"):
+    beside = file.split("/")[0] in OUTSIDE and (root / file).parent.joinpath(target).is_file()
+    if quote == '"' and not target.startswith("hwy/") and not beside:
         return f'"{target}" is not of the form "tranche/<folder>/<file>.h" (other libraries take <>)'
     return None
 

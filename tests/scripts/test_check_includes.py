@@ -32,6 +32,8 @@ CLEAN = {
     "tools/main.cpp": '#include "tranche/tranche.h"\n#include "tranche/comm/mpi.h"\n',
     "tests/support/s.h": '#include <gtest/gtest.h>\n#include <fmt/core.h>\n',
     "tests/comm/t.cpp": '#include <mpi.h>\n#include "tranche/tests/support/s.h"\n#include "tranche/kernels/cpu/k-inl.h"\n',
+    "tests/comm/beside.cpp": '#include "local.h"\n',
+    "tests/comm/local.h": "\n",
     "bench/b.cpp": '#include "tranche/tests/support/s.h"\n',
     "examples/e.cpp": "#include <tranche/tranche.h>\n#include <mpi.h>\n",
     "docs/not_a_source.cpp": "#include <mpi.h>\n",
@@ -59,6 +61,7 @@ VIOLATIONS = [
     ("core/x.cpp", '#include "tranche/docs/not_a_source.cpp"', "is in no folder with a floor"),
     ("core/x.cpp", "#include <tranche/core/a.h>", 'is the users\' form: write #include "tranche/core/a.h"'),
     ("core/x.cpp", '#include "a.h"', 'is not of the form "tranche/<folder>/<file>.h"'),
+    ("tests/x.cpp", '#include "local.h"', 'is not of the form "tranche/<folder>/<file>.h"'),
     ("tranche.h", '#include "tranche/comm/c.h"', "tranche.h may include only engine/ headers, not comm/"),
     ("engine/x.cpp", "#include <mpi.h>", "<mpi.h> is MPI, which belongs only in comm/mpi*"),
     ("comm/x.h", "#include <mpi.h>", "is MPI"),
@@ -97,7 +100,7 @@ class CheckIncludes(unittest.TestCase):
 
     def test_a_clean_tree_passes(self):
         status, output, _ = run(self.root)
-        self.assertEqual((status, output.splitlines()[-1]), (0, "check_includes: 26 files, 0 violations"), output)
+        self.assertEqual((status, output.splitlines()[-1]), (0, "check_includes: 28 files, 0 violations"), output)
 
     def test_each_violation_is_named_with_its_line(self):
         for file, include, text in VIOLATIONS:
