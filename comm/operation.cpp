@@ -191,7 +191,7 @@ bool ReduceExchange::advance(Transport& transport, Slab& slab) {
   // late rank holds one lane and leaves the other to the rest. The next chunk arrives during this sum.
   if (arrivals_.size() == 1 && uses_slab()) post(transport, slab);
   sum(arrivals_.front());
-  if (arrivals_.front().lane >= 0) slab.release(arrivals_.front().lane);
+  if (arrivals_.front().lane >= 0) slab.release(arrivals_.front().lane, order);
   arrivals_.pop_front();
   ++summed_;
   return true;
@@ -217,7 +217,7 @@ void ReduceExchange::abandon(Slab& slab) {
   for (Flow& flow : sends_) flow.abandon();
   for (Arrival& arrival : arrivals_) {
     arrival.messages.clear();
-    if (arrival.lane >= 0) slab.release(arrival.lane);
+    if (arrival.lane >= 0) slab.release(arrival.lane, order);
   }
   arrivals_.clear();
 }

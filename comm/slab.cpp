@@ -32,14 +32,19 @@ Slab::Slab(MemoryResource* memory, std::int64_t bytes, int ranks) {
 
 int Slab::take(std::uint64_t order) {
   if (free_.empty()) return -1;
-  if (free_.size() == 1 && !users_.empty() && *users_.begin() != order) return -1;
+  if (free_.size() == 1 && !users_.empty()) {
+    const auto& [oldest, held] = *users_.begin();
+    if (oldest != order && held == 0) return -1;
+  }
   const int lane = free_.back();
   free_.pop_back();
+  ++users_[order];
   return lane;
 }
 
-void Slab::release(int lane) {
+void Slab::release(int lane, std::uint64_t order) {
   free_.push_back(lane);
+  --users_[order];
 }
 
 std::int64_t reduction_chunk(std::int64_t lane_bytes, int ranks, DataType dtype,

@@ -2,7 +2,7 @@
 /// The exchange buffer of a rank: one allocation, cut in lanes that reductions take turns in.
 
 #include <cstdint>
-#include <set>
+#include <map>
 #include <vector>
 
 #include "tranche/core/dtype.h"
@@ -11,7 +11,7 @@
 namespace tranche::comm {
 
 /// Two lanes, so that one chunk is exchanged while another is summed; one when the slab is too small for two.
-/// The last free lane is kept for the oldest reduction of the rank. So however late some ranks are with some
+/// While the oldest reduction of the rank holds no lane, the last free one is kept for it. So however late some ranks are with some
 /// operations, the oldest always finds a lane on every rank, and no circle of waiting can form.
 class Slab {
  public:
@@ -21,11 +21,11 @@ class Slab {
 
   std::int64_t lane_bytes() const noexcept { return lane_bytes_; }
   /// A reduction that will ask for lanes; `order` is its place in the rank's sequence of operations.
-  void enlist(std::uint64_t order) { users_.insert(order); }
+  void enlist(std::uint64_t order) { users_.emplace(order, 0); }
   void retire(std::uint64_t order) { users_.erase(order); }
   /// A lane's number, or -1 when there is none for this reduction now.
   int take(std::uint64_t order);
-  void release(int lane);
+  void release(int lane, std::uint64_t order);
   void* data(int lane) const { return base_ + lane * lane_bytes_; }
 
  private:
@@ -34,7 +34,7 @@ class Slab {
   unsigned char* base_ = nullptr;
   std::int64_t lane_bytes_ = 0;
   std::vector<int> free_;
-  std::set<std::uint64_t> users_;
+  std::map<std::uint64_t, int> users_;  ///< lanes held, by order
 };
 
 /// Elements of each piece that a reduction over `ranks` exchanges at once: equal on all ranks that were given

@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""check_mpi_program.py RUN_MPI PROGRAM CASE: runs a small MPI program and reads how it ended.
+
+Each case says the arguments, the exit status of mpirun (None: anything but 0), lines that must appear and
+the longest time it may take. mpirun itself is given a limit, so that a hang shows as status 110.
+"""
+import os
+import subprocess
+import sys
+import time
+
+NO_DATA = "reduce_scatter of unit h.3 in backward: no data from rank 1 after 2.0 s (rank 1 has not entered the operation, or hangs)"
+CASES = {
+    # name: (ranks, arguments, status, texts that must appear, texts that must not, seconds)
+    "none": (3, ["none"], 0, ["rank 0 is done", "rank 1 is done", "rank 2 is done"], ["ends:"], 20),
+    "throw": (3, ["throw"], 5, [
+        "rank 1 ends: loss is not finite in step 3",
+        "rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3",
+        "rank 2 ends: [rank 2] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3",
+    ], ["is done", "no data"], 20),
+    "throw-two": (2, ["throw"], 5, ["rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 failed: "],
+                  ["is done"], 20),
+    # Of the ranks that wait for the one that hangs, the second may hear of the first's time-out before its own.
+    "hang": (3, ["hang"], 5, [NO_DATA], ["is done"], 20),
+    "hang-two": (2, ["hang"], 5, ["rank 0 ends: [rank 0] " + NO_DATA], ["is done"], 20),
+    "kill": (3, ["kill"], None, ["signal 9 (Killed)"], ["is done"], 20),
+    "adopt-multiple-thread": (3, ["multiple", "thread"], 0, ["adopted: ok"], [], 60),
+    "adopt-serialized-inline": (3, ["serialized", "inline"], 0, ["adopted: ok"], [], 60),
+    "adopt-multiple-inline": (2, ["multiple", "inline"], 0, ["adopted: ok"], [], 60),
+    "adopt-serialized-thread": (2, ["serialized", "thread"], 0, [
+        "MPI was initialised with MPI_THREAD_SERIALIZED, but a communication thread beside the program's own calls "
+        "needs MPI_THREAD_MULTIPLE; initialise MPI with that, or choose progress: inline"], ["adopted: ok"], 20),
+}
+
+
+def main() -> int:
+    run_mpi, program, case = sys.argv[1:]
+    ranks, arguments, status, wanted, unwanted, seconds = CASES[case]
+    begin = time.monotonic()
+    job = subprocess.run([run_mpi, str(ranks), program, *arguments], capture_output=True, text=True,
+                         env={**os.environ, "TRANCHE_MPI_TIMEOUT": str(seconds + 10)})
+    took = time.monotonic() - begin
+    output = job.stdout + job.stderr
+    problems = [f"missing: {text}" for text in wanted if text not in output]
+    problems += [f"must not appear: {text}" for text in unwanted if text in output]
+    if job.returncode == 110:
+        problems.append("the job did not end by itself")
+    if status is None and job.returncode == 0 or status is not None and job.returncode != status:
+        problems.append(f"exit status {job.returncode}, wanted {'a failure' if status is None else status}")
+    if took > seconds:
+        problems.append(f"took {took:.1f} s, at most {seconds} s are allowed")
+    if problems:
+        print(f"{case}: {'; '.join(problems)}\n--- output\n{output}")
+        return 1
+    print(f"{case}: exit status {job.returncode} after {took:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+/// What ends a group: time-outs, posted failures, ranks that throw or hang, calls that do not match.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "tranche/comm/backends.h"
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+#include "tranche/device/event.h"
+
+namespace tranche {
+namespace {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::Not;
+
+const OperationLabel label{"h.3", "backward"};
+
+CommunicatorOptions with_timeout(double seconds) {
+  CommunicatorOptions options;
+  options.timeout_seconds = seconds;
+  options.slab_bytes = 64 << 10;
+  return options;
+}
+
+Event sum(Communicator& comm, const std::vector<float>& full, std::vector<float>& out,
+          std::span<const Event> ready = {}) {
+  const auto count = static_cast<std::int64_t>(out.size());
+  return comm.reduce_scatter(full.data(), DataType::float32, out.data(), DataType::float32, count, {}, ready,
+                             label);
+}
+
+std::string failure_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const CommunicationError& error) {
+    EXPECT_EQ(error.exit_status(), ExitStatus::communication);
+    return error.what();
+  }
+  return "no CommunicationError";
+}
+
+TEST(Failures, ATimeOutNamesOperationUnitPhaseAndTheMissingRank) {
+  const ThreadGroup group(3);
+  std::string texts[2];
+  const Stopwatch watch;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {  // rank 2 has not even started
+    threads.emplace_back([&, rank] {
+      const auto comm = group.communicator(rank, with_timeout(0.2));
+      std::vector<float> full(300), out(100);
+      texts[rank] = failure_of([&] { sum(*comm, full, out).wait(); });
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_THAT(texts[0],
+              HasSubstr("[rank 0] reduce_scatter of unit h.3 in backward: no data from rank 2 after 0.2 s "
+                        "(rank 2 has not entered the operation, or hangs)"));
+  EXPECT_THAT(texts[1],
+              HasSubstr("[rank 1] reduce_scatter of unit h.3 in backward: no data from rank 2 after 0.2 s"));
+  EXPECT_LT(watch.seconds(), 10) << "far beyond the time-out";
+}
+
+TEST(Failures, ATimeOutNamesAllMissingRanks) {
+  const ThreadGroup group(4);
+  const auto comm = group.communicator(1, with_timeout(0.1));
+  EXPECT_THAT(
+      failure_of([&] {
+        comm->barrier({"", "start"}).wait();
+      }),
+      HasSubstr("barrier in start: no data from ranks 2, 3 and 0 after 0.1 s (ranks 2, 3 and 0 have not "
+                "entered the operation, or hang)"));
+}
+
+TEST(Failures, ASenderWhoseDataNobodyTakesSaysSo) {
+  const ThreadGroup group(2);
+  const auto comm = group.communicator(0, with_timeout(0.1));
+  const float value = 1;
+  EXPECT_THAT(failure_of([&] { comm->send(&value, 1, DataType::float32, 1, {}, {}).wait(); }),
+              HasSubstr("send: rank 1 has not taken the data of this rank after 0.1 s"));
+}
+
+TEST(Failures, SlowComputeOnThisRankIsNoTimeOut) {
+  run_thread_ranks(2, [](int, const CommunicatorFactory& factory) {
+    const auto comm = factory(with_timeout(0.4));
+    const auto gate = std::make_shared<HostEvent>();
+    std::vector<float> full(200, 1.0f), out(100);
+    const std::vector<Event> ready{Event(gate)};
+    const Event done = sum(*comm, full, out, ready);
+    EXPECT_FALSE(done.wait_for(0.6));  // longer than the time-out
+    gate->complete();
+    done.wait();
+    EXPECT_EQ(out[99], 2.0f);
+  });
+}
+
+TEST(Failures, APostedFailureEndsPendingAndLaterOperationsOfPeers) {
+  const ThreadGroup group(3);
+  std::vector<std::thread> threads;
+  std::string pending[3], later[3];
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto comm = group.communicator(rank, with_timeout(30));
+      std::vector<float> full(300), out(100);
+      if (rank == 2) {
+        comm->post_failure("token file train.bin is truncated", 2);
+      } else {
+        pending[rank] = failure_of([&] { sum(*comm, full, out).wait(); });
+      }
+      later[rank] = failure_of([&] { comm->barrier({"", "end"}).wait(); });
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  const std::string cause = "rank 2 failed: token file train.bin is truncated";
+  EXPECT_THAT(pending[0], HasSubstr("[rank 0] reduce_scatter of unit h.3 in backward: " + cause));
+  EXPECT_THAT(pending[1], HasSubstr(cause));
+  for (const auto& text : later) EXPECT_THAT(text, HasSubstr("barrier in end: " + cause));
+}
+
+TEST(Failures, OperationsBehindATimeOutSayWhatEndedThem) {
+  const ThreadGroup group(2);
+  const auto comm = group.communicator(0, with_timeout(0.1));
+  const auto never = std::make_shared<HostEvent>();
+  const std::vector<Event> ready{Event(never)};
+  std::vector<float> full(200), out(100), other(100);
+  const Event waiting = sum(*comm, full, out, ready);
+  EXPECT_THAT(failure_of([&] { sum(*comm, full, other).wait(); }), HasSubstr("no data from rank 1"));
+  EXPECT_THAT(
+      failure_of([&] { waiting.wait(); }),
+      HasSubstr("reduce_scatter of unit h.3 in backward: ended by the failure of reduce_scatter of unit h.3 "
+                "in backward: no data from rank 1 after 0.1 s"));
+}
+
+TEST(Failures, TheFirstCauseIsRethrownWithItsRankNotTheEchoes) {
+  try {
+    run_thread_ranks(4, [](int rank, const CommunicatorFactory& factory) {
+      const auto comm = factory(with_timeout(30));
+      if (rank == 3) throw NumericalError("20 steps skipped in a row");
+      comm->barrier(label).wait();
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const NumericalError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("[rank 3] 20 steps skipped in a row"));
+  }
+}
+
+TEST(Failures, AnExceptionThatIsNotOursIsRethrownToo) {
+  EXPECT_THROW(run_thread_ranks(2,
+                                [](int rank, const CommunicatorFactory& factory) {
+                                  const auto comm = factory(with_timeout(30));
+                                  if (rank == 1) throw std::out_of_range("index");
+                                  comm->barrier(label).wait();
+                                }),
+               std::out_of_range);
+}
+
+TEST(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
+  const Stopwatch watch;
+  std::atomic<bool> release{false};
+  std::atomic<int> ended{0};
+  try {
+    run_thread_ranks(3, [&](int rank, const CommunicatorFactory& factory) {
+      const auto comm = factory(with_timeout(0.3));
+      comm->barrier(label).wait();
+      if (rank == 1) {
+        while (!release) std::this_thread::yield();  // until all the others have ended
+        return;
+      }
+      std::vector<float> full(300), out(100);
+      try {
+        sum(*comm, full, out).wait();
+      } catch (...) {
+        if (++ended == 2) release = true;
+        throw;
+      }
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const CommunicationError& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("reduce_scatter of unit h.3 in backward: no data from rank 1 after 0.3 s"));
+  }
+  EXPECT_LT(watch.seconds(), 10);
+}
+
+TEST(Failures, CallsThatDoNotMatchAreFound) {
+  try {
+    run_thread_ranks(2, [](int rank, const CommunicatorFactory& factory) {
+      const auto comm = factory(with_timeout(30));
+      std::vector<float> full(200);
+      comm->all_gather(full.data() + rank * 10, full.data(), 10 + rank, DataType::float32, 0, {}, label)
+          .wait();
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const CommunicationError& error) {
+    EXPECT_THAT(error.what(), AnyOf(HasSubstr("rank 0 sent 40 bytes where rank 1 expects 44"),
+                                    HasSubstr("rank 1 sent 44 bytes where rank 0 expects 40")));
+    EXPECT_THAT(error.what(), HasSubstr("the ranks' calls differ"));
+  }
+}
+
+TEST(Failures, WorkThatFailedBeforeAnOperationFailsIt) {
+  const auto comm = make_self_communicator();
+  const auto broken = std::make_shared<HostEvent>();
+  broken->fail(std::make_exception_ptr(NumericalError("kernel failed")));
+  const std::vector<Event> ready{Event(broken)};
+  std::vector<float> values(10);
+  EXPECT_THROW(sum(*comm, values, values, ready).wait(), NumericalError);
+  sum(*comm, values, values).wait();  // the group itself is unharmed
+}
+
+TEST(Failures, DestroyingACommunicatorAbandonsWhatIsPendingInBoundedTime) {
+  const Stopwatch watch;
+  Event pending;
+  {
+    const ThreadGroup group(2);
+    const auto comm = group.communicator(0, with_timeout(0.2));
+    const auto never = std::make_shared<HostEvent>();
+    const std::vector<Event> ready{Event(never)};
+    std::vector<float> full(200), out(100);
+    pending = sum(*comm, full, out, ready);
+  }
+  EXPECT_THAT(failure_of([&] { pending.wait(); }),
+              HasSubstr("its communicator was destroyed before it was done"));
+  EXPECT_LT(watch.seconds(), 10);
+}
+
+TEST(Failures, UnwindingDoesNotWaitForPeers) {
+  const Stopwatch watch;
+  const ThreadGroup group(2);
+  const auto fail = [&] {
+    const auto comm = group.communicator(0, with_timeout(300));
+    std::vector<float> full(200), out(100);
+    const Event pending = sum(*comm, full, out);
+    throw NumericalError("elsewhere");
+  };
+  EXPECT_THROW(fail(), NumericalError);
+  EXPECT_LT(watch.seconds(), 30);
+}
+
+TEST(Failures, AbortingAThreadRankFailsItsPeers) {
+  const ThreadGroup group(2);
+  const auto first = group.communicator(0, with_timeout(30)),
+             second = group.communicator(1, with_timeout(30));
+  second->abort_job(5);
+  EXPECT_THAT(failure_of([&] { first->barrier(label).wait(); }),
+              HasSubstr("rank 1 failed: aborted with status 5"));
+}
+
+TEST(Failures, APostToTheGroupReachesEveryRank) {
+  const ThreadGroup group(2);
+  const auto first = group.communicator(0, with_timeout(30)),
+             second = group.communicator(1, with_timeout(30));
+  const Event pending = first->barrier(label);
+  group.post_failure(1, "watchdog");
+  EXPECT_THAT(failure_of([&] { pending.wait(); }), HasSubstr("rank 1 failed: watchdog"));
+  EXPECT_THAT(failure_of([&] { second->barrier(label).wait(); }), HasSubstr("rank 1 failed: watchdog"));
+}
+
+TEST(Failures, ASplitGroupFailsWithItsParentsRanks) {
+  const ThreadGroup group(3);
+  std::string text;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto comm = group.communicator(rank, with_timeout(0.3));
+      const auto pair = comm->split(rank == 0 ? 0 : 1, 0);
+      if (rank == 1) text = failure_of([&] { pair->barrier(label).wait(); });
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_THAT(text, HasSubstr("no data from rank 2 after 0.3 s"));
+}
+
+std::string refusal_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.message();
+  }
+  return "not refused";
+}
+
+TEST(Arguments, AreRefusedWithTheOperationNamed) {
+  const auto comm = make_self_communicator();
+  float values[4] = {};
+  EXPECT_EQ(refusal_of([&] { comm->all_gather(values, values, -1, DataType::float32, 0, {}, label); }),
+            "all_gather of unit h.3 in backward: count -1 is negative");
+  EXPECT_EQ(refusal_of([&] { comm->all_gather(nullptr, values, 1, DataType::float32, 0, {}, label); }),
+            "all_gather of unit h.3 in backward: shard is a null pointer");
+  EXPECT_EQ(refusal_of([&] { comm->all_gather(values, values, 1, DataType::float32, -4, {}, {}); }),
+            "all_gather: bucket of -4 elements");
+  EXPECT_EQ(refusal_of([&] {
+              comm->reduce_scatter(values, DataType::float64, values, DataType::float32, 1, {}, {}, label);
+            }),
+            "reduce_scatter of unit h.3 in backward: sums fp32, bf16 and fp16, not fp64");
+  EXPECT_EQ(
+      refusal_of([&] {
+        comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, {0, false, 0}, {}, {});
+      }),
+      "reduce_scatter: group size 0");
+  EXPECT_EQ(
+      refusal_of([&] {
+        comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, {1, false, -1}, {}, {});
+      }),
+      "reduce_scatter: bucket of -1 elements");
+  EXPECT_EQ(refusal_of([&] {
+              comm->all_reduce(values, 1, DataType::bfloat16, ReduceOperation::sum, {"", "norm"});
+            }),
+            "all_reduce in norm: reduces fp32, fp64 and int64, not bf16");
+  EXPECT_EQ(refusal_of([&] { comm->broadcast(values, 1, DataType::float32, 1, {}, {}); }),
+            "broadcast: root 1 is not a rank of this group of 1");
+  EXPECT_EQ(refusal_of([&] { comm->send(values, 1, DataType::float32, 0, {}, {}); }),
+            "send: the peer is this rank itself");
+  EXPECT_EQ(refusal_of([&] { comm->recv(values, 1, DataType::float32, -1, {}, {}); }),
+            "recv: peer -1 is not a rank of this group of 1");
+  EXPECT_EQ(refusal_of([&] { comm->all_to_all(values, values, 1, DataType::float32, {}, {}); }),
+            "all_to_all: sent and received are the same buffer");
+  EXPECT_THAT(refusal_of([&] {
+                comm->all_gather(values, values, std::int64_t{1} << 62, DataType::float32, 0, {}, {});
+              }),
+              Not(HasSubstr("not refused")));
+}
+
+TEST(Arguments, OfGroupsAndSlabs) {
+  EXPECT_EQ(refusal_of([] { const ThreadGroup group(0); }), "a group of 0 thread ranks");
+  const ThreadGroup group(4);
+  EXPECT_EQ(refusal_of([&] { group.communicator(4); }), "rank 4 of a group of 4 thread ranks");
+  CommunicatorOptions small;
+  small.slab_bytes = 3071;
+  EXPECT_EQ(refusal_of([&] { group.communicator(0, small); }),
+            "a communication slab of 3071 bytes cannot hold 256 fp32 elements from each of 3 peers; give "
+            "slab_bytes at "
+            "least 3072");
+  const auto comm = group.communicator(1);
+  EXPECT_EQ(refusal_of([&] { group.communicator(1); }),
+            "the communicator of thread rank 1 has been made already");
+  EXPECT_EQ(refusal_of([] { make_meta_communicator(3, 3, 1); }), "meta rank 3 of 3");
+}
+
+}  // namespace
+}  // namespace tranche

@@ -1,0 +1,49 @@
+/// A job in which rank 1 fails in the way of the first argument: throw, hang, kill, or none. What every rank
+/// does with an error is what a program of the library's users would do: tell the peers, say it, end the job.
+#include <csignal>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tranche/comm/backends.h"
+#include "tranche/core/error.h"
+
+namespace {
+
+void work(tranche::Communicator& comm, const std::string& way) {
+  const tranche::OperationLabel label{"h.3", "backward"};
+  const int n = comm.size();
+  std::vector<float> full(static_cast<std::size_t>(n) * 1000, 1.0f), shard(1000);
+  for (int step = 0; step < 5; ++step) {
+    if (step == 3 && comm.rank() == 1) {
+      if (way == "throw") throw tranche::NumericalError("loss is not finite in step 3");
+      if (way == "kill") std::raise(SIGKILL);
+      if (way == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+    comm.reduce_scatter(full.data(), tranche::DataType::float32, shard.data(), tranche::DataType::float32,
+                        1000, {}, {}, label)
+        .wait();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 64;
+  tranche::CommunicatorOptions options;
+  options.timeout_seconds = 2;
+  const auto comm = tranche::make_mpi_communicator(options);
+  try {
+    work(*comm, argv[1]);
+  } catch (const tranche::Error& error) {
+    std::fprintf(stderr, "rank %d ends: %s\n", comm->rank(), error.what());
+    comm->post_failure(error.message(), 2);
+    // Time for the peers to read the cause and say so before the job ends.
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    comm->abort_job(static_cast<int>(tranche::ExitStatus::communication));
+  }
+  std::printf("rank %d is done\n", comm->rank());
+  return 0;
+}
