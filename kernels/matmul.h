@@ -12,18 +12,19 @@ struct MatmulOptions {
 };
 
 /// c[m, n] = op(a)[m, k] op(b)[k, n], sums in fp32. a and b share a dtype (fp32, bf16, fp16); c has that
-/// dtype or fp32. cpu: fp32 through OpenBLAS (oneDNN where OpenBLAS has no kernels for the CPU), bf16 through
-/// oneDNN where the CPU multiplies bf16, otherwise (and for fp16 always) tiles widened to fp32 inside
-/// `workspace`, which then has at least minimum_workspace_bytes. The same operands and number of threads give
-/// the same bits; all but oneDNN's bf16 give them for any number of threads. Throws InvalidArgument on shapes
-/// or dtypes.
+/// dtype or fp32. cpu: fp32 through OpenBLAS (oneDNN where OpenBLAS has no kernels for the CPU); bf16 through
+/// oneDNN where the CPU multiplies bf16 faster than fp32, otherwise (and for fp16 always) tiles widened to
+/// fp32 inside `workspace`, which for 16-bit dtypes has at least minimum_workspace_bytes. The same operands
+/// and number of threads give the same bits; all but oneDNN's bf16 give them for any number of threads and
+/// size of workspace. Throws InvalidArgument on shapes or dtypes.
 void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView& a, const ConstTensorView& b,
             const TensorView& c, const Workspace& workspace);
 
 /// How a matmul of this dtype runs on this machine: "oneDNN bf16 (avx512_core_bf16)", "OpenBLAS sgemm",
 /// "oneDNN sgemm", "widened to fp32, OpenBLAS sgemm". For `info` and the start-up table.
 std::string_view matmul_path(DeviceKind device, DataType dtype);
-/// Libraries with versions and the instruction sets they (and our own loops) use, for the numerics fingerprint.
+/// Libraries with versions and the instruction sets they (and our own loops) use, for the numerics
+/// fingerprint.
 std::string matmul_libraries(DeviceKind device);
 
 }  // namespace tranche::kernels

@@ -121,20 +121,21 @@ void matmul(const MatmulCall& call) {
     return;
   }
   if (call.dtype == DataType::float32) return matmul_fp32(call);
-  if (call.dtype == DataType::bfloat16 && onednn_matmul(call)) return;
+  if (call.dtype == DataType::bfloat16 && onednn_bf16_is_fast() && onednn_matmul(call)) return;
   matmul_widened(call);
 }
 
 std::string_view matmul_path(DataType dtype) {
   if (dtype == DataType::float32) return sgemm_path();
-  if (dtype == DataType::bfloat16 && !onednn_bf16_path().empty()) return onednn_bf16_path();
+  if (dtype == DataType::bfloat16 && onednn_bf16_is_fast()) return onednn_bf16_path();
   return sgemm_path() == "OpenBLAS sgemm" ? "widened to fp32, OpenBLAS sgemm"
                                           : "widened to fp32, plain loops";
 }
 
 std::string matmul_libraries() {
   const std::string onednn = onednn_library();
-  return sgemm_library() + (onednn.empty() ? "" : ", " + onednn) + ", vector loops " + instruction_set();
+  return sgemm_library() + (onednn.empty() ? "" : ", " + onednn) + ", bf16 by " +
+         std::string(matmul_path(DataType::bfloat16)) + ", vector loops " + instruction_set();
 }
 
 }  // namespace tranche::kernels::cpu

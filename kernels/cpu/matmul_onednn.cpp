@@ -27,6 +27,15 @@ std::string_view bf16_instructions() {
   return {};
 }
 
+/// fp16 arithmetic beside bf16 marks the cores that were made with a matrix unit for bf16.
+bool made_with_matrix_unit() {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  return __builtin_cpu_supports("avx512fp16") != 0;
+#else
+  return false;
+#endif
+}
+
 /// oneDNN takes the number of threads from the calling thread's OpenMP setting, both when it makes a
 /// primitive and when it runs one.
 class ThreadsInForce {
@@ -115,6 +124,11 @@ bool onednn_matmul(const MatmulCall& call) {
   prepared.primitive.execute(primitives.stream(), arguments);
   primitives.stream().wait();
   return true;
+}
+
+bool onednn_bf16_is_fast() {
+  const std::string_view instructions = bf16_instructions();
+  return instructions == "avx512_core_amx" || (!instructions.empty() && !made_with_matrix_unit());
 }
 
 bool onednn_has_sgemm() {

@@ -5,6 +5,9 @@ namespace tranche::kernels::cpu {
 bool onednn_matmul(const MatmulCall&) {
   return false;
 }
+bool onednn_bf16_is_fast() {
+  return false;
+}
 bool onednn_has_sgemm() {
   return false;
 }

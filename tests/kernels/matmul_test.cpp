@@ -4,6 +4,8 @@
 
 #include <tuple>
 
+#include "tranche/kernels/cpu/matmul.h"
+#include "tranche/kernels/cpu/matmul_onednn.h"
 #include "tranche/kernels/reference/matmul.h"
 #include "tranche/tests/kernels/kernel_testing.h"
 
@@ -34,6 +36,7 @@ void check_product(const Problem& problem, const MatmulOptions& options, DataTyp
   HostTensor a = random.tensor(dtype, stored(options.transpose_a, m, k));
   HostTensor b = random.tensor(dtype, stored(options.transpose_b, k, n));
   HostTensor c = options.accumulate ? random.tensor(c_dtype, {m, n}) : HostTensor(c_dtype, {m, n});
+  HostTensor before = c;  // for oneDNN's bf16, which is also tested where it is not the path taken
   const reference::MatmulShape shape{m, n, k, options.transpose_a, options.transpose_b};
   const auto absolute = [](std::vector<double> values) {
     for (double& value : values) value = std::abs(value);
@@ -51,6 +54,23 @@ void check_product(const Problem& problem, const MatmulOptions& options, DataTyp
   matmul(machine.stream(), options, a.view(), b.view(), c.view(), machine.workspace());
   expect_within(c.values(), wanted, bound, "c");
   EXPECT_TRUE(c.guard_intact());
+  if (dtype == DataType::bfloat16 && m * n * k > 0) {
+    cpu::MatmulCall call{options.transpose_a,
+                         options.transpose_b,
+                         options.accumulate,
+                         m,
+                         n,
+                         k,
+                         dtype,
+                         c_dtype,
+                         a.view().data,
+                         b.view().data,
+                         before.view().data,
+                         machine.workspace(),
+                         machine.stream().threads()};
+    if (cpu::onednn_matmul(call)) expect_within(before.values(), wanted, bound, "c by oneDNN");
+    EXPECT_TRUE(before.guard_intact());
+  }
 }
 
 using Case = std::tuple<DataType, DataType, bool, bool, bool>;
@@ -125,6 +145,22 @@ TEST(MatmulBits, RepeatAndForOwnTilesDoNotDependOnThreads) {
     if (matmul_path(DeviceKind::cpu, dtype).starts_with("oneDNN")) continue;
     for (int threads : {1, 3, 16}) EXPECT_EQ(first, run(threads, minimum_workspace_bytes));
     EXPECT_EQ(first, run(3, 4 * minimum_workspace_bytes + 4096));
+  }
+}
+
+TEST(MatmulOneDnn, LeavesTheCallAloneWhenItsScratchpadDoesNotFit) {
+  Random random(15);
+  Machine machine;
+  HostTensor a = random.tensor(bf16, {333, 257}), b = random.tensor(bf16, {257, 129}), c(bf16, {333, 129});
+  const auto untouched = c.bytes();
+  cpu::MatmulCall call{
+      true, false, false,         257,           129,           333,
+      bf16, bf16,  a.view().data, b.view().data, c.view().data, {machine.workspace().data, 0},
+      1};
+  b = random.tensor(bf16, {333, 129});
+  call.b = b.view().data;
+  if (!cpu::onednn_matmul(call)) {
+    EXPECT_EQ(c.bytes(), untouched);
   }
 }
 
