@@ -1,0 +1,442 @@
+// Life of an engine: layout, agreement at the start, allocation, initial weights; and the calls that only
+// pass on.
+
+#include "tranche/engine/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tranche/core/clock.h"
+#include "tranche/engine/engine_impl.h"
+#include "tranche/kernels/elementwise.h"
+#include "tranche/version.h"
+
+namespace tranche {
+
+namespace {
+
+std::uint64_t hash_text(std::string_view text) {
+  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+LossScalerOptions scaler_options(const Config& config) {
+  if (config.loss_scaling) return config.loss_scaler;
+  LossScalerOptions fixed;
+  fixed.dynamic = false;
+  fixed.initial_scale = 1;
+  return fixed;
+}
+
+}  // namespace
+
+Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in,
+                   std::unique_ptr<Optimizer> optimizer_in)
+    : runtime(runtime_in),
+      model(std::move(model_in)),
+      config((validate_config(config_in, runtime_in.shard().size()), std::move(config_in))),
+      optimizer(optimizer_in ? std::move(optimizer_in) : make_optimizer(config)),
+      schedule(make_schedule(config)),
+      groups(config.group_rules, config.frozen),
+      scaler(scaler_options(config)),
+      shard(runtime_in.shard()),
+      compute(runtime_in.device().compute_stream()),
+      memory(runtime_in.memory(Tier::device)),
+      rank(shard.rank()),
+      ranks(shard.size()),
+      stage(config.stage),
+      policy(config.effective_reduction()),
+      reduction_group(config.reduction_group > 0 ? config.reduction_group : shard.local_size()),
+      arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
+      state_tensors(optimizer->state()) {
+  arena->set_poison(config.debug.poison_memory);
+  set_phase("start");
+  lay_out();
+  agree_on_start();
+  allocate();
+  initialize_weights();
+  set_phase("idle");
+  step_started = seconds_now();
+}
+
+Engine::Impl::~Impl() {
+  // Collectives under way still touch the buffers; a failed communicator has let go of them.
+  for (UnitState& unit : units) {
+    for (const Event& event : {unit.trainable.filled, unit.frozen.filled, unit.reduced}) {
+      try {
+        event.wait();
+      } catch (...) {
+      }
+    }
+  }
+}
+
+void Engine::Impl::require(bool condition, const std::string& message) const {
+  if (!condition) throw LogicError(message);
+}
+
+void Engine::Impl::set_phase(std::string_view phase, std::string_view unit) {
+  runtime.ledger().set_phase(phase, unit);
+}
+
+void Engine::Impl::lay_out() {
+  if (model.units().empty()) throw ConfigurationError("the model has no units");
+  const double nominal =
+      static_cast<double>(config.train_batch_size) * static_cast<double>(model.tokens_per_sample);
+  loss_exponent = static_cast<int>(std::lround(std::log2(std::max(nominal, 1.0))));
+  std::vector<std::string> names;
+  for (const UnitSpec& spec : model.units()) {
+    std::vector<std::int64_t> trainable_sizes, frozen_sizes;
+    std::vector<int> trainable_tensors, frozen_tensors, all;
+    for (const TensorSpec& tensor : spec.tensors) {
+      TensorState state;
+      state.name = tensor.name;
+      state.shape = tensor.shape;
+      state.initializer = tensor.initializer;
+      state.model_index = tensors.size();
+      state.unit = static_cast<int>(units.size());
+      state.frozen = groups.frozen(tensor.name);
+      state.group = groups.resolve(tensor.name, tensor.shape.rank());
+      auto& sizes = state.frozen ? frozen_sizes : trainable_sizes;
+      state.flat_index = static_cast<int>(sizes.size());
+      sizes.push_back(tensor.shape.elements());
+      const int index = static_cast<int>(tensors.size());
+      (state.frozen ? frozen_tensors : trainable_tensors).push_back(index);
+      all.push_back(index);
+      tensor_index.emplace(tensor.name, index);
+      names.push_back(tensor.name);
+      tensors.push_back(std::move(state));
+    }
+    units.emplace_back(spec.name, spec.uses_per_pass, FlatState(trainable_sizes, ranks),
+                       FlatState(frozen_sizes, ranks));
+    units.back().trainable.tensors = std::move(trainable_tensors);
+    units.back().frozen.tensors = std::move(frozen_tensors);
+    units.back().tensors = std::move(all);
+  }
+  const std::vector<std::string> unmatched = groups.unmatched(names);
+  if (!unmatched.empty()) {
+    throw ConfigurationError("pattern '" + unmatched.front() +
+                             "' in tranche.frozen or tranche.parameter_groups "
+                             "matches no tensor; the nearest name is '" +
+                             nearest(unmatched.front(), names) + "'");
+  }
+  if (std::all_of(tensors.begin(), tensors.end(), [](const TensorState& t) { return t.frozen; })) {
+    throw ConfigurationError("tranche.frozen leaves no tensor to train");
+  }
+}
+
+void Engine::Impl::agree_on_start() {
+  // What must be equal on all ranks, in the order in which a difference is most useful to name.
+  struct Start {
+    std::uint64_t version, configuration, model_hash, fingerprint;
+  };
+  const Start mine{hash_text(version), hash_text(config.to_json()), model.hash(),
+                   hash_text(runtime.numerics_fingerprint())};
+  std::vector<Start> all(static_cast<std::size_t>(ranks), mine);
+  shard
+      .all_gather(&mine, all.data(), sizeof(Start), DataType::uint8, 0, {},
+                  OperationLabel{"start", "agree", Traffic::control})
+      .wait();
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const char* differs = all[r].version != all[0].version               ? "library version"
+                          : all[r].configuration != all[0].configuration ? "configuration"
+                          : all[r].model_hash != all[0].model_hash       ? "model"
+                          : all[r].fingerprint != all[0].fingerprint
+                              ? "numerics fingerprint (device kind, instruction set, libraries, threads)"
+                              : nullptr;
+    if (differs != nullptr) {
+      throw ConfigurationError("rank " + std::to_string(r) + " started with another " + differs +
+                               " than rank 0; start all ranks with the same program, files and flags");
+    }
+  }
+}
+
+std::byte* Engine::Impl::at(const FlatState& flat, const Buffer& buffer, bool whole, std::int64_t position,
+                            DataType dtype) const {
+  const std::int64_t first = whole ? 0 : flat.layout.shard_range(rank).begin;
+  return static_cast<std::byte*>(buffer.data()) + (position - first) * size_of(dtype);
+}
+
+std::byte* Engine::Impl::parameters_shard(const FlatState& flat) const {
+  return at(flat, flat.parameters, whole_parameters(), flat.layout.shard_range(rank).begin,
+            config.precision.compute);
+}
+
+std::byte* Engine::Impl::gradients_shard(const FlatState& flat) const {
+  return at(flat, flat.gradients, whole_gradients(), flat.layout.shard_range(rank).begin,
+            config.precision.accumulation);
+}
+
+TensorView Engine::Impl::master_view(const FlatState& flat, std::int64_t position,
+                                     std::int64_t elements) const {
+  void* data = flat.master ? at(flat, flat.master, whole_optimizer(), position, DataType::float32)
+                           : at(flat, flat.parameters, whole_parameters(), position, DataType::float32);
+  return {data, DataType::float32, Shape{elements}};
+}
+
+ElementRange Engine::Impl::optimizer_range(const FlatState& flat) const {
+  return whole_optimizer() ? ElementRange{0, flat.layout.padded_elements()} : flat.layout.shard_range(rank);
+}
+
+int Engine::Impl::find_tensor(std::string_view name) const {
+  const auto found = tensor_index.find(std::string(name));
+  if (found != tensor_index.end()) return found->second;
+  std::vector<std::string> names;
+  for (const TensorState& tensor : tensors) names.push_back(tensor.name);
+  throw InvalidArgument("the model has no tensor '" + std::string(name) + "'; the nearest is '" +
+                        nearest(name, names) + "'");
+}
+
+void Engine::Impl::allocate_flat(FlatState& flat, const std::string& name, bool trainable) {
+  const std::int64_t whole = flat.layout.padded_elements();
+  const std::int64_t part = flat.layout.shard_elements();
+  if (whole == 0) return;
+  const DataType compute_dtype = config.precision.compute;
+  flat.parameters = Buffer(memory, (whole_parameters() ? whole : part) * size_of(compute_dtype),
+                           Category::parameters, name + " parameters");
+  if (!trainable) return;
+  const std::int64_t kept = whole_optimizer() ? whole : part;
+  if (compute_dtype != DataType::float32) {
+    flat.master = Buffer(memory, kept * size_of(DataType::float32), Category::optimizer, name + " master");
+  }
+  flat.gradients = Buffer(memory, (whole_gradients() ? whole : part) * size_of(config.precision.accumulation),
+                          Category::gradients, name + " gradients");
+  for (const OptimizerStateTensor& state : state_tensors) {
+    flat.state.emplace_back(memory, kept * size_of(state.dtype), Category::optimizer,
+                            name + " " + state.name);
+    kernels::fill_constant(compute, {flat.state.back().data(), state.dtype, Shape{kept}},
+                           state.initial_value);
+  }
+}
+
+void Engine::Impl::allocate() {
+  for (UnitState& unit : units) {
+    allocate_flat(unit.trainable, unit.name, true);
+    allocate_flat(unit.frozen, unit.name + " frozen", false);
+  }
+  workspace_buffer = Buffer(memory, config.workspace_bytes, Category::workspace, "workspace");
+  scalars = Buffer(memory,
+                   config.accumulation_steps * 16 +
+                       static_cast<std::int64_t>(units.size() * sizeof(kernels::GradientStatistics)),
+                   Category::other, "step scalars");
+  const auto sums = static_cast<std::int64_t>(tensors.size()) * optimizer->statistics_per_tensor();
+  if (sums > 0) statistics_buffer = Buffer(memory, sums * 8, Category::other, "optimizer statistics");
+}
+
+void Engine::Impl::initialize_flat(UnitState& unit, FlatState& flat, bool trainable) {
+  if (flat.layout.padded_elements() == 0) return;
+  const DataType compute_dtype = config.precision.compute;
+  const std::int64_t kept = whole_parameters() ? flat.layout.padded_elements() : flat.layout.shard_elements();
+  kernels::fill_zero(compute, {flat.parameters.data(), compute_dtype, Shape{kept}});
+  if (flat.master) {
+    const std::int64_t elements = flat.master.bytes() / size_of(DataType::float32);
+    kernels::fill_zero(compute, {flat.master.data(), DataType::float32, Shape{elements}});
+  }
+  // Drawn in tiles that fit the workspace; each rank draws its own shard only (everything in stage 0).
+  const std::int64_t tile = config.workspace_bytes / size_of(DataType::float32);
+  for (const TensorPiece& piece : flat.layout.pieces(optimizer_range(flat))) {
+    const TensorState& tensor =
+        tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
+    const RandomKey key{config.seed, RandomPurpose::initialization, tensor.model_index};
+    for (std::int64_t done = 0; done < piece.elements; done += tile) {
+      const std::int64_t count = std::min(tile, piece.elements - done);
+      const std::int64_t position = piece.buffer_begin + done;
+      const std::int64_t first = piece.tensor_begin + done;
+      TensorView drawn{workspace_buffer.data(), DataType::float32, Shape{count}};
+      if (trainable) drawn = master_view(flat, position, count);
+      if (!trainable && compute_dtype == DataType::float32) {
+        drawn.data = at(flat, flat.parameters, whole_parameters(), position, compute_dtype);
+      }
+      const Initializer& how = tensor.initializer;
+      switch (how.kind) {
+        case Initializer::Kind::constant:
+          kernels::fill_constant(compute, drawn, how.a);
+          break;
+        case Initializer::Kind::normal:
+          kernels::fill_normal(compute, drawn, key, first, how.a, how.b);
+          break;
+        case Initializer::Kind::uniform:
+          kernels::fill_uniform(compute, drawn, key, first, how.a, how.b);
+          break;
+      }
+      if (compute_dtype != DataType::float32) {
+        void* weights = at(flat, flat.parameters, whole_parameters(), position, compute_dtype);
+        kernels::cast(compute, drawn, {weights, compute_dtype, Shape{count}});
+      }
+    }
+  }
+  unit.shard_ready = compute.record();
+  if (ranks > 1 && whole_parameters() && !whole_optimizer()) {
+    const std::vector<Event> ready{unit.shard_ready};
+    flat.filled = all_gather_shard(flat, flat.parameters.data(), compute_dtype, ready, unit.name, "start");
+  }
+}
+
+void Engine::Impl::initialize_weights() {
+  for (UnitState& unit : units) {
+    initialize_flat(unit, unit.trainable, true);
+    initialize_flat(unit, unit.frozen, false);
+  }
+}
+
+Event Engine::Impl::all_gather_shard(FlatState& flat, void* buffer, DataType dtype,
+                                     std::span<const Event> ready, std::string_view unit, const char* phase) {
+  const std::int64_t begin = flat.layout.shard_range(rank).begin * size_of(dtype);
+  return shard.all_gather(static_cast<std::byte*>(buffer) + begin, buffer, flat.layout.shard_elements(),
+                          dtype, config.allgather_bucket_elements, ready,
+                          OperationLabel{unit, phase, Traffic::data});
+}
+
+void Engine::Impl::begin_pass(const char* program) {
+  // The first pass records the order of units, the second runs with prefetch and is packed, later ones
+  // replay.
+  const bool evaluation = in_evaluation;
+  const bool record = config.debug.plan_memory && (evaluation ? evaluation_passes : train_passes) == 1;
+  arena->begin(program, record);
+}
+
+// --- Engine ---------------------------------------------------------------------------------------------
+
+Engine::Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr<Optimizer> optimizer)
+    : impl_(std::make_unique<Impl>(runtime, std::move(model), std::move(config), std::move(optimizer))) {}
+Engine::~Engine() = default;
+
+void Engine::begin_micro_batch() {
+  Impl& impl = *impl_;
+  impl.require(!impl.in_micro_batch, "begin_micro_batch() inside a micro-batch");
+  if (impl.in_evaluation) {
+    // A pass ends when the next begins, so that what holds the loss may outlive end_micro_batch().
+    if (impl.arena->active()) impl.arena->end();
+    impl.begin_pass("evaluate");
+    ++impl.evaluation_passes;
+  } else {
+    impl.require(impl.micro_batch < impl.config.accumulation_steps,
+                 "begin_micro_batch() after the step's " + std::to_string(impl.config.accumulation_steps) +
+                     " micro-batches; call step()");
+    if (!impl.in_step) {
+      impl.begin_pass("train");
+      impl.in_step = true;
+      impl.step_started = seconds_now();
+      impl.traffic_before = impl.shard.meter().counts(Traffic::data);
+      impl.control_before = impl.shard.meter().counts(Traffic::control);
+    }
+  }
+  impl.in_micro_batch = true;
+  impl.set_phase(impl.in_evaluation ? "evaluate" : "forward");
+}
+
+GatheredUnit Engine::gather(UnitId unit) {
+  impl_->model.unit(unit);  // throws on an unknown unit
+  impl_->acquire_unit(unit.index);
+  GatheredUnit handle;
+  handle.engine_ = this;
+  handle.unit_ = unit.index;
+  return handle;
+}
+
+UnitGradients Engine::gradients(UnitId unit) {
+  impl_->model.unit(unit);
+  impl_->open_gradients(unit.index);
+  UnitGradients handle;
+  handle.engine_ = this;
+  handle.unit_ = unit.index;
+  return handle;
+}
+
+void Engine::skip_gradients(UnitId unit) {
+  gradients(unit).reduce();
+}
+
+void Engine::end_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {
+  impl_->close_micro_batch(loss_sum, token_count);
+}
+
+float Engine::loss_gradient_scale() const {
+  return static_cast<float>(std::ldexp(impl_->scaler.scale(), -impl_->loss_exponent));
+}
+
+StepResult Engine::step() {
+  return impl_->finish_step();
+}
+
+void Engine::begin_evaluation() {
+  Impl& impl = *impl_;
+  impl.require(!impl.in_step,
+               "begin_evaluation() inside a step; evaluate between step() and the next micro-batch");
+  impl.require(!impl.in_evaluation, "begin_evaluation() inside an evaluation");
+  impl.in_evaluation = true;
+  impl.evaluation_loss = 0;
+  impl.evaluation_tokens = 0;
+}
+
+EvaluationResult Engine::end_evaluation() {
+  Impl& impl = *impl_;
+  impl.require(impl.in_evaluation && !impl.in_micro_batch,
+               "end_evaluation() without begin_evaluation(), or inside a micro-batch");
+  if (impl.arena->active()) impl.arena->end();
+  struct Share {
+    double loss;
+    std::int64_t tokens;
+  };
+  const Share mine{impl.evaluation_loss, impl.evaluation_tokens};
+  std::vector<Share> all(static_cast<std::size_t>(impl.ranks), mine);
+  impl.shard
+      .all_gather(&mine, all.data(), sizeof(Share), DataType::uint8, 0, {},
+                  OperationLabel{"evaluation", "agree", Traffic::control})
+      .wait();
+  EvaluationResult result;
+  double loss = 0;
+  for (const Share& share : all) {
+    loss += share.loss;
+    result.tokens += share.tokens;
+  }
+  result.loss = result.tokens > 0 ? loss / static_cast<double>(result.tokens) : 0.0;
+  impl.in_evaluation = false;
+  impl.step_gathered_elements = 0;
+  impl.exposed_gather = 0;
+  impl.set_phase("idle");
+  return result;
+}
+
+Device& Engine::device() const {
+  return impl_->runtime.device();
+}
+Stream& Engine::compute_stream() const {
+  return impl_->compute;
+}
+kernels::Workspace Engine::workspace() const {
+  return {impl_->workspace_buffer.data(), impl_->workspace_buffer.bytes()};
+}
+StepBuffer Engine::acquire(std::int64_t bytes, Category category, std::string_view tag) {
+  StepBuffer buffer = impl_->arena->acquire(bytes, category, tag);
+  for (const Event& event : buffer.ready()) impl_->compute.wait(event);
+  return buffer;
+}
+Runtime& Engine::runtime() const {
+  return impl_->runtime;
+}
+const Config& Engine::config() const {
+  return impl_->config;
+}
+const ModelSpec& Engine::model() const {
+  return impl_->model;
+}
+bool Engine::evaluating() const {
+  return impl_->in_evaluation;
+}
+std::int64_t Engine::steps() const {
+  return impl_->steps_done;
+}
+std::int64_t Engine::applied_steps() const {
+  return impl_->applied_steps;
+}
+std::int64_t Engine::micro_batch() const {
+  return impl_->micro_batch;
+}
+bool Engine::frozen(std::string_view tensor) const {
+  return impl_->tensors[static_cast<std::size_t>(impl_->find_tensor(tensor))].frozen;
+}
+
+}  // namespace tranche

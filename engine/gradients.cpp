@@ -1,0 +1,231 @@
+// The gradient path: from what kernels added, over the wire dtype and the ordered sum, into G.
+
+#include "tranche/engine/engine_impl.h"
+#include "tranche/kernels/elementwise.h"
+
+namespace tranche {
+
+void Engine::Impl::open_gradients(int index) {
+  UnitState& unit = units[index];
+  require(in_micro_batch && !in_evaluation, "gradients(" + unit.name + ") outside a training micro-batch");
+  require(!unit.handle_open, "gradients(" + unit.name + ") while another handle of the unit is open");
+  require(
+      unit.uses_begun < unit.uses_per_pass,
+      "gradients(" + unit.name + ") for use " + std::to_string(unit.uses_begun + 1) +
+          " of a micro-batch, but the model declares uses_per_pass = " + std::to_string(unit.uses_per_pass));
+  set_phase("backward", unit.name);
+  const std::int64_t elements = unit.trainable.layout.padded_elements();
+  if (unit.uses_begun == 0 && elements > 0) {
+    if (direct_accumulation()) {
+      // First use of the step: nothing has been added yet.
+      if (!unit.accumulated) {
+        kernels::fill_zero(compute, {unit.trainable.gradients.data(), DataType::float32, Shape{elements}});
+        unit.accumulated = true;
+      }
+    } else {
+      unit.gradient_slot = arena->acquire(elements * size_of(DataType::float32), Category::gradients,
+                                          unit.name + " gradients");
+      for (const Event& event : unit.gradient_slot.ready()) compute.wait(event);
+      kernels::fill_zero(compute, {unit.gradient_slot.data(), DataType::float32, Shape{elements}});
+    }
+  }
+  ++unit.uses_begun;
+  unit.handle_open = true;
+}
+
+TensorView Engine::Impl::gradient_view(int unit_index, int index) {
+  UnitState& unit = units[unit_index];
+  if (index < 0 || index >= static_cast<int>(unit.tensors.size())) {
+    throw InvalidArgument("unit " + unit.name + " has " + std::to_string(unit.tensors.size()) +
+                          " tensors, no index " + std::to_string(index));
+  }
+  const TensorState& tensor = tensors[unit.tensors[index]];
+  if (tensor.frozen) {
+    // Kernels that compute several gradients at once need somewhere to put this one.
+    unit.frozen_scratch.resize(unit.tensors.size());
+    StepBuffer& scratch = unit.frozen_scratch[index];
+    if (!scratch) {
+      scratch = arena->acquire(tensor.shape.elements() * size_of(DataType::float32), Category::gradients,
+                               tensor.name + " frozen scratch");
+      for (const Event& event : scratch.ready()) compute.wait(event);
+      kernels::fill_zero(compute, {scratch.data(), DataType::float32, tensor.shape});
+    }
+    return {scratch.data(), DataType::float32, tensor.shape};
+  }
+  void* base = direct_accumulation() ? unit.trainable.gradients.data() : unit.gradient_slot.data();
+  return {static_cast<float*>(base) + unit.trainable.layout.tensor_offset(tensor.flat_index),
+          DataType::float32, tensor.shape};
+}
+
+void Engine::Impl::submit_gradients(int index) {
+  UnitState& unit = units[index];
+  unit.handle_open = false;
+  for (StepBuffer& scratch : unit.frozen_scratch) scratch.release(compute.record());
+  ++unit.uses_submitted;
+  if (unit.uses_submitted == unit.uses_per_pass) launch_reduction(unit);
+}
+
+void Engine::Impl::drop_gradients(int index) noexcept {
+  UnitState& unit = units[index];
+  unit.handle_open = false;
+  try {
+    failure = "gradients of unit " + unit.name + " were dropped in micro-batch " +
+              std::to_string(micro_batch) + " without reduce()";
+  } catch (...) {
+    failure.clear();
+  }
+}
+
+void Engine::Impl::launch_reduction(UnitState& unit) {
+  FlatState& flat = unit.trainable;
+  const std::int64_t elements = flat.layout.padded_elements();
+  if (elements == 0) return;
+  const bool boundary = policy == ReductionPolicy::boundary;
+  const bool last_micro_batch = micro_batch + 1 == config.accumulation_steps;
+  const DataType wire = config.precision.wire;
+  const DataType accumulation = config.precision.accumulation;
+  set_phase("reduce", unit.name);
+
+  TensorView source{unit.gradient_slot.data(), DataType::float32, Shape{elements}};
+  if (boundary) {
+    TensorView accumulator{flat.gradients.data(), accumulation, Shape{elements}};
+    if (!direct_accumulation()) {
+      if (unit.accumulated) {
+        kernels::accumulate(compute, source, accumulator);
+      } else {
+        kernels::cast(compute, source, accumulator);
+      }
+      unit.accumulated = true;
+      unit.gradient_slot.release(compute.record());
+    }
+    if (!last_micro_batch) return;
+    source = accumulator;
+  }
+
+  // Rounded once, to the wire dtype; nothing is copied when it is in that dtype already.
+  StepBuffer wire_buffer;
+  ConstTensorView sent = source;
+  if (source.dtype != wire) {
+    wire_buffer = arena->acquire(elements * size_of(wire), Category::communication, unit.name + " wire");
+    for (const Event& event : wire_buffer.ready()) compute.wait(event);
+    const TensorView rounded{wire_buffer.data(), wire, Shape{elements}};
+    kernels::cast(compute, source, rounded);
+    sent = rounded;
+    unit.gradient_slot.release(compute.record());
+  }
+
+  const bool add = !boundary && unit.accumulated;
+  void* output = gradients_shard(flat);
+  if (ranks == 1) {
+    const void* piece = sent.data;
+    kernels::ordered_sum(compute, {&piece, 1}, wire, 1, add, {output, accumulation, Shape{elements}});
+    unit.reduced = compute.record();
+  } else {
+    OrderedSumOptions options;
+    options.group_size = reduction_group;
+    options.accumulate = add;
+    options.bucket_elements = config.reduce_bucket_elements;
+    const std::vector<Event> ready{compute.record(), unit.reduced};
+    unit.reduced = shard.reduce_scatter(sent.data, wire, output, accumulation, flat.layout.shard_elements(),
+                                        options, ready, OperationLabel{unit.name, "backward", Traffic::data});
+    if (stage == 0 && last_micro_batch) {
+      // Stage 0 keeps all of G: the shards are gathered in G's own dtype, behind the rest of backward.
+      const std::vector<Event> summed{unit.reduced};
+      unit.reduced = all_gather_shard(flat, flat.gradients.data(), accumulation, summed, unit.name, "reduce");
+    }
+  }
+  unit.accumulated = true;
+  wire_buffer.release(unit.reduced);
+  unit.gradient_slot.release(unit.reduced);
+  if (!config.overlap) unit.reduced.wait();
+}
+
+void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {
+  require(in_micro_batch, "end_micro_batch() without begin_micro_batch()");
+  for (const UnitState& unit : units) {
+    require(unit.holders == 0, "end_micro_batch() while unit " + unit.name + " is still held");
+  }
+  if (!in_evaluation) {
+    std::string missing = failure;
+    for (const UnitState& unit : units) {
+      if (!missing.empty()) break;
+      if (unit.trainable.layout.tensors() == 0 || unit.uses_submitted == unit.uses_per_pass) continue;
+      missing = "unit " + unit.name + " submitted its gradients " + std::to_string(unit.uses_submitted) +
+                " of " + std::to_string(unit.uses_per_pass) + " times in micro-batch " +
+                std::to_string(micro_batch) + "; call skip_gradients() for a unit that is not used";
+    }
+    if (!missing.empty()) {
+      // The peers wait in the reduction of this unit: they must learn of it.
+      shard.post_failure(missing, 2.0);
+      throw LogicError(missing);
+    }
+  }
+  if (loss_sum.dtype != DataType::float64 || token_count.dtype != DataType::int64 ||
+      loss_sum.elements() != 1 || token_count.elements() != 1) {
+    throw InvalidArgument("end_micro_batch() wants one fp64 loss sum and one int64 token count, got " +
+                          std::string(name_of(loss_sum.dtype)) + loss_sum.shape.to_string() + " and " +
+                          std::string(name_of(token_count.dtype)) + token_count.shape.to_string());
+  }
+  auto* losses = static_cast<double*>(scalars.data());
+  auto* tokens = reinterpret_cast<std::int64_t*>(losses + config.accumulation_steps);
+  const std::int64_t slot = in_evaluation ? 0 : micro_batch;
+  kernels::copy(compute, loss_sum, {losses + slot, DataType::float64, Shape{1}});
+  kernels::copy(compute, token_count, {tokens + slot, DataType::int64, Shape{1}});
+
+  GatherOrder& expected = order();
+  if (!expected.known || expected.position != expected.units.size()) {
+    if (expected.known) drop_prefetched();
+    expected.units = observed;
+    expected.known = true;
+  }
+  observed.clear();
+  expected.position = 0;
+  in_micro_batch = false;
+  if (in_evaluation) {
+    double loss = 0;
+    std::int64_t count = config.train_batch_size * model.tokens_per_sample;
+    runtime.device().copy_to_host(compute, &loss, losses, sizeof(loss));
+    runtime.device().copy_to_host(compute, &count, tokens, sizeof(count));
+    compute.synchronize();
+    evaluation_loss += loss;
+    evaluation_tokens += count;
+    return;
+  }
+  for (UnitState& unit : units) unit.uses_begun = unit.uses_submitted = 0;
+  ++micro_batch;
+}
+
+// --- UnitGradients --------------------------------------------------------------------------------------
+
+UnitGradients::UnitGradients(UnitGradients&& other) noexcept : engine_(other.engine_), unit_(other.unit_) {
+  other.engine_ = nullptr;
+}
+
+UnitGradients::~UnitGradients() {
+  if (engine_ != nullptr) engine_->impl_->drop_gradients(unit_);
+}
+
+TensorView UnitGradients::tensor(int index) const {
+  if (engine_ == nullptr) throw LogicError("tensor() of gradients that were handed over");
+  return engine_->impl_->gradient_view(unit_, index);
+}
+
+TensorView UnitGradients::tensor(std::string_view name) const {
+  if (engine_ == nullptr) throw LogicError("tensor() of gradients that were handed over");
+  return tensor(engine_->impl_->index_in_unit(unit_, name));
+}
+
+bool UnitGradients::wanted(int index) const {
+  if (engine_ == nullptr) throw LogicError("wanted() of gradients that were handed over");
+  const Engine::Impl& impl = *engine_->impl_;
+  return !impl.tensors[impl.units[unit_].tensors.at(static_cast<std::size_t>(index))].frozen;
+}
+
+void UnitGradients::reduce() && {
+  if (engine_ == nullptr) throw LogicError("reduce() of gradients that were handed over already");
+  Engine* engine = engine_;
+  engine_ = nullptr;
+  engine->impl_->submit_gradients(unit_);
+}
+
+}  // namespace tranche

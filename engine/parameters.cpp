@@ -1,0 +1,185 @@
+// Gathering: how full parameters of a unit come to be where a model can read them.
+
+#include <algorithm>
+
+#include "tranche/core/clock.h"
+#include "tranche/engine/engine_impl.h"
+
+namespace tranche {
+
+void Engine::Impl::acquire_unit(int index) {
+  require(in_micro_batch, "gather(" + units[index].name + ") outside a micro-batch");
+  UnitState& unit = units[index];
+  set_phase(in_evaluation ? "evaluate" : "forward_backward", unit.name);
+  GatherOrder& expected = order();
+  observed.push_back(index);
+  const bool in_order = expected.known && expected.position < expected.units.size() &&
+                        expected.units[expected.position] == index;
+  if (expected.known) {
+    if (in_order) {
+      ++expected.position;
+    } else {
+      // Another order than recorded: what was fetched ahead is of no use, and nothing more is fetched ahead
+      // in this micro-batch. The next one is recorded anew.
+      expected.known = false;
+      drop_prefetched();
+    }
+  }
+  if (!whole_parameters() && !unit.resident) {
+    if (resident_units >= config.depth) drop_prefetched();
+    if (resident_units >= config.depth) {
+      std::string holders;
+      for (const UnitState& other : units) {
+        if (other.holders > 0) holders += (holders.empty() ? "" : ", ") + other.name;
+      }
+      throw LogicError("gather(" + unit.name + ") would hold " + std::to_string(resident_units + 1) +
+                       " units at once, but tranche.depth is " + std::to_string(config.depth) +
+                       "; held now: " + holders + ". Let a handle go first or raise tranche.depth");
+    }
+    issue_gather(index);
+  }
+  ++unit.holders;
+  for (const FlatState* flat : {&unit.trainable, &unit.frozen}) {
+    const Stopwatch waiting;
+    const bool exposed = !flat->filled.query();
+    compute.wait(flat->filled);
+    if (exposed) exposed_gather += waiting.seconds();
+  }
+  prefetch();
+}
+
+void Engine::Impl::issue_gather(int index) {
+  UnitState& unit = units[index];
+  const DataType dtype = config.precision.compute;
+  for (FlatState* flat : {&unit.trainable, &unit.frozen}) {
+    if (flat->layout.padded_elements() == 0) continue;
+    flat->gathered = arena->acquire(flat->layout.padded_elements() * size_of(dtype), Category::gathered,
+                                    unit.name + " gathered");
+    std::vector<Event> ready = flat->gathered.ready();
+    ready.push_back(unit.shard_ready);
+    const OperationLabel label{unit.name, in_evaluation ? "evaluate" : "forward_backward", Traffic::data};
+    flat->filled =
+        shard.all_gather(flat->parameters.data(), flat->gathered.data(), flat->layout.shard_elements(), dtype,
+                         config.allgather_bucket_elements, ready, label);
+    if (!config.overlap) flat->filled.wait();
+    step_gathered_elements += flat->layout.padded_elements();
+  }
+  unit.resident = true;
+  ++resident_units;
+}
+
+void Engine::Impl::prefetch() {
+  if (whole_parameters() || !config.overlap) return;
+  GatherOrder& expected = order();
+  if (!expected.known) return;
+  std::int64_t ahead = 0;
+  std::int64_t live = 0;
+  for (const UnitState& unit : units) {
+    if (unit.resident) live += unit.gathered_elements();
+    if (unit.resident && unit.holders == 0) ahead += unit.gathered_elements();
+  }
+  // The next micro-batch of the same step begins with the same units; the step's last has no successor.
+  const bool wraps = !in_evaluation && micro_batch + 1 < config.accumulation_steps;
+  const std::size_t length = expected.units.size();
+  for (std::size_t next = expected.position; resident_units < config.depth; ++next) {
+    if (next >= length && (!wraps || next >= 2 * length)) return;
+    UnitState& unit = units[expected.units[next % length]];
+    if (unit.resident) {
+      // Held now and wanted again: it will be gathered on demand, and nothing behind it overtakes.
+      if (unit.holders > 0) return;
+      continue;
+    }
+    const std::int64_t elements = unit.gathered_elements();
+    if (ahead + elements > config.prefetch_elements || live + elements > config.max_live_elements) return;
+    issue_gather(expected.units[next % length]);
+    ahead += elements;
+    live += elements;
+  }
+}
+
+void Engine::Impl::drop_prefetched() {
+  for (UnitState& unit : units) {
+    if (unit.resident && unit.holders == 0) free_gathered(unit);
+  }
+}
+
+void Engine::Impl::free_gathered(UnitState& unit) noexcept {
+  // A gather under way still writes the slot, so reuse waits for it as well as for the readers.
+  for (FlatState* flat : {&unit.trainable, &unit.frozen}) {
+    if (!flat->gathered) continue;
+    flat->gathered.release(flat->filled.query() ? compute.record() : flat->filled);
+    flat->filled = Event();
+  }
+  unit.resident = false;
+  --resident_units;
+}
+
+void Engine::Impl::release_unit(int index) noexcept {
+  UnitState& unit = units[index];
+  --unit.holders;
+  if (whole_parameters() || unit.holders > 0) return;
+  free_gathered(unit);
+  try {
+    if (in_micro_batch) prefetch();
+  } catch (...) {
+    // A handle's release must not throw. The failed communicator reports again at the next call.
+  }
+}
+
+ConstTensorView Engine::Impl::parameter_view(int unit_index, int index) const {
+  const UnitState& unit = units[unit_index];
+  if (index < 0 || index >= static_cast<int>(unit.tensors.size())) {
+    throw InvalidArgument("unit " + unit.name + " has " + std::to_string(unit.tensors.size()) +
+                          " tensors, no index " + std::to_string(index));
+  }
+  const TensorState& tensor = tensors[unit.tensors[index]];
+  const FlatState& flat = tensor.frozen ? unit.frozen : unit.trainable;
+  const DataType dtype = config.precision.compute;
+  const void* base = whole_parameters() ? flat.parameters.data() : flat.gathered.data();
+  return {static_cast<const std::byte*>(base) + flat.layout.tensor_offset(tensor.flat_index) * size_of(dtype),
+          dtype, tensor.shape};
+}
+
+int Engine::Impl::index_in_unit(int unit_index, std::string_view tensor) const {
+  const UnitState& unit = units[unit_index];
+  std::string names;
+  for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
+    const std::string& name = tensors[unit.tensors[i]].name;
+    if (name == tensor) return static_cast<int>(i);
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  throw InvalidArgument("unit " + unit.name + " has no tensor " + std::string(tensor) + "; it has " + names);
+}
+
+// --- GatheredUnit ---------------------------------------------------------------------------------------
+
+GatheredUnit::GatheredUnit(GatheredUnit&& other) noexcept : engine_(other.engine_), unit_(other.unit_) {
+  other.engine_ = nullptr;
+}
+
+GatheredUnit& GatheredUnit::operator=(GatheredUnit&& other) noexcept {
+  if (this != &other) {
+    release();
+    engine_ = other.engine_;
+    unit_ = other.unit_;
+    other.engine_ = nullptr;
+  }
+  return *this;
+}
+
+void GatheredUnit::release() noexcept {
+  if (engine_ != nullptr) engine_->impl_->release_unit(unit_);
+  engine_ = nullptr;
+}
+
+ConstTensorView GatheredUnit::tensor(int index) const {
+  if (engine_ == nullptr) throw LogicError("tensor() of a gathered unit that was released");
+  return engine_->impl_->parameter_view(unit_, index);
+}
+
+ConstTensorView GatheredUnit::tensor(std::string_view name) const {
+  if (engine_ == nullptr) throw LogicError("tensor() of a gathered unit that was released");
+  return tensor(engine_->impl_->index_in_unit(unit_, name));
+}
+
+}  // namespace tranche

@@ -1,0 +1,156 @@
+// What the engine says of itself: memory, traffic, formulas, the start-up table.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tranche/engine/engine_impl.h"
+#include "tranche/kernels/matmul.h"
+
+namespace tranche {
+
+using nlohmann::ordered_json;
+
+namespace {
+
+ordered_json traffic_json(const std::map<std::string, TrafficCount>& counts) {
+  ordered_json result = ordered_json::object();
+  for (const auto& [operation, count] : counts) {
+    result[operation] = {{"calls", count.calls}, {"elements", count.elements}, {"bytes", count.bytes}};
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string Engine::memory_report() {
+  Impl& impl = *impl_;
+  ordered_json result = ordered_json::object();
+  for (const Tier tier : all_tiers) {
+    const TierAccount account = impl.runtime.ledger().account(tier);
+    std::vector<std::int64_t> values{account.peak};
+    for (const Category category : all_categories) values.push_back(account.category_peak[category]);
+    for (const Category category : all_categories) values.push_back(account.persistent[category]);
+    impl.shard
+        .all_reduce(values.data(), static_cast<std::int64_t>(values.size()), DataType::int64,
+                    ReduceOperation::maximum, OperationLabel{"report", "memory", Traffic::control})
+        .wait();
+    if (values[0] == 0) continue;
+    ordered_json categories = ordered_json::object(), persistent = ordered_json::object();
+    for (std::size_t c = 0; c < all_categories.size(); ++c) {
+      categories[std::string(name_of(all_categories[c]))] = values[1 + c];
+      persistent[std::string(name_of(all_categories[c]))] = values[1 + category_count + c];
+    }
+    result[std::string(name_of(tier))] = {
+        {"peak_bytes", values[0]}, {"by_category", categories}, {"persistent", persistent}};
+  }
+  return result.dump();
+}
+
+std::string Engine::traffic_report() const {
+  ordered_json result = traffic_json(impl_->step_traffic);
+  result["control"] = traffic_json(impl_->step_control_traffic);
+  result["formula_elements"] = formula_wire_elements();
+  return result.dump();
+}
+
+std::string Engine::model_report() const {
+  return ordered_json{{"parameters", impl_->model.parameters()},
+                      {"flops_per_token", impl_->model.flops_per_token}}
+      .dump();
+}
+
+Engine::StateBytes Engine::state_bytes() const {
+  const Impl& impl = *impl_;
+  const std::int64_t compute_bytes = size_of(impl.config.precision.compute);
+  const std::int64_t accumulation_bytes = size_of(impl.config.precision.accumulation);
+  std::int64_t optimizer_bytes = impl.config.precision.compute == DataType::float32 ? 0 : 4;
+  for (const OptimizerStateTensor& state : impl.state_tensors) optimizer_bytes += size_of(state.dtype);
+  StateBytes bytes;
+  for (const UnitState& unit : impl.units) {
+    for (const FlatState* flat : {&unit.trainable, &unit.frozen}) {
+      const bool trainable = flat == &unit.trainable;
+      const FlatLayout& layout = flat->layout;
+      const auto add = [&](bool whole, std::int64_t element_bytes, std::int64_t& sum) {
+        const std::int64_t held = whole ? layout.padded_elements() : layout.shard_elements();
+        const std::int64_t used = whole ? layout.elements() : layout.owned_elements(impl.rank);
+        sum += held * element_bytes;
+        bytes.padding += (held - used) * element_bytes;
+      };
+      add(impl.whole_parameters(), compute_bytes, bytes.parameters);
+      if (!trainable) continue;
+      add(impl.whole_gradients(), accumulation_bytes, bytes.gradients);
+      add(impl.whole_optimizer(), optimizer_bytes, bytes.optimizer);
+    }
+  }
+  return bytes;
+}
+
+std::int64_t Engine::formula_wire_elements() const {
+  const Impl& impl = *impl_;
+  if (impl.ranks == 1) return 0;
+  std::int64_t padded = 0;
+  for (const UnitState& unit : impl.units) padded += unit.trainable.layout.padded_elements();
+  const std::int64_t reductions =
+      impl.policy == ReductionPolicy::boundary ? 1 : impl.config.accumulation_steps;
+  std::int64_t elements = reductions * padded;
+  // Stages 0-2 gather once per step (G, or new weights); stage 3 as its schedule says.
+  elements += impl.stage < 3 ? padded : impl.recorded_gather_elements;
+  return elements / impl.ranks * (impl.ranks - 1);
+}
+
+std::string Engine::summary() const {
+  const Impl& impl = *impl_;
+  const Config& config = impl.config;
+  const StateBytes bytes = state_bytes();
+  const auto dtype = [](DataType d) { return std::string(name_of(d)); };
+  std::int64_t padded = 0, largest = 0;
+  for (const UnitState& unit : impl.units) {
+    padded += unit.trainable.layout.padded_elements();
+    largest = std::max(largest, unit.gathered_elements());
+  }
+  std::string text;
+  const auto row = [&text](std::string_view name, const std::string& value) {
+    text += fmt::format("  {:<22} {}\n", name, value);
+  };
+  row("parameters", fmt::format("{:L} in {} units ({:L} with padding)", impl.model.parameters(),
+                                impl.units.size(), padded));
+  row("ranks, stage",
+      fmt::format("{} x stage {}, {} reduction{}", impl.ranks, impl.stage, name_of(impl.policy),
+                  impl.ranks == 1 ? " (one rank: all stages hold the same)" : ""));
+  row("batch", fmt::format("{} = {} per micro-batch x {} accumulated x {} ranks", config.train_batch_size,
+                           config.micro_batch_size, config.accumulation_steps, impl.ranks));
+  row("dtypes", fmt::format("compute {}, wire {}, accumulation {}, master fp32, moments {}",
+                            dtype(config.precision.compute), dtype(config.precision.wire),
+                            dtype(config.precision.accumulation), dtype(config.precision.moments)));
+  row("matmul", std::string(kernels::matmul_path(impl.runtime.device().kind(), config.precision.compute)));
+  row("device", impl.runtime.device().description());
+  row("model state, this rank",
+      fmt::format(
+          "{} parameters + {} gradients + {} optimizer = {} ({} of it padding)",
+          format_bytes(bytes.parameters), format_bytes(bytes.gradients), format_bytes(bytes.optimizer),
+          format_bytes(bytes.parameters + bytes.gradients + bytes.optimizer), format_bytes(bytes.padding)));
+  const std::int64_t slot = impl.whole_parameters() ? 0 : largest * size_of(config.precision.compute);
+  row("also resident",
+      fmt::format("{} workspace, up to {} x {} gathered, {} communication slab",
+                  format_bytes(config.workspace_bytes), impl.whole_parameters() ? 0 : config.depth,
+                  format_bytes(slot), format_bytes(config.communication_slab_bytes)));
+  const double gather_elements = impl.stage < 3
+                                     ? static_cast<double>(padded)
+                                     : 2.0 * static_cast<double>(padded * config.accumulation_steps);
+  const std::int64_t reductions = impl.policy == ReductionPolicy::boundary ? 1 : config.accumulation_steps;
+  const double share = static_cast<double>(impl.ranks - 1) / impl.ranks;
+  const DataType gather_dtype = impl.stage == 0 ? config.precision.accumulation : config.precision.compute;
+  row("wire per step, rank",
+      fmt::format("{} gradients + {}{} {}",
+                  format_bytes(static_cast<std::int64_t>(static_cast<double>(reductions * padded) * share) *
+                               size_of(config.precision.wire)),
+                  impl.stage == 3 ? "about " : "",
+                  format_bytes(static_cast<std::int64_t>(gather_elements * share) * size_of(gather_dtype)),
+                  impl.stage == 0 ? "reduced gradients" : "parameters"));
+  for (const std::string& note : config.notes) row("note", note);
+  return text;
+}
+
+}  // namespace tranche

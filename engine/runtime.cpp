@@ -1,0 +1,148 @@
+#include "tranche/engine/runtime.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/config.h"
+#include "tranche/kernels/matmul.h"
+#include "tranche/version.h"
+
+namespace tranche {
+
+struct Runtime::Impl {
+  // Order matters: what comes later is destroyed first and may use what comes earlier.
+  RuntimeOptions options;
+  Ledger ledger;
+  std::unique_ptr<Device> device;
+  std::unique_ptr<PoisonResource> poison;
+  std::unique_ptr<LimitResource> limit;
+  std::unique_ptr<TrackingResource> tracking;
+  std::unique_ptr<TrackingResource> host_tracking;
+  std::unique_ptr<TraceRecorder> trace;
+  std::unique_ptr<Communicator> world;
+  Logger log;
+};
+
+RuntimeOptions RuntimeOptions::from(const Config& config) {
+  RuntimeOptions options;
+  options.threads = config.threads;
+  options.device_memory_limit = config.device_memory_limit;
+  options.poison_memory = config.debug.poison_memory;
+  options.communication_timeout = config.communication_timeout;
+  options.communication_slab_bytes = config.communication_slab_bytes;
+  return options;
+}
+
+Runtime Runtime::from_environment(const RuntimeOptions& options) {
+  if (started_by_mpi_launcher()) {
+    return Runtime(options, [](const CommunicatorOptions& o) { return make_mpi_communicator(o); });
+  }
+  return Runtime(options, [](const CommunicatorOptions& o) { return make_self_communicator(o); });
+}
+
+Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& factory)
+    : impl_(std::make_unique<Impl>()) {
+  Impl& impl = *impl_;
+  impl.options = options;
+  DeviceOptions device_options;
+  device_options.kind = options.device;
+  device_options.threads = options.threads;
+  impl.device = make_device(device_options);
+  MemoryResource* memory = &impl.device->memory(Tier::device);
+  if (options.poison_memory && options.device == DeviceKind::cpu) {
+    impl.poison = std::make_unique<PoisonResource>(*memory);
+    memory = impl.poison.get();
+  }
+  if (options.device_memory_limit > 0) {
+    impl.limit = std::make_unique<LimitResource>(*memory, options.device_memory_limit, &impl.ledger);
+    memory = impl.limit.get();
+  }
+  impl.tracking = std::make_unique<TrackingResource>(*memory, impl.ledger);
+  impl.host_tracking = std::make_unique<TrackingResource>(impl.device->memory(Tier::host), impl.ledger);
+
+  CommunicatorOptions communicator;
+  communicator.timeout_seconds = options.communication_timeout;
+  communicator.slab_bytes = options.communication_slab_bytes;
+  communicator.memory = impl.tracking.get();
+  if (options.trace) {
+    // The recorder wants the rank, which only the communicator knows: it is made once that is there.
+    impl.trace = std::make_unique<TraceRecorder>(0);
+    communicator.trace = impl.trace.get();
+  }
+  impl.world = factory(communicator);
+  if (impl.trace) {
+    impl.trace->set_rank(impl.world->rank());
+    impl.device->compute_stream().set_trace(impl.trace.get());
+  }
+  impl.log = Logger(impl.world->rank(), options.log_level);
+  if (options.threads == 0) {
+    // The ranks of a host share its cores.
+    impl.device->set_threads(std::max(1, impl.device->threads() / std::max(1, impl.world->local_size())));
+  }
+}
+
+Runtime::~Runtime() = default;
+Runtime::Runtime(Runtime&&) noexcept = default;
+Runtime& Runtime::operator=(Runtime&&) noexcept = default;
+
+Communicator& Runtime::all() const {
+  return *impl_->world;
+}
+Communicator& Runtime::shard() const {
+  return *impl_->world;
+}
+int Runtime::rank() const {
+  return impl_->world->rank();
+}
+int Runtime::size() const {
+  return impl_->world->size();
+}
+Device& Runtime::device() const {
+  return *impl_->device;
+}
+Ledger& Runtime::ledger() const {
+  return impl_->ledger;
+}
+const Logger& Runtime::log() const {
+  return impl_->log;
+}
+TraceRecorder* Runtime::trace() const {
+  return impl_->trace.get();
+}
+std::int64_t Runtime::memory_calls() const {
+  return impl_->tracking->calls();
+}
+
+MemoryResource& Runtime::memory(Tier tier) const {
+  if (tier == Tier::device) return *impl_->tracking;
+  if (tier == Tier::host) return *impl_->host_tracking;
+  throw InvalidArgument("the nvme tier is reached through offload/, not as a memory resource");
+}
+
+std::string Runtime::numerics_fingerprint() const {
+  const Device& device = *impl_->device;
+  return std::string("tranche ") + version + "; " + std::string(name_of(device.kind())) + "; " +
+         kernels::matmul_libraries(device.kind()) + "; fp32 by " +
+         std::string(kernels::matmul_path(device.kind(), DataType::float32)) + "; bf16 by " +
+         std::string(kernels::matmul_path(device.kind(), DataType::bfloat16)) + "; " +
+         std::to_string(device.threads()) + " threads a rank";
+}
+
+int Runtime::fail(std::exception_ptr error) noexcept {
+  int status = static_cast<int>(ExitStatus::other);
+  try {
+    std::rethrow_exception(error);
+  } catch (Error& e) {
+    e.attach_rank(rank());
+    status = static_cast<int>(e.exit_status());
+    all().post_failure(e.message(), 2.0);
+  } catch (const std::exception& e) {
+    all().post_failure(e.what(), 2.0);
+  } catch (...) {
+    all().post_failure("unknown error", 2.0);
+  }
+  return status;
+}
+
+}  // namespace tranche

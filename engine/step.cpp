@@ -1,0 +1,284 @@
+// The boundary of a step: wait for G, agree on norm and flags, update where the state lives, gather weights.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "tranche/core/clock.h"
+#include "tranche/engine/engine_impl.h"
+#include "tranche/kernels/elementwise.h"
+
+namespace tranche {
+
+namespace {
+
+std::map<std::string, TrafficCount> difference(const std::map<std::string, TrafficCount>& after,
+                                               const std::map<std::string, TrafficCount>& before) {
+  std::map<std::string, TrafficCount> result = after;
+  for (auto& [operation, count] : result) {
+    const auto found = before.find(operation);
+    if (found == before.end()) continue;
+    count.calls -= found->second.calls;
+    count.elements -= found->second.elements;
+    count.bytes -= found->second.bytes;
+  }
+  return result;
+}
+
+}  // namespace
+
+/// Calls visit(ShardView, tensor index) for every stretch of trainable tensors within `range` of the unit's
+/// flat buffer, in order. The range lies within what this rank keeps.
+template <typename Visit>
+void Engine::Impl::for_each_piece(UnitState& unit, ElementRange range, Visit&& visit) {
+  FlatState& flat = unit.trainable;
+  const DataType accumulation = config.precision.accumulation;
+  const DataType compute_dtype = config.precision.compute;
+  for (const TensorPiece& piece : flat.layout.pieces(range)) {
+    const int index = flat.tensors[static_cast<std::size_t>(piece.tensor)];
+    const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
+    const Shape shape{piece.elements};
+    ShardView view;
+    view.gradient = {at(flat, flat.gradients, whole_gradients(), piece.buffer_begin, accumulation),
+                     accumulation, shape};
+    view.master = master_view(flat, piece.buffer_begin, piece.elements);
+    for (std::size_t s = 0; s < state_tensors.size(); ++s) {
+      const DataType dtype = state_tensors[s].dtype;
+      view.state.push_back(
+          {at(flat, flat.state[s], whole_optimizer(), piece.buffer_begin, dtype), dtype, shape});
+    }
+    void* weights = at(flat, flat.parameters, whole_parameters(), piece.buffer_begin, compute_dtype);
+    view.weight = {compute_dtype == DataType::float32 ? nullptr : weights, compute_dtype, shape};
+    view.group = tensor.group;
+    view.tensor = tensor.name;
+    view.first_element = piece.tensor_begin;
+    view.tensor_elements = tensor.shape.elements();
+    visit(view, index);
+  }
+}
+
+std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
+                                                std::vector<double>& optimizer_sums, double& total_squares) {
+  const std::size_t unit_count = units.size();
+  const std::int64_t micro_batches = config.accumulation_steps;
+  auto* losses = static_cast<double*>(scalars.data());
+  auto* token_counts = reinterpret_cast<std::int64_t*>(losses + micro_batches);
+  auto* statistics = reinterpret_cast<kernels::GradientStatistics*>(token_counts + micro_batches);
+
+  for (std::size_t u = 0; u < unit_count; ++u) {
+    FlatState& flat = units[u].trainable;
+    kernels::GradientStatistics* target = statistics + u;
+    kernels::gradient_statistics(
+        compute, {gradients_shard(flat), config.precision.accumulation, Shape{flat.layout.shard_elements()}},
+        target);
+  }
+  // Defaults stay in place where no kernel writes (the meta device): norm one, clean flags, nominal tokens.
+  std::vector<double> host_losses(static_cast<std::size_t>(micro_batches), 0.0);
+  std::vector<std::int64_t> host_tokens(static_cast<std::size_t>(micro_batches),
+                                        config.micro_batch_size * model.tokens_per_sample);
+  std::vector<kernels::GradientStatistics> host_statistics(unit_count);
+  host_statistics[0].sum_of_squares = 1;
+  Device& device = runtime.device();
+  device.copy_to_host(compute, host_losses.data(), losses, micro_batches * 8);
+  device.copy_to_host(compute, host_tokens.data(), token_counts, micro_batches * 8);
+  device.copy_to_host(compute, host_statistics.data(), statistics,
+                      static_cast<std::int64_t>(unit_count * sizeof(kernels::GradientStatistics)));
+  compute.synchronize();
+
+  BoundaryRecord mine;
+  for (std::int64_t m = 0; m < micro_batches; ++m) {
+    mine.loss_sum += host_losses[static_cast<std::size_t>(m)];
+    mine.tokens += host_tokens[static_cast<std::size_t>(m)];
+  }
+  unit_sums.resize(unit_count);
+  for (std::size_t u = 0; u < unit_count; ++u) {
+    unit_sums[u] = host_statistics[u].sum_of_squares;
+    if (host_statistics[u].first_non_finite >= 0 && mine.non_finite_unit < 0) {
+      mine.non_finite_unit = static_cast<std::int64_t>(u);
+      mine.non_finite_element =
+          units[u].trainable.layout.shard_range(rank).begin + host_statistics[u].first_non_finite;
+    }
+  }
+  mine.sequence_hash = shard.sequence_hash();
+
+  // One exchange carries everything: [sums of squares per unit][optimizer statistics][record]. Without peers
+  // that answer (a plan) every rank is taken to say what this one says.
+  const std::size_t doubles = unit_count + optimizer_sums.size();
+  const std::size_t blob = doubles * sizeof(double) + sizeof(BoundaryRecord);
+  const auto rank_count = static_cast<std::size_t>(ranks);
+  std::vector<std::byte> sent(blob);
+  std::memcpy(sent.data(), unit_sums.data(), unit_count * sizeof(double));
+  std::copy_n(reinterpret_cast<const std::byte*>(optimizer_sums.data()),
+              optimizer_sums.size() * sizeof(double), sent.data() + unit_count * sizeof(double));
+  std::memcpy(sent.data() + doubles * sizeof(double), &mine, sizeof(mine));
+  std::vector<std::byte> received(blob * rank_count);
+  for (std::size_t r = 0; r < rank_count; ++r) std::memcpy(received.data() + blob * r, sent.data(), blob);
+  shard
+      .all_gather(sent.data(), received.data(), static_cast<std::int64_t>(blob), DataType::uint8, 0, {},
+                  OperationLabel{"step", "agree", Traffic::control})
+      .wait();
+
+  const auto value = [&](std::size_t r, std::size_t index) {
+    double number;
+    std::memcpy(&number, received.data() + blob * r + index * sizeof(double), sizeof(number));
+    return number;
+  };
+  total_squares = 0;
+  for (std::size_t u = 0; u < unit_count; ++u) {
+    for (std::size_t r = 0; r < rank_count; ++r) total_squares += value(r, u);
+  }
+  for (std::size_t i = 0; i < optimizer_sums.size(); ++i) {
+    optimizer_sums[i] = 0;
+    for (std::size_t r = 0; r < rank_count; ++r) optimizer_sums[i] += value(r, unit_count + i);
+  }
+  std::vector<BoundaryRecord> records(rank_count);
+  for (std::size_t r = 0; r < rank_count; ++r) {
+    std::memcpy(&records[r], received.data() + blob * r + doubles * sizeof(double), sizeof(BoundaryRecord));
+    if (records[r].sequence_hash != records[0].sequence_hash) {
+      throw CommunicationError(
+          "rank " + std::to_string(r) + " issued another sequence of collective calls than rank 0 in step " +
+          std::to_string(steps_done + 1) + ": gather and reduce units in the same order on all ranks");
+    }
+  }
+  return records;
+}
+
+std::vector<double> Engine::Impl::collect_optimizer_statistics(const OptimizerStep& optimizer_step) {
+  const auto per_tensor = static_cast<std::size_t>(optimizer->statistics_per_tensor());
+  std::vector<double> sums(tensors.size() * per_tensor, 0.0);
+  if (sums.empty()) return sums;
+  auto* device_sums = static_cast<double*>(statistics_buffer.data());
+  kernels::fill_zero(compute,
+                     {device_sums, DataType::float64, Shape{static_cast<std::int64_t>(sums.size())}});
+  for (UnitState& unit : units) {
+    // Its own range also where a rank keeps everything, so that no share is counted twice.
+    for_each_piece(unit, unit.trainable.layout.shard_range(rank), [&](const ShardView& view, int tensor) {
+      optimizer->statistics(compute, optimizer_step, view,
+                            device_sums + static_cast<std::size_t>(tensor) * per_tensor);
+    });
+  }
+  runtime.device().copy_to_host(compute, sums.data(), device_sums,
+                                static_cast<std::int64_t>(sums.size() * sizeof(double)));
+  compute.synchronize();
+  return sums;
+}
+
+StepResult Engine::Impl::finish_step() {
+  require(!in_micro_batch, "step() inside a micro-batch; call end_micro_batch() first");
+  require(!in_evaluation, "step() inside an evaluation; call end_evaluation() first");
+  require(in_step && micro_batch == config.accumulation_steps,
+          "step() after " + std::to_string(micro_batch) + " of " + std::to_string(config.accumulation_steps) +
+              " micro-batches");
+  set_phase("step");
+  for (UnitState& unit : units) {
+    const Stopwatch waiting;
+    const bool exposed = !unit.reduced.query();
+    compute.wait(unit.reduced);
+    if (exposed) exposed_reduce += waiting.seconds();
+  }
+
+  StepResult result;
+  result.step = steps_done + 1;
+  result.loss_scale = scaler.scale();
+  result.learning_rate = schedule->learning_rate(applied_steps + 1);
+  OptimizerStep optimizer_step;
+  optimizer_step.step = applied_steps + 1;
+  optimizer_step.learning_rate = result.learning_rate;
+  optimizer_step.momentum = schedule->momentum(applied_steps + 1);
+  std::vector<double> optimizer_sums = collect_optimizer_statistics(optimizer_step);
+  std::vector<double> unit_sums;
+  double total_squares = 0;
+  const std::vector<BoundaryRecord> records = agree(unit_sums, optimizer_sums, total_squares);
+
+  double loss = 0;
+  const BoundaryRecord* bad = nullptr;
+  for (const BoundaryRecord& record : records) {
+    loss += record.loss_sum;
+    result.tokens += record.tokens;
+    if (record.non_finite_unit >= 0 &&
+        (bad == nullptr || std::pair(record.non_finite_unit, record.non_finite_element) <
+                               std::pair(bad->non_finite_unit, bad->non_finite_element))) {
+      bad = &record;
+    }
+  }
+  // G is loss_scale * 2^-k times the gradient of the summed loss; the mean divides by the tokens seen.
+  const double unscale = result.tokens > 0 ? std::ldexp(1.0, loss_exponent) /
+                                                 (scaler.scale() * static_cast<double>(result.tokens))
+                                           : 0.0;
+  result.loss = result.tokens > 0 ? loss / static_cast<double>(result.tokens) : 0.0;
+  result.gradient_norm = std::sqrt(total_squares) * unscale;
+  if (bad != nullptr) {
+    const UnitState& unit = units[static_cast<std::size_t>(bad->non_finite_unit)];
+    const TensorPiece piece = unit.trainable.layout.locate(bad->non_finite_element);
+    const std::string where =
+        piece.tensor < 0 ? "padding of unit " + unit.name
+                         : tensors[static_cast<std::size_t>(
+                                       unit.trainable.tensors[static_cast<std::size_t>(piece.tensor)])]
+                                   .name +
+                               " at element " + std::to_string(piece.tensor_begin);
+    result.skipped_because = "gradient of " + where + " is not finite";
+  } else if (result.tokens == 0) {
+    result.skipped_because = "the step saw no tokens";
+  } else if (!std::isfinite(result.gradient_norm)) {
+    result.skipped_because = "the gradient norm is not finite";
+  }
+  result.applied = result.skipped_because.empty();
+  if (config.gradient_clipping > 0 && result.applied && result.gradient_norm > config.gradient_clipping) {
+    result.clip_coefficient = config.gradient_clipping / (result.gradient_norm + 1e-6);
+  }
+  optimizer_step.gradient_scale = static_cast<float>(unscale * result.clip_coefficient);
+  optimizer_step.apply = result.applied;
+
+  // A skipped step issues the same work, masked: memory and traffic never depend on data.
+  for (UnitState& unit : units) update_unit(unit, optimizer_step, optimizer_sums);
+
+  if (config.loss_scaling) scaler.update(!result.applied);
+  applied_steps += result.applied ? 1 : 0;
+  consecutive_skips = result.applied ? 0 : consecutive_skips + 1;
+  ++steps_done;
+  arena->end();
+  ++train_passes;
+  micro_batch = 0;
+  in_step = false;
+  for (UnitState& unit : units) unit.accumulated = false;
+
+  result.exposed_gather_seconds = std::exchange(exposed_gather, 0.0);
+  result.exposed_reduce_seconds = std::exchange(exposed_reduce, 0.0);
+  recorded_gather_elements = std::exchange(step_gathered_elements, 0);
+  step_traffic = difference(shard.meter().counts(Traffic::data), traffic_before);
+  step_control_traffic = difference(shard.meter().counts(Traffic::control), control_before);
+  const double now = seconds_now();
+  result.seconds = now - step_started;
+  set_phase("idle");
+  if (consecutive_skips >= config.maximum_consecutive_skips) {
+    throw NumericalError(
+        std::to_string(consecutive_skips) + " steps in a row were skipped; the last because " +
+        result.skipped_because +
+        ". Lower the learning rate, check the data, or raise tranche.maximum_consecutive_skips");
+  }
+  return result;
+}
+
+void Engine::Impl::update_unit(UnitState& unit, const OptimizerStep& step,
+                               std::span<const double> optimizer_sums) {
+  FlatState& flat = unit.trainable;
+  if (flat.layout.tensors() == 0) return;
+  const auto per_tensor = static_cast<std::size_t>(optimizer->statistics_per_tensor());
+  for_each_piece(unit, optimizer_range(flat), [&](const ShardView& view, int tensor) {
+    const auto reduced =
+        per_tensor == 0 ? std::span<const double>{}
+                        : optimizer_sums.subspan(static_cast<std::size_t>(tensor) * per_tensor, per_tensor);
+    optimizer->apply(compute, step, view, reduced);
+  });
+  unit.shard_ready = compute.record();
+  if (ranks > 1 && whole_parameters() && !whole_optimizer()) {
+    // Stages 1-2: the new weights travel behind what follows; gather() waits for them unit by unit.
+    const std::vector<Event> ready{unit.shard_ready};
+    flat.filled =
+        all_gather_shard(flat, flat.parameters.data(), config.precision.compute, ready, unit.name, "step");
+    if (!config.overlap) flat.filled.wait();
+  }
+}
+
+}  // namespace tranche

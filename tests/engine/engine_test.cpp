@@ -1,0 +1,492 @@
+// The engine's contract call by call: order of calls, handles, skips, evaluation, access to state; every
+// error's text is read.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "odd_model.h"
+#include "tranche/core/clock.h"
+#include "tranche/kernels/elementwise.h"
+
+namespace tranche::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+/// Runs body(engine, runtime) on thread ranks of the odd model.
+void on_ranks(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body) {
+  run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+    const Config config = odd_config(run);
+    RuntimeOptions options = RuntimeOptions::from(config);
+    options.log_level = LogLevel::off;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, odd_model(), config);
+    body(engine, runtime);
+  });
+}
+
+template <typename E>
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.message();
+  } catch (const std::exception& error) {
+    return std::string("another type of error: ") + error.what();
+  }
+  return "no error";
+}
+
+void whole_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::string& poison = {}) {
+  const OddRun defaults;
+  for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) {
+    const std::int64_t block =
+        (step * engine.config().accumulation_steps + m) * runtime.size() + runtime.rank();
+    odd_micro_batch(engine, block * defaults.samples_per_micro_batch, defaults.samples_per_micro_batch,
+                    poison);
+  }
+}
+
+TEST(EngineCalls, OrderIsChecked) {
+  on_ranks({}, [](Engine& engine, Runtime& runtime) {
+    EXPECT_THAT(message_of<LogicError>([&] { engine.gather({0}); }), HasSubstr("outside a micro-batch"));
+    EXPECT_THAT(message_of<LogicError>([&] { engine.step(); }),
+                HasSubstr("step() after 0 of 1 micro-batches"));
+    EXPECT_THAT(message_of<LogicError>([&] { engine.end_evaluation(); }),
+                HasSubstr("without begin_evaluation()"));
+    EXPECT_THAT(message_of<LogicError>([&] { engine.read_gradient("tied.a"); }), HasSubstr("outside a step"));
+    engine.begin_micro_batch();
+    EXPECT_THAT(message_of<LogicError>([&] { engine.begin_micro_batch(); }),
+                HasSubstr("inside a micro-batch"));
+    EXPECT_THAT(message_of<LogicError>([&] { engine.step(); }), HasSubstr("call end_micro_batch() first"));
+    EXPECT_THAT(message_of<LogicError>([&] { engine.begin_evaluation(); }), HasSubstr("inside a step"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { engine.gather({9}); }), HasSubstr("9"));
+    for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
+    engine.skip_gradients({0});
+    EXPECT_THAT(message_of<LogicError>([&] { engine.gradients({1}); }),
+                AllOf(HasSubstr("gradients(prime) for use 2"), HasSubstr("uses_per_pass = 1")));
+    StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
+    EXPECT_THAT(message_of<InvalidArgument>([&] {
+                  engine.end_micro_batch({scalars.data(), DataType::float32, Shape{1}},
+                                         {scalars.data(), DataType::int64, Shape{1}});
+                }),
+                HasSubstr("wants one fp64 loss sum and one int64 token count, got fp32"));
+    kernels::fill_zero(engine.compute_stream(), {scalars.data(), DataType::uint8, Shape{16}});
+    engine.end_micro_batch({scalars.data(), DataType::float64, Shape{1}},
+                           {static_cast<std::byte*>(scalars.data()) + 8, DataType::int64, Shape{1}});
+    scalars.release({});
+    EXPECT_THAT(message_of<LogicError>([&] { engine.begin_micro_batch(); }), HasSubstr("call step()"));
+    const StepResult result = engine.step();
+    EXPECT_FALSE(result.applied);
+    EXPECT_EQ(result.skipped_because, "the step saw no tokens");
+    static_cast<void>(runtime);
+  });
+}
+
+TEST(EngineCalls, HandlesTurnBackMisuse) {
+  on_ranks({}, [](Engine& engine, Runtime&) {
+    engine.begin_micro_batch();
+    GatheredUnit weights = engine.gather({1});
+    EXPECT_THAT(message_of<InvalidArgument>([&] { weights.tensor("prime.x"); }),
+                HasSubstr("unit prime has no tensor prime.x; it has prime.c, prime.d"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { weights.tensor(2); }),
+                HasSubstr("has 2 tensors, no index 2"));
+    EXPECT_EQ(weights.tensor("prime.d").elements(), 1);
+    weights.release();
+    EXPECT_THAT(message_of<LogicError>([&] { weights.tensor(0); }), HasSubstr("was released"));
+    UnitGradients gradients = engine.gradients({1});
+    EXPECT_THAT(message_of<LogicError>([&] { engine.gradients({1}); }), HasSubstr("while another handle"));
+    UnitGradients moved = std::move(gradients);
+    EXPECT_THAT(message_of<LogicError>([&] { gradients.tensor(0); }), HasSubstr("were handed over"));
+    std::move(moved).reduce();
+    EXPECT_THAT(message_of<LogicError>([&] { std::move(moved).reduce(); }), HasSubstr("already"));
+  });
+}
+
+TEST(EngineCalls, DepthNamesTheHolders) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 3;
+  run.depth = 2;
+  on_ranks(run, [](Engine& engine, Runtime&) {
+    engine.begin_micro_batch();
+    const GatheredUnit first = engine.gather({0});
+    const GatheredUnit second = engine.gather({2});
+    const GatheredUnit again = engine.gather({0});  // held already: costs no slot
+    EXPECT_THAT(
+        message_of<LogicError>([&] { engine.gather({1}); }),
+        AllOf(HasSubstr("would hold 3 units at once, but tranche.depth is 2"), HasSubstr("tied, tiny")));
+  });
+}
+
+TEST(EngineFailures, DroppedGradientsEndAllRanks) {
+  OddRun run;
+  run.ranks = 3;
+  run.stage = 2;
+  std::atomic<int> peers_told = 0;
+  EXPECT_THAT(message_of<Error>([&] {
+                on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+                  if (runtime.rank() != 1) {
+                    try {
+                      whole_step(engine, runtime, 0);
+                      engine.step();
+                    } catch (const CommunicationError& error) {
+                      if (error.message().find("gradients of unit prime were dropped") != std::string::npos)
+                        ++peers_told;
+                      throw;
+                    }
+                    return;
+                  }
+                  engine.begin_micro_batch();
+                  { const UnitGradients dropped = engine.gradients({1}); }
+                  StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
+                  engine.end_micro_batch({scalars.data(), DataType::float64, Shape{1}},
+                                         {scalars.data(), DataType::int64, Shape{1}});
+                });
+              }),
+              HasSubstr("gradients of unit prime were dropped in micro-batch 0 without reduce()"));
+  EXPECT_EQ(peers_told, 2);
+}
+
+TEST(EngineFailures, MissingGradientsAreNamed) {
+  on_ranks({}, [](Engine& engine, Runtime&) {
+    engine.begin_micro_batch();
+    engine.skip_gradients({0});
+    StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
+    EXPECT_THAT(
+        message_of<LogicError>([&] {
+          engine.end_micro_batch({scalars.data(), DataType::float64, Shape{1}},
+                                 {scalars.data(), DataType::int64, Shape{1}});
+        }),
+        AllOf(HasSubstr("unit tied submitted its gradients 1 of 2 times"), HasSubstr("skip_gradients()")));
+  });
+}
+
+TEST(EngineFailures, RanksThatDifferAreNamed) {
+  EXPECT_THAT(message_of<ConfigurationError>([&] {
+                run_thread_ranks(3, [](int rank, const CommunicatorFactory& factory) {
+                  OddRun run;
+                  run.ranks = 3;
+                  run.clipping = rank == 2 ? 0.5 : 1.0;
+                  const Config config = odd_config(run);
+                  Runtime runtime(RuntimeOptions::from(config), factory);
+                  Engine engine(runtime, odd_model(), config);
+                });
+              }),
+              HasSubstr("rank 2 started with another configuration than rank 0"));
+}
+
+TEST(EngineFailures, FrozenPatternsThatMatchNothing) {
+  OddRun run;
+  EXPECT_THAT(message_of<ConfigurationError>([&] {
+                Config config = odd_config(run);
+                config.frozen = {"mixt.frozen"};
+                Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+                Engine engine(runtime, odd_model(), config);
+              }),
+              AllOf(HasSubstr("'mixt.frozen'"), HasSubstr("matches no tensor"), HasSubstr("'mixed.frozen'")));
+  EXPECT_THAT(message_of<ConfigurationError>([&] {
+                Config config = odd_config(run);
+                config.frozen = {"*"};
+                Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+                Engine engine(runtime, odd_model(), config);
+              }),
+              HasSubstr("leaves no tensor to train"));
+}
+
+TEST(EngineSkips, NonFiniteGradientsAreNamedAndNothingChanges) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    OddRun run;
+    run.ranks = 3;
+    run.stage = stage;
+    run.dtype = DataType::bfloat16;
+    on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      whole_step(engine, runtime, 0);
+      EXPECT_TRUE(engine.step().applied);
+      const kernels::Digest before = engine.state_digest();
+      whole_step(engine, runtime, 1, runtime.rank() == 1 ? "mixed.g" : "");
+      const StepResult skipped = engine.step();
+      EXPECT_FALSE(skipped.applied);
+      EXPECT_EQ(skipped.skipped_because, "gradient of mixed.g at element 2 is not finite")
+          << "stage " << stage;
+      EXPECT_EQ(engine.state_digest(), before);
+      EXPECT_EQ(engine.applied_steps(), 1);
+      whole_step(engine, runtime, 2);
+      EXPECT_TRUE(engine.step().applied);
+      EXPECT_FALSE(engine.state_digest() == before);
+    });
+  }
+}
+
+TEST(EngineSkips, TooManyInARowIsAnError) {
+  on_ranks({}, [](Engine& first, Runtime&) {
+    static_cast<void>(first);
+    OddRun run;
+    Config config = odd_config(run);
+    config.maximum_consecutive_skips = 2;
+    Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+    Engine engine(runtime, odd_model(), config);
+    whole_step(engine, runtime, 0, "prime.c");
+    EXPECT_FALSE(engine.step().applied);
+    whole_step(engine, runtime, 1, "prime.c");
+    EXPECT_THAT(message_of<NumericalError>([&] { engine.step(); }),
+                AllOf(HasSubstr("2 steps in a row were skipped"), HasSubstr("prime.c at element 2"),
+                      HasSubstr("tranche.maximum_consecutive_skips")));
+  });
+}
+
+TEST(EngineSkips, LossScaleHalvesOnOverflow) {
+  OddRun run;
+  run.dtype = DataType::float16;
+  Config config = odd_config(run);
+  config.loss_scaler.hysteresis = 1;
+  Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+  Engine engine(runtime, odd_model(), config);
+  const float scale = engine.loss_gradient_scale();
+  whole_step(engine, runtime, 0, "prime.c");
+  const StepResult skipped = engine.step();
+  EXPECT_FALSE(skipped.applied);
+  EXPECT_EQ(skipped.loss_scale, 1024);
+  EXPECT_EQ(engine.loss_gradient_scale(), scale / 2);
+  whole_step(engine, runtime, 1);
+  EXPECT_EQ(engine.step().loss_scale, 512);
+}
+
+TEST(EngineState, GradientsMatchTheClosedForm) {
+  // The mean over all samples of weight - target, whatever the policy, between micro-batches too.
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
+      OddRun run;
+      run.ranks = 3;
+      run.stage = stage;
+      run.accumulation = 2;
+      run.policy = policy;
+      on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        const std::int64_t samples = run.samples_per_micro_batch;
+        const std::vector<float> weight = engine.read_weight("prime.c");
+        for (std::int64_t m = 0; m < 2; ++m) {
+          odd_micro_batch(engine, (m * 3 + runtime.rank()) * samples, samples);
+          const std::vector<float> gradient = engine.read_gradient("prime.c");
+          ASSERT_EQ(gradient.size(), 1009u);
+          const std::int64_t seen = (m + 1) * 3 * samples;
+          for (std::size_t i = 0; i < gradient.size(); ++i) {
+            double sum = 0;
+            for (std::int64_t s = 0; s < seen; ++s) {
+              sum += static_cast<double>(weight[i]) - odd_target(16, s, static_cast<std::int64_t>(i));
+            }
+            // fp32 sums of at most 18 terms of size below 5: a few units of 2^-22.
+            EXPECT_NEAR(gradient[i], sum / static_cast<double>(seen), 3e-6)
+                << "element " << i << " stage " << stage;
+          }
+        }
+        EXPECT_TRUE(engine.step().applied);
+      });
+    }
+  }
+}
+
+TEST(EngineState, WeightsAndMomentsCanBeReadAndSet) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+      OddRun run;
+      run.ranks = 3;
+      run.stage = stage;
+      run.dtype = dtype;
+      on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        std::vector<float> values(1009);
+        for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.001f * static_cast<float>(i);
+        engine.write_weight("prime.c", values);
+        EXPECT_EQ(engine.read_weight("prime.c"), values);
+        engine.write_optimizer_state("prime.c", "exp_avg_sq", values);
+        EXPECT_EQ(engine.read_optimizer_state("prime.c", "exp_avg_sq"), values);
+        EXPECT_EQ(engine.read_optimizer_state("prime.c", "exp_avg"), std::vector<float>(1009, 0.0f));
+        // The compute copy was written too: what a model gathers is the rounded value.
+        engine.begin_evaluation();
+        engine.begin_micro_batch();
+        {
+          const GatheredUnit weights = engine.gather({1});
+          const ConstTensorView view = weights.tensor(0);
+          const float seen =
+              dtype == DataType::float32 ? view.as<float>()[777] : to_float(view.as<bfloat16>()[777]);
+          EXPECT_EQ(seen, dtype == DataType::float32 ? values[777] : to_float(to_bfloat16(values[777])));
+        }
+        StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
+        kernels::fill_zero(engine.compute_stream(), {scalars.data(), DataType::uint8, Shape{16}});
+        engine.end_micro_batch({scalars.data(), DataType::float64, Shape{1}},
+                               {static_cast<std::byte*>(scalars.data()) + 8, DataType::int64, Shape{1}});
+        scalars.release({});
+        engine.end_evaluation();
+        EXPECT_THAT(message_of<InvalidArgument>([&] { engine.read_weight("prime.k"); }),
+                    HasSubstr("no tensor 'prime.k'; the nearest is 'prime."));
+        EXPECT_THAT(message_of<InvalidArgument>([&] { engine.read_optimizer_state("prime.c", "momentum"); }),
+                    HasSubstr("keeps no state 'momentum'; it keeps exp_avg, exp_avg_sq"));
+        EXPECT_THAT(
+            message_of<InvalidArgument>([&] { engine.read_optimizer_state(odd_frozen_tensor, "exp_avg"); }),
+            HasSubstr("is frozen"));
+        EXPECT_THAT(message_of<InvalidArgument>([&] { engine.write_weight("prime.d", values); }),
+                    HasSubstr("wants 1 values of shape [1], got 1009"));
+        static_cast<void>(runtime);
+      });
+    }
+  }
+}
+
+TEST(EngineState, FrozenTensorsStayAndKeepNothing) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 1;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    const std::vector<float> frozen = engine.read_weight(odd_frozen_tensor);
+    const std::vector<float> neighbour = engine.read_weight("mixed.f");
+    whole_step(engine, runtime, 0);
+    engine.step();
+    EXPECT_EQ(engine.read_weight(odd_frozen_tensor), frozen);
+    EXPECT_NE(engine.read_weight("mixed.f"), neighbour);
+    EXPECT_TRUE(engine.frozen(odd_frozen_tensor));
+    EXPECT_FALSE(engine.frozen("mixed.f"));
+  });
+}
+
+TEST(EngineState, DigestsDoNotDependOnTheNumberOfRanks) {
+  std::vector<kernels::Digest> digests;
+  for (int ranks = 1; ranks <= 5; ++ranks) {
+    OddRun run;
+    run.ranks = ranks;
+    run.stage = ranks % 4;
+    on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      const kernels::Digest digest = engine.state_digest();
+      if (runtime.rank() == 0) digests.push_back(digest);
+    });
+  }
+  for (const kernels::Digest& digest : digests) EXPECT_EQ(digest, digests[0]);
+}
+
+TEST(EngineEvaluation, AveragesOverRanksAndLeavesTheStepAlone) {
+  OddRun run;
+  run.ranks = 3;
+  run.stage = 3;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    whole_step(engine, runtime, 0);
+    engine.step();
+    const kernels::Digest before = engine.state_digest();
+    double expected = 0;
+    for (int pass = 0; pass < 2; ++pass) {
+      engine.begin_evaluation();
+      for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
+        engine.begin_micro_batch();
+        for (int unit = 3; unit >= 0; --unit) static_cast<void>(engine.gather({unit}));
+        EXPECT_THAT(message_of<LogicError>([&] { engine.gradients({0}); }), HasSubstr("outside a training"));
+        StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
+        *static_cast<double*>(scalars.data()) = 2.0 * (runtime.rank() + 1);
+        static_cast<std::int64_t*>(scalars.data())[1] = 3;
+        engine.end_micro_batch({scalars.data(), DataType::float64, Shape{1}},
+                               {static_cast<std::byte*>(scalars.data()) + 8, DataType::int64, Shape{1}});
+      }
+      const EvaluationResult result = engine.end_evaluation();
+      expected = 3.0 * (2 + 4 + 6) / 27.0;
+      EXPECT_DOUBLE_EQ(result.loss, expected);
+      EXPECT_EQ(result.tokens, 27);
+    }
+    EXPECT_EQ(engine.state_digest(), before);
+    whole_step(engine, runtime, 1);
+    EXPECT_TRUE(engine.step().applied);
+  });
+}
+
+/// Number of communication spans of `unit` recorded so far.
+int spans_of(Runtime& runtime, const std::string& unit) {
+  const std::string trace = runtime.trace()->to_json();
+  int count = 0;
+  for (std::size_t at = trace.find(unit); at != std::string::npos; at = trace.find(unit, at + 1)) ++count;
+  return count;
+}
+
+/// Runs one micro-batch of the odd model's units on two ranks in which the compute stream itself waits until
+/// a collective that was issued before it has ended: that can only happen when communication moves on its own
+/// while the rank computes. Returns whether it did, within two seconds.
+bool collective_ends_inside_compute(int stage, bool overlap) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = stage;
+  run.overlap = overlap;
+  std::atomic<int> ended = 0;
+  run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+    const Config config = odd_config(run);
+    RuntimeOptions options = RuntimeOptions::from(config);
+    options.trace = true;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, odd_model(), config);
+    whole_step(engine, runtime, 0);
+    engine.step();
+    const auto wait_inside_compute = [&](const std::string& unit, int before) {
+      engine.compute_stream().enqueue("compute", [&, before] {
+        const Stopwatch watch;
+        while (spans_of(runtime, unit) == before && watch.seconds() < 2) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        if (spans_of(runtime, unit) > before) ++ended;
+      });
+    };
+    engine.begin_micro_batch();
+    if (stage == 3) {
+      const int before = spans_of(runtime, "prime");
+      const GatheredUnit weights = engine.gather({0});
+      wait_inside_compute("prime", before);  // the unit behind the one in use is being fetched
+      for (int unit = 3; unit >= 0; --unit) engine.skip_gradients({unit});
+    } else {
+      for (int unit = 0; unit < 4; ++unit) static_cast<void>(engine.gather({unit}));
+      const int before = spans_of(runtime, "mixed");
+      engine.skip_gradients({3});
+      wait_inside_compute("mixed", before);  // its reduction goes on behind the backward of other units
+      for (int unit = 2; unit >= 0; --unit) engine.skip_gradients({unit});
+    }
+    engine.skip_gradients({0});
+    StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
+    kernels::fill_zero(engine.compute_stream(), {scalars.data(), DataType::uint8, Shape{16}});
+    engine.end_micro_batch({scalars.data(), DataType::float64, Shape{1}},
+                           {static_cast<std::byte*>(scalars.data()) + 8, DataType::int64, Shape{1}});
+    scalars.release({});
+    engine.step();
+  });
+  return ended == 2;
+}
+
+TEST(EngineOverlap, ReductionsMoveWhileTheRankComputes) {
+  EXPECT_TRUE(collective_ends_inside_compute(2, true));
+}
+
+TEST(EngineOverlap, GathersRunAheadWhileTheRankComputes) {
+  EXPECT_TRUE(collective_ends_inside_compute(3, true));
+  // The test can fail: without overlap nothing is fetched ahead.
+  EXPECT_FALSE(collective_ends_inside_compute(3, false));
+}
+
+TEST(EngineReports, MemoryOutOfBudgetNamesTheTable) {
+  OddRun run;
+  Config config = odd_config(run);
+  config.device_memory_limit = 64 << 10;
+  EXPECT_THAT(message_of<OutOfMemory>([&] {
+                Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+                Engine engine(runtime, odd_model(), config);
+              }),
+              HasSubstr("limit"));
+}
+
+TEST(EngineReports, SummaryShowsWhatIsInForce) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 3;
+  run.dtype = DataType::bfloat16;
+  on_ranks(run, [](Engine& engine, Runtime&) {
+    EXPECT_THAT(engine.summary(), AllOf(HasSubstr("2 x stage 3, micro_batch"), HasSubstr("compute bf16"),
+                                        HasSubstr("accumulation fp32"), HasSubstr("matmul")));
+  });
+}
+
+}  // namespace
+}  // namespace tranche::test

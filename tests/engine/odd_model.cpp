@@ -1,0 +1,215 @@
+#include "odd_model.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <mutex>
+
+#include "tranche/core/random.h"
+
+namespace tranche::test {
+
+ModelSpec odd_model() {
+  ModelSpec spec;
+  spec.add_unit({"tied",
+                 {{"tied.a", Shape{7}, Initializer::normal(0.5f)},
+                  {"tied.b", Shape{64, 3}, Initializer::uniform(-1, 1)}},
+                 2});
+  spec.add_unit(
+      {"prime",
+       {{"prime.c", Shape{1009}, Initializer::normal(1)}, {"prime.d", Shape{1}, Initializer::ones()}},
+       1});
+  spec.add_unit({"tiny", {{"tiny.e", Shape{3}, Initializer::constant(0.25f)}}, 1});
+  spec.add_unit({"mixed",
+                 {{"mixed.f", Shape{13, 11}, Initializer::normal(0.1f)},
+                  {odd_frozen_tensor, Shape{131}, Initializer::normal(0.1f)},
+                  {"mixed.g", Shape{300}, Initializer::zeros()}},
+                 1});
+  return spec;
+}
+
+float odd_target(std::uint64_t tensor, std::int64_t sample, std::int64_t element) {
+  return random_uniform({99, RandomPurpose::test, tensor},
+                        static_cast<std::uint64_t>(sample * 4096 + element)) -
+         0.5f;
+}
+
+namespace {
+
+float load(const ConstTensorView& view, std::int64_t i) {
+  switch (view.dtype) {
+    case DataType::bfloat16:
+      return to_float(view.as<bfloat16>()[i]);
+    case DataType::float16:
+      return to_float(view.as<float16>()[i]);
+    default:
+      return view.as<float>()[i];
+  }
+}
+
+}  // namespace
+
+void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t count,
+                     const std::string& poison_tensor) {
+  engine.begin_micro_batch();
+  StepBuffer scalars_memory = engine.acquire(16, Category::activations, "odd scalars");
+  const TensorView loss{scalars_memory.data(), DataType::float64, Shape{1}};
+  const TensorView tokens{static_cast<std::byte*>(scalars_memory.data()) + 8, DataType::int64, Shape{1}};
+  Stream& stream = engine.compute_stream();
+  stream.enqueue("clear", [=] {
+    *loss.as<double>() = 0;
+    *tokens.as<std::int64_t>() = count;
+  });
+  const auto& units = engine.model().units();
+  // Forward order for the loss, backward order for the gradients, as a network would.
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    const GatheredUnit weights = engine.gather({static_cast<int>(u)});
+    for (std::size_t t = 0; t < units[u].tensors.size(); ++t) {
+      const ConstTensorView w = weights.tensor(static_cast<int>(t));
+      stream.enqueue("loss", [=, tensor = u * 16 + t] {
+        for (std::int64_t s = first_sample; s < first_sample + count; ++s) {
+          for (std::int64_t i = 0; i < w.elements(); ++i) {
+            const double d = static_cast<double>(load(w, i)) - odd_target(tensor, s, i);
+            *loss.as<double>() += 0.5 * d * d;
+          }
+        }
+      });
+    }
+  }
+  const float scale = engine.loss_gradient_scale();
+  const auto backward = [&](std::size_t u, float share) {
+    const GatheredUnit weights = engine.gather({static_cast<int>(u)});
+    UnitGradients gradients = engine.gradients({static_cast<int>(u)});
+    for (std::size_t t = 0; t < units[u].tensors.size(); ++t) {
+      const ConstTensorView w = weights.tensor(static_cast<int>(t));
+      const TensorView g = gradients.tensor(static_cast<int>(t));
+      const bool bad = units[u].tensors[t].name == poison_tensor;
+      stream.enqueue("gradient", [=, tensor = u * 16 + t] {
+        for (std::int64_t s = first_sample; s < first_sample + count; ++s) {
+          for (std::int64_t i = 0; i < w.elements(); ++i) {
+            g.as<float>()[i] += share * scale * (load(w, i) - odd_target(tensor, s, i));
+          }
+        }
+        if (bad) g.as<float>()[2] = std::numeric_limits<float>::infinity();
+      });
+    }
+    std::move(gradients).reduce();
+  };
+  backward(0, 0.5f);  // the tied unit's first use in backward, as a tied head would have
+  for (std::size_t u = units.size() - 1; u > 0; --u) backward(u, 1.0f);
+  backward(0, 0.5f);
+  engine.end_micro_batch(loss, tokens);
+}
+
+std::string OddRun::to_string() const {
+  return fmt::format(
+      "OddRun{{ranks={}, stage={}, accumulation={}, dtype={}, policy={}, reduction_group={}, optimizer={}, "
+      "overlap={}, "
+      "reduce_bucket={}, gather_bucket={}, depth={}, poison={}, plan_memory={}, frozen={}, steps={}, "
+      "clipping={}, "
+      "accumulation_dtype={}, samples={}, delay={}, seed={}}}",
+      ranks, stage, accumulation, name_of(dtype), name_of(policy), reduction_group, optimizer, overlap,
+      reduce_bucket, gather_bucket, depth, poison, plan_memory, frozen, steps, clipping,
+      name_of(accumulation_dtype), samples_per_micro_batch, faults.maximum_delay_seconds, faults.seed);
+}
+
+Config odd_config(const OddRun& run) {
+  Config config;
+  config.micro_batch_size = run.samples_per_micro_batch;
+  config.accumulation_steps = run.accumulation;
+  config.train_batch_size = run.samples_per_micro_batch * run.accumulation * run.ranks;
+  config.stage = run.stage;
+  config.reduction = run.policy;
+  config.reduction_group = run.reduction_group;
+  config.overlap = run.overlap;
+  config.reduce_bucket_elements = run.reduce_bucket;
+  config.allgather_bucket_elements = run.gather_bucket;
+  config.depth = run.depth;
+  config.precision.compute = run.dtype;
+  config.precision.wire = run.dtype;
+  config.precision.accumulation = run.accumulation_dtype;
+  config.loss_scaling = run.dtype == DataType::float16;
+  config.loss_scaler.initial_scale = 1024;
+  config.gradient_clipping = run.clipping;
+  config.optimizer.type = run.optimizer;
+  config.optimizer.learning_rate = 0.05;
+  config.optimizer.momentum = run.optimizer == "SGD" ? 0.9 : 0.0;
+  if (run.frozen) config.frozen = {"mixed.froz*"};
+  config.workspace_bytes = kernels::minimum_workspace_bytes;
+  config.communication_slab_bytes = 64 << 10;
+  config.communication_timeout = 60;
+  config.threads = 1;
+  config.debug.poison_memory = run.poison;
+  config.debug.plan_memory = run.plan_memory;
+  return config;
+}
+
+OddResult train_odd(const OddRun& run) {
+  OddResult result;
+  const auto n = static_cast<std::size_t>(run.ranks);
+  result.accounts.resize(n);
+  result.state_bytes.resize(n);
+  result.wire_elements.resize(n);
+  result.formula_elements.resize(n);
+  result.memory_calls_per_late_step.assign(n, 0);
+  std::mutex mutex;
+  const auto body = [&](int rank, const CommunicatorFactory& factory) {
+    const Config config = odd_config(run);
+    RuntimeOptions options = RuntimeOptions::from(config);
+    options.device = run.device;
+    options.log_level = LogLevel::off;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, odd_model(), config);
+    std::vector<StepResult> steps;
+    std::int64_t late_calls = 0;
+    for (int step = 0; step < run.steps; ++step) {
+      const std::int64_t before = runtime.memory_calls();
+      for (std::int64_t m = 0; m < run.accumulation; ++m) {
+        // The global batch is cut by (micro-batch, rank), the last sample block being one short: unequal
+        // token counts must come out right.
+        const std::int64_t block = (step * run.accumulation + m) * run.ranks + rank;
+        const std::int64_t count =
+            run.samples_per_micro_batch - (rank == run.ranks - 1 && run.ranks > 1 ? 1 : 0);
+        odd_micro_batch(engine, block * run.samples_per_micro_batch, count);
+      }
+      steps.push_back(engine.step());
+      if (step >= 2) late_calls += runtime.memory_calls() - before;
+    }
+    const std::int64_t wire = runtime.shard().size() == 1 ? 0 : [&] {
+      const auto text = engine.traffic_report();
+      // {"all_gather":{"calls":..,"elements":E,..},"reduce_scatter":{..},"control":..}: sum of data elements.
+      std::int64_t sum = 0;
+      const auto control = text.find("\"control\"");
+      for (std::size_t at = text.find("\"elements\":"); at < control;
+           at = text.find("\"elements\":", at + 1)) {
+        sum += std::stoll(text.substr(at + 11));
+      }
+      return sum;
+    }();
+    const TierAccount account = runtime.ledger().account(Tier::device);
+    const kernels::Digest weights = engine.weights_digest();
+    const kernels::Digest state = engine.state_digest();
+    const std::lock_guard lock(mutex);
+    const auto r = static_cast<std::size_t>(rank);
+    result.accounts[r] = account;
+    result.state_bytes[r] = engine.state_bytes();
+    result.wire_elements[r] = wire;
+    result.formula_elements[r] = engine.formula_wire_elements();
+    result.memory_calls_per_late_step[r] = late_calls;
+    if (rank == 0) {
+      result.weights = weights;
+      result.state = state;
+      result.steps = std::move(steps);
+    }
+  };
+  if (run.device == DeviceKind::meta) {
+    body(0, [&](const CommunicatorOptions& options) {
+      return make_meta_communicator(0, run.ranks, run.ranks, options);
+    });
+  } else {
+    run_thread_ranks(run.ranks, body, run.faults);
+  }
+  return result;
+}
+
+}  // namespace tranche::test

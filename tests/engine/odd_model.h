@@ -1,0 +1,66 @@
+#pragma once
+/// A model of nothing but odd cases, for the laws of the engine: a unit used twice a pass (tied), prime
+/// sizes, a unit smaller than the number of ranks (ranks that own nothing), a unit with a frozen tensor. Its
+/// loss is half the squared distance of every weight to targets drawn per (tensor, sample, element), so its
+/// gradients are known in closed form.
+
+#include <string>
+#include <vector>
+
+#include "tranche/comm/backends.h"
+#include "tranche/engine/engine.h"
+
+namespace tranche::test {
+
+/// The units: tied (2 uses), prime, tiny, mixed (one tensor is matched by frozen_pattern).
+ModelSpec odd_model();
+inline constexpr const char* odd_frozen_tensor = "mixed.frozen";
+
+/// The gradient of one sample with respect to element i of a tensor is weight - odd_target(...).
+float odd_target(std::uint64_t tensor, std::int64_t sample, std::int64_t element);
+
+/// One micro-batch: samples first_sample ... first_sample + count - 1; `poison_tensor` makes the gradient of
+/// that tensor's element 2 infinite.
+void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t count,
+                     const std::string& poison_tensor = {});
+
+/// How one run of the odd model is set up.
+struct OddRun {
+  int ranks = 1;
+  int stage = 0;
+  std::int64_t accumulation = 1;
+  DataType dtype = DataType::float32;
+  ReductionPolicy policy = ReductionPolicy::automatic;
+  int reduction_group = 0;
+  std::string optimizer = "AdamW";
+  bool overlap = true;
+  std::int64_t reduce_bucket = 500'000'000;
+  std::int64_t gather_bucket = 500'000'000;
+  int depth = 2;
+  bool poison = false;
+  bool plan_memory = true;
+  bool frozen = true;
+  int steps = 4;
+  double clipping = 1.0;
+  DataType accumulation_dtype = DataType::float32;
+  std::int64_t samples_per_micro_batch = 3;
+  FaultInjection faults;
+  DeviceKind device = DeviceKind::cpu;
+  std::string to_string() const;
+};
+
+/// What one run gave; per-rank vectors are indexed by rank.
+struct OddResult {
+  kernels::Digest weights, state;
+  std::vector<StepResult> steps;
+  std::vector<TierAccount> accounts;
+  std::vector<Engine::StateBytes> state_bytes;
+  std::vector<std::int64_t> wire_elements, formula_elements;
+  std::vector<std::int64_t> memory_calls_per_late_step;
+};
+
+Config odd_config(const OddRun& run);
+/// Trains in thread ranks (or, on meta, as rank 0 of as many) and collects.
+OddResult train_odd(const OddRun& run);
+
+}  // namespace tranche::test
