@@ -205,7 +205,9 @@ std::string Config::to_json() const {
   json.update(detail::precision_keys(*this));
   json["optimizer"] = detail::optimizer_keys(optimizer);
   json["scheduler"]["type"] = schedule.type;
-  json["scheduler"]["params"] = detail::Json::parse(schedule.parameters_json);
+  // Sorted, as reading sorts them.
+  const detail::Json params = detail::read_json(schedule.parameters_json, "the schedule's parameters");
+  json["scheduler"]["params"] = nlohmann::json(params);
   detail::Json& zero = json["zero_optimization"];
   zero["stage"] = stage;
   zero["overlap_comm"] = overlap;

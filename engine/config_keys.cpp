@@ -45,7 +45,7 @@ std::string_view name_within(std::string_view path, std::string_view block) {
 
 std::string nearest(std::string_view text, const std::vector<std::string>& candidates) {
   const std::string wanted = lower(text);
-  std::string best;
+  std::string best, holder;
   std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
     const std::size_t distance = edit_distance(wanted, lower(candidate));
@@ -54,13 +54,11 @@ std::string nearest(std::string_view text, const std::vector<std::string>& candi
       best = candidate;
       best_distance = distance;
     }
+    const bool holds = wanted.size() >= 4 && lower(candidate).find(wanted) != std::string::npos;
+    if (holds && (holder.empty() || candidate.size() < holder.size())) holder = candidate;
   }
-  if (!best.empty() || wanted.size() < 4) return best;
-  for (const std::string& candidate : candidates) {  // "micro_batch_size" in a longer name
-    const bool holds = lower(candidate).find(wanted) != std::string::npos;
-    if (holds && (best.empty() || candidate.size() < best.size())) best = candidate;
-  }
-  return best;
+  // "micro_batch_size" is meant for the longer name that holds it, whatever else is some letters away.
+  return best_distance > 2 && !holder.empty() ? holder : best;
 }
 
 std::string_view name_of(KeyClass key_class) {

@@ -259,6 +259,7 @@ std::optional<std::int64_t> size_from(std::string_view text) {
   if (copy.empty() || (std::isdigit(static_cast<unsigned char>(copy.front())) == 0 && copy.front() != '.')) {
     return std::nullopt;
   }
+  if (copy.find_first_of("xX") != std::string::npos) return std::nullopt;  // stod reads hexadecimal
   std::size_t used = 0;
   double number = 0;
   try {

@@ -56,7 +56,8 @@ class OneCycle final : public Schedule {
     return fmt::format(
         R"({{"type": "OneCycle", "cycle_min_lr": {}, "cycle_max_lr": {}, "decay_lr_rate": {}, )"
         R"("cycle_first_step_size": {}, "cycle_second_step_size": {}, "cycle_first_stair_count": {}, )"
-        R"("cycle_second_stair_count": {}, "decay_step_size": {}, "cycle_momentum": {}, "cycle_min_mom": {}, )"
+        R"("cycle_second_stair_count": {}, "decay_step_size": {}, "cycle_momentum": {}, )"
+        R"("cycle_min_mom": {}, )"
         R"("cycle_max_mom": {}, "decay_mom_rate": {}}})",
         o.cycle_min_lr, o.cycle_max_lr, o.decay_lr_rate, o.cycle_first_step_size,
         o.cycle_second_step_size.value_or(o.cycle_first_step_size), o.cycle_first_stair_count, second_stairs_,

@@ -1,0 +1,249 @@
+// Whole files as DeepSpeed's users write them, and the optimizers and schedules that they ask for.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/config.h"
+
+namespace tranche {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::SizeIs;
+
+TEST(ConfigFiles, StageTwoWithItsUsualBuckets) {
+  const Config config = parse_config(R"({
+    "train_batch_size": 32,
+    "gradient_accumulation_steps": 4,
+    "bf16": {"enabled": true},
+    "zero_optimization": {
+      "stage": 2, "allgather_partitions": true, "allgather_bucket_size": 2e8, "overlap_comm": true,
+      "reduce_scatter": true, "reduce_bucket_size": 2e8, "contiguous_gradients": true
+    },
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.999], "eps": 1e-8,
+      "weight_decay": 3e-7}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-5,
+      "warmup_num_steps": 500}},
+    "gradient_clipping": 1.0,
+    "steps_per_print": 2000,
+    "wall_clock_breakdown": false
+  })",
+                                     2);
+  EXPECT_EQ(config.stage, 2);
+  EXPECT_EQ(config.micro_batch_size, 4);
+  EXPECT_EQ(config.reduce_bucket_elements, 200'000'000);
+  EXPECT_EQ(config.allgather_bucket_elements, 200'000'000);
+  EXPECT_EQ(config.effective_reduction(), ReductionPolicy::micro_batch);
+  EXPECT_EQ(config.precision.compute, DataType::bfloat16);
+  EXPECT_THAT(config.notes, SizeIs(3)) << "allgather_partitions, reduce_scatter, contiguous_gradients";
+  EXPECT_EQ(make_optimizer(config)->name(), "AdamW");
+  const auto schedule = make_schedule(config);
+  EXPECT_EQ(schedule->learning_rate(1), 0);
+  EXPECT_DOUBLE_EQ(schedule->learning_rate(501), 3e-5);
+}
+
+TEST(ConfigFiles, StageThreeWithFp16AndEveryStageThreeKey) {
+  const Config config = parse_config(R"({
+    "train_micro_batch_size_per_gpu": 2,
+    "fp16": {"enabled": true, "auto_cast": false, "loss_scale": 0, "initial_scale_power": 16,
+             "loss_scale_window": 1000, "hysteresis": 2, "consecutive_hysteresis": false,
+               "min_loss_scale": 1},
+    "zero_optimization": {
+      "stage": 3, "contiguous_gradients": true, "overlap_comm": true, "reduce_bucket_size": 5e8,
+      "sub_group_size": 1e9, "stage3_prefetch_bucket_size": 5e7, "stage3_param_persistence_threshold": 1e5,
+      "stage3_model_persistence_threshold": 9223372036854775807, "stage3_max_live_parameters": 1e9,
+      "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": true,
+      "stage3_module_granularity_threshold": 0, "stage3_use_all_reduce_for_fetch_params": false,
+      "stage3_allgather_sequential": false
+    },
+    "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.9, 0.95], "torch_adam": true}},
+    "zero_allow_untested_optimizer": true,
+    "activation_checkpointing": {"partition_activations": false, "cpu_checkpointing": false,
+      "number_checkpoints": 4,
+                                 "contiguous_memory_optimization": false},
+    "comms_logger": {"enabled": true, "verbose": false, "prof_all": true, "debug": false},
+    "tensorboard": {"enabled": true, "output_path": "logs/", "job_name": "run"}
+  })",
+                                     4);
+  EXPECT_EQ(config.train_batch_size, 8);
+  EXPECT_EQ(config.stage, 3);
+  EXPECT_TRUE(config.loss_scaling);
+  EXPECT_EQ(config.loss_scaler.initial_scale, 65536);
+  EXPECT_EQ(config.prefetch_elements, 50'000'000);
+  EXPECT_EQ(config.max_live_elements, 1'000'000'000);
+  EXPECT_EQ(make_optimizer(config)->name(), "AdamW") << "DeepSpeed's Adam has adam_w_mode on";
+  EXPECT_THAT(config.notes, Contains(HasSubstr("zero_optimization.sub_group_size: no meaning here")));
+  EXPECT_THAT(config.notes, Contains(HasSubstr("tensorboard: no meaning here: every step's figures")));
+}
+
+constexpr std::string_view hugging_face = R"({
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16,
+             "hysteresis": 2, "min_loss_scale": 1},
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto",
+      "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto",
+                  "warmup_num_steps": "auto", "total_num_steps": "auto"}},
+    "zero_optimization": {
+      "stage": 3,
+      "offload_optimizer": {"device": "none", "pin_memory": true},
+      "offload_param": {"device": "none", "pin_memory": true},
+      "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
+      "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
+      "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
+      "stage3_gather_16bit_weights_on_model_save": true
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "steps_per_print": 2000,
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": false
+  })";
+
+TEST(ConfigFiles, HuggingFaceWithAutoEverywhere) {
+  const Config config = parse_config(hugging_face, 2);
+  EXPECT_EQ(config.train_batch_size, 2);
+  EXPECT_EQ(config.stage, 3);
+  EXPECT_EQ(config.precision.compute, DataType::bfloat16);
+  EXPECT_EQ(config.optimizer.learning_rate, 1e-3);
+  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_EQ(config.reduce_bucket_elements, 500'000'000);
+  const Config two = parse_config(hugging_face, 2, {"zero_optimization.stage=2", "train_batch_size=64"});
+  EXPECT_EQ(two.stage, 2);
+  EXPECT_EQ(two.micro_batch_size, 32);
+}
+
+TEST(ConfigFiles, OffloadToADeviceIsRefusedByName) {
+  try {
+    parse_config(
+        hugging_face, 1,
+        {"zero_optimization.offload_optimizer.device=cpu", "zero_optimization.offload_param.device=nvme"});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const ConfigurationError& error) {
+    EXPECT_THAT(
+        error.message(),
+        AllOf(HasSubstr("zero_optimization.offload_optimizer.device: \"cpu\" cannot be honoured: offload to "
+                        "host memory and NVMe is not part of this version"),
+              HasSubstr("zero_optimization.offload_param.device: \"nvme\" cannot be honoured")));
+  }
+}
+
+std::string problems(std::string_view json) {
+  try {
+    parse_config(json, 1);
+  } catch (const ConfigurationError& error) {
+    return error.message();
+  }
+  return "nothing was thrown";
+}
+
+TEST(ConfigFiles, OptimizersAndSchedulesThatWeLackOrThatDoNotExist) {
+  for (const char* type :
+       {"Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Lion", "Adagrad", "Muon", "MuSGD"}) {
+    EXPECT_EQ(problems(std::string(R"({"optimizer": {"type": ")") + type + R"("}})"),
+              std::string("configuration: optimizer.type: ") + type +
+                  " is not part of this version; there are AdamW, Adam, SGD");
+  }
+  EXPECT_EQ(problems(R"({"optimizer": {"type": "AdmaW"}})"),
+            "configuration: optimizer.type: 'AdmaW' is not one of AdamW, Adam, SGD; did you mean AdamW?");
+  EXPECT_THAT(
+      problems(R"({"scheduler": {"type": "LRRangeTest"}})"),
+      HasSubstr("scheduler.type: LRRangeTest is not part of this version; there are constant, WarmupLR"));
+  EXPECT_THAT(problems(R"({"scheduler": {"type": "WarmLR"}})"), HasSubstr("did you mean WarmupLR?"));
+}
+
+TEST(ConfigFiles, ParametersBelongToTheirType) {
+  EXPECT_EQ(problems(R"({"optimizer": {"type": "AdamW", "params": {"momentum": 0.9}}})"),
+            "configuration: optimizer.params.momentum is no parameter of AdamW, which has lr, betas, eps, "
+            "weight_decay, "
+            "adam_w_mode");
+  EXPECT_THAT(problems(R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.9]}}})"),
+              HasSubstr("optimizer.params.betas is no parameter of SGD"));
+  EXPECT_THAT(
+      problems(R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 5}}})"),
+      HasSubstr("scheduler.params.total_num_steps is no parameter of WarmupLR, which has warmup_min_lr"));
+  EXPECT_THAT(problems(R"({"scheduler": {"params": {"warmup_num_steps": 5}}})"),
+              HasSubstr("scheduler.params.warmup_num_steps is no parameter of constant, which has none"));
+  EXPECT_THAT(problems(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cubic"}}})"),
+              HasSubstr("scheduler.params.warmup_type: 'cubic' is not one of log, linear"));
+  EXPECT_THAT(problems(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}})"),
+              HasSubstr("scheduler.params: warmup_num_steps is 0"));
+  EXPECT_THAT(problems(R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0}}})"),
+              HasSubstr("scheduler.params.cycle_max_lr: OneCycle needs it"));
+}
+
+TEST(ConfigFiles, SchedulesThatEndTakeTheRunsLengthFromTheProgram) {
+  Config config = parse_config(hugging_face, 1, {"scheduler.params.warmup_num_steps=10"});
+  try {
+    make_schedule(config);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const ConfigurationError& error) {
+    EXPECT_THAT(error.message(), HasSubstr("schedule WarmupDecayLR must know where the run ends: set "
+                                           "scheduler.params.total_num_steps or tranche.total_steps"));
+  }
+  config.total_steps_hint = 110;
+  // (110 - 60) / (110 - 10) of the optimizer's rate at iteration 60.
+  EXPECT_DOUBLE_EQ(make_schedule(config)->learning_rate(61), 0.5e-3);
+  // What the file says itself wins.
+  config = parse_config(hugging_face, 1,
+                        {"scheduler.params.warmup_num_steps=10", "scheduler.params.total_num_steps=210",
+                         "tranche.total_steps=110"});
+  EXPECT_DOUBLE_EQ(make_schedule(config)->learning_rate(111), 0.5e-3);
+}
+
+TEST(ConfigFiles, EverySchedulesParametersArrive) {
+  const auto rate = [](const char* scheduler, std::int64_t step, const char* optimizer = "AdamW") {
+    const Config config = parse_config("{}", 1,
+                                       {std::string("scheduler=") + scheduler, "optimizer.params.lr=2",
+                                        std::string("optimizer.type=") + optimizer});
+    const auto schedule = make_schedule(config);
+    return std::pair(schedule->learning_rate(step), schedule->momentum(step));
+  };
+  EXPECT_EQ(rate(R"({"type": "constant"})", 7).first, 2);
+  // Without a maximum the optimizer's rate is it.
+  EXPECT_EQ(
+      rate(R"({"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type": "linear"}})", 3).first,
+      1);
+  EXPECT_DOUBLE_EQ(
+      rate(R"({"type": "WarmupCosineLR", "params": {"warmup_num_steps": 10, "total_num_steps": 110,
+      "warmup_min_ratio": 0.1, "cos_min_ratio": 0.2, "warmup_type": "linear"}})",
+           60)
+          .first,
+      1.2);
+  constexpr const char* cycle = R"({"type": "OneCycle", "params": {"cycle_min_lr": 1, "cycle_max_lr": 5,
+      "cycle_first_step_size": 4, "cycle_second_step_size": 6, "cycle_first_stair_count": 2,
+      "cycle_second_stair_count": 3, "decay_step_size": 2, "decay_lr_rate": 0.5, "cycle_min_mom": 0.5,
+      "cycle_max_mom": 0.7, "decay_mom_rate": 0.1}})";
+  EXPECT_DOUBLE_EQ(rate(cycle, 2).first, 3);                // stair 1 of 2
+  EXPECT_DOUBLE_EQ(rate(cycle, 2).second, 0.6);             // 0.7 - 0.2 / 2
+  EXPECT_DOUBLE_EQ(rate(cycle, 6).first, 1 + 4 * 2 / 3.0);  // 4 of 6 left, 3 stairs: 2 of 3
+  EXPECT_DOUBLE_EQ(rate(cycle, 14).first, 0.5);             // 4 past the cycle: two intervals
+  EXPECT_LT(rate(cycle, 2, "SGD").second, 0) << "SGD has no beta1 to cycle";
+}
+
+TEST(ConfigFiles, WhatACyclingScheduleDoesDifferentlyIsSaid) {
+  const char* params = R"(scheduler={"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1}})";
+  EXPECT_THAT(parse_config("{}", 1, {params}).notes, Contains(HasSubstr("beta2 stays the optimizer's")));
+  EXPECT_THAT(parse_config("{}", 1, {params, "optimizer.type=SGD"}).notes,
+              Contains(HasSubstr("SGD has no beta1")));
+}
+
+TEST(ConfigFiles, MakersNameWhatTheyCannotMake) {
+  Config config;
+  config.optimizer.type = "Lion";
+  EXPECT_THROW(make_optimizer(config), ConfigurationError);
+  config = {};
+  config.schedule = {"WarmupLR", R"({"warmup_num_step": 3})"};
+  try {
+    make_schedule(config);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const ConfigurationError& error) {
+    EXPECT_THAT(error.message(), HasSubstr("unknown key 'scheduler.params.warmup_num_step'"));
+  }
+}
+
+}  // namespace
+}  // namespace tranche

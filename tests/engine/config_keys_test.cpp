@@ -1,0 +1,166 @@
+// Every row of the table of keys does what its class says, and docs/configuration.md says the same.
+#include "tranche/engine/config_keys.h"
+
+#include <fmt/core.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/config.h"
+
+namespace tranche {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::StartsWith;
+
+/// {"a": {"b": value}} for the path "a.b".
+std::string document(std::string_view path, const Json& value) {
+  std::string pointer = "/" + std::string(path);
+  for (char& c : pointer) {
+    if (c == '.') c = '/';
+  }
+  Json json;
+  json[Json::json_pointer(pointer)] = value;
+  return json.dump();
+}
+
+bool in_a_list(const ConfigKey& key) {
+  return key.path.find("[]") != std::string_view::npos;
+}
+
+std::string problems(const std::string& json) {
+  try {
+    parse_config(json, 1);
+  } catch (const ConfigurationError& error) {
+    return error.message();
+  }
+  return "nothing was thrown";
+}
+
+TEST(ConfigKeys, AreUniqueAndFollowTheirBlocks) {
+  std::set<std::string_view> seen;
+  for (const ConfigKey& key : configuration_keys()) {
+    EXPECT_TRUE(seen.insert(key.path).second) << key.path << " is there twice";
+    EXPECT_FALSE(key.text.empty()) << key.path;
+    const std::size_t dot = key.path.rfind('.');
+    if (dot == std::string_view::npos) continue;
+    std::string_view parent = key.path.substr(0, dot);
+    if (parent.ends_with("[]")) parent.remove_suffix(2);
+    EXPECT_TRUE(seen.contains(parent)) << key.path << " comes before its block";
+  }
+}
+
+TEST(ConfigKeys, WithoutMeaningAreAcceptedWithOneNote) {
+  for (const ConfigKey& key : configuration_keys()) {
+    if (key.key_class != KeyClass::no_meaning) continue;
+    // A block without meaning speaks for what is in it.
+    std::string_view speaker = key.path;
+    for (std::size_t dot = key.path.find('.'); dot != std::string_view::npos;
+         dot = key.path.find('.', dot + 1)) {
+      const ConfigKey* parent = find_configuration_key(key.path.substr(0, dot));
+      if (parent != nullptr && parent->key_class == KeyClass::no_meaning) {
+        speaker = parent->path;
+        break;
+      }
+    }
+    for (const Json& value : {Json(1), Json("auto"), Json(false)}) {
+      const Config config = parse_config(document(key.path, value), 1);
+      ASSERT_THAT(config.notes, ElementsAre(StartsWith(fmt::format("{}: no meaning here: ", speaker))))
+          << key.path;
+    }
+  }
+}
+
+TEST(ConfigKeys, RefusedOnesSayWhyAndTakeWhatAsksForNothing) {
+  for (const ConfigKey& key : configuration_keys()) {
+    if (key.key_class != KeyClass::refused) continue;
+    const std::string text = problems(document(key.path, "surely"));
+    EXPECT_THAT(text, StartsWith(fmt::format("configuration: {}: \"surely\" cannot be honoured: {}", key.path,
+                                             key.text)));
+    std::vector<Json> harmless = {Json(nullptr), Json::parse(key.default_value)};
+    if (key.default_value != "true") {
+      harmless.insert(harmless.end(), {Json(false), Json("none"), Json::object(),
+                                       Json::parse(R"({"enabled": false, "x": 1})")});
+    } else {
+      EXPECT_THAT(problems(document(key.path, false)), HasSubstr("false cannot be honoured")) << key.path;
+    }
+    for (const Json& value : harmless) {
+      Config config;
+      ASSERT_NO_THROW(config = parse_config(document(key.path, value), 1)) << key.path << " " << value;
+      EXPECT_THAT(config.notes, IsEmpty()) << key.path;
+    }
+    EXPECT_THAT(problems(document(key.path, Json::parse(R"({"enabled": true})"))),
+                HasSubstr("cannot be honoured"));
+  }
+}
+
+TEST(ConfigKeys, AutoMeansTheDefaultWhereItIsAllowed) {
+  const std::string defaults = parse_config("{}", 1).to_json();
+  for (const ConfigKey& key : configuration_keys()) {
+    if (key.key_class != KeyClass::honoured || in_a_list(key)) continue;
+    if (key.automatic) {
+      const Config config = parse_config(document(key.path, "auto"), 1);
+      EXPECT_EQ(config.to_json(), defaults) << key.path;
+      EXPECT_THAT(config.notes, IsEmpty()) << key.path;
+    } else {
+      EXPECT_NE(problems(document(key.path, "auto")), "nothing was thrown") << key.path;
+    }
+    EXPECT_EQ(parse_config(document(key.path, nullptr), 1).to_json(), defaults) << key.path << " null";
+  }
+}
+
+TEST(ConfigKeys, HonouredOnesRefuseTheWrongType) {
+  for (const ConfigKey& key : configuration_keys()) {
+    if (key.key_class != KeyClass::honoured || in_a_list(key)) continue;
+    const Json wrong = key.kind == ValueKind::block ? Json(7) : Json::parse(R"({"a": 7})");
+    EXPECT_THAT(problems(document(key.path, wrong)), HasSubstr(fmt::format("{}: expected ", key.path)));
+  }
+}
+
+TEST(ConfigKeys, TheDocumentationHasEachWithItsClassAndText) {
+  std::ifstream file(std::string(TRANCHE_DOCS) + "/configuration.md");
+  ASSERT_TRUE(file) << "docs/configuration.md cannot be read";
+  std::map<std::string, std::vector<std::string>> rows;  // path -> the other cells
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with("| `")) continue;
+    std::vector<std::string> cells;
+    for (std::size_t begin = 1; begin < line.size();) {
+      const std::size_t end = line.find('|', begin);
+      ASSERT_NE(end, std::string::npos) << line;
+      const std::size_t first = line.find_first_not_of(' ', begin);
+      cells.push_back(first >= end ? ""
+                                   : line.substr(first, line.find_last_not_of(' ', end - 1) - first + 1));
+      begin = end + 1;
+    }
+    ASSERT_EQ(cells.size(), 4U) << line;
+    const std::string path = cells[0].substr(1, cells[0].size() - 2);
+    EXPECT_TRUE(rows.emplace(path, std::vector(cells.begin() + 1, cells.end())).second)
+        << path << " is there twice";
+  }
+  for (const ConfigKey& key : configuration_keys()) {
+    const auto row = rows.find(std::string(key.path));
+    if (row == rows.end()) {
+      ADD_FAILURE() << "docs/configuration.md lacks " << key.path;
+      continue;
+    }
+    const std::string default_value = key.default_value.empty() ? "" : fmt::format("`{}`", key.default_value);
+    EXPECT_THAT(row->second,
+                ElementsAre(std::string(name_of(key.key_class)), default_value, std::string(key.text)))
+        << key.path;
+    rows.erase(row);
+  }
+  for (const auto& [path, cells] : rows)
+    ADD_FAILURE() << "docs/configuration.md has " << path << ", the code has not";
+}
+
+}  // namespace
+}  // namespace tranche

@@ -1,0 +1,491 @@
+// Reading of DeepSpeed's JSON: what is honoured, how problems are told.
+#include "tranche/engine/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <functional>
+
+#include "tranche/core/error.h"
+
+namespace tranche {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+/// The text of the ConfigurationError that reading raises.
+std::string problems(std::string_view json, int ranks = 1, const std::vector<std::string>& overrides = {}) {
+  try {
+    parse_config(json, ranks, overrides);
+  } catch (const ConfigurationError& error) {
+    EXPECT_EQ(error.exit_status(), ExitStatus::configuration);
+    return error.message();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Config, AnEmptyFileIsTheDefaults) {
+  const Config config = parse_config("{}", 3);
+  EXPECT_EQ(config.train_batch_size, 3);
+  EXPECT_EQ(config.micro_batch_size, 1);
+  EXPECT_EQ(config.accumulation_steps, 1);
+  EXPECT_EQ(config.stage, 0);
+  EXPECT_EQ(config.precision.compute, DataType::bfloat16);
+  EXPECT_EQ(config.precision.wire, DataType::bfloat16);
+  EXPECT_EQ(config.precision.accumulation, DataType::float32);
+  EXPECT_EQ(config.precision.moments, DataType::float32);
+  EXPECT_FALSE(config.loss_scaling);
+  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_EQ(config.optimizer.type, "AdamW");
+  EXPECT_EQ(config.schedule.type, "constant");
+  EXPECT_THAT(config.notes, IsEmpty());
+  EXPECT_EQ(config.effective_reduction(), ReductionPolicy::boundary);
+}
+
+TEST(Config, EveryFieldIsRead) {
+  const Config config = parse_config(R"({
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3, "gradient_clipping": 0.5,
+    "steps_per_print": 10, "wall_clock_breakdown": true, "communication_data_type": "fp32",
+    "data_types": {"grad_accum_dtype": "bf16"}, "bf16": {"enabled": true},
+    "zero_optimization": {"stage": 3, "overlap_comm": false, "reduce_bucket_size": 1e6,
+      "allgather_bucket_size": 2e6,
+      "stage3_prefetch_bucket_size": 3e6, "stage3_max_live_parameters": 4e6},
+    "optimizer": {"type": "adam", "params": {"lr": 0.01, "betas": [0.8, 0.9], "eps": 1e-6,
+      "weight_decay": 0.1,
+      "adam_w_mode": false}},
+    "scheduler": {"type": "warmuplr", "params": {"warmup_num_steps": 7}},
+    "tranche": {"reduction": "boundary", "reduction_group": 2, "depth": 5, "communication_timeout": 12.5,
+      "progress": "inline", "threads": 3, "device_memory": "1.5GiB", "workspace": 1024,
+        "communication_slab": "2MB",
+      "seed": 99, "frozen": ["wte.*"], "decay": ["*.scale"], "no_decay": ["*.w"],
+      "parameter_groups": [{"pattern": "h.*", "learning_rate_factor": 0.5}], "collectives": "ours",
+      "maximum_consecutive_skips": 8, "activation_checkpointing": true, "checkpoint_every": 2,
+      "vocabulary_chunk": 512, "moments": "bf16", "total_steps": 1000,
+      "debug": {"poison_memory": true, "plan_memory": false}}})",
+                                     2);
+  EXPECT_EQ(config.train_batch_size, 24);
+  EXPECT_EQ(config.gradient_clipping, 0.5);
+  EXPECT_EQ(config.steps_per_print, 10);
+  EXPECT_TRUE(config.wall_clock_breakdown);
+  EXPECT_EQ(config.precision.wire, DataType::float32);
+  EXPECT_EQ(config.precision.accumulation, DataType::bfloat16);
+  EXPECT_EQ(config.precision.moments, DataType::bfloat16);
+  EXPECT_EQ(config.stage, 3);
+  EXPECT_FALSE(config.overlap);
+  EXPECT_EQ(config.reduce_bucket_elements, 1'000'000);
+  EXPECT_EQ(config.allgather_bucket_elements, 2'000'000);
+  EXPECT_EQ(config.prefetch_elements, 3'000'000);
+  EXPECT_EQ(config.max_live_elements, 4'000'000);
+  EXPECT_EQ(config.optimizer.type, "Adam");
+  EXPECT_EQ(config.optimizer.learning_rate, 0.01);
+  EXPECT_EQ(config.optimizer.beta1, 0.8);
+  EXPECT_EQ(config.optimizer.beta2, 0.9);
+  EXPECT_EQ(config.optimizer.epsilon, 1e-6);
+  EXPECT_EQ(config.optimizer.weight_decay, 0.1);
+  EXPECT_FALSE(config.optimizer.adam_w_mode);
+  EXPECT_EQ(make_optimizer(config)->name(), "Adam");
+  EXPECT_EQ(config.schedule.type, "WarmupLR");
+  EXPECT_EQ(config.reduction, ReductionPolicy::boundary);
+  EXPECT_EQ(config.effective_reduction(), ReductionPolicy::boundary);
+  EXPECT_EQ(config.reduction_group, 2);
+  EXPECT_EQ(config.depth, 5);
+  EXPECT_EQ(config.communication_timeout, 12.5);
+  EXPECT_TRUE(config.inline_progress);
+  EXPECT_EQ(config.threads, 3);
+  EXPECT_EQ(config.device_memory_limit, 1610612736);
+  EXPECT_EQ(config.workspace_bytes, 1024);
+  EXPECT_EQ(config.communication_slab_bytes, 2'000'000);
+  EXPECT_EQ(config.seed, 99U);
+  EXPECT_THAT(config.frozen, ElementsAre("wte.*"));
+  EXPECT_THAT(config.group_rules, ElementsAre(ParameterGroupRule{"*.scale", std::nullopt, true},
+                                              ParameterGroupRule{"*.w", std::nullopt, false},
+                                              ParameterGroupRule{"h.*", 0.5, std::nullopt}));
+  EXPECT_EQ(config.collectives, "ours");
+  EXPECT_EQ(config.maximum_consecutive_skips, 8);
+  EXPECT_TRUE(config.activation_checkpointing);
+  EXPECT_EQ(config.checkpoint_every, 2);
+  EXPECT_EQ(config.vocabulary_chunk, 512);
+  EXPECT_EQ(config.total_steps_hint, 1000);
+  EXPECT_TRUE(config.debug.poison_memory);
+  EXPECT_FALSE(config.debug.plan_memory);
+}
+
+TEST(Config, AnyTwoOfTheBatchFiguresGiveTheThird) {
+  struct Case {
+    const char* json;
+    int ranks;
+    std::int64_t train, micro, steps;
+  };
+  const Case cases[] = {
+      {R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 4})", 3, 24, 4, 2},
+      {R"({"train_batch_size": 24, "gradient_accumulation_steps": 2})", 3, 24, 4, 2},
+      {R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2})", 3, 24, 4, 2},
+      {R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2})",
+       3, 24, 4, 2},
+      {R"({"train_batch_size": 24})", 3, 24, 8, 1},
+      {R"({"train_micro_batch_size_per_gpu": 4})", 3, 12, 4, 1},
+      {R"({"gradient_accumulation_steps": 5})", 3, 15, 1, 5},
+      {R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": 5})",
+       1, 5, 1, 5},
+  };
+  for (const Case& entry : cases) {
+    const Config config = parse_config(entry.json, entry.ranks);
+    EXPECT_EQ(config.train_batch_size, entry.train) << entry.json;
+    EXPECT_EQ(config.micro_batch_size, entry.micro) << entry.json;
+    EXPECT_EQ(config.accumulation_steps, entry.steps) << entry.json;
+  }
+}
+
+TEST(Config, ABatchThatDoesNotFitShowsTheArithmetic) {
+  EXPECT_EQ(problems(R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4,
+                         "gradient_accumulation_steps": 1})",
+                     2),
+            "configuration: train_batch_size 32 is not train_micro_batch_size_per_gpu 4 * "
+            "gradient_accumulation_steps "
+            "1 * 2 ranks = 8; change one, or leave one out and it is derived");
+  EXPECT_EQ(problems(R"({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4})", 2),
+            "configuration: train_batch_size 10 is not a multiple of train_micro_batch_size_per_gpu 4 * 2 "
+            "ranks = 8, "
+            "so no gradient_accumulation_steps fits");
+  EXPECT_THAT(problems(R"({"train_batch_size": 10})", 3),
+              HasSubstr("10 is not a multiple of gradient_accumulation_steps 1 * 3 ranks = 3, so no "
+                        "train_micro_batch_size_per_gpu fits"));
+  EXPECT_THAT(problems(R"({"train_batch_size": 0})"), HasSubstr("train_batch_size: 0 is not at least 1"));
+  EXPECT_THAT(problems(R"({"gradient_accumulation_steps": -2})"),
+              HasSubstr("gradient_accumulation_steps: -2 is not between 1 and 1000000000"));
+  EXPECT_THAT(problems(R"({"train_micro_batch_size_per_gpu": 1e9, "gradient_accumulation_steps": 1e9})", 4),
+              HasSubstr("beyond any batch"));
+  EXPECT_THAT(problems("{}", 0), HasSubstr("0 ranks; there must be at least one"));
+}
+
+TEST(Config, PrecisionFollowsWhatIsSwitchedOn) {
+  const auto precision = [](const char* json) { return parse_config(json, 1).precision; };
+  EXPECT_EQ(precision(R"({"bf16": {"enabled": true}})").compute, DataType::bfloat16);
+  EXPECT_EQ(precision(R"({"bfloat16": {"enabled": true}})").compute, DataType::bfloat16);
+  EXPECT_EQ(precision(R"({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}})").compute,
+            DataType::bfloat16);
+  EXPECT_EQ(precision(R"({"fp16": {"enabled": true}})").compute, DataType::float16);
+  EXPECT_EQ(precision(R"({"fp16": {"enabled": true}})").wire, DataType::float16);
+  EXPECT_EQ(precision(R"({"fp16": {"enabled": true}, "bf16": {"enabled": false}})").compute,
+            DataType::float16);
+  const PrecisionConfig plain = precision(R"({"fp16": {"enabled": false}, "bf16": {"enabled": false}})");
+  EXPECT_EQ(plain.compute, DataType::float32);
+  EXPECT_EQ(plain.wire, DataType::float32) << "fp32 gradients are not rounded on the wire by default";
+  EXPECT_EQ(precision(R"({"bf16": {"enabled": false}})").compute, DataType::float32);
+  const Config half_said = parse_config(R"({"fp16": {"enabled": false}})", 1);
+  EXPECT_EQ(half_said.precision.compute, DataType::bfloat16);
+  EXPECT_THAT(half_said.notes, ElementsAre(HasSubstr("for fp32 set bf16.enabled to false too")));
+}
+
+TEST(Config, PrecisionProblems) {
+  EXPECT_THAT(problems(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})"),
+              HasSubstr("bf16.enabled and fp16.enabled are both true; choose one"));
+  EXPECT_THAT(problems(R"({"communication_data_type": "int8"})"),
+              HasSubstr("communication_data_type: 'int8' is not one of fp32, bf16, fp16"));
+  EXPECT_THAT(problems(R"({"data_types": {"grad_accum_dtype": "fp16"}})"),
+              HasSubstr("data_types.grad_accum_dtype: fp16 is not one of fp32, bf16"));
+  EXPECT_THAT(problems(R"({"tranche": {"moments": "fp16"}})"),
+              HasSubstr("tranche.moments: fp16 is not one of"));
+  EXPECT_THAT(problems(R"({"fp16": {"enabled": true, "initial_scale_power": 81}})"),
+              HasSubstr("fp16.initial_scale_power: 81 is not between 0 and 80"));
+  EXPECT_THAT(problems(R"({"fp16": {"enabled": true, "loss_scale_window": 0}})"),
+              HasSubstr("fp16: window 0"));
+  EXPECT_THAT(problems(R"({"fp16": {"enabled": true, "loss_scale": -2}})"),
+              HasSubstr("initial scale of the loss"));
+  EXPECT_THAT(problems(R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": true}})"),
+              HasSubstr("bf16.enabled and bfloat16.enabled are two names of one key"));
+}
+
+TEST(Config, Fp16BringsLossScaling) {
+  const Config dynamic = parse_config(
+      R"({"fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3,
+          "consecutive_hysteresis": true, "min_loss_scale": 4}})",
+      1);
+  EXPECT_TRUE(dynamic.loss_scaling);
+  EXPECT_TRUE(dynamic.loss_scaler.dynamic);
+  EXPECT_EQ(dynamic.loss_scaler.initial_scale, 4096);
+  EXPECT_EQ(dynamic.loss_scaler.window, 500);
+  EXPECT_EQ(dynamic.loss_scaler.hysteresis, 3);
+  EXPECT_TRUE(dynamic.loss_scaler.consecutive_hysteresis);
+  EXPECT_EQ(dynamic.loss_scaler.minimum_scale, 4);
+  const Config fixed = parse_config(R"({"fp16": {"enabled": true, "loss_scale": 100}})", 1);
+  EXPECT_FALSE(fixed.loss_scaler.dynamic);
+  EXPECT_EQ(fixed.loss_scaler.initial_scale, 100);
+  EXPECT_FALSE(parse_config(R"({"fp16": {"enabled": false, "loss_scale": 100}})", 1).loss_scaling);
+}
+
+TEST(Config, UnknownKeysAreToldWithThePathAndTheNearest) {
+  EXPECT_EQ(problems(R"({"train_batchsize": 8})"),
+            "configuration: unknown key 'train_batchsize'; did you mean 'train_batch_size'?");
+  EXPECT_THAT(
+      problems(R"({"zero_optimization": {"overlap_com": true}})"),
+      HasSubstr(
+          "unknown key 'zero_optimization.overlap_com'; did you mean 'zero_optimization.overlap_comm'?"));
+  EXPECT_THAT(problems(R"({"optimizer": {"params": {"beta": [0.9, 0.99]}}})"),
+              HasSubstr("unknown key 'optimizer.params.beta'; did you mean 'optimizer.params.betas'?"));
+  EXPECT_THAT(problems(R"({"micro_batch_size": 3})"),
+              HasSubstr("did you mean 'train_micro_batch_size_per_gpu'?"));
+  EXPECT_THAT(problems(R"({"stage": 3})"),
+              HasSubstr("unknown key 'stage'; did you mean 'zero_optimization.stage'?"));
+  EXPECT_THAT(problems(R"({"zero_optimization": {"offload_param": {"devise": "none"}}})"),
+              HasSubstr("unknown key 'zero_optimization.offload_param.devise'"));
+  EXPECT_THAT(problems(R"({"aio": {"blok_size": 1}})"),
+              HasSubstr("unknown key 'aio.blok_size'; did you mean 'aio.block_size'?"));
+  EXPECT_THAT(problems(R"({"tranche": {"debug": {"poison": true}}})"),
+              HasSubstr("did you mean 'tranche.debug.poison_memory'?"));
+  EXPECT_EQ(problems(R"({"xyzzy": 1})"), "configuration: unknown key 'xyzzy'");
+  EXPECT_THAT(problems(R"({"fp_16": {"enabled": true}})"),
+              HasSubstr("unknown key 'fp_16'; did you mean 'fp16'?"));
+}
+
+TEST(Config, WrongTypesNameKeyExpectationAndValue) {
+  EXPECT_EQ(problems(R"({"train_batch_size": "sixteen"})"),
+            "configuration: train_batch_size: expected an integer or \"auto\", found the text \"sixteen\"");
+  EXPECT_THAT(problems(R"({"train_batch_size": 2.5})"),
+              HasSubstr("expected an integer or \"auto\", found 2.5"));
+  EXPECT_THAT(problems(R"({"zero_optimization": {"stage": true}})"),
+              HasSubstr("zero_optimization.stage: expected an integer, found true"));
+  EXPECT_THAT(problems(R"({"zero_optimization": true})"),
+              HasSubstr("zero_optimization: expected a block {...}, found true"));
+  EXPECT_THAT(problems(R"({"bf16": {"enabled": 1}})"),
+              HasSubstr("expected true or false or \"auto\", found 1"));
+  EXPECT_THAT(problems(R"({"gradient_clipping": [1]})"),
+              HasSubstr("expected a number or \"auto\", found the list [1]"));
+  EXPECT_THAT(problems(R"({"optimizer": {"params": {"betas": [0.9, "x"]}}})"),
+              HasSubstr("optimizer.params.betas: expected a list of numbers"));
+  EXPECT_THAT(problems(R"({"optimizer": {"params": {"betas": [0.9]}}})"),
+              HasSubstr("optimizer.params.betas: expected two numbers, found 1"));
+  EXPECT_THAT(problems(R"({"tranche": {"frozen": "wte"}})"),
+              HasSubstr("expected a list of texts, found the text"));
+  EXPECT_THAT(
+      problems(R"({"tranche": {"workspace": "12 parsecs"}})"),
+      HasSubstr("tranche.workspace: expected a size (bytes, or text such as \"16GiB\"), found the text"));
+  EXPECT_THAT(problems(R"({"tranche": {"seed": "auto"}})"),
+              HasSubstr("tranche.seed: expected an integer, found"));
+  EXPECT_THAT(problems(R"({"train_batch_size": 1e300})"), HasSubstr("expected an integer"));
+}
+
+TEST(Config, FloatsAndNullStandWhereTheyMay) {
+  const Config config =
+      parse_config(R"({"train_batch_size": 8.0, "steps_per_print": null, "zero_optimization":
+                       {"reduce_bucket_size": 5e8, "offload_param": null}, "scheduler": null})",
+                   1);
+  EXPECT_EQ(config.train_batch_size, 8);
+  EXPECT_EQ(config.reduce_bucket_elements, 500'000'000);
+}
+
+TEST(Config, ParameterGroupsAreCheckedEntryByEntry) {
+  EXPECT_THAT(problems(R"({"tranche": {"parameter_groups": {"pattern": "x"}}})"),
+              HasSubstr("tranche.parameter_groups: expected a list of blocks, found the block"));
+  EXPECT_THAT(problems(R"({"tranche": {"parameter_groups": ["x"]}})"),
+              HasSubstr("tranche.parameter_groups[0]: expected a block {...}, found the text \"x\""));
+  EXPECT_THAT(problems(R"({"tranche": {"parameter_groups": [{"pattern": "x"}, {"patern": "y"}]}})"),
+              AllOf(HasSubstr("unknown key 'tranche.parameter_groups[1].patern'"),
+                    HasSubstr("tranche.parameter_groups[1]: the key 'pattern' is missing")));
+  EXPECT_THAT(problems(R"({"tranche": {"parameter_groups": [{"pattern": "x", "decay": "no"}]}})"),
+              HasSubstr("tranche.parameter_groups[0].decay: expected true or false, found the text \"no\""));
+  EXPECT_THAT(
+      problems(R"({"tranche": {"parameter_groups": [{"pattern": "x", "learning_rate_factor": -1}]}})"),
+      HasSubstr("'x' has a learning rate factor of -1"));
+}
+
+TEST(Config, ValuesOutOfRange) {
+  EXPECT_EQ(problems(R"({"zero_optimization": {"stage": 4}})"),
+            "configuration: zero_optimization.stage: stage is 0 to 3, not 4");
+  EXPECT_THAT(problems(R"({"zero_optimization": {"stage": -1}})"), HasSubstr("stage is 0 to 3, not -1"));
+  EXPECT_THAT(problems(R"({"zero_optimization": {"reduce_bucket_size": 0}})"),
+              HasSubstr("zero_optimization.reduce_bucket_size: 0 is not at least 1"));
+  EXPECT_THAT(problems(R"({"tranche": {"depth": 0}})"), HasSubstr("tranche.depth: 0 is not at least 1"));
+  EXPECT_THAT(problems(R"({"tranche": {"depth": 9e12}})"),
+              HasSubstr("tranche.depth: 9000000000000 is out of range"));
+  EXPECT_THAT(problems(R"({"tranche": {"seed": -1}})"), HasSubstr("tranche.seed: -1 is negative"));
+  EXPECT_THAT(problems(R"({"tranche": {"communication_timeout": 0}})"),
+              HasSubstr("0 seconds is not above 0"));
+  EXPECT_THAT(problems(R"({"tranche": {"maximum_consecutive_skips": 0}})"),
+              HasSubstr("skips: 0 is not at least 1"));
+  EXPECT_THAT(problems(R"({"gradient_clipping": -1})"),
+              HasSubstr("gradient_clipping: -1 is neither 0 (off) nor above"));
+  EXPECT_THAT(problems(R"({"optimizer": {"params": {"lr": -1}}})"), HasSubstr("optimizer.params.lr: -1"));
+  EXPECT_THAT(problems(R"({"optimizer": {"params": {"betas": [0.9, 1.0]}}})"),
+              HasSubstr("optimizer.params: AdamW: betas are [0.9, 1]"));
+  EXPECT_THAT(problems(R"({"tranche": {"reduction": "never"}})"),
+              HasSubstr("tranche.reduction: 'never' is not one of auto, boundary, micro_batch"));
+  EXPECT_THAT(problems(R"({"tranche": {"progress": "magic"}})"),
+              HasSubstr("'magic' is not one of thread, inline"));
+  EXPECT_THAT(problems(R"({"tranche": {"collectives": "nccl"}})"),
+              HasSubstr("tranche.collectives: nccl is not part of this build"));
+  EXPECT_THAT(problems(R"({"tranche": {"collectives": "gloo"}})"),
+              HasSubstr("'gloo' is not one of auto, ours"));
+}
+
+TEST(Config, AllProblemsAreToldAtOnceInTheOrderOfTheFile) {
+  EXPECT_EQ(
+      problems(
+          R"({"trane": 1, "zero_optimization": {"stage": 4, "overlap_comm": 3}, "amp": {"enabled": true}})"),
+      "configuration has 4 problems:\n"
+      "  unknown key 'trane'; did you mean 'tranche'?\n"
+      "  zero_optimization.overlap_comm: expected true or false or \"auto\", found 3\n"
+      "  amp: {\"enabled\":true} cannot be honoured: Apex AMP is a PyTorch extension; use bf16 or fp16\n"
+      "  zero_optimization.stage: stage is 0 to 3, not 4");
+}
+
+TEST(Config, TextThatIsNotStrictJsonIsToldWithItsPlace) {
+  EXPECT_THAT(problems("{\n  \"train_batch_size\": 8,\n}"),
+              AllOf(HasSubstr("is not JSON: line 3, column 1")));
+  EXPECT_THAT(problems("{\n  // eight\n  \"train_batch_size\": 8\n}"),
+              AllOf(HasSubstr("line 2, column 3"), HasSubstr("(JSON has no comments)")));
+  EXPECT_THAT(problems(""), HasSubstr("is not JSON: line 1, column 1"));
+  EXPECT_THAT(problems("[1]"), HasSubstr("configuration holds array instead of a block {...} of keys"));
+}
+
+TEST(Config, AKeyGivenTwiceIsAnError) {
+  EXPECT_EQ(problems(R"({"bf16": {"enabled": true, "enabled": false}})"),
+            "configuration: key 'bf16.enabled' is given twice; keep one");
+  EXPECT_THAT(problems(R"({"amp": null, "bf16": {}, "amp": null})"), HasSubstr("key 'amp' is given twice"));
+  EXPECT_THAT(
+      problems(R"({"tranche": {"parameter_groups": [{"pattern": "a"}, {"pattern": "b", "pattern": "c"}]}})"),
+      HasSubstr("key 'tranche.parameter_groups.pattern' is given twice"));
+  // The same name in two blocks is not twice.
+  EXPECT_NO_THROW(parse_config(R"({"bf16": {"enabled": true}, "fp16": {"enabled": false}})", 1));
+}
+
+TEST(Config, OverridesReachEveryKeyBeforeAnythingIsChecked) {
+  const Config config =
+      parse_config(R"({"zero_optimization": {"stage": 4}})", 2,
+                   {"zero_optimization.stage=2", "optimizer.params.lr=3e-4", "optimizer.type=SGD",
+                    "tranche.debug.poison_memory=true", "tranche.frozen=[\"a\", \"b\"]",
+                    "train_batch_size=auto", "train_batch_size=6"});
+  EXPECT_EQ(config.stage, 2);
+  EXPECT_EQ(config.optimizer.learning_rate, 3e-4);
+  EXPECT_EQ(config.optimizer.type, "SGD");
+  EXPECT_TRUE(config.debug.poison_memory);
+  EXPECT_THAT(config.frozen, ElementsAre("a", "b"));
+  EXPECT_EQ(config.train_batch_size, 6);
+}
+
+TEST(Config, OverrideProblems) {
+  EXPECT_EQ(problems("{}", 1, {"stage"}),
+            "configuration: override 'stage' is not of the form key.path=value");
+  EXPECT_THAT(problems("{}", 1, {"=3"}), HasSubstr("override '=3' is not of the form"));
+  EXPECT_THAT(problems("{}", 1, {"a..b=3"}), HasSubstr("'a..b' is not a path of blocks and a key"));
+  EXPECT_THAT(problems(R"({"train_batch_size": 1})", 1, {"train_batch_size.x=3"}),
+              HasSubstr("'train_batch_size.x' is not a path of blocks and a key"));
+  EXPECT_THAT(problems("{}", 1, {"zero_optimization.stge=3"}),
+              HasSubstr("unknown key 'zero_optimization.stge'; did you mean 'zero_optimization.stage'?"));
+}
+
+TEST(Config, AFileIsNamedInItsErrors) {
+  const std::string path = testing::TempDir() + "/tranche_config_test.json";
+  std::ofstream(path) << R"({"zero_optimization": {"stage": 7}})";
+  try {
+    load_config(path, 1);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const ConfigurationError& error) {
+    EXPECT_EQ(error.message(),
+              "configuration file '" + path + "': zero_optimization.stage: stage is 0 to 3, not 7");
+  }
+  EXPECT_EQ(load_config(path, 1, {"zero_optimization.stage=1"}).stage, 1);
+  std::remove(path.c_str());
+  try {
+    load_config(path, 1);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const ConfigurationError& error) {
+    EXPECT_EQ(error.message(), "configuration file '" + path + "' cannot be read");
+  }
+}
+
+TEST(Config, AConfigMadeInCodeIsCheckedTheSameWay) {
+  Config config;
+  config.micro_batch_size = 3;
+  config.accumulation_steps = 2;
+  validate_config(config, 4);
+  EXPECT_EQ(config.train_batch_size, 24);
+  config.stage = 5;
+  config.depth = 0;
+  config.precision.compute = DataType::float16;
+  config.optimizer.type = "Lion";
+  config.schedule.type = "OneCycle";
+  config.train_batch_size = 25;
+  try {
+    validate_config(config, 4);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const ConfigurationError& error) {
+    EXPECT_THAT(
+        error.message(),
+        AllOf(HasSubstr("configuration has 6 problems"), HasSubstr("stage is 0 to 3, not 5"),
+              HasSubstr("tranche.depth: 0"), HasSubstr("loss_scaling goes with fp16"),
+              HasSubstr("'Lion' is not one of AdamW, Adam, SGD"),
+              HasSubstr("scheduler.params.cycle_min_lr: OneCycle needs it"), HasSubstr("= 24; change one")));
+  }
+}
+
+TEST(Config, SizesInTextForm) {
+  EXPECT_EQ(parse_byte_size("1024"), 1024);
+  EXPECT_EQ(parse_byte_size("32MiB"), 33554432);
+  EXPECT_EQ(parse_byte_size("1.5 GiB"), 1610612736);
+  EXPECT_EQ(parse_byte_size("2GB"), 2'000'000'000);
+  EXPECT_EQ(parse_byte_size("1K"), 1024);
+  EXPECT_EQ(parse_byte_size("3TiB"), 3298534883328);
+  for (const char* text : {"", "GiB", "-1", "1 furlong", "1e300", "0x10", "nan", "1GiBB"}) {
+    try {
+      parse_byte_size(text);
+      ADD_FAILURE() << "'" << text << "' was read";
+    } catch (const ConfigurationError& error) {
+      EXPECT_THAT(error.message(), HasSubstr("is not a size; write bytes or a number with KiB")) << text;
+    }
+  }
+}
+
+TEST(Nearest, FindsTypingErrorsAndNothingFarAway) {
+  const std::vector<std::string> names = {"stage", "overlap_comm", "fp16", "bf16"};
+  EXPECT_EQ(nearest("stgae", names), "stage");
+  EXPECT_EQ(nearest("STAGE", names), "stage");
+  EXPECT_EQ(nearest("overlap", names), "overlap_comm");
+  EXPECT_EQ(nearest("fp_16", names), "fp16");
+  EXPECT_EQ(nearest("elephant", names), "");
+  EXPECT_EQ(nearest("", names), "");
+  EXPECT_EQ(nearest("stage", {}), "");
+}
+
+/// Reading what a configuration prints gives the same print.
+void expect_round_trip(const std::string& json, int ranks) {
+  const Config config = parse_config(json, ranks);
+  const std::string text = config.to_json();
+  Config again;
+  ASSERT_NO_THROW(again = parse_config(text, ranks)) << text;
+  EXPECT_EQ(again.to_json(), text) << json;
+  EXPECT_THAT(again.notes, Not(Contains(HasSubstr("no meaning")))) << "only honoured keys are printed";
+}
+
+TEST(Config, TheEffectiveConfigurationReadsBackToItself) {
+  expect_round_trip("{}", 3);
+  expect_round_trip(
+      R"({"bf16": {"enabled": false}, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9,
+                        "nesterov": true}}, "zero_optimization": {"stage": 2}})",
+      1);
+  expect_round_trip(R"({"fp16": {"enabled": true, "loss_scale": 100}, "train_batch_size": 16,
+                        "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 1e3}}})",
+                    4);
+  expect_round_trip(R"({"fp16": {"enabled": true, "initial_scale_power": 5, "min_loss_scale": 0.25},
+                        "optimizer": {"type": "Adam", "params": {"adam_w_mode": false, "eps": 1e-7}},
+                        "communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "bf16"},
+                        "tranche": {"parameter_groups": [{"pattern": "a*", "decay": true}], "no_decay": ["b"],
+                        "decay": ["c"], "frozen": ["d"], "device_memory": "1GiB", "reduction": "boundary",
+                        "progress": "inline", "seed": 9223372036854775807, "communication_timeout": 0.125}})",
+                    2);
+  Config made;
+  made.schedule = {"OneCycle", R"({"cycle_min_lr": 0.1, "cycle_max_lr": 0.3})"};
+  validate_config(made, 5);
+  EXPECT_EQ(parse_config(made.to_json(), 5).to_json(), made.to_json());
+}
+
+}  // namespace
+}  // namespace tranche

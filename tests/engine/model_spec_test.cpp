@@ -1,0 +1,111 @@
+#include "tranche/engine/model_spec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+
+#include "tranche/core/error.h"
+
+namespace tranche {
+namespace {
+
+using testing::HasSubstr;
+
+UnitSpec unit(std::string name, std::vector<std::pair<std::string, Shape>> tensors, int uses = 1) {
+  UnitSpec spec;
+  spec.name = std::move(name);
+  spec.uses_per_pass = uses;
+  for (auto& [tensor, shape] : tensors) spec.tensors.push_back({tensor, shape, Initializer::zeros()});
+  return spec;
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.message();
+  }
+  return "nothing was thrown";
+}
+
+TEST(ModelSpec, KeepsUnitsInOrder) {
+  ModelSpec model;
+  EXPECT_EQ(model.parameters(), 0);
+  const UnitId wte = model.add_unit(unit("wte", {{"wte.weight", {11, 3}}}, 2));
+  const UnitId block = model.add_unit(unit("h.0", {{"h.0.w", {3, 3}}, {"h.0.b", {3}}}));
+  EXPECT_EQ(wte.index, 0);
+  EXPECT_EQ(block.index, 1);
+  EXPECT_EQ(model.parameters(), 33 + 9 + 3);
+  EXPECT_EQ(model.unit(block).tensors[1].name, "h.0.b");
+  EXPECT_EQ(model.find_unit("h.0"), block);
+  EXPECT_EQ(model.units().size(), 2U);
+}
+
+TEST(ModelSpec, RefusesWhatCannotBe) {
+  ModelSpec model;
+  model.add_unit(unit("a", {{"a.w", {2}}}));
+  EXPECT_THAT(message_of([&] { model.add_unit(unit("", {{"b.w", {2}}})); }), HasSubstr("a unit has no name"));
+  EXPECT_THAT(message_of([&] {
+                model.add_unit(unit("a", {{"b.w", {2}}}));
+              }),
+              HasSubstr("there are two units 'a'"));
+  EXPECT_THAT(message_of([&] { model.add_unit(unit("b", {})); }), HasSubstr("unit 'b' has no tensors"));
+  EXPECT_THAT(message_of([&] {
+                model.add_unit(unit("b", {{"b.w", {2}}}, 0));
+              }),
+              HasSubstr("'b' is used 0 times a pass"));
+  EXPECT_THAT(message_of([&] {
+                model.add_unit(unit("b", {{"", {2}}}));
+              }),
+              HasSubstr("a tensor of unit 'b' has no name"));
+  EXPECT_THAT(message_of([&] {
+                model.add_unit(unit("b", {{"b.w", {2, 0}}}));
+              }),
+              HasSubstr("tensor 'b.w' of unit 'b' has no elements (shape [2, 0])"));
+  EXPECT_THAT(message_of([&] {
+                model.add_unit(unit("b", {{"b.w", {2}}, {"b.w", {3}}}));
+              }),
+              HasSubstr("unit 'b' has two tensors 'b.w'"));
+  EXPECT_THAT(message_of([&] {
+                model.add_unit(unit("b", {{"a.w", {2}}}));
+              }),
+              HasSubstr("tensor 'a.w' of unit 'b' is in unit 'a' already"));
+  EXPECT_EQ(model.units().size(), 1U) << "nothing refused may stay";
+}
+
+TEST(ModelSpec, UnknownUnits) {
+  ModelSpec model;
+  model.add_unit(unit("h.10", {{"w", {2}}}));
+  EXPECT_THAT(message_of([&] { model.find_unit("h.1O"); }),
+              HasSubstr("no unit 'h.1O' among 1; did you mean 'h.10'?"));
+  EXPECT_THAT(message_of([&] { model.find_unit("elephant"); }), HasSubstr("no unit 'elephant' among 1"));
+  EXPECT_THAT(message_of([&] { (void)model.unit({1}); }), HasSubstr("there is no unit 1; the model has 1"));
+  EXPECT_THAT(message_of([&] { (void)model.unit({}); }), HasSubstr("there is no unit -1"));
+}
+
+TEST(ModelSpec, TheHashTellsNamesShapesOrderAndUses) {
+  const auto hash = [](const std::vector<UnitSpec>& units) {
+    ModelSpec model;
+    for (const UnitSpec& spec : units) model.add_unit(spec);
+    return model.hash();
+  };
+  const UnitSpec a = unit("a", {{"w", {2, 3}}});
+  const UnitSpec b = unit("b", {{"v", {2}}});
+  EXPECT_EQ(hash({a, b}), hash({a, b}));
+  const std::set<std::uint64_t> hashes = {hash({}),
+                                          hash({a}),
+                                          hash({b}),
+                                          hash({a, b}),
+                                          hash({b, a}),
+                                          hash({unit("a", {{"w", {3, 2}}})}),
+                                          hash({unit("a", {{"w", {6}}})}),
+                                          hash({unit("a", {{"w", {2, 3}}}, 2)}),
+                                          hash({unit("aw", {{"x", {2, 3}}})}),
+                                          hash({unit("a", {{"w", {2, 3}}, {"v", {2}}})})};
+  EXPECT_EQ(hashes.size(), 10U);
+}
+
+}  // namespace
+}  // namespace tranche
