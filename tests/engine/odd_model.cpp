@@ -144,70 +144,80 @@ Config odd_config(const OddRun& run) {
   return config;
 }
 
+OddResult::OddResult(int ranks)
+    : accounts(static_cast<std::size_t>(ranks)),
+      state_bytes(static_cast<std::size_t>(ranks)),
+      wire_elements(static_cast<std::size_t>(ranks)),
+      formula_elements(static_cast<std::size_t>(ranks)),
+      memory_calls_per_late_step(static_cast<std::size_t>(ranks)) {}
+
+void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& factory, OddResult& result,
+                    std::mutex& mutex) {
+  const Config config = odd_config(run);
+  RuntimeOptions options = RuntimeOptions::from(config);
+  options.device = run.device;
+  options.log_level = LogLevel::off;
+  Runtime runtime(options, factory);
+  Engine engine(runtime, odd_model(), config);
+  std::vector<StepResult> steps;
+  std::int64_t late_calls = 0;
+  for (int step = 0; step < run.steps; ++step) {
+    const std::int64_t before = runtime.memory_calls();
+    for (std::int64_t m = 0; m < run.accumulation; ++m) {
+      // The global batch is cut by (micro-batch, rank), the last sample block being one short: unequal
+      // token counts must come out right.
+      const std::int64_t block = (step * run.accumulation + m) * run.ranks + rank;
+      const std::int64_t count =
+          run.samples_per_micro_batch - (rank == run.ranks - 1 && run.ranks > 1 ? 1 : 0);
+      odd_micro_batch(engine, block * run.samples_per_micro_batch, count);
+    }
+    steps.push_back(engine.step());
+    if (step >= 2) late_calls += runtime.memory_calls() - before;
+  }
+  const std::int64_t wire = runtime.shard().size() == 1 ? 0 : [&] {
+    const auto text = engine.traffic_report();
+    // {"all_gather":{"calls":..,"elements":E,..},"reduce_scatter":{..},"control":..}: sum of data elements.
+    std::int64_t sum = 0;
+    const auto control = text.find("\"control\"");
+    for (std::size_t at = text.find("\"elements\":"); at < control; at = text.find("\"elements\":", at + 1)) {
+      sum += std::stoll(text.substr(at + 11));
+    }
+    return sum;
+  }();
+  const TierAccount account = runtime.ledger().account(Tier::device);
+  const kernels::Digest weights = engine.weights_digest();
+  const kernels::Digest state = engine.state_digest();
+  const std::lock_guard lock(mutex);
+  const auto r = static_cast<std::size_t>(rank);
+  result.accounts[r] = account;
+  result.state_bytes[r] = engine.state_bytes();
+  result.wire_elements[r] = wire;
+  result.formula_elements[r] = engine.formula_wire_elements();
+  result.memory_calls_per_late_step[r] = late_calls;
+  if (rank == 0) {
+    result.weights = weights;
+    result.state = state;
+    result.steps = std::move(steps);
+  }
+}
+
 OddResult train_odd(const OddRun& run) {
-  OddResult result;
-  const auto n = static_cast<std::size_t>(run.ranks);
-  result.accounts.resize(n);
-  result.state_bytes.resize(n);
-  result.wire_elements.resize(n);
-  result.formula_elements.resize(n);
-  result.memory_calls_per_late_step.assign(n, 0);
+  OddResult result(run.ranks);
   std::mutex mutex;
-  const auto body = [&](int rank, const CommunicatorFactory& factory) {
-    const Config config = odd_config(run);
-    RuntimeOptions options = RuntimeOptions::from(config);
-    options.device = run.device;
-    options.log_level = LogLevel::off;
-    Runtime runtime(options, factory);
-    Engine engine(runtime, odd_model(), config);
-    std::vector<StepResult> steps;
-    std::int64_t late_calls = 0;
-    for (int step = 0; step < run.steps; ++step) {
-      const std::int64_t before = runtime.memory_calls();
-      for (std::int64_t m = 0; m < run.accumulation; ++m) {
-        // The global batch is cut by (micro-batch, rank), the last sample block being one short: unequal
-        // token counts must come out right.
-        const std::int64_t block = (step * run.accumulation + m) * run.ranks + rank;
-        const std::int64_t count =
-            run.samples_per_micro_batch - (rank == run.ranks - 1 && run.ranks > 1 ? 1 : 0);
-        odd_micro_batch(engine, block * run.samples_per_micro_batch, count);
-      }
-      steps.push_back(engine.step());
-      if (step >= 2) late_calls += runtime.memory_calls() - before;
-    }
-    const std::int64_t wire = runtime.shard().size() == 1 ? 0 : [&] {
-      const auto text = engine.traffic_report();
-      // {"all_gather":{"calls":..,"elements":E,..},"reduce_scatter":{..},"control":..}: sum of data elements.
-      std::int64_t sum = 0;
-      const auto control = text.find("\"control\"");
-      for (std::size_t at = text.find("\"elements\":"); at < control;
-           at = text.find("\"elements\":", at + 1)) {
-        sum += std::stoll(text.substr(at + 11));
-      }
-      return sum;
-    }();
-    const TierAccount account = runtime.ledger().account(Tier::device);
-    const kernels::Digest weights = engine.weights_digest();
-    const kernels::Digest state = engine.state_digest();
-    const std::lock_guard lock(mutex);
-    const auto r = static_cast<std::size_t>(rank);
-    result.accounts[r] = account;
-    result.state_bytes[r] = engine.state_bytes();
-    result.wire_elements[r] = wire;
-    result.formula_elements[r] = engine.formula_wire_elements();
-    result.memory_calls_per_late_step[r] = late_calls;
-    if (rank == 0) {
-      result.weights = weights;
-      result.state = state;
-      result.steps = std::move(steps);
-    }
-  };
   if (run.device == DeviceKind::meta) {
-    body(0, [&](const CommunicatorOptions& options) {
-      return make_meta_communicator(0, run.ranks, run.ranks, options);
-    });
+    train_odd_rank(
+        run, 0,
+        [&](const CommunicatorOptions& options) {
+          return make_meta_communicator(0, run.ranks, run.ranks, options);
+        },
+        result, mutex);
   } else {
-    run_thread_ranks(run.ranks, body, run.faults);
+    run_thread_ranks(
+        run.ranks,
+        [&](int rank, const CommunicatorFactory& factory) {
+          train_odd_rank(run, rank, factory, result, mutex);
+        },
+        run.faults);
   }
   return result;
 }

@@ -4,6 +4,7 @@
 /// loss is half the squared distance of every weight to targets drawn per (tensor, sample, element), so its
 /// gradients are known in closed form.
 
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,7 @@ struct OddRun {
 
 /// What one run gave; per-rank vectors are indexed by rank.
 struct OddResult {
+  explicit OddResult(int ranks);
   kernels::Digest weights, state;
   std::vector<StepResult> steps;
   std::vector<TierAccount> accounts;
@@ -60,6 +62,9 @@ struct OddResult {
 };
 
 Config odd_config(const OddRun& run);
+/// One rank's part of a run; `result` is shared by the ranks of a process, guarded by `mutex`.
+void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& factory, OddResult& result,
+                    std::mutex& mutex);
 /// Trains in thread ranks (or, on meta, as rank 0 of as many) and collects.
 OddResult train_odd(const OddRun& run);
 

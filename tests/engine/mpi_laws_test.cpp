@@ -1,0 +1,103 @@
+// Law 1 and exact traffic under mpirun: a covering set of configurations gives the bits of thread ranks, and
+// what leaves the process, counted by an independent layer of MPI's profiling interface, is the formula.
+
+#include <gtest/gtest.h>
+
+#include "odd_model.h"
+#include "tranche/tests/comm/mpi_main.h"
+#include "tranche/tests/comm/profiling_count.h"
+
+namespace tranche::test {
+namespace {
+
+/// Twelve runs that cover every pair of (stage, dtype), (stage, policy), (dtype, accumulation) and more.
+std::vector<OddRun> covering_set(int ranks) {
+  const DataType fp32 = DataType::float32, bf16 = DataType::bfloat16, fp16 = DataType::float16;
+  const ReductionPolicy boundary = ReductionPolicy::boundary, micro_batch = ReductionPolicy::micro_batch;
+  std::vector<OddRun> runs;
+  const auto add = [&](int stage, DataType dtype, ReductionPolicy policy, std::int64_t accumulation,
+                       auto&& change) {
+    OddRun run;
+    run.ranks = ranks;
+    run.stage = stage;
+    run.dtype = dtype;
+    run.policy = policy;
+    run.accumulation = accumulation;
+    change(run);
+    runs.push_back(run);
+  };
+  add(0, fp32, boundary, 1, [](OddRun&) {});
+  add(0, bf16, micro_batch, 4, [](OddRun& r) { r.reduce_bucket = 700; });
+  add(0, fp16, boundary, 4, [](OddRun& r) { r.overlap = false; });
+  add(1, fp32, micro_batch, 4, [](OddRun& r) { r.poison = true; });
+  add(1, bf16, boundary, 1, [](OddRun& r) { r.gather_bucket = 300; });
+  add(1, fp16, micro_batch, 1, [](OddRun& r) { r.reduction_group = 2; });
+  add(2, fp32, boundary, 4, [](OddRun& r) { r.optimizer = "SGD"; });
+  add(2, bf16, micro_batch, 4, [](OddRun& r) { r.overlap = false; });
+  add(2, fp16, micro_batch, 1, [](OddRun& r) { r.accumulation_dtype = DataType::bfloat16; });
+  add(3, fp32, micro_batch, 1, [](OddRun& r) { r.depth = 1; });
+  add(3, bf16, boundary, 4, [](OddRun& r) { r.depth = 4, r.reduction_group = 3; });
+  add(3, fp16, micro_batch, 4, [](OddRun& r) { r.depth = 3, r.reduce_bucket = 257, r.gather_bucket = 999; });
+  return runs;
+}
+
+TEST(MpiLaws, CoveringSetGivesTheBitsOfThreadRanks) {
+  Communicator& comm = world();
+  for (const OddRun& run : covering_set(comm.size())) {
+    OddResult mine(run.ranks);
+    std::mutex mutex;
+    train_odd_rank(
+        run, comm.rank(), [](const CommunicatorOptions& options) { return make_mpi_communicator(options); },
+        mine, mutex);
+    EXPECT_EQ(mine.wire_elements[static_cast<std::size_t>(comm.rank())],
+              mine.formula_elements[static_cast<std::size_t>(comm.rank())])
+        << run.to_string();
+    if (comm.rank() != 0) continue;
+    OddRun plain = run;  // the same arithmetic, everything else as plain as it gets
+    plain.stage = 0;
+    plain.overlap = false;
+    plain.plan_memory = false;
+    if (plain.reduction_group == 0) plain.reduction_group = comm.local_size();
+    const OddResult expected = train_odd(plain);
+    EXPECT_EQ(mine.weights, expected.weights) << run.to_string();
+    EXPECT_EQ(mine.state, expected.state) << run.to_string();
+    for (std::size_t s = 0; s < expected.steps.size(); ++s) {
+      EXPECT_EQ(mine.steps[s].loss, expected.steps[s].loss) << run.to_string();
+      EXPECT_EQ(mine.steps[s].gradient_norm, expected.steps[s].gradient_norm) << run.to_string();
+    }
+  }
+}
+
+TEST(MpiLaws, ProfilingInterfaceCountsWhatTheFormulaSays) {
+  Communicator& comm = world();
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
+      OddRun run;
+      run.ranks = comm.size();
+      run.stage = stage;
+      run.policy = policy;
+      run.accumulation = 3;
+      run.frozen = false;
+      const Config config = odd_config(run);
+      Runtime runtime(RuntimeOptions::from(config),
+                      [](const CommunicatorOptions& options) { return make_mpi_communicator(options); });
+      Engine engine(runtime, odd_model(), config);
+      for (int step = 0; step < 3; ++step) {
+        runtime.shard().barrier({"", "", Traffic::control}).wait();
+        const std::int64_t before = profiled_bytes_sent();
+        const std::int64_t control = runtime.shard().meter().total(Traffic::control).bytes;
+        for (std::int64_t m = 0; m < run.accumulation; ++m) {
+          odd_micro_batch(engine, ((step * 3 + m) * run.ranks + comm.rank()) * 3, 3);
+        }
+        engine.step();
+        runtime.shard().barrier({"", "", Traffic::control}).wait();
+        const std::int64_t control_bytes = runtime.shard().meter().total(Traffic::control).bytes - control;
+        EXPECT_EQ(profiled_bytes_sent() - before - control_bytes, 4 * engine.formula_wire_elements())
+            << run.to_string() << " step " << step;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tranche::test
