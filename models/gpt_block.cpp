@@ -41,7 +41,6 @@ enum Kept : int {
   rstd_2,
   normed_2,
   hidden,
-  activated,
 };
 
 enum Site : std::uint32_t { probabilities, after_attention, after_mlp };
@@ -103,7 +102,6 @@ StepTensors acquire_block_activations(const GptPass& pass) {
            {DataType::float32, {rows}},
            {DataType::float32, {rows}},
            {dtype, {rows, width}},
-           {dtype, {rows, inner}},
            {dtype, {rows, inner}}}};
 }
 
@@ -134,8 +132,12 @@ void gpt_block_forward(const GptPass& pass, std::int64_t block, const GatheredUn
   kernels::layer_norm_forward(stream, kept[middle], unit.tensor(ln_2_weight), unit.tensor(ln_2_bias),
                               config.layer_norm_epsilon, kept[normed_2], kept[mean_2], kept[rstd_2]);
   linear_forward(engine, unit, mlp_weight, mlp_bias, kept[normed_2], kept[hidden]);
-  kernels::gelu_forward(stream, kept[hidden], kept[activated]);
-  linear_forward(engine, unit, mlp_projection_weight, mlp_projection_bias, kept[activated], output);
+  {
+    const StepTensors activated(engine, Category::activations, "MLP forward",
+                                {{pass.dtype(), kept[hidden].shape}});
+    kernels::gelu_forward(stream, kept[hidden], activated[0]);
+    linear_forward(engine, unit, mlp_projection_weight, mlp_projection_bias, activated[0], output);
+  }
   const auto mlp_residual = pass.dropout(config.residual_dropout, dropout_site(block, after_mlp));
   if (mlp_residual.probability > 0) kernels::dropout(stream, mlp_residual, output, output);
   kernels::add(stream, kept[middle], output, output);
@@ -160,11 +162,13 @@ void gpt_block_backward(const GptPass& pass, std::int64_t block, const GatheredU
 
   {
     const StepTensors scratch(engine, Category::activations, "MLP backward",
-                              {{dtype, {rows, width}}, {dtype, {rows, inner}}});
-    const TensorView &narrow_scratch = scratch[0], &d_hidden = scratch[1];
+                              {{dtype, {rows, width}}, {dtype, {rows, inner}}, {dtype, {rows, inner}}});
+    const TensorView &narrow_scratch = scratch[0], &d_hidden = scratch[1], &activated = scratch[2];
     const ConstTensorView d_out = through_dropout(after_mlp, narrow_scratch);
-    linear_backward(engine, unit, gradients, mlp_projection_weight, mlp_projection_bias, kept[activated],
-                    d_out, &d_hidden);
+    // Computed again rather than kept: a quarter of the block's activations for one pass over them.
+    kernels::gelu_forward(stream, kept[hidden], activated);
+    linear_backward(engine, unit, gradients, mlp_projection_weight, mlp_projection_bias, activated, d_out,
+                    &d_hidden);
     kernels::gelu_backward(stream, kept[hidden], d_hidden, d_hidden);
     linear_backward(engine, unit, gradients, mlp_weight, mlp_bias, kept[normed_2], d_hidden, &narrow_scratch);
     kernels::layer_norm_backward(stream, narrow_scratch, kept[middle], unit.tensor(ln_2_weight), kept[mean_2],

@@ -37,7 +37,8 @@ std::uint32_t dropout_site(std::int64_t block, std::uint32_t which);
 /// Unit "h.<index>" with Hugging Face's names, shapes (Conv1D: [in, out]) and initial weights.
 UnitSpec gpt_block_unit(const GptConfig& config, std::int64_t index);
 
-/// What forward leaves for backward; 8 width + 2 inner elements a token beside the statistics.
+/// What forward leaves for backward: 7 * width + inner elements a token, and the norms' and softmax's
+/// statistics.
 StepTensors acquire_block_activations(const GptPass& pass);
 
 /// output = block(input); input and output [rows, width] in the compute dtype, not the same memory.

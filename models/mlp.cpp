@@ -38,8 +38,8 @@ void require_batch(const MlpConfig& config, const ConstTensorView& inputs, const
   const std::int64_t in = config.widths.front(), out = config.widths.back();
   if (inputs.shape.rank() != 2 || inputs.shape[1] != in ||
       (inputs.dtype != DataType::float32 && inputs.dtype != compute)) {
-    throw InvalidArgument(fmt::format("inputs must be fp32 or {} [batch, {}], not {} {}", name_of(compute),
-                                      in, name_of(inputs.dtype), inputs.shape.to_string()));
+    throw InvalidArgument(fmt::format("inputs must be fp32 [batch, {}] (or the compute dtype {}), not {} {}",
+                                      in, name_of(compute), name_of(inputs.dtype), inputs.shape.to_string()));
   }
   const std::int64_t batch = inputs.shape[0];
   const bool classes = config.loss == MlpLoss::cross_entropy;
