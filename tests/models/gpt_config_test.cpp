@@ -1,0 +1,208 @@
+// Presets, config.json in both directions, and every refusal by its text.
+#include "tranche/models/gpt_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "tranche/core/error.h"
+#include "tranche/models/gpt.h"
+
+namespace tranche::models {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::string refusal(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const ConfigurationError& error) {
+    EXPECT_EQ(error.exit_status(), ExitStatus::configuration);
+    return error.message();
+  }
+  return "nothing was refused";
+}
+
+std::string refusal_of(const std::string& json) {
+  return refusal([&] { (void)GptConfig::from_json(json, "some/config.json"); });
+}
+
+TEST(GptConfig, PresetsHaveTheKnownNumbersOfParameters) {
+  EXPECT_EQ(GptConfig::preset("gpt2").parameters(), 124'439'808);
+  EXPECT_EQ(GptConfig::preset("gpt2-medium").parameters(), 354'823'168);
+  EXPECT_EQ(GptConfig::preset("gpt2-large").parameters(), 774'030'080);
+  EXPECT_EQ(GptConfig::preset("gpt2-xl").parameters(), 1'557'611'200);
+}
+
+TEST(GptConfig, SpecHoldsTheParametersThatTheFormulaCounts) {
+  auto uneven = GptConfig::preset("gpt-nano");
+  uneven.inner = 37;
+  for (const auto& name : GptConfig::preset_names()) {
+    const auto config = GptConfig::preset(name);
+    EXPECT_EQ(Gpt::spec(config, 64).parameters(), config.parameters()) << name;
+  }
+  EXPECT_EQ(Gpt::spec(uneven, 64).parameters(), uneven.parameters());
+}
+
+TEST(GptConfig, SpecHasTheNamesAndShapesOfHuggingFace) {
+  const auto spec = Gpt::spec(GptConfig::preset("gpt2"), 1024);
+  ASSERT_EQ(spec.units().size(), 13u);
+  EXPECT_EQ(spec.unit({0}).name, "embedding");
+  EXPECT_EQ(spec.unit({0}).uses_per_pass, 2);
+  EXPECT_EQ(spec.unit({12}).name, "h.11");
+  EXPECT_EQ(spec.tokens_per_sample, 1024);
+  std::string listed;
+  for (const auto& tensor : spec.unit({0}).tensors) listed += tensor.name + tensor.shape.to_string() + "\n";
+  for (const auto& tensor : spec.unit({12}).tensors) listed += tensor.name + tensor.shape.to_string() + "\n";
+  EXPECT_EQ(listed,
+            "transformer.wte.weight[50257, 768]\n"
+            "transformer.wpe.weight[1024, 768]\n"
+            "transformer.ln_f.weight[768]\n"
+            "transformer.ln_f.bias[768]\n"
+            "transformer.h.11.ln_1.weight[768]\n"
+            "transformer.h.11.ln_1.bias[768]\n"
+            "transformer.h.11.attn.c_attn.weight[768, 2304]\n"
+            "transformer.h.11.attn.c_attn.bias[2304]\n"
+            "transformer.h.11.attn.c_proj.weight[768, 768]\n"
+            "transformer.h.11.attn.c_proj.bias[768]\n"
+            "transformer.h.11.ln_2.weight[768]\n"
+            "transformer.h.11.ln_2.bias[768]\n"
+            "transformer.h.11.mlp.c_fc.weight[768, 3072]\n"
+            "transformer.h.11.mlp.c_fc.bias[3072]\n"
+            "transformer.h.11.mlp.c_proj.weight[3072, 768]\n"
+            "transformer.h.11.mlp.c_proj.bias[768]\n");
+}
+
+TEST(GptConfig, InitialisesAsGpt2Does) {
+  const auto spec = Gpt::spec(GptConfig::preset("gpt2"), 1024);
+  for (const auto& unit : spec.units()) {
+    for (const auto& tensor : unit.tensors) {
+      const auto& born = tensor.initializer;
+      if (tensor.name.ends_with("bias")) {
+        EXPECT_TRUE(born.kind == Initializer::Kind::constant && born.a == 0) << tensor.name;
+      } else if (tensor.name.find("ln_") != std::string::npos) {
+        EXPECT_TRUE(born.kind == Initializer::Kind::constant && born.a == 1) << tensor.name;
+      } else {
+        EXPECT_EQ(born.kind, Initializer::Kind::normal) << tensor.name;
+        EXPECT_EQ(born.a, 0) << tensor.name;
+        const bool residual = tensor.name.ends_with("c_proj.weight");
+        EXPECT_FLOAT_EQ(born.b, residual ? 0.02f / std::sqrt(24.0f) : 0.02f) << tensor.name;
+      }
+    }
+  }
+}
+
+TEST(GptConfig, OperationsFollowTheStatedFormula) {
+  const auto config = GptConfig::preset("gpt2");
+  // 12 blocks of 12 * 768^2 matrix weights, the head's 50257 * 768, six operations each; and causal
+  // attention.
+  const double weights = 12.0 * 12 * 768 * 768 + 50257.0 * 768;
+  EXPECT_DOUBLE_EQ(config.flops_per_token(1024), 6 * weights + 6.0 * 12 * 768 * 1025);
+  EXPECT_DOUBLE_EQ(Gpt::spec(config, 1024).flops_per_token, config.flops_per_token(1024));
+}
+
+TEST(GptConfig, ReadsWhatHuggingFaceWrites) {
+  const auto config = GptConfig::from_json(R"({
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 50256, "embd_pdrop": 0.2, "eos_token_id": 50256, "initializer_range": 0.03,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 512, "n_embd": 64, "n_head": 4, "n_inner": null,
+    "n_layer": 3, "n_positions": 512, "reorder_and_upcast_attn": false, "resid_pdrop": 0.3,
+    "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true, "summary_type": "cls_index",
+    "task_specific_params": {"text-generation": {"do_sample": true}}, "use_cache": true, "vocab_size": 1000})",
+                                           "config.json");
+  GptConfig wanted;
+  wanted.layers = 3;
+  wanted.heads = 4;
+  wanted.width = 64;
+  wanted.vocabulary = 1000;
+  wanted.positions = 512;
+  wanted.embedding_dropout = 0.2f;
+  wanted.residual_dropout = 0.3f;
+  wanted.initializer_range = 0.03f;
+  EXPECT_EQ(config, wanted);
+}
+
+TEST(GptConfig, TakesHuggingFacesDefaultsAndTheOlderNameOfPositions) {
+  EXPECT_EQ(GptConfig::from_json(R"({"model_type": "gpt2"})", "f"), GptConfig::preset("gpt2"));
+  EXPECT_EQ(GptConfig::from_json(R"({"model_type": "gpt2", "n_ctx": 77})", "f").positions, 77);
+  EXPECT_EQ(GptConfig::from_json(R"({"model_type": "gpt2", "n_inner": 100})", "f").inner_width(), 100);
+  EXPECT_EQ(GptConfig::from_json(R"({"model_type": "gpt2", "n_inner": 3072})", "f"),
+            GptConfig::preset("gpt2"));
+}
+
+TEST(GptConfig, WritesWhatItReads) {
+  for (const auto& name : GptConfig::preset_names()) {
+    const auto config = GptConfig::preset(name);
+    EXPECT_EQ(GptConfig::from_json(config.to_json(), "f"), config) << config.to_json();
+  }
+  auto odd = GptConfig::preset("gpt-nano");
+  odd.inner = 41;
+  odd.attention_dropout = 0.3f;
+  EXPECT_EQ(GptConfig::from_json(odd.to_json(), "f"), odd);
+  EXPECT_THAT(odd.to_json(), HasSubstr("\"attn_pdrop\": 0.3,"));
+}
+
+TEST(GptConfig, RefusesWhatIsNotGpt2NamingKeyAndFile) {
+  const auto with = [](const std::string& rest) {
+    return refusal_of(R"({"model_type": "gpt2", )" + rest + "}");
+  };
+  EXPECT_THAT(refusal_of(R"({"model_type": "llama"})"),
+              AllOf(HasSubstr("some/config.json"), HasSubstr("\"model_type\" is \"llama\"")));
+  EXPECT_THAT(refusal_of(R"({"n_layer": 2})"), AllOf(HasSubstr("some/config.json"), HasSubstr("model_type")));
+  EXPECT_THAT(refusal_of("{"), AllOf(HasSubstr("some/config.json"), HasSubstr("not a JSON object")));
+  EXPECT_THAT(refusal_of("[]"), HasSubstr("not a JSON object"));
+  EXPECT_THAT(with(R"("activation_function": "relu")"),
+              AllOf(HasSubstr("some/config.json"), HasSubstr("\"activation_function\" is \"relu\""),
+                    HasSubstr("gelu_new")));
+  EXPECT_THAT(with(R"("scale_attn_by_inverse_layer_idx": true)"),
+              HasSubstr("scale_attn_by_inverse_layer_idx"));
+  EXPECT_THAT(with(R"("reorder_and_upcast_attn": true)"), HasSubstr("reorder_and_upcast_attn"));
+  EXPECT_THAT(with(R"("scale_attn_weights": false)"), HasSubstr("scale_attn_weights"));
+  EXPECT_THAT(with(R"("add_cross_attention": true)"), HasSubstr("add_cross_attention"));
+  EXPECT_THAT(with(R"("tie_word_embeddings": false)"), HasSubstr("tie_word_embeddings"));
+}
+
+TEST(GptConfig, RefusesImpossibleValuesNamingKeyAndFile) {
+  const auto with = [](const std::string& rest) {
+    return refusal_of(R"({"model_type": "gpt2", )" + rest + "}");
+  };
+  EXPECT_THAT(with(R"("n_head": 7)"),
+              AllOf(HasSubstr("some/config.json"), HasSubstr("\"n_head\" 7 does not divide \"n_embd\" 768")));
+  EXPECT_THAT(with(R"("n_layer": "two")"),
+              AllOf(HasSubstr("\"n_layer\" is \"two\""), HasSubstr("an integer")));
+  EXPECT_THAT(with(R"("n_layer": 0)"), HasSubstr("\"n_layer\" is 0"));
+  EXPECT_THAT(with(R"("n_embd": -3)"), HasSubstr("\"n_embd\" is -3"));
+  EXPECT_THAT(with(R"("n_inner": 0)"), HasSubstr("\"n_inner\" is 0"));
+  EXPECT_THAT(with(R"("attn_pdrop": 1.0)"), HasSubstr("\"attn_pdrop\" is 1"));
+  EXPECT_THAT(with(R"("embd_pdrop": "a")"), AllOf(HasSubstr("\"embd_pdrop\""), HasSubstr("a number")));
+  EXPECT_THAT(with(R"("layer_norm_epsilon": 0)"), HasSubstr("\"layer_norm_epsilon\" is 0"));
+  EXPECT_THAT(with(R"("initializer_range": -1)"), HasSubstr("\"initializer_range\" is -1"));
+}
+
+TEST(GptConfig, RefusesSequencesThatTheModelDoesNotAllow) {
+  const auto config = GptConfig::preset("gpt-nano");
+  EXPECT_NO_THROW(config.require_sequence(64));
+  EXPECT_THAT(refusal([&] { config.require_sequence(65); }),
+              AllOf(HasSubstr("sequence length 65"), HasSubstr("\"n_positions\" 64")));
+  EXPECT_THAT(refusal([&] { (void)Gpt::spec(config, 0); }), HasSubstr("sequence length 0"));
+}
+
+TEST(GptConfig, ResolvesPresetsAndFiles) {
+  EXPECT_EQ(GptConfig::resolve("gpt-mini"), GptConfig::preset("gpt-mini"));
+  EXPECT_THAT(refusal([] { (void)GptConfig::resolve("gpt2-mediun"); }),
+              AllOf(HasSubstr("did you mean \"gpt2-medium\"?"), HasSubstr("gpt2, gpt2-medium, gpt2-large")));
+  EXPECT_THAT(refusal([] { (void)GptConfig::resolve("no/such.json"); }),
+              AllOf(HasSubstr("no/such.json"), HasSubstr("cannot be read")));
+  const auto path = std::filesystem::path(testing::TempDir()) / "tranche_gpt_config_test.json";
+  std::ofstream(path) << GptConfig::preset("gpt-nano").to_json();
+  EXPECT_EQ(GptConfig::resolve(path.string()), GptConfig::preset("gpt-nano"));
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace tranche::models

@@ -1,0 +1,293 @@
+// Training runs: against fp64, over ranks, with dropout, in evaluation, and on the meta device.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "training_fixture.h"
+
+namespace tranche::models {
+namespace {
+
+constexpr std::int64_t time_steps = 11;
+
+/// Losses of `steps` steps in fp64 from the weights that an engine with this configuration starts with.
+std::vector<double> reference_losses(const GptConfig& model, const Config& config, int steps) {
+  reference_training::Tensors weights;
+  on_ranks(1, Gpt::spec(model, time_steps), config, [&](Engine& engine) { weights = read_all(engine); });
+  const auto& from = config.optimizer;
+  reference_training::Optimizer optimizer({.adam = from.type == "AdamW",
+                                           .learning_rate = from.learning_rate,
+                                           .beta1 = from.beta1,
+                                           .beta2 = from.beta2,
+                                           .epsilon = from.epsilon,
+                                           .weight_decay = from.weight_decay,
+                                           .momentum = from.momentum,
+                                           .clipping = config.gradient_clipping});
+  std::vector<double> losses;
+  TokenData data(time_steps, model.vocabulary, true);
+  for (int step = 0; step < steps; ++step) {
+    data.draw(step * config.train_batch_size, config.train_batch_size);
+    auto gradients = reference_training::zeros(weights);
+    const auto loss =
+        reference_training::gpt(model, weights, data.tokens, data.targets, time_steps, &gradients);
+    losses.push_back(loss.sum / static_cast<double>(loss.tokens));
+    (void)optimizer.update(weights, gradients, loss.tokens);
+  }
+  return losses;
+}
+
+/// fp32 training of everything that has an effect: decay, clipping, accumulation.
+Config training_config(int ranks, std::int64_t accumulation = 1) {
+  auto config = plain_config(8, ranks);
+  config.accumulation_steps = accumulation;
+  config.micro_batch_size = 8 / ranks / accumulation;
+  config.gradient_clipping = 0.5;
+  config.optimizer.learning_rate = 2e-3;
+  config.optimizer.weight_decay = 0.1;
+  return config;
+}
+
+Config sgd(Config config) {
+  config.optimizer.type = "SGD";
+  config.optimizer.learning_rate = 0.1;
+  config.optimizer.momentum = 0.9;
+  config.optimizer.weight_decay = 0;
+  return config;
+}
+
+double largest_relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = a.size() == b.size() ? 0 : 1e9;
+  for (std::size_t i = 0; i < b.size() && i < a.size(); ++i) {
+    largest = std::max(largest, std::abs(a[i] - b[i]) / std::abs(b[i]));
+  }
+  return largest;
+}
+
+TEST(GptTraining, FiftyStepsInFp32AgreeWithFp64) {
+  for (const Config& config : {training_config(1), sgd(training_config(1))}) {
+    const auto wanted = reference_losses(tiny_gpt(), config, 50);
+    const auto run = train_gpt(1, tiny_gpt(), config, 50, time_steps, true);
+    EXPECT_LE(largest_relative_difference(run.losses, wanted), 1e-5) << config.optimizer.type;
+    EXPECT_LT(run.losses.back(), run.losses.front() - 0.3) << "it learns";
+  }
+}
+
+TEST(GptTraining, Bf16StaysWithinItsBoundOfFp64) {
+  auto config = training_config(1);
+  const auto wanted = reference_losses(tiny_gpt(), config, 50);
+  config.precision.compute = config.precision.wire = DataType::bfloat16;
+  const auto run = train_gpt(1, tiny_gpt(), config, 50, time_steps, true);
+  // The bound stated for bf16: 0.3 % of the loss at every step. Weights and activations are rounded to 2^-9
+  // of their size, and the loss averages over tokens; 0.09 % was measured.
+  EXPECT_LE(largest_relative_difference(run.losses, wanted), 0.003);
+}
+
+void expect_equal_runs(const GptRun& actual, const GptRun& wanted, double weight_tolerance) {
+  EXPECT_LE(largest_relative_difference(actual.losses, wanted.losses), 1e-5);
+  EXPECT_LE(largest_relative_difference(actual.norms, wanted.norms), 1e-4);
+  for (const auto& [name, values] : wanted.weights) {
+    auto a = actual.weights.at(name), b = values;
+    if (name.ends_with("c_attn.bias")) {
+      // The gradient of the key's bias is zero in exact arithmetic (it adds the same to all scores of a
+      // query, and softmax takes no notice). What is computed is rounding noise, which Adam scales up to
+      // steps of the learning rate: there is nothing to compare.
+      const auto third = static_cast<std::ptrdiff_t>(b.size() / 3);
+      a.erase(a.begin() + third, a.begin() + 2 * third);
+      b.erase(b.begin() + third, b.begin() + 2 * third);
+    }
+    EXPECT_LE(relative_distance(a, b), weight_tolerance) << name;
+  }
+}
+
+TEST(GptTraining, RanksWithAPartOfTheBatchAgreeWithOneRank) {
+  const auto adam = train_gpt(1, tiny_gpt(), training_config(1), 30, time_steps, true);
+  const auto momentum = train_gpt(1, tiny_gpt(), sgd(training_config(1)), 30, time_steps, true);
+  for (const int ranks : {2, 4}) {
+    for (const int stage : {0, 3}) {
+      SCOPED_TRACE("ranks " + std::to_string(ranks) + " stage " + std::to_string(stage));
+      auto config = training_config(ranks, ranks == 2 ? 2 : 1);
+      config.stage = stage;
+      expect_equal_runs(train_gpt(ranks, tiny_gpt(), config, 30, time_steps, true), adam, 1e-4);
+      expect_equal_runs(train_gpt(ranks, tiny_gpt(), sgd(config), 30, time_steps, true), momentum, 1e-5);
+    }
+  }
+}
+
+TEST(GptTraining, DropoutIsTheSameForEveryNumberOfRanks) {
+  auto model = tiny_gpt();
+  const auto without = train_gpt(1, model, training_config(1), 8, time_steps);
+  model.embedding_dropout = 0.1f;
+  model.attention_dropout = 0.2f;
+  model.residual_dropout = 0.3f;
+  const auto one = train_gpt(1, model, training_config(1), 8, time_steps);
+  const auto two = train_gpt(2, model, training_config(2), 8, time_steps);
+  const auto accumulated = train_gpt(2, model, training_config(2, 2), 8, time_steps);
+  EXPECT_LE(largest_relative_difference(two.losses, one.losses), 1e-5);
+  EXPECT_LE(largest_relative_difference(accumulated.losses, one.losses), 1e-5);
+  EXPECT_GE(largest_relative_difference(without.losses, one.losses), 1e-3) << "dropout has an effect";
+  auto other = training_config(1);
+  other.seed += 1;
+  // Another seed draws other weights too, so compare masks by the change that dropout makes to the first
+  // loss.
+  EXPECT_NE(train_gpt(1, model, other, 1, time_steps).losses[0], one.losses[0]);
+}
+
+TEST(GptTraining, DropoutOnlyInTheNamedPlaces) {
+  // Each of the three probabilities alone changes the loss, and differently.
+  std::vector<double> losses{train_gpt(1, tiny_gpt(), training_config(1), 1, time_steps).losses[0]};
+  for (int which = 0; which < 3; ++which) {
+    auto model = tiny_gpt();
+    (which == 0   ? model.embedding_dropout
+     : which == 1 ? model.attention_dropout
+                  : model.residual_dropout) = 0.5f;
+    losses.push_back(train_gpt(1, model, training_config(1), 1, time_steps).losses[0]);
+  }
+  std::sort(losses.begin(), losses.end());
+  EXPECT_EQ(std::unique(losses.begin(), losses.end()), losses.end());
+}
+
+TEST(GptTraining, StagesGiveTheSameBitsForTheSameGroup) {
+  auto config = training_config(2, 2);
+  config.reduction = ReductionPolicy::micro_batch;
+  const auto wanted = train_gpt(2, tiny_gpt(), config, 4, time_steps);
+  for (const int stage : {1, 2, 3}) {
+    config.stage = stage;
+    const auto run = train_gpt(2, tiny_gpt(), config, 4, time_steps);
+    EXPECT_EQ(run.digest, wanted.digest) << "stage " << stage;
+    EXPECT_EQ(run.losses, wanted.losses) << "stage " << stage;
+  }
+}
+
+TEST(GptEvaluation, LossAgreesWithTheReferenceAndDropoutIsOff) {
+  auto model = tiny_gpt();
+  model.embedding_dropout = model.attention_dropout = model.residual_dropout = 0.5f;
+  for (const int chunk : {0, 17}) {
+    auto config = plain_config(4, 2);
+    config.vocabulary_chunk = chunk;
+    config.stage = 3;
+    on_ranks(2, Gpt::spec(model, time_steps), config, [&](Engine& engine) {
+      TokenData data(time_steps, model.vocabulary, true);
+      const auto weights = read_all(engine);
+      reference_training::LossSum wanted;
+      engine.begin_evaluation();
+      for (std::int64_t batch = 0; batch < 3; ++batch) {
+        for (int rank = 0; rank < 2; ++rank) {
+          data.draw(100 + 2 * batch + 50 * rank, 2);
+          const auto loss =
+              reference_training::gpt(model, weights, data.tokens, data.targets, time_steps, nullptr);
+          wanted.sum += loss.sum;
+          wanted.tokens += loss.tokens;
+          if (rank == engine.runtime().rank()) Gpt(model).evaluate(engine, data.batch());
+        }
+      }
+      const EvaluationResult result = engine.end_evaluation();
+      EXPECT_EQ(result.tokens, wanted.tokens);
+      const double mean = wanted.sum / static_cast<double>(wanted.tokens);
+      EXPECT_NEAR(result.loss, mean, 1e-6 * mean);
+    });
+  }
+}
+
+TEST(GptGeneration, LogitsAgreeWithTheLossOfTheSameToken) {
+  const auto model = tiny_gpt();
+  auto config = plain_config(2, 2);
+  config.stage = 3;
+  on_ranks(2, Gpt::spec(model, time_steps), config, [&](Engine& engine) {
+    const Gpt gpt(model);
+    const auto weights = read_all(engine);
+    std::vector<std::int32_t> prompt{5, 60, 0, 17, 23};
+    engine.begin_evaluation();
+    for (int step = 0; step < 4; ++step) {
+      const auto probabilities = gpt.next_token_probabilities(engine, prompt);
+      ASSERT_EQ(probabilities.size(), static_cast<std::size_t>(model.vocabulary));
+      EXPECT_NEAR(std::accumulate(probabilities.begin(), probabilities.end(), 0.0), 1.0, 1e-12);
+      const auto last = static_cast<std::int32_t>(7 * step);
+      std::vector<std::int32_t> targets(prompt.size(), -100);
+      targets.back() = last;
+      const auto loss = reference_training::gpt(model, weights, prompt, targets,
+                                                static_cast<std::int64_t>(prompt.size()), nullptr);
+      EXPECT_NEAR(-std::log(probabilities[static_cast<std::size_t>(last)]), loss.sum, 1e-5);
+      prompt.push_back(last);
+    }
+    // Only the last `positions` tokens are seen.
+    std::vector<std::int32_t> shown(16, 3), whole{60, 60, 60};
+    whole.insert(whole.end(), shown.begin(), shown.end());
+    EXPECT_EQ(gpt.next_token_logits(engine, whole), gpt.next_token_logits(engine, shown));
+    (void)engine.end_evaluation();
+    EXPECT_THROW((void)gpt.next_token_logits(engine, {}), InvalidArgument);
+    try {
+      (void)gpt.next_token_logits(engine, std::vector<std::int32_t>{61});
+      FAIL();
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.message(), testing::HasSubstr("token 61 is not in the vocabulary of 61"));
+    }
+    EXPECT_THROW((void)gpt.next_token_probabilities(engine, prompt, 0), InvalidArgument);
+  });
+}
+
+TEST(GptMeta, FullSizeModelRunsWithoutMemoryOrTokens) {
+  auto config = plain_config(8);
+  config.stage = 3;
+  config.precision.compute = config.precision.wire = DataType::bfloat16;
+  config.train_batch_size = 8 * 4;
+  config.micro_batch_size = 8;
+  const auto model = GptConfig::preset("gpt2-xl");
+  std::int64_t peaks[2] = {0, 0};
+  for (const bool checkpointing : {false, true}) {
+    config.activation_checkpointing = checkpointing;
+    config.vocabulary_chunk = checkpointing ? 8192 : 0;
+    auto options = RuntimeOptions::from(config);
+    options.device = DeviceKind::meta;
+    Runtime runtime(options, [](const CommunicatorOptions& o) { return make_meta_communicator(1, 4, 4, o); });
+    Config own = config;
+    validate_config(own, 4);
+    Engine engine(runtime, Gpt::spec(model, 1024), own);
+    const std::vector<std::int64_t> samples(8, 0);
+    const TokenBatch batch{
+        {nullptr, DataType::int32, {8, 1024}}, {nullptr, DataType::int32, {8, 1024}}, samples};
+    for (int step = 0; step < 3; ++step) {
+      Gpt(model).forward_backward(engine, batch);
+      EXPECT_TRUE(engine.step().applied);
+    }
+    engine.begin_evaluation();
+    Gpt(model).evaluate(engine, batch);
+    (void)engine.end_evaluation();
+    peaks[checkpointing] = runtime.ledger().account(Tier::device).category_peak[Category::activations];
+  }
+  // 12 * width elements of 2 bytes a token and layer without checkpointing, and logits of 50257 in fp32 and
+  // bf16.
+  const double tokens = 8 * 1024, kept = tokens * 48 * 2 * 12 * 1600, logits = tokens * 50257 * 6;
+  EXPECT_GT(static_cast<double>(peaks[0]), kept);
+  EXPECT_LT(static_cast<double>(peaks[0]), 1.1 * (kept + logits));
+  EXPECT_LT(static_cast<double>(peaks[1]), 0.2 * kept) << "checkpointing and chunks keep a small part";
+}
+
+TEST(GptTraffic, UnitsAreGatheredTwiceAndReducedOnceAMicroBatch) {
+  auto config = training_config(2, 2);
+  config.stage = 3;
+  for (const bool checkpointing : {false, true}) {
+    config.activation_checkpointing = checkpointing;
+    on_ranks(2, Gpt::spec(tiny_gpt(), time_steps), config, [&](Engine& engine) {
+      TokenData data(time_steps, 61, false);
+      for (int step = 0; step < 3; ++step) {
+        for (int m = 0; m < 2; ++m) {
+          data.draw(0, 2);
+          Gpt(tiny_gpt()).forward_backward(engine, data.batch());
+        }
+        (void)engine.step();
+      }
+      std::int64_t padded = 0;
+      for (const auto& unit : engine.model().units()) {
+        std::int64_t elements = 0;
+        for (const auto& tensor : unit.tensors) elements += round_up(tensor.shape.elements(), 64);
+        padded += round_up(elements, 2 * 256);
+      }
+      // 3MP (N-1)/N: two gathers and a reduction of every unit in each of two micro-batches, over two ranks.
+      EXPECT_EQ(engine.formula_wire_elements(), 3 * 2 * padded / 2);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tranche::models

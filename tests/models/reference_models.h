@@ -1,0 +1,26 @@
+#pragma once
+/// GPT and MLP in fp64: loss and gradient of the sum of losses, on named vectors.
+
+#include <functional>
+#include <span>
+
+#include "reference_training.h"
+#include "tranche/models/gpt_config.h"
+#include "tranche/models/mlp.h"
+
+namespace tranche::reference_training {
+
+/// What dropout multiplies the elements at a site with (0 or 1 / (1 - p)); sites as models/gpt_block.h counts
+/// them.
+using DropoutMasks = std::function<Tensor(std::uint32_t site, std::int64_t elements)>;
+
+/// tokens and targets are [batch, time]; adds to `gradients` when given. Without `masks`, without dropout.
+LossSum gpt(const models::GptConfig& config, const Tensors& weights, std::span<const std::int32_t> tokens,
+            std::span<const std::int32_t> targets, std::int64_t time, Tensors* gradients,
+            const DropoutMasks& masks = nullptr);
+
+/// inputs [batch, in]; `values` [batch, out] for squared error, `labels` [batch] for cross-entropy.
+LossSum mlp(const models::MlpConfig& config, const Tensors& weights, std::span<const float> inputs,
+            std::span<const float> values, std::span<const std::int32_t> labels, Tensors* gradients);
+
+}  // namespace tranche::reference_training

@@ -1,0 +1,150 @@
+#pragma once
+/// Runs the engine on thread ranks, and lays the same data and weights before the fp64 reference.
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "reference_models.h"
+#include "tranche/comm/backends.h"
+#include "tranche/core/random.h"
+#include "tranche/engine/engine.h"
+#include "tranche/models/gpt.h"
+
+namespace tranche::models {
+
+/// Everything in fp32, AdamW without decay, no clipping, one thread a rank.
+inline Config plain_config(std::int64_t batch, int ranks = 1) {
+  Config config;
+  config.train_batch_size = batch;
+  config.micro_batch_size = batch / ranks;
+  config.precision = {DataType::float32, DataType::float32, DataType::float32, DataType::float32};
+  config.gradient_clipping = 0;
+  config.optimizer.weight_decay = 0;
+  config.threads = 1;
+  config.communication_timeout = 60;
+  config.workspace_bytes = kernels::minimum_workspace_bytes;
+  config.communication_slab_bytes = std::int64_t{1} << 20;
+  return config;
+}
+
+/// Made on every rank; `body` runs there too.
+inline void on_ranks(int ranks, const ModelSpec& spec, const Config& config,
+                     const std::function<void(Engine&)>& body) {
+  run_thread_ranks(ranks, [&](int, const CommunicatorFactory& factory) {
+    Config own = config;
+    validate_config(own, ranks);
+    Runtime runtime(RuntimeOptions::from(own), factory);
+    Engine engine(runtime, spec, own);
+    body(engine);
+  });
+}
+
+/// All weights (or what `read` reads) in fp64 by name. Collective.
+inline reference_training::Tensors read_all(Engine& engine, bool gradients = false) {
+  reference_training::Tensors result;
+  for (const auto& unit : engine.model().units()) {
+    for (const auto& tensor : unit.tensors) {
+      const auto values = gradients ? engine.read_gradient(tensor.name) : engine.read_weight(tensor.name);
+      result[tensor.name].assign(values.begin(), values.end());
+    }
+  }
+  return result;
+}
+
+/// |a - b| / |b| in the L2 norm; |a| when b is zero.
+inline double relative_distance(const std::vector<double>& a, const std::vector<double>& b) {
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    difference += (a.at(i) - b[i]) * (a[i] - b[i]);
+    size += b[i] * b[i];
+  }
+  return std::sqrt(size > 0 ? difference / size : difference);
+}
+
+/// Sequences that can be learnt: an affine walk over the vocabulary with a start and a slip now and then.
+/// Sample s is the same whoever draws it. Every 13th target is ignored when asked.
+struct TokenData {
+  std::int64_t time;
+  std::int64_t vocabulary;
+  bool ignore_some;
+  std::vector<std::int32_t> tokens, targets;
+  std::vector<std::int64_t> samples;
+
+  TokenData(std::int64_t length, std::int64_t vocabulary_size, bool ignored)
+      : time(length), vocabulary(vocabulary_size), ignore_some(ignored) {}
+
+  void draw(std::int64_t first, std::int64_t count) {
+    tokens.clear();
+    targets.clear();
+    samples.clear();
+    for (std::int64_t s = first; s < first + count; ++s) {
+      const RandomKey key{.seed = 7, .subject = static_cast<std::uint64_t>(s)};
+      std::int64_t token = random_bits(key, 0) % static_cast<std::uint64_t>(vocabulary);
+      for (std::int64_t t = 0; t < time; ++t) {
+        tokens.push_back(static_cast<std::int32_t>(token));
+        const std::uint32_t slip = random_bits(key, static_cast<std::uint64_t>(t) + 1);
+        token = slip % 8 == 0 ? slip / 8 % vocabulary : (token * 5 + 3) % vocabulary;
+        const bool ignored = ignore_some && (3 * s + t) % 13 == 5;
+        targets.push_back(ignored ? -100 : static_cast<std::int32_t>(token));
+      }
+      samples.push_back(s);
+    }
+  }
+  TokenBatch batch() const {
+    const Shape shape{static_cast<std::int64_t>(samples.size()), time};
+    return {{tokens.data(), DataType::int32, shape}, {targets.data(), DataType::int32, shape}, samples};
+  }
+};
+
+/// A GPT so small that 50 steps take a moment; head width and time are no multiples of a vector.
+inline GptConfig tiny_gpt() {
+  auto config = GptConfig::preset("gpt-nano");
+  config.width = 24;
+  config.vocabulary = 61;
+  config.positions = 16;
+  return config;
+}
+
+struct GptRun {
+  std::vector<double> losses, norms;
+  reference_training::Tensors weights;
+  kernels::Digest digest;
+};
+
+/// Trains `steps` steps with the global batch of step n being samples [n * B, (n + 1) * B): each rank takes
+/// its part of each micro-batch.
+inline GptRun train_gpt(int ranks, const GptConfig& model, const Config& config, int steps, std::int64_t time,
+                        bool ignore_some = false) {
+  GptRun run;
+  std::mutex mutex;
+  on_ranks(ranks, Gpt::spec(model, time), config, [&](Engine& engine) {
+    const Gpt gpt(model);
+    const int rank = engine.runtime().rank();
+    const Config& used = engine.config();
+    TokenData data(time, model.vocabulary, ignore_some);
+    std::vector<double> losses, norms;
+    for (int step = 0; step < steps; ++step) {
+      for (std::int64_t m = 0; m < used.accumulation_steps; ++m) {
+        const std::int64_t block = m * ranks + rank;
+        data.draw(step * used.train_batch_size + block * used.micro_batch_size, used.micro_batch_size);
+        gpt.forward_backward(engine, data.batch());
+      }
+      const StepResult result = engine.step();
+      losses.push_back(result.loss);
+      norms.push_back(result.gradient_norm);
+    }
+    auto weights = read_all(engine);
+    const auto digest = engine.weights_digest();
+    if (rank != 0) return;
+    const std::lock_guard lock(mutex);
+    run = {std::move(losses), std::move(norms), std::move(weights), digest};
+  });
+  return run;
+}
+
+}  // namespace tranche::models
