@@ -14,10 +14,9 @@ namespace tranche::kernels::cpu {
 
 namespace {
 
-// Tiles of c, and stretches of k, are cut at these multiples whatever the number of threads and the size of
-// the workspace, so neither changes a bit of the result.
-constexpr std::int64_t tile_rows = 256;
-constexpr std::int64_t tile_columns = 512;
+// How c is cut into tiles, and k into stretches, depends on the shape alone, so neither the number of threads
+// nor the size of the workspace changes a bit of the result.
+constexpr std::int64_t fp32_columns = 512;
 constexpr std::int64_t widened_rows = 256;
 constexpr std::int64_t widened_columns = 256;
 constexpr std::int64_t widened_depth = 384;
@@ -26,20 +25,37 @@ constexpr std::int64_t widened_floats =
 constexpr std::int64_t widened_bytes = widened_floats * std::int64_t{sizeof(float)};
 static_assert(widened_bytes <= minimum_workspace_bytes);
 
+struct TileSize {
+  std::int64_t rows, columns;
+};
+
+/// Large tiles pack and widen less; small products are cut finer, so that several threads find work.
+TileSize tile_size(const MatmulCall& call, TileSize size) {
+  constexpr std::int64_t enough_tiles = 8, least = 128;
+  const auto tiles = [&] {
+    return divide_round_up(call.m, size.rows) * divide_round_up(call.n, size.columns);
+  };
+  if (tiles() < enough_tiles) size.columns = std::min(size.columns, widened_columns);
+  if (tiles() < enough_tiles) size.rows = least;
+  if (tiles() < enough_tiles) size.columns = least;
+  return size;
+}
+
 void matmul_fp32(const MatmulCall& call) {
   const auto* a = static_cast<const float*>(call.a);
   const auto* b = static_cast<const float*>(call.b);
   auto* c = static_cast<float*>(call.c);
-  const std::int64_t tiles_m = divide_round_up(call.m, tile_rows);
-  const std::int64_t tiles_n = divide_round_up(call.n, tile_columns);
+  const TileSize size = tile_size(call, {widened_rows, fp32_columns});
+  const std::int64_t tiles_m = divide_round_up(call.m, size.rows);
+  const std::int64_t tiles_n = divide_round_up(call.n, size.columns);
   parallel_tasks(call.threads, tiles_m * tiles_n, [&](std::int64_t tile, int) {
-    const std::int64_t row = tile / tiles_n * tile_rows;
-    const std::int64_t column = tile % tiles_n * tile_columns;
+    const std::int64_t row = tile / tiles_n * size.rows;
+    const std::int64_t column = tile % tiles_n * size.columns;
     SgemmArguments product;
     product.transpose_a = call.transpose_a;
     product.transpose_b = call.transpose_b;
-    product.m = std::min(tile_rows, call.m - row);
-    product.n = std::min(tile_columns, call.n - column);
+    product.m = std::min(size.rows, call.m - row);
+    product.n = std::min(size.columns, call.n - column);
     product.k = call.k;
     product.stride_a = call.transpose_a ? call.m : call.k;
     product.stride_b = call.transpose_b ? call.k : call.n;
@@ -54,15 +70,16 @@ void matmul_fp32(const MatmulCall& call) {
 
 /// One tile of c at (row, column): stretches of a and b are widened to fp32 in `scratch` and multiplied
 /// there.
-void widened_tile(const MatmulCall& call, std::int64_t row, std::int64_t column, float* scratch) {
+void widened_tile(const MatmulCall& call, const TileSize& size, std::int64_t row, std::int64_t column,
+                  float* scratch) {
   float* a = scratch;
   float* b = a + widened_rows * widened_depth;
   float* tile = b + widened_columns * widened_depth;
   SgemmArguments product;
   product.transpose_a = call.transpose_a;
   product.transpose_b = call.transpose_b;
-  product.m = std::min(widened_rows, call.m - row);
-  product.n = std::min(widened_columns, call.n - column);
+  product.m = std::min(size.rows, call.m - row);
+  product.n = std::min(size.columns, call.n - column);
   product.a = a;
   product.b = b;
   product.beta = call.accumulate ? 1.0f : 0.0f;
@@ -100,13 +117,14 @@ void widened_tile(const MatmulCall& call, std::int64_t row, std::int64_t column,
 }
 
 void matmul_widened(const MatmulCall& call) {
-  const std::int64_t tiles_m = divide_round_up(call.m, widened_rows);
-  const std::int64_t tiles_n = divide_round_up(call.n, widened_columns);
+  const TileSize size = tile_size(call, {widened_rows, widened_columns});
+  const std::int64_t tiles_m = divide_round_up(call.m, size.rows);
+  const std::int64_t tiles_n = divide_round_up(call.n, size.columns);
   const int threads =
       static_cast<int>(std::min<std::int64_t>(call.threads, call.workspace.bytes / widened_bytes));
   auto* scratch = static_cast<float*>(call.workspace.data);
   parallel_tasks(threads, tiles_m * tiles_n, [&](std::int64_t tile, int slot) {
-    widened_tile(call, tile / tiles_n * widened_rows, tile % tiles_n * widened_columns,
+    widened_tile(call, size, tile / tiles_n * size.rows, tile % tiles_n * size.columns,
                  scratch + slot * widened_floats);
   });
 }

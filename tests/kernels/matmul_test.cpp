@@ -6,6 +6,7 @@
 
 #include "tranche/kernels/cpu/matmul.h"
 #include "tranche/kernels/cpu/matmul_onednn.h"
+#include "tranche/kernels/cpu/tasks.h"
 #include "tranche/kernels/reference/matmul.h"
 #include "tranche/tests/kernels/kernel_testing.h"
 
@@ -145,6 +146,23 @@ TEST(MatmulBits, RepeatAndForOwnTilesDoNotDependOnThreads) {
     if (matmul_path(DeviceKind::cpu, dtype).starts_with("oneDNN")) continue;
     for (int threads : {1, 3, 16}) EXPECT_EQ(first, run(threads, minimum_workspace_bytes));
     EXPECT_EQ(first, run(3, 4 * minimum_workspace_bytes + 4096));
+  }
+}
+
+TEST(ParallelTasks, RunEachTaskOnceAndPassFailuresOn) {
+  for (int threads : {1, 2, 7}) {
+    std::vector<int> runs(100, 0);
+    cpu::parallel_tasks(threads, 100, [&](std::int64_t i, int slot) {
+      EXPECT_TRUE(slot >= 0 && slot < threads);
+      ++runs[static_cast<std::size_t>(i)];
+    });
+    EXPECT_EQ(runs, std::vector<int>(100, 1)) << threads;
+    EXPECT_EQ(refusal([&] {
+                cpu::parallel_tasks(threads, 100, [](std::int64_t i, int) {
+                  if (i == 41) throw InvalidArgument("task 41");
+                });
+              }),
+              "task 41");
   }
 }
 
