@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <latch>
 #include <set>
 
 #include "tranche/comm/backends.h"
+#include "tranche/core/error.h"
 #include "tranche/core/trace.h"
 #include "tranche/device/ledger.h"
 #include "tranche/device/memory_resources.h"
