@@ -136,20 +136,26 @@ TEST(LayerNorm, BitsDoNotDependOnThreads) {
 }
 
 TEST(LayerNorm, ParameterGradientsSumBlocksOf64RowsInOrder) {
-  // One column of ones over 65 rows: block one holds 2^24 + 63 small terms, block two 1. In fp32 the order of
-  // addition shows: 2^24 absorbs ones added to it singly.
-  const std::int64_t rows = 65;
-  std::vector<double> dy(rows, 1.0);
-  dy[64] = std::ldexp(1.0, 24);
-  HostTensor gradient(fp32, {rows, 1}, dy), x(fp32, {rows, 1}, std::vector<double>(rows, 0.0)),
-      weight(fp32, {1}, std::vector<double>{1.0}), mean(fp32, {rows}, std::vector<double>(rows, 0.0)),
-      rstd(fp32, {rows}, std::vector<double>(rows, 1.0)), dx(fp32, {rows, 1}),
-      weight_gradient(fp32, {1}, std::vector<double>{0.0}),
-      bias_gradient(fp32, {1}, std::vector<double>{0.0});
-  Machine machine;
-  layer_norm_backward(machine.stream(), gradient.view(), x.view(), weight.view(), mean.view(), rstd.view(),
-                      false, dx.view(), weight_gradient.view(), bias_gradient.view());
-  EXPECT_EQ(bias_gradient.values()[0], 16777216.0 + 64.0);
+  constexpr std::int64_t rows = 70;
+  const double large = std::ldexp(1.0, 24);  // absorbs a 1 that is added to it, not a 2
+  const auto bias_gradient_of = [&](const std::vector<double>& dy) {
+    const std::vector<double> zeros(rows, 0.0), ones(rows, 1.0);
+    HostTensor gradient(fp32, {rows, 1}, dy), x(fp32, {rows, 1}, zeros),
+        weight(fp32, {1}, std::vector<double>{1.0}), mean(fp32, {rows}, zeros), rstd(fp32, {rows}, ones),
+        dx(fp32, {rows, 1}), weight_gradient(fp32, {1}, std::vector<double>{0.0}),
+        bias_gradient(fp32, {1}, std::vector<double>{0.0});
+    Machine machine;
+    layer_norm_backward(machine.stream(), gradient.view(), x.view(), weight.view(), mean.view(), rstd.view(),
+                        false, dx.view(), weight_gradient.view(), bias_gradient.view());
+    return bias_gradient.values()[0];
+  };
+  std::vector<double> last_of_block(rows, 0.0), before_last(rows, 0.0);
+  last_of_block[63] = large;  // the ones behind it are the next block's and come as a 2
+  last_of_block[64] = last_of_block[65] = 1.0;
+  EXPECT_EQ(bias_gradient_of(last_of_block), large + 2.0);
+  before_last[62] = large;  // one of the ones is in its block, the other in the next: both are absorbed
+  before_last[63] = before_last[64] = 1.0;
+  EXPECT_EQ(bias_gradient_of(before_last), large);
 }
 
 TEST(LayerNorm, MetaCountsLikeTheCpuAndTouchesNothing) {
