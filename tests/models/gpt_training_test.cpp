@@ -147,6 +147,27 @@ TEST(GptTraining, DropoutOnlyInTheNamedPlaces) {
   EXPECT_EQ(std::unique(losses.begin(), losses.end()), losses.end());
 }
 
+TEST(GptTraining, DropoutIsDrawnAnewInEveryStepAndForEverySample) {
+  auto model = tiny_gpt();
+  model.residual_dropout = 0.3f;
+  auto config = training_config(1);
+  config.optimizer.learning_rate = 0;
+  config.train_batch_size = config.micro_batch_size = 2;
+  on_ranks(1, Gpt::spec(model, time_steps), config, [&](Engine& engine) {
+    TokenData data(time_steps, model.vocabulary, false);
+    data.draw(0, 2);
+    std::vector<double> losses;
+    for (const std::int64_t sample : {0, 0, 40}) {
+      data.samples = {sample, sample + 1};
+      Gpt(model).forward_backward(engine, data.batch());
+      losses.push_back(engine.step().loss);
+    }
+    // The weights stay as they are, so that only the masks can make a difference.
+    EXPECT_NE(losses[0], losses[1]) << "another step";
+    EXPECT_NE(losses[1], losses[2]) << "other samples";
+  });
+}
+
 TEST(GptTraining, StagesGiveTheSameBitsForTheSameGroup) {
   auto config = training_config(2, 2);
   config.reduction = ReductionPolicy::micro_batch;
@@ -215,14 +236,19 @@ TEST(GptGeneration, LogitsAgreeWithTheLossOfTheSameToken) {
     whole.insert(whole.end(), shown.begin(), shown.end());
     EXPECT_EQ(gpt.next_token_logits(engine, whole), gpt.next_token_logits(engine, shown));
     (void)engine.end_evaluation();
-    EXPECT_THROW((void)gpt.next_token_logits(engine, {}), InvalidArgument);
-    try {
-      (void)gpt.next_token_logits(engine, std::vector<std::int32_t>{61});
-      FAIL();
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.message(), testing::HasSubstr("token 61 is not in the vocabulary of 61"));
-    }
-    EXPECT_THROW((void)gpt.next_token_probabilities(engine, prompt, 0), InvalidArgument);
+    const auto refusal = [&](std::vector<std::int32_t> tokens, double temperature) -> std::string {
+      try {
+        (void)gpt.next_token_probabilities(engine, tokens, temperature);
+      } catch (const InvalidArgument& error) {
+        return error.message();
+      }
+      return "accepted";
+    };
+    using testing::HasSubstr;
+    EXPECT_THAT(refusal({}, 1), HasSubstr("give at least one"));
+    EXPECT_THAT(refusal({0, 61}, 1), HasSubstr("token 61 is not in the vocabulary of 61"));
+    EXPECT_THAT(refusal({-1}, 1), HasSubstr("token -1 is not in the vocabulary of 61"));
+    EXPECT_THAT(refusal({1}, 0), HasSubstr("temperature is 0, but must be positive"));
   });
 }
 
