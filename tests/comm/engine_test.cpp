@@ -140,7 +140,7 @@ void call_everything(Communicator& comm, std::vector<float>& a, std::vector<floa
   const std::vector<Event> none;
   std::vector<Event> events;
   events.push_back(
-      comm.all_gather(a.data() + comm.rank() * 10, a.data(), 10, DataType::bfloat16, 0, none, label));
+      comm.all_gather(a.data() + comm.rank() * 10, a.data(), 10, DataType::float32, 0, none, label));
   events.back().wait();
   events.push_back(
       comm.reduce_scatter(a.data(), DataType::float16, b.data(), DataType::float32, 11, {}, none, label));
