@@ -4,8 +4,8 @@
 
 namespace tranche::kernels {
 
-/// y = (x - mean) * rstd * weight + bias over the last dimension (Ba et al., 2016). x, y, weight and bias share
-/// a dtype; mean and rstd are fp32 [rows], written for backward. rstd = 1 / sqrt(variance + epsilon).
+/// y = (x - mean) * rstd * weight + bias over the last dimension (Ba et al., 2016). x, y, weight and bias
+/// share a dtype; mean and rstd are fp32 [rows], written for backward. rstd = 1 / sqrt(variance + epsilon).
 void layer_norm_forward(Stream& stream, const ConstTensorView& x, const ConstTensorView& weight,
                         const ConstTensorView& bias, float epsilon, const TensorView& y,
                         const TensorView& mean, const TensorView& rstd);

@@ -53,7 +53,8 @@ std::string_view sgemm_path() {
 }
 
 std::string sgemm_library() {
-  // OpenBLAS writes its answer into one buffer of the process: asked once, not by every rank's thread at a time.
+  // OpenBLAS writes its answer into one buffer of the process: asked once, not by every rank's thread at a
+  // time.
   static const std::string text = std::string(openblas_get_config()) + " (" + openblas_get_corename() + ")";
   return text;
 }
