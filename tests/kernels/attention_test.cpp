@@ -153,7 +153,7 @@ TEST(Attention, BackwardAgreesWithFiniteDifferencesOfTheReference) {
 
 TEST(Attention, BitsDependNeitherOnThreadsNorOnWorkspace) {
   for (DataType dtype : floating_dtypes) {
-    const Sizes sizes{2, 333, 48, 3};
+    const Sizes sizes{1, 270, 32, 2};
     const auto run = [&](int threads, std::int64_t workspace_bytes) {
       Random random(54);
       Machine machine(threads, workspace_bytes);
@@ -164,7 +164,7 @@ TEST(Attention, BitsDependNeitherOnThreadsNorOnWorkspace) {
                          operands.d_query_key_value.bytes()};
     };
     const auto first = run(1, minimum_workspace_bytes);
-    for (int threads : {2, 5, 64}) EXPECT_EQ(first, run(threads, minimum_workspace_bytes)) << threads;
+    for (int threads : {2, 5}) EXPECT_EQ(first, run(threads, minimum_workspace_bytes)) << threads;
     // With the least workspace the gradient of the queries takes a pass of its own.
     EXPECT_EQ(first, run(2, cpu::attention_workspace_bytes(16)));
   }

@@ -132,7 +132,7 @@ TEST(MatmulBits, RepeatAndForOwnTilesDoNotDependOnThreads) {
   for (DataType dtype : floating_dtypes) {
     SCOPED_TRACE(name_of(dtype));
     Random random(13);
-    const std::int64_t m = 300, n = 530, k = 400;
+    const std::int64_t m = 150, n = 270, k = 390;
     HostTensor a = random.tensor(dtype, {m, k}), b = random.tensor(dtype, {k, n});
     const auto run = [&](int threads, std::int64_t workspace_bytes) {
       Machine machine(threads, workspace_bytes);
@@ -144,7 +144,7 @@ TEST(MatmulBits, RepeatAndForOwnTilesDoNotDependOnThreads) {
     EXPECT_EQ(first, run(2, minimum_workspace_bytes));
     // oneDNN promises the same bits only for the same number of threads.
     if (matmul_path(DeviceKind::cpu, dtype).starts_with("oneDNN")) continue;
-    for (int threads : {1, 3, 16}) EXPECT_EQ(first, run(threads, minimum_workspace_bytes));
+    for (int threads : {1, 3}) EXPECT_EQ(first, run(threads, minimum_workspace_bytes));
     EXPECT_EQ(first, run(3, 4 * minimum_workspace_bytes + 4096));
   }
 }
