@@ -8,8 +8,9 @@ packages=(
   ccache mold                         # compile and link faster; used when found
   libopenmpi-dev openmpi-bin          # ranks
   libdnnl-dev                         # bf16 matmul
-  # fp32 matmul. The pthread variant: our threads call it each for a tile of their own and keep it to one thread
-  # a call, where the variants are equally fast; the OpenMP one would change the caller's own thread count.
+  # fp32 matmul. The pthread variant, since our threads each call it with one thread: limiting the OpenMP variant to
+  # one also changes the OpenMP thread count of whoever calls. Called from independent threads both are equally fast;
+  # called from an OpenMP team the OpenMP variant may be faster, which is to be measured on an idle machine.
   libopenblas-pthread-dev
   libhwy-dev                          # SIMD with run-time dispatch
   nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
