@@ -1,0 +1,39 @@
+// tranche evaluate.
+
+#include <fmt/format.h>
+
+#include <ostream>
+
+#include "tranche/tools/files.h"
+#include "tranche/tools/run.h"
+
+namespace tranche::tools {
+
+int run_evaluate(const Options& options, const Output& output) {
+  Run run(options, output);
+  return run.execute([&run] {
+    const EvaluationResult held_out = run.validate(0);
+    const kernels::Digest weights = run.engine->weights_digest(), state = run.engine->state_digest();
+    const std::string memory = run.engine->memory_report();
+    if (!run.speaks()) return;
+    std::ostream& out = run.output.out;
+    out << fmt::format("validation loss of the initial weights: {:.4f} over {} tokens\n", held_out.loss,
+                       held_out.tokens);
+    if (run.options.ngrams) {
+      const NgramEntropies entropies = run.ngrams();
+      run.report.set_ngrams(entropies);
+      out << fmt::format("held-out nats per byte: unigram {:.4f}, bigram {:.4f}, trigram {:.4f}\n",
+                         entropies.unigram, entropies.bigram, entropies.trigram);
+    }
+    if (!run.options.report.empty()) {
+      run.report.set_engine(memory, run.engine->traffic_report(), run.engine->model_report());
+      run.report.set_digests(weights, state);
+      run.report.set_speed(0, run.peak_flops, 0);
+      write_file_atomically(run.options.report, run.report.to_json());
+      out << "report: " << run.options.report << "\n";
+    }
+    out.flush();
+  });
+}
+
+}  // namespace tranche::tools

@@ -1,0 +1,79 @@
+#include "tranche/tools/evaluation.h"
+
+#include <algorithm>
+
+#include "tranche/core/random.h"
+#include "tranche/core/shape.h"
+
+namespace tranche::tools {
+
+BatchFeeder::BatchFeeder(Engine& engine, const models::GptConfig& model, const BatchShape& shape,
+                         std::int64_t sequence)
+    : engine_(engine), shape_(shape), vocabulary_(model.vocabulary), sequence_(sequence) {
+  const std::int64_t bytes = checked_multiply(checked_multiply(shape.micro_batch, sequence), 4);
+  MemoryResource& memory = engine.runtime().memory(Tier::device);
+  device_tokens_ = Buffer(memory, bytes, Category::other, "tokens of a micro-batch");
+  device_targets_ = Buffer(memory, bytes, Category::other, "targets of a micro-batch");
+}
+
+models::TokenBatch BatchFeeder::fill(const Windows& windows, const std::vector<std::int64_t>& numbers,
+                                     std::vector<std::int64_t> samples) {
+  Stream& stream = engine_.compute_stream();
+  // The host's and the device's copies may still be read by the micro-batch before.
+  stream.synchronize();
+  read_windows(windows, numbers, vocabulary_, tokens_, targets_);
+  samples_ = std::move(samples);
+  const Shape shape{static_cast<std::int64_t>(numbers.size()), sequence_};
+  const auto copy = [&](const Buffer& device, const std::vector<std::int32_t>& host) {
+    engine_.device().copy_from_host(stream, device.data(), host.data(),
+                                    static_cast<std::int64_t>(host.size()) * 4);
+    return ConstTensorView(device.data(), DataType::int32, shape);
+  };
+  return {copy(device_tokens_, tokens_), copy(device_targets_, targets_), samples_};
+}
+
+EvaluationResult evaluate_windows(Engine& engine, const models::Gpt& model, BatchFeeder& feeder,
+                                  const Windows& windows, const std::vector<std::int64_t>& numbers) {
+  const std::int64_t ranks = feeder.shape().ranks, rank = engine.runtime().rank();
+  const std::int64_t micro_batch = feeder.shape().micro_batch;
+  const auto count = static_cast<std::int64_t>(numbers.size());
+  const std::int64_t rounds = divide_round_up(count, ranks * micro_batch);
+  engine.begin_evaluation();
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    std::vector<std::int64_t> mine(static_cast<std::size_t>(micro_batch));
+    for (std::int64_t i = 0; i < micro_batch; ++i) {
+      // Slots past the end are rows without targets, so that all ranks make the same calls.
+      const std::int64_t slot = (round * ranks + rank) * micro_batch + i;
+      mine[static_cast<std::size_t>(i)] = slot < count ? numbers[static_cast<std::size_t>(slot)] : -1;
+    }
+    model.evaluate(engine, feeder.fill(windows, mine, mine));
+  }
+  return engine.end_evaluation();
+}
+
+std::string sample_text(Engine& engine, const models::Gpt& model, std::string_view prompt, std::int64_t count,
+                        double temperature, std::uint64_t seed) {
+  std::vector<std::int32_t> tokens;
+  for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
+  std::string text;
+  engine.begin_evaluation();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::vector<double> probabilities = model.next_token_probabilities(engine, tokens, temperature);
+    const double draw = random_uniform({seed, RandomPurpose::sampling, 0}, static_cast<std::uint64_t>(i));
+    double sum = 0;
+    std::size_t chosen = 0;
+    // Bytes only; the last one with any probability when rounding leaves the draw above the sum.
+    for (std::size_t k = 0; k < std::min<std::size_t>(probabilities.size(), 256); ++k) {
+      if (probabilities[k] <= 0) continue;
+      chosen = k;
+      sum += probabilities[k];
+      if (draw < sum) break;
+    }
+    tokens.push_back(static_cast<std::int32_t>(chosen));
+    text.push_back(static_cast<char>(static_cast<unsigned char>(chosen)));
+  }
+  (void)engine.end_evaluation();
+  return text;
+}
+
+}  // namespace tranche::tools

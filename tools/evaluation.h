@@ -1,0 +1,42 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "tranche/device/memory.h"
+#include "tranche/engine/engine.h"
+#include "tranche/models/gpt.h"
+#include "tranche/tools/sampler.h"
+
+namespace tranche::tools {
+
+/// Device memory for the micro-batches of a run, and its filling.
+class BatchFeeder {
+ public:
+  BatchFeeder(Engine& engine, const models::GptConfig& model, const BatchShape& shape, std::int64_t sequence);
+  /// Reads windows (sampler.h) into device memory; `samples` are their global numbers. Valid until the next
+  /// call.
+  models::TokenBatch fill(const Windows& windows, const std::vector<std::int64_t>& numbers,
+                          std::vector<std::int64_t> samples);
+  const BatchShape& shape() const noexcept { return shape_; }
+
+ private:
+  Engine& engine_;
+  BatchShape shape_;
+  std::int64_t vocabulary_;
+  std::int64_t sequence_;
+  Buffer device_tokens_, device_targets_;
+  std::vector<std::int32_t> tokens_, targets_;
+  std::vector<std::int64_t> samples_;
+};
+
+/// Collective. Mean loss in nats a token over the windows `numbers`, spread over the ranks; the sum's order
+/// depends on the number of ranks only.
+EvaluationResult evaluate_windows(Engine& engine, const models::Gpt& model, BatchFeeder& feeder,
+                                  const Windows& windows, const std::vector<std::int64_t>& numbers);
+
+/// Collective. Continues `prompt` by `count` bytes drawn from the model at a temperature, the draws keyed by
+/// seed: every rank returns the same.
+std::string sample_text(Engine& engine, const models::Gpt& model, std::string_view prompt, std::int64_t count,
+                        double temperature, std::uint64_t seed);
+
+}  // namespace tranche::tools

@@ -1,0 +1,85 @@
+#include "tranche/tools/info.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tranche/comm/backends.h"
+#include "tranche/device/cuda/cuda_probe.h"
+#include "tranche/device/device.h"
+#include "tranche/kernels/cpu/instruction_sets.h"
+#include "tranche/kernels/matmul.h"
+#include "tranche/version.h"
+
+namespace tranche::tools {
+
+using nlohmann::ordered_json;
+
+namespace {
+
+ordered_json cuda_json() {
+  const CudaProbe probe = probe_cuda();
+  ordered_json devices = ordered_json::array();
+  for (const CudaDeviceInfo& device : probe.devices) {
+    devices.push_back(
+        {{"name", device.name},
+         {"compute_capability", fmt::format("{}.{}", device.compute_major, device.compute_minor)},
+         {"memory_bytes", device.memory_bytes},
+         {"multiprocessors", device.multiprocessors}});
+  }
+  return {{"compiled", probe.compiled},
+          {"runtime_version", probe.runtime_version},
+          {"driver_version", probe.driver_version},
+          {"devices", devices},
+          {"problem", probe.problem}};
+}
+
+ordered_json info_json() {
+  ordered_json paths = ordered_json::object();
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
+    paths[std::string(name_of(dtype))] = std::string(kernels::matmul_path(DeviceKind::cpu, dtype));
+  }
+  return {{"version", version},
+          {"build_type", TRANCHE_BUILD_TYPE},
+          {"compiler", TRANCHE_COMPILER},
+          {"mpi", mpi_version()},
+          {"nccl", TRANCHE_HAS_NCCL ? "compiled" : "not compiled"},
+          {"cuda", cuda_json()},
+          {"libraries", kernels::matmul_libraries(DeviceKind::cpu)},
+          {"instruction_set", kernels::cpu::instruction_set()},
+          {"matmul", paths},
+          {"threads", make_device({DeviceKind::cpu, 0, 0})->threads()}};
+}
+
+}  // namespace
+
+std::string info_text(bool json) {
+  const ordered_json info = info_json();
+  if (json) return info.dump(2) + "\n";
+  const auto text = [&](const char* key) { return info[key].get<std::string>(); };
+  std::string table;
+  const auto row = [&table](std::string_view name, const std::string& value) {
+    table += fmt::format("{:<16} {}\n", name, value);
+  };
+  row("tranche", text("version"));
+  row("build", fmt::format("{}, {}", text("build_type"), text("compiler")));
+  row("MPI", text("mpi"));
+  const ordered_json& cuda = info["cuda"];
+  if (cuda["devices"].empty()) {
+    row("CUDA",
+        cuda["compiled"].get<bool>() ? "compiled; " + cuda["problem"].get<std::string>() : "not compiled");
+  }
+  for (const ordered_json& device : cuda["devices"]) {
+    row("CUDA", fmt::format("{}, compute capability {}, {:.0f} GiB", device["name"].get<std::string>(),
+                            device["compute_capability"].get<std::string>(),
+                            device["memory_bytes"].get<double>() / (1 << 30)));
+  }
+  row("NCCL", text("nccl"));
+  row("matmul by", text("libraries"));
+  for (const auto& [dtype, path] : info["matmul"].items()) row("  " + dtype, path.get<std::string>());
+  row("vector loops", text("instruction_set"));
+  row("threads", fmt::format("{}", info["threads"].get<int>()));
+  return table;
+}
+
+}  // namespace tranche::tools

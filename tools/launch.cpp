@@ -1,0 +1,116 @@
+#include "tranche/tools/launch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <new>
+#include <ostream>
+#include <thread>
+
+#include "tranche/comm/backends.h"
+#include "tranche/comm/transport.h"
+#include "tranche/core/error.h"
+
+namespace tranche::tools {
+
+namespace {
+
+/// Before the configuration is read its time-out is not known.
+constexpr double start_timeout_seconds = 60;
+constexpr std::int64_t start_slab_bytes = 1 << 16;
+
+std::unique_ptr<Communicator> make_world() {
+  CommunicatorOptions options;
+  options.timeout_seconds = start_timeout_seconds;
+  options.slab_bytes = start_slab_bytes;
+  return started_by_mpi_launcher() ? make_mpi_communicator(options) : make_self_communicator(options);
+}
+
+void sleep_for(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+Failure describe(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const comm::PeerFailure& failure) {
+    return {failure.what(), static_cast<int>(failure.exit_status()), true};
+  } catch (const Error& known) {
+    return {known.what(), static_cast<int>(known.exit_status()), false};
+  } catch (const std::bad_alloc&) {
+    return {"the system has no memory left for this process", static_cast<int>(ExitStatus::out_of_memory),
+            false};
+  } catch (const std::exception& other) {
+    return {other.what(), static_cast<int>(ExitStatus::other), false};
+  } catch (...) {
+    return {"unknown error", static_cast<int>(ExitStatus::other), false};
+  }
+}
+
+Launch::Launch(std::ostream& errors) : Launch(make_world(), errors) {}
+
+Launch::Launch(std::unique_ptr<Communicator> world, std::ostream& errors)
+    : world_(std::move(world)), errors_(errors) {}
+
+int Launch::agree(const std::function<void()>& work) {
+  Failure failure{"", 0, false};
+  try {
+    work();
+  } catch (...) {
+    failure = describe(std::current_exception());
+  }
+  // The smallest of both: the lowest rank that failed, and the highest status with its sign turned.
+  std::array<std::int64_t, 2> found{failure.status == 0 ? size() : rank(), -failure.status};
+  world_
+      ->all_reduce(found.data(), 2, DataType::int64, ReduceOperation::minimum,
+                   {"start", "agree", Traffic::control})
+      .wait();
+  if (found[0] == rank()) errors_ << "tranche: " << failure.text << std::endl;
+  return static_cast<int>(-found[1]);
+}
+
+int Launch::fail(Communicator& communicator, const std::exception_ptr& error, double patience) {
+  const int own_rank = communicator.rank(), ranks = communicator.size();
+  try {
+    std::rethrow_exception(error);
+  } catch (Error& known) {
+    if (ranks > 1) known.attach_rank(own_rank);
+  } catch (...) {
+  }
+  Failure failure = describe(error);
+  if (ranks == 1) {
+    errors_ << "tranche: " << failure.text << std::endl;
+    return failure.status;
+  }
+  if (failure.text.find("[rank") == std::string::npos) {
+    failure.text = fmt::format("[rank {}] {}", own_rank, failure.text);
+  }
+  if (failure.status == static_cast<int>(ExitStatus::other)) {
+    failure.status = static_cast<int>(ExitStatus::communication);
+  }
+  const double turn = std::min(own_rank, 10) * 0.05;
+  if (!failure.echo) {
+    // The cause travels without the rank in front: whoever receives it names this rank.
+    const std::size_t mark = failure.text.find("] ");
+    communicator.post_failure(failure.text.substr(mark == std::string::npos ? 0 : mark + 2), patience);
+    if (failure.status != static_cast<int>(ExitStatus::communication))
+      sleep_for(own_rank > 0 ? 0.4 + turn : 0);
+    errors_ << "tranche: " << failure.text << std::endl;
+    // Time for a peer to say where it stood.
+    sleep_for(std::min(patience, 0.5));
+  } else {
+    const std::string origin = fmt::format("rank {} failed", 0);
+    const bool speaks = own_rank == 0 || (own_rank == 1 && failure.text.find(origin) != std::string::npos);
+    if (speaks) errors_ << "tranche: " << failure.text << std::endl;
+    // The rank that failed ends the job with its own status; if it cannot, this one does.
+    sleep_for(patience + turn);
+  }
+  communicator.abort_job(failure.status);
+  return failure.status;
+}
+
+}  // namespace tranche::tools

@@ -1,0 +1,52 @@
+#pragma once
+/// The start and the end of a job: what ranks agree on before there is a Runtime, and how a failure ends all.
+
+#include <exception>
+#include <functional>
+#include <iosfwd>
+#include <memory>
+#include <string>
+
+#include "tranche/comm/communicator.h"
+
+namespace tranche::tools {
+
+/// What to say of an error, and the exit status of the program that ends with it.
+struct Failure {
+  std::string text;  ///< Error::what(), with rank and position
+  int status = 1;
+  bool echo = false;  ///< a peer's failure, which that peer tells itself
+};
+Failure describe(const std::exception_ptr& error);
+
+/// Ranks before there is a configuration.
+class Launch {
+ public:
+  /// Under mpirun the world, else one rank. `errors` gets what people should read.
+  explicit Launch(std::ostream& errors);
+  /// For tests.
+  Launch(std::unique_ptr<Communicator> world, std::ostream& errors);
+  int rank() const { return world_->rank(); }
+  int size() const { return world_->size(); }
+
+  /// Collective. Runs work on every rank and waits for all; when it threw anywhere, the lowest such rank
+  /// prints its error and every rank returns the highest status, so that all can leave in order. 0 when all
+  /// is well.
+  int agree(const std::function<void()>& work);
+
+  /// Ends the job because of `error` on this rank: posts the cause to the peers, prints it, gives peers
+  /// `patience` seconds in which theirs may end it first, and aborts the job with the status. Errors that all
+  /// ranks meet at once are so printed once, by rank 0; echoes of a peer's failure only by the lowest rank
+  /// that is left, as that peer prints its own cause. A failure without a status of its own ends a job of
+  /// several ranks with status 5, since that is what its peers meet. Returns the status (one rank, or no
+  /// abort).
+  int fail(Communicator& communicator, const std::exception_ptr& error, double patience = 2);
+  /// The same before there is another communicator.
+  int fail(const std::exception_ptr& error) { return fail(*world_, error); }
+
+ private:
+  std::unique_ptr<Communicator> world_;
+  std::ostream& errors_;
+};
+
+}  // namespace tranche::tools

@@ -1,0 +1,17 @@
+#include <unistd.h>
+
+#include <iostream>
+
+#include "tranche/tools/program.h"
+
+int main(int argc, char** argv) {
+  const tranche::tools::Output output{std::cout, std::cerr, ::isatty(STDOUT_FILENO) != 0};
+  try {
+    return tranche::tools::run_program({argv + 1, argv + argc}, output);
+  } catch (...) {
+    // Only what no rank could be told of comes here: the launcher's world did not start.
+    const tranche::tools::Failure failure = tranche::tools::describe(std::current_exception());
+    std::cerr << "tranche: " << failure.text << std::endl;
+    return failure.status;
+  }
+}

@@ -1,0 +1,28 @@
+#include "tranche/tools/program.h"
+
+#include <ostream>
+
+#include "tranche/tools/info.h"
+
+namespace tranche::tools {
+
+int run_program(const std::vector<std::string>& arguments, const Output& output) {
+  Options options;
+  try {
+    options = parse_arguments(arguments);
+    if (options.command == Command::info) options.text = info_text(options.json);
+  } catch (...) {
+    // Ranks read the same arguments: under mpirun they say it once.
+    const auto error = std::current_exception();
+    Launch launch(output.errors);
+    return launch.agree([&error] { std::rethrow_exception(error); });
+  }
+  if (!options.text.empty()) {
+    Launch launch(output.errors);
+    if (launch.rank() == 0) output.out << options.text << std::flush;
+    return 0;
+  }
+  return options.command == Command::evaluate ? run_evaluate(options, output) : run_train(options, output);
+}
+
+}  // namespace tranche::tools

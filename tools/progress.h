@@ -1,0 +1,55 @@
+#pragma once
+/// The progress line.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "tranche/engine/step_result.h"
+
+namespace tranche::tools {
+
+struct ProgressOptions {
+  std::int64_t steps = 0;          ///< step to reach
+  double maximum_seconds = 0;      ///< of training; 0: no bound
+  std::int64_t minimum_steps = 0;  ///< whatever the seconds say
+  std::int64_t log_every = 0;      ///< in a file: steps between lines; 0: chosen so that about 50 are written
+  double flops_per_token = 0;
+  double peak_flops = 0;  ///< of all ranks together; 0: not measured, the share is left out
+  bool terminal = false;  ///< redraw one line instead of writing one at intervals
+};
+
+/// Shows steps on rank 0. Writes through a function, so that tests see what people see.
+class Progress {
+ public:
+  using Writer = std::function<void(std::string_view)>;
+  Progress(const ProgressOptions& options, Writer write);
+  /// A step that ended `elapsed` seconds after training began.
+  void step(const StepResult& result, double elapsed);
+  /// A line that stays (validation, notes); in a terminal the progress line goes on below it.
+  void say(std::string_view line);
+  /// Ends a redrawn line.
+  void finish();
+  /// Tokens per second over the steps so far but the first two, which plan memory; over all when there are
+  /// fewer.
+  double mean_tokens_per_second() const;
+  /// Share of the peak at that speed.
+  double mean_peak_share() const;
+
+ private:
+  std::string line(const StepResult& result, double tokens_per_second, double remaining) const;
+  bool due(std::int64_t step) const;
+  ProgressOptions options_;
+  Writer write_;
+  std::size_t drawn_ = 0;  ///< characters of the redrawn line
+  std::int64_t counted_steps_ = 0;
+  double counted_tokens_ = 0, counted_seconds_ = 0;  ///< without the first two steps
+  double first_tokens_ = 0, first_seconds_ = 0;
+  double recent_ = 0;  ///< smoothed tokens per second
+};
+
+/// "45 s", "3 min 20 s", "2 h 05 min".
+std::string format_duration(double seconds);
+
+}  // namespace tranche::tools

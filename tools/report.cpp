@@ -1,0 +1,109 @@
+#include "tranche/tools/report.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tranche/version.h"
+
+namespace tranche::tools {
+
+using nlohmann::ordered_json;
+
+namespace {
+
+/// JSON has no infinities and no NaN: null stands for them.
+ordered_json number(double value) {
+  return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
+}
+
+}  // namespace
+
+struct Report::Impl {
+  ordered_json document = ordered_json::object();
+  ordered_json steps = ordered_json::array();
+  ordered_json validation = ordered_json::array();
+};
+
+Report::Report() : impl_(std::make_unique<Impl>()) {
+  impl_->document["schema"] = report_schema;
+  impl_->document["version"] = version;
+}
+Report::~Report() = default;
+
+std::string format_digest(const kernels::Digest& digest) {
+  return fmt::format("{:016x}{:016x}", digest.lanes[0], digest.lanes[1]);
+}
+
+void Report::set_start(int world, int stage, const std::string& config_json, const std::string& fingerprint,
+                       const std::string& model_name, const std::string& data_path) {
+  ordered_json& document = impl_->document;
+  document["world"] = world;
+  document["stage"] = stage;
+  document["numerics_fingerprint"] = fingerprint;
+  document["model_name"] = model_name;
+  document["data"] = data_path;
+  document["config"] = ordered_json::parse(config_json);
+}
+
+void Report::add_step(const StepResult& result) {
+  impl_->steps.push_back({{"step", result.step},
+                          {"loss", number(result.loss)},
+                          {"grad_norm", number(result.gradient_norm)},
+                          {"clip_coefficient", number(result.clip_coefficient)},
+                          {"applied", result.applied},
+                          {"skipped_because", result.skipped_because},
+                          {"lr", number(result.learning_rate)},
+                          {"loss_scale", number(result.loss_scale)},
+                          {"tokens", result.tokens},
+                          {"seconds", number(result.seconds)},
+                          {"exposed_gather_seconds", number(result.exposed_gather_seconds)},
+                          {"exposed_reduce_seconds", number(result.exposed_reduce_seconds)}});
+}
+
+void Report::add_step_digest(const kernels::Digest& digest) {
+  impl_->steps.back()["weights_digest"] = format_digest(digest);
+}
+
+void Report::add_validation(std::int64_t step, const EvaluationResult& result) {
+  impl_->validation.push_back({{"step", step}, {"loss", number(result.loss)}, {"tokens", result.tokens}});
+  impl_->document["validation_loss"] = number(result.loss);
+}
+
+void Report::set_ngrams(const NgramEntropies& entropies) {
+  impl_->document["unigram_entropy"] = number(entropies.unigram);
+  impl_->document["bigram_entropy"] = number(entropies.bigram);
+  impl_->document["trigram_entropy"] = number(entropies.trigram);
+}
+
+void Report::set_engine(const std::string& memory, const std::string& traffic, const std::string& model) {
+  impl_->document["memory"] = ordered_json::parse(memory);
+  impl_->document["traffic"] = ordered_json::parse(traffic);
+  impl_->document["model"] = ordered_json::parse(model);
+}
+
+void Report::set_digests(const kernels::Digest& weights, const kernels::Digest& state) {
+  impl_->document["weights_digest"] = format_digest(weights);
+  impl_->document["state_digest"] = format_digest(state);
+}
+
+void Report::set_speed(double tokens_per_second, double peak_flops, double peak_share) {
+  impl_->document["tokens_per_second"] = number(tokens_per_second);
+  impl_->document["matmul_peak_flops"] = number(peak_flops);
+  impl_->document["matmul_peak_share"] = number(peak_share);
+}
+
+void Report::set_sample(const std::string& text) {
+  impl_->document["sample"] = text;
+}
+
+std::string Report::to_json() const {
+  ordered_json document = impl_->document;
+  document["validation"] = impl_->validation;
+  document["steps"] = impl_->steps;
+  // Bytes that are no UTF-8 (a sample may hold any) are replaced, not refused.
+  return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace tranche::tools

@@ -1,0 +1,48 @@
+#pragma once
+/// The report of a run; docs/report.md is its schema.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tranche/engine/step_result.h"
+#include "tranche/kernels/reduction.h"
+#include "tranche/tools/ngrams.h"
+
+namespace tranche::tools {
+
+/// "tranche-report-1": changes with any key's meaning, not with keys that are added.
+inline constexpr const char* report_schema = "tranche-report-1";
+
+/// Two lanes as 32 hexadecimal digits.
+std::string format_digest(const kernels::Digest& digest);
+
+/// Collects on rank 0 what a run says of itself.
+class Report {
+ public:
+  Report();
+  ~Report();
+  Report(const Report&) = delete;
+  Report& operator=(const Report&) = delete;
+
+  void set_start(int world, int stage, const std::string& config_json, const std::string& fingerprint,
+                 const std::string& model_name, const std::string& data_path);
+  void add_step(const StepResult& result);
+  /// Digest of the weights after the step that was added last.
+  void add_step_digest(const kernels::Digest& digest);
+  void add_validation(std::int64_t step, const EvaluationResult& result);
+  void set_ngrams(const NgramEntropies& entropies);
+  /// JSON objects of the Engine's reports.
+  void set_engine(const std::string& memory, const std::string& traffic, const std::string& model);
+  void set_digests(const kernels::Digest& weights, const kernels::Digest& state);
+  void set_speed(double tokens_per_second, double peak_flops, double peak_share);
+  void set_sample(const std::string& text);
+  std::string to_json() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tranche::tools

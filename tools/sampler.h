@@ -1,0 +1,74 @@
+#pragma once
+/// Which samples a step sees: a pure function of (seed, step), the same for every number of ranks.
+
+#include <cstdint>
+#include <vector>
+
+#include "tranche/tools/token_file.h"
+
+namespace tranche::tools {
+
+/// A permutation of 0 .. size-1 as a function: a Feistel network over the next even number of bits, keyed by
+/// counter-based random numbers, walked until it falls inside (Black & Rogaway, "Ciphers with arbitrary
+/// finite domains", 2002). Nothing is stored.
+class Permutation {
+ public:
+  /// Throws InvalidArgument unless 1 <= size <= 2^56.
+  Permutation(std::int64_t size, std::uint64_t seed, std::uint64_t epoch);
+  std::int64_t size() const noexcept { return size_; }
+  std::int64_t operator()(std::int64_t index) const;
+
+ private:
+  std::uint64_t encrypt(std::uint64_t value) const;
+  std::int64_t size_;
+  std::uint64_t seed_;
+  std::uint64_t epoch_;
+  int half_bits_;
+};
+
+/// Windows of sequence + 1 tokens (inputs, and the same shifted by one as targets) at multiples of `sequence`
+/// in a stretch of a file: every token but the first is a target once.
+class Windows {
+ public:
+  /// Throws ConfigurationError naming the file when the stretch is shorter than one window; `part` says what
+  /// it is for ("training").
+  Windows(TokenRange range, std::int64_t sequence, std::string_view part);
+  std::int64_t count() const noexcept { return count_; }
+  std::int64_t sequence() const noexcept { return sequence_; }
+  const TokenRange& range() const noexcept { return range_; }
+  /// Position in the file of window `index`.
+  std::int64_t start(std::int64_t index) const { return range_.begin + index * sequence_; }
+
+ private:
+  TokenRange range_;
+  std::int64_t sequence_;
+  std::int64_t count_;
+};
+
+/// Shape of a step: `micro_batch` sequences on each of `ranks` ranks, `accumulation` times.
+struct BatchShape {
+  std::int64_t micro_batch = 1;
+  std::int64_t accumulation = 1;
+  std::int64_t ranks = 1;
+  std::int64_t step() const { return micro_batch * accumulation * ranks; }
+};
+
+/// Global sample numbers of step `step` (1 is the first), micro-batch m, rank r: the samples of a step are
+/// g = (step - 1) * B .. step * B - 1, and slot i of (m, r) takes j = (m * ranks + r) * micro_batch + i of
+/// them. So every split of the same B into ranks, micro-batches and sequences holds the same set.
+std::vector<std::int64_t> sample_numbers(const BatchShape& shape, std::int64_t step, std::int64_t micro_batch,
+                                         std::int64_t rank);
+
+/// Window of global sample g: epoch g / windows, and within it the g-th of that epoch's permutation.
+std::int64_t window_of_sample(std::int64_t sample, std::int64_t windows, std::uint64_t seed);
+
+/// `wanted` windows spread evenly over `windows` (all of them when fewer, or when wanted is 0), ascending:
+/// the held-out windows are the same in every evaluation and for every number of ranks.
+std::vector<std::int64_t> evaluation_windows(std::int64_t windows, std::int64_t wanted);
+
+/// Reads inputs and targets, one row of `sequence` each a window. A window number of -1 is a row of zeros
+/// whose targets are kernels::ignored_label.
+void read_windows(const Windows& windows, const std::vector<std::int64_t>& numbers, std::int64_t vocabulary,
+                  std::vector<std::int32_t>& inputs, std::vector<std::int32_t>& targets);
+
+}  // namespace tranche::tools

@@ -1,0 +1,46 @@
+#pragma once
+/// From flags and files to what a run is made with.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tranche/engine/config.h"
+#include "tranche/models/gpt_config.h"
+#include "tranche/tools/arguments.h"
+#include "tranche/tools/sampler.h"
+
+namespace tranche::tools {
+
+/// Flags as overrides of the configuration's keys, in the order in which they apply: flags, then --set.
+/// `config_text` is the file's (keys have older names that it may use).
+std::vector<std::string> overrides_of(const Options& options, const std::string& config_text);
+
+struct Settings {
+  Config config;
+  models::GptConfig model;
+  std::int64_t sequence = 0;
+  std::int64_t steps = 0;
+  BatchShape batch;
+};
+
+/// Throws ConfigurationError for whatever does not fit.
+Settings resolve_settings(const Options& options, int ranks);
+
+/// Training and held-out windows.
+struct Data {
+  std::unique_ptr<TokenFile> training_file,
+      validation_file;  ///< the second empty when it is the first's tail
+  TokenRange training_range, validation_range;
+  std::unique_ptr<Windows> training, validation;
+  std::vector<std::int64_t> evaluation;  ///< numbers of the held-out windows in use
+  bool text() const { return training_file->format() == DataFormat::text; }
+};
+
+/// Opens and checks the data against the model: format, length, vocabulary. Files of tokens of up to 1 GiB
+/// are looked through at once, of larger ones the first GiB (the rest as it is read). Throws
+/// ConfigurationError.
+Data open_data(const Options& options, const Settings& settings);
+
+}  // namespace tranche::tools
