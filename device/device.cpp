@@ -2,7 +2,7 @@
 
 #include "tranche/core/error.h"
 #include "tranche/device/cpu/cpu_device.h"
-#include "tranche/device/cuda/cuda_probe.h"
+#include "tranche/device/cuda_probe.h"
 #include "tranche/device/meta/meta_device.h"
 
 namespace tranche {

@@ -5,9 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tranche/comm/backends.h"
-#include "tranche/device/cuda/cuda_probe.h"
+#include "tranche/device/cuda_probe.h"
 #include "tranche/device/device.h"
-#include "tranche/kernels/cpu/instruction_sets.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/version.h"
 
@@ -34,6 +33,24 @@ ordered_json cuda_json() {
           {"problem", probe.problem}};
 }
 
+/// What the CPU says it can do, of what kernels and their libraries look at.
+std::string cpu_features() {
+  std::string features;
+#if defined(__x86_64__)
+  const auto add = [&features](const char* name, bool present) {
+    if (!present) return;
+    if (!features.empty()) features += ' ';
+    features += name;
+  };
+  add("avx2", __builtin_cpu_supports("avx2") != 0);
+  add("fma", __builtin_cpu_supports("fma") != 0);
+  add("avx512f", __builtin_cpu_supports("avx512f") != 0);
+  add("avx512vnni", __builtin_cpu_supports("avx512vnni") != 0);
+  add("avx512bf16", __builtin_cpu_supports("avx512bf16") != 0);
+#endif
+  return features.empty() ? "baseline" : features;
+}
+
 ordered_json info_json() {
   ordered_json paths = ordered_json::object();
   for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
@@ -46,7 +63,7 @@ ordered_json info_json() {
           {"nccl", TRANCHE_HAS_NCCL ? "compiled" : "not compiled"},
           {"cuda", cuda_json()},
           {"libraries", kernels::matmul_libraries(DeviceKind::cpu)},
-          {"instruction_set", kernels::cpu::instruction_set()},
+          {"cpu", cpu_features()},
           {"matmul", paths},
           {"threads", make_device({DeviceKind::cpu, 0, 0})->threads()}};
 }
@@ -77,7 +94,7 @@ std::string info_text(bool json) {
   row("NCCL", text("nccl"));
   row("matmul by", text("libraries"));
   for (const auto& [dtype, path] : info["matmul"].items()) row("  " + dtype, path.get<std::string>());
-  row("vector loops", text("instruction_set"));
+  row("CPU", text("cpu"));
   row("threads", fmt::format("{}", info["threads"].get<int>()));
   return table;
 }

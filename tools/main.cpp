@@ -1,11 +1,10 @@
-#include <unistd.h>
-
 #include <iostream>
 
 #include "tranche/tools/program.h"
+#include "tranche/tools/terminal.h"
 
 int main(int argc, char** argv) {
-  const tranche::tools::Output output{std::cout, std::cerr, ::isatty(STDOUT_FILENO) != 0};
+  const tranche::tools::Output output{std::cout, std::cerr, tranche::tools::people_watch_output()};
   try {
     return tranche::tools::run_program({argv + 1, argv + argc}, output);
   } catch (...) {

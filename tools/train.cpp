@@ -12,6 +12,7 @@
 #include "tranche/tools/files.h"
 #include "tranche/tools/progress.h"
 #include "tranche/tools/run.h"
+#include "tranche/tools/terminal.h"
 
 namespace tranche::tools {
 
@@ -144,7 +145,7 @@ class Training {
     out << traffic_line(traffic);
     if (!sample.empty()) {
       report.set_sample(sample);
-      out << "sample of generated text:\n" << sample << "\n";
+      out << "sample of generated text:\n" << printable(sample) << "\n";
     }
     if (!run_.options.report.empty()) {
       write_file_atomically(run_.options.report, report.to_json());

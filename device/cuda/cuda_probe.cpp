@@ -1,4 +1,4 @@
-#include "tranche/device/cuda/cuda_probe.h"
+#include "tranche/device/cuda_probe.h"
 
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,5 @@
 #include "tranche/core/error.h"
-#include "tranche/device/cuda/cuda_probe.h"
+#include "tranche/device/cuda_probe.h"
 
 namespace tranche {
 

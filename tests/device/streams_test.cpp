@@ -10,7 +10,7 @@
 
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
-#include "tranche/device/cuda/cuda_probe.h"
+#include "tranche/device/cuda_probe.h"
 #include "tranche/device/device.h"
 
 namespace tranche {
