@@ -57,6 +57,11 @@ struct Engine::Impl {
                          std::string_view unit, const char* phase);
   void begin_pass(const char* program);
 
+  // --- report.cpp ---
+  /// Model state of this rank at another stage plus the slots that a step of it holds at once; an estimate
+  /// for telling when a stage does not pay.
+  std::int64_t resident_bytes(int of_stage) const;
+
   // --- parameters.cpp ---
   void acquire_unit(int unit);
   void release_unit(int unit) noexcept;

@@ -87,6 +87,37 @@ Engine::StateBytes Engine::state_bytes() const {
   return bytes;
 }
 
+std::int64_t Engine::Impl::resident_bytes(int of_stage) const {
+  Config other = config;
+  other.stage = of_stage;
+  const bool boundary = other.effective_reduction() == ReductionPolicy::boundary;
+  const std::int64_t compute_bytes = size_of(config.precision.compute);
+  std::int64_t optimizer_bytes = config.precision.compute == DataType::float32 ? 0 : 4;
+  for (const OptimizerStateTensor& state : state_tensors) optimizer_bytes += size_of(state.dtype);
+  std::int64_t bytes = 0;
+  std::vector<std::int64_t> sizes;
+  for (const UnitState& unit : units) {
+    const FlatLayout& layout = unit.trainable.layout;
+    const auto held = [&](bool whole) { return whole ? layout.padded_elements() : layout.shard_elements(); };
+    bytes += held(of_stage < 3) * compute_bytes;
+    bytes += held(of_stage == 0 || boundary) * size_of(config.precision.accumulation);
+    bytes += held(of_stage == 0) * optimizer_bytes;
+    sizes.push_back(unit.gathered_elements());
+  }
+  std::sort(sizes.rbegin(), sizes.rend());
+  // What a step needs beside: units gathered at once; a gradient slot with its rounded copy under way.
+  if (of_stage == 3) {
+    for (std::size_t i = 0; i < sizes.size() && i < static_cast<std::size_t>(config.depth); ++i) {
+      bytes += sizes[i] * compute_bytes;
+    }
+  }
+  if (!boundary) {
+    const bool rounded = config.precision.wire != DataType::float32;
+    bytes += sizes.front() * (4 + (rounded ? size_of(config.precision.wire) : 0));
+  }
+  return bytes;
+}
+
 std::int64_t Engine::formula_wire_elements() const {
   const Impl& impl = *impl_;
   if (impl.ranks == 1) return 0;
@@ -136,6 +167,14 @@ std::string Engine::summary() const {
       fmt::format("{} workspace, up to {} x {} gathered, {} communication slab",
                   format_bytes(config.workspace_bytes), impl.whole_parameters() ? 0 : config.depth,
                   format_bytes(slot), format_bytes(config.communication_slab_bytes)));
+  for (int lower = impl.stage - 1; lower >= 0 && impl.ranks > 1; --lower) {
+    const std::int64_t here = impl.resident_bytes(impl.stage), there = impl.resident_bytes(lower);
+    if (there >= here) continue;
+    row("note",
+        fmt::format("stage {} would take less memory here: {} against {} (state and the units a step holds)",
+                    lower, format_bytes(there), format_bytes(here)));
+    break;
+  }
   const double gather_elements = impl.stage < 3
                                      ? static_cast<double>(padded)
                                      : 2.0 * static_cast<double>(padded * config.accumulation_steps);

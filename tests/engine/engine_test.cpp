@@ -477,6 +477,33 @@ TEST(EngineReports, MemoryOutOfBudgetNamesTheTable) {
               HasSubstr("limit"));
 }
 
+TEST(EngineReports, SummaryNamesAStageThatWouldTakeLess) {
+  // One big unit on two ranks: gathering it whole costs stage 3 more than sharding the weights saves. Many
+  // equal units: stage 3 pays.
+  const auto summary_of = [](int units) {
+    std::string text;
+    run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
+      ModelSpec model;
+      for (int u = 0; u < units; ++u) {
+        const std::string name = "u" + std::to_string(u);
+        model.add_unit({name, {{name + ".w", Shape{100, 50}, Initializer::zeros()}}, 1});
+      }
+      OddRun run;
+      run.ranks = 2;
+      run.stage = 3;
+      run.frozen = false;
+      run.dtype = DataType::bfloat16;
+      const Config config = odd_config(run);
+      Runtime runtime(RuntimeOptions::from(config), factory);
+      Engine engine(runtime, std::move(model), config);
+      if (rank == 0) text = engine.summary();
+    });
+    return text;
+  };
+  EXPECT_THAT(summary_of(1), HasSubstr("would take less memory here"));
+  EXPECT_THAT(summary_of(40), testing::Not(HasSubstr("would take less memory")));
+}
+
 TEST(EngineReports, SummaryShowsWhatIsInForce) {
   OddRun run;
   run.ranks = 2;
