@@ -136,10 +136,13 @@ int Runtime::fail(std::exception_ptr error) noexcept {
   } catch (Error& e) {
     e.attach_rank(rank());
     status = static_cast<int>(e.exit_status());
+    log().error(e.what());
     all().post_failure(e.message(), 2.0);
   } catch (const std::exception& e) {
+    log().error(e.what());
     all().post_failure(e.what(), 2.0);
   } catch (...) {
+    log().error("unknown error");
     all().post_failure("unknown error", 2.0);
   }
   return status;

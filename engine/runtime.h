@@ -56,7 +56,8 @@ class Runtime {
   /// Device kind, instruction set or compute capability, library versions, threads a rank, as one line; what
   /// must be equal for equal bits.
   std::string numerics_fingerprint() const;
-  /// Attaches the rank, posts the cause to the peers (2 s at most) and returns the exit status.
+  /// For a program's last catch: attaches the rank, logs the error, posts the cause to the peers (2 s at most)
+  /// and returns the exit status.
   int fail(std::exception_ptr error) noexcept;
 
  private:

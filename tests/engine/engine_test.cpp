@@ -477,6 +477,22 @@ TEST(EngineReports, MemoryOutOfBudgetNamesTheTable) {
               HasSubstr("limit"));
 }
 
+TEST(RuntimeFailure, IsLoggedPostedAndTurnedIntoAStatus) {
+  testing::internal::CaptureStderr();
+  std::string heard;
+  run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
+    Runtime runtime({}, factory);
+    if (rank == 1) {
+      EXPECT_EQ(runtime.fail(std::make_exception_ptr(ConfigurationError("no such model"))), 2);
+      EXPECT_EQ(runtime.fail(std::make_exception_ptr(std::runtime_error("plain"))), 1);
+    } else {
+      heard = message_of<CommunicationError>([&] { runtime.all().barrier({"unit", "phase"}).wait(); });
+    }
+  });
+  EXPECT_THAT(heard, HasSubstr("rank 1 failed: no such model"));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), AllOf(HasSubstr("[rank 1]"), HasSubstr("no such model")));
+}
+
 TEST(EngineReports, SummaryNamesAStageThatWouldTakeLess) {
   // One big unit on two ranks: gathering it whole costs stage 3 more than sharding the weights saves. Many
   // equal units: stage 3 pays.
