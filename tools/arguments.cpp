@@ -153,6 +153,7 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
                "tranche");
   app.set_version_flag("--version", std::string("tranche ") + version);
   app.require_subcommand(0, 1);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // subcommands inherit it
   CLI::App* train = app.add_subcommand("train", "train a GPT on text or tokens");
   add_run_flags(*train, options, raw);
   add_train_flags(*train, options);

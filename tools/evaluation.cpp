@@ -52,13 +52,15 @@ EvaluationResult evaluate_windows(Engine& engine, const models::Gpt& model, Batc
 }
 
 std::string sample_text(Engine& engine, const models::Gpt& model, std::string_view prompt, std::int64_t count,
-                        double temperature, std::uint64_t seed) {
+                        std::int64_t context, double temperature, std::uint64_t seed) {
   std::vector<std::int32_t> tokens;
   for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
   std::string text;
   engine.begin_evaluation();
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::vector<double> probabilities = model.next_token_probabilities(engine, tokens, temperature);
+    const std::vector<double> probabilities = model.next_token_probabilities(
+        engine, std::span(tokens).last(std::min(tokens.size(), static_cast<std::size_t>(context))),
+        temperature);
     const double draw = random_uniform({seed, RandomPurpose::sampling, 0}, static_cast<std::uint64_t>(i));
     double sum = 0;
     std::size_t chosen = 0;

@@ -35,8 +35,9 @@ EvaluationResult evaluate_windows(Engine& engine, const models::Gpt& model, Batc
                                   const Windows& windows, const std::vector<std::int64_t>& numbers);
 
 /// Collective. Continues `prompt` by `count` bytes drawn from the model at a temperature, the draws keyed by
-/// seed: every rank returns the same.
+/// seed: every rank returns the same. The model sees the last `context` bytes: as many as it was trained on,
+/// since positions beyond have no trained embedding.
 std::string sample_text(Engine& engine, const models::Gpt& model, std::string_view prompt, std::int64_t count,
-                        double temperature, std::uint64_t seed);
+                        std::int64_t context, double temperature, std::uint64_t seed);
 
 }  // namespace tranche::tools

@@ -89,25 +89,24 @@ int Launch::fail(Communicator& communicator, const std::exception_ptr& error, do
   if (failure.text.find("[rank") == std::string::npos) {
     failure.text = fmt::format("[rank {}] {}", own_rank, failure.text);
   }
-  if (failure.status == static_cast<int>(ExitStatus::other)) {
-    failure.status = static_cast<int>(ExitStatus::communication);
-  }
-  const double turn = std::min(own_rank, 10) * 0.05;
+  // What has no type of its own is this rank's alone; typed errors are often met by all ranks at once, and
+  // then the lowest rank speaks and has ended the job before the next would.
+  const bool alone = failure.status == static_cast<int>(ExitStatus::other);
+  if (alone) failure.status = static_cast<int>(ExitStatus::communication);
+  const double turn = own_rank == 0 ? 0 : std::min(0.375 + 0.125 * own_rank, 1.0) * patience;
   if (!failure.echo) {
     // The cause travels without the rank in front: whoever receives it names this rank.
     const std::size_t mark = failure.text.find("] ");
     communicator.post_failure(failure.text.substr(mark == std::string::npos ? 0 : mark + 2), patience);
-    if (failure.status != static_cast<int>(ExitStatus::communication))
-      sleep_for(own_rank > 0 ? 0.4 + turn : 0);
+    if (!alone) sleep_for(turn);
     errors_ << "tranche: " << failure.text << std::endl;
-    // Time for a peer to say where it stood.
-    sleep_for(std::min(patience, 0.5));
+    sleep_for(0.15 * patience);  // for a peer to say where it stood
   } else {
-    const std::string origin = fmt::format("rank {} failed", 0);
-    const bool speaks = own_rank == 0 || (own_rank == 1 && failure.text.find(origin) != std::string::npos);
+    const bool speaks =
+        own_rank == 0 || (own_rank == 1 && failure.text.find("rank 0 failed") != std::string::npos);
     if (speaks) errors_ << "tranche: " << failure.text << std::endl;
     // The rank that failed ends the job with its own status; if it cannot, this one does.
-    sleep_for(patience + turn);
+    sleep_for(patience);
   }
   communicator.abort_job(failure.status);
   return failure.status;

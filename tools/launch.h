@@ -42,7 +42,7 @@ class Launch {
   /// abort).
   int fail(Communicator& communicator, const std::exception_ptr& error, double patience = 2);
   /// The same before there is another communicator.
-  int fail(const std::exception_ptr& error) { return fail(*world_, error); }
+  int fail(const std::exception_ptr& error, double patience = 2) { return fail(*world_, error, patience); }
 
  private:
   std::unique_ptr<Communicator> world_;

@@ -109,8 +109,8 @@ class Training {
     const std::string memory = run_.engine->memory_report();
     std::string sample;
     if (run_.options.sample_bytes > 0) {
-      sample = sample_text(*run_.engine, *run_.model, "\n\n", run_.options.sample_bytes, sample_temperature,
-                           run_.settings.config.seed);
+      sample = sample_text(*run_.engine, *run_.model, "\n\n", run_.options.sample_bytes,
+                           run_.settings.sequence, sample_temperature, run_.settings.config.seed);
     }
     if (run_.speaks()) conclude(held_out, weights, state, memory, sample, seconds);
     if (!run_.options.trace.empty()) {

@@ -1,0 +1,176 @@
+#include "tranche/tools/arguments.h"
+
+#include <gmock/gmock.h>
+
+#include "tranche/core/error.h"
+#include "tranche/tests/tools/temporary.h"
+#include "tranche/version.h"
+
+namespace tranche::tools {
+namespace {
+
+using test::message_of;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+std::string error_of(const std::vector<std::string>& arguments) {
+  return message_of<ConfigurationError>([&] { parse_arguments(arguments); });
+}
+
+TEST(Arguments, ReadsEveryTrainFlag) {
+  const Options options = parse_arguments({"train",
+                                           "--config",
+                                           "ds.json",
+                                           "--model",
+                                           "gpt2",
+                                           "--data",
+                                           "a.txt",
+                                           "--data-format=text",
+                                           "--validation-data",
+                                           "b.txt",
+                                           "--validation-fraction",
+                                           "0.1",
+                                           "--stage",
+                                           "3",
+                                           "--steps",
+                                           "7",
+                                           "--micro-batch",
+                                           "2",
+                                           "--accumulate",
+                                           "4",
+                                           "--sequence",
+                                           "64",
+                                           "--dtype",
+                                           "fp16",
+                                           "--device",
+                                           "cpu",
+                                           "--seed",
+                                           "5",
+                                           "--threads",
+                                           "1",
+                                           "--device-memory",
+                                           "1GiB",
+                                           "--lr",
+                                           "0.01",
+                                           "--eval-every",
+                                           "10",
+                                           "--eval-batches",
+                                           "3",
+                                           "--digest-every",
+                                           "2",
+                                           "--report",
+                                           "r.json",
+                                           "--trace",
+                                           "t.json",
+                                           "--max-seconds",
+                                           "1.5",
+                                           "--min-steps",
+                                           "3",
+                                           "--log-every",
+                                           "9",
+                                           "--sample-bytes",
+                                           "100",
+                                           "--ngrams",
+                                           "--set",
+                                           "a.b=1",
+                                           "--set",
+                                           "c=[1,2]",
+                                           "--debug-fail",
+                                           "1:2",
+                                           "--debug-hang",
+                                           "0:3"});
+  EXPECT_EQ(options.command, Command::train);
+  EXPECT_EQ(options.config, "ds.json");
+  EXPECT_EQ(options.model, "gpt2");
+  EXPECT_EQ(options.data, "a.txt");
+  EXPECT_EQ(options.data_format, "text");
+  EXPECT_EQ(options.validation_data, "b.txt");
+  EXPECT_EQ(options.validation_fraction, 0.1);
+  EXPECT_EQ(options.stage, 3);
+  EXPECT_EQ(options.steps, 7);
+  EXPECT_EQ(options.micro_batch, 2);
+  EXPECT_EQ(options.accumulate, 4);
+  EXPECT_EQ(options.sequence, 64);
+  EXPECT_EQ(options.dtype, "fp16");
+  EXPECT_EQ(options.seed, 5);
+  EXPECT_EQ(options.threads, 1);
+  EXPECT_EQ(options.device_memory, "1GiB");
+  EXPECT_EQ(options.learning_rate, 0.01);
+  EXPECT_EQ(options.eval_every, 10);
+  EXPECT_EQ(options.eval_batches, 3);
+  EXPECT_EQ(options.digest_every, 2);
+  EXPECT_EQ(options.report, "r.json");
+  EXPECT_EQ(options.trace, "t.json");
+  EXPECT_EQ(options.max_seconds, 1.5);
+  EXPECT_EQ(options.min_steps, 3);
+  EXPECT_EQ(options.log_every, 9);
+  EXPECT_EQ(options.sample_bytes, 100);
+  EXPECT_TRUE(options.ngrams);
+  EXPECT_THAT(options.set, ElementsAre("a.b=1", "c=[1,2]"));
+  EXPECT_EQ(options.fail.rank, 1);
+  EXPECT_EQ(options.fail.step, 2);
+  EXPECT_EQ(options.hang.rank, 0);
+}
+
+TEST(Arguments, LeavesWhatIsNotGivenToTheConfiguration) {
+  const Options options = parse_arguments({"train"});
+  EXPECT_FALSE(options.stage || options.steps || options.dtype || options.seed || options.learning_rate);
+  EXPECT_EQ(options.model, "gpt-mini");
+  EXPECT_EQ(options.fail.rank, -1);
+}
+
+TEST(Arguments, UnknownFlagsComeBackWithTheNearest) {
+  EXPECT_THAT(error_of({"train", "--accumulte", "2"}),
+              AllOf(HasSubstr("unknown flag --accumulte"), HasSubstr("did you mean --accumulate?")));
+  EXPECT_THAT(error_of({"train", "--stag=2"}),
+              AllOf(HasSubstr("--stag "), HasSubstr("did you mean --stage?")));
+  EXPECT_THAT(error_of({"info", "--jsn"}), HasSubstr("did you mean --json?"));
+  EXPECT_THAT(error_of({"train", "--qqqqqqqqqqqqqqqqqq"}), Not(HasSubstr("did you mean")));
+  EXPECT_THAT(error_of({"train", "data.txt"}), HasSubstr("'data.txt' is no argument"));
+  EXPECT_NE(error_of({"evaluate", "--steps", "3"}), "");
+}
+
+TEST(Arguments, CommandsThatAreNotThere) {
+  EXPECT_THAT(error_of({}), HasSubstr("which command?"));
+  EXPECT_THAT(error_of({"trian"}),
+              AllOf(HasSubstr("'trian' is no command"), HasSubstr("did you mean train?")));
+  EXPECT_THAT(error_of({"plan"}), HasSubstr("tranche plan is not part of this version"));
+  EXPECT_THAT(error_of({"generate", "--x"}), HasSubstr("not part of this version"));
+}
+
+TEST(Arguments, FlagsOfLaterVersionsAreRefusedWithAReasonUnlessTheyAskForNothing) {
+  for (const char* flag : {"--offload-optimizer", "--offload-param", "--nvme-path", "--checkpoint-dir",
+                           "--save-every", "--resume", "--memory-profile"}) {
+    EXPECT_EQ(error_of({"train", flag, "none"}), "") << flag;
+    EXPECT_THAT(error_of({"train", flag, "5"}),
+                AllOf(HasSubstr(std::string(flag) + " 5 cannot be honoured: ")));
+  }
+  EXPECT_THAT(error_of({"train", "--resume", "latest"}),
+              HasSubstr("checkpoints are not part of this version"));
+}
+
+TEST(Arguments, ValuesThatAreNone) {
+  EXPECT_THAT(error_of({"train", "--stage", "three"}), HasSubstr("--stage"));
+  EXPECT_THAT(error_of({"train", "--stage"}), HasSubstr("--stage"));
+  EXPECT_THAT(error_of({"train", "--steps", "0"}), HasSubstr("--steps is 0, but must be at least 1"));
+  EXPECT_THAT(error_of({"train", "--micro-batch", "-1"}), HasSubstr("--micro-batch is -1"));
+  EXPECT_THAT(error_of({"train", "--validation-fraction", "1"}), HasSubstr("must be between 0 and 1"));
+  EXPECT_THAT(error_of({"train", "--device", "tpu"}), HasSubstr("'tpu' is not one of cpu, cuda"));
+  EXPECT_THAT(error_of({"train", "--debug-fail", "1"}), HasSubstr("'1' is not RANK:STEP"));
+  EXPECT_THAT(error_of({"train", "--max-seconds", "-1"}), HasSubstr("--max-seconds"));
+}
+
+TEST(Arguments, HelpAndVersionAreTexts) {
+  EXPECT_EQ(parse_arguments({"--version"}).text, std::string("tranche ") + version + "\n");
+  EXPECT_THAT(parse_arguments({"--help"}).text,
+              AllOf(HasSubstr("train"), HasSubstr("evaluate"), HasSubstr("info")));
+  const std::string help = parse_arguments({"train", "--help"}).text;
+  EXPECT_THAT(help, AllOf(HasSubstr("--accumulate"), HasSubstr("--digest-every"),
+                          Not(HasSubstr("--debug-fail")), Not(HasSubstr("--resume"))));
+  EXPECT_THAT(parse_arguments({"evaluate", "--help"}).text, HasSubstr("initial weights"));
+}
+
+}  // namespace
+}  // namespace tranche::tools

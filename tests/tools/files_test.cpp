@@ -1,0 +1,55 @@
+#include "tranche/tools/files.h"
+
+#include <gmock/gmock.h>
+
+#include "tranche/core/error.h"
+#include "tranche/tests/tools/temporary.h"
+
+namespace tranche::tools {
+namespace {
+
+using test::message_of;
+using test::TemporaryFolder;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+TEST(Files, WriteReplacesTheWholeFileAndLeavesNothingBeside) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("r.json", "a much longer old content");
+  write_file_atomically(path, "new");
+  EXPECT_EQ(test::read_file(path), "new");
+  write_file_atomically(path, "");
+  EXPECT_EQ(test::read_file(path), "");
+  EXPECT_THAT(folder.names(), ElementsAre("r.json"));
+}
+
+TEST(Files, WriteNamesThePathThatItCannotWrite) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("none/r.json");
+  EXPECT_THAT(message_of<ConfigurationError>([&] { write_file_atomically(path, "x"); }),
+              AllOf(HasSubstr(path), HasSubstr("No such file")));
+  std::filesystem::create_directory(folder.path("d"));
+  EXPECT_THAT(message_of<ConfigurationError>([&] { write_file_atomically(folder.path("d"), "x"); }),
+              HasSubstr("'" + folder.path("d")));
+  EXPECT_THAT(folder.names(), ElementsAre("d"));
+}
+
+TEST(Files, RequireWritableSaysSoBeforeAndLeavesNothing) {
+  const TemporaryFolder folder;
+  require_writable("", "--report");
+  require_writable(folder.path("r.json"), "--report");
+  EXPECT_THAT(folder.names(), IsEmpty());
+  EXPECT_THAT(message_of<ConfigurationError>([&] { require_writable(folder.path("x/r.json"), "--report"); }),
+              HasSubstr("--report '"));
+}
+
+TEST(Files, EveryRankHasAPathOfItsOwn) {
+  EXPECT_EQ(path_of_rank("out/trace.json", 0, 1), "out/trace.json");
+  EXPECT_EQ(path_of_rank("out/trace.json", 3, 4), "out/trace.rank3.json");
+  EXPECT_EQ(path_of_rank("trace", 1, 2), "trace.rank1");
+}
+
+}  // namespace
+}  // namespace tranche::tools

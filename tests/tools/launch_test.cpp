@@ -1,0 +1,122 @@
+#include "tranche/tools/launch.h"
+
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <sstream>
+#include <thread>
+
+#include "tranche/comm/backends.h"
+#include "tranche/comm/transport.h"
+#include "tranche/core/error.h"
+
+namespace tranche::tools {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+/// What a rank printed and returned.
+struct Outcome {
+  std::string errors;
+  int status = -1;
+};
+
+/// Thread ranks, each with a Launch of its own.
+std::vector<Outcome> on_ranks(int size, const std::function<int(Launch&)>& body) {
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(size));
+  run_thread_ranks(size, [&](int rank, const CommunicatorFactory& factory) {
+    std::ostringstream errors;
+    CommunicatorOptions options;
+    options.timeout_seconds = 20;
+    Launch launch(factory(options), errors);
+    Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    outcome.status = body(launch);
+    outcome.errors = errors.str();
+  });
+  return outcomes;
+}
+
+TEST(Describe, KnowsStatusesAndEchoes) {
+  const auto of = [](auto error) { return describe(std::make_exception_ptr(error)); };
+  EXPECT_EQ(of(ConfigurationError("x")).status, 2);
+  EXPECT_EQ(of(OutOfMemory("x")).status, 3);
+  EXPECT_EQ(of(CommunicationError("x")).status, 5);
+  EXPECT_EQ(of(NumericalError("x")).status, 6);
+  EXPECT_EQ(of(std::runtime_error("plain")).status, 1);
+  EXPECT_EQ(of(std::runtime_error("plain")).text, "plain");
+  EXPECT_EQ(of(std::bad_alloc()).status, 3);
+  EXPECT_EQ(of(7).status, 1);
+  EXPECT_FALSE(of(CommunicationError("x")).echo);
+  EXPECT_TRUE(of(comm::PeerFailure("rank 1 failed: x")).echo);
+}
+
+TEST(Agree, ErrorsOfAllRanksArePrintedOnce) {
+  const auto outcomes = on_ranks(3, [](Launch& launch) {
+    return launch.agree([] { throw ConfigurationError("stage is 0 to 3, not 4"); });
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcomes[0].errors, HasSubstr("tranche: stage is 0 to 3, not 4"));
+  EXPECT_EQ(outcomes[1].errors + outcomes[2].errors, "");
+}
+
+TEST(Agree, AnErrorOfOneRankEndsAllWithItsStatus) {
+  const auto outcomes = on_ranks(3, [](Launch& launch) {
+    return launch.agree([&] {
+      if (launch.rank() == 2) throw OutOfMemory("only here");
+    });
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.status, 3);
+  EXPECT_EQ(outcomes[0].errors + outcomes[1].errors, "");
+  EXPECT_THAT(outcomes[2].errors, HasSubstr("only here"));
+}
+
+TEST(Agree, NothingIsSaidWhenAllIsWell) {
+  for (const Outcome& outcome : on_ranks(2, [](Launch& launch) { return launch.agree([] {}); })) {
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_EQ(outcome.errors, "");
+  }
+}
+
+TEST(Fail, OneRankReturnsTheStatusOfItsError) {
+  std::ostringstream errors;
+  Launch launch(make_self_communicator({}), errors);
+  EXPECT_EQ(launch.fail(std::make_exception_ptr(NumericalError("too many skipped steps"))), 6);
+  EXPECT_THAT(errors.str(), HasSubstr("tranche: too many skipped steps"));
+}
+
+TEST(Fail, TheRankThatFailedAndTheLowestPeerSpeakWithRankAndOperation) {
+  const auto outcomes = on_ranks(3, [](Launch& launch) {
+    try {
+      if (launch.rank() == 1) throw std::runtime_error("disk on fire");
+      (void)launch.agree([] {});
+    } catch (...) {
+      return launch.fail(std::current_exception(), 0.3);
+    }
+    return 0;
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.status, 5);
+  EXPECT_THAT(outcomes[1].errors, HasSubstr("[rank 1] disk on fire"));
+  EXPECT_THAT(outcomes[0].errors, AllOf(HasSubstr("[rank 0]"), HasSubstr("all_reduce"),
+                                        HasSubstr("rank 1 failed: disk on fire")));
+  EXPECT_EQ(outcomes[2].errors, "");
+}
+
+TEST(Fail, ATypedErrorKeepsItsStatus) {
+  const auto outcomes = on_ranks(2, [](Launch& launch) {
+    try {
+      if (launch.rank() == 0) throw ConfigurationError("token 300 at position 7");
+      (void)launch.agree([] {});
+    } catch (...) {
+      return launch.fail(std::current_exception(), 0.3);
+    }
+    return 0;
+  });
+  EXPECT_EQ(outcomes[0].status, 2);
+  EXPECT_THAT(outcomes[0].errors, HasSubstr("[rank 0] token 300"));
+  EXPECT_THAT(outcomes[1].errors, HasSubstr("rank 0 failed: token 300")) << "rank 0 is no peer of itself";
+}
+
+}  // namespace
+}  // namespace tranche::tools

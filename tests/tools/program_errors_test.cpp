@@ -1,0 +1,111 @@
+// Every mistake that a user can make has an exit status and a text that says what to do.
+
+#include <gmock/gmock.h>
+
+#include "tranche/tests/tools/program_fixture.h"
+
+namespace tranche::tools {
+namespace {
+
+using test::ProgramResult;
+using test::TemporaryFolder;
+using test::tiny_train;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class ProgramErrors : public testing::Test {
+ protected:
+  /// Expects status 2 and the texts, with nothing written to standard output.
+  void refused(const std::vector<std::string>& more, const std::vector<std::string>& texts) const {
+    const ProgramResult result = test::run(tiny_train(folder_, more));
+    EXPECT_EQ(result.status, 2) << result.errors;
+    EXPECT_EQ(result.out, "");
+    for (const std::string& text : texts) EXPECT_THAT(result.errors, HasSubstr(text));
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(ProgramErrors, UnknownConfigurationKeys) {
+  const std::string file = folder_.write("ds.json", R"({"zero_optimisation": {"stage": 2}})");
+  refused({"--config", file}, {file, "zero_optimisation", "zero_optimization"});
+  refused({"--set", "tranche.sead=1"}, {"tranche.sead", "tranche.seed"});
+  refused({"--config", folder_.path("none.json")}, {"none.json", "cannot be read"});
+}
+
+TEST_F(ProgramErrors, StageFour) {
+  refused({"--stage", "4"}, {"stage is 0 to 3, not 4"});
+}
+
+TEST_F(ProgramErrors, BatchArithmetic) {
+  refused({"--micro-batch", "2", "--accumulate", "3", "--set", "train_batch_size=7"},
+          {"train_batch_size 7", "train_micro_batch_size_per_gpu 2", "gradient_accumulation_steps 3", "6"});
+}
+
+TEST_F(ProgramErrors, DataFiles) {
+  refused({"--data", folder_.path("none.txt")}, {"none.txt", "cannot be opened"});
+  refused({"--data", folder_.write("empty.txt", "")}, {"empty.txt", "is empty"});
+  refused({"--data", folder_.write("short.txt", "abc")}, {"short.txt", "3 tokens for training", "needs 17"});
+  refused({"--data", folder_.write("s.txt", test::some_text(100))}, {"5 tokens for validation"});
+  EXPECT_THAT(test::run({"train"}).errors, HasSubstr("no data: give --data"));
+}
+
+TEST_F(ProgramErrors, ATokenBeyondTheVocabulary) {
+  std::vector<std::uint16_t> tokens(3000, 5);
+  tokens[2222] = 256;
+  const std::string nanogpt = folder_.write("n.bin", test::nanogpt_tokens(tokens));
+  refused({"--data", nanogpt}, {"n.bin", "token 256 at position 2222", "vocabulary is 256"});
+  const std::string llmc = folder_.write("l.bin", test::llmc_tokens(tokens));
+  refused({"--data", llmc}, {"l.bin", "token 256 at position 2222"});
+}
+
+TEST_F(ProgramErrors, SequencesLongerThanTheModelAllows) {
+  refused({"--sequence", "65"}, {"sequence length 65", "n_positions", "64"});
+}
+
+TEST_F(ProgramErrors, HeadsThatDoNotDivideTheWidth) {
+  const std::string model = folder_.write(
+      "config.json", R"({"model_type": "gpt2", "n_layer": 1, "n_head": 3, "n_embd": 32, "vocab_size": 256})");
+  refused({"--model", model}, {model, "\"n_head\" 3 does not divide \"n_embd\" 32"});
+  refused({"--model", "gpt-mino"}, {"gpt-mino", "gpt-mini"});
+}
+
+TEST_F(ProgramErrors, TheDeviceThatIsNotThere) {
+  const ProgramResult result = test::run(tiny_train(folder_, {"--device", "cuda"}));
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.errors, "");
+}
+
+TEST_F(ProgramErrors, FlagsAndCommands) {
+  refused({"--acumulate", "2"}, {"unknown flag --acumulate", "--accumulate"});
+  refused({"--offload-optimizer", "cpu"}, {"--offload-optimizer cpu cannot be honoured"});
+  refused({"--debug-fail", "3:1"}, {"no rank 3"});
+  refused({"--device-memory", "much"}, {"'much' is not a size"});
+  EXPECT_EQ(test::run({"trian"}).status, 2);
+}
+
+TEST_F(ProgramErrors, ReportsWithoutAPlaceAreToldBeforeTraining) {
+  refused({"--report", folder_.path("none/r.json")}, {"--report", "none/r.json", "No such file"});
+  refused({"--trace", folder_.path("none/t.json")}, {"--trace"});
+}
+
+TEST_F(ProgramErrors, TextOnlyOptionsRefuseTokens) {
+  const std::string tokens =
+      folder_.write("n.bin", test::nanogpt_tokens(std::vector<std::uint16_t>(3000, 5)));
+  refused({"--data", tokens, "--ngrams"}, {"--ngrams", "read as nanogpt"});
+}
+
+TEST_F(ProgramErrors, OutOfMemoryHasAStatusOfItsOwn) {
+  const ProgramResult result = test::run(tiny_train(folder_, {"--device-memory", "4MiB"}));
+  EXPECT_EQ(result.status, 3) << result.errors;
+  EXPECT_THAT(result.errors, HasSubstr("4.00 MiB"));
+}
+
+TEST_F(ProgramErrors, AFailureInTrainingIsTold) {
+  const ProgramResult result = test::run(tiny_train(folder_, {"--debug-fail", "0:2"}));
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.errors,
+              AllOf(HasSubstr("told to fail in step 2, micro-batch 0"), HasSubstr("train.cpp:")));
+}
+
+}  // namespace
+}  // namespace tranche::tools

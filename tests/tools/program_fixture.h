@@ -1,0 +1,45 @@
+#pragma once
+/// The program inside of the test's process, as one rank.
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tranche/tests/tools/temporary.h"
+#include "tranche/tools/program.h"
+
+namespace tranche::tools::test {
+
+struct ProgramResult {
+  int status = -1;
+  std::string out, errors;
+};
+
+inline ProgramResult run(const std::vector<std::string>& arguments) {
+  std::ostringstream out, errors;
+  const int status = run_program(arguments, {out, errors, false});
+  return {status, out.str(), errors.str()};
+}
+
+/// `tranche train` on a tiny model and text, with `more` arguments.
+inline std::vector<std::string> tiny_train(const TemporaryFolder& folder,
+                                           const std::vector<std::string>& more) {
+  const std::string text = folder.write("tiny.txt", some_text(4000));
+  std::vector<std::string> arguments{"train",
+                                     "--model",
+                                     "gpt-nano",
+                                     "--data",
+                                     text,
+                                     "--sequence",
+                                     "16",
+                                     "--steps",
+                                     "3",
+                                     "--threads",
+                                     "1",
+                                     "--set",
+                                     "tranche.workspace=8MiB"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+}  // namespace tranche::tools::test

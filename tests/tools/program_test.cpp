@@ -1,0 +1,198 @@
+// What the program prints and reports when all goes well.
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tranche/tests/tools/program_fixture.h"
+
+namespace tranche::tools {
+namespace {
+
+using nlohmann::json;
+using test::ProgramResult;
+using test::TemporaryFolder;
+using test::tiny_train;
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(Program, TrainsAndShowsWhatItDoes) {
+  const TemporaryFolder folder;
+  const ProgramResult result = test::run(
+      tiny_train(folder, {"--ngrams", "--sample-bytes", "9", "--log-every", "1", "--eval-every", "2"}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.errors, "");
+  EXPECT_THAT(result.out, AllOf(HasSubstr("parameters "), HasSubstr("ranks, stage"), HasSubstr("dtypes"),
+                                HasSubstr("model state"), HasSubstr("wire per step"),
+                                HasSubstr("matmul peak"), HasSubstr("windows of 16 tokens")));
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("step 3/3"), HasSubstr("step 2: validation loss"), HasSubstr("trained 3 steps"),
+                    HasSubstr("bigram"), HasSubstr("memory of rank 0"), HasSubstr("by the formula 0"),
+                    HasSubstr("sample of generated text")));
+}
+
+TEST(Program, LearnsRegularText) {
+  const TemporaryFolder folder;
+  const std::string report = folder.path("r.json");
+  const ProgramResult result = test::run(tiny_train(folder, {"--steps", "60", "--lr", "0.01", "--micro-batch",
+                                                             "8", "--report", report, "--dtype", "fp32"}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const json document = json::parse(test::read_file(report));
+  EXPECT_LT(document["steps"].back()["loss"], 3.0) << "from 5.5";
+  EXPECT_LT(document["validation_loss"], 3.0);
+}
+
+void expect_keys(const json& object, const std::vector<std::pair<const char*, json::value_t>>& keys) {
+  for (const auto& [key, type] : keys) {
+    ASSERT_TRUE(object.contains(key)) << key;
+    const json::value_t found = object[key].type();
+    const bool integers = type == json::value_t::number_integer && object[key].is_number_integer();
+    const bool numbers = type == json::value_t::number_float && object[key].is_number();
+    EXPECT_TRUE(found == type || integers || numbers) << key << " is " << object[key].type_name();
+  }
+}
+
+TEST(Program, ReportHasEveryKeyOfItsSchema) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("r.json");
+  const ProgramResult result =
+      test::run(tiny_train(folder, {"--report", path, "--digest-every", "2", "--eval-every", "1", "--ngrams",
+                                    "--sample-bytes", "3"}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.out, HasSubstr("report: " + path));
+  const json report = json::parse(test::read_file(path));
+  using enum json::value_t;
+  expect_keys(report, {{"schema", string},
+                       {"version", string},
+                       {"world", number_integer},
+                       {"stage", number_integer},
+                       {"config", object},
+                       {"numerics_fingerprint", string},
+                       {"model_name", string},
+                       {"data", string},
+                       {"steps", array},
+                       {"validation", array},
+                       {"validation_loss", number_float},
+                       {"weights_digest", string},
+                       {"state_digest", string},
+                       {"memory", object},
+                       {"traffic", object},
+                       {"model", object},
+                       {"tokens_per_second", number_float},
+                       {"matmul_peak_flops", number_float},
+                       {"matmul_peak_share", number_float},
+                       {"unigram_entropy", number_float},
+                       {"bigram_entropy", number_float},
+                       {"trigram_entropy", number_float},
+                       {"sample", string}});
+  ASSERT_EQ(report["steps"].size(), 3u);
+  for (const json& step : report["steps"]) {
+    expect_keys(step, {{"step", number_integer},
+                       {"loss", number_float},
+                       {"grad_norm", number_float},
+                       {"clip_coefficient", number_float},
+                       {"applied", boolean},
+                       {"skipped_because", string},
+                       {"lr", number_float},
+                       {"loss_scale", number_float},
+                       {"tokens", number_integer},
+                       {"seconds", number_float},
+                       {"exposed_gather_seconds", number_float},
+                       {"exposed_reduce_seconds", number_float}});
+    EXPECT_EQ(step.contains("weights_digest"), step["step"] == 2);
+  }
+  EXPECT_EQ(report["validation"].size(), 3u);
+  EXPECT_EQ(report["weights_digest"].get<std::string>().size(), 32u);
+  EXPECT_NE(report["weights_digest"], report["state_digest"]);
+  const json& device = report["memory"]["device"];
+  expect_keys(device, {{"peak_bytes", number_integer}, {"by_category", object}});
+  expect_keys(device["by_category"], {{"parameters", number_integer},
+                                      {"gathered", number_integer},
+                                      {"gradients", number_integer},
+                                      {"optimizer", number_integer},
+                                      {"activations", number_integer},
+                                      {"communication", number_integer},
+                                      {"workspace", number_integer},
+                                      {"other", number_integer}});
+  expect_keys(report["model"], {{"parameters", number_integer}, {"flops_per_token", number_float}});
+  expect_keys(report["traffic"], {{"formula_elements", number_integer}, {"control", object}});
+  EXPECT_EQ(report["config"]["zero_optimization"]["stage"], 0);
+}
+
+TEST(Program, SameSeedSameBitsOtherSeedOthers) {
+  const TemporaryFolder folder;
+  const auto digest = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"--report", folder.path("r.json")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    EXPECT_EQ(test::run(tiny_train(folder, arguments)).status, 0);
+    return json::parse(test::read_file(folder.path("r.json")))["weights_digest"].get<std::string>();
+  };
+  const std::string one = digest({});
+  EXPECT_EQ(digest({}), one);
+  EXPECT_EQ(digest({"--threads", "2"}), one) << "sums do not depend on threads";
+  EXPECT_EQ(digest({"--eval-every", "1", "--max-seconds", "1000"}), one);
+  EXPECT_NE(digest({"--seed", "7"}), one);
+}
+
+TEST(Program, StopsByTimeButNotBeforeTheLeastSteps) {
+  const TemporaryFolder folder;
+  const auto steps = [&](const char* least) {
+    const std::string path = folder.path("r.json");
+    EXPECT_EQ(test::run(tiny_train(folder, {"--steps", "30", "--max-seconds", "0.000001", "--min-steps",
+                                            least, "--report", path}))
+                  .status,
+              0);
+    return json::parse(test::read_file(path))["steps"].size();
+  };
+  EXPECT_EQ(steps("1"), 1u);
+  EXPECT_EQ(steps("7"), 7u);
+}
+
+TEST(Program, WritesATraceThatParses) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(test::run(tiny_train(folder, {"--trace", folder.path("t.json")})).status, 0);
+  const json trace = json::parse(test::read_file(folder.path("t.json")));
+  EXPECT_TRUE(trace.contains("traceEvents"));
+}
+
+TEST(Program, TrainsOnTokensOfLlmcAndNanoGpt) {
+  const TemporaryFolder folder;
+  std::vector<std::uint16_t> tokens;
+  for (int i = 0; i < 2000; ++i) tokens.push_back(static_cast<std::uint16_t>(i * i % 251));
+  const auto loss = [&](const std::string& path) {
+    const std::string report = folder.path("r.json");
+    EXPECT_EQ(test::run(tiny_train(folder, {"--data", path, "--report", report})).status, 0);
+    return json::parse(test::read_file(report))["steps"].back()["loss"].get<double>();
+  };
+  const double one = loss(folder.write("l.bin", test::llmc_tokens(tokens)));
+  EXPECT_EQ(loss(folder.write("n.bin", test::nanogpt_tokens(tokens))), one) << "the same tokens";
+}
+
+TEST(Program, EvaluatesTheInitialWeights) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("a.txt", test::some_text(3000));
+  const ProgramResult result = test::run(
+      {"evaluate", "--model", "gpt-nano", "--data", text, "--ngrams", "--report", folder.path("r.json")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("validation loss of the initial weights"), HasSubstr("trigram")));
+  const json report = json::parse(test::read_file(folder.path("r.json")));
+  // Initial weights of deviation 0.02 say next to nothing: the loss is near that of 256 equally likely bytes.
+  EXPECT_NEAR(report["validation_loss"].get<double>(), 5.545, 0.1);
+  EXPECT_TRUE(report["steps"].empty());
+}
+
+TEST(Program, InfoIsATableOrJson) {
+  const ProgramResult table = test::run({"info"});
+  EXPECT_EQ(table.status, 0);
+  EXPECT_THAT(table.out, AllOf(HasSubstr("MPI"), HasSubstr("CUDA"), HasSubstr("bf16"), HasSubstr("threads")));
+  const json info = json::parse(test::run({"info", "--json"}).out);
+  for (const char* key : {"version", "build_type", "compiler", "mpi", "nccl", "cuda", "libraries", "cpu",
+                          "matmul", "threads"}) {
+    EXPECT_TRUE(info.contains(key)) << key;
+  }
+  EXPECT_TRUE(info["matmul"].contains("bf16"));
+  EXPECT_EQ(test::run({"--version"}).status, 0);
+}
+
+}  // namespace
+}  // namespace tranche::tools

@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""program_test.py PROGRAM SUITE: the tranche program in processes of its own, alone and under mpirun.
+
+Suites: alone, errors, failures, digests, report. Every failed check prints the command that shows it.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM, SUITE = sys.argv[1], sys.argv[2]
+RUN_MPI = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "run_mpi.sh")
+FOLDER = tempfile.TemporaryDirectory(prefix="tranche-test-")
+LIMIT = 60  # seconds; a job that is still there then hangs
+failures = []
+
+
+def path(name):
+    return os.path.join(FOLDER.name, name)
+
+
+def write(name, content):
+    with open(path(name), "wb") as file:
+        file.write(content)
+    return path(name)
+
+
+TEXT = write("text.txt", (b"the cat sat on a mat and saw seven rats\n" * 200))
+# Sizes that no rank count and no vector width divides; 3 layers.
+MODEL = write("config.json", json.dumps({
+    "model_type": "gpt2", "n_layer": 3, "n_head": 3, "n_embd": 33, "n_inner": 61, "vocab_size": 257, "n_positions": 32,
+    "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}).encode())
+TINY = ["train", "--model", MODEL, "--data", TEXT, "--sequence", "13", "--steps", "3", "--threads", "1",
+        "--eval-batches", "1", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
+
+
+def command(arguments, ranks):
+    return ([RUN_MPI, str(ranks)] if ranks else []) + [PROGRAM] + arguments
+
+
+def run(arguments, ranks=0):
+    """(status, standard output, standard error, seconds)"""
+    begin = time.time()
+    environment = dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT))
+    done = subprocess.run(command(arguments, ranks), capture_output=True, text=True, errors="replace", timeout=LIMIT + 15,
+                          env=environment, check=False)
+    return done.returncode, done.stdout, done.stderr, time.time() - begin
+
+
+def check(condition, what, arguments, ranks, result):
+    if condition:
+        return
+    failures.append(what)
+    print(f"FAILED: {what}\n  {shlex.join(command(arguments, ranks))}\n  status {result[0]} after {result[3]:.1f} s")
+    print("  " + "\n  ".join((result[1] + result[2]).strip().split("\n")[-25:]))
+
+
+def expect(arguments, ranks, status, texts=(), once=None, seconds=None):
+    result = run(arguments, ranks)
+    check(result[0] == status, f"exit status {status}, not {result[0]}", arguments, ranks, result)
+    for text in texts:
+        check(text in result[2], f"standard error says '{text}'", arguments, ranks, result)
+    if once:
+        count = result[2].count(once)
+        check(count == 1, f"'{once}' is said once, not {count} times", arguments, ranks, result)
+    if seconds:
+        check(result[3] < seconds, f"ends within {seconds} s, not {result[3]:.1f}", arguments, ranks, result)
+    return result
+
+
+def suite_alone():
+    expect(["info"], 0, 0)
+    expect([], 0, 2, ["which command?"])
+    expect(["train", "--stge", "3"], 0, 2, ["unknown flag --stge", "--stage"], once="tranche: ")
+    expect(TINY + ["--stage", "4"], 0, 2, ["stage is 0 to 3, not 4"])
+    expect(TINY + ["--device-memory", "2MiB"], 0, 3, ["2.00 MiB"])
+    expect(TINY + ["--debug-fail", "0:1"], 0, 1, ["told to fail"])
+    skips = ["--dtype", "fp16", "--steps", "20", "--lr", "1e30", "--set", "tranche.maximum_consecutive_skips=2"]
+    expect(TINY + skips, 0, 6)
+    expect(TINY, 0, 0)
+
+
+def suite_errors():
+    """Errors that all ranks meet are printed by rank 0, once, and end the job in order."""
+    cases = [
+        (["--stage", "4"], "stage is 0 to 3, not 4"),
+        (["--set", "zero_optimisation.stage=1"], "zero_optimization"),
+        (["--set", "train_batch_size=7"], "train_batch_size"),
+        (["--data", path("none.txt")], "cannot be opened"),
+        (["--data", write("empty.txt", b"")], "is empty"),
+        (["--data", write("t.bin", b"\x05\x00" * 500 + b"\x01\x01" + b"\x05\x00" * 500), "--model", "gpt-nano"],
+         "token 257 at position 500"),
+        (["--sequence", "33"], "sequence length 33"),
+        (["--model", write("heads.json", b'{"model_type": "gpt2", "n_head": 5, "n_embd": 32}')],
+         "\"n_head\" 5 does not divide"),
+        (["--flag"], "unknown flag --flag"),
+    ]
+    for flags, text in cases:
+        expect(TINY + flags, 2, 2, [text], once="tranche: ")
+    # Met by both ranks at once, after the start; more than one rank may get to say it.
+    expect(TINY + ["--device-memory", "10MiB", "--set", "tranche.workspace=32MiB"], 2, 3, ["10.00 MiB"], once="tranche: ")
+
+
+def suite_failures():
+    timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]
+    expect(TINY + timeout + ["--stage", "3", "--accumulate", "2", "--debug-fail", "1:2"], 3, 5,
+           ["[rank 1] --debug-fail: told to fail in step 2, micro-batch 1", "[rank 0]", "rank 1 failed"], seconds=20)
+    expect(TINY + timeout + ["--stage", "1", "--debug-fail", "0:2"], 2, 5,
+           ["[rank 0] --debug-fail", "rank 0 failed"], seconds=20)
+    result = expect(TINY + timeout + ["--stage", "3", "--debug-hang", "1:2"], 3, 5, ["[rank 0]", "rank 1"], seconds=25)
+    check(any(word in result[2] for word in ("all_gather", "reduce_scatter", "all_reduce")),
+          "the operation that waited is named", ["hang"], 3, result)
+    expect(TINY + timeout + ["--stage", "2", "--debug-hang", "0:1"], 2, 5, ["rank 0"], seconds=25)
+    killed()
+
+
+def killed():
+    """A rank that dies by a signal takes all others with it."""
+    arguments = TINY + ["--steps", "100000000", "--log-every", "1"]
+    with open(path("killed.out"), "wb") as out:
+        job = subprocess.Popen(command(arguments, 2), stdout=out, stderr=out, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
+        try:
+            ranks = []
+            limit = time.time() + 30
+            while time.time() < limit and not (len(ranks) == 2 and b"step" in open(path("killed.out"), "rb").read()):
+                ranks = children(job.pid)
+                time.sleep(0.1)
+            result = (0, open(path("killed.out"), errors="replace").read(), "", 0)
+            check(len(ranks) == 2, "two ranks are training", arguments, 2, result)
+            os.kill(ranks[-1], signal.SIGKILL)
+            begin = time.time()
+            status = job.wait(timeout=30)
+            check(status != 0, "a killed rank is no success", arguments, 2, result)
+            time.sleep(0.5)
+            alive = [rank for rank in ranks if os.path.exists(f"/proc/{rank}/exe")]
+            check(not alive, f"all ranks have ended, {time.time() - begin:.1f} s later", arguments, 2, result)
+        finally:
+            if job.poll() is None:
+                job.kill()
+
+
+def children(parent):
+    """Processes of the program below `parent`."""
+    found, name = [], os.path.basename(PROGRAM)
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as file:
+                stat = file.read()
+        except OSError:
+            continue
+        own = stat[stat.index("(") + 1:stat.rindex(")")]
+        if own == name[:15] and int(stat[stat.rindex(")") + 2:].split()[1]) == parent:
+            found.append(int(entry))
+    return sorted(found)
+
+
+def trained(arguments, ranks):
+    report = path("report.json")
+    if os.path.exists(report):
+        os.remove(report)
+    arguments = TINY + arguments + ["--report", report]
+    result = expect(arguments, ranks, 0)
+    if result[0] != 0:
+        return None
+    with open(report, encoding="utf-8") as file:
+        return json.load(file)
+
+
+# (ranks, micro-batches, dtype, policy): each with stages 0 to 3, one of them with everything else set otherwise.
+COVER = [
+    (1, 2, "bf16", "micro_batch"),
+    (2, 1, "fp32", "boundary"),
+    (2, 4, "bf16", "micro_batch"),
+    (3, 2, "fp16", "micro_batch"),
+    (3, 4, "bf16", "boundary"),
+    (4, 1, "bf16", "micro_batch"),
+    (5, 3, "fp32", "micro_batch"),
+]
+OTHERWISE = ["--set", "zero_optimization.overlap_comm=false", "--set", "zero_optimization.reduce_bucket_size=1000",
+             "--set", "zero_optimization.allgather_bucket_size=700", "--set", "tranche.depth=3",
+             "--set", "tranche.debug.poison_memory=true"]
+
+
+def suite_digests():
+    for ranks, accumulation, dtype, policy in COVER:
+        seen = {}
+        for stage in range(4):
+            arguments = ["--stage", str(stage), "--accumulate", str(accumulation), "--dtype", dtype,
+                         "--set", f"tranche.reduction={policy}", "--digest-every", "1"]
+            report = trained(arguments + (OTHERWISE if stage == ranks % 4 else []), ranks)
+            if report is None:
+                continue
+            assert report["world"] == ranks and report["stage"] == stage
+            steps = tuple((step["weights_digest"], step["loss"], step["grad_norm"], step["applied"])
+                          for step in report["steps"])
+            seen[stage] = (report["weights_digest"], report["state_digest"], report["validation_loss"], steps)
+        name = f"{ranks} ranks, {accumulation} micro-batches, {dtype}, {policy}"
+        if len(seen) < 4 or len(set(seen.values())) != 1:
+            failures.append(name)
+            print(f"FAILED: equal bits in all stages with {name}")
+            for stage, values in seen.items():
+                print(f"  stage {stage}: {values}")
+        else:
+            print(f"stages 0-3 equal with {name}: weights {seen[0][0]}")
+
+
+def suite_report():
+    """Batches are the same for every number of ranks: so are the losses, up to rounding."""
+    losses = {}
+    for ranks, accumulation, micro in ((1, 1, 12), (2, 3, 2), (3, 2, 2), (4, 3, 1)):
+        report = trained(["--micro-batch", str(micro), "--accumulate", str(accumulation), "--dtype", "fp32", "--stage", "3"],
+                         ranks)
+        if report is None:
+            continue
+        losses[ranks] = [step["loss"] for step in report["steps"]] + [report["validation_loss"]]
+        sent = {name: count["elements"] for name, count in report["traffic"].items()
+                if isinstance(count, dict) and name != "control"}
+        if sum(sent.values()) != report["traffic"]["formula_elements"]:
+            failures.append("traffic")
+            print(f"FAILED: {ranks} ranks sent {sent}, the formula says {report['traffic']['formula_elements']}")
+    for ranks, values in losses.items():
+        worst = max(abs(a - b) for a, b in zip(values, losses[1]))
+        # fp32 sums in another order: law 2's bound.
+        if worst > 1e-5:
+            failures.append("losses")
+            print(f"FAILED: losses of {ranks} ranks differ by {worst} from those of one: {values} {losses[1]}")
+    arguments = TINY + ["--trace", path("trace.json")]
+    expect(arguments, 2, 0)
+    for rank in range(2):
+        with open(path(f"trace.rank{rank}.json"), encoding="utf-8") as file:
+            assert json.load(file)["traceEvents"]
+
+
+begin = time.time()
+{"alone": suite_alone, "errors": suite_errors, "failures": suite_failures, "digests": suite_digests,
+ "report": suite_report}[SUITE]()
+print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
+sys.exit(1 if failures else 0)

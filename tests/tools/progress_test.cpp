@@ -1,0 +1,131 @@
+#include "tranche/tools/progress.h"
+
+#include <gmock/gmock.h>
+
+#include "tranche/tools/terminal.h"
+
+namespace tranche::tools {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+StepResult step(std::int64_t number, double seconds = 0.5) {
+  StepResult result;
+  result.step = number;
+  result.applied = true;
+  result.loss = 2.5;
+  result.gradient_norm = 1.25;
+  result.learning_rate = 0.001;
+  result.tokens = 1000;
+  result.seconds = seconds;
+  return result;
+}
+
+struct Shown {
+  std::string text;
+  Progress progress;
+  explicit Shown(const ProgressOptions& options)
+      : progress(options, [this](std::string_view written) { text += written; }) {}
+};
+
+TEST(Progress, LineSaysAllThatMatters) {
+  ProgressOptions options;
+  options.steps = 100;
+  options.flops_per_token = 1e6;
+  options.peak_flops = 1e10;
+  Shown shown(options);
+  shown.progress.step(step(1), 0.5);
+  EXPECT_THAT(shown.text, AllOf(StartsWith("step   1/100"), HasSubstr("loss 2.5000"), HasSubstr("norm 1.25"),
+                                HasSubstr("lr 0.001"), HasSubstr("2000 tokens/s"), HasSubstr("20% of peak"),
+                                HasSubstr("50 s to go"), Not(HasSubstr("\r"))));
+  EXPECT_EQ(shown.text.back(), '\n');
+}
+
+TEST(Progress, InAFileItLogsAtIntervals) {
+  ProgressOptions options;
+  options.steps = 10;
+  options.log_every = 4;
+  Shown shown(options);
+  for (int i = 1; i <= 10; ++i) shown.progress.step(step(i), 0.5 * i);
+  EXPECT_EQ(std::count(shown.text.begin(), shown.text.end(), '\n'), 4) << shown.text;  // 1, 4, 8, 10
+  EXPECT_THAT(shown.text, AllOf(HasSubstr("step  8/10"), Not(HasSubstr("step  5/10"))));
+}
+
+TEST(Progress, InATerminalItRedrawsOneLine) {
+  ProgressOptions options;
+  options.steps = 10;
+  options.terminal = true;
+  Shown shown(options);
+  for (int i = 1; i <= 3; ++i) shown.progress.step(step(i), 0.5 * i);
+  EXPECT_EQ(std::count(shown.text.begin(), shown.text.end(), '\n'), 0);
+  EXPECT_EQ(std::count(shown.text.begin(), shown.text.end(), '\r'), 3);
+  shown.progress.say("step 3: validation loss 2.0");
+  shown.progress.step(step(4), 2);
+  shown.progress.finish();
+  EXPECT_EQ(std::count(shown.text.begin(), shown.text.end(), '\n'), 2);
+  // What stays covers the whole of the line that it replaces.
+  const std::size_t said = shown.text.find("step 3: validation");
+  EXPECT_GE(shown.text.find('\n', said) - said, 60u);
+}
+
+TEST(Progress, SaysWhyAStepWasSkippedAndShowsALossScale) {
+  ProgressOptions options;
+  options.steps = 1000;
+  options.log_every = 500;
+  Shown shown(options);
+  StepResult skipped = step(7);
+  skipped.applied = false;
+  skipped.skipped_because = "h.0.attn.c_attn.weight[5] is not finite";
+  skipped.loss_scale = 65536;
+  shown.progress.step(skipped, 1);
+  EXPECT_THAT(shown.text, AllOf(HasSubstr("SKIPPED: h.0.attn.c_attn.weight[5]"), HasSubstr("scale 65536")));
+}
+
+TEST(Progress, TimeToGoEndsWithTheSecondsButNotBeforeTheLeastSteps) {
+  ProgressOptions options;
+  options.steps = 1000;
+  options.maximum_seconds = 60;
+  options.minimum_steps = 10;
+  Shown bounded(options);
+  bounded.progress.step(step(1, 1), 1);
+  EXPECT_THAT(bounded.text, HasSubstr("59 s to go"));
+  options.minimum_steps = 200;
+  Shown least(options);
+  least.progress.step(step(1, 1), 1);
+  EXPECT_THAT(least.text, HasSubstr("3 min 19 s to go"));
+}
+
+TEST(Progress, MeanSpeedLeavesOutTheFirstTwoSteps) {
+  ProgressOptions options;
+  options.steps = 4;
+  options.flops_per_token = 10;
+  options.peak_flops = 100000;
+  Shown shown(options);
+  shown.progress.step(step(1, 100), 100);
+  EXPECT_DOUBLE_EQ(shown.progress.mean_tokens_per_second(), 10);
+  shown.progress.step(step(2, 100), 200);
+  shown.progress.step(step(3, 0.25), 200);
+  shown.progress.step(step(4, 0.25), 200);
+  EXPECT_DOUBLE_EQ(shown.progress.mean_tokens_per_second(), 4000);
+  EXPECT_DOUBLE_EQ(shown.progress.mean_peak_share(), 0.4);
+}
+
+TEST(Duration, IsReadable) {
+  EXPECT_EQ(format_duration(0.4), "0 s");
+  EXPECT_EQ(format_duration(59.4), "59 s");
+  EXPECT_EQ(format_duration(200), "3 min 20 s");
+  EXPECT_EQ(format_duration(7500), "2 h 05 min");
+  EXPECT_EQ(format_duration(-3), "0 s");
+}
+
+TEST(Printable, KeepsTextAndReplacesTheRest) {
+  EXPECT_EQ(printable("a\tb\nc\xc3\xa9"), "a\tb\nc\xc3\xa9");
+  EXPECT_EQ(printable(std::string_view("a\0\x1b[31m", 7)), "a??[31m");
+  EXPECT_EQ(printable("x\xffy"), "x\xef\xbf\xbdy");
+}
+
+}  // namespace
+}  // namespace tranche::tools

@@ -1,0 +1,95 @@
+#include "tranche/tools/settings.h"
+
+#include <gmock/gmock.h>
+
+#include "tranche/core/error.h"
+#include "tranche/tests/tools/temporary.h"
+
+namespace tranche::tools {
+namespace {
+
+using test::message_of;
+using test::TemporaryFolder;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+Options train(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {"train", "--model", "gpt-nano"});
+  return parse_arguments(arguments);
+}
+
+TEST(Settings, FlagsOverrideTheFileAndSetOverridesFlags) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("ds.json", R"({
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1},
+    "fp16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 0.5}}, "tranche": {"seed": 9}})");
+  const Settings as_file = resolve_settings(train({"--config", file}), 2);
+  EXPECT_EQ(as_file.config.stage, 1);
+  EXPECT_EQ(as_file.config.train_batch_size, 16);
+  EXPECT_EQ(as_file.config.precision.compute, DataType::float16);
+  EXPECT_EQ(as_file.config.seed, 9u);
+  const Settings flags = resolve_settings(
+      train({"--config", file, "--stage", "3", "--micro-batch", "1", "--accumulate", "5", "--dtype", "bf16",
+             "--seed", "4", "--lr", "0.25", "--threads", "2", "--device-memory", "1GiB"}),
+      2);
+  EXPECT_EQ(flags.config.stage, 3);
+  EXPECT_EQ(flags.config.train_batch_size, 10);
+  EXPECT_EQ(flags.batch.micro_batch, 1);
+  EXPECT_EQ(flags.batch.accumulation, 5);
+  EXPECT_EQ(flags.batch.ranks, 2);
+  EXPECT_EQ(flags.config.precision.compute, DataType::bfloat16);
+  EXPECT_EQ(flags.config.seed, 4u);
+  EXPECT_EQ(flags.config.optimizer.learning_rate, 0.25);
+  EXPECT_EQ(flags.config.threads, 2);
+  EXPECT_EQ(flags.config.device_memory_limit, std::int64_t{1} << 30);
+  const Settings set =
+      resolve_settings(train({"--config", file, "--stage", "3", "--set", "zero_optimization.stage=2"}), 1);
+  EXPECT_EQ(set.config.stage, 2);
+}
+
+TEST(Settings, DtypeReplacesWhicheverNameTheFileUses) {
+  const TemporaryFolder folder;
+  const std::string older = folder.write("ds.json", R"({"bfloat16": {"enabled": true}})");
+  EXPECT_EQ(resolve_settings(train({"--config", older, "--dtype", "fp32"}), 1).config.precision.compute,
+            DataType::float32);
+  EXPECT_EQ(resolve_settings(train({"--config", older, "--dtype", "fp16"}), 1).config.precision.compute,
+            DataType::float16);
+  EXPECT_THAT(overrides_of(train({"--dtype", "fp32"}), "{}"),
+              ElementsAre("bf16.enabled=false", "fp16.enabled=false"));
+  EXPECT_THAT(message_of<ConfigurationError>([] {
+                resolve_settings(train({"--dtype", "fp64"}), 1);
+              }),
+              HasSubstr("--dtype fp64 is not one of fp32, bf16, fp16"));
+}
+
+TEST(Settings, StepsAndSequenceHaveDefaults) {
+  EXPECT_EQ(resolve_settings(train({}), 1).steps, 100);
+  EXPECT_EQ(resolve_settings(train({}), 1).sequence, 64) << "as many as the model has positions";
+  EXPECT_EQ(resolve_settings(train({"--set", "tranche.total_steps=31"}), 1).steps, 31);
+  const Settings given = resolve_settings(train({"--steps", "7", "--sequence", "9"}), 1);
+  EXPECT_EQ(given.steps, 7);
+  EXPECT_EQ(given.sequence, 9);
+  EXPECT_EQ(given.config.total_steps_hint, 7) << "schedules end with the run";
+}
+
+TEST(Settings, HeldOutTextIsTheTailOrASecondFile) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("a.txt", test::some_text(2000));
+  const Options tail = train({"--data", text, "--sequence", "10", "--validation-fraction", "0.1"});
+  const Data data = open_data(tail, resolve_settings(tail, 1));
+  EXPECT_EQ(data.training_range.size, 1800);
+  EXPECT_EQ(data.validation_range.begin, 1800);
+  EXPECT_EQ(data.validation_range.size, 200);
+  EXPECT_EQ(data.validation->count(), 19);
+  EXPECT_EQ(data.evaluation.size(), 19u);
+  const std::string other = folder.write("b.txt", test::some_text(500));
+  const Options second = train({"--data", text, "--validation-data", other, "--sequence", "10",
+                                "--eval-batches", "2", "--micro-batch", "3"});
+  const Data both = open_data(second, resolve_settings(second, 2));
+  EXPECT_EQ(both.training_range.size, 2000);
+  EXPECT_EQ(both.validation_range.file->path(), other);
+  EXPECT_EQ(both.evaluation.size(), 12u) << "two batches of 2 ranks x 3";
+}
+
+}  // namespace
+}  // namespace tranche::tools
