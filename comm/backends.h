@@ -17,6 +17,8 @@ struct CommunicatorOptions {
   std::int64_t slab_bytes = 8 << 20;      ///< exchange buffer, allocated at construction
   MemoryResource* memory = nullptr;       ///< where the slab comes from (Category::communication); null: heap
   TraceRecorder* trace = nullptr;         ///< spans of operations, not owned
+  /// `tranche.progress: inline`: no communication thread; only for adopted MPI communicators, refused elsewhere.
+  bool inline_progress = false;
   int local_size = 0;                     ///< 0: find out; otherwise pretend so many ranks share a host
 };
 

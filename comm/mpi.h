@@ -1,6 +1,6 @@
 #pragma once
-/// Adopting a caller's MPI communicator. The only public header that includes mpi.h; installed also as
-/// <tranche/mpi.h> for users.
+/// Adopting a caller's MPI communicator. The only public header that includes mpi.h; users include it as
+/// <tranche/comm/mpi.h>.
 
 // The C++ bindings that MPI 3 removed would need a further library.
 #ifndef OMPI_SKIP_MPICXX
@@ -18,10 +18,18 @@ namespace tranche {
 /// Who moves MPI operations forward.
 enum class Progress { thread, inline_ };
 
-/// Duplicates `communicator` (collective over it) and never finalises MPI. `thread` needs MPI_THREAD_MULTIPLE;
-/// with less and Progress::thread throws ConfigurationError that says so and names `inline`. With inline_, MPI
-/// calls are made only inside calls of the engine, on the calling thread.
+/// Duplicates `communicator` (collective over it) and never finalises MPI. `thread` needs
+/// MPI_THREAD_MULTIPLE; with less and Progress::thread throws ConfigurationError that says so and names
+/// `inline`. With inline_, MPI calls are made only inside calls of the engine, on the calling thread.
 std::unique_ptr<Communicator> adopt_mpi_communicator(MPI_Comm communicator, Progress progress,
                                                      const CommunicatorOptions& options = {});
+
+/// For Runtime(options, adopting(communicator)): adopts it with the progress that the options ask for.
+inline CommunicatorFactory adopting(MPI_Comm communicator) {
+  return [communicator](const CommunicatorOptions& options) {
+    return adopt_mpi_communicator(communicator,
+                                  options.inline_progress ? Progress::inline_ : Progress::thread, options);
+  };
+}
 
 }  // namespace tranche

@@ -74,6 +74,11 @@ std::shared_ptr<MpiProcess> mpi_process() {
 }  // namespace
 
 std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options) {
+  if (options.inline_progress) {
+    throw ConfigurationError(
+        "tranche.progress: inline is for a program that hands its own MPI communicator over "
+        "(adopt_mpi_communicator); here MPI is started by Tranche and has a thread of its own: leave the key out");
+  }
   auto process = mpi_process();
   std::unique_ptr<comm::Transport> transport;
   process->thread.run([&] {

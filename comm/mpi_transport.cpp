@@ -98,7 +98,8 @@ class MpiTransport : public Transport {
     MPI_Comm_size(comm_, &size_);
     void* bound = nullptr;
     int found = 0;
-    MPI_Comm_get_attr(comm_, MPI_TAG_UB, static_cast<void*>(&bound), &found);
+    // A constant of the library that is kept on the world only, not on what was split off it.
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&bound), &found);
     if (found == 0 || *static_cast<int*>(bound) < failure_tag) {
       throw CommunicationError(fmt::format("this MPI has tags up to {} only; {} are needed",
                                            found == 0 ? 0 : *static_cast<int*>(bound), failure_tag));

@@ -31,6 +31,7 @@ RuntimeOptions RuntimeOptions::from(const Config& config) {
   options.poison_memory = config.debug.poison_memory;
   options.communication_timeout = config.communication_timeout;
   options.communication_slab_bytes = config.communication_slab_bytes;
+  options.inline_progress = config.inline_progress;
   return options;
 }
 
@@ -65,6 +66,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
   communicator.timeout_seconds = options.communication_timeout;
   communicator.slab_bytes = options.communication_slab_bytes;
   communicator.memory = impl.tracking.get();
+  communicator.inline_progress = options.inline_progress;
   if (options.trace) {
     // The recorder wants the rank, which only the communicator knows: it is made once that is there.
     impl.trace = std::make_unique<TraceRecorder>(0);

@@ -22,6 +22,7 @@ struct RuntimeOptions {
   bool poison_memory = false;
   double communication_timeout = 300;       ///< seconds
   std::int64_t communication_slab_bytes = std::int64_t{8} << 20;
+  bool inline_progress = false;             ///< `tranche.progress: inline`, for adopted MPI communicators
   bool trace = false;                       ///< record spans
   LogLevel log_level = LogLevel::info;
   /// Takes over the fields of a Config that concern the runtime.
@@ -33,7 +34,8 @@ class Runtime {
  public:
   /// One rank without a launcher; the world of mpirun under one (needs TRANCHE_MPI).
   static Runtime from_environment(const RuntimeOptions& options = {});
-  /// Ranks as the factory makes them: make_mpi_communicator, adopt_mpi_communicator, a ThreadGroup's ...
+  /// Ranks as the factory makes them: make_mpi_communicator, adopting(comm) of <tranche/comm/mpi.h>, a
+  /// ThreadGroup's ...
   Runtime(const RuntimeOptions& options, const CommunicatorFactory& factory);
   ~Runtime();
   Runtime(Runtime&&) noexcept;

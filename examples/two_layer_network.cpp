@@ -1,9 +1,7 @@
-// A network of one's own under the engine: two layers learn which points of the plane lie in a disc.
-//   two_layer_network [stage]                alone
-//   mpirun -n 2 two_layer_network [stage]    partitioned over two ranks; every stage gives the same weights
+// A network of one's own under the engine. Alone, or partitioned over ranks: mpirun -n 2 two_layer_network
+// [stage]
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 
 #include "tranche/core/random.h"
 #include "tranche/kernels/elementwise.h"
@@ -11,32 +9,29 @@
 #include "tranche/tranche.h"
 using namespace tranche;
 
-void train(Runtime& runtime, int stage) {
-  const std::int64_t hidden = 16, batch = 48, rows = batch / runtime.size();
-  ModelSpec model;
-  const UnitId first = model.add_unit({"first", {{"first.weight", {3, hidden}, Initializer::normal(1)}}});
+void train(Runtime& runtime, const std::string& stage) {
+  const std::int64_t width = 64, batch = 96, rows = batch / runtime.size();
+  ModelSpec model;  // units: what is gathered, reduced and freed together
+  const UnitId first = model.add_unit({"first", {{"first.weight", {2, width}, Initializer::normal(1)}}});
   const UnitId second =
-      model.add_unit({"second", {{"second.weight", {hidden, 1}, Initializer::normal(0.3f)}}});
-  Config config;
-  config.stage = stage;
-  config.train_batch_size = batch, config.micro_batch_size = rows;
-  config.precision.compute = config.precision.wire = DataType::float32;
-  config.optimizer.learning_rate = 0.02;
-  Engine engine(runtime, model, config);
-
+      model.add_unit({"second", {{"second.weight", {width, 1}, Initializer::normal(0.1f)}}});
+  Engine engine(runtime, model,
+                parse_config(R"({"train_batch_size": 96, "bf16": {"enabled": false},
+                  "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+                  "zero_optimization": {"stage": )" +
+                                 stage + "}}",
+                             runtime.size()));
   Stream& stream = engine.compute_stream();
-  const auto multiply = [&](kernels::MatmulOptions how, const ConstTensorView& a, const ConstTensorView& b,
-                            const TensorView& c) {
-    kernels::matmul(stream, how, a, b, c, engine.workspace());
-  };
+  std::vector<float> x(rows * 2), sum(rows * width), active(rows * width), d_sum(rows * width), y(rows);
   const auto view = [&](std::vector<float>& values) {
     return TensorView{values.data(), DataType::float32, {rows, std::int64_t(values.size()) / rows}};
   };
-  std::vector<float> x(rows * 3), sum(rows * hidden), active(rows * hidden), d_sum(rows * hidden), y(rows);
-  for (std::int64_t step = 0; step < 150; ++step) {
-    for (std::int64_t i = 0; i < rows; ++i) {  // the same points for every number of ranks
-      const RandomKey point{.seed = 1, .subject = std::uint64_t(step * batch + runtime.rank() * rows + i)};
-      x[3 * i] = random_normal(point, 0), x[3 * i + 1] = random_normal(point, 1), x[3 * i + 2] = 1;
+  const auto multiply = [&](kernels::MatmulOptions how, ConstTensorView a, ConstTensorView b, TensorView c) {
+    kernels::matmul(stream, how, a, b, c, engine.workspace());
+  };
+  for (std::int64_t step = 0; step < 300; ++step) {
+    for (std::int64_t i = 0; i < rows * 2; ++i) {  // the same points for every number of ranks
+      x[i] = random_normal({.seed = 1}, (step * batch + runtime.rank() * rows) * 2 + i);
     }
     engine.begin_micro_batch();
     multiply({}, view(x), engine.gather(first).tensor(0), view(sum));
@@ -46,10 +41,10 @@ void train(Runtime& runtime, int stage) {
       const GatheredUnit weights = engine.gather(second);
       UnitGradients gradients = engine.gradients(second);
       multiply({}, view(active), weights.tensor(0), view(y));
-      for (std::int64_t i = 0; i < rows; ++i) {  // logistic loss; its gradient takes the place of y
-        const bool inside = std::hypot(x[3 * i], x[3 * i + 1]) < 1.2f;
-        loss += std::log1p(std::exp(inside ? -y[i] : y[i]));
-        y[i] = (1 / (1 + std::exp(-y[i])) - inside) * engine.loss_gradient_scale();
+      for (std::int64_t i = 0; i < rows; ++i) {  // squared error; its gradient takes the place of y
+        const float error = y[i] - std::sin(x[2 * i]) * x[2 * i + 1];
+        loss += 0.5 * error * error;
+        y[i] = error * engine.loss_gradient_scale();
       }
       multiply({.transpose_a = true, .accumulate = true}, view(active), view(y), gradients.tensor(0));
       multiply({.transpose_b = true}, view(y), weights.tensor(0), view(d_sum));
@@ -61,16 +56,16 @@ void train(Runtime& runtime, int stage) {
     std::move(gradients).reduce();
     engine.end_micro_batch({&loss, DataType::float64, {}}, {&rows, DataType::int64, {}});
     const StepResult result = engine.step();
-    if (runtime.rank() == 0 && step % 50 == 49) std::printf("step %ld loss %.4f\n", step + 1, result.loss);
+    if (runtime.rank() == 0 && step % 100 == 99) std::printf("step %ld loss %.4f\n", step + 1, result.loss);
   }
-  const auto digest = engine.weights_digest();
+  const kernels::Digest digest = engine.weights_digest();
   if (runtime.rank() == 0) std::printf("weights %016lx%016lx\n", digest.lanes[0], digest.lanes[1]);
 }
 
 int main(int argc, char** argv) {
   Runtime runtime = Runtime::from_environment();
   try {
-    train(runtime, argc > 1 ? std::atoi(argv[1]) : 3);
+    train(runtime, argc > 1 ? argv[1] : "3");
   } catch (...) {
     return runtime.fail(std::current_exception());
   }
