@@ -5,16 +5,15 @@
 #include <limits>
 #include <mutex>
 
-#include "tranche/core/random.h"
-
 namespace tranche::test {
 
-ModelSpec odd_model() {
+ModelSpec odd_model(bool single_unit) {
   ModelSpec spec;
   spec.add_unit({"tied",
                  {{"tied.a", Shape{7}, Initializer::normal(0.5f)},
                   {"tied.b", Shape{64, 3}, Initializer::uniform(-1, 1)}},
                  2});
+  if (single_unit) return spec;
   spec.add_unit(
       {"prime",
        {{"prime.c", Shape{1009}, Initializer::normal(1)}, {"prime.d", Shape{1}, Initializer::ones()}},
@@ -26,12 +25,6 @@ ModelSpec odd_model() {
                   {"mixed.g", Shape{300}, Initializer::zeros()}},
                  1});
   return spec;
-}
-
-float odd_target(std::uint64_t tensor, std::int64_t sample, std::int64_t element) {
-  return random_uniform({99, RandomPurpose::test, tensor},
-                        static_cast<std::uint64_t>(sample * 4096 + element)) -
-         0.5f;
 }
 
 namespace {
@@ -50,7 +43,7 @@ float load(const ConstTensorView& view, std::int64_t i) {
 }  // namespace
 
 void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t count,
-                     const std::string& poison_tensor) {
+                     const std::string& poison_tensor, bool reversed) {
   engine.begin_micro_batch();
   StepBuffer scalars_memory = engine.acquire(16, Category::activations, "odd scalars");
   const TensorView loss{scalars_memory.data(), DataType::float64, Shape{1}};
@@ -62,7 +55,8 @@ void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t cou
   });
   const auto& units = engine.model().units();
   // Forward order for the loss, backward order for the gradients, as a network would.
-  for (std::size_t u = 0; u < units.size(); ++u) {
+  for (std::size_t place = 0; place < units.size(); ++place) {
+    const std::size_t u = reversed ? units.size() - 1 - place : place;
     const GatheredUnit weights = engine.gather({static_cast<int>(u)});
     for (std::size_t t = 0; t < units[u].tensors.size(); ++t) {
       const ConstTensorView w = weights.tensor(static_cast<int>(t));
@@ -96,7 +90,9 @@ void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t cou
     std::move(gradients).reduce();
   };
   backward(0, 0.5f);  // the tied unit's first use in backward, as a tied head would have
-  for (std::size_t u = units.size() - 1; u > 0; --u) backward(u, 1.0f);
+  for (std::size_t place = 1; place < units.size(); ++place) {
+    backward(reversed ? place : units.size() - place, 1.0f);
+  }
   backward(0, 0.5f);
   engine.end_micro_batch(loss, tokens);
 }
@@ -106,11 +102,12 @@ std::string OddRun::to_string() const {
       "OddRun{{ranks={}, stage={}, accumulation={}, dtype={}, policy={}, reduction_group={}, optimizer={}, "
       "overlap={}, "
       "reduce_bucket={}, gather_bucket={}, depth={}, poison={}, plan_memory={}, frozen={}, steps={}, "
-      "clipping={}, "
+      "clipping={}, also_frozen={}, single_unit={}, "
       "accumulation_dtype={}, samples={}, delay={}, seed={}}}",
       ranks, stage, accumulation, name_of(dtype), name_of(policy), reduction_group, optimizer, overlap,
-      reduce_bucket, gather_bucket, depth, poison, plan_memory, frozen, steps, clipping,
-      name_of(accumulation_dtype), samples_per_micro_batch, faults.maximum_delay_seconds, faults.seed);
+      reduce_bucket, gather_bucket, depth, poison, plan_memory, frozen, steps, clipping, also_frozen,
+      single_unit, name_of(accumulation_dtype), samples_per_micro_batch, faults.maximum_delay_seconds,
+      faults.seed);
 }
 
 Config odd_config(const OddRun& run) {
@@ -135,7 +132,8 @@ Config odd_config(const OddRun& run) {
   config.optimizer.learning_rate = 0.05;
   config.optimizer.momentum = run.optimizer == "SGD" ? 0.9 : 0.0;
   if (run.frozen) config.frozen = {"mixed.froz*"};
-  config.workspace_bytes = kernels::minimum_workspace_bytes;
+  if (!run.also_frozen.empty()) config.frozen.push_back(run.also_frozen);
+  config.workspace_bytes = 64 << 10;  // no kernel of this model wants more; poison fills all of it
   config.communication_slab_bytes = 64 << 10;
   config.communication_timeout = 60;
   config.threads = 1;
@@ -158,7 +156,7 @@ void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& fact
   options.device = run.device;
   options.log_level = LogLevel::off;
   Runtime runtime(options, factory);
-  Engine engine(runtime, odd_model(), config);
+  Engine engine(runtime, odd_model(run.single_unit), config);
   std::vector<StepResult> steps;
   std::int64_t late_calls = 0;
   for (int step = 0; step < run.steps; ++step) {

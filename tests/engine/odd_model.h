@@ -13,17 +13,25 @@
 
 namespace tranche::test {
 
-/// The units: tied (2 uses), prime, tiny, mixed (one tensor is matched by frozen_pattern).
-ModelSpec odd_model();
+/// The units: tied (2 uses), prime, tiny, mixed (holds odd_frozen_tensor); or the first alone.
+ModelSpec odd_model(bool single_unit = false);
 inline constexpr const char* odd_frozen_tensor = "mixed.frozen";
 
-/// The gradient of one sample with respect to element i of a tensor is weight - odd_target(...).
-float odd_target(std::uint64_t tensor, std::int64_t sample, std::int64_t element);
+/// The gradient of one sample with respect to element i of a tensor is weight - odd_target(...): uniform in
+/// [-0.5, 0.5) by the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). Inline and cheap, as the
+/// laws draw some hundred million of them, under sanitizers too.
+inline float odd_target(std::uint64_t tensor, std::int64_t sample, std::int64_t element) {
+  std::uint64_t x = (tensor << 44) + (static_cast<std::uint64_t>(sample) << 12) +
+                    static_cast<std::uint64_t>(element) + 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return static_cast<float>((x ^ (x >> 31)) >> 40) * 0x1p-24f - 0.5f;
+}
 
 /// One micro-batch: samples first_sample ... first_sample + count - 1; `poison_tensor` makes the gradient of
-/// that tensor's element 2 infinite.
+/// that tensor's element 2 infinite; `reversed` visits the units the other way round.
 void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t count,
-                     const std::string& poison_tensor = {});
+                     const std::string& poison_tensor = {}, bool reversed = false);
 
 /// How one run of the odd model is set up.
 struct OddRun {
@@ -41,6 +49,8 @@ struct OddRun {
   bool poison = false;
   bool plan_memory = true;
   bool frozen = true;
+  std::string also_frozen = {};  ///< another pattern
+  bool single_unit = false;
   int steps = 4;
   double clipping = 1.0;
   DataType accumulation_dtype = DataType::float32;
