@@ -48,7 +48,6 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in,
       ranks(shard.size()),
       stage(config.stage),
       policy(config.effective_reduction()),
-      reduction_group(config.reduction_group > 0 ? config.reduction_group : shard.local_size()),
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
       state_tensors(optimizer->state()) {
   arena->set_poison(config.debug.poison_memory);
@@ -73,8 +72,24 @@ Engine::Impl::~Impl() {
   }
 }
 
-void Engine::Impl::require(bool condition, const std::string& message) const {
-  if (!condition) throw LogicError(message);
+void Engine::Impl::require(bool condition, const std::string& message, std::source_location where) const {
+  if (!condition) throw LogicError(message, where);
+}
+
+void Engine::Impl::break_down(std::exception_ptr error) noexcept {
+  if (broken) return;
+  broken = error;
+  try {
+    std::rethrow_exception(error);
+  } catch (const CommunicationError&) {
+    // The peers learn of it by their own failed calls and from the program (Runtime::fail).
+  } catch (const Error& known) {
+    shard.post_failure(known.message(), 2.0);
+  } catch (const std::exception& known) {
+    shard.post_failure(known.what(), 2.0);
+  } catch (...) {
+    shard.post_failure("unknown error", 2.0);
+  }
 }
 
 void Engine::Impl::set_phase(std::string_view phase, std::string_view unit) {
@@ -130,10 +145,15 @@ void Engine::Impl::lay_out() {
 void Engine::Impl::agree_on_start() {
   // What must be equal on all ranks, in the order in which a difference is most useful to name.
   struct Start {
-    std::uint64_t version, configuration, model_hash, fingerprint;
+    std::uint64_t version, configuration, optimizer, model_hash, fingerprint;
+    std::int64_t local_size;
   };
-  const Start mine{hash_text(version), hash_text(config.to_json()), model.hash(),
-                   hash_text(runtime.numerics_fingerprint())};
+  const Start mine{hash_text(version),
+                   hash_text(config.to_json()),
+                   hash_text(optimizer->name() + " " + optimizer->describe()),
+                   model.hash(),
+                   hash_text(runtime.numerics_fingerprint()),
+                   shard.local_size()};
   std::vector<Start> all(static_cast<std::size_t>(ranks), mine);
   shard
       .all_gather(&mine, all.data(), sizeof(Start), DataType::uint8, 0, {},
@@ -142,6 +162,7 @@ void Engine::Impl::agree_on_start() {
   for (std::size_t r = 0; r < all.size(); ++r) {
     const char* differs = all[r].version != all[0].version               ? "library version"
                           : all[r].configuration != all[0].configuration ? "configuration"
+                          : all[r].optimizer != all[0].optimizer         ? "optimizer"
                           : all[r].model_hash != all[0].model_hash       ? "model"
                           : all[r].fingerprint != all[0].fingerprint
                               ? "numerics fingerprint (device kind, instruction set, libraries, threads)"
@@ -151,6 +172,8 @@ void Engine::Impl::agree_on_start() {
                                " than rank 0; start all ranks with the same program, files and flags");
     }
   }
+  // Hosts may hold different numbers of ranks; the bracket of a sum must be one for all.
+  reduction_group = config.reduction_group > 0 ? config.reduction_group : static_cast<int>(all[0].local_size);
 }
 
 std::byte* Engine::Impl::at(const FlatState& flat, const Buffer& buffer, bool whole, std::int64_t position,
@@ -303,33 +326,36 @@ Engine::Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr
     : impl_(std::make_unique<Impl>(runtime, std::move(model), std::move(config), std::move(optimizer))) {}
 Engine::~Engine() = default;
 
-void Engine::begin_micro_batch() {
-  Impl& impl = *impl_;
-  impl.require(!impl.in_micro_batch, "begin_micro_batch() inside a micro-batch");
-  if (impl.in_evaluation) {
+void Engine::Impl::open_micro_batch() {
+  require(!in_micro_batch, "begin_micro_batch() inside a micro-batch");
+  if (in_evaluation) {
     // A pass ends when the next begins, so that what holds the loss may outlive end_micro_batch().
-    if (impl.arena->active()) impl.arena->end();
-    impl.begin_pass("evaluate");
-    ++impl.evaluation_passes;
+    if (arena->active()) arena->end();
+    begin_pass("evaluate");
+    ++evaluation_passes;
   } else {
-    impl.require(impl.micro_batch < impl.config.accumulation_steps,
-                 "begin_micro_batch() after the step's " + std::to_string(impl.config.accumulation_steps) +
-                     " micro-batches; call step()");
-    if (!impl.in_step) {
-      impl.begin_pass("train");
-      impl.in_step = true;
-      impl.step_started = seconds_now();
-      impl.traffic_before = impl.shard.meter().counts(Traffic::data);
-      impl.control_before = impl.shard.meter().counts(Traffic::control);
+    require(micro_batch < config.accumulation_steps, "begin_micro_batch() after the step's " +
+                                                         std::to_string(config.accumulation_steps) +
+                                                         " micro-batches; call step()");
+    if (!in_step) {
+      begin_pass("train");
+      in_step = true;
+      step_started = seconds_now();
+      traffic_before = shard.meter().counts(Traffic::data);
+      control_before = shard.meter().counts(Traffic::control);
     }
   }
-  impl.in_micro_batch = true;
-  impl.set_phase(impl.in_evaluation ? "evaluate" : "forward");
+  in_micro_batch = true;
+  set_phase(in_evaluation ? "evaluate" : "forward");
+}
+
+void Engine::begin_micro_batch() {
+  impl_->guarded([&] { impl_->open_micro_batch(); });
 }
 
 GatheredUnit Engine::gather(UnitId unit) {
   impl_->model.unit(unit);  // throws on an unknown unit
-  impl_->acquire_unit(unit.index);
+  impl_->guarded([&] { impl_->acquire_unit(unit.index); });
   GatheredUnit handle;
   handle.engine_ = this;
   handle.unit_ = unit.index;
@@ -338,7 +364,7 @@ GatheredUnit Engine::gather(UnitId unit) {
 
 UnitGradients Engine::gradients(UnitId unit) {
   impl_->model.unit(unit);
-  impl_->open_gradients(unit.index);
+  impl_->guarded([&] { impl_->open_gradients(unit.index); });
   UnitGradients handle;
   handle.engine_ = this;
   handle.unit_ = unit.index;
@@ -346,11 +372,14 @@ UnitGradients Engine::gradients(UnitId unit) {
 }
 
 void Engine::skip_gradients(UnitId unit) {
-  gradients(unit).reduce();
+  const UnitSpec& spec = impl_->model.unit(unit);
+  do {
+    gradients(unit).reduce();
+  } while (impl_->units[static_cast<std::size_t>(unit.index)].uses_submitted < spec.uses_per_pass);
 }
 
 void Engine::end_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {
-  impl_->close_micro_batch(loss_sum, token_count);
+  impl_->guarded([&] { impl_->close_micro_batch(loss_sum, token_count); });
 }
 
 float Engine::loss_gradient_scale() const {
@@ -358,11 +387,12 @@ float Engine::loss_gradient_scale() const {
 }
 
 StepResult Engine::step() {
-  return impl_->finish_step();
+  return impl_->guarded([&] { return impl_->finish_step(); });
 }
 
 void Engine::begin_evaluation() {
   Impl& impl = *impl_;
+  if (impl.broken) std::rethrow_exception(impl.broken);
   impl.require(!impl.in_step,
                "begin_evaluation() inside a step; evaluate between step() and the next micro-batch");
   impl.require(!impl.in_evaluation, "begin_evaluation() inside an evaluation");
@@ -372,17 +402,20 @@ void Engine::begin_evaluation() {
 }
 
 EvaluationResult Engine::end_evaluation() {
-  Impl& impl = *impl_;
-  impl.require(impl.in_evaluation && !impl.in_micro_batch,
-               "end_evaluation() without begin_evaluation(), or inside a micro-batch");
-  if (impl.arena->active()) impl.arena->end();
+  return impl_->guarded([&] { return impl_->finish_evaluation(); });
+}
+
+EvaluationResult Engine::Impl::finish_evaluation() {
+  require(in_evaluation && !in_micro_batch,
+          "end_evaluation() without begin_evaluation(), or inside a micro-batch");
+  if (arena->active()) arena->end();
   struct Share {
     double loss;
     std::int64_t tokens;
   };
-  const Share mine{impl.evaluation_loss, impl.evaluation_tokens};
-  std::vector<Share> all(static_cast<std::size_t>(impl.ranks), mine);
-  impl.shard
+  const Share mine{evaluation_loss, evaluation_tokens};
+  std::vector<Share> all(static_cast<std::size_t>(ranks), mine);
+  shard
       .all_gather(&mine, all.data(), sizeof(Share), DataType::uint8, 0, {},
                   OperationLabel{"evaluation", "agree", Traffic::control})
       .wait();
@@ -393,10 +426,10 @@ EvaluationResult Engine::end_evaluation() {
     result.tokens += share.tokens;
   }
   result.loss = result.tokens > 0 ? loss / static_cast<double>(result.tokens) : 0.0;
-  impl.in_evaluation = false;
-  impl.step_gathered_elements = 0;
-  impl.exposed_gather = 0;
-  impl.set_phase("idle");
+  in_evaluation = false;
+  step_gathered_elements = 0;
+  exposed_gather = 0;
+  set_phase("idle");
   return result;
 }
 

@@ -21,6 +21,10 @@ namespace tranche {
 
 /// Used by one thread per rank. Calls marked collective are made by all ranks in the same order.
 ///
+/// A call out of order (LogicError) or with impossible arguments (InvalidArgument) changes nothing. Any other
+/// error in the middle of a step (OutOfMemory, CommunicationError ...) ends the engine, as this rank cannot
+/// follow its peers any more: they are told, and every later call throws the same error.
+///
 /// A step is M micro-batches and one step():
 ///     for (m = 0; m < M; ++m) {
 ///       engine.begin_micro_batch();
@@ -35,8 +39,9 @@ namespace tranche {
 class Engine {
  public:
   /// Collective over runtime.all(). Validates, lays out, allocates this rank's shards and draws initial
-  /// weights; the full model never exists. Throws ConfigurationError, OutOfMemory, and CommunicationError
-  /// when ranks disagree on configuration, model or version. `optimizer` replaces the configured one.
+  /// weights; the full model never exists. Throws OutOfMemory, and ConfigurationError, also when ranks
+  /// disagree on version, configuration, optimizer, model or numerics. `optimizer` replaces the configured
+  /// one.
   Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr<Optimizer> optimizer = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -51,17 +56,20 @@ class Engine {
   GatheredUnit gather(UnitId unit);
   /// Gradients of a unit for this micro-batch; LogicError beyond uses_per_pass, or in evaluation.
   UnitGradients gradients(UnitId unit);
-  /// Submits zero gradients for a unit that this micro-batch does not use.
+  /// Submits zero gradients for all uses of a unit that this micro-batch still owes.
   void skip_gradients(UnitId unit);
   /// loss_sum: one fp64; token_count: one int64; both in device memory, read behind the compute stream.
-  /// Throws LogicError naming units whose gradients were not submitted; the failure is posted to all ranks.
+  /// Throws LogicError naming a unit that is still held; and, which ends the engine on all ranks, one whose
+  /// gradients were dropped or not submitted.
   void end_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count);
   /// Factor for the loss gradient: loss_scale * 2^-k, 2^k the power of two nearest the step's nominal tokens.
   float loss_gradient_scale() const;
 
   // --- The boundary ------------------------------------------------------------------------------------
-  /// Collective. Agrees on norm and flags, updates, and starts gathering new weights. Throws
-  /// NumericalError after too many skipped steps in a row.
+  /// Collective. Agrees on norm and flags, updates, and (stages 1-2) starts gathering new weights. Throws
+  /// LogicError, before anything has changed, while memory of the step is held; NumericalError on all ranks
+  /// after too many skipped steps in a row, or an overflow at the smallest loss scale. The step has ended
+  /// then, and another may begin.
   StepResult step();
 
   // --- Forward only ------------------------------------------------------------------------------------

@@ -3,11 +3,14 @@
 /// (reduce), step.cpp (boundary), state_access.cpp (tensors by name, digests), report.cpp. Not installed for
 /// users.
 
+#include <exception>
 #include <map>
+#include <source_location>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/unit_state.h"
 
@@ -34,7 +37,15 @@ struct Engine::Impl {
   void initialize_weights();
   void initialize_flat(UnitState& unit, FlatState& flat, bool trainable);
   void set_phase(std::string_view phase, std::string_view unit = {});
-  void require(bool condition, const std::string& message) const;
+  /// After an error in the middle of a collective sequence this rank cannot follow its peers any more: tells
+  /// them, and every later call throws the error again.
+  void break_down(std::exception_ptr error) noexcept;
+  /// Runs one call of the public face. Misuse (LogicError, InvalidArgument) and NumericalError leave the
+  /// engine usable, any other error breaks it down.
+  template <typename Call>
+  auto guarded(Call&& call);
+  void require(bool condition, const std::string& message,
+               std::source_location where = std::source_location::current()) const;
   bool whole_parameters() const { return stage < 3 || ranks == 1; }
   bool whole_optimizer() const { return stage == 0 || ranks == 1; }
   /// G has room for the whole buffer: it is the local accumulator, or stage 0 wants all of it.
@@ -56,6 +67,8 @@ struct Engine::Impl {
   Event all_gather_shard(FlatState& flat, void* buffer, DataType dtype, std::span<const Event> ready,
                          std::string_view unit, const char* phase);
   void begin_pass(const char* program);
+  void open_micro_batch();
+  EvaluationResult finish_evaluation();
 
   // --- report.cpp ---
   /// Model state of this rank at another stage plus the slots that a step of it holds at once; an estimate
@@ -68,7 +81,7 @@ struct Engine::Impl {
   void issue_gather(int unit);
   void prefetch();
   void drop_prefetched();
-  void free_gathered(UnitState& unit) noexcept;
+  void free_gathered(UnitState& unit, bool read) noexcept;
   int index_in_unit(int unit, std::string_view tensor) const;
   ConstTensorView parameter_view(int unit, int index) const;
 
@@ -95,6 +108,7 @@ struct Engine::Impl {
   void require_size(const TensorState& tensor, std::size_t given, const char* call) const;
   kernels::Digest digest(bool with_state);
   std::int64_t global_tokens_so_far();
+  std::vector<float> gradient_of(std::string_view name);
 
   Runtime& runtime;
   ModelSpec model;
@@ -130,7 +144,8 @@ struct Engine::Impl {
   std::int64_t steps_done = 0;
   std::int64_t applied_steps = 0;
   std::int64_t consecutive_skips = 0;
-  std::string failure;  ///< set when a gradient handle was dropped
+  std::string failure;        ///< set when a gradient handle was dropped
+  std::exception_ptr broken;  ///< what every call throws after break_down()
   std::int64_t train_passes = 0, evaluation_passes = 0;
   double evaluation_loss = 0;
   std::int64_t evaluation_tokens = 0;
@@ -156,5 +171,22 @@ struct Engine::Impl {
   std::map<std::string, TrafficCount> step_control_traffic;
   std::map<std::string, TrafficCount> control_before;
 };
+
+template <typename Call>
+auto Engine::Impl::guarded(Call&& call) {
+  if (broken) std::rethrow_exception(broken);
+  try {
+    return call();
+  } catch (const LogicError&) {
+    throw;
+  } catch (const InvalidArgument&) {
+    throw;
+  } catch (const NumericalError&) {
+    throw;
+  } catch (...) {
+    break_down(std::current_exception());
+    throw;
+  }
+}
 
 }  // namespace tranche

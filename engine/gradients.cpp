@@ -144,6 +144,7 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
   require(in_micro_batch, "end_micro_batch() without begin_micro_batch()");
   for (const UnitState& unit : units) {
     require(unit.holders == 0, "end_micro_batch() while unit " + unit.name + " is still held");
+    require(!unit.handle_open, "end_micro_batch() while gradients of unit " + unit.name + " are still held");
   }
   if (!in_evaluation) {
     std::string missing = failure;
@@ -156,8 +157,8 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
     }
     if (!missing.empty()) {
       // The peers wait in the reduction of this unit: they must learn of it.
-      shard.post_failure(missing, 2.0);
-      throw LogicError(missing);
+      break_down(std::make_exception_ptr(LogicError(missing)));
+      std::rethrow_exception(broken);
     }
   }
   if (loss_sum.dtype != DataType::float64 || token_count.dtype != DataType::int64 ||
@@ -225,7 +226,7 @@ void UnitGradients::reduce() && {
   if (engine_ == nullptr) throw LogicError("reduce() of gradients that were handed over already");
   Engine* engine = engine_;
   engine_ = nullptr;
-  engine->impl_->submit_gradients(unit_);
+  engine->impl_->guarded([&] { engine->impl_->submit_gradients(unit_); });
 }
 
 }  // namespace tranche

@@ -36,8 +36,9 @@ class GatheredUnit {
   int unit_ = -1;
 };
 
-/// Full fp32 gradients of a unit to add into (zero at the first use of a pass). Submitted by
-/// `std::move(g).reduce()`; destroyed unsubmitted it launches nothing, and the micro-batch fails on all ranks.
+/// Full fp32 gradients of a unit to add into; what they hold before (zeros, or sums of earlier uses and
+/// micro-batches) is the engine's. Submitted by `std::move(g).reduce()`; destroyed unsubmitted it launches
+/// nothing, and the micro-batch fails on all ranks.
 class UnitGradients {
  public:
   UnitGradients() = default;

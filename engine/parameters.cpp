@@ -8,22 +8,17 @@
 namespace tranche {
 
 void Engine::Impl::acquire_unit(int index) {
-  require(in_micro_batch, "gather(" + units[index].name + ") outside a micro-batch");
   UnitState& unit = units[index];
+  require(in_micro_batch, "gather(" + unit.name + ") outside a micro-batch");
   set_phase(in_evaluation ? "evaluate" : "forward_backward", unit.name);
   GatherOrder& expected = order();
-  observed.push_back(index);
   const bool in_order = expected.known && expected.position < expected.units.size() &&
                         expected.units[expected.position] == index;
-  if (expected.known) {
-    if (in_order) {
-      ++expected.position;
-    } else {
-      // Another order than recorded: what was fetched ahead is of no use, and nothing more is fetched ahead
-      // in this micro-batch. The next one is recorded anew.
-      expected.known = false;
-      drop_prefetched();
-    }
+  if (expected.known && !in_order) {
+    // Another order than recorded: what was fetched ahead is of no use, and nothing more is fetched ahead in
+    // this micro-batch, whose order is recorded for the next.
+    expected.known = false;
+    drop_prefetched();
   }
   if (!whole_parameters() && !unit.resident) {
     if (resident_units >= config.depth) drop_prefetched();
@@ -38,6 +33,8 @@ void Engine::Impl::acquire_unit(int index) {
     }
     issue_gather(index);
   }
+  observed.push_back(index);
+  if (in_order) ++expected.position;
   ++unit.holders;
   for (const FlatState* flat : {&unit.trainable, &unit.frozen}) {
     const Stopwatch waiting;
@@ -57,6 +54,7 @@ void Engine::Impl::issue_gather(int index) {
                                     unit.name + " gathered");
     std::vector<Event> ready = flat->gathered.ready();
     ready.push_back(unit.shard_ready);
+    ready.push_back(flat->filled);  // one gather at a time reads the shard: the last stands for all
     const OperationLabel label{unit.name, in_evaluation ? "evaluate" : "forward_backward", Traffic::data};
     flat->filled =
         shard.all_gather(flat->parameters.data(), flat->gathered.data(), flat->layout.shard_elements(), dtype,
@@ -99,16 +97,15 @@ void Engine::Impl::prefetch() {
 
 void Engine::Impl::drop_prefetched() {
   for (UnitState& unit : units) {
-    if (unit.resident && unit.holders == 0) free_gathered(unit);
+    if (unit.resident && unit.holders == 0) free_gathered(unit, /*read=*/false);
   }
 }
 
-void Engine::Impl::free_gathered(UnitState& unit) noexcept {
-  // A gather under way still writes the slot, so reuse waits for it as well as for the readers.
+void Engine::Impl::free_gathered(UnitState& unit, bool read) noexcept {
+  // Reuse of the slot waits for the gather that fills it. Who read it had the compute stream wait for that
+  // first, so the readers' point covers both. `filled` stays: peers may still be reading this rank's shard.
   for (FlatState* flat : {&unit.trainable, &unit.frozen}) {
-    if (!flat->gathered) continue;
-    flat->gathered.release(flat->filled.query() ? compute.record() : flat->filled);
-    flat->filled = Event();
+    if (flat->gathered) flat->gathered.release(read ? compute.record() : flat->filled);
   }
   unit.resident = false;
   --resident_units;
@@ -118,11 +115,12 @@ void Engine::Impl::release_unit(int index) noexcept {
   UnitState& unit = units[index];
   --unit.holders;
   if (whole_parameters() || unit.holders > 0) return;
-  free_gathered(unit);
+  free_gathered(unit, /*read=*/true);
   try {
-    if (in_micro_batch) prefetch();
+    if (in_micro_batch && !broken) prefetch();
   } catch (...) {
-    // A handle's release must not throw. The failed communicator reports again at the next call.
+    // A handle's release must not throw; the next call does.
+    break_down(std::current_exception());
   }
 }
 

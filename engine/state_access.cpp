@@ -52,7 +52,8 @@ constexpr OperationLabel access_label(std::string_view tensor) {
 }  // namespace
 
 /// Assembles a whole tensor on every rank. `local` holds, in any floating dtype in device memory, the
-/// elements of the flat buffer in `local_range`; every element is sent by the rank whose shard it lies in.
+/// elements of the flat buffer in `local_range`: all of them on all ranks, or this rank's shard; then every
+/// element is sent by the rank whose shard it lies in.
 std::vector<float> Engine::Impl::gather_tensor(int index, const void* local, DataType dtype,
                                                ElementRange local_range) {
   const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
@@ -62,13 +63,12 @@ std::vector<float> Engine::Impl::gather_tensor(int index, const void* local, Dat
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   std::vector<float> values(static_cast<std::size_t>(elements), 0.0f);
   std::vector<std::byte> raw;
+  const bool everywhere = local_range == ElementRange{0, flat.layout.padded_elements()};
   for (int owner = 0; owner < ranks; ++owner) {
     const ElementRange part = intersect(flat.layout.shard_range(owner), {offset, offset + elements});
     if (part.empty()) continue;
     float* target = values.data() + (part.begin - offset);
-    // A rank that holds the part uses its own copy; stage 0 holds everything everywhere.
-    const bool held = part.begin >= local_range.begin && part.end <= local_range.end;
-    if (held) {
+    if (everywhere || owner == rank) {
       raw.resize(static_cast<std::size_t>(part.size() * size_of(dtype)));
       const auto* source =
           static_cast<const std::byte*>(local) + (part.begin - local_range.begin) * size_of(dtype);
@@ -76,7 +76,7 @@ std::vector<float> Engine::Impl::gather_tensor(int index, const void* local, Dat
       compute.synchronize();
       for (std::int64_t i = 0; i < part.size(); ++i) target[i] = load_as_float(raw.data(), i, dtype);
     }
-    if (ranks > 1) {
+    if (!everywhere) {
       shard.broadcast(target, part.size(), DataType::float32, owner, {}, access_label(tensor.name)).wait();
     }
   }
@@ -91,17 +91,22 @@ std::vector<float> Engine::read_weight(std::string_view name) {
   if (tensor.frozen) {
     const FlatState& flat = unit.frozen;
     const ElementRange mine = flat.layout.shard_range(impl.rank);
-    return impl.gather_tensor(index, impl.parameters_shard(flat), impl.config.precision.compute, mine);
+    return impl.guarded([&] {
+      return impl.gather_tensor(index, impl.parameters_shard(flat), impl.config.precision.compute, mine);
+    });
   }
   const FlatState& flat = unit.trainable;
   const ElementRange range = impl.optimizer_range(flat);
-  return impl.gather_tensor(index, impl.master_view(flat, range.begin, range.size()).data, DataType::float32,
-                            range);
+  return impl.guarded([&] {
+    return impl.gather_tensor(index, impl.master_view(flat, range.begin, range.size()).data,
+                              DataType::float32, range);
+  });
 }
 
 void Engine::write_weight(std::string_view name, std::span<const float> values) {
   Impl& impl = *impl_;
-  impl.require(!impl.in_step, "write_weight(" + std::string(name) + ") inside a step");
+  impl.require(!impl.in_step && !impl.in_micro_batch,
+               "write_weight(" + std::string(name) + ") inside a step or micro-batch");
   const TensorState& tensor = impl.tensors[static_cast<std::size_t>(impl.find_tensor(name))];
   impl.require_size(tensor, values.size(), "write_weight");
   UnitState& unit = impl.units[static_cast<std::size_t>(tensor.unit)];
@@ -160,8 +165,10 @@ std::vector<float> Engine::read_optimizer_state(std::string_view name, std::stri
   const TensorState& tensor = impl.tensors[static_cast<std::size_t>(index)];
   if (tensor.frozen) throw InvalidArgument("tensor " + tensor.name + " is frozen and has no optimizer state");
   const FlatState& flat = impl.units[static_cast<std::size_t>(tensor.unit)].trainable;
-  return impl.gather_tensor(index, flat.state[which].data(), impl.state_tensors[which].dtype,
-                            impl.optimizer_range(flat));
+  return impl.guarded([&] {
+    return impl.gather_tensor(index, flat.state[which].data(), impl.state_tensors[which].dtype,
+                              impl.optimizer_range(flat));
+  });
 }
 
 void Engine::write_optimizer_state(std::string_view name, std::string_view state,
@@ -200,42 +207,44 @@ std::int64_t Engine::Impl::global_tokens_so_far() {
 }
 
 std::vector<float> Engine::read_gradient(std::string_view name) {
-  Impl& impl = *impl_;
-  const int index = impl.find_tensor(name);
-  const TensorState& tensor = impl.tensors[static_cast<std::size_t>(index)];
+  return impl_->guarded([&] { return impl_->gradient_of(name); });
+}
+
+std::vector<float> Engine::Impl::gradient_of(std::string_view name) {
+  const int index = find_tensor(name);
+  const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
   if (tensor.frozen) throw InvalidArgument("tensor " + tensor.name + " is frozen and has no gradient");
-  impl.require(
-      impl.in_step && !impl.in_micro_batch && impl.micro_batch > 0,
+  require(
+      in_step && !in_micro_batch && micro_batch > 0,
       "read_gradient(" + tensor.name + ") outside a step: call it after end_micro_batch() and before step()");
-  UnitState& unit = impl.units[static_cast<std::size_t>(tensor.unit)];
+  UnitState& unit = units[static_cast<std::size_t>(tensor.unit)];
   FlatState& flat = unit.trainable;
-  const ElementRange mine = flat.layout.shard_range(impl.rank);
-  const DataType accumulation = impl.config.precision.accumulation;
-  impl.compute.wait(unit.reduced);
+  const ElementRange mine = flat.layout.shard_range(rank);
+  const DataType accumulation = config.precision.accumulation;
+  compute.wait(unit.reduced);
   std::vector<float> values;
-  if (impl.policy == ReductionPolicy::boundary && impl.micro_batch < impl.config.accumulation_steps) {
+  if (policy == ReductionPolicy::boundary && micro_batch < config.accumulation_steps) {
     // Nothing has been reduced yet: reduce a copy, as the boundary would.
     const std::int64_t whole = flat.layout.padded_elements();
-    const DataType wire = impl.config.precision.wire;
-    Buffer rounded(impl.memory, whole * size_of(wire), Category::other, "read_gradient");
-    Buffer sum(impl.memory, mine.size() * size_of(accumulation), Category::other, "read_gradient");
+    const DataType wire = config.precision.wire;
+    Buffer rounded(memory, whole * size_of(wire), Category::other, "read_gradient");
+    Buffer sum(memory, mine.size() * size_of(accumulation), Category::other, "read_gradient");
     const TensorView sent{rounded.data(), wire, Shape{whole}};
-    kernels::cast(impl.compute, {flat.gradients.data(), accumulation, Shape{whole}}, sent);
+    kernels::cast(compute, {flat.gradients.data(), accumulation, Shape{whole}}, sent);
     OrderedSumOptions options;
-    options.group_size = impl.reduction_group;
-    const std::vector<Event> ready{impl.compute.record()};
-    impl.shard
+    options.group_size = reduction_group;
+    const std::vector<Event> ready{compute.record()};
+    shard
         .reduce_scatter(sent.data, wire, sum.data(), accumulation, mine.size(), options, ready,
                         access_label(tensor.name))
         .wait();
-    values = impl.gather_tensor(index, sum.data(), accumulation, mine);
+    values = gather_tensor(index, sum.data(), accumulation, mine);
   } else {
-    values = impl.gather_tensor(index, impl.gradients_shard(flat), accumulation, mine);
+    values = gather_tensor(index, gradients_shard(flat), accumulation, mine);
   }
-  const std::int64_t tokens = impl.global_tokens_so_far();
+  const std::int64_t tokens = global_tokens_so_far();
   const double unscale =
-      tokens > 0 ? std::ldexp(1.0, impl.loss_exponent) / (impl.scaler.scale() * static_cast<double>(tokens))
-                 : 0.0;
+      tokens > 0 ? std::ldexp(1.0, loss_exponent) / (scaler.scale() * static_cast<double>(tokens)) : 0.0;
   for (float& value : values) value = static_cast<float>(value * unscale);
   return values;
 }
@@ -301,10 +310,10 @@ kernels::Digest Engine::Impl::digest(bool with_state) {
 }
 
 kernels::Digest Engine::weights_digest() {
-  return impl_->digest(false);
+  return impl_->guarded([&] { return impl_->digest(false); });
 }
 kernels::Digest Engine::state_digest() {
-  return impl_->digest(true);
+  return impl_->guarded([&] { return impl_->digest(true); });
 }
 
 }  // namespace tranche

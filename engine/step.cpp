@@ -171,6 +171,7 @@ StepResult Engine::Impl::finish_step() {
           "step() after " + std::to_string(micro_batch) + " of " + std::to_string(config.accumulation_steps) +
               " micro-batches");
   set_phase("step");
+  arena->end();  // refuses while the model still holds memory of the step: before anything has changed
   for (UnitState& unit : units) {
     const Stopwatch waiting;
     const bool exposed = !unit.reduced.query();
@@ -218,7 +219,7 @@ StepResult Engine::Impl::finish_step() {
                                    .name +
                                " at element " + std::to_string(piece.tensor_begin);
     result.skipped_because = "gradient of " + where + " is not finite";
-  } else if (result.tokens == 0) {
+  } else if (result.tokens <= 0) {
     result.skipped_because = "the step saw no tokens";
   } else if (!std::isfinite(result.gradient_norm)) {
     result.skipped_because = "the gradient norm is not finite";
@@ -233,11 +234,19 @@ StepResult Engine::Impl::finish_step() {
   // A skipped step issues the same work, masked: memory and traffic never depend on data.
   for (UnitState& unit : units) update_unit(unit, optimizer_step, optimizer_sums);
 
-  if (config.loss_scaling) scaler.update(!result.applied);
+  // The scaler may give up; that is told once the step is closed. A step without tokens says nothing of the
+  // scale.
+  std::exception_ptr gave_up;
+  if (config.loss_scaling && result.tokens > 0) {
+    try {
+      scaler.update(!result.applied);
+    } catch (const NumericalError&) {
+      gave_up = std::current_exception();
+    }
+  }
   applied_steps += result.applied ? 1 : 0;
   consecutive_skips = result.applied ? 0 : consecutive_skips + 1;
   ++steps_done;
-  arena->end();
   ++train_passes;
   micro_batch = 0;
   in_step = false;
@@ -251,6 +260,7 @@ StepResult Engine::Impl::finish_step() {
   const double now = seconds_now();
   result.seconds = now - step_started;
   set_phase("idle");
+  if (gave_up) std::rethrow_exception(gave_up);
   if (consecutive_skips >= config.maximum_consecutive_skips) {
     throw NumericalError(
         std::to_string(consecutive_skips) + " steps in a row were skipped; the last because " +
@@ -264,6 +274,7 @@ void Engine::Impl::update_unit(UnitState& unit, const OptimizerStep& step,
                                std::span<const double> optimizer_sums) {
   FlatState& flat = unit.trainable;
   if (flat.layout.tensors() == 0) return;
+  compute.wait(flat.filled);  // peers read the old weights of this shard, also of units that nobody held
   const auto per_tensor = static_cast<std::size_t>(optimizer->statistics_per_tensor());
   for_each_piece(unit, optimizer_range(flat), [&](const ShardView& view, int tensor) {
     const auto reduced =

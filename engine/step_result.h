@@ -4,18 +4,18 @@
 
 namespace tranche {
 
-/// What a step did; equal on all ranks except `seconds`.
+/// What a step did; equal on all ranks except for the seconds.
 struct StepResult {
-  std::int64_t step = 0;          ///< 1 for the first call of step(), counts skipped steps too
-  bool applied = false;           ///< whether weights were updated
-  std::string skipped_because;    ///< empty when applied; names the first non-finite (tensor, element, rank)
-  double loss = 0;                ///< sum of losses / tokens, over all ranks and micro-batches
-  double gradient_norm = 0;       ///< global L2 norm of the mean gradient, before clipping
-  double clip_coefficient = 1;    ///< what gradients were multiplied with for clipping
+  std::int64_t step = 0;        ///< 1 for the first call of step(), counts skipped steps too
+  bool applied = false;         ///< whether weights were updated
+  std::string skipped_because;  ///< empty when applied; names the first non-finite (tensor, element) of G
+  double loss = 0;              ///< sum of losses / tokens, over all ranks and micro-batches
+  double gradient_norm = 0;     ///< global L2 norm of the mean gradient, before clipping
+  double clip_coefficient = 1;  ///< what gradients were multiplied with for clipping
   double learning_rate = 0;
   double loss_scale = 1;
-  std::int64_t tokens = 0;        ///< over all ranks and micro-batches
-  double seconds = 0;             ///< since the previous step's end, on this rank
+  std::int64_t tokens = 0;  ///< over all ranks and micro-batches
+  double seconds = 0;       ///< from the first begin_micro_batch() to the end of step(), on this rank
   double exposed_gather_seconds = 0;  ///< compute waited for parameters
   double exposed_reduce_seconds = 0;  ///< step waited for gradients
 };

@@ -34,7 +34,8 @@ struct FlatState {
   Buffer gradients;           ///< G in the accumulation dtype; the whole buffer or the shard
   std::vector<Buffer> state;  ///< one per optimizer state tensor
   StepBuffer gathered;        ///< the whole buffer while gathered (stage 3)
-  Event filled;               ///< `gathered` is filled (stage 3), full weights are current (stages 1-2)
+  Event filled;               ///< last gather of the weights is done: `gathered` is filled (stage 3), full
+                              ///< weights are current (stages 1-2), and no peer reads this rank's shard
 };
 
 struct UnitState {

@@ -1,0 +1,478 @@
+// Steps that go wrong or out of the ordinary: memory that runs out half-way, scales and tokens at their ends,
+// units left out or visited in another order, evaluation in between, replicas that differ.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "on_ranks.h"
+
+namespace tranche::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+/// State digest of rank 0 after body has run on all ranks.
+kernels::Digest digest_after(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body) {
+  kernels::Digest digest;
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    body(engine, runtime);
+    const kernels::Digest mine = engine.state_digest();
+    if (runtime.rank() == 0) digest = mine;
+  });
+  return digest;
+}
+
+/// Takes what is left under the runtime's limit, so that the next allocation of a page's size fails.
+std::vector<Buffer> take_the_rest(Runtime& runtime) {
+  std::vector<Buffer> taken;
+  for (std::int64_t bytes = 1 << 20; bytes >= 256;) {
+    try {
+      taken.emplace_back(runtime.memory(Tier::device), bytes, Category::other, "hog");
+    } catch (const OutOfMemory&) {
+      bytes /= 2;
+    }
+  }
+  return taken;
+}
+
+// --- Steps at their ends -----------------------------------------------------------------------------------
+
+TEST(StepsAtTheirEnds, OverflowAtTheSmallestScaleIsToldAndTheEngineGoesOn) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 2;
+  run.dtype = DataType::float16;
+  run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+    Config config = odd_config(run);
+    config.loss_scaler.hysteresis = 1;
+    config.loss_scaler.minimum_scale = config.loss_scaler.initial_scale;
+    Runtime runtime(RuntimeOptions::from(config), factory);
+    Engine engine(runtime, odd_model(), config);
+    const kernels::Digest before = engine.state_digest();
+    whole_step(engine, runtime, 0, "prime.c");
+    EXPECT_THAT(message_of<NumericalError>([&] { engine.step(); }),
+                AllOf(HasSubstr("overflow at a loss scale of 1024"), HasSubstr("fp16.min_loss_scale")));
+    EXPECT_EQ(engine.state_digest(), before);
+    EXPECT_EQ(engine.steps(), 1);
+    EXPECT_EQ(engine.applied_steps(), 0);
+    whole_step(engine, runtime, 1);
+    const StepResult result = engine.step();
+    EXPECT_TRUE(result.applied);
+    EXPECT_EQ(result.step, 2);
+  });
+}
+
+TEST(StepsAtTheirEnds, WithoutTokensNothingChangesNorTheLossScale) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 1;
+  run.dtype = DataType::float16;
+  for (const std::int64_t tokens : {0, -3}) {
+    run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+      Config config = odd_config(run);
+      config.loss_scaler.hysteresis = 1;
+      Runtime runtime(RuntimeOptions::from(config), factory);
+      Engine engine(runtime, odd_model(), config);
+      const kernels::Digest before = engine.state_digest();
+      engine.begin_micro_batch();
+      for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
+      end_with(engine, 0, tokens);
+      const StepResult result = engine.step();
+      EXPECT_FALSE(result.applied);
+      EXPECT_EQ(result.skipped_because, "the step saw no tokens");
+      EXPECT_EQ(result.loss, 0);
+      EXPECT_EQ(engine.state_digest(), before);
+      whole_step(engine, runtime, 1);
+      EXPECT_EQ(engine.step().loss_scale, 1024) << "a step without tokens is no overflow";
+    });
+  }
+}
+
+TEST(StepsAtTheirEnds, RanksAndMicroBatchesWithoutTokensAreNoErrors) {
+  // The mean over the samples that there are: rank 1 and the second micro-batch have none.
+  OddRun run;
+  run.ranks = 2;
+  run.accumulation = 2;
+  for (run.stage = 0; run.stage <= 3; ++run.stage) {
+    on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      const std::vector<float> weight = engine.read_weight("prime.c");
+      odd_micro_batch(engine, 0, runtime.rank() == 0 ? 2 : 0);
+      odd_micro_batch(engine, 0, 0);
+      const std::vector<float> gradient = engine.read_gradient("prime.c");
+      const double sum = 2.0 * static_cast<double>(weight[5]) - odd_target(16, 0, 5) - odd_target(16, 1, 5);
+      EXPECT_NEAR(gradient[5], sum / 2, 1e-6);  // two fp32 terms of size 2: a unit of 2^-22
+      const StepResult result = engine.step();
+      EXPECT_TRUE(result.applied);
+      EXPECT_EQ(result.tokens, 2);
+    });
+  }
+}
+
+TEST(StepsAtTheirEnds, ALossThatIsNoNumberIsReportedAsIs) {
+  // Only gradients decide about a step; the loss is a report, and says what the model said.
+  on_ranks({}, [](Engine& engine, Runtime&) {
+    engine.begin_micro_batch();
+    for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
+    end_with(engine, std::numeric_limits<double>::quiet_NaN(), 3);
+    const StepResult result = engine.step();
+    EXPECT_TRUE(result.applied);
+    EXPECT_TRUE(std::isnan(result.loss));
+    EXPECT_EQ(result.gradient_norm, 0);
+  });
+}
+
+TEST(StepsAtTheirEnds, MemoryStillHeldIsRefusedBeforeAnythingChanges) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 2;
+  const kernels::Digest expected = digest_after(run, [](Engine& engine, Runtime& runtime) {
+    whole_step(engine, runtime, 0);
+    engine.step();
+  });
+  const kernels::Digest actual = digest_after(run, [](Engine& engine, Runtime& runtime) {
+    StepBuffer kept;
+    engine.begin_micro_batch();
+    kept = engine.acquire(64, Category::activations, "kept too long");
+    // The same micro-batch by hand would be long; what is held may come from any of them.
+    for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
+    end_with(engine, 0, 0);
+    const kernels::Digest before = engine.state_digest();
+    EXPECT_THAT(message_of<LogicError>([&] { engine.step(); }), HasSubstr("'kept too long'"));
+    EXPECT_EQ(engine.steps(), 0);
+    EXPECT_EQ(engine.state_digest(), before);
+    kept.release({});
+    EXPECT_FALSE(engine.step().applied);
+    whole_step(engine, runtime, 0);
+    EXPECT_TRUE(engine.step().applied);
+  });
+  EXPECT_EQ(actual, expected);
+}
+
+// --- Calls out of order ------------------------------------------------------------------------------------
+
+TEST(CallsOutOfOrder, HandlesStillHeldAreNamedAndCanBeGivenBack) {
+  on_ranks({}, [](Engine& engine, Runtime&) {
+    engine.begin_micro_batch();
+    GatheredUnit weights = engine.gather({2});
+    EXPECT_THAT(message_of<LogicError>([&] { end_with(engine, 0, 1); }),
+                HasSubstr("end_micro_batch() while unit tiny is still held"));
+    weights.release();
+    UnitGradients gradients = engine.gradients({3});
+    EXPECT_THAT(message_of<LogicError>([&] { end_with(engine, 0, 1); }),
+                HasSubstr("end_micro_batch() while gradients of unit mixed are still held"));
+    std::move(gradients).reduce();
+    for (int unit = 0; unit < 3; ++unit) engine.skip_gradients({unit});
+    end_with(engine, 0, 1);
+    EXPECT_TRUE(engine.step().applied);
+  });
+}
+
+TEST(CallsOutOfOrder, WritingWeightsWhileTheyAreRead) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 3;
+  on_ranks(run, [](Engine& engine, Runtime&) {
+    const std::vector<float> value{2.0f};
+    const std::vector<float> three{1, 2, 3};
+    engine.begin_evaluation();
+    engine.begin_micro_batch();
+    EXPECT_THAT(message_of<LogicError>([&] { engine.write_weight("prime.d", value); }),
+                HasSubstr("write_weight(prime.d) inside a step or micro-batch"));
+    end_with(engine, 0, 1);
+    engine.end_evaluation();
+    engine.begin_micro_batch();
+    EXPECT_THAT(message_of<LogicError>([&] { engine.write_weight("prime.d", value); }),
+                HasSubstr("inside a step"));
+    EXPECT_THAT(message_of<LogicError>([&] { engine.write_optimizer_state("tiny.e", "exp_avg", three); }),
+                HasSubstr("write_optimizer_state(tiny.e) inside a step"));
+  });
+}
+
+TEST(CallsOutOfOrder, OneUnitTooManyLeavesTheScheduleAlone) {
+  // The refused call is not part of the recorded order: the micro-batches move the same elements.
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 3;
+  run.depth = 1;
+  std::vector<std::int64_t> elements;
+  for (const bool mishap : {false, true}) {
+    on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      whole_step(engine, runtime, 0);
+      engine.step();
+      engine.begin_micro_batch();
+      for (int unit = 0; unit < 4; ++unit) {
+        const GatheredUnit weights = engine.gather({unit});
+        if (!mishap || unit != 1) continue;
+        EXPECT_THAT(message_of<LogicError>([&] { engine.gather({2}); }), HasSubstr("held now: prime"));
+      }
+      for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
+      end_with(engine, 0, 1);
+      engine.step();
+      whole_step(engine, runtime, 0);
+      engine.step();
+      if (runtime.rank() == 0) elements.push_back(engine.formula_wire_elements());
+    });
+  }
+  EXPECT_EQ(elements[0], elements[1]);
+}
+
+TEST(CallsOutOfOrder, SkippingCoversAllUsesThatAreOwed) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 2;
+  on_ranks(run, [](Engine& engine, Runtime&) {
+    engine.begin_micro_batch();
+    engine.gradients({0}).reduce();  // one of two uses; the other is owed
+    for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
+    EXPECT_THAT(message_of<LogicError>([&] { engine.skip_gradients({0}); }), HasSubstr("for use 3"));
+    end_with(engine, 0, 1);
+    EXPECT_TRUE(engine.step().applied);
+  });
+}
+
+// --- The same bits out of the ordinary ---------------------------------------------------------------------
+
+/// Six steps: units visited in another order now and then, left out in one micro-batch, evaluation between.
+void unruly_steps(Engine& engine, Runtime& runtime, bool evaluate) {
+  for (int step = 0; step < 6; ++step) {
+    whole_step(engine, runtime, step, {}, step == 2 || step == 3);
+    engine.step();
+    if (evaluate && step % 2 == 0) {
+      engine.begin_evaluation();
+      for (int micro_batch = 0; micro_batch <= step; ++micro_batch) {
+        engine.begin_micro_batch();
+        for (int unit = 3; unit >= step / 2; --unit) static_cast<void>(engine.gather({unit}));
+        end_with(engine, 1, 1);
+      }
+      EXPECT_EQ(engine.end_evaluation().tokens, (step + 1) * runtime.size());
+    }
+    // A step in which nothing is gathered, so that nobody waits for the new weights of stages 1-2.
+    if (step != 4) continue;
+    for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) {
+      engine.begin_micro_batch();
+      for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
+      end_with(engine, 0, 1);
+    }
+    EXPECT_TRUE(engine.step().applied);
+  }
+}
+
+TEST(SameBitsOutOfTheOrdinary, OverStages) {
+  for (const std::string also_frozen : {"", "tiny.*"}) {  // the second leaves a unit with nothing to train
+    OddRun run;
+    run.ranks = 3;
+    run.dtype = DataType::bfloat16;
+    run.accumulation = 2;
+    run.reduction_group = 3;
+    run.also_frozen = also_frozen;
+    run.policy = ReductionPolicy::micro_batch;
+    const auto steps = [](bool evaluate) {
+      return [evaluate](Engine& e, Runtime& r) { unruly_steps(e, r, evaluate); };
+    };
+    const kernels::Digest expected = digest_after(run, steps(false));
+    for (run.stage = 0; run.stage <= 3; ++run.stage) {
+      for (run.depth = 1; run.depth <= 3; ++run.depth) {
+        run.poison = run.depth == 2;
+        EXPECT_EQ(digest_after(run, steps(true)), expected) << run.to_string();
+        if (run.stage < 3) break;
+      }
+      run.depth = 2;
+      run.faults = {0.0005, 3};
+    }
+  }
+}
+
+TEST(SameBitsOutOfTheOrdinary, ModelOfOneUnit) {
+  OddRun run;
+  run.ranks = 4;
+  run.single_unit = true;
+  run.frozen = false;
+  run.policy = ReductionPolicy::boundary;
+  run.accumulation = 2;
+  const OddResult expected = train_odd(run);
+  for (run.stage = 1; run.stage <= 3; ++run.stage) {
+    const OddResult actual = train_odd(run);
+    EXPECT_EQ(actual.weights, expected.weights) << run.to_string();
+    EXPECT_EQ(actual.state, expected.state) << run.to_string();
+  }
+}
+
+TEST(SameBitsOutOfTheOrdinary, HostsWithUnequalNumbersOfRanks) {
+  // Three ranks on one host, two on another: the bracket is that of rank 0's host for all.
+  OddRun run;
+  run.ranks = 5;
+  run.reduction_group = 3;
+  const kernels::Digest expected = train_odd(run).state;
+  kernels::Digest actual;
+  run.reduction_group = 0;
+  run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
+    const Config config = odd_config(run);
+    Runtime runtime(RuntimeOptions::from(config), [&](const CommunicatorOptions& options) {
+      CommunicatorOptions pretended = options;
+      pretended.local_size = 3;
+      return factory(pretended);
+    });
+    EXPECT_EQ(runtime.shard().local_size(), rank < 3 ? 3 : 2);
+    Engine engine(runtime, odd_model(), config);
+    for (int step = 0; step < run.steps; ++step) {
+      const std::int64_t count = run.samples_per_micro_batch - (rank == run.ranks - 1 ? 1 : 0);
+      odd_micro_batch(engine, (step * run.ranks + rank) * run.samples_per_micro_batch, count);
+      engine.step();
+    }
+    const kernels::Digest mine = engine.state_digest();
+    if (rank == 0) actual = mine;
+  });
+  EXPECT_EQ(actual, expected);
+}
+
+TEST(SameBitsOutOfTheOrdinary, ReplicasThatDifferAreNamed) {
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    for (int stage = 0; stage <= 2; ++stage) {
+      OddRun run;
+      run.ranks = 3;
+      run.stage = stage;
+      run.dtype = dtype;
+      std::vector<std::string> told(3);
+      on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        const std::vector<float> values(3, runtime.rank() == 2 ? 1.0f : 2.0f);
+        engine.write_weight("tiny.e", values);
+        told[static_cast<std::size_t>(runtime.rank())] =
+            message_of<CommunicationError>([&] { engine.weights_digest(); });
+      });
+      for (const std::string& text : told) {
+        EXPECT_EQ(text, "replicas differ: rank 2 holds other weights than rank 0") << run.to_string();
+      }
+    }
+  }
+}
+
+// --- Failures half-way -------------------------------------------------------------------------------------
+
+/// Two units of which the second is too large for what the first gives back.
+ModelSpec small_and_large() {
+  ModelSpec model;
+  model.add_unit({"small", {{"small.w", Shape{10}, Initializer::zeros()}}, 1});
+  model.add_unit({"large", {{"large.w", Shape{50000}, Initializer::zeros()}}, 1});
+  return model;
+}
+
+/// Runs `body` on two ranks of the two units in stage 3, of which rank 1 has a limit of memory.
+void with_a_poor_rank(const std::function<void(Engine&, Runtime&)>& body) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 3;
+  run.depth = 1;
+  run.frozen = false;
+  run.plan_memory = false;
+  run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
+    const Config config = odd_config(run);
+    RuntimeOptions options = RuntimeOptions::from(config);
+    if (rank == 1) options.device_memory_limit = 8 << 20;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, small_and_large(), config);
+    body(engine, runtime);
+  });
+}
+
+TEST(FailuresHalfWay, OutOfMemoryInAGatherEndsTheEngineOnAllRanks) {
+  EXPECT_THAT(message_of<OutOfMemory>([&] {
+                with_a_poor_rank([](Engine& engine, Runtime& runtime) {
+                  std::vector<Buffer> hog;
+                  if (runtime.rank() == 1) hog = take_the_rest(runtime);
+                  engine.begin_micro_batch();
+                  if (runtime.rank() == 0) {
+                    const std::string told = message_of<CommunicationError>([&] { engine.gather({1}); });
+                    EXPECT_THAT(told, AllOf(HasSubstr("rank 1 failed"), HasSubstr("large gathered")));
+                    return;
+                  }
+                  const std::string first = message_of<OutOfMemory>([&] { engine.gather({1}); });
+                  EXPECT_THAT(first, HasSubstr("large gathered"));
+                  hog.clear();
+                  // With memory again it still cannot go on: its peers are elsewhere.
+                  EXPECT_EQ(message_of<OutOfMemory>([&] { engine.gather({1}); }), first);
+                  EXPECT_EQ(message_of<OutOfMemory>([&] { engine.weights_digest(); }), first);
+                  EXPECT_EQ(message_of<OutOfMemory>([&] { engine.read_weight("small.w"); }), first);
+                  engine.step();
+                });
+              }),
+              HasSubstr("large gathered"));
+}
+
+TEST(FailuresHalfWay, OutOfMemoryInARelease) {
+  // Letting go of a unit fetches the next one ahead; a handle's release cannot throw, so the next call does.
+  EXPECT_THAT(message_of<OutOfMemory>([&] {
+                with_a_poor_rank([](Engine& engine, Runtime& runtime) {
+                  const auto micro_batch = [&](bool hogged) {
+                    std::vector<Buffer> hog;
+                    engine.begin_micro_batch();
+                    GatheredUnit small = engine.gather({0});
+                    if (hogged) hog = take_the_rest(runtime);
+                    small.release();
+                    hog.clear();  // too late: the peers' next collective is a gather that this rank left out
+                    for (int unit = 0; unit < 2; ++unit) engine.skip_gradients({unit});
+                    static_cast<void>(engine.gather({1}));
+                    end_with(engine, 0, 1);
+                    engine.step();
+                  };
+                  micro_batch(false);
+                  if (runtime.rank() == 1) {
+                    micro_batch(true);
+                  } else {
+                    EXPECT_THAT(message_of<CommunicationError>([&] { micro_batch(false); }),
+                                AllOf(HasSubstr("rank 1 failed"), HasSubstr("large gathered")));
+                  }
+                });
+              }),
+              HasSubstr("large gathered"));
+}
+
+TEST(FailuresHalfWay, DroppedGradientsEndTheEngine) {
+  on_ranks({}, [](Engine& engine, Runtime&) {
+    engine.begin_micro_batch();
+    { const UnitGradients dropped = engine.gradients({1}); }
+    const std::string first = message_of<LogicError>([&] { end_with(engine, 0, 1); });
+    EXPECT_THAT(first, HasSubstr("gradients of unit prime were dropped"));
+    EXPECT_EQ(message_of<LogicError>([&] { engine.gather({0}); }), first);
+    EXPECT_EQ(message_of<LogicError>([&] { engine.begin_evaluation(); }), first);
+  });
+}
+
+TEST(FailuresHalfWay, OptimizersThatDifferAreNamed) {
+  OddRun run;
+  run.ranks = 2;
+  EXPECT_THAT(message_of<ConfigurationError>([&] {
+                run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
+                  const Config config = odd_config(run);
+                  Runtime runtime(RuntimeOptions::from(config), factory);
+                  AdamOptions options;
+                  options.beta1 = rank == 1 ? 0.8 : 0.9;
+                  Engine engine(runtime, odd_model(), config, make_adam(options));
+                });
+              }),
+              HasSubstr("rank 1 started with another optimizer than rank 0"));
+}
+
+TEST(FailuresHalfWay, TheProgramTellsThePeersAndGetsItsStatus) {
+  run_thread_ranks(2, [](int rank, const CommunicatorFactory& factory) {
+    Runtime runtime(RuntimeOptions{}, factory);
+    if (rank == 1) {
+      const auto status = [&](auto error) { return runtime.fail(std::make_exception_ptr(error)); };
+      EXPECT_EQ(status(OutOfMemory("no room")), 3);
+      EXPECT_EQ(status(NumericalError("no number")), 6);
+      EXPECT_EQ(status(std::runtime_error("plain")), 1);
+      EXPECT_EQ(status(42), 1);
+      return;
+    }
+    EXPECT_THAT(message_of<CommunicationError>([&] {
+                  runtime.shard().barrier({"", "test"}).wait();
+                }),
+                HasSubstr("rank 1 failed: no room"));
+  });
+}
+
+}  // namespace
+}  // namespace tranche::test

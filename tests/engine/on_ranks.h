@@ -1,0 +1,60 @@
+#pragma once
+/// What the engine's tests of single calls share.
+
+#include <functional>
+#include <string>
+
+#include "odd_model.h"
+#include "tranche/core/error.h"
+#include "tranche/kernels/elementwise.h"
+
+namespace tranche::test {
+
+/// Runs body(engine, runtime) on thread ranks of the odd model.
+inline void on_ranks(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body) {
+  run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+    const Config config = odd_config(run);
+    RuntimeOptions options = RuntimeOptions::from(config);
+    options.log_level = LogLevel::off;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, odd_model(run.single_unit), config);
+    body(engine, runtime);
+  });
+}
+
+/// Text of the error of type E that `call` throws.
+template <typename E>
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.message();
+  } catch (const std::exception& error) {
+    return std::string("another type of error: ") + error.what();
+  }
+  return "no error";
+}
+
+/// All micro-batches of a step.
+inline void whole_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::string& poison = {},
+                       bool reversed = false) {
+  const OddRun defaults;
+  for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) {
+    const std::int64_t block =
+        (step * engine.config().accumulation_steps + m) * runtime.size() + runtime.rank();
+    odd_micro_batch(engine, block * defaults.samples_per_micro_batch, defaults.samples_per_micro_batch,
+                    poison, reversed);
+  }
+}
+
+/// Ends a micro-batch with a loss and a count made on the host.
+inline void end_with(Engine& engine, double loss, std::int64_t tokens) {
+  StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
+  auto* loss_sum = static_cast<double*>(scalars.data());
+  auto* count = reinterpret_cast<std::int64_t*>(loss_sum + 1);
+  *loss_sum = loss;
+  *count = tokens;
+  engine.end_micro_batch({loss_sum, DataType::float64, Shape{1}}, {count, DataType::int64, Shape{1}});
+}
+
+}  // namespace tranche::test
