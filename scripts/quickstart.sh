@@ -50,7 +50,7 @@ if [ ! -s "$text" ]; then
     # Into a folder of its own first, so that a part of a package is never taken for one.
     rm -rf "$folder/download"
     mkdir -p "$folder/download"
-    fetch() { (cd "$folder/download" && apt-get download -q dict-gcide); }
+    fetch() { (cd "$folder/download" && apt-get download -q -o APT::Sandbox::User=root dict-gcide); }
     if ! fetch; then
       # Without lists of packages apt knows none; only root can fetch them.
       if [ "$(id -u)" -ne 0 ] || ! { apt-get update -q && fetch; }; then
@@ -73,7 +73,7 @@ phase "4/4 Train on two ranks: stage 3, bf16, about three minutes"
 # The training is bounded by time, but a slow machine gets the least number of steps that reaches the goal.
 TRANCHE_MPI_TIMEOUT=${TRANCHE_MPI_TIMEOUT:-3600} scripts/run_mpi.sh 2 "$program" train \
   --config scripts/quickstart.json --model gpt-mini --sequence 128 --data "$text" --validation-fraction 0.01 \
-  --steps 450 --max-seconds 180 --min-steps 250 \
+  --steps 400 --max-seconds 180 --min-steps 250 \
   --ngrams --sample-bytes 400 --report "$report"
 
 python3 - "$report" "$started" << 'END'

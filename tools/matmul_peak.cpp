@@ -1,6 +1,8 @@
 #include "tranche/tools/matmul_peak.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 
 #include "tranche/core/clock.h"
 #include "tranche/kernels/elementwise.h"
@@ -8,9 +10,12 @@
 
 namespace tranche::tools {
 
-double measure_matmul_peak(Device& device, DataType dtype, double seconds) {
-  if (device.kind() == DeviceKind::meta) return 0;
-  constexpr std::int64_t n = 768;
+namespace {
+
+constexpr std::int64_t largest = 768;
+
+/// Operations per second of the fastest of the calls that `more` asks for.
+double best_of(Device& device, DataType dtype, std::int64_t n, const std::function<bool(int)>& more) {
   MemoryResource& memory = device.memory(Tier::device);
   const auto make = [&](std::int64_t bytes) {
     return Buffer(memory, bytes, Category::workspace, "matmul peak");
@@ -21,16 +26,32 @@ double measure_matmul_peak(Device& device, DataType dtype, double seconds) {
   Stream& stream = device.compute_stream();
   kernels::fill_zero(stream, left);
   kernels::fill_zero(stream, right);
-  const Stopwatch whole;
   double best = 0;
-  for (int call = 0; call < 3 || whole.seconds() < seconds; ++call) {
+  for (int call = 0; more(call); ++call) {
     const Stopwatch one;
     kernels::matmul(stream, {}, left, right, {c.data(), DataType::float32, {n, n}},
                     {scratch.data(), scratch.bytes()});
     stream.synchronize();
-    best = std::max(best, 2.0 * n * n * n / std::max(one.seconds(), 1e-9));
+    best = std::max(best, 2.0 * std::pow(n, 3) / std::max(one.seconds(), 1e-9));
   }
   return best;
+}
+
+}  // namespace
+
+double measure_matmul_peak(Device& device, DataType dtype, double seconds) {
+  if (device.kind() == DeviceKind::meta) return 0;
+  const Stopwatch whole;
+  double best = 0;
+  // Larger matrices are nearer to the peak; the largest of which a few calls fit into the time is taken.
+  std::int64_t n = 96;
+  const auto fits = [&](std::int64_t size) { return 4 * 2.0 * std::pow(size, 3) < best * seconds; };
+  best = best_of(device, dtype, n, [&](int calls) { return calls < 2; });
+  while (n < largest && fits(2 * n)) {
+    n *= 2;
+    best = best_of(device, dtype, n, [&](int calls) { return calls < 1; });
+  }
+  return best_of(device, dtype, n, [&](int calls) { return calls < 3 || whole.seconds() < seconds; });
 }
 
 }  // namespace tranche::tools

@@ -38,7 +38,8 @@ TEST(Program, LearnsRegularText) {
                                                              "8", "--report", report, "--dtype", "fp32"}));
   ASSERT_EQ(result.status, 0) << result.errors;
   const json document = json::parse(test::read_file(report));
-  EXPECT_LT(document["steps"].back()["loss"], 3.0) << "from 5.5";
+  // From 5.5; the letters of the text alone, without their order, have an entropy of 2.6.
+  EXPECT_LT(document["steps"].back()["loss"], 3.0);
   EXPECT_LT(document["validation_loss"], 3.0);
 }
 
