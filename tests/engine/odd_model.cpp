@@ -61,12 +61,16 @@ void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t cou
     for (std::size_t t = 0; t < units[u].tensors.size(); ++t) {
       const ConstTensorView w = weights.tensor(static_cast<int>(t));
       stream.enqueue("loss", [=, tensor = u * 16 + t] {
-        for (std::int64_t s = first_sample; s < first_sample + count; ++s) {
-          for (std::int64_t i = 0; i < w.elements(); ++i) {
-            const double d = static_cast<double>(load(w, i)) - odd_target(tensor, s, i);
-            *loss.as<double>() += 0.5 * d * d;
+        // Sums in locals: sanitizers watch every access to memory.
+        double sum = *loss.as<double>();
+        for (std::int64_t i = 0; i < w.elements(); ++i) {
+          const float weight = load(w, i);
+          for (std::int64_t s = first_sample; s < first_sample + count; ++s) {
+            const double d = static_cast<double>(weight) - odd_target(tensor, s, i);
+            sum += 0.5 * d * d;
           }
         }
+        *loss.as<double>() = sum;
       });
     }
   }
@@ -79,10 +83,14 @@ void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t cou
       const TensorView g = gradients.tensor(static_cast<int>(t));
       const bool bad = units[u].tensors[t].name == poison_tensor;
       stream.enqueue("gradient", [=, tensor = u * 16 + t] {
-        for (std::int64_t s = first_sample; s < first_sample + count; ++s) {
-          for (std::int64_t i = 0; i < w.elements(); ++i) {
-            g.as<float>()[i] += share * scale * (load(w, i) - odd_target(tensor, s, i));
+        auto* gradient = g.as<float>();
+        for (std::int64_t i = 0; i < w.elements(); ++i) {
+          const float weight = load(w, i);
+          float sum = gradient[i];
+          for (std::int64_t s = first_sample; s < first_sample + count; ++s) {
+            sum += share * scale * (weight - odd_target(tensor, s, i));
           }
+          gradient[i] = sum;
         }
         if (bad) g.as<float>()[2] = std::numeric_limits<float>::infinity();
       });

@@ -1,0 +1,188 @@
+// Communication beside compute: what is fetched ahead or reduced behind, how far, and when not.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "on_ranks.h"
+#include "tranche/core/clock.h"
+#include "tranche/core/trace.h"
+
+namespace tranche::test {
+namespace {
+
+/// Number of communication spans of `unit` recorded so far.
+int spans_of(Runtime& runtime, const std::string& unit) {
+  const std::string trace = runtime.trace()->to_json();
+  int count = 0;
+  for (std::size_t at = trace.find(unit); at != std::string::npos; at = trace.find(unit, at + 1)) ++count;
+  return count;
+}
+
+/// Waits at most `seconds` until there are more spans of `unit` than `before`; returns whether there are.
+bool more_spans(Runtime& runtime, const std::string& unit, int before, double seconds) {
+  const Stopwatch watch;
+  while (spans_of(runtime, unit) <= before && watch.seconds() < seconds) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return spans_of(runtime, unit) > before;
+}
+
+/// Runs one micro-batch of the odd model's units on two ranks in which the compute stream itself waits until
+/// a collective that was issued before it has ended: that can only happen when communication moves on its own
+/// while the rank computes. Returns whether it did, within `seconds`.
+bool collective_ends_inside_compute(int stage, bool overlap, double seconds = 2) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = stage;
+  run.overlap = overlap;
+  std::atomic<int> ended = 0;
+  run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+    const Config config = odd_config(run);
+    RuntimeOptions options = RuntimeOptions::from(config);
+    options.trace = true;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, odd_model(), config);
+    whole_step(engine, runtime, 0);
+    engine.step();
+    const auto wait_inside_compute = [&](const std::string& unit, int before) {
+      engine.compute_stream().enqueue("compute", [&, before] {
+        if (more_spans(runtime, unit, before, seconds)) ++ended;
+      });
+    };
+    engine.begin_micro_batch();
+    if (stage == 3) {
+      const int before = spans_of(runtime, "prime");
+      const GatheredUnit weights = engine.gather({0});
+      wait_inside_compute("prime", before);  // the unit behind the one in use is being fetched
+      for (int unit = 3; unit >= 0; --unit) engine.skip_gradients({unit});
+    } else {
+      for (int unit = 0; unit < 4; ++unit) static_cast<void>(engine.gather({unit}));
+      const int before = spans_of(runtime, "mixed");
+      engine.skip_gradients({3});
+      wait_inside_compute("mixed", before);  // its reduction goes on behind the backward of other units
+      for (int unit = 2; unit >= 0; --unit) engine.skip_gradients({unit});
+    }
+    end_with(engine, 0, 1);
+    engine.step();
+  });
+  return ended == 2;
+}
+
+TEST(EngineOverlap, ReductionsMoveWhileTheRankComputes) {
+  EXPECT_TRUE(collective_ends_inside_compute(2, true));
+}
+
+TEST(EngineOverlap, GathersRunAheadWhileTheRankComputes) {
+  EXPECT_TRUE(collective_ends_inside_compute(3, true));
+  // The test can fail: without overlap nothing is fetched ahead.
+  EXPECT_FALSE(collective_ends_inside_compute(3, false, 0.2));
+}
+
+/// Two ranks in stage 3 after a step in which the order of units was recorded, with traces.
+void on_recorded_ranks(const OddRun& run, const std::function<void(Config&)>& change,
+                       const std::function<void(Engine&, Runtime&)>& body) {
+  run_thread_ranks(
+      run.ranks,
+      [&](int, const CommunicatorFactory& factory) {
+        Config config = odd_config(run);
+        change(config);
+        RuntimeOptions options = RuntimeOptions::from(config);
+        options.trace = true;
+        Runtime runtime(options, factory);
+        Engine engine(runtime, odd_model(), config);
+        whole_step(engine, runtime, 0);
+        engine.step();
+        body(engine, runtime);
+      },
+      run.faults);
+}
+
+TEST(EngineOverlap, LimitsOfWhatIsFetchedAhead) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 3;
+  const auto fetched_ahead = [&](const std::function<void(Config&)>& change, double seconds) {
+    std::atomic<int> fetched = 0;
+    on_recorded_ranks(run, change, [&](Engine& engine, Runtime& runtime) {
+      engine.begin_micro_batch();
+      const int before = spans_of(runtime, "prime");
+      const GatheredUnit weights = engine.gather({0});
+      if (more_spans(runtime, "prime", before, seconds)) ++fetched;
+    });
+    return fetched == 2;
+  };
+  // Gathered with padding on two ranks: tied has 512 elements, prime 1536.
+  EXPECT_TRUE(fetched_ahead([](Config& c) { c.prefetch_elements = 1536; }, 2));
+  EXPECT_FALSE(fetched_ahead([](Config& c) { c.prefetch_elements = 1535; }, 0.1));
+  EXPECT_TRUE(fetched_ahead([](Config& c) { c.max_live_elements = 2048; }, 2));
+  EXPECT_FALSE(fetched_ahead([](Config& c) { c.max_live_elements = 2047; }, 0.1));
+}
+
+TEST(EngineOverlap, TheNextMicroBatchIsFetchedAheadButNotTheNextStep) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 3;
+  run.accumulation = 2;
+  on_recorded_ranks(
+      run, [](Config&) {},
+      [&](Engine& engine, Runtime& runtime) {
+        // A micro-batch gathers prime twice, and its end the first two units of the next: tied and prime.
+        const std::string gather = "all_gather of unit prime";
+        const int before = spans_of(runtime, gather);
+        odd_micro_batch(engine, 0, 1);
+        EXPECT_TRUE(more_spans(runtime, gather, before + 2, 2));
+        odd_micro_batch(engine, 0, 1);
+        EXPECT_FALSE(more_spans(runtime, gather, before + 4, 0.05)) << "weights that the step will change";
+        engine.step();
+      });
+}
+
+TEST(EngineOverlap, OffMeansDoneOnReturn) {
+  OddRun run;
+  run.ranks = 2;
+  run.overlap = false;
+  run.faults = {0.004, 5};  // drawn delays before every operation: nothing is over by chance
+  for (const int stage : {0, 2, 3}) {
+    run.stage = stage;
+    on_recorded_ranks(
+        run, [](Config&) {},
+        [&](Engine& engine, Runtime& runtime) {
+          engine.begin_micro_batch();
+          for (int unit = 3; unit >= 0; --unit) {
+            const std::string name = engine.model().units()[static_cast<std::size_t>(unit)].name;
+            const int before = spans_of(runtime, name);
+            engine.skip_gradients({unit});
+            EXPECT_EQ(spans_of(runtime, name), before + (stage == 0 ? 2 : 1)) << name << " stage " << stage;
+          }
+          end_with(engine, 0, 1);
+          engine.step();
+        });
+  }
+}
+
+TEST(EngineOverlap, ReductionsOfAUnitKeepTheirOrder) {
+  // One unit, reduced micro-batch after micro-batch with drawn delays far above the time between: were one
+  // to overtake another, sums would be lost or added in another order.
+  OddRun run;
+  run.ranks = 2;
+  run.single_unit = true;
+  run.frozen = false;
+  run.accumulation = 6;
+  run.policy = ReductionPolicy::micro_batch;
+  run.steps = 3;
+  run.samples_per_micro_batch = 2;
+  run.overlap = false;
+  const OddResult expected = train_odd(run);
+  run.overlap = true;
+  for (run.stage = 0; run.stage <= 3; ++run.stage) {
+    run.faults = {0.003, static_cast<std::uint64_t>(run.stage)};
+    const OddResult actual = train_odd(run);
+    EXPECT_EQ(actual.state, expected.state) << run.to_string();
+  }
+}
+
+}  // namespace
+}  // namespace tranche::test
