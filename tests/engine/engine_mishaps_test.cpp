@@ -441,6 +441,23 @@ TEST(FailuresHalfWay, DroppedGradientsEndTheEngine) {
   });
 }
 
+TEST(FailuresHalfWay, SequencesThatDifferAreToldAtTheStepsEnd) {
+  // Units of equal size in another order: every exchange fits, so only the sequence's hash can tell.
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 2;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    engine.begin_micro_batch();
+    engine.skip_gradients({runtime.rank() == 0 ? 0 : 2});
+    engine.skip_gradients({runtime.rank() == 0 ? 2 : 0});
+    for (const int unit : {1, 3}) engine.skip_gradients({unit});
+    end_with(engine, 0, 1);
+    EXPECT_THAT(message_of<CommunicationError>([&] { engine.step(); }),
+                AllOf(HasSubstr("rank 1 issued another sequence of collective calls than rank 0 in step 1"),
+                      HasSubstr("in the same order on all ranks")));
+  });
+}
+
 TEST(FailuresHalfWay, OptimizersThatDifferAreNamed) {
   OddRun run;
   run.ranks = 2;

@@ -203,6 +203,36 @@ TEST(EngineSkips, TooManyInARowIsAnError) {
   });
 }
 
+TEST(EngineSkips, AnAppliedStepEndsTheRow) {
+  OddRun run;
+  Config config = odd_config(run);
+  config.maximum_consecutive_skips = 2;
+  Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+  Engine engine(runtime, odd_model(), config);
+  for (int step = 0; step < 5; ++step) {
+    whole_step(engine, runtime, step, step % 2 == 0 ? "prime.c" : "");
+    EXPECT_EQ(engine.step().applied, step % 2 == 1);
+  }
+}
+
+TEST(EngineSkips, TheScheduleCountsAppliedStepsOnly) {
+  OddRun run;
+  Config config = odd_config(run);
+  config.schedule.type = "WarmupLR";
+  config.schedule.parameters_json =
+      R"({"warmup_min_lr": 0, "warmup_max_lr": 0.01, "warmup_num_steps": 10, "warmup_type": "linear"})";
+  Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+  Engine engine(runtime, odd_model(), config);
+  std::vector<double> rates;
+  for (int step = 0; step < 4; ++step) {
+    whole_step(engine, runtime, step, step == 1 ? "prime.c" : "");
+    rates.push_back(engine.step().learning_rate);
+  }
+  EXPECT_LT(rates[0], rates[1]);
+  EXPECT_EQ(rates[1], rates[2]) << "the skipped step's rate is used by the next";
+  EXPECT_LT(rates[2], rates[3]);
+}
+
 TEST(EngineSkips, LossScaleHalvesOnOverflow) {
   OddRun run;
   run.dtype = DataType::float16;
@@ -265,6 +295,34 @@ TEST(EngineState, GradientsMatchTheClosedForm) {
         // read_gradient rounds each value to fp32 once more: 2^-24 of it.
         EXPECT_NEAR(result.gradient_norm, std::sqrt(squares), 1e-7 * result.gradient_norm);
         EXPECT_EQ(result.clip_coefficient, 1 / (result.gradient_norm + 1e-6)) << "clipped at 1";
+      });
+    }
+  }
+}
+
+TEST(EngineState, UpdatesMatchTheClosedForm) {
+  // Plain SGD: weight - rate * clip * gradient, with clipping off, at a norm below the limit, and above it.
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const double clipping : {0.0, 1e6, 1.0}) {
+      OddRun run;
+      run.ranks = 3;
+      run.stage = stage;
+      run.accumulation = 2;
+      run.clipping = clipping;
+      run.optimizer = "SGD";
+      on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        whole_step(engine, runtime, 0);
+        const std::vector<float> before = engine.read_weight("mixed.g");
+        const std::vector<float> gradient = engine.read_gradient("mixed.g");
+        const StepResult result = engine.step();
+        EXPECT_GT(result.gradient_norm, 1);
+        const double clip = clipping == 1.0 ? 1 / (result.gradient_norm + 1e-6) : 1.0;
+        EXPECT_EQ(result.clip_coefficient, clip);
+        const std::vector<float> after = engine.read_weight("mixed.g");
+        for (std::size_t i = 0; i < after.size(); ++i) {
+          const double expected = static_cast<double>(before[i]) - 0.05 * clip * gradient[i];
+          EXPECT_NEAR(after[i], expected, 1e-8) << "element " << i;  // values below 0.1 in fp32
+        }
       });
     }
   }
