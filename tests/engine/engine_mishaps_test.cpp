@@ -152,6 +152,46 @@ TEST(StepsAtTheirEnds, MemoryStillHeldIsRefusedBeforeAnythingChanges) {
   EXPECT_EQ(actual, expected);
 }
 
+TEST(StepsAtTheirEnds, TheFirstOfSeveralNonFiniteGradientsIsNamed) {
+  // By unit, then element, whichever rank holds it: of three ranks, rank 0 owns the first 512 elements of
+  // prime and the first 256 of mixed.
+  struct Bad {
+    int unit, tensor, element;
+  };
+  struct Case {
+    std::vector<Bad> bad;
+    const char* named;
+  };
+  const std::vector<Case> cases{{{{1, 0, 700}, {3, 0, 0}}, "prime.c at element 700"},
+                                {{{1, 0, 5}, {3, 2, 290}}, "prime.c at element 5"},
+                                {{{3, 0, 1}, {1, 0, 6}}, "prime.c at element 6"},
+                                {{{1, 0, 900}, {1, 0, 7}}, "prime.c at element 7"},
+                                {{{3, 2, 299}}, "mixed.g at element 299"}};
+  for (const Case& each : cases) {
+    OddRun run;
+    run.ranks = 3;
+    for (run.stage = 0; run.stage <= 3; ++run.stage) {
+      on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        engine.begin_micro_batch();
+        for (int unit = 3; unit >= 0; --unit) {
+          {
+            UnitGradients gradients = engine.gradients({unit});
+            for (const Bad& bad : each.bad) {
+              if (bad.unit != unit || runtime.rank() != 2) continue;
+              gradients.tensor(bad.tensor).as<float>()[bad.element] = std::numeric_limits<float>::infinity();
+            }
+            std::move(gradients).reduce();
+          }
+          if (unit == 0) engine.skip_gradients({unit});
+        }
+        end_with(engine, 0, 1);
+        EXPECT_EQ(engine.step().skipped_because, std::string("gradient of ") + each.named + " is not finite")
+            << run.to_string();
+      });
+    }
+  }
+}
+
 // --- Calls out of order ------------------------------------------------------------------------------------
 
 TEST(CallsOutOfOrder, HandlesStillHeldAreNamedAndCanBeGivenBack) {
