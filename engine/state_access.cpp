@@ -288,7 +288,7 @@ kernels::Digest Engine::Impl::digest(bool with_state) {
       };
       visit(flat->layout.shard_range(rank), true, own, with_state);
       if (ranks > 1 && whole_parameters()) visit(whole, true, weights_copy, false);
-      if (ranks > 1 && whole_optimizer()) visit(whole, true, state_copy, true);
+      if (ranks > 1 && whole_optimizer()) visit(whole, true, state_copy, with_state);
     }
   }
   kernels::Digest host[3];

@@ -390,6 +390,42 @@ TEST(SameBitsOutOfTheOrdinary, ReplicasThatDifferAreNamed) {
   }
 }
 
+TEST(Replicas, OptimizerStateThatDiffersIsNamed) {
+  OddRun run;
+  run.ranks = 2;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    const std::vector<float> values(3, runtime.rank() == 1 ? 1.0f : 2.0f);
+    engine.write_optimizer_state("tiny.e", "exp_avg", values);
+    engine.weights_digest();
+    EXPECT_EQ(message_of<CommunicationError>([&] { engine.state_digest(); }),
+              "replicas differ: rank 1 holds other optimizer state than rank 0");
+  });
+}
+
+TEST(Replicas, DigestsSeeEveryTensorAndItsState) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    OddRun run;
+    run.ranks = 2;
+    run.stage = stage;
+    run.dtype = DataType::bfloat16;
+    on_ranks(run, [](Engine& engine, Runtime&) {
+      const auto change = [&](const auto& write) {
+        const kernels::Digest weights = engine.weights_digest(), state = engine.state_digest();
+        EXPECT_FALSE(weights == state);
+        write();
+        EXPECT_FALSE(engine.state_digest() == state);
+        return !(engine.weights_digest() == weights);
+      };
+      const std::vector<float> frozen(131, 0.5f), one(1, 0.25f);
+      EXPECT_TRUE(change([&] { engine.write_weight(odd_frozen_tensor, frozen); }));
+      EXPECT_TRUE(change([&] { engine.write_weight("prime.d", one); }));
+      EXPECT_FALSE(change([&] { engine.write_optimizer_state("prime.d", "exp_avg", one); }));
+      EXPECT_FALSE(change([&] { engine.write_optimizer_state("prime.d", "exp_avg_sq", one); }));
+      EXPECT_EQ(engine.read_weight(odd_frozen_tensor), frozen);
+    });
+  }
+}
+
 // --- Failures half-way -------------------------------------------------------------------------------------
 
 /// Two units of which the second is too large for what the first gives back.

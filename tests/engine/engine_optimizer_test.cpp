@@ -31,6 +31,8 @@ class NormalizedDescent : public Optimizer {
   }
   void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
              std::span<const double> reduced) const override {
+    seen_["momentum"] = step.momentum;
+    seen_["step"] = static_cast<double>(step.step);
     seen_[std::string(shard.tensor)] =
         reduced[0] * static_cast<double>(step.gradient_scale) * static_cast<double>(step.gradient_scale);
     EXPECT_EQ(reduced[1], static_cast<double>(shard.tensor_elements)) << shard.tensor;
@@ -92,6 +94,26 @@ TEST(OptimizerStatistics, AreSummedOverAllShardsOnce) {
       EXPECT_EQ(digests.back(), digests[digests.size() - 1 - static_cast<std::size_t>(run.stage)])
           << run.to_string();
     }
+  }
+}
+
+TEST(OptimizerStep, CarriesTheSchedulesMomentumAndCountsAppliedUpdates) {
+  std::map<std::string, double> seen;
+  Config config = odd_config({});
+  config.schedule.type = "OneCycle";
+  config.schedule.parameters_json =
+      R"({"cycle_min_lr": 0.001, "cycle_max_lr": 0.01, "cycle_first_step_size": 4, "cycle_min_mom": 0.8,
+          "cycle_max_mom": 0.9})";
+  Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+  Engine engine(runtime, odd_model(), config, std::make_unique<NormalizedDescent>(seen));
+  const std::unique_ptr<Schedule> schedule = make_schedule(config);
+  EXPECT_NE(schedule->momentum(1), schedule->momentum(2));
+  for (int step = 0; step < 3; ++step) {
+    whole_step(engine, runtime, step, step == 1 ? "prime.c" : "");
+    engine.step();
+    const std::int64_t expected = step == 0 ? 1 : 2;  // the second step is skipped
+    EXPECT_EQ(seen["step"], static_cast<double>(expected));
+    EXPECT_EQ(seen["momentum"], schedule->momentum(expected));
   }
 }
 
