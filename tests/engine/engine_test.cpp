@@ -402,6 +402,37 @@ TEST(EngineState, FrozenTensorsStayAndKeepNothing) {
   });
 }
 
+TEST(EngineState, InitialWeightsAreDrawnByTensorAndElement) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+      OddRun run;
+      run.ranks = 3;
+      run.stage = stage;
+      run.dtype = dtype;
+      run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+        Config config = odd_config(run);
+        config.workspace_bytes = 400;  // tiles of 100 elements
+        Runtime runtime(RuntimeOptions::from(config), factory);
+        Engine engine(runtime, odd_model(), config);
+        const auto drawn = [&](std::uint64_t tensor, std::int64_t elements, float deviation) {
+          std::vector<float> values(static_cast<std::size_t>(elements));
+          kernels::fill_normal(engine.compute_stream(), {values.data(), DataType::float32, Shape{elements}},
+                               {config.seed, RandomPurpose::initialization, tensor}, 0, 0, deviation);
+          return values;
+        };
+        EXPECT_EQ(engine.read_weight("tied.a"), drawn(0, 7, 0.5f));
+        EXPECT_EQ(engine.read_weight("prime.c"), drawn(2, 1009, 1));
+        EXPECT_EQ(engine.read_weight("tiny.e"), std::vector<float>(3, 0.25f));
+        std::vector<float> frozen = drawn(6, 131, 0.1f);
+        if (dtype == DataType::bfloat16) {
+          for (float& value : frozen) value = to_float(to_bfloat16(value));
+        }
+        EXPECT_EQ(engine.read_weight(odd_frozen_tensor), frozen);
+      });
+    }
+  }
+}
+
 TEST(EngineState, DigestsDoNotDependOnTheNumberOfRanks) {
   std::vector<kernels::Digest> digests;
   for (int ranks = 1; ranks <= 5; ++ranks) {
