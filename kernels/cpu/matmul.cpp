@@ -146,6 +146,7 @@ void matmul(const MatmulCall& call) {
 std::string_view matmul_path(DataType dtype) {
   if (dtype == DataType::float32) return sgemm_path();
   if (dtype == DataType::bfloat16 && onednn_bf16_is_fast()) return onednn_bf16_path();
+  if (sgemm_path() == "oneDNN sgemm") return "widened to fp32, oneDNN sgemm";
   return sgemm_path() == "OpenBLAS sgemm" ? "widened to fp32, OpenBLAS sgemm"
                                           : "widened to fp32, plain loops";
 }

@@ -49,7 +49,7 @@ void sgemm(const SgemmArguments& arguments) {
 }
 
 std::string_view sgemm_path() {
-  return "OpenBLAS sgemm";
+  return openblas_knows_this_cpu() ? "OpenBLAS sgemm" : "oneDNN sgemm";
 }
 
 std::string sgemm_library() {

@@ -252,6 +252,38 @@ TEST(GptGeneration, LogitsAgreeWithTheLossOfTheSameToken) {
   });
 }
 
+TEST(GptGeneration, AWindowThatSlidesSeesWhatAFreshEngineSees) {
+  // The first windows grow (every pass of the memory plan is another), the later ones slide at full length
+  // (the plan is replayed): the plan, the number of ranks and what was asked before must not show.
+  const GptConfig model = GptConfig::preset("gpt-nano");
+  const std::int64_t length = 24;
+  std::vector<std::int32_t> text;
+  for (std::int32_t i = 0; i < 40; ++i) text.push_back((i * 37 + 11) % 256);
+  std::vector<std::vector<float>> expected;
+  for (const bool plan : {false, true}) {
+    auto config = plain_config(2, 2);
+    config.stage = 3;
+    config.debug.plan_memory = plan;
+    config.debug.poison_memory = plan;
+    on_ranks(2, Gpt::spec(model, length), config, [&](Engine& engine) {
+      const Gpt gpt(model);
+      engine.begin_evaluation();
+      for (std::size_t end = 1; end <= text.size(); ++end) {
+        const std::size_t count = std::min<std::size_t>(end, length);
+        const auto logits = gpt.next_token_logits(engine, std::span(text).subspan(end - count, count));
+        if (engine.runtime().rank() != 0) continue;
+        if (!plan) {
+          expected.push_back(logits);
+        } else {
+          EXPECT_EQ(logits, expected[end - 1]) << "window ending at " << end;
+        }
+      }
+      (void)engine.end_evaluation();
+    });
+  }
+  EXPECT_NE(expected[30], expected[31]);
+}
+
 TEST(GptMeta, FullSizeModelRunsWithoutMemoryOrTokens) {
   auto config = plain_config(8);
   config.stage = 3;

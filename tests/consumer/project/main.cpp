@@ -1,17 +1,41 @@
-// A user's program: what it prints is checked by ../run.cmake.
-#include <tranche/core/dtype.h>
-#include <tranche/core/error.h>
-#include <tranche/version.h>
+// A user's program: trains one unit towards zero and is refused a dtype; what it prints is checked by ../run.cmake.
+#include <tranche/tranche.h>
 
 #include <cstdio>
 #include <string>
 
+using namespace tranche;
+
 int main() {
+  Runtime runtime = Runtime::from_environment();
   try {
-    tranche::parse_data_type("fp31");
-  } catch (const tranche::ConfigurationError& error) {
-    const std::string name(tranche::name_of(tranche::parse_data_type("bf16")));
-    std::printf("tranche %s reads %s and refuses: %s\n", tranche::version, name.c_str(), error.what());
+    ModelSpec model;
+    const UnitId unit = model.add_unit({"unit", {{"weight", {1000}, Initializer::normal(1)}}});
+    Engine engine(runtime, model, parse_config(R"({"bf16": {"enabled": false}, "train_batch_size": 1,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})", runtime.size()));
+    double first = 0, last = 0;
+    for (int step = 0; step < 20; ++step) {
+      engine.begin_micro_batch();
+      double loss = 0;
+      std::int64_t samples = 1;
+      {
+        const GatheredUnit weights = engine.gather(unit);
+        UnitGradients gradients = engine.gradients(unit);
+        const float* w = weights.tensor(0).as<float>();
+        for (int i = 0; i < 1000; ++i) {
+          loss += 0.5 * w[i] * w[i];
+          gradients.tensor(0).as<float>()[i] += w[i] * engine.loss_gradient_scale();
+        }
+        std::move(gradients).reduce();
+      }
+      engine.end_micro_batch({&loss, DataType::float64, {}}, {&samples, DataType::int64, {}});
+      last = engine.step().loss;
+      if (step == 0) first = last;
+    }
+    std::printf("tranche %s trains: %s\n", version, last < 0.97 * first ? "yes" : "no");
+    parse_data_type("fp31");
+  } catch (const ConfigurationError& error) {
+    std::printf("refused: %s\n", error.what());
     return 0;
   }
   return 1;
