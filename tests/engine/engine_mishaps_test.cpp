@@ -549,6 +549,25 @@ TEST(FailuresHalfWay, OptimizersThatDifferAreNamed) {
               HasSubstr("rank 1 started with another optimizer than rank 0"));
 }
 
+TEST(FailuresHalfWay, ModelsAndThreadsThatDifferAreNamed) {
+  for (const bool model : {true, false}) {
+    OddRun run;
+    run.ranks = 2;
+    run.frozen = false;
+    EXPECT_THAT(message_of<ConfigurationError>([&] {
+                  run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
+                    const Config config = odd_config(run);
+                    RuntimeOptions options = RuntimeOptions::from(config);
+                    if (!model && rank == 1) options.threads = 2;
+                    Runtime runtime(options, factory);
+                    Engine engine(runtime, odd_model(model && rank == 1), config);
+                  });
+                }),
+                HasSubstr(model ? "rank 1 started with another model than rank 0"
+                                : "rank 1 started with another numerics fingerprint"));
+  }
+}
+
 TEST(FailuresHalfWay, TheProgramTellsThePeersAndGetsItsStatus) {
   run_thread_ranks(2, [](int rank, const CommunicatorFactory& factory) {
     Runtime runtime(RuntimeOptions{}, factory);
