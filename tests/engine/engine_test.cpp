@@ -483,8 +483,11 @@ TEST(EngineEvaluation, AveragesOverRanksAndLeavesTheStepAlone) {
       }
     }
     EXPECT_EQ(engine.state_digest(), before);
+    const std::int64_t elements = engine.formula_wire_elements();
+    EXPECT_GT(elements, 0);
     whole_step(engine, runtime, 1);
     EXPECT_TRUE(engine.step().applied);
+    EXPECT_EQ(engine.formula_wire_elements(), elements) << "validation is not in the step's figure";
   });
 }
 
