@@ -1,6 +1,7 @@
 #include "tranche/engine/model_spec.h"
 
 #include <fmt/core.h>
+#include <bit>
 
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
@@ -92,6 +93,7 @@ std::int64_t ModelSpec::parameters() const {
 std::uint64_t ModelSpec::hash() const {
   Hash hash;
   hash.add(static_cast<std::int64_t>(units_.size()));
+  hash.add(tokens_per_sample);
   for (const UnitSpec& unit : units_) {
     hash.add(unit.name);
     hash.add(unit.uses_per_pass);
@@ -100,6 +102,9 @@ std::uint64_t ModelSpec::hash() const {
       hash.add(tensor.name);
       hash.add(tensor.shape.rank());
       for (const std::int64_t extent : tensor.shape.extents()) hash.add(extent);
+      hash.add(static_cast<std::int64_t>(tensor.initializer.kind));
+      hash.add(std::bit_cast<std::int32_t>(tensor.initializer.a));
+      hash.add(std::bit_cast<std::int32_t>(tensor.initializer.b));
     }
   }
   return hash.value();

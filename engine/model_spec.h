@@ -63,7 +63,8 @@ class ModelSpec {
   std::int64_t tokens_per_sample = 1;
   /// Operations for forward and backward of one token, for reports; 0 when unknown.
   double flops_per_token = 0;
-  /// Hash of names, shapes, order and uses; equal on all ranks, checked at start.
+  /// Hash of names, shapes, initializers, order, uses and tokens_per_sample; equal on all ranks, checked at
+  /// start.
   std::uint64_t hash() const;
 
  private:

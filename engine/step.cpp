@@ -78,7 +78,7 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
   std::vector<std::int64_t> host_tokens(static_cast<std::size_t>(micro_batches),
                                         config.micro_batch_size * model.tokens_per_sample);
   std::vector<kernels::GradientStatistics> host_statistics(unit_count);
-  host_statistics[0].sum_of_squares = 1;
+  host_statistics[0].sum_of_squares = 1.0 / ranks;
   Device& device = runtime.device();
   device.copy_to_host(compute, host_losses.data(), losses, micro_batches * 8);
   device.copy_to_host(compute, host_tokens.data(), token_counts, micro_batches * 8);

@@ -105,6 +105,13 @@ TEST(ModelSpec, TheHashTellsNamesShapesOrderAndUses) {
                                           hash({unit("aw", {{"x", {2, 3}}})}),
                                           hash({unit("a", {{"w", {2, 3}}, {"v", {2}}})})};
   EXPECT_EQ(hashes.size(), 10U);
+  // Ranks that draw other initial weights, or weigh samples otherwise, are told apart too.
+  ModelSpec drawn, longer;
+  drawn.add_unit({"a", {{"w", {2, 3}, Initializer::normal(0.02f)}}, 1});
+  longer.add_unit(a);
+  longer.tokens_per_sample = 7;
+  EXPECT_FALSE(hashes.contains(drawn.hash()));
+  EXPECT_FALSE(hashes.contains(longer.hash()));
 }
 
 }  // namespace
