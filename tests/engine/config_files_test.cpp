@@ -13,24 +13,13 @@ using testing::Contains;
 using testing::HasSubstr;
 using testing::SizeIs;
 
+/// The files are those that the program is run with too (tests/tools/program_test.py).
+std::string file(const char* name) {
+  return std::string(TRANCHE_CONFIGS) + "/" + name;
+}
+
 TEST(ConfigFiles, StageTwoWithItsUsualBuckets) {
-  const Config config = parse_config(R"({
-    "train_batch_size": 32,
-    "gradient_accumulation_steps": 4,
-    "bf16": {"enabled": true},
-    "zero_optimization": {
-      "stage": 2, "allgather_partitions": true, "allgather_bucket_size": 2e8, "overlap_comm": true,
-      "reduce_scatter": true, "reduce_bucket_size": 2e8, "contiguous_gradients": true
-    },
-    "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.999], "eps": 1e-8,
-      "weight_decay": 3e-7}},
-    "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-5,
-      "warmup_num_steps": 500}},
-    "gradient_clipping": 1.0,
-    "steps_per_print": 2000,
-    "wall_clock_breakdown": false
-  })",
-                                     2);
+  const Config config = load_config(file("deepspeed_stage2.json"), 2);
   EXPECT_EQ(config.stage, 2);
   EXPECT_EQ(config.micro_batch_size, 4);
   EXPECT_EQ(config.reduce_bucket_elements, 200'000'000);
@@ -45,28 +34,7 @@ TEST(ConfigFiles, StageTwoWithItsUsualBuckets) {
 }
 
 TEST(ConfigFiles, StageThreeWithFp16AndEveryStageThreeKey) {
-  const Config config = parse_config(R"({
-    "train_micro_batch_size_per_gpu": 2,
-    "fp16": {"enabled": true, "auto_cast": false, "loss_scale": 0, "initial_scale_power": 16,
-             "loss_scale_window": 1000, "hysteresis": 2, "consecutive_hysteresis": false,
-               "min_loss_scale": 1},
-    "zero_optimization": {
-      "stage": 3, "contiguous_gradients": true, "overlap_comm": true, "reduce_bucket_size": 5e8,
-      "sub_group_size": 1e9, "stage3_prefetch_bucket_size": 5e7, "stage3_param_persistence_threshold": 1e5,
-      "stage3_model_persistence_threshold": 9223372036854775807, "stage3_max_live_parameters": 1e9,
-      "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": true,
-      "stage3_module_granularity_threshold": 0, "stage3_use_all_reduce_for_fetch_params": false,
-      "stage3_allgather_sequential": false
-    },
-    "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.9, 0.95], "torch_adam": true}},
-    "zero_allow_untested_optimizer": true,
-    "activation_checkpointing": {"partition_activations": false, "cpu_checkpointing": false,
-      "number_checkpoints": 4,
-                                 "contiguous_memory_optimization": false},
-    "comms_logger": {"enabled": true, "verbose": false, "prof_all": true, "debug": false},
-    "tensorboard": {"enabled": true, "output_path": "logs/", "job_name": "run"}
-  })",
-                                     4);
+  const Config config = load_config(file("deepspeed_stage3_fp16.json"), 4);
   EXPECT_EQ(config.train_batch_size, 8);
   EXPECT_EQ(config.stage, 3);
   EXPECT_TRUE(config.loss_scaling);
@@ -78,48 +46,24 @@ TEST(ConfigFiles, StageThreeWithFp16AndEveryStageThreeKey) {
   EXPECT_THAT(config.notes, Contains(HasSubstr("tensorboard: no meaning here: every step's figures")));
 }
 
-constexpr std::string_view hugging_face = R"({
-    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16,
-             "hysteresis": 2, "min_loss_scale": 1},
-    "bf16": {"enabled": "auto"},
-    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto",
-      "weight_decay": "auto"}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto",
-                  "warmup_num_steps": "auto", "total_num_steps": "auto"}},
-    "zero_optimization": {
-      "stage": 3,
-      "offload_optimizer": {"device": "none", "pin_memory": true},
-      "offload_param": {"device": "none", "pin_memory": true},
-      "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
-      "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
-      "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
-      "stage3_gather_16bit_weights_on_model_save": true
-    },
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "steps_per_print": 2000,
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "wall_clock_breakdown": false
-  })";
-
 TEST(ConfigFiles, HuggingFaceWithAutoEverywhere) {
-  const Config config = parse_config(hugging_face, 2);
+  const Config config = load_config(file("hugging_face_auto.json"), 2);
   EXPECT_EQ(config.train_batch_size, 2);
   EXPECT_EQ(config.stage, 3);
   EXPECT_EQ(config.precision.compute, DataType::bfloat16);
   EXPECT_EQ(config.optimizer.learning_rate, 1e-3);
   EXPECT_EQ(config.gradient_clipping, 1.0);
   EXPECT_EQ(config.reduce_bucket_elements, 500'000'000);
-  const Config two = parse_config(hugging_face, 2, {"zero_optimization.stage=2", "train_batch_size=64"});
+  const Config two =
+      load_config(file("hugging_face_auto.json"), 2, {"zero_optimization.stage=2", "train_batch_size=64"});
   EXPECT_EQ(two.stage, 2);
   EXPECT_EQ(two.micro_batch_size, 32);
 }
 
 TEST(ConfigFiles, OffloadToADeviceIsRefusedByName) {
   try {
-    parse_config(
-        hugging_face, 1,
+    load_config(
+        file("hugging_face_auto.json"), 1,
         {"zero_optimization.offload_optimizer.device=cpu", "zero_optimization.offload_param.device=nvme"});
     ADD_FAILURE() << "nothing was thrown";
   } catch (const ConfigurationError& error) {
@@ -176,7 +120,7 @@ TEST(ConfigFiles, ParametersBelongToTheirType) {
 }
 
 TEST(ConfigFiles, SchedulesThatEndTakeTheRunsLengthFromTheProgram) {
-  Config config = parse_config(hugging_face, 1, {"scheduler.params.warmup_num_steps=10"});
+  Config config = load_config(file("hugging_face_auto.json"), 1, {"scheduler.params.warmup_num_steps=10"});
   try {
     make_schedule(config);
     ADD_FAILURE() << "nothing was thrown";
@@ -188,9 +132,9 @@ TEST(ConfigFiles, SchedulesThatEndTakeTheRunsLengthFromTheProgram) {
   // (110 - 60) / (110 - 10) of the optimizer's rate at iteration 60.
   EXPECT_DOUBLE_EQ(make_schedule(config)->learning_rate(61), 0.5e-3);
   // What the file says itself wins.
-  config = parse_config(hugging_face, 1,
-                        {"scheduler.params.warmup_num_steps=10", "scheduler.params.total_num_steps=210",
-                         "tranche.total_steps=110"});
+  config = load_config(file("hugging_face_auto.json"), 1,
+                       {"scheduler.params.warmup_num_steps=10", "scheduler.params.total_num_steps=210",
+                        "tranche.total_steps=110"});
   EXPECT_DOUBLE_EQ(make_schedule(config)->learning_rate(111), 0.5e-3);
 }
 

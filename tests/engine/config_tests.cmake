@@ -5,4 +5,5 @@ tranche_test(test_engine_config
           ${here}/model_spec_test.cpp
   LINK tranche::engine nlohmann_json::nlohmann_json fmt::fmt
   LABELS unit)
-target_compile_definitions(test_engine_config PRIVATE TRANCHE_DOCS="${PROJECT_SOURCE_DIR}/docs")
+target_compile_definitions(test_engine_config PRIVATE TRANCHE_DOCS="${PROJECT_SOURCE_DIR}/docs"
+                           TRANCHE_CONFIGS="${PROJECT_SOURCE_DIR}/tests/configs")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """program_test.py PROGRAM SUITE: the tranche program in processes of its own, alone and under mpirun.
 
-Suites: alone, errors, failures, digests, report. Every failed check prints the command that shows it.
+Suites: alone, configurations, errors, failures, digests, report. Every failed check prints the command that shows it.
 """
 
 import json
@@ -83,6 +83,23 @@ def suite_alone():
     skips = ["--dtype", "fp16", "--steps", "20", "--lr", "1e30", "--set", "tranche.maximum_consecutive_skips=2"]
     expect(TINY + skips, 0, 6)
     expect(TINY, 0, 0)
+
+
+def suite_configurations():
+    """DeepSpeed's files as users write them run unchanged (train_batch_size 32 and 4 accumulated fit 2 ranks)."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "configs")
+    for name, stage, dtype in (("deepspeed_stage2.json", 2, "bf16"), ("deepspeed_stage3_fp16.json", 3, "fp16"),
+                               ("hugging_face_auto.json", 3, "bf16")):
+        report = path(name + ".report.json")
+        arguments = TINY + ["--config", os.path.join(folder, name), "--report", report]
+        if expect(arguments, 2, 0)[0] != 0:
+            continue
+        with open(report, encoding="utf-8") as file:
+            written = json.load(file)
+        in_force = written["config"][dtype]["enabled"]
+        if written["stage"] != stage or in_force is not True or len(written["steps"]) != 3:
+            failures.append(name)
+            print(f"FAILED: {name} ran as stage {written['stage']}, {dtype} {in_force}, {len(written['steps'])} steps")
 
 
 def suite_errors():
@@ -239,7 +256,7 @@ def suite_report():
 
 
 begin = time.time()
-{"alone": suite_alone, "errors": suite_errors, "failures": suite_failures, "digests": suite_digests,
+{"alone": suite_alone, "configurations": suite_configurations, "errors": suite_errors, "failures": suite_failures, "digests": suite_digests,
  "report": suite_report}[SUITE]()
 print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
 sys.exit(1 if failures else 0)
