@@ -98,14 +98,6 @@ HWY_EXPORT(accumulate_range);
 HWY_EXPORT(add_bias_rows);
 HWY_EXPORT(bias_gradient_columns);
 
-void widen(DataType dtype, const void* from, float* to, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(convert)(dtype, from, DataType::float32, to, 0, count);
-}
-
-void narrow(const float* from, DataType dtype, void* to, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(convert)(DataType::float32, from, dtype, to, 0, count);
-}
-
 void cast(int threads, const ConstTensorView& from, const TensorView& to) {
   if (from.dtype == to.dtype) return copy(threads, from, to);  // keeps every bit, NaN payloads included
   parallel_ranges(threads, to.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {

@@ -19,8 +19,4 @@ void bias_gradient(int threads, const ConstTensorView& gradient, const TensorVie
 void gelu_forward(int threads, const ConstTensorView& x, const TensorView& y);
 void gelu_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& dx);
 
-/// One stretch converted on the calling thread; for kernels that work in fp32 on tiles of 16-bit tensors.
-void widen(DataType dtype, const void* from, float* to, std::int64_t count);
-void narrow(const float* from, DataType dtype, void* to, std::int64_t count);
-
 }  // namespace tranche::kernels::cpu
