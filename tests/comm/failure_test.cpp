@@ -193,7 +193,8 @@ TEST(Failures, CallsThatDoNotMatchAreFound) {
     run_thread_ranks(2, [](int rank, const CommunicatorFactory& factory) {
       const auto comm = factory(with_timeout(30));
       std::vector<float> full(200);
-      comm->all_gather(full.data() + rank * 10, full.data(), 10 + rank, DataType::float32, 0, {}, label)
+      comm->all_gather(full.data() + rank * (10 + rank), full.data(), 10 + rank, DataType::float32, 0, {},
+                       label)
           .wait();
     });
     FAIL() << "nothing was thrown";
