@@ -3,6 +3,8 @@
 #include "tranche/engine/config.h"
 
 #include <fmt/core.h>
+#include <cerrno>
+#include <cstring>
 
 #include <algorithm>
 #include <cctype>
@@ -321,11 +323,13 @@ Config parse_config(std::string_view json_text, int ranks, const std::vector<std
 }
 
 Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides) {
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   if (file) text << file.rdbuf();
   if (!file || !text) {
-    throw ConfigurationError(fmt::format("configuration file '{}' cannot be read", path));
+    throw ConfigurationError(
+        fmt::format("configuration file '{}' cannot be read: {}", path, std::strerror(errno)));
   }
   return parse(text.str(), ranks, overrides, fmt::format("configuration file '{}'", path));
 }

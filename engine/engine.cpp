@@ -132,10 +132,13 @@ void Engine::Impl::lay_out() {
   }
   const std::vector<std::string> unmatched = groups.unmatched(names);
   if (!unmatched.empty()) {
+    std::string plain = unmatched.front();
+    std::erase(plain, '*');
+    const std::string near = nearest(plain, names);
     throw ConfigurationError("pattern '" + unmatched.front() +
-                             "' in tranche.frozen or tranche.parameter_groups "
-                             "matches no tensor; the nearest name is '" +
-                             nearest(unmatched.front(), names) + "'");
+                             "' in tranche.frozen or tranche.parameter_groups matches no tensor" +
+                             (near.empty() ? "; the first tensor is '" + names.front() + "'"
+                                           : "; the nearest name is '" + near + "'"));
   }
   if (std::all_of(tensors.begin(), tensors.end(), [](const TensorState& t) { return t.frozen; })) {
     throw ConfigurationError("tranche.frozen leaves no tensor to train");
@@ -208,8 +211,10 @@ int Engine::Impl::find_tensor(std::string_view name) const {
   if (found != tensor_index.end()) return found->second;
   std::vector<std::string> names;
   for (const TensorState& tensor : tensors) names.push_back(tensor.name);
-  throw InvalidArgument("the model has no tensor '" + std::string(name) + "'; the nearest is '" +
-                        nearest(name, names) + "'");
+  const std::string near = nearest(name, names);
+  throw InvalidArgument(
+      "the model has no tensor '" + std::string(name) + "'" +
+      (near.empty() ? "; the first is '" + names.front() + "'" : "; the nearest is '" + near + "'"));
 }
 
 void Engine::Impl::allocate_flat(FlatState& flat, const std::string& name, bool trainable) {

@@ -162,11 +162,14 @@ std::string Engine::summary() const {
           "{} parameters + {} gradients + {} optimizer = {} ({} of it padding)",
           format_bytes(bytes.parameters), format_bytes(bytes.gradients), format_bytes(bytes.optimizer),
           format_bytes(bytes.parameters + bytes.gradients + bytes.optimizer), format_bytes(bytes.padding)));
-  const std::int64_t slot = impl.whole_parameters() ? 0 : largest * size_of(config.precision.compute);
-  row("also resident",
-      fmt::format("{} workspace, up to {} x {} gathered, {} communication slab",
-                  format_bytes(config.workspace_bytes), impl.whole_parameters() ? 0 : config.depth,
-                  format_bytes(slot), format_bytes(config.communication_slab_bytes)));
+  std::string resident = format_bytes(config.workspace_bytes) + " workspace";
+  if (!impl.whole_parameters()) {
+    resident += fmt::format(", up to {} x {} gathered", config.depth,
+                            format_bytes(largest * size_of(config.precision.compute)));
+  }
+  if (impl.ranks > 1)
+    resident += ", " + format_bytes(config.communication_slab_bytes) + " communication slab";
+  row("also resident", resident);
   for (int lower = impl.stage - 1; lower >= 0 && impl.ranks > 1; --lower) {
     const std::int64_t here = impl.resident_bytes(impl.stage), there = impl.resident_bytes(lower);
     if (there >= here) continue;
@@ -181,13 +184,17 @@ std::string Engine::summary() const {
   const std::int64_t reductions = impl.policy == ReductionPolicy::boundary ? 1 : config.accumulation_steps;
   const double share = static_cast<double>(impl.ranks - 1) / impl.ranks;
   const DataType gather_dtype = impl.stage == 0 ? config.precision.accumulation : config.precision.compute;
-  row("wire per step, rank",
-      fmt::format("{} gradients + {}{} {}",
-                  format_bytes(static_cast<std::int64_t>(static_cast<double>(reductions * padded) * share) *
-                               size_of(config.precision.wire)),
-                  impl.stage == 3 ? "about " : "",
-                  format_bytes(static_cast<std::int64_t>(gather_elements * share) * size_of(gather_dtype)),
-                  impl.stage == 0 ? "reduced gradients" : "parameters"));
+  if (impl.ranks == 1) {
+    row("wire per step, rank", "nothing");
+  } else {
+    row("wire per step, rank",
+        fmt::format("{} gradients + {}{} {}",
+                    format_bytes(static_cast<std::int64_t>(static_cast<double>(reductions * padded) * share) *
+                                 size_of(config.precision.wire)),
+                    impl.stage == 3 ? "about " : "",
+                    format_bytes(static_cast<std::int64_t>(gather_elements * share) * size_of(gather_dtype)),
+                    impl.stage == 0 ? "reduced gradients" : "parameters"));
+  }
   for (const std::string& note : config.notes) row("note", note);
   return text;
 }

@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
+#include <cerrno>
+#include <cstring>
 
 #include <filesystem>
 #include <fstream>
@@ -147,10 +149,12 @@ GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
 }
 
 GptConfig GptConfig::load(const std::string& path) {
+  errno = 0;
   std::ifstream stream(path, std::ios::binary);
   std::ostringstream text;
   if (!stream || !(text << stream.rdbuf())) {
-    throw ConfigurationError(fmt::format("{}: cannot be read as a model's config.json", path));
+    throw ConfigurationError(
+        fmt::format("{}: cannot be read as a model's config.json: {}", path, std::strerror(errno)));
   }
   return from_json(text.str(), path);
 }

@@ -39,6 +39,9 @@ Failure describe(const std::exception_ptr& error) {
     std::rethrow_exception(error);
   } catch (const comm::PeerFailure& failure) {
     return {failure.what(), static_cast<int>(failure.exit_status()), true};
+  } catch (const ConfigurationError& usage) {
+    // What the user gave is at fault: where in the sources it was noticed is of no use to them.
+    return {usage.message(), static_cast<int>(usage.exit_status()), false};
   } catch (const Error& known) {
     return {known.what(), static_cast<int>(known.exit_status()), false};
   } catch (const std::bad_alloc&) {

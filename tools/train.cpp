@@ -104,6 +104,9 @@ class Training {
   }
 
   void finish(double seconds) {
+    if (run_.speaks()) {
+      progress_.say(fmt::format("validating on {} held-out windows", run_.data.evaluation.size()));
+    }
     const EvaluationResult held_out = run_.validate(last_.step);
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();

@@ -398,7 +398,7 @@ TEST(Config, AFileIsNamedInItsErrors) {
     load_config(path, 1);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const ConfigurationError& error) {
-    EXPECT_EQ(error.message(), "configuration file '" + path + "' cannot be read");
+    EXPECT_EQ(error.message(), "configuration file '" + path + "' cannot be read: No such file or directory");
   }
 }
 

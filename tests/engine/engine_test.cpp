@@ -157,6 +157,15 @@ TEST(EngineFailures, FrozenPatternsThatMatchNothing) {
                 Engine engine(runtime, odd_model(), config);
               }),
               AllOf(HasSubstr("'mixt.frozen'"), HasSubstr("matches no tensor"), HasSubstr("'mixed.frozen'")));
+  EXPECT_THAT(
+      message_of<ConfigurationError>([&] {
+        Config config = odd_config(run);
+        config.frozen = {"elephant.*"};
+        Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+        Engine engine(runtime, odd_model(), config);
+      }),
+      HasSubstr("'elephant.*' in tranche.frozen or tranche.parameter_groups matches no tensor; the first "
+                "tensor is 'tied.a'"));
   EXPECT_THAT(message_of<ConfigurationError>([&] {
                 Config config = odd_config(run);
                 config.frozen = {"*"};
@@ -554,6 +563,10 @@ TEST(EngineReports, SummaryShowsWhatIsInForce) {
   on_ranks(run, [](Engine& engine, Runtime&) {
     EXPECT_THAT(engine.summary(), AllOf(HasSubstr("2 x stage 3, micro_batch"), HasSubstr("compute bf16"),
                                         HasSubstr("accumulation fp32"), HasSubstr("matmul")));
+  });
+  // One rank gathers and sends nothing, and says so instead of listing zeros.
+  on_ranks({}, [](Engine& engine, Runtime&) {
+    EXPECT_THAT(engine.summary(), AllOf(HasSubstr("nothing"), testing::Not(HasSubstr("gathered"))));
   });
 }
 
