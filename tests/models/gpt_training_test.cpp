@@ -1,6 +1,7 @@
 // Training runs: against fp64, over ranks, with dropout, in evaluation, and on the meta device.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <cstdio>
 
 #include <numeric>
 
@@ -64,11 +65,20 @@ double largest_relative_difference(const std::vector<double>& a, const std::vect
   return largest;
 }
 
+/// The README's table quotes what this prints.
+double measured(const char* what, double difference) {
+  std::printf("measured: %s, 50 steps against fp64: largest relative difference of the losses %.2g\n", what,
+              difference);
+  return difference;
+}
+
 TEST(GptTraining, FiftyStepsInFp32AgreeWithFp64) {
   for (const Config& config : {training_config(1), sgd(training_config(1))}) {
     const auto wanted = reference_losses(tiny_gpt(), config, 50);
     const auto run = train_gpt(1, tiny_gpt(), config, 50, time_steps, true);
-    EXPECT_LE(largest_relative_difference(run.losses, wanted), 1e-5) << config.optimizer.type;
+    EXPECT_LE(
+        measured(("fp32 " + config.optimizer.type).c_str(), largest_relative_difference(run.losses, wanted)),
+        1e-5);
     EXPECT_LT(run.losses.back(), run.losses.front() - 0.3) << "it learns";
   }
 }
@@ -79,8 +89,8 @@ TEST(GptTraining, Bf16StaysWithinItsBoundOfFp64) {
   config.precision.compute = config.precision.wire = DataType::bfloat16;
   const auto run = train_gpt(1, tiny_gpt(), config, 50, time_steps, true);
   // The bound stated for bf16: 0.3 % of the loss at every step. Weights and activations are rounded to 2^-9
-  // of their size, and the loss averages over tokens; 0.09 % was measured.
-  EXPECT_LE(largest_relative_difference(run.losses, wanted), 0.003);
+  // of their size, and the loss averages over tokens.
+  EXPECT_LE(measured("bf16 AdamW", largest_relative_difference(run.losses, wanted)), 0.003);
 }
 
 void expect_equal_runs(const GptRun& actual, const GptRun& wanted, double weight_tolerance) {
