@@ -11,6 +11,7 @@
 #include "tranche/comm/meter.h"
 #include "tranche/core/dtype.h"
 #include "tranche/device/event.h"
+#include "tranche/device/memory.h"
 
 namespace tranche {
 
@@ -21,6 +22,8 @@ struct OperationLabel {
   std::string_view unit;
   std::string_view phase;
   Traffic traffic = Traffic::data;  ///< data counts towards the formula of section 2, control apart
+  /// Where the call's buffers lie. Calls of either kind are ordered by their `ready` events alone.
+  Tier memory = Tier::device;
 };
 
 /// How gradients are summed: in rank order inside groups of `group_size` consecutive ranks, then over groups.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tranche/device/memory.h"
+#include "tranche/device/replay.h"
 #include "tranche/device/stream.h"
 
 namespace tranche {
@@ -16,6 +17,14 @@ struct DeviceOptions {
   int index = 0;
   /// Host threads for kernels on the compute stream (cpu); 0 takes the cores of the affinity mask.
   int threads = 1;
+};
+
+/// What the host did to a device since it was made; for tests that count it.
+struct DeviceCounters {
+  /// Times the host thread stopped until the device had reached a point (synchronize, Event::wait on a point
+  /// not yet passed, a copy that could not be asynchronous). cpu and meta: 0.
+  std::int64_t host_waits = 0;
+  std::int64_t replays = 0;  ///< runs of a Replay that launched a captured graph
 };
 
 /// Outlives its streams and everything allocated from it. One per rank.
@@ -38,9 +47,19 @@ class Device {
   virtual std::unique_ptr<Stream> create_inline_stream(std::string name, int threads) = 0;
   /// The undecorated resource of a tier; nvme belongs to offload/ and throws InvalidArgument here.
   virtual MemoryResource& memory(Tier tier) = 0;
-  /// Copies between device memory and host memory, ordered on `stream`.
+  /// Whether host code may touch memory of Tier::device (cpu).
+  virtual bool host_accessible() const = 0;
+  /// Copies between device memory and host memory, ordered on `stream`. `host` holds the bytes once `stream`
+  /// has been synchronized (or, for memory of Tier::host, once an event recorded behind the copy has passed).
+  /// `host` may be reused as soon as copy_from_host returns, unless it is memory of Tier::host, which is read
+  /// in stream order.
   virtual void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) = 0;
   virtual void copy_from_host(Stream& stream, void* device, const void* host, std::int64_t bytes) = 0;
+  /// Sets `bytes` bytes of device memory to `value`, ordered on `stream`.
+  virtual void fill_bytes(Stream& stream, void* device, unsigned char value, std::int64_t bytes) = 0;
+  /// A piece of work that is issued the same way again and again (see replay.h).
+  virtual std::unique_ptr<Replay> create_replay(std::string name) = 0;
+  virtual DeviceCounters counters() const { return {}; }
 };
 
 /// Makes a device. Throws NotCompiled for cuda when the build has none, ConfigurationError when no such

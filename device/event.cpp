@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "tranche/core/clock.h"
+
 namespace tranche {
 namespace {
 
@@ -25,6 +27,7 @@ struct HostEvent::Impl {
   std::condition_variable passed;
   std::atomic<bool> done{false};  // written under the mutex; read without it by query()
   std::exception_ptr error;       // written before done
+  double when = 0;                // likewise
   std::function<void()> progress;
 
   bool finish(std::exception_ptr failure) {
@@ -32,6 +35,7 @@ struct HostEvent::Impl {
       std::lock_guard lock(mutex);
       if (done.load(std::memory_order_relaxed)) return false;
       error = std::move(failure);
+      when = seconds_now();
       done.store(true, std::memory_order_release);
     }
     passed.notify_all();
@@ -88,6 +92,10 @@ bool HostEvent::wait(double seconds) {
   }
   if (impl_->error) std::rethrow_exception(impl_->error);
   return true;
+}
+
+double HostEvent::passed_at() {
+  return query() ? impl_->when : std::numeric_limits<double>::quiet_NaN();
 }
 
 void HostEvent::complete() {

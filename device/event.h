@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 
 namespace tranche {
@@ -16,6 +17,8 @@ class EventState {
   /// Blocks the calling thread until passed or `seconds` elapsed (negative: no limit); returns whether it
   /// was passed. Rethrows the failure when the work before the event failed.
   virtual bool wait(double seconds) = 0;
+  /// When the point was passed, in seconds_now() of this process; NaN while it is not, or when it is unknown.
+  virtual double passed_at() { return std::numeric_limits<double>::quiet_NaN(); }
 };
 
 /// Copyable handle. A default-constructed event is a point already passed.
@@ -31,6 +34,10 @@ class Event {
   }
   /// Blocks the host at most `seconds`; returns whether the event was passed.
   bool wait_for(double seconds) const { return !state_ || state_->wait(seconds); }
+  /// See EventState; NaN for a default-constructed event.
+  double passed_at() const {
+    return state_ ? state_->passed_at() : std::numeric_limits<double>::quiet_NaN();
+  }
   const std::shared_ptr<EventState>& state() const noexcept { return state_; }
 
  private:
@@ -44,6 +51,7 @@ class HostEvent : public EventState {
   ~HostEvent() override;
   bool query() override;
   bool wait(double seconds) override;
+  double passed_at() override;
   /// Marks the point passed; wakes waiters. Calling twice is harmless.
   void complete();
   /// Marks the point failed; waiters rethrow `error`.

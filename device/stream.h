@@ -37,8 +37,9 @@ class Stream {
   virtual const std::string& name() const = 0;
   /// Host threads a kernel on this stream may use (cpu); 1 elsewhere.
   virtual int threads() const = 0;
-  /// Runs `work` after everything issued before. cpu: inline for the compute stream, on the stream's own
-  /// thread otherwise; meta: dropped; cuda: InvalidArgument (kernels launch on native_handle()).
+  /// Runs `work` on the host after everything issued before. cpu: inline for the compute stream, on the
+  /// stream's own thread otherwise; meta: dropped; cuda: a host function in stream order (it may block, and
+  /// must neither call CUDA nor touch device memory; kernels launch on native_handle() instead).
   /// `name` labels the span in a trace. A failure surfaces at the next wait on a later event, and later
   /// work of the stream is skipped; an inline stream throws it right here instead.
   virtual void enqueue(std::string_view name, std::function<void()> work) = 0;

@@ -160,7 +160,7 @@ void Engine::Impl::agree_on_start() {
   std::vector<Start> all(static_cast<std::size_t>(ranks), mine);
   shard
       .all_gather(&mine, all.data(), sizeof(Start), DataType::uint8, 0, {},
-                  OperationLabel{"start", "agree", Traffic::control})
+                  OperationLabel{"start", "agree", Traffic::control, Tier::host})
       .wait();
   for (std::size_t r = 0; r < all.size(); ++r) {
     const char* differs = all[r].version != all[0].version               ? "library version"
@@ -422,7 +422,7 @@ EvaluationResult Engine::Impl::finish_evaluation() {
   std::vector<Share> all(static_cast<std::size_t>(ranks), mine);
   shard
       .all_gather(&mine, all.data(), sizeof(Share), DataType::uint8, 0, {},
-                  OperationLabel{"evaluation", "agree", Traffic::control})
+                  OperationLabel{"evaluation", "agree", Traffic::control, Tier::host})
       .wait();
   EvaluationResult result;
   double loss = 0;

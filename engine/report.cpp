@@ -34,7 +34,7 @@ std::string Engine::memory_report() {
     for (const Category category : all_categories) values.push_back(account.persistent[category]);
     impl.shard
         .all_reduce(values.data(), static_cast<std::int64_t>(values.size()), DataType::int64,
-                    ReduceOperation::maximum, OperationLabel{"report", "memory", Traffic::control})
+                    ReduceOperation::maximum, OperationLabel{"report", "memory", Traffic::control, Tier::host})
         .wait();
     if (values[0] == 0) continue;
     ordered_json categories = ordered_json::object(), persistent = ordered_json::object();

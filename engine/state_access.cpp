@@ -45,8 +45,8 @@ void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float 
   }
 }
 
-constexpr OperationLabel access_label(std::string_view tensor) {
-  return {tensor, "access", Traffic::control};
+constexpr OperationLabel access_label(std::string_view tensor, Tier memory = Tier::host) {
+  return {tensor, "access", Traffic::control, memory};
 }
 
 }  // namespace
@@ -236,7 +236,7 @@ std::vector<float> Engine::Impl::gradient_of(std::string_view name) {
     const std::vector<Event> ready{compute.record()};
     shard
         .reduce_scatter(sent.data, wire, sum.data(), accumulation, mine.size(), options, ready,
-                        access_label(tensor.name))
+                        access_label(tensor.name, Tier::device))
         .wait();
     values = gather_tensor(index, sum.data(), accumulation, mine);
   } else {

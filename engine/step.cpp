@@ -116,7 +116,7 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
   for (std::size_t r = 0; r < rank_count; ++r) std::memcpy(received.data() + blob * r, sent.data(), blob);
   shard
       .all_gather(sent.data(), received.data(), static_cast<std::int64_t>(blob), DataType::uint8, 0, {},
-                  OperationLabel{"step", "agree", Traffic::control})
+                  OperationLabel{"step", "agree", Traffic::control, Tier::host})
       .wait();
 
   const auto value = [&](std::size_t r, std::size_t index) {

@@ -10,14 +10,22 @@
 
 namespace tranche::kernels {
 
-/// Counts `cost` on the stream and runs the call: on cpu `cpu()` is enqueued (it must own what it captures,
-/// for it may run on another thread after this function has returned); on meta nothing more is done.
-/// Arguments are validated before. Throws NotCompiled on cuda.
-template <class Cpu>
-void dispatch(Stream& stream, std::string_view name, const meta::Cost& cost, Cpu&& cpu) {
-  if (stream.kind() == DeviceKind::cuda) throw NotCompiled("the CUDA kernels", "TRANCHE_CUDA");
+/// Counts `cost` on the stream and runs the call. cpu: `cpu()` is enqueued (it must own what it captures, for
+/// it may run on another thread after this function has returned). cuda: `cuda()` launches on the stream at
+/// once, on the calling thread; without CUDA in the build it is a stub that throws NotCompiled. meta: nothing
+/// more is done. Arguments are validated before.
+template <class Cpu, class Cuda>
+void dispatch(Stream& stream, std::string_view name, const meta::Cost& cost, Cpu&& cpu, Cuda&& cuda) {
+  if (stream.kind() == DeviceKind::cuda) std::forward<Cuda>(cuda)();
   stream.count(cost.operations, cost.bytes_read, cost.bytes_written);
   if (stream.kind() == DeviceKind::cpu) stream.enqueue(name, std::forward<Cpu>(cpu));
+}
+
+/// For kernels that have no CUDA version.
+template <class Cpu>
+void dispatch(Stream& stream, std::string_view name, const meta::Cost& cost, Cpu&& cpu) {
+  dispatch(stream, name, cost, std::forward<Cpu>(cpu),
+           [] { throw NotCompiled("the CUDA kernels", "TRANCHE_CUDA"); });
 }
 
 }  // namespace tranche::kernels

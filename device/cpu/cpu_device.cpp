@@ -68,6 +68,13 @@ class CpuDevice : public Device {
     if (tier == Tier::host) return *host_memory_;
     throw InvalidArgument("a device has no memory of tier nvme; the block store of offload/ holds it");
   }
+  bool host_accessible() const override { return true; }
+  void fill_bytes(Stream& stream, void* device, unsigned char value, std::int64_t bytes) override {
+    if (bytes < 0) throw InvalidArgument("fill_bytes of " + std::to_string(bytes) + " bytes");
+    if (bytes == 0) return;
+    stream.enqueue("fill bytes", [=] { std::memset(device, value, static_cast<std::size_t>(bytes)); });
+  }
+  std::unique_ptr<Replay> create_replay(std::string) override { return std::make_unique<DirectReplay>(); }
   void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) override {
     copy_bytes(stream, "copy to host", host, device, bytes);
   }

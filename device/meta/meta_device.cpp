@@ -51,6 +51,9 @@ class MetaDevice : public Device {
     if (tier == Tier::host) return *host_memory_;
     throw InvalidArgument("a device has no memory of tier nvme; the block store of offload/ holds it");
   }
+  bool host_accessible() const override { return false; }
+  void fill_bytes(Stream&, void*, unsigned char, std::int64_t bytes) override { check(bytes); }
+  std::unique_ptr<Replay> create_replay(std::string) override { return std::make_unique<DirectReplay>(); }
   void copy_to_host(Stream&, void*, const void*, std::int64_t bytes) override { check(bytes); }
   void copy_from_host(Stream&, void*, const void*, std::int64_t bytes) override { check(bytes); }
 
