@@ -25,6 +25,12 @@ struct AdamArguments {
 void adam_update(Stream& stream, const AdamArguments& arguments, const ConstTensorView& gradient,
                  const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
                  const TensorView& weight);
+/// The same with the arguments in device memory, read when the update runs and not when it is issued: what a
+/// captured graph replays, and what lets another kernel decide on `apply`. The same bits as the call above;
+/// it is issued and counted whatever `apply` says. The struct stays as it is until the update has run.
+void adam_update(Stream& stream, const AdamArguments* device_arguments, const ConstTensorView& gradient,
+                 const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
+                 const TensorView& weight);
 
 /// Stochastic gradient descent with momentum as PyTorch defines it: g = gradient * gradient_scale +
 /// weight_decay * w; b = momentum * b + (1 - dampening) * g (b = g in the first step); d = nesterov ?
@@ -38,6 +44,10 @@ struct SgdArguments {
 };
 /// momentum_buffer has null data when momentum is 0.
 void sgd_update(Stream& stream, const SgdArguments& arguments, const ConstTensorView& gradient,
+                const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight);
+/// The same with the arguments in device memory, as adam_update above. A momentum_buffer with null data means
+/// no momentum, whatever the arguments say. Counted as a step that is neither the first nor nesterov.
+void sgd_update(Stream& stream, const SgdArguments* device_arguments, const ConstTensorView& gradient,
                 const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight);
 
 }  // namespace tranche::kernels

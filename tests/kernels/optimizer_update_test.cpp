@@ -233,6 +233,53 @@ TEST(OptimizerUpdate, MaskedUpdateWritesNothing) {
   EXPECT_EQ(state.bits(), before);
 }
 
+TEST(OptimizerUpdate, ArgumentsInMemoryAreReadWhenTheUpdateRuns) {
+  for (const DataType moment : {DataType::float32, DataType::bfloat16}) {
+    State wanted(DataType::bfloat16, moment, DataType::bfloat16, 77, 5);
+    State got = wanted;
+    State sgd_wanted = wanted;
+    State sgd_got = wanted;
+    State plain_wanted = wanted;
+    State plain_got = wanted;
+    adam_spec(adam_arguments(true), wanted, true);
+    sgd_spec(sgd_arguments().back(), sgd_wanted, true);
+    SgdArguments no_momentum = sgd_arguments().back();
+    no_momentum.momentum = 0;
+    sgd_spec(no_momentum, plain_wanted, true);
+    TestStream stream(1, DeviceKind::cpu, true);
+    AdamArguments adam;  // would write something else
+    SgdArguments sgd;
+    adam_update(stream, &adam, got.gradient.view(), got.master.view(), got.first.view(), got.second.view(),
+                got.weight.view());
+    sgd_update(stream, &sgd, sgd_got.gradient.view(), sgd_got.master.view(), sgd_got.first.view(),
+               sgd_got.weight.view());
+    sgd_update(stream, &sgd, plain_got.gradient.view(), plain_got.master.view(), {}, plain_got.weight.view());
+    adam = adam_arguments(true);
+    sgd = sgd_arguments().back();
+    stream.run();
+    EXPECT_TRUE(got.bits() == wanted.bits());
+    EXPECT_TRUE(sgd_got.bits() == sgd_wanted.bits());
+    EXPECT_TRUE(plain_got.bits() == plain_wanted.bits());
+  }
+}
+
+TEST(OptimizerUpdate, MaskedUpdateOfArgumentsInMemoryIsIssuedAndWritesNothing) {
+  State state(DataType::float32, DataType::float32, DataType::bfloat16, 77, 5);
+  const std::string before = state.bits();
+  auto adam = adam_arguments(true);
+  adam.apply = false;
+  auto sgd = sgd_arguments().back();
+  sgd.apply = false;
+  TestStream stream;
+  adam_update(stream, &adam, state.gradient.view(), state.master.view(), state.first.view(),
+              state.second.view(), state.weight.view());
+  sgd_update(stream, &sgd, state.gradient.view(), state.master.view(), state.first.view(),
+             state.weight.view());
+  EXPECT_EQ(state.bits(), before);
+  EXPECT_EQ(stream.names, (std::vector<std::string>{"adam_update", "sgd_update"}));
+  EXPECT_EQ(stream.work().kernels, 2);
+}
+
 TEST(OptimizerUpdate, KeepsSubnormals) {
   for (const auto& set : cpu::instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
@@ -289,7 +336,7 @@ TEST(OptimizerUpdate, RefusesByName) {
   const auto adam = [&](TensorView g, TensorView w, TensorView m, TensorView v, TensorView copy) {
     return refusal([&] {
       TestStream stream(1, DeviceKind::meta);
-      adam_update(stream, {}, g, w, m, v, copy);
+      adam_update(stream, AdamArguments{}, g, w, m, v, copy);
     });
   };
   const auto g = s.gradient.view(), w = s.master.view(), m = s.first.view(), v = s.second.view();
@@ -305,6 +352,16 @@ TEST(OptimizerUpdate, RefusesByName) {
   EXPECT_EQ(adam(g, w, m, v, integers.view()),
             "adam_update: `weight` has dtype int32, wanted fp32, bf16 or fp16");
   EXPECT_EQ(adam(g, w, m, v, three.view()), "adam_update: `weight` has 3 elements, wanted 4");
+  EXPECT_EQ(refusal([&] {
+              TestStream stream(1, DeviceKind::meta);
+              adam_update(stream, static_cast<const AdamArguments*>(nullptr), g, w, m, v, {});
+            }),
+            "adam_update: `device_arguments` is null");
+  EXPECT_EQ(refusal([&] {
+              TestStream stream(1, DeviceKind::meta);
+              sgd_update(stream, static_cast<const SgdArguments*>(nullptr), g, w, m, {});
+            }),
+            "sgd_update: `device_arguments` is null");
   SgdArguments momentum;
   momentum.momentum = 0.9f;
   const auto sgd = [&](TensorView buffer) {
