@@ -3,8 +3,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <typeindex>
+#include <utility>
+#include <vector>
 
 #include "tranche/device/event.h"
 
@@ -61,6 +65,18 @@ class Stream {
     work_.bytes_written += bytes_written;
   }
   const WorkCount& work() const noexcept { return work_; }
+  /// What a library keeps between calls on one stream (a handle and the algorithms it chose): the stream's
+  /// only T, default-constructed when first asked for and destroyed with the stream. Each using source has a
+  /// type of its own for it. For the issuing thread.
+  template <class T>
+  T& attachment() {
+    for (const auto& [type, object] : attachments_) {
+      if (type == std::type_index(typeid(T))) return *static_cast<T*>(object.get());
+    }
+    auto made = std::make_shared<T>();
+    attachments_.emplace_back(typeid(T), made);
+    return *made;
+  }
   /// Spans of enqueued work are recorded here when set (not owned; may be nullptr).
   void set_trace(TraceRecorder* trace) { trace_ = trace; }
 
@@ -69,6 +85,7 @@ class Stream {
 
  private:
   WorkCount work_;
+  std::vector<std::pair<std::type_index, std::shared_ptr<void>>> attachments_;
   TraceRecorder* trace_ = nullptr;
 };
 

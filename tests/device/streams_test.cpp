@@ -335,6 +335,27 @@ TEST(CudaDevice, SaysWhyItCannotBeUsed) {
   }
 }
 
+TEST(Stream, KeepsOneAttachmentOfATypeAsLongAsItLives) {
+  struct Handle {
+    int uses = 0;
+    std::shared_ptr<int> alive = std::make_shared<int>(0);
+  };
+  struct OtherHandle {
+    int uses = 0;
+  };
+  const auto device = make_device({.kind = DeviceKind::meta});
+  auto stream = device->create_stream("side");
+  stream->attachment<Handle>().uses = 3;
+  stream->attachment<OtherHandle>().uses = 5;
+  EXPECT_EQ(stream->attachment<Handle>().uses, 3);
+  EXPECT_EQ(stream->attachment<OtherHandle>().uses, 5);
+  EXPECT_EQ(device->compute_stream().attachment<Handle>().uses, 0);
+  const std::weak_ptr<int> alive = stream->attachment<Handle>().alive;
+  EXPECT_FALSE(alive.expired());
+  stream.reset();
+  EXPECT_TRUE(alive.expired());
+}
+
 TEST(DeviceKind, HasNames) {
   EXPECT_EQ(name_of(DeviceKind::cpu), "cpu");
   EXPECT_EQ(name_of(DeviceKind::cuda), "cuda");
