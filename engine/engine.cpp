@@ -61,7 +61,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in,
 }
 
 Engine::Impl::~Impl() {
-  // Collectives under way still touch the buffers; a failed communicator has let go of them.
+  // Collectives and kernels under way still touch the buffers; a failed communicator has let go of them.
   for (UnitState& unit : units) {
     for (const Event& event : {unit.trainable.filled, unit.frozen.filled, unit.reduced}) {
       try {
@@ -69,6 +69,10 @@ Engine::Impl::~Impl() {
       } catch (...) {
       }
     }
+  }
+  try {
+    compute.synchronize();
+  } catch (...) {
   }
 }
 
@@ -433,6 +437,7 @@ EvaluationResult Engine::Impl::finish_evaluation() {
   result.loss = result.tokens > 0 ? loss / static_cast<double>(result.tokens) : 0.0;
   in_evaluation = false;
   step_gathered_elements = 0;
+  exposed_waits.clear();
   exposed_gather = 0;
   set_phase("idle");
   return result;

@@ -70,6 +70,11 @@ struct Engine::Impl {
   void open_micro_batch();
   EvaluationResult finish_evaluation();
 
+  /// Has the compute stream wait for a collective's event; the time that this costs is added to `*seconds` by
+  /// settle_exposed_waits(), once the device has passed both points.
+  void wait_for_collective(const Event& event, double* seconds);
+  void settle_exposed_waits();
+
   // --- report.cpp ---
   /// Model state of this rank at another stage plus the slots that a step of it holds at once; an estimate
   /// for telling when a stage does not pay.
@@ -163,6 +168,13 @@ struct Engine::Impl {
 
   // Reports.
   double step_started = 0;
+  struct ExposedWait {
+    Event arrived;  ///< where the compute stream began to wait; without a time of its own where work is inline
+    double issued = 0;
+    Event awaited;
+    double* seconds = nullptr;
+  };
+  std::vector<ExposedWait> exposed_waits;
   double exposed_gather = 0, exposed_reduce = 0;
   std::int64_t step_gathered_elements = 0;    ///< padded elements of stage 3 gathers since the step began
   std::int64_t recorded_gather_elements = 0;  ///< of the last whole step

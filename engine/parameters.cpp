@@ -37,12 +37,28 @@ void Engine::Impl::acquire_unit(int index) {
   if (in_order) ++expected.position;
   ++unit.holders;
   for (const FlatState* flat : {&unit.trainable, &unit.frozen}) {
-    const Stopwatch waiting;
-    const bool exposed = !flat->filled.query();
-    compute.wait(flat->filled);
-    if (exposed) exposed_gather += waiting.seconds();
+    wait_for_collective(flat->filled, &exposed_gather);
   }
   prefetch();
+}
+
+void Engine::Impl::wait_for_collective(const Event& event, double* seconds) {
+  if (event.query()) {
+    compute.wait(event);  // rethrows a failure
+    return;
+  }
+  ExposedWait wait{compute.record(), seconds_now(), event, seconds};
+  compute.wait(event);
+  exposed_waits.push_back(std::move(wait));
+}
+
+void Engine::Impl::settle_exposed_waits() {
+  for (const ExposedWait& wait : exposed_waits) {
+    const double arrived = wait.arrived.state() ? wait.arrived.passed_at() : wait.issued;
+    const double waited = wait.awaited.passed_at() - arrived;
+    if (waited > 0) *wait.seconds += waited;  // also false where a time is not known
+  }
+  exposed_waits.clear();
 }
 
 void Engine::Impl::issue_gather(int index) {

@@ -173,10 +173,7 @@ StepResult Engine::Impl::finish_step() {
   set_phase("step");
   arena->end();  // refuses while the model still holds memory of the step: before anything has changed
   for (UnitState& unit : units) {
-    const Stopwatch waiting;
-    const bool exposed = !unit.reduced.query();
-    compute.wait(unit.reduced);
-    if (exposed) exposed_reduce += waiting.seconds();
+    wait_for_collective(unit.reduced, &exposed_reduce);
   }
 
   StepResult result;
@@ -252,6 +249,7 @@ StepResult Engine::Impl::finish_step() {
   in_step = false;
   for (UnitState& unit : units) unit.accumulated = false;
 
+  settle_exposed_waits();
   result.exposed_gather_seconds = std::exchange(exposed_gather, 0.0);
   result.exposed_reduce_seconds = std::exchange(exposed_reduce, 0.0);
   recorded_gather_elements = std::exchange(step_gathered_elements, 0);

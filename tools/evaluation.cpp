@@ -18,9 +18,8 @@ BatchFeeder::BatchFeeder(Engine& engine, const models::GptConfig& model, const B
 
 models::TokenBatch BatchFeeder::fill(const Windows& windows, const std::vector<std::int64_t>& numbers,
                                      std::vector<std::int64_t> samples) {
+  // The copies are ordered behind the micro-batch before, which reads the same buffers.
   Stream& stream = engine_.compute_stream();
-  // The host's and the device's copies may still be read by the micro-batch before.
-  stream.synchronize();
   read_windows(windows, numbers, vocabulary_, tokens_, targets_);
   samples_ = std::move(samples);
   const Shape shape{static_cast<std::int64_t>(numbers.size()), sequence_};

@@ -12,7 +12,17 @@ namespace tranche::tools {
 
 namespace {
 
-constexpr std::int64_t largest = 768;
+/// A CPU's caches hold matrices near its peak; a GPU needs many tiles for each multiprocessor.
+std::int64_t largest(const Device& device) {
+  return device.host_accessible() ? 768 : 8192;
+}
+
+/// Random numbers: zeros draw less power, and a chip that clocks by power runs them faster.
+void fill_random(Stream& stream, const TensorView& out, std::uint64_t subject, const TensorView& scratch) {
+  const TensorView drawn = out.dtype == DataType::float32 ? out : scratch;
+  kernels::fill_uniform(stream, drawn, {0, RandomPurpose::test, subject}, 0, -1, 1);
+  if (out.dtype != DataType::float32) kernels::cast(stream, drawn, out);
+}
 
 /// Operations per second of the fastest of the calls that `more` asks for.
 double best_of(Device& device, DataType dtype, std::int64_t n, const std::function<bool(int)>& more) {
@@ -24,13 +34,14 @@ double best_of(Device& device, DataType dtype, std::int64_t n, const std::functi
   const Buffer scratch = make(kernels::minimum_workspace_bytes);
   const TensorView left{a.data(), dtype, {n, n}}, right{b.data(), dtype, {n, n}};
   Stream& stream = device.compute_stream();
-  kernels::fill_zero(stream, left);
-  kernels::fill_zero(stream, right);
+  const TensorView product{c.data(), DataType::float32, {n, n}};
+  fill_random(stream, left, 0, product);
+  fill_random(stream, right, 1, product);
+  stream.synchronize();
   double best = 0;
   for (int call = 0; more(call); ++call) {
     const Stopwatch one;
-    kernels::matmul(stream, {}, left, right, {c.data(), DataType::float32, {n, n}},
-                    {scratch.data(), scratch.bytes()});
+    kernels::matmul(stream, {}, left, right, product, {scratch.data(), scratch.bytes()});
     stream.synchronize();
     best = std::max(best, 2.0 * std::pow(n, 3) / std::max(one.seconds(), 1e-9));
   }
@@ -47,7 +58,7 @@ double measure_matmul_peak(Device& device, DataType dtype, double seconds) {
   std::int64_t n = 96;
   const auto fits = [&](std::int64_t size) { return 4 * 2.0 * std::pow(size, 3) < best * seconds; };
   best = best_of(device, dtype, n, [&](int calls) { return calls < 2; });
-  while (n < largest && fits(2 * n)) {
+  while (n < largest(device) && fits(2 * n)) {
     n *= 2;
     best = best_of(device, dtype, n, [&](int calls) { return calls < 1; });
   }

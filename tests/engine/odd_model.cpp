@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <bit>
+#include <cstddef>
+#include <functional>
 #include <limits>
 #include <mutex>
+#include <vector>
 
 namespace tranche::test {
 
@@ -40,6 +44,36 @@ float load(const ConstTensorView& view, std::int64_t i) {
   }
 }
 
+/// Runs `work` on the host over what `read` and `changed` hold, in stream order: directly where host code may
+/// touch device memory, else on copies.
+void host_work(
+    Engine& engine, const char* name, const std::vector<ConstTensorView>& read,
+    const std::vector<TensorView>& changed,
+    const std::function<void(const std::vector<ConstTensorView>&, const std::vector<TensorView>&)>& work) {
+  Device& device = engine.device();
+  Stream& stream = engine.compute_stream();
+  if (device.host_accessible() || device.kind() == DeviceKind::meta) {
+    stream.enqueue(name, [=] { work(read, changed); });
+    return;
+  }
+  std::vector<std::vector<std::byte>> copies;
+  const auto fetch = [&](auto view) {
+    copies.emplace_back(static_cast<std::size_t>(view.bytes()));
+    device.copy_to_host(stream, copies.back().data(), view.data, view.bytes());
+    view.data = copies.back().data();
+    return view;
+  };
+  std::vector<ConstTensorView> host_read;
+  std::vector<TensorView> host_changed;
+  for (const ConstTensorView& view : read) host_read.push_back(fetch(view));
+  for (const TensorView& view : changed) host_changed.push_back(fetch(view));
+  stream.synchronize();
+  work(host_read, host_changed);
+  for (std::size_t i = 0; i < changed.size(); ++i) {
+    device.copy_from_host(stream, changed[i].data, host_changed[i].data, changed[i].bytes());
+  }
+}
+
 }  // namespace
 
 void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t count,
@@ -48,11 +82,8 @@ void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t cou
   StepBuffer scalars_memory = engine.acquire(16, Category::activations, "odd scalars");
   const TensorView loss{scalars_memory.data(), DataType::float64, Shape{1}};
   const TensorView tokens{static_cast<std::byte*>(scalars_memory.data()) + 8, DataType::int64, Shape{1}};
-  Stream& stream = engine.compute_stream();
-  stream.enqueue("clear", [=] {
-    *loss.as<double>() = 0;
-    *tokens.as<std::int64_t>() = count;
-  });
+  const std::int64_t scalars[2] = {std::bit_cast<std::int64_t>(0.0), count};
+  engine.device().copy_from_host(engine.compute_stream(), scalars_memory.data(), scalars, sizeof(scalars));
   const auto& units = engine.model().units();
   // Forward order for the loss, backward order for the gradients, as a network would.
   for (std::size_t place = 0; place < units.size(); ++place) {
@@ -60,17 +91,17 @@ void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t cou
     const GatheredUnit weights = engine.gather({static_cast<int>(u)});
     for (std::size_t t = 0; t < units[u].tensors.size(); ++t) {
       const ConstTensorView w = weights.tensor(static_cast<int>(t));
-      stream.enqueue("loss", [=, tensor = u * 16 + t] {
+      host_work(engine, "loss", {w}, {loss}, [=, tensor = u * 16 + t](const auto& read, const auto& changed) {
         // Sums in locals: sanitizers watch every access to memory.
-        double sum = *loss.as<double>();
-        for (std::int64_t i = 0; i < w.elements(); ++i) {
-          const float weight = load(w, i);
+        double sum = *changed[0].template as<double>();
+        for (std::int64_t i = 0; i < read[0].elements(); ++i) {
+          const float weight = load(read[0], i);
           for (std::int64_t s = first_sample; s < first_sample + count; ++s) {
             const double d = static_cast<double>(weight) - odd_target(tensor, s, i);
             sum += 0.5 * d * d;
           }
         }
-        *loss.as<double>() = sum;
+        *changed[0].template as<double>() = sum;
       });
     }
   }
@@ -82,18 +113,19 @@ void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t cou
       const ConstTensorView w = weights.tensor(static_cast<int>(t));
       const TensorView g = gradients.tensor(static_cast<int>(t));
       const bool bad = units[u].tensors[t].name == poison_tensor;
-      stream.enqueue("gradient", [=, tensor = u * 16 + t] {
-        auto* gradient = g.as<float>();
-        for (std::int64_t i = 0; i < w.elements(); ++i) {
-          const float weight = load(w, i);
-          float sum = gradient[i];
-          for (std::int64_t s = first_sample; s < first_sample + count; ++s) {
-            sum += share * scale * (weight - odd_target(tensor, s, i));
-          }
-          gradient[i] = sum;
-        }
-        if (bad) g.as<float>()[2] = std::numeric_limits<float>::infinity();
-      });
+      host_work(engine, "gradient", {w}, {g},
+                [=, tensor = u * 16 + t](const auto& read, const auto& changed) {
+                  auto* gradient = changed[0].template as<float>();
+                  for (std::int64_t i = 0; i < read[0].elements(); ++i) {
+                    const float weight = load(read[0], i);
+                    float sum = gradient[i];
+                    for (std::int64_t s = first_sample; s < first_sample + count; ++s) {
+                      sum += share * scale * (weight - odd_target(tensor, s, i));
+                    }
+                    gradient[i] = sum;
+                  }
+                  if (bad) gradient[2] = std::numeric_limits<float>::infinity();
+                });
     }
     std::move(gradients).reduce();
   };

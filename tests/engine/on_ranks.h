@@ -52,8 +52,8 @@ inline void end_with(Engine& engine, double loss, std::int64_t tokens) {
   StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
   auto* loss_sum = static_cast<double*>(scalars.data());
   auto* count = reinterpret_cast<std::int64_t*>(loss_sum + 1);
-  *loss_sum = loss;
-  *count = tokens;
+  engine.device().copy_from_host(engine.compute_stream(), loss_sum, &loss, sizeof(loss));
+  engine.device().copy_from_host(engine.compute_stream(), count, &tokens, sizeof(tokens));
   engine.end_micro_batch({loss_sum, DataType::float64, Shape{1}}, {count, DataType::int64, Shape{1}});
 }
 
