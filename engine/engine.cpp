@@ -118,6 +118,12 @@ void Engine::Impl::lay_out() {
       state.unit = static_cast<int>(units.size());
       state.frozen = groups.frozen(tensor.name);
       state.group = groups.resolve(tensor.name, tensor.shape.rank());
+      const auto known = std::find_if(group_table.begin(), group_table.end(), [&](const GroupOptions& group) {
+        return group.learning_rate_factor == state.group.learning_rate_factor &&
+               group.decay == state.group.decay;
+      });
+      state.group_index = static_cast<std::size_t>(known - group_table.begin());
+      if (known == group_table.end()) group_table.push_back(state.group);
       auto& sizes = state.frozen ? frozen_sizes : trainable_sizes;
       state.flat_index = static_cast<int>(sizes.size());
       sizes.push_back(tensor.shape.elements());
@@ -254,6 +260,11 @@ void Engine::Impl::allocate() {
                        static_cast<std::int64_t>(units.size() * sizeof(kernels::GradientStatistics)),
                    Category::other, "step scalars");
   const auto sums = static_cast<std::int64_t>(tensors.size()) * optimizer->statistics_per_tensor();
+  const auto arguments = static_cast<std::int64_t>(group_table.size()) * argument_stride();
+  if (arguments > 0) {
+    arguments_buffer = Buffer(memory, arguments, Category::other, "optimizer arguments");
+    for (UnitState& unit : units) unit.update = runtime.device().create_replay(unit.name + " update");
+  }
   if (sums > 0) statistics_buffer = Buffer(memory, sums * 8, Category::other, "optimizer statistics");
 }
 

@@ -102,6 +102,11 @@ struct Engine::Impl {
   StepResult finish_step();
   std::vector<BoundaryRecord> agree(std::vector<double>& unit_sums, std::vector<double>& optimizer_sums,
                                     double& total_squares);
+  /// Sends the optimizer's numbers of this step to the device, one set for each parameter group.
+  std::int64_t argument_stride() const {
+    return optimizer->statistics_per_tensor() > 0 ? 0 : aligned_bytes(optimizer->argument_bytes());
+  }
+  void send_arguments(const OptimizerStep& step);
   void update_unit(UnitState& unit, const OptimizerStep& step, std::span<const double> optimizer_sums);
   std::vector<double> collect_optimizer_statistics(const OptimizerStep& step);
   template <typename Visit>
@@ -138,8 +143,10 @@ struct Engine::Impl {
   std::unordered_map<std::string, int> tensor_index;
   std::vector<OptimizerStateTensor> state_tensors;
   Buffer workspace_buffer;
-  Buffer scalars;            ///< losses [M] fp64, tokens [M] int64, statistics [units]
-  Buffer statistics_buffer;  ///< sums asked for by the optimizer, per tensor
+  Buffer scalars;                         ///< losses [M] fp64, tokens [M] int64, statistics [units]
+  Buffer statistics_buffer;               ///< sums asked for by the optimizer, per tensor
+  std::vector<GroupOptions> group_table;  ///< the distinct ones among the tensors
+  Buffer arguments_buffer;                ///< Optimizer::write_arguments() of each of them
 
   // Where the step is.
   bool in_step = false;
@@ -169,7 +176,8 @@ struct Engine::Impl {
   // Reports.
   double step_started = 0;
   struct ExposedWait {
-    Event arrived;  ///< where the compute stream began to wait; without a time of its own where work is inline
+    Event
+        arrived;  ///< where the compute stream began to wait; without a time of its own where work is inline
     double issued = 0;
     Event awaited;
     double* seconds = nullptr;

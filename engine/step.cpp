@@ -229,6 +229,7 @@ StepResult Engine::Impl::finish_step() {
   optimizer_step.apply = result.applied;
 
   // A skipped step issues the same work, masked: memory and traffic never depend on data.
+  send_arguments(optimizer_step);
   for (UnitState& unit : units) update_unit(unit, optimizer_step, optimizer_sums);
 
   // The scaler may give up; that is told once the step is closed. A step without tokens says nothing of the
@@ -268,18 +269,40 @@ StepResult Engine::Impl::finish_step() {
   return result;
 }
 
+void Engine::Impl::send_arguments(const OptimizerStep& step) {
+  const auto stride = static_cast<std::size_t>(argument_stride());
+  if (stride == 0) return;
+  std::vector<std::byte> arguments(group_table.size() * stride);
+  for (std::size_t g = 0; g < group_table.size(); ++g) {
+    optimizer->write_arguments(step, group_table[g], arguments.data() + g * stride);
+  }
+  runtime.device().copy_from_host(compute, arguments_buffer.data(), arguments.data(),
+                                  static_cast<std::int64_t>(arguments.size()));
+}
+
 void Engine::Impl::update_unit(UnitState& unit, const OptimizerStep& step,
                                std::span<const double> optimizer_sums) {
   FlatState& flat = unit.trainable;
   if (flat.layout.tensors() == 0) return;
   compute.wait(flat.filled);  // peers read the old weights of this shard, also of units that nobody held
-  const auto per_tensor = static_cast<std::size_t>(optimizer->statistics_per_tensor());
-  for_each_piece(unit, optimizer_range(flat), [&](const ShardView& view, int tensor) {
-    const auto reduced =
-        per_tensor == 0 ? std::span<const double>{}
-                        : optimizer_sums.subspan(static_cast<std::size_t>(tensor) * per_tensor, per_tensor);
-    optimizer->apply(compute, step, view, reduced);
-  });
+  if (unit.update) {
+    const auto* arguments = static_cast<const std::byte*>(arguments_buffer.data());
+    const std::int64_t stride = argument_stride();
+    unit.update->run(compute, [&] {
+      for_each_piece(unit, optimizer_range(flat), [&](const ShardView& view, int tensor) {
+        const std::size_t group = tensors[static_cast<std::size_t>(tensor)].group_index;
+        optimizer->apply_with(compute, arguments + static_cast<std::int64_t>(group) * stride, view);
+      });
+    });
+  } else {
+    const auto per_tensor = static_cast<std::size_t>(optimizer->statistics_per_tensor());
+    for_each_piece(unit, optimizer_range(flat), [&](const ShardView& view, int tensor) {
+      const auto reduced =
+          per_tensor == 0 ? std::span<const double>{}
+                          : optimizer_sums.subspan(static_cast<std::size_t>(tensor) * per_tensor, per_tensor);
+      optimizer->apply(compute, step, view, reduced);
+    });
+  }
   unit.shard_ready = compute.record();
   if (ranks > 1 && whole_parameters() && !whole_optimizer()) {
     // Stages 1-2: the new weights travel behind what follows; gather() waits for them unit by unit.

@@ -1,8 +1,10 @@
 #pragma once
 /// Internal: what a rank holds for one unit. Not installed for users.
 
+#include <memory>
 #include <vector>
 
+#include "tranche/device/replay.h"
 #include "tranche/device/step_arena.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/optim/optimizer.h"
@@ -20,6 +22,7 @@ struct TensorState {
   bool frozen = false;
   int flat_index = 0;  ///< position in the unit's trainable or frozen flat buffer
   GroupOptions group;
+  std::size_t group_index = 0;  ///< of its numbers among the optimizer's arguments
 };
 
 /// A flat buffer and the copies of it that the stage keeps on this rank. A unit has two: trainable tensors,
@@ -52,9 +55,10 @@ struct UnitState {
   std::vector<int> tensors;  ///< engine tensor indices in UnitSpec order
 
   // Parameters.
-  bool resident = false;  ///< gathered, or being gathered (stage 3)
-  int holders = 0;        ///< live GatheredUnit handles
-  Event shard_ready;      ///< this rank's shard holds the newest weights
+  bool resident = false;           ///< gathered, or being gathered (stage 3)
+  int holders = 0;                 ///< live GatheredUnit handles
+  Event shard_ready;               ///< this rank's shard holds the newest weights
+  std::unique_ptr<Replay> update;  ///< the optimizer's work, the same in every step
 
   // Gradients of the open micro-batch and step.
   int uses_begun = 0;

@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "tranche/core/error.h"
 #include "tranche/kernels/optimizer_update.h"
@@ -40,32 +41,22 @@ class Adam final : public Optimizer {
 
   void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
              std::span<const double> /*reduced*/) const override {
-    if (shard.state.size() != 2) {
-      throw InvalidArgument(fmt::format("{}: tensor '{}' comes with {} state tensors instead of 2", name(),
-                                        shard.tensor, shard.state.size()));
-    }
-    if (step.step < 1)
-      throw InvalidArgument(fmt::format("{}: update number {} is below 1", name(), step.step));
-    const double rate = step.learning_rate * shard.group.learning_rate_factor;
-    // The kernel takes betas in fp32; the corrections must be those of the very same betas, or the first
-    // steps are off by their rounding (1 - 0.999 loses five digits).
-    const auto beta1 = static_cast<float>(step.momentum >= 0 ? step.momentum : options_.beta1);
-    const auto beta2 = static_cast<float>(options_.beta2);
-    const auto t = static_cast<double>(step.step);
-    kernels::AdamArguments arguments;
-    arguments.learning_rate = static_cast<float>(rate);
-    arguments.beta1 = beta1;
-    arguments.beta2 = beta2;
-    arguments.epsilon = static_cast<float>(options_.epsilon);
-    arguments.weight_decay = shard.group.decay ? static_cast<float>(options_.weight_decay) : 0.0f;
-    // In double, rounded once: 1 - beta^t loses most of fp32's digits for small t.
-    arguments.step_size = static_cast<float>(rate / (1 - std::pow(double{beta1}, t)));
-    arguments.correction2_sqrt = static_cast<float>(std::sqrt(1 - std::pow(double{beta2}, t)));
-    arguments.gradient_scale = step.gradient_scale;
-    arguments.decoupled = options_.decoupled;
-    arguments.apply = step.apply;
-    kernels::adam_update(stream, arguments, shard.gradient, shard.master, shard.state[0], shard.state[1],
-                         shard.weight);
+    check(shard);
+    kernels::adam_update(stream, arguments_of(step, shard.group), shard.gradient, shard.master,
+                         shard.state[0], shard.state[1], shard.weight);
+  }
+
+  std::int64_t argument_bytes() const override { return sizeof(kernels::AdamArguments); }
+
+  void write_arguments(const OptimizerStep& step, const GroupOptions& group, void* arguments) const override {
+    const kernels::AdamArguments written = arguments_of(step, group);
+    std::memcpy(arguments, &written, sizeof(written));
+  }
+
+  void apply_with(Stream& stream, const void* arguments, const ShardView& shard) const override {
+    check(shard);
+    kernels::adam_update(stream, static_cast<const kernels::AdamArguments*>(arguments), shard.gradient,
+                         shard.master, shard.state[0], shard.state[1], shard.weight);
   }
 
   std::string describe() const override {
@@ -76,6 +67,37 @@ class Adam final : public Optimizer {
   }
 
  private:
+  void check(const ShardView& shard) const {
+    if (shard.state.size() != 2) {
+      throw InvalidArgument(fmt::format("{}: tensor '{}' comes with {} state tensors instead of 2", name(),
+                                        shard.tensor, shard.state.size()));
+    }
+  }
+
+  kernels::AdamArguments arguments_of(const OptimizerStep& step, const GroupOptions& group) const {
+    if (step.step < 1)
+      throw InvalidArgument(fmt::format("{}: update number {} is below 1", name(), step.step));
+    const double rate = step.learning_rate * group.learning_rate_factor;
+    // The kernel takes betas in fp32; the corrections must be those of the very same betas, or the first
+    // steps are off by their rounding (1 - 0.999 loses five digits).
+    const auto beta1 = static_cast<float>(step.momentum >= 0 ? step.momentum : options_.beta1);
+    const auto beta2 = static_cast<float>(options_.beta2);
+    const auto t = static_cast<double>(step.step);
+    kernels::AdamArguments arguments;
+    arguments.learning_rate = static_cast<float>(rate);
+    arguments.beta1 = beta1;
+    arguments.beta2 = beta2;
+    arguments.epsilon = static_cast<float>(options_.epsilon);
+    arguments.weight_decay = group.decay ? static_cast<float>(options_.weight_decay) : 0.0f;
+    // In double, rounded once: 1 - beta^t loses most of fp32's digits for small t.
+    arguments.step_size = static_cast<float>(rate / (1 - std::pow(double{beta1}, t)));
+    arguments.correction2_sqrt = static_cast<float>(std::sqrt(1 - std::pow(double{beta2}, t)));
+    arguments.gradient_scale = step.gradient_scale;
+    arguments.decoupled = options_.decoupled;
+    arguments.apply = step.apply;
+    return arguments;
+  }
+
   AdamOptions options_;
 };
 

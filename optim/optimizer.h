@@ -60,6 +60,15 @@ class Optimizer {
   /// Updates the stretch in one pass. `reduced` are the tensor's statistics over all shards.
   virtual void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
                      std::span<const double> reduced) const = 0;
+  /// Bytes of the numbers that an update of one parameter group reads from device memory; 0 for optimizers
+  /// that take them from the host in apply(). With them the update is the same work in every step, which a
+  /// device may record once and replay.
+  virtual std::int64_t argument_bytes() const { return 0; }
+  /// Writes the numbers of this step for tensors of `group` to host memory (argument_bytes()).
+  virtual void write_arguments(const OptimizerStep&, const GroupOptions&, void* /*arguments*/) const {}
+  /// Only asked of optimizers without statistics. As apply(), with the numbers of the shard's group in device memory,
+  /// where they are read when the work runs.
+  virtual void apply_with(Stream&, const void* /*arguments*/, const ShardView&) const {}
   /// Hyper-parameters as JSON text, for reports and checkpoints.
   virtual std::string describe() const = 0;
 };

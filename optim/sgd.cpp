@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "tranche/core/error.h"
 #include "tranche/kernels/optimizer_update.h"
@@ -41,23 +42,22 @@ class Sgd final : public Optimizer {
 
   void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
              std::span<const double> /*reduced*/) const override {
-    const std::size_t wanted = options_.momentum == 0 ? 0 : 1;
-    if (shard.state.size() != wanted) {
-      throw InvalidArgument(fmt::format("SGD: tensor '{}' comes with {} state tensors instead of {}",
-                                        shard.tensor, shard.state.size(), wanted));
-    }
-    const double momentum = wanted == 1 && step.momentum >= 0 ? step.momentum : options_.momentum;
-    kernels::SgdArguments arguments;
-    arguments.learning_rate = static_cast<float>(step.learning_rate * shard.group.learning_rate_factor);
-    arguments.momentum = static_cast<float>(momentum);
-    arguments.dampening = static_cast<float>(options_.dampening);
-    arguments.weight_decay = shard.group.decay ? static_cast<float>(options_.weight_decay) : 0.0f;
-    arguments.nesterov = options_.nesterov;
-    arguments.first_step = step.step <= 1;
-    arguments.gradient_scale = step.gradient_scale;
-    arguments.apply = step.apply;
-    const TensorView buffer = wanted == 1 ? shard.state[0] : TensorView{};
-    kernels::sgd_update(stream, arguments, shard.gradient, shard.master, buffer, shard.weight);
+    check(shard);
+    kernels::sgd_update(stream, arguments_of(step, shard.group), shard.gradient, shard.master, buffer(shard),
+                        shard.weight);
+  }
+
+  std::int64_t argument_bytes() const override { return sizeof(kernels::SgdArguments); }
+
+  void write_arguments(const OptimizerStep& step, const GroupOptions& group, void* arguments) const override {
+    const kernels::SgdArguments written = arguments_of(step, group);
+    std::memcpy(arguments, &written, sizeof(written));
+  }
+
+  void apply_with(Stream& stream, const void* arguments, const ShardView& shard) const override {
+    check(shard);
+    kernels::sgd_update(stream, static_cast<const kernels::SgdArguments*>(arguments), shard.gradient,
+                        shard.master, buffer(shard), shard.weight);
   }
 
   std::string describe() const override {
@@ -67,6 +67,30 @@ class Sgd final : public Optimizer {
   }
 
  private:
+  std::size_t states() const { return options_.momentum == 0 ? 0 : 1; }
+  TensorView buffer(const ShardView& shard) const { return states() == 1 ? shard.state[0] : TensorView{}; }
+
+  void check(const ShardView& shard) const {
+    if (shard.state.size() != states()) {
+      throw InvalidArgument(fmt::format("SGD: tensor '{}' comes with {} state tensors instead of {}",
+                                        shard.tensor, shard.state.size(), states()));
+    }
+  }
+
+  kernels::SgdArguments arguments_of(const OptimizerStep& step, const GroupOptions& group) const {
+    const double momentum = states() == 1 && step.momentum >= 0 ? step.momentum : options_.momentum;
+    kernels::SgdArguments arguments;
+    arguments.learning_rate = static_cast<float>(step.learning_rate * group.learning_rate_factor);
+    arguments.momentum = static_cast<float>(momentum);
+    arguments.dampening = static_cast<float>(options_.dampening);
+    arguments.weight_decay = group.decay ? static_cast<float>(options_.weight_decay) : 0.0f;
+    arguments.nesterov = options_.nesterov;
+    arguments.first_step = step.step <= 1;
+    arguments.gradient_scale = step.gradient_scale;
+    arguments.apply = step.apply;
+    return arguments;
+  }
+
   SgdOptions options_;
 };
 

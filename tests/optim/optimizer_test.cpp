@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -213,6 +214,35 @@ TEST_F(OptimizerTest, SgdHonoursItsGroup) {
   optimizer->apply(device_->compute_stream(), step_of(1, 0.5), view, {});
   device_->compute_stream().synchronize();
   EXPECT_EQ(shard.master[0], 0.875f);  // 1 - 1/4 * 1/2
+}
+
+TEST_F(OptimizerTest, ArgumentsInDeviceMemoryGiveTheSameBits) {
+  AdamOptions adam;
+  adam.weight_decay = 0.1;
+  SgdOptions sgd;
+  sgd.momentum = 0.9;
+  sgd.weight_decay = 0.01;
+  SgdOptions plain;
+  const std::unique_ptr<Optimizer> optimizers[] = {make_adam(adam), make_sgd(sgd), make_sgd(plain)};
+  for (const auto& optimizer : optimizers) {
+    Shard by_value(37, optimizer->state().size()), by_address(37, optimizer->state().size());
+    std::vector<std::byte> arguments(static_cast<std::size_t>(optimizer->argument_bytes()));
+    ASSERT_GT(arguments.size(), 0u) << optimizer->name();
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      OptimizerStep step = step_of(t, 0.01 * static_cast<double>(t));
+      step.momentum = t == 2 ? 0.5 : -1;  // a schedule's
+      step.gradient_scale = 0.25f;
+      step.apply = t != 3;
+      ShardView view = by_value.view(), other = by_address.view();
+      view.group = other.group = {0.5, t == 1};
+      optimizer->apply(device_->compute_stream(), step, view, {});
+      optimizer->write_arguments(step, other.group, arguments.data());
+      optimizer->apply_with(device_->compute_stream(), arguments.data(), other);
+      EXPECT_EQ(by_value.master, by_address.master) << optimizer->name() << " step " << t;
+      EXPECT_EQ(by_value.state, by_address.state) << optimizer->name() << " step " << t;
+    }
+    EXPECT_NE(by_value.master, Shard(37, 0).master) << optimizer->name() << " did nothing";
+  }
 }
 
 TEST_F(OptimizerTest, DeclareTheirState) {
