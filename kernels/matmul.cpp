@@ -4,10 +4,27 @@
 
 #include "tranche/kernels/check.h"
 #include "tranche/kernels/cpu/matmul.h"
+#include "tranche/kernels/cuda/matmul.h"
+#include "tranche/kernels/cuda/product.h"
 #include "tranche/kernels/dispatch.h"
 #include "tranche/kernels/meta/matmul_cost.h"
 
 namespace tranche::kernels {
+
+namespace {
+
+cuda::Product product_of(const cpu::MatmulCall& call) {
+  cuda::Product product = cuda::dense(call.transpose_a, call.transpose_b, call.m, call.n, call.k);
+  product.dtype = call.dtype;
+  product.c_dtype = call.c_dtype;
+  product.a = call.a;
+  product.b = call.b;
+  product.c = call.c;
+  product.beta = call.accumulate ? 1.0f : 0.0f;
+  return product;
+}
+
+}  // namespace
 
 void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView& a, const ConstTensorView& b,
             const TensorView& c, const Workspace& workspace) {
@@ -43,8 +60,9 @@ void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView&
                              c.data,
                              workspace,
                              stream.threads()};
-  dispatch(stream, "matmul", meta::matmul_cost(m, n, k, a.dtype, c.dtype, options.accumulate),
-           [call] { cpu::matmul(call); });
+  dispatch(
+      stream, "matmul", meta::matmul_cost(m, n, k, a.dtype, c.dtype, options.accumulate),
+      [call] { cpu::matmul(call); }, [&] { cuda::product(stream, product_of(call), workspace); });
 }
 
 std::string_view matmul_path(DeviceKind device, DataType dtype) {
@@ -56,7 +74,7 @@ std::string_view matmul_path(DeviceKind device, DataType dtype) {
     case DeviceKind::cuda:
       break;
   }
-  throw NotCompiled("the CUDA kernels", "TRANCHE_CUDA");
+  return cuda::matmul_path(dtype);
 }
 
 std::string matmul_libraries(DeviceKind device) {
@@ -68,7 +86,7 @@ std::string matmul_libraries(DeviceKind device) {
     case DeviceKind::cuda:
       break;
   }
-  throw NotCompiled("the CUDA kernels", "TRANCHE_CUDA");
+  return cuda::matmul_libraries();
 }
 
 }  // namespace tranche::kernels

@@ -16,15 +16,18 @@ struct MatmulOptions {
 /// oneDNN where the CPU multiplies bf16 faster than fp32, otherwise (and for fp16 always) tiles widened to
 /// fp32 inside `workspace`, which for 16-bit dtypes has at least minimum_workspace_bytes. The same operands
 /// and number of threads give the same bits; all but oneDNN's bf16 give them for any number of threads and
-/// size of workspace. Throws InvalidArgument on shapes or dtypes.
+/// size of workspace. cuda: cuBLASLt, an algorithm chosen once for each shape within `workspace`; fp32 is
+/// IEEE fp32 (no TF32); the same shape, size of workspace, library and kind of GPU give the same bits. Throws
+/// InvalidArgument on shapes or dtypes.
 void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView& a, const ConstTensorView& b,
             const TensorView& c, const Workspace& workspace);
 
 /// How a matmul of this dtype runs on this machine: "oneDNN bf16 (avx512_core_bf16)", "OpenBLAS sgemm",
-/// "oneDNN sgemm", "widened to fp32, OpenBLAS sgemm". For `info` and the start-up table.
+/// "oneDNN sgemm", "widened to fp32, OpenBLAS sgemm", "cuBLASLt bf16, sums in fp32". For `info` and the
+/// start-up table. Throws NotCompiled for cuda in a build without it.
 std::string_view matmul_path(DeviceKind device, DataType dtype);
-/// Libraries with versions and the instruction sets they (and our own loops) use, for the numerics
-/// fingerprint.
+/// Libraries with versions and the instruction sets they (and our own loops) use, or the compute capability
+/// of the calling thread's GPU, for the numerics fingerprint.
 std::string matmul_libraries(DeviceKind device);
 
 }  // namespace tranche::kernels

@@ -4,9 +4,11 @@
 
 #include <tuple>
 
+#include "tranche/device/cuda_probe.h"
 #include "tranche/kernels/cpu/matmul.h"
 #include "tranche/kernels/cpu/matmul_onednn.h"
 #include "tranche/kernels/cpu/tasks.h"
+#include "tranche/kernels/cuda/product.h"
 #include "tranche/kernels/reference/matmul.h"
 #include "tranche/tests/kernels/kernel_testing.h"
 
@@ -235,7 +237,39 @@ TEST(MatmulPath, SaysHowEachDtypeRuns) {
   EXPECT_THAT(matmul_path(DeviceKind::cpu, fp16), HasSubstr("widened to fp32"));
   EXPECT_EQ(matmul_path(DeviceKind::meta, bf16), "counted, not computed");
   EXPECT_FALSE(matmul_libraries(DeviceKind::cpu).empty());
-  EXPECT_THROW(matmul_path(DeviceKind::cuda, bf16), NotCompiled);
+  if (probe_cuda().compiled) {
+    EXPECT_EQ(matmul_path(DeviceKind::cuda, bf16), "cuBLASLt bf16, sums in fp32");
+    EXPECT_EQ(matmul_path(DeviceKind::cuda, fp16), "cuBLASLt fp16, sums in fp32");
+    EXPECT_EQ(matmul_path(DeviceKind::cuda, fp32), "cuBLASLt IEEE fp32 (no TF32)");
+    EXPECT_THAT(matmul_libraries(DeviceKind::cuda),
+                ::testing::AnyOf(HasSubstr(", no device"), HasSubstr(", compute capability ")));
+    EXPECT_THAT(matmul_libraries(DeviceKind::cuda), ::testing::StartsWith("cuBLASLt "));
+  } else {
+    EXPECT_THROW(matmul_path(DeviceKind::cuda, bf16), NotCompiled);
+    EXPECT_THROW(matmul_libraries(DeviceKind::cuda), NotCompiled);
+  }
+}
+
+TEST(MatmulProduct, AlignmentIsOfAddressAndStridesAndSixteenAtMost) {
+  EXPECT_EQ(cuda::product_alignment(0, 0, 0), 16u);
+  EXPECT_EQ(cuda::product_alignment(4096, 64, 0),
+            16u);  // a stage that puts a tensor elsewhere keeps its bits
+  EXPECT_EQ(cuda::product_alignment(4096 + 16, 64, 0), 16u);
+  EXPECT_EQ(cuda::product_alignment(4096 + 8, 64, 0), 8u);
+  EXPECT_EQ(cuda::product_alignment(4096, 6, 0), 2u);
+  EXPECT_EQ(cuda::product_alignment(4096, 64, 12), 4u);
+  EXPECT_EQ(cuda::product_alignment(4097, 64, 12), 1u);
+}
+
+TEST(MatmulProduct, DenseOperandsHaveTheirStoredWidthsAsStrides) {
+  for (bool transpose_a : {false, true}) {
+    for (bool transpose_b : {false, true}) {
+      const cuda::Product product = cuda::dense(transpose_a, transpose_b, 2, 3, 5);
+      EXPECT_EQ(product.row_a, transpose_a ? 2 : 5);
+      EXPECT_EQ(product.row_b, transpose_b ? 5 : 3);
+      EXPECT_EQ(product.row_c, 3);
+    }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,27 @@
+// What the dispatchers of products and attention call in a build without CUDA.
+
+#include "tranche/core/error.h"
+#include "tranche/kernels/cuda/matmul.h"
+#include "tranche/kernels/cuda/product.h"
+
+namespace tranche::kernels::cuda {
+
+namespace {
+
+[[noreturn]] void absent() {
+  throw NotCompiled("the CUDA kernels", "TRANCHE_CUDA");
+}
+
+}  // namespace
+
+void product(Stream&, const Product&, const Workspace&) {
+  absent();
+}
+std::string_view matmul_path(DataType) {
+  absent();
+}
+std::string matmul_libraries() {
+  absent();
+}
+
+}  // namespace tranche::kernels::cuda
