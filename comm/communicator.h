@@ -85,6 +85,9 @@ class Communicator {
   /// Tells every peer that this rank cannot go on: their pending and later calls throw CommunicationError with
   /// `cause`. Returns within `seconds`. Never throws.
   virtual void post_failure(std::string_view cause, double seconds) noexcept = 0;
+  /// Throws what ended this rank's communication, if anything has: CommunicationError, of a peer's failure too.
+  /// Not collective, from any thread, never blocks.
+  virtual void check_health() {}
   /// Ends the whole job with `status` (MPI_Abort); in-process communicators only post the failure.
   virtual void abort_job(int status) noexcept = 0;
 };

@@ -45,6 +45,7 @@ class GroupCommunicator : public CommunicatorBase {
   void post_failure(std::string_view cause, double seconds) noexcept override {
     engine_->post_failure(cause, seconds);
   }
+  void check_health() override { engine_->require_healthy({}); }
   void abort_job(int status) noexcept override { engine_->abort_job(status); }
 
  private:

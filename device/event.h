@@ -19,6 +19,9 @@ class EventState {
   virtual bool wait(double seconds) = 0;
   /// When the point was passed, in seconds_now() of this process; NaN while it is not, or when it is unknown.
   virtual double passed_at() { return std::numeric_limits<double>::quiet_NaN(); }
+  /// The device's own event that this state stands in front of (a collective's done event adds a time-out and
+  /// the names of those who failed): what a stream of that device waits for. Null: this state itself.
+  virtual std::shared_ptr<EventState> underlying() { return nullptr; }
 };
 
 /// Copyable handle. A default-constructed event is a point already passed.
