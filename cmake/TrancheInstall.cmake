@@ -17,6 +17,9 @@ endif()
 if(TRANCHE_SANITIZE)
   return()  # its libraries would ask every user for the same sanitizer
 endif()
+if(tranche_cuda_emulated)
+  return()  # for tests only
+endif()
 include(CMakePackageConfigHelpers)
 
 # Headers of inner loops, of other compilers' sources and of the tests' references stay here.
@@ -30,7 +33,14 @@ install(FILES ${PROJECT_SOURCE_DIR}/tranche.h ${PROJECT_SOURCE_DIR}/version.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tranche)
 
 set(tranche_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tranche)
-install(TARGETS tranche_all ${tranche_public_libraries} EXPORT tranche-targets
+set(tranche_cuda_libraries)
+if(tranche_has_CUDA)
+  list(APPEND tranche_cuda_libraries tranche_cuda_runtime tranche_cublas)
+endif()
+if(tranche_has_NCCL)
+  list(APPEND tranche_cuda_libraries tranche_nccl)
+endif()
+install(TARGETS tranche_all ${tranche_public_libraries} ${tranche_cuda_libraries} EXPORT tranche-targets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT tranche-targets NAMESPACE tranche:: DESTINATION ${tranche_config_dir})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/tranche-config.cmake.in

@@ -5,6 +5,12 @@ foreach(backend MPI CUDA NCCL URING)
   set(TRANCHE_${backend} AUTO CACHE STRING "Build with ${backend}: AUTO, ON or OFF")
   set_property(CACHE TRANCHE_${backend} PROPERTY STRINGS AUTO ON OFF)
 endforeach()
+# EMULATED: kernels compiled for the CPU, the CUDA libraries from tests/cuda_emulation; needs the toolkit's headers.
+# EMULATED_AUTO: the same where they are found, else OFF.
+set_property(CACHE TRANCHE_CUDA PROPERTY STRINGS AUTO ON OFF EMULATED EMULATED_AUTO)
+if(NOT TRANCHE_CUDA MATCHES "^(AUTO|ON|OFF|EMULATED|EMULATED_AUTO)$")
+  message(FATAL_ERROR "TRANCHE_CUDA is '${TRANCHE_CUDA}': AUTO, ON, OFF, EMULATED or EMULATED_AUTO")
+endif()
 option(TRANCHE_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(TRANCHE_BENCHES "Build the benches" ${PROJECT_IS_TOP_LEVEL})
 option(TRANCHE_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})

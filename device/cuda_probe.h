@@ -20,6 +20,7 @@ struct CudaDeviceInfo {
 
 struct CudaProbe {
   bool compiled = false;    ///< this build contains the CUDA runtime
+  bool emulated = false;    ///< its devices are tests/cuda_emulation on the CPU (TRANCHE_CUDA=EMULATED)
   int runtime_version = 0;  ///< 13000 for 13.0; 0 when not compiled
   int driver_version = 0;   ///< 0 when there is no driver
   std::vector<CudaDeviceInfo> devices;

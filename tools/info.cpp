@@ -27,6 +27,7 @@ ordered_json cuda_json() {
          {"multiprocessors", device.multiprocessors}});
   }
   return {{"compiled", probe.compiled},
+          {"emulated", probe.emulated},
           {"runtime_version", probe.runtime_version},
           {"driver_version", probe.driver_version},
           {"devices", devices},
@@ -87,9 +88,10 @@ std::string info_text(bool json) {
         cuda["compiled"].get<bool>() ? "compiled; " + cuda["problem"].get<std::string>() : "not compiled");
   }
   for (const ordered_json& device : cuda["devices"]) {
-    row("CUDA", fmt::format("{}, compute capability {}, {:.0f} GiB", device["name"].get<std::string>(),
+    row("CUDA", fmt::format("{}, compute capability {}, {:.0f} GiB{}", device["name"].get<std::string>(),
                             device["compute_capability"].get<std::string>(),
-                            device["memory_bytes"].get<double>() / (1 << 30)));
+                            device["memory_bytes"].get<double>() / (1 << 30),
+                            cuda["emulated"].get<bool>() ? " (on the CPU, for tests)" : ""));
   }
   row("NCCL", text("nccl"));
   row("matmul by", text("libraries"));

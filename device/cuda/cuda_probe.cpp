@@ -21,6 +21,9 @@ std::string describe(cudaError_t error) {
 CudaProbe probe_cuda() {
   CudaProbe probe;
   probe.compiled = true;
+#if defined(TRANCHE_CUDA_EMULATION)
+  probe.emulated = true;
+#endif
   cudaRuntimeGetVersion(&probe.runtime_version);
   if (cudaDriverGetVersion(&probe.driver_version) != cudaSuccess) probe.driver_version = 0;
   int count = 0;

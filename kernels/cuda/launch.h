@@ -1,7 +1,7 @@
 #pragma once
-/// Launching kernels. Sources of this folder are compiled by nvcc, or, with TRANCHE_CUDA=EMULATED, by the host
-/// compiler against tests/cuda_emulation, which runs every thread of a block as a fiber; so they launch through
-/// here and never by <<<>>>.
+/// Launching kernels. Sources of this folder are compiled by nvcc, or, with TRANCHE_CUDA=EMULATED, by the
+/// host compiler against tests/cuda_emulation, which runs every thread of a block as a fiber; so they launch
+/// through here and never by <<<>>>.
 
 #include <cuda_runtime.h>
 
@@ -21,7 +21,9 @@ struct LaunchShape {
   std::size_t dynamic_shared_bytes = 0;
 };
 
-inline cudaStream_t native(const Stream& stream) { return static_cast<cudaStream_t>(stream.native_handle()); }
+inline cudaStream_t native(const Stream& stream) {
+  return static_cast<cudaStream_t>(stream.native_handle());
+}
 
 /// Throws what a failed runtime call means; `what` names the call.
 void check_cuda(cudaError_t error, const char* what);
@@ -32,8 +34,10 @@ void launch(Stream& stream, const char* name, void (*kernel)(Parameters...), con
             Arguments&&... arguments) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;  // nothing to do is no error
 #if defined(TRANCHE_CUDA_EMULATION)
-  cuda_emulation::launch(name, shape.grid, shape.block, shape.dynamic_shared_bytes, native(stream),
-                         [kernel, ... owned = std::decay_t<Parameters>(arguments)] { kernel(owned...); });
+  check_cuda(
+      cuda_emulation::launch(name, shape.grid, shape.block, shape.dynamic_shared_bytes, native(stream),
+                             [kernel, ... owned = std::decay_t<Parameters>(arguments)] { kernel(owned...); }),
+      name);
 #else
   if (shape.dynamic_shared_bytes > 48 * 1024) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -1,0 +1,53 @@
+#pragma once
+/// What tests ask of the emulation: to fail a call, to count calls, to forget a failure. Needs no CUDA
+/// header.
+
+#include <cstdint>
+#include <string>
+
+namespace cuda_emulation {
+
+/// The `nth` call of `function` from now (1: the next) returns `error` (a cudaError_t, CUresult,
+/// cublasStatus_t or ncclResult_t as a number) and does nothing. One failure per function waits at a time.
+void fail_call(const std::string& function, int nth, int error);
+void forget_failures();
+
+struct Counters {
+  std::int64_t launches = 0;        ///< kernels enqueued, not counting those of graphs
+  std::int64_t graph_launches = 0;  ///< cudaGraphLaunch
+  std::int64_t host_waits = 0;      ///< calls that stop the host until the device has got somewhere
+  std::int64_t allocations = 0;     ///< of device and pinned memory
+  std::int64_t copies = 0;          ///< copies and fills enqueued or done
+};
+Counters counters();
+/// Calls of one function of the emulated libraries ("cudaMalloc", "cuMemMap", "ncclGroupEnd",
+/// "cublasLtMatmul").
+std::int64_t calls(const std::string& function);
+void reset_counters();
+
+/// What the last failure inside a kernel, copy or misuse of the interface said; empty if there was none.
+std::string last_diagnostic();
+/// Forgets sticky errors of all devices and the last diagnostic, as a new process would.
+void recover();
+
+/// The order of threads, warps and blocks in later launches (TRANCHE_EMULATION_SEED at the start).
+void set_seed(std::uint64_t seed);
+/// Streams rest up to so many microseconds before each operation (TRANCHE_EMULATION_DELAY at the start).
+void set_delay(int microseconds);
+/// Memory of each emulated GPU (TRANCHE_EMULATED_MEMORY at the start; 4 GiB by default).
+void set_total_memory(std::int64_t bytes);
+
+struct LiveMemory {
+  std::int64_t allocations = 0;
+  std::int64_t bytes = 0;
+};
+/// Device memory allocated and not freed.
+LiveMemory live_device_memory(int device = 0);
+
+/// Whether host code that touches device memory is stopped (TRANCHE_EMULATION_PROTECT, 1 by default).
+bool protects_device_memory();
+
+/// Reads and writes device memory from the host, for tests of the emulation itself.
+void peek(void* to, const void* device, std::int64_t bytes);
+
+}  // namespace cuda_emulation

@@ -1,0 +1,336 @@
+// Streams: a queue and a thread each.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <deque>
+#include <optional>
+#include <unordered_map>
+
+#include "tranche/tests/cuda_emulation/grid.h"
+#include "tranche/tests/cuda_emulation/state.h"
+
+using cuda_emulation::Capture;
+using cuda_emulation::Operation;
+
+// The runtime's own handle type; only its address leaves this file.
+struct CUstream_st {
+  int device = 0;
+  unsigned flags = 0;
+  int priority = 0;
+  std::uint64_t number = 0;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Operation> queue;
+  std::uint64_t submitted = 0, finished = 0;
+  std::uint64_t launches = 0;  // only the thread that runs them
+  bool started = false, destroyed = false;
+  std::shared_ptr<Capture> capture;  // under capture_mutex()
+};
+
+namespace cuda_emulation {
+namespace {
+
+constexpr int lowest_priority = 0, highest_priority = -5;
+
+struct Streams {
+  std::mutex mutex;
+  std::unordered_map<cudaStream_t, std::shared_ptr<CUstream_st>> live;
+  std::uint64_t made = 0;
+};
+
+Streams& streams() {
+  static Streams& instance = *new Streams;
+  return instance;
+}
+
+constinit thread_local bool in_host_function = false;
+constinit thread_local CUstream_st* running_stream = nullptr;
+
+std::shared_ptr<CUstream_st> find(cudaStream_t stream) {
+  std::lock_guard lock(streams().mutex);
+  const auto found = streams().live.find(stream);
+  return found == streams().live.end() ? nullptr : found->second;
+}
+
+std::vector<std::shared_ptr<CUstream_st>> streams_of(int device) {
+  std::lock_guard lock(streams().mutex);
+  std::vector<std::shared_ptr<CUstream_st>> found;
+  for (const auto& [handle, stream] : streams().live) {
+    if (stream->device == device) found.push_back(stream);
+  }
+  return found;
+}
+
+// What a stream's thread does. Device memory stays accessible from one operation to the next if both need it.
+void work(const std::shared_ptr<CUstream_st>& stream) {
+  running_stream = stream.get();
+  Shuffler rest(seed() + stream->number);
+  std::optional<DeviceAccess> access;
+  std::unique_lock lock(stream->mutex);
+  for (;;) {
+    if (stream->queue.empty() && access) {
+      lock.unlock();
+      access.reset();
+      lock.lock();
+      continue;
+    }
+    stream->changed.wait(lock, [&] { return !stream->queue.empty() || stream->destroyed; });
+    if (stream->queue.empty()) return;
+    Operation operation = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    lock.unlock();
+    if (operation.on_device) {
+      if (!access) access.emplace();
+    } else {
+      access.reset();
+    }
+    if (const int delay = delay_microseconds(); delay > 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(rest.below(static_cast<std::uint32_t>(delay))));
+    }
+    if (!operation.on_device || sticky_error(stream->device) == cudaSuccess) operation.run();
+    operation.run = nullptr;
+    // Whoever waits for the last operation finds the memory closed again.
+    lock.lock();
+    if (stream->queue.empty() && access) {
+      lock.unlock();
+      access.reset();
+      lock.lock();
+    }
+    ++stream->finished;
+    stream->changed.notify_all();
+  }
+}
+
+void append(const std::shared_ptr<CUstream_st>& stream, Operation operation) {
+  bool start = false;
+  {
+    std::lock_guard lock(stream->mutex);
+    stream->queue.push_back(std::move(operation));
+    ++stream->submitted;
+    start = !stream->started;
+    stream->started = true;
+  }
+  if (start) std::thread([stream] { work(stream); }).detach();
+  stream->changed.notify_all();
+}
+
+void drain(CUstream_st& stream) {
+  std::unique_lock lock(stream.mutex);
+  const std::uint64_t target = stream.submitted;
+  stream.changed.wait(lock, [&] { return stream.finished >= target; });
+}
+
+cudaError_t not_a_stream(const char* name, cudaStream_t stream) {
+  const auto number = reinterpret_cast<std::uintptr_t>(stream);
+  if (number <= 2) {
+    return misuse(cudaErrorInvalidResourceHandle,
+                  fmt::format("{}: the default stream is not emulated; make a stream", name));
+  }
+  return misuse(cudaErrorInvalidResourceHandle,
+                fmt::format("{}: {} is no live stream", name, fmt::ptr(stream)));
+}
+
+}  // namespace
+
+bool inside_host_function() {
+  return in_host_function;
+}
+
+std::mutex& capture_mutex() {
+  static std::mutex& instance = *new std::mutex;
+  return instance;
+}
+
+std::shared_ptr<Capture> capture_of(cudaStream_t handle) {
+  const auto stream = find(handle);
+  if (!stream) return nullptr;
+  std::lock_guard lock(capture_mutex());
+  return stream->capture;
+}
+
+void set_capture(cudaStream_t handle, std::shared_ptr<Capture> capture) {
+  if (const auto stream = find(handle)) {
+    std::lock_guard lock(capture_mutex());
+    stream->capture = std::move(capture);
+  }
+}
+
+int device_of(cudaStream_t handle) {
+  const auto stream = find(handle);
+  return stream ? stream->device : -1;
+}
+
+cudaError_t submit(cudaStream_t handle, Operation operation) {
+  const auto stream = find(handle);
+  if (!stream) return not_a_stream("an operation", handle);
+  {
+    std::lock_guard lock(capture_mutex());
+    if (Capture* capture = stream->capture.get()) {
+      if (capture->invalid) return cudaErrorStreamCaptureInvalidated;
+      capture->operations.push_back(std::move(operation));
+      if (handle != capture->origin) capture->unjoined.insert(handle);
+      return cudaSuccess;
+    }
+  }
+  append(stream, std::move(operation));
+  return cudaSuccess;
+}
+
+void drain_device(int device) {
+  for (const auto& stream : streams_of(device)) drain(*stream);
+}
+
+bool drain(cudaStream_t handle) {
+  const auto stream = find(handle);
+  if (stream) drain(*stream);
+  return stream != nullptr;
+}
+
+cudaError_t launch(const char* name, dim3 grid, dim3 block, std::size_t dynamic_shared_bytes,
+                   cudaStream_t handle, std::function<void()> body) {
+  return call("cudaLaunchKernelExC", [&]() -> cudaError_t {
+    auto kernel = std::make_shared<Kernel>(Kernel{name, grid, block, dynamic_shared_bytes, std::move(body)});
+    if (const std::string why = refusal(*kernel); !why.empty()) {
+      return misuse(cudaErrorInvalidConfiguration, fmt::format("launch of kernel '{}': {}", name, why));
+    }
+    const auto stream = find(handle);
+    if (!stream) return not_a_stream(fmt::format("launch of kernel '{}'", name).c_str(), handle);
+    count_launch();
+    return submit(handle, {[kernel] {
+                             static thread_local BlockRunner runner;
+                             CUstream_st& on = *running_stream;
+                             const std::uint64_t order = seed() * 1000003 + on.number * 7919 + on.launches++;
+                             const std::string failure = runner.run(*kernel, order);
+                             if (!failure.empty()) fail_device(on.device, cudaErrorLaunchFailure, failure);
+                           },
+                           true});
+  });
+}
+
+}  // namespace cuda_emulation
+
+using namespace cuda_emulation;
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  return call("cudaStreamCreateWithPriority", [&] {
+    if (stream == nullptr || (flags != cudaStreamDefault && flags != cudaStreamNonBlocking)) {
+      return cudaErrorInvalidValue;
+    }
+    auto made = std::make_shared<CUstream_st>();
+    made->device = current_device();
+    made->flags = flags;
+    made->priority = std::min(lowest_priority, std::max(highest_priority, priority));
+    std::lock_guard lock(streams().mutex);
+    made->number = ++streams().made;
+    *stream = made.get();
+    streams().live[made.get()] = std::move(made);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, lowest_priority);
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithPriority(stream, cudaStreamDefault, lowest_priority);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return call("cudaDeviceGetStreamPriorityRange", [&] {
+    if (least != nullptr) *least = lowest_priority;
+    if (greatest != nullptr) *greatest = highest_priority;
+    return cudaSuccess;
+  });
+}
+
+// What was submitted still runs; the stream's thread ends after it.
+cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+  return call(
+      "cudaStreamDestroy",
+      [&] {
+        const auto stream = find(handle);
+        if (!stream) return not_a_stream("cudaStreamDestroy", handle);
+        {
+          std::lock_guard lock(streams().mutex);
+          streams().live.erase(handle);
+        }
+        {
+          std::lock_guard lock(stream->mutex);
+          stream->destroyed = true;
+        }
+        stream->changed.notify_all();
+        return cudaSuccess;
+      },
+      Sticky::ignored);
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
+  return call("cudaStreamGetPriority", [&] {
+    const auto stream = find(handle);
+    if (!stream) return not_a_stream("cudaStreamGetPriority", handle);
+    *priority = stream->priority;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamGetFlags(cudaStream_t handle, unsigned* flags) {
+  return call("cudaStreamGetFlags", [&] {
+    const auto stream = find(handle);
+    if (!stream) return not_a_stream("cudaStreamGetFlags", handle);
+    *flags = stream->flags;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t handle, int* device) {
+  return call("cudaStreamGetDevice", [&] {
+    const auto stream = find(handle);
+    if (!stream) return not_a_stream("cudaStreamGetDevice", handle);
+    *device = stream->device;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  return call("cudaStreamSynchronize", [&] {
+    count_host_wait();
+    if (handle == nullptr) {  // waits for all streams that the default one orders, which here is all
+      drain_device(current_device());
+      return sticky_error(current_device());
+    }
+    const auto stream = find(handle);
+    if (!stream) return not_a_stream("cudaStreamSynchronize", handle);
+    if (const cudaError_t refused = refuse_on_captured("cudaStreamSynchronize", handle);
+        refused != cudaSuccess) {
+      return refused;
+    }
+    drain(*stream);
+    return sticky_error(stream->device);
+  });
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  return call("cudaStreamQuery", [&] {
+    const auto stream = find(handle);
+    if (!stream) return not_a_stream("cudaStreamQuery", handle);
+    if (const cudaError_t refused = refuse_on_captured("cudaStreamQuery", handle); refused != cudaSuccess) {
+      return refused;
+    }
+    std::lock_guard lock(stream->mutex);
+    if (stream->finished < stream->submitted) return cudaErrorNotReady;
+    return sticky_error(stream->device);
+  });
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void* data) {
+  return call("cudaLaunchHostFunc", [&] {
+    if (function == nullptr) return cudaErrorInvalidValue;
+    return submit(handle, {[function, data] {
+                             in_host_function = true;
+                             function(data);
+                             in_host_function = false;
+                           },
+                           false});
+  });
+}

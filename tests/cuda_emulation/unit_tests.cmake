@@ -1,0 +1,10 @@
+# Tests of the emulation itself (built with TRANCHE_CUDA=EMULATED only).
+set(cuda_emulation_tests ${CMAKE_CURRENT_LIST_DIR})
+tranche_test(test_cuda_emulation
+  SOURCES
+    ${cuda_emulation_tests}/runtime_test.cpp
+    ${cuda_emulation_tests}/simt_test.cpp
+  LINK tranche_cuda_emulation fmt::fmt
+  LABELS unit)
+set_source_files_properties(${cuda_emulation_tests}/simt_test.cpp PROPERTIES COMPILE_OPTIONS
+  "-include;${tranche_include_dir}/tranche/tests/cuda_emulation/cuda_emulation.h;-Wno-unknown-pragmas")
