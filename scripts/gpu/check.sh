@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Says whether an unpacked offline bundle can run on this host, as a table.
+#   check.sh [--allow-no-gpu] [--no-sums]
+#     --allow-no-gpu  neither a GPU nor a driver is no gap
+#     --no-sums       files are not compared with SHA256SUMS
+# Run it inside the bundle. Exit status: 0 all is there, 1 a gap (its rows say 'gap'), 2 usage, or not inside a bundle.
+set -euo pipefail
+
+bundle=$(cd "$(dirname "$0")" && pwd -P)
+need_gpu=1 sums=1
+for argument in "$@"; do
+  case $argument in
+    --allow-no-gpu) need_gpu=0 ;;
+    --no-sums) sums=0 ;;
+    -h | --help) sed -n '2,6s/^# \?//p' "$0"; exit 0 ;;
+    *) echo "check.sh: unknown argument '$argument'; see --help" >&2; exit 2 ;;
+  esac
+done
+if [ ! -f "$bundle/MANIFEST" ] || [ ! -f "$bundle/env.sh" ]; then
+  echo "check.sh: $bundle holds no MANIFEST: this belongs into an unpacked bundle (scripts/gpu/bundle.sh makes one)" >&2
+  exit 2
+fi
+# shellcheck source=env.sh
+. "$bundle/env.sh"
+
+manifest() { sed -n "s/^$1: //p" "$bundle/MANIFEST" | head -n 1; }
+gaps=0
+row() {  # VERDICT ITEM DETAIL
+  [ "$1" = gap ] && gaps=$((gaps + 1))
+  printf '%-4s  %-22s %s\n' "$1" "$2" "$3"
+}
+at_least() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }  # LEAST IS
+last_line() { tail -n 1 <<< "$1"; }
+
+row ok "bundle" "commit $(manifest commit), $(manifest date)"
+
+if [ "$sums" = 1 ]; then
+  if damaged=$(cd "$bundle" && sha256sum --quiet -c SHA256SUMS 2>&1); then
+    row ok "files" "$(wc -l < "$bundle/SHA256SUMS") as they were packed"
+  else
+    row gap "files" "damaged: $(head -n 1 <<< "$damaged"); unpack the archive again"
+  fi
+fi
+
+glibc=$(getconf GNU_LIBC_VERSION 2> /dev/null | awk '{print $2}' || true)
+needed=$(manifest needs-glibc)
+if [ -n "$glibc" ] && at_least "$needed" "$glibc"; then
+  row ok "glibc" "$glibc; $needed is needed"
+else
+  row gap "glibc" "${glibc:-none}; $needed is needed: build here instead (scripts/gpu/run.sh --build)"
+fi
+
+# Every program and library, plugins too.
+missing=$(find "$bundle/bin" "$bundle/tests" "$bundle/deps" -type f \( -perm -u+x -o -name '*.so*' \) -print0 |
+  while IFS= read -r -d '' file; do
+    [ "$(head -c 4 "$file" | tail -c 3)" = ELF ] || continue
+    { ldd "$file" 2>&1 || true; } | sed -n 's/^[[:space:]]*\([^ ]*\) => not found.*/\1/p; s/.*\(version .GLIBC.*not found.*\)/\1/p' |
+      while IFS= read -r library; do printf '%s (%s)\n' "$library" "${file##*/}"; done
+  done | sort -u)
+if [ -z "$missing" ]; then
+  row ok "shared libraries" "all found"
+else
+  row gap "shared libraries" "not found: $(cut -d' ' -f1 <<< "$missing" | sort | uniq -c | awk '{printf "%s%s (%d files)", sep, $2, $1; sep = ", "}')"
+fi
+
+if [ -z "$(manifest mpi)" ]; then
+  row skip "mpirun -n 2" "not in this build"
+elif said=$("$bundle/scripts/run_mpi.sh" 2 "$bundle/tests/comm_mpi_failing" none 2>&1) &&
+    [ "$(grep -c 'is done' <<< "$said")" = 2 ]; then
+  row ok "mpirun -n 2" "two ranks reduced and ended; $(mpirun --version 2> /dev/null | head -n 1)"
+else
+  row gap "mpirun -n 2" "failed: $(last_line "$said")"
+fi
+
+if said=$("$bundle/tests/test_core" 2>&1); then
+  row ok "a test program" "test_core: $(grep -o '[0-9]* tests\?' <<< "$said" | tail -n 1) passed"
+else
+  row gap "a test program" "test_core failed: $(last_line "$said")"
+fi
+
+if said=$("$bundle/bin/tranche" info 2>&1); then
+  row ok "tranche info" "$(sed -n 's/^CUDA *//p' <<< "$said" | head -n 1)"
+else
+  row gap "tranche info" "failed: $(last_line "$said")"
+fi
+
+if [ -z "$(manifest hdf5)" ]; then row skip "HDF5" "not in this build"; else row ok "HDF5" "$(manifest hdf5)"; fi
+
+while IFS= read -r library; do
+  [ -n "$library" ] || continue
+  if folder=$(tranche_cuda_library "$library"); then
+    row ok "$library" "$folder"
+  else
+    row gap "$library" "in no CUDA toolkit (CUDA_HOME, nvcc, /usr/local/cuda) and no Python package nvidia-*"
+  fi
+done <<< "$(tranche_cuda_libraries)"
+for library in libnccl.so.2 libcublas.so.13; do
+  if ! grep -qx "$library" <<< "$(tranche_cuda_libraries)"; then
+    row ok "$library" "not asked for; $(tranche_cuda_library "$library" || echo 'none here')"
+  fi
+done
+
+nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2> /dev/null || true)
+if [ -n "$nvcc" ]; then
+  row ok "nvcc" "$("$nvcc" --version | sed -n 's/.*release //p'), $nvcc"
+else
+  row skip "nvcc" "none; only --build needs it"
+fi
+sanitizer=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer" 2> /dev/null || true)
+row "$([ -n "$sanitizer" ] && echo ok || echo skip)" "compute-sanitizer" "${sanitizer:-none; its checks are left out}"
+row "$(command -v python3 > /dev/null && echo ok || echo gap)" "python3" \
+  "$(python3 --version 2> /dev/null || echo 'none: run.sh needs it (3.8 or newer)')"
+
+if said=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1); then
+  row ok "GPU and driver" "$(head -n 1 <<< "$said")"
+elif [ "$need_gpu" = 1 ]; then
+  row gap "GPU and driver" "nvidia-smi: $(head -n 1 <<< "$said")"
+else
+  row skip "GPU and driver" "none"
+fi
+
+echo
+if [ "$gaps" -gt 0 ]; then
+  echo "$gaps gaps"
+  exit 1
+fi
+echo "no gaps"

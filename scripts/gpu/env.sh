@@ -1,0 +1,76 @@
+# shellcheck shell=bash
+# env.sh of an offline bundle: source it, and the bundle's programs, libraries and mpirun are found, wherever the bundle
+# lies. Libraries of CUDA come from the host: the toolkit first, then Python's packages.
+#   TRANCHE_BUNDLE          the bundle's folder
+#   TRANCHE_CUDA_LIBRARIES  folders of the host in which CUDA's libraries were found
+
+TRANCHE_BUNDLE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+export TRANCHE_BUNDLE
+
+# tranche_cuda_folders: where libraries of CUDA may be, one folder a line, best first.
+tranche_cuda_folders() {
+  local root nvcc
+  nvcc=$(command -v nvcc || true)
+  [ -n "$nvcc" ] && nvcc=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  for root in "${CUDA_HOME:-}" "${CUDA_PATH:-}" "$nvcc" /usr/local/cuda /opt/cuda; do
+    [ -n "$root" ] && printf '%s\n' "$root/lib64" "$root/targets/x86_64-linux/lib" "$root/lib"
+  done
+  ldconfig -p 2> /dev/null | sed -n 's|.* => \(.*\)/lib\(cublasLt\|nccl\)\.so.*|\1|p' | sort -u
+  [ -n "${NCCL_HOME:-}" ] && printf '%s\n' "$NCCL_HOME/lib"
+  python3 - 2> /dev/null << 'END' || true
+import glob, site, sys
+folders = list(sys.path) + site.getsitepackages() + [site.getusersitepackages()]
+for folder in dict.fromkeys(folders):
+    for found in sorted(glob.glob(folder + "/nvidia/*/lib")):
+        print(found)
+END
+}
+
+# tranche_cuda_library NAME: the first folder that holds the library, or status 1.
+tranche_cuda_library() {
+  local folder
+  while IFS= read -r folder; do
+    [ -e "$folder/$1" ] && { printf '%s\n' "$folder"; return 0; }
+  done <<< "$tranche_cuda_candidates"
+  return 1
+}
+
+# tranche_cuda_libraries: the libraries of CUDA that the bundle's programs ask for.
+tranche_cuda_libraries() { sed -n 's/^needs-cuda-library: //p' "$TRANCHE_BUNDLE/MANIFEST"; }
+
+tranche_environment() {
+  local usr=$TRANCHE_BUNDLE/deps/usr libraries folder name path known
+  libraries=$usr/lib/x86_64-linux-gnu
+  path=$libraries:$libraries/pmix2/lib
+  # What the host has of these is newer, and its own programs may need the newer one.
+  known=$( { ldconfig -p || /sbin/ldconfig -p; } 2> /dev/null || true)
+  for folder in "$TRANCHE_BUNDLE"/host/*/; do
+    name=$(basename "$folder")
+    grep -qF "$name " <<< "$known" || path=$path:${folder%/}
+  done
+  tranche_cuda_candidates=$(tranche_cuda_folders)
+  TRANCHE_CUDA_LIBRARIES=
+  while IFS= read -r name; do
+    folder=$(tranche_cuda_library "$name") || continue
+    case :$TRANCHE_CUDA_LIBRARIES: in
+      *:"$folder":*) ;;
+      *) TRANCHE_CUDA_LIBRARIES=${TRANCHE_CUDA_LIBRARIES:+$TRANCHE_CUDA_LIBRARIES:}$folder ;;
+    esac
+  done <<< "$(tranche_cuda_libraries)"
+  export TRANCHE_CUDA_LIBRARIES
+  path=$path${TRANCHE_CUDA_LIBRARIES:+:$TRANCHE_CUDA_LIBRARIES}
+  export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export PATH=$TRANCHE_BUNDLE/bin:$usr/bin:$PATH
+  # Open MPI was built for /usr; without these it knows no option and finds no plugin.
+  export OPAL_PREFIX=$usr PMIX_INSTALL_PREFIX=$usr
+  export OPAL_SYSCONFDIR=$TRANCHE_BUNDLE/deps/etc/openmpi
+  export OMPI_MCA_plm=isolated  # else it wants ssh, which hosts may lack; ranks are of this host
+  export OMPI_MCA_mca_base_component_show_load_errors=0 PMIX_MCA_pcompress_base_silence_warning=1
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+  export OMPI_MCA_btl=self,vader OMPI_MCA_pml=ob1
+  # For builds (run.sh --build).
+  export CMAKE_PREFIX_PATH=$usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
+  export PKG_CONFIG_PATH=$libraries/pkgconfig:$usr/share/pkgconfig PKG_CONFIG_SYSROOT_DIR=$TRANCHE_BUNDLE/deps
+}
+tranche_environment

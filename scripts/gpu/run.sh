@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# One command on a GPU host: takes the programs from the offline bundle (or builds them), checks the host, runs the tests
+# labelled gpu, the benches, GPT-2 trainings and compute-sanitizer, and writes one results folder with a summary.md.
+#   scripts/gpu/run.sh [--results DIR] [--only tests|benches] [--limit SECONDS] [--allow-no-gpu]
+#                      [--bundle FILE | --from BUILD_DIR] [--build] [--smoke]
+#     --results DIR     default build/gpu-results; at most 8 files
+#     --only WHAT       tests (with compute-sanitizer), or benches (with trainings)
+#     --limit SECONDS   everything ends within these, 540 unless said; what did not fit is listed as not run
+#     --allow-no-gpu    without a GPU tests say why they skip, and the rest is listed as skipped
+#     --bundle FILE     an archive of scripts/gpu/bundle.sh (default: the unpacked bundle that this script lies in,
+#                       else build/gpu-bundle.tar.xz)
+#     --from BUILD_DIR  programs of a build folder, on a machine that has the libraries
+#     --build           builds from these sources, with the bundle's headers and libraries where there is a bundle
+#     --smoke           smallest sizes: that everything starts and ends, no figures
+# Exit status: 0 all that ran passed, 1 a test or run failed, 2 usage, no GPU, or nothing to run, 3 the host lacks something
+# (see the table of check.sh), 4 the time ended before the tests did.
+set -euo pipefail
+started=$(date +%s)
+here=$(cd "$(dirname "$0")" && pwd -P)
+root=$(cd "$here/../.." && pwd -P)
+
+results=$root/build/gpu-results limit=540 bundle="" from="" compile=0 suite=() gpu=()
+fail() { echo "run.sh: $1" >&2; exit "${2:-2}"; }
+while [ $# -gt 0 ]; do
+  case $1 in
+    --results | --only | --limit | --bundle | --from) [ $# -gt 1 ] || fail "$1 needs a value; see --help" ;;
+  esac
+  case $1 in
+    --results) results=$2; shift ;;
+    --only)
+      [ "$2" = tests ] || [ "$2" = benches ] || fail "--only '$2' is neither tests nor benches"
+      suite+=(--only "$2")
+      shift
+      ;;
+    --limit) limit=$2; shift ;;
+    --bundle) bundle=$2; shift ;;
+    --from) from=$2; shift ;;
+    --build) compile=1 ;;
+    --allow-no-gpu) gpu=(--allow-no-gpu) ;;
+    --smoke) suite+=(--smoke) ;;
+    -h | --help) sed -n '2,18s/^# \?//p' "$0"; exit 0 ;;
+    *) fail "unknown argument '$1'; see --help" ;;
+  esac
+  shift
+done
+[[ $limit =~ ^[1-9][0-9]*$ ]] || fail "--limit '$limit' is not a number of seconds"
+[ -z "$from" ] || [ -z "$bundle$([ "$compile" = 0 ] || echo build)" ] || fail "--from takes programs as they are: neither --bundle nor --build goes with it"
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2> /dev/null || fail "python3 (3.8 or newer) is needed"
+mkdir -p "$results"
+results=$(cd "$results" && pwd -P)
+rm -f "$results"/{summary.md,results.json,tests.json,benches.json,training.json,machine.txt,log.txt,build.txt}
+notes=$(mktemp)
+trap 'rm -f "$notes" "$notes.json"' EXIT
+
+unpack() {  # ARCHIVE FOLDER: once for each archive
+  local sum
+  sum=$(sha256sum "$1" | cut -d' ' -f1)
+  [ "$(cat "$2/unpacked" 2> /dev/null)" = "$sum" ] && return
+  rm -rf "$2"
+  mkdir -p "$2"
+  if command -v xz > /dev/null; then tar -C "$2" -xJf "$1"; else
+    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$1" "$2"
+  fi || fail "$1 could not be unpacked"
+  echo "$sum" > "$2/unpacked"
+}
+
+prefix="" source=$root build="" commit=""
+if [ -n "$from" ]; then
+  build=$(cd "$from" 2> /dev/null && pwd -P) || fail "--from '$from' is no folder"
+elif [ -z "$bundle" ] && [ -f "$root/MANIFEST" ]; then
+  prefix=$root
+else
+  [ -z "$bundle" ] || [ -f "$bundle" ] || fail "--bundle '$bundle' does not exist"
+  [ -n "$bundle" ] || [ ! -f "$root/build/gpu-bundle.tar.xz" ] || bundle=$root/build/gpu-bundle.tar.xz
+  if [ -n "$bundle" ]; then
+    echo "== unpacking $bundle"
+    unpack "$bundle" "$root/build/gpu-bundle"
+    prefix=$root/build/gpu-bundle/tranche-gpu-bundle
+  elif [ "$compile" = 0 ]; then
+    fail "nothing to run: there is no build/gpu-bundle.tar.xz (scripts/gpu/bundle.sh makes one where there is a network); --build and --from are the other ways"
+  fi
+fi
+
+if [ -n "$prefix" ]; then
+  commit=$(sed -n 's/^commit: //p' "$prefix/MANIFEST")
+  echo "== this host"
+  status=0
+  "$prefix/check.sh" "${gpu[@]}" > "$notes" || status=$?
+  cat "$notes"
+  # A GPU that is not there is told apart below, with its reason.
+  if [ "$status" -ne 0 ] && [ "$compile" = 0 ] && grep '^gap' "$notes" | grep -qv 'GPU and driver'; then
+    cp "$notes" "$results/machine.txt"
+    fail "this host lacks what the table above calls a gap" 3
+  fi
+  # shellcheck source=env.sh
+  . "$prefix/env.sh"
+  source=$prefix build=$prefix
+fi
+
+if [ "$compile" = 1 ]; then
+  [ -f "$root/CMakeLists.txt" ] || fail "--build needs the sources: $root holds none"
+  "$here/build.sh" "$root" "$root/build/gpu" > "$results/build.txt" 2>&1 ||
+    { tail -n 40 "$results/build.txt" >&2; fail "the build failed; its log: $results/build.txt" 1; }
+  source=$root build=$root/build/gpu
+  commit=$(git -C "$root" rev-parse HEAD 2> /dev/null || echo "${commit:-unknown}")
+fi
+
+[ -x "$build/bin/tranche" ] || fail "$build/bin/tranche is missing: build it first"
+tests=$prefix/gpu_tests.json
+if [ -n "$from" ] || [ "$compile" = 1 ]; then
+  tests=$notes.json
+  "$here/test_list.py" "$build" --source "$root" --labels gpu > "$tests" || fail "no list of tests (is ctest there?)"
+  commit=${commit:-$(git -C "$root" rev-parse HEAD 2> /dev/null || echo unknown)}
+fi
+status=0
+python3 "$here/suite.py" --source "$source" --build "$build" --tests "$tests" --results "$results" --limit "$limit" \
+  --started "$started" --commit "$commit" --notes "$notes" "${gpu[@]}" "${suite[@]}" || status=$?
+[ ! -f "$results/summary.md" ] || cat "$results/summary.md"
+exit "$status"

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""test_list.py BUILD --source DIR [--labels gpu,...]: the tests of a build folder as JSON, one entry a program.
+
+GoogleTest registers every case with CTest; started one by one each of them would create a CUDA context of its own,
+which takes longer than the case. So the cases of a program become one entry, with a filter when only some of its
+cases have the label. Paths are written as @BUILD@ and @SOURCE@, so that the list is good wherever these are.
+"""
+import argparse
+import json
+import re
+import subprocess
+import sys
+
+
+def properties(test):
+    return {entry["name"]: entry["value"] for entry in test.get("properties", [])}
+
+
+def relocatable(word, build, source):
+    # The build folder may lie inside the source folder, and is the longer prefix then.
+    for prefix, token in sorted(((build, "@BUILD@"), (source, "@SOURCE@")), key=lambda pair: -len(pair[0])):
+        word = re.sub(r"(?<![\w/.-])" + re.escape(prefix) + r"(?=/|$)", token, word)
+    return "python3" if word.rsplit("/", 1)[-1].startswith("python3") else word
+
+
+def gathered(tests, labels, build, source):
+    """Entries in CTest's order. `tests` is the list of `ctest --show-only=json-v1`."""
+    entries, programs, left_out = [], {}, set()
+    for test in tests:
+        command, its = test.get("command"), properties(test)
+        if not command:  # a program that was not built
+            continue
+        wanted = sorted(set(its.get("LABELS", [])) & set(labels))
+        cases = [word for word in command if word.startswith("--gtest_filter=")]
+        key = command[0] if cases and len(command) <= 3 else None
+        if not wanted:
+            left_out.add(key)
+            continue
+        entry = programs.get(key) if key else None
+        if entry is None:
+            entry = {"name": test["name"], "labels": wanted, "timeout": float(its.get("TIMEOUT", 120)),
+                     "environment": its.get("ENVIRONMENT", []),
+                     "command": [relocatable(word, build, source) for word in command], "googletest": False}
+            entries.append(entry)
+            if key:
+                entry.update(name=key.rsplit("/", 1)[-1], command=entry["command"][:1], googletest=True, cases=[])
+                programs[key] = entry
+        if key:
+            entry["cases"].append(cases[0].split("=", 1)[1])
+            entry["labels"] = sorted(set(entry["labels"]) | set(wanted))
+    for key, entry in programs.items():
+        cases = entry.pop("cases")
+        entry["count"] = len(cases)
+        entry["filter"] = ":".join(cases) if key in left_out else "*"
+    return entries
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("build")
+    parser.add_argument("--source", required=True)
+    parser.add_argument("--labels", default="gpu")
+    options = parser.parse_args()
+    listing = subprocess.run(["ctest", "--show-only=json-v1"], cwd=options.build, stdout=subprocess.PIPE,
+                             check=False)
+    if listing.returncode != 0:
+        sys.exit(f"test_list: ctest could not list the tests of {options.build}")
+    tests = json.loads(listing.stdout)["tests"]
+    json.dump(gathered(tests, options.labels.split(","), options.build, options.source), sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()
