@@ -159,3 +159,66 @@ cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
     return sticky_error(current_device());
   });
 }
+
+namespace {
+
+std::string complaint_about_rows(const void* data, std::size_t pitch, std::size_t width, std::size_t height,
+                                 bool device_side) {
+  if (pitch < width) return fmt::format("a pitch of {} bytes for rows of {}", pitch, width);
+  return complaint_about(data, pitch * (height - 1) + width, device_side);
+}
+
+}  // namespace
+
+cudaError_t cudaMemset2DAsync(void* data, std::size_t pitch, int value, std::size_t width, std::size_t height,
+                              cudaStream_t stream) {
+  return call("cudaMemset2DAsync", [&] {
+    if (device_of(stream) < 0)
+      return misuse(cudaErrorInvalidResourceHandle, "cudaMemset2DAsync: no live stream");
+    if (width == 0 || height == 0) return cudaSuccess;
+    if (const std::string why = complaint_about_rows(data, pitch, width, height, true); !why.empty()) {
+      return misuse(cudaErrorInvalidValue, fmt::format("cudaMemset2DAsync: {}", why));
+    }
+    count_copy();
+    return submit(stream, {[=] {
+                             for (std::size_t row = 0; row < height; ++row) {
+                               std::memset(static_cast<unsigned char*>(data) + row * pitch, value, width);
+                             }
+                           },
+                           true});
+  });
+}
+
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                              std::size_t width, std::size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+  return call("cudaMemcpy2DAsync", [&] {
+    if (device_of(stream) < 0)
+      return misuse(cudaErrorInvalidResourceHandle, "cudaMemcpy2DAsync: no live stream");
+    if (width == 0 || height == 0) return cudaSuccess;
+    if (to_pitch < width || from_pitch < width)
+      return misuse(cudaErrorInvalidPitchValue, "cudaMemcpy2DAsync: pitch below width");
+    // The first row tells the sides; the ranges are checked whole.
+    const Sides sides = sides_of("cudaMemcpy2DAsync", to, from, width, kind);
+    if (sides.error != cudaSuccess) return sides.error;
+    std::string why = complaint_about_rows(to, to_pitch, width, height, sides.to_device);
+    if (why.empty()) why = complaint_about_rows(from, from_pitch, width, height, sides.from_device);
+    if (!why.empty()) return misuse(cudaErrorInvalidValue, fmt::format("cudaMemcpy2DAsync: {}", why));
+    count_copy();
+    const bool pageable = (!sides.to_device && is_pageable(to)) || (!sides.from_device && is_pageable(from));
+    if (pageable && is_capturing(stream))
+      return refuse_on_captured("cudaMemcpy2DAsync with pageable host memory", stream);
+    const cudaError_t error =
+        submit(stream, {[=] {
+                          for (std::size_t row = 0; row < height; ++row) {
+                            std::memmove(static_cast<unsigned char*>(to) + row * to_pitch,
+                                         static_cast<const unsigned char*>(from) + row * from_pitch, width);
+                          }
+                        },
+                        true});
+    if (error != cudaSuccess || !pageable) return error;
+    count_host_wait();
+    drain(stream);
+    return sticky_error(device_of(stream));
+  });
+}

@@ -2,6 +2,7 @@
 set(cuda_emulation_tests ${CMAKE_CURRENT_LIST_DIR})
 tranche_test(test_cuda_emulation
   SOURCES
+    ${cuda_emulation_tests}/cublaslt_test.cpp
     ${cuda_emulation_tests}/runtime_test.cpp
     ${cuda_emulation_tests}/simt_test.cpp
   LINK tranche_cuda_emulation fmt::fmt

@@ -1,0 +1,623 @@
+// cuBLASLt's handles, descriptions and choice of algorithms; products are checked and go to the stream.
+#include <cublasLt.h>
+#include <fmt/format.h>
+
+#include <cstring>
+#include <type_traits>
+
+#include "tranche/tests/cuda_emulation/product.h"
+#include "tranche/tests/cuda_emulation/state.h"
+
+namespace cuda_emulation {
+namespace {
+
+// What the opaque structures of the header hold here.
+struct Description {
+  std::int32_t compute, scale, pointer_mode, transpose_a, transpose_b, bias_type, auxiliary_type,
+      multiprocessors;
+  std::uint32_t epilogue;
+  const void* bias;
+  void* auxiliary;
+  std::int64_t bias_next, auxiliary_leading, auxiliary_next;
+};
+struct Layout {
+  std::uint32_t type;
+  std::int32_t order;
+  std::uint64_t rows, columns;
+  std::int64_t leading, next;
+  std::int32_t batch;
+};
+struct Preference {
+  std::uint64_t workspace;
+  std::uint32_t alignment[4];
+  std::uint32_t search, reductions;
+};
+struct Algorithm {
+  std::uint64_t magic, workspace;
+  std::uint32_t alignment[4];
+};
+constexpr std::uint64_t algorithm_magic = 0x454d554c54544c41u;
+constexpr std::uint64_t workspace_used = 64 * 1024;
+
+static_assert(sizeof(Description) <= sizeof(cublasLtMatmulDescOpaque_t));
+static_assert(sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t));
+static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t));
+static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
+
+template <class T, class Opaque>
+T read(const Opaque* opaque) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  T value;
+  std::memcpy(&value, opaque, sizeof value);
+  return value;
+}
+template <class T, class Opaque>
+void write(Opaque* opaque, const T& value) {
+  std::memcpy(opaque, &value, sizeof value);
+}
+
+template <class Body>
+cublasStatus_t library_call(const char* name, Body&& body) {
+  const int refused = begin_call(name, CUBLAS_STATUS_EXECUTION_FAILED, false);
+  return refused != 0 ? static_cast<cublasStatus_t>(refused) : body();
+}
+
+cublasStatus_t complain(cublasStatus_t status, const std::string& what) {
+  misuse(cudaErrorUnknown, what);
+  return status;
+}
+
+/// Copies an attribute; its size must be right.
+template <class T>
+cublasStatus_t assign(T& field, const void* value, std::size_t bytes) {
+  if (value == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&field, value, sizeof(T));
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+bool element_of(std::uint32_t type, Element& element) {
+  switch (type) {
+    case CUDA_R_32F:
+      element = Element::fp32;
+      return true;
+    case CUDA_R_16BF:
+      element = Element::bf16;
+      return true;
+    case CUDA_R_16F:
+      element = Element::fp16;
+      return true;
+    default:
+      return false;
+  }
+}
+
+struct Operands {
+  Layout a, b, c, d;
+};
+
+std::uint64_t size(Element element) {
+  return element == Element::fp32 ? 4 : 2;
+}
+
+/// The task but for pointers and scalars, or why there is none.
+cublasStatus_t plan(const Description& description, const Operands& layouts, ProductTask& task,
+                    std::string& why) {
+  const auto unsupported = [&why](std::string text) {
+    why = std::move(text);
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  };
+  const auto invalid = [&why](std::string text) {
+    why = std::move(text);
+    return CUBLAS_STATUS_INVALID_VALUE;
+  };
+  if (description.compute != CUBLAS_COMPUTE_32F && description.compute != CUBLAS_COMPUTE_32F_FAST_TF32 &&
+      description.compute != CUBLAS_COMPUTE_32F_FAST_16BF &&
+      description.compute != CUBLAS_COMPUTE_32F_FAST_16F) {
+    return unsupported(fmt::format("compute type {} is not emulated", description.compute));
+  }
+  if (description.scale != CUDA_R_32F) return unsupported("scale types other than fp32 are not emulated");
+  const Layout* const sources[] = {&layouts.a, &layouts.b, &layouts.c, &layouts.d};
+  Matrix* const targets[] = {&task.a, &task.b, &task.c, &task.d};
+  for (int i = 0; i < 4; ++i) {
+    const Layout& from = *sources[i];
+    Matrix& to = *targets[i];
+    if (!element_of(from.type, to.element))
+      return unsupported(fmt::format("data type {} is not emulated", from.type));
+    if (from.order != CUBLASLT_ORDER_COL) return unsupported("only column-major order is emulated");
+    if (from.rows == 0 || from.columns == 0 || from.leading < static_cast<std::int64_t>(from.rows)) {
+      return invalid(fmt::format("a layout of {} x {} with leading dimension {}", from.rows, from.columns,
+                                 from.leading));
+    }
+    if (from.batch != layouts.d.batch) return invalid("batch counts differ");
+    to.rows = static_cast<std::int64_t>(from.rows);
+    to.columns = static_cast<std::int64_t>(from.columns);
+    to.leading = from.leading;
+    to.next = from.next;
+  }
+  task.batch = layouts.d.batch;
+  for (const std::int32_t operation : {description.transpose_a, description.transpose_b}) {
+    if (operation != CUBLAS_OP_N && operation != CUBLAS_OP_T)
+      return unsupported("conjugates are not emulated");
+  }
+  task.transpose_a = description.transpose_a == CUBLAS_OP_T;
+  task.transpose_b = description.transpose_b == CUBLAS_OP_T;
+  const std::int64_t m = task.transpose_a ? task.a.columns : task.a.rows;
+  task.k = task.transpose_a ? task.a.rows : task.a.columns;
+  const std::int64_t n = task.transpose_b ? task.b.rows : task.b.columns;
+  const std::int64_t k = task.transpose_b ? task.b.columns : task.b.rows;
+  if (task.k != k || task.d.rows != m || task.d.columns != n || task.c.rows != m || task.c.columns != n) {
+    return invalid(fmt::format("sizes do not fit: op(a) {} x {}, op(b) {} x {}, c {} x {}, d {} x {}", m,
+                               task.k, k, n, task.c.rows, task.c.columns, task.d.rows, task.d.columns));
+  }
+  if (task.a.element != task.b.element || task.c.element != task.d.element ||
+      (task.d.element != task.a.element && task.d.element != Element::fp32)) {
+    return unsupported("this combination of data types has no kernel");
+  }
+
+  std::uint32_t epilogue = description.epilogue;
+  const bool auxiliary = (epilogue & 128) != 0;
+  switch (epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT:
+    case CUBLASLT_EPILOGUE_BIAS:
+      break;
+    case CUBLASLT_EPILOGUE_RELU:
+    case CUBLASLT_EPILOGUE_RELU_BIAS:
+      task.activation = Activation::relu;
+      break;
+    case CUBLASLT_EPILOGUE_GELU:
+    case CUBLASLT_EPILOGUE_GELU_BIAS:
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+      task.activation = Activation::gelu;
+      break;
+    case CUBLASLT_EPILOGUE_DGELU:
+      task.activation = Activation::gelu_gradient;
+      break;
+    case CUBLASLT_EPILOGUE_DGELU_BGRAD:
+      task.activation = Activation::gelu_gradient;
+      task.gradient = ProductTask::Gradient::of_d;
+      break;
+    case CUBLASLT_EPILOGUE_BGRADA:
+      task.gradient = ProductTask::Gradient::of_a;
+      break;
+    case CUBLASLT_EPILOGUE_BGRADB:
+      task.gradient = ProductTask::Gradient::of_b;
+      break;
+    default:
+      return unsupported(fmt::format("epilogue {} is not emulated", epilogue));
+  }
+  task.bias_element = task.d.element;
+  if (description.bias_type >= 0 &&
+      !element_of(static_cast<std::uint32_t>(description.bias_type), task.bias_element)) {
+    return unsupported("this type of bias is not emulated");
+  }
+  task.bias_next = description.bias_next;
+  if (task.gradient != ProductTask::Gradient::none) {
+    task.bias_gradient = const_cast<void*>(description.bias);
+    if (description.bias == nullptr) return invalid("the epilogue's bias gradient has no pointer");
+  } else if ((epilogue & CUBLASLT_EPILOGUE_BIAS) != 0) {
+    task.bias = description.bias;
+    if (description.bias == nullptr) return invalid("the epilogue's bias has no pointer");
+  }
+  if (auxiliary) {
+    task.auxiliary = task.d;
+    task.auxiliary.data = description.auxiliary;
+    if (description.auxiliary_type >= 0 &&
+        !element_of(static_cast<std::uint32_t>(description.auxiliary_type), task.auxiliary.element)) {
+      return unsupported("this type of auxiliary matrix is not emulated");
+    }
+    task.auxiliary.leading = description.auxiliary_leading;
+    task.auxiliary.next = description.auxiliary_next;
+    if (description.auxiliary_leading < m)
+      return invalid("the auxiliary matrix's leading dimension is too small");
+    if (description.auxiliary_leading % 8 != 0 ||
+        reinterpret_cast<std::uintptr_t>(description.auxiliary) % 16 != 0) {
+      return unsupported(
+          "the auxiliary matrix's leading dimension must be a multiple of 8 and its address of 16");
+    }
+    if (description.auxiliary == nullptr) return invalid("the epilogue's auxiliary matrix has no pointer");
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+std::string check_range(const char* name, const Matrix& matrix, std::int64_t batch) {
+  const std::int64_t elements =
+      (batch - 1) * matrix.next + (matrix.columns - 1) * matrix.leading + matrix.rows;
+  std::string why =
+      complaint_about(matrix.data, static_cast<std::size_t>(elements) * size(matrix.element), true);
+  return why.empty() ? why : fmt::format("cublasLtMatmul: {}: {}", name, why);
+}
+
+std::string check_ranges(const ProductTask& task, bool reads_c) {
+  std::string why = check_range("a", task.a, task.batch);
+  if (why.empty()) why = check_range("b", task.b, task.batch);
+  if (why.empty() && reads_c) why = check_range("c", task.c, task.batch);
+  if (why.empty()) why = check_range("d", task.d, task.batch);
+  if (why.empty() && task.auxiliary.data != nullptr)
+    why = check_range("the auxiliary matrix", task.auxiliary, task.batch);
+  const void* bias = task.bias != nullptr ? task.bias : task.bias_gradient;
+  if (why.empty() && bias != nullptr) {
+    const bool of_columns = task.gradient == ProductTask::Gradient::of_b;
+    const std::int64_t length =
+        (task.batch - 1) * task.bias_next + (of_columns ? task.d.columns : task.d.rows);
+    why = complaint_about(bias, static_cast<std::size_t>(length) * size(task.bias_element), true);
+    if (!why.empty()) why = fmt::format("cublasLtMatmul: the bias: {}", why);
+  }
+  return why;
+}
+
+}  // namespace
+}  // namespace cuda_emulation
+
+using namespace cuda_emulation;
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  return library_call("cublasLtCreate", [&] {
+    if (device_count() == 0) return CUBLAS_STATUS_NOT_INITIALIZED;
+    *handle = reinterpret_cast<cublasLtHandle_t>(new int(0));
+    return CUBLAS_STATUS_SUCCESS;
+  });
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  delete reinterpret_cast<int*>(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+std::size_t cublasLtGetVersion() {
+  return CUBLAS_VER_MAJOR * 10000 + CUBLAS_VER_MINOR * 100 + CUBLAS_VER_PATCH;
+}
+
+std::size_t cublasLtGetCudartVersion() {
+  return CUDART_VERSION;
+}
+
+const char* cublasLtGetStatusName(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_ARCH_MISMATCH:
+      return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_INTERNAL_ERROR:
+      return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default:
+      return "CUBLAS_STATUS_UNKNOWN";
+  }
+}
+
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "the library was not initialized";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return "the resource allocation failed";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "an invalid value was passed as an argument";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "the function failed to launch on the GPU";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "the function is not supported";
+    default:
+      return cublasLtGetStatusName(status);
+  }
+}
+
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t description, std::size_t bytes,
+                                               cublasComputeType_t compute, cudaDataType_t scale) {
+  if (bytes < sizeof(*description)) return CUBLAS_STATUS_INVALID_VALUE;
+  Description made{};
+  made.compute = compute;
+  made.scale = scale;
+  made.transpose_a = made.transpose_b = CUBLAS_OP_N;
+  made.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  made.bias_type = made.auxiliary_type = -1;
+  write(description, made);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* description, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+  return library_call("cublasLtMatmulDescCreate", [&] {
+    *description = new cublasLtMatmulDescOpaque_t{};
+    return cublasLtMatmulDescInit_internal(*description, sizeof(**description), compute, scale);
+  });
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
+  delete description;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
+                                              cublasLtMatmulDescAttributes_t attribute, const void* value,
+                                              std::size_t bytes) {
+  return library_call("cublasLtMatmulDescSetAttribute", [&] {
+    Description d = read<Description>(description);
+    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
+    switch (attribute) {
+      case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE:
+        status = assign(d.compute, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_SCALE_TYPE:
+        status = assign(d.scale, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+        status = assign(d.pointer_mode, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_TRANSA:
+        status = assign(d.transpose_a, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_TRANSB:
+        status = assign(d.transpose_b, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_EPILOGUE:
+        status = assign(d.epilogue, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+        status = assign(d.bias, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE:
+        status = assign(d.bias_next, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+        status = assign(d.bias_type, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+        status = assign(d.auxiliary, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+        status = assign(d.auxiliary_leading, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE:
+        status = assign(d.auxiliary_next, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
+        status = assign(d.auxiliary_type, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+        status = assign(d.multiprocessors, value, bytes);
+        break;
+      default:
+        complain(status, fmt::format("cublasLtMatmulDescSetAttribute: attribute {} is not emulated",
+                                     static_cast<int>(attribute)));
+    }
+    if (status == CUBLAS_STATUS_SUCCESS) write(description, d);
+    return status;
+  });
+}
+
+cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, std::size_t bytes,
+                                                 cudaDataType type, std::uint64_t rows, std::uint64_t columns,
+                                                 std::int64_t leading) {
+  if (bytes < sizeof(*layout)) return CUBLAS_STATUS_INVALID_VALUE;
+  write(layout, Layout{static_cast<std::uint32_t>(type), CUBLASLT_ORDER_COL, rows, columns, leading, 0, 1});
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type,
+                                          std::uint64_t rows, std::uint64_t columns, std::int64_t leading) {
+  return library_call("cublasLtMatrixLayoutCreate", [&] {
+    *layout = new cublasLtMatrixLayoutOpaque_t{};
+    return cublasLtMatrixLayoutInit_internal(*layout, sizeof(**layout), type, rows, columns, leading);
+  });
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  delete layout;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                std::size_t bytes) {
+  return library_call("cublasLtMatrixLayoutSetAttribute", [&] {
+    Layout l = read<Layout>(layout);
+    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
+    switch (attribute) {
+      case CUBLASLT_MATRIX_LAYOUT_TYPE:
+        status = assign(l.type, value, bytes);
+        break;
+      case CUBLASLT_MATRIX_LAYOUT_ORDER:
+        status = assign(l.order, value, bytes);
+        break;
+      case CUBLASLT_MATRIX_LAYOUT_ROWS:
+        status = assign(l.rows, value, bytes);
+        break;
+      case CUBLASLT_MATRIX_LAYOUT_COLS:
+        status = assign(l.columns, value, bytes);
+        break;
+      case CUBLASLT_MATRIX_LAYOUT_LD:
+        status = assign(l.leading, value, bytes);
+        break;
+      case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+        status = assign(l.batch, value, bytes);
+        break;
+      case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+        status = assign(l.next, value, bytes);
+        break;
+      default:
+        complain(status, fmt::format("cublasLtMatrixLayoutSetAttribute: attribute {} is not emulated",
+                                     static_cast<int>(attribute)));
+    }
+    if (status == CUBLAS_STATUS_SUCCESS) write(layout, l);
+    return status;
+  });
+}
+
+cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference,
+                                                     std::size_t bytes) {
+  if (bytes < sizeof(*preference)) return CUBLAS_STATUS_INVALID_VALUE;
+  write(preference, Preference{0, {256, 256, 256, 256}, 0, CUBLASLT_REDUCTION_SCHEME_MASK});
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  return library_call("cublasLtMatmulPreferenceCreate", [&] {
+    *preference = new cublasLtMatmulPreferenceOpaque_t{};
+    return cublasLtMatmulPreferenceInit_internal(*preference, sizeof(**preference));
+  });
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  delete preference;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value, std::size_t bytes) {
+  return library_call("cublasLtMatmulPreferenceSetAttribute", [&] {
+    Preference p = read<Preference>(preference);
+    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
+    switch (attribute) {
+      case CUBLASLT_MATMUL_PREF_SEARCH_MODE:
+        status = assign(p.search, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+        status = assign(p.workspace, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+        status = assign(p.reductions, value, bytes);
+        break;
+      case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+        status = assign(p.alignment[0], value, bytes);
+        break;
+      case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+        status = assign(p.alignment[1], value, bytes);
+        break;
+      case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+        status = assign(p.alignment[2], value, bytes);
+        break;
+      case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+        status = assign(p.alignment[3], value, bytes);
+        break;
+      default:
+        complain(status, fmt::format("cublasLtMatmulPreferenceSetAttribute: attribute {} is not emulated",
+                                     static_cast<int>(attribute)));
+    }
+    if (status == CUBLAS_STATUS_SUCCESS) write(preference, p);
+    return status;
+  });
+}
+
+// One algorithm that uses a workspace, where one may be used, and one that needs none.
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t description,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t results[], int* found) {
+  return library_call("cublasLtMatmulAlgoGetHeuristic", [&] {
+    if (found == nullptr || results == nullptr || wanted < 1 || handle == nullptr)
+      return CUBLAS_STATUS_INVALID_VALUE;
+    *found = 0;
+    ProductTask task;
+    std::string why;
+    const Operands layouts{read<Layout>(a), read<Layout>(b), read<Layout>(c), read<Layout>(d)};
+    const cublasStatus_t status = plan(read<Description>(description), layouts, task, why);
+    if (status == CUBLAS_STATUS_INVALID_VALUE)
+      return complain(status, fmt::format("cublasLtMatmulAlgoGetHeuristic: {}", why));
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    const Preference p =
+        preference != nullptr ? read<Preference>(preference) : Preference{0, {16, 16, 16, 16}, 0, 0};
+    for (const std::uint64_t workspace : {workspace_used, std::uint64_t{0}}) {
+      if (workspace > p.workspace || *found == wanted) continue;
+      cublasLtMatmulHeuristicResult_t& result = results[(*found)++];
+      result = {};
+      Algorithm algorithm{algorithm_magic, workspace, {}};
+      // What it was promised is what it relies on.
+      for (int i = 0; i < 4; ++i) algorithm.alignment[i] = std::min(p.alignment[i], 16u);
+      write(&result.algo, algorithm);
+      result.workspaceSize = workspace;
+      result.state = CUBLAS_STATUS_SUCCESS;
+      result.wavesCount = 1;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+  });
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, const void* alpha,
+                              const void* a, cublasLtMatrixLayout_t layout_a, const void* b,
+                              cublasLtMatrixLayout_t layout_b, const void* beta, const void* c,
+                              cublasLtMatrixLayout_t layout_c, void* d, cublasLtMatrixLayout_t layout_d,
+                              const cublasLtMatmulAlgo_t* algorithm, void* workspace,
+                              std::size_t workspace_bytes, cudaStream_t stream) {
+  return library_call("cublasLtMatmul", [&] {
+    const auto invalid = [](const std::string& why) {
+      return complain(CUBLAS_STATUS_INVALID_VALUE, fmt::format("cublasLtMatmul: {}", why));
+    };
+    if (handle == nullptr || alpha == nullptr || beta == nullptr)
+      return invalid("null handle, alpha or beta");
+    ProductTask task;
+    std::string why;
+    const Description described = read<Description>(description);
+    const Operands layouts{read<Layout>(layout_a), read<Layout>(layout_b), read<Layout>(layout_c),
+                           read<Layout>(layout_d)};
+    const cublasStatus_t status = plan(described, layouts, task, why);
+    if (status != CUBLAS_STATUS_SUCCESS) return complain(status, fmt::format("cublasLtMatmul: {}", why));
+    task.a.data = const_cast<void*>(a);
+    task.b.data = const_cast<void*>(b);
+    task.c.data = const_cast<void*>(c);
+    task.d.data = d;
+    if (described.pointer_mode == CUBLASLT_POINTER_MODE_HOST) {
+      task.alpha = *static_cast<const float*>(alpha);
+      task.beta = *static_cast<const float*>(beta);
+    } else if (described.pointer_mode == CUBLASLT_POINTER_MODE_DEVICE) {
+      task.alpha_on_device = static_cast<const float*>(alpha);
+      task.beta_on_device = static_cast<const float*>(beta);
+    } else {
+      return complain(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmul: this pointer mode is not emulated");
+    }
+    const bool reads_c = task.beta_on_device != nullptr || task.beta != 0;
+    if (why = check_ranges(task, reads_c); !why.empty()) return complain(CUBLAS_STATUS_INVALID_VALUE, why);
+    if (reads_c && c == d && layouts.c.leading != layouts.d.leading)
+      return invalid("c in place of d has another layout");
+    std::uint64_t used = 0;
+    if (algorithm != nullptr) {
+      const Algorithm chosen = read<Algorithm>(algorithm);
+      if (chosen.magic != algorithm_magic) return invalid("the algorithm did not come from the heuristic");
+      const void* const addresses[] = {a, b, c, d};
+      for (int i = 0; i < 4; ++i) {
+        if (chosen.alignment[i] != 0 && (i != 2 || reads_c) &&
+            reinterpret_cast<std::uintptr_t>(addresses[i]) % chosen.alignment[i] != 0) {
+          return invalid(fmt::format("operand {} is not aligned to the {} bytes its algorithm was chosen for",
+                                     "abcd"[i], chosen.alignment[i]));
+        }
+      }
+      used = chosen.workspace;
+    }
+    if (used > workspace_bytes) return invalid("the workspace is smaller than the algorithm needs");
+    if (workspace_bytes > 0 && workspace == nullptr) return invalid("the workspace has no address");
+    if (used > 0) {
+      if (why = complaint_about(workspace, workspace_bytes, true); !why.empty())
+        return invalid("the workspace: " + why);
+      if (reinterpret_cast<std::uintptr_t>(workspace) % 16 != 0)
+        return invalid("the workspace is not aligned to 16 bytes");
+    }
+    count_launch();
+    const int device = device_of(stream);
+    const cudaError_t error = submit(stream, {[=] {
+                                                const std::string late = check_ranges(task, reads_c);
+                                                if (!late.empty()) {
+                                                  fail_device(device, cudaErrorIllegalAddress, late);
+                                                  return;
+                                                }
+                                                // Whoever else uses the workspace now will notice.
+                                                if (used > 0) std::memset(workspace, 0xff, used);
+                                                compute_product(task);
+                                              },
+                                              true});
+    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+  });
+}
