@@ -48,8 +48,7 @@ class Error : public std::runtime_error {
 /// A caller passed something that can never be right (shape, dtype, range, order of calls).
 class InvalidArgument : public Error {
  public:
-  explicit InvalidArgument(std::string message,
-                           std::source_location where = std::source_location::current())
+  explicit InvalidArgument(std::string message, std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::other, where) {}
 };
 
@@ -82,6 +81,19 @@ class OutOfMemory : public Error {
  public:
   explicit OutOfMemory(std::string message, std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::out_of_memory, where) {}
+};
+
+/// The operating system failed an operation on a file; the text names operation, file, byte range, reason and
+/// remedy. Exit status 1: who knows what the file was for rethrows (a checkpoint's as CheckpointError).
+class IoError : public Error {
+ public:
+  IoError(std::string message, int code, std::source_location where = std::source_location::current())
+      : Error(std::move(message), ExitStatus::other, where), code_(code) {}
+  /// The system's error number (errno); 0 when the file just ended too early.
+  int code() const noexcept { return code_; }
+
+ private:
+  int code_;
 };
 
 /// A checkpoint is damaged, incomplete or does not fit. Exit status 4.

@@ -15,6 +15,7 @@ packages=(
   libhwy-dev                          # SIMD with run-time dispatch
   nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
   libgtest-dev libgmock-dev libbenchmark-dev
+  liburing-dev                        # transfers past the page cache; threads do without
   dictzip                             # opens the quickstart's text
 )
 
