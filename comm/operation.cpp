@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "tranche/core/shape.h"
 
 namespace tranche::comm {
@@ -9,6 +11,15 @@ namespace tranche::comm {
 namespace {
 /// Messages of one flow under way at once: enough to hide the hand-shake of one behind the data of another.
 constexpr std::size_t flow_window = 4;
+
+std::string rank_list(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
 }  // namespace
 
 std::string describe(std::string_view name, std::string_view unit, std::string_view phase) {
@@ -16,6 +27,23 @@ std::string describe(std::string_view name, std::string_view unit, std::string_v
   if (!unit.empty()) text.append(" of unit ").append(unit);
   if (!phase.empty()) text.append(" in ").append(phase);
   return text;
+}
+
+std::string overdue(const std::string& what, const Missing& missing, double timeout) {
+  const std::string seconds = fmt::format("{:.1f} s", timeout);
+  if (missing.ranks.empty()) {
+    return fmt::format("{}: not done after {} (no rank is known to be missing: a device or its link hangs)",
+                       what, seconds);
+  }
+  const std::string who = rank_list(missing.ranks);
+  const bool one = missing.ranks.size() == 1;
+  if (missing.sending) {
+    return fmt::format(
+        "{}: {} {} not taken the data of this rank after {} ({} not entered the operation, or {})", what, who,
+        one ? "has" : "have", seconds, one ? "it has" : "they have", one ? "hangs" : "hang");
+  }
+  return fmt::format("{}: no data from {} after {} ({} {} not entered the operation, or {})", what, who,
+                     seconds, who, one ? "has" : "have", one ? "hangs" : "hang");
 }
 
 Flow::Flow(bool sending, int peer, void* data, std::int64_t bytes, std::int64_t message_bytes, const Tag& tag)

@@ -34,6 +34,9 @@ struct Missing {
   bool sending = false;    ///< they have not taken our data (everything of theirs has arrived)
 };
 
+/// The sentence of a time-out: "<what>: no data from rank 2 after 0.2 s (rank 2 has not entered ...)".
+std::string overdue(const std::string& what, const Missing& missing, double seconds);
+
 class Operation {
  public:
   explicit Operation(OperationInfo info) : info_(std::move(info)) {}

@@ -6,36 +6,12 @@
 
 #include <fmt/format.h>
 
+#include "tranche/comm/device_failure.h"
 #include "tranche/core/clock.h"
 #include "tranche/core/random.h"
 #include "tranche/core/trace.h"
 
 namespace tranche::comm {
-
-namespace {
-
-std::string rank_list(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
-}
-
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& known) {
-    return known.message();
-  } catch (const std::exception& known) {
-    return known.what();
-  } catch (...) {
-    return "unknown error";
-  }
-}
-
-}  // namespace
 
 ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
                                std::shared_ptr<CommunicationThread> thread,
@@ -166,19 +142,7 @@ void ProgressEngine::take_inbox() {
 void ProgressEngine::expire(Operation& operation, double now) {
   if (operation.waits_for_slab()) operation.last_move = now;
   if (now - operation.last_move < options_.timeout_seconds) return;
-  const Missing missing = operation.missing();
-  const std::string who = rank_list(missing.ranks);
-  const bool one = missing.ranks.size() == 1;
-  const std::string seconds = fmt::format("{:.1f} s", options_.timeout_seconds);
-  throw CommunicationError(
-      missing.sending
-          ? fmt::format(
-                "{}: {} {} not taken the data of this rank after {} ({} not entered the operation, or {})",
-                operation.describe(), who, one ? "has" : "have", seconds, one ? "it has" : "they have",
-                one ? "hangs" : "hang")
-          : fmt::format("{}: no data from {} after {} ({} {} not entered the operation, or {})",
-                        operation.describe(), who, seconds, who, one ? "has" : "have",
-                        one ? "hangs" : "hang"));
+  throw CommunicationError(overdue(operation.describe(), operation.missing(), options_.timeout_seconds));
 }
 
 ProgressEngine::Step ProgressEngine::step(Operation& operation, double now) {

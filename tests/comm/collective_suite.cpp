@@ -63,14 +63,58 @@ std::vector<float> expected_sum(int n, int rank, std::int64_t count, int group_s
   return sum;
 }
 
+/// Values in the memory that the communicator works on.
+template <typename T>
+class Array {
+ public:
+  Array(const SuitePlace& place, const std::vector<T>& values)
+      : device_(place.device), elements_(static_cast<std::int64_t>(values.size())) {
+    if (device_ == nullptr) {
+      host_ = values;
+      return;
+    }
+    buffer_ = Buffer(device_->memory(Tier::device), bytes(), Category::other, "suite");
+    write(values);
+  }
+  Array(const SuitePlace& place, std::int64_t elements)
+      : Array(place, std::vector<T>(static_cast<std::size_t>(elements))) {}
+
+  T* data() { return device_ == nullptr ? host_.data() : static_cast<T*>(buffer_.data()); }
+  void write(const std::vector<T>& values) {
+    if (device_ == nullptr) {
+      host_ = values;
+      return;
+    }
+    Stream& stream = device_->compute_stream();
+    device_->copy_from_host(stream, buffer_.data(), values.data(), bytes());
+    stream.synchronize();
+  }
+  std::vector<T> read() const {
+    if (device_ == nullptr) return host_;
+    std::vector<T> values(static_cast<std::size_t>(elements_));
+    Stream& stream = device_->compute_stream();
+    device_->copy_to_host(stream, values.data(), buffer_.data(), bytes());
+    stream.synchronize();
+    return values;
+  }
+
+ private:
+  std::int64_t bytes() const { return elements_ * static_cast<std::int64_t>(sizeof(T)); }
+  Device* device_;
+  std::int64_t elements_;
+  std::vector<T> host_;
+  Buffer buffer_;
+};
+
 /// Runs one reduce_scatter and checks every bit.
 template <typename T, typename Out>
-void reduce_scatter_case(Communicator& comm, std::int64_t count, const OrderedSumOptions& options) {
+void reduce_scatter_case(Communicator& comm, const SuitePlace& place, std::int64_t count,
+                         const OrderedSumOptions& options) {
   const int n = comm.size();
   const auto salt = static_cast<std::uint64_t>(count) + 17;
-  const auto full = gradient<T>(comm.rank(), n * count, salt);
-  auto output = gradient<Out>(100 + comm.rank(), count, salt);
-  const auto before = output;
+  Array<T> full(place, gradient<T>(comm.rank(), n * count, salt));
+  const auto before = gradient<Out>(100 + comm.rank(), count, salt);
+  Array<Out> output(place, before);
   comm.reduce_scatter(full.data(), data_type_of<T>(), output.data(), data_type_of<Out>(), count, options, {},
                       label)
       .wait();
@@ -79,7 +123,7 @@ void reduce_scatter_case(Communicator& comm, std::int64_t count, const OrderedSu
   for (std::size_t i = 0; i < sum.size(); ++i) {
     wanted[i] = from_float<Out>(options.accumulate ? to_float(before[i]) + sum[i] : sum[i]);
   }
-  require_same(output, wanted,
+  require_same(output.read(), wanted,
                fmt::format("reduce_scatter n={} {}->{} count={} group={} accumulate={} bucket={}", n,
                            name_of(data_type_of<T>()), name_of(data_type_of<Out>()), count,
                            options.group_size, options.accumulate, options.bucket_elements));
@@ -124,7 +168,7 @@ void all_reduce_case(Communicator& comm, std::int64_t count, ReduceOperation ope
 
 }  // namespace
 
-void check_all_gather(Communicator& comm) {
+void check_all_gather(Communicator& comm, const SuitePlace& place) {
   const int n = comm.size();
   for (const std::int64_t count : odd_sizes) {
     std::vector<bfloat16> wanted;
@@ -132,47 +176,51 @@ void check_all_gather(Communicator& comm) {
       const auto part = gradient<bfloat16>(s, count, 3);
       wanted.insert(wanted.end(), part.begin(), part.end());
     }
-    const auto own = gradient<bfloat16>(comm.rank(), count, 3);
+    const auto mine = gradient<bfloat16>(comm.rank(), count, 3);
+    Array<bfloat16> own(place, mine);
     for (const std::int64_t bucket : {0, 1, 300}) {
       if (bucket == 1 && count > 300) continue;  // a message an element: slow, and nothing new
       for (const bool in_place : {false, true}) {
-        std::vector<bfloat16> full(static_cast<std::size_t>(n * count), bfloat16{0xdead});
-        if (in_place) std::copy(own.begin(), own.end(), full.begin() + comm.rank() * count);
+        std::vector<bfloat16> before(static_cast<std::size_t>(n * count), bfloat16{0xdead});
+        if (in_place) std::copy(mine.begin(), mine.end(), before.begin() + comm.rank() * count);
+        Array<bfloat16> full(place, before);
         const bfloat16* shard = in_place ? full.data() + comm.rank() * count : own.data();
         comm.all_gather(shard, full.data(), count, DataType::bfloat16, bucket, {}, label).wait();
         require_same(
-            full, wanted,
+            full.read(), wanted,
             fmt::format("all_gather n={} count={} bucket={} in_place={}", n, count, bucket, in_place));
       }
     }
   }
 }
 
-void check_reduce_scatter(Communicator& comm, std::int64_t slab_bytes) {
+void check_reduce_scatter(Communicator& comm, std::int64_t slab_bytes, const SuitePlace& place) {
   const int n = comm.size();
   for (const std::int64_t count : odd_sizes) {
     for (int group = 1; group <= n; ++group) {
-      reduce_scatter_case<float, float>(comm, count, {group, false, 0});
+      reduce_scatter_case<float, float>(comm, place, count, {group, false, 0});
     }
-    reduce_scatter_case<bfloat16, float>(comm, count, {2, true, 0});
-    reduce_scatter_case<float16, float>(comm, count, {n, false, 0});
-    reduce_scatter_case<bfloat16, bfloat16>(comm, count, {1 << 30, true, 0});
-    reduce_scatter_case<bfloat16, float>(comm, count, {1 << 30, false, 300});
-    reduce_scatter_case<float, bfloat16>(comm, count, {2, false, 64});
+    reduce_scatter_case<bfloat16, float>(comm, place, count, {2, true, 0});
+    reduce_scatter_case<float16, float>(comm, place, count, {n, false, 0});
+    reduce_scatter_case<bfloat16, bfloat16>(comm, place, count, {1 << 30, true, 0});
+    reduce_scatter_case<bfloat16, float>(comm, place, count, {1 << 30, false, 300});
+    reduce_scatter_case<float, bfloat16>(comm, place, count, {2, false, 64});
   }
   // Sizes around one lane, and well beyond the slab.
   const std::int64_t lane = slab_bytes / 2 / 4 / std::max(1, n - 1);
   for (const std::int64_t count : {lane - 1, lane, lane + 1, 5 * lane + 3}) {
-    reduce_scatter_case<float, float>(comm, count, {2, true, 0});
-    reduce_scatter_case<float16, float16>(comm, count, {3, false, 0});
+    reduce_scatter_case<float, float>(comm, place, count, {2, true, 0});
+    reduce_scatter_case<float16, float16>(comm, place, count, {3, false, 0});
   }
   // In place: output is this rank's own part of what it sends.
   const std::int64_t count = 3 * lane + 1;
-  auto full = gradient<float>(comm.rank(), n * count, 9);
+  Array<float> full(place, gradient<float>(comm.rank(), n * count, 9));
   float* own = full.data() + comm.rank() * count;
   comm.reduce_scatter(full.data(), DataType::float32, own, DataType::float32, count, {2, false, 0}, {}, label)
       .wait();
-  require_same(std::vector<float>(own, own + count), expected_sum<float>(n, comm.rank(), count, 2, 9),
+  const auto got = full.read();
+  const auto first = got.begin() + comm.rank() * count;
+  require_same(std::vector<float>(first, first + count), expected_sum<float>(n, comm.rank(), count, 2, 9),
                fmt::format("reduce_scatter in place n={} count={}", n, count));
 }
 
@@ -196,53 +244,55 @@ void check_all_reduce(Communicator& comm, std::int64_t slab_bytes) {
   }
 }
 
-void check_all_to_all(Communicator& comm) {
+void check_all_to_all(Communicator& comm, const SuitePlace& place) {
   const int n = comm.size();
   for (const std::int64_t count : odd_sizes) {
-    const auto sent = gradient<float16>(comm.rank(), n * count, 8);
-    std::vector<float16> received(sent.size()), wanted;
+    Array<float16> sent(place, gradient<float16>(comm.rank(), n * count, 8)), received(place, n * count);
+    std::vector<float16> wanted;
     for (int from = 0; from < n; ++from) {
       const auto part = gradient<float16>(from, count, 8, comm.rank() * count);
       wanted.insert(wanted.end(), part.begin(), part.end());
     }
     comm.all_to_all(sent.data(), received.data(), count, DataType::float16, {}, label).wait();
-    require_same(received, wanted, fmt::format("all_to_all n={} count={}", n, count));
+    require_same(received.read(), wanted, fmt::format("all_to_all n={} count={}", n, count));
   }
 }
 
-void check_broadcast(Communicator& comm) {
+void check_broadcast(Communicator& comm, const SuitePlace& place) {
   for (int root = 0; root < comm.size(); ++root) {
     for (const std::int64_t count : odd_sizes) {
-      std::vector<std::int64_t> wanted(static_cast<std::size_t>(count)), values(wanted.size(), -1);
+      std::vector<std::int64_t> wanted(static_cast<std::size_t>(count)), nothing(wanted.size(), -1);
       std::iota(wanted.begin(), wanted.end(), root * 1000);
-      if (comm.rank() == root) values = wanted;
+      Array<std::int64_t> values(place, comm.rank() == root ? wanted : nothing);
       comm.broadcast(values.data(), count, DataType::int64, root, {}, label).wait();
-      require_same(values, wanted, fmt::format("broadcast from {} count={}", root, count));
+      require_same(values.read(), wanted, fmt::format("broadcast from {} count={}", root, count));
     }
   }
 }
 
-void check_send_recv(Communicator& comm) {
+void check_send_recv(Communicator& comm, const SuitePlace& place) {
   const int n = comm.size();
   if (n == 1) return;
   const int next = (comm.rank() + 1) % n, previous = (comm.rank() + n - 1) % n;
   for (const std::int64_t count : odd_sizes) {
     // Two messages round the ring, under way at once: order within a pair is kept.
-    const auto first = gradient<float>(comm.rank(), count, 1),
-               second = gradient<float>(comm.rank(), count, 2);
-    std::vector<float> got_first(first.size()), got_second(second.size());
+    Array<float> first(place, gradient<float>(comm.rank(), count, 1)),
+        second(place, gradient<float>(comm.rank(), count, 2)), got_first(place, count),
+        got_second(place, count);
     std::vector<Event> events;
     events.push_back(comm.send(first.data(), count, DataType::float32, next, {}, label));
     events.push_back(comm.send(second.data(), count, DataType::float32, next, {}, label));
     events.push_back(comm.recv(got_first.data(), count, DataType::float32, previous, {}, label));
     events.push_back(comm.recv(got_second.data(), count, DataType::float32, previous, {}, label));
     for (const Event& event : events) event.wait();
-    require_same(got_first, gradient<float>(previous, count, 1), fmt::format("first recv count={}", count));
-    require_same(got_second, gradient<float>(previous, count, 2), fmt::format("second recv count={}", count));
+    require_same(got_first.read(), gradient<float>(previous, count, 1),
+                 fmt::format("first recv count={}", count));
+    require_same(got_second.read(), gradient<float>(previous, count, 2),
+                 fmt::format("second recv count={}", count));
   }
 }
 
-void check_split(Communicator& comm) {
+void check_split(Communicator& comm, const SuitePlace& place) {
   const int n = comm.size(), parity = comm.rank() % 2;
   // Even and odd ranks, in reverse order.
   const auto half = comm.split(parity, -comm.rank());
@@ -250,18 +300,19 @@ void check_split(Communicator& comm) {
   require_equal(half->size(), members, "size of a split group");
   require_equal(half->rank(), members - 1 - comm.rank() / 2, "rank in a split group");
   // Both communicators at work at once.
-  std::vector<std::int64_t> ranks(static_cast<std::size_t>(members)), wanted(ranks.size());
+  Array<std::int64_t> ranks(place, members);
+  std::vector<std::int64_t> wanted(static_cast<std::size_t>(members));
   for (int i = 0; i < members; ++i) wanted[static_cast<std::size_t>(i)] = 2 * (members - 1 - i) + parity;
-  const std::int64_t mine = comm.rank();
-  const auto whole = gradient<float>(comm.rank(), n * 100, 4);
-  std::vector<float> sum(100);
+  Array<std::int64_t> mine(place, std::vector<std::int64_t>{comm.rank()});
+  Array<float> whole(place, gradient<float>(comm.rank(), n * 100, 4)), sum(place, 100);
   const Event outer =
       comm.reduce_scatter(whole.data(), DataType::float32, sum.data(), DataType::float32, 100, {}, {}, label);
-  half->all_gather(&mine, ranks.data(), 1, DataType::int64, 0, {}, label).wait();
+  half->all_gather(mine.data(), ranks.data(), 1, DataType::int64, 0, {}, label).wait();
   outer.wait();
-  require_same(ranks, wanted, "members of a split group");
-  require_same(sum, expected_sum<float>(n, comm.rank(), 100, n, 4), "the whole group beside a split one");
-  reduce_scatter_case<bfloat16, float>(*half, 777, {2, false, 0});
+  require_same(ranks.read(), wanted, "members of a split group");
+  require_same(sum.read(), expected_sum<float>(n, comm.rank(), 100, n, 4),
+               "the whole group beside a split one");
+  reduce_scatter_case<bfloat16, float>(*half, place, 777, {2, false, 0});
   // A split of a split, beside a second split of the whole; and a rank that belongs to none.
   const auto alone = half->split(half->rank(), 0);
   require_equal(alone->size(), 1, "size of a group of one");
@@ -269,32 +320,37 @@ void check_split(Communicator& comm) {
   if ((rest == nullptr) != (comm.rank() == 0)) {
     throw std::runtime_error("colour < 0 and no other must give no communicator");
   }
-  if (rest) reduce_scatter_case<float, float>(*rest, 257, {2, false, 0});
+  if (rest) reduce_scatter_case<float, float>(*rest, place, 257, {2, false, 0});
   double one = 1;
   alone->all_reduce(&one, 1, DataType::float64, ReduceOperation::sum, label).wait();
   require_equal(one, 1.0, "all_reduce of a group of one");
   half->barrier(label).wait();
 }
 
-void check_many_in_flight(Communicator& comm, int operations) {
+void check_many_in_flight(Communicator& comm, int operations, const SuitePlace& place) {
   const int n = comm.size(), rank = comm.rank();
   struct Job {
     std::int64_t count;
-    std::vector<float> full, out;
-    std::vector<bfloat16> gathered;
+    Array<float> full, out;
+    Array<bfloat16> gathered;
     double value;
     Event events[3];
   };
-  std::vector<Job> jobs(static_cast<std::size_t>(operations));
-  for (std::size_t k = 0; k < jobs.size(); ++k) {
-    Job& job = jobs[k];
-    job.count = 1 + scramble(k) % 3000;
-    job.full = gradient<float>(rank, n * job.count, k);
-    job.out.resize(static_cast<std::size_t>(job.count));
-    job.gathered.resize(static_cast<std::size_t>(n * job.count));
-    const auto own = gradient<bfloat16>(rank, job.count, k);
-    std::copy(own.begin(), own.end(), job.gathered.begin() + rank * job.count);
-    job.value = rank + static_cast<double>(k);
+  std::vector<Job> jobs;
+  jobs.reserve(static_cast<std::size_t>(operations));  // addresses stay
+  for (int k = 0; k < operations; ++k) {
+    const auto salt = static_cast<std::uint64_t>(k);
+    const std::int64_t count = 1 + scramble(salt) % 3000;
+    std::vector<bfloat16> own(static_cast<std::size_t>(n * count));
+    const auto part = gradient<bfloat16>(rank, count, salt);
+    std::copy(part.begin(), part.end(), own.begin() + rank * count);
+    jobs.push_back(Job{count,
+                       Array<float>(place, gradient<float>(rank, n * count, salt)),
+                       Array<float>(place, count),
+                       Array<bfloat16>(place, own),
+                       rank + static_cast<double>(k),
+                       {}});
+    Job& job = jobs.back();
     job.events[0] = comm.reduce_scatter(job.full.data(), DataType::float32, job.out.data(), DataType::float32,
                                         job.count, {2, false, 0}, {}, label);
     job.events[1] = comm.all_gather(job.gathered.data() + rank * job.count, job.gathered.data(), job.count,
@@ -308,43 +364,44 @@ void check_many_in_flight(Communicator& comm, int operations) {
     const Job& job = jobs[k];
     require_equal(job.value, n * (n - 1) / 2.0 + n * static_cast<double>(k),
                   fmt::format("all_reduce {} of many", k));
-    require_same(job.out, expected_sum<float>(n, rank, job.count, 2, k),
+    require_same(job.out.read(), expected_sum<float>(n, rank, job.count, 2, k),
                  fmt::format("reduce_scatter {} of many", k));
     std::vector<bfloat16> wanted;
     for (int s = 0; s < n; ++s) {
       const auto part = gradient<bfloat16>(s, job.count, k);
       wanted.insert(wanted.end(), part.begin(), part.end());
     }
-    require_same(job.gathered, wanted, fmt::format("all_gather {} of many", k));
+    require_same(job.gathered.read(), wanted, fmt::format("all_gather {} of many", k));
   }
 }
 
-void check_late_ready(Communicator& comm) {
+void check_late_ready(Communicator& comm, const SuitePlace& place) {
   const int n = comm.size();
   const std::int64_t count = 500;
   auto gate = std::make_shared<HostEvent>();
   const std::vector<Event> ready{Event(), Event(gate)};
-  const auto full = gradient<float>(comm.rank(), n * count, 6);
-  std::vector<float> late(static_cast<std::size_t>(count)), early(late.size());
+  Array<float> full(place, gradient<float>(comm.rank(), n * count, 6)), late(place, count),
+      early(place, count);
   const Event first = comm.reduce_scatter(full.data(), DataType::float32, late.data(), DataType::float32,
                                           count, {}, ready, label);
   const Event second = comm.reduce_scatter(full.data(), DataType::float32, early.data(), DataType::float32,
                                            count, {}, {}, label);
   double value = 1;
   comm.all_reduce(&value, 1, DataType::float64, ReduceOperation::sum, label).wait();
-  second.wait();  // would never return if operations moved in order only
+  if (!place.in_order) second.wait();  // would never return if operations moved in order only
   if (first.query()) throw std::runtime_error("an operation ran before its ready event");
   gate->complete();
   first.wait();
-  require_same(late, early, "a late sum");
+  second.wait();
+  require_same(late.read(), early.read(), "a late sum");
 }
 
-void check_meter(Communicator& comm) {
+void check_meter(Communicator& comm, const SuitePlace& place) {
   const std::int64_t n = comm.size(), count = 321;
   comm.barrier(control).wait();
   comm.meter().reset();
-  std::vector<bfloat16> full(static_cast<std::size_t>(n * count));
-  std::vector<float> shard(static_cast<std::size_t>(count));
+  Array<bfloat16> full(place, n * count);
+  Array<float> shard(place, count);
   comm.all_gather(full.data() + comm.rank() * count, full.data(), count, DataType::bfloat16, 0, {}, label)
       .wait();
   comm.reduce_scatter(full.data(), DataType::bfloat16, shard.data(), DataType::float32, count, {}, {}, label)
@@ -375,17 +432,17 @@ void check_hash(Communicator& comm) {
   if (comm.sequence_hash() == before) throw std::runtime_error("a barrier left the sequence hash unchanged");
 }
 
-void check_everything(Communicator& comm, std::int64_t slab_bytes) {
-  check_all_gather(comm);
-  check_reduce_scatter(comm, slab_bytes);
+void check_everything(Communicator& comm, std::int64_t slab_bytes, const SuitePlace& place) {
+  check_all_gather(comm, place);
+  check_reduce_scatter(comm, slab_bytes, place);
   check_all_reduce(comm, slab_bytes);
-  check_all_to_all(comm);
-  check_broadcast(comm);
-  check_send_recv(comm);
-  check_split(comm);
-  check_many_in_flight(comm, 40);
-  check_late_ready(comm);
-  check_meter(comm);
+  check_all_to_all(comm, place);
+  check_broadcast(comm, place);
+  check_send_recv(comm, place);
+  check_split(comm, place);
+  check_many_in_flight(comm, 40, place);
+  check_late_ready(comm, place);
+  check_meter(comm, place);
   check_hash(comm);
 }
 

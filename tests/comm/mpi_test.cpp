@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "tranche/comm/backends.h"
+#include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/tests/comm/collective_suite.h"
 #include "tranche/tests/comm/mpi_main.h"
@@ -31,6 +32,36 @@ TEST(Mpi, RanksOfThisHostAreCounted) {
 
 TEST(Mpi, ManyInFlightAgain) {
   for (int i = 0; i < 3; ++i) test::check_many_in_flight(test::world(), 60);
+}
+
+TEST(Mpi, CarriesDeviceMemoryThroughStaging) {
+  CommunicatorOptions options;
+  options.slab_bytes = test::mpi_slab_bytes;
+  options.timeout_seconds = 60;
+  DeviceCommunicatorOptions staged;
+  staged.transport = DeviceTransport::staged;
+  staged.slab_bytes = test::mpi_slab_bytes;
+  staged.timeout_seconds = 60;
+  const auto device = make_device({});
+  const auto comm = make_device_communicator(*device, make_mpi_communicator(options), staged);
+  EXPECT_EQ(comm->backend(), comm->size() == 1 ? "self" : "staged over mpi");
+  test::check_everything(*comm, test::mpi_slab_bytes, {device.get(), true});
+}
+
+TEST(Mpi, ProcessesCannotShareAddresses) {
+  if (test::world().size() == 1) return;
+  DeviceCommunicatorOptions shared;
+  shared.transport = DeviceTransport::shared;
+  const auto device = make_device({});
+  try {
+    make_device_communicator(*device, test::world().split(0, test::world().rank()), shared);
+    FAIL() << "not refused";
+  } catch (const ConfigurationError& error) {
+    EXPECT_EQ(
+        error.message(),
+        "tranche.device_transport: shared was asked for, but ranks 0 and 1 are not threads of one process; "
+        "choose auto or staged");
+  }
 }
 
 TEST(Mpi, IsToldByTheEnvironment) {

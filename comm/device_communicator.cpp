@@ -1,0 +1,358 @@
+#include "tranche/comm/device_communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <random>
+
+#include <fmt/format.h>
+
+#include "tranche/comm/communicator_base.h"
+#include "tranche/comm/device_exchange.h"
+#include "tranche/comm/device_watch.h"
+#include "tranche/comm/nccl.h"
+#include "tranche/comm/operation.h"
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+#include "tranche/kernels/elementwise.h"
+
+namespace tranche {
+
+namespace comm {
+
+std::string DeviceCall::what() const {
+  return describe(name, unit, phase);
+}
+
+std::vector<int> DeviceGroup::peers() const {
+  std::vector<int> result;
+  for (int step = 1; step < size(); ++step) result.push_back((rank() + step) % size());
+  return result;
+}
+
+void copy_on_device(Stream& stream, void* to, const void* from, std::int64_t count, DataType dtype) {
+  if (count == 0 || to == from) return;
+  kernels::copy(stream, ConstTensorView{from, dtype, Shape{count}}, TensorView{to, dtype, Shape{count}});
+}
+
+namespace {
+
+constexpr OperationLabel start_label{"", "start", Traffic::control, Tier::host};
+
+class DeviceCommunicator : public CommunicatorBase {
+ public:
+  /// `options.transport` has been chosen.
+  DeviceCommunicator(Device& device, std::unique_ptr<Communicator> host,
+                     const DeviceCommunicatorOptions& options, std::vector<int> job_ranks)
+      : device_(device),
+        options_(options),
+        host_(std::move(host)),
+        failure_(std::make_shared<DeviceFailure>(job_ranks[static_cast<std::size_t>(host_->rank())])),
+        exceptions_(std::uncaught_exceptions()),
+        stream_(device.create_stream("communication")) {
+    group_.device = &device_;
+    group_.stream = stream_.get();
+    group_.host = host_.get();
+    group_.failure = failure_;
+    group_.job_ranks = std::move(job_ranks);
+    group_.timeout_seconds = options_.timeout_seconds;
+    group_.slab_bytes = options_.slab_bytes;
+    group_.device_memory = options_.device_memory;
+    group_.host_memory = options_.host_memory;
+    switch (options_.transport) {
+      case DeviceTransport::nccl:
+        exchange_ = make_nccl_exchange(group_, options_.nccl_collectives);
+        name_ = fmt::format("nccl over {}", host_->backend());
+        break;
+      case DeviceTransport::staged:
+        exchange_ = make_staged_exchange(group_);
+        name_ = fmt::format("staged over {}", host_->backend());
+        break;
+      default:
+        exchange_ = make_shared_exchange(group_);
+        name_ = size() == 1 ? "self" : fmt::format("shared {}", host_->backend());
+    }
+    if (size() == 1 && options_.transport != DeviceTransport::nccl) return;
+    watch_ = std::make_unique<DeviceWatch>(
+        failure_, exchange_->watched() ? options_.timeout_seconds : 0,
+        [this] {
+          host_->check_health();
+          exchange_->look();
+        },
+        [this] { exchange_->abort(); });
+  }
+
+  ~DeviceCommunicator() override {
+    if (std::uncaught_exceptions() == exceptions_) {
+      const double limit = seconds_now() + options_.timeout_seconds;
+      for (const Event& event : pending_) wait_quietly(event, limit - seconds_now());
+    }
+    failure_->end("its communicator was destroyed before it was done");
+    watch_.reset();
+    // What is enqueued uses the exchange's memory; the failure above makes it end.
+    wait_quietly(stream_->record(), 2.0);
+    exchange_.reset();
+  }
+
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+  std::string_view backend() const override { return name_; }
+  int local_size() const override { return host_->local_size(); }
+  int local_rank() const override { return host_->local_rank(); }
+
+  Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
+                   std::int64_t bucket_elements, std::span<const Event> ready,
+                   const OperationLabel& label) override {
+    open("all_gather", label);
+    note_all_gather(shard, full, count, dtype, bucket_elements, label);
+    if (on_host(label)) return host_->all_gather(shard, full, count, dtype, bucket_elements, ready, label);
+    DeviceCall call = call_of("all_gather", shard, full, count, dtype, label);
+    call.sum.bucket_elements = bucket_elements;
+    return enqueue(std::move(call), ready);
+  }
+
+  Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
+                       std::int64_t count, const OrderedSumOptions& options, std::span<const Event> ready,
+                       const OperationLabel& label) override {
+    open("reduce_scatter", label);
+    note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
+    if (on_host(label)) {
+      return host_->reduce_scatter(full, dtype, output, output_dtype, count, options, ready, label);
+    }
+    DeviceCall call = call_of("reduce_scatter", full, output, count, dtype, label);
+    call.output_dtype = output_dtype;
+    call.sum = options;
+    return enqueue(std::move(call), ready);
+  }
+
+  Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation operation,
+                   const OperationLabel& label) override {
+    open("all_reduce", label);
+    note_all_reduce(values, count, dtype, label);
+    return host_->all_reduce(values, count, dtype, operation, label);
+  }
+
+  Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
+                   std::span<const Event> ready, const OperationLabel& label) override {
+    open("all_to_all", label);
+    note_all_to_all(sent, received, count, dtype, label);
+    if (on_host(label)) return host_->all_to_all(sent, received, count, dtype, ready, label);
+    return enqueue(call_of("all_to_all", sent, received, count, dtype, label), ready);
+  }
+
+  Event broadcast(void* values, std::int64_t count, DataType dtype, int root, std::span<const Event> ready,
+                  const OperationLabel& label) override {
+    open("broadcast", label);
+    note_broadcast(values, count, dtype, root, label);
+    if (on_host(label)) return host_->broadcast(values, count, dtype, root, ready, label);
+    DeviceCall call = call_of("broadcast", values, values, count, dtype, label);
+    call.other = root;
+    return enqueue(std::move(call), ready);
+  }
+
+  Event send(const void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
+             const OperationLabel& label) override {
+    open("send", label);
+    note_send(values, count, dtype, peer, label);
+    if (on_host(label)) return host_->send(values, count, dtype, peer, ready, label);
+    DeviceCall call = call_of("send", values, nullptr, count, dtype, label);
+    call.other = peer;
+    return enqueue(std::move(call), ready);
+  }
+
+  Event recv(void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
+             const OperationLabel& label) override {
+    open("recv", label);
+    note_recv(values, count, dtype, peer, label);
+    if (on_host(label)) return host_->recv(values, count, dtype, peer, ready, label);
+    DeviceCall call = call_of("recv", nullptr, values, count, dtype, label);
+    call.other = peer;
+    return enqueue(std::move(call), ready);
+  }
+
+  Event barrier(const OperationLabel& label) override {
+    open("barrier", label);
+    note_barrier(label);
+    return host_->barrier(label);
+  }
+
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    open("split", {});
+    note_split();
+    std::unique_ptr<Communicator> host = host_->split(color, key);
+    if (!host) return nullptr;
+    std::vector<std::int64_t> ranks(static_cast<std::size_t>(host->size()));
+    const std::int64_t mine = group_.job_ranks[static_cast<std::size_t>(rank())];
+    host->all_gather(&mine, ranks.data(), 1, DataType::int64, 0, {}, start_label).wait();
+    DeviceCommunicatorOptions options = options_;
+    if (host->size() == 1 && options.transport == DeviceTransport::staged) {
+      options.transport = DeviceTransport::shared;
+    }
+    return std::make_unique<DeviceCommunicator>(device_, std::move(host), options,
+                                                std::vector<int>(ranks.begin(), ranks.end()));
+  }
+
+  void post_failure(std::string_view cause, double seconds) noexcept override {
+    host_->post_failure(cause, seconds);
+  }
+  void check_health() override {
+    note_health();
+    failure_->check({});
+  }
+  void abort_job(int status) noexcept override { host_->abort_job(status); }
+
+ private:
+  static void wait_quietly(const Event& event, double seconds) noexcept {
+    try {
+      event.wait_for(std::max(0.0, seconds));
+    } catch (...) {
+      // Told to whoever waits on the event itself.
+    }
+  }
+
+  static bool on_host(const OperationLabel& label) { return label.memory == Tier::host; }
+
+  /// Takes over what has ended the host communicator.
+  void note_health() {
+    try {
+      host_->check_health();
+    } catch (...) {
+      failure_->fail({}, std::current_exception());
+    }
+  }
+
+  void open(std::string_view name, const OperationLabel& label) {
+    note_health();
+    if (failure_->failed()) failure_->check(describe(name, label.unit, label.phase));
+  }
+
+  static DeviceCall call_of(std::string_view name, const void* from, void* to, std::int64_t count,
+                            DataType dtype, const OperationLabel& label) {
+    DeviceCall call;
+    call.name = name;
+    call.unit = label.unit;
+    call.phase = label.phase;
+    call.from = from;
+    call.to = to;
+    call.count = count;
+    call.dtype = dtype;
+    return call;
+  }
+
+  Event enqueue(DeviceCall&& the_call, std::span<const Event> ready) {
+    const auto call = std::make_shared<const DeviceCall>(std::move(the_call));
+    const std::string what = call->what();
+    for (const Event& event : ready) {
+      if (event.state()) stream_->wait(Event(std::make_shared<GuardedEvent>(event, failure_, what, -1)));
+    }
+    const Event started = stream_->record();
+    Issued issued;
+    try {
+      issued = exchange_->issue(call, started);
+    } catch (Error& error) {
+      // Half a call cannot be taken back: what follows on this rank would not match its peers.
+      error.attach_rank(failure_->rank());
+      failure_->fail(what, std::current_exception());
+      throw;
+    }
+    auto done = std::make_shared<GuardedEvent>(std::move(issued.done), failure_, what);
+    Event event(done);
+    if (watch_) watch_->add({std::move(done), started, std::move(issued.peers), issued.sending});
+    std::erase_if(pending_, [](const Event& each) { return each.query(); });
+    pending_.push_back(event);
+    return event;
+  }
+
+  Device& device_;
+  DeviceCommunicatorOptions options_;
+  std::unique_ptr<Communicator> host_;
+  std::shared_ptr<DeviceFailure> failure_;
+  int exceptions_;  ///< in flight at construction; more at destruction means unwinding
+  std::string name_;
+  std::unique_ptr<Stream> stream_;
+  DeviceGroup group_;
+  std::unique_ptr<DeviceExchange> exchange_;
+  std::unique_ptr<DeviceWatch> watch_;
+  std::vector<Event> pending_;
+};
+
+/// A number that no other process has: random, drawn once.
+std::uint64_t process_number() {
+  static const std::uint64_t number = [] {
+    std::random_device random;
+    return static_cast<std::uint64_t>(random()) << 32 | random();
+  }();
+  return number;
+}
+
+/// A place as it travels: fixed size, equal on every host.
+struct PackedPlace {
+  std::uint64_t process;
+  std::int32_t index, serial_host_functions;
+  char host[64], nccl_host[64], gpu[32];
+};
+
+template <std::size_t size>
+void pack(char (&to)[size], const std::string& from) {
+  std::memset(to, 0, size);
+  from.copy(to, size - 1);
+}
+
+std::vector<DevicePlace> gather_places(const Device& device, Communicator& host, bool serial) {
+  char name[64] = "";
+  gethostname(name, sizeof(name) - 1);
+  const char* id = std::getenv("NCCL_HOSTID");
+  PackedPlace mine{};
+  mine.process = process_number();
+  mine.index = device.index();
+  mine.serial_host_functions = serial ? 1 : 0;
+  pack(mine.host, name);
+  pack(mine.nccl_host, id != nullptr ? std::string("NCCL_HOSTID ") + id : name);
+  pack(mine.gpu, nccl_gpu_of(device));
+  std::vector<PackedPlace> all(static_cast<std::size_t>(host.size()));
+  host.all_gather(&mine, all.data(), sizeof(PackedPlace), DataType::uint8, 0, {}, start_label).wait();
+  std::vector<DevicePlace> places;
+  for (const PackedPlace& each : all) {
+    places.push_back(
+        {each.process, each.host, each.nccl_host, each.gpu, each.index, each.serial_host_functions != 0});
+  }
+  return places;
+}
+
+}  // namespace
+
+}  // namespace comm
+
+std::unique_ptr<Communicator> make_device_communicator(Device& device, std::unique_ptr<Communicator> host,
+                                                       const DeviceCommunicatorOptions& options) {
+  if (options.inline_progress && host->size() > 1) {
+    throw ConfigurationError(
+        "tranche.progress: inline moves communication only inside calls, and a device's work goes on without "
+        "them; "
+        "initialise MPI with MPI_THREAD_MULTIPLE and leave the key out");
+  }
+  DeviceCommunicatorOptions chosen = options;
+  const std::vector<DevicePlace> places = comm::gather_places(
+      device, *host, device.kind() == DeviceKind::cuda && !options.concurrent_host_functions);
+  chosen.transport = choose_transport(options.transport, places, comm::has_nccl());
+  if (host->size() == 1 && chosen.transport == DeviceTransport::staged) {
+    chosen.transport = DeviceTransport::shared;  // one rank has nobody to reach through the host
+  }
+  if (options.nccl_collectives && chosen.transport != DeviceTransport::nccl) {
+    throw ConfigurationError(
+        fmt::format("tranche.collectives: nccl needs tranche.device_transport nccl, but these ranks use {}; "
+                    "leave the key out, "
+                    "or start one rank a GPU",
+                    name_of(chosen.transport)));
+  }
+  if (chosen.device_memory == nullptr) chosen.device_memory = &device.memory(Tier::device);
+  if (chosen.host_memory == nullptr) chosen.host_memory = &device.memory(Tier::host);
+  std::vector<int> ranks(static_cast<std::size_t>(host->size()));
+  for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int>(i);
+  return std::make_unique<comm::DeviceCommunicator>(device, std::move(host), chosen, std::move(ranks));
+}
+
+}  // namespace tranche

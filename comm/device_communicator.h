@@ -1,0 +1,64 @@
+#pragma once
+/// Collectives on the memory of a device that host code may not touch, ordered on streams.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tranche/comm/communicator.h"
+#include "tranche/device/device.h"
+
+namespace tranche {
+
+/// How device memory travels between ranks. automatic: shared for ranks that are threads of one process on
+/// one device; nccl when it was compiled in and every rank has a GPU of its own; staged otherwise.
+enum class DeviceTransport : std::uint8_t { automatic, nccl, staged, shared };
+/// "auto", "nccl", "staged", "shared".
+std::string_view name_of(DeviceTransport transport);
+/// The inverse; throws ConfigurationError naming the four.
+DeviceTransport device_transport_of(std::string_view name);
+
+struct DeviceCommunicatorOptions {
+  DeviceTransport transport = DeviceTransport::automatic;
+  /// `tranche.collectives: nccl`: reductions by NCCL itself, whose bits depend on its algorithm. Only with
+  /// nccl.
+  bool nccl_collectives = false;
+  double timeout_seconds = 300;
+  std::int64_t slab_bytes = 8 << 20;  ///< device slab (nccl) or host staging (staged), taken at construction
+  MemoryResource* device_memory = nullptr;  ///< Category::communication; null: the device's own
+  MemoryResource* host_memory = nullptr;
+  /// The host communicator has no thread of its own; refused, since device work ends while no call is made.
+  bool inline_progress = false;
+  /// CUDA may run host functions of a process one after another, so staged ranks must not share one; true
+  /// says that this device does not (the cpu device never does, nor does the emulation).
+  bool concurrent_host_functions = false;
+};
+
+/// Wraps `host`, a communicator over the same ranks. Calls whose label says Tier::host, all_reduce, barrier
+/// and split go straight to it. The others are enqueued on a communication stream behind their ready events,
+/// in the order of the calls (so one whose ready event is late holds up those behind it), and done is a point
+/// of that stream: the host waits for nothing of the device. Shared ranks meet on the host while a call is
+/// issued. One meter and one sequence hash count calls of both kinds, as the host communicators do.
+///
+/// send and recv: as in Communicator; with shared, recv waits on the host until the peer has called send.
+/// Collective over host's ranks. Throws ConfigurationError when the transport asked for cannot serve them,
+/// saying which ranks stand in the way; NotCompiled for nccl without TRANCHE_NCCL. `device` outlives the
+/// communicator.
+std::unique_ptr<Communicator> make_device_communicator(Device& device, std::unique_ptr<Communicator> host,
+                                                       const DeviceCommunicatorOptions& options = {});
+
+/// What a rank says of itself before a transport is chosen.
+struct DevicePlace {
+  std::uint64_t process = 0;           ///< equal for ranks of one process only
+  std::string host;                    ///< name of the node
+  std::string nccl_host;               ///< what NCCL takes for it: NCCL_HOSTID, or else the node
+  std::string gpu;                     ///< PCI bus id; empty for other devices
+  int index = 0;                       ///< of the device in its process
+  bool serial_host_functions = false;  ///< one that blocks keeps others of the process waiting
+};
+/// The transport for ranks at these places, the same on every rank. Throws as make_device_communicator does.
+DeviceTransport choose_transport(DeviceTransport wanted, std::span<const DevicePlace> places, bool has_nccl);
+
+}  // namespace tranche

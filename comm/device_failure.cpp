@@ -1,0 +1,134 @@
+#include "tranche/comm/device_failure.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "tranche/comm/transport.h"
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+
+namespace tranche::comm {
+
+namespace {
+/// How long a wait sleeps before it looks for failures again.
+constexpr double slice_seconds = 0.02;
+/// What the device is given, after a failure, to come to the end of work that still touches memory.
+constexpr double grace_of_done = 1.0;
+}  // namespace
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return known.message();
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+void DeviceFailure::set(std::string cause, bool echo) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (failed_.load(std::memory_order_relaxed)) return;
+  cause_ = std::move(cause);
+  echo_ = echo;
+  when_ = seconds_now();
+  failed_.store(true, std::memory_order_release);
+}
+
+void DeviceFailure::fail(const std::string& what, const std::exception_ptr& error) noexcept {
+  try {
+    std::string cause = message_of(error);
+    bool echo = false;
+    try {
+      std::rethrow_exception(error);
+    } catch (const PeerFailure&) {
+      echo = true;
+      // "<operation>: rank 2 failed: ..." without the operation, for it will be said of others.
+      if (!what.empty() && cause.rfind(what + ": ", 0) == 0) cause.erase(0, what.size() + 2);
+    } catch (...) {
+      const std::string prefix = "ended by the failure of ";
+      if (cause.rfind(prefix, 0) != 0) {
+        if (!what.empty() && cause.rfind(what, 0) != 0) cause = what + ": " + cause;
+        cause = prefix + cause;
+      }
+    }
+    set(std::move(cause), echo);
+  } catch (...) {
+    set("ended by a failure that memory did not suffice to tell", false);
+  }
+}
+
+void DeviceFailure::end(const std::string& cause) noexcept {
+  set(cause, false);
+}
+
+double DeviceFailure::failed_for() const {
+  if (!failed()) return -1;
+  const std::lock_guard lock(mutex_);
+  return std::max(0.0, seconds_now() - when_);
+}
+
+void DeviceFailure::check(const std::string& what) const {
+  if (!failed()) return;
+  const std::lock_guard lock(mutex_);
+  const std::string text = what.empty() ? cause_ : what + ": " + cause_;
+  const auto raise = [&](auto error) {
+    error.attach_rank(rank_);
+    throw error;
+  };
+  if (echo_) raise(PeerFailure(text));
+  raise(CommunicationError(text));
+}
+
+GuardedEvent::GuardedEvent(Event inner, std::shared_ptr<DeviceFailure> failure, std::string what)
+    : inner_(std::move(inner)),
+      failure_(std::move(failure)),
+      what_(std::move(what)),
+      grace_seconds_(grace_of_done) {}
+
+GuardedEvent::GuardedEvent(Event inner, std::shared_ptr<DeviceFailure> failure, std::string what, int peer)
+    : inner_(std::move(inner)), failure_(std::move(failure)), what_(std::move(what)), peer_(peer) {}
+
+std::shared_ptr<EventState> GuardedEvent::underlying() {
+  const std::shared_ptr<EventState>& state = inner_.state();
+  if (!state) return nullptr;
+  const std::shared_ptr<EventState> deeper = state->underlying();
+  return deeper ? deeper : state;
+}
+
+bool GuardedEvent::query() {
+  return settled_.load(std::memory_order_acquire) || inner_.query() ||
+         failure_->failed_for() >= grace_seconds_;
+}
+
+bool GuardedEvent::wait_inner(double seconds) {
+  try {
+    return inner_.wait_for(seconds);
+  } catch (const CommunicationError&) {
+    throw;
+  } catch (...) {
+    if (peer_ < 0) throw;
+    PeerFailure error(
+        fmt::format("{}: rank {} failed: {}", what_, peer_, message_of(std::current_exception())));
+    error.attach_rank(failure_->rank());
+    throw error;
+  }
+}
+
+bool GuardedEvent::wait(double seconds) {
+  const double limit = seconds < 0 ? std::numeric_limits<double>::infinity() : seconds_now() + seconds;
+  for (;;) {
+    if (wait_inner(std::clamp(limit - seconds_now(), 0.0, slice_seconds))) {
+      // After a failure the device may have come this far without having done the work.
+      if (!settled_.load(std::memory_order_acquire)) failure_->check(what_);
+      return true;
+    }
+    if (failure_->failed_for() >= grace_seconds_) failure_->check(what_);
+    if (seconds_now() >= limit) return false;
+  }
+}
+
+}  // namespace tranche::comm

@@ -1,0 +1,118 @@
+#include <map>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tranche/comm/device_communicator.h"
+#include "tranche/core/error.h"
+
+namespace tranche {
+
+namespace {
+
+constexpr DeviceTransport all_transports[] = {DeviceTransport::automatic, DeviceTransport::nccl,
+                                              DeviceTransport::staged, DeviceTransport::shared};
+
+/// The first two ranks that are alike in `key`; {-1, -1} when there are none.
+template <typename Key>
+std::pair<int, int> first_alike(std::span<const DevicePlace> places, Key&& key) {
+  std::map<std::string, int> seen;
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    const auto [found, fresh] = seen.emplace(key(places[rank]), static_cast<int>(rank));
+    if (!fresh) return {found->second, static_cast<int>(rank)};
+  }
+  return {-1, -1};
+}
+
+}  // namespace
+
+std::string_view name_of(DeviceTransport transport) {
+  switch (transport) {
+    case DeviceTransport::nccl:
+      return "nccl";
+    case DeviceTransport::staged:
+      return "staged";
+    case DeviceTransport::shared:
+      return "shared";
+    case DeviceTransport::automatic:
+      break;
+  }
+  return "auto";
+}
+
+DeviceTransport device_transport_of(std::string_view name) {
+  for (const DeviceTransport each : all_transports) {
+    if (name == name_of(each)) return each;
+  }
+  throw ConfigurationError(fmt::format("'{}' is not one of auto, nccl, staged, shared", name));
+}
+
+DeviceTransport choose_transport(DeviceTransport wanted, std::span<const DevicePlace> places, bool has_nccl) {
+  const std::string key = "tranche.device_transport: ";
+  const auto in_gpu = [](const std::string& host, const DevicePlace& place) {
+    return host + " " + place.gpu;
+  };
+  const auto same_gpu = first_alike(places, [&](const DevicePlace& p) { return in_gpu(p.host, p); });
+  const auto same_for_nccl =
+      first_alike(places, [&](const DevicePlace& p) { return in_gpu(p.nccl_host, p); });
+  int without_gpu = -1, elsewhere = -1, other_device = -1;
+  for (std::size_t rank = places.size(); rank-- > 0;) {
+    if (places[rank].gpu.empty()) without_gpu = static_cast<int>(rank);
+    if (places[rank].process != places[0].process) elsewhere = static_cast<int>(rank);
+    if (places[rank].index != places[0].index) other_device = static_cast<int>(rank);
+  }
+  switch (wanted) {
+    case DeviceTransport::nccl:
+      if (!has_nccl) throw NotCompiled("NCCL", "TRANCHE_NCCL");
+      if (without_gpu >= 0) {
+        throw ConfigurationError(fmt::format(
+            "{}nccl was asked for, but the device of rank {} is no GPU; choose device cuda, or auto", key,
+            without_gpu));
+      }
+      if (same_for_nccl.first >= 0) {
+        throw ConfigurationError(
+            fmt::format("{}nccl was asked for, but ranks {} and {} share GPU {} ({}) of host {}, and NCCL "
+                        "takes one rank a GPU; start "
+                        "one rank a GPU, or choose auto or staged (for a smoke test only, give every process "
+                        "an NCCL_HOSTID "
+                        "of its own)",
+                        key, same_for_nccl.first, same_for_nccl.second,
+                        places[static_cast<std::size_t>(same_for_nccl.first)].index,
+                        places[static_cast<std::size_t>(same_for_nccl.first)].gpu,
+                        places[static_cast<std::size_t>(same_for_nccl.first)].host));
+      }
+      return wanted;
+    case DeviceTransport::shared:
+      if (elsewhere >= 0) {
+        throw ConfigurationError(
+            fmt::format("{}shared was asked for, but ranks 0 and {} are not threads of one process; choose "
+                        "auto or staged",
+                        key, elsewhere));
+      }
+      if (other_device >= 0) {
+        throw ConfigurationError(fmt::format(
+            "{}shared was asked for, but ranks 0 and {} are on devices {} and {}; choose auto or nccl", key,
+            other_device, places[0].index, places[static_cast<std::size_t>(other_device)].index));
+      }
+      return wanted;
+    case DeviceTransport::staged: {
+      const auto one_process =
+          first_alike(places, [](const DevicePlace& p) { return std::to_string(p.process); });
+      if (one_process.first >= 0 && places[0].serial_host_functions) {
+        throw ConfigurationError(
+            fmt::format("{}staged was asked for, but ranks {} and {} are threads of one process: the "
+                        "exchange of one would keep "
+                        "the host functions of the other waiting; choose auto or shared",
+                        key, one_process.first, one_process.second));
+      }
+      return wanted;
+    }
+    case DeviceTransport::automatic:
+      break;
+  }
+  if (elsewhere < 0 && other_device < 0) return DeviceTransport::shared;
+  if (has_nccl && without_gpu < 0 && same_gpu.first < 0) return DeviceTransport::nccl;
+  return choose_transport(DeviceTransport::staged, places, has_nccl);
+}
+
+}  // namespace tranche

@@ -1,0 +1,44 @@
+#pragma once
+/// Looks after operations that a device carries out: time-outs and failures that no call would notice.
+/// Private to comm/.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tranche/comm/device_failure.h"
+
+namespace tranche::comm {
+
+/// An operation under way.
+struct WatchedOperation {
+  std::shared_ptr<GuardedEvent> done;
+  Event started;  ///< what this rank had to do before is done
+  std::vector<std::pair<int, Event>>
+      peers;             ///< ranks of the job and the points of theirs that are waited for
+  bool sending = false;  ///< the peers have to take our data
+};
+
+/// A thread that sleeps while nothing is under way and looks a hundred times a second otherwise.
+class DeviceWatch {
+ public:
+  /// `look` throws when the group or the device's exchange has failed; `abort` makes the device's work end,
+  /// once, after a failure. Both are called on the watch's thread. `timeout` <= 0: somebody else keeps
+  /// deadlines.
+  DeviceWatch(std::shared_ptr<DeviceFailure> failure, double timeout, std::function<void()> look,
+              std::function<void()> abort);
+  /// Ends the thread; after a failure, once `abort` has been called.
+  ~DeviceWatch();
+  DeviceWatch(const DeviceWatch&) = delete;
+  DeviceWatch& operator=(const DeviceWatch&) = delete;
+
+  void add(WatchedOperation operation);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tranche::comm
