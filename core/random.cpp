@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tranche/core/error.h"
+#include "tranche/core/philox.h"
 
 namespace tranche {
 
@@ -35,31 +36,14 @@ std::pair<float, float> box_muller(std::uint32_t a, std::uint32_t b) {
 
 std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
                                         std::array<std::uint32_t, 2> key) {
-  constexpr std::uint64_t multiplier_0 = 0xd2511f53u;
-  constexpr std::uint64_t multiplier_1 = 0xcd9e8d57u;
-  constexpr std::uint32_t weyl_0 = 0x9e3779b9u;
-  constexpr std::uint32_t weyl_1 = 0xbb67ae85u;
-  for (int round = 0; round < 10; ++round) {
-    const std::uint64_t product_0 = multiplier_0 * counter[0];
-    const std::uint64_t product_1 = multiplier_1 * counter[2];
-    counter = {static_cast<std::uint32_t>(product_1 >> 32) ^ counter[1] ^ key[0],
-               static_cast<std::uint32_t>(product_1),
-               static_cast<std::uint32_t>(product_0 >> 32) ^ counter[3] ^ key[1],
-               static_cast<std::uint32_t>(product_0)};
-    key[0] += weyl_0;
-    key[1] += weyl_1;
-  }
-  return counter;
+  return philox_rounds(counter, key);
 }
 
 std::array<std::uint32_t, 4> random_block(const RandomKey& key, std::uint64_t block) {
   const auto purpose = static_cast<std::uint32_t>(key.purpose);
   if (block >> block_bits != 0) refuse_block(block);
   if (purpose > 0xffu) refuse_purpose(purpose);
-  return philox4x32(
-      {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32) | purpose << 24,
-       static_cast<std::uint32_t>(key.subject), static_cast<std::uint32_t>(key.subject >> 32)},
-      {static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32)});
+  return unchecked_random_block(key, block);
 }
 
 std::uint32_t random_bits(const RandomKey& key, std::uint64_t index) {
@@ -67,7 +51,7 @@ std::uint32_t random_bits(const RandomKey& key, std::uint64_t index) {
 }
 
 float random_uniform(const RandomKey& key, std::uint64_t index) {
-  return static_cast<float>(random_bits(key, index) >> 8) * 0x1p-24f;
+  return uniform_of(random_bits(key, index));
 }
 
 float random_normal(const RandomKey& key, std::uint64_t index) {

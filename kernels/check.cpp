@@ -52,4 +52,13 @@ void check_shape(std::string_view kernel, std::string_view operand, const Shape&
   }
 }
 
+void check_workspace(std::string_view kernel, const Workspace& workspace, std::int64_t least,
+                     std::source_location where) {
+  if (workspace.bytes >= least && workspace.data != nullptr) return;
+  refuse(kernel,
+         fmt::format("the workspace has {} bytes, wanted at least {} on a GPU",
+                     workspace.data == nullptr ? 0 : workspace.bytes, least),
+         where);
+}
+
 }  // namespace tranche::kernels

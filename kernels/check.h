@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "tranche/core/tensor_view.h"
+#include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels {
 
@@ -29,5 +30,9 @@ void check_rank(std::string_view kernel, std::string_view operand, const Shape& 
 /// "matmul: `c` has shape [2, 3], wanted [2, 4]".
 void check_shape(std::string_view kernel, std::string_view operand, const Shape& held, const Shape& wanted,
                  std::source_location where = std::source_location::current());
+
+/// "bias_gradient: the workspace has 0 bytes, wanted at least 8 on a GPU".
+void check_workspace(std::string_view kernel, const Workspace& workspace, std::int64_t least,
+                     std::source_location where = std::source_location::current());
 
 }  // namespace tranche::kernels

@@ -7,6 +7,7 @@
 #include "tranche/kernels/check.h"
 #include "tranche/kernels/cpu/dropout.h"
 #include "tranche/kernels/cpu/elementwise.h"
+#include "tranche/kernels/cuda/elementwise.h"
 #include "tranche/kernels/dispatch.h"
 #include "tranche/kernels/meta/elementwise_cost.h"
 
@@ -30,27 +31,35 @@ void cast(Stream& stream, const ConstTensorView& from, const TensorView& to) {
   constexpr std::string_view name = "cast";
   check_floating(name, "from", from.dtype);
   check_operand(name, "to", to, from);
-  dispatch(stream, name, meta::elementwise(0, to, from),
-           [threads = stream.threads(), from, to] { cpu::cast(threads, from, to); });
+  dispatch(
+      stream, name, meta::elementwise(0, to, from),
+      [threads = stream.threads(), from, to] { cpu::cast(threads, from, to); },
+      [&] { cuda::cast(stream, from, to); });
 }
 
 void copy(Stream& stream, const ConstTensorView& from, const TensorView& to) {
   constexpr std::string_view name = "copy";
   check_dtype(name, "to", to.dtype, {from.dtype});
   check_elements(name, "to", to.elements(), from.elements());
-  dispatch(stream, name, meta::elementwise(0, to, from),
-           [threads = stream.threads(), from, to] { cpu::copy(threads, from, to); });
+  dispatch(
+      stream, name, meta::elementwise(0, to, from),
+      [threads = stream.threads(), from, to] { cpu::copy(threads, from, to); },
+      [&] { cuda::copy(stream, from, to); });
 }
 
 void fill_zero(Stream& stream, const TensorView& out) {
-  dispatch(stream, "fill_zero", meta::elementwise(0, out),
-           [threads = stream.threads(), out] { cpu::fill_zero(threads, out); });
+  dispatch(
+      stream, "fill_zero", meta::elementwise(0, out),
+      [threads = stream.threads(), out] { cpu::fill_zero(threads, out); },
+      [&] { cuda::fill_zero(stream, out); });
 }
 
 void fill_constant(Stream& stream, const TensorView& out, float value) {
   check_floating("fill_constant", "out", out.dtype);
-  dispatch(stream, "fill_constant", meta::elementwise(0, out),
-           [threads = stream.threads(), out, value] { cpu::fill_constant(threads, out, value); });
+  dispatch(
+      stream, "fill_constant", meta::elementwise(0, out),
+      [threads = stream.threads(), out, value] { cpu::fill_constant(threads, out, value); },
+      [&] { cuda::fill_constant(stream, out, value); });
 }
 
 void fill_normal(Stream& stream, const TensorView& out, const RandomKey& key, std::int64_t first_element,
@@ -58,10 +67,12 @@ void fill_normal(Stream& stream, const TensorView& out, const RandomKey& key, st
   constexpr std::string_view name = "fill_normal";
   check_dtype(name, "out", out.dtype, {DataType::float32});
   check_first_element(name, first_element);
-  dispatch(stream, name, meta::elementwise(meta::fill_random_operations, out),
-           [threads = stream.threads(), out, key, first_element, mean, standard_deviation] {
-             cpu::fill_normal(threads, out, key, first_element, mean, standard_deviation);
-           });
+  dispatch(
+      stream, name, meta::elementwise(meta::fill_random_operations, out),
+      [threads = stream.threads(), out, key, first_element, mean, standard_deviation] {
+        cpu::fill_normal(threads, out, key, first_element, mean, standard_deviation);
+      },
+      [&] { cuda::fill_normal(stream, out, key, first_element, mean, standard_deviation); });
 }
 
 void fill_uniform(Stream& stream, const TensorView& out, const RandomKey& key, std::int64_t first_element,
@@ -69,10 +80,12 @@ void fill_uniform(Stream& stream, const TensorView& out, const RandomKey& key, s
   constexpr std::string_view name = "fill_uniform";
   check_dtype(name, "out", out.dtype, {DataType::float32});
   check_first_element(name, first_element);
-  dispatch(stream, name, meta::elementwise(meta::fill_random_operations, out),
-           [threads = stream.threads(), out, key, first_element, low, high] {
-             cpu::fill_uniform(threads, out, key, first_element, low, high);
-           });
+  dispatch(
+      stream, name, meta::elementwise(meta::fill_random_operations, out),
+      [threads = stream.threads(), out, key, first_element, low, high] {
+        cpu::fill_uniform(threads, out, key, first_element, low, high);
+      },
+      [&] { cuda::fill_uniform(stream, out, key, first_element, low, high); });
 }
 
 void add(Stream& stream, const ConstTensorView& a, const ConstTensorView& b, const TensorView& out) {
@@ -80,16 +93,20 @@ void add(Stream& stream, const ConstTensorView& a, const ConstTensorView& b, con
   check_floating(name, "out", out.dtype);
   check_operand(name, "a", a, out);
   check_operand(name, "b", b, out);
-  dispatch(stream, name, meta::elementwise(1, out, a, b),
-           [threads = stream.threads(), a, b, out] { cpu::add(threads, a, b, out); });
+  dispatch(
+      stream, name, meta::elementwise(1, out, a, b),
+      [threads = stream.threads(), a, b, out] { cpu::add(threads, a, b, out); },
+      [&] { cuda::add(stream, a, b, out); });
 }
 
 void accumulate(Stream& stream, const ConstTensorView& x, const TensorView& accumulator) {
   constexpr std::string_view name = "accumulate";
   check_floating(name, "accumulator", accumulator.dtype);
   check_operand(name, "x", x, accumulator);
-  dispatch(stream, name, meta::elementwise(1, accumulator, x, accumulator),
-           [threads = stream.threads(), x, accumulator] { cpu::accumulate(threads, x, accumulator); });
+  dispatch(
+      stream, name, meta::elementwise(1, accumulator, x, accumulator),
+      [threads = stream.threads(), x, accumulator] { cpu::accumulate(threads, x, accumulator); },
+      [&] { cuda::accumulate(stream, x, accumulator); });
 }
 
 void add_bias(Stream& stream, const TensorView& x, const ConstTensorView& bias) {
@@ -98,8 +115,10 @@ void add_bias(Stream& stream, const TensorView& x, const ConstTensorView& bias) 
   check_rank(name, "x", x.shape, 2);
   check_floating(name, "bias", bias.dtype);
   check_shape(name, "bias", bias.shape, Shape{x.shape[1]});
-  dispatch(stream, name, meta::elementwise(1, x, x, bias),
-           [threads = stream.threads(), x, bias] { cpu::add_bias(threads, x, bias); });
+  dispatch(
+      stream, name, meta::elementwise(1, x, x, bias),
+      [threads = stream.threads(), x, bias] { cpu::add_bias(threads, x, bias); },
+      [&] { cuda::add_bias(stream, x, bias); });
 }
 
 void bias_gradient(Stream& stream, const ConstTensorView& gradient, const TensorView& bias_gradient) {
@@ -118,8 +137,10 @@ void gelu_forward(Stream& stream, const ConstTensorView& x, const TensorView& y)
   constexpr std::string_view name = "gelu_forward";
   check_floating(name, "x", x.dtype);
   check_operand(name, "y", y, x);
-  dispatch(stream, name, meta::elementwise(meta::gelu_forward_operations, y, x),
-           [threads = stream.threads(), x, y] { cpu::gelu_forward(threads, x, y); });
+  dispatch(
+      stream, name, meta::elementwise(meta::gelu_forward_operations, y, x),
+      [threads = stream.threads(), x, y] { cpu::gelu_forward(threads, x, y); },
+      [&] { cuda::gelu_forward(stream, x, y); });
 }
 
 void gelu_backward(Stream& stream, const ConstTensorView& x, const ConstTensorView& dy,
@@ -128,8 +149,10 @@ void gelu_backward(Stream& stream, const ConstTensorView& x, const ConstTensorVi
   check_floating(name, "x", x.dtype);
   check_operand(name, "dy", dy, x);
   check_operand(name, "dx", dx, x);
-  dispatch(stream, name, meta::elementwise(meta::gelu_backward_operations, dx, x, dy),
-           [threads = stream.threads(), x, dy, dx] { cpu::gelu_backward(threads, x, dy, dx); });
+  dispatch(
+      stream, name, meta::elementwise(meta::gelu_backward_operations, dx, x, dy),
+      [threads = stream.threads(), x, dy, dx] { cpu::gelu_backward(threads, x, dy, dx); },
+      [&] { cuda::gelu_backward(stream, x, dy, dx); });
 }
 
 void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y) {
@@ -143,11 +166,13 @@ void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorVie
   if (samples == 0 ? x.elements() != 0 : x.elements() % samples != 0) {
     refuse(name, fmt::format("`x` has {} elements, which {} samples do not divide", x.elements(), samples));
   }
-  dispatch(stream, name, meta::elementwise(1, y, x),
-           [threads = stream.threads(), mask = cpu::DropoutMask(options), x, y,
-            indices = std::vector<std::int64_t>(options.samples.begin(), options.samples.end())] {
-             cpu::dropout(threads, mask, indices, x, y);
-           });
+  dispatch(
+      stream, name, meta::elementwise(1, y, x),
+      [threads = stream.threads(), mask = cpu::DropoutMask(options), x, y,
+       indices = std::vector<std::int64_t>(options.samples.begin(), options.samples.end())] {
+        cpu::dropout(threads, mask, indices, x, y);
+      },
+      [&] { cuda::dropout(stream, options, x, y); });
 }
 
 }  // namespace tranche::kernels

@@ -6,6 +6,7 @@
 
 #include "tranche/kernels/check.h"
 #include "tranche/kernels/cpu/reduction.h"
+#include "tranche/kernels/cuda/reduction.h"
 #include "tranche/kernels/dispatch.h"
 #include "tranche/kernels/meta/reduction_cost.h"
 
@@ -18,20 +19,34 @@ void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType p
   check_floating(name, "out", out.dtype);
   if (pieces.empty()) refuse(name, "`pieces` is empty, wanted at least one");
   if (group_size < 1) refuse(name, fmt::format("group_size is {}, wanted at least 1", group_size));
-  dispatch(stream, name, meta::ordered_sum(pieces.size(), piece_dtype, accumulate, out),
-           [threads = stream.threads(), owned = std::vector<const void*>(pieces.begin(), pieces.end()),
-            piece_dtype, group_size, accumulate,
-            out] { cpu::ordered_sum(threads, owned, piece_dtype, group_size, accumulate, out); });
+  dispatch(
+      stream, name, meta::ordered_sum(pieces.size(), piece_dtype, accumulate, out),
+      [threads = stream.threads(), owned = std::vector<const void*>(pieces.begin(), pieces.end()),
+       piece_dtype, group_size, accumulate,
+       out] { cpu::ordered_sum(threads, owned, piece_dtype, group_size, accumulate, out); },
+      [&] {
+        if (pieces.size() > cuda::most_pieces) {
+          refuse(name, fmt::format("{} pieces, where a GPU takes {} at once; sum them in groups of ranks",
+                                   pieces.size(), cuda::most_pieces));
+        }
+        cuda::ordered_sum(stream, pieces, piece_dtype, group_size, accumulate, out);
+      });
 }
 
-void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics) {
+void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics,
+                         const Workspace& workspace) {
   constexpr std::string_view name = "gradient_statistics";
   check_floating(name, "gradient", gradient.dtype);
   if (statistics == nullptr) refuse(name, "`statistics` is null");
-  dispatch(stream, name, meta::gradient_statistics(gradient),
-           [threads = stream.threads(), gradient, statistics] {
-             cpu::gradient_statistics(threads, gradient, statistics);
-           });
+  dispatch(
+      stream, name, meta::gradient_statistics(gradient),
+      [threads = stream.threads(), gradient, statistics] {
+        cpu::gradient_statistics(threads, gradient, statistics);
+      },
+      [&] {
+        check_workspace(name, workspace, 8);
+        cuda::gradient_statistics(stream, gradient, statistics, workspace);
+      });
 }
 
 void add_digest(Stream& stream, const ConstTensorView& values, std::uint64_t tensor,
@@ -40,10 +55,12 @@ void add_digest(Stream& stream, const ConstTensorView& values, std::uint64_t ten
   check_floating(name, "values", values.dtype);
   if (digest == nullptr) refuse(name, "`digest` is null");
   if (first_element < 0) refuse(name, fmt::format("first_element is {}, wanted at least 0", first_element));
-  dispatch(stream, name, meta::add_digest(values),
-           [threads = stream.threads(), values, tensor, first_element, digest] {
-             cpu::add_digest(threads, values, tensor, first_element, digest);
-           });
+  dispatch(
+      stream, name, meta::add_digest(values),
+      [threads = stream.threads(), values, tensor, first_element, digest] {
+        cpu::add_digest(threads, values, tensor, first_element, digest);
+      },
+      [&] { cuda::add_digest(stream, values, tensor, first_element, digest); });
 }
 
 }  // namespace tranche::kernels

@@ -6,11 +6,12 @@
 
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
+#include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels {
 
-/// The ordered sum of DESIGN section 2: pieces[r] holds rank r's elements in `piece_dtype`; they are summed in
-/// fp32 in rank order inside groups of `group_size` consecutive ranks, then over the groups in order:
+/// The ordered sum of DESIGN section 2: pieces[r] holds rank r's elements in `piece_dtype`; they are summed
+/// in fp32 in rank order inside groups of `group_size` consecutive ranks, then over the groups in order:
 /// ((p0 + p1) + p2) + (p3 + p4) for five ranks and groups of three. With accumulate, out = out + sum (one
 /// addition), else out = sum; out is fp32 or 16-bit (rounded once) and may alias a piece of the same dtype.
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
@@ -21,27 +22,29 @@ inline constexpr std::int64_t norm_block_elements = 4096;
 
 /// One shard's share of norm and finite check; lives in device memory, 16 bytes.
 struct GradientStatistics {
-  double sum_of_squares = 0;            ///< blocks of 4096 elements, each summed in order in fp64, added in order
-  std::int64_t first_non_finite = -1;   ///< lowest index with an infinity or NaN, -1 if none
+  double sum_of_squares = 0;  ///< blocks of 4096 elements, each summed in order in fp64, added in order
+  std::int64_t first_non_finite = -1;  ///< lowest index with an infinity or NaN, -1 if none
 };
 /// Writes *statistics from gradient (any floating dtype). Blocks count from the view's start. Within a block
 /// the sum runs over eight interleaved lanes (element i goes to lane i mod 8) added pairwise at the end
-/// ((0+1)+(2+3))+((4+5)+(6+7)), so it vectorises the same way everywhere.
-void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics);
+/// ((0+1)+(2+3))+((4+5)+(6+7)), so it vectorises the same way everywhere. On cuda the blocks' sums pass
+/// through the workspace, 8 bytes each (as many at a time as it holds); the CPU needs none.
+void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics,
+                         const Workspace& workspace = {});
 
-/// Two 64-bit lanes, each the wrapping sum over elements of a mix of (tensor index, element index, bits of the
-/// value as fp32). Sums over any split of the elements, in any order, are equal.
+/// Two 64-bit lanes, each the wrapping sum over elements of a mix of (tensor index, element index, bits of
+/// the value as fp32). Sums over any split of the elements, in any order, are equal.
 struct Digest {
   std::uint64_t lanes[2] = {0, 0};
-  Digest& operator+=(const Digest& other) {
+  constexpr Digest& operator+=(const Digest& other) {
     lanes[0] += other.lanes[0];
     lanes[1] += other.lanes[1];
     return *this;
   }
   friend bool operator==(const Digest&, const Digest&) = default;
 };
-/// *digest += the digest of values (any floating dtype, widened to fp32), which are elements first_element ...
-/// of tensor `tensor`. NaNs of any payload count as one value.
+/// *digest += the digest of values (any floating dtype, widened to fp32), which are elements first_element
+/// ... of tensor `tensor`. NaNs of any payload count as one value.
 void add_digest(Stream& stream, const ConstTensorView& values, std::uint64_t tensor,
                 std::int64_t first_element, Digest* digest);
 

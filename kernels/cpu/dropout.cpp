@@ -97,14 +97,14 @@ HWY_EXPORT(factors_of_blocks);
 
 void DropoutMask::factors(std::int64_t sample, std::int64_t first_element, std::int64_t count,
                           float* factors) const {
-  const RandomKey stream = key(sample);
+  const RandomKey stream = draws_.key(sample);
   const std::int64_t end = first_element + count;
   std::int64_t element = first_element;
   while (element < end) {
     const std::int64_t block = element / 4;
     if (element % 4 == 0) {
       const std::int64_t done = HWY_DYNAMIC_DISPATCH(factors_of_blocks)(
-          stream, static_cast<std::uint64_t>(block), (end - element) / 4, threshold_, scale_,
+          stream, static_cast<std::uint64_t>(block), (end - element) / 4, draws_.threshold, draws_.scale,
           factors + (element - first_element));
       element += 4 * done;
       if (done > 0) continue;
@@ -112,7 +112,7 @@ void DropoutMask::factors(std::int64_t sample, std::int64_t first_element, std::
     const auto draws = random_block(stream, static_cast<std::uint64_t>(block));
     for (const std::int64_t stop = std::min(end, block * 4 + 4); element < stop; ++element) {
       const auto draw = draws[static_cast<std::size_t>(element % 4)];
-      factors[element - first_element] = draw >= threshold_ ? scale_ : 0;
+      factors[element - first_element] = draws_.keeps(draw) ? draws_.scale : 0;
     }
   }
 }

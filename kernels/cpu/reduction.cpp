@@ -4,7 +4,7 @@
 #include <atomic>
 #include <bit>
 
-#include "tranche/kernels/cpu/digest_mix.h"
+#include "tranche/kernels/digest_mix.h"
 #include "tranche/kernels/cpu/parallel.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -2,7 +2,9 @@
 // reached only through a stream of someone else's.
 
 #include "tranche/core/error.h"
+#include "tranche/kernels/cuda/elementwise.h"
 #include "tranche/kernels/cuda/optimizer_update.h"
+#include "tranche/kernels/cuda/reduction.h"
 
 namespace tranche::kernels::cuda {
 
@@ -28,6 +30,55 @@ void sgd_update(Stream&, const SgdArguments&, const ConstTensorView&, const Tens
 }
 void sgd_update(Stream&, const SgdArguments*, const ConstTensorView&, const TensorView&, const TensorView&,
                 const TensorView&) {
+  absent();
+}
+
+void cast(Stream&, const ConstTensorView&, const TensorView&) {
+  absent();
+}
+void copy(Stream&, const ConstTensorView&, const TensorView&) {
+  absent();
+}
+void fill_zero(Stream&, const TensorView&) {
+  absent();
+}
+void fill_constant(Stream&, const TensorView&, float) {
+  absent();
+}
+void fill_normal(Stream&, const TensorView&, const RandomKey&, std::int64_t, float, float) {
+  absent();
+}
+void fill_uniform(Stream&, const TensorView&, const RandomKey&, std::int64_t, float, float) {
+  absent();
+}
+void add(Stream&, const ConstTensorView&, const ConstTensorView&, const TensorView&) {
+  absent();
+}
+void accumulate(Stream&, const ConstTensorView&, const TensorView&) {
+  absent();
+}
+void add_bias(Stream&, const TensorView&, const ConstTensorView&) {
+  absent();
+}
+void bias_gradient(Stream&, const ConstTensorView&, const TensorView&, const Workspace&) {
+  absent();
+}
+void gelu_forward(Stream&, const ConstTensorView&, const TensorView&) {
+  absent();
+}
+void gelu_backward(Stream&, const ConstTensorView&, const ConstTensorView&, const TensorView&) {
+  absent();
+}
+void dropout(Stream&, const DropoutOptions&, const ConstTensorView&, const TensorView&) {
+  absent();
+}
+void ordered_sum(Stream&, std::span<const void* const>, DataType, int, bool, const TensorView&) {
+  absent();
+}
+void gradient_statistics(Stream&, const ConstTensorView&, GradientStatistics*, const Workspace&) {
+  absent();
+}
+void add_digest(Stream&, const ConstTensorView&, std::uint64_t, std::int64_t, Digest*) {
   absent();
 }
 

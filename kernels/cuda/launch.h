@@ -28,6 +28,9 @@ inline cudaStream_t native(const Stream& stream) {
 /// Throws what a failed runtime call means; `what` names the call.
 void check_cuda(cudaError_t error, const char* what);
 
+/// Multiprocessors of the calling thread's device; for the size of grids.
+int multiprocessors();
+
 /// Launches `kernel` on the stream. Throws on a launch error, naming the kernel.
 template <class... Parameters, class... Arguments>
 void launch(Stream& stream, const char* name, void (*kernel)(Parameters...), const LaunchShape& shape,

@@ -6,7 +6,7 @@
 
 #include "tranche/kernels/reduction.h"
 
-namespace tranche::kernels::cpu {
+namespace tranche::kernels {
 
 /// The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection in which every input bit
 /// moves every output bit.
@@ -30,4 +30,4 @@ constexpr Digest digest_of(const Digest& origin, std::uint64_t element, float va
            mix64(origin.lanes[1] + element * 0xd1342543de82ef95u + bits * 0xa0761d6478bd642fu)}};
 }
 
-}  // namespace tranche::kernels::cpu
+}  // namespace tranche::kernels

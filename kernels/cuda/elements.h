@@ -1,0 +1,204 @@
+#pragma once
+/// Groups of neighbouring elements of the floating dtypes in registers. Loads and stores are one access of a
+/// group's bytes, which are a power of two up to 16; a group of fp32 numbers beyond four takes several.
+
+#include <cuda_runtime.h>
+
+#include <bit>
+#include <cstdint>
+
+#include "tranche/core/tensor_view.h"
+#include "tranche/kernels/cuda/simt.h"
+
+namespace tranche::kernels::cuda {
+
+/// The bytes of a group as they lie in memory, whatever numbers they are.
+template <int bytes>
+struct [[gnu::may_alias]] alignas(bytes < 16 ? bytes : 16) Raw {
+  std::uint32_t words[bytes / 4];
+};
+template <>
+struct [[gnu::may_alias]] alignas(2) Raw<2> {
+  std::uint16_t words[1];
+};
+
+/// One access (the compiler makes byte by byte copies of memcpy here).
+template <class R>
+__device__ __forceinline__ R load_raw(const void* from) {
+  return *static_cast<const R*>(from);
+}
+template <class R>
+__device__ __forceinline__ void store_raw(void* to, const R& raw) {
+  *static_cast<R*>(to) = raw;
+}
+
+/// core's conversions, bit by bit; for fp16 by the hardware, whose NaNs alone differ.
+__device__ __forceinline__ float widened(float value) {
+  return value;
+}
+__device__ __forceinline__ float widened(bfloat16 value) {
+  return to_float(value);
+}
+__device__ __forceinline__ float widened(float16 value) {
+#if defined(TRANCHE_CUDA_EMULATION)
+  return to_float(value);
+#else
+  float wide;
+  asm("cvt.f32.f16 %0, %1;\n" : "=f"(wide) : "h"(value.bits));
+  return wide == wide ? wide : to_float(value);
+#endif
+}
+template <class T>
+__device__ __forceinline__ T narrowed(float value) {
+#if !defined(TRANCHE_CUDA_EMULATION)
+  if constexpr (std::is_same_v<T, float16>) {
+    float16 half;
+    asm("cvt.rn.f16.f32 %0, %1;\n" : "=h"(half.bits) : "f"(value));
+    const std::uint32_t bits = __float_as_uint(value);
+    const auto nan = static_cast<std::uint16_t>((bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x03ffu));
+    return {value == value ? half.bits : nan};
+  }
+#endif
+  return from_float<T>(value);
+}
+
+/// Elements of a dtype known to the compiler. Views of either constness become one of these; a kernel stores
+/// only where its caller could.
+template <class T>
+struct Elements {
+  using Storage = T;
+  static constexpr int bytes = static_cast<int>(sizeof(T));
+  template <int n>
+  using Loaded = Raw<n * bytes>;
+
+  void* data;
+
+  __device__ __forceinline__ T* at(std::int64_t i) const { return static_cast<T*>(data) + i; }
+  template <int n>
+  __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
+    return load_raw<Loaded<n>>(at(i));
+  }
+  template <int n>
+  __device__ __forceinline__ static void widen(const Loaded<n>& raw, float (&values)[n]) {
+    if constexpr (bytes == 4) {
+#pragma unroll
+      for (int k = 0; k < n; ++k) values[k] = std::bit_cast<float>(raw.words[k]);
+    } else if constexpr (n == 1) {
+      values[0] = widened(T{raw.words[0]});
+    } else {
+#pragma unroll
+      for (int k = 0; k < n; k += 2) {
+        values[k] = widened(T{static_cast<std::uint16_t>(raw.words[k / 2] & 0xffffu)});
+        values[k + 1] = widened(T{static_cast<std::uint16_t>(raw.words[k / 2] >> 16)});
+      }
+    }
+  }
+  /// Rounds as core does, NaNs included.
+  template <int n>
+  __device__ __forceinline__ void store(std::int64_t i, const float (&values)[n]) const {
+    Loaded<n> raw;
+    if constexpr (bytes == 4) {
+#pragma unroll
+      for (int k = 0; k < n; ++k) raw.words[k] = std::bit_cast<std::uint32_t>(values[k]);
+    } else if constexpr (n == 1) {
+      raw.words[0] = narrowed<T>(values[0]).bits;
+    } else {
+#pragma unroll
+      for (int k = 0; k < n; k += 2) {
+        raw.words[k / 2] = static_cast<std::uint32_t>(narrowed<T>(values[k]).bits) |
+                           static_cast<std::uint32_t>(narrowed<T>(values[k + 1]).bits) << 16;
+      }
+    }
+    store_raw(at(i), raw);
+  }
+  /// Rounds by the hardware's packed conversion: every NaN becomes one.
+  template <int n>
+  __device__ __forceinline__ void store_fast(std::int64_t i, const float (&values)[n]) const {
+    if constexpr (bytes == 4 || n == 1) {
+      store<n>(i, values);
+    } else {
+      Loaded<n> raw;
+#pragma unroll
+      for (int k = 0; k < n; k += 2) raw.words[k / 2] = pack_two<T>(values[k], values[k + 1]);
+      store_raw(at(i), raw);
+    }
+  }
+};
+
+/// Elements of a dtype known when the kernel runs; every thread takes the same branch.
+struct AnyElements {
+  static constexpr int bytes = 4;  ///< of the widest
+  template <int n>
+  struct Loaded {
+    float values[n];
+  };
+
+  void* data;
+  DataType dtype;
+
+  template <int n>
+  __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
+    Loaded<n> loaded;
+    switch (dtype) {
+      case DataType::bfloat16:
+        load_as<bfloat16, n>(i, loaded.values);
+        break;
+      case DataType::float16:
+        load_as<float16, n>(i, loaded.values);
+        break;
+      default:
+        load_as<float, n>(i, loaded.values);
+    }
+    return loaded;
+  }
+  template <int n>
+  __device__ __forceinline__ static void widen(const Loaded<n>& loaded, float (&values)[n]) {
+#pragma unroll
+    for (int k = 0; k < n; ++k) values[k] = loaded.values[k];
+  }
+  template <int n>
+  __device__ __forceinline__ void store(std::int64_t i, const float (&values)[n]) const {
+    switch (dtype) {
+      case DataType::bfloat16:
+        return Elements<bfloat16>{data}.store<n>(i, values);
+      case DataType::float16:
+        return Elements<float16>{data}.store<n>(i, values);
+      default:
+        return Elements<float>{data}.store<n>(i, values);
+    }
+  }
+  template <int n>
+  __device__ __forceinline__ void store_fast(std::int64_t i, const float (&values)[n]) const {
+    store<n>(i, values);
+  }
+
+ private:
+  template <class T, int n>
+  __device__ __forceinline__ void load_as(std::int64_t i, float (&values)[n]) const {
+    const Elements<T> elements{data};
+    Elements<T>::template widen<n>(elements.template load<n>(i), values);
+  }
+};
+
+template <class T>
+Elements<T> elements_of(const ConstTensorView& view) {
+  return {const_cast<void*>(view.data)};
+}
+inline AnyElements any_elements_of(const ConstTensorView& view) {
+  return {const_cast<void*>(view.data), view.dtype};
+}
+
+/// Calls f with a value of the storage type.
+template <class F>
+decltype(auto) with_storage(DataType dtype, const F& f) {
+  switch (dtype) {
+    case DataType::bfloat16:
+      return f(bfloat16{});
+    case DataType::float16:
+      return f(float16{});
+    default:
+      return f(float{});
+  }
+}
+
+}  // namespace tranche::kernels::cuda

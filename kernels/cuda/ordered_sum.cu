@@ -1,0 +1,179 @@
+// The ordered sum and digests. Compiled without contraction; the same additions in the same order as on the
+// CPU.
+
+#include <algorithm>
+
+#include "tranche/kernels/cuda/elements.h"
+#include "tranche/kernels/cuda/reduction.h"
+#include "tranche/kernels/cuda/stretch_loop.h"
+#include "tranche/kernels/digest_mix.h"
+
+namespace tranche::kernels::cuda {
+
+namespace {
+
+/// Pieces travel in the kernel's parameters, of which CUDA allows 32764 bytes, so their number never cuts the
+/// bracket; most calls need few.
+constexpr int few_pieces = 64;
+constexpr int batch = 4;  // pieces whose loads are under way at once
+
+template <int capacity>
+struct PieceList {
+  const void* pieces[capacity];
+  int count;
+  int group_size;
+  bool accumulate;
+};
+
+/// Bytes per element: pieces * size(piece) + size(out), and size(out) again to accumulate.
+template <int n, class Piece, class Out, int capacity>
+__device__ __forceinline__ void sum_group(const PieceList<capacity>& list, const Out& out, std::int64_t i) {
+  float total[n] = {}, partial[n] = {};
+  int in_group = 0;
+  bool first_group = true;
+  for (int base = 0; base < list.count; base += batch) {
+    typename Elements<Piece>::template Loaded<n> loaded[batch] = {};
+#pragma unroll
+    for (int b = 0; b < batch; ++b) {
+      if (base + b < list.count) {
+        loaded[b] = load_raw<typename Elements<Piece>::template Loaded<n>>(
+            static_cast<const Piece*>(list.pieces[base + b]) + i);
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < batch; ++b) {
+      if (base + b >= list.count) break;
+      float values[n];
+      Elements<Piece>::template widen<n>(loaded[b], values);
+      // The first of a group, and the first group's sum, are taken as they are: 0 + -0 would lose the sign.
+#pragma unroll
+      for (int k = 0; k < n; ++k) partial[k] = in_group == 0 ? values[k] : partial[k] + values[k];
+      if (++in_group == list.group_size || base + b + 1 == list.count) {
+#pragma unroll
+        for (int k = 0; k < n; ++k) total[k] = first_group ? partial[k] : total[k] + partial[k];
+        first_group = false;
+        in_group = 0;
+      }
+    }
+  }
+  if (list.accumulate) {
+    float held[n];
+    Out::template widen<n>(out.template load<n>(i), held);
+#pragma unroll
+    for (int k = 0; k < n; ++k) total[k] = held[k] + total[k];
+  }
+  out.template store<n>(i, total);
+}
+
+template <int width, class Piece, class Out, int capacity>
+__global__ void __launch_bounds__(stretch_threads)
+    ordered_sum_kernel(const PieceList<capacity> list, const Out out, const Stretch stretch) {
+  const std::int64_t step = std::int64_t{gridDim.x} * stretch_threads;
+  for (std::int64_t group = blockIdx.x * std::int64_t{stretch_threads} + threadIdx.x; group < stretch.groups;
+       group += step) {
+    sum_group<width, Piece>(list, out, stretch.first_of(group));
+  }
+  const int thread = static_cast<int>(threadIdx.x);
+  if (width > 1 && blockIdx.x == 0 && thread < stretch.edges()) {
+    sum_group<1, Piece>(list, out, stretch.edge(thread));
+  }
+}
+
+/// The stretch on which all pieces and `out` are aligned.
+Stretch stretch_of_pieces(std::span<const void* const> pieces, std::int64_t piece_bytes, int width,
+                          const TensorView& out) {
+  const auto first = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(pieces[0]));
+  const bool alike = std::all_of(pieces.begin(), pieces.end(), [&](const void* piece) {
+    return (reinterpret_cast<std::uintptr_t>(piece) - first) % 16 == 0;
+  });
+  if (!alike) return {out.elements(), out.elements(), 1, 0};
+  return stretch_of(
+      out.elements(), width,
+      {demand_of(pieces[0], piece_bytes, width), demand_of(out.data, size_of(out.dtype), width)});
+}
+
+template <class Piece, class Out, int capacity>
+void launch_ordered_sum(Stream& stream, std::span<const void* const> pieces, int group_size, bool accumulate,
+                        const TensorView& view, const Out& out) {
+  constexpr int width = std::min(16 / Elements<Piece>::bytes, 16 / Out::bytes);
+  PieceList<capacity> list;
+  std::fill(std::copy(pieces.begin(), pieces.end(), list.pieces), list.pieces + capacity, nullptr);
+  list.count = static_cast<int>(pieces.size());
+  list.group_size = group_size;
+  list.accumulate = accumulate;
+  const Stretch stretch = stretch_of_pieces(pieces, Elements<Piece>::bytes, width, view);
+  const auto kernel = stretch.width == width ? ordered_sum_kernel<width, Piece, Out, capacity>
+                                             : ordered_sum_kernel<1, Piece, Out, capacity>;
+  launch(stream, "ordered_sum", kernel, stretch_shape(stretch, 1), list, out, stretch);
+}
+
+constexpr int digest_unroll = 4;
+
+/// Bytes per element: size(values). Bound by arithmetic: six 64-bit products for each lane of an element.
+/// Sums wrap, so the order of the blocks' atomic additions changes nothing.
+template <int width, class Values>
+__global__ void __launch_bounds__(stretch_threads)
+    digest_kernel(const Values values, const Digest origin, const std::int64_t first_element, Digest* digest,
+                  const Stretch stretch) {
+  Digest sum;
+  const auto take = [&]<int n>(std::int64_t i) {
+    float elements[n];
+    Values::template widen<n>(values.template load<n>(i), elements);
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      sum += digest_of(origin, static_cast<std::uint64_t>(first_element + i + k), elements[k]);
+    }
+  };
+  const std::int64_t step = std::int64_t{gridDim.x} * stretch_threads;
+  for (std::int64_t group = blockIdx.x * std::int64_t{stretch_threads} + threadIdx.x; group < stretch.groups;
+       group += step) {
+    take.template operator()<width>(stretch.first_of(group));
+  }
+  const int thread = static_cast<int>(threadIdx.x);
+  if (width > 1 && blockIdx.x == 0 && thread < stretch.edges()) {
+    take.template operator()<1>(stretch.edge(thread));
+  }
+  unsigned long long lanes[2] = {sum.lanes[0], sum.lanes[1]};
+#pragma unroll
+  for (auto& lane : lanes) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) lane += __shfl_xor_sync(0xffffffffu, lane, distance);
+  }
+  if (thread % warp_size == 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&digest->lanes[0]), lanes[0]);
+    atomicAdd(reinterpret_cast<unsigned long long*>(&digest->lanes[1]), lanes[1]);
+  }
+}
+
+}  // namespace
+
+void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
+                 bool accumulate, const TensorView& out) {
+  if (out.elements() == 0) return;
+  with_storage(piece_dtype, [&](auto storage) {
+    using Piece = decltype(storage);
+    if (pieces.size() > few_pieces) {
+      return launch_ordered_sum<Piece, AnyElements, most_pieces>(stream, pieces, group_size, accumulate, out,
+                                                                 any_elements_of(out));
+    }
+    with_storage(out.dtype, [&](auto result) {
+      using Out = Elements<decltype(result)>;
+      launch_ordered_sum<Piece, Out, few_pieces>(stream, pieces, group_size, accumulate, out, Out{out.data});
+    });
+  });
+}
+
+void add_digest(Stream& stream, const ConstTensorView& values, std::uint64_t tensor,
+                std::int64_t first_element, Digest* digest) {
+  with_storage(values.dtype, [&](auto storage) {
+    using Values = Elements<decltype(storage)>;
+    constexpr int width = 16 / Values::bytes;
+    const Stretch stretch =
+        stretch_of(values.elements(), width, {demand_of(values.data, Values::bytes, width)});
+    const auto kernel = stretch.width == width ? digest_kernel<width, Values> : digest_kernel<1, Values>;
+    launch(stream, "add_digest", kernel, stretch_shape(stretch, digest_unroll),
+           Values{const_cast<void*>(values.data)}, digest_origin(tensor), first_element, digest, stretch);
+  });
+}
+
+}  // namespace tranche::kernels::cuda

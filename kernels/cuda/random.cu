@@ -1,0 +1,215 @@
+// Dropout and random fills. The draws are core's Philox blocks: a group starts at a multiple of four draws,
+// so a block is computed once. Compiled without contraction: masks, uniform numbers and scaled elements are
+// the CPU's bits. Normal numbers go through logarithm, sine and cosine in fp64 and differ by one fp32 unit in
+// the last place at most, where the CPU's library and this one round them differently.
+//
+// A Philox block is about 40 integer instructions for four elements, so dropout of 16-bit elements (4 bytes
+// each) is bound by them as much as by memory; fills of normal numbers (fp64 functions) are bound by
+// arithmetic.
+
+#include "tranche/kernels/cuda/elements.h"
+#include "tranche/kernels/cuda/elementwise.h"
+#include "tranche/kernels/cuda/stretch_loop.h"
+#include "tranche/kernels/dropout_draws.h"
+
+namespace tranche::kernels::cuda {
+
+namespace {
+
+/// Draws of elements [first, first + n) of a stream; first is a multiple of 4 unless n is 1.
+template <int n>
+__device__ __forceinline__ void draw(const RandomKey& key, std::int64_t first, std::uint32_t (&draws)[n]) {
+  if constexpr (n == 1) {
+    const auto block = unchecked_random_block(key, static_cast<std::uint64_t>(first >> 2));
+    const std::uint32_t low = first & 1 ? block[1] : block[0];
+    const std::uint32_t high = first & 1 ? block[3] : block[2];
+    draws[0] = first & 2 ? high : low;
+  } else {
+#pragma unroll
+    for (int k = 0; k < n; k += 4) {
+      const auto block = unchecked_random_block(key, static_cast<std::uint64_t>((first + k) >> 2));
+      draws[k] = block[0];
+      draws[k + 1] = block[1];
+      draws[k + 2] = block[2];
+      draws[k + 3] = block[3];
+    }
+  }
+}
+
+struct UniformNumbers {
+  template <int n>
+  struct Loaded {};
+  Elements<float> out;
+  RandomKey key;
+  std::int64_t first_element;
+  float low, range;
+
+  template <int n>
+  __device__ __forceinline__ Loaded<n> load(std::int64_t) const {
+    return {};
+  }
+  template <int n>
+  __device__ __forceinline__ void finish(std::int64_t i, const Loaded<n>&) const {
+    std::uint32_t draws[n];
+    float values[n];
+    draw<n>(key, first_element + i, draws);
+#pragma unroll
+    for (int k = 0; k < n; ++k) values[k] = low + range * uniform_of(draws[k]);
+    out.store<n>(i, values);
+  }
+};
+
+struct NormalNumbers {
+  template <int n>
+  struct Loaded {};
+  Elements<float> out;
+  RandomKey key;
+  std::int64_t first_element;
+  float mean, standard_deviation;
+
+  /// Both numbers of the pair of words (a, b), as in core/random.cpp.
+  __device__ __forceinline__ static void box_muller(std::uint32_t a, std::uint32_t b, float& even,
+                                                    float& odd) {
+    const double radius = sqrt(-2.0 * log((static_cast<double>(a) + 1.0) * 0x1p-32));
+    const double angle = 6.283185307179586 * (static_cast<double>(b) * 0x1p-32);
+    double sine, cosine;
+    sincos(angle, &sine, &cosine);
+    even = static_cast<float>(radius * cosine);
+    odd = static_cast<float>(radius * sine);
+  }
+  template <int n>
+  __device__ __forceinline__ Loaded<n> load(std::int64_t) const {
+    return {};
+  }
+  template <int n>
+  __device__ __forceinline__ void finish(std::int64_t i, const Loaded<n>&) const {
+    const std::int64_t element = first_element + i;
+    float values[n];
+    if constexpr (n == 1) {
+      const auto block = unchecked_random_block(key, static_cast<std::uint64_t>(element >> 2));
+      const bool upper = (element & 2) != 0;
+      float even, odd;
+      box_muller(upper ? block[2] : block[0], upper ? block[3] : block[1], even, odd);
+      values[0] = element & 1 ? odd : even;
+    } else {
+      static_assert(n == 4);
+      const auto block = unchecked_random_block(key, static_cast<std::uint64_t>(element >> 2));
+      box_muller(block[0], block[1], values[0], values[1]);
+      box_muller(block[2], block[3], values[2], values[3]);
+    }
+#pragma unroll
+    for (float& value : values) value = mean + standard_deviation * value;
+    out.store<n>(i, values);
+  }
+};
+
+Stretch fill_stretch(const TensorView& out, const RandomKey& key, std::int64_t first_element) {
+  if (out.elements() > 0) {
+    // Refuses streams that are too short, as drawing on the CPU would.
+    random_block(key, static_cast<std::uint64_t>(first_element + out.elements() - 1) / 4);
+  }
+  return stretch_of(out.elements(), 4,
+                    {demand_of(out.data, 4, 4), {static_cast<std::uint64_t>(first_element), 1, 4}});
+}
+
+constexpr int sample_capacity = 256;
+struct SampleList {
+  std::int64_t samples[sample_capacity];
+};
+
+template <class X, class Y>
+struct MaskedScale {
+  template <int n>
+  using Loaded = typename X::template Loaded<n>;
+  X x;
+  Y y;
+  DropoutDraws draws;
+  RandomKey key;
+  std::int64_t offset;  ///< of the sample's first element
+
+  template <int n>
+  __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
+    return x.template load<n>(offset + i);
+  }
+  template <int n>
+  __device__ __forceinline__ void finish(std::int64_t i, const Loaded<n>& loaded) const {
+    std::uint32_t drawn[n];
+    float values[n];
+    draw<n>(key, i, drawn);
+    X::template widen<n>(loaded, values);
+#pragma unroll
+    for (int k = 0; k < n; ++k) values[k] = draws.keeps(drawn[k]) ? values[k] * draws.scale : 0.0f;
+    y.template store<n>(offset + i, values);
+  }
+};
+
+/// Bytes per element: size(x) + size(y). Block row y takes sample y of the list.
+template <int width, class X, class Y>
+__global__ void __launch_bounds__(stretch_threads)
+    dropout_kernel(const X x, const Y y, const DropoutDraws draws, const SampleList list,
+                   const std::int64_t first_sample, const Stretch stretch) {
+  const RandomKey key = draws.key(list.samples[blockIdx.y]);
+  const MaskedScale<X, Y> operation{x, y, draws, key, (first_sample + blockIdx.y) * stretch.elements};
+  for_stretch<width, 2>(operation, stretch);
+}
+
+template <int width, class X, class Y>
+void launch_dropout(Stream& stream, const DropoutOptions& options, const X& x, const Y& y,
+                    const Stretch& stretch) {
+  const DropoutDraws draws = dropout_draws(options);
+  const std::size_t samples = options.samples.size();
+  for (std::size_t first = 0; first < samples; first += sample_capacity) {
+    const std::size_t count = std::min<std::size_t>(sample_capacity, samples - first);
+    SampleList list{};
+    std::copy_n(options.samples.begin() + static_cast<std::ptrdiff_t>(first), count, list.samples);
+    LaunchShape shape = stretch_shape(stretch, 2);
+    shape.grid.y = static_cast<unsigned>(count);
+    launch(stream, "dropout", dropout_kernel<width, X, Y>, shape, x, y, draws, list,
+           static_cast<std::int64_t>(first), stretch);
+  }
+}
+
+template <int width, class X, class Y>
+void dropout_of(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y,
+                const X& from, const Y& to) {
+  const std::int64_t per_sample = x.elements() / static_cast<std::int64_t>(options.samples.size());
+  Stretch stretch = stretch_of(
+      per_sample, width,
+      {demand_of(x.data, size_of(x.dtype), width), demand_of(y.data, size_of(y.dtype), width), {0, 1, 4}});
+  // Every sample has to start as the first does.
+  if (options.samples.size() > 1 && per_sample % width != 0) stretch = {per_sample, per_sample, 1, 0};
+  if (stretch.width == width) {
+    launch_dropout<width>(stream, options, from, to, stretch);
+  } else {
+    launch_dropout<1>(stream, options, from, to, stretch);
+  }
+}
+
+}  // namespace
+
+void fill_normal(Stream& stream, const TensorView& out, const RandomKey& key, std::int64_t first_element,
+                 float mean, float standard_deviation) {
+  launch_stretch<4, 1>(stream, "fill_normal",
+                       NormalNumbers{{out.data}, key, first_element, mean, standard_deviation},
+                       fill_stretch(out, key, first_element));
+}
+
+void fill_uniform(Stream& stream, const TensorView& out, const RandomKey& key, std::int64_t first_element,
+                  float low, float high) {
+  launch_stretch<4, 1>(stream, "fill_uniform",
+                       UniformNumbers{{out.data}, key, first_element, low, high - low},
+                       fill_stretch(out, key, first_element));
+}
+
+void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y) {
+  if (x.elements() == 0) return;
+  if (x.dtype != y.dtype) {
+    return dropout_of<4>(stream, options, x, y, any_elements_of(x), any_elements_of(y));
+  }
+  with_storage(x.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    dropout_of<16 / Elements<T>::bytes>(stream, options, x, y, elements_of<T>(x), elements_of<T>(y));
+  });
+}
+
+}  // namespace tranche::kernels::cuda
