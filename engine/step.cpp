@@ -71,7 +71,7 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
     kernels::GradientStatistics* target = statistics + u;
     kernels::gradient_statistics(
         compute, {gradients_shard(flat), config.precision.accumulation, Shape{flat.layout.shard_elements()}},
-        target);
+        target, {workspace_buffer.data(), workspace_buffer.bytes()});
   }
   // Defaults stay in place where no kernel writes (the meta device): norm one, clean flags, nominal tokens.
   std::vector<double> host_losses(static_cast<std::size_t>(micro_batches), 0.0);
