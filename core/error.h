@@ -96,6 +96,13 @@ class IoError : public Error {
   int code_;
 };
 
+/// A device failed: a call of its runtime, or work issued before. Names the call and what the runtime said.
+class DeviceError : public Error {
+ public:
+  explicit DeviceError(std::string message, std::source_location where = std::source_location::current())
+      : Error(std::move(message), ExitStatus::other, where) {}
+};
+
 /// A checkpoint is damaged, incomplete or does not fit. Exit status 4.
 class CheckpointError : public Error {
  public:

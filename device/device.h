@@ -27,6 +27,17 @@ struct DeviceCounters {
   std::int64_t replays = 0;  ///< runs of a Replay that launched a captured graph
 };
 
+/// Memory of Tier::device as the device's driver sees it; all 0 on cpu and meta. With every rank that shares
+/// the GPU taken together, total - free - sum(mapped) is what libraries, contexts and other programs hold.
+struct MemoryInfo {
+  std::int64_t total = 0;    ///< of the whole GPU
+  std::int64_t free = 0;     ///< of the whole GPU, whoever holds the rest
+  std::int64_t mapped = 0;   ///< physical bytes that this Device's resource holds
+  std::int64_t placed = 0;   ///< of these, given out (in multiples of memory_alignment); the rest is rounding
+  std::int64_t pinned = 0;   ///< host bytes registered by this Device, its own staging included
+  std::int64_t staging = 0;  ///< of these, what the Device keeps for copies and flags of its own
+};
+
 /// Outlives its streams and everything allocated from it. One per rank.
 class Device {
  public:
@@ -37,7 +48,7 @@ class Device {
   /// Changes the host threads of the compute stream's kernels; before work is issued (the ranks of a host
   /// share its cores, and their number is known only after the device was made).
   virtual void set_threads(int threads) = 0;
-  /// "cpu (16 threads)", "NVIDIA H200", "meta".
+  /// "cpu (16 threads)", "NVIDIA H200 (compute capability 9.0, 132 multiprocessors)", "meta".
   virtual std::string description() const = 0;
   /// cpu: runs work inline on the calling thread; meta: drops it.
   virtual Stream& compute_stream() = 0;
@@ -60,6 +71,10 @@ class Device {
   /// A piece of work that is issued the same way again and again (see replay.h).
   virtual std::unique_ptr<Replay> create_replay(std::string name) = 0;
   virtual DeviceCounters counters() const { return {}; }
+  virtual MemoryInfo memory_info() const { return {}; }
+  /// Gives physical memory that nothing occupies back to the driver. At changes of phase: a resource keeps
+  /// what was freed until it grows or is told so here. No-op on cpu and meta.
+  virtual void release_unused() {}
 };
 
 /// Makes a device. Throws NotCompiled for cuda when the build has none, ConfigurationError when no such

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -266,19 +265,6 @@ void LoggingResource::deallocate(void* pointer, const AllocationRequest& request
     sink_(log_line("deallocate", tier(), request, pointer));
   } catch (...) {  // a lost line must not lose the memory
   }
-  upstream_.deallocate(pointer, request);
-}
-
-// ---- poison
-
-void* PoisonResource::allocate(const AllocationRequest& request) {
-  void* pointer = upstream_.allocate(request);
-  std::memset(pointer, 0xff, static_cast<std::size_t>(request.bytes));
-  return pointer;
-}
-
-void PoisonResource::deallocate(void* pointer, const AllocationRequest& request) noexcept {
-  std::memset(pointer, 0xff, static_cast<std::size_t>(request.bytes));
   upstream_.deallocate(pointer, request);
 }
 

@@ -11,6 +11,8 @@
 
 namespace tranche {
 
+class Device;
+
 /// Process memory from the operating system, page-aligned for large requests.
 std::unique_ptr<MemoryResource> make_host_resource(Tier tier);
 /// Hands out addresses that must never be touched; never fails. For planning.
@@ -93,17 +95,28 @@ class LoggingResource : public MemoryResource {
   std::function<void(const std::string&)> sink_;
 };
 
+/// Fills memory with poison_byte; returns when it is done, and no error leaves it.
+using PoisonFill = std::function<void(void* pointer, std::int64_t bytes)>;
+/// What poison consists of: every floating-point format reads it as NaN.
+inline constexpr unsigned char poison_byte = 0xff;
+/// The fill for memory of Tier::device: by the host where it may touch it, else by `device` on a stream of
+/// its own, which the host waits for. Thread-safe. It goes before the device does.
+PoisonFill make_poison_fill(Device& device);
+
 /// Fills memory with NaN patterns (0xff bytes) when handed out and when freed, so that a read of stale or
 /// uninitialised memory changes results. For tests (`tranche.debug.poison_memory`).
 class PoisonResource : public MemoryResource {
  public:
-  explicit PoisonResource(MemoryResource& upstream) : upstream_(upstream) {}
+  /// For memory that the host may touch.
+  explicit PoisonResource(MemoryResource& upstream);
+  PoisonResource(MemoryResource& upstream, PoisonFill fill);
   Tier tier() const override { return upstream_.tier(); }
   void* allocate(const AllocationRequest& request) override;
   void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
 
  private:
   MemoryResource& upstream_;
+  PoisonFill fill_;
 };
 
 }  // namespace tranche

@@ -2,6 +2,7 @@
 /// Work that is issued the same way again and again, so that a device may record it once and replay it.
 
 #include <functional>
+#include <string>
 
 namespace tranche {
 
@@ -11,13 +12,21 @@ class Stream;
 /// the first run as it comes (libraries set themselves up), captures the second into a CUDA graph, and from
 /// then on launches that graph. What `issue` gives the stream may therefore not change between runs: same
 /// kernels, shapes and addresses; numbers that change are read from device memory. It may use no other stream
-/// and record no event; Stream::work() counts a replayed run like an issued one.
+/// and record no event, copy nothing to or from memory outside Tier::host, and enqueue no host work;
+/// Stream::work() counts a replayed run like an issued one. Where the capture turns out impossible, the
+/// replay issues from then on and problem() says why; that run calls `issue` twice.
 class Replay {
  public:
   virtual ~Replay() = default;
   virtual void run(Stream& stream, const std::function<void()>& issue) = 0;
   /// The next run starts over (addresses or shapes have changed).
   virtual void forget() = 0;
+  /// Why this replay issues anew although the device has graphs; empty when it does not. For one line of the
+  /// log.
+  virtual const std::string& problem() const noexcept {
+    static const std::string none;
+    return none;
+  }
 };
 
 /// Issues every time; for devices without graphs.

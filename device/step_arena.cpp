@@ -82,7 +82,7 @@ struct StepArena::Impl {
   std::vector<std::int64_t> free_entries;
   std::map<std::int64_t, std::int64_t> occupied;  // of the block: offset -> end, disjoint
   std::vector<Pending> pending;
-  bool poison = false;
+  PoisonFill poison;                                              // empty: none
   alignas(memory_alignment) std::byte nothing[memory_alignment];  // the address of empty buffers
 
   Impl(MemoryResource& upstream, Ledger& book) : resource(upstream), ledger(book), tier(upstream.tier()) {}
@@ -333,7 +333,7 @@ StepBuffer StepArena::acquire(std::int64_t bytes, Category category, std::string
   ++arena.instant;
   if (arena.poison && bytes > 0) {
     for (const Event& event : buffer.ready_) wait_quietly(event);
-    std::memset(entry.data, 0xff, static_cast<std::size_t>(bytes));
+    arena.poison(entry.data, bytes);
   }
   buffer.arena_ = this;
   buffer.data_ = entry.data;
@@ -348,7 +348,7 @@ void StepArena::give_back(StepBuffer& buffer, const Event& after) noexcept {
   const std::int64_t aligned = aligned_bytes(entry.bytes);
   if (arena.poison && entry.bytes > 0) {
     wait_quietly(after);
-    std::memset(entry.data, 0xff, static_cast<std::size_t>(entry.bytes));
+    arena.poison(entry.data, entry.bytes);
   }
   if (entry.source == Source::block) {
     arena.occupied.erase(entry.offset);
@@ -395,7 +395,17 @@ std::int64_t StepArena::live_peak(std::string_view program) const {
 }
 
 void StepArena::set_poison(bool poison) noexcept {
-  impl_->poison = poison;
+  if (!poison) {
+    impl_->poison = nullptr;
+    return;
+  }
+  impl_->poison = [](void* pointer, std::int64_t bytes) {
+    std::memset(pointer, poison_byte, static_cast<std::size_t>(bytes));
+  };
+}
+
+void StepArena::poison_with(PoisonFill fill) noexcept {
+  impl_->poison = std::move(fill);
 }
 
 }  // namespace tranche

@@ -11,6 +11,7 @@
 #include "tranche/device/event.h"
 #include "tranche/device/ledger.h"
 #include "tranche/device/memory.h"
+#include "tranche/device/memory_resources.h"
 
 namespace tranche {
 
@@ -76,8 +77,11 @@ class StepArena {
   std::int64_t block_bytes() const noexcept;
   /// Highest sum of live bytes of the program's recorded pass; 0 when not recorded.
   std::int64_t live_peak(std::string_view program) const;
-  /// Fills buffers with 0xff bytes on acquire and release (tests; host-accessible memory only).
+  /// Fills buffers with 0xff bytes on acquire and release, in both cases after the host has waited for the
+  /// work that still uses the memory (tests). For memory that the host may touch.
   void set_poison(bool poison) noexcept;
+  /// The same by `fill` (make_poison_fill); an empty function ends it.
+  void poison_with(PoisonFill fill) noexcept;
 
  private:
   friend class StepBuffer;

@@ -26,6 +26,7 @@ struct WorkCount {
   double floating_point_operations = 0;
   double bytes_read = 0;
   double bytes_written = 0;
+  friend bool operator==(const WorkCount&, const WorkCount&) = default;
 };
 
 /// Not copyable, not movable; owned by who created it through Device. Calls come from one thread at a time
@@ -64,6 +65,13 @@ class Stream {
     work_.bytes_read += bytes_read;
     work_.bytes_written += bytes_written;
   }
+  /// Adds the cost of several kernels at once (a replayed graph).
+  void count(const WorkCount& work) {
+    work_.kernels += work.kernels;
+    work_.floating_point_operations += work.floating_point_operations;
+    work_.bytes_read += work.bytes_read;
+    work_.bytes_written += work.bytes_written;
+  }
   const WorkCount& work() const noexcept { return work_; }
   /// What a library keeps between calls on one stream (a handle and the algorithms it chose): the stream's
   /// only T, default-constructed when first asked for and destroyed with the stream. Each using source has a
@@ -77,8 +85,14 @@ class Stream {
     attachments_.emplace_back(typeid(T), made);
     return *made;
   }
-  /// Spans of enqueued work are recorded here when set (not owned; may be nullptr).
+  /// Spans of enqueued work are recorded here when set (not owned; may be nullptr). On cuda those of work on
+  /// the device are known only afterwards, and are recorded by synchronize().
   void set_trace(TraceRecorder* trace) { trace_ = trace; }
+  bool tracing() const noexcept { return trace_ != nullptr; }
+  /// Brackets work that goes to the stream without enqueue (kernels); use StreamSpan. No-ops where no trace
+  /// is set, and on devices whose kernels run inside enqueue.
+  virtual void begin_span(std::string_view) {}
+  virtual void end_span() noexcept {}
 
  protected:
   TraceRecorder* trace() const noexcept { return trace_; }
@@ -87,6 +101,23 @@ class Stream {
   WorkCount work_;
   std::vector<std::pair<std::type_index, std::shared_ptr<void>>> attachments_;
   TraceRecorder* trace_ = nullptr;
+};
+
+/// A span of the trace around what is issued to the stream in this scope. Costs one test while nothing
+/// traces.
+class StreamSpan {
+ public:
+  StreamSpan(Stream& stream, std::string_view name) : stream_(stream.tracing() ? &stream : nullptr) {
+    if (stream_ != nullptr) stream_->begin_span(name);
+  }
+  ~StreamSpan() {
+    if (stream_ != nullptr) stream_->end_span();
+  }
+  StreamSpan(const StreamSpan&) = delete;
+  StreamSpan& operator=(const StreamSpan&) = delete;
+
+ private:
+  Stream* stream_;
 };
 
 }  // namespace tranche
