@@ -30,8 +30,9 @@ struct CudaProbe {
 /// Never throws on a machine without GPU or driver: `problem` says so.
 CudaProbe probe_cuda();
 
-/// Throws NotCompiled naming the option when the build has no CUDA; else ConfigurationError, either that no
-/// GPU or driver was found or that training on cuda is not part of this version.
+/// The device of GPU options.index modulo the number of GPUs. Throws NotCompiled naming the option when the
+/// build has no CUDA, ConfigurationError when no GPU or driver was found. Sets CUDA_DEVICE_MAX_CONNECTIONS to
+/// 32 in the environment unless it is set.
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);
 
 }  // namespace tranche

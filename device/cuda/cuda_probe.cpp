@@ -2,8 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "tranche/core/error.h"
-
 namespace tranche {
 namespace {
 
@@ -45,20 +43,6 @@ CudaProbe probe_cuda() {
   }
   if (probe.devices.empty()) probe.problem = describe(cudaErrorNoDevice);
   return probe;
-}
-
-std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
-  const CudaProbe probe = probe_cuda();
-  if (probe.devices.empty()) {
-    throw ConfigurationError("device cuda was asked for, but " + probe.problem + "; choose device cpu");
-  }
-  if (options.index < 0 || options.index >= static_cast<int>(probe.devices.size())) {
-    throw ConfigurationError("device cuda " + std::to_string(options.index) +
-                             " was asked for, but this machine has " + std::to_string(probe.devices.size()));
-  }
-  throw ConfigurationError("training on device cuda is not part of this version (found " +
-                           probe.devices[static_cast<std::size_t>(options.index)].name +
-                           "); choose device cpu");
 }
 
 }  // namespace tranche

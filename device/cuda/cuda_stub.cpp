@@ -1,4 +1,5 @@
 #include "tranche/core/error.h"
+#include "tranche/device/cuda_interop.h"
 #include "tranche/device/cuda_probe.h"
 
 namespace tranche {
@@ -10,6 +11,14 @@ CudaProbe probe_cuda() {
 }
 
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions&) {
+  throw NotCompiled("device cuda", "TRANCHE_CUDA");
+}
+
+std::unique_ptr<Stream> wrap_stream(Device&, void*, std::string) {
+  throw NotCompiled("device cuda", "TRANCHE_CUDA");
+}
+
+int cuda_ordinal(const Device&) {
   throw NotCompiled("device cuda", "TRANCHE_CUDA");
 }
 

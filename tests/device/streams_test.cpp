@@ -326,34 +326,12 @@ TEST(CudaDevice, SaysWhyItCannotBeUsed) {
   if (probe.devices.empty()) {
     EXPECT_THAT(text_of<ConfigurationError>([&] { make_device(options); }), HasSubstr("was found"));
   } else {
-    EXPECT_THAT(text_of<ConfigurationError>([&] { make_device(options); }),
-                HasSubstr("training on device cuda is not part of this version"));
+    EXPECT_EQ(make_device(options)->kind(), DeviceKind::cuda);
     EXPECT_THAT(text_of<ConfigurationError>([&] {
-                  make_device({DeviceKind::cuda, 4096, 1});
+                  make_device({DeviceKind::cuda, -1, 1});
                 }),
-                HasSubstr("device cuda 4096"));
+                HasSubstr("device cuda -1"));
   }
-}
-
-TEST(Stream, KeepsOneAttachmentOfATypeAsLongAsItLives) {
-  struct Handle {
-    int uses = 0;
-    std::shared_ptr<int> alive = std::make_shared<int>(0);
-  };
-  struct OtherHandle {
-    int uses = 0;
-  };
-  const auto device = make_device({.kind = DeviceKind::meta});
-  auto stream = device->create_stream("side");
-  stream->attachment<Handle>().uses = 3;
-  stream->attachment<OtherHandle>().uses = 5;
-  EXPECT_EQ(stream->attachment<Handle>().uses, 3);
-  EXPECT_EQ(stream->attachment<OtherHandle>().uses, 5);
-  EXPECT_EQ(device->compute_stream().attachment<Handle>().uses, 0);
-  const std::weak_ptr<int> alive = stream->attachment<Handle>().alive;
-  EXPECT_FALSE(alive.expired());
-  stream.reset();
-  EXPECT_TRUE(alive.expired());
 }
 
 TEST(DeviceKind, HasNames) {

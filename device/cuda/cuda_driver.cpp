@@ -1,0 +1,54 @@
+#include "tranche/device/cuda/cuda_driver.h"
+
+#include <cuda_runtime_api.h>
+
+namespace tranche::cuda {
+namespace {
+
+template <typename Function>
+void find(const char* symbol, Function& function) {
+  // The versions of these functions that CUDA 12.0 has; later drivers keep them.
+  constexpr unsigned version = 12000;
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(symbol, &address, version, cudaEnableDefault, &found);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return;
+  }
+  if (found == cudaDriverEntryPointSuccess) function = reinterpret_cast<Function>(address);
+}
+
+}  // namespace
+
+DriverFunctions DriverFunctions::fetch() {
+  DriverFunctions functions;
+  find("cuDeviceGetAttribute", functions.device_get_attribute);
+  find("cuMemGetAllocationGranularity", functions.get_granularity);
+  find("cuMemAddressReserve", functions.address_reserve);
+  find("cuMemAddressFree", functions.address_free);
+  find("cuMemCreate", functions.create);
+  find("cuMemRelease", functions.release);
+  find("cuMemMap", functions.map);
+  find("cuMemUnmap", functions.unmap);
+  find("cuMemSetAccess", functions.set_access);
+  find("cuStreamWaitValue32", functions.stream_wait_value);
+  return functions;
+}
+
+bool DriverFunctions::has_mapping(int gpu) const {
+  const bool complete = get_granularity != nullptr && address_reserve != nullptr && address_free != nullptr &&
+                        create != nullptr && release != nullptr && map != nullptr && unmap != nullptr &&
+                        set_access != nullptr;
+  if (!complete) return false;
+  int supported = 1;
+  if (device_get_attribute != nullptr &&
+      device_get_attribute(&supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, gpu) !=
+          CUDA_SUCCESS) {
+    return false;
+  }
+  return supported != 0;
+}
+
+}  // namespace tranche::cuda

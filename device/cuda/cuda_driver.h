@@ -1,0 +1,27 @@
+#pragma once
+/// The few functions of the driver itself that are used, fetched at run time: a program that links the driver
+/// does not start where there is none.
+
+#include <cuda.h>
+
+namespace tranche::cuda {
+
+struct DriverFunctions {
+  decltype(&cuDeviceGetAttribute) device_get_attribute = nullptr;
+  decltype(&cuMemGetAllocationGranularity) get_granularity = nullptr;
+  decltype(&cuMemAddressReserve) address_reserve = nullptr;
+  decltype(&cuMemAddressFree) address_free = nullptr;
+  decltype(&cuMemCreate) create = nullptr;
+  decltype(&cuMemRelease) release = nullptr;
+  decltype(&cuMemMap) map = nullptr;
+  decltype(&cuMemUnmap) unmap = nullptr;
+  decltype(&cuMemSetAccess) set_access = nullptr;
+  CUresult(CUDAAPI* stream_wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned int) = nullptr;
+
+  /// Those that the driver has; the others are null.
+  static DriverFunctions fetch();
+  /// Whether memory can be reserved, created and mapped apart on this GPU.
+  bool has_mapping(int gpu) const;
+};
+
+}  // namespace tranche::cuda

@@ -1,0 +1,188 @@
+#include "tranche/device/cuda/cuda_state.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+
+namespace tranche::cuda {
+namespace {
+
+constexpr unsigned timed_flags = cudaEventBlockingSync;
+constexpr unsigned plain_flags = cudaEventBlockingSync | cudaEventDisableTiming;
+// Offsets from the base are 32-bit floats in milliseconds: within 10 s of it a step of them is about a
+// microsecond.
+constexpr double clock_lifetime = 10.0;
+
+// After one of these the context is of no use any more, and the call that reports it is seldom the cause.
+bool is_sticky(cudaError_t error) {
+  switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+std::string error_text(cudaError_t error, const char* call, std::string_view purpose) {
+  std::string text = std::string(call) + " failed";
+  if (!purpose.empty()) text += " (" + std::string(purpose) + ")";
+  text += std::string(": ") + cudaGetErrorName(error) + ", " + cudaGetErrorString(error);
+  if (is_sticky(error)) {
+    text +=
+        "; work issued before has failed, and the process can not use the GPU any more: run once more with "
+        "CUDA_LAUNCH_BLOCKING=1 in the environment to see which";
+  }
+  return text;
+}
+
+void check(cudaError_t error, const char* call, std::string_view purpose) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // a failed call leaves it behind, and a later check would report it again
+  const std::string text = error_text(error, call, purpose);
+  if (error == cudaErrorMemoryAllocation) {
+    throw OutOfMemory(text + "; use a smaller micro-batch, a higher stage or more ranks");
+  }
+  throw DeviceError(text);
+}
+
+CudaState::CudaState(int gpu) : gpu_(gpu) {
+  make_current();
+  check(cudaFree(nullptr), "cudaFree", "creating the context of the GPU");
+}
+
+CudaState::~CudaState() {
+  make_current_quietly();
+  for (const cudaEvent_t event : timed_) cudaEventDestroy(event);
+  for (const cudaEvent_t event : plain_) cudaEventDestroy(event);
+  if (base_ != nullptr) cudaEventDestroy(base_);
+}
+
+cudaEvent_t CudaState::take_event(bool timed) {
+  {
+    std::lock_guard lock(mutex_);
+    auto& pool = timed ? timed_ : plain_;
+    if (!pool.empty()) {
+      const cudaEvent_t event = pool.back();
+      pool.pop_back();
+      return event;
+    }
+  }
+  make_current();
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, timed ? timed_flags : plain_flags), "cudaEventCreateWithFlags");
+  return event;
+}
+
+void CudaState::give_event(cudaEvent_t event, bool timed) noexcept {
+  if (event == nullptr) return;
+  try {
+    std::lock_guard lock(mutex_);
+    (timed ? timed_ : plain_).push_back(event);
+  } catch (...) {
+    cudaEventDestroy(event);
+  }
+}
+
+void CudaState::renew_clock(cudaStream_t stream) {
+  if (seconds_now() - renewed_.load(std::memory_order_relaxed) < clock_lifetime) return;
+  std::lock_guard lock(clock_mutex_);
+  make_current();
+  // The shortest of a few round trips says best which instant of the host the event is.
+  constexpr int tries = 4;
+  double shortest = 1e9;
+  cudaEvent_t best = nullptr;
+  double best_seconds = 0;
+  for (int i = 0; i < tries; ++i) {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDefault), "cudaEventCreateWithFlags", "the clock's base");
+    const double begin = seconds_now();
+    cudaError_t error = cudaEventRecord(event, stream);
+    if (error == cudaSuccess) error = cudaEventSynchronize(event);
+    const double end = seconds_now();
+    if (error != cudaSuccess || end - begin >= shortest) {
+      cudaEventDestroy(event);
+      check(error, "cudaEventSynchronize", "the clock's base");
+      continue;
+    }
+    if (best != nullptr) cudaEventDestroy(best);
+    best = event;
+    best_seconds = begin + (end - begin) / 2;
+    shortest = end - begin;
+  }
+  if (base_ != nullptr) cudaEventDestroy(base_);
+  base_ = best;
+  base_seconds_ = best_seconds;
+  renewed_.store(best_seconds, std::memory_order_relaxed);
+}
+
+double CudaState::time_of(cudaEvent_t event) {
+  std::lock_guard lock(clock_mutex_);
+  float milliseconds = 0;
+  if (base_ == nullptr || cudaEventElapsedTime(&milliseconds, base_, event) != cudaSuccess) {
+    cudaGetLastError();
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return base_seconds_ + static_cast<double>(milliseconds) / 1e3;
+}
+
+bool CudaEventState::query() {
+  if (known_passed()) return true;
+  const cudaError_t error = cudaEventQuery(event_);
+  if (error == cudaErrorNotReady) {
+    cudaGetLastError();  // "not ready" counts as an error to those who ask for the last one
+    return false;
+  }
+  if (error == cudaSuccess) passed_.store(true, std::memory_order_release);
+  return true;  // failed counts as passed; wait() says how
+}
+
+bool CudaEventState::wait(double seconds) {
+  if (!query()) {
+    state_->count_host_wait();
+    state_->make_current();
+    if (seconds < 0) {
+      check(cudaEventSynchronize(event_), "cudaEventSynchronize", purpose());
+    } else {
+      constexpr int eager_tries = 64;
+      constexpr std::chrono::microseconds longest_pause{100};
+      std::chrono::microseconds pause{1};
+      const double limit = seconds_now() + seconds;
+      for (int tries = 0; !query(); ++tries) {
+        const double left = limit - seconds_now();
+        if (left <= 0) return false;
+        if (tries < eager_tries) {
+          std::this_thread::yield();
+          continue;
+        }
+        std::this_thread::sleep_for(std::min<std::chrono::duration<double>>(
+            std::chrono::duration<double>(pause), std::chrono::duration<double>(left)));
+        pause = std::min(pause * 2, longest_pause);
+      }
+    }
+  }
+  if (!known_passed()) check(cudaEventQuery(event_), "cudaEventQuery", purpose());
+  passed_.store(true, std::memory_order_release);
+  if (const std::exception_ptr error = needs_.failure()) std::rethrow_exception(error);
+  return true;
+}
+
+double CudaEventState::passed_at() {
+  if (!query() || !known_passed()) return std::numeric_limits<double>::quiet_NaN();
+  return state_->time_of(event_);
+}
+
+}  // namespace tranche::cuda

@@ -1,0 +1,101 @@
+#pragma once
+/// What the parts of one cuda device share: which GPU, pooled events, their clock, and counters.
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tranche/device/cuda/host_outcome.h"
+#include "tranche/device/device.h"
+#include "tranche/device/event.h"
+
+namespace tranche::cuda {
+
+/// Throws what a failed runtime call means: OutOfMemory where memory ran out, else DeviceError with the call,
+/// what it was for, and the error's name and text.
+void check(cudaError_t error, const char* call, std::string_view purpose = {});
+/// The text of that error.
+std::string error_text(cudaError_t error, const char* call, std::string_view purpose);
+
+class CudaState : public std::enable_shared_from_this<CudaState> {
+ public:
+  /// `gpu` is the runtime's index of it. Makes it current, which creates its context.
+  explicit CudaState(int gpu);
+  ~CudaState();
+  CudaState(const CudaState&) = delete;
+  CudaState& operator=(const CudaState&) = delete;
+
+  int gpu() const noexcept { return gpu_; }
+  /// Makes the GPU current for the calling thread. Before every call that depends on it: the runtime keeps
+  /// the current device by thread, and a rank has several.
+  void make_current() const { check(cudaSetDevice(gpu_), "cudaSetDevice"); }
+  /// The same where nothing may be thrown.
+  void make_current_quietly() const noexcept { (void)cudaSetDevice(gpu_); }
+
+  /// An event from the pool, created when there is none. Timed ones know when they passed.
+  cudaEvent_t take_event(bool timed = true);
+  void give_event(cudaEvent_t event, bool timed = true) noexcept;
+
+  /// When a passed, timed event was passed, in seconds_now(). Within some 10 us of the host's clock; events
+  /// are in the right order among themselves.
+  double time_of(cudaEvent_t event);
+  /// The clock's base is an event; times are 32-bit offsets from it, so it is moved now and then. The stream
+  /// is idle. Also called at creation.
+  void renew_clock(cudaStream_t stream);
+
+  void count_host_wait() noexcept { host_waits_.fetch_add(1, std::memory_order_relaxed); }
+  void count_replay() noexcept { replays_.fetch_add(1, std::memory_order_relaxed); }
+  /// Pinned memory that the device's own parts take and give back.
+  void count_staging(std::int64_t bytes) noexcept { staging_.fetch_add(bytes, std::memory_order_relaxed); }
+  std::int64_t staging_bytes() const noexcept { return staging_.load(); }
+  DeviceCounters counters() const noexcept { return {host_waits_.load(), replays_.load()}; }
+
+ private:
+  int gpu_;
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> timed_;
+  std::vector<cudaEvent_t> plain_;
+  std::mutex clock_mutex_;
+  cudaEvent_t base_ = nullptr;
+  double base_seconds_ = 0;
+  std::atomic<double> renewed_{-1e9};
+  std::atomic<std::int64_t> host_waits_{0};
+  std::atomic<std::int64_t> replays_{0};
+  std::atomic<std::int64_t> staging_{0};
+};
+
+/// A recorded point of a stream.
+class CudaEventState : public EventState {
+ public:
+  /// Takes a recorded, timed event of the state's pool; gives it back at its end.
+  CudaEventState(std::shared_ptr<CudaState> state, cudaEvent_t event,
+                 std::shared_ptr<const std::string> stream, HostDependencies needs)
+      : state_(std::move(state)), event_(event), stream_(std::move(stream)), needs_(std::move(needs)) {}
+  ~CudaEventState() override { state_->give_event(event_); }
+  CudaEventState(const CudaEventState&) = delete;
+  CudaEventState& operator=(const CudaEventState&) = delete;
+
+  bool query() override;
+  bool wait(double seconds) override;
+  double passed_at() override;
+  /// True when it is known to have been passed, without a call.
+  bool known_passed() const noexcept { return passed_.load(std::memory_order_acquire); }
+  cudaEvent_t native() const noexcept { return event_; }
+  const HostDependencies& needs() const noexcept { return needs_; }
+
+ private:
+  std::string purpose() const { return "an event of stream '" + *stream_ + "'"; }
+  std::shared_ptr<CudaState> state_;
+  cudaEvent_t event_;
+  std::shared_ptr<const std::string> stream_;
+  HostDependencies needs_;
+  std::atomic<bool> passed_{false};
+};
+
+}  // namespace tranche::cuda

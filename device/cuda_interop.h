@@ -1,0 +1,19 @@
+#pragma once
+/// For programs that have CUDA streams of their own. Needs no CUDA header.
+
+#include <memory>
+#include <string>
+
+#include "tranche/device/device.h"
+
+namespace tranche {
+
+/// A Stream over `cuda_stream`, a cudaStream_t of `device`'s GPU, which its owner keeps until after the
+/// Stream is gone. Work given to either is in one order. Throws InvalidArgument when `device` is not a cuda
+/// device, NotCompiled when the build has no CUDA.
+std::unique_ptr<Stream> wrap_stream(Device& device, void* cuda_stream, std::string name);
+
+/// The runtime's index of the GPU behind `device` (cudaSetDevice's argument); throws like wrap_stream.
+int cuda_ordinal(const Device& device);
+
+}  // namespace tranche

@@ -1,0 +1,273 @@
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "tranche/core/clock.h"
+#include "tranche/core/trace.h"
+#include "tranche/tests/device/cuda_support.h"
+
+namespace tranche {
+namespace {
+
+using ::testing::HasSubstr;
+using testing_support::text_of;
+
+class CudaStreams : public testing_support::CudaTest {
+ protected:
+  static std::exception_ptr failure(const char* text) {
+    return std::make_exception_ptr(CommunicationError(text));
+  }
+  static void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+};
+
+TEST_F(CudaStreams, WaitsOrderWorkAcrossStreams) {
+  auto other = device().create_stream("gather");
+  auto third = device().create_inline_stream("comm", 1);
+  Buffer a = memory(4096);
+  auto gate = std::make_shared<HostEvent>();
+  compute().wait(Event(gate));
+  device().fill_bytes(compute(), a.data(), 1, 4096);
+  other->wait(compute().record());
+  device().fill_bytes(*other, a.data(), 2, 2048);
+  third->wait(other->record());
+  device().fill_bytes(*third, a.data(), 3, 1024);
+  const Event last = third->record();
+  EXPECT_FALSE(last.query());
+  EXPECT_FALSE(last.wait_for(0.01));
+  gate->complete();
+  last.wait();
+  EXPECT_TRUE(last.query());
+  const auto all = read(a.data(), 4096, *third);
+  EXPECT_EQ(all[1023], 3);
+  EXPECT_EQ(all[1024], 2);
+  EXPECT_EQ(all[2048], 1);
+}
+
+TEST_F(CudaStreams, HostWorkRunsInOrderAndOffTheIssuingThread) {
+  Buffer pinned = memory(sizeof(int), Tier::host);
+  Buffer a = memory(sizeof(int));
+  auto* value = static_cast<int*>(pinned.data());
+  *value = 5;
+  device().copy_from_host(compute(), a.data(), pinned.data(), sizeof(int));
+  std::vector<int> order;
+  std::thread::id ran_on;
+  compute().enqueue("first", [&] {
+    order.push_back(1);
+    ran_on = std::this_thread::get_id();
+    *value = 6;
+  });
+  compute().enqueue("second", [&] { order.push_back(*value); });
+  device().copy_to_host(compute(), pinned.data(), a.data(), sizeof(int));
+  compute().enqueue("third", [&] { order.push_back(*value); });
+  compute().synchronize();
+  EXPECT_EQ(order, (std::vector<int>{1, 6, 5}));
+  EXPECT_NE(ran_on, std::this_thread::get_id());
+  EXPECT_THAT(text_of<InvalidArgument>([&] { compute().enqueue("nothing", {}); }), HasSubstr("'nothing'"));
+}
+
+TEST_F(CudaStreams, HostWorkOwnsWhatItHolds) {
+  auto held = std::make_shared<int>(1);
+  std::weak_ptr<int> watch = held;
+  compute().enqueue("holds", [held] {});
+  held.reset();
+  compute().synchronize();
+  EXPECT_TRUE(watch.expired());
+}
+
+// Host work of one stream that waits for host work of another must not keep it from running.
+TEST_F(CudaStreams, BlockedHostWorkHoldsUpNoOtherStream) {
+  auto a = device().create_stream("a");
+  auto b = device().create_stream("b");
+  auto signal = std::make_shared<HostEvent>();
+  a->enqueue("waits", [signal] { signal->wait(20.0); });
+  b->enqueue("signals", [signal] { signal->complete(); });
+  b->synchronize();
+  EXPECT_TRUE(a->record().wait_for(20.0));
+}
+
+TEST_F(CudaStreams, FailuresOfHostWorkSurfaceLater) {
+  auto stream = device().create_stream("io");
+  bool skipped = true;
+  auto gate = std::make_shared<HostEvent>();
+  stream->wait(Event(gate));
+  const Event before = stream->record();
+  stream->enqueue("bad", [] { throw CommunicationError("disk is gone"); });
+  const Event after = stream->record();
+  stream->enqueue("later", [&] { skipped = false; });
+  gate->complete();
+  EXPECT_THAT(text_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"));
+  EXPECT_TRUE(skipped);
+  before.wait();  // what came before has not failed
+  EXPECT_TRUE(after.query());
+  EXPECT_THAT(text_of<CommunicationError>([&] { after.wait(); }), HasSubstr("disk is gone"));
+  EXPECT_THAT(text_of<CommunicationError>([&] { after.wait_for(0); }), HasSubstr("disk is gone"));
+  EXPECT_THAT(text_of<CommunicationError>([&] { stream->record().wait(); }), HasSubstr("disk is gone"));
+  EXPECT_THAT(text_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"))
+      << "it is never cleared";
+}
+
+TEST_F(CudaStreams, FailuresGoAlongWithWaits) {
+  auto first = device().create_stream("first");
+  auto second = device().create_stream("second");
+  auto apart = device().create_stream("apart");
+  auto gate = std::make_shared<HostEvent>();
+  first->wait(Event(gate));
+  first->enqueue("bad", [] { throw CommunicationError("peer 3 is gone"); });
+  second->wait(first->record());  // not yet failed when it is issued
+  bool ran = false;
+  second->enqueue("after", [&] { ran = true; });
+  apart->enqueue("apart", [] {});
+  gate->complete();
+  EXPECT_THAT(text_of<CommunicationError>([&] { second->synchronize(); }), HasSubstr("peer 3 is gone"));
+  EXPECT_FALSE(ran);
+  EXPECT_THAT(text_of<CommunicationError>([&] { second->record().wait(); }), HasSubstr("peer 3 is gone"));
+  apart->synchronize();
+}
+
+TEST_F(CudaStreams, FailedHostEventsFailTheStream) {
+  auto late = std::make_shared<HostEvent>();
+  auto stream = device().create_stream("late");
+  stream->wait(Event(late));
+  const Event after = stream->record();
+  late->fail(failure("gather failed"));
+  EXPECT_THAT(text_of<CommunicationError>([&] { after.wait(); }), HasSubstr("gather failed"));
+
+  auto known = device().create_stream("known");
+  known->wait(Event());  // a point already passed
+  auto passed = std::make_shared<HostEvent>();
+  passed->complete();
+  known->wait(Event(passed));
+  known->synchronize();
+  auto failed = std::make_shared<HostEvent>();
+  failed->fail(failure("failed before"));
+  known->wait(Event(failed));
+  EXPECT_THAT(text_of<CommunicationError>([&] { known->synchronize(); }), HasSubstr("failed before"));
+}
+
+TEST_F(CudaStreams, TearingDownDoesNotHang) {
+  const double begin = seconds_now();
+  {
+    auto stream = device().create_stream("stuck");
+    stream->wait(Event(std::make_shared<HostEvent>()));
+  }
+  EXPECT_LT(seconds_now() - begin, 10.0) << "a second of patience, and what machines under load take";
+}
+
+TEST_F(CudaStreams, HostWaitsAreCounted) {
+  auto stream = device().create_stream("counted");
+  stream->synchronize();
+  const std::int64_t start = device().counters().host_waits;
+  auto gate = std::make_shared<HostEvent>();
+  stream->wait(Event(gate));
+  const Event event = stream->record();
+  EXPECT_FALSE(event.query());
+  EXPECT_EQ(device().counters().host_waits, start) << "issuing and asking are no waits";
+  EXPECT_FALSE(event.wait_for(0.005));
+  EXPECT_EQ(device().counters().host_waits, start + 1);
+  gate->complete();
+  event.wait();
+  const std::int64_t waited = device().counters().host_waits;
+  event.wait();
+  EXPECT_TRUE(event.wait_for(1));
+  EXPECT_EQ(device().counters().host_waits, waited) << "a point already passed stops nobody";
+  stream->synchronize();
+  EXPECT_EQ(device().counters().host_waits, waited + 1);
+}
+
+TEST_F(CudaStreams, DeadlinesEnd) {
+  auto stream = device().create_stream("slow");
+  auto gate = std::make_shared<HostEvent>();
+  stream->wait(Event(gate));
+  const Event event = stream->record();
+  const double begin = seconds_now();
+  EXPECT_FALSE(event.wait_for(0.05));
+  EXPECT_GE(seconds_now() - begin, 0.05);
+  EXPECT_FALSE(event.wait_for(0));
+  gate->complete();
+  EXPECT_TRUE(event.wait_for(20));
+}
+
+TEST_F(CudaStreams, EventsKnowWhenTheyPassed) {
+  const double begin = seconds_now();
+  auto gate = std::make_shared<HostEvent>();
+  compute().wait(Event(gate));
+  const Event waiting = compute().record();
+  EXPECT_TRUE(std::isnan(waiting.passed_at()));
+  gate->complete();
+  std::vector<Event> events;
+  for (int i = 0; i < 20; ++i) {
+    if (i % 5 == 0) compute().enqueue("pause", [] { sleep(0.002); });
+    events.push_back(compute().record());
+  }
+  compute().synchronize();
+  const double end = seconds_now();
+  double before = waiting.passed_at();
+  // The clocks of device and host are matched within some 10 us; 5 ms for machines under load.
+  constexpr double slack = 0.005;
+  EXPECT_GE(before, begin - slack);
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    const double at = events[i].passed_at();
+    EXPECT_GE(at, before) << i;
+    if (i % 5 == 0) {
+      EXPECT_GE(at, before + 0.0015) << "there was a pause";
+    }
+    before = at;
+  }
+  EXPECT_LE(before, end + slack);
+  EXPECT_EQ(events[3].passed_at(), events[3].passed_at());
+}
+
+TEST_F(CudaStreams, EventsAreUsedAgain) {
+  // Thousands of points, few alive: a device that made an event for each would be slow, and one that used an
+  // event again too early would let these pass too early.
+  auto other = device().create_stream("other");
+  Buffer a = memory(256);
+  for (int i = 0; i < 2000; ++i) {
+    Stream& one = i % 2 == 0 ? compute() : *other;
+    Stream& two = i % 2 == 0 ? *other : compute();
+    device().fill_bytes(one, a.data(), static_cast<unsigned char>(i), 256);
+    two.wait(one.record());
+  }
+  EXPECT_EQ(read(a.data(), 256, *other)[0], static_cast<unsigned char>(1999));
+}
+
+TEST_F(CudaStreams, TracesHostWorkAndDeviceWork) {
+  TraceRecorder trace(0);
+  auto stream = device().create_stream("traced");
+  Buffer a = memory(1000);
+  stream->set_trace(&trace);
+  stream->enqueue("host part", [] { sleep(0.002); });
+  device().fill_bytes(*stream, a.data(), 1, 1000);
+  {
+    const StreamSpan span(*stream, "a kernel");
+    device().fill_bytes(*stream, a.data(), 2, 1000);
+  }
+  read(a.data(), 1000, *stream);
+  const std::string json = trace.to_json();
+  for (const char* name : {"host part", "fill bytes", "a kernel", "copy to host", "traced"}) {
+    EXPECT_THAT(json, HasSubstr(name));
+  }
+  EXPECT_EQ(trace.size(), 5);
+  stream->set_trace(nullptr);
+  device().fill_bytes(*stream, a.data(), 2, 1000);
+  stream->synchronize();
+  EXPECT_EQ(trace.size(), 5);
+}
+
+TEST_F(CudaStreams, ALongTraceKeepsItsEventsBounded) {
+  TraceRecorder trace(0);
+  auto stream = device().create_stream("traced");
+  Buffer a = memory(16);
+  stream->set_trace(&trace);
+  for (int i = 0; i < 5000; ++i) {
+    device().fill_bytes(*stream, a.data(), 1, 16);
+    if (i == 2500) stream->record().wait();
+  }
+  stream->synchronize();
+  EXPECT_GT(trace.size(), 2500) << "spans that have passed make room";
+  EXPECT_LE(trace.size(), 5000);
+}
+
+}  // namespace
+}  // namespace tranche
