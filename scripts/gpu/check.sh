@@ -108,8 +108,12 @@ else
 fi
 sanitizer=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer" 2> /dev/null || true)
 row "$([ -n "$sanitizer" ] && echo ok || echo skip)" "compute-sanitizer" "${sanitizer:-none; its checks are left out}"
-row "$(command -v python3 > /dev/null && echo ok || echo gap)" "python3" \
-  "$(python3 --version 2> /dev/null || echo 'none: run.sh needs it (3.8 or newer)')"
+# Distributions have packages of Python that lack most of its own modules.
+if python3 -c 'import argparse, json, random, sys, tarfile, tempfile; sys.exit(sys.version_info < (3, 8))' 2> /dev/null; then
+  row ok "python3" "$(python3 --version)"
+else
+  row gap "python3" "run.sh needs 3.8 or newer with its standard modules; here: $(python3 --version 2> /dev/null || echo none)"
+fi
 
 if said=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1); then
   row ok "GPU and driver" "$(head -n 1 <<< "$said")"

@@ -45,7 +45,8 @@ while [ $# -gt 0 ]; do
 done
 [[ $limit =~ ^[1-9][0-9]*$ ]] || fail "--limit '$limit' is not a number of seconds"
 [ -z "$from" ] || [ -z "$bundle$([ "$compile" = 0 ] || echo build)" ] || fail "--from takes programs as they are: neither --bundle nor --build goes with it"
-python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2> /dev/null || fail "python3 (3.8 or newer) is needed"
+python3 -c 'import argparse, json, random, sys, tarfile, tempfile; sys.exit(sys.version_info < (3, 8))' 2> /dev/null ||
+  fail "python3 (3.8 or newer, with its standard modules) is needed"
 mkdir -p "$results"
 results=$(cd "$results" && pwd -P)
 rm -f "$results"/{summary.md,results.json,tests.json,benches.json,training.json,machine.txt,log.txt,build.txt}
