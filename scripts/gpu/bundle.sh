@@ -88,7 +88,8 @@ while IFS= read -r library; do
 done <<< "$asked"
 mapfile -t run < <({ wanted run; printf '%s\n' "${owners[@]}"; } | grep -vxF -e libc6 -f <(wanted host) | sort -u)
 mapfile -t host < <(wanted host)
-mapfile -t more < <(wanted build)
+mapfile -t more < <({ wanted build; sed -n '/^packages=(/,/^)/{s/#.*//;p}' "$root/scripts/setup.sh" |
+  grep -o '[a-z0-9.-]*-dev\b'; } | sort -u)
 mapfile -t missing < <(for package in "${run[@]}" "${host[@]}" "${more[@]}"; do
   ls "$debs/$package"_*.deb > /dev/null 2>&1 || echo "$package"
 done)
