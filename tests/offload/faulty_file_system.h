@@ -1,0 +1,91 @@
+#pragma once
+/// A file system whose operations fail when a test says so.
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tranche/offload/file_system.h"
+
+namespace tranche::testing {
+
+enum class FileOperation {
+  open,
+  size,
+  read,
+  write,
+  preallocate,
+  truncate,
+  sync,
+  rename,
+  remove,
+  create_directory,
+  list,
+  status,
+  space,
+  sync_directory,
+};
+inline constexpr int file_operation_count = 14;
+
+struct Fault {
+  FileOperation operation = FileOperation::write;
+  /// It strikes at the nth operation of this kind from inject() on, counted from 1, among those whose path
+  /// (of a rename, either) contains `path_contains`...
+  int nth = 1;
+  /// ...and at this many in a row; -1: at all from there.
+  int times = 1;
+  /// errno that the operation fails with; 0: it is only delayed.
+  int code = 0;
+  /// Of a read or write that fails: so many bytes are transferred before it does.
+  std::int64_t done_bytes = 0;
+  std::chrono::milliseconds delay{0};
+  std::string path_contains = {};
+};
+
+/// Passes everything on to `upstream` (another test's layer, or the system's), but for the faults injected.
+/// Its files have no native(), so asynchronous engines transfer by File::read and File::write, block by
+/// block. Thread-safe.
+class FaultyFileSystem : public FileSystem {
+ public:
+  explicit FaultyFileSystem(FileSystem& upstream) : upstream_(upstream) {}
+
+  void inject(Fault fault);
+  /// Forgets all faults.
+  void clear();
+  /// Operations of a kind since construction, failed ones included.
+  std::int64_t count(FileOperation operation) const;
+  /// What space() says is free from now on.
+  void set_free_bytes(std::int64_t bytes);
+
+  std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override;
+  void rename(const std::string& from, const std::string& to) override;
+  void remove(const std::string& path) override;
+  bool create_directory(const std::string& path) override;
+  std::vector<DirectoryEntry> list(const std::string& path) override;
+  std::optional<FileStatus> status(const std::string& path) override;
+  SpaceInfo space(const std::string& path) override;
+  void sync_directory(const std::string& path) override;
+
+  /// Counts an operation, delays it, and returns the fault that it has to fail with. Of the layer's own
+  /// files.
+  std::optional<Fault> strike(FileOperation operation, const std::string& path, const std::string& to = {});
+  /// The same, and fails.
+  void pass(FileOperation operation, const std::string& path, const std::string& to = {});
+
+ private:
+  struct Pending {
+    Fault fault;
+    int seen = 0;
+  };
+  FileSystem& upstream_;
+  mutable std::mutex mutex_;
+  std::vector<Pending> pending_;
+  std::array<std::int64_t, file_operation_count> counts_{};
+  std::optional<std::int64_t> free_bytes_;
+};
+
+}  // namespace tranche::testing
