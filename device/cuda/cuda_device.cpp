@@ -44,7 +44,8 @@ class CudaDevice : public Device {
     device_memory_ = cuda::make_mapped_memory(state_, driver);
     if (!device_memory_) device_memory_ = cuda::make_plain_memory(state_);
     host_memory_ = std::make_unique<cuda::PinnedMemory>(state_);
-    parts_ = {state_, host_memory_.get(), driver};
+    staging_ = std::make_unique<cuda::StagingMemory>(state_, *host_memory_);
+    parts_ = {state_, host_memory_.get(), staging_.get(), driver};
     compute_ = std::make_unique<CudaStream>(parts_, "compute", CudaStream::Priority::normal);
     state_->renew_clock(static_cast<cudaStream_t>(compute_->native_handle()));
   }
@@ -118,6 +119,7 @@ class CudaDevice : public Device {
   std::shared_ptr<CudaState> state_;
   std::unique_ptr<cuda::GpuMemory> device_memory_;
   std::unique_ptr<cuda::PinnedMemory> host_memory_;
+  std::unique_ptr<cuda::StagingMemory> staging_;
   cuda::StreamParts parts_;
   std::unique_ptr<CudaStream> compute_;  // last: it holds pinned memory
 };

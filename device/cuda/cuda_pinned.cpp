@@ -88,8 +88,8 @@ struct PinnedMemory::Impl : PageSource {
     state->make_current();
     for (std::int64_t done = 0; done < bytes; done += piece_bytes) {
       const std::int64_t piece = std::min(piece_bytes, bytes - done);
-      const cudaError_t error =
-          cudaHostRegister(start + done, static_cast<std::size_t>(piece), cudaHostRegisterPortable);
+      const cudaError_t error = cudaHostRegister(start + done, static_cast<std::size_t>(piece),
+                                                 cudaHostRegisterPortable | cudaHostRegisterMapped);
       if (error == cudaSuccess) continue;
       cudaGetLastError();
       if (done > 0) unregister(start, done);

@@ -9,19 +9,44 @@ namespace {
 
 constexpr const char* copy_call = "cudaMemcpyAsync";
 
-std::string purpose_of(const char* what, std::int64_t bytes, const std::string& stream) {
-  return std::string(what) + " of " + std::to_string(bytes) + " B on stream '" + stream + "'";
+}  // namespace
+Buffer StagingMemory::take(std::int64_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    for (Buffer& buffer : free_) {
+      if (buffer.bytes() != bytes) continue;
+      std::swap(buffer, free_.back());
+      Buffer found = std::move(free_.back());
+      free_.pop_back();
+      return found;
+    }
+  }
+  Buffer made(pinned_, bytes, Category::other, "copy staging");
+  state_->count_staging(bytes);
+  return made;
 }
 
-}  // namespace
+void StagingMemory::give(Buffer buffer) noexcept {
+  if (!buffer) return;
+  std::lock_guard lock(mutex_);
+  free_.push_back(std::move(buffer));
+}
 
-Staging::Staging(std::shared_ptr<CudaState> state, PinnedMemory& pinned, std::string stream)
-    : state_(std::move(state)), pinned_(pinned), stream_name_(std::move(stream)) {}
+Staging::Staging(StagingMemory& memory, std::string stream)
+    : memory_(memory), state_(memory.state()), stream_name_(std::move(stream)) {}
 
 Staging::~Staging() {
-  state_->count_staging(-held_bytes());
   for (const cudaEvent_t event : segment_left_) state_->give_event(event, false);
   for (const cudaEvent_t event : chunk_done_) state_->give_event(event, false);
+  memory_.give(std::move(ring_));
+  memory_.give(std::move(chunks_));
+}
+
+// Copies are many, and seldom fail: the text is made only then.
+void Staging::check_copy(cudaError_t error, const char* call, const char* what, std::int64_t bytes) const {
+  if (error == cudaSuccess) return;
+  check(error, call,
+        std::string(what) + " of " + std::to_string(bytes) + " B on stream '" + stream_name_ + "'");
 }
 
 void Staging::await(cudaEvent_t event, bool count) {
@@ -29,22 +54,19 @@ void Staging::await(cudaEvent_t event, bool count) {
   if (state == cudaErrorNotReady) {
     cudaGetLastError();
     if (count) state_->count_host_wait();
-    check(cudaEventSynchronize(event), "cudaEventSynchronize", "a copy on stream '" + stream_name_ + "'");
+    check(cudaEventSynchronize(event), "cudaEventSynchronize", stream_name_);
   } else {
-    check(state, "cudaEventQuery", "a copy on stream '" + stream_name_ + "'");
+    check(state, "cudaEventQuery", stream_name_);
   }
 }
 
 // The next `bytes` of the ring. Entering a segment waits until what went through it before has passed.
 std::byte* Staging::ring_place(cudaStream_t stream, std::int64_t bytes) {
-  if (!ring_) {
-    ring_ = Buffer(pinned_, segments * segment_bytes, Category::other, "copy staging");
-    state_->count_staging(ring_.bytes());
-  }
+  if (!ring_) ring_ = memory_.take(segments * segment_bytes);
   if (used_ + bytes > segment_bytes) {
     cudaEvent_t& left = segment_left_[static_cast<std::size_t>(lap_ % segments)];
     if (left == nullptr) left = state_->take_event(false);
-    check(cudaEventRecord(left, stream), "cudaEventRecord", "copy staging of stream '" + stream_name_ + "'");
+    check(cudaEventRecord(left, stream), "cudaEventRecord", stream_name_);
     ++lap_;
     used_ = 0;
     if (lap_ >= segments) {
@@ -72,22 +94,19 @@ void Staging::deliver() noexcept {
 }
 
 std::byte* Staging::chunk(int index) {
-  if (!chunks_) {
-    chunks_ = Buffer(pinned_, 2 * chunk_bytes, Category::other, "copy staging");
-    state_->count_staging(chunks_.bytes());
-  }
+  if (!chunks_) chunks_ = memory_.take(2 * chunk_bytes);
   return static_cast<std::byte*>(chunks_.data()) + index * chunk_bytes;
 }
 
 void Staging::to_host(cudaStream_t stream, void* host, const void* device, std::int64_t bytes) {
-  const std::string purpose = purpose_of("copy to host", bytes, stream_name_);
+  constexpr const char* what = "copy to host";
   if (bytes <= small_bytes) {
     std::byte* place = ring_place(stream, bytes);
     deliveries_.push_back({host, place, bytes, lap_});
     const cudaError_t error =
         cudaMemcpyAsync(place, device, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream);
     if (error != cudaSuccess) deliveries_.pop_back();
-    check(error, copy_call, purpose);
+    check_copy(error, copy_call, what, bytes);
     return;
   }
   state_->count_host_wait();
@@ -103,22 +122,23 @@ void Staging::to_host(cudaStream_t stream, void* host, const void* device, std::
     const int index = static_cast<int>(begin / chunk_bytes % 2);
     cudaEvent_t& done = chunk_done_[static_cast<std::size_t>(index)];
     if (done == nullptr) done = state_->take_event(false);
-    check(cudaMemcpyAsync(chunk(index), static_cast<const std::byte*>(device) + begin,
-                          static_cast<std::size_t>(piece(begin)), cudaMemcpyDeviceToHost, stream),
-          copy_call, purpose);
-    check(cudaEventRecord(done, stream), "cudaEventRecord", purpose);
+    check_copy(cudaMemcpyAsync(chunk(index), static_cast<const std::byte*>(device) + begin,
+                               static_cast<std::size_t>(piece(begin)), cudaMemcpyDeviceToHost, stream),
+               copy_call, what, bytes);
+    check_copy(cudaEventRecord(done, stream), "cudaEventRecord", what, bytes);
     if (begin > 0) arrive(begin - chunk_bytes);
   }
   arrive((bytes - 1) / chunk_bytes * chunk_bytes);
 }
 
 void Staging::from_host(cudaStream_t stream, void* device, const void* host, std::int64_t bytes) {
-  const std::string purpose = purpose_of("copy from host", bytes, stream_name_);
+  constexpr const char* what = "copy from host";
   if (bytes <= small_bytes) {
     std::byte* place = ring_place(stream, bytes);
     std::memcpy(place, host, static_cast<std::size_t>(bytes));
-    check(cudaMemcpyAsync(device, place, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream),
-          copy_call, purpose);
+    check_copy(
+        cudaMemcpyAsync(device, place, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream),
+        copy_call, what, bytes);
     return;
   }
   state_->count_host_wait();
@@ -132,10 +152,10 @@ void Staging::from_host(cudaStream_t stream, void* device, const void* host, std
       await(done, false);  // an event that was never recorded has passed
     }
     std::memcpy(chunk(index), static_cast<const std::byte*>(host) + begin, static_cast<std::size_t>(piece));
-    check(cudaMemcpyAsync(static_cast<std::byte*>(device) + begin, chunk(index),
-                          static_cast<std::size_t>(piece), cudaMemcpyHostToDevice, stream),
-          copy_call, purpose);
-    check(cudaEventRecord(done, stream), "cudaEventRecord", purpose);
+    check_copy(cudaMemcpyAsync(static_cast<std::byte*>(device) + begin, chunk(index),
+                               static_cast<std::size_t>(piece), cudaMemcpyHostToDevice, stream),
+               copy_call, what, bytes);
+    check_copy(cudaEventRecord(done, stream), "cudaEventRecord", what, bytes);
   }
 }
 

@@ -5,14 +5,35 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tranche/device/cuda/cuda_memory.h"
 #include "tranche/device/cuda/cuda_state.h"
 
 namespace tranche::cuda {
 
-/// Of one stream; used by its issuing thread. Takes its pinned memory at the first copy that needs it.
+/// Pinned memory for the staging of a device's streams. Kept until the device goes: giving pinned memory back
+/// may wait for all work of the GPU, and streams end while others run.
+class StagingMemory {
+ public:
+  StagingMemory(std::shared_ptr<CudaState> state, PinnedMemory& pinned)
+      : state_(std::move(state)), pinned_(pinned) {}
+  /// Of exactly `bytes`; thread-safe.
+  Buffer take(std::int64_t bytes);
+  void give(Buffer buffer) noexcept;
+  const std::shared_ptr<CudaState>& state() const noexcept { return state_; }
+
+ private:
+  std::shared_ptr<CudaState> state_;
+  PinnedMemory& pinned_;
+  std::mutex mutex_;
+  std::vector<Buffer> free_;
+};
+
+/// Of one stream; used by its issuing thread. Takes its memory at the first copy that needs it.
 class Staging {
  public:
   static constexpr std::int64_t small_bytes = 64 << 10;  ///< up to here a copy goes through the ring
@@ -21,7 +42,7 @@ class Staging {
   static constexpr std::int64_t chunk_bytes = std::int64_t{4}
                                               << 20;  ///< longer copies go through two of these
 
-  Staging(std::shared_ptr<CudaState> state, PinnedMemory& pinned, std::string stream);
+  Staging(StagingMemory& memory, std::string stream);
   /// The stream is idle or has failed. What was not delivered stays undelivered: its destination may be gone.
   ~Staging();
   Staging(const Staging&) = delete;
@@ -34,7 +55,6 @@ class Staging {
   void from_host(cudaStream_t stream, void* device, const void* host, std::int64_t bytes);
   /// The stream is idle: hands over what came through the ring, in order.
   void deliver() noexcept;
-  std::int64_t held_bytes() const noexcept { return ring_.bytes() + chunks_.bytes(); }
 
  private:
   struct Delivery {
@@ -48,8 +68,10 @@ class Staging {
   std::byte* chunk(int index);
   void await(cudaEvent_t event, bool count);
 
+  void check_copy(cudaError_t error, const char* call, const char* what, std::int64_t bytes) const;
+
+  StagingMemory& memory_;
   std::shared_ptr<CudaState> state_;
-  PinnedMemory& pinned_;
   std::string stream_name_;
   Buffer ring_;
   std::int64_t lap_ = 0;   // segment lap_ % segments is being filled

@@ -141,6 +141,7 @@ double CudaState::time_of(cudaEvent_t event) {
 
 bool CudaEventState::query() {
   if (known_passed()) return true;
+  const RelaxedCapture relaxed(*state_);
   const cudaError_t error = cudaEventQuery(event_);
   if (error == cudaErrorNotReady) {
     cudaGetLastError();  // "not ready" counts as an error to those who ask for the last one
@@ -151,9 +152,10 @@ bool CudaEventState::query() {
 }
 
 bool CudaEventState::wait(double seconds) {
+  const RelaxedCapture relaxed(*state_);
   if (!query()) {
     state_->count_host_wait();
-    state_->make_current();
+    state_->make_current_quietly();
     if (seconds < 0) {
       check(cudaEventSynchronize(event_), "cudaEventSynchronize", purpose());
     } else {

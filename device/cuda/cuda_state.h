@@ -49,6 +49,11 @@ class CudaState : public std::enable_shared_from_this<CudaState> {
   /// is idle. Also called at creation.
   void renew_clock(cudaStream_t stream);
 
+  /// Of streams of this device that are being captured: queries are refused to the capturing thread then,
+  /// unless it asks for less care (RelaxedCapture).
+  void count_capture(int change) noexcept { captures_.fetch_add(change, std::memory_order_relaxed); }
+  bool capturing() const noexcept { return captures_.load(std::memory_order_relaxed) > 0; }
+
   void count_host_wait() noexcept { host_waits_.fetch_add(1, std::memory_order_relaxed); }
   void count_replay() noexcept { replays_.fetch_add(1, std::memory_order_relaxed); }
   /// Pinned memory that the device's own parts take and give back.
@@ -68,6 +73,24 @@ class CudaState : public std::enable_shared_from_this<CudaState> {
   std::atomic<std::int64_t> host_waits_{0};
   std::atomic<std::int64_t> replays_{0};
   std::atomic<std::int64_t> staging_{0};
+  std::atomic<int> captures_{0};
+};
+
+/// While one exists, calls that look at events recorded outside a capture do not spoil it.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const CudaState& state) : active_(state.capturing()) {
+    if (active_) (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+  }
+  ~RelaxedCapture() {
+    if (active_) (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+  }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  bool active_;
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
 /// A recorded point of a stream.

@@ -37,7 +37,7 @@ CudaStream::CudaStream(StreamParts parts, std::string name, cudaStream_t foreign
       stream_(foreign),
       owned_(false),
       host_(parts_.state, *parts_.pinned, parts_.driver, name_),
-      staging_(parts_.state, *parts_.pinned, *name_) {}
+      staging_(*parts_.staging, *name_) {}
 
 CudaStream::~CudaStream() {
   parts_.state->make_current_quietly();
@@ -55,7 +55,7 @@ void CudaStream::refuse_in_capture(const char* what) const {
 }
 
 cudaStream_t CudaStream::native() const {
-  parts_.state->make_current();
+  parts_.state->make_current_quietly();  // what is called next says what fails, and for whom
   return stream_;
 }
 
@@ -167,10 +167,12 @@ void CudaStream::begin_capture() {
   check(cudaStreamBeginCapture(native(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture",
         "stream '" + *name_ + "'");
   capturing_ = true;
+  parts_.state->count_capture(1);
 }
 
 cudaGraph_t CudaStream::end_capture() {
   capturing_ = false;
+  parts_.state->count_capture(-1);
   cudaGraph_t graph = nullptr;
   check(cudaStreamEndCapture(native(), &graph), "cudaStreamEndCapture", "stream '" + *name_ + "'");
   return graph;

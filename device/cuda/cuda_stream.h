@@ -24,6 +24,7 @@ class CaptureRefused : public LogicError {
 struct StreamParts {
   std::shared_ptr<CudaState> state;
   PinnedMemory* pinned = nullptr;
+  StagingMemory* staging = nullptr;
   DriverFunctions driver;
 };
 

@@ -1,0 +1,262 @@
+// Failures of the runtime and the driver, and drivers that lack something: made by the emulation.
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tranche/tests/cuda_emulation/control.h"
+#include "tranche/tests/device/cuda_support.h"
+
+namespace tranche {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing_support::text_of;
+
+// The place of a function among those that the device asks the driver for when it is made.
+constexpr int first_of_mapping = 2;
+constexpr int waiting_for_words = 10;
+
+class CudaFailures : public testing_support::CudaTest {
+ protected:
+  void SetUp() override {
+    cuda_emulation::recover();
+    cuda_emulation::forget_failures();
+    CudaTest::SetUp();
+  }
+  void TearDown() override {
+    cuda_emulation::forget_failures();
+    cuda_emulation::recover();  // before the device gives back what it holds, or that would fail too
+    device_.reset();
+  }
+  void make_without(int function) {
+    device_.reset();
+    cuda_emulation::fail_call("cudaGetDriverEntryPointByVersion", function, cudaErrorSymbolNotFound);
+    device_ = make_device({DeviceKind::cuda, 0, 1});
+  }
+  std::int64_t free_bytes() { return device().memory_info().free; }
+};
+
+TEST_F(CudaFailures, NoDriverAndNoGpuAreConfiguration) {
+  cuda_emulation::fail_call("cudaGetDeviceCount", 1, cudaErrorInsufficientDriver);
+  EXPECT_THAT(text_of<ConfigurationError>([] {
+                make_device({DeviceKind::cuda, 0, 1});
+              }),
+              AllOf(HasSubstr("no CUDA driver was found"), HasSubstr("choose device cpu")));
+  cuda_emulation::fail_call("cudaGetDeviceCount", 1, cudaErrorNoDevice);
+  EXPECT_THAT(text_of<ConfigurationError>([] {
+                make_device({DeviceKind::cuda, 0, 1});
+              }),
+              HasSubstr("no GPU was found"));
+}
+
+TEST_F(CudaFailures, CallsAreNamed) {
+  Buffer a = memory(1 << 20);
+  char host[16] = {};
+  try {
+    cuda_emulation::fail_call("cudaMemcpyAsync", 1, cudaErrorInvalidValue);
+    device().copy_to_host(compute(), host, a.data(), 16);
+    FAIL() << "the call failed";
+  } catch (const DeviceError& error) {
+    EXPECT_EQ(error.exit_status(), ExitStatus::other);
+    EXPECT_THAT(error.message(),
+                AllOf(HasSubstr("cudaMemcpyAsync failed (copy to host of 16 B on stream 'compute')"),
+                      HasSubstr("cudaErrorInvalidValue, invalid argument")));
+  }
+  compute().synchronize();
+  EXPECT_EQ(host[0], 0) << "nothing is delivered of a copy that failed";
+  cuda_emulation::fail_call("cudaMemcpyAsync", 1, cudaErrorInvalidValue);
+  EXPECT_THAT(text_of<DeviceError>([&] { device().copy_from_host(compute(), a.data(), host, 16); }),
+              HasSubstr("copy from host of 16 B"));
+  cuda_emulation::fail_call("cudaMemsetAsync", 1, cudaErrorInvalidValue);
+  EXPECT_THAT(text_of<DeviceError>([&] { device().fill_bytes(compute(), a.data(), 0, 16); }),
+              HasSubstr("cudaMemsetAsync failed (stream 'compute')"));
+  cuda_emulation::fail_call("cudaEventRecord", 1, cudaErrorInvalidValue);
+  EXPECT_THAT(text_of<DeviceError>([&] { compute().record(); }), HasSubstr("cudaEventRecord failed"));
+  cuda_emulation::fail_call("cudaLaunchHostFunc", 1, cudaErrorInvalidValue);
+  auto stream = device().create_stream("io");
+  EXPECT_THAT(text_of<DeviceError>([&] { stream->enqueue("write", [] {}); }),
+              HasSubstr("cudaLaunchHostFunc failed ('write' on stream 'io')"));
+  cuda_emulation::fail_call("cuStreamWaitValue32", 1, CUDA_ERROR_INVALID_VALUE);
+  auto other = device().create_stream("other");
+  EXPECT_THAT(text_of<DeviceError>([&] { other->enqueue("read", [] {}); }),
+              HasSubstr("cuStreamWaitValue32 failed on stream 'other' with the driver's error 1"));
+  cuda_emulation::fail_call("cudaStreamCreateWithPriority", 1, cudaErrorMemoryAllocation);
+  EXPECT_THAT(text_of<OutOfMemory>([&] { device().create_stream("more"); }),
+              AllOf(HasSubstr("cudaStreamCreateWithPriority failed"), HasSubstr("cudaErrorMemoryAllocation"),
+                    HasSubstr("use a smaller micro-batch")));
+}
+
+TEST_F(CudaFailures, WaitsSayWhatWasWaitedForAndWhatToDo) {
+  auto stream = device().create_stream("gather");
+  const Event event = stream->record();
+  cuda_emulation::fail_call("cudaStreamSynchronize", 1, cudaErrorIllegalAddress);
+  EXPECT_THAT(text_of<DeviceError>([&] { stream->synchronize(); }),
+              AllOf(HasSubstr("cudaStreamSynchronize failed (stream 'gather'): cudaErrorIllegalAddress"),
+                    HasSubstr("work issued before has failed"), HasSubstr("CUDA_LAUNCH_BLOCKING=1")));
+  auto gate = std::make_shared<HostEvent>();
+  stream->wait(Event(gate));
+  const Event later = stream->record();
+  cuda_emulation::fail_call("cudaEventSynchronize", 1, cudaErrorIllegalAddress);
+  EXPECT_THAT(text_of<DeviceError>([&] { later.wait(); }), HasSubstr("an event of stream 'gather'"));
+  gate->complete();
+  later.wait();
+}
+
+// The real thing: work on the device that touches memory it may not, and every later call fails.
+TEST_F(CudaFailures, ABrokenDeviceSurfacesAtTheNextWaitAndGoesQuietly) {
+  auto stream = device().create_stream("compute 2");
+  auto gate = std::make_shared<HostEvent>();
+  Buffer a = memory(4096);
+  void* gone = a.data();
+  stream->wait(Event(gate));
+  device().fill_bytes(*stream, gone, 1, 4096);
+  const Event event = stream->record();
+  a.reset();
+  device().release_unused();  // as nobody may while work uses the memory
+  gate->complete();
+  EXPECT_THAT(text_of<DeviceError>([&] { stream->synchronize(); }),
+              AllOf(HasSubstr("stream 'compute 2'"), HasSubstr("work issued before has failed")));
+  EXPECT_TRUE(event.query()) << "failed counts as passed";
+  EXPECT_THAT(text_of<DeviceError>([&] { event.wait(); }), HasSubstr("an event of stream 'compute 2'"));
+  EXPECT_THAT(text_of<DeviceError>([&] { compute().record(); }), HasSubstr("failed"));
+  stream.reset();  // neither throws nor hangs
+}
+
+TEST_F(CudaFailures, MemoryThatTheDriverRefuses) {
+  const std::int64_t free = free_bytes();
+  cuda_emulation::fail_call("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_THAT(text_of<OutOfMemory>([&] { memory(1 << 20); }),
+              AllOf(HasSubstr("'test' (other) asks for 1.00 MiB (1048576 B) of device memory"),
+                    HasSubstr("are free"), HasSubstr("this rank holds 0 B")));
+  cuda_emulation::fail_call("cuMemSetAccess", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_THAT(text_of<OutOfMemory>([&] { memory(1 << 20); }), HasSubstr("the driver refused"));
+  cuda_emulation::fail_call("cuMemMap", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_THAT(text_of<DeviceError>([&] { memory(1 << 20); }),
+              HasSubstr("cuMemMap failed with the driver's error 999"));
+  EXPECT_EQ(free_bytes(), free) << "nothing is left behind";
+  cuda_emulation::fail_call("cuMemCreate", 1, CUDA_ERROR_NOT_SUPPORTED);
+  Buffer a = memory(1 << 20);  // some systems refuse memory that may be shared; then it is not
+  device().fill_bytes(compute(), a.data(), 3, 1 << 20);
+  EXPECT_EQ(read(a.data(), 1)[0], 3);
+}
+
+TEST_F(CudaFailures, PinningThatIsRefused) {
+  cuda_emulation::fail_call("cudaHostRegister", 1, cudaErrorMemoryAllocation);
+  EXPECT_THAT(text_of<OutOfMemory>([&] { memory(1 << 20, Tier::host); }),
+              AllOf(HasSubstr("of host memory"), HasSubstr("could not be had or pinned"),
+                    HasSubstr("cudaHostRegister failed"), HasSubstr("cudaErrorMemoryAllocation")));
+  cuda_emulation::fail_call("cudaHostRegister", 1, cudaErrorNotSupported);
+  EXPECT_THAT(text_of<DeviceError>([&] { memory(1 << 20, Tier::host); }), HasSubstr("pinning 1048576 B"));
+  EXPECT_EQ(device().memory_info().pinned, 0);
+  // A slab that cannot be had leaves mappings of their own.
+  cuda_emulation::fail_call("cudaHostRegister", 1, cudaErrorMemoryAllocation);
+  Buffer small = memory(100, Tier::host);
+  EXPECT_EQ(device().memory_info().pinned, 4096);
+}
+
+TEST_F(CudaFailures, WithoutMappingMemoryIsAllocatedPieceByPiece) {
+  make_without(first_of_mapping);
+  const std::int64_t before = cuda_emulation::calls("cudaMalloc");
+  {
+    Buffer a = memory(1000);
+    Buffer b = memory(0);
+    EXPECT_EQ(cuda_emulation::calls("cudaMalloc"), before + 2);
+    EXPECT_NE(a.data(), b.data());
+    EXPECT_EQ(device().memory_info().mapped, 1024 + 256);
+    device().fill_bytes(compute(), a.data(), 5, 1000);
+    EXPECT_EQ(read(a.data(), 1000), std::vector<unsigned char>(1000, 5));
+    EXPECT_THAT(text_of<OutOfMemory>([&] { memory(std::int64_t{1} << 50); }),
+                AllOf(HasSubstr("which cudaMalloc refused"), HasSubstr("this rank holds 1.25 KiB")));
+  }
+  EXPECT_EQ(device().memory_info().mapped, 0);
+}
+
+TEST_F(CudaFailures, WithoutWaitingForWordsHostWorkRunsInTheCallback) {
+  make_without(waiting_for_words);
+  const std::int64_t before = cuda_emulation::calls("cuStreamWaitValue32");
+  std::vector<int> order;
+  auto gate = std::make_shared<HostEvent>();
+  compute().wait(Event(gate));
+  compute().enqueue("first", [&] { order.push_back(1); });
+  compute().enqueue("second", [&] { order.push_back(2); });
+  const Event event = compute().record();
+  EXPECT_FALSE(event.query());
+  gate->complete();
+  event.wait();
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
+  EXPECT_EQ(cuda_emulation::calls("cuStreamWaitValue32"), before);
+  auto stream = device().create_stream("io");
+  stream->enqueue("bad", [] { throw CommunicationError("disk is gone"); });
+  compute().wait(stream->record());
+  EXPECT_THAT(text_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"));
+  EXPECT_THAT(text_of<CommunicationError>([&] { compute().synchronize(); }), HasSubstr("disk is gone"));
+  device().create_stream("stuck")->wait(Event(std::make_shared<HostEvent>()));  // ends after its patience
+}
+
+TEST_F(CudaFailures, CapturesThatFailAreSaid) {
+  Buffer a = memory(64);
+  const auto fill = [&] { device().fill_bytes(compute(), a.data(), 1, 64); };
+  auto replay = device().create_replay("step");
+  replay->run(compute(), fill);
+  cuda_emulation::fail_call("cudaGraphInstantiate", 1, cudaErrorMemoryAllocation);
+  replay->run(compute(), fill);
+  EXPECT_THAT(replay->problem(),
+              AllOf(HasSubstr("'step' is issued anew each time"), HasSubstr("cudaGraphInstantiate")));
+  auto spoiled = device().create_replay("spoiled");
+  for (int run = 0; run < 3; ++run) {
+    spoiled->run(compute(), [&] {
+      fill();
+      if (run == 1) (void)cudaDeviceSynchronize();
+    });
+  }
+  EXPECT_THAT(spoiled->problem(), HasSubstr("cudaStreamEndCapture"));
+  EXPECT_EQ(device().counters().replays, 0);
+  EXPECT_EQ(read(a.data(), 64), std::vector<unsigned char>(64, 1));
+}
+
+// Events from before may be looked at while a capture is under way (memory that is taken asks whether it is
+// free).
+TEST_F(CudaFailures, LookingAtEventsDoesNotSpoilACapture) {
+  Buffer a = memory(64);
+  auto other = device().create_stream("other");
+  auto gate = std::make_shared<HostEvent>();
+  other->wait(Event(gate));
+  const Event pending = other->record();
+  auto replay = device().create_replay("step");
+  for (int run = 0; run < 3; ++run) {
+    replay->run(compute(), [&] {
+      EXPECT_FALSE(pending.query());
+      EXPECT_FALSE(pending.wait_for(0.001));
+      device().fill_bytes(compute(), a.data(), 2, 64);
+    });
+  }
+  gate->complete();
+  EXPECT_EQ(replay->problem(), "");
+  EXPECT_EQ(device().counters().replays, 2);
+  EXPECT_EQ(read(a.data(), 64), std::vector<unsigned char>(64, 2));
+}
+
+TEST_F(CudaFailures, TimingDoesNotMatter) {
+  // Streams that rest before each operation, by different amounts: the order is that of the events alone.
+  cuda_emulation::set_delay(300);
+  auto other = device().create_stream("other");
+  Buffer a = memory(256);
+  std::vector<unsigned char> back(256);
+  for (int i = 0; i < 40; ++i) {
+    device().fill_bytes(compute(), a.data(), static_cast<unsigned char>(i), 256);
+    other->wait(compute().record());
+    device().copy_to_host(*other, back.data(), a.data(), 256);
+    if (i % 4 == 0) {
+      other->synchronize();
+      EXPECT_EQ(back, std::vector<unsigned char>(256, static_cast<unsigned char>(i)));
+    }
+    compute().wait(other->record());
+  }
+  cuda_emulation::set_delay(0);
+}
+
+}  // namespace
+}  // namespace tranche
