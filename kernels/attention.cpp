@@ -2,8 +2,11 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "tranche/kernels/check.h"
 #include "tranche/kernels/cpu/attention.h"
+#include "tranche/kernels/cuda/attention.h"
 #include "tranche/kernels/dispatch.h"
 #include "tranche/kernels/meta/attention_cost.h"
 
@@ -32,7 +35,7 @@ cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
     refuse(kernel, fmt::format("{} heads do not divide the width {}", call.heads, call.width));
   }
   check_shape(kernel, "log_sum_exp", log_sum_exp.shape, {call.batch, call.heads, call.time});
-  const std::int64_t scratch = cpu::attention_workspace_bytes(call.head_width());
+  const std::int64_t scratch = attention_workspace_bytes(call.head_width(), call.time);
   if (workspace.bytes < scratch) {
     refuse(kernel, fmt::format("workspace has {} bytes; heads of width {} need at least {}", workspace.bytes,
                                call.head_width(), scratch));
@@ -55,7 +58,40 @@ cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
   return call;
 }
 
+cuda::AttentionCall on_gpu(const cpu::AttentionCall& call, const AttentionOptions& options) {
+  cuda::AttentionCall made;
+  made.batch = call.batch;
+  made.time = call.time;
+  made.width = call.width;
+  made.heads = call.heads;
+  made.dtype = call.dtype;
+  made.query_key_value = call.query_key_value;
+  made.out = call.out;
+  made.log_sum_exp = call.log_sum_exp;
+  made.d_out = call.d_out;
+  made.d_query_key_value = call.d_query_key_value;
+  if (call.dropout) made.dropout = dropout_draws(options.dropout);
+  made.samples = call.samples;
+  return made;
+}
+
 }  // namespace
+
+std::int64_t attention_workspace_bytes(std::int64_t head_width, std::int64_t time) {
+  return std::max(cpu::attention_workspace_bytes(head_width), cuda::attention_workspace_bytes(time));
+}
+
+std::string_view attention_path(DeviceKind device, DataType dtype, std::int64_t head_width, float dropout) {
+  switch (device) {
+    case DeviceKind::cpu:
+      return "tiles in fp32";
+    case DeviceKind::meta:
+      return "counted, not computed";
+    case DeviceKind::cuda:
+      break;
+  }
+  return name_of(cuda::choose_attention(dtype, head_width, dropout > 0.0f, true));
+}
 
 void attention_forward(Stream& stream, const AttentionOptions& options,
                        const ConstTensorView& query_key_value, const TensorView& out,
@@ -65,9 +101,10 @@ void attention_forward(Stream& stream, const AttentionOptions& options,
       checked_call(kernel, stream, options, query_key_value, out, log_sum_exp, workspace);
   call.out = out.data;
   call.log_sum_exp = log_sum_exp.as<float>();
-  dispatch(stream, kernel,
-           meta::attention_forward_cost(call.batch, call.time, call.width, call.heads, call.dtype),
-           [call = std::move(call)] { cpu::attention_forward(call); });
+  dispatch(
+      stream, kernel, meta::attention_forward_cost(call.batch, call.time, call.width, call.heads, call.dtype),
+      [call] { cpu::attention_forward(call); },
+      [&] { cuda::attention_forward(stream, on_gpu(call, options), workspace); });
 }
 
 void attention_backward(Stream& stream, const AttentionOptions& options, const ConstTensorView& d_out,
@@ -86,9 +123,11 @@ void attention_backward(Stream& stream, const AttentionOptions& options, const C
   call.log_sum_exp = const_cast<float*>(log_sum_exp.as<float>());
   call.d_out = d_out.data;
   call.d_query_key_value = d_query_key_value.data;
-  dispatch(stream, kernel,
-           meta::attention_backward_cost(call.batch, call.time, call.width, call.heads, call.dtype),
-           [call = std::move(call)] { cpu::attention_backward(call); });
+  dispatch(
+      stream, kernel,
+      meta::attention_backward_cost(call.batch, call.time, call.width, call.heads, call.dtype),
+      [call] { cpu::attention_backward(call); },
+      [&] { cuda::attention_backward(stream, on_gpu(call, options), workspace); });
 }
 
 }  // namespace tranche::kernels

@@ -1,4 +1,7 @@
 #pragma once
+#include <cstdint>
+#include <string_view>
+
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
 #include "tranche/kernels/elementwise.h"
@@ -14,7 +17,10 @@ struct AttentionOptions {
 /// Causal self-attention. query_key_value [batch, time, 3 * width] in compute dtype, the three parts side by
 /// side as GPT-2 packs them; out [batch, time, width]; log_sum_exp fp32 [batch, heads, time] is kept for
 /// backward, the score matrix is not. Scores are scaled by 1 / sqrt(width / heads). Softmax in fp32.
-/// Throws InvalidArgument when heads does not divide width or shapes disagree.
+/// cuda: for 16-bit dtypes, heads of 64 or 128 elements and no dropout one fused kernel on tensor cores,
+/// which rounds probabilities to the dtype for their product with the values; else products through cuBLASLt
+/// with a softmax between. Throws InvalidArgument when heads does not divide width, shapes disagree or the
+/// workspace has less than attention_workspace_bytes.
 void attention_forward(Stream& stream, const AttentionOptions& options,
                        const ConstTensorView& query_key_value, const TensorView& out,
                        const TensorView& log_sum_exp, const Workspace& workspace);
@@ -24,5 +30,13 @@ void attention_backward(Stream& stream, const AttentionOptions& options, const C
                         const ConstTensorView& query_key_value, const ConstTensorView& out,
                         const ConstTensorView& log_sum_exp, const TensorView& d_query_key_value,
                         const Workspace& workspace);
+
+/// Workspace that forward and backward need at least on any device; a function of the shape only. With
+/// minimum_workspace_bytes times up to 10^6 and heads of up to 1500 elements run.
+std::int64_t attention_workspace_bytes(std::int64_t head_width, std::int64_t time);
+
+/// How attention runs: "tiles in fp32", "flash attention on tensor cores", "cuBLASLt products and softmax".
+/// Tensors that do not start on 16 bytes take the last on cuda whatever this says.
+std::string_view attention_path(DeviceKind device, DataType dtype, std::int64_t head_width, float dropout);
 
 }  // namespace tranche::kernels

@@ -1,6 +1,7 @@
 // What the dispatchers of products and attention call in a build without CUDA.
 
 #include "tranche/core/error.h"
+#include "tranche/kernels/cuda/attention.h"
 #include "tranche/kernels/cuda/matmul.h"
 #include "tranche/kernels/cuda/product.h"
 
@@ -15,6 +16,15 @@ namespace {
 }  // namespace
 
 void product(Stream&, const Product&, const Workspace&) {
+  absent();
+}
+void attention_forward(Stream&, const AttentionCall&, const Workspace&) {
+  absent();
+}
+void attention_backward(Stream&, const AttentionCall&, const Workspace&) {
+  absent();
+}
+std::string_view name_of(AttentionPath) {
   absent();
 }
 std::string_view matmul_path(DataType) {

@@ -1,0 +1,79 @@
+#pragma once
+/// Which way attention runs on GPUs, and the ways.
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "tranche/core/dtype.h"
+#include "tranche/device/stream.h"
+#include "tranche/kernels/cuda/attention_geometry.h"
+#include "tranche/kernels/dropout_draws.h"
+#include "tranche/kernels/workspace.h"
+
+namespace tranche::kernels::cuda {
+
+/// Checked operands of kernels::attention_forward and attention_backward; forward leaves the last two null.
+struct AttentionCall {
+  std::int64_t batch = 0, time = 0, width = 0, heads = 1;
+  DataType dtype = DataType::float32;
+  const void* query_key_value = nullptr;
+  void* out = nullptr;           ///< written by forward, read by backward
+  float* log_sum_exp = nullptr;  ///< the same
+  const void* d_out = nullptr;
+  void* d_query_key_value = nullptr;
+  std::optional<DropoutDraws> dropout;
+  std::vector<std::int64_t> samples;  ///< global sample of each batch entry when there is dropout
+
+  std::int64_t head_width() const { return width / heads; }
+};
+
+enum class AttentionPath : std::uint8_t { flash, products };
+
+/// flash: 16-bit, heads of 64 or 128 elements, no dropout, tensors that start on 16 bytes.
+constexpr AttentionPath choose_attention(DataType dtype, std::int64_t head_width, bool dropout,
+                                         bool aligned) {
+  const bool narrow = dtype == DataType::bfloat16 || dtype == DataType::float16;
+  return narrow && (head_width == 64 || head_width == 128) && !dropout && aligned ? AttentionPath::flash
+                                                                                  : AttentionPath::products;
+}
+std::string_view name_of(AttentionPath path);
+
+/// The part of the scores that the path of products holds at once: `columns` keys (backward's gradients of
+/// keys and values) or `rows` queries of `heads` heads, rows `stride` elements of fp32 apart.
+struct ScoreChunk {
+  std::int64_t heads = 1, rows = 0, stride = 0;
+  constexpr std::int64_t elements() const { return heads * rows * stride; }
+};
+constexpr std::int64_t aligned_stride(std::int64_t columns) {
+  return columns < 8 ? columns : (columns + 7) / 8 * 8;  // rows on 16 bytes in every dtype
+}
+/// As many whole heads as `bytes` hold `copies` of, else as many queries of one; 0 rows when not even one
+/// fits.
+constexpr ScoreChunk query_chunk(std::int64_t heads, std::int64_t time, std::int64_t bytes, int copies) {
+  const std::int64_t row = copies * aligned_stride(time) * std::int64_t{sizeof(float)};
+  const std::int64_t rows = bytes / row;
+  if (rows >= time) return {rows / time < heads ? rows / time : heads, time, aligned_stride(time)};
+  return {1, rows, aligned_stride(time)};
+}
+/// As many keys of one head as `bytes` hold `copies` of columns of, a multiple of 8 of them if it can be;
+/// `rows` is the time, the number of keys is `stride`.
+constexpr ScoreChunk key_chunk(std::int64_t time, std::int64_t bytes, int copies) {
+  const std::int64_t columns = bytes / (copies * time * std::int64_t{sizeof(float)});
+  return {1, time, columns < 8 ? columns : columns / 8 * 8};
+}
+/// Workspace with which either path runs.
+constexpr std::int64_t attention_workspace_bytes(std::int64_t time) {
+  return 8 * padded_time(time);  // statistics of one head; a row of scores and one of their gradients
+}
+
+void attention_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace);
+void attention_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace);
+
+void flash_forward(Stream& stream, const AttentionCall& call);
+void flash_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace);
+void products_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace);
+void products_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace);
+
+}  // namespace tranche::kernels::cuda

@@ -1,0 +1,106 @@
+#pragma once
+/// Moves of 16-bit tiles between global memory, shared memory and registers for the flash attention kernels.
+/// Device code; see attention_geometry.h for where things lie.
+
+#include "tranche/kernels/cuda/attention_geometry.h"
+#include "tranche/kernels/cuda/simt.h"
+
+namespace tranche::kernels::cuda {
+
+inline constexpr unsigned whole_warp = 0xffffffffu;
+
+__device__ __forceinline__ int lane_of_thread() {
+  return static_cast<int>(threadIdx.x) % warp_size;
+}
+__device__ __forceinline__ int warp_of_thread() {
+  return static_cast<int>(threadIdx.x) / warp_size;
+}
+
+/// Starts copying `rows` rows of `head` elements, `stride` apart in global memory; rows from `valid` on
+/// become zeros. 8 or 16 neighbouring lanes read one row: 128 or 256 bytes at once.
+template <int head, int rows, int threads, class T>
+__device__ __forceinline__ void load_tile(T* shared, const T* global, std::int64_t stride, int valid) {
+  constexpr int chunks = head / 8, step = threads / chunks;
+  static_assert(threads % chunks == 0 && rows % step == 0);
+  const int first = static_cast<int>(threadIdx.x) / chunks, chunk = static_cast<int>(threadIdx.x) % chunks;
+  const int left = valid - first;
+  T* to = shared + place_in_tile(first, chunk, head);
+  const T* from = global + first * stride + chunk * 8;
+#pragma unroll
+  for (int row = 0; row < rows; row += step) {
+    cp_async_16(to + place_in_tile(row, 0, head), from, row < left);
+    from += step * stride;
+  }
+}
+
+/// Writes a warp's rows from shared memory to global memory, those below `valid`.
+template <int head, int rows, class T>
+__device__ __forceinline__ void store_rows(T* global, std::int64_t stride, const T* shared, int first_row,
+                                           int valid) {
+  constexpr int chunks = head / 8;
+#pragma unroll
+  for (int i = 0; i < rows * chunks / warp_size; ++i) {
+    const int at = i * warp_size + lane_of_thread();
+    const int row = first_row + at / chunks, chunk = at % chunks;
+    if (row < valid) {
+      *reinterpret_cast<Vector16*>(global + row * stride + chunk * 8) =
+          *reinterpret_cast<const Vector16*>(shared + place_in_tile(row, chunk, head));
+    }
+  }
+}
+
+/// Rows [row, row + 16), columns [16 step, 16 step + 16) as the left operand of a product.
+template <int head, class T>
+__device__ __forceinline__ void load_left(std::uint32_t (&fragment)[4], const T* tile, int row, int step) {
+  const int lane = lane_of_thread();
+  load_matrix_x4<false>(fragment, tile + place_in_tile(row + lane % 16, 2 * step + lane / 16, head));
+}
+/// The same place as the right operand [16 columns deep, 16 rows wide]: 0 and 1 are for rows 0-7, 2 and 3 for
+/// rows 8-15.
+template <int head, class T>
+__device__ __forceinline__ void load_right(std::uint32_t (&fragment)[4], const T* tile, int row, int step) {
+  const int lane = lane_of_thread();
+  load_matrix_x4<false>(fragment,
+                        tile + place_in_tile(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2, head));
+}
+/// The same place as the right operand [16 rows deep, 16 columns wide]: 0 and 1 are for columns 0-7, 2 and 3
+/// for columns 8-15.
+template <int head, class T>
+__device__ __forceinline__ void load_right_transposed(std::uint32_t (&fragment)[4], const T* tile, int row,
+                                                      int step) {
+  const int lane = lane_of_thread();
+  load_matrix_x4<true>(fragment, tile + place_in_tile(row + lane % 16, 2 * step + lane / 16, head));
+}
+
+/// Two neighbouring 16x8 results as a left operand 16x16.
+template <class T>
+__device__ __forceinline__ void as_left(std::uint32_t (&fragment)[4], const float (&low)[4],
+                                        const float (&high)[4]) {
+  fragment[0] = pack_two<T>(low[0], low[1]);
+  fragment[1] = pack_two<T>(low[2], low[3]);
+  fragment[2] = pack_two<T>(high[0], high[1]);
+  fragment[3] = pack_two<T>(high[2], high[3]);
+}
+
+/// Puts a 16x8 result at (row, 8 chunk) of a tile, rounded.
+template <int head, class T>
+__device__ __forceinline__ void put_result(T* tile, int row, int chunk, const float (&result)[4],
+                                           float factor_low, float factor_high) {
+  const int lane = lane_of_thread(), g = lane / 4, t = lane % 4;
+  *reinterpret_cast<std::uint32_t*>(tile + place_in_tile(row + g, chunk, head) + 2 * t) =
+      pack_two<T>(result[0] * factor_low, result[1] * factor_low);
+  *reinterpret_cast<std::uint32_t*>(tile + place_in_tile(row + g + 8, chunk, head) + 2 * t) =
+      pack_two<T>(result[2] * factor_high, result[3] * factor_high);
+}
+
+/// Over the four lanes that hold one row of a result.
+__device__ __forceinline__ float row_maximum(float x) {
+  x = fmaxf(x, __shfl_xor_sync(whole_warp, x, 1));
+  return fmaxf(x, __shfl_xor_sync(whole_warp, x, 2));
+}
+__device__ __forceinline__ float row_sum(float x) {
+  x += __shfl_xor_sync(whole_warp, x, 1);
+  return x + __shfl_xor_sync(whole_warp, x, 2);
+}
+
+}  // namespace tranche::kernels::cuda

@@ -1,0 +1,428 @@
+// Fused causal attention on tensor cores, backward. Algorithm: Dao, "FlashAttention-2: faster attention with
+// better parallelism and work partitioning", 2023, arXiv 2307.08691, in two kernels: the gradient of the
+// queries with dot(d_out, out) of each, then those of keys and values. A block owns the rows that it writes
+// and goes through the others in order, so there are neither atomics nor partial sums, at the price of 7
+// products instead of 5.
+//
+// Two launches for as many (batch, head) as the workspace has 8 bytes a token for. Registers (nvcc 13.0),
+// none spilled: queries 223 (heads of 64) and 220 (128), keys 254 and 255.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tranche/kernels/cuda/attention.h"
+#include "tranche/kernels/cuda/attention_tiles.h"
+#include "tranche/kernels/cuda/launch.h"
+
+namespace tranche::kernels::cuda {
+
+namespace {
+
+template <class T>
+struct BackwardArguments {
+  const T* d_out;
+  const T* query_key_value;
+  const T* out;
+  const float* log_sum_exp;
+  T* d_query_key_value;
+  QueryStatistics* statistics;  ///< [heads of this launch, padded time]
+  int time, heads;
+  int first_head;  ///< of this launch, over batch and head
+  std::int64_t width;
+  float scale;
+};
+
+/// Of a head: first row of its batch entry, first column in `out`.
+struct Place {
+  std::int64_t row, column;
+};
+
+constexpr float log2_of_e = 1.4426950408889634f;
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+/// Eight 16-bit elements times eight others.
+template <class T>
+__device__ __forceinline__ float dot_of(const Vector16& a, const Vector16& b) {
+  const T *x = reinterpret_cast<const T*>(&a), *y = reinterpret_cast<const T*>(&b);
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = fmaf(to_float(x[i]), to_float(y[i]), sum);
+  return sum;
+}
+
+/// {log2_sum_exp, projection} of the block's queries, into shared memory for this kernel and into scratch for
+/// the next. d_out's tile is in shared memory.
+template <class T, int head, int queries, int threads>
+__device__ __forceinline__ void query_statistics(const T* shared_d_out, const T* out, std::int64_t stride,
+                                                 const float* log_sum_exp, int there, QueryStatistics* shared,
+                                                 QueryStatistics* global) {
+  constexpr int chunks = head / 8;  // lanes that share a row
+  for (int at = static_cast<int>(threadIdx.x); at < queries * chunks; at += threads) {
+    const int row = at / chunks, chunk = at % chunks;
+    float sum = 0.0f;
+    if (row < there) {
+      sum = dot_of<T>(*reinterpret_cast<const Vector16*>(shared_d_out + place_in_tile(row, chunk, head)),
+                      *reinterpret_cast<const Vector16*>(out + row * stride + chunk * 8));
+    }
+#pragma unroll
+    for (int distance = chunks / 2; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(whole_warp, sum, distance);
+    }
+    if (chunk == 0) {
+      const QueryStatistics made{row < there ? log_sum_exp[row] * log2_of_e : infinity, sum};
+      shared[row] = made;
+      global[row] = made;
+    }
+  }
+}
+
+/// A block computes the gradient of `own` queries of one head, over tiles of keys.
+template <class T, int head>
+__global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2 : 1)
+    query_gradient_kernel(BackwardArguments<T> p) {
+  constexpr BackwardShape shape = backward_shape(head);
+  constexpr int queries = shape.own, keys = shape.other, threads = shape.threads();
+  constexpr int stride = tile_stride(head);
+  constexpr int m_tiles = shape.rows_per_warp() / 16, o_tiles = head / 8, steps = head / 16;
+
+  const int first_query = longest_first(static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y)) * queries;
+  const int head_number = p.first_head + static_cast<int>(blockIdx.x);
+  const std::int64_t first_row =
+      static_cast<std::int64_t>(head_number / p.heads) * p.time;  // of the batch entry
+  const std::int64_t packed = 3 * p.width, column = static_cast<std::int64_t>(head_number % p.heads) * head;
+  const T* query = p.query_key_value + (first_row + first_query) * packed + column;
+  const T* key =
+      p.query_key_value + first_row * packed + column + p.width;  // of the next tile; values p.width behind
+  const std::int64_t out_at = (first_row + first_query) * p.width + column;
+
+  T* shared_query = dynamic_shared<T>();
+  T* shared_d_out = shared_query + queries * stride;
+  T* shared_key = shared_d_out + queries * stride;   // two stages
+  T* shared_value = shared_key + 2 * keys * stride;  // two stages
+  auto* statistics = reinterpret_cast<QueryStatistics*>(shared_value + 2 * keys * stride);
+  const auto load_keys = [&](int tile) {
+    const int at = tile % 2 * keys * stride, there = p.time - tile * keys;
+    load_tile<head, keys, threads>(shared_key + at, key, packed, there);
+    load_tile<head, keys, threads>(shared_value + at, key + p.width, packed, there);
+    cp_async_commit();
+    key += keys * packed;
+  };
+  load_tile<head, queries, threads>(shared_query, query, packed, p.time - first_query);
+  load_tile<head, queries, threads>(shared_d_out, p.d_out + out_at, p.width, p.time - first_query);
+  cp_async_commit();
+  load_keys(0);
+  cp_async_wait<1>();
+  __syncthreads();
+  query_statistics<T, head, queries, threads>(
+      shared_d_out, p.out + out_at, p.width,
+      p.log_sum_exp + static_cast<std::int64_t>(head_number) * p.time + first_query, p.time - first_query,
+      statistics, p.statistics + static_cast<std::int64_t>(blockIdx.x) * padded_time(p.time) + first_query);
+  __syncthreads();
+
+  const int lane = lane_of_thread(), g = lane / 4, t = lane % 4;
+  const int warp_row = warp_of_thread() * shape.rows_per_warp(), warp_query = first_query + warp_row;
+  const float scale = p.scale * log2_of_e;
+  std::uint32_t query_fragment[steps][m_tiles][4], d_out_fragment[steps][m_tiles][4];
+  float log2_sum_exp[m_tiles][2], projection[m_tiles][2];
+#pragma unroll
+  for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      load_left<head>(query_fragment[step][m], shared_query, warp_row + 16 * m, step);
+      load_left<head>(d_out_fragment[step][m], shared_d_out, warp_row + 16 * m, step);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const QueryStatistics row = statistics[warp_row + 16 * m + 8 * half + g];
+      log2_sum_exp[m][half] = row.log2_sum_exp;
+      projection[m][half] = row.projection;
+    }
+  }
+
+  float gradient[m_tiles][o_tiles][4] = {};
+  const int tiles = key_tiles_seen(first_query, queries, p.time, keys);
+  for (int tile = 0; tile < tiles; ++tile) {
+    cp_async_wait<0>();
+    __syncthreads();
+    if (tile + 1 < tiles) load_keys(tile + 1);
+    const T* key_tile = shared_key + tile % 2 * keys * stride;
+    const T* value_tile = shared_value + tile % 2 * keys * stride;
+#pragma unroll 1
+    for (int slice = 0; slice < keys / 16; ++slice) {
+      const int first_key = tile * keys + 16 * slice;
+      if (above_diagonal(warp_query, shape.rows_per_warp(), first_key)) break;
+      float score[m_tiles][2][4] = {}, d_probability[m_tiles][2][4] = {};
+#pragma unroll
+      for (int step = 0; step < steps; ++step) {
+        std::uint32_t right[4];
+        load_right<head>(right, key_tile, 16 * slice, step);
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+          multiply_accumulate_16x8x16<T>(score[m][0], query_fragment[step][m], right[0], right[1]);
+          multiply_accumulate_16x8x16<T>(score[m][1], query_fragment[step][m], right[2], right[3]);
+        }
+        load_right<head>(right, value_tile, 16 * slice, step);
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+          multiply_accumulate_16x8x16<T>(d_probability[m][0], d_out_fragment[step][m], right[0], right[1]);
+          multiply_accumulate_16x8x16<T>(d_probability[m][1], d_out_fragment[step][m], right[2], right[3]);
+        }
+      }
+      const bool masked = crosses_diagonal(warp_query, first_key, 16);
+      const int base = warp_query - first_key + g - 2 * t;
+#pragma unroll
+      for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int half = e / 2;
+            float probability = exponential_of_two(fmaf(score[m][n][e], scale, -log2_sum_exp[m][half]));
+            if (masked && 8 * n + e % 2 > base + 16 * m + 8 * half) probability = 0.0f;
+            score[m][n][e] = probability * (d_probability[m][n][e] - projection[m][half]);
+          }
+        }
+      }
+      std::uint32_t left[m_tiles][4];
+#pragma unroll
+      for (int m = 0; m < m_tiles; ++m) as_left<T>(left[m], score[m][0], score[m][1]);
+#pragma unroll
+      for (int n = 0; n < o_tiles; n += 2) {
+        std::uint32_t right[4];
+        load_right_transposed<head>(right, key_tile, 16 * slice, n / 2);
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+          multiply_accumulate_16x8x16<T>(gradient[m][n], left[m], right[0], right[1]);
+          multiply_accumulate_16x8x16<T>(gradient[m][n + 1], left[m], right[2], right[3]);
+        }
+      }
+    }
+  }
+
+  __syncwarp();
+#pragma unroll
+  for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < o_tiles; ++n) {
+      put_result<head>(shared_query, warp_row + 16 * m, n, gradient[m][n], p.scale, p.scale);
+    }
+  }
+  __syncwarp();
+  store_rows<head, shape.rows_per_warp()>(p.d_query_key_value + (first_row + first_query) * packed + column,
+                                          packed, shared_query, warp_row, p.time - first_query);
+}
+
+/// A block computes the gradients of `own` keys and values of one head, over tiles of queries. It works on
+/// the transposed scores, rows of keys: so the probabilities are a left operand for both gradients as they
+/// stand.
+template <class T, int head>
+__global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2 : 1)
+    key_gradient_kernel(BackwardArguments<T> p) {
+  constexpr BackwardShape shape = backward_shape(head);
+  constexpr int keys = shape.own, queries = shape.other, threads = shape.threads();
+  constexpr int stride = tile_stride(head);
+  constexpr int m_tiles = shape.rows_per_warp() / 16, o_tiles = head / 8, steps = head / 16;
+
+  const int first_key = static_cast<int>(blockIdx.y) * keys;  // the first see most queries and start first
+  const int head_number = p.first_head + static_cast<int>(blockIdx.x);
+  const std::int64_t packed = 3 * p.width;
+  const int first_tile = first_query_tile(first_key, queries);
+  const int tiles = static_cast<int>(tiles_of(p.time, queries));
+  T* shared_key = dynamic_shared<T>();
+  T* shared_value = shared_key + keys * stride;
+  T* shared_query = shared_value + keys * stride;         // two stages
+  T* shared_d_out = shared_query + 2 * queries * stride;  // two stages
+  auto* shared_statistics =
+      reinterpret_cast<QueryStatistics*>(shared_d_out + 2 * queries * stride);  // two stages
+  // Where the head lies is read again when needed: accumulators take nearly all registers.
+  auto* place = reinterpret_cast<Place*>(shared_statistics + 2 * queries);
+  if (threadIdx.x == 0) {
+    place->row = static_cast<std::int64_t>(head_number / p.heads) * p.time;
+    place->column = static_cast<std::int64_t>(head_number % p.heads) * head;
+  }
+  __syncthreads();
+  const auto load_queries = [&](int tile) {
+    const int at = tile % 2 * queries, there = p.time - tile * queries;
+    const std::int64_t first_row = place->row + tile * queries, column = place->column;
+    load_tile<head, queries, threads>(shared_query + at * stride,
+                                      p.query_key_value + first_row * packed + column, packed, there);
+    load_tile<head, queries, threads>(shared_d_out + at * stride, p.d_out + first_row * p.width + column,
+                                      p.width, there);
+    if (threadIdx.x < queries / 2) {
+      cp_async_16(shared_statistics + at + 2 * threadIdx.x,
+                  p.statistics + static_cast<std::int64_t>(blockIdx.x) * padded_time(p.time) +
+                      tile * queries + 2 * threadIdx.x);
+    }
+    cp_async_commit();
+  };
+  const T* key = p.query_key_value + (place->row + first_key) * packed + place->column + p.width;
+  load_tile<head, keys, threads>(shared_key, key, packed, p.time - first_key);
+  load_tile<head, keys, threads>(shared_value, key + p.width, packed, p.time - first_key);
+  cp_async_commit();
+  load_queries(first_tile);
+  cp_async_wait<1>();
+  __syncthreads();
+
+  const int lane = lane_of_thread(), g = lane / 4, t = lane % 4;
+  const int warp_row = warp_of_thread() * shape.rows_per_warp(), warp_key = first_key + warp_row;
+  const float scale = p.scale * log2_of_e;
+  // Both operands in registers where the accumulators leave room for them.
+  constexpr bool value_in_registers = m_tiles == 1;
+  std::uint32_t key_fragment[steps][m_tiles][4], value_fragment[value_in_registers ? steps : 1][m_tiles][4];
+#pragma unroll
+  for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      load_left<head>(key_fragment[step][m], shared_key, warp_row + 16 * m, step);
+      if constexpr (value_in_registers) {
+        load_left<head>(value_fragment[step][m], shared_value, warp_row + 16 * m, step);
+      }
+    }
+  }
+
+  float d_key[m_tiles][o_tiles][4] = {}, d_value[m_tiles][o_tiles][4] = {};
+  for (int tile = first_tile; tile < tiles; ++tile) {
+    cp_async_wait<0>();
+    __syncthreads();
+    if (tile + 1 < tiles) load_queries(tile + 1);
+    const T* query_tile = shared_query + tile % 2 * queries * stride;
+    const T* d_out_tile = shared_d_out + tile % 2 * queries * stride;
+    const QueryStatistics* row = shared_statistics + tile % 2 * queries + 2 * t;
+#pragma unroll 1
+    for (int slice = 0; slice < queries / 16; ++slice) {
+      const int first_query = tile * queries + 16 * slice;
+      if (above_diagonal(first_query, 16, warp_key)) continue;
+      float score[m_tiles][2][4] = {};
+#pragma unroll
+      for (int step = 0; step < steps; ++step) {
+        std::uint32_t right[4];
+        load_right<head>(right, query_tile, 16 * slice, step);
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+          multiply_accumulate_16x8x16<T>(score[m][0], key_fragment[step][m], right[0], right[1]);
+          multiply_accumulate_16x8x16<T>(score[m][1], key_fragment[step][m], right[2], right[3]);
+        }
+      }
+      const bool masked = crosses_diagonal(first_query, warp_key, shape.rows_per_warp());
+      const int base = first_query - warp_key + 2 * t - g;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float log2_sum_exp = row[16 * slice + 8 * n + e % 2].log2_sum_exp;
+#pragma unroll
+          for (int m = 0; m < m_tiles; ++m) {
+            score[m][n][e] = exponential_of_two(fmaf(score[m][n][e], scale, -log2_sum_exp));
+            if (masked && 16 * m + e / 2 * 8 > base + 8 * n + e % 2) score[m][n][e] = 0.0f;
+          }
+        }
+      }
+      std::uint32_t left[m_tiles][4];
+#pragma unroll
+      for (int m = 0; m < m_tiles; ++m) as_left<T>(left[m], score[m][0], score[m][1]);
+#pragma unroll
+      for (int n = 0; n < o_tiles; n += 2) {
+        std::uint32_t right[4];
+        load_right_transposed<head>(right, d_out_tile, 16 * slice, n / 2);
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+          multiply_accumulate_16x8x16<T>(d_value[m][n], left[m], right[0], right[1]);
+          multiply_accumulate_16x8x16<T>(d_value[m][n + 1], left[m], right[2], right[3]);
+        }
+      }
+      float d_probability[m_tiles][2][4] = {};
+#pragma unroll
+      for (int step = 0; step < steps; ++step) {
+        std::uint32_t right[4];
+        load_right<head>(right, d_out_tile, 16 * slice, step);
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+          auto& own = value_fragment[value_in_registers ? step : 0][m];
+          if constexpr (!value_in_registers) load_left<head>(own, shared_value, warp_row + 16 * m, step);
+          multiply_accumulate_16x8x16<T>(d_probability[m][0], own, right[0], right[1]);
+          multiply_accumulate_16x8x16<T>(d_probability[m][1], own, right[2], right[3]);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float projection = row[16 * slice + 8 * n + e % 2].projection;
+#pragma unroll
+          for (int m = 0; m < m_tiles; ++m) score[m][n][e] *= d_probability[m][n][e] - projection;
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < m_tiles; ++m) as_left<T>(left[m], score[m][0], score[m][1]);
+#pragma unroll
+      for (int n = 0; n < o_tiles; n += 2) {
+        std::uint32_t right[4];
+        load_right_transposed<head>(right, query_tile, 16 * slice, n / 2);
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+          multiply_accumulate_16x8x16<T>(d_key[m][n], left[m], right[0], right[1]);
+          multiply_accumulate_16x8x16<T>(d_key[m][n + 1], left[m], right[2], right[3]);
+        }
+      }
+    }
+  }
+
+  __syncwarp();
+#pragma unroll
+  for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < o_tiles; ++n) {
+      put_result<head>(shared_key, warp_row + 16 * m, n, d_key[m][n], p.scale, p.scale);
+      put_result<head>(shared_value, warp_row + 16 * m, n, d_value[m][n], 1.0f, 1.0f);
+    }
+  }
+  __syncwarp();
+  T* d_key_rows = p.d_query_key_value + (place->row + first_key) * packed + place->column + p.width;
+  store_rows<head, shape.rows_per_warp()>(d_key_rows, packed, shared_key, warp_row, p.time - first_key);
+  store_rows<head, shape.rows_per_warp()>(d_key_rows + p.width, packed, shared_value, warp_row,
+                                          p.time - first_key);
+}
+
+template <class T, int head>
+void launch_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
+  constexpr BackwardShape shape = backward_shape(head);
+  constexpr std::size_t tiles = shape.tile_bytes(head), row = sizeof(QueryStatistics);
+  BackwardArguments<T> arguments{static_cast<const T*>(call.d_out),
+                                 static_cast<const T*>(call.query_key_value),
+                                 static_cast<const T*>(call.out),
+                                 call.log_sum_exp,
+                                 static_cast<T*>(call.d_query_key_value),
+                                 static_cast<QueryStatistics*>(workspace.data),
+                                 static_cast<int>(call.time),
+                                 static_cast<int>(call.heads),
+                                 0,
+                                 call.width,
+                                 1.0f / std::sqrt(static_cast<float>(head))};
+  const std::int64_t heads = call.batch * call.heads, room = workspace.bytes / flash_scratch_bytes(call.time);
+  const auto blocks = static_cast<unsigned>(tiles_of(call.time, shape.own));
+  for (std::int64_t first = 0; first < heads; first += room) {
+    arguments.first_head = static_cast<int>(first);
+    const dim3 grid(static_cast<unsigned>(std::min(room, heads - first)), blocks);
+    const auto threads = static_cast<unsigned>(shape.threads());
+    launch(stream, "flash_backward_queries", query_gradient_kernel<T, head>,
+           {grid, threads, tiles + shape.own * row}, arguments);
+    launch(stream, "flash_backward_keys", key_gradient_kernel<T, head>,
+           {grid, threads, tiles + 2 * shape.other * row + sizeof(Place)}, arguments);
+  }
+}
+
+template <class T>
+void launch_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
+  if (call.width / call.heads == 64) return launch_backward<T, 64>(stream, call, workspace);
+  launch_backward<T, 128>(stream, call, workspace);
+}
+
+}  // namespace
+
+void flash_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
+  if (call.dtype == DataType::bfloat16) return launch_backward<bfloat16>(stream, call, workspace);
+  launch_backward<float16>(stream, call, workspace);
+}
+
+}  // namespace tranche::kernels::cuda

@@ -1,0 +1,331 @@
+// Causal attention by batched products and softmax kernels: for fp32, dropout and head sizes that the fused
+// kernels do not have. The scores of as many heads, or queries of one head, as the workspace holds are there
+// at a time. For each such part forward is 3 launches, backward 6 (9 where not even one head's scores fit).
+// Scores above the diagonal are computed and masked.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tranche/kernels/cuda/attention.h"
+#include "tranche/kernels/cuda/launch.h"
+#include "tranche/kernels/cuda/product.h"
+#include "tranche/kernels/cuda/simt.h"
+
+namespace tranche::kernels::cuda {
+
+namespace {
+
+constexpr int threads = 256;
+constexpr unsigned all_lanes = 0xffffffffu;
+
+/// Scores of queries [first_query, ...) and keys [first_key, first_key + keys) of heads [first_head, ...) of
+/// one batch entry: a row for each query, `stride` floats apart. What replaces them is narrowed in place.
+struct ScoreRows {
+  float* scores;
+  float* d_scores;     ///< backward: the gradient of the dropped-out probabilities
+  float* log_sum_exp;  ///< of the batch entry, [heads, time]
+  std::int64_t stride, rows, time;
+  std::int64_t first_head, first_query, first_key, keys;
+  float scale;
+  bool dropped;
+  DropoutDraws draws;
+  std::int64_t sample;
+};
+
+/// Combined over the block; every thread gets the result. Fixed order.
+template <class Combine>
+__device__ float over_block(float x, Combine combine) {
+  __shared__ float parts[threads / warp_size];
+  for (int distance = warp_size / 2; distance > 0; distance /= 2) {
+    x = combine(x, __shfl_xor_sync(all_lanes, x, distance));
+  }
+  __syncthreads();  // readers of the last call are done
+  if (threadIdx.x % warp_size == 0) parts[threadIdx.x / warp_size] = x;
+  __syncthreads();
+  x = parts[0];
+  for (int i = 1; i < threads / warp_size; ++i) x = combine(x, parts[i]);
+  return x;
+}
+
+__device__ __forceinline__ float keep_factor(const ScoreRows& p, std::int64_t head, std::int64_t query,
+                                             std::int64_t key) {
+  if (!p.dropped) return 1.0f;
+  const std::int64_t element = (head * p.time + query) * p.time + key;
+  const auto block = p.draws.block(p.sample, element >> 2);
+  const std::uint32_t low = element & 1 ? block[1] : block[0], high = element & 1 ? block[3] : block[2];
+  return p.draws.keeps(element & 2 ? high : low) ? p.draws.scale : 0.0f;
+}
+
+/// A block turns one row of scores into probabilities as they meet the values, in T at the start of the row's
+/// memory, and writes log_sum_exp. Narrowed elements never pass those still to be read: a barrier parts
+/// reading from writing.
+template <class T>
+__global__ void __launch_bounds__(threads) softmax_rows(ScoreRows p) {
+  const std::int64_t head = p.first_head + blockIdx.y, query = p.first_query + blockIdx.x;
+  float* row = p.scores + (static_cast<std::int64_t>(blockIdx.y) * p.rows + blockIdx.x) * p.stride;
+  const std::int64_t visible = query + 1;
+  float maximum = -std::numeric_limits<float>::infinity();
+  for (std::int64_t k = threadIdx.x; k < visible; k += threads) maximum = fmaxf(maximum, row[k]);
+  maximum = over_block(maximum, [](float a, float b) { return fmaxf(a, b); });
+  float sum = 0.0f;
+  for (std::int64_t k = threadIdx.x; k < visible; k += threads) sum += expf(row[k] - maximum);
+  sum = over_block(sum, [](float a, float b) { return a + b; });
+  if (threadIdx.x == 0) p.log_sum_exp[head * p.time + query] = maximum + logf(sum);
+  const float factor = 1.0f / sum;
+  T* narrow = reinterpret_cast<T*>(row);
+  for (std::int64_t first = 0; first < p.keys; first += threads) {
+    const std::int64_t k = first + threadIdx.x;
+    float probability = 0.0f;
+    if (k < visible) probability = expf(row[k] - maximum) * factor * keep_factor(p, head, query, k);
+    __syncthreads();
+    if (k < p.keys) narrow[k] = from_float<T>(probability);
+  }
+}
+
+/// A block turns a row of scores into probabilities as they met the values, and the gradient of these into
+/// the gradient of the unscaled scores; both in T at the start of the row's memory. `out` and `d_out` start
+/// at the batch entry's head first_head; a row of them is `width` elements.
+template <class T>
+__global__ void __launch_bounds__(threads)
+    softmax_backward_rows(ScoreRows p, const T* out, const T* d_out, std::int64_t width,
+                          std::int64_t head_width) {
+  const std::int64_t head = p.first_head + blockIdx.y, query = p.first_query + blockIdx.x;
+  const std::int64_t at = (static_cast<std::int64_t>(blockIdx.y) * p.rows + blockIdx.x) * p.stride;
+  const std::int64_t vector = query * width + blockIdx.y * head_width;
+  float projection = 0.0f;
+  for (std::int64_t i = threadIdx.x; i < head_width; i += threads) {
+    projection += to_float(out[vector + i]) * to_float(d_out[vector + i]);
+  }
+  projection = over_block(projection, [](float a, float b) { return a + b; });
+  const float log_sum_exp = p.log_sum_exp[head * p.time + query];
+  const float *scores = p.scores + at, *gradients = p.d_scores + at;
+  T *narrow_scores = reinterpret_cast<T*>(p.scores + at),
+    *narrow_gradients = reinterpret_cast<T*>(p.d_scores + at);
+  for (std::int64_t first = 0; first < p.keys; first += threads) {
+    const std::int64_t k = first + threadIdx.x, key = p.first_key + k;
+    float probability = 0.0f, gradient = 0.0f;
+    if (k < p.keys && key <= query) {
+      const float undropped = expf(scores[k] - log_sum_exp), keep = keep_factor(p, head, query, key);
+      probability = undropped * keep;
+      gradient = undropped * (gradients[k] * keep - projection) * p.scale;
+    }
+    __syncthreads();
+    if (k < p.keys) {
+      narrow_scores[k] = from_float<T>(probability);
+      narrow_gradients[k] = from_float<T>(gradient);
+    }
+  }
+}
+
+/// One call's tensors and the products over them.
+template <class T>
+class Attention {
+ public:
+  Attention(Stream& stream, const AttentionCall& call, const Workspace& workspace, int copies)
+      : stream_(stream), call_(call), scores_(static_cast<float*>(workspace.data)) {
+    chunk_ = query_chunk(call.heads, call.time, workspace.bytes, copies);
+    use(workspace, copies);
+  }
+
+  void forward() {
+    for_chunks([&](std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
+                   std::int64_t queries) {
+      const std::int64_t keys = query + queries;
+      Product scores = rows(false, true, queries, keys, call_.head_width(), heads);
+      scores.alpha = scale();
+      left(scores, part(0, batch, head, query), 3 * call_.width, call_.head_width());
+      right(scores, part(1, batch, head, 0), 3 * call_.width, call_.head_width());
+      result(scores, scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
+      product(stream_, scores, scratch_);
+      launch(stream_, "attention_softmax", softmax_rows<T>, grid(queries, heads),
+             score_rows(batch, head, query, 0, keys));
+      Product out = rows(false, false, queries, call_.head_width(), keys, heads);
+      left(out, scores_, narrow_stride(), chunk_.rows * narrow_stride());
+      right(out, part(2, batch, head, 0), 3 * call_.width, call_.head_width());
+      result(out, static_cast<T*>(call_.out) + row_at(batch, head, query), call_.dtype, call_.width,
+             call_.head_width());
+      product(stream_, out, scratch_);
+    });
+  }
+
+  void backward(const Workspace& workspace) {
+    const bool whole = chunk_.rows == call_.time;
+    for_chunks([&](std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
+                   std::int64_t queries) {
+      score_gradients(batch, head, heads, query, queries, 0, query + queries);
+      query_gradient(batch, head, heads, query, queries);
+      if (whole) key_gradients(batch, head, heads, 0, call_.time, 0, call_.time);
+    });
+    if (whole) return;
+    // Not even one head's scores fit: columns of them once more, each with all of its queries.
+    chunk_ = key_chunk(call_.time, workspace.bytes, 2);
+    use(workspace, 2);
+    for (std::int64_t index = 0; index < call_.batch * call_.heads; ++index) {
+      const std::int64_t batch = index / call_.heads, head = index % call_.heads;
+      for (std::int64_t key = 0; key < call_.time; key += chunk_.stride) {
+        const std::int64_t keys = std::min(chunk_.stride, call_.time - key);
+        score_gradients(batch, head, 1, key, call_.time - key, key, keys);
+        key_gradients(batch, head, 1, key, call_.time - key, key, keys);
+      }
+    }
+  }
+
+ private:
+  /// Where scores and their gradients lie. What is left, in whole 256 bytes, is cuBLASLt's; it may be
+  /// nothing.
+  void use(const Workspace& workspace, int copies) {
+    d_scores_ = scores_ + chunk_.elements();
+    const std::int64_t taken = (copies * chunk_.elements() * std::int64_t{sizeof(float)} + 255) / 256 * 256;
+    scratch_ = taken < workspace.bytes
+                   ? Workspace{static_cast<unsigned char*>(workspace.data) + taken, workspace.bytes - taken}
+                   : Workspace{};
+  }
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(call_.head_width())); }
+  std::int64_t narrow_stride() const {
+    return chunk_.stride * static_cast<std::int64_t>(sizeof(float) / sizeof(T));
+  }
+  std::int64_t row_at(std::int64_t batch, std::int64_t head, std::int64_t row) const {
+    return (batch * call_.time + row) * call_.width + head * call_.head_width();
+  }
+  std::int64_t packed_at(int which, std::int64_t batch, std::int64_t head, std::int64_t row) const {
+    return (batch * call_.time + row) * 3 * call_.width + which * call_.width + head * call_.head_width();
+  }
+  const T* part(int which, std::int64_t batch, std::int64_t head, std::int64_t row) const {
+    return static_cast<const T*>(call_.query_key_value) + packed_at(which, batch, head, row);
+  }
+  T* d_part(int which, std::int64_t batch, std::int64_t head, std::int64_t row) const {
+    return static_cast<T*>(call_.d_query_key_value) + packed_at(which, batch, head, row);
+  }
+  static Product rows(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k,
+                      std::int64_t heads) {
+    Product product = dense(transpose_a, transpose_b, m, n, k);
+    product.dtype = data_type_of<T>();
+    product.batch = heads;
+    return product;
+  }
+  static void left(Product& product, const void* a, std::int64_t row, std::int64_t next) {
+    product.a = a;
+    product.row_a = row;
+    product.next_a = next;
+  }
+  static void right(Product& product, const void* b, std::int64_t row, std::int64_t next) {
+    product.b = b;
+    product.row_b = row;
+    product.next_b = next;
+  }
+  static void result(Product& product, void* c, DataType dtype, std::int64_t row, std::int64_t next) {
+    product.c = c;
+    product.c_dtype = dtype;
+    product.row_c = row;
+    product.next_c = next;
+  }
+  static LaunchShape grid(std::int64_t queries, std::int64_t heads) {
+    return {dim3(static_cast<unsigned>(queries), static_cast<unsigned>(heads)), threads};
+  }
+  ScoreRows score_rows(std::int64_t batch, std::int64_t head, std::int64_t query, std::int64_t key,
+                       std::int64_t keys) const {
+    ScoreRows made{scores_,
+                   d_scores_,
+                   call_.log_sum_exp + batch * call_.heads * call_.time,
+                   chunk_.stride,
+                   chunk_.rows,
+                   call_.time,
+                   head,
+                   query,
+                   key,
+                   keys,
+                   scale(),
+                   call_.dropout.has_value(),
+                   {},
+                   0};
+    if (call_.dropout) {
+      made.draws = *call_.dropout;
+      made.sample = call_.samples[static_cast<std::size_t>(batch)];
+    }
+    return made;
+  }
+
+  template <class Work>
+  void for_chunks(Work work) const {
+    for (std::int64_t batch = 0; batch < call_.batch; ++batch) {
+      for (std::int64_t head = 0; head < call_.heads; head += chunk_.heads) {
+        for (std::int64_t query = 0; query < call_.time; query += chunk_.rows) {
+          work(batch, head, std::min(chunk_.heads, call_.heads - head), query,
+               std::min(chunk_.rows, call_.time - query));
+        }
+      }
+    }
+  }
+
+  /// Probabilities in place of the scores, gradients of the scores behind them.
+  void score_gradients(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
+                       std::int64_t queries, std::int64_t key, std::int64_t keys) const {
+    Product scores = rows(false, true, queries, keys, call_.head_width(), heads);
+    scores.alpha = scale();
+    left(scores, part(0, batch, head, query), 3 * call_.width, call_.head_width());
+    right(scores, part(1, batch, head, key), 3 * call_.width, call_.head_width());
+    result(scores, scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
+    product(stream_, scores, scratch_);
+    Product d_scores = rows(false, true, queries, keys, call_.head_width(), heads);
+    left(d_scores, static_cast<const T*>(call_.d_out) + row_at(batch, head, query), call_.width,
+         call_.head_width());
+    right(d_scores, part(2, batch, head, key), 3 * call_.width, call_.head_width());
+    result(d_scores, d_scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
+    product(stream_, d_scores, scratch_);
+    launch(stream_, "attention_softmax_backward", softmax_backward_rows<T>, grid(queries, heads),
+           score_rows(batch, head, query, key, keys),
+           static_cast<const T*>(call_.out) + row_at(batch, head, 0),
+           static_cast<const T*>(call_.d_out) + row_at(batch, head, 0), call_.width, call_.head_width());
+  }
+  void query_gradient(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
+                      std::int64_t queries) const {
+    Product gradient = rows(false, false, queries, call_.head_width(), query + queries, heads);
+    left(gradient, d_scores_, narrow_stride(), chunk_.rows * narrow_stride());
+    right(gradient, part(1, batch, head, 0), 3 * call_.width, call_.head_width());
+    result(gradient, d_part(0, batch, head, query), call_.dtype, 3 * call_.width, call_.head_width());
+    product(stream_, gradient, scratch_);
+  }
+  void key_gradients(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
+                     std::int64_t queries, std::int64_t key, std::int64_t keys) const {
+    Product gradient = rows(true, false, keys, call_.head_width(), queries, heads);
+    left(gradient, d_scores_, narrow_stride(), chunk_.rows * narrow_stride());
+    right(gradient, part(0, batch, head, query), 3 * call_.width, call_.head_width());
+    result(gradient, d_part(1, batch, head, key), call_.dtype, 3 * call_.width, call_.head_width());
+    product(stream_, gradient, scratch_);
+    left(gradient, scores_, narrow_stride(), chunk_.rows * narrow_stride());
+    right(gradient, static_cast<const T*>(call_.d_out) + row_at(batch, head, query), call_.width,
+          call_.head_width());
+    result(gradient, d_part(2, batch, head, key), call_.dtype, 3 * call_.width, call_.head_width());
+    product(stream_, gradient, scratch_);
+  }
+
+  Stream& stream_;
+  const AttentionCall& call_;
+  float* scores_ = nullptr;
+  float* d_scores_ = nullptr;
+  ScoreChunk chunk_;
+  Workspace scratch_;
+};
+
+template <class Work>
+void with_type(DataType dtype, Work work) {
+  if (dtype == DataType::bfloat16) return work(bfloat16());
+  if (dtype == DataType::float16) return work(float16());
+  work(float());
+}
+
+}  // namespace
+
+void products_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
+  with_type(call.dtype,
+            [&](auto element) { Attention<decltype(element)>(stream, call, workspace, 1).forward(); });
+}
+
+void products_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
+  with_type(call.dtype, [&](auto element) {
+    Attention<decltype(element)>(stream, call, workspace, 2).backward(workspace);
+  });
+}
+
+}  // namespace tranche::kernels::cuda
