@@ -27,12 +27,12 @@ struct CudaProbe {
   std::string problem;  ///< why there are no devices; empty when there are
 };
 
-/// Never throws on a machine without GPU or driver: `problem` says so.
+/// Never throws on a machine without GPU or driver: `problem` says so. The first call sets
+/// CUDA_DEVICE_MAX_CONNECTIONS to 32 in the environment unless it is set, before the driver starts.
 CudaProbe probe_cuda();
 
 /// The device of GPU options.index modulo the number of GPUs. Throws NotCompiled naming the option when the
-/// build has no CUDA, ConfigurationError when no GPU or driver was found. Sets CUDA_DEVICE_MAX_CONNECTIONS to
-/// 32 in the environment unless it is set.
+/// build has no CUDA, ConfigurationError when no GPU or driver was found.
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);
 
 }  // namespace tranche

@@ -1,8 +1,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <mutex>
 #include <utility>
 
 #include "tranche/core/error.h"
@@ -124,18 +122,9 @@ class CudaDevice : public Device {
   std::unique_ptr<CudaStream> compute_;  // last: it holds pinned memory
 };
 
-// Streams that share one of the GPU's queues wait for each other, though nothing orders them, and a stream
-// that waits for the host can then hold up the work which the host is waiting for. The default of 8 queues is
-// few for the ranks of one process; the runtime reads this when it makes the context.
-void ask_for_queues() {
-  static std::once_flag once;
-  std::call_once(once, [] { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); });
-}
-
 }  // namespace
 
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
-  ask_for_queues();
   const CudaProbe probe = probe_cuda();
   if (probe.devices.empty()) {
     throw ConfigurationError("device cuda was asked for, but " + probe.problem + "; choose device cpu");

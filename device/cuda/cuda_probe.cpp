@@ -2,6 +2,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
+#include <mutex>
+
 namespace tranche {
 namespace {
 
@@ -14,9 +17,18 @@ std::string describe(cudaError_t error) {
          std::to_string(static_cast<int>(error)) + ")";
 }
 
+// Streams that share one of the GPU's queues wait for each other, though nothing orders them, and a stream
+// that waits for the host can then hold up the work which the host is waiting for. The default of 8 queues is
+// few for the ranks of one process; the driver reads this when it starts.
+void ask_for_queues() {
+  static std::once_flag once;
+  std::call_once(once, [] { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); });
+}
+
 }  // namespace
 
 CudaProbe probe_cuda() {
+  ask_for_queues();
   CudaProbe probe;
   probe.compiled = true;
 #if defined(TRANCHE_CUDA_EMULATION)

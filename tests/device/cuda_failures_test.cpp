@@ -1,6 +1,7 @@
 // Failures of the runtime and the driver, and drivers that lack something: made by the emulation.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <thread>
@@ -154,7 +155,7 @@ TEST_F(CudaFailures, PinningThatIsRefused) {
   // A slab that cannot be had leaves mappings of their own.
   cuda_emulation::fail_call("cudaHostRegister", 1, cudaErrorMemoryAllocation);
   Buffer small = memory(100, Tier::host);
-  EXPECT_EQ(device().memory_info().pinned, 4096);
+  EXPECT_EQ(device().memory_info().pinned, sysconf(_SC_PAGESIZE));
 }
 
 TEST_F(CudaFailures, WithoutMappingMemoryIsAllocatedPieceByPiece) {
