@@ -36,6 +36,7 @@ template <class... Parameters, class... Arguments>
 void launch(Stream& stream, const char* name, void (*kernel)(Parameters...), const LaunchShape& shape,
             Arguments&&... arguments) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;  // nothing to do is no error
+  const StreamSpan span(stream, name);
 #if defined(TRANCHE_CUDA_EMULATION)
   check_cuda(
       cuda_emulation::launch(name, shape.grid, shape.block, shape.dynamic_shared_bytes, native(stream),
