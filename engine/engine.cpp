@@ -50,7 +50,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in,
       policy(config.effective_reduction()),
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
       state_tensors(optimizer->state()) {
-  arena->set_poison(config.debug.poison_memory);
+  if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   set_phase("start");
   lay_out();
   agree_on_start();

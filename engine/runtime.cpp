@@ -51,8 +51,8 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
   device_options.threads = options.threads;
   impl.device = make_device(device_options);
   MemoryResource* memory = &impl.device->memory(Tier::device);
-  if (options.poison_memory && options.device == DeviceKind::cpu) {
-    impl.poison = std::make_unique<PoisonResource>(*memory);
+  if (options.poison_memory) {
+    impl.poison = std::make_unique<PoisonResource>(*memory, make_poison_fill(*impl.device));
     memory = impl.poison.get();
   }
   if (options.device_memory_limit > 0) {
