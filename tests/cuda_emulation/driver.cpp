@@ -108,6 +108,7 @@ CUresult address_free(CUdeviceptr address, std::size_t bytes) {
       return wrong("cuMemAddressFree: the range still has memory mapped");
     }
     d.ranges.erase(range);
+    recycle_addresses(pointer(address), bytes);
     return CUDA_SUCCESS;
   });
 }
@@ -148,8 +149,9 @@ CUresult map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGe
     std::lock_guard lock(d.mutex);
     const auto found = d.handles.find(handle);
     if (found == d.handles.end() || found->second.released) return wrong("cuMemMap: no such handle");
-    if (offset != 0 || bytes != found->second.bytes)
-      return wrong("cuMemMap: only whole handles are emulated");
+    if (offset != 0 || bytes != found->second.bytes || found->second.mappings > 0) {
+      return wrong("cuMemMap: only whole handles, mapped once at a time, are emulated");
+    }
     auto range = d.ranges.upper_bound(address);
     if (range == d.ranges.begin()) return wrong("cuMemMap: the addresses are not reserved");
     --range;
@@ -181,7 +183,8 @@ CUresult set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDes
     if (mapping->second.accessible) return CUDA_SUCCESS;
     auto* data = static_cast<unsigned char*>(pointer(address));
     if (mprotect(data, bytes, PROT_READ | PROT_WRITE) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
-    std::memset(data, 0xff, bytes);
+    madvise(data, bytes, MADV_HUGEPAGE);  // cheaper to touch, close and open
+    poison(data, bytes);
     mapping->second.accessible = true;
     add_allocation({data, bytes, MemoryKind::device, access->location.id, true});
     return CUDA_SUCCESS;
@@ -199,7 +202,7 @@ CUresult unmap(CUdeviceptr address, std::size_t bytes) {
     }
     void* data = pointer(address);
     remove_allocation(data);
-    mmap(data, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    close_addresses(data, bytes);
     const auto handle = d.handles.find(mapping->second.handle);
     --handle->second.mappings;
     d.mappings.erase(mapping);

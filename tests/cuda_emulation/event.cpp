@@ -113,7 +113,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
       return cudaSuccess;
     }
     auto point = std::make_shared<Point>();
-    const cudaError_t error = submit(stream, {[point] { point->pass(); }, false});
+    const cudaError_t error = submit(stream, {[point] { point->pass(); }, false, true});
     if (error != cudaSuccess) return error;
     std::lock_guard lock(event->mutex);
     event->point = std::move(point);
@@ -164,7 +164,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
       return misuse(cudaErrorStreamCaptureIsolation,
                     "cudaStreamWaitEvent: a captured stream waits for an event from outside of the capture");
     }
-    return submit(stream, {[point] { point->wait(); }, false});
+    return submit(stream, {[point] { point->wait(); }, false, point->passed.load()});
   });
 }
 

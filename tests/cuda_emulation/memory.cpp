@@ -20,7 +20,8 @@ namespace cuda_emulation {
 namespace {
 
 constexpr std::size_t page_bytes = 4096;
-constexpr std::size_t address_space_bytes = std::size_t{1} << 40;
+constexpr std::size_t address_space_bytes = std::size_t{8} << 40;
+constexpr std::size_t huge_page_bytes = 2 << 20;
 constexpr std::size_t poisoned_bytes = 32 << 20;  // of each allocation: more would be slow
 constexpr unsigned char tail_byte = 0xa5;
 constexpr std::int64_t allocation_granule = 512;
@@ -36,7 +37,8 @@ struct Memory {
   std::map<std::uintptr_t, Allocation> allocations;
   unsigned char* space = nullptr;  // of address_space_bytes
   std::size_t used_space = 0;
-  int users = 0;  // operations that need device memory
+  std::multimap<std::size_t, void*> recycled;  // reservations given back, by size
+  int users = 0;                               // operations that need device memory
   bool protect = environment("TRANCHE_EMULATION_PROTECT", 1) != 0;
   std::map<int, std::int64_t> in_use;
   struct sigaction previous {};
@@ -98,6 +100,14 @@ void* reserve_locked(Memory& m, std::size_t bytes, std::size_t alignment) {
     handler.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     sigaction(SIGSEGV, &handler, &m.previous);
   }
+  if (m.used_space > address_space_bytes / 2) {
+    if (const auto found = m.recycled.find(bytes); found != m.recycled.end()) {
+      if (void* address = found->second; number(address) % alignment == 0) {
+        m.recycled.erase(found);
+        return address;
+      }
+    }
+  }
   const std::uintptr_t begin = round_up(number(m.space) + m.used_space, alignment);
   const std::size_t end =
       begin - number(m.space) + round_up(bytes, page_bytes) + page_bytes;  // with a guard page
@@ -129,6 +139,19 @@ bool protects_device_memory() {
 void* reserve_addresses(std::size_t bytes, std::size_t alignment) {
   std::lock_guard lock(memory().mutex);
   return reserve_locked(memory(), bytes, alignment);
+}
+
+void recycle_addresses(void* address, std::size_t bytes) {
+  std::lock_guard lock(memory().mutex);
+  memory().recycled.emplace(bytes, address);
+}
+
+void close_addresses(void* address, std::size_t bytes) {
+  mmap(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+void poison(void* data, std::size_t bytes) {
+  std::memset(data, 0xff, std::min(bytes, poisoned_bytes));
 }
 
 std::int64_t bytes_in_use(int device) {
@@ -163,13 +186,15 @@ bool remove_allocation(const void* data) {
 void* allocate_device(int device, std::size_t bytes) {
   const auto charged = static_cast<std::int64_t>(round_up(bytes, allocation_granule));
   if (bytes > address_space_bytes || !take_bytes(device, charged)) return nullptr;
-  auto* data = static_cast<unsigned char*>(reserve_addresses(bytes, page_bytes));
+  auto* data = static_cast<unsigned char*>(
+      reserve_addresses(bytes, bytes >= huge_page_bytes ? huge_page_bytes : page_bytes));
   const std::size_t mapped = round_up(bytes, page_bytes);
   if (data == nullptr || mprotect(data, mapped, PROT_READ | PROT_WRITE) != 0) {
     give_bytes(device, charged);
     return nullptr;
   }
-  std::memset(data, 0xff, std::min(bytes, poisoned_bytes));
+  if (bytes >= huge_page_bytes) madvise(data, mapped, MADV_HUGEPAGE);  // cheaper to touch, close and open
+  poison(data, bytes);
 #if defined(__SANITIZE_ADDRESS__)
   __asan_poison_memory_region(data + bytes, mapped - bytes);
 #else
@@ -221,8 +246,7 @@ bool release(void* data, MemoryKind kind) {
     munmap(allocation.data, mapped + page_bytes);
     return true;
   }
-  // The address stays reserved and without access, so that a late use faults.
-  mmap(allocation.data, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  close_addresses(allocation.data, mapped);  // the addresses stay reserved, so that a late use faults
   give_bytes(allocation.device, static_cast<std::int64_t>(round_up(allocation.bytes, allocation_granule)));
   return true;
 }

@@ -31,6 +31,8 @@ struct Operation {
   std::function<void()> run;
   /// Needs device memory; skipped once the device has failed.
   bool on_device = true;
+  /// Ends at once and runs no code of the user: not worth closing the memory for, unless it is the last.
+  bool marker = false;
 };
 
 /// A capture under way, and then the graph: operations in the order in which they were issued, which respects
@@ -134,6 +136,12 @@ void add_allocation(const Allocation& allocation);
 bool remove_allocation(const void* data);
 /// Address space of the emulated GPUs, without access; never given out twice while there is fresh.
 void* reserve_addresses(std::size_t bytes, std::size_t alignment);
+/// Takes reserved addresses back, to be given out again when fresh ones run short.
+void recycle_addresses(void* address, std::size_t bytes);
+/// Gives the pages back and leaves the addresses without access.
+void close_addresses(void* address, std::size_t bytes);
+/// Fills new memory (the first 32 MiB of it) with 0xff: NaN in every floating-point type.
+void poison(void* data, std::size_t bytes);
 std::int64_t bytes_in_use(int device);
 bool take_bytes(int device, std::int64_t bytes);
 void give_bytes(int device, std::int64_t bytes);

@@ -78,10 +78,11 @@ void work(const std::shared_ptr<CUstream_st>& stream) {
     if (stream->queue.empty()) return;
     Operation operation = std::move(stream->queue.front());
     stream->queue.pop_front();
+    const bool last = stream->queue.empty();
     lock.unlock();
     if (operation.on_device) {
       if (!access) access.emplace();
-    } else {
+    } else if (last || !operation.marker) {
       access.reset();
     }
     if (const int delay = delay_microseconds(); delay > 0) {
