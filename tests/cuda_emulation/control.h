@@ -25,6 +25,12 @@ Counters counters();
 std::int64_t calls(const std::string& function);
 void reset_counters();
 
+/// NCCL's rank `rank`, in every communicator, answers no more: what it issues waits until it is aborted.
+void silence_rank(int rank);
+/// ncclCommGetAsyncError of that rank tells `nccl_error` from now on.
+void fail_rank(int rank, int nccl_error);
+void heal_ranks();
+
 /// What the last failure inside a kernel, copy or misuse of the interface said; empty if there was none.
 std::string last_diagnostic();
 /// Forgets sticky errors of all devices and the last diagnostic, as a new process would.

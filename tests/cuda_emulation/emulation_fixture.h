@@ -5,12 +5,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "tranche/tests/cuda_emulation/control.h"
 
 namespace cuda_emulation {
+
+/// Four GPUs, unless the environment says otherwise; read at the first call of CUDA.
+inline const int four_gpus = setenv("TRANCHE_EMULATED_GPUS", "4", 0);
 
 class Emulation : public ::testing::Test {
  protected:
