@@ -1,8 +1,6 @@
 #pragma once
 /// The operating system's files; for offload/ only.
 
-#include <array>
-#include <atomic>
 
 #include "tranche/offload/file_system.h"
 

@@ -5,10 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <list>
+#include <mutex>
 
 #include "tranche/core/error.h"
 #include "tranche/offload/block_transfers.h"

@@ -30,7 +30,7 @@ LIBRARIES = [
     ("CUDA", ["cuda*", "cublas*", "cub/*", "thrust/*", "cooperative_groups*", "nvtx*", "device_launch_parameters.h"],
      ["*/cuda*", "comm/nccl*", "tests/comm/nccl*"]),
     ("HDF5", ["hdf5*.h", "H5*.h"], ["checkpoint/*", "tests/checkpoint/*"]),
-    ("liburing", ["liburing*"], ["offload/*", "tests/offload/*"]),
+    ("liburing", ["liburing*"], ["offload/*", "tests/offload/*", "bench/block_io*"]),
 ]
 # Each costs every file that includes it a second or more to compile.
 HEAVY = ["nlohmann/json.hpp", "spdlog/*", "fmt/*"]

@@ -69,6 +69,11 @@ class RecordingFile : public File {
   std::string name_;
 };
 
+std::vector<std::byte> bytes_of(const std::string& text) {
+  const auto* first = reinterpret_cast<const std::byte*>(text.data());
+  return {first, first + text.size()};
+}
+
 std::string last_name(const std::string& path) {
   return path.substr(path.find_last_of('/') + 1);
 }
@@ -96,9 +101,7 @@ void RecordingFileSystem::scan(const std::string& path, std::uint64_t id) {
       scan(inner, inner_id);
     } else {
       const std::string content = upstream_.read_file(join_path(root_, inner));
-      auto& bytes = initial_[inner_id].content;
-      bytes.resize(content.size());
-      std::memcpy(bytes.data(), content.data(), content.size());
+      initial_[inner_id].content = bytes_of(content);
     }
   }
 }
@@ -139,8 +142,7 @@ std::uint64_t RecordingFileSystem::adopt(const std::string& path, const std::str
   written.path = relative;
   written.object = created.object;
   written.bytes = static_cast<std::int64_t>(content.size());
-  written.data.resize(content.size());
-  std::memcpy(written.data.data(), content.data(), content.size());
+  written.data = bytes_of(content);
   record(std::move(written));
   return created.object;
 }

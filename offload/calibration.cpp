@@ -1,0 +1,207 @@
+#include "tranche/offload/calibration.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "tranche/core/error.h"
+#include "tranche/offload/aligned_buffer.h"
+#include "tranche/offload/io_failure.h"
+
+namespace tranche {
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+constexpr int schema = 1;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Removed however the calibration ends.
+class ScratchFile {
+ public:
+  ScratchFile(FileSystem& files, std::string path) : files_(files), path_(std::move(path)) {
+    file_ = files_.open(path_, OpenMode::create_or_truncate, Caching::direct);
+  }
+  ~ScratchFile() {
+    file_.reset();
+    try {
+      files_.remove(path_);
+    } catch (const IoError&) {
+      // What made the removal fail also fails what the file was made for.
+    }
+  }
+  ScratchFile(const ScratchFile&) = delete;
+  ScratchFile& operator=(const ScratchFile&) = delete;
+  File& operator*() { return *file_; }
+
+ private:
+  FileSystem& files_;
+  std::string path_;
+  std::unique_ptr<File> file_;
+};
+
+BlockIoCandidate try_candidate(const CalibrationRequest& request, BlockIoOptions options, File& file,
+                               AlignedBuffer& memory) {
+  BlockIoCandidate candidate{options.engine, options.block_bytes, options.depth, 0, 0};
+  const auto io = make_block_io(options);
+  const auto registration = io->register_memory(memory.data(), request.file_bytes);
+  double writing = 0, reading = 0;
+  int passes = 0;
+  do {
+    auto begin = Clock::now();
+    io->wait(io->write(file, 0, memory.data(), request.file_bytes));
+    if (!file.direct()) file.sync();  // or only memory would have been written
+    writing += seconds_since(begin);
+    begin = Clock::now();
+    io->wait(io->read(file, 0, memory.data(), request.file_bytes));
+    reading += seconds_since(begin);
+    ++passes;
+  } while ((writing + reading) * (passes + 1) / passes < request.seconds_per_candidate);
+  const double bytes = static_cast<double>(request.file_bytes) * passes;
+  candidate.write_bytes_per_second = bytes / std::max(writing, 1e-9);
+  candidate.read_bytes_per_second = bytes / std::max(reading, 1e-9);
+  return candidate;
+}
+
+// Numbers of devices may change when a machine starts anew; then the measurement is just made again.
+std::string key_of(const std::string& directory, const std::vector<BlockIoEngine>& engines) {
+  struct stat status {};
+  if (::stat(directory.c_str(), &status) != 0) throw_io_error({"looking up", directory, errno, -1, 0});
+  std::string key = "device " + std::to_string(status.st_dev);
+  for (const BlockIoEngine engine : engines) key += ", " + std::string(name_of(engine));
+  return key;
+}
+
+BlockIoEngine engine_of(const std::string& name) {
+  for (const BlockIoEngine engine : {BlockIoEngine::uring, BlockIoEngine::threads}) {
+    if (name == name_of(engine)) return engine;
+  }
+  return BlockIoEngine::automatic;
+}
+
+void take_best(BlockIoCalibration& calibration) {
+  const BlockIoCandidate& best = calibration.candidates.front();
+  calibration.options.engine = best.engine;
+  calibration.options.block_bytes = best.block_bytes;
+  calibration.options.depth = best.depth;
+}
+
+Json parsed(std::string_view text) {
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const bool usable = json.is_object() && json.value("schema", Json()) == Json(schema) &&
+                      json.contains("results") && json["results"].is_object();
+  if (!usable) json = Json{{"schema", schema}, {"results", Json::object()}};
+  return json;
+}
+
+}  // namespace
+
+std::string remember_calibration(std::string_view earlier, const std::string& key,
+                                 const BlockIoCalibration& calibration) {
+  Json json = parsed(earlier);
+  Json tried = Json::array();
+  for (const BlockIoCandidate& candidate : calibration.candidates) {
+    tried.push_back({{"engine", name_of(candidate.engine)},
+                     {"block_bytes", candidate.block_bytes},
+                     {"depth", candidate.depth},
+                     {"write_bytes_per_second", candidate.write_bytes_per_second},
+                     {"read_bytes_per_second", candidate.read_bytes_per_second}});
+  }
+  json["results"][key] = {{"direct", calibration.direct}, {"candidates", tried}};
+  return json.dump(2) + "\n";
+}
+
+bool recall_calibration(std::string_view text, const std::string& key, BlockIoCalibration& calibration) {
+  try {
+    const Json json = parsed(text);
+    const auto found = json["results"].find(key);
+    if (found == json["results"].end()) return false;
+    std::vector<BlockIoCandidate> candidates;
+    for (const Json& tried : found->at("candidates")) {
+      const auto engine = engine_of(tried.at("engine").get<std::string>());
+      const BlockIoCandidate candidate{
+          engine, tried.at("block_bytes").get<std::int64_t>(), tried.at("depth").get<int>(),
+          tried.at("write_bytes_per_second").get<double>(), tried.at("read_bytes_per_second").get<double>()};
+      const bool sane = engine != BlockIoEngine::automatic && candidate.block_bytes >= io_alignment &&
+                        candidate.block_bytes <= (std::int64_t{1} << 30) && candidate.depth >= 1 &&
+                        candidate.depth <= 1024;
+      if (!sane) return false;
+      candidates.push_back(candidate);
+    }
+    if (candidates.empty()) return false;
+    calibration.direct = found->at("direct").get<bool>();
+    calibration.candidates = std::move(candidates);
+  } catch (const Json::exception&) {
+    return false;  // edited by hand, say: measuring anew mends it
+  }
+  take_best(calibration);
+  calibration.remembered = true;
+  return true;
+}
+
+BlockIoCalibration calibrate_block_io(const CalibrationRequest& request, MemoryResource& resource,
+                                      FileSystem& files) {
+  if (request.file_bytes < io_alignment) {
+    throw InvalidArgument("calibration with " + std::to_string(request.file_bytes) + " B: at least " +
+                          std::to_string(io_alignment) + " are needed");
+  }
+  BlockIoCalibration result;
+  // Settled first, so that what is remembered is an engine that there is.
+  std::vector<BlockIoEngine> engines{make_block_io({.engine = request.engine, .hook = {}})->engine()};
+  if (request.engine == BlockIoEngine::automatic && engines[0] == BlockIoEngine::uring) {
+    engines.push_back(BlockIoEngine::threads);
+  }
+  const std::string key = key_of(request.directory, engines);
+  std::string earlier;
+  if (!request.memory_path.empty() && files.exists(request.memory_path)) {
+    earlier = files.read_file(request.memory_path);
+    if (recall_calibration(earlier, key, result)) return result;
+  }
+
+  // Ranks that calibrate at once must not write into one file.
+  ScratchFile scratch(files,
+                      join_path(request.directory, ".tranche-calibration-" + std::to_string(::getpid())));
+  File& file = *scratch;
+  result.direct = file.direct();
+  file.preallocate(request.file_bytes);
+  AlignedBuffer memory(resource, request.file_bytes, Category::workspace, "calibration of block I/O");
+  std::memset(memory.data(), 0x5a, static_cast<std::size_t>(request.file_bytes));
+  constexpr std::int64_t kibibyte = 1024;
+  const std::pair<std::int64_t, int> pairs[] = {
+      {1024 * kibibyte, 16}, {1024 * kibibyte, 8}, {1024 * kibibyte, 4}, {256 * kibibyte, 32},
+      {256 * kibibyte, 16},  {4096 * kibibyte, 4}, {4096 * kibibyte, 8}};
+  // A pass that nobody measures: the first one turns preallocated blocks into written ones.
+  BlockIoOptions options = result.options;
+  CalibrationRequest once = request;
+  once.seconds_per_candidate = 0;
+  options.engine = engines[0];
+  try_candidate(once, options, file, memory);
+  for (const BlockIoEngine engine : engines) {
+    for (const auto& [block_bytes, depth] : pairs) {
+      options.engine = engine;
+      options.block_bytes = block_bytes;
+      options.depth = depth;
+      result.candidates.push_back(try_candidate(request, options, file, memory));
+    }
+  }
+  const auto time = [](const BlockIoCandidate& c) {
+    return 1 / c.write_bytes_per_second + 1 / c.read_bytes_per_second;
+  };
+  std::stable_sort(result.candidates.begin(), result.candidates.end(),
+                   [&](const BlockIoCandidate& a, const BlockIoCandidate& b) { return time(a) < time(b); });
+  take_best(result);
+  if (!request.memory_path.empty()) {
+    files.replace_file(request.memory_path, remember_calibration(earlier, key, result));
+  }
+  return result;
+}
+
+}  // namespace tranche
