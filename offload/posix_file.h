@@ -1,6 +1,7 @@
 #pragma once
 /// The operating system's files; for offload/ only.
 
+#include <algorithm>
 
 #include "tranche/offload/file_system.h"
 
@@ -36,7 +37,9 @@ class PosixFile : public File {
   /// ended at a place from which only the page cache can go on.
   std::int64_t transfer_by(int descriptor, IoCall call, std::int64_t offset, char* memory,
                            std::int64_t bytes);
-  std::int64_t allowed(IoCall call, std::int64_t bytes) const { return hook_ ? hook_(call, bytes) : bytes; }
+  std::int64_t allowed(IoCall call, std::int64_t bytes) const {
+    return hook_ ? std::min(hook_(call, bytes), bytes) : bytes;
+  }
 
   IoHook hook_;
   NativeFile descriptors_;

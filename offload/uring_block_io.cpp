@@ -254,7 +254,7 @@ void UringBlockIo::prepare(int index) {
   const IoTransfer& transfer = *slot.block.transfer;
   char* memory = slot.block.memory + slot.done;
   const std::int64_t wanted = slot.block.bytes - slot.done;
-  const std::int64_t bytes = hook_ ? hook_(transfer.call, wanted) : wanted;
+  const std::int64_t bytes = hook_ ? std::min(hook_(transfer.call, wanted), wanted) : wanted;
   const auto offset = static_cast<std::uint64_t>(slot.block.offset + slot.done);
   const int descriptor = slot.direct ? transfer.native->direct : transfer.native->buffered;
   // Never null: the ring has an entry for each slot, and one for the wake-up call.
