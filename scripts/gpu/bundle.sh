@@ -69,7 +69,6 @@ cp "$here"/*.sh "$here"/*.py "$top/scripts/gpu/"
 rm "$top"/scripts/gpu/{bundle,pack,env,check}.sh
 cp "$here"/{env,check}.sh "$top/"
 "$here/test_list.py" "$build" --source "$root" --labels gpu > "$top/gpu_tests.json"
-"$here/test_list.py" "$build" --source "$root" --labels unit,mpi > "$top/cpu_tests.json"
 # Tests that are scripts, and what they name.
 grep -ho '@SOURCE@/[^" ]*' "$top/gpu_tests.json" | sort -u | while IFS= read -r file; do
   file=${file#@SOURCE@/}
