@@ -133,6 +133,21 @@ class Check(Folder):
         self.assertIn("53 tests passed", result.stdout)
         self.assertRegex(result.stdout, r"ok +libpretended.so.1 +\S+/toolkit/lib64")
 
+    def test_libraries_of_python_packages(self):
+        packages = self.folder / "site" / "nvidia" / "pretended" / "lib"
+        packages.mkdir(parents=True)
+        (packages / "libpretended.so.1").touch()
+        result = self.check(CUDA_HOME="", PYTHONPATH=str(self.folder / "site"))
+        self.assertEqual(result.returncode, 0, result.stdout)
+        self.assertRegex(result.stdout, r"ok +libpretended.so.1 +\S+/site/nvidia/pretended/lib")
+        # The toolkit's go first, and programs are started with the folder that was found.
+        result = run("bash", "-c", f'. {self.folder}/env.sh; echo "$TRANCHE_CUDA_LIBRARIES $LD_LIBRARY_PATH"',
+                     env={**os.environ, "CUDA_HOME": str(self.folder / "toolkit"), "LD_LIBRARY_PATH": "/driver",
+                          "PYTHONPATH": str(self.folder / "site")})
+        found, path = result.stdout.split()
+        self.assertEqual(found, str(self.folder / "toolkit" / "lib64"))
+        self.assertTrue(path.endswith(f":{found}:/driver"), path)
+
     def test_each_gap(self):
         def gap(text, **environment):
             result = self.check(**environment)
@@ -250,7 +265,7 @@ for word in "$@"; do case $word in --benchmark_out=*)
 
     def test_time_ends(self):
         # 0.4 of the limit is for tests: the one that hangs takes all of that.
-        result = self.suite("hangs", "good", arguments=["--only", "tests"], limit=4)
+        result = self.suite("hangs", "good", arguments=["--only", "tests"], limit=10)
         self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
         self.assertEqual(self.records["hangs"]["status"], "not finished")
         self.assertIn("1 cases had passed", self.records["hangs"]["detail"])
