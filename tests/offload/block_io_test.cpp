@@ -265,6 +265,18 @@ TEST_P(BlockIoTest, InterposedFiles) {
   io->wait(io->read(*file, 0, memory.data(), 10));
 }
 
+TEST_P(BlockIoTest, AFailedTransferIsNotGoneOnWith) {
+  FaultyFileSystem faulty(files_);
+  const auto file = faulty.open(folder_ / "a", OpenMode::create_new, GetParam().caching);
+  faulty.inject({.operation = FileOperation::write, .code = EIO});
+  faulty.inject(
+      {.operation = FileOperation::write, .nth = 2, .times = -1, .delay = std::chrono::milliseconds(2)});
+  const auto io = make_block_io(options_);
+  const std::vector<std::byte> memory(16384 * 60);
+  EXPECT_THROW(io->wait(io->write(*file, 0, memory.data(), 16384 * 60)), IoError);
+  EXPECT_LT(faulty.count(FileOperation::write), 60);
+}
+
 // What the kernel may do to io_uring's operations.
 class UringTest : public ::testing::Test {
  protected:

@@ -3,10 +3,13 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <set>
+#include <thread>
 
 #include "tranche/core/error.h"
 #include "tranche/offload/block_io.h"
+#include "tranche/tests/offload/faulty_file_system.h"
 #include "tranche/tests/offload/test_folder.h"
 
 namespace tranche::testing {
@@ -86,6 +89,22 @@ TEST_F(RecordingTest, ARenameMayOvertakeTheContent) {
     }
     EXPECT_EQ(after(files, files.operations(), {Crash::dropped}, "a"), sync ? "new" : "");
   }
+}
+
+// A sync covers what was complete when it began, not what came while it ran.
+TEST_F(RecordingTest, AWriteDuringASyncIsNotCoveredByIt) {
+  FaultyFileSystem slow(posix_file_system());
+  slow.inject({.operation = FileOperation::sync, .delay = std::chrono::milliseconds(300)});
+  RecordingFileSystem files(slow, root_);
+  auto file = files.open(root_ + "/a", OpenMode::create_new, Caching::buffered);  // 0
+  put(*file, 0, "before");                                                        // 1
+  std::thread sync([&] { file->sync(); });                                        // 3
+  while (slow.count(FileOperation::sync) == 0) std::this_thread::yield();
+  put(*file, 6, "during");  // 2
+  sync.join();
+  ASSERT_EQ(files.operation(3).kind, RecordedOperation::Kind::sync) << "it took longer than the write";
+  EXPECT_EQ(files.durable_by(1), 3u);
+  EXPECT_EQ(files.durable_by(2), std::nullopt);
 }
 
 TEST_F(RecordingTest, WritesAreTornAtSectors) {
