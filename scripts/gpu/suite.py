@@ -214,7 +214,7 @@ class Suite:
             file = self.work / "bench.json"
             file.unlink(missing_ok=True)
             command = [str(program)]
-            reason = self.no_gpu() or ("emulated kernels are far too slow" if self.information.get("emulated") else "")
+            reason = self.no_gpu() or ("times of an emulated GPU mean nothing" if self.information.get("emulated") else "")
             record = {"part": "benches", "item": program.name, "command": self.shown(command)}
             if reason or self.left() < 1:
                 self.add({**record, "status": "skipped" if reason else "not run",
@@ -246,8 +246,10 @@ class Suite:
             if entry.get("run_type") == "aggregate" and entry.get("aggregate_name") != "median":
                 continue
             found += 1
-            shares = [key for key in ("of_copy", "of_peak", "of_forward") if key in entry]
-            for key in shares or [key for key in ("bytes_per_second", "flops_per_second") if key in entry][:1]:
+            # Ceilings are no share of anything: their rate is told.
+            told = [key for key in ("of_copy", "of_peak", "of_forward") if key in entry] or \
+                [key for key in entry if key.endswith("/s") or key.endswith("_per_second")][:1]
+            for key in told:
                 self.add(measured("benches", f"{name}/{label}", key, float(entry[key]), command=command))
         return found
 

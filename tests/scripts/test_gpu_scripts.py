@@ -234,6 +234,7 @@ class Suite(Folder):
         write_program(self.build / "bin" / "bench_some_gpu", r"""
 for word in "$@"; do case $word in --benchmark_out=*)
   echo '{"benchmarks": [{"name": "adamw/1024/real_time", "of_copy": 0.93}, {"name": "layer_norm/7", "of_copy": 0.5},
+         {"name": "matmul_peak/iterations:1/manual_time", "peak_TFLOP/s": 788.5},
          {"name": "broken", "error_occurred": true, "error_message": "no memory"}]}' > "${word#*=}";; esac; done""")
 
     def set_gpu(self, devices):
@@ -278,6 +279,7 @@ for word in "$@"; do case $word in --benchmark_out=*)
         self.assertTrue(self.records["bench_some_gpu/adamw/1024"]["met"])
         self.assertEqual(self.records["bench_some_gpu/adamw/1024"]["target"], 0.92)
         self.assertFalse(self.records["bench_some_gpu/layer_norm/7"]["met"])
+        self.assertEqual(self.records["bench_some_gpu/matmul_peak"]["figure"], 788.5)
         self.assertEqual(self.records["bench_some_gpu/broken"]["detail"], "no memory")
         self.assertIn("no such kernel", self.records["training gpt2"]["detail"])
         self.assertEqual(self.records["training gpt2-xl"]["status"], "measured", "at a micro-batch that fits")
