@@ -8,6 +8,12 @@ find_package(nlohmann_json 3.10 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(fmt REQUIRED)
 find_package(hwy REQUIRED)
+find_package(HDF5Serial REQUIRED)  # HDF5::serial
+find_path(tranche_xxhash_include xxhash.h)  # headers only
+mark_as_advanced(tranche_xxhash_include)
+if(NOT tranche_xxhash_include)
+  message(FATAL_ERROR "xxhash.h was not found: it is in Debian's package libxxhash-dev (scripts/setup.sh)")
+endif()
 if(NOT TRANCHE_PLAIN_KERNELS)
   pkg_check_modules(OpenBLAS REQUIRED IMPORTED_TARGET GLOBAL openblas)  # PkgConfig::OpenBLAS
   find_package(OneDNN REQUIRED)                                        # OneDNN::dnnl

@@ -15,6 +15,8 @@ packages=(
   libhwy-dev                          # SIMD with run-time dispatch
   nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
   libgtest-dev libgmock-dev libbenchmark-dev
+  libhdf5-dev libxxhash-dev           # checkpoints, and their digests
+  python3-h5py                        # tests open checkpoints as users do
   liburing-dev                        # transfers past the page cache; threads do without
   dictzip                             # opens the quickstart's text
 )

@@ -1,0 +1,38 @@
+#pragma once
+/// The difference between two checkpoints, by value, whatever numbers of ranks wrote them.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tranche/checkpoint/reader.h"
+
+namespace tranche::checkpoint {
+
+/// How one kind ("weight", "exp_avg") of one tensor differs.
+struct TensorDifference {
+  enum class What : std::uint8_t { values, shape, only_in_first, only_in_second };
+  std::string tensor;
+  std::string kind;
+  What what = What::values;
+  std::int64_t differing = 0;  ///< elements whose bits, as fp32, differ
+  double largest = 0;          ///< of the absolute differences; infinity where one is not a number
+  std::int64_t first = -1;     ///< the first that differs,
+  float first_in_first = 0;    ///< and what it is in each
+  float first_in_second = 0;
+};
+
+struct Comparison {
+  std::int64_t compared = 0;                  ///< pairs of (tensor, kind) that are in both with equal shapes
+  std::vector<TensorDifference> differences;  ///< in the first's order; then what only the second has
+  bool equal() const { return differences.empty(); }
+};
+
+/// Streams both; a few MiB of memory. Tensors are matched by name (aliases count). Throws what Reader::read
+/// does.
+Comparison compare(Reader& first, Reader& second);
+
+/// "exp_avg of h.0.w: 3 of 100 elements differ, by at most 0.5; the first is element 7: 1 and 1.5"
+std::string describe(const TensorDifference& difference);
+
+}  // namespace tranche::checkpoint

@@ -1,0 +1,290 @@
+#include "tranche/checkpoint/folder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "tranche/checkpoint/digest.h"
+#include "tranche/checkpoint/hdf5_image.h"
+#include "tranche/checkpoint/json_reader-inl.h"
+#include "tranche/version.h"
+
+namespace tranche::checkpoint {
+
+namespace {
+
+constexpr std::string_view replaced_suffix = ".old";
+constexpr std::string_view debris_suffix = ".tmp";
+
+/// step-N.TOKEN.tmp: a save that has not ended, or a checkpoint that is being removed.
+bool is_debris(std::string_view name) {
+  const std::size_t dot = name.find('.');
+  return dot != std::string_view::npos && parse_step_name(name.substr(0, dot)) >= 0 &&
+         name.ends_with(debris_suffix);
+}
+
+/// step-N.old: what a checkpoint of the same step replaces; it counts until that one is there.
+bool is_replaced(std::string_view name) {
+  return name.ends_with(replaced_suffix) &&
+         parse_step_name(name.substr(0, name.size() - replaced_suffix.size())) >= 0;
+}
+
+void require_size(FileSystem& files, const std::string& folder, const FileRecord& file) {
+  const std::string path = join_path(folder, file.name);
+  const auto status = files.status(path);
+  if (!status) throw CheckpointError(path + " is missing");
+  if (status->is_directory || status->bytes != file.bytes) {
+    throw CheckpointError(fmt::format("{} has {} bytes; the manifest says {}: it is {}", path, status->bytes,
+                                      file.bytes, status->bytes < file.bytes ? "truncated" : "damaged"));
+  }
+}
+
+std::string owner_text(const SaveOwner& owner) {
+  return Json{{"host", owner.host}, {"process", owner.process}, {"started", owner.started}}.dump() + "\n";
+}
+
+/// Nobody's when the file is absent or torn: its writer then died before it was whole.
+SaveOwner read_owner(FileSystem& files, const std::string& folder) {
+  const std::string path = join_path(folder, std::string(owner_name));
+  if (!files.exists(path)) return {};
+  const Json json = Json::parse(files.read_file(path), nullptr, false);
+  if (!json.is_object() || !json.contains("host") || !json.contains("process") || !json.contains("started"))
+    return {};
+  if (!json["host"].is_string() || !json["process"].is_number_integer() || !json["started"].is_string())
+    return {};
+  return {json["host"].get<std::string>(), json["process"].get<std::int64_t>(),
+          json["started"].get<std::string>()};
+}
+
+}  // namespace
+
+std::string latest_text(std::string_view name) {
+  return fmt::format("{} {}\n", name, to_hex(digest_of(name)));
+}
+
+std::string parse_latest(std::string_view text) {
+  const std::size_t blank = text.find(' ');
+  if (blank == std::string_view::npos) return {};
+  const std::string_view name = text.substr(0, blank);
+  return parse_step_name(name) >= 0 && latest_text(name) == text ? std::string(name) : std::string();
+}
+
+Manifest open_manifest(FileSystem& files, const std::string& folder) {
+  const std::string path = join_path(folder, std::string(manifest_name));
+  Manifest manifest;
+  with_reason("no complete checkpoint in " + folder, [&] {
+    if (!files.exists(path))
+      throw CheckpointError(path + " is missing: the save never ended, or this is something else");
+    manifest = manifest_from_text(files.read_file(path), path);
+    require_size(files, folder, manifest.master);
+    for (const ShardRecord& shard : manifest.shards) require_size(files, folder, shard.file);
+  });
+  return manifest;
+}
+
+std::vector<Listed> list_checkpoints(FileSystem& files, const std::string& parent) {
+  std::vector<Listed> found;
+  with_reason("cannot list checkpoints in " + parent, [&] {
+    if (!files.exists(parent)) return;
+    const std::vector<DirectoryEntry> entries = files.list(parent);
+    for (const DirectoryEntry& entry : entries) {
+      std::string name = entry.name;
+      if (is_replaced(name)) {
+        name.resize(name.size() - replaced_suffix.size());
+        // It counts only while the one that replaces it is not there.
+        if (std::any_of(entries.begin(), entries.end(),
+                        [&](const auto& other) { return other.name == name; }))
+          continue;
+      }
+      const std::int64_t step = parse_step_name(name);
+      if (step < 0 || !entry.is_directory) continue;
+      Listed listed{join_path(parent, entry.name), step, {}, {}};
+      try {
+        listed.manifest = open_manifest(files, listed.path);
+      } catch (const CheckpointError& problem) {
+        listed.problem = problem.message();
+      }
+      found.push_back(std::move(listed));
+    }
+  });
+  std::stable_sort(found.begin(), found.end(), [](const Listed& a, const Listed& b) {
+    if (a.complete() != b.complete()) return a.complete();
+    const auto sequence = [](const Listed& entry) { return entry.manifest ? entry.manifest->sequence : 0; };
+    if (sequence(a) != sequence(b)) return sequence(a) > sequence(b);
+    return a.step > b.step;
+  });
+  return found;
+}
+
+Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vector<std::string>& notes) {
+  std::vector<Listed> found = list_checkpoints(files, parent);
+  for (const Listed& listed : found) {
+    if (!listed.complete()) notes.push_back("passed over: " + listed.problem);
+  }
+  const std::string path = join_path(parent, std::string(latest_name));
+  with_reason("cannot read " + path, [&] {
+    if (!files.exists(path)) return;
+    const std::string name = parse_latest(files.read_file(path));
+    if (name.empty()) {
+      notes.push_back(path + " is damaged; it is not needed: the folders themselves are looked at");
+    } else if (!found.empty() && found.front().complete() && name != step_name(found.front().step)) {
+      notes.push_back(fmt::format("{} names {}, but the newest complete checkpoint is {}", path, name,
+                                  step_name(found.front().step)));
+    }
+  });
+  if (found.empty() || !found.front().complete()) {
+    std::string text = "there is no complete checkpoint in " + parent;
+    for (const std::string& note : notes) text += "; " + note;
+    throw CheckpointError(text);
+  }
+  return std::move(found.front());
+}
+
+RunFolder::RunFolder(Storage storage, std::string parent, std::uint64_t token)
+    : storage_(storage), parent_(std::move(parent)), token_(token) {}
+
+std::string RunFolder::temporary(std::int64_t step) const {
+  return join_path(parent_, fmt::format("{}.{}{}", step_name(step), to_hex(token_), debris_suffix));
+}
+
+void RunFolder::write_synced(const std::string& path, const void* bytes, std::int64_t size) {
+  const auto file = storage_.files.open(path, OpenMode::create_or_truncate);
+  file->write(0, bytes, size);
+  file->sync();
+}
+
+void RunFolder::clear_debris(const std::string& own) {
+  FileSystem& files = storage_.files;
+  for (const DirectoryEntry& entry : files.list(parent_)) {
+    const std::string path = join_path(parent_, entry.name);
+    if (!entry.is_directory || path == own) continue;
+    if (is_replaced(entry.name)) {
+      const std::string name = entry.name.substr(0, entry.name.size() - replaced_suffix.size());
+      const std::string replacing = join_path(parent_, name);
+      if (files.exists(replacing)) {
+        remove_folder(entry.name);
+      } else {  // the save that was to replace it died in between
+        files.rename(path, replacing);
+        files.sync_directory(parent_);
+      }
+    } else if (is_debris(entry.name)) {
+      const SaveOwner owner = read_owner(files, path);
+      if (is_alive(owner) && owner != this_process()) {
+        throw CheckpointError(
+            fmt::format("process {} on this host is saving to {}: two runs cannot share a folder; "
+                        "give this one its own, or end the other",
+                        owner.process, path));
+      }
+      files.remove_all(path);
+    }
+  }
+}
+
+void RunFolder::remove_folder(const std::string& name) {
+  // A name that nobody takes for a checkpoint first: half removed, it must not look like one.
+  const std::string path = join_path(parent_, name);
+  const std::string debris = path + ".removed-" + to_hex(token_) + std::string(debris_suffix);
+  storage_.files.remove_all(debris);
+  storage_.files.rename(path, debris);
+  storage_.files.sync_directory(parent_);
+  storage_.files.remove_all(debris);
+}
+
+std::int64_t RunFolder::next_sequence() {
+  if (sequence_ == 0) {
+    for (const Listed& listed : list_checkpoints(storage_.files, parent_)) {
+      if (listed.manifest) sequence_ = std::max(sequence_, listed.manifest->sequence);
+    }
+  }
+  return ++sequence_;
+}
+
+void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
+  const std::string own = temporary(step);
+  with_reason("cannot save step " + std::to_string(step) + " to " + parent_, [&] {
+    storage_.files.create_directories(own);
+    clear_debris(own);
+    const SpaceInfo space = storage_.files.space(parent_);
+    if (space.free_bytes < total_bytes) {
+      throw CheckpointError(
+          fmt::format("the checkpoint needs {} bytes, and {} are free there: remove old ones, keep "
+                      "fewer, or save to another file system",
+                      total_bytes, space.free_bytes));
+    }
+    const std::string owner = owner_text(this_process());
+    write_synced(join_path(own, std::string(owner_name)), owner.data(),
+                 static_cast<std::int64_t>(owner.size()));
+  });
+}
+
+std::string RunFolder::commit(Manifest manifest) {
+  FileSystem& files = storage_.files;
+  const std::int64_t step = manifest.run.step;
+  const std::string own = temporary(step);
+  const std::string target = final_path(step);
+  with_reason("cannot complete the checkpoint " + target + " (those before it are untouched)", [&] {
+    if (static_cast<int>(manifest.shards.size()) != manifest.layout.world) {
+      throw CheckpointError(fmt::format("{} of {} ranks have reported their shards", manifest.shards.size(),
+                                        manifest.layout.world));
+    }
+    try {
+      for (const ShardRecord& shard : manifest.shards) require_size(files, own, shard.file);
+    } catch (const CheckpointError& problem) {
+      throw CheckpointError(problem.message() + "; do all ranks see the same folder?");
+    }
+    const std::vector<std::byte> master = make_master_image(manifest.layout, manifest.shards);
+    const auto master_bytes = static_cast<std::int64_t>(master.size());
+    write_synced(join_path(own, std::string(master_name)), master.data(), master_bytes);
+    manifest.master = {std::string(master_name), master_bytes, master_bytes, block_digests(master)};
+    manifest.version = format_version;
+    manifest.library = std::string(version);
+    manifest.hdf5 = hdf5_version();
+    manifest.sequence = next_sequence();
+    manifest.created =
+        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
+            .count();
+    const std::string path = join_path(own, std::string(manifest_name));
+    const std::string text = to_text(manifest);
+    manifest_from_text(text, path);  // what could not be read back must not be written
+    const std::string owner = join_path(own, std::string(owner_name));
+    if (files.exists(owner)) files.remove(owner);
+    files.replace_file(path, text);
+    const std::string replaced = target + std::string(replaced_suffix);
+    const bool replaces = files.exists(target);
+    if (replaces) {
+      files.remove_all(replaced);
+      files.rename(target, replaced);
+    }
+    files.rename(own, target);
+    files.sync_directory(parent_);
+    files.replace_file(join_path(parent_, std::string(latest_name)), latest_text(step_name(step)));
+    if (replaces) remove_folder(step_name(step) + std::string(replaced_suffix));
+  });
+  return target;
+}
+
+void RunFolder::discard(std::int64_t step) {
+  with_reason("cannot remove what is left of the save of step " + std::to_string(step),
+              [&] { storage_.files.remove_all(temporary(step)); });
+}
+
+std::vector<std::string> RunFolder::retain(const Retention& rule) {
+  std::vector<std::string> removed;
+  if (rule.keep_last <= 0 && rule.keep_every <= 0) return removed;
+  with_reason("cannot remove old checkpoints from " + parent_, [&] {
+    int rank = 0;
+    for (const Listed& listed : list_checkpoints(storage_.files, parent_)) {
+      if (!listed.complete()) continue;
+      const bool newest = rank == 0;
+      const bool recent = rank++ < rule.keep_last;
+      const bool milestone = rule.keep_every > 0 && listed.step % rule.keep_every == 0;
+      if (newest || recent || milestone) continue;
+      removed.push_back(listed.path.substr(listed.path.rfind('/') + 1));
+      remove_folder(removed.back());
+    }
+  });
+  return removed;
+}
+
+}  // namespace tranche::checkpoint

@@ -1,0 +1,300 @@
+// The manifest and a shard's record as JSON.
+
+#include "tranche/checkpoint/digest.h"
+#include "tranche/checkpoint/format.h"
+#include "tranche/checkpoint/json_reader-inl.h"
+#include "tranche/core/error.h"
+
+namespace tranche::checkpoint {
+
+namespace {
+
+constexpr std::string_view format_name = "tranche-checkpoint";
+constexpr std::string_view digest_prefix = "{\"manifest_digest\": \"";
+constexpr std::string_view digest_suffix = "\",\n";
+constexpr std::size_t first_line = digest_prefix.size() + 16 + digest_suffix.size();
+
+Json to_json(const FileRecord& file) {
+  Json blocks = Json::array();
+  for (const std::uint64_t digest : file.blocks) blocks.push_back(to_hex(digest));
+  return {{"name", file.name},
+          {"bytes", file.bytes},
+          {"digested_bytes", file.digested_bytes},
+          {"blocks", blocks}};
+}
+
+Json to_json(const ShardRecord& shard) {
+  Json json = {{"rank", shard.rank}, {"offsets", shard.offsets}};
+  json.update(to_json(shard.file));
+  return json;
+}
+
+Json to_json(const UnitRecord& unit) {
+  Json tensors = Json::array();
+  for (const TensorRecord& tensor : unit.tensors) {
+    const auto extents = tensor.shape.extents();
+    tensors.push_back({{"name", tensor.name},
+                       {"shape", std::vector<std::int64_t>(extents.begin(), extents.end())},
+                       {"frozen", tensor.frozen},
+                       {"aliases", tensor.aliases},
+                       {"offset", tensor.offset}});
+  }
+  return {{"name", unit.name},
+          {"uses_per_pass", unit.uses_per_pass},
+          {"trainable_cuts", unit.trainable_cuts},
+          {"frozen_cuts", unit.frozen_cuts},
+          {"tensors", tensors}};
+}
+
+Json to_json(const SectionRecord& section) {
+  return {{"dataset", section.dataset},
+          {"kind", section.kind},
+          {"dtype", std::string(name_of(section.dtype))},
+          {"frozen", section.frozen}};
+}
+
+Json object_text(const std::string& text, std::string_view key) {
+  if (key == "user" && text.size() > user_limit) {
+    throw InvalidArgument(
+        fmt::format("the user's JSON for a checkpoint has {} bytes; at most {} fit: keep larger "
+                    "things in a file beside it",
+                    text.size(), user_limit));
+  }
+  const Json json = Json::parse(text, nullptr, false);
+  if (!json.is_object()) {
+    throw InvalidArgument(fmt::format("'{}' of a checkpoint is not a JSON object: {:.60}", key, text));
+  }
+  return json;
+}
+
+Json to_json(const RunState& run) {
+  return {{"step", run.step},
+          {"applied", run.applied},
+          {"samples", run.samples},
+          {"tokens", run.tokens},
+          {"random", object_text(run.random, "random")},
+          {"loss_scaler", object_text(run.loss_scaler, "loss_scaler")},
+          {"schedule", object_text(run.schedule, "schedule")},
+          {"optimizer", object_text(run.optimizer, "optimizer")},
+          {"config", object_text(run.config, "config")},
+          {"user", object_text(run.user, "user")}};
+}
+
+FileRecord file_from(const JsonNode& node) {
+  FileRecord file;
+  file.name = node["name"].text();
+  file.bytes = node["bytes"].integer(0);
+  file.digested_bytes = node["digested_bytes"].integer(0, file.bytes);
+  for (const JsonNode& item : node["blocks"].items()) {
+    if (!from_hex(item.text(), file.blocks.emplace_back()))
+      item.fail("is not a digest of 16 hexadecimal digits");
+  }
+  const std::int64_t blocks = divide_round_up(file.digested_bytes, block_bytes);
+  if (static_cast<std::int64_t>(file.blocks.size()) != blocks) {
+    node["blocks"].fail(
+        fmt::format("has {} digests; {} bytes need {}", file.blocks.size(), file.digested_bytes, blocks));
+  }
+  return file;
+}
+
+ShardRecord shard_from(const JsonNode& node) {
+  ShardRecord shard;
+  shard.rank = static_cast<int>(node["rank"].integer(0, INT32_MAX));
+  shard.offsets = node["offsets"].integers();
+  shard.file = file_from(node);
+  return shard;
+}
+
+std::vector<std::int64_t> cuts_from(const JsonNode& node, int world) {
+  const std::vector<std::int64_t> cuts = node.integers();
+  bool good = cuts.size() == static_cast<std::size_t>(world) + 1 && cuts.front() == 0;
+  for (std::size_t i = 1; good && i < cuts.size(); ++i) good = cuts[i] >= cuts[i - 1];
+  if (!good) node.fail(fmt::format("does not cut a buffer from 0 on into {} shards", world));
+  return cuts;
+}
+
+UnitRecord unit_from(const JsonNode& node, int world) {
+  UnitRecord unit;
+  unit.name = node["name"].text();
+  unit.uses_per_pass = static_cast<int>(node["uses_per_pass"].integer(1, INT32_MAX));
+  unit.trainable_cuts = cuts_from(node["trainable_cuts"], world);
+  unit.frozen_cuts = cuts_from(node["frozen_cuts"], world);
+  std::int64_t end[2] = {0, 0};
+  for (const JsonNode& item : node["tensors"].items()) {
+    TensorRecord tensor;
+    tensor.name = item["name"].text();
+    const std::vector<std::int64_t> extents = item["shape"].integers();
+    try {
+      for (const std::int64_t extent : extents) {
+        if (extent < 1) throw InvalidArgument("empty");
+      }
+      tensor.shape = Shape(extents);
+    } catch (const Error&) {
+      item["shape"].fail("is not a shape");
+    }
+    tensor.frozen = item["frozen"].boolean();
+    tensor.aliases = item["aliases"].texts();
+    const int which = tensor.frozen ? 1 : 0;
+    const std::int64_t most = unit.cuts(tensor.frozen).back() - tensor.shape.elements();
+    tensor.offset = item["offset"].integer();
+    if (tensor.offset < end[which] || tensor.offset > most) {
+      item["offset"].fail(
+          fmt::format("is {}, where the tensor overlaps another or leaves the buffer", tensor.offset));
+    }
+    end[which] = tensor.offset + tensor.shape.elements();
+    unit.tensors.push_back(std::move(tensor));
+  }
+  return unit;
+}
+
+SectionRecord section_from(const JsonNode& node) {
+  SectionRecord section;
+  section.dataset = node["dataset"].text();
+  section.kind = node["kind"].text();
+  const std::string dtype = node["dtype"].text();
+  bool known = false;
+  for (const DataType candidate : {DataType::float32, DataType::bfloat16, DataType::float16}) {
+    if (name_of(candidate) == dtype) {
+      section.dtype = candidate;
+      known = true;
+    }
+  }
+  if (!known) node["dtype"].fail(fmt::format("is '{}'; known are fp32, bf16 and fp16", dtype));
+  section.frozen = node["frozen"].boolean();
+  return section;
+}
+
+RunState run_from(const JsonNode& node) {
+  RunState run;
+  run.step = node["step"].integer(0);
+  run.applied = node["applied"].integer(0);
+  run.samples = node["samples"].integer(0);
+  run.tokens = node["tokens"].integer(0);
+  run.random = node["random"].object();
+  run.loss_scaler = node["loss_scaler"].object();
+  run.schedule = node["schedule"].object();
+  run.optimizer = node["optimizer"].object();
+  run.config = node["config"].object();
+  run.user = node["user"].object();
+  return run;
+}
+
+void check_shards(const Manifest& manifest, const JsonNode& root) {
+  const Layout& layout = manifest.layout;
+  const std::vector<JsonNode> nodes = root["shards"].items();
+  if (static_cast<int>(nodes.size()) != layout.world) {
+    root["shards"].fail(fmt::format("has {} entries for {} ranks", nodes.size(), layout.world));
+  }
+  for (int rank = 0; rank < layout.world; ++rank) {
+    const ShardRecord& shard = manifest.shards[static_cast<std::size_t>(rank)];
+    const JsonNode& node = nodes[static_cast<std::size_t>(rank)];
+    if (shard.rank != rank) node["rank"].fail(fmt::format("is {}, not {}", shard.rank, rank));
+    if (shard.file.name != shard_name(rank, layout.world)) {
+      node["name"].fail(fmt::format("is '{}', not {}", shard.file.name, shard_name(rank, layout.world)));
+    }
+    if (shard.offsets.size() != layout.sections.size()) {
+      node["offsets"].fail(
+          fmt::format("has {} entries for {} sections", shard.offsets.size(), layout.sections.size()));
+    }
+    for (std::size_t s = 0; s < shard.offsets.size(); ++s) {
+      const std::int64_t bytes =
+          layout.section_elements(static_cast<int>(s), rank) * size_of(layout.sections[s].dtype);
+      const std::int64_t offset = shard.offsets[s];
+      if (bytes == 0 ? offset != -1 : offset < 0 || offset > shard.file.digested_bytes - bytes) {
+        node["offsets"].fail(
+            fmt::format("puts {} at byte {}, outside the file", layout.sections[s].dataset, offset));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::string to_text(const ShardRecord& record) {
+  return to_json(record).dump();
+}
+
+ShardRecord shard_record_from_text(std::string_view text, std::string_view origin) {
+  const Json json = parse_json(text, origin);
+  return shard_from(JsonNode(json, std::string(origin), ""));
+}
+
+std::string to_text(const Manifest& manifest) {
+  Json units = Json::array();
+  for (const UnitRecord& unit : manifest.layout.units) units.push_back(to_json(unit));
+  Json sections = Json::array();
+  for (const SectionRecord& section : manifest.layout.sections) sections.push_back(to_json(section));
+  Json shards = Json::array();
+  for (const ShardRecord& shard : manifest.shards) shards.push_back(to_json(shard));
+  const Json json = {{"format", format_name},
+                     {"version", manifest.version},
+                     {"library", manifest.library},
+                     {"hdf5", manifest.hdf5},
+                     {"sequence", manifest.sequence},
+                     {"created", manifest.created},
+                     {"world", manifest.layout.world},
+                     {"stage", manifest.stage},
+                     {"numerics_fingerprint", manifest.numerics},
+                     {"reduction_group", manifest.reduction_group},
+                     {"cut", "element"},
+                     {"run", to_json(manifest.run)},
+                     {"sections", sections},
+                     {"units", units},
+                     {"master", to_json(manifest.master)},
+                     {"shards", shards}};
+  std::string body;  // a line for each key, so that people can read it
+  for (const auto& [key, value] : json.items()) {
+    body += fmt::format("{}\"{}\": {}", body.empty() ? "" : ",\n", key, value.dump());
+  }
+  body += "\n}\n";
+  return fmt::format("{}{}{}{}", digest_prefix, to_hex(digest_of(body)), digest_suffix, body);
+}
+
+Manifest manifest_from_text(std::string_view text, std::string_view origin) {
+  std::uint64_t digest = 0;
+  if (text.size() < first_line || !text.starts_with(digest_prefix) ||
+      !from_hex(text.substr(digest_prefix.size(), 16), digest) ||
+      text.substr(first_line - digest_suffix.size(), digest_suffix.size()) != digest_suffix) {
+    throw CheckpointError(
+        fmt::format("{}: its first line does not hold its digest; it is damaged or no manifest", origin));
+  }
+  if (const std::uint64_t actual = digest_of(text.substr(first_line)); actual != digest) {
+    throw CheckpointError(fmt::format("{}: it is damaged: its digest is {}, its first line says {}", origin,
+                                      to_hex(actual), to_hex(digest)));
+  }
+  const Json json = parse_json(text, origin);
+  const JsonNode root(json, std::string(origin), "");
+  if (const std::string format = root["format"].text(); format != format_name) {
+    root["format"].fail(fmt::format("is '{}', not {}", format, format_name));
+  }
+  Manifest manifest;
+  manifest.version = root["version"].integer();
+  if (manifest.version != format_version) {
+    root["version"].fail(
+        fmt::format("is {}; this program reads version {}", manifest.version, format_version));
+  }
+  manifest.library = root["library"].text();
+  manifest.hdf5 = root["hdf5"].text();
+  manifest.sequence = root["sequence"].integer(0);
+  manifest.created = root["created"].integer();
+  manifest.stage = static_cast<int>(root["stage"].integer(0, 3));
+  manifest.numerics = root["numerics_fingerprint"].text();
+  manifest.reduction_group = static_cast<int>(root["reduction_group"].integer(1, INT32_MAX));
+  if (const std::string cut = root["cut"].text(); cut != "element") {
+    root["cut"].fail(fmt::format("is '{}'; this program reads shards cut by 'element'", cut));
+  }
+  manifest.run = run_from(root["run"]);
+  Layout& layout = manifest.layout;
+  layout.world = static_cast<int>(root["world"].integer(1, 1 << 20));
+  for (const JsonNode& node : root["sections"].items()) layout.sections.push_back(section_from(node));
+  for (const JsonNode& node : root["units"].items()) layout.units.push_back(unit_from(node, layout.world));
+  manifest.master = file_from(root["master"]);
+  if (manifest.master.name != master_name) {
+    root["master"]["name"].fail(fmt::format("is '{}', not {}", manifest.master.name, master_name));
+  }
+  for (const JsonNode& node : root["shards"].items()) manifest.shards.push_back(shard_from(node));
+  check_shards(manifest, root);
+  return manifest;
+}
+
+}  // namespace tranche::checkpoint

@@ -1,0 +1,317 @@
+#include "tranche/checkpoint/reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tranche/checkpoint/convert.h"
+#include "tranche/checkpoint/reader_impl-inl.h"
+#include "tranche/core/error.h"
+
+namespace tranche::checkpoint {
+
+namespace {
+
+constexpr std::size_t most_open_files = 16;
+constexpr std::size_t most_tables = 64;
+
+std::int64_t leaf_floor(std::int64_t byte) {
+  return byte / leaf_bytes * leaf_bytes;
+}
+
+/// Letters to change to make one name of the other.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+Reader::Impl::Impl(Storage given, const std::string& path)
+    : storage(given), folder(path), manifest(open_manifest(given.files, path)) {
+  const Layout& layout = manifest.layout;
+  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+    for (std::size_t t = 0; t < layout.units[u].tensors.size(); ++t) {
+      const TensorRecord& tensor = layout.units[u].tensors[t];
+      const auto number = static_cast<int>(tensors.size());
+      bool unique = names.emplace(tensor.name, number).second;
+      for (const std::string& alias : tensor.aliases) unique = names.emplace(alias, number).second && unique;
+      if (!unique)
+        throw CheckpointError(fmt::format("{}: a name of tensor {} is there twice", path, tensor.name));
+      tensors.push_back({tensor.name, static_cast<int>(u), static_cast<int>(t), tensor.shape, tensor.frozen});
+    }
+  }
+  for (std::size_t s = 0; s < layout.sections.size(); ++s) {
+    std::vector<std::int64_t> at(manifest.shards.size(), 0);
+    for (std::size_t u = 0; u <= layout.units.size(); ++u) {
+      begins.insert(begins.end(), at.begin(), at.end());
+      if (u == layout.units.size()) break;
+      const auto& cuts = layout.units[u].cuts(layout.sections[s].frozen);
+      for (std::size_t r = 0; r < at.size(); ++r) at[r] += cuts[r + 1] - cuts[r];
+    }
+  }
+  staging =
+      AlignedBuffer(storage.memory, staging_buffers * block_bytes, Category::other, "checkpoint reader");
+  for (std::size_t b = 0; b < static_cast<std::size_t>(staging_buffers); ++b) free_buffers.push_back(b);
+}
+
+Reader::Impl::~Impl() {
+  abandon();
+}
+
+void Reader::Impl::abandon() noexcept {
+  for (const Flight& flight : flights) {
+    try {
+      storage.io.wait(flight.ticket);
+    } catch (const std::exception&) {  // one failure has been told
+    }
+    free_buffers.push_back(flight.buffer);
+  }
+  flights.clear();
+}
+
+File& Reader::Impl::file(int rank) {
+  auto found = std::find_if(files.begin(), files.end(), [&](const auto& open) { return open.first == rank; });
+  if (found != files.end()) {
+    files.splice(files.begin(), files, found);
+  } else {
+    files.emplace_front(
+        rank, storage.files.open(join_path(folder, record(rank).name), OpenMode::read, Caching::direct));
+    // Flights keep what they read from open: there are fewer of them than files.
+    if (files.size() > most_open_files) files.pop_back();
+  }
+  return *files.front().second;
+}
+
+std::vector<std::uint64_t> Reader::Impl::read_table(int rank, std::int64_t block) {
+  const FileRecord& shard = record(rank);
+  const std::int64_t leaves = divide_round_up(shard.digested_bytes, leaf_bytes);
+  const std::int64_t first = block * leaves_per_block;
+  std::vector<std::uint64_t> entries(static_cast<std::size_t>(std::min(leaves - first, leaves_per_block)));
+  const auto bytes = static_cast<std::int64_t>(entries.size() * sizeof(std::uint64_t));
+  file(rank).read(shard.digested_bytes + first * 8, entries.data(), bytes);
+  statistics.bytes_read += bytes;
+  return entries;
+}
+
+const std::vector<std::uint64_t>& Reader::Impl::table(int rank, std::int64_t block) {
+  const auto key = std::make_pair(rank, block);
+  auto found =
+      std::find_if(tables.begin(), tables.end(), [&](const auto& entry) { return entry.first == key; });
+  if (found != tables.end()) {
+    tables.splice(tables.begin(), tables, found);
+    return tables.front().second;
+  }
+  std::vector<std::uint64_t> entries = read_table(rank, block);
+  if (block_digest(entries) != record(rank).blocks[static_cast<std::size_t>(block)]) {
+    throw CheckpointError(
+        fmt::format("{} is damaged: its digests of bytes {} to {}, which hold {}, are not those that "
+                    "were written",
+                    join_path(folder, record(rank).name), block * block_bytes,
+                    std::min((block + 1) * block_bytes, record(rank).digested_bytes) - 1,
+                    content(rank, block * block_bytes, (block + 1) * block_bytes)));
+  }
+  tables.emplace_front(key, std::move(entries));
+  if (tables.size() > most_tables) tables.pop_back();
+  return tables.front().second;
+}
+
+void Reader::Impl::check(const Flight& flight, std::span<const std::byte> bytes) {
+  const FileRecord& shard = record(flight.task.rank);
+  const std::int64_t block = flight.begin / block_bytes;
+  const std::int64_t block_end = std::min((block + 1) * block_bytes, shard.digested_bytes);
+  std::array<std::uint64_t, static_cast<std::size_t>(leaves_per_block)> leaves;
+  leaf_digests(bytes, leaves.data());
+  const auto count = static_cast<std::size_t>(divide_round_up(flight.end - flight.begin, leaf_bytes));
+  const bool whole = flight.begin == block * block_bytes && flight.end == block_end;
+  if (whole && block_digest({leaves.data(), count}) == shard.blocks[static_cast<std::size_t>(block)]) return;
+  const auto& expected = table(flight.task.rank, block);
+  const auto first = static_cast<std::size_t>((flight.begin - block * block_bytes) / leaf_bytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (leaves[i] == expected[first + i]) continue;
+    const std::int64_t begin = flight.begin + static_cast<std::int64_t>(i) * leaf_bytes;
+    const std::int64_t end = std::min(begin + leaf_bytes, flight.end);
+    throw CheckpointError(fmt::format("{} is damaged in bytes {} to {}, which hold {}",
+                                      join_path(folder, shard.name), begin, end - 1,
+                                      content(flight.task.rank, begin, end)));
+  }
+}
+
+void Reader::Impl::launch(const Task& task, std::int64_t begin, std::int64_t end) {
+  if (free_buffers.empty()) land();
+  Flight flight{task, begin, end, free_buffers.back(), {}};
+  flight.ticket = storage.io.read(file(task.rank), begin, buffer(flight.buffer), end - begin);
+  free_buffers.pop_back();
+  flights.push_back(flight);
+  statistics.bytes_read += end - begin;
+}
+
+void Reader::Impl::land() {
+  const Flight flight = flights.front();
+  flights.pop_front();
+  free_buffers.push_back(flight.buffer);
+  storage.io.wait(flight.ticket);
+  const std::byte* bytes = buffer(flight.buffer);
+  check(flight, {bytes, static_cast<std::size_t>(flight.end - flight.begin)});
+  const Task& task = flight.task;
+  const std::int64_t from = std::max(flight.begin, task.begin);
+  const std::int64_t to = std::min(flight.end, task.end);
+  const std::int64_t element = size_of(task.stored);
+  convert(task.stored, bytes + (from - flight.begin), task.wanted,
+          task.target + (from - task.begin) / element * size_of(task.wanted), (to - from) / element);
+}
+
+void Reader::Impl::run(const std::vector<Task>& tasks) {
+  const auto all = [&] {
+    for (const Task& task : tasks) {
+      const std::int64_t last =
+          std::min(leaf_floor(task.end + leaf_bytes - 1), record(task.rank).digested_bytes);
+      for (std::int64_t at = leaf_floor(task.begin); at < last;) {
+        const std::int64_t end = std::min((at / block_bytes + 1) * block_bytes, last);
+        launch(task, at, end);
+        at = end;
+      }
+    }
+    while (!flights.empty()) land();
+  };
+  try {
+    with_reason("cannot load from checkpoint " + folder, all);
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+void Reader::Impl::add_tasks(const ReadRequest& request, std::vector<Task>& tasks) const {
+  const Layout& layout = manifest.layout;
+  if (request.section < 0 || request.section >= static_cast<int>(layout.sections.size()) ||
+      request.unit < 0 || request.unit >= static_cast<int>(layout.units.size())) {
+    throw InvalidArgument(fmt::format("section {}, unit {}: {} has {} sections and {} units", request.section,
+                                      request.unit, folder, layout.sections.size(), layout.units.size()));
+  }
+  const auto s = static_cast<std::size_t>(request.section);
+  const auto u = static_cast<std::size_t>(request.unit);
+  const SectionRecord& section = layout.sections[s];
+  const auto& cuts = layout.units[u].cuts(section.frozen);
+  const ElementRange range = request.range;
+  if (range.begin < 0 || range.end < range.begin || range.end > cuts.back()) {
+    throw InvalidArgument(fmt::format("elements {} to {} of {} of unit {}: its buffer has {}", range.begin,
+                                      range.end, section.dataset, layout.units[u].name, cuts.back()));
+  }
+  auto rank =
+      static_cast<std::size_t>(std::upper_bound(cuts.begin(), cuts.end(), range.begin) - cuts.begin() - 1);
+  for (std::int64_t at = range.begin; at < range.end; ++rank) {
+    const std::int64_t end = std::min(range.end, cuts[rank + 1]);
+    if (end <= at) continue;  // a rank that stores none of this unit
+    const std::int64_t element = begin_of(s, u, rank) + at - cuts[rank];
+    const std::int64_t begin = manifest.shards[rank].offsets[s] + element * size_of(section.dtype);
+    tasks.push_back({static_cast<int>(rank), begin, begin + (end - at) * size_of(section.dtype),
+                     section.dtype, request.dtype,
+                     static_cast<std::byte*>(request.memory) + (at - range.begin) * size_of(request.dtype)});
+    at = end;
+  }
+}
+
+Reader::Reader(Storage storage, const std::string& folder) : impl_(std::make_unique<Impl>(storage, folder)) {}
+Reader::~Reader() = default;
+Reader::Reader(Reader&&) noexcept = default;
+
+std::int64_t Reader::staging_bytes() {
+  return AlignedBuffer::requested_bytes(staging_buffers * block_bytes);
+}
+const std::string& Reader::folder() const noexcept {
+  return impl_->folder;
+}
+const Manifest& Reader::manifest() const noexcept {
+  return impl_->manifest;
+}
+const std::vector<StoredTensor>& Reader::tensors() const noexcept {
+  return impl_->tensors;
+}
+const ReadStatistics& Reader::statistics() const noexcept {
+  return impl_->statistics;
+}
+
+const StoredTensor* Reader::find(std::string_view name) const {
+  const auto found = impl_->names.find(std::string(name));
+  return found == impl_->names.end() ? nullptr : &impl_->tensors[static_cast<std::size_t>(found->second)];
+}
+
+const StoredTensor& Reader::tensor(std::string_view name) const {
+  if (const StoredTensor* found = find(name)) return *found;
+  std::string nearest;
+  std::size_t least = SIZE_MAX;
+  for (const StoredTensor& tensor : impl_->tensors) {
+    if (const std::size_t d = distance(name, tensor.name); d < least) {
+      least = d;
+      nearest = tensor.name;
+    }
+  }
+  throw CheckpointError(
+      fmt::format("checkpoint {} has no tensor '{}'{}", impl_->folder, name,
+                  nearest.empty() ? std::string() : fmt::format("; the nearest is '{}'", nearest)));
+}
+
+std::vector<std::string> Reader::kinds(const StoredTensor& tensor) const {
+  std::vector<std::string> kinds;
+  for (const SectionRecord& section : layout().sections) {
+    if (section.frozen == tensor.frozen) kinds.push_back(section.kind);
+  }
+  return kinds;
+}
+
+DataType Reader::dtype(const StoredTensor& tensor, std::string_view kind) const {
+  const int section = layout().find_section(kind, tensor.frozen);
+  if (section < 0) {
+    std::string kept;
+    for (const std::string& other : kinds(tensor)) kept += (kept.empty() ? "" : ", ") + other;
+    throw CheckpointError(fmt::format("checkpoint {} keeps no '{}' of {}tensor {}; it keeps {}",
+                                      impl_->folder, kind, tensor.frozen ? "frozen " : "", tensor.name,
+                                      kept));
+  }
+  return layout().sections[static_cast<std::size_t>(section)].dtype;
+}
+
+void Reader::read(std::span<const ReadRequest> requests) {
+  std::vector<Impl::Task> tasks;
+  for (const ReadRequest& request : requests) {
+    impl_->add_tasks(request, tasks);
+    const DataType stored = layout().sections[static_cast<std::size_t>(request.section)].dtype;
+    impl_->statistics.bytes_wanted += request.range.size() * size_of(stored);
+  }
+  impl_->run(tasks);
+}
+
+ReadRequest Reader::request_for(std::string_view name, std::string_view kind, ElementRange elements,
+                                DataType dtype, void* memory) const {
+  const StoredTensor& found = tensor(name);
+  this->dtype(found, kind);  // says what is kept when this is not
+  if (elements.begin < 0 || elements.end < elements.begin || elements.end > found.shape.elements()) {
+    throw InvalidArgument(fmt::format("elements {} to {} of tensor {}, which has {}", elements.begin,
+                                      elements.end, name, found.shape.elements()));
+  }
+  const TensorRecord& record =
+      layout().units[static_cast<std::size_t>(found.unit)].tensors[static_cast<std::size_t>(found.index)];
+  return {layout().find_section(kind, found.frozen),
+          found.unit,
+          {record.offset + elements.begin, record.offset + elements.end},
+          dtype,
+          memory};
+}
+
+void Reader::read_tensor(std::string_view name, std::string_view kind, ElementRange elements, DataType dtype,
+                         void* memory) {
+  read(request_for(name, kind, elements, dtype, memory));
+}
+
+}  // namespace tranche::checkpoint

@@ -1,0 +1,72 @@
+#pragma once
+/// Reader's parts, for reader.cpp and verify.cpp.
+
+#include <array>
+#include <deque>
+
+#include "tranche/checkpoint/digest.h"
+#include "tranche/checkpoint/reader.h"
+#include "tranche/offload/aligned_buffer.h"
+
+namespace tranche::checkpoint {
+
+struct Reader::Impl {
+  Impl(Storage given, const std::string& path);
+  ~Impl();
+
+  /// A stretch of one shard's payload and where it goes.
+  struct Task {
+    int rank = 0;
+    std::int64_t begin = 0;  ///< bytes of the file
+    std::int64_t end = 0;
+    DataType stored = DataType::float32;
+    DataType wanted = DataType::float32;
+    std::byte* target = nullptr;
+  };
+  /// A part of a task that lies in one block, on its way to a staging buffer.
+  struct Flight {
+    Task task;
+    std::int64_t begin = 0;  ///< of the leaves being read
+    std::int64_t end = 0;
+    std::size_t buffer = 0;
+    IoTicket ticket;
+  };
+
+  File& file(int rank);
+  const FileRecord& record(int rank) const { return manifest.shards[static_cast<std::size_t>(rank)].file; }
+  void add_tasks(const ReadRequest& request, std::vector<Task>& tasks) const;
+  void run(const std::vector<Task>& tasks);
+  void launch(const Task& task, std::int64_t begin, std::int64_t end);
+  void land();
+  void abandon() noexcept;
+  void check(const Flight& flight, std::span<const std::byte> bytes);
+  /// Digests of a block's leaves from the file's table, verified; throws CheckpointError when the table is
+  /// damaged.
+  const std::vector<std::uint64_t>& table(int rank, std::int64_t block);
+  std::vector<std::uint64_t> read_table(int rank, std::int64_t block);
+
+  /// What bytes of a rank's file hold, in words.
+  std::string content(int rank, std::int64_t begin, std::int64_t end) const;
+
+  Storage storage;
+  std::string folder;
+  Manifest manifest;
+  std::vector<StoredTensor> tensors;
+  std::unordered_map<std::string, int> names;
+  std::vector<std::int64_t> begins;  ///< by section, unit and rank: first element in the dataset
+  std::list<std::pair<int, std::unique_ptr<File>>> files;  ///< most recently used first
+  std::list<std::pair<std::pair<int, std::int64_t>, std::vector<std::uint64_t>>> tables;
+  AlignedBuffer staging;
+  std::vector<std::size_t> free_buffers;
+  std::deque<Flight> flights;
+  ReadStatistics statistics;
+
+  std::int64_t begin_of(std::size_t section, std::size_t unit, std::size_t rank) const {
+    return begins[(section * (manifest.layout.units.size() + 1) + unit) * manifest.shards.size() + rank];
+  }
+  std::byte* buffer(std::size_t index) const {
+    return static_cast<std::byte*>(staging.data()) + static_cast<std::int64_t>(index) * block_bytes;
+  }
+};
+
+}  // namespace tranche::checkpoint

@@ -1,0 +1,153 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "tranche/checkpoint/json_reader-inl.h"
+#include "tranche/checkpoint/safetensors.h"
+#include "tranche/core/error.h"
+#include "tranche/offload/aligned_buffer.h"
+
+namespace tranche::checkpoint {
+
+namespace {
+
+constexpr std::int64_t piece_bytes = std::int64_t{4} << 20;
+
+struct Entry {
+  const StoredTensor* tensor = nullptr;
+  std::string name;
+  std::int64_t bytes = 0;
+};
+
+std::vector<Entry> entries_of(const Reader& reader, const ExportOptions& options) {
+  std::vector<Entry> entries;
+  std::unordered_set<std::string> names;
+  for (const StoredTensor& tensor : reader.tensors()) {
+    const std::string name = options.rename ? options.rename(tensor.name) : tensor.name;
+    if (name.empty()) continue;
+    if (!names.insert(name).second)
+      throw InvalidArgument(fmt::format("two tensors are exported as '{}'", name));
+    entries.push_back({&tensor, name, tensor.shape.elements() * size_of(options.dtype)});
+  }
+  return entries;
+}
+
+/// Runs of entries of at most `largest` bytes each, in order; a file has at least one tensor.
+std::vector<std::vector<Entry>> cut(std::vector<Entry> entries, std::int64_t largest) {
+  std::vector<std::vector<Entry>> files(1);
+  std::int64_t bytes = 0;
+  for (Entry& entry : entries) {
+    if (!files.back().empty() && bytes + entry.bytes > largest) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    bytes += entry.bytes;
+    files.back().push_back(std::move(entry));
+  }
+  return files;
+}
+
+std::string header_of(const std::vector<Entry>& entries, DataType dtype) {
+  Json json = {{"__metadata__", {{"format", "pt"}}}};
+  std::int64_t at = 0;
+  for (const Entry& entry : entries) {
+    const auto extents = entry.tensor->shape.extents();
+    json[entry.name] = {{"dtype", dtype == DataType::float32 ? "F32" : "BF16"},
+                        {"shape", std::vector<std::int64_t>(extents.begin(), extents.end())},
+                        {"data_offsets", {at, at + entry.bytes}}};
+    at += entry.bytes;
+  }
+  std::string text = json.dump();
+  text.resize(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(text.size()), 8)), ' ');
+  std::string length(8, '\0');
+  for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 255);
+  return length + text;
+}
+
+class Exporter {
+ public:
+  Exporter(Reader& reader, Storage storage, std::string folder, DataType dtype)
+      : reader_(reader),
+        storage_(storage),
+        folder_(std::move(folder)),
+        dtype_(dtype),
+        piece_(storage.memory, piece_bytes, Category::other, "safetensors export") {}
+
+  void write(const std::string& name, const std::vector<Entry>& entries) {
+    const std::string path = join_path(folder_, name);
+    const std::string temporary = path + ".tmp";
+    {
+      const auto file = storage_.files.open(temporary, OpenMode::create_or_truncate);
+      const std::string header = header_of(entries, dtype_);
+      file->write(0, header.data(), static_cast<std::int64_t>(header.size()));
+      auto at = static_cast<std::int64_t>(header.size());
+      const std::int64_t most = piece_bytes / size_of(dtype_);
+      for (const Entry& entry : entries) {
+        const std::int64_t elements = entry.tensor->shape.elements();
+        for (std::int64_t begin = 0; begin < elements; begin += most) {
+          const std::int64_t end = std::min(begin + most, elements);
+          reader_.read_tensor(entry.tensor->name, "weight", {begin, end}, dtype_, piece_.data());
+          file->write(at, piece_.data(), (end - begin) * size_of(dtype_));
+          at += (end - begin) * size_of(dtype_);
+        }
+      }
+      file->sync();
+    }
+    storage_.files.rename(temporary, path);
+  }
+
+ private:
+  Reader& reader_;
+  Storage storage_;
+  std::string folder_;
+  DataType dtype_;
+  AlignedBuffer piece_;
+};
+
+}  // namespace
+
+ExportSummary export_safetensors(Reader& reader, Storage storage, const std::string& folder,
+                                 const ExportOptions& options) {
+  if (options.dtype != DataType::float32 && options.dtype != DataType::bfloat16) {
+    throw InvalidArgument(
+        fmt::format("export in {}: safetensors are written in fp32 or bf16", name_of(options.dtype)));
+  }
+  ExportSummary summary;
+  const auto files = cut(entries_of(reader, options), options.largest_file);
+  with_reason(fmt::format("cannot export {} to {}", reader.folder(), folder), [&] {
+    storage.files.create_directories(folder);
+    for (const DirectoryEntry& entry : storage.files.list(folder)) {
+      if (entry.name.ends_with(".safetensors") || entry.name.ends_with(".safetensors.index.json")) {
+        throw CheckpointError(fmt::format("it holds {} already: name an empty folder", entry.name));
+      }
+    }
+    Exporter exporter(reader, storage, folder, options.dtype);
+    Json map = Json::object();
+    for (std::size_t f = 0; f < files.size(); ++f) {
+      const std::string name = files.size() == 1
+                                   ? std::string("model.safetensors")
+                                   : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, files.size());
+      exporter.write(name, files[f]);
+      summary.files.push_back(name);
+      for (const Entry& entry : files[f]) {
+        map[entry.name] = name;
+        summary.bytes += entry.bytes;
+        ++summary.tensors;
+      }
+    }
+    storage.files.sync_directory(folder);
+    if (files.size() > 1) {
+      const Json index = {{"metadata", {{"total_size", summary.bytes}}}, {"weight_map", map}};
+      summary.files.emplace_back("model.safetensors.index.json");
+      storage.files.replace_file(join_path(folder, summary.files.back()), index.dump(2) + "\n");
+    }
+    if (!options.config_json.empty()) {
+      summary.files.emplace_back("config.json");
+      storage.files.replace_file(join_path(folder, "config.json"), options.config_json);
+    }
+  });
+  return summary;
+}
+
+}  // namespace tranche::checkpoint

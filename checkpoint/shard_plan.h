@@ -1,0 +1,52 @@
+#pragma once
+/// Where every byte of one rank's file lies, known before anything is written.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tranche/checkpoint/format.h"
+#include "tranche/checkpoint/hdf5_image.h"
+
+namespace tranche::checkpoint {
+
+/// A stretch of one section of one unit in a rank's file.
+struct SectionPiece {
+  int section = 0;
+  int unit = 0;
+  ElementRange range;  ///< of the unit's flat buffer
+};
+
+/// A rank's file. Sizes are the same on all ranks of a layout whose shards are equal.
+class ShardPlan {
+ public:
+  /// Throws InvalidArgument when there is no such rank, CheckpointError when HDF5 will not lay the file out.
+  ShardPlan(const Layout& layout, int rank, std::int64_t step);
+
+  const Layout& layout() const noexcept { return layout_; }
+  int rank() const noexcept { return rank_; }
+  std::string file_name() const { return shard_name(rank_, layout_.world); }
+  std::int64_t file_bytes() const noexcept { return image_.file.bytes; }
+  /// Of all sections: padding included.
+  std::int64_t payload_bytes() const noexcept { return payload_bytes_; }
+  /// Byte of the table of leaf digests; it covers all bytes before.
+  std::int64_t table_offset() const noexcept { return image_.table_offset; }
+  std::int64_t leaves() const noexcept { return image_.leaves; }
+  const std::vector<std::int64_t>& offsets() const noexcept { return image_.offsets; }
+  const SparseImage& image() const noexcept { return image_.file; }
+
+  /// All that this rank stores, in the order of the file.
+  std::vector<SectionPiece> pieces() const;
+  /// Byte in the file of an element of this rank's shard. Throws InvalidArgument when `range` is not within
+  /// it.
+  std::int64_t offset_of(int section, int unit, ElementRange range) const;
+
+ private:
+  Layout layout_;
+  int rank_;
+  ShardImage image_;
+  std::int64_t payload_bytes_ = 0;
+  std::vector<std::int64_t> begins_;  ///< by section and unit, in elements
+};
+
+}  // namespace tranche::checkpoint

@@ -1,0 +1,249 @@
+#include "tranche/checkpoint/shard_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tranche/checkpoint/digest.h"
+#include "tranche/core/error.h"
+
+namespace tranche::checkpoint {
+
+namespace {
+
+/// Transfers of 4 MiB that are submitted before the first of them is waited for.
+constexpr std::size_t most_flights = 8;
+
+}  // namespace
+
+ShardWriter::ShardWriter(Storage storage, const ShardPlan& plan, std::string folder)
+    : storage_(storage), plan_(plan), path_(join_path(folder, plan.file_name())) {
+  leaves_.resize(static_cast<std::size_t>(plan.leaves()));
+  with_reason(context(), [&] {
+    storage_.files.create_directories(folder);
+    const SpaceInfo space = storage_.files.space(folder);
+    if (space.free_bytes < plan.file_bytes()) {
+      throw CheckpointError(
+          fmt::format("it needs {} bytes, and {} are free there: remove old checkpoints, or save to "
+                      "another file system",
+                      plan.file_bytes(), space.free_bytes));
+    }
+    file_ = storage_.files.open(path_, OpenMode::create_or_truncate, Caching::direct);
+    file_->preallocate(plan.file_bytes());
+  });
+}
+
+ShardWriter::~ShardWriter() {
+  while (!flights_.empty()) {
+    try {
+      await_oldest();
+    } catch (const std::exception&) {  // said before, or of no interest to one who gives up
+    }
+  }
+}
+
+std::string ShardWriter::context() const {
+  return "cannot write checkpoint file " + path_;
+}
+
+std::int64_t ShardWriter::block_end(std::int64_t begin) const {
+  return std::min(begin + block_bytes, plan_.table_offset());
+}
+
+std::int64_t ShardWriter::payload_within(std::int64_t begin, std::int64_t end) const {
+  std::int64_t bytes = 0;
+  for (std::size_t s = 0; s < plan_.offsets().size(); ++s) {
+    const std::int64_t offset = plan_.offsets()[s];
+    if (offset < 0) continue;
+    const std::int64_t size = plan_.layout().section_elements(static_cast<int>(s), plan_.rank()) *
+                              size_of(plan_.layout().sections[s].dtype);
+    bytes += intersect({offset, offset + size}, {begin, end}).size();
+  }
+  return bytes;
+}
+
+/// Zeroes what is not payload and lays the library's metadata over it.
+void ShardWriter::clear_gaps(std::int64_t begin, std::span<std::byte> bytes) const {
+  const std::int64_t end = begin + static_cast<std::int64_t>(bytes.size());
+  std::int64_t at = begin;
+  for (std::size_t s = 0; s <= plan_.offsets().size(); ++s) {
+    ElementRange dataset{end, end};
+    if (s < plan_.offsets().size()) {
+      const std::int64_t offset = plan_.offsets()[s];
+      if (offset < 0) continue;
+      const auto& section = plan_.layout().sections[s];
+      dataset = {offset, offset + plan_.layout().section_elements(static_cast<int>(s), plan_.rank()) *
+                                      size_of(section.dtype)};
+    }
+    const ElementRange gap = intersect({at, dataset.begin}, {begin, end});
+    if (!gap.empty())
+      std::memset(bytes.data() + (gap.begin - begin), 0, static_cast<std::size_t>(gap.size()));
+    at = std::max(at, dataset.end);
+  }
+  plan_.image().overlay(begin, bytes.data(), static_cast<std::int64_t>(bytes.size()));
+}
+
+void ShardWriter::digest(std::int64_t begin, std::span<const std::byte> bytes) {
+  leaf_digests(bytes, leaves_.data() + begin / leaf_bytes);
+}
+
+void ShardWriter::submit(std::int64_t offset, const std::byte* memory, std::int64_t bytes,
+                         AlignedBuffer keep) {
+  flights_.push_back({storage_.io.write(*file_, offset, memory, bytes), std::move(keep)});
+  while (flights_.size() > most_flights) await_oldest();
+}
+
+void ShardWriter::await_oldest() {
+  Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  storage_.io.wait(flight.ticket);
+  if (flight.memory) spare_.push_back(std::move(flight.memory));
+}
+
+void ShardWriter::write_image(std::span<std::byte> image) {
+  if (whole_ || !given_.empty())
+    throw LogicError("write_image() of " + path_ + " after pieces of it were given");
+  if (static_cast<std::int64_t>(image.size()) != plan_.file_bytes() ||
+      reinterpret_cast<std::uintptr_t>(image.data()) % static_cast<std::uintptr_t>(io_alignment) != 0) {
+    throw InvalidArgument(fmt::format("write_image() of {} wants {} bytes on a multiple of {}, got {} at {}",
+                                      path_, plan_.file_bytes(), io_alignment, image.size(),
+                                      static_cast<const void*>(image.data())));
+  }
+  with_reason(context(), [&] {
+    const auto covered = image.first(static_cast<std::size_t>(plan_.table_offset()));
+    clear_gaps(0, covered);
+    for (std::int64_t begin = 0; begin < plan_.table_offset(); begin += block_bytes) {
+      const auto size = static_cast<std::size_t>(block_end(begin) - begin);
+      const auto block = covered.subspan(static_cast<std::size_t>(begin), size);
+      digest(begin, block);
+      submit(begin, block.data(), static_cast<std::int64_t>(size), {});
+    }
+    while (!flights_.empty()) await_oldest();
+    whole_ = true;
+  });
+}
+
+void ShardWriter::claim(int section, int unit, ElementRange range, std::int64_t begin, std::int64_t end) {
+  auto next = given_.lower_bound(begin);
+  if ((next != given_.end() && next->first < end) ||
+      (next != given_.begin() && std::prev(next)->second > begin)) {
+    throw LogicError(fmt::format("elements {} to {} of {} of unit {} are given twice for {}", range.begin,
+                                 range.end,
+                                 plan_.layout().sections[static_cast<std::size_t>(section)].dataset,
+                                 plan_.layout().units[static_cast<std::size_t>(unit)].name, path_));
+  }
+  if (next != given_.end() && next->first == end) {
+    end = next->second;
+    next = given_.erase(next);
+  }
+  if (next != given_.begin() && std::prev(next)->second == begin) {
+    std::prev(next)->second = end;
+  } else {
+    given_.emplace(begin, end);
+  }
+}
+
+ShardWriter::Block& ShardWriter::open_block(std::int64_t begin) {
+  const auto found = open_.find(begin);
+  if (found != open_.end()) return found->second;
+  Block block;
+  if (spare_.empty() && flights_.size() >= most_flights / 2) await_oldest();
+  if (!spare_.empty()) {
+    block.memory = std::move(spare_.back());
+    spare_.pop_back();
+  } else {
+    block.memory = AlignedBuffer(storage_.memory, block_bytes, Category::other, "checkpoint block");
+    staging_bytes_ += AlignedBuffer::requested_bytes(block_bytes);
+  }
+  const std::int64_t end = block_end(begin);
+  block.missing = payload_within(begin, end);
+  clear_gaps(begin, {static_cast<std::byte*>(block.memory.data()), static_cast<std::size_t>(end - begin)});
+  return open_.emplace(begin, std::move(block)).first->second;
+}
+
+void ShardWriter::seal(std::int64_t begin, Block block) {
+  const std::int64_t size = block_end(begin) - begin;
+  const auto* bytes = static_cast<const std::byte*>(block.memory.data());
+  digest(begin, {bytes, static_cast<std::size_t>(size)});
+  submit(begin, bytes, size, std::move(block.memory));
+}
+
+void ShardWriter::put(int section, int unit, ElementRange range, const void* memory) {
+  std::int64_t at = plan_.offset_of(section, unit, range);
+  if (range.empty()) return;
+  if (whole_) throw LogicError("put() into " + path_ + " after write_image()");
+  const auto element = size_of(plan_.layout().sections[static_cast<std::size_t>(section)].dtype);
+  const std::int64_t end = at + range.size() * element;
+  claim(section, unit, range, at, end);
+  const auto* source = static_cast<const std::byte*>(memory);
+  with_reason(context(), [&] {
+    while (at < end) {
+      const std::int64_t begin = at / block_bytes * block_bytes;
+      const std::int64_t part = std::min(end, begin + block_bytes) - at;
+      Block& block = open_block(begin);
+      std::memcpy(static_cast<std::byte*>(block.memory.data()) + (at - begin), source,
+                  static_cast<std::size_t>(part));
+      block.missing -= part;
+      if (block.missing == 0) {
+        Block full = std::move(block);
+        open_.erase(begin);
+        seal(begin, std::move(full));
+      }
+      source += part;
+      at += part;
+    }
+  });
+}
+
+void ShardWriter::require_complete() const {
+  for (const SectionPiece& piece : plan_.pieces()) {
+    const std::int64_t begin = plan_.offset_of(piece.section, piece.unit, piece.range);
+    const std::int64_t element =
+        size_of(plan_.layout().sections[static_cast<std::size_t>(piece.section)].dtype);
+    std::int64_t at = begin;
+    const auto next = given_.upper_bound(begin);
+    if (next != given_.begin()) at = std::max(at, std::prev(next)->second);
+    if (at < begin + piece.range.size() * element) {
+      const std::int64_t missing = piece.range.begin + (at - begin) / element;
+      throw LogicError(fmt::format("{} was never given element {} of {} of unit {}", path_, missing,
+                                   plan_.layout().sections[static_cast<std::size_t>(piece.section)].dataset,
+                                   plan_.layout().units[static_cast<std::size_t>(piece.unit)].name));
+    }
+  }
+}
+
+void ShardWriter::write_table() {
+  const std::int64_t bytes = plan_.file_bytes() - plan_.table_offset();
+  AlignedBuffer table(storage_.memory, bytes, Category::other, "checkpoint digests");
+  std::memset(table.data(), 0, static_cast<std::size_t>(bytes));
+  std::memcpy(table.data(), leaves_.data(), leaves_.size() * sizeof(std::uint64_t));
+  const auto* memory = static_cast<const std::byte*>(table.data());
+  submit(plan_.table_offset(), memory, bytes, std::move(table));
+}
+
+ShardRecord ShardWriter::finish() {
+  if (!whole_) require_complete();
+  ShardRecord record{
+      plan_.rank(), {plan_.file_name(), plan_.file_bytes(), plan_.table_offset(), {}}, plan_.offsets()};
+  with_reason(context(), [&] {
+    if (!whole_) {  // blocks without any payload are left
+      for (std::int64_t begin = 0; begin < plan_.table_offset(); begin += block_bytes) {
+        if (payload_within(begin, block_end(begin)) > 0) continue;
+        open_block(begin);
+        seal(begin, std::move(open_.extract(begin).mapped()));
+      }
+    }
+    write_table();
+    while (!flights_.empty()) await_oldest();
+    file_->sync();
+    file_.reset();
+  });
+  for (std::size_t leaf = 0; leaf < leaves_.size(); leaf += static_cast<std::size_t>(leaves_per_block)) {
+    const std::size_t count = std::min(leaves_.size() - leaf, static_cast<std::size_t>(leaves_per_block));
+    record.file.blocks.push_back(block_digest(std::span(leaves_).subspan(leaf, count)));
+  }
+  return record;
+}
+
+}  // namespace tranche::checkpoint

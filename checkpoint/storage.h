@@ -1,0 +1,38 @@
+#pragma once
+/// What checkpoints are written and read with.
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tranche/device/memory.h"
+#include "tranche/offload/block_io.h"
+#include "tranche/offload/file_system.h"
+
+namespace tranche::checkpoint {
+
+/// Everything outlives what was made with it. `memory` is of Tier::host; buffers for transfers come from it.
+struct Storage {
+  FileSystem& files;
+  BlockIo& io;
+  MemoryResource& memory;
+};
+
+/// The operating system's files, automatic asynchronous I/O and process memory, for programs that just want
+/// to read or write a checkpoint.
+class LocalStorage {
+ public:
+  LocalStorage();
+  operator Storage() const { return {files_, *io_, *memory_}; }
+
+ private:
+  FileSystem& files_;
+  std::unique_ptr<BlockIo> io_;
+  std::unique_ptr<MemoryResource> memory_;
+};
+
+/// Runs `body`; a failure of files in it becomes a CheckpointError that starts with `what`: "cannot save
+/// ...".
+void with_reason(const std::string& what, const std::function<void()>& body);
+
+}  // namespace tranche::checkpoint

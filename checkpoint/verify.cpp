@@ -1,0 +1,191 @@
+// Every byte of a checkpoint, and what a damaged one would have held.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tranche/checkpoint/reader_impl-inl.h"
+#include "tranche/core/error.h"
+
+namespace tranche::checkpoint {
+
+namespace {
+
+/// "elements 0 to 9 of weight of tensor a"
+void add(std::string& text, const std::string& part) {
+  if (!text.empty()) text += ", ";
+  text += part;
+}
+
+}  // namespace
+
+std::string Reader::Impl::content(int rank, std::int64_t begin, std::int64_t end) const {
+  constexpr int most = 8;  // a leaf may hold hundreds of small tensors
+  const Layout& layout = manifest.layout;
+  const auto r = static_cast<std::size_t>(rank);
+  std::string text;
+  int named = 0;
+  int more = 0;
+  const auto name = [&](const std::string& part) {
+    if (named++ < most) {
+      add(text, part);
+    } else {
+      ++more;
+    }
+  };
+  for (std::size_t s = 0; s < layout.sections.size(); ++s) {
+    const SectionRecord& section = layout.sections[s];
+    const std::int64_t offset = manifest.shards[r].offsets[s];
+    if (offset < 0) continue;
+    const std::int64_t element = size_of(section.dtype);
+    for (std::size_t u = 0; u < layout.units.size(); ++u) {
+      const UnitRecord& unit = layout.units[u];
+      const auto& cuts = unit.cuts(section.frozen);
+      const std::int64_t unit_byte = offset + begin_of(s, u, r) * element;
+      const ElementRange bytes =
+          intersect({unit_byte, unit_byte + (cuts[r + 1] - cuts[r]) * element}, {begin, end});
+      if (bytes.empty()) continue;
+      // Elements that the bytes touch, in the unit's flat buffer.
+      const ElementRange flat{cuts[r] + (bytes.begin - unit_byte) / element,
+                              cuts[r] + divide_round_up(bytes.end - unit_byte, element)};
+      bool any = false;
+      for (const TensorRecord& tensor : unit.tensors) {
+        if (tensor.frozen != section.frozen) continue;
+        const ElementRange part = intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, flat);
+        if (part.empty()) continue;
+        any = true;
+        name(fmt::format("elements {} to {} of {} of tensor {}", part.begin - tensor.offset,
+                         part.end - tensor.offset - 1, section.kind, tensor.name));
+      }
+      if (!any) name(fmt::format("padding of {} of unit {}", section.dataset, unit.name));
+    }
+  }
+  if (more > 0) text += fmt::format(" and {} more", more);
+  return text.empty() ? "the HDF5 file's own structure" : text;
+}
+
+std::vector<Damage> Reader::verify() {
+  Impl& impl = *impl_;
+  std::vector<Damage> found;
+  std::byte* memory = impl.buffer(0);
+  const auto check_blocks = [&](const FileRecord& file, File& open, int rank) {
+    std::vector<std::uint64_t> leaves;
+    for (std::size_t b = 0; b < file.blocks.size(); ++b) {
+      const std::int64_t begin = static_cast<std::int64_t>(b) * block_bytes;
+      const std::int64_t end = std::min(begin + block_bytes, file.digested_bytes);
+      leaves.resize(static_cast<std::size_t>(divide_round_up(end - begin, leaf_bytes)));
+      impl.storage.io.wait(impl.storage.io.read(open, begin, memory, end - begin));
+      impl.statistics.bytes_read += end - begin;
+      leaf_digests({memory, static_cast<std::size_t>(end - begin)}, leaves.data());
+      const bool whole = block_digest(leaves) == file.blocks[b];
+      const std::vector<std::uint64_t> table =
+          rank < 0 ? std::vector<std::uint64_t>{} : impl.read_table(rank, static_cast<std::int64_t>(b));
+      if (whole) {
+        if (rank >= 0 && table != leaves) {
+          const std::int64_t at = file.digested_bytes + static_cast<std::int64_t>(b) * leaves_per_block * 8;
+          found.push_back(
+              {file.name, at, at + static_cast<std::int64_t>(leaves.size()) * 8,
+               fmt::format("the digests of bytes {} to {} are damaged (the bytes are not)", begin, end - 1)});
+        }
+      } else if (rank < 0) {
+        found.push_back({file.name, begin, end, "views of whole tensors; no state is stored here"});
+      } else if (block_digest(table) != file.blocks[b]) {
+        found.push_back({file.name, begin, end, impl.content(rank, begin, end) + ", and their digests"});
+      } else {
+        for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf) {
+          if (leaves[leaf] == table[leaf]) continue;
+          const std::int64_t at = begin + static_cast<std::int64_t>(leaf) * leaf_bytes;
+          const std::int64_t to = std::min(at + leaf_bytes, end);
+          found.push_back({file.name, at, to, impl.content(rank, at, to)});
+        }
+      }
+    }
+  };
+  const auto check_rest = [&](const FileRecord& file, File& open) {
+    // After the table's entries there is nothing but zeros.
+    std::int64_t at = file.digested_bytes + divide_round_up(file.digested_bytes, leaf_bytes) * 8;
+    while (at < file.bytes) {
+      const std::int64_t size = std::min(file.bytes - at, block_bytes);
+      impl.storage.io.wait(impl.storage.io.read(open, at, memory, size));
+      impl.statistics.bytes_read += size;
+      if (std::any_of(memory, memory + size, [](std::byte b) { return b != std::byte{0}; })) {
+        found.push_back({file.name, at, at + size, "what follows the digests is not zero"});
+      }
+      at += size;
+    }
+  };
+  const auto guarded = [&](const FileRecord& file, const auto& body) {
+    try {
+      body();
+    } catch (const IoError& problem) {
+      found.push_back({file.name, 0, file.bytes, problem.message()});
+    }
+  };
+  for (const ShardRecord& shard : impl.manifest.shards) {
+    guarded(shard.file, [&] {
+      File& open = impl.file(shard.rank);
+      check_blocks(shard.file, open, shard.rank);
+      check_rest(shard.file, open);
+    });
+  }
+  guarded(impl.manifest.master, [&] {
+    const auto open =
+        impl.storage.files.open(join_path(impl.folder, impl.manifest.master.name), OpenMode::read);
+    check_blocks(impl.manifest.master, *open, -1);
+  });
+  return found;
+}
+
+std::vector<Damage> verify(Storage storage, const std::string& folder, bool full) {
+  std::vector<Damage> found;
+  const auto check = [&](const std::string& path, const std::string& prefix) {
+    try {
+      if (!full) {
+        open_manifest(storage.files, path);
+        return;
+      }
+      for (Damage& damage : Reader(storage, path).verify()) {
+        damage.file = prefix + damage.file;
+        found.push_back(std::move(damage));
+      }
+    } catch (const CheckpointError& problem) {
+      found.push_back({prefix, 0, 0, problem.message()});
+    }
+  };
+  if (storage.files.exists(join_path(folder, std::string(manifest_name)))) {
+    check(folder, "");
+    return found;
+  }
+  std::vector<Listed> listed;
+  try {
+    listed = list_checkpoints(storage.files, folder);
+    const std::string path = join_path(folder, std::string(latest_name));
+    if (storage.files.exists(path)) {
+      const std::string text = storage.files.read_file(path);
+      const std::string name = parse_latest(text);
+      if (name.empty()) {
+        found.push_back(
+            {std::string(latest_name), 0, static_cast<std::int64_t>(text.size()), "it is damaged"});
+      } else if (!storage.files.exists(join_path(folder, name))) {
+        found.push_back({std::string(latest_name), 0, static_cast<std::int64_t>(text.size()),
+                         "it names " + name + ", which is not there"});
+      }
+    } else if (!listed.empty()) {
+      found.push_back({std::string(latest_name), 0, 0, "it is missing"});
+    }
+  } catch (const Error& problem) {
+    found.push_back({folder, 0, 0, problem.message()});
+  }
+  if (listed.empty() && found.empty()) found.push_back({folder, 0, 0, "there is no checkpoint here"});
+  for (const Listed& entry : listed) {
+    check(entry.path, entry.path.substr(entry.path.rfind('/') + 1) + "/");
+  }
+  return found;
+}
+
+std::string describe(const Damage& damage) {
+  if (damage.end <= damage.begin) return fmt::format("{}: {}", damage.file, damage.what);
+  return fmt::format("{}, bytes {} to {}: {}", damage.file, damage.begin, damage.end - 1, damage.what);
+}
+
+}  // namespace tranche::checkpoint

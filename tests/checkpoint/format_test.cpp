@@ -1,0 +1,222 @@
+#include "tranche/checkpoint/format.h"
+
+#include <gmock/gmock.h>
+
+#include <functional>
+
+#include "sample.h"
+#include "tranche/checkpoint/digest.h"
+#include "tranche/core/error.h"
+
+namespace tranche::checkpoint {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using tranche::testing::message_of;
+using tranche::testing::sample_layout;
+using tranche::testing::sample_run;
+
+TEST(CheckpointNames, AreFixedAndReadBack) {
+  EXPECT_EQ(step_name(12), "step-00000012");
+  EXPECT_EQ(step_name(1234567890), "step-1234567890");
+  EXPECT_EQ(shard_name(1, 3), "shard-00001-of-00003.h5");
+  for (const std::int64_t step : {0, 1, 99999999, 100000000})
+    EXPECT_EQ(parse_step_name(step_name(step)), step);
+  for (const char* other : {"", "step-", "step-1", "step-0000001x", "step-00000012.tmp", "step-000000012",
+                            "latest", "step-99999999999999999999"}) {
+    EXPECT_EQ(parse_step_name(other), -1) << other;
+  }
+  EXPECT_THAT(message_of<InvalidArgument>([] { step_name(-1); }), HasSubstr("a checkpoint of step -1"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { shard_name(3, 3); }), HasSubstr("rank 3 of 3"));
+}
+
+TEST(CheckpointDigest, IsXxh3OfLeavesAndOfTheirDigests) {
+  // XXH3-64 with seed 0, as its authors' program prints it (xxhsum -H3).
+  EXPECT_EQ(to_hex(digest_of(std::string_view(""))), "2d06800538d394c2");
+  EXPECT_EQ(to_hex(digest_of(std::string_view("a"))), "e6c632b61e964e1f");
+  std::vector<std::byte> file(static_cast<std::size_t>(block_bytes + leaf_bytes + 5), std::byte{3});
+  const auto blocks = block_digests(file);
+  ASSERT_EQ(blocks.size(), 2u);
+  const std::uint64_t last[2] = {digest_of(std::span(file).first(leaf_bytes)),
+                                 digest_of(std::span(file).first(5))};
+  EXPECT_EQ(blocks[1], digest_of(std::as_bytes(std::span(last))));
+  EXPECT_TRUE(block_digests({}).empty());
+  std::uint64_t value = 0;
+  EXPECT_TRUE(from_hex("00000000000000ff", value));
+  EXPECT_EQ(value, 255u);
+  for (const char* bad : {"", "ff", "00000000000000FF", "00000000000000fg", "00000000000000ff0"}) {
+    EXPECT_FALSE(from_hex(bad, value)) << bad;
+  }
+}
+
+TEST(CheckpointLayout, FollowsFlatLayout) {
+  const Layout layout = sample_layout(3);
+  ASSERT_EQ(layout.sections.size(), 4u);
+  EXPECT_EQ(layout.sections[0].dataset, "weights");
+  EXPECT_EQ(layout.sections[1].dataset, "frozen");
+  EXPECT_EQ(layout.sections[3].dataset, "state/exp_avg_sq");
+  const UnitRecord& unit = layout.units[1];
+  const FlatLayout trainable(std::vector<std::int64_t>{935, 3, 1}, 3);
+  EXPECT_EQ(unit.tensors[1].offset, trainable.tensor_offset(1));
+  EXPECT_EQ(unit.tensors[2].offset, trainable.tensor_offset(2));
+  EXPECT_EQ(unit.tensors[3].offset, 0) << "frozen tensors have their own buffer";
+  EXPECT_EQ(unit.trainable_cuts, (std::vector<std::int64_t>{0, 512, 1024, 1536}));
+  EXPECT_EQ(layout.units[2].trainable_cuts, (std::vector<std::int64_t>{0, 0, 0, 0}));
+  EXPECT_EQ(layout.find_section("weight", true), 1);
+  EXPECT_EQ(layout.find_section("exp_avg", true), -1);
+  EXPECT_EQ(layout.unit_begin(0, 1, 2), 256);
+  EXPECT_EQ(layout.section_elements(1, 0), 256 * 3);
+}
+
+TEST(CheckpointLayout, RefusesNamesThatCannotBe) {
+  const auto with = [](std::vector<TensorDescription> tensors, std::vector<StateDescription> states = {}) {
+    return message_of<InvalidArgument>([&] {
+      make_layout({{"u", 1, tensors}}, states, DataType::float32, DataType::float32, 2);
+    });
+  };
+  const Shape two{2};
+  EXPECT_THAT(with({{"a", two, false, {}}, {"a", two, false, {}}}), HasSubstr("tensor 'a' is there twice"));
+  EXPECT_THAT(with({{"a", two, false, {"a"}}}), HasSubstr("alias 'a' is there twice"));
+  EXPECT_THAT(with({{"a", two, false, {}}}, {{"weight", DataType::float32}}),
+              HasSubstr("optimizer state 'weight' is there twice"));
+  EXPECT_THAT(with({{"a", two, false, {}}}, {{"m", DataType::int64}}),
+              HasSubstr("optimizer state m of int64"));
+  for (const char* name : {"", "/a", "a/", "a//b", ".", "a/../b"}) {
+    EXPECT_THAT(with({{name, two, false, {}}}), HasSubstr("cannot be shown as a path in an HDF5 file"))
+        << name;
+  }
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                make_layout({{"u", 1, {}}, {"u", 1, {}}}, {}, DataType::float32, DataType::float32, 2);
+              }),
+              HasSubstr("unit 'u' is there twice"));
+}
+
+Manifest sample_manifest(int world) {
+  Manifest manifest;
+  manifest.library = "0.2.0";
+  manifest.hdf5 = "1.10.8";
+  manifest.sequence = 3;
+  manifest.created = 1'700'000'000;
+  manifest.stage = 3;
+  manifest.numerics = "cpu avx2";
+  manifest.reduction_group = 4;
+  manifest.layout = sample_layout(world);
+  manifest.run = sample_run(12);
+  for (int rank = 0; rank < world; ++rank) {
+    const ShardPlan plan(manifest.layout, rank, 12);
+    manifest.shards.push_back(
+        {rank,
+         {plan.file_name(), plan.file_bytes(), plan.table_offset(), {0xfedcba9876543210u}},
+         plan.offsets()});
+  }
+  manifest.master = {"model.h5", 5, 5, {1}};
+  return manifest;
+}
+
+TEST(CheckpointManifest, ReadsBackWhatWasWritten) {
+  for (const int world : {1, 3, 8}) {
+    const Manifest manifest = sample_manifest(world);
+    Manifest back = manifest_from_text(to_text(manifest), "m");
+    EXPECT_EQ(back.run.user, R"({"note":"café"})");
+    back.run.user = manifest.run.user;  // kept but for spelling
+    EXPECT_EQ(back, manifest);
+    EXPECT_EQ(back.bytes(), manifest.shards[0].file.bytes * world + 5);
+  }
+}
+
+TEST(CheckpointManifest, ShardRecordsTravelAsText) {
+  const ShardRecord record = sample_manifest(2).shards[1];
+  EXPECT_EQ(shard_record_from_text(to_text(record), "x"), record);
+  EXPECT_THAT(message_of<CheckpointError>([] { shard_record_from_text("{}", "rank 1's record"); }),
+              HasSubstr("rank 1's record: rank is missing"));
+  EXPECT_THAT(message_of<CheckpointError>([] { shard_record_from_text("{", "rank 1's record"); }),
+              HasSubstr("rank 1's record is not valid JSON"));
+}
+
+/// The manifest with a piece of its text replaced and its digest made right again.
+std::string edited(const std::string& from, const std::string& to) {
+  std::string text = to_text(sample_manifest(2));
+  const std::size_t body = text.find('\n') + 1;
+  const std::size_t at = text.find(from, body);
+  if (at == std::string::npos) throw LogicError("no " + from);
+  text.replace(at, from.size(), to);
+  const std::string digest = to_hex(digest_of(std::string_view(text).substr(body)));
+  return text.replace(text.find(": \"") + 3, 16, digest);
+}
+
+TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
+  struct Case {
+    const char* from;
+    const char* to;
+    const char* complaint;
+  };
+  const Case cases[] = {
+      {"\"version\": 1", "\"version\": 2", "version is 2; this program reads version 1"},
+      {"\"version\"", "\"revision\"", "version is missing"},
+      {"\"format\": \"tranche", "\"format\": \"branche",
+       "format is 'branche-checkpoint', not tranche-checkpoint"},
+      {"\"stage\": 3", "\"stage\": 4", "stage is 4, which cannot be"},
+      {"\"stage\": 3", "\"stage\": \"3\"", "stage is not an integer"},
+      {"\"world\": 2", "\"world\": 3", "does not cut a buffer from 0 on into 3 shards"},
+      {"\"cut\": \"element\"", "\"cut\": \"block\"", "cut is 'block'"},
+      {"\"step\":12", "\"step\":1.5", "run.step is not an integer"},
+      {"\"step\":12", "\"step\":99999999999999999999", "run.step is not an integer"},
+      {"\"user\":{\"note\":\"café\"}", "\"user\":7", "run.user is not an object"},
+      {"\"dtype\":\"bf16\"", "\"dtype\":\"bf8\"",
+       "sections[1].dtype is 'bf8'; known are fp32, bf16 and fp16"},
+      {"\"frozen\":true", "\"frozen\":1", "sections[1].frozen is neither true nor false"},
+      {"\"shape\":[101,7]", "\"shape\":[101,0]", "units[0].tensors[0].shape is not a shape"},
+      {"\"shape\":[101,7]", "\"shape\":[101,\"7\"]", "units[0].tensors[0].shape[1] is not an integer"},
+      {"\"shape\":[101,7]", "\"shape\":[101,700]",
+       "units[0].tensors[0].offset is 0, where the tensor overlaps"},
+      {"\"aliases\":[\"lm_head.weight\"]", "\"aliases\":{}", "units[0].tensors[0].aliases is not an array"},
+      {"\"name\":\"wte.weight\"", "\"name\":[]", "units[0].tensors[0].name is not a string"},
+      {"shard-00001-of-00002.h5", "../00001-of-00002.h5",
+       "shards[1].name is '../00001-of-00002.h5', not shard-00001"},
+      {"\"rank\":1", "\"rank\":0", "shards[1].rank is 0, not 1"},
+      {"fedcba9876543210", "fedcba987654321", "shards[0].blocks[0] is not a digest of 16 hexadecimal digits"},
+      {"\"blocks\":[\"fedcba9876543210\"]", "\"blocks\":[]", "shards[0].blocks has 0 digests"},
+      {"\"offsets\":[", "\"offsets\":[0,", "shards[0].offsets has 5 entries for 4 sections"},
+      {"\"offsets\":[", "\"offsets\":[9", "outside the file"},
+      {"model.h5", "other.h5", "master.name is 'other.h5', not model.h5"},
+  };
+  for (const Case& c : cases) {
+    EXPECT_THAT(message_of<CheckpointError>(
+                    [&] { manifest_from_text(edited(c.from, c.to), "folder/manifest.json"); }),
+                AllOf(HasSubstr("folder/manifest.json"), HasSubstr(c.complaint)))
+        << c.from << " -> " << c.to;
+  }
+  EXPECT_NO_THROW(manifest_from_text(edited("\"stage\": 3", "\"later\": 1,\"stage\": 3"), "m"))
+      << "keys of later versions are left alone";
+}
+
+TEST(CheckpointManifest, NoticesEveryFlippedByteAndEveryTruncation) {
+  const std::string text = to_text(sample_manifest(1));
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    std::string flipped = text;
+    flipped[at] = static_cast<char>(flipped[at] ^ (1 << (at % 8)));
+    EXPECT_THROW(manifest_from_text(flipped, "m"), CheckpointError) << at;
+    EXPECT_THROW(manifest_from_text(text.substr(0, at), "m"), CheckpointError) << at;
+  }
+}
+
+TEST(CheckpointManifest, RefusesTextsThatAreNoObjects) {
+  Manifest manifest = sample_manifest(1);
+  manifest.run.config = "[1]";
+  EXPECT_THAT(message_of<InvalidArgument>([&] { to_text(manifest); }),
+              HasSubstr("'config' of a checkpoint is not a JSON object: [1]"));
+  manifest.run.config = "{";
+  EXPECT_THROW(to_text(manifest), InvalidArgument);
+  manifest.run.config = "{}";
+  manifest.run.user = "{\"a\":\"" + std::string(user_limit, 'x') + "\"}";
+  EXPECT_THAT(message_of<InvalidArgument>([&] { to_text(manifest); }),
+              HasSubstr("keep larger things in a file"));
+}
+
+TEST(CheckpointLibrary, SaysWhichHdf5ItIs) {
+  EXPECT_THAT(hdf5_version(), ::testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
+}
+
+}  // namespace
+}  // namespace tranche::checkpoint

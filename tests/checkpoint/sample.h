@@ -1,0 +1,65 @@
+#pragma once
+/// A model with everything that is awkward, and checkpoints of it by any number of ranks.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tranche/checkpoint/folder.h"
+#include "tranche/checkpoint/format.h"
+#include "tranche/checkpoint/shard_writer.h"
+#include "tranche/checkpoint/storage.h"
+#include "tranche/device/memory_resources.h"
+
+namespace tranche::testing {
+
+/// Files given by the test, I/O by one thread (so that recorded operations have one order), process memory.
+class TestStorage {
+ public:
+  explicit TestStorage(FileSystem& files);
+  operator checkpoint::Storage() const { return {files_, *io_, *memory_}; }
+
+ private:
+  FileSystem& files_;
+  std::unique_ptr<BlockIo> io_;
+  std::unique_ptr<MemoryResource> memory_;
+};
+
+/// Tensors of prime sizes, one smaller than many ranks, a tied one, frozen ones, a unit that is all frozen.
+std::vector<checkpoint::UnitDescription> sample_units();
+/// fp32 weights, bf16 frozen tensors; exp_avg in fp32 and exp_avg_sq in bf16.
+checkpoint::Layout sample_layout(int world);
+/// What an element of a tensor is, in the dtype it is stored in.
+float sample_value(std::string_view kind, std::string_view tensor, std::int64_t element, DataType dtype,
+                   int variant = 0);
+/// A rank's shard of a section of a unit, padding zero.
+std::vector<std::byte> sample_shard(const checkpoint::Layout& layout, int section, int unit,
+                                    ElementRange range, int variant = 0);
+checkpoint::RunState sample_run(std::int64_t step);
+
+enum class Way { image, pieces };
+/// Writes one rank's file.
+checkpoint::ShardRecord write_sample_shard(checkpoint::Storage storage, const checkpoint::ShardPlan& plan,
+                                           const std::string& folder, Way way, int variant = 0);
+/// All the steps of a save by `world` ranks; returns the checkpoint's path.
+std::string save_sample(checkpoint::Storage storage, const std::string& parent,
+                        const checkpoint::Layout& layout, std::int64_t step, Way way = Way::image,
+                        int variant = 0);
+std::string save_sample(checkpoint::Storage storage, checkpoint::RunFolder& run,
+                        const checkpoint::Layout& layout, std::int64_t step, Way way = Way::image,
+                        int variant = 0);
+
+/// The message of the error that `body` throws; "nothing was thrown" otherwise.
+template <typename ErrorType, typename Body>
+std::string message_of(const Body& body) {
+  try {
+    body();
+  } catch (const ErrorType& error) {
+    return error.message();
+  }
+  return "nothing was thrown";
+}
+
+}  // namespace tranche::testing
