@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <nlohmann/json.hpp>
 
 #include "tranche/checkpoint/digest.h"
 #include "tranche/checkpoint/hdf5_image.h"
-#include "tranche/checkpoint/json_reader-inl.h"
+#include "tranche/checkpoint/json_reader.h"
 #include "tranche/version.h"
 
 namespace tranche::checkpoint {

@@ -2,7 +2,6 @@
 /// Owning HDF5 ids and the driver that keeps a file's written pages in memory. For this folder's sources
 /// only.
 
-#include <fmt/format.h>
 #include <hdf5.h>
 
 #include <mutex>
@@ -20,7 +19,7 @@ std::string hdf5_problem();
 /// Throws CheckpointError with the library's reason when `result` is negative.
 template <typename T>
 T hdf5_check(T result, const std::string& what) {
-  if (result < 0) throw CheckpointError(fmt::format("HDF5 cannot {}: {}", what, hdf5_problem()));
+  if (result < 0) throw CheckpointError("HDF5 cannot " + what + ": " + hdf5_problem());
   return result;
 }
 

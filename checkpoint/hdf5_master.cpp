@@ -141,7 +141,7 @@ class MasterFile {
 std::vector<std::byte> make_master_image(const Layout& layout, const std::vector<ShardRecord>& shards) {
   const Hdf5Session session;
   SparseImage image;
-  Hdf5Handle file = create_memory_file(image, std::string(master_name), 64 * 1024);
+  Hdf5Handle file = create_memory_file(image, std::string(master_name), 4096);
   set_attribute(file, "format", std::string("tranche-master"));
   set_attribute(file, "version", format_version);
   set_attribute(file, "library", std::string(version));

@@ -1,5 +1,7 @@
 // A file driver that keeps what the library writes, page by page, and nothing else.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 

@@ -1,5 +1,7 @@
 // The empty file of one rank.
 
+#include <fmt/format.h>
+
 #include "tranche/checkpoint/digest.h"
 #include "tranche/checkpoint/hdf5_handles-inl.h"
 #include "tranche/version.h"

@@ -1,8 +1,12 @@
 // The manifest and a shard's record as JSON.
 
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
 #include "tranche/checkpoint/digest.h"
 #include "tranche/checkpoint/format.h"
-#include "tranche/checkpoint/json_reader-inl.h"
+#include "tranche/checkpoint/json_reader.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {

@@ -1,9 +1,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <unordered_set>
 
-#include "tranche/checkpoint/json_reader-inl.h"
+#include "tranche/checkpoint/json_reader.h"
 #include "tranche/checkpoint/safetensors.h"
 #include "tranche/core/error.h"
 #include "tranche/offload/aligned_buffer.h"

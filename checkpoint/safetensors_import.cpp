@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "tranche/checkpoint/convert.h"
-#include "tranche/checkpoint/json_reader-inl.h"
+#include "tranche/checkpoint/json_reader.h"
 #include "tranche/checkpoint/safetensors.h"
 #include "tranche/core/error.h"
 

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tranche/checkpoint/format.h"
 #include "tranche/comm/backends.h"
 #include "tranche/device/cuda_probe.h"
 #include "tranche/device/device.h"
@@ -61,6 +62,7 @@ ordered_json info_json() {
           {"build_type", TRANCHE_BUILD_TYPE},
           {"compiler", TRANCHE_COMPILER},
           {"mpi", mpi_version()},
+          {"hdf5", checkpoint::hdf5_version()},
           {"nccl", TRANCHE_HAS_NCCL ? "compiled" : "not compiled"},
           {"cuda", cuda_json()},
           {"libraries", kernels::matmul_libraries(DeviceKind::cpu)},
@@ -94,6 +96,7 @@ std::string info_text(bool json) {
                             cuda["emulated"].get<bool>() ? " (on the CPU, for tests)" : ""));
   }
   row("NCCL", text("nccl"));
+  row("HDF5", text("hdf5"));
   row("matmul by", text("libraries"));
   for (const auto& [dtype, path] : info["matmul"].items()) row("  " + dtype, path.get<std::string>());
   row("CPU", text("cpu"));

@@ -39,6 +39,9 @@ std::vector<std::byte> sample_shard(const checkpoint::Layout& layout, int sectio
                                     ElementRange range, int variant = 0);
 checkpoint::RunState sample_run(std::int64_t step);
 
+/// Where tests of many small files work: in memory where the system has such a folder, else in the build.
+std::string fast_folder();
+
 enum class Way { image, pieces };
 /// Writes one rank's file.
 checkpoint::ShardRecord write_sample_shard(checkpoint::Storage storage, const checkpoint::ShardPlan& plan,

@@ -187,7 +187,7 @@ TEST(Program, InfoIsATableOrJson) {
   EXPECT_EQ(table.status, 0);
   EXPECT_THAT(table.out, AllOf(HasSubstr("MPI"), HasSubstr("CUDA"), HasSubstr("bf16"), HasSubstr("threads")));
   const json info = json::parse(test::run({"info", "--json"}).out);
-  for (const char* key : {"version", "build_type", "compiler", "mpi", "nccl", "cuda", "libraries", "cpu",
+  for (const char* key : {"version", "build_type", "compiler", "mpi", "nccl", "hdf5", "cuda", "libraries", "cpu",
                           "matmul", "threads"}) {
     EXPECT_TRUE(info.contains(key)) << key;
   }

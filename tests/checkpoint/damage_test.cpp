@@ -1,0 +1,209 @@
+// Damage anywhere in a run's folder is found and named.
+
+#include <gmock/gmock.h>
+
+#include <random>
+
+#include "../offload/test_folder.h"
+#include "sample.h"
+#include "tranche/checkpoint/digest.h"
+#include "tranche/checkpoint/reader.h"
+#include "tranche/core/error.h"
+
+namespace tranche::checkpoint {
+namespace {
+
+using namespace tranche::testing;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class DamageTest : public ::testing::Test {
+ protected:
+  FileSystem& files = posix_file_system();
+  TestFolder folder{fast_folder()};
+  TestStorage storage{files};
+  const std::string run = folder / "run";
+  const std::string path = save_sample(storage, run, sample_layout(3), 10);
+
+  std::vector<std::string> all_files() const {
+    std::vector<std::string> names{"latest"};
+    for (const auto& entry : posix_file_system().list(path)) names.push_back("step-00000010/" + entry.name);
+    return names;
+  }
+  void write(const std::string& name, const std::string& content) {
+    files.open(join_path(run, name), OpenMode::create_or_truncate)
+        ->write(0, content.data(), static_cast<std::int64_t>(content.size()));
+  }
+  /// The places that verification names, one string.
+  std::string found() {
+    std::string text;
+    for (const Damage& damage : verify(storage, run, true)) text += describe(damage) + "\n";
+    return text;
+  }
+  /// Reads everything by name; the text of the error, or "".
+  std::string load() {
+    try {
+      Reader reader(storage, path);
+      std::vector<float> values(2000);
+      for (const StoredTensor& tensor : reader.tensors()) {
+        for (const std::string& kind : reader.kinds(tensor)) {
+          reader.read_tensor(tensor.name, kind, {0, tensor.shape.elements()}, DataType::float32,
+                             values.data());
+        }
+      }
+    } catch (const CheckpointError& problem) {
+      return problem.message();
+    }
+    return {};
+  }
+};
+
+TEST_F(DamageTest, NothingIsFoundWhereNothingIs) {
+  EXPECT_EQ(found(), "");
+  EXPECT_EQ(load(), "");
+  EXPECT_THAT(verify(storage, run, false), IsEmpty());
+  EXPECT_THAT(verify(storage, path, true), IsEmpty());
+  EXPECT_THAT(all_files(), SizeIs(6));
+}
+
+TEST_F(DamageTest, EveryFlippedByteIsFoundAndItsFileNamed) {
+  std::mt19937 random(20);
+  for (const std::string& name : all_files()) {
+    const std::string content = files.read_file(join_path(run, name));
+    for (int i = 0; i < 120; ++i) {
+      // The first bytes of each file and then any.
+      const std::size_t at =
+          i < 16 ? static_cast<std::size_t>(i) % content.size() : random() % content.size();
+      std::string damaged = content;
+      damaged[at] = static_cast<char>(damaged[at] ^ (1 << random() % 8));
+      {
+        const auto file = files.open(join_path(run, name), OpenMode::update);
+        file->write(static_cast<std::int64_t>(at), &damaged[at], 1);
+      }
+      ASSERT_THAT(found(), HasSubstr(name.substr(name.rfind('/') + 1))) << "byte " << at << " of " << name;
+      const auto file = files.open(join_path(run, name), OpenMode::update);
+      file->write(static_cast<std::int64_t>(at), &content[at], 1);
+    }
+  }
+  EXPECT_EQ(found(), "");
+}
+
+TEST_F(DamageTest, EveryTruncatedFileIsFound) {
+  for (const std::string& name : all_files()) {
+    const std::string content = files.read_file(join_path(run, name));
+    const std::size_t lengths[] = {0, 1, content.size() / 2, content.size() - 1};
+    for (const std::size_t length : lengths) {
+      write(name, content.substr(0, length));
+      const std::string short_name = name.substr(name.rfind('/') + 1);
+      ASSERT_THAT(found(), HasSubstr(short_name)) << length << " of " << content.size();
+      if (name != "latest") {
+        ASSERT_THAT(load(), HasSubstr(short_name)) << length << " of " << content.size();
+      }
+    }
+    write(name, content + "x");
+    EXPECT_THAT(found(), HasSubstr(name.substr(name.rfind('/') + 1))) << "longer";
+    files.remove(join_path(run, name));
+    EXPECT_THAT(found(), HasSubstr(name.substr(name.rfind('/') + 1))) << "missing";
+    write(name, content);
+  }
+  EXPECT_EQ(found(), "");
+}
+
+/// Every leaf of a payload, one byte each: the file, the tensor and elements that hold it.
+TEST_F(DamageTest, DamagedTensorsAreNamedAndNeverLoaded) {
+  const Manifest manifest = open_manifest(files, path);
+  const Layout& layout = manifest.layout;
+  for (int rank = 0; rank < 3; ++rank) {
+    const ShardPlan plan(layout, rank, 10);
+    const std::string name = "step-00000010/" + plan.file_name();
+    const std::string content = files.read_file(join_path(run, name));
+    for (const SectionPiece& piece : plan.pieces()) {
+      const SectionRecord& section = layout.sections[static_cast<std::size_t>(piece.section)];
+      for (const TensorRecord& tensor : layout.units[static_cast<std::size_t>(piece.unit)].tensors) {
+        if (tensor.frozen != section.frozen) continue;
+        const ElementRange part =
+            intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, piece.range);
+        if (part.empty()) continue;
+        std::string damaged = content;
+        const auto at =
+            static_cast<std::size_t>(plan.offset_of(piece.section, piece.unit, {part.begin, part.begin + 1}));
+        damaged[at] = static_cast<char>(damaged[at] ^ 16);
+        write(name, damaged);
+        const std::string text = found();
+        EXPECT_THAT(
+            text, AllOf(HasSubstr(plan.file_name()), HasSubstr(section.kind + " of tensor " + tensor.name)));
+        EXPECT_THAT(load(), AllOf(HasSubstr("cannot load from checkpoint"),
+                                  HasSubstr(plan.file_name() + " is damaged in bytes"),
+                                  HasSubstr(section.kind + " of tensor ")));
+      }
+    }
+    write(name, content);
+  }
+  EXPECT_EQ(load(), "");
+}
+
+TEST_F(DamageTest, ElementRangesAreExact) {
+  // 40,000 elements of 4 bytes: leaves of 4096 elements, which the first dataset's place shifts.
+  const std::string large = save_sample(
+      storage, folder / "large",
+      make_layout({{"u", 1, {{"w", Shape{40'000}, false, {}}}}}, {}, DataType::float32, DataType::float32, 1),
+      1);
+  const Manifest manifest = open_manifest(files, large);
+  const std::int64_t offset = manifest.shards[0].offsets[0];
+  const std::string name = large + "/" + manifest.shards[0].file.name;
+  const std::int64_t element = 30'000;
+  const std::int64_t byte = offset + element * 4 + 2;
+  std::string content = files.read_file(name);
+  content[static_cast<std::size_t>(byte)] = static_cast<char>(content[static_cast<std::size_t>(byte)] ^ 1);
+  files.open(name, OpenMode::update)->write(0, content.data(), static_cast<std::int64_t>(content.size()));
+  const std::int64_t leaf = byte / leaf_bytes * leaf_bytes;
+  const std::int64_t first = (leaf - offset) / 4;
+  const std::string expected =
+      "elements " + std::to_string(first) + " to " + std::to_string(first + 4095) + " of weight of tensor w";
+  Reader reader(storage, large);
+  const auto damage = reader.verify();
+  ASSERT_EQ(damage.size(), 1u);
+  EXPECT_EQ(damage[0].begin, leaf);
+  EXPECT_EQ(damage[0].end, leaf + leaf_bytes);
+  EXPECT_EQ(damage[0].what, expected);
+  std::vector<float> values(40'000);
+  EXPECT_NO_THROW(reader.read_tensor("w", "weight", {0, first}, DataType::float32, values.data()));
+  EXPECT_NO_THROW(
+      reader.read_tensor("w", "weight", {first + 4096, 40'000}, DataType::float32, values.data()));
+  EXPECT_THAT(
+      message_of<CheckpointError>([&] {
+        reader.read_tensor("w", "weight", {first + 4095, first + 4096}, DataType::float32, values.data());
+      }),
+      HasSubstr(expected));
+}
+
+TEST_F(DamageTest, AFolderWithoutCheckpointsSaysSo) {
+  EXPECT_THAT(describe(verify(storage, folder / "nothing", true).at(0)),
+              HasSubstr("there is no checkpoint here"));
+  std::vector<std::string> notes;
+  EXPECT_THAT(message_of<CheckpointError>([&] { newest_checkpoint(files, folder / "nothing", notes); }),
+              HasSubstr("there is no complete checkpoint in"));
+}
+
+TEST_F(DamageTest, ATornNewerOneIsPassedOverAndReported) {
+  const std::string newer = save_sample(storage, run, sample_layout(2), 11);
+  std::vector<std::string> notes;
+  EXPECT_EQ(newest_checkpoint(files, run, notes).path, newer);
+  EXPECT_THAT(notes, IsEmpty());
+  files.open(newer + "/shard-00001-of-00002.h5", OpenMode::update)->truncate(4096);
+  EXPECT_EQ(newest_checkpoint(files, run, notes).path, path);
+  ASSERT_THAT(notes, SizeIs(2));
+  EXPECT_THAT(notes[0], AllOf(HasSubstr("passed over"), HasSubstr("shard-00001-of-00002.h5 has 4096 bytes"),
+                              HasSubstr("it is truncated")));
+  EXPECT_THAT(notes[1],
+              HasSubstr("latest names step-00000011, but the newest complete checkpoint is step-00000010"));
+  write("latest", "step-00000011 0123456789abcdef\n");
+  notes.clear();
+  EXPECT_EQ(newest_checkpoint(files, run, notes).path, path);
+  EXPECT_THAT(notes.at(1), HasSubstr("latest is damaged; it is not needed"));
+}
+
+}  // namespace
+}  // namespace tranche::checkpoint
