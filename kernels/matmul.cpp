@@ -2,7 +2,11 @@
 
 #include <fmt/core.h>
 
+#include <initializer_list>
+#include <utility>
+
 #include "tranche/kernels/check.h"
+#include "tranche/kernels/cpu/elementwise.h"
 #include "tranche/kernels/cpu/matmul.h"
 #include "tranche/kernels/cuda/matmul.h"
 #include "tranche/kernels/cuda/product.h"
@@ -24,6 +28,44 @@ cuda::Product product_of(const cpu::MatmulCall& call) {
   return product;
 }
 
+/// Checks a product's operands under the name of the kernel they were given to.
+cpu::MatmulCall checked(std::string_view kernel, const Stream& stream, const MatmulOptions& options,
+                        const ConstTensorView& a, const ConstTensorView& b, const TensorView& c,
+                        const Workspace& workspace) {
+  check_rank(kernel, "a", a.shape, 2);
+  check_rank(kernel, "b", b.shape, 2);
+  const std::int64_t m = a.shape[options.transpose_a ? 1 : 0];
+  const std::int64_t k = a.shape[options.transpose_a ? 0 : 1];
+  const std::int64_t n = b.shape[options.transpose_b ? 0 : 1];
+  check_shape(kernel, options.transpose_b ? "b (transposed)" : "b", b.shape,
+              options.transpose_b ? Shape{n, k} : Shape{k, n});
+  check_shape(kernel, "c", c.shape, {m, n});
+  if (a.dtype != DataType::float32 && workspace.bytes < minimum_workspace_bytes) {
+    refuse(kernel, fmt::format("workspace has {} bytes; {} products need at least {}", workspace.bytes,
+                               name_of(a.dtype), minimum_workspace_bytes));
+  }
+  return {options.transpose_a,
+          options.transpose_b,
+          options.accumulate,
+          m,
+          n,
+          k,
+          a.dtype,
+          c.dtype,
+          a.data,
+          b.data,
+          c.data,
+          workspace,
+          stream.threads()};
+}
+
+/// The fused kernels have one dtype throughout.
+void check_one_dtype(std::string_view kernel, DataType wanted,
+                     std::initializer_list<std::pair<std::string_view, ConstTensorView>> operands) {
+  check_floating(kernel, "a", wanted);
+  for (const auto& [name, view] : operands) check_dtype(kernel, name, view.dtype, {wanted});
+}
+
 }  // namespace
 
 void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView& a, const ConstTensorView& b,
@@ -35,34 +77,60 @@ void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView&
   } else {
     check_dtype("matmul", "c", c.dtype, {a.dtype, DataType::float32});
   }
-  check_rank("matmul", "a", a.shape, 2);
-  check_rank("matmul", "b", b.shape, 2);
-  const std::int64_t m = a.shape[options.transpose_a ? 1 : 0];
-  const std::int64_t k = a.shape[options.transpose_a ? 0 : 1];
-  const std::int64_t n = b.shape[options.transpose_b ? 0 : 1];
-  check_shape("matmul", options.transpose_b ? "b (transposed)" : "b", b.shape,
-              options.transpose_b ? Shape{n, k} : Shape{k, n});
-  check_shape("matmul", "c", c.shape, {m, n});
-  if (a.dtype != DataType::float32 && workspace.bytes < minimum_workspace_bytes) {
-    refuse("matmul", fmt::format("workspace has {} bytes; {} products need at least {}", workspace.bytes,
-                                 name_of(a.dtype), minimum_workspace_bytes));
-  }
-  const cpu::MatmulCall call{options.transpose_a,
-                             options.transpose_b,
-                             options.accumulate,
-                             m,
-                             n,
-                             k,
-                             a.dtype,
-                             c.dtype,
-                             a.data,
-                             b.data,
-                             c.data,
-                             workspace,
-                             stream.threads()};
+  const cpu::MatmulCall call = checked("matmul", stream, options, a, b, c, workspace);
   dispatch(
-      stream, "matmul", meta::matmul_cost(m, n, k, a.dtype, c.dtype, options.accumulate),
+      stream, "matmul", meta::matmul_cost(call.m, call.n, call.k, a.dtype, c.dtype, options.accumulate),
       [call] { cpu::matmul(call); }, [&] { cuda::product(stream, product_of(call), workspace); });
+}
+
+void matmul_bias(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,
+                 const ConstTensorView& bias, const TensorView& out, const Workspace& workspace) {
+  constexpr std::string_view kernel = "matmul_bias";
+  check_one_dtype(kernel, a.dtype, {{"b", b}, {"bias", bias}, {"c", out}});
+  const cpu::MatmulCall call = checked(kernel, stream, {}, a, b, out, workspace);
+  check_shape(kernel, "bias", bias.shape, {call.n});
+  dispatch(
+      stream, kernel, meta::matmul_bias_cost(call.m, call.n, call.k, a.dtype),
+      [call, out, bias] {
+        cpu::matmul(call);
+        cpu::add_bias(call.threads, out, bias);
+      },
+      [&] { cuda::matmul_bias(stream, product_of(call), out, bias, workspace); });
+}
+
+void matmul_bias_gelu(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,
+                      const ConstTensorView& bias, const TensorView& hidden, const TensorView& activated,
+                      const Workspace& workspace) {
+  constexpr std::string_view kernel = "matmul_bias_gelu";
+  check_one_dtype(kernel, a.dtype, {{"b", b}, {"bias", bias}, {"c", hidden}, {"activated", activated}});
+  const cpu::MatmulCall call = checked(kernel, stream, {}, a, b, hidden, workspace);
+  check_shape(kernel, "bias", bias.shape, {call.n});
+  check_shape(kernel, "activated", activated.shape, hidden.shape);
+  dispatch(
+      stream, kernel, meta::matmul_bias_gelu_cost(call.m, call.n, call.k, a.dtype),
+      [call, hidden, activated, bias] {
+        cpu::matmul(call);
+        cpu::add_bias(call.threads, hidden, bias);
+        cpu::gelu_forward(call.threads, hidden, activated);
+      },
+      [&] { cuda::matmul_bias_gelu(stream, product_of(call), hidden, activated, bias, workspace); });
+}
+
+void matmul_gelu_backward(Stream& stream, const ConstTensorView& d_out, const ConstTensorView& weight,
+                          const ConstTensorView& hidden, const TensorView& d_hidden,
+                          const Workspace& workspace) {
+  constexpr std::string_view kernel = "matmul_gelu_backward";
+  check_one_dtype(kernel, d_out.dtype, {{"b", weight}, {"hidden", hidden}, {"c", d_hidden}});
+  const cpu::MatmulCall call =
+      checked(kernel, stream, {.transpose_b = true}, d_out, weight, d_hidden, workspace);
+  check_shape(kernel, "hidden", hidden.shape, d_hidden.shape);
+  dispatch(
+      stream, kernel, meta::matmul_gelu_backward_cost(call.m, call.n, call.k, d_out.dtype),
+      [call, hidden, d_hidden] {
+        cpu::matmul(call);
+        cpu::gelu_backward(call.threads, hidden, d_hidden, d_hidden);
+      },
+      [&] { cuda::matmul_gelu_backward(stream, product_of(call), hidden, d_hidden, workspace); });
 }
 
 std::string_view matmul_path(DeviceKind device, DataType dtype) {

@@ -22,6 +22,26 @@ struct MatmulOptions {
 void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView& a, const ConstTensorView& b,
             const TensorView& c, const Workspace& workspace);
 
+/// out[m, n] = a[m, k] b[k, n] + bias[n], all of one dtype. cpu: matmul, then add_bias, which rounds 16-bit
+/// sums twice; cuda: one launch, rounded once (where cuBLASLt has no such algorithm: as on the cpu).
+void matmul_bias(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,
+                 const ConstTensorView& bias, const TensorView& out, const Workspace& workspace);
+
+/// hidden[m, n] = a b + bias, activated[m, n] = gelu(hidden), the tanh form; all of one dtype. cpu:
+/// matmul_bias, then gelu_forward of the rounded hidden; cuda: one launch where cuBLASLt has it for the shape
+/// (n a multiple of 8), in which gelu sees the sum before it is rounded, so that gelu_forward(hidden) differs
+/// from `activated` by a rounding of the argument.
+void matmul_bias_gelu(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,
+                      const ConstTensorView& bias, const TensorView& hidden, const TensorView& activated,
+                      const Workspace& workspace);
+
+/// d_hidden[m, k] = d_out[m, n] weight[k, n]^T * gelu'(hidden[m, k]), all of one dtype: the gradient of the
+/// linear layer behind matmul_bias_gelu, and of gelu. cpu: matmul, then gelu_backward in place; cuda: one
+/// launch where cuBLASLt has it (k a multiple of 8), rounded once instead of twice.
+void matmul_gelu_backward(Stream& stream, const ConstTensorView& d_out, const ConstTensorView& weight,
+                          const ConstTensorView& hidden, const TensorView& d_hidden,
+                          const Workspace& workspace);
+
 /// How a matmul of this dtype runs on this machine: "oneDNN bf16 (avx512_core_bf16)", "OpenBLAS sgemm",
 /// "oneDNN sgemm", "widened to fp32, OpenBLAS sgemm", "cuBLASLt bf16, sums in fp32". For `info` and the
 /// start-up table. Throws NotCompiled for cuda in a build without it.

@@ -8,9 +8,8 @@ namespace tranche::models {
 
 void linear_forward(Engine& engine, const GatheredUnit& unit, int weight, int bias, const ConstTensorView& x,
                     const TensorView& out) {
-  Stream& stream = engine.compute_stream();
-  kernels::matmul(stream, {}, x, unit.tensor(weight), out, engine.workspace());
-  kernels::add_bias(stream, out, unit.tensor(bias));
+  kernels::matmul_bias(engine.compute_stream(), x, unit.tensor(weight), unit.tensor(bias), out,
+                       engine.workspace());
 }
 
 void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients, int weight,

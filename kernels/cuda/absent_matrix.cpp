@@ -27,6 +27,16 @@ void attention_backward(Stream&, const AttentionCall&, const Workspace&) {
 std::string_view name_of(AttentionPath) {
   absent();
 }
+void matmul_bias(Stream&, Product, const TensorView&, const ConstTensorView&, const Workspace&) {
+  absent();
+}
+void matmul_bias_gelu(Stream&, Product, const TensorView&, const TensorView&, const ConstTensorView&,
+                      const Workspace&) {
+  absent();
+}
+void matmul_gelu_backward(Stream&, Product, const ConstTensorView&, const TensorView&, const Workspace&) {
+  absent();
+}
 std::string_view matmul_path(DataType) {
   absent();
 }

@@ -2,9 +2,22 @@
 #include <string>
 #include <string_view>
 
-#include "tranche/core/dtype.h"
+#include "tranche/core/tensor_view.h"
+#include "tranche/device/stream.h"
+#include "tranche/kernels/cuda/product.h"
+#include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels::cuda {
+
+/// As in kernels/matmul.h, arguments checked; `product` is the plain product into `out`, `hidden` or
+/// `d_hidden`. One launch, or the product and the elementwise kernels that follow it where cuBLASLt has no
+/// such epilogue: a matter of shape, alignment and workspace, so the same every time.
+void matmul_bias(Stream& stream, Product product, const TensorView& out, const ConstTensorView& bias,
+                 const Workspace& workspace);
+void matmul_bias_gelu(Stream& stream, Product product, const TensorView& hidden, const TensorView& activated,
+                      const ConstTensorView& bias, const Workspace& workspace);
+void matmul_gelu_backward(Stream& stream, Product product, const ConstTensorView& hidden,
+                          const TensorView& d_hidden, const Workspace& workspace);
 
 /// "cuBLASLt bf16, sums in fp32", "cuBLASLt IEEE fp32 (no TF32)".
 std::string_view matmul_path(DataType dtype);

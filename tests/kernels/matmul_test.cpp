@@ -9,6 +9,7 @@
 #include "tranche/kernels/cpu/matmul_onednn.h"
 #include "tranche/kernels/cpu/tasks.h"
 #include "tranche/kernels/cuda/product.h"
+#include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/reference/matmul.h"
 #include "tranche/tests/kernels/kernel_testing.h"
 
@@ -248,6 +249,61 @@ TEST(MatmulPath, SaysHowEachDtypeRuns) {
     EXPECT_THROW(matmul_path(DeviceKind::cuda, bf16), NotCompiled);
     EXPECT_THROW(matmul_libraries(DeviceKind::cuda), NotCompiled);
   }
+}
+
+TEST(MatmulFused, OnTheCpuIsItsPartsToTheBit) {
+  Random random(16);
+  Machine machine(2);
+  for (DataType dtype : floating_dtypes) {
+    for (const Problem& p : {Problem{7, 33, 19}, Problem{16, 8, 8}, Problem{3, 5, 0}, Problem{0, 4, 2}}) {
+      SCOPED_TRACE(::testing::Message() << p.m << " x " << p.n << " x " << p.k << " " << name_of(dtype));
+      HostTensor a = random.tensor(dtype, {p.m, p.k}), b = random.tensor(dtype, {p.k, p.n});
+      HostTensor bias = random.tensor(dtype, {p.n}), weight = random.tensor(dtype, {p.n, p.k});
+      HostTensor hidden(dtype, {p.m, p.n}), activated(dtype, {p.m, p.n}), d_hidden(dtype, {p.m, p.n});
+      HostTensor out(dtype, {p.m, p.n}), wanted(dtype, {p.m, p.n}), wanted_gelu(dtype, {p.m, p.n});
+      Stream& stream = machine.stream();
+      const Workspace& workspace = machine.workspace();
+      matmul_bias(stream, a.view(), b.view(), bias.view(), out.view(), workspace);
+      matmul_bias_gelu(stream, a.view(), b.view(), bias.view(), hidden.view(), activated.view(), workspace);
+      matmul(stream, {}, a.view(), b.view(), wanted.view(), workspace);
+      add_bias(stream, wanted.view(), bias.view());
+      gelu_forward(stream, wanted.view(), wanted_gelu.view());
+      EXPECT_EQ(out.bytes(), wanted.bytes());
+      EXPECT_EQ(hidden.bytes(), wanted.bytes());
+      EXPECT_EQ(activated.bytes(), wanted_gelu.bytes());
+      matmul_gelu_backward(stream, a.view(), weight.view(), hidden.view(), d_hidden.view(), workspace);
+      matmul(stream, {.transpose_b = true}, a.view(), weight.view(), out.view(), workspace);
+      gelu_backward(stream, hidden.view(), out.view(), out.view());
+      EXPECT_EQ(d_hidden.bytes(), out.bytes());
+    }
+  }
+}
+
+TEST(MatmulFused, ErrorsNameTheOperandAndCostsAddUp) {
+  Machine meta(1, 0, DeviceKind::meta);
+  const Workspace workspace{nullptr, minimum_workspace_bytes};
+  const TensorView a{nullptr, bf16, {4, 8}}, b{nullptr, bf16, {8, 6}}, out{nullptr, bf16, {4, 6}};
+  const auto text = [&](const TensorView& bias, const TensorView& c) {
+    return refusal([&] { matmul_bias(meta.stream(), a, b, bias, c, workspace); });
+  };
+  EXPECT_EQ(text({nullptr, bf16, {5}}, out), "matmul_bias: `bias` has shape [5], wanted [6]");
+  EXPECT_EQ(text({nullptr, fp32, {6}}, out), "matmul_bias: `bias` has dtype fp32, wanted bf16");
+  EXPECT_EQ(text({nullptr, bf16, {6}}, {nullptr, fp32, {4, 6}}),
+            "matmul_bias: `c` has dtype fp32, wanted bf16");
+  EXPECT_EQ(
+      refusal([&] {
+        matmul_bias_gelu(meta.stream(), a, b, {nullptr, bf16, {6}}, out, {nullptr, bf16, {6, 4}}, workspace);
+      }),
+      "matmul_bias_gelu: `activated` has shape [6, 4], wanted [4, 6]");
+  EXPECT_EQ(refusal([&] {
+              matmul_gelu_backward(meta.stream(), a, {nullptr, bf16, {6, 8}}, {nullptr, bf16, {6, 4}}, out,
+                                   workspace);
+            }),
+            "matmul_gelu_backward: `hidden` has shape [6, 4], wanted [4, 6]");
+  matmul_bias(meta.stream(), a, b, {nullptr, bf16, {6}}, out, workspace);
+  EXPECT_EQ(meta.stream().work().kernels, 1);
+  EXPECT_EQ(meta.stream().work().floating_point_operations, 2.0 * 4 * 6 * 8 + 4 * 6);
+  EXPECT_EQ(meta.stream().work().bytes_read, 2.0 * (4 * 8 + 8 * 6 + 6));
 }
 
 TEST(MatmulProduct, AlignmentIsOfAddressAndStridesAndSixteenAtMost) {

@@ -1,0 +1,152 @@
+// Products on a GPU or its emulation, against the fp64 reference.
+
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "tranche/kernels/cuda/product.h"
+#include "tranche/kernels/elementwise.h"
+#include "tranche/kernels/matmul.h"
+#include "tranche/kernels/reference/matmul.h"
+#include "tranche/tests/kernels/gpu_testing.h"
+
+namespace tranche::kernels {
+namespace {
+
+using namespace testing;
+
+constexpr auto fp32 = DataType::float32;
+
+struct Problem {
+  std::int64_t m, n, k;
+};
+
+std::vector<double> absolute(std::vector<double> values) {
+  for (double& value : values) value = std::abs(value);
+  return values;
+}
+Shape stored(bool transposed, std::int64_t rows, std::int64_t columns) {
+  return transposed ? Shape{columns, rows} : Shape{rows, columns};
+}
+
+class MatmulGpu : public GpuTest {
+ protected:
+  std::vector<Problem> problems() const {
+    std::vector<Problem> made = {{1, 1, 1},    {1, 17, 33}, {31, 1, 7}, {16, 16, 16}, {15, 33, 65},
+                                 {37, 41, 97}, {64, 48, 8}, {0, 3, 2},  {3, 0, 2},    {3, 2, 0}};
+    if (!emulated()) made.insert(made.end(), {{257, 513, 769}, {1024, 768, 3072}});
+    return made;
+  }
+  /// Whatever the order, k fp32 products and sums err by less than (k + 2) 2^-24 of the sum of absolute
+  /// values (Higham, 2002, section 3.1); twice that allows for tensor cores, which truncate. The store adds a
+  /// rounding.
+  static std::vector<double> bound(const std::vector<double>& wanted, const std::vector<double>& magnitude,
+                                   std::int64_t k, DataType c_dtype) {
+    std::vector<double> made(wanted.size());
+    const double store = c_dtype == fp32 ? 0.0 : rounding_of(c_dtype);
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      made[i] = 2.0 * (static_cast<double>(k) + 2.0) * std::ldexp(1.0, -24) * magnitude[i] * (1 + store) +
+                store * std::abs(wanted[i]) + underflow_of(c_dtype);
+    }
+    return made;
+  }
+  void check(const Problem& p, const MatmulOptions& options, DataType dtype, DataType c_dtype,
+             Random& random) {
+    SCOPED_TRACE(::testing::Message()
+                 << p.m << " x " << p.n << " x " << p.k << " transposed " << options.transpose_a
+                 << options.transpose_b << " accumulate " << options.accumulate << " " << name_of(dtype)
+                 << " into " << name_of(c_dtype));
+    const Shape a_shape = stored(options.transpose_a, p.m, p.k),
+                b_shape = stored(options.transpose_b, p.k, p.n);
+    const HostTensor a = random.tensor(dtype, a_shape), b = random.tensor(dtype, b_shape);
+    const HostTensor c =
+        options.accumulate ? random.tensor(c_dtype, {p.m, p.n}) : HostTensor(c_dtype, {p.m, p.n});
+    const reference::MatmulShape shape{p.m, p.n, p.k, options.transpose_a, options.transpose_b};
+    std::vector<double> wanted = c.values(), magnitude = absolute(c.values());
+    reference::matmul(shape, a.values(), b.values(), options.accumulate, wanted);
+    reference::matmul(shape, absolute(a.values()), absolute(b.values()), options.accumulate, magnitude);
+    const Tensor on_a = on_gpu(a, dtype, a_shape), on_b = on_gpu(b, dtype, b_shape),
+                 on_c = on_gpu(c, c_dtype, {p.m, p.n});
+    matmul(stream(), options, on_a.view(), on_b.view(), on_c.view(), workspace());
+    expect_within(on_c.values(), wanted, bound(wanted, magnitude, p.k, c_dtype), "c");
+  }
+};
+
+TEST_F(MatmulGpu, AgreesWithTheReferenceInOddSizes) {
+  Random random(71);
+  for (DataType dtype : floating_dtypes) {
+    for (DataType c_dtype : std::set<DataType>{dtype, fp32}) {
+      for (int bits = 0; bits < 8; ++bits) {
+        for (const Problem& p : problems()) {
+          check(p, {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0}, dtype, c_dtype, random);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(MatmulGpu, GivesTheSameBitsAgain) {
+  Random random(72);
+  const HostTensor a = random.tensor(DataType::bfloat16, {40, 72}),
+                   b = random.tensor(DataType::bfloat16, {72, 48});
+  const Tensor on_a = on_gpu(a, DataType::bfloat16, {40, 72}), on_b = on_gpu(b, DataType::bfloat16, {72, 48});
+  const Tensor first = poisoned(fp32, {40, 48}), second = poisoned(fp32, {40, 48});
+  matmul(stream(), {}, on_a.view(), on_b.view(), first.view(), workspace());
+  matmul(stream(), {}, on_a.view(), on_b.view(), second.view(), workspace());
+  EXPECT_EQ(first.bytes(), second.bytes());
+}
+
+TEST_F(MatmulGpu, FusedFormsAgreeWithTheReference) {
+  Random random(73);
+  for (DataType dtype : floating_dtypes) {
+    // Rows of a multiple of 8 elements are fused; the others are composed.
+    for (const Problem& p :
+         {Problem{9, 16, 24}, Problem{17, 64, 8}, Problem{5, 7, 3}, Problem{0, 8, 8}, Problem{4, 8, 0}}) {
+      SCOPED_TRACE(::testing::Message() << p.m << " x " << p.n << " x " << p.k << " " << name_of(dtype));
+      const HostTensor a = random.tensor(dtype, {p.m, p.k}), b = random.tensor(dtype, {p.k, p.n}),
+                       bias = random.tensor(dtype, {p.n});
+      const Tensor on_a = on_gpu(a, dtype, {p.m, p.k}), on_b = on_gpu(b, dtype, {p.k, p.n}),
+                   on_bias = on_gpu(bias, dtype, {p.n});
+      const Tensor out = poisoned(dtype, {p.m, p.n}), hidden = poisoned(dtype, {p.m, p.n}),
+                   activated = poisoned(dtype, {p.m, p.n});
+      matmul_bias(stream(), on_a.view(), on_b.view(), on_bias.view(), out.view(), workspace());
+      matmul_bias_gelu(stream(), on_a.view(), on_b.view(), on_bias.view(), hidden.view(), activated.view(),
+                       workspace());
+      std::vector<double> wanted(static_cast<std::size_t>(p.m * p.n)), gelu(wanted.size());
+      reference::matmul({p.m, p.n, p.k, false, false}, a.values(), b.values(), false, wanted);
+      for (std::size_t i = 0; i < wanted.size(); ++i)
+        wanted[i] += bias.values()[i % static_cast<std::size_t>(p.n)];
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        const double x = wanted[i];
+        gelu[i] = 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+      }
+      // Composed forms round twice, and sums are below 26; gelu's slope is below 1.13, so a rounding of its
+      // argument counts as one of its result. 1e-4 is what approximations of tanh may err by.
+      const double r = rounding_of(dtype);
+      expect_close(out.values(), wanted, 2.1 * r, 2 * r + 1e-5, "out");
+      expect_close(hidden.values(), wanted, 2.1 * r, 2 * r + 1e-5, "hidden");
+      expect_close(activated.values(), gelu, 4 * r, 4 * r + 1e-4, "activated");
+    }
+  }
+}
+
+TEST_F(MatmulGpu, GeluBackwardAgreesWithItsParts) {
+  Random random(74);
+  for (DataType dtype : floating_dtypes) {
+    for (const Problem& p : {Problem{9, 16, 24}, Problem{17, 64, 8}, Problem{5, 7, 3}, Problem{4, 8, 0}}) {
+      SCOPED_TRACE(::testing::Message() << p.m << " x " << p.n << " x " << p.k << " " << name_of(dtype));
+      const Tensor d_out = on_gpu(random.tensor(dtype, {p.m, p.k}), dtype, {p.m, p.k}),
+                   weight = on_gpu(random.tensor(dtype, {p.n, p.k}), dtype, {p.n, p.k}),
+                   hidden = on_gpu(random.tensor(dtype, {p.m, p.n}, -3, 3), dtype, {p.m, p.n});
+      const Tensor fused = poisoned(dtype, {p.m, p.n}), parts = poisoned(dtype, {p.m, p.n});
+      matmul_gelu_backward(stream(), d_out.view(), weight.view(), hidden.view(), fused.view(), workspace());
+      matmul(stream(), {.transpose_b = true}, d_out.view(), weight.view(), parts.view(), workspace());
+      gelu_backward(stream(), hidden.view(), parts.view(), parts.view());
+      const double r = rounding_of(dtype);
+      expect_close(fused.values(), parts.values(), 4 * r, 1e-3, "d_hidden");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tranche::kernels
