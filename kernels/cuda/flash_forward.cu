@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
     const T* value_tile = key_tile + keys * stride;
 
     float score[m_tiles][n_tiles][4] = {};
-#pragma unroll(query_in_registers ? steps : 2)
+#pragma unroll(query_in_registers ? steps : 1)
     for (int step = 0; step < steps; ++step) {
       if constexpr (!query_in_registers) {
 #pragma unroll
