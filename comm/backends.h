@@ -13,13 +13,14 @@ namespace tranche {
 class TraceRecorder;
 
 struct CommunicatorOptions {
-  double timeout_seconds = 300;           ///< `tranche.communication_timeout`
-  std::int64_t slab_bytes = 8 << 20;      ///< exchange buffer, allocated at construction
-  MemoryResource* memory = nullptr;       ///< where the slab comes from (Category::communication); null: heap
-  TraceRecorder* trace = nullptr;         ///< spans of operations, not owned
-  /// `tranche.progress: inline`: no communication thread; only for adopted MPI communicators, refused elsewhere.
+  double timeout_seconds = 300;       ///< `tranche.communication_timeout`
+  std::int64_t slab_bytes = 8 << 20;  ///< exchange buffer, allocated at construction
+  MemoryResource* memory = nullptr;   ///< where the slab comes from (Category::communication); null: heap
+  TraceRecorder* trace = nullptr;     ///< spans of operations, not owned
+  /// `tranche.progress: inline`: no communication thread; only for adopted MPI communicators, refused
+  /// elsewhere.
   bool inline_progress = false;
-  int local_size = 0;                     ///< 0: find out; otherwise pretend so many ranks share a host
+  int local_size = 0;  ///< 0: find out; otherwise pretend so many ranks share a host
 };
 
 /// One rank; collectives are copies.
@@ -63,5 +64,7 @@ std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& o
 bool started_by_mpi_launcher();
 /// "Open MPI 4.1.4" or "not compiled".
 std::string mpi_version();
+/// "NCCL 2.28.9" or "not compiled".
+std::string nccl_version();
 
 }  // namespace tranche

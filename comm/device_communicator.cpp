@@ -13,7 +13,7 @@
 #include "tranche/comm/communicator_base.h"
 #include "tranche/comm/device_exchange.h"
 #include "tranche/comm/device_watch.h"
-#include "tranche/comm/nccl.h"
+#include "tranche/comm/nccl_exchange.h"
 #include "tranche/comm/operation.h"
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
@@ -53,6 +53,7 @@ class DeviceCommunicator : public CommunicatorBase {
         failure_(std::make_shared<DeviceFailure>(job_ranks[static_cast<std::size_t>(host_->rank())])),
         exceptions_(std::uncaught_exceptions()),
         stream_(device.create_stream("communication")) {
+    stream_->set_trace(options_.trace);
     group_.device = &device_;
     group_.stream = stream_.get();
     group_.host = host_.get();
@@ -89,6 +90,12 @@ class DeviceCommunicator : public CommunicatorBase {
     if (std::uncaught_exceptions() == exceptions_) {
       const double limit = seconds_now() + options_.timeout_seconds;
       for (const Event& event : pending_) wait_quietly(event, limit - seconds_now());
+      const bool done =
+          std::all_of(pending_.begin(), pending_.end(), [](const Event& e) { return e.query(); });
+      if (done && !failure_->failed()) {
+        watch_.reset();
+        exchange_->close();
+      }
     }
     failure_->end("its communicator was destroyed before it was done");
     watch_.reset();
@@ -291,7 +298,7 @@ std::uint64_t process_number() {
 /// A place as it travels: fixed size, equal on every host.
 struct PackedPlace {
   std::uint64_t process;
-  std::int32_t index, serial_host_functions;
+  std::int64_t index;
   char host[64], nccl_host[64], gpu[32];
 };
 
@@ -301,14 +308,13 @@ void pack(char (&to)[size], const std::string& from) {
   from.copy(to, size - 1);
 }
 
-std::vector<DevicePlace> gather_places(const Device& device, Communicator& host, bool serial) {
+std::vector<DevicePlace> gather_places(const Device& device, Communicator& host) {
   char name[64] = "";
   gethostname(name, sizeof(name) - 1);
   const char* id = std::getenv("NCCL_HOSTID");
   PackedPlace mine{};
   mine.process = process_number();
   mine.index = device.index();
-  mine.serial_host_functions = serial ? 1 : 0;
   pack(mine.host, name);
   pack(mine.nccl_host, id != nullptr ? std::string("NCCL_HOSTID ") + id : name);
   pack(mine.gpu, nccl_gpu_of(device));
@@ -316,8 +322,7 @@ std::vector<DevicePlace> gather_places(const Device& device, Communicator& host,
   host.all_gather(&mine, all.data(), sizeof(PackedPlace), DataType::uint8, 0, {}, start_label).wait();
   std::vector<DevicePlace> places;
   for (const PackedPlace& each : all) {
-    places.push_back(
-        {each.process, each.host, each.nccl_host, each.gpu, each.index, each.serial_host_functions != 0});
+    places.push_back({each.process, each.host, each.nccl_host, each.gpu, static_cast<int>(each.index)});
   }
   return places;
 }
@@ -335,8 +340,7 @@ std::unique_ptr<Communicator> make_device_communicator(Device& device, std::uniq
         "initialise MPI with MPI_THREAD_MULTIPLE and leave the key out");
   }
   DeviceCommunicatorOptions chosen = options;
-  const std::vector<DevicePlace> places = comm::gather_places(
-      device, *host, device.kind() == DeviceKind::cuda && !options.concurrent_host_functions);
+  const std::vector<DevicePlace> places = comm::gather_places(device, *host);
   chosen.transport = choose_transport(options.transport, places, comm::has_nccl());
   if (host->size() == 1 && chosen.transport == DeviceTransport::staged) {
     chosen.transport = DeviceTransport::shared;  // one rank has nobody to reach through the host

@@ -12,6 +12,8 @@
 
 namespace tranche {
 
+class TraceRecorder;
+
 /// How device memory travels between ranks. automatic: shared for ranks that are threads of one process on
 /// one device; nccl when it was compiled in and every rank has a GPU of its own; staged otherwise.
 enum class DeviceTransport : std::uint8_t { automatic, nccl, staged, shared };
@@ -29,11 +31,9 @@ struct DeviceCommunicatorOptions {
   std::int64_t slab_bytes = 8 << 20;  ///< device slab (nccl) or host staging (staged), taken at construction
   MemoryResource* device_memory = nullptr;  ///< Category::communication; null: the device's own
   MemoryResource* host_memory = nullptr;
+  TraceRecorder* trace = nullptr;  ///< of the communication stream, not owned
   /// The host communicator has no thread of its own; refused, since device work ends while no call is made.
   bool inline_progress = false;
-  /// CUDA may run host functions of a process one after another, so staged ranks must not share one; true
-  /// says that this device does not (the cpu device never does, nor does the emulation).
-  bool concurrent_host_functions = false;
 };
 
 /// Wraps `host`, a communicator over the same ranks. Calls whose label says Tier::host, all_reduce, barrier
@@ -51,12 +51,11 @@ std::unique_ptr<Communicator> make_device_communicator(Device& device, std::uniq
 
 /// What a rank says of itself before a transport is chosen.
 struct DevicePlace {
-  std::uint64_t process = 0;           ///< equal for ranks of one process only
-  std::string host;                    ///< name of the node
-  std::string nccl_host;               ///< what NCCL takes for it: NCCL_HOSTID, or else the node
-  std::string gpu;                     ///< PCI bus id; empty for other devices
-  int index = 0;                       ///< of the device in its process
-  bool serial_host_functions = false;  ///< one that blocks keeps others of the process waiting
+  std::uint64_t process = 0;  ///< equal for ranks of one process only
+  std::string host;           ///< name of the node
+  std::string nccl_host;      ///< what NCCL takes for it: NCCL_HOSTID, or else the node
+  std::string gpu;            ///< PCI bus id; empty for other devices
+  int index = 0;              ///< of the device in its process
 };
 /// The transport for ranks at these places, the same on every rank. Throws as make_device_communicator does.
 DeviceTransport choose_transport(DeviceTransport wanted, std::span<const DevicePlace> places, bool has_nccl);

@@ -67,6 +67,8 @@ class DeviceExchange {
   virtual Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) = 0;
   /// Whether the watch has to keep the calls' deadlines.
   virtual bool watched() const { return true; }
+  /// Ends in order when everything has been done; peers may be waited for within the time-out.
+  virtual void close() noexcept {}
   /// Throws when the exchange has failed by itself. On the watch's thread.
   virtual void look() {}
   /// Makes everything under way end, after a failure. On the watch's thread, once.

@@ -95,24 +95,14 @@ DeviceTransport choose_transport(DeviceTransport wanted, std::span<const DeviceP
             other_device, places[0].index, places[static_cast<std::size_t>(other_device)].index));
       }
       return wanted;
-    case DeviceTransport::staged: {
-      const auto one_process =
-          first_alike(places, [](const DevicePlace& p) { return std::to_string(p.process); });
-      if (one_process.first >= 0 && places[0].serial_host_functions) {
-        throw ConfigurationError(
-            fmt::format("{}staged was asked for, but ranks {} and {} are threads of one process: the "
-                        "exchange of one would keep "
-                        "the host functions of the other waiting; choose auto or shared",
-                        key, one_process.first, one_process.second));
-      }
+    case DeviceTransport::staged:
       return wanted;
-    }
     case DeviceTransport::automatic:
       break;
   }
   if (elsewhere < 0 && other_device < 0) return DeviceTransport::shared;
   if (has_nccl && without_gpu < 0 && same_gpu.first < 0) return DeviceTransport::nccl;
-  return choose_transport(DeviceTransport::staged, places, has_nccl);
+  return DeviceTransport::staged;
 }
 
 }  // namespace tranche

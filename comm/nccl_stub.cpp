@@ -1,4 +1,5 @@
-#include "tranche/comm/nccl.h"
+#include "tranche/comm/backends.h"
+#include "tranche/comm/nccl_exchange.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

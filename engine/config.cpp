@@ -225,6 +225,7 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
     problems.add(fmt::format("tranche.progress: '{}' is not one of thread, inline", progress));
   }
   config.collectives = values.text("tranche.collectives").value_or(config.collectives);
+  config.device_transport = values.text("tranche.device_transport").value_or(config.device_transport);
   config.reduction_group = small_integer(values, "tranche.reduction_group", config.reduction_group, problems);
   config.depth = small_integer(values, "tranche.depth", config.depth, problems);
   config.threads = small_integer(values, "tranche.threads", config.threads, problems);

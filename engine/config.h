@@ -81,7 +81,8 @@ struct Config {
   std::int64_t communication_slab_bytes = std::int64_t{8} << 20;
   double communication_timeout = 300;    ///< seconds
   bool inline_progress = false;          ///< `tranche.progress: inline`
-  std::string collectives = "auto";      ///< auto or ours: the ordered sum
+  std::string collectives = "auto";      ///< auto or ours: the ordered sum; nccl: NCCL reduces, other bits
+  std::string device_transport = "auto";  ///< auto, nccl, staged or shared: how a GPU's memory travels
   int threads = 0;                       ///< per rank; 0: cores / ranks on the host
   std::int64_t device_memory_limit = 0;  ///< bytes; 0: none
 

@@ -180,6 +180,7 @@ Json tranche_keys(const Config& config) {
     json["parameter_groups"].push_back(std::move(entry));
   }
   json["collectives"] = config.collectives;
+  json["device_transport"] = config.device_transport;
   json["maximum_consecutive_skips"] = config.maximum_consecutive_skips;
   json["activation_checkpointing"] = config.activation_checkpointing;
   json["checkpoint_every"] = config.checkpoint_every;

@@ -160,7 +160,10 @@ constexpr ConfigKey keys[] = {
     honoured("tranche.parameter_groups[].learning_rate_factor", number, "1", "multiplies the learning rate"),
     honoured("tranche.parameter_groups[].decay", boolean, "by dimensions", "whether weight decay applies"),
     automatic("tranche.collectives", text, "\"auto\"",
-              "auto or ours: the ordered sum; nccl is not part of this version"),
+              "auto or ours: the ordered sum; nccl: NCCL reduces, and promise 1 (equal bits) rests; GPUs only"),
+    automatic("tranche.device_transport", text, "\"auto\"",
+              "how GPU memory travels: nccl (one rank a GPU), staged (through host memory), shared (threads of one "
+              "process); auto takes the quickest that serves all ranks"),
     honoured("tranche.maximum_consecutive_skips", integer, "100", "skipped steps in a row that end the run"),
     honoured("tranche.activation_checkpointing", boolean, "false",
              "keep block inputs only, compute blocks again"),

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json_fwd.hpp>
 
+#include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config_reader.h"
 
@@ -113,10 +114,18 @@ void check_names(const Config& config, Problems& problems) {
   } catch (const InvalidArgument& error) {
     problems.add("tranche.parameter_groups: " + error.message());
   }
-  if (config.collectives == "nccl") {
-    problems.add("tranche.collectives: nccl is not part of this build; auto and ours are the ordered sum");
-  } else if (config.collectives != "auto" && config.collectives != "ours") {
-    problems.add(fmt::format("tranche.collectives: '{}' is not one of auto, ours", config.collectives));
+  if (config.collectives != "auto" && config.collectives != "ours" && config.collectives != "nccl") {
+    problems.add(fmt::format("tranche.collectives: '{}' is not one of auto, ours, nccl", config.collectives));
+  }
+  try {
+    const DeviceTransport transport = device_transport_of(config.device_transport);
+    if (config.collectives == "nccl" && transport != DeviceTransport::automatic &&
+        transport != DeviceTransport::nccl) {
+      problems.add(fmt::format("tranche.collectives: nccl does not go with tranche.device_transport: {}",
+                               config.device_transport));
+    }
+  } catch (const ConfigurationError& error) {
+    problems.add("tranche.device_transport: " + error.message());
   }
 }
 

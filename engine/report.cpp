@@ -34,7 +34,8 @@ std::string Engine::memory_report() {
     for (const Category category : all_categories) values.push_back(account.persistent[category]);
     impl.shard
         .all_reduce(values.data(), static_cast<std::int64_t>(values.size()), DataType::int64,
-                    ReduceOperation::maximum, OperationLabel{"report", "memory", Traffic::control, Tier::host})
+                    ReduceOperation::maximum,
+                    OperationLabel{"report", "memory", Traffic::control, Tier::host})
         .wait();
     if (values[0] == 0) continue;
     ordered_json categories = ordered_json::object(), persistent = ordered_json::object();
@@ -157,6 +158,11 @@ std::string Engine::summary() const {
                             dtype(config.precision.accumulation), dtype(config.precision.moments)));
   row("matmul", std::string(kernels::matmul_path(impl.runtime.device().kind(), config.precision.compute)));
   row("device", impl.runtime.device().description());
+  row("collectives",
+      fmt::format("{}{}", impl.shard.backend(),
+                  impl.ranks == 1                ? ""
+                  : config.collectives == "nccl" ? ", sums by NCCL: their bits may differ from run to run"
+                                                 : ", ordered sums"));
   row("model state, this rank",
       fmt::format(
           "{} parameters + {} gradients + {} optimizer = {} ({} of it padding)",

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <exception>
 
+#include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
+#include "tranche/device/cuda_probe.h"
 #include "tranche/engine/config.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/version.h"
@@ -19,9 +21,17 @@ struct Runtime::Impl {
   std::unique_ptr<LimitResource> limit;
   std::unique_ptr<TrackingResource> tracking;
   std::unique_ptr<TrackingResource> host_tracking;
+  /// cuda: where the host communicator's slab lies; that of the device comes after it.
+  std::unique_ptr<MemoryResource> slab_memory;
+  std::unique_ptr<TrackingResource> slab_tracking;
   std::unique_ptr<TraceRecorder> trace;
   std::unique_ptr<Communicator> world;
   Logger log;
+
+  /// The device and its memory with its books.
+  void make_device(int index);
+  CommunicatorOptions communicator_options(MemoryResource& memory);
+  void start_on_gpu(const CommunicatorFactory& factory);
 };
 
 RuntimeOptions RuntimeOptions::from(const Config& config) {
@@ -32,6 +42,8 @@ RuntimeOptions RuntimeOptions::from(const Config& config) {
   options.communication_timeout = config.communication_timeout;
   options.communication_slab_bytes = config.communication_slab_bytes;
   options.inline_progress = config.inline_progress;
+  options.device_transport = config.device_transport;
+  options.collectives = config.collectives;
   return options;
 }
 
@@ -42,37 +54,76 @@ Runtime Runtime::from_environment(const RuntimeOptions& options) {
   return Runtime(options, [](const CommunicatorOptions& o) { return make_self_communicator(o); });
 }
 
+void Runtime::Impl::make_device(int index) {
+  DeviceOptions device_options;
+  device_options.kind = options.device;
+  device_options.index = index;
+  device_options.threads = options.threads;
+  device = tranche::make_device(device_options);
+  MemoryResource* memory = &device->memory(Tier::device);
+  if (options.poison_memory) {
+    poison = std::make_unique<PoisonResource>(*memory, make_poison_fill(*device));
+    memory = poison.get();
+  }
+  if (options.device_memory_limit > 0) {
+    limit = std::make_unique<LimitResource>(*memory, options.device_memory_limit, &ledger);
+    memory = limit.get();
+  }
+  tracking = std::make_unique<TrackingResource>(*memory, ledger);
+  host_tracking = std::make_unique<TrackingResource>(device->memory(Tier::host), ledger);
+}
+
+CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) {
+  CommunicatorOptions communicator;
+  communicator.timeout_seconds = options.communication_timeout;
+  communicator.slab_bytes = options.communication_slab_bytes;
+  communicator.memory = &memory;
+  communicator.inline_progress = options.inline_progress;
+  if (options.trace) {
+    // The recorder wants the rank, which only the communicator knows: it is made once that is there.
+    trace = std::make_unique<TraceRecorder>(0);
+    communicator.trace = trace.get();
+  }
+  return communicator;
+}
+
+// The rank on its host chooses the GPU, so the ranks meet first.
+void Runtime::Impl::start_on_gpu(const CommunicatorFactory& factory) {
+  const std::size_t gpus = probe_cuda().devices.size();
+  if (gpus == 0) make_device(0);  // throws, saying what is missing
+  slab_memory = make_host_resource(Tier::host);
+  slab_tracking = std::make_unique<TrackingResource>(*slab_memory, ledger);
+  std::unique_ptr<Communicator> host = factory(communicator_options(*slab_tracking));
+  make_device(host->local_rank() % static_cast<int>(gpus));
+  DeviceCommunicatorOptions communicator;
+  communicator.transport = device_transport_of(options.device_transport);
+  communicator.nccl_collectives = options.collectives == "nccl";
+  if (communicator.nccl_collectives && communicator.transport == DeviceTransport::automatic) {
+    communicator.transport = DeviceTransport::nccl;
+  }
+  communicator.timeout_seconds = options.communication_timeout;
+  communicator.slab_bytes = options.communication_slab_bytes;
+  communicator.device_memory = tracking.get();
+  communicator.host_memory = host_tracking.get();
+  communicator.trace = trace.get();
+  communicator.inline_progress = options.inline_progress;
+  world = make_device_communicator(*device, std::move(host), communicator);
+}
+
 Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& factory)
     : impl_(std::make_unique<Impl>()) {
   Impl& impl = *impl_;
   impl.options = options;
-  DeviceOptions device_options;
-  device_options.kind = options.device;
-  device_options.threads = options.threads;
-  impl.device = make_device(device_options);
-  MemoryResource* memory = &impl.device->memory(Tier::device);
-  if (options.poison_memory) {
-    impl.poison = std::make_unique<PoisonResource>(*memory, make_poison_fill(*impl.device));
-    memory = impl.poison.get();
+  if (options.device == DeviceKind::cuda) {
+    impl.start_on_gpu(factory);
+  } else {
+    if (options.collectives == "nccl" && options.device == DeviceKind::cpu) {
+      throw ConfigurationError(
+          "tranche.collectives: nccl reduces on GPUs; choose device cuda, or leave the key out");
+    }
+    impl.make_device(0);
+    impl.world = factory(impl.communicator_options(*impl.tracking));
   }
-  if (options.device_memory_limit > 0) {
-    impl.limit = std::make_unique<LimitResource>(*memory, options.device_memory_limit, &impl.ledger);
-    memory = impl.limit.get();
-  }
-  impl.tracking = std::make_unique<TrackingResource>(*memory, impl.ledger);
-  impl.host_tracking = std::make_unique<TrackingResource>(impl.device->memory(Tier::host), impl.ledger);
-
-  CommunicatorOptions communicator;
-  communicator.timeout_seconds = options.communication_timeout;
-  communicator.slab_bytes = options.communication_slab_bytes;
-  communicator.memory = impl.tracking.get();
-  communicator.inline_progress = options.inline_progress;
-  if (options.trace) {
-    // The recorder wants the rank, which only the communicator knows: it is made once that is there.
-    impl.trace = std::make_unique<TraceRecorder>(0);
-    communicator.trace = impl.trace.get();
-  }
-  impl.world = factory(communicator);
   if (impl.trace) {
     impl.trace->set_rank(impl.world->rank());
     impl.device->compute_stream().set_trace(impl.trace.get());
@@ -128,7 +179,10 @@ std::string Runtime::numerics_fingerprint() const {
          kernels::matmul_libraries(device.kind()) + "; fp32 by " +
          std::string(kernels::matmul_path(device.kind(), DataType::float32)) + "; bf16 by " +
          std::string(kernels::matmul_path(device.kind(), DataType::bfloat16)) + "; " +
-         std::to_string(device.threads()) + " threads a rank";
+         (device.kind() == DeviceKind::cuda
+              ? device.description() +
+                    (impl_->options.collectives == "nccl" ? "; reductions by " + nccl_version() : "")
+              : std::to_string(device.threads()) + " threads a rank");
 }
 
 int Runtime::fail(std::exception_ptr error) noexcept {

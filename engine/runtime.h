@@ -17,13 +17,15 @@ struct Config;
 
 struct RuntimeOptions {
   DeviceKind device = DeviceKind::cpu;
-  int threads = 0;                          ///< per rank; 0: cores of the affinity mask / ranks on the host
-  std::int64_t device_memory_limit = 0;     ///< bytes; 0: none
+  int threads = 0;                       ///< per rank; 0: cores of the affinity mask / ranks on the host
+  std::int64_t device_memory_limit = 0;  ///< bytes; 0: none
   bool poison_memory = false;
-  double communication_timeout = 300;       ///< seconds
+  double communication_timeout = 300;  ///< seconds
   std::int64_t communication_slab_bytes = std::int64_t{8} << 20;
-  bool inline_progress = false;             ///< `tranche.progress: inline`, for adopted MPI communicators
-  bool trace = false;                       ///< record spans
+  std::string device_transport = "auto";  ///< auto, nccl, staged or shared; for cuda
+  std::string collectives = "auto";       ///< nccl: reductions by NCCL itself; for cuda
+  bool inline_progress = false;           ///< `tranche.progress: inline`, for adopted MPI communicators
+  bool trace = false;                     ///< record spans
   LogLevel log_level = LogLevel::info;
   /// Takes over the fields of a Config that concern the runtime.
   static RuntimeOptions from(const Config& config);
@@ -58,8 +60,8 @@ class Runtime {
   /// Device kind, instruction set or compute capability, library versions, threads a rank, as one line; what
   /// must be equal for equal bits.
   std::string numerics_fingerprint() const;
-  /// For a program's last catch: attaches the rank, logs the error, posts the cause to the peers (2 s at most)
-  /// and returns the exit status.
+  /// For a program's last catch: attaches the rank, logs the error, posts the cause to the peers (2 s at
+  /// most) and returns the exit status.
   int fail(std::exception_ptr error) noexcept;
 
  private:

@@ -477,9 +477,9 @@ std::string refusal(DeviceTransport wanted, const std::vector<DevicePlace>& rank
 }
 
 TEST(DeviceTransports, AutoTakesTheQuickestThatServesAllRanks) {
-  const DevicePlace a0{1, "a", "a", "0000:3b:00.0", 0, true}, a1{2, "a", "a", "0000:af:00.0", 1, true},
-      b0{3, "b", "b", "0000:3b:00.0", 0, true}, thread_of_a0{1, "a", "a", "0000:3b:00.0", 0, true},
-      neighbour_of_a0{4, "a", "a", "0000:3b:00.0", 0, true}, cpu{5, "a", "a", "", 0, false};
+  const DevicePlace a0{1, "a", "a", "0000:3b:00.0", 0}, a1{2, "a", "a", "0000:af:00.0", 1},
+      b0{3, "b", "b", "0000:3b:00.0", 0}, thread_of_a0{1, "a", "a", "0000:3b:00.0", 0},
+      neighbour_of_a0{4, "a", "a", "0000:3b:00.0", 0}, cpu{5, "a", "a", "", 0};
   const auto choice = [](const std::vector<DevicePlace>& ranks, bool has_nccl = true) {
     return choose_transport(DeviceTransport::automatic, ranks, has_nccl);
   };
@@ -492,9 +492,9 @@ TEST(DeviceTransports, AutoTakesTheQuickestThatServesAllRanks) {
 }
 
 TEST(DeviceTransports, WhatCannotServeIsRefusedWithTheRanksNamed) {
-  const DevicePlace a0{1, "a", "a", "0000:3b:00.0", 0, true}, a1{2, "a", "a", "0000:af:00.0", 1, true},
-      again{3, "a", "a", "0000:3b:00.0", 0, true}, thread_of_a0{1, "a", "a", "0000:3b:00.0", 0, true},
-      thread_of_a1{1, "a", "a", "0000:af:00.0", 1, true}, cpu{1, "a", "a", "", 0, false};
+  const DevicePlace a0{1, "a", "a", "0000:3b:00.0", 0}, a1{2, "a", "a", "0000:af:00.0", 1},
+      again{3, "a", "a", "0000:3b:00.0", 0},
+      thread_of_a1{1, "a", "a", "0000:af:00.0", 1}, cpu{1, "a", "a", "", 0};
   EXPECT_EQ(refusal(DeviceTransport::nccl, {a1, a0, again}),
             "tranche.device_transport: nccl was asked for, but ranks 1 and 2 share GPU 0 (0000:3b:00.0) of "
             "host a, and "
@@ -519,10 +519,6 @@ TEST(DeviceTransports, WhatCannotServeIsRefusedWithTheRanksNamed) {
             "tranche.device_transport: shared was asked for, but ranks 0 and 1 are on devices 0 and 1; "
             "choose auto or "
             "nccl");
-  EXPECT_EQ(refusal(DeviceTransport::staged, {a0, a1, thread_of_a0}),
-            "tranche.device_transport: staged was asked for, but ranks 0 and 2 are threads of one process: "
-            "the exchange "
-            "of one would keep the host functions of the other waiting; choose auto or shared");
   EXPECT_EQ(refusal(DeviceTransport::automatic, {a0, thread_of_a1}, true), "chosen: nccl");
 }
 

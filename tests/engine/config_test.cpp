@@ -320,8 +320,10 @@ TEST(Config, ValuesOutOfRange) {
               HasSubstr("tranche.reduction: 'never' is not one of auto, boundary, micro_batch"));
   EXPECT_THAT(problems(R"({"tranche": {"progress": "magic"}})"),
               HasSubstr("'magic' is not one of thread, inline"));
-  EXPECT_THAT(problems(R"({"tranche": {"collectives": "nccl"}})"),
-              HasSubstr("tranche.collectives: nccl is not part of this build"));
+  EXPECT_THAT(problems(R"({"tranche": {"device_transport": "gdr"}})"),
+              HasSubstr("tranche.device_transport: 'gdr' is not one of auto, nccl, staged, shared"));
+  EXPECT_THAT(problems(R"({"tranche": {"collectives": "nccl", "device_transport": "staged"}})"),
+              HasSubstr("tranche.collectives: nccl does not go with tranche.device_transport: staged"));
   EXPECT_THAT(problems(R"({"tranche": {"collectives": "gloo"}})"),
               HasSubstr("'gloo' is not one of auto, ours"));
 }

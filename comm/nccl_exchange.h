@@ -16,8 +16,3 @@ std::string nccl_gpu_of(const Device& device);
 std::unique_ptr<DeviceExchange> make_nccl_exchange(const DeviceGroup& group, bool own_reductions);
 
 }  // namespace tranche::comm
-
-namespace tranche {
-/// "NCCL 2.28.9" or "not compiled".
-std::string nccl_version();
-}  // namespace tranche
