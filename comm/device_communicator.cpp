@@ -265,9 +265,10 @@ class DeviceCommunicator : public CommunicatorBase {
       failure_->fail(what, std::current_exception());
       throw;
     }
-    auto done = std::make_shared<GuardedEvent>(std::move(issued.done), failure_, what);
+    auto done = std::make_shared<GuardedEvent>(std::move(issued.done), failure_, what, started,
+                                               std::move(issued.peers), issued.abortable);
     Event event(done);
-    if (watch_) watch_->add({std::move(done), started, std::move(issued.peers), issued.sending});
+    if (watch_) watch_->add({std::move(done), issued.sending});
     std::erase_if(pending_, [](const Event& each) { return each.query(); });
     pending_.push_back(event);
     return event;

@@ -56,6 +56,7 @@ struct Issued {
   Event done;
   std::vector<std::pair<int, Event>> peers;  ///< ranks of the job and the points of theirs that it waits for
   bool sending = false;
+  bool abortable = false;  ///< after an abort `done` passes although the work was not done
 };
 
 /// A strategy. `issue` enqueues a call on the communication stream, which has been told to wait for

@@ -1,6 +1,8 @@
 #include "tranche/comm/device_failure.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -15,6 +17,15 @@ namespace {
 constexpr double slice_seconds = 0.02;
 /// What the device is given, after a failure, to come to the end of work that still touches memory.
 constexpr double grace_of_done = 1.0;
+
+/// Whether the work before an event has ended, and badly.
+bool has_failed(const Event& event) noexcept {
+  try {
+    return event.query() && !event.wait_for(0);
+  } catch (...) {
+    return true;
+  }
+}
 }  // namespace
 
 std::string message_of(const std::exception_ptr& error) {
@@ -71,6 +82,12 @@ double DeviceFailure::failed_for() const {
   return std::max(0.0, seconds_now() - when_);
 }
 
+bool DeviceFailure::well_at(double when) const {
+  if (!failed()) return true;
+  const std::lock_guard lock(mutex_);
+  return when < when_;  // false for a time that is not known
+}
+
 void DeviceFailure::check(const std::string& what) const {
   if (!failed()) return;
   const std::lock_guard lock(mutex_);
@@ -83,11 +100,15 @@ void DeviceFailure::check(const std::string& what) const {
   raise(CommunicationError(text));
 }
 
-GuardedEvent::GuardedEvent(Event inner, std::shared_ptr<DeviceFailure> failure, std::string what)
+GuardedEvent::GuardedEvent(Event inner, std::shared_ptr<DeviceFailure> failure, std::string what,
+                           Event started, std::vector<std::pair<int, Event>> peers, bool abortable)
     : inner_(std::move(inner)),
       failure_(std::move(failure)),
       what_(std::move(what)),
-      grace_seconds_(grace_of_done) {}
+      started_(std::move(started)),
+      peers_(std::move(peers)),
+      grace_seconds_(grace_of_done),
+      abortable_(abortable) {}
 
 GuardedEvent::GuardedEvent(Event inner, std::shared_ptr<DeviceFailure> failure, std::string what, int peer)
     : inner_(std::move(inner)), failure_(std::move(failure)), what_(std::move(what)), peer_(peer) {}
@@ -100,30 +121,56 @@ std::shared_ptr<EventState> GuardedEvent::underlying() {
 }
 
 bool GuardedEvent::query() {
-  return settled_.load(std::memory_order_acquire) || inner_.query() ||
-         failure_->failed_for() >= grace_seconds_;
+  return inner_.query() || failure_->failed_for() >= grace_seconds_;
+}
+
+int GuardedEvent::culprit() const {
+  if (peer_ >= 0) return peer_;
+  for (const auto& [rank, event] : peers_) {
+    if (has_failed(event)) return rank;
+  }
+  return -1;
 }
 
 bool GuardedEvent::wait_inner(double seconds) {
   try {
     return inner_.wait_for(seconds);
-  } catch (const CommunicationError&) {
+  } catch (const PeerFailure&) {
     throw;
   } catch (...) {
-    if (peer_ < 0) throw;
+    // Of several failures behind one event a device tells any: this rank's own comes first.
+    if (peer_ < 0 && started_.query()) started_.wait_for(0);
+    const int rank = culprit();
+    if (rank < 0) throw;
     PeerFailure error(
-        fmt::format("{}: rank {} failed: {}", what_, peer_, message_of(std::current_exception())));
+        fmt::format("{}: rank {} failed: {}", what_, rank, message_of(std::current_exception())));
     error.attach_rank(failure_->rank());
     throw error;
   }
 }
 
+void GuardedEvent::prefer_cause() const {
+  // The peer's device is heard of at once, the cause that the peer posts by the next look of the watch.
+  const double limit = seconds_now() + 5 * slice_seconds;
+  while (!failure_->failed() && seconds_now() < limit) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  failure_->check(what_);
+}
+
 bool GuardedEvent::wait(double seconds) {
   const double limit = seconds < 0 ? std::numeric_limits<double>::infinity() : seconds_now() + seconds;
   for (;;) {
-    if (wait_inner(std::clamp(limit - seconds_now(), 0.0, slice_seconds))) {
-      // After a failure the device may have come this far without having done the work.
-      if (!settled_.load(std::memory_order_acquire)) failure_->check(what_);
+    bool passed = false;
+    try {
+      passed = wait_inner(std::clamp(limit - seconds_now(), 0.0, slice_seconds));
+    } catch (const PeerFailure&) {
+      if (!peers_.empty()) prefer_cause();
+      throw;
+    }
+    if (passed) {
+      // Behind an abort the device has come this far without having done the work.
+      if (abortable_ && !failure_->well_at(inner_.passed_at())) failure_->check(what_);
       return true;
     }
     if (failure_->failed_for() >= grace_seconds_) failure_->check(what_);

@@ -6,6 +6,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tranche/device/event.h"
 
@@ -23,6 +25,8 @@ class DeviceFailure {
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// Seconds since the failure; negative when there is none.
   double failed_for() const;
+  /// Whether nothing had failed at that time, in seconds_now().
+  bool well_at(double when) const;
   /// Throws CommunicationError "<what>: <cause>" if anything failed; PeerFailure when a peer was first.
   void check(const std::string& what) const;
   int rank() const noexcept { return rank_; }
@@ -44,7 +48,10 @@ class GuardedEvent : public EventState {
  public:
   /// `what` names the operation. A done event: after a failure the work before `inner`, which touches the
   /// caller's buffers, is given a second to end.
-  GuardedEvent(Event inner, std::shared_ptr<DeviceFailure> failure, std::string what);
+  /// When the work failed although `started` did not, the one of `peers` (ranks of the job) whose point
+  /// failed is named.
+  GuardedEvent(Event inner, std::shared_ptr<DeviceFailure> failure, std::string what, Event started,
+               std::vector<std::pair<int, Event>> peers, bool abortable);
   /// An event that the operation waits for. `peer` >= 0: it is that rank's, and whatever failed before it is
   /// told as that rank's failure.
   GuardedEvent(Event inner, std::shared_ptr<DeviceFailure> failure, std::string what, int peer);
@@ -54,18 +61,26 @@ class GuardedEvent : public EventState {
   std::shared_ptr<EventState> underlying() override;
 
   const Event& inner() const noexcept { return inner_; }
+  /// What this rank had to do before is done.
+  const Event& started() const noexcept { return started_; }
+  const std::vector<std::pair<int, Event>>& peers() const noexcept { return peers_; }
+  /// Waits for `inner` alone; throws what made it fail, with the peer to blame.
+  bool wait_inner(double seconds);
   const std::string& what() const noexcept { return what_; }
-  /// Says that the work was well done before anything failed.
-  void settle() noexcept { settled_.store(true, std::memory_order_release); }
 
  private:
-  bool wait_inner(double seconds);
+  /// After a peer's failure: throws what that peer posted, if it is known soon.
+  void prefer_cause() const;
+  /// The rank whose work failed, or -1 for this rank's own.
+  int culprit() const;
   Event inner_;
   std::shared_ptr<DeviceFailure> failure_;
   std::string what_;
   int peer_ = -1;
+  Event started_;
+  std::vector<std::pair<int, Event>> peers_;
   double grace_seconds_ = 0;
-  std::atomic<bool> settled_{false};
+  bool abortable_ = false;
 };
 
 /// Text of any exception, without rank and position.

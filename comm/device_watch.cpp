@@ -41,19 +41,18 @@ struct DeviceWatch::Impl {
   bool finished(Entry& entry, double now) {
     const auto& done = entry.operation.done;
     if (done->inner().query()) {
-      done->inner().wait_for(0);
-      done->settle();
+      done->wait_inner(0);
       return true;
     }
     if (timeout <= 0) return false;
     if (entry.since < 0) {
-      if (entry.operation.started.query()) entry.since = now;
+      if (done->started().query()) entry.since = now;
       return false;
     }
     if (now - entry.since < timeout) return false;
     Missing missing;
     missing.sending = entry.operation.sending;
-    for (const auto& [rank, event] : entry.operation.peers) {
+    for (const auto& [rank, event] : done->peers()) {
       if (!event.query()) missing.ranks.push_back(rank);
     }
     std::sort(missing.ranks.begin(), missing.ranks.end());
@@ -72,7 +71,13 @@ struct DeviceWatch::Impl {
         it = finished(*it, now) ? entries.erase(it) : std::next(it);
       }
     } catch (...) {
-      failure->fail(what, std::current_exception());
+      const std::exception_ptr error = std::current_exception();
+      try {
+        look();  // what a peer posted says more than what its device met
+        failure->fail(what, error);
+      } catch (...) {
+        failure->fail({}, std::current_exception());
+      }
     }
     if (failure->failed() && !aborted) {
       aborted = true;

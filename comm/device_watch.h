@@ -14,11 +14,8 @@ namespace tranche::comm {
 
 /// An operation under way.
 struct WatchedOperation {
-  std::shared_ptr<GuardedEvent> done;
-  Event started;  ///< what this rank had to do before is done
-  std::vector<std::pair<int, Event>>
-      peers;             ///< ranks of the job and the points of theirs that are waited for
-  bool sending = false;  ///< the peers have to take our data
+  std::shared_ptr<GuardedEvent> done;  ///< with its start and the peers it waits for
+  bool sending = false;                ///< the peers have to take our data
 };
 
 /// A thread that sleeps while nothing is under way and looks a hundred times a second otherwise.

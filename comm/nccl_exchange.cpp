@@ -84,7 +84,7 @@ class NcclExchange : public DeviceExchange {
         move(*call);
       }
     }
-    return {group_.stream->record(), {}, false};
+    return {group_.stream->record(), {}, false, true};
   }
 
   void look() override {

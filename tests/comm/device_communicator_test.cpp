@@ -1,4 +1,5 @@
-/// Collectives on device memory: over the cpu device, whose streams run on threads of their own.
+/// Collectives on device memory: over the cpu device, whose streams run on threads of their own, and,
+/// compiled with TRANCHE_TEST_GPU, over GPUs (a GPU's ranks are threads; NCCL wants a GPU for each).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +12,7 @@
 #include "tranche/comm/device_communicator.h"
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
+#include "tranche/device/cuda_probe.h"
 #include "tranche/device/ledger.h"
 #include "tranche/device/memory_resources.h"
 #include "tranche/tests/comm/collective_suite.h"
@@ -41,13 +43,43 @@ DeviceCommunicatorOptions device_options(DeviceTransport transport, double timeo
   return result;
 }
 
+#ifdef TRANCHE_TEST_GPU
+constexpr bool on_gpu = true;
+#else
+constexpr bool on_gpu = false;
+#endif
+
+/// Why a case cannot run here; empty when it can.
+std::string obstacle(DeviceTransport transport, int ranks) {
+  if (!on_gpu) return {};
+  setenv("TRANCHE_EMULATED_GPUS", "4", 0);  // read at the first look, if the GPUs are emulated
+  const CudaProbe probe = probe_cuda();
+  if (probe.devices.empty()) return probe.problem;
+  if (transport != DeviceTransport::nccl) return {};
+  if (nccl_version() == "not compiled") return "NCCL is not part of this build";
+  const auto gpus = static_cast<int>(probe.devices.size());
+  if (ranks <= gpus) return {};
+  return "NCCL wants a GPU for each of " + std::to_string(ranks) + " ranks, and there are " +
+         std::to_string(gpus);
+}
+
+std::unique_ptr<Device> device_of(int rank, DeviceTransport transport) {
+  DeviceOptions options;
+  if (on_gpu) {
+    options.kind = DeviceKind::cuda;
+    options.index = transport == DeviceTransport::nccl ? rank : 0;
+  }
+  return make_device(options);
+}
+
 /// A rank: a device of its own and a communicator over it.
 struct Rank {
-  std::unique_ptr<Device> device = make_device({});
+  std::unique_ptr<Device> device;
   std::unique_ptr<Communicator> comm;
   Rank(DeviceTransport transport, std::unique_ptr<Communicator> host, double timeout = 60,
        std::int64_t slab_bytes = slab)
-      : comm(make_device_communicator(*device, std::move(host),
+      : device(device_of(host->rank(), transport)),
+        comm(make_device_communicator(*device, std::move(host),
                                       device_options(transport, timeout, slab_bytes))) {}
   test::SuitePlace place() const { return {device.get(), true}; }
 };
@@ -59,7 +91,16 @@ void run_device_ranks(int size, DeviceTransport transport, const Body& body, dou
       size,
       [&](int rank, const CommunicatorFactory& factory) {
         Rank mine(transport, factory(host_options(timeout)), timeout, slab_bytes);
-        body(rank, mine);
+        if (!on_gpu) return body(rank, mine);
+        try {
+          body(rank, mine);
+        } catch (const std::exception& error) {
+          // As programs do, before anything is unwound: freeing pinned memory waits for all streams of a GPU,
+          // those of the peers too, which wait for this rank.
+          const auto* known = dynamic_cast<const Error*>(&error);
+          mine.comm->post_failure(known != nullptr ? known->message() : error.what(), 2);
+          throw;
+        }
       },
       faults);
 }
@@ -72,7 +113,13 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << name_of(c.transport) << " over " << c.ranks;
 }
 
-class DeviceRanks : public testing::TestWithParam<Case> {};
+class DeviceRanks : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = obstacle(GetParam().transport, GetParam().ranks); !why.empty())
+      GTEST_SKIP() << why;
+  }
+};
 
 TEST_P(DeviceRanks, EveryCollectiveMatchesBruteForce) {
   run_device_ranks(GetParam().ranks, GetParam().transport,
@@ -193,11 +240,15 @@ TEST_P(DeviceRanks, RunBesideTheThreadThatIssuesThem) {
 #ifdef __SANITIZE_THREAD__
 constexpr int most_ranks = 3;
 #else
-constexpr int most_ranks = 5;
+constexpr int most_ranks = on_gpu ? 4 : 5;
 #endif
+std::vector<DeviceTransport> transports() {
+  if (!on_gpu) return {DeviceTransport::staged, DeviceTransport::shared};
+  return {DeviceTransport::staged, DeviceTransport::shared, DeviceTransport::nccl};
+}
 std::vector<Case> cases() {
   std::vector<Case> result;
-  for (const DeviceTransport transport : {DeviceTransport::staged, DeviceTransport::shared}) {
+  for (const DeviceTransport transport : transports()) {
     for (int ranks = 1; ranks <= most_ranks; ++ranks) result.push_back({transport, ranks});
   }
   return result;
@@ -208,6 +259,7 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
 INSTANTIATE_TEST_SUITE_P(Sizes, DeviceRanks, testing::ValuesIn(cases()), case_name);
 
 TEST(DeviceCommunicator, SaysHowItsDataTravels) {
+  if (const std::string why = obstacle(DeviceTransport::staged, 2); !why.empty()) GTEST_SKIP() << why;
   const auto name = [](int size, DeviceTransport transport) {
     std::string result;
     run_device_ranks(size, transport, [&](int rank, Rank& mine) {
@@ -222,9 +274,10 @@ TEST(DeviceCommunicator, SaysHowItsDataTravels) {
 }
 
 TEST(DeviceCommunicator, BooksItsStagingMemory) {
+  if (const std::string why = obstacle(DeviceTransport::staged, 2); !why.empty()) GTEST_SKIP() << why;
   run_thread_ranks(2, [](int, const CommunicatorFactory& factory) {
     Ledger ledger;
-    const auto device = make_device({});
+    const auto device = device_of(0, DeviceTransport::staged);
     TrackingResource device_memory(device->memory(Tier::device), ledger),
         host_memory(device->memory(Tier::host), ledger);
     DeviceCommunicatorOptions options = device_options(DeviceTransport::staged, 60);
@@ -242,7 +295,12 @@ TEST(DeviceCommunicator, BooksItsStagingMemory) {
 
 // Failures. The texts are those of the host communicators.
 
-class DeviceFailures : public testing::TestWithParam<DeviceTransport> {};
+class DeviceFailures : public testing::TestWithParam<DeviceTransport> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = obstacle(GetParam(), 3); !why.empty()) GTEST_SKIP() << why;
+  }
+};
 
 std::string failure_of(const std::function<void()>& work) {
   try {
@@ -344,13 +402,15 @@ TEST_P(DeviceFailures, SlowComputeOnThisRankIsNoTimeOut) {
 
 TEST_P(DeviceFailures, ARankThatThrowsEndsAllWithItsCause) {
   const Stopwatch watch;
-  std::atomic<int> echoes{0};
+  std::atomic<int> echoes{0}, ready{0};
   try {
     run_device_ranks(
         3, GetParam(),
         [&](int rank, Rank& mine) {
           Sum sum(mine);
           sum(*mine.comm).wait();
+          ++ready;
+          while (ready < 3) std::this_thread::yield();
           if (rank == 2) throw NumericalError("20 steps skipped in a row");
           const std::string text = failure_of([&] { sum(*mine.comm).wait(); });
           EXPECT_THAT(
@@ -384,11 +444,12 @@ TEST_P(DeviceFailures, WorkThatFailedBeforeAnOperationFailsItHereAndAtThePeers) 
           else
             broken->complete();
           const std::vector<Event> ready{Event(broken)};
-          const Event done = sum(*mine.comm, ready);
-          if (rank == 0)
-            at_peer = failure_of([&] { done.wait(); });
-          else
-            done.wait();
+          const auto call = [&] { sum(*mine.comm, ready).wait(); };
+          if (rank == 0) {
+            at_peer = failure_of(call);
+          } else {
+            call();
+          }
         },
         30);
     FAIL() << "nothing was thrown";
@@ -445,9 +506,12 @@ TEST_P(DeviceFailures, UnwindingDoesNotWaitForPeers) {
         [&](int rank, Rank& mine) {
           Sum sum(mine);
           const std::vector<Event> never{Event(std::make_shared<HostEvent>())};
-          const Event done = sum(*mine.comm, never);
-          if (rank == 1) throw NumericalError("elsewhere");
-          at_peer = failure_of([&] { done.wait(); });
+          const auto issue = [&] { return sum(*mine.comm, never); };
+          if (rank == 1) {
+            const Event pending = issue();
+            throw NumericalError("elsewhere");
+          }
+          at_peer = failure_of([&] { issue().wait(); });
         },
         300);
     FAIL() << "nothing was thrown";
@@ -458,118 +522,8 @@ TEST_P(DeviceFailures, UnwindingDoesNotWaitForPeers) {
   EXPECT_LT(watch.seconds(), 10);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, DeviceFailures,
-                         testing::Values(DeviceTransport::staged, DeviceTransport::shared),
+INSTANTIATE_TEST_SUITE_P(Transports, DeviceFailures, testing::ValuesIn(transports()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
-
-// Choices.
-
-std::vector<DevicePlace> places(std::initializer_list<DevicePlace> list) {
-  return list;
-}
-std::string refusal(DeviceTransport wanted, const std::vector<DevicePlace>& ranks, bool has_nccl = true) {
-  try {
-    return std::string("chosen: ") + std::string(name_of(choose_transport(wanted, ranks, has_nccl)));
-  } catch (const Error& error) {
-    EXPECT_EQ(error.exit_status(), ExitStatus::configuration);
-    return error.message();
-  }
-}
-
-TEST(DeviceTransports, AutoTakesTheQuickestThatServesAllRanks) {
-  const DevicePlace a0{1, "a", "a", "0000:3b:00.0", 0}, a1{2, "a", "a", "0000:af:00.0", 1},
-      b0{3, "b", "b", "0000:3b:00.0", 0}, thread_of_a0{1, "a", "a", "0000:3b:00.0", 0},
-      neighbour_of_a0{4, "a", "a", "0000:3b:00.0", 0}, cpu{5, "a", "a", "", 0};
-  const auto choice = [](const std::vector<DevicePlace>& ranks, bool has_nccl = true) {
-    return choose_transport(DeviceTransport::automatic, ranks, has_nccl);
-  };
-  EXPECT_EQ(choice({a0}), DeviceTransport::shared);
-  EXPECT_EQ(choice({a0, thread_of_a0}), DeviceTransport::shared);
-  EXPECT_EQ(choice({a0, a1, b0}), DeviceTransport::nccl) << "equal bus ids of two hosts are two GPUs";
-  EXPECT_EQ(choice({a0, a1, b0}, false), DeviceTransport::staged);
-  EXPECT_EQ(choice({a0, a1, neighbour_of_a0}), DeviceTransport::staged);
-  EXPECT_EQ(choice({a0, cpu}), DeviceTransport::staged);
-}
-
-TEST(DeviceTransports, WhatCannotServeIsRefusedWithTheRanksNamed) {
-  const DevicePlace a0{1, "a", "a", "0000:3b:00.0", 0}, a1{2, "a", "a", "0000:af:00.0", 1},
-      again{3, "a", "a", "0000:3b:00.0", 0},
-      thread_of_a1{1, "a", "a", "0000:af:00.0", 1}, cpu{1, "a", "a", "", 0};
-  EXPECT_EQ(refusal(DeviceTransport::nccl, {a1, a0, again}),
-            "tranche.device_transport: nccl was asked for, but ranks 1 and 2 share GPU 0 (0000:3b:00.0) of "
-            "host a, and "
-            "NCCL takes one rank a GPU; start one rank a GPU, or choose auto or staged (for a smoke test "
-            "only, give "
-            "every process an NCCL_HOSTID of its own)");
-  DevicePlace named = again;
-  named.nccl_host = "NCCL_HOSTID 7";
-  EXPECT_EQ(refusal(DeviceTransport::nccl, {a1, a0, named}), "chosen: nccl");
-  EXPECT_EQ(refusal(DeviceTransport::automatic, {a1, a0, named}), "chosen: staged");
-  EXPECT_EQ(refusal(DeviceTransport::nccl, {a0}, false),
-            "NCCL is not part of this build; configure with -DTRANCHE_NCCL=ON");
-  EXPECT_EQ(refusal(DeviceTransport::nccl, {a0, cpu}),
-            "tranche.device_transport: nccl was asked for, but the device of rank 1 is no GPU; choose device "
-            "cuda, or "
-            "auto");
-  EXPECT_EQ(refusal(DeviceTransport::shared, {a0, a1}),
-            "tranche.device_transport: shared was asked for, but ranks 0 and 1 are not threads of one "
-            "process; choose "
-            "auto or staged");
-  EXPECT_EQ(refusal(DeviceTransport::shared, {a0, thread_of_a1}),
-            "tranche.device_transport: shared was asked for, but ranks 0 and 1 are on devices 0 and 1; "
-            "choose auto or "
-            "nccl");
-  EXPECT_EQ(refusal(DeviceTransport::automatic, {a0, thread_of_a1}, true), "chosen: nccl");
-}
-
-TEST(DeviceTransports, HaveNames) {
-  for (const char* name : {"auto", "nccl", "staged", "shared"})
-    EXPECT_EQ(name_of(device_transport_of(name)), name);
-  EXPECT_EQ(refusal(DeviceTransport::automatic, places({{}})), "chosen: shared");
-  try {
-    device_transport_of("gdr");
-    FAIL();
-  } catch (const ConfigurationError& error) {
-    EXPECT_EQ(error.message(), "'gdr' is not one of auto, nccl, staged, shared");
-  }
-}
-
-TEST(DeviceTransports, OptionsThatDoNotFitAreRefused) {
-  const auto device = make_device({});
-  const auto message = [&](const DeviceCommunicatorOptions& options, std::unique_ptr<Communicator> host) {
-    try {
-      make_device_communicator(*device, std::move(host), options);
-    } catch (const Error& error) {
-      return error.message();
-    }
-    return std::string("not refused");
-  };
-  DeviceCommunicatorOptions options;
-  options.nccl_collectives = true;
-  EXPECT_EQ(message(options, make_self_communicator()),
-            "tranche.collectives: nccl needs tranche.device_transport nccl, but these ranks use shared; "
-            "leave the key "
-            "out, or start one rank a GPU");
-  run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
-    const auto own = make_device({});
-    DeviceCommunicatorOptions inline_options;
-    inline_options.inline_progress = true;
-    try {
-      make_device_communicator(*own, factory(host_options(60)), inline_options);
-      ADD_FAILURE();
-    } catch (const ConfigurationError& error) {
-      EXPECT_THAT(error.message(),
-                  HasSubstr("tranche.progress: inline moves communication only inside calls"));
-    }
-    DeviceCommunicatorOptions small = device_options(DeviceTransport::staged, 60, 4096);
-    small.slab_bytes = 4000;
-    try {
-      make_device_communicator(*own, make_self_communicator(), small);
-    } catch (const Error&) {
-      ADD_FAILURE() << "one rank stages nothing";
-    }
-  });
-}
 
 }  // namespace
 }  // namespace tranche
