@@ -4,6 +4,7 @@
 
 #include "tranche/kernels/check.h"
 #include "tranche/kernels/cpu/cross_entropy.h"
+#include "tranche/kernels/cuda/cross_entropy.h"
 #include "tranche/kernels/dispatch.h"
 #include "tranche/kernels/meta/cross_entropy_cost.h"
 
@@ -48,8 +49,9 @@ void add_logits(std::string_view kernel, const ConstTensorView& logits, std::int
 void cross_entropy_begin(Stream& stream, const CrossEntropyState& state) {
   constexpr std::string_view kernel = "cross_entropy_begin";
   const cpu::CrossEntropyCall call = checked_call(kernel, stream, state, state.maximum.elements());
-  dispatch(stream, kernel, meta::cross_entropy_begin_cost(call.rows),
-           [call] { cpu::cross_entropy_begin(call); });
+  dispatch(
+      stream, kernel, meta::cross_entropy_begin_cost(call.rows), [call] { cpu::cross_entropy_begin(call); },
+      [&] { cuda::cross_entropy_begin(stream, state); });
 }
 
 void cross_entropy_accumulate(Stream& stream, const ConstTensorView& logits, const ConstTensorView& targets,
@@ -60,8 +62,10 @@ void cross_entropy_accumulate(Stream& stream, const ConstTensorView& logits, con
   cpu::CrossEntropyCall call = checked_call(kernel, stream, state, logits.shape[0]);
   add_targets(kernel, targets, call);
   add_logits(kernel, logits, first_column, call);
-  dispatch(stream, kernel, meta::cross_entropy_accumulate_cost(call.rows, call.columns),
-           [call] { cpu::cross_entropy_accumulate(call); });
+  dispatch(
+      stream, kernel, meta::cross_entropy_accumulate_cost(call.rows, call.columns),
+      [call] { cpu::cross_entropy_accumulate(call); },
+      [&] { cuda::cross_entropy_accumulate(stream, logits, targets, first_column, state); });
 }
 
 void cross_entropy_finish(Stream& stream, const ConstTensorView& targets, const CrossEntropyState& state,
@@ -75,8 +79,9 @@ void cross_entropy_finish(Stream& stream, const ConstTensorView& targets, const 
   check_elements(kernel, "token_count", token_count.elements(), 1);
   call.loss_sum = loss_sum.as<double>();
   call.token_count = token_count.as<std::int64_t>();
-  dispatch(stream, kernel, meta::cross_entropy_finish_cost(call.rows),
-           [call] { cpu::cross_entropy_finish(call); });
+  dispatch(
+      stream, kernel, meta::cross_entropy_finish_cost(call.rows), [call] { cpu::cross_entropy_finish(call); },
+      [&] { cuda::cross_entropy_finish(stream, targets, state, loss_sum, token_count); });
 }
 
 void cross_entropy_gradient(Stream& stream, const ConstTensorView& logits, const ConstTensorView& targets,
@@ -93,8 +98,10 @@ void cross_entropy_gradient(Stream& stream, const ConstTensorView& logits, const
   call.scale = scale;
   call.d_logits = d_logits.data;
   call.gradient_dtype = d_logits.dtype;
-  dispatch(stream, kernel, meta::cross_entropy_gradient_cost(call.rows, call.columns, d_logits.dtype),
-           [call] { cpu::cross_entropy_gradient(call); });
+  dispatch(
+      stream, kernel, meta::cross_entropy_gradient_cost(call.rows, call.columns, d_logits.dtype),
+      [call] { cpu::cross_entropy_gradient(call); },
+      [&] { cuda::cross_entropy_gradient(stream, logits, targets, first_column, state, scale, d_logits); });
 }
 
 }  // namespace tranche::kernels

@@ -22,8 +22,8 @@ void cross_entropy_begin(Stream& stream, const CrossEntropyState& state);
 /// state. targets int32 [rows].
 void cross_entropy_accumulate(Stream& stream, const ConstTensorView& logits, const ConstTensorView& targets,
                               std::int64_t first_column, const CrossEntropyState& state);
-/// loss_sum (one fp64) += sum over rows that are not ignored of -log p(target), rows in order;
-/// token_count (one int64) += their number.
+/// loss_sum (one fp64) += sum over rows that are not ignored of -log p(target), rows in a fixed order (the
+/// CPU: one after another; cuda: 256 interleaved sums, then a tree); token_count (one int64) += their number.
 void cross_entropy_finish(Stream& stream, const ConstTensorView& targets, const CrossEntropyState& state,
                           const TensorView& loss_sum, const TensorView& token_count);
 /// d_logits = (softmax(logits) - onehot(target)) * scale, zero for ignored rows. d_logits in any floating

@@ -121,16 +121,22 @@ void add_bias(Stream& stream, const TensorView& x, const ConstTensorView& bias) 
       [&] { cuda::add_bias(stream, x, bias); });
 }
 
-void bias_gradient(Stream& stream, const ConstTensorView& gradient, const TensorView& bias_gradient) {
+void bias_gradient(Stream& stream, const ConstTensorView& gradient, const TensorView& bias_gradient,
+                   const Workspace& workspace) {
   constexpr std::string_view name = "bias_gradient";
   check_floating(name, "gradient", gradient.dtype);
   check_rank(name, "gradient", gradient.shape, 2);
   check_dtype(name, "bias_gradient", bias_gradient.dtype, {DataType::float32});
   check_shape(name, "bias_gradient", bias_gradient.shape, Shape{gradient.shape[1]});
-  dispatch(stream, name, meta::bias_gradient(gradient, bias_gradient),
-           [threads = stream.threads(), gradient, bias_gradient] {
-             cpu::bias_gradient(threads, gradient, bias_gradient);
-           });
+  dispatch(
+      stream, name, meta::bias_gradient(gradient, bias_gradient),
+      [threads = stream.threads(), gradient, bias_gradient] {
+        cpu::bias_gradient(threads, gradient, bias_gradient);
+      },
+      [&] {
+        check_workspace(name, workspace, 8 * bias_gradient.elements());
+        cuda::bias_gradient(stream, gradient, bias_gradient, workspace);
+      });
 }
 
 void gelu_forward(Stream& stream, const ConstTensorView& x, const TensorView& y) {

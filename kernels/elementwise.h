@@ -9,6 +9,7 @@
 #include "tranche/core/random.h"
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
+#include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels {
 
@@ -33,8 +34,11 @@ void accumulate(Stream& stream, const ConstTensorView& x, const TensorView& accu
 /// x[r, :] += bias for every row r of x[rows, columns]; in place.
 void add_bias(Stream& stream, const TensorView& x, const ConstTensorView& bias);
 /// bias_gradient[columns] (fp32) += sum over rows of gradient[rows, columns], rows in fixed blocks of 64
-/// summed in order, so the result does not depend on the number of threads.
-void bias_gradient(Stream& stream, const ConstTensorView& gradient, const TensorView& bias_gradient);
+/// summed in order, then the blocks, so the result does not depend on the number of threads. On cuda the
+/// blocks' sums pass through the workspace, 4 bytes a column each (as many at a time as it holds, one at
+/// least beside one row that is kept); the CPU needs none.
+void bias_gradient(Stream& stream, const ConstTensorView& gradient, const TensorView& bias_gradient,
+                   const Workspace& workspace = {});
 
 /// y = gelu(x), the tanh form (Hendrycks and Gimpel, 2016, section 2, as GPT-2 uses it), within 3
 /// units in the last place of fp32 for x >= -1 and to a relative 2e-5 left of it. -infinity gives NaN.

@@ -4,6 +4,7 @@
 
 #include "tranche/kernels/check.h"
 #include "tranche/kernels/cpu/embedding.h"
+#include "tranche/kernels/cuda/embedding.h"
 #include "tranche/kernels/dispatch.h"
 #include "tranche/kernels/meta/embedding_cost.h"
 
@@ -54,8 +55,10 @@ void embedding_forward(Stream& stream, const ConstTensorView& tokens, const Cons
   call.position_table = position_table.data;
   call.out = out.data;
   call.threads = stream.threads();
-  dispatch(stream, kernel, meta::embedding_forward_cost(tokens.elements(), sizes.width, out.dtype),
-           [call] { cpu::embedding_forward(call); });
+  dispatch(
+      stream, kernel, meta::embedding_forward_cost(tokens.elements(), sizes.width, out.dtype),
+      [call] { cpu::embedding_forward(call); },
+      [&] { cuda::embedding_forward(stream, tokens, token_table, position_table, out); });
 }
 
 void embedding_backward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& d_out,
@@ -76,8 +79,10 @@ void embedding_backward(Stream& stream, const ConstTensorView& tokens, const Con
   call.token_gradient = token_gradient.as<float>();
   call.position_gradient = position_gradient.as<float>();
   call.threads = stream.threads();
-  dispatch(stream, kernel, meta::embedding_backward_cost(tokens.elements(), sizes.width, d_out.dtype),
-           [call] { cpu::embedding_backward(call); });
+  dispatch(
+      stream, kernel, meta::embedding_backward_cost(tokens.elements(), sizes.width, d_out.dtype),
+      [call] { cpu::embedding_backward(call); },
+      [&] { cuda::embedding_backward(stream, tokens, d_out, token_gradient, position_gradient); });
 }
 
 }  // namespace tranche::kernels

@@ -1,7 +1,12 @@
 #include "tranche/kernels/layer_norm.h"
 
+#include <string>
+#include <utility>
+
 #include "tranche/kernels/check.h"
+#include "tranche/kernels/cpu/elementwise.h"
 #include "tranche/kernels/cpu/layer_norm.h"
+#include "tranche/kernels/cuda/layer_norm.h"
 #include "tranche/kernels/dispatch.h"
 #include "tranche/kernels/meta/layer_norm_cost.h"
 
@@ -9,36 +14,34 @@ namespace tranche::kernels {
 
 namespace {
 
-std::int64_t columns_of(std::string_view kernel, const ConstTensorView& x) {
-  if (x.shape.rank() == 0) refuse(kernel, "`x` is a scalar, wanted at least 1 dimension");
+std::int64_t columns_of(std::string_view kernel, std::string_view name, const ConstTensorView& x) {
+  const std::string operand = "`" + std::string(name) + "`";
+  if (x.shape.rank() == 0) refuse(kernel, operand + " is a scalar, wanted at least 1 dimension");
   const std::int64_t columns = x.shape[x.shape.rank() - 1];
-  if (columns == 0)
-    refuse(kernel, "`x` has shape " + x.shape.to_string() + ", wanted a last dimension above 0");
+  if (columns == 0) {
+    refuse(kernel, operand + " has shape " + x.shape.to_string() + ", wanted a last dimension above 0");
+  }
   return columns;
 }
 
-}  // namespace
-
-void layer_norm_forward(Stream& stream, const ConstTensorView& x, const ConstTensorView& weight,
-                        const ConstTensorView& bias, float epsilon, const TensorView& y,
-                        const TensorView& mean, const TensorView& rstd) {
-  constexpr std::string_view kernel = "layer_norm_forward";
-  check_floating(kernel, "x", x.dtype);
+cpu::LayerNormForward checked_forward(std::string_view kernel, std::string_view x_name,
+                                      const ConstTensorView& x, const ConstTensorView& weight,
+                                      const ConstTensorView& bias, float epsilon, const TensorView& y,
+                                      const TensorView& mean, const TensorView& rstd, int threads) {
+  check_floating(kernel, x_name, x.dtype);
   check_dtype(kernel, "weight", weight.dtype, {x.dtype});
   check_dtype(kernel, "bias", bias.dtype, {x.dtype});
   check_dtype(kernel, "y", y.dtype, {x.dtype});
   check_dtype(kernel, "mean", mean.dtype, {DataType::float32});
   check_dtype(kernel, "rstd", rstd.dtype, {DataType::float32});
-  const std::int64_t columns = columns_of(kernel, x);
-  const std::int64_t rows = x.elements() / columns;
-  check_elements(kernel, "weight", weight.elements(), columns);
-  check_elements(kernel, "bias", bias.elements(), columns);
-  check_elements(kernel, "y", y.elements(), x.elements());
-  check_elements(kernel, "mean", mean.elements(), rows);
-  check_elements(kernel, "rstd", rstd.elements(), rows);
   cpu::LayerNormForward call;
-  call.rows = rows;
-  call.columns = columns;
+  call.columns = columns_of(kernel, x_name, x);
+  call.rows = x.elements() / call.columns;
+  check_elements(kernel, "weight", weight.elements(), call.columns);
+  check_elements(kernel, "bias", bias.elements(), call.columns);
+  check_elements(kernel, "y", y.elements(), x.elements());
+  check_elements(kernel, "mean", mean.elements(), call.rows);
+  check_elements(kernel, "rstd", rstd.elements(), call.rows);
   call.dtype = x.dtype;
   call.x = x.data;
   call.weight = weight.data;
@@ -47,15 +50,52 @@ void layer_norm_forward(Stream& stream, const ConstTensorView& x, const ConstTen
   call.y = y.data;
   call.mean = mean.as<float>();
   call.rstd = rstd.as<float>();
-  call.threads = stream.threads();
-  dispatch(stream, kernel, meta::layer_norm_forward_cost(rows, columns, x.dtype),
-           [call] { cpu::layer_norm_forward(call); });
+  call.threads = threads;
+  return call;
+}
+
+}  // namespace
+
+void layer_norm_forward(Stream& stream, const ConstTensorView& x, const ConstTensorView& weight,
+                        const ConstTensorView& bias, float epsilon, const TensorView& y,
+                        const TensorView& mean, const TensorView& rstd) {
+  constexpr std::string_view kernel = "layer_norm_forward";
+  const cpu::LayerNormForward call =
+      checked_forward(kernel, "x", x, weight, bias, epsilon, y, mean, rstd, stream.threads());
+  dispatch(
+      stream, kernel, meta::layer_norm_forward_cost(call.rows, call.columns, x.dtype),
+      [call] { cpu::layer_norm_forward(call); },
+      [&] { cuda::layer_norm_forward(stream, x, weight, bias, epsilon, y, mean, rstd); });
+}
+
+void residual_layer_norm_forward(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,
+                                 const ConstTensorView& weight, const ConstTensorView& bias, float epsilon,
+                                 const TensorView& residual, const TensorView& y, const TensorView& mean,
+                                 const TensorView& rstd) {
+  constexpr std::string_view kernel = "residual_layer_norm_forward";
+  const cpu::LayerNormForward call =
+      checked_forward(kernel, "residual", residual, weight, bias, epsilon, y, mean, rstd, stream.threads());
+  for (const auto& [operand, view] :
+       {std::pair<std::string_view, const ConstTensorView*>{"a", &a}, {"b", &b}}) {
+    check_dtype(kernel, operand, view->dtype, {residual.dtype});
+    check_elements(kernel, operand, view->elements(), residual.elements());
+  }
+  dispatch(
+      stream, kernel, meta::residual_layer_norm_forward_cost(call.rows, call.columns, residual.dtype),
+      [call, a, b, residual] {
+        cpu::add(call.threads, a, b, residual);
+        cpu::layer_norm_forward(call);
+      },
+      [&] {
+        cuda::residual_layer_norm_forward(stream, a, b, weight, bias, epsilon, residual, y, mean, rstd);
+      });
 }
 
 void layer_norm_backward(Stream& stream, const ConstTensorView& dy, const ConstTensorView& x,
                          const ConstTensorView& weight, const ConstTensorView& mean,
                          const ConstTensorView& rstd, bool accumulate_dx, const TensorView& dx,
-                         const TensorView& weight_gradient, const TensorView& bias_gradient) {
+                         const TensorView& weight_gradient, const TensorView& bias_gradient,
+                         const Workspace& workspace) {
   constexpr std::string_view kernel = "layer_norm_backward";
   check_floating(kernel, "x", x.dtype);
   check_dtype(kernel, "dy", dy.dtype, {x.dtype});
@@ -65,7 +105,7 @@ void layer_norm_backward(Stream& stream, const ConstTensorView& dy, const ConstT
   check_dtype(kernel, "rstd", rstd.dtype, {DataType::float32});
   check_dtype(kernel, "weight_gradient", weight_gradient.dtype, {DataType::float32});
   check_dtype(kernel, "bias_gradient", bias_gradient.dtype, {DataType::float32});
-  const std::int64_t columns = columns_of(kernel, x);
+  const std::int64_t columns = columns_of(kernel, "x", x);
   const std::int64_t rows = x.elements() / columns;
   check_elements(kernel, "dy", dy.elements(), x.elements());
   check_elements(kernel, "weight", weight.elements(), columns);
@@ -88,8 +128,14 @@ void layer_norm_backward(Stream& stream, const ConstTensorView& dy, const ConstT
   call.weight_gradient = weight_gradient.as<float>();
   call.bias_gradient = bias_gradient.as<float>();
   call.threads = stream.threads();
-  dispatch(stream, kernel, meta::layer_norm_backward_cost(rows, columns, x.dtype, accumulate_dx),
-           [call] { cpu::layer_norm_backward(call); });
+  dispatch(
+      stream, kernel, meta::layer_norm_backward_cost(rows, columns, x.dtype, accumulate_dx),
+      [call] { cpu::layer_norm_backward(call); },
+      [&] {
+        check_workspace(kernel, workspace, 8 * columns);
+        cuda::layer_norm_backward(stream, dy, x, weight, mean, rstd, accumulate_dx, dx, weight_gradient,
+                                  bias_gradient, workspace);
+      });
 }
 
 }  // namespace tranche::kernels

@@ -1,6 +1,7 @@
 #pragma once
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
+#include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels {
 
@@ -10,11 +11,21 @@ void layer_norm_forward(Stream& stream, const ConstTensorView& x, const ConstTen
                         const ConstTensorView& bias, float epsilon, const TensorView& y,
                         const TensorView& mean, const TensorView& rstd);
 
+/// residual = a + b (fp32, rounded once), then layer_norm_forward of it: one pass where the two would take
+/// two. a, b and residual share y's dtype; residual may be a or b.
+void residual_layer_norm_forward(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,
+                                 const ConstTensorView& weight, const ConstTensorView& bias, float epsilon,
+                                 const TensorView& residual, const TensorView& y, const TensorView& mean,
+                                 const TensorView& rstd);
+
 /// dx (= or += when accumulate_dx) in x's dtype; weight_gradient and bias_gradient (fp32 [columns]) are added
-/// to, rows in fixed blocks of 64 summed in order (independent of the number of threads).
+/// to: the rows in fixed blocks, summed in an order that depends on the shape only (on the CPU blocks of 64
+/// in order; on cuda on the workspace's size too, through which the blocks' sums pass, 8 bytes a column
+/// each).
 void layer_norm_backward(Stream& stream, const ConstTensorView& dy, const ConstTensorView& x,
                          const ConstTensorView& weight, const ConstTensorView& mean,
                          const ConstTensorView& rstd, bool accumulate_dx, const TensorView& dx,
-                         const TensorView& weight_gradient, const TensorView& bias_gradient);
+                         const TensorView& weight_gradient, const TensorView& bias_gradient,
+                         const Workspace& workspace = {});
 
 }  // namespace tranche::kernels

@@ -173,7 +173,7 @@ void gpt_block_backward(const GptPass& pass, std::int64_t block, const GatheredU
     linear_backward(engine, unit, gradients, mlp_weight, mlp_bias, kept[normed_2], d_hidden, &narrow_scratch);
     kernels::layer_norm_backward(stream, narrow_scratch, kept[middle], unit.tensor(ln_2_weight), kept[mean_2],
                                  kept[rstd_2], true, gradient, gradients.tensor(ln_2_weight),
-                                 gradients.tensor(ln_2_bias));
+                                 gradients.tensor(ln_2_bias), engine.workspace());
   }
   {
     const StepTensors scratch(engine, Category::activations, "attention backward",
@@ -194,7 +194,7 @@ void gpt_block_backward(const GptPass& pass, std::int64_t block, const GatheredU
                     d_query_key_value.reshaped({rows, 3 * width}), &narrow_scratch);
     kernels::layer_norm_backward(stream, narrow_scratch, input, unit.tensor(ln_1_weight), kept[mean_1],
                                  kept[rstd_1], true, gradient, gradients.tensor(ln_1_weight),
-                                 gradients.tensor(ln_1_bias));
+                                 gradients.tensor(ln_1_bias), engine.workspace());
   }
 }
 

@@ -130,7 +130,8 @@ void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients
   logits_memory.release();
   if (several && !in_place) kernels::cast(stream, summed, d_normed);
   kernels::layer_norm_backward(stream, d_normed, x, unit.tensor(ln_f_weight), normed[1], normed[2], false,
-                               *d_x, gradients->tensor(ln_f_weight), gradients->tensor(ln_f_bias));
+                               *d_x, gradients->tensor(ln_f_weight), gradients->tensor(ln_f_bias),
+                               engine.workspace());
 }
 
 void gpt_logits(const GptPass& pass, const GatheredUnit& unit, const ConstTensorView& x, std::int64_t first,

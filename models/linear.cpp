@@ -20,7 +20,8 @@ void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradien
     kernels::matmul(stream, {.transpose_a = true, .accumulate = true}, x, d_out, gradients.tensor(weight),
                     engine.workspace());
   }
-  if (gradients.wanted(bias)) kernels::bias_gradient(stream, d_out, gradients.tensor(bias));
+  if (gradients.wanted(bias))
+    kernels::bias_gradient(stream, d_out, gradients.tensor(bias), engine.workspace());
   if (d_x != nullptr) {
     kernels::matmul(stream, {.transpose_b = true}, d_out, unit.tensor(weight), *d_x, engine.workspace());
   }

@@ -10,8 +10,8 @@
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/kernels/elementwise.h"
+#include "tranche/kernels/squared_error.h"
 #include "tranche/models/linear.h"
-#include "tranche/models/squared_error.h"
 #include "tranche/models/step_tensors.h"
 
 namespace tranche::models {
@@ -57,8 +57,8 @@ void loss_and_gradient(Engine& engine, MlpLoss loss, const TensorView& y, const 
   Stream& stream = engine.compute_stream();
   const float scale = training ? engine.loss_gradient_scale() : 0;
   if (loss == MlpLoss::squared_error) {
-    squared_error(stream, y, targets, totals[0], totals[1]);
-    if (training) squared_error_gradient(stream, y, targets, scale, y);
+    kernels::squared_error(stream, y, targets, totals[0], totals[1]);
+    if (training) kernels::squared_error_gradient(stream, y, targets, scale, y);
     return;
   }
   const Shape rows{y.shape[0]};

@@ -2,9 +2,13 @@
 // reached only through a stream of someone else's.
 
 #include "tranche/core/error.h"
+#include "tranche/kernels/cuda/cross_entropy.h"
 #include "tranche/kernels/cuda/elementwise.h"
+#include "tranche/kernels/cuda/embedding.h"
+#include "tranche/kernels/cuda/layer_norm.h"
 #include "tranche/kernels/cuda/optimizer_update.h"
 #include "tranche/kernels/cuda/reduction.h"
+#include "tranche/kernels/cuda/squared_error.h"
 
 namespace tranche::kernels::cuda {
 
@@ -79,6 +83,52 @@ void gradient_statistics(Stream&, const ConstTensorView&, GradientStatistics*, c
   absent();
 }
 void add_digest(Stream&, const ConstTensorView&, std::uint64_t, std::int64_t, Digest*) {
+  absent();
+}
+
+void layer_norm_forward(Stream&, const ConstTensorView&, const ConstTensorView&, const ConstTensorView&,
+                        float, const TensorView&, const TensorView&, const TensorView&) {
+  absent();
+}
+void residual_layer_norm_forward(Stream&, const ConstTensorView&, const ConstTensorView&,
+                                 const ConstTensorView&, const ConstTensorView&, float, const TensorView&,
+                                 const TensorView&, const TensorView&, const TensorView&) {
+  absent();
+}
+void layer_norm_backward(Stream&, const ConstTensorView&, const ConstTensorView&, const ConstTensorView&,
+                         const ConstTensorView&, const ConstTensorView&, bool, const TensorView&,
+                         const TensorView&, const TensorView&, const Workspace&) {
+  absent();
+}
+void embedding_forward(Stream&, const ConstTensorView&, const ConstTensorView&, const ConstTensorView&,
+                       const TensorView&) {
+  absent();
+}
+void embedding_backward(Stream&, const ConstTensorView&, const ConstTensorView&, const TensorView&,
+                        const TensorView&) {
+  absent();
+}
+void cross_entropy_begin(Stream&, const CrossEntropyState&) {
+  absent();
+}
+void cross_entropy_accumulate(Stream&, const ConstTensorView&, const ConstTensorView&, std::int64_t,
+                              const CrossEntropyState&) {
+  absent();
+}
+void cross_entropy_finish(Stream&, const ConstTensorView&, const CrossEntropyState&, const TensorView&,
+                          const TensorView&) {
+  absent();
+}
+void cross_entropy_gradient(Stream&, const ConstTensorView&, const ConstTensorView&, std::int64_t,
+                            const CrossEntropyState&, float, const TensorView&) {
+  absent();
+}
+void squared_error(Stream&, const ConstTensorView&, const ConstTensorView&, const TensorView&,
+                   const TensorView&) {
+  absent();
+}
+void squared_error_gradient(Stream&, const ConstTensorView&, const ConstTensorView&, float,
+                            const TensorView&) {
   absent();
 }
 

@@ -161,15 +161,22 @@ void cast(Stream& stream, const ConstTensorView& from, const TensorView& to) {
 
 void copy(Stream& stream, const ConstTensorView& from, const TensorView& to) {
   if (from.data == to.data || to.bytes() == 0) return;
-  check_cuda(cudaMemcpyAsync(to.data, from.data, static_cast<std::size_t>(to.bytes()),
-                             cudaMemcpyDeviceToDevice, native(stream)),
+  check_cuda(cudaMemcpyAsync(to.data, from.data, static_cast<std::size_t>(to.bytes()), cudaMemcpyDefault,
+                             native(stream)),
              "copy");
 }
 
 void fill_zero(Stream& stream, const TensorView& out) {
-  if (out.bytes() == 0) return;
-  check_cuda(cudaMemsetAsync(out.data, 0, static_cast<std::size_t>(out.bytes()), native(stream)),
-             "fill_zero");
+  const std::int64_t bytes = out.bytes();
+  const auto fill = [&](auto storage) {
+    using Out = Elements<decltype(storage)>;
+    constexpr int width = 16 / Out::bytes;
+    launch_stretch<width, 4>(stream, "fill_zero", Constant<Out>{{out.data}, 0.0f},
+                             stretch_of(bytes / Out::bytes, width, {demand_of(out.data, Out::bytes, width)}));
+  };
+  if (bytes % 4 == 0) return fill(float{});  // the bits of +0 are zeros in every dtype
+  if (bytes % 2 == 0) return fill(bfloat16{});
+  check_cuda(cudaMemsetAsync(out.data, 0, static_cast<std::size_t>(bytes), native(stream)), "fill_zero");
 }
 
 void fill_constant(Stream& stream, const TensorView& out, float value) {

@@ -1,11 +1,10 @@
 #pragma once
 #include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/elementwise.h, arguments checked. One launch each; bias_gradient two for each
-/// column_sum_segment (column_sums.h), dropout one for each 256 samples.
+/// As in kernels/elementwise.h, arguments checked. One launch each; copy is the runtime's.
+/// bias_gradient takes two for as many rows as the workspace holds sums of, dropout one for each 256 samples.
 void cast(Stream& stream, const ConstTensorView& from, const TensorView& to);
 void copy(Stream& stream, const ConstTensorView& from, const TensorView& to);
 void fill_zero(Stream& stream, const TensorView& out);

@@ -13,6 +13,14 @@ inline Cost layer_norm_forward_cost(std::int64_t rows, std::int64_t columns, Dat
   return {8.0 * r * c, (r * c + 2.0 * c) * width, r * c * width + 8.0 * r};
 }
 
+/// The sum besides: one operation, one more element read and one more written.
+inline Cost residual_layer_norm_forward_cost(std::int64_t rows, std::int64_t columns, DataType dtype) {
+  Cost cost = layer_norm_forward_cost(rows, columns, dtype);
+  const double elements = static_cast<double>(rows) * static_cast<double>(columns);
+  const double bytes = elements * static_cast<double>(size_of(dtype));
+  return cost += {elements, bytes, bytes};
+}
+
 /// Per element: normalised x 2, two row sums 5, dx 5, weight and bias gradients 3.
 inline Cost layer_norm_backward_cost(std::int64_t rows, std::int64_t columns, DataType dtype,
                                      bool accumulate_dx) {

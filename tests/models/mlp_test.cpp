@@ -6,7 +6,6 @@
 
 #include "training_fixture.h"
 #include "tranche/device/device.h"
-#include "tranche/models/squared_error.h"
 
 namespace tranche::models {
 namespace {
@@ -209,28 +208,6 @@ TEST(Mlp, EvaluationAgreesWithTheReference) {
       EXPECT_EQ(result.tokens, wanted.tokens);
       EXPECT_NEAR(result.loss, wanted.sum / static_cast<double>(wanted.tokens), 1e-6);
     });
-  }
-}
-
-TEST(SquaredError, IsTheMeanOverColumnsSummedOverRows) {
-  const auto device = make_device({});
-  Stream& stream = device->compute_stream();
-  std::vector<float> y{1, 2, 3, -1, 0, 4}, target{0, 2, 5, -1, 2, 1};
-  double loss = 10;
-  std::int64_t rows = 5;
-  const TensorView y_view{y.data(), DataType::float32, {2, 3}};
-  const ConstTensorView target_view{target.data(), DataType::float32, {2, 3}};
-  squared_error(stream, y_view, target_view, {&loss, DataType::float64, {}}, {&rows, DataType::int64, {}});
-  EXPECT_DOUBLE_EQ(loss, 10 + (1.0 + 0 + 4) / 3 + (0 + 4.0 + 9) / 3);
-  EXPECT_EQ(rows, 7);
-  squared_error_gradient(stream, y_view, target_view, 1.5f, y_view);
-  EXPECT_THAT(y, testing::ElementsAre(1, 0, -2, 0, -2, 3));
-  try {
-    squared_error_gradient(stream, y_view, target_view.reshaped({3, 2}), 1, y_view);
-    FAIL() << "other shapes were accepted";
-  } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.message(),
-                HasSubstr("one fp32 shape [rows, columns], not fp32 [2, 3] and fp32 [3, 2]"));
   }
 }
 

@@ -1,11 +1,10 @@
 #pragma once
-/// Mean squared error of a row, summed over rows, as a pair of kernels in the style of kernels/. Devices: cpu
-/// and meta; Stream::enqueue refuses others.
+/// Mean squared error of a row, summed over rows.
 
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
 
-namespace tranche::models {
+namespace tranche::kernels {
 
 /// loss_sum (one fp64) += sum over rows of mean over columns of (y - target)^2, in order, in fp64;
 /// row_count (one int64) += rows. y and target are fp32 [rows, columns].
@@ -16,4 +15,4 @@ void squared_error(Stream& stream, const ConstTensorView& y, const ConstTensorVi
 void squared_error_gradient(Stream& stream, const ConstTensorView& y, const ConstTensorView& target,
                             float scale, const TensorView& d_y);
 
-}  // namespace tranche::models
+}  // namespace tranche::kernels

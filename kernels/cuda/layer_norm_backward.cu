@@ -1,0 +1,252 @@
+// Layer norm, backward. First launch: a block walks its rows, several at a time, and keeps both parameters'
+// gradients of its columns in registers: one read of x and dy, one write of dx. Second launch: the blocks'
+// sums are added in a fixed tree. Which rows a block has depends on the shape and the workspace alone.
+//
+// Bytes per element: size(x) + size(dy) + size(dx), size(dx) again to accumulate; 16 bytes a column and block
+// for the sums (16 rows a block and more), which stay in the second-level cache.
+
+#include <algorithm>
+
+#include "tranche/kernels/cuda/elements.h"
+#include "tranche/kernels/cuda/geometry.h"
+#include "tranche/kernels/cuda/launch.h"
+#include "tranche/kernels/cuda/layer_norm.h"
+#include "tranche/kernels/cuda/reduce.h"
+
+namespace tranche::kernels::cuda {
+
+namespace {
+
+constexpr int most_threads = 512;
+constexpr int any_threads = 256;
+constexpr std::int64_t least_rows = 16;  // of a block
+constexpr std::int64_t most_blocks = 1024;
+constexpr int finish_columns = warp_size;
+constexpr int finish_slices = 16;
+
+template <class T>
+struct Backward {
+  Elements<T> dy, x, weight, dx;
+  const float* mean;
+  const float* rstd;
+  float* sums;  ///< [blocks][2][columns]: weight, bias
+  std::int64_t rows, columns, rows_each;
+  bool accumulate;
+};
+
+/// dx of one group. With h = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - h mean(g h)).
+template <int n>
+__device__ __forceinline__ void gradient_of(const float (&x)[n], const float (&dy)[n],
+                                            const float (&weight)[n], float mean, float rstd, float mean_g,
+                                            float mean_gh, float (&dx)[n]) {
+#pragma unroll
+  for (int k = 0; k < n; ++k) {
+    const float h = (x[k] - mean) * rstd;
+    dx[k] = rstd * (dy[k] * weight[k] - mean_g - h * mean_gh);
+  }
+}
+
+template <class T, int vectors, int together>
+__global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T> call) {
+  constexpr int width = 16 / static_cast<int>(sizeof(T));
+  using Operand = Elements<T>;
+  using Group = typename Operand::template Loaded<width>;
+  __shared__ float shared[2][most_threads / warp_size][2 * together];
+  const std::int64_t begin = blockIdx.x * call.rows_each;
+  const std::int64_t end = min(begin + call.rows_each, call.rows);
+  const auto count = static_cast<float>(call.columns);
+  std::int64_t column[vectors];
+  Group weight[vectors] = {};
+  float weight_sum[vectors][width] = {}, bias_sum[vectors][width] = {};
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) {
+    column[v] = (std::int64_t{v} * blockDim.x + threadIdx.x) * width;
+    if (column[v] < call.columns) weight[v] = call.weight.template load<width>(column[v]);
+  }
+  int turn = 0;
+  for (std::int64_t row = begin; row < end; row += together, turn ^= 1) {
+    Group x[together][vectors] = {}, dy[together][vectors] = {}, held[together][vectors] = {};
+    float mean[together] = {}, rstd[together] = {};
+#pragma unroll
+    for (int r = 0; r < together; ++r) {
+      if (row + r >= end) break;
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+        if (column[v] >= call.columns) continue;
+        const std::int64_t i = (row + r) * call.columns + column[v];
+        x[r][v] = call.x.template load<width>(i);
+        dy[r][v] = call.dy.template load<width>(i);
+        if (call.accumulate) held[r][v] = call.dx.template load<width>(i);
+      }
+      mean[r] = call.mean[row + r];
+      rstd[r] = call.rstd[row + r];
+    }
+    // Rows and columns that are not there have dy = 0 and add nothing.
+    float sums[2 * together] = {};
+#pragma unroll
+    for (int r = 0; r < together; ++r) {
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+        float xs[width], dys[width], weights[width];
+        Operand::template widen<width>(x[r][v], xs);
+        Operand::template widen<width>(dy[r][v], dys);
+        Operand::template widen<width>(weight[v], weights);
+#pragma unroll
+        for (int k = 0; k < width; ++k) {
+          const float h = (xs[k] - mean[r]) * rstd[r];
+          const float g = dys[k] * weights[k];
+          sums[2 * r] += g;
+          sums[2 * r + 1] += g * h;
+          weight_sum[v][k] += dys[k] * h;
+          bias_sum[v][k] += dys[k];
+        }
+      }
+    }
+    block_sums(sums, shared[turn]);
+#pragma unroll
+    for (int r = 0; r < together; ++r) {
+      if (row + r >= end) break;
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+        if (column[v] >= call.columns) continue;
+        float xs[width], dys[width], weights[width], gradient[width];
+        Operand::template widen<width>(x[r][v], xs);
+        Operand::template widen<width>(dy[r][v], dys);
+        Operand::template widen<width>(weight[v], weights);
+        gradient_of<width>(xs, dys, weights, mean[r], rstd[r], sums[2 * r] / count, sums[2 * r + 1] / count,
+                           gradient);
+        if (call.accumulate) {
+          float before[width];
+          Operand::template widen<width>(held[r][v], before);
+#pragma unroll
+          for (int k = 0; k < width; ++k) gradient[k] = before[k] + gradient[k];
+        }
+        call.dx.template store_fast<width>((row + r) * call.columns + column[v], gradient);
+      }
+    }
+  }
+  float* sums = call.sums + std::int64_t{blockIdx.x} * 2 * call.columns;
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) {
+    if (column[v] >= call.columns) continue;
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      sums[column[v] + k] = weight_sum[v][k];
+      sums[call.columns + column[v] + k] = bias_sum[v][k];
+    }
+  }
+}
+
+/// Any number of columns at any address; the sums of a block's columns lie in the workspace.
+template <class T>
+__global__ void __launch_bounds__(any_threads) backward_any_kernel(const Backward<T> call) {
+  __shared__ float shared[2][any_threads / warp_size][2];
+  const std::int64_t begin = blockIdx.x * call.rows_each;
+  const std::int64_t end = min(begin + call.rows_each, call.rows);
+  const auto count = static_cast<float>(call.columns);
+  float* weight_sums = call.sums + std::int64_t{blockIdx.x} * 2 * call.columns;
+  float* bias_sums = weight_sums + call.columns;
+  int turn = 0;
+  for (std::int64_t row = begin; row < end; ++row, turn ^= 1) {
+    const std::int64_t start = row * call.columns;
+    const float mean = call.mean[row], rstd = call.rstd[row];
+    float sums[2] = {};
+    for (std::int64_t c = threadIdx.x; c < call.columns; c += blockDim.x) {
+      const float h = (widened(*call.x.at(start + c)) - mean) * rstd;
+      const float dy = widened(*call.dy.at(start + c));
+      const float g = dy * widened(*call.weight.at(c));
+      sums[0] += g;
+      sums[1] += g * h;
+      weight_sums[c] = (row == begin ? 0.0f : weight_sums[c]) + dy * h;
+      bias_sums[c] = (row == begin ? 0.0f : bias_sums[c]) + dy;
+    }
+    block_sums(sums, shared[turn]);
+    for (std::int64_t c = threadIdx.x; c < call.columns; c += blockDim.x) {
+      float x[1] = {widened(*call.x.at(start + c))}, dy[1] = {widened(*call.dy.at(start + c))};
+      float weight[1] = {widened(*call.weight.at(c))}, gradient[1];
+      gradient_of<1>(x, dy, weight, mean, rstd, sums[0] / count, sums[1] / count, gradient);
+      if (call.accumulate) gradient[0] = widened(*call.dx.at(start + c)) + gradient[0];
+      call.dx.template store<1>(start + c, gradient);
+    }
+  }
+}
+
+/// out += the blocks' sums: each of the slices adds every finish_slices-th block in order, then slices in
+/// order.
+__global__ void __launch_bounds__(finish_columns* finish_slices)
+    add_block_sums_kernel(const float* sums, const std::int64_t blocks, const std::int64_t columns,
+                          float* weight_gradient, float* bias_gradient) {
+  __shared__ float slices[finish_slices][finish_columns];
+  const std::int64_t i = std::int64_t{blockIdx.x} * finish_columns + threadIdx.x;
+  float total = 0;
+  if (i < 2 * columns) {
+#pragma unroll 8
+    for (std::int64_t block = threadIdx.y; block < blocks; block += finish_slices) {
+      total += sums[block * 2 * columns + i];
+    }
+  }
+  slices[threadIdx.y][threadIdx.x] = total;
+  __syncthreads();
+  if (threadIdx.y != 0 || i >= 2 * columns) return;
+  for (int slice = 1; slice < finish_slices; ++slice) total += slices[slice][threadIdx.x];
+  if (i < columns) {
+    weight_gradient[i] += total;
+  } else {
+    bias_gradient[i - columns] += total;
+  }
+}
+
+template <class T>
+void launch_backward(Stream& stream, const Backward<T>& call, std::int64_t blocks) {
+  constexpr const char* name = "layer_norm_backward";
+  constexpr int width = 16 / static_cast<int>(sizeof(T));
+  const std::int64_t groups = divide_round_up(call.columns, width);
+  const bool fits =
+      row_width(call.columns, width,
+                {demand_of(call.dy.data, sizeof(T), width), demand_of(call.x.data, sizeof(T), width),
+                 demand_of(call.weight.data, sizeof(T), width), demand_of(call.dx.data, sizeof(T), width)}) ==
+      width;
+  const auto grid = static_cast<unsigned>(blocks);
+  constexpr int most_vectors = sizeof(T) == 4 ? 4 : 2;  // more would not fit the registers
+  if (!fits || groups > most_vectors * most_threads) {
+    const auto threads =
+        static_cast<unsigned>(std::min<std::int64_t>(any_threads, round_up(call.columns, 32)));
+    return launch(stream, name, backward_any_kernel<T>, {.grid = grid, .block = threads}, call);
+  }
+  const std::int64_t vectors = groups <= most_threads ? 1 : groups <= 2 * most_threads ? 2 : 4;
+  const auto threads = static_cast<unsigned>(round_up(divide_round_up(groups, vectors), warp_size));
+  const auto kernel = vectors == 1   ? backward_kernel<T, 1, 2>
+                      : vectors == 2 ? backward_kernel<T, 2, 1>
+                                     : backward_kernel<T, most_vectors, 1>;
+  launch(stream, name, kernel, {.grid = grid, .block = threads}, call);
+}
+
+}  // namespace
+
+void layer_norm_backward(Stream& stream, const ConstTensorView& dy, const ConstTensorView& x,
+                         const ConstTensorView& weight, const ConstTensorView& mean,
+                         const ConstTensorView& rstd, bool accumulate_dx, const TensorView& dx,
+                         const TensorView& weight_gradient, const TensorView& bias_gradient,
+                         const Workspace& workspace) {
+  const std::int64_t rows = mean.elements();
+  const std::int64_t columns = weight.elements();
+  if (rows == 0) return;
+  const std::int64_t most = std::min(most_blocks, workspace.bytes / (columns * 8));
+  const std::int64_t rows_each = std::max(least_rows, divide_round_up(rows, most));
+  const std::int64_t blocks = divide_round_up(rows, rows_each);
+  auto* sums = static_cast<float*>(workspace.data);
+  with_storage(x.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    launch_backward(
+        stream,
+        Backward<T>{elements_of<T>(dy), elements_of<T>(x), elements_of<T>(weight), elements_of<T>(dx),
+                    mean.as<float>(), rstd.as<float>(), sums, rows, columns, rows_each, accumulate_dx},
+        blocks);
+  });
+  launch(stream, "layer_norm_backward", add_block_sums_kernel,
+         {.grid = static_cast<unsigned>(divide_round_up(2 * columns, finish_columns)),
+          .block = dim3(finish_columns, finish_slices)},
+         sums, blocks, columns, weight_gradient.as<float>(), bias_gradient.as<float>());
+}
+
+}  // namespace tranche::kernels::cuda

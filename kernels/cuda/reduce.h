@@ -1,0 +1,39 @@
+#pragma once
+/// Sums and maxima over the threads of a warp or block, in a fixed tree: every thread gets the same bits.
+
+#include "tranche/kernels/cuda/simt.h"
+
+namespace tranche::kernels::cuda {
+
+inline constexpr int most_warps = 32;
+
+template <class T>
+__device__ __forceinline__ T warp_sum(T value) {
+#pragma unroll
+  for (int distance = warp_size / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  }
+  return value;
+}
+
+/// Sums of `count` numbers each over the block's threads in x (whole warps), warps in order. Beyond one warp
+/// it is a barrier of the block, and `shared` is not used again before another one.
+template <int count>
+__device__ __forceinline__ void block_sums(float (&values)[count], float (*shared)[count]) {
+#pragma unroll
+  for (float& value : values) value = warp_sum(value);
+  const int warps = static_cast<int>(blockDim.x) / warp_size;
+  if (warps == 1) return;
+  if (threadIdx.x % warp_size == 0) {
+#pragma unroll
+    for (int k = 0; k < count; ++k) shared[threadIdx.x / warp_size][k] = values[k];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < count; ++k) {
+    values[k] = shared[0][k];
+    for (int warp = 1; warp < warps; ++warp) values[k] += shared[warp][k];
+  }
+}
+
+}  // namespace tranche::kernels::cuda

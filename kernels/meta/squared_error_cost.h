@@ -1,0 +1,17 @@
+#pragma once
+#include "tranche/core/tensor_view.h"
+#include "tranche/kernels/meta/cost.h"
+
+namespace tranche::kernels::meta {
+
+/// Per element: difference, square, sum.
+inline Cost squared_error(const ConstTensorView& y) {
+  return {3.0 * static_cast<double>(y.elements()), 2.0 * static_cast<double>(y.bytes()), 16.0};
+}
+
+inline Cost squared_error_gradient(const ConstTensorView& y) {
+  const auto bytes = static_cast<double>(y.bytes());
+  return {2.0 * static_cast<double>(y.elements()), 2.0 * bytes, bytes};
+}
+
+}  // namespace tranche::kernels::meta
