@@ -24,7 +24,7 @@ Guarded dropped(const DropoutOptions& options, Guarded& x, int threads = 1) {
 TEST(Dropout, IsTheMaskOfEachSampleAndElement) {
   constexpr std::int64_t per_sample = 101;
   const std::vector<std::int64_t> samples{4, 0, 1000000007, 4};
-  for (const auto& set : cpu::instruction_sets()) {
+  for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const DataType type : floating_types()) {
       const auto options = options_of(0.3f, samples);
@@ -46,7 +46,7 @@ TEST(Dropout, IsTheMaskOfEachSampleAndElement) {
 
 TEST(Dropout, FactorsAreKeepForAnyRange) {
   const cpu::DropoutMask mask(options_of(0.5f));
-  for (const auto& set : cpu::instruction_sets()) {
+  for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const std::int64_t sample : {std::int64_t{0}, std::int64_t{3}, (std::int64_t{1} << 40) - 1}) {
       for (const std::int64_t first : {std::int64_t{0}, std::int64_t{1}, std::int64_t{2}, std::int64_t{3},

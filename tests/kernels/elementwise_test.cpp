@@ -14,7 +14,8 @@ void fill_bits(Guarded& out, const std::vector<std::uint32_t>& bits) {
 }
 
 TEST(InstructionSets, CoverTheBaselineAndCanBeChosen) {
-  const auto sets = cpu::instruction_sets();
+  if (on_gpu) GTEST_SKIP() << "GPUs have none to choose";
+  const auto sets = tested_instruction_sets();
   ASSERT_FALSE(sets.empty());
 #if defined(__x86_64__)  // the baseline's name depends on Highway's version
   EXPECT_THAT(sets.back(), ::testing::AnyOf("SCALAR", "SSE2"));
@@ -31,7 +32,7 @@ TEST(InstructionSets, CoverTheBaselineAndCanBeChosen) {
 }
 
 TEST(Cast, WidensEverySixteenBitPatternAsCoreDoes) {
-  for (const auto& set : cpu::instruction_sets()) {
+  for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const DataType type : {DataType::bfloat16, DataType::float16}) {
       Guarded from(type, 65536);
@@ -88,7 +89,7 @@ TEST(Cast, NarrowsAsCoreDoesAtEveryBoundary) {
     fill_bits(from, bits);
     Guarded wanted(type, from.elements());
     for (std::int64_t i = 0; i < from.elements(); ++i) wanted.set(i, from.get(i));
-    for (const auto& set : cpu::instruction_sets()) {
+    for (const auto& set : tested_instruction_sets()) {
       const cpu::InstructionSetForTest use(set);
       Guarded to(type, from.elements());
       TestStream stream;
@@ -103,7 +104,7 @@ TEST(Cast, NarrowsAsCoreDoesAtEveryBoundary) {
 }
 
 TEST(Cast, EveryPairSizeAndThreadCount) {
-  for (const auto& set : cpu::instruction_sets()) {
+  for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const DataType from_type : floating_types()) {
       for (const DataType to_type : floating_types()) {
@@ -194,7 +195,7 @@ TEST(Fill, RandomElementsAreTheirKeysDraws) {
 }
 
 TEST(Add, EveryTypeSizeAndInPlace) {
-  for (const auto& set : cpu::instruction_sets()) {
+  for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const DataType a_type : floating_types()) {
       for (const DataType b_type : floating_types()) {
@@ -234,7 +235,7 @@ TEST(Accumulate, EveryTypeSizeAndThreadCount) {
     accumulate(stream, x.view(), sum.view());
     ASSERT_TRUE(sum.bits() == wanted.bits()) << described(set, n, threads);
   };
-  for (const auto& set : cpu::instruction_sets()) {
+  for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const DataType x_type : floating_types()) {
       for (const DataType sum_type : floating_types()) {
@@ -248,7 +249,7 @@ TEST(Accumulate, EveryTypeSizeAndThreadCount) {
 }
 
 TEST(AddBias, EveryRowGetsIt) {
-  for (const auto& set : cpu::instruction_sets()) {
+  for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const DataType x_type : floating_types()) {
       for (const DataType bias_type : floating_types()) {
@@ -271,7 +272,7 @@ TEST(AddBias, EveryRowGetsIt) {
 }
 
 TEST(BiasGradient, IsTheBlockedSumForAnyThreadCount) {
-  const auto sets = cpu::instruction_sets();
+  const auto sets = tested_instruction_sets();
   for (const DataType type : floating_types()) {
     for (const auto& [rows, columns] : {std::pair{0, 5},
                                         {3, 0},
@@ -306,7 +307,7 @@ TEST(BiasGradient, IsTheBlockedSumForAnyThreadCount) {
           if (threads > 1 && (rows * columns < 64000 || set != sets.front())) continue;
           Guarded got = start;
           TestStream stream(threads);
-          bias_gradient(stream, gradient.view(Shape{rows, columns}), got.view());
+          bias_gradient(stream, gradient.view(Shape{rows, columns}), got.view(), test_workspace());
           ASSERT_TRUE(got.bits() == wanted.bits())
               << set << ' ' << rows << 'x' << columns << ", " << threads << " threads";
         }
@@ -345,7 +346,7 @@ TEST(Elementwise, CountsTheSameOnMetaAndTouchesNothing) {
     accumulate(*stream, a.view(), b.view());
     EXPECT_EQ(stream->work().floating_point_operations, 72);
     add_bias(*stream, b.view(Shape{3, 4}), bias.view());
-    bias_gradient(*stream, a.view(Shape{3, 4}), bias.view());
+    bias_gradient(*stream, a.view(Shape{3, 4}), bias.view(), test_workspace());
     EXPECT_EQ(stream->work().floating_point_operations, 96);
     EXPECT_EQ(stream->work().bytes_read, 72 + (24 + 48) * 2 + (48 + 16) + (24 + 16));
     gelu_forward(*stream, a.view(), b.view());

@@ -42,7 +42,7 @@ struct Operands {
   }
   void backward(Stream& stream, bool accumulate_dx) {
     layer_norm_backward(stream, dy.view(), x.view(), weight.view(), mean.view(), rstd.view(), accumulate_dx,
-                        dx.view(), weight_gradient.view(), bias_gradient.view());
+                        dx.view(), weight_gradient.view(), bias_gradient.view(), test_workspace());
   }
 };
 
@@ -135,7 +135,55 @@ TEST(LayerNorm, BitsDoNotDependOnThreads) {
   }
 }
 
+/// One pass gives the bits of the two it stands for, on either device; in place on an addend too.
+TEST(LayerNorm, OfAResidualSumIsTheSumAndThenTheNorm) {
+  Random random(26);
+  for (DataType dtype : floating_dtypes) {
+    for (const auto& [rows, columns] : {std::pair{1, 1}, {3, 17}, {5, 64}, {9, 768}, {2, 1030}, {2, 2048}}) {
+      Operands run(dtype, {rows, columns}, random);
+      HostTensor other = random.tensor(dtype, {rows, columns}), residual(dtype, {rows, columns});
+      HostTensor y(dtype, {rows, columns}), mean(fp32, {rows}), rstd(fp32, {rows});
+      Machine machine;
+      residual_layer_norm_forward(machine.stream(), run.x.view(), other.view(), run.weight.view(),
+                                  run.bias.view(), epsilon, residual.view(), y.view(), mean.view(),
+                                  rstd.view());
+      HostTensor in_place = other;
+      residual_layer_norm_forward(machine.stream(), run.x.view(), in_place.view(), run.weight.view(),
+                                  run.bias.view(), epsilon, in_place.view(), run.y.view(), mean.view(),
+                                  rstd.view());
+      EXPECT_EQ(in_place.values(), residual.values());
+      EXPECT_EQ(run.y.values(), y.values());
+      std::vector<double> sum = run.x.values();
+      const std::vector<double> addend = other.values();
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += addend[i];
+      EXPECT_EQ(residual.values(), HostTensor(dtype, {rows, columns}, sum).values()) << repeat_line();
+      run.x = residual;
+      run.forward(machine.stream());
+      EXPECT_EQ(run.y.values(), y.values()) << name_of(dtype) << ' ' << rows << " x " << columns;
+      EXPECT_EQ(run.mean.values(), mean.values());
+      EXPECT_EQ(run.rstd.values(), rstd.values());
+    }
+  }
+  const TensorView x{nullptr, fp32, {4, 5}}, row{nullptr, fp32, {5}}, statistic{nullptr, fp32, {4}};
+  const TensorView half{nullptr, DataType::float16, {4, 5}}, flat{nullptr, fp32, {}};
+  Machine meta(1, 0, DeviceKind::meta);
+  residual_layer_norm_forward(meta.stream(), x, x, row, row, epsilon, x, x, statistic, statistic);
+  EXPECT_EQ(meta.stream().work().floating_point_operations, 9.0 * 20);
+  EXPECT_EQ(meta.stream().work().bytes_read, 4.0 * (40 + 10));
+  EXPECT_EQ(meta.stream().work().bytes_written, 4.0 * 40 + 8.0 * 4);
+  const auto text = [&](const TensorView& a, const TensorView& residual) {
+    return refusal([&] {
+      residual_layer_norm_forward(meta.stream(), a, x, row, row, epsilon, residual, x, statistic, statistic);
+    });
+  };
+  EXPECT_EQ(text(half, x), "residual_layer_norm_forward: `a` has dtype fp16, wanted fp32");
+  EXPECT_EQ(text(row, x), "residual_layer_norm_forward: `a` has 5 elements, wanted 20");
+  EXPECT_EQ(text(x, flat),
+            "residual_layer_norm_forward: `residual` is a scalar, wanted at least 1 dimension");
+}
+
 TEST(LayerNorm, ParameterGradientsSumBlocksOf64RowsInOrder) {
+  if (on_gpu) GTEST_SKIP() << "a GPU's blocks follow from the shape and the workspace";
   constexpr std::int64_t rows = 70;
   const double large = std::ldexp(1.0, 24);  // absorbs a 1 that is added to it, not a 2
   const auto bias_gradient_of = [&](const std::vector<double>& dy) {
@@ -146,7 +194,7 @@ TEST(LayerNorm, ParameterGradientsSumBlocksOf64RowsInOrder) {
         bias_gradient(fp32, {1}, std::vector<double>{0.0});
     Machine machine;
     layer_norm_backward(machine.stream(), gradient.view(), x.view(), weight.view(), mean.view(), rstd.view(),
-                        false, dx.view(), weight_gradient.view(), bias_gradient.view());
+                        false, dx.view(), weight_gradient.view(), bias_gradient.view(), test_workspace());
     return bias_gradient.values()[0];
   };
   std::vector<double> last_of_block(rows, 0.0), before_last(rows, 0.0);

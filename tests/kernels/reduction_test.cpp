@@ -58,7 +58,7 @@ void expect_bracket(const OrderedSumCase& c, const std::string& set, int threads
 }
 
 TEST(OrderedSum, IsTheBracketForEveryRankAndGroup) {
-  for (const auto& set : cpu::instruction_sets()) {
+  for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (int ranks = 1; ranks <= 9; ++ranks) {
       for (int group = 1; group <= 10; ++group) {
@@ -75,7 +75,7 @@ TEST(OrderedSum, IsTheBracketForEveryRankAndGroup) {
 }
 
 TEST(OrderedSum, EverySizeAndThreadCount) {
-  for (const auto& set : cpu::instruction_sets()) {
+  for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const std::int64_t n : vector_sizes()) {
       expect_bracket({DataType::bfloat16, DataType::float32, 5, 3, true, n}, set, 1);
@@ -146,16 +146,16 @@ GradientStatistics statistics_spec(Guarded& gradient) {
 }
 
 GradientStatistics statistics_of(Guarded& gradient, int threads = 1) {
-  GradientStatistics got{-1, -77};
+  TestValue<GradientStatistics> got(GradientStatistics{-1, -77});
   TestStream stream(threads);
-  gradient_statistics(stream, gradient.view(), &got);
-  return got;
+  gradient_statistics(stream, gradient.view(), got.data(), test_workspace());
+  return got.get();
 }
 
 TEST(GradientStatistics, IsTheSpecBitByBit) {
   std::vector<std::int64_t> sizes = vector_sizes();
   sizes.insert(sizes.end(), {4095, 4096, 4097, 4103, 8192, 12289, large_size});
-  for (const auto& set : cpu::instruction_sets()) {
+  for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const DataType type : floating_types()) {
       for (const std::int64_t n : sizes) {
@@ -187,7 +187,7 @@ TEST(GradientStatistics, ThreadsAndWindowsChangeNoBit) {
 }
 
 TEST(GradientStatistics, FindsTheFirstNonFiniteWhereverItIs) {
-  for (const auto& set : cpu::instruction_sets()) {
+  for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const DataType type : floating_types()) {
       for (const float bad : {INFINITY, -INFINITY, std::numeric_limits<float>::quiet_NaN(),
@@ -215,10 +215,10 @@ TEST(GradientStatistics, LargestFiniteValuesAreFinite) {
 }
 
 Digest digest_of(Guarded& values, std::uint64_t tensor, std::int64_t first, int threads = 1) {
-  Digest digest;
+  TestValue<Digest> digest(Digest{});
   TestStream stream(threads);
-  add_digest(stream, values.view(), tensor, first, &digest);
-  return digest;
+  add_digest(stream, values.view(), tensor, first, digest.data());
+  return digest.get();
 }
 
 TEST(Digest, DependsNeitherOnSplitNorOrder) {
@@ -235,12 +235,12 @@ TEST(Digest, DependsNeitherOnSplitNorOrder) {
     std::vector<std::size_t> order(cuts.size() - 1);
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::shuffle(order.begin(), order.end(), engine);
-    Digest sum;
+    TestValue<Digest> sum(Digest{});
     TestStream stream;
     for (const std::size_t i : order) {
-      add_digest(stream, values.view().slice(cuts[i], cuts[i + 1] - cuts[i]), 7, 1000 + cuts[i], &sum);
+      add_digest(stream, values.view().slice(cuts[i], cuts[i + 1] - cuts[i]), 7, 1000 + cuts[i], sum.data());
     }
-    EXPECT_EQ(sum, whole) << "seed " << seed;
+    EXPECT_EQ(sum.get(), whole) << "seed " << seed;
   }
 }
 
@@ -320,27 +320,27 @@ TEST(Reduction, CountsTheSameOnMetaAndTouchesNothing) {
   Guarded out(DataType::float32, 10);
   fill_random(out, 2);
   const std::string before = out.bits();
-  GradientStatistics statistics{5, 5};
-  Digest digest{{5, 5}};
+  TestValue<GradientStatistics> statistics(GradientStatistics{5, 5});
+  TestValue<Digest> digest(Digest{{5, 5}});
   const void* const pieces[] = {values.view().data, values.view().data, values.view().data};
   for (TestStream* stream : {&meta, &cpu}) {
     ordered_sum(*stream, pieces, DataType::bfloat16, 2, true, out.view());
     EXPECT_EQ(stream->work().floating_point_operations, 30);
     EXPECT_EQ(stream->work().bytes_read, 10 * (3 * 2 + 4));
     EXPECT_EQ(stream->work().bytes_written, 40);
-    gradient_statistics(*stream, values.view(), &statistics);
+    gradient_statistics(*stream, values.view(), statistics.data(), test_workspace());
     EXPECT_EQ(stream->work().floating_point_operations, 50);
     EXPECT_EQ(stream->work().bytes_written, 56);
-    add_digest(*stream, values.view(), 0, 0, &digest);
+    add_digest(*stream, values.view(), 0, 0, digest.data());
     EXPECT_EQ(stream->work().bytes_read, 140);
     EXPECT_EQ(stream->work().kernels, 3);
     if (stream == &meta) {
       EXPECT_EQ(out.bits(), before);
-      EXPECT_EQ(statistics.first_non_finite, 5);
-      EXPECT_EQ(digest, (Digest{{5, 5}}));
+      EXPECT_EQ(statistics.get().first_non_finite, 5);
+      EXPECT_EQ(digest.get(), (Digest{{5, 5}}));
     }
   }
-  EXPECT_EQ(statistics.first_non_finite, -1);
+  EXPECT_EQ(statistics.get().first_non_finite, -1);
 }
 
 TEST(Reduction, RefusesByName) {

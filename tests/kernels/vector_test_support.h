@@ -10,16 +10,18 @@
 #include <string>
 #include <vector>
 
+#include "test_device.h"
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
 #include "tranche/kernels/cpu/instruction_sets.h"
 
 namespace tranche::kernels::testing {
 
-/// A stream of any kind; work runs at once, or when run() is called if `deferred`.
+/// A stream of any kind; work runs at once, or when run() is called if `deferred`. Of the tested GPU it is
+/// the compute stream.
 class TestStream : public Stream {
  public:
-  explicit TestStream(int threads = 1, DeviceKind kind = DeviceKind::cpu, bool deferred = false)
+  explicit TestStream(int threads = 1, DeviceKind kind = test_device_kind, bool deferred = false)
       : kind_(kind), threads_(threads), deferred_(deferred) {}
   DeviceKind kind() const override { return kind_; }
   const std::string& name() const override { return name_; }
@@ -30,7 +32,10 @@ class TestStream : public Stream {
   }
   void wait(const Event&) override {}
   Event record() override { return {}; }
-  void synchronize() override {}
+  void synchronize() override { settle(); }
+  void* native_handle() const override {
+    return on_gpu && kind_ == DeviceKind::cuda ? test_gpu().compute_stream().native_handle() : nullptr;
+  }
   void run() {
     for (auto& work : queue_) work();
     queue_.clear();
@@ -54,19 +59,25 @@ class Guarded {
         first_(border + static_cast<std::size_t>(offset_elements * size_of(dtype))),
         bytes_(first_ + static_cast<std::size_t>(elements * size_of(dtype)) + border, poison) {}
   ~Guarded() {
+    settle();
     const auto end = first_ + static_cast<std::size_t>(elements_ * size_of(dtype_));
     bool intact = true;
     for (std::size_t i = 0; i < first_; ++i) intact = intact && bytes_[i] == poison;
     for (std::size_t i = end; i < bytes_.size(); ++i) intact = intact && bytes_[i] == poison;
     EXPECT_TRUE(intact) << "wrote outside a buffer of " << elements_ << " " << name_of(dtype_);
   }
-  Guarded(const Guarded&) = default;
+  Guarded(const Guarded& other)
+      : dtype_(other.dtype_),
+        elements_(other.elements_),
+        first_(other.first_),
+        bytes_(other.settled_bytes()) {}
   Guarded& operator=(const Guarded&) = delete;
 
   TensorView view() { return {bytes_.data() + first_, dtype_, Shape{elements_}}; }
   TensorView view(Shape shape) { return {bytes_.data() + first_, dtype_, shape}; }
   template <class T>
   T* as() {
+    settle();
     return reinterpret_cast<T*>(bytes_.data() + first_);
   }
   float get(std::int64_t i) {
@@ -85,6 +96,7 @@ class Guarded {
   }
   /// The elements' bytes, for comparisons bit by bit.
   std::string bits() const {
+    settle();
     return {reinterpret_cast<const char*>(bytes_.data()) + first_,
             static_cast<std::size_t>(elements_ * size_of(dtype_))};
   }
@@ -92,12 +104,16 @@ class Guarded {
   DataType dtype() const { return dtype_; }
 
  private:
+  const TestBytes& settled_bytes() const {
+    settle();
+    return bytes_;
+  }
   static constexpr std::size_t border = 64;
   static constexpr unsigned char poison = 0xcd;
   DataType dtype_;
   std::int64_t elements_;
   std::size_t first_;
-  std::vector<unsigned char> bytes_;
+  TestBytes bytes_;
 };
 
 /// Values of widely different size and either sign, some zero, none beyond the range of fp16.
@@ -118,6 +134,11 @@ inline const std::vector<DataType>& floating_types() {
   return types;
 }
 
+/// The instruction sets of the CPU's loops; on a GPU, which has none, the one in use.
+inline std::vector<std::string> tested_instruction_sets() {
+  return on_gpu ? std::vector<std::string>{cpu::instruction_set()} : cpu::instruction_sets();
+}
+
 /// Every size around the widths of vectors, and some that several threads share.
 inline std::vector<std::int64_t> vector_sizes() {
   std::vector<std::int64_t> sizes;
@@ -132,7 +153,7 @@ inline std::vector<int> thread_counts() {
 #ifdef __SANITIZE_THREAD__
   return {1};
 #else
-  return {1, 2, 3, 4};
+  return on_gpu ? std::vector<int>{1} : std::vector<int>{1, 2, 3, 4};
 #endif
 }
 
