@@ -1,0 +1,125 @@
+#include "gpu_bench.h"
+
+#include <algorithm>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "tranche/core/error.h"
+#include "tranche/device/cuda_probe.h"
+#include "tranche/kernels/elementwise.h"
+
+namespace tranche::kernels::bench {
+
+namespace {
+
+constexpr double least_rotation_bytes = 256e6;  // several times the cache of the largest GPU
+constexpr int most_sets = 64;
+constexpr int repetitions = 9;
+
+}  // namespace
+
+GpuBench::GpuBench()
+    : device_(make_device({.kind = DeviceKind::cuda})),
+      emulated_(probe_cuda().emulated),
+      scratch_(device_->memory(Tier::device), std::int64_t{32} << 20, Category::workspace,
+               "bench workspace") {}
+
+std::int64_t GpuBench::sized(std::int64_t size) const {
+  return emulated_ ? std::max<std::int64_t>(std::min<std::int64_t>(size, 256), size / 65536) : size;
+}
+
+TensorView GpuBench::tensor(DataType dtype, const Shape& shape, float low, float high) {
+  const std::int64_t elements = shape.elements();
+  operands_.emplace_back(device_->memory(Tier::device), elements * size_of(dtype), Category::other,
+                         "bench operand");
+  const TensorView view{operands_.back().data(), dtype, shape};
+  if (dtype == DataType::int32) {
+    std::minstd_rand engine(1);
+    std::uniform_int_distribution<std::int32_t> draw(0, static_cast<std::int32_t>(high) - 1);
+    std::vector<std::int32_t> values(static_cast<std::size_t>(elements));
+    for (auto& value : values) value = draw(engine);
+    device_->copy_from_host(stream(), view.data, values.data(), view.bytes());
+  } else if (dtype == DataType::float32) {
+    fill_uniform(stream(), view, {1, RandomPurpose::test, operands_.size()}, 0, low, high);
+  } else if (is_floating(dtype) && dtype != DataType::float64) {
+    const Buffer wide(device_->memory(Tier::device), elements * 4, Category::other, "bench operand");
+    const TensorView drawn{wide.data(), DataType::float32, shape};
+    fill_uniform(stream(), drawn, {1, RandomPurpose::test, operands_.size()}, 0, low, high);
+    cast(stream(), drawn, view);
+    stream().synchronize();
+  } else {
+    device_->fill_bytes(stream(), view.data, 0, view.bytes());
+  }
+  return view;
+}
+
+const void* GpuBench::constant(const void* value, std::int64_t bytes) {
+  operands_.emplace_back(device_->memory(Tier::device), bytes, Category::other, "bench constant");
+  device_->copy_from_host(stream(), operands_.back().data(), value, bytes);
+  return operands_.back().data();
+}
+
+GpuBench::Result GpuBench::measure(const Prepare& prepare, double bytes) {
+  operands_.clear();
+  std::vector<Call> sets{prepare(*this)};
+  const WorkCount before = stream().work();
+  sets[0](stream());  // sets itself up, and says what it costs
+  const WorkCount after = stream().work();
+  if (bytes == 0) bytes = after.bytes_read - before.bytes_read + after.bytes_written - before.bytes_written;
+  const int rotation = static_cast<int>(std::clamp(least_rotation_bytes / std::max(bytes, 1.0) + 1.0, 1.0,
+                                                   emulated_ ? 2.0 : double{most_sets}));
+  while (static_cast<int>(sets.size()) < rotation) sets.push_back(prepare(*this));
+  for (const Call& call : sets) call(stream());
+  const int calls = emulated_ ? 2 : std::max(rotation, 8);
+  std::vector<double> seconds;
+  for (int repetition = 0; repetition < (emulated_ ? 2 : repetitions); ++repetition) {
+    const Event start = stream().record();
+    for (int call = 0; call < calls; ++call) sets[static_cast<std::size_t>(call % rotation)](stream());
+    const Event end = stream().record();
+    stream().synchronize();
+    seconds.push_back((end.passed_at() - start.passed_at()) / calls);
+  }
+  operands_.clear();
+  std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2),
+                   seconds.end());
+  return {bytes, seconds[seconds.size() / 2]};
+}
+
+double GpuBench::copy_bandwidth() {
+  if (copy_bandwidth_ > 0) return copy_bandwidth_;
+  const Result result = measure([](GpuBench& bench) -> Call {
+    const Shape shape{bench.sized(std::int64_t{1} << 27)};
+    const TensorView from = bench.tensor(DataType::float32, shape),
+                     to = bench.tensor(DataType::float32, shape);
+    return [from, to](Stream& stream) { copy(stream, from, to); };
+  });
+  copy_bandwidth_ = result.bytes / result.seconds;
+  return copy_bandwidth_;
+}
+
+GpuBench* gpu_bench(benchmark::State& state) {
+  static const CudaProbe probe = probe_cuda();
+  if (probe.devices.empty()) {
+    state.SkipWithError(("no GPU: " + probe.problem).c_str());
+    return nullptr;
+  }
+  static GpuBench* const bench = new GpuBench;  // the driver may be gone when objects of the process end
+  return bench;
+}
+
+void run_on_gpu(benchmark::State& state, const GpuBench::Prepare& prepare, double bytes) {
+  GpuBench* const bench = gpu_bench(state);
+  if (bench == nullptr) return;
+  const double copy = bench->copy_bandwidth();
+  GpuBench::Result result;
+  for (auto _ : state) {
+    result = bench->measure(prepare, bytes);
+    state.SetIterationTime(result.seconds);
+  }
+  state.counters["bytes"] = result.bytes;
+  state.counters["GB/s"] = result.bytes / result.seconds * 1e-9;
+  state.counters["of_copy"] = result.bytes / result.seconds / copy;
+}
+
+}  // namespace tranche::kernels::bench
