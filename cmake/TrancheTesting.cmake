@@ -3,6 +3,9 @@
 # mpirun once for each rank count. The target <label>_tests builds all programs of a label.
 find_package(GTest REQUIRED)
 include(GoogleTest)
+foreach(label unit gpu)  # asked for by name, also where they are empty
+  add_custom_target(${label}_tests)
+endforeach()
 
 function(tranche_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LINK;LABELS;MPI_RANKS")

@@ -77,10 +77,12 @@ suite() {
 # Tests that pass are in the log only.
 show() { grep --line-buffered -vE '^ +(Start +)?[0-9]+(: |/[0-9]+ Test .* Passed )|^Test project|^$' || true; }
 
-build() {  # PRESET TARGET
-  cmake --preset "$1" -DTRANCHE_WERROR=ON > "$logs/configure-$1.log" 2>&1 ||
-    { cat "$logs/configure-$1.log"; return 1; }
-  cmake --build --preset "$1" --target "$2" --parallel "$jobs" -- --quiet
+build() {  # PRESET TARGET...
+  local preset=$1
+  shift
+  cmake --preset "$preset" -DTRANCHE_WERROR=ON > "$logs/configure-$preset.log" 2>&1 ||
+    { cat "$logs/configure-$preset.log"; return 1; }
+  cmake --build --preset "$preset" --target "$@" --parallel "$jobs" -- --quiet
 }
 
 run_tests() {  # PRESET
@@ -94,7 +96,7 @@ run_tests() {  # PRESET
 suite "include check" scripts/check_includes.py
 suite "build release" build release all
 suite "tests release" run_tests release
-suite "build asan" build asan unit_tests
+suite "build asan" build asan unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
 suite "tests asan" run_tests asan
 suite "build tsan" build tsan unit_tests
 suite "tests tsan" run_tests tsan

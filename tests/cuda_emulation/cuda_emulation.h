@@ -49,14 +49,14 @@ void cp_async_wait(int pending);
 void load_matrix_x4(std::uint32_t (&fragment)[4], const void* shared_row, bool transposed,
                     Where where = Where::current());
 void multiply_accumulate(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
-                         float (*widen)(std::uint16_t bits), Where where);
+                         bool is_bfloat16, Where where);
 
 /// Products are exact in fp32; their sum is taken in fp32, k ascending.
 template <class T>
 void multiply_accumulate_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                  std::uint32_t b1, Where where = Where::current()) {
-  multiply_accumulate(
-      d, a, b0, b1, [](std::uint16_t bits) { return tranche::to_float(T{bits}); }, where);
+  static_assert(std::is_same_v<T, tranche::bfloat16> || std::is_same_v<T, tranche::float16>);
+  multiply_accumulate(d, a, b0, b1, std::is_same_v<T, tranche::bfloat16>, where);
 }
 
 /// Runs once, when the last lane of `mask` has come; payloads of lanes outside the mask are null.
@@ -80,7 +80,7 @@ int lane_of_current();
 // Storage. Blocks of a stream run one after another on the stream's thread, so a static variable of that
 // thread is what a block shares.
 #undef __shared__
-#define __shared__ static thread_local
+#define __shared__ __attribute__((abi_tag("cuda_shared"))) static thread_local  // see static_shared.h
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #undef __cluster_dims__

@@ -56,7 +56,7 @@ void switch_stacks(void** save, void* load) {
 
 }  // namespace
 
-Fiber::Fiber(std::size_t stack_bytes) {
+Fiber::Fiber(std::size_t stack_bytes, std::size_t offset) : offset_(offset) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   bytes_ = (stack_bytes + page - 1) / page * page;
   void* all = mmap(nullptr, bytes_ + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -85,7 +85,7 @@ void Fiber::start(void (*entry)(void*), void* argument) {
   ended_ = false;
   fake_stack_ = nullptr;
 #if defined(__x86_64__)
-  auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + bytes_);
+  auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + bytes_ - offset_);
   top[-1] = 0;  // where run() would return to
   top[-2] = reinterpret_cast<std::uintptr_t>(&Fiber::run);
   for (int saved = 3; saved <= 8; ++saved) top[-saved] = 0;
@@ -94,7 +94,7 @@ void Fiber::start(void (*entry)(void*), void* argument) {
   auto* context = static_cast<ucontext_t*>(position_);
   getcontext(context);
   context->uc_stack.ss_sp = stack_;
-  context->uc_stack.ss_size = bytes_;
+  context->uc_stack.ss_size = bytes_ - offset_;
   context->uc_link = nullptr;
   makecontext(context, &Fiber::run, 0);
 #endif

@@ -7,8 +7,10 @@ namespace cuda_emulation {
 
 class Fiber {
  public:
-  /// Address space only: pages are taken when touched. An overrun meets a page without access.
-  explicit Fiber(std::size_t stack_bytes);
+  /// Address space only: pages are taken when touched. An overrun meets a page without access. The stack
+  /// begins `offset` bytes (a multiple of 16) below its top: stacks that all begin at the same place of a
+  /// page would compete for the same lines of the cache.
+  Fiber(std::size_t stack_bytes, std::size_t offset);
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
@@ -28,6 +30,7 @@ class Fiber {
 
   unsigned char* stack_ = nullptr;  // lowest usable byte
   std::size_t bytes_ = 0;
+  std::size_t offset_ = 0;
   void* position_ = nullptr;        // inside, while it does not run
   void* outer_position_ = nullptr;  // of whoever resumed
   void (*entry_)(void*) = nullptr;

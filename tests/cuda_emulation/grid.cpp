@@ -131,6 +131,7 @@ std::string BlockRunner::run(const Kernel& kernel, std::uint64_t seed) {
 
 void BlockRunner::run_block(uint3 block) {
   std::memset(shared_, 0xff, kernel_->shared_bytes);
+  for (const SharedVariable& variable : static_shared_) std::memset(variable.data, 0xff, variable.bytes);
   at_barrier_ = returned_ = 0;
   for (RunningThread& thread : threads_) {
     thread.block = block;
@@ -142,6 +143,7 @@ void BlockRunner::run_block(uint3 block) {
   for (std::uint32_t i = 0; i < warps_.size(); ++i) {
     Warp& warp = warps_[i];
     warp.ready.clear();
+    warp.waiting = 0;
     for (std::uint32_t thread = warp.first; thread < warp.end; ++thread) warp.ready.push_back(thread);
     active_.push_back(i);
   }
@@ -210,7 +212,8 @@ void BlockRunner::thread_main(void* runner) {
 
 Fiber* BlockRunner::take_fiber() {
   if (free_.empty()) {
-    fibers_.push_back(std::make_unique<Fiber>(fiber_stack_bytes));
+    const std::size_t offset = fibers_.size() * 13 * 64 % (fiber_stack_bytes / 8);
+    fibers_.push_back(std::make_unique<Fiber>(fiber_stack_bytes, offset));
     free_.push_back(fibers_.back().get());
   }
   Fiber* fiber = free_.back();
@@ -330,6 +333,7 @@ void BlockRunner::wait_in_warp(const char* name, unsigned mask, Exchange exchang
 // The last lane to come does the exchange, makes the others ready and goes on.
 bool BlockRunner::complete_collective(RunningThread& last) {
   Warp& warp = warps_[last.number / 32];
+  if (++warp.waiting < __builtin_popcount(last.mask)) return false;
   void* payloads[32] = {};
   const std::uint32_t lanes = warp.end - warp.first;
   if (lanes < 32 && last.mask >> lanes != 0) return false;
@@ -347,6 +351,7 @@ bool BlockRunner::complete_collective(RunningThread& last) {
     if ((last.mask >> lane & 1) == 0) continue;
     RunningThread& other = threads_[warp.first + lane];
     other.state = ThreadState::ready;
+    --warp.waiting;
     if (&other != &last) warp.ready.push_back(other.number);
   }
   return true;

@@ -10,6 +10,7 @@
 
 #include "tranche/tests/cuda_emulation/cuda_emulation.h"
 #include "tranche/tests/cuda_emulation/fiber.h"
+#include "tranche/tests/cuda_emulation/static_shared.h"
 
 namespace cuda_emulation {
 
@@ -92,6 +93,7 @@ class BlockRunner {
     std::vector<std::uint32_t> ready;
     std::uint32_t first = 0;  // its threads are [first, end)
     std::uint32_t end = 0;
+    int waiting = 0;  // lanes in collectives
   };
 
   void prepare(const Kernel& kernel);
@@ -117,6 +119,7 @@ class BlockRunner {
   std::vector<Fiber*> free_;
   unsigned char* shared_block_ = nullptr;
   unsigned char* shared_ = nullptr;
+  std::vector<SharedVariable> static_shared_ = shared_variables_of_this_thread();
   std::string failure_;
 };
 

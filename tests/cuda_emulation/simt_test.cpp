@@ -279,14 +279,20 @@ TEST_F(Simt, AsyncCopiesArriveWhenWaitedFor) {
 
 TEST_F(Simt, SharedMemoryStartsAsNaN) {
   float* got = device<float>(2 * 8);
+  float* variable = device<float>(2);
   ASSERT_EQ(run(2, 8, 32,
                 [=] {
                   float* shared = static_cast<float*>(dynamic_shared());
                   got[blockIdx.x * 8 + threadIdx.x] = shared[threadIdx.x];
                   shared[threadIdx.x] = 1;
+                  __shared__ float one;
+                  if (threadIdx.x == 0) variable[blockIdx.x] = one;
+                  __syncthreads();
+                  one = 1;
                 }),
             cudaSuccess);
   for (const float value : host(got, 16)) EXPECT_TRUE(std::isnan(value));
+  for (const float value : host(variable, 2)) EXPECT_TRUE(std::isnan(value));
 }
 
 TEST_F(Simt, DivergentBarriersAreNamed) {

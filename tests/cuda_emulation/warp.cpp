@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "tranche/tests/cuda_emulation/grid.h"
+#include "tranche/tests/cuda_emulation/tensor_core.h"
 
 namespace cuda_emulation {
 namespace {
@@ -22,69 +23,6 @@ BlockRunner& runner() {
 
 bool aligned_16(const void* address) {
   return reinterpret_cast<std::uintptr_t>(address) % 16 == 0;
-}
-
-struct LoadMatrix {
-  const unsigned char* row;
-  std::uint32_t* fragment;
-};
-
-// Lane 8i + j gives row j of matrix i; lane l receives row l / 4, columns 2 (l % 4) and the next.
-template <bool transposed>
-void exchange_matrices(void* const (&payloads)[32], unsigned) {
-  for (int lane = 0; lane < 32; ++lane) {
-    for (int matrix = 0; matrix < 4; ++matrix) {
-      std::uint16_t pair[2];
-      for (int k = 0; k < 2; ++k) {
-        const int row = transposed ? 2 * (lane % 4) + k : lane / 4;
-        const int column = transposed ? lane / 4 : 2 * (lane % 4) + k;
-        const unsigned char* source = static_cast<const LoadMatrix*>(payloads[8 * matrix + row])->row;
-        std::memcpy(&pair[k], source + 2 * column, 2);
-      }
-      static_cast<const LoadMatrix*>(payloads[lane])->fragment[matrix] =
-          pair[0] | static_cast<std::uint32_t>(pair[1]) << 16;
-    }
-  }
-}
-
-struct Multiply {
-  float* d;
-  const std::uint32_t* a;
-  std::uint32_t b[2];
-  float (*widen)(std::uint16_t);
-};
-
-void exchange_products(void* const (&payloads)[32], unsigned) {
-  float a[16][16], b[16][8];
-  const auto low = [](std::uint32_t pair) { return static_cast<std::uint16_t>(pair & 0xffff); };
-  const auto high = [](std::uint32_t pair) { return static_cast<std::uint16_t>(pair >> 16); };
-  for (int lane = 0; lane < 32; ++lane) {
-    const auto& mine = *static_cast<const Multiply*>(payloads[lane]);
-    const int g = lane / 4, t = lane % 4;
-    for (int part = 0; part < 4; ++part) {
-      const int row = g + 8 * (part & 1), column = 2 * t + 8 * (part >> 1);
-      a[row][column] = mine.widen(low(mine.a[part]));
-      a[row][column + 1] = mine.widen(high(mine.a[part]));
-    }
-    for (int part = 0; part < 2; ++part) {
-      b[2 * t + 8 * part][g] = mine.widen(low(mine.b[part]));
-      b[2 * t + 8 * part + 1][g] = mine.widen(high(mine.b[part]));
-    }
-  }
-  float d[16][8];
-  for (int lane = 0; lane < 32; ++lane) {
-    const auto& mine = *static_cast<const Multiply*>(payloads[lane]);
-    for (int i = 0; i < 4; ++i) d[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)] = mine.d[i];
-  }
-  for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
-    }
-  }
-  for (int lane = 0; lane < 32; ++lane) {
-    const auto& mine = *static_cast<const Multiply*>(payloads[lane]);
-    for (int i = 0; i < 4; ++i) mine.d[i] = d[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)];
-  }
 }
 
 }  // namespace
@@ -158,16 +96,17 @@ void load_matrix_x4(std::uint32_t (&fragment)[4], const void* shared_row, bool t
   }
   LoadMatrix mine{static_cast<const unsigned char*>(shared_row), fragment};
   if (transposed) {
-    warp_collective("ldmatrix.trans", 0xffffffffu, &exchange_matrices<true>, &mine, where);
+    warp_collective("ldmatrix.trans", 0xffffffffu, &exchange_transposed_matrices, &mine, where);
   } else {
-    warp_collective("ldmatrix", 0xffffffffu, &exchange_matrices<false>, &mine, where);
+    warp_collective("ldmatrix", 0xffffffffu, &exchange_matrices, &mine, where);
   }
 }
 
 void multiply_accumulate(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
-                         float (*widen)(std::uint16_t bits), Where where) {
-  Multiply mine{d, a, {b0, b1}, widen};
-  warp_collective("mma", 0xffffffffu, &exchange_products, &mine, where);
+                         bool is_bfloat16, Where where) {
+  Multiply mine{d, a, {b0, b1}};
+  warp_collective("mma", 0xffffffffu, is_bfloat16 ? &exchange_products<true> : &exchange_products<false>,
+                  &mine, where);
 }
 
 }  // namespace cuda_emulation

@@ -1,0 +1,24 @@
+#pragma once
+/// ldmatrix and mma, once all lanes have come: what each lane gives, and the exchange among them.
+
+#include <cstdint>
+
+namespace cuda_emulation {
+
+struct LoadMatrix {
+  const unsigned char* row;
+  std::uint32_t* fragment;
+};
+void exchange_matrices(void* const (&payloads)[32], unsigned mask);
+void exchange_transposed_matrices(void* const (&payloads)[32], unsigned mask);
+
+struct Multiply {
+  float* d;
+  const std::uint32_t* a;
+  std::uint32_t b[2];
+};
+/// Of bf16, else of fp16.
+template <bool is_bfloat16>
+void exchange_products(void* const (&payloads)[32], unsigned mask);
+
+}  // namespace cuda_emulation
