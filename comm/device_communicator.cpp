@@ -94,7 +94,7 @@ class DeviceCommunicator : public CommunicatorBase {
           std::all_of(pending_.begin(), pending_.end(), [](const Event& e) { return e.query(); });
       if (done && !failure_->failed()) {
         watch_.reset();
-        exchange_->close();
+        if (!failure_->failed()) exchange_->close();
       }
     }
     failure_->end("its communicator was destroyed before it was done");

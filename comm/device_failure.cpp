@@ -91,7 +91,9 @@ bool DeviceFailure::well_at(double when) const {
 void DeviceFailure::check(const std::string& what) const {
   if (!failed()) return;
   const std::lock_guard lock(mutex_);
-  const std::string text = what.empty() ? cause_ : what + ": " + cause_;
+  const std::string own = "ended by the failure of " + what + ": ";
+  std::string text = what.empty() ? cause_ : what + ": " + cause_;
+  if (!what.empty() && cause_.rfind(own, 0) == 0) text = what + ": " + cause_.substr(own.size());
   const auto raise = [&](auto error) {
     error.attach_rank(rank_);
     throw error;

@@ -1,7 +1,9 @@
 /// Exchange by NCCL. All calls go to one communicator on one stream in one order. What a call launches: a
 /// gather, a broadcast or NCCL's own reduction one kernel; an all_to_all one group; an ordered sum one group
 /// of sends and receives and one sum a bucket. Bytes on the wire are those of the formula, whichever reduces:
-/// pieces travel in the wire dtype, to their owner, once.
+/// pieces travel in the wire dtype, to their owner, once. NCCL does not say who is missing when a call does
+/// not end, nor that ranks' calls differ: the first is told as a device or link that hangs, the second is
+/// found by the sequence hash.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -106,8 +108,14 @@ class NcclExchange : public DeviceExchange {
   void close() noexcept override {
     try {
       make_current();
-      if (registration_ != nullptr) ncclCommDeregister(communicator_, registration_);
-      settle(ncclCommFinalize(communicator_), "ncclCommFinalize");
+      ncclResult_t result = ncclSuccess;
+      {
+        const std::lock_guard lock(mutex_);
+        if (communicator_ == nullptr) return;
+        if (registration_ != nullptr) ncclCommDeregister(communicator_, registration_);
+        result = ncclCommFinalize(communicator_);
+      }
+      settle(result, "ncclCommFinalize");
       const std::lock_guard lock(mutex_);
       ncclCommDestroy(communicator_);
       communicator_ = nullptr;
@@ -209,7 +217,8 @@ class NcclExchange : public DeviceExchange {
 
   /// Elements of a piece that are exchanged at once when `pieces` of them lie in the slab, aligned.
   std::int64_t chunk_of(const DeviceCall& call, int pieces) const {
-    const std::int64_t room = slab_.bytes() / std::max(1, pieces) / memory_alignment * memory_alignment;
+    if (pieces == 0) return call.count;  // one rank: nothing arrives
+    const std::int64_t room = slab_.bytes() / pieces / memory_alignment * memory_alignment;
     std::int64_t chunk = room / size_of(call.dtype);
     if (call.sum.bucket_elements > 0) {
       chunk = std::min(chunk, std::max<std::int64_t>(call.sum.bucket_elements / group_.size(), 1));

@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <vector>
 
 #include "tranche/comm/backends.h"
 #include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
+#include "tranche/device/cuda_probe.h"
 #include "tranche/tests/comm/collective_suite.h"
 #include "tranche/tests/comm/mpi_main.h"
 
@@ -42,10 +44,16 @@ TEST(Mpi, CarriesDeviceMemoryThroughStaging) {
   staged.transport = DeviceTransport::staged;
   staged.slab_bytes = test::mpi_slab_bytes;
   staged.timeout_seconds = 60;
-  const auto device = make_device({});
-  const auto comm = make_device_communicator(*device, make_mpi_communicator(options), staged);
-  EXPECT_EQ(comm->backend(), comm->size() == 1 ? "self" : "staged over mpi");
-  test::check_everything(*comm, test::mpi_slab_bytes, {device.get(), true});
+  std::vector<DeviceOptions> devices(1);
+  // A GPU is taken too where there is one; the ranks share it.
+  if (!probe_cuda().devices.empty()) devices.push_back({DeviceKind::cuda});
+  for (const DeviceOptions& each : devices) {
+    SCOPED_TRACE(name_of(each.kind));
+    const auto device = make_device(each);
+    const auto comm = make_device_communicator(*device, make_mpi_communicator(options), staged);
+    EXPECT_EQ(comm->backend(), comm->size() == 1 ? "self" : "staged over mpi");
+    test::check_everything(*comm, test::mpi_slab_bytes, {device.get(), true});
+  }
 }
 
 TEST(Mpi, ProcessesCannotShareAddresses) {
