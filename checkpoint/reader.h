@@ -63,7 +63,7 @@ class Reader {
   Reader(Reader&&) noexcept;
   Reader(const Reader&) = delete;
 
-  static constexpr std::int64_t staging_buffers = 4;
+  static constexpr std::int64_t staging_buffers = 8;
   /// What is asked of the memory resource.
   static std::int64_t staging_bytes();
 
