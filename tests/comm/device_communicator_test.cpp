@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -206,6 +207,35 @@ TEST_P(DeviceRanks, CountsAndHashesWhatTheHostCommunicatorDoes) {
         EXPECT_EQ(got.at(name).bytes, count.bytes) << name;
       }
     }
+  });
+}
+
+TEST_P(DeviceRanks, ReadPeersWhenTheyAreReadyAndLetGoWhenAllHaveRead) {
+  run_device_ranks(GetParam().ranks, GetParam().transport, [](int index, Rank& rank) {
+    const int n = rank.comm->size();
+    const std::int64_t count = 30000;
+    const auto stream = rank.device->create_stream("writer");
+    const std::vector<float> values(static_cast<std::size_t>(n * count), static_cast<float>(index + 1));
+    OnDevice<float> full(*rank.device, std::vector<float>(values.size(), -1.0f)),
+        sum(*rank.device, std::vector<float>(count)),
+        gathered(*rank.device, std::vector<float>(values.size()));
+    // Each rank's data come later than those of the rank before.
+    stream->enqueue("late", [index] { std::this_thread::sleep_for(std::chrono::milliseconds(15 * index)); });
+    rank.device->copy_from_host(*stream, full.data(), values.data(), n * count * 4);
+    const std::vector<Event> written{stream->record()};
+    const Event summed = rank.comm->reduce_scatter(full.data(), DataType::float32, sum.data(),
+                                                   DataType::float32, count, {}, written, label);
+    const Event gather =
+        rank.comm->all_gather(full.data(), gathered.data(), count, DataType::float32, 0, written, label);
+    // And is overwritten as soon as the calls are done.
+    stream->wait(summed);
+    stream->wait(gather);
+    rank.device->fill_bytes(*stream, full.data(), 0xff, n * count * 4);
+    stream->synchronize();
+    EXPECT_EQ(sum.read(), std::vector<float>(count, static_cast<float>(n * (n + 1) / 2)));
+    std::vector<float> wanted;
+    for (int s = 0; s < n; ++s) wanted.insert(wanted.end(), count, static_cast<float>(s + 1));
+    EXPECT_EQ(gathered.read(), wanted);
   });
 }
 
