@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Proves that no #include climbs the floors of docs/design.md, and that MPI, CUDA, NCCL, HDF5 and liburing stay where
-they belong.
+they belong: their headers, and the names of CUDA and NCCL. The engine, the models, the optimizers and the checkpoints
+do not even know that there is such a device.
 
 usage: check_includes.py [ROOT]     ROOT is the source tree, this script's own by default
 Exit status: 0 clean, 1 violations (one line each on stdout: file:line: what, and what to do), 2 nothing to check.
@@ -34,6 +35,14 @@ LIBRARIES = [
 ]
 # Each costs every file that includes it a second or more to compile.
 HEAVY = ["nlohmann/json.hpp", "spdlog/*", "fmt/*"]
+
+# Names of the CUDA and NCCL interfaces, wherever they are declared.
+CUDA_NAME = re.compile(r"\b(cuda[A-Z]\w*|cu(?:Mem|Stream|Event|Ctx|Device|Graph|Get)[A-Z]\w*|CU(?:DA|BLAS|_)[A-Z_]\w*|cublas\w+|"
+                       r"nccl[A-Z]\w*|__(?:global|device|host|shared)__|__syncthreads|__shfl\w*)")
+CUDA_HOMES = ["*/cuda*", "comm/nccl*", "tests/*", "bench/*"]
+# These serve every device with the same lines: the word itself is out of place in their code.
+DEVICE_BLIND = ["optim", "checkpoint", "engine", "models"]
+DEVICE_WORD = re.compile(r"cuda|nccl|cublas", re.IGNORECASE)
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -93,6 +102,28 @@ def complaint(root, file, quote, target):
     return None
 
 
+def code_lines(text):
+    """The lines of a source without what stands in comments and literals."""
+    def blank(found):
+        return re.sub(r"[^\n]", " ", found[0])
+    pattern = r'R"\((?:.|\n)*?\)"|//[^\n]*|/\*(?:.|\n)*?\*/|"(?:\\.|[^"\\\n])*"|(?<![0-9a-zA-Z_])\'(?:\\.|[^\'\\\n])*\''
+    return re.sub(pattern, blank, text).splitlines()
+
+
+def name_complaint(file, line):
+    if INCLUDE.match(line):
+        return None
+    found = CUDA_NAME.search(line)
+    if found and not matches(file, CUDA_HOMES):
+        return f"{found[0]} is a name of CUDA's, which belong only in {', '.join(CUDA_HOMES)}"
+    folder = file.split("/")[0]
+    found = DEVICE_WORD.search(line)
+    if found and folder in DEVICE_BLIND:
+        return (f"'{found[0]}' in {folder}/, which serves every device with the same lines: ask the Device for what "
+                f"differs")
+    return None
+
+
 def sources(root):
     for name in sorted(path.name for path in root.iterdir()):
         path = root / name
@@ -108,7 +139,12 @@ def check(root):
     for path in sources(root):
         count += 1
         file = path.relative_to(root).as_posix()
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        whole = path.read_text(encoding="utf-8")
+        for number, line in enumerate(code_lines(whole), 1):
+            text = name_complaint(file, line)
+            if text:
+                complaints.append(f"{file}:{number}: {text}")
+        for number, line in enumerate(whole.splitlines(), 1):
             found = INCLUDE.match(line)
             if found:
                 text = complaint(root, file, found[1], found[2])

@@ -37,6 +37,7 @@ CLEAN = {
     "tests/cuda_emulation/e.cpp": "#include <cublasLt.h>\n#include <nccl.h>\n",
     "bench/b.cpp": '#include "tranche/tests/support/s.h"\n',
     "examples/e.cpp": "#include <tranche/tranche.h>\n#include <mpi.h>\n",
+    "engine/words.cpp": '// cudaMalloc in a comment\nconst char* key = "nccl"; /* __global__\n cuda */ char c = \'"\'; auto n = 1\'0;\n',
     "docs/not_a_source.cpp": "#include <mpi.h>\n",
 }
 
@@ -74,6 +75,13 @@ VIOLATIONS = [
     ("core/x.h", "#include <nlohmann/json.hpp>", "<nlohmann/json.hpp> is heavy"),
     ("core/x.h", "#include <spdlog/spdlog.h>", "is heavy"),
     ("core/x.h", "#include <fmt/format.h>", "is heavy"),
+    ("tools/x.cpp", "void* stream = cudaStreamCreate();", "cudaStreamCreate is a name of CUDA's"),
+    ("comm/x.cpp", "ncclComm_t communicator;", "ncclComm_t is a name of CUDA's"),
+    ("kernels/x.cpp", "__global__ void kernel();", "__global__ is a name of CUDA's"),
+    ("kernels/x.cpp", "cublasLtHandle_t handle;", "cublasLtHandle_t is a name of CUDA's"),
+    ("engine/x.cpp", "if (kind == DeviceKind::cuda) return;", "'cuda' in engine/, which serves every device"),
+    ("models/x.cpp", "make_cuda_device(options);", "'cuda' in models/, which serves every device"),
+    ("optim/x.cpp", "int NCCL = 1;", "'NCCL' in optim/, which serves every device"),
 ]
 
 
