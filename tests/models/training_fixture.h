@@ -2,6 +2,7 @@
 /// Runs the engine on thread ranks, and lays the same data and weights before the fp64 reference.
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -34,11 +35,13 @@ inline Config plain_config(std::int64_t batch, int ranks = 1) {
 
 /// Made on every rank; `body` runs there too.
 inline void on_ranks(int ranks, const ModelSpec& spec, const Config& config,
-                     const std::function<void(Engine&)>& body) {
+                     const std::function<void(Engine&)>& body, DeviceKind device = DeviceKind::cpu) {
   run_thread_ranks(ranks, [&](int, const CommunicatorFactory& factory) {
     Config own = config;
     validate_config(own, ranks);
-    Runtime runtime(RuntimeOptions::from(own), factory);
+    RuntimeOptions options = RuntimeOptions::from(own);
+    options.device = device;
+    Runtime runtime(options, factory);
     Engine engine(runtime, spec, own);
     body(engine);
   });
@@ -101,6 +104,33 @@ struct TokenData {
   }
 };
 
+/// Where a batch lies when host memory is out of the device's reach.
+class DeviceBatch {
+ public:
+  explicit DeviceBatch(Engine& engine) : engine_(engine) {}
+  /// Valid until the next call.
+  TokenBatch of(const TokenData& data) {
+    TokenBatch batch = data.batch();
+    Device& device = engine_.device();
+    if (device.host_accessible()) return batch;
+    const std::int64_t bytes = aligned_bytes(batch.tokens.bytes());
+    if (!buffer_) {
+      buffer_ = Buffer(engine_.runtime().memory(Tier::device), 2 * bytes, Category::other, "test batch");
+    }
+    std::byte* at = static_cast<std::byte*>(buffer_.data());
+    for (ConstTensorView* view : {&batch.tokens, &batch.targets}) {
+      device.copy_from_host(engine_.compute_stream(), at, view->data, view->bytes());
+      view->data = at;
+      at += bytes;
+    }
+    return batch;
+  }
+
+ private:
+  Engine& engine_;
+  Buffer buffer_;
+};
+
 /// A GPT so small that 50 steps take a moment; head width and time are no multiples of a vector.
 inline GptConfig tiny_gpt() {
   auto config = GptConfig::preset("gpt-nano");
@@ -113,37 +143,50 @@ inline GptConfig tiny_gpt() {
 struct GptRun {
   std::vector<double> losses, norms;
   reference_training::Tensors weights;
+  reference_training::Tensors gradients;  ///< of the last step, when asked for
   kernels::Digest digest;
 };
 
 /// Trains `steps` steps with the global batch of step n being samples [n * B, (n + 1) * B): each rank takes
-/// its part of each micro-batch.
+/// its part of each micro-batch. `start` replaces the drawn weights.
 inline GptRun train_gpt(int ranks, const GptConfig& model, const Config& config, int steps, std::int64_t time,
-                        bool ignore_some = false) {
+                        bool ignore_some = false, DeviceKind device = DeviceKind::cpu,
+                        const reference_training::Tensors* start = nullptr, bool want_gradients = false) {
   GptRun run;
   std::mutex mutex;
-  on_ranks(ranks, Gpt::spec(model, time), config, [&](Engine& engine) {
-    const Gpt gpt(model);
-    const int rank = engine.runtime().rank();
-    const Config& used = engine.config();
-    TokenData data(time, model.vocabulary, ignore_some);
-    std::vector<double> losses, norms;
-    for (int step = 0; step < steps; ++step) {
-      for (std::int64_t m = 0; m < used.accumulation_steps; ++m) {
-        const std::int64_t block = m * ranks + rank;
-        data.draw(step * used.train_batch_size + block * used.micro_batch_size, used.micro_batch_size);
-        gpt.forward_backward(engine, data.batch());
-      }
-      const StepResult result = engine.step();
-      losses.push_back(result.loss);
-      norms.push_back(result.gradient_norm);
-    }
-    auto weights = read_all(engine);
-    const auto digest = engine.weights_digest();
-    if (rank != 0) return;
-    const std::lock_guard lock(mutex);
-    run = {std::move(losses), std::move(norms), std::move(weights), digest};
-  });
+  on_ranks(
+      ranks, Gpt::spec(model, time), config,
+      [&](Engine& engine) {
+        const Gpt gpt(model);
+        const int rank = engine.runtime().rank();
+        const Config& used = engine.config();
+        TokenData data(time, model.vocabulary, ignore_some);
+        DeviceBatch device_batch(engine);
+        std::vector<double> losses, norms;
+        reference_training::Tensors gradients;
+        if (start != nullptr) {
+          for (const auto& [name, values] : *start) {
+            engine.write_weight(name, std::vector<float>(values.begin(), values.end()));
+          }
+        }
+        for (int step = 0; step < steps; ++step) {
+          for (std::int64_t m = 0; m < used.accumulation_steps; ++m) {
+            const std::int64_t block = m * ranks + rank;
+            data.draw(step * used.train_batch_size + block * used.micro_batch_size, used.micro_batch_size);
+            gpt.forward_backward(engine, device_batch.of(data));
+          }
+          if (want_gradients && step + 1 == steps) gradients = read_all(engine, true);
+          const StepResult result = engine.step();
+          losses.push_back(result.loss);
+          norms.push_back(result.gradient_norm);
+        }
+        auto weights = read_all(engine);
+        const auto digest = engine.weights_digest();
+        if (rank != 0) return;
+        const std::lock_guard lock(mutex);
+        run = {std::move(losses), std::move(norms), std::move(weights), std::move(gradients), digest};
+      },
+      device);
   return run;
 }
 

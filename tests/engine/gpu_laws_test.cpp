@@ -1,0 +1,160 @@
+// Laws 1-3 with thread ranks that share one GPU (or the emulated one). The odd model's losses and gradients
+// are computed on the host from copies, so what is compared here is the engine's own work on the device.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "odd_model.h"
+#include "tranche/core/random.h"
+#include "tranche/device/cuda_probe.h"
+
+namespace tranche::test {
+namespace {
+
+using testing::Each;
+
+class GpuLaws : public testing::Test {
+ protected:
+  void SetUp() override {
+    const CudaProbe probe = probe_cuda();
+    if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
+  }
+};
+
+OddRun on_gpu() {
+  OddRun run;
+  run.device = DeviceKind::cuda;
+  run.steps = 3;  // as it comes, recorded, planned
+  return run;
+}
+
+void expect_same(const OddResult& expected, const OddResult& actual, const OddRun& run) {
+  EXPECT_EQ(expected.weights, actual.weights) << run.to_string();
+  EXPECT_EQ(expected.state, actual.state) << run.to_string();
+  ASSERT_EQ(expected.steps.size(), actual.steps.size());
+  for (std::size_t s = 0; s < expected.steps.size(); ++s) {
+    EXPECT_EQ(expected.steps[s].loss, actual.steps[s].loss) << run.to_string() << " step " << s + 1;
+    EXPECT_EQ(expected.steps[s].gradient_norm, actual.steps[s].gradient_norm) << run.to_string();
+    EXPECT_TRUE(actual.steps[s].applied) << actual.steps[s].skipped_because;
+  }
+}
+
+TEST_F(GpuLaws, SameBitsOverStages) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+      for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
+        OddRun run = on_gpu();
+        run.ranks = ranks;
+        run.dtype = dtype;
+        run.policy = policy;
+        run.accumulation = 2;
+        const OddResult expected = train_odd(run);
+        ASSERT_LT(expected.steps.back().loss, expected.steps.front().loss) << "the odd model does not learn";
+        for (run.stage = 1; run.stage <= 3; ++run.stage) expect_same(expected, train_odd(run), run);
+      }
+    }
+  }
+}
+
+TEST_F(GpuLaws, SameBitsOverSettings) {
+  const RandomKey key{22, RandomPurpose::test, 3};
+  std::uint64_t draw = 0;
+  const auto pick = [&](std::uint32_t n) { return static_cast<int>(random_bits(key, draw++) % n); };
+  for (int i = 0; i < 12; ++i) {
+    OddRun run = on_gpu();
+    run.ranks = 1 + pick(4);
+    run.accumulation = 1 + pick(2);
+    run.dtype = std::array{DataType::float32, DataType::bfloat16,
+                           DataType::float16}[static_cast<std::size_t>(pick(3))];
+    run.policy = pick(2) == 0 ? ReductionPolicy::boundary : ReductionPolicy::micro_batch;
+    run.reduction_group = 1 + pick(4);
+    run.optimizer = std::array{"AdamW", "Adam", "SGD"}[static_cast<std::size_t>(pick(3))];
+    OddRun plain = run;
+    plain.overlap = false;
+    plain.plan_memory = false;
+    const OddResult expected = train_odd(plain);
+    run.stage = pick(4);
+    run.depth = 1 + pick(4);
+    run.reduce_bucket = 256 + pick(4000);
+    run.gather_bucket = 256 + pick(4000);
+    run.poison = pick(2) == 0;
+    run.faults = {pick(2) * 0.0003, static_cast<std::uint64_t>(i)};
+    expect_same(expected, train_odd(run), run);
+  }
+}
+
+TEST_F(GpuLaws, TheEnginesOwnWorkGivesTheCpusBits) {
+  // Sums in rank order, casts and updates are the same arithmetic on both devices, and so are the drawn
+  // weights but for the logarithm and cosine of normal numbers: hence the tied unit's uniform tensor and a
+  // few steps of everything else, with every gradient taken from the host.
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    for (const char* optimizer : {"AdamW", "SGD"}) {
+      OddRun run = on_gpu();
+      run.ranks = 3;
+      run.stage = 2;
+      run.dtype = dtype;
+      run.optimizer = optimizer;
+      const OddResult gpu = train_odd(run);
+      run.device = DeviceKind::cpu;
+      const OddResult cpu = train_odd(run);
+      if (probe_cuda().emulated) {
+        expect_same(cpu, gpu, run);
+      } else {
+        for (std::size_t s = 0; s < cpu.steps.size(); ++s) {
+          EXPECT_NEAR(gpu.steps[s].loss, cpu.steps[s].loss, 1e-6 * std::abs(cpu.steps[s].loss));
+          EXPECT_NEAR(gpu.steps[s].gradient_norm, cpu.steps[s].gradient_norm,
+                      1e-6 * cpu.steps[s].gradient_norm);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuLaws, MemoryIsPlannedAndStepsAllocateNothing) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    OddRun run = on_gpu();
+    run.ranks = 2;
+    run.stage = stage;
+    run.dtype = DataType::bfloat16;
+    run.accumulation = 2;
+    run.steps = 5;
+    OddRun plan = run;
+    plan.device = DeviceKind::meta;
+    const OddResult measured = train_odd(run);
+    const OddResult predicted = train_odd(plan);
+    EXPECT_THAT(measured.memory_calls_per_late_step, Each(0)) << run.to_string();
+    for (const TierAccount& account : measured.accounts) EXPECT_EQ(account.at_peak.total(), account.peak);
+    for (const Category category : all_categories) {
+      // What the communicator exchanges through is the transport's own.
+      if (category == Category::communication) continue;
+      EXPECT_EQ(predicted.accounts[0].category_peak[category], measured.accounts[0].category_peak[category])
+          << name_of(category) << " " << run.to_string();
+    }
+    EXPECT_EQ(predicted.wire_elements[0], measured.wire_elements[0]) << run.to_string();
+    EXPECT_EQ(measured.formula_elements[0], measured.wire_elements[0]) << run.to_string();
+  }
+}
+
+TEST_F(GpuLaws, AnInfiniteGradientIsNamedAndSkipped) {
+  OddRun run = on_gpu();
+  const Config config = odd_config(run);
+  run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
+    Config own = config;
+    own.train_batch_size *= 2;
+    own.stage = 2;
+    RuntimeOptions options = RuntimeOptions::from(own);
+    options.device = DeviceKind::cuda;
+    options.log_level = LogLevel::off;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, odd_model(), own);
+    odd_micro_batch(engine, 3 * rank, 3, rank == 1 ? "prime.c" : "");
+    const auto before = engine.weights_digest();
+    const StepResult step = engine.step();
+    EXPECT_FALSE(step.applied);
+    EXPECT_THAT(step.skipped_because, testing::HasSubstr("prime.c at element 2"));
+    EXPECT_EQ(engine.weights_digest(), before);
+  });
+}
+
+}  // namespace
+}  // namespace tranche::test

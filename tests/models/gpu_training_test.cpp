@@ -1,0 +1,160 @@
+// A GPT on the GPU (or the emulated one): against the CPU, over stages, and what a step asks of the host.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "training_fixture.h"
+#include "tranche/device/cuda_probe.h"
+
+namespace tranche::models {
+namespace {
+
+constexpr std::int64_t time_steps = 11;
+
+class GpuTraining : public testing::Test {
+ protected:
+  void SetUp() override {
+    const CudaProbe probe = probe_cuda();
+    if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
+  }
+};
+
+Config gpu_config(int ranks, const char* optimizer) {
+  Config config = plain_config(4, ranks);
+  config.gradient_clipping = 0.5;
+  config.optimizer.type = optimizer;
+  config.optimizer.learning_rate = config.optimizer.type == "SGD" ? 0.1 : 2e-3;
+  config.optimizer.momentum = config.optimizer.type == "SGD" ? 0.9 : 0;
+  return config;
+}
+
+double distance(const reference_training::Tensors& got, const reference_training::Tensors& wanted) {
+  double worst = 0;
+  for (const auto& [name, values] : wanted) {
+    auto a = got.at(name), b = values;
+    if (name.ends_with("c_attn.bias")) {
+      // The key bias has no gradient but rounding noise (see gpt_training_test.cpp).
+      const auto third = static_cast<std::ptrdiff_t>(b.size() / 3);
+      a.erase(a.begin() + third, a.begin() + 2 * third);
+      b.erase(b.begin() + third, b.begin() + 2 * third);
+    }
+    worst = std::max(worst, relative_distance(a, b));
+  }
+  return worst;
+}
+
+TEST_F(GpuTraining, TwentyStepsInFp32AgreeWithTheCpu) {
+  for (const char* optimizer : {"SGD", "AdamW"}) {
+    const Config config = gpu_config(1, optimizer);
+    reference_training::Tensors start;
+    on_ranks(1, Gpt::spec(tiny_gpt(), time_steps), config, [&](Engine& engine) { start = read_all(engine); });
+    const auto run = [&](DeviceKind device) {
+      return train_gpt(1, tiny_gpt(), config, 20, time_steps, true, device, &start, true);
+    };
+    const GptRun cpu = run(DeviceKind::cpu), gpu = run(DeviceKind::cuda);
+    for (std::size_t step = 0; step < cpu.losses.size(); ++step) {
+      EXPECT_NEAR(gpu.losses[step], cpu.losses[step], 1e-5 * cpu.losses[step])
+          << optimizer << " step " << step + 1;
+    }
+    EXPECT_LT(cpu.losses.back(), cpu.losses.front() - 0.2) << "it learns";
+    // AdamW divides by the square root of a second moment, which magnifies rounding where gradients are
+    // small.
+    EXPECT_LE(distance(gpu.weights, cpu.weights), optimizer == std::string("SGD") ? 1e-5 : 1e-4) << optimizer;
+    // Gradients are taken after 19 steps, so they see the weights' difference as well as the kernels'.
+    EXPECT_LE(distance(gpu.gradients, cpu.gradients), optimizer == std::string("SGD") ? 1e-5 : 1e-4)
+        << optimizer;
+  }
+}
+
+TEST_F(GpuTraining, FirstGradientsInFp32AgreeWithTheCpu) {
+  const Config config = gpu_config(1, "SGD");
+  reference_training::Tensors start;
+  on_ranks(1, Gpt::spec(tiny_gpt(), time_steps), config, [&](Engine& engine) { start = read_all(engine); });
+  const auto run = [&](DeviceKind device) {
+    return train_gpt(1, tiny_gpt(), config, 1, time_steps, true, device, &start, true).gradients;
+  };
+  EXPECT_LE(distance(run(DeviceKind::cuda), run(DeviceKind::cpu)), 1e-5);
+}
+
+TEST_F(GpuTraining, StagesAndSettingsGiveTheSameBits) {
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    auto config = gpu_config(2, "AdamW");
+    config.reduction = ReductionPolicy::micro_batch;
+    config.precision.compute = config.precision.wire = dtype;
+    const GptRun wanted = train_gpt(2, tiny_gpt(), config, 4, time_steps, false, DeviceKind::cuda);
+    for (int stage = 1; stage <= 3; ++stage) {
+      config.stage = stage;
+      for (const bool checkpointing : {false, true}) {
+        config.activation_checkpointing = checkpointing;
+        const GptRun run = train_gpt(2, tiny_gpt(), config, 4, time_steps, false, DeviceKind::cuda);
+        EXPECT_EQ(run.losses, wanted.losses) << name_of(dtype) << " stage " << stage;
+        EXPECT_EQ(run.digest, wanted.digest) << name_of(dtype) << " stage " << stage;
+      }
+    }
+  }
+}
+
+TEST_F(GpuTraining, AStepWaitsForTheDeviceOnceAndReplaysItsUpdates) {
+  for (const int ranks : {1, 2}) {
+    auto config = gpu_config(ranks, "AdamW");
+    config.accumulation_steps = 2;
+    config.train_batch_size *= 2;
+    config.stage = ranks == 1 ? 0 : 3;
+    on_ranks(
+        ranks, Gpt::spec(tiny_gpt(), time_steps), config,
+        [&](Engine& engine) {
+          TokenData data(time_steps, 61, false);
+          DeviceBatch device_batch(engine);
+          DeviceCounters before;
+          // The first step comes as it is, the second records its memory and captures its updates.
+          for (int step = 0; step < 5; ++step) {
+            if (step == 2) before = engine.device().counters();
+            for (int m = 0; m < 2; ++m) {
+              data.draw(0, engine.config().micro_batch_size);
+              Gpt(tiny_gpt()).forward_backward(engine, device_batch.of(data));
+            }
+            EXPECT_TRUE(engine.step().applied);
+          }
+          const DeviceCounters after = engine.device().counters();
+          // At most one: where the device is done before the host asks, there is nothing to wait for.
+          EXPECT_LE(after.host_waits - before.host_waits, 3) << ranks << " ranks, 3 steps";
+          EXPECT_EQ(after.replays - before.replays,
+                    3 * static_cast<std::int64_t>(engine.model().units().size()));
+        },
+        DeviceKind::cuda);
+  }
+}
+
+TEST_F(GpuTraining, EvaluationAndTextComeFromTheDevice) {
+  const Config config = gpu_config(1, "AdamW");
+  double losses[2] = {};
+  std::vector<float> logits[2];
+  reference_training::Tensors start;
+  on_ranks(1, Gpt::spec(tiny_gpt(), time_steps), config, [&](Engine& engine) { start = read_all(engine); });
+  for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
+    const int which = device == DeviceKind::cuda ? 1 : 0;
+    on_ranks(
+        1, Gpt::spec(tiny_gpt(), time_steps), config,
+        [&](Engine& engine) {
+          for (const auto& [name, values] : start) {
+            engine.write_weight(name, std::vector<float>(values.begin(), values.end()));
+          }
+          TokenData data(time_steps, 61, false);
+          DeviceBatch device_batch(engine);
+          data.draw(3, 4);
+          engine.begin_evaluation();
+          Gpt(tiny_gpt()).evaluate(engine, device_batch.of(data));
+          losses[which] = engine.end_evaluation().loss;
+          const std::vector<std::int32_t> prompt{5, 17, 60};
+          engine.begin_evaluation();
+          logits[which] = Gpt(tiny_gpt()).next_token_logits(engine, prompt);
+          (void)engine.end_evaluation();
+        },
+        device);
+  }
+  EXPECT_NEAR(losses[1], losses[0], 1e-5 * losses[0]);
+  ASSERT_EQ(logits[1].size(), logits[0].size());
+  for (std::size_t i = 0; i < logits[0].size(); ++i) EXPECT_NEAR(logits[1][i], logits[0][i], 1e-5);
+}
+
+}  // namespace
+}  // namespace tranche::models
