@@ -46,6 +46,21 @@ std::string Engine::memory_report() {
     result[std::string(name_of(tier))] = {
         {"peak_bytes", values[0]}, {"by_category", categories}, {"persistent", persistent}};
   }
+  const MemoryInfo info = impl.runtime.device().memory_info();
+  if (info.total > 0) {
+    // What the device itself says, so that the books close: all that is taken there and is not this rank's is
+    // the driver's, the libraries' and that of other processes (ranks that share the device among them).
+    std::int64_t values[] = {info.total, info.mapped, info.mapped - info.placed,
+                             info.total - info.free - info.mapped};
+    impl.shard
+        .all_reduce(values, std::size(values), DataType::int64, ReduceOperation::maximum,
+                    OperationLabel{"report", "memory", Traffic::control, Tier::host})
+        .wait();
+    result[std::string(name_of(Tier::device))]["physical"] = {{"total_bytes", values[0]},
+                                                              {"mapped_bytes", values[1]},
+                                                              {"rounding_bytes", values[2]},
+                                                              {"unaccounted_bytes", values[3]}};
+  }
   return result.dump();
 }
 

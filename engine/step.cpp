@@ -256,6 +256,13 @@ StepResult Engine::Impl::finish_step() {
   recorded_gather_elements = std::exchange(step_gathered_elements, 0);
   step_traffic = difference(shard.meter().counts(Traffic::data), traffic_before);
   step_control_traffic = difference(shard.meter().counts(Traffic::control), control_before);
+  if (train_passes == 2) {
+    // The layout of the step is settled: what the first two passes took beside it goes back.
+    runtime.device().release_unused();
+    for (const UnitState& unit : units) {
+      if (unit.update && !unit.update->problem().empty()) runtime.log().warning(unit.update->problem());
+    }
+  }
   const double now = seconds_now();
   result.seconds = now - step_started;
   set_phase("idle");
