@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tranche/core/error.h"
+#include "tranche/device/stream.h"
 #include "tranche/device/packing.h"
 
 namespace tranche {
@@ -201,17 +202,37 @@ StepBuffer::StepBuffer(StepBuffer&& other) noexcept
       data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
       slot_(std::exchange(other.slot_, -1)),
+      stream_(std::exchange(other.stream_, nullptr)),
       ready_(std::exchange(other.ready_, {})) {}
 
 StepBuffer& StepBuffer::operator=(StepBuffer&& other) noexcept {
   if (this == &other) return *this;
-  release({});
+  release();
   arena_ = std::exchange(other.arena_, nullptr);
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
   slot_ = std::exchange(other.slot_, -1);
+  stream_ = std::exchange(other.stream_, nullptr);
   ready_ = std::exchange(other.ready_, {});
   return *this;
+}
+
+void StepBuffer::release() noexcept {
+  if (arena_ == nullptr) return;
+  Event after;
+  if (stream_ != nullptr) {
+    try {
+      after = stream_->record();
+    } catch (...) {
+      // Without an event the memory could be reused too early; waiting for the stream is the safe substitute.
+      try {
+        stream_->synchronize();
+      } catch (...) {
+        // The stream has failed: nothing that it holds will be read any more.
+      }
+    }
+  }
+  release(after);
 }
 
 void StepBuffer::release(const Event& after) noexcept {
@@ -221,6 +242,7 @@ void StepBuffer::release(const Event& after) noexcept {
   data_ = nullptr;
   bytes_ = 0;
   slot_ = -1;
+  stream_ = nullptr;
   ready_.clear();
 }
 

@@ -16,13 +16,15 @@
 namespace tranche {
 
 class StepArena;
+class Stream;
 
 /// Move-only piece of the step's memory, returned at end of scope. What must be waited for before the
-/// memory may be touched is in ready(); who releases while work is pending says until when by release(event).
+/// memory may be touched is in ready(); who releases while work is pending says until when, by release(event) or
+/// used_on(stream).
 class StepBuffer {
  public:
   StepBuffer() = default;
-  ~StepBuffer() { release({}); }
+  ~StepBuffer() { release(); }
   StepBuffer(StepBuffer&& other) noexcept;
   StepBuffer& operator=(StepBuffer&& other) noexcept;
   StepBuffer(const StepBuffer&) = delete;
@@ -32,6 +34,10 @@ class StepBuffer {
   std::int64_t bytes() const noexcept { return bytes_; }
   /// Events of the previous owners of this memory; wait for them (stream.wait) before the first write.
   const std::vector<Event>& ready() const noexcept { return ready_; }
+  /// Says that work on `stream` (which outlives the buffer) uses the memory: the destructor and release()
+  /// then free it for reuse behind all that the stream was given. Without, they free it at once.
+  void used_on(Stream& stream) noexcept { stream_ = &stream; }
+  void release() noexcept;
   /// Gives the memory back; it may be reused once `after` has passed. No-op when empty.
   void release(const Event& after) noexcept;
   explicit operator bool() const noexcept { return arena_ != nullptr; }
@@ -42,6 +48,7 @@ class StepBuffer {
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
   std::int64_t slot_ = -1;
+  Stream* stream_ = nullptr;
   std::vector<Event> ready_;
 };
 

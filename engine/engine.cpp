@@ -466,6 +466,7 @@ kernels::Workspace Engine::workspace() const {
 StepBuffer Engine::acquire(std::int64_t bytes, Category category, std::string_view tag) {
   StepBuffer buffer = impl_->arena->acquire(bytes, category, tag);
   for (const Event& event : buffer.ready()) impl_->compute.wait(event);
+  buffer.used_on(impl_->compute);
   return buffer;
 }
 Runtime& Engine::runtime() const {

@@ -81,7 +81,9 @@ class Engine {
   Device& device() const;
   Stream& compute_stream() const;
   kernels::Workspace workspace() const;
-  /// Memory that repeats every micro-batch (activations); ready to be written on the compute stream.
+  /// Memory that repeats every micro-batch (activations); ready to be written on the compute stream, and reused
+  /// once that has passed the point where the buffer is released. Who uses it on another stream releases it
+  /// with an event.
   StepBuffer acquire(std::int64_t bytes, Category category, std::string_view tag);
   Runtime& runtime() const;
   const Config& config() const;

@@ -11,8 +11,7 @@ constexpr std::int64_t alignment = 256;
 }
 
 StepTensors::StepTensors(Engine& engine, Category category, std::string_view tag,
-                         std::initializer_list<TensorRequest> requests)
-    : stream_(&engine.compute_stream()) {
+                         std::initializer_list<TensorRequest> requests) {
   std::int64_t bytes = 0;
   for (const auto& request : requests) {
     bytes = checked_add(
@@ -30,14 +29,11 @@ StepTensors::StepTensors(Engine& engine, Category category, std::string_view tag
 }
 
 StepTensors::StepTensors(StepTensors&& other) noexcept
-    : stream_(std::exchange(other.stream_, nullptr)),
-      buffer_(std::move(other.buffer_)),
-      tensors_(std::move(other.tensors_)) {}
+    : buffer_(std::move(other.buffer_)), tensors_(std::move(other.tensors_)) {}
 
 StepTensors& StepTensors::operator=(StepTensors&& other) noexcept {
   if (this != &other) {
     release();
-    stream_ = std::exchange(other.stream_, nullptr);
     buffer_ = std::move(other.buffer_);
     tensors_ = std::move(other.tensors_);
   }
@@ -45,19 +41,7 @@ StepTensors& StepTensors::operator=(StepTensors&& other) noexcept {
 }
 
 void StepTensors::release() noexcept {
-  if (!buffer_) return;
-  Event after;
-  try {
-    after = stream_->record();
-  } catch (...) {
-    // Without an event the memory could be reused too early; waiting for the stream is the safe substitute.
-    try {
-      stream_->synchronize();
-    } catch (...) {
-      // The stream has failed: nothing that it holds will be read any more.
-    }
-  }
-  buffer_.release(after);
+  buffer_.release();
   tensors_.clear();
 }
 

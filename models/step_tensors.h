@@ -11,7 +11,6 @@
 namespace tranche {
 
 class Engine;
-class Stream;
 
 namespace models {
 
@@ -43,7 +42,6 @@ class StepTensors {
   void release() noexcept;
 
  private:
-  Stream* stream_ = nullptr;
   StepBuffer buffer_;
   std::vector<TensorView> tensors_;
 };

@@ -479,5 +479,31 @@ TEST(StepArenaProperty, NobodyWritesIntoAnothersBuffer) {
   }
 }
 
+TEST_F(StepArenaTest, ABufferUsedOnAStreamIsReusedBehindItsWork) {
+  const std::unique_ptr<Device> device = make_device({});
+  const std::unique_ptr<Stream> stream = device->create_stream("worker");
+  const auto step = [&] {
+    { StepBuffer first = take(4096); }
+    StepBuffer second = take(4096);
+  };
+  pass("train", true, step);
+  arena_.begin("train", false);
+  {
+    const auto gate = std::make_shared<HostEvent>();
+    {
+      StepBuffer first = take(4096);
+      first.used_on(*stream);
+      stream->wait(Event(gate));
+      stream->enqueue("late", [] {});
+    }
+    StepBuffer second = take(4096);
+    ASSERT_EQ(second.ready().size(), 1u) << "the stream still uses the memory";
+    EXPECT_FALSE(second.ready()[0].query());
+    gate->complete();
+    second.ready()[0].wait();
+  }
+  arena_.end();
+}
+
 }  // namespace
 }  // namespace tranche

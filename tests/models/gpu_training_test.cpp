@@ -58,7 +58,9 @@ TEST_F(GpuTraining, TwentyStepsInFp32AgreeWithTheCpu) {
     EXPECT_LT(cpu.losses.back(), cpu.losses.front() - 0.2) << "it learns";
     // AdamW divides by the square root of a second moment, which magnifies rounding where gradients are
     // small.
-    EXPECT_LE(distance(gpu.weights, cpu.weights), optimizer == std::string("SGD") ? 1e-5 : 1e-4) << optimizer;
+    const double weights = distance(gpu.weights, cpu.weights);
+    RecordProperty(std::string(optimizer) + "_weights", std::to_string(weights));
+    EXPECT_LE(weights, optimizer == std::string("SGD") ? 1e-5 : 1e-4) << optimizer;
     // Gradients are taken after 19 steps, so they see the weights' difference as well as the kernels'.
     EXPECT_LE(distance(gpu.gradients, cpu.gradients), optimizer == std::string("SGD") ? 1e-5 : 1e-4)
         << optimizer;
@@ -80,12 +82,13 @@ TEST_F(GpuTraining, StagesAndSettingsGiveTheSameBits) {
     auto config = gpu_config(2, "AdamW");
     config.reduction = ReductionPolicy::micro_batch;
     config.precision.compute = config.precision.wire = dtype;
-    const GptRun wanted = train_gpt(2, tiny_gpt(), config, 4, time_steps, false, DeviceKind::cuda);
+    const GptRun wanted = train_gpt(2, tiny_gpt(), config, 3, time_steps, false, DeviceKind::cuda);
     for (int stage = 1; stage <= 3; ++stage) {
       config.stage = stage;
       for (const bool checkpointing : {false, true}) {
+        if (checkpointing && stage < 3) continue;
         config.activation_checkpointing = checkpointing;
-        const GptRun run = train_gpt(2, tiny_gpt(), config, 4, time_steps, false, DeviceKind::cuda);
+        const GptRun run = train_gpt(2, tiny_gpt(), config, 3, time_steps, false, DeviceKind::cuda);
         EXPECT_EQ(run.losses, wanted.losses) << name_of(dtype) << " stage " << stage;
         EXPECT_EQ(run.digest, wanted.digest) << name_of(dtype) << " stage " << stage;
       }
