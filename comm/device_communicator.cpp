@@ -65,7 +65,7 @@ class DeviceCommunicator : public CommunicatorBase {
     group_.host_memory = options_.host_memory;
     switch (options_.transport) {
       case DeviceTransport::nccl:
-        exchange_ = make_nccl_exchange(group_, options_.nccl_collectives);
+        exchange_ = make_nccl_exchange(group_, options_.library_collectives);
         name_ = fmt::format("nccl over {}", host_->backend());
         break;
       case DeviceTransport::staged:
@@ -346,7 +346,7 @@ std::unique_ptr<Communicator> make_device_communicator(Device& device, std::uniq
   if (host->size() == 1 && chosen.transport == DeviceTransport::staged) {
     chosen.transport = DeviceTransport::shared;  // one rank has nobody to reach through the host
   }
-  if (options.nccl_collectives && chosen.transport != DeviceTransport::nccl) {
+  if (options.library_collectives && chosen.transport != DeviceTransport::nccl) {
     throw ConfigurationError(
         fmt::format("tranche.collectives: nccl needs tranche.device_transport nccl, but these ranks use {}; "
                     "leave the key out, "

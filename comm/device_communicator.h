@@ -26,7 +26,7 @@ struct DeviceCommunicatorOptions {
   DeviceTransport transport = DeviceTransport::automatic;
   /// `tranche.collectives: nccl`: reductions by NCCL itself, whose bits depend on its algorithm. Only with
   /// nccl.
-  bool nccl_collectives = false;
+  bool library_collectives = false;
   double timeout_seconds = 300;
   std::int64_t slab_bytes = 8 << 20;  ///< device slab (nccl) or host staging (staged), taken at construction
   MemoryResource* device_memory = nullptr;  ///< Category::communication; null: the device's own
@@ -35,6 +35,18 @@ struct DeviceCommunicatorOptions {
   /// The host communicator has no thread of its own; refused, since device work ends while no call is made.
   bool inline_progress = false;
 };
+
+/// What the configuration's `tranche.device_transport` and `tranche.collectives` (auto, ours, nccl) ask for.
+/// Throws ConfigurationError, naming the key, on what is not known or does not go together.
+struct CollectiveChoice {
+  DeviceTransport transport = DeviceTransport::automatic;
+  bool by_library = false;  ///< reductions by the transport's own library, whose bits are its own
+};
+CollectiveChoice collective_choice(std::string_view transport, std::string_view collectives);
+/// Throws ConfigurationError when reductions by a library are asked for on a device that has none.
+void require_library_collectives(const CollectiveChoice& choice, DeviceKind device);
+/// For the numerics fingerprint: "" or "; reductions by NCCL 2.28.9".
+std::string reductions_of(const CollectiveChoice& choice);
 
 /// Wraps `host`, a communicator over the same ranks. Calls whose label says Tier::host, all_reduce, barrier
 /// and split go straight to it. The others are enqueued on a communication stream behind their ready events,

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "tranche/comm/backends.h"
 #include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
 
@@ -45,6 +46,38 @@ DeviceTransport device_transport_of(std::string_view name) {
     if (name == name_of(each)) return each;
   }
   throw ConfigurationError(fmt::format("'{}' is not one of auto, nccl, staged, shared", name));
+}
+
+CollectiveChoice collective_choice(std::string_view transport, std::string_view collectives) {
+  if (collectives != "auto" && collectives != "ours" && collectives != "nccl") {
+    throw ConfigurationError(
+        fmt::format("tranche.collectives: '{}' is not one of auto, ours, nccl", collectives));
+  }
+  CollectiveChoice choice;
+  try {
+    choice.transport = device_transport_of(transport);
+  } catch (const ConfigurationError& error) {
+    throw ConfigurationError("tranche.device_transport: " + error.message());
+  }
+  choice.by_library = collectives == "nccl";
+  if (!choice.by_library) return choice;
+  if (choice.transport == DeviceTransport::automatic) choice.transport = DeviceTransport::nccl;
+  if (choice.transport != DeviceTransport::nccl) {
+    throw ConfigurationError(
+        fmt::format("tranche.collectives: nccl does not go with tranche.device_transport: {}", transport));
+  }
+  return choice;
+}
+
+void require_library_collectives(const CollectiveChoice& choice, DeviceKind device) {
+  if (choice.by_library && device == DeviceKind::cpu) {
+    throw ConfigurationError(
+        "tranche.collectives: nccl reduces on GPUs; choose device cuda, or leave the key out");
+  }
+}
+
+std::string reductions_of(const CollectiveChoice& choice) {
+  return choice.by_library ? "; reductions by " + nccl_version() : "";
 }
 
 DeviceTransport choose_transport(DeviceTransport wanted, std::span<const DevicePlace> places, bool has_nccl) {

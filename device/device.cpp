@@ -19,4 +19,11 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
   throw InvalidArgument("unknown device kind " + std::to_string(static_cast<int>(options.kind)));
 }
 
+int numbered_devices(DeviceKind kind) {
+  if (kind != DeviceKind::cuda) return 0;
+  const int devices = static_cast<int>(probe_cuda().devices.size());
+  if (devices == 0) (void)make_device({kind, 0, 1});  // says what is missing
+  return devices;
+}
+
 }  // namespace tranche

@@ -80,5 +80,8 @@ class Device {
 /// Makes a device. Throws NotCompiled for cuda when the build has none, ConfigurationError when no such
 /// device is present.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
+/// Devices of a kind that a process may choose among by DeviceOptions::index (GPUs); 0 for kinds of which every
+/// process has one of its own, whatever the index. Throws as make_device does when there is none.
+int numbered_devices(DeviceKind kind);
 
 }  // namespace tranche

@@ -114,18 +114,10 @@ void check_names(const Config& config, Problems& problems) {
   } catch (const InvalidArgument& error) {
     problems.add("tranche.parameter_groups: " + error.message());
   }
-  if (config.collectives != "auto" && config.collectives != "ours" && config.collectives != "nccl") {
-    problems.add(fmt::format("tranche.collectives: '{}' is not one of auto, ours, nccl", config.collectives));
-  }
   try {
-    const DeviceTransport transport = device_transport_of(config.device_transport);
-    if (config.collectives == "nccl" && transport != DeviceTransport::automatic &&
-        transport != DeviceTransport::nccl) {
-      problems.add(fmt::format("tranche.collectives: nccl does not go with tranche.device_transport: {}",
-                               config.device_transport));
-    }
+    (void)collective_choice(config.device_transport, config.collectives);
   } catch (const ConfigurationError& error) {
-    problems.add("tranche.device_transport: " + error.message());
+    problems.add(error.message());
   }
 }
 

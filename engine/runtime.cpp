@@ -5,7 +5,6 @@
 
 #include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cuda_probe.h"
 #include "tranche/engine/config.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/version.h"
@@ -15,13 +14,14 @@ namespace tranche {
 struct Runtime::Impl {
   // Order matters: what comes later is destroyed first and may use what comes earlier.
   RuntimeOptions options;
+  CollectiveChoice choice;
   Ledger ledger;
   std::unique_ptr<Device> device;
   std::unique_ptr<PoisonResource> poison;
   std::unique_ptr<LimitResource> limit;
   std::unique_ptr<TrackingResource> tracking;
   std::unique_ptr<TrackingResource> host_tracking;
-  /// cuda: where the host communicator's slab lies; that of the device comes after it.
+  /// Numbered devices: where the host communicator's slab lies, which is there before the device is.
   std::unique_ptr<MemoryResource> slab_memory;
   std::unique_ptr<TrackingResource> slab_tracking;
   std::unique_ptr<TraceRecorder> trace;
@@ -31,7 +31,7 @@ struct Runtime::Impl {
   /// The device and its memory with its books.
   void make_device(int index);
   CommunicatorOptions communicator_options(MemoryResource& memory);
-  void start_on_gpu(const CommunicatorFactory& factory);
+  void start_on_one_of_several(const CommunicatorFactory& factory, int devices);
 };
 
 RuntimeOptions RuntimeOptions::from(const Config& config) {
@@ -87,20 +87,15 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
   return communicator;
 }
 
-// The rank on its host chooses the GPU, so the ranks meet first.
-void Runtime::Impl::start_on_gpu(const CommunicatorFactory& factory) {
-  const std::size_t gpus = probe_cuda().devices.size();
-  if (gpus == 0) make_device(0);  // throws, saying what is missing
+// The rank on its host chooses the device, so the ranks meet first.
+void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, int devices) {
   slab_memory = make_host_resource(Tier::host);
   slab_tracking = std::make_unique<TrackingResource>(*slab_memory, ledger);
   std::unique_ptr<Communicator> host = factory(communicator_options(*slab_tracking));
-  make_device(host->local_rank() % static_cast<int>(gpus));
+  make_device(host->local_rank() % devices);
   DeviceCommunicatorOptions communicator;
-  communicator.transport = device_transport_of(options.device_transport);
-  communicator.nccl_collectives = options.collectives == "nccl";
-  if (communicator.nccl_collectives && communicator.transport == DeviceTransport::automatic) {
-    communicator.transport = DeviceTransport::nccl;
-  }
+  communicator.transport = choice.transport;
+  communicator.library_collectives = choice.by_library;
   communicator.timeout_seconds = options.communication_timeout;
   communicator.slab_bytes = options.communication_slab_bytes;
   communicator.device_memory = tracking.get();
@@ -114,13 +109,11 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
     : impl_(std::make_unique<Impl>()) {
   Impl& impl = *impl_;
   impl.options = options;
-  if (options.device == DeviceKind::cuda) {
-    impl.start_on_gpu(factory);
+  impl.choice = collective_choice(options.device_transport, options.collectives);
+  require_library_collectives(impl.choice, options.device);
+  if (const int devices = numbered_devices(options.device); devices > 0) {
+    impl.start_on_one_of_several(factory, devices);
   } else {
-    if (options.collectives == "nccl" && options.device == DeviceKind::cpu) {
-      throw ConfigurationError(
-          "tranche.collectives: nccl reduces on GPUs; choose device cuda, or leave the key out");
-    }
     impl.make_device(0);
     impl.world = factory(impl.communicator_options(*impl.tracking));
   }
@@ -179,10 +172,9 @@ std::string Runtime::numerics_fingerprint() const {
          kernels::matmul_libraries(device.kind()) + "; fp32 by " +
          std::string(kernels::matmul_path(device.kind(), DataType::float32)) + "; bf16 by " +
          std::string(kernels::matmul_path(device.kind(), DataType::bfloat16)) + "; " +
-         (device.kind() == DeviceKind::cuda
-              ? device.description() +
-                    (impl_->options.collectives == "nccl" ? "; reductions by " + nccl_version() : "")
-              : std::to_string(device.threads()) + " threads a rank");
+         (device.host_accessible() ? std::to_string(device.threads()) + " threads a rank"
+                                   : device.description()) +
+         reductions_of(impl_->choice);
 }
 
 int Runtime::fail(std::exception_ptr error) noexcept {

@@ -92,7 +92,7 @@ TEST(DeviceTransports, OptionsThatDoNotFitAreRefused) {
     return std::string("not refused");
   };
   DeviceCommunicatorOptions options;
-  options.nccl_collectives = true;
+  options.library_collectives = true;
   EXPECT_EQ(message(options, make_self_communicator()),
             "tranche.collectives: nccl needs tranche.device_transport nccl, but these ranks use shared; "
             "leave the key "
