@@ -574,7 +574,7 @@ TEST(NcclReductions, AreWhatWasAskedFor) {
     run_thread_ranks(size, [&](int rank, const CommunicatorFactory& factory) {
       const auto device = device_of(rank, DeviceTransport::nccl);
       DeviceCommunicatorOptions options = device_options(DeviceTransport::nccl, 60);
-      options.nccl_collectives = true;
+      options.library_collectives = true;
       const auto comm = make_device_communicator(*device, factory(host_options(60)), options);
       EXPECT_EQ(comm->backend(), "nccl over threads");
       for (const std::int64_t count : {1, 257, 20011}) {  // the last is beyond the slab
