@@ -127,10 +127,9 @@ void gpt_block_forward(const GptPass& pass, std::int64_t block, const GatheredUn
   if (attention_residual.probability > 0) {
     kernels::dropout(stream, attention_residual, kept[middle], kept[middle]);
   }
-  kernels::add(stream, input, kept[middle], kept[middle]);
-
-  kernels::layer_norm_forward(stream, kept[middle], unit.tensor(ln_2_weight), unit.tensor(ln_2_bias),
-                              config.layer_norm_epsilon, kept[normed_2], kept[mean_2], kept[rstd_2]);
+  kernels::residual_layer_norm_forward(stream, input, kept[middle], unit.tensor(ln_2_weight),
+                                       unit.tensor(ln_2_bias), config.layer_norm_epsilon, kept[middle],
+                                       kept[normed_2], kept[mean_2], kept[rstd_2]);
   linear_forward(engine, unit, mlp_weight, mlp_bias, kept[normed_2], kept[hidden]);
   {
     const StepTensors activated(engine, Category::activations, "MLP forward",
