@@ -18,6 +18,7 @@ packages=(
   libhdf5-dev libxxhash-dev           # checkpoints, and their digests
   python3-h5py                        # tests open checkpoints as users do
   liburing-dev                        # transfers past the page cache; threads do without
+  xz-utils                            # packs the bundle for GPU hosts
   dictzip                             # opens the quickstart's text
 )
 
