@@ -100,7 +100,11 @@ class DeviceCommunicator : public CommunicatorBase {
     failure_->end("its communicator was destroyed before it was done");
     watch_.reset();
     // What is enqueued uses the exchange's memory; the failure above makes it end.
-    wait_quietly(stream_->record(), 2.0);
+    try {
+      wait_quietly(stream_->record(), 2.0);
+    } catch (...) {
+      // A device that has failed runs nothing that could still use it.
+    }
     exchange_.reset();
   }
 

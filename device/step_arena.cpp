@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "tranche/core/error.h"
-#include "tranche/device/stream.h"
 #include "tranche/device/packing.h"
+#include "tranche/device/stream.h"
 
 namespace tranche {
 namespace {
@@ -83,6 +83,7 @@ struct StepArena::Impl {
   std::vector<std::int64_t> free_entries;
   std::map<std::int64_t, std::int64_t> occupied;  // of the block: offset -> end, disjoint
   std::vector<Pending> pending;
+  std::size_t sweep_at = 64;
   PoisonFill poison;                                              // empty: none
   alignas(memory_alignment) std::byte nothing[memory_alignment];  // the address of empty buffers
 
@@ -135,10 +136,17 @@ struct StepArena::Impl {
 
   // Events of earlier owners of [offset, end) that have not passed; drops those that have.
   void collect_ready(std::int64_t offset, std::int64_t end, std::vector<Event>& ready) {
-    std::erase_if(pending, [](const Pending& piece) { return piece.after.query(); });
-    for (const Pending& piece : pending) {
-      if (piece.offset < end && offset < piece.end) ready.push_back(piece.after);
-    }
+    // Asking an event costs a call of the driver on GPUs, and a host that runs ahead leaves hundreds pending:
+    // only those in the way are asked, the others when they have become many.
+    const bool sweep = pending.size() >= sweep_at;
+    std::erase_if(pending, [&](const Pending& piece) {
+      const bool in_the_way = piece.offset < end && offset < piece.end;
+      if (!in_the_way && !sweep) return false;
+      if (piece.after.query()) return true;
+      if (in_the_way) ready.push_back(piece.after);
+      return false;
+    });
+    if (sweep) sweep_at = std::max<std::size_t>(64, 2 * pending.size());
   }
 
   std::int64_t new_entry() {

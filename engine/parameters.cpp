@@ -121,7 +121,13 @@ void Engine::Impl::free_gathered(UnitState& unit, bool read) noexcept {
   // Reuse of the slot waits for the gather that fills it. Who read it had the compute stream wait for that
   // first, so the readers' point covers both. `filled` stays: peers may still be reading this rank's shard.
   for (FlatState* flat : {&unit.trainable, &unit.frozen}) {
-    if (flat->gathered) flat->gathered.release(read ? compute.record() : flat->filled);
+    if (!flat->gathered) continue;
+    if (read) {
+      flat->gathered.used_on(compute);  // its release() copes with a stream that has failed
+      flat->gathered.release();
+    } else {
+      flat->gathered.release(flat->filled);
+    }
   }
   unit.resident = false;
   --resident_units;

@@ -160,8 +160,7 @@ std::vector<double> Engine::Impl::collect_optimizer_statistics(const OptimizerSt
   }
   runtime.device().copy_to_host(compute, sums.data(), device_sums,
                                 static_cast<std::int64_t>(sums.size() * sizeof(double)));
-  compute.synchronize();
-  return sums;
+  return sums;  // filled once agree() has synchronized, which reads them
 }
 
 StepResult Engine::Impl::finish_step() {

@@ -1,6 +1,8 @@
 #include "tranche/tools/evaluation.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 
 #include "tranche/core/random.h"
 #include "tranche/core/shape.h"
@@ -14,6 +16,12 @@ BatchFeeder::BatchFeeder(Engine& engine, const models::GptConfig& model, const B
   MemoryResource& memory = engine.runtime().memory(Tier::device);
   device_tokens_ = Buffer(memory, bytes, Category::other, "tokens of a micro-batch");
   device_targets_ = Buffer(memory, bytes, Category::other, "targets of a micro-batch");
+  const Device& device = engine.device();
+  if (device.host_accessible() || device.kind() == DeviceKind::meta) return;
+  const auto places = engine.config().accumulation_steps + 1;
+  staging_ = Buffer(engine.runtime().memory(Tier::host), checked_multiply(places, 2 * bytes), Category::other,
+                    "batches on their way");
+  staged_.resize(static_cast<std::size_t>(places));
 }
 
 models::TokenBatch BatchFeeder::fill(const Windows& windows, const std::vector<std::int64_t>& numbers,
@@ -23,12 +31,28 @@ models::TokenBatch BatchFeeder::fill(const Windows& windows, const std::vector<s
   read_windows(windows, numbers, vocabulary_, tokens_, targets_);
   samples_ = std::move(samples);
   const Shape shape{static_cast<std::int64_t>(numbers.size()), sequence_};
+  auto* place = static_cast<std::byte*>(staging_.data());
+  if (staging_) {
+    staged_[place_].wait();
+    place += static_cast<std::ptrdiff_t>(place_) * 2 * device_tokens_.bytes();
+  }
   const auto copy = [&](const Buffer& device, const std::vector<std::int32_t>& host) {
-    engine_.device().copy_from_host(stream, device.data(), host.data(),
-                                    static_cast<std::int64_t>(host.size()) * 4);
+    const void* from = host.data();
+    const std::size_t bytes = host.size() * sizeof(std::int32_t);
+    if (staging_) {
+      std::memcpy(place, from, bytes);
+      from = place;
+      place += device.bytes();
+    }
+    engine_.device().copy_from_host(stream, device.data(), from, static_cast<std::int64_t>(bytes));
     return ConstTensorView(device.data(), DataType::int32, shape);
   };
-  return {copy(device_tokens_, tokens_), copy(device_targets_, targets_), samples_};
+  const ConstTensorView tokens = copy(device_tokens_, tokens_), targets = copy(device_targets_, targets_);
+  if (staging_) {
+    staged_[place_] = stream.record();
+    place_ = (place_ + 1) % staged_.size();
+  }
+  return {tokens, targets, samples_};
 }
 
 EvaluationResult evaluate_windows(Engine& engine, const models::Gpt& model, BatchFeeder& feeder,

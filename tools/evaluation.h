@@ -25,6 +25,11 @@ class BatchFeeder {
   std::int64_t vocabulary_;
   std::int64_t sequence_;
   Buffer device_tokens_, device_targets_;
+  /// Where host code cannot reach the device: memory that is copied from behind the host's back, one place
+  /// for each micro-batch of a step and one more, so that no step waits for a place.
+  Buffer staging_;
+  std::vector<Event> staged_;  ///< by place: its last copy is done
+  std::size_t place_ = 0;
   std::vector<std::int32_t> tokens_, targets_;
   std::vector<std::int64_t> samples_;
 };

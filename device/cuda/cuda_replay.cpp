@@ -49,6 +49,8 @@ void GraphReplay::capture(CudaStream& stream, const std::function<void()>& issue
     issue();
   } catch (const CaptureRefused& refusal) {
     refused = refusal.message();
+  } catch (const DeviceError& error) {
+    refused = error.message();  // a fault of the work itself shows again when it is issued plainly
   } catch (...) {
     try {
       if (const cudaGraph_t graph = stream.end_capture(); graph != nullptr) cudaGraphDestroy(graph);

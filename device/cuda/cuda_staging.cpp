@@ -141,15 +141,15 @@ void Staging::from_host(cudaStream_t stream, void* device, const void* host, std
         copy_call, what, bytes);
     return;
   }
-  state_->count_host_wait();
   for (std::int64_t begin = 0; begin < bytes; begin += chunk_bytes) {
-    const int index = static_cast<int>(begin / chunk_bytes % 2);
+    // In turn over calls too, so that one copy does not wait for the one before it.
+    const int index = std::exchange(next_chunk_, 1 - next_chunk_);
     const std::int64_t piece = std::min(chunk_bytes, bytes - begin);
     cudaEvent_t& done = chunk_done_[static_cast<std::size_t>(index)];
     if (done == nullptr) {
       done = state_->take_event(false);
     } else {
-      await(done, false);  // an event that was never recorded has passed
+      await(done, true);  // an event that was never recorded has passed
     }
     std::memcpy(chunk(index), static_cast<const std::byte*>(host) + begin, static_cast<std::size_t>(piece));
     check_copy(cudaMemcpyAsync(static_cast<std::byte*>(device) + begin, chunk(index),

@@ -80,6 +80,7 @@ class Staging {
   std::deque<Delivery> deliveries_;
   Buffer chunks_;
   std::array<cudaEvent_t, 2> chunk_done_{};
+  int next_chunk_ = 0;  ///< of copies from the host
 };
 
 }  // namespace tranche::cuda

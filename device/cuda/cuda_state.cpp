@@ -131,6 +131,7 @@ void CudaState::renew_clock(cudaStream_t stream) {
 
 double CudaState::time_of(cudaEvent_t event) {
   std::lock_guard lock(clock_mutex_);
+  make_current_quietly();
   float milliseconds = 0;
   if (base_ == nullptr || cudaEventElapsedTime(&milliseconds, base_, event) != cudaSuccess) {
     cudaGetLastError();
@@ -141,6 +142,7 @@ double CudaState::time_of(cudaEvent_t event) {
 
 bool CudaEventState::query() {
   if (known_passed()) return true;
+  state_->make_current_quietly();  // else a thread that never chose one would start the first GPU's context
   const RelaxedCapture relaxed(*state_);
   const cudaError_t error = cudaEventQuery(event_);
   if (error == cudaErrorNotReady) {

@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(block_threads)
 #pragma unroll
   for (int u = 0; u < groups_under_way; ++u) {
     const std::int64_t group = base + u * static_cast<int>(blockDim.x);
-    if (group < groups && !ignored) loaded[u] = logits.load<width>(start + group * width);
+    if (group < groups) loaded[u] = logits.load<width>(start + group * width);
   }
 #pragma unroll
   for (int u = 0; u < groups_under_way; ++u) {

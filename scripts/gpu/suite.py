@@ -128,6 +128,8 @@ class Suite:
             command = shown + [f"--gtest_output=json:{json_file}"]
         record = {"part": part, "item": item, "command": self.shown(shown)}
         environment = dict(text.split("=", 1) for text in entry.get("environment", []))
+        # Ranks that are threads share a context, and loading a kernel at its first launch may wait for all of it.
+        environment.setdefault("CUDA_MODULE_LOADING", "EAGER")
         if self.left() < 1:
             self.add({**record, "status": "not run", "detail": "no time was left"})
             return

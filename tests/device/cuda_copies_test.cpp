@@ -86,15 +86,35 @@ TEST_F(CudaCopies, SmallOnesDoNotStopTheHost) {
   EXPECT_EQ(read(a.data(), 256), std::vector<unsigned char>(data.begin() + 512, data.begin() + 768));
 }
 
-TEST_F(CudaCopies, LargePageableOnesStopTheHostAndSaySo) {
+// A batch of tokens and one of targets leave the host alone while the GPU is still busy.
+TEST_F(CudaCopies, TwoLargePageableOnesToABusyDeviceDoNotStopTheHost) {
+  Buffer a = memory(6 * mebibyte);
+  const auto data = bytes(6 * mebibyte, 11);
+  std::vector<unsigned char> back(data.size());
+  const auto gate = std::make_shared<HostEvent>();
+  compute().wait(Event(gate));
+  const std::int64_t waits = device().counters().host_waits;
+  for (const std::int64_t begin : {std::int64_t{0}, 3 * mebibyte}) {
+    device().copy_from_host(compute(), static_cast<char*>(a.data()) + begin, data.data() + begin,
+                            3 * mebibyte);
+  }
+  EXPECT_EQ(device().counters().host_waits, waits);
+  gate->complete();
+  device().copy_to_host(compute(), back.data(), a.data(), 6 * mebibyte);
+  compute().synchronize();
+  EXPECT_EQ(back, data);
+}
+
+TEST_F(CudaCopies, LargePageableOnesToTheHostStopItAndSaySo) {
   Buffer a = memory(5 * mebibyte);
   const auto data = bytes(5 * mebibyte, 4);
   std::vector<unsigned char> back(data.size());
   const std::int64_t waits = device().counters().host_waits;
   device().copy_from_host(compute(), a.data(), data.data(), 5 * mebibyte);
-  EXPECT_EQ(device().counters().host_waits, waits + 1);
+  const std::int64_t sent = device().counters().host_waits;
+  EXPECT_LE(sent, waits + 1) << "at most for the end of the chunk two before";
   device().copy_to_host(compute(), back.data(), a.data(), 5 * mebibyte);
-  EXPECT_EQ(device().counters().host_waits, waits + 2);
+  EXPECT_EQ(device().counters().host_waits, sent + 1);
   compute().synchronize();
   EXPECT_EQ(back, data);
 }
