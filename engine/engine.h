@@ -13,6 +13,7 @@
 #include "tranche/engine/handles.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"
+#include "tranche/engine/saved_state.h"
 #include "tranche/engine/step_result.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/kernels/workspace.h"
@@ -109,6 +110,18 @@ class Engine {
   kernels::Digest weights_digest();
   /// Weights and optimizer state.
   kernels::Digest state_digest();
+
+  // --- Checkpoints; docs/checkpoints.md ------------------------------------------------------------------
+  /// Collective; between steps. Saves weights, optimizer state and all that a run needs to go on as a new
+  /// checkpoint in `directory`, and returns its path. No byte of state is written by two ranks. Returns when
+  /// the checkpoint is durable. Throws CheckpointError on all ranks, naming rank, file and reason; earlier
+  /// checkpoints and the training state are as before then.
+  std::string save(const std::string& directory, const SaveOptions& options = {});
+  /// Collective; between steps. `path` is a checkpoint, or a folder of them, whose newest complete one is
+  /// taken. Any number of ranks and any stage may have saved it; each rank reads only what it keeps, verified.
+  /// Throws CheckpointError on all ranks; nothing has changed then if the checkpoint does not fit the model,
+  /// while damage found in reading leaves weights of which some are new: load another or end.
+  LoadResult load(const std::string& path, const LoadOptions& options = {});
 
   // --- Reports -----------------------------------------------------------------------------------------
   /// JSON text of the report's `memory`, `traffic` and `model` objects; memory is collective (maximum over

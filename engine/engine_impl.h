@@ -16,6 +16,12 @@
 
 namespace tranche {
 
+namespace checkpoint {
+class Reader;
+struct Layout;
+struct SectionRecord;
+}  // namespace checkpoint
+
 /// What each rank tells all others at the boundary, after the per-unit sums of squares.
 struct BoundaryRecord {
   double loss_sum = 0;
@@ -41,7 +47,7 @@ struct Engine::Impl {
   /// them, and every later call throws the error again.
   void break_down(std::exception_ptr error) noexcept;
   /// Runs one call of the public face. Misuse (LogicError, InvalidArgument) and NumericalError leave the
-  /// engine usable, any other error breaks it down.
+  /// engine usable, and so does CheckpointError, which all ranks throw; any other error breaks it down.
   template <typename Call>
   auto guarded(Call&& call);
   void require(bool condition, const std::string& message,
@@ -74,6 +80,21 @@ struct Engine::Impl {
   /// settle_exposed_waits(), once the device has passed both points.
   void wait_for_collective(const Event& event, double* seconds);
   void settle_exposed_waits();
+
+  // --- saving.cpp ---
+  struct Kept {
+    void* data = nullptr;  ///< of element range.begin
+    DataType dtype = DataType::float32;
+    ElementRange range;  ///< of the unit's flat buffer
+  };
+  Kept kept_section(UnitState& unit, const checkpoint::SectionRecord& section);
+  checkpoint::Layout checkpoint_layout() const;
+  std::string save(const std::string& directory, const SaveOptions& options);
+  LoadResult load(const std::string& path, const LoadOptions& options);
+  void read_flat(checkpoint::Reader& reader, UnitState& unit, bool frozen,
+                 const checkpoint::SectionRecord& section);
+  /// From new master weights to weights that models read.
+  void publish_weights(UnitState& unit);
 
   // --- report.cpp ---
   /// Model state of this rank at another stage plus the slots that a step of it holds at once; an estimate
@@ -203,6 +224,8 @@ auto Engine::Impl::guarded(Call&& call) {
     throw;
   } catch (const NumericalError&) {
     throw;
+  } catch (const CheckpointError&) {
+    throw;  // all ranks have agreed on it
   } catch (...) {
     break_down(std::current_exception());
     throw;

@@ -1,0 +1,203 @@
+// Law 4: saved by any number of ranks at any stage, loaded by any other: the same bits.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "on_ranks.h"
+
+namespace tranche::test {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::int64_t global_batch = 24;  // of every number of ranks here
+
+/// A folder that goes away with the test.
+class Saving : public testing::Test {
+ protected:
+  Saving()
+      : folder_(std::filesystem::temp_directory_path() /
+                ("tranche_saving_" + std::to_string(::getpid()) + "_" +
+                 testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::remove_all(folder_);
+  }
+  ~Saving() override { std::filesystem::remove_all(folder_); }
+  std::string path(const std::string& name = {}) const { return (folder_ / name).string(); }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+OddRun setup(int ranks, int stage, DataType dtype) {
+  OddRun run;
+  run.ranks = ranks;
+  run.stage = stage;
+  run.dtype = dtype;
+  run.samples_per_micro_batch = global_batch / ranks;
+  run.policy = ReductionPolicy::micro_batch;  // the same arithmetic in every stage
+  return run;
+}
+
+struct Outcome {
+  kernels::Digest state, weights;
+  std::vector<double> losses;
+  LoadResult loaded;
+};
+
+/// Loads (unless `from` is empty), trains up to step `last`, saves (unless `to` is empty).
+Outcome train(const OddRun& run, const std::string& from, std::int64_t last, const std::string& to,
+              const LoadOptions& how = {}) {
+  Outcome outcome;
+  std::mutex mutex;
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    LoadResult loaded;
+    kernels::Digest after_loading;
+    if (!from.empty()) {
+      loaded = engine.load(from, how);
+      after_loading = engine.state_digest();
+    }
+    std::vector<double> losses;
+    while (engine.steps() < last) {
+      odd_micro_batch(engine, engine.steps() * global_batch + runtime.rank() * run.samples_per_micro_batch,
+                      run.samples_per_micro_batch);
+      losses.push_back(engine.step().loss);
+    }
+    const kernels::Digest state = engine.state_digest(), weights = engine.weights_digest();
+    if (!to.empty()) engine.save(to, {.user = R"({"mine": 7})"});
+    const std::lock_guard lock(mutex);
+    if (runtime.rank() == 0) outcome = {from.empty() ? state : after_loading, weights, losses, loaded};
+  });
+  return outcome;
+}
+
+TEST_F(Saving, AnyNumberOfRanksAndStageGoOnFromAnyOther) {
+  for (const int n : {1, 2, 3, 4, 8}) {
+    for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+      if (dtype == DataType::bfloat16 && n != 2 && n != 3) continue;  // a second weight copy more, to be brief
+      const int stage = n % 4;
+      const std::string folder = path(std::to_string(n) + std::string(name_of(dtype)));
+      const Outcome saved = train(setup(n, stage, dtype), {}, 3, folder);
+      const Outcome whole = train(setup(n, stage, dtype), {}, 13, {});
+      for (const int m : {1, 2, 3, 4, 8}) {
+        const OddRun run = setup(m, (stage + 1 + m) % 4, dtype);
+        const Outcome resumed = train(run, folder, 13, {});
+        const std::string what =
+            std::to_string(n) + " ranks, stage " + std::to_string(stage) + " -> " + run.to_string();
+        EXPECT_EQ(resumed.state, saved.state) << what;
+        EXPECT_EQ(resumed.loaded.step, 3) << what;
+        EXPECT_EQ(resumed.loaded.world, n) << what;
+        EXPECT_EQ(resumed.loaded.samples, 3 * global_batch) << what;
+        EXPECT_THAT(resumed.loaded.user, HasSubstr("\"mine\"")) << what;
+        ASSERT_EQ(resumed.losses.size(), 10u) << what;
+        for (std::size_t s = 0; s < 10; ++s) {
+          if (n == m) {
+            EXPECT_EQ(resumed.losses[s], whole.losses[3 + s]) << what << " step " << 4 + s;
+          } else {
+            // bf16 rounds the gradients of other micro-batches, so only fp32 is held to the law's bound.
+            const double bound = dtype == DataType::float32 ? 1e-5 : 1e-2;
+            EXPECT_NEAR(resumed.losses[s], whole.losses[3 + s], bound * whole.losses[3 + s]) << what;
+          }
+        }
+        if (n == m) {
+          EXPECT_EQ(resumed.weights, whole.weights) << what;
+        }
+        EXPECT_EQ(resumed.loaded.notes.empty(), n == m) << what;
+      }
+    }
+  }
+}
+
+TEST_F(Saving, TheNewestOfAFolderIsTakenAndOldOnesGo) {
+  const OddRun run = setup(2, 2, DataType::float32);
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    for (int step = 0; step < 4; ++step) {
+      odd_micro_batch(engine, step * global_batch + runtime.rank() * 12, 12);
+      (void)engine.step();
+      engine.save(path(), {.keep_last = 2});
+    }
+  });
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(path()))
+    names.push_back(entry.path().filename());
+  EXPECT_THAT(names, testing::UnorderedElementsAre("step-00000003", "step-00000004", "latest"));
+  EXPECT_EQ(train(run, path(), 4, {}).loaded.step, 4);
+  EXPECT_EQ(train(run, path("step-00000003"), 3, {}).loaded.step, 3);
+}
+
+TEST_F(Saving, WeightsAloneStartAnew) {
+  const OddRun run = setup(2, 1, DataType::bfloat16);
+  const Outcome saved = train(run, {}, 3, path());
+  on_ranks(setup(3, 3, DataType::bfloat16), [&](Engine& engine, Runtime&) {
+    const LoadResult loaded = engine.load(path(), {.weights_only = true});
+    EXPECT_EQ(loaded.step, 3);
+    EXPECT_EQ(engine.steps(), 0);
+    EXPECT_EQ(engine.weights_digest(), saved.weights);
+    const std::vector<float> moments = engine.read_optimizer_state("prime.c", "exp_avg");
+    EXPECT_EQ(moments, std::vector<float>(moments.size(), 0.0f));
+  });
+}
+
+TEST_F(Saving, WhatDoesNotFitIsRefusedOnAllRanksAndChangesNothing) {
+  OddRun run = setup(2, 0, DataType::float32);
+  (void)train(run, {}, 1, path());
+  OddRun other = run;
+  other.single_unit = true;
+  other.frozen = false;
+  OddRun momentum = run;
+  momentum.optimizer = "SGD";
+  const auto refusal = [&](const OddRun& with, const std::string& from) {
+    std::string text;
+    std::mutex mutex;
+    on_ranks(with, [&](Engine& engine, Runtime& runtime) {
+      const kernels::Digest before = engine.state_digest();
+      const std::string message = message_of<CheckpointError>([&] { engine.load(from); });
+      EXPECT_EQ(engine.state_digest(), before);
+      const std::lock_guard lock(mutex);
+      EXPECT_THAT(message, HasSubstr("rank 0")) << "told by rank " << runtime.rank();
+      text = message;
+    });
+    return text;
+  };
+  EXPECT_THAT(refusal(other, path()), HasSubstr("holds tensor prime.c, which this model does not have"));
+  EXPECT_THAT(refusal(momentum, path()), HasSubstr("optimizer SGD needs momentum_buffer of tensor tied.a"));
+  EXPECT_THAT(refusal(run, path("nowhere")), HasSubstr("nowhere"));
+  // One flipped byte of what rank 1 reads.
+  const std::string shard = path("step-00000001/shard-00001-of-00002.h5");
+  std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(0, std::ios::end);
+  const auto middle = static_cast<std::int64_t>(file.tellg()) / 2;
+  file.seekg(middle);
+  const char byte = static_cast<char>(file.get());
+  file.seekp(middle);
+  file.put(static_cast<char>(byte ^ 0x40));
+  file.close();
+  on_ranks(run, [&](Engine& engine, Runtime&) {
+    EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(path()); }),
+                HasSubstr("shard-00001-of-00002.h5"));
+  });
+}
+
+TEST_F(Saving, AFolderThatCannotBeWrittenIsNamedAndTrainingGoesOn) {
+  std::filesystem::create_directories(path());
+  const std::string file = path("file");
+  std::ofstream(file) << "not a folder";
+  on_ranks(setup(2, 3, DataType::float32), [&](Engine& engine, Runtime& runtime) {
+    EXPECT_THAT(message_of<CheckpointError>([&] { engine.save(file + "/run"); }),
+                testing::AllOf(HasSubstr("cannot save step 0"), HasSubstr(file)));
+    odd_micro_batch(engine, runtime.rank() * 12, 12);
+    EXPECT_TRUE(engine.step().applied);
+    EXPECT_THAT(message_of<LogicError>([&] {
+                  engine.begin_micro_batch();
+                  engine.save(path());
+                }),
+                HasSubstr("save() inside a step"));
+  });
+}
+
+}  // namespace
+}  // namespace tranche::test
