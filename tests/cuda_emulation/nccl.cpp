@@ -393,7 +393,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, std::size_t byt
       return problem(ncclInvalidArgument,
                      fmt::format("ncclCommRegister: {}", why.empty() ? "no bytes" : why));
     }
-    *handle = new int(0);
+    *handle = comm;  // nothing to own: a communicator that is aborted takes its registrations along
     return ncclSuccess;
   });
 }
@@ -401,7 +401,8 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, std::size_t byt
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
   return nccl_call("ncclCommDeregister", [&] {
     if (!member_of(comm)) return problem(ncclInvalidArgument, "ncclCommDeregister: no live communicator");
-    delete static_cast<int*>(handle);
+    if (handle != comm)
+      return problem(ncclInvalidArgument, "ncclCommDeregister: not a handle of this communicator");
     return ncclSuccess;
   });
 }
