@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds Tranche and runs its tests: release, then AddressSanitizer + UndefinedBehaviorSanitizer, then
-# ThreadSanitizer. Ends at the first suite that fails; the time table is printed in any case.
+# Builds Tranche and runs its tests: release, then AddressSanitizer + UndefinedBehaviorSanitizer on an emulated GPU, then
+# ThreadSanitizer over the programs whose threads are ours. Ends at the first suite that fails; the time table is printed in any case.
 #   scripts/test.sh [--full] [--filter REGEX]
 #     --full          the tests labelled slow too
 #     --filter REGEX  only tests whose name matches
