@@ -3,6 +3,7 @@
 
 #include "tranche/engine/config.h"
 #include "tranche/engine/engine.h"
+#include "tranche/engine/memory_profile.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/engine/step_result.h"

@@ -3,26 +3,20 @@
 // registered memory. The ways take turns, so that a disk that others use too is equally slow for all. Prints
 // medians and fractions.
 //   bench_block_io [--dir DIR] [--mib N] [--block-kib N] [--depth N] [--repeats N]
-#include <fcntl.h>
 #include <fmt/core.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "tranche/bench/raw_io.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"
 #include "tranche/offload/aligned_buffer.h"
 #include "tranche/offload/block_io.h"
-#if TRANCHE_HAS_URING
-#include <liburing.h>
-#endif
 
 namespace {
 
@@ -35,68 +29,6 @@ struct Settings {
   int depth = 16;
   int repeats = 5;
 };
-
-void check(std::int64_t result, const char* what) {
-  if (result < 0) throw Error(fmt::format("{} failed: {}", what, std::strerror(static_cast<int>(-result))));
-}
-
-void raw_blocking(int descriptor, bool writing, char* memory, const Settings& settings) {
-  for (std::int64_t offset = 0; offset < settings.bytes; offset += settings.block) {
-    const auto count = static_cast<std::size_t>(settings.block);
-    const auto done = writing ? ::pwrite(descriptor, memory + offset, count, offset)
-                              : ::pread(descriptor, memory + offset, count, offset);
-    if (done != settings.block) check(done < 0 ? -errno : -EIO, "a raw transfer");
-  }
-}
-
-#if TRANCHE_HAS_URING
-class RawRing {
- public:
-  RawRing(int depth, char* memory, std::int64_t bytes) {
-    check(io_uring_queue_init(static_cast<unsigned>(depth), &ring_, 0), "io_uring");
-    const iovec range{memory, static_cast<std::size_t>(bytes)};
-    registered_ = io_uring_register_buffers(&ring_, &range, 1) == 0;
-  }
-  ~RawRing() { io_uring_queue_exit(&ring_); }
-  RawRing(const RawRing&) = delete;
-  RawRing& operator=(const RawRing&) = delete;
-
-  void run(int descriptor, bool writing, char* memory, const Settings& settings) {
-    std::int64_t next = 0, done = 0;
-    const auto submit = [&] {
-      io_uring_sqe* entry = io_uring_get_sqe(&ring_);
-      const auto count = static_cast<unsigned>(settings.block);
-      const auto offset = static_cast<std::uint64_t>(next);
-      if (registered_ && writing) {
-        io_uring_prep_write_fixed(entry, descriptor, memory + next, count, offset, 0);
-      } else if (registered_) {
-        io_uring_prep_read_fixed(entry, descriptor, memory + next, count, offset, 0);
-      } else if (writing) {
-        io_uring_prep_write(entry, descriptor, memory + next, count, offset);
-      } else {
-        io_uring_prep_read(entry, descriptor, memory + next, count, offset);
-      }
-      next += settings.block;
-    };
-    for (int i = 0; i < settings.depth && next < settings.bytes; ++i) submit();
-    while (done < settings.bytes) {
-      check(io_uring_submit_and_wait(&ring_, 1), "io_uring_submit_and_wait");
-      io_uring_cqe* completion = nullptr;
-      while (io_uring_peek_cqe(&ring_, &completion) == 0) {
-        if (completion->res != settings.block)
-          check(completion->res < 0 ? completion->res : -EIO, "io_uring");
-        io_uring_cqe_seen(&ring_, completion);
-        done += settings.block;
-        if (next < settings.bytes) submit();
-      }
-    }
-  }
-
- private:
-  io_uring ring_{};
-  bool registered_ = false;
-};
-#endif
 
 void ours(BlockIo& io, File& file, bool writing, char* memory, const Settings& settings) {
   io.wait(writing ? io.write(file, 0, memory, settings.bytes) : io.read(file, 0, memory, settings.bytes));
@@ -154,19 +86,18 @@ void run(const Settings& settings) {
   const int descriptor = native->direct >= 0 ? native->direct : native->buffered;
 
   using Way = std::function<void(bool writing)>;
-  std::vector<std::pair<std::string, Way>> ways;
-  ways.emplace_back("raw, depth 1",
-                    [&](bool writing) { raw_blocking(descriptor, writing, memory, settings); });
-#if TRANCHE_HAS_URING
-  std::unique_ptr<RawRing> ring;
+  const auto whole_file = [&](bool writing) {
+    return bench::RawTransfer{descriptor, writing, memory, settings.bytes, settings.block};
+  };
+  std::vector<std::pair<std::string, Way>> ways{
+      {"raw, depth 1", [&](bool writing) { bench::transfer_blocking(whole_file(writing)); }}};
+  std::unique_ptr<bench::RawRing> ring;
   try {
-    ring = std::make_unique<RawRing>(settings.depth, memory, settings.bytes);
-    ways.emplace_back("raw io_uring",
-                      [&](bool writing) { ring->run(descriptor, writing, memory, settings); });
+    ring = std::make_unique<bench::RawRing>(settings.depth, memory, settings.bytes);
+    ways.emplace_back("raw io_uring", [&](bool writing) { ring->transfer(whole_file(writing)); });
   } catch (const Error& error) {
     fmt::print("note: no raw io_uring: {}\n", error.message());
   }
-#endif
   std::vector<std::unique_ptr<BlockIo>> engines;
   std::vector<std::unique_ptr<RegisteredMemory>> registrations;
   for (const BlockIoEngine engine : {BlockIoEngine::uring, BlockIoEngine::threads}) {
@@ -186,7 +117,7 @@ void run(const Settings& settings) {
                       [&](bool writing) { ours(io, *file, writing, memory, settings); });
   }
 
-  raw_blocking(descriptor, true, memory, settings);  // preallocated blocks become written ones
+  bench::transfer_blocking(whole_file(true));  // preallocated blocks become written ones
   file->sync();
   std::map<std::pair<std::size_t, bool>, std::vector<double>> seconds;
   for (int repeat = 0; repeat < settings.repeats; ++repeat) {

@@ -206,12 +206,18 @@ void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
   with_reason("cannot save step " + std::to_string(step) + " to " + parent_, [&] {
     storage_.files.create_directories(own);
     clear_debris(own);
-    const SpaceInfo space = storage_.files.space(parent_);
-    if (space.free_bytes < total_bytes) {
+    // Other ranks may have taken their part already. Looked at after the free space: what is taken in between
+    // counts for the save, and cannot refuse one that fits.
+    std::int64_t free_bytes = storage_.files.space(parent_).free_bytes;
+    for (const DirectoryEntry& entry : storage_.files.list(own)) {
+      const auto status = storage_.files.status(join_path(own, entry.name));
+      if (status) free_bytes += status->bytes;
+    }
+    if (free_bytes < total_bytes) {
       throw CheckpointError(
           fmt::format("the checkpoint needs {} bytes, and {} are free there: remove old ones, keep "
                       "fewer, or save to another file system",
-                      total_bytes, space.free_bytes));
+                      total_bytes, free_bytes));
     }
     const std::string owner = owner_text(this_process());
     write_synced(join_path(own, std::string(owner_name)), owner.data(),
@@ -259,8 +265,12 @@ std::string RunFolder::commit(Manifest manifest) {
     }
     files.rename(own, target);
     files.sync_directory(parent_);
-    files.replace_file(join_path(parent_, std::string(latest_name)), latest_text(step_name(step)));
-    if (replaces) remove_folder(step_name(step) + std::string(replaced_suffix));
+    try {
+      files.replace_file(join_path(parent_, std::string(latest_name)), latest_text(step_name(step)));
+      if (replaces) remove_folder(step_name(step) + std::string(replaced_suffix));
+    } catch (const IoError& problem) {
+      warning_ = target + " is complete, but: " + problem.message();
+    }
   });
   return target;
 }
@@ -272,7 +282,7 @@ void RunFolder::discard(std::int64_t step) {
 
 std::vector<std::string> RunFolder::retain(const Retention& rule) {
   std::vector<std::string> removed;
-  if (rule.keep_last <= 0 && rule.keep_every <= 0) return removed;
+  if (rule.keep_last <= 0) return removed;
   with_reason("cannot remove old checkpoints from " + parent_, [&] {
     int rank = 0;
     for (const Listed& listed : list_checkpoints(storage_.files, parent_)) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tranche/checkpoint/format.h"
@@ -37,10 +38,10 @@ Manifest open_manifest(FileSystem& files, const std::string& folder);
 std::string latest_text(std::string_view name);
 std::string parse_latest(std::string_view text);
 
-/// Which complete checkpoints stay; the newest always does. 0: the rule names none; both 0: all stay.
+/// Which complete checkpoints stay; the newest always does.
 struct Retention {
-  int keep_last = 0;            ///< the newest so many
-  std::int64_t keep_every = 0;  ///< those whose step is a multiple
+  int keep_last = 0;            ///< the newest so many; 0: all
+  std::int64_t keep_every = 0;  ///< beside them, those whose step is a multiple
 };
 
 /// The steps of a save, in this order; on all ranks
@@ -68,6 +69,9 @@ class RunFolder {
   /// gathered records. Checks that all shards are there, writes model.h5 and the manifest, renames. Returns
   /// the checkpoint's path.
   std::string commit(Manifest manifest);
+  /// What failed in the last commit() once the checkpoint was there (`latest`, the removal of what it
+  /// replaces): readers do not need it, and the next save does it again. Empty: nothing.
+  std::string take_warning() { return std::exchange(warning_, {}); }
   /// Removes what a failed save has left.
   void discard(std::int64_t step);
   /// Removes complete checkpoints that the rule does not keep; returns their names.
@@ -82,6 +86,7 @@ class RunFolder {
   Storage storage_;
   std::string parent_;
   std::uint64_t token_;
+  std::string warning_;
   std::int64_t sequence_ = 0;  ///< of the newest known; 0: not looked yet
 };
 

@@ -14,9 +14,18 @@ namespace {
 
 constexpr std::size_t most_open_files = 16;
 constexpr std::size_t most_tables = 64;
+/// Stretches of up to a block on their way at once. As many as keep a fast disk busy also while this thread
+/// waits for a processor: those that are read in place take no memory.
+constexpr std::size_t most_flights = 32;
+/// Less of a block than this is not worth an operation of its own.
+constexpr std::int64_t least_in_place = 256 * 1024;
 
 std::int64_t leaf_floor(std::int64_t byte) {
   return byte / leaf_bytes * leaf_bytes;
+}
+
+std::int64_t leaf_ceiling(std::int64_t byte) {
+  return leaf_floor(byte + leaf_bytes - 1);
 }
 
 /// Letters to change to make one name of the other.
@@ -62,7 +71,7 @@ Reader::Impl::Impl(Storage given, const std::string& path)
   }
   staging =
       AlignedBuffer(storage.memory, staging_buffers * block_bytes, Category::other, "checkpoint reader");
-  for (std::size_t b = 0; b < static_cast<std::size_t>(staging_buffers); ++b) free_buffers.push_back(b);
+  for (int b = 0; b < staging_buffers; ++b) free_buffers.push_back(buffer(static_cast<std::size_t>(b)));
 }
 
 Reader::Impl::~Impl() {
@@ -75,22 +84,21 @@ void Reader::Impl::abandon() noexcept {
       storage.io.wait(flight.ticket);
     } catch (const std::exception&) {  // one failure has been told
     }
-    free_buffers.push_back(flight.buffer);
+    if (flight.staged) free_buffers.push_back(flight.memory);
   }
   flights.clear();
 }
 
-File& Reader::Impl::file(int rank) {
+const std::shared_ptr<File>& Reader::Impl::file(int rank) {
   auto found = std::find_if(files.begin(), files.end(), [&](const auto& open) { return open.first == rank; });
   if (found != files.end()) {
     files.splice(files.begin(), files, found);
   } else {
     files.emplace_front(
         rank, storage.files.open(join_path(folder, record(rank).name), OpenMode::read, Caching::direct));
-    // Flights keep what they read from open: there are fewer of them than files.
     if (files.size() > most_open_files) files.pop_back();
   }
-  return *files.front().second;
+  return files.front().second;
 }
 
 std::vector<std::uint64_t> Reader::Impl::read_table(int rank, std::int64_t block) {
@@ -99,7 +107,7 @@ std::vector<std::uint64_t> Reader::Impl::read_table(int rank, std::int64_t block
   const std::int64_t first = block * leaves_per_block;
   std::vector<std::uint64_t> entries(static_cast<std::size_t>(std::min(leaves - first, leaves_per_block)));
   const auto bytes = static_cast<std::int64_t>(entries.size() * sizeof(std::uint64_t));
-  file(rank).read(shard.digested_bytes + first * 8, entries.data(), bytes);
+  file(rank)->read(shard.digested_bytes + first * 8, entries.data(), bytes);
   statistics.bytes_read += bytes;
   return entries;
 }
@@ -147,40 +155,74 @@ void Reader::Impl::check(const Flight& flight, std::span<const std::byte> bytes)
   }
 }
 
-void Reader::Impl::launch(const Task& task, std::int64_t begin, std::int64_t end) {
-  if (free_buffers.empty()) land();
-  Flight flight{task, begin, end, free_buffers.back(), {}};
-  flight.ticket = storage.io.read(file(task.rank), begin, buffer(flight.buffer), end - begin);
-  free_buffers.pop_back();
-  flights.push_back(flight);
+void Reader::Impl::launch(const Task& task, std::int64_t begin, std::int64_t end, bool in_place) {
+  if (begin == end) return;
+  while (flights.size() >= most_flights || (!in_place && free_buffers.empty())) land();
+  Flight flight{task, begin, end, nullptr, !in_place, file(task.rank), {}};
+  flight.memory = in_place ? task.target + (begin - task.begin) : free_buffers.back();
+  flight.ticket = storage.io.read(*flight.file, begin, flight.memory, end - begin);
+  if (flight.staged) free_buffers.pop_back();
+  flights.push_back(std::move(flight));
   statistics.bytes_read += end - begin;
 }
 
 void Reader::Impl::land() {
-  const Flight flight = flights.front();
+  const Flight flight = std::move(flights.front());
   flights.pop_front();
-  free_buffers.push_back(flight.buffer);
+  if (flight.staged) free_buffers.push_back(flight.memory);
   storage.io.wait(flight.ticket);
-  const std::byte* bytes = buffer(flight.buffer);
-  check(flight, {bytes, static_cast<std::size_t>(flight.end - flight.begin)});
+  check(flight, {flight.memory, static_cast<std::size_t>(flight.end - flight.begin)});
+  if (!flight.staged) return;
   const Task& task = flight.task;
   const std::int64_t from = std::max(flight.begin, task.begin);
   const std::int64_t to = std::min(flight.end, task.end);
   const std::int64_t element = size_of(task.stored);
-  convert(task.stored, bytes + (from - flight.begin), task.wanted,
+  convert(task.stored, flight.memory + (from - flight.begin), task.wanted,
           task.target + (from - task.begin) / element * size_of(task.wanted), (to - from) / element);
 }
 
+/// Whether whole leaves can be read to where they belong: nothing is to be converted, and the memory suits
+/// direct transfers where the file takes them.
+bool Reader::Impl::can_read_in_place(const Task& task) {
+  if (task.stored != task.wanted) return false;
+  const auto native = file(task.rank)->native();
+  if (!native || native->direct < 0) return true;
+  // Leaves begin on multiples of every alignment there is.
+  const auto shift = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(task.target)) - task.begin;
+  return shift % native->memory_alignment == 0;
+}
+
+void Reader::Impl::fetch(const Task& task) {
+  const bool in_place = can_read_in_place(task);
+  const std::int64_t last = std::min(leaf_ceiling(task.end), record(task.rank).digested_bytes);
+  for (std::int64_t at = leaf_floor(task.begin); at < last;) {
+    const std::int64_t end = std::min((at / block_bytes + 1) * block_bytes, last);
+    // Of this block, the leaves that the task wants whole.
+    const std::int64_t inner_begin = std::max(at, leaf_ceiling(task.begin));
+    const std::int64_t inner_end = task.end >= end ? end : leaf_floor(task.end);
+    if (in_place && inner_end - inner_begin >= least_in_place) {
+      launch(task, at, inner_begin, false);
+      launch(task, inner_begin, inner_end, true);
+      launch(task, inner_end, end, false);
+    } else {
+      launch(task, at, end, false);
+    }
+    at = end;
+  }
+}
+
 void Reader::Impl::run(const std::vector<Task>& tasks) {
+  /// Goes on in the file and in memory where `task` ends, as the tensors of a buffer do.
+  const auto continues = [](const Task& task, const Task& next) {
+    return next.rank == task.rank && next.begin == task.end && next.stored == task.stored &&
+           next.wanted == task.wanted &&
+           next.target == task.target + (task.end - task.begin) / size_of(task.stored) * size_of(task.wanted);
+  };
   const auto all = [&] {
-    for (const Task& task : tasks) {
-      const std::int64_t last =
-          std::min(leaf_floor(task.end + leaf_bytes - 1), record(task.rank).digested_bytes);
-      for (std::int64_t at = leaf_floor(task.begin); at < last;) {
-        const std::int64_t end = std::min((at / block_bytes + 1) * block_bytes, last);
-        launch(task, at, end);
-        at = end;
-      }
+    for (std::size_t i = 0; i < tasks.size();) {
+      Task task = tasks[i];
+      for (++i; i < tasks.size() && continues(task, tasks[i]); ++i) task.end = tasks[i].end;
+      fetch(task);
     }
     while (!flights.empty()) land();
   };

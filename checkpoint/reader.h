@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <span>
@@ -49,11 +50,17 @@ struct ReadStatistics {
   std::int64_t bytes_wanted = 0;  ///< of what was asked for, in its stored dtype
 };
 
+/// Told how many bytes more have been read.
+using ReadProgress = std::function<void(std::int64_t bytes)>;
+
 /// Not thread-safe; several readers may read one checkpoint.
 ///
 /// Every byte handed out has been verified: reads are widened to whole leaves of 16 KiB, so a stretch costs
 /// at most two of them more, and two entries of the digest table (2 KiB each) where it covers only part of a
-/// 4 MiB block. That is under 5 % from stretches of 720 KiB on. Memory taken: staging_bytes, once.
+/// 4 MiB block. That is under 5 % from stretches of 720 KiB on. Memory taken: staging_bytes, once. Whole
+/// leaves that need no conversion are read to where they belong, without a copy, when the memory lies to a
+/// multiple of what the disk asks for (512 bytes do nearly everywhere) as the stretch lies in the file; what
+/// is asked for in one call and goes on in file and memory counts as one stretch.
 class Reader {
  public:
   /// Opens one checkpoint (a step-... folder, whatever its name is now). Throws CheckpointError when it is
@@ -96,7 +103,9 @@ class Reader {
 
   /// Reads every byte of every file that the manifest lists, and returns what is not as it was written.
   /// Reading errors of the system are damage too. (The manifest itself was verified by opening it.)
-  std::vector<Damage> verify();
+  /// `progress` is told of bytes as they have been looked at; they add up to manifest().bytes() or, by
+  /// padding, less.
+  std::vector<Damage> verify(const ReadProgress& progress = {});
 
   const ReadStatistics& statistics() const noexcept;
 
@@ -108,7 +117,8 @@ class Reader {
 /// Verifies all of a folder: of one checkpoint, or of a run's folder with `latest` and every checkpoint in
 /// it, those that are not complete being damage. full: every byte; else manifests and sizes only. Never
 /// throws for damage.
-std::vector<Damage> verify(Storage storage, const std::string& folder, bool full);
+std::vector<Damage> verify(Storage storage, const std::string& folder, bool full,
+                           const ReadProgress& progress = {});
 
 /// "shard-00001-of-00003.h5, bytes 4096 to 8191: ..."
 std::string describe(const Damage& damage);

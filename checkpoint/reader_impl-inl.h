@@ -23,20 +23,24 @@ struct Reader::Impl {
     DataType wanted = DataType::float32;
     std::byte* target = nullptr;
   };
-  /// A part of a task that lies in one block, on its way to a staging buffer.
+  /// A part of a task that lies in one block, on its way to where it belongs or to a staging buffer.
   struct Flight {
     Task task;
     std::int64_t begin = 0;  ///< of the leaves being read
     std::int64_t end = 0;
-    std::size_t buffer = 0;
+    std::byte* memory = nullptr;
+    bool staged = false;  ///< memory is a staging buffer
+    std::shared_ptr<File> file;
     IoTicket ticket;
   };
 
-  File& file(int rank);
+  const std::shared_ptr<File>& file(int rank);
   const FileRecord& record(int rank) const { return manifest.shards[static_cast<std::size_t>(rank)].file; }
   void add_tasks(const ReadRequest& request, std::vector<Task>& tasks) const;
   void run(const std::vector<Task>& tasks);
-  void launch(const Task& task, std::int64_t begin, std::int64_t end);
+  bool can_read_in_place(const Task& task);
+  void fetch(const Task& task);
+  void launch(const Task& task, std::int64_t begin, std::int64_t end, bool in_place);
   void land();
   void abandon() noexcept;
   void check(const Flight& flight, std::span<const std::byte> bytes);
@@ -54,10 +58,10 @@ struct Reader::Impl {
   std::vector<StoredTensor> tensors;
   std::unordered_map<std::string, int> names;
   std::vector<std::int64_t> begins;  ///< by section, unit and rank: first element in the dataset
-  std::list<std::pair<int, std::unique_ptr<File>>> files;  ///< most recently used first
+  std::list<std::pair<int, std::shared_ptr<File>>> files;  ///< most recently used first
   std::list<std::pair<std::pair<int, std::int64_t>, std::vector<std::uint64_t>>> tables;
   AlignedBuffer staging;
-  std::vector<std::size_t> free_buffers;
+  std::vector<std::byte*> free_buffers;
   std::deque<Flight> flights;
   ReadStatistics statistics;
 

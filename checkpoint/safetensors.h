@@ -22,6 +22,7 @@ struct ExportOptions {
   /// The name a tensor gets, or "" to leave it out; absent: its own. Tied tensors are written once, by their
   /// first name, as transformers does.
   std::function<std::string(const std::string&)> rename;
+  std::function<void(std::int64_t)> progress;  ///< told how many bytes more of tensors are written
 };
 
 struct ExportSummary {

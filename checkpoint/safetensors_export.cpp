@@ -68,11 +68,12 @@ std::string header_of(const std::vector<Entry>& entries, DataType dtype) {
 
 class Exporter {
  public:
-  Exporter(Reader& reader, Storage storage, std::string folder, DataType dtype)
+  Exporter(Reader& reader, Storage storage, std::string folder, const ExportOptions& options)
       : reader_(reader),
         storage_(storage),
         folder_(std::move(folder)),
-        dtype_(dtype),
+        dtype_(options.dtype),
+        progress_(options.progress),
         piece_(storage.memory, piece_bytes, Category::other, "safetensors export") {}
 
   void write(const std::string& name, const std::vector<Entry>& entries) {
@@ -91,6 +92,7 @@ class Exporter {
           reader_.read_tensor(entry.tensor->name, "weight", {begin, end}, dtype_, piece_.data());
           file->write(at, piece_.data(), (end - begin) * size_of(dtype_));
           at += (end - begin) * size_of(dtype_);
+          if (progress_) progress_((end - begin) * size_of(dtype_));
         }
       }
       file->sync();
@@ -103,6 +105,7 @@ class Exporter {
   Storage storage_;
   std::string folder_;
   DataType dtype_;
+  const std::function<void(std::int64_t)>& progress_;
   AlignedBuffer piece_;
 };
 
@@ -123,7 +126,7 @@ ExportSummary export_safetensors(Reader& reader, Storage storage, const std::str
         throw CheckpointError(fmt::format("it holds {} already: name an empty folder", entry.name));
       }
     }
-    Exporter exporter(reader, storage, folder, options.dtype);
+    Exporter exporter(reader, storage, folder, options);
     Json map = Json::object();
     for (std::size_t f = 0; f < files.size(); ++f) {
       const std::string name = files.size() == 1

@@ -12,8 +12,11 @@ namespace tranche::checkpoint {
 
 namespace {
 
-/// Transfers of 4 MiB that are submitted before the first of them is waited for.
-constexpr std::size_t most_flights = 8;
+/// Transfers of up to a block that are submitted before the first of them is waited for: of the caller's
+/// memory, so many that the disk has work also while this thread waits for a processor ...
+constexpr std::size_t most_flights = 32;
+/// ... and of blocks of our own, which cost memory.
+constexpr std::size_t most_block_flights = 6;
 
 }  // namespace
 
@@ -41,6 +44,17 @@ ShardWriter::~ShardWriter() {
     } catch (const std::exception&) {  // said before, or of no interest to one who gives up
     }
   }
+}
+
+std::int64_t ShardWriter::most_staging_bytes(const ShardPlan& plan) {
+  std::int64_t sections = 0;
+  for (const std::int64_t offset : plan.offsets()) sections += offset >= 0 ? 1 : 0;
+  // Open are the block where each section has got to, and those in which one section ends and the next
+  // begins; a further one is taken while fewer than so many are in flight.
+  const std::int64_t at_once = 2 * sections + static_cast<std::int64_t>(most_block_flights);
+  const std::int64_t blocks = (plan.table_offset() + block_bytes - 1) / block_bytes;
+  return std::min(at_once, blocks) * AlignedBuffer::requested_bytes(block_bytes) +
+         AlignedBuffer::requested_bytes(plan.file_bytes() - plan.table_offset());
 }
 
 std::string ShardWriter::context() const {
@@ -102,7 +116,7 @@ void ShardWriter::await_oldest() {
 }
 
 void ShardWriter::write_image(std::span<std::byte> image) {
-  if (whole_ || !given_.empty())
+  if (!image_.empty() || !given_.empty())
     throw LogicError("write_image() of " + path_ + " after pieces of it were given");
   if (static_cast<std::int64_t>(image.size()) != plan_.file_bytes() ||
       reinterpret_cast<std::uintptr_t>(image.data()) % static_cast<std::uintptr_t>(io_alignment) != 0) {
@@ -120,7 +134,7 @@ void ShardWriter::write_image(std::span<std::byte> image) {
       submit(begin, block.data(), static_cast<std::int64_t>(size), {});
     }
     while (!flights_.empty()) await_oldest();
-    whole_ = true;
+    image_ = image;
   });
 }
 
@@ -148,7 +162,7 @@ ShardWriter::Block& ShardWriter::open_block(std::int64_t begin) {
   const auto found = open_.find(begin);
   if (found != open_.end()) return found->second;
   Block block;
-  if (spare_.empty() && flights_.size() >= most_flights / 2) await_oldest();
+  if (spare_.empty() && flights_.size() >= most_block_flights) await_oldest();
   if (!spare_.empty()) {
     block.memory = std::move(spare_.back());
     spare_.pop_back();
@@ -172,7 +186,7 @@ void ShardWriter::seal(std::int64_t begin, Block block) {
 void ShardWriter::put(int section, int unit, ElementRange range, const void* memory) {
   std::int64_t at = plan_.offset_of(section, unit, range);
   if (range.empty()) return;
-  if (whole_) throw LogicError("put() into " + path_ + " after write_image()");
+  if (!image_.empty()) throw LogicError("put() into " + path_ + " after write_image()");
   const auto element = size_of(plan_.layout().sections[static_cast<std::size_t>(section)].dtype);
   const std::int64_t end = at + range.size() * element;
   claim(section, unit, range, at, end);
@@ -215,19 +229,25 @@ void ShardWriter::require_complete() const {
 
 void ShardWriter::write_table() {
   const std::int64_t bytes = plan_.file_bytes() - plan_.table_offset();
-  AlignedBuffer table(storage_.memory, bytes, Category::other, "checkpoint digests");
-  std::memset(table.data(), 0, static_cast<std::size_t>(bytes));
-  std::memcpy(table.data(), leaves_.data(), leaves_.size() * sizeof(std::uint64_t));
-  const auto* memory = static_cast<const std::byte*>(table.data());
+  AlignedBuffer table;
+  std::byte* memory = nullptr;
+  if (image_.empty()) {
+    table = AlignedBuffer(storage_.memory, bytes, Category::other, "checkpoint digests");
+    memory = static_cast<std::byte*>(table.data());
+  } else {
+    memory = image_.data() + plan_.table_offset();
+  }
+  std::memset(memory, 0, static_cast<std::size_t>(bytes));
+  std::memcpy(memory, leaves_.data(), leaves_.size() * sizeof(std::uint64_t));
   submit(plan_.table_offset(), memory, bytes, std::move(table));
 }
 
 ShardRecord ShardWriter::finish() {
-  if (!whole_) require_complete();
+  if (image_.empty()) require_complete();
   ShardRecord record{
       plan_.rank(), {plan_.file_name(), plan_.file_bytes(), plan_.table_offset(), {}}, plan_.offsets()};
   with_reason(context(), [&] {
-    if (!whole_) {  // blocks without any payload are left
+    if (image_.empty()) {  // blocks without any payload are left
       for (std::int64_t begin = 0; begin < plan_.table_offset(); begin += block_bytes) {
         if (payload_within(begin, block_end(begin)) > 0) continue;
         open_block(begin);

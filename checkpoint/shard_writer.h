@@ -30,8 +30,9 @@ class ShardWriter {
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   /// Writes the whole file from `image`, file_bytes() of memory on a multiple of 4096 into which the caller
-  /// has copied every piece of plan.pieces() at plan.offset_of(piece); the rest of it is filled in here. No
-  /// further copy is made. Returns when the disk has taken all (not: made it durable).
+  /// has copied every piece of plan.pieces() at plan.offset_of(piece); the rest of it is filled in here, by
+  /// finish() too, until which it must live. No further copy is made, and no memory taken. Returns when the
+  /// disk has taken all (not: made it durable).
   void write_image(std::span<std::byte> image);
 
   /// Copies a stretch of this rank's shard; `memory` may be reused on return. Stretches may come in any
@@ -43,6 +44,9 @@ class ShardWriter {
   /// given.
   ShardRecord finish();
 
+  /// What put() and finish() take of storage.memory at most when each section's stretches come in ascending
+  /// order: sum of the bytes asked of the resource; nothing goes back before the writer ends.
+  static std::int64_t most_staging_bytes(const ShardPlan& plan);
   /// Most memory taken for blocks so far.
   std::int64_t staging_bytes() const noexcept { return staging_bytes_; }
 
@@ -80,7 +84,7 @@ class ShardWriter {
   std::deque<Flight> flights_;
   std::vector<AlignedBuffer> spare_;
   std::int64_t staging_bytes_ = 0;
-  bool whole_ = false;
+  std::span<std::byte> image_;  ///< of write_image()
 };
 
 }  // namespace tranche::checkpoint

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
+#include <span>
 
 #include "tranche/checkpoint/reader_impl-inl.h"
 #include "tranche/core/error.h"
@@ -16,6 +18,54 @@ void add(std::string& text, const std::string& part) {
   if (!text.empty()) text += ", ";
   text += part;
 }
+
+/// The blocks of a file in order, the next ones on their way while one is looked at.
+class BlocksAhead {
+ public:
+  static constexpr std::int64_t depth = 4;
+  /// `memory` holds `depth` blocks.
+  BlocksAhead(BlockIo& io, File& file, std::byte* memory, std::int64_t bytes)
+      : io_(io), file_(file), memory_(memory), bytes_(bytes) {
+    while (asked_ < std::min(bytes_, depth * block_bytes)) ask();
+  }
+  ~BlocksAhead() {
+    for (const IoTicket& ticket : tickets_) {
+      try {
+        io_.wait(ticket);
+      } catch (const std::exception&) {  // one failure has been told
+      }
+    }
+  }
+  BlocksAhead(const BlocksAhead&) = delete;
+  BlocksAhead& operator=(const BlocksAhead&) = delete;
+
+  /// Valid until the next call. Throws what reading it met.
+  std::span<const std::byte> next() {
+    if (given_ > 0 && asked_ < bytes_) ask();  // into the buffer of the block before
+    const IoTicket ticket = tickets_.front();
+    tickets_.pop_front();
+    const std::int64_t place = given_ / block_bytes % depth;
+    const std::int64_t size = std::min(block_bytes, bytes_ - given_);
+    given_ += size;
+    io_.wait(ticket);
+    return {memory_ + place * block_bytes, static_cast<std::size_t>(size)};
+  }
+
+ private:
+  void ask() {
+    const std::int64_t place = asked_ / block_bytes % depth;
+    const std::int64_t size = std::min(block_bytes, bytes_ - asked_);
+    tickets_.push_back(io_.read(file_, asked_, memory_ + place * block_bytes, size));
+    asked_ += size;
+  }
+
+  BlockIo& io_;
+  File& file_;
+  std::byte* memory_;
+  std::int64_t bytes_;
+  std::int64_t asked_ = 0, given_ = 0;
+  std::deque<IoTicket> tickets_;
+};
 
 }  // namespace
 
@@ -64,19 +114,23 @@ std::string Reader::Impl::content(int rank, std::int64_t begin, std::int64_t end
   return text.empty() ? "the HDF5 file's own structure" : text;
 }
 
-std::vector<Damage> Reader::verify() {
+std::vector<Damage> Reader::verify(const ReadProgress& progress) {
   Impl& impl = *impl_;
   std::vector<Damage> found;
-  std::byte* memory = impl.buffer(0);
+  const auto looked_at = [&](std::int64_t bytes) {
+    impl.statistics.bytes_read += bytes;
+    if (progress) progress(bytes);
+  };
   const auto check_blocks = [&](const FileRecord& file, File& open, int rank) {
     std::vector<std::uint64_t> leaves;
+    BlocksAhead blocks(impl.storage.io, open, impl.buffer(0), file.digested_bytes);
     for (std::size_t b = 0; b < file.blocks.size(); ++b) {
+      const std::span<const std::byte> bytes = blocks.next();
       const std::int64_t begin = static_cast<std::int64_t>(b) * block_bytes;
-      const std::int64_t end = std::min(begin + block_bytes, file.digested_bytes);
+      const std::int64_t end = begin + static_cast<std::int64_t>(bytes.size());
       leaves.resize(static_cast<std::size_t>(divide_round_up(end - begin, leaf_bytes)));
-      impl.storage.io.wait(impl.storage.io.read(open, begin, memory, end - begin));
-      impl.statistics.bytes_read += end - begin;
-      leaf_digests({memory, static_cast<std::size_t>(end - begin)}, leaves.data());
+      leaf_digests(bytes, leaves.data());
+      looked_at(end - begin);
       const bool whole = block_digest(leaves) == file.blocks[b];
       const std::vector<std::uint64_t> table =
           rank < 0 ? std::vector<std::uint64_t>{} : impl.read_table(rank, static_cast<std::int64_t>(b));
@@ -106,8 +160,9 @@ std::vector<Damage> Reader::verify() {
     std::int64_t at = file.digested_bytes + divide_round_up(file.digested_bytes, leaf_bytes) * 8;
     while (at < file.bytes) {
       const std::int64_t size = std::min(file.bytes - at, block_bytes);
+      std::byte* memory = impl.buffer(0);
       impl.storage.io.wait(impl.storage.io.read(open, at, memory, size));
-      impl.statistics.bytes_read += size;
+      looked_at(size);
       if (std::any_of(memory, memory + size, [](std::byte b) { return b != std::byte{0}; })) {
         found.push_back({file.name, at, at + size, "what follows the digests is not zero"});
       }
@@ -123,9 +178,9 @@ std::vector<Damage> Reader::verify() {
   };
   for (const ShardRecord& shard : impl.manifest.shards) {
     guarded(shard.file, [&] {
-      File& open = impl.file(shard.rank);
-      check_blocks(shard.file, open, shard.rank);
-      check_rest(shard.file, open);
+      const std::shared_ptr<File> open = impl.file(shard.rank);
+      check_blocks(shard.file, *open, shard.rank);
+      check_rest(shard.file, *open);
     });
   }
   guarded(impl.manifest.master, [&] {
@@ -136,7 +191,8 @@ std::vector<Damage> Reader::verify() {
   return found;
 }
 
-std::vector<Damage> verify(Storage storage, const std::string& folder, bool full) {
+std::vector<Damage> verify(Storage storage, const std::string& folder, bool full,
+                           const ReadProgress& progress) {
   std::vector<Damage> found;
   const auto check = [&](const std::string& path, const std::string& prefix) {
     try {
@@ -144,7 +200,7 @@ std::vector<Damage> verify(Storage storage, const std::string& folder, bool full
         open_manifest(storage.files, path);
         return;
       }
-      for (Damage& damage : Reader(storage, path).verify()) {
+      for (Damage& damage : Reader(storage, path).verify(progress)) {
         damage.file = prefix + damage.file;
         found.push_back(std::move(damage));
       }

@@ -8,6 +8,9 @@ function(tranche_library folder)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${tranche_include_dir}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  if(TRANCHE_SANITIZE AND folder MATCHES "^(engine|tools)$")
+    target_compile_options(${target} PRIVATE -O0)  # no loops over elements here, and much that is slow to compile
+  endif()
   foreach(dependency ${arg_DEPENDS})
     target_link_libraries(${target} PUBLIC tranche_${dependency})
   endforeach()

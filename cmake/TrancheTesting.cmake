@@ -1,6 +1,8 @@
-# tranche_test(<name> SOURCES ... [LINK ...] [LABELS unit|mpi|gpu|slow ...] [TIMEOUT s] [MPI_RANKS n ...])
-# One GoogleTest program. Without MPI_RANKS every case is a CTest test; with it the program runs whole under
-# mpirun once for each rank count. The target <label>_tests builds all programs of a label.
+# tranche_test(<name> SOURCES ... [LINK ...] [LABELS unit|mpi|gpu|slow ...] [TIMEOUT s] [MPI_RANKS n ...] [SLOW_CASES])
+# One GoogleTest program. Without MPI_RANKS every case is a CTest test (in sanitized builds the program is one, as
+# starting a sanitized process costs more than most cases); with it the program runs whole under mpirun once for
+# each rank count. With SLOW_CASES, suites whose names end in Slow have the label slow instead. The target
+# <label>_tests builds all programs of a label.
 find_package(GTest REQUIRED)
 include(GoogleTest)
 foreach(label unit gpu)  # asked for by name, also where they are empty
@@ -8,7 +10,7 @@ foreach(label unit gpu)  # asked for by name, also where they are empty
 endforeach()
 
 function(tranche_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LINK;LABELS;MPI_RANKS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SLOW_CASES" "TIMEOUT" "SOURCES;LINK;LABELS;MPI_RANKS")
   if(NOT arg_LABELS)
     set(arg_LABELS unit)
   endif()
@@ -36,7 +38,25 @@ function(tranche_test name)
     endforeach()
   else()
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
-    gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+    set(quick)
+    if(arg_SLOW_CASES)
+      set(quick TEST_FILTER "-*Slow.*")
+    endif()
+    if(TRANCHE_SANITIZE)
+      if(arg_SLOW_CASES)
+        add_test(NAME ${name}.slow COMMAND ${name} --gtest_brief=1 --gtest_filter=*Slow.*)
+        set_tests_properties(${name}.slow PROPERTIES LABELS slow TIMEOUT 3600)
+        set(quick "--gtest_filter=-*Slow.*")
+      endif()
+      add_test(NAME ${name} COMMAND ${name} --gtest_brief=1 ${quick})
+      set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 900)
+      return()
+    endif()
+    if(arg_SLOW_CASES)
+      gtest_discover_tests(${name} TEST_FILTER "*Slow.*" TEST_LIST ${name}_slow_cases TEST_PREFIX "${name}."
+                           DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS slow TIMEOUT 900)
+    endif()
+    gtest_discover_tests(${name} ${quick} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                          PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
   endif()
 endfunction()

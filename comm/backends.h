@@ -12,6 +12,10 @@ namespace tranche {
 
 class TraceRecorder;
 
+/// What an exchange buffer of `ranks` ranks has unless one is asked for: 8 MiB, more where two lanes with 256
+/// fp32 elements from each peer need it.
+std::int64_t default_slab_bytes(int ranks);
+
 struct CommunicatorOptions {
   double timeout_seconds = 300;       ///< `tranche.communication_timeout`
   std::int64_t slab_bytes = 8 << 20;  ///< exchange buffer, allocated at construction

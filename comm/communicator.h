@@ -29,15 +29,15 @@ struct OperationLabel {
 /// How gradients are summed: in rank order inside groups of `group_size` consecutive ranks, then over groups.
 struct OrderedSumOptions {
   int group_size = 1 << 30;
-  bool accumulate = false;       ///< add the sum to what `output` holds
+  bool accumulate = false;           ///< add the sum to what `output` holds
   std::int64_t bucket_elements = 0;  ///< most elements (all ranks) exchanged at once; 0: what the slab holds
 };
 
-/// A group of ranks. Every member function but the accessors is collective over the group: all ranks issue the
-/// same sequence with equal counts, dtypes and labels. Counts are elements per rank.
+/// A group of ranks. Every member function but the accessors is collective over the group: all ranks issue
+/// the same sequence with equal counts, dtypes and labels. Counts are elements per rank.
 ///
-/// Asynchronous calls return a done event: passed once the result is in place and no peer will touch the local
-/// buffers any more. Work starts once every event in `ready` has passed. Waiting on a done event throws
+/// Asynchronous calls return a done event: passed once the result is in place and no peer will touch the
+/// local buffers any more. Work starts once every event in `ready` has passed. Waiting on a done event throws
 /// CommunicationError (operation, unit, phase, missing ranks) after a time-out or a peer's failure.
 class Communicator {
  public:
@@ -70,11 +70,15 @@ class Communicator {
   /// Not collective over the group: matched by the peer's recv/send in the same order per pair.
   virtual Event send(const void* values, std::int64_t count, DataType dtype, int peer,
                      std::span<const Event> ready, const OperationLabel& label) = 0;
-  virtual Event recv(void* values, std::int64_t count, DataType dtype, int peer,
-                     std::span<const Event> ready, const OperationLabel& label) = 0;
+  virtual Event recv(void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
+                     const OperationLabel& label) = 0;
   virtual Event barrier(const OperationLabel& label) = 0;
   /// Groups of equal colour, ordered by key then rank; nullptr for colour < 0. Blocking.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+
+  /// True when the peers are not there (plans): nothing is received, and who stands in for what they would
+  /// have sent need not hold it once for each of them.
+  virtual bool simulated() const { return false; }
 
   /// Bytes and elements this rank put on the wire, by operation.
   virtual const ByteMeter& meter() const = 0;
@@ -82,11 +86,11 @@ class Communicator {
   /// Rolling hash of the sequence of collective calls (operation, count, dtype, label); equal on all ranks by
   /// construction, compared by the engine at each step's end.
   virtual std::uint64_t sequence_hash() const = 0;
-  /// Tells every peer that this rank cannot go on: their pending and later calls throw CommunicationError with
-  /// `cause`. Returns within `seconds`. Never throws.
+  /// Tells every peer that this rank cannot go on: their pending and later calls throw CommunicationError
+  /// with `cause`. Returns within `seconds`. Never throws.
   virtual void post_failure(std::string_view cause, double seconds) noexcept = 0;
-  /// Throws what ended this rank's communication, if anything has: CommunicationError, of a peer's failure too.
-  /// Not collective, from any thread, never blocks.
+  /// Throws what ended this rank's communication, if anything has: CommunicationError, of a peer's failure
+  /// too. Not collective, from any thread, never blocks.
   virtual void check_health() {}
   /// Ends the whole job with `status` (MPI_Abort); in-process communicators only post the failure.
   virtual void abort_job(int status) noexcept = 0;

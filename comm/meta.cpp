@@ -20,6 +20,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string_view backend() const override { return "meta"; }
+  bool simulated() const override { return true; }
   int local_size() const override {
     const int first = rank_ / host_size_ * host_size_;
     return std::min(host_size_, size_ - first);

@@ -6,12 +6,20 @@
 
 #include "tranche/comm/transport.h"
 #include "tranche/core/error.h"
+#include "tranche/core/shape.h"
 
 namespace tranche::comm {
 
+namespace {
+/// 256 fp32 elements from each peer.
+constexpr std::int64_t least_slab_bytes(int ranks) {
+  return std::int64_t{256} * 4 * (ranks - 1);
+}
+}  // namespace
+
 Slab::Slab(MemoryResource* memory, std::int64_t bytes, int ranks) {
   if (ranks < 2) return;
-  const std::int64_t least = std::int64_t{256} * 4 * (ranks - 1);
+  const std::int64_t least = least_slab_bytes(ranks);
   if (bytes < least) {
     throw ConfigurationError(fmt::format(
         "a communication slab of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
@@ -22,8 +30,8 @@ Slab::Slab(MemoryResource* memory, std::int64_t bytes, int ranks) {
     buffer_ = Buffer(*memory, bytes, Category::communication, "communication slab");
     base_ = static_cast<unsigned char*>(buffer_.data());
   } else {
-    heap_.resize(static_cast<std::size_t>(bytes));
-    base_ = heap_.data();
+    heap_ = std::make_unique_for_overwrite<unsigned char[]>(static_cast<std::size_t>(bytes));
+    base_ = heap_.get();
   }
   const int lanes = bytes / 2 / memory_alignment * memory_alignment >= least ? 2 : 1;
   lane_bytes_ = lanes == 2 ? bytes / 2 / memory_alignment * memory_alignment : bytes;
@@ -56,3 +64,12 @@ std::int64_t reduction_chunk(std::int64_t lane_bytes, int ranks, DataType dtype,
 }
 
 }  // namespace tranche::comm
+
+namespace tranche {
+
+std::int64_t default_slab_bytes(int ranks) {
+  constexpr std::int64_t mebibyte = std::int64_t{1} << 20;
+  return std::max(8 * mebibyte, round_up(2 * comm::least_slab_bytes(ranks), mebibyte));
+}
+
+}  // namespace tranche

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "tranche/core/dtype.h"
@@ -11,8 +12,9 @@
 namespace tranche::comm {
 
 /// Two lanes, so that one chunk is exchanged while another is summed; one when the slab is too small for two.
-/// While the oldest reduction of the rank holds no lane, the last free one is kept for it. So however late some ranks are with some
-/// operations, the oldest always finds a lane on every rank, and no circle of waiting can form.
+/// While the oldest reduction of the rank holds no lane, the last free one is kept for it. So however late
+/// some ranks are with some operations, the oldest always finds a lane on every rank, and no circle of
+/// waiting can form.
 class Slab {
  public:
   /// Nothing is allocated for one rank. Throws ConfigurationError when 256 fp32 elements from each peer do
@@ -30,7 +32,7 @@ class Slab {
 
  private:
   Buffer buffer_;
-  std::vector<unsigned char> heap_;
+  std::unique_ptr<unsigned char[]> heap_;  ///< not touched before it is used
   unsigned char* base_ = nullptr;
   std::int64_t lane_bytes_ = 0;
   std::vector<int> free_;

@@ -81,6 +81,14 @@ class OutOfMemory : public Error {
  public:
   explicit OutOfMemory(std::string message, std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::out_of_memory, where) {}
+  /// Of a budget, which refused although there may be memory; not of the system or a device.
+  OutOfMemory(std::string message, bool of_budget,
+              std::source_location where = std::source_location::current())
+      : Error(std::move(message), ExitStatus::out_of_memory, where), of_budget_(of_budget) {}
+  bool of_budget() const noexcept { return of_budget_; }
+
+ private:
+  bool of_budget_ = false;
 };
 
 /// The operating system failed an operation on a file; the text names operation, file, byte range, reason and

@@ -6,10 +6,11 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iterator>
-#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 #include <vector>
 
 #include "tranche/core/error.h"
@@ -40,6 +41,7 @@ class Names {
     numbers_.emplace(text, number);
     return number;
   }
+  std::size_t size() const { return numbers_.size(); }
   std::vector<std::string> quoted_by_number() const {
     std::vector<std::string> texts(numbers_.size());
     for (const auto& [text, number] : numbers_) texts[static_cast<std::size_t>(number)] = json_string(text);
@@ -47,7 +49,13 @@ class Names {
   }
 
  private:
-  std::map<std::string, int, std::less<>> numbers_;
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view text) const noexcept {
+      return std::hash<std::string_view>{}(text);
+    }
+  };
+  std::unordered_map<std::string, int, Hash, std::equal_to<>> numbers_;
 };
 
 }  // namespace
@@ -61,6 +69,21 @@ struct TraceRecorder::Impl {
   Names charts;
   Names names;
   std::vector<Event> events;
+  std::size_t capacity = 0;  // 0: no bound
+  std::size_t oldest = 0;    // of the latest half, a ring behind the first half
+
+  void add(const Event& event) {
+    if (capacity == 0 || events.size() < capacity) {
+      events.push_back(event);
+      return;
+    }
+    const std::size_t kept = capacity / 2;
+    events[kept + oldest] = event;
+    oldest = oldest + 1 == capacity - kept ? 0 : oldest + 1;
+  }
+
+  /// Writes metadata and events, their tracks numbered from first_track on; each entry with a comma in front.
+  void write(std::string& text, int pid, std::size_t first_track) const;
 };
 
 TraceRecorder::TraceRecorder(int rank) : impl_(std::make_unique<Impl>(rank)) {}
@@ -74,59 +97,81 @@ void TraceRecorder::set_rank(int rank) {
 void TraceRecorder::span(std::string_view track, std::string_view name, double begin, double end) {
   if (!std::isfinite(begin) || !std::isfinite(end)) return;
   const std::lock_guard lock(impl_->mutex);
-  impl_->events.push_back({false, impl_->tracks.number_of(track), impl_->names.number_of(name), begin,
-                           std::fmax(end - begin, 0.0)});
+  impl_->add({false, impl_->tracks.number_of(track), impl_->names.number_of(name), begin,
+              std::fmax(end - begin, 0.0)});
 }
 
 void TraceRecorder::counter(std::string_view track, std::string_view name, double time, double value) {
   if (!std::isfinite(time) || !std::isfinite(value)) return;
   const std::lock_guard lock(impl_->mutex);
-  impl_->events.push_back({true, impl_->charts.number_of(track), impl_->names.number_of(name), time, value});
+  impl_->add({true, impl_->charts.number_of(track), impl_->names.number_of(name), time, value});
 }
 
-std::string TraceRecorder::to_json() const {
+void TraceRecorder::set_capacity(std::int64_t events) {
   const std::lock_guard lock(impl_->mutex);
-  const auto tracks = impl_->tracks.quoted_by_number();
-  const auto charts = impl_->charts.quoted_by_number();
-  const auto names = impl_->names.quoted_by_number();
-  const int pid = impl_->rank;
+  if (events < 0 || events == 1) {
+    throw InvalidArgument(
+        fmt::format("a trace of at most {} events; give it 2 or more, or 0 for all", events));
+  }
+  if (impl_->events.size() > static_cast<std::size_t>(events) && events > 0) {
+    throw LogicError(
+        fmt::format("a bound of {} events for a trace that holds {} already", events, impl_->events.size()));
+  }
+  impl_->capacity = static_cast<std::size_t>(events);
+}
 
-  std::string text;
+void TraceRecorder::Impl::write(std::string& text, int pid, std::size_t first_track) const {
+  const auto track_texts = tracks.quoted_by_number();
+  const auto chart_texts = charts.quoted_by_number();
+  const auto name_texts = names.quoted_by_number();
   auto out = std::back_inserter(text);
-  fmt::format_to(out,
+  for (std::size_t i = 0; i < track_texts.size(); ++i) {
+    fmt::format_to(out,
+                   ",\n"
+                   R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":{}}}}})",
+                   pid, first_track + i, track_texts[i]);
+  }
+  for (const Event& event : events) {
+    const double microseconds = event.time * 1e6;
+    const auto& name = name_texts[static_cast<std::size_t>(event.name)];
+    if (event.counter) {
+      fmt::format_to(out,
+                     ",\n"
+                     R"({{"ph":"C","name":{},"pid":{},"ts":{:.3f},"args":{{{}:{}}}}})",
+                     chart_texts[static_cast<std::size_t>(event.track)], pid, microseconds, name,
+                     event.value);
+    } else {
+      fmt::format_to(out,
+                     ",\n"
+                     R"({{"ph":"X","name":{},"pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f}}})",
+                     name, pid, first_track + static_cast<std::size_t>(event.track), microseconds,
+                     event.value * 1e6);
+    }
+  }
+}
+
+std::string TraceRecorder::to_json(const TraceRecorder* more) const {
+  const std::lock_guard lock(impl_->mutex);
+  const int pid = impl_->rank;
+  std::string text;
+  fmt::format_to(std::back_inserter(text),
                  R"({{"displayTimeUnit":"ms","traceEvents":[)"
                  "\n"
                  R"({{"ph":"M","name":"process_name","pid":{0},"tid":0,"args":{{"name":"rank {0}"}}}})"
                  ",\n"
                  R"({{"ph":"M","name":"process_sort_index","pid":{0},"tid":0,"args":{{"sort_index":{0}}}}})",
                  pid);
-  for (std::size_t i = 0; i < tracks.size(); ++i) {
-    fmt::format_to(out,
-                   ",\n"
-                   R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":{}}}}})",
-                   pid, i + 1, tracks[i]);
-  }
-  for (const Event& event : impl_->events) {
-    const double microseconds = event.time * 1e6;
-    const auto& name = names[static_cast<std::size_t>(event.name)];
-    if (event.counter) {
-      fmt::format_to(out,
-                     ",\n"
-                     R"({{"ph":"C","name":{},"pid":{},"ts":{:.3f},"args":{{{}:{}}}}})",
-                     charts[static_cast<std::size_t>(event.track)], pid, microseconds, name, event.value);
-    } else {
-      fmt::format_to(out,
-                     ",\n"
-                     R"({{"ph":"X","name":{},"pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f}}})",
-                     name, pid, event.track + 1, microseconds, event.value * 1e6);
-    }
+  impl_->write(text, pid, 1);
+  if (more != nullptr && more != this) {
+    const std::lock_guard also(more->impl_->mutex);
+    more->impl_->write(text, pid, 1 + impl_->tracks.size());
   }
   text += "\n]}\n";
   return text;
 }
 
-void TraceRecorder::save(const std::string& path) const {
-  const std::string text = to_json();
+void TraceRecorder::save(const std::string& path, const TraceRecorder* more) const {
+  const std::string text = to_json(more);
   errno = 0;
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file << text;

@@ -24,10 +24,13 @@ class TraceRecorder {
   void span(std::string_view track, std::string_view name, double begin, double end);
   /// Adds a counter sample (bytes by category, say).
   void counter(std::string_view track, std::string_view name, double time, double value);
-  /// The whole trace as JSON text.
-  std::string to_json() const;
+  /// From now on at most `events` (at least 2) are kept: the first half of them, and the latest. 0: all.
+  void set_capacity(std::int64_t events);
+  /// The whole trace as JSON text; with the events of `more` on tracks beside its own.
+  std::string to_json(const TraceRecorder* more = nullptr) const;
   /// Writes to_json() to `path`; throws Error naming the path on failure.
-  void save(const std::string& path) const;
+  void save(const std::string& path, const TraceRecorder* more = nullptr) const;
+  /// Events that are kept.
   std::int64_t size() const;
 
  private:

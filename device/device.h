@@ -56,6 +56,9 @@ class Device {
   virtual std::unique_ptr<Stream> create_stream(std::string name) = 0;
   /// A stream that runs on whichever thread calls it (communication threads calling kernels).
   virtual std::unique_ptr<Stream> create_inline_stream(std::string name, int threads) = 0;
+  /// A stream for work on host memory, whatever the device: kernels given to it run on the host, on a worker
+  /// thread of its own that may use `threads`; meta: drops work.
+  virtual std::unique_ptr<Stream> create_host_stream(std::string name, int threads) = 0;
   /// The undecorated resource of a tier; nvme belongs to offload/ and throws InvalidArgument here.
   virtual MemoryResource& memory(Tier tier) = 0;
   /// Whether host code may touch memory of Tier::device (cpu).
@@ -80,8 +83,10 @@ class Device {
 /// Makes a device. Throws NotCompiled for cuda when the build has none, ConfigurationError when no such
 /// device is present.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
-/// Devices of a kind that a process may choose among by DeviceOptions::index (GPUs); 0 for kinds of which every
-/// process has one of its own, whatever the index. Throws as make_device does when there is none.
+/// Cores that this process may run on (its affinity mask).
+int usable_cores();
+/// Devices of a kind that a process may choose among by DeviceOptions::index (GPUs); 0 for kinds of which
+/// every process has one of its own, whatever the index. Throws as make_device does when there is none.
 int numbered_devices(DeviceKind kind);
 
 }  // namespace tranche

@@ -9,6 +9,8 @@
 #include <new>
 #include <unordered_map>
 
+#include "tranche/core/error.h"
+
 namespace tranche {
 namespace {
 
@@ -82,8 +84,17 @@ class TierBook {
 
   TierAccount account() const {
     TierAccount result = account_;
-    const std::vector<Item>& items = peak_pending_ ? items_ : peak_items_;
-    std::int64_t occupied = peak_pending_ ? occupied_ : peak_occupied_;
+    result.live_at_peak = peak_pending_ ? list(items_, occupied_) : list(peak_items_, peak_occupied_);
+    return result;
+  }
+
+  std::vector<LiveItem> live() const { return list(items_, occupied_); }
+  std::int64_t total() const { return total_; }
+  const TierAccount& numbers() const { return account_; }
+
+ private:
+  static std::vector<LiveItem> list(const std::vector<Item>& items, std::int64_t occupied) {
+    std::vector<LiveItem> result;
     for (const Item& item : items) {
       for (std::int64_t i = 0; i < item.count; ++i) {
         std::int64_t bytes = item.bytes;
@@ -94,19 +105,15 @@ class TierBook {
           bytes -= taken;
           if (taken > 0 && bytes == 0) continue;
         }
-        result.live_at_peak.push_back({*item.tag, item.category, bytes});
+        result.push_back({*item.tag, item.category, bytes});
       }
     }
-    std::sort(result.live_at_peak.begin(), result.live_at_peak.end(),
-              [](const LiveItem& a, const LiveItem& b) {
-                return a.bytes != b.bytes ? a.bytes > b.bytes : a.tag < b.tag;
-              });
+    std::sort(result.begin(), result.end(), [](const LiveItem& a, const LiveItem& b) {
+      return a.bytes != b.bytes ? a.bytes > b.bytes : a.tag < b.tag;
+    });
     return result;
   }
 
-  const TierAccount& numbers() const { return account_; }
-
- private:
   void raise(Category category, std::int64_t bytes) {
     account_.current[category] += bytes;
     account_.category_peak[category] = std::max(account_.category_peak[category], account_.current[category]);
@@ -173,8 +180,19 @@ class TierBook {
 struct Ledger::Impl {
   mutable std::mutex mutex;
   std::array<TierBook, tier_count> books;
-  std::string phase;
+  std::string phase;  // with the unit
+  std::size_t phase_length = 0;
+  LedgerObserver* observer = nullptr;
 
+  std::string_view phase_name() const { return std::string_view(phase).substr(0, phase_length); }
+  std::string_view unit_name() const {
+    return phase.size() > phase_length ? std::string_view(phase).substr(phase_length + 1)
+                                       : std::string_view();
+  }
+  void tell(LedgerChange::Kind kind, Tier tier, Category category, std::int64_t bytes,
+            std::string_view tag) noexcept {
+    if (observer != nullptr) observer->changed({kind, tier, category, bytes, tag});
+  }
   TierBook& book(Tier tier) { return books[static_cast<std::size_t>(tier)]; }
 };
 
@@ -184,21 +202,25 @@ Ledger::~Ledger() = default;
 void Ledger::allocated(Tier tier, Category category, std::int64_t bytes, std::string_view tag) {
   std::lock_guard lock(impl_->mutex);
   impl_->book(tier).allocate(category, bytes, tag, impl_->phase);
+  impl_->tell(LedgerChange::Kind::allocated, tier, category, bytes, tag);
 }
 
 void Ledger::released(Tier tier, Category category, std::int64_t bytes, std::string_view tag) noexcept {
   std::lock_guard lock(impl_->mutex);
   impl_->book(tier).release(category, bytes, tag);
+  impl_->tell(LedgerChange::Kind::released, tier, category, bytes, tag);
 }
 
 void Ledger::occupied(Tier tier, Category category, std::int64_t bytes, std::string_view tag) {
   std::lock_guard lock(impl_->mutex);
   impl_->book(tier).occupy(category, bytes, tag, impl_->phase);
+  impl_->tell(LedgerChange::Kind::occupied, tier, category, bytes, tag);
 }
 
 void Ledger::vacated(Tier tier, Category category, std::int64_t bytes, std::string_view tag) noexcept {
   std::lock_guard lock(impl_->mutex);
   impl_->book(tier).vacate(category, bytes, tag);
+  impl_->tell(LedgerChange::Kind::vacated, tier, category, bytes, tag);
 }
 
 void Ledger::lent_to_step(Tier tier, Category category, std::int64_t bytes) noexcept {
@@ -209,7 +231,39 @@ void Ledger::lent_to_step(Tier tier, Category category, std::int64_t bytes) noex
 void Ledger::set_phase(std::string_view phase, std::string_view unit) {
   std::lock_guard lock(impl_->mutex);
   impl_->phase = phase;
+  impl_->phase_length = phase.size();
   if (!unit.empty()) impl_->phase.append(" ").append(unit);
+  if (impl_->observer != nullptr) impl_->observer->phase_changed(phase, unit);
+}
+
+std::string Ledger::doing() const {
+  std::lock_guard lock(impl_->mutex);
+  std::string text(impl_->phase_name());
+  if (!impl_->unit_name().empty()) text.append(" of ").append(impl_->unit_name());
+  return text;
+}
+
+std::int64_t Ledger::total(Tier tier) const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->book(tier).total();
+}
+
+void Ledger::observe(LedgerObserver* observer) {
+  std::lock_guard lock(impl_->mutex);
+  if (observer != nullptr && impl_->observer != nullptr) {
+    throw LogicError("a ledger has one observer at a time, and another one listens already");
+  }
+  if (observer != nullptr) {
+    LedgerState state;
+    state.phase = impl_->phase_name();
+    state.unit = impl_->unit_name();
+    for (const Tier tier : all_tiers) {
+      state.current[static_cast<std::size_t>(tier)] = impl_->book(tier).numbers().current;
+      state.live[static_cast<std::size_t>(tier)] = impl_->book(tier).live();
+    }
+    observer->attached(state);
+  }
+  impl_->observer = observer;
 }
 
 TierAccount Ledger::account(Tier tier) const {

@@ -49,6 +49,32 @@ struct TierAccount {
   std::vector<LiveItem> live_at_peak;  ///< largest first; the bytes add up to `peak`
 };
 
+/// One change of a ledger's books, as an observer is told of it.
+struct LedgerChange {
+  enum class Kind : std::uint8_t { allocated, released, occupied, vacated };
+  Kind kind = Kind::allocated;
+  Tier tier = Tier::device;
+  Category category = Category::other;
+  std::int64_t bytes = 0;
+  std::string_view tag;
+};
+
+/// What a ledger holds when an observer comes to it.
+struct LedgerState {
+  std::array<CategoryBytes, tier_count> current;
+  std::array<std::vector<LiveItem>, tier_count> live;  ///< an arena's block counts what no slot occupies
+  std::string_view phase, unit;
+};
+
+/// Is told of every change in order, under the ledger's lock: must be quick and must not call the ledger.
+class LedgerObserver {
+ public:
+  virtual ~LedgerObserver() = default;
+  virtual void attached(const LedgerState& state) = 0;
+  virtual void changed(const LedgerChange& change) noexcept = 0;
+  virtual void phase_changed(std::string_view phase, std::string_view unit) noexcept = 0;
+};
+
 /// Thread-safe. Phase changes come from the issuing thread.
 class Ledger {
  public:
@@ -68,7 +94,14 @@ class Ledger {
 
   /// Names what the rank is doing ("forward", "backward", "reduce", "step", "save") and the unit at work.
   void set_phase(std::string_view phase, std::string_view unit = {});
+  /// What it is doing, for people: "backward of h.3", "step"; empty before the first set_phase().
+  std::string doing() const;
   TierAccount account(Tier tier) const;
+  /// Bytes held now.
+  std::int64_t total(Tier tier) const;
+  /// Tells `observer` (not owned; nullptr: nobody) what is held, and from then on every change. LogicError
+  /// when another one listens.
+  void observe(LedgerObserver* observer);
   /// Forgets peaks; `current` becomes the peak.
   void reset_peaks();
   /// Table for people: category, current, at peak; by tier that holds anything.

@@ -29,13 +29,18 @@ void* LimitResource::allocate(const AllocationRequest& request) {
   for (;;) {
     // The first test keeps the rounding from overflowing.
     if (request.bytes > limit_ - held || aligned_bytes(request.bytes) > limit_ - held) {
-      throw OutOfMemory(fmt::format(
-          "'{}' ({}) asks for {} ({} B) of {} memory, but of the limit of {} ({} B) {} ({} B) are held and "
-          "only {} "
-          "are left; use a smaller micro-batch, a higher stage or more ranks, or raise the limit{}{}",
-          request.tag, name_of(request.category), format_bytes(request.bytes), request.bytes, name_of(tier()),
-          format_bytes(limit_), limit_, format_bytes(held), held, format_bytes(limit_ - held),
-          ledger_ != nullptr ? "\n" : "", ledger_ != nullptr ? ledger_->table() : ""));
+      const std::string doing = ledger_ != nullptr ? ledger_->doing() : "";
+      throw OutOfMemory(
+          fmt::format(
+              "{}{}'{}' ({}) asks for {} ({} B) of {} memory, but of the limit of {} ({} B) {} ({} B) are "
+              "held "
+              "and only {} are left; use a smaller micro-batch, a higher stage or more ranks, or raise the "
+              "limit{}{}",
+              doing, doing.empty() ? "" : ": ", request.tag, name_of(request.category),
+              format_bytes(request.bytes), request.bytes, name_of(tier()), format_bytes(limit_), limit_,
+              format_bytes(held), held, format_bytes(limit_ - held), ledger_ != nullptr ? "\n" : "",
+              ledger_ != nullptr ? ledger_->table() : ""),
+          true);
     }
     if (held_.compare_exchange_weak(held, held + aligned_bytes(request.bytes))) break;
   }

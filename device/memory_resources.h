@@ -18,14 +18,17 @@ std::unique_ptr<MemoryResource> make_host_resource(Tier tier);
 /// Hands out addresses that must never be touched; never fails. For planning.
 std::unique_ptr<MemoryResource> make_meta_resource(Tier tier);
 
-/// Refuses before asking upstream once `limit_bytes` would be exceeded. The OutOfMemory text holds the tag,
-/// the bytes asked, the limit, and the table of the ledger.
+/// Refuses before asking upstream once `limit_bytes` would be exceeded. The OutOfMemory text holds what the
+/// ledger says the rank is doing (phase and unit), the tag, the bytes asked, the limit, and the ledger's
+/// table.
 class LimitResource : public MemoryResource {
  public:
   LimitResource(MemoryResource& upstream, std::int64_t limit_bytes, const Ledger* ledger);
   Tier tier() const override { return upstream_.tier(); }
   void* allocate(const AllocationRequest& request) override;
   void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
+  /// Counts bytes against the limit that were taken another way, for good. Never refuses.
+  void hold(std::int64_t bytes) noexcept { held_.fetch_add(bytes); }
 
  private:
   MemoryResource& upstream_;

@@ -278,8 +278,9 @@ void StepArena::begin(std::string_view program, bool record) {
   if (found->planned && !found->record_anew && !record) arena.fit_block();
   const bool replay = !record && arena.ready_to_replay(*found);
   const bool watch = record || found->record_anew || found->planned;
-  // The buffers of a watched pass come from the resource; the block would only lie beside them.
-  if (!replay && watch && arena.occupied.empty()) arena.free_block();
+  // The buffers of a pass that is not replayed come from the resource; the block (of another program, too)
+  // would only lie beside them.
+  if (!replay && arena.occupied.empty()) arena.free_block();
   arena.program = found;
   arena.mode = replay ? Mode::planned : watch ? Mode::recording : Mode::dynamic;
   ++arena.pass;

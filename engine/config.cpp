@@ -245,6 +245,7 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
   config.activation_checkpointing =
       values.boolean("tranche.activation_checkpointing").value_or(config.activation_checkpointing);
   config.vocabulary_chunk = values.integer("tranche.vocabulary_chunk").value_or(config.vocabulary_chunk);
+  config.save_buffer = values.boolean("tranche.save_buffer").value_or(config.save_buffer);
   config.total_steps_hint = values.integer("tranche.total_steps").value_or(config.total_steps_hint);
   config.debug.poison_memory =
       values.boolean("tranche.debug.poison_memory").value_or(config.debug.poison_memory);
@@ -284,6 +285,7 @@ Config config_from(const Values& values, Problems& problems) {
                                  .value_or(config.max_live_elements);
   read_groups(values, config);
   read_tranche(values, config, problems);
+  read_offload(values, config, problems);
   return config;
 }
 
@@ -306,6 +308,18 @@ Config parse(std::string_view text, int ranks, const std::vector<std::string>& o
 }
 
 }  // namespace
+
+std::string_view name_of(OffloadTier tier) {
+  switch (tier) {
+    case OffloadTier::none:
+      return "none";
+    case OffloadTier::cpu:
+      return "cpu";
+    case OffloadTier::nvme:
+      return "nvme";
+  }
+  return "?";
+}
 
 std::string_view name_of(ReductionPolicy policy) {
   switch (policy) {

@@ -15,7 +15,8 @@
 
 namespace tranche {
 
-/// When gradients are reduced. automatic: boundary for stages 0-1, micro_batch for stages 2-3.
+/// When gradients are reduced. automatic: boundary for stages 0-1 and for one rank, micro_batch for stages
+/// 2-3.
 enum class ReductionPolicy : std::uint8_t { automatic, boundary, micro_batch };
 std::string_view name_of(ReductionPolicy policy);
 
@@ -41,9 +42,37 @@ struct ScheduleConfig {
   std::string parameters_json = "{}";  ///< the keys of scheduler.params; what is absent has its default
 };
 
+/// Where state lives that need not be on the device.
+enum class OffloadTier : std::uint8_t { none, cpu, nvme };
+std::string_view name_of(OffloadTier tier);
+
+/// State in host memory and on NVMe. docs/offload.md.
+struct OffloadConfig {
+  OffloadTier optimizer =
+      OffloadTier::none;  ///< `offload_optimizer.device`: master weights and moments; any stage
+  OffloadTier parameters = OffloadTier::none;  ///< `offload_param.device`: compute-dtype weights; stage 3
+  double ratio = 1;       ///< `offload_optimizer.ratio`: share of the optimizer state that moves
+  std::string nvme_path;  ///< folder for swap files; both blocks' nvme_path must agree
+  std::int64_t tile_elements = std::int64_t{1} << 20;  ///< elements updated at a time; multiple of 4096
+  int tile_buffers = 4;       ///< tiles in host memory at once (nvme), and of weights on their way back
+  int parameter_buffers = 3;  ///< units' shards in host memory at once (parameters on nvme)
+  bool activations = false;   ///< `activation_checkpointing.cpu_checkpointing`
+  std::string io_engine = "automatic";  ///< `tranche.io_engine`: automatic, uring or threads
+  std::int64_t io_block_bytes = 0;      ///< `aio.block_size`; 0: calibrated
+  int io_depth = 0;                     ///< `aio.queue_depth`; 0: calibrated
+  std::int64_t host_memory_limit = 0;   ///< bytes a rank; 0: none but what the machine has
+  std::int64_t nvme_limit = 0;          ///< bytes a rank; 0: none but the disk's free space
+  bool any() const {
+    return optimizer != OffloadTier::none || parameters != OffloadTier::none || activations;
+  }
+  bool uses_nvme() const { return optimizer == OffloadTier::nvme || parameters == OffloadTier::nvme; }
+};
+
 struct DebugConfig {
   bool poison_memory = false;  ///< fill step memory with NaN patterns on acquire and release
-  bool plan_memory = true;     ///< pack the step after it was recorded
+  double host_link_bytes_per_second =
+      0;                    ///< the CPU device's copies between device and host tier; 0: as fast as they go
+  bool plan_memory = true;  ///< pack the step after it was recorded
 };
 
 struct Config {
@@ -77,18 +106,20 @@ struct Config {
   std::vector<std::string> frozen;
 
   std::uint64_t seed = 1234;
-  std::int64_t workspace_bytes = std::int64_t{32} << 20;
-  std::int64_t communication_slab_bytes = std::int64_t{8} << 20;
-  double communication_timeout = 300;    ///< seconds
-  bool inline_progress = false;          ///< `tranche.progress: inline`
-  std::string collectives = "auto";      ///< auto or ours: the ordered sum; nccl: NCCL reduces, other bits
+  std::int64_t workspace_bytes = 0;           ///< 0: kernels::default_workspace_bytes of the device
+  std::int64_t communication_slab_bytes = 0;  ///< 0: default_slab_bytes() of the ranks
+  double communication_timeout = 300;         ///< seconds
+  bool inline_progress = false;               ///< `tranche.progress: inline`
+  std::string collectives = "auto";       ///< auto or ours: the ordered sum; nccl: NCCL reduces, other bits
   std::string device_transport = "auto";  ///< auto, nccl, staged or shared: how a GPU's memory travels
-  int threads = 0;                       ///< per rank; 0: cores / ranks on the host
-  std::int64_t device_memory_limit = 0;  ///< bytes; 0: none
+  int threads = 0;                        ///< per rank; 0: cores / ranks on the host
+  std::int64_t device_memory_limit = 0;   ///< bytes; 0: none
 
   bool activation_checkpointing = false;
   int checkpoint_every = 1;           ///< blocks between kept inputs
-  std::int64_t vocabulary_chunk = 0;  ///< columns of the head computed at once; 0: all
+  std::int64_t vocabulary_chunk = 0;  ///< columns of the head whose logits exist at once; 0: all
+  OffloadConfig offload;
+  bool save_buffer = false;  ///< take the host memory of asynchronous saves at the start
   std::int64_t steps_per_print = 0;
   bool wall_clock_breakdown = false;
   DebugConfig debug;
@@ -96,10 +127,11 @@ struct Config {
   /// One line for each key that was accepted but has no meaning here, to be printed once.
   std::vector<std::string> notes;
 
-  /// Stage-dependent policy with `automatic` resolved.
-  ReductionPolicy effective_reduction() const {
+  /// The policy on so many ranks with `automatic` resolved. One rank keeps all of the gradients in every
+  /// stage, so that reducing each micro-batch would save nothing and cost a slot.
+  ReductionPolicy effective_reduction(int ranks = 2) const {
     if (reduction != ReductionPolicy::automatic) return reduction;
-    return stage >= 2 ? ReductionPolicy::micro_batch : ReductionPolicy::boundary;
+    return stage >= 2 && ranks > 1 ? ReductionPolicy::micro_batch : ReductionPolicy::boundary;
   }
   /// The effective configuration as JSON text, every key with its value; reading it back gives the same.
   std::string to_json() const;

@@ -186,6 +186,7 @@ Json tranche_keys(const Config& config) {
   json["checkpoint_every"] = config.checkpoint_every;
   json["vocabulary_chunk"] = config.vocabulary_chunk;
   json["moments"] = name_of(config.precision.moments);
+  json["save_buffer"] = config.save_buffer;
   json["total_steps"] = config.total_steps_hint;
   json["debug"]["poison_memory"] = config.debug.poison_memory;
   json["debug"]["plan_memory"] = config.debug.plan_memory;
@@ -217,6 +218,7 @@ std::string Config::to_json() const {
   zero["stage3_prefetch_bucket_size"] = prefetch_elements;
   zero["stage3_max_live_parameters"] = max_live_elements;
   json["tranche"] = detail::tranche_keys(*this);
+  detail::write_offload(*this, json);
   return json.dump(2);
 }
 

@@ -5,14 +5,25 @@ namespace {
 
 using enum ValueKind;
 
-constexpr std::string_view no_offload = "offload to host memory and NVMe is not part of this version";
-constexpr std::string_view without_offload = "nothing is offloaded in this version";
+constexpr std::string_view always_pinned = "host memory that a GPU copies from and to is always pinned";
+constexpr std::string_view tiles_overlap = "reading, updating and writing of tiles always overlap";
+constexpr std::string_view own_queue =
+    "files are read and written by Tranche's own engine; see tranche.io_engine";
 constexpr std::string_view whole_units = "units are gathered whole into one buffer each";
 constexpr std::string_view no_quantization = "quantized communication is not part of this version";
 constexpr std::string_view in_report = "every step's figures are in the report file";
 
 constexpr ConfigKey block_of(std::string_view path, std::string_view text) {
   return {path, KeyClass::honoured, block, false, "{}", text};
+}
+/// Hugging Face writes "auto" here.
+constexpr ConfigKey automatic(std::string_view path, ValueKind kind, std::string_view default_value,
+                              std::string_view text) {
+  return {path, KeyClass::honoured, kind, true, default_value, text};
+}
+constexpr ConfigKey honoured(std::string_view path, ValueKind kind, std::string_view default_value,
+                             std::string_view text) {
+  return {path, KeyClass::honoured, kind, false, default_value, text};
 }
 constexpr ConfigKey no_meaning(std::string_view path, std::string_view text) {
   return {path, KeyClass::no_meaning, any, true, "", text};
@@ -33,8 +44,6 @@ constexpr ConfigKey keys[] = {
     no_meaning("zero_optimization.load_from_fp32_weights", "checkpoints hold fp32 master weights"),
     no_meaning("zero_optimization.elastic_checkpoint", "checkpoints open at any number of ranks"),
     no_meaning("zero_optimization.ignore_unused_parameters", "unused units are declared by the model"),
-    no_meaning("zero_optimization.sub_group_size",
-               "a tile of offloaded updates; nothing is offloaded in this version"),
     no_meaning("zero_optimization.stage3_param_persistence_threshold", whole_units),
     no_meaning("zero_optimization.param_persistence_threshold", whole_units),
     no_meaning("zero_optimization.stage3_model_persistence_threshold", whole_units),
@@ -66,32 +75,54 @@ constexpr ConfigKey keys[] = {
     no_meaning("zero_optimization.leaf_module.classes", "units are declared by the model"),
     no_meaning("zero_optimization.leaf_module.names", "units are declared by the model"),
     no_meaning("zero_optimization.leaf_module.name_suffixes", "units are declared by the model"),
-    no_meaning("zero_optimization.save_muon_momentum_buffer_in_memory", without_offload),
+    no_meaning("zero_optimization.save_muon_momentum_buffer_in_memory", "there is no Muon"),
+
+    // zero_optimization: state in host memory and on NVMe.
+    block_of("zero_optimization.offload_param", "where the shards of weights in the compute dtype live; stage 3"),
+    automatic("zero_optimization.offload_param.device", text, "\"none\"",
+              "none: on the device; cpu: in host memory; nvme: in a swap file"),
+    automatic("zero_optimization.offload_param.nvme_path", text, "none",
+              "folder for the swap file; the same in both blocks"),
+    automatic("zero_optimization.offload_param.buffer_count", integer, "3",
+              "nvme: shards of units in host memory at once, 2 to 64"),
+    no_meaning("zero_optimization.offload_param.buffer_size",
+               "a buffer is as large as the largest unit's shard"),
+    no_meaning("zero_optimization.offload_param.max_in_cpu",
+               "device cpu keeps all shards in host memory, device nvme so many as buffer_count says"),
+    no_meaning("zero_optimization.offload_param.pin_memory", always_pinned),
+    block_of("zero_optimization.offload_optimizer",
+             "where master weights and the optimizer's state live, and are updated; any stage"),
+    automatic("zero_optimization.offload_optimizer.device", text, "\"none\"",
+              "none: on the device; cpu: in host memory; nvme: in a swap file"),
+    automatic("zero_optimization.offload_optimizer.nvme_path", text, "none",
+              "folder for the swap file; the same in both blocks"),
+    automatic("zero_optimization.offload_optimizer.ratio", number, "1",
+              "share of the state that leaves the device, 0 to 1, at any stage; 0 is device none"),
+    automatic("zero_optimization.offload_optimizer.buffer_count", integer, "4",
+              "tiles in host memory at once, 3 to 64"),
+    no_meaning("zero_optimization.offload_optimizer.pin_memory", always_pinned),
+    no_meaning("zero_optimization.offload_optimizer.pipeline", tiles_overlap),
+    no_meaning("zero_optimization.offload_optimizer.pipeline_read", tiles_overlap),
+    no_meaning("zero_optimization.offload_optimizer.pipeline_write", tiles_overlap),
+    no_meaning("zero_optimization.offload_optimizer.fast_init",
+               "state is always computed tile by tile into a file that was allocated before"),
+    no_meaning("zero_optimization.offload_optimizer.convert_grad_on_cpu",
+               "gradients travel in data_types.grad_accum_dtype and are converted within the update"),
+    no_meaning("zero_optimization.offload_optimizer.cpuadam_cores_perc",
+               "ranks share the cores of their host; tranche.threads says how many each has"),
+    refused("zero_optimization.offload_optimizer.super_offload", "false",
+            "updates that start before the gradients of the whole step are known to be finite are not part of "
+            "this version"),
+    honoured("zero_optimization.cpu_offload", boolean, "false",
+             "older name of offload_optimizer.device \"cpu\""),
+    honoured("zero_optimization.cpu_offload_param", boolean, "false",
+             "older name of offload_param.device \"cpu\""),
+    no_meaning("zero_optimization.cpu_offload_use_pin_memory", always_pinned),
+    automatic("zero_optimization.sub_group_size", integer, "1000000000",
+              "most elements of a tile of offloaded state; bounds tranche.offload_tile, rounded down to a "
+              "multiple of 4096 (at least that)"),
 
     // zero_optimization: what this version does not do.
-    block_of("zero_optimization.offload_param", "offload of parameters"),
-    refused("zero_optimization.offload_param.device", "\"none\"", no_offload),
-    no_meaning("zero_optimization.offload_param.nvme_path", without_offload),
-    no_meaning("zero_optimization.offload_param.buffer_count", without_offload),
-    no_meaning("zero_optimization.offload_param.buffer_size", without_offload),
-    no_meaning("zero_optimization.offload_param.max_in_cpu", without_offload),
-    no_meaning("zero_optimization.offload_param.pin_memory", without_offload),
-    block_of("zero_optimization.offload_optimizer", "offload of the optimizer's state"),
-    refused("zero_optimization.offload_optimizer.device", "\"none\"", no_offload),
-    no_meaning("zero_optimization.offload_optimizer.nvme_path", without_offload),
-    no_meaning("zero_optimization.offload_optimizer.buffer_count", without_offload),
-    no_meaning("zero_optimization.offload_optimizer.pin_memory", without_offload),
-    no_meaning("zero_optimization.offload_optimizer.pipeline", without_offload),
-    no_meaning("zero_optimization.offload_optimizer.pipeline_read", without_offload),
-    no_meaning("zero_optimization.offload_optimizer.pipeline_write", without_offload),
-    no_meaning("zero_optimization.offload_optimizer.fast_init", without_offload),
-    no_meaning("zero_optimization.offload_optimizer.ratio", without_offload),
-    no_meaning("zero_optimization.offload_optimizer.convert_grad_on_cpu", without_offload),
-    no_meaning("zero_optimization.offload_optimizer.cpuadam_cores_perc", without_offload),
-    refused("zero_optimization.offload_optimizer.super_offload", "false", no_offload),
-    refused("zero_optimization.cpu_offload", "false", no_offload),
-    refused("zero_optimization.cpu_offload_param", "false", no_offload),
-    no_meaning("zero_optimization.cpu_offload_use_pin_memory", without_offload),
     refused("zero_optimization.zenflow", "null",
             "updates that lag behind their gradients would change the result"),
     refused("zero_optimization.zero_hpz_partition_size", "1",
@@ -135,7 +166,9 @@ constexpr ConfigKey keys[] = {
                "tranche.checkpoint_every"),
     no_meaning("activation_checkpointing.synchronize_checkpoint_boundary", "order is kept by events"),
     no_meaning("activation_checkpointing.profile", in_report),
-    refused("activation_checkpointing.cpu_checkpointing", "false", no_offload),
+    honoured("activation_checkpointing.cpu_checkpointing", boolean, "false",
+             "what activation checkpointing keeps goes to host memory until backward; needs "
+             "tranche.activation_checkpointing"),
 
     // Reports.
     no_meaning("flops_profiler", "operations are counted by every kernel and stand in the report file"),
@@ -171,10 +204,16 @@ constexpr ConfigKey keys[] = {
     no_meaning("trackio.project", in_report),
 
     // Files.
-    no_meaning("aio", without_offload), no_meaning("aio.block_size", without_offload),
-    no_meaning("aio.queue_depth", without_offload), no_meaning("aio.thread_count", without_offload),
-    no_meaning("aio.intra_op_parallelism", without_offload), no_meaning("aio.single_submit", without_offload),
-    no_meaning("aio.overlap_events", without_offload), no_meaning("aio.use_gds", without_offload),
+    block_of("aio", "how swap files are read and written"),
+    automatic("aio.block_size", size, "calibrated",
+              "bytes of one transfer, a multiple of 4096; 0 is calibrated for the disk"),
+    automatic("aio.queue_depth", integer, "calibrated",
+              "transfers under way at once, 1 to 1024; 0 is calibrated for the disk"),
+    no_meaning("aio.thread_count", own_queue),
+    no_meaning("aio.intra_op_parallelism", own_queue),
+    no_meaning("aio.single_submit", own_queue),
+    no_meaning("aio.overlap_events", own_queue),
+    refused("aio.use_gds", "false", "transfers between disks and GPUs go through host memory"),
     no_meaning("checkpoint", "checkpoints are sharded files that open at any number of ranks"),
     no_meaning("checkpoint.tag_validation", "one manifest names the step"),
     no_meaning("checkpoint.load_universal", "every checkpoint is universal"),

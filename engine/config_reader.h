@@ -72,6 +72,10 @@ Values check_keys(const Json& document, Problems& problems, std::vector<std::str
 Config config_from(const Values& values, Problems& problems);
 /// Checks across fields, for a Config from anywhere; completes the batch.
 void check_fields(Config& config, int ranks, Problems& problems);
+/// The same three for what lives beside the device (OffloadConfig and the bandwidth of its link).
+void read_offload(const Values& values, Config& config, Problems& problems);
+void check_offload(Config& config, Problems& problems);
+void write_offload(const Config& config, Json& json);
 /// Whether the schedule's parameters can be read and built; problems name their keys.
 void check_schedule(const Config& config, Problems& problems);
 /// "fp32" and its other spellings; nothing for anything else.

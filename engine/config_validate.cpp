@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json_fwd.hpp>
 
+#include "tranche/comm/backends.h"
 #include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config_reader.h"
@@ -148,7 +149,10 @@ void check_fields(Config& config, int ranks, Problems& problems) {
   at_least<std::int64_t>(config.maximum_consecutive_skips, 1, "tranche.maximum_consecutive_skips", problems);
   at_least<std::int64_t>(config.device_memory_limit, 0, "tranche.device_memory", problems);
   at_least<std::int64_t>(config.workspace_bytes, 0, "tranche.workspace", problems);
-  at_least<std::int64_t>(config.communication_slab_bytes, 1, "tranche.communication_slab", problems);
+  at_least<std::int64_t>(config.communication_slab_bytes, 0, "tranche.communication_slab", problems);
+  if (config.communication_slab_bytes == 0 && ranks >= 1) {
+    config.communication_slab_bytes = default_slab_bytes(ranks);
+  }
   at_least<std::int64_t>(config.total_steps_hint, 0, "tranche.total_steps", problems);
   if (!(config.communication_timeout > 0) || !std::isfinite(config.communication_timeout)) {
     problems.add(fmt::format("tranche.communication_timeout: {} seconds is not above 0",
@@ -161,6 +165,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
     problems.add(
         fmt::format("optimizer.params.lr: {} is not a rate of at least 0", config.optimizer.learning_rate));
   }
+  check_offload(config, problems);
   check_precision(config, problems);
   check_names(config, problems);
   try {

@@ -4,12 +4,15 @@
 #include "tranche/engine/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
 #include "tranche/core/clock.h"
-#include "tranche/engine/engine_impl.h"
+#include "tranche/engine/offloading.h"
+#include "tranche/engine/saving.h"
 #include "tranche/kernels/elementwise.h"
+#include "tranche/kernels/matmul.h"
 #include "tranche/version.h"
 
 namespace tranche {
@@ -47,20 +50,30 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in,
       rank(shard.rank()),
       ranks(shard.size()),
       stage(config.stage),
-      policy(config.effective_reduction()),
+      policy(config.effective_reduction(ranks)),
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
       state_tensors(optimizer->state()) {
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
+  if (config.workspace_bytes == 0) {
+    config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());
+  }
   set_phase("start");
   lay_out();
+  choose_tiers();
   agree_on_start();
-  allocate();
+  allocate_on_all([this] {
+    allocate();
+    prepare_saving();
+  });
+  // Once all ranks have found room, so that none looks at a disk that others fill already.
+  if (offload && offload->swap) allocate_on_all([this] { offload->swap->create(); });
   initialize_weights();
   set_phase("idle");
   step_started = seconds_now();
 }
 
 Engine::Impl::~Impl() {
+  close_saving();
   // Collectives and kernels under way still touch the buffers; a failed communicator has let go of them.
   for (UnitState& unit : units) {
     for (const Event& event : {unit.trainable.filled, unit.frozen.filled, unit.reduced}) {
@@ -74,6 +87,7 @@ Engine::Impl::~Impl() {
     compute.synchronize();
   } catch (...) {
   }
+  close_offloading();
 }
 
 void Engine::Impl::require(bool condition, const std::string& message, std::source_location where) const {
@@ -112,6 +126,7 @@ void Engine::Impl::lay_out() {
     for (const TensorSpec& tensor : spec.tensors) {
       TensorState state;
       state.name = tensor.name;
+      state.aliases = tensor.aliases;
       state.shape = tensor.shape;
       state.initializer = tensor.initializer;
       state.model_index = tensors.size();
@@ -189,26 +204,27 @@ void Engine::Impl::agree_on_start() {
   reduction_group = config.reduction_group > 0 ? config.reduction_group : static_cast<int>(all[0].local_size);
 }
 
-std::byte* Engine::Impl::at(const FlatState& flat, const Buffer& buffer, bool whole, std::int64_t position,
+std::byte* Engine::Impl::at(const FlatState& flat, void* memory_in, bool whole, std::int64_t position,
                             DataType dtype) const {
   const std::int64_t first = whole ? 0 : flat.layout.shard_range(rank).begin;
-  return static_cast<std::byte*>(buffer.data()) + (position - first) * size_of(dtype);
+  return static_cast<std::byte*>(memory_in) + (position - first) * size_of(dtype);
 }
 
 std::byte* Engine::Impl::parameters_shard(const FlatState& flat) const {
-  return at(flat, flat.parameters, whole_parameters(), flat.layout.shard_range(rank).begin,
+  return at(flat, flat.parameters.data(), whole_parameters(), flat.layout.shard_range(rank).begin,
             config.precision.compute);
 }
 
 std::byte* Engine::Impl::gradients_shard(const FlatState& flat) const {
-  return at(flat, flat.gradients, whole_gradients(), flat.layout.shard_range(rank).begin,
+  return at(flat, flat.gradients_data(), whole_gradients(), flat.layout.shard_range(rank).begin,
             config.precision.accumulation);
 }
 
 TensorView Engine::Impl::master_view(const FlatState& flat, std::int64_t position,
                                      std::int64_t elements) const {
-  void* data = flat.master ? at(flat, flat.master, whole_optimizer(), position, DataType::float32)
-                           : at(flat, flat.parameters, whole_parameters(), position, DataType::float32);
+  void* data = flat.master
+                   ? at(flat, flat.master.data(), whole_optimizer(), position, DataType::float32)
+                   : at(flat, flat.parameters.data(), whole_parameters(), position, DataType::float32);
   return {data, DataType::float32, Shape{elements}};
 }
 
@@ -232,28 +248,59 @@ void Engine::Impl::allocate_flat(FlatState& flat, const std::string& name, bool 
   const std::int64_t part = flat.layout.shard_elements();
   if (whole == 0) return;
   const DataType compute_dtype = config.precision.compute;
-  flat.parameters = Buffer(memory, (whole_parameters() ? whole : part) * size_of(compute_dtype),
-                           Category::parameters, name + " parameters");
+  MemoryResource& host = runtime.memory(Tier::host);
+  if (flat.parameters_tier != OffloadTier::nvme) {
+    flat.parameters = Buffer(flat.parameters_tier == OffloadTier::cpu ? host : memory,
+                             (whole_parameters() ? whole : part) * size_of(compute_dtype),
+                             Category::parameters, name + " parameters");
+  }
   if (!trainable) return;
   const std::int64_t kept = whole_optimizer() ? whole : part;
-  if (compute_dtype != DataType::float32) {
-    flat.master = Buffer(memory, kept * size_of(DataType::float32), Category::optimizer, name + " master");
+  if (!lends_gradients(flat)) {
+    flat.gradients =
+        Buffer(memory, (whole_gradients() ? whole : part) * size_of(config.precision.accumulation),
+               Category::gradients, name + " gradients");
   }
-  flat.gradients = Buffer(memory, (whole_gradients() ? whole : part) * size_of(config.precision.accumulation),
-                          Category::gradients, name + " gradients");
+  if (flat.optimizer_tier == OffloadTier::nvme) return;
+  const bool on_host = flat.optimizer_tier == OffloadTier::cpu;
+  MemoryResource& home = on_host ? host : memory;
+  if (compute_dtype != DataType::float32 || flat.optimizer_tier != flat.parameters_tier) {
+    flat.master = Buffer(home, kept * size_of(DataType::float32), Category::optimizer, name + " master");
+  }
   for (const OptimizerStateTensor& state : state_tensors) {
-    flat.state.emplace_back(memory, kept * size_of(state.dtype), Category::optimizer,
-                            name + " " + state.name);
-    kernels::fill_constant(compute, {flat.state.back().data(), state.dtype, Shape{kept}},
-                           state.initial_value);
+    flat.state.emplace_back(home, kept * size_of(state.dtype), Category::optimizer, name + " " + state.name);
   }
 }
 
 void Engine::Impl::allocate() {
+  check_host_memory();
+  if (config.offload.any()) {
+    link = std::make_unique<HostLink>(
+        runtime.device(), HostLinkOptions{config.debug.host_link_bytes_per_second, runtime.trace()});
+    offload = std::make_unique<Offloading>(*link);
+  }
+  if (config.offload.activations) {
+    host_copies =
+        std::make_unique<HostCopies>(*link, compute, *arena, runtime.memory(Tier::host), runtime.ledger(),
+                                     [this](const Event& event) { wait_for_event(event, &exposed_offload); });
+    host_copies->set_poison(config.debug.poison_memory && !simulated());
+  }
+  if (config.offload.uses_nvme()) {
+    SwapFileOptions swap;
+    swap.directory = config.offload.nvme_path;
+    swap.rank = rank;
+    swap.ranks_on_host = shard.local_size();
+    swap.limit_bytes = runtime.nvme_limit();
+    swap.simulated = simulated();
+    offload->swap = std::make_unique<SwapFile>(std::move(swap), runtime.files(), runtime.ledger());
+  }
   for (UnitState& unit : units) {
+    set_phase("start", unit.name);
     allocate_flat(unit.trainable, unit.name, true);
     allocate_flat(unit.frozen, unit.name + " frozen", false);
+    allocate_offloaded(unit);
   }
+  set_phase("start");
   workspace_buffer = Buffer(memory, config.workspace_bytes, Category::workspace, "workspace");
   scalars = Buffer(memory,
                    config.accumulation_steps * 16 +
@@ -263,64 +310,170 @@ void Engine::Impl::allocate() {
   const auto arguments = static_cast<std::int64_t>(group_table.size()) * argument_stride();
   if (arguments > 0) {
     arguments_buffer = Buffer(memory, arguments, Category::other, "optimizer arguments");
-    for (UnitState& unit : units) unit.update = runtime.device().create_replay(unit.name + " update");
+    for (UnitState& unit : units) {
+      if (!offloaded(unit)) unit.update = runtime.device().create_replay(unit.name + " update");
+    }
   }
+  prepare_offloading();
   if (sums > 0) statistics_buffer = Buffer(memory, sums * 8, Category::other, "optimizer statistics");
 }
 
-void Engine::Impl::initialize_flat(UnitState& unit, FlatState& flat, bool trainable) {
-  if (flat.layout.padded_elements() == 0) return;
-  const DataType compute_dtype = config.precision.compute;
-  const std::int64_t kept = whole_parameters() ? flat.layout.padded_elements() : flat.layout.shard_elements();
-  kernels::fill_zero(compute, {flat.parameters.data(), compute_dtype, Shape{kept}});
-  if (flat.master) {
-    const std::int64_t elements = flat.master.bytes() / size_of(DataType::float32);
-    kernels::fill_zero(compute, {flat.master.data(), DataType::float32, Shape{elements}});
+void Engine::Impl::allocate_on_all(const std::function<void()>& work) {
+  std::string problem;
+  bool of_budget = true;
+  try {
+    work();
+  } catch (const OutOfMemory& error) {
+    problem = error.message();
+    if (!config.offload.any()) {
+      if (!problem.ends_with('\n')) problem += '\n';
+      problem += stages_for_comparison();
+    }
+    of_budget = error.of_budget();
   }
-  // Drawn in tiles that fit the workspace; each rank draws its own shard only (everything in stage 0).
+  // Ranks need not run out together; all of them end with the same kind of error, and none waits for the
+  // others.
+  const std::string said = " ran out of memory: ";
+  try {
+    std::int64_t first = problem.empty() ? ranks : rank;
+    shard
+        .all_reduce(&first, 1, DataType::int64, ReduceOperation::minimum,
+                    OperationLabel{"start", "memory", Traffic::control, Tier::host})
+        .wait();
+    if (first == ranks) return;
+    std::array<char, 4096> text{};
+    if (rank == first) problem.copy(text.data(), text.size() - 1);
+    shard
+        .broadcast(text.data(), static_cast<std::int64_t>(text.size()), DataType::uint8,
+                   static_cast<int>(first), {},
+                   OperationLabel{"start", "memory", Traffic::control, Tier::host})
+        .wait();
+    if (problem.empty()) problem = "rank " + std::to_string(first) + said + text.data();
+  } catch (const CommunicationError& error) {
+    // A peer that had learnt of it, and has ended, was quicker than the last message of the exchange.
+    const std::size_t end = error.message().find(said);
+    if (problem.empty()) {
+      if (end == std::string::npos) throw;
+      problem = error.message().substr(error.message().rfind("rank ", end));
+    }
+  }
+  throw OutOfMemory(problem, of_budget);
+}
+
+/// Initial weights of elements of a piece, from the `done`-th on.
+void Engine::Impl::draw(const FlatState& flat, const TensorPiece& piece, std::int64_t done,
+                        const TensorView& target) {
+  const TensorState& tensor =
+      tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
+  const RandomKey key{config.seed, RandomPurpose::initialization, tensor.model_index};
+  const std::int64_t first = piece.tensor_begin + done;
+  const Initializer& how = tensor.initializer;
+  switch (how.kind) {
+    case Initializer::Kind::constant:
+      kernels::fill_constant(compute, target, how.a);
+      break;
+    case Initializer::Kind::normal:
+      kernels::fill_normal(compute, target, key, first, how.a, how.b);
+      break;
+    case Initializer::Kind::uniform:
+      kernels::fill_uniform(compute, target, key, first, how.a, how.b);
+      break;
+  }
+}
+
+void Engine::Impl::initialize_trainable(UnitState& unit) {
+  FlatState& flat = unit.trainable;
+  const DataType dtype = config.precision.compute;
+  const std::int64_t kept = whole_parameters() ? flat.layout.padded_elements() : flat.layout.shard_elements();
+  if (flat.parameters_tier == OffloadTier::none) {
+    kernels::fill_zero(compute, {flat.parameters.data(), dtype, Shape{kept}});
+  } else if (flat.parameters_tier == OffloadTier::cpu) {
+    kernels::fill_zero(*offload->host, {flat.parameters.data(), dtype, Shape{kept}});
+    offload->host->synchronize();  // weights drawn on the device take another road
+  }
+  // Drawn on the device, whose bits they are, in tiles that fit the workspace; each rank draws what it keeps.
   const std::int64_t tile = config.workspace_bytes / size_of(DataType::float32);
+  visit_state(unit, optimizer_range(flat), Access::replace, [&](const Stretch& stretch) {
+    const std::int64_t elements = stretch.range.size();
+    kernels::fill_zero(*stretch.stream, {stretch.master, DataType::float32, Shape{elements}});
+    for (std::size_t s = 0; s < state_tensors.size(); ++s) {
+      kernels::fill_constant(*stretch.stream, {stretch.state[s], state_tensors[s].dtype, Shape{elements}},
+                             state_tensors[s].initial_value);
+    }
+    if (stretch.on_host) stretch.stream->synchronize();
+    for (const TensorPiece& piece : flat.layout.pieces(stretch.range)) {
+      for (std::int64_t done = 0; done < piece.elements; done += tile) {
+        const std::int64_t count = std::min(tile, piece.elements - done);
+        std::byte* home =
+            stretch.master + (piece.buffer_begin + done - stretch.range.begin) * size_of(DataType::float32);
+        const TensorView drawn{stretch.on_host ? workspace_buffer.data() : home, DataType::float32,
+                               Shape{count}};
+        draw(flat, piece, done, drawn);
+        if (stretch.on_host) read_from(home, drawn.data, count * size_of(DataType::float32), false);
+      }
+    }
+    if (offloaded(unit)) {
+      (void)publish_stretch(unit, stretch);
+    } else if (dtype != DataType::float32) {
+      kernels::cast(compute, {stretch.master, DataType::float32, Shape{elements}},
+                    {at(flat, flat.parameters.data(), whole_parameters(), stretch.range.begin, dtype), dtype,
+                     Shape{elements}});
+    }
+  });
+  if (!offloaded(unit)) unit.shard_ready = compute.record();
+  if (ranks > 1 && whole_parameters() && !whole_optimizer()) {
+    const std::vector<Event> ready{unit.shard_ready};
+    flat.filled = all_gather_shard(flat, flat.parameters.data(), dtype, ready, unit.name, "start");
+  }
+}
+
+void Engine::Impl::initialize_frozen(UnitState& unit) {
+  FlatState& flat = unit.frozen;
+  const DataType dtype = config.precision.compute;
+  const std::int64_t held = whole_parameters() ? flat.layout.padded_elements() : flat.layout.shard_elements();
+  const bool away = flat.parameters_tier != OffloadTier::none;
+  if (!away) {
+    kernels::fill_zero(compute, {flat.parameters.data(), dtype, Shape{held}});
+  } else if (flat.parameters_tier == OffloadTier::cpu && !simulated()) {
+    std::memset(flat.parameters.data(), 0, static_cast<std::size_t>(flat.parameters.bytes()));
+  }
+  // fp32 draws, their rounding, and for what lives elsewhere a copy on the way there.
+  const std::int64_t tile = config.workspace_bytes / (2 * size_of(DataType::float32));
+  auto* second = static_cast<std::byte*>(workspace_buffer.data()) + tile * size_of(DataType::float32);
+  std::vector<std::byte> there;
   for (const TensorPiece& piece : flat.layout.pieces(optimizer_range(flat))) {
-    const TensorState& tensor =
-        tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
-    const RandomKey key{config.seed, RandomPurpose::initialization, tensor.model_index};
     for (std::int64_t done = 0; done < piece.elements; done += tile) {
       const std::int64_t count = std::min(tile, piece.elements - done);
       const std::int64_t position = piece.buffer_begin + done;
-      const std::int64_t first = piece.tensor_begin + done;
-      TensorView drawn{workspace_buffer.data(), DataType::float32, Shape{count}};
-      if (trainable) drawn = master_view(flat, position, count);
-      if (!trainable && compute_dtype == DataType::float32) {
-        drawn.data = at(flat, flat.parameters, whole_parameters(), position, compute_dtype);
+      void* target = away ? second : at(flat, flat.parameters.data(), whole_parameters(), position, dtype);
+      if (dtype == DataType::float32) {
+        draw(flat, piece, done, {target, dtype, Shape{count}});
+      } else {
+        const TensorView drawn{workspace_buffer.data(), DataType::float32, Shape{count}};
+        draw(flat, piece, done, drawn);
+        kernels::cast(compute, drawn, {target, dtype, Shape{count}});
       }
-      const Initializer& how = tensor.initializer;
-      switch (how.kind) {
-        case Initializer::Kind::constant:
-          kernels::fill_constant(compute, drawn, how.a);
-          break;
-        case Initializer::Kind::normal:
-          kernels::fill_normal(compute, drawn, key, first, how.a, how.b);
-          break;
-        case Initializer::Kind::uniform:
-          kernels::fill_uniform(compute, drawn, key, first, how.a, how.b);
-          break;
-      }
-      if (compute_dtype != DataType::float32) {
-        void* weights = at(flat, flat.parameters, whole_parameters(), position, compute_dtype);
-        kernels::cast(compute, drawn, {weights, compute_dtype, Shape{count}});
-      }
+      if (!away) continue;
+      there.resize(simulated() ? 0 : static_cast<std::size_t>(count * size_of(dtype)));
+      read_from(there.data(), target, count * size_of(dtype), false);
+      write_parameters(flat, {position, position + count}, there.data());
     }
   }
-  unit.shard_ready = compute.record();
+  if (offloaded(unit)) {
+    compute.synchronize();  // shard_ready tells of the trainable ones
+  } else {
+    unit.shard_ready = compute.record();
+  }
   if (ranks > 1 && whole_parameters() && !whole_optimizer()) {
     const std::vector<Event> ready{unit.shard_ready};
-    flat.filled = all_gather_shard(flat, flat.parameters.data(), compute_dtype, ready, unit.name, "start");
+    flat.filled = all_gather_shard(flat, flat.parameters.data(), dtype, ready, unit.name, "start");
   }
 }
 
 void Engine::Impl::initialize_weights() {
   for (UnitState& unit : units) {
-    initialize_flat(unit, unit.trainable, true);
-    initialize_flat(unit, unit.frozen, false);
+    if (unit.trainable.layout.padded_elements() > 0) initialize_trainable(unit);
+    if (unit.frozen.layout.padded_elements() > 0) initialize_frozen(unit);
   }
 }
 
@@ -337,7 +490,13 @@ void Engine::Impl::begin_pass(const char* program) {
   // replay.
   const bool evaluation = in_evaluation;
   const bool record = config.debug.plan_memory && (evaluation ? evaluation_passes : train_passes) == 1;
+  if (host_copies) host_copies->begin_pass(program, record);
   arena->begin(program, record);
+}
+
+void Engine::Impl::end_pass() {
+  if (host_copies) host_copies->end_pass();
+  arena->end();
 }
 
 // --- Engine ---------------------------------------------------------------------------------------------
@@ -350,7 +509,7 @@ void Engine::Impl::open_micro_batch() {
   require(!in_micro_batch, "begin_micro_batch() inside a micro-batch");
   if (in_evaluation) {
     // A pass ends when the next begins, so that what holds the loss may outlive end_micro_batch().
-    if (arena->active()) arena->end();
+    if (arena->active()) end_pass();
     begin_pass("evaluate");
     ++evaluation_passes;
   } else {
@@ -358,12 +517,16 @@ void Engine::Impl::open_micro_batch() {
                                                          std::to_string(config.accumulation_steps) +
                                                          " micro-batches; call step()");
     if (!in_step) {
+      throw_save_failure();
+      require_whole_state("begin_micro_batch()");
       begin_pass("train");
       in_step = true;
       step_started = seconds_now();
       traffic_before = shard.meter().counts(Traffic::data);
       control_before = shard.meter().counts(Traffic::control);
+      begin_offload_report();
     }
+    if (micro_batch + 1 == config.accumulation_steps) read_ahead();
   }
   in_micro_batch = true;
   set_phase(in_evaluation ? "evaluate" : "forward");
@@ -428,7 +591,7 @@ EvaluationResult Engine::end_evaluation() {
 EvaluationResult Engine::Impl::finish_evaluation() {
   require(in_evaluation && !in_micro_batch,
           "end_evaluation() without begin_evaluation(), or inside a micro-batch");
-  if (arena->active()) arena->end();
+  if (arena->active()) end_pass();
   struct Share {
     double loss;
     std::int64_t tokens;
@@ -449,7 +612,7 @@ EvaluationResult Engine::Impl::finish_evaluation() {
   in_evaluation = false;
   step_gathered_elements = 0;
   exposed_waits.clear();
-  exposed_gather = 0;
+  exposed_gather = exposed_offload = 0;
   set_phase("idle");
   return result;
 }
@@ -469,6 +632,18 @@ StepBuffer Engine::acquire(std::int64_t bytes, Category category, std::string_vi
   buffer.used_on(impl_->compute);
   return buffer;
 }
+HostCopy Engine::send_to_host(StepBuffer buffer, std::string_view tag) {
+  return impl_->guarded([&] {
+    return impl_->host_copies ? impl_->host_copies->send(std::move(buffer), tag)
+                              : HostCopies::keep(std::move(buffer));
+  });
+}
+void Engine::fetch_ahead(HostCopy& copy) {
+  impl_->guarded([&] { HostCopies::fetch(copy); });
+}
+StepBuffer Engine::bring_back(HostCopy copy) {
+  return impl_->guarded([&] { return HostCopies::bring_back(std::move(copy)); });
+}
 Runtime& Engine::runtime() const {
   return impl_->runtime;
 }
@@ -486,6 +661,9 @@ std::int64_t Engine::steps() const {
 }
 std::int64_t Engine::applied_steps() const {
   return impl_->applied_steps;
+}
+std::int64_t Engine::samples() const {
+  return impl_->samples_done;
 }
 std::int64_t Engine::micro_batch() const {
   return impl_->micro_batch;

@@ -1,6 +1,7 @@
 #pragma once
 /// The engine: partitions a model's state over ranks and trains it.
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -8,9 +9,11 @@
 #include <string_view>
 #include <vector>
 
+#include "tranche/device/ledger.h"
 #include "tranche/device/step_arena.h"
 #include "tranche/engine/config.h"
 #include "tranche/engine/handles.h"
+#include "tranche/engine/host_copies.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/engine/saved_state.h"
@@ -82,10 +85,20 @@ class Engine {
   Device& device() const;
   Stream& compute_stream() const;
   kernels::Workspace workspace() const;
-  /// Memory that repeats every micro-batch (activations); ready to be written on the compute stream, and reused
-  /// once that has passed the point where the buffer is released. Who uses it on another stream releases it
-  /// with an event.
+  /// Memory that repeats every micro-batch (activations); ready to be written on the compute stream, and
+  /// reused once that has passed the point where the buffer is released. Who uses it on another stream
+  /// releases it with an event.
   StepBuffer acquire(std::int64_t bytes, Category category, std::string_view tag);
+  /// Config::offload.activations: sends a buffer that backward will want to host memory, behind what the
+  /// compute stream was given so far. Until HostCopy::leave_device() kernels may read it on the device, but
+  /// not write. Host memory is of the step, too: it repeats, is planned, and is booked as activations of
+  /// Tier::host. Without that setting nothing is sent, and the copy holds the buffer as it is.
+  HostCopy send_to_host(StepBuffer buffer, std::string_view tag);
+  /// Takes device memory for a copy that has left, and starts the way back behind other work. What
+  /// bring_back() would do, early; no-op for what is on the device or on its way.
+  void fetch_ahead(HostCopy& copy);
+  /// The buffer again, with its bytes; the compute stream waits for them. LogicError for an empty copy.
+  StepBuffer bring_back(HostCopy copy);
   Runtime& runtime() const;
   const Config& config() const;
   const ModelSpec& model() const;
@@ -93,6 +106,11 @@ class Engine {
   /// Number of step() calls so far, and of applied updates.
   std::int64_t steps() const;
   std::int64_t applied_steps() const;
+  /// Global samples consumed by step() calls so far, those before a load() included.
+  std::int64_t samples() const;
+  /// Asks for an orderly stop: all ranks find StepResult::stop_requested set in the same step. From any
+  /// thread, and from signal handlers. Stays asked for.
+  void request_stop() noexcept;
   /// Index of the open (or next) micro-batch within the step.
   std::int64_t micro_batch() const;
   bool frozen(std::string_view tensor) const;
@@ -113,14 +131,27 @@ class Engine {
 
   // --- Checkpoints; docs/checkpoints.md ------------------------------------------------------------------
   /// Collective; between steps. Saves weights, optimizer state and all that a run needs to go on as a new
-  /// checkpoint in `directory`, and returns its path. No byte of state is written by two ranks. Returns when
-  /// the checkpoint is durable. Throws CheckpointError on all ranks, naming rank, file and reason; earlier
-  /// checkpoints and the training state are as before then.
+  /// checkpoint in `directory`, and returns the path it will have. No byte of state is written by two ranks.
+  /// Returns once this rank's shard is copied to host memory (kept and reused; Config::save_buffer reserves
+  /// it at the start), but for state on the nvme tier, which the next step hands over as it reads it, or a
+  /// pass of its own if anything wants it before; it is written and made durable by a thread behind the next
+  /// steps, and is a checkpoint when StepResult::saved or finish_saving() names it. One is under way at a
+  /// time: a second call first waits for the one before. With options.wait all of it is done on return.
+  ///
+  /// A save that fails throws CheckpointError on all ranks, naming rank, file and reason: from this call, or,
+  /// when it was under way, from the next of begin_micro_batch() that starts a step, save(), load() and
+  /// finish_saving(). Earlier checkpoints and the training state are as before then, and the engine goes on.
+  /// The engine's end waits for the save under way and logs its failure.
   std::string save(const std::string& directory, const SaveOptions& options = {});
+  /// Collective. Waits for the save under way; the path of its checkpoint, empty when there was none. Throws
+  /// as said above.
+  std::string finish_saving();
+  /// Whether a save is under way; equal on all ranks.
+  bool saving() const;
   /// Collective; between steps. `path` is a checkpoint, or a folder of them, whose newest complete one is
-  /// taken. Any number of ranks and any stage may have saved it; each rank reads only what it keeps, verified.
-  /// Throws CheckpointError on all ranks; nothing has changed then if the checkpoint does not fit the model,
-  /// while damage found in reading leaves weights of which some are new: load another or end.
+  /// taken. Any number of ranks and any stage may have saved it; each rank reads only what it keeps,
+  /// verified. Throws CheckpointError on all ranks; nothing has changed then if the checkpoint does not fit
+  /// the model, while damage found in reading leaves weights of which some are new: load another or end.
   LoadResult load(const std::string& path, const LoadOptions& options = {});
 
   // --- Reports -----------------------------------------------------------------------------------------
@@ -133,8 +164,21 @@ class Engine {
   struct StateBytes {
     std::int64_t parameters = 0, gradients = 0, optimizer = 0;  ///< as allocated
     std::int64_t padding = 0;                                   ///< of these, for padding elements
+    struct OnTier {
+      std::int64_t parameters = 0, gradients = 0, optimizer = 0;
+    };
+    std::array<OnTier, tier_count> tiers;  ///< of these, where they live
+    /// Elements of flat buffers whose optimizer state this rank keeps, and those of them that left the
+    /// device.
+    std::int64_t kept_elements = 0, moved_elements = 0;
   };
   StateBytes state_bytes() const;
+  /// The packed memory of a step, all 0 until it has been recorded (two steps).
+  struct StepMemory {
+    std::int64_t block = 0;      ///< bytes of the block that all its buffers lie in
+    std::int64_t live_peak = 0;  ///< most bytes of a training step's buffers that are held at once
+  };
+  StepMemory step_memory() const;
   /// Data elements per rank and step by the formula of DESIGN section 2, from the layouts and the policy;
   /// stage 3 from the recorded schedule (0 before the first step has ended).
   std::int64_t formula_wire_elements() const;

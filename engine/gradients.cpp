@@ -19,7 +19,8 @@ void Engine::Impl::open_gradients(int index) {
     if (direct_accumulation()) {
       // First use of the step: nothing has been added yet.
       if (!unit.accumulated) {
-        kernels::fill_zero(compute, {unit.trainable.gradients.data(), DataType::float32, Shape{elements}});
+        if (lends_gradients(unit.trainable)) lend_gradients(unit);
+        kernels::fill_zero(compute, {unit.trainable.gradients_data(), DataType::float32, Shape{elements}});
         unit.accumulated = true;
       }
     } else {
@@ -52,7 +53,7 @@ TensorView Engine::Impl::gradient_view(int unit_index, int index) {
     }
     return {scratch.data(), DataType::float32, tensor.shape};
   }
-  void* base = direct_accumulation() ? unit.trainable.gradients.data() : unit.gradient_slot.data();
+  void* base = direct_accumulation() ? unit.trainable.gradients_data() : unit.gradient_slot.data();
   return {static_cast<float*>(base) + unit.trainable.layout.tensor_offset(tensor.flat_index),
           DataType::float32, tensor.shape};
 }
@@ -62,7 +63,10 @@ void Engine::Impl::submit_gradients(int index) {
   unit.handle_open = false;
   for (StepBuffer& scratch : unit.frozen_scratch) scratch.release(compute.record());
   ++unit.uses_submitted;
-  if (unit.uses_submitted == unit.uses_per_pass) launch_reduction(unit);
+  if (unit.uses_submitted < unit.uses_per_pass) return;
+  set_phase("reduce", unit.name);
+  launch_reduction(unit);
+  set_phase("backward", unit.name);
 }
 
 void Engine::Impl::drop_gradients(int index) noexcept {
@@ -84,11 +88,11 @@ void Engine::Impl::launch_reduction(UnitState& unit) {
   const bool last_micro_batch = micro_batch + 1 == config.accumulation_steps;
   const DataType wire = config.precision.wire;
   const DataType accumulation = config.precision.accumulation;
-  set_phase("reduce", unit.name);
 
+  if (lends_gradients(flat) && !flat.lent_gradients) lend_gradients(unit);
   TensorView source{unit.gradient_slot.data(), DataType::float32, Shape{elements}};
   if (boundary) {
-    TensorView accumulator{flat.gradients.data(), accumulation, Shape{elements}};
+    TensorView accumulator{flat.gradients_data(), accumulation, Shape{elements}};
     if (!direct_accumulation()) {
       if (unit.accumulated) {
         kernels::accumulate(compute, source, accumulator);
@@ -131,13 +135,14 @@ void Engine::Impl::launch_reduction(UnitState& unit) {
     if (stage == 0 && last_micro_batch) {
       // Stage 0 keeps all of G: the shards are gathered in G's own dtype, behind the rest of backward.
       const std::vector<Event> summed{unit.reduced};
-      unit.reduced = all_gather_shard(flat, flat.gradients.data(), accumulation, summed, unit.name, "reduce");
+      unit.reduced = all_gather_shard(flat, flat.gradients_data(), accumulation, summed, unit.name, "reduce");
     }
   }
   unit.accumulated = true;
   wire_buffer.release(unit.reduced);
   unit.gradient_slot.release(unit.reduced);
   if (!config.overlap) unit.reduced.wait();
+  if (last_micro_batch && flat.optimizer_tier != OffloadTier::none) send_gradients_home(unit);
 }
 
 void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {

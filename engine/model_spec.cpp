@@ -1,7 +1,9 @@
 #include "tranche/engine/model_spec.h"
 
 #include <fmt/core.h>
+
 #include <bit>
+#include <unordered_set>
 
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
@@ -25,6 +27,33 @@ class Hash {
   void add_byte(std::uint64_t byte) { value_ = (value_ ^ (byte & 0xffu)) * 0x100000001b3u; }
   std::uint64_t value_ = 0xcbf29ce484222325u;
 };
+
+/// No alias is the name or an alias of another tensor.
+void require_unique_aliases(const std::vector<UnitSpec>& units, const UnitSpec& added) {
+  const auto has_aliases = [](const UnitSpec& unit) {
+    return std::any_of(unit.tensors.begin(), unit.tensors.end(),
+                       [](const TensorSpec& tensor) { return !tensor.aliases.empty(); });
+  };
+  if (!has_aliases(added) && std::none_of(units.begin(), units.end(), has_aliases)) return;
+  std::unordered_set<std::string> names, aliases;
+  const auto take = [&](const UnitSpec& unit) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      names.insert(tensor.name);
+      for (const std::string& alias : tensor.aliases) {
+        if (alias.empty() || !aliases.insert(alias).second) {
+          throw InvalidArgument(
+              fmt::format("alias '{}' of tensor '{}' is empty or there already", alias, tensor.name));
+        }
+      }
+    }
+  };
+  for (const UnitSpec& unit : units) take(unit);
+  take(added);
+  for (const std::string& alias : aliases) {
+    if (names.count(alias) > 0)
+      throw InvalidArgument(fmt::format("'{}' is the name of one tensor and an alias of another", alias));
+  }
+}
 
 }  // namespace
 
@@ -60,6 +89,7 @@ UnitId ModelSpec::add_unit(UnitSpec unit) {
       }
     }
   }
+  require_unique_aliases(units_, unit);
   units_.push_back(std::move(unit));
   return {static_cast<int>(units_.size()) - 1};
 }
@@ -105,6 +135,8 @@ std::uint64_t ModelSpec::hash() const {
       hash.add(static_cast<std::int64_t>(tensor.initializer.kind));
       hash.add(std::bit_cast<std::int32_t>(tensor.initializer.a));
       hash.add(std::bit_cast<std::int32_t>(tensor.initializer.b));
+      hash.add(static_cast<std::int64_t>(tensor.aliases.size()));
+      for (const std::string& alias : tensor.aliases) hash.add(alias);
     }
   }
   return hash.value();

@@ -2,6 +2,7 @@
 /// What the engine knows of a model: units of named tensors, in forward order. It never sees layers.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "tranche/core/shape.h"
 
 namespace tranche {
+
+struct Config;
 
 /// How a tensor's fp32 master weights are born: pure functions of (seed, tensor, element).
 struct Initializer {
@@ -30,6 +33,8 @@ struct TensorSpec {
   std::string name;  ///< unique in the model: "h.0.attn.c_attn.weight"
   Shape shape;
   Initializer initializer;
+  /// Other names under which people know the same elements ("lm_head.weight"): shown in checkpoints.
+  std::vector<std::string> aliases = {};
 };
 
 /// Tensors gathered, reduced and freed together.
@@ -63,6 +68,9 @@ class ModelSpec {
   std::int64_t tokens_per_sample = 1;
   /// Operations for forward and backward of one token, for reports; 0 when unknown.
   double flops_per_token = 0;
+  /// How often a micro-batch of training under a configuration gathers each unit when parameters are sharded,
+  /// for tables that are wanted before the first step has shown it. Empty: not known.
+  std::function<std::vector<int>(const Config& config)> gathers_per_pass;
   /// Hash of names, shapes, initializers, order, uses and tokens_per_sample; equal on all ranks, checked at
   /// start.
   std::uint64_t hash() const;

@@ -10,7 +10,10 @@ namespace tranche {
 void Engine::Impl::acquire_unit(int index) {
   UnitState& unit = units[index];
   require(in_micro_batch, "gather(" + unit.name + ") outside a micro-batch");
-  set_phase(in_evaluation ? "evaluate" : "forward_backward", unit.name);
+  // Backward has begun with the first gradients of the micro-batch; recomputation is part of it.
+  const bool backward =
+      std::any_of(units.begin(), units.end(), [](const UnitState& u) { return u.uses_begun > 0; });
+  set_phase(in_evaluation ? "evaluate" : backward ? "backward" : "forward", unit.name);
   GatherOrder& expected = order();
   const bool in_order = expected.known && expected.position < expected.units.size() &&
                         expected.units[expected.position] == index;
@@ -36,13 +39,15 @@ void Engine::Impl::acquire_unit(int index) {
   observed.push_back(index);
   if (in_order) ++expected.position;
   ++unit.holders;
+  // What is left of the update elsewhere, then what is left of the gather.
+  if (offloaded(unit)) wait_for_event(unit.shard_ready, &exposed_offload);
   for (const FlatState* flat : {&unit.trainable, &unit.frozen}) {
-    wait_for_collective(flat->filled, &exposed_gather);
+    wait_for_event(flat->filled, &exposed_gather);
   }
   prefetch();
 }
 
-void Engine::Impl::wait_for_collective(const Event& event, double* seconds) {
+void Engine::Impl::wait_for_event(const Event& event, double* seconds) {
   if (event.query()) {
     compute.wait(event);  // rethrows a failure
     return;
@@ -72,9 +77,18 @@ void Engine::Impl::issue_gather(int index) {
     ready.push_back(unit.shard_ready);
     ready.push_back(flat->filled);  // one gather at a time reads the shard: the last stands for all
     const OperationLabel label{unit.name, in_evaluation ? "evaluate" : "forward_backward", Traffic::data};
-    flat->filled =
-        shard.all_gather(flat->parameters.data(), flat->gathered.data(), flat->layout.shard_elements(), dtype,
-                         config.allgather_bucket_elements, ready, label);
+    const void* from = flat->parameters.data();
+    if (flat->parameters_tier != OffloadTier::none) {
+      // To its place among the others', where it is sent from.
+      std::byte* place = at(*flat, flat->gathered.data(), true, flat->layout.shard_range(rank).begin, dtype);
+      flat->filled = bring_shard(unit, *flat, place, std::move(ready));
+      ready = {flat->filled};
+      from = place;
+    }
+    if (ranks > 1) {
+      flat->filled = shard.all_gather(from, flat->gathered.data(), flat->layout.shard_elements(), dtype,
+                                      config.allgather_bucket_elements, ready, label);
+    }
     if (!config.overlap) flat->filled.wait();
     step_gathered_elements += flat->layout.padded_elements();
   }

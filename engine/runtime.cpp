@@ -7,6 +7,7 @@
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
 #include "tranche/kernels/matmul.h"
+#include "tranche/offload/file_system.h"
 #include "tranche/version.h"
 
 namespace tranche {
@@ -18,11 +19,12 @@ struct Runtime::Impl {
   Ledger ledger;
   std::unique_ptr<Device> device;
   std::unique_ptr<PoisonResource> poison;
-  std::unique_ptr<LimitResource> limit;
+  std::unique_ptr<LimitResource> limit, host_limit;
   std::unique_ptr<TrackingResource> tracking;
   std::unique_ptr<TrackingResource> host_tracking;
   /// Numbered devices: where the host communicator's slab lies, which is there before the device is.
   std::unique_ptr<MemoryResource> slab_memory;
+  std::unique_ptr<LimitResource> slab_limit;
   std::unique_ptr<TrackingResource> slab_tracking;
   std::unique_ptr<TraceRecorder> trace;
   std::unique_ptr<Communicator> world;
@@ -38,9 +40,12 @@ RuntimeOptions RuntimeOptions::from(const Config& config) {
   RuntimeOptions options;
   options.threads = config.threads;
   options.device_memory_limit = config.device_memory_limit;
+  options.host_memory_limit = config.offload.host_memory_limit;
+  options.nvme_limit = config.offload.nvme_limit;
   options.poison_memory = config.debug.poison_memory;
   options.communication_timeout = config.communication_timeout;
-  options.communication_slab_bytes = config.communication_slab_bytes;
+  // 0: a Config that was not validated yet.
+  if (config.communication_slab_bytes > 0) options.communication_slab_bytes = config.communication_slab_bytes;
   options.inline_progress = config.inline_progress;
   options.device_transport = config.device_transport;
   options.collectives = config.collectives;
@@ -70,7 +75,14 @@ void Runtime::Impl::make_device(int index) {
     memory = limit.get();
   }
   tracking = std::make_unique<TrackingResource>(*memory, ledger);
-  host_tracking = std::make_unique<TrackingResource>(device->memory(Tier::host), ledger);
+  MemoryResource* host = &device->memory(Tier::host);
+  if (options.host_memory_limit > 0) {
+    host_limit = std::make_unique<LimitResource>(*host, options.host_memory_limit, &ledger);
+    // What the ranks met through was taken before there was a device.
+    host_limit->hold(ledger.total(Tier::host));
+    host = host_limit.get();
+  }
+  host_tracking = std::make_unique<TrackingResource>(*host, ledger);
 }
 
 CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) {
@@ -82,6 +94,7 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
   if (options.trace) {
     // The recorder wants the rank, which only the communicator knows: it is made once that is there.
     trace = std::make_unique<TraceRecorder>(0);
+    trace->set_capacity(options.trace_events);
     communicator.trace = trace.get();
   }
   return communicator;
@@ -90,7 +103,12 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
 // The rank on its host chooses the device, so the ranks meet first.
 void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, int devices) {
   slab_memory = make_host_resource(Tier::host);
-  slab_tracking = std::make_unique<TrackingResource>(*slab_memory, ledger);
+  MemoryResource* slab = slab_memory.get();
+  if (options.host_memory_limit > 0) {
+    slab_limit = std::make_unique<LimitResource>(*slab, options.host_memory_limit, &ledger);
+    slab = slab_limit.get();
+  }
+  slab_tracking = std::make_unique<TrackingResource>(*slab, ledger);
   std::unique_ptr<Communicator> host = factory(communicator_options(*slab_tracking));
   make_device(host->local_rank() % devices);
   DeviceCommunicatorOptions communicator;
@@ -147,8 +165,16 @@ int Runtime::size() const {
 Device& Runtime::device() const {
   return *impl_->device;
 }
+int Runtime::host_threads() const {
+  if (impl_->device->kind() == DeviceKind::meta) return 1;
+  if (impl_->options.threads > 0) return impl_->options.threads;
+  return std::max(1, usable_cores() / std::max(1, impl_->world->local_size()));
+}
 Ledger& Runtime::ledger() const {
   return impl_->ledger;
+}
+FileSystem& Runtime::files() const {
+  return impl_->options.files != nullptr ? *impl_->options.files : posix_file_system();
 }
 const Logger& Runtime::log() const {
   return impl_->log;
@@ -156,8 +182,12 @@ const Logger& Runtime::log() const {
 TraceRecorder* Runtime::trace() const {
   return impl_->trace.get();
 }
-std::int64_t Runtime::memory_calls() const {
-  return impl_->tracking->calls();
+std::int64_t Runtime::nvme_limit() const {
+  return impl_->options.nvme_limit;
+}
+std::int64_t Runtime::memory_calls(Tier tier) const {
+  if (tier == Tier::nvme) return 0;  // files are no memory resource
+  return (tier == Tier::host ? impl_->host_tracking : impl_->tracking)->calls();
 }
 
 MemoryResource& Runtime::memory(Tier tier) const {

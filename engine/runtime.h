@@ -13,12 +13,15 @@
 
 namespace tranche {
 
+class FileSystem;
 struct Config;
 
 struct RuntimeOptions {
   DeviceKind device = DeviceKind::cpu;
   int threads = 0;                       ///< per rank; 0: cores of the affinity mask / ranks on the host
   std::int64_t device_memory_limit = 0;  ///< bytes; 0: none
+  std::int64_t host_memory_limit = 0;    ///< bytes of the host tier; 0: none
+  std::int64_t nvme_limit = 0;           ///< bytes of the rank's swap file; 0: none
   bool poison_memory = false;
   double communication_timeout = 300;  ///< seconds
   std::int64_t communication_slab_bytes = std::int64_t{8} << 20;
@@ -26,7 +29,9 @@ struct RuntimeOptions {
   std::string collectives = "auto";       ///< nccl: reductions by NCCL itself; for cuda
   bool inline_progress = false;           ///< `tranche.progress: inline`, for adopted MPI communicators
   bool trace = false;                     ///< record spans
+  std::int64_t trace_events = 0;          ///< most that are kept, the first and the latest; 0: all
   LogLevel log_level = LogLevel::info;
+  FileSystem* files = nullptr;  ///< where checkpoints are kept; outlives the Runtime; null: the system's
   /// Takes over the fields of a Config that concern the runtime.
   static RuntimeOptions from(const Config& config);
 };
@@ -49,11 +54,16 @@ class Runtime {
   int rank() const;
   int size() const;
   Device& device() const;
+  /// Threads that this rank's work on host memory may use: its share of the cores of its host.
+  int host_threads() const;
   /// Booked and limited memory of a tier.
   MemoryResource& memory(Tier tier) const;
-  /// Calls of the device tier's memory resource so far.
-  std::int64_t memory_calls() const;
+  /// Most bytes that the rank's swap file may have; 0: none but the disk's free space.
+  std::int64_t nvme_limit() const;
+  /// Calls of a tier's memory resource so far.
+  std::int64_t memory_calls(Tier tier = Tier::device) const;
   Ledger& ledger() const;
+  FileSystem& files() const;
   const Logger& log() const;
   /// nullptr unless options.trace.
   TraceRecorder* trace() const;

@@ -1,17 +1,17 @@
-// Saving and loading: what a rank keeps, handed to checkpoint/ by section, unit and global range.
+// Saving: what a rank keeps is copied once, and written by a thread behind the next steps. Ranks learn of
+// each other's progress from the record that they exchange at every step's boundary anyway.
 
-#include <algorithm>
-#include <cstring>
-#include <functional>
-#include <memory>
+#include "tranche/engine/saving.h"
+
 #include <nlohmann/json.hpp>
 #include <random>
+#include <span>
 
-#include "tranche/checkpoint/reader.h"
 #include "tranche/checkpoint/shard_writer.h"
-#include "tranche/engine/engine_impl.h"
-#include "tranche/kernels/elementwise.h"
-#include "tranche/offload/aligned_buffer.h"
+#include "tranche/core/clock.h"
+#include "tranche/core/trace.h"
+#include "tranche/engine/offloading.h"
+#include "tranche/engine/rank_texts.h"
 
 namespace tranche {
 
@@ -19,306 +19,341 @@ using nlohmann::ordered_json;
 
 namespace {
 
+/// What is done with files while it lives, as a span of the trace.
+class DiskSpan {
+ public:
+  DiskSpan(TraceRecorder* trace, std::string name)
+      : trace_(trace), name_(std::move(name)), begin_(seconds_now()) {}
+  ~DiskSpan() {
+    if (trace_ == nullptr) return;
+    try {
+      trace_->span("disk", name_, begin_, seconds_now());
+    } catch (...) {  // out of memory for a line of the trace
+    }
+  }
+  DiskSpan(const DiskSpan&) = delete;
+  DiskSpan& operator=(const DiskSpan&) = delete;
+
+ private:
+  TraceRecorder* trace_;
+  std::string name_;
+  double begin_;
+};
+
+/// Hands out memory that was taken before, in turn; all of it comes back at once.
+class StagingMemory final : public MemoryResource {
+ public:
+  StagingMemory(std::span<std::byte> memory, MemoryResource& beyond) : memory_(memory), beyond_(beyond) {}
+  Tier tier() const override { return Tier::host; }
+  void* allocate(const AllocationRequest& request) override {
+    const auto bytes = static_cast<std::size_t>(aligned_bytes(request.bytes));
+    if (bytes > memory_.size() - used_) return beyond_.allocate(request);
+    used_ += bytes;
+    return memory_.data() + (used_ - bytes);
+  }
+  void deallocate(void* pointer, const AllocationRequest& request) noexcept override {
+    const auto* byte = static_cast<const std::byte*>(pointer);
+    if (byte >= memory_.data() && byte < memory_.data() + memory_.size()) return;
+    beyond_.deallocate(pointer, request);
+  }
+
+ private:
+  std::span<std::byte> memory_;
+  MemoryResource& beyond_;
+  std::size_t used_ = 0;
+};
+
+/// Writes a shard from a snapshot that is no image: what lives in memory and what comes by, in the order of
+/// the file.
+std::string write_pieces(const checkpoint::Storage& storage, const checkpoint::ShardPlan& plan,
+                         const SnapshotLayout& layout, std::span<std::byte> snapshot, TileFeed& feed,
+                         const std::string& folder) {
+  StagingMemory staging(snapshot.subspan(static_cast<std::size_t>(layout.staging)), storage.memory);
+  checkpoint::ShardWriter writer({storage.files, storage.io, staging}, plan, folder);
+  const auto& sections = plan.layout().sections;
+  std::vector<int> kept;  // sections of trainable tensors: weights, then states
+  for (std::size_t s = 0; s < sections.size(); ++s) {
+    if (!sections[s].frozen) kept.push_back(static_cast<int>(s));
+  }
+  auto part = layout.parts.begin();
+  for (std::size_t u = 0; u < layout.tiles.size(); ++u) {
+    for (; part != layout.parts.end() && part->piece.unit == static_cast<int>(u); ++part) {
+      writer.put(part->piece.section, part->piece.unit, part->piece.range, snapshot.data() + part->offset);
+    }
+    std::int64_t missing = layout.tiles[u].size();
+    const auto put = [&](const TileFeed::Tile& tile) {
+      for (std::size_t i = 0; i < kept.size(); ++i) writer.put(kept[i], tile.unit, tile.range, tile.data[i]);
+      missing -= tile.range.size();
+    };
+    while (missing > 0 && feed.take(put)) {
+    }
+  }
+  return checkpoint::to_text(writer.finish());  // which refuses when something never came
+}
+
+/// However the taking of tiles ends, nobody waits for it.
+class FeedCloser {
+ public:
+  explicit FeedCloser(std::shared_ptr<TileFeed> feed) : feed_(std::move(feed)) {}
+  ~FeedCloser() {
+    if (feed_) feed_->close();
+  }
+  FeedCloser(const FeedCloser&) = delete;
+  FeedCloser& operator=(const FeedCloser&) = delete;
+
+ private:
+  std::shared_ptr<TileFeed> feed_;
+};
+
 constexpr OperationLabel save_label{"checkpoint", "save", Traffic::control, Tier::host};
-
-/// Every rank's text on every rank. Collective.
-std::vector<std::string> exchange_texts(Communicator& ranks, const std::string& mine) {
-  const auto count = static_cast<std::size_t>(ranks.size());
-  const auto size = static_cast<std::int64_t>(mine.size());
-  std::vector<std::int64_t> sizes(count, size);
-  ranks.all_gather(&size, sizes.data(), 1, DataType::int64, 0, {}, save_label).wait();
-  const auto largest = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
-  std::string padded = mine;
-  padded.resize(largest);
-  std::string all(largest * count, '\0');
-  for (std::size_t r = 0; r < count; ++r) all.replace(r * largest, largest, padded);
-  if (largest > 0) {
-    ranks
-        .all_gather(padded.data(), all.data(), static_cast<std::int64_t>(largest), DataType::uint8, 0, {},
-                    save_label)
-        .wait();
-  }
-  std::vector<std::string> texts;
-  for (std::size_t r = 0; r < count; ++r) {
-    texts.push_back(all.substr(r * largest, static_cast<std::size_t>(sizes[r])));
-  }
-  return texts;
-}
-
-/// Runs `work` on this rank; every rank learns whether it went well everywhere, and all throw CheckpointError
-/// if not. Returns what the ranks' works returned. Collective.
-std::vector<std::string> together(Communicator& ranks, const std::function<std::string()>& work) {
-  std::string outcome;
-  try {
-    outcome = "+" + work();
-  } catch (const Error& error) {
-    outcome = "-" + error.message();
-  } catch (const std::exception& error) {
-    outcome = std::string("-") + error.what();
-  }
-  std::vector<std::string> outcomes = exchange_texts(ranks, outcome);
-  for (std::size_t r = 0; r < outcomes.size(); ++r) {
-    if (outcomes[r][0] == '+') continue;
-    const std::string who = ranks.size() == 1 ? "" : "rank " + std::to_string(r) + ": ";
-    throw CheckpointError(who + outcomes[r].substr(1));
-  }
-  for (std::string& text : outcomes) text.erase(0, 1);
-  return outcomes;
-}
+/// Between two looks at the others while waiting: well below any time-out of collectives.
+constexpr double look_around_seconds = 0.5;
 
 }  // namespace
 
-/// Where this rank keeps elements of a section of a flat buffer, and from which of them on.
-Engine::Impl::Kept Engine::Impl::kept_section(UnitState& unit, const checkpoint::SectionRecord& section) {
-  FlatState& flat = section.frozen ? unit.frozen : unit.trainable;
-  if (section.frozen) {
-    const ElementRange range =
-        whole_parameters() ? ElementRange{0, flat.layout.padded_elements()} : flat.layout.shard_range(rank);
-    return {flat.parameters.data(), section.dtype, range};
+void Engine::Impl::prepare_saving() {
+  saving = std::make_unique<Saving>(runtime.files());
+  if (config.save_buffer) {
+    reserve_snapshot(checkpoint::ShardPlan(checkpoint_layout(), rank, 0));
   }
-  const ElementRange range = optimizer_range(flat);
-  if (section.kind == "weight") {
-    if (range.empty()) return {nullptr, DataType::float32, range};
-    return {master_view(flat, range.begin, range.size()).data, DataType::float32, range};
-  }
-  const auto state = static_cast<std::size_t>(find_state(section.kind));
-  return {flat.state[state].data(), state_tensors[state].dtype, range};
 }
 
-checkpoint::Layout Engine::Impl::checkpoint_layout() const {
-  std::vector<checkpoint::UnitDescription> described;
-  for (const UnitState& unit : units) {
-    checkpoint::UnitDescription description{unit.name, unit.uses_per_pass, {}};
-    for (const int index : unit.tensors) {
-      const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
-      description.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, {}});
-    }
-    described.push_back(std::move(description));
+void Engine::Impl::describe_run(checkpoint::Manifest& manifest, const SaveOptions& options) const {
+  const LossScalerState& scale = scaler.state();
+  manifest.stage = stage;
+  manifest.numerics = runtime.numerics_fingerprint();
+  manifest.reduction_group = reduction_group;
+  manifest.run.step = steps_done;
+  manifest.run.applied = applied_steps;
+  manifest.run.samples = samples_done;
+  manifest.run.tokens = tokens_done;
+  manifest.run.random = ordered_json{{"seed", config.seed}}.dump();
+  if (config.loss_scaling) {
+    manifest.run.loss_scaler = ordered_json{
+        {"scale", scale.scale},
+        {"clean_steps", scale.clean_steps},
+        {"hysteresis_left",
+         scale.hysteresis_left}}.dump();
   }
-  std::vector<checkpoint::StateDescription> states;
-  for (const OptimizerStateTensor& state : state_tensors) states.push_back({state.name, state.dtype});
-  return checkpoint::make_layout(described, states, DataType::float32, config.precision.compute, ranks);
+  manifest.run.schedule = ordered_json{{"type", config.schedule.type},
+                                       {"params", ordered_json::parse(config.schedule.parameters_json)},
+                                       {"total_steps", config.total_steps_hint}}
+                              .dump();
+  manifest.run.optimizer = optimizer->describe();
+  manifest.run.config = config.to_json();
+  manifest.run.user = options.user;
 }
 
 std::string Engine::Impl::save(const std::string& directory, const SaveOptions& options) {
   require(!in_step && !in_micro_batch && !in_evaluation,
           "save() inside a step or an evaluation; save between step() and the next micro-batch");
+  require_whole_state("save()");
+  (void)finish_saving();
   set_phase("save");
-  const checkpoint::LocalStorage local;
-  std::int64_t token = 0;
-  if (rank == 0) {
-    std::random_device draw;
-    token = static_cast<std::int64_t>(draw()) << 31 ^ static_cast<std::int64_t>(draw());
+  Saving& save = *saving;
+  if (!save.has_token) {
+    std::int64_t token = 0;
+    if (rank == 0) {
+      std::random_device draw;
+      token = static_cast<std::int64_t>(draw()) << 31 ^ static_cast<std::int64_t>(draw());
+    }
+    shard.broadcast(&token, 1, DataType::int64, 0, {}, save_label).wait();
+    save.token = static_cast<std::uint64_t>(token);
+    save.has_token = true;
   }
-  shard.broadcast(&token, 1, DataType::int64, 0, {}, save_label).wait();
-  const std::string what = "cannot save step " + std::to_string(steps_done) + " to " + directory + ": ";
-  checkpoint::RunFolder folder(local, directory, static_cast<std::uint64_t>(token));
-  checkpoint::Manifest manifest;
-  std::vector<std::string> records;
+  save.directory = directory;
+  save.step = steps_done;
   try {
-    records = together(shard, [&] {
-      manifest.layout = checkpoint_layout();
-      const checkpoint::ShardPlan plan(manifest.layout, rank, steps_done);
-      if (rank == 0) folder.prepare(steps_done, plan.file_bytes() * ranks);
-      const AlignedBuffer image(runtime.memory(Tier::host), plan.file_bytes(), Category::other,
-                                "checkpoint snapshot");
-      for (const checkpoint::SectionPiece& piece : plan.pieces()) {
-        if (piece.range.empty()) continue;
-        const auto& section = manifest.layout.sections[static_cast<std::size_t>(piece.section)];
-        const Kept kept = kept_section(units[static_cast<std::size_t>(piece.unit)], section);
-        runtime.device().copy_to_host(
-            compute,
-            static_cast<std::byte*>(image.data()) + plan.offset_of(piece.section, piece.unit, piece.range),
-            static_cast<const std::byte*>(kept.data) +
-                (piece.range.begin - kept.range.begin) * size_of(kept.dtype),
-            piece.range.size() * size_of(kept.dtype));
+    (void)together(shard, save_label, [&]() -> std::string {
+      if (!save.io) save.io = make_block_io();
+      if (!save.folder || save.folder->parent() != directory) {
+        save.folder.emplace(checkpoint::Storage{save.files, *save.io, runtime.memory(Tier::host)}, directory,
+                            save.token);
       }
-      compute.synchronize();
-      checkpoint::ShardWriter writer(local, plan, folder.temporary(steps_done));
-      writer.write_image({static_cast<std::byte*>(image.data()), static_cast<std::size_t>(image.bytes())});
-      return checkpoint::to_text(writer.finish());
+      save.plan = std::make_unique<checkpoint::ShardPlan>(checkpoint_layout(), rank, steps_done);
+      save.retention = {options.keep_last, options.keep_every};
+      save.manifest = {};
+      if (rank == 0) {
+        save.manifest.layout = save.plan->layout();
+        describe_run(save.manifest, options);
+      }
+      take_snapshot();
+      return {};
     });
   } catch (const CheckpointError& error) {
-    if (rank == 0) folder.discard(steps_done);
     set_phase("idle");
-    throw CheckpointError(what + error.message());
+    throw CheckpointError(saving_text() + error.message());
   }
-  std::string path;
-  try {
-    path = together(shard, [&]() -> std::string {
-      if (rank != 0) return {};
-      for (std::size_t r = 0; r < records.size(); ++r) {
-        manifest.shards.push_back(
-            checkpoint::shard_record_from_text(records[r], "record of rank " + std::to_string(r)));
-      }
-      const LossScalerState& scale = scaler.state();
-      manifest.stage = stage;
-      manifest.numerics = runtime.numerics_fingerprint();
-      manifest.reduction_group = reduction_group;
-      manifest.run.step = steps_done;
-      manifest.run.applied = applied_steps;
-      manifest.run.samples = options.samples >= 0 ? options.samples : steps_done * config.train_batch_size;
-      manifest.run.tokens = manifest.run.samples * model.tokens_per_sample;
-      manifest.run.random = ordered_json{{"seed", config.seed}}.dump();
-      manifest.run.loss_scaler = ordered_json{
-          {"scale", scale.scale},
-          {"clean_steps", scale.clean_steps},
-          {"hysteresis_left",
-           scale.hysteresis_left}}.dump();
-      manifest.run.optimizer = optimizer->describe();
-      manifest.run.config = config.to_json();
-      manifest.run.user = options.user;
-      const std::string committed = folder.commit(manifest);
-      (void)folder.retain({options.keep_last, options.keep_every});
-      return committed;
-    })[0];
-  } catch (const CheckpointError& error) {
-    if (rank == 0) folder.discard(steps_done);
-    set_phase("idle");
-    throw CheckpointError(what + error.message());
-  }
+  const std::string path = save.folder->final_path(save.step);
   set_phase("idle");
+  if (simulated()) return path;  // nothing to write
+  start_writing();
+  if (options.wait) (void)finish_saving();
   return path;
 }
 
-void Engine::Impl::read_flat(checkpoint::Reader& reader, UnitState& unit, bool frozen,
-                             const checkpoint::SectionRecord& section) {
-  FlatState& flat = frozen ? unit.frozen : unit.trainable;
-  const Kept kept = kept_section(unit, section);
-  if (kept.range.empty() || flat.layout.padded_elements() == 0) return;
-  const std::int64_t width = size_of(kept.dtype);
-  const AlignedBuffer staged(runtime.memory(Tier::host), kept.range.size() * width, Category::other,
-                             unit.name + " " + section.kind + " from checkpoint");
-  auto* host = static_cast<std::byte*>(staged.data());
-  std::memset(host, 0, static_cast<std::size_t>(kept.range.size() * width));  // padding
-  std::vector<checkpoint::ReadRequest> requests;
-  for (const TensorPiece& piece : flat.layout.pieces(kept.range)) {
-    const TensorState& tensor =
-        tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
-    requests.push_back(reader.request_for(
-        tensor.name, section.kind, {piece.tensor_begin, piece.tensor_begin + piece.elements}, kept.dtype,
-        host + (piece.buffer_begin - kept.range.begin) * width));
-  }
-  reader.read(requests);
-  runtime.device().copy_from_host(compute, kept.data, host, kept.range.size() * width);
-  compute.synchronize();
+std::string Engine::Impl::saving_text() const {
+  return "cannot save step " + std::to_string(saving->step) + " to " + saving->directory + ": ";
 }
 
-LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& options) {
-  require(!in_step && !in_micro_batch && !in_evaluation,
-          "load() inside a step or an evaluation; load before the first micro-batch of a step");
-  set_phase("load");
-  const checkpoint::LocalStorage local;
-  LoadResult result;
-  // One rank looks, so that all read the same checkpoint also while others are being saved.
-  const std::string chosen = together(shard, [&]() -> std::string {
-    if (rank != 0) return {};
-    const checkpoint::Storage storage = local;
-    if (storage.files.exists(join_path(path, std::string(checkpoint::manifest_name)))) return path;
-    return checkpoint::newest_checkpoint(storage.files, path, result.notes).path;
-  })[0];
-  result.folder = chosen;
-  const checkpoint::Layout own = checkpoint_layout();
-  // Nothing of this rank changes before every rank has found all that it needs.
-  std::unique_ptr<checkpoint::Reader> reader;
-  LossScalerState scale = scaler.state();
-  const std::vector<std::string> checked = together(shard, [&]() -> std::string {
-    reader = std::make_unique<checkpoint::Reader>(local, chosen);
-    for (const TensorState& tensor : tensors) {
-      const checkpoint::StoredTensor& stored = reader->tensor(tensor.name);
-      if (!(stored.shape == tensor.shape)) {
-        throw CheckpointError("tensor " + tensor.name + " has shape " + stored.shape.to_string() + " in " +
-                              chosen + ", but " + tensor.shape.to_string() + " in this model");
-      }
-      if (tensor.frozen || options.weights_only) continue;
-      const std::vector<std::string> kinds = reader->kinds(stored);
-      for (const OptimizerStateTensor& state : state_tensors) {
-        if (std::find(kinds.begin(), kinds.end(), state.name) != kinds.end()) continue;
-        throw CheckpointError("optimizer " + optimizer->name() + " needs " + state.name + " of tensor " +
-                              tensor.name + ", which " + chosen + " does not hold (saved by " +
-                              reader->manifest().run.optimizer + "); load only the weights to start it anew");
-      }
-    }
-    for (const checkpoint::StoredTensor& stored : reader->tensors()) {
-      if (tensor_index.find(stored.name) == tensor_index.end()) {
-        throw CheckpointError(chosen + " holds tensor " + stored.name + ", which this model does not have");
-      }
-    }
-    const auto saved = nlohmann::json::parse(reader->manifest().run.loss_scaler, nullptr, false);
-    if (saved.is_object() && saved.contains("scale") && saved.contains("clean_steps") &&
-        saved.contains("hysteresis_left")) {
-      scale = {saved["scale"], saved["clean_steps"], saved["hysteresis_left"]};
-    }
-    return {};
+void Engine::Impl::start_writing() {
+  saving->phase = Saving::Phase::writing;
+  open_tile_feed();
+  saving->work.start([&save = *saving, rank = rank, ranks = ranks, &host = runtime.memory(Tier::host),
+                      trace = runtime.trace(), feed = saving->feed] {
+    const DiskSpan span(trace, "write shard of step " + std::to_string(save.step));
+    const FeedCloser closer(feed);
+    if (rank == 0) save.folder->prepare(save.step, save.plan->file_bytes() * ranks);
+    const checkpoint::Storage storage{save.files, *save.io, host};
+    const std::string folder = save.folder->temporary(save.step);
+    const std::span<std::byte> snapshot{static_cast<std::byte*>(save.snapshot.data()),
+                                        static_cast<std::size_t>(save.snapshot.bytes())};
+    if (feed) return write_pieces(storage, *save.plan, save.layout, snapshot, *feed, folder);
+    checkpoint::ShardWriter writer(storage, *save.plan, folder);
+    writer.write_image(snapshot);
+    return checkpoint::to_text(writer.finish());
   });
-  // From here on weights change: a failure leaves an engine whose state is no run's.
-  (void)together(shard, [&]() -> std::string {
-    for (UnitState& unit : units) {
-      for (FlatState* flat : {&unit.trainable, &unit.frozen}) compute.wait(flat->filled);
-      for (const checkpoint::SectionRecord& section : own.sections) {
-        if (options.weights_only && section.kind != "weight") continue;
-        read_flat(*reader, unit, section.frozen, section);
-      }
-    }
-    return {};
-  });
-  for (UnitState& unit : units) publish_weights(unit);
-  const checkpoint::Manifest& manifest = reader->manifest();
-  result.step = manifest.run.step;
-  result.applied_steps = manifest.run.applied;
-  result.samples = manifest.run.samples;
-  result.world = manifest.layout.world;
-  result.stage = manifest.stage;
-  result.user = manifest.run.user;
-  result.bytes_read = reader->statistics().bytes_read;
-  if (!options.weights_only) {
-    steps_done = manifest.run.step;
-    applied_steps = manifest.run.applied;
-    if (config.loss_scaling) scaler.restore(scale);
-    if (result.world == ranks && config.reduction_group == 0) {
-      reduction_group = manifest.reduction_group;
-    }
-    if (result.world != ranks) {
-      result.notes.push_back("saved by " + std::to_string(result.world) + " ranks, loaded by " +
-                             std::to_string(ranks) +
-                             ": state is equal to the bit, sums over ranks round differently from here on");
-    } else if (reduction_group != manifest.reduction_group) {
-      result.notes.push_back("tranche.reduction_group is " + std::to_string(reduction_group) + ", was " +
-                             std::to_string(manifest.reduction_group) +
-                             ": sums over ranks round differently");
-    }
-    if (manifest.numerics != runtime.numerics_fingerprint()) {
-      result.notes.push_back("numerics_fingerprint was '" + manifest.numerics + "', is '" +
-                             runtime.numerics_fingerprint() + "': bits may differ from here on");
-    }
-  }
-  set_phase("idle");
-  return result;
 }
 
-void Engine::Impl::publish_weights(UnitState& unit) {
-  FlatState& flat = unit.trainable;
-  const DataType compute_dtype = config.precision.compute;
-  if (flat.layout.padded_elements() > 0 && compute_dtype != DataType::float32) {
-    for (const TensorPiece& piece : flat.layout.pieces(optimizer_range(flat))) {
-      void* weights = at(flat, flat.parameters, whole_parameters(), piece.buffer_begin, compute_dtype);
-      kernels::cast(compute, master_view(flat, piece.buffer_begin, piece.elements),
-                    {weights, compute_dtype, Shape{piece.elements}});
+/// Collective; no rank's work is running any more. Goes on to the next phase, with the path of the checkpoint
+/// when it has become one. Throws CheckpointError on all ranks, with nothing under way.
+std::string Engine::Impl::advance_saving() {
+  Saving& save = *saving;
+  const Saving::Phase phase = save.phase;
+  std::vector<std::string> results;
+  try {
+    results = together(shard, save_label, [&]() -> std::string {
+      return phase == Saving::Phase::writing || rank == 0 ? save.work.take() : std::string();
+    });
+    if (phase == Saving::Phase::writing) {
+      (void)together(shard, save_label, [&]() -> std::string {
+        if (rank != 0) return {};
+        for (std::size_t r = 0; r < results.size(); ++r) {
+          save.manifest.shards.push_back(
+              checkpoint::shard_record_from_text(results[r], "record of rank " + std::to_string(r)));
+        }
+        save.work.start([&save, trace = runtime.trace()] {
+          const DiskSpan span(trace, "commit checkpoint of step " + std::to_string(save.step));
+          std::string path = save.folder->commit(std::move(save.manifest));
+          // The checkpoint is there: what fails from here on must not be told as its failure.
+          save.warning = save.folder->take_warning();
+          try {
+            (void)save.folder->retain(save.retention);
+          } catch (const std::exception& error) {
+            save.warning += (save.warning.empty() ? "" : "; ") + std::string(error.what());
+          }
+          return path;
+        });
+        return {};
+      });
+      save.phase = Saving::Phase::committing;
+      return {};
     }
+  } catch (const CheckpointError& error) {
+    save.phase = Saving::Phase::none;
+    std::string text = saving_text() + error.message();
+    if (rank == 0) {
+      try {
+        save.folder->discard(save.step);
+      } catch (const CheckpointError& left) {
+        runtime.log().warning(left.message());  // the next save clears it
+      }
+    }
+    throw CheckpointError(text);
   }
-  unit.shard_ready = compute.record();
-  if (flat.layout.padded_elements() > 0 && ranks > 1 && whole_parameters() && !whole_optimizer()) {
-    const std::vector<Event> ready{unit.shard_ready};
-    flat.filled = all_gather_shard(flat, flat.parameters.data(), compute_dtype, ready, unit.name, "load");
+  save.phase = Saving::Phase::none;
+  if (!save.warning.empty()) runtime.log().warning(std::exchange(save.warning, {}));
+  return results[0];
+}
+
+bool Engine::Impl::save_at_rest() const {
+  return saving->phase == Saving::Phase::none || saving->work.at_rest();
+}
+
+void Engine::Impl::look_after_saving(const std::vector<BoundaryRecord>& records, StepResult& result) {
+  for (const BoundaryRecord& record : records) result.stop_requested |= record.stop_requested != 0;
+  if (saving->phase == Saving::Phase::none) return;
+  for (const BoundaryRecord& record : records) {
+    if (record.save_at_rest == 0) return;
   }
+  try {
+    result.saved = advance_saving();
+  } catch (const CheckpointError& error) {
+    saving->failure = error.message();
+  }
+}
+
+void Engine::Impl::throw_save_failure() {
+  if (saving->failure.empty()) return;
+  throw CheckpointError(std::exchange(saving->failure, {}));
+}
+
+std::string Engine::Impl::finish_saving() {
+  require(!in_micro_batch && !in_evaluation, "finish_saving() inside a micro-batch or an evaluation");
+  throw_save_failure();
+  return drain_saving();
+}
+
+std::string Engine::Impl::drain_saving() {
+  std::string path;
+  while (saving->phase != Saving::Phase::none) {
+    // In short turns, so that a disk that is slower than a collective's time-out is no failure.
+    std::int64_t all_at_rest = 0;
+    while (all_at_rest == 0) {
+      all_at_rest =
+          hand_over_tiles(look_around_seconds) && saving->work.wait_for(look_around_seconds) ? 1 : 0;
+      shard.all_reduce(&all_at_rest, 1, DataType::int64, ReduceOperation::minimum, save_label).wait();
+    }
+    path = advance_saving();
+  }
+  return path;
+}
+
+void Engine::Impl::close_saving() noexcept {
+  if (!saving) return;
+  try {
+    if (!saving->failure.empty()) {
+      runtime.log().error(saving->failure);
+    } else if (saving->phase != Saving::Phase::none) {
+      // Alone, what is under way can be finished at any moment; peers may be gone or somewhere else.
+      const bool together = !broken && std::uncaught_exceptions() == 0 && !in_micro_batch && !in_evaluation;
+      if (ranks == 1 || together) {
+        (void)drain_saving();
+      } else if (saving->phase == Saving::Phase::committing && rank == 0) {
+        (void)saving->work.take();  // throws when it has not become a checkpoint
+      } else {
+        // What was written without the others is no checkpoint, and the next save clears it.
+        const bool lost = saving->phase == Saving::Phase::writing;
+        if (saving->feed) saving->feed->cancel();
+        if (saving->io) saving->io->cancel();
+        saving->work.drop();
+        if (lost) {
+          runtime.log().error(saving_text() + "the engine ended before the checkpoint was complete");
+        }
+      }
+    }
+  } catch (const Error& error) {
+    runtime.log().error(error.message());
+  } catch (...) {
+    runtime.log().error("a checkpoint could not be finished");
+  }
+  if (saving->feed) saving->feed->cancel();  // after an error: what writes does not wait for tiles
 }
 
 std::string Engine::save(const std::string& directory, const SaveOptions& options) {
   return impl_->guarded([&] { return impl_->save(directory, options); });
 }
 
-LoadResult Engine::load(const std::string& path, const LoadOptions& options) {
-  return impl_->guarded([&] { return impl_->load(path, options); });
+std::string Engine::finish_saving() {
+  return impl_->guarded([&] { return impl_->finish_saving(); });
+}
+
+bool Engine::saving() const {
+  return impl_->saving->phase != Impl::Saving::Phase::none;
+}
+
+void Engine::request_stop() noexcept {
+  impl_->stop_wanted.store(true, std::memory_order_relaxed);
 }
 
 }  // namespace tranche

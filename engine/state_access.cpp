@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "tranche/engine/engine_impl.h"
+#include "tranche/engine/offloading.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche {
@@ -51,11 +51,11 @@ constexpr OperationLabel access_label(std::string_view tensor, Tier memory = Tie
 
 }  // namespace
 
-/// Assembles a whole tensor on every rank. `local` holds, in any floating dtype in device memory, the
-/// elements of the flat buffer in `local_range`: all of them on all ranks, or this rank's shard; then every
-/// element is sent by the rank whose shard it lies in.
-std::vector<float> Engine::Impl::gather_tensor(int index, const void* local, DataType dtype,
-                                               ElementRange local_range) {
+/// Assembles a whole tensor on every rank. `read` fills host memory with elements, in `dtype`, of the flat
+/// buffer in `local_range`: all of them on all ranks, or this rank's shard; then every element is sent by the
+/// rank whose shard it lies in.
+std::vector<float> Engine::Impl::gather_tensor(int index, DataType dtype, ElementRange local_range,
+                                               const std::function<void(ElementRange, void*)>& read) {
   const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
   const FlatState& flat = tensor.frozen ? units[static_cast<std::size_t>(tensor.unit)].frozen
                                         : units[static_cast<std::size_t>(tensor.unit)].trainable;
@@ -69,11 +69,8 @@ std::vector<float> Engine::Impl::gather_tensor(int index, const void* local, Dat
     if (part.empty()) continue;
     float* target = values.data() + (part.begin - offset);
     if (everywhere || owner == rank) {
-      raw.resize(static_cast<std::size_t>(part.size() * size_of(dtype)));
-      const auto* source =
-          static_cast<const std::byte*>(local) + (part.begin - local_range.begin) * size_of(dtype);
-      runtime.device().copy_to_host(compute, raw.data(), source, part.size() * size_of(dtype));
-      compute.synchronize();
+      raw.assign(static_cast<std::size_t>(part.size() * size_of(dtype)), std::byte{0});
+      read(part, raw.data());
       for (std::int64_t i = 0; i < part.size(); ++i) target[i] = load_as_float(raw.data(), i, dtype);
     }
     if (!everywhere) {
@@ -83,23 +80,47 @@ std::vector<float> Engine::Impl::gather_tensor(int index, const void* local, Dat
   return values;
 }
 
+/// A trainable tensor's optimizer state, or its master weight with state -1.
+std::vector<float> Engine::Impl::gather_state(int index, int state) {
+  UnitState& unit = units[static_cast<std::size_t>(tensors[static_cast<std::size_t>(index)].unit)];
+  const DataType dtype = state < 0 ? DataType::float32 : state_tensors[static_cast<std::size_t>(state)].dtype;
+  return gather_tensor(index, dtype, optimizer_range(unit.trainable), [&](ElementRange range, void* to) {
+    visit_state(unit, range, Access::read, [&](const Stretch& stretch) {
+      const std::byte* from = state < 0 ? stretch.master : stretch.state[static_cast<std::size_t>(state)];
+      read_from(static_cast<std::byte*>(to) + (stretch.range.begin - range.begin) * size_of(dtype), from,
+                stretch.range.size() * size_of(dtype), stretch.on_host);
+    });
+  });
+}
+
+/// Sets this rank's part of it.
+void Engine::Impl::write_state(int index, int state, std::span<const float> values) {
+  const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
+  UnitState& unit = units[static_cast<std::size_t>(tensor.unit)];
+  const DataType dtype = state < 0 ? DataType::float32 : state_tensors[static_cast<std::size_t>(state)].dtype;
+  const std::int64_t offset = unit.trainable.layout.tensor_offset(tensor.flat_index);
+  const ElementRange part =
+      intersect({offset, offset + tensor.shape.elements()}, optimizer_range(unit.trainable));
+  visit_state(unit, part, Access::update, [&](const Stretch& stretch) {
+    std::vector<std::byte> raw(static_cast<std::size_t>(stretch.range.size() * size_of(dtype)));
+    for (std::int64_t i = 0; i < stretch.range.size(); ++i) {
+      store_from_float(raw.data(), i, dtype,
+                       values[static_cast<std::size_t>(stretch.range.begin - offset + i)]);
+    }
+    std::byte* to = state < 0 ? stretch.master : stretch.state[static_cast<std::size_t>(state)];
+    write_to(to, raw.data(), static_cast<std::int64_t>(raw.size()), stretch.on_host);
+  });
+}
+
 std::vector<float> Engine::read_weight(std::string_view name) {
   Impl& impl = *impl_;
   const int index = impl.find_tensor(name);
   const TensorState& tensor = impl.tensors[static_cast<std::size_t>(index)];
-  UnitState& unit = impl.units[static_cast<std::size_t>(tensor.unit)];
-  if (tensor.frozen) {
-    const FlatState& flat = unit.frozen;
-    const ElementRange mine = flat.layout.shard_range(impl.rank);
-    return impl.guarded([&] {
-      return impl.gather_tensor(index, impl.parameters_shard(flat), impl.config.precision.compute, mine);
-    });
-  }
-  const FlatState& flat = unit.trainable;
-  const ElementRange range = impl.optimizer_range(flat);
+  if (!tensor.frozen) return impl.guarded([&] { return impl.gather_state(index, -1); });
+  FlatState& flat = impl.units[static_cast<std::size_t>(tensor.unit)].frozen;
   return impl.guarded([&] {
-    return impl.gather_tensor(index, impl.master_view(flat, range.begin, range.size()).data,
-                              DataType::float32, range);
+    return impl.gather_tensor(index, impl.config.precision.compute, flat.layout.shard_range(impl.rank),
+                              [&](ElementRange range, void* to) { impl.read_parameters(flat, range, to); });
   });
 }
 
@@ -107,35 +128,29 @@ void Engine::write_weight(std::string_view name, std::span<const float> values) 
   Impl& impl = *impl_;
   impl.require(!impl.in_step && !impl.in_micro_batch,
                "write_weight(" + std::string(name) + ") inside a step or micro-batch");
-  const TensorState& tensor = impl.tensors[static_cast<std::size_t>(impl.find_tensor(name))];
+  const int index = impl.find_tensor(name);
+  const TensorState& tensor = impl.tensors[static_cast<std::size_t>(index)];
   impl.require_size(tensor, values.size(), "write_weight");
-  UnitState& unit = impl.units[static_cast<std::size_t>(tensor.unit)];
-  FlatState& flat = tensor.frozen ? unit.frozen : unit.trainable;
-  const DataType compute_dtype = impl.config.precision.compute;
-  impl.compute.wait(flat.filled);
-  const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
-  const ElementRange whole{offset, offset + tensor.shape.elements()};
-  const ElementRange mine = flat.layout.shard_range(impl.rank);
-  if (!tensor.frozen && flat.master) {
-    const ElementRange part = intersect(whole, impl.whole_optimizer() ? whole : mine);
+  impl.guarded([&] {
+    UnitState& unit = impl.units[static_cast<std::size_t>(tensor.unit)];
+    FlatState& flat = tensor.frozen ? unit.frozen : unit.trainable;
+    const DataType compute_dtype = impl.config.precision.compute;
+    impl.compute.wait(flat.filled);
+    if (!tensor.frozen) impl.write_state(index, -1, values);
+    const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
+    const ElementRange whole{offset, offset + tensor.shape.elements()};
+    const ElementRange part =
+        intersect(whole, impl.whole_parameters() ? whole : flat.layout.shard_range(impl.rank));
     if (!part.empty()) {
-      impl.runtime.device().copy_from_host(impl.compute, impl.master_view(flat, part.begin, part.size()).data,
-                                           values.data() + (part.begin - offset), part.size() * 4);
+      std::vector<std::byte> raw(static_cast<std::size_t>(part.size() * size_of(compute_dtype)));
+      for (std::int64_t i = 0; i < part.size(); ++i) {
+        store_from_float(raw.data(), i, compute_dtype,
+                         values[static_cast<std::size_t>(part.begin - offset + i)]);
+      }
+      impl.write_parameters(flat, part, raw.data());
     }
-  }
-  const ElementRange part = intersect(whole, impl.whole_parameters() ? whole : mine);
-  if (!part.empty()) {
-    std::vector<std::byte> raw(static_cast<std::size_t>(part.size() * size_of(compute_dtype)));
-    for (std::int64_t i = 0; i < part.size(); ++i) {
-      store_from_float(raw.data(), i, compute_dtype,
-                       values[static_cast<std::size_t>(part.begin - offset + i)]);
-    }
-    void* target = impl.at(flat, flat.parameters, impl.whole_parameters(), part.begin, compute_dtype);
-    impl.runtime.device().copy_from_host(impl.compute, target, raw.data(),
-                                         static_cast<std::int64_t>(raw.size()));
-    impl.compute.synchronize();
-  }
-  unit.shard_ready = impl.compute.record();
+    unit.shard_ready = impl.compute.record();
+  });
 }
 
 int Engine::Impl::find_state(std::string_view state) const {
@@ -161,37 +176,22 @@ void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, co
 std::vector<float> Engine::read_optimizer_state(std::string_view name, std::string_view state) {
   Impl& impl = *impl_;
   const int index = impl.find_tensor(name);
-  const auto which = static_cast<std::size_t>(impl.find_state(state));
+  const int which = impl.find_state(state);
   const TensorState& tensor = impl.tensors[static_cast<std::size_t>(index)];
   if (tensor.frozen) throw InvalidArgument("tensor " + tensor.name + " is frozen and has no optimizer state");
-  const FlatState& flat = impl.units[static_cast<std::size_t>(tensor.unit)].trainable;
-  return impl.guarded([&] {
-    return impl.gather_tensor(index, flat.state[which].data(), impl.state_tensors[which].dtype,
-                              impl.optimizer_range(flat));
-  });
+  return impl.guarded([&] { return impl.gather_state(index, which); });
 }
 
 void Engine::write_optimizer_state(std::string_view name, std::string_view state,
                                    std::span<const float> values) {
   Impl& impl = *impl_;
   impl.require(!impl.in_step, "write_optimizer_state(" + std::string(name) + ") inside a step");
-  const TensorState& tensor = impl.tensors[static_cast<std::size_t>(impl.find_tensor(name))];
-  const auto which = static_cast<std::size_t>(impl.find_state(state));
+  const int index = impl.find_tensor(name);
+  const TensorState& tensor = impl.tensors[static_cast<std::size_t>(index)];
+  const int which = impl.find_state(state);
   if (tensor.frozen) throw InvalidArgument("tensor " + tensor.name + " is frozen and has no optimizer state");
   impl.require_size(tensor, values.size(), "write_optimizer_state");
-  FlatState& flat = impl.units[static_cast<std::size_t>(tensor.unit)].trainable;
-  const DataType dtype = impl.state_tensors[which].dtype;
-  const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
-  const ElementRange part = intersect({offset, offset + tensor.shape.elements()}, impl.optimizer_range(flat));
-  if (part.empty()) return;
-  std::vector<std::byte> raw(static_cast<std::size_t>(part.size() * size_of(dtype)));
-  for (std::int64_t i = 0; i < part.size(); ++i) {
-    store_from_float(raw.data(), i, dtype, values[static_cast<std::size_t>(part.begin - offset + i)]);
-  }
-  void* target = impl.at(flat, flat.state[which], impl.whole_optimizer(), part.begin, dtype);
-  impl.runtime.device().copy_from_host(impl.compute, target, raw.data(),
-                                       static_cast<std::int64_t>(raw.size()));
-  impl.compute.synchronize();
+  impl.guarded([&] { impl.write_state(index, which, values); });
 }
 
 std::int64_t Engine::Impl::global_tokens_so_far() {
@@ -223,6 +223,14 @@ std::vector<float> Engine::Impl::gradient_of(std::string_view name) {
   const DataType accumulation = config.precision.accumulation;
   compute.wait(unit.reduced);
   std::vector<float> values;
+  const auto from_device = [&](const void* memory_of_mine) {
+    return [this, mine, accumulation, memory_of_mine](ElementRange range, void* to) {
+      read_from(
+          to,
+          static_cast<const std::byte*>(memory_of_mine) + (range.begin - mine.begin) * size_of(accumulation),
+          range.size() * size_of(accumulation), false);
+    };
+  };
   if (policy == ReductionPolicy::boundary && micro_batch < config.accumulation_steps) {
     // Nothing has been reduced yet: reduce a copy, as the boundary would.
     const std::int64_t whole = flat.layout.padded_elements();
@@ -230,7 +238,7 @@ std::vector<float> Engine::Impl::gradient_of(std::string_view name) {
     Buffer rounded(memory, whole * size_of(wire), Category::other, "read_gradient");
     Buffer sum(memory, mine.size() * size_of(accumulation), Category::other, "read_gradient");
     const TensorView sent{rounded.data(), wire, Shape{whole}};
-    kernels::cast(compute, {flat.gradients.data(), accumulation, Shape{whole}}, sent);
+    kernels::cast(compute, {flat.gradients_data(), accumulation, Shape{whole}}, sent);
     OrderedSumOptions options;
     options.group_size = reduction_group;
     const std::vector<Event> ready{compute.record()};
@@ -238,9 +246,19 @@ std::vector<float> Engine::Impl::gradient_of(std::string_view name) {
         .reduce_scatter(sent.data, wire, sum.data(), accumulation, mine.size(), options, ready,
                         access_label(tensor.name, Tier::device))
         .wait();
-    values = gather_tensor(index, sum.data(), accumulation, mine);
+    values = gather_tensor(index, accumulation, mine, from_device(sum.data()));
+  } else if (flat.gradients) {
+    values = gather_tensor(index, accumulation, mine, from_device(gradients_shard(flat)));
   } else {
-    values = gather_tensor(index, gradients_shard(flat), accumulation, mine);
+    // Sent home, as the step has one micro-batch.
+    flat.gradients_home.wait();
+    const std::int64_t first = optimizer_range(flat).begin;
+    values = gather_tensor(index, accumulation, mine, [&](ElementRange range, void* to) {
+      read_from(to,
+                static_cast<const std::byte*>(flat.host_gradients.data()) +
+                    (range.begin - first) * size_of(accumulation),
+                range.size() * size_of(accumulation), true);
+    });
   }
   const std::int64_t tokens = global_tokens_so_far();
   const double unscale =
@@ -251,49 +269,90 @@ std::vector<float> Engine::Impl::gradient_of(std::string_view name) {
 
 /// Digest over all ranks; `with_state` adds the optimizer state under indices behind the weights'.
 kernels::Digest Engine::Impl::digest(bool with_state) {
-  Buffer sums(memory, 3 * static_cast<std::int64_t>(sizeof(kernels::Digest)), Category::other, "digest");
-  kernels::fill_zero(compute, {sums.data(), DataType::uint8, Shape{sums.bytes()}});
-  auto* own = static_cast<kernels::Digest*>(sums.data());
+  // In the workspace, which nothing uses between steps, so that a digest never makes the peak.
+  constexpr auto sum_bytes = static_cast<std::int64_t>(3 * sizeof(kernels::Digest));
+  Buffer instead;
+  if (workspace_buffer.bytes() < sum_bytes) instead = Buffer(memory, sum_bytes, Category::other, "digest");
+  void* const sums = instead ? instead.data() : workspace_buffer.data();
+  kernels::fill_zero(compute, {sums, DataType::uint8, Shape{sum_bytes}});
+  auto* own = static_cast<kernels::Digest*>(sums);
   kernels::Digest* weights_copy = own + 1;  // of everything this rank holds whole: must agree over ranks
   kernels::Digest* state_copy = own + 2;
   const auto tensor_count = static_cast<std::uint64_t>(tensors.size());
   const DataType compute_dtype = config.precision.compute;
+  kernels::Digest host_sums[3];  // of what lives in host memory
+  const auto tensor_of = [&](const FlatState& flat, const TensorPiece& piece) -> const TensorState& {
+    return tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
+  };
+  const auto add_parameters = [&](const FlatState& flat, ElementRange range, kernels::Digest* target) {
+    for (const TensorPiece& piece : flat.layout.pieces(range)) {
+      const TensorState& tensor = tensor_of(flat, piece);
+      const void* values =
+          at(flat, flat.parameters.data(), whole_parameters(), piece.buffer_begin, compute_dtype);
+      kernels::add_digest(compute, {values, compute_dtype, Shape{piece.elements}}, tensor.model_index,
+                          piece.tensor_begin, target);
+    }
+  };
+  const auto add_state = [&](UnitState& unit, ElementRange range, std::ptrdiff_t sum) {
+    const FlatState& flat = unit.trainable;
+    const auto add = [&](const Stretch& stretch) {
+      kernels::Digest* target = (stretch.on_host ? host_sums : own) + sum;
+      for (const TensorPiece& piece : flat.layout.pieces(stretch.range)) {
+        const TensorState& tensor = tensor_of(flat, piece);
+        const std::int64_t skipped = piece.buffer_begin - stretch.range.begin;
+        const Shape shape{piece.elements};
+        kernels::add_digest(*stretch.stream,
+                            {stretch.master + skipped * size_of(DataType::float32), DataType::float32, shape},
+                            tensor.model_index, piece.tensor_begin, target);
+        for (std::size_t s = 0; with_state && s < state_tensors.size(); ++s) {
+          const DataType dtype = state_tensors[s].dtype;
+          kernels::add_digest(*stretch.stream, {stretch.state[s] + skipped * size_of(dtype), dtype, shape},
+                              tensor.model_index + (s + 1) * tensor_count, piece.tensor_begin, target);
+        }
+      }
+    };
+    if (flat.optimizer_tier == OffloadTier::none) {
+      if (!range.empty()) add(stretch_of(unit, range));
+    } else {
+      visit_state(unit, range, Access::read, add);
+    }
+  };
+  std::vector<std::byte> frozen;
   for (UnitState& unit : units) {
     for (FlatState* flat : {&unit.trainable, &unit.frozen}) {
       if (flat->layout.padded_elements() == 0) continue;
       compute.wait(flat->filled);
+      if (offloaded(unit)) compute.wait(unit.shard_ready);
       const bool trainable = flat == &unit.trainable;
       const ElementRange whole{0, flat->layout.padded_elements()};
-      const auto visit = [&](ElementRange range, bool values, kernels::Digest* target, bool state) {
-        for (const TensorPiece& piece : flat->layout.pieces(range)) {
-          const TensorState& tensor =
-              tensors[static_cast<std::size_t>(flat->tensors[static_cast<std::size_t>(piece.tensor)])];
-          const Shape shape{piece.elements};
-          if (values) {
-            ConstTensorView view{
-                at(*flat, flat->parameters, whole_parameters(), piece.buffer_begin, compute_dtype),
-                compute_dtype, shape};
-            if (trainable && target != weights_copy)
-              view = master_view(*flat, piece.buffer_begin, piece.elements);
-            kernels::add_digest(compute, view, tensor.model_index, piece.tensor_begin, target);
-          }
-          for (std::size_t s = 0; state && trainable && s < state_tensors.size(); ++s) {
-            const DataType dtype = state_tensors[s].dtype;
-            kernels::add_digest(
-                compute,
-                {at(*flat, flat->state[s], whole_optimizer(), piece.buffer_begin, dtype), dtype, shape},
-                tensor.model_index + (s + 1) * tensor_count, piece.tensor_begin, target);
-          }
+      const ElementRange mine = flat->layout.shard_range(rank);
+      if (trainable) {
+        add_state(unit, mine, 0);
+      } else if (flat->parameters_tier == OffloadTier::none) {
+        add_parameters(*flat, mine, own);
+      } else {
+        for (const TensorPiece& piece : flat->layout.pieces(mine)) {
+          frozen.assign(static_cast<std::size_t>(piece.elements * size_of(compute_dtype)), std::byte{0});
+          read_parameters(*flat, {piece.buffer_begin, piece.buffer_begin + piece.elements}, frozen.data());
+          kernels::add_digest(*offload->host, {frozen.data(), compute_dtype, Shape{piece.elements}},
+                              tensor_of(*flat, piece).model_index, piece.tensor_begin, host_sums);
+          offload->host->synchronize();
         }
-      };
-      visit(flat->layout.shard_range(rank), true, own, with_state);
-      if (ranks > 1 && whole_parameters()) visit(whole, true, weights_copy, false);
-      if (ranks > 1 && whole_optimizer()) visit(whole, true, state_copy, with_state);
+      }
+      if (ranks > 1 && whole_parameters()) add_parameters(*flat, whole, weights_copy);
+      if (ranks > 1 && whole_optimizer()) {
+        if (trainable) {
+          add_state(unit, whole, 2);
+        } else {
+          add_parameters(*flat, whole, state_copy);
+        }
+      }
     }
   }
   kernels::Digest host[3];
-  runtime.device().copy_to_host(compute, host, sums.data(), sizeof(host));
+  runtime.device().copy_to_host(compute, host, sums, sizeof(host));
   compute.synchronize();
+  for (int i = 0; i < 3; ++i) host[i] += host_sums[i];
   std::vector<kernels::Digest> all(3 * static_cast<std::size_t>(ranks));
   for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r)
     std::memcpy(&all[3 * r], host, sizeof(host));

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "tranche/core/clock.h"
-#include "tranche/engine/engine_impl.h"
+#include "tranche/engine/offloading.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche {
@@ -23,33 +23,48 @@ std::map<std::string, TrafficCount> difference(const std::map<std::string, Traff
     count.elements -= found->second.elements;
     count.bytes -= found->second.bytes;
   }
+  std::erase_if(result, [](const auto& entry) { return entry.second.calls == 0; });
   return result;
 }
 
 }  // namespace
 
-/// Calls visit(ShardView, tensor index) for every stretch of trainable tensors within `range` of the unit's
-/// flat buffer, in order. The range lies within what this rank keeps.
-template <typename Visit>
-void Engine::Impl::for_each_piece(UnitState& unit, ElementRange range, Visit&& visit) {
-  FlatState& flat = unit.trainable;
+Engine::Impl::UpdateMemory Engine::Impl::device_memory(const FlatState& flat, ElementRange range) const {
+  const DataType compute_dtype = config.precision.compute;
+  UpdateMemory memory_of;
+  memory_of.range = range;
+  memory_of.gradient =
+      at(flat, flat.gradients_data(), whole_gradients(), range.begin, config.precision.accumulation);
+  memory_of.master = static_cast<std::byte*>(master_view(flat, range.begin, range.size()).data);
+  for (std::size_t s = 0; s < state_tensors.size(); ++s) {
+    memory_of.state.push_back(
+        at(flat, flat.state[s].data(), whole_optimizer(), range.begin, state_tensors[s].dtype));
+  }
+  if (flat.master) {
+    memory_of.weight = at(flat, flat.parameters.data(), whole_parameters(), range.begin, compute_dtype);
+  }
+  return memory_of;
+}
+
+void Engine::Impl::for_each_piece(const FlatState& flat, const UpdateMemory& memory_of,
+                                  const std::function<void(const ShardView&, int)>& visit) const {
   const DataType accumulation = config.precision.accumulation;
   const DataType compute_dtype = config.precision.compute;
-  for (const TensorPiece& piece : flat.layout.pieces(range)) {
+  for (const TensorPiece& piece : flat.layout.pieces(memory_of.range)) {
     const int index = flat.tensors[static_cast<std::size_t>(piece.tensor)];
     const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
     const Shape shape{piece.elements};
+    const std::int64_t skipped = piece.buffer_begin - memory_of.range.begin;
     ShardView view;
-    view.gradient = {at(flat, flat.gradients, whole_gradients(), piece.buffer_begin, accumulation),
-                     accumulation, shape};
-    view.master = master_view(flat, piece.buffer_begin, piece.elements);
+    view.gradient = {memory_of.gradient + skipped * size_of(accumulation), accumulation, shape};
+    view.master = {memory_of.master + skipped * size_of(DataType::float32), DataType::float32, shape};
     for (std::size_t s = 0; s < state_tensors.size(); ++s) {
       const DataType dtype = state_tensors[s].dtype;
-      view.state.push_back(
-          {at(flat, flat.state[s], whole_optimizer(), piece.buffer_begin, dtype), dtype, shape});
+      view.state.push_back({memory_of.state[s] + skipped * size_of(dtype), dtype, shape});
     }
-    void* weights = at(flat, flat.parameters, whole_parameters(), piece.buffer_begin, compute_dtype);
-    view.weight = {compute_dtype == DataType::float32 ? nullptr : weights, compute_dtype, shape};
+    view.weight = {
+        memory_of.weight == nullptr ? nullptr : memory_of.weight + skipped * size_of(compute_dtype),
+        compute_dtype, shape};
     view.group = tensor.group;
     view.tensor = tensor.name;
     view.first_element = piece.tensor_begin;
@@ -68,6 +83,7 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
 
   for (std::size_t u = 0; u < unit_count; ++u) {
     FlatState& flat = units[u].trainable;
+    if (flat.optimizer_tier != OffloadTier::none) continue;  // taken when G left
     kernels::GradientStatistics* target = statistics + u;
     kernels::gradient_statistics(
         compute, {gradients_shard(flat), config.precision.accumulation, Shape{flat.layout.shard_elements()}},
@@ -101,6 +117,8 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
     }
   }
   mine.sequence_hash = shard.sequence_hash();
+  mine.save_at_rest = save_at_rest() ? 1 : 0;
+  mine.stop_requested = stop_wanted.load(std::memory_order_relaxed) ? 1 : 0;
 
   // One exchange carries everything: [sums of squares per unit][optimizer statistics][record]. Without peers
   // that answer (a plan) every rank is taken to say what this one says.
@@ -112,8 +130,11 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
   std::copy_n(reinterpret_cast<const std::byte*>(optimizer_sums.data()),
               optimizer_sums.size() * sizeof(double), sent.data() + unit_count * sizeof(double));
   std::memcpy(sent.data() + doubles * sizeof(double), &mine, sizeof(mine));
-  std::vector<std::byte> received(blob * rank_count);
-  for (std::size_t r = 0; r < rank_count; ++r) std::memcpy(received.data() + blob * r, sent.data(), blob);
+  const std::size_t stride = shard.simulated() ? 0 : blob;  // one for all of them, however many
+  std::vector<std::byte> received(blob + stride * (rank_count - 1));
+  for (std::size_t at = 0; at < received.size(); at += blob) {
+    std::memcpy(received.data() + at, sent.data(), blob);
+  }
   shard
       .all_gather(sent.data(), received.data(), static_cast<std::int64_t>(blob), DataType::uint8, 0, {},
                   OperationLabel{"step", "agree", Traffic::control, Tier::host})
@@ -121,7 +142,7 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
 
   const auto value = [&](std::size_t r, std::size_t index) {
     double number;
-    std::memcpy(&number, received.data() + blob * r + index * sizeof(double), sizeof(number));
+    std::memcpy(&number, received.data() + stride * r + index * sizeof(double), sizeof(number));
     return number;
   };
   total_squares = 0;
@@ -134,7 +155,7 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
   }
   std::vector<BoundaryRecord> records(rank_count);
   for (std::size_t r = 0; r < rank_count; ++r) {
-    std::memcpy(&records[r], received.data() + blob * r + doubles * sizeof(double), sizeof(BoundaryRecord));
+    std::memcpy(&records[r], received.data() + stride * r + doubles * sizeof(double), sizeof(BoundaryRecord));
     if (records[r].sequence_hash != records[0].sequence_hash) {
       throw CommunicationError(
           "rank " + std::to_string(r) + " issued another sequence of collective calls than rank 0 in step " +
@@ -151,15 +172,33 @@ std::vector<double> Engine::Impl::collect_optimizer_statistics(const OptimizerSt
   auto* device_sums = static_cast<double*>(statistics_buffer.data());
   kernels::fill_zero(compute,
                      {device_sums, DataType::float64, Shape{static_cast<std::int64_t>(sums.size())}});
+  std::vector<double> host_sums(offload ? sums.size() : 0, 0.0);
   for (UnitState& unit : units) {
+    FlatState& flat = unit.trainable;
+    if (flat.layout.padded_elements() == 0) continue;
+    const bool on_host = flat.optimizer_tier != OffloadTier::none;
     // Its own range also where a rank keeps everything, so that no share is counted twice.
-    for_each_piece(unit, unit.trainable.layout.shard_range(rank), [&](const ShardView& view, int tensor) {
-      optimizer->statistics(compute, optimizer_step, view,
-                            device_sums + static_cast<std::size_t>(tensor) * per_tensor);
+    UpdateMemory kept = device_memory(flat, flat.layout.shard_range(rank));
+    if (on_host) {
+      offload->host->wait(flat.gradients_home);
+      kept.gradient =
+          static_cast<std::byte*>(flat.host_gradients.data()) +
+          (kept.range.begin - optimizer_range(flat).begin) * size_of(config.precision.accumulation);
+    }
+    for_each_piece(flat, kept, [&](const ShardView& view, int tensor) {
+      double* target = on_host ? host_sums.data() : device_sums;
+      optimizer->statistics(on_host ? *offload->host : compute, optimizer_step, view,
+                            target + static_cast<std::size_t>(tensor) * per_tensor);
     });
   }
   runtime.device().copy_to_host(compute, sums.data(), device_sums,
                                 static_cast<std::int64_t>(sums.size() * sizeof(double)));
+  if (offload) {
+    // A tensor's pieces lie in one unit, so one of the two has its sums and the other nothing.
+    offload->host->synchronize();
+    compute.synchronize();
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += host_sums[i];
+  }
   return sums;  // filled once agree() has synchronized, which reads them
 }
 
@@ -170,9 +209,12 @@ StepResult Engine::Impl::finish_step() {
           "step() after " + std::to_string(micro_batch) + " of " + std::to_string(config.accumulation_steps) +
               " micro-batches");
   set_phase("step");
-  arena->end();  // refuses while the model still holds memory of the step: before anything has changed
+  end_pass();  // refuses while the model still holds memory of the step: before anything has changed
   for (UnitState& unit : units) {
-    wait_for_collective(unit.reduced, &exposed_reduce);
+    wait_for_event(unit.reduced, &exposed_reduce);
+    if (unit.trainable.optimizer_tier != OffloadTier::none) {
+      wait_for_event(unit.trainable.gradients_home, &exposed_offload);
+    }
   }
 
   StepResult result;
@@ -229,7 +271,12 @@ StepResult Engine::Impl::finish_step() {
 
   // A skipped step issues the same work, masked: memory and traffic never depend on data.
   send_arguments(optimizer_step);
+  // What is updated elsewhere goes on while the device updates its own.
+  update_offloaded(optimizer_step, optimizer_sums);
   for (UnitState& unit : units) update_unit(unit, optimizer_step, optimizer_sums);
+  for (UnitState& unit : units) {
+    if (unit.trainable.optimizer_tier != OffloadTier::none) gather_updated(unit);
+  }
 
   // The scaler may give up; that is told once the step is closed. A step without tokens says nothing of the
   // scale.
@@ -244,6 +291,8 @@ StepResult Engine::Impl::finish_step() {
   applied_steps += result.applied ? 1 : 0;
   consecutive_skips = result.applied ? 0 : consecutive_skips + 1;
   ++steps_done;
+  samples_done += config.train_batch_size;
+  tokens_done += result.tokens;
   ++train_passes;
   micro_batch = 0;
   in_step = false;
@@ -252,6 +301,8 @@ StepResult Engine::Impl::finish_step() {
   settle_exposed_waits();
   result.exposed_gather_seconds = std::exchange(exposed_gather, 0.0);
   result.exposed_reduce_seconds = std::exchange(exposed_reduce, 0.0);
+  result.exposed_offload_seconds = std::exchange(exposed_offload, 0.0);
+  report_offload(result);
   recorded_gather_elements = std::exchange(step_gathered_elements, 0);
   step_traffic = difference(shard.meter().counts(Traffic::data), traffic_before);
   step_control_traffic = difference(shard.meter().counts(Traffic::control), control_before);
@@ -262,11 +313,16 @@ StepResult Engine::Impl::finish_step() {
       if (unit.update && !unit.update->problem().empty()) runtime.log().warning(unit.update->problem());
     }
   }
+  look_after_saving(records, result);
   const double now = seconds_now();
   result.seconds = now - step_started;
   set_phase("idle");
+  const bool too_many = consecutive_skips >= config.maximum_consecutive_skips;
+  if ((gave_up || too_many) && !result.saved.empty() && rank == 0) {
+    runtime.log().info("the checkpoint " + result.saved + " is complete");  // the result does not get through
+  }
   if (gave_up) std::rethrow_exception(gave_up);
-  if (consecutive_skips >= config.maximum_consecutive_skips) {
+  if (too_many) {
     throw NumericalError(
         std::to_string(consecutive_skips) + " steps in a row were skipped; the last because " +
         result.skipped_because +
@@ -289,20 +345,25 @@ void Engine::Impl::send_arguments(const OptimizerStep& step) {
 void Engine::Impl::update_unit(UnitState& unit, const OptimizerStep& step,
                                std::span<const double> optimizer_sums) {
   FlatState& flat = unit.trainable;
-  if (flat.layout.tensors() == 0) return;
+  if (flat.layout.tensors() == 0 || flat.optimizer_tier != OffloadTier::none) return;
   compute.wait(flat.filled);  // peers read the old weights of this shard, also of units that nobody held
+  const ElementRange kept = optimizer_range(flat);
   if (unit.update) {
     const auto* arguments = static_cast<const std::byte*>(arguments_buffer.data());
     const std::int64_t stride = argument_stride();
     unit.update->run(compute, [&] {
-      for_each_piece(unit, optimizer_range(flat), [&](const ShardView& view, int tensor) {
+      for_each_piece(flat, device_memory(flat, kept), [&](const ShardView& view, int tensor) {
         const std::size_t group = tensors[static_cast<std::size_t>(tensor)].group_index;
         optimizer->apply_with(compute, arguments + static_cast<std::int64_t>(group) * stride, view);
       });
     });
+  } else if (offloaded(unit)) {
+    UpdateMemory all = device_memory(flat, kept);
+    update_stretch(unit, {kept, all.master, all.state, &compute, false}, step, optimizer_sums);
+    return;
   } else {
     const auto per_tensor = static_cast<std::size_t>(optimizer->statistics_per_tensor());
-    for_each_piece(unit, optimizer_range(flat), [&](const ShardView& view, int tensor) {
+    for_each_piece(flat, device_memory(flat, kept), [&](const ShardView& view, int tensor) {
       const auto reduced =
           per_tensor == 0 ? std::span<const double>{}
                           : optimizer_sums.subspan(static_cast<std::size_t>(tensor) * per_tensor, per_tensor);
@@ -310,13 +371,7 @@ void Engine::Impl::update_unit(UnitState& unit, const OptimizerStep& step,
     });
   }
   unit.shard_ready = compute.record();
-  if (ranks > 1 && whole_parameters() && !whole_optimizer()) {
-    // Stages 1-2: the new weights travel behind what follows; gather() waits for them unit by unit.
-    const std::vector<Event> ready{unit.shard_ready};
-    flat.filled =
-        all_gather_shard(flat, flat.parameters.data(), config.precision.compute, ready, unit.name, "step");
-    if (!config.overlap) flat.filled.wait();
-  }
+  gather_updated(unit);
 }
 
 }  // namespace tranche

@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <string>
 
+#include "tranche/engine/offload_traffic.h"
+
 namespace tranche {
 
 /// What a step did; equal on all ranks except for the seconds.
@@ -16,8 +18,13 @@ struct StepResult {
   double loss_scale = 1;
   std::int64_t tokens = 0;  ///< over all ranks and micro-batches
   double seconds = 0;       ///< from the first begin_micro_batch() to the end of step(), on this rank
-  double exposed_gather_seconds = 0;  ///< compute waited for parameters
-  double exposed_reduce_seconds = 0;  ///< step waited for gradients
+  double exposed_gather_seconds = 0;   ///< compute waited for parameters
+  double exposed_reduce_seconds = 0;   ///< step waited for gradients
+  double exposed_offload_seconds = 0;  ///< compute or step waited for copies, host updates or the disk
+  OffloadSeconds offload;              ///< what offloading was busy with during this step; it overlaps
+  OffloadTraffic offload_traffic;      ///< and what it moved
+  std::string saved;            ///< path of the checkpoint that became complete in this step; else empty
+  bool stop_requested = false;  ///< some rank's Engine::request_stop() came before this step was agreed on
 };
 
 struct EvaluationResult {

@@ -6,7 +6,9 @@
 
 #include "tranche/device/replay.h"
 #include "tranche/device/step_arena.h"
+#include "tranche/engine/config.h"
 #include "tranche/engine/model_spec.h"
+#include "tranche/offload/tile_ring.h"
 #include "tranche/optim/optimizer.h"
 #include "tranche/partition/flat_layout.h"
 
@@ -15,6 +17,7 @@ namespace tranche {
 /// One tensor of the model as the engine sees it.
 struct TensorState {
   std::string name;
+  std::vector<std::string> aliases;  ///< other names of the same elements
   Shape shape;
   Initializer initializer;
   std::uint64_t model_index = 0;  ///< position over all units; keys random numbers and digests
@@ -33,12 +36,22 @@ struct FlatState {
   FlatLayout layout;
   std::vector<int> tensors;   ///< engine tensor index of each layout tensor
   Buffer parameters;          ///< compute dtype; the whole buffer (stages 0-2, one rank) or the shard
-  Buffer master;              ///< fp32; empty when the compute dtype is fp32, and for frozen tensors
+  Buffer master;              ///< fp32; empty when the weights themselves are fp32, and for frozen tensors
   Buffer gradients;           ///< G in the accumulation dtype; the whole buffer or the shard
   std::vector<Buffer> state;  ///< one per optimizer state tensor
   StepBuffer gathered;        ///< the whole buffer while gathered (stage 3)
   Event filled;               ///< last gather of the weights is done: `gathered` is filled (stage 3), full
                               ///< weights are current (stages 1-2), and no peer reads this rank's shard
+
+  // Offloaded state. What is not on the device leaves the buffers above empty (nvme) or in host memory (cpu).
+  OffloadTier optimizer_tier = OffloadTier::none;   ///< of master and state
+  OffloadTier parameters_tier = OffloadTier::none;  ///< of parameters
+  TileRegion tiles;                                 ///< nvme: master, then state
+  std::int64_t parameters_offset = 0;               ///< nvme: of the shard in the swap file
+  Buffer host_gradients;      ///< G of the range whose state this rank keeps, once it has been sent home
+  StepBuffer lent_gradients;  ///< in place of `gradients` where one micro-batch makes the step
+  Event gradients_home;       ///< host_gradients is filled, its statistics are taken
+  void* gradients_data() const { return gradients ? gradients.data() : lent_gradients.data(); }
 };
 
 struct UnitState {

@@ -157,4 +157,8 @@ std::string matmul_libraries(DeviceKind device) {
   return cuda::matmul_libraries();
 }
 
+std::int64_t default_workspace_bytes(DeviceKind device) {
+  return device == DeviceKind::cuda ? 4 * minimum_workspace_bytes : minimum_workspace_bytes;
+}
+
 }  // namespace tranche::kernels

@@ -3,6 +3,9 @@
 /// moments in place and writes the compute-dtype weight. Arithmetic (bit-equal on every instruction set):
 /// separate multiplies and adds in fp32, IEEE division and square root, no flush to zero.
 
+#include <cstdint>
+#include <span>
+
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
 
@@ -49,5 +52,26 @@ void sgd_update(Stream& stream, const SgdArguments& arguments, const ConstTensor
 /// no momentum, whatever the arguments say. Counted as a step that is neither the first nor nesterov.
 void sgd_update(Stream& stream, const SgdArguments* device_arguments, const ConstTensorView& gradient,
                 const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight);
+
+/// Elements [first, first + count) of a stretch that are updated with the arguments at `group` of a list.
+struct UpdateSegment {
+  std::int64_t first = 0, count = 0;
+  int group = 0;
+};
+/// adam_update over the segments of one stretch, each with the arguments of its group: the same bits as a
+/// call for each segment, but one pass, whose threads share the whole stretch however short its segments are
+/// (on a GPU one launch for each segment). The views are the whole stretch's; elements outside of all
+/// segments are neither read nor written. Both lists are copied. Segments ascend, do not overlap and lie
+/// within the stretch: InvalidArgument names the one that does not. Segments of a group whose `apply` is
+/// false are left alone.
+void adam_update_segments(Stream& stream, std::span<const AdamArguments> groups,
+                          std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
+                          const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
+                          const TensorView& weight);
+/// sgd_update over the segments of one stretch, as adam_update_segments.
+void sgd_update_segments(Stream& stream, std::span<const SgdArguments> groups,
+                         std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
+                         const TensorView& master, const TensorView& momentum_buffer,
+                         const TensorView& weight);
 
 }  // namespace tranche::kernels

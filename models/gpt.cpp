@@ -20,8 +20,12 @@ UnitId unit_of(std::int64_t block) {
   return {narrow<int>(block + 1)};
 }
 
+TensorRequest residual_request(const GptPass& pass) {
+  return {pass.dtype(), {pass.rows(), pass.config.width}};
+}
+
 StepTensors acquire_residual(const GptPass& pass, std::string_view tag) {
-  return {pass.engine, Category::activations, tag, {{pass.dtype(), {pass.rows(), pass.config.width}}}};
+  return {pass.engine, Category::activations, tag, {residual_request(pass)}};
 }
 
 /// Loss and token count of the micro-batch, zero.
@@ -34,21 +38,34 @@ StepTensors acquire_totals(Engine& engine) {
 }
 
 /// What the blocks' forward leaves: at index i the input of block i and its activations, where kept; at index
-/// `layers` the last block's output.
+/// `layers` the last block's output. Inputs that recomputation starts from wait in `inputs`, in host memory
+/// where that is asked for.
 struct Trail {
   std::vector<StepTensors> residuals;
   std::vector<StepTensors> activations;
+  std::vector<HostCopy> inputs;
   explicit Trail(std::int64_t layers)
-      : residuals(static_cast<std::size_t>(layers) + 1), activations(static_cast<std::size_t>(layers)) {}
+      : residuals(static_cast<std::size_t>(layers) + 1),
+        activations(static_cast<std::size_t>(layers)),
+        inputs(static_cast<std::size_t>(layers)) {}
 };
 
-/// Computes block `i` from its kept input; writes the input of the next.
-void forward_block(const GptPass& pass, Trail& trail, std::size_t i, const GatheredUnit& unit, bool keep) {
+/// Computes block `i` from its input; writes the input of the next.
+void forward_block(const GptPass& pass, Trail& trail, std::size_t i, const GatheredUnit& unit,
+                   const TensorView& input, bool keep) {
   StepTensors activations = acquire_block_activations(pass);
   if (!trail.residuals[i + 1].held()) trail.residuals[i + 1] = acquire_residual(pass, "residual");
   const auto block = static_cast<std::int64_t>(i);
-  gpt_block_forward(pass, block, unit, trail.residuals[i][0], activations, trail.residuals[i + 1][0]);
+  gpt_block_forward(pass, block, unit, input, activations, &trail.residuals[i + 1][0]);
   if (keep) trail.activations[i] = std::move(activations);
+}
+
+/// Computes the activations of block `i` again from its kept input, and nothing that only the next block
+/// needs.
+void recompute_block(const GptPass& pass, Trail& trail, std::size_t i, const GatheredUnit& unit) {
+  trail.activations[i] = acquire_block_activations(pass);
+  gpt_block_forward(pass, static_cast<std::int64_t>(i), unit, trail.residuals[i][0], trail.activations[i],
+                    nullptr);
 }
 
 /// Embedding and all blocks. `keep_every` 0 keeps nothing but the last output, 1 everything that backward
@@ -60,29 +77,60 @@ void forward_blocks(const GptPass& pass, const ConstTensorView& tokens, Trail& t
   gpt_embedding_forward(pass, engine.gather(embedding), tokens, trail.residuals[0][0]);
   for (std::size_t i = 0; i < trail.activations.size(); ++i) {
     const auto block = static_cast<std::int64_t>(i);
-    forward_block(pass, trail, i, engine.gather(unit_of(block)), keep_every > 0 && !inputs_only);
-    if (keep_every == 0 || block % keep_every != 0) trail.residuals[i].release();
+    const bool kept = keep_every > 0 && block % keep_every == 0;
+    const TensorView input = trail.residuals[i][0];
+    // It leaves while the block reads it, and its memory is free behind both.
+    if (kept && inputs_only) {
+      trail.inputs[i] = engine.send_to_host(trail.residuals[i].take(), "block input");
+    }
+    forward_block(pass, trail, i, engine.gather(unit_of(block)), input, keep_every > 0 && !inputs_only);
+    trail.inputs[i].leave_device();
+    if (!kept) trail.residuals[i].release();
   }
+}
+
+/// The kept input of the group of blocks that ends before block `end` starts its way back, if it is away.
+void fetch_input_ahead(const GptPass& pass, Trail& trail, std::int64_t keep_every, std::int64_t end) {
+  if (end == 0 || !pass.engine.config().overlap) return;
+  const std::int64_t begin = (end - 1) / keep_every * keep_every;
+  pass.engine.fetch_ahead(trail.inputs[static_cast<std::size_t>(begin)]);
+}
+
+/// The kept input of block `i` is on the device again.
+void bring_input_back(const GptPass& pass, Trail& trail, std::size_t i) {
+  trail.residuals[i] =
+      StepTensors(pass.engine.bring_back(std::move(trail.inputs[i])), {residual_request(pass)});
+}
+
+/// A group of blocks that are recomputed together stays gathered from its recomputation to its backward when
+/// that many units may be gathered at once; otherwise all but its last block are gathered once more.
+bool group_stays(const Config& config, std::int64_t blocks) {
+  return blocks <= config.depth;
 }
 
 void backward_blocks(const GptPass& pass, Trail& trail, std::int64_t keep_every, bool recompute,
                      const TensorView& gradient) {
   Engine& engine = pass.engine;
-  const std::int64_t layers = pass.config.layers;
-  for (std::int64_t end = layers; end > 0;) {
+  std::vector<GatheredUnit> held;
+  for (std::int64_t end = pass.config.layers; end > 0;) {
     const std::int64_t begin = (end - 1) / keep_every * keep_every;
+    const bool stays = group_stays(engine.config(), end - begin);
     if (recompute) {
-      for (std::int64_t block = begin; block < end - 1; ++block) {
-        forward_block(pass, trail, static_cast<std::size_t>(block), engine.gather(unit_of(block)), true);
-      }
+      bring_input_back(pass, trail, static_cast<std::size_t>(begin));
+      fetch_input_ahead(pass, trail, keep_every, begin);
+    }
+    for (std::int64_t block = begin; recompute && block < end - 1; ++block) {
+      GatheredUnit unit = engine.gather(unit_of(block));
+      const auto i = static_cast<std::size_t>(block);
+      forward_block(pass, trail, i, unit, trail.residuals[i][0], true);
+      if (stays) held.push_back(std::move(unit));
     }
     for (std::int64_t block = end - 1; block >= begin; --block) {
       const auto i = static_cast<std::size_t>(block);
-      const GatheredUnit unit = engine.gather(unit_of(block));
-      if (recompute && block == end - 1) {
-        forward_block(pass, trail, i, unit, true);
-        trail.residuals[i + 1].release();
-      }
+      const bool last = block == end - 1;
+      const GatheredUnit unit = held.empty() || last ? engine.gather(unit_of(block)) : std::move(held.back());
+      if (!last && !held.empty()) held.pop_back();
+      if (recompute && last) recompute_block(pass, trail, i, unit);
       UnitGradients gradients = engine.gradients(unit_of(block));
       gpt_block_backward(pass, block, unit, gradients, trail.residuals[i][0], trail.activations[i], gradient);
       std::move(gradients).reduce();
@@ -129,6 +177,17 @@ ModelSpec Gpt::spec(const GptConfig& config, std::int64_t sequence) {
   ModelSpec spec;
   spec.add_unit(gpt_embedding_unit(config));
   for (std::int64_t block = 0; block < config.layers; ++block) spec.add_unit(gpt_block_unit(config, block));
+  spec.gathers_per_pass = [layers = config.layers](const Config& training) {
+    // The embedding by the embedding and by the head, a block by its forward and by its backward.
+    std::vector<int> gathers(static_cast<std::size_t>(layers) + 1, 2);
+    const std::int64_t every = training.checkpoint_every;
+    for (std::int64_t block = 0; training.activation_checkpointing && block < layers; ++block) {
+      const std::int64_t begin = block / every * every, end = std::min(begin + every, layers);
+      if (block + 1 < end && !group_stays(training, end - begin))
+        ++gathers[static_cast<std::size_t>(block) + 1];
+    }
+    return gathers;
+  };
   spec.tokens_per_sample = sequence;
   spec.flops_per_token = config.flops_per_token(sequence);
   return spec;
@@ -144,6 +203,7 @@ void Gpt::forward_backward(Engine& engine, const TokenBatch& batch) const {
   Trail trail(config_.layers);
   forward_blocks(pass, batch.tokens, trail, keep_every, recompute);
 
+  if (recompute) fetch_input_ahead(pass, trail, keep_every, config_.layers);
   StepTensors gradient = acquire_residual(pass, "residual gradient");
   {
     const GatheredUnit unit = engine.gather(embedding);

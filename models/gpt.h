@@ -25,7 +25,7 @@ struct TokenBatch {
 /// The GPT-2 architecture exactly: pre-norm blocks, learned positions, GELU in its tanh form, tied head, and
 /// the tensor names of Hugging Face's GPT2LMHeadModel. Holds no weights: those are the engine's. Units:
 /// "embedding" (wte, wpe, ln_f), then "h.0", "h.1", ...; under stage 3 each is gathered twice and reduced
-/// once a micro-batch (more often with checkpoint_every > 1, see forward_backward).
+/// once a micro-batch (some three times where checkpoint_every exceeds the depth, see forward_backward).
 class Gpt {
  public:
   /// Throws ConfigurationError when the configuration does not fit together.
@@ -38,9 +38,11 @@ class Gpt {
 
   /// One whole micro-batch, begin to end: forward, backward, gradients handed over. Dropout is keyed by
   /// (Config::seed, engine step, sample, site, element). With Config::activation_checkpointing only the input
-  /// of every checkpoint_every-th block is kept and blocks are recomputed in backward, with the same bits;
-  /// the last block of a group under the gather that serves its backward, the others under one gather more.
-  /// Throws InvalidArgument on shapes, ConfigurationError on a sequence that is too long.
+  /// of every checkpoint_every-th block is kept and blocks are recomputed in backward, group by group, with
+  /// the same bits. One gather serves a block's recomputation and its backward when the group is no larger
+  /// than Config::depth: its units stay gathered in between. In a larger group that holds for the last block,
+  /// and the others are gathered once more. Throws InvalidArgument on shapes, ConfigurationError on a
+  /// sequence that is too long.
   void forward_backward(Engine& engine, const TokenBatch& batch) const;
   /// One micro-batch of loss, without dropout, between Engine::begin_evaluation and end_evaluation.
   void evaluate(Engine& engine, const TokenBatch& batch) const;

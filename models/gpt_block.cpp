@@ -106,7 +106,7 @@ StepTensors acquire_block_activations(const GptPass& pass) {
 }
 
 void gpt_block_forward(const GptPass& pass, std::int64_t block, const GatheredUnit& unit,
-                       const ConstTensorView& input, const StepTensors& kept, const TensorView& output) {
+                       const ConstTensorView& input, const StepTensors& kept, const TensorView* output) {
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
   const GptConfig& config = pass.config;
@@ -131,15 +131,16 @@ void gpt_block_forward(const GptPass& pass, std::int64_t block, const GatheredUn
                                        unit.tensor(ln_2_bias), config.layer_norm_epsilon, kept[middle],
                                        kept[normed_2], kept[mean_2], kept[rstd_2]);
   linear_forward(engine, unit, mlp_weight, mlp_bias, kept[normed_2], kept[hidden]);
+  if (output == nullptr) return;
   {
     const StepTensors activated(engine, Category::activations, "MLP forward",
                                 {{pass.dtype(), kept[hidden].shape}});
     kernels::gelu_forward(stream, kept[hidden], activated[0]);
-    linear_forward(engine, unit, mlp_projection_weight, mlp_projection_bias, activated[0], output);
+    linear_forward(engine, unit, mlp_projection_weight, mlp_projection_bias, activated[0], *output);
   }
   const auto mlp_residual = pass.dropout(config.residual_dropout, dropout_site(block, after_mlp));
-  if (mlp_residual.probability > 0) kernels::dropout(stream, mlp_residual, output, output);
-  kernels::add(stream, kept[middle], output, output);
+  if (mlp_residual.probability > 0) kernels::dropout(stream, mlp_residual, *output, *output);
+  kernels::add(stream, kept[middle], *output, *output);
 }
 
 void gpt_block_backward(const GptPass& pass, std::int64_t block, const GatheredUnit& unit,

@@ -41,10 +41,11 @@ UnitSpec gpt_block_unit(const GptConfig& config, std::int64_t index);
 /// statistics.
 StepTensors acquire_block_activations(const GptPass& pass);
 
-/// output = block(input); input and output [rows, width] in the compute dtype, not the same memory.
+/// *output = block(input); input and output [rows, width] in the compute dtype, not the same memory. Without
+/// output only the activations are computed, for a backward that follows.
 void gpt_block_forward(const GptPass& pass, std::int64_t block, const GatheredUnit& unit,
                        const ConstTensorView& input, const StepTensors& activations,
-                       const TensorView& output);
+                       const TensorView* output);
 
 /// Turns `gradient`, that of the output, into that of the input, in place; adds the unit's gradients.
 /// Activations and input are forward's, or a recomputation's, which has the same bits.

@@ -21,27 +21,37 @@ View rows_of(const View& matrix, std::int64_t first, std::int64_t count) {
   return matrix.slice(first * columns, count * columns).reshaped({count, columns});
 }
 
-/// The vocabulary cut into chunks of columns.
-struct Chunks {
-  std::int64_t vocabulary, width;
-  Chunks(std::int64_t vocabulary_size, std::int64_t wanted)
+/// The vocabulary cut into blocks of columns, each multiplied, exponentiated and summed by itself, one after
+/// the other. Which blocks there are depends on the vocabulary alone; how many of them have logits in memory
+/// at once is a matter of memory and changes no bit.
+struct Blocks {
+  std::int64_t vocabulary, count, kept;
+  Blocks(std::int64_t vocabulary_size, std::int64_t chunk)
       : vocabulary(vocabulary_size),
-        width(wanted > 0 ? std::min(wanted, vocabulary_size) : vocabulary_size) {}
-  std::int64_t count() const { return divide_round_up(vocabulary, width); }
-  std::int64_t first(std::int64_t chunk) const { return chunk * width; }
-  std::int64_t columns(std::int64_t chunk) const { return std::min(width, vocabulary - first(chunk)); }
+        count(divide_round_up(vocabulary, head_block_columns)),
+        kept(chunk > 0 ? std::min(divide_round_up(std::min(chunk, vocabulary), head_block_columns), count)
+                       : count) {}
+  std::int64_t first(std::int64_t block) const { return block * head_block_columns; }
+  std::int64_t columns(std::int64_t block) const {
+    return std::min(head_block_columns, vocabulary - first(block));
+  }
+  /// Of the blocks whose logits are in memory at once.
+  std::int64_t kept_columns() const { return std::min(kept * head_block_columns, vocabulary); }
+  /// Where a block's logits begin, in columns.
+  std::int64_t place(std::int64_t block) const { return block % kept * head_block_columns; }
 };
 
 }  // namespace
 
 UnitSpec gpt_embedding_unit(const GptConfig& config) {
   const auto normal = Initializer::normal(config.initializer_range);
-  return {.name = "embedding",
-          .tensors = {{"transformer.wte.weight", {config.vocabulary, config.width}, normal},
-                      {"transformer.wpe.weight", {config.positions, config.width}, normal},
-                      {"transformer.ln_f.weight", {config.width}, Initializer::ones()},
-                      {"transformer.ln_f.bias", {config.width}, Initializer::zeros()}},
-          .uses_per_pass = 2};
+  return {
+      .name = "embedding",
+      .tensors = {{"transformer.wte.weight", {config.vocabulary, config.width}, normal, {"lm_head.weight"}},
+                  {"transformer.wpe.weight", {config.positions, config.width}, normal},
+                  {"transformer.ln_f.weight", {config.width}, Initializer::ones()},
+                  {"transformer.ln_f.bias", {config.width}, Initializer::zeros()}},
+      .uses_per_pass = 2};
 }
 
 void gpt_embedding_forward(const GptPass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
@@ -70,7 +80,7 @@ void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients
   Stream& stream = engine.compute_stream();
   const std::int64_t rows = pass.rows(), width = pass.config.width;
   const auto dtype = pass.dtype();
-  const Chunks chunks(pass.config.vocabulary, engine.config().vocabulary_chunk);
+  const Blocks blocks(pass.config.vocabulary, engine.config().vocabulary_chunk);
   const ConstTensorView labels = targets.reshaped({rows});
 
   const StepTensors normed(
@@ -84,48 +94,55 @@ void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients
       {{DataType::float32, {rows}}, {DataType::float32, {rows}}, {DataType::float32, {rows}}});
   const kernels::CrossEntropyState state{statistics[0], statistics[1], statistics[2]};
   StepTensors logits_memory(engine, Category::activations, "logits",
-                            {{DataType::float32, {rows * chunks.width}}});
-  const auto logits_of = [&](std::int64_t chunk) {
-    return logits_memory[0].slice(0, rows * chunks.columns(chunk)).reshaped({rows, chunks.columns(chunk)});
+                            {{DataType::float32, {rows * blocks.kept_columns()}}});
+  const auto part_of = [&](const TensorView& memory, std::int64_t place, std::int64_t block) {
+    const std::int64_t columns = blocks.columns(block);
+    return memory.slice(rows * place, rows * columns).reshaped({rows, columns});
   };
-  const auto compute_logits = [&](std::int64_t chunk) {
+  const auto logits_of = [&](std::int64_t block) {
+    return part_of(logits_memory[0], blocks.place(block), block);
+  };
+  const auto compute_logits = [&](std::int64_t block) {
     kernels::matmul(stream, {.transpose_b = true}, normed[0],
-                    rows_of(unit.tensor(token_table), chunks.first(chunk), chunks.columns(chunk)),
-                    logits_of(chunk), engine.workspace());
+                    rows_of(unit.tensor(token_table), blocks.first(block), blocks.columns(block)),
+                    logits_of(block), engine.workspace());
   };
 
   kernels::cross_entropy_begin(stream, state);
-  for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
-    compute_logits(chunk);
-    kernels::cross_entropy_accumulate(stream, logits_of(chunk), labels, chunks.first(chunk), state);
+  for (std::int64_t block = 0; block < blocks.count; ++block) {
+    compute_logits(block);
+    kernels::cross_entropy_accumulate(stream, logits_of(block), labels, blocks.first(block), state);
   }
   kernels::cross_entropy_finish(stream, labels, state, loss_sum, token_count);
   if (gradients == nullptr) return;
 
-  // fp32 gradients of the logits take the logits' place; 16-bit ones need memory of their own. With several
-  // chunks the gradient of the normed rows is a sum over chunks, kept in fp32 until it is whole.
-  const bool several = chunks.count() > 1, in_place = dtype == DataType::float32;
-  const StepTensors d_normed_sum(engine, Category::activations, "head backward",
-                                 {{dtype, {rows, width}},
-                                  {DataType::float32, {several && !in_place ? rows : 0, width}},
-                                  {dtype, {in_place ? 0 : rows * chunks.width}}});
-  const TensorView& d_normed = d_normed_sum[0];
-  const TensorView& summed = several && !in_place ? d_normed_sum[1] : d_normed;
-  // From the last chunk, whose logits are still there, to the first.
-  for (std::int64_t chunk = chunks.count() - 1; chunk >= 0; --chunk) {
-    const bool begun = chunk != chunks.count() - 1;
-    const std::int64_t first = chunks.first(chunk), columns = chunks.columns(chunk);
-    if (begun) compute_logits(chunk);
-    const TensorView d_logits =
-        in_place ? logits_of(chunk) : d_normed_sum[2].slice(0, rows * columns).reshaped({rows, columns});
-    kernels::cross_entropy_gradient(stream, logits_of(chunk), labels, first, state,
+  // fp32 gradients of the logits take the logits' place; 16-bit ones need memory of their own, of one block.
+  // With several blocks the gradient of the normed rows is a sum over blocks, kept in fp32 until it is whole.
+  const bool several = blocks.count > 1, in_place = dtype == DataType::float32;
+  const StepTensors scratch(engine, Category::activations, "head backward",
+                            {{dtype, {rows, width}},
+                             {DataType::float32, {several && !in_place ? rows : 0, width}},
+                             {dtype, {in_place ? 0 : rows * blocks.columns(0)}}});
+  const TensorView& d_normed = scratch[0];
+  const TensorView& summed = several && !in_place ? scratch[1] : d_normed;
+  const auto backward = [&](std::int64_t block) {
+    const std::int64_t first = blocks.first(block), columns = blocks.columns(block);
+    const TensorView d_logits = in_place ? logits_of(block) : part_of(scratch[2], 0, block);
+    kernels::cross_entropy_gradient(stream, logits_of(block), labels, first, state,
                                     engine.loss_gradient_scale(), d_logits);
     if (gradients->wanted(token_table)) {
       kernels::matmul(stream, {.transpose_a = true, .accumulate = true}, d_logits, normed[0],
                       rows_of(gradients->tensor(token_table), first, columns), engine.workspace());
     }
-    kernels::matmul(stream, {.accumulate = begun}, d_logits,
+    kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, d_logits,
                     rows_of(unit.tensor(token_table), first, columns), summed, engine.workspace());
+  };
+  // From the last blocks, whose logits are still there, to the first.
+  for (std::int64_t end = blocks.count; end > 0;) {
+    const std::int64_t begin = (end - 1) / blocks.kept * blocks.kept;
+    for (std::int64_t block = begin; end < blocks.count && block < end; ++block) compute_logits(block);
+    for (std::int64_t block = end - 1; block >= begin; --block) backward(block);
+    end = begin;
   }
   logits_memory.release();
   if (several && !in_place) kernels::cast(stream, summed, d_normed);

@@ -18,6 +18,15 @@ StepTensors::StepTensors(Engine& engine, Category category, std::string_view tag
         bytes, round_up(checked_multiply(request.shape.elements(), size_of(request.dtype)), alignment));
   }
   buffer_ = engine.acquire(bytes, category, tag);
+  lay_views(requests);
+}
+
+StepTensors::StepTensors(StepBuffer buffer, std::initializer_list<TensorRequest> requests)
+    : buffer_(std::move(buffer)) {
+  lay_views(requests);
+}
+
+void StepTensors::lay_views(std::initializer_list<TensorRequest> requests) {
   tensors_.reserve(requests.size());
   auto* at = static_cast<std::byte*>(buffer_.data());
   for (const auto& request : requests) {
@@ -38,6 +47,11 @@ StepTensors& StepTensors::operator=(StepTensors&& other) noexcept {
     tensors_ = std::move(other.tensors_);
   }
   return *this;
+}
+
+StepBuffer StepTensors::take() noexcept {
+  tensors_.clear();
+  return std::move(buffer_);
 }
 
 void StepTensors::release() noexcept {

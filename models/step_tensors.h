@@ -29,6 +29,8 @@ class StepTensors {
   /// Throws OutOfMemory when the device cannot hold it.
   StepTensors(Engine& engine, Category category, std::string_view tag,
               std::initializer_list<TensorRequest> requests);
+  /// Over a buffer that was taken out of another, with the same requests.
+  StepTensors(StepBuffer buffer, std::initializer_list<TensorRequest> requests);
   ~StepTensors() { release(); }
   StepTensors(StepTensors&& other) noexcept;
   StepTensors& operator=(StepTensors&& other) noexcept;
@@ -40,8 +42,12 @@ class StepTensors {
   /// True between construction and release.
   bool held() const noexcept { return static_cast<bool>(buffer_); }
   void release() noexcept;
+  /// The buffer, to be sent elsewhere; views that were taken stay valid as long as it is on the device.
+  StepBuffer take() noexcept;
 
  private:
+  void lay_views(std::initializer_list<TensorRequest> requests);
+
   StepBuffer buffer_;
   std::vector<TensorView> tensors_;
 };

@@ -1,13 +1,12 @@
 #include "tranche/offload/block_transfers.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <utility>
 
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
+#include "tranche/core/thread.h"
 #include "tranche/offload/aligned_buffer.h"
 #include "tranche/offload/io_failure.h"
 
@@ -25,20 +24,6 @@ std::string_view verb_of(IoCall call) {
 }
 
 }  // namespace
-
-std::thread start_quiet_thread(std::function<void()> body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // inherited by the new thread
-  try {
-    std::thread thread(std::move(body));
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return thread;
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-}
 
 BlockIoBase::BlockIoBase(const BlockIoOptions& options, bool natively, std::string fallback_reason)
     : block_bytes_(round_up(options.block_bytes, io_alignment)),

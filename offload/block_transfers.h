@@ -96,9 +96,6 @@ class BlockIoBase : public BlockIo {
   BlockIoStatistics statistics_;
 };
 
-/// A thread that takes no signals: they are for the program's own.
-std::thread start_quiet_thread(std::function<void()> body);
-
 std::unique_ptr<BlockIo> make_thread_block_io(const BlockIoOptions& options, std::string fallback_reason);
 /// Throws NotCompiled, or IoError when the kernel refuses.
 std::unique_ptr<BlockIo> make_uring_block_io(const BlockIoOptions& options);

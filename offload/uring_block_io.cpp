@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "tranche/core/error.h"
+#include "tranche/core/thread.h"
 #include "tranche/offload/block_transfers.h"
 #include "tranche/offload/io_failure.h"
 

@@ -6,6 +6,7 @@
 #include "tranche/core/error.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/optim/optimizer.h"
+#include "tranche/optim/segments.h"
 
 namespace tranche {
 namespace {
@@ -44,6 +45,18 @@ class Adam final : public Optimizer {
     check(shard);
     kernels::adam_update(stream, arguments_of(step, shard.group), shard.gradient, shard.master,
                          shard.state[0], shard.state[1], shard.weight);
+  }
+
+  bool apply_segments(Stream& stream, const OptimizerStep& step, const ShardView& stretch,
+                      std::span<const OptimizerSegment> segments) const override {
+    check(stretch);
+    check_segments(name(), stretch.master.elements(), segments);
+    const GroupedSegments list = grouped(segments);
+    std::vector<kernels::AdamArguments> groups;
+    for (const GroupOptions& group : list.groups) groups.push_back(arguments_of(step, group));
+    kernels::adam_update_segments(stream, groups, list.segments, stretch.gradient, stretch.master,
+                                  stretch.state[0], stretch.state[1], stretch.weight);
+    return true;
   }
 
   std::int64_t argument_bytes() const override { return sizeof(kernels::AdamArguments); }

@@ -32,6 +32,7 @@ struct OptimizerStep {
 struct GroupOptions {
   double learning_rate_factor = 1;
   bool decay = true;  ///< false: weight decay is taken as 0
+  friend bool operator==(const GroupOptions&, const GroupOptions&) = default;
 };
 
 /// A stretch of one shard that belongs to one tensor and one parameter group.
@@ -44,6 +45,16 @@ struct ShardView {
   std::string_view tensor;           ///< name, for rules that depend on it
   std::int64_t first_element = 0;    ///< of the stretch within its tensor
   std::int64_t tensor_elements = 0;  ///< of the whole tensor
+};
+
+/// One tensor's part of a longer stretch of a shard (a whole shard, or a tile of one).
+struct OptimizerSegment {
+  std::int64_t first = 0, count = 0;  ///< elements of the stretch, from its begin
+  GroupOptions group;
+  std::string_view tensor{};          ///< as in ShardView
+  std::int64_t first_element = 0;     ///< as in ShardView: of this part within its tensor
+  std::int64_t tensor_elements = 0;   ///< as in ShardView
+  std::span<const double> reduced{};  ///< the tensor's statistics over all shards; empty for rules without
 };
 
 /// Stateless over calls: everything it remembers is in the state tensors and OptimizerStep, so it is sharded,
@@ -60,14 +71,25 @@ class Optimizer {
   /// Updates the stretch in one pass. `reduced` are the tensor's statistics over all shards.
   virtual void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
                      std::span<const double> reduced) const = 0;
+  /// Updates all `segments` of one contiguous stretch; the same bits as apply() for each of them. The views
+  /// of `stretch` are the whole stretch's (state too; a null weight stays null), its group, tensor,
+  /// first_element and tensor_elements are not looked at. Segments ascend, do not overlap and lie within the
+  /// stretch, else InvalidArgument is thrown; what lies between them (padding) is neither read nor written.
+  /// May be empty. Nothing of `stretch` or `segments` is kept after the call but the tensors' memory. Ordered
+  /// on `stream` as apply() is: on return of the enqueued work every write, also a non-temporal one, can be
+  /// seen by whoever waits for an event recorded after it. True: done in one pass (AdamW, Adam and SGD: one
+  /// unit of work, counted as one kernel; on a GPU one launch for each segment). False: done by one apply()
+  /// for each segment, which is what happens unless a rule overrides this.
+  virtual bool apply_segments(Stream& stream, const OptimizerStep& step, const ShardView& stretch,
+                              std::span<const OptimizerSegment> segments) const;
   /// Bytes of the numbers that an update of one parameter group reads from device memory; 0 for optimizers
   /// that take them from the host in apply(). With them the update is the same work in every step, which a
   /// device may record once and replay.
   virtual std::int64_t argument_bytes() const { return 0; }
   /// Writes the numbers of this step for tensors of `group` to host memory (argument_bytes()).
   virtual void write_arguments(const OptimizerStep&, const GroupOptions&, void* /*arguments*/) const {}
-  /// Only asked of optimizers without statistics. As apply(), with the numbers of the shard's group in device memory,
-  /// where they are read when the work runs.
+  /// Only asked of optimizers without statistics. As apply(), with the numbers of the shard's group in device
+  /// memory, where they are read when the work runs.
   virtual void apply_with(Stream&, const void* /*arguments*/, const ShardView&) const {}
   /// Hyper-parameters as JSON text, for reports and checkpoints.
   virtual std::string describe() const = 0;

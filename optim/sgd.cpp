@@ -6,6 +6,7 @@
 #include "tranche/core/error.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/optim/optimizer.h"
+#include "tranche/optim/segments.h"
 
 namespace tranche {
 namespace {
@@ -45,6 +46,18 @@ class Sgd final : public Optimizer {
     check(shard);
     kernels::sgd_update(stream, arguments_of(step, shard.group), shard.gradient, shard.master, buffer(shard),
                         shard.weight);
+  }
+
+  bool apply_segments(Stream& stream, const OptimizerStep& step, const ShardView& stretch,
+                      std::span<const OptimizerSegment> segments) const override {
+    check(stretch);
+    check_segments(name(), stretch.master.elements(), segments);
+    const GroupedSegments list = grouped(segments);
+    std::vector<kernels::SgdArguments> groups;
+    for (const GroupOptions& group : list.groups) groups.push_back(arguments_of(step, group));
+    kernels::sgd_update_segments(stream, groups, list.segments, stretch.gradient, stretch.master,
+                                 buffer(stretch), stretch.weight);
+    return true;
   }
 
   std::int64_t argument_bytes() const override { return sizeof(kernels::SgdArguments); }

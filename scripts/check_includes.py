@@ -30,8 +30,8 @@ LIBRARIES = [
     ("NCCL", ["nccl*.h", "nccl_device/*"], ["comm/nccl*", "tests/comm/nccl*", "tests/cuda_emulation/*"]),
     ("CUDA", ["cuda*", "cublas*", "cub/*", "thrust/*", "cooperative_groups*", "nvtx*", "device_launch_parameters.h"],
      ["*/cuda*", "comm/nccl*", "tests/comm/nccl*"]),
-    ("HDF5", ["hdf5*.h", "H5*.h"], ["checkpoint/*", "tests/checkpoint/*"]),
-    ("liburing", ["liburing*"], ["offload/*", "tests/offload/*", "bench/block_io*"]),
+    ("HDF5", ["hdf5*.h", "H5*.h"], ["checkpoint/*", "tests/checkpoint/*", "bench/checkpoint*"]),
+    ("liburing", ["liburing*"], ["offload/*", "tests/offload/*", "bench/raw_io*"]),
 ]
 # Each costs every file that includes it a second or more to compile.
 HEAVY = ["nlohmann/json.hpp", "spdlog/*", "fmt/*"]

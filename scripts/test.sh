@@ -98,7 +98,6 @@ suite "build release" build release all
 suite "tests release" run_tests release
 suite "build asan" build asan unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
 suite "tests asan" run_tests asan
-# Where our own threads meet; kernels and models are run by those of the engine's tests. Saving goes through HDF5, which
-# is not built with this sanitizer.
+# Where our own threads meet; kernels and models are run by those of the engine's tests.
 suite "build tsan" build tsan test_core test_device test_comm test_offload test_engine
 suite "tests tsan" run_tests tsan

@@ -15,49 +15,27 @@ namespace tranche::tools {
 
 namespace {
 
-/// Flags of DESIGN that this version refuses unless they ask for nothing.
-struct LaterFlag {
-  const char* name;
-  const char* reason;
-};
-constexpr const char* no_offload =
-    "state stays on the device in this version: raise the number of ranks or the stage";
-constexpr const char* no_checkpoints =
-    "checkpoints are not part of this version: a run is trained from its start";
-constexpr std::array<LaterFlag, 7> later_flags{{
-    {"--offload-optimizer", no_offload},
-    {"--offload-param", no_offload},
-    {"--nvme-path", no_offload},
-    {"--checkpoint-dir", no_checkpoints},
-    {"--save-every", no_checkpoints},
-    {"--resume", no_checkpoints},
-    {"--memory-profile", "memory by category is in the --report and, over time, in the --trace"},
-}};
-constexpr std::array<const char*, 4> later_commands{"generate", "plan", "scale", "checkpoint"};
+constexpr std::array<const char*, 1> later_commands{"scale"};
+constexpr const char* commands_text = "train, evaluate, generate, plan, checkpoint and info";
 
-Fault parse_fault(const std::string& text, const char* flag) {
+Fault parse_fault(const std::string& text, const char* flag, long long first_step = 1) {
   int rank = 0, used = 0;
   long long step = 0;
   if (std::sscanf(text.c_str(), "%d:%lld%n", &rank, &step, &used) != 2 ||
-      static_cast<std::size_t>(used) != text.size() || rank < 0 || step < 1) {
+      static_cast<std::size_t>(used) != text.size() || rank < 0 || step < first_step) {
     throw ConfigurationError(fmt::format("{} '{}' is not RANK:STEP", flag, text));
   }
   return {rank, step};
 }
 
 struct Raw {
-  std::string debug_fail, debug_hang;
-  std::array<std::string, later_flags.size()> later;
+  std::string debug_fail, debug_hang, debug_out_of_memory;
 };
 
-void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
+/// Model and configuration: what `train`, `evaluate` and `plan` read alike.
+void add_model_flags(CLI::App& app, Options& options) {
   app.add_option("--config", options.config, "configuration in DeepSpeed's JSON; flags override it");
   app.add_option("--model", options.model, "preset or Hugging Face config.json of a GPT-2")
-      ->capture_default_str();
-  app.add_option("--data", options.data, "text file (bytes), or tokens of llm.c or nanoGPT");
-  app.add_option("--data-format", options.data_format, "auto, text, llmc or nanogpt")->capture_default_str();
-  app.add_option("--validation-data", options.validation_data, "held-out file instead of the tail of --data");
-  app.add_option("--validation-fraction", options.validation_fraction, "held-out tail of --data")
       ->capture_default_str();
   app.add_option("--stage", options.stage, "ZeRO stage: 0 to 3");
   app.add_option("--micro-batch", options.micro_batch, "sequences of a micro-batch on a rank");
@@ -69,18 +47,71 @@ void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
   app.add_option("--seed", options.seed, "of initial weights, order of samples, dropout (default: 1234)");
   app.add_option("--threads", options.threads, "of a rank (default: the host's cores over its ranks)");
   app.add_option("--device-memory", options.device_memory, "most memory of a rank, like 512MiB");
+  app.add_option("--set", options.set, "key.path=value of the configuration; may be repeated")
+      ->take_all()
+      ->allow_extra_args(false);
+  app.add_option("--offload-optimizer", options.offload_optimizer,
+                 "where master weights and the optimizer's state live: none (on the device), cpu or nvme");
+  app.add_option("--offload-param", options.offload_parameters,
+                 "where the shards of weights live in stage 3: none (on the device), cpu or nvme");
+  app.add_option("--nvme-path", options.nvme_path, "folder for swap files, on the disk that nvme means");
+  app.add_option("--offload-ratio", options.offload_ratio,
+                 "share of the optimizer's state that leaves the device, 0 to 1 (default: 1)");
+  app.add_flag(
+      "--offload-activations", options.offload_activations,
+      "keep the inputs of blocks in host memory until backward; switches activation checkpointing on");
+  app.add_option("--host-memory", options.host_memory, "most host memory of a rank, like 64GiB");
+  app.add_option("--nvme-space", options.nvme_space, "most room of a rank's swap file, like 1TiB");
+}
+
+void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
+  add_model_flags(app, options);
+  app.add_option("--data", options.data, "text file (bytes), or tokens of llm.c or nanoGPT");
+  app.add_option("--data-format", options.data_format, "auto, text, llmc or nanogpt")->capture_default_str();
+  app.add_option("--validation-data", options.validation_data, "held-out file instead of the tail of --data");
+  app.add_option("--validation-fraction", options.validation_fraction, "held-out tail of --data")
+      ->capture_default_str();
   app.add_option("--eval-batches", options.eval_batches,
                  "held-out windows in an evaluation, in units of the step's batch (default 0: all)");
   app.add_option("--report", options.report, "JSON report (docs/report.md)");
   app.add_flag("--ngrams", options.ngrams,
                "n-gram cross-entropies of the held-out text beside the validation loss");
-  app.add_option("--set", options.set, "key.path=value of the configuration; may be repeated")
-      ->take_all()
-      ->allow_extra_args(false);
   app.add_option("--debug-fail", raw.debug_fail)->group("");
   app.add_option("--debug-hang", raw.debug_hang)->group("");
-  for (std::size_t i = 0; i < later_flags.size(); ++i)
-    app.add_option(later_flags[i].name, raw.later[i])->group("");
+  app.add_option("--debug-peak-seconds", options.peak_seconds)->group("");
+  app.add_option("--debug-out-of-memory", raw.debug_out_of_memory)->group("");
+}
+
+void add_plan_flags(CLI::App& app, Options& options) {
+  app.get_option("--model")->description(
+      "preset, config.json of a GPT-2, or a list of units (docs/memory.md)");
+  app.add_option("--ranks", options.ranks, "ranks of the run, 1 to 65536")->capture_default_str();
+  app.add_option("--ranks-per-node", options.ranks_per_node, "ranks of a node (default 0: all on one)");
+  app.add_option("--rank", options.rank, "the rank that is planned")->capture_default_str();
+  app.add_option(
+      "--fit", options.fit,
+      "search the cheapest configuration that takes at most this device memory, like 80GiB; "
+      "--stage, --micro-batch, --offload-optimizer and --offload-param are kept where given; nvme is "
+      "tried with --nvme-path");
+  app.add_option("--write", options.write, "with --fit: file for the configuration that was chosen");
+  app.add_option("--network", options.network, "with --fit: bytes that a rank sends in a second")
+      ->capture_default_str();
+  app.add_option("--flops", options.flops, "operations of a rank in a second, like 100T")
+      ->capture_default_str();
+  app.add_option("--host-link", options.host_link,
+                 "bytes between device and host memory in a second, each way, of a rank")
+      ->capture_default_str();
+  app.add_option("--nvme-bandwidth", options.nvme_bandwidth, "bytes that a rank reads and writes in a second")
+      ->capture_default_str();
+  app.add_option("--host-update", options.host_update,
+                 "parameters that a rank updates in host memory in a second (default: 0.85G for each of "
+                 "--threads)");
+  app.add_flag("--json", options.json, "as JSON (docs/memory.md)");
+  app.footer(R"(Examples:
+  tranche plan --model gpt2-xl --ranks 8 --stage 3
+  tranche plan --model gpt2-xl --ranks 8 --set train_batch_size=512 --fit 16GiB --write fitting.json
+  tranche plan --model gpt2-xl --offload-optimizer cpu --host-link 25GB --flops 300T
+  tranche plan --model units.json --ranks 1024 --ranks-per-node 8 --stage 3 --json)");
 }
 
 void add_train_flags(CLI::App& app, Options& options) {
@@ -95,25 +126,92 @@ void add_train_flags(CLI::App& app, Options& options) {
   app.add_option("--log-every", options.log_every,
                  "steps between progress lines in a file (default: about 50 lines)");
   app.add_option("--trace", options.trace, "timeline for Perfetto; with several ranks one file each");
+  app.add_option(
+      "--memory-profile", options.memory_profile,
+      "directory for what every rank held over time and at its peak: tables, timelines, a trace and plots, "
+      "beside what a plan of the run says (docs/memory.md)");
   app.add_option("--sample-bytes", options.sample_bytes,
                  "print text of this many bytes from the trained model");
+  app.add_option(
+      "--checkpoint-dir", options.checkpoint_dir,
+      "folder of checkpoints, one that all ranks share; saves at the end, and on SIGUSR1 or SIGTERM, "
+      "after which the run ends with status 0 (docs/preemption.md)");
+  app.add_option("--save-every", options.save_every,
+                 "steps between checkpoints (default 0: at the end only)");
+  app.add_option("--keep-last", options.keep_last,
+                 "keep only the newest so many checkpoints (default 0: all)");
+  app.add_option("--keep-every", options.keep_every, "keep those whose step is a multiple of this, too");
+  app.add_option(
+      "--resume", options.resume,
+      "latest: the newest complete checkpoint in --checkpoint-dir, or from the start while there is "
+      "none; or the path of a checkpoint or a folder of them");
+  app.add_option(
+      "--resume-weights-only", options.resume_weights_only,
+      "start a new run from the weights of a checkpoint; with --resume latest, while there is none");
+  app.footer(R"(Examples:
+  tranche train --data my.txt --model gpt-mini --steps 1000
+  mpirun -n 4 tranche train --data my.txt --stage 3 --steps 100000 --checkpoint-dir run1 --save-every 500 \
+      --keep-last 3 --resume latest         # the same line starts and continues the run, on any number of ranks
+  tranche train --data other.txt --resume-weights-only run1 --lr 1e-4 --checkpoint-dir run2
+  kill -USR1 PID_OF_MPIRUN                  # save after the present step, and end)");
+}
+
+/// What flags of checkpoints need of each other.
+void check_checkpoints(const Options& options) {
+  const auto refuse = [](const std::string& text) { throw ConfigurationError(text); };
+  if (options.checkpoint_dir.empty()) {
+    for (const auto& [flag, given] :
+         {std::pair("--save-every", options.save_every), std::pair("--keep-last", options.keep_last),
+          std::pair("--keep-every", options.keep_every)}) {
+      if (given > 0)
+        refuse(fmt::format("{} {} needs --checkpoint-dir DIR, where checkpoints go", flag, given));
+    }
+    if (options.resume == "latest") {
+      refuse("--resume latest needs --checkpoint-dir DIR, where it looks; or give --resume a path");
+    }
+  }
+  if (!options.resume.empty() && options.resume != "latest" && !options.resume_weights_only.empty()) {
+    refuse(fmt::format(
+        "--resume '{}' and --resume-weights-only '{}' are two origins of one run; give one of them",
+        options.resume, options.resume_weights_only));
+  }
+}
+
+/// The subcommand of the subcommand ... that was given.
+const CLI::App* innermost(const CLI::App& app) {
+  const CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) at = at->get_subcommands().front();
+  return at;
+}
+
+[[noreturn]] void refuse_command(const CLI::App& app, const std::string& word) {
+  std::vector<std::string> known;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    known.push_back(command->get_name());
+  const std::string near = nearest(word, known);
+  throw ConfigurationError(fmt::format("'{}' is no command of {}{}; there are {}", word,
+                                       app.get_parent() == nullptr ? "tranche" : "tranche " + app.get_name(),
+                                       near.empty() ? "" : " (did you mean " + near + "?)",
+                                       fmt::join(known, ", ")));
 }
 
 /// Throws when arguments were left over; CLI11 keeps what it does not know.
 void refuse_unknown(const CLI::App& app) {
   for (const std::string& word : app.remaining()) {
+    std::string command = app.get_name();
+    if (app.get_parent()->get_parent() != nullptr) command = app.get_parent()->get_name() + " " + command;
     if (word.size() < 2 || word[0] != '-') {
-      throw ConfigurationError(fmt::format("'{}' is no argument of tranche {}", word, app.get_name()));
+      throw ConfigurationError(fmt::format("'{}' is no argument of tranche {}", word, command));
     }
     const std::string flag = word.substr(0, word.find('='));
     std::vector<std::string> known;
     for (const CLI::Option* option : app.get_options()) {
-      if (!option->get_group().empty()) known.push_back("--" + option->get_lnames().front());
+      if (!option->get_group().empty() && !option->get_lnames().empty())
+        known.push_back("--" + option->get_lnames().front());
     }
     const std::string near = nearest(flag, known);
     throw ConfigurationError(fmt::format("unknown flag {}{}; see tranche {} --help", flag,
-                                         near.empty() ? "" : " (did you mean " + near + "?)",
-                                         app.get_name()));
+                                         near.empty() ? "" : " (did you mean " + near + "?)", command));
   }
 }
 
@@ -128,16 +226,36 @@ void check(const Options& options) {
   at_least("--sequence", options.sequence, 1);
   at_least("--seed", options.seed, 0);
   at_least("--threads", options.threads, 1);
+  at_least("--ranks", std::optional(options.ranks), 1);
+  at_least("--ranks-per-node", std::optional(options.ranks_per_node), 0);
+  at_least("--rank", std::optional(options.rank), 0);
   for (const auto& [flag, value] :
        {std::pair("--eval-every", options.eval_every), std::pair("--eval-batches", options.eval_batches),
         std::pair("--digest-every", options.digest_every), std::pair("--log-every", options.log_every),
-        std::pair("--sample-bytes", options.sample_bytes), std::pair("--min-steps", options.min_steps)}) {
+        std::pair("--sample-bytes", options.sample_bytes), std::pair("--min-steps", options.min_steps),
+        std::pair("--save-every", options.save_every), std::pair("--keep-last", options.keep_last),
+        std::pair("--keep-every", options.keep_every)}) {
     at_least(flag, std::optional(value), 0);
   }
   at_least("--max-seconds", std::optional(options.max_seconds), 0.0);
   if (!(options.validation_fraction > 0 && options.validation_fraction < 1)) {
     throw ConfigurationError(
         fmt::format("--validation-fraction is {}, but must be between 0 and 1", options.validation_fraction));
+  }
+  if (!options.write.empty() && !options.fit) {
+    throw ConfigurationError("--write is for the configuration that --fit SIZE chooses; give both");
+  }
+  for (const auto& [flag, tier] : {std::pair("--offload-optimizer", options.offload_optimizer),
+                                   std::pair("--offload-param", options.offload_parameters)}) {
+    if (tier && *tier != "none" && *tier != "cpu" && *tier != "nvme")
+      throw ConfigurationError(fmt::format("{} '{}' is not one of none, cpu, nvme", flag, *tier));
+  }
+  if (options.offload_ratio && !(*options.offload_ratio >= 0 && *options.offload_ratio <= 1)) {
+    throw ConfigurationError(
+        fmt::format("--offload-ratio is {}, but must be between 0 and 1", *options.offload_ratio));
+  }
+  if (options.nvme_path && options.nvme_path->empty()) {
+    throw ConfigurationError("--nvme-path '' is no folder");
   }
   if (options.device != "cpu" && options.device != "cuda") {
     throw ConfigurationError(fmt::format("--device '{}' is not one of cpu, cuda", options.device));
@@ -158,12 +276,24 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
   add_run_flags(*train, options, raw);
   add_train_flags(*train, options);
   CLI::App* evaluate = app.add_subcommand(
-      "evaluate",
-      "validation loss of the initial weights of --seed (checkpoints come later), n-gram entropies");
+      "evaluate", "validation loss of a checkpoint, or of the initial weights of --seed; n-gram entropies");
   add_run_flags(*evaluate, options, raw);
+  evaluate->add_option(
+      "--from", options.from,
+      "weights of this checkpoint, or of the newest in this folder of them; any number of ranks "
+      "and any stage may have saved it");
+  evaluate->footer(R"(Example:
+  tranche evaluate --model gpt-mini --data my.txt --from run1)");
+  CLI::App* plan = app.add_subcommand(
+      "plan", "memory, traffic and work of a run before it is started, on any machine; what fits a budget");
+  add_model_flags(*plan, options);
+  add_plan_flags(*plan, options);
   CLI::App* info = app.add_subcommand("info", "what this build and machine offer");
   info->add_flag("--json", options.json, "as JSON");
-  for (CLI::App* command : {&app, train, evaluate, info}) command->allow_extras()->prefix_command(false);
+  CLI::App* checkpoint = add_checkpoint_command(app, options.checkpoint);
+  CLI::App* generate = add_generate_command(app, options.generate);
+  for (CLI::App* command : {&app, train, evaluate, plan, info, checkpoint, generate})
+    command->allow_extras()->prefix_command(false);
 
   try {
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
@@ -172,35 +302,50 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
     options.text = std::string("tranche ") + version + "\n";
     return options;
   } catch (const CLI::Success&) {
-    const CLI::App* asked = app.get_subcommands().empty() ? &app : app.get_subcommands().front();
-    options.text = asked->help(asked == &app ? "" : "tranche");
+    const CLI::App* asked = innermost(app);
+    std::string above;
+    for (const CLI::App* app_above = asked->get_parent(); app_above != nullptr;
+         app_above = app_above->get_parent())
+      above = app_above->get_name() + (above.empty() ? "" : " ") + above;
+    options.text = asked->help(above);
     return options;
   } catch (const CLI::ParseError& error) {
     throw ConfigurationError(error.what());
   }
   if (app.get_subcommands().empty()) {
     const std::vector<std::string> rest = app.remaining();
-    if (rest.empty()) throw ConfigurationError("which command? train, evaluate or info; see tranche --help");
+    if (rest.empty())
+      throw ConfigurationError(fmt::format("which command? there are {}; see tranche --help", commands_text));
     if (std::find(later_commands.begin(), later_commands.end(), rest.front()) != later_commands.end()) {
-      throw ConfigurationError(fmt::format(
-          "tranche {} is not part of this version; there are train, evaluate and info", rest.front()));
+      throw ConfigurationError(
+          fmt::format("tranche {} is not part of this version; there are {}", rest.front(), commands_text));
     }
-    const std::string near = nearest(rest.front(), {"train", "evaluate", "info"});
-    throw ConfigurationError(
-        fmt::format("'{}' is no command of tranche{}; there are train, evaluate and info", rest.front(),
-                    near.empty() ? "" : " (did you mean " + near + "?)"));
+    refuse_command(app, rest.front());
   }
   const CLI::App* used = app.get_subcommands().front();
-  options.command = used == train ? Command::train : used == evaluate ? Command::evaluate : Command::info;
-  refuse_unknown(*used);
-  for (std::size_t i = 0; i < later_flags.size(); ++i) {
-    if (raw.later[i].empty() || raw.later[i] == "none") continue;
-    throw ConfigurationError(fmt::format("{} {} cannot be honoured: {}", later_flags[i].name, raw.later[i],
-                                         later_flags[i].reason));
+  options.command = used == train        ? Command::train
+                    : used == evaluate   ? Command::evaluate
+                    : used == generate   ? Command::generate
+                    : used == plan       ? Command::plan
+                    : used == checkpoint ? Command::checkpoint
+                                         : Command::info;
+  if (used == checkpoint && options.checkpoint.action == CheckpointAction::none) {
+    const std::vector<std::string> rest = used->remaining();
+    if (rest.empty() || rest.front().starts_with("-"))
+      throw ConfigurationError(
+          "which of list, verify, show, export, import and diff? see tranche checkpoint --help");
+    refuse_command(*checkpoint, rest.front());
   }
+  refuse_unknown(*innermost(*used));
+  if (used == checkpoint) check(options.checkpoint);
+  if (used == generate) check(options.generate);
   if (!raw.debug_fail.empty()) options.fail = parse_fault(raw.debug_fail, "--debug-fail");
   if (!raw.debug_hang.empty()) options.hang = parse_fault(raw.debug_hang, "--debug-hang");
+  if (!raw.debug_out_of_memory.empty()) {
+    options.out_of_memory = parse_fault(raw.debug_out_of_memory, "--debug-out-of-memory", 0);
+  }
   check(options);
+  check_checkpoints(options);
   return options;
 }
 

@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "tranche/tools/checkpoint_arguments.h"
+
 namespace tranche::tools {
 
-enum class Command : std::uint8_t { none, train, evaluate, info };
+enum class Command : std::uint8_t { none, train, evaluate, generate, plan, checkpoint, info };
 
 /// A rank and a step (1 is the first), for failures on purpose.
 struct Fault {
@@ -32,6 +34,10 @@ struct Options {
   std::optional<std::int64_t> stage, steps, micro_batch, accumulate, sequence, seed, threads;
   std::optional<double> learning_rate;
   std::optional<std::string> dtype, device_memory;
+  std::optional<std::string> offload_optimizer, offload_parameters;  ///< none, cpu or nvme
+  std::optional<std::string> nvme_path, host_memory, nvme_space;
+  std::optional<double> offload_ratio;
+  bool offload_activations = false;
   std::string device = "cpu";
   std::vector<std::string> set;  ///< "key.path=value"
 
@@ -43,10 +49,34 @@ struct Options {
   std::int64_t log_every = 0;
   std::int64_t sample_bytes = 0;
   bool ngrams = false;
-  std::string report, trace;
-  Fault fail, hang;  ///< --debug-fail, --debug-hang: not shown in the help
 
-  bool json = false;  ///< info
+  std::string checkpoint_dir;
+  std::int64_t save_every = 0;  ///< steps; 0: only at the end
+  std::int64_t keep_last = 0;   ///< with keep_every as SaveOptions have them
+  std::int64_t keep_every = 0;
+  std::string resume;               ///< "latest", or a path
+  std::string resume_weights_only;  ///< a path
+  std::string from;                 ///< evaluate: a path
+
+  std::string report, trace;
+  std::string memory_profile;  ///< directory
+  double peak_seconds = 0.3;   ///< of the matmul that is measured; --debug-peak-seconds, for many short runs
+  /// --debug-fail, --debug-hang, --debug-out-of-memory: not shown in the help. The last takes away, on one
+  /// rank, what --device-memory leaves, before the engine is made (step 0) or in the middle of step 1 or 2:
+  /// later steps allocate nothing.
+  Fault fail, hang, out_of_memory;
+
+  bool json = false;  ///< info, plan
+
+  // plan
+  std::int64_t ranks = 1, ranks_per_node = 0, rank = 0;
+  std::optional<std::string> fit;  ///< most device memory of a rank
+  std::string write;               ///< path for the configuration that was chosen
+  std::string network = "12.5GB", flops = "100T", host_link = "50GB", nvme_bandwidth = "5GB";
+  std::string host_update;  ///< empty: core_update_rate for each of --threads
+
+  CheckpointOptions checkpoint;  ///< of the command of this name
+  GenerateOptions generate;      ///< likewise
 };
 
 /// Reads arguments (without the program's name). Throws ConfigurationError: unknown flags and commands with

@@ -17,8 +17,8 @@ int run_evaluate(const Options& options, const Output& output) {
     const std::string memory = run.engine->memory_report();
     if (!run.speaks()) return;
     std::ostream& out = run.output.out;
-    out << fmt::format("validation loss of the initial weights: {:.4f} over {} tokens\n", held_out.loss,
-                       held_out.tokens);
+    const std::string of = run.origin.folder.empty() ? "the initial weights" : run.origin.folder;
+    out << fmt::format("validation loss of {}: {:.4f} over {} tokens\n", of, held_out.loss, held_out.tokens);
     if (run.options.ngrams) {
       const NgramEntropies entropies = run.ngrams();
       run.report.set_ngrams(entropies);

@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "tranche/core/error.h"
+#include "tranche/offload/file_system.h"
 
 namespace tranche::tools {
 
@@ -21,6 +22,10 @@ namespace {
 
 std::string temporary_of(const std::string& path) {
   return fmt::format("{}.{}.part", path, ::getpid());
+}
+
+std::string probe_of(const std::string& folder, std::int64_t token) {
+  return join_path(folder, fmt::format(".probe-{:016x}", token));
 }
 
 }  // namespace
@@ -55,6 +60,42 @@ void require_writable(const std::string& path, std::string_view flag) {
   }
   ::close(file);
   ::unlink(temporary.c_str());
+}
+
+void place_probe(const std::string& folder, std::string_view flag, std::int64_t token) {
+  try {
+    FileSystem& files = posix_file_system();
+    files.create_directories(folder);
+    (void)files.open(probe_of(folder, token), OpenMode::create_or_truncate);
+  } catch (const IoError& problem) {
+    throw CheckpointError(fmt::format("{} '{}' cannot be written: {}; nothing was trained yet", flag, folder,
+                                      problem.message()));
+  }
+}
+
+void require_probe(const std::string& folder, std::string_view flag, std::int64_t token, int rank) {
+  const std::string probe = probe_of(folder, token), own = fmt::format("{}.{}", probe, rank);
+  try {
+    FileSystem& files = posix_file_system();
+    if (!files.exists(probe)) {
+      throw CheckpointError(
+          fmt::format("{} '{}': rank {} does not see there what rank 0 wrote; give a folder that all hosts "
+                      "share, by a path that means the same on all of them",
+                      flag, folder, rank));
+    }
+    (void)files.open(own, OpenMode::create_or_truncate);
+    files.remove(own);
+  } catch (const IoError& problem) {
+    throw CheckpointError(fmt::format("{} '{}' cannot be written by rank {}: {}; nothing was trained yet",
+                                      flag, folder, rank, problem.message()));
+  }
+}
+
+void remove_probe(const std::string& folder, std::int64_t token) noexcept {
+  try {
+    posix_file_system().remove(probe_of(folder, token));
+  } catch (...) {  // it never came to be
+  }
 }
 
 std::string path_of_rank(const std::string& path, int rank, int ranks) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -11,6 +12,13 @@ void write_file_atomically(const std::string& path, std::string_view content);
 /// Throws ConfigurationError unless a file could be written there: a report that has no place is told before
 /// the training, not after.
 void require_writable(const std::string& path, std::string_view flag);
+
+/// Throws CheckpointError unless files can be made in a folder, which is made if need be, and leaves the
+/// probe with which all ranks look whether they share it. `token`: any number, equal on all ranks.
+void place_probe(const std::string& folder, std::string_view flag, std::int64_t token);
+/// Throws CheckpointError unless this rank sees the probe and can make files beside it.
+void require_probe(const std::string& folder, std::string_view flag, std::int64_t token, int rank);
+void remove_probe(const std::string& folder, std::int64_t token) noexcept;
 
 /// "trace.json" of rank 3 of 4: "trace.rank3.json"; of 1: as it is.
 std::string path_of_rank(const std::string& path, int rank, int ranks);

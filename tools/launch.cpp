@@ -19,7 +19,8 @@ namespace {
 
 /// Before the configuration is read its time-out is not known.
 constexpr double start_timeout_seconds = 60;
-constexpr std::int64_t start_slab_bytes = 1 << 16;
+/// For up to 65,536 ranks: memory that is not used is not taken.
+constexpr std::int64_t start_slab_bytes = 1 << 26;
 
 std::unique_ptr<Communicator> make_world() {
   CommunicatorOptions options;
@@ -76,7 +77,13 @@ int Launch::agree(const std::function<void()>& work) {
   return static_cast<int>(-found[1]);
 }
 
-int Launch::fail(Communicator& communicator, const std::exception_ptr& error, double patience) {
+std::int64_t Launch::of_first(std::int64_t value) {
+  world_->broadcast(&value, 1, DataType::int64, 0, {}, {"start", "first", Traffic::control}).wait();
+  return value;
+}
+
+int Launch::fail(Communicator& communicator, const std::exception_ptr& error, double patience,
+                 const std::string& advice) {
   const int own_rank = communicator.rank(), ranks = communicator.size();
   try {
     std::rethrow_exception(error);
@@ -86,7 +93,7 @@ int Launch::fail(Communicator& communicator, const std::exception_ptr& error, do
   }
   Failure failure = describe(error);
   if (ranks == 1) {
-    errors_ << "tranche: " << failure.text << std::endl;
+    errors_ << "tranche: " << failure.text << advice << std::endl;
     return failure.status;
   }
   if (failure.text.find("[rank") == std::string::npos) {
@@ -102,7 +109,7 @@ int Launch::fail(Communicator& communicator, const std::exception_ptr& error, do
     const std::size_t mark = failure.text.find("] ");
     communicator.post_failure(failure.text.substr(mark == std::string::npos ? 0 : mark + 2), patience);
     if (!alone) sleep_for(turn);
-    errors_ << "tranche: " << failure.text << std::endl;
+    errors_ << "tranche: " << failure.text << advice << std::endl;
     sleep_for(0.15 * patience);  // for a peer to say where it stood
   } else {
     const bool speaks =

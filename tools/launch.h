@@ -1,6 +1,7 @@
 #pragma once
 /// The start and the end of a job: what ranks agree on before there is a Runtime, and how a failure ends all.
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <iosfwd>
@@ -33,16 +34,21 @@ class Launch {
   /// prints its error and every rank returns the highest status, so that all can leave in order. 0 when all
   /// is well.
   int agree(const std::function<void()>& work);
+  /// Collective. Rank 0's number, on every rank.
+  std::int64_t of_first(std::int64_t value);
 
   /// Ends the job because of `error` on this rank: posts the cause to the peers, prints it, gives peers
   /// `patience` seconds in which theirs may end it first, and aborts the job with the status. Errors that all
   /// ranks meet at once are so printed once, by rank 0; echoes of a peer's failure only by the lowest rank
   /// that is left, as that peer prints its own cause. A failure without a status of its own ends a job of
-  /// several ranks with status 5, since that is what its peers meet. Returns the status (one rank, or no
-  /// abort).
-  int fail(Communicator& communicator, const std::exception_ptr& error, double patience = 2);
+  /// several ranks with status 5, since that is what its peers meet. `advice` is printed below this rank's
+  /// own error. Returns the status (one rank, or no abort).
+  int fail(Communicator& communicator, const std::exception_ptr& error, double patience = 2,
+           const std::string& advice = {});
   /// The same before there is another communicator.
-  int fail(const std::exception_ptr& error, double patience = 2) { return fail(*world_, error, patience); }
+  int fail(const std::exception_ptr& error, double patience = 2, const std::string& advice = {}) {
+    return fail(*world_, error, patience, advice);
+  }
 
  private:
   std::unique_ptr<Communicator> world_;

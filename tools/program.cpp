@@ -2,7 +2,10 @@
 
 #include <ostream>
 
+#include "tranche/tools/checkpoint_command.h"
+#include "tranche/tools/generate.h"
 #include "tranche/tools/info.h"
+#include "tranche/tools/plan.h"
 
 namespace tranche::tools {
 
@@ -11,6 +14,7 @@ int run_program(const std::vector<std::string>& arguments, const Output& output)
   try {
     options = parse_arguments(arguments);
     if (options.command == Command::info) options.text = info_text(options.json);
+    if (options.command == Command::plan) return run_plan(options, output);
   } catch (...) {
     // Ranks read the same arguments: under mpirun they say it once.
     const auto error = std::current_exception();
@@ -22,6 +26,8 @@ int run_program(const std::vector<std::string>& arguments, const Output& output)
     if (launch.rank() == 0) output.out << options.text << std::flush;
     return 0;
   }
+  if (options.command == Command::checkpoint) return run_checkpoint(options.checkpoint, output);
+  if (options.command == Command::generate) return run_generate(options.generate, output);
   return options.command == Command::evaluate ? run_evaluate(options, output) : run_train(options, output);
 }
 

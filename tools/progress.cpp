@@ -35,9 +35,10 @@ std::string Progress::line(const StepResult& result, double tokens_per_second, d
 }
 
 bool Progress::due(std::int64_t step) const {
-  const std::int64_t every =
-      options_.log_every > 0 ? options_.log_every : std::max<std::int64_t>(1, options_.steps / 50);
-  return step == 1 || step >= options_.steps || step % every == 0;
+  const std::int64_t every = options_.log_every > 0
+                                 ? options_.log_every
+                                 : std::max<std::int64_t>(1, (options_.steps - options_.begin) / 50);
+  return step == options_.begin + 1 || step >= options_.steps || step % every == 0;
 }
 
 void Progress::step(const StepResult& result, double elapsed) {
@@ -52,7 +53,8 @@ void Progress::step(const StepResult& result, double elapsed) {
   const double now = tokens / std::max(result.seconds, 1e-9);
   recent_ = counted_steps_ <= 3 ? now : 0.9 * recent_ + 0.1 * now;
 
-  const double per_step = elapsed / static_cast<double>(std::max<std::int64_t>(result.step, 1));
+  const double per_step =
+      elapsed / static_cast<double>(std::max<std::int64_t>(result.step - options_.begin, 1));
   double remaining = per_step * static_cast<double>(options_.steps - result.step);
   if (options_.maximum_seconds > 0) {
     const double least = per_step * static_cast<double>(options_.minimum_steps - result.step);

@@ -11,6 +11,7 @@
 namespace tranche::tools {
 
 struct ProgressOptions {
+  std::int64_t begin = 0;          ///< steps that were done before (a resumed run)
   std::int64_t steps = 0;          ///< step to reach
   double maximum_seconds = 0;      ///< of training; 0: no bound
   std::int64_t minimum_steps = 0;  ///< whatever the seconds say
@@ -36,10 +37,11 @@ class Progress {
   double mean_tokens_per_second() const;
   /// Share of the peak at that speed.
   double mean_peak_share() const;
+  /// Whether this step has a line where lines are written at intervals.
+  bool due(std::int64_t step) const;
 
  private:
   std::string line(const StepResult& result, double tokens_per_second, double remaining) const;
-  bool due(std::int64_t step) const;
   ProgressOptions options_;
   Writer write_;
   std::size_t drawn_ = 0;  ///< characters of the redrawn line

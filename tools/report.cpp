@@ -18,12 +18,20 @@ ordered_json number(double value) {
   return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
 }
 
+ordered_json bytes_json(const OffloadTraffic& bytes) {
+  return {{"to_host", bytes.to_host},
+          {"from_host", bytes.from_host},
+          {"nvme_read", bytes.nvme_read},
+          {"nvme_written", bytes.nvme_written}};
+}
+
 }  // namespace
 
 struct Report::Impl {
   ordered_json document = ordered_json::object();
   ordered_json steps = ordered_json::array();
   ordered_json validation = ordered_json::array();
+  ordered_json checkpoints = ordered_json::array();
 };
 
 Report::Report() : impl_(std::make_unique<Impl>()) {
@@ -59,11 +67,19 @@ void Report::add_step(const StepResult& result) {
                           {"tokens", result.tokens},
                           {"seconds", number(result.seconds)},
                           {"exposed_gather_seconds", number(result.exposed_gather_seconds)},
-                          {"exposed_reduce_seconds", number(result.exposed_reduce_seconds)}});
+                          {"exposed_reduce_seconds", number(result.exposed_reduce_seconds)},
+                          {"exposed_offload_seconds", number(result.exposed_offload_seconds)},
+                          {"offload",
+                           {{"to_host_seconds", number(result.offload.to_host)},
+                            {"from_host_seconds", number(result.offload.from_host)},
+                            {"host_update_seconds", number(result.offload.host_update)},
+                            {"disk_seconds", number(result.offload.disk)}}},
+                          {"offload_bytes", bytes_json(result.offload_traffic)}});
 }
 
-void Report::add_step_digest(const kernels::Digest& digest) {
-  impl_->steps.back()["weights_digest"] = format_digest(digest);
+void Report::add_step_digest(const kernels::Digest& weights, const kernels::Digest& state) {
+  impl_->steps.back()["weights_digest"] = format_digest(weights);
+  impl_->steps.back()["state_digest"] = format_digest(state);
 }
 
 void Report::add_validation(std::int64_t step, const EvaluationResult& result) {
@@ -98,8 +114,33 @@ void Report::set_sample(const std::string& text) {
   impl_->document["sample"] = text;
 }
 
+void Report::add_checkpoint(const CheckpointRecord& record) {
+  impl_->checkpoints.push_back({{"step", record.step},
+                                {"path", record.path},
+                                {"pause_seconds", number(record.pause_seconds)},
+                                {"seconds", number(record.seconds)}});
+}
+
+void Report::set_resumed(const LoadResult& loaded, bool weights_only, const kernels::Digest& weights,
+                         const kernels::Digest& state, const std::vector<std::string>& changes) {
+  impl_->document["resumed"] = {{"path", loaded.folder},
+                                {"weights_only", weights_only},
+                                {"step", loaded.step},
+                                {"samples", loaded.samples},
+                                {"world", loaded.world},
+                                {"stage", loaded.stage},
+                                {"weights_digest", format_digest(weights)},
+                                {"state_digest", format_digest(state)},
+                                {"changes", changes}};
+}
+
+void Report::set_stopped(const std::string& signal) {
+  impl_->document["stopped_by"] = signal;
+}
+
 std::string Report::to_json() const {
   ordered_json document = impl_->document;
+  document["checkpoints"] = impl_->checkpoints;
   document["validation"] = impl_->validation;
   document["steps"] = impl_->steps;
   // Bytes that are no UTF-8 (a sample may hold any) are replaced, not refused.

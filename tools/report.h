@@ -5,7 +5,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "tranche/engine/saved_state.h"
 #include "tranche/engine/step_result.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/tools/ngrams.h"
@@ -18,6 +20,14 @@ inline constexpr const char* report_schema = "tranche-report-1";
 /// Two lanes as 32 hexadecimal digits.
 std::string format_digest(const kernels::Digest& digest);
 
+/// A checkpoint that became complete.
+struct CheckpointRecord {
+  std::int64_t step = 0;
+  std::string path;
+  double pause_seconds = 0;  ///< training waited
+  double seconds = 0;        ///< from the request to when it was found complete
+};
+
 /// Collects on rank 0 what a run says of itself.
 class Report {
  public:
@@ -29,8 +39,8 @@ class Report {
   void set_start(int world, int stage, const std::string& config_json, const std::string& fingerprint,
                  const std::string& model_name, const std::string& data_path);
   void add_step(const StepResult& result);
-  /// Digest of the weights after the step that was added last.
-  void add_step_digest(const kernels::Digest& digest);
+  /// Digests after the step that was added last.
+  void add_step_digest(const kernels::Digest& weights, const kernels::Digest& state);
   void add_validation(std::int64_t step, const EvaluationResult& result);
   void set_ngrams(const NgramEntropies& entropies);
   /// JSON objects of the Engine's reports.
@@ -38,6 +48,12 @@ class Report {
   void set_digests(const kernels::Digest& weights, const kernels::Digest& state);
   void set_speed(double tokens_per_second, double peak_flops, double peak_share);
   void set_sample(const std::string& text);
+  void add_checkpoint(const CheckpointRecord& record);
+  /// `changes` has a line for each setting that is not as it was.
+  void set_resumed(const LoadResult& loaded, bool weights_only, const kernels::Digest& weights,
+                   const kernels::Digest& state, const std::vector<std::string>& changes);
+  /// The signal that ended the run before its last step.
+  void set_stopped(const std::string& signal);
   std::string to_json() const;
 
  private:

@@ -3,55 +3,96 @@
 #include <fmt/format.h>
 
 #include <ostream>
+#include <random>
 
 #include "tranche/core/error.h"
+#include "tranche/offload/file_system.h"
+#include "tranche/tools/config_changes.h"
 #include "tranche/tools/files.h"
 #include "tranche/tools/matmul_peak.h"
+#include "tranche/tools/plan.h"
+#include "tranche/tools/profiling.h"
 
 namespace tranche::tools {
 
-namespace {
-constexpr double peak_seconds = 0.3;
-}
-
 int Run::prepare() {
-  return launch.agree([this] {
+  int status = launch.agree([this] {
     settings = resolve_settings(options, launch.size());
     data = open_data(options, settings);
-    for (const Fault& fault : {options.fail, options.hang}) {
+    for (const Fault& fault : {options.fail, options.hang, options.out_of_memory}) {
       if (fault.rank >= launch.size()) {
         throw ConfigurationError(
             fmt::format("there is no rank {} to fail among {}", fault.rank, launch.size()));
       }
     }
+    if (options.out_of_memory.rank >= 0 && settings.config.device_memory_limit == 0) {
+      throw ConfigurationError("--debug-out-of-memory takes away what --device-memory leaves; give that too");
+    }
     if (speaks()) require_writable(options.report, "--report");
     if (!options.trace.empty()) {
       require_writable(path_of_rank(options.trace, launch.rank(), launch.size()), "--trace");
     }
+    if (!options.memory_profile.empty()) {
+      MemoryProfile::require_directory(options.memory_profile, launch.rank());
+    }
+    identity = identity_of(options, settings, data).to_json();
   });
+  if (status == 0) {
+    status = launch.agree([this] {
+      if (!speaks()) return;
+      origin = find_origin(posix_file_system(), options, identity_of(options, settings, data));
+    });
+  }
+  if (status == 0 && !options.checkpoint_dir.empty()) status = require_folder();
+  if (status == 0) begins_from_checkpoint = launch.of_first(origin.folder.empty() ? 0 : 1) != 0;
+  if (status == 0) takes_weights_only = launch.of_first(origin.weights_only ? 1 : 0) != 0;
+  return status;
+}
+
+int Run::require_folder() {
+  std::random_device draw;
+  const std::int64_t token = launch.of_first(static_cast<std::int64_t>(draw()) << 16 ^ draw());
+  const std::string& folder = options.checkpoint_dir;
+  int status = launch.agree([&] {
+    if (speaks()) place_probe(folder, "--checkpoint-dir", token);
+  });
+  if (status == 0) {
+    status = launch.agree([&] { require_probe(folder, "--checkpoint-dir", token, launch.rank()); });
+  }
+  if (speaks()) remove_probe(folder, token);
+  return status;
+}
+
+void Run::row(std::string_view name, std::string_view value) const {
+  output.out << fmt::format("  {:<22} {}\n", name, value);
 }
 
 void Run::start() {
   RuntimeOptions runtime_options = RuntimeOptions::from(settings.config);
   runtime_options.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
-  runtime_options.trace = !options.trace.empty();
+  runtime_options.trace = !options.trace.empty() || !options.memory_profile.empty();
+  if (options.trace.empty()) runtime_options.trace_events = profile_trace_events;
   runtime = std::make_unique<Runtime>(Runtime::from_environment(runtime_options));
-  peak_flops = measure_matmul_peak(runtime->device(), settings.config.precision.compute, peak_seconds);
+  peak_flops =
+      measure_matmul_peak(runtime->device(), settings.config.precision.compute, options.peak_seconds);
   runtime->all()
       .all_reduce(&peak_flops, 1, DataType::float64, ReduceOperation::sum,
                   {"start", "peak", Traffic::control})
       .wait();
+  if (!options.memory_profile.empty()) profile = std::make_unique<MemoryProfile>(*runtime);
+  take_memory_away(0);
   model = std::make_unique<models::Gpt>(settings.model);
   engine = std::make_unique<Engine>(*runtime, models::Gpt::spec(settings.model, settings.sequence),
                                     settings.config);
   feeder = std::make_unique<BatchFeeder>(*engine, settings.model, settings.batch, settings.sequence);
-  if (!speaks()) return;
+  if (speaks()) show_start();
+  if (begins_from_checkpoint) take_over();
+}
+
+void Run::show_start() {
   report.set_start(launch.size(), settings.config.stage, engine->config().to_json(),
                    runtime->numerics_fingerprint(), options.model, options.data);
   output.out << engine->summary();
-  const auto row = [this](std::string_view name, const std::string& value) {
-    output.out << fmt::format("  {:<22} {}\n", name, value);
-  };
   row("matmul peak", fmt::format("{:.0f} GFLOP/s measured, all ranks together", peak_flops / 1e9));
   row("data", fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",
                           options.data, name_of(data.training_file->format()), data.training->count(),
@@ -60,7 +101,39 @@ void Run::start() {
     row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,
                             settings.model.vocabulary));
   }
+  for (const std::string& note : origin.notes) row("note", note);
   output.out.flush();
+}
+
+void Run::take_over() {
+  const LoadResult loaded = engine->load(origin.folder, {.weights_only = takes_weights_only});
+  const kernels::Digest weights = engine->weights_digest(), state = engine->state_digest();
+  if (!speaks()) return;
+  std::vector<std::string> changes = origin.changes;
+  if (!origin.weights_only) {
+    const auto more = configuration_changes(loaded.config, engine->config().to_json());
+    changes.insert(changes.end(), more.begin(), more.end());
+  }
+  report.set_resumed(loaded, origin.weights_only, weights, state, changes);
+  if (origin.weights_only) {
+    row("weights from", fmt::format("{} (step {}); all else begins anew", loaded.folder, loaded.step));
+  } else {
+    row("resumed", fmt::format("{}: step {}, {} samples, saved by {} ranks at stage {}", loaded.folder,
+                               loaded.step, loaded.samples, loaded.world, loaded.stage));
+  }
+  row("weights", format_digest(weights));
+  if (!origin.weights_only) row("weights and moments", format_digest(state));
+  for (const std::string& change : changes) row("changed", change);
+  for (const std::string& note : loaded.notes) row("note", note);
+  output.out.flush();
+}
+
+void Run::take_memory_away(std::int64_t step) {
+  if (options.out_of_memory.rank != runtime->rank() || options.out_of_memory.step != step) return;
+  constexpr std::int64_t left = 1024;
+  const std::int64_t held = runtime->ledger().total(Tier::device);
+  taken_away = Buffer(runtime->memory(Tier::device), settings.config.device_memory_limit - held - left,
+                      Category::other, "taken away by --debug-out-of-memory");
 }
 
 EvaluationResult Run::validate(std::int64_t step) {
@@ -78,6 +151,26 @@ NgramEntropies Run::ngrams() const {
   return NgramModel(bytes(data.training_range)).entropies(bytes(data.validation_range));
 }
 
+std::string Run::advice_on(const std::exception_ptr& error, int ranks_per_node) const {
+  try {
+    std::rethrow_exception(error);
+  } catch (const OutOfMemory& refusal) {
+    if (!refusal.of_budget() || options.command != Command::train) return {};
+    PlanRequest request;
+    request.model.name = options.model;
+    request.model.gpt = settings.model;
+    request.config = settings.config;
+    request.sequence = settings.sequence;
+    request.ranks = launch.size();
+    request.ranks_per_node = ranks_per_node;
+    request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+    // Peers that wait meanwhile end the job themselves after a while, with their own status.
+    return what_would_have_fitted(request, launch.size() > 1 ? 1.5 : 30);
+  } catch (...) {
+    return {};
+  }
+}
+
 int Run::execute(const std::function<void()>& work) {
   if (const int status = prepare(); status != 0) return status;
   try {
@@ -85,8 +178,10 @@ int Run::execute(const std::function<void()>& work) {
     work();
   } catch (...) {
     // Before anything is unwound: an Engine waits for its collectives, and peers have to know first.
-    if (runtime) return launch.fail(runtime->all(), std::current_exception());
-    return launch.fail(std::current_exception());
+    const std::exception_ptr error = std::current_exception();
+    Communicator* const all = runtime ? &runtime->all() : nullptr;
+    const std::string advice = advice_on(error, all != nullptr ? all->local_size() : launch.size());
+    return all != nullptr ? launch.fail(*all, error, 2, advice) : launch.fail(error, 2, advice);
   }
   return 0;
 }

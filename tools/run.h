@@ -3,11 +3,15 @@
 
 #include <iosfwd>
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "tranche/engine/engine.h"
+#include "tranche/engine/memory_profile.h"
 #include "tranche/models/gpt.h"
 #include "tranche/tools/evaluation.h"
 #include "tranche/tools/launch.h"
+#include "tranche/tools/origin.h"
 #include "tranche/tools/report.h"
 #include "tranche/tools/settings.h"
 
@@ -28,24 +32,41 @@ struct Run {
   Settings settings;
   Data data;
   std::unique_ptr<Runtime> runtime;
+  std::unique_ptr<MemoryProfile> profile;  ///< with --memory-profile
+  Buffer taken_away;                       ///< by --debug-out-of-memory
   std::unique_ptr<models::Gpt> model;
   double peak_flops = 0;  ///< of all ranks together
   std::unique_ptr<Engine> engine;
   std::unique_ptr<BatchFeeder> feeder;
   Report report;
+  Origin origin;                        ///< on rank 0
+  bool begins_from_checkpoint = false;  ///< on all ranks
+  bool takes_weights_only = false;      ///< on all ranks
+  std::string identity;                 ///< what checkpoints say of this run
 
   Run(const Options& run_options, const Output& run_output)
       : options(run_options), output(run_output), launch(run_output.errors) {}
   bool speaks() const { return launch.rank() == 0; }
+  /// A row of the table of the start, on rank 0.
+  void row(std::string_view name, std::string_view value) const;
 
   /// Collective. Reads configuration, model and data; returns the exit status.
   int prepare();
   /// Collective. Runtime, matmul's speed, engine; prints the table of the start. Throws.
   void start();
+  void show_start();
+  /// Collective. From a checkpoint to the engine; says what is not as it was.
+  void take_over();
+  /// --debug-out-of-memory, on the rank and at the step that it names.
+  void take_memory_away(std::int64_t step);
   /// Collective. Held-out loss now; said and reported.
   EvaluationResult validate(std::int64_t step);
   /// n-gram cross-entropies of the held-out text, on rank 0.
   NgramEntropies ngrams() const;
+  /// Collective. Whether checkpoints can be written where they are to go, by all ranks to one folder.
+  int require_folder();
+  /// What to say below an error: of OutOfMemory, the configuration that would have fitted the budget.
+  std::string advice_on(const std::exception_ptr& error, int ranks_per_node) const;
   /// Runs `work` after prepare() and start(), turning what is thrown into the end of the job.
   int execute(const std::function<void()>& work);
 };

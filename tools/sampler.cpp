@@ -60,12 +60,11 @@ Windows::Windows(TokenRange range, std::int64_t sequence, std::string_view part)
   }
 }
 
-std::vector<std::int64_t> sample_numbers(const BatchShape& shape, std::int64_t step, std::int64_t micro_batch,
-                                         std::int64_t rank) {
+std::vector<std::int64_t> sample_numbers(const BatchShape& shape, std::int64_t first,
+                                         std::int64_t micro_batch, std::int64_t rank) {
   std::vector<std::int64_t> numbers(static_cast<std::size_t>(shape.micro_batch));
-  const std::int64_t first =
-      (step - 1) * shape.step() + (micro_batch * shape.ranks + rank) * shape.micro_batch;
-  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = first + static_cast<std::int64_t>(i);
+  const std::int64_t own = first + (micro_batch * shape.ranks + rank) * shape.micro_batch;
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = own + static_cast<std::int64_t>(i);
   return numbers;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-/// Which samples a step sees: a pure function of (seed, step), the same for every number of ranks.
+/// Which samples a step sees: a pure function of the seed and of how many were seen before, the same for
+/// every number of ranks.
 
 #include <cstdint>
 #include <vector>
@@ -53,11 +54,12 @@ struct BatchShape {
   std::int64_t step() const { return micro_batch * accumulation * ranks; }
 };
 
-/// Global sample numbers of step `step` (1 is the first), micro-batch m, rank r: the samples of a step are
-/// g = (step - 1) * B .. step * B - 1, and slot i of (m, r) takes j = (m * ranks + r) * micro_batch + i of
-/// them. So every split of the same B into ranks, micro-batches and sequences holds the same set.
-std::vector<std::int64_t> sample_numbers(const BatchShape& shape, std::int64_t step, std::int64_t micro_batch,
-                                         std::int64_t rank);
+/// Global sample numbers of micro-batch m on rank r in a step that begins with sample `first` (how many have
+/// been used before: Engine::samples()): a step of batch size B takes first .. first + B - 1, and slot i of
+/// (m, r) takes number (m * ranks + r) * micro_batch + i of them. So every split of the same B into ranks,
+/// micro-batches and sequences holds the same set, and a run that goes on with another B goes on in sequence.
+std::vector<std::int64_t> sample_numbers(const BatchShape& shape, std::int64_t first,
+                                         std::int64_t micro_batch, std::int64_t rank);
 
 /// Window of global sample g: epoch g / windows, and within it the g-th of that epoch's permutation.
 std::int64_t window_of_sample(std::int64_t sample, std::int64_t windows, std::uint64_t seed);

@@ -23,6 +23,34 @@ std::string read_text(const std::string& path) {
   return text.str();
 }
 
+/// Where state lives. Older keys of the file would contradict the flags, so they give way.
+void override_offload(const Options& options, const nlohmann::json& document,
+                      std::vector<std::string>& overrides) {
+  const auto uses = [&](const char* older) {
+    return document.is_object() && document.contains("zero_optimization") &&
+           document["zero_optimization"].is_object() && document["zero_optimization"].contains(older);
+  };
+  const auto tier = [&](const char* block, const char* older, const std::optional<std::string>& value) {
+    if (!value) return;
+    overrides.push_back(fmt::format("zero_optimization.{}.device=\"{}\"", block, *value));
+    if (uses(older)) overrides.push_back(fmt::format("zero_optimization.{}=false", older));
+  };
+  tier("offload_optimizer", "cpu_offload", options.offload_optimizer);
+  tier("offload_param", "cpu_offload_param", options.offload_parameters);
+  if (options.nvme_path) {
+    const std::string path = nlohmann::json(*options.nvme_path).dump();
+    overrides.push_back("zero_optimization.offload_optimizer.nvme_path=" + path);
+    overrides.push_back("zero_optimization.offload_param.nvme_path=" + path);
+  }
+  if (options.offload_ratio) {
+    overrides.push_back(fmt::format("zero_optimization.offload_optimizer.ratio={}", *options.offload_ratio));
+  }
+  if (options.offload_activations) {
+    overrides.emplace_back("activation_checkpointing.cpu_checkpointing=true");
+    overrides.emplace_back("tranche.activation_checkpointing=true");
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text) {
@@ -36,17 +64,25 @@ std::vector<std::string> overrides_of(const Options& options, const std::string&
   number("tranche.seed", options.seed);
   number("tranche.threads", options.threads);
   number("optimizer.params.lr", options.learning_rate);
-  if (options.device_memory) {
-    (void)parse_byte_size(*options.device_memory);  // its error names the accepted forms
-    overrides.push_back(fmt::format("tranche.device_memory=\"{}\"", *options.device_memory));
-  }
+  const auto size = [&](const char* key, const std::optional<std::string>& value) {
+    if (!value) return;
+    (void)parse_byte_size(*value);  // its error names the accepted forms
+    overrides.push_back(fmt::format("{}=\"{}\"", key, *value));
+  };
+  size("tranche.device_memory", options.device_memory);
+  size("tranche.host_memory", options.host_memory);
+  size("tranche.nvme_space", options.nvme_space);
+  const auto document = nlohmann::json::parse(config_text, nullptr, false);
+  override_offload(options, document, overrides);
+  // The memory of saves is there from the start, so that the report's peak does not depend on whether one
+  // came.
+  if (!options.checkpoint_dir.empty()) overrides.push_back("tranche.save_buffer=true");
   if (options.dtype) {
     const DataType dtype = parse_data_type(*options.dtype);
     if (dtype != DataType::float32 && dtype != DataType::bfloat16 && dtype != DataType::float16) {
       throw ConfigurationError(fmt::format("--dtype {} is not one of fp32, bf16, fp16", *options.dtype));
     }
     // Two names of one key are refused, so the one that the file uses is replaced.
-    const auto document = nlohmann::json::parse(config_text, nullptr, false);
     const bool older = document.is_object() && document.contains("bfloat16");
     overrides.push_back(
         fmt::format("{}.enabled={}", older ? "bfloat16" : "bf16", dtype == DataType::bfloat16));
@@ -56,13 +92,14 @@ std::vector<std::string> overrides_of(const Options& options, const std::string&
   return overrides;
 }
 
+Config read_config(const Options& options, int ranks) {
+  if (options.config.empty()) return parse_config("{}", ranks, overrides_of(options, "{}"));
+  return load_config(options.config, ranks, overrides_of(options, read_text(options.config)));
+}
+
 Settings resolve_settings(const Options& options, int ranks) {
   Settings settings;
-  if (options.config.empty()) {
-    settings.config = parse_config("{}", ranks, overrides_of(options, "{}"));
-  } else {
-    settings.config = load_config(options.config, ranks, overrides_of(options, read_text(options.config)));
-  }
+  settings.config = read_config(options, ranks);
   Config& config = settings.config;
   settings.model = models::GptConfig::resolve(options.model);
   settings.sequence = options.sequence.value_or(settings.model.positions);
@@ -106,6 +143,13 @@ Data open_data(const Options& options, const Settings& settings) {
                     options.data, name_of(file.format()), settings.model.vocabulary));
   }
   return data;
+}
+
+RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data) {
+  Tokenizer tokenizer;
+  if (!data.text()) tokenizer = {Tokenizer::Kind::tokens, settings.model.vocabulary};
+  return {settings.model, settings.sequence,      tokenizer,
+          options.data,   data.training->count(), data.validation->count()};
 }
 
 }  // namespace tranche::tools

@@ -9,6 +9,7 @@
 #include "tranche/engine/config.h"
 #include "tranche/models/gpt_config.h"
 #include "tranche/tools/arguments.h"
+#include "tranche/tools/run_identity.h"
 #include "tranche/tools/sampler.h"
 
 namespace tranche::tools {
@@ -16,6 +17,9 @@ namespace tranche::tools {
 /// Flags as overrides of the configuration's keys, in the order in which they apply: flags, then --set.
 /// `config_text` is the file's (keys have older names that it may use).
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text);
+
+/// The configuration of --config with the overrides, for `ranks`. Throws ConfigurationError.
+Config read_config(const Options& options, int ranks);
 
 struct Settings {
   Config config;
@@ -42,5 +46,8 @@ struct Data {
 /// are looked through at once, of larger ones the first GiB (the rest as it is read). Throws
 /// ConfigurationError.
 Data open_data(const Options& options, const Settings& settings);
+
+/// What a checkpoint of this run says of it.
+RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data);
 
 }  // namespace tranche::tools

@@ -4,14 +4,19 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <ostream>
 #include <thread>
 
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/tools/files.h"
+#include "tranche/tools/keeper.h"
+#include "tranche/tools/offload_means.h"
+#include "tranche/tools/profiling.h"
 #include "tranche/tools/progress.h"
 #include "tranche/tools/run.h"
+#include "tranche/tools/stop_signals.h"
 #include "tranche/tools/terminal.h"
 
 namespace tranche::tools {
@@ -22,36 +27,64 @@ constexpr double sample_temperature = 0.8;
 
 class Training {
  public:
-  explicit Training(Run& run) : run_(run), progress_(progress_options(run), writer(run)) {}
+  /// `signals`: null where nothing asks for a stop.
+  Training(Run& run, StopSignals* signals)
+      : run_(run),
+        signals_(signals),
+        progress_(progress_options(run), writer(run)),
+        keeper_(
+            *run.engine, run.options, run.identity, run.speaks() ? &run.report : nullptr,
+            run.speaks() ? [this](std::string_view line) { progress_.say(line); } : CheckpointKeeper::Say()) {
+    last_.step = begin_ = run.engine->steps();
+  }
 
   void operator()() {
     const Stopwatch clock;
-    std::int64_t step = 0;
+    std::int64_t step = run_.engine->steps();
     bool enough = false;
+    if (step >= run_.settings.steps && run_.speaks()) {
+      progress_.say(
+          fmt::format("step {} of {} is reached already: nothing to train; --steps is the step to reach",
+                      step, run_.settings.steps));
+    }
     while (step < run_.settings.steps && !enough) {
       const StepResult result = train_step(++step);
       if (run_.speaks()) {
         run_.report.add_step(result);
         progress_.step(result, clock.seconds());
+        if (run_.settings.config.offload.any()) {
+          offload_.add(result);
+          if (run_.settings.config.wall_clock_breakdown && progress_.due(step)) {
+            progress_.say(OffloadMeans::line_of(result));
+          }
+        }
       }
       if (due(run_.options.digest_every, step)) {
-        const kernels::Digest digest = run_.engine->weights_digest();
-        if (run_.speaks()) run_.report.add_step_digest(digest);
+        const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
+        if (run_.speaks()) run_.report.add_step_digest(weights, state);
       }
+      last_ = result;
+      keeper_.after_step(result);
+      if (result.stop_requested) break;
       enough = time_is_up(clock.seconds(), step);
       if (due(run_.options.eval_every, step) && step < run_.settings.steps && !enough) {
         const EvaluationResult held_out = run_.validate(step);
         if (run_.speaks()) progress_.say(fmt::format("step {}: validation loss {:.4f}", step, held_out.loss));
       }
-      last_ = result;
     }
     progress_.finish();
-    finish(clock.seconds());
+    keeper_.save();
+    if (last_.stop_requested) {
+      stop(clock.seconds());
+    } else {
+      finish(clock.seconds());
+    }
   }
 
  private:
   static ProgressOptions progress_options(const Run& run) {
     ProgressOptions options;
+    options.begin = run.engine->steps();
     options.steps = run.settings.steps;
     options.maximum_seconds = run.options.max_seconds;
     options.minimum_steps = run.options.min_steps;
@@ -73,18 +106,23 @@ class Training {
     for (std::int64_t m = 0; m < shape.accumulation; ++m) {
       // In the middle of a step, where peers are waiting.
       if (m == shape.accumulation - 1) inject(rank, step, m);
-      const std::vector<std::int64_t> samples = sample_numbers(shape, step, m, rank);
+      const std::vector<std::int64_t> samples = sample_numbers(shape, run_.engine->samples(), m, rank);
       std::vector<std::int64_t> windows;
       for (const std::int64_t sample : samples) {
         windows.push_back(window_of_sample(sample, run_.data.training->count(), run_.settings.config.seed));
       }
       run_.model->forward_backward(*run_.engine, run_.feeder->fill(*run_.data.training, windows, samples));
     }
-    return run_.engine->step();
+    // Before the ranks agree on the step, so that all of them end with this one.
+    if (signals_ != nullptr && signals_->poll() != 0) run_.engine->request_stop();
+    const StepResult result = run_.engine->step();
+    if (run_.profile) run_.profile->end_step(result.step);
+    return result;
   }
 
-  void inject(int rank, std::int64_t step, std::int64_t micro_batch) const {
+  void inject(int rank, std::int64_t step, std::int64_t micro_batch) {
     const Options& options = run_.options;
+    run_.take_memory_away(step);
     if (options.fail.rank == rank && options.fail.step == step) {
       throw Error(fmt::format("--debug-fail: told to fail in step {}, micro-batch {}", step, micro_batch));
     }
@@ -103,23 +141,70 @@ class Training {
     return up != 0;
   }
 
+  /// Collective. Ends a run that was asked to before its last step: what counts is that its state is safe.
+  void stop(double seconds) {
+    keeper_.finish();
+    const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
+    const std::string memory = run_.engine->memory_report();
+    if (run_.profile) run_.profile->end();  // what comes now is not the training's
+    save_trace();
+    save_profile();
+    if (!run_.speaks()) return;
+    const int signal = signals_->poll();
+    const std::string by = signal != 0 ? name_of_signal(signal) : "a signal to another rank";
+    run_.report.set_stopped(by);
+    report_engine(weights, state, memory);
+    run_.output.out << fmt::format(
+        "stopped after step {} of {} by {}, {} after the start; {} is complete: the same command with "
+        "--resume latest goes on from it\n",
+        last_.step, run_.settings.steps, by, format_duration(seconds), keeper_.newest());
+    write_report();
+  }
+
+  void save_trace() {
+    if (run_.options.trace.empty()) return;
+    run_.runtime->trace()->save(path_of_rank(run_.options.trace, run_.runtime->rank(), run_.runtime->size()));
+  }
+
+  /// Collective.
+  void save_profile() {
+    if (!run_.profile) return;
+    const std::string table = write_profile(run_);
+    run_.output.out << table << std::flush;
+  }
+
+  void report_engine(const kernels::Digest& weights, const kernels::Digest& state,
+                     const std::string& memory) {
+    run_.report.set_engine(memory, run_.engine->traffic_report(), run_.engine->model_report());
+    run_.report.set_digests(weights, state);
+    run_.report.set_speed(progress_.mean_tokens_per_second(), run_.peak_flops, progress_.mean_peak_share());
+  }
+
+  void write_report() {
+    if (!run_.options.report.empty()) {
+      write_file_atomically(run_.options.report, run_.report.to_json());
+      run_.output.out << "report: " << run_.options.report << "\n";
+    }
+    run_.output.out.flush();
+  }
+
   void finish(double seconds) {
+    keeper_.finish();  // first: who is ended while validating has the last checkpoint
     if (run_.speaks()) {
       progress_.say(fmt::format("validating on {} held-out windows", run_.data.evaluation.size()));
     }
     const EvaluationResult held_out = run_.validate(last_.step);
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
+    if (run_.profile) run_.profile->end();  // what comes now is not the training's
     std::string sample;
     if (run_.options.sample_bytes > 0) {
       sample = sample_text(*run_.engine, *run_.model, "\n\n", run_.options.sample_bytes,
                            run_.settings.sequence, sample_temperature, run_.settings.config.seed);
     }
     if (run_.speaks()) conclude(held_out, weights, state, memory, sample, seconds);
-    if (!run_.options.trace.empty()) {
-      run_.runtime->trace()->save(
-          path_of_rank(run_.options.trace, run_.runtime->rank(), run_.runtime->size()));
-    }
+    save_trace();
+    save_profile();
   }
 
   void conclude(const EvaluationResult& held_out, const kernels::Digest& weights,
@@ -127,12 +212,12 @@ class Training {
                 double seconds) {
     std::ostream& out = run_.output.out;
     Report& report = run_.report;
-    const std::string traffic = run_.engine->traffic_report();
-    report.set_engine(memory, traffic, run_.engine->model_report());
-    report.set_digests(weights, state);
-    report.set_speed(progress_.mean_tokens_per_second(), run_.peak_flops, progress_.mean_peak_share());
-    out << fmt::format("trained {} steps in {}: loss {:.4f}, validation loss {:.4f} over {} tokens\n",
-                       last_.step, format_duration(seconds), last_.loss, held_out.loss, held_out.tokens);
+    report_engine(weights, state, memory);
+    const std::int64_t trained = last_.step - begin_;
+    out << fmt::format("trained {} steps{} in {}: ", trained,
+                       begin_ > 0 ? fmt::format(", to step {},", last_.step) : "", format_duration(seconds));
+    if (trained > 0) out << fmt::format("loss {:.4f}, ", last_.loss);
+    out << fmt::format("validation loss {:.4f} over {} tokens\n", held_out.loss, held_out.tokens);
     out << fmt::format("{:.0f} tokens/s, {:.1f}% of the matmul peak; weights {}\n",
                        progress_.mean_tokens_per_second(), 100 * progress_.mean_peak_share(),
                        format_digest(weights));
@@ -145,16 +230,13 @@ class Training {
           entropies.bigram, entropies.trigram, held_out.loss, held_out.loss - entropies.bigram);
     }
     out << "memory of rank 0:\n" << run_.runtime->ledger().table();
-    out << traffic_line(traffic);
+    out << traffic_line(run_.engine->traffic_report());
+    if (run_.settings.config.offload.any()) out << offload_lines();
     if (!sample.empty()) {
       report.set_sample(sample);
       out << "sample of generated text:\n" << printable(sample) << "\n";
     }
-    if (!run_.options.report.empty()) {
-      write_file_atomically(run_.options.report, report.to_json());
-      out << "report: " << run_.options.report << "\n";
-    }
-    out.flush();
+    write_report();
   }
 
   static std::string traffic_line(const std::string& traffic) {
@@ -169,17 +251,34 @@ class Training {
                        bytes, document["formula_elements"].get<std::int64_t>());
   }
 
+  std::string offload_lines() const {
+    const OffloadTraffic& bytes = last_.offload_traffic;
+    std::string text = fmt::format("between tiers in a step, rank 0: {} bytes to the host, {} from it",
+                                   bytes.to_host, bytes.from_host);
+    if (bytes.nvme_read + bytes.nvme_written > 0) {
+      text += fmt::format("; {} read from nvme, {} written", bytes.nvme_read, bytes.nvme_written);
+    }
+    return text + "\n" + offload_.line() + "\n";
+  }
+
   Run& run_;
+  StopSignals* signals_;
   Progress progress_;
+  OffloadMeans offload_;
+  CheckpointKeeper keeper_;
   StepResult last_;
+  std::int64_t begin_ = 0;  ///< steps that were done before
 };
 
 }  // namespace
 
 int run_train(const Options& options, const Output& output) {
+  // Before Run starts the launcher's threads.
+  std::optional<StopSignals> signals;
+  if (!options.checkpoint_dir.empty()) signals.emplace();
   Run run(options, output);
-  return run.execute([&run] {
-    Training training(run);
+  return run.execute([&] {
+    Training training(run, signals ? &*signals : nullptr);
     training();
   });
 }

@@ -9,31 +9,25 @@
 
 #include "tranche/core/error.h"
 #include "tranche/device/cpu/cpu_streams.h"
+#include "tranche/device/cpu/large_copy.h"
 #include "tranche/device/memory_resources.h"
 
 namespace tranche {
 namespace {
-
-int cores_of_affinity_mask() {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  if (sched_getaffinity(0, sizeof(mask), &mask) == 0) return std::max(1, CPU_COUNT(&mask));
-  // More cores than the fixed mask holds.
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
 
 int resolve_threads(int threads) {
   if (threads < 0) {
     throw ConfigurationError("threads is " + std::to_string(threads) +
                              "; give a positive number, or 0 for the cores of the affinity mask");
   }
-  return threads == 0 ? cores_of_affinity_mask() : threads;
+  return threads == 0 ? usable_cores() : threads;
 }
 
-void copy_bytes(Stream& stream, std::string_view name, void* to, const void* from, std::int64_t bytes) {
+void copy_bytes(Stream& stream, std::string_view name, void* to, const void* from, std::int64_t bytes,
+                void (*copy)(void*, const void*, std::int64_t)) {
   if (bytes < 0) throw InvalidArgument(std::string(name) + " of " + std::to_string(bytes) + " bytes");
   if (bytes == 0) return;
-  stream.enqueue(name, [=] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); });
+  stream.enqueue(name, [=] { copy(to, from, bytes); });
 }
 
 class CpuDevice : public Device {
@@ -63,6 +57,9 @@ class CpuDevice : public Device {
     if (threads < 1) throw InvalidArgument("stream '" + name + "' needs at least one thread");
     return std::make_unique<CpuInlineStream>(std::move(name), threads);
   }
+  std::unique_ptr<Stream> create_host_stream(std::string name, int threads) override {
+    return make_host_stream(std::move(name), threads);
+  }
   MemoryResource& memory(Tier tier) override {
     if (tier == Tier::device) return *device_memory_;
     if (tier == Tier::host) return *host_memory_;
@@ -76,10 +73,13 @@ class CpuDevice : public Device {
   }
   std::unique_ptr<Replay> create_replay(std::string) override { return std::make_unique<DirectReplay>(); }
   void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) override {
-    copy_bytes(stream, "copy to host", host, device, bytes);
+    copy_bytes(stream, "copy to host", host, device, bytes, copy_large);
   }
   void copy_from_host(Stream& stream, void* device, const void* host, std::int64_t bytes) override {
-    copy_bytes(stream, "copy from host", device, host, bytes);
+    copy_bytes(stream, "copy from host", device, host, bytes,
+               [](void* to, const void* from, std::int64_t size) {
+                 std::memcpy(to, from, static_cast<std::size_t>(size));  // is read soon
+               });
   }
 
  private:
@@ -91,6 +91,14 @@ class CpuDevice : public Device {
 };
 
 }  // namespace
+
+int usable_cores() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  if (sched_getaffinity(0, sizeof(mask), &mask) == 0) return std::max(1, CPU_COUNT(&mask));
+  // More cores than the fixed mask holds.
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
 
 std::unique_ptr<Device> make_cpu_device(const DeviceOptions& options) {
   return std::make_unique<CpuDevice>(options);

@@ -153,4 +153,9 @@ Event CpuWorkerStream::record() {
   return event;
 }
 
+std::unique_ptr<Stream> make_host_stream(std::string name, int threads) {
+  if (threads < 1) throw InvalidArgument("stream '" + name + "' needs at least one thread");
+  return std::make_unique<CpuWorkerStream>(std::move(name), threads);
+}
+
 }  // namespace tranche

@@ -51,4 +51,7 @@ class CpuWorkerStream : public Stream {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Device::create_host_stream of every device with real memory. Throws InvalidArgument below one thread.
+std::unique_ptr<Stream> make_host_stream(std::string name, int threads);
+
 }  // namespace tranche

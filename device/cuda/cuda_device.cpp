@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tranche/core/error.h"
+#include "tranche/device/cpu/cpu_streams.h"
 #include "tranche/device/cuda/cuda_memory.h"
 #include "tranche/device/cuda/cuda_replay.h"
 #include "tranche/device/cuda/cuda_state.h"
@@ -61,6 +62,9 @@ class CudaDevice : public Device {
   std::unique_ptr<Stream> create_inline_stream(std::string name, int threads) override {
     if (threads < 1) throw InvalidArgument("stream '" + name + "' needs at least one thread");
     return create_stream(std::move(name));
+  }
+  std::unique_ptr<Stream> create_host_stream(std::string name, int threads) override {
+    return make_host_stream(std::move(name), threads);
   }
   MemoryResource& memory(Tier tier) override {
     if (tier == Tier::device) return *device_memory_;

@@ -46,6 +46,9 @@ class MetaDevice : public Device {
   std::unique_ptr<Stream> create_inline_stream(std::string name, int) override {
     return std::make_unique<MetaStream>(std::move(name));
   }
+  std::unique_ptr<Stream> create_host_stream(std::string name, int) override {
+    return std::make_unique<MetaStream>(std::move(name));
+  }
   MemoryResource& memory(Tier tier) override {
     if (tier == Tier::device) return *device_memory_;
     if (tier == Tier::host) return *host_memory_;

@@ -20,6 +20,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class D>
 using Bits = hn::RebindToUnsigned<D>;
 
+/// a > b for patterns without their sign: as signed integers, which every instruction set compares.
+template <class D>
+HWY_INLINE auto above(D u, hn::VFromD<D> a, hn::VFromD<D> b) {
+  const hn::RebindToSigned<D> integers;
+  return hn::RebindMask(u, hn::Gt(hn::BitCast(integers, a), hn::BitCast(integers, b)));
+}
+
 /// 16-bit patterns, zero-extended.
 template <class D>
 HWY_INLINE hn::VFromD<Bits<D>> load_bits(D, const std::uint16_t* from) {
@@ -53,7 +60,7 @@ HWY_INLINE hn::VFromD<D> load(D d, const float16* from) {
   const auto normal = hn::Add(magnitude, rebias);
   // Infinities and NaNs: the exponent becomes all ones; NaNs are made quiet.
   const auto special = hn::Add(normal, rebias);
-  const auto is_nan = hn::Gt(magnitude, hn::Set(u, 0x0f800000u));
+  const auto is_nan = above(u, magnitude, hn::Set(u, 0x0f800000u));
   const auto quiet = hn::Or(special, hn::IfThenElseZero(is_nan, hn::Set(u, 0x00400000u)));
   // Subnormals: 2^-14 (1 + fraction) - 2^-14 is exact and normal in fp32.
   const auto smallest = hn::Set(u, 0x38800000u);
@@ -64,22 +71,24 @@ HWY_INLINE hn::VFromD<D> load(D d, const float16* from) {
   return hn::BitCast(d, hn::Or(result, sign));
 }
 
+/// The bf16 pattern of each lane in the upper half; the lower half is of no meaning.
 template <class D>
-HWY_INLINE void store(D d, hn::VFromD<D> value, float* to) {
-  hn::StoreU(value, d, to);
-}
-template <class D>
-HWY_INLINE void store(D d, hn::VFromD<D> value, bfloat16* to) {
+HWY_INLINE hn::VFromD<Bits<D>> rounded_to_upper(D, hn::VFromD<D> value) {
   const Bits<D> u;
   const auto bits = hn::BitCast(u, value);
-  const auto upper = hn::ShiftRight<16>(bits);
-  const auto odd = hn::And(upper, hn::Set(u, 1u));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(u, 0x7fffu))));
-  const auto is_nan = hn::Gt(hn::And(bits, hn::Set(u, 0x7fffffffu)), hn::Set(u, 0x7f800000u));
-  store_bits(d, hn::IfThenElse(is_nan, hn::Or(upper, hn::Set(u, 0x0040u)), rounded), &to->bits);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(u, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(u, 0x7fffu)));
+  const auto quiet = hn::Or(bits, hn::Set(u, 0x00400000u));
+  return hn::IfThenElse(hn::RebindMask(u, hn::IsNaN(value)), quiet, rounded);
+}
+
+/// The 16-bit pattern of each lane, zero-extended; the last argument names the format.
+template <class D>
+HWY_INLINE hn::VFromD<Bits<D>> bits_of(D d, hn::VFromD<D> value, bfloat16) {
+  return hn::ShiftRight<16>(rounded_to_upper(d, value));
 }
 template <class D>
-HWY_INLINE void store(D d, hn::VFromD<D> value, float16* to) {
+HWY_INLINE hn::VFromD<Bits<D>> bits_of(D d, hn::VFromD<D> value, float16) {
   const Bits<D> u;
   const auto bits = hn::BitCast(u, value);
   const auto magnitude = hn::And(bits, hn::Set(u, 0x7fffffffu));
@@ -94,10 +103,71 @@ HWY_INLINE void store(D d, hn::VFromD<D> value, float16* to) {
   const auto subnormal =
       hn::Sub(hn::BitCast(u, hn::Add(hn::BitCast(d, magnitude), hn::BitCast(d, half))), half);
   const auto nan = hn::Or(hn::Set(u, 0x7e00u), hn::And(hn::ShiftRight<13>(magnitude), hn::Set(u, 0x03ffu)));
-  auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(u, 0x38800000u)), subnormal, normal);
-  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(u, 0x477fffffu)), hn::Set(u, 0x7c00u), result);
-  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(u, 0x7f800000u)), nan, result);
-  store_bits(d, hn::Or(result, sign), &to->bits);
+  auto result = hn::IfThenElse(above(u, hn::Set(u, 0x38800000u), magnitude), subnormal, normal);
+  result = hn::IfThenElse(above(u, magnitude, hn::Set(u, 0x477fffffu)), hn::Set(u, 0x7c00u), result);
+  result = hn::IfThenElse(above(u, magnitude, hn::Set(u, 0x7f800000u)), nan, result);
+  return hn::Or(result, sign);
+}
+
+template <class D>
+HWY_INLINE void store(D d, hn::VFromD<D> value, float* to) {
+  hn::StoreU(value, d, to);
+}
+template <class D>
+HWY_INLINE void store(D d, hn::VFromD<D> value, bfloat16* to) {
+  store_bits(d, bits_of(d, value, bfloat16()), &to->bits);
+}
+template <class D>
+HWY_INLINE void store(D d, hn::VFromD<D> value, float16* to) {
+  store_bits(d, bits_of(d, value, float16()), &to->bits);
+}
+
+#if HWY_TARGET != HWY_SCALAR
+/// Two neighbouring vectors as one of 16-bit patterns.
+template <class D>
+HWY_INLINE hn::VFromD<hn::Repartition<std::uint16_t, D>> packed(D d, hn::VFromD<D> lower, hn::VFromD<D> upper,
+                                                                bfloat16) {
+  const hn::Repartition<std::uint16_t, D> narrow;
+  return hn::ConcatOdd(narrow, hn::BitCast(narrow, rounded_to_upper(d, upper)),
+                       hn::BitCast(narrow, rounded_to_upper(d, lower)));
+}
+template <class D>
+HWY_INLINE hn::VFromD<hn::Repartition<std::uint16_t, D>> packed(D d, hn::VFromD<D> lower, hn::VFromD<D> upper,
+                                                                float16) {
+  const hn::Repartition<std::uint16_t, D> narrow;
+  return hn::ConcatEven(narrow, hn::BitCast(narrow, bits_of(d, upper, float16())),
+                        hn::BitCast(narrow, bits_of(d, lower, float16())));
+}
+#endif
+
+/// Two neighbouring vectors, of which 16-bit elements leave as one. With `streaming` they go past the caches:
+/// `to` is aligned to a whole vector, and hwy::FlushStream comes before anyone else is told.
+template <class D>
+HWY_INLINE void store_pair(D d, hn::VFromD<D> lower, hn::VFromD<D> upper, float* to, bool streaming) {
+  const auto lanes = hn::Lanes(d);
+  if (streaming) {
+    hn::Stream(lower, d, to);
+    hn::Stream(upper, d, to + lanes);
+  } else {
+    hn::StoreU(lower, d, to);
+    hn::StoreU(upper, d, to + lanes);
+  }
+}
+template <class D, class Narrow>
+HWY_INLINE void store_pair(D d, hn::VFromD<D> lower, hn::VFromD<D> upper, Narrow* to, bool streaming) {
+#if HWY_TARGET == HWY_SCALAR  // has neither wider vectors nor such stores
+  static_cast<void>(streaming);
+  store(d, lower, to);
+  store(d, upper, to + 1);
+#else
+  const hn::Repartition<std::uint16_t, D> narrow;
+  const auto both = packed(d, lower, upper, Narrow());
+  if (streaming) {
+    hn::Stream(both, narrow, &to->bits);
+  } else {
+    hn::StoreU(both, narrow, &to->bits);
+  }
+#endif
 }
 
 /// Load and store with a dtype known at run time; for loops that are not bound by it.

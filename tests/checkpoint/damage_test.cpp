@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cstring>
 #include <random>
 
 #include "../offload/test_folder.h"
@@ -69,13 +70,24 @@ TEST_F(DamageTest, NothingIsFoundWhereNothingIs) {
 }
 
 TEST_F(DamageTest, EveryFlippedByteIsFoundAndItsFileNamed) {
+  const Manifest manifest = open_manifest(files, path);
   std::mt19937 random(20);
+  int flips = 0;
   for (const std::string& name : all_files()) {
     const std::string content = files.read_file(join_path(run, name));
-    for (int i = 0; i < 120; ++i) {
-      // The first bytes of each file and then any.
-      const std::size_t at =
-          i < 16 ? static_cast<std::size_t>(i) % content.size() : random() % content.size();
+    // The first bytes of each file, where the manifest has its own digest; digests of leaves; then any.
+    std::vector<std::size_t> places;
+    for (std::size_t at = 0; at < 48; ++at) places.push_back(at % content.size());
+    for (const ShardRecord& shard : manifest.shards) {
+      if (!name.ends_with(shard.file.name)) continue;
+      const auto leaves = static_cast<std::size_t>(divide_round_up(shard.file.digested_bytes, leaf_bytes));
+      for (std::size_t at = 0; at < leaves * 8 + 2; ++at) {
+        places.push_back(static_cast<std::size_t>(shard.file.digested_bytes) + at);
+      }
+    }
+    while (places.size() < 150) places.push_back(random() % content.size());
+    for (const std::size_t at : places) {
+      ++flips;
       std::string damaged = content;
       damaged[at] = static_cast<char>(damaged[at] ^ (1 << random() % 8));
       {
@@ -88,6 +100,26 @@ TEST_F(DamageTest, EveryFlippedByteIsFoundAndItsFileNamed) {
     }
   }
   EXPECT_EQ(found(), "");
+  EXPECT_GE(flips, 900);
+}
+
+/// Data and its digests that were replaced together, by bytes of an older file say: the manifest knows
+/// better.
+TEST_F(DamageTest, ALeafWhoseDigestFitsIsRefusedAllTheSame) {
+  const Manifest manifest = open_manifest(files, path);
+  const FileRecord& shard = manifest.shards[1].file;
+  const std::string name = "step-00000010/" + shard.name;
+  std::string content = files.read_file(join_path(run, name));
+  content[static_cast<std::size_t>(manifest.shards[1].offsets[0])] ^= 1;
+  const auto bytes = std::as_bytes(std::span(content)).first(static_cast<std::size_t>(shard.digested_bytes));
+  std::vector<std::uint64_t> leaves(
+      static_cast<std::size_t>(divide_round_up(shard.digested_bytes, leaf_bytes)));
+  leaf_digests(bytes, leaves.data());
+  std::memcpy(content.data() + shard.digested_bytes, leaves.data(), leaves.size() * 8);
+  write(name, content);
+  EXPECT_THAT(found(), AllOf(HasSubstr(shard.name), HasSubstr("and their digests")));
+  EXPECT_THAT(load(), AllOf(HasSubstr(shard.name + " is damaged: its digests of bytes 0 to"),
+                            HasSubstr("are not those that were written")));
 }
 
 TEST_F(DamageTest, EveryTruncatedFileIsFound) {

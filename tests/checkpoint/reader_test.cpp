@@ -2,12 +2,15 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "../offload/test_folder.h"
 #include "sample.h"
 #include "tranche/checkpoint/compare.h"
 #include "tranche/core/error.h"
+#include "tranche/offload/aligned_buffer.h"
 
 namespace tranche::checkpoint {
 namespace {
@@ -157,6 +160,106 @@ TEST_F(ReaderTest, ReadsOnlyTheBytesThatAreNeeded) {
     }
     EXPECT_THAT(Reader(storage, path).verify(), IsEmpty());
   }
+}
+
+/// Blocks that are read without a copy, to memory of any alignment, in one stretch or in tensors that go on
+/// where the one before ends: the same elements, nothing beside them, and damage is found all the same.
+TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
+  const Layout layout =
+      make_layout({{"u", 1, {{"v", Shape{64'000}, false, {}}, {"w", Shape{4'300'003}, false, {}}}}},
+                  {{"m", DataType::bfloat16}}, DataType::float32, DataType::float32, 2);
+  const ElementRange whole{0, layout.units[0].trainable_cuts.back()};
+  std::vector<std::vector<std::uint16_t>> expected;
+  std::uint32_t bits = 1;
+  for (const SectionRecord& section : layout.sections) {
+    expected.emplace_back(static_cast<std::size_t>(whole.size() * size_of(section.dtype) / 2));
+    for (auto& half : expected.back()) {
+      bits = bits * 1664525u + 1013904223u;
+      half = static_cast<std::uint16_t>(bits >> 16);
+    }
+  }
+  RunFolder run(storage, folder / "run", 1);
+  Manifest manifest;
+  manifest.layout = layout;
+  for (int rank = 0; rank < 2; ++rank) {
+    const ShardPlan plan(layout, rank, 0);
+    if (rank == 0) run.prepare(0, 1);
+    ShardWriter writer(storage, plan, run.temporary(0));
+    for (const SectionPiece& piece : plan.pieces()) {
+      const auto section = static_cast<std::size_t>(piece.section);
+      const std::int64_t halves = size_of(layout.sections[section].dtype) / 2;
+      writer.put(piece.section, 0, piece.range, expected[section].data() + piece.range.begin * halves);
+    }
+    manifest.shards.push_back(writer.finish());
+  }
+  const std::string path = run.commit(manifest);
+  const AlignedBuffer memory(Storage(storage).memory, whole.size() * 4 + 65'536, Category::other, "target");
+  auto* const first = static_cast<std::byte*>(memory.data());
+  Reader reader(storage, path);
+  // Where element 0 of the first rank's weights lies in a page of its file: with it direct transfers fit.
+  const std::int64_t fitting = reader.manifest().shards[0].offsets[0] % io_alignment;
+  for (const std::int64_t place : {fitting, fitting + 512, fitting + 256, std::int64_t{2}}) {
+    for (int section = 0; section < 2; ++section) {
+      const DataType dtype = layout.sections[static_cast<std::size_t>(section)].dtype;
+      const std::int64_t width = size_of(dtype);
+      for (const ElementRange range : {whole, ElementRange{1, whole.end - 1}, {1'000'003, 1'500'009}}) {
+        for (const std::int64_t piece : {whole.size(), std::int64_t{64'000}}) {
+          std::memset(first, 0xcc, static_cast<std::size_t>(memory.bytes()));
+          std::byte* const target = first + 4096 + place + range.begin * width % 4096;
+          std::vector<ReadRequest> requests;
+          for (std::int64_t at = range.begin; at < range.end; at += piece) {
+            requests.push_back({section,
+                                0,
+                                {at, std::min(at + piece, range.end)},
+                                dtype,
+                                target + (at - range.begin) * width});
+          }
+          reader.read(requests);
+          const auto bytes = static_cast<std::size_t>(range.size() * width);
+          ASSERT_EQ(std::memcmp(target,
+                                expected[static_cast<std::size_t>(section)].data() + range.begin * width / 2,
+                                bytes),
+                    0)
+              << "section " << section << ", memory at " << place << ", from " << range.begin
+              << " in pieces of " << piece;
+          const auto touched = [](std::byte byte) { return byte != std::byte{0xcc}; };
+          ASSERT_TRUE(std::none_of(first, target, touched));
+          ASSERT_TRUE(std::none_of(target + bytes, target + bytes + 8192, touched));
+        }
+      }
+    }
+  }
+  // Neighbours in the file that go apart in memory, and the reverse: neither is one stretch.
+  std::memset(first, 0xcc, static_cast<std::size_t>(memory.bytes()));
+  auto* const values = reinterpret_cast<std::uint16_t*>(first);  // two of them are one of a weight
+  const ReadRequest apart[] = {{0, 0, {0, 100'000}, DataType::float32, values},
+                               {0, 0, {100'000, 200'000}, DataType::float32, values + 210'000},
+                               {0, 0, {300'000, 400'000}, DataType::float32, values + 410'000}};
+  reader.read(apart);
+  const std::vector<std::uint16_t>& weights = expected[0];
+  EXPECT_TRUE(std::equal(values, values + 200'000, weights.begin()));
+  EXPECT_TRUE(std::equal(values + 210'000, values + 410'000, weights.begin() + 200'000));
+  EXPECT_TRUE(std::equal(values + 410'000, values + 610'000, weights.begin() + 600'000));
+  EXPECT_EQ(values[200'000], 0xcccc);
+  EXPECT_EQ(values[610'000], 0xcccc);
+  // A byte in the middle, in a block that is wanted whole or in part.
+  const std::int64_t element = 1'500'000;
+  const std::string shard = path + "/" + reader.manifest().shards[0].file.name;
+  const std::int64_t byte = reader.manifest().shards[0].offsets[0] + element * 4;
+  const auto file = files.open(shard, OpenMode::update);
+  char bad = 0;
+  file->read(byte, &bad, 1);
+  bad = static_cast<char>(bad ^ 4);
+  file->write(byte, &bad, 1);
+  file->sync();
+  for (const ElementRange range : {whole, ElementRange{1'400'003, 1'600'000}}) {
+    const ReadRequest request{0, 0, range, DataType::float32, first + 4096 + fitting};
+    EXPECT_THAT(message_of<CheckpointError>([&] { reader.read(request); }),
+                AllOf(HasSubstr("shard-00000-of-00002.h5 is damaged in bytes"), HasSubstr("of tensor w")));
+  }
+  // What does not need the damaged leaf is still read.
+  std::vector<float> some(100);
+  EXPECT_NO_THROW(reader.read({0, 0, {element + 5000, element + 5100}, DataType::float32, some.data()}));
 }
 
 TEST_F(ReaderTest, ComparesByValueWhateverTheRanks) {

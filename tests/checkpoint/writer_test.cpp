@@ -116,7 +116,26 @@ TEST_F(ShardWriterTest, LargeFilesHaveLittleOverheadAndTakeLittleMemory) {
     }
   }
   EXPECT_EQ(writer.finish(), image);
-  EXPECT_LE(writer.staging_bytes(), 10 * (block_bytes + 4096));
+  EXPECT_LE(writer.staging_bytes(),
+            std::min(10 * (block_bytes + 4096), ShardWriter::most_staging_bytes(plan)));
+}
+
+TEST_F(ShardWriterTest, BlocksTakeNoMoreThanIsSaid) {
+  const Layout layout = make_layout({{"a", 1, {{"a.w", Shape{6'200'003}, false, {}}}}},
+                                    {{"m", DataType::float32}}, DataType::float32, DataType::float32, 1);
+  const ShardPlan plan(layout, 0, 5);
+  const std::int64_t most = ShardWriter::most_staging_bytes(plan);
+  EXPECT_LT(most, plan.file_bytes());
+  ShardWriter writer(storage, plan, folder / "pieces");
+  const std::int64_t elements = layout.units[0].trainable_cuts[1];
+  const std::vector<float> values(1 << 19, 1.0f);
+  for (std::int64_t at = 0; at < elements; at += 1 << 19) {
+    for (int section = 0; section < 2; ++section) {
+      writer.put(section, 0, {at, std::min<std::int64_t>(at + (1 << 19), elements)}, values.data());
+    }
+  }
+  (void)writer.finish();
+  EXPECT_LE(writer.staging_bytes(), most);
 }
 
 TEST(ShardPlanOverhead, IsAThousandthAtMost) {

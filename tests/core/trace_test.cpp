@@ -177,5 +177,44 @@ TEST(Clock, GoesForward) {
   EXPECT_GE(seconds_now(), before);
 }
 
+TEST(Trace, ABoundKeepsTheFirstHalfAndTheLatest) {
+  TraceRecorder trace(0);
+  trace.set_capacity(6);
+  for (int i = 0; i < 100; ++i) trace.span("t", std::to_string(i), i, i + 1);
+  EXPECT_EQ(trace.size(), 6);
+  std::vector<std::string> names;
+  for (const json& event : events_of(trace, "X")) names.push_back(event.at("name").get<std::string>());
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("0", "1", "2", "97", "98", "99"));
+  EXPECT_THROW(trace.set_capacity(1), InvalidArgument);
+  EXPECT_THROW(trace.set_capacity(-1), InvalidArgument);
+  try {
+    trace.set_capacity(4);
+    FAIL();
+  } catch (const LogicError& error) {
+    EXPECT_THAT(error.message(), ::testing::HasSubstr("bound of 4 events for a trace that holds 6"));
+  }
+}
+
+TEST(Trace, AnotherRecordersEventsStandOnTracksBesideItsOwn) {
+  TraceRecorder trace(2), more(9);
+  trace.span("compute", "matmul", 0, 1);
+  more.span("phase", "forward", 0, 1);
+  more.counter("device memory", "parameters", 0.5, 1024);
+  const json parsed = json::parse(trace.to_json(&more));
+  std::map<std::string, int> tid;
+  std::vector<int> span_tids;
+  bool counted = false;
+  for (const json& event : parsed.at("traceEvents")) {
+    EXPECT_EQ(event.at("pid"), 2) << "one process";
+    if (event.at("name") == "thread_name") tid[event.at("args").at("name")] = event.at("tid");
+    if (event.at("ph") == "X") span_tids.push_back(event.at("tid"));
+    if (event.at("ph") == "C") counted = event.at("args").at("parameters") == 1024.0;
+  }
+  EXPECT_EQ(tid.size(), 2u);
+  EXPECT_NE(tid["compute"], tid["phase"]);
+  EXPECT_THAT(span_tids, ::testing::UnorderedElementsAre(tid["compute"], tid["phase"]));
+  EXPECT_TRUE(counted);
+}
+
 }  // namespace
 }  // namespace tranche

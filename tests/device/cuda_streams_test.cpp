@@ -75,6 +75,60 @@ TEST_F(CudaStreams, HostWorkOwnsWhatItHolds) {
   EXPECT_TRUE(watch.expired());
 }
 
+TEST_F(CudaStreams, HostStreamsRunOnTheHostAndAreOrderedWithTheGpus) {
+  auto host = device().create_host_stream("host optimizer", 2);
+  EXPECT_EQ(host->kind(), DeviceKind::cpu);
+  EXPECT_EQ(host->threads(), 2);
+  EXPECT_EQ(host->native_handle(), nullptr);
+  Buffer pinned = memory(4096, Tier::host);
+  Buffer a = memory(4096);
+  auto* values = static_cast<unsigned char*>(pinned.data());
+  auto gate = std::make_shared<HostEvent>();
+  // The GPU fills, the host adds to it, the GPU takes it back: each behind the other's event.
+  compute().wait(Event(gate));
+  device().fill_bytes(compute(), a.data(), 40, 4096);
+  device().copy_to_host(compute(), values, a.data(), 4096);
+  host->wait(compute().record());
+  std::thread::id ran_on;
+  host->enqueue("add", [&] {
+    ran_on = std::this_thread::get_id();
+    for (int i = 0; i < 4096; ++i) values[i] = static_cast<unsigned char>(values[i] + 2);
+  });
+  compute().wait(host->record());
+  device().copy_from_host(compute(), a.data(), values, 4096);
+  const Event last = compute().record();
+  EXPECT_FALSE(last.wait_for(0.01));
+  gate->complete();
+  last.wait();
+  EXPECT_EQ(read(a.data(), 4096), std::vector<unsigned char>(4096, 42));
+  EXPECT_NE(ran_on, std::this_thread::get_id());
+}
+
+TEST_F(CudaStreams, AFailedHostStreamFailsTheGpus) {
+  auto host = device().create_host_stream("host optimizer", 1);
+  auto other = device().create_stream("from host");
+  auto gate = std::make_shared<HostEvent>();
+  host->wait(Event(gate));
+  host->enqueue("bad", [] { throw InvalidArgument("master weights have no gradient"); });
+  const Event failed = host->record();
+  other->wait(failed);  // before it is known, and below after
+  const Event behind = other->record();
+  gate->complete();
+  EXPECT_THAT(text_of<InvalidArgument>([&] { behind.wait(); }), HasSubstr("have no gradient"));
+  EXPECT_THAT(text_of<InvalidArgument>([&] { other->synchronize(); }), HasSubstr("have no gradient"));
+  EXPECT_TRUE(failed.query());
+  auto third = device().create_stream("to host");
+  third->wait(failed);
+  EXPECT_THAT(text_of<InvalidArgument>([&] { third->synchronize(); }), HasSubstr("have no gradient"));
+  // And the other way round: host work behind failed work of a stream of the GPU does not run.
+  auto second = device().create_host_stream("second", 1);
+  bool ran = false;
+  second->wait(behind);
+  second->enqueue("skipped", [&] { ran = true; });
+  EXPECT_THAT(text_of<InvalidArgument>([&] { second->synchronize(); }), HasSubstr("have no gradient"));
+  EXPECT_FALSE(ran);
+}
+
 // Host work of one stream that waits for host work of another must not keep it from running.
 TEST_F(CudaStreams, BlockedHostWorkHoldsUpNoOtherStream) {
   auto a = device().create_stream("a");

@@ -131,6 +131,14 @@ TEST(LimitResource, RefusesBeforeUpstreamAndShowsTheLedger) {
   EXPECT_THAT(text, HasSubstr("parameters"));
   EXPECT_THAT(text, HasSubstr("at peak"));
   EXPECT_EQ(tracked.calls(), 1) << "upstream must not be asked";
+  // Who asked, when the ledger knows: a phase, or a phase and a unit.
+  for (const std::string unit : {"", "h.1"}) {
+    ledger.set_phase("backward", unit);
+    EXPECT_THAT(text_of<OutOfMemory>([&] {
+                  memory.allocate({300, Category::gradients, "h.1 gradient"});
+                }),
+                HasSubstr(unit.empty() ? "backward: 'h.1 gradient'" : "backward of h.1: 'h.1 gradient'"));
+  }
   Buffer fits(memory, 256, Category::gradients, "exactly");
   fits.reset();
   held.reset();

@@ -297,6 +297,20 @@ TEST_F(StepArenaTest, ProgramsShareOneBlockAndItGrowsOnlyWhenNeeded) {
   EXPECT_EQ(memory_.calls(), calls);
 }
 
+TEST_F(StepArenaTest, AFirstPassDoesNotLieBesideTheBlockOfOtherPrograms) {
+  // Validation after training must fit where training did: the block goes before buffers come one by one.
+  pass("train", true, [&] { plain_step(); });
+  pass("train", false, [&] { plain_step(); });
+  const std::int64_t block = arena_.block_bytes();
+  const std::int64_t peak = ledger_.account(Tier::device).peak;
+  pass("evaluate", false, [&] { plain_step(); });
+  EXPECT_EQ(ledger_.account(Tier::device).peak, peak);
+  EXPECT_EQ(arena_.block_bytes(), 0);
+  pass("train", false, [&] { plain_step(); });
+  EXPECT_EQ(arena_.block_bytes(), block) << "and comes back with the next planned pass";
+  EXPECT_EQ(ledger_.account(Tier::device).peak, peak);
+}
+
 TEST_F(StepArenaTest, GrowingWaitsForOutstandingWork) {
   pass("train", true, [&] { StepBuffer a = take(1024, "a"); });
   auto event = std::make_shared<HostEvent>();

@@ -256,6 +256,46 @@ TEST(WorkerStream, WorkIsTracedUnderItsName) {
   EXPECT_THAT(trace.to_json(), HasSubstr("matmul"));
 }
 
+TEST(HostStream, OfTheCpuIsAWorkerWithThreads) {
+  auto device = cpu();
+  auto stream = device->create_host_stream("host optimizer", 3);
+  EXPECT_EQ(stream->name(), "host optimizer");
+  EXPECT_EQ(stream->kind(), DeviceKind::cpu);
+  EXPECT_EQ(stream->threads(), 3);
+  EXPECT_EQ(stream->native_handle(), nullptr);
+  auto gate = std::make_shared<HostEvent>();
+  stream->wait(Event(gate));
+  std::thread::id ran_on;
+  stream->enqueue("update", [&] { ran_on = std::this_thread::get_id(); });
+  const Event done = stream->record();
+  EXPECT_FALSE(done.wait_for(0.01));
+  gate->complete();
+  done.wait();
+  EXPECT_NE(ran_on, std::this_thread::get_id());
+  auto other = device->create_stream("to host");
+  stream->enqueue("bad", [] { throw InvalidArgument("master weights have no gradient"); });
+  other->wait(stream->record());
+  EXPECT_THAT(text_of<InvalidArgument>([&] { other->synchronize(); }),
+              HasSubstr("master weights have no gradient"));
+  EXPECT_THAT(text_of<InvalidArgument>([&] { device->create_host_stream("nobody", 0); }),
+              HasSubstr("stream 'nobody' needs at least one thread"));
+}
+
+TEST(HostStream, OfThePlanDropsWork) {
+  auto device = make_device({DeviceKind::meta, 0, 0});
+  auto stream = device->create_host_stream("host optimizer", 2);
+  EXPECT_EQ(stream->kind(), DeviceKind::meta);
+  EXPECT_EQ(stream->name(), "host optimizer");
+  bool ran = false;
+  stream->wait(Event(std::make_shared<HostEvent>()));
+  stream->enqueue("update", [&] { ran = true; });
+  EXPECT_TRUE(stream->record().query());
+  stream->synchronize();
+  EXPECT_FALSE(ran);
+  stream->count(10, 20, 30);
+  EXPECT_EQ(stream->work().bytes_read, 20);
+}
+
 TEST(CpuDevice, DescribesItself) {
   EXPECT_EQ(cpu(1)->description(), "cpu (1 thread)");
   EXPECT_EQ(cpu(3)->description(), "cpu (3 threads)");

@@ -46,7 +46,7 @@ TEST(Config, AnEmptyFileIsTheDefaults) {
   EXPECT_EQ(config.optimizer.type, "AdamW");
   EXPECT_EQ(config.schedule.type, "constant");
   EXPECT_THAT(config.notes, IsEmpty());
-  EXPECT_EQ(config.effective_reduction(), ReductionPolicy::boundary);
+  EXPECT_EQ(config.effective_reduction(2), ReductionPolicy::boundary);
 }
 
 TEST(Config, EveryFieldIsRead) {
@@ -67,7 +67,7 @@ TEST(Config, EveryFieldIsRead) {
       "seed": 99, "frozen": ["wte.*"], "decay": ["*.scale"], "no_decay": ["*.w"],
       "parameter_groups": [{"pattern": "h.*", "learning_rate_factor": 0.5}], "collectives": "ours",
       "maximum_consecutive_skips": 8, "activation_checkpointing": true, "checkpoint_every": 2,
-      "vocabulary_chunk": 512, "moments": "bf16", "total_steps": 1000,
+      "vocabulary_chunk": 512, "moments": "bf16", "total_steps": 1000, "save_buffer": true,
       "debug": {"poison_memory": true, "plan_memory": false}}})",
                                      2);
   EXPECT_EQ(config.train_batch_size, 24);
@@ -93,7 +93,7 @@ TEST(Config, EveryFieldIsRead) {
   EXPECT_EQ(make_optimizer(config)->name(), "Adam");
   EXPECT_EQ(config.schedule.type, "WarmupLR");
   EXPECT_EQ(config.reduction, ReductionPolicy::boundary);
-  EXPECT_EQ(config.effective_reduction(), ReductionPolicy::boundary);
+  EXPECT_EQ(config.effective_reduction(2), ReductionPolicy::boundary);
   EXPECT_EQ(config.reduction_group, 2);
   EXPECT_EQ(config.depth, 5);
   EXPECT_EQ(config.communication_timeout, 12.5);
@@ -107,6 +107,7 @@ TEST(Config, EveryFieldIsRead) {
   EXPECT_THAT(config.group_rules, ElementsAre(ParameterGroupRule{"*.scale", std::nullopt, true},
                                               ParameterGroupRule{"*.w", std::nullopt, false},
                                               ParameterGroupRule{"h.*", 0.5, std::nullopt}));
+  EXPECT_TRUE(config.save_buffer);
   EXPECT_EQ(config.collectives, "ours");
   EXPECT_EQ(config.maximum_consecutive_skips, 8);
   EXPECT_TRUE(config.activation_checkpointing);

@@ -511,6 +511,62 @@ TEST(EngineReports, MemoryOutOfBudgetNamesTheTable) {
               HasSubstr("limit"));
 }
 
+TEST(EngineReports, RunningOutAtTheStartNamesTheUnitAndComparesTheStages) {
+  OddRun run;
+  run.ranks = 2;
+  Config config = odd_config(run);
+  config.device_memory_limit = (64 << 10) + (8 << 10);  // the exchange buffer and less than the first unit
+  std::string text;
+  run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
+    const std::string heard = message_of<OutOfMemory>([&] {
+      Runtime runtime(RuntimeOptions::from(config), factory);
+      Engine engine(runtime, odd_model(), config);
+    });
+    if (rank == 0) text = heard;
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("start of "), HasSubstr(" asks for "),
+                          HasSubstr("of the limit of 72.00 KiB"), HasSubstr("device memory"),
+                          HasSubstr("at stage 0 (this one), "), HasSubstr(" at stage 3;")));
+}
+
+TEST(EngineReports, OneRankThatRunsOutTellsTheOthers) {
+  // At the start, where they wait for its shards, and in the middle of a step.
+  for (const bool at_start : {true, false}) {
+    OddRun run;
+    run.ranks = 3;
+    run.stage = 2;
+    Config config = odd_config(run);
+    config.device_memory_limit = 1 << 20;
+    std::vector<std::string> heard(3);
+    run_thread_ranks(3, [&](int rank, const CommunicatorFactory& factory) {
+      Runtime runtime(RuntimeOptions::from(config), factory);
+      Buffer ballast;
+      const auto fill = [&](bool now) {
+        if (!now || rank != 1) return;
+        const std::int64_t left = config.device_memory_limit - runtime.ledger().total(Tier::device);
+        ballast = Buffer(runtime.memory(Tier::device), left - 512, Category::other, "ballast");
+      };
+      const auto call = [&] {
+        fill(at_start);
+        Engine engine(runtime, odd_model(), config);
+        fill(!at_start);
+        whole_step(engine, runtime, 0);
+        engine.step();
+      };
+      // At the start all agree before anything is sent, so that all end with the same error.
+      heard[static_cast<std::size_t>(rank)] =
+          rank == 1 || at_start ? message_of<OutOfMemory>(call) : message_of<CommunicationError>(call);
+    });
+    EXPECT_THAT(heard[1], AllOf(HasSubstr("of the limit of 1.00 MiB"), HasSubstr(" asks for "),
+                                testing::Not(HasSubstr("another type of error"))));
+    for (const int rank : {0, 2}) {
+      EXPECT_THAT(heard[static_cast<std::size_t>(rank)],
+                  AllOf(HasSubstr(at_start ? "rank 1 ran out of memory: " : "rank 1 failed"),
+                        HasSubstr("of the limit of 1.00 MiB")));
+    }
+  }
+}
+
 TEST(RuntimeFailure, IsLoggedPostedAndTurnedIntoAStatus) {
   testing::internal::CaptureStderr();
   std::string heard;

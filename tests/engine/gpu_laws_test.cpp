@@ -135,6 +135,41 @@ TEST_F(GpuLaws, MemoryIsPlannedAndStepsAllocateNothing) {
   }
 }
 
+TEST_F(GpuLaws, SameBitsAndBytesWhereverTheStateLives) {
+  for (const int ranks : {1, 2}) {
+    for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+      OddRun run = on_gpu();
+      run.ranks = ranks;
+      run.dtype = dtype;
+      run.policy = ReductionPolicy::micro_batch;
+      run.accumulation = ranks;  // one micro-batch a step lends its gradients, two keep them
+      run.stage = 3;
+      const OddResult expected = train_odd(run);
+      for (const OffloadTier optimizer : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
+        for (const OffloadTier parameters : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
+          run.offload = {};
+          run.offload.optimizer = optimizer;
+          run.offload.parameters = parameters;
+          run.offload.tile_elements = 4096;
+          run.offload.nvme_path = testing::TempDir() + "tranche-gpu-offload-test";
+          if (!run.offload.any()) continue;
+          const OddResult offloaded = train_odd(run);
+          expect_same(expected, offloaded, run);
+          OddRun plan = run;
+          plan.device = DeviceKind::meta;
+          const OddResult predicted = train_odd(plan);
+          const OffloadTraffic moved = offloaded.steps.back().offload_traffic;
+          const OffloadTraffic planned = predicted.steps.back().offload_traffic;
+          EXPECT_EQ(planned.to_host, moved.to_host) << run.to_string();
+          EXPECT_EQ(planned.from_host, moved.from_host) << run.to_string();
+          EXPECT_EQ(planned.nvme_read, moved.nvme_read) << run.to_string();
+          EXPECT_EQ(planned.nvme_written, moved.nvme_written) << run.to_string();
+        }
+      }
+    }
+  }
+}
+
 TEST_F(GpuLaws, AnInfiniteGradientIsNamedAndSkipped) {
   OddRun run = on_gpu();
   const Config config = odd_config(run);

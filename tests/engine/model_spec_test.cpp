@@ -85,6 +85,26 @@ TEST(ModelSpec, UnknownUnits) {
   EXPECT_THAT(message_of([&] { (void)model.unit({}); }), HasSubstr("there is no unit -1"));
 }
 
+TEST(ModelSpec, AliasesAreNamesOfOneTensorOnly) {
+  const auto aliased = [](const std::string& name, const std::vector<std::string>& aliases) {
+    return UnitSpec{name, {{name + ".w", {2}, Initializer::zeros(), aliases}}, 1};
+  };
+  ModelSpec model;
+  model.add_unit(aliased("a", {"head", "tail"}));
+  EXPECT_THAT(message_of([&] { model.add_unit(aliased("b", {"head"})); }),
+              HasSubstr("alias 'head' of tensor 'b.w' is empty or there already"));
+  EXPECT_THAT(message_of([&] { model.add_unit(aliased("b", {""})); }), HasSubstr("is empty"));
+  EXPECT_THAT(message_of([&] { model.add_unit(aliased("b", {"a.w"})); }),
+              HasSubstr("'a.w' is the name of one tensor and an alias of another"));
+  EXPECT_THAT(message_of([&] { model.add_unit(aliased("head", {"head.w"})); }),
+              HasSubstr("'head.w' is the name"));
+  ModelSpec other, plain;
+  other.add_unit(aliased("a", {"head"}));
+  plain.add_unit(aliased("a", {}));
+  EXPECT_NE(model.hash(), other.hash());
+  EXPECT_NE(other.hash(), plain.hash());
+}
+
 TEST(ModelSpec, TheHashTellsNamesShapesOrderAndUses) {
   const auto hash = [](const std::vector<UnitSpec>& units) {
     ModelSpec model;

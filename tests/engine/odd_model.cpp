@@ -143,11 +143,14 @@ std::string OddRun::to_string() const {
       "overlap={}, "
       "reduce_bucket={}, gather_bucket={}, depth={}, poison={}, plan_memory={}, frozen={}, steps={}, "
       "clipping={}, also_frozen={}, single_unit={}, "
-      "accumulation_dtype={}, samples={}, delay={}, seed={}}}",
+      "accumulation_dtype={}, samples={}, delay={}, seed={}, offload_optimizer={}, offload_param={}, "
+      "ratio={}, "
+      "tile={}, buffers={}, io={}}}",
       ranks, stage, accumulation, name_of(dtype), name_of(policy), reduction_group, optimizer, overlap,
       reduce_bucket, gather_bucket, depth, poison, plan_memory, frozen, steps, clipping, also_frozen,
       single_unit, name_of(accumulation_dtype), samples_per_micro_batch, faults.maximum_delay_seconds,
-      faults.seed);
+      faults.seed, name_of(offload.optimizer), name_of(offload.parameters), offload.ratio,
+      offload.tile_elements, offload.tile_buffers, offload.io_engine);
 }
 
 Config odd_config(const OddRun& run) {
@@ -179,11 +182,15 @@ Config odd_config(const OddRun& run) {
   config.threads = 1;
   config.debug.poison_memory = run.poison;
   config.debug.plan_memory = run.plan_memory;
+  config.offload = run.offload;
+  config.debug.host_link_bytes_per_second = run.link_bytes_per_second;
   return config;
 }
 
 OddResult::OddResult(int ranks)
     : accounts(static_cast<std::size_t>(ranks)),
+      host_accounts(static_cast<std::size_t>(ranks)),
+      nvme_accounts(static_cast<std::size_t>(ranks)),
       state_bytes(static_cast<std::size_t>(ranks)),
       wire_elements(static_cast<std::size_t>(ranks)),
       formula_elements(static_cast<std::size_t>(ranks)),
@@ -223,11 +230,16 @@ void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& fact
     return sum;
   }();
   const TierAccount account = runtime.ledger().account(Tier::device);
+  const TierAccount host_account = runtime.ledger().account(Tier::host);
+  const TierAccount nvme_account = runtime.ledger().account(Tier::nvme);
+  if (run.at_end) run.at_end(engine, rank);
   const kernels::Digest weights = engine.weights_digest();
   const kernels::Digest state = engine.state_digest();
   const std::lock_guard lock(mutex);
   const auto r = static_cast<std::size_t>(rank);
   result.accounts[r] = account;
+  result.host_accounts[r] = host_account;
+  result.nvme_accounts[r] = nvme_account;
   result.state_bytes[r] = engine.state_bytes();
   result.wire_elements[r] = wire;
   result.formula_elements[r] = engine.formula_wire_elements();

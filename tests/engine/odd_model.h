@@ -4,6 +4,7 @@
 /// loss is half the squared distance of every weight to targets drawn per (tensor, sample, element), so its
 /// gradients are known in closed form.
 
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -57,6 +58,10 @@ struct OddRun {
   std::int64_t samples_per_micro_batch = 3;
   FaultInjection faults;
   DeviceKind device = DeviceKind::cpu;
+  OffloadConfig offload;
+  double link_bytes_per_second = 0;
+  /// Called on each rank with its engine, behind the last step.
+  std::function<void(Engine&, int rank)> at_end = {};
   std::string to_string() const;
 };
 
@@ -65,7 +70,8 @@ struct OddResult {
   explicit OddResult(int ranks);
   kernels::Digest weights, state;
   std::vector<StepResult> steps;
-  std::vector<TierAccount> accounts;
+  std::vector<TierAccount> accounts;  ///< of the device
+  std::vector<TierAccount> host_accounts, nvme_accounts;
   std::vector<Engine::StateBytes> state_bytes;
   std::vector<std::int64_t> wire_elements, formula_elements;
   std::vector<std::int64_t> memory_calls_per_late_step;

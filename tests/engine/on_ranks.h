@@ -10,12 +10,14 @@
 
 namespace tranche::test {
 
-/// Runs body(engine, runtime) on thread ranks of the odd model.
-inline void on_ranks(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body) {
+/// Runs body(engine, runtime) on thread ranks of the odd model; `adjust` may change what they are made with.
+inline void on_ranks(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body,
+                     const std::function<void(Config&, RuntimeOptions&)>& adjust = {}) {
   run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
-    const Config config = odd_config(run);
+    Config config = odd_config(run);
     RuntimeOptions options = RuntimeOptions::from(config);
     options.log_level = LogLevel::off;
+    if (adjust) adjust(config, options);
     Runtime runtime(options, factory);
     Engine engine(runtime, odd_model(run.single_unit), config);
     body(engine, runtime);

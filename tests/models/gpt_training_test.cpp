@@ -357,5 +357,65 @@ TEST(GptTraffic, UnitsAreGatheredTwiceAndReducedOnceAMicroBatch) {
   }
 }
 
+TEST(GptTraffic, GroupsThatAreRecomputedStayGatheredOrAreGatheredOnceMore) {
+  auto model = tiny_gpt();
+  model.layers = 7;
+  for (const int ranks : {2, 3}) {
+    for (const int every : {1, 2, 3, 4, 9}) {
+      for (const int depth : {1, 2, 3, 8}) {
+        auto config = plain_config(ranks * 2, ranks);
+        config.accumulation_steps = 2;
+        config.micro_batch_size = 1;
+        config.stage = 3;
+        config.activation_checkpointing = true;
+        config.checkpoint_every = every;
+        config.depth = depth;
+        // From the definition: groups from the front; in one larger than the depth all but the last of its
+        // blocks are gathered a third time.
+        std::int64_t again = 0;
+        for (int first = 0; first < 7; first += every) {
+          const int size = std::min(every, 7 - first);
+          if (size > depth) again += size - 1;
+        }
+        on_ranks(ranks, Gpt::spec(model, time_steps), config, [&](Engine& engine) {
+          TokenData data(time_steps, 61, false);
+          for (int step = 0; step < 3; ++step) {
+            for (int m = 0; m < 2; ++m) {
+              data.draw(0, 1);
+              Gpt(model).forward_backward(engine, data.batch());
+            }
+            (void)engine.step();
+          }
+          std::int64_t all = 0, block = 0;
+          for (const auto& unit : engine.model().units()) {
+            std::int64_t elements = 0;
+            for (const auto& tensor : unit.tensors) elements += round_up(tensor.shape.elements(), 64);
+            block = round_up(elements, ranks * 256);  // of the last unit: a block, all of which are equal
+            all += block;
+          }
+          const std::int64_t gathered = 2 * (2 * all + again * block), reduced = 2 * all;
+          const std::int64_t sent = (gathered + reduced) / ranks * (ranks - 1);
+          const std::string where = "ranks " + std::to_string(ranks) + " every " + std::to_string(every) +
+                                    " depth " + std::to_string(depth);
+          EXPECT_EQ(engine.formula_wire_elements(), sent) << where;
+          EXPECT_EQ(engine.runtime().shard().meter().counts(Traffic::data).at("all_gather").elements,
+                    3 * (gathered / ranks * (ranks - 1)))
+              << where;
+          // The table of the start knows it beforehand.
+          const auto bytes = [&](std::int64_t elements) {
+            return format_bytes(elements / ranks * (ranks - 1) * 4);
+          };
+          EXPECT_THAT(engine.summary(),
+                      testing::HasSubstr(bytes(reduced) + " gradients + " + bytes(gathered) + " parameters"))
+              << where;
+          EXPECT_THAT(engine.summary(),
+                      testing::HasSubstr(every > depth ? "one gather more for all but the last"
+                                                       : "one gather serves recomputation"));
+        });
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tranche::models

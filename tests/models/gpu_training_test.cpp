@@ -85,9 +85,11 @@ TEST_F(GpuTraining, StagesAndSettingsGiveTheSameBits) {
     const GptRun wanted = train_gpt(2, tiny_gpt(), config, 3, time_steps, false, DeviceKind::cuda);
     for (int stage = 1; stage <= 3; ++stage) {
       config.stage = stage;
-      for (const bool checkpointing : {false, true}) {
-        if (checkpointing && stage < 3) continue;
-        config.activation_checkpointing = checkpointing;
+      // What is kept for backward: everything, the blocks' inputs, these in host memory.
+      for (const int kept : {0, 1, 2}) {
+        if (kept > 0 && stage < 3) continue;
+        config.activation_checkpointing = kept > 0;
+        config.offload.activations = kept > 1;
         const GptRun run = train_gpt(2, tiny_gpt(), config, 3, time_steps, false, DeviceKind::cuda);
         EXPECT_EQ(run.losses, wanted.losses) << name_of(dtype) << " stage " << stage;
         EXPECT_EQ(run.digest, wanted.digest) << name_of(dtype) << " stage " << stage;
@@ -97,8 +99,9 @@ TEST_F(GpuTraining, StagesAndSettingsGiveTheSameBits) {
 }
 
 TEST_F(GpuTraining, AStepWaitsForTheDeviceOnceAndReplaysItsUpdates) {
-  for (const int ranks : {1, 2}) {
+  for (const auto& [ranks, inputs_away] : {std::pair(1, false), std::pair(1, true), std::pair(2, false)}) {
     auto config = gpu_config(ranks, "AdamW");
+    config.activation_checkpointing = config.offload.activations = inputs_away;
     config.accumulation_steps = 2;
     config.train_batch_size *= 2;
     config.stage = ranks == 1 ? 0 : 3;

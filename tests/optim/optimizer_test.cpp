@@ -245,6 +245,113 @@ TEST_F(OptimizerTest, ArgumentsInDeviceMemoryGiveTheSameBits) {
   }
 }
 
+/// Three tensors of one stretch: one that decays, padding, one with a rate of its own, one that does not
+/// decay.
+std::vector<OptimizerSegment> three_segments() {
+  return {{.first = 0,
+           .count = 11,
+           .group = {},
+           .tensor = "wte.weight",
+           .first_element = 5,
+           .tensor_elements = 16},
+          {.first = 16,
+           .count = 1,
+           .group = {.learning_rate_factor = 0.5},
+           .tensor = "head",
+           .tensor_elements = 1},
+          {.first = 17, .count = 20, .group = {.decay = false}, .tensor = "norm", .tensor_elements = 20}};
+}
+
+TEST_F(OptimizerTest, SegmentsOfAStretchGiveTheBitsOfTheirPieces) {
+  for (const auto& optimizer :
+       {make_adam({.weight_decay = 0.1}), make_sgd({.momentum = 0.9, .weight_decay = 0.1}),
+        make_sgd({.weight_decay = 0.1})}) {
+    Shard whole(40, optimizer->state().size()), pieces = whole;
+    const std::vector<float> start = whole.master;
+    std::vector<bfloat16> weight(40), weight_of_pieces(40);
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      OptimizerStep step = step_of(t, 0.01);
+      step.apply = t != 3;
+      ShardView stretch = whole.view(), view = pieces.view();
+      stretch.weight = {weight.data(), DataType::bfloat16, Shape{40}};
+      view.weight = {weight_of_pieces.data(), DataType::bfloat16, Shape{40}};
+      EXPECT_TRUE(optimizer->apply_segments(device_->compute_stream(), step, stretch, three_segments()));
+      EXPECT_FALSE(
+          optimizer->Optimizer::apply_segments(device_->compute_stream(), step, view, three_segments()));
+      device_->compute_stream().synchronize();
+      EXPECT_EQ(whole.master, pieces.master) << optimizer->name() << " step " << t;
+      EXPECT_EQ(whole.state, pieces.state) << optimizer->name() << " step " << t;
+      EXPECT_EQ(weight, weight_of_pieces) << optimizer->name() << " step " << t;
+    }
+    for (std::size_t i = 0; i < 40; ++i) {
+      const bool padding = (i >= 11 && i < 16) || i >= 37;
+      EXPECT_EQ(whole.master[i] == start[i], padding) << optimizer->name() << " element " << i;
+      EXPECT_EQ(weight[i] == bfloat16{}, padding) << optimizer->name() << " element " << i;
+    }
+  }
+}
+
+/// A user's rule: sets weights to their tensor's statistic, and remembers what it was asked.
+class Recorder final : public Optimizer {
+ public:
+  std::string name() const override { return "recorder"; }
+  std::vector<OptimizerStateTensor> state() const override { return {{"a", DataType::float32, 0}}; }
+  int statistics_per_tensor() const override { return 1; }
+  void apply(Stream&, const OptimizerStep&, const ShardView& shard,
+             std::span<const double> reduced) const override {
+    asked.push_back(std::string(shard.tensor) + " " + std::to_string(shard.first_element) + " of " +
+                    std::to_string(shard.tensor_elements) + (shard.weight.data == nullptr ? "" : " weight") +
+                    (shard.group.decay ? " decay" : ""));
+    for (std::int64_t i = 0; i < shard.master.elements(); ++i) {
+      shard.master.as<float>()[i] = static_cast<float>(reduced[0]);
+      shard.state.at(0).as<float>()[i] = shard.gradient.as<float>()[i];
+    }
+  }
+  std::string describe() const override { return "{}"; }
+  mutable std::vector<std::string> asked;
+};
+
+TEST_F(OptimizerTest, ARuleWithoutSegmentsOfItsOwnIsAppliedPieceByPiece) {
+  const Recorder recorder;
+  Shard shard(40, 1);
+  const Shard before = shard;
+  const double statistics[] = {101, 102, 103};
+  auto segments = three_segments();
+  for (std::size_t i = 0; i < 3; ++i) segments[i].reduced = std::span(&statistics[i], 1);
+  EXPECT_FALSE(recorder.apply_segments(device_->compute_stream(), step_of(1, 0.1), shard.view(), segments));
+  EXPECT_EQ(recorder.asked,
+            (std::vector<std::string>{"wte.weight 5 of 16 decay", "head 0 of 1 decay", "norm 0 of 20"}));
+  for (std::size_t i = 0; i < 40; ++i) {
+    const bool padding = (i >= 11 && i < 16) || i >= 37;
+    const float statistic = i < 11 ? 101.0f : i < 17 ? 102.0f : 103.0f;
+    const float wanted = padding ? before.master[i] : statistic;
+    EXPECT_EQ(shard.master[i], wanted) << i;
+    EXPECT_EQ(shard.state[0][i], padding ? 0.0f : before.gradient[i]) << i;
+  }
+}
+
+TEST_F(OptimizerTest, SegmentsThatCannotBeAreRefusedByTensor) {
+  const auto refused = [&](const Optimizer& optimizer, std::size_t states, auto change) {
+    Shard shard(40, states);
+    auto segments = three_segments();
+    change(segments);
+    return message_of([&] {
+      optimizer.apply_segments(device_->compute_stream(), step_of(1, 0.1), shard.view(), segments);
+    });
+  };
+  const auto overlap = [](auto& segments) { segments[2].first = 16; };
+  const auto beyond = [](auto& segments) { segments[2].count = 24; };
+  const std::string wanted =
+      "the segment of tensor 'norm' from element 16 with 20 elements does not lie between element 17, where "
+      "the "
+      "one before it ends, and 40, the end of the stretch; pass segments in ascending order";
+  EXPECT_EQ(refused(*make_adam({}), 2, overlap), "AdamW: " + wanted);
+  EXPECT_EQ(refused(*make_sgd({}), 0, overlap), "SGD: " + wanted);
+  EXPECT_EQ(refused(Recorder{}, 1, overlap), "recorder: " + wanted);
+  EXPECT_THAT(refused(*make_adam({}), 2, beyond), HasSubstr("from element 17 with 24 elements"));
+  EXPECT_THAT(refused(*make_adam({}), 1, [](auto&) {}), HasSubstr("1 state tensors instead of 2"));
+}
+
 TEST_F(OptimizerTest, DeclareTheirState) {
   const auto adam = make_adam({})->state();
   ASSERT_EQ(adam.size(), 2U);

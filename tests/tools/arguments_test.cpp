@@ -73,6 +73,18 @@ TEST(Arguments, ReadsEveryTrainFlag) {
                                            "--sample-bytes",
                                            "100",
                                            "--ngrams",
+                                           "--checkpoint-dir",
+                                           "ckpt",
+                                           "--save-every",
+                                           "50",
+                                           "--keep-last",
+                                           "3",
+                                           "--keep-every",
+                                           "1000",
+                                           "--resume",
+                                           "latest",
+                                           "--resume-weights-only",
+                                           "base",
                                            "--set",
                                            "a.b=1",
                                            "--set",
@@ -108,6 +120,12 @@ TEST(Arguments, ReadsEveryTrainFlag) {
   EXPECT_EQ(options.log_every, 9);
   EXPECT_EQ(options.sample_bytes, 100);
   EXPECT_TRUE(options.ngrams);
+  EXPECT_EQ(options.checkpoint_dir, "ckpt");
+  EXPECT_EQ(options.save_every, 50);
+  EXPECT_EQ(options.keep_last, 3);
+  EXPECT_EQ(options.keep_every, 1000);
+  EXPECT_EQ(options.resume, "latest");
+  EXPECT_EQ(options.resume_weights_only, "base");
   EXPECT_THAT(options.set, ElementsAre("a.b=1", "c=[1,2]"));
   EXPECT_EQ(options.fail.rank, 1);
   EXPECT_EQ(options.fail.step, 2);
@@ -136,19 +154,53 @@ TEST(Arguments, CommandsThatAreNotThere) {
   EXPECT_THAT(error_of({}), HasSubstr("which command?"));
   EXPECT_THAT(error_of({"trian"}),
               AllOf(HasSubstr("'trian' is no command"), HasSubstr("did you mean train?")));
-  EXPECT_THAT(error_of({"plan"}), HasSubstr("tranche plan is not part of this version"));
-  EXPECT_THAT(error_of({"generate", "--x"}), HasSubstr("not part of this version"));
+  EXPECT_THAT(error_of({"scale"}), HasSubstr("tranche scale is not part of this version"));
+  EXPECT_THAT(error_of({"scale", "--x"}), HasSubstr("not part of this version"));
 }
 
-TEST(Arguments, FlagsOfLaterVersionsAreRefusedWithAReasonUnlessTheyAskForNothing) {
-  for (const char* flag : {"--offload-optimizer", "--offload-param", "--nvme-path", "--checkpoint-dir",
-                           "--save-every", "--resume", "--memory-profile"}) {
+TEST(Arguments, WhereStateLives) {
+  for (const char* command : {"train", "evaluate", "plan"}) {
+    const Options options = parse_arguments(
+        {command, "--offload-optimizer", "nvme", "--offload-param", "cpu", "--nvme-path", "/d",
+         "--offload-ratio", "0.5", "--offload-activations", "--host-memory", "2GiB", "--nvme-space", "1TiB"});
+    EXPECT_EQ(options.offload_optimizer, "nvme");
+    EXPECT_EQ(options.offload_parameters, "cpu");
+    EXPECT_EQ(options.nvme_path, "/d");
+    EXPECT_EQ(options.offload_ratio, 0.5);
+    EXPECT_TRUE(options.offload_activations);
+    EXPECT_EQ(options.host_memory, "2GiB");
+    EXPECT_EQ(options.nvme_space, "1TiB");
+  }
+  const Options none = parse_arguments({"train"});
+  EXPECT_FALSE(none.offload_optimizer || none.offload_parameters || none.nvme_path || none.offload_ratio ||
+               none.offload_activations || none.host_memory || none.nvme_space);
+  for (const char* flag : {"--offload-optimizer", "--offload-param"}) {
     EXPECT_EQ(error_of({"train", flag, "none"}), "") << flag;
+    EXPECT_THAT(error_of({"train", flag, "disk"}),
+                HasSubstr(std::string(flag) + " 'disk' is not one of none, cpu, nvme"));
+  }
+  for (const char* wrong : {"1.5", "-0.5", "nan"}) {
+    EXPECT_THAT(error_of({"train", "--offload-ratio", wrong}),
+                HasSubstr(std::string("--offload-ratio is ") + wrong + ", but must be between 0 and 1"));
+  }
+  EXPECT_THAT(error_of({"train", "--nvme-path", ""}), HasSubstr("--nvme-path '' is no folder"));
+}
+
+TEST(Arguments, FlagsOfCheckpointsNeedEachOther) {
+  for (const char* flag : {"--save-every", "--keep-last", "--keep-every"}) {
     EXPECT_THAT(error_of({"train", flag, "5"}),
-                AllOf(HasSubstr(std::string(flag) + " 5 cannot be honoured: ")));
+                HasSubstr(std::string(flag) + " 5 needs --checkpoint-dir DIR"));
+    EXPECT_THAT(error_of({"train", "--checkpoint-dir", "c", flag, "-1"}),
+                HasSubstr(std::string(flag) + " is -1"));
   }
   EXPECT_THAT(error_of({"train", "--resume", "latest"}),
-              HasSubstr("checkpoints are not part of this version"));
+              HasSubstr("--resume latest needs --checkpoint-dir DIR"));
+  EXPECT_EQ(error_of({"train", "--resume", "ckpt/step-00000001"}), "");
+  EXPECT_THAT(
+      error_of({"train", "--resume", "a", "--resume-weights-only", "b"}),
+      AllOf(HasSubstr("--resume 'a'"), HasSubstr("--resume-weights-only 'b'"), HasSubstr("two origins")));
+  EXPECT_EQ(parse_arguments({"evaluate", "--from", "ckpt"}).from, "ckpt");
+  EXPECT_THAT(error_of({"evaluate", "--resume", "ckpt"}), HasSubstr("unknown flag --resume"));
 }
 
 TEST(Arguments, ValuesThatAreNone) {
@@ -165,10 +217,11 @@ TEST(Arguments, ValuesThatAreNone) {
 TEST(Arguments, HelpAndVersionAreTexts) {
   EXPECT_EQ(parse_arguments({"--version"}).text, std::string("tranche ") + version + "\n");
   EXPECT_THAT(parse_arguments({"--help"}).text,
-              AllOf(HasSubstr("train"), HasSubstr("evaluate"), HasSubstr("info")));
+              AllOf(HasSubstr("train"), HasSubstr("evaluate"), HasSubstr("plan"), HasSubstr("info")));
   const std::string help = parse_arguments({"train", "--help"}).text;
   EXPECT_THAT(help, AllOf(HasSubstr("--accumulate"), HasSubstr("--digest-every"),
-                          Not(HasSubstr("--debug-fail")), Not(HasSubstr("--resume"))));
+                          HasSubstr("--memory-profile"), Not(HasSubstr("--debug-fail")),
+                          HasSubstr("--resume latest "), HasSubstr("mpirun -n 4 tranche train")));
   EXPECT_THAT(parse_arguments({"evaluate", "--help"}).text, HasSubstr("initial weights"));
 }
 

@@ -45,6 +45,23 @@ TEST(Files, RequireWritableSaysSoBeforeAndLeavesNothing) {
               HasSubstr("--report '"));
 }
 
+TEST(Files, AProbeShowsWhetherRanksShareAFolder) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("a/b");
+  place_probe(path, "--dir", 7);
+  require_probe(path, "--dir", 7, 1);
+  EXPECT_THAT(message_of<CheckpointError>([&] { require_probe(path, "--dir", 8, 1); }),
+              AllOf(HasSubstr("--dir '" + path + "': rank 1 does not see there what rank 0 wrote"),
+                    HasSubstr("all hosts share")));
+  remove_probe(path, 7);
+  remove_probe(path, 7);  // gone already
+  EXPECT_TRUE(std::filesystem::is_empty(path));
+  const std::string file = folder.write("file", "x");
+  EXPECT_THAT(
+      message_of<CheckpointError>([&] { place_probe(file, "--dir", 7); }),
+      AllOf(HasSubstr("--dir '" + file + "' cannot be written"), HasSubstr("nothing was trained yet")));
+}
+
 TEST(Files, EveryRankHasAPathOfItsOwn) {
   EXPECT_EQ(path_of_rank("out/trace.json", 0, 1), "out/trace.json");
   EXPECT_EQ(path_of_rank("out/trace.json", 3, 4), "out/trace.rank3.json");

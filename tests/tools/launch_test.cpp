@@ -118,5 +118,12 @@ TEST(Fail, ATypedErrorKeepsItsStatus) {
   EXPECT_THAT(outcomes[1].errors, HasSubstr("rank 0 failed: token 300")) << "rank 0 is no peer of itself";
 }
 
+TEST(OfFirst, IsRankZerosNumberEverywhere) {
+  on_ranks(3, [](Launch& launch) {
+    EXPECT_EQ(launch.of_first(launch.rank() + 5), 5);
+    return 0;
+  });
+}
+
 }  // namespace
 }  // namespace tranche::tools

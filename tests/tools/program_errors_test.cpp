@@ -79,9 +79,12 @@ TEST_F(ProgramErrors, TheDeviceThatIsNotThere) {
 
 TEST_F(ProgramErrors, FlagsAndCommands) {
   refused({"--acumulate", "2"}, {"unknown flag --acumulate", "--accumulate"});
-  refused({"--offload-optimizer", "cpu"}, {"--offload-optimizer cpu cannot be honoured"});
+  refused({"--offload-optimizer", "disk"}, {"--offload-optimizer 'disk' is not one of none, cpu, nvme"});
+  refused({"--offload-optimizer", "nvme"}, {"nvme needs zero_optimization.offload_optimizer.nvme_path"});
+  refused({"--offload-param", "cpu", "--stage", "2"}, {"needs zero_optimization.stage 3", "the stage is 2"});
   refused({"--debug-fail", "3:1"}, {"no rank 3"});
   refused({"--device-memory", "much"}, {"'much' is not a size"});
+  refused({"--host-memory", "more"}, {"'more' is not a size"});
   EXPECT_EQ(test::run({"trian"}).status, 2);
 }
 
@@ -100,6 +103,17 @@ TEST_F(ProgramErrors, OutOfMemoryHasAStatusOfItsOwn) {
   const ProgramResult result = test::run(tiny_train(folder_, {"--device-memory", "4MiB"}));
   EXPECT_EQ(result.status, 3) << result.errors;
   EXPECT_THAT(result.errors, HasSubstr("4.00 MiB"));
+  EXPECT_THAT(result.errors, HasSubstr("no stage, micro-batch, checkpointing or offload fits in 4.00 MiB on 1 rank"));
+}
+
+TEST_F(ProgramErrors, OutOfMemorySaysWhatWouldHaveFitted) {
+  const auto budget = std::vector<std::string>{"--device-memory", "10MiB"};
+  std::vector<std::string> too_much{"--micro-batch", "64"};
+  too_much.insert(too_much.end(), budget.begin(), budget.end());
+  const ProgramResult result = test::run(tiny_train(folder_, too_much));
+  EXPECT_EQ(result.status, 3) << result.errors;
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("within 10.00 MiB this would have fitted: stage 0"),
+                                   HasSubstr("x "), HasSubstr("tranche plan --ranks 1 --fit 10485760")));
 }
 
 TEST_F(ProgramErrors, AFailureInTrainingIsTold) {

@@ -25,19 +25,11 @@ inline ProgramResult run(const std::vector<std::string>& arguments) {
 inline std::vector<std::string> tiny_train(const TemporaryFolder& folder,
                                            const std::vector<std::string>& more) {
   const std::string text = folder.write("tiny.txt", some_text(4000));
-  std::vector<std::string> arguments{"train",
-                                     "--model",
-                                     "gpt-nano",
-                                     "--data",
-                                     text,
-                                     "--sequence",
-                                     "16",
-                                     "--steps",
-                                     "3",
-                                     "--threads",
-                                     "1",
-                                     "--set",
-                                     "tranche.workspace=8MiB"};
+  std::vector<std::string> arguments{"train",     "--model", "gpt-nano",
+                                     "--data",    text,      "--sequence",
+                                     "16",        "--steps", "3",
+                                     "--threads", "1",       "--debug-peak-seconds",
+                                     "0.01",      "--set",   "tranche.workspace=8MiB"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }

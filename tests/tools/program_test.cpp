@@ -99,7 +99,18 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
                        {"tokens", number_integer},
                        {"seconds", number_float},
                        {"exposed_gather_seconds", number_float},
-                       {"exposed_reduce_seconds", number_float}});
+                       {"exposed_reduce_seconds", number_float},
+                       {"exposed_offload_seconds", number_float},
+                       {"offload", object},
+                       {"offload_bytes", object}});
+    expect_keys(step["offload"], {{"to_host_seconds", number_float},
+                                  {"from_host_seconds", number_float},
+                                  {"host_update_seconds", number_float},
+                                  {"disk_seconds", number_float}});
+    expect_keys(step["offload_bytes"], {{"to_host", number_integer},
+                                        {"from_host", number_integer},
+                                        {"nvme_read", number_integer},
+                                        {"nvme_written", number_integer}});
     EXPECT_EQ(step.contains("weights_digest"), step["step"] == 2);
   }
   EXPECT_EQ(report["validation"].size(), 3u);
@@ -118,6 +129,41 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
   expect_keys(report["model"], {{"parameters", number_integer}, {"flops_per_token", number_float}});
   expect_keys(report["traffic"], {{"formula_elements", number_integer}, {"control", object}});
   EXPECT_EQ(report["config"]["zero_optimization"]["stage"], 0);
+}
+
+TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("r.json");
+  const auto report = [&](std::vector<std::string> more, std::string* out = nullptr) {
+    more.insert(more.end(), {"--report", path, "--stage", "3"});
+    const ProgramResult result = test::run(tiny_train(folder, more));
+    EXPECT_EQ(result.status, 0) << result.errors;
+    if (out != nullptr) *out = result.out;
+    return json::parse(test::read_file(path));
+  };
+  std::string out;
+  const json plain = report({}, &out);
+  EXPECT_THAT(out, Not(HasSubstr("offload")));
+  EXPECT_EQ(plain["steps"].back()["offload_bytes"]["to_host"], 0);
+  const std::string swap = folder.path("swap");
+  const json cpu = report(
+      {"--offload-optimizer", "cpu", "--offload-param", "cpu", "--set", "wall_clock_breakdown=true"}, &out);
+  EXPECT_THAT(
+      out, AllOf(HasSubstr("between tiers in a step, rank 0: "), HasSubstr("offload: "), HasSubstr("bound "),
+                 HasSubstr("in host memory ("), HasSubstr("host link per step"), Not(HasSubstr("nvme"))));
+  const json nvme =
+      report({"--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", swap}, &out);
+  EXPECT_THAT(out, AllOf(HasSubstr(" read from nvme, "), HasSubstr("swap file"), HasSubstr("on nvme ("),
+                         HasSubstr("nvme per step")));
+  for (const json& other : {cpu, nvme}) {
+    EXPECT_EQ(other["weights_digest"], plain["weights_digest"]);
+    EXPECT_EQ(other["state_digest"], plain["state_digest"]);
+    EXPECT_EQ(other["validation_loss"], plain["validation_loss"]);
+    EXPECT_GT(other["steps"].back()["offload_bytes"]["to_host"].get<std::int64_t>(), 0);
+    EXPECT_GT(other["steps"].back()["offload"]["host_update_seconds"].get<double>(), 0);
+  }
+  EXPECT_EQ(cpu["steps"].back()["offload_bytes"]["nvme_read"], 0);
+  EXPECT_GT(nvme["steps"].back()["offload_bytes"]["nvme_written"].get<std::int64_t>(), 0);
 }
 
 TEST(Program, SameSeedSameBitsOtherSeedOthers) {
@@ -187,8 +233,8 @@ TEST(Program, InfoIsATableOrJson) {
   EXPECT_EQ(table.status, 0);
   EXPECT_THAT(table.out, AllOf(HasSubstr("MPI"), HasSubstr("CUDA"), HasSubstr("bf16"), HasSubstr("threads")));
   const json info = json::parse(test::run({"info", "--json"}).out);
-  for (const char* key : {"version", "build_type", "compiler", "mpi", "nccl", "hdf5", "cuda", "libraries", "cpu",
-                          "matmul", "threads"}) {
+  for (const char* key : {"version", "build_type", "compiler", "mpi", "nccl", "hdf5", "cuda", "libraries",
+                          "cpu", "matmul", "threads"}) {
     EXPECT_TRUE(info.contains(key)) << key;
   }
   EXPECT_TRUE(info["matmul"].contains("bf16"));

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """program_test.py PROGRAM SUITE: the tranche program in processes of its own, alone and under mpirun.
 
-Suites: alone, configurations, errors, failures, digests, report. Every failed check prints the command that shows it.
+Suites: alone, configurations, errors, failures, digests, memory, offload, plan, report. Every failed check prints the command that shows it.
 """
 
 import json
@@ -36,7 +36,8 @@ MODEL = write("config.json", json.dumps({
     "model_type": "gpt2", "n_layer": 3, "n_head": 3, "n_embd": 33, "n_inner": 61, "vocab_size": 257, "n_positions": 32,
     "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}).encode())
 TINY = ["train", "--model", MODEL, "--data", TEXT, "--sequence", "13", "--steps", "3", "--threads", "1",
-        "--eval-batches", "1", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
+        "--eval-batches", "1", "--debug-peak-seconds", "0.01",
+        "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
 
 
 def command(arguments, ranks):
@@ -228,6 +229,39 @@ def suite_digests():
             print(f"stages 0-3 equal with {name}: weights {seen[0][0]}")
 
 
+def suite_offload():
+    """The same bits wherever state lives, and the plan's bytes in every tier."""
+    swap = ["--nvme-path", path("swap")]
+    model = ["--model", MODEL, "--sequence", "13", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
+    for ranks, stage, dtype, accumulation in ((1, 0, "bf16", 1), (2, 1, "fp32", 3), (2, 3, "bf16", 2)):
+        base = ["--stage", str(stage), "--dtype", dtype, "--accumulate", str(accumulation)]
+        tiers = [[], ["--offload-optimizer", "cpu"], ["--offload-optimizer", "nvme"] + swap,
+                 ["--offload-optimizer", "cpu", "--offload-ratio", "0.5"]]
+        if stage == 3:
+            tiers += [["--offload-param", "cpu"], ["--offload-optimizer", "nvme", "--offload-param", "nvme"] + swap]
+        seen = {}
+        for flags in tiers:
+            report = trained(base + flags, ranks)
+            if report is None:
+                continue
+            seen[" ".join(flags)] = (report["weights_digest"], report["state_digest"], report["validation_loss"])
+            arguments = ["plan"] + model + base + flags + ["--ranks", str(ranks), "--json"]
+            result = expect(arguments, 0, 0)
+            plan = json.loads(result[1])
+            for key, measured in (("memory", report["memory"]), ("traffic", report["traffic"]),
+                                  ("offload_bytes", report["steps"][-1]["offload_bytes"])):
+                check(plan[key] == measured, f"{key} as measured: {measured}", arguments, 0, result)
+        if len(seen) < len(tiers) or len(set(seen.values())) != 1:
+            failures.append("offload")
+            print(f"FAILED: equal bits in all tiers with {ranks} ranks, stage {stage}, {dtype}: {seen}")
+        else:
+            print(f"{len(seen)} placements equal with {ranks} ranks, stage {stage}, {dtype}")
+    left = [name for name in os.listdir(path("swap"))] if os.path.isdir(path("swap")) else []
+    if [name for name in left if "swap" in name]:
+        failures.append("swap files")
+        print(f"FAILED: runs left {left}")
+
+
 def suite_report():
     """Batches are the same for every number of ranks: so are the losses, up to rounding."""
     losses = {}
@@ -255,8 +289,124 @@ def suite_report():
             assert json.load(file)["traceEvents"]
 
 
+def suite_plan():
+    """A plan, made alone, is what a job under mpirun reports."""
+    model = ["--model", MODEL, "--sequence", "13", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
+    for ranks, flags in ((2, ["--stage", "3", "--accumulate", "2"]),
+                         (3, ["--stage", "1", "--dtype", "fp32", "--micro-batch", "2",
+                              "--set", "tranche.activation_checkpointing=true"])):
+        report = trained(flags, ranks)
+        arguments = ["plan"] + model + flags + ["--ranks", str(ranks), "--json"]
+        result = expect(arguments, 0, 0)
+        if report is None or result[0] != 0:
+            continue
+        plan = json.loads(result[1])
+        for key in ("memory", "traffic", "model"):
+            check(plan[key] == report[key], f"{key} as measured: {report[key]}", arguments, 0, result)
+    # A search that finds something and writes it, and a run that lives within what was found.
+    arguments = ["plan"] + model + ["--ranks", "2", "--set", "train_batch_size=16", "--fit", "10MiB", "--write", path("fit.json")]
+    expect(arguments, 0, 0)
+    expect(TINY + ["--config", path("fit.json"), "--device-memory", "10MiB"], 2, 0)
+
+
+def suite_memory():
+    run_out()
+    beyond_the_budget()
+    process_memory()
+
+
+def run_out():
+    """Every rank ends with status 3, whoever runs out, and where: at the start, in a step as it comes, in the step that is recorded."""
+    budget = ["--device-memory", "40MiB", "--set", "tranche.communication_timeout=20", "--stage", "3", "--accumulate", "2", "--steps", "100000",
+              "--max-seconds", "100"]
+    for ranks, rank, step, texts in ((1, 0, 0, ["start of embedding: 'embedding parameters' (parameters)"]),
+                                     (2, 1, 1, ["[rank 1] ", "(activations) asks for"]),
+                                     (3, 1, 0, ["[rank 0] rank 1 ran out of memory: start of embedding: 'embedding parameters'"]),
+                                     (3, 2, 2, ["[rank 2] forward: 'residual' (activations) asks for", "rank 2 failed"])):
+        expect(TINY + budget + ["--debug-out-of-memory", f"{rank}:{step}"], 0 if ranks == 1 else ranks, 3,
+               texts + ["of the limit of 40.00 MiB (41943040 B)", "device memory", "total"], seconds=30)
+    # All at once: state that no rank can hold, told once.
+    expect(TINY + ["--device-memory", "9MiB", "--stage", "0"], 3, 3,
+           ["asks for", "of the limit of 9.00 MiB", "at stage 0 (this one)", "at stage 3"], once="tranche: ", seconds=30)
+
+
+def beyond_the_budget():
+    """A model whose state is four times the budget: refused at stage 0, trained at stage 3 on 8 ranks to the same bits as without a budget."""
+    model = write("deep.json", json.dumps({
+        "model_type": "gpt2", "n_layer": 32, "n_head": 4, "n_embd": 128, "vocab_size": 257, "n_positions": 32,
+        "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}).encode())
+    arguments = ["--model", model, "--steps", "3"]
+    parameters = 32 * (12 * 128 * 128 + 13 * 128) + (257 + 32 + 2) * 128
+    budget = 18 * parameters // 4  # (2 + 4 + 12) bytes a parameter in bf16
+    limit = ["--device-memory", str(budget), "--set", "tranche.communication_slab=256KiB"]
+    expect(TINY + arguments + limit + ["--stage", "0"], 0, 3, ["start of h.", f"({budget} B)", "at stage 0 (this one)"])
+    within = trained(arguments + limit + ["--stage", "3"], 8)
+    free = trained(arguments + ["--stage", "3"], 8)
+    whole = trained(arguments + ["--stage", "0", "--set", "tranche.reduction=micro_batch"], 8)
+    if within is None or free is None or whole is None:
+        return
+    peak = within["memory"]["device"]["peak_bytes"]
+    print(f"{18 * parameters} bytes of state at stage 0, budget {budget}: peak {peak} at stage 3 on 8 ranks; weights {within['weights_digest']}")
+    if peak > budget or len({report["state_digest"] for report in (within, free, whole)}) != 1:
+        failures.append("budget")
+        print(f"FAILED: peak {peak}, budget {budget}; {[report['state_digest'] for report in (within, free, whole)]}")
+
+
+def process_memory():
+    """What the operating system counts is what the ledger says, beyond what an engine without a model takes."""
+    model = write("wide.json", json.dumps({
+        "model_type": "gpt2", "n_layer": 4, "n_head": 8, "n_embd": 512, "vocab_size": 4096, "n_positions": 64}).encode())
+    common = ["train", "--data", TEXT, "--sequence", "32", "--threads", "1", "--eval-batches", "1", "--dtype", "bf16"]
+    mebibyte = 1 << 20
+    for ranks, stage in ((0, 0), (2, 2), (2, 3)):
+        empty = watched(common + ["--model", MODEL, "--sequence", "13", "--stage", str(stage)], ranks)
+        full = watched(common + ["--model", model, "--stage", str(stage)], ranks)
+        if empty is None or full is None:
+            continue
+        taken = full["resident"] - empty["resident"]
+        ledger = full["ledger"] - empty["ledger"]
+        print(f"{max(ranks, 1)} ranks, stage {stage}: the process holds {taken / mebibyte:.1f} MiB more than an empty engine's "
+              f"({empty['resident'] / mebibyte:.1f} MiB), the ledger {ledger / mebibyte:.1f} MiB")
+        if abs(taken - ledger) > 0.01 * ledger + 64 * mebibyte or ledger < 100 * mebibyte:
+            failures.append("process memory")
+            print("FAILED: the process and the ledger differ")
+
+
+def watched(arguments, ranks):
+    """Highest RssAnon of any rank's process while it trains, and the ledger's peak; the slab between processes is shared memory."""
+    report = path("watched.json")
+    arguments = arguments + ["--steps", "4", "--report", report]
+    highest = 0
+    with open(path("watched.out"), "wb") as out:
+        job = subprocess.Popen(command(arguments, ranks), stdout=out, stderr=out, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
+        while job.poll() is None:
+            for process in (children(job.pid) if ranks else [job.pid]):
+                highest = max(highest, resident(process))
+            time.sleep(0.01)
+    with open(path("watched.out"), encoding="utf-8", errors="replace") as out:
+        check(job.returncode == 0, "trains", arguments, ranks, (job.returncode, out.read(), "", 0))
+    if job.returncode != 0:
+        return None
+    with open(report, encoding="utf-8") as file:
+        memory = json.load(file)["memory"]["device"]
+    # Of the slab, the window is shared memory, which is not RssAnon: it is taken off the ledger.
+    slab = memory["persistent"]["communication"] if ranks else 0
+    return {"resident": highest, "ledger": memory["peak_bytes"] - slab}
+
+
+def resident(process):
+    try:
+        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
+            for line in file:
+                if line.startswith("RssAnon:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
 begin = time.time()
 {"alone": suite_alone, "configurations": suite_configurations, "errors": suite_errors, "failures": suite_failures, "digests": suite_digests,
- "report": suite_report}[SUITE]()
+ "memory": suite_memory, "offload": suite_offload, "plan": suite_plan, "report": suite_report}[SUITE]()
 print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
 sys.exit(1 if failures else 0)

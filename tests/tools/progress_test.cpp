@@ -54,6 +54,17 @@ TEST(Progress, InAFileItLogsAtIntervals) {
   EXPECT_THAT(shown.text, AllOf(HasSubstr("step  8/10"), Not(HasSubstr("step  5/10"))));
 }
 
+TEST(Progress, AResumedRunCountsItsOwnSteps) {
+  ProgressOptions options;
+  options.begin = 90;
+  options.steps = 100;
+  options.log_every = 50;
+  Shown shown(options);
+  shown.progress.step(step(91), 0.5);
+  EXPECT_THAT(shown.text,
+              AllOf(HasSubstr("step  91/100"), HasSubstr("5 s to go")));  // 9 steps of 0.5 s, rounded
+}
+
 TEST(Progress, InATerminalItRedrawsOneLine) {
   ProgressOptions options;
   options.steps = 10;

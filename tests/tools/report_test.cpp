@@ -17,8 +17,11 @@ TEST(Report, WritesWhatItWasGiven) {
   step.step = 1;
   step.applied = true;
   step.loss = 2.5;
+  step.exposed_offload_seconds = 0.5;
+  step.offload = {1, 2, 3, 4};
+  step.offload_traffic = {10, 20, 30, 40};
   report.add_step(step);
-  report.add_step_digest({{1, 0xabcdef}});
+  report.add_step_digest({{1, 0xabcdef}}, {{2, 3}});
   step.step = 2;
   step.applied = false;
   step.skipped_because = "norm";
@@ -32,11 +35,49 @@ TEST(Report, WritesWhatItWasGiven) {
   EXPECT_EQ(document["config"]["zero_optimization"]["stage"], 3);
   ASSERT_EQ(document["steps"].size(), 2u);
   EXPECT_EQ(document["steps"][0]["weights_digest"], "00000000000000010000000000abcdef");
+  EXPECT_EQ(document["steps"][0]["state_digest"], "00000000000000020000000000000003");
   EXPECT_FALSE(document["steps"][1].contains("weights_digest"));
+  EXPECT_TRUE(document["checkpoints"].is_array() && document["checkpoints"].empty());
+  EXPECT_FALSE(document.contains("resumed") || document.contains("stopped_by"));
+  EXPECT_EQ(document["steps"][0]["exposed_offload_seconds"], 0.5);
+  EXPECT_EQ(document["steps"][0]["offload"], json::parse(R"({"to_host_seconds": 1.0, "from_host_seconds": 2.0,
+      "host_update_seconds": 3.0, "disk_seconds": 4.0})"));
+  EXPECT_EQ(document["steps"][0]["offload_bytes"],
+            json::parse(R"({"to_host": 10, "from_host": 20, "nvme_read": 30, "nvme_written": 40})"));
   EXPECT_EQ(document["steps"][1]["skipped_because"], "norm");
   EXPECT_EQ(document["validation"].size(), 2u);
   EXPECT_EQ(document["validation_loss"], 3.25) << "the last";
   EXPECT_EQ(document["trigram_entropy"], 3);
+}
+
+TEST(Report, SaysWhereARunCameFromAndWhatItLeft) {
+  Report report;
+  LoadResult loaded;
+  loaded.folder = "ckpt/step-00000004";
+  loaded.step = 4;
+  loaded.samples = 32;
+  loaded.world = 3;
+  loaded.stage = 2;
+  report.set_resumed(loaded, false, {{1, 2}}, {{3, 4}}, {"a is 1, was 2"});
+  report.add_checkpoint({8, "ckpt/step-00000008", 0.25, 1.5});
+  report.set_stopped("SIGUSR1");
+  const json document = json::parse(report.to_json());
+  const json& resumed = document["resumed"];
+  EXPECT_EQ(resumed["path"], "ckpt/step-00000004");
+  EXPECT_EQ(resumed["weights_only"], false);
+  EXPECT_EQ(resumed["step"], 4);
+  EXPECT_EQ(resumed["samples"], 32);
+  EXPECT_EQ(resumed["world"], 3);
+  EXPECT_EQ(resumed["stage"], 2);
+  EXPECT_EQ(resumed["weights_digest"], "00000000000000010000000000000002");
+  EXPECT_EQ(resumed["state_digest"], "00000000000000030000000000000004");
+  EXPECT_EQ(resumed["changes"][0], "a is 1, was 2");
+  ASSERT_EQ(document["checkpoints"].size(), 1u);
+  EXPECT_EQ(document["checkpoints"][0]["step"], 8);
+  EXPECT_EQ(document["checkpoints"][0]["path"], "ckpt/step-00000008");
+  EXPECT_EQ(document["checkpoints"][0]["pause_seconds"], 0.25);
+  EXPECT_EQ(document["checkpoints"][0]["seconds"], 1.5);
+  EXPECT_EQ(document["stopped_by"], "SIGUSR1");
 }
 
 TEST(Report, StaysJsonWhateverHappens) {

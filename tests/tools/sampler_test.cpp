@@ -64,13 +64,13 @@ TEST(SampleNumbers, AreTheSameSetForEverySplitOfABatch) {
       std::vector<std::int64_t> all;
       for (std::int64_t m = 0; m < accumulation; ++m) {
         for (std::int64_t r = 0; r < ranks; ++r) {
-          const auto mine = sample_numbers(shape, 3, m, r);
+          const auto mine = sample_numbers(shape, 25, m, r);
           all.insert(all.end(), mine.begin(), mine.end());
         }
       }
       // In (micro-batch, rank, slot) order they are even ascending.
       std::vector<std::int64_t> wanted(12);
-      std::iota(wanted.begin(), wanted.end(), 24);
+      std::iota(wanted.begin(), wanted.end(), 25);
       EXPECT_EQ(all, wanted) << ranks << " ranks, " << accumulation << " micro-batches";
     }
   }

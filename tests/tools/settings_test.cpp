@@ -47,6 +47,46 @@ TEST(Settings, FlagsOverrideTheFileAndSetOverridesFlags) {
   EXPECT_EQ(set.config.stage, 2);
 }
 
+TEST(Settings, FlagsSayWhereStateLives) {
+  const Config config =
+      resolve_settings(train({"--stage", "3", "--offload-optimizer", "cpu", "--offload-param", "nvme",
+                              "--nvme-path", "/a \"folder\"", "--offload-ratio", "0.5",
+                              "--offload-activations", "--host-memory", "2GiB", "--nvme-space", "1TiB"}),
+                       2)
+          .config;
+  EXPECT_EQ(config.offload.optimizer, OffloadTier::cpu);
+  EXPECT_EQ(config.offload.parameters, OffloadTier::nvme);
+  EXPECT_EQ(config.offload.nvme_path, "/a \"folder\"");
+  EXPECT_EQ(config.offload.ratio, 0.5);
+  EXPECT_TRUE(config.offload.activations);
+  EXPECT_TRUE(config.activation_checkpointing) << "activations that are not kept cannot move";
+  EXPECT_EQ(config.offload.host_memory_limit, std::int64_t{2} << 30);
+  EXPECT_EQ(config.offload.nvme_limit, std::int64_t{1} << 40);
+  EXPECT_FALSE(resolve_settings(train({}), 2).config.offload.any());
+}
+
+TEST(Settings, OffloadFlagsWinOverTheFile) {
+  const TemporaryFolder folder;
+  const std::string blocks = folder.write("ds.json", R"({"zero_optimization": {"stage": 3,
+      "offload_optimizer": {"device": "nvme", "nvme_path": "/old", "ratio": 0.25},
+      "offload_param": {"device": "nvme", "nvme_path": "/old"}}})");
+  const Config config =
+      resolve_settings(train({"--config", blocks, "--offload-optimizer", "cpu", "--nvme-path", "/new"}), 1)
+          .config;
+  EXPECT_EQ(config.offload.optimizer, OffloadTier::cpu);
+  EXPECT_EQ(config.offload.ratio, 0.25);
+  EXPECT_EQ(config.offload.parameters, OffloadTier::nvme);
+  EXPECT_EQ(config.offload.nvme_path, "/new");
+  const std::string older = folder.write(
+      "older.json", R"({"zero_optimization": {"stage": 3, "cpu_offload": true, "cpu_offload_param": true}})");
+  EXPECT_EQ(resolve_settings(train({"--config", older}), 1).config.offload.parameters, OffloadTier::cpu);
+  const Config off =
+      resolve_settings(train({"--config", older, "--offload-optimizer", "none", "--offload-param", "none"}),
+                       1)
+          .config;
+  EXPECT_FALSE(off.offload.any());
+}
+
 TEST(Settings, DtypeReplacesWhicheverNameTheFileUses) {
   const TemporaryFolder folder;
   const std::string older = folder.write("ds.json", R"({"bfloat16": {"enabled": true}})");

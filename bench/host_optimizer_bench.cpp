@@ -1,0 +1,292 @@
+// The optimizers' pass on the host beside the same memory traffic without arithmetic, in turns, in one
+// process. bench_host_optimizer [--sizes 1M,16M,64M] [--threads 1,all] [--rules adamw,adam,sgd] [--gradients
+// bf16,fp32]
+//                      [--rounds 9] [--seconds 0.05] [--ahead 0,1024] [--clock wall|processor]
+#include <fmt/core.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "tranche/bench/host_streams.h"
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+#include "tranche/device/device.h"
+#include "tranche/kernels/cpu/instruction_sets.h"
+#include "tranche/optim/optimizer.h"
+
+using namespace tranche;
+
+namespace {
+
+struct Settings {
+  std::vector<std::int64_t> sizes{1'000'000, 16'000'000, 64'000'000};
+  std::vector<int> threads{1, static_cast<int>(std::thread::hardware_concurrency())};
+  std::vector<std::string> rules{"adamw", "adam", "sgd"};
+  std::vector<DataType> gradients{DataType::bfloat16, DataType::float32};
+  std::vector<std::int64_t> ahead{0, 1024};  ///< software prefetch of the loop without arithmetic, bytes
+  int rounds = 9;
+  double seconds = 0.05;   ///< of each measurement at least
+  bool processor = false;  ///< seconds of the process's threads instead of the wall clock's
+};
+
+/// Pages of its own, as engines have them: page-aligned, huge where the system gives them, touched once.
+class Memory {
+ public:
+  explicit Memory(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {
+    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ == MAP_FAILED) throw InvalidArgument(fmt::format("no memory for {} bytes", bytes));
+    madvise(data_, bytes_, MADV_HUGEPAGE);
+    std::fill_n(static_cast<char*>(data_), bytes_, char{0});
+  }
+  ~Memory() { munmap(data_, bytes_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  std::size_t bytes_;
+  void* data_;
+};
+
+/// Processor seconds of all threads: they say more on a machine that others use too.
+double processor_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+double quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+}
+double median(const std::vector<double>& values) {
+  return quantile(values, 0.5);
+}
+
+std::unique_ptr<Optimizer> optimizer_of(const std::string& rule) {
+  if (rule == "adamw") return make_adam({.weight_decay = 0.1});
+  if (rule == "adam") return make_adam({.weight_decay = 0.1, .decoupled = false});
+  if (rule == "sgd") return make_sgd({.momentum = 0.9, .weight_decay = 0.1});
+  throw InvalidArgument("--rules: " + rule + " is none of adamw, adam, sgd");
+}
+
+/// The buffers of the largest case; smaller ones use their beginning.
+struct Buffers {
+  explicit Buffers(std::int64_t n)
+      : gradient(4 * n), master(4 * n), first(4 * n), second(4 * n), weight(2 * n) {}
+  Memory gradient, master, first, second, weight;
+};
+
+class Case {
+ public:
+  Case(const Settings& settings, const Buffers& buffers, const std::string& rule, DataType gradient,
+       std::int64_t elements, int threads)
+      : settings_(settings),
+        rule_(optimizer_of(rule)),
+        device_(make_device({.kind = DeviceKind::cpu, .threads = threads})),
+        threads_(threads) {
+    streams_ = {buffers.gradient.as<void>(),
+                gradient,
+                buffers.master.as<float>(),
+                {buffers.first.as<float>(), buffers.second.as<float>()},
+                static_cast<int>(rule_->state().size()),
+                buffers.weight.as<bfloat16>(),
+                elements};
+    const Shape shape{elements};
+    stretch_.gradient = {streams_.gradient, gradient, shape};
+    stretch_.master = {streams_.master, DataType::float32, shape};
+    for (int i = 0; i < streams_.states; ++i) {
+      stretch_.state.push_back({streams_.state[i], DataType::float32, shape});
+    }
+    stretch_.weight = {streams_.weight, DataType::bfloat16, shape};
+    for (std::int64_t i = 0; i < elements; ++i) {
+      const float value = static_cast<float>(i % 1999) * 0x1p-17f - 0x1p-7f;
+      if (gradient == DataType::bfloat16) buffers.gradient.as<bfloat16>()[i] = to_bfloat16(value);
+      if (gradient == DataType::float32) buffers.gradient.as<float>()[i] = value;
+    }
+    std::fill_n(streams_.master, elements, 0.5f);
+    std::fill_n(streams_.state[0], elements, 0.0f);
+    std::fill_n(streams_.state[1], elements, 0.0f);
+    // As in a transformer: a matrix, then a bias without weight decay, all the way.
+    constexpr std::int64_t matrix = 768 * 768, bias = 768;
+    for (std::int64_t at = 0; at < elements;) {
+      const bool decays = segments_.size() % 2 == 0;
+      const std::int64_t count = std::min(elements - at, decays ? matrix : bias);
+      segments_.push_back({.first = at, .count = count, .group = {.decay = decays}});
+      at += count;
+    }
+  }
+
+  void update() {
+    OptimizerStep step;
+    step.step = ++step_;
+    step.learning_rate = 1e-4;
+    step.gradient_scale = 0.5f;
+    rule_->apply_segments(device_->compute_stream(), step, stretch_, segments_);
+  }
+
+  /// Seconds of one call; as many calls as fill the time asked for.
+  template <class Call>
+  double time(const Call& call) {
+    const auto now = [&] { return settings_.processor ? processor_seconds() / threads_ : seconds_now(); };
+    const double start = now();
+    int calls = 0;
+    double end = start;
+    do {
+      call();
+      ++calls;
+      end = now();
+    } while (end - start < settings_.seconds);
+    return (end - start) / calls;
+  }
+
+  void run(const std::string& rule) {
+    const std::size_t loops = settings_.ahead.size();
+    std::vector<double> update_times, triad_times;
+    std::vector<std::vector<double>> loop_times(loops);
+    for (int round = -1; round < settings_.rounds; ++round) {  // the first warms up
+      const double own = time([&] { update(); });
+      std::vector<double> others;
+      for (const std::int64_t ahead : settings_.ahead) {
+        others.push_back(time([&] { bench_pass(ahead); }));
+      }
+      const double floor = time([&] {
+        bench::triad(streams_.state[1], streams_.master, streams_.state[0], streams_.elements, threads_);
+      });
+      std::fill_n(streams_.state[1], streams_.elements, 0x1p-20f);
+      if (round < 0) continue;
+      update_times.push_back(own);
+      triad_times.push_back(floor);
+      for (std::size_t k = 0; k < loops; ++k) loop_times[k].push_back(others[k]);
+    }
+    // The faster of the loops is the floor.
+    std::size_t best = 0;
+    for (std::size_t k = 1; k < loops; ++k) {
+      if (median(loop_times[k]) < median(loop_times[best])) best = k;
+    }
+    std::vector<double> fractions;
+    for (std::size_t k = 0; k < update_times.size(); ++k) {
+      fractions.push_back(loop_times[best][k] / update_times[k]);
+    }
+    const auto n = static_cast<double>(streams_.elements);
+    const double bytes = n * static_cast<double>(streams_.bytes_per_element());
+    const double own = bytes / median(update_times), loop = bytes / median(loop_times[best]);
+    const double floor = 12 * n / median(triad_times);
+    fmt::print(
+        "rule={} gradient={} parameters={} threads={} bytes_per_parameter={} update_gb_s={:.2f} "
+        "loop_gb_s={:.2f} "
+        "triad_gb_s={:.2f} update_of_loop={:.3f} quartiles={:.3f}..{:.3f} update_of_triad={:.3f} "
+        "loop_ahead={} "
+        "ms={:.2f}\n",
+        rule, name_of(streams_.gradient_type), streams_.elements, threads_, streams_.bytes_per_element(),
+        own * 1e-9, loop * 1e-9, floor * 1e-9, median(fractions), quantile(fractions, 0.25),
+        quantile(fractions, 0.75), own / floor, settings_.ahead[best], 1e3 * median(update_times));
+    std::fflush(stdout);
+  }
+
+ private:
+  void bench_pass(std::int64_t ahead) { bench::pass_without_arithmetic(streams_, threads_, ahead); }
+
+  const Settings& settings_;
+  std::unique_ptr<Optimizer> rule_;
+  std::unique_ptr<Device> device_;
+  int threads_;
+  bench::HostStreams streams_;
+  ShardView stretch_;
+  std::vector<OptimizerSegment> segments_;
+  std::int64_t step_ = 0;
+};
+
+/// "16M" is 16 million; K and G likewise.
+std::int64_t count_of(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  const std::string unit = end;
+  const double scale = unit == "K" ? 1e3 : unit == "M" ? 1e6 : unit == "G" || unit == "B" ? 1e9 : 1;
+  if (value < 0 || (scale == 1 && !unit.empty())) throw InvalidArgument("`" + text + "` is no count");
+  return static_cast<std::int64_t>(value * scale);
+}
+
+std::vector<std::string> list_of(const std::string& text) {
+  std::vector<std::string> items;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t comma = std::min(text.find(',', at), text.size());
+    items.push_back(text.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return items;
+}
+
+template <class T, class F>
+void assign(std::vector<T>& to, const std::string& text, const F& convert) {
+  to.clear();
+  for (const std::string& item : list_of(text)) to.push_back(convert(item));
+}
+
+Settings parse(int count, char** values) {
+  Settings settings;
+  const int cores = settings.threads.back();
+  if (cores == 1) settings.threads.pop_back();
+  for (int i = 1; i + 1 < count; i += 2) {
+    const std::string_view name = values[i];
+    const std::string value = values[i + 1];
+    if (name == "--sizes") {
+      assign(settings.sizes, value, count_of);
+    } else if (name == "--threads") {
+      assign(settings.threads, value, [&](const std::string& item) {
+        return item == "all" ? cores : static_cast<int>(count_of(item));
+      });
+    } else if (name == "--rules") {
+      settings.rules = list_of(value);
+    } else if (name == "--gradients") {
+      assign(settings.gradients, value, [](const std::string& item) { return parse_data_type(item); });
+    } else if (name == "--ahead") {
+      assign(settings.ahead, value, count_of);
+    } else if (name == "--rounds") {
+      settings.rounds = static_cast<int>(count_of(value));
+    } else if (name == "--clock") {
+      if (value != "wall" && value != "processor") throw InvalidArgument("--clock: wall or processor");
+      settings.processor = value == "processor";
+    } else if (name == "--seconds") {
+      settings.seconds = std::strtod(value.c_str(), nullptr);
+    } else {
+      throw InvalidArgument("unknown option " + std::string(name) +
+                            "; bench/host_optimizer_bench.cpp lists them");
+    }
+  }
+  if (count % 2 == 0) throw InvalidArgument("options come in pairs of name and value");
+  return settings;
+}
+
+}  // namespace
+
+int main(int count, char** values) {
+  try {
+    const Settings settings = parse(count, values);
+    const Buffers buffers(*std::max_element(settings.sizes.begin(), settings.sizes.end()));
+    fmt::print("instruction_set={} rounds={}\n", kernels::cpu::instruction_set(), settings.rounds);
+    for (const std::string& rule : settings.rules) {
+      for (const DataType gradient : settings.gradients) {
+        for (const int threads : settings.threads) {
+          for (const std::int64_t size : settings.sizes) {
+            Case(settings, buffers, rule, gradient, size, threads).run(rule);
+          }
+        }
+      }
+    }
+  } catch (const Error& error) {
+    fmt::print(stderr, "bench_host_optimizer: {}\n", error.message());
+    return 2;
+  }
+  return 0;
+}

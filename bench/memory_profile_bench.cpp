@@ -1,0 +1,125 @@
+// What a memory profile costs: two engines of the same model in one process, one of them profiled (timeline,
+// spans of every kernel, looks at the process), step about.
+// bench_memory_profile [--model gpt-mini] [--rounds 60] [--micro-batch 4] [--sequence 128] [--control 1]
+#include <fmt/format.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tranche/core/clock.h"
+#include "tranche/engine/engine.h"
+#include "tranche/engine/memory_profile.h"
+#include "tranche/models/gpt.h"
+
+using namespace tranche;
+
+namespace {
+
+struct Settings {
+  std::string model = "gpt-mini";
+  std::int64_t rounds = 60, micro_batch = 4, sequence = 128;
+  bool control = false;  ///< profile neither: what the bench cannot tell apart
+};
+
+/// Processor seconds of all threads: beside the wall clock, as machines are shared.
+double processor_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+class Side {
+ public:
+  Side(const Settings& settings, bool profiled)
+      : model_(models::GptConfig::preset(settings.model)),
+        tokens_(static_cast<std::size_t>(settings.micro_batch * settings.sequence), 1),
+        samples_(static_cast<std::size_t>(settings.micro_batch), 0) {
+    Config config;
+    config.micro_batch_size = config.train_batch_size = settings.micro_batch;
+    config.threads = 1;
+    RuntimeOptions options = RuntimeOptions::from(config);
+    options.trace = profiled;
+    options.trace_events = 1 << 16;
+    runtime_ = std::make_unique<Runtime>(options, [](const CommunicatorOptions& communicator) {
+      return make_self_communicator(communicator);
+    });
+    if (profiled) profile_ = std::make_unique<MemoryProfile>(*runtime_);
+    engine_ =
+        std::make_unique<Engine>(*runtime_, models::Gpt::spec(model_.config(), settings.sequence), config);
+    view_ = {tokens_.data(), DataType::int32, {settings.micro_batch, settings.sequence}};
+  }
+  struct Cost {
+    double wall = 0, processor = 0;
+  };
+  Cost step() {
+    const double wall = seconds_now(), processor = processor_seconds();
+    model_.forward_backward(*engine_, {view_, view_, samples_});
+    const StepResult result = engine_->step();
+    if (profile_) profile_->end_step(result.step);
+    return {seconds_now() - wall, processor_seconds() - processor};
+  }
+  std::int64_t events() const { return profile_ ? profile_->timeline().record().events() : 0; }
+  std::int64_t spans() const { return runtime_->trace() != nullptr ? runtime_->trace()->size() : 0; }
+
+ private:
+  models::Gpt model_;
+  std::vector<std::int32_t> tokens_;
+  std::vector<std::int64_t> samples_;
+  TensorView view_;
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<MemoryProfile> profile_;
+  std::unique_ptr<Engine> engine_;
+};
+
+double quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i], value = argv[i + 1];
+    if (flag == "--model") settings.model = value;
+    if (flag == "--rounds") settings.rounds = std::atoll(value.c_str());
+    if (flag == "--micro-batch") settings.micro_batch = std::atoll(value.c_str());
+    if (flag == "--sequence") settings.sequence = std::atoll(value.c_str());
+    if (flag == "--control") settings.control = value == "1";
+  }
+  Side plain(settings, false), profiled(settings, !settings.control);
+  for (int warm = 0; warm < 3; ++warm) {
+    plain.step();
+    profiled.step();
+  }
+  const std::int64_t events_before = profiled.events(), spans_before = profiled.spans();
+  std::vector<double> wall, processor, wall_ratio, processor_ratio;
+  for (std::int64_t round = 0; round < settings.rounds; ++round) {
+    // Who is first changes, so that what the one leaves behind favours neither.
+    Side::Cost without{}, with{};
+    if (round % 2 == 0) without = plain.step();
+    with = profiled.step();
+    if (round % 2 == 1) without = plain.step();
+    wall.push_back(without.wall);
+    processor.push_back(without.processor);
+    wall_ratio.push_back(with.wall / without.wall);
+    processor_ratio.push_back(with.processor / without.processor);
+  }
+  const auto per_step = [&](std::int64_t after, std::int64_t before) {
+    return static_cast<double>(after - before) / static_cast<double>(settings.rounds);
+  };
+  fmt::print("{}: step of {:.1f} ms ({:.1f} ms of processor), {:.0f} ledger events and {:.0f} spans a step\n",
+             settings.model, 1e3 * quantile(wall, 0.5), 1e3 * quantile(processor, 0.5),
+             per_step(profiled.events(), events_before), per_step(profiled.spans(), spans_before));
+  for (const auto& [name, ratios] :
+       {std::pair("wall clock", &wall_ratio), std::pair("processor", &processor_ratio)}) {
+    fmt::print("profiled / plain, {}: median {:.4f}, quartiles {:.4f} to {:.4f} of {} pairs\n", name,
+               quantile(*ratios, 0.5), quantile(*ratios, 0.25), quantile(*ratios, 0.75), settings.rounds);
+  }
+}

@@ -1,0 +1,351 @@
+// A step of Adam whose states live on NVMe, against its bound: the same reads and writes without the update,
+// and the update without reads and writes. And those transfers against fio on the same disk, where it is
+// installed. The ways take turns in every round; only ratios within a round are compared, since disks are
+// shared and cached below us.
+//   bench_nvme_step [--dir DIR] [--elements N] [--tile N] [--buffers N] [--threads N] [--repeats N]
+//                   [--updates N]   (of each tile: where one takes far less time than its transfers, overlap
+//                   would not show)
+//                   [--engine automatic|io_uring|threads] [--block-kib N] [--depth N]   (default: calibrated)
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tranche/core/error.h"
+#include "tranche/device/device.h"
+#include "tranche/kernels/optimizer_update.h"
+#include "tranche/offload/aligned_buffer.h"
+#include "tranche/offload/calibration.h"
+#include "tranche/offload/tile_ring.h"
+
+namespace {
+
+using namespace tranche;
+
+struct Settings {
+  std::string directory = ".";
+  std::int64_t elements = std::int64_t{1} << 25;  // 384 MiB of state
+  std::int64_t tile = std::int64_t{1} << 20;
+  int buffers = 4;
+  int threads = 1;
+  int repeats = 7;
+  int updates = 1;
+  BlockIoEngine engine = BlockIoEngine::automatic;
+  std::int64_t block = 0;  // 0: calibrated, as depth
+  int depth = 0;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+class Bench {
+ public:
+  explicit Bench(const Settings& settings);
+  void run();
+
+ private:
+  using Fractions = std::vector<double>;
+
+  BlockIoOptions io_options();
+  void prepare();
+  void pass(bool transfers, bool update);
+  void update_tile(const std::vector<void*>& data, std::int64_t first, std::int64_t count);
+  double seconds_of(const std::function<void()>& body);
+  /// Seconds in which fio reads and writes as many bytes; nullopt, with the reason printed, without it.
+  std::optional<double> fio_seconds();
+  static void print(const char* name, const Fractions& fractions, const char* bar);
+
+  const Settings settings_;
+  std::unique_ptr<Device> device_;
+  Ledger ledger_;
+  MemoryResource& host_;
+  BlockIoOptions options_;
+  std::unique_ptr<BlockIo> io_;
+  std::unique_ptr<Stream> stream_;
+  SwapFile swap_;
+  TileRegion region_;
+  std::optional<TileRing> ring_;
+  AlignedBuffer gradient_, weight_;
+  std::vector<AlignedBuffer> tiles_;  // for the update alone
+  bool fio_usable_ = true;
+};
+
+Bench::Bench(const Settings& settings)
+    : settings_(settings),
+      device_(make_device({})),
+      host_(device_->memory(Tier::host)),
+      options_(io_options()),
+      io_(make_block_io(options_)),
+      stream_(device_->create_host_stream("update", settings.threads)),
+      swap_({.directory = settings.directory}, posix_file_system(), ledger_),
+      region_(
+          reserve_region(swap_, settings.elements, settings.tile, {4, 4, 4}, Category::optimizer, "states")),
+      gradient_(host_, 4 * settings.elements, Category::gradients, "gradient"),
+      weight_(host_, 2 * settings.elements, Category::parameters, "weight") {
+  swap_.create();
+  ring_.emplace(TileRingOptions{settings.buffers, region_.bytes_of(0)}, swap_, io_.get(), host_);
+  for (int i = 0; i < settings.buffers; ++i) {
+    tiles_.emplace_back(host_, region_.bytes_of(0), Category::workspace, "tile");
+  }
+}
+
+BlockIoOptions Bench::io_options() {
+  if (settings_.block > 0 && settings_.depth > 0) {
+    return {settings_.engine, settings_.block, settings_.depth, {}};
+  }
+  CalibrationRequest request;
+  request.directory = settings_.directory;
+  request.engine = settings_.engine;
+  BlockIoOptions options = calibrate_block_io(request, host_).options;
+  if (settings_.block > 0) options.block_bytes = settings_.block;
+  if (settings_.depth > 0) options.depth = settings_.depth;
+  return options;
+}
+
+// Values like a model's, and blocks that have been written once, as in any step but the first.
+void Bench::prepare() {
+  std::uint32_t bits = 1;
+  const auto draw = [&] {
+    bits = bits * 1664525u + 1013904223u;
+    return static_cast<float>(bits >> 8) * 0x1p-24f - 0.5f;
+  };
+  auto* gradient = static_cast<float*>(gradient_.data());
+  for (std::int64_t i = 0; i < settings_.elements; ++i) gradient[i] = draw();
+  std::fill_n(static_cast<char*>(weight_.data()), weight_.bytes(), 0);
+  const auto fill = [&](void* data, std::int64_t count, bool positive) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      static_cast<float*>(data)[i] = positive ? draw() + 0.5f : draw();
+    }
+  };
+  std::vector<TileRef> refs;
+  for (std::int64_t tile = 0; tile < region_.tiles(); ++tile) refs.push_back({&region_, tile});
+  ring_->begin(refs, false);
+  for (std::size_t tile = 0; tile < refs.size(); ++tile) {
+    const TileMemory memory = ring_->open(*stream_);
+    stream_->enqueue("fill", [memory, fill] {
+      for (std::size_t t = 0; t < memory.data.size(); ++t) fill(memory.data[t], memory.elements, t == 2);
+    });
+    ring_->close(*stream_, true);
+  }
+  ring_->end(*stream_);
+  for (const AlignedBuffer& tile : tiles_) {
+    for (int t = 0; t < 3; ++t) {
+      fill(static_cast<char*>(tile.data()) + region_.offset_in_tile(0, t), region_.elements_of(0), t == 2);
+    }
+  }
+  stream_->synchronize();
+}
+
+void Bench::update_tile(const std::vector<void*>& data, std::int64_t first, std::int64_t count) {
+  kernels::AdamArguments arguments;
+  arguments.learning_rate = arguments.step_size = 1e-4f;
+  arguments.weight_decay = 0.01f;
+  const auto state = [&](int t) {
+    return TensorView{data[static_cast<std::size_t>(t)], DataType::float32, Shape{count}};
+  };
+  kernels::adam_update(
+      *stream_, arguments,
+      ConstTensorView{static_cast<float*>(gradient_.data()) + first, DataType::float32, Shape{count}},
+      state(0), state(1), state(2),
+      TensorView{static_cast<char*>(weight_.data()) + 2 * first, DataType::bfloat16, Shape{count}});
+}
+
+void Bench::pass(bool transfers, bool update) {
+  std::vector<TileRef> refs;
+  for (std::int64_t tile = 0; tile < region_.tiles(); ++tile) refs.push_back({&region_, tile});
+  if (transfers) ring_->begin(refs);
+  for (std::int64_t tile = 0; tile < region_.tiles(); ++tile) {
+    std::vector<void*> data;
+    if (transfers) {
+      data = ring_->open(*stream_).data;
+    } else {
+      auto* base = static_cast<char*>(
+          tiles_[static_cast<std::size_t>(tile % static_cast<std::int64_t>(tiles_.size()))].data());
+      for (int t = 0; t < 3; ++t) data.push_back(base + region_.offset_in_tile(tile, t));
+    }
+    for (int i = 0; update && i < settings_.updates; ++i) {
+      update_tile(data, region_.first_element(tile), region_.elements_of(tile));
+    }
+    if (transfers) ring_->close(*stream_, true);
+  }
+  if (transfers) ring_->end(*stream_);
+  stream_->synchronize();
+}
+
+double Bench::seconds_of(const std::function<void()>& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+std::optional<double> Bench::fio_seconds() {
+  if (!fio_usable_) return std::nullopt;
+  const auto give_up = [&](const std::string& reason) {
+    fmt::print("note: no comparison with fio: {}\n", reason);
+    fio_usable_ = false;
+    return std::nullopt;
+  };
+  // One file, read in its first half and written in its second at the same time. The better of half the depth
+  // each (as many blocks in flight as ours, until the first of the two is done) and all of it each.
+  const std::int64_t bytes = region_.bytes() / options_.block_bytes * options_.block_bytes;
+  if (bytes == 0) return give_up("the region is smaller than a block");
+  const std::string path = join_path(settings_.directory, "tranche-bench-nvme-step.fio");
+  const auto shell = [&](const std::string& command) -> std::optional<std::string> {
+    std::string text;
+    const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen((command + " 2>/dev/null").c_str(), "r"),
+                                                     [](FILE* file) { return file ? ::pclose(file) : 0; });
+    if (!pipe) return std::nullopt;
+    char part[4096];
+    while (const std::size_t got = std::fread(part, 1, sizeof(part), pipe.get())) text.append(part, got);
+    return text;
+  };
+  const auto version = shell("fio --version");
+  if (!version || !version->starts_with("fio-")) return give_up("it is not installed");
+  if (!posix_file_system().exists(path)) {
+    shell(fmt::format("fio --name=fill --rw=write --filename='{}' --direct=1 --bs=1M --size={}", path,
+                      2 * bytes));
+  }
+  double best = 0;
+  for (const int depth : {std::max(1, options_.depth / 2), options_.depth}) {
+    const std::string common = fmt::format(
+        "--filename='{}' --direct=1 --ioengine=io_uring --fixedbufs=1 --thread --bs={} --iodepth={} "
+        "--size={}",
+        path, options_.block_bytes, depth, bytes);
+    const auto text = shell(fmt::format(
+        "fio --output-format=json --name=read --rw=read --offset=0 {} --name=write --rw=write --offset={} {}",
+        common, bytes, common));
+    const auto report = nlohmann::json::parse(text.value_or(""), nullptr, false);
+    if (report.is_discarded() || !report.contains("jobs") || report["jobs"].size() != 2) {
+      return give_up("it did not run (refused io_uring, or direct I/O)");
+    }
+    double milliseconds = 0;
+    std::int64_t moved = 0;
+    for (const auto& job : report["jobs"]) {
+      for (const char* direction : {"read", "write"}) {
+        milliseconds = std::max(milliseconds, job[direction]["runtime"].get<double>());
+        moved += job[direction]["io_bytes"].get<std::int64_t>();
+      }
+    }
+    if (moved != 2 * bytes) return give_up(fmt::format("it moved {} B of {}", moved, 2 * bytes));
+    best = best == 0 ? milliseconds : std::min(best, milliseconds);
+  }
+  return best * 1e-3 * static_cast<double>(region_.bytes()) / static_cast<double>(bytes);
+}
+
+void Bench::print(const char* name, const Fractions& fractions, const char* bar) {
+  const auto [least, most] = std::minmax_element(fractions.begin(), fractions.end());
+  fmt::print("{:<58}{:>6.2f}  ({:.2f} to {:.2f}; wanted: {})\n", name, median(fractions), *least, *most, bar);
+}
+
+void Bench::run() {
+  fmt::print(
+      "{} elements, tiles of {}, {} buffers, {} threads, {} updates; {}, blocks of {} KiB, depth {}; swap "
+      "file {}\n",
+      settings_.elements, settings_.tile, settings_.buffers, settings_.threads, settings_.updates,
+      name_of(io_->engine()), options_.block_bytes >> 10, options_.depth, swap_.description());
+  struct Removal {
+    std::string path;
+    ~Removal() {
+      if (posix_file_system().exists(path)) posix_file_system().remove(path);
+    }
+  } removal{join_path(settings_.directory, "tranche-bench-nvme-step.fio")};
+  prepare();
+  pass(true, true);
+  fio_seconds();  // makes its file
+  std::map<std::string, Fractions> seconds;
+  Fractions of_bound, of_fio;
+  std::mt19937 order(1);
+  for (int round = 0; round < settings_.repeats; ++round) {
+    double a = 0, b = 0, c = 0;
+    std::optional<double> fio;
+    std::vector<std::function<void()>> ways{[&] { fio = fio_seconds(); },
+                                            [&] { a = seconds_of([&] { pass(true, false); }); },
+                                            [&] { c = seconds_of([&] { pass(true, true); }); },
+                                            [&] { b = seconds_of([&] { pass(false, true); }); }};
+    // What a way leaves to the next (a disk that still tidies up) must not fall to the same one each time.
+    std::shuffle(ways.begin(), ways.end(), order);
+    for (const auto& way : ways) way();
+    seconds["transfers"].push_back(a);
+    seconds["update"].push_back(b);
+    seconds["step"].push_back(c);
+    of_bound.push_back(c / std::max(a, b));
+    if (fio) of_fio.push_back(*fio / a);
+  }
+  const double bytes = 2 * static_cast<double>(region_.bytes());
+  for (const auto& [name, values] : seconds) {
+    fmt::print("{:<12}{:>9.1f} ms", name, median(values) * 1e3);
+    if (name != "update") fmt::print("  {:.2f} GB/s read and written", bytes / median(values) * 1e-9);
+    fmt::print("\n");
+  }
+  print("step / max(transfers without update, update alone)", of_bound, "at most 1.05");
+  if (!of_fio.empty())
+    print("transfers / fio's on the same disk, same block and depth", of_fio, "at least 0.9");
+  fmt::print("step_of_bound={:.3f} io_of_fio={}\n", median(of_bound),
+             of_fio.empty() ? std::string("none") : fmt::format("{:.3f}", median(of_fio)));
+}
+
+Settings parse(int argc, char** argv) {
+  Settings settings;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (i + 1 == argc) throw ConfigurationError("'" + flag + "' needs a value, or is unknown");
+    const std::string value = argv[++i];
+    if (flag == "--dir") {
+      settings.directory = value;
+    } else if (flag == "--elements") {
+      settings.elements = std::stoll(value);
+    } else if (flag == "--tile") {
+      settings.tile = std::stoll(value);
+    } else if (flag == "--buffers") {
+      settings.buffers = std::stoi(value);
+    } else if (flag == "--threads") {
+      settings.threads = std::stoi(value);
+    } else if (flag == "--updates") {
+      settings.updates = std::stoi(value);
+    } else if (flag == "--repeats") {
+      settings.repeats = std::stoi(value);
+    } else if (flag == "--block-kib") {
+      settings.block = std::stoll(value) << 10;
+    } else if (flag == "--depth") {
+      settings.depth = std::stoi(value);
+    } else if (flag == "--engine") {
+      bool known = false;
+      for (const BlockIoEngine engine :
+           {BlockIoEngine::automatic, BlockIoEngine::uring, BlockIoEngine::threads}) {
+        if (value != name_of(engine)) continue;
+        settings.engine = engine;
+        known = true;
+      }
+      if (!known) throw ConfigurationError("unknown engine '" + value + "'");
+    } else {
+      throw ConfigurationError("unknown flag '" + flag + "'");
+    }
+  }
+  if (settings.elements < 1 || settings.tile < 1 || settings.repeats < 1 || settings.updates < 1) {
+    throw ConfigurationError("--elements, --tile, --updates and --repeats must be at least 1");
+  }
+  return settings;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    Bench(parse(argc, argv)).run();
+    return 0;
+  } catch (const tranche::Error& error) {
+    fmt::print(stderr, "bench_nvme_step: {}\n", error.message());
+    return static_cast<int>(error.exit_status());
+  }
+}

@@ -1,0 +1,462 @@
+#include "tranche/core/plot.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <iterator>
+
+#include "tranche/core/error.h"
+
+namespace tranche::plot {
+
+namespace {
+
+constexpr double width = 1120, height = 600;
+constexpr double left = 92, right = 216, bottom = 64, head = 66;
+constexpr double row_height = 20, row_gap = 5;
+constexpr double letter = 6.3;  // mean width of a letter at 12 pixels
+constexpr std::string_view ink = "#222222", faint = "#dddddd";
+
+/// Bytes of the UTF-8 character that begins `text`; 0 when none does.
+std::size_t character(std::string_view text) {
+  const auto first = static_cast<unsigned char>(text.front());
+  const std::size_t bytes = first < 0x80   ? 1
+                            : first < 0xc2 ? 0
+                            : first < 0xe0 ? 2
+                            : first < 0xf0 ? 3
+                            : first < 0xf5 ? 4
+                                           : 0;
+  if (bytes > text.size()) return 0;
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((static_cast<unsigned char>(text[i]) & 0xc0) != 0x80) return 0;
+  }
+  return bytes;
+}
+
+/// As the text of an XML file; what is not UTF-8 becomes question marks.
+std::string escaped(std::string_view text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t bytes = character(text.substr(i));
+    if (bytes != 1) {
+      result += bytes == 0 ? "?" : text.substr(i, bytes);
+      i += std::max<std::size_t>(bytes, 1);
+      continue;
+    }
+    const char c = text[i++];
+    switch (c) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      default:
+        // XML has no form for control characters.
+        result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    }
+  }
+  return result;
+}
+
+/// Coordinates to a tenth of a pixel, without what says nothing.
+std::string at(double value) {
+  std::string text = fmt::format("{:.1f}", value);
+  if (text.ends_with(".0")) text.resize(text.size() - 2);
+  return text == "-0" ? "0" : text;
+}
+
+std::string shortened(std::string_view text, double room) {
+  const auto letters = static_cast<std::size_t>(std::max(room / letter, 0.0));
+  if (text.size() <= letters) return std::string(text);
+  if (letters < 4) return {};
+  return std::string(text.substr(0, letters - 2)) + "..";
+}
+
+/// The file as it grows.
+class Svg {
+ public:
+  Svg(const std::string& title, const std::string& subtitle) {
+    add(R"(<?xml version="1.0" encoding="UTF-8"?>)"
+        "\n"
+        R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" )"
+        R"(font-family="Helvetica, Arial, 'DejaVu Sans', sans-serif" font-size="12" fill="{2}" role="img">)"
+        "\n",
+        at(width), at(height), ink);
+    add("<title>{}</title>\n", escaped(title));
+    add(R"(<rect width="{}" height="{}" fill="#ffffff"/>)"
+        "\n",
+        at(width), at(height));
+    text(left, 26, title, R"(font-size="18" font-weight="bold")");
+    text(left, 46, subtitle, R"(fill="#555555")");
+  }
+
+  void text(double x, double y, std::string_view words, std::string_view attributes = {}) {
+    if (words.empty()) return;
+    add(R"(<text x="{}" y="{}"{}{}>{}</text>)"
+        "\n",
+        at(x), at(y), attributes.empty() ? "" : " ", attributes, escaped(words));
+  }
+  void rect(double x, double y, double w, double h, std::string_view fill, std::string_view attributes = {}) {
+    add(R"(<rect x="{}" y="{}" width="{}" height="{}" fill="{}"{}{}/>)"
+        "\n",
+        at(x), at(y), at(w), at(h), fill, attributes.empty() ? "" : " ", attributes);
+  }
+  /// A rectangle that says its name where a pointer rests on it.
+  void band(double x, double y, double w, double h, std::string_view fill, std::string_view name) {
+    add(R"(<rect x="{}" y="{}" width="{}" height="{}" fill="{}" stroke="#888888" stroke-width="0.4">)"
+        "<title>{}</title></rect>\n",
+        at(x), at(y), at(w), at(h), fill, escaped(name));
+  }
+  void line(double x1, double y1, double x2, double y2, std::string_view stroke,
+            std::string_view attributes = {}) {
+    add(R"(<line x1="{}" y1="{}" x2="{}" y2="{}" stroke="{}"{}{}/>)"
+        "\n",
+        at(x1), at(y1), at(x2), at(y2), stroke, attributes.empty() ? "" : " ", attributes);
+  }
+  void path(std::string_view d, std::string_view attributes) {
+    add(R"(<path d="{}" {}/>)"
+        "\n",
+        d, attributes);
+  }
+  /// What to fill with: the colour, or a hatching in it that is defined here.
+  std::string fill(const Series& series) {
+    if (!series.hatched) return series.color;
+    const std::string id = fmt::format("hatch{}", hatchings_++);
+    add(R"x(<defs><pattern id="{0}" width="6" height="6" patternUnits="userSpaceOnUse" )x"
+        R"x(patternTransform="rotate(45)"><rect width="6" height="6" fill="#ffffff"/>)x"
+        R"x(<rect width="2" height="6" fill="{1}"/></pattern></defs>)x"
+        "\n",
+        id, series.color);
+    return "url(#" + id + ")";
+  }
+  std::string finish() { return std::move(text_) + "</svg>\n"; }
+
+ private:
+  template <typename... Arguments>
+  void add(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+    fmt::format_to(std::back_inserter(text_), format, std::forward<Arguments>(arguments)...);
+  }
+  std::string text_;
+  int hatchings_ = 0;
+};
+
+/// Where numbers lie on the page.
+struct Frame {
+  double top = head, base = height - bottom;
+  double x0 = left, x1 = width - right;
+  double low_x = 0, high_x = 1, high_y = 1;
+  double x(double value) const { return x0 + (x1 - x0) * (value - low_x) / (high_x - low_x); }
+  double y(double value) const { return base - (base - top) * value / high_y; }
+};
+
+void require(bool condition, const char* what) {
+  if (!condition) throw InvalidArgument(fmt::format("plot: {}", what));
+}
+
+bool usable(const std::vector<double>& values) {
+  return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v) && v >= 0; });
+}
+
+/// Lines and numbers of the y axis, and its name.
+void draw_y_axis(Svg& svg, const Frame& frame, const Ticks& marks, const std::string& name) {
+  for (std::size_t i = 0; i < marks.values.size(); ++i) {
+    const double y = frame.y(marks.values[i]);
+    svg.line(frame.x0, y, frame.x1, y, i == 0 ? ink : faint);
+    svg.text(frame.x0 - 8, y + 4, marks.labels[i], R"(text-anchor="end")");
+  }
+  const double middle = (frame.top + frame.base) / 2;
+  svg.text(16, middle, name,
+           fmt::format(R"x(text-anchor="middle" transform="rotate(-90 16 {})")x", at(middle)));
+}
+
+void draw_x_name(Svg& svg, const Frame& frame, const std::string& name) {
+  svg.text((frame.x0 + frame.x1) / 2, height - 14, name, R"(text-anchor="middle")");
+}
+
+/// Names beside the plot, the topmost area first.
+void draw_legend(Svg& svg, const Frame& frame, const std::vector<Series>& series,
+                 const std::vector<std::string>& fills, bool reversed) {
+  double y = frame.top + 4;
+  for (std::size_t k = 0; k < series.size(); ++k) {
+    const std::size_t i = reversed ? series.size() - 1 - k : k;
+    svg.rect(frame.x1 + 18, y, 14, 14, fills[i], R"(stroke="#666666" stroke-width="0.6")");
+    svg.text(frame.x1 + 38, y + 11, series[i].name);
+    y += 22;
+  }
+}
+
+std::vector<std::string> fills_of(Svg& svg, const std::vector<Series>& series) {
+  std::vector<std::string> fills;
+  for (const Series& one : series) fills.push_back(svg.fill(one));
+  return fills;
+}
+
+void draw_rows(Svg& svg, Frame& frame, const std::vector<BandRow>& rows) {
+  for (const BandRow& row : rows) {
+    svg.text(frame.x0 - 8, frame.top + 14, row.name, R"(text-anchor="end" fill="#555555")");
+    for (const Band& band : row.bands) {
+      const double begin = std::clamp(frame.x(band.begin), frame.x0, frame.x1);
+      const double end = std::clamp(frame.x(band.end), frame.x0, frame.x1);
+      if (end - begin < 0.3) continue;
+      svg.band(begin, frame.top, end - begin, row_height, band.color.empty() ? "#ffffff" : band.color,
+               band.label);
+      const double room = static_cast<double>(band.label.size()) * letter * 11 / 12;
+      if (room > end - begin - 2) continue;  // the beginnings of names tell little: h.1, h.10, h.11
+      svg.text((begin + end) / 2, frame.top + 14, band.label, R"(text-anchor="middle" font-size="11")");
+    }
+    frame.top += row_height + row_gap;
+  }
+  if (!rows.empty()) frame.top += 8;
+}
+
+}  // namespace
+
+std::string_view color(int index) {
+  static constexpr std::array<std::string_view, 8> palette{"#0072b2", "#e69f00", "#009e73", "#d55e00",
+                                                           "#56b4e9", "#cc79a7", "#f0e442", "#000000"};
+  return palette[static_cast<std::size_t>(std::abs(index)) % palette.size()];
+}
+
+Ticks ticks(double low, double high, Scale scale, int about) {
+  require(std::isfinite(low) && std::isfinite(high), "an axis that is not finite");
+  if (!(high > low)) high = low + 1;
+  const double wanted = (high - low) / std::max(about, 1);
+  double step = 1;
+  if (scale == Scale::bytes) {
+    step = std::exp2(std::ceil(std::log2(wanted)));
+  } else {
+    const double decade = std::pow(10.0, std::floor(std::log10(wanted)));
+    step = wanted <= decade       ? decade
+           : wanted <= 2 * decade ? 2 * decade
+           : wanted <= 5 * decade ? 5 * decade
+                                  : 10 * decade;
+  }
+  Ticks result;
+  static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  int unit = 0;
+  double one = 1;
+  while (scale == Scale::bytes && high >= 1024 * one && unit + 1 < static_cast<int>(std::size(units))) {
+    one *= 1024;
+    ++unit;
+  }
+  const double first = std::floor(low / step);
+  for (double i = first; i == first || (i - 1) * step < high; ++i) {
+    const double value = i * step;
+    result.values.push_back(value);
+    result.labels.push_back(scale == Scale::bytes ? fmt::format("{:.4g} {}", value / one, units[unit])
+                                                  : fmt::format("{:.6g}", value));
+  }
+  return result;
+}
+
+std::string to_svg(const AreaChart& chart) {
+  require(chart.edges.size() >= 2 && chart.edges.back() > chart.edges.front(),
+          "an area chart without extent");
+  std::vector<double> below(chart.edges.size() - 1, 0.0);
+  std::vector<double> stacked = below;
+  for (const Series& series : chart.series) {
+    require(series.values.size() == below.size(), "a series of another length than the chart's edges");
+    require(usable(series.values), "a value that is negative or not finite");
+    for (std::size_t i = 0; i < stacked.size(); ++i) stacked[i] += series.values[i];
+  }
+  const double highest = *std::max_element(stacked.begin(), stacked.end());
+
+  Svg svg(chart.title, chart.subtitle);
+  Frame frame;
+  frame.low_x = chart.edges.front();
+  frame.high_x = chart.edges.back();
+  draw_rows(svg, frame, chart.rows);
+  const Ticks vertical = ticks(0, highest, chart.y_scale);
+  frame.high_y = vertical.values.back();
+  draw_y_axis(svg, frame, vertical, chart.y_label);
+  const std::vector<std::string> fills = fills_of(svg, chart.series);
+  for (std::size_t s = 0; s < chart.series.size(); ++s) {
+    const std::vector<double>& values = chart.series[s].values;
+    std::vector<double> above = below;
+    for (std::size_t i = 0; i < above.size(); ++i) above[i] += values[i];
+    if (above != below) {
+      std::string d;
+      // Along the top and back along the bottom; equal neighbours are one stretch.
+      const auto walk = [&](const std::vector<double>& heights, bool back) {
+        const std::size_t n = heights.size();
+        for (std::size_t k = 0; k < n;) {
+          std::size_t next = k + 1;
+          const double value = heights[back ? n - 1 - k : k];
+          while (next < n && heights[back ? n - 1 - next : next] == value) ++next;
+          const double from = chart.edges[back ? n - k : k], to = chart.edges[back ? n - next : next];
+          d += fmt::format("{}{} {}H{}", d.empty() ? "M" : "L", at(frame.x(from)), at(frame.y(value)),
+                           at(frame.x(to)));
+          k = next;
+        }
+      };
+      walk(above, false);
+      walk(below, true);
+      svg.path(d + "Z", fmt::format(R"(fill="{}")", fills[s]));
+    }
+    below = std::move(above);
+  }
+  const Ticks horizontal = ticks(frame.low_x, frame.high_x, Scale::number, 10);
+  for (std::size_t i = 0; i < horizontal.values.size(); ++i) {
+    const double x = frame.x(horizontal.values[i]);
+    if (x > frame.x1 + 0.5) continue;
+    svg.line(x, frame.base, x, frame.base + 5, ink);
+    svg.text(x, frame.base + 19, horizontal.labels[i], R"(text-anchor="middle")");
+  }
+  draw_x_name(svg, frame, chart.x_label);
+  for (const Mark& mark : chart.marks) {
+    const double x = frame.x(mark.x), y = frame.y(mark.y);
+    svg.line(frame.x0, y, frame.x1, y, ink, R"(stroke-dasharray="5 4")");
+    svg.path(fmt::format("M{} {}l-5 -9h10z", at(x), at(y)), fmt::format(R"(fill="{}")", ink));
+    // The label goes where there is room, on white, so that it can be read over any area.
+    const double room = static_cast<double>(mark.label.size()) * letter + 8;
+    const double start = std::clamp(x - room / 2, frame.x0 + 2, frame.x1 - room - 2);
+    const double line = y - 30 < frame.top ? y + 8 : y - 29;
+    svg.rect(start, line, room, 17, "#ffffff", R"(fill-opacity="0.88")");
+    svg.text(start + room / 2, line + 13, mark.label, R"(text-anchor="middle" font-weight="bold")");
+  }
+  draw_legend(svg, frame, chart.series, fills, true);
+  return svg.finish();
+}
+
+std::string to_svg(const BarChart& chart) {
+  require(!chart.labels.empty() && !chart.series.empty(), "a bar chart without bars");
+  require(chart.notes.empty() || chart.notes.size() == chart.labels.size(),
+          "notes for some of the bars only");
+  double highest = 0;
+  for (std::size_t i = 0; i < chart.labels.size(); ++i) {
+    double sum = 0;
+    for (const Series& series : chart.series) {
+      require(series.values.size() == chart.labels.size(), "a series of another length than the labels");
+      require(usable(series.values), "a value that is negative or not finite");
+      sum = chart.stacked ? sum + series.values[i] : std::max(sum, series.values[i]);
+    }
+    highest = std::max(highest, sum);
+  }
+  Svg svg(chart.title, chart.subtitle);
+  Frame frame;
+  if (!chart.notes.empty()) frame.top += 12;
+  frame.high_x = static_cast<double>(chart.labels.size());
+  const Ticks vertical = ticks(0, highest, chart.y_scale);
+  frame.high_y = vertical.values.back();
+  draw_y_axis(svg, frame, vertical, chart.y_label);
+  const std::vector<std::string> fills = fills_of(svg, chart.series);
+  const double slot = frame.x(1) - frame.x(0);
+  const double used =
+      std::min(slot * 0.72, chart.stacked ? 90.0 : 60.0 * static_cast<double>(chart.series.size()));
+  const double bar = chart.stacked ? used : used / static_cast<double>(chart.series.size());
+  // Labels that would touch are left out evenly.
+  std::size_t longest = 1;
+  for (const std::string& label : chart.labels) {
+    for (std::size_t begin = 0; begin <= label.size();) {
+      const std::size_t end = std::min(label.find('\n', begin), label.size());
+      longest = std::max(longest, end - begin);
+      begin = end + 1;
+    }
+  }
+  const auto every = static_cast<std::size_t>(std::max(
+      1.0, std::ceil((static_cast<double>(std::min<std::size_t>(longest, 14)) * letter + 6) / slot)));
+  for (std::size_t i = 0; i < chart.labels.size(); ++i) {
+    const double middle = frame.x(static_cast<double>(i) + 0.5);
+    double top = 0, below = 0;
+    for (std::size_t s = 0; s < chart.series.size(); ++s) {
+      const double value = chart.series[s].values[i];
+      const double base = chart.stacked ? below : 0;
+      const double x = middle - used / 2 + (chart.stacked ? 0 : static_cast<double>(s) * bar);
+      if (value > 0) {
+        svg.rect(x, frame.y(base + value), bar, frame.y(base) - frame.y(base + value), fills[s],
+                 R"(stroke="#666666" stroke-width="0.6")");
+      }
+      below += value;
+      top = std::max(top, base + value);
+    }
+    if (i % every == 0) {
+      const double room = slot * static_cast<double>(every) + 4;
+      double line = frame.base + 19;
+      for (std::string_view rest = chart.labels[i]; !rest.empty(); line += 16) {
+        const std::size_t end = std::min(rest.find('\n'), rest.size());
+        svg.text(middle, line, shortened(rest.substr(0, end), room), R"(text-anchor="middle")");
+        rest.remove_prefix(std::min(end + 1, rest.size()));
+      }
+    }
+    if (!chart.notes.empty() && (i % every == 0)) {
+      svg.text(middle, frame.y(top) - 6, chart.notes[i], R"(text-anchor="middle" font-size="11")");
+    }
+  }
+  draw_x_name(svg, frame, chart.x_label);
+  draw_legend(svg, frame, chart.series, fills, chart.stacked);
+  return svg.finish();
+}
+
+std::string to_svg(const LineChart& chart) {
+  require(!chart.series.empty(), "a line chart without lines");
+  double low_x = INFINITY, high_x = -INFINITY, low_y = INFINITY, high_y = -INFINITY;
+  for (const LineSeries& series : chart.series) {
+    require(!series.x.empty() && series.x.size() == series.y.size(), "a line whose x and y differ in length");
+    require(usable(series.x) && usable(series.y), "a value that is negative or not finite");
+    for (std::size_t i = 0; i < series.x.size(); ++i) {
+      require(!chart.logarithmic || (series.x[i] > 0 && series.y[i] > 0), "a zero on a logarithmic axis");
+      low_x = std::min(low_x, series.x[i]);
+      high_x = std::max(high_x, series.x[i]);
+      low_y = std::min(low_y, series.y[i]);
+      high_y = std::max(high_y, series.y[i]);
+    }
+  }
+  const auto place = [&](double value) { return chart.logarithmic ? std::log2(value) : value; };
+  const auto powers = [&](double low, double high, Scale scale) {
+    Ticks marks;
+    const double first = std::floor(std::log2(low)), last = std::max(std::ceil(std::log2(high)), first + 1);
+    const double step = std::max(1.0, std::ceil((last - first) / 10));
+    for (double p = first; p < last + step; p += step) {
+      const double value = std::exp2(p);
+      marks.values.push_back(p);
+      marks.labels.push_back(scale == Scale::bytes ? ticks(0, value, scale, 1).labels.back()
+                                                   : fmt::format("{:.6g}", value));
+    }
+    return marks;
+  };
+  Ticks vertical = chart.logarithmic ? powers(low_y, high_y, chart.y_scale) : ticks(0, high_y, chart.y_scale);
+  const Ticks horizontal =
+      chart.logarithmic ? powers(low_x, high_x, Scale::number) : ticks(0, high_x, Scale::number, 10);
+  Svg svg(chart.title, chart.subtitle);
+  Frame frame;
+  frame.low_x = horizontal.values.front();
+  frame.high_x = horizontal.values.back();
+  const double floor_y = vertical.values.front();
+  for (double& value : vertical.values) value -= floor_y;
+  frame.high_y = vertical.values.back();
+  draw_y_axis(svg, frame, vertical, chart.y_label);
+  for (std::size_t i = 0; i < horizontal.values.size(); ++i) {
+    const double x = frame.x(horizontal.values[i]);
+    svg.line(x, frame.base, x, frame.base + 5, ink);
+    svg.text(x, frame.base + 19, horizontal.labels[i], R"(text-anchor="middle")");
+  }
+  draw_x_name(svg, frame, chart.x_label);
+  double legend = frame.top + 4;
+  for (const LineSeries& series : chart.series) {
+    std::string d;
+    const std::string_view dashes = series.dashed ? R"( stroke-dasharray="7 5")" : "";
+    for (std::size_t i = 0; i < series.x.size(); ++i) {
+      const double x = frame.x(place(series.x[i])), y = frame.y(place(series.y[i]) - floor_y);
+      d += fmt::format("{}{} {}", i == 0 ? "M" : "L", at(x), at(y));
+      if (!series.dashed) svg.rect(x - 3.5, y - 3.5, 7, 7, series.color);
+    }
+    svg.path(d, fmt::format(R"(fill="none" stroke="{}" stroke-width="2"{})", series.color, dashes));
+    svg.line(frame.x1 + 18, legend + 7, frame.x1 + 42, legend + 7, series.color,
+             fmt::format(R"(stroke-width="2"{})", dashes));
+    svg.text(frame.x1 + 48, legend + 11, series.name);
+    legend += 22;
+  }
+  return svg.finish();
+}
+
+}  // namespace tranche::plot

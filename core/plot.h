@@ -1,0 +1,87 @@
+#pragma once
+/// Plots as SVG text: stacked areas over time, bars, lines. One file each, no scripts and no fonts of their
+/// own, so that browsers, editors and converters all show the same. Colours are those of Okabe and Ito
+/// ("Color universal design", 2008), which people with any form of colour vision tell apart.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tranche::plot {
+
+/// "#rrggbb" of the palette: blue, orange, green, vermilion, sky blue, purple, yellow, black; then again.
+std::string_view color(int index);
+inline constexpr std::string_view grey = "#9a9a9a";
+
+/// How the numbers of an axis are written.
+enum class Scale : std::uint8_t { number, bytes };
+/// Marks of an axis from 0 (or a round number below `low`) to a round number at or above `high`.
+struct Ticks {
+  std::vector<double> values;
+  std::vector<std::string> labels;  ///< "256 MiB", "1.5 GiB"; "0.25", "2000"
+};
+Ticks ticks(double low, double high, Scale scale, int about = 6);
+
+struct Series {
+  std::string name;
+  std::string color;
+  std::vector<double> values;
+  bool hatched = false;  ///< room that is held but empty, or what is only foretold
+};
+
+/// A stretch of the x axis, named in a row above the plot where its name finds room.
+struct Band {
+  double begin = 0, end = 0;
+  std::string label;
+  std::string color;  ///< empty: none, separated by lines
+};
+struct BandRow {
+  std::string name;
+  std::vector<Band> bands;
+};
+
+struct Mark {
+  double x = 0, y = 0;
+  std::string label;
+};
+
+/// Areas stacked in the order of `series`, the first at the bottom: value i holds from edge i to edge i + 1.
+struct AreaChart {
+  std::string title, subtitle, x_label, y_label;
+  Scale y_scale = Scale::bytes;
+  std::vector<double> edges;  ///< rising; one more than values
+  std::vector<Series> series;
+  std::vector<BandRow> rows;
+  std::vector<Mark> marks;
+};
+
+/// Bars side by side for each label, or, stacked, one bar of all series for each label.
+struct BarChart {
+  std::string title, subtitle, x_label, y_label;
+  Scale y_scale = Scale::bytes;
+  bool stacked = false;
+  std::vector<std::string> labels;  ///< one for each value; a line break begins a second line
+  std::vector<Series> series;
+  std::vector<std::string> notes;  ///< above the bars; one for each label, or none
+};
+
+struct LineSeries {
+  std::string name, color;
+  std::vector<double> x, y;
+  bool dashed = false;
+};
+/// Points joined by lines. Logarithmic axes have their marks at powers of two.
+struct LineChart {
+  std::string title, subtitle, x_label, y_label;
+  Scale y_scale = Scale::number;
+  bool logarithmic = false;
+  std::vector<LineSeries> series;
+};
+
+/// The whole file. Throws InvalidArgument where lengths do not fit or numbers are negative or not finite.
+std::string to_svg(const AreaChart& chart);
+std::string to_svg(const BarChart& chart);
+std::string to_svg(const LineChart& chart);
+
+}  // namespace tranche::plot

@@ -1,0 +1,66 @@
+#include "tranche/device/cpu/large_copy.h"
+
+#include <cstddef>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace tranche {
+
+#if defined(__SSE2__)
+
+namespace {
+
+constexpr std::size_t line_bytes = 64;
+constexpr std::size_t page_bytes = 4096;
+constexpr std::size_t pages_at_once = 4;  // so many open rows keep the memory's banks busy
+
+void copy_line(char* to, const char* from) {
+  const auto load = [&](int part) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + part); };
+  const __m128i a = load(0), b = load(1), c = load(2), d = load(3);
+  auto* target = reinterpret_cast<__m128i*>(to);
+  _mm_stream_si128(target, a);
+  _mm_stream_si128(target + 1, b);
+  _mm_stream_si128(target + 2, c);
+  _mm_stream_si128(target + 3, d);
+}
+
+}  // namespace
+
+void copy_large(void* to, const void* from, std::int64_t bytes) {
+  auto left = static_cast<std::size_t>(bytes);
+  auto* target = static_cast<char*>(to);
+  const auto* source = static_cast<const char*>(from);
+  const auto copy_some = [&](std::size_t some) {
+    std::memcpy(target, source, some);
+    target += some;
+    source += some;
+    left -= some;
+  };
+  if (left >= std::size_t{1} << 20) {
+    copy_some((line_bytes - reinterpret_cast<std::uintptr_t>(target) % line_bytes) % line_bytes);
+    constexpr std::size_t stride = page_bytes * pages_at_once;
+    for (; left >= stride; target += stride, source += stride, left -= stride) {
+      for (std::size_t line = 0; line < page_bytes; line += line_bytes) {
+        for (std::size_t page = 0; page < stride; page += page_bytes) {
+          _mm_prefetch(source + page + line + 2 * line_bytes, _MM_HINT_T0);
+          copy_line(target + page + line, source + page + line);
+        }
+      }
+    }
+    _mm_sfence();
+  }
+  copy_some(left);
+}
+
+#else
+
+void copy_large(void* to, const void* from, std::int64_t bytes) {
+  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+#endif
+
+}  // namespace tranche

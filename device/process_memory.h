@@ -1,0 +1,34 @@
+#pragma once
+/// What the operating system says that this process holds, and may still take.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tranche {
+
+/// Resident bytes: pages that were touched, of memory of its own (heap, stacks, buffers), of files (code,
+/// mapped data), and shared with other processes (windows that ranks of a host exchange through).
+struct ProcessMemory {
+  std::int64_t anonymous = 0, file = 0, shared = 0;
+};
+
+/// From /proc/self/status, in some 20 microseconds; all 0 where there is none. The kernel counts in batches,
+/// so that up to 64 pages of each thread may be missing.
+ProcessMemory process_memory();
+/// Reads RssAnon, RssFile and RssShmem of such a file's text.
+ProcessMemory parse_process_status(std::string_view text);
+
+/// Bytes that the processes of this host can still take together without swapping: MemAvailable, or what the
+/// process's control group and those above it leave (version 2, or the memory controller of version 1), where
+/// that is less; file pages that the kernel can drop count as free. The largest int64 where nothing says it.
+/// Every rank of a host gets the same figure. `root` is the folder that stands for "/", for tests.
+std::int64_t available_memory(const std::string& root = "/");
+/// Of the text of /proc/meminfo; the largest int64 when it does not say. Kernels before 3.14 have no
+/// MemAvailable: free, buffers and cached then.
+std::int64_t parse_available_memory(std::string_view meminfo);
+/// What a control group leaves, from the texts of its files: the limit ("max", or a number), what is used,
+/// and its memory.stat. The largest int64 when there is no limit.
+std::int64_t parse_group_memory(std::string_view limit, std::string_view used, std::string_view statistics);
+
+}  // namespace tranche

@@ -1,0 +1,232 @@
+// Loading: checkpoint/ finds and verifies, each rank takes what it keeps, whatever number of ranks and stage
+// saved.
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tranche/checkpoint/folder.h"
+#include "tranche/checkpoint/reader.h"
+#include "tranche/engine/offloading.h"
+#include "tranche/engine/rank_texts.h"
+#include "tranche/kernels/elementwise.h"
+#include "tranche/offload/aligned_buffer.h"
+
+namespace tranche {
+
+namespace {
+constexpr OperationLabel load_label{"checkpoint", "load", Traffic::control, Tier::host};
+}
+
+/// Asks for the elements `kept` of a section of a unit, to be read to `host`; what no tensor covers is
+/// zeroed.
+void Engine::Impl::request_section(const checkpoint::Reader& reader, const FlatState& flat,
+                                   const std::string& kind, const Kept& kept, std::byte* host,
+                                   std::vector<checkpoint::ReadRequest>& requests) const {
+  const std::int64_t width = size_of(kept.dtype);
+  std::int64_t next = kept.range.begin;
+  const auto pad_to = [&](std::int64_t element) {
+    std::memset(host + (next - kept.range.begin) * width, 0,
+                static_cast<std::size_t>((element - next) * width));
+  };
+  for (const TensorPiece& piece : flat.layout.pieces(kept.range)) {
+    const TensorState& tensor =
+        tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
+    requests.push_back(
+        reader.request_for(tensor.name, kind, {piece.tensor_begin, piece.tensor_begin + piece.elements},
+                           kept.dtype, host + (piece.buffer_begin - kept.range.begin) * width));
+    pad_to(piece.buffer_begin);
+    next = piece.buffer_begin + piece.elements;
+  }
+  pad_to(kept.range.end);
+}
+
+/// Reads what this rank keeps of these sections of all units: straight to where it is kept, as one pipeline,
+/// where that is memory of this process; else a buffer after the other, through host memory.
+void Engine::Impl::read_sections(checkpoint::Reader& reader,
+                                 const std::vector<checkpoint::SectionRecord>& sections) {
+  const bool in_place = runtime.device().host_accessible();
+  std::vector<checkpoint::ReadRequest> requests;
+  for (UnitState& unit : units) {
+    for (const FlatState* flat : {&unit.trainable, &unit.frozen}) compute.wait(flat->filled);
+    if (in_place) compute.synchronize();
+    const auto read = [&](const FlatState& flat, const std::string& kind, const Kept& kept, bool on_host) {
+      if (in_place || on_host) {
+        request_section(reader, flat, kind, kept, static_cast<std::byte*>(kept.data), requests);
+        return;
+      }
+      const std::int64_t bytes = kept.range.size() * size_of(kept.dtype);
+      const AlignedBuffer staged(runtime.memory(Tier::host), bytes, Category::other,
+                                 unit.name + " " + kind + " from checkpoint");
+      request_section(reader, flat, kind, kept, static_cast<std::byte*>(staged.data()), requests);
+      reader.read(requests);
+      requests.clear();
+      runtime.device().copy_from_host(compute, kept.data, staged.data(), bytes);
+      compute.synchronize();
+    };
+    const bool on_disk = unit.trainable.optimizer_tier == OffloadTier::nvme;
+    // Sections that are not read (weights only) stay as they are.
+    visit_state(unit, optimizer_range(unit.trainable), Access::update, [&](const Stretch& stretch) {
+      for (const checkpoint::SectionRecord& section : sections) {
+        if (section.frozen) continue;
+        read(unit.trainable, section.kind, section_of(stretch, section), stretch.on_host);
+      }
+      if (!on_disk) return;
+      reader.read(requests);  // a tile's memory is the next one's
+      requests.clear();
+    });
+    for (const checkpoint::SectionRecord& section : sections) {
+      const ElementRange range = kept_range(unit, true);
+      if (!section.frozen || range.empty()) continue;
+      FlatState& flat = unit.frozen;
+      if (flat.parameters_tier == OffloadTier::nvme) {
+        const std::int64_t bytes = range.size() * size_of(section.dtype);
+        const AlignedBuffer staged(runtime.memory(Tier::host), bytes, Category::other,
+                                   unit.name + " frozen from checkpoint");
+        read(flat, section.kind, {staged.data(), section.dtype, range}, true);
+        reader.read(requests);
+        requests.clear();
+        write_parameters(flat, range, staged.data());
+        continue;
+      }
+      read(flat, section.kind, {flat.parameters.data(), section.dtype, range},
+           flat.parameters_tier == OffloadTier::cpu);
+    }
+  }
+  reader.read(requests);
+}
+
+LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& options) {
+  require(!in_step && !in_micro_batch && !in_evaluation,
+          "load() inside a step or an evaluation; load before the first micro-batch of a step");
+  (void)finish_saving();
+  set_phase("load");
+  const std::unique_ptr<BlockIo> io = make_block_io();
+  const checkpoint::Storage storage{runtime.files(), *io, runtime.memory(Tier::host)};
+  LoadResult result;
+  // One rank looks, so that all read the same checkpoint also while others are being saved.
+  const std::string chosen = together(shard, load_label, [&]() -> std::string {
+    if (rank != 0) return {};
+    if (storage.files.exists(join_path(path, std::string(checkpoint::manifest_name)))) return path;
+    return checkpoint::newest_checkpoint(storage.files, path, result.notes).path;
+  })[0];
+  result.folder = chosen;
+  const checkpoint::Layout own = checkpoint_layout();
+  // Nothing of this rank changes before every rank has found all that it needs.
+  std::unique_ptr<checkpoint::Reader> reader;
+  LossScalerState scale = scaler.state();
+  const std::vector<std::string> checked = together(shard, load_label, [&]() -> std::string {
+    reader = std::make_unique<checkpoint::Reader>(storage, chosen);
+    for (const TensorState& tensor : tensors) {
+      const checkpoint::StoredTensor& stored = reader->tensor(tensor.name);
+      if (!(stored.shape == tensor.shape)) {
+        throw CheckpointError("tensor " + tensor.name + " has shape " + stored.shape.to_string() + " in " +
+                              chosen + ", but " + tensor.shape.to_string() + " in this model");
+      }
+      if (tensor.frozen || options.weights_only) continue;
+      const std::vector<std::string> kinds = reader->kinds(stored);
+      for (const OptimizerStateTensor& state : state_tensors) {
+        if (std::find(kinds.begin(), kinds.end(), state.name) != kinds.end()) continue;
+        throw CheckpointError("optimizer " + optimizer->name() + " needs " + state.name + " of tensor " +
+                              tensor.name + ", which " + chosen + " does not hold (saved by " +
+                              reader->manifest().run.optimizer + "); load only the weights to start it anew");
+      }
+    }
+    for (const checkpoint::StoredTensor& stored : reader->tensors()) {
+      if (tensor_index.find(stored.name) == tensor_index.end()) {
+        throw CheckpointError(chosen + " holds tensor " + stored.name + ", which this model does not have");
+      }
+    }
+    const auto saved = nlohmann::json::parse(reader->manifest().run.loss_scaler, nullptr, false);
+    if (config.loss_scaling && saved.is_object() && saved.contains("scale") &&
+        saved.contains("clean_steps") && saved.contains("hysteresis_left")) {
+      scale = {saved["scale"], saved["clean_steps"], saved["hysteresis_left"]};
+    }
+    return {};
+  });
+  // From here on weights change: a failure leaves an engine whose state is no run's.
+  half_loaded = chosen;
+  (void)together(shard, load_label, [&]() -> std::string {
+    std::vector<checkpoint::SectionRecord> sections = own.sections;
+    if (options.weights_only) std::erase_if(sections, [](const auto& one) { return one.kind != "weight"; });
+    read_sections(*reader, sections);
+    return {};
+  });
+  for (UnitState& unit : units) publish_weights(unit);
+  half_loaded.clear();
+  const checkpoint::Manifest& manifest = reader->manifest();
+  result.step = manifest.run.step;
+  result.applied_steps = manifest.run.applied;
+  result.samples = manifest.run.samples;
+  result.tokens = manifest.run.tokens;
+  result.config = manifest.run.config;
+  result.optimizer = manifest.run.optimizer;
+  result.world = manifest.layout.world;
+  result.stage = manifest.stage;
+  result.user = manifest.run.user;
+  result.bytes_read = reader->statistics().bytes_read;
+  if (!options.weights_only) {
+    steps_done = manifest.run.step;
+    applied_steps = manifest.run.applied;
+    samples_done = manifest.run.samples;
+    tokens_done = manifest.run.tokens;
+    if (config.loss_scaling) {
+      scaler.restore(scale);
+      if (manifest.run.loss_scaler == "{}") {
+        result.notes.push_back("saved without loss scaling: it begins with a scale of " +
+                               std::to_string(static_cast<std::int64_t>(scale.scale)));
+      }
+    }
+    if (result.world == ranks && config.reduction_group == 0) {
+      reduction_group = manifest.reduction_group;
+    }
+    if (result.world != ranks) {
+      result.notes.push_back("saved by " + std::to_string(result.world) + " ranks, loaded by " +
+                             std::to_string(ranks) +
+                             ": state is equal to the bit, sums over ranks round differently from here on");
+    } else if (reduction_group != manifest.reduction_group) {
+      result.notes.push_back("tranche.reduction_group is " + std::to_string(reduction_group) + ", was " +
+                             std::to_string(manifest.reduction_group) +
+                             ": sums over ranks round differently");
+    }
+    if (manifest.numerics != runtime.numerics_fingerprint()) {
+      result.notes.push_back("numerics_fingerprint was '" + manifest.numerics + "', is '" +
+                             runtime.numerics_fingerprint() + "': bits may differ from here on");
+    }
+  }
+  set_phase("idle");
+  return result;
+}
+
+void Engine::Impl::require_whole_state(const char* call) const {
+  require(half_loaded.empty(), std::string(call) + " after the load of " + half_loaded +
+                                   " failed half-way: some weights are new, some are not; load another "
+                                   "checkpoint, or make a new engine");
+}
+
+void Engine::Impl::publish_weights(UnitState& unit) {
+  FlatState& flat = unit.trainable;
+  const DataType compute_dtype = config.precision.compute;
+  const ElementRange kept = optimizer_range(flat);
+  if (offloaded(unit)) {
+    visit_state(unit, kept, Access::read, [&](const Stretch& stretch) { publish_stretch(unit, stretch); });
+    gather_updated(unit, "load");
+    return;
+  }
+  if (!kept.empty() && compute_dtype != DataType::float32) {
+    for (const TensorPiece& piece : flat.layout.pieces(kept)) {
+      void* weights = at(flat, flat.parameters.data(), whole_parameters(), piece.buffer_begin, compute_dtype);
+      kernels::cast(compute, master_view(flat, piece.buffer_begin, piece.elements),
+                    {weights, compute_dtype, Shape{piece.elements}});
+    }
+  }
+  unit.shard_ready = compute.record();
+  gather_updated(unit, "load");
+}
+
+LoadResult Engine::load(const std::string& path, const LoadOptions& options) {
+  return impl_->guarded([&] { return impl_->load(path, options); });
+}
+
+}  // namespace tranche

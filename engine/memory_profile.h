@@ -1,0 +1,60 @@
+#pragma once
+/// The memory profile of a run: what a program held over time and at its peak, as tables, timelines, a trace
+/// and plots. docs/memory.md tells how to read it.
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "tranche/device/memory_timeline.h"
+#include "tranche/engine/runtime.h"
+
+namespace tranche {
+
+/// Peaks by tier and category: measured, or predicted by the ledger of the same program on the meta device.
+struct MemoryFigures {
+  std::array<std::int64_t, tier_count> peak{};
+  std::array<CategoryBytes, tier_count> at_peak;  ///< adds up to `peak`
+  std::array<CategoryBytes, tier_count> highest;  ///< each category's own
+  static MemoryFigures of(const Ledger& ledger);
+};
+
+/// Made right behind the Runtime, so that it sees all that an Engine takes, and gone before it. It takes no
+/// booked memory, waits for nothing and changes no bits. A Runtime with RuntimeOptions::trace gives it spans
+/// of compute and communication beside the counters.
+///
+///     Runtime runtime(options, ...);
+///     MemoryProfile profile(runtime);
+///     Engine engine(runtime, ...);
+///     for (...) { ... profile.end_step(engine.step().step); }
+///     std::string table = profile.write("profile", &predicted);
+class MemoryProfile {
+ public:
+  explicit MemoryProfile(Runtime& runtime, const MemoryTimelineOptions& options = {});
+  ~MemoryProfile();
+  MemoryProfile(const MemoryProfile&) = delete;
+  MemoryProfile& operator=(const MemoryProfile&) = delete;
+
+  /// Marks the end of a step and looks at what the process holds. Not collective.
+  void end_step(std::int64_t step);
+  /// What counts as measured: up to this call, or to write() when there was none. Not collective.
+  void end();
+  const MemoryTimeline& timeline() const;
+
+  /// Collective over runtime.all(). Makes `directory` and writes into it: from every rank `rank<r>/` with the
+  /// timeline (CSV, JSON), peaks by phase, who was alive at the peak, a trace for Perfetto and plots of a
+  /// step and of the run; from rank 0 summary.txt, summary.json, and plots of all ranks and of predicted
+  /// against measured. Returns the summary, on rank 0 (elsewhere empty). IoError on all ranks when a file
+  /// cannot be written, naming it.
+  std::string write(const std::string& directory, const MemoryFigures* predicted = nullptr);
+  /// Throws ConfigurationError unless write() could put this rank's files there: told before the training,
+  /// not after. Makes the directories.
+  static void require_directory(const std::string& directory, int rank);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tranche

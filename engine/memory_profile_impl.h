@@ -1,0 +1,75 @@
+#pragma once
+/// Internal: what memory_profile.cpp (life, summary), memory_files.cpp (text files) and memory_plots.cpp
+/// share.
+
+#include <string>
+#include <vector>
+
+#include "tranche/core/plot.h"
+#include "tranche/core/trace.h"
+#include "tranche/device/process_memory.h"
+#include "tranche/engine/memory_profile.h"
+
+namespace tranche::memory_profile {
+
+/// The process at a moment, and what the ledger had booked in it then.
+struct ProcessSample {
+  ProcessMemory process;
+  std::int64_t booked = 0;  ///< of the tiers that lie in the process
+  std::int64_t step = 0;    ///< whose end it was; 0: before the engine
+};
+
+/// What a rank tells all others.
+struct RankFigures {
+  std::array<std::int64_t, tier_count> block_free{};  ///< of `other` at the measured peak
+  MemoryFigures measured, predicted;
+  ProcessSample before, highest;
+  std::int64_t own_bytes = 0;  ///< of the profile itself
+  MemoryInfo device;
+  std::int64_t device_booked = 0;  ///< at the moment of `device`
+};
+
+struct Summary {
+  std::vector<RankFigures> ranks;
+  bool predicted = false;
+  bool device_in_process = false;  ///< device memory is the process's own (cpu)
+  std::string peak_moment;         ///< of rank 0's device tier
+  std::string directory;
+};
+
+// --- memory_profile.cpp
+std::string summary_text(const Summary& summary);
+std::string summary_json(const Summary& summary);
+
+// --- memory_files.cpp
+/// "backward h.3 of step 2", "evaluate h.0 after step 6".
+std::string moment_of(const MemoryRecord& record, const MemoryRecord::Peak& peak);
+struct RankNumber {
+  int rank = 0, ranks = 1;
+};
+std::string timeline_csv(const MemoryRecord& record);
+std::string timeline_json(const MemoryRecord& record, RankNumber rank);
+std::string phases_csv(const MemoryRecord& record);
+std::string peak_json(const MemoryRecord& record, RankNumber rank);
+std::string peak_text(const MemoryRecord& record, RankNumber rank);
+/// Adds counters of all tiers and categories, and spans of phases, units and steps.
+void add_to_trace(const MemoryRecord& record, TraceRecorder& trace);
+/// Throws IoError naming the path.
+void write_text(const std::string& path, const std::string& text);
+
+// --- memory_plots.cpp
+/// A step that is recorded whole.
+struct StepWindow {
+  std::int64_t step = 0;
+  double begin = 0, end = 0;
+};
+std::vector<StepWindow> whole_steps(const MemoryRecord& record);
+struct NamedPlot {
+  std::string name, svg;
+};
+/// Of every tier that held anything: the last whole step, the step of the peak where that held more, the run.
+std::vector<NamedPlot> rank_plots(const MemoryRecord& record, RankNumber rank);
+/// Bars by category for all ranks, and predicted against measured, of every tier that held anything.
+std::vector<NamedPlot> job_plots(const Summary& summary);
+
+}  // namespace tranche::memory_profile

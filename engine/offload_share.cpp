@@ -1,0 +1,18 @@
+#include "tranche/engine/offload_share.h"
+
+namespace tranche {
+
+std::vector<bool> units_that_move(std::span<const std::int64_t> padded_elements, double ratio) {
+  double all = 0;
+  for (const std::int64_t elements : padded_elements) all += static_cast<double>(elements);
+  double stays = all * (1 - ratio) + 0.5;
+  std::vector<bool> moves;
+  for (const std::int64_t count : padded_elements) {
+    const auto elements = static_cast<double>(count);
+    moves.push_back(count > 0 && elements > stays);
+    if (count > 0 && elements <= stays) stays -= elements;
+  }
+  return moves;
+}
+
+}  // namespace tranche

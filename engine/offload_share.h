@@ -1,0 +1,15 @@
+#pragma once
+/// Which units leave the device when only a share of the optimizer's state does.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tranche {
+
+/// `padded_elements`: of each unit's trainable flat buffer, in forward order; `ratio`: the share that is
+/// asked to move, 0 to 1. Whole units move, so that the share that does is `ratio` or above. What a forward
+/// pass uses first stays: its gradients come last, and its weights are wanted first.
+std::vector<bool> units_that_move(std::span<const std::int64_t> padded_elements, double ratio);
+
+}  // namespace tranche

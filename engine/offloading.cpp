@@ -1,0 +1,507 @@
+// State that lives in host memory or on NVMe: what is kept where, how gradients get there, the update at
+// home, and how new weights come back.
+
+#include "tranche/engine/offloading.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tranche/core/clock.h"
+#include "tranche/device/process_memory.h"
+#include "tranche/engine/offload_share.h"
+#include "tranche/kernels/elementwise.h"
+#include "tranche/offload/calibration.h"
+
+namespace tranche {
+
+namespace {
+
+/// For norms of gradients on their way to the host; a GPU takes as many blocks at a time as fit.
+constexpr std::int64_t norm_workspace_bytes = 64 * 1024;
+
+HostSlot& take(std::vector<HostSlot>& slots, std::size_t& next) {
+  HostSlot& slot = slots[next];
+  next = (next + 1) % slots.size();
+  return slot;
+}
+
+}  // namespace
+
+/// Also of an engine that could not be made: what works on the slots ends before they go.
+Engine::Impl::Offloading::~Offloading() {
+  host.reset();
+  disk_writes.reset();
+  disk_reads.reset();
+  for (Stream* stream : {&link.from_host(), &link.to_host()}) {
+    try {
+      stream->synchronize();
+    } catch (...) {  // whoever used what failed has been told
+    }
+  }
+}
+
+// --- What lives where -----------------------------------------------------------------------------------
+
+void Engine::Impl::choose_tiers() {
+  const OffloadConfig& offload_config = config.offload;
+  for (UnitState& unit : units) {
+    unit.trainable.parameters_tier = unit.frozen.parameters_tier = offload_config.parameters;
+  }
+  if (offload_config.optimizer == OffloadTier::none) return;
+  if (offload_config.optimizer == OffloadTier::nvme && optimizer->statistics_per_tensor() > 0) {
+    throw ConfigurationError(
+        "optimizer " + optimizer->name() +
+        " looks at its whole state before it updates, which would read the nvme tier twice a "
+        "step; set offload_optimizer.device to \"cpu\" or \"none\"");
+  }
+  std::vector<std::int64_t> sizes;
+  for (const UnitState& unit : units) sizes.push_back(unit.trainable.layout.padded_elements());
+  const std::vector<bool> moves = units_that_move(sizes, offload_config.ratio);
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    if (moves[u]) units[u].trainable.optimizer_tier = offload_config.optimizer;
+  }
+}
+
+void Engine::Impl::check_host_memory() const {
+  if (simulated() || !config.offload.any()) return;
+  std::int64_t needed = 0;
+  const std::int64_t accumulation = size_of(config.precision.accumulation);
+  std::int64_t state_bytes = 4;
+  for (const OptimizerStateTensor& state : state_tensors) state_bytes += size_of(state.dtype);
+  std::int64_t largest = 0;
+  for (const UnitState& unit : units) {
+    const std::int64_t kept = optimizer_range(unit.trainable).size();
+    if (unit.trainable.optimizer_tier != OffloadTier::none) needed += kept * accumulation;
+    if (unit.trainable.optimizer_tier == OffloadTier::cpu) needed += kept * state_bytes;
+    const std::int64_t shard_bytes =
+        (unit.trainable.layout.shard_elements() + unit.frozen.layout.shard_elements()) *
+        size_of(config.precision.compute);
+    if (config.offload.parameters == OffloadTier::cpu) needed += shard_bytes;
+    largest = std::max(largest, shard_bytes);
+  }
+  if (config.offload.parameters == OffloadTier::nvme) needed += config.offload.parameter_buffers * largest;
+  if (config.offload.optimizer == OffloadTier::nvme) {
+    needed += config.offload.tile_buffers * config.offload.tile_elements * state_bytes;
+  }
+  const std::int64_t available = available_memory();
+  const std::int64_t sharing = std::max(1, shard.local_size());
+  if (needed * sharing <= available) return;
+  throw OutOfMemory(
+      "offloaded state takes " + format_bytes(needed) + " of host memory on each of " +
+      std::to_string(sharing) + " ranks of this host, " + format_bytes(needed * sharing) + " together, but " +
+      format_bytes(available) +
+      " are available; move the optimizer to nvme, lower offload_optimizer.ratio, or use more hosts");
+}
+
+void Engine::Impl::allocate_offloaded(UnitState& unit) {
+  FlatState& flat = unit.trainable;
+  if (flat.optimizer_tier == OffloadTier::none || flat.layout.padded_elements() == 0) return;
+  MemoryResource& host = runtime.memory(Tier::host);
+  const std::int64_t kept = optimizer_range(flat).size();
+  flat.host_gradients = Buffer(host, kept * size_of(config.precision.accumulation), Category::gradients,
+                               unit.name + " gradients");
+  if (flat.optimizer_tier != OffloadTier::nvme) return;
+  std::vector<std::int64_t> widths{size_of(DataType::float32)};
+  for (const OptimizerStateTensor& state : state_tensors) widths.push_back(size_of(state.dtype));
+  flat.tiles = reserve_region(*offload->swap, kept, config.offload.tile_elements, std::move(widths),
+                              Category::optimizer, unit.name + " optimizer");
+}
+
+void Engine::Impl::prepare_offloading() {
+  if (!config.offload.any()) return;
+  Offloading& off = *offload;
+  const OffloadConfig& offload_config = config.offload;
+  MemoryResource& host = runtime.memory(Tier::host);
+  const std::int64_t compute_bytes = size_of(config.precision.compute);
+  const bool optimizer_away = std::any_of(units.begin(), units.end(), [](const UnitState& unit) {
+    return unit.trainable.optimizer_tier != OffloadTier::none;
+  });
+  const bool optimizer_here = std::any_of(units.begin(), units.end(), [](const UnitState& unit) {
+    return unit.trainable.optimizer_tier == OffloadTier::none && unit.trainable.layout.padded_elements() > 0;
+  });
+  std::int64_t largest_update = 0, largest_shard = 0, largest_tile = 0;
+  for (const UnitState& unit : units) {
+    largest_update = std::max(largest_update,
+                              std::min(offload_config.tile_elements, optimizer_range(unit.trainable).size()));
+    for (const FlatState* flat : {&unit.trainable, &unit.frozen}) {
+      largest_shard = std::max(largest_shard, flat->layout.shard_elements() * compute_bytes);
+    }
+    if (unit.trainable.tiles.elements > 0) {
+      largest_tile = std::max(largest_tile, unit.trainable.tiles.bytes_of(0));
+      for (std::int64_t tile = 0; tile < unit.trainable.tiles.tiles(); ++tile) {
+        off.update_order.push_back({&unit.trainable.tiles, tile});
+      }
+    }
+  }
+  if (optimizer_away) {
+    off.norm_workspace =
+        Buffer(memory, norm_workspace_bytes, Category::workspace, "norms of offloaded gradients");
+  }
+  const OffloadTier parameters = offload_config.parameters;
+  const auto slots = [&](std::vector<HostSlot>& into, int count, std::int64_t bytes, Category category,
+                         const char* tag) {
+    for (int i = 0; i < count; ++i) {
+      into.push_back({AlignedBuffer(host, round_up(bytes, io_alignment), category, tag), {}});
+      // Pages are made here, once; and what goes to the disk beyond the last element is defined.
+      if (!simulated())
+        std::memset(into.back().memory.data(), 0, static_cast<std::size_t>(into.back().memory.bytes()));
+    }
+  };
+  if ((optimizer_away && parameters != OffloadTier::cpu) || parameters == OffloadTier::nvme) {
+    slots(off.weights, offload_config.tile_buffers, largest_update * compute_bytes, Category::parameters,
+          "updated weights");
+  }
+  if (optimizer_here && parameters != OffloadTier::none) {
+    for (int i = 0; i < 2; ++i) {
+      off.device_weights.push_back(
+          {Buffer(memory, largest_update * compute_bytes, Category::parameters, "updated weights"), {}});
+    }
+  }
+  if (parameters == OffloadTier::nvme) {
+    slots(off.shards, offload_config.parameter_buffers, largest_shard, Category::parameters,
+          "shards from nvme");
+    for (UnitState& unit : units) {
+      for (FlatState* flat : {&unit.trainable, &unit.frozen}) {
+        if (flat->layout.padded_elements() == 0) continue;
+        flat->parameters_offset =
+            off.swap->reserve(flat->layout.shard_elements() * compute_bytes, Category::parameters,
+                              unit.name + (flat == &unit.frozen ? " frozen" : "") + " parameters");
+      }
+    }
+  }
+  const int threads = runtime.host_threads();
+  off.host = runtime.device().create_host_stream("host update", threads);
+  off.host->set_trace(runtime.trace());
+  if (!offload_config.uses_nvme()) return;
+  off.disk_reads = runtime.device().create_host_stream("disk reads", 1);
+  off.disk_writes = runtime.device().create_host_stream("disk writes", 1);
+  off.disk_reads->set_trace(runtime.trace());
+  off.disk_writes->set_trace(runtime.trace());
+  if (!simulated()) {
+    off.swap->check_space();
+    BlockIoOptions options;
+    options.engine = offload_config.io_engine == "uring"     ? BlockIoEngine::uring
+                     : offload_config.io_engine == "threads" ? BlockIoEngine::threads
+                                                             : BlockIoEngine::automatic;
+    if (offload_config.io_block_bytes > 0) options.block_bytes = offload_config.io_block_bytes;
+    if (offload_config.io_depth > 0) options.depth = offload_config.io_depth;
+    off.io = make_block_io(options);
+    if (!off.io->fallback_reason().empty()) {
+      runtime.log().info("offload to nvme goes through threads: " + off.io->fallback_reason());
+    }
+    for (std::vector<HostSlot>* list : {&off.weights, &off.shards}) {
+      for (HostSlot& slot : *list) {
+        off.registered.push_back(off.io->register_memory(slot.memory.data(), slot.memory.bytes()));
+      }
+    }
+  }
+  if (!off.update_order.empty()) {
+    off.ring = std::make_unique<TileRing>(TileRingOptions{offload_config.tile_buffers, largest_tile},
+                                          *off.swap, off.io.get(), host);
+  }
+}
+
+void Engine::Impl::close_offloading() noexcept {
+  if (!offload) return;
+  if (offload->ring) offload->ring->abandon();  // of a pass that an error left open, while its stream lives
+  for (Stream* stream : {offload->host.get(), offload->disk_writes.get(), offload->disk_reads.get(),
+                         link ? &link->from_host() : nullptr, link ? &link->to_host() : nullptr}) {
+    if (stream == nullptr) continue;
+    try {
+      stream->synchronize();
+    } catch (...) {  // whoever used what failed has been told
+    }
+  }
+}
+
+// --- Gradients ------------------------------------------------------------------------------------------
+
+void Engine::Impl::lend_gradients(UnitState& unit) {
+  FlatState& flat = unit.trainable;
+  const std::int64_t elements =
+      whole_gradients() ? flat.layout.padded_elements() : flat.layout.shard_elements();
+  flat.lent_gradients = arena->acquire(elements * size_of(config.precision.accumulation), Category::gradients,
+                                       unit.name + " reduced gradients");
+  for (const Event& event : flat.lent_gradients.ready()) compute.wait(event);
+}
+
+void Engine::Impl::send_gradients_home(UnitState& unit) {
+  FlatState& flat = unit.trainable;
+  const DataType accumulation = config.precision.accumulation;
+  Stream& stream = link->to_host();
+  stream.wait(unit.reduced);
+  auto* losses = static_cast<double*>(scalars.data());
+  auto* token_counts = reinterpret_cast<std::int64_t*>(losses + config.accumulation_steps);
+  auto* statistics = reinterpret_cast<kernels::GradientStatistics*>(token_counts + config.accumulation_steps);
+  kernels::gradient_statistics(
+      stream, {gradients_shard(flat), accumulation, Shape{flat.layout.shard_elements()}},
+      statistics + (&unit - units.data()), {offload->norm_workspace.data(), offload->norm_workspace.bytes()});
+  const ElementRange kept = optimizer_range(flat);
+  const void* from = at(flat, flat.gradients_data(), whole_gradients(), kept.begin, accumulation);
+  flat.gradients_home =
+      link->copy_to_host(flat.host_gradients.data(), from, kept.size() * size_of(accumulation), {});
+  flat.lent_gradients.release(flat.gradients_home);
+  if (!config.overlap) flat.gradients_home.wait();
+}
+
+// --- Parameters -----------------------------------------------------------------------------------------
+
+Event Engine::Impl::bring_shard(UnitState& unit, FlatState& flat, void* place, std::vector<Event> ready) {
+  Offloading& off = *offload;
+  const std::int64_t bytes = flat.layout.shard_elements() * size_of(config.precision.compute);
+  if (flat.parameters_tier == OffloadTier::cpu) {
+    return link->copy_from_host(place, flat.parameters.data(), bytes, ready);
+  }
+  HostSlot& slot = take(off.shards, off.next_shard);
+  off.disk_reads->wait(slot.free);
+  off.disk_reads->wait(unit.shard_ready);
+  const std::int64_t transferred = round_up(bytes, io_alignment);
+  off.disk_reads->enqueue("read " + unit.name,
+                          [&off, memory = slot.memory.data(), offset = flat.parameters_offset, transferred] {
+                            off.io->wait(off.io->read(off.swap->file(), offset, memory, transferred));
+                          });
+  off.parameters_read += transferred;
+  ready.push_back(off.disk_reads->record());
+  slot.free = link->copy_from_host(place, slot.memory.data(), bytes, ready);
+  return slot.free;
+}
+
+Engine::Impl::NewWeights Engine::Impl::begin_weights(FlatState& flat, ElementRange range, Stream& worker) {
+  Offloading& off = *offload;
+  NewWeights weights;
+  weights.range = range;
+  const DataType dtype = config.precision.compute;
+  const bool on_host = flat.optimizer_tier != OffloadTier::none;
+  if (on_host && flat.parameters_tier == OffloadTier::cpu) {
+    // Straight to where they live; null where they are the master weights.
+    if (flat.master || flat.tiles.elements > 0) {
+      weights.data = at(flat, flat.parameters.data(), whole_parameters(), range.begin, dtype);
+    }
+    return weights;
+  }
+  if (on_host) {
+    weights.host = &take(off.weights, off.next_weights);
+    worker.wait(weights.host->free);
+    weights.data = static_cast<std::byte*>(weights.host->memory.data());
+  } else {
+    weights.device = &off.device_weights[off.next_device_weights];
+    off.next_device_weights = (off.next_device_weights + 1) % off.device_weights.size();
+    worker.wait(weights.device->free);
+    weights.data = static_cast<std::byte*>(weights.device->memory.data());
+  }
+  return weights;
+}
+
+Event Engine::Impl::finish_weights(UnitState& unit, FlatState& flat, NewWeights& weights, Stream& worker) {
+  Offloading& off = *offload;
+  const DataType dtype = config.precision.compute;
+  const std::int64_t bytes = weights.range.size() * size_of(dtype);
+  Event written = worker.record();
+  if (flat.parameters_tier == OffloadTier::none) {
+    // Kernels of the step before, and peers, read the old weights.
+    const std::vector<Event> ready{written, compute.record(), flat.filled};
+    weights.host->free =
+        link->copy_from_host(at(flat, flat.parameters.data(), whole_parameters(), weights.range.begin, dtype),
+                             weights.data, bytes, ready);
+    return weights.host->free;
+  }
+  const std::int64_t first = weights.range.begin - flat.layout.shard_range(rank).begin;
+  if (flat.parameters_tier == OffloadTier::cpu) {
+    if (weights.device == nullptr) return written;
+    const std::vector<Event> ready{written, flat.filled};
+    weights.device->free = link->copy_to_host(
+        static_cast<std::byte*>(flat.parameters.data()) + first * size_of(dtype), weights.data, bytes, ready);
+    return weights.device->free;
+  }
+  HostSlot* slot = weights.host;
+  if (weights.device != nullptr) {
+    slot = &take(off.weights, off.next_weights);
+    const std::vector<Event> ready{written, slot->free};
+    written = weights.device->free = link->copy_to_host(slot->memory.data(), weights.data, bytes, ready);
+  }
+  const std::int64_t transferred = round_up(bytes, io_alignment);
+  off.disk_writes->wait(written);
+  off.disk_writes->wait(flat.filled);
+  off.disk_writes->enqueue("write " + unit.name, [&off, memory = slot->memory.data(), transferred,
+                                                  offset = flat.parameters_offset + first * size_of(dtype)] {
+    off.io->wait(off.io->write(off.swap->file(), offset, memory, transferred));
+  });
+  off.parameters_written += transferred;
+  slot->free = off.disk_writes->record();
+  return slot->free;
+}
+
+Event Engine::Impl::publish_stretch(UnitState& unit, const Stretch& stretch) {
+  OptimizerStep masked;
+  masked.apply = false;
+  update_stretch(unit, stretch, masked, {});
+  return unit.shard_ready;
+}
+
+// --- The update -----------------------------------------------------------------------------------------
+
+void Engine::Impl::update_stretch(UnitState& unit, const Stretch& stretch, const OptimizerStep& step,
+                                  std::span<const double> optimizer_sums) {
+  FlatState& flat = unit.trainable;
+  const auto per_tensor = static_cast<std::size_t>(optimizer->statistics_per_tensor());
+  const DataType accumulation = config.precision.accumulation;
+  const DataType dtype = config.precision.compute;
+  Stream& worker = *stretch.stream;
+  const std::int64_t tile = config.offload.tile_elements;
+  for (std::int64_t begin = stretch.range.begin; begin < stretch.range.end; begin += tile) {
+    UpdateMemory part;
+    part.range = {begin, std::min(begin + tile, stretch.range.end)};
+    const std::int64_t skipped = begin - stretch.range.begin;
+    part.master = stretch.master + skipped * size_of(DataType::float32);
+    for (std::size_t s = 0; s < state_tensors.size(); ++s) {
+      part.state.push_back(stretch.state[s] + skipped * size_of(state_tensors[s].dtype));
+    }
+    part.gradient = flat.optimizer_tier != OffloadTier::none
+                        ? static_cast<std::byte*>(flat.host_gradients.data()) +
+                              (begin - optimizer_range(flat).begin) * size_of(accumulation)
+                        : at(flat, flat.gradients_data(), whole_gradients(), begin, accumulation);
+    NewWeights weights = begin_weights(flat, part.range, worker);
+    part.weight = weights.data;
+    auto begun = std::make_shared<double>(0.0);
+    const bool timed = stretch.on_host;
+    if (timed) worker.enqueue("update " + unit.name, [begun] { *begun = seconds_now(); });
+    if (step.apply) {
+      ShardView all;
+      all.gradient = {part.gradient, accumulation, Shape{part.range.size()}};
+      all.master = {part.master, DataType::float32, Shape{part.range.size()}};
+      for (std::size_t s = 0; s < state_tensors.size(); ++s) {
+        all.state.push_back({part.state[s], state_tensors[s].dtype, Shape{part.range.size()}});
+      }
+      all.weight = {part.weight, dtype, Shape{part.range.size()}};
+      std::vector<OptimizerSegment> segments;
+      std::int64_t next = 0;
+      const auto zero_to = [&](std::int64_t element) {
+        if (weights.data == nullptr || element <= next) return;
+        kernels::fill_zero(worker, {weights.data + next * size_of(dtype), dtype, Shape{element - next}});
+      };
+      for (const TensorPiece& piece : flat.layout.pieces(part.range)) {
+        const int index = flat.tensors[static_cast<std::size_t>(piece.tensor)];
+        const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
+        OptimizerSegment segment;
+        segment.first = piece.buffer_begin - part.range.begin;
+        segment.count = piece.elements;
+        segment.group = tensor.group;
+        segment.tensor = tensor.name;
+        segment.first_element = piece.tensor_begin;
+        segment.tensor_elements = tensor.shape.elements();
+        if (per_tensor > 0) {
+          segment.reduced = optimizer_sums.subspan(static_cast<std::size_t>(index) * per_tensor, per_tensor);
+        }
+        zero_to(segment.first);  // padding: the slot held another tile before
+        next = segment.first + segment.count;
+        segments.push_back(segment);
+      }
+      zero_to(part.range.size());
+      (void)optimizer->apply_segments(worker, step, all, segments);
+    } else if (weights.data != nullptr) {
+      // A skipped step moves the same bytes, and the weights are those that it found.
+      const ConstTensorView master{part.master, DataType::float32, Shape{part.range.size()}};
+      const TensorView weight{weights.data, dtype, Shape{part.range.size()}};
+      if (dtype == DataType::float32) {
+        kernels::copy(worker, master, weight);
+      } else {
+        kernels::cast(worker, master, weight);
+      }
+    }
+    if (timed) {
+      worker.enqueue("updated " + unit.name, [begun, sum = offload->update_seconds] {
+        sum->store(sum->load() + seconds_now() - *begun);  // read by the issuing thread now and then
+      });
+    }
+    unit.shard_ready = finish_weights(unit, flat, weights, worker);
+  }
+}
+
+void Engine::Impl::read_ahead() {
+  if (!offload || !offload->ring || offload->reading_ahead) return;
+  offload->ring->begin(offload->update_order);
+  offload->reading_ahead = true;
+}
+
+void Engine::Impl::update_offloaded(const OptimizerStep& step, std::span<const double> optimizer_sums) {
+  if (!offload) return;
+  Offloading& off = *offload;
+  read_ahead();
+  for (UnitState& unit : units) {
+    FlatState& flat = unit.trainable;
+    if (flat.optimizer_tier == OffloadTier::none || flat.layout.padded_elements() == 0) continue;
+    off.host->wait(flat.gradients_home);
+    if (flat.parameters_tier == OffloadTier::cpu) off.host->wait(flat.filled);
+    Stretch stretch;
+    stretch.stream = off.host.get();
+    stretch.on_host = true;
+    const ElementRange kept = optimizer_range(flat);
+    if (flat.optimizer_tier == OffloadTier::cpu) {
+      stretch.range = kept;
+      stretch.master = static_cast<std::byte*>(master_view(flat, kept.begin, kept.size()).data);
+      for (Buffer& state : flat.state) stretch.state.push_back(static_cast<std::byte*>(state.data()));
+      update_stretch(unit, stretch, step, optimizer_sums);
+      continue;
+    }
+    for (std::int64_t tile = 0; tile < flat.tiles.tiles(); ++tile) {
+      const TileMemory open = off.ring->open(*off.host);
+      stretch.range = {kept.begin + open.first, kept.begin + open.first + open.elements};
+      stretch.master = static_cast<std::byte*>(open.data[0]);
+      stretch.state.clear();
+      for (std::size_t s = 0; s < state_tensors.size(); ++s) {
+        stretch.state.push_back(static_cast<std::byte*>(open.data[s + 1]));
+      }
+      hand_over_in_stream(static_cast<int>(&unit - units.data()), stretch);  // of a save: before it changes
+      update_stretch(unit, stretch, step, optimizer_sums);
+      off.ring->close(*off.host, true);
+    }
+  }
+  finish_handing_over(*off.host);
+  if (off.ring) off.ring->end(*off.host);
+  off.reading_ahead = false;
+  if (!config.overlap) off.host->synchronize();
+}
+
+/// Stages 1-2: the new weights travel behind what follows; gather() waits for them unit by unit.
+void Engine::Impl::gather_updated(UnitState& unit, const char* phase) {
+  FlatState& flat = unit.trainable;
+  if (ranks == 1 || !whole_parameters() || whole_optimizer() || flat.layout.padded_elements() == 0) return;
+  const std::vector<Event> ready{unit.shard_ready};
+  flat.filled =
+      all_gather_shard(flat, flat.parameters.data(), config.precision.compute, ready, unit.name, phase);
+  if (!config.overlap) flat.filled.wait();
+}
+
+void Engine::Impl::report_offload(StepResult& result) {
+  if (!link) return;
+  const HostLinkCounts moved = link->counts();
+  const HostLink::Busy busy = link->take_busy_seconds();
+  Offloading& off = *offload;
+  OffloadTraffic& traffic = off.step_traffic;
+  traffic.to_host = moved.bytes_to_host - off.link_before.bytes_to_host;
+  traffic.from_host = moved.bytes_from_host - off.link_before.bytes_from_host;
+  traffic.nvme_read = off.parameters_read - off.parameters_read_before;
+  traffic.nvme_written = off.parameters_written - off.parameters_written_before;
+  if (off.ring) {
+    const TileRingCounts tiles = off.ring->counts();
+    traffic.nvme_read += tiles.bytes_read - off.ring_before.bytes_read;
+    traffic.nvme_written += tiles.bytes_written - off.ring_before.bytes_written;
+    result.offload.disk = off.ring->take_busy_seconds();
+  }
+  result.offload.to_host = busy.to_host;
+  result.offload.from_host = busy.from_host;
+  result.offload.host_update = off.update_seconds->exchange(0.0);
+  result.offload_traffic = traffic;
+}
+
+/// What is issued from here on counts to the step that begins.
+void Engine::Impl::begin_offload_report() {
+  if (!link) return;
+  offload->link_before = link->counts();
+  if (offload->ring) offload->ring_before = offload->ring->counts();
+  offload->parameters_read_before = offload->parameters_read;
+  offload->parameters_written_before = offload->parameters_written;
+}
+
+}  // namespace tranche

@@ -1,0 +1,64 @@
+#pragma once
+/// Internal: the save that is under way. saving.cpp drives it.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tranche/checkpoint/folder.h"
+#include "tranche/checkpoint/shard_plan.h"
+#include "tranche/engine/background_work.h"
+#include "tranche/engine/engine_impl.h"
+#include "tranche/engine/tile_feed.h"
+#include "tranche/offload/aligned_buffer.h"
+
+namespace tranche {
+
+/// What a save copies at once, and where to in the snapshot. As long as all state lives in memory the
+/// snapshot is the file's image; else it holds what does, one piece behind the other, and behind them memory
+/// for the blocks through which pieces and tiles go to the file.
+struct SnapshotLayout {
+  struct Part {
+    checkpoint::SectionPiece piece;
+    std::int64_t offset = 0;  ///< in the snapshot
+  };
+  std::int64_t bytes = 0;
+  std::vector<Part> parts;          ///< unit by unit, sections in order
+  std::vector<ElementRange> tiles;  ///< by unit: what lives on the nvme tier
+  bool image = true;
+  std::int64_t staging = 0;  ///< where the blocks' memory begins
+};
+
+/// What all ranks agree on is `phase`; it changes in collective calls only: none -> (every rank writes its
+/// file) writing -> (rank 0 makes it a checkpoint) committing -> none.
+struct Engine::Impl::Saving {
+  enum class Phase { none, writing, committing };
+
+  explicit Saving(FileSystem& file_system) : files(file_system) {}
+
+  FileSystem& files;
+  std::unique_ptr<BlockIo> io;  ///< made for the first save
+  std::uint64_t token = 0;      ///< tells this run's saves from the debris of others; drawn by rank 0
+  bool has_token = false;
+  AlignedBuffer snapshot;  ///< kept from save to save
+  SnapshotLayout layout;   ///< of the snapshot
+  /// Of the nvme tier, by unit: what nobody was told to hand over yet. Empty ones stand for none.
+  std::vector<ElementRange> missing;
+  std::shared_ptr<TileGiver> giver;  ///< while anything is missing
+  std::shared_ptr<TileFeed> feed;    ///< null: all state lives in memory
+  std::optional<checkpoint::RunFolder> folder;
+
+  Phase phase = Phase::none;
+  std::string directory;
+  std::int64_t step = -1;
+  std::unique_ptr<checkpoint::ShardPlan> plan;
+  checkpoint::Manifest manifest;  ///< complete but for the shards' records and what commit() fills in
+  checkpoint::Retention retention;
+
+  std::string failure;  ///< to be thrown by the next call that may
+  std::string warning;  ///< of rank 0, written by `work`: what failed once the checkpoint was there
+  BackgroundWork work;  ///< last: it uses all of the above
+};
+
+}  // namespace tranche

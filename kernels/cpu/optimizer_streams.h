@@ -1,0 +1,51 @@
+#pragma once
+/// What an optimizer's pass runs over, as untyped views and as pointers of one combination of dtypes, and the
+/// figures of its way through memory. Internal to optimizer_update.cpp.
+
+#include <cstdint>
+
+#include "tranche/core/tensor_view.h"
+#include "tranche/kernels/cpu/known_divisor.h"
+#include "tranche/kernels/optimizer_update.h"
+
+namespace tranche::kernels::cpu {
+
+/// Stretches of at least this many elements write their weights with non-temporal stores: what passes through
+/// the caches then (28 bytes an element, 7 MiB) has evicted the first weights before the last are written.
+inline constexpr std::int64_t streaming_elements = 262144;
+
+/// How far ahead of the loop each stream is asked for.
+inline constexpr std::int64_t prefetch_bytes = 1024;
+
+/// Whether Adam may divide by correction2_sqrt with KnownDivisor: the root of a second moment is +0, NaN,
+/// infinite or in [2^-75, 2^64]. A -0 cannot come from these betas, as a square is added.
+inline bool divides_by_reciprocal(const AdamArguments& a) {
+  return KnownDivisor::covers(a.correction2_sqrt) && a.beta2 >= 0 && a.beta2 <= 1;
+}
+
+/// `second` and `weight` may be absent; so may `first`, of SGD without momentum.
+struct UpdateViews {
+  ConstTensorView gradient;
+  TensorView master, first, second, weight;
+};
+
+template <class Gradient, class Moment>
+struct UpdateStreams {
+  const Gradient* gradient;
+  float* master;
+  Moment *first, *second;
+  void* weight;
+  DataType weight_type;
+};
+
+template <class Gradient, class Moment>
+UpdateStreams<Gradient, Moment> streams_of(const UpdateViews& views) {
+  return {static_cast<const Gradient*>(views.gradient.data),
+          static_cast<float*>(views.master.data),
+          static_cast<Moment*>(views.first.data),
+          static_cast<Moment*>(views.second.data),
+          views.weight.data,
+          views.weight.dtype};
+}
+
+}  // namespace tranche::kernels::cpu

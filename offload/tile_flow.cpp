@@ -1,0 +1,215 @@
+#include "tranche/offload/tile_flow.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+#include "tranche/core/thread.h"
+
+namespace tranche {
+
+TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers) : io_(io), buffers_(std::move(buffers)) {
+  for (Lane* lane : {&reads_, &writes_}) {
+    lane->under_way.reserve(buffers_.size());  // or a transfer could begin of which nobody knows
+  }
+  reads_.thread = start_quiet_thread([this] { run(reads_); });
+  try {
+    writes_.thread = start_quiet_thread([this] { run(writes_); });
+  } catch (...) {
+    finish();
+    throw;
+  }
+}
+
+TileFlow::Place& TileFlow::at(std::int64_t position) {
+  const std::int64_t index = position - first_;
+  if (index < 0 || index >= static_cast<std::int64_t>(places_.size())) {
+    throw LogicError("tile " + std::to_string(position) + " of a tile ring was given up");
+  }
+  return places_[static_cast<std::size_t>(index)];
+}
+
+char* TileFlow::buffer_of(std::int64_t position) const {
+  return buffers_[static_cast<std::size_t>(position % static_cast<std::int64_t>(buffers_.size()))];
+}
+
+void TileFlow::check_not_stopped() const {
+  if (!stopped_) return;
+  if (failure_) std::rethrow_exception(failure_);
+  throw LogicError(
+      "the stream that worked on the tiles has failed, with the error that its events throw; abandon the "
+      "pass");
+}
+
+std::int64_t TileFlow::add(File& file, const std::vector<Tile>& tiles, bool read) {
+  const std::lock_guard lock(mutex_);
+  check_not_stopped();
+  const std::int64_t position = first_ + static_cast<std::int64_t>(places_.size());
+  for (const Tile& tile : tiles) places_.push_back({tile, &file, read, Stage::queued});
+  start_reads();
+  return position;
+}
+
+// A tile can be taken up once its buffer is free and no earlier one may still write any of its bytes.
+bool TileFlow::can_start(std::int64_t position) {
+  const std::int64_t before = position - static_cast<std::int64_t>(buffers_.size());
+  if (before >= first_ && at(before).stage != Stage::settled) return false;
+  const Tile tile = at(position).tile;
+  for (std::int64_t earlier = std::max(first_, before); earlier < position; ++earlier) {
+    const Place& other = at(earlier);
+    if (other.stage != Stage::settled && other.tile.offset < tile.offset + tile.bytes &&
+        tile.offset < other.tile.offset + other.tile.bytes) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void TileFlow::start_reads() {
+  const std::int64_t end = first_ + static_cast<std::int64_t>(places_.size());
+  bool in_memory = false;
+  while (!stopped_ && next_ < end && can_start(next_)) {
+    Place& place = at(next_);
+    if (place.read) {
+      try {
+        started(reads_, io_.read(*place.file, place.tile.offset, buffer_of(next_), place.tile.bytes), next_);
+      } catch (...) {
+        stop_locked(std::current_exception());
+        return;
+      }
+      place.stage = Stage::reading;
+    } else {
+      place.stage = Stage::in_memory;
+      in_memory = true;
+    }
+    ++next_;
+  }
+  if (in_memory) changed_.notify_all();
+}
+
+void TileFlow::started(Lane& lane, IoTicket ticket, std::int64_t position) {
+  if (idle()) busy_since_ = seconds_now();
+  lane.under_way.push_back({ticket, position});
+  lane.arrived.notify_one();
+}
+
+void TileFlow::settle(std::int64_t position) {
+  at(position).stage = Stage::settled;
+  while (!places_.empty() && places_.front().stage == Stage::settled) {
+    places_.pop_front();
+    ++first_;
+  }
+  start_reads();
+  changed_.notify_all();
+}
+
+void TileFlow::await_tile(std::int64_t position) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return stopped_ || at(position).stage == Stage::in_memory; });
+  check_not_stopped();
+}
+
+void TileFlow::leave(std::int64_t position, bool write) {
+  const std::lock_guard lock(mutex_);
+  check_not_stopped();
+  Place& place = at(position);
+  if (!write) {
+    settle(position);
+    return;
+  }
+  try {
+    started(writes_, io_.write(*place.file, place.tile.offset, buffer_of(position), place.tile.bytes),
+            position);
+  } catch (...) {
+    stop_locked(std::current_exception());
+    throw;
+  }
+  place.stage = Stage::writing;
+}
+
+void TileFlow::await_left(std::int64_t end) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return stopped_ || first_ >= end; });
+  check_not_stopped();
+}
+
+void TileFlow::stop(std::exception_ptr failure) noexcept {
+  const std::lock_guard lock(mutex_);
+  stop_locked(std::move(failure));
+}
+
+void TileFlow::stop_locked(std::exception_ptr failure) noexcept {
+  if (!stopped_) failure_ = std::move(failure);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+void TileFlow::cut(std::int64_t end) noexcept {
+  const std::lock_guard lock(mutex_);
+  while (first_ + static_cast<std::int64_t>(places_.size()) > std::max(end, next_)) places_.pop_back();
+}
+
+void TileFlow::reset() noexcept {
+  std::unique_lock lock(mutex_);
+  stopped_ = true;
+  changed_.wait(lock, [&] { return idle(); });
+  first_ += static_cast<std::int64_t>(places_.size());
+  next_ = first_;
+  places_.clear();
+  failure_ = nullptr;
+  stopped_ = false;
+}
+
+void TileFlow::finish() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    finishing_ = true;
+    stop_locked(nullptr);
+  }
+  for (Lane* lane : {&reads_, &writes_}) {
+    lane->arrived.notify_all();
+    if (lane->thread.joinable()) lane->thread.join();
+  }
+}
+
+void TileFlow::run(Lane& lane) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    lane.arrived.wait(lock, [&] { return finishing_ || !lane.under_way.empty(); });
+    if (lane.under_way.empty()) return;
+    const UnderWay oldest = lane.under_way.front();
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      io_.wait(oldest.ticket);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    // Only now: what is listed is what may still touch memory.
+    lane.under_way.erase(lane.under_way.begin());
+    if (idle()) busy_seconds_ += seconds_now() - busy_since_;
+    if (failure) {
+      stop_locked(std::move(failure));
+    } else if (at(oldest.position).stage == Stage::writing) {
+      settle(oldest.position);
+    } else {
+      at(oldest.position).stage = Stage::in_memory;
+    }
+    changed_.notify_all();
+  }
+}
+
+double TileFlow::take_busy_seconds() {
+  const std::lock_guard lock(mutex_);
+  if (!idle()) {
+    const double now = seconds_now();
+    busy_seconds_ += now - busy_since_;
+    busy_since_ = now;
+  }
+  return std::exchange(busy_seconds_, 0.0);
+}
+
+}  // namespace tranche

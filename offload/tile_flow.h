@@ -1,0 +1,92 @@
+#pragma once
+/// What the threads of a TileRing share: which tile is in which buffer, and what is under way. For offload/
+/// only.
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tranche/offload/block_io.h"
+
+namespace tranche {
+
+/// Tiles have positions, counted over all passes; the tile at position p uses buffer p % buffers.
+/// Thread-safe. One thread waits for transfers; reads are submitted in order by whoever makes one possible.
+class TileFlow {
+ public:
+  struct Tile {
+    std::int64_t offset = 0;  ///< in the file
+    std::int64_t bytes = 0;
+  };
+  /// Buffers must live until finish(), which must be called.
+  TileFlow(BlockIo& io, std::vector<char*> buffers);
+
+  /// Adds tiles at the end; they go to and from `file`. Returns the position of the first. Rethrows what has
+  /// stopped it.
+  std::int64_t add(File& file, const std::vector<Tile>& tiles, bool read);
+  /// Blocks until the tile is in its buffer. This and the next two throw what has stopped the flow.
+  void await_tile(std::int64_t position);
+  /// Submits the tile's write, or just frees its buffer.
+  void leave(std::int64_t position, bool write);
+  /// Blocks until all tiles before this position are written.
+  void await_left(std::int64_t end);
+
+  /// No more reads and writes from now on; waiters throw `failure`, or say that the stream failed.
+  void stop(std::exception_ptr failure) noexcept;
+  /// No more reads of tiles from this position on.
+  void cut(std::int64_t end) noexcept;
+  /// Forgets all tiles and what has stopped it, once nothing is under way. Nobody may be waiting.
+  void reset() noexcept;
+  /// Ends the threads, once nothing is under way.
+  void finish() noexcept;
+
+  double take_busy_seconds();
+
+ private:
+  enum class Stage : std::uint8_t { queued, reading, in_memory, writing, settled };
+  struct Place {
+    Tile tile;
+    File* file = nullptr;
+    bool read = false;
+    Stage stage = Stage::queued;
+  };
+  struct UnderWay {
+    IoTicket ticket;
+    std::int64_t position = 0;
+  };
+  struct Lane {
+    std::vector<UnderWay> under_way;  // in the order of submission; one a buffer at most
+    std::condition_variable arrived;  // something under way, or the end
+    std::thread thread;
+  };
+  Place& at(std::int64_t position);
+  char* buffer_of(std::int64_t position) const;
+  bool can_start(std::int64_t position);
+  void start_reads();
+  void started(Lane& lane, IoTicket ticket, std::int64_t position);
+  bool idle() const { return reads_.under_way.empty() && writes_.under_way.empty(); }
+  void settle(std::int64_t position);
+  void stop_locked(std::exception_ptr failure) noexcept;
+  void check_not_stopped() const;
+  void run(Lane& lane);
+
+  BlockIo& io_;
+  const std::vector<char*> buffers_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;  // a tile's stage, or stopped_
+  std::deque<Place> places_;         // of the positions from first_ on
+  std::int64_t first_ = 0;           // all before are settled
+  std::int64_t next_ = 0;            // first that is still queued
+  bool stopped_ = false;
+  std::exception_ptr failure_;
+  bool finishing_ = false;
+  double busy_seconds_ = 0, busy_since_ = 0;
+  Lane reads_, writes_;
+};
+
+}  // namespace tranche

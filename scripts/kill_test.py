@@ -1,0 +1,281 @@
+#!/usr/bin/env python3
+"""Kills training runs while they save, again and again, and proves that nothing is lost and nothing torn is loaded.
+
+usage: kill_test.py PROGRAM [--kills 1000] [--seed N] [--ranks 1,2,3] [--folder DIR] [--limit SECONDS] [--verbose]
+
+PROGRAM is build/release/bin/tranche. A tiny model is trained with a save after every step, always by the same command
+line with --resume latest, and SIGKILL ends one rank, or mpirun, at a time drawn over start-up, loading and saving. After each
+kill the next start must
+  - begin from a complete checkpoint, at least as new as the newest that was reported complete before,
+  - with the digests of weights and optimizer state that a run which was never killed has after that step.
+Stages are drawn anew at each start; the number of ranks for each folder (another number rounds otherwise).
+--limit ends early, after the kill under way. Exit status: 0 all well, 1 a check failed (the folder stays), 2 usage.
+"""
+import argparse
+import collections
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+TEXT = b"the cat sat on a mat and saw seven rats\n" * 100
+MODEL = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_inner": 61, "vocab_size": 257, "n_positions": 16}
+START_LIMIT = 60  # seconds until a start has loaded its checkpoint
+RESUMED = re.compile(r"resumed +(\S+): step (\d+),")
+WEIGHTS = re.compile(r"^ +weights +([0-9a-f]{32})$", re.M)
+STATE = re.compile(r"^ +weights and moments +([0-9a-f]{32})$", re.M)
+COMPLETE = re.compile(r"checkpoint \S*step-(\d+) is complete")
+STARTED = re.compile(r"^step +\d+/|nothing to train|no checkpoint in|weights and moments", re.M)
+
+
+class Failed(Exception):
+    pass
+
+
+def flags(folder, steps, stage):
+    return ["train", "--model", os.path.join(folder, "config.json"), "--data", os.path.join(folder, "text.txt"),
+            "--sequence", "8", "--steps", str(steps), "--stage", str(stage), "--threads", "1", "--log-every", "1",
+            "--eval-batches", "1", "--debug-peak-seconds", "0.01", "--set", "tranche.reduction=micro_batch", "--set", "tranche.workspace=8MiB",
+            "--set", "tranche.communication_slab=1MiB"]
+
+
+def command(program, ranks, arguments):
+    launcher = [os.path.join(ROOT, "scripts", "run_mpi.sh"), str(ranks)] if ranks > 1 else []
+    return launcher + [program] + arguments
+
+
+def reference(program, folder, ranks, steps):
+    """{step: (weights, state)} of a run that nothing disturbs."""
+    report = os.path.join(folder, f"reference-{ranks}.json")
+    done = subprocess.run(command(program, ranks, flags(folder, steps, 0) + ["--digest-every", "1", "--report", report]),
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        raise Failed(f"the reference run of {ranks} ranks ended with {done.returncode}:\n{done.stdout.decode(errors='replace')}")
+    with open(report, encoding="utf-8") as file:
+        return {step["step"]: (step["weights_digest"], step["state_digest"]) for step in json.load(file)["steps"]}
+
+
+def processes(job, name):
+    """Numbers of the program's processes among what `job` has started (its session holds them all)."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as file:
+                stat = file.read()
+        except OSError:
+            continue
+        fields = stat[stat.rindex(")") + 2:].split()
+        own = stat[stat.index("(") + 1:stat.rindex(")")]
+        if own == name[:15] and fields[0] != "Z" and int(fields[3]) == job:  # 4th after the name: session
+            found.append(int(entry))
+    return sorted(found)
+
+
+def what_was_hit(folder):
+    """Which part of a save the kill fell into, from what it left."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    if any(".removed-" in name for name in names):
+        return "while an old checkpoint was removed"
+    if any(name.endswith(".old") for name in names):
+        return "while a checkpoint was replaced"
+    for name in names:
+        if not name.endswith(".tmp"):
+            continue
+        inside = os.listdir(os.path.join(folder, name)) if os.path.isdir(os.path.join(folder, name)) else []
+        shards = [entry for entry in inside if entry.startswith("shard-")]
+        if "manifest.json" in inside:
+            return "manifest there, folder not yet renamed"
+        if any(entry.startswith("manifest.json") for entry in inside):
+            return "while the manifest was written"
+        if "model.h5" in inside:
+            return "between model.h5 and the manifest"
+        if not shards:
+            return "before the first shard"
+        world = int(shards[0].split("-of-")[1].split(".")[0])
+        return "shards under way" if len(shards) == world else "all shards begun, nothing committed"
+    steps = sorted(name for name in names if re.fullmatch(r"step-\d+", name))
+    if not steps:
+        return "before any save"
+    try:
+        with open(os.path.join(folder, "latest"), encoding="utf-8") as file:
+            if file.read().split()[0] != steps[-1]:
+                return "renamed, `latest` not yet replaced"
+    except (OSError, IndexError):
+        return "renamed, `latest` not yet there"
+    return "between two saves"
+
+
+class Campaign:
+    """One folder of checkpoints, from nothing to the last step."""
+
+    def __init__(self, options, draw, folder, ranks, digests, number):
+        self.options, self.draw, self.folder, self.ranks, self.digests = options, draw, folder, ranks, digests
+        self.checkpoints = os.path.join(folder, f"checkpoints-{number}")
+        self.out = os.path.join(folder, "out.txt")
+        self.sure = 0  # newest step that was reported complete
+        self.ended = False
+
+    def text(self):
+        with open(self.out, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def fail(self, what):
+        raise Failed(f"{what}\n  {' '.join(self.line)}\n  its output:\n    " + "\n    ".join(self.text().split("\n")[-25:]))
+
+    def check(self, text):
+        """What a start has said of what it resumed."""
+        resumed, weights, state = RESUMED.search(text), WEIGHTS.search(text), STATE.search(text)
+        if not resumed:
+            if "no checkpoint in" in text:
+                if self.sure > 0:
+                    self.fail(f"step {self.sure} was complete, but the run started from the beginning")
+                return 0
+            return None
+        if not state:
+            return None
+        step = int(resumed.group(2))
+        if step < self.sure:
+            self.fail(f"resumed step {step}, but step {self.sure} was reported complete")
+        if (weights.group(1), state.group(1)) != self.digests[step]:
+            self.fail(f"resumed step {step} with weights {weights.group(1)}, state {state.group(1)}; a run that was never "
+                      f"killed has {self.digests[step]}")
+        return step
+
+    def life(self):
+        """Starts, kills, checks. Returns (what was hit, step that was resumed)."""
+        stage = self.draw.randrange(4)
+        self.line = command(self.options.program, self.ranks, flags(self.folder, len(self.digests), stage) +
+                            ["--checkpoint-dir", self.checkpoints, "--save-every", "1", "--keep-last", "3", "--resume", "latest"])
+        name = os.path.basename(self.options.program)
+        early = self.draw.random() < 0.05
+        delay = self.draw.uniform(0, 0.6 if early else 0.35)
+        whole = self.ranks > 1 and self.draw.random() < 0.25
+        with open(self.out, "wb") as out:
+            job = subprocess.Popen(self.line, stdout=out, stderr=out, start_new_session=True,
+                                   env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(START_LIMIT + 60)))
+        try:
+            resumed = None
+            begin = time.time()
+            while not early and job.poll() is None:
+                text = self.text()
+                resumed = self.check(text)
+                if resumed is not None and STARTED.search(text):
+                    break
+                if time.time() - begin > START_LIMIT:
+                    self.fail("the run did not start")
+                time.sleep(0.004)
+            time.sleep(delay)
+            victims = [job.pid] if whole or self.ranks == 1 else processes(job.pid, name) or [job.pid]
+            victim = self.draw.choice(victims)
+            over = job.poll() is not None
+            if not over:
+                try:
+                    os.kill(victim, signal.SIGKILL)
+                except ProcessLookupError:
+                    over = True
+            hit = what_was_hit(self.checkpoints)
+            status = job.wait(timeout=START_LIMIT)
+            # Ranks whose mpirun was killed find out by themselves; until they have ended the folder is theirs.
+            begin = time.time()
+            while processes(job.pid, name):
+                if time.time() - begin > START_LIMIT:
+                    self.fail("ranks live on without mpirun")
+                time.sleep(0.02)
+        finally:
+            for left in processes(job.pid, name) + [job.pid]:  # a session of its own: only what this has started
+                try:
+                    os.kill(left, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            job.wait()
+        text = self.text()
+        if resumed is None:
+            resumed = self.check(text)
+        self.sure = max([self.sure] + [int(step) for step in COMPLETE.findall(text)])
+        if over and status == 0:
+            self.ended = True
+        elif status == 0 or "tranche: " in text and "complete checkpoint" in text:
+            self.fail(f"ended with status {status} of its own accord")
+        return ("while starting or loading" if resumed is None else hit), resumed, over
+
+
+def run(options):
+    draw = random.Random(options.seed)
+    folder = options.folder or tempfile.mkdtemp(prefix="tranche-kill-")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "text.txt"), "wb") as file:
+        file.write(TEXT)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(MODEL, file)
+    print(f"seed {options.seed}; folder {folder}", flush=True)
+    steps = max(60, min(400, 12 * options.kills))
+    digests = {}
+    hits, kills, lives, number, campaign = collections.Counter(), 0, 0, 0, None
+    begin = last = time.time()
+    newest = 0
+    try:
+        while kills < options.kills and not (options.limit and time.time() - begin > options.limit):
+            if campaign is None or campaign.ended:
+                if campaign is not None:
+                    shutil.rmtree(campaign.checkpoints, ignore_errors=True)
+                ranks, number = options.ranks[number % len(options.ranks)], number + 1
+                if ranks not in digests:
+                    digests[ranks] = reference(options.program, folder, ranks, steps)
+                campaign = Campaign(options, draw, folder, ranks, digests[ranks], number)
+            hit, resumed, over = campaign.life()
+            lives += 1
+            newest = max(newest, campaign.sure)
+            if not over:
+                kills += 1
+                hits[hit] += 1
+            # Another folder from time to time, so that all numbers of ranks have their turn.
+            if campaign.sure > 0 and draw.random() < 0.02 * len(options.ranks):
+                campaign.ended = True
+            if options.verbose:
+                print(f"kill {kills}: {campaign.ranks} ranks, resumed step {resumed}, {hit}", flush=True)
+            elif time.time() - last > 10:
+                last = time.time()
+                rate = kills / (last - begin)
+                left = (options.kills - kills) / rate if rate > 0 else float("inf")
+                print(f"{kills} of {options.kills} kills, {rate:.2f} a second, {left / 60:.0f} min to go", flush=True)
+    except (Failed, subprocess.TimeoutExpired) as failure:
+        print(f"FAILED at kill {kills + 1}, start {lives + 1}: {failure}\n"
+              f"  reproduce with --seed {options.seed}; left as it was: {folder}", flush=True)
+        return 1
+    print(f"{kills} kills in {time.time() - begin:.0f} s, {lives} starts: every resume began from a complete checkpoint with "
+          "the digests of a run that was never killed")
+    for hit, count in hits.most_common():
+        print(f"  {count:5d}  {hit}")
+    if not options.folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[2, 3, 1])
+    parser.add_argument("--folder", default="")
+    parser.add_argument("--limit", type=float, default=0)
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    options.program = os.path.abspath(options.program)
+    if not os.access(options.program, os.X_OK):
+        print(f"kill_test.py: {options.program} is no program", file=sys.stderr)
+        return 2
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

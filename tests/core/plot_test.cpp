@@ -1,0 +1,157 @@
+#include "tranche/core/plot.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tranche/core/error.h"
+
+namespace tranche::plot {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// Empty when tags are balanced and nothing stands unescaped; else what is wrong. (The program's tests also
+/// give plots to a real parser.)
+std::string problem_of(const std::string& xml) {
+  std::vector<std::string> open;
+  for (std::size_t i = xml.find("<svg"); i < xml.size();) {
+    if (xml[i] != '<') {
+      if (xml[i] == '&' && xml.find(';', i) > i + 6) return "a bare & at " + std::to_string(i);
+      ++i;
+      continue;
+    }
+    const std::size_t end = xml.find('>', i);
+    if (end == std::string::npos) return "an open tag at " + std::to_string(i);
+    const std::string tag = xml.substr(i + 1, end - i - 1);
+    if (tag.find('<') != std::string::npos) return "a bare < in " + tag;
+    if (tag.front() == '/') {
+      if (open.empty() || open.back() != tag.substr(1)) return "</" + tag + " closes nothing";
+      open.pop_back();
+    } else if (tag.back() != '/') {
+      open.push_back(tag.substr(0, tag.find(' ')));
+    }
+    i = end + 1;
+  }
+  return open.empty() ? "" : "<" + open.back() + "> is never closed";
+}
+
+AreaChart area() {
+  AreaChart chart;
+  chart.title = "Memory <of> \"rank 0\" & others";
+  chart.subtitle = "step 3";
+  chart.x_label = "ms";
+  chart.edges = {0, 1, 2.5, 4};
+  chart.series = {{"parameters", std::string(color(0)), {1 << 20, 1 << 20, 1 << 20}},
+                  {"empty", std::string(grey), {0, 3 << 20, 0}, true}};
+  chart.rows = {{"phase", {{0, 2, "forward", "#cfe2f3"}, {2, 2.0001, "reduce", ""}, {2, 4, "backward", ""}}}};
+  chart.marks = {{1.5, 4 << 20, "peak 4.00 MiB"}};
+  return chart;
+}
+
+TEST(Ticks, AreRoundInBinaryUnitsAndReachOverTheHighest) {
+  const Ticks marks = ticks(0, 700.0 * (1 << 20), Scale::bytes);
+  EXPECT_THAT(marks.labels,
+              ElementsAre("0 MiB", "128 MiB", "256 MiB", "384 MiB", "512 MiB", "640 MiB", "768 MiB"));
+  EXPECT_EQ(ticks(0, 1.6 * (1 << 30), Scale::bytes).labels[1], "0.5 GiB");
+  EXPECT_THAT(ticks(0, 9.7, Scale::number).labels, ElementsAre("0", "2", "4", "6", "8", "10"));
+  EXPECT_THAT(ticks(0, 0, Scale::bytes).labels.size(), ::testing::Ge(2u)) << "nothing is a plot too";
+  for (const double high : {1.0, 3.0, 1023.0, 1024.0, 1025.0, 1e6, 5e12, 9e18}) {
+    for (const Scale scale : {Scale::bytes, Scale::number}) {
+      const Ticks some = ticks(0, high, scale);
+      EXPECT_GE(some.values.back(), high);
+      EXPECT_LE(some.values.size(), 9u) << high;
+      EXPECT_GE(some.values.size(), 2u) << high;
+    }
+  }
+  EXPECT_THROW(ticks(0, std::nan(""), Scale::number), InvalidArgument);
+}
+
+TEST(Plot, AreasAreWellFormedAndSayWhatTheyShow) {
+  const std::string svg = to_svg(area());
+  EXPECT_EQ(problem_of(svg), "");
+  for (const char* text : {"Memory &lt;of&gt; &quot;rank 0&quot; &amp; others", "step 3", "parameters",
+                           "empty", ">forward<", "peak 4.00 MiB", "4 MiB", "pattern"}) {
+    EXPECT_THAT(svg, HasSubstr(text));
+  }
+  EXPECT_THAT(svg, Not(HasSubstr(">reduce<"))) << "a name goes where it has room";
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
+}
+
+TEST(Plot, TextThatIsNoUtf8IsReplaced) {
+  AreaChart chart = area();
+  chart.title = "h\xff.0 \xc3\xa9 \xe2\x82";
+  const std::string svg = to_svg(chart);
+  EXPECT_THAT(svg, HasSubstr("h?.0 \xc3\xa9 ??"));
+}
+
+TEST(Plot, BarsSideBySideAndStacked) {
+  BarChart chart;
+  chart.title = "By rank";
+  chart.labels = {"rank 0", "rank 1"};
+  chart.notes = {"1 MiB", "2 MiB"};
+  chart.series = {{"parameters", std::string(color(0)), {1 << 20, 1 << 20}},
+                  {"gradients", std::string(color(3)), {0, 1 << 20}, true}};
+  for (const bool stacked : {false, true}) {
+    chart.stacked = stacked;
+    const std::string svg = to_svg(chart);
+    EXPECT_EQ(problem_of(svg), "");
+    for (const char* text : {"By rank", "rank 1", "gradients", "2 MiB"}) EXPECT_THAT(svg, HasSubstr(text));
+  }
+  // Many labels leave room for each other.
+  BarChart many;
+  for (int i = 0; i < 200; ++i) many.labels.push_back("r" + std::to_string(i));
+  many.series = {{"one", std::string(color(1)), std::vector<double>(200, 5.0)}};
+  const std::string svg = to_svg(many);
+  EXPECT_THAT(svg, HasSubstr(">r0<"));
+  EXPECT_THAT(svg, Not(HasSubstr(">r1<")));
+}
+
+TEST(Plot, LinesOnLinearAndLogarithmicAxes) {
+  LineChart chart;
+  chart.title = "Speed";
+  chart.series = {{"measured", std::string(color(0)), {1, 2, 4, 8}, {10, 19, 36, 66}, false},
+                  {"ideal", std::string(grey), {1, 8}, {10, 80}, true}};
+  EXPECT_EQ(problem_of(to_svg(chart)), "");
+  chart.logarithmic = true;
+  const std::string svg = to_svg(chart);
+  EXPECT_EQ(problem_of(svg), "");
+  for (const char* text : {">8<", ">128<", "ideal", "stroke-dasharray"}) EXPECT_THAT(svg, HasSubstr(text));
+  chart.series[0].y[0] = 0;
+  EXPECT_THROW(to_svg(chart), InvalidArgument);
+}
+
+TEST(Plot, RefusesWhatDoesNotFit) {
+  const auto message = [](const auto& chart) -> std::string {
+    try {
+      to_svg(chart);
+    } catch (const InvalidArgument& error) {
+      return error.message();
+    }
+    return "no error";
+  };
+  AreaChart chart = area();
+  chart.series[0].values.pop_back();
+  EXPECT_EQ(message(chart), "plot: a series of another length than the chart's edges");
+  chart = area();
+  chart.series[0].values[0] = -1;
+  EXPECT_EQ(message(chart), "plot: a value that is negative or not finite");
+  chart = area();
+  chart.edges = {0};
+  EXPECT_EQ(message(chart), "plot: an area chart without extent");
+  EXPECT_EQ(message(BarChart{}), "plot: a bar chart without bars");
+  BarChart bars;
+  bars.labels = {"a"};
+  bars.series = {{"s", "#000000", {1}}};
+  bars.notes = {"x", "y"};
+  EXPECT_EQ(message(bars), "plot: notes for some of the bars only");
+  EXPECT_EQ(message(LineChart{}), "plot: a line chart without lines");
+}
+
+}  // namespace
+}  // namespace tranche::plot

@@ -1,0 +1,142 @@
+// Offloading overlaps: shown by gates that would never open if one thing waited for the other.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include "odd_model.h"
+#include "on_ranks.h"
+#include "tranche/core/trace.h"
+
+namespace tranche::test {
+namespace {
+
+constexpr int patience_seconds = 20;
+
+/// Waits until `condition`; false when that took too long to be anything but a deadlock undone.
+bool eventually(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(patience_seconds);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+OddRun offloaded_run(OffloadTier tier) {
+  OddRun run;
+  run.stage = 3;
+  run.dtype = DataType::bfloat16;
+  run.frozen = false;
+  run.offload.optimizer = tier;
+  run.offload.tile_elements = 4096;
+  run.offload.nvme_path = (std::filesystem::temp_directory_path() / "tranche-offload-overlap-test").string();
+  return run;
+}
+
+/// One micro-batch without arithmetic; the hooks run behind gather() of a unit in forward, and before a
+/// unit's gradients are handed over.
+void idle_micro_batch(Engine& engine, const std::function<void(int unit)>& in_forward,
+                      const std::function<void(int unit)>& in_backward) {
+  const auto units = static_cast<int>(engine.model().units().size());
+  engine.begin_micro_batch();
+  for (int unit = 0; unit < units; ++unit) {
+    const GatheredUnit weights = engine.gather({unit});
+    if (in_forward) in_forward(unit);
+  }
+  for (int unit = units - 1; unit >= 0; --unit) {
+    for (int use = 0; use < engine.model().units()[static_cast<std::size_t>(unit)].uses_per_pass; ++use) {
+      UnitGradients gradients = engine.gradients({unit});
+      if (in_backward) in_backward(unit);
+      std::move(gradients).reduce();
+    }
+  }
+  end_with(engine, 1.0, 1);
+}
+
+TEST(OffloadOverlap, GradientsLeaveWhileBackwardGoesOn) {
+  for (const OffloadTier tier : {OffloadTier::cpu, OffloadTier::nvme}) {
+    on_ranks(
+        offloaded_run(tier),
+        [&](Engine& engine, Runtime& runtime) {
+          bool left = false;
+          idle_micro_batch(engine, {}, [&](int unit) {
+            if (unit > 0) return;
+            left = left || eventually([&] {
+                     return runtime.trace()->to_json().find("copy to host") != std::string::npos;
+                   });
+          });
+          EXPECT_TRUE(left) << "no gradient had left when backward came to the first unit";
+          (void)engine.step();
+        },
+        [](Config&, RuntimeOptions& options) { options.trace = true; });
+  }
+}
+
+/// Plain descent whose update of the model's last unit waits until the gate is opened.
+class Gated final : public Optimizer {
+ public:
+  explicit Gated(std::atomic<bool>& open, std::atomic<bool>& late) : open_(open), late_(late) {}
+  std::string name() const override { return "Gated"; }
+  std::vector<OptimizerStateTensor> state() const override { return {{"seen", DataType::float32, 0}}; }
+  void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
+             std::span<const double>) const override {
+    if (!step.apply) return;
+    const bool last = shard.tensor.starts_with("mixed");
+    stream.enqueue("apply", [this, shard, last] {
+      if (last && !eventually([this] { return open_.load(); })) late_ = true;
+      for (std::int64_t i = 0; i < shard.master.elements(); ++i) {
+        shard.master.as<float>()[i] += 1.0f;
+        shard.state[0].as<float>()[i] += 1.0f;
+        if (shard.weight.data != nullptr) {
+          shard.weight.as<bfloat16>()[i] = to_bfloat16(shard.master.as<float>()[i]);
+        }
+      }
+    });
+  }
+  std::string describe() const override { return "{}"; }
+
+ private:
+  std::atomic<bool>& open_;
+  std::atomic<bool>& late_;
+};
+
+TEST(OffloadOverlap, UpdatesRunBehindTheNextForward) {
+  for (const OffloadTier tier : {OffloadTier::cpu, OffloadTier::nvme}) {
+    for (const OffloadTier parameters : {OffloadTier::none, tier}) {
+      std::atomic<bool> open = true, late = false;
+      OddRun run = offloaded_run(tier);
+      run.offload.parameters = parameters;
+      run_thread_ranks(1, [&](int, const CommunicatorFactory& factory) {
+        const Config config = odd_config(run);
+        RuntimeOptions options = RuntimeOptions::from(config);
+        options.log_level = LogLevel::off;
+        Runtime runtime(options, factory);
+        Engine engine(runtime, odd_model(), config, std::make_unique<Gated>(open, late));
+        for (int step = 0; step < 4; ++step) {
+          int seen = -1;
+          idle_micro_batch(engine,
+                           [&](int unit) {
+                             // Units before the last one are there although the last one's update has not
+                             // ended.
+                             if (unit == 2) open = true;
+                             seen = unit;
+                           },
+                           {});
+          EXPECT_EQ(seen, 3);
+          open = step == 3;
+          EXPECT_TRUE(engine.step().applied);
+        }
+        EXPECT_FALSE(late) << "forward waited for updates that it did not need yet";
+        EXPECT_EQ(engine.read_optimizer_state("mixed.f", "seen")[0], 4.0f);
+        EXPECT_EQ(engine.read_optimizer_state("tied.a", "seen")[0], 4.0f);
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tranche::test

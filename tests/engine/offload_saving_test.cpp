@@ -1,0 +1,467 @@
+// Saves of state that lives on the nvme tier: tiles go to the checkpoint from the read that the next step
+// makes anyway, before they change; and nobody waits for what does not come.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <mutex>
+#include <optional>
+
+#include "../offload/faulty_file_system.h"
+#include "on_ranks.h"
+#include "saving_fixture.h"
+
+namespace tranche::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using tranche::testing::Fault;
+using tranche::testing::FaultyFileSystem;
+using tranche::testing::FileOperation;
+namespace fs = std::filesystem;
+
+/// The odd model and units of several tiles, of which half fit on the device, with one behind them that fits
+/// again.
+ModelSpec tiled_model() {
+  ModelSpec spec = odd_model();
+  spec.add_unit({"wide", {{"wide.h", Shape{2 * 4096 + 77}, Initializer::normal(0.1f)}}, 1});
+  spec.add_unit({"wider",
+                 {{"wider.i", Shape{3, 4099}, Initializer::normal(0.1f)},
+                  {"wider.j", Shape{2 * 4096 + 5}, Initializer::normal(0.1f)}},
+                 1});
+  spec.add_unit({"late", {{"late.k", Shape{500}, Initializer::normal(0.1f)}}, 1});
+  return spec;
+}
+
+class OffloadSaving : public Saving {
+ protected:
+  OddRun setup(int ranks, int stage, OffloadTier optimizer = OffloadTier::nvme,
+               OffloadTier parameters = OffloadTier::none) const {
+    OddRun run;
+    run.ranks = ranks;
+    run.stage = stage;
+    run.dtype = DataType::bfloat16;
+    run.policy = ReductionPolicy::micro_batch;
+    run.offload.optimizer = optimizer;
+    run.offload.parameters = parameters;
+    run.offload.tile_elements = 4096;
+    run.offload.tile_buffers = 3;
+    run.offload.nvme_path = path("nvme");
+    return run;
+  }
+  static void on_tiled_ranks(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body,
+                             FileSystem* files = nullptr, bool save_buffer = false) {
+    run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+      Config config = odd_config(run);
+      config.save_buffer = save_buffer;
+      RuntimeOptions options = RuntimeOptions::from(config);
+      options.log_level = LogLevel::off;
+      options.files = files;
+      Runtime runtime(options, factory);
+      Engine engine(runtime, tiled_model(), config);
+      body(engine, runtime);
+    });
+  }
+  static StepResult one_step(Engine& engine, Runtime& runtime, const std::string& poison = {}) {
+    whole_step(engine, runtime, engine.steps(), poison);
+    return engine.step();
+  }
+  /// Digests of the state after 0, 1 ... steps of a run that never saves, `poisoned` being one to skip.
+  static std::vector<kernels::Digest> undisturbed(OddRun run, int steps, int poisoned = -1) {
+    std::vector<kernels::Digest> digests;
+    run.offload = {};
+    on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      for (int step = 0; step <= steps; ++step) {
+        const kernels::Digest digest = engine.state_digest();
+        if (runtime.rank() == 0) digests.push_back(digest);
+        if (step < steps) (void)one_step(engine, runtime, step == poisoned ? "prime.c" : "");
+      }
+    });
+    return digests;
+  }
+  static kernels::Digest stored(OddRun run, const std::string& from) {
+    kernels::Digest digest;
+    run.offload = {};
+    on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      engine.load(from);
+      const kernels::Digest mine = engine.state_digest();
+      if (runtime.rank() == 0) digest = mine;
+    });
+    return digest;
+  }
+  static Fault fault(FileOperation operation, int code, const std::string& where, int nth = 1,
+                     int times = -1) {
+    Fault one;
+    one.operation = operation;
+    one.code = code;
+    one.path_contains = where;
+    one.nth = nth;
+    one.times = times;
+    return one;
+  }
+  static void meet(Runtime& runtime) { runtime.all().barrier({"test", "faults", Traffic::control}).wait(); }
+};
+
+TEST_F(OffloadSaving, StepsGoOnAndTheCheckpointHoldsWhatWasThen) {
+  int number = 0;
+  for (const int ranks : {1, 2}) {
+    for (const int stage : {0, 2, 3}) {
+      for (const double ratio : {1.0, 0.5}) {
+        for (const OffloadTier parameters : {OffloadTier::none, OffloadTier::nvme}) {
+          if (parameters != OffloadTier::none && stage != 3) continue;
+          for (const std::int64_t accumulation : {1, 2}) {
+            OddRun run = setup(ranks, stage, OffloadTier::nvme, parameters);
+            run.offload.ratio = ratio;
+            run.accumulation = accumulation;
+            const std::string what = run.to_string();
+            const std::string folder = path(std::to_string(number++));
+            const int skipped = number % 2 == 0 ? 2 : -1;
+            const std::vector<kernels::Digest> expected = undisturbed(run, 5, skipped);
+            on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+              (void)one_step(engine, runtime);
+              const OffloadTraffic usual = one_step(engine, runtime).offload_traffic;
+              EXPECT_EQ(engine.save(folder), folder + "/step-00000002");
+              EXPECT_TRUE(engine.saving());
+              const StepResult behind = one_step(engine, runtime, skipped == 2 ? "prime.c" : "");
+              EXPECT_EQ(behind.applied, skipped != 2);
+              // Nothing is read for the sake of the save.
+              EXPECT_EQ(behind.offload_traffic.nvme_read, usual.nvme_read) << what;
+              EXPECT_EQ(behind.offload_traffic.nvme_written, usual.nvme_written) << what;
+              (void)one_step(engine, runtime);
+              (void)one_step(engine, runtime);
+              EXPECT_EQ(engine.state_digest(), expected[5]) << what;
+              (void)engine.finish_saving();
+            });
+            EXPECT_EQ(stored(run, folder + "/step-00000002"), expected[2]) << what;
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(OffloadSaving, NeitherSaveNorWhatWaitsForItBehindAStepTouchesTheNvmeTier) {
+  for (const int ranks : {1, 2}) {
+    const OddRun run = setup(ranks, 2);
+    const std::string folder = path(std::to_string(ranks));
+    FaultyFileSystem files(posix_file_system());
+    const std::vector<kernels::Digest> expected = undisturbed(run, 3);
+    on_tiled_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          const auto allow = [&] {
+            meet(runtime);
+            if (runtime.rank() == 0) files.clear();
+            meet(runtime);
+          };
+          const auto forbid = [&] {
+            allow();
+            (void)engine.state_digest();  // the step's own transfers are over
+            meet(runtime);
+            if (runtime.rank() == 0) {
+              files.inject(fault(FileOperation::read, EIO, "nvme"));
+              files.inject(fault(FileOperation::write, EIO, "nvme"));
+            }
+            meet(runtime);
+          };
+          (void)one_step(engine, runtime);
+          forbid();
+          engine.save(folder);
+          allow();
+          (void)one_step(engine, runtime);
+          forbid();
+          EXPECT_EQ(engine.finish_saving(), folder + "/step-00000001");
+          allow();
+          (void)one_step(engine, runtime);
+          EXPECT_EQ(engine.state_digest(), expected[3]);
+        },
+        &files);
+    EXPECT_EQ(stored(run, folder), expected[1]);
+  }
+}
+
+TEST_F(OffloadSaving, WithoutANextStepTilesAreReadForIt) {
+  for (const int ranks : {1, 2}) {
+    for (const bool inside_a_step : {false, true}) {
+      OddRun run = setup(ranks, 0);
+      run.accumulation = 2;
+      const std::string folder = path(std::to_string(ranks) + (inside_a_step ? "inside" : ""));
+      const std::vector<kernels::Digest> expected = undisturbed(run, 4);
+      on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        (void)one_step(engine, runtime);
+        engine.save(folder);
+        if (!inside_a_step) {
+          EXPECT_EQ(engine.finish_saving(), folder + "/step-00000001");
+        }
+        (void)one_step(engine, runtime);
+        EXPECT_EQ(engine.save(folder, {.wait = true}), folder + "/step-00000002");
+        (void)one_step(engine, runtime);
+        engine.save(folder);
+        if (inside_a_step) {
+          // Between the last micro-batch and the step, whose tiles are on their way already.
+          whole_step(engine, runtime, engine.steps());
+          EXPECT_EQ(engine.finish_saving(), folder + "/step-00000003");
+          (void)engine.step();
+        } else {
+          engine.load(folder + "/step-00000002");
+          EXPECT_EQ(engine.state_digest(), expected[2]);
+          while (engine.steps() < 4) (void)one_step(engine, runtime);
+        }
+        EXPECT_EQ(engine.state_digest(), expected[4]);
+        engine.save(folder);  // and the engine ends
+      });
+      for (std::size_t step = 1; step <= 4; ++step) {
+        EXPECT_EQ(stored(run, folder + "/step-0000000" + std::to_string(step)), expected[step])
+            << step << " of " << run.to_string();
+      }
+    }
+  }
+}
+
+TEST_F(OffloadSaving, OneIsUnderWayAtATime) {
+  const OddRun run = setup(2, 3, OffloadTier::nvme, OffloadTier::nvme);
+  const std::vector<kernels::Digest> expected = undisturbed(run, 3);
+  on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    engine.save(path("twice"));
+    engine.save(path("again"));
+    for (int step = 0; step < 3; ++step) {
+      (void)one_step(engine, runtime);
+      engine.save(path("run"));
+    }
+    EXPECT_EQ(engine.finish_saving(), path("run/step-00000003"));
+  });
+  EXPECT_EQ(stored(run, path("twice")), expected[0]);
+  EXPECT_EQ(stored(run, path("again")), expected[0]);
+  for (std::size_t step = 1; step <= 3; ++step) {
+    EXPECT_EQ(stored(run, path("run/step-0000000" + std::to_string(step))), expected[step]);
+  }
+}
+
+TEST_F(OffloadSaving, WhatIsWrittenMeanwhileIsNotInIt) {
+  for (const double ratio : {1.0, 0.5}) {
+    OddRun run = setup(2, 2);
+    run.offload.ratio = ratio;
+    const std::string folder = path(ratio == 1.0 ? "all" : "half");
+    const std::vector<kernels::Digest> expected = undisturbed(run, 1);
+    std::optional<kernels::Digest> after;
+    on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      (void)one_step(engine, runtime);
+      engine.save(folder);
+      // One rank keeps all of the small ones, so the other has tiles yet to hand over.
+      engine.write_optimizer_state("tiny.e", "exp_avg", std::vector<float>(3, 7.0f));
+      engine.write_weight("wider.j", std::vector<float>(2 * 4096 + 5, 0.5f));
+      engine.write_weight("late.k", std::vector<float>(500, 0.25f));
+      engine.write_weight(odd_frozen_tensor, std::vector<float>(131, 0.125f));
+      EXPECT_EQ(engine.finish_saving(), folder + "/step-00000001");
+      EXPECT_EQ(engine.read_weight("wider.j"), std::vector<float>(2 * 4096 + 5, 0.5f));
+      EXPECT_NE(engine.state_digest(), expected[1]);
+      engine.save(folder + "/changed");
+      (void)one_step(engine, runtime);
+      engine.save(folder + "/stepped");
+      engine.load(folder + "/changed");
+      const kernels::Digest digest = engine.state_digest();
+      if (runtime.rank() == 0) after = digest;
+      EXPECT_EQ(engine.read_optimizer_state("tiny.e", "exp_avg"), std::vector<float>(3, 7.0f));
+    });
+    EXPECT_EQ(stored(run, folder), expected[1]);
+    EXPECT_EQ(stored(run, folder + "/changed"), *after);
+  }
+}
+
+TEST_F(OffloadSaving, AFailedWriteIsToldOnceAndTrainingGoesOn) {
+  const Fault faults[] = {
+      fault(FileOperation::write, ENOSPC, "shard-00001-of-00002"),
+      fault(FileOperation::write, EIO, "shard-00000-of-00002", 1, 1),
+      fault(FileOperation::preallocate, ENOSPC, "shard-00001-of-00002"),
+      fault(FileOperation::sync, EIO, "shard-00001-of-00002", 1, 1),
+      fault(FileOperation::create_directory, EIO, ".tmp"),
+  };
+  const OddRun run = setup(2, 2);
+  const std::vector<kernels::Digest> expected = undisturbed(run, 5);
+  int number = 0;
+  for (const bool stepping : {true, false}) {
+    for (const Fault& one : faults) {
+      const std::string folder = path(std::to_string(number++));
+      FaultyFileSystem files(posix_file_system());
+      on_tiled_ranks(
+          run,
+          [&](Engine& engine, Runtime& runtime) {
+            (void)one_step(engine, runtime);
+            engine.save(folder, {.wait = true});
+            (void)one_step(engine, runtime);
+            if (runtime.rank() == 0) files.inject(one);
+            meet(runtime);
+            engine.save(folder);
+            std::string told = "no error";
+            if (!stepping) told = message_of<CheckpointError>([&] { engine.finish_saving(); });
+            while (engine.steps() < 4) {
+              const std::string message =
+                  message_of<CheckpointError>([&] { whole_step(engine, runtime, engine.steps()); });
+              if (message != "no error") {
+                EXPECT_EQ(told, "no error") << "told twice";
+                told = message;
+                continue;
+              }
+              EXPECT_EQ(engine.step().saved, "");
+            }
+            if (told == "no error") told = message_of<CheckpointError>([&] { engine.finish_saving(); });
+            EXPECT_THAT(told, AllOf(HasSubstr("cannot save step 2 to " + folder), HasSubstr("rank ")));
+            EXPECT_EQ(engine.state_digest(), expected[4]);
+            meet(runtime);
+            if (runtime.rank() == 0) files.clear();
+            meet(runtime);
+            engine.save(folder);
+            (void)one_step(engine, runtime);
+            EXPECT_EQ(engine.state_digest(), expected[5]);
+          },
+          &files);
+      std::vector<std::string> names;
+      for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+      EXPECT_THAT(names, ::testing::UnorderedElementsAre("step-00000001", "step-00000004", "latest"));
+      EXPECT_EQ(stored(run, folder + "/step-00000001"), expected[1]);
+      EXPECT_EQ(stored(run, folder + "/step-00000004"), expected[4]);
+    }
+  }
+}
+
+TEST_F(OffloadSaving, AnEngineThatEndsByAnErrorWaitsForNoTiles) {
+  for (const int ranks : {1, 2}) {
+    for (const bool stepped : {false, true}) {
+      const OddRun run = setup(ranks, 2);
+      const std::string folder = path(std::to_string(ranks) + (stepped ? "stepped" : ""));
+      EXPECT_THROW(on_tiled_ranks(run,
+                                  [&](Engine& engine, Runtime& runtime) {
+                                    engine.save(folder, {.wait = true});
+                                    (void)one_step(engine, runtime);
+                                    engine.save(folder);
+                                    if (stepped) (void)one_step(engine, runtime);
+                                    throw InvalidArgument("the program's own");
+                                  }),
+                   InvalidArgument);
+      const std::vector<kernels::Digest> expected = undisturbed(run, 1);
+      // Alone, a rank finishes what it has begun.
+      EXPECT_EQ(stored(run, folder), expected[ranks == 1 ? 1 : 0]);
+    }
+  }
+}
+
+TEST_F(OffloadSaving, ADiskThatFailsUnderTheTilesEndsTheRunAndLeavesTheLastCheckpoint) {
+  for (const int ranks : {1, 2}) {
+    for (const bool stepping : {true, false}) {
+      for (const int nth : {1, 4}) {
+        const OddRun run = setup(ranks, 2);
+        const std::string folder =
+            path(std::to_string(ranks) + (stepping ? "stepping" : "") + std::to_string(nth));
+        FaultyFileSystem files(posix_file_system());
+        on_tiled_ranks(
+            run,
+            [&](Engine& engine, Runtime& runtime) {
+              engine.save(folder, {.wait = true});
+              (void)one_step(engine, runtime);
+              (void)engine.state_digest();
+              engine.save(folder);
+              meet(runtime);
+              if (runtime.rank() == 0) files.inject(fault(FileOperation::read, EIO, "nvme", nth));
+              std::string told = "no error";
+              try {
+                meet(runtime);  // which ends by the failure of one that is through already
+                for (int step = 0; stepping && step < 3; ++step) (void)one_step(engine, runtime);
+                (void)engine.finish_saving();
+              } catch (const Error& error) {
+                told = error.message();
+              }
+              EXPECT_THAT(told, ::testing::AnyOf(HasSubstr("Input/output error"), HasSubstr("rank")));
+            },
+            &files);
+        EXPECT_EQ(stored(run, folder), undisturbed(run, 0)[0]);
+      }
+    }
+  }
+}
+
+TEST_F(OffloadSaving, TheSnapshotHoldsWhatLivesInMemoryAndThePlanSaysSo) {
+  const auto host = [](const Runtime& runtime) { return runtime.ledger().account(Tier::host); };
+  for (const double ratio : {1.0, 0.5}) {
+    OddRun run = setup(2, 2);
+    run.offload.ratio = ratio;
+    std::vector<std::int64_t> bytes(2);
+    on_tiled_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          const std::int64_t before = host(runtime).current.total();
+          for (int save = 0; save < 3; ++save) {
+            engine.save(path());
+            if (save > 0) (void)one_step(engine, runtime);
+            (void)engine.finish_saving();
+            EXPECT_EQ(host(runtime).current.total(), before);
+          }
+          // Blocks come out of the snapshot: rank 1, which commits nothing, takes no memory.
+          if (runtime.rank() == 1) {
+            EXPECT_EQ(host(runtime).peak, before);
+          }
+          bytes[static_cast<std::size_t>(runtime.rank())] = before;
+        },
+        nullptr, true);
+    EXPECT_EQ(bytes[0], bytes[1]);
+    Config config = odd_config(run);
+    config.save_buffer = true;
+    RuntimeOptions options = RuntimeOptions::from(config);
+    options.device = DeviceKind::meta;
+    Runtime runtime(options, [&](const CommunicatorOptions& o) {
+      return make_meta_communicator(0, run.ranks, run.ranks, o);
+    });
+    Engine engine(runtime, tiled_model(), config);
+    EXPECT_EQ(host(runtime).current.total(), bytes[0]);
+    engine.save(path("nowhere"));
+    EXPECT_EQ(host(runtime).current.total(), bytes[0]);
+    EXPECT_FALSE(engine.saving());
+  }
+}
+
+TEST_F(OffloadSaving, AnyTierGoesOnFromAnyOther) {
+  struct Home {
+    int ranks, stage;
+    OffloadTier optimizer, parameters;
+  };
+  const OffloadTier none = OffloadTier::none, cpu = OffloadTier::cpu, nvme = OffloadTier::nvme;
+  const Home homes[] = {{2, 0, none, none}, {2, 0, cpu, none}, {2, 0, nvme, none},
+                        {2, 3, none, none}, {2, 3, cpu, cpu},  {2, 3, nvme, nvme},
+                        {1, 0, nvme, none}, {1, 3, cpu, nvme}, {1, 0, none, none}};
+  int number = 0;
+  for (const Home& from : homes) {
+    const OddRun saver = setup(from.ranks, from.stage, from.optimizer, from.parameters);
+    const std::string folder = path(std::to_string(number++));
+    kernels::Digest digest;
+    std::vector<double> losses;
+    on_tiled_ranks(saver, [&](Engine& engine, Runtime& runtime) {
+      (void)one_step(engine, runtime);
+      (void)one_step(engine, runtime);
+      const kernels::Digest mine = engine.state_digest();
+      engine.save(folder);
+      std::vector<double> seen;
+      for (int step = 0; step < 3; ++step) seen.push_back(one_step(engine, runtime).loss);
+      if (runtime.rank() == 0) {
+        digest = mine;
+        losses = seen;
+      }
+    });
+    for (const Home& to : homes) {
+      const OddRun loader = setup(to.ranks, to.stage, to.optimizer, to.parameters);
+      const std::string what = saver.to_string() + " -> " + loader.to_string();
+      on_tiled_ranks(loader, [&](Engine& engine, Runtime& runtime) {
+        EXPECT_EQ(engine.load(folder).step, 2) << what;
+        EXPECT_EQ(engine.state_digest(), digest) << what;
+        for (int step = 0; from.ranks == to.ranks && step < 3; ++step) {
+          EXPECT_EQ(one_step(engine, runtime).loss, losses[static_cast<std::size_t>(step)]) << what;
+        }
+      });
+      if (HasFailure()) return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tranche::test

@@ -1,0 +1,70 @@
+// Budgets of a rank on a GPU, whose ranks meet in host memory before they choose one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tranche/core/error.h"
+#include "tranche/device/cuda_probe.h"
+#include "tranche/engine/runtime.h"
+
+namespace tranche {
+namespace {
+
+using testing::HasSubstr;
+
+template <typename Call>
+std::string out_of_memory(Call call) {
+  try {
+    call();
+  } catch (const OutOfMemory& error) {
+    return error.message();
+  }
+  return "nothing was thrown";
+}
+
+TEST(RuntimeBudgetsOnGpus, CountTheMemoryThatRanksMeetThrough) {
+  const CudaProbe probe = probe_cuda();
+  if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
+  // One rank alone meets nobody; two exchange through host memory that each takes before it has a device.
+  run_thread_ranks(2, [](int, const CommunicatorFactory& factory) {
+    RuntimeOptions options;
+    options.device = DeviceKind::cuda;
+    options.log_level = LogLevel::off;
+    const std::int64_t at_start = Runtime(options, factory).ledger().total(Tier::host);
+    ASSERT_GT(at_start, 0);
+  });
+}
+
+TEST(RuntimeBudgetsOnGpus, AreKeptBesideIt) {
+  const CudaProbe probe = probe_cuda();
+  if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
+  run_thread_ranks(2, [](int, const CommunicatorFactory& factory) {
+    RuntimeOptions options;
+    options.device = DeviceKind::cuda;
+    options.log_level = LogLevel::off;
+    options.host_memory_limit = std::int64_t{1} << 30;
+    const Runtime runtime(options, factory);
+    const std::int64_t left = options.host_memory_limit - runtime.ledger().total(Tier::host);
+    EXPECT_LT(left, options.host_memory_limit);
+    EXPECT_THAT(out_of_memory([&] {
+                  const Buffer more(runtime.memory(Tier::host), left + 1, Category::other, "too much");
+                }),
+                HasSubstr("are left"));
+    EXPECT_NO_THROW(Buffer(runtime.memory(Tier::host), 1 << 20, Category::other, "a part of the rest"));
+  });
+}
+
+TEST(RuntimeBudgetsOnGpus, MayBeTooSmallForMeeting) {
+  const CudaProbe probe = probe_cuda();
+  if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
+  run_thread_ranks(2, [](int, const CommunicatorFactory& factory) {
+    RuntimeOptions options;
+    options.device = DeviceKind::cuda;
+    options.log_level = LogLevel::off;
+    options.host_memory_limit = 4096;
+    EXPECT_THAT(out_of_memory([&] { const Runtime runtime(options, factory); }),
+                HasSubstr("of the limit of 4.00 KiB"));
+  });
+}
+
+}  // namespace
+}  // namespace tranche

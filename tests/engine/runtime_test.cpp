@@ -1,0 +1,64 @@
+// The budgets of a rank: refused before anything is taken, on every tier.
+#include "tranche/engine/runtime.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/config.h"
+
+namespace tranche {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+template <typename Call>
+std::string out_of_memory(Call call) {
+  try {
+    call();
+  } catch (const OutOfMemory& error) {
+    return error.message();
+  }
+  return "nothing was thrown";
+}
+
+TEST(RuntimeBudgets, ComeFromTheConfiguration) {
+  const Config config = parse_config(
+      R"({"tranche": {"device_memory": "1MiB", "host_memory": "2MiB", "nvme_space": "3MiB"}})", 1);
+  const RuntimeOptions options = RuntimeOptions::from(config);
+  EXPECT_EQ(options.device_memory_limit, 1 << 20);
+  EXPECT_EQ(options.host_memory_limit, 2 << 20);
+  EXPECT_EQ(options.nvme_limit, 3 << 20);
+  const RuntimeOptions none = RuntimeOptions::from(Config());
+  EXPECT_EQ(none.host_memory_limit, 0);
+  EXPECT_EQ(none.nvme_limit, 0);
+}
+
+TEST(RuntimeBudgets, HostMemoryIsRefusedBeforeItIsTaken) {
+  RuntimeOptions options;
+  options.host_memory_limit = 1 << 20;
+  options.nvme_limit = 12345;
+  const Runtime runtime(options, make_self_communicator);
+  EXPECT_EQ(runtime.nvme_limit(), 12345);
+  const Buffer held(runtime.memory(Tier::host), 600 << 10, Category::optimizer, "moments");
+  const std::string text = out_of_memory(
+      [&] { const Buffer more(runtime.memory(Tier::host), 500 << 10, Category::gradients, "gradients"); });
+  EXPECT_THAT(text, AllOf(HasSubstr("'gradients' (gradients) asks for 500.00 KiB (512000 B) of host memory"),
+                          HasSubstr("of the limit of 1.00 MiB (1048576 B) 600.00 KiB"),
+                          HasSubstr("only 424.00 KiB are left"), HasSubstr("optimizer")))
+      << "with the ledger's table";
+  EXPECT_EQ(runtime.ledger().total(Tier::host), 600 << 10) << "nothing was booked";
+  const Buffer fits(runtime.memory(Tier::host), 424 << 10, Category::gradients, "gradients");
+  // The device's budget is another.
+  EXPECT_NO_THROW(Buffer(runtime.memory(Tier::device), 2 << 20, Category::other, "on the device"));
+}
+
+TEST(RuntimeBudgets, WithoutThemHostMemoryIsNotBounded) {
+  const Runtime runtime({}, make_self_communicator);
+  EXPECT_EQ(runtime.nvme_limit(), 0);
+  EXPECT_NO_THROW(Buffer(runtime.memory(Tier::host), 64 << 20, Category::other, "much"));
+}
+
+}  // namespace
+}  // namespace tranche

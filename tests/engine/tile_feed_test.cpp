@@ -1,0 +1,108 @@
+// The hand-over of tiles: each is used before its giver goes on, and nobody waits for what does not come.
+
+#include "tranche/engine/tile_feed.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "on_ranks.h"
+
+namespace tranche::test {
+namespace {
+
+TileFeed::Tile tile(std::int64_t begin, const std::byte* memory = nullptr) {
+  return {3, {begin, begin + 10}, {memory}};
+}
+
+TEST(TileFeed, AGiverGoesOnOnceItsTileWasUsed) {
+  TileFeed feed;
+  std::byte memory{1};  // changed as soon as a giver goes on
+  std::thread giver([&] {
+    for (int i = 1; i <= 200; ++i) {
+      memory = static_cast<std::byte>(i);
+      feed.hand_over(tile(10 * i, &memory));
+      memory = std::byte{0};
+    }
+    feed.finish();
+  });
+  int taken = 0;
+  while (feed.take([&](const TileFeed::Tile& one) {
+    ++taken;
+    EXPECT_EQ(one.unit, 3);
+    EXPECT_EQ(one.range, (ElementRange{10 * taken, 10 * taken + 10}));
+    EXPECT_EQ(*one.data[0], static_cast<std::byte>(taken));
+  })) {
+  }
+  EXPECT_EQ(taken, 200);
+  giver.join();
+}
+
+TEST(TileFeed, NobodyWaitsForATakerThatIsGone) {
+  TileFeed feed;
+  EXPECT_TRUE(feed.wanted());
+  std::thread giver([&] {
+    for (int i = 0; i < 3; ++i) feed.hand_over(tile(i));
+  });
+  EXPECT_THROW((void)feed.take([](const TileFeed::Tile&) { throw InvalidArgument("disk full"); }),
+               InvalidArgument);
+  giver.join();
+  EXPECT_FALSE(feed.wanted());
+
+  TileFeed other;
+  std::thread waiting([&] { other.hand_over(tile(0)); });
+  other.close();
+  waiting.join();
+  EXPECT_THROW((void)other.take([](const TileFeed::Tile&) {}), LogicError);
+}
+
+TEST(TileFeed, NobodyWaitsForTilesThatDoNotCome) {
+  TileFeed feed;
+  std::thread canceller([&] { feed.cancel(); });
+  EXPECT_EQ(
+      message_of<CheckpointError>([&] { (void)feed.take([](const TileFeed::Tile&) {}); }),
+      "state on the nvme tier was not read to its end: the step that was to do so failed, or the engine "
+      "ended");
+  canceller.join();
+  EXPECT_FALSE(feed.wanted());
+  feed.hand_over(tile(0));  // at once
+  feed.finish();            // too late
+  EXPECT_THROW((void)feed.take([](const TileFeed::Tile&) {}), CheckpointError);
+}
+
+TEST(TileFeed, WhatIsBeingUsedIsWaitedForAlsoWhenCancelled) {
+  TileFeed feed;
+  std::atomic<bool> used = false;
+  std::thread giver([&] {
+    feed.hand_over(tile(0));
+    EXPECT_TRUE(used);
+  });
+  (void)feed.take([&](const TileFeed::Tile&) {
+    feed.cancel();
+    std::this_thread::yield();
+    used = true;
+  });
+  giver.join();
+}
+
+TEST(TileFeed, TheLastGiverThatGoesWithoutAllBeingHandedOverCancels) {
+  const auto feed = std::make_shared<TileFeed>();
+  {
+    const auto giver = std::make_shared<TileGiver>(feed);
+    auto another = giver;
+    another.reset();
+    EXPECT_TRUE(feed->wanted());
+  }
+  EXPECT_FALSE(feed->wanted());
+
+  const auto whole = std::make_shared<TileFeed>();
+  {
+    TileGiver giver(whole);
+    giver.feed().finish();
+  }
+  EXPECT_FALSE(whole->take([](const TileFeed::Tile&) {}));
+}
+
+}  // namespace
+}  // namespace tranche::test

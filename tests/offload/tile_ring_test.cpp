@@ -1,0 +1,706 @@
+// Rings of tiles: the same bytes as a plain array whatever the regions, buffers and engines; overlap shown by
+// gates; every failure an error with file and range, and never a hang.
+#include "tranche/offload/tile_ring.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "tranche/core/error.h"
+#include "tranche/device/device.h"
+#include "tranche/device/memory_resources.h"
+#include "tranche/tests/offload/faulty_file_system.h"
+#include "tranche/tests/offload/test_folder.h"
+
+namespace tranche {
+namespace {
+
+using testing::FaultyFileSystem;
+using testing::FileOperation;
+using ::testing::HasSubstr;
+using testing::TestFolder;
+
+std::uint64_t test_seed() {
+  if (const char* text = std::getenv("TRANCHE_TEST_SEED")) return std::strtoull(text, nullptr, 10);
+  return std::random_device{}();
+}
+
+template <typename Expected>
+std::string text_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Expected& error) {
+    return error.message();
+  } catch (const std::exception& error) {
+    return std::string("another error: ") + error.what();
+  }
+  return "no error";
+}
+
+/// A device, a swap file and an engine.
+struct Bench {
+  Bench(const std::string& folder, FileSystem& files, BlockIoOptions io_options = {}, bool simulated = false)
+      : device(make_device({.kind = simulated ? DeviceKind::meta : DeviceKind::cpu})),
+        host(device->memory(Tier::host), ledger),
+        swap({.directory = folder, .simulated = simulated}, files, ledger),
+        io(simulated ? nullptr : make_block_io(io_options)),
+        stream(device->create_host_stream("host", 1)) {}
+  TileRegion region(std::int64_t elements, std::int64_t tile, std::vector<std::int64_t> widths) {
+    return reserve_region(swap, elements, tile, std::move(widths), Category::optimizer, "states");
+  }
+  TileRing ring(int buffers, std::int64_t bytes) {
+    return TileRing({.buffers = buffers, .buffer_bytes = bytes}, swap, io.get(), host);
+  }
+
+  Ledger ledger;
+  std::unique_ptr<Device> device;
+  TrackingResource host;
+  SwapFile swap;
+  std::unique_ptr<BlockIo> io;
+  std::unique_ptr<Stream> stream;
+};
+
+std::vector<TileRef> tiles_of(const TileRegion& region) {
+  std::vector<TileRef> result;
+  for (std::int64_t tile = 0; tile < region.tiles(); ++tile) result.push_back({&region, tile});
+  return result;
+}
+
+/// Work on a region of one tensor of int64: `work` on the element's value and number.
+void pass(Bench& bench, TileRing& ring, const TileRegion& region, bool read,
+          const std::function<std::int64_t(std::int64_t value, std::int64_t element)>& work,
+          bool write = true) {
+  ring.begin(tiles_of(region), read);
+  for (std::int64_t tile = 0; tile < region.tiles(); ++tile) {
+    const TileMemory memory = ring.open(*bench.stream);
+    bench.stream->enqueue("work", [memory, work] {
+      auto* values = static_cast<std::int64_t*>(memory.data[0]);
+      for (std::int64_t i = 0; i < memory.elements; ++i) values[i] = work(values[i], memory.first + i);
+    });
+    ring.close(*bench.stream, write);
+  }
+  ring.end(*bench.stream);
+}
+
+struct Case {
+  BlockIoEngine engine;
+  int buffers;
+};
+
+class TileRingTest : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (GetParam().engine == BlockIoEngine::uring && TRANCHE_HAS_URING == 0) GTEST_SKIP() << "no liburing";
+    io_.engine = GetParam().engine;
+    io_.block_bytes = 16384;
+    io_.depth = 6;
+  }
+  BlockIoOptions io_;
+  TestFolder folder_{TRANCHE_TEST_FOLDER};
+};
+
+// Passes over passes, issued far ahead of the stream that works.
+TEST_P(TileRingTest, ManyTilesManyPasses) {
+  Bench bench(folder_.path(), posix_file_system(), io_);
+  const TileRegion region = bench.region(60'001, 1000, {8});
+  bench.swap.create();
+  TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
+  pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return 3 * i; });
+  for (int round = 1; round <= 5; ++round) {
+    pass(bench, ring, region, true,
+         [round](std::int64_t value, std::int64_t i) { return value == 3 * i + round - 1 ? value + 1 : -1; });
+  }
+  std::atomic<int> wrong{0};
+  const auto look = [&](std::int64_t value, std::int64_t i) {
+    if (value != 3 * i + 5) ++wrong;
+    return std::int64_t{0};
+  };
+  pass(bench, ring, region, true, look, false);  // not written...
+  pass(bench, ring, region, true, look, false);  // ...so the same again
+  bench.stream->synchronize();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(region.tiles(), 61);
+  const std::int64_t bytes = region.bytes();
+  EXPECT_EQ(ring.counts().bytes_read, 7 * bytes);
+  EXPECT_EQ(ring.counts().bytes_written, 6 * bytes);
+  EXPECT_EQ(ring.counts().tiles, 8 * 61);
+  EXPECT_GT(ring.take_busy_seconds(), 0);
+  EXPECT_EQ(ring.take_busy_seconds(), 0) << "nothing is under way";
+  const BlockIoStatistics statistics = bench.io->statistics();
+  EXPECT_EQ(statistics.read_bytes, 7 * bytes);
+  EXPECT_EQ(statistics.written_bytes, 6 * bytes);
+  EXPECT_EQ(statistics.direct_bytes, bench.swap.file().direct() ? 13 * bytes : 0);
+  EXPECT_EQ(statistics.registered_bytes, GetParam().engine == BlockIoEngine::uring ? 13 * bytes : 0);
+}
+
+// Any regions, tiles in any order, some written and some not, against plain arrays.
+TEST_P(TileRingTest, AnyRegionsAgainstAnArray) {
+  const std::uint64_t seed = test_seed();
+  SCOPED_TRACE("again by TRANCHE_TEST_SEED=" + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  const auto up_to = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % (n + 1)); };
+  for (int round = 0; round < 6; ++round) {
+    Bench bench(folder_.path(), posix_file_system(), io_);
+    std::vector<TileRegion> regions;
+    std::int64_t largest = 0;
+    for (std::int64_t i = up_to(3); i >= 0; --i) {
+      std::vector<std::int64_t> widths;
+      for (std::int64_t t = up_to(3); t >= 0; --t) widths.push_back(std::int64_t{1} << up_to(3));
+      regions.push_back(bench.region(up_to(20'000), 1 + up_to(6'000), widths));
+      if (regions.back().tiles() > 0) largest = std::max(largest, regions.back().bytes_of(0));
+    }
+    bench.swap.create();
+    // By region and tensor.
+    std::vector<std::vector<std::vector<unsigned char>>> model(regions.size());
+    for (std::size_t r = 0; r < regions.size(); ++r) {
+      for (const std::int64_t width : regions[r].widths) {
+        model[r].emplace_back(static_cast<std::size_t>(regions[r].elements * width));
+      }
+    }
+    std::atomic<int> wrong{0};
+    TileRing ring = bench.ring(GetParam().buffers, largest);
+    std::vector<TileRef> all;
+    for (const TileRegion& region : regions) {
+      for (const TileRef& ref : tiles_of(region)) {
+        all.push_back(ref);
+        ASSERT_EQ(region.offset_of(ref.tile) % 4096, 0);
+      }
+    }
+    for (int pass = 0; pass < 6; ++pass) {
+      std::vector<TileRef> chosen = all;
+      if (pass > 0) {
+        std::shuffle(chosen.begin(), chosen.end(), random);
+        chosen.resize(static_cast<std::size_t>(up_to(static_cast<std::int64_t>(chosen.size()))));
+        // Some twice, close together: the second must see what the first wrote.
+        for (std::size_t i = chosen.size(); i-- > 0;) {
+          if (up_to(4) == 0) chosen.insert(chosen.begin() + static_cast<std::ptrdiff_t>(i), chosen[i]);
+        }
+      }
+      ring.begin(chosen, pass > 0);
+      if (pass > 1 && up_to(5) == 0) {
+        // Given up in the middle; what was issued has been done.
+        ring.abandon();
+        continue;
+      }
+      for (const TileRef& ref : chosen) {
+        const TileMemory memory = ring.open(*bench.stream);
+        const bool write = pass == 0 || up_to(2) > 0;
+        const auto key = static_cast<unsigned char>(random());
+        const auto r = static_cast<std::size_t>(ref.region - regions.data());
+        bench.stream->enqueue("work", [&, memory, write, key, r, check = pass > 0] {
+          for (std::size_t t = 0; t < memory.data.size(); ++t) {
+            const std::int64_t width = regions[r].widths[t];
+            auto* bytes = static_cast<unsigned char*>(memory.data[t]);
+            unsigned char* expected = model[r][t].data() + memory.first * width;
+            const auto count = static_cast<std::size_t>(memory.elements * width);
+            if (check && std::memcmp(bytes, expected, count) != 0) ++wrong;
+            for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<unsigned char>(i * key + t);
+            if (write) std::memcpy(expected, bytes, count);
+          }
+        });
+        ring.close(*bench.stream, write);
+      }
+      ring.end(*bench.stream);
+    }
+    bench.stream->synchronize();
+    ASSERT_EQ(wrong, 0) << "round " << round;
+    for (std::size_t r = 0; r < regions.size(); ++r) {
+      for (std::int64_t tile = 0; tile < regions[r].tiles(); ++tile) {
+        for (std::size_t t = 0; t < model[r].size(); ++t) {
+          const std::int64_t width = regions[r].widths[t];
+          std::vector<unsigned char> disk(static_cast<std::size_t>(regions[r].elements_of(tile) * width));
+          bench.swap.file().read(
+              regions[r].offset_of(tile) + regions[r].offset_in_tile(tile, static_cast<int>(t)), disk.data(),
+              static_cast<std::int64_t>(disk.size()));
+          ASSERT_EQ(std::memcmp(disk.data(), model[r][t].data() + regions[r].first_element(tile) * width,
+                                disk.size()),
+                    0)
+              << "region " << r << " tile " << tile << " tensor " << t;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(TileRingTest, FailedTransfersFailTheStreamWithFileAndRange) {
+  for (const FileOperation operation : {FileOperation::read, FileOperation::write}) {
+    for (const int code : {EIO, ENOSPC}) {
+      FaultyFileSystem files(posix_file_system());
+      Bench bench(folder_.path(), files, io_);
+      const TileRegion region = bench.region(20'000, 2048, {8});
+      bench.swap.create();
+      TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
+      const auto add = [](std::int64_t value, std::int64_t) { return value + 1; };
+      pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
+      bench.stream->synchronize();
+      files.inject({.operation = operation, .nth = 5, .code = code, .done_bytes = 100});
+      pass(bench, ring, region, true, add);
+      const std::string text = text_of<IoError>([&] { bench.stream->record().wait(); });
+      EXPECT_THAT(text, HasSubstr(operation == FileOperation::read ? "read of bytes " : "write of bytes "));
+      EXPECT_THAT(text, HasSubstr("of '" + folder_.path() + "/tranche-swap-"));
+      EXPECT_THAT(text, HasSubstr(code == EIO ? "Input/output error" : "No space left"));
+      // Nothing goes on silently, on no stream...
+      EXPECT_EQ(text_of<IoError>([&] { ring.begin(tiles_of(region)); }), text);
+      EXPECT_FALSE(ring.in_pass());
+      // ...until it is given up; a failed stream stays so, a new one works.
+      ring.abandon();
+      EXPECT_THROW(bench.stream->synchronize(), IoError);
+      bench.stream = bench.device->create_host_stream("again", 1);
+      pass(bench, ring, region, true, add, false);
+      bench.stream->synchronize();
+    }
+  }
+}
+
+// A stream fails for reasons of its own, at any place of a pass: nobody waits for what does not come.
+TEST_P(TileRingTest, StreamsThatFail) {
+  for (int at = 0; at < 12; ++at) {
+    Bench bench(folder_.path(), posix_file_system(), io_);
+    const TileRegion region = bench.region(10 * 512, 512, {8});
+    bench.swap.create();
+    TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
+    if (at == 0) bench.stream->enqueue("bad", [] { throw InvalidArgument("a kernel failed"); });
+    pass(bench, ring, region, false, [at](std::int64_t, std::int64_t i) {
+      if (i == (at - 1) * 512) throw InvalidArgument("a kernel failed");
+      return i;
+    });
+    if (at < 11) {
+      EXPECT_EQ(text_of<InvalidArgument>([&] { bench.stream->synchronize(); }), "a kernel failed");
+    }
+    bench.stream = bench.device->create_host_stream("again", 1);
+    if (at < 11) {
+      EXPECT_THAT(text_of<LogicError>([&] { ring.begin(tiles_of(region)); }),
+                  HasSubstr("the stream that worked on the tiles has failed"));
+      if (at % 2 == 0) continue;  // destroyed like this
+      ring.abandon();
+    }
+    pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
+    bench.stream->synchronize();
+  }
+}
+
+// Given up, or destroyed, in every state that the issuing thread can be in.
+TEST_P(TileRingTest, AbandonedAndDestroyedInEveryState) {
+  for (const bool read : {true, false}) {
+    for (int state = 0; state < 16; ++state) {
+      for (const bool destroy : {true, false}) {
+        FaultyFileSystem slow(posix_file_system());
+        Bench bench(folder_.path(), slow, io_);
+        const TileRegion region = bench.region(7 * 512, 512, {8});
+        bench.swap.create();
+        slow.inject({.operation = FileOperation::read, .times = -1, .delay = std::chrono::milliseconds(1)});
+        slow.inject({.operation = FileOperation::write, .times = -1, .delay = std::chrono::milliseconds(1)});
+        std::atomic<int> worked{0};
+        {
+          TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
+          ring.begin(tiles_of(region), read);
+          for (int i = 0; i < state && i < 14; ++i) {
+            if (i % 2 == 1) {
+              ring.close(*bench.stream, i % 4 == 1);
+              continue;
+            }
+            const TileMemory memory = ring.open(*bench.stream);
+            bench.stream->enqueue("work", [memory, &worked] {
+              std::memset(memory.data[0], 1, static_cast<std::size_t>(memory.elements) * 8);
+              ++worked;
+            });
+          }
+          if (state == 15) ring.end(*bench.stream);
+          if (!destroy) {
+            ring.abandon();
+            EXPECT_FALSE(ring.in_pass());
+            EXPECT_EQ(worked, std::min((state + 1) / 2, 7)) << "what was issued has been done";
+            pass(bench, ring, region, true, [](std::int64_t value, std::int64_t) { return value; });
+          }
+        }
+        EXPECT_GE(worked, std::min((state + 1) / 2, 7));
+        bench.stream->synchronize();
+        EXPECT_EQ(bench.ledger.total(Tier::host), 0) << "buffers are freed, by when nothing uses them";
+      }
+    }
+  }
+}
+
+// The file without a name, cut by someone under the run.
+TEST_P(TileRingTest, FileTruncatedUnderTheRun) {
+  Bench bench(folder_.path(), posix_file_system(), io_);
+  const TileRegion region = bench.region(20'000, 2048, {8});
+  bench.swap.create();
+  TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
+  pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
+  bench.stream->synchronize();
+  int cut = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code ignored;
+    const std::string target = std::filesystem::read_symlink(entry.path(), ignored);
+    if (target.find(folder_.path() + "/tranche-swap-") != 0) continue;
+    EXPECT_THAT(target, HasSubstr(" (deleted)"));
+    const int descriptor = ::open(entry.path().c_str(), O_RDWR);
+    ASSERT_EQ(::ftruncate(descriptor, region.offset_of(4) + 5000), 0);
+    ::close(descriptor);
+    ++cut;
+  }
+  ASSERT_GE(cut, 1);
+  pass(bench, ring, region, true, [](std::int64_t value, std::int64_t) { return value; });
+  const std::string text = text_of<IoError>([&] { bench.stream->synchronize(); });
+  EXPECT_THAT(text, HasSubstr("the file ends too early; the file is shorter than it was written"));
+  EXPECT_THAT(text, HasSubstr("read of bytes "));
+}
+
+TEST_P(TileRingTest, ShortAndInterruptedTransfersAreResumed) {
+  std::atomic<int> calls{0};
+  const auto hook = [&](IoCall call, std::int64_t bytes) -> std::int64_t {
+    if (call != IoCall::read && call != IoCall::write) return bytes;
+    const int number = ++calls;
+    if (number % 5 == 1) return -EINTR;
+    if (number % 5 == 2 && bytes > 8192) return bytes / 2 / 4096 * 4096;
+    return number % 5 == 3 ? (bytes + 2) / 3 : bytes;
+  };
+  const auto files = make_posix_file_system(hook);
+  if (GetParam().engine == BlockIoEngine::uring) io_.hook = hook;
+  Bench bench(folder_.path(), GetParam().engine == BlockIoEngine::uring ? posix_file_system() : *files, io_);
+  const TileRegion region = bench.region(50'000, 4096, {8});
+  bench.swap.create();
+  TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
+  pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return i * i; });
+  std::atomic<int> wrong{0};
+  pass(bench, ring, region, true, [&](std::int64_t value, std::int64_t i) {
+    wrong += value != i * i;
+    return value;
+  });
+  bench.stream->synchronize();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(calls, 50);
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, TileRingTest,
+                         ::testing::Values(Case{BlockIoEngine::threads, 1}, Case{BlockIoEngine::threads, 2},
+                                           Case{BlockIoEngine::threads, 3}, Case{BlockIoEngine::threads, 5},
+                                           Case{BlockIoEngine::uring, 1}, Case{BlockIoEngine::uring, 2},
+                                           Case{BlockIoEngine::uring, 3}, Case{BlockIoEngine::uring, 4},
+                                           Case{BlockIoEngine::uring, 5}),
+                         [](const auto& info) {
+                           return std::string(info.param.engine == BlockIoEngine::uring ? "Uring"
+                                                                                        : "Threads") +
+                                  std::to_string(info.param.buffers);
+                         });
+
+TEST(TileRingFallback, WorksWhereUringIsRefused) {
+  const TestFolder folder(TRANCHE_TEST_FOLDER);
+  BlockIoOptions options;
+  options.hook = [](IoCall call, std::int64_t bytes) -> std::int64_t {
+    return call == IoCall::uring_setup ? -EPERM : bytes;
+  };
+  Bench bench(folder.path(), posix_file_system(), options);
+  EXPECT_EQ(bench.io->engine(), BlockIoEngine::threads);
+  const TileRegion region = bench.region(10'000, 1000, {8});
+  bench.swap.create();
+  TileRing ring = bench.ring(4, region.bytes_of(0));
+  pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
+  std::atomic<int> wrong{0};
+  pass(bench, ring, region, true, [&](std::int64_t value, std::int64_t i) {
+    wrong += value != i;
+    return value;
+  });
+  bench.stream->synchronize();
+  EXPECT_EQ(wrong, 0);
+}
+
+/// Files whose transfers are told of, and may be held, before they begin.
+class WatchedFiles : public FileSystem {
+ public:
+  using Watch = std::function<void(FileOperation, std::int64_t offset)>;
+  explicit WatchedFiles(Watch watch) : watch_(std::move(watch)) {}
+  std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override {
+    return std::make_unique<Watched>(posix_file_system().open(path, mode, caching), watch_);
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    posix_file_system().rename(from, to);
+  }
+  void remove(const std::string& path) override { posix_file_system().remove(path); }
+  bool create_directory(const std::string& path) override {
+    return posix_file_system().create_directory(path);
+  }
+  std::vector<DirectoryEntry> list(const std::string& path) override {
+    return posix_file_system().list(path);
+  }
+  std::optional<FileStatus> status(const std::string& path) override {
+    return posix_file_system().status(path);
+  }
+  SpaceInfo space(const std::string& path) override { return posix_file_system().space(path); }
+  void sync_directory(const std::string& path) override { posix_file_system().sync_directory(path); }
+
+ private:
+  struct Watched : File {
+    Watched(std::unique_ptr<File> the_file, const Watch& the_watch)
+        : File(the_file->path()), file(std::move(the_file)), watch(the_watch) {}
+    std::int64_t size() const override { return file->size(); }
+    void preallocate(std::int64_t bytes) override { file->preallocate(bytes); }
+    void read(std::int64_t offset, void* memory, std::int64_t bytes) override {
+      watch(FileOperation::read, offset);
+      file->read(offset, memory, bytes);
+    }
+    void write(std::int64_t offset, const void* memory, std::int64_t bytes) override {
+      watch(FileOperation::write, offset);
+      file->write(offset, memory, bytes);
+    }
+    void truncate(std::int64_t bytes) override { file->truncate(bytes); }
+    void sync() override { file->sync(); }
+    std::unique_ptr<File> file;
+    const Watch& watch;
+  };
+  Watch watch_;
+};
+
+/// Things that have happened, to be waited for.
+class Happenings {
+ public:
+  void note(const std::string& what) {
+    {
+      const std::lock_guard lock(mutex_);
+      seen_.push_back(what);
+    }
+    changed_.notify_all();
+  }
+  /// False after a minute in which it did not happen.
+  bool await(const std::string& what) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::minutes(1),
+                             [&] { return std::find(seen_.begin(), seen_.end(), what) != seen_.end(); });
+  }
+  bool has(const std::string& what) {
+    const std::lock_guard lock(mutex_);
+    return std::find(seen_.begin(), seen_.end(), what) != seen_.end();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> seen_;
+};
+
+struct GatedCase {
+  int buffers;
+  std::vector<std::string> held;  ///< transfers that must be under way while tile 3 is worked on
+};
+class TileRingGates : public ::testing::TestWithParam<GatedCase> {};
+
+// None of these transfers ends before the work on tile 3 has seen all of them under way.
+TEST_P(TileRingGates, ReadsAheadAndWritesBehindTheWork) {
+  const TestFolder folder(TRANCHE_TEST_FOLDER);
+  Happenings happenings;
+  std::atomic<std::int64_t> tile_bytes{0};
+  std::atomic<bool> armed{false};
+  WatchedFiles files([&](FileOperation operation, std::int64_t offset) {
+    if (!armed) return;
+    const std::string what =
+        (operation == FileOperation::read ? "read " : "write ") + std::to_string(offset / tile_bytes);
+    happenings.note(what);
+    const auto& held = GetParam().held;
+    if (std::find(held.begin(), held.end(), what) != held.end()) happenings.await("go on");
+  });
+  Bench bench(folder.path(), files,
+              {.engine = BlockIoEngine::threads, .block_bytes = 1 << 20, .depth = 8, .hook = {}});
+  const TileRegion region = bench.region(10 * 512, 512, {8});
+  tile_bytes = region.bytes_of(0);
+  bench.swap.create();
+  TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
+  pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
+  bench.stream->synchronize();
+  armed = true;
+  std::atomic<int> missing{0}, wrong{0};
+  pass(bench, ring, region, true, [&](std::int64_t value, std::int64_t i) {
+    wrong += value != i;
+    if (i == 3 * 512) {
+      for (const std::string& what : GetParam().held) missing += !happenings.await(what);
+      happenings.note("go on");
+    }
+    return value;
+  });
+  bench.stream->synchronize();
+  EXPECT_EQ(missing, 0);
+  EXPECT_EQ(wrong, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Buffers, TileRingGates,
+                         ::testing::Values(GatedCase{2, {"write 2"}}, GatedCase{2, {"read 4"}},
+                                           GatedCase{3, {"read 4", "write 2"}},
+                                           GatedCase{4, {"read 4", "read 5", "write 2"}},
+                                           GatedCase{5, {"read 4", "read 5", "write 2", "write 1"}}),
+                         [](const auto& info) {
+                           return std::to_string(info.param.buffers) + "Buffers" + std::to_string(info.index);
+                         });
+
+// The buffer of a written tile gets its next read while the stream is busy with something else.
+TEST(TileRingOverlap, ABufferIsReadAgainWithoutTheStream) {
+  const TestFolder folder(TRANCHE_TEST_FOLDER);
+  Happenings happenings;
+  std::atomic<std::int64_t> tile_bytes{1};
+  WatchedFiles files([&](FileOperation operation, std::int64_t offset) {
+    if (operation == FileOperation::read) happenings.note(std::to_string(offset / tile_bytes));
+  });
+  Bench bench(folder.path(), files, {.engine = BlockIoEngine::threads, .hook = {}});
+  const TileRegion region = bench.region(6 * 512, 512, {8});
+  tile_bytes = region.bytes_of(0);
+  bench.swap.create();
+  TileRing ring = bench.ring(3, region.bytes_of(0));
+  std::atomic<bool> early{false}, seen{false};
+  pass(bench, ring, region, true, [&](std::int64_t, std::int64_t i) {
+    // While tile 1 is worked on, tile 0 is written, and tile 3 read into its buffer; not tile 4.
+    if (i == 512) {
+      seen = happenings.await("3");
+      early = happenings.has("4");
+    }
+    return i;
+  });
+  bench.stream->synchronize();
+  EXPECT_TRUE(seen);
+  EXPECT_FALSE(early);
+}
+
+// begin() alone starts reading: nothing has been issued to the stream.
+TEST(TileRingOverlap, BeginReads) {
+  const TestFolder folder(TRANCHE_TEST_FOLDER);
+  Happenings happenings;
+  WatchedFiles files([&](FileOperation operation, std::int64_t offset) {
+    if (operation == FileOperation::read) happenings.note(std::to_string(offset));
+  });
+  Bench bench(folder.path(), files, {.engine = BlockIoEngine::threads, .hook = {}});
+  const TileRegion region = bench.region(6 * 512, 512, {8});
+  bench.swap.create();
+  TileRing ring = bench.ring(3, region.bytes_of(0));
+  ring.begin(tiles_of(region));
+  EXPECT_TRUE(happenings.await("0"));
+  EXPECT_TRUE(happenings.await("4096"));
+  EXPECT_TRUE(happenings.await("8192"));
+  ring.abandon();
+  EXPECT_FALSE(happenings.has("12288")) << "only so many as there are buffers";
+}
+
+TEST(TileRingSimulated, CountsTheSameAndTouchesNothing) {
+  TileRingCounts counts[2];
+  std::int64_t peaks[2][2];
+  for (const bool simulated : {false, true}) {
+    const TestFolder folder(TRANCHE_TEST_FOLDER);
+    FaultyFileSystem files(posix_file_system());
+    Bench bench(folder.path(), files, {}, simulated);
+    const TileRegion first = bench.region(10'000, 1000, {4, 2, 8});
+    const TileRegion second = bench.region(7, 1000, {4});
+    bench.swap.create();
+    {
+      TileRing ring = bench.ring(3, first.bytes_of(0));
+      for (const bool read : {false, true, true}) {
+        std::vector<TileRef> tiles = tiles_of(first);
+        tiles.push_back({&second, 0});
+        const std::size_t count = tiles.size();
+        ring.begin(std::move(tiles), read);
+        for (std::size_t i = 0; i < count; ++i) {
+          const TileMemory memory = ring.open(*bench.stream);
+          EXPECT_EQ(memory.elements, i + 1 < count ? 1000 : 7);
+          EXPECT_EQ(memory.first, i + 1 < count ? static_cast<std::int64_t>(i) * 1000 : 0);
+          ring.close(*bench.stream, i % 2 == 0);
+        }
+        ring.end(*bench.stream);
+      }
+      bench.stream->synchronize();
+      counts[simulated] = ring.counts();
+      peaks[simulated][0] = bench.ledger.account(Tier::host).peak;
+      peaks[simulated][1] = bench.ledger.account(Tier::nvme).peak;
+      ring.begin({{&first, 0}});
+      ring.open(*bench.stream);
+      ring.abandon();
+      if (simulated) {
+        EXPECT_EQ(ring.take_busy_seconds(), 0);
+        EXPECT_EQ(files.count(FileOperation::open), 0);
+      }
+    }
+    EXPECT_EQ(bench.ledger.total(Tier::host), 0);
+  }
+  EXPECT_EQ(counts[0].bytes_read, counts[1].bytes_read);
+  EXPECT_EQ(counts[0].bytes_written, counts[1].bytes_written);
+  EXPECT_EQ(counts[0].tiles, counts[1].tiles);
+  EXPECT_EQ(counts[1].bytes_read, 2 * (10 * (4096 + 4096 + 8192) + 4096));
+  EXPECT_EQ(peaks[0][0], peaks[1][0]);
+  EXPECT_EQ(peaks[0][1], peaks[1][1]);
+}
+
+TEST(TileRegionTest, CutsStartAtMultiplesOf4096) {
+  Ledger ledger;
+  SwapFile swap({.directory = "x", .simulated = true}, posix_file_system(), ledger);
+  swap.reserve(4096, Category::other, "before");
+  const TileRegion region = reserve_region(swap, 2500, 1024, {4, 2}, Category::optimizer, "states");
+  EXPECT_EQ(region.offset, 4096);
+  EXPECT_EQ(region.tiles(), 3);
+  EXPECT_EQ(region.elements_of(1), 1024);
+  EXPECT_EQ(region.elements_of(2), 452);
+  EXPECT_EQ(region.bytes_of(0), 8192);
+  EXPECT_EQ(region.bytes_of(2), 8192) << "1808 and 904 bytes, each rounded up";
+  EXPECT_EQ(region.offset_in_tile(0, 1), 4096);
+  EXPECT_EQ(region.offset_of(2), 4096 + 2 * 8192);
+  EXPECT_EQ(region.bytes(), 3 * 8192);
+  EXPECT_EQ(swap.bytes(), 4096 + 3 * 8192);
+  EXPECT_EQ(ledger.account(Tier::nvme).current[Category::optimizer], 3 * 8192);
+  const TileRegion small = reserve_region(swap, 10, 1 << 30, {4}, Category::optimizer, "small");
+  EXPECT_EQ(small.bytes(), 4096) << "a region of one short tile takes no more than that";
+  const TileRegion empty = reserve_region(swap, 0, 16, {4}, Category::optimizer, "empty");
+  EXPECT_EQ(empty.tiles(), 0);
+  EXPECT_EQ(empty.bytes(), 0);
+  EXPECT_THAT(
+      text_of<InvalidArgument>([&] { reserve_region(swap, 10, 0, {4}, Category::optimizer, "wrong"); }),
+      HasSubstr("'wrong' on the nvme tier: 10 elements in tiles of 0"));
+  EXPECT_THROW(reserve_region(swap, -1, 1, {4}, Category::optimizer, "wrong"), InvalidArgument);
+  EXPECT_THROW(reserve_region(swap, 1, 1, {}, Category::optimizer, "wrong"), InvalidArgument);
+  EXPECT_THROW(reserve_region(swap, 1, 1, {0}, Category::optimizer, "wrong"), InvalidArgument);
+}
+
+TEST(TileRingMisuse, IsNamed) {
+  const TestFolder folder(TRANCHE_TEST_FOLDER);
+  Bench bench(folder.path(), posix_file_system());
+  const TileRegion region = bench.region(3000, 1000, {8});
+  EXPECT_THROW(TileRing({.buffers = 0, .buffer_bytes = 1}, bench.swap, bench.io.get(), bench.host),
+               InvalidArgument);
+  EXPECT_THAT(text_of<InvalidArgument>([&] { TileRing({}, bench.swap, nullptr, bench.host); }),
+              HasSubstr("needs an I/O engine"));
+  TileRing ring = bench.ring(3, region.bytes_of(0));
+  Stream& stream = *bench.stream;
+  EXPECT_THAT(text_of<LogicError>([&] { ring.begin(tiles_of(region)); }), HasSubstr("call create() first"));
+  bench.swap.create();
+  EXPECT_THAT(text_of<LogicError>([&] { ring.open(stream); }), HasSubstr("call begin() first"));
+  EXPECT_THAT(text_of<InvalidArgument>([&] {
+                ring.begin({{&region, 3}});
+              }),
+              HasSubstr("there is no tile 3 in a region of 3"));
+  TileRegion beyond = region;
+  beyond.offset += 4096;
+  EXPECT_THAT(text_of<InvalidArgument>([&] { ring.begin(tiles_of(beyond)); }), HasSubstr("do not fit"));
+  EXPECT_FALSE(ring.in_pass());
+  ring.begin(tiles_of(region));
+  EXPECT_TRUE(ring.in_pass());
+  EXPECT_THAT(text_of<LogicError>([&] { ring.begin(tiles_of(region)); }), HasSubstr("while a pass is open"));
+  EXPECT_THAT(text_of<LogicError>([&] { ring.close(stream, true); }), HasSubstr("close() without open()"));
+  ring.open(stream);
+  EXPECT_THAT(text_of<LogicError>([&] { ring.open(stream); }), HasSubstr("before the last tile was closed"));
+  const auto other = bench.device->create_host_stream("other", 1);
+  EXPECT_THAT(text_of<LogicError>([&] { ring.close(*other, true); }), HasSubstr("one stream throughout"));
+  ring.close(stream, false);
+  EXPECT_THAT(text_of<LogicError>([&] { ring.end(stream); }), HasSubstr("before all tiles were opened"));
+  ring.abandon();
+  ring.begin({});
+  EXPECT_THAT(text_of<LogicError>([&] { ring.open(stream); }), HasSubstr("after the last tile"));
+  ring.end(stream);
+  stream.synchronize();
+}
+
+}  // namespace
+}  // namespace tranche

@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""checkpoint_test.py PROGRAM SUITE: the tranche program saves, resumes and is asked to stop, in processes of its own.
+
+Suites: resume, stop, disk. Every failed check prints the command that shows it.
+"""
+
+import json
+import os
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM, SUITE = os.path.abspath(sys.argv[1]), sys.argv[2]
+RUN_MPI = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "run_mpi.sh")
+FOLDER = tempfile.TemporaryDirectory(prefix="tranche-test-")
+LIMIT = 60  # seconds; a job that is still there then hangs
+failures = []
+
+
+def path(*names):
+    return os.path.join(FOLDER.name, *names)
+
+
+def write(name, content):
+    with open(path(name), "wb") as file:
+        file.write(content)
+    return path(name)
+
+
+TEXT = write("text.txt", (b"the cat sat on a mat and saw seven rats\n" * 200))
+SHAPE = {"model_type": "gpt2", "n_layer": 3, "n_head": 3, "n_embd": 33, "n_inner": 61, "vocab_size": 257, "n_positions": 32,
+         "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}
+MODEL = write("config.json", json.dumps(SHAPE).encode())
+TINY = ["train", "--model", MODEL, "--data", TEXT, "--sequence", "13", "--threads", "1", "--eval-batches", "1",
+        "--debug-peak-seconds", "0.01", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
+
+
+def command(arguments, ranks):
+    return ([RUN_MPI, str(ranks)] if ranks else []) + [PROGRAM] + arguments
+
+
+def environment():
+    return dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT))
+
+
+def fail(what, line, output):
+    failures.append(what)
+    print(f"FAILED: {what}\n  {shlex.join(line)}\n  " + "\n  ".join(output.strip().split("\n")[-25:]))
+
+
+def run(arguments, ranks, status=0, texts=(), line=None):
+    """Standard output and error together; checks status and texts."""
+    line = line or command(arguments, ranks)
+    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                          timeout=LIMIT + 15, env=environment(), check=False)
+    if done.returncode != status:
+        fail(f"exit status {status}, not {done.returncode}", line, done.stdout)
+    for text in texts:
+        if text not in done.stdout:
+            fail(f"it says '{text}'", line, done.stdout)
+    return done.stdout
+
+
+def train(arguments, ranks, texts=()):
+    """The report of a run that ends well; None when it does not."""
+    report = path("report.json")
+    if os.path.exists(report):
+        os.remove(report)
+    run(TINY + arguments + ["--report", report], ranks, 0, texts)
+    if not os.path.exists(report):
+        return {"steps": [], "checkpoints": [], "resumed": {}}
+    with open(report, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def expect(condition, what):
+    if not condition:
+        failures.append(what)
+        print(f"FAILED: {what}")
+
+
+def losses(report):
+    return [step["loss"] for step in report["steps"]]
+
+
+def suite_resume():
+    base = ["--dtype", "fp32", "--micro-batch", "6", "--accumulate", "1"]
+    reference = train(base + ["--stage", "2", "--steps", "7", "--digest-every", "1"], 2)
+    folder = path("resume")
+    save = ["--checkpoint-dir", folder, "--resume", "latest"]
+    first = train(base + save + ["--stage", "2", "--steps", "4", "--save-every", "3"], 2,
+                  ["no checkpoint in", "step-00000003 is complete", "step-00000004 is complete"])
+    expect(losses(first) == losses(reference)[:4], "saving changes no loss")
+    shutil.copytree(folder, path("kept"))
+    # The same number of ranks, another stage: the same bits as if it had never stopped.
+    rest = train(base + save + ["--stage", "3", "--steps", "7", "--digest-every", "1"], 2,
+                 ["zero_optimization.stage is 3, was 2: the command line wins"])
+    expect(rest["resumed"]["state_digest"] == reference["steps"][3]["state_digest"], "the state loaded is that of step 4")
+    for key in ("weights_digest", "state_digest"):
+        expect(rest.get(key) == reference[key], f"{key} of a run that was resumed on as many ranks")
+    expect(losses(rest) == losses(reference)[4:], "losses of a run that was resumed on as many ranks")
+    # More and fewer ranks, split otherwise: the same samples, sums that round otherwise.
+    for ranks, micro, stage in ((3, 4, 1), (1, 12, 0)):
+        shutil.rmtree(folder)
+        shutil.copytree(path("kept"), folder)
+        other = train(["--dtype", "fp32", "--micro-batch", str(micro), "--stage", str(stage), "--steps", "7"] + save, ranks,
+                      [f"saved by 2 ranks, loaded by {ranks}"])
+        expect(other["resumed"]["state_digest"] == reference["steps"][3]["state_digest"], f"{ranks} ranks load what 2 saved")
+        expect(other["resumed"]["samples"] == 48, "4 steps of 12 samples came before")
+        worst = max((abs(a - b) for a, b in zip(losses(other), losses(reference)[4:])), default=1)
+        expect(worst < 1e-5 and len(other["steps"]) == 3, f"losses of {ranks} ranks differ by {worst} from those of 2")
+    # Rank 0 alone finds it, and all end in order.
+    model = write("other.json", json.dumps(dict(SHAPE, n_layer=2)).encode())
+    run(TINY + base + save + ["--model", model], 2, 4, ["is of another model", "n_layer is 3 there, 2 here"])
+    run(["evaluate", "--model", MODEL, "--data", TEXT, "--sequence", "13", "--threads", "1",
+         "--debug-peak-seconds", "0.01", "--from", path("kept")], 3, 0,
+        ["validation loss of " + path("kept", "step-00000004")])
+
+
+class Job:
+    """A run that goes on while it is looked at."""
+
+    def __init__(self, arguments, ranks):
+        self.line = command(TINY + arguments, ranks)
+        self.out = path("job.txt")
+        with open(self.out, "wb") as out:
+            self.process = subprocess.Popen(self.line, stdout=out, stderr=out, start_new_session=True, env=environment())
+        self.ranks = []
+
+    def text(self):
+        with open(self.out, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def wait_for(self, text):
+        begin = time.time()
+        while text not in self.text():
+            if time.time() - begin > LIMIT or self.process.poll() is not None:
+                fail(f"it comes to say '{text}'", self.line, self.text())
+                return
+            time.sleep(0.01)
+        self.ranks = self.find_ranks()
+
+    def find_ranks(self):
+        """Processes of the program in the job's session."""
+        found = []
+        for entry in os.listdir("/proc"):
+            try:
+                with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as file:
+                    stat = file.read()
+            except OSError:
+                continue
+            own = stat[stat.index("(") + 1:stat.rindex(")")]
+            if own == os.path.basename(PROGRAM)[:15] and int(stat[stat.rindex(")") + 2:].split()[3]) == self.process.pid:
+                found.append(int(entry))
+        return sorted(found)
+
+    def end(self, status, texts, seconds=LIMIT):
+        begin = time.time()
+        try:
+            found = self.process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            fail(f"it ends within {seconds} s", self.line, self.text())
+            found = None
+        for process in self.find_ranks():
+            if time.time() - begin < seconds:
+                time.sleep(0.5)
+            if os.path.exists(f"/proc/{process}/exe"):
+                fail("no rank lives on", self.line, self.text())
+                os.kill(process, signal.SIGKILL)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if found is not None and found != status:
+            fail(f"exit status {status}, not {found}", self.line, self.text())
+        for text in texts:
+            if text not in self.text():
+                fail(f"it says '{text}'", self.line, self.text())
+        return self.text()
+
+
+def suite_stop():
+    def stopped(name, send, by, ranks=3):
+        folder, report = path(name), path(name + ".json")
+        job = Job(["--stage", "2", "--steps", "1000000", "--log-every", "1", "--checkpoint-dir", folder, "--report", report],
+                  ranks)
+        job.wait_for("step       3/1000000")
+        send(job)
+        job.end(0, ["is complete: the same command with --resume latest goes on from it", by])
+        if not os.path.exists(report):
+            return None, 0
+        with open(report, encoding="utf-8") as file:
+            written = json.load(file)
+        last = written["steps"][-1]["step"]
+        expect([entry["step"] for entry in written["checkpoints"]] == [last], f"{name}: the last step is saved, and only that")
+        expect(os.listdir(folder).count(f"step-{last:08d}") == 1, f"{name}: its folder is there")
+        return written, last
+
+    # mpirun hands SIGUSR1 to its ranks.
+    first, last = stopped("usr1", lambda job: os.kill(job.process.pid, signal.SIGUSR1), "by SIGUSR1")
+    if first:
+        rest = train(["--stage", "2", "--steps", str(last + 2), "--checkpoint-dir", path("usr1"), "--resume", "latest"], 3)
+        whole = train(["--stage", "2", "--steps", str(last + 2)], 3)
+        expect(rest["weights_digest"] == whole["weights_digest"], "a run that was stopped and resumed has the same bits")
+
+    # One rank alone, and all of them, more than once: as the manager of the nodes may do it.
+    stopped("term", lambda job: os.kill(job.ranks[-1], signal.SIGTERM), "stopped after step")
+
+    def repeatedly(job):
+        for _ in range(5):
+            for rank in job.ranks:
+                try:
+                    os.kill(rank, signal.SIGTERM)
+                except ProcessLookupError:
+                    pass
+            time.sleep(0.01)
+    stopped("terms", repeatedly, "by SIGTERM", 2)
+
+    # Without a folder for checkpoints nothing is taken: the signal ends the run as ever.
+    job = Job(["--steps", "1000000", "--log-every", "1"], 0)
+    job.wait_for("step       3/1000000")
+    os.kill(job.process.pid, signal.SIGTERM)
+    job.end(-signal.SIGTERM, [])
+
+
+def suite_disk():
+    """A disk that fills up, a file that may not grow, a folder that cannot be written: told, and nothing lost."""
+    # Some 1.5 MiB a checkpoint.
+    model = write("larger.json", json.dumps(dict(SHAPE, n_head=4, n_embd=64, n_inner=256, n_layer=2)).encode())
+    for ranks in (0, 3):
+        name = f"limit{ranks}"
+        job = Job(["--model", model, "--stage", "3", "--steps", "1000000", "--checkpoint-dir", path(name), "--save-every", "5"],
+                  ranks)
+        job.wait_for("step-00000005 is complete")
+        for rank in job.ranks:
+            resource.prlimit(rank, resource.RLIMIT_FSIZE, (65536, 65536))
+        job.end(4, ["cannot save step", "File too large", path(name)], 20)
+        run(["checkpoint", "verify", path(name)], 0, 0)
+        run(TINY + ["--model", model, "--checkpoint-dir", path(name), "--resume", "latest", "--steps", "6"], ranks, 0,
+            [f"resumed                {path(name)}/step-"])
+
+    within = "mount -t tmpfs -o size=4m none \"$1\" && shift && exec \"$@\""
+    probe = subprocess.run(["unshare", "--mount", "sh", "-c", within, "sh", FOLDER.name, "true"], stderr=subprocess.PIPE, check=False)
+    if probe.returncode != 0:
+        print(f"skipped: a disk that fills up: no file system may be mounted here ({probe.stderr.decode().strip()})")
+        return
+    disk = path("disk")
+    os.mkdir(disk)
+    for ranks in (0, 3):
+        flags = TINY + ["--model", model, "--stage", "1", "--checkpoint-dir", os.path.join(disk, "ckpt"), "--save-every", "1"]
+        script = "; ".join([
+            shlex.join(command(flags + ["--steps", "9"], ranks)),
+            "echo full: status $?", f"ls {disk}/ckpt", f"{shlex.quote(PROGRAM)} checkpoint verify {disk}/ckpt; echo verified: status $?",
+            shlex.join(command(flags + ["--resume", "latest", "--keep-last", "1", "--steps", "1"], ranks)),
+            "echo resumed: status $?",
+            f"mount -o remount,ro {disk}",
+            shlex.join(command(flags + ["--resume", "latest"], ranks)),
+            "echo read-only: status $?"])
+        output = run([], 0, 0, ["bytes, and", "are free there: remove old ones", "full: status 4", "verified: status 0", "resumed: status 0",
+                                "Read-only file system", "nothing was trained yet", "read-only: status 4"],
+                     line=["unshare", "--mount", "sh", "-c", within, "sh", disk, "sh", "-c", script])
+        expect(".tmp" not in output, "what a failed save had begun is removed")
+
+
+begin = time.time()
+{"resume": suite_resume, "stop": suite_stop, "disk": suite_disk}[SUITE]()
+print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
+sys.exit(1 if failures else 0)

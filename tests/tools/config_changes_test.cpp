@@ -1,0 +1,127 @@
+#include "tranche/tools/config_changes.h"
+
+#include <gmock/gmock.h>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/config.h"
+#include "tranche/tests/tools/temporary.h"
+
+namespace tranche::tools {
+namespace {
+
+using test::message_of;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::UnorderedElementsAre;
+
+std::vector<std::string> changes(const std::string& saved, const std::vector<std::string>& overrides,
+                                 const std::vector<std::string>& before = {}, int ranks = 2) {
+  return configuration_changes(parse_config(saved, 2, before).to_json(),
+                               parse_config(saved, ranks, overrides).to_json());
+}
+
+TEST(ConfigurationChanges, NoneInTheSameRun) {
+  EXPECT_THAT(changes("{}", {}), IsEmpty());
+}
+
+TEST(ConfigurationChanges, ALineForEachWithBothSides) {
+  EXPECT_THAT(changes("{}", {"optimizer.params.lr=0.0001"}),
+              ElementsAre("optimizer.params.lr is 0.0001, was 0.001: the command line wins"));
+  EXPECT_THAT(changes("{}", {"train_micro_batch_size_per_gpu=4", "tranche.seed=7"}),
+              UnorderedElementsAre("train_micro_batch_size_per_gpu is 4, was 1: the command line wins",
+                                   "train_batch_size is 8, was 2: the command line wins",
+                                   "tranche.seed is 7, was 1234: the command line wins"));
+  EXPECT_THAT(changes("{}", {}, {}, 3), ElementsAre("train_batch_size is 3, was 2: the command line wins"));
+  EXPECT_THAT(changes("{}", {"fp16.enabled=true"}),
+              testing::Contains("bf16.enabled is false, was true: the command line wins"));
+}
+
+TEST(ConfigurationChanges, KeysOfOneSideOnly) {
+  const std::string warmup = R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}})";
+  const std::vector<std::string> lines =
+      configuration_changes(parse_config("{}", 2).to_json(), parse_config(warmup, 2).to_json());
+  EXPECT_THAT(lines, UnorderedElementsAre(
+                         "scheduler.type is 'WarmupLR', was 'constant': the command line wins",
+                         "scheduler.params.warmup_num_steps is 10, was not set: the command line wins"));
+}
+
+TEST(ConfigurationChanges, KeysThatChangeNoBitsAreQuiet) {
+  EXPECT_THAT(
+      changes("{}", {"tranche.threads=1", "tranche.communication_timeout=7", "steps_per_print=9",
+                     "zero_optimization.overlap_comm=false", "zero_optimization.reduce_bucket_size=1000",
+                     "tranche.depth=5", "tranche.debug.poison_memory=true", "tranche.device_memory=1GiB",
+                     "tranche.activation_checkpointing=true", "tranche.total_steps=77",
+                     "zero_optimization.offload_optimizer.device=nvme",
+                     "zero_optimization.offload_optimizer.nvme_path=/scratch",
+                     "activation_checkpointing.cpu_checkpointing=true", "aio.block_size=1MiB",
+                     "tranche.host_memory=1GiB", "tranche.nvme_space=1GiB", "tranche.offload_tile=4096",
+                     "tranche.io_engine=threads"}),
+      IsEmpty());
+}
+
+TEST(ConfigurationChanges, TheEndOfTheRunMattersToSchedulesThatFollowIt) {
+  const std::string decay = R"({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2}}})";
+  EXPECT_THAT(changes(decay, {"tranche.total_steps=20"}, {"tranche.total_steps=10"}),
+              ElementsAre("tranche.total_steps is 20, was 10: the command line wins"));
+  const std::string fixed =
+      R"({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2, "total_num_steps": 9}}})";
+  EXPECT_THAT(changes(fixed, {"tranche.total_steps=20"}, {"tranche.total_steps=10"}), IsEmpty());
+}
+
+TEST(ConfigurationChanges, AStageThatBringsAnotherPolicySaysSo) {
+  EXPECT_THAT(changes("{}", {"zero_optimization.stage=1"}),
+              ElementsAre("zero_optimization.stage is 1, was 0: the command line wins"));
+  EXPECT_THAT(changes("{}", {"zero_optimization.stage=2"}),
+              ElementsAre("zero_optimization.stage is 2, was 0: the command line wins",
+                          AllOf(HasSubstr("reduction policy is micro_batch, was boundary"),
+                                HasSubstr("tranche.reduction=boundary keeps it"))));
+}
+
+TEST(ConfigurationChanges, TextThatIsNoJsonHasNoKeys) {
+  EXPECT_THAT(configuration_changes("", ""), IsEmpty());
+  EXPECT_THAT(configuration_changes("[1]", R"({"a": {"b": null}})"),
+              ElementsAre("a.b is null, was not set: the command line wins"));
+}
+
+RunIdentity identity() {
+  return {models::GptConfig::preset("gpt-nano"), 16, {}, "a.txt"};
+}
+
+TEST(IdentityChanges, DropoutSequenceAndData) {
+  RunIdentity now = identity();
+  EXPECT_THAT(identity_changes(identity(), now), IsEmpty());
+  now.model.residual_dropout += 0.25f;
+  now.sequence = 32;
+  now.data = "b.txt";
+  EXPECT_THAT(
+      identity_changes(identity(), now),
+      ElementsAre(HasSubstr("the model's resid_pdrop is"), "--sequence is 32, was 16: the command line wins",
+                  "--data is 'b.txt', was 'a.txt': the command line wins"));
+}
+
+TEST(RequireSameModel, NamesBothSides) {
+  RunIdentity now = identity();
+  now.model.inner = now.model.inner_width();  // said, but the same
+  now.model.residual_dropout = 0.5f;
+  EXPECT_NO_THROW(require_same_model(identity(), now, "ckpt/step-00000004"));
+  now.model.layers = 3;
+  now.model.vocabulary = 300;
+  EXPECT_THAT(
+      message_of<CheckpointError>([&] { require_same_model(identity(), now, "ckpt/step-00000004"); }),
+      AllOf(HasSubstr("ckpt/step-00000004 is of another model"), HasSubstr("n_layer is 2 there, 3 here"),
+            HasSubstr("vocab_size is 256 there, 300 here"), HasSubstr("--model")));
+}
+
+TEST(RequireSameTokenizer, NamesBothSides) {
+  RunIdentity now = identity();
+  EXPECT_NO_THROW(require_same_tokenizer(identity(), now, "x"));
+  now.tokenizer = {Tokenizer::Kind::tokens, 256};
+  EXPECT_THAT(message_of<CheckpointError>([&] { require_same_tokenizer(identity(), now, "ckpt"); }),
+              AllOf(HasSubstr("ckpt was trained on bytes"), HasSubstr("--data holds tokens below 256"),
+                    HasSubstr("--resume-weights-only")));
+}
+
+}  // namespace
+}  // namespace tranche::tools

@@ -1,0 +1,167 @@
+// tranche generate, as one rank.
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "tranche/core/error.h"
+#include "tranche/tests/tools/gpt_checkpoint.h"
+#include "tranche/tests/tools/program_fixture.h"
+#include "tranche/tools/evaluation.h"
+
+namespace tranche::tools {
+namespace {
+
+using test::ProgramResult;
+using testing::AllOf;
+using testing::HasSubstr;
+
+ProgramResult generate(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "generate");
+  arguments.insert(arguments.end(), {"--threads", "1"});
+  return test::run(arguments);
+}
+
+class Generate : public testing::Test {
+ protected:
+  /// What the model writes with weights that are given by hand, without loading anything.
+  std::vector<std::int32_t> expected(std::vector<std::int32_t> tokens, int count, std::size_t context) const {
+    const models::GptConfig config = test::tiny_gpt();
+    Runtime runtime(Runtime::from_environment({}));
+    Engine engine(runtime, models::Gpt::spec(config, 16),
+                  parse_config("{}", 1, {"bf16.enabled=false", "tranche.threads=1"}));
+    for (const UnitSpec& unit : engine.model().units()) {
+      for (const TensorSpec& tensor : unit.tensors) {
+        std::vector<float> values(static_cast<std::size_t>(tensor.shape.elements()));
+        for (std::size_t e = 0; e < values.size(); ++e) {
+          values[e] = test::sample_value("weight", tensor.name, static_cast<std::int64_t>(e));
+        }
+        engine.write_weight(tensor.name, values);
+      }
+    }
+    const models::Gpt model(config);
+    engine.begin_evaluation();
+    for (int i = 0; i < count; ++i) {
+      const auto seen = std::span<const std::int32_t>(tokens).last(std::min(tokens.size(), context));
+      const std::vector<float> logits = model.next_token_logits(engine, seen);
+      tokens.push_back(
+          static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+    }
+    (void)engine.end_evaluation();
+    return tokens;
+  }
+  static std::string numbers(const std::vector<std::int32_t>& tokens) {
+    std::string text;
+    for (const std::int32_t token : tokens) text += (text.empty() ? "" : " ") + std::to_string(token);
+    return text + "\n";
+  }
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(Generate, WritesWhatTheModelFindsLikeliest) {
+  // Longer than the training sequences of 16: the model sees the last 16 only.
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {.world = 3});
+  const std::vector<std::int32_t> tokens = expected({84, 104, 101}, 20, 16);
+  const ProgramResult result =
+      generate({"--from", path, "--prompt-tokens", "84,104, 101", "--tokens", "20", "--greedy"});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.out, numbers(tokens));
+  // The same as text: every byte is a token.
+  const ProgramResult text =
+      generate({"--from", folder_.path("run"), "--prompt", "The", "--tokens", "20", "--temperature", "0"});
+  EXPECT_EQ(text.status, 0) << text.errors;
+  std::string bytes;
+  for (const std::int32_t token : tokens)
+    bytes.push_back(static_cast<char>(static_cast<unsigned char>(token)));
+  EXPECT_EQ(text.out, bytes + "\n");
+}
+
+TEST_F(Generate, FromAFolderOfHuggingFaces) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
+  ASSERT_EQ(test::run({"checkpoint", "export", path, "--to", folder_.path("hf")}).status, 0);
+  const ProgramResult result =
+      generate({"--from", folder_.path("hf"), "--prompt-tokens", "84,104,101", "--tokens", "30", "--greedy"});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.out, numbers(expected({84, 104, 101}, 30, 24))) << "all 24 positions are seen";
+  ASSERT_EQ(test::run({"checkpoint", "import", folder_.path("hf"), "--to", folder_.path("back")}).status, 0);
+  const ProgramResult imported = generate(
+      {"--from", folder_.path("back"), "--prompt-tokens", "84,104,101", "--tokens", "30", "--greedy"});
+  EXPECT_EQ(imported.out, result.out) << imported.errors;
+}
+
+TEST_F(Generate, DrawsDependOnTheSeed) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
+  const auto drawn = [&](const std::string& seed, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"--from",   path, "--prompt-tokens", "1",
+                                       "--tokens", "24", "--seed",          seed};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult result = generate(arguments);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.out;
+  };
+  EXPECT_EQ(drawn("5", {}), drawn("5", {}));
+  EXPECT_NE(drawn("5", {}), drawn("6", {}));
+  EXPECT_EQ(drawn("5", {"--top-k", "1"}), drawn("6", {"--greedy"}));
+  EXPECT_NE(drawn("5", {"--temperature", "0.01"}), drawn("5", {"--temperature", "9"}));
+  EXPECT_EQ(drawn("5", {"--stage", "3"}), drawn("5", {}));
+}
+
+TEST_F(Generate, InHalfPrecision) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
+  for (const char* dtype : {"bf16", "fp16"}) {
+    const ProgramResult result =
+        generate({"--from", path, "--prompt", "a", "--tokens", "3", "--dtype", dtype});
+    EXPECT_EQ(result.status, 0) << result.errors;
+    EXPECT_EQ(result.out.size(), 5u);
+  }
+}
+
+TEST_F(Generate, SaysWhatItCannotDo) {
+  const std::string bytes = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
+  const std::string tokens = test::save_gpt(folder_.path("tokens"), test::tiny_gpt(300), {});
+  const std::string other = test::save_gpt(folder_.path("other"), test::tiny_gpt(), {.user = R"({"a": 1})"});
+  struct Case {
+    std::vector<std::string> arguments;
+    int status;
+    std::string text;
+  };
+  const std::vector<Case> cases{
+      {{"--from", tokens, "--prompt", "a"},
+       2,
+       "is of tokens below 300: which numbers the --prompt is in them is not known"},
+      {{"--from", tokens, "--prompt-tokens", "299,300"},
+       2,
+       "token 300 of the prompt is not below the model's vocabulary of 300"},
+      {{"--from", bytes}, 2, "give a --prompt, or --prompt-tokens like 1,2,3: one of the two"},
+      {{"--from", bytes, "--prompt", "a", "--prompt-tokens", "1"}, 2, "one of the two"},
+      {{"--from", bytes, "--prompt", ""}, 2, "the --prompt is empty"},
+      {{"--prompt", "a"}, 2, "--from"},
+      {{"--from", folder_.path("none"), "--prompt", "a"}, 4, "cannot generate from " + folder_.path("none")},
+      {{"--from", folder_.path(""), "--prompt", "a"}, 4, "there is no complete checkpoint in"},
+      {{"--from", other, "--prompt", "a"}, 4, "does not say which model it holds"},
+      {{"--from", bytes, "--prompt", "a", "--model", "gpt-nano"},
+       4,
+       "does not hold the model of --model gpt-nano"},
+  };
+  for (const Case& wrong : cases) {
+    const ProgramResult result = generate(wrong.arguments);
+    EXPECT_EQ(result.status, wrong.status) << result.errors;
+    EXPECT_EQ(result.out, "");
+    EXPECT_THAT(result.errors, HasSubstr(wrong.text));
+  }
+  const std::string config = folder_.write("config.json", test::tiny_gpt().to_json());
+  EXPECT_EQ(generate({"--from", other, "--prompt", "a", "--tokens", "2", "--model", config}).status, 0);
+}
+
+TEST_F(Generate, DamageIsFoundBeforeAnythingIsWritten) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
+  test::flip(path + "/shard-00000-of-00001.h5", 4096 * 3);
+  const ProgramResult result = generate({"--from", path, "--prompt", "a"});
+  EXPECT_EQ(result.status, 4);
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.errors,
+              AllOf(HasSubstr("is damaged in bytes"), HasSubstr("of tensor transformer.wte.weight")));
+}
+
+}  // namespace
+}  // namespace tranche::tools

@@ -1,0 +1,329 @@
+// tranche checkpoint export and import.
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "tranche/checkpoint/reader.h"
+#include "tranche/checkpoint/safetensors.h"
+#include "tranche/core/error.h"
+#include "tranche/tests/tools/gpt_checkpoint.h"
+#include "tranche/tests/tools/program_fixture.h"
+#include "tranche/tools/hugging_face.h"
+
+namespace tranche::tools {
+namespace {
+
+using nlohmann::ordered_json;
+using test::message_of;
+using test::ProgramResult;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+ProgramResult checkpoint_command(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "checkpoint");
+  return test::run(arguments);
+}
+
+/// A safetensors file in memory, made by hand and not by what is tested: header and data.
+struct HandMade {
+  std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors;
+  std::string dtype = "F32";
+  std::string first_dtype;  ///< of the first tensor, when another
+
+  /// Values as test::sample_value has them for the name with the prefix "transformer.".
+  std::string file(int variant = 0) const {
+    ordered_json header = ordered_json::object();
+    std::string data;
+    for (const auto& [name, shape] : tensors) {
+      std::int64_t elements = 1;
+      for (const std::int64_t extent : shape) elements *= extent;
+      const std::size_t begin = data.size();
+      const std::string kind = !first_dtype.empty() && begin == 0 ? first_dtype : dtype;
+      std::string ours = name.starts_with("transformer.") ? name : "transformer." + name;
+      if (name == "lm_head.weight") ours = "transformer.wte.weight";
+      for (std::int64_t e = 0; e < elements; ++e) {
+        const float value = test::sample_value("weight", ours, e, variant);
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, &value, 4);
+        if (kind == "BF16") {
+          data.append(reinterpret_cast<const char*>(&bits) + 2, 2);  // rounded to zero: any bf16 will do
+        } else {
+          data.append(reinterpret_cast<const char*>(&bits), 4);
+        }
+      }
+      header[name] = {{"dtype", kind}, {"shape", shape}, {"data_offsets", {begin, data.size()}}};
+    }
+    const std::string text = header.dump();
+    const std::uint64_t length = text.size();
+    return std::string(reinterpret_cast<const char*>(&length), 8) + text + data;
+  }
+};
+
+/// Names and shapes of test::tiny_gpt(), without our code: as the documentation of GPT-2 has them.
+HandMade tiny_tensors(const std::string& prefix) {
+  HandMade made;
+  const auto add = [&](const std::string& name, std::vector<std::int64_t> shape) {
+    made.tensors.emplace_back(prefix + name, std::move(shape));
+  };
+  add("wte.weight", {256, 15});
+  add("wpe.weight", {24, 15});
+  for (const std::string block : {"h.0.", "h.1."}) {
+    for (const std::string norm : {"ln_1.", "ln_2."}) {
+      add(block + norm + "weight", {15});
+      add(block + norm + "bias", {15});
+    }
+    add(block + "attn.c_attn.weight", {15, 45});
+    add(block + "attn.c_attn.bias", {45});
+    add(block + "attn.c_proj.weight", {15, 15});
+    add(block + "attn.c_proj.bias", {15});
+    add(block + "mlp.c_fc.weight", {15, 31});
+    add(block + "mlp.c_fc.bias", {31});
+    add(block + "mlp.c_proj.weight", {31, 15});
+    add(block + "mlp.c_proj.bias", {15});
+  }
+  add("ln_f.weight", {15});
+  add("ln_f.bias", {15});
+  return made;
+}
+
+class HuggingFace : public testing::Test {
+ protected:
+  /// A folder with the file and the tiny model's config.json.
+  std::string write(const std::string& name, const std::string& file) const {
+    std::filesystem::create_directory(folder_.path(name));
+    folder_.write(name + "/model.safetensors", file);
+    folder_.write(name + "/config.json", test::tiny_gpt().to_json());
+    return folder_.path(name);
+  }
+  /// All weights of a checkpoint are `value`(name, element).
+  void expect_weights(const std::string& path,
+                      const std::function<float(const std::string&, std::int64_t)>& value) const {
+    const checkpoint::LocalStorage local;
+    checkpoint::Reader reader(local, path);
+    for (const checkpoint::StoredTensor& tensor : reader.tensors()) {
+      std::vector<float> read(static_cast<std::size_t>(tensor.shape.elements()));
+      reader.read_tensor(tensor.name, "weight", {0, tensor.shape.elements()}, DataType::float32, read.data());
+      for (std::size_t e = 0; e < read.size(); ++e) {
+        ASSERT_EQ(read[e], value(tensor.name, static_cast<std::int64_t>(e))) << tensor.name << " " << e;
+      }
+    }
+  }
+  test::TemporaryFolder folder_;
+};
+
+float sample_weight(const std::string& name, std::int64_t element) {
+  return test::sample_value("weight", name, element);
+}
+
+TEST_F(HuggingFace, ExportsWholeTensorsFromAnyNumberOfRanks) {
+  for (const int world : {1, 3}) {
+    const std::string name = "of" + std::to_string(world);
+    const std::string path = test::save_gpt(folder_.path(name + "-run"), test::tiny_gpt(), {.world = world});
+    const ProgramResult result = checkpoint_command({"export", path, "--to", folder_.path(name)});
+    ASSERT_EQ(result.status, 0) << result.errors;
+    EXPECT_THAT(result.out, HasSubstr("28 tensors of step 7 in fp32"));
+    const checkpoint::SafetensorsFolder written(posix_file_system(), folder_.path(name));
+    EXPECT_EQ(written.tensors().size(), 28u) << "the tied head is written once, as transformers does";
+    const HandMade expected = tiny_tensors("transformer.");
+    for (const auto& [tensor, shape] : expected.tensors) {
+      const checkpoint::SafeTensor* found = written.find(tensor);
+      ASSERT_NE(found, nullptr) << tensor;
+      EXPECT_EQ(found->shape, shape) << tensor;
+      EXPECT_EQ(found->dtype, "F32");
+      std::vector<float> values(static_cast<std::size_t>(found->elements));
+      written.read(*found, {0, found->elements}, DataType::float32, values.data());
+      for (std::size_t e = 0; e < values.size(); ++e) {
+        ASSERT_EQ(values[e], sample_weight(tensor, static_cast<std::int64_t>(e))) << tensor;
+      }
+    }
+    const auto config = ordered_json::parse(written.config());
+    EXPECT_EQ(config["torch_dtype"], "float32");
+    EXPECT_TRUE(config["eos_token_id"].is_null()) << "GPT-2's end of text is beyond 256 bytes";
+    EXPECT_EQ(models::GptConfig::from_json(written.config(), "config.json"), test::tiny_gpt());
+  }
+}
+
+TEST_F(HuggingFace, ExportsRoundToNearestEven) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {.world = 2});
+  ASSERT_EQ(checkpoint_command({"export", path, "--to", folder_.path("out"), "--dtype", "bf16"}).status, 0);
+  const checkpoint::SafetensorsFolder written(posix_file_system(), folder_.path("out"));
+  EXPECT_EQ(ordered_json::parse(written.config())["torch_dtype"], "bfloat16");
+  int up = 0, down = 0;
+  for (const checkpoint::SafeTensor& tensor : written.tensors()) {
+    EXPECT_EQ(tensor.dtype, "BF16");
+    std::vector<float> values(static_cast<std::size_t>(tensor.elements));
+    written.read(tensor, {0, tensor.elements}, DataType::float32, values.data());
+    for (std::size_t e = 0; e < values.size(); ++e) {
+      const float exact = sample_weight(tensor.name, static_cast<std::int64_t>(e));
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, &exact, 4);
+      bits = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
+      float rounded = 0;
+      std::memcpy(&rounded, &bits, 4);
+      ASSERT_EQ(values[e], rounded) << tensor.name << " " << e;
+      ++(std::abs(rounded) > std::abs(exact) ? up : down);
+    }
+  }
+  EXPECT_GT(up, 1000);
+  EXPECT_GT(down, 1000);
+}
+
+TEST_F(HuggingFace, ImportsWithAndWithoutPrefixAndHead) {
+  HandMade prefixed = tiny_tensors("transformer."), plain = tiny_tensors(""), with_head = prefixed;
+  with_head.tensors.emplace_back("lm_head.weight", std::vector<std::int64_t>{256, 15});
+  // Masks as older versions saved them; their values are nobody's.
+  with_head.tensors.emplace_back("transformer.h.0.attn.bias", std::vector<std::int64_t>{1, 1, 24, 24});
+  with_head.tensors.emplace_back("transformer.h.1.attn.masked_bias", std::vector<std::int64_t>{});
+  int number = 0;
+  for (const HandMade& made : {prefixed, plain, with_head}) {
+    const std::string name = std::to_string(number++);
+    const std::string source = write("hf" + name, made.file());
+    const ProgramResult result = checkpoint_command({"import", source, "--to", folder_.path("run" + name)});
+    ASSERT_EQ(result.status, 0) << result.errors;
+    EXPECT_THAT(result.out, HasSubstr("--resume-weights-only " + folder_.path("run" + name)));
+    const std::string path = folder_.path("run" + name + "/step-00000000");
+    expect_weights(path, sample_weight);
+    EXPECT_EQ(checkpoint_command({"verify", folder_.path("run" + name)}).status, 0);
+    const checkpoint::LocalStorage local;
+    const checkpoint::Reader reader(local, path);
+    const RunIdentity identity = RunIdentity::from_json(reader.manifest().run.user, "here");
+    EXPECT_EQ(identity.model, test::tiny_gpt());
+    EXPECT_EQ(identity.sequence, 24);
+    EXPECT_EQ(identity.tokenizer.kind, Tokenizer::Kind::bytes);
+    EXPECT_NE(reader.find("lm_head.weight"), nullptr);
+    EXPECT_EQ(reader.kinds(reader.tensor("lm_head.weight")), std::vector<std::string>{"weight"});
+  }
+}
+
+TEST_F(HuggingFace, ExportAndImportAreEachOthersInverse) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {.world = 3});
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const std::string out = folder_.path(dtype), back = folder_.path(dtype + "-back");
+    ASSERT_EQ(checkpoint_command({"export", path, "--to", out, "--dtype", dtype}).status, 0);
+    ASSERT_EQ(checkpoint_command({"import", out, "--to", back}).status, 0);
+    const std::string again = folder_.path(dtype + "-again");
+    ASSERT_EQ(checkpoint_command({"export", back, "--to", again, "--dtype", dtype}).status, 0);
+    EXPECT_EQ(test::read_file(out + "/model.safetensors"), test::read_file(again + "/model.safetensors"));
+    EXPECT_EQ(test::read_file(out + "/config.json"), test::read_file(again + "/config.json"));
+  }
+  expect_weights(folder_.path("fp32-back/step-00000000"), sample_weight);
+}
+
+TEST_F(HuggingFace, ImportNamesBothSidesOfWhatDoesNotFit) {
+  const auto refused = [&](const HandMade& made) {
+    const std::string source = write("hf", made.file());
+    const ProgramResult result = checkpoint_command({"import", source, "--to", folder_.path("run")});
+    EXPECT_EQ(result.status, 4) << result.errors;
+    EXPECT_FALSE(std::filesystem::exists(folder_.path("run"))) << "nothing was made";
+    EXPECT_THAT(result.errors, HasSubstr(source));
+    return result.errors;
+  };
+  HandMade made = tiny_tensors("transformer.");
+  made.tensors.erase(made.tensors.begin() + 3, made.tensors.begin() + 12);
+  EXPECT_THAT(refused(made), AllOf(HasSubstr("does not hold the model of " + folder_.path("hf/config.json")),
+                                   HasSubstr("the model has, but it does not: transformer.h.0."),
+                                   HasSubstr("and 4 more"), Not(HasSubstr("the model does not:"))));
+  made = tiny_tensors("");
+  made.tensors.emplace_back("h.2.ln_1.weight", std::vector<std::int64_t>{15});
+  EXPECT_THAT(refused(made), HasSubstr("it has, but the model does not: transformer.h.2.ln_1.weight"));
+  made = tiny_tensors("");
+  made.tensors[1].second = {25, 15};
+  EXPECT_THAT(
+      refused(made),
+      HasSubstr("other shapes in it than in the model: transformer.wpe.weight is [25, 15] and not [24, 15]"));
+  made = tiny_tensors("");
+  made.first_dtype = "I32";
+  EXPECT_THAT(refused(made), HasSubstr("tensor wte.weight is I32; F32, BF16 and F16 are read"));
+  made = tiny_tensors("");
+  made.tensors.emplace_back("transformer.wpe.weight", std::vector<std::int64_t>{24, 15});
+  EXPECT_THAT(refused(made),
+              HasSubstr("wpe.weight and transformer.wpe.weight are the same tensor of the model"));
+  made = tiny_tensors("");
+  made.tensors.emplace_back("lm_head.weight", std::vector<std::int64_t>{255, 15});
+  EXPECT_THAT(refused(made), HasSubstr("lm_head.weight is not equal to wte.weight: a head of its own"));
+  made = tiny_tensors("");
+  made.tensors.emplace_back("wpe.bias", std::vector<std::int64_t>{2, 1, 1, 1, 1, 1, 1});
+  EXPECT_THAT(refused(made), HasSubstr("tensor wpe.bias"));
+}
+
+TEST_F(HuggingFace, AHeadThatDiffersInOneBitIsRefused) {
+  HandMade made = tiny_tensors("");
+  made.tensors.emplace_back("lm_head.weight", std::vector<std::int64_t>{256, 15});
+  std::string file = made.file();
+  file.back() = static_cast<char>(file.back() ^ 1);
+  const ProgramResult result = checkpoint_command({"import", write("hf", file), "--to", folder_.path("run")});
+  EXPECT_EQ(result.status, 4);
+  EXPECT_THAT(result.errors, HasSubstr("a head of its own, while the model's is the token embedding itself"));
+}
+
+TEST_F(HuggingFace, FoldersThatAreNone) {
+  const auto refused = [&](const std::string& path, int status) {
+    const ProgramResult result = checkpoint_command({"import", path, "--to", folder_.path("run")});
+    EXPECT_EQ(result.status, status) << result.errors;
+    return result.errors;
+  };
+  EXPECT_THAT(refused(folder_.path("none"), 4), HasSubstr("there is nothing of this name"));
+  std::filesystem::create_directory(folder_.path("empty"));
+  EXPECT_THAT(refused(folder_.path("empty"), 4), HasSubstr("neither model.safetensors nor"));
+  const std::string source = write("hf", tiny_tensors("").file());
+  std::filesystem::remove(source + "/config.json");
+  EXPECT_THAT(refused(source, 2), HasSubstr("there is no config.json in " + source));
+  folder_.write("hf/config.json", R"({"model_type": "llama"})");
+  EXPECT_THAT(refused(source, 2), AllOf(HasSubstr("hf/config.json: \"model_type\""), HasSubstr("llama")));
+  // A file is read as its folder is.
+  EXPECT_THAT(refused(source + "/model.safetensors", 2), HasSubstr("hf/config.json: \"model_type\""));
+  // With --model the folder's own does not matter.
+  const std::string config = folder_.write("config.json", test::tiny_gpt().to_json());
+  EXPECT_EQ(checkpoint_command({"import", source, "--to", folder_.path("run"), "--model", config}).status, 0);
+}
+
+TEST_F(HuggingFace, NothingIsWrittenOver) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
+  const std::string source = write("hf", tiny_tensors("").file());
+  ProgramResult result = checkpoint_command({"import", source, "--to", folder_.path("run")});
+  EXPECT_EQ(result.status, 4);
+  EXPECT_THAT(result.errors,
+              AllOf(HasSubstr("it holds checkpoints already"), HasSubstr("name another folder")));
+  result = checkpoint_command({"export", path, "--to", source});
+  EXPECT_EQ(result.status, 4);
+  EXPECT_THAT(result.errors, HasSubstr("it holds model.safetensors already: name an empty folder"));
+  result = checkpoint_command({"export", path, "--to", folder_.write("file", "")});
+  EXPECT_EQ(result.status, 4);
+  EXPECT_THAT(result.errors, HasSubstr("cannot export " + path));
+}
+
+TEST_F(HuggingFace, ExportNeedsToKnowTheModel) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {.user = R"({"mine": 1})"});
+  ProgramResult result = checkpoint_command({"export", path, "--to", folder_.path("out")});
+  EXPECT_EQ(result.status, 4);
+  EXPECT_THAT(result.errors,
+              AllOf(HasSubstr("does not say which model it holds"), HasSubstr("give --model")));
+  result = checkpoint_command({"export", path, "--to", folder_.path("out"), "--model", "gpt-nano"});
+  EXPECT_EQ(result.status, 4);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr(path + " does not hold the model of --model gpt-nano"),
+                                   HasSubstr("transformer.wte.weight is [256, 15] and not [256, 32]")));
+  const std::string config = folder_.write("config.json", test::tiny_gpt().to_json());
+  EXPECT_EQ(checkpoint_command({"export", path, "--to", folder_.path("out"), "--model", config}).status, 0);
+  EXPECT_THAT(checkpoint_command({"export", path, "--to", folder_.path("o"), "--dtype", "fp16"}).errors,
+              HasSubstr("--dtype fp16 is not one of fp32, bf16"));
+}
+
+TEST_F(HuggingFace, ADamagedCheckpointIsNotExported) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
+  const auto manifest = checkpoint::open_manifest(posix_file_system(), path);
+  const int weights = manifest.layout.find_section("weight", false);
+  test::flip(path + "/shard-00000-of-00001.h5",
+             manifest.shards[0].offsets[static_cast<std::size_t>(weights)] + 40);
+  const ProgramResult result = checkpoint_command({"export", path, "--to", folder_.path("out")});
+  EXPECT_EQ(result.status, 4);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("is damaged in bytes"),
+                                   HasSubstr("of weight of tensor transformer.wte.weight")));
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("out/model.safetensors")));
+}
+
+}  // namespace
+}  // namespace tranche::tools

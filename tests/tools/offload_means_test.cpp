@@ -1,0 +1,37 @@
+#include "tranche/tools/offload_means.h"
+
+#include <gtest/gtest.h>
+
+namespace tranche::tools {
+namespace {
+
+StepResult step(double scale) {
+  StepResult result;
+  result.seconds = 0.100 * scale;
+  result.exposed_offload_seconds = 0.020 * scale;
+  result.exposed_gather_seconds = 0.003 * scale;
+  result.exposed_reduce_seconds = 0.002 * scale;
+  result.offload = {0.050 * scale, 0.025 * scale, 0.090 * scale, 0.0051 * scale};
+  return result;
+}
+
+TEST(OffloadMeans, SaysWhatIsExposedBesideTheBound) {
+  EXPECT_EQ(OffloadMeans::line_of(step(1)),
+            "offload: 20.0 ms of a step of 100 ms exposed (20.0%); bound 90.0 ms, the longest of compute "
+            "75.0, copies "
+            "out 50.0, copies back 25.0, host update 90.0, disk 5.10");
+}
+
+TEST(OffloadMeans, LeavesTheFirstTwoStepsOutOnceThereAreOthers) {
+  OffloadMeans means;
+  EXPECT_EQ(means.line(), "offload: no steps");
+  means.add(step(10));
+  means.add(step(10));
+  EXPECT_EQ(means.line(), OffloadMeans::line_of(step(10)));
+  means.add(step(1));
+  means.add(step(3));
+  EXPECT_EQ(means.line(), OffloadMeans::line_of(step(2)));
+}
+
+}  // namespace
+}  // namespace tranche::tools

@@ -1,0 +1,271 @@
+// Saving and resuming through the program, as one rank.
+
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tranche/tests/tools/program_fixture.h"
+
+namespace tranche::tools {
+namespace {
+
+using nlohmann::json;
+using test::ProgramResult;
+using test::read_file;
+using test::TemporaryFolder;
+using test::tiny_train;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::UnorderedElementsAre;
+
+class ProgramCheckpoints : public testing::Test {
+ protected:
+  std::string folder(const std::string& name = "ckpt") const { return files_.path(name); }
+  ProgramResult train(const std::vector<std::string>& more) const {
+    return test::run(tiny_train(files_, more));
+  }
+  /// Trains with a report and returns it.
+  json report(std::vector<std::string> more, std::string* out = nullptr) const {
+    more.insert(more.end(), {"--report", files_.path("r.json")});
+    const ProgramResult result = train(more);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    if (out != nullptr) *out = result.out;
+    return result.status == 0 ? json::parse(read_file(files_.path("r.json"))) : json();
+  }
+  void refused(int status, const std::vector<std::string>& more,
+               const std::vector<std::string>& texts) const {
+    const ProgramResult result = train(more);
+    EXPECT_EQ(result.status, status) << result.errors;
+    for (const std::string& text : texts) EXPECT_THAT(result.errors, HasSubstr(text));
+  }
+  std::vector<std::string> names(const std::string& name = "ckpt") const {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder(name))) {
+      found.push_back(entry.path().filename().string());
+    }
+    return found;
+  }
+  TemporaryFolder files_;
+};
+
+TEST_F(ProgramCheckpoints, AResumedRunHasTheBitsOfOneThatNeverStopped) {
+  const std::vector<std::string> schedule{"--set", "scheduler.type=WarmupLR", "--set",
+                                          "scheduler.params.warmup_num_steps=4"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), schedule.begin(), schedule.end());
+    return more;
+  };
+  const json whole = report(with({"--steps", "5", "--digest-every", "1"}));
+  std::string out;
+  const json first = report(with({"--steps", "3", "--checkpoint-dir", folder(), "--save-every", "2"}), &out);
+  EXPECT_THAT(out, AllOf(HasSubstr("step-00000002 is complete: training paused for"),
+                         HasSubstr("step-00000003 is complete")));
+  ASSERT_EQ(first["checkpoints"].size(), 2u) << "at step 2, and the last one";
+  EXPECT_EQ(first["checkpoints"][0]["step"], 2);
+  EXPECT_EQ(first["checkpoints"][1]["path"], folder() + "/step-00000003");
+  EXPECT_GE(first["checkpoints"][1]["seconds"], first["checkpoints"][1]["pause_seconds"]);
+  EXPECT_THAT(names(), UnorderedElementsAre("latest", "step-00000002", "step-00000003"));
+  EXPECT_FALSE(first.contains("resumed"));
+
+  const json rest = report(with({"--steps", "5", "--checkpoint-dir", folder(), "--resume", "latest"}), &out);
+  EXPECT_EQ(rest["weights_digest"], whole["weights_digest"]);
+  EXPECT_EQ(rest["state_digest"], whole["state_digest"]);
+  EXPECT_EQ(rest["validation_loss"], whole["validation_loss"]);
+  ASSERT_EQ(rest["steps"].size(), 2u);
+  for (const std::size_t i : {0u, 1u}) {
+    for (const char* key : {"step", "loss", "grad_norm", "lr"}) {
+      EXPECT_EQ(rest["steps"][i][key], whole["steps"][3 + i][key]) << key << " of step " << 4 + i;
+    }
+  }
+  EXPECT_EQ(rest["resumed"]["step"], 3);
+  EXPECT_EQ(rest["resumed"]["samples"], 3);
+  EXPECT_EQ(rest["resumed"]["weights_digest"], whole["steps"][2]["weights_digest"]);
+  EXPECT_EQ(rest["resumed"]["state_digest"], whole["steps"][2]["state_digest"]);
+  EXPECT_THAT(rest["resumed"]["changes"], IsEmpty()) << rest["resumed"];
+  EXPECT_THAT(out, AllOf(HasSubstr("resumed"), HasSubstr("step 3, 3 samples, saved by 1 ranks at stage 0"),
+                         HasSubstr("trained 2 steps, to step 5,"), Not(HasSubstr("changed"))));
+  EXPECT_THAT(names(), testing::Contains("step-00000005"));
+}
+
+TEST_F(ProgramCheckpoints, TheFirstStartOfALineThatResumesBeginsFromTheBeginning) {
+  std::string out;
+  const json fresh = report({"--checkpoint-dir", folder(), "--resume", "latest"}, &out);
+  EXPECT_THAT(out, HasSubstr("no checkpoint in " + folder() + " yet: training starts from the beginning"));
+  EXPECT_EQ(fresh["steps"].size(), 3u);
+  const json again = report({"--checkpoint-dir", folder(), "--resume", "latest"}, &out);
+  EXPECT_THAT(out, AllOf(HasSubstr("step 3 of 3 is reached already: nothing to train"),
+                         HasSubstr("trained 0 steps, to step 3,")));
+  EXPECT_EQ(again["weights_digest"], fresh["weights_digest"]);
+  EXPECT_THAT(again["checkpoints"], IsEmpty());
+}
+
+TEST_F(ProgramCheckpoints, SamplesGoOnInSequenceWhenTheBatchChanged) {
+  report({"--checkpoint-dir", folder(), "--steps", "3", "--micro-batch", "4"});
+  std::string out;
+  const json second = report({"--checkpoint-dir", folder(), "--steps", "5", "--micro-batch", "3",
+                              "--accumulate", "2", "--resume", "latest"},
+                             &out);
+  EXPECT_EQ(second["resumed"]["samples"], 12);
+  EXPECT_THAT(second["resumed"]["changes"],
+              UnorderedElementsAre("train_batch_size is 6, was 4: the command line wins",
+                                   "train_micro_batch_size_per_gpu is 3, was 4: the command line wins",
+                                   "gradient_accumulation_steps is 2, was 1: the command line wins"));
+  EXPECT_THAT(out, HasSubstr("changed                train_batch_size is 6, was 4: the command line wins\n"));
+  const std::string manifest = read_file(folder() + "/step-00000005/manifest.json");
+  EXPECT_EQ(json::parse(manifest)["run"]["samples"], 12 + 2 * 6);
+}
+
+TEST_F(ProgramCheckpoints, ABatchThatChangedBeginsWhereTheOldOneEnded) {
+  // Weights that stay as they are, and no dropout: the loss of a step says which samples it saw.
+  const std::string model = files_.write("config.json", R"({"model_type": "gpt2", "n_layer": 1, "n_head": 2,
+      "n_embd": 32, "vocab_size": 256, "n_positions": 64, "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0})");
+  const std::vector<std::string> still{"--model", model, "--lr", "0", "--dtype", "fp32"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), still.begin(), still.end());
+    return more;
+  };
+  const json whole = report(with({"--steps", "4", "--micro-batch", "3", "--accumulate", "2"}));
+  report(with({"--checkpoint-dir", folder(), "--steps", "3", "--micro-batch", "4"}));
+  const json rest = report(with({"--checkpoint-dir", folder(), "--steps", "5", "--micro-batch", "3",
+                                 "--accumulate", "2", "--resume", "latest"}));
+  ASSERT_EQ(rest["steps"].size(), 2u);
+  for (const std::size_t i : {0u, 1u}) {  // samples 12 .. 17 and 18 .. 23
+    EXPECT_EQ(rest["steps"][i]["loss"], whole["steps"][2 + i]["loss"]);
+    EXPECT_NE(rest["steps"][i]["loss"], whole["steps"][i]["loss"]);
+  }
+}
+
+TEST_F(ProgramCheckpoints, WhatTheCommandLineChangesIsSaidInALineEach) {
+  report({"--checkpoint-dir", folder()});
+  std::string out;
+  const json changed = report({"--checkpoint-dir", folder(), "--resume", "latest", "--steps", "4", "--lr",
+                               "0.0001", "--stage", "1", "--seed", "9", "--sequence", "8"},
+                              &out);
+  EXPECT_THAT(changed["resumed"]["changes"],
+              UnorderedElementsAre("optimizer.params.lr is 0.0001, was 0.001: the command line wins",
+                                   "zero_optimization.stage is 1, was 0: the command line wins",
+                                   "tranche.seed is 9, was 1234: the command line wins",
+                                   "--sequence is 8, was 16: the command line wins"));
+  EXPECT_EQ(changed["steps"][0]["lr"], 0.0001);
+}
+
+TEST_F(ProgramCheckpoints, RetentionKeepsTheLastAndTheMultiples) {
+  report({"--checkpoint-dir", folder(), "--steps", "7", "--save-every", "1", "--keep-last", "2",
+          "--keep-every", "3"});
+  EXPECT_THAT(names(), UnorderedElementsAre("latest", "step-00000003", "step-00000006", "step-00000007"));
+}
+
+TEST_F(ProgramCheckpoints, WeightsAloneStartANewRun) {
+  const json first = report({"--checkpoint-dir", folder()});
+  std::string out;
+  const std::vector<std::string> line{"--checkpoint-dir",      folder("tuned"), "--resume", "latest",
+                                      "--resume-weights-only", folder(),        "--lr",     "0.01"};
+  const json tuned = report(line, &out);
+  EXPECT_THAT(out, AllOf(HasSubstr("weights from           " + folder() + "/step-00000003 (step 3)"),
+                         HasSubstr("training starts from --resume-weights-only"), Not(HasSubstr("changed"))));
+  EXPECT_EQ(tuned["resumed"]["weights_only"], true);
+  EXPECT_EQ(tuned["resumed"]["weights_digest"], first["weights_digest"]);
+  EXPECT_EQ(tuned["steps"][0]["step"], 1);
+  EXPECT_NE(tuned["weights_digest"], first["weights_digest"]);
+  // Started again after it ended, the same line goes on with its own run.
+  const json again = report(line, &out);
+  EXPECT_EQ(again["resumed"]["weights_only"], false);
+  EXPECT_EQ(again["weights_digest"], tuned["weights_digest"]);
+}
+
+TEST_F(ProgramCheckpoints, EvaluateTakesWeightsFromACheckpoint) {
+  const json trained = report({"--checkpoint-dir", folder(), "--dtype", "fp32"});
+  const ProgramResult result =
+      test::run({"evaluate", "--model", "gpt-nano", "--data", files_.path("tiny.txt"), "--sequence", "16",
+                 "--dtype", "fp32", "--threads", "1", "--from", folder(), "--report", files_.path("e.json")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.out, HasSubstr("validation loss of " + folder() + "/step-00000003: "));
+  const json evaluated = json::parse(read_file(files_.path("e.json")));
+  EXPECT_EQ(evaluated["validation_loss"], trained["validation_loss"]);
+  EXPECT_EQ(evaluated["weights_digest"], trained["weights_digest"]);
+  EXPECT_EQ(evaluated["resumed"]["step"], 3);
+}
+
+TEST_F(ProgramCheckpoints, AnotherModelOrTokenizerIsRefusedWithBothSides) {
+  report({"--checkpoint-dir", folder()});
+  const std::string other = files_.write(
+      "config.json",
+      R"({"model_type": "gpt2", "n_layer": 3, "n_head": 2, "n_embd": 32, "vocab_size": 256, "n_positions": 64})");
+  refused(4, {"--checkpoint-dir", folder(), "--resume", "latest", "--model", other},
+          {folder() + "/step-00000003 is of another model", "n_layer is 2 there, 3 here"});
+  refused(4, {"--resume-weights-only", folder(), "--model", other}, {"n_layer is 2 there, 3 here"});
+  std::vector<std::uint16_t> tokens;
+  for (int i = 0; i < 2000; ++i) tokens.push_back(static_cast<std::uint16_t>(i * i % 251));
+  const std::string data = files_.write("n.bin", test::nanogpt_tokens(tokens));
+  refused(4, {"--checkpoint-dir", folder(), "--resume", "latest", "--data", data},
+          {"was trained on bytes, but --data holds tokens below 256", "--resume-weights-only"});
+  std::string out;
+  report({"--resume-weights-only", folder(), "--data", data}, &out);
+  EXPECT_THAT(out, HasSubstr("the same numbers mean other text"));
+}
+
+TEST_F(ProgramCheckpoints, WhatIsNotThereOrDamagedIsRefused) {
+  refused(4, {"--resume", folder("none")}, {"no complete checkpoint in " + folder("none")});
+  report({"--checkpoint-dir", folder()});
+  std::filesystem::resize_file(folder() + "/step-00000003/shard-00000-of-00001.h5", 5000);
+  // Not from the beginning: the run would be lost without a word.
+  refused(4, {"--checkpoint-dir", folder(), "--resume", "latest"}, {"shard-00000-of-00001.h5", "truncated"});
+  refused(4, {"--resume", folder() + "/step-00000003"}, {"truncated"});
+}
+
+TEST_F(ProgramCheckpoints, AFolderInUseIsRefusedUnlessTheRunGoesOnInIt) {
+  report({"--checkpoint-dir", folder()});
+  refused(2, {"--checkpoint-dir", folder()},
+          {"--checkpoint-dir '" + folder() + "' holds checkpoints of an earlier run, the newest of step 3",
+           "--resume latest"});
+  refused(2, {"--checkpoint-dir", folder(), "--resume-weights-only", folder()}, {"earlier run"});
+  report({"--checkpoint-dir", folder("b")});
+  refused(2, {"--checkpoint-dir", folder("b"), "--resume", folder()}, {"earlier run"});
+  // Back to an earlier step of its own.
+  report({"--checkpoint-dir", folder(), "--resume", "latest", "--steps", "5"});
+  const json back =
+      report({"--checkpoint-dir", folder(), "--resume", folder() + "/step-00000003/", "--steps", "4"});
+  EXPECT_EQ(back["resumed"]["step"], 3);
+}
+
+TEST_F(ProgramCheckpoints, AFolderThatCannotBeWrittenIsRefusedBeforeTraining) {
+  const std::string file = files_.write("file", "x");
+  const ProgramResult result = train({"--checkpoint-dir", file + "/ckpt"});
+  EXPECT_EQ(result.status, 4);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("--checkpoint-dir '" + file + "/ckpt' cannot be written"),
+                                   HasSubstr("File exists"), HasSubstr("nothing was trained yet")));
+  EXPECT_EQ(result.out, "");
+}
+
+TEST_F(ProgramCheckpoints, ASignalEndsTheRunWithACheckpointAndStatusZero) {
+  for (const int signal : {SIGUSR1, SIGTERM}) {
+    const std::string name = "stopped" + std::to_string(signal);
+    // It comes during start-up: waits, and is seen in the first step.
+    sigset_t set{}, before{};
+    sigemptyset(&set);
+    sigaddset(&set, signal);
+    pthread_sigmask(SIG_BLOCK, &set, &before);
+    raise(signal);
+    std::string out;
+    const json stopped = report({"--checkpoint-dir", folder(name), "--steps", "1000000"}, &out);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    const std::string by = signal == SIGUSR1 ? "SIGUSR1" : "SIGTERM";
+    EXPECT_THAT(out, AllOf(HasSubstr("stopped after step 1 of 1000000 by " + by),
+                           HasSubstr(folder(name) +
+                                     "/step-00000001 is complete: the same command with --resume latest"),
+                           Not(HasSubstr("validating"))));
+    EXPECT_EQ(stopped["stopped_by"], by);
+    ASSERT_EQ(stopped["checkpoints"].size(), 1u);
+    const json rest =
+        report({"--checkpoint-dir", folder(name), "--resume", "latest", "--set", "tranche.threads=1"});
+    EXPECT_EQ(rest["weights_digest"], report({})["weights_digest"]);
+  }
+}
+
+}  // namespace
+}  // namespace tranche::tools

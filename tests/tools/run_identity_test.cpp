@@ -1,0 +1,79 @@
+#include "tranche/tools/run_identity.h"
+
+#include <gmock/gmock.h>
+
+#include "tranche/core/error.h"
+#include "tranche/tests/tools/temporary.h"
+
+namespace tranche::tools {
+namespace {
+
+using test::message_of;
+using testing::HasSubstr;
+
+RunIdentity sample() {
+  RunIdentity identity;
+  identity.model = models::GptConfig::preset("gpt-nano");
+  identity.model.inner = 61;
+  identity.model.embedding_dropout = 0.1f;
+  identity.sequence = 48;
+  identity.data = "texts/a \"quoted\" name.txt";
+  return identity;
+}
+
+TEST(RunIdentity, ReadsBackWhatItWrote) {
+  RunIdentity identity = sample();
+  EXPECT_EQ(RunIdentity::from_json(identity.to_json(), "here"), identity);
+  identity.tokenizer = {Tokenizer::Kind::tokens, 50257};
+  identity.data = "";
+  EXPECT_EQ(RunIdentity::from_json(identity.to_json(), "here"), identity);
+  EXPECT_NE(RunIdentity::from_json(sample().to_json(), "here"), identity);
+}
+
+TEST(RunIdentity, IsTheTextThatDocsPromise) {
+  const std::string text = sample().to_json();
+  EXPECT_EQ(text.find(R"({"program":"tranche","model":{)"), 0u) << text;
+  EXPECT_THAT(
+      text, HasSubstr(R"("sequence":48,"tokenizer":{"kind":"bytes"},"data":"texts/a \"quoted\" name.txt"})"));
+}
+
+TEST(RunIdentity, PathsMayHoldAnyBytes) {
+  RunIdentity identity = sample();
+  identity.data = "\xff.txt";
+  EXPECT_EQ(RunIdentity::from_json(identity.to_json(), "here").data, "\xef\xbf\xbd.txt");
+}
+
+TEST(RunIdentity, KnowsItsOwnTexts) {
+  EXPECT_TRUE(RunIdentity::wrote(sample().to_json()));
+  for (const char* text : {"{}", "[]", "no JSON", R"({"program": "another"})", R"({"program": 1})"}) {
+    EXPECT_FALSE(RunIdentity::wrote(text)) << text;
+    EXPECT_NE(message_of<CheckpointError>([&] { RunIdentity::from_json(text, "step-1"); }), "") << text;
+  }
+  EXPECT_THAT(message_of<CheckpointError>([] { RunIdentity::from_json("{}", "step-1"); }),
+              HasSubstr("step-1: its 'user' does not say which model it is of"));
+}
+
+TEST(RunIdentity, ComplaintsNameCheckpointAndKey) {
+  const auto refused = [](const std::string& from, const std::string& to) {
+    std::string text = sample().to_json();
+    const std::size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    return message_of<CheckpointError>([&] { RunIdentity::from_json(text, "step-1"); });
+  };
+  EXPECT_EQ(refused("\"sequence\":48,", ""), "step-1: user.sequence is missing");
+  EXPECT_EQ(refused("\"sequence\":48", "\"sequence\":65"), "step-1: user.sequence is 65, which cannot be");
+  EXPECT_EQ(refused("\"sequence\":48", "\"sequence\":\"48\""), "step-1: user.sequence is not an integer");
+  EXPECT_EQ(refused("{\"kind\":\"bytes\"}", "{\"kind\":\"words\"}"),
+            "step-1: user.tokenizer.kind is 'words'; known are bytes and tokens");
+  EXPECT_EQ(refused("{\"kind\":\"bytes\"}", "{\"kind\":\"tokens\"}"),
+            "step-1: user.tokenizer.vocabulary is missing");
+  EXPECT_EQ(
+      refused("\"n_head\":2", "\"n_head\":5"),
+      "step-1: user.model: \"n_head\" 5 does not divide \"n_embd\" 32; every head needs the same width");
+  EXPECT_THAT(refused("\"model_type\":\"gpt2\"", "\"model_type\":\"llama\""),
+              HasSubstr("user.model: \"model_type\""));
+}
+
+}  // namespace
+}  // namespace tranche::tools

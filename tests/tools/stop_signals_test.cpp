@@ -1,0 +1,103 @@
+#include "tranche/tools/stop_signals.h"
+
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "tranche/core/error.h"
+#include "tranche/tests/tools/temporary.h"
+
+namespace tranche::tools {
+namespace {
+
+/// Waits for what a signal to the process needs to get to the main thread by way of another.
+int poll_for_a_while(StopSignals& signals) {
+  for (int i = 0; i < 500; ++i) {
+    if (const int signal = signals.poll(); signal != 0) return signal;
+    ::usleep(2000);
+  }
+  return 0;
+}
+
+TEST(StopSignals, WaitUntilTheyAreAskedFor) {
+  for (const int signal : StopSignals::signals) {
+    StopSignals signals;
+    EXPECT_EQ(signals.poll(), 0);
+    ::raise(signal);
+    EXPECT_EQ(signals.poll(), signal);
+    EXPECT_EQ(signals.poll(), signal) << "stays";
+  }
+}
+
+TEST(StopSignals, TheFirstCountsAndFurtherOnesEndNothing) {
+  StopSignals signals;
+  ::raise(SIGUSR1);
+  EXPECT_EQ(signals.poll(), SIGUSR1);
+  for (int i = 0; i < 3; ++i) {
+    ::raise(SIGTERM);
+    ::raise(SIGUSR1);
+  }
+  EXPECT_EQ(signals.poll(), SIGUSR1);
+}
+
+TEST(StopSignals, ThoseToTheProcessComeByAnyThread) {
+  // As math libraries have it: a thread from before, which blocks nothing.
+  std::atomic<bool> end = false;
+  std::thread thread([&] {
+    while (!end) ::usleep(1000);
+  });
+  {
+    StopSignals signals;
+    ::kill(::getpid(), SIGTERM);
+    EXPECT_EQ(poll_for_a_while(signals), SIGTERM);
+  }
+  end = true;
+  thread.join();
+}
+
+TEST(StopSignals, PutsBackWhatWasThere) {
+  struct sigaction before {
+  }, after{};
+  ::sigaction(SIGTERM, nullptr, &before);
+  sigset_t blocked{};
+  {
+    StopSignals signals;
+    ::raise(SIGTERM);  // never asked for: forgotten, or this process would end here
+    ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+    EXPECT_TRUE(::sigismember(&blocked, SIGTERM) == 1 && ::sigismember(&blocked, SIGUSR1) == 1);
+  }
+  ::sigaction(SIGTERM, nullptr, &after);
+  EXPECT_EQ(before.sa_handler, after.sa_handler);
+  ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+  EXPECT_TRUE(::sigismember(&blocked, SIGTERM) == 0 && ::sigismember(&blocked, SIGUSR1) == 0);
+}
+
+TEST(StopSignals, EndAProcessThatDoesNotTakeThem) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    { const StopSignals signals; }
+    ::raise(SIGTERM);
+    ::_exit(7);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+}
+
+TEST(StopSignals, OnlyTheMainThreadTakesThem) {
+  std::string message;
+  std::thread([&] { message = test::message_of<LogicError>([] { const StopSignals signals; }); }).join();
+  EXPECT_THAT(message, testing::HasSubstr("main thread"));
+}
+
+TEST(StopSignals, HaveNames) {
+  EXPECT_EQ(name_of_signal(SIGUSR1), "SIGUSR1");
+  EXPECT_EQ(name_of_signal(SIGTERM), "SIGTERM");
+  EXPECT_EQ(name_of_signal(0), "signal 0");
+}
+
+}  // namespace
+}  // namespace tranche::tools

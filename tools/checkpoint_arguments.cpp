@@ -1,0 +1,132 @@
+#include "tranche/tools/checkpoint_arguments.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+
+#include "tranche/core/error.h"
+
+namespace tranche::tools {
+
+CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) {
+  CLI::App* command = program.add_subcommand(
+      "checkpoint", "list, verify, show, export, import or diff checkpoints (one process, no device)");
+  command->require_subcommand(0, 1);
+  const auto add = [&](const char* name, const char* what, CheckpointAction action) {
+    CLI::App* app = command->add_subcommand(name, what);
+    app->allow_extras()->prefix_command(false);
+    app->callback([&options, action] { options.action = action; });
+    return app;
+  };
+  const auto json = [&](CLI::App* app) { app->add_flag("--json", options.json, "as JSON"); };
+  const char* path = "a checkpoint, or a run's folder of them, whose newest complete one is taken";
+
+  CLI::App* list = add("list", "the checkpoints in a run's folder, newest first", CheckpointAction::list);
+  list->add_option("folder", options.path, "a run's folder of checkpoints")->required();
+  json(list);
+
+  CLI::App* verify = add("verify", "read every byte and name what is damaged; status 4 when something is",
+                         CheckpointAction::verify);
+  verify->add_option("path", options.path, "a checkpoint, or a run's folder: all that are in it")->required();
+  json(verify);
+
+  CLI::App* show = add("show", "what is in a checkpoint: the run's state, tensors, shapes, dtypes, shards",
+                       CheckpointAction::show);
+  show->add_option("path", options.path, path)->required();
+  show->add_option("--tensor", options.tensor,
+                   "only this tensor, with the ranges of its shards and its values");
+  json(show);
+
+  CLI::App* to = add("export", "write the weights as a folder that Hugging Face's GPT2LMHeadModel opens",
+                     CheckpointAction::export_folder);
+  to->add_option("path", options.path, path)->required();
+  to->add_option("--to", options.to, "folder to write")->required();
+  to->add_option("--dtype", options.dtype, "fp32 or bf16")->capture_default_str();
+  to->add_option("--model", options.model, "preset or config.json, where the checkpoint does not say it");
+
+  CLI::App* from = add("import", "make a checkpoint (step 0) from a folder of Hugging Face's GPT2LMHeadModel",
+                       CheckpointAction::import_folder);
+  from->add_option("path", options.path, "folder with safetensors and config.json")->required();
+  from->add_option("--to", options.to, "a run's folder, without checkpoints so far")->required();
+  from->add_option("--model", options.model, "preset or config.json instead of the folder's own");
+
+  CLI::App* diff =
+      add("diff", "compare two checkpoints by value, of any numbers of ranks; status 1 when they differ",
+          CheckpointAction::diff);
+  diff->add_option("first", options.path, path)->required();
+  diff->add_option("second", options.second, "the same")->required();
+  json(diff);
+  return command;
+}
+
+CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
+  CLI::App* app =
+      program.add_subcommand("generate", "write text from a checkpoint or a folder of Hugging Face's");
+  app->add_option("--from", options.from,
+                  "a checkpoint, a run's folder (the newest complete one), or a folder with safetensors and "
+                  "config.json")
+      ->required();
+  app->add_option("--prompt", options.prompt, "text to go on from");
+  app->add_option("--prompt-tokens", options.prompt_tokens,
+                  "numbers to go on from, like 1,2,3; numbers are printed");
+  app->add_option("--tokens", options.tokens, "tokens to write")->capture_default_str();
+  app->add_option("--temperature", options.temperature, "of the draws; 0: always the likeliest token")
+      ->capture_default_str();
+  app->add_flag("--greedy", options.greedy, "always the likeliest token, as --temperature 0");
+  app->add_option("--top-k", options.top_k, "draw among this many likeliest tokens (default: all)");
+  app->add_option("--seed", options.seed, "of the draws")->capture_default_str();
+  app->add_option("--model", options.model, "preset or config.json, where --from does not say it");
+  app->add_option(
+      "--tokenizer", options.tokenizer,
+      "folder with GPT-2's vocab.json and merges.txt (default: --from, where it holds them; else bytes)");
+  app->add_option("--dtype", options.dtype, "compute dtype: fp32, bf16 or fp16")->capture_default_str();
+  app->add_option("--stage", options.stage, "under mpirun: 3 shards the weights over the ranks")
+      ->capture_default_str();
+  app->add_option("--threads", options.threads, "of a rank (default: the host's cores over its ranks)");
+  return app;
+}
+
+void check(const CheckpointOptions& options) {
+  if (options.dtype != "fp32" && options.dtype != "bf16")
+    throw ConfigurationError(fmt::format("--dtype {} is not one of fp32, bf16", options.dtype));
+}
+
+void check(const GenerateOptions& options) {
+  const auto refuse = [](const char* flag, auto value, const char* why) {
+    throw ConfigurationError(fmt::format("{} is {}, but {}", flag, value, why));
+  };
+  if (options.tokens < 1) refuse("--tokens", options.tokens, "must be at least 1");
+  if (!(options.temperature >= 0)) refuse("--temperature", options.temperature, "must not be negative");
+  if (options.top_k < 0) refuse("--top-k", options.top_k, "must not be negative");
+  if (options.seed < 0) refuse("--seed", options.seed, "must not be negative");
+  if (options.stage < 0 || options.stage > 3) refuse("--stage", options.stage, "must be 0 to 3");
+  if (options.threads && *options.threads < 1) refuse("--threads", *options.threads, "must be at least 1");
+  if (options.dtype != "fp32" && options.dtype != "bf16" && options.dtype != "fp16")
+    throw ConfigurationError(fmt::format("--dtype {} is not one of fp32, bf16, fp16", options.dtype));
+  if (options.prompt.has_value() == options.prompt_tokens.has_value())
+    throw ConfigurationError("give a --prompt, or --prompt-tokens like 1,2,3: one of the two");
+  if (options.prompt && options.prompt->empty())
+    throw ConfigurationError("the --prompt is empty; give it at least one character to go on from");
+  if (options.prompt_tokens) (void)parse_tokens(*options.prompt_tokens);
+}
+
+std::vector<std::int32_t> parse_tokens(const std::string& text) {
+  std::vector<std::int32_t> tokens;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  for (;;) {
+    while (at < end && *at == ' ') ++at;
+    std::int32_t token = 0;
+    const auto [stop, problem] = std::from_chars(at, end, token);
+    at = stop;
+    while (at < end && *at == ' ') ++at;
+    if (problem != std::errc() || token < 0 || (at < end && *at != ','))
+      throw ConfigurationError(fmt::format("--prompt-tokens '{}' is not a list of numbers like 1,2,3", text));
+    tokens.push_back(token);
+    if (at == end) return tokens;
+    ++at;
+  }
+}
+
+}  // namespace tranche::tools

@@ -1,0 +1,55 @@
+#pragma once
+/// The command lines of `tranche checkpoint ...` and `tranche generate`.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace tranche::tools {
+
+enum class CheckpointAction : std::uint8_t { none, list, verify, show, export_folder, import_folder, diff };
+
+struct CheckpointOptions {
+  CheckpointAction action = CheckpointAction::none;
+  std::string path;    ///< a checkpoint, a run's folder, or what is imported
+  std::string second;  ///< diff's other one
+  std::string to;      ///< folder that is written
+  std::string tensor;  ///< show: only this one
+  std::string model;   ///< preset or config.json, where the checkpoint or folder does not say it
+  std::string dtype = "fp32";
+  bool json = false;
+};
+
+struct GenerateOptions {
+  std::string from;       ///< a checkpoint, a run's folder, or a folder of Hugging Face's
+  std::string model;      ///< as above
+  std::string tokenizer;  ///< folder with vocab.json and merges.txt
+  std::optional<std::string> prompt;
+  std::optional<std::string> prompt_tokens;  ///< "1,2,3"
+  std::int64_t tokens = 200;
+  double temperature = 0.8;
+  bool greedy = false;
+  std::int64_t top_k = 0;  ///< 0: all
+  std::int64_t seed = 1234;
+  std::string dtype = "fp32";
+  std::int64_t stage = 0;
+  std::optional<std::int64_t> threads;
+};
+
+/// Adds the subcommand and its own. `options` must outlive parsing.
+CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options);
+CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options);
+
+/// Throw ConfigurationError for what was parsed but cannot be.
+void check(const CheckpointOptions& options);
+void check(const GenerateOptions& options);
+
+/// "1,2,3" as numbers; ConfigurationError naming what is none.
+std::vector<std::int32_t> parse_tokens(const std::string& text);
+
+}  // namespace tranche::tools

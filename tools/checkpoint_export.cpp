@@ -1,0 +1,50 @@
+// tranche checkpoint export.
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "tranche/checkpoint/safetensors.h"
+#include "tranche/tools/checkpoint_command.h"
+#include "tranche/tools/checkpoint_source.h"
+#include "tranche/tools/transfer_progress.h"
+
+namespace tranche::tools {
+
+namespace {
+
+/// The model's config.json with what transformers should know besides.
+std::string config_text(const models::GptConfig& model, DataType dtype) {
+  auto json = nlohmann::json::parse(model.to_json());
+  json["torch_dtype"] = dtype == DataType::float32 ? "float32" : "bfloat16";
+  // Its defaults are GPT-2's end of text, which smaller vocabularies do not have.
+  constexpr std::int64_t end_of_text = 50256;
+  if (model.vocabulary <= end_of_text) {
+    json["bos_token_id"] = nullptr;
+    json["eos_token_id"] = nullptr;
+  }
+  return json.dump(2) + "\n";
+}
+
+}  // namespace
+
+int checkpoint_export(const CheckpointOptions& options, const Output& output) {
+  const checkpoint::LocalStorage local;
+  checkpoint::Reader reader(local, chosen_checkpoint(posix_file_system(), options.path, output));
+  const models::GptConfig model = identity_of(reader.manifest(), reader.folder(), options.model).model;
+  require_tensors(model, options.model.empty() ? "its own 'user'" : "--model " + options.model, reader);
+  checkpoint::ExportOptions how;
+  how.dtype = options.dtype == "bf16" ? DataType::bfloat16 : DataType::float32;
+  how.config_json = config_text(model, how.dtype);
+  TransferProgress progress("exported", model.parameters() * size_of(how.dtype), output.terminal,
+                            [&](std::string_view text) { output.out << text << std::flush; });
+  how.progress = [&](std::int64_t bytes) { progress.add(bytes); };
+  const checkpoint::ExportSummary written = checkpoint::export_safetensors(reader, local, options.to, how);
+  progress.finish();
+  output.out << fmt::format("{}: {} tensors of step {} in {} ({})\n", options.to, written.tensors,
+                            reader.manifest().run.step, options.dtype, progress.summary());
+  return 0;
+}
+
+}  // namespace tranche::tools

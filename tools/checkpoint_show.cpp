@@ -1,0 +1,247 @@
+// tranche checkpoint show.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "tranche/device/ledger.h"
+#include "tranche/tools/checkpoint_command.h"
+#include "tranche/tools/checkpoint_source.h"
+
+namespace tranche::tools {
+
+using checkpoint::Layout;
+using checkpoint::Manifest;
+using checkpoint::Reader;
+using checkpoint::StoredTensor;
+using nlohmann::ordered_json;
+
+namespace {
+
+/// Elements of a tensor that a rank's file holds.
+struct Part {
+  int rank = 0;
+  ElementRange elements;
+};
+
+const checkpoint::TensorRecord& record_of(const Layout& layout, const StoredTensor& tensor) {
+  return layout.units[static_cast<std::size_t>(tensor.unit)].tensors[static_cast<std::size_t>(tensor.index)];
+}
+
+std::vector<Part> parts_of(const Layout& layout, const StoredTensor& tensor) {
+  const std::int64_t offset = record_of(layout, tensor).offset;
+  const std::vector<std::int64_t>& cuts =
+      layout.units[static_cast<std::size_t>(tensor.unit)].cuts(tensor.frozen);
+  std::vector<Part> parts;
+  for (int rank = 0; rank < layout.world; ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    const ElementRange part = intersect({cuts[r], cuts[r + 1]}, {offset, offset + tensor.shape.elements()});
+    if (!part.empty()) parts.push_back({rank, {part.begin - offset, part.end - offset}});
+  }
+  return parts;
+}
+
+/// "3", "0-2"
+std::string ranks_text(const std::vector<Part>& parts) {
+  const int first = parts.front().rank, last = parts.back().rank;
+  return first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last);
+}
+
+/// Of one kind of numbers of a tensor.
+struct Values {
+  double smallest = std::numeric_limits<double>::infinity(), largest = -smallest;
+  double sum = 0, squares = 0;
+  std::int64_t finite = 0, others = 0;
+  std::vector<float> first;
+};
+
+Values values_of(Reader& reader, const StoredTensor& tensor, const std::string& kind) {
+  constexpr std::int64_t stride = std::int64_t{1} << 20;
+  constexpr std::size_t shown = 6;
+  const std::int64_t elements = tensor.shape.elements();
+  std::vector<float> memory(static_cast<std::size_t>(std::min(stride, elements)));
+  Values values;
+  for (std::int64_t at = 0; at < elements; at += stride) {
+    const ElementRange range{at, std::min(at + stride, elements)};
+    reader.read_tensor(tensor.name, kind, range, DataType::float32, memory.data());
+    for (std::size_t i = 0; i < static_cast<std::size_t>(range.size()); ++i) {
+      const double value = memory[i];
+      if (values.first.size() < shown) values.first.push_back(memory[i]);
+      if (!std::isfinite(value)) {
+        ++values.others;
+        continue;
+      }
+      ++values.finite;
+      values.smallest = std::min(values.smallest, value);
+      values.largest = std::max(values.largest, value);
+      values.sum += value;
+      values.squares += value * value;
+    }
+  }
+  return values;
+}
+
+std::string describe(const Values& values, std::int64_t elements) {
+  std::string text = fmt::format("{}{}", fmt::join(values.first, " "),
+                                 static_cast<std::int64_t>(values.first.size()) < elements ? " ..." : "");
+  if (values.finite > 0) {
+    const auto n = static_cast<double>(values.finite);
+    text += fmt::format("; from {:g} to {:g}, mean {:g}, root mean square {:g}", values.smallest,
+                        values.largest, values.sum / n, std::sqrt(values.squares / n));
+  }
+  if (values.others > 0) text += fmt::format("; {} not finite", values.others);
+  return text;
+}
+
+ordered_json json_of(const Reader& reader, const StoredTensor& tensor) {
+  const Layout& layout = reader.layout();
+  ordered_json kinds = ordered_json::object(), shards = ordered_json::array();
+  for (const std::string& kind : reader.kinds(tensor)) kinds[kind] = name_of(reader.dtype(tensor, kind));
+  for (const Part& part : parts_of(layout, tensor)) {
+    shards.push_back({{"rank", part.rank}, {"begin", part.elements.begin}, {"end", part.elements.end}});
+  }
+  const auto extents = tensor.shape.extents();
+  return {{"name", tensor.name},
+          {"aliases", record_of(layout, tensor).aliases},
+          {"unit", layout.units[static_cast<std::size_t>(tensor.unit)].name},
+          {"shape", std::vector<std::int64_t>(extents.begin(), extents.end())},
+          {"frozen", tensor.frozen},
+          {"kinds", kinds},
+          {"shards", shards}};
+}
+
+ordered_json json_of(const Reader& reader) {
+  const Manifest& manifest = reader.manifest();
+  const auto object = [](const std::string& text) { return ordered_json::parse(text); };
+  return {{"path", reader.folder()},
+          {"step", manifest.run.step},
+          {"applied", manifest.run.applied},
+          {"samples", manifest.run.samples},
+          {"tokens", manifest.run.tokens},
+          {"sequence", manifest.sequence},
+          {"created", manifest.created},
+          {"library", manifest.library},
+          {"hdf5", manifest.hdf5},
+          {"world", manifest.layout.world},
+          {"stage", manifest.stage},
+          {"reduction_group", manifest.reduction_group},
+          {"numerics_fingerprint", manifest.numerics},
+          {"bytes", manifest.bytes()},
+          {"optimizer", object(manifest.run.optimizer)},
+          {"schedule", object(manifest.run.schedule)},
+          {"loss_scaler", object(manifest.run.loss_scaler)},
+          {"random", object(manifest.run.random)},
+          {"user", object(manifest.run.user)},
+          {"config", object(manifest.run.config)}};
+}
+
+void print_run(std::ostream& out, const Reader& reader) {
+  const Manifest& manifest = reader.manifest();
+  const checkpoint::RunState& run = manifest.run;
+  const auto row = [&out](std::string_view name, const std::string& value) {
+    out << fmt::format("  {:<14} {}\n", name, value);
+  };
+  out << reader.folder() << "\n";
+  row("step", fmt::format("{} ({} updates applied)", run.step, run.applied));
+  row("consumed", fmt::format("{} samples, {} tokens", run.samples, run.tokens));
+  row("saved", fmt::format("{} UTC, sequence {}, by tranche {} with HDF5 {}", format_time(manifest.created),
+                           manifest.sequence, manifest.library, manifest.hdf5));
+  row("by", fmt::format("{} rank{} at stage {}, reduction group {}", manifest.layout.world,
+                        manifest.layout.world == 1 ? "" : "s", manifest.stage, manifest.reduction_group));
+  row("size", fmt::format("{} in {} files", format_bytes(manifest.bytes()), manifest.shards.size() + 1));
+  if (RunIdentity::wrote(run.user)) {
+    const RunIdentity identity = RunIdentity::from_json(run.user, reader.folder());
+    const models::GptConfig& model = identity.model;
+    row("model",
+        fmt::format("GPT-2 of {} layers, {} heads, width {}, vocabulary {}, {} positions: {} parameters",
+                    model.layers, model.heads, model.width, model.vocabulary, model.positions,
+                    model.parameters()));
+    row("trained on", fmt::format("sequences of {} {}{}", identity.sequence, describe(identity.tokenizer),
+                                  identity.data.empty() ? "" : " of " + identity.data));
+  } else if (run.user != "{}") {
+    row("user", run.user);
+  }
+  for (const auto& [name, text] :
+       {std::pair("optimizer", &run.optimizer), std::pair("schedule", &run.schedule),
+        std::pair("loss scaler", &run.loss_scaler), std::pair("random", &run.random)}) {
+    if (*text != "{}") row(name, *text);
+  }
+  if (!manifest.numerics.empty()) row("numerics", manifest.numerics);
+}
+
+void print_table(std::ostream& out, const Reader& reader) {
+  std::size_t name_width = 6, shape_width = 5;
+  std::int64_t parameters = 0;
+  for (const StoredTensor& tensor : reader.tensors()) {
+    name_width = std::max(name_width, tensor.name.size());
+    shape_width = std::max(shape_width, tensor.shape.to_string().size());
+    parameters += tensor.shape.elements();
+  }
+  out << fmt::format("\n{:<{}}  {:<{}}  {:>12}  {:<7}  {:<6}  {}\n", "tensor", name_width, "shape",
+                     shape_width, "elements", "ranks", "weight", "optimizer state");
+  for (const StoredTensor& tensor : reader.tensors()) {
+    std::string weight, states;
+    for (const std::string& kind : reader.kinds(tensor)) {
+      const std::string_view dtype = name_of(reader.dtype(tensor, kind));
+      if (kind == "weight") {
+        weight = dtype;
+      } else {
+        states += fmt::format("{}{} {}", states.empty() ? "" : ", ", kind, dtype);
+      }
+    }
+    if (states.empty()) states = tensor.frozen ? "frozen" : "none";
+    const auto& aliases = record_of(reader.layout(), tensor).aliases;
+    out << fmt::format("{:<{}}  {:<{}}  {:>12}  {:<7}  {:<6}  {}{}\n", tensor.name, name_width,
+                       tensor.shape.to_string(), shape_width, tensor.shape.elements(),
+                       ranks_text(parts_of(reader.layout(), tensor)), weight, states,
+                       aliases.empty() ? "" : fmt::format("; also {}", fmt::join(aliases, ", ")));
+  }
+  out << fmt::format("{} tensors, {} elements\n", reader.tensors().size(), parameters);
+}
+
+void print_tensor(std::ostream& out, Reader& reader, const StoredTensor& tensor) {
+  const Layout& layout = reader.layout();
+  const auto& aliases = record_of(layout, tensor).aliases;
+  out << fmt::format("{} {} of unit {}{}{}\n", tensor.name, tensor.shape.to_string(),
+                     layout.units[static_cast<std::size_t>(tensor.unit)].name,
+                     tensor.frozen ? ", frozen" : "",
+                     aliases.empty() ? "" : fmt::format(", also {}", fmt::join(aliases, ", ")));
+  for (const Part& part : parts_of(layout, tensor)) {
+    out << fmt::format("  rank {:<5} elements {} to {} in {}\n", part.rank, part.elements.begin,
+                       part.elements.end - 1,
+                       reader.manifest().shards[static_cast<std::size_t>(part.rank)].file.name);
+  }
+  for (const std::string& kind : reader.kinds(tensor)) {
+    out << fmt::format("  {} ({}): {}\n", kind, name_of(reader.dtype(tensor, kind)),
+                       describe(values_of(reader, tensor, kind), tensor.shape.elements()));
+  }
+}
+
+}  // namespace
+
+int checkpoint_show(const CheckpointOptions& options, const Output& output) {
+  const checkpoint::LocalStorage local;
+  Reader reader(local, chosen_checkpoint(posix_file_system(), options.path, output));
+  const StoredTensor* only = options.tensor.empty() ? nullptr : &reader.tensor(options.tensor);
+  if (options.json) {
+    ordered_json json = json_of(reader);
+    json["tensors"] = ordered_json::array();
+    for (const StoredTensor& tensor : reader.tensors()) {
+      if (only == nullptr || only == &tensor) json["tensors"].push_back(json_of(reader, tensor));
+    }
+    output.out << json.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
+  } else if (only != nullptr) {
+    print_tensor(output.out, reader, *only);
+  } else {
+    print_run(output.out, reader);
+    print_table(output.out, reader);
+  }
+  return 0;
+}
+
+}  // namespace tranche::tools

@@ -1,0 +1,113 @@
+#include "tranche/tools/checkpoint_source.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <unordered_map>
+
+#include "tranche/checkpoint/storage.h"
+#include "tranche/core/error.h"
+#include "tranche/models/gpt.h"
+
+namespace tranche::tools {
+
+namespace {
+
+/// "a, b, c and 4 more"
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr std::size_t most = 5;
+  const std::vector<std::string> shown(
+      names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(most, names.size())));
+  std::string text = fmt::format("{}", fmt::join(shown, ", "));
+  if (names.size() > most) text += fmt::format(" and {} more", names.size() - most);
+  return text;
+}
+
+}  // namespace
+
+std::string find_checkpoint(FileSystem& files, const std::string& path, std::vector<std::string>& notes) {
+  std::string found;
+  checkpoint::with_reason("cannot open checkpoint " + path, [&] {
+    std::string folder = path;
+    while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+    auto status = files.status(folder);
+    if (!status) throw CheckpointError("there is nothing of this name");
+    if (!status->is_directory) {
+      if (!folder.ends_with(checkpoint::latest_name)) throw CheckpointError("it is a file, not a folder");
+      folder = parent_path(folder);
+    }
+    found = files.exists(join_path(folder, std::string(checkpoint::manifest_name)))
+                ? folder
+                : checkpoint::newest_checkpoint(files, folder, notes).path;
+  });
+  return found;
+}
+
+RunIdentity identity_of(const checkpoint::Manifest& manifest, const std::string& path,
+                        const std::string& model) {
+  RunIdentity identity;
+  const bool known = RunIdentity::wrote(manifest.run.user);
+  if (known) identity = RunIdentity::from_json(manifest.run.user, path);
+  if (!model.empty()) {
+    identity.model = models::GptConfig::resolve(model);
+    if (!known) {
+      identity.sequence = identity.model.positions;
+      if (identity.model.vocabulary != 256)
+        identity.tokenizer = {Tokenizer::Kind::tokens, identity.model.vocabulary};
+    }
+  } else if (!known) {
+    throw CheckpointError(
+        fmt::format("{} does not say which model it holds (tranche train writes it; another program saved "
+                    "this): give --model "
+                    "a preset or a config.json",
+                    path));
+  }
+  return identity;
+}
+
+std::vector<NamedShape> tensors_of(const models::GptConfig& model) {
+  std::vector<NamedShape> tensors;
+  const ModelSpec spec = models::Gpt::spec(model, model.positions);
+  for (const UnitSpec& unit : spec.units()) {
+    for (const TensorSpec& tensor : unit.tensors) tensors.push_back({tensor.name, tensor.shape});
+  }
+  return tensors;
+}
+
+void require_tensors(const models::GptConfig& model, std::string_view model_origin,
+                     const std::vector<NamedShape>& found, std::string_view found_origin) {
+  std::unordered_map<std::string, const Shape*> left;
+  for (const NamedShape& tensor : found) left.emplace(tensor.name, &tensor.shape);
+  std::vector<std::string> missing, shapes, extra;
+  for (const NamedShape& wanted : tensors_of(model)) {
+    const auto at = left.find(wanted.name);
+    if (at == left.end()) {
+      missing.push_back(wanted.name);
+      continue;
+    }
+    if (!(*at->second == wanted.shape)) {
+      shapes.push_back(
+          fmt::format("{} is {} and not {}", wanted.name, at->second->to_string(), wanted.shape.to_string()));
+    }
+    left.erase(at);
+  }
+  for (const NamedShape& tensor : found) {
+    if (left.count(tensor.name) > 0) extra.push_back(tensor.name);
+  }
+  if (missing.empty() && shapes.empty() && extra.empty()) return;
+  std::string text = fmt::format("{} does not hold the model of {}", found_origin, model_origin);
+  if (!missing.empty()) text += fmt::format("; the model has, but it does not: {}", some_of(missing));
+  if (!extra.empty()) text += fmt::format("; it has, but the model does not: {}", some_of(extra));
+  if (!shapes.empty()) text += fmt::format("; other shapes in it than in the model: {}", some_of(shapes));
+  throw CheckpointError(text);
+}
+
+void require_tensors(const models::GptConfig& model, std::string_view model_origin,
+                     const checkpoint::Reader& reader) {
+  std::vector<NamedShape> found;
+  for (const checkpoint::StoredTensor& tensor : reader.tensors())
+    found.push_back({tensor.name, tensor.shape});
+  require_tensors(model, model_origin, found, reader.folder());
+}
+
+}  // namespace tranche::tools

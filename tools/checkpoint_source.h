@@ -1,0 +1,38 @@
+#pragma once
+/// From a path that somebody typed to a checkpoint, and to the GPT that is in it.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tranche/checkpoint/reader.h"
+#include "tranche/core/shape.h"
+#include "tranche/offload/file_system.h"
+#include "tranche/tools/run_identity.h"
+
+namespace tranche::tools {
+
+/// The checkpoint that a path means: itself, or the newest complete one of a run's folder ("x", or its file
+/// "x/latest"); `notes` get a line for each that was passed over. Throws CheckpointError.
+std::string find_checkpoint(FileSystem& files, const std::string& path, std::vector<std::string>& notes);
+
+/// What the checkpoint says of its model. With `model` (a preset or a config.json; what --model takes) the
+/// model is that one. Throws CheckpointError when neither says it.
+RunIdentity identity_of(const checkpoint::Manifest& manifest, const std::string& path,
+                        const std::string& model);
+
+struct NamedShape {
+  std::string name;
+  Shape shape;
+};
+/// Tensors of a GPT in declared order.
+std::vector<NamedShape> tensors_of(const models::GptConfig& model);
+
+/// Throws CheckpointError, naming both sides, unless `found` are the tensors of the model: missing ones, ones
+/// too many, other shapes.
+void require_tensors(const models::GptConfig& model, std::string_view model_origin,
+                     const std::vector<NamedShape>& found, std::string_view found_origin);
+void require_tensors(const models::GptConfig& model, std::string_view model_origin,
+                     const checkpoint::Reader& reader);
+
+}  // namespace tranche::tools

@@ -1,0 +1,179 @@
+#include "tranche/tools/config_changes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "tranche/core/error.h"
+
+namespace tranche::tools {
+
+using nlohmann::json;
+
+namespace {
+
+/// Keys, and blocks of keys, that change no weight, loss or schedule (docs/numerics.md), or that only
+/// summarise others.
+constexpr std::array<std::string_view, 28> quiet_keys{
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "zero_optimization.overlap_comm",
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.allgather_bucket_size",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_max_live_parameters",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+    "activation_checkpointing",
+    "aio",
+    "tranche.depth",
+    "tranche.communication_timeout",
+    "tranche.progress",
+    "tranche.threads",
+    "tranche.device_memory",
+    "tranche.host_memory",
+    "tranche.nvme_space",
+    "tranche.offload_tile",
+    "tranche.io_engine",
+    "tranche.communication_slab",
+    "tranche.device_transport",
+    "tranche.activation_checkpointing",
+    "tranche.checkpoint_every",
+    "tranche.vocabulary_chunk",
+    "tranche.save_buffer",
+    "tranche.maximum_consecutive_skips",
+    "tranche.debug",
+};
+
+bool is_quiet(const std::string& key) {
+  return std::any_of(quiet_keys.begin(), quiet_keys.end(), [&](std::string_view quiet) {
+    return key == quiet || (key.size() > quiet.size() && key.starts_with(quiet) && key[quiet.size()] == '.');
+  });
+}
+
+void flatten(const json& value, const std::string& key, std::vector<std::pair<std::string, json>>& into) {
+  if (!value.is_object()) {
+    into.emplace_back(key, value);
+    return;
+  }
+  for (const auto& [name, child] : value.items()) flatten(child, key.empty() ? name : key + "." + name, into);
+}
+
+std::vector<std::pair<std::string, json>> flatten(std::string_view text) {
+  std::vector<std::pair<std::string, json>> flat;
+  const json document = json::parse(text, nullptr, false);
+  if (document.is_object()) flatten(document, "", flat);
+  return flat;
+}
+
+const json* find(const std::vector<std::pair<std::string, json>>& flat, const std::string& key) {
+  const auto found =
+      std::find_if(flat.begin(), flat.end(), [&](const auto& entry) { return entry.first == key; });
+  return found == flat.end() ? nullptr : &found->second;
+}
+
+std::string shown(const json* value) {
+  if (value == nullptr) return "not set";
+  return value->is_string() ? "'" + value->get<std::string>() + "'" : value->dump();
+}
+
+std::string change(const std::string& what, const std::string& is, const std::string& was) {
+  return fmt::format("{} is {}, was {}: the command line wins", what, is, was);
+}
+
+/// Whether the learning rate falls toward the end of the run, and that is not told by the schedule itself.
+bool follows_the_end(const std::vector<std::pair<std::string, json>>& flat) {
+  const json* type = find(flat, "scheduler.type");
+  if (type == nullptr || !type->is_string()) return false;
+  return (*type == "WarmupDecayLR" || *type == "WarmupCosineLR") &&
+         find(flat, "scheduler.params.total_num_steps") == nullptr;
+}
+
+/// What `auto` stands for at this stage.
+std::string reduction_policy(const std::vector<std::pair<std::string, json>>& flat) {
+  const json* policy = find(flat, "tranche.reduction");
+  const json* stage = find(flat, "zero_optimization.stage");
+  if (policy == nullptr || !policy->is_string() || stage == nullptr || !stage->is_number_integer()) return {};
+  if (*policy != "auto") return policy->get<std::string>();
+  return stage->get<int>() >= 2 ? "micro_batch" : "boundary";
+}
+
+}  // namespace
+
+std::vector<std::string> configuration_changes(std::string_view saved, std::string_view present) {
+  const auto before = flatten(saved), now = flatten(present);
+  std::vector<std::string> lines;
+  const auto compare = [&](const std::string& key) {
+    const json *is = find(now, key), *was = find(before, key);
+    if (is_quiet(key) || (is != nullptr && was != nullptr && *is == *was)) return;
+    if (key == "tranche.total_steps" && !follows_the_end(now) && !follows_the_end(before)) return;
+    lines.push_back(change(key, shown(is), shown(was)));
+  };
+  for (const auto& [key, value] : now) compare(key);
+  for (const auto& [key, value] : before) {
+    if (find(now, key) == nullptr) compare(key);
+  }
+  const std::string is = reduction_policy(now), was = reduction_policy(before);
+  const json *set = find(now, "tranche.reduction"), *earlier = find(before, "tranche.reduction");
+  if (is != was && !is.empty() && !was.empty() && set != nullptr && earlier != nullptr && *set == *earlier) {
+    lines.push_back(fmt::format(
+        "the reduction policy is {}, was {}, as the stage has it: sums round differently from here on; "
+        "tranche.reduction={} keeps it",
+        is, was, was));
+  }
+  return lines;
+}
+
+std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIdentity& present) {
+  std::vector<std::string> lines;
+  const auto compare = [&](const std::string& what, const auto& is, const auto& was) {
+    if (is != was) lines.push_back(change(what, fmt::format("{}", is), fmt::format("{}", was)));
+  };
+  const models::GptConfig &is = present.model, &was = saved.model;
+  compare("the model's embd_pdrop", is.embedding_dropout, was.embedding_dropout);
+  compare("the model's attn_pdrop", is.attention_dropout, was.attention_dropout);
+  compare("the model's resid_pdrop", is.residual_dropout, was.residual_dropout);
+  compare("the model's layer_norm_epsilon", is.layer_norm_epsilon, was.layer_norm_epsilon);
+  compare("--sequence", present.sequence, saved.sequence);
+  if (!saved.data.empty()) compare("--data", "'" + present.data + "'", "'" + saved.data + "'");
+  if (saved.training_windows > 0 && present.sequence == saved.sequence) {
+    // Another number of windows is another order of samples, and may move some between the two parts.
+    compare("the number of training windows", present.training_windows, saved.training_windows);
+    compare("the number of held-out windows", present.held_out_windows, saved.held_out_windows);
+  }
+  return lines;
+}
+
+void require_same_model(const RunIdentity& saved, const RunIdentity& present, std::string_view checkpoint) {
+  const models::GptConfig &of = saved.model, &own = present.model;
+  std::vector<std::string> differences;
+  const auto compare = [&](const char* name, std::int64_t was, std::int64_t is) {
+    if (was != is) differences.push_back(fmt::format("{} is {} there, {} here", name, was, is));
+  };
+  compare("n_layer", of.layers, own.layers);
+  compare("n_head", of.heads, own.heads);
+  compare("n_embd", of.width, own.width);
+  compare("n_inner", of.inner_width(), own.inner_width());
+  compare("n_positions", of.positions, own.positions);
+  compare("vocab_size", of.vocabulary, own.vocabulary);
+  if (differences.empty()) return;
+  std::string text;
+  for (const std::string& line : differences) text += (text.empty() ? "" : ", ") + line;
+  throw CheckpointError(
+      fmt::format("{} is of another model than --model gives: {}; give its own --model, or start a run of "
+                  "this one without the checkpoint",
+                  checkpoint, text));
+}
+
+void require_same_tokenizer(const RunIdentity& saved, const RunIdentity& present,
+                            std::string_view checkpoint) {
+  if (saved.tokenizer == present.tokenizer) return;
+  throw CheckpointError(
+      fmt::format("{} was trained on {}, but --data holds {}: the same numbers would mean other text; give "
+                  "data of its kind, or take over only its weights with --resume-weights-only",
+                  checkpoint, describe(saved.tokenizer), describe(present.tokenizer)));
+}
+
+}  // namespace tranche::tools

@@ -1,0 +1,229 @@
+#include "tranche/tools/generate.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <ostream>
+
+#include "tranche/checkpoint/reader.h"
+#include "tranche/checkpoint/storage.h"
+#include "tranche/core/error.h"
+#include "tranche/models/gpt.h"
+#include "tranche/tools/byte_pair_encoding.h"
+#include "tranche/tools/checkpoint_source.h"
+#include "tranche/tools/hugging_face.h"
+#include "tranche/tools/text_stream.h"
+#include "tranche/tools/token_sampler.h"
+
+namespace tranche::tools {
+
+namespace {
+
+/// Where the weights come from.
+struct Source {
+  RunIdentity identity;
+  std::string checkpoint;                          ///< its path; empty: a folder of Hugging Face's
+  std::unique_ptr<HuggingFaceModel> hugging_face;  ///< else
+  std::unique_ptr<BytePairEncoding> encoding;      ///< of the text, when it is not bytes
+  std::vector<std::string> notes;
+};
+
+/// From --tokenizer, or from the folder that the weights are in.
+void open_encoding(const GenerateOptions& options, Source& source) {
+  std::string folder = options.tokenizer;
+  if (folder.empty() && source.hugging_face && BytePairEncoding::is_in(options.from)) folder = options.from;
+  if (folder.empty() || options.prompt_tokens) return;
+  source.encoding = std::make_unique<BytePairEncoding>(BytePairEncoding::load(folder));
+  if (source.encoding->vocabulary() > source.identity.model.vocabulary) {
+    throw ConfigurationError(
+        fmt::format("{} has {} tokens, the model of {} only {}: they do not belong together", folder,
+                    source.encoding->vocabulary(), options.from, source.identity.model.vocabulary));
+  }
+}
+
+Source open_source(const GenerateOptions& options) {
+  FileSystem& files = posix_file_system();
+  Source source;
+  bool folder = false;
+  checkpoint::with_reason("cannot generate from " + options.from, [&] {
+    if (!files.exists(options.from)) throw CheckpointError("there is nothing of this name");
+    folder = is_hugging_face(files, options.from);
+  });
+  if (folder) {
+    source.hugging_face = std::make_unique<HuggingFaceModel>(files, options.from, options.model);
+    source.identity.model = source.hugging_face->config();
+    source.identity.sequence = source.identity.model.positions;
+    const std::int64_t vocabulary = source.identity.model.vocabulary;
+    if (vocabulary != 256) source.identity.tokenizer = {Tokenizer::Kind::tokens, vocabulary};
+    return source;
+  }
+  source.checkpoint = find_checkpoint(files, options.from, source.notes);
+  const checkpoint::LocalStorage local;
+  const checkpoint::Reader reader(local, source.checkpoint);
+  source.identity = identity_of(reader.manifest(), source.checkpoint, options.model);
+  require_tensors(source.identity.model,
+                  options.model.empty() ? "its own 'user'" : "--model " + options.model, reader);
+  return source;
+}
+
+std::vector<std::int32_t> prompt_of(const GenerateOptions& options, const Source& source) {
+  const RunIdentity& identity = source.identity;
+  std::vector<std::int32_t> tokens;
+  if (options.prompt_tokens) {
+    tokens = parse_tokens(*options.prompt_tokens);
+  } else if (source.encoding) {
+    tokens = source.encoding->encode(*options.prompt);
+  } else if (identity.tokenizer.kind != Tokenizer::Kind::bytes) {
+    throw ConfigurationError(fmt::format(
+        "{} is of {}: which numbers the --prompt is in them is not known; give --tokenizer a folder with "
+        "vocab.json and merges.txt, or give --prompt-tokens",
+        options.from, describe(identity.tokenizer)));
+  } else {
+    for (const char c : *options.prompt) tokens.push_back(static_cast<unsigned char>(c));
+  }
+  for (const std::int32_t token : tokens) {
+    if (token >= identity.model.vocabulary) {
+      throw ConfigurationError(fmt::format("token {} of the prompt is not below the model's vocabulary of {}",
+                                           token, identity.model.vocabulary));
+    }
+  }
+  return tokens;
+}
+
+/// Weights only: nothing but one vector is trainable, so that there are no gradients and no optimizer state.
+Config config_of(const GenerateOptions& options, int ranks) {
+  std::vector<std::string> overrides{
+      fmt::format("zero_optimization.stage={}", options.stage),
+      fmt::format("bf16.enabled={}", options.dtype == "bf16"),
+      fmt::format("fp16.enabled={}", options.dtype == "fp16"),
+      R"(tranche.frozen=["transformer.h.*", "transformer.w*", "transformer.ln_f.weight"])"};
+  if (options.threads) overrides.push_back(fmt::format("tranche.threads={}", *options.threads));
+  return parse_config("{}", ranks, overrides);
+}
+
+/// The model, its weights zero until they are read: drawing initial ones would take longer than reading.
+ModelSpec spec_of(const RunIdentity& identity) {
+  const ModelSpec drawn = models::Gpt::spec(identity.model, identity.sequence);
+  ModelSpec spec;
+  spec.tokens_per_sample = drawn.tokens_per_sample;
+  spec.flops_per_token = drawn.flops_per_token;
+  for (UnitSpec unit : drawn.units()) {
+    for (TensorSpec& tensor : unit.tensors) tensor.initializer = Initializer::zeros();
+    spec.add_unit(std::move(unit));
+  }
+  return spec;
+}
+
+void fill(Engine& engine, const HuggingFaceModel& source) {
+  std::vector<float> values;
+  for (const UnitSpec& unit : engine.model().units()) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      values.resize(static_cast<std::size_t>(tensor.shape.elements()));
+      source.read(tensor.name, {0, tensor.shape.elements()}, DataType::float32, values.data());
+      engine.write_weight(tensor.name, values);
+    }
+  }
+}
+
+/// Writes tokens as text or as numbers.
+class Writer {
+ public:
+  /// `encoding` of the text; absent: bytes.
+  Writer(const Output& output, bool numbers, const BytePairEncoding* encoding)
+      : output_(output),
+        numbers_(numbers),
+        encoding_(encoding),
+        text_(output.terminal, [&output](std::string_view text) { output.out << text; }) {}
+  void add(std::int32_t token) {
+    if (numbers_) {
+      output_.out << (first_ ? "" : " ") << token;
+    } else if (encoding_ != nullptr) {
+      text_.add(encoding_->decode(token));
+    } else {
+      const char byte = static_cast<char>(static_cast<unsigned char>(token));
+      text_.add({&byte, 1});
+    }
+    first_ = false;
+    output_.out.flush();
+  }
+  void finish() {
+    text_.finish();
+    output_.out << std::endl;
+  }
+
+ private:
+  const Output& output_;
+  bool numbers_;
+  const BytePairEncoding* encoding_;
+  bool first_ = true;
+  TextStream text_;
+};
+
+/// Collective.
+void generate(Engine& engine, const models::Gpt& model, const GenerateOptions& options, const Source& source,
+              std::vector<std::int32_t> tokens, Writer* writer) {
+  // Of what can be written: a model's vocabulary may be padded.
+  std::size_t writable = SIZE_MAX;
+  if (!options.prompt_tokens)
+    writable = source.encoding ? static_cast<std::size_t>(source.encoding->vocabulary()) : 256;
+  const SamplingOptions sampling{options.greedy ? 0 : options.temperature, options.top_k,
+                                 static_cast<std::uint64_t>(options.seed)};
+  const auto context = static_cast<std::size_t>(source.identity.sequence);
+  if (writer != nullptr) {
+    for (const std::int32_t token : tokens) writer->add(token);
+  }
+  engine.begin_evaluation();
+  for (std::int64_t i = 0; i < options.tokens; ++i) {
+    // Positions beyond the training sequences' have embeddings that never were trained.
+    const std::vector<float> logits =
+        model.next_token_logits(engine, std::span(tokens).last(std::min(tokens.size(), context)));
+    tokens.push_back(draw_token(std::span(logits).first(std::min(logits.size(), writable)), sampling, i));
+    if (writer != nullptr) writer->add(tokens.back());
+  }
+  (void)engine.end_evaluation();
+  if (writer != nullptr) writer->finish();
+}
+
+}  // namespace
+
+int run_generate(const GenerateOptions& options, const Output& output) {
+  Launch launch(output.errors);
+  Source source;
+  std::vector<std::int32_t> prompt;
+  Config config;
+  const int status = launch.agree([&] {
+    source = open_source(options);
+    open_encoding(options, source);
+    prompt = prompt_of(options, source);
+    config = config_of(options, launch.size());
+  });
+  if (status != 0) return status;
+  std::unique_ptr<Runtime> runtime;
+  std::unique_ptr<Engine> engine;
+  try {
+    runtime = std::make_unique<Runtime>(Runtime::from_environment(RuntimeOptions::from(config)));
+    const models::Gpt model(source.identity.model);
+    engine = std::make_unique<Engine>(*runtime, spec_of(source.identity), config);
+    if (source.hugging_face) {
+      fill(*engine, *source.hugging_face);
+    } else {
+      LoadOptions load;
+      load.weights_only = true;
+      (void)engine->load(source.checkpoint, load);
+    }
+    Writer writer(output, options.prompt_tokens.has_value(), source.encoding.get());
+    const bool speaks = launch.rank() == 0;
+    for (const std::string& note : source.notes) {
+      if (speaks) output.errors << "note: " << note << "\n";
+    }
+    generate(*engine, model, options, source, std::move(prompt), speaks ? &writer : nullptr);
+  } catch (...) {
+    // Before anything is unwound: an Engine waits for its collectives, and peers have to know first.
+    if (runtime) return launch.fail(runtime->all(), std::current_exception());
+    return launch.fail(std::current_exception());
+  }
+  return 0;
+}
+
+}  // namespace tranche::tools

@@ -1,0 +1,32 @@
+#pragma once
+/// What offloading costs the steps of a run, for people.
+
+#include <cstdint>
+#include <string>
+
+#include "tranche/engine/step_result.h"
+
+namespace tranche::tools {
+
+/// Adds steps up; the first two, which plan memory and have nothing running behind them, are left out once
+/// there are others.
+class OffloadMeans {
+ public:
+  void add(const StepResult& result);
+  /// "offload: 12.1 ms of a step of 340 ms exposed (3.6%); no step can be shorter than 328 ms: compute 328,
+  /// ..."
+  std::string line() const;
+  /// The same of one step.
+  static std::string line_of(const StepResult& result);
+
+ private:
+  struct Sums {
+    double steps = 0, seconds = 0, exposed = 0, compute = 0, to_host = 0, from_host = 0, host_update = 0,
+           disk = 0;
+    void add(const StepResult& result);
+    std::string text() const;
+  };
+  Sums first_, others_;
+};
+
+}  // namespace tranche::tools

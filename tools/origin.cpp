@@ -1,0 +1,91 @@
+#include "tranche/tools/origin.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "tranche/checkpoint/folder.h"
+#include "tranche/core/error.h"
+#include "tranche/tools/config_changes.h"
+
+namespace tranche::tools {
+
+namespace {
+
+std::filesystem::path canonical(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::path whole = std::filesystem::weakly_canonical(path, ignored);
+  return whole.has_filename() ? whole : whole.parent_path();  // a slash at the end
+}
+
+/// Whether `path` is `folder` or lies in it.
+bool lies_in(const std::string& path, const std::string& folder) {
+  const std::filesystem::path inner = canonical(path), outer = canonical(folder);
+  return inner == outer || inner.parent_path() == outer;
+}
+
+void open_at(FileSystem& files, const std::string& path, Origin& origin, std::string& user) {
+  checkpoint::Manifest manifest;
+  origin.folder = path;
+  if (files.exists(join_path(path, std::string(checkpoint::manifest_name)))) {
+    user = checkpoint::open_manifest(files, path).run.user;
+    return;
+  }
+  checkpoint::Listed newest = checkpoint::newest_checkpoint(files, path, origin.notes);
+  origin.folder = newest.path;
+  user = newest.manifest->run.user;
+}
+
+void hold_against(const RunIdentity& present, const std::string& user, Origin& origin) {
+  if (!RunIdentity::wrote(user)) {
+    origin.notes.push_back(fmt::format(
+        "{} was not written by this program: its tensors are compared, its tokenizer is not known",
+        origin.folder));
+    return;
+  }
+  const RunIdentity saved = RunIdentity::from_json(user, origin.folder);
+  require_same_model(saved, present, origin.folder);
+  if (!origin.weights_only) {
+    require_same_tokenizer(saved, present, origin.folder);
+    origin.changes = identity_changes(saved, present);
+  } else if (!(saved.tokenizer == present.tokenizer)) {
+    origin.notes.push_back(
+        fmt::format("{} was trained on {}, --data holds {}: the same numbers mean other text", origin.folder,
+                    describe(saved.tokenizer), describe(present.tokenizer)));
+  }
+}
+
+}  // namespace
+
+Origin find_origin(FileSystem& files, const Options& options, const RunIdentity& present) {
+  Origin origin;
+  std::string path = options.resume, user;
+  if (options.resume == "latest") {
+    path = options.checkpoint_dir;
+    if (checkpoint::list_checkpoints(files, path).empty()) {
+      path.clear();
+      origin.notes.push_back(fmt::format("no checkpoint in {} yet: {}", options.checkpoint_dir,
+                                         options.resume_weights_only.empty()
+                                             ? "training starts from the beginning"
+                                             : "training starts from --resume-weights-only"));
+    }
+  } else if (!options.checkpoint_dir.empty() && (path.empty() || !lies_in(path, options.checkpoint_dir))) {
+    const auto found = checkpoint::list_checkpoints(files, options.checkpoint_dir);
+    if (!found.empty()) {
+      throw ConfigurationError(
+          fmt::format("--checkpoint-dir '{}' holds checkpoints of an earlier run, the newest of step {}: add "
+                      "--resume latest to go on with it, or give this run a folder of its own",
+                      options.checkpoint_dir, found.front().step));
+    }
+  }
+  if (path.empty()) {
+    path = options.resume_weights_only.empty() ? options.from : options.resume_weights_only;
+    origin.weights_only = !path.empty();
+  }
+  if (path.empty()) return origin;
+  open_at(files, path, origin, user);
+  hold_against(present, user, origin);
+  return origin;
+}
+
+}  // namespace tranche::tools

@@ -1,0 +1,32 @@
+#pragma once
+/// The checkpoint that a run begins from.
+
+#include <string>
+#include <vector>
+
+#include "tranche/offload/file_system.h"
+#include "tranche/tools/arguments.h"
+#include "tranche/tools/run_identity.h"
+
+namespace tranche::tools {
+
+/// Found, and held against the run, before an engine is made.
+struct Origin {
+  std::string folder;                ///< the checkpoint; empty: none, weights are drawn
+  bool weights_only = false;         ///< the run is a new one
+  std::vector<std::string> changes;  ///< a line for each property of model and data that is not as it was
+  std::vector<std::string> notes;    ///< other lines for people
+};
+
+/// What --resume, --resume-weights-only and --from ask for. Not collective: for one rank.
+///
+/// `--resume latest` finds nothing in a folder without checkpoints, which a note says, so that the command
+/// line that starts a run continues it after it was killed, too; but it is refused where checkpoints are
+/// there and all of them damaged. A run that is not a continuation of what lies in its --checkpoint-dir is
+/// refused: its checkpoints would mix with, and its retention remove, another's.
+///
+/// Throws CheckpointError for what is not there, not complete, or of another model or tokenizer (weights
+/// alone may take a new tokenizer); ConfigurationError for a --checkpoint-dir in use.
+Origin find_origin(FileSystem& files, const Options& options, const RunIdentity& present);
+
+}  // namespace tranche::tools

@@ -1,0 +1,162 @@
+#include "tranche/tools/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <ostream>
+
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+#include "tranche/tools/files.h"
+#include "tranche/tools/plan_text.h"
+#include "tranche/tools/settings.h"
+
+namespace tranche::tools {
+
+namespace {
+
+/// "100T", "3e14": operations a second.
+double parse_rate(const std::string& text, const char* flag) {
+  const std::string suffixes = "kMGTPE";
+  char* end = nullptr;
+  double rate = std::strtod(text.c_str(), &end);
+  if (end != text.c_str() && *end != '\0') {
+    const std::size_t power = suffixes.find(*end);
+    if (power != std::string::npos) {
+      rate *= std::pow(1000.0, static_cast<double>(power + 1));
+      ++end;
+    }
+  }
+  if (end == text.c_str() || *end != '\0' || !(rate > 0) || !std::isfinite(rate)) {
+    throw ConfigurationError(fmt::format(
+        "{} '{}' is no rate; write a number above 0, also with k, M, G, T, P or E, like 100T", flag, text));
+  }
+  return rate;
+}
+
+std::int64_t parse_size(const std::string& text, const char* flag) {
+  std::int64_t bytes = 0;
+  try {
+    bytes = parse_byte_size(text);
+  } catch (const ConfigurationError& error) {
+    throw ConfigurationError(fmt::format("{}: {}", flag, error.message()));
+  }
+  if (bytes < 1) throw ConfigurationError(fmt::format("{} is {}, but must be above 0", flag, text));
+  return bytes;
+}
+
+CostModel rates_of(const Options& options, const Config& config) {
+  CostModel rates;
+  rates.network = static_cast<double>(parse_size(options.network, "--network"));
+  rates.operations = parse_rate(options.flops, "--flops");
+  rates.host_link = static_cast<double>(parse_size(options.host_link, "--host-link"));
+  rates.nvme = static_cast<double>(parse_size(options.nvme_bandwidth, "--nvme-bandwidth"));
+  rates.host_update = options.host_update.empty() ? core_update_rate * std::max(1, config.threads)
+                                                  : parse_rate(options.host_update, "--host-update");
+  return rates;
+}
+
+int status_of(bool fits) {
+  return static_cast<int>(fits ? ExitStatus::success : ExitStatus::out_of_memory);
+}
+
+}  // namespace
+
+PlanRequest plan_request(const Options& options) {
+  if (options.ranks > most_planned_ranks) {
+    throw ConfigurationError(
+        fmt::format("--ranks is {}, but a plan is for at most {}", options.ranks, most_planned_ranks));
+  }
+  PlanRequest request;
+  request.ranks = static_cast<int>(options.ranks);
+  if (options.rank >= options.ranks) {
+    throw ConfigurationError(fmt::format("--rank {} is not below --ranks {}", options.rank, options.ranks));
+  }
+  request.rank = static_cast<int>(options.rank);
+  request.ranks_per_node = static_cast<int>(std::min(options.ranks_per_node, options.ranks));
+  request.model = load_plan_model(options.model);
+  request.config = read_config(options, request.ranks);
+  // Schedules may want to know where the run ends; a plan does not depend on it.
+  if (request.config.total_steps_hint == 0) request.config.total_steps_hint = 100;
+  request.rates = rates_of(options, request.config);
+  request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+  if (request.model.gpt) {
+    request.sequence = options.sequence.value_or(request.model.gpt->positions);
+    request.model.gpt->require_sequence(request.sequence);
+  } else if (options.sequence) {
+    throw ConfigurationError(fmt::format(
+        "--sequence: {} is a list of units, which has no sequences; write tokens_per_sample in it",
+        options.model));
+  }
+  return request;
+}
+
+std::string what_would_have_fitted(const PlanRequest& request, double seconds) {
+  FitRequest fit;
+  const Stopwatch clock;
+  fit.give_up = [&] { return clock.seconds() > seconds; };
+  fit.plan = request;
+  fit.budget = request.config.device_memory_limit;
+  fit.host_budget = request.config.offload.host_memory_limit;
+  fit.nvme_budget = request.config.offload.nvme_limit;
+  if (fit.budget < 1) return {};
+  try {
+    const FitResult result = find_fit(fit);
+    const FitTrial& trial = result.ladder[result.chosen];
+    if (result.fits) {
+      return fmt::format(
+          "\nwithin {} this would have fitted: {} (tranche plan --ranks {} --fit {} has all of it)",
+          format_bytes(fit.budget), describe(trial), request.ranks, fit.budget);
+    }
+    return fmt::format(
+        "\nno stage, micro-batch, checkpointing or offload fits in {} on {} rank{}: the least, {}, takes {}",
+        format_bytes(fit.budget), request.ranks, request.ranks == 1 ? "" : "s", describe(trial),
+        format_bytes(trial.peak));
+  } catch (const std::exception&) {  // the error at hand is the one to tell
+    return fmt::format("\ntranche plan --ranks {} --fit {} finds what would have fitted", request.ranks,
+                       fit.budget);
+  }
+}
+
+int run_plan(const Options& options, const Output& output) {
+  const PlanRequest request = plan_request(options);
+  const std::int64_t limit = request.config.device_memory_limit;
+  if (!options.fit) {
+    const PlanResult result = plan_run(request);
+    output.out << (options.json ? plan_json(request, result, limit) : plan_text(request, result, limit))
+               << std::flush;
+    return status_of(shortages(request, result, limit).empty());
+  }
+  FitRequest fit;
+  fit.plan = request;
+  fit.budget = parse_size(*options.fit, "--fit");
+  fit.rates = request.rates;
+  fit.keep_optimizer_tier = options.offload_optimizer.has_value();
+  fit.keep_parameters_tier = options.offload_parameters.has_value();
+  fit.host_budget = request.config.offload.host_memory_limit;
+  fit.nvme_budget = request.config.offload.nvme_limit;
+  fit.keep_stage = options.stage.has_value();
+  fit.keep_micro_batch = options.micro_batch.has_value();
+  if (!options.write.empty()) require_writable(options.write, "--write");
+  const FitResult result = find_fit(fit);
+  if (options.json) {
+    output.out << fit_json(fit, result);
+  } else {
+    PlanRequest chosen = request;
+    chosen.config = result.config;
+    output.out << fit_text(fit, result) << plan_text(chosen, result.plan, fit.budget);
+  }
+  if (!options.write.empty() && result.fits) {
+    Config written = result.config;
+    // What plan_request() made up must not end a training's schedule.
+    written.total_steps_hint = read_config(options, request.ranks).total_steps_hint;
+    write_file_atomically(options.write, written.to_json() + "\n");
+    if (!options.json) output.out << "configuration: " << options.write << "\n";
+  }
+  output.out.flush();
+  return status_of(result.fits);
+}
+
+}  // namespace tranche::tools

@@ -1,0 +1,19 @@
+#pragma once
+#include "tranche/tools/arguments.h"
+#include "tranche/tools/planner.h"
+#include "tranche/tools/run.h"
+
+namespace tranche::tools {
+
+/// What a command line asks to be planned. Throws ConfigurationError.
+PlanRequest plan_request(const Options& options);
+
+/// `tranche plan`: starts no ranks and touches no device. Returns the exit status: 3 when a budget (--fit, or
+/// --device-memory) is not enough. Throws ConfigurationError.
+int run_plan(const Options& options, const Output& output);
+
+/// "\nwithin 512.00 MiB this fits: ...", by find_fit() under the configuration's device_memory_limit; empty
+/// where there is none. A search that would take longer than `seconds`, or is refused, is only pointed to.
+std::string what_would_have_fitted(const PlanRequest& request, double seconds);
+
+}  // namespace tranche::tools

@@ -1,0 +1,79 @@
+#include "tranche/tools/run_identity.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tranche/checkpoint/json_reader.h"
+#include "tranche/core/error.h"
+
+namespace tranche::tools {
+
+using checkpoint::Json;
+using checkpoint::JsonNode;
+
+namespace {
+
+constexpr std::string_view program_name = "tranche";
+
+Json tokenizer_json(const Tokenizer& tokenizer) {
+  if (tokenizer.kind == Tokenizer::Kind::bytes) return {{"kind", "bytes"}};
+  return {{"kind", "tokens"}, {"vocabulary", tokenizer.vocabulary}};
+}
+
+Tokenizer tokenizer_from(const JsonNode& node) {
+  const std::string kind = node["kind"].text();
+  if (kind == "bytes") return {};
+  if (kind != "tokens") node["kind"].fail(fmt::format("is '{}'; known are bytes and tokens", kind));
+  return {Tokenizer::Kind::tokens, node["vocabulary"].integer(1)};
+}
+
+}  // namespace
+
+std::string describe(const Tokenizer& tokenizer) {
+  if (tokenizer.kind == Tokenizer::Kind::bytes) return "bytes";
+  return fmt::format("tokens below {}", tokenizer.vocabulary);
+}
+
+std::string RunIdentity::to_json() const {
+  Json json{{"program", program_name},
+            {"model", Json::parse(model.to_json())},
+            {"sequence", sequence},
+            {"tokenizer", tokenizer_json(tokenizer)},
+            {"data", data}};
+  if (training_windows > 0) {
+    json["windows"] = {{"training", training_windows}, {"held_out", held_out_windows}};
+  }
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // a path may hold any bytes
+}
+
+bool RunIdentity::wrote(std::string_view text) {
+  const Json json = Json::parse(text, nullptr, false);
+  return json.is_object() && json.contains("program") && json["program"] == program_name;
+}
+
+RunIdentity RunIdentity::from_json(std::string_view text, std::string_view origin) {
+  const Json json = checkpoint::parse_json(text, origin);
+  const JsonNode root(json, std::string(origin), "user");
+  if (!wrote(text)) {
+    throw CheckpointError(fmt::format(
+        "{}: its 'user' does not say which model it is of: tranche train did not write it", origin));
+  }
+  RunIdentity identity;
+  const std::string model = root["model"].object();
+  try {
+    identity.model = models::GptConfig::from_json(model, fmt::format("{}: user.model", origin));
+  } catch (const ConfigurationError& problem) {
+    throw CheckpointError(problem.message());
+  }
+  identity.sequence = root["sequence"].integer(1, identity.model.positions);
+  identity.tokenizer = tokenizer_from(root["tokenizer"]);
+  identity.data = root["data"].text();
+  if (json.contains("windows")) {
+    identity.training_windows = root["windows"]["training"].integer(1);
+    identity.held_out_windows = root["windows"]["held_out"].integer(0);
+  }
+  return identity;
+}
+
+}  // namespace tranche::tools

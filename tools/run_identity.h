@@ -1,0 +1,46 @@
+#pragma once
+/// What `tranche train` writes of itself into every checkpoint: enough to use the weights without its flags,
+/// and to refuse to go on with another model or other tokens.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tranche/models/gpt_config.h"
+
+namespace tranche::tools {
+
+/// How text became tokens.
+struct Tokenizer {
+  enum class Kind : std::uint8_t { bytes, tokens };
+  Kind kind = Kind::bytes;
+  std::int64_t vocabulary = 256;  ///< of `tokens`: numbers below this, from elsewhere; bytes are 256
+  friend bool operator==(const Tokenizer&, const Tokenizer&) = default;
+};
+/// "bytes", or "tokens below 50257".
+std::string describe(const Tokenizer& tokenizer);
+
+/// A checkpoint's user JSON (SaveOptions::user):
+///     {"program": "tranche", "model": {config.json of the GPT}, "sequence": 256,
+///      "tokenizer": {"kind": "bytes"} or {"kind": "tokens", "vocabulary": 50257}, "data": "a/path",
+///      "windows": {"training": 1000, "held_out": 50}}
+/// "windows" may be missing.
+struct RunIdentity {
+  models::GptConfig model;
+  std::int64_t sequence = 0;  ///< tokens of the training sequences
+  Tokenizer tokenizer;
+  std::string data;  ///< as it was given; empty: none (an imported model)
+  /// Windows of the training and of the held-out tokens, on which the order of samples depends; 0: not known.
+  std::int64_t training_windows = 0, held_out_windows = 0;
+
+  std::string to_json() const;
+  /// Strict but for keys that it does not know. Throws CheckpointError naming `origin` (the checkpoint) and
+  /// the key: text that another program wrote, a missing key, a wrong type, a model that cannot be.
+  static RunIdentity from_json(std::string_view text, std::string_view origin);
+  /// Whether the text says that this program wrote it; what from_json() then makes of it is another matter.
+  static bool wrote(std::string_view text);
+
+  friend bool operator==(const RunIdentity&, const RunIdentity&) = default;
+};
+
+}  // namespace tranche::tools

@@ -1,0 +1,77 @@
+#include "tranche/tools/stop_signals.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+
+#include "tranche/core/error.h"
+
+namespace tranche::tools {
+
+namespace {
+
+sigset_t stop_set() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : StopSignals::signals) sigaddset(&set, signal);
+  return set;
+}
+
+/// A signal for the whole process goes to any thread that does not block it: math libraries start theirs
+/// before main(). The main thread, whose number is the process's, blocks it, so that it waits there.
+extern "C" void pass_on_to_main_thread(int signal) {
+  const int error = errno;
+  const pid_t process = getpid();
+  syscall(SYS_tgkill, process, process, signal);
+  errno = error;
+}
+
+int take(const sigset_t& set) {
+  const timespec now{0, 0};
+  int signal = 0;
+  do {
+    signal = sigtimedwait(&set, nullptr, &now);
+  } while (signal < 0 && errno == EINTR);
+  return signal > 0 ? signal : 0;
+}
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  if (syscall(SYS_gettid) != getpid()) {
+    throw LogicError("signals that ask for a stop can be taken by the process's main thread only");
+  }
+  const sigset_t set = stop_set();
+  pthread_sigmask(SIG_BLOCK, &set, &mask_before_);
+  struct sigaction action {};
+  action.sa_handler = pass_on_to_main_thread;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (std::size_t i = 0; i < signals.size(); ++i) sigaction(signals[i], &action, &actions_before_[i]);
+}
+
+StopSignals::~StopSignals() {
+  const sigset_t set = stop_set();
+  while (take(set) != 0) {
+  }
+  for (std::size_t i = 0; i < signals.size(); ++i) sigaction(signals[i], &actions_before_[i], nullptr);
+  pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+}
+
+int StopSignals::poll() {
+  const sigset_t set = stop_set();
+  while (const int signal = take(set)) {
+    if (received_ == 0) received_ = signal;
+  }
+  return received_;
+}
+
+std::string name_of_signal(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name == nullptr ? "signal " + std::to_string(signal) : std::string("SIG") + name;
+}
+
+}  // namespace tranche::tools

@@ -1,0 +1,39 @@
+#pragma once
+/// SIGUSR1 and SIGTERM as requests to save and end, the way batch systems send them before they take a node
+/// away.
+
+#include <signal.h>
+
+#include <array>
+#include <string>
+
+namespace tranche::tools {
+
+/// While it lives the two signals end nothing: they wait until poll() asks for them. There is one at a time,
+/// made on the process's main thread, as early as can be: threads that start later inherit that the signals
+/// are not for them, and those that libraries had started before pass them on to the main thread.
+class StopSignals {
+ public:
+  static constexpr std::array<int, 2> signals{SIGUSR1, SIGTERM};
+
+  /// Throws LogicError on another thread than the process's first.
+  StopSignals();
+  /// What has come and was not asked for is forgotten; then signals do what they did before.
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  /// Number of the first of the signals that has come so far, 0 for none; stays once it is set. Further ones
+  /// ask for the same and change nothing. From the thread that made this.
+  int poll();
+
+ private:
+  int received_ = 0;
+  sigset_t mask_before_{};
+  std::array<struct sigaction, signals.size()> actions_before_{};
+};
+
+/// "SIGUSR1".
+std::string name_of_signal(int signal);
+
+}  // namespace tranche::tools
