@@ -11,8 +11,9 @@
 namespace tranche::kernels::cpu {
 
 /// Runs a bf16 call with m, n, k > 0. Returns false, having done nothing, when this CPU (as
-/// ONEDNN_MAX_CPU_ISA limits it) has no bf16 products, oneDNN has no such primitive, or its scratchpad
-/// exceeds the workspace.
+/// ONEDNN_MAX_CPU_ISA limits it) has no bf16 products, m or n is below 16 or k no multiple of 32 (which
+/// oneDNN's matrix-unit kernels get wrong), oneDNN has no such primitive, or its scratchpad exceeds the
+/// workspace.
 bool onednn_matmul(const MatmulCall& call);
 
 /// Whether the CPU's bf16 products are worth having: faster than the same products widened to fp32. Not so on
