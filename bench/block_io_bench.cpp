@@ -149,6 +149,11 @@ void run(const Settings& settings) {
     fmt::print("{:<20}{:>14.2f}{:>10.2f}{:>14.2f}{:>10.2f}\n", ways[way].first, rate(way, true),
                rate(way, true) / best[1], rate(way, false), rate(way, false) / best[0]);
   }
+  for (std::size_t way = 0; way < ways.size(); ++way) {
+    if (ways[way].first.starts_with("raw")) continue;
+    fmt::print("engine={} write_of_raw={:.3f} read_of_raw={:.3f}\n", ways[way].first.substr(9),
+               rate(way, true) / best[1], rate(way, false) / best[0]);
+  }
 }
 
 }  // namespace

@@ -1,244 +1,41 @@
 // Memory-bound kernels on a GPU, each as a share of the bandwidth of a device copy.
 
-#include <cmath>
-#include <string>
-#include <tuple>
-#include <vector>
-
-#include "gpu_bench.h"
-#include "tranche/kernels/cross_entropy.h"
-#include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/embedding.h"
-#include "tranche/kernels/layer_norm.h"
-#include "tranche/kernels/optimizer_update.h"
-#include "tranche/kernels/reduction.h"
+#include "tranche/bench/memory_bound_kernels.h"
+#include "tranche/device/cuda_probe.h"
 
 namespace {
 
 using namespace tranche;
-using namespace tranche::kernels;
-using Bench = kernels::bench::GpuBench;
-using kernels::bench::run_on_gpu;
+using kernels::bench::DeviceBench;
 
-constexpr auto fp32 = DataType::float32;
-constexpr auto bf16 = DataType::bfloat16;
-constexpr std::int64_t flat = std::int64_t{1} << 27;
-
-void add_bench(const std::string& name, const Bench::Prepare& prepare, double bytes = 0) {
-  benchmark::RegisterBenchmark(
-      name.c_str(), [prepare, bytes](benchmark::State& state) { run_on_gpu(state, prepare, bytes); })
-      ->UseManualTime()
-      ->Iterations(1)
-      ->Unit(benchmark::kMicrosecond);
-}
-std::string with_elements(const std::string& kernel, std::int64_t elements = flat) {
-  return kernel + "/elements:" + std::to_string(elements);
-}
-
-void add_elementwise() {
-  add_bench(with_elements("device_copy"), [](Bench& b) -> Bench::Call {
-    const auto from = b.tensor(fp32, {b.sized(flat)}), to = b.tensor(fp32, {b.sized(flat)});
-    return [=](Stream& stream) { copy(stream, from, to); };
-  });
-  for (const auto& [name, from_type, to_type] : {std::tuple{"cast_fp32_bf16", fp32, bf16},
-                                                 {"cast_bf16_fp32", bf16, fp32},
-                                                 {"cast_fp32_fp16", fp32, DataType::float16}}) {
-    add_bench(with_elements(name), [from_type = from_type, to_type = to_type](Bench& b) -> Bench::Call {
-      const auto from = b.tensor(from_type, {b.sized(flat)}), to = b.tensor(to_type, {b.sized(flat)});
-      return [=](Stream& stream) { cast(stream, from, to); };
-    });
+/// Null, with state's reason given, where there is no GPU.
+DeviceBench* gpu_bench(benchmark::State& state) {
+  static const CudaProbe probe = probe_cuda();
+  if (probe.devices.empty()) {
+    state.SkipWithError(("no GPU: " + probe.problem).c_str());
+    return nullptr;
   }
-  add_bench(with_elements("fill_zero"), [](Bench& b) -> Bench::Call {
-    const auto out = b.tensor(fp32, {b.sized(flat)});
-    return [=](Stream& stream) { fill_zero(stream, out); };
-  });
-  for (const auto dtype : {fp32, bf16}) {
-    const std::string suffix = "_" + std::string(name_of(dtype));
-    add_bench(with_elements("add" + suffix), [dtype](Bench& b) -> Bench::Call {
-      const Shape shape{b.sized(flat)};
-      const auto x = b.tensor(dtype, shape), y = b.tensor(dtype, shape), out = b.tensor(dtype, shape);
-      return [=](Stream& stream) { add(stream, x, y, out); };
-    });
-    add_bench(with_elements("accumulate" + suffix), [dtype](Bench& b) -> Bench::Call {
-      const auto x = b.tensor(dtype, {b.sized(flat)}), sum = b.tensor(fp32, {b.sized(flat)});
-      return [=](Stream& stream) { accumulate(stream, x, sum); };
-    });
-    add_bench(with_elements("gelu_forward" + suffix), [dtype](Bench& b) -> Bench::Call {
-      const auto x = b.tensor(dtype, {b.sized(flat)}), y = b.tensor(dtype, {b.sized(flat)});
-      return [=](Stream& stream) { gelu_forward(stream, x, y); };
-    });
-    add_bench(with_elements("gelu_backward" + suffix), [dtype](Bench& b) -> Bench::Call {
-      const Shape shape{b.sized(flat)};
-      const auto x = b.tensor(dtype, shape), dy = b.tensor(dtype, shape), dx = b.tensor(dtype, shape);
-      return [=](Stream& stream) { gelu_backward(stream, x, dy, dx); };
-    });
-    add_bench(with_elements("dropout" + suffix), [dtype](Bench& b) -> Bench::Call {
-      const auto x = b.tensor(dtype, {b.sized(flat)}), y = b.tensor(dtype, {b.sized(flat)});
-      return [=](Stream& stream) {
-        const std::int64_t samples[] = {0, 1, 2, 3};
-        dropout(stream, {0.1f, 1, 2, 3, samples}, x, y);
-      };
-    });
-  }
-}
-
-void add_updates() {
-  for (const auto& [name, moment] : {std::pair{"adamw", fp32}, {"adamw_bf16_moments", bf16}}) {
-    add_bench(with_elements(name), [moment = moment](Bench& b) -> Bench::Call {
-      const Shape shape{b.sized(flat)};
-      const auto gradient = b.tensor(bf16, shape), master = b.tensor(fp32, shape),
-                 weight = b.tensor(bf16, shape);
-      const auto m = b.tensor(moment, shape), v = b.tensor(moment, shape, 0.1f);
-      AdamArguments arguments;
-      arguments.learning_rate = arguments.step_size = 1e-4f;
-      arguments.weight_decay = 0.1f;
-      const auto* held = static_cast<const AdamArguments*>(b.constant(&arguments, sizeof(arguments)));
-      return [=](Stream& stream) { adam_update(stream, held, gradient, master, m, v, weight); };
-    });
-  }
-  add_bench(with_elements("sgd_momentum"), [](Bench& b) -> Bench::Call {
-    const Shape shape{b.sized(flat)};
-    const auto gradient = b.tensor(bf16, shape), master = b.tensor(fp32, shape),
-               weight = b.tensor(bf16, shape);
-    const auto buffer = b.tensor(fp32, shape);
-    return [=](Stream& stream) {
-      sgd_update(stream, SgdArguments{1e-3f, 0.9f, 0, 0.1f}, gradient, master, buffer, weight);
-    };
-  });
-}
-
-void add_reductions() {
-  for (const int pieces : {2, 8}) {
-    add_bench("ordered_sum_bf16/pieces:" + std::to_string(pieces), [pieces](Bench& b) -> Bench::Call {
-      const Shape shape{b.sized(flat / 4)};
-      std::vector<const void*> list;
-      for (int i = 0; i < pieces; ++i) list.push_back(b.tensor(bf16, shape).data);
-      const auto out = b.tensor(fp32, shape);
-      return [=](Stream& stream) { ordered_sum(stream, list, bf16, 8, true, out); };
-    });
-  }
-  for (const std::int64_t elements : {flat / 32, flat}) {
-    add_bench(with_elements("gradient_statistics", elements), [elements](Bench& b) -> Bench::Call {
-      const auto gradient = b.tensor(fp32, {b.sized(elements)});
-      auto* statistics = static_cast<GradientStatistics*>(b.tensor(DataType::int64, {2}).data);
-      return [=, workspace = b.workspace()](Stream& stream) {
-        gradient_statistics(stream, gradient, statistics, workspace);
-      };
-    });
-  }
-  add_bench(with_elements("add_digest"), [](Bench& b) -> Bench::Call {
-    const auto values = b.tensor(fp32, {b.sized(flat)});
-    auto* digest = static_cast<Digest*>(b.tensor(DataType::int64, {2}).data);
-    return [=](Stream& stream) { add_digest(stream, values, 0, 0, digest); };
-  });
-}
-
-void add_layers() {
-  for (const std::int64_t columns : {768, 1600}) {
-    const std::int64_t rows = 32768;
-    const std::string shape_name = "/rows:" + std::to_string(rows) + "/columns:" + std::to_string(columns);
-    const auto shape_of = [=](const Bench& b) { return Shape{b.emulated() ? 70 : rows, columns}; };
-    add_bench("layer_norm_forward" + shape_name, [=](Bench& b) -> Bench::Call {
-      const Shape shape = shape_of(b);
-      const auto x = b.tensor(bf16, shape), y = b.tensor(bf16, shape), weight = b.tensor(bf16, {columns}),
-                 bias = b.tensor(bf16, {columns}), mean = b.tensor(fp32, {shape[0]}),
-                 rstd = b.tensor(fp32, {shape[0]});
-      return [=](Stream& stream) { layer_norm_forward(stream, x, weight, bias, 1e-5f, y, mean, rstd); };
-    });
-    add_bench("residual_layer_norm_forward" + shape_name, [=](Bench& b) -> Bench::Call {
-      const Shape shape = shape_of(b);
-      const auto x = b.tensor(bf16, shape), other = b.tensor(bf16, shape), y = b.tensor(bf16, shape),
-                 sum = b.tensor(bf16, shape), weight = b.tensor(bf16, {columns}),
-                 bias = b.tensor(bf16, {columns}), mean = b.tensor(fp32, {shape[0]}),
-                 rstd = b.tensor(fp32, {shape[0]});
-      return [=](Stream& stream) {
-        residual_layer_norm_forward(stream, x, other, weight, bias, 1e-5f, sum, y, mean, rstd);
-      };
-    });
-    add_bench("layer_norm_backward" + shape_name, [=](Bench& b) -> Bench::Call {
-      const Shape shape = shape_of(b);
-      const auto x = b.tensor(bf16, shape), dy = b.tensor(bf16, shape), dx = b.tensor(bf16, shape),
-                 weight = b.tensor(bf16, {columns}), mean = b.tensor(fp32, {shape[0]}),
-                 rstd = b.tensor(fp32, {shape[0]}), d_weight = b.tensor(fp32, {columns}),
-                 d_bias = b.tensor(fp32, {columns});
-      return [=, workspace = b.workspace()](Stream& stream) {
-        layer_norm_backward(stream, dy, x, weight, mean, rstd, true, dx, d_weight, d_bias, workspace);
-      };
-    });
-    add_bench("bias_gradient" + shape_name, [=](Bench& b) -> Bench::Call {
-      const auto gradient = b.tensor(bf16, shape_of(b)), out = b.tensor(fp32, {columns});
-      return
-          [=, workspace = b.workspace()](Stream& stream) { bias_gradient(stream, gradient, out, workspace); };
-    });
-    add_bench("add_bias" + shape_name, [=](Bench& b) -> Bench::Call {
-      const auto x = b.tensor(bf16, shape_of(b)), bias = b.tensor(bf16, {columns});
-      return [=](Stream& stream) { add_bias(stream, x, bias); };
-    });
-  }
-  constexpr std::int64_t vocabulary = 50257, width = 768, time = 1024;
-  for (const std::int64_t batch : {8, 64}) {
-    const std::string tokens_name = "/tokens:" + std::to_string(batch * time);
-    const auto time_of = [](const Bench& b) { return b.emulated() ? 24 : time; };
-    add_bench(
-        "embedding_forward" + tokens_name,
-        [=](Bench& b) -> Bench::Call {
-          const std::int64_t t = time_of(b);
-          const auto tokens =
-              b.tensor(DataType::int32, {batch, t}, 0, static_cast<float>(b.sized(vocabulary)));
-          const auto table = b.tensor(bf16, {b.sized(vocabulary), width}),
-                     positions = b.tensor(bf16, {t, width}), out = b.tensor(bf16, {batch, t, width});
-          return [=](Stream& stream) { embedding_forward(stream, tokens, table, positions, out); };
-        },
-        2.0 * 2 * static_cast<double>(batch * time * width));
-    // d_out once, and the rows of the tables that tokens draw (uniformly) read and written.
-    const double distinct =
-        vocabulary * (1 - std::pow(1 - 1.0 / vocabulary, static_cast<double>(batch * time)));
-    add_bench(
-        "embedding_backward" + tokens_name,
-        [=](Bench& b) -> Bench::Call {
-          const std::int64_t t = time_of(b);
-          const auto tokens =
-              b.tensor(DataType::int32, {batch, t}, 0, static_cast<float>(b.sized(vocabulary)));
-          const auto table = b.tensor(fp32, {b.sized(vocabulary), width}),
-                     positions = b.tensor(fp32, {t, width}), d_out = b.tensor(bf16, {batch, t, width});
-          return [=](Stream& stream) { embedding_backward(stream, tokens, d_out, table, positions); };
-        },
-        2.0 * static_cast<double>(batch * time * width) +
-            8.0 * width * (distinct + static_cast<double>(time)));
-  }
-  for (const std::int64_t columns : {8192, 50257}) {
-    const std::string shape_name = "/rows:4096/columns:" + std::to_string(columns);
-    const auto operands = [columns](Bench& b) {
-      const std::int64_t rows = b.emulated() ? 3 : 4096;
-      struct Set {
-        TensorView logits, targets;
-        CrossEntropyState state;
-      };
-      return Set{b.tensor(fp32, {rows, columns}),
-                 b.tensor(DataType::int32, {rows}, 0, static_cast<float>(columns)),
-                 {b.tensor(fp32, {rows}, 1, 2), b.tensor(fp32, {rows}, 100, 200), b.tensor(fp32, {rows})}};
-    };
-    add_bench("cross_entropy_accumulate" + shape_name, [=](Bench& b) -> Bench::Call {
-      const auto set = operands(b);
-      return [=](Stream& stream) { cross_entropy_accumulate(stream, set.logits, set.targets, 0, set.state); };
-    });
-    add_bench("cross_entropy_gradient" + shape_name, [=](Bench& b) -> Bench::Call {
-      const auto set = operands(b);
-      const auto d_logits = b.tensor(bf16, set.logits.shape);
-      return [=](Stream& stream) {
-        cross_entropy_gradient(stream, set.logits, set.targets, 0, set.state, 0.5f, d_logits);
-      };
-    });
-  }
+  static auto* const bench =
+      new DeviceBench(DeviceKind::cuda);  // the driver may be gone when the process ends
+  return bench;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  add_elementwise();
-  add_updates();
-  add_reductions();
-  add_layers();
+  constexpr std::int64_t flat = std::int64_t{1} << 27;
+  kernels::bench::add_memory_bound_kernels(
+      flat, [](const std::string& name, const DeviceBench::Prepare& prepare, double bytes) {
+        benchmark::RegisterBenchmark(name.c_str(),
+                                     [prepare, bytes](benchmark::State& state) {
+                                       if (DeviceBench* const bench = gpu_bench(state)) {
+                                         bench->run(state, prepare, bytes);
+                                       }
+                                     })
+            ->UseManualTime()
+            ->Iterations(1)
+            ->Unit(benchmark::kMicrosecond);
+      });
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::RunSpecifiedBenchmarks();

@@ -122,4 +122,6 @@ int main(int argc, char** argv) {
     fmt::print("profiled / plain, {}: median {:.4f}, quartiles {:.4f} to {:.4f} of {} pairs\n", name,
                quantile(*ratios, 0.5), quantile(*ratios, 0.25), quantile(*ratios, 0.75), settings.rounds);
   }
+  fmt::print("model={} profiled_of_plain={:.4f} profiled_of_plain_wall={:.4f}\n", settings.model,
+             quantile(processor_ratio, 0.5), quantile(wall_ratio, 0.5));
 }

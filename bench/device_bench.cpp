@@ -1,11 +1,10 @@
-#include "gpu_bench.h"
+#include "tranche/bench/device_bench.h"
 
 #include <algorithm>
-#include <optional>
 #include <random>
 #include <string>
 
-#include "tranche/core/error.h"
+#include "tranche/core/clock.h"
 #include "tranche/device/cuda_probe.h"
 #include "tranche/kernels/elementwise.h"
 
@@ -15,21 +14,24 @@ namespace {
 
 constexpr double least_rotation_bytes = 256e6;  // several times the cache of the largest GPU
 constexpr int most_sets = 64;
-constexpr int repetitions = 9;
+
+std::unique_ptr<Device> device_of(DeviceKind kind, int threads) {
+  return make_device({.kind = kind, .threads = threads});
+}
 
 }  // namespace
 
-GpuBench::GpuBench()
-    : device_(make_device({.kind = DeviceKind::cuda})),
-      emulated_(probe_cuda().emulated),
+DeviceBench::DeviceBench(DeviceKind kind, int threads, bool small)
+    : device_(device_of(kind, threads)),
+      small_(small || (kind == DeviceKind::cuda && probe_cuda().emulated)),
       scratch_(device_->memory(Tier::device), std::int64_t{32} << 20, Category::workspace,
                "bench workspace") {}
 
-std::int64_t GpuBench::sized(std::int64_t size) const {
-  return emulated_ ? std::max<std::int64_t>(std::min<std::int64_t>(size, 256), size / 65536) : size;
+std::int64_t DeviceBench::sized(std::int64_t size) const {
+  return small_ ? std::max<std::int64_t>(std::min<std::int64_t>(size, 256), size / 65536) : size;
 }
 
-TensorView GpuBench::tensor(DataType dtype, const Shape& shape, float low, float high) {
+TensorView DeviceBench::tensor(DataType dtype, const Shape& shape, float low, float high) {
   const std::int64_t elements = shape.elements();
   operands_.emplace_back(device_->memory(Tier::device), elements * size_of(dtype), Category::other,
                          "bench operand");
@@ -54,43 +56,57 @@ TensorView GpuBench::tensor(DataType dtype, const Shape& shape, float low, float
   return view;
 }
 
-const void* GpuBench::constant(const void* value, std::int64_t bytes) {
+const void* DeviceBench::constant(const void* value, std::int64_t bytes) {
   operands_.emplace_back(device_->memory(Tier::device), bytes, Category::other, "bench constant");
   device_->copy_from_host(stream(), operands_.back().data(), value, bytes);
   return operands_.back().data();
 }
 
-GpuBench::Result GpuBench::measure(const Prepare& prepare, double bytes) {
+DeviceBench::Result DeviceBench::measure(const Prepare& prepare, double bytes) {
   operands_.clear();
   std::vector<Call> sets{prepare(*this)};
   const WorkCount before = stream().work();
   sets[0](stream());  // sets itself up, and says what it costs
   const WorkCount after = stream().work();
   if (bytes == 0) bytes = after.bytes_read - before.bytes_read + after.bytes_written - before.bytes_written;
-  const int rotation = static_cast<int>(std::clamp(least_rotation_bytes / std::max(bytes, 1.0) + 1.0, 1.0,
-                                                   emulated_ ? 2.0 : double{most_sets}));
+  const int rotation = static_cast<int>(
+      std::clamp(least_rotation_bytes / std::max(bytes, 1.0) + 1.0, 1.0, small_ ? 2.0 : double{most_sets}));
   while (static_cast<int>(sets.size()) < rotation) sets.push_back(prepare(*this));
   for (const Call& call : sets) call(stream());
-  const int calls = emulated_ ? 2 : std::max(rotation, 8);
+  const bool gpu = device_->kind() == DeviceKind::cuda;
+  const int calls = small_ ? 2 : std::max(rotation, gpu ? 8 : 3);
+  const int repetitions = small_ ? 2 : gpu ? 9 : 5;
   std::vector<double> seconds;
-  for (int repetition = 0; repetition < (emulated_ ? 2 : repetitions); ++repetition) {
-    sets[0](stream());  // keeps the GPU at work until the host has queued the calls
-    const Event start = stream().record();
-    for (int call = 0; call < calls; ++call) sets[static_cast<std::size_t>(call % rotation)](stream());
-    const Event end = stream().record();
-    stream().synchronize();
-    seconds.push_back((end.passed_at() - start.passed_at()) / calls);
-  }
+  for (int repetition = 0; repetition < repetitions; ++repetition) seconds.push_back(seconds_of(sets, calls));
   operands_.clear();
   std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2),
                    seconds.end());
   return {bytes, seconds[seconds.size() / 2]};
 }
 
-double GpuBench::copy_bandwidth() {
+double DeviceBench::seconds_of(const std::vector<Call>& sets, int calls) {
+  const auto issue = [&] {
+    for (int call = 0; call < calls; ++call) sets[static_cast<std::size_t>(call) % sets.size()](stream());
+  };
+  if (device_->kind() == DeviceKind::cpu) {
+    const Stopwatch watch;
+    issue();
+    stream().synchronize();
+    return watch.seconds() / calls;
+  }
+  sets[0](stream());  // keeps the GPU at work until the host has queued the calls
+  const Event start = stream().record();
+  issue();
+  const Event end = stream().record();
+  stream().synchronize();
+  return (end.passed_at() - start.passed_at()) / calls;
+}
+
+double DeviceBench::copy_bandwidth() {
   if (copy_bandwidth_ > 0) return copy_bandwidth_;
-  const Result result = measure([](GpuBench& bench) -> Call {
-    const Shape shape{bench.sized(std::int64_t{1} << 27)};
+  const Result result = measure([](DeviceBench& bench) -> Call {
+    const bool gpu = bench.device().kind() == DeviceKind::cuda;
+    const Shape shape{bench.sized(std::int64_t{1} << (gpu ? 27 : 24))};
     const TensorView from = bench.tensor(DataType::float32, shape),
                      to = bench.tensor(DataType::float32, shape);
     return [from, to](Stream& stream) { copy(stream, from, to); };
@@ -99,23 +115,11 @@ double GpuBench::copy_bandwidth() {
   return copy_bandwidth_;
 }
 
-GpuBench* gpu_bench(benchmark::State& state) {
-  static const CudaProbe probe = probe_cuda();
-  if (probe.devices.empty()) {
-    state.SkipWithError(("no GPU: " + probe.problem).c_str());
-    return nullptr;
-  }
-  static GpuBench* const bench = new GpuBench;  // the driver may be gone when objects of the process end
-  return bench;
-}
-
-void run_on_gpu(benchmark::State& state, const GpuBench::Prepare& prepare, double bytes) {
-  GpuBench* const bench = gpu_bench(state);
-  if (bench == nullptr) return;
-  const double copy = bench->copy_bandwidth();
-  GpuBench::Result result;
+void DeviceBench::run(benchmark::State& state, const Prepare& prepare, double bytes) {
+  const double copy = copy_bandwidth();
+  Result result;
   for (auto _ : state) {
-    result = bench->measure(prepare, bytes);
+    result = measure(prepare, bytes);
     state.SetIterationTime(result.seconds);
   }
   state.counters["bytes"] = result.bytes;

@@ -1,6 +1,6 @@
 #pragma once
-/// Benches of memory-bound kernels on a GPU: event times, operands that rotate among more memory than the
-/// cache holds, and the bandwidth of a device copy, measured in the same process, to hold them against.
+/// Benches of memory-bound kernels on any device: operands that rotate among more memory than a GPU's cache
+/// holds, and the bandwidth of the device's own copy, measured in the same process, to hold them against.
 
 #include <benchmark/benchmark.h>
 
@@ -14,20 +14,22 @@
 
 namespace tranche::kernels::bench {
 
-/// The GPU of this process with memory for operands; on an emulated device everything is tiny.
-class GpuBench {
+/// A device of this process with memory for operands.
+class DeviceBench {
  public:
   /// Issues one call of a kernel on one set of operands.
   using Call = std::function<void(Stream&)>;
   /// Makes a set of operands and the call on it.
-  using Prepare = std::function<Call(GpuBench&)>;
+  using Prepare = std::function<Call(DeviceBench&)>;
 
-  GpuBench();
+  /// `threads` of the cpu device, 0 for all cores. Emulated GPUs are always `small`: everything is tiny and
+  /// short, so that a bench can be tried where its figures mean nothing.
+  explicit DeviceBench(DeviceKind kind, int threads = 0, bool small = false);
   Device& device() { return *device_; }
   Stream& stream() { return device_->compute_stream(); }
   Workspace workspace() const { return {scratch_.data(), scratch_.bytes()}; }
-  bool emulated() const { return emulated_; }
-  /// `size` on a GPU, a few thousandths of it, at least 256, where it is emulated.
+  bool small() const { return small_; }
+  /// `size`; a few thousandths of it, at least 256, when small.
   std::int64_t sized(std::int64_t size) const;
 
   /// A tensor of uniform random numbers in [low, high); integers are below `high`.
@@ -35,7 +37,8 @@ class GpuBench {
   /// A struct in device memory.
   const void* constant(const void* value, std::int64_t bytes);
 
-  /// Bytes and median seconds of a call. Bytes are its cost function's where `bytes` is 0.
+  /// Bytes and median seconds of a call: by events on a GPU, by the host's clock on a cpu. Bytes are its cost
+  /// function's where `bytes` is 0.
   struct Result {
     double bytes = 0;
     double seconds = 0;
@@ -43,19 +46,16 @@ class GpuBench {
   Result measure(const Prepare& prepare, double bytes = 0);
   /// Bytes a second, read and written, of large copies.
   double copy_bandwidth();
+  /// One bench of a kernel: reports seconds, bytes, GB/s and `of_copy`.
+  void run(benchmark::State& state, const Prepare& prepare, double bytes = 0);
 
  private:
+  double seconds_of(const std::vector<Call>& sets, int calls);
   std::unique_ptr<Device> device_;
-  bool emulated_ = false;
+  bool small_ = false;
   Buffer scratch_;
   std::vector<Buffer> operands_;
   double copy_bandwidth_ = 0;
 };
-
-/// Null, with state's reason given, where there is no GPU.
-GpuBench* gpu_bench(benchmark::State& state);
-
-/// One bench of a kernel: reports seconds, bytes, GB/s and `of_copy`.
-void run_on_gpu(benchmark::State& state, const GpuBench::Prepare& prepare, double bytes = 0);
 
 }  // namespace tranche::kernels::bench

@@ -1,0 +1,43 @@
+// Memory-bound kernels on the CPU, each as a share of the bandwidth of the same threads' copy (counter
+// of_copy; the floor of a call is its bytes over that bandwidth). bench_memory_bound [--small] [Google
+// Benchmark's flags];
+// --small: tiny operands, figures mean nothing.
+
+#include <cstring>
+#include <memory>
+#include <set>
+
+#include "tranche/bench/memory_bound_kernels.h"
+
+namespace {
+
+using namespace tranche;
+using kernels::bench::DeviceBench;
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool small = false;
+  if (argc > 1 && std::strcmp(argv[1], "--small") == 0) {
+    small = true;
+    argv[1] = argv[0];
+    ++argv, --argc;
+  }
+  constexpr std::int64_t flat = std::int64_t{1} << 24;
+  for (const int threads : std::set<int>{1, usable_cores()}) {
+    const std::shared_ptr<DeviceBench> bench = std::make_shared<DeviceBench>(DeviceKind::cpu, threads, small);
+    kernels::bench::add_memory_bound_kernels(
+        flat, [&](const std::string& name, const DeviceBench::Prepare& prepare, double bytes) {
+          benchmark::RegisterBenchmark((name + "/threads:" + std::to_string(threads)).c_str(),
+                                       [=](benchmark::State& state) { bench->run(state, prepare, bytes); })
+              ->UseManualTime()
+              ->Iterations(1)
+              ->Unit(benchmark::kMicrosecond);
+        });
+  }
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}

@@ -1,0 +1,245 @@
+#include "tranche/bench/memory_bound_kernels.h"
+
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tranche/kernels/cross_entropy.h"
+#include "tranche/kernels/elementwise.h"
+#include "tranche/kernels/embedding.h"
+#include "tranche/kernels/layer_norm.h"
+#include "tranche/kernels/optimizer_update.h"
+#include "tranche/kernels/reduction.h"
+
+namespace tranche::kernels::bench {
+
+namespace {
+
+using Bench = DeviceBench;
+
+struct Entries {
+  const AddBench& add;
+  std::int64_t flat;  ///< elements of flat operands
+  void operator()(const std::string& name, const Bench::Prepare& prepare, double bytes = 0) const {
+    add(name, prepare, bytes);
+  }
+};
+
+constexpr auto fp32 = DataType::float32;
+constexpr auto bf16 = DataType::bfloat16;
+std::string with_elements(const std::string& kernel, std::int64_t elements) {
+  return kernel + "/elements:" + std::to_string(elements);
+}
+
+void add_elementwise(const Entries& entry) {
+  const std::int64_t flat = entry.flat;
+  entry(with_elements("device_copy", flat), [=](Bench& b) -> Bench::Call {
+    const auto from = b.tensor(fp32, {b.sized(flat)}), to = b.tensor(fp32, {b.sized(flat)});
+    return [=](Stream& stream) { copy(stream, from, to); };
+  });
+  for (const auto& [name, from_type, to_type] : {std::tuple{"cast_fp32_bf16", fp32, bf16},
+                                                 {"cast_bf16_fp32", bf16, fp32},
+                                                 {"cast_fp32_fp16", fp32, DataType::float16}}) {
+    entry(with_elements(name, flat),
+          [flat, from_type = from_type, to_type = to_type](Bench& b) -> Bench::Call {
+            const auto from = b.tensor(from_type, {b.sized(flat)}), to = b.tensor(to_type, {b.sized(flat)});
+            return [=](Stream& stream) { cast(stream, from, to); };
+          });
+  }
+  entry(with_elements("fill_zero", flat), [=](Bench& b) -> Bench::Call {
+    const auto out = b.tensor(fp32, {b.sized(flat)});
+    return [=](Stream& stream) { fill_zero(stream, out); };
+  });
+  for (const auto dtype : {fp32, bf16}) {
+    const std::string suffix = "_" + std::string(name_of(dtype));
+    entry(with_elements("add" + suffix, flat), [=](Bench& b) -> Bench::Call {
+      const Shape shape{b.sized(flat)};
+      const auto x = b.tensor(dtype, shape), y = b.tensor(dtype, shape), out = b.tensor(dtype, shape);
+      return [=](Stream& stream) { add(stream, x, y, out); };
+    });
+    entry(with_elements("accumulate" + suffix, flat), [=](Bench& b) -> Bench::Call {
+      const auto x = b.tensor(dtype, {b.sized(flat)}), sum = b.tensor(fp32, {b.sized(flat)});
+      return [=](Stream& stream) { accumulate(stream, x, sum); };
+    });
+    entry(with_elements("gelu_forward" + suffix, flat), [=](Bench& b) -> Bench::Call {
+      const auto x = b.tensor(dtype, {b.sized(flat)}), y = b.tensor(dtype, {b.sized(flat)});
+      return [=](Stream& stream) { gelu_forward(stream, x, y); };
+    });
+    entry(with_elements("gelu_backward" + suffix, flat), [=](Bench& b) -> Bench::Call {
+      const Shape shape{b.sized(flat)};
+      const auto x = b.tensor(dtype, shape), dy = b.tensor(dtype, shape), dx = b.tensor(dtype, shape);
+      return [=](Stream& stream) { gelu_backward(stream, x, dy, dx); };
+    });
+    entry(with_elements("dropout" + suffix, flat), [=](Bench& b) -> Bench::Call {
+      const auto x = b.tensor(dtype, {b.sized(flat)}), y = b.tensor(dtype, {b.sized(flat)});
+      return [=](Stream& stream) {
+        const std::int64_t samples[] = {0, 1, 2, 3};
+        dropout(stream, {0.1f, 1, 2, 3, samples}, x, y);
+      };
+    });
+  }
+}
+
+void add_updates(const Entries& entry) {
+  const std::int64_t flat = entry.flat;
+  for (const auto& [name, moment] : {std::pair{"adamw", fp32}, {"adamw_bf16_moments", bf16}}) {
+    entry(with_elements(name, flat), [flat, moment = moment](Bench& b) -> Bench::Call {
+      const Shape shape{b.sized(flat)};
+      const auto gradient = b.tensor(bf16, shape), master = b.tensor(fp32, shape),
+                 weight = b.tensor(bf16, shape);
+      const auto m = b.tensor(moment, shape), v = b.tensor(moment, shape, 0.1f);
+      AdamArguments arguments;
+      arguments.learning_rate = arguments.step_size = 1e-4f;
+      arguments.weight_decay = 0.1f;
+      const auto* held = static_cast<const AdamArguments*>(b.constant(&arguments, sizeof(arguments)));
+      return [=](Stream& stream) { adam_update(stream, held, gradient, master, m, v, weight); };
+    });
+  }
+  entry(with_elements("sgd_momentum", flat), [=](Bench& b) -> Bench::Call {
+    const Shape shape{b.sized(flat)};
+    const auto gradient = b.tensor(bf16, shape), master = b.tensor(fp32, shape),
+               weight = b.tensor(bf16, shape);
+    const auto buffer = b.tensor(fp32, shape);
+    return [=](Stream& stream) {
+      sgd_update(stream, SgdArguments{1e-3f, 0.9f, 0, 0.1f}, gradient, master, buffer, weight);
+    };
+  });
+}
+
+void add_reductions(const Entries& entry) {
+  const std::int64_t flat = entry.flat;
+  for (const int pieces : {2, 8}) {
+    entry("ordered_sum_bf16/pieces:" + std::to_string(pieces), [=](Bench& b) -> Bench::Call {
+      const Shape shape{b.sized(flat / 4)};
+      std::vector<const void*> list;
+      for (int i = 0; i < pieces; ++i) list.push_back(b.tensor(bf16, shape).data);
+      const auto out = b.tensor(fp32, shape);
+      return [=](Stream& stream) { ordered_sum(stream, list, bf16, 8, true, out); };
+    });
+  }
+  for (const std::int64_t elements : {flat / 32, flat}) {
+    entry(with_elements("gradient_statistics", elements), [=](Bench& b) -> Bench::Call {
+      const auto gradient = b.tensor(fp32, {b.sized(elements)});
+      auto* statistics = static_cast<GradientStatistics*>(b.tensor(DataType::int64, {2}).data);
+      return [=, workspace = b.workspace()](Stream& stream) {
+        gradient_statistics(stream, gradient, statistics, workspace);
+      };
+    });
+  }
+  entry(with_elements("add_digest", flat), [=](Bench& b) -> Bench::Call {
+    const auto values = b.tensor(fp32, {b.sized(flat)});
+    auto* digest = static_cast<Digest*>(b.tensor(DataType::int64, {2}).data);
+    return [=](Stream& stream) { add_digest(stream, values, 0, 0, digest); };
+  });
+}
+
+void add_layers(const Entries& entry) {
+  for (const std::int64_t columns : {768, 1600}) {
+    const std::int64_t rows = 32768;
+    const std::string shape_name = "/rows:" + std::to_string(rows) + "/columns:" + std::to_string(columns);
+    const auto shape_of = [=](const Bench& b) { return Shape{b.small() ? 70 : rows, columns}; };
+    entry("layer_norm_forward" + shape_name, [=](Bench& b) -> Bench::Call {
+      const Shape shape = shape_of(b);
+      const auto x = b.tensor(bf16, shape), y = b.tensor(bf16, shape), weight = b.tensor(bf16, {columns}),
+                 bias = b.tensor(bf16, {columns}), mean = b.tensor(fp32, {shape[0]}),
+                 rstd = b.tensor(fp32, {shape[0]});
+      return [=](Stream& stream) { layer_norm_forward(stream, x, weight, bias, 1e-5f, y, mean, rstd); };
+    });
+    entry("residual_layer_norm_forward" + shape_name, [=](Bench& b) -> Bench::Call {
+      const Shape shape = shape_of(b);
+      const auto x = b.tensor(bf16, shape), other = b.tensor(bf16, shape), y = b.tensor(bf16, shape),
+                 sum = b.tensor(bf16, shape), weight = b.tensor(bf16, {columns}),
+                 bias = b.tensor(bf16, {columns}), mean = b.tensor(fp32, {shape[0]}),
+                 rstd = b.tensor(fp32, {shape[0]});
+      return [=](Stream& stream) {
+        residual_layer_norm_forward(stream, x, other, weight, bias, 1e-5f, sum, y, mean, rstd);
+      };
+    });
+    entry("layer_norm_backward" + shape_name, [=](Bench& b) -> Bench::Call {
+      const Shape shape = shape_of(b);
+      const auto x = b.tensor(bf16, shape), dy = b.tensor(bf16, shape), dx = b.tensor(bf16, shape),
+                 weight = b.tensor(bf16, {columns}), mean = b.tensor(fp32, {shape[0]}),
+                 rstd = b.tensor(fp32, {shape[0]}), d_weight = b.tensor(fp32, {columns}),
+                 d_bias = b.tensor(fp32, {columns});
+      return [=, workspace = b.workspace()](Stream& stream) {
+        layer_norm_backward(stream, dy, x, weight, mean, rstd, true, dx, d_weight, d_bias, workspace);
+      };
+    });
+    entry("bias_gradient" + shape_name, [=](Bench& b) -> Bench::Call {
+      const auto gradient = b.tensor(bf16, shape_of(b)), out = b.tensor(fp32, {columns});
+      return
+          [=, workspace = b.workspace()](Stream& stream) { bias_gradient(stream, gradient, out, workspace); };
+    });
+    entry("add_bias" + shape_name, [=](Bench& b) -> Bench::Call {
+      const auto x = b.tensor(bf16, shape_of(b)), bias = b.tensor(bf16, {columns});
+      return [=](Stream& stream) { add_bias(stream, x, bias); };
+    });
+  }
+  constexpr std::int64_t vocabulary = 50257, width = 768, time = 1024;
+  for (const std::int64_t batch : {8, 64}) {
+    const std::string tokens_name = "/tokens:" + std::to_string(batch * time);
+    const auto time_of = [](const Bench& b) { return b.small() ? 24 : time; };
+    const auto rows_of = [](const Bench& b) { return b.small() ? 256 : vocabulary; };
+    entry(
+        "embedding_forward" + tokens_name,
+        [=](Bench& b) -> Bench::Call {
+          const std::int64_t t = time_of(b);
+          const auto tokens = b.tensor(DataType::int32, {batch, t}, 0, static_cast<float>(rows_of(b)));
+          const auto table = b.tensor(bf16, {rows_of(b), width}), positions = b.tensor(bf16, {t, width}),
+                     out = b.tensor(bf16, {batch, t, width});
+          return [=](Stream& stream) { embedding_forward(stream, tokens, table, positions, out); };
+        },
+        2.0 * 2 * static_cast<double>(batch * time * width));
+    // d_out once, and the rows of the tables that tokens draw (uniformly) read and written.
+    const double distinct =
+        vocabulary * (1 - std::pow(1 - 1.0 / vocabulary, static_cast<double>(batch * time)));
+    entry(
+        "embedding_backward" + tokens_name,
+        [=](Bench& b) -> Bench::Call {
+          const std::int64_t t = time_of(b);
+          const auto tokens = b.tensor(DataType::int32, {batch, t}, 0, static_cast<float>(rows_of(b)));
+          const auto table = b.tensor(fp32, {rows_of(b), width}), positions = b.tensor(fp32, {t, width}),
+                     d_out = b.tensor(bf16, {batch, t, width});
+          return [=](Stream& stream) { embedding_backward(stream, tokens, d_out, table, positions); };
+        },
+        2.0 * static_cast<double>(batch * time * width) +
+            8.0 * width * (distinct + static_cast<double>(time)));
+  }
+  for (const std::int64_t columns : {8192, 50257}) {
+    const std::string shape_name = "/rows:4096/columns:" + std::to_string(columns);
+    const auto operands = [columns](Bench& b) {
+      const std::int64_t rows = b.small() ? 3 : 4096;
+      struct Set {
+        TensorView logits, targets;
+        CrossEntropyState state;
+      };
+      return Set{b.tensor(fp32, {rows, columns}),
+                 b.tensor(DataType::int32, {rows}, 0, static_cast<float>(columns)),
+                 {b.tensor(fp32, {rows}, 1, 2), b.tensor(fp32, {rows}, 100, 200), b.tensor(fp32, {rows})}};
+    };
+    entry("cross_entropy_accumulate" + shape_name, [=](Bench& b) -> Bench::Call {
+      const auto set = operands(b);
+      return [=](Stream& stream) { cross_entropy_accumulate(stream, set.logits, set.targets, 0, set.state); };
+    });
+    entry("cross_entropy_gradient" + shape_name, [=](Bench& b) -> Bench::Call {
+      const auto set = operands(b);
+      const auto d_logits = b.tensor(bf16, set.logits.shape);
+      return [=](Stream& stream) {
+        cross_entropy_gradient(stream, set.logits, set.targets, 0, set.state, 0.5f, d_logits);
+      };
+    });
+  }
+}
+
+}  // namespace
+
+void add_memory_bound_kernels(std::int64_t flat, const AddBench& add) {
+  const Entries entry{add, flat};
+  add_elementwise(entry);
+  add_updates(entry);
+  add_reductions(entry);
+  add_layers(entry);
+}
+
+}  // namespace tranche::kernels::bench
