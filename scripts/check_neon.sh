@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Compiles the host optimizer's vector loops for 64-bit ARM (NEON) and looks at what came out. Nothing is run: this
-# says that the source is portable, not that its results are right there. Needs the Debian packages
-# g++-aarch64-linux-gnu (200 MB with what it depends on, so scripts/setup.sh leaves it out) and libhwy-dev.
-# Exit status: 0 compiled, 1 not, 77 the compiler or Highway's headers are missing.
+# Compiles the host optimizer's vector loops for 64-bit ARM (NEON), looks at what came out, and, where qemu-aarch64 is there,
+# runs them on an emulated ARM: every digest must be the one that all other instruction sets give
+# (tests/kernels/optimizer_bits.txt). Needs the Debian packages g++-aarch64-linux-gnu (200 MB with what it depends on, so
+# scripts/setup.sh leaves it out), libhwy-dev and, to run, qemu-user.
+# Exit status: 0 compiled (and, with qemu-user, the same bits), 1 not, 77 the compiler or Highway's headers are missing.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 compiler=${CXX_AARCH64:-aarch64-linux-gnu-g++}
@@ -20,13 +21,14 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/include"
 ln -s "$highway/hwy" "$work/include/hwy"  # alone: the host's other headers are not the target's
 ln -s "$root" "$work/include/tranche"
-# The options of the build (cmake/TrancheOptions.cmake, kernels/CMakeLists.txt).
-"$compiler" -std=gnu++20 -O3 -ffp-contract=off -fopenmp -fPIC -Wall -Wextra -Wpedantic -Werror \
-  "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)" -DHWY_SHARED_DEFINE -isystem "$work/include" \
-  -I "$work/include" -c "$root/kernels/cpu/optimizer_update.cpp" -o "$work/optimizer_update.o"
+# The options of the build (cmake/TrancheOptions.cmake, kernels/CMakeLists.txt); statically for NEON, which needs no
+# Highway library of that architecture.
+options=(-std=gnu++20 -O3 -ffp-contract=off -fopenmp -fPIC -Wall -Wextra -Wpedantic -Werror
+  "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)" -DHWY_SHARED_DEFINE -DHWY_COMPILE_ONLY_STATIC
+  -isystem "$work/include" -I "$work/include")
+"$compiler" "${options[@]}" -c "$root/kernels/cpu/optimizer_update.cpp" -o "$work/optimizer_update.o"
 tools=${compiler%g++}
 "${tools}objdump" -d --no-show-raw-insn "$work/optimizer_update.o" > "$work/listing"
-names=$("${tools}nm" "$work/optimizer_update.o" | grep -o 'N_[A-Z0-9_]*adam' | sort -u | tr '\n' ' ')
 roots=$(grep -c 'fsqrt.*v[0-9]*\.4s' "$work/listing" || true)
 quotients=$(grep -c 'fdiv.*v[0-9]*\.4s' "$work/listing" || true)
 echo "check_neon: compiled; whole-vector roots: $roots, divisions: $quotients"
@@ -34,3 +36,16 @@ if [ "$roots" -eq 0 ] || [ "$quotients" -eq 0 ]; then
   echo "check_neon: the loops hold no NEON root or division" >&2
   exit 1
 fi
+if ! command -v qemu-aarch64 > /dev/null; then
+  echo "check_neon: not run: qemu-aarch64 is not there; apt-get install --no-install-recommends qemu-user"
+  exit 0
+fi
+"$compiler" "${options[@]}" "$root"/tests/kernels/optimizer_bits.cpp "$root"/core/{shape,error}.cpp \
+  "$work/optimizer_update.o" -o "$work/optimizer_bits"
+qemu-aarch64 -L "$(dirname "$("$compiler" -print-file-name=libc.so)")/.." "$work/optimizer_bits" > "$work/bits"
+if ! diff "$root/tests/kernels/optimizer_bits.txt" "$work/bits" > "$work/differences"; then
+  echo "check_neon: $(grep -c '^>' "$work/differences") of $(wc -l < "$work/bits") digests are not those of other instruction sets:" >&2
+  head -5 "$work/differences" >&2
+  exit 1
+fi
+echo "check_neon: run on an emulated ARM: all $(wc -l < "$work/bits") digests are those of other instruction sets"

@@ -1,0 +1,131 @@
+// What the host optimizers write, as one digest a case: the same lines on every instruction set and machine.
+// A program by itself, so that scripts/check_neon.sh can run it on an emulated 64-bit ARM too.
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "tranche/kernels/cpu/optimizer_update.h"
+
+namespace {
+
+using namespace tranche;
+using namespace tranche::kernels;
+
+/// SplitMix64 (Steele, Lea and Flood, 2014): the same numbers wherever integers are.
+class Random {
+ public:
+  std::uint64_t next() {
+    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  /// Mostly of usual size, sometimes tiny, subnormal, zero or large.
+  float value() {
+    const std::uint64_t bits = next();
+    const float unit = static_cast<float>(static_cast<std::int32_t>(bits >> 40)) * 0x1p-23f - 1.0f;
+    switch (bits % 16) {
+      case 0:
+        return 0.0f;
+      case 1:
+        return unit * 0x1p-130f;
+      case 2:
+        return unit * 0x1p-30f;
+      case 3:
+        return unit * 0x1p12f;
+      default:
+        return unit;
+    }
+  }
+
+ private:
+  std::uint64_t state_ = 1;
+};
+
+class Values {
+ public:
+  Values(DataType dtype, std::int64_t n, Random& random, bool positive = false)
+      : dtype_(dtype), n_(n), bytes_(static_cast<std::size_t>(n * size_of(dtype))) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float drawn = random.value(), value = positive ? std::abs(drawn) : drawn;
+      auto* at = bytes_.data() + i * size_of(dtype);
+      const auto half = [&] {
+        return dtype == DataType::bfloat16 ? to_bfloat16(value).bits : to_float16(value).bits;
+      };
+      if (dtype == DataType::float32) {
+        std::memcpy(at, &value, sizeof(value));
+      } else {
+        const std::uint16_t bits = half();
+        std::memcpy(at, &bits, sizeof(bits));
+      }
+    }
+  }
+  TensorView view() { return {bytes_.data(), dtype_, Shape{n_}}; }
+  /// FNV-1a of the bytes.
+  std::uint64_t digest(std::uint64_t from) const {
+    for (const unsigned char byte : bytes_) from = (from ^ byte) * 0x100000001b3u;
+    return from;
+  }
+
+ private:
+  DataType dtype_;
+  std::int64_t n_;
+  std::vector<unsigned char> bytes_;
+};
+
+void run(const char* rule, DataType gradient_type, DataType moment_type, DataType weight_type, std::int64_t n,
+         bool variant) {
+  Random random;
+  Values gradient(gradient_type, n, random), master(DataType::float32, n, random);
+  Values first(moment_type, n, random), second(moment_type, n, random, true), weight(weight_type, n, random);
+  const UpdateSegment segments[] = {{0, n / 3, 0}, {n / 3, n - n / 3, 1}};
+  if (rule[0] == 'a') {
+    AdamArguments a;
+    a.learning_rate = 3e-4f;
+    a.step_size = 1.1e-3f;
+    a.correction2_sqrt = 0.0547f;
+    a.gradient_scale = 0.37f;
+    a.decoupled = variant;
+    AdamArguments decays = a;
+    decays.weight_decay = 0.1f;
+    const AdamArguments groups[] = {decays, a};
+    cpu::adam_update(1, groups, segments, gradient.view(), master.view(), first.view(), second.view(),
+                     weight.view());
+  } else {
+    SgdArguments s;
+    s.learning_rate = 0.01f;
+    s.momentum = 0.9f;
+    s.dampening = 0.1f;
+    s.nesterov = variant;
+    s.gradient_scale = 0.37f;
+    SgdArguments decays = s;
+    decays.weight_decay = 0.1f;
+    const SgdArguments groups[] = {decays, s};
+    cpu::sgd_update(1, groups, segments, gradient.view(), master.view(), first.view(), weight.view());
+  }
+  const std::uint64_t digest = weight.digest(second.digest(first.digest(master.digest(0xcbf29ce484222325u))));
+  std::printf("%s variant %d gradient %d moments %d weight %d elements %lld: %016llx\n", rule,
+              variant ? 1 : 0, static_cast<int>(gradient_type), static_cast<int>(moment_type),
+              static_cast<int>(weight_type), static_cast<long long>(n),
+              static_cast<unsigned long long>(digest));
+}
+
+}  // namespace
+
+int main() {
+  constexpr DataType fp32 = DataType::float32, bf16 = DataType::bfloat16, fp16 = DataType::float16;
+  for (const std::int64_t n : {std::int64_t{1}, std::int64_t{31}, std::int64_t{1009}, std::int64_t{20011}}) {
+    for (const bool variant : {false, true}) {
+      for (const DataType gradient : {fp32, bf16, fp16}) {
+        for (const DataType weight : {bf16, fp16}) {
+          for (const DataType moment : {fp32, bf16}) run("adam", gradient, moment, weight, n, variant);
+          run("sgd", gradient, fp32, weight, n, variant);
+        }
+      }
+    }
+  }
+}
