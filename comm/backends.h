@@ -11,10 +11,17 @@
 namespace tranche {
 
 class TraceRecorder;
+class WindowMemory;
 
 /// What an exchange buffer of `ranks` ranks has unless one is asked for: 8 MiB, more where two lanes with 256
 /// fp32 elements from each peer need it.
 std::int64_t default_slab_bytes(int ranks);
+
+/// How ranks that share a host exchange what is in its memory: by messages, or by reading each other's (the
+/// bits are the same). automatic: reading from 64 KiB on, where all ranks of a group can.
+enum class HostCollectives : std::uint8_t { automatic, messages, shared };
+/// "auto", "messages", "shared".
+std::string_view name_of(HostCollectives collectives);
 
 struct CommunicatorOptions {
   double timeout_seconds = 300;       ///< `tranche.communication_timeout`
@@ -25,6 +32,11 @@ struct CommunicatorOptions {
   /// elsewhere.
   bool inline_progress = false;
   int local_size = 0;  ///< 0: find out; otherwise pretend so many ranks share a host
+  /// `tranche.collectives`. shared where no rank can read another's memory throws ConfigurationError.
+  HostCollectives collectives = HostCollectives::automatic;
+  /// Where `memory` takes its memory from, so that processes of one host can read each other's buffers in
+  /// place; not owned. Null with `memory` null: one for the slab is made. Only for MPI communicators.
+  WindowMemory* window = nullptr;
 };
 
 /// One rank; collectives are copies.
@@ -37,6 +49,8 @@ std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, int loc
 struct FaultInjection {
   double maximum_delay_seconds = 0;  ///< before every operation, drawn from (seed, rank, operation number)
   std::uint64_t seed = 0;
+  /// Peers read nothing of a rank but its slab, as when buffers lie outside of the window.
+  bool copy_in = false;
 };
 /// Makes one rank's communicator; the Runtime calls it once it has memory and logging to offer.
 using CommunicatorFactory = std::function<std::unique_ptr<Communicator>(const CommunicatorOptions&)>;

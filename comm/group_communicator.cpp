@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "tranche/core/shape.h"
+#include "tranche/device/large_copy.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche::comm {
@@ -17,6 +18,12 @@ namespace {
 /// Reductions of at most this many bytes from all peers bring a buffer of their own and so never queue for
 /// the slab: norms, flags, losses.
 constexpr std::int64_t small_bytes = 64 << 10;
+
+/// From here on (bytes that a rank reads of its peers) reading the peers' memory is quicker than messages.
+constexpr std::int64_t window_least_bytes = 64 << 10;
+
+/// Elements summed before they are written to memory.
+constexpr std::int64_t block_elements = 8192;
 
 void copy(void* to, const void* from, std::int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
@@ -42,9 +49,9 @@ T combine(T a, T b, ReduceOperation operation) {
 }
 
 template <typename T>
-void combine_in_rank_order(std::span<const void* const> pieces, void* values, std::int64_t first,
-                           std::int64_t count, ReduceOperation operation) {
-  T* out = static_cast<T*>(values) + first;
+void combine_in_rank_order(std::span<const void* const> pieces, void* result, std::int64_t count,
+                           ReduceOperation operation) {
+  T* out = static_cast<T*>(result);
   for (std::int64_t i = 0; i < count; ++i) {
     T sum = static_cast<const T*>(pieces[0])[i];
     for (std::size_t r = 1; r < pieces.size(); ++r) {
@@ -65,7 +72,8 @@ GroupCommunicator::GroupCommunicator(std::shared_ptr<ProgressEngine> engine, std
       sends_(members_.size()),
       receives_(members_.size()) {
   const Transport& transport = engine_->transport();
-  const int local = engine_->options().local_size;
+  const CommunicatorOptions& options = engine_->options();
+  const int local = options.local_size;
   const auto host = [&](int member) { return local > 0 ? member / local : transport.host_of(member); };
   rank_ = static_cast<int>(std::find(members_.begin(), members_.end(), transport.rank()) - members_.begin());
   for (int member = 0; member < size(); ++member) {
@@ -73,12 +81,48 @@ GroupCommunicator::GroupCommunicator(std::shared_ptr<ProgressEngine> engine, std
     ++local_size_;
     if (member < rank_) ++local_rank_;
   }
+  window_ = size() > 1 && local_size_ == size() && options.collectives != HostCollectives::messages &&
+            std::all_of(members_.begin(), members_.end(),
+                        [&](int member) { return member == transport.rank() || transport.reads(member); });
+}
+
+bool GroupCommunicator::by_window(std::int64_t bytes) const {
+  if (!window_ || bytes == 0) return false;
+  return engine_->options().collectives == HostCollectives::shared || bytes >= window_least_bytes;
+}
+
+WindowCall GroupCommunicator::window_call(void* readable, std::int64_t bytes, std::int64_t count,
+                                          DataType dtype) const {
+  WindowCall call;
+  call.members = members_;
+  call.self = rank_;
+  call.mine = readable;
+  call.mine_bytes = bytes;
+  call.count = count;
+  call.chunk = std::max<std::int64_t>(engine_->lane_bytes() / size_of(dtype) / 64 * 64, 1);
+  call.dtype = dtype;
+  call.transport = &engine_->transport();
+  if (!engine_->faults().copy_in) call.exposure = call.transport->expose(readable, bytes);
+  return call;
 }
 
 std::unique_ptr<Communicator> GroupCommunicator::of_all(std::shared_ptr<ProgressEngine> engine) {
   std::vector<int> members(static_cast<std::size_t>(engine->transport().size()));
   for (std::size_t i = 0; i < members.size(); ++i) members[i] = static_cast<int>(i);
-  return std::make_unique<GroupCommunicator>(std::move(engine), std::move(members), 0);
+  auto group = std::make_unique<GroupCommunicator>(engine, std::move(members), 0);
+  std::string obstacle = group->window_obstacle();
+  if (obstacle.empty()) return group;
+  // In order first, so that MPI can end in order too.
+  group.reset();
+  engine.reset();
+  throw ConfigurationError("tranche.collectives: shared was asked for, but " + obstacle +
+                           "; choose auto or messages");
+}
+
+std::string GroupCommunicator::window_obstacle() const {
+  if (engine_->options().collectives != HostCollectives::shared || size() == 1 || window_) return {};
+  std::string obstacle = engine_->transport().window_obstacle();
+  return obstacle.empty() ? "the ranks do not share one host" : obstacle;
 }
 
 GroupCommunicator::~GroupCommunicator() {
@@ -144,6 +188,10 @@ Event GroupCommunicator::all_gather(const void* shard, void* full, std::int64_t 
   OperationInfo info = open("all_gather", ready, label);
   note_all_gather(shard, full, count, dtype, bucket_elements, label);
   info.tag.sequence = sequence_++;
+  if (by_window((size() - 1) * count * size_of(dtype))) {
+    WindowCall call = window_call(const_cast<void*>(shard), count * size_of(dtype), count, dtype);
+    return engine_->submit(std::make_unique<WindowGather>(std::move(info), std::move(call), full));
+  }
   const std::int64_t bucket = bucket_elements > 0 ? std::max<std::int64_t>(bucket_elements / size(), 1)
                                                   : std::max<std::int64_t>(count, 1);
   return gather(std::move(info), shard, full, count * size_of(dtype),
@@ -156,6 +204,9 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
   OperationInfo info = open("reduce_scatter", ready, label);
   note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
   info.tag.sequence = sequence_++;
+  if (by_window((size() - 1) * count * size_of(dtype))) {
+    return reduce_by_window(std::move(info), full, dtype, output, output_dtype, count, options);
+  }
   Reduction reduction;
   reduction.members = members_;
   reduction.self = rank_;
@@ -176,11 +227,57 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
   return engine_->submit(std::make_unique<ReduceExchange>(std::move(info), std::move(reduction)));
 }
 
+Event GroupCommunicator::reduce_by_window(OperationInfo info, const void* full, DataType dtype, void* output,
+                                          DataType output_dtype, std::int64_t count,
+                                          const OrderedSumOptions& options) {
+  WindowCall call = window_call(const_cast<void*>(full), size() * count * size_of(dtype), count, dtype);
+  call.chunk = reduction_chunk(engine_->lane_bytes(), size(), dtype, options.bucket_elements);
+  const std::int64_t width = size_of(output_dtype);
+  const bool streamed = !options.accumulate && count * width >= streamed_bytes;
+  auto combine = [engine = engine_.get(), output, output_dtype, options, dtype, width, streamed](
+                     std::span<const void* const> pieces, std::int64_t first, std::int64_t elements) {
+    auto* place = static_cast<unsigned char*>(output) + first * width;
+    const auto sum = [&](std::span<const void* const> from, void* to, std::int64_t some) {
+      kernels::ordered_sum(engine->stream(), from, dtype, options.group_size, options.accumulate,
+                           TensorView{to, output_dtype, Shape{some}});
+    };
+    if (!streamed) return sum(pieces, place, elements);
+    // The sums of a block stay in the nearest cache until they leave it past all of them.
+    alignas(64) unsigned char block[block_elements * 4];
+    std::vector<const void*> from(pieces.begin(), pieces.end());
+    for (std::int64_t done = 0; done < elements; done += block_elements) {
+      const std::int64_t some = std::min(block_elements, elements - done);
+      sum(from, block, some);
+      copy_past_caches(place + done * width, block, some * width);
+      for (const void*& piece : from)
+        piece = static_cast<const unsigned char*>(piece) + some * size_of(dtype);
+    }
+  };
+  return engine_->submit(
+      std::make_unique<WindowReduce>(std::move(info), std::move(call), std::move(combine)));
+}
+
 Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType dtype,
                                     ReduceOperation operation, const OperationLabel& label) {
   OperationInfo info = open("all_reduce", {}, label);
   note_all_reduce(values, count, dtype, label);
   info.tag.sequence = sequence_++;
+  const auto combine_pieces = [operation, dtype](std::span<const void* const> pieces, void* result,
+                                                 std::int64_t elements) {
+    switch (dtype) {
+      case DataType::float32:
+        return combine_in_rank_order<float>(pieces, result, elements, operation);
+      case DataType::float64:
+        return combine_in_rank_order<double>(pieces, result, elements, operation);
+      default:
+        return combine_in_rank_order<std::int64_t>(pieces, result, elements, operation);
+    }
+  };
+  if (by_window((size() - 1) * count * size_of(dtype))) {
+    WindowCall call = window_call(values, count * size_of(dtype), count, dtype);
+    return engine_->submit(
+        std::make_unique<WindowAllReduce>(std::move(info), std::move(call), combine_pieces));
+  }
   Reduction reduction;
   reduction.members = members_;
   reduction.self = rank_;
@@ -195,16 +292,9 @@ Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType d
   } else {
     reduction.chunk = reduction_chunk(engine_->lane_bytes(), size(), dtype, 0);
   }
-  reduction.combine = [values, operation](std::span<const void* const> pieces, std::int64_t first,
-                                          std::int64_t elements, DataType piece_dtype) {
-    switch (piece_dtype) {
-      case DataType::float32:
-        return combine_in_rank_order<float>(pieces, values, first, elements, operation);
-      case DataType::float64:
-        return combine_in_rank_order<double>(pieces, values, first, elements, operation);
-      default:
-        return combine_in_rank_order<std::int64_t>(pieces, values, first, elements, operation);
-    }
+  reduction.combine = [values, combine_pieces](std::span<const void* const> pieces, std::int64_t first,
+                                               std::int64_t elements, DataType piece_dtype) {
+    combine_pieces(pieces, static_cast<unsigned char*>(values) + first * size_of(piece_dtype), elements);
   };
   return engine_->submit(std::make_unique<ReduceExchange>(std::move(info), std::move(reduction)));
 }

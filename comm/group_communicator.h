@@ -6,6 +6,7 @@
 
 #include "tranche/comm/communicator_base.h"
 #include "tranche/comm/progress_engine.h"
+#include "tranche/comm/window_exchange.h"
 
 namespace tranche::comm {
 
@@ -62,9 +63,19 @@ class GroupCommunicator : public CommunicatorBase {
   Event gather(OperationInfo info, const void* shard, void* full, std::int64_t bytes,
                std::int64_t message_bytes);
 
+  /// Why ranks that shall read each other's memory cannot; empty when all is well.
+  std::string window_obstacle() const;
+  /// Whether ranks read each other's memory in a call of which each rank reads `bytes` of its peers.
+  bool by_window(std::int64_t bytes) const;
+  /// Everything of a window call but its chunk. `readable`: what peers read of this rank.
+  WindowCall window_call(void* readable, std::int64_t bytes, std::int64_t count, DataType dtype) const;
+  Event reduce_by_window(OperationInfo info, const void* full, DataType dtype, void* output,
+                         DataType output_dtype, std::int64_t count, const OrderedSumOptions& options);
+
   std::shared_ptr<ProgressEngine> engine_;
   std::vector<int> members_;
   int context_;
+  bool window_ = false;  ///< all members can read each other's memory
   int rank_ = 0, local_size_ = 0, local_rank_ = 0;
   int exceptions_ = 0;  ///< in flight at construction; more at destruction means unwinding
   std::uint64_t sequence_ = 0;

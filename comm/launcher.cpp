@@ -12,4 +12,16 @@ bool started_by_mpi_launcher() {
   return false;
 }
 
+std::string_view name_of(HostCollectives collectives) {
+  switch (collectives) {
+    case HostCollectives::messages:
+      return "messages";
+    case HostCollectives::shared:
+      return "shared";
+    case HostCollectives::automatic:
+      break;
+  }
+  return "auto";
+}
+
 }  // namespace tranche

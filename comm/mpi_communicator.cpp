@@ -5,6 +5,7 @@
 #include "tranche/comm/group_communicator.h"
 #include "tranche/comm/mpi.h"
 #include "tranche/comm/mpi_transport.h"
+#include "tranche/comm/window_memory.h"
 #include "tranche/core/error.h"
 
 namespace tranche {
@@ -71,24 +72,42 @@ std::shared_ptr<MpiProcess> mpi_process() {
   return process;
 }
 
+/// Options with a window of the communicator's own where the caller brings neither memory nor window.
+struct WithWindow {
+  explicit WithWindow(const CommunicatorOptions& given) : options(given) {
+    if (options.memory != nullptr || options.window != nullptr ||
+        options.collectives == HostCollectives::messages) {
+      return;
+    }
+    own = std::make_shared<WindowMemory>(Tier::host);
+    options.window = own.get();
+    options.memory = own.get();
+  }
+  CommunicatorOptions options;
+  std::shared_ptr<WindowMemory> own;
+};
+
 }  // namespace
 
 std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options) {
   if (options.inline_progress) {
     throw ConfigurationError(
         "tranche.progress: inline is for a program that hands its own MPI communicator over "
-        "(adopt_mpi_communicator); here MPI is started by Tranche and has a thread of its own: leave the key out");
+        "(adopt_mpi_communicator); here MPI is started by Tranche and has a thread of its own: leave the key "
+        "out");
   }
   auto process = mpi_process();
+  WithWindow window(options);
   std::unique_ptr<comm::Transport> transport;
   process->thread.run([&] {
     MPI_Comm world = MPI_COMM_NULL;
     comm::require_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
-    transport = comm::make_mpi_transport(world, process->clean);
+    transport = comm::make_mpi_transport(world, process->clean, window.options.window);
   });
   auto* thread = &process->thread;
   return comm::GroupCommunicator::of_all(std::make_shared<comm::ProgressEngine>(
-      std::move(transport), std::shared_ptr<comm::CommunicationThread>(std::move(process), thread), options));
+      std::move(transport), std::shared_ptr<comm::CommunicationThread>(std::move(process), thread),
+      window.options, FaultInjection{}, window.own));
 }
 
 std::unique_ptr<Communicator> adopt_mpi_communicator(MPI_Comm communicator, Progress progress,
@@ -110,10 +129,11 @@ std::unique_ptr<Communicator> adopt_mpi_communicator(MPI_Comm communicator, Prog
   }
   MPI_Comm mine = MPI_COMM_NULL;
   comm::require_mpi(MPI_Comm_dup(communicator, &mine), "MPI_Comm_dup");
-  auto transport = comm::make_mpi_transport(mine, nullptr);
+  WithWindow window(options);
+  auto transport = comm::make_mpi_transport(mine, nullptr, window.options.window);
   auto thread = progress == Progress::thread ? std::make_shared<comm::CommunicationThread>() : nullptr;
-  return comm::GroupCommunicator::of_all(
-      std::make_shared<comm::ProgressEngine>(std::move(transport), std::move(thread), options));
+  return comm::GroupCommunicator::of_all(std::make_shared<comm::ProgressEngine>(
+      std::move(transport), std::move(thread), window.options, FaultInjection{}, window.own));
 }
 
 std::string mpi_version() {

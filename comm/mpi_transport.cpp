@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "tranche/comm/mpi_window.h"
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 
@@ -91,7 +92,7 @@ class MpiMessage : public Message {
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport(MPI_Comm communicator, std::shared_ptr<bool> clean_end)
+  MpiTransport(MPI_Comm communicator, std::shared_ptr<bool> clean_end, const WindowMemory* window)
       : comm_(communicator), clean_end_(std::move(clean_end)) {
     require_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     MPI_Comm_rank(comm_, &rank_);
@@ -104,7 +105,7 @@ class MpiTransport : public Transport {
       throw CommunicationError(fmt::format("this MPI has tags up to {} only; {} are needed",
                                            found == 0 ? 0 : *static_cast<int*>(bound), failure_tag));
     }
-    find_hosts();
+    find_hosts(window);
     listen();
   }
 
@@ -113,6 +114,18 @@ class MpiTransport : public Transport {
   std::string_view backend() const override { return "mpi"; }
   int host_of(int rank) const override { return hosts_[static_cast<std::size_t>(rank)]; }
   bool needs_polling() const override { return true; }
+
+  bool reads(int peer) const override { return window_->reads(peer); }
+  std::string window_obstacle() const override { return window_->obstacle(); }
+  std::optional<Exposure> expose(const void* data, std::int64_t bytes) override {
+    if (window_->own() == nullptr) return std::nullopt;
+    const auto place = window_->own()->find(data, bytes);
+    if (!place) return std::nullopt;
+    return Exposure{place->piece, place->bytes, place->offset};
+  }
+  const void* look_at(int peer, const Exposure& exposure) override {
+    return window_->look_at(peer, exposure);
+  }
 
   std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) override {
     MPI_Request request = MPI_REQUEST_NULL;
@@ -167,12 +180,13 @@ class MpiTransport : public Transport {
   }
 
  private:
-  void find_hosts() {
+  void find_hosts(const WindowMemory* window) {
     MPI_Comm host = MPI_COMM_NULL;
     require_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host),
                 "MPI_Comm_split_type");
     int leader = rank_;
     require_mpi(MPI_Bcast(&leader, 1, MPI_INT, 0, host), "MPI_Bcast");
+    window_ = std::make_unique<MpiWindow>(comm_, host, window);
     MPI_Comm_free(&host);
     hosts_.resize(static_cast<std::size_t>(size_));
     require_mpi(MPI_Allgather(&leader, 1, MPI_INT, hosts_.data(), 1, MPI_INT, comm_), "MPI_Allgather");
@@ -208,6 +222,7 @@ class MpiTransport : public Transport {
   std::shared_ptr<bool> clean_end_;
   int rank_ = 0, size_ = 1;
   std::vector<int> hosts_;
+  std::unique_ptr<MpiWindow> window_;
   std::vector<char> heard_;
   MPI_Request listening_ = MPI_REQUEST_NULL;
   std::optional<FailureReport> failure_;
@@ -217,8 +232,9 @@ class MpiTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end) {
-  return std::make_unique<MpiTransport>(communicator, std::move(clean_end));
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end,
+                                              const WindowMemory* window) {
+  return std::make_unique<MpiTransport>(communicator, std::move(clean_end), window);
 }
 
 }  // namespace tranche::comm

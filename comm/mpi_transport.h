@@ -6,6 +6,7 @@
 
 #include "tranche/comm/mpi.h"
 #include "tranche/comm/transport.h"
+#include "tranche/comm/window_memory.h"
 
 namespace tranche::comm {
 
@@ -14,7 +15,9 @@ void require_mpi(int code, const char* call);
 
 /// Takes over `communicator`, which nobody else uses. Collective (finds out who shares a host). All calls,
 /// construction and destruction included, come from the thread that may call MPI.
-/// `clean_end` (if not null) is set to whether close() ended with all peers in step.
-std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end);
+/// `clean_end` (if not null) is set to whether close() ended with all peers in step. `window` (null: none):
+/// memory that the ranks of this host read of each other; outlives the transport.
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end,
+                                              const WindowMemory* window);
 
 }  // namespace tranche::comm

@@ -15,11 +15,13 @@ namespace tranche::comm {
 
 ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
                                std::shared_ptr<CommunicationThread> thread,
-                               const CommunicatorOptions& options, const FaultInjection& faults)
+                               const CommunicatorOptions& options, const FaultInjection& faults,
+                               std::shared_ptr<MemoryResource> memory)
     : transport_(std::move(transport)),
       thread_(std::move(thread)),
       options_(options),
       faults_(faults),
+      memory_(std::move(memory)),
       device_(make_device({})),
       stream_(device_->create_inline_stream("communication", 1)),
       slab_(options.memory, options.slab_bytes, transport_->size()) {

@@ -22,13 +22,16 @@ namespace tranche::comm {
 /// independently; the first failure ends them all.
 class ProgressEngine : public Pollable, public std::enable_shared_from_this<ProgressEngine> {
  public:
-  /// `thread` null: inline progress, operations move when waited on or when any call is made.
+  /// `thread` null: inline progress, operations move when waited on or when any call is made. `memory`: kept
+  /// until the slab has been given back.
   ProgressEngine(std::unique_ptr<Transport> transport, std::shared_ptr<CommunicationThread> thread,
-                 const CommunicatorOptions& options, const FaultInjection& faults = {});
+                 const CommunicatorOptions& options, const FaultInjection& faults = {},
+                 std::shared_ptr<MemoryResource> memory = nullptr);
   ~ProgressEngine() override;
 
   Transport& transport() { return *transport_; }
   const CommunicatorOptions& options() const { return options_; }
+  const FaultInjection& faults() const { return faults_; }
   std::int64_t lane_bytes() const { return slab_.lane_bytes(); }
   /// Kernels called while an operation advances run here.
   Stream& stream() { return *stream_; }
@@ -72,6 +75,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::shared_ptr<CommunicationThread> thread_;
   CommunicatorOptions options_;
   FaultInjection faults_;
+  std::shared_ptr<MemoryResource> memory_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
   Slab slab_;

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <list>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -71,8 +72,45 @@ struct ThreadGroup::Hub {
     for (Waker& waker : wakers) waker.wake();
   }
 
+  /// Memory that its rank has exposed.
+  struct Exposed {
+    const unsigned char* data = nullptr;
+    int readers = 0;
+    bool withdrawn = false;
+  };
+  std::int64_t expose(const void* data) {
+    const std::lock_guard lock(exposed_mutex);
+    exposed[++exposures].data = static_cast<const unsigned char*>(data);
+    return exposures;
+  }
+  /// Waits for those that read just now; they never wait for anything themselves.
+  void withdraw(std::int64_t number) {
+    std::unique_lock lock(exposed_mutex);
+    const auto found = exposed.find(number);
+    if (found == exposed.end()) return;
+    found->second.withdrawn = true;
+    exposed_changed.wait(lock, [&] { return found->second.readers == 0; });
+    exposed.erase(found);
+  }
+  const unsigned char* look_at(std::int64_t number) {
+    const std::lock_guard lock(exposed_mutex);
+    const auto found = exposed.find(number);
+    if (found == exposed.end() || found->second.withdrawn) return nullptr;
+    ++found->second.readers;
+    return found->second.data;
+  }
+  void look_away(std::int64_t number) {
+    const std::lock_guard lock(exposed_mutex);
+    --exposed.at(number).readers;
+    exposed_changed.notify_all();
+  }
+
   const int size;
   const FaultInjection faults;
+  std::mutex exposed_mutex;
+  std::condition_variable exposed_changed;
+  std::int64_t exposures = 0;
+  std::map<std::int64_t, Exposed> exposed;
   std::vector<Channel> channels;
   std::vector<Waker> wakers;
   std::atomic<bool> failed{false};
@@ -119,6 +157,17 @@ class ThreadGroup::Hub::Transport : public comm::Transport {
   int host_of(int) const override { return 0; }
   bool needs_polling() const override { return false; }
   void close(bool, double) noexcept override {}
+
+  bool reads(int) const override { return true; }
+  std::optional<comm::Exposure> expose(const void* data, std::int64_t bytes) override {
+    return comm::Exposure{hub_->expose(data), bytes, 0};
+  }
+  void withdraw(const comm::Exposure& exposure) noexcept override { hub_->withdraw(exposure.piece); }
+  const void* look_at(int, const comm::Exposure& exposure) override {
+    const unsigned char* data = hub_->look_at(exposure.piece);
+    return data == nullptr ? nullptr : data + exposure.offset;
+  }
+  void look_away(int, const comm::Exposure& exposure) noexcept override { hub_->look_away(exposure.piece); }
 
   std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) override {
     return post(hub_->channel(rank_, peer), const_cast<void*>(data), bytes, tag, true);

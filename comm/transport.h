@@ -40,7 +40,13 @@ class PeerFailure : public CommunicationError {
   using CommunicationError::CommunicationError;
 };
 
-/// All calls come from one thread at a time: the communication thread, or the caller with inline progress.
+/// Memory of a rank that its peers on the host may read, as the rank names it to them.
+struct Exposure {
+  std::int64_t piece = 0, bytes = 0, offset = 0;  ///< meaning is the transport's
+};
+
+/// All calls but expose() come from one thread at a time: the communication thread, or the caller with inline
+/// progress.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -49,6 +55,18 @@ class Transport {
   virtual std::string_view backend() const = 0;
   /// Ranks with equal numbers share a host.
   virtual int host_of(int rank) const = 0;
+  /// Whether this rank and `peer` can read each other's memory; agreed on when the transport was made.
+  virtual bool reads(int) const { return false; }
+  /// Why reads() is false for ranks of one host; empty when it is not.
+  virtual std::string window_obstacle() const { return {}; }
+  /// Names memory of this rank to peers; nullopt when they cannot read it. From any thread.
+  virtual std::optional<Exposure> expose(const void*, std::int64_t) { return std::nullopt; }
+  /// Ends an exposure: no peer reads the memory once this has returned, or finds but zeros.
+  virtual void withdraw(const Exposure&) noexcept {}
+  /// Address of a peer's exposed memory, valid until look_away(); null when it was withdrawn, since the peer
+  /// has failed.
+  virtual const void* look_at(int, const Exposure&) { return nullptr; }
+  virtual void look_away(int, const Exposure&) noexcept {}
   virtual std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
   virtual std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
   /// The first failure that a peer has reported.

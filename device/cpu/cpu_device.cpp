@@ -9,7 +9,7 @@
 
 #include "tranche/core/error.h"
 #include "tranche/device/cpu/cpu_streams.h"
-#include "tranche/device/cpu/large_copy.h"
+#include "tranche/device/large_copy.h"
 #include "tranche/device/memory_resources.h"
 
 namespace tranche {

@@ -24,6 +24,13 @@ CASES = {
     "hang": (3, ["hang"], 5, [NO_DATA], ["is done"], 20),
     "hang-two": (2, ["hang"], 5, ["rank 0 ends: [rank 0] " + NO_DATA], ["is done"], 20),
     "kill": (3, ["kill"], None, ["signal 9 (Killed)"], ["is done"], 20),
+    "window-none": (3, ["none", "shared"], 0, ["rank 0 is done", "rank 1 is done", "rank 2 is done"], ["ends:"], 20),
+    "window-throw": (3, ["throw", "shared"], 5, [
+        "rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3",
+        "rank 2 ends: [rank 2] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3",
+    ], ["is done", "no data"], 20),
+    "window-hang": (3, ["hang", "shared"], 5, [NO_DATA], ["is done"], 20),
+    "window-kill": (3, ["kill", "shared"], None, ["signal 9 (Killed)"], ["is done"], 20),
     "adopt-multiple-thread": (3, ["multiple", "thread"], 0, ["adopted: ok"], [], 60),
     "adopt-serialized-inline": (3, ["serialized", "inline"], 0, ["adopted: ok"], [], 60),
     "adopt-multiple-inline": (2, ["multiple", "inline"], 0, ["adopted: ok"], [], 60),

@@ -22,12 +22,19 @@ using testing::Not;
 
 const OperationLabel label{"h.3", "backward"};
 
-CommunicatorOptions with_timeout(double seconds) {
-  CommunicatorOptions options;
-  options.timeout_seconds = seconds;
-  options.slab_bytes = 64 << 10;
-  return options;
-}
+/// Every test by messages, and with ranks that read each other's memory.
+class Failures : public testing::TestWithParam<HostCollectives> {
+ protected:
+  static CommunicatorOptions with_timeout(double seconds) {
+    CommunicatorOptions options;
+    options.timeout_seconds = seconds;
+    options.slab_bytes = 64 << 10;
+    options.collectives = GetParam();
+    return options;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ways, Failures, testing::Values(HostCollectives::messages, HostCollectives::shared),
+                         [](const auto& way) { return std::string(name_of(way.param)); });
 
 Event sum(Communicator& comm, const std::vector<float>& full, std::vector<float>& out,
           std::span<const Event> ready = {}) {
@@ -46,7 +53,7 @@ std::string failure_of(const std::function<void()>& work) {
   return "no CommunicationError";
 }
 
-TEST(Failures, ATimeOutNamesOperationUnitPhaseAndTheMissingRank) {
+TEST_P(Failures, ATimeOutNamesOperationUnitPhaseAndTheMissingRank) {
   const ThreadGroup group(3);
   std::string texts[2];
   const Stopwatch watch;
@@ -67,7 +74,7 @@ TEST(Failures, ATimeOutNamesOperationUnitPhaseAndTheMissingRank) {
   EXPECT_LT(watch.seconds(), 10) << "far beyond the time-out";
 }
 
-TEST(Failures, ATimeOutNamesAllMissingRanks) {
+TEST_P(Failures, ATimeOutNamesAllMissingRanks) {
   const ThreadGroup group(4);
   const auto comm = group.communicator(1, with_timeout(0.1));
   EXPECT_THAT(
@@ -78,7 +85,7 @@ TEST(Failures, ATimeOutNamesAllMissingRanks) {
                 "entered the operation, or hang)"));
 }
 
-TEST(Failures, ASenderWhoseDataNobodyTakesSaysSo) {
+TEST_P(Failures, ASenderWhoseDataNobodyTakesSaysSo) {
   const ThreadGroup group(2);
   const auto comm = group.communicator(0, with_timeout(0.1));
   const float value = 1;
@@ -86,7 +93,7 @@ TEST(Failures, ASenderWhoseDataNobodyTakesSaysSo) {
               HasSubstr("send: rank 1 has not taken the data of this rank after 0.1 s"));
 }
 
-TEST(Failures, SlowComputeOnThisRankIsNoTimeOut) {
+TEST_P(Failures, SlowComputeOnThisRankIsNoTimeOut) {
   run_thread_ranks(2, [](int, const CommunicatorFactory& factory) {
     const auto comm = factory(with_timeout(0.4));
     const auto gate = std::make_shared<HostEvent>();
@@ -100,7 +107,7 @@ TEST(Failures, SlowComputeOnThisRankIsNoTimeOut) {
   });
 }
 
-TEST(Failures, APostedFailureEndsPendingAndLaterOperationsOfPeers) {
+TEST_P(Failures, APostedFailureEndsPendingAndLaterOperationsOfPeers) {
   const ThreadGroup group(3);
   std::vector<std::thread> threads;
   std::string pending[3], later[3];
@@ -123,7 +130,7 @@ TEST(Failures, APostedFailureEndsPendingAndLaterOperationsOfPeers) {
   for (const auto& text : later) EXPECT_THAT(text, HasSubstr("barrier in end: " + cause));
 }
 
-TEST(Failures, OperationsBehindATimeOutSayWhatEndedThem) {
+TEST_P(Failures, OperationsBehindATimeOutSayWhatEndedThem) {
   const ThreadGroup group(2);
   const auto comm = group.communicator(0, with_timeout(0.1));
   const auto never = std::make_shared<HostEvent>();
@@ -137,7 +144,7 @@ TEST(Failures, OperationsBehindATimeOutSayWhatEndedThem) {
                 "in backward: no data from rank 1 after 0.1 s"));
 }
 
-TEST(Failures, TheFirstCauseIsRethrownWithItsRankNotTheEchoes) {
+TEST_P(Failures, TheFirstCauseIsRethrownWithItsRankNotTheEchoes) {
   try {
     run_thread_ranks(4, [](int rank, const CommunicatorFactory& factory) {
       const auto comm = factory(with_timeout(30));
@@ -150,7 +157,7 @@ TEST(Failures, TheFirstCauseIsRethrownWithItsRankNotTheEchoes) {
   }
 }
 
-TEST(Failures, AnExceptionThatIsNotOursIsRethrownToo) {
+TEST_P(Failures, AnExceptionThatIsNotOursIsRethrownToo) {
   EXPECT_THROW(run_thread_ranks(2,
                                 [](int rank, const CommunicatorFactory& factory) {
                                   const auto comm = factory(with_timeout(30));
@@ -160,7 +167,7 @@ TEST(Failures, AnExceptionThatIsNotOursIsRethrownToo) {
                std::out_of_range);
 }
 
-TEST(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
+TEST_P(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
   const Stopwatch watch;
   std::atomic<bool> release{false};
   std::atomic<int> ended{0};
@@ -188,7 +195,7 @@ TEST(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
   EXPECT_LT(watch.seconds(), 10);
 }
 
-TEST(Failures, CallsThatDoNotMatchAreFound) {
+TEST_P(Failures, CallsThatDoNotMatchAreFound) {
   try {
     run_thread_ranks(2, [](int rank, const CommunicatorFactory& factory) {
       const auto comm = factory(with_timeout(30));
@@ -205,7 +212,7 @@ TEST(Failures, CallsThatDoNotMatchAreFound) {
   }
 }
 
-TEST(Failures, WorkThatFailedBeforeAnOperationFailsIt) {
+TEST_P(Failures, WorkThatFailedBeforeAnOperationFailsIt) {
   const auto comm = make_self_communicator();
   const auto broken = std::make_shared<HostEvent>();
   broken->fail(std::make_exception_ptr(NumericalError("kernel failed")));
@@ -215,7 +222,7 @@ TEST(Failures, WorkThatFailedBeforeAnOperationFailsIt) {
   sum(*comm, values, values).wait();  // the group itself is unharmed
 }
 
-TEST(Failures, DestroyingACommunicatorAbandonsWhatIsPendingInBoundedTime) {
+TEST_P(Failures, DestroyingACommunicatorAbandonsWhatIsPendingInBoundedTime) {
   const Stopwatch watch;
   Event pending;
   {
@@ -231,7 +238,7 @@ TEST(Failures, DestroyingACommunicatorAbandonsWhatIsPendingInBoundedTime) {
   EXPECT_LT(watch.seconds(), 10);
 }
 
-TEST(Failures, UnwindingDoesNotWaitForPeers) {
+TEST_P(Failures, UnwindingDoesNotWaitForPeers) {
   const Stopwatch watch;
   const ThreadGroup group(2);
   const auto fail = [&] {
@@ -244,7 +251,7 @@ TEST(Failures, UnwindingDoesNotWaitForPeers) {
   EXPECT_LT(watch.seconds(), 30);
 }
 
-TEST(Failures, AbortingAThreadRankFailsItsPeers) {
+TEST_P(Failures, AbortingAThreadRankFailsItsPeers) {
   const ThreadGroup group(2);
   const auto first = group.communicator(0, with_timeout(30)),
              second = group.communicator(1, with_timeout(30));
@@ -253,7 +260,7 @@ TEST(Failures, AbortingAThreadRankFailsItsPeers) {
               HasSubstr("rank 1 failed: aborted with status 5"));
 }
 
-TEST(Failures, APostToTheGroupReachesEveryRank) {
+TEST_P(Failures, APostToTheGroupReachesEveryRank) {
   const ThreadGroup group(2);
   const auto first = group.communicator(0, with_timeout(30)),
              second = group.communicator(1, with_timeout(30));
@@ -263,7 +270,7 @@ TEST(Failures, APostToTheGroupReachesEveryRank) {
   EXPECT_THAT(failure_of([&] { second->barrier(label).wait(); }), HasSubstr("rank 1 failed: watchdog"));
 }
 
-TEST(Failures, ASplitGroupFailsWithItsParentsRanks) {
+TEST_P(Failures, ASplitGroupFailsWithItsParentsRanks) {
   const ThreadGroup group(3);
   std::string text;
   std::vector<std::thread> threads;

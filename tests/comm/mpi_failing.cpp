@@ -1,4 +1,5 @@
-/// A job in which rank 1 fails in the way of the first argument: throw, hang, kill, or none. What every rank
+/// A job in which rank 1 fails in the way of the first argument: throw, hang, kill, or none; with a second
+/// argument the ranks read each other's memory. What every rank
 /// does with an error is what a program of the library's users would do: tell the peers, say it, end the job.
 #include <csignal>
 #include <cstdio>
@@ -31,8 +32,9 @@ void work(tranche::Communicator& comm, const std::string& way) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 64;
+  if (argc < 2 || argc > 3) return 64;
   tranche::CommunicatorOptions options;
+  if (argc == 3) options.collectives = tranche::HostCollectives::shared;
   options.timeout_seconds = 2;
   const auto comm = tranche::make_mpi_communicator(options);
   try {

@@ -1,13 +1,18 @@
 /// The suite of the thread ranks, under mpirun.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <vector>
 
 #include "tranche/comm/backends.h"
 #include "tranche/comm/device_communicator.h"
+#include "tranche/comm/window_memory.h"
 #include "tranche/core/error.h"
 #include "tranche/device/cuda_probe.h"
+#include "tranche/device/ledger.h"
+#include "tranche/device/memory_resources.h"
 #include "tranche/tests/comm/collective_suite.h"
 #include "tranche/tests/comm/mpi_main.h"
 
@@ -18,6 +23,79 @@ TEST(Mpi, EveryCollectiveMatchesBruteForce) {
   EXPECT_EQ(test::world().backend(), "mpi");
   EXPECT_EQ(test::world().size(), std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE")));
   test::check_everything(test::world(), test::mpi_slab_bytes);
+}
+
+std::unique_ptr<Communicator> world_with(HostCollectives collectives) {
+  CommunicatorOptions options;
+  options.timeout_seconds = 60;
+  options.slab_bytes = test::mpi_slab_bytes;
+  options.collectives = collectives;
+  return make_mpi_communicator(options);
+}
+
+TEST(Mpi, EveryWayMatchesBruteForce) {
+  for (const auto collectives : {HostCollectives::messages, HostCollectives::shared}) {
+    SCOPED_TRACE(name_of(collectives));
+    test::check_everything(*world_with(collectives), test::mpi_slab_bytes);
+  }
+}
+
+TEST(Mpi, BuffersInTheWindowAreReadInPlace) {
+  // Large enough for the window also where ranks choose for themselves; the shards are of prime size.
+  WindowMemory window(Tier::device);
+  Ledger ledger;
+  TrackingResource memory(window, ledger);
+  CommunicatorOptions options;
+  options.timeout_seconds = 60;
+  options.slab_bytes = test::mpi_slab_bytes;
+  options.window = &window;
+  options.memory = &memory;
+  const auto comm = make_mpi_communicator(options);
+  const std::int64_t n = comm->size(), rank = comm->rank(), count = 100003;
+  Buffer full(memory, n * count * 4, Category::gradients, "gradients");
+  Buffer shard(memory, count * 4, Category::parameters, "shard");
+  auto* gradients = static_cast<float*>(full.data());
+  auto* sums = static_cast<float*>(shard.data());
+  EXPECT_TRUE(window.find(gradients + 7, 4 * (n * count - 7)).has_value());
+  EXPECT_FALSE(window.find(gradients + 7, 4 * n * count + 8192).has_value());
+  for (const std::int64_t round : {1, 2}) {
+    for (std::int64_t i = 0; i < n * count; ++i) gradients[i] = static_cast<float>(i % 1000 + rank * round);
+    comm->reduce_scatter(gradients, DataType::float32, sums, DataType::float32, count, {}, {},
+                         {"h.3", "backward"})
+        .wait();
+    for (std::int64_t i = 0; i < count; ++i) {
+      ASSERT_EQ(sums[i], static_cast<float>(n * ((rank * count + i) % 1000) + round * n * (n - 1) / 2)) << i;
+    }
+    comm->all_gather(sums, gradients, count, DataType::float32, 0, {}, {"h.3", "forward"}).wait();
+    for (std::int64_t i = 0; i < n * count; ++i) {
+      ASSERT_EQ(gradients[i], static_cast<float>(n * (i % 1000) + round * n * (n - 1) / 2)) << i;
+    }
+  }
+  // What is given back may be taken again, at another place of the file.
+  full.reset();
+  Buffer again(memory, n * count * 4, Category::gradients, "gradients again");
+  std::fill_n(static_cast<float*>(again.data()), n * count, 1.0f);
+  comm->reduce_scatter(again.data(), DataType::float32, sums, DataType::float32, count, {}, {}, {}).wait();
+  EXPECT_EQ(sums[count - 1], static_cast<float>(n));
+  EXPECT_EQ(ledger.account(Tier::device).current[Category::gradients], aligned_bytes(n * count * 4));
+}
+
+TEST(Mpi, SharedMemoryThatIsNotThereIsRefusedByName) {
+  if (test::world().size() == 1) return;
+  const auto heap = make_host_resource(Tier::device);
+  CommunicatorOptions options;
+  options.slab_bytes = test::mpi_slab_bytes;
+  options.memory = heap.get();                                                    // and no window
+  test::check_all_reduce(*make_mpi_communicator(options), test::mpi_slab_bytes);  // by messages
+  options.collectives = HostCollectives::shared;
+  try {
+    make_mpi_communicator(options);
+    FAIL() << "not refused";
+  } catch (const ConfigurationError& error) {
+    EXPECT_EQ(error.message(),
+              "tranche.collectives: shared was asked for, but rank 0 was made without memory that others can "
+              "read; choose auto or messages");
+  }
 }
 
 TEST(Mpi, RanksOfThisHostAreCounted) {

@@ -1,6 +1,11 @@
 /// The meter against an independent count (profiling_count.h).
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <vector>
+
+#include "tranche/comm/backends.h"
+#include "tranche/comm/window_memory.h"
 #include "tranche/tests/comm/collective_suite.h"
 #include "tranche/tests/comm/mpi_main.h"
 #include "tranche/tests/comm/profiling_count.h"
@@ -8,8 +13,17 @@
 namespace tranche {
 namespace {
 
+std::unique_ptr<Communicator> world_with(HostCollectives collectives) {
+  CommunicatorOptions options;
+  options.timeout_seconds = 60;
+  options.slab_bytes = test::mpi_slab_bytes;
+  options.collectives = collectives;
+  return make_mpi_communicator(options);
+}
+
 TEST(Traffic, MeterAndProfilingInterfaceAgreeToTheByte) {
-  Communicator& comm = test::world();
+  const auto owned = world_with(HostCollectives::messages);
+  Communicator& comm = *owned;
   const std::int64_t n = comm.size();
   const OperationLabel data{"h.3", "backward"}, control{"", "norm", Traffic::control};
   comm.barrier(control).wait();
@@ -42,8 +56,33 @@ TEST(Traffic, MeterAndProfilingInterfaceAgreeToTheByte) {
   EXPECT_GT(test::profiled_messages_sent() - messages, 0);
 }
 
+TEST(Traffic, OnlyNotesTravelWhereRanksReadEachOthersMemory) {
+  WindowMemory window(Tier::host);
+  CommunicatorOptions options;
+  options.slab_bytes = test::mpi_slab_bytes;
+  options.collectives = HostCollectives::shared;
+  options.window = &window;
+  options.memory = &window;
+  const auto comm = make_mpi_communicator(options);
+  const std::int64_t n = comm->size(), count = 40013;
+  Buffer full(window, n * count * 4, Category::gradients, "gradients");
+  std::vector<float> shard(static_cast<std::size_t>(count));
+  comm->barrier({"", "", Traffic::control}).wait();
+  comm->meter().reset();
+  const std::int64_t bytes = test::profiled_bytes_sent(), messages = test::profiled_messages_sent();
+  comm->reduce_scatter(full.data(), DataType::float32, shard.data(), DataType::float32, count, {}, {}, {})
+      .wait();
+  // To each peer where the buffer lies, and that its own is not read any more.
+  EXPECT_EQ(test::profiled_messages_sent() - messages, 2 * (n - 1));
+  EXPECT_EQ(test::profiled_bytes_sent() - bytes, 2 * (n - 1) * 48);
+  // What is read of peers counts as if it had been sent.
+  EXPECT_EQ(comm->meter().total(Traffic::data).elements, (n - 1) * count);
+  EXPECT_EQ(comm->meter().total(Traffic::data).bytes, (n - 1) * count * 4);
+}
+
 TEST(Traffic, TheWholeSuiteAgreesToo) {
-  Communicator& comm = test::world();
+  const auto owned = world_with(HostCollectives::messages);
+  Communicator& comm = *owned;
   comm.barrier({"", "", Traffic::control}).wait();
   comm.meter().reset();
   const std::int64_t before = test::profiled_bytes_sent();

@@ -25,6 +25,50 @@ TEST_P(ThreadRanks, EveryCollectiveMatchesBruteForce) {
   });
 }
 
+/// All ways in which ranks of a host exchange: the same suite, so the same bits.
+struct Way {
+  const char* name;
+  HostCollectives collectives;
+  bool copy_in;
+};
+constexpr Way ways[] = {{"messages", HostCollectives::messages, false},
+                        {"in place", HostCollectives::shared, false},
+                        {"copied in", HostCollectives::shared, true}};
+
+TEST_P(ThreadRanks, EveryWayMatchesBruteForce) {
+  for (const Way& way : ways) {
+    SCOPED_TRACE(way.name);
+    FaultInjection faults;
+    faults.copy_in = way.copy_in;
+    run_thread_ranks(
+        GetParam(),
+        [&](int, const CommunicatorFactory& factory) {
+          CommunicatorOptions chosen = options();
+          chosen.collectives = way.collectives;
+          const auto comm = factory(chosen);
+          test::check_everything(*comm, slab);
+        },
+        faults);
+  }
+}
+
+TEST_P(ThreadRanks, DelaysChangeNoBitInAWindow) {
+  for (const bool copy_in : {false, true}) {
+    SCOPED_TRACE(copy_in);
+    run_thread_ranks(GetParam(),
+                     [](int, const CommunicatorFactory& factory) {
+                       CommunicatorOptions chosen = options();
+                       chosen.collectives = HostCollectives::shared;
+                       // One lane only, which reductions, gathers and sums of values take turns in.
+                       chosen.slab_bytes = std::max<std::int64_t>(1024 * (GetParam() - 1), 1);
+                       const auto comm = factory(chosen);
+                       test::check_many_in_flight(*comm, 25);
+                       test::check_split(*comm);
+                     },
+                     {0.004, 5, copy_in});
+  }
+}
+
 TEST_P(ThreadRanks, DelaysChangeNoBit) {
   for (const std::uint64_t seed : {1u, 2u, 3u}) {
     SCOPED_TRACE(seed);
@@ -54,6 +98,29 @@ TEST_P(ThreadRanks, OneLaneIsEnough) {
 constexpr int most_ranks = 4;  // instrumented brute force of six ranks takes most of a minute
 #else
 constexpr int most_ranks = 6;
+
+// Ranks far more numerous than cores: only what they exchange, in every way.
+TEST(ManyThreadRanks, EveryWayMatchesBruteForce) {
+  for (const int size : {7, 8}) {
+    for (const Way& way : ways) {
+      SCOPED_TRACE(testing::Message() << size << " ranks, " << way.name);
+      FaultInjection faults;
+      faults.copy_in = way.copy_in;
+      run_thread_ranks(
+          size,
+          [&](int, const CommunicatorFactory& factory) {
+            CommunicatorOptions chosen = options();
+            chosen.collectives = way.collectives;
+            const auto comm = factory(chosen);
+            test::check_all_gather(*comm);
+            test::check_reduce_scatter(*comm, slab);
+            test::check_all_reduce(*comm, slab);
+            test::check_many_in_flight(*comm, 10);
+          },
+          faults);
+    }
+  }
+}
 #endif
 INSTANTIATE_TEST_SUITE_P(Sizes, ThreadRanks, testing::Range(1, most_ranks + 1));
 

@@ -1,4 +1,4 @@
-#include "tranche/device/cpu/large_copy.h"
+#include "tranche/device/large_copy.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tranche/device/cpu/large_copy.h"
+#include "tranche/device/large_copy.h"
 
 #include <cstddef>
 #include <cstring>
@@ -29,7 +29,7 @@ void copy_line(char* to, const char* from) {
 
 }  // namespace
 
-void copy_large(void* to, const void* from, std::int64_t bytes) {
+void copy_past_caches(void* to, const void* from, std::int64_t bytes) {
   auto left = static_cast<std::size_t>(bytes);
   auto* target = static_cast<char*>(to);
   const auto* source = static_cast<const char*>(from);
@@ -39,7 +39,7 @@ void copy_large(void* to, const void* from, std::int64_t bytes) {
     source += some;
     left -= some;
   };
-  if (left >= std::size_t{1} << 20) {
+  if (left >= page_bytes) {
     copy_some((line_bytes - reinterpret_cast<std::uintptr_t>(target) % line_bytes) % line_bytes);
     constexpr std::size_t stride = page_bytes * pages_at_once;
     for (; left >= stride; target += stride, source += stride, left -= stride) {
@@ -55,7 +55,16 @@ void copy_large(void* to, const void* from, std::int64_t bytes) {
   copy_some(left);
 }
 
+void copy_large(void* to, const void* from, std::int64_t bytes) {
+  if (bytes >= std::int64_t{1} << 20) return copy_past_caches(to, from, bytes);
+  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
 #else
+
+void copy_past_caches(void* to, const void* from, std::int64_t bytes) {
+  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
 
 void copy_large(void* to, const void* from, std::int64_t bytes) {
   std::memcpy(to, from, static_cast<std::size_t>(bytes));

@@ -1,0 +1,177 @@
+#pragma once
+/// Collectives among ranks that read each other's memory: state machines, as in operation.h.
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "tranche/comm/operation.h"
+
+namespace tranche::comm {
+
+/// What is common to the three collectives.
+struct WindowCall {
+  std::vector<int> members;  ///< job ranks of the group, in group order
+  int self = 0;              ///< index in members
+  void* mine = nullptr;      ///< this rank's memory that peers read
+  std::int64_t mine_bytes = 0;
+  std::int64_t count = 0;  ///< elements per rank, as in the call
+  std::int64_t chunk = 0;  ///< elements that a lane holds of each piece; equal on all ranks
+  DataType dtype = DataType::float32;
+  /// Named to peers as it is; nullopt: it lies outside of the window and is copied through the slab.
+  std::optional<Exposure> exposure;
+  Transport* transport = nullptr;
+};
+
+/// The protocol, chunk by chunk. A rank tells its peers where its chunk lies (its own buffer for all chunks
+/// at once, or a lane of its slab that it has filled), works on the chunk once all have told, and tells them
+/// when it will not read theirs again. Only these notes travel as messages, so waiting, time-outs and
+/// failures are those of every other operation.
+class WindowExchange : public Operation {
+ public:
+  WindowExchange(OperationInfo info, WindowCall call);
+  bool advance(Transport& transport, Slab& slab) override;
+  bool finished() const override;
+  Missing missing() const override;
+  bool uses_slab() const override { return !call_.exposure && chunks_ > 0; }
+  void abandon(Slab& slab) override;
+  bool waits_for_slab() const override { return uses_slab() && exposed_ == 0; }
+
+ protected:
+  /// Reading a peer's memory; ends with the object. Null when the peer has withdrawn it, having failed: then
+  /// there is nothing to do but wait until that is known.
+  class Look {
+   public:
+    Look(Transport& transport, int rank, const Exposure& exposure);
+    ~Look();
+    Look(Look&& other) noexcept;
+    Look(const Look&) = delete;
+    Look& operator=(const Look&) = delete;
+    const unsigned char* data() const { return data_; }
+
+   private:
+    Transport* transport_;
+    int rank_;
+    Exposure exposure_;
+    const unsigned char* data_;
+  };
+
+  /// Copies what peers read of a chunk into a lane.
+  virtual void fill(std::int64_t chunk, unsigned char* lane) = 0;
+  enum class Progress { waits, moved, done };
+  /// A bounded piece of the work on a chunk.
+  virtual Progress work(std::int64_t chunk) = 0;
+  /// Whether a second note (see tell_ready) of every rank belongs to each chunk.
+  virtual bool two_phases() const { return false; }
+
+  std::int64_t elements_of(std::int64_t chunk) const;
+  std::int64_t first_of(std::int64_t chunk) const { return chunk * call_.chunk; }
+  int ranks() const { return static_cast<int>(call_.members.size()); }
+  /// A member's memory of a chunk, to be read. `direct` and `packed`: byte offsets of the wanted place in its
+  /// own buffer, and in a lane.
+  Look look(int member, std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
+  /// This rank's own chunk as peers see it.
+  unsigned char* own(std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
+  void tell_ready(std::int64_t chunk);
+  bool ready(int member, std::int64_t chunk) const {
+    return peers_[static_cast<std::size_t>(member)].ready > chunk;
+  }
+  const WindowCall& call() const { return call_; }
+
+ private:
+  enum class Kind : std::int64_t { exposed, ready, done };
+  struct Note {
+    Kind kind = Kind::exposed;
+    std::int64_t chunk = 0;  ///< -1: all
+    std::int64_t bytes = 0;  ///< of the call; differs when the ranks' calls do
+    Exposure place;
+  };
+  struct Outgoing {
+    Note note;
+    std::unique_ptr<Message> message;
+  };
+  struct Peer {
+    int rank = 0;
+    Note incoming;
+    std::unique_ptr<Message> receiving;
+    std::deque<Outgoing> outgoing;
+    std::int64_t received = 0, exposed = 0, ready = 0, done = 0;
+    bool direct = false;
+    std::array<Exposure, 2> places;  ///< by chunk mod 2; [0] when direct
+  };
+  struct Lane {
+    int number;
+    std::int64_t chunk;
+    Exposure exposure;
+    unsigned char* data;
+  };
+  Transport& transport() const { return *call_.transport; }
+  std::int64_t expected(const Peer& peer) const;
+  void tell(Peer& peer, const Note& note) { peer.outgoing.push_back({note, nullptr}); }
+  bool move_notes();
+  void take(Peer& peer);
+  bool expose(Slab& slab);
+  bool free_lanes(Slab& slab);
+  template <typename Predicate>
+  bool all_peers(Predicate&& predicate) const;
+
+  WindowCall call_;
+  std::vector<Peer> peers_;  ///< by member; the own one unused
+  std::int64_t chunks_ = 0, exposed_ = 0, worked_ = 0;
+  std::deque<Lane> lanes_;
+  bool withdrawn_ = false;
+};
+
+/// output = ordered sum of the members' pieces for this rank.
+class WindowReduce : public WindowExchange {
+ public:
+  /// Sums pieces[member] into elements [first, first + count) of the result.
+  using Combine =
+      std::function<void(std::span<const void* const> pieces, std::int64_t first, std::int64_t count)>;
+  WindowReduce(OperationInfo info, WindowCall call, Combine combine);
+
+ private:
+  void fill(std::int64_t chunk, unsigned char* lane) override;
+  Progress work(std::int64_t chunk) override;
+  Combine combine_;
+  std::int64_t summed_ = 0;  ///< elements of the chunk
+};
+
+/// full = the members' shards.
+class WindowGather : public WindowExchange {
+ public:
+  WindowGather(OperationInfo info, WindowCall call, void* full);
+
+ private:
+  void fill(std::int64_t chunk, unsigned char* lane) override;
+  Progress work(std::int64_t chunk) override;
+  unsigned char* full_;
+  int copied_ = 0;  ///< members of the chunk
+};
+
+/// values = their combination over the members, in rank order: each rank combines a slice of every chunk
+/// where it lies, then all copy the others' slices.
+class WindowAllReduce : public WindowExchange {
+ public:
+  using Combine = std::function<void(std::span<const void* const> pieces, void* result, std::int64_t count)>;
+  WindowAllReduce(OperationInfo info, WindowCall call, Combine combine);
+
+ private:
+  void fill(std::int64_t chunk, unsigned char* lane) override;
+  Progress work(std::int64_t chunk) override;
+  bool two_phases() const override { return true; }
+  /// Elements of a chunk that a member combines.
+  std::pair<std::int64_t, std::int64_t> slice(int member, std::int64_t chunk) const;
+  Combine combine_;
+  bool combined_ = false;
+  std::vector<bool> copied_;  ///< by member
+};
+
+/// Where results are large enough to go past the caches.
+inline constexpr std::int64_t streamed_bytes = std::int64_t{1} << 20;
+
+}  // namespace tranche::comm

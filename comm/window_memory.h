@@ -1,0 +1,65 @@
+#pragma once
+/// Memory of a process that the other processes of its host can read.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "tranche/device/memory.h"
+
+namespace tranche {
+
+/// Hands out pieces of one anonymous file (memfd_create) for what ranks exchange, and passes everything else
+/// on to ordinary host memory. Peers open the file under /proc/PID/fd and map what they are told to read.
+///
+/// Not MPI_Win_allocate_shared and not shm_open, because both keep their files on /dev/shm: containers give
+/// that 64 MiB and end a process that touches more with SIGBUS, and a killed job leaves its files there. An
+/// anonymous file has neither a size limit of its own nor a name to clean up; its pages count as the
+/// process's memory does, and are taken when touched. It also grows piece by piece, and a piece that is
+/// freed goes back to the system at once, as with ordinary memory.
+///
+/// In the file: parameters, gradients, gathered tensors, communication buffers and the step arena; of the
+/// first three and the last from 64 KiB on. What a request holds is counted as everywhere
+/// (aligned_bytes); the rounding to pages is the system's.
+class WindowMemory : public MemoryResource {
+ public:
+  explicit WindowMemory(Tier tier);
+  ~WindowMemory() override;
+  WindowMemory(const WindowMemory&) = delete;
+  WindowMemory& operator=(const WindowMemory&) = delete;
+
+  Tier tier() const override { return ordinary_->tier(); }
+  /// Throws OutOfMemory when the system refuses.
+  void* allocate(const AllocationRequest& request) override;
+  void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
+
+  /// Where bytes lie that peers can read.
+  struct Place {
+    std::int64_t piece = 0;   ///< of the file: where the allocation starts; never used twice
+    std::int64_t bytes = 0;   ///< of the allocation, whole pages
+    std::int64_t offset = 0;  ///< in the allocation
+  };
+  /// nullopt when [data, data + bytes) is not one allocation's. Thread-safe.
+  std::optional<Place> find(const void* data, std::int64_t bytes) const;
+  /// Whether the system gave a file; without one nothing can be found.
+  bool available() const noexcept { return file_ >= 0; }
+  int file() const noexcept { return file_; }
+  /// First bytes of the file: tells peers that they have opened the right one.
+  std::uint64_t token() const noexcept { return token_; }
+
+ private:
+  bool in_window(const AllocationRequest& request) const;
+  std::unique_ptr<MemoryResource> ordinary_;
+  int file_ = -1;
+  std::uint64_t token_ = 0;
+  struct Piece {
+    std::int64_t offset, bytes;
+  };
+  mutable std::mutex mutex_;
+  std::int64_t end_ = 0;                          ///< of the file
+  std::map<const unsigned char*, Piece> pieces_;  ///< by address
+};
+
+}  // namespace tranche
