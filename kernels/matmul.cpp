@@ -11,6 +11,7 @@
 #include "tranche/kernels/cuda/matmul.h"
 #include "tranche/kernels/cuda/product.h"
 #include "tranche/kernels/dispatch.h"
+#include "tranche/kernels/matmul_log.h"
 #include "tranche/kernels/meta/matmul_cost.h"
 
 namespace tranche::kernels {
@@ -28,8 +29,9 @@ cuda::Product product_of(const cpu::MatmulCall& call) {
   return product;
 }
 
-/// Checks a product's operands under the name of the kernel they were given to.
-cpu::MatmulCall checked(std::string_view kernel, const Stream& stream, const MatmulOptions& options,
+/// Checks a product's operands under the name of the kernel they were given to, and lists it if that is asked
+/// for.
+cpu::MatmulCall checked(std::string_view kernel, Stream& stream, const MatmulOptions& options,
                         const ConstTensorView& a, const ConstTensorView& b, const TensorView& c,
                         const Workspace& workspace) {
   check_rank(kernel, "a", a.shape, 2);
@@ -43,6 +45,10 @@ cpu::MatmulCall checked(std::string_view kernel, const Stream& stream, const Mat
   if (a.dtype != DataType::float32 && workspace.bytes < minimum_workspace_bytes) {
     refuse(kernel, fmt::format("workspace has {} bytes; {} products need at least {}", workspace.bytes,
                                name_of(a.dtype), minimum_workspace_bytes));
+  }
+  if (auto* products = stream.attachment<MatmulLog>().products; products != nullptr) {
+    products->push_back(
+        {options.transpose_a, options.transpose_b, options.accumulate, m, n, k, a.dtype, c.dtype});
   }
   return {options.transpose_a,
           options.transpose_b,

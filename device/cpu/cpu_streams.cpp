@@ -14,14 +14,14 @@ namespace tranche {
 namespace {
 
 void run_traced(TraceRecorder* trace, const std::string& track, std::string_view name,
-                const std::function<void()>& work) {
+                const std::function<void()>& work, double (*now)() = &seconds_now) {
   if (trace == nullptr) {
     work();
     return;
   }
-  const double begin = seconds_now();
+  const double begin = now();
   work();
-  trace->span(track, name, begin, seconds_now());
+  trace->span(track, name, begin, now());
 }
 
 }  // namespace
@@ -30,7 +30,8 @@ CpuInlineStream::CpuInlineStream(std::string name, int threads) : name_(std::mov
 
 void CpuInlineStream::enqueue(std::string_view name, std::function<void()> work) {
   if (!work) throw InvalidArgument("stream '" + name_ + "' was given empty work '" + std::string(name) + "'");
-  run_traced(trace(), name_, name, work);
+  if (trace() == nullptr) return work();
+  run_traced(trace(), name_, name, work, attachment<SpanClock>().now);
 }
 
 struct CpuWorkerStream::Impl {

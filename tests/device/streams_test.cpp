@@ -10,6 +10,7 @@
 
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
+#include "tranche/device/cpu/cpu_streams.h"
 #include "tranche/device/cuda_probe.h"
 #include "tranche/device/device.h"
 
@@ -134,6 +135,22 @@ TEST(InlineStream, RunsAtOnceAndThrowsFromEnqueue) {
   EXPECT_THAT(text_of<CommunicationError>([&] { stream.wait(Event(failed)); }), HasSubstr("gather failed"));
   EXPECT_THAT(text_of<InvalidArgument>([&] { stream.enqueue("nothing", {}); }), HasSubstr("'nothing'"));
   stream.synchronize();
+}
+
+TEST(InlineStream, SpansAreTakenByTheClockThatIsKeptWithIt) {
+  const auto device = cpu();
+  Stream& stream = device->compute_stream();
+  TraceRecorder trace(0);
+  stream.set_trace(&trace);
+  stream.attachment<SpanClock>().now = [] {
+    static double time = 100;
+    return time += 0.25;
+  };
+  stream.enqueue("work", [] {});
+  const std::string json = trace.to_json();
+  EXPECT_THAT(json, HasSubstr(R"("name":"work")"));
+  EXPECT_THAT(json, HasSubstr(R"("ts":100250000.000,"dur":250000.000)"));
+  stream.set_trace(nullptr);
 }
 
 TEST(WorkerStream, RunsInOrderOnItsOwnThread) {

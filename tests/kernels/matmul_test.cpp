@@ -10,6 +10,7 @@
 #include "tranche/kernels/cpu/tasks.h"
 #include "tranche/kernels/cuda/product.h"
 #include "tranche/kernels/elementwise.h"
+#include "tranche/kernels/matmul_log.h"
 #include "tranche/kernels/reference/matmul.h"
 #include "tranche/tests/kernels/kernel_testing.h"
 
@@ -207,6 +208,28 @@ TEST(MatmulMeta, CountsLikeTheCpuAndTouchesNothing) {
   EXPECT_EQ(cpu.stream().work().floating_point_operations, work.floating_point_operations);
   EXPECT_EQ(cpu.stream().work().bytes_read, work.bytes_read);
   EXPECT_EQ(cpu.stream().work().bytes_written, work.bytes_written);
+}
+
+TEST(MatmulLog, ListsEveryProductOfTheStreamWhileItIsAsked) {
+  Random random(15);
+  Machine machine;
+  HostTensor a = random.tensor(bf16, {5, 3}), b = random.tensor(bf16, {5, 4}), c(fp32, {3, 4});
+  HostTensor bias = random.tensor(bf16, {5}), out(bf16, {4, 5}), weight = random.tensor(bf16, {3, 5});
+  HostTensor x = random.tensor(bf16, {4, 3});
+  const auto issue = [&] {
+    matmul(machine.stream(), {.transpose_a = true, .accumulate = true}, a.view(), b.view(), c.view(),
+           machine.workspace());
+    matmul_bias(machine.stream(), x.view(), weight.view(), bias.view(), out.view(), machine.workspace());
+  };
+  std::vector<Product> products;
+  issue();
+  log_products(machine.stream(), &products);
+  issue();
+  log_products(machine.stream(), nullptr);
+  issue();
+  const std::vector<Product> wanted{{true, false, true, 3, 4, 5, bf16, fp32},
+                                    {false, false, false, 4, 5, 3, bf16, bf16}};
+  EXPECT_EQ(products, wanted);
 }
 
 TEST(MatmulErrors, NameTheOperandAndWhatWasWanted) {

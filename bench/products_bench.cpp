@@ -1,0 +1,107 @@
+#include "tranche/bench/products_bench.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <map>
+
+#include "tranche/core/clock.h"
+
+namespace tranche::bench {
+
+Seconds clocks_now() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return {seconds_now(), static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec)};
+}
+
+Seconds operator-(const Seconds& a, const Seconds& b) {
+  return {a.wall - b.wall, a.processor - b.processor};
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+namespace {
+
+Seconds medians(const std::vector<Seconds>& times) {
+  std::vector<double> wall, processor;
+  for (const auto& time : times) {
+    wall.push_back(time.wall);
+    processor.push_back(time.processor);
+  }
+  return {median(wall), median(processor)};
+}
+
+}  // namespace
+
+BareProducts::BareProducts(const std::vector<kernels::Product>& list, int threads) {
+  std::map<kernels::Product, std::int64_t> counts;
+  for (const auto& product : list) ++counts[product];
+  for (const auto& [product, count] : counts) {
+    Entry entry{product, count, {}};
+    for (auto& way : ways_of(product, threads)) entry.ways.push_back({std::move(way), {}});
+    for (auto& way : entry.ways) way.way.run();  // pages, primitives and threads are there from now on
+    entries_.push_back(std::move(entry));
+  }
+}
+
+void BareProducts::round() {
+  for (auto& entry : entries_) {
+    for (auto& way : entry.ways) {
+      const Seconds begin = clocks_now();
+      way.way.run();
+      way.times.push_back(clocks_now() - begin);
+    }
+  }
+  ++rounds_;
+}
+
+std::vector<BareProducts::Line> BareProducts::lines() const {
+  std::vector<Line> lines;
+  for (const auto& entry : entries_) {
+    Line line;
+    line.product = entry.product;
+    line.count = entry.count;
+    line.operations = 2e0 * static_cast<double>(entry.product.m) * static_cast<double>(entry.product.n) *
+                      static_cast<double>(entry.product.k);
+    line.ours = line.best = medians(entry.ways.front().times);
+    line.best_by_processor = entry.ways.front().way.name;
+    for (const auto& way : entry.ways) {
+      const Seconds time = medians(way.times);
+      line.best.wall = std::min(line.best.wall, time.wall);
+      if (time.processor < line.best.processor) line.best_by_processor = way.way.name;
+      line.best.processor = std::min(line.best.processor, time.processor);
+    }
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+Seconds BareProducts::list_seconds(std::size_t round, bool ours) const {
+  Seconds total;
+  for (const auto& entry : entries_) {
+    const Way* wall = &entry.ways.front();
+    const Way* processor = wall;
+    for (const auto& way : entry.ways) {
+      if (ours) break;
+      if (medians(way.times).wall < medians(wall->times).wall) wall = &way;
+      if (medians(way.times).processor < medians(processor->times).processor) processor = &way;
+    }
+    total.wall += static_cast<double>(entry.count) * wall->times[round].wall;
+    total.processor += static_cast<double>(entry.count) * processor->times[round].processor;
+  }
+  return total;
+}
+
+double BareProducts::operations() const {
+  double total = 0;
+  for (const auto& line : lines()) total += static_cast<double>(line.count) * line.operations;
+  return total;
+}
+
+}  // namespace tranche::bench

@@ -1,0 +1,74 @@
+#pragma once
+/// The matrix products of a step, run alone: the floor of the step.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tranche/kernels/matmul_log.h"
+
+namespace tranche::bench {
+
+/// Seconds of one and the same thing by both clocks.
+struct Seconds {
+  double wall = 0, processor = 0;
+};
+
+/// Wall clock and processor seconds of all threads.
+Seconds clocks_now();
+Seconds operator-(const Seconds& a, const Seconds& b);
+
+/// One way to compute a product on its own operands: random numbers, in the layout that the way likes best;
+/// the time to bring them there is not part of run().
+struct ProductWay {
+  std::string_view name;
+  std::function<void()> run;
+};
+
+/// Ways that this build knows for the product on `threads` threads: "ours" (kernels::matmul as the step calls
+/// it), and, where oneDNN and OpenBLAS are, "onednn" (as stored), "onednn packed" (b laid out beforehand as
+/// oneDNN wants it), "onednn packed both", for fp32 also "onednn sgemm" and "openblas". All share one set of
+/// operands.
+std::vector<ProductWay> ways_of(const kernels::Product& product, int threads);
+
+/// A step's list of products, each distinct one with how often it stands there.
+class BareProducts {
+ public:
+  BareProducts(const std::vector<kernels::Product>& list, int threads);
+
+  /// Runs every distinct product once in every way, keeping times.
+  void round();
+
+  struct Line {
+    kernels::Product product;
+    std::int64_t count = 0;
+    std::string best_by_processor;
+    double operations = 0;  ///< of one
+    Seconds best, ours;     ///< seconds of one: medians over rounds; best: the fastest way's
+  };
+  std::vector<Line> lines() const;
+  /// Seconds of the whole list in round `round`: each product `count` times, in its best way (by the median
+  /// of the clock over all rounds), or in ours.
+  Seconds list_seconds(std::size_t round, bool ours) const;
+  double operations() const;
+  std::size_t rounds() const { return rounds_; }
+
+ private:
+  struct Way {
+    ProductWay way;
+    std::vector<Seconds> times;
+  };
+  struct Entry {
+    kernels::Product product;
+    std::int64_t count = 0;
+    std::vector<Way> ways;
+  };
+  std::vector<Entry> entries_;
+  std::size_t rounds_ = 0;
+};
+
+double median(std::vector<double> values);
+
+}  // namespace tranche::bench

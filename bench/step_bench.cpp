@@ -1,0 +1,230 @@
+// The speed of a training step on CPUs: steps of the engine in turns with the list of their own matrix
+// products run bare, and every millisecond of the step named. bench_step [--model gpt2] [--dtype bf16|fp32]
+// [--sequence 1024] [--micro-batch 1] [--accumulate 1] [--threads 2]
+//            [--rounds 7] [--dropout P] [--checkpointing 0|1] [--clock wall|processor] [--json FILE]
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tranche/bench/products_bench.h"
+#include "tranche/bench/step_parts.h"
+#include "tranche/device/cpu/cpu_streams.h"
+#include "tranche/engine/engine.h"
+#include "tranche/kernels/matmul.h"
+#include "tranche/models/gpt.h"
+
+using namespace tranche;
+using namespace tranche::bench;
+
+namespace {
+
+struct Settings {
+  std::string model = "gpt2", dtype = "bf16", clock = "wall", json;
+  std::int64_t sequence = 1024, micro_batch = 1, accumulate = 1, rounds = 7;
+  int threads = 2;
+  float dropout = -1;  ///< below 0: the model's own
+  bool checkpointing = false;
+};
+
+Settings parse(int argc, char** argv) {
+  Settings settings;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i], value = argv[i + 1];
+    const auto number = [&] { return std::atoll(value.c_str()); };
+    if (flag == "--model") settings.model = value;
+    if (flag == "--dtype") settings.dtype = value;
+    if (flag == "--sequence") settings.sequence = number();
+    if (flag == "--micro-batch") settings.micro_batch = number();
+    if (flag == "--accumulate") settings.accumulate = number();
+    if (flag == "--rounds") settings.rounds = std::max<std::int64_t>(1, number());
+    if (flag == "--threads") settings.threads = static_cast<int>(number());
+    if (flag == "--dropout") settings.dropout = std::strtof(value.c_str(), nullptr);
+    if (flag == "--checkpointing") settings.checkpointing = value == "1";
+    if (flag == "--clock") settings.clock = value;
+    if (flag == "--json") settings.json = value;
+  }
+  return settings;
+}
+
+double processor_now() {
+  return clocks_now().processor;
+}
+
+models::GptConfig model_of(const Settings& settings) {
+  models::GptConfig config = models::GptConfig::preset(settings.model);
+  if (settings.dropout >= 0) {
+    config.embedding_dropout = config.attention_dropout = config.residual_dropout = settings.dropout;
+  }
+  return config;
+}
+
+/// An engine of one rank and a batch of random tokens for it.
+class Trainer {
+ public:
+  explicit Trainer(const Settings& settings)
+      : model_(model_of(settings)), micro_batches_(settings.accumulate) {
+    Config config;
+    config.micro_batch_size = settings.micro_batch;
+    config.accumulation_steps = settings.accumulate;
+    config.train_batch_size = settings.micro_batch * settings.accumulate;
+    config.threads = settings.threads;
+    config.activation_checkpointing = settings.checkpointing;
+    if (settings.dtype == "fp32") config.precision.compute = config.precision.wire = DataType::float32;
+    RuntimeOptions options = RuntimeOptions::from(config);
+    options.trace = true;
+    options.log_level = LogLevel::warning;
+    runtime_ = std::make_unique<Runtime>(options, [](const CommunicatorOptions& communicator) {
+      return make_self_communicator(communicator);
+    });
+    if (settings.clock == "processor") stream().attachment<SpanClock>().now = &processor_now;
+    engine_ =
+        std::make_unique<Engine>(*runtime_, models::Gpt::spec(model_.config(), settings.sequence), config);
+    std::minstd_rand draw(7);
+    std::uniform_int_distribution<std::int32_t> token(
+        0, static_cast<std::int32_t>(model_.config().vocabulary) - 1);
+    tokens_.resize(static_cast<std::size_t>(settings.micro_batch * (settings.sequence + 1)));
+    for (auto& id : tokens_) id = token(draw);
+    for (std::int64_t i = 0; i < settings.micro_batch; ++i) samples_.push_back(i);
+    const Shape shape{settings.micro_batch, settings.sequence};
+    batch_ = {
+        {tokens_.data(), DataType::int32, shape}, {tokens_.data() + 1, DataType::int32, shape}, samples_};
+  }
+
+  Seconds step() {
+    const Seconds begin = clocks_now();
+    for (std::int64_t i = 0; i < micro_batches_; ++i) model_.forward_backward(*engine_, batch_);
+    engine_->step();
+    return clocks_now() - begin;
+  }
+  Stream& stream() { return runtime_->device().compute_stream(); }
+  const TraceRecorder& trace() const { return *runtime_->trace(); }
+  const Engine& engine() const { return *engine_; }
+
+ private:
+  models::Gpt model_;
+  std::int64_t micro_batches_;
+  std::vector<std::int32_t> tokens_;
+  std::vector<std::int64_t> samples_;
+  models::TokenBatch batch_;
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<Engine> engine_;
+};
+
+std::string text_of(const kernels::Product& p) {
+  return fmt::format("{}x{}x{} {}{}{} {}", p.m, p.n, p.k, p.transpose_a ? 't' : 'n',
+                     p.transpose_b ? 't' : 'n', p.accumulate ? '+' : ' ',
+                     p.c_dtype == p.dtype ? "" : "to fp32");
+}
+
+double quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Settings settings = parse(argc, argv);
+  const bool processor = settings.clock == "processor";
+  const auto chosen = [&](const Seconds& seconds) { return processor ? seconds.processor : seconds.wall; };
+
+  Trainer trainer(settings);
+  std::vector<kernels::Product> products;
+  kernels::log_products(trainer.stream(), &products);
+  trainer.step();
+  kernels::log_products(trainer.stream(), nullptr);
+  BareProducts bare(products, settings.threads);
+  for (int warm = 0; warm < 2; ++warm) trainer.step();  // the step's memory is packed from here on
+
+  std::vector<Seconds> steps;
+  StepParts parts;
+  for (std::int64_t round = 0; round < settings.rounds; ++round) {
+    const std::int64_t spans = trainer.trace().size();
+    steps.push_back(trainer.step());
+    parts.add_step(trainer.trace(), trainer.stream().name(), spans, chosen(steps.back()));
+    bare.round();
+  }
+
+  std::vector<double> step_wall, step_processor, wall_ratio, processor_ratio, bare_wall, bare_processor, ours;
+  for (std::size_t round = 0; round < steps.size(); ++round) {
+    const Seconds best = bare.list_seconds(round, false);
+    step_wall.push_back(steps[round].wall);
+    step_processor.push_back(steps[round].processor);
+    bare_wall.push_back(best.wall);
+    bare_processor.push_back(best.processor);
+    wall_ratio.push_back(best.wall / steps[round].wall);
+    processor_ratio.push_back(best.processor / steps[round].processor);
+    ours.push_back(chosen(bare.list_seconds(round, true)));
+  }
+
+  const double step = median(processor ? step_processor : step_wall);
+  const double list = median(processor ? bare_processor : bare_wall);
+  fmt::print("{} {}, sequence {}, micro-batch {} x {}, {} threads, {} rounds; {}, {}\n", settings.model,
+             settings.dtype, settings.sequence, settings.micro_batch, settings.accumulate, settings.threads,
+             settings.rounds, settings.clock == "processor" ? "processor seconds" : "wall clock",
+             kernels::matmul_libraries(DeviceKind::cpu));
+  fmt::print("\n{:<28}{:>6}{:>12}{:>12}{:>12}  {}\n", "product (m x n x k)", "count", "best ms", "ours ms",
+             "GFLOP/s", "best way");
+  for (const auto& line : bare.lines()) {
+    fmt::print("{:<28}{:>6}{:>12.3f}{:>12.3f}{:>12.1f}  {}\n", text_of(line.product), line.count,
+               1e3 * chosen(line.best), 1e3 * chosen(line.ours), 1e-9 * line.operations / chosen(line.best),
+               line.best_by_processor);
+  }
+  fmt::print("\n{:<34}{:>8}{:>12}{:>9}\n", "part of the step", "calls", "ms", "share");
+  for (const auto& part : parts.lines()) {
+    fmt::print("{:<34}{:>8}{:>12.2f}{:>8.1f}%\n", part.name, part.calls, 1e3 * part.seconds,
+               100 * part.seconds / step);
+  }
+  const double ratio = median(processor ? processor_ratio : wall_ratio);
+  fmt::print("\nstep_ms={:.1f} bare_ms={:.1f} bare_ours_ms={:.1f} tokens_per_s={:.1f}\n", 1e3 * step,
+             1e3 * list, 1e3 * median(ours),
+             static_cast<double>(settings.sequence * settings.micro_batch * settings.accumulate) /
+                 median(step_wall));
+  fmt::print("bare_of_step={:.4f} (quartiles {:.4f} to {:.4f}) processor_bare_of_step={:.4f} named={:.4f}\n",
+             ratio, quantile(processor ? processor_ratio : wall_ratio, 0.25),
+             quantile(processor ? processor_ratio : wall_ratio, 0.75), median(processor_ratio),
+             parts.named_share());
+  if (settings.json.empty()) return 0;
+
+  nlohmann::json out{{"schema", "tranche-bench-step-1"},
+                     {"model", settings.model},
+                     {"dtype", settings.dtype},
+                     {"sequence", settings.sequence},
+                     {"micro_batch", settings.micro_batch},
+                     {"accumulate", settings.accumulate},
+                     {"threads", settings.threads},
+                     {"rounds", settings.rounds},
+                     {"clock", settings.clock},
+                     {"libraries", kernels::matmul_libraries(DeviceKind::cpu)},
+                     {"step_seconds", {{"wall", step_wall}, {"processor", step_processor}}},
+                     {"bare_seconds", {{"wall", bare_wall}, {"processor", bare_processor}}},
+                     {"bare_of_step", ratio},
+                     {"processor_bare_of_step", median(processor_ratio)},
+                     {"wall_bare_of_step", median(wall_ratio)},
+                     {"named_share", parts.named_share()}};
+  for (const auto& line : bare.lines()) {
+    out["products"].push_back({{"product", text_of(line.product)},
+                               {"count", line.count},
+                               {"best_seconds", chosen(line.best)},
+                               {"our_seconds", chosen(line.ours)},
+                               {"best_way", line.best_by_processor}});
+  }
+  for (const auto& part : parts.lines()) {
+    out["parts"].push_back({{"part", part.name}, {"calls", part.calls}, {"seconds", part.seconds}});
+  }
+  std::ofstream file(settings.json);
+  file << out.dump(1) << "\n";
+  file.close();
+  if (!file) {
+    fmt::print(stderr, "cannot write {}\n", settings.json);
+    return 1;
+  }
+}

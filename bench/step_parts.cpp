@@ -1,0 +1,92 @@
+#include "tranche/bench/step_parts.h"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "tranche/bench/products_bench.h"
+
+namespace tranche::bench {
+
+std::string part_of_step(std::string_view span) {
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 26> parts{{
+      {"matmul", "matmul"},
+      {"matmul_bias", "matmul, bias"},
+      {"matmul_bias_gelu", "matmul, bias, gelu"},
+      {"matmul_gelu_backward", "matmul, gelu backward"},
+      {"attention_forward", "attention forward"},
+      {"attention_backward", "attention backward"},
+      {"layer_norm_forward", "layer norm forward"},
+      {"residual_layer_norm_forward", "residual and layer norm forward"},
+      {"layer_norm_backward", "layer norm backward"},
+      {"gelu_forward", "gelu forward"},
+      {"gelu_backward", "gelu backward"},
+      {"bias_gradient", "bias gradients"},
+      {"add", "residual"},
+      {"dropout", "dropout"},
+      {"embedding_forward", "embedding"},
+      {"embedding_backward", "embedding"},
+      {"cross_entropy_begin", "cross-entropy"},
+      {"cross_entropy_accumulate", "cross-entropy"},
+      {"cross_entropy_finish", "cross-entropy"},
+      {"cross_entropy_gradient", "cross-entropy"},
+      {"cast", "casts and copies"},
+      {"copy", "casts and copies"},
+      {"fill_zero", "clearing"},
+      {"adam_update", "optimizer"},
+      {"gradient_statistics", "gradient norm"},
+      {"accumulate", "gradient sums"},
+  }};
+  for (const auto& [name, part] : parts) {
+    if (name == span) return std::string(part);
+  }
+  return std::string(span);
+}
+
+void StepParts::add_step(const TraceRecorder& trace, std::string_view track, std::int64_t spans_before,
+                         double seconds) {
+  const auto recorded = nlohmann::json::parse(trace.to_json());
+  std::int64_t number = 0, wanted = -1;
+  for (const auto& event : recorded.at("traceEvents")) {
+    if (event.at("ph") == "M" && event.at("name") == "thread_name" && event.at("args").at("name") == track) {
+      wanted = event.at("tid").get<std::int64_t>();
+    }
+  }
+  std::map<std::string, Sum> sums;
+  double in_spans = 0;
+  for (const auto& event : recorded.at("traceEvents")) {
+    if (event.at("ph") == "M" || number++ < spans_before || event.at("ph") != "X") continue;
+    if (event.at("tid").get<std::int64_t>() != wanted) continue;
+    const double span = 1e-6 * event.at("dur").get<double>();
+    Sum& sum = sums[part_of_step(event.at("name").get<std::string>())];
+    ++sum.calls;
+    sum.seconds += span;
+    in_spans += span;
+  }
+  sums["engine and waits, between kernels"] = {1, seconds - in_spans};
+  steps_.push_back(std::move(sums));
+  seconds_ += seconds;
+  in_spans_ += in_spans;
+}
+
+std::vector<StepParts::Line> StepParts::lines() const {
+  std::map<std::string, std::vector<double>> seconds;
+  std::map<std::string, std::int64_t> calls;
+  for (const auto& step : steps_) {
+    for (const auto& [name, sum] : step) {
+      seconds[name].push_back(sum.seconds);
+      calls[name] = sum.calls;
+    }
+  }
+  std::vector<Line> lines;
+  for (const auto& [name, values] : seconds) lines.push_back({name, calls[name], median(values)});
+  std::sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) { return a.seconds > b.seconds; });
+  return lines;
+}
+
+double StepParts::named_share() const {
+  return seconds_ > 0 ? in_spans_ / seconds_ : 0;
+}
+
+}  // namespace tranche::bench

@@ -1,0 +1,32 @@
+#pragma once
+/// A list of the products that are issued to a stream, for measurements.
+
+#include <cstdint>
+#include <vector>
+
+#include "tranche/core/dtype.h"
+#include "tranche/device/stream.h"
+
+namespace tranche::kernels {
+
+/// c[m, n] = op(a)[m, k] op(b)[k, n], or c += ..., as matmul and its fused forms compute it.
+struct Product {
+  bool transpose_a = false, transpose_b = false, accumulate = false;
+  std::int64_t m = 0, n = 0, k = 0;
+  DataType dtype = DataType::float32;    ///< of a and b
+  DataType c_dtype = DataType::float32;  ///< of c
+  friend auto operator<=>(const Product&, const Product&) = default;
+};
+
+/// Kept with the stream (Stream::attachment), on every kind of device. Null: nothing is listed.
+struct MatmulLog {
+  std::vector<Product>* products = nullptr;
+};
+
+/// From now on every product that is issued to the stream is appended to `products`, which outlives the
+/// recording; null ends it. For the issuing thread.
+inline void log_products(Stream& stream, std::vector<Product>* products) {
+  stream.attachment<MatmulLog>().products = products;
+}
+
+}  // namespace tranche::kernels
