@@ -12,7 +12,7 @@ struct MatmulOptions {
 };
 
 /// c[m, n] = op(a)[m, k] op(b)[k, n], sums in fp32. a and b share a dtype (fp32, bf16, fp16); c has that
-/// dtype or fp32. cpu: fp32 through OpenBLAS (oneDNN where OpenBLAS has no kernels for the CPU); bf16 through
+/// dtype or fp32. cpu: fp32 through oneDNN's sgemm on CPUs with AVX-512, else OpenBLAS; bf16 through
 /// oneDNN where the CPU multiplies bf16 faster than fp32, otherwise (and for fp16 always) tiles widened to
 /// fp32 inside `workspace`, which for 16-bit dtypes has at least minimum_workspace_bytes. The same operands
 /// and number of threads give the same bits; all but oneDNN's bf16 give them for any number of threads and

@@ -145,6 +145,10 @@ bool onednn_has_sgemm() {
   return has(dnnl::get_effective_cpu_isa(), dnnl::cpu_isa::avx2);
 }
 
+bool onednn_has_wide_sgemm() {
+  return has(dnnl::get_effective_cpu_isa(), dnnl::cpu_isa::avx512_core);
+}
+
 void onednn_sgemm(const SgemmArguments& s) {
   const ThreadsInForce one_thread(1);
   const dnnl::status status = dnnl::sgemm(s.transpose_a ? 'T' : 'N', s.transpose_b ? 'T' : 'N', s.m, s.n, s.k,

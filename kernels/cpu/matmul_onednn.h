@@ -24,6 +24,8 @@ bool onednn_bf16_is_fast();
 /// Whether oneDNN has its own fp32 kernels for this CPU (x86 with AVX2 or better, as ONEDNN_MAX_CPU_ISA
 /// limits it).
 bool onednn_has_sgemm();
+/// Whether those are AVX-512's.
+bool onednn_has_wide_sgemm();
 /// sgemm() on the calling thread, with m, n, k > 0.
 void onednn_sgemm(const SgemmArguments& arguments);
 

@@ -11,6 +11,9 @@ bool onednn_bf16_is_fast() {
 bool onednn_has_sgemm() {
   return false;
 }
+bool onednn_has_wide_sgemm() {
+  return false;
+}
 void onednn_sgemm(const SgemmArguments&) {}
 std::string_view onednn_bf16_path() {
   return {};

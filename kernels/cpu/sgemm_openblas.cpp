@@ -22,24 +22,26 @@ void keep_to_calling_thread() {
   if (openblas_get_num_threads() != 1) openblas_set_num_threads(1);
 }
 
-/// OpenBLAS picks its kernels by the CPU's model number and falls back to those of 2004 (SSE3) on models
-/// newer than itself: a fifth of the speed or less. There oneDNN's sgemm, which looks at what the CPU can do,
-/// steps in.
-bool openblas_knows_this_cpu() {
-  static const bool known = [] {
+/// oneDNN's sgemm writes its kernels for what the CPU can do. With AVX-512 it is the faster one at every size
+/// of tile (10 to 25 % on Zen 4, bench/results/2026-11-22-step-speed.md). Without, OpenBLAS is, unless it
+/// does not know the CPU: it picks kernels by the model number, and those of 2004 (SSE3) on models newer than
+/// itself, a fifth of the speed or less.
+bool openblas_is_faster() {
+  static const bool faster = [] {
+    if (onednn_has_wide_sgemm()) return false;
     constexpr std::array<std::string_view, 5> modern{"Haswell", "Zen", "SkylakeX", "Cooperlake",
                                                      "SapphireRapids"};
     const std::string_view core = openblas_get_corename();
     return !onednn_has_sgemm() || std::find(modern.begin(), modern.end(), core) != modern.end();
   }();
-  return known;
+  return faster;
 }
 
 }  // namespace
 
 void sgemm(const SgemmArguments& arguments) {
   if (arguments.m == 0 || arguments.n == 0) return;
-  if (!openblas_knows_this_cpu() && arguments.k > 0) return onednn_sgemm(arguments);
+  if (!openblas_is_faster() && arguments.k > 0) return onednn_sgemm(arguments);
   keep_to_calling_thread();
   cblas_sgemm(CblasRowMajor, arguments.transpose_a ? CblasTrans : CblasNoTrans,
               arguments.transpose_b ? CblasTrans : CblasNoTrans, narrow<blasint>(arguments.m),
@@ -49,7 +51,7 @@ void sgemm(const SgemmArguments& arguments) {
 }
 
 std::string_view sgemm_path() {
-  return openblas_knows_this_cpu() ? "OpenBLAS sgemm" : "oneDNN sgemm";
+  return openblas_is_faster() ? "OpenBLAS sgemm" : "oneDNN sgemm";
 }
 
 std::string sgemm_library() {
