@@ -6,6 +6,7 @@
 
 #include "tranche/kernels/check.h"
 #include "tranche/kernels/cpu/attention.h"
+#include "tranche/kernels/cpu/attention_bf16.h"
 #include "tranche/kernels/cuda/attention.h"
 #include "tranche/kernels/dispatch.h"
 #include "tranche/kernels/meta/attention_cost.h"
@@ -84,7 +85,7 @@ std::int64_t attention_workspace_bytes(std::int64_t head_width, std::int64_t tim
 std::string_view attention_path(DeviceKind device, DataType dtype, std::int64_t head_width, float dropout) {
   switch (device) {
     case DeviceKind::cpu:
-      return "tiles in fp32";
+      return cpu::attention_runs_in_bf16(dtype, head_width) ? "tiles in bf16, sums in fp32" : "tiles in fp32";
     case DeviceKind::meta:
       return "counted, not computed";
     case DeviceKind::cuda:

@@ -1,10 +1,10 @@
 #include "tranche/kernels/cpu/attention.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "tranche/core/shape.h"
-#include "tranche/kernels/cpu/attention_tile.h"
+#include "tranche/kernels/cpu/attention_bf16.h"
+#include "tranche/kernels/cpu/attention_head.h"
 #include "tranche/kernels/cpu/convert.h"
 #include "tranche/kernels/cpu/sgemm.h"
 #include "tranche/kernels/cpu/tasks.h"
@@ -13,10 +13,6 @@ namespace tranche::kernels::cpu {
 
 namespace {
 
-constexpr std::int64_t queries_of(std::int64_t time, std::int64_t first) {
-  return std::min(attention_queries, time - first);
-}
-
 /// Row-major products on dense fp32 tiles.
 void product(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
              const float* a, const float* b, float beta, float* c) {
@@ -24,60 +20,11 @@ void product(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n,
       {transpose_a, transpose_b, m, n, k, alpha, a, transpose_a ? m : k, b, transpose_b ? k : n, beta, c, n});
 }
 
-/// Where one head of one batch entry lies in the packed tensors.
-class Head {
- public:
-  Head(const AttentionCall& call, std::int64_t index)
-      : call_(call), index_(index), batch_(index / call.heads), head_(index % call.heads) {}
-
-  /// Widens rows [first, first + rows) of part 0 (query), 1 (key) or 2 (value).
-  void load(int part, std::int64_t first, std::int64_t rows, float* to) const {
-    const void* from = element_at(call_.dtype, call_.query_key_value, packed(part, first));
-    widen_tile(call_.dtype, from, 3 * call_.width, rows, width(), to, width());
-  }
-  /// Writes rows of the gradient of a part.
-  void store_gradient(int part, std::int64_t first, std::int64_t rows, const float* from) const {
-    void* to = element_at(call_.dtype, call_.d_query_key_value, packed(part, first));
-    narrow_tile(from, width(), rows, width(), call_.dtype, to, 3 * call_.width);
-  }
-  /// Element of `out` and `d_out` where row `first` of this head starts; rows are call.width apart.
-  std::int64_t row(std::int64_t first) const {
-    return (batch_ * call_.time + first) * call_.width + head_ * width();
-  }
-  float* log_sum_exp(std::int64_t first) const { return call_.log_sum_exp + index_ * call_.time + first; }
-  float scale() const { return 1.0f / std::sqrt(static_cast<float>(width())); }
-  std::int64_t width() const { return call_.head_width(); }
-
-  AttentionTile tile(std::int64_t first_query, std::int64_t queries, std::int64_t first_key,
-                     std::int64_t keys) const {
-    AttentionTile made{first_query, queries, first_key, keys};
-    made.time = call_.time;
-    made.first_element = head_ * call_.time * call_.time;
-    if (call_.dropout) {
-      made.dropout = &*call_.dropout;
-      made.sample = call_.samples[static_cast<std::size_t>(batch_)];
-    }
-    return made;
-  }
-
- private:
-  std::int64_t packed(int part, std::int64_t first) const {
-    return (batch_ * call_.time + first) * 3 * call_.width + part * call_.width + head_ * width();
-  }
-  const AttentionCall& call_;
-  std::int64_t index_, batch_, head_;
-};
-
-/// Keys from first_key on that some query below `end` sees, within one tile.
-std::int64_t keys_of(std::int64_t first_key, std::int64_t end) {
-  return std::min(attention_keys, end - first_key);
-}
-
 std::int64_t forward_floats(std::int64_t head_width) {
   return attention_queries * attention_keys + 2 * (attention_queries + attention_keys) * head_width;
 }
 
-void forward_head(const AttentionCall& call, const Head& head, float* scratch) {
+void forward_head(const AttentionCall& call, const AttentionHead& head, float* scratch) {
   const std::int64_t width = head.width();
   float* scores = scratch;
   float* query = scores + attention_queries * attention_keys;
@@ -123,7 +70,7 @@ struct BackwardScratch {
 };
 
 /// Scores and their gradient for one tile, from the query, d_out, key and value tiles in scratch.
-void backward_tile(const AttentionCall& call, const Head& head, const AttentionTile& tile,
+void backward_tile(const AttentionCall& call, const AttentionHead& head, const AttentionTile& tile,
                    const BackwardScratch& s) {
   const std::int64_t width = head.width();
   float projection[attention_queries];
@@ -135,8 +82,8 @@ void backward_tile(const AttentionCall& call, const Head& head, const AttentionT
                         s.d_scores);
 }
 
-void load_query_tile(const AttentionCall& call, const Head& head, std::int64_t first, std::int64_t queries,
-                     const BackwardScratch& s) {
+void load_query_tile(const AttentionCall& call, const AttentionHead& head, std::int64_t first,
+                     std::int64_t queries, const BackwardScratch& s) {
   head.load(0, first, queries, s.query);
   widen_tile(call.dtype, element_at(call.dtype, call.d_out, head.row(first)), call.width, queries,
              head.width(), s.d_out, head.width());
@@ -144,7 +91,8 @@ void load_query_tile(const AttentionCall& call, const Head& head, std::int64_t f
 
 /// Gradients of keys and values, tile of keys by tile of keys over ascending queries; with all_queries the
 /// gradient of the queries is summed beside them, over ascending keys.
-void backward_keys(const AttentionCall& call, const Head& head, bool all_queries, const BackwardScratch& s) {
+void backward_keys(const AttentionCall& call, const AttentionHead& head, bool all_queries,
+                   const BackwardScratch& s) {
   const std::int64_t width = head.width(), time = call.time;
   for (std::int64_t k = 0; k < time; k += attention_keys) {
     const std::int64_t tile_keys = std::min(attention_keys, time - k);
@@ -172,7 +120,7 @@ void backward_keys(const AttentionCall& call, const Head& head, bool all_queries
 
 /// The gradient of the queries where all of it does not fit: the tiles once more, the same sums in the same
 /// order.
-void backward_queries(const AttentionCall& call, const Head& head, const BackwardScratch& s) {
+void backward_queries(const AttentionCall& call, const AttentionHead& head, const BackwardScratch& s) {
   const std::int64_t width = head.width();
   for (std::int64_t q = 0; q < call.time; q += attention_queries) {
     const std::int64_t queries = queries_of(call.time, q);
@@ -195,24 +143,42 @@ constexpr std::int64_t bytes_of(std::int64_t floats) {
 }  // namespace
 
 std::int64_t attention_workspace_bytes(std::int64_t head_width) {
-  return bytes_of(BackwardScratch::floats(head_width) + attention_queries * head_width);
+  // Of the dtype and the CPU it is independent, so that a configuration needs the same everywhere.
+  const std::int64_t in_bf16 = head_width % bf16_head_multiple == 0 ? bf16_backward_floats(head_width) : 0;
+  const std::int64_t tiles = std::max(BackwardScratch::floats(head_width), in_bf16);
+  return bytes_of(tiles + attention_queries * head_width);
 }
 
 void attention_forward(const AttentionCall& call) {
   if (call.time == 0 || call.width == 0) return;
-  const std::int64_t floats = forward_floats(call.head_width());
+  const std::int64_t width = call.head_width();
+  const bool in_bf16 = attention_runs_in_bf16(call.dtype, width);
+  const std::int64_t tasks = std::min<std::int64_t>(call.threads, call.batch * call.heads);
+  const std::int64_t whole = bf16_forward_floats(width, call.time);
+  // The whole head's keys and values are packed once where there is room, else tile by tile: the same bits.
+  const bool keep_packed = in_bf16 && call.workspace.bytes / bytes_of(whole) >= tasks;
+  const std::int64_t floats = !in_bf16      ? forward_floats(width)
+                              : keep_packed ? whole
+                                            : bf16_forward_floats(width, attention_keys);
   const std::int64_t room = call.workspace.bytes / bytes_of(floats);
   const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, room));
   auto* scratch = static_cast<float*>(call.workspace.data);
   parallel_tasks(threads, call.batch * call.heads, [&](std::int64_t index, int slot) {
-    forward_head(call, Head(call, index), scratch + slot * floats);
+    const AttentionHead head(call, index);
+    float* own = scratch + slot * floats;
+    if (in_bf16) {
+      bf16_forward_head(call, head, keep_packed, own);
+    } else {
+      forward_head(call, head, own);
+    }
   });
 }
 
 void attention_backward(const AttentionCall& call) {
   if (call.time == 0 || call.width == 0) return;
   const std::int64_t width = call.head_width();
-  const std::int64_t tiles = BackwardScratch::floats(width);
+  const bool in_bf16 = attention_runs_in_bf16(call.dtype, width);
+  const std::int64_t tiles = in_bf16 ? bf16_backward_floats(width) : BackwardScratch::floats(width);
   // One pass when the query gradient of a whole head fits beside the tiles for half the threads or more (two
   // passes take 7 products instead of 5); the same bits either way.
   const std::int64_t whole = tiles + call.time * width;
@@ -223,8 +189,10 @@ void attention_backward(const AttentionCall& call) {
   const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, room));
   auto* scratch = static_cast<float*>(call.workspace.data);
   parallel_tasks(threads, call.batch * call.heads, [&](std::int64_t index, int slot) {
-    const Head head(call, index);
-    const BackwardScratch own(scratch + slot * floats, width);
+    const AttentionHead head(call, index);
+    float* at = scratch + slot * floats;
+    if (in_bf16) return bf16_backward_head(call, head, one_pass, at);
+    const BackwardScratch own(at, width);
     backward_keys(call, head, one_pass, own);
     if (!one_pass) backward_queries(call, head, own);
   });

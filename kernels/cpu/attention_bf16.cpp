@@ -1,0 +1,211 @@
+#include "tranche/kernels/cpu/attention_bf16.h"
+
+#include <algorithm>
+
+#include "tranche/kernels/cpu/bf16_tile.h"
+
+namespace tranche::kernels::cpu {
+
+namespace {
+
+/// Takes arrays one behind the other from scratch memory counted in floats.
+class Scratch {
+ public:
+  explicit Scratch(float* at) : at_(at) {}
+  float* floats(std::int64_t count) {
+    float* taken = at_;
+    at_ += count;
+    return taken;
+  }
+  bfloat16* halves(std::int64_t count) { return reinterpret_cast<bfloat16*>(floats((count + 1) / 2)); }
+
+ private:
+  float* at_;
+};
+
+std::int64_t even(std::int64_t count) {
+  return count + count % 2;
+}
+
+const bfloat16* rows_of(const AttentionHead& head, int part, std::int64_t first) {
+  return static_cast<const bfloat16*>(head.part(part, first));
+}
+
+const bfloat16* d_out_of(const AttentionCall& call, const AttentionHead& head, std::int64_t first) {
+  return static_cast<const bfloat16*>(call.d_out) + head.row(first);
+}
+
+/// scores[queries, keys] = alpha a b, where b is a tile of keys or values packed as its transpose.
+void score(const AttentionTile& tile, std::int64_t width, const bfloat16* a, std::int64_t stride_a,
+           const bfloat16* b, float alpha, float* scores) {
+  multiply({tile.queries, tile.keys, width, a, stride_a, b, attention_keys, scores, tile.keys, alpha, false});
+}
+
+/// Scratch of backward for one head.
+struct BackwardTiles {
+  float *scores, *d_scores, *d_out, *d_key, *d_value, *d_query;
+  bfloat16 *key_columns, *value_columns, *key_rows;          // of a tile of keys, packed
+  bfloat16 *query_transposed, *d_out_transposed;             // [width, queries]
+  bfloat16 *packed_scores, *packed_d_scores, *d_score_rows;  // of a tile of scores
+
+  BackwardTiles(float* scratch, std::int64_t width) {
+    constexpr std::int64_t tile = attention_queries * attention_keys;
+    Scratch at(scratch);
+    scores = at.floats(tile);
+    d_scores = at.floats(tile);
+    d_out = at.floats(attention_queries * width);
+    d_key = at.floats(attention_keys * width);
+    d_value = at.floats(attention_keys * width);
+    key_columns = at.halves(attention_keys * width);
+    value_columns = at.halves(attention_keys * width);
+    key_rows = at.halves(attention_keys * width);
+    query_transposed = at.halves(attention_queries * width);
+    d_out_transposed = at.halves(attention_queries * width);
+    packed_scores = at.halves(tile);
+    packed_d_scores = at.halves(tile);
+    d_score_rows = at.halves(tile);
+    d_query = at.floats(0);
+  }
+};
+
+void pack_keys(const AttentionHead& head, std::int64_t first, std::int64_t keys, const BackwardTiles& s) {
+  const std::int64_t width = head.width(), stride = head.packed_stride();
+  pack_transposed(rows_of(head, 1, first), stride, keys, width, s.key_columns, attention_keys);
+  pack_transposed(rows_of(head, 2, first), stride, keys, width, s.value_columns, attention_keys);
+  pack_rows(rows_of(head, 1, first), stride, keys, width, s.key_rows, width);
+}
+
+/// Scores and their gradient for one tile, from the packed keys and values in scratch.
+void backward_tile(const AttentionCall& call, const AttentionHead& head, const AttentionTile& tile,
+                   const BackwardTiles& s) {
+  const std::int64_t width = head.width(), q = tile.first_query;
+  float projection[attention_queries];
+  widen_tile(call.dtype, d_out_of(call, head, q), call.width, tile.queries, width, s.d_out, width);
+  project_rows(tile.queries, width, s.d_out, call.dtype, element_at(call.dtype, call.out, head.row(q)),
+               call.width, projection);
+  score(tile, width, rows_of(head, 0, q), head.packed_stride(), s.key_columns, head.scale(), s.scores);
+  score(tile, width, d_out_of(call, head, q), call.width, s.value_columns, 1.0f, s.d_scores);
+  softmax_backward_tile(tile, head.scale(), head.log_sum_exp(q), projection, s.scores, s.d_scores);
+}
+
+/// d_query [queries, width] (+)= gradient of the scores times keys.
+void add_query_gradient(const AttentionTile& tile, std::int64_t width, const BackwardTiles& s,
+                        float* d_query) {
+  narrow_rows(s.d_scores, tile.keys, tile.queries, tile.keys, s.d_score_rows, attention_keys);
+  multiply({tile.queries, width, even(tile.keys), s.d_score_rows, attention_keys, s.key_rows, width, d_query,
+            width, 1.0f, tile.first_key > 0});
+}
+
+/// Gradients of keys and values, tile of keys by tile of keys over ascending queries, as transposes [width,
+/// keys]: so the scores are their right operands, which are packed as they stand.
+void backward_keys(const AttentionCall& call, const AttentionHead& head, bool all_queries,
+                   const BackwardTiles& s) {
+  const std::int64_t width = head.width(), time = call.time;
+  for (std::int64_t k = 0; k < time; k += attention_keys) {
+    const std::int64_t tile_keys = std::min(attention_keys, time - k);
+    pack_keys(head, k, tile_keys, s);
+    std::fill_n(s.d_key, attention_keys * width, 0.0f);
+    std::fill_n(s.d_value, attention_keys * width, 0.0f);
+    for (std::int64_t q = k; q < time; q += attention_queries) {
+      const std::int64_t queries = queries_of(time, q), keys = keys_of(k, q + queries);
+      const AttentionTile tile = head.tile(q, queries, k, keys);
+      backward_tile(call, head, tile, s);
+      transpose_rows(rows_of(head, 0, q), head.packed_stride(), queries, width, s.query_transposed,
+                     attention_queries);
+      transpose_rows(d_out_of(call, head, q), call.width, queries, width, s.d_out_transposed,
+                     attention_queries);
+      pack_rows(s.scores, keys, queries, keys, s.packed_scores, attention_keys);
+      pack_rows(s.d_scores, keys, queries, keys, s.packed_d_scores, attention_keys);
+      multiply({width, keys, even(queries), s.d_out_transposed, attention_queries, s.packed_scores,
+                attention_keys, s.d_value, attention_keys, 1.0f, true});
+      multiply({width, keys, even(queries), s.query_transposed, attention_queries, s.packed_d_scores,
+                attention_keys, s.d_key, attention_keys, 1.0f, true});
+      if (all_queries) add_query_gradient(tile, width, s, s.d_query + q * width);
+    }
+    narrow_transposed(s.d_key, attention_keys, width, tile_keys, static_cast<bfloat16*>(head.d_part(1, k)),
+                      head.packed_stride());
+    narrow_transposed(s.d_value, attention_keys, width, tile_keys, static_cast<bfloat16*>(head.d_part(2, k)),
+                      head.packed_stride());
+  }
+  if (all_queries) head.store_gradient(0, 0, time, s.d_query);
+}
+
+/// The gradient of the queries where all of it does not fit: the tiles once more, the same sums in the same
+/// order.
+void backward_queries(const AttentionCall& call, const AttentionHead& head, const BackwardTiles& s) {
+  for (std::int64_t q = 0; q < call.time; q += attention_queries) {
+    const std::int64_t queries = queries_of(call.time, q);
+    for (std::int64_t k = 0; k < q + queries; k += attention_keys) {
+      const std::int64_t keys = keys_of(k, q + queries);
+      const AttentionTile tile = head.tile(q, queries, k, keys);
+      pack_keys(head, k, keys, s);
+      backward_tile(call, head, tile, s);
+      add_query_gradient(tile, head.width(), s, s.d_query);
+    }
+    head.store_gradient(0, q, queries, s.d_query);
+  }
+}
+
+}  // namespace
+
+bool attention_runs_in_bf16(DataType dtype, std::int64_t head_width) {
+  return dtype == DataType::bfloat16 && head_width % bf16_head_multiple == 0 && bf16_tiles_are_fast();
+}
+
+std::int64_t bf16_forward_floats(std::int64_t head_width, std::int64_t keys) {
+  const std::int64_t tile = attention_queries * attention_keys;
+  return tile + tile / 2 + attention_queries * head_width + round_up(keys, attention_keys) * head_width;
+}
+
+void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, bool keep_packed,
+                       float* scratch) {
+  const std::int64_t width = head.width(), stride = head.packed_stride();
+  const std::int64_t tile_elements = attention_keys * width;
+  const std::int64_t kept = keep_packed ? divide_round_up(call.time, attention_keys) : 1;
+  Scratch at(scratch);
+  float* scores = at.floats(attention_queries * attention_keys);
+  float* accumulated = at.floats(attention_queries * width);
+  bfloat16* probabilities = at.halves(attention_queries * attention_keys);
+  bfloat16* key_columns = at.halves(kept * tile_elements);
+  bfloat16* value_rows = at.halves(kept * tile_elements);
+  const auto pack = [&](std::int64_t k, std::int64_t keys, std::int64_t place) {
+    pack_transposed(rows_of(head, 1, k), stride, keys, width, key_columns + place * tile_elements,
+                    attention_keys);
+    pack_rows(rows_of(head, 2, k), stride, keys, width, value_rows + place * tile_elements, width);
+  };
+  for (std::int64_t k = 0; keep_packed && k < call.time; k += attention_keys) {
+    pack(k, std::min(attention_keys, call.time - k), k / attention_keys);
+  }
+  float maximum[attention_queries], sum[attention_queries];
+  for (std::int64_t q = 0; q < call.time; q += attention_queries) {
+    const std::int64_t queries = queries_of(call.time, q);
+    for (std::int64_t k = 0; k < q + queries; k += attention_keys) {
+      const std::int64_t keys = keys_of(k, q + queries);
+      const std::int64_t place = keep_packed ? k / attention_keys : 0;
+      if (!keep_packed) pack(k, keys, 0);
+      const AttentionTile tile = head.tile(q, queries, k, keys);
+      score(tile, width, rows_of(head, 0, q), stride, key_columns + place * tile_elements, head.scale(),
+            scores);
+      softmax_tile(tile, k == 0, scores, maximum, sum, accumulated, width);
+      narrow_rows(scores, keys, queries, keys, probabilities, attention_keys);
+      multiply({queries, width, even(keys), probabilities, attention_keys, value_rows + place * tile_elements,
+                width, accumulated, width, 1.0f, k > 0});
+    }
+    finish_softmax(queries, maximum, sum, accumulated, width, call.dtype,
+                   element_at(call.dtype, call.out, head.row(q)), call.width, head.log_sum_exp(q));
+  }
+}
+
+std::int64_t bf16_backward_floats(std::int64_t head_width) {
+  const std::int64_t tile = attention_queries * attention_keys;
+  return 2 * tile + (attention_queries + 2 * attention_keys) * head_width +
+         (3 * tile + (3 * attention_keys + 2 * attention_queries) * head_width) / 2;
+}
+
+void bf16_backward_head(const AttentionCall& call, const AttentionHead& head, bool one_pass, float* scratch) {
+  const BackwardTiles own(scratch, head.width());
+  backward_keys(call, head, one_pass, own);
+  if (!one_pass) backward_queries(call, head, own);
+}
+
+}  // namespace tranche::kernels::cpu

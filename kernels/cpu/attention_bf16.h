@@ -1,0 +1,26 @@
+#pragma once
+/// Attention whose products are bf16 with fp32 sums (bf16_tile.h). The tiles and the softmax are those of the
+/// fp32 path; the probabilities and the gradient of the scores are rounded to bf16 for their products.
+
+#include <cstdint>
+
+#include "tranche/kernels/cpu/attention_head.h"
+
+namespace tranche::kernels::cpu {
+
+inline constexpr std::int64_t bf16_head_multiple = 32;
+/// bf16 tensors, on a CPU with fast bf16 tiles, in heads of whole multiples of bf16_head_multiple elements.
+bool attention_runs_in_bf16(DataType dtype, std::int64_t head_width);
+
+/// Scratch of a head whose packed keys and values are kept for so many keys.
+std::int64_t bf16_forward_floats(std::int64_t head_width, std::int64_t keys);
+/// With keep_packed the scratch is for all of the head's keys, else for one tile of them.
+void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, bool keep_packed,
+                       float* scratch);
+
+/// Scratch of a head without the gradient of its queries, which lies behind it: of all queries with one_pass,
+/// else of one tile.
+std::int64_t bf16_backward_floats(std::int64_t head_width);
+void bf16_backward_head(const AttentionCall& call, const AttentionHead& head, bool one_pass, float* scratch);
+
+}  // namespace tranche::kernels::cpu

@@ -1,0 +1,56 @@
+#pragma once
+/// bf16 products of tiles on the calling thread, by the CPU's dot-product instruction (AVX512_BF16): pairs of
+/// bf16 are multiplied and added to fp32 sums. Every element is one sum over ascending depth, so how a
+/// product is cut into tiles of rows and columns changes no bit.
+///
+/// The right operand is packed: [depth / 2][columns][2], two neighbouring depths of a column side by side.
+/// Depth is even everywhere; an odd last row is packed with zeros beside it.
+
+#include <cstdint>
+
+#include "tranche/core/dtype.h"
+
+namespace tranche::kernels::cpu {
+
+/// Whether the CPU has the instruction, and it is faster than fp32 (matmul_onednn.h). The rest of this file
+/// must not be called without.
+bool bf16_tiles_are_fast();
+
+/// c[rows, columns] = alpha a b, or c += a b (alpha is then 1). `a` has `depth` bf16 a row, rows stride_a
+/// apart; `b` is packed, stride_b columns wide, and readable up to the next multiple of 16 columns.
+struct Bf16Tile {
+  std::int64_t rows = 0, columns = 0, depth = 0;
+  const bfloat16* a = nullptr;
+  std::int64_t stride_a = 0;
+  const bfloat16* b = nullptr;
+  std::int64_t stride_b = 0;
+  float* c = nullptr;
+  std::int64_t stride_c = 0;
+  float alpha = 1;
+  bool accumulate = false;
+};
+void multiply(const Bf16Tile& tile);
+
+/// Packs `from` [depth, columns] (rows `stride` apart) as it stands; columns up to the next multiple of 16
+/// are written as zeros.
+void pack_rows(const bfloat16* from, std::int64_t stride, std::int64_t depth, std::int64_t columns,
+               bfloat16* to, std::int64_t to_columns);
+/// The same of fp32, rounded to bf16.
+void pack_rows(const float* from, std::int64_t stride, std::int64_t depth, std::int64_t columns, bfloat16* to,
+               std::int64_t to_columns);
+/// Packs the transpose of `from` [columns, depth]; depth is even. Columns up to the next multiple of 16 are
+/// written as zeros.
+void pack_transposed(const bfloat16* from, std::int64_t stride, std::int64_t columns, std::int64_t depth,
+                     bfloat16* to, std::int64_t to_columns);
+/// to[columns, rows] = transpose of from[rows, columns], where columns is even; rows up to the next multiple
+/// of 16 are written as zeros, so to_stride is no less than that.
+void transpose_rows(const bfloat16* from, std::int64_t stride, std::int64_t rows, std::int64_t columns,
+                    bfloat16* to, std::int64_t to_stride);
+/// fp32 rows rounded to bf16; columns up to the next even number are written as zeros.
+void narrow_rows(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t columns,
+                 bfloat16* to, std::int64_t to_stride);
+/// to[columns, rows] in bf16 from from[rows, columns] in fp32.
+void narrow_transposed(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t columns,
+                       bfloat16* to, std::int64_t to_stride);
+
+}  // namespace tranche::kernels::cpu
