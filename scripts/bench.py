@@ -41,6 +41,8 @@ FLOORS = {
     "io_of_fio": "fio with the same block, depth and mix",
     "pause_of_copy": "one memcpy of the shard",
     "step_of_step": "steps without a save beside them (time)",
+    "bare_of_step": "the step's own matrix products alone, each in the fastest known way (their time of the step's)",
+    "processor_bare_of_step": "the same in processor seconds",
     "profiled_of_plain": "steps without a profile (processor time)",
 }
 
@@ -73,6 +75,7 @@ BENCHES = [
     Bench("nvme_step", "", "--elements 300000 --tile 65536 --repeats 1 --block-kib 64 --depth 8", ["step_of_bound"], disk=True),
     Bench("checkpoint", "", "--mib 12 --repeats 1", ["write_of_raw", "read_of_raw", "reshard_of_raw"], disk=True),
     Bench("save", "", "--mib 4 --repeats 2", ["pause_of_copy", "step_of_step"], ranks=2, disk=True),
+    Bench("step", "", "--model gpt-nano --sequence 32 --rounds 2 --threads 1", ["bare_of_step"]),
     Bench("memory_profile", "", "--model gpt-nano --rounds 4 --sequence 16", ["profiled_of_plain"]),
 ]
 
