@@ -12,6 +12,7 @@ namespace tranche {
 
 class TraceRecorder;
 class WindowMemory;
+class WorkRecorder;
 
 /// What an exchange buffer of `ranks` ranks has unless one is asked for: 8 MiB, more where two lanes with 256
 /// fp32 elements from each peer need it.
@@ -37,6 +38,7 @@ struct CommunicatorOptions {
   /// Where `memory` takes its memory from, so that processes of one host can read each other's buffers in
   /// place; not owned. Null with `memory` null: one for the slab is made. Only for MPI communicators.
   WindowMemory* window = nullptr;
+  std::shared_ptr<WorkRecorder> recorder = nullptr;  ///< meta: keeps the operations; none otherwise
 };
 
 /// One rank; collectives are copies.

@@ -6,6 +6,7 @@
 #include "tranche/comm/communicator_base.h"
 #include "tranche/comm/slab.h"
 #include "tranche/core/error.h"
+#include "tranche/device/work_recorder.h"
 
 namespace tranche {
 
@@ -14,8 +15,16 @@ namespace {
 /// Checks, counts and hashes as the real ones do; moves nothing and touches no buffer.
 class MetaCommunicator : public comm::CommunicatorBase {
  public:
-  MetaCommunicator(int rank, int size, int local_size, std::shared_ptr<comm::Slab> slab)
-      : rank_(rank), size_(size), host_size_(local_size), slab_(std::move(slab)) {}
+  MetaCommunicator(int rank, int size, int local_size, std::shared_ptr<comm::Slab> slab,
+                   std::shared_ptr<WorkRecorder> recorder)
+      : rank_(rank),
+        size_(size),
+        host_size_(local_size),
+        slab_(std::move(slab)),
+        recorder_(std::move(recorder)) {
+    // The ranks of a host begin an operation when it is ready; devices have a stream for all of them.
+    if (recorder_) lane_ = recorder_->add_lane("communication", !recorder_->inline_compute());
+  }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -28,31 +37,31 @@ class MetaCommunicator : public comm::CommunicatorBase {
   int local_rank() const override { return rank_ % host_size_; }
 
   Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
-                   std::int64_t bucket_elements, std::span<const Event>,
+                   std::int64_t bucket_elements, std::span<const Event> ready,
                    const OperationLabel& label) override {
     note_all_gather(shard, full, count, dtype, bucket_elements, label);
-    return {};
+    return record("all_gather", count * size_, dtype, ready, label);
   }
   Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
-                       std::int64_t count, const OrderedSumOptions& options, std::span<const Event>,
+                       std::int64_t count, const OrderedSumOptions& options, std::span<const Event> ready,
                        const OperationLabel& label) override {
     note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
-    return {};
+    return record("reduce_scatter", count * size_, dtype, ready, label);
   }
   Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation,
                    const OperationLabel& label) override {
     note_all_reduce(values, count, dtype, label);
-    return {};
+    return record("all_reduce", count, dtype, {}, label);
   }
   Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
-                   std::span<const Event>, const OperationLabel& label) override {
+                   std::span<const Event> ready, const OperationLabel& label) override {
     note_all_to_all(sent, received, count, dtype, label);
-    return {};
+    return record("all_to_all", count * size_, dtype, ready, label);
   }
-  Event broadcast(void* values, std::int64_t count, DataType dtype, int root, std::span<const Event>,
+  Event broadcast(void* values, std::int64_t count, DataType dtype, int root, std::span<const Event> ready,
                   const OperationLabel& label) override {
     note_broadcast(values, count, dtype, root, label);
-    return {};
+    return record("broadcast", count, dtype, ready, label);
   }
   Event send(const void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event>,
              const OperationLabel& label) override {
@@ -66,20 +75,35 @@ class MetaCommunicator : public comm::CommunicatorBase {
   }
   Event barrier(const OperationLabel& label) override {
     note_barrier(label);
-    return {};
+    return record("barrier", 0, DataType::uint8, {}, label);
   }
   /// Without peers to ask, all ranks are taken to pass this rank's colour and equal keys.
   std::unique_ptr<Communicator> split(int color, int) override {
     note_split();
     if (color < 0) return nullptr;
-    return std::make_unique<MetaCommunicator>(rank_, size_, host_size_, slab_);
+    return std::make_unique<MetaCommunicator>(rank_, size_, host_size_, slab_, recorder_);
   }
   void post_failure(std::string_view, double) noexcept override {}
   void abort_job(int) noexcept override {}
 
  private:
+  Event record(const char* operation, std::int64_t elements, DataType dtype, std::span<const Event> ready,
+               const OperationLabel& label) {
+    if (!recorder_) return {};
+    RecordedWork work;
+    work.kind = WorkKind::collective;
+    work.name = operation;
+    work.detail = label.unit;
+    work.dtype = dtype;
+    work.full_bytes = static_cast<double>(elements * size_of(dtype));
+    work.ranks = size_;
+    return recorder_->add(lane_, std::move(work), ready);
+  }
+
   int rank_, size_, host_size_;
   std::shared_ptr<comm::Slab> slab_;  // booked like the real one, never touched
+  std::shared_ptr<WorkRecorder> recorder_;
+  int lane_ = 0;
 };
 
 }  // namespace
@@ -95,7 +119,7 @@ std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, int loc
   const bool booked = options.memory != nullptr;
   return std::make_unique<MetaCommunicator>(
       rank, size, local_size,
-      std::make_shared<comm::Slab>(options.memory, options.slab_bytes, booked ? size : 1));
+      std::make_shared<comm::Slab>(options.memory, options.slab_bytes, booked ? size : 1), options.recorder);
 }
 
 }  // namespace tranche

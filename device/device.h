@@ -17,6 +17,8 @@ struct DeviceOptions {
   int index = 0;
   /// Host threads for kernels on the compute stream (cpu); 0 takes the cores of the affinity mask.
   int threads = 1;
+  /// meta: keeps what its streams are given; none otherwise.
+  std::shared_ptr<WorkRecorder> recorder = nullptr;
 };
 
 /// What the host did to a device since it was made; for tests that count it.

@@ -15,6 +15,7 @@
 namespace tranche {
 
 class TraceRecorder;
+class WorkRecorder;
 
 enum class DeviceKind : std::uint8_t { cpu, cuda, meta };
 std::string_view name_of(DeviceKind kind);
@@ -89,6 +90,14 @@ class Stream {
   /// the device are known only afterwards, and are recorded by synchronize().
   void set_trace(TraceRecorder* trace) { trace_ = trace; }
   bool tracing() const noexcept { return trace_ != nullptr; }
+  /// Where the stream's work is kept beside being done (or, on meta, in place of it), and as which of the
+  /// recorder's lanes; not owned, nullptr for none.
+  void set_recorder(WorkRecorder* recorder, int lane) {
+    recorder_ = recorder;
+    lane_ = lane;
+  }
+  WorkRecorder* recorder() const noexcept { return recorder_; }
+  int lane() const noexcept { return lane_; }
   /// Brackets work that goes to the stream without enqueue (kernels); use StreamSpan. No-ops where no trace
   /// is set, and on devices whose kernels run inside enqueue.
   virtual void begin_span(std::string_view) {}
@@ -101,6 +110,8 @@ class Stream {
   WorkCount work_;
   std::vector<std::pair<std::type_index, std::shared_ptr<void>>> attachments_;
   TraceRecorder* trace_ = nullptr;
+  WorkRecorder* recorder_ = nullptr;
+  int lane_ = 0;
 };
 
 /// A span of the trace around what is issued to the stream in this scope. Costs one test while nothing

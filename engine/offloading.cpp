@@ -9,6 +9,7 @@
 
 #include "tranche/core/clock.h"
 #include "tranche/device/process_memory.h"
+#include "tranche/device/work_recorder.h"
 #include "tranche/engine/offload_share.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/offload/calibration.h"
@@ -19,6 +20,17 @@ namespace {
 
 /// For norms of gradients on their way to the host; a GPU takes as many blocks at a time as fit.
 constexpr std::int64_t norm_workspace_bytes = 64 * 1024;
+
+/// For a plan's simulation: what streams are given besides kernels and copies.
+void note_disk(Stream& stream, WorkKind kind, const std::string& unit, std::int64_t bytes) {
+  if (stream.recorder() == nullptr) return;
+  RecordedWork work;
+  work.kind = kind;
+  work.name = name_of(kind);
+  work.detail = unit;
+  (kind == WorkKind::disk_read ? work.bytes_read : work.bytes_written) = static_cast<double>(bytes);
+  stream.recorder()->add(stream.lane(), std::move(work));
+}
 
 HostSlot& take(std::vector<HostSlot>& slots, std::size_t& next) {
   HostSlot& slot = slots[next];
@@ -197,8 +209,9 @@ void Engine::Impl::prepare_offloading() {
     }
   }
   if (!off.update_order.empty()) {
-    off.ring = std::make_unique<TileRing>(TileRingOptions{offload_config.tile_buffers, largest_tile},
-                                          *off.swap, off.io.get(), host);
+    off.ring = std::make_unique<TileRing>(
+        TileRingOptions{offload_config.tile_buffers, largest_tile, off.host->recorder()}, *off.swap,
+        off.io.get(), host);
   }
 }
 
@@ -257,6 +270,7 @@ Event Engine::Impl::bring_shard(UnitState& unit, FlatState& flat, void* place, s
   off.disk_reads->wait(slot.free);
   off.disk_reads->wait(unit.shard_ready);
   const std::int64_t transferred = round_up(bytes, io_alignment);
+  note_disk(*off.disk_reads, WorkKind::disk_read, unit.name, transferred);
   off.disk_reads->enqueue("read " + unit.name,
                           [&off, memory = slot.memory.data(), offset = flat.parameters_offset, transferred] {
                             off.io->wait(off.io->read(off.swap->file(), offset, memory, transferred));
@@ -323,6 +337,7 @@ Event Engine::Impl::finish_weights(UnitState& unit, FlatState& flat, NewWeights&
   const std::int64_t transferred = round_up(bytes, io_alignment);
   off.disk_writes->wait(written);
   off.disk_writes->wait(flat.filled);
+  note_disk(*off.disk_writes, WorkKind::disk_write, unit.name, transferred);
   off.disk_writes->enqueue("write " + unit.name, [&off, memory = slot->memory.data(), transferred,
                                                   offset = flat.parameters_offset + first * size_of(dtype)] {
     off.io->wait(off.io->write(off.swap->file(), offset, memory, transferred));

@@ -64,6 +64,7 @@ void Runtime::Impl::make_device(int index) {
   device_options.kind = options.device;
   device_options.index = index;
   device_options.threads = options.threads;
+  device_options.recorder = options.recorder;
   device = tranche::make_device(device_options);
   MemoryResource* memory = &device->memory(Tier::device);
   if (options.poison_memory) {
@@ -91,6 +92,7 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
   communicator.slab_bytes = options.communication_slab_bytes;
   communicator.memory = &memory;
   communicator.inline_progress = options.inline_progress;
+  communicator.recorder = options.recorder;
   if (options.trace) {
     // The recorder wants the rank, which only the communicator knows: it is made once that is there.
     trace = std::make_unique<TraceRecorder>(0);

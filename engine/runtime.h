@@ -14,6 +14,7 @@
 namespace tranche {
 
 class FileSystem;
+class WorkRecorder;
 struct Config;
 
 struct RuntimeOptions {
@@ -31,6 +32,8 @@ struct RuntimeOptions {
   bool trace = false;                     ///< record spans
   std::int64_t trace_events = 0;          ///< most that are kept, the first and the latest; 0: all
   LogLevel log_level = LogLevel::info;
+  std::shared_ptr<WorkRecorder> recorder =
+      nullptr;                  ///< of device meta: keeps work and operations; null: nobody does
   FileSystem* files = nullptr;  ///< where checkpoints are kept; outlives the Runtime; null: the system's
   /// Takes over the fields of a Config that concern the runtime.
   static RuntimeOptions from(const Config& config);

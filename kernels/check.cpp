@@ -4,8 +4,22 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+
+#include "tranche/kernels/dispatch.h"
 
 namespace tranche::kernels {
+
+void note_work(Stream& stream, std::string_view name, const meta::Cost& cost) {
+  RecordedWork work;
+  work.kind = WorkKind::kernel;
+  work.name = name;
+  work.operations = cost.operations;
+  work.bytes_read = cost.bytes_read;
+  work.bytes_written = cost.bytes_written;
+  work.product = cost.product;
+  stream.recorder()->add(stream.lane(), std::move(work));
+}
 
 void refuse(std::string_view kernel, std::string_view what, std::source_location where) {
   throw InvalidArgument(fmt::format("{}: {}", kernel, what), where);

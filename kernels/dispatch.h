@@ -6,9 +6,13 @@
 
 #include "tranche/core/error.h"
 #include "tranche/device/stream.h"
+#include "tranche/device/work_recorder.h"
 #include "tranche/kernels/meta/cost.h"
 
 namespace tranche::kernels {
+
+/// Hands the call to the stream's recorder.
+void note_work(Stream& stream, std::string_view name, const meta::Cost& cost);
 
 /// Counts `cost` on the stream and runs the call. cpu: `cpu()` is enqueued (it must own what it captures, for
 /// it may run on another thread after this function has returned). cuda: `cuda()` launches on the stream at
@@ -18,6 +22,7 @@ template <class Cpu, class Cuda>
 void dispatch(Stream& stream, std::string_view name, const meta::Cost& cost, Cpu&& cpu, Cuda&& cuda) {
   if (stream.kind() == DeviceKind::cuda) std::forward<Cuda>(cuda)();
   stream.count(cost.operations, cost.bytes_read, cost.bytes_written);
+  if (stream.recorder() != nullptr) note_work(stream, name, cost);
   if (stream.kind() == DeviceKind::cpu) stream.enqueue(name, std::forward<Cpu>(cpu));
 }
 

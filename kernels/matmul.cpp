@@ -84,9 +84,12 @@ void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView&
     check_dtype("matmul", "c", c.dtype, {a.dtype, DataType::float32});
   }
   const cpu::MatmulCall call = checked("matmul", stream, options, a, b, c, workspace);
+  meta::Cost cost = meta::matmul_cost(call.m, call.n, call.k, a.dtype, c.dtype, options.accumulate);
+  cost.product.transpose_a = options.transpose_a;
+  cost.product.transpose_b = options.transpose_b;
   dispatch(
-      stream, "matmul", meta::matmul_cost(call.m, call.n, call.k, a.dtype, c.dtype, options.accumulate),
-      [call] { cpu::matmul(call); }, [&] { cuda::product(stream, product_of(call), workspace); });
+      stream, "matmul", cost, [call] { cpu::matmul(call); },
+      [&] { cuda::product(stream, product_of(call), workspace); });
 }
 
 void matmul_bias(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,

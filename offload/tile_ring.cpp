@@ -9,6 +9,7 @@
 
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
+#include "tranche/device/work_recorder.h"
 #include "tranche/offload/aligned_buffer.h"
 #include "tranche/offload/tile_flow.h"
 
@@ -98,6 +99,33 @@ struct TileRing::Impl {
     to.enqueue(name, [duty = std::make_shared<Duty>(flow), work = std::move(work)] { work(duty->begin()); });
   }
 
+  /// What the flow would give the disk, where a simulation is recorded: a tile's read, once its buffer is
+  /// free of the tile before.
+  void record_read(std::size_t index) {
+    const TileRef& ref = tiles[index];
+    RecordedWork work;
+    work.kind = WorkKind::disk_read;
+    work.name = name_of(work.kind);
+    work.detail = "optimizer tile";
+    work.bytes_read = static_cast<double>(reads ? ref.region->bytes_of(ref.tile) : 0);
+    const Event& free = buffer_free[buffer_of(index)];
+    tile_read[buffer_of(index)] = options.recorder->add(read_lane, std::move(work), {&free, 1});
+  }
+  void record_write(const TileRef& ref, Stream& from, bool write) {
+    RecordedWork work;
+    work.kind = WorkKind::disk_write;
+    work.name = name_of(work.kind);
+    work.detail = "optimizer tile";
+    work.bytes_written = static_cast<double>(write ? ref.region->bytes_of(ref.tile) : 0);
+    const Event worked = from.record();
+    buffer_free[buffer_of(opened - 1)] = options.recorder->add(write_lane, std::move(work), {&worked, 1});
+    const std::size_t next = opened - 1 + static_cast<std::size_t>(options.buffers);
+    if (next < tiles.size()) record_read(next);
+  }
+  std::size_t buffer_of(std::size_t index) const {
+    return (static_cast<std::size_t>(position) + index) % static_cast<std::size_t>(options.buffers);
+  }
+
   const TileRingOptions options;
   SwapFile& file;
   std::vector<AlignedBuffer> buffers;
@@ -113,6 +141,8 @@ struct TileRing::Impl {
   Stream* stream = nullptr;   // of the pass, once it was used
   Event ended;                // of the pass before
   TileRingCounts counts;
+  int read_lane = 0, write_lane = 0;          // with a recorder
+  std::vector<Event> buffer_free, tile_read;  // likewise, by buffer
 };
 
 TileRing::TileRing(TileRingOptions options, SwapFile& file, BlockIo* io, MemoryResource& host)
@@ -133,6 +163,12 @@ TileRing::TileRing(TileRingOptions options, SwapFile& file, BlockIo* io, MemoryR
     addresses.push_back(static_cast<char*>(buffer.data()));
     if (file.simulated() || options.buffer_bytes == 0) continue;
     impl_->registrations.push_back(io->register_memory(buffer.data(), options.buffer_bytes));
+  }
+  if (options.recorder != nullptr) {
+    impl_->read_lane = options.recorder->add_lane("tile reads");
+    impl_->write_lane = options.recorder->add_lane("tile writes");
+    impl_->buffer_free.resize(static_cast<std::size_t>(options.buffers));
+    impl_->tile_read.resize(static_cast<std::size_t>(options.buffers));
   }
   if (!file.simulated()) impl_->flow = std::make_shared<TileFlow>(*io, std::move(addresses));
 }
@@ -166,6 +202,9 @@ void TileRing::begin(std::vector<TileRef> tiles, bool read) {
   self.opened = 0;
   self.stream = nullptr;
   self.in_pass = true;
+  for (std::size_t i = 0; self.options.recorder != nullptr && i < self.buffers.size(); ++i) {
+    if (i < self.tiles.size()) self.record_read(i);
+  }
 }
 
 TileMemory TileRing::open(Stream& stream) {
@@ -178,6 +217,7 @@ TileMemory TileRing::open(Stream& stream) {
   if (self.flow) {
     self.enqueue(stream, "wait for tile", [position](TileFlow& flow) { flow.await_tile(position); });
   }
+  if (self.options.recorder != nullptr) stream.wait(self.tile_read[self.buffer_of(self.opened)]);
   ++self.opened;
   self.tile_is_open = true;
   ++self.counts.tiles;
@@ -204,6 +244,7 @@ void TileRing::close(Stream& stream, bool write) {
                  [position, write](TileFlow& flow) { flow.leave(position, write); });
   }
   self.tile_is_open = false;
+  if (self.options.recorder != nullptr) self.record_write(ref, stream, write);
   if (write) self.counts.bytes_written += ref.region->bytes_of(ref.tile);
 }
 
@@ -215,6 +256,10 @@ void TileRing::end(Stream& stream) {
   const std::int64_t end = self.position + static_cast<std::int64_t>(self.opened);
   if (self.flow) {
     self.enqueue(stream, "wait for written tiles", [end](TileFlow& flow) { flow.await_left(end); });
+    self.ended = stream.record();
+  }
+  if (self.options.recorder != nullptr) {
+    for (const Event& written : self.buffer_free) stream.wait(written);
     self.ended = stream.record();
   }
   self.position = end;

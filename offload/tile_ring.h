@@ -14,6 +14,8 @@
 
 namespace tranche {
 
+class WorkRecorder;
+
 /// Some tensors of equal element count, kept tile by tile: the tile's piece of the first tensor, of the
 /// second ..., each rounded up to 4096 bytes. One transfer moves a tile.
 struct TileRegion {
@@ -40,8 +42,9 @@ struct TileRef {
 };
 
 struct TileRingOptions {
-  int buffers = 4;                ///< at least 3 for read, work and write to overlap; 1 or 2 work too
-  std::int64_t buffer_bytes = 0;  ///< of the largest tile
+  int buffers = 4;                   ///< at least 3 for read, work and write to overlap; 1 or 2 work too
+  std::int64_t buffer_bytes = 0;     ///< of the largest tile
+  WorkRecorder* recorder = nullptr;  ///< of a simulation: keeps what the disk would do; not owned
 };
 
 /// A tile in memory: data[i] is where its piece of tensor i begins.

@@ -16,7 +16,7 @@ namespace tranche::tools {
 namespace {
 
 constexpr std::array<const char*, 1> later_commands{"scale"};
-constexpr const char* commands_text = "train, evaluate, generate, plan, checkpoint and info";
+constexpr const char* commands_text = "train, evaluate, generate, plan, calibrate, checkpoint and info";
 
 Fault parse_fault(const std::string& text, const char* flag, long long first_step = 1) {
   int rank = 0, used = 0;
@@ -94,7 +94,10 @@ void add_plan_flags(CLI::App& app, Options& options) {
       "--stage, --micro-batch, --offload-optimizer and --offload-param are kept where given; nvme is "
       "tried with --nvme-path");
   app.add_option("--write", options.write, "with --fit: file for the configuration that was chosen");
-  app.add_option("--network", options.network, "with --fit: bytes that a rank sends in a second")
+  app.add_option(
+         "--network", options.network,
+         "with --fit: bytes that a rank sends in a second, like 12.5GB; with --machine: of a node, and "
+         "a message's latency, like 50GB/s,5us")
       ->capture_default_str();
   app.add_option("--flops", options.flops, "operations of a rank in a second, like 100T")
       ->capture_default_str();
@@ -106,12 +109,30 @@ void add_plan_flags(CLI::App& app, Options& options) {
   app.add_option("--host-update", options.host_update,
                  "parameters that a rank updates in host memory in a second (default: 0.85G for each of "
                  "--threads)");
+  app.add_option(
+      "--machine", options.machine,
+      "step time on this machine: a file of tranche calibrate, or one that comes with the program, "
+      "like dgx-h100 (docs/projection.md)");
+  app.add_option("--trace", options.trace, "with --machine: timeline of the simulated step for Perfetto");
   app.add_flag("--json", options.json, "as JSON (docs/memory.md)");
   app.footer(R"(Examples:
   tranche plan --model gpt2-xl --ranks 8 --stage 3
   tranche plan --model gpt2-xl --ranks 8 --set train_batch_size=512 --fit 16GiB --write fitting.json
   tranche plan --model gpt2-xl --offload-optimizer cpu --host-link 25GB --flops 300T
-  tranche plan --model units.json --ranks 1024 --ranks-per-node 8 --stage 3 --json)");
+  tranche plan --model units.json --ranks 1024 --ranks-per-node 8 --stage 3 --json
+  tranche plan --model gpt2-xl --device cuda --ranks 1024 --ranks-per-node 8 --stage 3 --machine dgx-h100)");
+}
+
+void add_calibrate_flags(CLI::App& app, Options& options) {
+  app.add_option("--out", options.calibration, "file for the description of the machine")->required();
+  app.add_option("--name", options.machine_name, "of the machine (default: the host's name)");
+  app.add_option("--dir", options.calibration_dir, "folder on the disk that is measured (default: none is)");
+  app.add_option("--seconds", options.calibration_seconds, "about how long to measure")
+      ->capture_default_str();
+  app.footer(R"(Examples:
+  tranche calibrate --out machine.json
+  mpirun -n 2 --bind-to none tranche calibrate --out machine.json --dir /scratch    # collectives, too
+  tranche plan --model gpt2 --ranks 2 --stage 3 --machine machine.json)");
 }
 
 void add_train_flags(CLI::App& app, Options& options) {
@@ -242,6 +263,13 @@ void check(const Options& options) {
     throw ConfigurationError(
         fmt::format("--validation-fraction is {}, but must be between 0 and 1", options.validation_fraction));
   }
+  if (!(options.calibration_seconds > 0 && options.calibration_seconds <= 3600)) {
+    throw ConfigurationError(
+        fmt::format("--seconds is {}, but must be above 0 and at most 3600", options.calibration_seconds));
+  }
+  if (options.command == Command::plan && !options.trace.empty() && options.machine.empty()) {
+    throw ConfigurationError("--trace is of the step that --machine FILE has simulated; give both");
+  }
   if (!options.write.empty() && !options.fit) {
     throw ConfigurationError("--write is for the configuration that --fit SIZE chooses; give both");
   }
@@ -288,11 +316,14 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
       "plan", "memory, traffic and work of a run before it is started, on any machine; what fits a budget");
   add_model_flags(*plan, options);
   add_plan_flags(*plan, options);
+  CLI::App* calibrate = app.add_subcommand(
+      "calibrate", "measures what this machine computes and moves in a second, for plan --machine");
+  add_calibrate_flags(*calibrate, options);
   CLI::App* info = app.add_subcommand("info", "what this build and machine offer");
   info->add_flag("--json", options.json, "as JSON");
   CLI::App* checkpoint = add_checkpoint_command(app, options.checkpoint);
   CLI::App* generate = add_generate_command(app, options.generate);
-  for (CLI::App* command : {&app, train, evaluate, plan, info, checkpoint, generate})
+  for (CLI::App* command : {&app, train, evaluate, plan, calibrate, info, checkpoint, generate})
     command->allow_extras()->prefix_command(false);
 
   try {
@@ -327,6 +358,7 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
                     : used == evaluate   ? Command::evaluate
                     : used == generate   ? Command::generate
                     : used == plan       ? Command::plan
+                    : used == calibrate  ? Command::calibrate
                     : used == checkpoint ? Command::checkpoint
                                          : Command::info;
   if (used == checkpoint && options.checkpoint.action == CheckpointAction::none) {

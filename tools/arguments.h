@@ -10,7 +10,7 @@
 
 namespace tranche::tools {
 
-enum class Command : std::uint8_t { none, train, evaluate, generate, plan, checkpoint, info };
+enum class Command : std::uint8_t { none, train, evaluate, generate, plan, calibrate, checkpoint, info };
 
 /// A rank and a step (1 is the first), for failures on purpose.
 struct Fault {
@@ -73,7 +73,14 @@ struct Options {
   std::optional<std::string> fit;  ///< most device memory of a rank
   std::string write;               ///< path for the configuration that was chosen
   std::string network = "12.5GB", flops = "100T", host_link = "50GB", nvme_bandwidth = "5GB";
+  std::string machine;      ///< file or name of a description; empty: no step time
   std::string host_update;  ///< empty: core_update_rate for each of --threads
+
+  // calibrate
+  std::string calibration;      ///< path of the description
+  std::string machine_name;     ///< empty: what the system calls itself
+  std::string calibration_dir;  ///< on the disk that is measured; empty: none is
+  double calibration_seconds = 30;
 
   CheckpointOptions checkpoint;  ///< of the command of this name
   GenerateOptions generate;      ///< likewise

@@ -5,12 +5,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <memory>
+#include <optional>
 #include <ostream>
+#include <utility>
 
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/tools/files.h"
 #include "tranche/tools/plan_text.h"
+#include "tranche/tools/projection_text.h"
 #include "tranche/tools/settings.h"
 
 namespace tranche::tools {
@@ -49,13 +53,44 @@ std::int64_t parse_size(const std::string& text, const char* flag) {
 
 CostModel rates_of(const Options& options, const Config& config) {
   CostModel rates;
-  rates.network = static_cast<double>(parse_size(options.network, "--network"));
+  if (options.machine.empty() || options.network.find(',') == std::string::npos) {
+    rates.network = static_cast<double>(parse_size(options.network, "--network"));
+  }
   rates.operations = parse_rate(options.flops, "--flops");
   rates.host_link = static_cast<double>(parse_size(options.host_link, "--host-link"));
   rates.nvme = static_cast<double>(parse_size(options.nvme_bandwidth, "--nvme-bandwidth"));
   rates.host_update = options.host_update.empty() ? core_update_rate * std::max(1, config.threads)
                                                   : parse_rate(options.host_update, "--host-update");
   return rates;
+}
+
+/// What --machine asks for beside the plan; empty: nothing.
+std::optional<ProjectionRequest> projection_request(const Options& options, const PlanRequest& plan) {
+  if (options.machine.empty()) return std::nullopt;
+  ProjectionRequest request;
+  request.plan = plan;
+  request.machine = load_machine(options.machine);
+  if (options.network != Options().network) request.network = parse_network(options.network, "--network");
+  return request;
+}
+
+struct Projected {
+  ProjectionRequest request;
+  Projection projection;
+};
+
+std::optional<Projected> projected(const Options& options, const PlanRequest& plan) {
+  std::optional<ProjectionRequest> request = projection_request(options, plan);
+  if (!request) return std::nullopt;
+  std::unique_ptr<TraceRecorder> trace;
+  if (!options.trace.empty()) {
+    require_writable(options.trace, "--trace");
+    trace = std::make_unique<TraceRecorder>(plan.rank);
+  }
+  Projected result{std::move(*request), {}};
+  result.projection = project(result.request, trace.get());
+  if (trace) trace->save(options.trace);
+  return result;
 }
 
 int status_of(bool fits) {
@@ -124,9 +159,15 @@ int run_plan(const Options& options, const Output& output) {
   const PlanRequest request = plan_request(options);
   const std::int64_t limit = request.config.device_memory_limit;
   if (!options.fit) {
+    const std::optional<Projected> step = projected(options, request);
     const PlanResult result = plan_run(request);
-    output.out << (options.json ? plan_json(request, result, limit) : plan_text(request, result, limit))
-               << std::flush;
+    if (options.json) {
+      const std::string text = plan_json(request, result, limit);
+      output.out << (step ? with_projection(text, step->request, step->projection) : text) << std::flush;
+    } else {
+      output.out << plan_text(request, result, limit)
+                 << (step ? projection_text(step->request, step->projection) : "") << std::flush;
+    }
     return status_of(shortages(request, result, limit).empty());
   }
   FitRequest fit;
@@ -141,12 +182,15 @@ int run_plan(const Options& options, const Output& output) {
   fit.keep_micro_batch = options.micro_batch.has_value();
   if (!options.write.empty()) require_writable(options.write, "--write");
   const FitResult result = find_fit(fit);
+  PlanRequest chosen = request;
+  chosen.config = result.config;
+  const std::optional<Projected> step = projected(options, chosen);
   if (options.json) {
-    output.out << fit_json(fit, result);
+    const std::string text = fit_json(fit, result);
+    output.out << (step ? with_projection(text, step->request, step->projection) : text);
   } else {
-    PlanRequest chosen = request;
-    chosen.config = result.config;
-    output.out << fit_text(fit, result) << plan_text(chosen, result.plan, fit.budget);
+    output.out << fit_text(fit, result) << plan_text(chosen, result.plan, fit.budget)
+               << (step ? projection_text(step->request, step->projection) : "");
   }
   if (!options.write.empty() && result.fits) {
     Config written = result.config;

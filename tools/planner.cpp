@@ -103,6 +103,10 @@ class PlannedRun {
   Buffer staging_;
 };
 
+std::int64_t sequence_of(const PlanRequest& request) {
+  return request.sequence > 0 || !request.model.gpt ? request.sequence : request.model.gpt->positions;
+}
+
 /// Of Engine::summary().
 std::vector<std::string> notes_of(const std::string& summary) {
   std::vector<std::string> notes;
@@ -131,8 +135,7 @@ PlanResult plan_run(const PlanRequest& request) {
   PlanResult result;
   result.config = config.to_json();
   config.debug.poison_memory = false;
-  const std::int64_t sequence =
-      request.sequence > 0 || !request.model.gpt ? request.sequence : request.model.gpt->positions;
+  const std::int64_t sequence = sequence_of(request);
 
   Runtime runtime(meta_options(config), [&](const CommunicatorOptions& options) {
     return make_meta_communicator(request.rank, request.ranks, request.ranks_per_node, options);
@@ -179,6 +182,32 @@ PlanResult plan_run(const PlanRequest& request) {
     result.padded_elements += FlatLayout(sizes, request.ranks).padded_elements();
   }
   return result;
+}
+
+std::shared_ptr<WorkRecorder> record_steps(const PlanRequest& request, int steps) {
+  check(request);
+  Config config = request.config;
+  validate_config(config, request.ranks);
+  if (config.workspace_bytes == 0) config.workspace_bytes = kernels::default_workspace_bytes(request.device);
+  config.debug.poison_memory = false;
+  const std::shared_ptr<WorkRecorder> recorder = WorkRecorder::make(request.device != DeviceKind::cuda);
+  RuntimeOptions options = meta_options(config);
+  options.recorder = recorder;
+  Runtime runtime(options, [&](const CommunicatorOptions& communicator) {
+    return make_meta_communicator(request.rank, request.ranks, request.ranks_per_node, communicator);
+  });
+  const std::int64_t sequence = sequence_of(request);
+  Engine engine(runtime, request.model.spec(sequence), config);
+  PlannedRun run(engine, request, sequence);
+  for (int step = 0; step < planned_steps - 1 + steps; ++step) {
+    const bool settled = step >= planned_steps - 1;
+    if (settled) recorder->mark(step_mark);
+    for (std::int64_t m = 0; m < config.accumulation_steps; ++m) run.micro_batch();
+    if (settled) recorder->mark(boundary_mark);
+    (void)engine.step();
+    if (settled) recorder->mark(end_mark);
+  }
+  return recorder;
 }
 
 }  // namespace tranche::tools

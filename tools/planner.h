@@ -13,6 +13,7 @@
 
 #include "tranche/device/ledger.h"
 #include "tranche/device/stream.h"
+#include "tranche/device/work_recorder.h"
 #include "tranche/engine/config.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/offload_traffic.h"
@@ -57,6 +58,16 @@ struct PlanResult {
 
 /// Throws ConfigurationError for what a run would refuse.
 PlanResult plan_run(const PlanRequest& request);
+
+/// The places that record_steps() marks: a step's first micro-batch, Engine::step(), and its return.
+inline constexpr const char* step_mark = "step";
+inline constexpr const char* boundary_mark = "boundary";
+inline constexpr const char* end_mark = "end";
+
+/// What `steps` steps of the run ask of streams and communicators, as one rank on meta issues it, behind two
+/// steps that settle memory and order. A model of which only sizes are known computes what its formula says,
+/// in kernels named "units". Throws ConfigurationError for what a run would refuse.
+std::shared_ptr<WorkRecorder> record_steps(const PlanRequest& request, int steps);
 
 /// Seconds of a step: docs/memory.md has the formulas.
 struct StepCost {

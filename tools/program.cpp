@@ -2,6 +2,7 @@
 
 #include <ostream>
 
+#include "tranche/tools/calibrate.h"
 #include "tranche/tools/checkpoint_command.h"
 #include "tranche/tools/generate.h"
 #include "tranche/tools/info.h"
@@ -27,6 +28,7 @@ int run_program(const std::vector<std::string>& arguments, const Output& output)
     return 0;
   }
   if (options.command == Command::checkpoint) return run_checkpoint(options.checkpoint, output);
+  if (options.command == Command::calibrate) return run_calibrate(options, output);
   if (options.command == Command::generate) return run_generate(options.generate, output);
   return options.command == Command::evaluate ? run_evaluate(options, output) : run_train(options, output);
 }

@@ -9,6 +9,7 @@
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
+#include "tranche/device/work_recorder.h"
 
 namespace tranche {
 namespace {
@@ -30,6 +31,13 @@ CpuInlineStream::CpuInlineStream(std::string name, int threads) : name_(std::mov
 
 void CpuInlineStream::enqueue(std::string_view name, std::function<void()> work) {
   if (!work) throw InvalidArgument("stream '" + name_ + "' was given empty work '" + std::string(name) + "'");
+  if (recorder() != nullptr) {
+    const auto now = attachment<SpanClock>().now;
+    const double begin = now();
+    work();
+    recorder()->took(now() - begin);
+    return;
+  }
   if (trace() == nullptr) return work();
   run_traced(trace(), name_, name, work, attachment<SpanClock>().now);
 }

@@ -2,12 +2,15 @@
 /// What a kernel call asks of a device. The functions that compute it are pure and used on every device kind,
 /// so a run on `meta` and a run on `cpu` count the same.
 
+#include "tranche/device/work_recorder.h"
+
 namespace tranche::kernels::meta {
 
 struct Cost {
   double operations = 0;  ///< floating-point operations; a multiply-add is two
   double bytes_read = 0;
   double bytes_written = 0;
+  ProductShape product = {};  ///< of the matrix product in it, whose speed its shape decides; no rows: none
 
   Cost& operator+=(const Cost& other) {
     operations += other.operations;

@@ -13,7 +13,10 @@ inline Cost matmul_cost(std::int64_t m, std::int64_t n, std::int64_t k, DataType
   const auto rows = static_cast<double>(m), columns = static_cast<double>(n), depth = static_cast<double>(k);
   const double c_bytes = rows * columns * static_cast<double>(size_of(c_dtype));
   const double operand_bytes = (rows * depth + depth * columns) * static_cast<double>(size_of(dtype));
-  return {2.0 * rows * columns * depth, operand_bytes + (accumulate ? c_bytes : 0.0), c_bytes};
+  return {2.0 * rows * columns * depth,
+          operand_bytes + (accumulate ? c_bytes : 0.0),
+          c_bytes,
+          {m, n, k, dtype, false, false}};
 }
 
 /// The fused forms: what a fused kernel moves, and the operations of its parts.
@@ -30,7 +33,9 @@ inline Cost matmul_bias_gelu_cost(std::int64_t m, std::int64_t n, std::int64_t k
 inline Cost matmul_gelu_backward_cost(std::int64_t m, std::int64_t n, std::int64_t k, DataType dtype) {
   const double elements = static_cast<double>(m) * static_cast<double>(n);
   const Cost gelu{gelu_backward_operations * elements, elements * static_cast<double>(size_of(dtype)), 0.0};
-  return matmul_cost(m, n, k, dtype, dtype, false) += gelu;
+  Cost cost = matmul_cost(m, n, k, dtype, dtype, false) += gelu;
+  cost.product.transpose_b = true;
+  return cost;
 }
 
 }  // namespace tranche::kernels::meta

@@ -1,0 +1,354 @@
+#include "tranche/tools/calibrate.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <functional>
+#include <ostream>
+
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+#include "tranche/device/memory_resources.h"
+#include "tranche/engine/runtime.h"
+#include "tranche/kernels/elementwise.h"
+#include "tranche/kernels/matmul.h"
+#include "tranche/offload/calibration.h"
+#include "tranche/offload/host_link.h"
+#include "tranche/tools/files.h"
+#include "tranche/version.h"
+
+namespace tranche::tools {
+
+namespace {
+
+/// Shares of --seconds that the parts of one number of ranks get, among all of them.
+constexpr double steps_share = 0.45, products_share = 0.3, collectives_share = 0.2;
+/// Operands walk through so many bytes, so that none is found in a cache because it was just used.
+constexpr std::int64_t pool_bytes = std::int64_t{48} << 20;
+constexpr std::int64_t streamed_bytes = std::int64_t{32} << 20;
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// The median of as many calls as fit into `seconds`: at least one; the first of several is not counted.
+double time_calls(double seconds, const std::function<void()>& call) {
+  std::vector<double> taken;
+  const Stopwatch all;
+  do {
+    const Stopwatch one;
+    call();
+    taken.push_back(one.seconds());
+  } while (taken.size() < 40 && all.seconds() + taken.back() < seconds);
+  if (taken.size() > 1) taken.erase(taken.begin());
+  return std::max(1e-9, median(std::move(taken)));
+}
+
+/// Memory that is walked through.
+class Pool {
+ public:
+  Pool(Device& device, bool drawn)
+      : buffer_(device.memory(Tier::device), pool_bytes, Category::workspace, "calibration") {
+    Stream& stream = device.compute_stream();
+    kernels::fill_zero(stream, {buffer_.data(), DataType::float32, {pool_bytes / 4}});
+    if (!drawn) return;
+    const TensorView first{buffer_.data(), DataType::float32, {drawn_bytes / 4}};
+    kernels::fill_uniform(stream, first, {0, RandomPurpose::test, 1}, 0, -1, 1);
+    repeat();
+  }
+  void* take(std::int64_t bytes) {
+    bytes = aligned_bytes(bytes);
+    if (next_ + bytes > pool_bytes) next_ = 0;
+    void* at = static_cast<std::byte*>(buffer_.data()) + next_;
+    next_ += bytes;
+    return at;
+  }
+  void round_to(Stream& stream, DataType dtype) {
+    if (dtype == DataType::float32) return;
+    const std::int64_t elements = drawn_bytes / 4;
+    auto* second = static_cast<std::byte*>(buffer_.data()) + drawn_bytes;
+    kernels::cast(stream, {buffer_.data(), DataType::float32, {elements}}, {second, dtype, {elements}});
+    for (int half = 0; half < 2; ++half) {
+      std::memcpy(static_cast<std::byte*>(buffer_.data()) + half * drawn_bytes / 2, second, drawn_bytes / 2);
+    }
+    repeat();
+  }
+
+ private:
+  static constexpr std::int64_t drawn_bytes = std::int64_t{2} << 20;
+  /// The first draws in all of the pool.
+  void repeat() {
+    auto* bytes = static_cast<std::byte*>(buffer_.data());
+    for (std::int64_t at = drawn_bytes; at < pool_bytes; at += drawn_bytes) {
+      std::memcpy(bytes + at, bytes, static_cast<std::size_t>(drawn_bytes));
+    }
+  }
+
+  Buffer buffer_;
+  std::int64_t next_ = 0;
+};
+
+ProductTable measure_products(Device& device, Pool& pool, Pool& results, DataType dtype,
+                              const std::string& layout, const std::vector<std::int64_t>& sizes,
+                              double seconds) {
+  ProductTable table{dtype, layout, sizes, {}};
+  Stream& stream = device.compute_stream();
+  const Buffer scratch(device.memory(Tier::device), kernels::minimum_workspace_bytes, Category::workspace,
+                       "calibration");
+  kernels::MatmulOptions options;
+  options.transpose_a = options.accumulate = layout == "tn";
+  options.transpose_b = layout == "nt";
+  const DataType c_dtype = layout == "tn" ? DataType::float32 : dtype;
+  const double each = seconds / static_cast<double>(sizes.size() * sizes.size() * sizes.size());
+  for (const std::int64_t m : sizes) {
+    for (const std::int64_t n : sizes) {
+      for (const std::int64_t k : sizes) {
+        const double taken = time_calls(each, [&] {
+          const ConstTensorView a{pool.take(m * k * size_of(dtype)), dtype,
+                                  options.transpose_a ? Shape{k, m} : Shape{m, k}};
+          const ConstTensorView b{pool.take(k * n * size_of(dtype)), dtype,
+                                  options.transpose_b ? Shape{n, k} : Shape{k, n}};
+          const TensorView c{results.take(m * n * size_of(c_dtype)), c_dtype, {m, n}};
+          kernels::matmul(stream, options, a, b, c, {scratch.data(), scratch.bytes()});
+        });
+        const double operations =
+            2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+        table.rates.push_back(operations / taken);
+      }
+    }
+  }
+  return table;
+}
+
+double measure_memory(Device& device, double seconds) {
+  MemoryResource& memory = device.memory(Tier::device);
+  const Buffer from(memory, streamed_bytes, Category::workspace, "calibration");
+  const Buffer to(memory, streamed_bytes, Category::workspace, "calibration");
+  Stream& stream = device.compute_stream();
+  const TensorView source{from.data(), DataType::float32, {streamed_bytes / 4}};
+  const TensorView target{to.data(), DataType::float32, {streamed_bytes / 4}};
+  kernels::fill_constant(stream, source, 1);
+  return 2.0 * static_cast<double>(streamed_bytes) /
+         time_calls(seconds, [&] { kernels::add(stream, source, source, target); });
+}
+
+void measure_link(Machine& machine, double seconds) {
+  const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, 1});
+  HostLink link(*device);
+  const Buffer here(device->memory(Tier::device), streamed_bytes, Category::workspace, "calibration");
+  const Buffer there(device->memory(Tier::host), streamed_bytes, Category::workspace, "calibration");
+  const auto copy = [&](std::int64_t bytes) {
+    link.copy_to_host(there.data(), here.data(), bytes, {}).wait();
+  };
+  machine.host_link.bytes_per_second =
+      static_cast<double>(streamed_bytes) / time_calls(seconds / 2, [&] { copy(streamed_bytes); });
+  machine.host_link.latency_seconds = time_calls(seconds / 2, [&] { copy(64); });
+}
+
+void measure_disk(Machine& machine, const std::string& folder, double seconds) {
+  const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, 1});
+  CalibrationRequest request;
+  request.directory = folder;
+  request.seconds_per_candidate = seconds / 14;
+  const BlockIoCalibration found = calibrate_block_io(request, device->memory(Tier::host));
+  const BlockIoCandidate& best = found.candidates.front();
+  machine.disk = LinkRate{best.write_bytes_per_second, 1e-4};
+  machine.disk_read_bytes_per_second = best.read_bytes_per_second;
+}
+
+/// Seconds of processor that this process has used.
+double processor_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return "this machine";
+  return name.data();
+}
+
+std::string taken_text() {
+  std::array<char, 32> date{};
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  std::strftime(date.data(), date.size(), "%Y-%m-%d %H:%M UTC", &parts);
+  std::array<double, 1> load{};
+  if (getloadavg(load.data(), 1) != 1) load[0] = 0;
+  return fmt::format("{}, tranche {}, load {:.1f} before", date.data(), version, load[0]);
+}
+
+/// How many ranks at once are measured: 1, 2, 4 ... and all.
+std::vector<int> groups_of(int ranks) {
+  std::vector<int> groups;
+  for (int n = 1; n < ranks; n *= 2) groups.push_back(n);
+  groups.push_back(ranks);
+  return groups;
+}
+
+constexpr OperationLabel calibrating{"calibration", "calibrate", Traffic::control};
+
+}  // namespace
+
+ComputeShare measure_share(int ranks, int threads, double seconds) {
+  ComputeShare share;
+  share.ranks = ranks;
+  share.threads = threads;
+  const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, threads});
+  share.memory_bytes_per_second = measure_memory(*device, seconds * 0.02);
+  std::vector<std::int64_t> sizes{64, 256};
+  if (seconds >= 1) sizes.push_back(768);
+  if (seconds >= 5) sizes.push_back(2048);
+  Pool operands(*device, true), results(*device, false);
+  const double products = seconds * products_share / (products_share + steps_share);
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    operands.round_to(device->compute_stream(), dtype);
+    for (const char* layout : {"nn", "nt", "tn"}) {
+      share.products.push_back(
+          measure_products(*device, operands, results, dtype, layout, sizes, products / 6));
+    }
+  }
+  measure_steps(share, seconds - products);
+  return share;
+}
+
+void measure_collectives(Communicator& group, double seconds, std::vector<CollectiveTable>& tables) {
+  const int ranks = group.size();
+  const std::vector<std::int64_t> sizes{std::int64_t{4} << 10, std::int64_t{32} << 10,
+                                        std::int64_t{256} << 10, std::int64_t{2} << 20,
+                                        std::int64_t{16} << 20};
+  const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, 1});
+  MemoryResource& memory = device->memory(Tier::device);
+  const std::int64_t most = sizes.back() + (std::int64_t{1} << 16);  // counts are rounded up
+  const Buffer full(memory, most, Category::workspace, "calibration");
+  const Buffer part(memory, most, Category::workspace, "calibration");
+  for (const Buffer* buffer : {&full, &part}) {
+    kernels::fill_zero(device->compute_stream(), {buffer->data(), DataType::uint8, {most}});
+  }
+  struct Kind {
+    const char* name;
+    DataType dtype;
+    std::function<Event(std::int64_t)> call;  ///< elements of a rank
+  };
+  std::vector<Kind> kinds;
+  for (const DataType dtype : {DataType::bfloat16, DataType::float32}) {
+    kinds.push_back({"all_gather", dtype, [&, dtype](std::int64_t count) {
+                       return group.all_gather(part.data(), full.data(), count, dtype, 0, {}, calibrating);
+                     }});
+    kinds.push_back({"reduce_scatter", dtype, [&, dtype](std::int64_t count) {
+                       return group.reduce_scatter(full.data(), dtype, part.data(), DataType::float32, count,
+                                                   {}, {}, calibrating);
+                     }});
+  }
+  kinds.push_back({"all_reduce", DataType::float32, [&](std::int64_t count) {
+                     return group.all_reduce(full.data(), count * ranks, DataType::float32,
+                                             ReduceOperation::sum, calibrating);
+                   }});
+  kinds.push_back({"broadcast", DataType::float32, [&](std::int64_t count) {
+                     return group.broadcast(full.data(), count * ranks, DataType::float32, 0, {},
+                                            calibrating);
+                   }});
+  const double each = seconds / static_cast<double>(kinds.size() * sizes.size());
+  for (const Kind& kind : kinds) {
+    CollectiveTable table{kind.name, ranks, static_cast<int>(size_of(kind.dtype)), 0, {}};
+    double busy = 0, passed = 0;
+    for (const std::int64_t bytes : sizes) {
+      const std::int64_t count = std::max<std::int64_t>(1, bytes / size_of(kind.dtype) / ranks);
+      kind.call(count).wait();  // the slab's pages, the library's buffers
+      group.barrier(calibrating).wait();
+      const Stopwatch one;
+      kind.call(count).wait();
+      // As many on all ranks.
+      double wanted = std::clamp(each / std::max(one.seconds(), 1e-7), 3.0, 200.0);
+      group.all_reduce(&wanted, 1, DataType::float64, ReduceOperation::minimum, calibrating).wait();
+      std::vector<double> taken;
+      const double processor = processor_seconds();
+      const Stopwatch all;
+      for (int call = 0; call < static_cast<int>(wanted); ++call) {
+        const Stopwatch clock;
+        kind.call(count).wait();
+        taken.push_back(clock.seconds());
+      }
+      passed += all.seconds();
+      busy += processor_seconds() - processor;
+      double mine = median(taken);
+      group.all_reduce(&mine, 1, DataType::float64, ReduceOperation::maximum, calibrating).wait();
+      const auto size = static_cast<double>(count * ranks * size_of(kind.dtype));
+      table.time.points.emplace_back(size, mine);
+    }
+    table.cores = std::clamp(busy / std::max(passed, 1e-9), 0.0, 2.0);
+    tables.push_back(std::move(table));
+  }
+}
+
+int run_calibrate(const Options& options, const Output& output) {
+  Launch launch(output.errors);
+  if (const int status = launch.agree([&] {
+        if (launch.rank() == 0) require_writable(options.calibration, "--out");
+      });
+      status != 0) {
+    return status;
+  }
+  RuntimeOptions runtime_options;
+  runtime_options.log_level = LogLevel::warning;
+  std::unique_ptr<Runtime> runtime;
+  try {
+    runtime = std::make_unique<Runtime>(Runtime::from_environment(runtime_options));
+    Communicator& all = runtime->all();
+    const bool speaks = all.rank() == 0;
+    const auto say = [&](const std::string& line) {
+      if (speaks) output.out << line << "\n" << std::flush;
+    };
+    const Stopwatch clock;
+    Machine machine;
+    machine.name = options.machine_name.empty() ? host_name() : options.machine_name;
+    machine.source = "measured";
+    machine.taken = taken_text();
+    machine.cores = usable_cores();
+    const std::vector<int> groups = groups_of(all.size());
+    const double each = options.calibration_seconds / static_cast<double>(groups.size());
+    for (const int ranks : groups) {
+      const int threads = std::max(1, machine.cores / ranks);
+      all.barrier(calibrating).wait();
+      const bool active = all.rank() < ranks;
+      const std::unique_ptr<Communicator> group = all.split(active ? 0 : -1, all.rank());
+      if (active) {
+        machine.shares.push_back(measure_share(ranks, threads, each * (products_share + steps_share)));
+        group->barrier(calibrating).wait();
+        if (ranks > 1) measure_collectives(*group, each * collectives_share, machine.collectives);
+      }
+      say(fmt::format("{:5.1f} s  {} rank{} of {} thread{}", clock.seconds(), ranks, ranks == 1 ? "" : "s",
+                      threads, threads == 1 ? "" : "s"));
+    }
+    all.barrier(calibrating).wait();
+    measure_link(machine, options.calibration_seconds * 0.02);
+    machine.host_bytes_per_second =
+        machine.shares.empty() ? 1 : machine.shares.back().memory_bytes_per_second;
+    if (speaks && !options.calibration_dir.empty()) {
+      measure_disk(machine, options.calibration_dir, options.calibration_seconds * 0.1);
+    }
+    all.barrier(calibrating).wait();
+    if (speaks) {
+      write_file_atomically(options.calibration, machine_json(machine));
+      say(fmt::format("{:5.1f} s  machine: {}", clock.seconds(), options.calibration));
+    }
+  } catch (...) {
+    return runtime ? launch.fail(runtime->all(), std::current_exception(), 2)
+                   : launch.fail(std::current_exception(), 2);
+  }
+  return 0;
+}
+
+}  // namespace tranche::tools

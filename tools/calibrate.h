@@ -1,0 +1,24 @@
+#pragma once
+/// `tranche calibrate`: what this machine computes and moves in a second, as a Machine.
+
+#include "tranche/comm/communicator.h"
+#include "tranche/device/device.h"
+#include "tranche/tools/arguments.h"
+#include "tranche/tools/machine.h"
+#include "tranche/tools/run.h"
+
+namespace tranche::tools {
+
+/// Collective under mpirun. Measures and writes --out from rank 0; returns the exit status.
+int run_calibrate(const Options& options, const Output& output);
+
+/// Products, memory and the kernels of probing steps, with `threads`, within about so many seconds. Every
+/// rank of a node that is to share it calls this at the same time.
+ComputeShare measure_share(int ranks, int threads, double seconds);
+/// The kernels of a few steps of small GPTs, timed as they run in them: adds tables of kernels and launch
+/// time to `share`, and brings its rates of products to what they are inside steps.
+void measure_steps(ComputeShare& share, double seconds);
+/// Collective over `group` (two ranks at least). Adds tables of every operation.
+void measure_collectives(Communicator& group, double seconds, std::vector<CollectiveTable>& tables);
+
+}  // namespace tranche::tools

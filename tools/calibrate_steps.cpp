@@ -1,0 +1,193 @@
+// Kernels as they run inside steps: a few steps of small models, each piece of work timed.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "tranche/comm/backends.h"
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+#include "tranche/engine/engine.h"
+#include "tranche/engine/runtime.h"
+#include "tranche/models/gpt.h"
+#include "tranche/tools/calibrate.h"
+
+namespace tranche::tools {
+
+namespace {
+
+/// A step that is timed: a GPT of two blocks.
+struct Probe {
+  std::int64_t width, heads, sequence, batch, vocabulary;
+  bool micro_batch_policy;
+};
+
+constexpr std::array<Probe, 4> probes{{{64, 2, 64, 2, 256, false},
+                                       {192, 4, 128, 2, 256, true},
+                                       {384, 6, 256, 2, 4096, false},
+                                       {768, 12, 256, 1, 16384, true}}};
+/// Sizes nearer to each other than this are one point.
+constexpr double same_size = 1.15;
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// A kernel call of a step, in the time that it took in the median of steps.
+struct Sample {
+  RecordedWork work;
+  DataType dtype;
+  double seconds;
+};
+
+/// Steps of one probe; appends samples, and seconds of a step beside its kernels, for each kernel.
+void run_probe(const Probe& probe, DataType dtype, int threads, double seconds, std::vector<Sample>& samples,
+               std::vector<double>& launches) {
+  models::GptConfig model;
+  model.layers = 2;
+  model.width = probe.width;
+  model.heads = probe.heads;
+  model.vocabulary = probe.vocabulary;
+  model.positions = probe.sequence;
+  Config config;
+  config.micro_batch_size = probe.batch;
+  config.accumulation_steps = 2;
+  config.train_batch_size = 2 * probe.batch;
+  config.threads = threads;
+  config.precision.compute = dtype;
+  config.precision.wire = dtype;
+  config.reduction = probe.micro_batch_policy ? ReductionPolicy::micro_batch : ReductionPolicy::boundary;
+  validate_config(config, 1);
+  RuntimeOptions options = RuntimeOptions::from(config);
+  options.log_level = LogLevel::off;
+  Runtime runtime(options, [](const CommunicatorOptions& o) { return make_self_communicator(o); });
+  Engine engine(runtime, models::Gpt::spec(model, probe.sequence), config);
+  const models::Gpt gpt(model);
+  const std::int64_t tokens = probe.batch * probe.sequence;
+  Buffer batch(runtime.memory(Tier::device), 2 * tokens * size_of(DataType::int32), Category::other, "probe");
+  auto* numbers = static_cast<std::int32_t*>(batch.data());
+  for (std::int64_t i = 0; i < 2 * tokens; ++i) {
+    numbers[i] = static_cast<std::int32_t>((i * 7919 + i / 31) % probe.vocabulary);
+  }
+  std::vector<std::int64_t> numbering(static_cast<std::size_t>(probe.batch), 0);
+  const Shape shape{probe.batch, probe.sequence};
+  const models::TokenBatch data{
+      {numbers, DataType::int32, shape}, {numbers + tokens, DataType::int32, shape}, numbering};
+
+  std::vector<std::shared_ptr<WorkRecorder>> recorded;
+  std::vector<double> beside;
+  const Stopwatch all;
+  for (int step = 0; step < 5 || (step < 60 && all.seconds() < seconds); ++step) {
+    const std::shared_ptr<WorkRecorder> recorder = WorkRecorder::make(true);
+    Stream& compute = engine.compute_stream();
+    const bool settled = step >= 2;
+    if (settled) compute.set_recorder(recorder.get(), WorkRecorder::host_lane);
+    const Stopwatch one;
+    for (int m = 0; m < 2; ++m) gpt.forward_backward(engine, data);
+    (void)engine.step();
+    const double whole = one.seconds();
+    compute.set_recorder(nullptr, 0);
+    if (!settled) continue;
+    double inside = 0;
+    for (const RecordedWork& work : recorder->work()) inside += work.seconds;
+    beside.push_back((whole - inside) / static_cast<double>(recorder->work().size()));
+    recorded.push_back(recorder);
+  }
+  launches.push_back(std::max(0.0, median(beside)));
+  for (std::size_t i = 0; i < recorded.front()->work().size(); ++i) {
+    std::vector<double> taken;
+    for (const auto& recorder : recorded) {
+      if (i < recorder->work().size()) taken.push_back(recorder->work()[i].seconds);
+    }
+    samples.push_back({recorded.front()->work()[i], dtype, median(taken)});
+  }
+}
+
+const char* layout_of(const ProductShape& product) {
+  return product.transpose_a ? "tn" : product.transpose_b ? "nt" : "nn";
+}
+
+double product_seconds(const ComputeShare& share, const ProductShape& product) {
+  for (const ProductTable& table : share.products) {
+    if (table.dtype != product.dtype || table.layout != layout_of(product)) continue;
+    const double m = static_cast<double>(product.m), n = static_cast<double>(product.n),
+                 k = static_cast<double>(product.k);
+    return 2 * m * n * k / table.rate(m, n, k);
+  }
+  return 0;
+}
+
+/// Brings the rates of bare products to those of products in steps, by the ratio of their times.
+void adjust_products(ComputeShare& share, const std::vector<Sample>& samples) {
+  for (ProductTable& table : share.products) {
+    double bare = 0, inside = 0;
+    for (const Sample& sample : samples) {
+      const ProductShape& product = sample.work.product;
+      if (sample.work.name != "matmul" || product.dtype != table.dtype ||
+          table.layout != layout_of(product)) {
+        continue;
+      }
+      bare += product_seconds(share, product);
+      inside += sample.seconds;
+    }
+    if (bare <= 0 || inside <= 0) continue;
+    const double ratio = std::clamp(bare / inside, 0.5, 1.5);
+    for (double& rate : table.rates) rate *= ratio;
+  }
+}
+
+void add_kernels(ComputeShare& share, const std::vector<Sample>& samples) {
+  std::map<std::pair<std::string, DataType>, std::vector<std::pair<double, double>>> found;
+  for (const Sample& sample : samples) {
+    const RecordedWork& work = sample.work;
+    if (work.name == "matmul" || work.kind != WorkKind::kernel) continue;
+    const bool pairs = work.name.rfind("attention", 0) == 0;
+    const double size = pairs ? work.operations : work.bytes_read + work.bytes_written;
+    // Of a product with something behind it, what is behind it.
+    const double product = work.product.m > 0 ? product_seconds(share, work.product) : 0;
+    if (size <= 0) continue;
+    found[{work.name, sample.dtype}].emplace_back(size, std::max(1e-7, sample.seconds - product));
+  }
+  for (auto& [key, points] : found) {
+    std::sort(points.begin(), points.end());
+    KernelTable table{
+        key.first, key.second, key.first.rfind("attention", 0) == 0 ? "operations" : "bytes", {}};
+    for (std::size_t begin = 0, end = 0; begin < points.size(); begin = end) {
+      std::vector<double> sizes, seconds;
+      while (end < points.size() && points[end].first <= points[begin].first * same_size) {
+        sizes.push_back(points[end].first);
+        seconds.push_back(points[end++].second);
+      }
+      double mean_size = 0, mean_seconds = 0;
+      for (std::size_t i = 0; i < sizes.size(); ++i) {
+        mean_size += sizes[i] / static_cast<double>(sizes.size());
+        mean_seconds += seconds[i] / static_cast<double>(sizes.size());
+      }
+      table.time.points.emplace_back(mean_size, mean_seconds);
+    }
+    share.kernels.push_back(std::move(table));
+  }
+}
+
+}  // namespace
+
+void measure_steps(ComputeShare& share, double seconds) {
+  std::vector<Sample> samples;
+  std::vector<double> launches;
+  const double each = seconds / (2.0 * probes.size());
+  for (std::size_t i = 0; i < probes.size(); ++i) {
+    // The larger take their time even when only looked at.
+    if (i > 1 && seconds < 1) break;
+    for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+      run_probe(probes[i], dtype, share.threads, each, samples, launches);
+    }
+  }
+  share.launch_seconds = median(launches);
+  adjust_products(share, samples);
+  add_kernels(share, samples);
+}
+
+}  // namespace tranche::tools

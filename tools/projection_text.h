@@ -1,0 +1,14 @@
+#pragma once
+#include <string>
+
+#include "tranche/tools/projection.h"
+
+namespace tranche::tools {
+
+/// The table below a plan's.
+std::string projection_text(const ProjectionRequest& request, const Projection& projection);
+/// A plan's JSON with the key "projection" (docs/projection.md).
+std::string with_projection(const std::string& plan_json, const ProjectionRequest& request,
+                            const Projection& projection);
+
+}  // namespace tranche::tools
