@@ -127,6 +127,8 @@ void add_calibrate_flags(CLI::App& app, Options& options) {
   app.add_option("--out", options.calibration, "file for the description of the machine")->required();
   app.add_option("--name", options.machine_name, "of the machine (default: the host's name)");
   app.add_option("--dir", options.calibration_dir, "folder on the disk that is measured (default: none is)");
+  app.add_option("--threads", options.threads,
+                 "of a rank (default: the host's cores over the ranks at work)");
   app.add_option("--seconds", options.calibration_seconds, "about how long to measure")
       ->capture_default_str();
   app.footer(R"(Examples:

@@ -39,16 +39,22 @@ double median(std::vector<double> values) {
 }
 
 /// The median of as many calls as fit into `seconds`: at least one; the first of several is not counted.
-double time_calls(double seconds, const std::function<void()>& call) {
+double time_calls(double seconds, const std::function<void()>& call, double (*now)() = &seconds_now) {
   std::vector<double> taken;
   const Stopwatch all;
   do {
-    const Stopwatch one;
+    const double begin = now();
     call();
-    taken.push_back(one.seconds());
+    taken.push_back(now() - begin);
   } while (taken.size() < 40 && all.seconds() + taken.back() < seconds);
   if (taken.size() > 1) taken.erase(taken.begin());
   return std::max(1e-9, median(std::move(taken)));
+}
+
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 /// Memory that is walked through.
@@ -110,14 +116,17 @@ ProductTable measure_products(Device& device, Pool& pool, Pool& results, DataTyp
   for (const std::int64_t m : sizes) {
     for (const std::int64_t n : sizes) {
       for (const std::int64_t k : sizes) {
-        const double taken = time_calls(each, [&] {
-          const ConstTensorView a{pool.take(m * k * size_of(dtype)), dtype,
-                                  options.transpose_a ? Shape{k, m} : Shape{m, k}};
-          const ConstTensorView b{pool.take(k * n * size_of(dtype)), dtype,
-                                  options.transpose_b ? Shape{n, k} : Shape{k, n}};
-          const TensorView c{results.take(m * n * size_of(c_dtype)), c_dtype, {m, n}};
-          kernels::matmul(stream, options, a, b, c, {scratch.data(), scratch.bytes()});
-        });
+        const double taken = time_calls(
+            each,
+            [&] {
+              const ConstTensorView a{pool.take(m * k * size_of(dtype)), dtype,
+                                      options.transpose_a ? Shape{k, m} : Shape{m, k}};
+              const ConstTensorView b{pool.take(k * n * size_of(dtype)), dtype,
+                                      options.transpose_b ? Shape{n, k} : Shape{k, n}};
+              const TensorView c{results.take(m * n * size_of(c_dtype)), c_dtype, {m, n}};
+              kernels::matmul(stream, options, a, b, c, {scratch.data(), scratch.bytes()});
+            },
+            clock_of(device.threads()));
         const double operations =
             2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
         table.rates.push_back(operations / taken);
@@ -136,7 +145,8 @@ double measure_memory(Device& device, double seconds) {
   const TensorView target{to.data(), DataType::float32, {streamed_bytes / 4}};
   kernels::fill_constant(stream, source, 1);
   return 2.0 * static_cast<double>(streamed_bytes) /
-         time_calls(seconds, [&] { kernels::add(stream, source, source, target); });
+         time_calls(
+             seconds, [&] { kernels::add(stream, source, source, target); }, clock_of(device.threads()));
 }
 
 void measure_link(Machine& machine, double seconds) {
@@ -201,6 +211,10 @@ std::vector<int> groups_of(int ranks) {
 constexpr OperationLabel calibrating{"calibration", "calibrate", Traffic::control};
 
 }  // namespace
+
+double (*clock_of(int threads))() {
+  return threads == 1 ? &thread_seconds : &seconds_now;
+}
 
 ComputeShare measure_share(int ranks, int threads, double seconds) {
   ComputeShare share;
@@ -320,7 +334,7 @@ int run_calibrate(const Options& options, const Output& output) {
     const std::vector<int> groups = groups_of(all.size());
     const double each = options.calibration_seconds / static_cast<double>(groups.size());
     for (const int ranks : groups) {
-      const int threads = std::max(1, machine.cores / ranks);
+      const int threads = static_cast<int>(options.threads.value_or(std::max(1, machine.cores / ranks)));
       all.barrier(calibrating).wait();
       const bool active = all.rank() < ranks;
       const std::unique_ptr<Communicator> group = all.split(active ? 0 : -1, all.rank());

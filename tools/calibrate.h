@@ -12,6 +12,9 @@ namespace tranche::tools {
 /// Collective under mpirun. Measures and writes --out from rank 0; returns the exit status.
 int run_calibrate(const Options& options, const Output& output);
 
+/// What kernels of so many threads are timed by: one thread's own processor time, so that a machine which
+/// does other things at the same time measures nearly the same; else what passes.
+double (*clock_of(int threads))();
 /// Products, memory and the kernels of probing steps, with `threads`, within about so many seconds. Every
 /// rank of a node that is to share it calls this at the same time.
 ComputeShare measure_share(int ranks, int threads, double seconds);

@@ -295,7 +295,8 @@ TEST(PlanMachine, ErrorsNameFlagAndFile) {
 TEST(Calibrate, MeasuresThisMachineForAPlan) {
   const TemporaryFolder folder;
   const std::string path = folder.path("machine.json");
-  const ProgramResult calibrated = test::run({"calibrate", "--out", path, "--seconds", "0.2"});
+  const ProgramResult calibrated =
+      test::run({"calibrate", "--out", path, "--seconds", "0.2", "--threads", "1"});
   ASSERT_EQ(calibrated.status, 0) << calibrated.errors;
   const Machine machine = parse_machine(test::read_file(path), path);
   EXPECT_TRUE(machine.measured());
