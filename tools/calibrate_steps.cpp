@@ -9,7 +9,7 @@
 #include "tranche/comm/backends.h"
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cpu/cpu_streams.h"
+#include "tranche/device/span_clock.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/models/gpt.h"

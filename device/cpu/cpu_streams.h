@@ -4,16 +4,10 @@
 #include <memory>
 #include <string>
 
-#include "tranche/core/clock.h"
+#include "tranche/device/span_clock.h"
 #include "tranche/device/stream.h"
 
 namespace tranche {
-
-/// The clock that an inline stream's spans are taken by, kept with the stream (Stream::attachment). Benches
-/// on shared machines put processor seconds here; other tracks of the trace stay with seconds_now().
-struct SpanClock {
-  double (*now)() = &seconds_now;
-};
 
 /// Runs work at once on the calling thread, so every recorded point has been passed. A failure of the work
 /// leaves enqueue() directly.
