@@ -344,8 +344,9 @@ std::string to_svg(const BarChart& chart) {
   }
   Svg svg(chart.title, chart.subtitle);
   Frame frame;
-  if (!chart.notes.empty()) frame.top += 12;
   frame.high_x = static_cast<double>(chart.labels.size());
+  draw_rows(svg, frame, chart.rows);
+  if (!chart.notes.empty()) frame.top += 12;
   const Ticks vertical = ticks(0, highest, chart.y_scale);
   frame.high_y = vertical.values.back();
   draw_y_axis(svg, frame, vertical, chart.y_label);
@@ -397,6 +398,32 @@ std::string to_svg(const BarChart& chart) {
   return svg.finish();
 }
 
+/// Marks of a logarithmic axis, their places as powers of two: from the last of 1, 2, 5, 10, 20 ... that is
+/// not above `low` to the first that is not below `high`, and at least two.
+Ticks decimal_marks(double low, double high) {
+  Ticks marks;
+  const auto add = [&](double value) {
+    marks.values.push_back(std::log2(value));
+    marks.labels.push_back(fmt::format("{:.6g}", value));
+  };
+  // Over many decades only their beginnings.
+  const bool wide = high / low > 2e3;
+  double before = 0;
+  for (int exponent = static_cast<int>(std::floor(std::log10(low))) - 1;; ++exponent) {
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      if (wide && factor != 1) continue;
+      const double value = factor * std::pow(10.0, exponent);
+      if (value <= low) {
+        before = value;
+        continue;
+      }
+      if (marks.values.empty()) add(before);
+      add(value);
+      if (value >= high) return marks;
+    }
+  }
+}
+
 std::string to_svg(const LineChart& chart) {
   require(!chart.series.empty(), "a line chart without lines");
   double low_x = INFINITY, high_x = -INFINITY, low_y = INFINITY, high_y = -INFINITY;
@@ -411,7 +438,10 @@ std::string to_svg(const LineChart& chart) {
       high_y = std::max(high_y, series.y[i]);
     }
   }
-  const auto place = [&](double value) { return chart.logarithmic ? std::log2(value) : value; };
+  const bool log_x = chart.logarithmic || chart.logarithmic_x;
+  require(!log_x || low_x > 0, "a zero on a logarithmic axis");
+  const auto place_x = [&](double value) { return log_x ? std::log2(value) : value; };
+  const auto place_y = [&](double value) { return chart.logarithmic ? std::log2(value) : value; };
   const auto powers = [&](double low, double high, Scale scale) {
     Ticks marks;
     const double first = std::floor(std::log2(low)), last = std::max(std::ceil(std::log2(high)), first + 1);
@@ -424,13 +454,23 @@ std::string to_svg(const LineChart& chart) {
     }
     return marks;
   };
-  Ticks vertical = chart.logarithmic ? powers(low_y, high_y, chart.y_scale) : ticks(0, high_y, chart.y_scale);
-  const Ticks horizontal =
-      chart.logarithmic ? powers(low_x, high_x, Scale::number) : ticks(0, high_x, Scale::number, 10);
+  Ticks vertical = !chart.logarithmic              ? ticks(0, high_y, chart.y_scale)
+                   : chart.y_scale == Scale::bytes ? powers(low_y, high_y, chart.y_scale)
+                                                   : decimal_marks(low_y, high_y);
+  const Ticks horizontal = log_x ? powers(low_x, high_x, Scale::number) : ticks(0, high_x, Scale::number, 10);
   Svg svg(chart.title, chart.subtitle);
   Frame frame;
   frame.low_x = horizontal.values.front();
   frame.high_x = horizontal.values.back();
+  for (const Band& band : chart.bands) {
+    const double begin = std::clamp(frame.x(place_x(band.begin)), frame.x0, frame.x1);
+    const double end = std::clamp(frame.x(place_x(band.end)), frame.x0, frame.x1);
+    if (end - begin < 0.3) continue;
+    svg.rect(begin, frame.top, end - begin, frame.base - frame.top,
+             band.color.empty() ? "#f2f2f2" : band.color);
+    svg.text((begin + end) / 2, frame.top + 16, shortened(band.label, end - begin),
+             R"(text-anchor="middle" fill="#555555")");
+  }
   const double floor_y = vertical.values.front();
   for (double& value : vertical.values) value -= floor_y;
   frame.high_y = vertical.values.back();
@@ -442,17 +482,32 @@ std::string to_svg(const LineChart& chart) {
   }
   draw_x_name(svg, frame, chart.x_label);
   double legend = frame.top + 4;
+  int dashed = 0;
   for (const LineSeries& series : chart.series) {
     std::string d;
-    const std::string_view dashes = series.dashed ? R"( stroke-dasharray="7 5")" : "";
+    // Dashed lines that lie on each other show in turn.
+    const std::string dashes =
+        series.dashed ? fmt::format(R"( stroke-dasharray="6 8" stroke-dashoffset="{}")", 7 * dashed++) : "";
+    const auto point = [&](double x, double y) {
+      const double half = series.size / 2;
+      if (series.hollow) {
+        svg.rect(x - half, y - half, series.size, series.size, "none",
+                 fmt::format(R"(stroke="{}" stroke-width="2")", series.color));
+      } else {
+        svg.rect(x - half, y - half, series.size, series.size, series.color);
+      }
+    };
     for (std::size_t i = 0; i < series.x.size(); ++i) {
-      const double x = frame.x(place(series.x[i])), y = frame.y(place(series.y[i]) - floor_y);
+      const double x = frame.x(place_x(series.x[i])), y = frame.y(place_y(series.y[i]) - floor_y);
       d += fmt::format("{}{} {}", i == 0 ? "M" : "L", at(x), at(y));
-      if (!series.dashed) svg.rect(x - 3.5, y - 3.5, 7, 7, series.color);
+      if (!series.dashed) point(x, y);
     }
-    svg.path(d, fmt::format(R"(fill="none" stroke="{}" stroke-width="2"{})", series.color, dashes));
-    svg.line(frame.x1 + 18, legend + 7, frame.x1 + 42, legend + 7, series.color,
-             fmt::format(R"(stroke-width="2"{})", dashes));
+    if (series.joined || series.dashed) {
+      svg.path(d, fmt::format(R"(fill="none" stroke="{}" stroke-width="2"{})", series.color, dashes));
+      svg.line(frame.x1 + 18, legend + 7, frame.x1 + 42, legend + 7, series.color,
+               fmt::format(R"(stroke-width="2"{})", dashes));
+    }
+    if (!series.dashed) point(frame.x1 + 30, legend + 7);
     svg.text(frame.x1 + 48, legend + 11, series.name);
     legend += 22;
   }

@@ -64,19 +64,26 @@ struct BarChart {
   std::vector<std::string> labels;  ///< one for each value; a line break begins a second line
   std::vector<Series> series;
   std::vector<std::string> notes;  ///< above the bars; one for each label, or none
+  std::vector<BandRow> rows;       ///< over the bars: label i is from i to i + 1
 };
 
 struct LineSeries {
   std::string name, color;
   std::vector<double> x, y;
-  bool dashed = false;
+  bool dashed = false;  ///< a line without points
+  bool joined = true;   ///< points with a line
+  bool hollow = false;  ///< points that are only outlined
+  double size = 7;      ///< of points, in pixels: what may lie on each other is told apart by it
 };
-/// Points joined by lines. Logarithmic axes have their marks at powers of two.
+/// Points joined by lines. A logarithmic x axis and bytes have their marks at powers of two, other numbers at
+/// 1, 2 and 5 times powers of ten.
 struct LineChart {
   std::string title, subtitle, x_label, y_label;
   Scale y_scale = Scale::number;
-  bool logarithmic = false;
+  bool logarithmic = false;    ///< both axes
+  bool logarithmic_x = false;  ///< the x axis
   std::vector<LineSeries> series;
+  std::vector<Band> bands;  ///< shaded, with their names at the top
 };
 
 /// The whole file. Throws InvalidArgument where lengths do not fit or numbers are negative or not finite.

@@ -12,6 +12,7 @@
 namespace tranche::plot {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -121,9 +122,51 @@ TEST(Plot, LinesOnLinearAndLogarithmicAxes) {
   chart.logarithmic = true;
   const std::string svg = to_svg(chart);
   EXPECT_EQ(problem_of(svg), "");
-  for (const char* text : {">8<", ">128<", "ideal", "stroke-dasharray"}) EXPECT_THAT(svg, HasSubstr(text));
+  for (const char* text : {">8<", ">10<", ">50<", ">100<", "ideal", "stroke-dasharray"})
+    EXPECT_THAT(svg, HasSubstr(text));
+  chart.y_scale = Scale::bytes;
+  EXPECT_THAT(to_svg(chart), HasSubstr(">128 B<"));
   chart.series[0].y[0] = 0;
   EXPECT_THROW(to_svg(chart), InvalidArgument);
+  chart.logarithmic = false;
+  chart.logarithmic_x = true;
+  EXPECT_THAT(to_svg(chart), HasSubstr(">0 B<")) << "the y axis begins at nothing";
+  chart.series[0].x[0] = 0;
+  EXPECT_THROW(to_svg(chart), InvalidArgument);
+}
+
+TEST(Plot, LogarithmicMarksAreRoundNumbersAroundTheData) {
+  LineChart chart;
+  chart.logarithmic = true;
+  const auto marks = [&](double low, double high) {
+    chart.series = {{"s", std::string(color(0)), {1, 2}, {low, high}, false}};
+    return to_svg(chart);
+  };
+  EXPECT_THAT(marks(64934, 153354), AllOf(HasSubstr(">50000<"), HasSubstr(">100000<"), HasSubstr(">200000<"),
+                                          Not(HasSubstr(">20000<"))));
+  EXPECT_THAT(marks(100, 100), AllOf(HasSubstr(">100<"), HasSubstr(">200<")));
+  EXPECT_THAT(marks(0.3, 1e6),
+              AllOf(HasSubstr(">0.1<"), HasSubstr(">1000<"), HasSubstr(">1e+06<"), Not(HasSubstr(">500<"))));
+}
+
+TEST(Plot, PointsAloneBandsAndRowsOverBars) {
+  LineChart chart;
+  chart.logarithmic_x = true;
+  chart.series = {{"measured", std::string(color(0)), {1, 2}, {3, 4}, false, false, true, 11},
+                  {"one", std::string(color(1)), {1, 2}, {3, 4}, true},
+                  {"other", std::string(color(2)), {1, 2}, {3, 4}, true}};
+  chart.bands = {{1.5, 1e9, "shared cores", ""}};
+  const std::string svg = to_svg(chart);
+  EXPECT_EQ(problem_of(svg), "");
+  EXPECT_THAT(svg, AllOf(HasSubstr(">shared cores<"), HasSubstr(R"(height="11" fill="none")"),
+                         HasSubstr(R"(stroke-dashoffset="0")"), HasSubstr(R"(stroke-dashoffset="7")")));
+  EXPECT_EQ(svg.find("<path"), svg.rfind("<path", svg.rfind("<path") - 1)) << "the two dashed lines";
+  BarChart bars;
+  bars.labels = {"0", "3", "0"};
+  bars.series = {{"s", std::string(color(0)), {1, 2, 3}}};
+  bars.rows = {{"ranks", {{0, 2, "four", ""}, {2, 3, "eight", ""}}}};
+  EXPECT_EQ(problem_of(to_svg(bars)), "");
+  EXPECT_THAT(to_svg(bars), AllOf(HasSubstr(">ranks<"), HasSubstr(">four<"), HasSubstr(">eight<")));
 }
 
 TEST(Plot, RefusesWhatDoesNotFit) {
