@@ -69,7 +69,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in,
   if (offload && offload->swap) allocate_on_all([this] { offload->swap->create(); });
   initialize_weights();
   set_phase("idle");
-  step_started = seconds_now();
+  step_started = step_ended = seconds_now();
 }
 
 Engine::Impl::~Impl() {
@@ -522,6 +522,7 @@ void Engine::Impl::open_micro_batch() {
       begin_pass("train");
       in_step = true;
       step_started = seconds_now();
+      between_steps = step_started - step_ended;
       traffic_before = shard.meter().counts(Traffic::data);
       control_before = shard.meter().counts(Traffic::control);
       begin_offload_report();

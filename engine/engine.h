@@ -182,6 +182,9 @@ class Engine {
   /// Data elements per rank and step by the formula of DESIGN section 2, from the layouts and the policy;
   /// stage 3 from the recorded schedule (0 before the first step has ended).
   std::int64_t formula_wire_elements() const;
+  /// The same in bytes: what is reduced in the wire dtype, what is gathered in the compute dtype (stage 0:
+  /// the reduced gradient, in the accumulation dtype).
+  std::int64_t formula_wire_bytes() const;
   /// The start-up table for people.
   std::string summary() const;
 

@@ -320,7 +320,8 @@ struct Engine::Impl {
   std::atomic<bool> stop_wanted = false;
 
   // Reports.
-  double step_started = 0;
+  double step_started = 0, step_ended = 0;
+  double between_steps = 0;  ///< from the end of the step before to the beginning of this one
   std::vector<ExposedWait> exposed_waits;
   double exposed_gather = 0, exposed_reduce = 0, exposed_offload = 0;
   std::int64_t step_gathered_elements = 0;    ///< padded elements of stage 3 gathers since the step began

@@ -68,6 +68,7 @@ std::string Engine::traffic_report() const {
   ordered_json result = traffic_json(impl_->step_traffic);
   result["control"] = traffic_json(impl_->step_control_traffic);
   result["formula_elements"] = formula_wire_elements();
+  result["formula_bytes"] = formula_wire_bytes();
   return result.dump();
 }
 
@@ -307,6 +308,20 @@ std::int64_t Engine::formula_wire_elements() const {
   // Stages 0-2 gather once per step (G, or new weights); stage 3 as its schedule says.
   elements += impl.stage < 3 ? padded : impl.recorded_gather_elements;
   return elements / impl.ranks * (impl.ranks - 1);
+}
+
+std::int64_t Engine::formula_wire_bytes() const {
+  const Impl& impl = *impl_;
+  if (impl.ranks == 1) return 0;
+  const PrecisionConfig& precision = impl.config.precision;
+  std::int64_t padded = 0;
+  for (const UnitState& unit : impl.units) padded += unit.trainable.layout.padded_elements();
+  const std::int64_t reductions =
+      impl.policy == ReductionPolicy::boundary ? 1 : impl.config.accumulation_steps;
+  std::int64_t bytes = reductions * padded * size_of(precision.wire);
+  bytes += impl.stage < 3 ? padded * size_of(impl.stage == 0 ? precision.accumulation : precision.compute)
+                          : impl.recorded_gather_elements * size_of(precision.compute);
+  return bytes / impl.ranks * (impl.ranks - 1);
 }
 
 std::string Engine::summary() const {

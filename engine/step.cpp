@@ -216,6 +216,8 @@ StepResult Engine::Impl::finish_step() {
       wait_for_event(unit.trainable.gradients_home, &exposed_offload);
     }
   }
+  const Event gradients_arrived = compute.record();
+  const double issued = seconds_now();
 
   StepResult result;
   result.step = steps_done + 1;
@@ -229,6 +231,8 @@ StepResult Engine::Impl::finish_step() {
   std::vector<double> unit_sums;
   double total_squares = 0;
   const std::vector<BoundaryRecord> records = agree(unit_sums, optimizer_sums, total_squares);
+  // A device has passed the point by now: agree() has synchronized.
+  const double arrived = gradients_arrived.state() ? gradients_arrived.passed_at() : issued;
 
   double loss = 0;
   const BoundaryRecord* bad = nullptr;
@@ -316,6 +320,9 @@ StepResult Engine::Impl::finish_step() {
   look_after_saving(records, result);
   const double now = seconds_now();
   result.seconds = now - step_started;
+  result.between_seconds = between_steps;
+  result.update_seconds = now - (std::isfinite(arrived) ? arrived : issued);
+  step_ended = now;
   set_phase("idle");
   const bool too_many = consecutive_skips >= config.maximum_consecutive_skips;
   if ((gave_up || too_many) && !result.saved.empty() && rank == 0) {

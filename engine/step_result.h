@@ -21,10 +21,12 @@ struct StepResult {
   double exposed_gather_seconds = 0;   ///< compute waited for parameters
   double exposed_reduce_seconds = 0;   ///< step waited for gradients
   double exposed_offload_seconds = 0;  ///< compute or step waited for copies, host updates or the disk
-  OffloadSeconds offload;              ///< what offloading was busy with during this step; it overlaps
-  OffloadTraffic offload_traffic;      ///< and what it moved
-  std::string saved;            ///< path of the checkpoint that became complete in this step; else empty
-  bool stop_requested = false;  ///< some rank's Engine::request_stop() came before this step was agreed on
+  double update_seconds = 0;   ///< norm, agreement of the ranks and update, from when gradients were there
+  double between_seconds = 0;  ///< from the end of the step before to the first begin_micro_batch()
+  OffloadSeconds offload;      ///< what offloading was busy with during this step; it overlaps
+  OffloadTraffic offload_traffic;  ///< and what it moved
+  std::string saved;               ///< path of the checkpoint that became complete in this step; else empty
+  bool stop_requested = false;     ///< some rank's Engine::request_stop() came before this step was agreed on
 };
 
 struct EvaluationResult {

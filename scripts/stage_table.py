@@ -53,7 +53,7 @@ def main():
                 memory, traffic = report["memory"]["device"], report["traffic"]
                 held = memory["persistent"]
                 sent = sum(v["elements"] for k, v in traffic.items()
-                           if k not in ("control", "formula_elements"))
+                           if k != "control" and isinstance(v, dict))
                 print("| " + " | ".join([
                     str(ranks), str(stage), mib(held["parameters"]), mib(held["gradients"]), mib(held["optimizer"]),
                     mib(memory["by_category"]["gathered"]), mib(memory["peak_bytes"]), f"{sent:,}",

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -66,6 +67,8 @@ void Report::add_step(const StepResult& result) {
                           {"loss_scale", number(result.loss_scale)},
                           {"tokens", result.tokens},
                           {"seconds", number(result.seconds)},
+                          {"between_seconds", number(result.between_seconds)},
+                          {"update_seconds", number(result.update_seconds)},
                           {"exposed_gather_seconds", number(result.exposed_gather_seconds)},
                           {"exposed_reduce_seconds", number(result.exposed_reduce_seconds)},
                           {"exposed_offload_seconds", number(result.exposed_offload_seconds)},
@@ -108,6 +111,19 @@ void Report::set_speed(double tokens_per_second, double peak_flops, double peak_
   impl_->document["tokens_per_second"] = number(tokens_per_second);
   impl_->document["matmul_peak_flops"] = number(peak_flops);
   impl_->document["matmul_peak_share"] = number(peak_share);
+}
+
+void Report::set_processor_seconds(const std::vector<double>& steps) {
+  for (std::size_t i = 0; i < std::min(steps.size(), impl_->steps.size()); ++i) {
+    impl_->steps[i]["cpu_seconds"] = number(steps[i]);
+  }
+}
+
+void Report::set_placement(const Placement& placement) {
+  impl_->document["placement"] = {{"ranks_on_host", placement.ranks_on_host},
+                                  {"threads", placement.threads},
+                                  {"cores", placement.cores},
+                                  {"host_cores", placement.host_cores}};
 }
 
 void Report::set_sample(const std::string& text) {

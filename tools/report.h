@@ -28,6 +28,14 @@ struct CheckpointRecord {
   double seconds = 0;        ///< from the request to when it was found complete
 };
 
+/// Where ranks run, as rank 0 sees it.
+struct Placement {
+  int ranks_on_host = 1;  ///< of its host
+  int threads = 1;        ///< of a rank's kernels
+  int cores = 1;          ///< that rank 0 may run on
+  int host_cores = 1;     ///< that its host has
+};
+
 /// Collects on rank 0 what a run says of itself.
 class Report {
  public:
@@ -47,6 +55,9 @@ class Report {
   void set_engine(const std::string& memory, const std::string& traffic, const std::string& model);
   void set_digests(const kernels::Digest& weights, const kernels::Digest& state);
   void set_speed(double tokens_per_second, double peak_flops, double peak_share);
+  /// Processor seconds of all ranks in each step, in their order.
+  void set_processor_seconds(const std::vector<double>& steps);
+  void set_placement(const Placement& placement);
   void set_sample(const std::string& text);
   void add_checkpoint(const CheckpointRecord& record);
   /// `changes` has a line for each setting that is not as it was.

@@ -1,7 +1,9 @@
 #include "tranche/tools/run.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <ostream>
 #include <random>
 
@@ -92,6 +94,8 @@ void Run::start() {
 void Run::show_start() {
   report.set_start(launch.size(), settings.config.stage, engine->config().to_json(),
                    runtime->numerics_fingerprint(), options.model, options.data);
+  report.set_placement({runtime->all().local_size(), runtime->device().threads(), usable_cores(),
+                        static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)))});
   output.out << engine->summary();
   row("matmul peak", fmt::format("{:.0f} GFLOP/s measured, all ranks together", peak_flops / 1e9));
   row("data", fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
@@ -24,6 +25,11 @@ namespace tranche::tools {
 namespace {
 
 constexpr double sample_temperature = 0.8;
+
+/// Of all threads of this process so far, user and system.
+double processor_seconds_now() {
+  return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+}
 
 class Training {
  public:
@@ -116,6 +122,9 @@ class Training {
     // Before the ranks agree on the step, so that all of them end with this one.
     if (signals_ != nullptr && signals_->poll() != 0) run_.engine->request_stop();
     const StepResult result = run_.engine->step();
+    const double processor = processor_seconds_now();
+    processor_seconds_.push_back(processor - processor_before_);
+    processor_before_ = processor;
     if (run_.profile) run_.profile->end_step(result.step);
     return result;
   }
@@ -146,6 +155,7 @@ class Training {
     keeper_.finish();
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
+    share_processor_seconds();
     if (run_.profile) run_.profile->end();  // what comes now is not the training's
     save_trace();
     save_profile();
@@ -173,6 +183,17 @@ class Training {
     run_.output.out << table << std::flush;
   }
 
+  /// Collective. What every rank's steps took of processors, added up.
+  void share_processor_seconds() {
+    if (processor_seconds_.empty()) return;
+    run_.runtime->all()
+        .all_reduce(processor_seconds_.data(), static_cast<std::int64_t>(processor_seconds_.size()),
+                    DataType::float64, ReduceOperation::sum,
+                    {"report", "processor seconds", Traffic::control})
+        .wait();
+    if (run_.speaks()) run_.report.set_processor_seconds(processor_seconds_);
+  }
+
   void report_engine(const kernels::Digest& weights, const kernels::Digest& state,
                      const std::string& memory) {
     run_.report.set_engine(memory, run_.engine->traffic_report(), run_.engine->model_report());
@@ -196,6 +217,7 @@ class Training {
     const EvaluationResult held_out = run_.validate(last_.step);
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
+    share_processor_seconds();
     if (run_.profile) run_.profile->end();  // what comes now is not the training's
     std::string sample;
     if (run_.options.sample_bytes > 0) {
@@ -267,7 +289,9 @@ class Training {
   OffloadMeans offload_;
   CheckpointKeeper keeper_;
   StepResult last_;
-  std::int64_t begin_ = 0;  ///< steps that were done before
+  double processor_before_ = processor_seconds_now();
+  std::vector<double> processor_seconds_;  ///< of each step, this rank's until share_processor_seconds()
+  std::int64_t begin_ = 0;                 ///< steps that were done before
 };
 
 }  // namespace

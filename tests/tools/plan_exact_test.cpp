@@ -177,6 +177,9 @@ void expect_plan_is_measured(std::uint64_t number) {
   expect_equal(plan.data, traffic, line);
   expect_equal(plan.control, traffic["control"], line);
   EXPECT_EQ(plan.formula_elements, run.formula) << line;
+  std::int64_t bytes = 0;
+  for (const auto& [operation, count] : plan.data) bytes += count.bytes;
+  EXPECT_EQ(traffic["formula_bytes"], bytes) << line;
   EXPECT_EQ(plan.work, run.work) << line;
   EXPECT_EQ(plan.offload_bytes.to_host, run.offload.to_host) << line;
   EXPECT_EQ(plan.offload_bytes.from_host, run.offload.from_host) << line;

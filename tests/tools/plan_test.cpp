@@ -402,6 +402,7 @@ TEST(PlanCommand, JsonHasItsKeys) {
   EXPECT_EQ(plan["peak"]["device"]["bytes"], live);
   EXPECT_EQ(plan["peak"]["device"]["bytes"], categories);
   EXPECT_EQ(plan["traffic_total"]["elements"], plan["traffic"]["formula_elements"]);
+  EXPECT_EQ(plan["traffic_total"]["bytes"], plan["traffic"]["formula_bytes"]);
   EXPECT_GT(plan["work"]["floating_point_operations"], plan["work"]["model_operations"]);
   EXPECT_EQ(plan["host_device_bytes"], 0);
   EXPECT_EQ(plan["nvme_bytes"], 0);

@@ -98,6 +98,9 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
                        {"loss_scale", number_float},
                        {"tokens", number_integer},
                        {"seconds", number_float},
+                       {"between_seconds", number_float},
+                       {"update_seconds", number_float},
+                       {"cpu_seconds", number_float},
                        {"exposed_gather_seconds", number_float},
                        {"exposed_reduce_seconds", number_float},
                        {"exposed_offload_seconds", number_float},
@@ -127,7 +130,19 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
                                       {"workspace", number_integer},
                                       {"other", number_integer}});
   expect_keys(report["model"], {{"parameters", number_integer}, {"flops_per_token", number_float}});
-  expect_keys(report["traffic"], {{"formula_elements", number_integer}, {"control", object}});
+  expect_keys(report["traffic"],
+              {{"formula_elements", number_integer}, {"formula_bytes", number_integer}, {"control", object}});
+  expect_keys(report["placement"], {{"ranks_on_host", number_integer},
+                                    {"threads", number_integer},
+                                    {"cores", number_integer},
+                                    {"host_cores", number_integer}});
+  for (const json& step : report["steps"]) {
+    // The update is a part of the step; all of a rank's processor time is inside of its wall clock here.
+    EXPECT_GT(step["update_seconds"], 0);
+    EXPECT_LT(step["update_seconds"], step["seconds"]);
+    EXPECT_GT(step["cpu_seconds"], 0);
+    EXPECT_GE(step["between_seconds"], 0);
+  }
   EXPECT_EQ(report["config"]["zero_optimization"]["stage"], 0);
 }
 

@@ -276,6 +276,10 @@ def suite_report():
         if sum(sent.values()) != report["traffic"]["formula_elements"]:
             failures.append("traffic")
             print(f"FAILED: {ranks} ranks sent {sent}, the formula says {report['traffic']['formula_elements']}")
+        sent = sum(count["bytes"] for name, count in report["traffic"].items() if isinstance(count, dict) and name != "control")
+        if sent != report["traffic"]["formula_bytes"]:
+            failures.append("bytes")
+            print(f"FAILED: {ranks} ranks sent {sent} bytes, the formula says {report['traffic']['formula_bytes']}")
     for ranks, values in losses.items():
         worst = max(abs(a - b) for a, b in zip(values, losses[1]))
         # fp32 sums in another order: law 2's bound.

@@ -18,6 +18,8 @@ TEST(Report, WritesWhatItWasGiven) {
   step.applied = true;
   step.loss = 2.5;
   step.exposed_offload_seconds = 0.5;
+  step.update_seconds = 0.25;
+  step.between_seconds = 0.125;
   step.offload = {1, 2, 3, 4};
   step.offload_traffic = {10, 20, 30, 40};
   report.add_step(step);
@@ -29,6 +31,8 @@ TEST(Report, WritesWhatItWasGiven) {
   report.add_validation(1, {3.5, 10});
   report.add_validation(2, {3.25, 10});
   report.set_ngrams({1, 2, 3});
+  report.set_processor_seconds({1.5});
+  report.set_placement({2, 3, 4, 5});
   const json document = json::parse(report.to_json());
   EXPECT_EQ(document["schema"], "tranche-report-1");
   EXPECT_EQ(document["world"], 2);
@@ -40,6 +44,12 @@ TEST(Report, WritesWhatItWasGiven) {
   EXPECT_TRUE(document["checkpoints"].is_array() && document["checkpoints"].empty());
   EXPECT_FALSE(document.contains("resumed") || document.contains("stopped_by"));
   EXPECT_EQ(document["steps"][0]["exposed_offload_seconds"], 0.5);
+  EXPECT_EQ(document["steps"][0]["update_seconds"], 0.25);
+  EXPECT_EQ(document["steps"][0]["between_seconds"], 0.125);
+  EXPECT_EQ(document["steps"][0]["cpu_seconds"], 1.5);
+  EXPECT_FALSE(document["steps"][1].contains("cpu_seconds")) << "only as many as there are";
+  EXPECT_EQ(document["placement"],
+            json::parse(R"({"ranks_on_host": 2, "threads": 3, "cores": 4, "host_cores": 5})"));
   EXPECT_EQ(document["steps"][0]["offload"], json::parse(R"({"to_host_seconds": 1.0, "from_host_seconds": 2.0,
       "host_update_seconds": 3.0, "disk_seconds": 4.0})"));
   EXPECT_EQ(document["steps"][0]["offload_bytes"],
