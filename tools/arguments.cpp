@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
@@ -15,8 +14,8 @@ namespace tranche::tools {
 
 namespace {
 
-constexpr std::array<const char*, 1> later_commands{"scale"};
-constexpr const char* commands_text = "train, evaluate, generate, plan, calibrate, checkpoint and info";
+constexpr const char* commands_text =
+    "train, evaluate, generate, plan, calibrate, scale, checkpoint and info";
 
 Fault parse_fault(const std::string& text, const char* flag, long long first_step = 1) {
   int rank = 0, used = 0;
@@ -64,8 +63,8 @@ void add_model_flags(CLI::App& app, Options& options) {
   app.add_option("--nvme-space", options.nvme_space, "most room of a rank's swap file, like 1TiB");
 }
 
-void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
-  add_model_flags(app, options);
+/// What `train` and the runs of `scale` read alike, beside model and configuration.
+void add_data_flags(CLI::App& app, Options& options) {
   app.add_option("--data", options.data, "text file (bytes), or tokens of llm.c or nanoGPT");
   app.add_option("--data-format", options.data_format, "auto, text, llmc or nanogpt")->capture_default_str();
   app.add_option("--validation-data", options.validation_data, "held-out file instead of the tail of --data");
@@ -73,6 +72,11 @@ void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
       ->capture_default_str();
   app.add_option("--eval-batches", options.eval_batches,
                  "held-out windows in an evaluation, in units of the step's batch (default 0: all)");
+}
+
+void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
+  add_model_flags(app, options);
+  add_data_flags(app, options);
   app.add_option("--report", options.report, "JSON report (docs/report.md)");
   app.add_flag("--ngrams", options.ngrams,
                "n-gram cross-entropies of the held-out text beside the validation loss");
@@ -135,6 +139,22 @@ void add_calibrate_flags(CLI::App& app, Options& options) {
   tranche calibrate --out machine.json
   mpirun -n 2 --bind-to none tranche calibrate --out machine.json --dir /scratch    # collectives, too
   tranche plan --model gpt2 --ranks 2 --stage 3 --machine machine.json)");
+}
+
+/// The flags of `train` that runs of a study get. Returns their names.
+std::vector<std::string> add_study_flags(CLI::App& app, Options& options, Raw& raw) {
+  add_model_flags(app, options);
+  app.remove_option(app.get_option("--stage"));
+  add_data_flags(app, options);
+  app.add_option("--lr", options.learning_rate, "learning rate (default: the configuration's, else 0.001)");
+  app.add_option("--debug-fail", raw.debug_fail)->group("");
+  app.add_option("--debug-peak-seconds", options.peak_seconds)->group("");
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->get_lnames().empty() && option->get_lnames().front() != "help")
+      names.push_back("--" + option->get_lnames().front());
+  }
+  return names;
 }
 
 void add_train_flags(CLI::App& app, Options& options) {
@@ -321,15 +341,23 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
   CLI::App* calibrate = app.add_subcommand(
       "calibrate", "measures what this machine computes and moves in a second, for plan --machine");
   add_calibrate_flags(*calibrate, options);
+  CLI::App* scale = app.add_subcommand(
+      "scale", "a scaling study: runs over ranks and stages, to a table and plots; starts mpirun itself");
+  const std::vector<std::string> study_flags = add_study_flags(*scale, options, raw);
+  ScaleTexts scale_texts;
+  add_scale_flags(*scale, options.scale, scale_texts);
+  scale->add_flag("--json", options.json, "print the results as JSON instead of the table");
   CLI::App* info = app.add_subcommand("info", "what this build and machine offer");
   info->add_flag("--json", options.json, "as JSON");
   CLI::App* checkpoint = add_checkpoint_command(app, options.checkpoint);
   CLI::App* generate = add_generate_command(app, options.generate);
-  for (CLI::App* command : {&app, train, evaluate, plan, calibrate, info, checkpoint, generate})
+  for (CLI::App* command : {&app, train, evaluate, plan, calibrate, scale, info, checkpoint, generate})
     command->allow_extras()->prefix_command(false);
 
+  std::vector<std::string> own = arguments;
+  options.scale.launcher_arguments = take_launcher_arguments(own);
   try {
-    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+    std::vector<std::string> reversed(own.rbegin(), own.rend());
     app.parse(reversed);
   } catch (const CLI::CallForVersion&) {
     options.text = std::string("tranche ") + version + "\n";
@@ -349,10 +377,6 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
     const std::vector<std::string> rest = app.remaining();
     if (rest.empty())
       throw ConfigurationError(fmt::format("which command? there are {}; see tranche --help", commands_text));
-    if (std::find(later_commands.begin(), later_commands.end(), rest.front()) != later_commands.end()) {
-      throw ConfigurationError(
-          fmt::format("tranche {} is not part of this version; there are {}", rest.front(), commands_text));
-    }
     refuse_command(app, rest.front());
   }
   const CLI::App* used = app.get_subcommands().front();
@@ -361,6 +385,7 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
                     : used == generate   ? Command::generate
                     : used == plan       ? Command::plan
                     : used == calibrate  ? Command::calibrate
+                    : used == scale      ? Command::scale
                     : used == checkpoint ? Command::checkpoint
                                          : Command::info;
   if (used == checkpoint && options.checkpoint.action == CheckpointAction::none) {
@@ -370,7 +395,12 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
           "which of list, verify, show, export, import and diff? see tranche checkpoint --help");
     refuse_command(*checkpoint, rest.front());
   }
+  if (used == scale) refuse_flags_of_train(used->remaining());
   refuse_unknown(*innermost(*used));
+  if (used == scale) {
+    check(options.scale, scale_texts);
+    options.scale.train_flags = given_flags(*scale, study_flags);
+  }
   if (used == checkpoint) check(options.checkpoint);
   if (used == generate) check(options.generate);
   if (!raw.debug_fail.empty()) options.fail = parse_fault(raw.debug_fail, "--debug-fail");

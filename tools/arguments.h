@@ -7,10 +7,21 @@
 #include <vector>
 
 #include "tranche/tools/checkpoint_arguments.h"
+#include "tranche/tools/scale_arguments.h"
 
 namespace tranche::tools {
 
-enum class Command : std::uint8_t { none, train, evaluate, generate, plan, calibrate, checkpoint, info };
+enum class Command : std::uint8_t {
+  none,
+  train,
+  evaluate,
+  generate,
+  plan,
+  calibrate,
+  scale,
+  checkpoint,
+  info
+};
 
 /// A rank and a step (1 is the first), for failures on purpose.
 struct Fault {
@@ -66,7 +77,7 @@ struct Options {
   /// later steps allocate nothing.
   Fault fail, hang, out_of_memory;
 
-  bool json = false;  ///< info, plan
+  bool json = false;  ///< info, plan, scale
 
   // plan
   std::int64_t ranks = 1, ranks_per_node = 0, rank = 0;
@@ -84,6 +95,7 @@ struct Options {
 
   CheckpointOptions checkpoint;  ///< of the command of this name
   GenerateOptions generate;      ///< likewise
+  ScaleOptions scale;            ///< likewise
 };
 
 /// Reads arguments (without the program's name). Throws ConfigurationError: unknown flags and commands with

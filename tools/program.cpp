@@ -7,6 +7,7 @@
 #include "tranche/tools/generate.h"
 #include "tranche/tools/info.h"
 #include "tranche/tools/plan.h"
+#include "tranche/tools/scale.h"
 
 namespace tranche::tools {
 
@@ -16,6 +17,7 @@ int run_program(const std::vector<std::string>& arguments, const Output& output)
     options = parse_arguments(arguments);
     if (options.command == Command::info) options.text = info_text(options.json);
     if (options.command == Command::plan) return run_plan(options, output);
+    if (options.command == Command::scale) return run_scale(options, output);
   } catch (...) {
     // Ranks read the same arguments: under mpirun they say it once.
     const auto error = std::current_exception();

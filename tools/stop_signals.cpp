@@ -13,13 +13,6 @@ namespace tranche::tools {
 
 namespace {
 
-sigset_t stop_set() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : StopSignals::signals) sigaddset(&set, signal);
-  return set;
-}
-
 /// A signal for the whole process goes to any thread that does not block it: math libraries start theirs
 /// before main(). The main thread, whose number is the process's, blocks it, so that it waits there.
 extern "C" void pass_on_to_main_thread(int signal) {
@@ -40,30 +33,37 @@ int take(const sigset_t& set) {
 
 }  // namespace
 
-StopSignals::StopSignals() {
+sigset_t StopSignals::set() const {
+  sigset_t all;
+  sigemptyset(&all);
+  for (const int signal : which_) sigaddset(&all, signal);
+  return all;
+}
+
+StopSignals::StopSignals(std::vector<int> which) : which_(std::move(which)), actions_before_(which_.size()) {
   if (syscall(SYS_gettid) != getpid()) {
     throw LogicError("signals that ask for a stop can be taken by the process's main thread only");
   }
-  const sigset_t set = stop_set();
-  pthread_sigmask(SIG_BLOCK, &set, &mask_before_);
+  const sigset_t all = set();
+  pthread_sigmask(SIG_BLOCK, &all, &mask_before_);
   struct sigaction action {};
   action.sa_handler = pass_on_to_main_thread;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  for (std::size_t i = 0; i < signals.size(); ++i) sigaction(signals[i], &action, &actions_before_[i]);
+  for (std::size_t i = 0; i < which_.size(); ++i) sigaction(which_[i], &action, &actions_before_[i]);
 }
 
 StopSignals::~StopSignals() {
-  const sigset_t set = stop_set();
-  while (take(set) != 0) {
+  const sigset_t all = set();
+  while (take(all) != 0) {
   }
-  for (std::size_t i = 0; i < signals.size(); ++i) sigaction(signals[i], &actions_before_[i], nullptr);
+  for (std::size_t i = 0; i < which_.size(); ++i) sigaction(which_[i], &actions_before_[i], nullptr);
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 
 int StopSignals::poll() {
-  const sigset_t set = stop_set();
-  while (const int signal = take(set)) {
+  const sigset_t all = set();
+  while (const int signal = take(all)) {
     if (received_ == 0) received_ = signal;
   }
   return received_;

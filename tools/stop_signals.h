@@ -1,15 +1,16 @@
 #pragma once
-/// SIGUSR1 and SIGTERM as requests to save and end, the way batch systems send them before they take a node
-/// away.
+/// Signals as requests: SIGUSR1 and SIGTERM to save and end, the way batch systems send them before they take
+/// a node away; SIGINT and SIGTERM to a study, which ends its run and tells what is there.
 
 #include <signal.h>
 
 #include <array>
 #include <string>
+#include <vector>
 
 namespace tranche::tools {
 
-/// While it lives the two signals end nothing: they wait until poll() asks for them. There is one at a time,
+/// While it lives its signals end nothing: they wait until poll() asks for them. There is one at a time,
 /// made on the process's main thread, as early as can be: threads that start later inherit that the signals
 /// are not for them, and those that libraries had started before pass them on to the main thread.
 class StopSignals {
@@ -17,7 +18,8 @@ class StopSignals {
   static constexpr std::array<int, 2> signals{SIGUSR1, SIGTERM};
 
   /// Throws LogicError on another thread than the process's first.
-  StopSignals();
+  StopSignals() : StopSignals({signals.begin(), signals.end()}) {}
+  explicit StopSignals(std::vector<int> which);
   /// What has come and was not asked for is forgotten; then signals do what they did before.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
@@ -28,9 +30,11 @@ class StopSignals {
   int poll();
 
  private:
+  sigset_t set() const;
+  std::vector<int> which_;
   int received_ = 0;
   sigset_t mask_before_{};
-  std::array<struct sigaction, signals.size()> actions_before_{};
+  std::vector<struct sigaction> actions_before_;
 };
 
 /// "SIGUSR1".

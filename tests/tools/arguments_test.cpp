@@ -154,8 +154,77 @@ TEST(Arguments, CommandsThatAreNotThere) {
   EXPECT_THAT(error_of({}), HasSubstr("which command?"));
   EXPECT_THAT(error_of({"trian"}),
               AllOf(HasSubstr("'trian' is no command"), HasSubstr("did you mean train?")));
-  EXPECT_THAT(error_of({"scale"}), HasSubstr("tranche scale is not part of this version"));
-  EXPECT_THAT(error_of({"scale", "--x"}), HasSubstr("not part of this version"));
+}
+
+TEST(Arguments, Studies) {
+  const Options options = parse_arguments({"scale",
+                                           "--out",
+                                           "s",
+                                           "--ranks",
+                                           "4,1,2",
+                                           "--stages",
+                                           "3,0",
+                                           "--strong",
+                                           "--set",
+                                           "a.b=1",
+                                           "--model",
+                                           "m",
+                                           "--threads",
+                                           "2",
+                                           "--set",
+                                           "c=2",
+                                           "--offload-activations",
+                                           "--hostfile",
+                                           "h",
+                                           "--",
+                                           "--map-by",
+                                           "node",
+                                           "--set"});
+  EXPECT_EQ(options.command, Command::scale);
+  EXPECT_THAT(options.scale.ranks, ElementsAre(1, 2, 4));
+  EXPECT_THAT(options.scale.stages, ElementsAre(0, 3));
+  EXPECT_TRUE(options.scale.strong);
+  EXPECT_EQ(options.scale.hostfile, "h");
+  EXPECT_THAT(options.scale.launcher_arguments, ElementsAre("--map-by", "node", "--set"));
+  // What runs get, as it was given; the model is theirs in any case.
+  EXPECT_THAT(options.scale.train_flags, ElementsAre("--model", "m", "--threads", "2", "--set", "a.b=1",
+                                                     "--set", "c=2", "--offload-activations"));
+  EXPECT_THAT(options.set, ElementsAre("a.b=1", "c=2"));
+  const Options plain = parse_arguments({"scale", "--out", "s", "--ranks", "1"});
+  EXPECT_THAT(plain.scale.stages, ElementsAre(0, 1, 2, 3));
+  EXPECT_FALSE(plain.scale.strong);
+  EXPECT_TRUE(plain.scale.train_flags.empty() && plain.scale.launcher_arguments.empty());
+}
+
+TEST(Arguments, StudiesRefuseWhatTheyHaveNoRoomFor) {
+  const auto error = [](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"scale", "--out", "s", "--ranks", "1,2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return error_of(arguments);
+  };
+  EXPECT_EQ(error({}), "");
+  EXPECT_THAT(error_of({"scale", "--out", "s"}), HasSubstr("give --ranks, like --ranks 1,2,4,8"));
+  EXPECT_THAT(error_of({"scale", "--ranks", "1"}), HasSubstr("give --out a folder"));
+  EXPECT_THAT(error({"--ranks", "1,,2"}),
+              HasSubstr("--ranks '1,,2': '' is no number of ranks, which is 1 to 65536"));
+  EXPECT_THAT(error({"--ranks", "0"}), HasSubstr("'0' is no number of ranks"));
+  EXPECT_THAT(error({"--ranks", "65537"}), HasSubstr("'65537' is no number of ranks"));
+  EXPECT_THAT(error({"--ranks", "2,2"}), HasSubstr("has 2 twice"));
+  EXPECT_THAT(error({"--stages", "1,4"}), HasSubstr("'4' is no stage, which is 0 to 3"));
+  EXPECT_THAT(error({"--weak", "--strong"}), HasSubstr("--weak and --strong are two studies"));
+  EXPECT_THAT(error({"--repeats", "0"}), HasSubstr("--repeats is 0, but must be at least 1"));
+  EXPECT_THAT(error({"--warmup", "1"}),
+              HasSubstr("--warmup is 1, but must be at least 2: the first two steps plan memory"));
+  EXPECT_THAT(error({"--steps", "0"}), HasSubstr("--steps is 0"));
+  EXPECT_THAT(error({"--run-timeout", "0"}), HasSubstr("--run-timeout is 0"));
+  EXPECT_THAT(error({"--launcher", "mpiexec"}), HasSubstr("--launcher 'mpiexec' is not one of mpirun, srun"));
+  EXPECT_THAT(error({"--launcher", "srun", "--host", "a"}),
+              HasSubstr("srun takes its own arguments behind --"));
+  EXPECT_THAT(error({"--stage", "3"}),
+              HasSubstr("--stage is not for tranche scale: a study runs several: --stages 0,1,2,3"));
+  EXPECT_THAT(error({"--report=f"}), HasSubstr("--report is not for tranche scale: every run"));
+  EXPECT_THAT(error({"--resume", "latest"}), HasSubstr("the same command goes on with a study"));
+  EXPECT_THAT(error({"--rank", "3"}), HasSubstr("did you mean --ranks?"));
 }
 
 TEST(Arguments, WhereStateLives) {

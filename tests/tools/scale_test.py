@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""scale_test.py PROGRAM SUITE: `tranche scale` as people run it, on one and two ranks of a tiny model.
+
+Suites: study (a whole one, with --json and its files; another study in its folder), resume (killed in the middle, gone on
+with), failures (a failing point, a launcher that is not there, folders that are no studies).
+"""
+
+import csv
+import json
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree
+
+PROGRAM, SUITE = sys.argv[1], sys.argv[2]
+RUN_MPI = str(pathlib.Path(__file__).resolve().parent.parent.parent / "scripts" / "run_mpi.sh")
+FOLDER = tempfile.TemporaryDirectory(prefix="tranche-scale-")
+HERE = pathlib.Path(FOLDER.name)
+TINY = ["--model", "gpt-nano", "--sequence", "16", "--warmup", "2", "--steps", "2", "--debug-peak-seconds", "0.01",
+        "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB", "--micro-batch", "2"]
+# A study says "more ranks than cores" by the host; the tests say what they expect for any.
+CORES = len(os.sched_getaffinity(0))
+
+
+def command(out, more):
+    return [PROGRAM, "scale", "--out", str(out), *TINY, *more]
+
+
+def scale(out, more, status=0, environment=None):
+    words = command(out, more)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False,
+                          env=dict(os.environ, **(environment or {})))
+    assert done.returncode == status, f"status {done.returncode}, not {status}: {shlex.join(words)}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def expect_in(words, text, where):
+    for word in words:
+        assert word in text, f"{where} has no '{word}':\n{text}"
+
+
+def texts_of(svg):
+    """The words of a plot, which is XML."""
+    return " | ".join(element.text or "" for element in xml.etree.ElementTree.parse(svg).iter()
+                      if element.tag.endswith("}text") or element.tag.endswith("}title"))
+
+
+def at_work(out):
+    """Command lines of processes that have to do with a study."""
+    found = []
+    for folder in pathlib.Path("/proc").iterdir():
+        try:
+            words = (folder / "cmdline").read_bytes() if folder.name.isdigit() and int(folder.name) != os.getpid() else b""
+        except OSError:  # it has ended meanwhile
+            continue
+        if str(out).encode() in words:
+            found.append(words.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def suite_study():
+    out = HERE / "study"
+    done = scale(out, ["--ranks", "1,2", "--stages", "0,3", "--repeats", "2", "--json"])
+    expect_in(["weak scaling of gpt-nano: 2 x 2 points, 2 repeats: 8 runs of 2 + 2 steps", "repeat 2, 2 ranks, stage 3: ",
+               "[8/8]", " left"], done.stderr, "progress")
+    results = json.loads(done.stdout)
+    assert results == json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert results["schema"] == "tranche-scale-1" and results["complete"] and results["runs_done"] == 8, results
+    assert results["differences"] == [] and results["failures"] == [], results["differences"]
+    assert results["begun"]["load_average"] >= 0 and results["begun"]["time"].endswith(" UTC")
+    assert results["machine"]["cores"] == CORES and results["machine"]["memory_bytes"] > 0
+    assert results["settings"]["scaling"] == "weak" and results["settings"]["configuration"]["bf16"]["enabled"]
+    assert [(point["ranks"], point["stage"]) for point in results["points"]] == [(1, 0), (1, 3), (2, 0), (2, 3)]
+    for point in results["points"]:
+        assert point["micro_batch"] == 2 and point["batch"] == 2 * point["ranks"], point
+        assert [run["repeat"] for run in point["runs"]] == [1, 2]
+        assert len({run["weights_digest"] for run in point["runs"]}) == 1
+        assert point["oversubscribed"] == (point["ranks"] > CORES)
+        assert ("efficiency" in point) == (point["ranks"] <= CORES), point
+        assert point["work_inflation"]["median"] > 0 and point["state_formula_bytes"] > 0
+        for run in point["runs"]:
+            parts = sum(run[part + "_seconds"] for part in ("compute", "exposed_gather", "exposed_reduce", "update", "other"))
+            assert abs(parts - run["seconds_per_step"]) < 1e-9 and run["compute_seconds"] > 0, run
+            assert abs(run["tokens_per_second"] * run["seconds_per_step"] - run["tokens_per_step"]) < 1e-6, run
+            assert run["tokens_per_step"] == 16 * point["batch"] and run["cpu_seconds_per_token"] > 0
+            assert run["memory_measured_bytes"] == point["memory_predicted_bytes"], point
+            assert run["bytes_sent"] == run["formula_bytes"] and (run["bytes_sent"] > 0) == (point["ranks"] > 1)
+            assert run["state_measured_bytes"] >= point["state_formula_bytes"]
+    base = results["points"][0]["efficiency"]
+    assert base["median"] == base["least"] == base["most"] == 1, base
+
+    # The order of runs is all points of a repeat, then the next.
+    order = sorted((out / "runs").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    assert [path.stem for path in order] == [f"n{n}-stage{s}-r{r}" for r in (1, 2) for n in (1, 2) for s in (0, 3)], order
+    with open(out / "results.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8 and rows[7]["ranks"] == "2" and rows[7]["stage"] == "3" and rows[7]["repeat"] == "2", rows
+    assert rows[7]["bytes_sent"] == rows[7]["formula_bytes"] and float(rows[7]["tokens_per_second"]) > 0
+    table = (out / "table.md").read_text(encoding="utf-8")
+    expect_in(["# Weak scaling of gpt-nano", "weak efficiency", "exposed communication, ms", "by the formula",
+               "memory predicted, MiB", "of matmul peak", "| 1 | 3 | 2 |", "| 100.0 % |", " at a load average of ",
+               "Bytes and elements on the wire are the formula's"], table, "the table")
+    for name, words in (("throughput.svg", ["Throughput", "stage 0", "stage 3", "tokens per second"]),
+                        ("time.svg", ["Time of a step", "compute", "exposed gather", "exposed reduce", "step: norm, agree, update",
+                                      "other", "ranks"]),
+                        ("memory.svg", ["stage 3, measured", "stage 3, predicted"]),
+                        ("model_state.svg", ["stage 0, measured", "stage 0, formula"])):
+        expect_in(words, texts_of(out / name), name)
+
+    # Once more: nothing runs, all is there. With other settings: refused, both sides named.
+    before = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    again = scale(out, ["--ranks", "1,2", "--stages", "0,3", "--repeats", "2"])
+    expect_in(["8 of 8 runs are kept", "# Weak scaling"], again.stdout, "the second time")
+    assert before == {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    other = scale(out, ["--ranks", "1,2", "--stages", "0,3", "--repeats", "3", "--lr", "0.5"], status=2)
+    expect_in(["is a study with other settings", "repeats was 2, is 3", "configuration/optimizer/params/lr was 0.001, is 0.5"],
+              other.stderr, "the refusal")
+    assert before == {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+
+
+def suite_resume():
+    out = HERE / "study"
+    # The batch of a step, in place of a rank's.
+    words = [word for word in command(out, ["--ranks", "1,2", "--stages", "1", "--repeats", "2", "--strong", "--steps", "400",
+                                            "--set", "train_batch_size=4"])]
+    at = words.index("--micro-batch")
+    del words[at:at + 2]
+    reports = [out / "runs" / f"n{n}-stage1-r{r}.json" for r in (1, 2) for n in (1, 2)]
+
+    def stopped(how, report):
+        """Starts it and stops it once `report` is there; the next run is under way then."""
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        limit = time.time() + 60
+        while not report.exists() and process.poll() is None and time.time() < limit:
+            time.sleep(0.02)
+        time.sleep(0.6)
+        process.send_signal(how)
+        _, errors = process.communicate(timeout=30)
+        return process.returncode, errors
+
+    status, errors = stopped(signal.SIGTERM, reports[0])
+    assert status == 7, (status, errors)
+    expect_in(["stopped after ", " of 4 runs; the same command goes on with the rest"], errors, "the end")
+    kept = [report for report in reports if report.exists()]
+    assert 1 <= len(kept) < 4, kept
+    partial = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert not partial["complete"] and partial["runs_done"] == len(kept), partial["runs_done"]
+    first = reports[0].stat().st_mtime_ns
+
+    # Killed without a chance to say anything: what was started ends with it.
+    missing = next(report for report in reports if not report.exists())
+    status, _ = stopped(signal.SIGKILL, missing)
+    limit = time.time() + 15
+    while left := at_work(out):
+        assert time.time() < limit, f"left behind: {left}"
+        time.sleep(0.1)
+
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expect_in(["going on with the study that is there: ", " of 4 runs are kept", "# Strong scaling"], done.stdout, "the last part")
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert results["complete"] and reports[0].stat().st_mtime_ns == first, "what was done is kept"
+    assert [(point["ranks"], point["micro_batch"], point["batch"]) for point in results["points"]] == [(1, 4, 4), (2, 2, 4)]
+
+
+def suite_failures():
+    out = HERE / "study"
+    # Rank 1 fails in each run of two ranks; there is none among one, which is told as usage.
+    done = scale(out, ["--ranks", "1,2", "--stages", "0", "--repeats", "2", "--debug-fail", "1:2"], status=7)
+    expect_in(["the run of repeat 1, 1 rank, stage 0 failed with status 2", "there is no rank 1 to fail among 1",
+               "the run of repeat 2, 2 ranks, stage 0 failed with status 5", "  command: ", "mpirun -n 2 ", "--stage 0",
+               "told to fail in step 2", "4 of 4 runs are missing", "the same command tries them again"], done.stderr, "errors")
+    expect_in(["repeat 2, 1 rank, stage 0: left out, as it failed before"], done.stdout, "progress")
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert [failure["status"] for failure in results["failures"]] == [2, 5, 5] and not results["complete"], results["failures"]
+    expect_in(["## Runs that failed", "told to fail in step 2"], (out / "table.md").read_text(encoding="utf-8"), "the table")
+
+    # One point fails, the others go on: memory for one rank is not enough for two with their exchange buffer.
+    out = HERE / "partly"
+    peak = json.loads(scale(HERE / "sizes", ["--ranks", "1,2", "--stages", "0", "--repeats", "1", "--json"]).stdout)["points"]
+    sizes = [point["memory_predicted_bytes"]["device"] for point in peak]
+    assert sizes[0] < sizes[1], sizes
+    done = scale(out, ["--ranks", "1,2", "--stages", "0", "--repeats", "1", "--device-memory", str((sizes[0] + sizes[1]) // 2)],
+                 status=7)
+    expect_in(["the run of repeat 1, 2 ranks, stage 0 failed with status 3", "1 of 2 runs are missing"], done.stderr, "errors")
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert [point["ranks"] for point in results["points"]] == [1] and results["runs_done"] == 1
+
+    # A run that does not end.
+    done = scale(HERE / "long", ["--ranks", "1", "--stages", "0", "--repeats", "1", "--steps", "100000000", "--run-timeout", "1"],
+                 status=7)
+    expect_in(["was ended after", "--run-timeout 1"], done.stderr, "errors")
+
+    def refused(out, more, words, environment=None):
+        done = scale(out, more, status=2, environment=environment)
+        expect_in(words, done.stderr, shlex.join(more))
+        assert done.stderr.count("tranche: ") == 1, done.stderr
+
+    plain = ["--ranks", "1,2", "--stages", "0"]
+    refused(HERE / "new", plain, ["mpirun is not found in PATH", "openmpi-bin"], {"PATH": "/nowhere"})
+    refused(HERE / "new", [*plain, "--launcher", "srun"], ["srun is not found in PATH", "leave --launcher out"], {"PATH": "/nowhere"})
+    nested = subprocess.run([RUN_MPI, "2", *command(HERE / "new", plain)], capture_output=True, text=True, timeout=60, check=False)
+    assert nested.returncode == 2 and nested.stderr.count("tranche scale starts mpirun itself") == 1, nested.stderr
+    refused(HERE / "new", ["--ranks", "1,x"], ["--ranks '1,x': 'x' is no number of ranks"])
+    refused(HERE / "new", ["--ranks", "2", "--stages", "4"], ["--stages '4': '4' is no stage, which is 0 to 3"])
+    refused(HERE / "new", [*plain, "--data", str(HERE / "none.txt")], ["none.txt' is not there"])
+    refused(HERE / "new", [*plain, "--set", "train_batch_size=4", "--micro-batch", "1"],
+            ["weak scaling keeps the batch of a rank, but train_batch_size 4", "give --strong"])
+    refused(HERE / "new", [*plain, "--sequence", "1000"], ["sequence length 1000"])
+    assert not (HERE / "new").exists(), "refused before anything is written"
+    (HERE / "mine").mkdir()
+    (HERE / "mine" / "thesis.txt").write_text("years of work")
+    refused(HERE / "mine", plain, ["mine' is there already and is no study", "nothing was written"])
+    assert os.listdir(HERE / "mine") == ["thesis.txt"]
+    refused(HERE / "mine" / "thesis.txt", plain, ["is a file; give a folder"])
+    (HERE / "strange").mkdir()
+    (HERE / "strange" / "study.json").write_text('{"schema": "other"}')
+    refused(HERE / "strange", plain, ["is no study that can be gone on with", "tranche-scale-1"])
+
+
+{"study": suite_study, "resume": suite_resume, "failures": suite_failures}[SUITE]()
+print(f"scale {SUITE}: passed")

@@ -1,0 +1,182 @@
+// The plots of a scaling study.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "tranche/core/plot.h"
+#include "tranche/tools/scale_results.h"
+
+namespace tranche::tools {
+
+namespace {
+
+using Named = std::pair<std::string, std::string>;
+
+std::string color_of(int stage) {
+  return std::string(plot::color(stage));
+}
+
+/// Points of stages may lie on each other: those drawn later are smaller.
+double size_of_stage(int stage) {
+  return 13 - 2.5 * stage;
+}
+
+std::string what_ran(const StudyFacts& facts) {
+  return fmt::format("{}, {} scaling, {}, {} thread{} a rank; {} with {} cores", facts.model,
+                     facts.strong ? "strong" : "weak", facts.dtype, facts.threads,
+                     facts.threads == 1 ? "" : "s", facts.host.cpu.empty() ? "a host" : facts.host.cpu,
+                     facts.host.cores);
+}
+
+/// Stages' points, joined or not, of those that `takes`.
+void add_points(plot::LineChart& chart, const StudyFacts& facts, const StudyResults& results,
+                const std::string& what, bool joined, bool hollow,
+                const std::function<bool(const PointResult&)>& takes,
+                const std::function<double(const PointResult&)>& value) {
+  for (const int stage : facts.stages) {
+    plot::LineSeries series{fmt::format("stage {}{}", stage, what), color_of(stage), {}, {}};
+    series.joined = joined;
+    series.hollow = hollow;
+    series.size = size_of_stage(stage);
+    for (const PointResult& point : results.points) {
+      if (point.plan.stage != stage || !takes(point)) continue;
+      series.x.push_back(point.plan.ranks);
+      series.y.push_back(value(point));
+    }
+    if (!series.x.empty()) chart.series.push_back(std::move(series));
+  }
+}
+
+/// From between the last number of ranks that has its cores and the first that has not.
+std::vector<plot::Band> shaded(const StudyResults& results) {
+  double first = 0, before = 0;
+  for (const PointResult& point : results.points) {
+    const double ranks = point.plan.ranks;
+    if (point.oversubscribed && (first == 0 || ranks < first)) first = ranks;
+    if (!point.oversubscribed) before = std::max(before, ranks);
+  }
+  if (first == 0) return {};
+  const double begin = before > 0 && before < first ? std::sqrt(before * first) : first;
+  return {{begin, 1e9, "ranks share cores", "#f0f0f0"}};
+}
+
+void add_throughput(std::vector<Named>& plots, const StudyFacts& facts, const StudyResults& results) {
+  plot::LineChart chart;
+  chart.title = fmt::format("Throughput, {} scaling", facts.strong ? "strong" : "weak");
+  chart.subtitle = what_ran(facts);
+  chart.x_label = "ranks";
+  chart.y_label = "tokens per second, all ranks";
+  chart.logarithmic = true;
+  const auto speed = [](const PointResult& point) { return point.tokens_per_second.middle; };
+  add_points(
+      chart, facts, results, "", true, false, [](const PointResult& p) { return !p.oversubscribed; }, speed);
+  const int base = base_ranks(results);
+  std::vector<double> speeds;
+  double last = 0;
+  for (const PointResult& point : results.points) {
+    if (point.oversubscribed) continue;
+    last = std::max(last, static_cast<double>(point.plan.ranks));
+    if (point.plan.ranks == base) speeds.push_back(speed(point));
+  }
+  if (!speeds.empty() && last > base) {
+    const double of_rank = spread_of(speeds).middle / base;
+    chart.series.push_back({fmt::format("ideal, from {} rank{}", base, base == 1 ? "" : "s"),
+                            std::string(plot::grey),
+                            {static_cast<double>(base), last},
+                            {of_rank * base, of_rank * last},
+                            true});
+  }
+  add_points(
+      chart, facts, results, ", shared cores", false, true,
+      [](const PointResult& p) { return p.oversubscribed; }, speed);
+  chart.bands = shaded(results);
+  if (!chart.bands.empty()) chart.subtitle += "; where ranks share cores, no speed-up is claimed";
+  if (!chart.series.empty()) plots.emplace_back("throughput.svg", plot::to_svg(chart));
+}
+
+void add_time(std::vector<Named>& plots, const StudyFacts& facts, const StudyResults& results,
+              bool oversubscribed) {
+  plot::BarChart chart;
+  chart.title =
+      oversubscribed ? "Time of a step where ranks share cores: no speed-up is claimed" : "Time of a step";
+  chart.subtitle = what_ran(facts);
+  chart.stacked = true;
+  chart.x_label = "stage";
+  chart.y_label = "milliseconds, on rank 0, of the repeat of median speed";
+  chart.y_scale = plot::Scale::number;
+  chart.series = {{"compute", std::string(plot::color(0)), {}},
+                  {"exposed gather", std::string(plot::color(1)), {}},
+                  {"exposed reduce", std::string(plot::color(3)), {}},
+                  {"step: norm, agree, update", std::string(plot::color(2)), {}},
+                  {"other", std::string(plot::grey), {}}};
+  plot::BandRow row{"ranks", {}};
+  for (const PointResult& point : results.points) {
+    if (point.oversubscribed != oversubscribed) continue;
+    const StepParts& step = point.shown.step;
+    const double parts[] = {step.compute, step.gather, step.reduce, step.update, step.other};
+    for (std::size_t i = 0; i < chart.series.size(); ++i) chart.series[i].values.push_back(1e3 * parts[i]);
+    const auto at = static_cast<double>(chart.labels.size());
+    chart.labels.push_back(std::to_string(point.plan.stage));
+    const double total = 1e3 * step.seconds();
+    chart.notes.push_back(fmt::format("{:.{}f}", total, total < 10 ? 2 : total < 100 ? 1 : 0));
+    const std::string name = fmt::format("{}", point.plan.ranks);
+    if (row.bands.empty() || row.bands.back().label != name) row.bands.push_back({at, at, name, "#eef3f8"});
+    row.bands.back().end = at + 1;
+  }
+  if (chart.labels.empty()) return;
+  chart.rows = {row};
+  plots.emplace_back(oversubscribed ? "time_shared_cores.svg" : "time.svg", plot::to_svg(chart));
+}
+
+void add_memory(std::vector<Named>& plots, const StudyFacts& facts, const StudyResults& results,
+                const std::string& name, const std::string& title, const std::string& curve,
+                const std::function<std::int64_t(const PointPlan&)>& foretold,
+                const std::function<std::int64_t(const PointResult&)>& measured) {
+  plot::LineChart chart;
+  chart.title = title;
+  chart.subtitle = what_ran(facts);
+  chart.x_label = "ranks";
+  chart.y_label = "bytes of a rank";
+  chart.y_scale = plot::Scale::bytes;
+  chart.logarithmic_x = true;
+  add_points(
+      chart, facts, results, ", measured", false, false, [](const PointResult&) { return true; },
+      [&](const PointResult& point) { return static_cast<double>(measured(point)); });
+  for (const auto& [stage, points] : facts.curves) {
+    plot::LineSeries series{fmt::format("stage {}, {}", stage, curve), color_of(stage), {}, {}, true};
+    for (const PointPlan& point : points) {
+      series.x.push_back(point.ranks);
+      series.y.push_back(static_cast<double>(foretold(point)));
+    }
+    chart.series.push_back(std::move(series));
+  }
+  if (!results.points.empty()) plots.emplace_back(name, plot::to_svg(chart));
+}
+
+}  // namespace
+
+std::vector<Named> results_plots(const StudyFacts& facts, const StudyResults& results) {
+  std::vector<Named> plots;
+  if (results.points.empty()) return plots;
+  add_throughput(plots, facts, results);
+  add_time(plots, facts, results, false);
+  add_time(plots, facts, results, true);
+  constexpr auto device = static_cast<std::size_t>(Tier::device);
+  add_memory(
+      plots, facts, results, "memory.svg", "Memory of a rank at its peak", "predicted",
+      [](const PointPlan& plan) { return plan.peak[device]; },
+      [](const PointResult& point) { return point.shown.peak[device]; });
+  // Elsewhere the formula is of all tiers together.
+  if (!facts.any_offload) {
+    add_memory(
+        plots, facts, results, "model_state.svg", "Parameters, gradients and optimizer state of a rank",
+        "formula", [](const PointPlan& plan) { return plan.formula_state; },
+        [](const PointResult& point) { return point.shown.state; });
+  }
+  return plots;
+}
+
+}  // namespace tranche::tools

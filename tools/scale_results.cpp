@@ -1,0 +1,216 @@
+#include "tranche/tools/scale_results.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tranche/core/error.h"
+
+namespace tranche::tools {
+
+namespace {
+
+using nlohmann::json;
+
+const PointResult* find_point(const std::vector<PointResult>& points, int ranks, int stage) {
+  for (const PointResult& point : points) {
+    if (point.plan.ranks == ranks && point.plan.stage == stage) return &point;
+  }
+  return nullptr;
+}
+
+/// value(run, run of the base) over the repeats that both have.
+template <typename Value>
+std::optional<Spread> within_repeats(const PointResult& point, const PointResult& base, const Value& value) {
+  std::vector<double> values;
+  for (const RunFigures& run : point.runs) {
+    for (const RunFigures& other : base.runs) {
+      if (run.repeat == other.repeat) values.push_back(value(run, other));
+    }
+  }
+  if (values.empty()) return std::nullopt;
+  return spread_of(values);
+}
+
+bool is_oversubscribed(const StudyFacts& facts, const RunFigures& run) {
+  // A rank that its launcher bound sees its own cores only.
+  const int cores = facts.launcher_binds ? run.host_cores : run.cores;
+  return run.ranks_on_host * run.threads > cores;
+}
+
+}  // namespace
+
+double RunFigures::peak_share(double peak) const {
+  return peak > 0 ? tokens_per_second * flops_per_token / peak : 0;
+}
+
+RunFigures figures_of(const std::string& report, std::int64_t warmup) {
+  const json document = json::parse(report, nullptr, false);
+  if (!document.is_object()) throw Error("a report that is no JSON");
+  RunFigures run;
+  try {
+    run.ranks = document.at("world").get<int>();
+    run.stage = document.at("stage").get<int>();
+    const json& steps = document.at("steps");
+    double tokens = 0, seconds = 0, processor = 0, timed = 0;
+    for (std::size_t i = static_cast<std::size_t>(warmup); i < steps.size(); ++i) {
+      const json& step = steps[i];
+      const auto number = [&](const char* key) { return step.at(key).get<double>(); };
+      const double own = number("seconds"), between = number("between_seconds");
+      timed += 1;
+      tokens += number("tokens");
+      seconds += own + between;
+      processor += number("cpu_seconds");
+      run.step.gather += number("exposed_gather_seconds");
+      run.step.reduce += number("exposed_reduce_seconds");
+      run.step.update += number("update_seconds");
+      run.step.other += number("exposed_offload_seconds") + between;
+    }
+    if (timed == 0 || !(seconds > 0)) {
+      throw Error(
+          fmt::format("a report of {} steps, of which none is behind {} of warm-up", steps.size(), warmup));
+    }
+    for (double* part : {&run.step.gather, &run.step.reduce, &run.step.update, &run.step.other})
+      *part /= timed;
+    // Waits of the update itself are in both; what is left is never below nothing.
+    run.step.compute = std::max(0.0, seconds / timed - run.step.seconds());
+    run.tokens_per_step = tokens / timed;
+    run.tokens_per_second = tokens / seconds;
+    run.cpu_seconds_per_token = tokens > 0 ? processor / tokens : 0;
+
+    const json& traffic = document.at("traffic");
+    for (const auto& [operation, count] : traffic.items()) {
+      if (operation == "control" || !count.is_object()) continue;
+      run.elements += count.at("elements").get<std::int64_t>();
+      run.bytes += count.at("bytes").get<std::int64_t>();
+    }
+    run.formula_elements = traffic.at("formula_elements").get<std::int64_t>();
+    run.formula_bytes = traffic.at("formula_bytes").get<std::int64_t>();
+    const json& memory = document.at("memory");
+    for (const Tier tier : all_tiers) {
+      const std::string name(name_of(tier));
+      if (memory.contains(name)) {
+        run.peak[static_cast<std::size_t>(tier)] = memory[name].at("peak_bytes").get<std::int64_t>();
+      }
+    }
+    const json& held = memory.at("device").at("persistent");
+    for (const char* category : {"parameters", "gradients", "optimizer"}) {
+      run.state += held.at(category).get<std::int64_t>();
+    }
+    const json& placement = document.at("placement");
+    run.ranks_on_host = placement.at("ranks_on_host").get<int>();
+    run.threads = placement.at("threads").get<int>();
+    run.cores = placement.at("cores").get<int>();
+    run.host_cores = placement.at("host_cores").get<int>();
+    const auto number_or_nothing = [&](const char* key) {
+      return document.at(key).is_number() ? document[key].get<double>() : 0.0;
+    };
+    run.peak_flops = number_or_nothing("matmul_peak_flops");
+    run.flops_per_token = document.at("model").at("flops_per_token").get<double>();
+    run.weights_digest = document.at("weights_digest").get<std::string>();
+    run.fingerprint = document.at("numerics_fingerprint").get<std::string>();
+  } catch (const json::exception& error) {
+    throw Error(fmt::format("a report that is not as docs/report.md has it: {}", error.what()));
+  }
+  return run;
+}
+
+double state_bytes_per_parameter(int stage, bool boundary, int ranks, int compute, int accumulation,
+                                 int moments) {
+  const double n = ranks;
+  const double master = compute == 4 ? 0 : 4;
+  const double parameters = stage >= 3 ? compute / n : compute;
+  // Boundary reduction accumulates whole gradients on every rank, whatever the stage.
+  const double gradients = stage == 0 || boundary ? accumulation : accumulation / n;
+  const double optimizer = stage == 0 ? master + moments : (master + moments) / n;
+  return parameters + gradients + optimizer;
+}
+
+Spread spread_of(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  const double middle = values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+  return {middle, values.front(), values.back()};
+}
+
+StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& runs) {
+  StudyResults results;
+  for (const int ranks : facts.ranks) {
+    for (const int stage : facts.stages) {
+      PointResult point;
+      point.plan = facts.plans.at({ranks, stage});
+      for (const RunFigures& run : runs) {
+        if (run.ranks == ranks && run.stage == stage) point.runs.push_back(run);
+      }
+      if (point.runs.empty()) continue;
+      const auto speeds_below = [](const RunFigures& a, const RunFigures& b) {
+        return a.tokens_per_second < b.tokens_per_second;
+      };
+      std::vector<RunFigures> by_speed = point.runs;
+      std::stable_sort(by_speed.begin(), by_speed.end(), speeds_below);
+      point.shown = by_speed[(by_speed.size() - 1) / 2];
+      std::sort(point.runs.begin(), point.runs.end(),
+                [](const RunFigures& a, const RunFigures& b) { return a.repeat < b.repeat; });
+      std::vector<double> speeds;
+      for (const RunFigures& run : point.runs) {
+        speeds.push_back(run.tokens_per_second);
+        point.oversubscribed |= is_oversubscribed(facts, run);
+      }
+      point.tokens_per_second = spread_of(speeds);
+      for (const RunFigures& run : runs) {
+        if (run.ranks == ranks) point.peak_flops = std::max(point.peak_flops, run.peak_flops);
+      }
+      results.points.push_back(std::move(point));
+    }
+  }
+  results.runs_wanted = static_cast<std::int64_t>(facts.ranks.size() * facts.stages.size()) * facts.repeats;
+  results.runs_done = static_cast<std::int64_t>(runs.size());
+
+  const int base = base_ranks(results);
+  for (PointResult& point : results.points) {
+    const PointResult* first = find_point(results.points, base, point.plan.stage);
+    if (first == nullptr) continue;
+    point.work_inflation = within_repeats(point, *first, [](const RunFigures& run, const RunFigures& other) {
+      return other.cpu_seconds_per_token > 0 ? run.cpu_seconds_per_token / other.cpu_seconds_per_token : 0.0;
+    });
+    if (point.oversubscribed || first->oversubscribed) continue;
+    point.efficiency = within_repeats(point, *first, [](const RunFigures& run, const RunFigures& other) {
+      return run.tokens_per_second / run.ranks / (other.tokens_per_second / other.ranks);
+    });
+  }
+
+  for (const PointResult& point : results.points) {
+    const std::string where = fmt::format("{} rank{}, stage {}", point.plan.ranks,
+                                          point.plan.ranks == 1 ? "" : "s", point.plan.stage);
+    std::set<std::string> digests;
+    std::set<std::string> said;
+    const auto differs = [&](const std::string& text) {
+      if (said.insert(text).second) results.differences.push_back(where + ": " + text);
+    };
+    for (const RunFigures& run : point.runs) {
+      digests.insert(run.weights_digest);
+      if (run.bytes != run.formula_bytes || run.elements != run.formula_elements) {
+        differs(fmt::format("{} elements and {} bytes were sent, by the formula {} and {}", run.elements,
+                            run.bytes, run.formula_elements, run.formula_bytes));
+      }
+      for (const Tier tier : all_tiers) {
+        const auto t = static_cast<std::size_t>(tier);
+        if (run.peak[t] != point.plan.peak[t]) {
+          differs(fmt::format("{} memory of {} bytes was measured, {} were predicted", name_of(tier),
+                              run.peak[t], point.plan.peak[t]));
+        }
+      }
+    }
+    if (digests.size() > 1) differs("repeats ended with different weights");
+  }
+  return results;
+}
+
+int base_ranks(const StudyResults& results) {
+  return results.points.empty() ? 1 : results.points.front().plan.ranks;
+}
+
+}  // namespace tranche::tools

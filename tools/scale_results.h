@@ -1,0 +1,133 @@
+#pragma once
+/// What runs of a scaling study say, and what follows from it. Seconds and bytes unless a name says
+/// otherwise.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tranche/device/ledger.h"
+#include "tranche/tools/host.h"
+
+namespace tranche::tools {
+
+/// "tranche-scale-1": changes with any key's meaning, not with keys that are added.
+inline constexpr const char* scale_schema = "tranche-scale-1";
+
+/// Where the time of a step goes, on rank 0, mean over the timed steps of a run; adds up to `seconds`.
+struct StepParts {
+  double compute = 0;  ///< what is left
+  double gather = 0;   ///< exposed
+  double reduce = 0;   ///< exposed
+  double update = 0;   ///< norm, agreement, optimizer
+  double other = 0;    ///< exposed offload, and between steps
+  double seconds() const { return compute + gather + reduce + update + other; }
+  double exposed() const { return gather + reduce; }
+};
+
+/// One run, from its report.
+struct RunFigures {
+  int ranks = 1, stage = 0, repeat = 1;
+  double tokens_per_second = 0;
+  StepParts step;
+  double tokens_per_step = 0;
+  double cpu_seconds_per_token = 0;
+  std::int64_t elements = 0, formula_elements = 0;  ///< on the wire, of rank 0 in a step
+  std::int64_t bytes = 0, formula_bytes = 0;
+  std::array<std::int64_t, tier_count> peak{};  ///< highest of all ranks, by tier
+  std::int64_t state = 0;  ///< parameters, gradients and optimizer on the device, from start to end
+  double peak_flops = 0, flops_per_token = 0;
+  int ranks_on_host = 1, threads = 1, cores = 1, host_cores = 1;
+  std::string weights_digest, fingerprint;
+  /// Of so many operations a second.
+  double peak_share(double peak) const;
+};
+
+/// Reads a report (docs/report.md) without its first `warmup` steps. Throws Error naming what it lacks.
+RunFigures figures_of(const std::string& report, std::int64_t warmup);
+
+/// What is known of a point before it runs.
+struct PointPlan {
+  int ranks = 1, stage = 0;
+  std::int64_t micro_batch = 1, accumulation = 1, batch = 1;
+  std::array<std::int64_t, tier_count> peak{};
+  std::int64_t state = 0;          ///< on the device, as the plan says
+  std::int64_t formula_state = 0;  ///< by state_bytes_per_parameter()
+};
+
+struct StudyFacts {
+  bool strong = false, any_offload = false, launcher_binds = false;
+  std::string model, version, commit, program;
+  std::int64_t parameters = 0, sequence = 0, repeats = 1, warmup = 3, steps = 10, threads = 1;
+  std::string dtype;        ///< of compute
+  std::string begun;        ///< "2026-11-22 05:10 UTC"
+  double load_average = 0;  ///< of the host then, over a minute
+  HostDescription host;
+  std::vector<int> ranks, stages;
+  std::map<std::pair<int, int>, PointPlan> plans;  ///< by ranks, stage
+  /// By stage, also between the ranks that run: what the plots draw as curves.
+  std::map<int, std::vector<PointPlan>> curves;
+};
+
+/// The table of docs/design.md: bytes of model state a parameter takes on one of `ranks`, for a compute dtype
+/// and an accumulation dtype of so many bytes, fp32 master weights (none in fp32 training) and `moments`
+/// bytes of moments.
+double state_bytes_per_parameter(int stage, bool boundary, int ranks, int compute, int accumulation,
+                                 int moments);
+
+/// A run that did not end well.
+struct RunFailure {
+  int ranks = 1, stage = 0, repeat = 1, status = 1;
+  std::string what, command, tail;
+};
+
+struct Spread {
+  double middle = 0, low = 0, high = 0;
+};
+/// Median, least and most; of nothing, zeros.
+Spread spread_of(std::vector<double> values);
+
+/// A point over its repeats.
+struct PointResult {
+  PointPlan plan;
+  std::vector<RunFigures> runs;  ///< by repeat
+  RunFigures shown;              ///< the run of median speed (the slower of two)
+  double peak_flops = 0;         ///< the highest that a run of as many ranks measured
+  bool oversubscribed = false;   ///< more threads of ranks than cores: its seconds are not claimed
+  Spread tokens_per_second;
+  /// Speed of a rank against that of a rank in the smallest number of ranks of the stage, within repeats; not
+  /// where either is oversubscribed.
+  std::optional<Spread> efficiency;
+  /// Processor time of a token against that in the smallest number of ranks, within repeats.
+  std::optional<Spread> work_inflation;
+};
+
+struct StudyResults {
+  std::vector<PointResult> points;  ///< by ranks, then stage; only those that have a run
+  std::vector<RunFailure> failures;
+  std::vector<std::string> differences;  ///< where what was measured is not what was foretold
+  std::int64_t runs_wanted = 0, runs_done = 0;
+  int stopped_by = 0;
+  bool whole() const { return runs_done == runs_wanted; }
+};
+
+/// Puts runs together. `runs` in any order.
+StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& runs);
+
+/// Ranks that all stages' efficiencies are against: the smallest that ran.
+int base_ranks(const StudyResults& results);
+
+/// docs/scaling.md has the keys and columns. `settings`: the study's, as JSON.
+std::string results_json(const StudyFacts& facts, const StudyResults& results, const std::string& settings);
+std::string results_csv(const StudyFacts& facts, const StudyResults& results);
+/// The page: what ran where, the table, the points with more ranks than cores apart, what differs.
+std::string results_table(const StudyFacts& facts, const StudyResults& results);
+/// File name and content.
+std::vector<std::pair<std::string, std::string>> results_plots(const StudyFacts& facts,
+                                                               const StudyResults& results);
+
+}  // namespace tranche::tools
