@@ -1,5 +1,6 @@
 #include "tranche/tools/host.h"
 
+#include <fmt/format.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "tranche/device/device.h"
 #include "tranche/tools/child.h"
@@ -62,6 +64,20 @@ std::string commit_at(const std::string& file) {
   std::string commit = line.data();
   while (!commit.empty() && commit.back() == '\n') commit.pop_back();
   return commit;
+}
+
+std::string fingerprint_of(const std::string& file) {
+  std::ifstream stream(file, std::ios::binary);
+  if (!stream) return {};
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  std::vector<char> block(1 << 20);
+  do {
+    stream.read(block.data(), static_cast<std::streamsize>(block.size()));
+    for (std::streamsize i = 0; i < stream.gcount(); ++i) {
+      hash = (hash ^ static_cast<unsigned char>(block[static_cast<std::size_t>(i)])) * 0x100000001b3;
+    }
+  } while (stream);
+  return fmt::format("{:016x}", hash);
 }
 
 std::string own_path() {

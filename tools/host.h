@@ -19,6 +19,9 @@ HostDescription describe_host();
 /// there is none, or no git.
 std::string commit_at(const std::string& file);
 
+/// Of a file's bytes, as hexadecimal digits: whether two are the same. Empty where it cannot be read.
+std::string fingerprint_of(const std::string& file);
+
 /// Path of this program's file.
 std::string own_path();
 /// Where a command is found in PATH; empty: nowhere. Paths are looked at as they are.

@@ -18,7 +18,8 @@ namespace tranche::tools {
 
 namespace {
 
-constexpr int tail_lines = 12;
+/// Open MPI says a lot.
+constexpr int tail_lines = 30;
 
 class Conductor {
  public:
@@ -86,7 +87,10 @@ class Conductor {
       shown = seconds;
       redraw(fmt::format("{} {} ... {}", position(all), name, format_duration(seconds)));
     });
-    if (result.stopped_by != 0) return result.stopped_by;
+    if (result.stopped_by != 0) {
+      if (study_.has(run)) kept_.insert(run.name());  // it had just ended
+      return result.stopped_by;
+    }
     std::string problem;
     if (result.timed_out) {
       problem = fmt::format("was ended after {}: --run-timeout {:g}", format_duration(result.seconds),

@@ -278,8 +278,7 @@ std::string ScaleStudy::settings_json() const {
                            {"launcher_arguments", scale.launcher_arguments},
                            {"hostfile", scale.hostfile},
                            {"host", scale.host},
-                           {"version", facts_.version},
-                           {"commit", facts_.commit},
+                           {"program", fingerprint_of(program_)},
                            {"cpu", facts_.host.cpu},
                            {"cores", facts_.host.cores}};
   if (exists(options_.model)) {
@@ -371,7 +370,10 @@ bool ScaleStudy::open_folder() {
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) refuse("is a study that another tranche scale is at work on");
 
   const ordered_json settings = ordered_json::parse(settings_);
-  ordered_json begun = {{"time", time_now()}, {"load_average", load_average()}};
+  ordered_json begun = {{"time", time_now()},
+                        {"load_average", load_average()},
+                        {"version", facts_.version},
+                        {"commit", facts_.commit}};
   if (there) {
     const auto study = ordered_json::parse(text_of(described), nullptr, false);
     if (!study.is_object() || study.value("schema", "") != scale_schema || !study.contains("settings")) {
@@ -390,6 +392,9 @@ bool ScaleStudy::open_folder() {
   }
   facts_.begun = begun.value("time", "");
   facts_.load_average = begun.value("load_average", 0.0);
+  // Of the same program, whatever has been committed since.
+  facts_.version = begun.value("version", "");
+  facts_.commit = begun.value("commit", "");
   const std::string text = path("text.txt");
   if (options_.data == text && !exists(text)) write_file_atomically(text, some_text());
   return there;

@@ -116,6 +116,11 @@ TEST(Host, IsDescribed) {
   EXPECT_EQ(find_command("/bin/sh"), "/bin/sh");
   EXPECT_EQ(find_command("/etc/passwd"), "") << "no program";
   EXPECT_EQ(commit_at("/proc/1/no"), "");
+  const TemporaryFolder folder;
+  EXPECT_EQ(fingerprint_of(folder.write("f", "a")), "af63dc4c8601ec8c") << "FNV-1a's published value";
+  EXPECT_EQ(fingerprint_of(folder.write("f", "")), "cbf29ce484222325");
+  EXPECT_NE(fingerprint_of(folder.write("f", "ab")), fingerprint_of(folder.write("g", "ba")));
+  EXPECT_EQ(fingerprint_of(folder.path("none")), "");
 }
 
 }  // namespace

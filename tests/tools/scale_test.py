@@ -2,7 +2,7 @@
 """scale_test.py PROGRAM SUITE: `tranche scale` as people run it, on one and two ranks of a tiny model.
 
 Suites: study (a whole one, with --json and its files; another study in its folder), resume (killed in the middle, gone on
-with), failures (a failing point, a launcher that is not there, folders that are no studies).
+with), failures (points that fail, die and hang), refusals (what is told before any run), launchers (mpirun's arguments, srun).
 """
 
 import csv
@@ -17,7 +17,7 @@ import tempfile
 import time
 import xml.etree.ElementTree
 
-PROGRAM, SUITE = sys.argv[1], sys.argv[2]
+PROGRAM, SUITE = os.path.abspath(sys.argv[1]), sys.argv[2]
 RUN_MPI = str(pathlib.Path(__file__).resolve().parent.parent.parent / "scripts" / "run_mpi.sh")
 FOLDER = tempfile.TemporaryDirectory(prefix="tranche-scale-")
 HERE = pathlib.Path(FOLDER.name)
@@ -51,15 +51,15 @@ def texts_of(svg):
 
 
 def at_work(out):
-    """Command lines of processes that have to do with a study."""
-    found = []
+    """Command lines of processes that have to do with a study, by process."""
+    found = {}
     for folder in pathlib.Path("/proc").iterdir():
         try:
             words = (folder / "cmdline").read_bytes() if folder.name.isdigit() and int(folder.name) != os.getpid() else b""
         except OSError:  # it has ended meanwhile
             continue
         if str(out).encode() in words:
-            found.append(words.replace(b"\0", b" ").decode(errors="replace"))
+            found[int(folder.name)] = words.replace(b"\0", b" ").decode(errors="replace")
     return found
 
 
@@ -126,7 +126,7 @@ def suite_study():
 def suite_resume():
     out = HERE / "study"
     # The batch of a step, in place of a rank's.
-    words = [word for word in command(out, ["--ranks", "1,2", "--stages", "1", "--repeats", "2", "--strong", "--steps", "400",
+    words = [word for word in command(out, ["--ranks", "1,2", "--stages", "1", "--repeats", "2", "--strong", "--steps", "3000",
                                             "--set", "train_batch_size=4"])]
     at = words.index("--micro-batch")
     del words[at:at + 2]
@@ -191,11 +191,29 @@ def suite_failures():
     results = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert [point["ranks"] for point in results["points"]] == [1] and results["runs_done"] == 1
 
+    # A rank that dies without a word.
+    process = subprocess.Popen(command(HERE / "dead", ["--ranks", "2", "--stages", "3", "--repeats", "1", "--steps", "100000000"]),
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    rank, limit = None, time.time() + 60
+    while rank is None and process.poll() is None and time.time() < limit:
+        time.sleep(0.1)
+        rank = next((pid for pid, words in at_work(HERE / "dead").items() if words.startswith(PROGRAM + " train")), None)
+    time.sleep(1)
+    if rank is None:
+        process.kill()
+    os.kill(rank, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 7, errors
+    expect_in(["the run of repeat 1, 2 ranks, stage 3 failed with status ", "1 of 1 runs are missing, as one failed"], errors, "errors")
+    assert json.loads((HERE / "dead" / "results.json").read_text(encoding="utf-8"))["points"] == []
+
     # A run that does not end.
     done = scale(HERE / "long", ["--ranks", "1", "--stages", "0", "--repeats", "1", "--steps", "100000000", "--run-timeout", "1"],
                  status=7)
     expect_in(["was ended after", "--run-timeout 1"], done.stderr, "errors")
 
+
+def suite_refusals():
     def refused(out, more, words, environment=None):
         done = scale(out, more, status=2, environment=environment)
         expect_in(words, done.stderr, shlex.join(more))
@@ -223,5 +241,28 @@ def suite_failures():
     refused(HERE / "strange", plain, ["is no study that can be gone on with", "tranche-scale-1"])
 
 
-{"study": suite_study, "resume": suite_resume, "failures": suite_failures}[SUITE]()
+def suite_launchers():
+    point = ["--ranks", "2", "--stages", "2", "--repeats", "1"]
+    scale(HERE / "hosts", [*point, "--host", "localhost:2", "--", "--tag-output"])
+    log = (HERE / "hosts" / "runs" / "n2-stage2-r1.log").read_text(encoding="utf-8")
+    expect_in(["[1,0]<stdout>", "2 x stage 2"], log, "the output of a run whose mpirun tags it")
+    (HERE / "list").write_text("localhost slots=1\n")
+    done = scale(HERE / "few", [*point, "--hostfile", str(HERE / "list")], status=7)
+    expect_in([f"mpirun -n 2 --hostfile {HERE / 'list'} ", "not enough slots"], done.stderr, "mpirun's own refusal")
+
+    # Nobody has a Slurm here: what stands in for srun hands over to mpirun, and writes down what it was given.
+    folder = HERE / "bin"
+    folder.mkdir()
+    (folder / "srun").write_text(f'#!/bin/sh\nprintf "%s " "$@" > {HERE}/given\nshift 3\nexec {RUN_MPI} 2 "$@"\n')
+    (folder / "srun").chmod(0o755)
+    done = scale(HERE / "slurm", [*point, "--launcher", "srun", "--", "--mpi=pmix"],
+                 environment={"PATH": f"{folder}:{os.environ['PATH']}"})
+    expect_in(["note: srun has not yet been run with this program"], done.stdout, "the note")
+    given = (HERE / "given").read_text()
+    expect_in([f"-n 2 --mpi=pmix {PROGRAM} train --model gpt-nano ", " --stage 2 "], given, "srun's arguments")
+    assert json.loads((HERE / "slurm" / "results.json").read_text(encoding="utf-8"))["complete"]
+
+
+{"study": suite_study, "resume": suite_resume, "failures": suite_failures, "refusals": suite_refusals,
+ "launchers": suite_launchers}[SUITE]()
 print(f"scale {SUITE}: passed")
