@@ -59,7 +59,7 @@ double processor_now() {
 }
 
 models::GptConfig model_of(const Settings& settings) {
-  models::GptConfig config = models::GptConfig::preset(settings.model);
+  models::GptConfig config = models::GptConfig::resolve(settings.model);
   if (settings.dropout >= 0) {
     config.embedding_dropout = config.attention_dropout = config.residual_dropout = settings.dropout;
   }

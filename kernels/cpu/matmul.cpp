@@ -16,7 +16,8 @@ namespace {
 
 // How c is cut into tiles, and k into stretches, depends on the shape alone, so neither the number of threads
 // nor the size of the workspace changes a bit of the result.
-constexpr std::int64_t fp32_columns = 512;
+constexpr std::int64_t fp32_columns =
+    384;  // oneDNN packs 48 at a time; 768 become two and not one and a half
 constexpr std::int64_t widened_rows = 256;
 constexpr std::int64_t widened_columns = 256;
 constexpr std::int64_t widened_depth = 384;
