@@ -82,6 +82,8 @@ void run_thread_ranks(int size, const std::function<void(int rank, const Communi
 std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options = {});
 /// True when the environment says that the process was started by mpirun or srun with MPI support.
 bool started_by_mpi_launcher();
+/// How many ranks that launcher started on this host; 0 when it does not say.
+int ranks_of_host_by_launcher();
 /// "Open MPI 4.1.4" or "not compiled".
 std::string mpi_version();
 /// "NCCL 2.28.9" or "not compiled".

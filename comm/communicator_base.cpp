@@ -48,9 +48,10 @@ bool summable(DataType dtype) {
 }  // namespace
 
 void CommunicatorBase::note(std::string_view name, std::int64_t count, DataType dtype,
-                            std::int64_t sent_elements, const OperationLabel& label, bool collective) {
+                            std::int64_t sent_elements, const OperationLabel& label, bool collective,
+                            std::int64_t more_bytes) {
   checked_multiply(checked_multiply(count, size_of(dtype)), size());
-  meter_.add(name, label.traffic, sent_elements, sent_elements * size_of(dtype));
+  meter_.add(name, label.traffic, sent_elements, sent_elements * size_of(dtype) + more_bytes);
   if (!collective) return;
   hash_ = mix(mix(hash_, name), static_cast<std::uint64_t>(count));
   hash_ = mix(mix(mix(hash_, static_cast<std::uint64_t>(dtype)), label.unit), label.phase);
@@ -68,7 +69,8 @@ void CommunicatorBase::note_all_gather(const void* shard, const void* full, std:
 
 void CommunicatorBase::note_reduce_scatter(const void* full, DataType dtype, const void* output,
                                            DataType output_dtype, std::int64_t count,
-                                           const OrderedSumOptions& options, const OperationLabel& label) {
+                                           const OrderedSumOptions& options, const OperationLabel& label,
+                                           std::int64_t sums) {
   constexpr std::string_view name = "reduce_scatter";
   require_buffer(name, label, full, count, "full");
   require_buffer(name, label, output, count, "output");
@@ -81,7 +83,7 @@ void CommunicatorBase::note_reduce_scatter(const void* full, DataType dtype, con
   if (options.bucket_elements < 0) {
     refuse(name, label, fmt::format("bucket of {} elements", options.bucket_elements));
   }
-  note(name, count, dtype, (size() - 1) * count, label);
+  note(name, count, dtype, (size() - 1) * count, label, true, sums * count * (4 - size_of(dtype)));
 }
 
 void CommunicatorBase::note_all_reduce(const void* values, std::int64_t count, DataType dtype,

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "tranche/comm/backends.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/device/device.h"
 
@@ -36,11 +37,13 @@ struct DeviceCommunicatorOptions {
   bool inline_progress = false;
 };
 
-/// What the configuration's `tranche.device_transport` and `tranche.collectives` (auto, ours, nccl) ask for.
+/// What the configuration's `tranche.device_transport` and `tranche.collectives` (auto, ours, messages, shared,
+/// nccl) ask for.
 /// Throws ConfigurationError, naming the key, on what is not known or does not go together.
 struct CollectiveChoice {
   DeviceTransport transport = DeviceTransport::automatic;
   bool by_library = false;  ///< reductions by the transport's own library, whose bits are its own
+  HostCollectives host = HostCollectives::automatic;  ///< ours is auto by its older name
 };
 CollectiveChoice collective_choice(std::string_view transport, std::string_view collectives);
 /// Throws ConfigurationError when reductions by a library are asked for on a device that has none.

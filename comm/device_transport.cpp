@@ -49,11 +49,15 @@ DeviceTransport device_transport_of(std::string_view name) {
 }
 
 CollectiveChoice collective_choice(std::string_view transport, std::string_view collectives) {
-  if (collectives != "auto" && collectives != "ours" && collectives != "nccl") {
-    throw ConfigurationError(
-        fmt::format("tranche.collectives: '{}' is not one of auto, ours, nccl", collectives));
-  }
   CollectiveChoice choice;
+  if (collectives == "messages") {
+    choice.host = HostCollectives::messages;
+  } else if (collectives == "shared") {
+    choice.host = HostCollectives::shared;
+  } else if (collectives != "auto" && collectives != "ours" && collectives != "nccl") {
+    throw ConfigurationError(fmt::format(
+        "tranche.collectives: '{}' is not one of auto, ours, messages, shared, nccl", collectives));
+  }
   try {
     choice.transport = device_transport_of(transport);
   } catch (const ConfigurationError& error) {

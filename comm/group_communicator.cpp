@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "tranche/core/shape.h"
-#include "tranche/device/large_copy.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche::comm {
@@ -19,45 +18,51 @@ namespace {
 /// the slab: norms, flags, losses.
 constexpr std::int64_t small_bytes = 64 << 10;
 
-/// From here on (bytes that a rank reads of its peers) reading the peers' memory is quicker than messages.
-constexpr std::int64_t window_least_bytes = 64 << 10;
-
-/// Elements summed before they are written to memory.
-constexpr std::int64_t block_elements = 8192;
-
 void copy(void* to, const void* from, std::int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
 /// A NaN of any rank survives in minimum and maximum.
-template <typename T>
-T combine(T a, T b, ReduceOperation operation) {
+template <ReduceOperation operation, typename T>
+T combine(T a, T b) {
   const bool nan = a != a;
-  switch (operation) {
-    case ReduceOperation::minimum:
-      return nan || a < b ? a : b;
-    case ReduceOperation::maximum:
-      return nan || a > b ? a : b;
-    case ReduceOperation::sum:
-      break;
-  }
-  if constexpr (std::is_integral_v<T>) {  // wraps: overflow must not be undefined behaviour
+  if constexpr (operation == ReduceOperation::minimum) {
+    return nan || a < b ? a : b;
+  } else if constexpr (operation == ReduceOperation::maximum) {
+    return nan || a > b ? a : b;
+  } else if constexpr (std::is_integral_v<T>) {  // wraps: overflow must not be undefined behaviour
     return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
   } else {
     return a + b;
   }
 }
 
+template <ReduceOperation operation, typename T>
+void combine_in_rank_order(std::span<const void* const> pieces, void* result, std::int64_t count) {
+  // Through a block of its own, since the result may be one of the pieces.
+  constexpr std::int64_t block_elements = 1024;
+  T block[block_elements];
+  for (std::int64_t done = 0; done < count; done += block_elements) {
+    const std::int64_t some = std::min(block_elements, count - done);
+    std::memcpy(block, static_cast<const T*>(pieces[0]) + done, static_cast<std::size_t>(some) * sizeof(T));
+    for (std::size_t r = 1; r < pieces.size(); ++r) {
+      const T* piece = static_cast<const T*>(pieces[r]) + done;
+      for (std::int64_t i = 0; i < some; ++i) block[i] = combine<operation>(block[i], piece[i]);
+    }
+    std::memcpy(static_cast<T*>(result) + done, block, static_cast<std::size_t>(some) * sizeof(T));
+  }
+}
+
 template <typename T>
 void combine_in_rank_order(std::span<const void* const> pieces, void* result, std::int64_t count,
                            ReduceOperation operation) {
-  T* out = static_cast<T*>(result);
-  for (std::int64_t i = 0; i < count; ++i) {
-    T sum = static_cast<const T*>(pieces[0])[i];
-    for (std::size_t r = 1; r < pieces.size(); ++r) {
-      sum = combine(sum, static_cast<const T*>(pieces[r])[i], operation);
-    }
-    out[i] = sum;
+  switch (operation) {
+    case ReduceOperation::minimum:
+      return combine_in_rank_order<ReduceOperation::minimum, T>(pieces, result, count);
+    case ReduceOperation::maximum:
+      return combine_in_rank_order<ReduceOperation::maximum, T>(pieces, result, count);
+    case ReduceOperation::sum:
+      return combine_in_rank_order<ReduceOperation::sum, T>(pieces, result, count);
   }
 }
 
@@ -71,39 +76,11 @@ GroupCommunicator::GroupCommunicator(std::shared_ptr<ProgressEngine> engine, std
       exceptions_(std::uncaught_exceptions()),
       sends_(members_.size()),
       receives_(members_.size()) {
-  const Transport& transport = engine_->transport();
-  const CommunicatorOptions& options = engine_->options();
-  const int local = options.local_size;
-  const auto host = [&](int member) { return local > 0 ? member / local : transport.host_of(member); };
-  rank_ = static_cast<int>(std::find(members_.begin(), members_.end(), transport.rank()) - members_.begin());
-  for (int member = 0; member < size(); ++member) {
-    if (host(members_[member]) != host(transport.rank())) continue;
-    ++local_size_;
-    if (member < rank_) ++local_rank_;
-  }
-  window_ = size() > 1 && local_size_ == size() && options.collectives != HostCollectives::messages &&
-            std::all_of(members_.begin(), members_.end(),
-                        [&](int member) { return member == transport.rank() || transport.reads(member); });
-}
-
-bool GroupCommunicator::by_window(std::int64_t bytes) const {
-  if (!window_ || bytes == 0) return false;
-  return engine_->options().collectives == HostCollectives::shared || bytes >= window_least_bytes;
-}
-
-WindowCall GroupCommunicator::window_call(void* readable, std::int64_t bytes, std::int64_t count,
-                                          DataType dtype) const {
-  WindowCall call;
-  call.members = members_;
-  call.self = rank_;
-  call.mine = readable;
-  call.mine_bytes = bytes;
-  call.count = count;
-  call.chunk = std::max<std::int64_t>(engine_->lane_bytes() / size_of(dtype) / 64 * 64, 1);
-  call.dtype = dtype;
-  call.transport = &engine_->transport();
-  if (!engine_->faults().copy_in) call.exposure = call.transport->expose(readable, bytes);
-  return call;
+  const int self = engine_->transport().rank();
+  rank_ = static_cast<int>(std::find(members_.begin(), members_.end(), self) - members_.begin());
+  find_hosts();
+  local_size_ = static_cast<int>(layout_->members(layout_->host(rank_)).size());
+  local_rank_ = layout_->local(rank_);
 }
 
 std::unique_ptr<Communicator> GroupCommunicator::of_all(std::shared_ptr<ProgressEngine> engine) {
@@ -117,12 +94,6 @@ std::unique_ptr<Communicator> GroupCommunicator::of_all(std::shared_ptr<Progress
   engine.reset();
   throw ConfigurationError("tranche.collectives: shared was asked for, but " + obstacle +
                            "; choose auto or messages");
-}
-
-std::string GroupCommunicator::window_obstacle() const {
-  if (engine_->options().collectives != HostCollectives::shared || size() == 1 || window_) return {};
-  std::string obstacle = engine_->transport().window_obstacle();
-  return obstacle.empty() ? "the ranks do not share one host" : obstacle;
 }
 
 GroupCommunicator::~GroupCommunicator() {
@@ -189,8 +160,7 @@ Event GroupCommunicator::all_gather(const void* shard, void* full, std::int64_t 
   note_all_gather(shard, full, count, dtype, bucket_elements, label);
   info.tag.sequence = sequence_++;
   if (by_window((size() - 1) * count * size_of(dtype))) {
-    WindowCall call = window_call(const_cast<void*>(shard), count * size_of(dtype), count, dtype);
-    return engine_->submit(std::make_unique<WindowGather>(std::move(info), std::move(call), full));
+    return engine_->submit(window_gather(std::move(info), shard, full, count, dtype));
   }
   const std::int64_t bucket = bucket_elements > 0 ? std::max<std::int64_t>(bucket_elements / size(), 1)
                                                   : std::max<std::int64_t>(count, 1);
@@ -202,10 +172,15 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
                                         std::int64_t count, const OrderedSumOptions& options,
                                         std::span<const Event> ready, const OperationLabel& label) {
   OperationInfo info = open("reduce_scatter", ready, label);
-  note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
+  const bool window = by_window((size() - 1) * count * size_of(dtype)) && options.group_size > 0;
+  const bool hosts = window && layout_->hosts() > 1;
+  const std::int64_t sums = hosts ? reduce_plan(options.group_size, dtype)->sums_sent(*layout_, rank_) : 0;
+  note_reduce_scatter(full, dtype, output, output_dtype, count, options, label, sums);
   info.tag.sequence = sequence_++;
-  if (by_window((size() - 1) * count * size_of(dtype))) {
-    return reduce_by_window(std::move(info), full, dtype, output, output_dtype, count, options);
+  if (window) {
+    return engine_->submit(
+        hosts ? host_reduce(std::move(info), full, dtype, output, output_dtype, count, options)
+              : window_reduce(std::move(info), full, dtype, output, output_dtype, count, options));
   }
   Reduction reduction;
   reduction.members = members_;
@@ -227,36 +202,6 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
   return engine_->submit(std::make_unique<ReduceExchange>(std::move(info), std::move(reduction)));
 }
 
-Event GroupCommunicator::reduce_by_window(OperationInfo info, const void* full, DataType dtype, void* output,
-                                          DataType output_dtype, std::int64_t count,
-                                          const OrderedSumOptions& options) {
-  WindowCall call = window_call(const_cast<void*>(full), size() * count * size_of(dtype), count, dtype);
-  call.chunk = reduction_chunk(engine_->lane_bytes(), size(), dtype, options.bucket_elements);
-  const std::int64_t width = size_of(output_dtype);
-  const bool streamed = !options.accumulate && count * width >= streamed_bytes;
-  auto combine = [engine = engine_.get(), output, output_dtype, options, dtype, width, streamed](
-                     std::span<const void* const> pieces, std::int64_t first, std::int64_t elements) {
-    auto* place = static_cast<unsigned char*>(output) + first * width;
-    const auto sum = [&](std::span<const void* const> from, void* to, std::int64_t some) {
-      kernels::ordered_sum(engine->stream(), from, dtype, options.group_size, options.accumulate,
-                           TensorView{to, output_dtype, Shape{some}});
-    };
-    if (!streamed) return sum(pieces, place, elements);
-    // The sums of a block stay in the nearest cache until they leave it past all of them.
-    alignas(64) unsigned char block[block_elements * 4];
-    std::vector<const void*> from(pieces.begin(), pieces.end());
-    for (std::int64_t done = 0; done < elements; done += block_elements) {
-      const std::int64_t some = std::min(block_elements, elements - done);
-      sum(from, block, some);
-      copy_past_caches(place + done * width, block, some * width);
-      for (const void*& piece : from)
-        piece = static_cast<const unsigned char*>(piece) + some * size_of(dtype);
-    }
-  };
-  return engine_->submit(
-      std::make_unique<WindowReduce>(std::move(info), std::move(call), std::move(combine)));
-}
-
 Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType dtype,
                                     ReduceOperation operation, const OperationLabel& label) {
   OperationInfo info = open("all_reduce", {}, label);
@@ -273,7 +218,8 @@ Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType d
         return combine_in_rank_order<std::int64_t>(pieces, result, elements, operation);
     }
   };
-  if (by_window((size() - 1) * count * size_of(dtype))) {
+  // Across hosts its order, one after the other, leaves nothing to add up on a host.
+  if (layout_->hosts() == 1 && by_window((size() - 1) * count * size_of(dtype))) {
     WindowCall call = window_call(values, count * size_of(dtype), count, dtype);
     return engine_->submit(
         std::make_unique<WindowAllReduce>(std::move(info), std::move(call), combine_pieces));

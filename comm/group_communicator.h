@@ -1,10 +1,14 @@
 #pragma once
 /// The public face of a group of ranks over a progress engine: turns calls into operations.
 
+#include <map>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tranche/comm/communicator_base.h"
+#include "tranche/comm/host_layout.h"
 #include "tranche/comm/progress_engine.h"
 #include "tranche/comm/window_exchange.h"
 
@@ -65,17 +69,30 @@ class GroupCommunicator : public CommunicatorBase {
 
   /// Why ranks that shall read each other's memory cannot; empty when all is well.
   std::string window_obstacle() const;
-  /// Whether ranks read each other's memory in a call of which each rank reads `bytes` of its peers.
-  bool by_window(std::int64_t bytes) const;
-  /// Everything of a window call but its chunk. `readable`: what peers read of this rank.
+  void find_hosts();
+  /// Whether the ranks of each host read each other's memory in a call of which each rank gets `bytes` of all
+  /// others together.
+  bool by_window(std::int64_t bytes) const {
+    return window_ && goes_by_window(engine_->options().collectives, bytes);
+  }
+  /// Everything of a window call but its chunk. `readable`: what peers on the host read of this rank.
   WindowCall window_call(void* readable, std::int64_t bytes, std::int64_t count, DataType dtype) const;
-  Event reduce_by_window(OperationInfo info, const void* full, DataType dtype, void* output,
-                         DataType output_dtype, std::int64_t count, const OrderedSumOptions& options);
+  std::unique_ptr<Operation> window_reduce(OperationInfo info, const void* full, DataType dtype, void* output,
+                                           DataType output_dtype, std::int64_t count,
+                                           const OrderedSumOptions& options);
+  std::unique_ptr<Operation> host_reduce(OperationInfo info, const void* full, DataType dtype, void* output,
+                                         DataType output_dtype, std::int64_t count,
+                                         const OrderedSumOptions& options);
+  std::unique_ptr<Operation> window_gather(OperationInfo info, const void* shard, void* full,
+                                           std::int64_t count, DataType dtype) const;
+  std::shared_ptr<const ReducePlan> reduce_plan(int group_size, DataType dtype);
 
   std::shared_ptr<ProgressEngine> engine_;
   std::vector<int> members_;
   int context_;
-  bool window_ = false;  ///< all members can read each other's memory
+  std::shared_ptr<const HostLayout> layout_;
+  bool window_ = false;  ///< members on one host, of which there are some, can read each other's memory
+  std::map<std::pair<int, DataType>, std::shared_ptr<const ReducePlan>> plans_;  ///< by group size and dtype
   int rank_ = 0, local_size_ = 0, local_rank_ = 0;
   int exceptions_ = 0;  ///< in flight at construction; more at destruction means unwinding
   std::uint64_t sequence_ = 0;

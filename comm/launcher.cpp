@@ -12,6 +12,11 @@ bool started_by_mpi_launcher() {
   return false;
 }
 
+int ranks_of_host_by_launcher() {
+  const char* text = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  return text == nullptr ? 0 : std::atoi(text);
+}
+
 std::string_view name_of(HostCollectives collectives) {
   switch (collectives) {
     case HostCollectives::messages:

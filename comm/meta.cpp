@@ -1,10 +1,16 @@
 #include <algorithm>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "tranche/comm/backends.h"
 #include "tranche/comm/communicator_base.h"
+#include "tranche/comm/host_layout.h"
 #include "tranche/comm/slab.h"
+#include "tranche/comm/window_exchange.h"
 #include "tranche/core/error.h"
 #include "tranche/device/work_recorder.h"
 
@@ -15,13 +21,17 @@ namespace {
 /// Checks, counts and hashes as the real ones do; moves nothing and touches no buffer.
 class MetaCommunicator : public comm::CommunicatorBase {
  public:
-  MetaCommunicator(int rank, int size, int local_size, std::shared_ptr<comm::Slab> slab,
-                   std::shared_ptr<WorkRecorder> recorder)
+  MetaCommunicator(int rank, int size, int local_size, HostCollectives collectives,
+                   std::shared_ptr<comm::Slab> slab, std::shared_ptr<WorkRecorder> recorder)
       : rank_(rank),
         size_(size),
         host_size_(local_size),
+        collectives_(collectives),
         slab_(std::move(slab)),
         recorder_(std::move(recorder)) {
+    std::vector<int> hosts;
+    for (int member = 0; member < size; ++member) hosts.push_back(member / local_size);
+    layout_ = comm::HostLayout(hosts);
     // The ranks of a host begin an operation when it is ready; devices have a stream for all of them.
     if (recorder_) lane_ = recorder_->add_lane("communication", !recorder_->inline_compute());
   }
@@ -45,7 +55,8 @@ class MetaCommunicator : public comm::CommunicatorBase {
   Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
                        std::int64_t count, const OrderedSumOptions& options, std::span<const Event> ready,
                        const OperationLabel& label) override {
-    note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
+    const std::int64_t sums = sums_between_hosts(options.group_size, count, dtype);
+    note_reduce_scatter(full, dtype, output, output_dtype, count, options, label, sums);
     return record("reduce_scatter", count * size_, dtype, ready, label);
   }
   Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation,
@@ -81,7 +92,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
   std::unique_ptr<Communicator> split(int color, int) override {
     note_split();
     if (color < 0) return nullptr;
-    return std::make_unique<MetaCommunicator>(rank_, size_, host_size_, slab_, recorder_);
+    return std::make_unique<MetaCommunicator>(rank_, size_, host_size_, collectives_, slab_, recorder_);
   }
   void post_failure(std::string_view, double) noexcept override {}
   void abort_job(int) noexcept override {}
@@ -100,7 +111,20 @@ class MetaCommunicator : public comm::CommunicatorBase {
     return recorder_->add(lane_, std::move(work), ready);
   }
 
+  /// As GroupCommunicator counts them.
+  std::int64_t sums_between_hosts(int group_size, std::int64_t count, DataType dtype) {
+    if (layout_.hosts() == 1 || layout_.hosts() == size_ || group_size < 1) return 0;
+    const std::int64_t width = tranche::size_of(dtype);
+    if (!comm::goes_by_window(collectives_, (size_ - 1) * count * width)) return 0;
+    auto& plan = plans_[{group_size, width}];
+    if (!plan) plan = std::make_unique<comm::ReducePlan>(layout_, group_size, width);
+    return plan->sums_sent(layout_, rank_);
+  }
+
   int rank_, size_, host_size_;
+  HostCollectives collectives_;
+  comm::HostLayout layout_;
+  std::map<std::pair<int, std::int64_t>, std::unique_ptr<comm::ReducePlan>> plans_;
   std::shared_ptr<comm::Slab> slab_;  // booked like the real one, never touched
   std::shared_ptr<WorkRecorder> recorder_;
   int lane_ = 0;
@@ -118,7 +142,7 @@ std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, int loc
   // Without a resource there is no account to keep, and so no reason to take memory.
   const bool booked = options.memory != nullptr;
   return std::make_unique<MetaCommunicator>(
-      rank, size, local_size,
+      rank, size, local_size, options.collectives,
       std::make_shared<comm::Slab>(options.memory, options.slab_bytes, booked ? size : 1), options.recorder);
 }
 

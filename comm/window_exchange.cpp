@@ -45,7 +45,7 @@ std::int64_t WindowExchange::elements_of(std::int64_t chunk) const {
 /// readers tell it.
 std::int64_t WindowExchange::expected(const Peer& peer) const {
   const std::int64_t exposures = peer.direct ? 1 : chunks_;
-  const std::int64_t dones = call_.exposure ? 1 : chunks_;
+  const std::int64_t dones = call_.exposure && !reads_lanes() ? 1 : chunks_;
   return exposures + dones + (two_phases() ? chunks_ : 0);
 }
 
@@ -64,6 +64,7 @@ void WindowExchange::take(Peer& peer) {
       peer.exposed = all ? chunks_ : note.chunk + 1;
       break;
     case Kind::ready:
+      peer.lanes[static_cast<std::size_t>(note.chunk % 2)] = note.place;
       peer.ready = note.chunk + 1;
       break;
     case Kind::done:
@@ -106,8 +107,9 @@ bool WindowExchange::move_notes() {
 bool WindowExchange::expose(Slab& slab) {
   if (exposed_ == chunks_) return false;
   Note note{Kind::exposed, -1, call_.mine_bytes, {}};
-  if (call_.exposure) {
-    note.place = *call_.exposure;
+  if (call_.exposure) note.place = *call_.exposure;
+  const bool tell_peers = !call_.exposure || exposed_ == 0;
+  if (!uses_slab()) {
     exposed_ = chunks_;
   } else {
     if (lanes_.size() == 2) return false;
@@ -117,13 +119,17 @@ bool WindowExchange::expose(Slab& slab) {
     if (lane < 0) return false;
     auto* data = static_cast<unsigned char*>(slab.data(lane));
     lanes_.push_back({lane, exposed_, {}, data});  // first, so that the lane is given back whatever happens
-    fill(exposed_, data);
     const auto place = transport().expose(data, slab.lane_bytes());
     if (!place) throw LogicError("the exchange buffer lies outside of the window");
-    lanes_.back().exposure = note.place = *place;
-    note.chunk = exposed_++;
+    lanes_.back().exposure = *place;
+    if (!call_.exposure) {
+      fill(exposed_, data);
+      note.place = *place;
+      note.chunk = exposed_;
+    }
+    ++exposed_;
   }
-  for (int member = 0; member < ranks(); ++member) {
+  for (int member = 0; tell_peers && member < ranks(); ++member) {
     if (member != call_.self) tell(peers_[static_cast<std::size_t>(member)], note);
   }
   return true;
@@ -133,7 +139,8 @@ bool WindowExchange::free_lanes(Slab& slab) {
   if (lanes_.empty()) return false;
   const Lane lane = lanes_.front();
   if (worked_ <= lane.chunk) return false;
-  if (!all_peers([&](const Peer& peer) { return peer.done > lane.chunk; })) return false;
+  const bool read = !call_.exposure || reads_lanes();
+  if (read && !all_peers([&](const Peer& peer) { return peer.done > lane.chunk; })) return false;
   transport().withdraw(lane.exposure);
   slab.release(lane.number, order);
   lanes_.pop_front();
@@ -145,16 +152,23 @@ bool WindowExchange::advance(Transport&, Slab& slab) {
   bool moved = free_lanes(slab);
   moved |= expose(slab);
   moved |= move_notes();
+  const auto here = [&](std::int64_t chunk) {
+    return exposed_ > chunk && all_peers([&](const Peer& peer) { return peer.exposed > chunk; });
+  };
+  if (staged_ < chunks_ && here(staged_)) {
+    const Progress staging = stage(staged_);
+    if (staging == Progress::done) ++staged_;
+    moved |= staging != Progress::waits;
+  }
   const std::int64_t chunk = worked_;
-  if (chunk == chunks_ || exposed_ <= chunk) return moved;
-  if (!all_peers([&](const Peer& peer) { return peer.exposed > chunk; })) return moved;
+  if (staged_ == chunk) return moved;
   const Progress progress = work(chunk);
   if (progress == Progress::done) {
     ++worked_;
     for (int member = 0; member < ranks(); ++member) {
       if (member == call_.self) continue;
       Peer& peer = peers_[static_cast<std::size_t>(member)];
-      if (!peer.direct) {
+      if (!peer.direct || reads_lanes()) {
         tell(peer, {Kind::done, chunk, call_.mine_bytes, {}});
       } else if (worked_ == chunks_) {
         tell(peer, {Kind::done, -1, call_.mine_bytes, {}});
@@ -212,18 +226,31 @@ WindowExchange::Look WindowExchange::look(int member, std::int64_t chunk, std::i
   return {transport(), peer.rank, place};
 }
 
-unsigned char* WindowExchange::own(std::int64_t chunk, std::int64_t direct, std::int64_t packed) const {
-  if (call_.exposure) return static_cast<unsigned char*>(call_.mine) + direct;
+unsigned char* WindowExchange::lane_of(std::int64_t chunk) const {
   for (const Lane& lane : lanes_) {
-    if (lane.chunk == chunk) return lane.data + packed;
+    if (lane.chunk == chunk) return lane.data;
   }
-  return nullptr;
+  throw LogicError("no lane for the chunk of an exchange");
+}
+
+unsigned char* WindowExchange::own(std::int64_t chunk, std::int64_t direct, std::int64_t packed) const {
+  return call_.exposure ? static_cast<unsigned char*>(call_.mine) + direct : lane_of(chunk) + packed;
+}
+
+WindowExchange::Look WindowExchange::look_in_lane(int member, std::int64_t chunk, std::int64_t offset) const {
+  const Peer& peer = peers_[static_cast<std::size_t>(member)];
+  Exposure place = peer.lanes[static_cast<std::size_t>(chunk % 2)];
+  place.offset += offset;
+  return {transport(), peer.rank, place};
 }
 
 void WindowExchange::tell_ready(std::int64_t chunk) {
+  Note note{Kind::ready, chunk, call_.mine_bytes, {}};
+  for (const Lane& lane : lanes_) {
+    if (lane.chunk == chunk) note.place = lane.exposure;
+  }
   for (int member = 0; member < ranks(); ++member) {
-    if (member == call_.self) continue;
-    tell(peers_[static_cast<std::size_t>(member)], {Kind::ready, chunk, call_.mine_bytes, {}});
+    if (member != call_.self) tell(peers_[static_cast<std::size_t>(member)], note);
   }
 }
 

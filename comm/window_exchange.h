@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "tranche/comm/backends.h"
 #include "tranche/comm/operation.h"
 
 namespace tranche::comm {
@@ -37,7 +38,7 @@ class WindowExchange : public Operation {
   bool advance(Transport& transport, Slab& slab) override;
   bool finished() const override;
   Missing missing() const override;
-  bool uses_slab() const override { return !call_.exposure && chunks_ > 0; }
+  bool uses_slab() const override { return chunks_ > 0 && (!call_.exposure || needs_lane()); }
   void abandon(Slab& slab) override;
   bool waits_for_slab() const override { return uses_slab() && exposed_ == 0; }
 
@@ -65,6 +66,12 @@ class WindowExchange : public Operation {
   enum class Progress { waits, moved, done };
   /// A bounded piece of the work on a chunk.
   virtual Progress work(std::int64_t chunk) = 0;
+  /// What has to be done with a chunk before work(), while earlier chunks are still at work.
+  virtual Progress stage(std::int64_t) { return Progress::done; }
+  /// Whether every chunk needs a lane, even where peers read this rank's buffer itself.
+  virtual bool needs_lane() const { return false; }
+  /// Whether peers read more of the lane, so that it is kept until they have done.
+  virtual bool reads_lanes() const { return false; }
   /// Whether a second note (see tell_ready) of every rank belongs to each chunk.
   virtual bool two_phases() const { return false; }
 
@@ -76,6 +83,10 @@ class WindowExchange : public Operation {
   Look look(int member, std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
   /// This rank's own chunk as peers see it.
   unsigned char* own(std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
+  /// The lane of a chunk that is staged or at work.
+  unsigned char* lane_of(std::int64_t chunk) const;
+  /// A peer's lane, once it is ready.
+  Look look_in_lane(int member, std::int64_t chunk, std::int64_t offset) const;
   void tell_ready(std::int64_t chunk);
   bool ready(int member, std::int64_t chunk) const {
     return peers_[static_cast<std::size_t>(member)].ready > chunk;
@@ -102,6 +113,7 @@ class WindowExchange : public Operation {
     std::int64_t received = 0, exposed = 0, ready = 0, done = 0;
     bool direct = false;
     std::array<Exposure, 2> places;  ///< by chunk mod 2; [0] when direct
+    std::array<Exposure, 2> lanes;   ///< of ready(), by chunk mod 2
   };
   struct Lane {
     int number;
@@ -121,7 +133,7 @@ class WindowExchange : public Operation {
 
   WindowCall call_;
   std::vector<Peer> peers_;  ///< by member; the own one unused
-  std::int64_t chunks_ = 0, exposed_ = 0, worked_ = 0;
+  std::int64_t chunks_ = 0, exposed_ = 0, staged_ = 0, worked_ = 0;
   std::deque<Lane> lanes_;
   bool withdrawn_ = false;
 };
@@ -170,6 +182,14 @@ class WindowAllReduce : public WindowExchange {
   bool combined_ = false;
   std::vector<bool> copied_;  ///< by member
 };
+
+/// From here on (bytes that a rank reads of its peers) reading their memory is quicker than messages.
+inline constexpr std::int64_t window_least_bytes = 64 << 10;
+/// Whether a call of that size goes by memory that ranks read of each other, where they can.
+constexpr bool goes_by_window(HostCollectives collectives, std::int64_t bytes) {
+  if (bytes == 0 || collectives == HostCollectives::messages) return false;
+  return collectives == HostCollectives::shared || bytes >= window_least_bytes;
+}
 
 /// Where results are large enough to go past the caches.
 inline constexpr std::int64_t streamed_bytes = std::int64_t{1} << 20;

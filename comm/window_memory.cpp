@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -90,6 +91,12 @@ void WindowMemory::deallocate(void* pointer, const AllocationRequest& request) n
   // after a failure, then finds zeros and not the end of the file, which would end it by a signal.
   (void)fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes);
   pieces_.erase(found);
+}
+
+std::int64_t WindowMemory::resident_bytes() const noexcept {
+  struct stat status {};
+  if (file_ < 0 || fstat(file_, &status) != 0) return 0;
+  return std::int64_t{status.st_blocks} * 512;
 }
 
 std::optional<WindowMemory::Place> WindowMemory::find(const void* data, std::int64_t bytes) const {

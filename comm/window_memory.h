@@ -43,6 +43,8 @@ class WindowMemory : public MemoryResource {
   };
   /// nullopt when [data, data + bytes) is not one allocation's. Thread-safe.
   std::optional<Place> find(const void* data, std::int64_t bytes) const;
+  /// Pages of the file that were touched; the system counts them as shared, not as the process's own.
+  std::int64_t resident_bytes() const noexcept;
   /// Whether the system gave a file; without one nothing can be found.
   bool available() const noexcept { return file_ >= 0; }
   int file() const noexcept { return file_; }

@@ -110,7 +110,7 @@ struct Config {
   std::int64_t communication_slab_bytes = 0;  ///< 0: default_slab_bytes() of the ranks
   double communication_timeout = 300;         ///< seconds
   bool inline_progress = false;               ///< `tranche.progress: inline`
-  std::string collectives = "auto";       ///< auto or ours: the ordered sum; nccl: NCCL reduces, other bits
+  std::string collectives = "auto";       ///< auto, ours, messages, shared: the ordered sum; nccl: other bits
   std::string device_transport = "auto";  ///< auto, nccl, staged or shared: how a GPU's memory travels
   int threads = 0;                        ///< per rank; 0: cores / ranks on the host
   std::int64_t device_memory_limit = 0;   ///< bytes; 0: none

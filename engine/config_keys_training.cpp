@@ -168,7 +168,9 @@ constexpr ConfigKey keys[] = {
     honoured("tranche.parameter_groups[].learning_rate_factor", number, "1", "multiplies the learning rate"),
     honoured("tranche.parameter_groups[].decay", boolean, "by dimensions", "whether weight decay applies"),
     automatic("tranche.collectives", text, "\"auto\"",
-              "auto or ours: the ordered sum; nccl: NCCL reduces, and promise 1 (equal bits) rests; GPUs only"),
+              "auto or ours: the ordered sum; messages, shared: the same bits, and ranks of a host send each other "
+              "data or read each other's memory (auto takes the quicker by size); nccl: NCCL reduces, and promise 1 "
+              "(equal bits) rests; GPUs only"),
     automatic("tranche.device_transport", text, "\"auto\"",
               "how GPU memory travels: nccl (one rank a GPU), staged (through host memory), shared (threads of one "
               "process); auto takes the quickest that serves all ranks"),

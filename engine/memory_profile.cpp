@@ -59,6 +59,8 @@ struct MemoryProfile::Impl {
   ProcessSample look(std::int64_t step) const {
     ProcessSample sample;
     sample.process = process_memory();
+    // This rank's own, whoever else has it mapped.
+    sample.process.anonymous += runtime.window_bytes();
     sample.booked = runtime.ledger().total(Tier::host);
     if (runtime.device().host_accessible()) sample.booked += runtime.ledger().total(Tier::device);
     sample.step = step;

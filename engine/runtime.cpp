@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "tranche/comm/device_communicator.h"
+#include "tranche/comm/window_memory.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
 #include "tranche/kernels/matmul.h"
@@ -18,6 +19,8 @@ struct Runtime::Impl {
   CollectiveChoice choice;
   Ledger ledger;
   std::unique_ptr<Device> device;
+  /// Where ranks of a host read each other's memory: what they exchange is allocated here.
+  std::unique_ptr<WindowMemory> window;
   std::unique_ptr<PoisonResource> poison;
   std::unique_ptr<LimitResource> limit, host_limit;
   std::unique_ptr<TrackingResource> tracking;
@@ -32,6 +35,8 @@ struct Runtime::Impl {
 
   /// The device and its memory with its books.
   void make_device(int index);
+  /// Makes the window where several processes share the host.
+  void make_window(Tier tier);
   CommunicatorOptions communicator_options(MemoryResource& memory);
   void start_on_one_of_several(const CommunicatorFactory& factory, int devices);
 };
@@ -59,6 +64,12 @@ Runtime Runtime::from_environment(const RuntimeOptions& options) {
   return Runtime(options, [](const CommunicatorOptions& o) { return make_self_communicator(o); });
 }
 
+void Runtime::Impl::make_window(Tier tier) {
+  if (choice.host == HostCollectives::messages) return;
+  if (!started_by_mpi_launcher() || ranks_of_host_by_launcher() == 1) return;
+  window = std::make_unique<WindowMemory>(tier);
+}
+
 void Runtime::Impl::make_device(int index) {
   DeviceOptions device_options;
   device_options.kind = options.device;
@@ -67,6 +78,10 @@ void Runtime::Impl::make_device(int index) {
   device_options.recorder = options.recorder;
   device = tranche::make_device(device_options);
   MemoryResource* memory = &device->memory(Tier::device);
+  if (options.device == DeviceKind::cpu) {
+    make_window(Tier::device);
+    if (window) memory = window.get();
+  }
   if (options.poison_memory) {
     poison = std::make_unique<PoisonResource>(*memory, make_poison_fill(*device));
     memory = poison.get();
@@ -91,6 +106,8 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
   communicator.timeout_seconds = options.communication_timeout;
   communicator.slab_bytes = options.communication_slab_bytes;
   communicator.memory = &memory;
+  communicator.window = window.get();
+  communicator.collectives = choice.host;
   communicator.inline_progress = options.inline_progress;
   communicator.recorder = options.recorder;
   if (options.trace) {
@@ -104,8 +121,9 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
 
 // The rank on its host chooses the device, so the ranks meet first.
 void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, int devices) {
-  slab_memory = make_host_resource(Tier::host);
-  MemoryResource* slab = slab_memory.get();
+  make_window(Tier::host);
+  if (!window) slab_memory = make_host_resource(Tier::host);
+  MemoryResource* slab = window ? window.get() : slab_memory.get();
   if (options.host_memory_limit > 0) {
     slab_limit = std::make_unique<LimitResource>(*slab, options.host_memory_limit, &ledger);
     slab = slab_limit.get();
@@ -196,6 +214,10 @@ MemoryResource& Runtime::memory(Tier tier) const {
   if (tier == Tier::device) return *impl_->tracking;
   if (tier == Tier::host) return *impl_->host_tracking;
   throw InvalidArgument("the nvme tier is reached through offload/, not as a memory resource");
+}
+
+std::int64_t Runtime::window_bytes() const {
+  return impl_->window ? impl_->window->resident_bytes() : 0;
 }
 
 std::string Runtime::numerics_fingerprint() const {

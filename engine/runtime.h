@@ -27,7 +27,7 @@ struct RuntimeOptions {
   double communication_timeout = 300;  ///< seconds
   std::int64_t communication_slab_bytes = std::int64_t{8} << 20;
   std::string device_transport = "auto";  ///< auto, nccl, staged or shared; for cuda
-  std::string collectives = "auto";       ///< nccl: reductions by NCCL itself; for cuda
+  std::string collectives = "auto";       ///< `tranche.collectives`
   bool inline_progress = false;           ///< `tranche.progress: inline`, for adopted MPI communicators
   bool trace = false;                     ///< record spans
   std::int64_t trace_events = 0;          ///< most that are kept, the first and the latest; 0: all
@@ -61,6 +61,8 @@ class Runtime {
   int host_threads() const;
   /// Booked and limited memory of a tier.
   MemoryResource& memory(Tier tier) const;
+  /// Touched bytes of memory that other ranks of the host can read, which the system counts apart.
+  std::int64_t window_bytes() const;
   /// Most bytes that the rank's swap file may have; 0: none but the disk's free space.
   std::int64_t nvme_limit() const;
   /// Calls of a tier's memory resource so far.

@@ -36,7 +36,7 @@ void check(const PlanRequest& request) {
   }
 }
 
-RuntimeOptions meta_options(const Config& config) {
+RuntimeOptions meta_options(const Config& config, DeviceKind device) {
   RuntimeOptions options = RuntimeOptions::from(config);
   options.device = DeviceKind::meta;
   // The whole need is wanted, not where it ends.
@@ -44,7 +44,10 @@ RuntimeOptions meta_options(const Config& config) {
   options.poison_memory = false;
   options.log_level = LogLevel::off;
   // What concerns real transports.
-  options.device_transport = options.collectives = "auto";
+  options.device_transport = "auto";
+  // Sums of a host that cross to others count four bytes an element; GPUs exchange no such sums.
+  const bool sums = config.collectives != "messages" && device != DeviceKind::cuda;
+  options.collectives = sums ? "auto" : "messages";
   options.inline_progress = false;
   return options;
 }
@@ -137,7 +140,7 @@ PlanResult plan_run(const PlanRequest& request) {
   config.debug.poison_memory = false;
   const std::int64_t sequence = sequence_of(request);
 
-  Runtime runtime(meta_options(config), [&](const CommunicatorOptions& options) {
+  Runtime runtime(meta_options(config, request.device), [&](const CommunicatorOptions& options) {
     return make_meta_communicator(request.rank, request.ranks, request.ranks_per_node, options);
   });
   Buffer host_slab;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <latch>
 #include <set>
@@ -187,6 +188,35 @@ TEST(Meta, CountsBooksAndHashesWhatTheRealOnesDo) {
                 real_ledger.account(Tier::device).current[Category::communication]);
       EXPECT_EQ(meta->split(-1, 0), nullptr);
     });
+  }
+}
+
+TEST(Meta, CountsSumsBetweenHostsAsFp32) {
+  // Hosts of two ranks, of which the last has one, and groups that fit them, or do not.
+  for (const int group : {1, 2, 3, 5}) {
+    std::atomic<std::int64_t> bytes{0};
+    run_thread_ranks(5, [&](int rank, const CommunicatorFactory& factory) {
+      CommunicatorOptions chosen = options();
+      chosen.local_size = 2;
+      chosen.collectives = HostCollectives::shared;
+      const auto real = factory(chosen);
+      const auto meta = make_meta_communicator(rank, 5, 2, chosen);
+      std::vector<bfloat16> full(5 * 700);
+      std::vector<float> out(700);
+      for (Communicator* comm : {real.get(), meta.get()}) {
+        comm->reduce_scatter(full.data(), DataType::bfloat16, out.data(), DataType::float32, 700,
+                             {group, false, 0}, {}, label)
+            .wait();
+      }
+      const auto got = real->meter().total(Traffic::data), planned = meta->meter().total(Traffic::data);
+      EXPECT_EQ(got.elements, 4 * 700);
+      EXPECT_EQ(got.bytes, planned.bytes);
+      bytes += got.bytes;
+    });
+    // Groups of two: hosts 0 and 1 send a sum for each of the three ranks elsewhere. Other groups lie on
+    // several hosts, or are one rank.
+    const std::int64_t sums = group == 2 ? 6 : 0;
+    EXPECT_EQ(bytes, (20 - sums) * 700 * 2 + sums * 700 * 4) << group;
   }
 }
 

@@ -40,6 +40,26 @@ TEST(Mpi, EveryWayMatchesBruteForce) {
   }
 }
 
+TEST(Mpi, DeclaredHostsGiveTheSameBits) {
+  if (test::world().size() < 3) return;
+  CommunicatorOptions options;
+  options.timeout_seconds = 60;
+  options.slab_bytes = test::mpi_slab_bytes;
+  options.collectives = HostCollectives::shared;
+  options.local_size = 2;
+  test::check_all_gather(*make_mpi_communicator(options));
+  test::check_reduce_scatter(*make_mpi_communicator(options), test::mpi_slab_bytes);
+  options.local_size = 1;
+  try {
+    make_mpi_communicator(options);
+    FAIL() << "not refused";
+  } catch (const ConfigurationError& error) {
+    EXPECT_EQ(
+        error.message(),
+        "tranche.collectives: shared was asked for, but no two ranks share a host; choose auto or messages");
+  }
+}
+
 TEST(Mpi, BuffersInTheWindowAreReadInPlace) {
   // Large enough for the window also where ranks choose for themselves; the shards are of prime size.
   WindowMemory window(Tier::device);

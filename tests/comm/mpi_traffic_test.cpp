@@ -80,6 +80,35 @@ TEST(Traffic, OnlyNotesTravelWhereRanksReadEachOthersMemory) {
   EXPECT_EQ(comm->meter().total(Traffic::data).bytes, (n - 1) * count * 4);
 }
 
+TEST(Traffic, OneSumOfAHostTravelsToEveryRankElsewhere) {
+  if (test::world().size() != 5) return;
+  WindowMemory window(Tier::host);
+  CommunicatorOptions options;
+  options.slab_bytes = test::mpi_slab_bytes;
+  options.collectives = HostCollectives::shared;
+  options.local_size = 2;  // hosts {0, 1}, {2, 3}, {4}
+  options.window = &window;
+  options.memory = &window;
+  const auto comm = make_mpi_communicator(options);
+  const std::int64_t rank = comm->rank(), count = 997;
+  Buffer full(window, 5 * count * 2, Category::communication, "gradients");
+  Buffer shard(window, count * 4, Category::communication, "shard");
+  comm->barrier({"", "", Traffic::control}).wait();
+  std::int64_t before = test::profiled_bytes_sent();
+  comm->reduce_scatter(full.data(), DataType::bfloat16, shard.data(), DataType::float32, count, {2, false, 0},
+                       {}, {})
+      .wait();
+  // Each of two ranks on a host adds up for those of other hosts with its number there, rank 4 counts as the
+  // first of its host and sends what it has to four. And two notes to the peer on the host.
+  const std::int64_t notes = rank == 4 ? 0 : 2 * 48;
+  const std::int64_t data = rank == 4 ? 4 * count * 2 : (rank % 2 == 0 ? 2 : 1) * count * 4;
+  EXPECT_EQ(test::profiled_bytes_sent() - before, notes + data) << rank;
+  before = test::profiled_bytes_sent();
+  comm->all_gather(shard.data(), full.data(), 499, DataType::bfloat16, 0, {}, {}).wait();
+  // A shard travels once to each other host; where it lies, that what came is there, and that all is read.
+  EXPECT_EQ(test::profiled_bytes_sent() - before, 2 * 499 * 2 + (rank == 4 ? 0 : 3 * 48)) << rank;
+}
+
 TEST(Traffic, TheWholeSuiteAgreesToo) {
   const auto owned = world_with(HostCollectives::messages);
   Communicator& comm = *owned;

@@ -52,6 +52,53 @@ TEST_P(ThreadRanks, EveryWayMatchesBruteForce) {
   }
 }
 
+/// Ranks a host, declared: the last host may have fewer.
+void check_hosts(int size, int ranks_a_host, bool copy_in, double delay, int operations) {
+  FaultInjection faults{delay, 11, copy_in};
+  run_thread_ranks(
+      size,
+      [&](int, const CommunicatorFactory& factory) {
+        CommunicatorOptions chosen = options();
+        chosen.local_size = ranks_a_host;
+        chosen.collectives = HostCollectives::shared;
+        const auto comm = factory(chosen);
+        EXPECT_EQ(comm->local_size(),
+                  std::min(ranks_a_host, size - comm->rank() / ranks_a_host * ranks_a_host));
+        test::check_all_gather(*comm);
+        test::check_reduce_scatter(*comm, slab);
+        test::check_all_reduce(*comm, slab);
+        test::check_split(*comm);
+        test::check_many_in_flight(*comm, operations);
+        test::check_late_ready(*comm);
+        test::check_hash(*comm);
+      },
+      faults);
+}
+
+TEST_P(ThreadRanks, EveryHostLayoutGivesTheSameBits) {
+  for (int ranks_a_host = 2; ranks_a_host < GetParam(); ++ranks_a_host) {
+    for (const bool copy_in : {false, true}) {
+      SCOPED_TRACE(testing::Message() << ranks_a_host << " ranks a host, copied in: " << copy_in);
+      check_hosts(GetParam(), ranks_a_host, copy_in, 0, 12);
+    }
+  }
+}
+
+TEST_P(ThreadRanks, DelaysChangeNoBitAcrossHosts) {
+  if (GetParam() < 3) return;
+  run_thread_ranks(GetParam(),
+                   [](int, const CommunicatorFactory& factory) {
+                     CommunicatorOptions chosen = options();
+                     chosen.local_size = 2;
+                     chosen.collectives = HostCollectives::shared;
+                     chosen.slab_bytes = 1024 * (GetParam() - 1);  // one lane
+                     const auto comm = factory(chosen);
+                     test::check_many_in_flight(*comm, 20);
+                     test::check_split(*comm);
+                   },
+                   {0.003, 9});
+}
+
 TEST_P(ThreadRanks, DelaysChangeNoBitInAWindow) {
   for (const bool copy_in : {false, true}) {
     SCOPED_TRACE(copy_in);
@@ -98,6 +145,21 @@ TEST_P(ThreadRanks, OneLaneIsEnough) {
 constexpr int most_ranks = 4;  // instrumented brute force of six ranks takes most of a minute
 #else
 constexpr int most_ranks = 6;
+
+TEST(ManyThreadRanks, EveryHostLayoutGivesTheSameBits) {
+  for (const auto& [size, ranks_a_host] : {std::pair{7, 3}, std::pair{8, 4}, std::pair{8, 2}}) {
+    SCOPED_TRACE(testing::Message() << size << " ranks, " << ranks_a_host << " a host");
+    run_thread_ranks(size, [each = ranks_a_host](int, const CommunicatorFactory& factory) {
+      CommunicatorOptions chosen = options();
+      chosen.local_size = each;
+      chosen.collectives = HostCollectives::shared;
+      const auto comm = factory(chosen);
+      test::check_all_gather(*comm);
+      test::check_reduce_scatter(*comm, slab);
+      test::check_many_in_flight(*comm, 10);
+    });
+  }
+}
 
 // Ranks far more numerous than cores: only what they exchange, in every way.
 TEST(ManyThreadRanks, EveryWayMatchesBruteForce) {

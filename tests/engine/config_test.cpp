@@ -326,7 +326,9 @@ TEST(Config, ValuesOutOfRange) {
   EXPECT_THAT(problems(R"({"tranche": {"collectives": "nccl", "device_transport": "staged"}})"),
               HasSubstr("tranche.collectives: nccl does not go with tranche.device_transport: staged"));
   EXPECT_THAT(problems(R"({"tranche": {"collectives": "gloo"}})"),
-              HasSubstr("'gloo' is not one of auto, ours"));
+              HasSubstr("tranche.collectives: 'gloo' is not one of auto, ours, messages, shared, nccl"));
+  EXPECT_EQ(problems(R"({"tranche": {"collectives": "shared"}})"), "nothing was thrown");
+  EXPECT_EQ(problems(R"({"tranche": {"collectives": "messages"}})"), "nothing was thrown");
 }
 
 TEST(Config, AllProblemsAreToldAtOnceInTheOrderOfTheFile) {

@@ -1,0 +1,359 @@
+// Collectives among ranks of one host, ours beside Open MPI's, in turns:
+//   scripts/run_mpi.sh 2 build/release/bin/bench_collectives [--sizes 64K,1M,64M] [--rounds N] [--json FILE]
+// Sizes and bus bandwidth are those of nccl-tests: bytes of the whole input of a reduce-scatter, of the whole
+// output of an all-gather, of the values of an all-reduce; size / time x (N-1)/N, for all-reduce twice that.
+//
+// Ways: shared (buffers in the window), copied (buffers outside of it), messages; mpi (as the library
+// chooses) and mpi best (the quickest of its algorithms, each on a communicator of its own). of_bound: the
+// time in which the bytes that must be read and written pass at the speed of a streaming copy by all ranks at
+// once, over the time taken. All is fp32 but for the way "shared bf16", whose sizes are of bf16 and whose
+// sums are fp32.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tranche/comm/mpi.h"
+#include "tranche/comm/window_memory.h"
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+#include "tranche/core/shape.h"
+#include "tranche/device/large_copy.h"
+#include "tranche/device/memory_resources.h"
+
+namespace {
+
+using namespace tranche;
+
+struct Settings {
+  std::vector<std::int64_t> sizes{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+  int rounds = 11;
+  double seconds = 0.02;  // of calls in one turn
+  std::string json;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+std::int64_t bytes_of(const std::string& text) {
+  std::size_t end = 0;
+  const std::int64_t number = std::stoll(text, &end);
+  if (end == text.size()) return number;
+  if (text[end] == 'K') return number << 10;
+  if (text[end] == 'M') return number << 20;
+  throw InvalidArgument("a size is a number, with K or M: " + text);
+}
+
+Settings settings_of(int count, char** arguments) {
+  Settings settings;
+  for (int i = 1; i + 1 < count; i += 2) {
+    const std::string flag = arguments[i], value = arguments[i + 1];
+    if (flag == "--sizes") {
+      settings.sizes.clear();
+      for (std::size_t begin = 0; begin <= value.size();) {
+        const std::size_t end = std::min(value.find(',', begin), value.size());
+        settings.sizes.push_back(bytes_of(value.substr(begin, end - begin)));
+        begin = end + 1;
+      }
+    } else if (flag == "--rounds") {
+      settings.rounds = std::stoi(value);
+    } else if (flag == "--seconds") {
+      settings.seconds = std::stod(value);
+    } else if (flag == "--json") {
+      settings.json = value;
+    } else {
+      throw InvalidArgument("unknown flag " + flag);
+    }
+  }
+  if (count % 2 == 0) throw InvalidArgument(std::string("no value for ") + arguments[count - 1]);
+  return settings;
+}
+
+/// Open MPI's algorithm of a collective for communicators that are made from now on; 0: its own choice.
+/// False where the library has no such variable.
+bool choose_algorithm(const std::string& collective, int algorithm) {
+  const std::string name = "coll_tuned_" + collective + "_algorithm";
+  int index = 0, count = 0;
+  if (MPI_T_cvar_get_index(name.c_str(), &index) != MPI_SUCCESS) return false;
+  MPI_T_cvar_handle handle;
+  if (MPI_T_cvar_handle_alloc(index, nullptr, &handle, &count) != MPI_SUCCESS) return false;
+  const bool written = MPI_T_cvar_write(handle, &algorithm) == MPI_SUCCESS;
+  MPI_T_cvar_handle_free(&handle);
+  return written;
+}
+
+enum class Kind { reduce_scatter, all_gather, all_reduce };
+
+struct Way {
+  std::string name;
+  std::function<void()> call;
+  std::vector<double> seconds;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Settings& settings);
+  ~Bench();
+  void run();
+
+ private:
+  struct Algorithm {
+    Kind kind;
+    int number;
+    MPI_Comm comm;
+  };
+  std::unique_ptr<Communicator> communicator(HostCollectives collectives, WindowMemory* window);
+  void make_algorithms();
+  void measure_stream();
+  std::vector<Way> ways(Kind kind, std::int64_t size);
+  void measure(Kind kind, std::int64_t size);
+  double turn(Way& way);
+  double slowest(double seconds) {
+    double result = 0;
+    MPI_Allreduce(&seconds, &result, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    return result;
+  }
+
+  Settings settings_;
+  int rank_ = 0, ranks_ = 1;
+  WindowMemory window_{Tier::host};
+  std::unique_ptr<MemoryResource> heap_ = make_host_resource(Tier::host);
+  std::unique_ptr<Communicator> shared_, messages_;
+  std::vector<Algorithm> algorithms_;
+  Buffer full_, part_, private_full_, private_part_;
+  double stream_ = 0;  // bytes per second of all ranks
+  nlohmann::json results_ = nlohmann::json::array();
+};
+
+Bench::Bench(const Settings& settings) : settings_(settings) {
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks_);
+  shared_ = communicator(HostCollectives::shared, &window_);
+  messages_ = communicator(HostCollectives::messages, nullptr);
+  make_algorithms();
+  const std::int64_t largest = *std::max_element(settings.sizes.begin(), settings.sizes.end());
+  const auto buffer = [&](MemoryResource& memory, const char* name) {
+    Buffer result(memory, largest + 4096, Category::gradients, name);
+    std::fill_n(static_cast<float*>(result.data()), (largest + 4096) / 4, 1.0f + static_cast<float>(rank_));
+    return result;
+  };
+  full_ = buffer(window_, "full");
+  part_ = buffer(window_, "part");
+  private_full_ = buffer(*heap_, "private full");
+  private_part_ = buffer(*heap_, "private part");
+}
+
+Bench::~Bench() {
+  for (Algorithm& each : algorithms_) MPI_Comm_free(&each.comm);
+}
+
+std::unique_ptr<Communicator> Bench::communicator(HostCollectives collectives, WindowMemory* window) {
+  CommunicatorOptions options;
+  options.collectives = collectives;
+  options.window = window;
+  options.memory = window;
+  return adopt_mpi_communicator(MPI_COMM_WORLD, Progress::thread, options);
+}
+
+void Bench::make_algorithms() {
+  // Numbers of Open MPI 4.1's tuned collectives; 0 is its own choice.
+  const std::map<Kind, std::pair<const char*, std::vector<int>>> known{
+      {Kind::reduce_scatter, {"reduce_scatter_block", {0, 1, 2, 3, 4}}},
+      {Kind::all_gather, {"allgather", {0, 1, 2, 3, 4, 5, 6}}},
+      {Kind::all_reduce, {"allreduce", {0, 1, 2, 3, 4, 5, 6}}}};
+  for (const auto& [kind, names] : known) {
+    for (const int number : names.second) {
+      // Neighbour exchange wants an even number of ranks, the exchange of two processes two.
+      if (kind == Kind::all_gather && ((number == 5 && ranks_ % 2 != 0) || (number == 6 && ranks_ != 2)))
+        continue;
+      if (!choose_algorithm(names.first, number) && number != 0) continue;
+      MPI_Comm comm = MPI_COMM_NULL;
+      MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+      algorithms_.push_back({kind, number, comm});
+    }
+    choose_algorithm(names.first, 0);
+  }
+}
+
+void Bench::measure_stream() {
+  constexpr std::int64_t bytes = std::int64_t{64} << 20;
+  const Buffer from(*heap_, bytes, Category::other, "from"), to(*heap_, bytes, Category::other, "to");
+  std::fill_n(static_cast<float*>(from.data()), bytes / 4, 1.0f);
+  Way copy{"copy", [&] { copy_past_caches(to.data(), from.data(), bytes); }, {}};
+  double best = 0;
+  for (int round = 0; round < 7; ++round) best = std::max(best, 1 / turn(copy));
+  stream_ = best * 2 * static_cast<double>(bytes) * ranks_;
+}
+
+/// Seconds of one call, the slowest rank's; as many calls as make the turn long enough.
+double Bench::turn(Way& way) {
+  int calls = 1;
+  for (;;) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    const Stopwatch watch;
+    for (int i = 0; i < calls; ++i) way.call();
+    const double seconds = slowest(watch.seconds());
+    if (seconds >= settings_.seconds || calls >= 1000) return seconds / calls;
+    calls = seconds <= 0 ? calls * 10
+                         : std::min(1000, static_cast<int>(calls * settings_.seconds / seconds * 1.3) + 1);
+  }
+}
+
+std::vector<Way> Bench::ways(Kind kind, std::int64_t size) {
+  std::vector<Way> result;
+  const std::int64_t count = size / 4 / (kind == Kind::all_reduce ? 1 : ranks_);
+  const auto ours = [&](const std::string& name, Communicator& comm, const Buffer& full, const Buffer& part,
+                        DataType dtype) {
+    const std::int64_t elements = count * 4 / size_of(dtype);
+    result.push_back({name,
+                      [=, &comm, full = full.data(), part = part.data()] {
+                        Event done;
+                        if (kind == Kind::reduce_scatter) {
+                          done =
+                              comm.reduce_scatter(full, dtype, part, DataType::float32, elements, {}, {}, {});
+                        } else if (kind == Kind::all_gather) {
+                          done = comm.all_gather(part, full, elements, dtype, 0, {}, {});
+                        } else {
+                          // Largest of equal values: sums would grow without end.
+                          done = comm.all_reduce(full, elements, dtype, ReduceOperation::maximum, {});
+                        }
+                        done.wait();
+                      },
+                      {}});
+  };
+  ours("shared", *shared_, full_, part_, DataType::float32);
+  if (kind == Kind::reduce_scatter) ours("shared bf16", *shared_, full_, part_, DataType::bfloat16);
+  ours("copied", *shared_, private_full_, private_part_, DataType::float32);
+  ours("messages", *messages_, private_full_, private_part_, DataType::float32);
+  for (const Algorithm& each : algorithms_) {
+    if (each.kind != kind) continue;
+    const std::string name = each.number == 0 ? "mpi" : fmt::format("mpi algorithm {}", each.number);
+    const int n = static_cast<int>(count);
+    result.push_back({name,
+                      [=, this] {
+                        void *full = private_full_.data(), *part = private_part_.data();
+                        if (kind == Kind::reduce_scatter) {
+                          MPI_Reduce_scatter_block(full, part, n, MPI_FLOAT, MPI_SUM, each.comm);
+                        } else if (kind == Kind::all_gather) {
+                          MPI_Allgather(part, n, MPI_FLOAT, full, n, MPI_FLOAT, each.comm);
+                        } else {
+                          MPI_Allreduce(MPI_IN_PLACE, full, n, MPI_FLOAT, MPI_MAX, each.comm);
+                        }
+                      },
+                      {}});
+  }
+  return result;
+}
+
+void Bench::measure(Kind kind, std::int64_t size) {
+  const char* operation = kind == Kind::reduce_scatter ? "reduce_scatter"
+                          : kind == Kind::all_gather   ? "all_gather"
+                                                       : "all_reduce";
+  std::vector<Way> all = ways(kind, size);
+  for (Way& way : all) turn(way);  // pages are mapped, algorithms have their buffers
+  for (int round = 0; round < settings_.rounds; ++round) {
+    for (Way& way : all) way.seconds.push_back(turn(way));
+  }
+  Way best{"mpi best", nullptr, {}};
+  std::string best_name;
+  for (const Way& way : all) {
+    if (way.name.rfind("mpi", 0) != 0) continue;
+    if (best.seconds.empty() || median(way.seconds) < median(best.seconds)) {
+      best.seconds = way.seconds;
+      best_name = way.name;
+    }
+  }
+  std::erase_if(all, [](const Way& way) { return way.name.rfind("mpi algorithm", 0) == 0; });
+  all.push_back(best);
+  const double n = ranks_, bytes = static_cast<double>(size);
+  const auto find = [&](const std::string& name) {
+    return *std::find_if(all.begin(), all.end(), [&](const Way& way) { return way.name == name; });
+  };
+  for (const Way& way : all) {
+    const double seconds = median(way.seconds);
+    const double fastest = *std::min_element(way.seconds.begin(), way.seconds.end());
+    const double bus = bytes / seconds * (n - 1) / n * (kind == Kind::all_reduce ? 2 : 1) / 1e9;
+    // Of one rank: what it has to read and to write. Sums of bf16 are twice as long as what is summed.
+    const double written = way.name == "shared bf16" ? 2 : 1;
+    const double moved = kind == Kind::reduce_scatter ? bytes + written * bytes / n
+                         : kind == Kind::all_gather   ? 2 * bytes
+                                                      : bytes * (1 + 1 / n + 2 * (n - 1) / n);
+    const double bound = moved * n / stream_;
+    std::vector<double> over_mpi, over_best;
+    for (std::size_t round = 0; round < way.seconds.size(); ++round) {
+      over_mpi.push_back(find("mpi").seconds[round] / way.seconds[round]);
+      over_best.push_back(best.seconds[round] / way.seconds[round]);
+    }
+    if (rank_ != 0) continue;
+    fmt::print(
+        "operation={} ranks={} bytes={} way=\"{}\" microseconds={:.1f} bus_gb_s={:.2f} of_bound={:.3f} "
+        "fastest_of_bound={:.3f} over_mpi={:.2f} over_mpi_best={:.2f}{}\n",
+        operation, ranks_, size, way.name, seconds * 1e6, bus, bound / seconds, bound / fastest,
+        median(over_mpi), median(over_best), way.name == "mpi best" ? " (" + best_name + ")" : "");
+    results_.push_back({{"operation", operation},
+                        {"ranks", ranks_},
+                        {"bytes", size},
+                        {"way", way.name},
+                        {"seconds", seconds},
+                        {"bus_gb_s", bus},
+                        {"of_bound", bound / seconds},
+                        {"fastest_seconds", fastest},
+                        {"fastest_of_bound", bound / fastest},
+                        {"over_mpi", median(over_mpi)},
+                        {"over_mpi_best", median(over_best)}});
+  }
+}
+
+void Bench::run() {
+  measure_stream();
+  double load[3] = {};
+  if (getloadavg(load, 3) < 0) load[0] = -1;
+  if (rank_ == 0) {
+    fmt::print("ranks={} rounds={} stream_gb_s={:.1f} load={:.2f} {}\n", ranks_, settings_.rounds,
+               stream_ / 1e9, load[0], mpi_version());
+  }
+  for (const Kind kind : {Kind::reduce_scatter, Kind::all_gather, Kind::all_reduce}) {
+    for (const std::int64_t size : settings_.sizes) measure(kind, size / (4096 * ranks_) * (4096 * ranks_));
+  }
+  if (rank_ != 0 || settings_.json.empty()) return;
+  const nlohmann::json report{{"schema", "tranche-bench-collectives-1"},
+                              {"ranks", ranks_},
+                              {"rounds", settings_.rounds},
+                              {"stream_gb_s", stream_ / 1e9},
+                              {"load", load[0]},
+                              {"mpi", mpi_version()},
+                              {"results", results_}};
+  std::ofstream file(settings_.json);
+  file << report.dump(1) << '\n';
+  if (!file.flush()) throw ConfigurationError("cannot write " + settings_.json);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  // Algorithms can be chosen for a communicator; without this the library reads none of those choices.
+  setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 1);
+  int provided = 0, status = 0;
+  MPI_Init_thread(&count, &arguments, MPI_THREAD_MULTIPLE, &provided);
+  MPI_T_init_thread(MPI_THREAD_MULTIPLE, &provided);
+  try {
+    Bench(settings_of(count, arguments)).run();
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench_collectives: {}\n", error.what());
+    status = 1;
+  }
+  if (status != 0) MPI_Abort(MPI_COMM_WORLD, status);
+  MPI_T_finalize();
+  MPI_Finalize();
+  return status;
+}

@@ -1,0 +1,128 @@
+// How a group's calls become exchanges among ranks that read each other's memory.
+#include <algorithm>
+
+#include "tranche/comm/group_communicator.h"
+#include "tranche/comm/host_collectives.h"
+#include "tranche/device/large_copy.h"
+#include "tranche/kernels/reduction.h"
+
+namespace tranche::comm {
+
+namespace {
+/// Elements summed before they are written to memory.
+constexpr std::int64_t block_elements = 8192;
+/// Chunks are multiples of this, so that what follows them in a lane stays aligned.
+constexpr std::int64_t chunk_granule = 16;
+}  // namespace
+
+void GroupCommunicator::find_hosts() {
+  const CommunicatorOptions& options = engine_->options();
+  const Transport& transport = engine_->transport();
+  std::vector<int> hosts;
+  for (const int member : members_) {
+    hosts.push_back(options.local_size > 0 ? member / options.local_size : transport.host_of(member));
+  }
+  layout_ = std::make_shared<const HostLayout>(hosts);
+  if (options.collectives == HostCollectives::messages || layout_->hosts() == size()) return;
+  // The same answer on every rank: what ranks can read has been agreed on, and hosts that were only declared
+  // have to lie within real ones.
+  window_ = transport.window_obstacle().empty();
+  for (int host = 0; host < layout_->hosts(); ++host) {
+    const auto& there = layout_->members(host);
+    const int real = transport.host_of(members_[static_cast<std::size_t>(there[0])]);
+    for (const int member : there) {
+      window_ &= transport.host_of(members_[static_cast<std::size_t>(member)]) == real;
+    }
+  }
+}
+
+std::string GroupCommunicator::window_obstacle() const {
+  if (engine_->options().collectives != HostCollectives::shared || size() == 1 || window_) return {};
+  if (layout_->hosts() == size()) return "no two ranks share a host";
+  const std::string obstacle = engine_->transport().window_obstacle();
+  return obstacle.empty() ? "the ranks that were declared to share a host do not" : obstacle;
+}
+
+std::shared_ptr<const ReducePlan> GroupCommunicator::reduce_plan(int group_size, DataType dtype) {
+  auto& plan = plans_[{group_size, dtype}];
+  if (!plan) plan = std::make_shared<const ReducePlan>(*layout_, group_size, size_of(dtype));
+  return plan;
+}
+
+WindowCall GroupCommunicator::window_call(void* readable, std::int64_t bytes, std::int64_t count,
+                                          DataType dtype) const {
+  WindowCall call;
+  for (const int member : layout_->members(layout_->host(rank_))) {
+    call.members.push_back(members_[static_cast<std::size_t>(member)]);
+  }
+  call.self = layout_->local(rank_);
+  call.mine = readable;
+  call.mine_bytes = bytes;
+  call.count = count;
+  call.chunk = std::max<std::int64_t>(engine_->lane_bytes() / size_of(dtype) / 64 * 64, 1);
+  call.dtype = dtype;
+  call.transport = &engine_->transport();
+  if (!engine_->faults().copy_in) call.exposure = call.transport->expose(readable, bytes);
+  return call;
+}
+
+std::unique_ptr<Operation> GroupCommunicator::window_reduce(OperationInfo info, const void* full,
+                                                            DataType dtype, void* output,
+                                                            DataType output_dtype, std::int64_t count,
+                                                            const OrderedSumOptions& options) {
+  WindowCall call = window_call(const_cast<void*>(full), size() * count * size_of(dtype), count, dtype);
+  call.chunk = reduction_chunk(engine_->lane_bytes(), size(), dtype, options.bucket_elements);
+  const std::int64_t width = size_of(output_dtype);
+  const bool streamed = !options.accumulate && count * width >= streamed_bytes;
+  auto combine = [engine = engine_.get(), output, output_dtype, options, dtype, width, streamed](
+                     std::span<const void* const> pieces, std::int64_t first, std::int64_t elements) {
+    auto* place = static_cast<unsigned char*>(output) + first * width;
+    const auto sum = [&](std::span<const void* const> from, void* to, std::int64_t some) {
+      kernels::ordered_sum(engine->stream(), from, dtype, options.group_size, options.accumulate,
+                           TensorView{to, output_dtype, Shape{some}});
+    };
+    if (!streamed) return sum(pieces, place, elements);
+    // The sums of a block stay in the nearest cache until they leave it past all of them.
+    alignas(64) unsigned char block[block_elements * 4];
+    std::vector<const void*> from(pieces.begin(), pieces.end());
+    for (std::int64_t done = 0; done < elements; done += block_elements) {
+      const std::int64_t some = std::min(block_elements, elements - done);
+      sum(from, block, some);
+      copy_past_caches(place + done * width, block, some * width);
+      for (const void*& piece : from)
+        piece = static_cast<const unsigned char*>(piece) + some * size_of(dtype);
+    }
+  };
+  return std::make_unique<WindowReduce>(std::move(info), std::move(call), std::move(combine));
+}
+
+std::unique_ptr<Operation> GroupCommunicator::host_reduce(OperationInfo info, const void* full,
+                                                          DataType dtype, void* output, DataType output_dtype,
+                                                          std::int64_t count,
+                                                          const OrderedSumOptions& options) {
+  WindowCall call = window_call(const_cast<void*>(full), size() * count * size_of(dtype), count, dtype);
+  const auto plan = reduce_plan(options.group_size, dtype);
+  const std::int64_t most = std::min(engine_->lane_bytes() / plan->lane_width(),
+                                     largest_message_bytes / plan->largest_message_width());
+  call.chunk = std::max(most / chunk_granule * chunk_granule, chunk_granule);
+  if (options.bucket_elements > 0) {
+    const std::int64_t bucket = options.bucket_elements / size() / chunk_granule * chunk_granule;
+    call.chunk = std::min(call.chunk, std::max(bucket, chunk_granule));
+  }
+  HostReduce::Result result{output, output_dtype, options.accumulate, &engine_->stream()};
+  return std::make_unique<HostReduce>(std::move(info), std::move(call), HostCall{layout_, members_, rank_},
+                                      plan, result);
+}
+
+std::unique_ptr<Operation> GroupCommunicator::window_gather(OperationInfo info, const void* shard, void* full,
+                                                            std::int64_t count, DataType dtype) const {
+  WindowCall call = window_call(const_cast<void*>(shard), count * size_of(dtype), count, dtype);
+  if (layout_->hosts() == 1) return std::make_unique<WindowGather>(std::move(info), std::move(call), full);
+  const std::int64_t most =
+      std::min(engine_->lane_bytes() / (1 + HostGather::most_received(*layout_)), largest_message_bytes);
+  call.chunk = std::max(most / size_of(dtype) / chunk_granule * chunk_granule, chunk_granule);
+  return std::make_unique<HostGather>(std::move(info), std::move(call), HostCall{layout_, members_, rank_},
+                                      full);
+}
+
+}  // namespace tranche::comm
