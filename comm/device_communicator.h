@@ -37,9 +37,9 @@ struct DeviceCommunicatorOptions {
   bool inline_progress = false;
 };
 
-/// What the configuration's `tranche.device_transport` and `tranche.collectives` (auto, ours, messages, shared,
-/// nccl) ask for.
-/// Throws ConfigurationError, naming the key, on what is not known or does not go together.
+/// What the configuration's `tranche.device_transport` and `tranche.collectives` (auto, ours, messages,
+/// shared, nccl) ask for. Throws ConfigurationError, naming the key, on what is not known or does not go
+/// together.
 struct CollectiveChoice {
   DeviceTransport transport = DeviceTransport::automatic;
   bool by_library = false;  ///< reductions by the transport's own library, whose bits are its own

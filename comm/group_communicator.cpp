@@ -159,7 +159,7 @@ Event GroupCommunicator::all_gather(const void* shard, void* full, std::int64_t 
   OperationInfo info = open("all_gather", ready, label);
   note_all_gather(shard, full, count, dtype, bucket_elements, label);
   info.tag.sequence = sequence_++;
-  if (by_window((size() - 1) * count * size_of(dtype))) {
+  if (by_window((size() - 1) * count * size_of(dtype), least_gathered_bytes)) {
     return engine_->submit(window_gather(std::move(info), shard, full, count, dtype));
   }
   const std::int64_t bucket = bucket_elements > 0 ? std::max<std::int64_t>(bucket_elements / size(), 1)

@@ -72,8 +72,8 @@ class GroupCommunicator : public CommunicatorBase {
   void find_hosts();
   /// Whether the ranks of each host read each other's memory in a call of which each rank gets `bytes` of all
   /// others together.
-  bool by_window(std::int64_t bytes) const {
-    return window_ && goes_by_window(engine_->options().collectives, bytes);
+  bool by_window(std::int64_t bytes, std::int64_t least = least_summed_bytes) const {
+    return window_ && goes_by_window(engine_->options().collectives, bytes, least);
   }
   /// Everything of a window call but its chunk. `readable`: what peers on the host read of this rank.
   WindowCall window_call(void* readable, std::int64_t bytes, std::int64_t count, DataType dtype) const;

@@ -115,7 +115,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
   std::int64_t sums_between_hosts(int group_size, std::int64_t count, DataType dtype) {
     if (layout_.hosts() == 1 || layout_.hosts() == size_ || group_size < 1) return 0;
     const std::int64_t width = tranche::size_of(dtype);
-    if (!comm::goes_by_window(collectives_, (size_ - 1) * count * width)) return 0;
+    if (!comm::goes_by_window(collectives_, (size_ - 1) * count * width, comm::least_summed_bytes)) return 0;
     auto& plan = plans_[{group_size, width}];
     if (!plan) plan = std::make_unique<comm::ReducePlan>(layout_, group_size, width);
     return plan->sums_sent(layout_, rank_);

@@ -183,12 +183,13 @@ class WindowAllReduce : public WindowExchange {
   std::vector<bool> copied_;  ///< by member
 };
 
-/// From here on (bytes that a rank reads of its peers) reading their memory is quicker than messages.
-inline constexpr std::int64_t window_least_bytes = 64 << 10;
+/// From here on (bytes that a rank gets of all others together) sums, and gathers, go quicker by reading than
+/// by messages: two ranks on two cores, bench/results/2026-11-22-collectives.md.
+inline constexpr std::int64_t least_summed_bytes = 256 << 10, least_gathered_bytes = 1 << 20;
 /// Whether a call of that size goes by memory that ranks read of each other, where they can.
-constexpr bool goes_by_window(HostCollectives collectives, std::int64_t bytes) {
+constexpr bool goes_by_window(HostCollectives collectives, std::int64_t bytes, std::int64_t least) {
   if (bytes == 0 || collectives == HostCollectives::messages) return false;
-  return collectives == HostCollectives::shared || bytes >= window_least_bytes;
+  return collectives == HostCollectives::shared || bytes >= least;
 }
 
 /// Where results are large enough to go past the caches.

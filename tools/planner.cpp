@@ -194,7 +194,7 @@ std::shared_ptr<WorkRecorder> record_steps(const PlanRequest& request, int steps
   if (config.workspace_bytes == 0) config.workspace_bytes = kernels::default_workspace_bytes(request.device);
   config.debug.poison_memory = false;
   const std::shared_ptr<WorkRecorder> recorder = WorkRecorder::make(request.device != DeviceKind::cuda);
-  RuntimeOptions options = meta_options(config);
+  RuntimeOptions options = meta_options(config, request.device);
   options.recorder = recorder;
   Runtime runtime(options, [&](const CommunicatorOptions& communicator) {
     return make_meta_communicator(request.rank, request.ranks, request.ranks_per_node, communicator);

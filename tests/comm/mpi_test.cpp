@@ -71,7 +71,7 @@ TEST(Mpi, BuffersInTheWindowAreReadInPlace) {
   options.window = &window;
   options.memory = &memory;
   const auto comm = make_mpi_communicator(options);
-  const std::int64_t n = comm->size(), rank = comm->rank(), count = 100003;
+  const std::int64_t n = comm->size(), rank = comm->rank(), count = 300007;
   Buffer full(memory, n * count * 4, Category::gradients, "gradients");
   Buffer shard(memory, count * 4, Category::parameters, "shard");
   auto* gradients = static_cast<float*>(full.data());
