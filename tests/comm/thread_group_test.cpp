@@ -52,6 +52,29 @@ TEST_P(ThreadRanks, EveryWayMatchesBruteForce) {
   }
 }
 
+TEST(ThreadRanksInAWindow, AChunkTakesSeveralTurns) {
+  for (const bool copy_in : {false, true}) {
+    run_thread_ranks(
+        2,
+        [](int rank, const CommunicatorFactory& factory) {
+          CommunicatorOptions chosen;  // the default slab: chunks are larger than a turn
+          chosen.collectives = HostCollectives::shared;
+          const auto comm = factory(chosen);
+          constexpr std::int64_t count = 1200007;
+          std::vector<float> full(2 * count), sums(count);
+          for (std::int64_t i = 0; i < 2 * count; ++i)
+            full[static_cast<std::size_t>(i)] = static_cast<float>(i + rank);
+          comm->reduce_scatter(full.data(), DataType::float32, sums.data(), DataType::float32, count, {}, {},
+                               {})
+              .wait();
+          for (std::int64_t i = 0; i < count; ++i) {
+            ASSERT_EQ(sums[static_cast<std::size_t>(i)], static_cast<float>(2 * (rank * count + i) + 1)) << i;
+          }
+        },
+        {0, 0, copy_in});
+  }
+}
+
 /// Ranks a host, declared: the last host may have fewer.
 void check_hosts(int size, int ranks_a_host, bool copy_in, double delay, int operations) {
   FaultInjection faults{delay, 11, copy_in};
