@@ -238,13 +238,13 @@ ComputeShare measure_share(int ranks, int threads, double seconds) {
   return share;
 }
 
-void measure_collectives(Communicator& group, double seconds, std::vector<CollectiveTable>& tables) {
+void measure_collectives(Communicator& group, MemoryResource& memory, double seconds,
+                         std::vector<CollectiveTable>& tables) {
   const int ranks = group.size();
   const std::vector<std::int64_t> sizes{std::int64_t{4} << 10, std::int64_t{32} << 10,
                                         std::int64_t{256} << 10, std::int64_t{2} << 20,
                                         std::int64_t{16} << 20};
   const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, 1});
-  MemoryResource& memory = device->memory(Tier::device);
   const std::int64_t most = sizes.back() + (std::int64_t{1} << 16);  // counts are rounded up
   const Buffer full(memory, most, Category::workspace, "calibration");
   const Buffer part(memory, most, Category::workspace, "calibration");
@@ -341,7 +341,10 @@ int run_calibrate(const Options& options, const Output& output) {
       if (active) {
         machine.shares.push_back(measure_share(ranks, threads, each * (products_share + steps_share)));
         group->barrier(calibrating).wait();
-        if (ranks > 1) measure_collectives(*group, each * collectives_share, machine.collectives);
+        if (ranks > 1) {
+          measure_collectives(*group, runtime->memory(Tier::device), each * collectives_share,
+                              machine.collectives);
+        }
       }
       say(fmt::format("{:5.1f} s  {} rank{} of {} thread{}", clock.seconds(), ranks, ranks == 1 ? "" : "s",
                       threads, threads == 1 ? "" : "s"));

@@ -21,7 +21,9 @@ ComputeShare measure_share(int ranks, int threads, double seconds);
 /// The kernels of a few steps of small GPTs, timed as they run in them: adds tables of kernels and launch
 /// time to `share`, and brings its rates of products to what they are inside steps.
 void measure_steps(ComputeShare& share, double seconds);
-/// Collective over `group` (two ranks at least). Adds tables of every operation.
-void measure_collectives(Communicator& group, double seconds, std::vector<CollectiveTable>& tables);
+/// Collective over `group` (two ranks at least). Adds tables of every operation on buffers of `memory`, which
+/// is where a run's are: who shares a host may read them in place.
+void measure_collectives(Communicator& group, MemoryResource& memory, double seconds,
+                         std::vector<CollectiveTable>& tables);
 
 }  // namespace tranche::tools

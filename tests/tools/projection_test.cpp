@@ -314,7 +314,8 @@ TEST(Calibrate, MeasuresCollectivesOfAGroup) {
   run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
     const auto communicator = factory({});
     std::vector<CollectiveTable> mine;
-    measure_collectives(*communicator, 0.05, mine);
+    const auto device = make_device({DeviceKind::cpu, 0, 1});
+    measure_collectives(*communicator, device->memory(Tier::device), 0.05, mine);
     if (rank == 0) tables = std::move(mine);
   });
   ASSERT_EQ(tables.size(), 6u);
