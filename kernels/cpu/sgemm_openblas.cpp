@@ -23,7 +23,7 @@ void keep_to_calling_thread() {
 }
 
 /// oneDNN's sgemm writes its kernels for what the CPU can do. With AVX-512 it is the faster one at every size
-/// of tile (10 to 25 % on Zen 4, bench/results/2026-11-22-step-speed.md). Without, OpenBLAS is, unless it
+/// of tile (4 to 28 % on Zen 4, bench/results/2026-11-22-step-speed.md). Without, OpenBLAS is, unless it
 /// does not know the CPU: it picks kernels by the model number, and those of 2004 (SSE3) on models newer than
 /// itself, a fifth of the speed or less.
 bool openblas_is_faster() {
