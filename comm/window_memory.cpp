@@ -29,7 +29,8 @@ std::int64_t whole_pages(std::int64_t bytes) {
 }  // namespace
 
 WindowMemory::WindowMemory(Tier tier) : ordinary_(make_host_resource(tier)) {
-  file_ = memfd_create("tranche window", MFD_CLOEXEC);
+  // The name is what /proc/PID/maps shows, in this process and in those that map it.
+  file_ = memfd_create(("tranche window of " + std::to_string(getpid())).c_str(), MFD_CLOEXEC);
   if (file_ < 0) return;
   std::random_device entropy;
   token_ = (std::uint64_t{entropy()} << 32) | entropy();

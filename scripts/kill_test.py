@@ -32,6 +32,7 @@ RESUMED = re.compile(r"resumed +(\S+): step (\d+),")
 WEIGHTS = re.compile(r"^ +weights +([0-9a-f]{32})$", re.M)
 STATE = re.compile(r"^ +weights and moments +([0-9a-f]{32})$", re.M)
 COMPLETE = re.compile(r"checkpoint \S*step-(\d+) is complete")
+ENDED = re.compile(r"^trained \d+ steps, to step \d+", re.MULTILINE)
 STARTED = re.compile(r"^step +\d+/|nothing to train|no checkpoint in|weights and moments", re.M)
 
 
@@ -201,7 +202,8 @@ class Campaign:
         if resumed is None:
             resumed = self.check(text)
         self.sure = max([self.sure] + [int(step) for step in COMPLETE.findall(text)])
-        if over and status == 0:
+        # The kill may also hit a rank that has just ended and that mpirun has not yet buried.
+        if status == 0 and (over or ENDED.search(text)):
             self.ended = True
         elif status == 0 or "tranche: " in text and "complete checkpoint" in text:
             self.fail(f"ended with status {status} of its own accord")

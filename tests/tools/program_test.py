@@ -377,7 +377,7 @@ def process_memory():
 
 
 def watched(arguments, ranks):
-    """Highest RssAnon of any rank's process while it trains, and the ledger's peak; the slab between processes is shared memory."""
+    """Highest memory of any rank's process while it trains, and the ledger's peak."""
     report = path("watched.json")
     arguments = arguments + ["--steps", "4", "--report", report]
     highest = 0
@@ -393,20 +393,24 @@ def watched(arguments, ranks):
         return None
     with open(report, encoding="utf-8") as file:
         memory = json.load(file)["memory"]["device"]
-    # Of the slab, the window is shared memory, which is not RssAnon: it is taken off the ledger.
-    slab = memory["persistent"]["communication"] if ranks else 0
-    return {"resident": highest, "ledger": memory["peak_bytes"] - slab}
+    return {"resident": highest, "ledger": memory["peak_bytes"]}
 
 
 def resident(process):
+    """RssAnon, and the pages of the process's own windows, which other ranks may read and which so are not anonymous."""
+    total = 0
     try:
         with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
             for line in file:
                 if line.startswith("RssAnon:"):
-                    return int(line.split()[1]) * 1024
+                    total += int(line.split()[1]) * 1024
+        for name in os.listdir(f"/proc/{process}/fd"):
+            link = f"/proc/{process}/fd/{name}"
+            if os.readlink(link).startswith(f"/memfd:tranche window of {process} "):
+                total += os.stat(link).st_blocks * 512
     except OSError:
         pass
-    return 0
+    return total
 
 
 begin = time.time()
