@@ -294,9 +294,11 @@ std::string traffic_rows(const PlanRequest& request, const PlanResult& result) {
     const int first = request.rank / request.ranks_per_node * request.ranks_per_node;
     const int here = std::min(request.ranks_per_node, request.ranks - first);
     const double share = static_cast<double>(request.ranks - here) / (request.ranks - 1);
-    text +=
-        row("data to other nodes",
-            format_bytes(static_cast<std::int64_t>(std::llround(static_cast<double>(data.bytes) * share))));
+    // Ranks of a node that read each other's memory let a sum or a shard cross once for all of them.
+    const bool pairwise = here == 1 || request.device == DeviceKind::cuda;
+    text += row("data to other nodes",
+                (pairwise ? "" : "at most ") + format_bytes(static_cast<std::int64_t>(
+                                                   std::llround(static_cast<double>(data.bytes) * share))));
   }
   const OffloadTraffic& moved = result.offload_bytes;
   const auto bytes = [](std::int64_t count) {
