@@ -59,6 +59,13 @@ class Communicator {
   virtual Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
                                std::int64_t count, const OrderedSumOptions& options,
                                std::span<const Event> ready, const OperationLabel& label) = 0;
+  /// Elements, of the (size() - 1) * count that this rank puts on the wire in such a reduce_scatter, that are
+  /// sums of several ranks of its host and travel in fp32 whatever `dtype`. Arithmetic only, not collective;
+  /// differs among ranks. Zero where all ranks share a host.
+  virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
+                                            const OrderedSumOptions& /*options*/) const {
+    return 0;
+  }
   /// values[i] = operation over ranks, in rank order; fp32, fp64, int64; host memory; small.
   virtual Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation operation,
                            const OperationLabel& label) = 0;

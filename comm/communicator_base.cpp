@@ -69,8 +69,7 @@ void CommunicatorBase::note_all_gather(const void* shard, const void* full, std:
 
 void CommunicatorBase::note_reduce_scatter(const void* full, DataType dtype, const void* output,
                                            DataType output_dtype, std::int64_t count,
-                                           const OrderedSumOptions& options, const OperationLabel& label,
-                                           std::int64_t sums) {
+                                           const OrderedSumOptions& options, const OperationLabel& label) {
   constexpr std::string_view name = "reduce_scatter";
   require_buffer(name, label, full, count, "full");
   require_buffer(name, label, output, count, "output");
@@ -83,7 +82,9 @@ void CommunicatorBase::note_reduce_scatter(const void* full, DataType dtype, con
   if (options.bucket_elements < 0) {
     refuse(name, label, fmt::format("bucket of {} elements", options.bucket_elements));
   }
-  note(name, count, dtype, (size() - 1) * count, label, true, sums * count * (4 - size_of(dtype)));
+  const std::int64_t sums = summed_elements_sent(count, dtype, options);
+  note(name, count, dtype, (size() - 1) * count, label, true,
+       sums * (size_of(DataType::float32) - size_of(dtype)));
 }
 
 void CommunicatorBase::note_all_reduce(const void* values, std::int64_t count, DataType dtype,

@@ -18,10 +18,8 @@ class CommunicatorBase : public Communicator {
   // for collectives, extends the hash.
   void note_all_gather(const void* shard, const void* full, std::int64_t count, DataType dtype,
                        std::int64_t bucket_elements, const OperationLabel& label);
-  /// `sums`: of the pieces that count, how many are sums of several ranks, which travel in fp32.
   void note_reduce_scatter(const void* full, DataType dtype, const void* output, DataType output_dtype,
-                           std::int64_t count, const OrderedSumOptions& options, const OperationLabel& label,
-                           std::int64_t sums = 0);
+                           std::int64_t count, const OrderedSumOptions& options, const OperationLabel& label);
   void note_all_reduce(const void* values, std::int64_t count, DataType dtype, const OperationLabel& label);
   void note_all_to_all(const void* sent, const void* received, std::int64_t count, DataType dtype,
                        const OperationLabel& label);

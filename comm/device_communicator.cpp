@@ -139,6 +139,11 @@ class DeviceCommunicator : public CommunicatorBase {
     return enqueue(std::move(call), ready);
   }
 
+  std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
+                                    const OrderedSumOptions& options) const override {
+    return exchange_->summed_elements_sent(count, dtype, options);
+  }
+
   Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation operation,
                    const OperationLabel& label) override {
     open("all_reduce", label);

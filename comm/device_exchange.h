@@ -66,6 +66,11 @@ class DeviceExchange {
  public:
   virtual ~DeviceExchange() = default;
   virtual Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) = 0;
+  /// As of a Communicator.
+  virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
+                                            const OrderedSumOptions& /*options*/) const {
+    return 0;
+  }
   /// Whether the watch has to keep the calls' deadlines.
   virtual bool watched() const { return true; }
   /// Ends in order when everything has been done; peers may be waited for within the time-out.

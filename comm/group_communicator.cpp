@@ -172,10 +172,9 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
                                         std::int64_t count, const OrderedSumOptions& options,
                                         std::span<const Event> ready, const OperationLabel& label) {
   OperationInfo info = open("reduce_scatter", ready, label);
-  const bool window = by_window((size() - 1) * count * size_of(dtype)) && options.group_size > 0;
+  note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
+  const bool window = by_window((size() - 1) * count * size_of(dtype));
   const bool hosts = window && layout_->hosts() > 1;
-  const std::int64_t sums = hosts ? reduce_plan(options.group_size, dtype)->sums_sent(*layout_, rank_) : 0;
-  note_reduce_scatter(full, dtype, output, output_dtype, count, options, label, sums);
   info.tag.sequence = sequence_++;
   if (window) {
     return engine_->submit(
@@ -200,6 +199,12 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
                          TensorView{place, output_dtype, Shape{elements}});
   };
   return engine_->submit(std::make_unique<ReduceExchange>(std::move(info), std::move(reduction)));
+}
+
+std::int64_t GroupCommunicator::summed_elements_sent(std::int64_t count, DataType dtype,
+                                                     const OrderedSumOptions& options) const {
+  if (layout_->hosts() == 1 || !by_window((size() - 1) * count * size_of(dtype))) return 0;
+  return reduce_plan(options.group_size, dtype)->sums_sent(*layout_, rank_) * count;
 }
 
 Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType dtype,

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,8 @@ class GroupCommunicator : public CommunicatorBase {
   Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
                        std::int64_t count, const OrderedSumOptions& options, std::span<const Event> ready,
                        const OperationLabel& label) override;
+  std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
+                                    const OrderedSumOptions& options) const override;
   Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation operation,
                    const OperationLabel& label) override;
   Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
@@ -85,14 +88,16 @@ class GroupCommunicator : public CommunicatorBase {
                                          const OrderedSumOptions& options);
   std::unique_ptr<Operation> window_gather(OperationInfo info, const void* shard, void* full,
                                            std::int64_t count, DataType dtype) const;
-  std::shared_ptr<const ReducePlan> reduce_plan(int group_size, DataType dtype);
+  std::shared_ptr<const ReducePlan> reduce_plan(int group_size, DataType dtype) const;
 
   std::shared_ptr<ProgressEngine> engine_;
   std::vector<int> members_;
   int context_;
   std::shared_ptr<const HostLayout> layout_;
   bool window_ = false;  ///< members on one host, of which there are some, can read each other's memory
-  std::map<std::pair<int, DataType>, std::shared_ptr<const ReducePlan>> plans_;  ///< by group size and dtype
+  /// By group size and dtype. Guarded: who stages calls on another thread asks what they will send.
+  mutable std::mutex plans_mutex_;
+  mutable std::map<std::pair<int, DataType>, std::shared_ptr<const ReducePlan>> plans_;
   int rank_ = 0, local_size_ = 0, local_rank_ = 0;
   int exceptions_ = 0;  ///< in flight at construction; more at destruction means unwinding
   std::uint64_t sequence_ = 0;

@@ -43,7 +43,8 @@ std::string GroupCommunicator::window_obstacle() const {
   return obstacle.empty() ? "the ranks that were declared to share a host do not" : obstacle;
 }
 
-std::shared_ptr<const ReducePlan> GroupCommunicator::reduce_plan(int group_size, DataType dtype) {
+std::shared_ptr<const ReducePlan> GroupCommunicator::reduce_plan(int group_size, DataType dtype) const {
+  const std::lock_guard lock(plans_mutex_);
   auto& plan = plans_[{group_size, dtype}];
   if (!plan) plan = std::make_shared<const ReducePlan>(*layout_, group_size, size_of(dtype));
   return plan;

@@ -55,9 +55,18 @@ class MetaCommunicator : public comm::CommunicatorBase {
   Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
                        std::int64_t count, const OrderedSumOptions& options, std::span<const Event> ready,
                        const OperationLabel& label) override {
-    const std::int64_t sums = sums_between_hosts(options.group_size, count, dtype);
-    note_reduce_scatter(full, dtype, output, output_dtype, count, options, label, sums);
+    note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
     return record("reduce_scatter", count * size_, dtype, ready, label);
+  }
+  /// As GroupCommunicator counts them.
+  std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
+                                    const OrderedSumOptions& options) const override {
+    if (layout_.hosts() == 1 || layout_.hosts() == size_) return 0;
+    const std::int64_t width = tranche::size_of(dtype);
+    if (!comm::goes_by_window(collectives_, (size_ - 1) * count * width, comm::least_summed_bytes)) return 0;
+    auto& plan = plans_[{options.group_size, width}];
+    if (!plan) plan = std::make_unique<comm::ReducePlan>(layout_, options.group_size, width);
+    return plan->sums_sent(layout_, rank_) * count;
   }
   Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation,
                    const OperationLabel& label) override {
@@ -111,20 +120,10 @@ class MetaCommunicator : public comm::CommunicatorBase {
     return recorder_->add(lane_, std::move(work), ready);
   }
 
-  /// As GroupCommunicator counts them.
-  std::int64_t sums_between_hosts(int group_size, std::int64_t count, DataType dtype) {
-    if (layout_.hosts() == 1 || layout_.hosts() == size_ || group_size < 1) return 0;
-    const std::int64_t width = tranche::size_of(dtype);
-    if (!comm::goes_by_window(collectives_, (size_ - 1) * count * width, comm::least_summed_bytes)) return 0;
-    auto& plan = plans_[{group_size, width}];
-    if (!plan) plan = std::make_unique<comm::ReducePlan>(layout_, group_size, width);
-    return plan->sums_sent(layout_, rank_);
-  }
-
   int rank_, size_, host_size_;
   HostCollectives collectives_;
   comm::HostLayout layout_;
-  std::map<std::pair<int, std::int64_t>, std::unique_ptr<comm::ReducePlan>> plans_;
+  mutable std::map<std::pair<int, std::int64_t>, std::unique_ptr<comm::ReducePlan>> plans_;
   std::shared_ptr<comm::Slab> slab_;  // booked like the real one, never touched
   std::shared_ptr<WorkRecorder> recorder_;
   int lane_ = 0;

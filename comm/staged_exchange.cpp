@@ -40,6 +40,16 @@ class StagedExchange : public DeviceExchange {
 
   bool watched() const override { return false; }  // the host communicator keeps the deadlines
 
+  std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
+                                    const OrderedSumOptions& options) const override {
+    if (count == 0) return 0;
+    const std::int64_t chunk = reduction_chunk_of(count, size_of(dtype), options.bucket_elements);
+    const auto summed = [&](std::int64_t elements) {
+      return elements > 0 ? host_->summed_elements_sent(elements, dtype, options) : 0;
+    };
+    return count / chunk * summed(chunk) + summed(count % chunk);
+  }
+
   Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) override {
     if (call->name == "send") return messages_.send(call, started, *exchange_);
     if (call->name == "recv") return messages_.receive(call, *exchange_);
@@ -70,10 +80,19 @@ class StagedExchange : public DeviceExchange {
 
   /// Elements a chunk may have when each takes `bytes` of a slot. `bucket` bounds those of all ranks
   /// together.
-  std::int64_t chunk_of(const DeviceCall& call, std::int64_t bytes, std::int64_t bucket) const {
+  std::int64_t chunk_of(std::int64_t count, std::int64_t bytes, std::int64_t bucket) const {
     std::int64_t chunk = slot_bytes_ / bytes / chunk_granule * chunk_granule;
     if (bucket > 0) chunk = std::min(chunk, std::max<std::int64_t>(bucket / group_.size(), 1));
-    return std::min(chunk, std::max<std::int64_t>(call.count, 1));
+    return std::min(chunk, std::max<std::int64_t>(count, 1));
+  }
+
+  /// Of a reduce_scatter: a slot takes all ranks' pieces and, aligned, the fp32 sum; the scratch takes the
+  /// sum.
+  std::int64_t reduction_chunk_of(std::int64_t count, std::int64_t width, std::int64_t bucket) const {
+    const std::int64_t element = width * group_.size() + 4;
+    // The rounding up takes at most two elements' room.
+    const std::int64_t room = std::min((slot_bytes_ - 8) / element, scratch_bytes_ / 4);
+    return std::max<std::int64_t>(std::min(chunk_of(count, element, bucket), room), 1);
   }
 
   void pipeline(const std::shared_ptr<const DeviceCall>& call, std::int64_t chunk_elements,
@@ -122,7 +141,7 @@ class StagedExchange : public DeviceExchange {
                      call->count, call->dtype);
     }
     pipeline(
-        call, chunk_of(*call, width * size, call->sum.bucket_elements),
+        call, chunk_of(call->count, width * size, call->sum.bucket_elements),
         [=, this](const Chunk& chunk) {
           download(own(chunk), call->from_bytes() + chunk.first * width, chunk.count * width);
         },
@@ -145,11 +164,7 @@ class StagedExchange : public DeviceExchange {
       return chunk.staging + round_up(chunk.count * width * size, std::int64_t{8});
     };
     const bool direct = !call->sum.accumulate && call->output_dtype == DataType::float32;
-    std::int64_t chunk_elements = chunk_of(*call, width * size + 4, call->sum.bucket_elements);
-    // The rounding up takes at most two elements' room.
-    chunk_elements =
-        std::max<std::int64_t>(std::min(chunk_elements, (slot_bytes_ - 8) / (width * size + 4)), 1);
-    if (!direct) chunk_elements = std::min(chunk_elements, scratch_bytes_ / 4);
+    const std::int64_t chunk_elements = reduction_chunk_of(call->count, width, call->sum.bucket_elements);
     OrderedSumOptions options = call->sum;
     options.accumulate = false;
     options.bucket_elements = 0;
@@ -183,7 +198,7 @@ class StagedExchange : public DeviceExchange {
     copy_on_device(*group_.stream, call->to_bytes() + group_.rank() * call->bytes(),
                    call->from_bytes() + group_.rank() * call->bytes(), call->count, call->dtype);
     pipeline(
-        call, chunk_of(*call, 2 * width * size, 0),
+        call, chunk_of(call->count, 2 * width * size, 0),
         [=, this](const Chunk& chunk) {
           for (const int peer : group_.peers()) {
             download(chunk.staging + peer * chunk.count * width,
@@ -206,7 +221,7 @@ class StagedExchange : public DeviceExchange {
     const std::int64_t width = size_of(call->dtype);
     const bool root = group_.rank() == call->other;
     pipeline(
-        call, chunk_of(*call, width, 0),
+        call, chunk_of(call->count, width, 0),
         [=, this](const Chunk& chunk) {
           if (root) download(chunk.staging, call->from_bytes() + chunk.first * width, chunk.count * width);
         },

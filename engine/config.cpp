@@ -250,6 +250,8 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
   config.debug.poison_memory =
       values.boolean("tranche.debug.poison_memory").value_or(config.debug.poison_memory);
   config.debug.plan_memory = values.boolean("tranche.debug.plan_memory").value_or(config.debug.plan_memory);
+  config.debug.ranks_per_host =
+      small_integer(values, "tranche.debug.ranks_per_host", config.debug.ranks_per_host, problems);
 }
 
 }  // namespace

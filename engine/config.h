@@ -73,6 +73,7 @@ struct DebugConfig {
   double host_link_bytes_per_second =
       0;                    ///< the CPU device's copies between device and host tier; 0: as fast as they go
   bool plan_memory = true;  ///< pack the step after it was recorded
+  int ranks_per_host = 0;   ///< declared hosts of so many consecutive ranks; 0: as they are
 };
 
 struct Config {

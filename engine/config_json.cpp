@@ -190,6 +190,7 @@ Json tranche_keys(const Config& config) {
   json["total_steps"] = config.total_steps_hint;
   json["debug"]["poison_memory"] = config.debug.poison_memory;
   json["debug"]["plan_memory"] = config.debug.plan_memory;
+  json["debug"]["ranks_per_host"] = config.debug.ranks_per_host;
   return json;
 }
 

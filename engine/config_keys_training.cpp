@@ -190,6 +190,8 @@ constexpr ConfigKey keys[] = {
     honoured("tranche.debug.host_link_bandwidth", size, "0",
              "bytes per second between device and host tier on the CPU device; 0 is no bound"),
     honoured("tranche.debug.plan_memory", boolean, "true", "pack the step's buffers after it was recorded"),
+    honoured("tranche.debug.ranks_per_host", integer, "0",
+             "so many consecutive ranks are taken to share a host, and others not; 0 is as they do"),
 };
 // clang-format on
 

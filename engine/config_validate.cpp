@@ -142,6 +142,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
                          problems);
   at_least<std::int64_t>(config.steps_per_print, 0, "steps_per_print", problems);
   at_least(config.reduction_group, 0, "tranche.reduction_group", problems);
+  at_least(config.debug.ranks_per_host, 0, "tranche.debug.ranks_per_host", problems);
   at_least(config.depth, 1, "tranche.depth", problems);
   at_least(config.threads, 0, "tranche.threads", problems);
   at_least(config.checkpoint_every, 1, "tranche.checkpoint_every", problems);

@@ -183,7 +183,8 @@ class Engine {
   /// stage 3 from the recorded schedule (0 before the first step has ended).
   std::int64_t formula_wire_elements() const;
   /// The same in bytes: what is reduced in the wire dtype, what is gathered in the compute dtype (stage 0:
-  /// the reduced gradient, in the accumulation dtype).
+  /// the reduced gradient, in the accumulation dtype), what hosts add up for others in fp32. Of this rank:
+  /// between hosts ranks send different numbers of sums.
   std::int64_t formula_wire_bytes() const;
   /// The start-up table for people.
   std::string summary() const;

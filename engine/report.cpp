@@ -314,14 +314,24 @@ std::int64_t Engine::formula_wire_bytes() const {
   const Impl& impl = *impl_;
   if (impl.ranks == 1) return 0;
   const PrecisionConfig& precision = impl.config.precision;
-  std::int64_t padded = 0;
-  for (const UnitState& unit : impl.units) padded += unit.trainable.layout.padded_elements();
+  OrderedSumOptions options;
+  options.group_size = impl.reduction_group;
+  options.bucket_elements = impl.config.reduce_bucket_elements;
+  std::int64_t padded = 0, summed = 0;
+  for (const UnitState& unit : impl.units) {
+    const FlatLayout& layout = unit.trainable.layout;
+    padded += layout.padded_elements();
+    if (layout.padded_elements() == 0) continue;
+    summed += impl.shard.summed_elements_sent(layout.shard_elements(), precision.wire, options);
+  }
   const std::int64_t reductions =
       impl.policy == ReductionPolicy::boundary ? 1 : impl.config.accumulation_steps;
   std::int64_t bytes = reductions * padded * size_of(precision.wire);
   bytes += impl.stage < 3 ? padded * size_of(impl.stage == 0 ? precision.accumulation : precision.compute)
                           : impl.recorded_gather_elements * size_of(precision.compute);
-  return bytes / impl.ranks * (impl.ranks - 1);
+  // Sums that cross between hosts are fp32 whatever travels otherwise.
+  const std::int64_t wider = size_of(DataType::float32) - size_of(precision.wire);
+  return bytes / impl.ranks * (impl.ranks - 1) + reductions * summed * wider;
 }
 
 std::string Engine::summary() const {

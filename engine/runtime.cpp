@@ -48,6 +48,7 @@ RuntimeOptions RuntimeOptions::from(const Config& config) {
   options.host_memory_limit = config.offload.host_memory_limit;
   options.nvme_limit = config.offload.nvme_limit;
   options.poison_memory = config.debug.poison_memory;
+  options.ranks_per_host = config.debug.ranks_per_host;
   options.communication_timeout = config.communication_timeout;
   // 0: a Config that was not validated yet.
   if (config.communication_slab_bytes > 0) options.communication_slab_bytes = config.communication_slab_bytes;
@@ -109,6 +110,7 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
   communicator.window = window.get();
   communicator.collectives = choice.host;
   communicator.inline_progress = options.inline_progress;
+  communicator.local_size = options.ranks_per_host;
   communicator.recorder = options.recorder;
   if (options.trace) {
     // The recorder wants the rank, which only the communicator knows: it is made once that is there.

@@ -29,6 +29,7 @@ struct RuntimeOptions {
   std::string device_transport = "auto";  ///< auto, nccl, staged or shared; for cuda
   std::string collectives = "auto";       ///< `tranche.collectives`
   bool inline_progress = false;           ///< `tranche.progress: inline`, for adopted MPI communicators
+  int ranks_per_host = 0;                 ///< declares hosts of so many consecutive ranks; 0: none
   bool trace = false;                     ///< record spans
   std::int64_t trace_events = 0;          ///< most that are kept, the first and the latest; 0: all
   LogLevel log_level = LogLevel::info;

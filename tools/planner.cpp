@@ -46,8 +46,7 @@ RuntimeOptions meta_options(const Config& config, DeviceKind device) {
   // What concerns real transports.
   options.device_transport = "auto";
   // Sums of a host that cross to others count four bytes an element; GPUs exchange no such sums.
-  const bool sums = config.collectives != "messages" && device != DeviceKind::cuda;
-  options.collectives = sums ? "auto" : "messages";
+  if (device == DeviceKind::cuda) options.collectives = "messages";
   options.inline_progress = false;
   return options;
 }

@@ -68,7 +68,7 @@ TEST(Config, EveryFieldIsRead) {
       "parameter_groups": [{"pattern": "h.*", "learning_rate_factor": 0.5}], "collectives": "ours",
       "maximum_consecutive_skips": 8, "activation_checkpointing": true, "checkpoint_every": 2,
       "vocabulary_chunk": 512, "moments": "bf16", "total_steps": 1000, "save_buffer": true,
-      "debug": {"poison_memory": true, "plan_memory": false}}})",
+      "debug": {"poison_memory": true, "plan_memory": false, "ranks_per_host": 2}}})",
                                      2);
   EXPECT_EQ(config.train_batch_size, 24);
   EXPECT_EQ(config.gradient_clipping, 0.5);
@@ -116,6 +116,7 @@ TEST(Config, EveryFieldIsRead) {
   EXPECT_EQ(config.total_steps_hint, 1000);
   EXPECT_TRUE(config.debug.poison_memory);
   EXPECT_FALSE(config.debug.plan_memory);
+  EXPECT_EQ(config.debug.ranks_per_host, 2);
 }
 
 TEST(Config, AnyTwoOfTheBatchFiguresGiveTheThird) {

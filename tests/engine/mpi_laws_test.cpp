@@ -68,6 +68,44 @@ TEST(MpiLaws, CoveringSetGivesTheBitsOfThreadRanks) {
   }
 }
 
+TEST(MpiLaws, DeclaredHostsGiveTheBitsOfOneHost) {
+  // Five ranks as three and two, four as two and two, three as two and one.
+  Communicator& comm = world();
+  if (comm.size() < 3) return;
+  const int ranks_per_host = (comm.size() + 1) / 2;
+  const auto r = static_cast<std::size_t>(comm.rank());
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (const char* collectives : {"messages", "shared"}) {
+        OddRun run;
+        run.ranks = comm.size();
+        run.stage = stage;
+        run.dtype = dtype;
+        run.accumulation = 2;
+        run.steps = 3;
+        run.collectives = collectives;
+        run.ranks_per_host = ranks_per_host;
+        if (stage == 1) run.reduction_group = 2;  // groups that lie on both hosts, where they are 3 and 2
+        OddResult mine(run.ranks);
+        std::mutex mutex;
+        train_odd_rank(
+            run, comm.rank(),
+            [](const CommunicatorOptions& options) { return make_mpi_communicator(options); }, mine, mutex);
+        EXPECT_EQ(mine.wire_elements[r], mine.formula_elements[r]) << run.to_string();
+        EXPECT_EQ(mine.wire_bytes[r], mine.formula_bytes[r]) << run.to_string();
+        if (comm.rank() != 0) continue;
+        OddRun one = run;
+        one.ranks_per_host = 0;
+        one.collectives = "messages";
+        if (one.reduction_group == 0) one.reduction_group = ranks_per_host;
+        const OddResult expected = train_odd(one);
+        EXPECT_EQ(mine.weights, expected.weights) << run.to_string();
+        EXPECT_EQ(mine.state, expected.state) << run.to_string();
+      }
+    }
+  }
+}
+
 TEST(MpiLaws, ProfilingInterfaceCountsWhatTheFormulaSays) {
   Communicator& comm = world();
   for (int stage = 0; stage <= 3; ++stage) {

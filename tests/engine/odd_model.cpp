@@ -145,12 +145,13 @@ std::string OddRun::to_string() const {
       "clipping={}, also_frozen={}, single_unit={}, "
       "accumulation_dtype={}, samples={}, delay={}, seed={}, offload_optimizer={}, offload_param={}, "
       "ratio={}, "
-      "tile={}, buffers={}, io={}}}",
+      "tile={}, buffers={}, io={}, ranks_per_host={}, collectives={}, copy_in={}}}",
       ranks, stage, accumulation, name_of(dtype), name_of(policy), reduction_group, optimizer, overlap,
       reduce_bucket, gather_bucket, depth, poison, plan_memory, frozen, steps, clipping, also_frozen,
       single_unit, name_of(accumulation_dtype), samples_per_micro_batch, faults.maximum_delay_seconds,
       faults.seed, name_of(offload.optimizer), name_of(offload.parameters), offload.ratio,
-      offload.tile_elements, offload.tile_buffers, offload.io_engine);
+      offload.tile_elements, offload.tile_buffers, offload.io_engine, ranks_per_host, collectives,
+      faults.copy_in);
 }
 
 Config odd_config(const OddRun& run) {
@@ -182,6 +183,8 @@ Config odd_config(const OddRun& run) {
   config.threads = 1;
   config.debug.poison_memory = run.poison;
   config.debug.plan_memory = run.plan_memory;
+  config.debug.ranks_per_host = run.ranks_per_host;
+  config.collectives = run.collectives;
   config.offload = run.offload;
   config.debug.host_link_bytes_per_second = run.link_bytes_per_second;
   return config;
@@ -194,6 +197,8 @@ OddResult::OddResult(int ranks)
       state_bytes(static_cast<std::size_t>(ranks)),
       wire_elements(static_cast<std::size_t>(ranks)),
       formula_elements(static_cast<std::size_t>(ranks)),
+      wire_bytes(static_cast<std::size_t>(ranks)),
+      formula_bytes(static_cast<std::size_t>(ranks)),
       memory_calls_per_late_step(static_cast<std::size_t>(ranks)) {}
 
 void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& factory, OddResult& result,
@@ -219,16 +224,15 @@ void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& fact
     steps.push_back(engine.step());
     if (step >= 2) late_calls += runtime.memory_calls() - before;
   }
-  const std::int64_t wire = runtime.shard().size() == 1 ? 0 : [&] {
-    const auto text = engine.traffic_report();
-    // {"all_gather":{"calls":..,"elements":E,..},"reduce_scatter":{..},"control":..}: sum of data elements.
+  // {"all_gather":{"calls":..,"elements":E,"bytes":B},"reduce_scatter":{..},"control":..}: of the data.
+  const auto of_data = [text = engine.traffic_report()](const std::string& key) {
     std::int64_t sum = 0;
     const auto control = text.find("\"control\"");
-    for (std::size_t at = text.find("\"elements\":"); at < control; at = text.find("\"elements\":", at + 1)) {
-      sum += std::stoll(text.substr(at + 11));
+    for (std::size_t at = text.find(key); at < control; at = text.find(key, at + 1)) {
+      sum += std::stoll(text.substr(at + key.size()));
     }
     return sum;
-  }();
+  };
   const TierAccount account = runtime.ledger().account(Tier::device);
   const TierAccount host_account = runtime.ledger().account(Tier::host);
   const TierAccount nvme_account = runtime.ledger().account(Tier::nvme);
@@ -241,8 +245,10 @@ void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& fact
   result.host_accounts[r] = host_account;
   result.nvme_accounts[r] = nvme_account;
   result.state_bytes[r] = engine.state_bytes();
-  result.wire_elements[r] = wire;
+  result.wire_elements[r] = of_data("\"elements\":");
   result.formula_elements[r] = engine.formula_wire_elements();
+  result.wire_bytes[r] = of_data("\"bytes\":");
+  result.formula_bytes[r] = engine.formula_wire_bytes();
   result.memory_calls_per_late_step[r] = late_calls;
   if (rank == 0) {
     result.weights = weights;

@@ -57,6 +57,8 @@ struct OddRun {
   DataType accumulation_dtype = DataType::float32;
   std::int64_t samples_per_micro_batch = 3;
   FaultInjection faults;
+  int ranks_per_host = 0;  ///< declared; 0: all on one
+  std::string collectives = "auto";
   DeviceKind device = DeviceKind::cpu;
   OffloadConfig offload;
   double link_bytes_per_second = 0;
@@ -74,6 +76,7 @@ struct OddResult {
   std::vector<TierAccount> host_accounts, nvme_accounts;
   std::vector<Engine::StateBytes> state_bytes;
   std::vector<std::int64_t> wire_elements, formula_elements;
+  std::vector<std::int64_t> wire_bytes, formula_bytes;
   std::vector<std::int64_t> memory_calls_per_late_step;
 };
 
