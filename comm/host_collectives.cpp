@@ -42,22 +42,32 @@ bool HostExchange::settle(std::vector<std::pair<int, std::unique_ptr<Message>>>&
   return messages.empty();
 }
 
-Missing HostExchange::missing() const {
-  Missing result = WindowExchange::missing();
-  if (!result.sending && !result.ranks.empty()) return result;
-  const auto collect = [&](bool sending) {
-    std::vector<int> ranks;
-    for (const Transfer& each : transfers_) {
-      for (const auto& [member, message] : sending ? each.sends : each.receives) {
-        const int rank = host_.members[static_cast<std::size_t>(member)];
-        if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
-      }
+/// Ranks of other hosts that messages are wanted from, or have not been taken by. A host's messages wait
+/// until all of its ranks are there, so that only one that is alone there is missing for sure.
+Missing HostExchange::missing_elsewhere(bool sending) const {
+  Missing result{{}, sending, true};
+  std::vector<int> alone;
+  for (const Transfer& each : transfers_) {
+    for (const auto& [member, message] : sending ? each.sends : each.receives) {
+      const int rank = host_.members[static_cast<std::size_t>(member)];
+      if (std::find(result.ranks.begin(), result.ranks.end(), rank) != result.ranks.end()) continue;
+      result.ranks.push_back(rank);
+      if (layout().members(layout().host(member)).size() == 1) alone.push_back(rank);
     }
-    return ranks;
-  };
-  if (auto ranks = collect(false); !ranks.empty()) return {std::move(ranks), false};
-  if (!result.ranks.empty()) return result;
-  return {collect(true), true};
+  }
+  if (alone.empty()) return result;
+  return {std::move(alone), sending, false};
+}
+
+Missing HostExchange::missing() const {
+  if (std::vector<int> here = unheard(); !here.empty()) return {std::move(here)};
+  if (Missing elsewhere = missing_elsewhere(false); !elsewhere.ranks.empty()) return elsewhere;
+  // Those of this host are there, and wait for what comes from other hosts.
+  Missing here = WindowExchange::missing();
+  here.indirect = true;
+  if (!here.sending && !here.ranks.empty()) return here;
+  if (Missing elsewhere = missing_elsewhere(true); !elsewhere.ranks.empty()) return elsewhere;
+  return here;
 }
 
 void HostExchange::abandon(Slab& slab) {

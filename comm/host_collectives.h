@@ -30,6 +30,7 @@ class HostExchange : public WindowExchange {
 
  protected:
   bool needs_lane() const override { return true; }
+  Missing missing_elsewhere(bool sending) const;
   struct Transfer {
     std::int64_t chunk;
     std::vector<std::pair<int, std::unique_ptr<Message>>> sends, receives;  ///< by member of the group

@@ -37,13 +37,17 @@ std::string overdue(const std::string& what, const Missing& missing, double time
   }
   const std::string who = rank_list(missing.ranks);
   const bool one = missing.ranks.size() == 1;
-  if (missing.sending) {
-    return fmt::format(
-        "{}: {} {} not taken the data of this rank after {} ({} not entered the operation, or {})", what, who,
-        one ? "has" : "have", seconds, one ? "it has" : "they have", one ? "hangs" : "hang");
+  const std::string observed = missing.sending
+                                   ? fmt::format("{}: {} {} not taken the data of this rank after {}", what,
+                                                 who, one ? "has" : "have", seconds)
+                                   : fmt::format("{}: no data from {} after {}", what, who, seconds);
+  const std::string they = !missing.sending ? who : one ? "it" : "they";
+  if (missing.indirect) {
+    return fmt::format("{} ({}, or a rank that {} for, has not entered the operation, or hangs)", observed,
+                       they, one ? "it waits" : "they wait");
   }
-  return fmt::format("{}: no data from {} after {} ({} {} not entered the operation, or {})", what, who,
-                     seconds, who, one ? "has" : "have", one ? "hangs" : "hang");
+  return fmt::format("{} ({} {} not entered the operation, or {})", observed, they, one ? "has" : "have",
+                     one ? "hangs" : "hang");
 }
 
 Flow::Flow(bool sending, int peer, void* data, std::int64_t bytes, std::int64_t message_bytes, const Tag& tag)

@@ -32,6 +32,7 @@ std::string describe(std::string_view name, std::string_view unit, std::string_v
 struct Missing {
   std::vector<int> ranks;  ///< of the job
   bool sending = false;    ///< they have not taken our data (everything of theirs has arrived)
+  bool indirect = false;   ///< they may be there, and wait for others themselves
 };
 
 /// The sentence of a time-out: "<what>: no data from rank 2 after 0.2 s (rank 2 has not entered ...)".

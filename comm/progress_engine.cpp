@@ -143,8 +143,12 @@ void ProgressEngine::take_inbox() {
 
 void ProgressEngine::expire(Operation& operation, double now) {
   if (operation.waits_for_slab()) operation.last_move = now;
-  if (now - operation.last_move < options_.timeout_seconds) return;
-  throw CommunicationError(overdue(operation.describe(), operation.missing(), options_.timeout_seconds));
+  const double waited = now - operation.last_move, timeout = options_.timeout_seconds;
+  if (waited < timeout) return;
+  const Missing missing = operation.missing();
+  // Who sees no more than that others wait leaves it to them to name the cause.
+  if (missing.indirect && waited < timeout + std::min(1.0, timeout / 4)) return;
+  throw CommunicationError(overdue(operation.describe(), missing, timeout));
 }
 
 ProgressEngine::Step ProgressEngine::step(Operation& operation, double now) {

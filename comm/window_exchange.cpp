@@ -185,8 +185,18 @@ bool WindowExchange::finished() const {
                           }));
 }
 
+std::vector<int> WindowExchange::unheard() const {
+  std::vector<int> result;
+  for (int member = 0; member < ranks(); ++member) {
+    const Peer& peer = peers_[static_cast<std::size_t>(member)];
+    if (member != call_.self && peer.received == 0) result.push_back(peer.rank);
+  }
+  return result;
+}
+
 Missing WindowExchange::missing() const {
-  Missing result;
+  Missing result{unheard()};
+  if (!result.ranks.empty()) return result;
   const auto collect = [&](auto&& absent) {
     for (int member = 0; member < ranks(); ++member) {
       const Peer& peer = peers_[static_cast<std::size_t>(member)];
@@ -194,7 +204,6 @@ Missing WindowExchange::missing() const {
     }
     return !result.ranks.empty();
   };
-  if (collect([](const Peer& peer) { return peer.received == 0; })) return result;
   if (collect([&](const Peer& peer) { return peer.exposed <= worked_ && worked_ < chunks_; })) return result;
   if (two_phases() && collect([&](const Peer& peer) { return peer.ready <= worked_ && worked_ < chunks_; })) {
     return result;

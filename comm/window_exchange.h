@@ -92,6 +92,8 @@ class WindowExchange : public Operation {
     return peers_[static_cast<std::size_t>(member)].ready > chunk;
   }
   const WindowCall& call() const { return call_; }
+  /// Members of which nothing has been heard yet.
+  std::vector<int> unheard() const;
 
  private:
   enum class Kind : std::int64_t { exposed, ready, done };

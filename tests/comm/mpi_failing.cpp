@@ -1,6 +1,7 @@
-/// A job in which rank 1 fails in the way of the first argument: throw, hang, kill, or none; with a second
-/// argument the ranks read each other's memory. What every rank
-/// does with an error is what a program of the library's users would do: tell the peers, say it, end the job.
+/// A job in which rank 1 fails in the way of the first argument: throw, hang (hang-2: rank 2 does), kill, or
+/// none; with a second argument the ranks read each other's memory: "shared" on one host, "hosts" on several
+/// of two ranks, which are declared. What every rank does with an error is what a program of the library's
+/// users would do: tell the peers, say it, end the job.
 #include <csignal>
 #include <cstdio>
 #include <stdexcept>
@@ -13,18 +14,19 @@
 
 namespace {
 
-void work(tranche::Communicator& comm, const std::string& way) {
+void work(tranche::Communicator& comm, const std::string& way, const tranche::OrderedSumOptions& sum) {
   const tranche::OperationLabel label{"h.3", "backward"};
   const int n = comm.size();
   std::vector<float> full(static_cast<std::size_t>(n) * 1000, 1.0f), shard(1000);
   for (int step = 0; step < 5; ++step) {
+    if (step == 3 && way == "hang-2" && comm.rank() == 2) std::this_thread::sleep_for(std::chrono::hours(1));
     if (step == 3 && comm.rank() == 1) {
       if (way == "throw") throw tranche::NumericalError("loss is not finite in step 3");
       if (way == "kill") std::raise(SIGKILL);
       if (way == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
     }
     comm.reduce_scatter(full.data(), tranche::DataType::float32, shard.data(), tranche::DataType::float32,
-                        1000, {}, {}, label)
+                        1000, sum, {}, label)
         .wait();
   }
 }
@@ -35,10 +37,12 @@ int main(int argc, char** argv) {
   if (argc < 2 || argc > 3) return 64;
   tranche::CommunicatorOptions options;
   if (argc == 3) options.collectives = tranche::HostCollectives::shared;
+  tranche::OrderedSumOptions sum;
+  if (argc == 3 && std::string(argv[2]) == "hosts") options.local_size = sum.group_size = 2;
   options.timeout_seconds = 2;
   const auto comm = tranche::make_mpi_communicator(options);
   try {
-    work(*comm, argv[1]);
+    work(*comm, argv[1], sum);
   } catch (const tranche::Error& error) {
     std::fprintf(stderr, "rank %d ends: %s\n", comm->rank(), error.what());
     comm->post_failure(error.message(), 2);
