@@ -63,6 +63,12 @@ class Conductor {
       lines_ << fmt::format("going on with the study that is there: {} of {} runs are kept\n", kept_.size(),
                             runs.size());
     }
+    if (std::any_of(facts.plans.begin(), facts.plans.end(),
+                    [](const auto& plan) { return !plan.second.placed; })) {
+      lines_
+          << "note: how many ranks a node has is not clear from the launcher's arguments: planned as on one; "
+             "--ranks-per-node says it\n";
+    }
     if (study_.options().launcher == "srun") {
       lines_ << "note: srun has not yet been run with this program: its arguments (--mpi=pmix, --nodes ...) "
                 "go behind "

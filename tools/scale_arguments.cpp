@@ -16,7 +16,7 @@ namespace tranche::tools {
 namespace {
 
 /// Flags of `train` that are not a study's, and why.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 18> not_of_a_study{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 17> not_of_a_study{{
     {"--stage", "a study runs several: --stages 0,1,2,3"},
     {"--report", "every run of a study has its report, in the folder of --out"},
     {"--checkpoint-dir", "the runs of a study save nothing"},
@@ -34,8 +34,6 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 18> not_of_a
     {"--memory-profile", "a profile is of one run: give it to tranche train, with the command from the log"},
     {"--sample-bytes", "it says nothing of speed"},
     {"--ngrams", "it says nothing of speed"},
-    {"--ranks-per-node",
-     "where ranks go is the launcher's: --host, --hostfile, or its own arguments behind --"},
 }};
 
 }  // namespace
@@ -55,6 +53,10 @@ void add_scale_flags(CLI::App& command, ScaleOptions& options, ScaleTexts& texts
   command.add_option("--launcher", options.launcher, "mpirun, or srun (not yet run)")->capture_default_str();
   command.add_option("--hostfile", options.hostfile, "mpirun's: hosts and their slots");
   command.add_option("--host", options.host, "mpirun's: hosts, like a:8,b:8");
+  command
+      .add_option("--ranks-per-node", options.ranks_per_node,
+                  "where the launcher puts ranks, for the plans (default 0: as its hosts or arguments tell)")
+      ->capture_default_str();
   command.add_option("--run-timeout", options.run_timeout, "seconds after which a run is ended")
       ->capture_default_str();
   command.add_option("--debug-program", options.program)->group("");
@@ -142,6 +144,7 @@ void check(ScaleOptions& options, const ScaleTexts& texts) {
   at_least("--repeats", options.repeats, 1, "");
   at_least("--warmup", options.warmup, 2, ": the first two steps plan memory");
   at_least("--steps", options.steps, 1, "");
+  at_least("--ranks-per-node", options.ranks_per_node, 0, "");
   if (!(options.run_timeout > 0) || !std::isfinite(options.run_timeout)) {
     refuse(fmt::format("--run-timeout is {}, but must be above 0", options.run_timeout));
   }

@@ -22,6 +22,7 @@ struct ScaleOptions {
   std::string launcher = "mpirun";  ///< or srun
   std::string hostfile, host;
   std::vector<std::string> launcher_arguments;  ///< behind "--"
+  std::int64_t ranks_per_node = 0;              ///< 0: as the launcher's arguments tell
   double run_timeout = 3600;                    ///< seconds
   std::vector<std::string> train_flags;         ///< as they were given: each run gets them
   std::string program;                          ///< --debug-program: what is run instead of this program

@@ -196,6 +196,13 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
         differs(fmt::format("{} elements and {} bytes were sent, by the formula {} and {}", run.elements,
                             run.bytes, run.formula_elements, run.formula_bytes));
       }
+      if (point.plan.placed && run.ranks_on_host != point.plan.ranks_per_node) {
+        differs(fmt::format("{} ranks were on the host of rank 0, {} were planned: say --ranks-per-node",
+                            run.ranks_on_host, point.plan.ranks_per_node));
+      }
+      if (point.plan.placed && run.bytes != point.plan.bytes) {
+        differs(fmt::format("{} bytes were sent, {} were planned", run.bytes, point.plan.bytes));
+      }
       for (const Tier tier : all_tiers) {
         const auto t = static_cast<std::size_t>(tier);
         if (run.peak[t] != point.plan.peak[t]) {

@@ -54,6 +54,9 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup);
 struct PointPlan {
   int ranks = 1, stage = 0;
   std::int64_t micro_batch = 1, accumulation = 1, batch = 1;
+  int ranks_per_node = 1;  ///< of this number of ranks
+  bool placed = true;      ///< false: where ranks go is not known, and they are planned as on one node
+  std::int64_t bytes = 0;  ///< that rank 0 sends in a step
   std::array<std::int64_t, tier_count> peak{};
   std::int64_t state = 0;          ///< on the device, as the plan says
   std::int64_t formula_state = 0;  ///< by state_bytes_per_parameter()

@@ -20,6 +20,7 @@
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/tools/files.h"
+#include "tranche/tools/scale_hosts.h"
 #include "tranche/tools/settings.h"
 #include "tranche/version.h"
 
@@ -218,6 +219,10 @@ void ScaleStudy::plan_points() {
     request.sequence = options.sequence.value_or(request.model.gpt->positions);
     request.model.gpt->require_sequence(request.sequence);
     request.ranks = ranks;
+    const std::string& hostfile = options_.scale.hostfile;
+    const std::optional<int> per_node =
+        tools::ranks_per_node(options_.scale, hostfile.empty() ? "" : text_of(hostfile), ranks);
+    request.ranks_per_node = per_node.value_or(ranks);
     request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
     const PlanResult result = plan_run(request);
     const Config& config = request.config;
@@ -227,6 +232,11 @@ void ScaleStudy::plan_points() {
     point.micro_batch = config.micro_batch_size;
     point.accumulation = config.accumulation_steps;
     point.batch = config.train_batch_size;
+    // Where hosts are declared, the runs take those.
+    const int declared = config.debug.ranks_per_host;
+    point.ranks_per_node = declared > 0 ? std::min(declared, ranks) : request.ranks_per_node;
+    point.placed = per_node.has_value() || declared > 0;
+    for (const auto& [operation, count] : result.data) point.bytes += count.bytes;
     for (const Tier tier : all_tiers) point.peak[static_cast<std::size_t>(tier)] = result.tier(tier).peak;
     const CategoryBytes& held = result.tier(Tier::device).persistent;
     point.state = held[Category::parameters] + held[Category::gradients] + held[Category::optimizer];

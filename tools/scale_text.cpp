@@ -202,16 +202,19 @@ std::string results_json(const StudyFacts& facts, const StudyResults& results, c
       predicted[std::string(name_of(tier))] = point.plan.peak[static_cast<std::size_t>(tier)];
     }
     for (const RunFigures& run : point.runs) runs.push_back(run_json(run, point.peak_flops));
-    ordered_json one = {{"ranks", point.plan.ranks},
-                        {"stage", point.plan.stage},
-                        {"micro_batch", point.plan.micro_batch},
-                        {"accumulation", point.plan.accumulation},
-                        {"batch", point.plan.batch},
-                        {"oversubscribed", point.oversubscribed},
-                        {"tokens_per_second", spread_json(point.tokens_per_second)},
-                        {"memory_predicted_bytes", predicted},
-                        {"state_predicted_bytes", point.plan.state},
-                        {"state_formula_bytes", point.plan.formula_state}};
+    ordered_json one = {
+        {"ranks", point.plan.ranks},
+        {"stage", point.plan.stage},
+        {"micro_batch", point.plan.micro_batch},
+        {"accumulation", point.plan.accumulation},
+        {"batch", point.plan.batch},
+        {"oversubscribed", point.oversubscribed},
+        {"tokens_per_second", spread_json(point.tokens_per_second)},
+        {"bytes_predicted", point.plan.placed ? ordered_json(point.plan.bytes) : nullptr},
+        {"ranks_per_node", point.plan.placed ? ordered_json(point.plan.ranks_per_node) : nullptr},
+        {"memory_predicted_bytes", predicted},
+        {"state_predicted_bytes", point.plan.state},
+        {"state_formula_bytes", point.plan.formula_state}};
     if (point.efficiency) one["efficiency"] = spread_json(*point.efficiency);
     if (point.work_inflation) one["work_inflation"] = spread_json(*point.work_inflation);
     one["shown_repeat"] = point.shown.repeat;

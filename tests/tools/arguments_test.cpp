@@ -225,6 +225,7 @@ TEST(Arguments, StudiesRefuseWhatTheyHaveNoRoomFor) {
   EXPECT_THAT(error({"--report=f"}), HasSubstr("--report is not for tranche scale: every run"));
   EXPECT_THAT(error({"--resume", "latest"}), HasSubstr("the same command goes on with a study"));
   EXPECT_THAT(error({"--rank", "3"}), HasSubstr("did you mean --ranks?"));
+  EXPECT_THAT(error({"--ranks-per-node", "-2"}), HasSubstr("--ranks-per-node is -2, but must be at least 0"));
 }
 
 TEST(Arguments, WhereStateLives) {

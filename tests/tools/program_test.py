@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """program_test.py PROGRAM SUITE: the tranche program in processes of its own, alone and under mpirun.
 
-Suites: alone, configurations, errors, failures, digests, memory, offload, plan, report. Every failed check prints the command that shows it.
+Suites: alone, configurations, errors, failures, hosts, digests, memory, offload, plan, report. Every failed check prints the command that shows it.
 """
 
 import json
@@ -137,26 +137,41 @@ def suite_failures():
     killed()
 
 
-def killed():
+def suite_hosts():
+    """Failures over two hosts of two ranks, declared, whose ranks read each other's memory. Only rank 0 sees that rank 1 is not
+    there, and has the word."""
+    timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]
+    hosts = timeout + ["--set", "tranche.debug.ranks_per_host=2", "--set", "tranche.collectives=shared"]
+    expect(TINY + hosts + ["--stage", "3", "--debug-fail", "1:2"], 4, 5,
+           ["[rank 1] --debug-fail: told to fail in step 2", "rank 1 failed"], seconds=20)
+    for stage in ("0", "3"):
+        arguments = TINY + hosts + ["--stage", stage, "--debug-hang", "1:2"]
+        result = expect(arguments, 4, 5, ["[rank 0]", "no data from rank 1 after 3.0 s"], seconds=25)
+        check(any(word in result[2] for word in ("all_gather of unit", "reduce_scatter of unit")),
+              "the operation that waited and its unit are named", arguments, 4, result)
+    killed(["--stage", "3"] + hosts[-4:], 4)
+
+
+def killed(more=(), count=2):
     """A rank that dies by a signal takes all others with it."""
-    arguments = TINY + ["--steps", "100000000", "--log-every", "1"]
+    arguments = TINY + ["--steps", "100000000", "--log-every", "1", *more]
     with open(path("killed.out"), "wb") as out:
-        job = subprocess.Popen(command(arguments, 2), stdout=out, stderr=out, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
+        job = subprocess.Popen(command(arguments, count), stdout=out, stderr=out, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
         try:
             ranks = []
             limit = time.time() + 30
-            while time.time() < limit and not (len(ranks) == 2 and b"step" in open(path("killed.out"), "rb").read()):
+            while time.time() < limit and not (len(ranks) == count and b"step" in open(path("killed.out"), "rb").read()):
                 ranks = children(job.pid)
                 time.sleep(0.1)
             result = (0, open(path("killed.out"), errors="replace").read(), "", 0)
-            check(len(ranks) == 2, "two ranks are training", arguments, 2, result)
+            check(len(ranks) == count, f"{count} ranks are training", arguments, count, result)
             os.kill(ranks[-1], signal.SIGKILL)
             begin = time.time()
             status = job.wait(timeout=30)
-            check(status != 0, "a killed rank is no success", arguments, 2, result)
+            check(status != 0, "a killed rank is no success", arguments, count, result)
             time.sleep(0.5)
             alive = [rank for rank in ranks if os.path.exists(f"/proc/{rank}/exe")]
-            check(not alive, f"all ranks have ended, {time.time() - begin:.1f} s later", arguments, 2, result)
+            check(not alive, f"all ranks have ended, {time.time() - begin:.1f} s later", arguments, count, result)
         finally:
             if job.poll() is None:
                 job.kill()
@@ -414,7 +429,7 @@ def resident(process):
 
 
 begin = time.time()
-{"alone": suite_alone, "configurations": suite_configurations, "errors": suite_errors, "failures": suite_failures, "digests": suite_digests,
+{"alone": suite_alone, "configurations": suite_configurations, "errors": suite_errors, "failures": suite_failures, "hosts": suite_hosts, "digests": suite_digests,
  "memory": suite_memory, "offload": suite_offload, "plan": suite_plan, "report": suite_report}[SUITE]()
 print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
 sys.exit(1 if failures else 0)

@@ -199,6 +199,36 @@ TEST(Projected, BetweenNodesTheNetworkIsShared) {
   EXPECT_NEAR(collective_seconds(machine, network, "all_gather", 8, 1, 2, 8e6), 3e-5 + 7e6 / 1e9, 1e-7);
 }
 
+TEST(Projected, StepsHaveTheNodesAndTheNetworkOfTheRequest) {
+  Machine machine = machine_of(1e-4);
+  machine.network = LinkRate{1e18, 5e-3};
+  const auto exposed = [&](int ranks_per_node, const std::optional<LinkRate>& network) {
+    PlanRequest request = request_of(4, 3, false);  // nothing hides
+    request.ranks_per_node = ranks_per_node;
+    const StepBreakdown step = project({request, machine, network, 0}).step;
+    return step.exposed_gather + step.exposed_reduce;
+  };
+  // Fifteen collectives. On one node four ranks take three times as long as the two that were measured.
+  EXPECT_NEAR(exposed(0, std::nullopt), 15 * 3e-4, 1e-4);
+  EXPECT_NEAR(exposed(2, std::nullopt), 15 * (1e-4 + 5e-3), 1e-4) << "the machine's own network";
+  EXPECT_NEAR(exposed(2, LinkRate{1e18, 1e-3}), 15 * (1e-4 + 1e-3), 1e-4) << "the request's comes first";
+  EXPECT_NEAR(exposed(1, LinkRate{1e18, 1e-3}), 15 * 2e-3, 1e-4) << "four nodes: two latencies";
+  // Each node sends half of what is gathered, and half of what is reduced in fp32.
+  PlanRequest request = request_of(4, 3, false);
+  request.ranks_per_node = 2;
+  const PlanResult plan = plan_run(request);
+  const double gathered = static_cast<double>(plan.data.at("all_gather").elements) * 4 / 3;
+  const double reduced = static_cast<double>(plan.data.at("reduce_scatter").elements) * 4 / 3;
+  const double sent = (gathered * 2 + reduced * 4) / 2;
+  EXPECT_NEAR(exposed(2, LinkRate{1e8, 0}), 15 * 1e-4 + sent / 1e8, 1e-4 + 0.01 * sent / 1e8);
+}
+
+TEST(Projected, EfficiencyIsAgainstARankWithTheSameShareOfItsNode) {
+  // At stage 0 a rank alone does much the same work; with collectives of no time it is no faster, and would
+  // be twice as fast on both cores.
+  EXPECT_NEAR(projected(request_of(2, 0, true), machine_of(1e-9)).efficiency, 1, 0.1);
+}
+
 TEST(Projected, RefusesWhatItHasNoFiguresFor) {
   const auto text = [](const PlanRequest& request, const Machine& machine) {
     return message_of<ConfigurationError>([&] { (void)projected(request, machine); });
@@ -269,6 +299,20 @@ TEST(PlanMachine, SaysTheStepTimeAndWhereItsFiguresAreFrom) {
       projection["other_seconds"].get<double>();
   EXPECT_NEAR(sum, projection["step_seconds"].get<double>(), 1e-12);
   EXPECT_GT(projection["tokens_per_second"], 0);
+}
+
+TEST(PlanMachine, NetworkAndRanksOfANodeCount) {
+  const auto seconds = [](const std::string& network, const std::string& ranks_per_node) {
+    const ProgramResult result =
+        test::run(plan_arguments({"--json", "--network", network, "--ranks-per-node", ranks_per_node}));
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return json::parse(result.out)["projection"]["step_seconds"].get<double>();
+  };
+  const double fast = seconds("400GB/s,5us", "8");
+  EXPECT_GT(seconds("40GB/s,5us", "8"), fast);
+  EXPECT_GT(seconds("400GB/s,500us", "8"), fast);
+  EXPECT_LT(seconds("400GB/s,5us", "16"), fast) << "all on one node";
+  EXPECT_GT(seconds("400GB/s,5us", "4"), fast) << "four nodes";
 }
 
 TEST(PlanMachine, WritesTheSimulatedStepAsATimeline) {

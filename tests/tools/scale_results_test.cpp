@@ -25,7 +25,7 @@ json report() {
       "matmul_peak_flops": 5000.0, "model": {"flops_per_token": 10.0, "parameters": 4},
       "placement": {"ranks_on_host": 2, "threads": 1, "cores": 4, "host_cores": 8},
       "traffic": {"all_gather": {"calls": 1, "elements": 10, "bytes": 20}, "reduce_scatter": {"calls": 1, "elements": 5, "bytes": 10},
-                  "control": {"all_reduce": {"calls": 9, "elements": 99, "bytes": 999}}, "formula_elements": 15, "formula_bytes": 30},
+                  "control": {"all_reduce": {"calls": 9, "elements": 99, "bytes": 999}}, "formula_elements": 16, "formula_bytes": 31},
       "memory": {"device": {"peak_bytes": 1000, "persistent": {"parameters": 100, "gradients": 200, "optimizer": 300, "other": 9}},
                  "host": {"peak_bytes": 50}},
       "steps": [
@@ -55,7 +55,8 @@ TEST(ScaleFigures, LeaveWarmUpOutAndAddUp) {
   EXPECT_DOUBLE_EQ(run.step.exposed(), 0.1875);
   EXPECT_EQ(run.elements, 15) << "control traffic is not the formula's";
   EXPECT_EQ(run.bytes, 30);
-  EXPECT_EQ(run.formula_bytes, 30);
+  EXPECT_EQ(run.formula_bytes, 31) << "the engine's word, not what was sent";
+  EXPECT_EQ(run.formula_elements, 16);
   EXPECT_EQ(run.state, 600);
   EXPECT_THAT(run.peak, ElementsAre(1000, 50, 0));
   EXPECT_DOUBLE_EQ(run.peak_flops, 5000);
@@ -133,6 +134,8 @@ StudyFacts facts() {
       plan.stage = stage;
       plan.micro_batch = 4;
       plan.batch = 4 * ranks;
+      plan.ranks_per_node = ranks;
+      plan.bytes = 30;
       plan.peak = {1000, 0, 0};
       plan.state = plan.formula_state = 600;
       facts.curves[stage].push_back(plan);
@@ -150,6 +153,8 @@ RunFigures run_of(int ranks, int stage, int repeat, double tokens_per_second) {
   run.tokens_per_second = tokens_per_second;
   run.cpu_seconds_per_token = 0.01 * ranks;
   run.peak = {1000, 0, 0};
+  run.formula_elements = run.elements;
+  run.formula_bytes = run.bytes;
   return run;
 }
 
@@ -218,6 +223,7 @@ TEST(ScaleResults, SayWhatIsNotAsForetold) {
   EXPECT_THAT(results.differences,
               ElementsAre("1 rank, stage 0: repeats ended with different weights",
                           "2 ranks, stage 3: 15 elements and 32 bytes were sent, by the formula 15 and 30",
+                          "2 ranks, stage 3: 32 bytes were sent, 30 were planned",
                           "8 ranks, stage 0: device memory of 1001 bytes was measured, 1000 were predicted"));
   results.failures.push_back(
       {8, 0, 1, 5, "repeat 1, 8 ranks, stage 0 failed", "mpirun -n 8 x", "line 1\nline 2"});
@@ -226,6 +232,22 @@ TEST(ScaleResults, SayWhatIsNotAsForetold) {
                            HasSubstr("| 32 | 30 (**differs**) |"), HasSubstr("0.00 (**differs**)"),
                            HasSubstr("## Runs that failed"), HasSubstr("    mpirun -n 8 x\n"),
                            HasSubstr("    line 2\n"), HasSubstr("11 of 12 runs done")));
+}
+
+TEST(ScaleResults, PlansAreOfTheNodesThatTheRunsHad) {
+  StudyFacts known = facts();
+  known.plans.at({2, 0}).ranks_per_node = 1;
+  known.plans.at({2, 3}).ranks_per_node = 1;
+  known.plans.at({2, 3}).bytes = 31;
+  known.plans.at({2, 3}).placed = false;  // nothing is said of what was not known
+  EXPECT_THAT(results_of(known, all_runs()).differences,
+              ElementsAre("2 ranks, stage 0: 2 ranks were on the host of rank 0, 1 were planned: say "
+                          "--ranks-per-node"));
+  const json document = json::parse(results_json(known, results_of(known, all_runs()), "{}"));
+  EXPECT_EQ(document["points"][2]["ranks_per_node"], 1);
+  EXPECT_EQ(document["points"][2]["bytes_predicted"], 30);
+  EXPECT_TRUE(document["points"][3]["ranks_per_node"].is_null());
+  EXPECT_TRUE(document["points"][3]["bytes_predicted"].is_null());
 }
 
 TEST(ScaleResults, TableClaimsNothingOfSharedCores) {

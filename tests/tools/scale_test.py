@@ -6,6 +6,7 @@ with), failures (points that fail, die and hang), refusals (what is told before 
 """
 
 import csv
+import fcntl
 import json
 import os
 import pathlib
@@ -91,6 +92,9 @@ def suite_study():
             assert run["memory_measured_bytes"] == point["memory_predicted_bytes"], point
             assert run["bytes_sent"] == run["formula_bytes"] and (run["bytes_sent"] > 0) == (point["ranks"] > 1)
             assert run["state_measured_bytes"] >= point["state_formula_bytes"]
+            assert point["bytes_predicted"] == run["bytes_sent"] and point["ranks_per_node"] == point["ranks"], point
+            # Equal at every point, or a rank alone would have had more.
+            assert run["threads"] == results["settings"]["threads"] == max(1, CORES // 2), run
     base = results["points"][0]["efficiency"]
     assert base["median"] == base["least"] == base["most"] == 1, base
 
@@ -117,6 +121,15 @@ def suite_study():
     again = scale(out, ["--ranks", "1,2", "--stages", "0,3", "--repeats", "2"])
     expect_in(["8 of 8 runs are kept", "# Weak scaling"], again.stdout, "the second time")
     assert before == {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    # A report that is another run's, or broken off, is none: that run is made again, and it alone.
+    (out / "runs" / "n2-stage3-r2.json").write_bytes((out / "runs" / "n1-stage0-r2.json").read_bytes())
+    (out / "runs" / "n1-stage3-r1.json").write_text('{"world": 1, "sta')
+    again = scale(out, ["--ranks", "1,2", "--stages", "0,3", "--repeats", "2"])
+    expect_in(["6 of 8 runs are kept", "repeat 1, 1 rank, stage 3: ", "repeat 2, 2 ranks, stage 3: "], again.stdout, "the repair")
+    assert json.loads((out / "runs" / "n2-stage3-r2.json").read_text(encoding="utf-8"))["world"] == 2
+    kept = {path for path in before if path.stem not in ("n2-stage3-r2", "n1-stage3-r1")}
+    assert all(before[path] == path.stat().st_mtime_ns for path in kept), "those that were whole are kept"
+    before = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
     other = scale(out, ["--ranks", "1,2", "--stages", "0,3", "--repeats", "3", "--lr", "0.5"], status=2)
     expect_in(["is a study with other settings", "repeats was 2, is 3", "configuration/optimizer/params/lr was 0.001, is 0.5"],
               other.stderr, "the refusal")
@@ -236,6 +249,12 @@ def suite_refusals():
     refused(HERE / "mine", plain, ["mine' is there already and is no study", "nothing was written"])
     assert os.listdir(HERE / "mine") == ["thesis.txt"]
     refused(HERE / "mine" / "thesis.txt", plain, ["is a file; give a folder"])
+    # Another command is at work on it: it has the lock.
+    (HERE / "busy").mkdir()
+    (HERE / "busy" / "study.json").write_text("{}")
+    with open(HERE / "busy" / ".lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused(HERE / "busy", plain, ["busy' is a study that another tranche scale is at work on"])
     (HERE / "strange").mkdir()
     (HERE / "strange" / "study.json").write_text('{"schema": "other"}')
     refused(HERE / "strange", plain, ["is no study that can be gone on with", "tranche-scale-1"])
@@ -250,6 +269,31 @@ def suite_launchers():
     done = scale(HERE / "few", [*point, "--hostfile", str(HERE / "list")], status=7)
     expect_in([f"mpirun -n 2 --hostfile {HERE / 'list'} ", "not enough slots"], done.stderr, "mpirun's own refusal")
 
+    # Two nodes of two ranks, declared: the plan, the formula and what is sent have the nodes' sums in fp32.
+    nodes = ["--ranks", "4", "--stages", "1", "--repeats", "1", "--json", "--set", "tranche.collectives=shared"]
+    declare = ["--set", "tranche.debug.ranks_per_host=2"]
+    results = json.loads(scale(HERE / "nodes", [*nodes, *declare, "--ranks-per-node", "2"]).stdout)
+    both = results["points"][0]
+    run = both["runs"][0]
+    assert results["differences"] == [] and both["ranks_per_node"] == run["ranks_on_host"] == 2, results["differences"]
+    assert both["bytes_predicted"] == run["bytes_sent"] == run["formula_bytes"], both
+    one = json.loads(scale(HERE / "one", nodes).stdout)["points"][0]
+    assert one["ranks_per_node"] == 4 and one["bytes_predicted"] < both["bytes_predicted"], one
+    assert one["oversubscribed"] == (4 > CORES) and ("efficiency" in one) == (4 <= CORES), one
+    # What is said of nodes goes to the plans. Here it is not so, which is told. What stands in for mpirun takes two hosts for one.
+    folder = HERE / "mpi"
+    folder.mkdir()
+    (folder / "mpirun").write_text(f'#!/bin/sh\nshift 4\nPATH={shlex.quote(os.environ["PATH"])} exec {RUN_MPI} 4 "$@"\n')
+    (folder / "mpirun").chmod(0o755)
+    for out, more, path in (("flag", ["--ranks-per-node", "2"], os.environ["PATH"]),
+                            ("said", ["--host", "a:2,b:2"], f"{folder}:{os.environ['PATH']}")):
+        done = scale(HERE / out, [*nodes, *more], environment={"PATH": path})
+        results = json.loads(done.stdout)
+        assert results["points"][0]["bytes_predicted"] == both["bytes_predicted"], results["points"][0]
+        expect_in(["4 ranks were on the host of rank 0, 2 were planned: say --ranks-per-node",
+                   f"{one['bytes_predicted']} bytes were sent, {both['bytes_predicted']} were planned"],
+                  "\n".join(results["differences"]), "the differences")
+
     # Nobody has a Slurm here: what stands in for srun hands over to mpirun, and writes down what it was given.
     folder = HERE / "bin"
     folder.mkdir()
@@ -257,7 +301,8 @@ def suite_launchers():
     (folder / "srun").chmod(0o755)
     done = scale(HERE / "slurm", [*point, "--launcher", "srun", "--", "--mpi=pmix"],
                  environment={"PATH": f"{folder}:{os.environ['PATH']}"})
-    expect_in(["note: srun has not yet been run with this program"], done.stdout, "the note")
+    expect_in(["note: srun has not yet been run with this program", "note: how many ranks a node has is not clear"], done.stdout,
+              "the notes")
     given = (HERE / "given").read_text()
     expect_in([f"-n 2 --mpi=pmix {PROGRAM} train --model gpt-nano ", " --stage 2 "], given, "srun's arguments")
     assert json.loads((HERE / "slurm" / "results.json").read_text(encoding="utf-8"))["complete"]
