@@ -208,7 +208,7 @@ class Costs {
       }
     }
     return collective_seconds(machine_, network_, operation, work.ranks, ranks_per_node_, element,
-                              work.full_bytes);
+                              work.full_bytes, config_.collectives == "nccl");
   }
 
   double disk_seconds(const RecordedWork& work, std::vector<Claim>& claims) const {
@@ -503,15 +503,18 @@ Simulated whole_step(const ProjectionRequest& request, TraceRecorder* trace) {
 }  // namespace
 
 double collective_seconds(const Machine& machine, const LinkRate& network, const std::string& operation,
-                          int ranks, int ranks_per_node, int element_bytes, double full_bytes) {
+                          int ranks, int ranks_per_node, int element_bytes, double full_bytes,
+                          bool by_library) {
   const int inside = std::max(1, std::min(ranks, ranks_per_node));
   double seconds = node_seconds(machine, operation, inside, element_bytes, full_bytes);
   const int nodes = (ranks + inside - 1) / inside;
   if (nodes > 1) {
     double sent = full_bytes * (nodes - 1) / nodes;
     if (operation == "all_reduce") sent *= 2;
-    // Partial sums of a node travel in fp32.
-    if (operation == "reduce_scatter" && inside > 1) sent *= std::max(1.0, 4.0 / element_bytes);
+    if (operation == "reduce_scatter" && inside > 1 && !by_library) {
+      // Partial sums of a node's CPUs travel in fp32; of GPUs every piece travels, and none is added before.
+      sent *= machine.device == DeviceKind::cuda ? inside : std::max(1.0, 4.0 / element_bytes);
+    }
     seconds += network.latency_seconds * std::ceil(std::log2(nodes)) + sent / network.bytes_per_second;
   }
   return seconds;

@@ -50,8 +50,11 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace = null
 
 /// Seconds of a collective over `ranks` ranks, `ranks_per_node` of them on a node, of so many bytes of all
 /// ranks' parts together: inside a node by the machine's tables, between nodes each node sends and receives
-/// what it must (partial sums of reductions in fp32), and a message's latency for each doubling of the nodes.
+/// what it must, and a message's latency for each doubling of the nodes. CPUs of a node send partial sums of
+/// a reduction, in fp32; GPUs each send a piece to every rank elsewhere, unless `by_library` (NCCL's own
+/// reduction) a ring crosses once per node.
 double collective_seconds(const Machine& machine, const LinkRate& network, const std::string& operation,
-                          int ranks, int ranks_per_node, int element_bytes, double full_bytes);
+                          int ranks, int ranks_per_node, int element_bytes, double full_bytes,
+                          bool by_library = false);
 
 }  // namespace tranche::tools

@@ -195,6 +195,15 @@ TEST(Projected, BetweenNodesTheNetworkIsShared) {
   // Partial sums of the two on a node are fp32.
   const double reduce = collective_seconds(machine, network, "reduce_scatter", 4, 2, 2, 1e6);
   EXPECT_NEAR(reduce, 1e-3 + 1e-5 + 2 * 0.5e6 / 1e9, 1e-7);
+  // GPUs send what they have: four of a node in bf16 twice what its CPUs send in fp32. NCCL's ring adds up.
+  Machine gpus = machine_of(1e-3);
+  gpus.device = DeviceKind::cuda;
+  for (CollectiveTable& table : gpus.collectives) table.ranks = 4;
+  EXPECT_NEAR(collective_seconds(gpus, network, "reduce_scatter", 8, 4, 2, 1e6),
+              1e-3 + 1e-5 + 4 * 0.5e6 / 1e9, 1e-7);
+  EXPECT_NEAR(collective_seconds(gpus, network, "reduce_scatter", 8, 4, 2, 1e6, true),
+              1e-3 + 1e-5 + 0.5e6 / 1e9, 1e-7);
+  EXPECT_NEAR(collective_seconds(gpus, network, "all_gather", 8, 4, 2, 1e6), 1e-3 + 1e-5 + 0.5e6 / 1e9, 1e-7);
   EXPECT_NEAR(collective_seconds(machine, network, "all_gather", 2, 2, 2, 1e6), 1e-3, 1e-7);
   EXPECT_NEAR(collective_seconds(machine, network, "all_gather", 8, 1, 2, 8e6), 3e-5 + 7e6 / 1e9, 1e-7);
 }

@@ -135,6 +135,10 @@ def suite_study():
               other.stderr, "the refusal")
     assert before == {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
 
+    # Strong scaling where the flags give a rank's part: the batch of the most ranks is that of all.
+    strong = json.loads(scale(HERE / "strong", ["--ranks", "1,2", "--stages", "0", "--repeats", "1", "--strong", "--json"]).stdout)
+    assert [(point["micro_batch"], point["accumulation"], point["batch"]) for point in strong["points"]] == [(2, 2, 4), (2, 1, 4)], strong["points"]
+
 
 def suite_resume():
     out = HERE / "study"
@@ -221,9 +225,11 @@ def suite_failures():
     assert json.loads((HERE / "dead" / "results.json").read_text(encoding="utf-8"))["points"] == []
 
     # A run that does not end.
+    begin = time.time()
     done = scale(HERE / "long", ["--ranks", "1", "--stages", "0", "--repeats", "1", "--steps", "100000000", "--run-timeout", "1"],
                  status=7)
     expect_in(["was ended after", "--run-timeout 1"], done.stderr, "errors")
+    assert time.time() - begin < 25, "ended by something else"
 
 
 def suite_refusals():

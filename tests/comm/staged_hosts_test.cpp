@@ -1,0 +1,49 @@
+/// Device memory staged through a host communicator over several hosts, which are declared.
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "tranche/comm/backends.h"
+#include "tranche/comm/device_communicator.h"
+#include "tranche/device/memory_resources.h"
+#include "tranche/tests/comm/collective_suite.h"
+
+namespace tranche {
+namespace {
+
+TEST(StagedOverHosts, SumsThatCrossAreCountedInFp32) {
+  // Two hosts of two ranks: of each group of two on a host a sum crosses for the rank elsewhere with the same
+  // number, chunk by chunk, whatever is staged at once. Other groups lie on both hosts, or are one rank.
+  constexpr std::int64_t slab = 64 << 10, count = 20011;
+  for (const int group : {1, 2, 4}) {
+    run_thread_ranks(4, [&](int, const CommunicatorFactory& factory) {
+      CommunicatorOptions hosts;
+      hosts.timeout_seconds = 60;
+      hosts.slab_bytes = slab;
+      hosts.local_size = 2;
+      hosts.collectives = HostCollectives::shared;
+      const std::unique_ptr<Device> device = make_device({});
+      DeviceCommunicatorOptions staged;
+      staged.transport = DeviceTransport::staged;
+      staged.timeout_seconds = 60;
+      staged.slab_bytes = slab;
+      const auto comm = make_device_communicator(*device, factory(hosts), staged);
+      test::check_reduce_scatter(*comm, slab, {device.get(), true});
+      comm->meter().reset();
+      MemoryResource& memory = device->memory(Tier::device);
+      const Buffer full(memory, 4 * count * 2, Category::other, "full");
+      const Buffer sums(memory, count * 4, Category::other, "sums");
+      const OrderedSumOptions options{group, false, 0};
+      comm->reduce_scatter(full.data(), DataType::bfloat16, sums.data(), DataType::float32, count, options,
+                           {}, {"h.3", "backward"})
+          .wait();
+      const std::int64_t crossing = group == 2 ? count : 0;
+      EXPECT_EQ(comm->summed_elements_sent(count, DataType::bfloat16, options), crossing);
+      EXPECT_EQ(comm->meter().total(Traffic::data).elements, 3 * count);
+      EXPECT_EQ(comm->meter().total(Traffic::data).bytes, 3 * count * 2 + crossing * 2);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tranche
