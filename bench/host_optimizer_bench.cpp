@@ -1,7 +1,7 @@
 // The optimizers' pass on the host beside the same memory traffic without arithmetic, in turns, in one
 // process. bench_host_optimizer [--sizes 1M,16M,64M] [--threads 1,all] [--rules adamw,adam,sgd] [--gradients
 // bf16,fp32]
-//                      [--rounds 9] [--seconds 0.05] [--ahead 0,1024] [--clock wall|processor]
+//                      [--rounds 9] [--seconds 0.05] [--ahead 0,256,384,1024] [--clock wall|processor]
 #include <fmt/core.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -30,7 +30,7 @@ struct Settings {
   std::vector<int> threads{1, static_cast<int>(std::thread::hardware_concurrency())};
   std::vector<std::string> rules{"adamw", "adam", "sgd"};
   std::vector<DataType> gradients{DataType::bfloat16, DataType::float32};
-  std::vector<std::int64_t> ahead{0, 1024};  ///< software prefetch of the loop without arithmetic, bytes
+  std::vector<std::int64_t> ahead{0, 256, 384, 1024};  ///< bytes of prefetch in the loop without arithmetic
   int rounds = 9;
   double seconds = 0.05;   ///< of each measurement at least
   bool processor = false;  ///< seconds of the process's threads instead of the wall clock's

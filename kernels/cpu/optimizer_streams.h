@@ -6,6 +6,7 @@
 
 #include "tranche/core/tensor_view.h"
 #include "tranche/kernels/cpu/known_divisor.h"
+#include "tranche/kernels/cpu/optimizer_update.h"
 #include "tranche/kernels/optimizer_update.h"
 
 namespace tranche::kernels::cpu {
@@ -13,9 +14,6 @@ namespace tranche::kernels::cpu {
 /// Stretches of at least this many elements write their weights with non-temporal stores: what passes through
 /// the caches then (28 bytes an element, 7 MiB) has evicted the first weights before the last are written.
 inline constexpr std::int64_t streaming_elements = 262144;
-
-/// How far ahead of the loop each stream is asked for.
-inline constexpr std::int64_t prefetch_bytes = 1024;
 
 /// Whether Adam may divide by correction2_sqrt with KnownDivisor: the root of a second moment is +0, NaN,
 /// infinite or in [2^-75, 2^64]. A -0 cannot come from these betas, as a square is added.
@@ -27,6 +25,7 @@ inline bool divides_by_reciprocal(const AdamArguments& a) {
 struct UpdateViews {
   ConstTensorView gradient;
   TensorView master, first, second, weight;
+  UpdateTuning tuning;
 };
 
 template <class Gradient, class Moment>
@@ -36,6 +35,7 @@ struct UpdateStreams {
   Moment *first, *second;
   void* weight;
   DataType weight_type;
+  std::int64_t ahead;  ///< UpdateTuning::prefetch_bytes
 };
 
 template <class Gradient, class Moment>
@@ -45,7 +45,8 @@ UpdateStreams<Gradient, Moment> streams_of(const UpdateViews& views) {
           static_cast<Moment*>(views.first.data),
           static_cast<Moment*>(views.second.data),
           views.weight.data,
-          views.weight.dtype};
+          views.weight.dtype,
+          views.tuning.prefetch_bytes};
 }
 
 }  // namespace tranche::kernels::cpu

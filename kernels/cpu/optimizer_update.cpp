@@ -19,7 +19,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// adam_element of update_arithmetic.h, a vector at a time.
+/// adam_element of update_arithmetic.h, a vector at a time. `by_reciprocal`: arguments for which
+/// divides_by_reciprocal holds, on a target with fused multiply-adds; a type of its own, as only then
+/// compilers keep the divisor's constants in registers through the loop.
+template <bool by_reciprocal>
 class AdamRule {
  public:
   static constexpr bool has_second = true;
@@ -27,7 +30,6 @@ class AdamRule {
       : a_(arguments),
         decay_(arguments.decoupled ? arguments.learning_rate * arguments.weight_decay
                                    : arguments.weight_decay),
-        by_reciprocal_(divides_by_reciprocal(arguments)),
         correction_(arguments.correction2_sqrt) {}
   bool has_first() const { return true; }
   bool reads_first() const { return true; }
@@ -47,18 +49,16 @@ class AdamRule {
   }
 
  private:
-  /// root / correction2_sqrt. Dividers are what bounds this loop where memory is fast: of the two divisions
-  /// and the root, this one does without.
+  /// root / correction2_sqrt, of the two divisions and the root the one that can do without the divider.
   template <class D, class V>
   HWY_INLINE V corrected(D d, V root) const {
 #if HWY_NATIVE_FMA
-    if (HWY_LIKELY(by_reciprocal_)) return quotient(d, root, correction_);
+    if constexpr (by_reciprocal) return quotient(d, root, correction_);
 #endif
     return hn::Div(root, hn::Set(d, a_.correction2_sqrt));
   }
   AdamArguments a_;
   float decay_;
-  bool by_reciprocal_;
   KnownDivisor correction_;
 };
 
@@ -105,9 +105,11 @@ HWY_INLINE hn::VFromD<D> update_vector(D d, const Rule& rule, const UpdateStream
 }
 
 /// The few elements before and after the loop over whole vectors, by way of a vector on the stack: every lane
-/// computes for itself. Out of line, as it is met twice a segment at most.
+/// computes for itself. Out of line, as it is met twice a segment at most, and by value: arguments whose
+/// address went out of line would be read again in every iteration of the caller's loop, whose stores might
+/// have changed them for all the compiler knows.
 template <class Rule, class Gradient, class Moment>
-HWY_NOINLINE void update_edge(const Rule& rule, const UpdateStreams<Gradient, Moment>& s, std::int64_t first,
+HWY_NOINLINE void update_edge(Rule rule, UpdateStreams<Gradient, Moment> s, std::int64_t first,
                               std::int64_t count) {
   const hn::ScalableTag<float> d;
   constexpr std::size_t most = hn::MaxLanes(hn::ScalableTag<float>());
@@ -122,8 +124,8 @@ HWY_NOINLINE void update_edge(const Rule& rule, const UpdateStreams<Gradient, Mo
     std::memcpy(master, s.master + i, n * sizeof(float));
     if (rule.reads_first()) std::memcpy(moments[0], s.first + i, n * sizeof(Moment));
     if (Rule::has_second) std::memcpy(moments[1], s.second + i, n * sizeof(Moment));
-    const UpdateStreams<Gradient, Moment> local{gradient,   master, moments[0],
-                                                moments[1], weight, s.weight_type};
+    const UpdateStreams<Gradient, Moment> local{gradient, master,        moments[0], moments[1],
+                                                weight,   s.weight_type, 0};
     store_any(d, update_vector(d, rule, local, 0), s.weight_type, weight, 0);
     std::memcpy(s.master + i, master, n * sizeof(float));
     if (rule.has_first()) std::memcpy(s.first + i, moments[0], n * sizeof(Moment));
@@ -138,8 +140,8 @@ HWY_NOINLINE void update_edge(const Rule& rule, const UpdateStreams<Gradient, Mo
 /// Asks for what the loop will need in a while. Hardware looks ahead within a page of 4 KiB only, and each
 /// stream enters a new one every thousand elements. Addresses beyond the end are harmless.
 template <class T>
-HWY_INLINE void prefetch(const T* from, std::int64_t first, std::int64_t elements) {
-  const auto* bytes = reinterpret_cast<const char*>(from + first) + prefetch_bytes;
+HWY_INLINE void prefetch(const T* from, std::int64_t first, std::int64_t elements, std::int64_t ahead) {
+  const auto* bytes = reinterpret_cast<const char*>(from + first) + ahead;
   for (std::int64_t b = 0; b < elements * static_cast<std::int64_t>(sizeof(T)); b += 64) {
     hwy::Prefetch(bytes + b);
   }
@@ -156,7 +158,7 @@ std::int64_t elements_before_alignment(const Streams& s, std::int64_t first, std
 }
 
 template <class Rule, class Gradient, class Moment>
-HWY_INLINE void update_loop(const Rule& rule, const UpdateStreams<Gradient, Moment>& s, std::int64_t first,
+HWY_INLINE void update_loop(Rule rule, UpdateStreams<Gradient, Moment> s, std::int64_t first,
                             std::int64_t count, bool streaming) {
   const hn::ScalableTag<float> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -167,10 +169,10 @@ HWY_INLINE void update_loop(const Rule& rule, const UpdateStreams<Gradient, Mome
     update_edge(rule, s, first, i - first);
   }
   for (; i + 2 * lanes <= end; i += 2 * lanes) {
-    prefetch(s.gradient, i, 2 * lanes);
-    prefetch(s.master, i, 2 * lanes);
-    if (rule.reads_first()) prefetch(s.first, i, 2 * lanes);
-    if constexpr (Rule::has_second) prefetch(s.second, i, 2 * lanes);
+    prefetch(s.gradient, i, 2 * lanes, s.ahead);
+    prefetch(s.master, i, 2 * lanes, s.ahead);
+    if (rule.reads_first()) prefetch(s.first, i, 2 * lanes, s.ahead);
+    if constexpr (Rule::has_second) prefetch(s.second, i, 2 * lanes, s.ahead);
     const auto lower = update_vector(d, rule, s, i);
     const auto upper = update_vector(d, rule, s, i + lanes);
     if (s.weight == nullptr) continue;
@@ -203,7 +205,12 @@ HWY_INLINE void update_dispatch(const Rule& rule, const UpdateViews& views, std:
 
 void adam(const AdamArguments& arguments, const UpdateViews& views, std::int64_t first, std::int64_t count,
           bool streaming) {
-  update_dispatch(AdamRule(arguments), views, first, count, streaming);
+#if HWY_NATIVE_FMA
+  if (views.tuning.by_reciprocal && divides_by_reciprocal(arguments)) {
+    return update_dispatch(AdamRule<true>(arguments), views, first, count, streaming);
+  }
+#endif
+  update_dispatch(AdamRule<false>(arguments), views, first, count, streaming);
 }
 void sgd(const SgdArguments& arguments, const UpdateViews& views, std::int64_t first, std::int64_t count,
          bool streaming) {
@@ -253,10 +260,17 @@ bool streams(std::span<const UpdateSegment> segments, const TensorView& weight) 
 
 }  // namespace
 
+UpdateTuning update_tuning() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_is("intel")) return {.prefetch_bytes = 1024, .by_reciprocal = true};
+#endif
+  return {};
+}
+
 void adam_update(int threads, std::span<const AdamArguments> groups, std::span<const UpdateSegment> segments,
                  const ConstTensorView& gradient, const TensorView& master, const TensorView& exp_avg,
-                 const TensorView& exp_avg_sq, const TensorView& weight) {
-  const UpdateViews views{gradient, master, exp_avg, exp_avg_sq, weight};
+                 const TensorView& exp_avg_sq, const TensorView& weight, const UpdateTuning& tuning) {
+  const UpdateViews views{gradient, master, exp_avg, exp_avg_sq, weight, tuning};
   const bool streaming = streams(segments, weight);
   for_each_part(threads, groups, segments, streaming,
                 [&](const AdamArguments& arguments, std::int64_t first, std::int64_t count) {
@@ -266,8 +280,8 @@ void adam_update(int threads, std::span<const AdamArguments> groups, std::span<c
 
 void sgd_update(int threads, std::span<const SgdArguments> groups, std::span<const UpdateSegment> segments,
                 const ConstTensorView& gradient, const TensorView& master, const TensorView& momentum_buffer,
-                const TensorView& weight) {
-  const UpdateViews views{gradient, master, momentum_buffer, {}, weight};
+                const TensorView& weight, const UpdateTuning& tuning) {
+  const UpdateViews views{gradient, master, momentum_buffer, {}, weight, tuning};
   const bool streaming = streams(segments, weight);
   for_each_part(threads, groups, segments, streaming,
                 [&](const SgdArguments& arguments, std::int64_t first, std::int64_t count) {

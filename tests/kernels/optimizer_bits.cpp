@@ -77,8 +77,8 @@ class Values {
   std::vector<unsigned char> bytes_;
 };
 
-void run(const char* rule, DataType gradient_type, DataType moment_type, DataType weight_type, std::int64_t n,
-         bool variant) {
+std::uint64_t digest(const char* rule, DataType gradient_type, DataType moment_type, DataType weight_type,
+                     std::int64_t n, bool variant, const cpu::UpdateTuning& tuning) {
   Random random;
   Values gradient(gradient_type, n, random), master(DataType::float32, n, random);
   Values first(moment_type, n, random), second(moment_type, n, random, true), weight(weight_type, n, random);
@@ -94,7 +94,7 @@ void run(const char* rule, DataType gradient_type, DataType moment_type, DataTyp
     decays.weight_decay = 0.1f;
     const AdamArguments groups[] = {decays, a};
     cpu::adam_update(1, groups, segments, gradient.view(), master.view(), first.view(), second.view(),
-                     weight.view());
+                     weight.view(), tuning);
   } else {
     SgdArguments s;
     s.learning_rate = 0.01f;
@@ -105,13 +105,24 @@ void run(const char* rule, DataType gradient_type, DataType moment_type, DataTyp
     SgdArguments decays = s;
     decays.weight_decay = 0.1f;
     const SgdArguments groups[] = {decays, s};
-    cpu::sgd_update(1, groups, segments, gradient.view(), master.view(), first.view(), weight.view());
+    cpu::sgd_update(1, groups, segments, gradient.view(), master.view(), first.view(), weight.view(), tuning);
   }
-  const std::uint64_t digest = weight.digest(second.digest(first.digest(master.digest(0xcbf29ce484222325u))));
+  return weight.digest(second.digest(first.digest(master.digest(0xcbf29ce484222325u))));
+}
+
+/// One line, and another where what is tuned by processor changes a bit.
+void run(const char* rule, DataType gradient_type, DataType moment_type, DataType weight_type, std::int64_t n,
+         bool variant) {
+  const std::uint64_t own =
+      digest(rule, gradient_type, moment_type, weight_type, n, variant, cpu::update_tuning());
   std::printf("%s variant %d gradient %d moments %d weight %d elements %lld: %016llx\n", rule,
               variant ? 1 : 0, static_cast<int>(gradient_type), static_cast<int>(moment_type),
-              static_cast<int>(weight_type), static_cast<long long>(n),
-              static_cast<unsigned long long>(digest));
+              static_cast<int>(weight_type), static_cast<long long>(n), static_cast<unsigned long long>(own));
+  for (const bool by_reciprocal : {false, true}) {
+    if (digest(rule, gradient_type, moment_type, weight_type, n, variant, {64, by_reciprocal}) != own) {
+      std::printf("other bits with by_reciprocal %d\n", by_reciprocal ? 1 : 0);
+    }
+  }
 }
 
 }  // namespace

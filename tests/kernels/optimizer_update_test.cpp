@@ -507,6 +507,15 @@ TEST(OptimizerUpdate, StreamedSegmentsLeavePaddingAlone) {
   }
 }
 
+/// Whichever division the processor at hand would take.
+void adam_on_cpu(const AdamArguments& arguments, State& state, bool by_reciprocal) {
+  const UpdateSegment all{0, state.master.view().elements(), 0};
+  cpu::UpdateTuning tuning;
+  tuning.by_reciprocal = by_reciprocal;
+  cpu::adam_update(1, {&arguments, 1}, {&all, 1}, state.gradient.view(), state.master.view(),
+                   state.first.view(), state.second.view(), state.weight.view(), tuning);
+}
+
 /// Second moments and corrections for which Adam's division has a way of its own, and those for which it has
 /// not.
 TEST(OptimizerUpdate, SecondMomentsAndCorrectionsOfEverySize) {
@@ -533,16 +542,17 @@ TEST(OptimizerUpdate, SecondMomentsAndCorrectionsOfEverySize) {
       adam_spec(arguments, wanted, true);
       for (const auto& set : tested_instruction_sets()) {
         const cpu::InstructionSetForTest use(set);
-        State got = start;
-        TestStream stream;
-        adam_update(stream, arguments, got.gradient.view(), got.master.view(), got.first.view(),
-                    got.second.view(), got.weight.view());
-        for (std::int64_t i = 0; i < n; ++i) {
-          const float is = got.master.get(i), should = wanted.master.get(i);
-          ASSERT_TRUE(std::bit_cast<std::uint32_t>(is) == std::bit_cast<std::uint32_t>(should) ||
-                      (std::isnan(is) && std::isnan(should)))
-              << set << ": second moment " << start.second.get(i) << ", correction " << correction << ": "
-              << is << " instead of " << should;
+        for (const bool by_reciprocal : {false, true}) {
+          State got = start;
+          adam_on_cpu(arguments, got, by_reciprocal);
+          for (std::int64_t i = 0; i < n; ++i) {
+            const float is = got.master.get(i), should = wanted.master.get(i);
+            ASSERT_TRUE(std::bit_cast<std::uint32_t>(is) == std::bit_cast<std::uint32_t>(should) ||
+                        (std::isnan(is) && std::isnan(should)))
+                << set << (by_reciprocal ? ", by reciprocal" : "") << ": second moment "
+                << start.second.get(i) << ", correction " << correction << ": " << is << " instead of "
+                << should;
+          }
         }
       }
     }
@@ -569,11 +579,11 @@ TEST(OptimizerUpdate, TheRareQuotientIsCorrectlyRounded) {
   adam_spec(arguments, wanted, true);
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
-    State got = start;
-    TestStream stream;
-    adam_update(stream, arguments, got.gradient.view(), got.master.view(), got.first.view(),
-                got.second.view(), got.weight.view());
-    EXPECT_TRUE(got.bits() == wanted.bits()) << set;
+    for (const bool by_reciprocal : {false, true}) {
+      State got = start;
+      adam_on_cpu(arguments, got, by_reciprocal);
+      EXPECT_TRUE(got.bits() == wanted.bits()) << set << (by_reciprocal ? ", by reciprocal" : "");
+    }
   }
 }
 
