@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills training runs while they save, again and again, and proves that nothing is lost and nothing torn is loaded.
 
-usage: kill_test.py PROGRAM [--kills 1000] [--seed N] [--ranks 1,2,3] [--folder DIR] [--limit SECONDS] [--verbose]
+usage: kill_test.py PROGRAM [--kills 1000] [--seed N] [--ranks 1,2,3] [--nvme] [--folder DIR] [--limit SECONDS] [--verbose]
 
 PROGRAM is build/release/bin/tranche. A tiny model is trained with a save after every step, always by the same command
 line with --resume latest, and SIGKILL ends one rank, or mpirun, at a time drawn over start-up, loading and saving. After each
@@ -9,6 +9,9 @@ kill the next start must
   - begin from a complete checkpoint, at least as new as the newest that was reported complete before,
   - with the digests of weights and optimizer state that a run which was never killed has after that step.
 Stages are drawn anew at each start; the number of ranks for each folder (another number rounds otherwise).
+--nvme keeps optimizer state in a swap file, and in stage 3 the weights too in half of the starts; SIGKILL then waits for
+a save to be under way. In addition each rank that lives must hold one swap file of its own without a name, and none may
+have a name once the next start has loaded: nothing of a dead run can be mistaken for state.
 --limit ends early, after the kill under way. Exit status: 0 all well, 1 a check failed (the folder stays), 2 usage.
 """
 import argparse
@@ -34,6 +37,9 @@ STATE = re.compile(r"^ +weights and moments +([0-9a-f]{32})$", re.M)
 COMPLETE = re.compile(r"checkpoint \S*step-(\d+) is complete")
 ENDED = re.compile(r"^trained \d+ steps, to step \d+", re.MULTILINE)
 STARTED = re.compile(r"^step +\d+/|nothing to train|no checkpoint in|weights and moments", re.M)
+
+
+SAVE_LIMIT = 5  # seconds that --nvme waits for swap files and for a save to begin
 
 
 class Failed(Exception):
@@ -81,6 +87,28 @@ def processes(job, name):
     return sorted(found)
 
 
+def swap_files(process, folder):
+    """Swap files that a process holds, as (has a name, device and inode); None when it is gone."""
+    found = set()
+    try:
+        for entry in os.listdir(f"/proc/{process}/fd"):
+            descriptor = f"/proc/{process}/fd/{entry}"
+            try:
+                if os.readlink(descriptor).startswith(folder + os.sep):
+                    state = os.stat(descriptor)
+                    found.add((state.st_nlink > 0, state.st_dev, state.st_ino))
+            except OSError:
+                continue
+    except OSError:
+        return None
+    return found
+
+
+def saving(folder):
+    """Whether a save is under way."""
+    return os.path.isdir(folder) and any(name.endswith(".tmp") for name in os.listdir(folder))
+
+
 def what_was_hit(folder):
     """Which part of a save the kill fell into, from what it left."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
@@ -122,6 +150,7 @@ class Campaign:
         self.options, self.draw, self.folder, self.ranks, self.digests = options, draw, folder, ranks, digests
         self.checkpoints = os.path.join(folder, f"checkpoints-{number}")
         self.out = os.path.join(folder, "out.txt")
+        self.swap = os.path.join(folder, "swap")
         self.sure = 0  # newest step that was reported complete
         self.ended = False
 
@@ -151,11 +180,32 @@ class Campaign:
                       f"killed has {self.digests[step]}")
         return step
 
+    def tiers(self, stage):
+        if not self.options.nvme:
+            return []
+        weights = ["--offload-param", "nvme"] if stage == 3 and self.draw.random() < 0.5 else []
+        return ["--offload-optimizer", "nvme", "--nvme-path", self.swap] + weights
+
+    def check_swap(self, job, name):
+        """Of a run that has begun: one file each rank, which nobody else can find or open."""
+        begin = time.time()
+        while job.poll() is None:
+            held = [swap_files(process, self.swap) for process in processes(job.pid, name)]
+            held = [files for files in held if files is not None]
+            named = os.listdir(self.swap) if os.path.isdir(self.swap) else []
+            if (len(held) == self.ranks and all(len(files) == 1 for files in held) and len(set().union(*held)) == self.ranks and
+                    not any(has_name for files in held for has_name, _, _ in files) and not any("swap" in entry for entry in named)):
+                return
+            if time.time() - begin > SAVE_LIMIT and job.poll() is None:
+                self.fail(f"each of {self.ranks} ranks holds one swap file of its own without a name, not {held}; names: {named}")
+            time.sleep(0.004)
+
     def life(self):
         """Starts, kills, checks. Returns (what was hit, step that was resumed)."""
         stage = self.draw.randrange(4)
         self.line = command(self.options.program, self.ranks, flags(self.folder, len(self.digests), stage) +
-                            ["--checkpoint-dir", self.checkpoints, "--save-every", "1", "--keep-last", "3", "--resume", "latest"])
+                            ["--checkpoint-dir", self.checkpoints, "--save-every", "1", "--keep-last", "3", "--resume", "latest"] +
+                            self.tiers(stage))
         name = os.path.basename(self.options.program)
         early = self.draw.random() < 0.05
         delay = self.draw.uniform(0, 0.6 if early else 0.35)
@@ -174,7 +224,13 @@ class Campaign:
                 if time.time() - begin > START_LIMIT:
                     self.fail("the run did not start")
                 time.sleep(0.004)
+            if self.options.nvme and resumed is not None:
+                self.check_swap(job, name)
             time.sleep(delay)
+            begin = time.time()
+            while self.options.nvme and not early and not saving(self.checkpoints) and job.poll() is None:
+                if time.time() - begin > SAVE_LIMIT:
+                    self.fail("no save begins")
             victims = [job.pid] if whole or self.ranks == 1 else processes(job.pid, name) or [job.pid]
             victim = self.draw.choice(victims)
             over = job.poll() is not None
@@ -268,6 +324,7 @@ def main():
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[2, 3, 1])
+    parser.add_argument("--nvme", action="store_true")
     parser.add_argument("--folder", default="")
     parser.add_argument("--limit", type=float, default=0)
     parser.add_argument("--verbose", action="store_true")
