@@ -100,10 +100,7 @@ void matmul_bias(Stream& stream, const ConstTensorView& a, const ConstTensorView
   check_shape(kernel, "bias", bias.shape, {call.n});
   dispatch(
       stream, kernel, meta::matmul_bias_cost(call.m, call.n, call.k, a.dtype),
-      [call, out, bias] {
-        cpu::matmul(call);
-        cpu::add_bias(call.threads, out, bias);
-      },
+      [call, out, bias] { cpu::matmul_bias(call, out, bias); },
       [&] { cuda::matmul_bias(stream, product_of(call), out, bias, workspace); });
 }
 
@@ -118,8 +115,7 @@ void matmul_bias_gelu(Stream& stream, const ConstTensorView& a, const ConstTenso
   dispatch(
       stream, kernel, meta::matmul_bias_gelu_cost(call.m, call.n, call.k, a.dtype),
       [call, hidden, activated, bias] {
-        cpu::matmul(call);
-        cpu::add_bias(call.threads, hidden, bias);
+        cpu::matmul_bias(call, hidden, bias);
         cpu::gelu_forward(call.threads, hidden, activated);
       },
       [&] { cuda::matmul_bias_gelu(stream, product_of(call), hidden, activated, bias, workspace); });

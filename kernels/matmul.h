@@ -12,10 +12,10 @@ struct MatmulOptions {
 };
 
 /// c[m, n] = op(a)[m, k] op(b)[k, n], sums in fp32. a and b share a dtype (fp32, bf16, fp16); c has that
-/// dtype or fp32. cpu: fp32 through oneDNN's sgemm on CPUs with AVX-512, else OpenBLAS; bf16 through
-/// oneDNN where the CPU multiplies bf16 faster than fp32, otherwise (and for fp16 always) tiles widened to
-/// fp32 inside `workspace`, which for 16-bit dtypes has at least minimum_workspace_bytes. The same operands
-/// and number of threads give the same bits; all but oneDNN's bf16 give them for any number of threads and
+/// dtype or fp32. cpu: fp32 through oneDNN's sgemm on CPUs with AVX-512, else OpenBLAS; bf16 by our own loops
+/// or, with AMX, oneDNN where the CPU multiplies bf16 faster than fp32, otherwise (and for fp16 always) tiles
+/// widened to fp32. `workspace` has at least minimum_workspace_bytes for 16-bit dtypes. The same operands and
+/// number of threads give the same bits; all but oneDNN's bf16 give them for any number of threads and
 /// size of workspace. cuda: cuBLASLt, an algorithm chosen once for each shape within `workspace`; fp32 is
 /// IEEE fp32 (no TF32); the same shape, size of workspace, library and kind of GPU give the same bits. Throws
 /// InvalidArgument on shapes or dtypes.
@@ -42,8 +42,8 @@ void matmul_gelu_backward(Stream& stream, const ConstTensorView& d_out, const Co
                           const ConstTensorView& hidden, const TensorView& d_hidden,
                           const Workspace& workspace);
 
-/// How a matmul of this dtype runs on this machine: "oneDNN bf16 (avx512_core_bf16)", "OpenBLAS sgemm",
-/// "oneDNN sgemm", "widened to fp32, OpenBLAS sgemm", "cuBLASLt bf16, sums in fp32". For `info` and the
+/// How a matmul of this dtype runs on this machine: "own bf16 panels (avx512_bf16)",
+/// "oneDNN bf16 (avx512_core_amx)", "OpenBLAS sgemm", "oneDNN sgemm", "widened to fp32, OpenBLAS sgemm", "cuBLASLt bf16, sums in fp32". For `info` and the
 /// start-up table. Throws NotCompiled for cuda in a build without it.
 std::string_view matmul_path(DeviceKind device, DataType dtype);
 /// Workspace that a device's kernels are made for: CPUs are no faster with more than the least; GPUs' matrix

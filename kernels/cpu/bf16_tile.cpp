@@ -85,27 +85,30 @@ void panel(const Bf16Tile& t, std::int64_t column) {
   }
 }
 
-__m512i row_bits(const bfloat16* from, std::int64_t count) {  // zero-extended to 32 bits
-  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(count), from));
-}
+/// Rounded to bf16, in the lower halves of 32 bits.
 __m512i row_bits(const float* from, std::int64_t count) {
   const __m512 value = _mm512_maskz_loadu_ps(first_lanes(count), from);
   return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(value));
 }
 
-template <class T>
-void pack(const T* from, std::int64_t stride, std::int64_t depth, std::int64_t columns, bfloat16* to,
-          std::int64_t to_columns) {
-  for (std::int64_t k = 0; k < depth; k += 2) {
-    const T* even = from + k * stride;
-    bfloat16* out = to + k * to_columns;
-    for (std::int64_t i = 0; i < columns; i += lanes) {
-      const __m512i low = row_bits(even + i, columns - i);
-      const __m512i high = k + 1 < depth ? row_bits(even + stride + i, columns - i) : _mm512_setzero_si512();
-      _mm512_storeu_si512(out + 2 * i, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-    }
-  }
+/// Rows that are fetched ahead of the ones that are packed: enough for memory's latency.
+constexpr std::int64_t rows_ahead = 16;
+
+void fetch(const void* at) {
+  _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0);
 }
+
+/// Two neighbouring rows of 32 bf16, element beside element.
+struct Interleave {
+  __m512i first, second;
+  Interleave(__m512i even, __m512i odd) {
+    const __m512i low = _mm512_unpacklo_epi16(even, odd), high = _mm512_unpackhi_epi16(even, odd);
+    const __m512i front = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
+    const __m512i back = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    first = _mm512_permutex2var_epi64(low, front, high);
+    second = _mm512_permutex2var_epi64(low, back, high);
+  }
+};
 
 /// Transposes 16 x 16 words of 32 bits.
 void transpose(__m512i (&v)[lanes]) {
@@ -144,6 +147,15 @@ void load_words(__m512i (&v)[lanes], const void* from, std::int64_t stride, std:
 
 constexpr std::int64_t element_bytes = sizeof(bfloat16);
 
+/// 16 rows of up to 32 bf16 (pairs of them are the words), zeros beyond `rows` and `columns`.
+void load_pairs(__m512i (&v)[lanes], const bfloat16* from, std::int64_t stride, std::int64_t rows,
+                std::int64_t columns) {
+  const __mmask32 mask = columns >= 2 * lanes ? ~__mmask32{0} : (__mmask32{1} << columns) - 1;
+  for (std::int64_t r = 0; r < lanes; ++r) {
+    v[r] = r < rows ? _mm512_maskz_loadu_epi16(mask, from + r * stride) : _mm512_setzero_si512();
+  }
+}
+
 }  // namespace
 
 void multiply(const Bf16Tile& t) {
@@ -163,12 +175,37 @@ void multiply(const Bf16Tile& t) {
 
 void pack_rows(const bfloat16* from, std::int64_t stride, std::int64_t depth, std::int64_t columns,
                bfloat16* to, std::int64_t to_columns) {
-  pack(from, stride, depth, columns, to, to_columns);
+  constexpr std::int64_t pairs = 2 * lanes;
+  for (std::int64_t k = 0; k < depth; k += 2) {
+    const bfloat16* even = from + k * stride;
+    const bool paired = k + 1 < depth;
+    for (std::int64_t i = 0; i < columns; i += pairs) {
+      const std::int64_t left = columns - i;
+      const __mmask32 mask = left >= pairs ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+      if (k + rows_ahead + 1 < depth) {
+        fetch(even + rows_ahead * stride + i);
+        fetch(even + (rows_ahead + 1) * stride + i);
+      }
+      const Interleave both(_mm512_maskz_loadu_epi16(mask, even + i),
+                            _mm512_maskz_loadu_epi16(paired ? mask : __mmask32{0}, even + stride + i));
+      bfloat16* out = to + k * to_columns + 2 * i;
+      _mm512_storeu_si512(out, both.first);
+      if (left > lanes) _mm512_storeu_si512(out + pairs, both.second);
+    }
+  }
 }
 
 void pack_rows(const float* from, std::int64_t stride, std::int64_t depth, std::int64_t columns, bfloat16* to,
                std::int64_t to_columns) {
-  pack(from, stride, depth, columns, to, to_columns);
+  for (std::int64_t k = 0; k < depth; k += 2) {
+    const float* even = from + k * stride;
+    bfloat16* out = to + k * to_columns;
+    for (std::int64_t i = 0; i < columns; i += lanes) {
+      const __m512i low = row_bits(even + i, columns - i);
+      const __m512i high = k + 1 < depth ? row_bits(even + stride + i, columns - i) : _mm512_setzero_si512();
+      _mm512_storeu_si512(out + 2 * i, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+    }
+  }
 }
 
 void pack_transposed(const bfloat16* from, std::int64_t stride, std::int64_t columns, std::int64_t depth,
@@ -191,12 +228,16 @@ void transpose_rows(const bfloat16* from, std::int64_t stride, std::int64_t rows
   __m512i words[lanes];
   for (std::int64_t row = 0; row < rows; row += lanes) {
     for (std::int64_t column = 0; column < columns; column += 2 * lanes) {
-      const std::int64_t pairs = std::min(lanes, (columns - column) / 2);
-      load_words(words, from + row * stride + column, stride * element_bytes, rows - row, pairs);
+      const std::int64_t width = std::min(2 * lanes, columns - column);
+      for (std::int64_t ahead = row + rows_ahead; ahead < std::min(rows, row + 2 * rows_ahead); ++ahead) {
+        fetch(from + ahead * stride + column);
+      }
+      load_pairs(words, from + row * stride + column, stride, rows - row, width);
       transpose(words);
-      for (std::int64_t i = 0; i < pairs; ++i) {
+      for (std::int64_t i = 0; 2 * i < width; ++i) {
         bfloat16* out = to + (column + 2 * i) * to_stride + row;
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(words[i]));
+        if (2 * i + 1 == width) break;
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + to_stride),
                             _mm512_cvtepi32_epi16(_mm512_srli_epi32(words[i], 16)));
       }

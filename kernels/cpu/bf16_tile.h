@@ -42,8 +42,8 @@ void pack_rows(const float* from, std::int64_t stride, std::int64_t depth, std::
 /// written as zeros.
 void pack_transposed(const bfloat16* from, std::int64_t stride, std::int64_t columns, std::int64_t depth,
                      bfloat16* to, std::int64_t to_columns);
-/// to[columns, rows] = transpose of from[rows, columns], where columns is even; rows up to the next multiple
-/// of 16 are written as zeros, so to_stride is no less than that.
+/// to[columns, rows] = transpose of from[rows, columns]; rows up to the next multiple of 16 are written as
+/// zeros, so to_stride is no less than that.
 void transpose_rows(const bfloat16* from, std::int64_t stride, std::int64_t rows, std::int64_t columns,
                     bfloat16* to, std::int64_t to_stride);
 /// fp32 rows rounded to bf16; columns up to the next even number are written as zeros.

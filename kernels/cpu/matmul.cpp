@@ -4,8 +4,11 @@
 #include <cstring>
 
 #include "tranche/core/shape.h"
+#include "tranche/kernels/cpu/bf16_tile.h"
 #include "tranche/kernels/cpu/convert.h"
+#include "tranche/kernels/cpu/elementwise.h"
 #include "tranche/kernels/cpu/instruction_sets.h"
+#include "tranche/kernels/cpu/matmul_bf16.h"
 #include "tranche/kernels/cpu/matmul_onednn.h"
 #include "tranche/kernels/cpu/sgemm.h"
 #include "tranche/kernels/cpu/tasks.h"
@@ -140,12 +143,22 @@ void matmul(const MatmulCall& call) {
     return;
   }
   if (call.dtype == DataType::float32) return matmul_fp32(call);
+  if (bf16_products_take(call)) return bf16_matmul(call);
   if (call.dtype == DataType::bfloat16 && onednn_bf16_is_fast() && onednn_matmul(call)) return;
   matmul_widened(call);
 }
 
+void matmul_bias(const MatmulCall& call, const TensorView& out, const ConstTensorView& bias) {
+  if (call.m > 0 && call.n > 0 && call.c_dtype == DataType::bfloat16 && bf16_products_take(call)) {
+    return bf16_matmul(call, static_cast<const bfloat16*>(bias.data));
+  }
+  matmul(call);
+  add_bias(call.threads, out, bias);
+}
+
 std::string_view matmul_path(DataType dtype) {
   if (dtype == DataType::float32) return sgemm_path();
+  if (dtype == DataType::bfloat16 && bf16_tiles_are_fast()) return "own bf16 panels (avx512_bf16)";
   if (dtype == DataType::bfloat16 && onednn_bf16_is_fast()) return onednn_bf16_path();
   if (sgemm_path() == "oneDNN sgemm") return "widened to fp32, oneDNN sgemm";
   return sgemm_path() == "OpenBLAS sgemm" ? "widened to fp32, OpenBLAS sgemm"

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "tranche/core/dtype.h"
+#include "tranche/core/tensor_view.h"
 #include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels::cpu {
@@ -22,6 +23,9 @@ struct MatmulCall {
 };
 
 void matmul(const MatmulCall& call);
+/// matmul, then `bias` [n] added to `out`, which is c, of the operands' dtype; a call that does not
+/// accumulate. 16-bit sums are rounded twice, whether or not it is done in one pass.
+void matmul_bias(const MatmulCall& call, const TensorView& out, const ConstTensorView& bias);
 
 std::string_view matmul_path(DataType dtype);
 std::string matmul_libraries();

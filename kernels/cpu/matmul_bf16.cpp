@@ -1,0 +1,196 @@
+#include "tranche/kernels/cpu/matmul_bf16.h"
+
+#include <algorithm>
+
+#include "tranche/core/shape.h"
+#include "tranche/kernels/cpu/bf16_panel.h"
+#include "tranche/kernels/cpu/bf16_tile.h"
+#include "tranche/kernels/cpu/convert.h"
+#include "tranche/kernels/cpu/tasks.h"
+
+namespace tranche::kernels::cpu {
+
+namespace {
+
+constexpr std::int64_t element_bytes = sizeof(bfloat16);
+constexpr std::int64_t most_depth = 65536;
+constexpr std::int64_t strip_rows = 6;  // what the inner loop takes at a time
+constexpr std::int64_t turned_rows = 64;
+
+/// Rows of a turned left operand are this far apart, so that not all begin at the same place of a page.
+std::int64_t turned_stride(const MatmulCall& call) {
+  return round_up(call.k, 16) + 32;
+}
+std::int64_t turned_bytes(const MatmulCall& call, std::int64_t rows) {
+  return round_up(rows, 16) * turned_stride(call) * element_bytes;
+}
+
+/// Rows [first, first + rows) of the product's left operand, stored [k, m], as [rows, k].
+void turn_rows(const MatmulCall& call, std::int64_t first, std::int64_t rows, bfloat16* to) {
+  transpose_rows(static_cast<const bfloat16*>(call.a) + first, call.m, call.k, rows, to, turned_stride(call));
+}
+
+/// Columns [column, column + columns) of the right operand as panels, `stretch` of the depth from `depth` on.
+void pack_panels(const MatmulCall& call, std::int64_t column, std::int64_t columns, std::int64_t depth,
+                 std::int64_t stretch, bfloat16* to) {
+  const auto* b = static_cast<const bfloat16*>(call.b);
+  for (std::int64_t at = 0; at < columns; at += panel_columns) {
+    const std::int64_t width = std::min(panel_columns, columns - at);
+    bfloat16* panel = to + at * round_up(stretch, 2);
+    if (call.transpose_b) {
+      pack_transposed(b + (column + at) * call.k + depth, call.k, width, stretch, panel, panel_columns);
+    } else {
+      pack_rows(b + depth * call.n + column + at, call.n, stretch, width, panel, panel_columns);
+    }
+  }
+}
+
+Bf16Panels panels_of(const MatmulCall& call, const bfloat16* bias, std::int64_t row, std::int64_t rows,
+                     std::int64_t column, std::int64_t columns) {
+  Bf16Panels panels;
+  panels.rows = rows;
+  panels.columns = columns;
+  panels.depth = call.k;
+  panels.c = element_at(call.c_dtype, call.c, row * call.n + column);
+  panels.stride_c = call.n;
+  panels.wide = call.c_dtype == DataType::float32;
+  panels.accumulate = call.accumulate;
+  panels.bias = bias == nullptr ? nullptr : bias + column;
+  return panels;
+}
+
+/// A task packs some panels of the right operand for itself and multiplies them with rows of the left one.
+struct PanelsCut {
+  std::int64_t rows, columns, stretch;
+
+  bool one_stretch(const MatmulCall& call) const { return stretch >= call.k; }
+  std::int64_t panel_bytes() const { return columns * stretch * element_bytes; }
+  std::int64_t bytes(const MatmulCall& call) const {
+    return panel_bytes() + (one_stretch(call) ? 0 : rows * columns * std::int64_t{sizeof(float)});
+  }
+};
+
+PanelsCut panels_cut(const MatmulCall& call, std::int64_t rows, std::int64_t room) {
+  constexpr std::int64_t longest = 2048, shortest = 128, cache = 512 << 10;
+  constexpr std::int64_t least_rows = 192, most_rows_with_sums = 512, most_panels = 4, tasks_per_thread = 6;
+  PanelsCut cut{};
+  cut.stretch = round_up(divide_round_up(call.k, divide_round_up(call.k, longest)), 2);
+  cut.rows = cut.one_stretch(call) ? rows : std::min(rows, most_rows_with_sums);
+  const std::int64_t fitting = cache / (cut.stretch * element_bytes * panel_columns);
+  cut.columns = std::clamp<std::int64_t>(fitting, 1, most_panels) * panel_columns;
+  cut.columns = std::min(cut.columns, round_up(call.n, panel_columns));
+  const auto few = [&] {
+    return divide_round_up(rows, cut.rows) * divide_round_up(call.n, cut.columns) <
+           tasks_per_thread * call.threads;
+  };
+  while (few() && cut.rows >= 2 * least_rows) {
+    cut.rows = round_up(divide_round_up(cut.rows, 2), strip_rows);
+  }
+  while (few() && cut.columns > panel_columns) cut.columns = round_up(cut.columns / 2, panel_columns);
+  const auto fits = [&] { return room / cut.bytes(call) >= call.threads; };
+  if (!fits()) cut.columns = panel_columns;
+  if (!fits()) cut.rows = std::min(cut.rows, least_rows);
+  while (!fits() && cut.stretch > shortest) cut.stretch = round_up(cut.stretch / 2, 2);
+  return cut;
+}
+
+/// Rows [first, first + rows) of a product, whose left operand lies at `a` as [rows, k].
+void multiply_by_panels(const MatmulCall& call, const bfloat16* bias, std::int64_t first, std::int64_t rows,
+                        const bfloat16* a, std::int64_t stride_a, const Workspace& scratch) {
+  const PanelsCut cut = panels_cut(call, rows, scratch.bytes);
+  const std::int64_t own_bytes = round_up(cut.bytes(call), 256);
+  const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, scratch.bytes / own_bytes));
+  const std::int64_t tasks_n = divide_round_up(call.n, cut.columns);
+  const std::int64_t tasks_m = divide_round_up(rows, cut.rows);
+  parallel_tasks(threads, tasks_m * tasks_n, [&](std::int64_t task, int slot) {
+    const std::int64_t column = task / tasks_m * cut.columns;
+    const std::int64_t row = task % tasks_m * cut.rows;
+    char* own = static_cast<char*>(scratch.data) + slot * own_bytes;
+    auto* packed = reinterpret_cast<bfloat16*>(own);
+    Bf16Panels panels = panels_of(call, bias, first + row, std::min(cut.rows, rows - row), column,
+                                  std::min(cut.columns, call.n - column));
+    panels.stride_a = stride_a;
+    panels.b = packed;
+    panels.sums = reinterpret_cast<float*>(own + cut.panel_bytes());
+    panels.stride_sums = cut.columns;
+    for (std::int64_t depth = 0; depth < call.k; depth += cut.stretch) {
+      panels.depth = std::min(cut.stretch, call.k - depth);
+      panels.first = depth == 0;
+      panels.last = depth + cut.stretch >= call.k;
+      panels.a = a + row * stride_a + depth;
+      pack_panels(call, column, panels.columns, depth, panels.depth, packed);
+      multiply(panels);
+    }
+  });
+}
+
+/// All panels are packed beforehand, as many as fit into half of the workspace; a task turns some rows of the
+/// left operand for itself and multiplies them with each.
+void multiply_by_rows(const MatmulCall& call, std::int64_t block, const bfloat16* bias) {
+  const std::int64_t column_bytes = round_up(call.k, 2) * element_bytes;
+  const std::int64_t most = call.workspace.bytes / 2 / (panel_columns * column_bytes) * panel_columns;
+  const std::int64_t columns = std::min(round_up(call.n, panel_columns), most);
+  const std::int64_t own_bytes = turned_bytes(call, block);
+  auto* packed = static_cast<bfloat16*>(call.workspace.data);
+  char* scratch = static_cast<char*>(call.workspace.data) + columns * column_bytes;
+  const std::int64_t room = call.workspace.bytes - columns * column_bytes;
+  const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, room / own_bytes));
+  for (std::int64_t column = 0; column < call.n; column += columns) {
+    const std::int64_t width = std::min(columns, call.n - column);
+    parallel_tasks(threads, divide_round_up(width, panel_columns), [&](std::int64_t panel, int) {
+      const std::int64_t at = panel * panel_columns;
+      pack_panels(call, column + at, std::min(panel_columns, width - at), 0, call.k,
+                  packed + at * round_up(call.k, 2));
+    });
+    parallel_tasks(threads, divide_round_up(call.m, block), [&](std::int64_t task, int slot) {
+      const std::int64_t row = task * block;
+      auto* turned = reinterpret_cast<bfloat16*>(scratch + slot * own_bytes);
+      Bf16Panels panels = panels_of(call, bias, row, std::min(block, call.m - row), column, width);
+      turn_rows(call, row, panels.rows, turned);
+      panels.a = turned;
+      panels.stride_a = turned_stride(call);
+      panels.b = packed;
+      multiply(panels);
+    });
+  }
+}
+
+/// The left operand is turned, as many rows as fit into half of the workspace at a time.
+void multiply_turned(const MatmulCall& call, const bfloat16* bias) {
+  constexpr std::int64_t least = 16;
+  const std::int64_t fitting = call.workspace.bytes / 2 / turned_bytes(call, least) * least;
+  const std::int64_t chunk = std::min(round_up(call.m, least), fitting);
+  const std::int64_t taken = turned_bytes(call, chunk);
+  auto* turned = static_cast<bfloat16*>(call.workspace.data);
+  const Workspace rest{static_cast<char*>(call.workspace.data) + taken, call.workspace.bytes - taken};
+  for (std::int64_t first = 0; first < call.m; first += chunk) {
+    const std::int64_t rows = std::min(chunk, call.m - first);
+    parallel_tasks(call.threads, divide_round_up(rows, turned_rows), [&](std::int64_t piece, int) {
+      const std::int64_t at = piece * turned_rows;
+      turn_rows(call, first + at, std::min(turned_rows, rows - at), turned + at * turned_stride(call));
+    });
+    multiply_by_panels(call, bias, first, rows, turned, turned_stride(call), rest);
+  }
+}
+
+}  // namespace
+
+bool bf16_products_take(const MatmulCall& call) {
+  return call.dtype == DataType::bfloat16 && call.k > 0 && call.k <= most_depth &&
+         (call.k % 2 == 0 || !call.transpose_b) && bf16_tiles_are_fast();
+}
+
+void bf16_matmul(const MatmulCall& call, const bfloat16* bias) {
+  if (!call.transpose_a) {
+    return multiply_by_panels(call, bias, 0, call.m, static_cast<const bfloat16*>(call.a), call.k,
+                              call.workspace);
+  }
+  // Of two operands that are both laid out anew, the larger one is done piece by piece in a core's own cache.
+  constexpr std::int64_t block_bytes = 384 << 10, least_rows = 48;
+  std::int64_t block = block_bytes / (turned_stride(call) * element_bytes) / least_rows * least_rows;
+  if (call.m <= call.n || block == 0) return multiply_turned(call, bias);
+  if (call.workspace.bytes / 2 / turned_bytes(call, block) < call.threads) block = least_rows;
+  multiply_by_rows(call, block, bias);
+}
+
+}  // namespace tranche::kernels::cpu
