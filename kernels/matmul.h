@@ -43,8 +43,9 @@ void matmul_gelu_backward(Stream& stream, const ConstTensorView& d_out, const Co
                           const Workspace& workspace);
 
 /// How a matmul of this dtype runs on this machine: "own bf16 panels (avx512_bf16)",
-/// "oneDNN bf16 (avx512_core_amx)", "OpenBLAS sgemm", "oneDNN sgemm", "widened to fp32, OpenBLAS sgemm", "cuBLASLt bf16, sums in fp32". For `info` and the
-/// start-up table. Throws NotCompiled for cuda in a build without it.
+/// "oneDNN bf16 (avx512_core_amx)", "OpenBLAS sgemm", "oneDNN sgemm", "widened to fp32, OpenBLAS sgemm",
+/// "cuBLASLt bf16, sums in fp32". For `info` and the start-up table. Throws NotCompiled for cuda in a build
+/// without it.
 std::string_view matmul_path(DeviceKind device, DataType dtype);
 /// Workspace that a device's kernels are made for: CPUs are no faster with more than the least; GPUs' matrix
 /// products have more algorithms to choose from in 32 MiB. A plan (meta) is for CPUs unless told otherwise.
