@@ -19,9 +19,12 @@ namespace {
 constexpr int yields = 40;  ///< looks before the first sleep, about 20 microseconds
 constexpr auto idle_look = std::chrono::milliseconds(100);
 
-std::chrono::microseconds pause_after(int quiet) {
-  if (quiet > 400) return std::chrono::microseconds(200);
-  return std::chrono::microseconds(std::min(100, 10 * (quiet - yields + 1)));
+/// Longer the longer nothing came: at most a fiftieth of `waited`, so that the last pause adds little to the
+/// wait, while a rank that waits for long leaves its cores to those that compute.
+std::chrono::microseconds pause_after(int quiet, std::chrono::microseconds waited) {
+  constexpr std::chrono::microseconds at_first{100}, longest{5000};
+  if (waited < at_first * 50) return std::min(at_first, std::chrono::microseconds(10) * (quiet - yields + 1));
+  return std::min(waited / 50, longest);
 }
 }  // namespace
 
@@ -45,7 +48,9 @@ void CommunicationThread::Impl::loop() {
 #ifdef __linux__
   prctl(PR_SET_TIMERSLACK, 5000UL);  // the default would double the short sleeps
 #endif
+  using Clock = std::chrono::steady_clock;
   int quiet = 0;
+  Clock::time_point quiet_since{};
   for (;;) {
     std::deque<std::function<void()>> work;
     bool stop = false;
@@ -69,13 +74,15 @@ void CommunicationThread::Impl::loop() {
       continue;
     }
     if (++quiet < yields) {
+      if (quiet == 1) quiet_since = Clock::now();
       std::this_thread::yield();
       continue;
     }
     std::unique_lock lock(mutex);
     const auto woken = [this] { return signalled || stopping; };
     if (busy) {
-      changed.wait_for(lock, pause_after(quiet), woken);
+      const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - quiet_since);
+      changed.wait_for(lock, pause_after(quiet, waited), woken);
     } else if (look) {
       changed.wait_for(lock, idle_look, woken);
     } else {

@@ -18,8 +18,10 @@ class Pollable {
   virtual bool needs_polling() const = 0;
 };
 
-/// Sleeps while there is nothing to do; while something is under way it yields at first and then sleeps for
-/// tens of microseconds at a time, since ranks are often more numerous than cores. Starts at the first use.
+/// Sleeps while there is nothing to do. While something is under way it yields at first, then sleeps for tens
+/// of microseconds at a time, and behind 5 ms for a fiftieth of the time waited so far (at most 5 ms): ranks
+/// are often more numerous than cores, and one that waits for long must not disturb those that compute.
+/// Starts at the first use.
 class CommunicationThread {
  public:
   CommunicationThread();

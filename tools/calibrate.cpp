@@ -29,6 +29,9 @@ namespace {
 
 /// Shares of --seconds that the parts of one number of ranks get, among all of them.
 constexpr double steps_share = 0.45, products_share = 0.3, collectives_share = 0.2;
+/// What computes is measured so often, the other measurements between, and the median taken: what disturbs a
+/// machine for a second disturbs one of them.
+constexpr int passes = 3;
 /// Operands walk through so many bytes, so that none is found in a cache because it was just used.
 constexpr std::int64_t pool_bytes = std::int64_t{48} << 20;
 constexpr std::int64_t streamed_bytes = std::int64_t{32} << 20;
@@ -136,6 +139,35 @@ ProductTable measure_products(Device& device, Pool& pool, Pool& results, DataTyp
   return table;
 }
 
+/// All dtypes and layouts within about `seconds`, of a calibration of the share that takes `all` seconds.
+std::vector<ProductTable> measure_products(Device& device, double all, double seconds) {
+  std::vector<std::int64_t> sizes{64, 192};
+  if (all >= 1) sizes.push_back(576);
+  if (all >= 5) sizes.push_back(1728);
+  Pool operands(device, true), results(device, false);
+  std::vector<ProductTable> tables;
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    operands.round_to(device.compute_stream(), dtype);
+    for (const char* layout : {"nn", "nt", "tn"}) {
+      tables.push_back(measure_products(device, operands, results, dtype, layout, sizes, seconds / 6));
+    }
+  }
+  return tables;
+}
+
+/// Of each rate the median of the passes.
+std::vector<ProductTable> median_tables(const std::vector<std::vector<ProductTable>>& passes_of_tables) {
+  std::vector<ProductTable> result = passes_of_tables.front();
+  for (std::size_t table = 0; table < result.size(); ++table) {
+    for (std::size_t rate = 0; rate < result[table].rates.size(); ++rate) {
+      std::vector<double> values;
+      for (const auto& tables : passes_of_tables) values.push_back(tables[table].rates[rate]);
+      result[table].rates[rate] = median(std::move(values));
+    }
+  }
+  return result;
+}
+
 double measure_memory(Device& device, double seconds) {
   MemoryResource& memory = device.memory(Tier::device);
   const Buffer from(memory, streamed_bytes, Category::workspace, "calibration");
@@ -220,21 +252,19 @@ ComputeShare measure_share(int ranks, int threads, double seconds) {
   ComputeShare share;
   share.ranks = ranks;
   share.threads = threads;
-  const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, threads});
-  share.memory_bytes_per_second = measure_memory(*device, seconds * 0.02);
-  std::vector<std::int64_t> sizes{64, 256};
-  if (seconds >= 1) sizes.push_back(768);
-  if (seconds >= 5) sizes.push_back(2048);
-  Pool operands(*device, true), results(*device, false);
   const double products = seconds * products_share / (products_share + steps_share);
-  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
-    operands.round_to(device->compute_stream(), dtype);
-    for (const char* layout : {"nn", "nt", "tn"}) {
-      share.products.push_back(
-          measure_products(*device, operands, results, dtype, layout, sizes, products / 6));
-    }
+  std::vector<double> memory;
+  std::vector<std::vector<ProductTable>> tables;
+  StepProbes probes(threads, seconds - products);
+  for (int pass = 0; pass < passes; ++pass) {
+    const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, threads});
+    memory.push_back(measure_memory(*device, seconds * 0.02 / passes));
+    tables.push_back(measure_products(*device, seconds, products / passes));
+    probes.run_pass(pass, passes);
   }
-  measure_steps(share, seconds - products);
+  share.memory_bytes_per_second = median(std::move(memory));
+  share.products = median_tables(tables);
+  probes.add_to(share);
   return share;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 /// `tranche calibrate`: what this machine computes and moves in a second, as a Machine.
 
+#include <memory>
+
 #include "tranche/comm/communicator.h"
 #include "tranche/device/device.h"
 #include "tranche/tools/arguments.h"
@@ -18,9 +20,25 @@ double (*clock_of(int threads))();
 /// Products, memory and the kernels of probing steps, with `threads`, within about so many seconds. Every
 /// rank of a node that is to share it calls this at the same time.
 ComputeShare measure_share(int ranks, int threads, double seconds);
-/// The kernels of a few steps of small GPTs, timed as they run in them: adds tables of kernels and launch
-/// time to `share`, and brings its rates of products to what they are inside steps.
-void measure_steps(ComputeShare& share, double seconds);
+
+/// The kernels of a few steps of small GPTs, timed as they run in them.
+class StepProbes {
+ public:
+  /// All passes together within about `seconds`.
+  StepProbes(int threads, double seconds);
+  ~StepProbes();
+  /// Runs every probe for its part of the time; the largest in one pass only, since its steps are so long
+  /// that each is a measurement of its own.
+  void run_pass(int pass, int passes);
+  /// Adds tables of kernels and launch time to `share`, and brings its rates of products to what they are
+  /// inside steps. Of each kernel call the median of the passes.
+  void add_to(ComputeShare& share) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 /// Collective over `group` (two ranks at least). Adds tables of every operation on buffers of `memory`, which
 /// is where a run's are: who shares a host may read them in place.
 void measure_collectives(Communicator& group, MemoryResource& memory, double seconds,

@@ -27,8 +27,10 @@ struct Probe {
 
 constexpr std::array<Probe, 4> probes{{{64, 2, 64, 2, 256, false},
                                        {192, 4, 128, 2, 256, true},
-                                       {384, 6, 256, 2, 4096, false},
-                                       {768, 12, 256, 1, 16384, true}}};
+                                       {384, 6, 256, 1, 2048, false},
+                                       {768, 12, 256, 1, 8192, true}}};
+/// From here on a probe's steps are long.
+constexpr std::size_t long_probe = 3;
 /// Sizes nearer to each other than this are one point.
 constexpr double same_size = 1.15;
 
@@ -44,9 +46,14 @@ struct Sample {
   double seconds;
 };
 
-/// Steps of one probe; appends samples, and seconds of a step beside its kernels, for each kernel.
-void run_probe(const Probe& probe, DataType dtype, int threads, double seconds, std::vector<Sample>& samples,
-               std::vector<double>& launches) {
+/// What one pass over a probe found.
+struct Visit {
+  std::vector<Sample> samples;  ///< by kernel call of the step
+  double launch = 0;            ///< seconds of a step beside its kernels, for each kernel
+};
+
+/// Steps of one probe, the first `warm_steps` not timed.
+Visit run_probe(const Probe& probe, DataType dtype, int threads, double seconds, int warm_steps) {
   models::GptConfig model;
   model.layers = 2;
   model.width = probe.width;
@@ -84,9 +91,9 @@ void run_probe(const Probe& probe, DataType dtype, int threads, double seconds, 
   const auto now = clock_of(threads);
   compute.attachment<SpanClock>().now = now;
   const Stopwatch all;
-  for (int step = 0; step < 5 || (step < 60 && all.seconds() < seconds); ++step) {
+  for (int step = 0; step < warm_steps + 2 || (step < 60 && all.seconds() < seconds); ++step) {
     const std::shared_ptr<WorkRecorder> recorder = WorkRecorder::make(true);
-    const bool settled = step >= 2;
+    const bool settled = step >= warm_steps;
     if (settled) compute.set_recorder(recorder.get(), WorkRecorder::host_lane);
     const double begin = now();
     for (int m = 0; m < 2; ++m) gpt.forward_backward(engine, data);
@@ -99,14 +106,16 @@ void run_probe(const Probe& probe, DataType dtype, int threads, double seconds, 
     beside.push_back((whole - inside) / static_cast<double>(recorder->work().size()));
     recorded.push_back(recorder);
   }
-  launches.push_back(std::max(0.0, median(beside)));
+  Visit visit;
+  visit.launch = std::max(0.0, median(beside));
   for (std::size_t i = 0; i < recorded.front()->work().size(); ++i) {
     std::vector<double> taken;
     for (const auto& recorder : recorded) {
       if (i < recorder->work().size()) taken.push_back(recorder->work()[i].seconds);
     }
-    samples.push_back({recorded.front()->work()[i], dtype, median(taken)});
+    visit.samples.push_back({recorded.front()->work()[i], dtype, median(taken)});
   }
+  return visit;
 }
 
 const char* layout_of(const ProductShape& product) {
@@ -177,18 +186,43 @@ void add_kernels(ComputeShare& share, const std::vector<Sample>& samples) {
 
 }  // namespace
 
-void measure_steps(ComputeShare& share, double seconds) {
-  std::vector<Sample> samples;
-  std::vector<double> launches;
-  const double each = seconds / (2.0 * probes.size());
+struct StepProbes::Impl {
+  int threads;
+  double seconds;
+  std::map<std::pair<std::size_t, DataType>, std::vector<Visit>> visits;  ///< by probe and dtype
+};
+
+StepProbes::StepProbes(int threads, double seconds)
+    : impl_(std::make_unique<Impl>(Impl{threads, seconds, {}})) {}
+StepProbes::~StepProbes() = default;
+
+void StepProbes::run_pass(int pass, int passes) {
+  const double each = impl_->seconds / (2.0 * probes.size());
   for (std::size_t i = 0; i < probes.size(); ++i) {
     // The larger take their time even when only looked at.
-    if (i > 1 && seconds < 1) break;
+    if (i > 1 && impl_->seconds < 1) break;
+    if (i >= long_probe && pass != passes / 2) continue;
+    const bool is_long = i >= long_probe;
     for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
-      run_probe(probes[i], dtype, share.threads, each, samples, launches);
+      impl_->visits[{i, dtype}].push_back(
+          run_probe(probes[i], dtype, impl_->threads, is_long ? each : each / passes, is_long ? 1 : 2));
     }
   }
-  share.launch_seconds = median(launches);
+}
+
+void StepProbes::add_to(ComputeShare& share) const {
+  std::vector<Sample> samples;
+  std::vector<double> launches;
+  for (const auto& [key, visits] : impl_->visits) {
+    for (std::size_t call = 0; call < visits.front().samples.size(); ++call) {
+      std::vector<double> seconds;
+      for (const Visit& visit : visits) seconds.push_back(visit.samples.at(call).seconds);
+      samples.push_back(visits.front().samples[call]);
+      samples.back().seconds = median(std::move(seconds));
+    }
+    for (const Visit& visit : visits) launches.push_back(visit.launch);
+  }
+  share.launch_seconds = median(std::move(launches));
   adjust_products(share, samples);
   add_kernels(share, samples);
 }
