@@ -19,16 +19,16 @@ namespace tranche::tools {
 
 namespace {
 
-/// A step that is timed: a GPT of two blocks.
+/// A step that is timed: of a GPT.
 struct Probe {
-  std::int64_t width, heads, sequence, batch, vocabulary;
+  std::int64_t layers, width, heads, sequence, batch, vocabulary;
   bool micro_batch_policy;
 };
 
-constexpr std::array<Probe, 4> probes{{{64, 2, 64, 2, 256, false},
-                                       {192, 4, 128, 2, 256, true},
-                                       {384, 6, 256, 1, 2048, false},
-                                       {768, 12, 256, 1, 8192, true}}};
+constexpr std::array<Probe, 4> probes{{{2, 64, 2, 64, 2, 256, false},
+                                       {2, 192, 4, 128, 2, 256, true},
+                                       {1, 384, 6, 256, 1, 2048, false},
+                                       {1, 768, 12, 256, 1, 4096, true}}};
 /// From here on a probe's steps are long.
 constexpr std::size_t long_probe = 3;
 /// Sizes nearer to each other than this are one point.
@@ -55,7 +55,7 @@ struct Visit {
 /// Steps of one probe, the first `warm_steps` not timed.
 Visit run_probe(const Probe& probe, DataType dtype, int threads, double seconds, int warm_steps) {
   models::GptConfig model;
-  model.layers = 2;
+  model.layers = probe.layers;
   model.width = probe.width;
   model.heads = probe.heads;
   model.vocabulary = probe.vocabulary;
