@@ -3,14 +3,11 @@
 
 #include "tranche/comm/group_communicator.h"
 #include "tranche/comm/host_collectives.h"
-#include "tranche/device/large_copy.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche::comm {
 
 namespace {
-/// Elements summed before they are written to memory.
-constexpr std::int64_t block_elements = 8192;
 /// Chunks are multiples of this, so that what follows them in a lane stays aligned.
 constexpr std::int64_t chunk_granule = 16;
 }  // namespace
@@ -74,25 +71,14 @@ std::unique_ptr<Operation> GroupCommunicator::window_reduce(OperationInfo info, 
   WindowCall call = window_call(const_cast<void*>(full), size() * count * size_of(dtype), count, dtype);
   call.chunk = reduction_chunk(engine_->lane_bytes(), size(), dtype, options.bucket_elements);
   const std::int64_t width = size_of(output_dtype);
-  const bool streamed = !options.accumulate && count * width >= streamed_bytes;
-  auto combine = [engine = engine_.get(), output, output_dtype, options, dtype, width, streamed](
+  // A sum that is added to has its lines in the caches already.
+  const auto target = !options.accumulate && count * width >= streamed_bytes ? kernels::SumTarget::memory
+                                                                             : kernels::SumTarget::caches;
+  auto combine = [engine = engine_.get(), output, output_dtype, options, dtype, width, target](
                      std::span<const void* const> pieces, std::int64_t first, std::int64_t elements) {
     auto* place = static_cast<unsigned char*>(output) + first * width;
-    const auto sum = [&](std::span<const void* const> from, void* to, std::int64_t some) {
-      kernels::ordered_sum(engine->stream(), from, dtype, options.group_size, options.accumulate,
-                           TensorView{to, output_dtype, Shape{some}});
-    };
-    if (!streamed) return sum(pieces, place, elements);
-    // The sums of a block stay in the nearest cache until they leave it past all of them.
-    alignas(64) unsigned char block[block_elements * 4];
-    std::vector<const void*> from(pieces.begin(), pieces.end());
-    for (std::int64_t done = 0; done < elements; done += block_elements) {
-      const std::int64_t some = std::min(block_elements, elements - done);
-      sum(from, block, some);
-      copy_past_caches(place + done * width, block, some * width);
-      for (const void*& piece : from)
-        piece = static_cast<const unsigned char*>(piece) + some * size_of(dtype);
-    }
+    kernels::ordered_sum(engine->stream(), pieces, dtype, options.group_size, options.accumulate,
+                         TensorView{place, output_dtype, Shape{elements}}, target);
   };
   return std::make_unique<WindowReduce>(std::move(info), std::move(call), std::move(combine));
 }

@@ -14,8 +14,10 @@ namespace tranche {
 namespace {
 
 constexpr std::size_t line_bytes = 64;
-constexpr std::size_t page_bytes = 4096;
-constexpr std::size_t pages_at_once = 4;  // so many open rows keep the memory's banks busy
+/// A processor's own prefetching stops at the end of a 4 KiB page; asking so far ahead carries on over it.
+constexpr std::size_t ahead = 16 * line_bytes;
+/// Below this the copy is the C library's.
+constexpr std::size_t least_bytes = 4096;
 
 void copy_line(char* to, const char* from) {
   const auto load = [&](int part) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + part); };
@@ -39,16 +41,11 @@ void copy_past_caches(void* to, const void* from, std::int64_t bytes) {
     source += some;
     left -= some;
   };
-  if (left >= page_bytes) {
+  if (left >= least_bytes) {
     copy_some((line_bytes - reinterpret_cast<std::uintptr_t>(target) % line_bytes) % line_bytes);
-    constexpr std::size_t stride = page_bytes * pages_at_once;
-    for (; left >= stride; target += stride, source += stride, left -= stride) {
-      for (std::size_t line = 0; line < page_bytes; line += line_bytes) {
-        for (std::size_t page = 0; page < stride; page += page_bytes) {
-          _mm_prefetch(source + page + line + 2 * line_bytes, _MM_HINT_T0);
-          copy_line(target + page + line, source + page + line);
-        }
-      }
+    for (; left >= line_bytes; target += line_bytes, source += line_bytes, left -= line_bytes) {
+      _mm_prefetch(source + ahead, _MM_HINT_T0);
+      copy_line(target, source);
     }
     _mm_sfence();
   }

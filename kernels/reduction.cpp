@@ -13,7 +13,7 @@
 namespace tranche::kernels {
 
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
-                 bool accumulate, const TensorView& out) {
+                 bool accumulate, const TensorView& out, SumTarget target) {
   constexpr std::string_view name = "ordered_sum";
   check_floating(name, "pieces", piece_dtype);
   check_floating(name, "out", out.dtype);
@@ -22,8 +22,8 @@ void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType p
   dispatch(
       stream, name, meta::ordered_sum(pieces.size(), piece_dtype, accumulate, out),
       [threads = stream.threads(), owned = std::vector<const void*>(pieces.begin(), pieces.end()),
-       piece_dtype, group_size, accumulate,
-       out] { cpu::ordered_sum(threads, owned, piece_dtype, group_size, accumulate, out); },
+       piece_dtype, group_size, accumulate, out,
+       target] { cpu::ordered_sum(threads, owned, piece_dtype, group_size, accumulate, out, target); },
       [&] {
         if (pieces.size() > cuda::most_pieces) {
           refuse(name, fmt::format("{} pieces, where a GPU takes {} at once; sum them in groups of ranks",

@@ -10,12 +10,17 @@
 
 namespace tranche::kernels {
 
+/// Where an ordered sum is read next: soon, by the core that took it, or later, from memory. Then the CPU
+/// writes it past its caches, which saves reading the target first and leaves the caches to others; GPUs make
+/// no difference. The bits are the same.
+enum class SumTarget { caches, memory };
+
 /// The ordered sum of DESIGN section 2: pieces[r] holds rank r's elements in `piece_dtype`; they are summed
 /// in fp32 in rank order inside groups of `group_size` consecutive ranks, then over the groups in order:
 /// ((p0 + p1) + p2) + (p3 + p4) for five ranks and groups of three. With accumulate, out = out + sum (one
 /// addition), else out = sum; out is fp32 or 16-bit (rounded once) and may alias a piece of the same dtype.
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
-                 bool accumulate, const TensorView& out);
+                 bool accumulate, const TensorView& out, SumTarget target = SumTarget::caches);
 
 /// Elements of a block of the gradient norm.
 inline constexpr std::int64_t norm_block_elements = 4096;

@@ -31,17 +31,19 @@ struct OrderedSumCase {
   int group;
   bool accumulate;
   std::int64_t n;
+  SumTarget target = SumTarget::caches;
+  std::int64_t offset = 0;  ///< elements before the result
 };
 
 void expect_bracket(const OrderedSumCase& c, const std::string& set, int threads) {
   std::vector<Guarded> pieces;
   std::vector<const void*> pointers;
   for (int rank = 0; rank < c.ranks; ++rank) {
-    pieces.emplace_back(c.piece, c.n);
+    pieces.emplace_back(c.piece, c.n, c.offset == 0 ? 0 : rank);
     fill_random(pieces.back(), static_cast<unsigned>(100 * rank + c.n));
   }
   for (auto& piece : pieces) pointers.push_back(piece.view().data);
-  Guarded got(c.out, c.n);
+  Guarded got(c.out, c.n, c.offset);
   if (c.accumulate) fill_random(got, 9);
   Guarded wanted = got;
   std::vector<float> values(static_cast<std::size_t>(c.ranks));
@@ -51,7 +53,7 @@ void expect_bracket(const OrderedSumCase& c, const std::string& set, int threads
     wanted.set(i, c.accumulate ? wanted.get(i) + sum : sum);
   }
   TestStream stream(threads);
-  ordered_sum(stream, pointers, c.piece, c.group, c.accumulate, got.view());
+  ordered_sum(stream, pointers, c.piece, c.group, c.accumulate, got.view(), c.target);
   ASSERT_TRUE(got.bits() == wanted.bits())
       << described(set, c.n, threads) << ", " << c.ranks << " pieces of " << name_of(c.piece)
       << " in groups of " << c.group << (c.accumulate ? " added to " : " into ") << name_of(c.out);
@@ -86,20 +88,52 @@ TEST(OrderedSum, EverySizeAndThreadCount) {
   }
 }
 
+/// Written past the caches, which only whole and aligned vectors can be: every size around them, results and
+/// pieces at any address.
+TEST(OrderedSum, IsTheBracketPastTheCaches) {
+  for (const auto& set : tested_instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (int ranks = 1; ranks <= 9; ++ranks) {
+      for (const int group : {1, 2, 3, 9}) {
+        for (const DataType piece : floating_types()) {
+          for (const DataType out : floating_types()) {
+            for (const std::int64_t n : {0, 1, 37, 131, 1029}) {
+              const bool accumulate = (ranks + n) % 2 == 0;
+              expect_bracket({piece, out, ranks, group, accumulate, n, SumTarget::memory, ranks % 5}, set, 1);
+            }
+          }
+        }
+      }
+    }
+    for (const DataType out : floating_types()) {
+      for (std::int64_t offset = 0; offset <= 33; ++offset) {
+        expect_bracket({DataType::bfloat16, out, 2, 2, false, 333, SumTarget::memory, offset}, set, 1);
+        expect_bracket({DataType::float32, out, 4, 4, false, 300 + offset, SumTarget::memory, offset}, set,
+                       1);
+      }
+    }
+  }
+  for (const int threads : thread_counts()) {
+    expect_bracket({DataType::float32, DataType::float32, 8, 8, false, large_size, SumTarget::memory, 3},
+                   "best", threads);
+  }
+}
+
 TEST(OrderedSum, MayAliasAPiece) {
   for (const DataType type : floating_types()) {
     for (std::size_t aliased = 0; aliased < 4; ++aliased) {
       std::vector<Guarded> pieces;
       for (unsigned rank = 0; rank < 4; ++rank) {
-        pieces.emplace_back(type, 67);
+        pieces.emplace_back(type, 267);
         fill_random(pieces.back(), rank);
       }
       std::vector<const void*> pointers;
       for (auto& piece : pieces) pointers.push_back(piece.view().data);
-      Guarded apart(type, 67);
+      Guarded apart(type, 267);
       TestStream stream;
       ordered_sum(stream, pointers, type, 3, false, apart.view());
-      ordered_sum(stream, pointers, type, 3, false, pieces[aliased].view());
+      const SumTarget target = aliased % 2 == 0 ? SumTarget::caches : SumTarget::memory;
+      ordered_sum(stream, pointers, type, 3, false, pieces[aliased].view(), target);
       EXPECT_EQ(pieces[aliased].bits(), apart.bits()) << "piece " << aliased << " of " << name_of(type);
     }
   }
