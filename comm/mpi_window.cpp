@@ -104,13 +104,11 @@ const void* MpiWindow::look_at(int rank, const Exposure& exposure) {
   Neighbour& from = *neighbour(rank);
   auto found = from.pieces.find(exposure.piece);
   if (found == from.pieces.end()) {
-    void* data = mmap(nullptr, static_cast<std::size_t>(exposure.bytes), PROT_READ, MAP_SHARED, from.file,
-                      exposure.piece);
-    if (data == MAP_FAILED) {
+    void* data = map_window(from.file, exposure.piece, exposure.bytes, PROT_READ);
+    if (data == nullptr) {
       throw CommunicationError(fmt::format("mapping {} bytes of rank {}'s memory: {}", exposure.bytes, rank,
                                            std::strerror(errno)));
     }
-    madvise(data, static_cast<std::size_t>(exposure.bytes), MADV_HUGEPAGE);  // advice
     found = from.pieces.emplace(exposure.piece, std::pair{data, exposure.bytes}).first;
   }
   return static_cast<const unsigned char*>(found->second.first) + exposure.offset;

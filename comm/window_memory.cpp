@@ -20,13 +20,55 @@ namespace tranche {
 namespace {
 /// Smaller tensors are copied, which costs less than a page of their own.
 constexpr std::int64_t least_piece = 64 << 10;
-/// Pieces start at multiples of this, so that a system that has huge pages for such files can use them.
-constexpr std::int64_t piece_alignment = std::int64_t{2} << 20;
+constexpr std::int64_t huge_page = std::int64_t{2} << 20;
+/// Pieces start at multiples of this, so that they can have huge pages.
+constexpr std::int64_t piece_alignment = huge_page;
 
 std::int64_t whole_pages(std::int64_t bytes) {
   return round_up(std::max<std::int64_t>(bytes, 1), static_cast<std::int64_t>(sysconf(_SC_PAGESIZE)));
 }
+
+/// Makes the whole blocks of a new piece huge pages, if the system can; otherwise nothing is lost but speed.
+void take_huge_pages(unsigned char* data, std::int64_t bytes) {
+  const std::int64_t blocks = bytes / huge_page;
+  if (blocks == 0) return;
+  madvise(data, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);
+  constexpr int collapse = 25;  // MADV_COLLAPSE; older headers lack it
+  // Block by block: a block without any page has nothing to collapse, and a system that has no huge page to
+  // give, or cannot at all, is asked once.
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    unsigned char* start = data + block * huge_page;
+    *static_cast<volatile unsigned char*>(start) = 0;
+    if (madvise(start, static_cast<std::size_t>(huge_page), collapse) != 0) return;
+  }
+}
 }  // namespace
+
+void* map_window(int file, std::int64_t offset, std::int64_t bytes, int protection) {
+  const auto size = static_cast<std::size_t>(bytes);
+  void* data = MAP_FAILED;
+  if (bytes < huge_page) {
+    data = mmap(nullptr, size, protection, MAP_SHARED, file, offset);
+    return data == MAP_FAILED ? nullptr : data;
+  }
+  const std::size_t reserved = size + static_cast<std::size_t>(huge_page);
+  void* start = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (start == MAP_FAILED) return nullptr;
+  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(start));
+  const auto head = static_cast<std::size_t>(round_up(address, huge_page) - address);
+  unsigned char* place = static_cast<unsigned char*>(start) + head;
+  data = mmap(place, size, protection, MAP_SHARED | MAP_FIXED, file, offset);
+  if (data == MAP_FAILED) {
+    const int reason = errno;
+    munmap(start, reserved);
+    errno = reason;
+    return nullptr;
+  }
+  if (head > 0) munmap(start, head);
+  if (const std::size_t tail = static_cast<std::size_t>(huge_page) - head; tail > 0)
+    munmap(place + size, tail);
+  return data;
+}
 
 WindowMemory::WindowMemory(Tier tier) : ordinary_(make_host_resource(tier)) {
   // The name is what /proc/PID/maps shows, in this process and in those that map it.
@@ -63,11 +105,9 @@ void* WindowMemory::allocate(const AllocationRequest& request) {
   if (!in_window(request)) return ordinary_->allocate(request);
   const std::int64_t bytes = whole_pages(request.bytes);
   const std::lock_guard lock(mutex_);
-  void* data = MAP_FAILED;
-  if (ftruncate(file_, end_ + bytes) == 0) {
-    data = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file_, end_);
-  }
-  if (data == MAP_FAILED) {
+  void* data = nullptr;
+  if (ftruncate(file_, end_ + bytes) == 0) data = map_window(file_, end_, bytes, PROT_READ | PROT_WRITE);
+  if (data == nullptr) {
     const std::string reason = std::strerror(errno);
     throw OutOfMemory(
         "'" + std::string(request.tag) + "' (" + std::string(name_of(request.category)) + ") asks for " +
@@ -75,7 +115,7 @@ void* WindowMemory::allocate(const AllocationRequest& request) {
         " B) of memory shared with the ranks of this host, which the operating system refused: " + reason +
         "; use a smaller micro-batch, a higher stage or more ranks");
   }
-  madvise(data, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // advice: failure costs speed only
+  take_huge_pages(static_cast<unsigned char*>(data), bytes);
   pieces_.emplace(static_cast<const unsigned char*>(data), Piece{end_, bytes});
   end_ = round_up(end_ + bytes, piece_alignment);
   return data;

@@ -17,12 +17,18 @@ namespace tranche {
 /// Not MPI_Win_allocate_shared and not shm_open, because both keep their files on /dev/shm: containers give
 /// that 64 MiB and end a process that touches more with SIGBUS, and a killed job leaves its files there. An
 /// anonymous file has neither a size limit of its own nor a name to clean up; its pages count as the
-/// process's memory does, and are taken when touched. It also grows piece by piece, and a piece that is
-/// freed goes back to the system at once, as with ordinary memory.
+/// process's memory does, and are taken when touched (or, as huge pages, when allocated: below). It also
+/// grows piece by piece, and a piece that is freed goes back to the system at once, as with ordinary memory.
 ///
 /// In the file: parameters, gradients, gathered tensors, communication buffers and the step arena; of the
 /// first three and the last from 64 KiB on. What a request holds is counted as everywhere
 /// (aligned_bytes); the rounding to pages is the system's.
+///
+/// A piece's whole 2 MiB blocks are made huge pages at once, zeroed, where the system can (MADV_COLLAPSE,
+/// Linux 6.1: it needs neither rights nor a setting, where shared memory otherwise has huge pages only if
+/// /sys/kernel/mm/transparent_hugepage/shmem_enabled says so). Reading and writing such memory is quicker by
+/// a fifth to a half (bench/results/2026-11-22-collectives-idle.md), and first use takes a fault for each
+/// block and not for each 4 KiB. What the system cannot give stays small pages, taken when touched.
 class WindowMemory : public MemoryResource {
  public:
   explicit WindowMemory(Tier tier);
@@ -63,5 +69,10 @@ class WindowMemory : public MemoryResource {
   std::int64_t end_ = 0;                          ///< of the file
   std::map<const unsigned char*, Piece> pieces_;  ///< by address
 };
+
+/// Maps `bytes` (whole pages) of a file from `offset` on, for `protection` (PROT_READ, ...), shared. From
+/// 2 MiB on at an address that is a multiple of that, as `offset` then has to be, so that huge pages of the
+/// file are mapped as such. Null with errno when the system refuses; munmap(result, bytes) ends it.
+void* map_window(int file, std::int64_t offset, std::int64_t bytes, int protection);
 
 }  // namespace tranche
