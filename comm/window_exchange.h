@@ -164,7 +164,7 @@ class WindowGather : public WindowExchange {
   void fill(std::int64_t chunk, unsigned char* lane) override;
   Progress work(std::int64_t chunk) override;
   unsigned char* full_;
-  int copied_ = 0;  ///< members of the chunk
+  std::int64_t copied_ = 0;  ///< pieces of the chunk
 };
 
 /// values = their combination over the members, in rank order: each rank combines a slice of every chunk

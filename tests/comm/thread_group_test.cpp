@@ -70,6 +70,12 @@ TEST(ThreadRanksInAWindow, AChunkTakesSeveralTurns) {
           for (std::int64_t i = 0; i < count; ++i) {
             ASSERT_EQ(sums[static_cast<std::size_t>(i)], static_cast<float>(2 * (rank * count + i) + 1)) << i;
           }
+          // Gathered piece by piece of both, the last one shorter.
+          std::fill(full.begin(), full.end(), -1.0f);
+          comm->all_gather(sums.data(), full.data(), count, DataType::float32, 0, {}, {}).wait();
+          for (std::int64_t i = 0; i < 2 * count; ++i) {
+            ASSERT_EQ(full[static_cast<std::size_t>(i)], static_cast<float>(2 * i + 1)) << i;
+          }
         },
         {0, 0, copy_in});
   }
