@@ -3,11 +3,14 @@
 // Sizes and bus bandwidth are those of nccl-tests: bytes of the whole input of a reduce-scatter, of the whole
 // output of an all-gather, of the values of an all-reduce; size / time x (N-1)/N, for all-reduce twice that.
 //
-// Ways: shared (buffers in the window), copied (buffers outside of it), messages; mpi (as the library
-// chooses) and mpi best (the quickest of its algorithms, each on a communicator of its own). of_bound: the
-// time in which the bytes that must be read and written pass at the speed of a streaming copy by all ranks at
-// once, over the time taken. All is fp32 but for the way "shared bf16", whose sizes are of bf16 and whose
-// sums are fp32.
+// Ways: bare (the same sums and copies by the same kernels, of the rank's own memory, with no exchange),
+// shared (buffers in the window), copied (buffers outside of it), messages; mpi (as the library chooses) and
+// mpi best (the quickest of its algorithms, each on a communicator of its own). of_bound: the time in which
+// the bytes that must be read and written pass at the speed of a streaming copy by all ranks at once (of heap
+// memory), over the time taken, in the same round, since other guests of a virtual machine's host change that
+// speed by half within a minute; of_window_bound: likewise with a copy of the window's memory;
+// of_first_bound: with the fastest copy of seven before the first round. All is fp32 but for the way "shared
+// bf16", whose sizes are of bf16 and whose sums are fp32.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -25,8 +28,10 @@
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
+#include "tranche/device/device.h"
 #include "tranche/device/large_copy.h"
 #include "tranche/device/memory_resources.h"
+#include "tranche/kernels/reduction.h"
 
 namespace {
 
@@ -114,24 +119,25 @@ class Bench {
   };
   std::unique_ptr<Communicator> communicator(HostCollectives collectives, WindowMemory* window);
   void make_algorithms();
-  void measure_stream();
+  std::vector<Way> streams();
+  double stream_traffic() const { return 2 * static_cast<double>(stream_bytes) * ranks_; }
+  void bare(Kind kind, std::int64_t count);
   std::vector<Way> ways(Kind kind, std::int64_t size);
   void measure(Kind kind, std::int64_t size);
   double turn(Way& way);
-  double slowest(double seconds) {
-    double result = 0;
-    MPI_Allreduce(&seconds, &result, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    return result;
-  }
 
   Settings settings_;
   int rank_ = 0, ranks_ = 1;
   WindowMemory window_{Tier::host};
   std::unique_ptr<MemoryResource> heap_ = make_host_resource(Tier::host);
   std::unique_ptr<Communicator> shared_, messages_;
+  std::unique_ptr<Device> device_ = make_device({});
+  std::unique_ptr<Stream> kernels_ = device_->create_inline_stream("bench", 1);
   std::vector<Algorithm> algorithms_;
   Buffer full_, part_, private_full_, private_part_;
-  double stream_ = 0;  // bytes per second of all ranks
+  static constexpr std::int64_t stream_bytes = std::int64_t{64} << 20;
+  Buffer heap_stream_, window_stream_;  // twice the bytes
+  double stream_ = 0;                   // bytes per second of all ranks, at the start
   nlohmann::json results_ = nlohmann::json::array();
 };
 
@@ -147,6 +153,10 @@ Bench::Bench(const Settings& settings) : settings_(settings) {
     std::fill_n(static_cast<float*>(result.data()), (largest + 4096) / 4, 1.0f + static_cast<float>(rank_));
     return result;
   };
+  heap_stream_ = Buffer(*heap_, 2 * stream_bytes, Category::gradients, "heap stream");
+  window_stream_ = Buffer(window_, 2 * stream_bytes, Category::gradients, "window stream");
+  for (Buffer* each : {&heap_stream_, &window_stream_})
+    std::fill_n(static_cast<float*>(each->data()), stream_bytes / 2, 1.0f);
   full_ = buffer(window_, "full");
   part_ = buffer(window_, "part");
   private_full_ = buffer(*heap_, "private full");
@@ -185,24 +195,48 @@ void Bench::make_algorithms() {
   }
 }
 
-void Bench::measure_stream() {
-  constexpr std::int64_t bytes = std::int64_t{64} << 20;
-  const Buffer from(*heap_, bytes, Category::other, "from"), to(*heap_, bytes, Category::other, "to");
-  std::fill_n(static_cast<float*>(from.data()), bytes / 4, 1.0f);
-  Way copy{"copy", [&] { copy_past_caches(to.data(), from.data(), bytes); }, {}};
-  double best = 0;
-  for (int round = 0; round < 7; ++round) best = std::max(best, 1 / turn(copy));
-  stream_ = best * 2 * static_cast<double>(bytes) * ranks_;
+/// Streaming copies by all ranks at once, of the heap's memory and of the window's.
+std::vector<Way> Bench::streams() {
+  std::vector<Way> result;
+  for (const auto& [name, from] :
+       {std::pair{"stream", &heap_stream_}, std::pair{"window stream", &window_stream_}}) {
+    result.push_back({name,
+                      [data = static_cast<unsigned char*>(from->data())] {
+                        copy_past_caches(data + stream_bytes, data, stream_bytes);
+                      },
+                      {}});
+  }
+  return result;
 }
 
-/// Seconds of one call, the slowest rank's; as many calls as make the turn long enough.
+/// What a rank does of a collective of `count` elements a rank, with its own memory alone.
+void Bench::bare(Kind kind, std::int64_t count) {
+  auto* full = static_cast<float*>(full_.data());
+  auto* part = static_cast<float*>(part_.data());
+  const auto sum = [&](std::int64_t elements, float* out) {
+    std::vector<const void*> pieces;
+    for (int piece = 0; piece < ranks_; ++piece) pieces.push_back(full + piece * elements);
+    kernels::ordered_sum(*kernels_, pieces, DataType::float32, ranks_, false,
+                         TensorView{out, DataType::float32, Shape{elements}},
+                         elements * 4 >= 1 << 20 ? kernels::SumTarget::memory : kernels::SumTarget::caches);
+  };
+  if (kind == Kind::reduce_scatter) return sum(count, part);
+  for (int piece = 0; piece < ranks_; ++piece) copy_large(full + piece * count, part, count * 4);
+}
+
+/// Seconds of one call, from the first rank's start to the last one's end (the ranks of a host share a clock:
+/// where they are more than cores, one may start when another has ended, and its own time says nothing); as
+/// many calls as make the turn long enough.
 double Bench::turn(Way& way) {
   int calls = 1;
   for (;;) {
     MPI_Barrier(MPI_COMM_WORLD);
-    const Stopwatch watch;
+    double begin_and_end[2] = {-seconds_now(), 0};
     for (int i = 0; i < calls; ++i) way.call();
-    const double seconds = slowest(watch.seconds());
+    begin_and_end[1] = seconds_now();
+    double outermost[2];
+    MPI_Allreduce(begin_and_end, outermost, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    const double seconds = outermost[0] + outermost[1];
     if (seconds >= settings_.seconds || calls >= 1000) return seconds / calls;
     calls = seconds <= 0 ? calls * 10
                          : std::min(1000, static_cast<int>(calls * settings_.seconds / seconds * 1.3) + 1);
@@ -231,6 +265,7 @@ std::vector<Way> Bench::ways(Kind kind, std::int64_t size) {
                       },
                       {}});
   };
+  if (kind != Kind::all_reduce) result.push_back({"bare", [=, this] { bare(kind, count); }, {}});
   ours("shared", *shared_, full_, part_, DataType::float32);
   if (kind == Kind::reduce_scatter) ours("shared bf16", *shared_, full_, part_, DataType::bfloat16);
   ours("copied", *shared_, private_full_, private_part_, DataType::float32);
@@ -260,10 +295,14 @@ void Bench::measure(Kind kind, std::int64_t size) {
                           : kind == Kind::all_gather   ? "all_gather"
                                                        : "all_reduce";
   std::vector<Way> all = ways(kind, size);
+  for (Way& stream : streams()) all.push_back(std::move(stream));
   for (Way& way : all) turn(way);  // pages are mapped, algorithms have their buffers
   for (int round = 0; round < settings_.rounds; ++round) {
     for (Way& way : all) way.seconds.push_back(turn(way));
   }
+  const auto find = [&](const std::string& name) {
+    return *std::find_if(all.begin(), all.end(), [&](const Way& way) { return way.name == name; });
+  };
   Way best{"mpi best", nullptr, {}};
   std::string best_name;
   for (const Way& way : all) {
@@ -273,12 +312,12 @@ void Bench::measure(Kind kind, std::int64_t size) {
       best_name = way.name;
     }
   }
-  std::erase_if(all, [](const Way& way) { return way.name.rfind("mpi algorithm", 0) == 0; });
+  const Way stream = find("stream"), window_stream = find("window stream");
+  std::erase_if(all, [](const Way& way) {
+    return way.name.rfind("mpi algorithm", 0) == 0 || way.name.find("stream") != std::string::npos;
+  });
   all.push_back(best);
   const double n = ranks_, bytes = static_cast<double>(size);
-  const auto find = [&](const std::string& name) {
-    return *std::find_if(all.begin(), all.end(), [&](const Way& way) { return way.name == name; });
-  };
   for (const Way& way : all) {
     const double seconds = median(way.seconds);
     const double fastest = *std::min_element(way.seconds.begin(), way.seconds.end());
@@ -288,39 +327,52 @@ void Bench::measure(Kind kind, std::int64_t size) {
     const double moved = kind == Kind::reduce_scatter ? bytes + written * bytes / n
                          : kind == Kind::all_gather   ? 2 * bytes
                                                       : bytes * (1 + 1 / n + 2 * (n - 1) / n);
-    const double bound = moved * n / stream_;
-    std::vector<double> over_mpi, over_best;
+    const double bound = moved * n / stream_, streams_of_bound = moved * n / stream_traffic();
+    std::vector<double> over_mpi, over_best, of_bound, of_window_bound;
     for (std::size_t round = 0; round < way.seconds.size(); ++round) {
+      of_bound.push_back(streams_of_bound * stream.seconds[round] / way.seconds[round]);
+      of_window_bound.push_back(streams_of_bound * window_stream.seconds[round] / way.seconds[round]);
       over_mpi.push_back(find("mpi").seconds[round] / way.seconds[round]);
       over_best.push_back(best.seconds[round] / way.seconds[round]);
     }
     if (rank_ != 0) continue;
     fmt::print(
         "operation={} ranks={} bytes={} way=\"{}\" microseconds={:.1f} bus_gb_s={:.2f} of_bound={:.3f} "
-        "fastest_of_bound={:.3f} over_mpi={:.2f} over_mpi_best={:.2f}{}\n",
-        operation, ranks_, size, way.name, seconds * 1e6, bus, bound / seconds, bound / fastest,
-        median(over_mpi), median(over_best), way.name == "mpi best" ? " (" + best_name + ")" : "");
+        "of_window_bound={:.3f} of_first_bound={:.3f} fastest_of_first_bound={:.3f} over_mpi={:.2f} "
+        "over_mpi_best={:.2f}{}\n",
+        operation, ranks_, size, way.name, seconds * 1e6, bus, median(of_bound), median(of_window_bound),
+        bound / seconds, bound / fastest, median(over_mpi), median(over_best),
+        way.name == "mpi best" ? " (" + best_name + ")" : "");
     results_.push_back({{"operation", operation},
                         {"ranks", ranks_},
                         {"bytes", size},
                         {"way", way.name},
                         {"seconds", seconds},
                         {"bus_gb_s", bus},
-                        {"of_bound", bound / seconds},
+                        {"of_bound", median(of_bound)},
+                        {"of_window_bound", median(of_window_bound)},
+                        {"of_first_bound", bound / seconds},
                         {"fastest_seconds", fastest},
-                        {"fastest_of_bound", bound / fastest},
+                        {"fastest_of_first_bound", bound / fastest},
                         {"over_mpi", median(over_mpi)},
                         {"over_mpi_best", median(over_best)}});
   }
 }
 
 void Bench::run() {
-  measure_stream();
+  double fastest[2] = {};
+  std::vector<Way> all = streams();
+  for (std::size_t way = 0; way < all.size(); ++way) {
+    turn(all[way]);  // pages are mapped
+    for (int round = 0; round < 7; ++round)
+      fastest[way] = std::max(fastest[way], stream_traffic() / turn(all[way]));
+  }
+  stream_ = fastest[0];
   double load[3] = {};
   if (getloadavg(load, 3) < 0) load[0] = -1;
   if (rank_ == 0) {
-    fmt::print("ranks={} rounds={} stream_gb_s={:.1f} load={:.2f} {}\n", ranks_, settings_.rounds,
-               stream_ / 1e9, load[0], mpi_version());
+    fmt::print("ranks={} rounds={} stream_gb_s={:.1f} window_stream_gb_s={:.1f} load={:.2f} {}\n", ranks_,
+               settings_.rounds, stream_ / 1e9, fastest[1] / 1e9, load[0], mpi_version());
   }
   for (const Kind kind : {Kind::reduce_scatter, Kind::all_gather, Kind::all_reduce}) {
     for (const std::int64_t size : settings_.sizes) measure(kind, size / (4096 * ranks_) * (4096 * ranks_));
@@ -330,6 +382,7 @@ void Bench::run() {
                               {"ranks", ranks_},
                               {"rounds", settings_.rounds},
                               {"stream_gb_s", stream_ / 1e9},
+                              {"window_stream_gb_s", fastest[1] / 1e9},
                               {"load", load[0]},
                               {"mpi", mpi_version()},
                               {"results", results_}};
