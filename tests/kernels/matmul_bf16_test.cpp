@@ -44,8 +44,8 @@ auto multiply(const Problem& p, const MatmulOptions& options, DataType c_dtype, 
 TEST(MatmulBf16, LongSumsAreExactInEveryCut) {
   if (!cpu::bf16_tiles_are_fast()) return;
   Random random(91);
-  for (const Problem& p :
-       {Problem{13, 70, 4102}, Problem{200, 330, 2050}, Problem{390, 130, 514}, Problem{131, 390, 1025}}) {
+  for (const Problem& p : {Problem{13, 70, 4102}, Problem{200, 330, 2050}, Problem{200, 130, 2050},
+                           Problem{390, 130, 514}, Problem{131, 390, 1025}}) {
     for (int kind = 0; kind < 8; ++kind) {
       const MatmulOptions options{(kind & 1) != 0, (kind & 2) != 0, (kind & 4) != 0};
       if (options.transpose_b && p.k % 2 != 0) continue;
