@@ -186,9 +186,9 @@ class WindowAllReduce : public WindowExchange {
 };
 
 /// From here on (bytes that a rank gets of all others together) sums, and gathers, go quicker by reading than
-/// by messages: two ranks on two cores that others used too (bench/results/2026-11-22-collectives.md; alone,
-/// smaller ones do too: 2026-11-22-collectives-idle.md).
-inline constexpr std::int64_t least_summed_bytes = 256 << 10, least_gathered_bytes = 1 << 20;
+/// by messages, with two ranks on two cores and with four, to a half (the last table of
+/// bench/results/2026-11-22-collectives-idle.md); below, neither is quicker for certain.
+inline constexpr std::int64_t least_summed_bytes = 64 << 10, least_gathered_bytes = 64 << 10;
 /// Whether a call of that size goes by memory that ranks read of each other, where they can.
 constexpr bool goes_by_window(HostCollectives collectives, std::int64_t bytes, std::int64_t least) {
   if (bytes == 0 || collectives == HostCollectives::messages) return false;
