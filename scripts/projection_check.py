@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """projection_check.py PROGRAM [--machine F.json] [--repeats N] [--only TEXT] [--out F.md]: is the step time as `tranche plan` says?
 
-Calibrates (unless a machine file is given), then runs 25 configurations on 1 and 2 ranks: stages, model sizes, dtypes, accumulation,
-checkpointing, no overlap, offload over links held to a speed. Every round runs each once, so that repeats are interleaved. A repeat's step
-time is the median of its steps behind the third; a point's the median of its repeats, and its spread half of what lies between the largest
-and the smallest of them, over the point. Writes predicted beside measured as a Markdown table, with the load of the machine, and ends with
+Runs 25 configurations on 1 and 2 ranks: stages, model sizes, dtypes, accumulation, no overlap, offload over links held to a speed. Every
+round calibrates (unless a machine file is given) and runs each once, so that repeats and calibrations are interleaved: the speed of a machine
+that others share changes within minutes. A repeat's step time is the median of its steps behind the third; a point's the median of its
+repeats, and its spread half of what lies between the largest and the smallest of them, over the point. What is predicted is the median over
+the calibrations, which know nothing of the points. Writes predicted beside measured as a Markdown table, with the load of the machine, and ends with
 status 1 when the bar is missed: median error 5 %, each within 10 % or twice its own spread.
 """
 
@@ -63,7 +64,7 @@ POINTS = [
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("program")
-parser.add_argument("--machine", help="machine file; without, this machine is calibrated now")
+parser.add_argument("--machine", help="machine file; without, this machine is calibrated in every round")
 parser.add_argument("--seconds", default="30", help="of the calibration")
 parser.add_argument("--repeats", type=int, default=5)
 parser.add_argument("--steps", type=int, default=10, help="of a run; the first three do not count")
@@ -131,33 +132,35 @@ with open(path("text.txt"), "w", encoding="utf-8") as file:
     file.write("the cat sat on a mat and saw seven rats\n" * 20000)
 
 load_before = os.getloadavg()[0]
-machine_file = options.machine
-if not machine_file:
-    machine_file = path("machine.json")
-    print(call(["calibrate", "--out", machine_file, "--seconds", options.seconds]
-               + (["--threads", "1"] if options.processor_time else []), 1 if options.processor_time else 2), end="", flush=True)
+machine_files = [options.machine] if options.machine else []
 points = [point for point in POINTS if options.only in title(point)
           and not (options.processor_time and (point[0] > 1 or "link" in title(point)))]
 measured = [[] for _ in points]
-for _ in range(options.repeats):
+for round_number in range(options.repeats):
+    if not options.machine:
+        machine_files.append(path(f"machine-{round_number}.json"))
+        print(call(["calibrate", "--out", machine_files[-1], "--seconds", options.seconds]
+                   + (["--threads", "1"] if options.processor_time else []), 1 if options.processor_time else 2), end="", flush=True)
     for times, point in zip(measured, points):
         times.append(measure(point))
 load_after = os.getloadavg()[0]
 
-lines = ["| ranks | model | dtype | stage | more | predicted ms | measured ms | error | spread | within |",
-         "|---|---|---|---|---|---|---|---|---|---|"]
+lines = ["| ranks | model | dtype | stage | more | predicted ms | their spread | measured ms | error | spread | within |",
+         "|---|---|---|---|---|---|---|---|---|---|---|"]
 errors, missed = [], 0
 for times, point in zip(measured, points):
-    predicted = predict(point, machine_file)["step_seconds"]
+    predictions = [predict(point, file)["step_seconds"] for file in machine_files]
+    predicted = statistics.median(predictions)
+    apart = (max(predictions) - min(predictions)) / 2 / predicted
     middle = statistics.median(times)
     spread = (max(times) - min(times)) / 2 / middle
     error = predicted / middle - 1
     errors.append(abs(error))
     within = abs(error) <= max(WORST_BAR, 2 * spread)
     missed += not within
-    lines.append(f"| {title(point)} | {1e3 * predicted:.1f} | {1e3 * middle:.1f} | {100 * error:+.1f} % | {100 * spread:.1f} % | {'yes' if within else 'NO'} |")
+    lines.append(f"| {title(point)} | {1e3 * predicted:.1f} | {100 * apart:.1f} % | {1e3 * middle:.1f} | {100 * error:+.1f} % | {100 * spread:.1f} % | {'yes' if within else 'NO'} |")
 median = statistics.median(errors)
-lines += ["", f"{len(points)} points, {options.repeats} interleaved repeats: median error {100 * median:.1f} % (bar {100 * MEDIAN_BAR:.0f} %), worst "
+lines += ["", f"{len(points)} points, {options.repeats} interleaved repeats, {len(machine_files)} calibrations: median error {100 * median:.1f} % (bar {100 * MEDIAN_BAR:.0f} %), worst "
           f"{100 * max(errors):.1f} %, {missed} beyond {100 * WORST_BAR:.0f} % and twice their spread. Load {load_before:.1f} before, {load_after:.1f} after."]
 text = "\n".join(lines) + "\n"
 print(text, end="")

@@ -256,7 +256,7 @@ ComputeShare measure_share(int ranks, int threads, double seconds) {
   const double products = seconds * products_share / (products_share + steps_share);
   std::vector<double> memory;
   std::vector<std::vector<ProductTable>> tables;
-  StepProbes probes(threads, seconds - products);
+  StepProbes probes(ranks, threads, seconds - products);
   for (int pass = 0; pass < passes; ++pass) {
     const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, threads});
     memory.push_back(measure_memory(*device, seconds * 0.02 / passes));

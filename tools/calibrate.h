@@ -25,13 +25,14 @@ ComputeShare measure_share(int ranks, int threads, double seconds);
 class StepProbes {
  public:
   /// All passes together within about `seconds`.
-  StepProbes(int threads, double seconds);
+  StepProbes(int ranks, int threads, double seconds);
   ~StepProbes();
   /// Runs every probe for its part of the time; the largest in one pass only, since its steps are so long
   /// that each is a measurement of its own.
   void run_pass(int pass, int passes);
   /// Adds tables of kernels and launch time to `share`, and brings its rates of products to what they are
-  /// inside steps. Of each kernel call the median of the passes.
+  /// inside steps. Of each kernel call the median of the passes; with several ranks all of it takes longer by
+  /// what waiting for the slowest of them costs, judged by how the steps scatter.
   void add_to(ComputeShare& share) const;
 
  private:

@@ -50,10 +50,29 @@ struct Sample {
 struct Visit {
   std::vector<Sample> samples;  ///< by kernel call of the step
   double launch = 0;            ///< seconds of a step beside its kernels, for each kernel
+  double stretch = 0;           ///< what waiting for the slowest rank makes of a step; 0: too few steps
 };
 
+/// Fewer steps say nothing of how they scatter.
+constexpr std::size_t least_scattered = 6;
+
+/// The step of `ranks` that wait for each other, over that of one: who draws as many times from `passed`, the
+/// seconds that steps took by the clock on the wall, has a median largest of their quantile 0.5^(1/ranks).
+/// `alone`: seconds of a step by the clock of the kernels.
+double stretch_of(std::vector<double> passed, double alone, int ranks) {
+  if (ranks < 2) return 1;
+  if (passed.size() < least_scattered) return 0;
+  std::sort(passed.begin(), passed.end());
+  const double place = std::pow(0.5, 1.0 / ranks) * static_cast<double>(passed.size() - 1);
+  const auto below = static_cast<std::size_t>(place);
+  const std::size_t above = std::min(below + 1, passed.size() - 1);
+  const double largest =
+      passed[below] + (place - static_cast<double>(below)) * (passed[above] - passed[below]);
+  return std::max(1.0, largest / alone);
+}
+
 /// Steps of one probe, the first `warm_steps` not timed.
-Visit run_probe(const Probe& probe, DataType dtype, int threads, double seconds, int warm_steps) {
+Visit run_probe(const Probe& probe, DataType dtype, int ranks, int threads, double seconds, int warm_steps) {
   models::GptConfig model;
   model.layers = probe.layers;
   model.width = probe.width;
@@ -86,7 +105,7 @@ Visit run_probe(const Probe& probe, DataType dtype, int threads, double seconds,
       {numbers, DataType::int32, shape}, {numbers + tokens, DataType::int32, shape}, numbering};
 
   std::vector<std::shared_ptr<WorkRecorder>> recorded;
-  std::vector<double> beside;
+  std::vector<double> beside, wholes, passed;
   Stream& compute = engine.compute_stream();
   const auto now = clock_of(threads);
   compute.attachment<SpanClock>().now = now;
@@ -95,12 +114,16 @@ Visit run_probe(const Probe& probe, DataType dtype, int threads, double seconds,
     const std::shared_ptr<WorkRecorder> recorder = WorkRecorder::make(true);
     const bool settled = step >= warm_steps;
     if (settled) compute.set_recorder(recorder.get(), WorkRecorder::host_lane);
+    const Stopwatch wall;
     const double begin = now();
     for (int m = 0; m < 2; ++m) gpt.forward_backward(engine, data);
     (void)engine.step();
     const double whole = now() - begin;
+    const double whole_passed = wall.seconds();
     compute.set_recorder(nullptr, 0);
     if (!settled) continue;
+    wholes.push_back(whole);
+    passed.push_back(whole_passed);
     double inside = 0;
     for (const RecordedWork& work : recorder->work()) inside += work.seconds;
     beside.push_back((whole - inside) / static_cast<double>(recorder->work().size()));
@@ -108,6 +131,7 @@ Visit run_probe(const Probe& probe, DataType dtype, int threads, double seconds,
   }
   Visit visit;
   visit.launch = std::max(0.0, median(beside));
+  visit.stretch = stretch_of(std::move(passed), median(std::move(wholes)), ranks);
   for (std::size_t i = 0; i < recorded.front()->work().size(); ++i) {
     std::vector<double> taken;
     for (const auto& recorder : recorded) {
@@ -187,13 +211,13 @@ void add_kernels(ComputeShare& share, const std::vector<Sample>& samples) {
 }  // namespace
 
 struct StepProbes::Impl {
-  int threads;
+  int ranks, threads;
   double seconds;
   std::map<std::pair<std::size_t, DataType>, std::vector<Visit>> visits;  ///< by probe and dtype
 };
 
-StepProbes::StepProbes(int threads, double seconds)
-    : impl_(std::make_unique<Impl>(Impl{threads, seconds, {}})) {}
+StepProbes::StepProbes(int ranks, int threads, double seconds)
+    : impl_(std::make_unique<Impl>(Impl{ranks, threads, seconds, {}})) {}
 StepProbes::~StepProbes() = default;
 
 void StepProbes::run_pass(int pass, int passes) {
@@ -204,15 +228,15 @@ void StepProbes::run_pass(int pass, int passes) {
     if (i >= long_probe && pass != passes / 2) continue;
     const bool is_long = i >= long_probe;
     for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
-      impl_->visits[{i, dtype}].push_back(
-          run_probe(probes[i], dtype, impl_->threads, is_long ? each : each / passes, is_long ? 1 : 2));
+      impl_->visits[{i, dtype}].push_back(run_probe(probes[i], dtype, impl_->ranks, impl_->threads,
+                                                    is_long ? each : each / passes, is_long ? 1 : 2));
     }
   }
 }
 
 void StepProbes::add_to(ComputeShare& share) const {
   std::vector<Sample> samples;
-  std::vector<double> launches;
+  std::vector<double> launches, stretches;
   for (const auto& [key, visits] : impl_->visits) {
     for (std::size_t call = 0; call < visits.front().samples.size(); ++call) {
       std::vector<double> seconds;
@@ -220,11 +244,23 @@ void StepProbes::add_to(ComputeShare& share) const {
       samples.push_back(visits.front().samples[call]);
       samples.back().seconds = median(std::move(seconds));
     }
-    for (const Visit& visit : visits) launches.push_back(visit.launch);
+    for (const Visit& visit : visits) {
+      launches.push_back(visit.launch);
+      if (visit.stretch > 0) stretches.push_back(visit.stretch);
+    }
   }
   share.launch_seconds = median(std::move(launches));
   adjust_products(share, samples);
   add_kernels(share, samples);
+  if (stretches.empty()) return;
+  const double stretch = median(std::move(stretches));
+  share.launch_seconds *= stretch;
+  for (ProductTable& table : share.products) {
+    for (double& rate : table.rates) rate /= stretch;
+  }
+  for (KernelTable& table : share.kernels) {
+    for (auto& [size, seconds] : table.time.points) seconds *= stretch;
+  }
 }
 
 }  // namespace tranche::tools
