@@ -146,10 +146,11 @@ def what_was_hit(folder):
 class Campaign:
     """One folder of checkpoints, from nothing to the last step."""
 
-    def __init__(self, options, draw, folder, ranks, digests, number):
+    def __init__(self, options, draw, folder, ranks, digests, number, looks):
         self.options, self.draw, self.folder, self.ranks, self.digests = options, draw, folder, ranks, digests
         self.checkpoints = os.path.join(folder, f"checkpoints-{number}")
         self.out = os.path.join(folder, "out.txt")
+        self.looks = looks
         self.swap = os.path.join(folder, "swap")
         self.sure = 0  # newest step that was reported complete
         self.ended = False
@@ -187,18 +188,24 @@ class Campaign:
         return ["--offload-optimizer", "nvme", "--nvme-path", self.swap] + weights
 
     def check_swap(self, job, name):
-        """Of a run that has begun: one file each rank, which nobody else can find or open."""
-        begin = time.time()
+        """Of a run that has begun: one file each rank, which nobody else can find or open. A run may end before it is looked at; that
+        must stay the exception."""
+        begin, held, named = time.time(), [], []
         while job.poll() is None:
             held = [swap_files(process, self.swap) for process in processes(job.pid, name)]
             held = [files for files in held if files is not None]
             named = os.listdir(self.swap) if os.path.isdir(self.swap) else []
             if (len(held) == self.ranks and all(len(files) == 1 for files in held) and len(set().union(*held)) == self.ranks and
                     not any(has_name for files in held for has_name, _, _ in files) and not any("swap" in entry for entry in named)):
+                self.looks["proper"] += 1
                 return
             if time.time() - begin > SAVE_LIMIT and job.poll() is None:
                 self.fail(f"each of {self.ranks} ranks holds one swap file of its own without a name, not {held}; names: {named}")
             time.sleep(0.004)
+        self.looks["never proper"] += 1
+        if self.looks["never proper"] > 3 + self.looks["proper"]:
+            self.fail(f"{self.looks['never proper']} runs ended before each of their ranks was seen to hold one swap file of its own without a name, "
+                      f"{self.looks['proper']} were seen so; the last look found {held}; names: {named}")
 
     def life(self):
         """Starts, kills, checks. Returns (what was hit, step that was resumed)."""
@@ -277,6 +284,7 @@ def run(options):
     print(f"seed {options.seed}; folder {folder}", flush=True)
     steps = max(60, min(400, 12 * options.kills))
     digests = {}
+    looks = collections.Counter()  # --nvme: runs whose swap files were seen as they should be ("proper"), and those that never were
     hits, kills, lives, number, campaign = collections.Counter(), 0, 0, 0, None
     begin = last = time.time()
     newest = 0
@@ -288,7 +296,7 @@ def run(options):
                 ranks, number = options.ranks[number % len(options.ranks)], number + 1
                 if ranks not in digests:
                     digests[ranks] = reference(options.program, folder, ranks, steps)
-                campaign = Campaign(options, draw, folder, ranks, digests[ranks], number)
+                campaign = Campaign(options, draw, folder, ranks, digests[ranks], number, looks)
             hit, resumed, over = campaign.life()
             lives += 1
             newest = max(newest, campaign.sure)
