@@ -1,5 +1,5 @@
-// The optimizers' pass on the host beside the same memory traffic without arithmetic, in turns, in one
-// process. bench_host_optimizer [--sizes 1M,16M,64M] [--threads 1,all] [--rules adamw,adam,sgd] [--gradients
+// The optimizers' pass on the host beside the same memory traffic without arithmetic and the same arithmetic
+// without memory traffic, in turns, in one process. bench_host_optimizer [--sizes 1M,16M,64M] [--threads 1,all] [--rules adamw,adam,sgd] [--gradients
 // bf16,fp32]
 //                      [--rounds 9] [--seconds 0.05] [--ahead 0,256,384,1024] [--clock wall|processor]
 #include <fmt/core.h>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tranche/bench/host_streams.h"
+#include "tranche/bench/resident_update.h"
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
@@ -93,6 +94,7 @@ class Case {
        std::int64_t elements, int threads)
       : settings_(settings),
         rule_(optimizer_of(rule)),
+        resident_(rule, gradient, threads),
         device_(make_device({.kind = DeviceKind::cpu, .threads = threads})),
         threads_(threads) {
     streams_ = {buffers.gradient.as<void>(),
@@ -152,7 +154,7 @@ class Case {
 
   void run(const std::string& rule) {
     const std::size_t loops = settings_.ahead.size();
-    std::vector<double> update_times, triad_times;
+    std::vector<double> update_times, triad_times, arithmetic_times;
     std::vector<std::vector<double>> loop_times(loops);
     for (int round = -1; round < settings_.rounds; ++round) {  // the first warms up
       const double own = time([&] { update(); });
@@ -164,9 +166,13 @@ class Case {
         bench::triad(streams_.state[1], streams_.master, streams_.state[0], streams_.elements, threads_);
       });
       std::fill_n(streams_.state[1], streams_.elements, 0x1p-20f);
+      std::int64_t updated = 0;
+      const double resident = time([&] { updated = resident_.pass(streams_.elements); });
       if (round < 0) continue;
       update_times.push_back(own);
       triad_times.push_back(floor);
+      arithmetic_times.push_back(resident * static_cast<double>(streams_.elements) /
+                                 static_cast<double>(updated));
       for (std::size_t k = 0; k < loops; ++k) loop_times[k].push_back(others[k]);
     }
     // The faster of the loops is the floor.
@@ -174,23 +180,25 @@ class Case {
     for (std::size_t k = 1; k < loops; ++k) {
       if (median(loop_times[k]) < median(loop_times[best])) best = k;
     }
-    std::vector<double> fractions;
+    std::vector<double> fractions, of_bound;
     for (std::size_t k = 0; k < update_times.size(); ++k) {
       fractions.push_back(loop_times[best][k] / update_times[k]);
+      of_bound.push_back(std::max(loop_times[best][k], arithmetic_times[k]) / update_times[k]);
     }
     const auto n = static_cast<double>(streams_.elements);
     const double bytes = n * static_cast<double>(streams_.bytes_per_element());
     const double own = bytes / median(update_times), loop = bytes / median(loop_times[best]);
-    const double floor = 12 * n / median(triad_times);
+    const double floor = 12 * n / median(triad_times), arithmetic = bytes / median(arithmetic_times);
     fmt::print(
         "rule={} gradient={} parameters={} threads={} bytes_per_parameter={} update_gb_s={:.2f} "
         "loop_gb_s={:.2f} "
-        "triad_gb_s={:.2f} update_of_loop={:.3f} quartiles={:.3f}..{:.3f} update_of_triad={:.3f} "
-        "loop_ahead={} "
-        "ms={:.2f}\n",
+        "triad_gb_s={:.2f} update_of_loop={:.3f} quartiles={:.3f}..{:.3f} arithmetic_gb_s={:.2f} "
+        "update_of_bound={:.3f} bound_quartiles={:.3f}..{:.3f} update_of_triad={:.3f} loop_ahead={} "
+        "ms={:.3f}\n",
         rule, name_of(streams_.gradient_type), streams_.elements, threads_, streams_.bytes_per_element(),
         own * 1e-9, loop * 1e-9, floor * 1e-9, median(fractions), quantile(fractions, 0.25),
-        quantile(fractions, 0.75), own / floor, settings_.ahead[best], 1e3 * median(update_times));
+        quantile(fractions, 0.75), arithmetic * 1e-9, median(of_bound), quantile(of_bound, 0.25),
+        quantile(of_bound, 0.75), own / floor, settings_.ahead[best], 1e3 * median(update_times));
     std::fflush(stdout);
   }
 
@@ -199,6 +207,7 @@ class Case {
 
   const Settings& settings_;
   std::unique_ptr<Optimizer> rule_;
+  bench::ResidentUpdate resident_;
   std::unique_ptr<Device> device_;
   int threads_;
   bench::HostStreams streams_;
