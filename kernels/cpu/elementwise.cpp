@@ -57,33 +57,49 @@ void add_bias_rows(const TensorView& x, const ConstTensorView& bias, std::int64_
   }
 }
 
-/// Columns [first, first + count) of bias_gradient, a tile of columns at a time so that rows are read in
-/// runs.
+/// Columns [first, first + count) of bias_gradient, a tile of columns at a time: long enough that rows are
+/// read in runs, short enough that their sums stay in the first cache.
 void bias_gradient_columns(const ConstTensorView& gradient, float* out, std::int64_t rows,
                            std::int64_t columns, std::int64_t first, std::int64_t count) {
   constexpr std::int64_t block_rows = 64;
-  constexpr std::int64_t tile = 256;
-  float block_sum[tile];
-  float total[tile];
-  for (std::int64_t column = first; column < first + count; column += tile) {
-    const std::int64_t width = HWY_MIN(tile, first + count - column);
-    for (std::int64_t block = 0; block < rows; block += block_rows) {
-      const std::int64_t end = HWY_MIN(block + block_rows, rows);
-      for (std::int64_t row = block; row < end; ++row) {
+  constexpr std::int64_t tile = 1024;
+  alignas(64) float block_sum[tile];
+  alignas(64) float total[tile];
+  with_floating(gradient.dtype, [&](auto storage) HWY_ATTR {
+    const auto* from = static_cast<const decltype(storage)*>(gradient.data);
+    for (std::int64_t column = first; column < first + count; column += tile) {
+      const std::int64_t width = HWY_MIN(tile, first + count - column);
+      for (std::int64_t block = 0; block < rows; block += block_rows) {
+        const std::int64_t end = HWY_MIN(block + block_rows, rows);
+        const auto* first_row = from + block * columns + column;
+        for_each_vector(width, [&](auto d, std::int64_t i)
+                                   HWY_ATTR { hn::StoreU(load(d, first_row + i), d, block_sum + i); });
+        std::int64_t row = block + 1;
+        for (; row + 4 <= end; row += 4) {  // four additions, one after the other, to a sum in a register
+          const auto* at = from + row * columns + column;
+          for_each_vector(width, [&](auto d, std::int64_t i) HWY_ATTR {
+            auto sum = hn::Add(hn::LoadU(d, block_sum + i), load(d, at + i));
+            sum = hn::Add(sum, load(d, at + columns + i));
+            sum = hn::Add(sum, load(d, at + 2 * columns + i));
+            hn::StoreU(hn::Add(sum, load(d, at + 3 * columns + i)), d, block_sum + i);
+          });
+        }
+        for (; row < end; ++row) {
+          const auto* at = from + row * columns + column;
+          for_each_vector(width, [&](auto d, std::int64_t i) HWY_ATTR {
+            hn::StoreU(hn::Add(hn::LoadU(d, block_sum + i), load(d, at + i)), d, block_sum + i);
+          });
+        }
         for_each_vector(width, [&](auto d, std::int64_t i) HWY_ATTR {
-          const auto x = load_any(d, gradient.dtype, gradient.data, row * columns + column + i);
-          hn::StoreU(row == block ? x : hn::Add(hn::LoadU(d, block_sum + i), x), d, block_sum + i);
+          const auto sum = hn::LoadU(d, block_sum + i);
+          hn::StoreU(block == 0 ? sum : hn::Add(hn::LoadU(d, total + i), sum), d, total + i);
         });
       }
       for_each_vector(width, [&](auto d, std::int64_t i) HWY_ATTR {
-        const auto sum = hn::LoadU(d, block_sum + i);
-        hn::StoreU(block == 0 ? sum : hn::Add(hn::LoadU(d, total + i), sum), d, total + i);
+        hn::StoreU(hn::Add(hn::LoadU(d, out + column + i), hn::LoadU(d, total + i)), d, out + column + i);
       });
     }
-    for_each_vector(width, [&](auto d, std::int64_t i) HWY_ATTR {
-      hn::StoreU(hn::Add(hn::LoadU(d, out + column + i), hn::LoadU(d, total + i)), d, out + column + i);
-    });
-  }
+  });
 }
 
 }  // namespace tranche::kernels::cpu::HWY_NAMESPACE
@@ -180,8 +196,7 @@ void bias_gradient(int threads, const ConstTensorView& gradient, const TensorVie
   const std::int64_t columns = bias_gradient.elements();
   const std::int64_t rows = columns == 0 ? 0 : gradient.elements() / columns;
   if (rows == 0) return;
-  // Columns are independent, so they are what threads share; 64 of them are a cache line of the narrowest.
-  const std::int64_t grain = round_up(std::max<std::int64_t>(1, parallel_grain / rows), 64);
+  const std::int64_t grain = column_grain(threads, columns, parallel_grain / rows);
   auto* out = static_cast<float*>(bias_gradient.data);
   parallel_ranges(threads, columns, grain, [&](std::int64_t first, std::int64_t count) {
     HWY_DYNAMIC_DISPATCH(bias_gradient_columns)(gradient, out, rows, columns, first, count);

@@ -76,23 +76,32 @@ void backward_row(const LayerNormBackward& call, std::int64_t row) {
 /// Weight and bias gradients of columns [first, first + width), width <= layer_norm_column_chunk.
 template <class T>
 void backward_columns(const LayerNormBackward& call, std::int64_t first, std::int64_t width) {
-  float weight_total[layer_norm_column_chunk] = {}, bias_total[layer_norm_column_chunk] = {};
+  alignas(64) float weight_total[layer_norm_column_chunk] = {}, bias_total[layer_norm_column_chunk] = {};
   for (std::int64_t block = 0; block < call.rows; block += layer_norm_row_block) {
-    float weight_sum[layer_norm_column_chunk] = {}, bias_sum[layer_norm_column_chunk] = {};
+    alignas(64) float weight_sum[layer_norm_column_chunk] = {}, bias_sum[layer_norm_column_chunk] = {};
     const std::int64_t end = std::min(block + layer_norm_row_block, call.rows);
-    for (std::int64_t row = block; row < end; ++row) {
+    // The sums hold whole vectors: their length is a multiple of every vector width. Several rows are added
+    // to a sum while it is in a register, one after the other.
+    const auto add_rows = [&]<int rows>(std::int64_t row) {
       const T* x = static_cast<const T*>(call.x) + row * call.columns + first;
       const T* dy = static_cast<const T*>(call.dy) + row * call.columns + first;
-      const FloatVector mean = hn::Set(FloatTag(), call.mean[row]);
-      const FloatVector rstd = hn::Set(FloatTag(), call.rstd[row]);
-      // The sums hold whole vectors: their length is a multiple of every vector width.
       for_vectors(width, [&](std::int64_t i, std::int64_t lanes) {
-        const FloatVector h = hn::Mul(hn::Sub(load_at(x, i, lanes), mean), rstd);
-        const FloatVector gradient = load_at(dy, i, lanes);
-        store(hn::Add(load(weight_sum + i), hn::Mul(gradient, h)), weight_sum + i);
-        store(hn::Add(load(bias_sum + i), gradient), bias_sum + i);
+        FloatVector weight = load(weight_sum + i), bias = load(bias_sum + i);
+        for (int r = 0; r < rows; ++r) {
+          const FloatVector mean = hn::Set(FloatTag(), call.mean[row + r]);
+          const FloatVector rstd = hn::Set(FloatTag(), call.rstd[row + r]);
+          const FloatVector h = hn::Mul(hn::Sub(load_at(x + r * call.columns, i, lanes), mean), rstd);
+          const FloatVector gradient = load_at(dy + r * call.columns, i, lanes);
+          weight = hn::Add(weight, hn::Mul(gradient, h));
+          bias = hn::Add(bias, gradient);
+        }
+        store(weight, weight_sum + i);
+        store(bias, bias_sum + i);
       });
-    }
+    };
+    std::int64_t row = block;
+    for (; row + 4 <= end; row += 4) add_rows.template operator()<4>(row);
+    for (; row < end; ++row) add_rows.template operator()<1>(row);
     for (std::int64_t i = 0; i < width; ++i) {
       weight_total[i] += weight_sum[i];
       bias_total[i] += bias_sum[i];
@@ -159,7 +168,7 @@ void layer_norm_forward(const LayerNormForward& call) {
 void layer_norm_backward(const LayerNormBackward& call) {
   if (call.columns == 0) return;
   const auto sums = HWY_DYNAMIC_DISPATCH(parameter_gradients);
-  parallel_ranges(call.threads, call.columns, layer_norm_column_chunk,
+  parallel_ranges(call.threads, call.columns, column_grain(call.threads, call.columns, 0),
                   [&](std::int64_t first, std::int64_t count) {
                     for (std::int64_t at = first; at < first + count; at += layer_norm_column_chunk) {
                       sums(call, at, std::min(layer_norm_column_chunk, first + count - at));

@@ -7,8 +7,9 @@ namespace tranche::kernels::cpu {
 
 /// Rows that are summed on their own before they are added to a column's gradient: part of the contract.
 inline constexpr std::int64_t layer_norm_row_block = 64;
-/// Columns that one thread sums at a time; a multiple of every vector width.
-inline constexpr std::int64_t layer_norm_column_chunk = 64;
+/// Columns that one thread sums at a time; a multiple of every vector width. Their sums stay in the first
+/// cache.
+inline constexpr std::int64_t layer_norm_column_chunk = 512;
 
 /// Checked operands of kernels::layer_norm_forward.
 struct LayerNormForward {

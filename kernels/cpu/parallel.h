@@ -16,6 +16,14 @@ constexpr std::int64_t row_grain(std::int64_t columns) {
   return std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(1, columns));
 }
 
+/// Columns that a thread takes where columns are what threads share: its whole share, since a few columns of
+/// every row are read a cache line at a time and never ahead; whole lines, and no fewer than `least`.
+constexpr std::int64_t column_grain(int threads, std::int64_t columns, std::int64_t least) {
+  constexpr std::int64_t line = 64;
+  const std::int64_t share = (columns + std::max(1, threads) - 1) / std::max(1, threads);
+  return (std::max({share, least, std::int64_t{1}}) + line - 1) / line * line;
+}
+
 /// Calls body(first, count) so that [0, total) is covered once, in stretches of `grain` (the last may be
 /// shorter) when several threads run and in one stretch otherwise: the body's result must not depend on it.
 template <class Body>
