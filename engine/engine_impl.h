@@ -222,6 +222,12 @@ struct Engine::Impl {
   void submit_gradients(int unit);
   void drop_gradients(int unit) noexcept;
   TensorView gradient_view(int unit, int index);
+  GradientTarget gradient_target(int unit, int index);
+  /// Elements of the memory that kernels add this micro-batch's gradients to.
+  TensorView gradient_range(const UnitState& unit, std::int64_t position, std::int64_t elements) const;
+  /// Clears it, but for the large tensors, which the first kernel writes or clear_unwritten clears.
+  void begin_gradients(UnitState& unit);
+  void clear_unwritten(UnitState& unit, int tensor);
   void launch_reduction(UnitState& unit);
   void close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count);
 

@@ -1,5 +1,7 @@
 // The gradient path: from what kernels added, over the wire dtype and the ordered sum, into G.
 
+#include <utility>
+
 #include "tranche/engine/engine_impl.h"
 #include "tranche/kernels/elementwise.h"
 
@@ -20,18 +22,63 @@ void Engine::Impl::open_gradients(int index) {
       // First use of the step: nothing has been added yet.
       if (!unit.accumulated) {
         if (lends_gradients(unit.trainable)) lend_gradients(unit);
-        kernels::fill_zero(compute, {unit.trainable.gradients_data(), DataType::float32, Shape{elements}});
         unit.accumulated = true;
+        begin_gradients(unit);
       }
     } else {
       unit.gradient_slot = arena->acquire(elements * size_of(DataType::float32), Category::gradients,
                                           unit.name + " gradients");
       for (const Event& event : unit.gradient_slot.ready()) compute.wait(event);
-      kernels::fill_zero(compute, {unit.gradient_slot.data(), DataType::float32, Shape{elements}});
+      begin_gradients(unit);
     }
   }
   ++unit.uses_begun;
   unit.handle_open = true;
+}
+
+TensorView Engine::Impl::gradient_range(const UnitState& unit, std::int64_t position,
+                                        std::int64_t elements) const {
+  void* base = direct_accumulation() ? unit.trainable.gradients_data() : unit.gradient_slot.data();
+  return {static_cast<float*>(base) + position, DataType::float32, Shape{elements}};
+}
+
+void Engine::Impl::begin_gradients(UnitState& unit) {
+  // A small tensor costs less to clear along with its neighbours than in a call of its own.
+  constexpr std::int64_t large = 4096;
+  const FlatLayout& layout = unit.trainable.layout;
+  unit.unwritten.assign(static_cast<std::size_t>(layout.tensors()), 0);
+  std::int64_t cleared = 0;
+  const auto clear_up_to = [&](std::int64_t end) {
+    if (end > cleared) kernels::fill_zero(compute, gradient_range(unit, cleared, end - cleared));
+  };
+  for (int tensor = 0; tensor < layout.tensors(); ++tensor) {
+    if (layout.tensor_elements(tensor) < large) continue;
+    unit.unwritten[static_cast<std::size_t>(tensor)] = 1;
+    clear_up_to(layout.tensor_offset(tensor));
+    cleared = layout.tensor_offset(tensor) + layout.tensor_elements(tensor);
+  }
+  clear_up_to(layout.padded_elements());
+}
+
+void Engine::Impl::clear_unwritten(UnitState& unit, int tensor) {
+  char& unwritten = unit.unwritten[static_cast<std::size_t>(tensor)];
+  if (unwritten == 0) return;
+  unwritten = 0;
+  const FlatLayout& layout = unit.trainable.layout;
+  kernels::fill_zero(compute,
+                     gradient_range(unit, layout.tensor_offset(tensor), layout.tensor_elements(tensor)));
+}
+
+GradientTarget Engine::Impl::gradient_target(int unit_index, int index) {
+  UnitState& unit = units[unit_index];
+  bool accumulate = true;
+  if (index >= 0 && index < static_cast<int>(unit.tensors.size())) {
+    const TensorState& tensor = tensors[unit.tensors[index]];
+    if (!tensor.frozen) {
+      accumulate = std::exchange(unit.unwritten[static_cast<std::size_t>(tensor.flat_index)], 0) == 0;
+    }
+  }
+  return {gradient_view(unit_index, index), accumulate};
 }
 
 TensorView Engine::Impl::gradient_view(int unit_index, int index) {
@@ -53,9 +100,10 @@ TensorView Engine::Impl::gradient_view(int unit_index, int index) {
     }
     return {scratch.data(), DataType::float32, tensor.shape};
   }
-  void* base = direct_accumulation() ? unit.trainable.gradients_data() : unit.gradient_slot.data();
-  return {static_cast<float*>(base) + unit.trainable.layout.tensor_offset(tensor.flat_index),
-          DataType::float32, tensor.shape};
+  clear_unwritten(unit, tensor.flat_index);
+  const FlatLayout& layout = unit.trainable.layout;
+  return gradient_range(unit, layout.tensor_offset(tensor.flat_index), tensor.shape.elements())
+      .reshaped(tensor.shape);
 }
 
 void Engine::Impl::submit_gradients(int index) {
@@ -64,6 +112,7 @@ void Engine::Impl::submit_gradients(int index) {
   for (StepBuffer& scratch : unit.frozen_scratch) scratch.release(compute.record());
   ++unit.uses_submitted;
   if (unit.uses_submitted < unit.uses_per_pass) return;
+  for (int tensor = 0; tensor < unit.trainable.layout.tensors(); ++tensor) clear_unwritten(unit, tensor);
   set_phase("reduce", unit.name);
   launch_reduction(unit);
   set_phase("backward", unit.name);
@@ -106,10 +155,14 @@ void Engine::Impl::launch_reduction(UnitState& unit) {
     source = accumulator;
   }
 
-  // Rounded once, to the wire dtype; nothing is copied when it is in that dtype already.
+  const bool add = !boundary && unit.accumulated;
+  void* output = gradients_shard(flat);
+  // Rounded once, to the wire dtype; nothing is copied when it is in that dtype already. A rank that sends to
+  // nobody rounds on the way into G.
+  const bool alone = ranks == 1 && source.dtype == DataType::float32;
   StepBuffer wire_buffer;
   ConstTensorView sent = source;
-  if (source.dtype != wire) {
+  if (source.dtype != wire && !alone) {
     wire_buffer = arena->acquire(elements * size_of(wire), Category::communication, unit.name + " wire");
     for (const Event& event : wire_buffer.ready()) compute.wait(event);
     const TensorView rounded{wire_buffer.data(), wire, Shape{elements}};
@@ -118,11 +171,14 @@ void Engine::Impl::launch_reduction(UnitState& unit) {
     unit.gradient_slot.release(compute.record());
   }
 
-  const bool add = !boundary && unit.accumulated;
-  void* output = gradients_shard(flat);
   if (ranks == 1) {
+    const TensorView sum{output, accumulation, Shape{elements}};
     const void* piece = sent.data;
-    kernels::ordered_sum(compute, {&piece, 1}, wire, 1, add, {output, accumulation, Shape{elements}});
+    if (!alone) {
+      kernels::ordered_sum(compute, {&piece, 1}, wire, 1, add, sum);
+    } else if (wire != DataType::float32 || piece != output) {
+      kernels::rounded_sum(compute, source, wire, add, sum);
+    }
     unit.reduced = compute.record();
   } else {
     OrderedSumOptions options;
@@ -214,6 +270,11 @@ UnitGradients::~UnitGradients() {
 TensorView UnitGradients::tensor(int index) const {
   if (engine_ == nullptr) throw LogicError("tensor() of gradients that were handed over");
   return engine_->impl_->gradient_view(unit_, index);
+}
+
+GradientTarget UnitGradients::target(int index) const {
+  if (engine_ == nullptr) throw LogicError("target() of gradients that were handed over");
+  return engine_->impl_->gradient_target(unit_, index);
 }
 
 TensorView UnitGradients::tensor(std::string_view name) const {

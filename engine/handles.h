@@ -36,6 +36,13 @@ class GatheredUnit {
   int unit_ = -1;
 };
 
+/// Where a kernel puts a gradient that it computes whole.
+struct GradientTarget {
+  TensorView view;  ///< fp32, with the tensor's shape
+  bool accumulate =
+      false;  ///< add to what is there; else it is undefined, and every element is to be written
+};
+
 /// Full fp32 gradients of a unit to add into; what they hold before (zeros, or sums of earlier uses and
 /// micro-batches) is the engine's. Submitted by `std::move(g).reduce()`; destroyed unsubmitted it launches
 /// nothing, and the micro-batch fails on all ranks.
@@ -51,6 +58,10 @@ class UnitGradients {
   /// fp32 view with the tensor's shape; a frozen tensor's gradient goes to a scratch that is thrown away.
   TensorView tensor(int index) const;
   TensorView tensor(std::string_view name) const;
+  /// The same for a kernel that can write as well as add: where the step has added nothing yet, it writes,
+  /// and nobody clears or reads the tensor before. Asked for anew by everything that adds; with accumulate
+  /// false the kernel that writes is the next work on the tensor.
+  GradientTarget target(int index) const;
   /// False for frozen tensors: computing their gradient can be left out.
   bool wanted(int index) const;
   /// Hands the gradients over; the last use of a pass launches the reduction behind the compute stream.

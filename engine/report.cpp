@@ -230,11 +230,12 @@ std::int64_t Engine::Impl::resident_bytes(int of_stage) const {
   std::int64_t optimizer_bytes = precision.compute == DataType::float32 ? 0 : 4;
   for (const OptimizerStateTensor& state : state_tensors) optimizer_bytes += size_of(state.dtype);
   // Kernels add into a slot of their own unless the accumulator itself can be one; what is sent is a copy
-  // unless it is in the wire dtype already.
+  // unless it is in the wire dtype already, or rounded on the way into G, by a rank alone.
   const bool slot = !boundary || precision.accumulation != DataType::float32;
   const DataType source = boundary ? precision.accumulation : DataType::float32;
   const std::int64_t slot_bytes = slot ? size_of(DataType::float32) : 0;
-  const std::int64_t wire_bytes = source != precision.wire ? size_of(precision.wire) : 0;
+  const bool copied = source != precision.wire && !(ranks == 1 && source == DataType::float32);
+  const std::int64_t wire_bytes = copied ? size_of(precision.wire) : 0;
   std::int64_t bytes = 0, tied = 0, largest_reduction = 0;
   std::vector<std::int64_t> gathered;
   for (const UnitState& unit : units) {

@@ -77,8 +77,9 @@ struct UnitState {
   int uses_begun = 0;
   int uses_submitted = 0;
   bool handle_open = false;
-  bool accumulated = false;  ///< G or the local accumulator already holds something of this step
-  StepBuffer gradient_slot;  ///< fp32; empty where the accumulator itself is the slot
+  bool accumulated = false;     ///< G or the local accumulator already holds something of this step
+  StepBuffer gradient_slot;     ///< fp32; empty where the accumulator itself is the slot
+  std::vector<char> unwritten;  ///< by trainable tensor: nothing was added and nothing cleared yet
   std::vector<StepBuffer> frozen_scratch;  ///< by tensor of the unit; gradients nobody keeps
   Event reduced;                           ///< G is complete as far as it was launched
 

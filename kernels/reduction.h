@@ -22,6 +22,13 @@ enum class SumTarget { caches, memory };
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
                  bool accumulate, const TensorView& out, SumTarget target = SumTarget::caches);
 
+/// The ordered sum of one rank alone: out = source rounded to `wire` (with accumulate: out = out + that),
+/// which are the bits of a cast to `wire` and the ordered sum of that one piece, in one pass and without
+/// memory between. source is fp32 and may be out; out is fp32 or 16-bit (rounded once). The CPU writes past
+/// its caches.
+void rounded_sum(Stream& stream, const ConstTensorView& source, DataType wire, bool accumulate,
+                 const TensorView& out);
+
 /// Elements of a block of the gradient norm.
 inline constexpr std::int64_t norm_block_elements = 4096;
 

@@ -125,14 +125,17 @@ void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients
                              {dtype, {in_place ? 0 : rows * blocks.columns(0)}}});
   const TensorView& d_normed = scratch[0];
   const TensorView& summed = several && !in_place ? scratch[1] : d_normed;
+  // Every block writes rows of its own.
+  const bool wanted = gradients->wanted(token_table);
+  const GradientTarget d_table = wanted ? gradients->target(token_table) : GradientTarget{};
   const auto backward = [&](std::int64_t block) {
     const std::int64_t first = blocks.first(block), columns = blocks.columns(block);
     const TensorView d_logits = in_place ? logits_of(block) : part_of(scratch[2], 0, block);
     kernels::cross_entropy_gradient(stream, logits_of(block), labels, first, state,
                                     engine.loss_gradient_scale(), d_logits);
-    if (gradients->wanted(token_table)) {
-      kernels::matmul(stream, {.transpose_a = true, .accumulate = true}, d_logits, normed[0],
-                      rows_of(gradients->tensor(token_table), first, columns), engine.workspace());
+    if (wanted) {
+      kernels::matmul(stream, {.transpose_a = true, .accumulate = d_table.accumulate}, d_logits, normed[0],
+                      rows_of(d_table.view, first, columns), engine.workspace());
     }
     kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, d_logits,
                     rows_of(unit.tensor(token_table), first, columns), summed, engine.workspace());

@@ -17,6 +17,23 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
+/// An fp32 element that counts as what is left of it in another dtype.
+template <class Wire>
+struct Rounded {
+  float value;
+};
+template <class D>
+HWY_INLINE hn::VFromD<D> load(D d, const Rounded<bfloat16>* from) {
+  const auto bits = rounded_to_upper(d, hn::LoadU(d, &from->value));
+  return hn::BitCast(d, hn::And(bits, hn::Set(Bits<D>(), 0xffff0000u)));
+}
+template <class D>
+HWY_INLINE hn::VFromD<D> load(D d, const Rounded<float16>* from) {
+  float16 halves[hn::MaxLanes(D())];
+  store(d, hn::LoadU(d, &from->value), halves);
+  return load(d, halves);
+}
+
 template <class Piece, class Out>
 HWY_INLINE void ordered_sum_loop(std::span<const void* const> pieces, std::size_t group_size, bool accumulate,
                                  Out* out, std::int64_t first, std::int64_t count) {
@@ -107,6 +124,8 @@ HWY_INLINE void ordered_sum_to_memory(std::span<const void* const> pieces, std::
   if constexpr (sizeof(Out) == 4) {
     if (group_size >= pieces.size()) {
       switch (pieces.size()) {
+        case 1:
+          return ordered_sum_past_caches<1, Piece>(pieces, group_size, accumulate, out, first, count);
         case 2:
           return ordered_sum_past_caches<2, Piece>(pieces, group_size, accumulate, out, first, count);
         case 4:
@@ -134,6 +153,22 @@ void sum_pieces(std::span<const void* const> pieces, DataType piece_dtype, int g
         ordered_sum_loop<Piece>(pieces, group, accumulate, to, first, count);
       }
     });
+  });
+}
+
+void round_and_sum(const ConstTensorView& source, DataType wire, bool accumulate, const TensorView& out,
+                   std::int64_t first, std::int64_t count) {
+  const void* const pieces[] = {source.data};
+  with_floating(out.dtype, [&](auto result) HWY_ATTR {
+    auto* to = static_cast<decltype(result)*>(out.data);
+    switch (wire) {
+      case DataType::bfloat16:
+        return ordered_sum_to_memory<Rounded<bfloat16>>(pieces, 1, accumulate, to, first, count);
+      case DataType::float16:
+        return ordered_sum_to_memory<Rounded<float16>>(pieces, 1, accumulate, to, first, count);
+      default:
+        return ordered_sum_to_memory<float>(pieces, 1, accumulate, to, first, count);
+    }
   });
 }
 
@@ -188,6 +223,7 @@ HWY_AFTER_NAMESPACE();
 namespace tranche::kernels::cpu {
 
 HWY_EXPORT(sum_pieces);
+HWY_EXPORT(round_and_sum);
 HWY_EXPORT(block_statistics);
 
 namespace {
@@ -222,6 +258,13 @@ void ordered_sum(int threads, std::span<const void* const> pieces, DataType piec
   parallel_ranges(threads, out.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {
     HWY_DYNAMIC_DISPATCH(sum_pieces)
     (pieces, piece_dtype, group_size, accumulate, out, target, first, count);
+  });
+}
+
+void rounded_sum(int threads, const ConstTensorView& source, DataType wire, bool accumulate,
+                 const TensorView& out) {
+  parallel_ranges(threads, out.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {
+    HWY_DYNAMIC_DISPATCH(round_and_sum)(source, wire, accumulate, out, first, count);
   });
 }
 

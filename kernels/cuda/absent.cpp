@@ -79,6 +79,9 @@ void dropout(Stream&, const DropoutOptions&, const ConstTensorView&, const Tenso
 void ordered_sum(Stream&, std::span<const void* const>, DataType, int, bool, const TensorView&) {
   absent();
 }
+void rounded_sum(Stream&, const ConstTensorView&, DataType, bool, const TensorView&) {
+  absent();
+}
 void gradient_statistics(Stream&, const ConstTensorView&, GradientStatistics*, const Workspace&) {
   absent();
 }

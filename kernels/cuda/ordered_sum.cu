@@ -107,6 +107,39 @@ void launch_ordered_sum(Stream& stream, std::span<const void* const> pieces, int
   launch(stream, "ordered_sum", kernel, stretch_shape(stretch, 1), list, out, stretch);
 }
 
+/// Bytes per element: 4 + size(out), and size(out) again to accumulate.
+template <class Wire, class Out>
+struct RoundedSum {
+  template <int n>
+  struct Loaded {
+    typename Elements<float>::template Loaded<n> source;
+    typename Out::template Loaded<n> held;
+  };
+  Elements<float> source;
+  Out out;
+  bool accumulate;
+
+  template <int n>
+  __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
+    Loaded<n> loaded = {};
+    loaded.source = source.template load<n>(i);
+    if (accumulate) loaded.held = out.template load<n>(i);
+    return loaded;
+  }
+  template <int n>
+  __device__ __forceinline__ void finish(std::int64_t i, const Loaded<n>& loaded) const {
+    float values[n], held[n];
+    Elements<float>::template widen<n>(loaded.source, values);
+    Out::template widen<n>(loaded.held, held);
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      if constexpr (!std::is_same_v<Wire, float>) values[k] = widened(narrowed<Wire>(values[k]));
+      if (accumulate) values[k] = held[k] + values[k];
+    }
+    out.template store<n>(i, values);
+  }
+};
+
 constexpr int digest_unroll = 4;
 
 /// Bytes per element: size(values). Bound by arithmetic: six 64-bit products for each lane of an element.
@@ -159,6 +192,23 @@ void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType p
     with_storage(out.dtype, [&](auto result) {
       using Out = Elements<decltype(result)>;
       launch_ordered_sum<Piece, Out, few_pieces>(stream, pieces, group_size, accumulate, out, Out{out.data});
+    });
+  });
+}
+
+void rounded_sum(Stream& stream, const ConstTensorView& source, DataType wire, bool accumulate,
+                 const TensorView& out) {
+  with_storage(wire, [&](auto storage) {
+    with_storage(out.dtype, [&](auto result) {
+      using Wire = decltype(storage);
+      using Out = Elements<decltype(result)>;
+      constexpr int width = 4;
+      const Stretch stretch = stretch_of(
+          out.elements(), width,
+          {demand_of(source.data, size_of(source.dtype), width), demand_of(out.data, Out::bytes, width)});
+      launch_stretch<width, 2>(
+          stream, "rounded_sum",
+          RoundedSum<Wire, Out>{{const_cast<void*>(source.data)}, {out.data}, accumulate}, stretch);
     });
   });
 }

@@ -12,6 +12,10 @@ inline Cost ordered_sum(std::size_t pieces, DataType piece_dtype, bool accumulat
           elements * read + (accumulate ? held : 0.0), held};
 }
 
+inline Cost rounded_sum(const ConstTensorView& source, bool accumulate, const TensorView& out) {
+  return ordered_sum(1, source.dtype, accumulate, out);
+}
+
 inline Cost gradient_statistics(const ConstTensorView& gradient) {
   return {2.0 * static_cast<double>(gradient.elements()), static_cast<double>(gradient.bytes()),
           static_cast<double>(sizeof(GradientStatistics))};

@@ -286,7 +286,8 @@ double must_hold(const MemoryCase& drawn) {
   const double state = parameters * (weights + optimizer + (stage == 0 || boundary ? g : g / n));
 
   const double slot = boundary && g == 4 ? 0 : 4;
-  const double wire = config.precision.wire == DataType::float32 ? 0 : size_of(config.precision.wire);
+  const bool sent_as_is = config.precision.wire == DataType::float32 || drawn.ranks == 1;
+  const double wire = sent_as_is ? 0 : size_of(config.precision.wire);
   const double ahead = stage == 3 ? std::min<double>(config.depth, layers) : 0;  // units gathered
 
   const double stream = rows * w * b;  // one residual
