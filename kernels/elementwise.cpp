@@ -161,6 +161,24 @@ void gelu_backward(Stream& stream, const ConstTensorView& x, const ConstTensorVi
       [&] { cuda::gelu_backward(stream, x, dy, dx); });
 }
 
+void gelu_forward_backward(Stream& stream, const ConstTensorView& x, const ConstTensorView& dy,
+                           const TensorView& y, const TensorView& dx) {
+  constexpr std::string_view name = "gelu_forward_backward";
+  check_floating(name, "x", x.dtype);
+  check_operand(name, "dy", dy, x);
+  check_operand(name, "y", y, x);
+  check_operand(name, "dx", dx, x);
+  meta::Cost cost = meta::elementwise(meta::gelu_forward_backward_operations, dx, x, dy);
+  cost.bytes_written += static_cast<double>(y.bytes());
+  dispatch(
+      stream, name, cost,
+      [threads = stream.threads(), x, dy, y, dx] { cpu::gelu_forward_backward(threads, x, dy, y, dx); },
+      [&] {
+        cuda::gelu_forward(stream, x, y);
+        cuda::gelu_backward(stream, x, dy, dx);
+      });
+}
+
 void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y) {
   constexpr std::string_view name = "dropout";
   check_floating(name, "x", x.dtype);

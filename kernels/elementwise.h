@@ -45,6 +45,11 @@ void bias_gradient(Stream& stream, const ConstTensorView& gradient, const Tensor
 void gelu_forward(Stream& stream, const ConstTensorView& x, const TensorView& y);
 /// dx = dy * gelu'(x); in place on dy is allowed.
 void gelu_backward(Stream& stream, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& dx);
+/// y = gelu(x) and dx = dy * gelu'(x), the bits of the two above: what a backward wants that computes y again
+/// instead of keeping it. One pass with one exponential an element on the CPU; on cuda the two launches. dx
+/// in place on dy is allowed.
+void gelu_forward_backward(Stream& stream, const ConstTensorView& x, const ConstTensorView& dy,
+                           const TensorView& y, const TensorView& dx);
 
 /// Where a dropout mask comes from: element e of global sample s at `site` in `step` is dropped by a draw
 /// keyed by (seed, step, site, s, e), so masks are the same for every number of ranks and under

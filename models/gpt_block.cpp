@@ -165,11 +165,12 @@ void gpt_block_backward(const GptPass& pass, std::int64_t block, const GatheredU
                               {{dtype, {rows, width}}, {dtype, {rows, inner}}, {dtype, {rows, inner}}});
     const TensorView &narrow_scratch = scratch[0], &d_hidden = scratch[1], &activated = scratch[2];
     const ConstTensorView d_out = through_dropout(after_mlp, narrow_scratch);
-    // Computed again rather than kept: a quarter of the block's activations for one pass over them.
-    kernels::gelu_forward(stream, kept[hidden], activated);
-    linear_backward(engine, unit, gradients, mlp_projection_weight, mlp_projection_bias, activated, d_out,
-                    &d_hidden);
-    kernels::gelu_backward(stream, kept[hidden], d_hidden, d_hidden);
+    linear_input_gradient(engine, unit, mlp_projection_weight, d_out, d_hidden);
+    // Computed again rather than kept: a quarter of the block's activations for what gelu's gradient needs
+    // as well.
+    kernels::gelu_forward_backward(stream, kept[hidden], d_hidden, activated, d_hidden);
+    linear_parameter_gradients(engine, gradients, mlp_projection_weight, mlp_projection_bias, activated,
+                               d_out);
     linear_backward(engine, unit, gradients, mlp_weight, mlp_bias, kept[normed_2], d_hidden, &narrow_scratch);
     kernels::layer_norm_backward(stream, narrow_scratch, kept[middle], unit.tensor(ln_2_weight), kept[mean_2],
                                  kept[rstd_2], true, gradient, gradients.tensor(ln_2_weight),

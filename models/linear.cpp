@@ -12,19 +12,29 @@ void linear_forward(Engine& engine, const GatheredUnit& unit, int weight, int bi
                        engine.workspace());
 }
 
-void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients, int weight,
-                     int bias, const ConstTensorView& x, const ConstTensorView& d_out,
-                     const TensorView* d_x) {
+void linear_input_gradient(Engine& engine, const GatheredUnit& unit, int weight, const ConstTensorView& d_out,
+                           const TensorView& d_x) {
+  kernels::matmul(engine.compute_stream(), {.transpose_b = true}, d_out, unit.tensor(weight), d_x,
+                  engine.workspace());
+}
+
+void linear_parameter_gradients(Engine& engine, const UnitGradients& gradients, int weight, int bias,
+                                const ConstTensorView& x, const ConstTensorView& d_out) {
   Stream& stream = engine.compute_stream();
   if (gradients.wanted(weight)) {
-    kernels::matmul(stream, {.transpose_a = true, .accumulate = true}, x, d_out, gradients.tensor(weight),
+    const GradientTarget d_weight = gradients.target(weight);
+    kernels::matmul(stream, {.transpose_a = true, .accumulate = d_weight.accumulate}, x, d_out, d_weight.view,
                     engine.workspace());
   }
   if (gradients.wanted(bias))
     kernels::bias_gradient(stream, d_out, gradients.tensor(bias), engine.workspace());
-  if (d_x != nullptr) {
-    kernels::matmul(stream, {.transpose_b = true}, d_out, unit.tensor(weight), *d_x, engine.workspace());
-  }
+}
+
+void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients, int weight,
+                     int bias, const ConstTensorView& x, const ConstTensorView& d_out,
+                     const TensorView* d_x) {
+  linear_parameter_gradients(engine, gradients, weight, bias, x, d_out);
+  if (d_x != nullptr) linear_input_gradient(engine, unit, weight, d_out, *d_x);
 }
 
 }  // namespace tranche::models

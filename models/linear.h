@@ -16,7 +16,15 @@ namespace models {
 void linear_forward(Engine& engine, const GatheredUnit& unit, int weight, int bias, const ConstTensorView& x,
                     const TensorView& out);
 
-/// Adds the gradients of weight and bias (left out where frozen) and, when d_x is given, writes
+/// d_x = d_out weight^T.
+void linear_input_gradient(Engine& engine, const GatheredUnit& unit, int weight, const ConstTensorView& d_out,
+                           const TensorView& d_x);
+
+/// Adds the gradients of weight and bias, left out where frozen.
+void linear_parameter_gradients(Engine& engine, const UnitGradients& gradients, int weight, int bias,
+                                const ConstTensorView& x, const ConstTensorView& d_out);
+
+/// Both: adds the gradients of weight and bias (left out where frozen) and, when d_x is given, writes
 /// d_x = d_out weight^T.
 void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients, int weight,
                      int bias, const ConstTensorView& x, const ConstTensorView& d_out, const TensorView* d_x);

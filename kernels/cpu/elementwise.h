@@ -18,5 +18,7 @@ void add_bias(int threads, const TensorView& x, const ConstTensorView& bias);
 void bias_gradient(int threads, const ConstTensorView& gradient, const TensorView& bias_gradient);
 void gelu_forward(int threads, const ConstTensorView& x, const TensorView& y);
 void gelu_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& dx);
+void gelu_forward_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy,
+                           const TensorView& y, const TensorView& dx);
 
 }  // namespace tranche::kernels::cpu

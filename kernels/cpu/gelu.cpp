@@ -47,15 +47,39 @@ HWY_INLINE hn::VFromD<D> exponential_of_minus_2u(D d, hn::VFromD<D> x) {
   return exponential(d, hn::Max(hn::Min(hn::Mul(x, factor), limit), hn::Neg(limit)));
 }
 
+/// gelu(x), where `e` is exp(-2u).
+template <class D>
+HWY_INLINE hn::VFromD<D> value_of(D d, hn::VFromD<D> x, hn::VFromD<D> e) {
+  const auto ratio = hn::Div(x, hn::Add(hn::Set(d, 1.0f), e));
+  // Far left gelu is below every fp32 number; the product is -0 there, and NaN for -infinity.
+  const auto far_left = hn::Lt(x, hn::Set(d, -16.0f));
+  return hn::IfThenElse(far_left, hn::Mul(x, hn::Zero(d)), ratio);
+}
+
+/// Beyond 16 the derivative is 0 or 1 to the last bit; clamping keeps x^2 finite. NaNs stay NaNs. exp(-2u) is
+/// at its own bounds there, so that it is the same of x and of x clamped.
+template <class D>
+HWY_INLINE hn::VFromD<D> clamped(D d, hn::VFromD<D> x) {
+  const auto bound = hn::Set(d, 16.0f);
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Max(hn::Min(x, bound), hn::Neg(bound)));
+}
+
+/// gelu'(x) for an x that is clamped, where `e` is exp(-2u).
+template <class D>
+HWY_INLINE hn::VFromD<D> derivative_of(D d, hn::VFromD<D> x, hn::VFromD<D> e) {
+  const auto one = hn::Set(d, 1.0f);
+  const auto s = hn::Div(one, hn::Add(one, e));
+  // gelu' = s + x s (1 - s) 2u', where 1 - s = e s and 2u' = 2 sqrt(2 / pi) (1 + 3 * 0.044715 x^2).
+  const auto slope =
+      hn::Sub(hn::Set(d, -two_root), hn::Mul(hn::Set(d, 3.0f * two_root_cubic), hn::Mul(x, x)));
+  return hn::Add(s, hn::Mul(hn::Mul(x, s), hn::Mul(hn::Mul(e, s), slope)));
+}
+
 void gelu(const ConstTensorView& x_view, const TensorView& y_view, std::int64_t first, std::int64_t count) {
   for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
     const std::int64_t i = first + offset;
     const auto x = load_any(d, x_view.dtype, x_view.data, i);
-    const auto ratio = hn::Div(x, hn::Add(hn::Set(d, 1.0f), exponential_of_minus_2u(d, x)));
-    // Far left gelu is below every fp32 number; the product is -0 there, and NaN for -infinity.
-    const auto far_left = hn::Lt(x, hn::Set(d, -16.0f));
-    const auto y = hn::IfThenElse(far_left, hn::Mul(x, hn::Zero(d)), ratio);
-    store_any(d, y, y_view.dtype, y_view.data, i);
+    store_any(d, value_of(d, x, exponential_of_minus_2u(d, x)), y_view.dtype, y_view.data, i);
   });
 }
 
@@ -63,20 +87,24 @@ void gelu_gradient(const ConstTensorView& x_view, const ConstTensorView& dy_view
                    std::int64_t first, std::int64_t count) {
   for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
     const std::int64_t i = first + offset;
-    const auto one = hn::Set(d, 1.0f);
-    const auto given = load_any(d, x_view.dtype, x_view.data, i);
-    // Beyond 16 the derivative is 0 or 1 to the last bit; clamping keeps x^2 finite. NaNs stay NaNs.
-    const auto bound = hn::Set(d, 16.0f);
-    const auto clamped = hn::Max(hn::Min(given, bound), hn::Neg(bound));
-    const auto x = hn::IfThenElse(hn::IsNaN(given), given, clamped);
-    const auto e = exponential_of_minus_2u(d, x);
-    const auto s = hn::Div(one, hn::Add(one, e));
-    // gelu' = s + x s (1 - s) 2u', where 1 - s = e s and 2u' = 2 sqrt(2 / pi) (1 + 3 * 0.044715 x^2).
-    const auto slope =
-        hn::Sub(hn::Set(d, -two_root), hn::Mul(hn::Set(d, 3.0f * two_root_cubic), hn::Mul(x, x)));
-    const auto derivative = hn::Add(s, hn::Mul(hn::Mul(x, s), hn::Mul(hn::Mul(e, s), slope)));
+    const auto x = clamped(d, load_any(d, x_view.dtype, x_view.data, i));
+    const auto derivative = derivative_of(d, x, exponential_of_minus_2u(d, x));
     store_any(d, hn::Mul(load_any(d, dy_view.dtype, dy_view.data, i), derivative), dx_view.dtype,
               dx_view.data, i);
+  });
+}
+
+void gelu_and_gradient(const ConstTensorView& x_view, const ConstTensorView& dy_view,
+                       const TensorView& y_view, const TensorView& dx_view, std::int64_t first,
+                       std::int64_t count) {
+  for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
+    const std::int64_t i = first + offset;
+    const auto given = load_any(d, x_view.dtype, x_view.data, i);
+    const auto dy = load_any(d, dy_view.dtype, dy_view.data, i);
+    const auto x = clamped(d, given);
+    const auto e = exponential_of_minus_2u(d, x);
+    store_any(d, value_of(d, given, e), y_view.dtype, y_view.data, i);
+    store_any(d, hn::Mul(dy, derivative_of(d, x, e)), dx_view.dtype, dx_view.data, i);
   });
 }
 
@@ -88,6 +116,7 @@ namespace tranche::kernels::cpu {
 
 HWY_EXPORT(gelu);
 HWY_EXPORT(gelu_gradient);
+HWY_EXPORT(gelu_and_gradient);
 
 void gelu_forward(int threads, const ConstTensorView& x, const TensorView& y) {
   parallel_ranges(threads, x.elements(), parallel_grain / 4, [&](std::int64_t first, std::int64_t count) {
@@ -98,6 +127,13 @@ void gelu_forward(int threads, const ConstTensorView& x, const TensorView& y) {
 void gelu_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& dx) {
   parallel_ranges(threads, x.elements(), parallel_grain / 4, [&](std::int64_t first, std::int64_t count) {
     HWY_DYNAMIC_DISPATCH(gelu_gradient)(x, dy, dx, first, count);
+  });
+}
+
+void gelu_forward_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy,
+                           const TensorView& y, const TensorView& dx) {
+  parallel_ranges(threads, x.elements(), parallel_grain / 4, [&](std::int64_t first, std::int64_t count) {
+    HWY_DYNAMIC_DISPATCH(gelu_and_gradient)(x, dy, y, dx, first, count);
   });
 }
 

@@ -14,6 +14,7 @@ Cost elementwise(double per_element, const TensorView& out, const Inputs&... inp
 /// Operations of one element; an exponential counts as the fourteen of its polynomial and reduction.
 inline constexpr double gelu_forward_operations = 21;
 inline constexpr double gelu_backward_operations = 32;
+inline constexpr double gelu_forward_backward_operations = 36;  ///< which share exp(-2u), 17 of either
 /// Scaling and adding a draw; the draw itself is integer work.
 inline constexpr double fill_random_operations = 2;
 

@@ -283,7 +283,8 @@ TEST(BiasGradient, IsTheBlockedSumForAnyThreadCount) {
                                         {128, 64},
                                         {129, 257},
                                         {1030, 70},
-                                        {200, 515}}) {
+                                        {200, 515},
+                                        {70, 1030}}) {
       Guarded gradient(type, rows * columns);
       fill_random(gradient, 1);
       Guarded start(DataType::float32, columns);
@@ -351,8 +352,13 @@ TEST(Elementwise, CountsTheSameOnMetaAndTouchesNothing) {
     EXPECT_EQ(stream->work().bytes_read, 72 + (24 + 48) * 2 + (48 + 16) + (24 + 16));
     gelu_forward(*stream, a.view(), b.view());
     gelu_backward(*stream, a.view(), b.view(), b.view());
+    const auto before_both = stream->work();
+    gelu_forward_backward(*stream, a.view(), b.view(), a.view(), b.view());
+    EXPECT_EQ(stream->work().bytes_read - before_both.bytes_read, 24 + 48);
+    EXPECT_EQ(stream->work().bytes_written - before_both.bytes_written, 24 + 48);
+    EXPECT_EQ(stream->work().floating_point_operations - before_both.floating_point_operations, 12 * 36);
     dropout(*stream, options, a.view(), b.view());
-    EXPECT_EQ(stream->work().kernels, 13);
+    EXPECT_EQ(stream->work().kernels, 14);
     if (stream == &meta) {
       EXPECT_EQ(a.bits() + b.bits() + bias.bits(), before);
     }
@@ -405,6 +411,10 @@ TEST(Elementwise, RefusesByName) {
               bias_gradient(stream, f.view(Shape{1, 12}), y);
             }),
             "bias_gradient: `bias_gradient` has dtype fp16, wanted fp32");
+  EXPECT_EQ(refusal([&] { gelu_forward_backward(stream, x, s, x, x); }),
+            "gelu_forward_backward: `dy` has 7 elements, wanted 12");
+  EXPECT_EQ(refusal([&] { gelu_forward_backward(stream, x, x, n, x); }),
+            "gelu_forward_backward: `y` has dtype int32, wanted fp32, bf16 or fp16");
   EXPECT_EQ(refusal([&] { bias_gradient(stream, x, x); }),
             "bias_gradient: `gradient` has shape [12], wanted 2 dimensions");
   EXPECT_EQ(refusal([&] { gelu_forward(stream, x, s); }), "gelu_forward: `y` has 7 elements, wanted 12");

@@ -101,6 +101,30 @@ TEST(Gelu, NonFiniteValuesStayVisible) {
   }
 }
 
+TEST(Gelu, ForwardAndBackwardAtOnceAreTheTwo) {
+  Guarded plain = inputs();
+  const std::int64_t n = plain.elements() + 3;
+  for (const DataType type : floating_types()) {
+    Guarded x(type, n), dy(type, n);
+    fill_random(dy, 2);
+    for (std::int64_t i = 0; i + 3 < n; ++i) x.set(i, plain.get(i));
+    x.set(n - 3, NAN);
+    x.set(n - 2, INFINITY);
+    x.set(n - 1, -INFINITY);
+    Guarded wanted_y(type, n), wanted_dx(type, n);
+    TestStream one;
+    gelu_forward(one, x.view(), wanted_y.view());
+    gelu_backward(one, x.view(), dy.view(), wanted_dx.view());
+    for (const int threads : thread_counts()) {
+      Guarded y(type, n), dx = dy;
+      TestStream stream(threads);
+      gelu_forward_backward(stream, x.view(), dx.view(), y.view(), dx.view());  // in place on dy
+      EXPECT_TRUE(y.bits() == wanted_y.bits()) << name_of(type) << ", " << threads << " threads";
+      EXPECT_TRUE(dx.bits() == wanted_dx.bits()) << name_of(type) << ", " << threads << " threads";
+    }
+  }
+}
+
 TEST(Gelu, SameBitsEverywhereAndInEveryType) {
   for (const DataType type : floating_types()) {
     if (on_gpu && type != DataType::float32) continue;  // its 16-bit arithmetic is another
@@ -132,6 +156,11 @@ TEST(Gelu, SameBitsEverywhereAndInEveryType) {
         gelu_backward(stream, x.view(), dy.view(), dx.view());
         ASSERT_EQ(y.bits(), wanted_y.bits()) << described(set, n, 1) << ' ' << name_of(type);
         ASSERT_EQ(dx.bits(), wanted_dx.bits()) << described(set, n, 1) << ' ' << name_of(type);
+        Guarded again_y(type, n);
+        Guarded again_dx(type, n);
+        gelu_forward_backward(stream, x.view(), dy.view(), again_y.view(), again_dx.view());
+        ASSERT_EQ(again_y.bits(), y.bits()) << "both at once, " << described(set, n, 1) << name_of(type);
+        ASSERT_EQ(again_dx.bits(), dx.bits()) << "both at once, " << described(set, n, 1) << name_of(type);
         gelu_backward(stream, x.view(), dy.view(), dy.view());
         ASSERT_EQ(dy.bits(), wanted_dx.bits()) << "in place on dy";
         fill_random(dy, 2);
