@@ -195,74 +195,68 @@ TEST_P(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
   EXPECT_LT(watch.seconds(), 10);
 }
 
-TEST(FailuresAcrossHosts, WhoSeesTheMissingRankNamesItFirst) {
-  // Hosts {0, 1} and {2, 3}, of which rank 1 has not started: rank 0 cannot sum up or send, so that 2 and 3
-  // hear nothing from that host. Nobody tells the others, so that all come to their own conclusion.
-  for (const bool gather : {false, true}) {
-    const ThreadGroup group(4);
-    std::string texts[4];
-    double seconds[4] = {};
-    std::vector<std::thread> threads;
-    for (const int rank : {0, 2, 3}) {
-      threads.emplace_back([&, rank] {
-        CommunicatorOptions options;
-        options.timeout_seconds = 0.4;
-        options.slab_bytes = 64 << 10;
-        options.collectives = HostCollectives::shared;
-        options.local_size = 2;
-        const auto comm = group.communicator(rank, options);
-        std::vector<float> full(400), shard(100);
-        const Stopwatch watch;
-        texts[rank] = failure_of([&] {
-          if (gather) {
-            comm->all_gather(shard.data(), full.data(), 100, DataType::float32, 0, {}, label).wait();
-          } else {
-            comm->reduce_scatter(full.data(), DataType::float32, shard.data(), DataType::float32, 100,
-                                 {2, false, 0}, {}, label)
-                .wait();
-          }
-        });
-        seconds[rank] = watch.seconds();
-      });
-    }
-    for (auto& thread : threads) thread.join();
-    const std::string what = gather ? "all_gather" : "reduce_scatter";
-    const std::string no_data = what + " of unit h.3 in backward: no data from rank ";
-    EXPECT_THAT(texts[0], HasSubstr("[rank 0] " + no_data +
-                                    "1 after 0.4 s (rank 1 has not entered the operation, or hangs)"));
-    EXPECT_THAT(texts[2], HasSubstr("[rank 2] " + no_data +
-                                    "0 after 0.4 s (rank 0, or a rank that it waits for, has not entered "
-                                    "the operation, or hangs)"));
-    EXPECT_THAT(texts[3], HasSubstr("[rank 3] " + no_data + "1 after 0.4 s (rank 1, or a rank that it"));
-    EXPECT_GT(seconds[2], 0.48) << "it leaves the word to rank 0";
-    EXPECT_LT(seconds[2], 10);
-  }
-}
+/// How each rank's call ended, and after how long.
+struct Ends {
+  std::string texts[4];
+  double seconds[4] = {};
+};
 
-TEST(FailuresAcrossHosts, ARankAloneOnItsHostIsMissingForSure) {
-  const ThreadGroup group(3);
-  std::string texts[2];
+/// `there` of `size` ranks, two to a declared host, issue a gather or a reduce-scatter; the others have not
+/// started. Nobody tells the others, so that all come to their own conclusion.
+Ends collective_across_hosts(int size, std::initializer_list<int> there, bool gather, double timeout) {
+  const ThreadGroup group(size);
+  Ends ends;
   std::vector<std::thread> threads;
-  for (const int rank : {0, 1}) {
+  for (const int rank : there) {
     threads.emplace_back([&, rank] {
       CommunicatorOptions options;
-      options.timeout_seconds = 0.2;
+      options.timeout_seconds = timeout;
       options.slab_bytes = 64 << 10;
       options.collectives = HostCollectives::shared;
       options.local_size = 2;
       const auto comm = group.communicator(rank, options);
-      std::vector<float> full(300), shard(100);
-      texts[rank] = failure_of([&] {
-        comm->reduce_scatter(full.data(), DataType::float32, shard.data(), DataType::float32, 100,
-                             {2, false, 0}, {}, label)
-            .wait();
+      std::vector<float> full(static_cast<std::size_t>(size) * 100), shard(100);
+      const Stopwatch watch;
+      ends.texts[rank] = failure_of([&] {
+        if (gather) {
+          comm->all_gather(shard.data(), full.data(), 100, DataType::float32, 0, {}, label).wait();
+        } else {
+          comm->reduce_scatter(full.data(), DataType::float32, shard.data(), DataType::float32, 100,
+                               {2, false, 0}, {}, label)
+              .wait();
+        }
       });
+      ends.seconds[rank] = watch.seconds();
     });
   }
   for (auto& thread : threads) thread.join();
-  for (const std::string& text : texts) {
-    EXPECT_THAT(
-        text, HasSubstr("no data from rank 2 after 0.2 s (rank 2 has not entered the operation, or hangs)"));
+  return ends;
+}
+
+TEST(FailuresAcrossHosts, WhoSeesTheMissingRankNamesItFirst) {
+  // Hosts {0, 1} and {2, 3}, of which rank 1 has not started: rank 0 cannot sum up or send, so that 2 and 3
+  // hear nothing from that host.
+  for (const bool gather : {false, true}) {
+    const Ends ends = collective_across_hosts(4, {0, 2, 3}, gather, 0.4);
+    const std::string what = gather ? "all_gather" : "reduce_scatter";
+    const std::string no_data = what + " of unit h.3 in backward: no data from rank ";
+    EXPECT_THAT(ends.texts[0], HasSubstr("[rank 0] " + no_data +
+                                         "1 after 0.4 s (rank 1 has not entered the operation, or hangs)"));
+    EXPECT_THAT(ends.texts[2],
+                HasSubstr("[rank 2] " + no_data +
+                          "0 after 0.4 s (rank 0, or a rank that it waits for, has not entered "
+                          "the operation, or hangs)"));
+    EXPECT_THAT(ends.texts[3], HasSubstr("[rank 3] " + no_data + "1 after 0.4 s (rank 1, or a rank that it"));
+    EXPECT_GT(ends.seconds[2], 0.48) << "it leaves the word to rank 0";
+    EXPECT_LT(ends.seconds[2], 10);
+  }
+}
+
+TEST(FailuresAcrossHosts, ARankAloneOnItsHostIsMissingForSure) {
+  const Ends ends = collective_across_hosts(3, {0, 1}, false, 0.2);
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(ends.texts[rank], HasSubstr("no data from rank 2 after 0.2 s (rank 2 has not entered the "
+                                            "operation, or hangs)"));
   }
 }
 
