@@ -20,6 +20,7 @@
 #include "tranche/kernels/matmul.h"
 #include "tranche/offload/calibration.h"
 #include "tranche/offload/host_link.h"
+#include "tranche/tools/calibration_statistics.h"
 #include "tranche/tools/files.h"
 #include "tranche/version.h"
 
@@ -35,11 +36,6 @@ constexpr int passes = 3;
 /// Operands walk through so many bytes, so that none is found in a cache because it was just used.
 constexpr std::int64_t pool_bytes = std::int64_t{48} << 20;
 constexpr std::int64_t streamed_bytes = std::int64_t{32} << 20;
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 /// The median of as many calls as fit into `seconds`: at least one; the first of several is not counted.
 double time_calls(double seconds, const std::function<void()>& call, double (*now)() = &seconds_now) {
@@ -155,19 +151,6 @@ std::vector<ProductTable> measure_products(Device& device, double all, double se
   return tables;
 }
 
-/// Of each rate the median of the passes.
-std::vector<ProductTable> median_tables(const std::vector<std::vector<ProductTable>>& passes_of_tables) {
-  std::vector<ProductTable> result = passes_of_tables.front();
-  for (std::size_t table = 0; table < result.size(); ++table) {
-    for (std::size_t rate = 0; rate < result[table].rates.size(); ++rate) {
-      std::vector<double> values;
-      for (const auto& tables : passes_of_tables) values.push_back(tables[table].rates[rate]);
-      result[table].rates[rate] = median(std::move(values));
-    }
-  }
-  return result;
-}
-
 double measure_memory(Device& device, double seconds) {
   MemoryResource& memory = device.memory(Tier::device);
   const Buffer from(memory, streamed_bytes, Category::workspace, "calibration");
@@ -249,14 +232,14 @@ double (*clock_of(int threads))() {
   return threads == 1 ? &thread_seconds : &seconds_now;
 }
 
-ComputeShare measure_share(int ranks, int threads, double seconds) {
+ComputeShare measure_share(Communicator& group, int threads, double seconds) {
   ComputeShare share;
-  share.ranks = ranks;
+  share.ranks = group.size();
   share.threads = threads;
   const double products = seconds * products_share / (products_share + steps_share);
   std::vector<double> memory;
   std::vector<std::vector<ProductTable>> tables;
-  StepProbes probes(ranks, threads, seconds - products);
+  StepProbes probes(group, threads, seconds - products);
   for (int pass = 0; pass < passes; ++pass) {
     const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, threads});
     memory.push_back(measure_memory(*device, seconds * 0.02 / passes));
@@ -370,7 +353,7 @@ int run_calibrate(const Options& options, const Output& output) {
       const bool active = all.rank() < ranks;
       const std::unique_ptr<Communicator> group = all.split(active ? 0 : -1, all.rank());
       if (active) {
-        machine.shares.push_back(measure_share(ranks, threads, each * (products_share + steps_share)));
+        machine.shares.push_back(measure_share(*group, threads, each * (products_share + steps_share)));
         group->barrier(calibrating).wait();
         if (ranks > 1) {
           measure_collectives(*group, runtime->memory(Tier::device), each * collectives_share,

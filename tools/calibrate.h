@@ -17,22 +17,23 @@ int run_calibrate(const Options& options, const Output& output);
 /// What kernels of so many threads are timed by: one thread's own processor time, so that a machine which
 /// does other things at the same time measures nearly the same; else what passes.
 double (*clock_of(int threads))();
-/// Products, memory and the kernels of probing steps, with `threads`, within about so many seconds. Every
-/// rank of a node that is to share it calls this at the same time.
-ComputeShare measure_share(int ranks, int threads, double seconds);
+/// Collective over `group`, the ranks of a node that are to share it. Products, memory and the kernels of
+/// probing steps, with `threads` of each rank, within about so many seconds.
+ComputeShare measure_share(Communicator& group, int threads, double seconds);
 
 /// The kernels of a few steps of small GPTs, timed as they run in them.
 class StepProbes {
  public:
-  /// All passes together within about `seconds`.
-  StepProbes(int ranks, int threads, double seconds);
+  /// All passes together within about `seconds`. `group` outlives it.
+  StepProbes(Communicator& group, int threads, double seconds);
   ~StepProbes();
-  /// Runs every probe for its part of the time; the largest in one pass only, since its steps are so long
+  /// Collective over the group, whose ranks begin each step together. Runs every probe for its part of the
+  /// time; the largest in one pass only, since its steps are so long
   /// that each is a measurement of its own.
   void run_pass(int pass, int passes);
   /// Adds tables of kernels and launch time to `share`, and brings its rates of products to what they are
   /// inside steps. Of each kernel call the median of the passes; with several ranks all of it takes longer by
-  /// what waiting for the slowest of them costs, judged by how the steps scatter.
+  /// what meeting behind every step was seen to cost (waiting_factor).
   void add_to(ComputeShare& share) const;
 
  private:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <map>
 #include <tuple>
 
@@ -14,6 +13,7 @@
 #include "tranche/engine/runtime.h"
 #include "tranche/models/gpt.h"
 #include "tranche/tools/calibrate.h"
+#include "tranche/tools/calibration_statistics.h"
 
 namespace tranche::tools {
 
@@ -34,11 +34,6 @@ constexpr std::size_t long_probe = 3;
 /// Sizes nearer to each other than this are one point.
 constexpr double same_size = 1.15;
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 /// A kernel call of a step, in the time that it took in the median of steps.
 struct Sample {
   RecordedWork work;
@@ -50,29 +45,22 @@ struct Sample {
 struct Visit {
   std::vector<Sample> samples;  ///< by kernel call of the step
   double launch = 0;            ///< seconds of a step beside its kernels, for each kernel
-  double stretch = 0;           ///< what waiting for the slowest rank makes of a step; 0: too few steps
+  SharedSteps steps;
 };
 
-/// Fewer steps say nothing of how they scatter.
-constexpr std::size_t least_scattered = 6;
+constexpr OperationLabel meeting{"calibration", "calibrate", Traffic::control};
 
-/// The step of `ranks` that wait for each other, over that of one: who draws as many times from `passed`, the
-/// seconds that steps took by the clock on the wall, has a median largest of their quantile 0.5^(1/ranks).
-/// `alone`: seconds of a step by the clock of the kernels.
-double stretch_of(std::vector<double> passed, double alone, int ranks) {
-  if (ranks < 2) return 1;
-  if (passed.size() < least_scattered) return 0;
-  std::sort(passed.begin(), passed.end());
-  const double place = std::pow(0.5, 1.0 / ranks) * static_cast<double>(passed.size() - 1);
-  const auto below = static_cast<std::size_t>(place);
-  const std::size_t above = std::min(below + 1, passed.size() - 1);
-  const double largest =
-      passed[below] + (place - static_cast<double>(below)) * (passed[above] - passed[below]);
-  return std::max(1.0, largest / alone);
+/// Waits for the other ranks; whether all of them want another step.
+bool meet(Communicator& group, bool another) {
+  double wanted = another ? 1 : 0;
+  group.all_reduce(&wanted, 1, DataType::float64, ReduceOperation::minimum, meeting).wait();
+  return wanted > 0;
 }
 
-/// Steps of one probe, the first `warm_steps` not timed.
-Visit run_probe(const Probe& probe, DataType dtype, int ranks, int threads, double seconds, int warm_steps) {
+/// Steps of one probe on a rank of its own, begun together with the other ranks', the first `warm_steps` not
+/// timed.
+Visit run_probe(const Probe& probe, DataType dtype, Communicator& group, int threads, double seconds,
+                int warm_steps) {
   models::GptConfig model;
   model.layers = probe.layers;
   model.width = probe.width;
@@ -105,12 +93,14 @@ Visit run_probe(const Probe& probe, DataType dtype, int ranks, int threads, doub
       {numbers, DataType::int32, shape}, {numbers + tokens, DataType::int32, shape}, numbering};
 
   std::vector<std::shared_ptr<WorkRecorder>> recorded;
-  std::vector<double> beside, wholes, passed;
+  std::vector<double> beside;
+  SharedSteps steps;
   Stream& compute = engine.compute_stream();
   const auto now = clock_of(threads);
   compute.attachment<SpanClock>().now = now;
   const Stopwatch all;
-  for (int step = 0; step < warm_steps + 2 || (step < 60 && all.seconds() < seconds); ++step) {
+  const int least = warm_steps + static_cast<int>(least_steps);
+  for (int step = 0; meet(group, step < least || (step < 60 && all.seconds() < seconds)); ++step) {
     const std::shared_ptr<WorkRecorder> recorder = WorkRecorder::make(true);
     const bool settled = step >= warm_steps;
     if (settled) compute.set_recorder(recorder.get(), WorkRecorder::host_lane);
@@ -119,11 +109,12 @@ Visit run_probe(const Probe& probe, DataType dtype, int ranks, int threads, doub
     for (int m = 0; m < 2; ++m) gpt.forward_backward(engine, data);
     (void)engine.step();
     const double whole = now() - begin;
-    const double whole_passed = wall.seconds();
     compute.set_recorder(nullptr, 0);
+    group.barrier(meeting).wait();
+    const double passed = wall.seconds();
     if (!settled) continue;
-    wholes.push_back(whole);
-    passed.push_back(whole_passed);
+    steps.own.push_back(whole);
+    steps.passed.push_back(passed);
     double inside = 0;
     for (const RecordedWork& work : recorder->work()) inside += work.seconds;
     beside.push_back((whole - inside) / static_cast<double>(recorder->work().size()));
@@ -131,7 +122,7 @@ Visit run_probe(const Probe& probe, DataType dtype, int ranks, int threads, doub
   }
   Visit visit;
   visit.launch = std::max(0.0, median(beside));
-  visit.stretch = stretch_of(std::move(passed), median(std::move(wholes)), ranks);
+  visit.steps = std::move(steps);
   for (std::size_t i = 0; i < recorded.front()->work().size(); ++i) {
     std::vector<double> taken;
     for (const auto& recorder : recorded) {
@@ -211,13 +202,14 @@ void add_kernels(ComputeShare& share, const std::vector<Sample>& samples) {
 }  // namespace
 
 struct StepProbes::Impl {
-  int ranks, threads;
+  Communicator& group;
+  int threads;
   double seconds;
   std::map<std::pair<std::size_t, DataType>, std::vector<Visit>> visits;  ///< by probe and dtype
 };
 
-StepProbes::StepProbes(int ranks, int threads, double seconds)
-    : impl_(std::make_unique<Impl>(Impl{ranks, threads, seconds, {}})) {}
+StepProbes::StepProbes(Communicator& group, int threads, double seconds)
+    : impl_(std::make_unique<Impl>(Impl{group, threads, seconds, {}})) {}
 StepProbes::~StepProbes() = default;
 
 void StepProbes::run_pass(int pass, int passes) {
@@ -228,7 +220,7 @@ void StepProbes::run_pass(int pass, int passes) {
     if (i >= long_probe && pass != passes / 2) continue;
     const bool is_long = i >= long_probe;
     for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
-      impl_->visits[{i, dtype}].push_back(run_probe(probes[i], dtype, impl_->ranks, impl_->threads,
+      impl_->visits[{i, dtype}].push_back(run_probe(probes[i], dtype, impl_->group, impl_->threads,
                                                     is_long ? each : each / passes, is_long ? 1 : 2));
     }
   }
@@ -236,7 +228,8 @@ void StepProbes::run_pass(int pass, int passes) {
 
 void StepProbes::add_to(ComputeShare& share) const {
   std::vector<Sample> samples;
-  std::vector<double> launches, stretches;
+  std::vector<double> launches;
+  std::vector<SharedSteps> steps;
   for (const auto& [key, visits] : impl_->visits) {
     for (std::size_t call = 0; call < visits.front().samples.size(); ++call) {
       std::vector<double> seconds;
@@ -246,21 +239,13 @@ void StepProbes::add_to(ComputeShare& share) const {
     }
     for (const Visit& visit : visits) {
       launches.push_back(visit.launch);
-      if (visit.stretch > 0) stretches.push_back(visit.stretch);
+      steps.push_back(visit.steps);
     }
   }
   share.launch_seconds = median(std::move(launches));
   adjust_products(share, samples);
   add_kernels(share, samples);
-  if (stretches.empty()) return;
-  const double stretch = median(std::move(stretches));
-  share.launch_seconds *= stretch;
-  for (ProductTable& table : share.products) {
-    for (double& rate : table.rates) rate /= stretch;
-  }
-  for (KernelTable& table : share.kernels) {
-    for (auto& [size, seconds] : table.time.points) seconds *= stretch;
-  }
+  if (impl_->group.size() > 1) slow_down(share, waiting_factor(steps));
 }
 
 }  // namespace tranche::tools

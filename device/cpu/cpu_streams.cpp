@@ -9,6 +9,7 @@
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
+#include "tranche/device/cpu/worker_team.h"
 #include "tranche/device/work_recorder.h"
 
 namespace tranche {
@@ -53,6 +54,7 @@ struct CpuWorkerStream::Impl {
   };
 
   std::string name;
+  WorkerTeam team;
   std::mutex mutex;
   std::condition_variable arrived;
   std::deque<Task> queue;
@@ -61,7 +63,8 @@ struct CpuWorkerStream::Impl {
   std::exception_ptr failure;  // touched by the worker alone
   std::thread worker;
 
-  explicit Impl(std::string stream_name) : name(std::move(stream_name)), worker([this] { run(); }) {}
+  Impl(std::string stream_name, int threads)
+      : name(std::move(stream_name)), team(threads), worker([this] { run(); }) {}
 
   ~Impl() {
     {
@@ -82,6 +85,7 @@ struct CpuWorkerStream::Impl {
   }
 
   void run() {
+    const WorkerTeam::Loan loan(team);
     for (;;) {
       Task task;
       {
@@ -132,7 +136,7 @@ struct CpuWorkerStream::Impl {
 };
 
 CpuWorkerStream::CpuWorkerStream(std::string name, int threads)
-    : name_(std::move(name)), threads_(threads), impl_(std::make_unique<Impl>(name_)) {}
+    : name_(std::move(name)), threads_(threads), impl_(std::make_unique<Impl>(name_, threads_)) {}
 
 CpuWorkerStream::~CpuWorkerStream() = default;
 

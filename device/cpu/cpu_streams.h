@@ -29,10 +29,11 @@ class CpuInlineStream : public Stream {
   int threads_;
 };
 
-/// Runs work in order on a thread of its own. After a failure (of work, or of an event waited for) later work
-/// is skipped and every later event carries that failure; it is never cleared.
-/// The destructor runs what is queued; an event that does not pass within a second then counts as failed,
-/// so that tearing down after an error elsewhere cannot hang.
+/// Runs work in order on a thread of its own, whose kernels share their loops with threads() - 1 others of
+/// the stream (worker_team.h). After a failure (of work, or of an event waited for) later work is skipped and
+/// every later event carries that failure; it is never cleared. The destructor runs what is queued; an event
+/// that does not pass within a second then counts as failed, so that tearing down after an error elsewhere
+/// cannot hang.
 class CpuWorkerStream : public Stream {
  public:
   CpuWorkerStream(std::string name, int threads);

@@ -1,15 +1,19 @@
 #pragma once
-/// Loops over the host threads that a stream lends.
+/// Loops over the host threads of a stream: of the team lent to the calling thread, or OpenMP's.
 
 #include <omp.h>
 
 #include <algorithm>
 #include <cstdint>
 
+#include "tranche/device/cpu/worker_team.h"
+
 namespace tranche::kernels::cpu {
 
 /// Below this many elements a second thread costs more than it saves (a team starts in microseconds).
 inline constexpr std::int64_t parallel_grain = 32768;
+
+inline constexpr int parts_of_a_thread = 4;
 
 /// Rows of `columns` elements that make up a grain.
 constexpr std::int64_t row_grain(std::int64_t columns) {
@@ -34,6 +38,18 @@ void parallel_ranges(int threads, std::int64_t total, std::int64_t grain, const 
     return;
   }
   const int team = static_cast<int>(std::min<std::int64_t>(threads, ranges));
+  if (WorkerTeam* lent = WorkerTeam::of_this_thread()) {
+    // Several parts a thread: one that is not let run leaves its share to the others.
+    const auto parts =
+        static_cast<int>(std::min<std::int64_t>(ranges, std::int64_t{team} * parts_of_a_thread));
+    lent->run(parts, [&](int part) {
+      const std::int64_t end = (part + 1) * ranges / parts;
+      for (std::int64_t range = part * ranges / parts; range < end; ++range) {
+        body(range * grain, std::min(grain, total - range * grain));
+      }
+    });
+    return;
+  }
 #pragma omp parallel for num_threads(team) schedule(static)
   for (std::int64_t range = 0; range < ranges; ++range) {
     body(range * grain, std::min(grain, total - range * grain));

@@ -1,8 +1,11 @@
 #pragma once
 /// Independent pieces of work of unequal cost, on the threads of a stream.
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
+
+#include "tranche/device/cpu/worker_team.h"
 
 namespace tranche::kernels::cpu {
 
@@ -14,6 +17,13 @@ template <class Body>
 void parallel_tasks(int threads, std::int64_t count, const Body& body) {
   if (threads <= 1 || count <= 1) {
     for (std::int64_t i = 0; i < count; ++i) body(i, 0);
+    return;
+  }
+  if (WorkerTeam* lent = WorkerTeam::of_this_thread()) {
+    std::atomic<std::int64_t> first{0};
+    lent->run(threads, [&](int slot) {
+      for (std::int64_t i; (i = first.fetch_add(1, std::memory_order_relaxed)) < count;) body(i, slot);
+    });
     return;
   }
   std::int64_t next = 0;

@@ -1,0 +1,72 @@
+#include "tranche/tools/calibration_statistics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tranche::tools {
+namespace {
+
+using testing::ElementsAre;
+
+TEST(CalibrationStatistics, MedianIsTheMiddleHoweverFarTheOthersAre) {
+  EXPECT_EQ(median({3}), 3);
+  EXPECT_EQ(median({1000, 2, 1}), 2);
+  EXPECT_EQ(median({4, 1, 3, 2}), 3);  // the upper of two
+}
+
+TEST(CalibrationStatistics, EachRateIsTheMedianOfItsPassesAlone) {
+  const auto pass = [](double a, double b, double c) {
+    return std::vector<ProductTable>{{DataType::float32, "nn", {64}, {a, b}},
+                                     {DataType::bfloat16, "tn", {64}, {c}}};
+  };
+  // Each pass has one rate that something disturbed.
+  const std::vector<ProductTable> tables =
+      median_tables({pass(1, 20, 300), pass(10, 2, 310), pass(12, 22, 3)});
+  ASSERT_EQ(tables.size(), 2U);
+  EXPECT_THAT(tables[0].rates, ElementsAre(10, 20));
+  EXPECT_THAT(tables[1].rates, ElementsAre(300));
+  EXPECT_EQ(tables[1].layout, "tn");
+  EXPECT_EQ(tables[1].dtype, DataType::bfloat16);
+  EXPECT_THAT(median_tables({pass(7, 8, 9)})[0].rates, ElementsAre(7, 8));
+}
+
+TEST(CalibrationStatistics, RanksThatWaitTakeWhatTheSlowestTakes) {
+  // Own steps of 100 ms in the middle, met after 110: one in ten, whatever single steps did.
+  const SharedSteps visit{{0.110, 0.500, 0.108, 0.110, 0.109}, {0.100, 0.100, 0.099, 0.300, 0.101}};
+  EXPECT_DOUBLE_EQ(waiting_factor({visit}), 0.110 / 0.100);
+  const SharedSteps more{{0.012, 0.012, 0.012}, {0.010, 0.010, 0.010}};
+  const SharedSteps less{{0.0105, 0.0105, 0.0105}, {0.010, 0.010, 0.010}};
+  EXPECT_DOUBLE_EQ(waiting_factor({more, visit, less}), 0.110 / 0.100);
+}
+
+TEST(CalibrationStatistics, ShortStepsAndFewStepsSayNothingOfWaiting) {
+  const SharedSteps few{{0.3, 0.3}, {0.1, 0.1}};
+  const SharedSteps brief{{14e-3, 14e-3, 14e-3}, {7e-3, 7e-3, 7e-3}};
+  EXPECT_EQ(waiting_factor({few, brief}), 1);
+  EXPECT_EQ(waiting_factor({}), 1);
+  const SharedSteps counts{{0.12, 0.12, 0.12}, {0.1, 0.1, 0.1}};
+  EXPECT_DOUBLE_EQ(waiting_factor({few, brief, counts}), 0.12 / 0.1);
+}
+
+TEST(CalibrationStatistics, NobodyIsFasterForWaiting) {
+  const SharedSteps early{{0.09, 0.09, 0.09}, {0.1, 0.1, 0.1}};
+  EXPECT_EQ(waiting_factor({early}), 1);
+}
+
+TEST(CalibrationStatistics, SlowingDownReachesAllThatIsComputed) {
+  ComputeShare share;
+  share.launch_seconds = 1e-6;
+  share.memory_bytes_per_second = 40e9;
+  share.products.push_back({DataType::float32, "nn", {64}, {300, 600}});
+  share.kernels.push_back({"gelu_forward", DataType::float32, "bytes", {{{1024, 2e-6}, {4096, 4e-6}}}});
+  slow_down(share, 1.25);
+  EXPECT_DOUBLE_EQ(share.launch_seconds, 1.25e-6);
+  EXPECT_THAT(share.products[0].rates, ElementsAre(240, 480));
+  EXPECT_DOUBLE_EQ(share.kernels[0].time.points[0].second, 2.5e-6);
+  EXPECT_DOUBLE_EQ(share.kernels[0].time.points[1].second, 5e-6);
+  EXPECT_EQ(share.kernels[0].time.points[0].first, 1024);
+  EXPECT_EQ(share.memory_bytes_per_second, 40e9);  // of streams, whoever waits
+}
+
+}  // namespace
+}  // namespace tranche::tools

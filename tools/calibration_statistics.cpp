@@ -1,0 +1,44 @@
+#include "tranche/tools/calibration_statistics.h"
+
+#include <algorithm>
+
+namespace tranche::tools {
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+std::vector<ProductTable> median_tables(const std::vector<std::vector<ProductTable>>& passes) {
+  std::vector<ProductTable> result = passes.front();
+  for (std::size_t table = 0; table < result.size(); ++table) {
+    for (std::size_t rate = 0; rate < result[table].rates.size(); ++rate) {
+      std::vector<double> values;
+      for (const auto& tables : passes) values.push_back(tables[table].rates[rate]);
+      result[table].rates[rate] = median(std::move(values));
+    }
+  }
+  return result;
+}
+
+double waiting_factor(const std::vector<SharedSteps>& visits) {
+  std::vector<double> factors;
+  for (const SharedSteps& visit : visits) {
+    if (visit.own.size() < least_steps) continue;
+    const double own = median(visit.own);
+    if (own >= least_seconds) factors.push_back(median(visit.passed) / own);
+  }
+  return factors.empty() ? 1 : std::max(1.0, median(std::move(factors)));
+}
+
+void slow_down(ComputeShare& share, double factor) {
+  share.launch_seconds *= factor;
+  for (ProductTable& table : share.products) {
+    for (double& rate : table.rates) rate /= factor;
+  }
+  for (KernelTable& table : share.kernels) {
+    for (auto& [size, seconds] : table.time.points) seconds *= factor;
+  }
+}
+
+}  // namespace tranche::tools
