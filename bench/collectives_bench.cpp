@@ -1,5 +1,6 @@
 // Collectives among ranks of one host, ours beside Open MPI's, in turns:
 //   scripts/run_mpi.sh 2 build/release/bin/bench_collectives [--sizes 64K,1M,64M] [--rounds N] [--json FILE]
+//       [--seconds S of a turn] [--operations reduce_scatter,...] [--ways bare,shared,...]
 // Sizes and bus bandwidth are those of nccl-tests: bytes of the whole input of a reduce-scatter, of the whole
 // output of an all-gather, of the values of an all-reduce; size / time x (N-1)/N, for all-reduce twice that.
 //
@@ -40,7 +41,8 @@ using namespace tranche;
 struct Settings {
   std::vector<std::int64_t> sizes{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
   int rounds = 11;
-  double seconds = 0.02;  // of calls in one turn
+  double seconds = 0.02;                      // of calls in one turn
+  std::vector<std::string> operations, ways;  // empty: all
   std::string json;
 };
 
@@ -59,17 +61,31 @@ std::int64_t bytes_of(const std::string& text) {
   throw InvalidArgument("a size is a number, with K or M: " + text);
 }
 
+std::vector<std::string> list_of(const std::string& text) {
+  std::vector<std::string> result;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    result.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return result;
+}
+
+bool chosen(const std::vector<std::string>& names, const std::string& name) {
+  return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+}
+
 Settings settings_of(int count, char** arguments) {
   Settings settings;
   for (int i = 1; i + 1 < count; i += 2) {
     const std::string flag = arguments[i], value = arguments[i + 1];
     if (flag == "--sizes") {
       settings.sizes.clear();
-      for (std::size_t begin = 0; begin <= value.size();) {
-        const std::size_t end = std::min(value.find(',', begin), value.size());
-        settings.sizes.push_back(bytes_of(value.substr(begin, end - begin)));
-        begin = end + 1;
-      }
+      for (const std::string& size : list_of(value)) settings.sizes.push_back(bytes_of(size));
+    } else if (flag == "--operations") {
+      settings.operations = list_of(value);
+    } else if (flag == "--ways") {
+      settings.ways = list_of(value);
     } else if (flag == "--rounds") {
       settings.rounds = std::stoi(value);
     } else if (flag == "--seconds") {
@@ -294,7 +310,12 @@ void Bench::measure(Kind kind, std::int64_t size) {
   const char* operation = kind == Kind::reduce_scatter ? "reduce_scatter"
                           : kind == Kind::all_gather   ? "all_gather"
                                                        : "all_reduce";
+  if (!chosen(settings_.operations, operation)) return;
   std::vector<Way> all = ways(kind, size);
+  // "mpi" stands for all of its algorithms.
+  std::erase_if(all, [&](const Way& way) {
+    return !chosen(settings_.ways, way.name.rfind("mpi", 0) == 0 ? "mpi" : way.name);
+  });
   for (Way& stream : streams()) all.push_back(std::move(stream));
   for (Way& way : all) turn(way);  // pages are mapped, algorithms have their buffers
   for (int round = 0; round < settings_.rounds; ++round) {
@@ -312,11 +333,14 @@ void Bench::measure(Kind kind, std::int64_t size) {
       best_name = way.name;
     }
   }
+  if (best.seconds.empty()) best.seconds.assign(static_cast<std::size_t>(settings_.rounds), 0);
+  const bool with_mpi = !best_name.empty();
+  const std::vector<double> mpi_seconds = with_mpi ? find("mpi").seconds : best.seconds;
   const Way stream = find("stream"), window_stream = find("window stream");
   std::erase_if(all, [](const Way& way) {
     return way.name.rfind("mpi algorithm", 0) == 0 || way.name.find("stream") != std::string::npos;
   });
-  all.push_back(best);
+  if (with_mpi) all.push_back(best);
   const double n = ranks_, bytes = static_cast<double>(size);
   for (const Way& way : all) {
     const double seconds = median(way.seconds);
@@ -332,7 +356,7 @@ void Bench::measure(Kind kind, std::int64_t size) {
     for (std::size_t round = 0; round < way.seconds.size(); ++round) {
       of_bound.push_back(streams_of_bound * stream.seconds[round] / way.seconds[round]);
       of_window_bound.push_back(streams_of_bound * window_stream.seconds[round] / way.seconds[round]);
-      over_mpi.push_back(find("mpi").seconds[round] / way.seconds[round]);
+      over_mpi.push_back(mpi_seconds[round] / way.seconds[round]);
       over_best.push_back(best.seconds[round] / way.seconds[round]);
     }
     if (rank_ != 0) continue;
@@ -375,7 +399,8 @@ void Bench::run() {
                settings_.rounds, stream_ / 1e9, fastest[1] / 1e9, load[0], mpi_version());
   }
   for (const Kind kind : {Kind::reduce_scatter, Kind::all_gather, Kind::all_reduce}) {
-    for (const std::int64_t size : settings_.sizes) measure(kind, size / (4096 * ranks_) * (4096 * ranks_));
+    for (const std::int64_t size : settings_.sizes)
+      measure(kind, std::max<std::int64_t>(size / (1024 * ranks_), 1) * (1024 * ranks_));
   }
   if (rank_ != 0 || settings_.json.empty()) return;
   const nlohmann::json report{{"schema", "tranche-bench-collectives-1"},
