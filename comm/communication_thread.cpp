@@ -1,6 +1,7 @@
 #include "tranche/comm/communication_thread.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -12,6 +13,8 @@
 #ifdef __linux__
 #include <sys/prctl.h>
 #endif
+
+#include "tranche/device/event.h"
 
 namespace tranche::comm {
 
@@ -29,20 +32,45 @@ std::chrono::microseconds pause_after(int quiet, std::chrono::microseconds waite
 }  // namespace
 
 struct CommunicationThread::Impl {
+  /// What a look at everything found.
+  struct Found {
+    bool moved = false, busy = false, look = false;
+  };
+
   std::mutex mutex;
   std::condition_variable changed;
   bool signalled = false;
   bool stopping = false;
+  int stand_ins = 0;
   std::deque<std::function<void()>> commands;
-  std::vector<Pollable*> pollables;  // of the thread alone
   std::once_flag started;
   std::thread thread;
+
+  std::mutex turn;  ///< of whoever looks or runs commands; taken before `mutex`
+  std::atomic<std::thread::id> whose_turn{};
+  std::vector<Pollable*> pollables;  ///< of the turn
+  std::atomic<bool> busy{false};
 
   void start() {
     std::call_once(started, [this] { thread = std::thread([this] { loop(); }); });
   }
+  Found look(HostEvent* wanted);
   void loop();
+  /// Work for the thread itself, whoever stands in for it. The mutex is held.
+  bool called() const { return signalled || stopping || !commands.empty(); }
 };
+
+/// In the caller's turn.
+CommunicationThread::Impl::Found CommunicationThread::Impl::look(HostEvent* wanted) {
+  Found found;
+  for (Pollable* pollable : pollables) {
+    if (wanted == nullptr || !wanted->query()) found.moved |= pollable->poll(wanted);
+    found.busy |= pollable->busy();
+    found.look |= pollable->needs_polling();
+  }
+  busy.store(found.busy, std::memory_order_relaxed);
+  return found;
+}
 
 void CommunicationThread::Impl::loop() {
 #ifdef __linux__
@@ -52,24 +80,31 @@ void CommunicationThread::Impl::loop() {
   int quiet = 0;
   Clock::time_point quiet_since{};
   for (;;) {
-    std::deque<std::function<void()>> work;
+    {
+      std::unique_lock lock(mutex);
+      // Now and then it looks all the same, lest all hang on one thread that does not come to it.
+      if (stand_ins > 0) changed.wait_for(lock, idle_look, [this] { return called() || stand_ins == 0; });
+    }
+    Found found;
     bool stop = false;
     {
-      const std::lock_guard lock(mutex);
-      work.swap(commands);
-      if (signalled) quiet = 0;
-      signalled = false;
-      stop = stopping;
+      const std::lock_guard mine(turn);
+      whose_turn = std::this_thread::get_id();
+      std::deque<std::function<void()>> work;
+      {
+        const std::lock_guard lock(mutex);
+        work.swap(commands);
+        if (signalled) quiet = 0;
+        signalled = false;
+        stop = stopping && work.empty();
+      }
+      for (auto& command : work) command();
+      if (!stop) found = look(nullptr);
+      found.moved |= !work.empty();
+      whose_turn = std::thread::id{};
     }
-    for (auto& command : work) command();
-    if (stop && work.empty()) return;
-    bool moved = !work.empty(), busy = false, look = false;
-    for (Pollable* pollable : pollables) {
-      moved |= pollable->poll();
-      busy |= pollable->busy();
-      look |= pollable->needs_polling();
-    }
-    if (moved) {
+    if (stop) return;
+    if (found.moved) {
       quiet = 0;
       continue;
     }
@@ -79,11 +114,11 @@ void CommunicationThread::Impl::loop() {
       continue;
     }
     std::unique_lock lock(mutex);
-    const auto woken = [this] { return signalled || stopping; };
-    if (busy) {
+    const auto woken = [this] { return called(); };
+    if (found.busy) {
       const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - quiet_since);
       changed.wait_for(lock, pause_after(quiet, waited), woken);
-    } else if (look) {
+    } else if (found.look) {
       changed.wait_for(lock, idle_look, woken);
     } else {
       changed.wait(lock, woken);
@@ -144,6 +179,37 @@ void CommunicationThread::wake() {
     impl_->signalled = true;
   }
   impl_->changed.notify_one();
+}
+
+std::shared_ptr<void> CommunicationThread::stand_in(std::shared_ptr<CommunicationThread> thread) {
+  Impl* impl = thread->impl_.get();
+  {
+    const std::lock_guard lock(impl->mutex);
+    ++impl->stand_ins;
+  }
+  return {impl, [thread = std::move(thread)](Impl* of) {
+            bool last = false;
+            {
+              const std::lock_guard lock(of->mutex);
+              last = --of->stand_ins == 0;
+            }
+            // What is left is the thread's again.
+            if (last && of->busy.load(std::memory_order_relaxed)) thread->wake();
+          }};
+}
+
+bool CommunicationThread::look(HostEvent* wanted) {
+  if (impl_->whose_turn.load(std::memory_order_relaxed) == std::this_thread::get_id()) return false;
+  const std::unique_lock mine(impl_->turn, std::try_to_lock);
+  if (!mine) return false;
+  impl_->whose_turn = std::this_thread::get_id();
+  const bool moved = impl_->look(wanted).moved;
+  impl_->whose_turn = std::thread::id{};
+  return moved;
+}
+
+bool CommunicationThread::idle() const {
+  return !impl_->busy.load(std::memory_order_relaxed);
 }
 
 void CommunicationThread::add(Pollable& pollable) {

@@ -4,14 +4,19 @@
 #include <functional>
 #include <memory>
 
+namespace tranche {
+class HostEvent;
+}
+
 namespace tranche::comm {
 
 /// What the thread drives.
 class Pollable {
  public:
   virtual ~Pollable() = default;
-  /// Moves everything that can move; returns whether anything did. Never blocks.
-  virtual bool poll() = 0;
+  /// Moves everything that can move; returns whether anything did. Stops early once `wanted` (may be null)
+  /// has passed. Never blocks. Called by one thread at a time.
+  virtual bool poll(HostEvent* wanted) = 0;
   /// True while something is under way that nobody will announce.
   virtual bool busy() const = 0;
   /// True when even an idle one has to be looked at now and then.
@@ -21,7 +26,8 @@ class Pollable {
 /// Sleeps while there is nothing to do. While something is under way it yields at first, then sleeps for tens
 /// of microseconds at a time, and behind 5 ms for a fiftieth of the time waited so far (at most 5 ms): ranks
 /// are often more numerous than cores, and one that waits for long must not disturb those that compute.
-/// Starts at the first use.
+/// A thread that waits for what this one does can do it in its place: that saves waking another, and moves
+/// the work to where a core is free already. Starts at the first use.
 class CommunicationThread {
  public:
   CommunicationThread();
@@ -37,6 +43,15 @@ class CommunicationThread {
   void wake();
   void add(Pollable& pollable);
   void remove(Pollable& pollable);
+
+  /// While what it returns is kept, the calling thread looks in place of `thread`, which sleeps meanwhile
+  /// unless it is woken or asked for something.
+  static std::shared_ptr<void> stand_in(std::shared_ptr<CommunicationThread> thread);
+  /// Looks once at everything until `wanted` has passed, on the calling thread; returns whether anything
+  /// moved. False at once while another thread is at it.
+  bool look(HostEvent* wanted);
+  /// Whether nothing was under way when somebody last looked.
+  bool idle() const;
 
  private:
   struct Impl;

@@ -23,6 +23,8 @@ struct OperationInfo {
   Tag tag;
   std::vector<Event> ready;
   std::shared_ptr<HostEvent> done;
+  /// Few bytes, and nothing to wait for but peers: may be done by the thread that issues it.
+  bool quick = false;
 };
 
 /// "reduce_scatter of unit h.3 in backward"

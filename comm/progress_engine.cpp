@@ -48,6 +48,26 @@ ProgressEngine::~ProgressEngine() {
 Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
   auto done = operation->info().done;
   const int context = operation->info().tag.context;
+  const bool quick = operation->info().quick;
+  if (!thread_) {
+    done->set_progress([engine = weak_from_this(), wanted = done.get()] {
+      const auto self = engine.lock();
+      return self && self->poll(wanted);
+    });
+  } else if (attached_) {
+    // Who waits does the work meanwhile.
+    const std::weak_ptr<CommunicationThread> thread = thread_;
+    done->set_progress(
+        [thread, wanted = done.get()] {
+          const auto self = thread.lock();
+          return self && self->look(wanted);
+        },
+        [thread] {
+          auto self = thread.lock();
+          return self ? CommunicationThread::stand_in(std::move(self)) : nullptr;
+        });
+  }
+  bool alone = false;
   {
     const std::lock_guard lock(inbox_mutex_);
     if (failed_) std::rethrow_exception(error_for(operation->describe()));
@@ -59,24 +79,34 @@ Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
     }
     inbox_.push_back(std::move(operation));
     ++pending_[context];
+    alone = !busy_;
     busy_ = true;
   }
   if (!thread_) {
-    done->set_progress([engine = weak_from_this()] {
-      if (const auto self = engine.lock()) self->poll();
-    });
-    poll();
+    poll(nullptr);
   } else if (attached_) {
-    thread_->wake();
+    if (!quick || !alone || !finish_at_once(*done)) thread_->wake();
   } else {
     // A single rank needs its thread only when an operation has to wait for something.
-    poll();
+    poll(nullptr);
     if (busy_) {
       attach();
       thread_->wake();
     }
   }
   return Event(done);
+}
+
+bool ProgressEngine::finish_at_once(HostEvent& done) {
+  constexpr double a_moment = 5e-6;
+  if (!thread_->idle()) return false;
+  const auto standing_in = CommunicationThread::stand_in(thread_);
+  const double limit = seconds_now() + a_moment;
+  do {
+    thread_->look(&done);
+    if (done.query()) return true;
+  } while (seconds_now() < limit);
+  return false;
 }
 
 std::exception_ptr ProgressEngine::error_for(const std::string& what) const {
@@ -89,7 +119,7 @@ std::exception_ptr ProgressEngine::error_for(const std::string& what) const {
 }
 
 void ProgressEngine::require_healthy(const std::string& what) {
-  if (!thread_) poll();
+  if (!thread_) poll(nullptr);
   const std::lock_guard lock(inbox_mutex_);
   if (failed_) std::rethrow_exception(error_for(what));
 }
@@ -176,7 +206,7 @@ ProgressEngine::Step ProgressEngine::step(Operation& operation, double now) {
   return moved ? Step::moved : Step::idle;
 }
 
-bool ProgressEngine::poll() {
+bool ProgressEngine::poll(HostEvent* wanted) {
   std::unique_lock progress(progress_mutex_, std::try_to_lock);
   if (!progress) return false;  // with inline progress another waiter is at it
   take_inbox();
@@ -215,6 +245,7 @@ bool ProgressEngine::poll() {
     const std::unique_ptr<Operation> ended = std::move(*it);
     it = active_.erase(it);
     finish(*ended, error);
+    if (wanted != nullptr && wanted->query()) break;
   }
   const std::lock_guard lock(inbox_mutex_);
   busy_ = !active_.empty() || !inbox_.empty();
@@ -243,7 +274,7 @@ void ProgressEngine::leave(int context, bool drain) noexcept {
       drained_.wait_for(lock, std::chrono::duration<double>(limit - seconds_now()));
     } else {
       lock.unlock();
-      if (!poll()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+      if (!poll(nullptr)) std::this_thread::sleep_for(std::chrono::microseconds(20));
       lock.lock();
     }
   }

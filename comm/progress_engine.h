@@ -51,7 +51,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   int next_context() const { return next_context_; }
   void set_next_context(int context) { next_context_ = context; }
 
-  bool poll() override;
+  bool poll(HostEvent* wanted) override;
   bool busy() const override { return busy_.load(std::memory_order_relaxed); }
   bool needs_polling() const override { return transport_->needs_polling(); }
 
@@ -66,6 +66,9 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   [[nodiscard]] std::exception_ptr error_for(const std::string& what) const;
   void expire(Operation& operation, double now);
   void take_inbox();
+  /// Looks for a few microseconds, which is what waking the thread would take; whether `done` has passed
+  /// then.
+  bool finish_at_once(HostEvent& done);
   /// Lets the communication thread look after this engine.
   void attach();
   /// Runs work that touches the transport; on the communication thread if it looks after us.

@@ -28,7 +28,8 @@ struct HostEvent::Impl {
   std::atomic<bool> done{false};  // written under the mutex; read without it by query()
   std::exception_ptr error;       // written before done
   double when = 0;                // likewise
-  std::function<void()> progress;
+  std::function<bool()> progress;
+  std::function<std::shared_ptr<void>()> attend;
 
   bool finish(std::exception_ptr failure) {
     {
@@ -56,24 +57,34 @@ struct HostEvent::Impl {
   }
 
   // The waiter moves the work itself: a few tries in a row, then with pauses that grow to 100 us so that
-  // other ranks on the same cores can move too. The pauses are on the condition variable, so completion from
-  // another thread ends them at once.
+  // other ranks on the same cores can move too; one that has waited for long pauses for a fiftieth of that.
+  // The pauses are on the condition variable, so completion from another thread ends them at once.
   bool wait_with_progress(double seconds) {
+    using Clock = std::chrono::steady_clock;
     constexpr int eager_tries = 32;
-    constexpr std::chrono::microseconds longest_pause{100};
+    constexpr std::chrono::microseconds longest_pause{100}, longest_of_all{5000};
     const auto limit = deadline_after(seconds < 0 ? 1e8 : seconds);
+    const std::shared_ptr<void> attending = attend ? attend() : nullptr;
     std::chrono::microseconds pause{1};
+    Clock::time_point quiet_since{};
     for (int tries = 0;; ++tries) {
-      progress();
+      const bool moved = progress();
       if (done.load(std::memory_order_acquire)) return true;
-      const auto now = std::chrono::steady_clock::now();
+      const auto now = Clock::now();
       if (seconds >= 0 && now >= limit) return false;
+      if (moved || tries == 0) {
+        tries = 0;
+        pause = std::chrono::microseconds{1};
+        quiet_since = now;
+        if (moved) continue;
+      }
       if (tries < eager_tries) {
         std::this_thread::yield();
         continue;
       }
       if (sleep_until(std::min(limit, now + pause))) return true;
-      pause = std::min(pause * 2, longest_pause);
+      const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(now - quiet_since);
+      pause = std::clamp(waited / 50, std::min(pause * 2, longest_pause), longest_of_all);
     }
   }
 };
@@ -106,8 +117,9 @@ void HostEvent::fail(std::exception_ptr error) {
   impl_->finish(std::move(error));
 }
 
-void HostEvent::set_progress(std::function<void()> progress) {
+void HostEvent::set_progress(std::function<bool()> progress, std::function<std::shared_ptr<void>()> attend) {
   impl_->progress = std::move(progress);
+  impl_->attend = std::move(attend);
 }
 
 }  // namespace tranche

@@ -38,9 +38,7 @@ class Event {
   /// Blocks the host at most `seconds`; returns whether the event was passed.
   bool wait_for(double seconds) const { return !state_ || state_->wait(seconds); }
   /// See EventState; NaN for a default-constructed event.
-  double passed_at() const {
-    return state_ ? state_->passed_at() : std::numeric_limits<double>::quiet_NaN();
-  }
+  double passed_at() const { return state_ ? state_->passed_at() : std::numeric_limits<double>::quiet_NaN(); }
   const std::shared_ptr<EventState>& state() const noexcept { return state_; }
 
  private:
@@ -59,9 +57,10 @@ class HostEvent : public EventState {
   void complete();
   /// Marks the point failed; waiters rethrow `error`.
   void fail(std::exception_ptr error);
-  /// A function that moves the work forward when a waiter has nothing else to do (inline progress of
-  /// communication); returns after one attempt. Set before the event is shared.
-  void set_progress(std::function<void()> progress);
+  /// A function that moves the work forward when a waiter has nothing else to do (progress of communication);
+  /// returns after one attempt whether anything moved. What `attend` returns is kept for as long as a thread
+  /// waits. Set before the event is shared.
+  void set_progress(std::function<bool()> progress, std::function<std::shared_ptr<void>()> attend = {});
 
  private:
   struct Impl;

@@ -82,6 +82,7 @@ TEST(HostEvent, WaiterMakesProgress) {
   int calls = 0;
   state->set_progress([&calls, raw = state.get()] {
     if (++calls == 100) raw->complete();
+    return false;
   });
   EXPECT_FALSE(state->query());
   EXPECT_EQ(calls, 0) << "query must not move the work";
@@ -94,7 +95,10 @@ TEST(HostEvent, WaiterMakesProgress) {
 TEST(HostEvent, WaitWithUnproductiveProgressEndsInTime) {
   HostEvent event;
   int calls = 0;
-  event.set_progress([&] { ++calls; });
+  event.set_progress([&] {
+    ++calls;
+    return false;
+  });
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_FALSE(event.wait(0.02));
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
@@ -104,16 +108,36 @@ TEST(HostEvent, WaitWithUnproductiveProgressEndsInTime) {
   EXPECT_LE(calls, 32 + 20 + 20000 / 100);
 }
 
+TEST(HostEvent, WorkThatMovesIsNotPausedFor) {
+  // Pauses behind every 32 tries would make this wait last for seconds; that it moved at all is what counts.
+  auto state = std::make_shared<HostEvent>();
+  int calls = 0, attending = 0, attended = 0;
+  state->set_progress(
+      [&, raw = state.get()] {
+        attended += attending;
+        if (++calls == 100000) raw->complete();
+        return true;
+      },
+      [&]() -> std::shared_ptr<void> {
+        ++attending;
+        return {nullptr, [&](void*) { --attending; }};
+      });
+  EXPECT_TRUE(state->wait(-1));
+  EXPECT_EQ(calls, 100000);
+  EXPECT_EQ(attended, 100000) << "the waiter was there all the while";
+  EXPECT_EQ(attending, 0);
+}
+
 TEST(HostEvent, ProgressFailureReachesTheWaiter) {
   HostEvent event;
-  event.set_progress([] { throw CommunicationError("progress broke"); });
+  event.set_progress([]() -> bool { throw CommunicationError("progress broke"); });
   EXPECT_THAT(text_of<CommunicationError>([&] { event.wait(-1); }), HasSubstr("progress broke"));
   EXPECT_FALSE(event.query());
 }
 
 TEST(HostEvent, CompletionElsewhereEndsWaitWithProgress) {
   auto state = std::make_shared<HostEvent>();
-  state->set_progress([] {});
+  state->set_progress([] { return false; });
   std::thread other([state] { state->complete(); });
   Event(state).wait();
   other.join();
