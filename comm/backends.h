@@ -19,7 +19,7 @@ class WorkRecorder;
 std::int64_t default_slab_bytes(int ranks);
 
 /// How ranks that share a host exchange what is in its memory: by messages, or by reading each other's (the
-/// bits are the same). automatic: reading from 256 KiB (sums) and 1 MiB (gathers) on, where ranks can.
+/// bits are the same). automatic: reading, where ranks can, from 4 KiB on (64 KiB over several hosts).
 enum class HostCollectives : std::uint8_t { automatic, messages, shared };
 /// "auto", "messages", "shared".
 std::string_view name_of(HostCollectives collectives);

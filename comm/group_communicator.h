@@ -76,6 +76,7 @@ class GroupCommunicator : public CommunicatorBase {
   /// Whether the ranks of each host read each other's memory in a call of which each rank gets `bytes` of all
   /// others together.
   bool by_window(std::int64_t bytes, std::int64_t least = least_summed_bytes) const {
+    if (layout_->hosts() == 1) least = least_bytes_on_one_host;
     return window_ && goes_by_window(engine_->options().collectives, bytes, least);
   }
   /// Everything of a window call but its chunk. `readable`: what peers on the host read of this rank.

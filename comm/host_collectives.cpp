@@ -310,7 +310,7 @@ void HostGather::place(int member, std::int64_t chunk, const void* from) {
   unsigned char* to = full_ + (member * call().count + first_of(chunk)) * width;
   const std::int64_t bytes = elements_of(chunk) * width;
   if (to == from) return;
-  if (call().count * width * layout().ranks() >= streamed_bytes) {
+  if (call().count * width * layout().ranks() >= streamed_gather_bytes) {
     copy_past_caches(to, from, bytes);
   } else {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));

@@ -82,7 +82,7 @@ WindowExchange::Progress WindowGather::work(std::int64_t chunk) {
   const std::int64_t width = size_of(call().dtype);
   const std::int64_t total = call().count * width, first = first_of(chunk) * width;
   const std::int64_t bytes = elements_of(chunk) * width;
-  const bool streamed = total * ranks() >= streamed_bytes;
+  const bool streamed = total * ranks() >= streamed_gather_bytes;
   const std::int64_t copies = std::max<std::int64_t>((bytes + piece_bytes - 1) / piece_bytes, 1) * ranks();
   for (std::int64_t moved = 0; moved < turn_bytes && copied_ < copies; ++copied_) {
     const int member = static_cast<int>((call().self + copied_) % ranks());

@@ -43,8 +43,7 @@ class WindowExchange : public Operation {
   bool waits_for_slab() const override { return uses_slab() && exposed_ == 0; }
 
  protected:
-  /// Reading a peer's memory; ends with the object. Null when the peer has withdrawn it, having failed: then
-  /// there is nothing to do but wait until that is known.
+  /// Reading a peer's memory; ends with the object. Null when the peer has withdrawn it, having failed.
   class Look {
    public:
     Look(Transport& transport, int rank, const Exposure& exposure);
@@ -78,10 +77,9 @@ class WindowExchange : public Operation {
   std::int64_t elements_of(std::int64_t chunk) const;
   std::int64_t first_of(std::int64_t chunk) const { return chunk * call_.chunk; }
   int ranks() const { return static_cast<int>(call_.members.size()); }
-  /// A member's memory of a chunk, to be read. `direct` and `packed`: byte offsets of the wanted place in its
-  /// own buffer, and in a lane.
+  /// A member's memory of a chunk. `direct`, `packed`: bytes before the wanted place in its buffer, in a
+  /// lane.
   Look look(int member, std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
-  /// This rank's own chunk as peers see it.
   unsigned char* own(std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
   /// The lane of a chunk that is staged or at work.
   unsigned char* lane_of(std::int64_t chunk) const;
@@ -185,17 +183,18 @@ class WindowAllReduce : public WindowExchange {
   std::vector<bool> copied_;  ///< by member
 };
 
-/// From here on (bytes that a rank gets of all others together) sums, and gathers, go quicker by reading than
-/// by messages, with two ranks on two cores and with four, to a half (the last table of
-/// bench/results/2026-11-22-collectives-idle.md); below, neither is quicker for certain.
+/// From here on (bytes that a rank gets of all others together) calls go quicker by reading than by messages:
+/// where all ranks share a host with two ranks on two cores and with four (the last table of
+/// bench/results/2026-11-22-collectives-idle.md); over several hosts a rougher figure, with fp32 sums in
+/// view.
+inline constexpr std::int64_t least_bytes_on_one_host = 4 << 10;
 inline constexpr std::int64_t least_summed_bytes = 64 << 10, least_gathered_bytes = 64 << 10;
 /// Whether a call of that size goes by memory that ranks read of each other, where they can.
 constexpr bool goes_by_window(HostCollectives collectives, std::int64_t bytes, std::int64_t least) {
   if (bytes == 0 || collectives == HostCollectives::messages) return false;
   return collectives == HostCollectives::shared || bytes >= least;
 }
-
-/// Where results are large enough to go past the caches.
-inline constexpr std::int64_t streamed_bytes = std::int64_t{1} << 20;
+/// Where sums, and what all members gather, are large enough to go past the caches.
+inline constexpr std::int64_t streamed_bytes = 1 << 20, streamed_gather_bytes = 4 << 20;
 
 }  // namespace tranche::comm
