@@ -9,7 +9,7 @@
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
-#include "tranche/device/cpu/worker_team.h"
+#include "tranche/device/worker_team.h"
 #include "tranche/device/work_recorder.h"
 
 namespace tranche {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <exception>
 
-#include "tranche/device/cpu/worker_team.h"
+#include "tranche/device/worker_team.h"
 
 namespace tranche::kernels::cpu {
 

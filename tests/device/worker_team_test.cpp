@@ -1,4 +1,4 @@
-#include "tranche/device/cpu/worker_team.h"
+#include "tranche/device/worker_team.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
