@@ -61,8 +61,8 @@ TEST(Engine, AReductionThatWaitsForALateRankLeavesALaneToLaterOnes) {
     };
     const Event late = issue(first, ready), early = issue(second, {});
     early.wait();
+    EXPECT_FALSE(late.query());  // before the other rank may open the gate
     second_done.arrive_and_wait();
-    EXPECT_FALSE(late.query());
     gate->complete();
     late.wait();
     EXPECT_EQ(first, second);
