@@ -183,9 +183,10 @@ class WindowAllReduce : public WindowExchange {
   std::vector<bool> copied_;  ///< by member
 };
 
-/// From here on (bytes that a rank gets of all others together) calls go quicker by reading than by messages:
-/// where all ranks share a host with two ranks on two cores and with four (the last table of
-/// bench/results/2026-11-22-collectives-idle.md); over several hosts a rougher figure, with fp32 sums in
+/// From here on (bytes that a rank gets of all others together) calls are made by reading. Where all ranks
+/// share a host reading is the quicker from there on with two ranks on two cores, and at half of it neither
+/// for certain; with four ranks on two cores sums of up to 64 KiB would be a little quicker by messages
+/// (bench/results/2026-11-22-collectives-waiters.md). Over several hosts a rougher figure, with fp32 sums in
 /// view.
 inline constexpr std::int64_t least_bytes_on_one_host = 4 << 10;
 inline constexpr std::int64_t least_summed_bytes = 64 << 10, least_gathered_bytes = 64 << 10;
