@@ -147,13 +147,18 @@ class MpiTransport : public Transport {
     if (MPI_Test(&listening_, &done, &status) != MPI_SUCCESS || done == 0) return std::nullopt;
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
-    failure_ = FailureReport{status.MPI_SOURCE, std::string(heard_.data(), static_cast<std::size_t>(bytes))};
-    return failure_;
+    FailureReport report{status.MPI_SOURCE, std::string(heard_.data(), static_cast<std::size_t>(bytes))};
+    if (report.cause.size() >= sizeof(report.rank)) {
+      std::memcpy(&report.rank, report.cause.data(), sizeof(report.rank));
+      report.cause.erase(0, sizeof(report.rank));
+    }
+    return failure_ = std::move(report);
   }
 
-  bool post_failure(std::string_view cause) override {
+  bool post_failure(const FailureReport& report) override {
     if (posts_.empty()) {
-      told_ = cause.substr(0, heard_.size());
+      told_.assign(reinterpret_cast<const char*>(&report.rank), sizeof(report.rank));
+      told_ += report.cause.substr(0, heard_.size() - told_.size());
       for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
         posts_.push_back(MPI_REQUEST_NULL);

@@ -212,7 +212,8 @@ bool ProgressEngine::poll(HostEvent* wanted) {
   take_inbox();
   bool moved = false;
   if (!failed_) {
-    if (const auto report = transport_->poll_failure()) {
+    if (auto report = transport_->poll_failure()) {
+      heard_ = *report;
       fail_all(fmt::format("rank {} failed: {}", report->rank, report->cause), true);
       moved = true;
     }
@@ -309,7 +310,10 @@ void ProgressEngine::post_failure(std::string_view cause, double seconds) noexce
     // By value: the thread may come to it after this call has returned.
     const auto post = [this, text = std::string(cause), limit] {
       const std::lock_guard progress(progress_mutex_);
-      while (!transport_->post_failure(text) && seconds_now() < limit) std::this_thread::yield();
+      // Who was ended by a peer's failure passes that on: of several that tell, the first to be heard may not
+      // be where it began, and "rank 3 failed: rank 1 failed: ..." would name the wrong rank.
+      const FailureReport report = heard_.value_or(FailureReport{transport_->rank(), text});
+      while (!transport_->post_failure(report) && seconds_now() < limit) std::this_thread::yield();
       if (!failed_) fail_all(fmt::format("rank {} failed: {}", transport_->rank(), text), true);
     };
     execute(post, std::max(seconds, 0.0));

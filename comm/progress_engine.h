@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -96,6 +97,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::uint64_t next_order_ = 0;
   std::string failure_;  ///< "rank 2 failed: disk full"; empty while all is well
   bool failure_is_echo_ = false;
+  std::optional<FailureReport> heard_;  ///< what a peer told, if that ended this rank; of who makes progress
   std::atomic<bool> failed_{false};
   std::atomic<bool> busy_{false};
 };

@@ -17,7 +17,7 @@ class SelfTransport : public comm::Transport {
   std::unique_ptr<comm::Message> send(const void*, std::int64_t, int, const comm::Tag&) override { refuse(); }
   std::unique_ptr<comm::Message> receive(void*, std::int64_t, int, const comm::Tag&) override { refuse(); }
   std::optional<comm::FailureReport> poll_failure() override { return std::nullopt; }
-  bool post_failure(std::string_view) override { return true; }
+  bool post_failure(const comm::FailureReport&) override { return true; }
   void abort_job(int) noexcept override {}
 
  private:

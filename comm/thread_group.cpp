@@ -180,8 +180,8 @@ class ThreadGroup::Hub::Transport : public comm::Transport {
     const std::lock_guard lock(hub_->mutex);
     return hub_->failure;
   }
-  bool post_failure(std::string_view cause) override {
-    hub_->post_failure(rank_, cause);
+  bool post_failure(const FailureReport& report) override {
+    hub_->post_failure(report.rank, report.cause);
     return true;
   }
   void abort_job(int status) noexcept override {

@@ -30,7 +30,7 @@ class Message {
 
 /// What a failed rank told its peers.
 struct FailureReport {
-  int rank = 0;
+  int rank = 0;  ///< where it began, which need not be who told of it
   std::string cause;
 };
 
@@ -71,8 +71,9 @@ class Transport {
   virtual std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
   /// The first failure that a peer has reported.
   virtual std::optional<FailureReport> poll_failure() = 0;
-  /// Starts telling every peer; true once it has been handed over, false to be called again.
-  virtual bool post_failure(std::string_view cause) = 0;
+  /// Starts telling every peer; true once it has been handed over, false to be called again. The report may
+  /// be of another rank, whose failure ended this one.
+  virtual bool post_failure(const FailureReport& report) = 0;
   /// True when nothing wakes the communication thread on arrival, so that it has to look.
   virtual bool needs_polling() const = 0;
   /// Ends the job, if the transport can.
