@@ -1,6 +1,6 @@
 // The optimizers' pass on the host beside the same memory traffic without arithmetic and the same arithmetic
-// without memory traffic, in turns, in one process. bench_host_optimizer [--sizes 1M,16M,64M] [--threads 1,all] [--rules adamw,adam,sgd] [--gradients
-// bf16,fp32]
+// without memory traffic, in turns, in one process. bench_host_optimizer [--sizes 1M,16M,64M] [--threads
+// 1,all] [--rules adamw,adam,sgd] [--gradients bf16,fp32]
 //                      [--rounds 9] [--seconds 0.05] [--ahead 0,256,384,1024] [--clock wall|processor]
 #include <fmt/core.h>
 #include <sys/mman.h>

@@ -16,13 +16,17 @@ enum class DataType : std::uint8_t { float32, bfloat16, float16, float64, int32,
 constexpr std::int64_t size_of(DataType dtype) {
   switch (dtype) {
     case DataType::float64:
-    case DataType::int64: return 8;
+    case DataType::int64:
+      return 8;
     case DataType::float32:
-    case DataType::int32: return 4;
+    case DataType::int32:
+      return 4;
     case DataType::bfloat16:
     case DataType::float16:
-    case DataType::uint16: return 2;
-    case DataType::uint8: return 1;
+    case DataType::uint16:
+      return 2;
+    case DataType::uint8:
+      return 1;
   }
   return 0;
 }
@@ -48,7 +52,9 @@ struct float16 {
   friend bool operator==(float16, float16) = default;
 };
 
-constexpr float to_float(float value) { return value; }
+constexpr float to_float(float value) {
+  return value;
+}
 constexpr float to_float(bfloat16 value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }
@@ -91,20 +97,53 @@ constexpr float16 to_float16(float value) {
 /// The DataType of a C++ storage type: data_type_of<float>() and so on.
 template <typename T>
 constexpr DataType data_type_of();
-template <> constexpr DataType data_type_of<float>() { return DataType::float32; }
-template <> constexpr DataType data_type_of<double>() { return DataType::float64; }
-template <> constexpr DataType data_type_of<bfloat16>() { return DataType::bfloat16; }
-template <> constexpr DataType data_type_of<float16>() { return DataType::float16; }
-template <> constexpr DataType data_type_of<std::int32_t>() { return DataType::int32; }
-template <> constexpr DataType data_type_of<std::int64_t>() { return DataType::int64; }
-template <> constexpr DataType data_type_of<std::uint16_t>() { return DataType::uint16; }
-template <> constexpr DataType data_type_of<std::uint8_t>() { return DataType::uint8; }
+template <>
+constexpr DataType data_type_of<float>() {
+  return DataType::float32;
+}
+template <>
+constexpr DataType data_type_of<double>() {
+  return DataType::float64;
+}
+template <>
+constexpr DataType data_type_of<bfloat16>() {
+  return DataType::bfloat16;
+}
+template <>
+constexpr DataType data_type_of<float16>() {
+  return DataType::float16;
+}
+template <>
+constexpr DataType data_type_of<std::int32_t>() {
+  return DataType::int32;
+}
+template <>
+constexpr DataType data_type_of<std::int64_t>() {
+  return DataType::int64;
+}
+template <>
+constexpr DataType data_type_of<std::uint16_t>() {
+  return DataType::uint16;
+}
+template <>
+constexpr DataType data_type_of<std::uint8_t>() {
+  return DataType::uint8;
+}
 
 /// Converts from fp32 to a storage type.
 template <typename T>
 constexpr T from_float(float value);
-template <> constexpr float from_float<float>(float value) { return value; }
-template <> constexpr bfloat16 from_float<bfloat16>(float value) { return to_bfloat16(value); }
-template <> constexpr float16 from_float<float16>(float value) { return to_float16(value); }
+template <>
+constexpr float from_float<float>(float value) {
+  return value;
+}
+template <>
+constexpr bfloat16 from_float<bfloat16>(float value) {
+  return to_bfloat16(value);
+}
+template <>
+constexpr float16 from_float<float16>(float value) {
+  return to_float16(value);
+}
 
 }  // namespace tranche

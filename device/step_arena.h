@@ -19,8 +19,8 @@ class StepArena;
 class Stream;
 
 /// Move-only piece of the step's memory, returned at end of scope. What must be waited for before the
-/// memory may be touched is in ready(); who releases while work is pending says until when, by release(event) or
-/// used_on(stream).
+/// memory may be touched is in ready(); who releases while work is pending says until when, by release(event)
+/// or used_on(stream).
 class StepBuffer {
  public:
   StepBuffer() = default;

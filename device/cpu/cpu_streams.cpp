@@ -9,8 +9,8 @@
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
-#include "tranche/device/worker_team.h"
 #include "tranche/device/work_recorder.h"
+#include "tranche/device/worker_team.h"
 
 namespace tranche {
 namespace {

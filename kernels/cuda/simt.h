@@ -1,7 +1,7 @@
 #pragma once
-/// Device-side building blocks of this folder's kernels: what CUDA C++ has no portable spelling for. Everything
-/// else (threadIdx, __syncthreads, __shfl_xor_sync, __shared__ ...) is written as in any CUDA source; the
-/// emulation of tests/cuda_emulation defines the same names.
+/// Device-side building blocks of this folder's kernels: what CUDA C++ has no portable spelling for.
+/// Everything else (threadIdx, __syncthreads, __shfl_xor_sync, __shared__ ...) is written as in any CUDA
+/// source; the emulation of tests/cuda_emulation defines the same names.
 
 #include <cuda_runtime.h>
 
@@ -60,9 +60,9 @@ __device__ __forceinline__ void cp_async_wait() {
 #endif
 }
 
-/// Four 8x8 matrices of 16-bit elements from shared memory (ldmatrix .x4): lane 8i + j gives the address of row
-/// j of matrix i (16 bytes, 16-byte aligned); lane l receives of each matrix row l / 4, columns 2 (l % 4) and
-/// 2 (l % 4) + 1. With `transposed` each matrix is transposed on the way.
+/// Four 8x8 matrices of 16-bit elements from shared memory (ldmatrix .x4): lane 8i + j gives the address of
+/// row j of matrix i (16 bytes, 16-byte aligned); lane l receives of each matrix row l / 4, columns 2 (l % 4)
+/// and 2 (l % 4) + 1. With `transposed` each matrix is transposed on the way.
 template <bool transposed>
 __device__ __forceinline__ void load_matrix_x4(std::uint32_t (&fragment)[4], const void* shared_row) {
 #if defined(TRANCHE_CUDA_EMULATION)
@@ -83,10 +83,10 @@ __device__ __forceinline__ void load_matrix_x4(std::uint32_t (&fragment)[4], con
 #endif
 }
 
-/// d = a b + d on tensor cores: a 16x16 (row), b 16x8 (column) of 16-bit elements, d 16x8 fp32. Fragments as PTX
-/// defines them for mma.m16n8k16: with g = lane / 4, t = lane % 4, a[0] = (g, 2t..2t+1), a[1] = (g + 8, 2t..),
-/// a[2] = (g, 2t + 8..), a[3] = (g + 8, 2t + 8..); b[0] = rows 2t..2t+1 of column g, b[1] = rows 2t + 8.. of
-/// column g; d[0..1] = (g, 2t..2t+1), d[2..3] = (g + 8, 2t..2t+1).
+/// d = a b + d on tensor cores: a 16x16 (row), b 16x8 (column) of 16-bit elements, d 16x8 fp32. Fragments as
+/// PTX defines them for mma.m16n8k16: with g = lane / 4, t = lane % 4, a[0] = (g, 2t..2t+1), a[1] = (g + 8,
+/// 2t..), a[2] = (g, 2t + 8..), a[3] = (g + 8, 2t + 8..); b[0] = rows 2t..2t+1 of column g, b[1] = rows 2t
+/// + 8.. of column g; d[0..1] = (g, 2t..2t+1), d[2..3] = (g + 8, 2t..2t+1).
 template <class T>
 __device__ __forceinline__ void multiply_accumulate_16x8x16(float (&d)[4], const std::uint32_t (&a)[4],
                                                             std::uint32_t b0, std::uint32_t b1) {
@@ -94,15 +94,17 @@ __device__ __forceinline__ void multiply_accumulate_16x8x16(float (&d)[4], const
   cuda_emulation::multiply_accumulate_16x8x16<T>(d, a, b0, b1);
 #else
   if constexpr (std::is_same_v<T, bfloat16>) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};\n"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   } else {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};\n"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 #endif
 }

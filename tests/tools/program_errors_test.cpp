@@ -103,7 +103,8 @@ TEST_F(ProgramErrors, OutOfMemoryHasAStatusOfItsOwn) {
   const ProgramResult result = test::run(tiny_train(folder_, {"--device-memory", "4MiB"}));
   EXPECT_EQ(result.status, 3) << result.errors;
   EXPECT_THAT(result.errors, HasSubstr("4.00 MiB"));
-  EXPECT_THAT(result.errors, HasSubstr("no stage, micro-batch, checkpointing or offload fits in 4.00 MiB on 1 rank"));
+  EXPECT_THAT(result.errors,
+              HasSubstr("no stage, micro-batch, checkpointing or offload fits in 4.00 MiB on 1 rank"));
 }
 
 TEST_F(ProgramErrors, OutOfMemorySaysWhatWouldHaveFitted) {

@@ -1,4 +1,5 @@
-// A user's program: trains one unit towards zero and is refused a dtype; what it prints is checked by ../run.cmake.
+// A user's program: trains one unit towards zero and is refused a dtype; what it prints is checked by
+// ../run.cmake.
 #include <tranche/tranche.h>
 
 #include <cstdio>
@@ -11,8 +12,10 @@ int main() {
   try {
     ModelSpec model;
     const UnitId unit = model.add_unit({"unit", {{"weight", {1000}, Initializer::normal(1)}}});
-    Engine engine(runtime, model, parse_config(R"({"bf16": {"enabled": false}, "train_batch_size": 1,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})", runtime.size()));
+    Engine engine(runtime, model,
+                  parse_config(R"({"bf16": {"enabled": false}, "train_batch_size": 1,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})",
+                               runtime.size()));
     double first = 0, last = 0;
     for (int step = 0; step < 20; ++step) {
       engine.begin_micro_batch();
