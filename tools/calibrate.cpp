@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <functional>
 #include <ostream>
@@ -17,9 +16,9 @@
 #include "tranche/device/memory_resources.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/matmul.h"
 #include "tranche/offload/calibration.h"
 #include "tranche/offload/host_link.h"
+#include "tranche/tools/calibrate_kernels.h"
 #include "tranche/tools/calibration_statistics.h"
 #include "tranche/tools/files.h"
 #include "tranche/version.h"
@@ -33,22 +32,7 @@ constexpr double steps_share = 0.45, products_share = 0.3, collectives_share = 0
 /// What computes is measured so often, the other measurements between, and the median taken: what disturbs a
 /// machine for a second disturbs one of them.
 constexpr int passes = 3;
-/// Operands walk through so many bytes, so that none is found in a cache because it was just used.
-constexpr std::int64_t pool_bytes = std::int64_t{48} << 20;
-constexpr std::int64_t streamed_bytes = std::int64_t{32} << 20;
-
-/// The median of as many calls as fit into `seconds`: at least one; the first of several is not counted.
-double time_calls(double seconds, const std::function<void()>& call, double (*now)() = &seconds_now) {
-  std::vector<double> taken;
-  const Stopwatch all;
-  do {
-    const double begin = now();
-    call();
-    taken.push_back(now() - begin);
-  } while (taken.size() < 40 && all.seconds() + taken.back() < seconds);
-  if (taken.size() > 1) taken.erase(taken.begin());
-  return std::max(1e-9, median(std::move(taken)));
-}
+constexpr std::int64_t copied_bytes = std::int64_t{32} << 20;
 
 double thread_seconds() {
   timespec now{};
@@ -56,125 +40,16 @@ double thread_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-/// Memory that is walked through.
-class Pool {
- public:
-  Pool(Device& device, bool drawn)
-      : buffer_(device.memory(Tier::device), pool_bytes, Category::workspace, "calibration") {
-    Stream& stream = device.compute_stream();
-    kernels::fill_zero(stream, {buffer_.data(), DataType::float32, {pool_bytes / 4}});
-    if (!drawn) return;
-    const TensorView first{buffer_.data(), DataType::float32, {drawn_bytes / 4}};
-    kernels::fill_uniform(stream, first, {0, RandomPurpose::test, 1}, 0, -1, 1);
-    repeat();
-  }
-  void* take(std::int64_t bytes) {
-    bytes = aligned_bytes(bytes);
-    if (next_ + bytes > pool_bytes) next_ = 0;
-    void* at = static_cast<std::byte*>(buffer_.data()) + next_;
-    next_ += bytes;
-    return at;
-  }
-  void round_to(Stream& stream, DataType dtype) {
-    if (dtype == DataType::float32) return;
-    const std::int64_t elements = drawn_bytes / 4;
-    auto* second = static_cast<std::byte*>(buffer_.data()) + drawn_bytes;
-    kernels::cast(stream, {buffer_.data(), DataType::float32, {elements}}, {second, dtype, {elements}});
-    for (int half = 0; half < 2; ++half) {
-      std::memcpy(static_cast<std::byte*>(buffer_.data()) + half * drawn_bytes / 2, second, drawn_bytes / 2);
-    }
-    repeat();
-  }
-
- private:
-  static constexpr std::int64_t drawn_bytes = std::int64_t{2} << 20;
-  /// The first draws in all of the pool.
-  void repeat() {
-    auto* bytes = static_cast<std::byte*>(buffer_.data());
-    for (std::int64_t at = drawn_bytes; at < pool_bytes; at += drawn_bytes) {
-      std::memcpy(bytes + at, bytes, static_cast<std::size_t>(drawn_bytes));
-    }
-  }
-
-  Buffer buffer_;
-  std::int64_t next_ = 0;
-};
-
-ProductTable measure_products(Device& device, Pool& pool, Pool& results, DataType dtype,
-                              const std::string& layout, const std::vector<std::int64_t>& sizes,
-                              double seconds) {
-  ProductTable table{dtype, layout, sizes, {}};
-  Stream& stream = device.compute_stream();
-  const Buffer scratch(device.memory(Tier::device), kernels::minimum_workspace_bytes, Category::workspace,
-                       "calibration");
-  kernels::MatmulOptions options;
-  options.transpose_a = options.accumulate = layout == "tn";
-  options.transpose_b = layout == "nt";
-  const DataType c_dtype = layout == "tn" ? DataType::float32 : dtype;
-  const double each = seconds / static_cast<double>(sizes.size() * sizes.size() * sizes.size());
-  for (const std::int64_t m : sizes) {
-    for (const std::int64_t n : sizes) {
-      for (const std::int64_t k : sizes) {
-        const double taken = time_calls(
-            each,
-            [&] {
-              const ConstTensorView a{pool.take(m * k * size_of(dtype)), dtype,
-                                      options.transpose_a ? Shape{k, m} : Shape{m, k}};
-              const ConstTensorView b{pool.take(k * n * size_of(dtype)), dtype,
-                                      options.transpose_b ? Shape{n, k} : Shape{k, n}};
-              const TensorView c{results.take(m * n * size_of(c_dtype)), c_dtype, {m, n}};
-              kernels::matmul(stream, options, a, b, c, {scratch.data(), scratch.bytes()});
-            },
-            clock_of(device.threads()));
-        const double operations =
-            2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-        table.rates.push_back(operations / taken);
-      }
-    }
-  }
-  return table;
-}
-
-/// All dtypes and layouts within about `seconds`, of a calibration of the share that takes `all` seconds.
-std::vector<ProductTable> measure_products(Device& device, double all, double seconds) {
-  std::vector<std::int64_t> sizes{64, 192};
-  if (all >= 1) sizes.push_back(576);
-  if (all >= 5) sizes.push_back(1152);
-  Pool operands(device, true), results(device, false);
-  std::vector<ProductTable> tables;
-  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
-    operands.round_to(device.compute_stream(), dtype);
-    for (const char* layout : {"nn", "nt", "tn"}) {
-      tables.push_back(measure_products(device, operands, results, dtype, layout, sizes, seconds / 6));
-    }
-  }
-  return tables;
-}
-
-double measure_memory(Device& device, double seconds) {
-  MemoryResource& memory = device.memory(Tier::device);
-  const Buffer from(memory, streamed_bytes, Category::workspace, "calibration");
-  const Buffer to(memory, streamed_bytes, Category::workspace, "calibration");
-  Stream& stream = device.compute_stream();
-  const TensorView source{from.data(), DataType::float32, {streamed_bytes / 4}};
-  const TensorView target{to.data(), DataType::float32, {streamed_bytes / 4}};
-  // Both, so that the pages are there: mapping them takes ten times as long as writing them.
-  for (const TensorView& view : {source, target}) kernels::fill_constant(stream, view, 1);
-  return 2.0 * static_cast<double>(streamed_bytes) /
-         time_calls(
-             seconds, [&] { kernels::add(stream, source, source, target); }, clock_of(device.threads()));
-}
-
 void measure_link(Machine& machine, double seconds) {
   const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, 1});
   HostLink link(*device);
-  const Buffer here(device->memory(Tier::device), streamed_bytes, Category::workspace, "calibration");
-  const Buffer there(device->memory(Tier::host), streamed_bytes, Category::workspace, "calibration");
+  const Buffer here(device->memory(Tier::device), copied_bytes, Category::workspace, "calibration");
+  const Buffer there(device->memory(Tier::host), copied_bytes, Category::workspace, "calibration");
   const auto copy = [&](std::int64_t bytes) {
     link.copy_to_host(there.data(), here.data(), bytes, {}).wait();
   };
   machine.host_link.bytes_per_second =
-      static_cast<double>(streamed_bytes) / time_calls(seconds / 2, [&] { copy(streamed_bytes); });
+      static_cast<double>(copied_bytes) / time_calls(seconds / 2, [&] { copy(copied_bytes); });
   machine.host_link.latency_seconds = time_calls(seconds / 2, [&] { copy(64); });
 }
 
@@ -239,15 +114,18 @@ ComputeShare measure_share(Communicator& group, int threads, double seconds) {
   const double products = seconds * products_share / (products_share + steps_share);
   std::vector<double> memory;
   std::vector<std::vector<ProductTable>> tables;
+  std::vector<std::vector<KernelTable>> kernels;
   StepProbes probes(group, threads, seconds - products);
   for (int pass = 0; pass < passes; ++pass) {
     const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, threads});
     memory.push_back(measure_memory(*device, seconds * 0.02 / passes));
     tables.push_back(measure_products(*device, seconds, products / passes));
+    kernels.push_back(measure_kernels(*device, seconds * 0.03 / passes));
     probes.run_pass(pass, passes);
   }
   share.memory_bytes_per_second = median(std::move(memory));
   share.products = median_tables(tables);
+  share.kernels = median_tables(kernels);
   probes.add_to(share);
   return share;
 }

@@ -21,6 +21,32 @@ std::vector<ProductTable> median_tables(const std::vector<std::vector<ProductTab
   return result;
 }
 
+std::vector<KernelTable> median_tables(const std::vector<std::vector<KernelTable>>& passes) {
+  std::vector<KernelTable> result = passes.front();
+  for (std::size_t table = 0; table < result.size(); ++table) {
+    auto& points = result[table].time.points;
+    for (std::size_t point = 0; point < points.size(); ++point) {
+      std::vector<double> values;
+      for (const auto& tables : passes) values.push_back(tables[table].time.points[point].second);
+      points[point].second = median(std::move(values));
+    }
+  }
+  return result;
+}
+
+void replace_tables(ComputeShare& share, std::vector<KernelTable> tables) {
+  for (KernelTable& table : tables) {
+    const auto old = std::find_if(share.kernels.begin(), share.kernels.end(), [&](const KernelTable& one) {
+      return one.name == table.name && one.dtype == table.dtype;
+    });
+    if (old == share.kernels.end()) {
+      share.kernels.push_back(std::move(table));
+    } else {
+      *old = std::move(table);
+    }
+  }
+}
+
 double waiting_factor(const std::vector<SharedSteps>& visits) {
   std::vector<double> factors;
   for (const SharedSteps& visit : visits) {

@@ -13,6 +13,12 @@ double median(std::vector<double> values);
 /// Of each rate the median over the passes, which all have the same tables; at least one pass.
 std::vector<ProductTable> median_tables(const std::vector<std::vector<ProductTable>>& passes);
 
+/// The same of the seconds at each point of kernels' tables.
+std::vector<KernelTable> median_tables(const std::vector<std::vector<KernelTable>>& passes);
+
+/// Adds `tables` to those of `share`, in place of those of the same kernel and dtype.
+void replace_tables(ComputeShare& share, std::vector<KernelTable> tables);
+
 /// Steps of several ranks that begin each step together.
 struct SharedSteps {
   std::vector<double> passed;  ///< seconds of each step until the last rank had ended it

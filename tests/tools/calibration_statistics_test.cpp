@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 namespace tranche::tools {
 namespace {
 
@@ -28,6 +30,29 @@ TEST(CalibrationStatistics, EachRateIsTheMedianOfItsPassesAlone) {
   EXPECT_EQ(tables[1].layout, "tn");
   EXPECT_EQ(tables[1].dtype, DataType::bfloat16);
   EXPECT_THAT(median_tables({pass(7, 8, 9)})[0].rates, ElementsAre(7, 8));
+}
+
+TEST(CalibrationStatistics, EachPointOfAKernelIsTheMedianOfItsPassesAlone) {
+  const auto pass = [](double small, double large) {
+    return std::vector<KernelTable>{{"cast", DataType::bfloat16, "bytes", {{{1024, small}, {4096, large}}}}};
+  };
+  const std::vector<KernelTable> tables = median_tables({pass(1, 50), pass(2, 6), pass(90, 5)});
+  ASSERT_EQ(tables.size(), 1U);
+  EXPECT_THAT(tables[0].time.points, ElementsAre(std::pair(1024.0, 2.0), std::pair(4096.0, 6.0)));
+  EXPECT_EQ(tables[0].name, "cast");
+}
+
+TEST(CalibrationStatistics, TablesTakeThePlaceOfThoseOfTheSameKernelAndDtype) {
+  const auto table = [](const char* name, DataType dtype, double seconds) {
+    return KernelTable{name, dtype, "bytes", {{{1024, seconds}}}};
+  };
+  ComputeShare share;
+  share.kernels = {table("cast", DataType::float32, 1), table("cast", DataType::bfloat16, 2)};
+  replace_tables(share, {table("cast", DataType::bfloat16, 3), table("gelu", DataType::bfloat16, 4)});
+  ASSERT_EQ(share.kernels.size(), 3U);
+  EXPECT_EQ(share.kernels[0].time.points[0].second, 1);
+  EXPECT_EQ(share.kernels[1].time.points[0].second, 3);
+  EXPECT_EQ(share.kernels[2].name, "gelu");
 }
 
 TEST(CalibrationStatistics, RanksThatWaitTakeWhatTheSlowestTakes) {

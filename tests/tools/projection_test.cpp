@@ -351,15 +351,35 @@ TEST(Calibrate, MeasuresThisMachineForAPlan) {
   const ProgramResult calibrated =
       test::run({"calibrate", "--out", path, "--seconds", "0.2", "--threads", "1"});
   ASSERT_EQ(calibrated.status, 0) << calibrated.errors;
-  const Machine machine = parse_machine(test::read_file(path), path);
+  Machine machine = parse_machine(test::read_file(path), path);
   EXPECT_TRUE(machine.measured());
   ASSERT_EQ(machine.shares.size(), 1u);
   EXPECT_GT(machine.shares[0].products.size(), 5u);
   EXPECT_GT(machine.shares[0].kernels.size(), 10u);
-  const ProgramResult plan = test::run({"plan", "--model", "gpt-nano", "--machine", path});
-  EXPECT_EQ(plan.status, 0) << plan.errors;
-  EXPECT_THAT(plan.out, HasSubstr("calibrated: "));
-  EXPECT_THAT(plan.out, testing::Not(HasSubstr("was not measured")));
+  // Whatever a plan asks of it: the probing steps are those of one rank with its states on the device.
+  for (const char* operation : {"all_gather", "reduce_scatter", "all_reduce", "broadcast"}) {
+    machine.collectives.push_back({operation, 2, 4, 1, {{{4096, 1e-5}, {1 << 20, 1e-3}}}});
+  }
+  const std::string with_collectives = folder.write("with_collectives.json", machine_json(machine));
+  const std::vector<std::vector<std::string>> asked{
+      {},
+      {"--offload-optimizer", "cpu"},
+      {"--offload-optimizer", "cpu", "--set", "optimizer.type=SGD"},
+      {"--set", "optimizer.type=SGD"},
+      {"--dtype", "fp32"},
+      {"--dtype", "fp32", "--offload-optimizer", "cpu", "--offload-ratio", "0.5"},
+      {"--ranks", "2", "--stage", "2"},
+      {"--ranks", "2", "--stage", "3", "--offload-optimizer", "cpu", "--offload-param", "cpu"},
+      {"--accumulate", "3", "--set", "data_types.grad_accum_dtype=bf16"},
+      {"--accumulate", "2", "--set", "tranche.reduction=micro_batch"}};
+  for (const std::vector<std::string>& further : asked) {
+    std::vector<std::string> arguments{"plan", "--model", "gpt-nano", "--machine", with_collectives};
+    arguments.insert(arguments.end(), further.begin(), further.end());
+    const ProgramResult plan = test::run(arguments);
+    EXPECT_EQ(plan.status, 0) << plan.errors;
+    EXPECT_THAT(plan.out, HasSubstr("calibrated: "));
+    EXPECT_THAT(plan.out, testing::Not(HasSubstr("was not measured"))) << testing::PrintToString(further);
+  }
 }
 
 TEST(Calibrate, MeasuresCollectivesOfAGroup) {

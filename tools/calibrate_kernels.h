@@ -1,0 +1,29 @@
+#pragma once
+/// Kernels by themselves, on operands that no cache holds because they were just used: the part of a
+/// calibration that needs no steps.
+
+#include <functional>
+#include <vector>
+
+#include "tranche/core/clock.h"
+#include "tranche/device/device.h"
+#include "tranche/tools/machine.h"
+
+namespace tranche::tools {
+
+/// Seconds of a call, by `now`: the median of as many as fit into `seconds`, at least one; the first of
+/// several is not counted.
+double time_calls(double seconds, const std::function<void()>& call, double (*now)() = &seconds_now);
+
+/// Bytes a second that the device's threads read and write.
+double measure_memory(Device& device, double seconds);
+
+/// Products of all dtypes and layouts within about `seconds`, of a calibration of the share that takes `all`
+/// seconds; how many sizes depends on that.
+std::vector<ProductTable> measure_products(Device& device, double all, double seconds);
+
+/// The kernels that steps call with several ranks, with states outside the device, or with another optimizer,
+/// and which the probing steps of calibrate_steps therefore lack; within about `seconds`.
+std::vector<KernelTable> measure_kernels(Device& device, double seconds);
+
+}  // namespace tranche::tools
