@@ -45,6 +45,10 @@ target_compile_options(tranche_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wnon-virtual-dtor -Woverloaded-virtual -Wno-restrict
                                -ffp-contract=off>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${TRANCHE_WERROR}>>:-Werror>)
+if(CMAKE_UNITY_BUILD)
+  # Every source is an included file there, whose anonymous namespaces GCC takes for a header's.
+  target_compile_options(tranche_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
 if(TRANCHE_SANITIZE)
   target_compile_options(tranche_flags INTERFACE
     "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${TRANCHE_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")

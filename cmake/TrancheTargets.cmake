@@ -1,7 +1,12 @@
-# tranche_library(<folder> SOURCES ... [DEPENDS <folders of ours> ...] [PUBLIC_LINK ...] [PRIVATE_LINK ...])
-# One static library tranche_<folder>, exported as tranche::<folder>.
+# tranche_library(<folder> SOURCES ... [ALONE ...] [DEPENDS <folders of ours> ...] [PUBLIC_LINK ...] [PRIVATE_LINK ...])
+# One static library tranche_<folder>, exported as tranche::<folder>. Sources under ALONE stay units of their own in a
+# unity build (the sanitizer presets): names of theirs are another source's too, or they include themselves.
 function(tranche_library folder)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;DEPENDS;PUBLIC_LINK;PRIVATE_LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;ALONE;DEPENDS;PUBLIC_LINK;PRIVATE_LINK")
+  if(arg_ALONE)
+    set_source_files_properties(${arg_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    list(APPEND arg_SOURCES ${arg_ALONE})
+  endif()
   set(target tranche_${folder})
   add_library(${target} STATIC ${arg_SOURCES})
   add_library(tranche::${folder} ALIAS ${target})

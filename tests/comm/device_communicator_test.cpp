@@ -18,6 +18,7 @@
 #include "tranche/device/memory_resources.h"
 #include "tranche/tests/comm/collective_suite.h"
 #include "tranche/tests/comm/ordered_bracket.h"
+#include "tranche/tests/core/rounds.h"
 
 namespace tranche {
 namespace {
@@ -267,10 +268,10 @@ TEST_P(DeviceRanks, RunBesideTheThreadThatIssuesThem) {
   });
 }
 
-#ifdef __SANITIZE_THREAD__
+#if defined(__SANITIZE_THREAD__)
 constexpr int most_ranks = 3;
 #else
-constexpr int most_ranks = on_gpu ? 4 : 5;
+constexpr int most_ranks = on_gpu ? 4 : test::sanitized ? 3 : 5;
 #endif
 std::vector<DeviceTransport> transports() {
   if (!on_gpu) return {DeviceTransport::staged, DeviceTransport::shared};

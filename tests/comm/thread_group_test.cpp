@@ -3,6 +3,7 @@
 
 #include "tranche/comm/backends.h"
 #include "tranche/tests/comm/collective_suite.h"
+#include "tranche/tests/core/rounds.h"
 
 namespace tranche {
 namespace {
@@ -173,7 +174,8 @@ TEST_P(ThreadRanks, OneLaneIsEnough) {
 #ifdef __SANITIZE_THREAD__
 constexpr int most_ranks = 4;  // instrumented brute force of six ranks takes most of a minute
 #else
-constexpr int most_ranks = 6;
+// More under AddressSanitizer: the seven and eight below.
+constexpr int most_ranks = test::sanitized ? 4 : 6;
 
 TEST(ManyThreadRanks, EveryHostLayoutGivesTheSameBits) {
   for (const auto& [size, ranks_a_host] : {std::pair{7, 3}, std::pair{8, 4}, std::pair{8, 2}}) {

@@ -8,9 +8,9 @@
 namespace tranche {
 namespace {
 
-using testing::Contains;
-using testing::HasSubstr;
-using testing::SizeIs;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 /// The files are those that the program is run with too (tests/tools/program_test.py).
 std::string file(const char* name) {

@@ -17,10 +17,10 @@ namespace tranche {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::StartsWith;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 /// {"a": {"b": value}} for the path "a.b".
 std::string document(std::string_view path, const Json& value) {

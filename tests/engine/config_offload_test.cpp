@@ -10,13 +10,13 @@
 namespace tranche {
 namespace {
 
-using testing::AllOf;
-using testing::Contains;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
-using testing::StartsWith;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 /// Reads {} with the overrides.
 Config read(const std::vector<std::string>& overrides) {
@@ -128,8 +128,8 @@ TEST(ConfigOffload, TheBlocksOfDeepSpeedsTutorialsAreRead) {
   EXPECT_TRUE(config.offload.uses_nvme());
   EXPECT_EQ(config.offload.io_block_bytes, 262144);
   EXPECT_EQ(config.offload.parameter_buffers, 5);
-  EXPECT_THAT(config.notes, testing::SizeIs(11));
-  EXPECT_THAT(config.notes, testing::Each(HasSubstr(": no meaning here: ")));
+  EXPECT_THAT(config.notes, ::testing::SizeIs(11));
+  EXPECT_THAT(config.notes, ::testing::Each(HasSubstr(": no meaning here: ")));
   EXPECT_THAT(config.notes,
               Contains(HasSubstr("offload_param.buffer_size: no meaning here: a buffer is as large as the "
                                  "largest unit's shard")));

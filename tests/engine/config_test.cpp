@@ -13,12 +13,12 @@
 namespace tranche {
 namespace {
 
-using testing::AllOf;
-using testing::Contains;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 /// The text of the ConfigurationError that reading raises.
 std::string problems(std::string_view json, int ranks = 1, const std::vector<std::string>& overrides = {}) {
@@ -389,7 +389,7 @@ TEST(Config, OverrideProblems) {
 }
 
 TEST(Config, AFileIsNamedInItsErrors) {
-  const std::string path = testing::TempDir() + "/tranche_config_test.json";
+  const std::string path = ::testing::TempDir() + "/tranche_config_test.json";
   std::ofstream(path) << R"({"zero_optimization": {"stage": 7}})";
   try {
     load_config(path, 1);

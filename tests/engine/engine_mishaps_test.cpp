@@ -12,8 +12,8 @@
 namespace tranche::test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 /// State digest of rank 0 after body has run on all ranks.
 kernels::Digest digest_after(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body) {

@@ -13,8 +13,8 @@
 namespace tranche::test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TEST(EngineCalls, OrderIsChecked) {
   on_ranks({}, [](Engine& engine, Runtime& runtime) {
@@ -558,7 +558,7 @@ TEST(EngineReports, OneRankThatRunsOutTellsTheOthers) {
           rank == 1 || at_start ? message_of<OutOfMemory>(call) : message_of<CommunicationError>(call);
     });
     EXPECT_THAT(heard[1], AllOf(HasSubstr("of the limit of 1.00 MiB"), HasSubstr(" asks for "),
-                                testing::Not(HasSubstr("another type of error"))));
+                                ::testing::Not(HasSubstr("another type of error"))));
     for (const int rank : {0, 2}) {
       EXPECT_THAT(heard[static_cast<std::size_t>(rank)],
                   AllOf(HasSubstr(at_start ? "rank 1 ran out of memory: " : "rank 1 failed"),
@@ -568,7 +568,7 @@ TEST(EngineReports, OneRankThatRunsOutTellsTheOthers) {
 }
 
 TEST(RuntimeFailure, IsLoggedPostedAndTurnedIntoAStatus) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   std::string heard;
   run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
     Runtime runtime({}, factory);
@@ -580,7 +580,7 @@ TEST(RuntimeFailure, IsLoggedPostedAndTurnedIntoAStatus) {
     }
   });
   EXPECT_THAT(heard, HasSubstr("rank 1 failed: no such model"));
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               AllOf(HasSubstr("[rank 1]"), HasSubstr("no such model")));
 }
 
@@ -608,7 +608,7 @@ TEST(EngineReports, SummaryNamesAStageThatWouldTakeLess) {
     return text;
   };
   EXPECT_THAT(summary_of(1), HasSubstr("would take less memory here"));
-  EXPECT_THAT(summary_of(40), testing::Not(HasSubstr("would take less memory")));
+  EXPECT_THAT(summary_of(40), ::testing::Not(HasSubstr("would take less memory")));
 }
 
 TEST(EngineReports, SummaryShowsWhatIsInForce) {
@@ -622,7 +622,7 @@ TEST(EngineReports, SummaryShowsWhatIsInForce) {
   });
   // One rank gathers and sends nothing, and says so instead of listing zeros.
   on_ranks({}, [](Engine& engine, Runtime&) {
-    EXPECT_THAT(engine.summary(), AllOf(HasSubstr("nothing"), testing::Not(HasSubstr("gathered"))));
+    EXPECT_THAT(engine.summary(), AllOf(HasSubstr("nothing"), ::testing::Not(HasSubstr("gathered"))));
   });
 }
 

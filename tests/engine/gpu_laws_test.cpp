@@ -7,13 +7,14 @@
 #include "odd_model.h"
 #include "tranche/core/random.h"
 #include "tranche/device/cuda_probe.h"
+#include "tranche/tests/core/rounds.h"
 
 namespace tranche::test {
 namespace {
 
-using testing::Each;
+using ::testing::Each;
 
-class GpuLaws : public testing::Test {
+class GpuLaws : public ::testing::Test {
  protected:
   void SetUp() override {
     const CudaProbe probe = probe_cuda();
@@ -40,9 +41,11 @@ void expect_same(const OddResult& expected, const OddResult& actual, const OddRu
 }
 
 TEST_F(GpuLaws, SameBitsOverStages) {
+  int point = 0;
   for (const int ranks : {1, 2, 3, 4}) {
     for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
       for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
+        if (!swept(point++, 3)) continue;
         OddRun run = on_gpu();
         run.ranks = ranks;
         run.dtype = dtype;
@@ -60,7 +63,7 @@ TEST_F(GpuLaws, SameBitsOverSettings) {
   const RandomKey key{22, RandomPurpose::test, 3};
   std::uint64_t draw = 0;
   const auto pick = [&](std::uint32_t n) { return static_cast<int>(random_bits(key, draw++) % n); };
-  for (int i = 0; i < 12; ++i) {
+  for (int i = 0; i < rounds(12); ++i) {
     OddRun run = on_gpu();
     run.ranks = 1 + pick(4);
     run.accumulation = 1 + pick(2);
@@ -136,6 +139,7 @@ TEST_F(GpuLaws, MemoryIsPlannedAndStepsAllocateNothing) {
 }
 
 TEST_F(GpuLaws, SameBitsAndBytesWhereverTheStateLives) {
+  int point = 0;
   for (const int ranks : {1, 2}) {
     for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
       OddRun run = on_gpu();
@@ -151,8 +155,8 @@ TEST_F(GpuLaws, SameBitsAndBytesWhereverTheStateLives) {
           run.offload.optimizer = optimizer;
           run.offload.parameters = parameters;
           run.offload.tile_elements = 4096;
-          run.offload.nvme_path = testing::TempDir() + "tranche-gpu-offload-test";
-          if (!run.offload.any()) continue;
+          run.offload.nvme_path = ::testing::TempDir() + "tranche-gpu-offload-test";
+          if (!run.offload.any() || !swept(point++, 3)) continue;
           const OddResult offloaded = train_odd(run);
           expect_same(expected, offloaded, run);
           OddRun plan = run;
@@ -186,7 +190,7 @@ TEST_F(GpuLaws, AnInfiniteGradientIsNamedAndSkipped) {
     const auto before = engine.weights_digest();
     const StepResult step = engine.step();
     EXPECT_FALSE(step.applied);
-    EXPECT_THAT(step.skipped_because, testing::HasSubstr("prime.c at element 2"));
+    EXPECT_THAT(step.skipped_because, ::testing::HasSubstr("prime.c at element 2"));
     EXPECT_EQ(engine.weights_digest(), before);
   });
 }

@@ -49,7 +49,7 @@ struct Case {
   int stage;
 };
 
-class GradientTargets : public testing::TestWithParam<Case> {};
+class GradientTargets : public ::testing::TestWithParam<Case> {};
 
 TEST_P(GradientTargets, AreWrittenOnceAndAddedToAfterwards) {
   const Case& c = GetParam();
@@ -112,12 +112,12 @@ TEST_P(GradientTargets, AreWrittenOnceAndAddedToAfterwards) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, GradientTargets,
-                         testing::Values(Case{ReductionPolicy::micro_batch, DataType::float32, 1, 0},
-                                         Case{ReductionPolicy::micro_batch, DataType::bfloat16, 1, 2},
-                                         Case{ReductionPolicy::boundary, DataType::float32, 1, 0},
-                                         Case{ReductionPolicy::boundary, DataType::bfloat16, 1, 1},
-                                         Case{ReductionPolicy::micro_batch, DataType::bfloat16, 2, 3},
-                                         Case{ReductionPolicy::boundary, DataType::bfloat16, 2, 1}));
+                         ::testing::Values(Case{ReductionPolicy::micro_batch, DataType::float32, 1, 0},
+                                           Case{ReductionPolicy::micro_batch, DataType::bfloat16, 1, 2},
+                                           Case{ReductionPolicy::boundary, DataType::float32, 1, 0},
+                                           Case{ReductionPolicy::boundary, DataType::bfloat16, 1, 1},
+                                           Case{ReductionPolicy::micro_batch, DataType::bfloat16, 2, 3},
+                                           Case{ReductionPolicy::boundary, DataType::bfloat16, 2, 1}));
 
 }  // namespace
 }  // namespace tranche::test

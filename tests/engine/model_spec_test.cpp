@@ -11,7 +11,7 @@
 namespace tranche {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 UnitSpec unit(std::string name, std::vector<std::pair<std::string, Shape>> tensors, int uses = 1) {
   UnitSpec spec;

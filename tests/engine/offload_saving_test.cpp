@@ -11,6 +11,7 @@
 #include "../offload/faulty_file_system.h"
 #include "offload_saving_fixture.h"
 #include "on_ranks.h"
+#include "tranche/tests/core/rounds.h"
 
 namespace tranche::test {
 namespace {
@@ -43,11 +44,12 @@ TEST_F(OffloadSaving, StepsGoOnAndTheCheckpointHoldsWhatWasThen) {
         for (const OffloadTier parameters : {OffloadTier::none, OffloadTier::nvme}) {
           if (parameters != OffloadTier::none && stage != 3) continue;
           for (const std::int64_t accumulation : {1, 2}) {
+            const std::string folder = path(std::to_string(number++));
+            if (!swept(number, 3)) continue;
             OddRun run = setup(ranks, stage, OffloadTier::nvme, parameters);
             run.offload.ratio = ratio;
             run.accumulation = accumulation;
             const std::string what = run.to_string();
-            const std::string folder = path(std::to_string(number++));
             const int skipped = number % 2 == 0 ? 2 : -1;
             const std::vector<kernels::Digest> expected = undisturbed(run, 5, skipped);
             on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
@@ -361,7 +363,7 @@ TEST_F(OffloadSaving, AnyTierGoesOnFromAnyOther) {
   const Home homes[] = {{2, 0, none, none}, {2, 0, cpu, none}, {2, 0, nvme, none},
                         {2, 3, none, none}, {2, 3, cpu, cpu},  {2, 3, nvme, nvme},
                         {1, 0, nvme, none}, {1, 3, cpu, nvme}, {1, 0, none, none}};
-  int number = 0;
+  int number = 0, pair = 0;
   for (const Home& from : homes) {
     const OddRun saver = setup(from.ranks, from.stage, from.optimizer, from.parameters);
     const std::string folder = path(std::to_string(number++));
@@ -380,6 +382,7 @@ TEST_F(OffloadSaving, AnyTierGoesOnFromAnyOther) {
       }
     });
     for (const Home& to : homes) {
+      if (!swept(pair++, 4)) continue;
       const OddRun loader = setup(to.ranks, to.stage, to.optimizer, to.parameters);
       const std::string what = saver.to_string() + " -> " + loader.to_string();
       on_tiled_ranks(loader, [&](Engine& engine, Runtime& runtime) {

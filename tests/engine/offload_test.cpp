@@ -9,6 +9,7 @@
 #include "odd_model.h"
 #include "tranche/core/random.h"
 #include "tranche/partition/flat_layout.h"
+#include "tranche/tests/core/rounds.h"
 
 namespace tranche::test {
 namespace {
@@ -34,9 +35,10 @@ OffloadConfig offloaded(OffloadTier optimizer, OffloadTier parameters = OffloadT
   return offload;
 }
 
-class Offload : public testing::TestWithParam<std::tuple<int, DataType>> {};
+class Offload : public ::testing::TestWithParam<std::tuple<int, DataType>> {};
 
 TEST_P(Offload, GivesTheSameBitsAtEveryStageAndTier) {
+  int point = 0;
   for (const std::int64_t accumulation : {1, 3}) {
     for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
       OddRun run;
@@ -48,6 +50,7 @@ TEST_P(Offload, GivesTheSameBitsAtEveryStageAndTier) {
         for (const OffloadTier optimizer : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
           for (const OffloadTier parameters : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
             if (run.stage < 3 && parameters != OffloadTier::none) continue;
+            if (!swept(point++, 5)) continue;
             run.offload = offloaded(optimizer, parameters);
             expect_same(expected, train_odd(run), run);
             if (HasFailure()) return;
@@ -155,6 +158,7 @@ void expect_equal_books(const TierAccount& planned, const TierAccount& measured,
 }
 
 TEST(OffloadBooks, BytesAreTheFormulaAndThePlanIsWhatHappens) {
+  int point = 0;
   for (const int ranks : {1, 3}) {
     for (const DataType dtype : {DataType::bfloat16, DataType::float32}) {
       for (const DataType accumulation : {DataType::float32, DataType::bfloat16}) {
@@ -168,7 +172,7 @@ TEST(OffloadBooks, BytesAreTheFormulaAndThePlanIsWhatHappens) {
               run.accumulation = micro_batches;
               run.stage = parameters == OffloadTier::none && optimizer == OffloadTier::cpu ? 2 : 3;
               run.offload = offloaded(optimizer, parameters);
-              if (!run.offload.any()) continue;
+              if (!run.offload.any() || !swept(point++, 5)) continue;
               const OddResult measured = train_odd(run);
               run.device = DeviceKind::meta;
               const OddResult planned = train_odd(run);
@@ -224,7 +228,7 @@ TEST(Offload, ASkippedStepMovesTheSameBytesAndChangesNothing) {
         odd_micro_batch(engine, 0, 3, "prime.c");
         const StepResult skipped = engine.step();
         EXPECT_FALSE(skipped.applied);
-        EXPECT_THAT(skipped.skipped_because, testing::HasSubstr("prime.c at element 2"));
+        EXPECT_THAT(skipped.skipped_because, ::testing::HasSubstr("prime.c at element 2"));
         expect_equal(expected_traffic(run, 0), skipped.offload_traffic, run.to_string());
         EXPECT_EQ(before, engine.state_digest()) << run.to_string();
         odd_micro_batch(engine, 0, 3);
@@ -288,13 +292,13 @@ TEST(Offload, TensorsAreReadAndWrittenWhereverTheyLive) {
   }
 }
 
-std::string name_of_case(const testing::TestParamInfo<std::tuple<int, DataType>>& info) {
+std::string name_of_case(const ::testing::TestParamInfo<std::tuple<int, DataType>>& info) {
   return "ranks" + std::to_string(std::get<0>(info.param)) + "_" +
          std::string(name_of(std::get<1>(info.param)));
 }
 INSTANTIATE_TEST_SUITE_P(Laws, Offload,
-                         testing::Combine(testing::Values(1, 2, 3),
-                                          testing::Values(DataType::float32, DataType::bfloat16)),
+                         ::testing::Combine(::testing::Values(1, 2, 3),
+                                            ::testing::Values(DataType::float32, DataType::bfloat16)),
                          name_of_case);
 
 }  // namespace

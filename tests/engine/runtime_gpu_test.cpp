@@ -9,7 +9,7 @@
 namespace tranche {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 template <typename Call>
 std::string out_of_memory(Call call) {

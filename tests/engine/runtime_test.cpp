@@ -10,8 +10,8 @@
 namespace tranche {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 template <typename Call>
 std::string out_of_memory(Call call) {

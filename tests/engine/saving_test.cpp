@@ -9,11 +9,12 @@
 
 #include "on_ranks.h"
 #include "saving_fixture.h"
+#include "tranche/tests/core/rounds.h"
 
 namespace tranche::test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr std::int64_t global_batch = 24;  // of every number of ranks here
 
@@ -60,6 +61,7 @@ Outcome train(const OddRun& run, const std::string& from, std::int64_t last, con
 }
 
 TEST_F(Saving, AnyNumberOfRanksAndStageGoOnFromAnyOther) {
+  int pair = 0;
   for (const int n : {1, 2, 3, 4, 8}) {
     for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
       if (dtype == DataType::bfloat16 && n != 2 && n != 3)
@@ -69,6 +71,7 @@ TEST_F(Saving, AnyNumberOfRanksAndStageGoOnFromAnyOther) {
       const Outcome saved = train(setup(n, stage, dtype), {}, 3, folder);
       const Outcome whole = train(setup(n, stage, dtype), {}, 13, {});
       for (const int m : {1, 2, 3, 4, 8}) {
+        if (!swept(pair++, 3)) continue;
         const OddRun run = setup(m, (stage + 1 + m) % 4, dtype);
         const Outcome resumed = train(run, folder, 13, {});
         const std::string what =
@@ -109,7 +112,7 @@ TEST_F(Saving, TheNewestOfAFolderIsTakenAndOldOnesGo) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(path()))
     names.push_back(entry.path().filename());
-  EXPECT_THAT(names, testing::UnorderedElementsAre("step-00000003", "step-00000004", "latest"));
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("step-00000003", "step-00000004", "latest"));
   EXPECT_EQ(train(run, path(), 4, {}).loaded.step, 4);
   EXPECT_EQ(train(run, path("step-00000003"), 3, {}).loaded.step, 3);
 }
@@ -191,7 +194,7 @@ TEST_F(Saving, AFolderThatCannotBeWrittenIsNamedAndTrainingGoesOn) {
   std::ofstream(file) << "not a folder";
   on_ranks(setup(2, 3, DataType::float32), [&](Engine& engine, Runtime& runtime) {
     EXPECT_THAT(message_of<CheckpointError>([&] { engine.save(file + "/run", {.wait = true}); }),
-                testing::AllOf(HasSubstr("cannot save step 0"), HasSubstr(file)));
+                ::testing::AllOf(HasSubstr("cannot save step 0"), HasSubstr(file)));
     odd_micro_batch(engine, runtime.rank() * 12, 12);
     EXPECT_TRUE(engine.step().applied);
     EXPECT_THAT(message_of<LogicError>([&] {

@@ -14,6 +14,7 @@
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
 #include "tranche/kernels/cpu/instruction_sets.h"
+#include "tranche/tests/core/rounds.h"
 
 namespace tranche::kernels::testing {
 
@@ -139,10 +140,13 @@ inline std::vector<std::string> tested_instruction_sets() {
   return on_gpu ? std::vector<std::string>{cpu::instruction_set()} : cpu::instruction_sets();
 }
 
-/// Every size around the widths of vectors, and some that several threads share.
+/// Every size around the widths of vectors; where sanitized, past the first 18 the multiples of 16 and their
+/// neighbours.
 inline std::vector<std::int64_t> vector_sizes() {
   std::vector<std::int64_t> sizes;
-  for (std::int64_t n = 0; n <= 130; ++n) sizes.push_back(n);
+  for (std::int64_t n = 0; n <= 130; ++n) {
+    if (!test::sanitized || n < 19 || (n + 1) % 16 < 3) sizes.push_back(n);
+  }
   return sizes;
 }
 /// A prime beyond two of the ranges that threads take.

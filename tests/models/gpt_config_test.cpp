@@ -15,8 +15,8 @@
 namespace tranche::models {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 std::string refusal(const std::function<void()>& action) {
   try {
@@ -198,7 +198,7 @@ TEST(GptConfig, ResolvesPresetsAndFiles) {
               AllOf(HasSubstr("did you mean \"gpt2-medium\"?"), HasSubstr("gpt2, gpt2-medium, gpt2-large")));
   EXPECT_THAT(refusal([] { (void)GptConfig::resolve("no/such.json"); }),
               AllOf(HasSubstr("no/such.json"), HasSubstr("cannot be read")));
-  const auto path = std::filesystem::path(testing::TempDir()) / "tranche_gpt_config_test.json";
+  const auto path = std::filesystem::path(::testing::TempDir()) / "tranche_gpt_config_test.json";
   std::ofstream(path) << GptConfig::preset("gpt-nano").to_json();
   EXPECT_EQ(GptConfig::resolve(path.string()), GptConfig::preset("gpt-nano"));
   std::filesystem::remove(path);

@@ -350,7 +350,7 @@ TEST(Gpt, RefusesBatchesThatDoNotFit) {
       }
       return "accepted";
     };
-    using testing::HasSubstr;
+    using ::testing::HasSubstr;
     TokenBatch batch = data.batch();
     EXPECT_THAT(text(batch), HasSubstr("sequence length 17"));
     batch.samples = batch.samples.first(1);

@@ -10,11 +10,12 @@
 #include "memory_draw.h"
 #include "tranche/models/gpt_head.h"
 #include "tranche/partition/flat_layout.h"
+#include "tranche/tests/core/rounds.h"
 
 namespace tranche::models {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// A GPT whose step takes a moment, everything else as it comes.
 MemoryCase tiny_case(std::uint64_t index) {
@@ -102,12 +103,12 @@ void expect_plans_hold(std::uint64_t first, std::uint64_t count) {
       EXPECT_EQ(run.device().peak, measured.device().peak) << "all ranks hold the same";
       EXPECT_EQ(run.device().at_peak.total(), run.device().peak) << "categories add up";
     }
-    if (testing::Test::HasFailure()) return;  // one line to reproduce is enough
+    if (::testing::Test::HasFailure()) return;  // one line to reproduce is enough
   }
 }
 
 TEST(GptMemory, PlansHoldToTheByte) {
-  expect_plans_hold(0, 60);
+  expect_plans_hold(0, test::rounds(60));
 }
 
 TEST(GptMemorySlow, PlansHoldToTheByteOverMany) {
@@ -177,7 +178,8 @@ std::array<MemoryRun, 4> plan_stages(MemoryCase drawn) {
 }
 
 TEST(GptMemory, OneRankHoldsTheSameInEveryStage) {
-  for (std::uint64_t index = 0; index < 60; ++index) {
+  constexpr std::uint64_t cases = test::rounds(60);
+  for (std::uint64_t index = 0; index < cases; ++index) {
     MemoryCase drawn = index % 2 == 0 ? sized_case(index) : tiny_case(index);
     drawn.ranks = 1;
     drawn.rank = 0;
@@ -188,7 +190,7 @@ TEST(GptMemory, OneRankHoldsTheSameInEveryStage) {
       // An explicit policy is another schedule of the same state; within one everything is equal.
       EXPECT_EQ(run.device().category_peak.bytes, runs[0].device().category_peak.bytes);
     }
-    if (testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
 

@@ -9,7 +9,7 @@
 namespace tranche::models {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 MemoryCase deep_case(std::int64_t layers) {
   MemoryCase one;

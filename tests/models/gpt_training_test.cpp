@@ -254,7 +254,7 @@ TEST(GptGeneration, LogitsAgreeWithTheLossOfTheSameToken) {
       }
       return "accepted";
     };
-    using testing::HasSubstr;
+    using ::testing::HasSubstr;
     EXPECT_THAT(refusal({}, 1), HasSubstr("give at least one"));
     EXPECT_THAT(refusal({0, 61}, 1), HasSubstr("token 61 is not in the vocabulary of 61"));
     EXPECT_THAT(refusal({-1}, 1), HasSubstr("token -1 is not in the vocabulary of 61"));
@@ -405,12 +405,12 @@ TEST(GptTraffic, GroupsThatAreRecomputedStayGatheredOrAreGatheredOnceMore) {
           const auto bytes = [&](std::int64_t elements) {
             return format_bytes(elements / ranks * (ranks - 1) * 4);
           };
-          EXPECT_THAT(engine.summary(),
-                      testing::HasSubstr(bytes(reduced) + " gradients + " + bytes(gathered) + " parameters"))
+          EXPECT_THAT(engine.summary(), ::testing::HasSubstr(bytes(reduced) + " gradients + " +
+                                                             bytes(gathered) + " parameters"))
               << where;
           EXPECT_THAT(engine.summary(),
-                      testing::HasSubstr(every > depth ? "one gather more for all but the last"
-                                                       : "one gather serves recomputation"));
+                      ::testing::HasSubstr(every > depth ? "one gather more for all but the last"
+                                                         : "one gather serves recomputation"));
         });
       }
     }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t time_steps = 11;
 
-class GpuTraining : public testing::Test {
+class GpuTraining : public ::testing::Test {
  protected:
   void SetUp() override {
     const CudaProbe probe = probe_cuda();

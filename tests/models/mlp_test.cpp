@@ -11,7 +11,7 @@ namespace tranche::models {
 namespace {
 
 using reference_training::Tensors;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr std::int64_t batch_size = 12;
 

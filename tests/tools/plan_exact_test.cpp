@@ -8,6 +8,7 @@
 
 #include "tranche/comm/backends.h"
 #include "tranche/core/random.h"
+#include "tranche/tests/core/rounds.h"
 #include "tranche/tests/tools/program_fixture.h"
 #include "tranche/tools/evaluation.h"
 #include "tranche/tools/planner.h"
@@ -197,7 +198,7 @@ void expect_plan_is_measured(std::uint64_t number) {
 // 200 draws, in parts that ctest and people can run apart.
 class PlanIsMeasured : public testing::TestWithParam<int> {};
 TEST_P(PlanIsMeasured, ToTheByte) {
-  for (int i = 0; i < 50; ++i) {
+  for (int i = 0; i < tranche::test::rounds(50); ++i) {
     expect_plan_is_measured(static_cast<std::uint64_t>(GetParam() * 50 + i));
     if (HasFailure()) return;
   }
