@@ -211,7 +211,8 @@ std::vector<KernelTable> measure_kernels(Device& device, double seconds) {
         const double bytes =
             after.bytes_read + after.bytes_written - before.bytes_read - before.bytes_written;
         table.time.points.emplace_back(
-            bytes, time_calls(each, [&] { kind.call(pool, elements); }, clock_of(device.threads())));
+            bytes, time_calls(
+                       each, [&] { kind.call(pool, elements); }, clock_of(device.threads())));
       }
       tables.push_back(std::move(table));
     }
