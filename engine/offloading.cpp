@@ -426,7 +426,7 @@ void Engine::Impl::update_stretch(UnitState& unit, const Stretch& stretch, const
     }
     if (timed) {
       worker.enqueue("updated " + unit.name, [begun, sum = offload->update_seconds] {
-        sum->store(sum->load() + seconds_now() - *begun);  // read by the issuing thread now and then
+        sum->fetch_add(seconds_now() - *begun);  // taken by the issuing thread now and then
       });
     }
     unit.shard_ready = finish_weights(unit, flat, weights, worker);

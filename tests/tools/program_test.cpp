@@ -175,7 +175,12 @@ TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
     EXPECT_EQ(other["state_digest"], plain["state_digest"]);
     EXPECT_EQ(other["validation_loss"], plain["validation_loss"]);
     EXPECT_GT(other["steps"].back()["offload_bytes"]["to_host"].get<std::int64_t>(), 0);
-    EXPECT_GT(other["steps"].back()["offload"]["host_update_seconds"].get<double>(), 0);
+    // Of all steps: an update that ends behind the step's end counts to the next.
+    double updates = 0;
+    for (const auto& step : other["steps"]) {
+      updates += step["offload"]["host_update_seconds"].get<double>();
+    }
+    EXPECT_GT(updates, 0);
   }
   EXPECT_EQ(cpu["steps"].back()["offload_bytes"]["nvme_read"], 0);
   EXPECT_GT(nvme["steps"].back()["offload_bytes"]["nvme_written"].get<std::int64_t>(), 0);
