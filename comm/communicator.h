@@ -94,7 +94,8 @@ class Communicator {
   /// construction, compared by the engine at each step's end.
   virtual std::uint64_t sequence_hash() const = 0;
   /// Tells every peer that this rank cannot go on: their pending and later calls throw CommunicationError
-  /// with `cause`. Returns within `seconds`. Never throws.
+  /// with `cause`. A rank that a peer's failure has ended tells that peer's instead, so that all name where
+  /// it began. Returns within `seconds`. Never throws.
   virtual void post_failure(std::string_view cause, double seconds) noexcept = 0;
   /// Throws what ended this rank's communication, if anything has: CommunicationError, of a peer's failure
   /// too. Not collective, from any thread, never blocks.

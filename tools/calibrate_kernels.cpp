@@ -121,7 +121,6 @@ double time_calls(double seconds, const std::function<void()>& call, double (*no
   return std::max(1e-9, median(std::move(taken)));
 }
 
-/// All dtypes and layouts within about `seconds`, of a calibration of the share that takes `all` seconds.
 std::vector<ProductTable> measure_products(Device& device, double all, double seconds) {
   std::vector<std::int64_t> sizes{64, 192};
   if (all >= 1) sizes.push_back(576);
