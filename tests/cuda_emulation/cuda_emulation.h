@@ -13,7 +13,8 @@
 #include <type_traits>
 
 #include "tranche/core/dtype.h"
-#include "tranche/tests/cuda_emulation/device_functions.h"
+#include "tranche/tests/cuda_emulation/arithmetic_functions.h"
+#include "tranche/tests/cuda_emulation/memory_functions.h"
 
 namespace cuda_emulation {
 

@@ -1,5 +1,5 @@
-// Rings of tiles: the same bytes as a plain array whatever the regions, buffers and engines; overlap shown by
-// gates; every failure an error with file and range, and never a hang.
+// Rings of tiles: the same bytes as a plain array whatever the regions, buffers and engines; every failure an
+// error with file and range, and never a hang.
 #include "tranche/offload/tile_ring.h"
 
 #include <fcntl.h>
@@ -8,20 +8,18 @@
 
 #include <atomic>
 #include <cerrno>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <functional>
-#include <mutex>
 #include <random>
 #include <vector>
 
 #include "tranche/core/error.h"
-#include "tranche/device/device.h"
-#include "tranche/device/memory_resources.h"
 #include "tranche/tests/offload/faulty_file_system.h"
 #include "tranche/tests/offload/test_folder.h"
+#include "tranche/tests/offload/tile_bench.h"
 
 namespace tranche {
 namespace {
@@ -29,7 +27,10 @@ namespace {
 using testing::FaultyFileSystem;
 using testing::FileOperation;
 using ::testing::HasSubstr;
+using testing::pass;
 using testing::TestFolder;
+using testing::TileBench;
+using testing::tiles_of;
 
 std::uint64_t test_seed() {
   if (const char* text = std::getenv("TRANCHE_TEST_SEED")) return std::strtoull(text, nullptr, 10);
@@ -46,51 +47,6 @@ std::string text_of(const std::function<void()>& action) {
     return std::string("another error: ") + error.what();
   }
   return "no error";
-}
-
-/// A device, a swap file and an engine.
-struct Bench {
-  Bench(const std::string& folder, FileSystem& files, BlockIoOptions io_options = {}, bool simulated = false)
-      : device(make_device({.kind = simulated ? DeviceKind::meta : DeviceKind::cpu})),
-        host(device->memory(Tier::host), ledger),
-        swap({.directory = folder, .simulated = simulated}, files, ledger),
-        io(simulated ? nullptr : make_block_io(io_options)),
-        stream(device->create_host_stream("host", 1)) {}
-  TileRegion region(std::int64_t elements, std::int64_t tile, std::vector<std::int64_t> widths) {
-    return reserve_region(swap, elements, tile, std::move(widths), Category::optimizer, "states");
-  }
-  TileRing ring(int buffers, std::int64_t bytes) {
-    return TileRing({.buffers = buffers, .buffer_bytes = bytes}, swap, io.get(), host);
-  }
-
-  Ledger ledger;
-  std::unique_ptr<Device> device;
-  TrackingResource host;
-  SwapFile swap;
-  std::unique_ptr<BlockIo> io;
-  std::unique_ptr<Stream> stream;
-};
-
-std::vector<TileRef> tiles_of(const TileRegion& region) {
-  std::vector<TileRef> result;
-  for (std::int64_t tile = 0; tile < region.tiles(); ++tile) result.push_back({&region, tile});
-  return result;
-}
-
-/// Work on a region of one tensor of int64: `work` on the element's value and number.
-void pass(Bench& bench, TileRing& ring, const TileRegion& region, bool read,
-          const std::function<std::int64_t(std::int64_t value, std::int64_t element)>& work,
-          bool write = true) {
-  ring.begin(tiles_of(region), read);
-  for (std::int64_t tile = 0; tile < region.tiles(); ++tile) {
-    const TileMemory memory = ring.open(*bench.stream);
-    bench.stream->enqueue("work", [memory, work] {
-      auto* values = static_cast<std::int64_t*>(memory.data[0]);
-      for (std::int64_t i = 0; i < memory.elements; ++i) values[i] = work(values[i], memory.first + i);
-    });
-    ring.close(*bench.stream, write);
-  }
-  ring.end(*bench.stream);
 }
 
 struct Case {
@@ -112,7 +68,7 @@ class TileRingTest : public ::testing::TestWithParam<Case> {
 
 // Passes over passes, issued far ahead of the stream that works.
 TEST_P(TileRingTest, ManyTilesManyPasses) {
-  Bench bench(folder_.path(), posix_file_system(), io_);
+  TileBench bench(folder_.path(), posix_file_system(), io_);
   const TileRegion region = bench.region(60'001, 1000, {8});
   bench.swap.create();
   TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
@@ -151,7 +107,7 @@ TEST_P(TileRingTest, AnyRegionsAgainstAnArray) {
   std::mt19937_64 random(seed);
   const auto up_to = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % (n + 1)); };
   for (int round = 0; round < 6; ++round) {
-    Bench bench(folder_.path(), posix_file_system(), io_);
+    TileBench bench(folder_.path(), posix_file_system(), io_);
     std::vector<TileRegion> regions;
     std::int64_t largest = 0;
     for (std::int64_t i = up_to(3); i >= 0; --i) {
@@ -237,7 +193,7 @@ TEST_P(TileRingTest, FailedTransfersFailTheStreamWithFileAndRange) {
   for (const FileOperation operation : {FileOperation::read, FileOperation::write}) {
     for (const int code : {EIO, ENOSPC}) {
       FaultyFileSystem files(posix_file_system());
-      Bench bench(folder_.path(), files, io_);
+      TileBench bench(folder_.path(), files, io_);
       const TileRegion region = bench.region(20'000, 2048, {8});
       bench.swap.create();
       TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
@@ -266,7 +222,7 @@ TEST_P(TileRingTest, FailedTransfersFailTheStreamWithFileAndRange) {
 // A stream fails for reasons of its own, at any place of a pass: nobody waits for what does not come.
 TEST_P(TileRingTest, StreamsThatFail) {
   for (int at = 0; at < 12; ++at) {
-    Bench bench(folder_.path(), posix_file_system(), io_);
+    TileBench bench(folder_.path(), posix_file_system(), io_);
     const TileRegion region = bench.region(10 * 512, 512, {8});
     bench.swap.create();
     TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
@@ -296,7 +252,7 @@ TEST_P(TileRingTest, AbandonedAndDestroyedInEveryState) {
     for (int state = 0; state < 16; ++state) {
       for (const bool destroy : {true, false}) {
         FaultyFileSystem slow(posix_file_system());
-        Bench bench(folder_.path(), slow, io_);
+        TileBench bench(folder_.path(), slow, io_);
         const TileRegion region = bench.region(7 * 512, 512, {8});
         bench.swap.create();
         slow.inject({.operation = FileOperation::read, .times = -1, .delay = std::chrono::milliseconds(1)});
@@ -334,7 +290,7 @@ TEST_P(TileRingTest, AbandonedAndDestroyedInEveryState) {
 
 // The file without a name, cut by someone under the run.
 TEST_P(TileRingTest, FileTruncatedUnderTheRun) {
-  Bench bench(folder_.path(), posix_file_system(), io_);
+  TileBench bench(folder_.path(), posix_file_system(), io_);
   const TileRegion region = bench.region(20'000, 2048, {8});
   bench.swap.create();
   TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
@@ -369,7 +325,8 @@ TEST_P(TileRingTest, ShortAndInterruptedTransfersAreResumed) {
   };
   const auto files = make_posix_file_system(hook);
   if (GetParam().engine == BlockIoEngine::uring) io_.hook = hook;
-  Bench bench(folder_.path(), GetParam().engine == BlockIoEngine::uring ? posix_file_system() : *files, io_);
+  TileBench bench(folder_.path(), GetParam().engine == BlockIoEngine::uring ? posix_file_system() : *files,
+                  io_);
   const TileRegion region = bench.region(50'000, 4096, {8});
   bench.swap.create();
   TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
@@ -402,7 +359,7 @@ TEST(TileRingFallback, WorksWhereUringIsRefused) {
   options.hook = [](IoCall call, std::int64_t bytes) -> std::int64_t {
     return call == IoCall::uring_setup ? -EPERM : bytes;
   };
-  Bench bench(folder.path(), posix_file_system(), options);
+  TileBench bench(folder.path(), posix_file_system(), options);
   EXPECT_EQ(bench.io->engine(), BlockIoEngine::threads);
   const TileRegion region = bench.region(10'000, 1000, {8});
   bench.swap.create();
@@ -417,184 +374,13 @@ TEST(TileRingFallback, WorksWhereUringIsRefused) {
   EXPECT_EQ(wrong, 0);
 }
 
-/// Files whose transfers are told of, and may be held, before they begin.
-class WatchedFiles : public FileSystem {
- public:
-  using Watch = std::function<void(FileOperation, std::int64_t offset)>;
-  explicit WatchedFiles(Watch watch) : watch_(std::move(watch)) {}
-  std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override {
-    return std::make_unique<Watched>(posix_file_system().open(path, mode, caching), watch_);
-  }
-  void rename(const std::string& from, const std::string& to) override {
-    posix_file_system().rename(from, to);
-  }
-  void remove(const std::string& path) override { posix_file_system().remove(path); }
-  bool create_directory(const std::string& path) override {
-    return posix_file_system().create_directory(path);
-  }
-  std::vector<DirectoryEntry> list(const std::string& path) override {
-    return posix_file_system().list(path);
-  }
-  std::optional<FileStatus> status(const std::string& path) override {
-    return posix_file_system().status(path);
-  }
-  SpaceInfo space(const std::string& path) override { return posix_file_system().space(path); }
-  void sync_directory(const std::string& path) override { posix_file_system().sync_directory(path); }
-
- private:
-  struct Watched : File {
-    Watched(std::unique_ptr<File> the_file, const Watch& the_watch)
-        : File(the_file->path()), file(std::move(the_file)), watch(the_watch) {}
-    std::int64_t size() const override { return file->size(); }
-    void preallocate(std::int64_t bytes) override { file->preallocate(bytes); }
-    void read(std::int64_t offset, void* memory, std::int64_t bytes) override {
-      watch(FileOperation::read, offset);
-      file->read(offset, memory, bytes);
-    }
-    void write(std::int64_t offset, const void* memory, std::int64_t bytes) override {
-      watch(FileOperation::write, offset);
-      file->write(offset, memory, bytes);
-    }
-    void truncate(std::int64_t bytes) override { file->truncate(bytes); }
-    void sync() override { file->sync(); }
-    std::unique_ptr<File> file;
-    const Watch& watch;
-  };
-  Watch watch_;
-};
-
-/// Things that have happened, to be waited for.
-class Happenings {
- public:
-  void note(const std::string& what) {
-    {
-      const std::lock_guard lock(mutex_);
-      seen_.push_back(what);
-    }
-    changed_.notify_all();
-  }
-  /// False after a minute in which it did not happen.
-  bool await(const std::string& what) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::minutes(1),
-                             [&] { return std::find(seen_.begin(), seen_.end(), what) != seen_.end(); });
-  }
-  bool has(const std::string& what) {
-    const std::lock_guard lock(mutex_);
-    return std::find(seen_.begin(), seen_.end(), what) != seen_.end();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::string> seen_;
-};
-
-struct GatedCase {
-  int buffers;
-  std::vector<std::string> held;  ///< transfers that must be under way while tile 3 is worked on
-};
-class TileRingGates : public ::testing::TestWithParam<GatedCase> {};
-
-// None of these transfers ends before the work on tile 3 has seen all of them under way.
-TEST_P(TileRingGates, ReadsAheadAndWritesBehindTheWork) {
-  const TestFolder folder(TRANCHE_TEST_FOLDER);
-  Happenings happenings;
-  std::atomic<std::int64_t> tile_bytes{0};
-  std::atomic<bool> armed{false};
-  WatchedFiles files([&](FileOperation operation, std::int64_t offset) {
-    if (!armed) return;
-    const std::string what =
-        (operation == FileOperation::read ? "read " : "write ") + std::to_string(offset / tile_bytes);
-    happenings.note(what);
-    const auto& held = GetParam().held;
-    if (std::find(held.begin(), held.end(), what) != held.end()) happenings.await("go on");
-  });
-  Bench bench(folder.path(), files,
-              {.engine = BlockIoEngine::threads, .block_bytes = 1 << 20, .depth = 8, .hook = {}});
-  const TileRegion region = bench.region(10 * 512, 512, {8});
-  tile_bytes = region.bytes_of(0);
-  bench.swap.create();
-  TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
-  pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
-  bench.stream->synchronize();
-  armed = true;
-  std::atomic<int> missing{0}, wrong{0};
-  pass(bench, ring, region, true, [&](std::int64_t value, std::int64_t i) {
-    wrong += value != i;
-    if (i == 3 * 512) {
-      for (const std::string& what : GetParam().held) missing += !happenings.await(what);
-      happenings.note("go on");
-    }
-    return value;
-  });
-  bench.stream->synchronize();
-  EXPECT_EQ(missing, 0);
-  EXPECT_EQ(wrong, 0);
-}
-
-INSTANTIATE_TEST_SUITE_P(Buffers, TileRingGates,
-                         ::testing::Values(GatedCase{2, {"write 2"}}, GatedCase{2, {"read 4"}},
-                                           GatedCase{3, {"read 4", "write 2"}},
-                                           GatedCase{4, {"read 4", "read 5", "write 2"}},
-                                           GatedCase{5, {"read 4", "read 5", "write 2", "write 1"}}),
-                         [](const auto& info) {
-                           return std::to_string(info.param.buffers) + "Buffers" + std::to_string(info.index);
-                         });
-
-// The buffer of a written tile gets its next read while the stream is busy with something else.
-TEST(TileRingOverlap, ABufferIsReadAgainWithoutTheStream) {
-  const TestFolder folder(TRANCHE_TEST_FOLDER);
-  Happenings happenings;
-  std::atomic<std::int64_t> tile_bytes{1};
-  WatchedFiles files([&](FileOperation operation, std::int64_t offset) {
-    if (operation == FileOperation::read) happenings.note(std::to_string(offset / tile_bytes));
-  });
-  Bench bench(folder.path(), files, {.engine = BlockIoEngine::threads, .hook = {}});
-  const TileRegion region = bench.region(6 * 512, 512, {8});
-  tile_bytes = region.bytes_of(0);
-  bench.swap.create();
-  TileRing ring = bench.ring(3, region.bytes_of(0));
-  std::atomic<bool> early{false}, seen{false};
-  pass(bench, ring, region, true, [&](std::int64_t, std::int64_t i) {
-    // While tile 1 is worked on, tile 0 is written, and tile 3 read into its buffer; not tile 4.
-    if (i == 512) {
-      seen = happenings.await("3");
-      early = happenings.has("4");
-    }
-    return i;
-  });
-  bench.stream->synchronize();
-  EXPECT_TRUE(seen);
-  EXPECT_FALSE(early);
-}
-
-// begin() alone starts reading: nothing has been issued to the stream.
-TEST(TileRingOverlap, BeginReads) {
-  const TestFolder folder(TRANCHE_TEST_FOLDER);
-  Happenings happenings;
-  WatchedFiles files([&](FileOperation operation, std::int64_t offset) {
-    if (operation == FileOperation::read) happenings.note(std::to_string(offset));
-  });
-  Bench bench(folder.path(), files, {.engine = BlockIoEngine::threads, .hook = {}});
-  const TileRegion region = bench.region(6 * 512, 512, {8});
-  bench.swap.create();
-  TileRing ring = bench.ring(3, region.bytes_of(0));
-  ring.begin(tiles_of(region));
-  EXPECT_TRUE(happenings.await("0"));
-  EXPECT_TRUE(happenings.await("4096"));
-  EXPECT_TRUE(happenings.await("8192"));
-  ring.abandon();
-  EXPECT_FALSE(happenings.has("12288")) << "only so many as there are buffers";
-}
-
 TEST(TileRingSimulated, CountsTheSameAndTouchesNothing) {
   TileRingCounts counts[2];
   std::int64_t peaks[2][2];
   for (const bool simulated : {false, true}) {
     const TestFolder folder(TRANCHE_TEST_FOLDER);
     FaultyFileSystem files(posix_file_system());
-    Bench bench(folder.path(), files, {}, simulated);
+    TileBench bench(folder.path(), files, {}, simulated);
     const TileRegion first = bench.region(10'000, 1000, {4, 2, 8});
     const TileRegion second = bench.region(7, 1000, {4});
     bench.swap.create();
@@ -666,7 +452,7 @@ TEST(TileRegionTest, CutsStartAtMultiplesOf4096) {
 
 TEST(TileRingMisuse, IsNamed) {
   const TestFolder folder(TRANCHE_TEST_FOLDER);
-  Bench bench(folder.path(), posix_file_system());
+  TileBench bench(folder.path(), posix_file_system());
   const TileRegion region = bench.region(3000, 1000, {8});
   EXPECT_THROW(TileRing({.buffers = 0, .buffer_bytes = 1}, bench.swap, bench.io.get(), bench.host),
                InvalidArgument);

@@ -1,0 +1,271 @@
+/// Failures of collectives on device memory: time-outs, ranks that end, calls that do not match. The texts
+/// are those of the host communicators.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "tranche/core/clock.h"
+#include "tranche/core/error.h"
+#include "tranche/tests/comm/device_ranks.h"
+
+namespace tranche {
+namespace {
+
+using test::label;
+using test::obstacle;
+using test::OnDevice;
+using test::Rank;
+using test::run_device_ranks;
+using test::transports;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+class DeviceFailures : public testing::TestWithParam<DeviceTransport> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = obstacle(GetParam(), 3); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+std::string failure_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const CommunicationError& error) {
+    EXPECT_EQ(error.exit_status(), ExitStatus::communication);
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("not a CommunicationError: ") + error.what();
+  }
+  return "no CommunicationError";
+}
+
+/// A reduce_scatter of 100 elements a rank; its buffers live as long as the rank.
+struct Sum {
+  OnDevice<float> full, out;
+  explicit Sum(Rank& rank)
+      : full(*rank.device, std::vector<float>(static_cast<std::size_t>(100 * rank.comm->size()), 1.0f)),
+        out(*rank.device, std::vector<float>(100)) {}
+  Event operator()(Communicator& comm, std::span<const Event> ready = {}) {
+    return comm.reduce_scatter(full.data(), DataType::float32, out.data(), DataType::float32, 100, {}, ready,
+                               label);
+  }
+};
+
+TEST_P(DeviceFailures, ARankThatHangsEndsAllWithinTheTimeOutAndIsNamed) {
+  const Stopwatch watch;
+  std::atomic<int> ended{0};
+  std::mutex mutex;
+  std::vector<std::string> texts;
+  run_device_ranks(
+      3, GetParam(),
+      [&](int rank, Rank& mine) {
+        Sum sum(mine);
+        sum(*mine.comm).wait();
+        if (rank == 1) {
+          while (ended < 2) std::this_thread::yield();
+          return;
+        }
+        const std::string text = failure_of([&] { sum(*mine.comm).wait(); });
+        {
+          const std::lock_guard lock(mutex);
+          texts.push_back(text);
+        }
+        ++ended;
+      },
+      0.4);
+  for (const std::string& text : texts) {
+    if (GetParam() == DeviceTransport::nccl) {  // does not tell who is missing
+      EXPECT_THAT(text, HasSubstr("] reduce_scatter of unit h.3 in backward: not done after 0.4 s"));
+      continue;
+    }
+    EXPECT_THAT(
+        text,
+        HasSubstr("reduce_scatter of unit h.3 in backward: no data from rank 1 after 0.4 s (rank 1 has not "
+                  "entered the operation, or hangs)"));
+  }
+  EXPECT_LT(watch.seconds(), 10);
+}
+
+TEST_P(DeviceFailures, APeerWhoseComputeNeverGetsThereIsATimeOutToo) {
+  // Rank 1 has issued the call, but what must be done before never is.
+  std::atomic<bool> ended{false};
+  std::string text;
+  run_device_ranks(
+      2, GetParam(),
+      [&](int rank, Rank& mine) {
+        Sum sum(mine);
+        const auto gate = std::make_shared<HostEvent>();
+        const std::vector<Event> never{Event(gate)};
+        const Event done = sum(*mine.comm, rank == 1 ? never : std::vector<Event>{});
+        if (rank == 0) {
+          text = failure_of([&] { done.wait(); });
+          ended = true;
+          return;
+        }
+        while (!ended) std::this_thread::yield();
+        mine.comm->post_failure("ended by the test", 1);
+        EXPECT_THAT(failure_of([&] { done.wait(); }), HasSubstr("ended by the test"));
+        gate->complete();
+      },
+      0.3);
+  EXPECT_THAT(text,
+              HasSubstr(GetParam() == DeviceTransport::nccl
+                            ? "reduce_scatter of unit h.3 in backward: not done after 0.3 s"
+                            : "reduce_scatter of unit h.3 in backward: no data from rank 1 after 0.3 s"));
+}
+
+TEST_P(DeviceFailures, SlowComputeOnThisRankIsNoTimeOut) {
+  run_device_ranks(
+      2, GetParam(),
+      [](int, Rank& mine) {
+        Sum sum(mine);
+        const auto gate = std::make_shared<HostEvent>();
+        const std::vector<Event> ready{Event(gate)};
+        const Event done = sum(*mine.comm, ready);
+        EXPECT_FALSE(done.wait_for(0.9));  // longer than the time-out
+        double value = 0;
+        mine.comm->all_reduce(&value, 1, DataType::float64, ReduceOperation::sum, label).wait();
+        gate->complete();
+        done.wait();
+        EXPECT_EQ(sum.out.read()[99], 2.0f);
+      },
+      0.6);
+}
+
+TEST_P(DeviceFailures, ARankThatThrowsEndsAllWithItsCause) {
+  const Stopwatch watch;
+  std::atomic<int> echoes{0}, ready{0};
+  try {
+    run_device_ranks(
+        3, GetParam(),
+        [&](int rank, Rank& mine) {
+          Sum sum(mine);
+          sum(*mine.comm).wait();
+          ++ready;
+          while (ready < 3) std::this_thread::yield();
+          if (rank == 2) throw NumericalError("20 steps skipped in a row");
+          const std::string text = failure_of([&] { sum(*mine.comm).wait(); });
+          EXPECT_THAT(
+              text,
+              HasSubstr("reduce_scatter of unit h.3 in backward: rank 2 failed: 20 steps skipped in a row"));
+          EXPECT_THAT(failure_of([&] { sum(*mine.comm).wait(); }),
+                      HasSubstr("rank 2 failed: 20 steps skipped in a row"));
+          EXPECT_THAT(failure_of([&] { mine.comm->barrier(label).wait(); }),
+                      HasSubstr("barrier of unit h.3 in backward: rank 2 failed: 20 steps skipped in a row"));
+          ++echoes;
+        },
+        30);
+    FAIL() << "nothing was thrown";
+  } catch (const NumericalError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("[rank 2] 20 steps skipped in a row"));
+  }
+  EXPECT_EQ(echoes, 2);
+  EXPECT_LT(watch.seconds(), 10);
+}
+
+TEST_P(DeviceFailures, WorkThatFailedBeforeAnOperationFailsItHereAndAtThePeers) {
+  std::string at_peer;
+  try {
+    run_device_ranks(
+        2, GetParam(),
+        [&](int rank, Rank& mine) {
+          Sum sum(mine);
+          const auto broken = std::make_shared<HostEvent>();
+          if (rank == 1)
+            broken->fail(std::make_exception_ptr(NumericalError("kernel failed")));
+          else
+            broken->complete();
+          const std::vector<Event> ready{Event(broken)};
+          const auto call = [&] { sum(*mine.comm, ready).wait(); };
+          if (rank == 0) {
+            at_peer = failure_of([&] {
+              call();
+              // NCCL carries what the failed work left: its rank's cause ends the next call.
+              if (GetParam() == DeviceTransport::nccl) mine.comm->barrier(label).wait();
+            });
+          } else {
+            call();
+          }
+        },
+        30);
+    FAIL() << "nothing was thrown";
+  } catch (const NumericalError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("kernel failed"));
+  }
+  EXPECT_THAT(at_peer, HasSubstr("of unit h.3 in backward: rank 1 failed: "));
+  EXPECT_THAT(at_peer, HasSubstr("kernel failed"));
+}
+
+TEST_P(DeviceFailures, ASenderWhoseDataNobodyTakesSaysSo) {
+  std::atomic<bool> ended{false};
+  run_device_ranks(
+      2, GetParam(),
+      [&](int rank, Rank& mine) {
+        OnDevice<float> value(*mine.device, {1.0f});
+        if (rank == 0) {
+          EXPECT_THAT(
+              failure_of([&] { mine.comm->send(value.data(), 1, DataType::float32, 1, {}, {}).wait(); }),
+              HasSubstr("send: rank 1 has not taken the data of this rank after 0.2 s"));
+          ended = true;
+        }
+        while (!ended) std::this_thread::yield();
+      },
+      0.2);
+}
+
+TEST_P(DeviceFailures, CallsThatDoNotMatchAreFound) {
+  // NCCL cannot tell: there the sequence hash, compared at every step's end, has to.
+  if (GetParam() == DeviceTransport::nccl) return;
+  try {
+    run_device_ranks(
+        2, GetParam(),
+        [](int rank, Rank& mine) {
+          OnDevice<float> full(*mine.device, std::vector<float>(200));
+          mine.comm
+              ->all_gather(full.data() + rank * (10 + rank), full.data(), 10 + rank, DataType::float32, 0, {},
+                           label)
+              .wait();
+        },
+        30);
+    FAIL() << "nothing was thrown";
+  } catch (const CommunicationError& error) {
+    EXPECT_THAT(error.what(), AnyOf(HasSubstr("rank 0 sent 40 bytes where rank 1 expects 44"),
+                                    HasSubstr("rank 1 sent 44 bytes where rank 0 expects 40")));
+    EXPECT_THAT(error.what(), HasSubstr("the ranks' calls differ"));
+  }
+}
+
+TEST_P(DeviceFailures, UnwindingDoesNotWaitForPeers) {
+  const Stopwatch watch;
+  std::string at_peer;
+  try {
+    run_device_ranks(
+        2, GetParam(),
+        [&](int rank, Rank& mine) {
+          Sum sum(mine);
+          const std::vector<Event> never{Event(std::make_shared<HostEvent>())};
+          const auto issue = [&] { return sum(*mine.comm, never); };
+          if (rank == 1) {
+            const Event pending = issue();
+            throw NumericalError("elsewhere");
+          }
+          at_peer = failure_of([&] { issue().wait(); });
+        },
+        300);
+    FAIL() << "nothing was thrown";
+  } catch (const NumericalError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("elsewhere"));
+  }
+  EXPECT_THAT(at_peer, HasSubstr("rank 1 failed: elsewhere"));
+  EXPECT_LT(watch.seconds(), 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, DeviceFailures, testing::ValuesIn(transports()),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+}  // namespace
+}  // namespace tranche

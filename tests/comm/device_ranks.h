@@ -1,0 +1,133 @@
+#pragma once
+/// Ranks over device memory, for tests: over the cpu device, whose streams run on threads of their own, and,
+/// compiled with TRANCHE_TEST_GPU, over GPUs (a GPU's ranks are threads; NCCL wants a GPU for each).
+
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tranche/comm/backends.h"
+#include "tranche/comm/device_communicator.h"
+#include "tranche/core/error.h"
+#include "tranche/device/cuda_probe.h"
+#include "tranche/device/memory_resources.h"
+#include "tranche/tests/comm/collective_suite.h"
+
+namespace tranche::test {
+
+inline constexpr std::int64_t slab = 64 << 10;
+inline const OperationLabel label{"h.3", "backward"};
+
+inline CommunicatorOptions host_options(double timeout) {
+  CommunicatorOptions result;
+  result.timeout_seconds = timeout;
+  result.slab_bytes = slab;
+  return result;
+}
+
+inline DeviceCommunicatorOptions device_options(DeviceTransport transport, double timeout,
+                                                std::int64_t slab_bytes = slab) {
+  DeviceCommunicatorOptions result;
+  result.transport = transport;
+  result.timeout_seconds = timeout;
+  result.slab_bytes = slab_bytes;
+  return result;
+}
+
+#ifdef TRANCHE_TEST_GPU
+inline constexpr bool on_gpu = true;
+#else
+inline constexpr bool on_gpu = false;
+#endif
+
+/// Why a case cannot run here; empty when it can.
+inline std::string obstacle(DeviceTransport transport, int ranks) {
+  if (!on_gpu) return {};
+  setenv("TRANCHE_EMULATED_GPUS", "4", 0);  // read at the first look, if the GPUs are emulated
+  const CudaProbe probe = probe_cuda();
+  if (probe.devices.empty()) return probe.problem;
+  if (transport != DeviceTransport::nccl) return {};
+  if (nccl_version() == "not compiled") return "NCCL is not part of this build";
+  const auto gpus = static_cast<int>(probe.devices.size());
+  if (ranks <= gpus) return {};
+  return "NCCL wants a GPU for each of " + std::to_string(ranks) + " ranks, and there are " +
+         std::to_string(gpus);
+}
+
+inline std::unique_ptr<Device> device_of(int rank, DeviceTransport transport) {
+  DeviceOptions options;
+  if (on_gpu) {
+    options.kind = DeviceKind::cuda;
+    options.index = transport == DeviceTransport::nccl ? rank : 0;
+  }
+  return make_device(options);
+}
+
+/// A rank: a device of its own and a communicator over it.
+struct Rank {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Communicator> comm;
+  Rank(DeviceTransport transport, std::unique_ptr<Communicator> host, double timeout = 60,
+       std::int64_t slab_bytes = slab)
+      : device(device_of(host->rank(), transport)),
+        comm(make_device_communicator(*device, std::move(host),
+                                      device_options(transport, timeout, slab_bytes))) {}
+  SuitePlace place() const { return {device.get(), true}; }
+};
+
+using Body = std::function<void(int, Rank&)>;
+inline void run_device_ranks(int size, DeviceTransport transport, const Body& body, double timeout = 60,
+                             const FaultInjection& faults = {}, std::int64_t slab_bytes = slab) {
+  run_thread_ranks(
+      size,
+      [&](int rank, const CommunicatorFactory& factory) {
+        Rank mine(transport, factory(host_options(timeout)), timeout, slab_bytes);
+        if (!on_gpu) return body(rank, mine);
+        try {
+          body(rank, mine);
+        } catch (const std::exception& error) {
+          // As programs do, before anything is unwound: freeing pinned memory waits for all streams of a GPU,
+          // those of the peers too, which wait for this rank.
+          const auto* known = dynamic_cast<const Error*>(&error);
+          mine.comm->post_failure(known != nullptr ? known->message() : error.what(), 2);
+          throw;
+        }
+      },
+      faults);
+}
+
+inline std::vector<DeviceTransport> transports() {
+  if (!on_gpu) return {DeviceTransport::staged, DeviceTransport::shared};
+  return {DeviceTransport::staged, DeviceTransport::shared, DeviceTransport::nccl};
+}
+
+/// Values of one rank on its device.
+template <typename T>
+class OnDevice {
+ public:
+  OnDevice(Device& device, const std::vector<T>& values)
+      : device_(device),
+        elements_(values.size()),
+        buffer_(device.memory(Tier::device), static_cast<std::int64_t>(elements_ * sizeof(T)),
+                Category::other, "test") {
+    device.copy_from_host(device.compute_stream(), buffer_.data(), values.data(), buffer_.bytes());
+    device.compute_stream().synchronize();
+  }
+  T* data() { return static_cast<T*>(buffer_.data()); }
+  std::vector<T> read() {
+    std::vector<T> values(elements_);
+    device_.copy_to_host(device_.compute_stream(), values.data(), buffer_.data(), buffer_.bytes());
+    device_.compute_stream().synchronize();
+    return values;
+  }
+
+ private:
+  Device& device_;
+  std::size_t elements_;
+  Buffer buffer_;
+};
+
+}  // namespace tranche::test
