@@ -2,7 +2,8 @@
 
 #include <utility>
 
-#include "tranche/engine/engine_impl.h"
+#include "tranche/engine/gathering.h"
+#include "tranche/engine/offloading.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche {
@@ -18,10 +19,10 @@ void Engine::Impl::open_gradients(int index) {
   set_phase("backward", unit.name);
   const std::int64_t elements = unit.trainable.layout.padded_elements();
   if (unit.uses_begun == 0 && elements > 0) {
-    if (direct_accumulation()) {
+    if (residency.direct_accumulation()) {
       // First use of the step: nothing has been added yet.
       if (!unit.accumulated) {
-        if (lends_gradients(unit.trainable)) lend_gradients(unit);
+        if (residency.lends_gradients(unit.trainable)) lend_gradients(unit);
         unit.accumulated = true;
         begin_gradients(unit);
       }
@@ -38,7 +39,7 @@ void Engine::Impl::open_gradients(int index) {
 
 TensorView Engine::Impl::gradient_range(const UnitState& unit, std::int64_t position,
                                         std::int64_t elements) const {
-  void* base = direct_accumulation() ? unit.trainable.gradients_data() : unit.gradient_slot.data();
+  void* base = residency.direct_accumulation() ? unit.trainable.gradients_data() : unit.gradient_slot.data();
   return {static_cast<float*>(base) + position, DataType::float32, Shape{elements}};
 }
 
@@ -138,11 +139,11 @@ void Engine::Impl::launch_reduction(UnitState& unit) {
   const DataType wire = config.precision.wire;
   const DataType accumulation = config.precision.accumulation;
 
-  if (lends_gradients(flat) && !flat.lent_gradients) lend_gradients(unit);
+  if (residency.lends_gradients(flat) && !flat.lent_gradients) lend_gradients(unit);
   TensorView source{unit.gradient_slot.data(), DataType::float32, Shape{elements}};
   if (boundary) {
     TensorView accumulator{flat.gradients_data(), accumulation, Shape{elements}};
-    if (!direct_accumulation()) {
+    if (!residency.direct_accumulation()) {
       if (unit.accumulated) {
         kernels::accumulate(compute, source, accumulator);
       } else {
@@ -156,7 +157,7 @@ void Engine::Impl::launch_reduction(UnitState& unit) {
   }
 
   const bool add = !boundary && unit.accumulated;
-  void* output = gradients_shard(flat);
+  void* output = residency.gradients_shard(flat);
   // Rounded once, to the wire dtype; nothing is copied when it is in that dtype already. A rank that sends to
   // nobody rounds on the way into G.
   const bool alone = ranks == 1 && source.dtype == DataType::float32;
@@ -198,7 +199,7 @@ void Engine::Impl::launch_reduction(UnitState& unit) {
   wire_buffer.release(unit.reduced);
   unit.gradient_slot.release(unit.reduced);
   if (!config.overlap) unit.reduced.wait();
-  if (last_micro_batch && flat.optimizer_tier != OffloadTier::none) send_gradients_home(unit);
+  if (last_micro_batch && flat.optimizer_tier != OffloadTier::none) offload->send_gradients_home(unit);
 }
 
 void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {
@@ -228,20 +229,13 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
                           std::string(name_of(loss_sum.dtype)) + loss_sum.shape.to_string() + " and " +
                           std::string(name_of(token_count.dtype)) + token_count.shape.to_string());
   }
-  auto* losses = static_cast<double*>(scalars.data());
-  auto* tokens = reinterpret_cast<std::int64_t*>(losses + config.accumulation_steps);
+  double* losses = scalars.losses();
+  std::int64_t* tokens = scalars.tokens();
   const std::int64_t slot = in_evaluation ? 0 : micro_batch;
   kernels::copy(compute, loss_sum, {losses + slot, DataType::float64, Shape{1}});
   kernels::copy(compute, token_count, {tokens + slot, DataType::int64, Shape{1}});
 
-  GatherOrder& expected = order();
-  if (!expected.known || expected.position != expected.units.size()) {
-    if (expected.known) drop_prefetched();
-    expected.units = observed;
-    expected.known = true;
-  }
-  observed.clear();
-  expected.position = 0;
+  gathering->end_micro_batch();
   in_micro_batch = false;
   if (in_evaluation) {
     double loss = 0;

@@ -10,6 +10,8 @@
 #include "tranche/checkpoint/reader.h"
 #include "tranche/engine/offloading.h"
 #include "tranche/engine/rank_texts.h"
+#include "tranche/engine/saving.h"
+#include "tranche/engine/sections.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/offload/aligned_buffer.h"
 
@@ -19,11 +21,23 @@ namespace {
 constexpr OperationLabel load_label{"checkpoint", "load", Traffic::control, Tier::host};
 }
 
-/// Asks for the elements `kept` of a section of a unit, to be read to `host`; what no tensor covers is
-/// zeroed.
-void Engine::Impl::request_section(const checkpoint::Reader& reader, const FlatState& flat,
-                                   const std::string& kind, const Kept& kept, std::byte* host,
-                                   std::vector<checkpoint::ReadRequest>& requests) const {
+/// What a rank does to take its part of the sections of a checkpoint.
+struct Engine::Impl::Loading {
+  Impl& engine;
+
+  /// Asks for the elements `kept` of a section of a unit, to be read to `host`; what no tensor covers is
+  /// zeroed.
+  void request_section(const checkpoint::Reader& reader, const FlatState& flat, const std::string& kind,
+                       const Kept& kept, std::byte* host,
+                       std::vector<checkpoint::ReadRequest>& requests) const;
+  /// Reads what this rank keeps of these sections of all units: straight to where it is kept, as one
+  /// pipeline, where that is memory of this process; else a buffer after the other, through host memory.
+  void read_sections(checkpoint::Reader& reader, const std::vector<checkpoint::SectionRecord>& sections);
+};
+
+void Engine::Impl::Loading::request_section(const checkpoint::Reader& reader, const FlatState& flat,
+                                            const std::string& kind, const Kept& kept, std::byte* host,
+                                            std::vector<checkpoint::ReadRequest>& requests) const {
   const std::int64_t width = size_of(kept.dtype);
   std::int64_t next = kept.range.begin;
   const auto pad_to = [&](std::int64_t element) {
@@ -32,7 +46,7 @@ void Engine::Impl::request_section(const checkpoint::Reader& reader, const FlatS
   };
   for (const TensorPiece& piece : flat.layout.pieces(kept.range)) {
     const TensorState& tensor =
-        tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
+        engine.tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
     requests.push_back(
         reader.request_for(tensor.name, kind, {piece.tensor_begin, piece.tensor_begin + piece.elements},
                            kept.dtype, host + (piece.buffer_begin - kept.range.begin) * width));
@@ -42,52 +56,52 @@ void Engine::Impl::request_section(const checkpoint::Reader& reader, const FlatS
   pad_to(kept.range.end);
 }
 
-/// Reads what this rank keeps of these sections of all units: straight to where it is kept, as one pipeline,
-/// where that is memory of this process; else a buffer after the other, through host memory.
-void Engine::Impl::read_sections(checkpoint::Reader& reader,
-                                 const std::vector<checkpoint::SectionRecord>& sections) {
-  const bool in_place = runtime.device().host_accessible();
+void Engine::Impl::Loading::read_sections(checkpoint::Reader& reader,
+                                          const std::vector<checkpoint::SectionRecord>& sections) {
+  const bool in_place = engine.runtime.device().host_accessible();
   std::vector<checkpoint::ReadRequest> requests;
-  for (UnitState& unit : units) {
-    for (const FlatState* flat : {&unit.trainable, &unit.frozen}) compute.wait(flat->filled);
-    if (in_place) compute.synchronize();
+  for (UnitState& unit : engine.units) {
+    for (const FlatState* flat : {&unit.trainable, &unit.frozen}) engine.compute.wait(flat->filled);
+    if (in_place) engine.compute.synchronize();
     const auto read = [&](const FlatState& flat, const std::string& kind, const Kept& kept, bool on_host) {
       if (in_place || on_host) {
         request_section(reader, flat, kind, kept, static_cast<std::byte*>(kept.data), requests);
         return;
       }
       const std::int64_t bytes = kept.range.size() * size_of(kept.dtype);
-      const AlignedBuffer staged(runtime.memory(Tier::host), bytes, Category::other,
+      const AlignedBuffer staged(engine.runtime.memory(Tier::host), bytes, Category::other,
                                  unit.name + " " + kind + " from checkpoint");
       request_section(reader, flat, kind, kept, static_cast<std::byte*>(staged.data()), requests);
       reader.read(requests);
       requests.clear();
-      runtime.device().copy_from_host(compute, kept.data, staged.data(), bytes);
-      compute.synchronize();
+      engine.runtime.device().copy_from_host(engine.compute, kept.data, staged.data(), bytes);
+      engine.compute.synchronize();
     };
     const bool on_disk = unit.trainable.optimizer_tier == OffloadTier::nvme;
     // Sections that are not read (weights only) stay as they are.
-    visit_state(unit, optimizer_range(unit.trainable), Access::update, [&](const Stretch& stretch) {
-      for (const checkpoint::SectionRecord& section : sections) {
-        if (section.frozen) continue;
-        read(unit.trainable, section.kind, section_of(stretch, section), stretch.on_host);
-      }
-      if (!on_disk) return;
-      reader.read(requests);  // a tile's memory is the next one's
-      requests.clear();
-    });
+    engine.visit_state(unit, engine.residency.optimizer_range(unit.trainable), Access::update,
+                       [&](const Stretch& stretch) {
+                         for (const checkpoint::SectionRecord& section : sections) {
+                           if (section.frozen) continue;
+                           read(unit.trainable, section.kind,
+                                section_of(stretch, section, engine.state_tensors), stretch.on_host);
+                         }
+                         if (!on_disk) return;
+                         reader.read(requests);  // a tile's memory is the next one's
+                         requests.clear();
+                       });
     for (const checkpoint::SectionRecord& section : sections) {
-      const ElementRange range = kept_range(unit, true);
+      const ElementRange range = engine.residency.parameters_range(unit.frozen);
       if (!section.frozen || range.empty()) continue;
       FlatState& flat = unit.frozen;
       if (flat.parameters_tier == OffloadTier::nvme) {
         const std::int64_t bytes = range.size() * size_of(section.dtype);
-        const AlignedBuffer staged(runtime.memory(Tier::host), bytes, Category::other,
+        const AlignedBuffer staged(engine.runtime.memory(Tier::host), bytes, Category::other,
                                    unit.name + " frozen from checkpoint");
         read(flat, section.kind, {staged.data(), section.dtype, range}, true);
         reader.read(requests);
         requests.clear();
-        write_parameters(flat, range, staged.data());
+        engine.write_parameters(flat, range, staged.data());
         continue;
       }
       read(flat, section.kind, {flat.parameters.data(), section.dtype, range},
@@ -100,7 +114,7 @@ void Engine::Impl::read_sections(checkpoint::Reader& reader,
 LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& options) {
   require(!in_step && !in_micro_batch && !in_evaluation,
           "load() inside a step or an evaluation; load before the first micro-batch of a step");
-  (void)finish_saving();
+  (void)saving->finish();
   set_phase("load");
   const std::unique_ptr<BlockIo> io = make_block_io();
   const checkpoint::Storage storage{runtime.files(), *io, runtime.memory(Tier::host)};
@@ -112,7 +126,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     return checkpoint::newest_checkpoint(storage.files, path, result.notes).path;
   })[0];
   result.folder = chosen;
-  const checkpoint::Layout own = checkpoint_layout();
+  const checkpoint::Layout own = saving->whole_layout();
   // Nothing of this rank changes before every rank has found all that it needs.
   std::unique_ptr<checkpoint::Reader> reader;
   LossScalerState scale = scaler.state();
@@ -150,7 +164,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   (void)together(shard, load_label, [&]() -> std::string {
     std::vector<checkpoint::SectionRecord> sections = own.sections;
     if (options.weights_only) std::erase_if(sections, [](const auto& one) { return one.kind != "weight"; });
-    read_sections(*reader, sections);
+    Loading{*this}.read_sections(*reader, sections);
     return {};
   });
   for (UnitState& unit : units) publish_weights(unit);
@@ -208,16 +222,18 @@ void Engine::Impl::require_whole_state(const char* call) const {
 void Engine::Impl::publish_weights(UnitState& unit) {
   FlatState& flat = unit.trainable;
   const DataType compute_dtype = config.precision.compute;
-  const ElementRange kept = optimizer_range(flat);
-  if (offloaded(unit)) {
-    visit_state(unit, kept, Access::read, [&](const Stretch& stretch) { publish_stretch(unit, stretch); });
+  const ElementRange kept = residency.optimizer_range(flat);
+  if (residency.offloaded(unit)) {
+    visit_state(unit, kept, Access::read,
+                [&](const Stretch& stretch) { (void)offload->publish_stretch(unit, stretch); });
     gather_updated(unit, "load");
     return;
   }
   if (!kept.empty() && compute_dtype != DataType::float32) {
     for (const TensorPiece& piece : flat.layout.pieces(kept)) {
-      void* weights = at(flat, flat.parameters.data(), whole_parameters(), piece.buffer_begin, compute_dtype);
-      kernels::cast(compute, master_view(flat, piece.buffer_begin, piece.elements),
+      void* weights = residency.parameters_at(flat, piece.buffer_begin);
+      kernels::cast(compute,
+                    {residency.master_at(flat, piece.buffer_begin), DataType::float32, Shape{piece.elements}},
                     {weights, compute_dtype, Shape{piece.elements}});
     }
   }

@@ -11,6 +11,7 @@
 #include "tranche/device/process_memory.h"
 #include "tranche/device/work_recorder.h"
 #include "tranche/engine/offload_share.h"
+#include "tranche/engine/saving.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/offload/calibration.h"
 
@@ -83,7 +84,7 @@ void Engine::Impl::check_host_memory() const {
   for (const OptimizerStateTensor& state : state_tensors) state_bytes += size_of(state.dtype);
   std::int64_t largest = 0;
   for (const UnitState& unit : units) {
-    const std::int64_t kept = optimizer_range(unit.trainable).size();
+    const std::int64_t kept = residency.optimizer_range(unit.trainable).size();
     if (unit.trainable.optimizer_tier != OffloadTier::none) needed += kept * accumulation;
     if (unit.trainable.optimizer_tier == OffloadTier::cpu) needed += kept * state_bytes;
     const std::int64_t shard_bytes =
@@ -106,120 +107,120 @@ void Engine::Impl::check_host_memory() const {
       " are available; move the optimizer to nvme, lower offload_optimizer.ratio, or use more hosts");
 }
 
-void Engine::Impl::allocate_offloaded(UnitState& unit) {
+void Engine::Impl::Offloading::allocate(UnitState& unit) {
   FlatState& flat = unit.trainable;
   if (flat.optimizer_tier == OffloadTier::none || flat.layout.padded_elements() == 0) return;
-  MemoryResource& host = runtime.memory(Tier::host);
-  const std::int64_t kept = optimizer_range(flat).size();
-  flat.host_gradients = Buffer(host, kept * size_of(config.precision.accumulation), Category::gradients,
-                               unit.name + " gradients");
+  MemoryResource& host_memory = engine.runtime.memory(Tier::host);
+  const std::int64_t kept = engine.residency.optimizer_range(flat).size();
+  flat.host_gradients = Buffer(host_memory, kept * size_of(engine.config.precision.accumulation),
+                               Category::gradients, unit.name + " gradients");
   if (flat.optimizer_tier != OffloadTier::nvme) return;
   std::vector<std::int64_t> widths{size_of(DataType::float32)};
-  for (const OptimizerStateTensor& state : state_tensors) widths.push_back(size_of(state.dtype));
-  flat.tiles = reserve_region(*offload->swap, kept, config.offload.tile_elements, std::move(widths),
+  for (const OptimizerStateTensor& state : engine.state_tensors) widths.push_back(size_of(state.dtype));
+  flat.tiles = reserve_region(*swap, kept, engine.config.offload.tile_elements, std::move(widths),
                               Category::optimizer, unit.name + " optimizer");
 }
 
-void Engine::Impl::prepare_offloading() {
-  if (!config.offload.any()) return;
-  Offloading& off = *offload;
-  const OffloadConfig& offload_config = config.offload;
-  MemoryResource& host = runtime.memory(Tier::host);
-  const std::int64_t compute_bytes = size_of(config.precision.compute);
-  const bool optimizer_away = std::any_of(units.begin(), units.end(), [](const UnitState& unit) {
-    return unit.trainable.optimizer_tier != OffloadTier::none;
-  });
-  const bool optimizer_here = std::any_of(units.begin(), units.end(), [](const UnitState& unit) {
-    return unit.trainable.optimizer_tier == OffloadTier::none && unit.trainable.layout.padded_elements() > 0;
-  });
+void Engine::Impl::Offloading::prepare() {
+  const OffloadConfig& offload_config = engine.config.offload;
+  MemoryResource& host_memory = engine.runtime.memory(Tier::host);
+  const std::int64_t compute_bytes = size_of(engine.config.precision.compute);
+  const bool optimizer_away =
+      std::any_of(engine.units.begin(), engine.units.end(),
+                  [](const UnitState& unit) { return unit.trainable.optimizer_tier != OffloadTier::none; });
+  const bool optimizer_here =
+      std::any_of(engine.units.begin(), engine.units.end(), [](const UnitState& unit) {
+        return unit.trainable.optimizer_tier == OffloadTier::none &&
+               unit.trainable.layout.padded_elements() > 0;
+      });
   std::int64_t largest_update = 0, largest_shard = 0, largest_tile = 0;
-  for (const UnitState& unit : units) {
-    largest_update = std::max(largest_update,
-                              std::min(offload_config.tile_elements, optimizer_range(unit.trainable).size()));
+  for (const UnitState& unit : engine.units) {
+    largest_update = std::max(
+        largest_update,
+        std::min(offload_config.tile_elements, engine.residency.optimizer_range(unit.trainable).size()));
     for (const FlatState* flat : {&unit.trainable, &unit.frozen}) {
       largest_shard = std::max(largest_shard, flat->layout.shard_elements() * compute_bytes);
     }
     if (unit.trainable.tiles.elements > 0) {
       largest_tile = std::max(largest_tile, unit.trainable.tiles.bytes_of(0));
       for (std::int64_t tile = 0; tile < unit.trainable.tiles.tiles(); ++tile) {
-        off.update_order.push_back({&unit.trainable.tiles, tile});
+        update_order.push_back({&unit.trainable.tiles, tile});
       }
     }
   }
   if (optimizer_away) {
-    off.norm_workspace =
-        Buffer(memory, norm_workspace_bytes, Category::workspace, "norms of offloaded gradients");
+    norm_workspace =
+        Buffer(engine.memory, norm_workspace_bytes, Category::workspace, "norms of offloaded gradients");
   }
   const OffloadTier parameters = offload_config.parameters;
   const auto slots = [&](std::vector<HostSlot>& into, int count, std::int64_t bytes, Category category,
                          const char* tag) {
     for (int i = 0; i < count; ++i) {
-      into.push_back({AlignedBuffer(host, round_up(bytes, io_alignment), category, tag), {}});
+      into.push_back({AlignedBuffer(host_memory, round_up(bytes, io_alignment), category, tag), {}});
       // Pages are made here, once; and what goes to the disk beyond the last element is defined.
-      if (!simulated())
+      if (!engine.simulated())
         std::memset(into.back().memory.data(), 0, static_cast<std::size_t>(into.back().memory.bytes()));
     }
   };
   if ((optimizer_away && parameters != OffloadTier::cpu) || parameters == OffloadTier::nvme) {
-    slots(off.weights, offload_config.tile_buffers, largest_update * compute_bytes, Category::parameters,
+    slots(host_weights, offload_config.tile_buffers, largest_update * compute_bytes, Category::parameters,
           "updated weights");
   }
   if (optimizer_here && parameters != OffloadTier::none) {
     for (int i = 0; i < 2; ++i) {
-      off.device_weights.push_back(
-          {Buffer(memory, largest_update * compute_bytes, Category::parameters, "updated weights"), {}});
+      device_weights.push_back(
+          {Buffer(engine.memory, largest_update * compute_bytes, Category::parameters, "updated weights"),
+           {}});
     }
   }
   if (parameters == OffloadTier::nvme) {
-    slots(off.shards, offload_config.parameter_buffers, largest_shard, Category::parameters,
-          "shards from nvme");
-    for (UnitState& unit : units) {
+    slots(shards, offload_config.parameter_buffers, largest_shard, Category::parameters, "shards from nvme");
+    for (UnitState& unit : engine.units) {
       for (FlatState* flat : {&unit.trainable, &unit.frozen}) {
         if (flat->layout.padded_elements() == 0) continue;
         flat->parameters_offset =
-            off.swap->reserve(flat->layout.shard_elements() * compute_bytes, Category::parameters,
-                              unit.name + (flat == &unit.frozen ? " frozen" : "") + " parameters");
+            swap->reserve(flat->layout.shard_elements() * compute_bytes, Category::parameters,
+                          unit.name + (flat == &unit.frozen ? " frozen" : "") + " parameters");
       }
     }
   }
-  const int threads = runtime.host_threads();
-  off.host = runtime.device().create_host_stream("host update", threads);
-  off.host->set_trace(runtime.trace());
+  const int threads = engine.runtime.host_threads();
+  host = engine.runtime.device().create_host_stream("host update", threads);
+  host->set_trace(engine.runtime.trace());
   if (!offload_config.uses_nvme()) return;
-  off.disk_reads = runtime.device().create_host_stream("disk reads", 1);
-  off.disk_writes = runtime.device().create_host_stream("disk writes", 1);
-  off.disk_reads->set_trace(runtime.trace());
-  off.disk_writes->set_trace(runtime.trace());
-  if (!simulated()) {
-    off.swap->check_space();
+  disk_reads = engine.runtime.device().create_host_stream("disk reads", 1);
+  disk_writes = engine.runtime.device().create_host_stream("disk writes", 1);
+  disk_reads->set_trace(engine.runtime.trace());
+  disk_writes->set_trace(engine.runtime.trace());
+  if (!engine.simulated()) {
+    swap->check_space();
     BlockIoOptions options;
     options.engine = offload_config.io_engine == "uring"     ? BlockIoEngine::uring
                      : offload_config.io_engine == "threads" ? BlockIoEngine::threads
                                                              : BlockIoEngine::automatic;
     if (offload_config.io_block_bytes > 0) options.block_bytes = offload_config.io_block_bytes;
     if (offload_config.io_depth > 0) options.depth = offload_config.io_depth;
-    off.io = make_block_io(options);
-    if (!off.io->fallback_reason().empty()) {
-      runtime.log().info("offload to nvme goes through threads: " + off.io->fallback_reason());
+    io = make_block_io(options);
+    if (!io->fallback_reason().empty()) {
+      engine.runtime.log().info("offload to nvme goes through threads: " + io->fallback_reason());
     }
-    for (std::vector<HostSlot>* list : {&off.weights, &off.shards}) {
+    for (std::vector<HostSlot>* list : {&host_weights, &shards}) {
       for (HostSlot& slot : *list) {
-        off.registered.push_back(off.io->register_memory(slot.memory.data(), slot.memory.bytes()));
+        registered.push_back(io->register_memory(slot.memory.data(), slot.memory.bytes()));
       }
     }
   }
-  if (!off.update_order.empty()) {
-    off.ring = std::make_unique<TileRing>(
-        TileRingOptions{offload_config.tile_buffers, largest_tile, off.host->recorder()}, *off.swap,
-        off.io.get(), host);
+  if (!update_order.empty()) {
+    ring = std::make_unique<TileRing>(
+        TileRingOptions{offload_config.tile_buffers, largest_tile, host->recorder()}, *swap, io.get(),
+        host_memory);
   }
 }
 
-void Engine::Impl::close_offloading() noexcept {
-  if (!offload) return;
-  if (offload->ring) offload->ring->abandon();  // of a pass that an error left open, while its stream lives
-  for (Stream* stream : {offload->host.get(), offload->disk_writes.get(), offload->disk_reads.get(),
-                         link ? &link->from_host() : nullptr, link ? &link->to_host() : nullptr}) {
+void Engine::Impl::Offloading::close() noexcept {
+  if (ring) ring->abandon();  // of a pass that an error left open, while its stream lives
+  for (Stream* stream :
+       {host.get(), disk_writes.get(), disk_reads.get(), &link.from_host(), &link.to_host()}) {
     if (stream == nullptr) continue;
     try {
       stream->synchronize();
@@ -233,121 +234,118 @@ void Engine::Impl::close_offloading() noexcept {
 void Engine::Impl::lend_gradients(UnitState& unit) {
   FlatState& flat = unit.trainable;
   const std::int64_t elements =
-      whole_gradients() ? flat.layout.padded_elements() : flat.layout.shard_elements();
+      residency.whole_gradients() ? flat.layout.padded_elements() : flat.layout.shard_elements();
   flat.lent_gradients = arena->acquire(elements * size_of(config.precision.accumulation), Category::gradients,
                                        unit.name + " reduced gradients");
   for (const Event& event : flat.lent_gradients.ready()) compute.wait(event);
 }
 
-void Engine::Impl::send_gradients_home(UnitState& unit) {
+void Engine::Impl::Offloading::send_gradients_home(UnitState& unit) {
   FlatState& flat = unit.trainable;
-  const DataType accumulation = config.precision.accumulation;
-  Stream& stream = link->to_host();
+  const DataType accumulation = engine.config.precision.accumulation;
+  Stream& stream = link.to_host();
   stream.wait(unit.reduced);
-  auto* losses = static_cast<double*>(scalars.data());
-  auto* token_counts = reinterpret_cast<std::int64_t*>(losses + config.accumulation_steps);
-  auto* statistics = reinterpret_cast<kernels::GradientStatistics*>(token_counts + config.accumulation_steps);
   kernels::gradient_statistics(
-      stream, {gradients_shard(flat), accumulation, Shape{flat.layout.shard_elements()}},
-      statistics + (&unit - units.data()), {offload->norm_workspace.data(), offload->norm_workspace.bytes()});
-  const ElementRange kept = optimizer_range(flat);
-  const void* from = at(flat, flat.gradients_data(), whole_gradients(), kept.begin, accumulation);
+      stream, {engine.residency.gradients_shard(flat), accumulation, Shape{flat.layout.shard_elements()}},
+      engine.scalars.statistics() + (&unit - engine.units.data()),
+      {norm_workspace.data(), norm_workspace.bytes()});
+  const ElementRange kept = engine.residency.optimizer_range(flat);
+  const void* from = engine.residency.gradients_at(flat, kept.begin);
   flat.gradients_home =
-      link->copy_to_host(flat.host_gradients.data(), from, kept.size() * size_of(accumulation), {});
+      link.copy_to_host(flat.host_gradients.data(), from, kept.size() * size_of(accumulation), {});
   flat.lent_gradients.release(flat.gradients_home);
-  if (!config.overlap) flat.gradients_home.wait();
+  if (!engine.config.overlap) flat.gradients_home.wait();
 }
 
 // --- Parameters -----------------------------------------------------------------------------------------
 
-Event Engine::Impl::bring_shard(UnitState& unit, FlatState& flat, void* place, std::vector<Event> ready) {
-  Offloading& off = *offload;
-  const std::int64_t bytes = flat.layout.shard_elements() * size_of(config.precision.compute);
+Event Engine::Impl::Offloading::bring_shard(UnitState& unit, FlatState& flat, void* place,
+                                            std::vector<Event> ready) {
+  const std::int64_t bytes = flat.layout.shard_elements() * size_of(engine.config.precision.compute);
   if (flat.parameters_tier == OffloadTier::cpu) {
-    return link->copy_from_host(place, flat.parameters.data(), bytes, ready);
+    return link.copy_from_host(place, flat.parameters.data(), bytes, ready);
   }
-  HostSlot& slot = take(off.shards, off.next_shard);
-  off.disk_reads->wait(slot.free);
-  off.disk_reads->wait(unit.shard_ready);
+  HostSlot& slot = take(shards, next_shard);
+  disk_reads->wait(slot.free);
+  disk_reads->wait(unit.shard_ready);
   const std::int64_t transferred = round_up(bytes, io_alignment);
-  note_disk(*off.disk_reads, WorkKind::disk_read, unit.name, transferred);
-  off.disk_reads->enqueue("read " + unit.name,
-                          [&off, memory = slot.memory.data(), offset = flat.parameters_offset, transferred] {
-                            off.io->wait(off.io->read(off.swap->file(), offset, memory, transferred));
-                          });
-  off.parameters_read += transferred;
-  ready.push_back(off.disk_reads->record());
-  slot.free = link->copy_from_host(place, slot.memory.data(), bytes, ready);
+  note_disk(*disk_reads, WorkKind::disk_read, unit.name, transferred);
+  disk_reads->enqueue("read " + unit.name,
+                      [this, memory = slot.memory.data(), offset = flat.parameters_offset, transferred] {
+                        io->wait(io->read(swap->file(), offset, memory, transferred));
+                      });
+  parameters_read += transferred;
+  ready.push_back(disk_reads->record());
+  slot.free = link.copy_from_host(place, slot.memory.data(), bytes, ready);
   return slot.free;
 }
 
-Engine::Impl::NewWeights Engine::Impl::begin_weights(FlatState& flat, ElementRange range, Stream& worker) {
-  Offloading& off = *offload;
+Engine::Impl::Offloading::NewWeights Engine::Impl::Offloading::begin_weights(FlatState& flat,
+                                                                             ElementRange range,
+                                                                             Stream& worker) {
   NewWeights weights;
   weights.range = range;
-  const DataType dtype = config.precision.compute;
   const bool on_host = flat.optimizer_tier != OffloadTier::none;
   if (on_host && flat.parameters_tier == OffloadTier::cpu) {
     // Straight to where they live; null where they are the master weights.
     if (flat.master || flat.tiles.elements > 0) {
-      weights.data = at(flat, flat.parameters.data(), whole_parameters(), range.begin, dtype);
+      weights.data = engine.residency.parameters_at(flat, range.begin);
     }
     return weights;
   }
   if (on_host) {
-    weights.host = &take(off.weights, off.next_weights);
+    weights.host = &take(host_weights, next_host_weights);
     worker.wait(weights.host->free);
     weights.data = static_cast<std::byte*>(weights.host->memory.data());
   } else {
-    weights.device = &off.device_weights[off.next_device_weights];
-    off.next_device_weights = (off.next_device_weights + 1) % off.device_weights.size();
+    weights.device = &device_weights[next_device_weights];
+    next_device_weights = (next_device_weights + 1) % device_weights.size();
     worker.wait(weights.device->free);
     weights.data = static_cast<std::byte*>(weights.device->memory.data());
   }
   return weights;
 }
 
-Event Engine::Impl::finish_weights(UnitState& unit, FlatState& flat, NewWeights& weights, Stream& worker) {
-  Offloading& off = *offload;
-  const DataType dtype = config.precision.compute;
+Event Engine::Impl::Offloading::finish_weights(UnitState& unit, FlatState& flat, NewWeights& weights,
+                                               Stream& worker) {
+  const DataType dtype = engine.config.precision.compute;
   const std::int64_t bytes = weights.range.size() * size_of(dtype);
   Event written = worker.record();
   if (flat.parameters_tier == OffloadTier::none) {
     // Kernels of the step before, and peers, read the old weights.
-    const std::vector<Event> ready{written, compute.record(), flat.filled};
-    weights.host->free =
-        link->copy_from_host(at(flat, flat.parameters.data(), whole_parameters(), weights.range.begin, dtype),
-                             weights.data, bytes, ready);
+    const std::vector<Event> ready{written, engine.compute.record(), flat.filled};
+    weights.host->free = link.copy_from_host(engine.residency.parameters_at(flat, weights.range.begin),
+                                             weights.data, bytes, ready);
     return weights.host->free;
   }
-  const std::int64_t first = weights.range.begin - flat.layout.shard_range(rank).begin;
+  const std::int64_t first = weights.range.begin - flat.layout.shard_range(engine.rank).begin;
   if (flat.parameters_tier == OffloadTier::cpu) {
     if (weights.device == nullptr) return written;
     const std::vector<Event> ready{written, flat.filled};
-    weights.device->free = link->copy_to_host(
+    weights.device->free = link.copy_to_host(
         static_cast<std::byte*>(flat.parameters.data()) + first * size_of(dtype), weights.data, bytes, ready);
     return weights.device->free;
   }
   HostSlot* slot = weights.host;
   if (weights.device != nullptr) {
-    slot = &take(off.weights, off.next_weights);
+    slot = &take(host_weights, next_host_weights);
     const std::vector<Event> ready{written, slot->free};
-    written = weights.device->free = link->copy_to_host(slot->memory.data(), weights.data, bytes, ready);
+    written = weights.device->free = link.copy_to_host(slot->memory.data(), weights.data, bytes, ready);
   }
   const std::int64_t transferred = round_up(bytes, io_alignment);
-  off.disk_writes->wait(written);
-  off.disk_writes->wait(flat.filled);
-  note_disk(*off.disk_writes, WorkKind::disk_write, unit.name, transferred);
-  off.disk_writes->enqueue("write " + unit.name, [&off, memory = slot->memory.data(), transferred,
-                                                  offset = flat.parameters_offset + first * size_of(dtype)] {
-    off.io->wait(off.io->write(off.swap->file(), offset, memory, transferred));
+  disk_writes->wait(written);
+  disk_writes->wait(flat.filled);
+  note_disk(*disk_writes, WorkKind::disk_write, unit.name, transferred);
+  disk_writes->enqueue("write " + unit.name, [this, memory = slot->memory.data(), transferred,
+                                              offset = flat.parameters_offset + first * size_of(dtype)] {
+    io->wait(io->write(swap->file(), offset, memory, transferred));
   });
-  off.parameters_written += transferred;
-  slot->free = off.disk_writes->record();
+  parameters_written += transferred;
+  slot->free = disk_writes->record();
   return slot->free;
 }
 
-Event Engine::Impl::publish_stretch(UnitState& unit, const Stretch& stretch) {
+Event Engine::Impl::Offloading::publish_stretch(UnitState& unit, const Stretch& stretch) {
   OptimizerStep masked;
   masked.apply = false;
   update_stretch(unit, stretch, masked, {});
@@ -356,26 +354,27 @@ Event Engine::Impl::publish_stretch(UnitState& unit, const Stretch& stretch) {
 
 // --- The update -----------------------------------------------------------------------------------------
 
-void Engine::Impl::update_stretch(UnitState& unit, const Stretch& stretch, const OptimizerStep& step,
-                                  std::span<const double> optimizer_sums) {
+void Engine::Impl::Offloading::update_stretch(UnitState& unit, const Stretch& stretch,
+                                              const OptimizerStep& step,
+                                              std::span<const double> optimizer_sums) {
   FlatState& flat = unit.trainable;
-  const auto per_tensor = static_cast<std::size_t>(optimizer->statistics_per_tensor());
-  const DataType accumulation = config.precision.accumulation;
-  const DataType dtype = config.precision.compute;
+  const auto per_tensor = static_cast<std::size_t>(engine.optimizer->statistics_per_tensor());
+  const DataType accumulation = engine.config.precision.accumulation;
+  const DataType dtype = engine.config.precision.compute;
   Stream& worker = *stretch.stream;
-  const std::int64_t tile = config.offload.tile_elements;
+  const std::int64_t tile = engine.config.offload.tile_elements;
   for (std::int64_t begin = stretch.range.begin; begin < stretch.range.end; begin += tile) {
     UpdateMemory part;
     part.range = {begin, std::min(begin + tile, stretch.range.end)};
     const std::int64_t skipped = begin - stretch.range.begin;
     part.master = stretch.master + skipped * size_of(DataType::float32);
-    for (std::size_t s = 0; s < state_tensors.size(); ++s) {
-      part.state.push_back(stretch.state[s] + skipped * size_of(state_tensors[s].dtype));
+    for (std::size_t s = 0; s < engine.state_tensors.size(); ++s) {
+      part.state.push_back(stretch.state[s] + skipped * size_of(engine.state_tensors[s].dtype));
     }
     part.gradient = flat.optimizer_tier != OffloadTier::none
                         ? static_cast<std::byte*>(flat.host_gradients.data()) +
-                              (begin - optimizer_range(flat).begin) * size_of(accumulation)
-                        : at(flat, flat.gradients_data(), whole_gradients(), begin, accumulation);
+                              (begin - engine.residency.optimizer_range(flat).begin) * size_of(accumulation)
+                        : engine.residency.gradients_at(flat, begin);
     NewWeights weights = begin_weights(flat, part.range, worker);
     part.weight = weights.data;
     auto begun = std::make_shared<double>(0.0);
@@ -385,8 +384,8 @@ void Engine::Impl::update_stretch(UnitState& unit, const Stretch& stretch, const
       ShardView all;
       all.gradient = {part.gradient, accumulation, Shape{part.range.size()}};
       all.master = {part.master, DataType::float32, Shape{part.range.size()}};
-      for (std::size_t s = 0; s < state_tensors.size(); ++s) {
-        all.state.push_back({part.state[s], state_tensors[s].dtype, Shape{part.range.size()}});
+      for (std::size_t s = 0; s < engine.state_tensors.size(); ++s) {
+        all.state.push_back({part.state[s], engine.state_tensors[s].dtype, Shape{part.range.size()}});
       }
       all.weight = {part.weight, dtype, Shape{part.range.size()}};
       std::vector<OptimizerSegment> segments;
@@ -397,7 +396,7 @@ void Engine::Impl::update_stretch(UnitState& unit, const Stretch& stretch, const
       };
       for (const TensorPiece& piece : flat.layout.pieces(part.range)) {
         const int index = flat.tensors[static_cast<std::size_t>(piece.tensor)];
-        const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
+        const TensorState& tensor = engine.tensors[static_cast<std::size_t>(index)];
         OptimizerSegment segment;
         segment.first = piece.buffer_begin - part.range.begin;
         segment.count = piece.elements;
@@ -413,7 +412,7 @@ void Engine::Impl::update_stretch(UnitState& unit, const Stretch& stretch, const
         segments.push_back(segment);
       }
       zero_to(part.range.size());
-      (void)optimizer->apply_segments(worker, step, all, segments);
+      (void)engine.optimizer->apply_segments(worker, step, all, segments);
     } else if (weights.data != nullptr) {
       // A skipped step moves the same bytes, and the weights are those that it found.
       const ConstTensorView master{part.master, DataType::float32, Shape{part.range.size()}};
@@ -425,7 +424,7 @@ void Engine::Impl::update_stretch(UnitState& unit, const Stretch& stretch, const
       }
     }
     if (timed) {
-      worker.enqueue("updated " + unit.name, [begun, sum = offload->update_seconds] {
+      worker.enqueue("updated " + unit.name, [begun, sum = update_seconds] {
         sum->fetch_add(seconds_now() - *begun);  // taken by the issuing thread now and then
       });
     }
@@ -433,90 +432,88 @@ void Engine::Impl::update_stretch(UnitState& unit, const Stretch& stretch, const
   }
 }
 
-void Engine::Impl::read_ahead() {
-  if (!offload || !offload->ring || offload->reading_ahead) return;
-  offload->ring->begin(offload->update_order);
-  offload->reading_ahead = true;
+void Engine::Impl::Offloading::read_ahead() {
+  if (!ring || reading_ahead) return;
+  ring->begin(update_order);
+  reading_ahead = true;
 }
 
-void Engine::Impl::update_offloaded(const OptimizerStep& step, std::span<const double> optimizer_sums) {
-  if (!offload) return;
-  Offloading& off = *offload;
+void Engine::Impl::Offloading::update(const OptimizerStep& step, std::span<const double> optimizer_sums) {
   read_ahead();
-  for (UnitState& unit : units) {
+  for (UnitState& unit : engine.units) {
     FlatState& flat = unit.trainable;
     if (flat.optimizer_tier == OffloadTier::none || flat.layout.padded_elements() == 0) continue;
-    off.host->wait(flat.gradients_home);
-    if (flat.parameters_tier == OffloadTier::cpu) off.host->wait(flat.filled);
+    host->wait(flat.gradients_home);
+    if (flat.parameters_tier == OffloadTier::cpu) host->wait(flat.filled);
     Stretch stretch;
-    stretch.stream = off.host.get();
+    stretch.stream = host.get();
     stretch.on_host = true;
-    const ElementRange kept = optimizer_range(flat);
+    const ElementRange kept = engine.residency.optimizer_range(flat);
     if (flat.optimizer_tier == OffloadTier::cpu) {
       stretch.range = kept;
-      stretch.master = static_cast<std::byte*>(master_view(flat, kept.begin, kept.size()).data);
+      stretch.master = engine.residency.master_at(flat, kept.begin);
       for (Buffer& state : flat.state) stretch.state.push_back(static_cast<std::byte*>(state.data()));
       update_stretch(unit, stretch, step, optimizer_sums);
       continue;
     }
     for (std::int64_t tile = 0; tile < flat.tiles.tiles(); ++tile) {
-      const TileMemory open = off.ring->open(*off.host);
+      const TileMemory open = ring->open(*host);
       stretch.range = {kept.begin + open.first, kept.begin + open.first + open.elements};
       stretch.master = static_cast<std::byte*>(open.data[0]);
       stretch.state.clear();
-      for (std::size_t s = 0; s < state_tensors.size(); ++s) {
+      for (std::size_t s = 0; s < engine.state_tensors.size(); ++s) {
         stretch.state.push_back(static_cast<std::byte*>(open.data[s + 1]));
       }
-      hand_over_in_stream(static_cast<int>(&unit - units.data()), stretch);  // of a save: before it changes
+      engine.saving->hand_over_in_stream(static_cast<int>(&unit - engine.units.data()),
+                                         stretch);  // of a save: before it changes
       update_stretch(unit, stretch, step, optimizer_sums);
-      off.ring->close(*off.host, true);
+      ring->close(*host, true);
     }
   }
-  finish_handing_over(*off.host);
-  if (off.ring) off.ring->end(*off.host);
-  off.reading_ahead = false;
-  if (!config.overlap) off.host->synchronize();
+  engine.saving->finish_handing_over(*host);
+  if (ring) ring->end(*host);
+  reading_ahead = false;
+  if (!engine.config.overlap) host->synchronize();
 }
 
 /// Stages 1-2: the new weights travel behind what follows; gather() waits for them unit by unit.
 void Engine::Impl::gather_updated(UnitState& unit, const char* phase) {
   FlatState& flat = unit.trainable;
-  if (ranks == 1 || !whole_parameters() || whole_optimizer() || flat.layout.padded_elements() == 0) return;
+  if (ranks == 1 || !residency.whole_parameters() || residency.whole_optimizer() ||
+      flat.layout.padded_elements() == 0)
+    return;
   const std::vector<Event> ready{unit.shard_ready};
   flat.filled =
       all_gather_shard(flat, flat.parameters.data(), config.precision.compute, ready, unit.name, phase);
   if (!config.overlap) flat.filled.wait();
 }
 
-void Engine::Impl::report_offload(StepResult& result) {
-  if (!link) return;
-  const HostLinkCounts moved = link->counts();
-  const HostLink::Busy busy = link->take_busy_seconds();
-  Offloading& off = *offload;
-  OffloadTraffic& traffic = off.step_traffic;
-  traffic.to_host = moved.bytes_to_host - off.link_before.bytes_to_host;
-  traffic.from_host = moved.bytes_from_host - off.link_before.bytes_from_host;
-  traffic.nvme_read = off.parameters_read - off.parameters_read_before;
-  traffic.nvme_written = off.parameters_written - off.parameters_written_before;
-  if (off.ring) {
-    const TileRingCounts tiles = off.ring->counts();
-    traffic.nvme_read += tiles.bytes_read - off.ring_before.bytes_read;
-    traffic.nvme_written += tiles.bytes_written - off.ring_before.bytes_written;
-    result.offload.disk = off.ring->take_busy_seconds();
+void Engine::Impl::Offloading::report(StepResult& result) {
+  const HostLinkCounts moved = link.counts();
+  const HostLink::Busy busy = link.take_busy_seconds();
+  OffloadTraffic& traffic = step_traffic;
+  traffic.to_host = moved.bytes_to_host - link_before.bytes_to_host;
+  traffic.from_host = moved.bytes_from_host - link_before.bytes_from_host;
+  traffic.nvme_read = parameters_read - parameters_read_before;
+  traffic.nvme_written = parameters_written - parameters_written_before;
+  if (ring) {
+    const TileRingCounts tiles = ring->counts();
+    traffic.nvme_read += tiles.bytes_read - ring_before.bytes_read;
+    traffic.nvme_written += tiles.bytes_written - ring_before.bytes_written;
+    result.offload.disk = ring->take_busy_seconds();
   }
   result.offload.to_host = busy.to_host;
   result.offload.from_host = busy.from_host;
-  result.offload.host_update = off.update_seconds->exchange(0.0);
+  result.offload.host_update = update_seconds->exchange(0.0);
   result.offload_traffic = traffic;
 }
 
 /// What is issued from here on counts to the step that begins.
-void Engine::Impl::begin_offload_report() {
-  if (!link) return;
-  offload->link_before = link->counts();
-  if (offload->ring) offload->ring_before = offload->ring->counts();
-  offload->parameters_read_before = offload->parameters_read;
-  offload->parameters_written_before = offload->parameters_written;
+void Engine::Impl::Offloading::begin_report() {
+  link_before = link.counts();
+  if (ring) ring_before = ring->counts();
+  parameters_read_before = parameters_read;
+  parameters_written_before = parameters_written;
 }
 
 }  // namespace tranche

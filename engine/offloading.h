@@ -1,6 +1,6 @@
 #pragma once
-/// Internal: state that lives in host memory or on NVMe, and what works on it. offloading.cpp,
-/// state_homes.cpp.
+/// Internal: state that lives in host memory or on NVMe, and what works on it. Not installed for
+/// users.
 
 #include <atomic>
 #include <memory>
@@ -14,16 +14,6 @@
 
 namespace tranche {
 
-/// A stretch of a unit's master weights and optimizer state in memory: each the address of element
-/// range.begin.
-struct Engine::Impl::Stretch {
-  ElementRange range;
-  std::byte* master = nullptr;
-  std::vector<std::byte*> state;
-  Stream* stream = nullptr;  ///< for kernels that work on it
-  bool on_host = false;
-};
-
 /// Memory that is handed round: free for the next user once `free` has passed.
 struct HostSlot {
   AlignedBuffer memory;
@@ -34,28 +24,54 @@ struct DeviceSlot {
   Event free;
 };
 
-struct Engine::Impl::NewWeights {
-  ElementRange range;
-  std::byte* data = nullptr;  ///< where the update writes them; null: master is the weight
-  HostSlot* host = nullptr;
-  DeviceSlot* device = nullptr;
-};
-
+/// What lives elsewhere: how gradients get there, the update at home, how new weights come back.
 struct Engine::Impl::Offloading {
-  explicit Offloading(HostLink& link_in) : link(link_in) {}
+  Offloading(Impl& engine_in, HostLink& link_in) : engine(engine_in), link(link_in) {}
   ~Offloading();
   Offloading(const Offloading&) = delete;
   Offloading& operator=(const Offloading&) = delete;
 
+  /// Memory and space on disk of one unit's state.
+  void allocate(UnitState& unit);
+  /// Buffers, streams and files, once all units have theirs.
+  void prepare();
+  void close() noexcept;
+
+  void send_gradients_home(UnitState& unit);
+  /// Has the disk begin to read what the step will update.
+  void read_ahead();
+  /// This rank's shard on its way to `place` in device memory, once `ready` have passed.
+  Event bring_shard(UnitState& unit, FlatState& flat, void* place, std::vector<Event> ready);
+  /// Of all units whose state lives elsewhere.
+  void update(const OptimizerStep& step, std::span<const double> optimizer_sums);
+  void update_stretch(UnitState& unit, const Stretch& stretch, const OptimizerStep& step,
+                      std::span<const double> optimizer_sums);
+  /// New weights from a stretch of master weights.
+  Event publish_stretch(UnitState& unit, const Stretch& stretch);
+  /// What is issued from here on counts to the step that begins.
+  void begin_report();
+  void report(StepResult& result);
+
+  /// Where new weights of elements are written to, and what sends them where they live.
+  struct NewWeights {
+    ElementRange range;
+    std::byte* data = nullptr;  ///< where the update writes them; null: master is the weight
+    HostSlot* host = nullptr;
+    DeviceSlot* device = nullptr;
+  };
+  NewWeights begin_weights(FlatState& flat, ElementRange range, Stream& worker);
+  Event finish_weights(UnitState& unit, FlatState& flat, NewWeights& weights, Stream& worker);
+
+  Impl& engine;
   HostLink& link;
   std::unique_ptr<BlockIo> io;
   std::unique_ptr<SwapFile> swap;
   std::unique_ptr<TileRing> ring;
   Buffer norm_workspace;
-  std::vector<HostSlot> weights;           ///< updated on the host, on their way to device or disk
+  std::vector<HostSlot> host_weights;      ///< updated on the host, on their way to device or disk
   std::vector<DeviceSlot> device_weights;  ///< updated on the device, on their way to the host
   std::vector<HostSlot> shards;            ///< of parameters, on their way from the disk
-  std::size_t next_weights = 0, next_device_weights = 0, next_shard = 0;
+  std::size_t next_host_weights = 0, next_device_weights = 0, next_shard = 0;
   std::vector<std::unique_ptr<RegisteredMemory>> registered;
 
   std::vector<TileRef> update_order;  ///< every tile of the optimizer's state, as a step goes through them

@@ -2,18 +2,18 @@
 
 #include <algorithm>
 
-#include "tranche/core/clock.h"
-#include "tranche/engine/engine_impl.h"
+#include "tranche/engine/gathering.h"
+#include "tranche/engine/offloading.h"
 
 namespace tranche {
 
-void Engine::Impl::acquire_unit(int index) {
-  UnitState& unit = units[index];
-  require(in_micro_batch, "gather(" + unit.name + ") outside a micro-batch");
+void Engine::Impl::Gathering::acquire(int index) {
+  UnitState& unit = engine.units[index];
+  engine.require(engine.in_micro_batch, "gather(" + unit.name + ") outside a micro-batch");
   // Backward has begun with the first gradients of the micro-batch; recomputation is part of it.
-  const bool backward =
-      std::any_of(units.begin(), units.end(), [](const UnitState& u) { return u.uses_begun > 0; });
-  set_phase(in_evaluation ? "evaluate" : backward ? "backward" : "forward", unit.name);
+  const bool backward = std::any_of(engine.units.begin(), engine.units.end(),
+                                    [](const UnitState& u) { return u.uses_begun > 0; });
+  engine.set_phase(engine.in_evaluation ? "evaluate" : backward ? "backward" : "forward", unit.name);
   GatherOrder& expected = order();
   const bool in_order = expected.known && expected.position < expected.units.size() &&
                         expected.units[expected.position] == index;
@@ -23,121 +23,106 @@ void Engine::Impl::acquire_unit(int index) {
     expected.known = false;
     drop_prefetched();
   }
-  if (!whole_parameters() && !unit.resident) {
-    if (resident_units >= config.depth) drop_prefetched();
-    if (resident_units >= config.depth) {
+  if (!engine.residency.whole_parameters() && !unit.resident) {
+    if (resident_units >= engine.config.depth) drop_prefetched();
+    if (resident_units >= engine.config.depth) {
       std::string holders;
-      for (const UnitState& other : units) {
+      for (const UnitState& other : engine.units) {
         if (other.holders > 0) holders += (holders.empty() ? "" : ", ") + other.name;
       }
       throw LogicError("gather(" + unit.name + ") would hold " + std::to_string(resident_units + 1) +
-                       " units at once, but tranche.depth is " + std::to_string(config.depth) +
+                       " units at once, but tranche.depth is " + std::to_string(engine.config.depth) +
                        "; held now: " + holders + ". Let a handle go first or raise tranche.depth");
     }
-    issue_gather(index);
+    issue(index);
   }
   observed.push_back(index);
   if (in_order) ++expected.position;
   ++unit.holders;
   // What is left of the update elsewhere, then what is left of the gather.
-  if (offloaded(unit)) wait_for_event(unit.shard_ready, &exposed_offload);
+  if (engine.residency.offloaded(unit)) engine.exposed.wait_for(unit.shard_ready, Exposed::offload);
   for (const FlatState* flat : {&unit.trainable, &unit.frozen}) {
-    wait_for_event(flat->filled, &exposed_gather);
+    engine.exposed.wait_for(flat->filled, Exposed::gather);
   }
   prefetch();
 }
 
-void Engine::Impl::wait_for_event(const Event& event, double* seconds) {
-  if (event.query()) {
-    compute.wait(event);  // rethrows a failure
-    return;
-  }
-  ExposedWait wait{compute.record(), seconds_now(), event, seconds};
-  compute.wait(event);
-  exposed_waits.push_back(std::move(wait));
-}
-
-void Engine::Impl::settle_exposed_waits() {
-  for (const ExposedWait& wait : exposed_waits) {
-    const double arrived = wait.arrived.state() ? wait.arrived.passed_at() : wait.issued;
-    const double waited = wait.awaited.passed_at() - arrived;
-    if (waited > 0) *wait.seconds += waited;  // also false where a time is not known
-  }
-  exposed_waits.clear();
-}
-
-void Engine::Impl::issue_gather(int index) {
-  UnitState& unit = units[index];
-  const DataType dtype = config.precision.compute;
+void Engine::Impl::Gathering::issue(int index) {
+  UnitState& unit = engine.units[index];
+  const DataType dtype = engine.config.precision.compute;
   for (FlatState* flat : {&unit.trainable, &unit.frozen}) {
     if (flat->layout.padded_elements() == 0) continue;
-    flat->gathered = arena->acquire(flat->layout.padded_elements() * size_of(dtype), Category::gathered,
-                                    unit.name + " gathered");
+    flat->gathered = engine.arena->acquire(flat->layout.padded_elements() * size_of(dtype),
+                                           Category::gathered, unit.name + " gathered");
     std::vector<Event> ready = flat->gathered.ready();
     ready.push_back(unit.shard_ready);
     ready.push_back(flat->filled);  // one gather at a time reads the shard: the last stands for all
-    const OperationLabel label{unit.name, in_evaluation ? "evaluate" : "forward_backward", Traffic::data};
+    const OperationLabel label{unit.name, engine.in_evaluation ? "evaluate" : "forward_backward",
+                               Traffic::data};
     const void* from = flat->parameters.data();
     if (flat->parameters_tier != OffloadTier::none) {
       // To its place among the others', where it is sent from.
-      std::byte* place = at(*flat, flat->gathered.data(), true, flat->layout.shard_range(rank).begin, dtype);
-      flat->filled = bring_shard(unit, *flat, place, std::move(ready));
+      std::byte* place = static_cast<std::byte*>(flat->gathered.data()) +
+                         flat->layout.shard_range(engine.rank).begin * size_of(dtype);
+      flat->filled = engine.offload->bring_shard(unit, *flat, place, std::move(ready));
       ready = {flat->filled};
       from = place;
     }
-    if (ranks > 1) {
-      flat->filled = shard.all_gather(from, flat->gathered.data(), flat->layout.shard_elements(), dtype,
-                                      config.allgather_bucket_elements, ready, label);
+    if (engine.ranks > 1) {
+      flat->filled = engine.shard.all_gather(from, flat->gathered.data(), flat->layout.shard_elements(),
+                                             dtype, engine.config.allgather_bucket_elements, ready, label);
     }
-    if (!config.overlap) flat->filled.wait();
-    step_gathered_elements += flat->layout.padded_elements();
+    if (!engine.config.overlap) flat->filled.wait();
+    step_elements += flat->layout.padded_elements();
   }
   unit.resident = true;
   ++resident_units;
 }
 
-void Engine::Impl::prefetch() {
-  if (whole_parameters() || !config.overlap) return;
+void Engine::Impl::Gathering::prefetch() {
+  if (engine.residency.whole_parameters() || !engine.config.overlap) return;
   GatherOrder& expected = order();
   if (!expected.known) return;
   std::int64_t ahead = 0;
   std::int64_t live = 0;
-  for (const UnitState& unit : units) {
+  for (const UnitState& unit : engine.units) {
     if (unit.resident) live += unit.gathered_elements();
     if (unit.resident && unit.holders == 0) ahead += unit.gathered_elements();
   }
   // The next micro-batch of the same step begins with the same units; the step's last has no successor.
-  const bool wraps = !in_evaluation && micro_batch + 1 < config.accumulation_steps;
+  const bool wraps = !engine.in_evaluation && engine.micro_batch + 1 < engine.config.accumulation_steps;
   const std::size_t length = expected.units.size();
-  for (std::size_t next = expected.position; resident_units < config.depth; ++next) {
+  for (std::size_t next = expected.position; resident_units < engine.config.depth; ++next) {
     if (next >= length && (!wraps || next >= 2 * length)) return;
-    UnitState& unit = units[expected.units[next % length]];
+    UnitState& unit = engine.units[expected.units[next % length]];
     if (unit.resident) {
       // Held now and wanted again: it will be gathered on demand, and nothing behind it overtakes.
       if (unit.holders > 0) return;
       continue;
     }
     const std::int64_t elements = unit.gathered_elements();
-    if (ahead + elements > config.prefetch_elements || live + elements > config.max_live_elements) return;
-    issue_gather(expected.units[next % length]);
+    if (ahead + elements > engine.config.prefetch_elements ||
+        live + elements > engine.config.max_live_elements)
+      return;
+    issue(expected.units[next % length]);
     ahead += elements;
     live += elements;
   }
 }
 
-void Engine::Impl::drop_prefetched() {
-  for (UnitState& unit : units) {
+void Engine::Impl::Gathering::drop_prefetched() {
+  for (UnitState& unit : engine.units) {
     if (unit.resident && unit.holders == 0) free_gathered(unit, /*read=*/false);
   }
 }
 
-void Engine::Impl::free_gathered(UnitState& unit, bool read) noexcept {
+void Engine::Impl::Gathering::free_gathered(UnitState& unit, bool read) noexcept {
   // Reuse of the slot waits for the gather that fills it. Who read it had the compute stream wait for that
   // first, so the readers' point covers both. `filled` stays: peers may still be reading this rank's shard.
   for (FlatState* flat : {&unit.trainable, &unit.frozen}) {
     if (!flat->gathered) continue;
     if (read) {
-      flat->gathered.used_on(compute);  // its release() copes with a stream that has failed
+      flat->gathered.used_on(engine.compute);  // its release() copes with a stream that has failed
       flat->gathered.release();
     } else {
       flat->gathered.release(flat->filled);
@@ -147,17 +132,28 @@ void Engine::Impl::free_gathered(UnitState& unit, bool read) noexcept {
   --resident_units;
 }
 
-void Engine::Impl::release_unit(int index) noexcept {
-  UnitState& unit = units[index];
+void Engine::Impl::Gathering::release(int index) noexcept {
+  UnitState& unit = engine.units[index];
   --unit.holders;
-  if (whole_parameters() || unit.holders > 0) return;
+  if (engine.residency.whole_parameters() || unit.holders > 0) return;
   free_gathered(unit, /*read=*/true);
   try {
-    if (in_micro_batch && !broken) prefetch();
+    if (engine.in_micro_batch && !engine.broken) prefetch();
   } catch (...) {
     // A handle's release must not throw; the next call does.
-    break_down(std::current_exception());
+    engine.break_down(std::current_exception());
   }
+}
+
+void Engine::Impl::Gathering::end_micro_batch() {
+  GatherOrder& expected = order();
+  if (!expected.known || expected.position != expected.units.size()) {
+    if (expected.known) drop_prefetched();
+    expected.units = observed;
+    expected.known = true;
+  }
+  observed.clear();
+  expected.position = 0;
 }
 
 ConstTensorView Engine::Impl::parameter_view(int unit_index, int index) const {
@@ -169,7 +165,7 @@ ConstTensorView Engine::Impl::parameter_view(int unit_index, int index) const {
   const TensorState& tensor = tensors[unit.tensors[index]];
   const FlatState& flat = tensor.frozen ? unit.frozen : unit.trainable;
   const DataType dtype = config.precision.compute;
-  const void* base = whole_parameters() ? flat.parameters.data() : flat.gathered.data();
+  const void* base = residency.whole_parameters() ? flat.parameters.data() : flat.gathered.data();
   return {static_cast<const std::byte*>(base) + flat.layout.tensor_offset(tensor.flat_index) * size_of(dtype),
           dtype, tensor.shape};
 }
@@ -202,7 +198,7 @@ GatheredUnit& GatheredUnit::operator=(GatheredUnit&& other) noexcept {
 }
 
 void GatheredUnit::release() noexcept {
-  if (engine_ != nullptr) engine_->impl_->release_unit(unit_);
+  if (engine_ != nullptr) engine_->impl_->gathering->release(unit_);
   engine_ = nullptr;
 }
 

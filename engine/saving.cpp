@@ -12,6 +12,7 @@
 #include "tranche/core/trace.h"
 #include "tranche/engine/offloading.h"
 #include "tranche/engine/rank_texts.h"
+#include "tranche/engine/sections.h"
 
 namespace tranche {
 
@@ -111,241 +112,239 @@ constexpr double look_around_seconds = 0.5;
 
 }  // namespace
 
-void Engine::Impl::prepare_saving() {
-  saving = std::make_unique<Saving>(runtime.files());
-  if (config.save_buffer) {
-    reserve_snapshot(checkpoint::ShardPlan(checkpoint_layout(), rank, 0));
-  }
+void Engine::Impl::Saving::prepare() {
+  if (engine.config.save_buffer) reserve_snapshot(checkpoint::ShardPlan(whole_layout(), engine.rank, 0));
 }
 
-void Engine::Impl::describe_run(checkpoint::Manifest& manifest, const SaveOptions& options) const {
-  const LossScalerState& scale = scaler.state();
-  manifest.stage = stage;
-  manifest.numerics = runtime.numerics_fingerprint();
-  manifest.reduction_group = reduction_group;
-  manifest.run.step = steps_done;
-  manifest.run.applied = applied_steps;
-  manifest.run.samples = samples_done;
-  manifest.run.tokens = tokens_done;
-  manifest.run.random = ordered_json{{"seed", config.seed}}.dump();
-  if (config.loss_scaling) {
-    manifest.run.loss_scaler = ordered_json{
+checkpoint::Layout Engine::Impl::Saving::whole_layout() const {
+  return checkpoint_layout(engine.units, engine.tensors, engine.state_tensors,
+                           engine.config.precision.compute, engine.ranks);
+}
+
+void Engine::Impl::Saving::describe_run(checkpoint::Manifest& described, const SaveOptions& options) const {
+  const LossScalerState& scale = engine.scaler.state();
+  described.stage = engine.stage;
+  described.numerics = engine.runtime.numerics_fingerprint();
+  described.reduction_group = engine.reduction_group;
+  described.run.step = engine.steps_done;
+  described.run.applied = engine.applied_steps;
+  described.run.samples = engine.samples_done;
+  described.run.tokens = engine.tokens_done;
+  described.run.random = ordered_json{{"seed", engine.config.seed}}.dump();
+  if (engine.config.loss_scaling) {
+    described.run.loss_scaler = ordered_json{
         {"scale", scale.scale},
         {"clean_steps", scale.clean_steps},
         {"hysteresis_left",
          scale.hysteresis_left}}.dump();
   }
-  manifest.run.schedule = ordered_json{{"type", config.schedule.type},
-                                       {"params", ordered_json::parse(config.schedule.parameters_json)},
-                                       {"total_steps", config.total_steps_hint}}
-                              .dump();
-  manifest.run.optimizer = optimizer->describe();
-  manifest.run.config = config.to_json();
-  manifest.run.user = options.user;
+  described.run.schedule =
+      ordered_json{{"type", engine.config.schedule.type},
+                   {"params", ordered_json::parse(engine.config.schedule.parameters_json)},
+                   {"total_steps", engine.config.total_steps_hint}}
+          .dump();
+  described.run.optimizer = engine.optimizer->describe();
+  described.run.config = engine.config.to_json();
+  described.run.user = options.user;
 }
 
-std::string Engine::Impl::save(const std::string& directory, const SaveOptions& options) {
-  require(!in_step && !in_micro_batch && !in_evaluation,
-          "save() inside a step or an evaluation; save between step() and the next micro-batch");
-  require_whole_state("save()");
-  (void)finish_saving();
-  set_phase("save");
-  Saving& save = *saving;
-  if (!save.has_token) {
-    std::int64_t token = 0;
-    if (rank == 0) {
+std::string Engine::Impl::Saving::save(const std::string& into, const SaveOptions& options) {
+  engine.require(!engine.in_step && !engine.in_micro_batch && !engine.in_evaluation,
+                 "save() inside a step or an evaluation; save between step() and the next micro-batch");
+  engine.require_whole_state("save()");
+  (void)finish();
+  engine.set_phase("save");
+  if (!has_token) {
+    std::int64_t drawn = 0;
+    if (engine.rank == 0) {
       std::random_device draw;
-      token = static_cast<std::int64_t>(draw()) << 31 ^ static_cast<std::int64_t>(draw());
+      drawn = static_cast<std::int64_t>(draw()) << 31 ^ static_cast<std::int64_t>(draw());
     }
-    shard.broadcast(&token, 1, DataType::int64, 0, {}, save_label).wait();
-    save.token = static_cast<std::uint64_t>(token);
-    save.has_token = true;
+    engine.shard.broadcast(&drawn, 1, DataType::int64, 0, {}, save_label).wait();
+    token = static_cast<std::uint64_t>(drawn);
+    has_token = true;
   }
-  save.directory = directory;
-  save.step = steps_done;
+  directory = into;
+  step = engine.steps_done;
   try {
-    (void)together(shard, save_label, [&]() -> std::string {
-      if (!save.io) save.io = make_block_io();
-      if (!save.folder || save.folder->parent() != directory) {
-        save.folder.emplace(checkpoint::Storage{save.files, *save.io, runtime.memory(Tier::host)}, directory,
-                            save.token);
+    (void)together(engine.shard, save_label, [&]() -> std::string {
+      if (!io) io = make_block_io();
+      if (!folder || folder->parent() != into) {
+        folder.emplace(checkpoint::Storage{files, *io, engine.runtime.memory(Tier::host)}, into, token);
       }
-      save.plan = std::make_unique<checkpoint::ShardPlan>(checkpoint_layout(), rank, steps_done);
-      save.retention = {options.keep_last, options.keep_every};
-      save.manifest = {};
-      if (rank == 0) {
-        save.manifest.layout = save.plan->layout();
-        describe_run(save.manifest, options);
+      plan = std::make_unique<checkpoint::ShardPlan>(whole_layout(), engine.rank, engine.steps_done);
+      retention = {options.keep_last, options.keep_every};
+      manifest = {};
+      if (engine.rank == 0) {
+        manifest.layout = plan->layout();
+        describe_run(manifest, options);
       }
       take_snapshot();
       return {};
     });
   } catch (const CheckpointError& error) {
-    set_phase("idle");
-    throw CheckpointError(saving_text() + error.message());
+    engine.set_phase("idle");
+    throw CheckpointError(text() + error.message());
   }
-  const std::string path = save.folder->final_path(save.step);
-  set_phase("idle");
-  if (simulated()) return path;  // nothing to write
+  const std::string path = folder->final_path(step);
+  engine.set_phase("idle");
+  if (engine.simulated()) return path;  // nothing to write
   start_writing();
-  if (options.wait) (void)finish_saving();
+  if (options.wait) (void)finish();
   return path;
 }
 
-std::string Engine::Impl::saving_text() const {
-  return "cannot save step " + std::to_string(saving->step) + " to " + saving->directory + ": ";
+std::string Engine::Impl::Saving::text() const {
+  return "cannot save step " + std::to_string(step) + " to " + directory + ": ";
 }
 
-void Engine::Impl::start_writing() {
-  saving->phase = Saving::Phase::writing;
+void Engine::Impl::Saving::start_writing() {
+  phase = Phase::writing;
   open_tile_feed();
-  saving->work.start([&save = *saving, rank = rank, ranks = ranks, &host = runtime.memory(Tier::host),
-                      trace = runtime.trace(), feed = saving->feed] {
-    const DiskSpan span(trace, "write shard of step " + std::to_string(save.step));
-    const FeedCloser closer(feed);
-    if (rank == 0) save.folder->prepare(save.step, save.plan->file_bytes() * ranks);
-    const checkpoint::Storage storage{save.files, *save.io, host};
-    const std::string folder = save.folder->temporary(save.step);
-    const std::span<std::byte> snapshot{static_cast<std::byte*>(save.snapshot.data()),
-                                        static_cast<std::size_t>(save.snapshot.bytes())};
-    if (feed) return write_pieces(storage, *save.plan, save.layout, snapshot, *feed, folder);
-    checkpoint::ShardWriter writer(storage, *save.plan, folder);
-    writer.write_image(snapshot);
+  work.start([this, rank = engine.rank, ranks = engine.ranks, &host = engine.runtime.memory(Tier::host),
+              trace = engine.runtime.trace(), tiles = feed] {
+    const DiskSpan span(trace, "write shard of step " + std::to_string(step));
+    const FeedCloser closer(tiles);
+    if (rank == 0) folder->prepare(step, plan->file_bytes() * ranks);
+    const checkpoint::Storage storage{files, *io, host};
+    const std::string written = folder->temporary(step);
+    const std::span<std::byte> taken{static_cast<std::byte*>(snapshot.data()),
+                                     static_cast<std::size_t>(snapshot.bytes())};
+    if (tiles) return write_pieces(storage, *plan, layout, taken, *tiles, written);
+    checkpoint::ShardWriter writer(storage, *plan, written);
+    writer.write_image(taken);
     return checkpoint::to_text(writer.finish());
   });
 }
 
-/// Collective; no rank's work is running any more. Goes on to the next phase, with the path of the checkpoint
-/// when it has become one. Throws CheckpointError on all ranks, with nothing under way.
-std::string Engine::Impl::advance_saving() {
-  Saving& save = *saving;
-  const Saving::Phase phase = save.phase;
+std::string Engine::Impl::Saving::advance() {
+  const Phase begun = phase;
   std::vector<std::string> results;
   try {
-    results = together(shard, save_label, [&]() -> std::string {
-      return phase == Saving::Phase::writing || rank == 0 ? save.work.take() : std::string();
+    results = together(engine.shard, save_label, [&]() -> std::string {
+      return begun == Phase::writing || engine.rank == 0 ? work.take() : std::string();
     });
-    if (phase == Saving::Phase::writing) {
-      (void)together(shard, save_label, [&]() -> std::string {
-        if (rank != 0) return {};
+    if (begun == Phase::writing) {
+      (void)together(engine.shard, save_label, [&]() -> std::string {
+        if (engine.rank != 0) return {};
         for (std::size_t r = 0; r < results.size(); ++r) {
-          save.manifest.shards.push_back(
+          manifest.shards.push_back(
               checkpoint::shard_record_from_text(results[r], "record of rank " + std::to_string(r)));
         }
-        save.work.start([&save, trace = runtime.trace()] {
-          const DiskSpan span(trace, "commit checkpoint of step " + std::to_string(save.step));
-          std::string path = save.folder->commit(std::move(save.manifest));
+        work.start([this, trace = engine.runtime.trace()] {
+          const DiskSpan span(trace, "commit checkpoint of step " + std::to_string(step));
+          std::string path = folder->commit(std::move(manifest));
           // The checkpoint is there: what fails from here on must not be told as its failure.
-          save.warning = save.folder->take_warning();
+          warning = folder->take_warning();
           try {
-            (void)save.folder->retain(save.retention);
+            (void)folder->retain(retention);
           } catch (const std::exception& error) {
-            save.warning += (save.warning.empty() ? "" : "; ") + std::string(error.what());
+            warning += (warning.empty() ? "" : "; ") + std::string(error.what());
           }
           return path;
         });
         return {};
       });
-      save.phase = Saving::Phase::committing;
+      phase = Phase::committing;
       return {};
     }
   } catch (const CheckpointError& error) {
-    save.phase = Saving::Phase::none;
-    std::string text = saving_text() + error.message();
-    if (rank == 0) {
+    phase = Phase::none;
+    const std::string told = text() + error.message();
+    if (engine.rank == 0) {
       try {
-        save.folder->discard(save.step);
+        folder->discard(step);
       } catch (const CheckpointError& left) {
-        runtime.log().warning(left.message());  // the next save clears it
+        engine.runtime.log().warning(left.message());  // the next save clears it
       }
     }
-    throw CheckpointError(text);
+    throw CheckpointError(told);
   }
-  save.phase = Saving::Phase::none;
-  if (!save.warning.empty()) runtime.log().warning(std::exchange(save.warning, {}));
+  phase = Phase::none;
+  if (!warning.empty()) engine.runtime.log().warning(std::exchange(warning, {}));
   return results[0];
 }
 
-bool Engine::Impl::save_at_rest() const {
-  return saving->phase == Saving::Phase::none || saving->work.at_rest();
+bool Engine::Impl::Saving::at_rest() const {
+  return phase == Phase::none || work.at_rest();
 }
 
-void Engine::Impl::look_after_saving(const std::vector<BoundaryRecord>& records, StepResult& result) {
+void Engine::Impl::Saving::look_after(const std::vector<BoundaryRecord>& records, StepResult& result) {
   for (const BoundaryRecord& record : records) result.stop_requested |= record.stop_requested != 0;
-  if (saving->phase == Saving::Phase::none) return;
+  if (phase == Phase::none) return;
   for (const BoundaryRecord& record : records) {
     if (record.save_at_rest == 0) return;
   }
   try {
-    result.saved = advance_saving();
+    result.saved = advance();
   } catch (const CheckpointError& error) {
-    saving->failure = error.message();
+    failure = error.message();
   }
 }
 
-void Engine::Impl::throw_save_failure() {
-  if (saving->failure.empty()) return;
-  throw CheckpointError(std::exchange(saving->failure, {}));
+void Engine::Impl::Saving::throw_failure() {
+  if (failure.empty()) return;
+  throw CheckpointError(std::exchange(failure, {}));
 }
 
-std::string Engine::Impl::finish_saving() {
-  require(!in_micro_batch && !in_evaluation, "finish_saving() inside a micro-batch or an evaluation");
-  throw_save_failure();
-  return drain_saving();
+std::string Engine::Impl::Saving::finish() {
+  engine.require(!engine.in_micro_batch && !engine.in_evaluation,
+                 "finish_saving() inside a micro-batch or an evaluation");
+  throw_failure();
+  return drain();
 }
 
-std::string Engine::Impl::drain_saving() {
+std::string Engine::Impl::Saving::drain() {
   std::string path;
-  while (saving->phase != Saving::Phase::none) {
+  while (phase != Phase::none) {
     // In short turns, so that a disk that is slower than a collective's time-out is no failure.
     std::int64_t all_at_rest = 0;
     while (all_at_rest == 0) {
-      all_at_rest =
-          hand_over_tiles(look_around_seconds) && saving->work.wait_for(look_around_seconds) ? 1 : 0;
-      shard.all_reduce(&all_at_rest, 1, DataType::int64, ReduceOperation::minimum, save_label).wait();
+      all_at_rest = hand_over_tiles(look_around_seconds) && work.wait_for(look_around_seconds) ? 1 : 0;
+      engine.shard.all_reduce(&all_at_rest, 1, DataType::int64, ReduceOperation::minimum, save_label).wait();
     }
-    path = advance_saving();
+    path = advance();
   }
   return path;
 }
 
-void Engine::Impl::close_saving() noexcept {
-  if (!saving) return;
+void Engine::Impl::Saving::close() noexcept {
   try {
-    if (!saving->failure.empty()) {
-      runtime.log().error(saving->failure);
-    } else if (saving->phase != Saving::Phase::none) {
+    if (!failure.empty()) {
+      engine.runtime.log().error(failure);
+    } else if (phase != Phase::none) {
       // Alone, what is under way can be finished at any moment; peers may be gone or somewhere else.
-      const bool together = !broken && std::uncaught_exceptions() == 0 && !in_micro_batch && !in_evaluation;
-      if (ranks == 1 || together) {
-        (void)drain_saving();
-      } else if (saving->phase == Saving::Phase::committing && rank == 0) {
-        (void)saving->work.take();  // throws when it has not become a checkpoint
+      const bool together = !engine.broken && std::uncaught_exceptions() == 0 && !engine.in_micro_batch &&
+                            !engine.in_evaluation;
+      if (engine.ranks == 1 || together) {
+        (void)drain();
+      } else if (phase == Phase::committing && engine.rank == 0) {
+        (void)work.take();  // throws when it has not become a checkpoint
       } else {
         // What was written without the others is no checkpoint, and the next save clears it.
-        const bool lost = saving->phase == Saving::Phase::writing;
-        if (saving->feed) saving->feed->cancel();
-        if (saving->io) saving->io->cancel();
-        saving->work.drop();
+        const bool lost = phase == Phase::writing;
+        if (feed) feed->cancel();
+        if (io) io->cancel();
+        work.drop();
         if (lost) {
-          runtime.log().error(saving_text() + "the engine ended before the checkpoint was complete");
+          engine.runtime.log().error(text() + "the engine ended before the checkpoint was complete");
         }
       }
     }
   } catch (const Error& error) {
-    runtime.log().error(error.message());
+    engine.runtime.log().error(error.message());
   } catch (...) {
-    runtime.log().error("a checkpoint could not be finished");
+    engine.runtime.log().error("a checkpoint could not be finished");
   }
-  if (saving->feed) saving->feed->cancel();  // after an error: what writes does not wait for tiles
+  if (feed) feed->cancel();  // after an error: what writes does not wait for tiles
 }
 
 std::string Engine::save(const std::string& directory, const SaveOptions& options) {
-  return impl_->guarded([&] { return impl_->save(directory, options); });
+  return impl_->guarded([&] { return impl_->saving->save(directory, options); });
 }
 
 std::string Engine::finish_saving() {
-  return impl_->guarded([&] { return impl_->finish_saving(); });
+  return impl_->guarded([&] { return impl_->saving->finish(); });
 }
 
 bool Engine::saving() const {

@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: the save that is under way. saving.cpp drives it.
+/// Internal: the save that is under way. Not installed for users.
 
 #include <memory>
 #include <optional>
@@ -35,8 +35,42 @@ struct SnapshotLayout {
 struct Engine::Impl::Saving {
   enum class Phase { none, writing, committing };
 
-  explicit Saving(FileSystem& file_system) : files(file_system) {}
+  Saving(Impl& engine_in, FileSystem& file_system) : engine(engine_in), files(file_system) {}
 
+  // --- saving.cpp ---
+  void prepare();
+  std::string save(const std::string& into, const SaveOptions& options);
+  bool at_rest() const;
+  /// At a boundary, once `result` is complete but for what became of a save.
+  void look_after(const std::vector<BoundaryRecord>& records, StepResult& result);
+  void throw_failure();
+  std::string finish();
+  void close() noexcept;
+  void describe_run(checkpoint::Manifest& described, const SaveOptions& options) const;
+  checkpoint::Layout whole_layout() const;
+  std::string text() const;
+  void start_writing();
+  /// Collective; no rank's work is running any more. Goes on to the next phase, with the path of the
+  /// checkpoint when it has become one. Throws CheckpointError on all ranks, with nothing under way.
+  std::string advance();
+  std::string drain();
+
+  // --- snapshot.cpp ---
+  SnapshotLayout lay_out_snapshot(const checkpoint::ShardPlan& of) const;
+  void reserve_snapshot(const checkpoint::ShardPlan& of);
+  /// Copies what lives in memory.
+  void take_snapshot();
+  /// From here on tiles are handed over: by the next step, or by hand_over_tiles().
+  void open_tile_feed();
+  /// The host stream hands over what is missing of this tile, as it finds it in memory.
+  void hand_over_in_stream(int unit, const Stretch& stretch);
+  /// The step has issued all of that.
+  void finish_handing_over(Stream& stream);
+  TileFeed::Tile tile_of(int unit, ElementRange range, const Stretch& stretch) const;
+  /// Reads what is missing and hands it over; ends early, with false, once so many seconds have passed.
+  bool hand_over_tiles(double seconds);
+
+  Impl& engine;
   FileSystem& files;
   std::unique_ptr<BlockIo> io;  ///< made for the first save
   std::uint64_t token = 0;      ///< tells this run's saves from the debris of others; drawn by rank 0

@@ -51,96 +51,120 @@ constexpr OperationLabel access_label(std::string_view tensor, Tier memory = Tie
 
 }  // namespace
 
-/// Assembles a whole tensor on every rank. `read` fills host memory with elements, in `dtype`, of the flat
-/// buffer in `local_range`: all of them on all ranks, or this rank's shard; then every element is sent by the
-/// rank whose shard it lies in.
-std::vector<float> Engine::Impl::gather_tensor(int index, DataType dtype, ElementRange local_range,
-                                               const std::function<void(ElementRange, void*)>& read) {
-  const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
-  const FlatState& flat = tensor.frozen ? units[static_cast<std::size_t>(tensor.unit)].frozen
-                                        : units[static_cast<std::size_t>(tensor.unit)].trainable;
+/// Collective: tensors in full, whoever keeps which part of them and where.
+struct Engine::Impl::StateAccess {
+  Impl& engine;
+
+  /// Assembles a whole tensor on every rank. `read` fills host memory with elements, in `dtype`, of the flat
+  /// buffer in `local_range`: all of them on all ranks, or this rank's shard; then every element is sent by
+  /// the rank whose shard it lies in.
+  std::vector<float> gather_tensor(int tensor, DataType dtype, ElementRange local_range,
+                                   const std::function<void(ElementRange, void*)>& read);
+  /// A trainable tensor's optimizer state, or its master weight with state -1.
+  std::vector<float> gather_state(int tensor, int state);
+  /// Sets this rank's part of it.
+  void write_state(int tensor, int state, std::span<const float> values);
+  int find_state(std::string_view state) const;
+  void require_size(const TensorState& tensor, std::size_t given, const char* call) const;
+  std::int64_t global_tokens_so_far();
+  std::vector<float> gradient_of(std::string_view name);
+  /// Over all ranks; `with_state` adds the optimizer state under indices behind the weights'.
+  kernels::Digest digest(bool with_state);
+};
+
+std::vector<float> Engine::Impl::StateAccess::gather_tensor(
+    int index, DataType dtype, ElementRange local_range,
+    const std::function<void(ElementRange, void*)>& read) {
+  const TensorState& tensor = engine.tensors[static_cast<std::size_t>(index)];
+  const FlatState& flat = tensor.frozen ? engine.units[static_cast<std::size_t>(tensor.unit)].frozen
+                                        : engine.units[static_cast<std::size_t>(tensor.unit)].trainable;
   const std::int64_t elements = tensor.shape.elements();
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   std::vector<float> values(static_cast<std::size_t>(elements), 0.0f);
   std::vector<std::byte> raw;
   const bool everywhere = local_range == ElementRange{0, flat.layout.padded_elements()};
-  for (int owner = 0; owner < ranks; ++owner) {
+  for (int owner = 0; owner < engine.ranks; ++owner) {
     const ElementRange part = intersect(flat.layout.shard_range(owner), {offset, offset + elements});
     if (part.empty()) continue;
     float* target = values.data() + (part.begin - offset);
-    if (everywhere || owner == rank) {
+    if (everywhere || owner == engine.rank) {
       raw.assign(static_cast<std::size_t>(part.size() * size_of(dtype)), std::byte{0});
       read(part, raw.data());
       for (std::int64_t i = 0; i < part.size(); ++i) target[i] = load_as_float(raw.data(), i, dtype);
     }
     if (!everywhere) {
-      shard.broadcast(target, part.size(), DataType::float32, owner, {}, access_label(tensor.name)).wait();
+      engine.shard.broadcast(target, part.size(), DataType::float32, owner, {}, access_label(tensor.name))
+          .wait();
     }
   }
   return values;
 }
 
-/// A trainable tensor's optimizer state, or its master weight with state -1.
-std::vector<float> Engine::Impl::gather_state(int index, int state) {
-  UnitState& unit = units[static_cast<std::size_t>(tensors[static_cast<std::size_t>(index)].unit)];
-  const DataType dtype = state < 0 ? DataType::float32 : state_tensors[static_cast<std::size_t>(state)].dtype;
-  return gather_tensor(index, dtype, optimizer_range(unit.trainable), [&](ElementRange range, void* to) {
-    visit_state(unit, range, Access::read, [&](const Stretch& stretch) {
-      const std::byte* from = state < 0 ? stretch.master : stretch.state[static_cast<std::size_t>(state)];
-      read_from(static_cast<std::byte*>(to) + (stretch.range.begin - range.begin) * size_of(dtype), from,
-                stretch.range.size() * size_of(dtype), stretch.on_host);
-    });
-  });
+std::vector<float> Engine::Impl::StateAccess::gather_state(int index, int state) {
+  UnitState& unit =
+      engine.units[static_cast<std::size_t>(engine.tensors[static_cast<std::size_t>(index)].unit)];
+  const DataType dtype =
+      state < 0 ? DataType::float32 : engine.state_tensors[static_cast<std::size_t>(state)].dtype;
+  return gather_tensor(
+      index, dtype, engine.residency.optimizer_range(unit.trainable), [&](ElementRange range, void* to) {
+        engine.visit_state(unit, range, Access::read, [&](const Stretch& stretch) {
+          const std::byte* from = state < 0 ? stretch.master : stretch.state[static_cast<std::size_t>(state)];
+          engine.read_from(static_cast<std::byte*>(to) + (stretch.range.begin - range.begin) * size_of(dtype),
+                           from, stretch.range.size() * size_of(dtype), stretch.on_host);
+        });
+      });
 }
 
-/// Sets this rank's part of it.
-void Engine::Impl::write_state(int index, int state, std::span<const float> values) {
-  const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
-  UnitState& unit = units[static_cast<std::size_t>(tensor.unit)];
-  const DataType dtype = state < 0 ? DataType::float32 : state_tensors[static_cast<std::size_t>(state)].dtype;
+void Engine::Impl::StateAccess::write_state(int index, int state, std::span<const float> values) {
+  const TensorState& tensor = engine.tensors[static_cast<std::size_t>(index)];
+  UnitState& unit = engine.units[static_cast<std::size_t>(tensor.unit)];
+  const DataType dtype =
+      state < 0 ? DataType::float32 : engine.state_tensors[static_cast<std::size_t>(state)].dtype;
   const std::int64_t offset = unit.trainable.layout.tensor_offset(tensor.flat_index);
   const ElementRange part =
-      intersect({offset, offset + tensor.shape.elements()}, optimizer_range(unit.trainable));
-  visit_state(unit, part, Access::update, [&](const Stretch& stretch) {
+      intersect({offset, offset + tensor.shape.elements()}, engine.residency.optimizer_range(unit.trainable));
+  engine.visit_state(unit, part, Access::update, [&](const Stretch& stretch) {
     std::vector<std::byte> raw(static_cast<std::size_t>(stretch.range.size() * size_of(dtype)));
     for (std::int64_t i = 0; i < stretch.range.size(); ++i) {
       store_from_float(raw.data(), i, dtype,
                        values[static_cast<std::size_t>(stretch.range.begin - offset + i)]);
     }
     std::byte* to = state < 0 ? stretch.master : stretch.state[static_cast<std::size_t>(state)];
-    write_to(to, raw.data(), static_cast<std::int64_t>(raw.size()), stretch.on_host);
+    engine.write_to(to, raw.data(), static_cast<std::int64_t>(raw.size()), stretch.on_host);
   });
 }
 
 std::vector<float> Engine::read_weight(std::string_view name) {
   Impl& impl = *impl_;
+  Impl::StateAccess access{impl};
   const int index = impl.find_tensor(name);
   const TensorState& tensor = impl.tensors[static_cast<std::size_t>(index)];
-  if (!tensor.frozen) return impl.guarded([&] { return impl.gather_state(index, -1); });
+  if (!tensor.frozen) return impl.guarded([&] { return access.gather_state(index, -1); });
   FlatState& flat = impl.units[static_cast<std::size_t>(tensor.unit)].frozen;
   return impl.guarded([&] {
-    return impl.gather_tensor(index, impl.config.precision.compute, flat.layout.shard_range(impl.rank),
-                              [&](ElementRange range, void* to) { impl.read_parameters(flat, range, to); });
+    return access.gather_tensor(index, impl.config.precision.compute, flat.layout.shard_range(impl.rank),
+                                [&](ElementRange range, void* to) { impl.read_parameters(flat, range, to); });
   });
 }
 
 void Engine::write_weight(std::string_view name, std::span<const float> values) {
   Impl& impl = *impl_;
+  Impl::StateAccess access{impl};
   impl.require(!impl.in_step && !impl.in_micro_batch,
                "write_weight(" + std::string(name) + ") inside a step or micro-batch");
   const int index = impl.find_tensor(name);
   const TensorState& tensor = impl.tensors[static_cast<std::size_t>(index)];
-  impl.require_size(tensor, values.size(), "write_weight");
+  access.require_size(tensor, values.size(), "write_weight");
   impl.guarded([&] {
     UnitState& unit = impl.units[static_cast<std::size_t>(tensor.unit)];
     FlatState& flat = tensor.frozen ? unit.frozen : unit.trainable;
     const DataType compute_dtype = impl.config.precision.compute;
     impl.compute.wait(flat.filled);
-    if (!tensor.frozen) impl.write_state(index, -1, values);
+    if (!tensor.frozen) access.write_state(index, -1, values);
     const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
     const ElementRange whole{offset, offset + tensor.shape.elements()};
     const ElementRange part =
-        intersect(whole, impl.whole_parameters() ? whole : flat.layout.shard_range(impl.rank));
+        intersect(whole, impl.residency.whole_parameters() ? whole : flat.layout.shard_range(impl.rank));
     if (!part.empty()) {
       std::vector<std::byte> raw(static_cast<std::size_t>(part.size() * size_of(compute_dtype)));
       for (std::int64_t i = 0; i < part.size(); ++i) {
@@ -153,19 +177,20 @@ void Engine::write_weight(std::string_view name, std::span<const float> values) 
   });
 }
 
-int Engine::Impl::find_state(std::string_view state) const {
+int Engine::Impl::StateAccess::find_state(std::string_view state) const {
   std::vector<std::string> names;
-  for (std::size_t s = 0; s < state_tensors.size(); ++s) {
-    if (state_tensors[s].name == state) return static_cast<int>(s);
-    names.push_back(state_tensors[s].name);
+  for (std::size_t s = 0; s < engine.state_tensors.size(); ++s) {
+    if (engine.state_tensors[s].name == state) return static_cast<int>(s);
+    names.push_back(engine.state_tensors[s].name);
   }
   std::string list;
   for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-  throw InvalidArgument("optimizer " + optimizer->name() + " keeps no state '" + std::string(state) +
+  throw InvalidArgument("optimizer " + engine.optimizer->name() + " keeps no state '" + std::string(state) +
                         "'; it keeps " + (list.empty() ? "none" : list));
 }
 
-void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, const char* call) const {
+void Engine::Impl::StateAccess::require_size(const TensorState& tensor, std::size_t given,
+                                             const char* call) const {
   if (static_cast<std::int64_t>(given) != tensor.shape.elements()) {
     throw InvalidArgument(std::string(call) + "(" + tensor.name + ") wants " +
                           std::to_string(tensor.shape.elements()) + " values of shape " +
@@ -175,121 +200,123 @@ void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, co
 
 std::vector<float> Engine::read_optimizer_state(std::string_view name, std::string_view state) {
   Impl& impl = *impl_;
+  Impl::StateAccess access{impl};
   const int index = impl.find_tensor(name);
-  const int which = impl.find_state(state);
+  const int which = access.find_state(state);
   const TensorState& tensor = impl.tensors[static_cast<std::size_t>(index)];
   if (tensor.frozen) throw InvalidArgument("tensor " + tensor.name + " is frozen and has no optimizer state");
-  return impl.guarded([&] { return impl.gather_state(index, which); });
+  return impl.guarded([&] { return access.gather_state(index, which); });
 }
 
 void Engine::write_optimizer_state(std::string_view name, std::string_view state,
                                    std::span<const float> values) {
   Impl& impl = *impl_;
+  Impl::StateAccess access{impl};
   impl.require(!impl.in_step, "write_optimizer_state(" + std::string(name) + ") inside a step");
   const int index = impl.find_tensor(name);
   const TensorState& tensor = impl.tensors[static_cast<std::size_t>(index)];
-  const int which = impl.find_state(state);
+  const int which = access.find_state(state);
   if (tensor.frozen) throw InvalidArgument("tensor " + tensor.name + " is frozen and has no optimizer state");
-  impl.require_size(tensor, values.size(), "write_optimizer_state");
-  impl.guarded([&] { impl.write_state(index, which, values); });
+  access.require_size(tensor, values.size(), "write_optimizer_state");
+  impl.guarded([&] { access.write_state(index, which, values); });
 }
 
-std::int64_t Engine::Impl::global_tokens_so_far() {
+std::int64_t Engine::Impl::StateAccess::global_tokens_so_far() {
   std::int64_t mine = 0;
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(micro_batch),
-                                   config.micro_batch_size * model.tokens_per_sample);
-  const auto* tokens = static_cast<const std::int64_t*>(scalars.data()) + config.accumulation_steps;
-  runtime.device().copy_to_host(compute, counts.data(), tokens, micro_batch * 8);
-  compute.synchronize();
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(engine.micro_batch),
+                                   engine.config.micro_batch_size * engine.model.tokens_per_sample);
+  engine.runtime.device().copy_to_host(engine.compute, counts.data(), engine.scalars.tokens(),
+                                       engine.micro_batch * 8);
+  engine.compute.synchronize();
   for (const std::int64_t count : counts) mine += count;
-  shard.all_reduce(&mine, 1, DataType::int64, ReduceOperation::sum, access_label("tokens")).wait();
+  engine.shard.all_reduce(&mine, 1, DataType::int64, ReduceOperation::sum, access_label("tokens")).wait();
   return mine;
 }
 
 std::vector<float> Engine::read_gradient(std::string_view name) {
-  return impl_->guarded([&] { return impl_->gradient_of(name); });
+  return impl_->guarded([&] { return Impl::StateAccess{*impl_}.gradient_of(name); });
 }
 
-std::vector<float> Engine::Impl::gradient_of(std::string_view name) {
-  const int index = find_tensor(name);
-  const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
+std::vector<float> Engine::Impl::StateAccess::gradient_of(std::string_view name) {
+  const int index = engine.find_tensor(name);
+  const TensorState& tensor = engine.tensors[static_cast<std::size_t>(index)];
   if (tensor.frozen) throw InvalidArgument("tensor " + tensor.name + " is frozen and has no gradient");
-  require(
-      in_step && !in_micro_batch && micro_batch > 0,
+  engine.require(
+      engine.in_step && !engine.in_micro_batch && engine.micro_batch > 0,
       "read_gradient(" + tensor.name + ") outside a step: call it after end_micro_batch() and before step()");
-  UnitState& unit = units[static_cast<std::size_t>(tensor.unit)];
+  UnitState& unit = engine.units[static_cast<std::size_t>(tensor.unit)];
   FlatState& flat = unit.trainable;
-  const ElementRange mine = flat.layout.shard_range(rank);
-  const DataType accumulation = config.precision.accumulation;
-  compute.wait(unit.reduced);
+  const ElementRange mine = flat.layout.shard_range(engine.rank);
+  const DataType accumulation = engine.config.precision.accumulation;
+  engine.compute.wait(unit.reduced);
   std::vector<float> values;
   const auto from_device = [&](const void* memory_of_mine) {
     return [this, mine, accumulation, memory_of_mine](ElementRange range, void* to) {
-      read_from(
+      engine.read_from(
           to,
           static_cast<const std::byte*>(memory_of_mine) + (range.begin - mine.begin) * size_of(accumulation),
           range.size() * size_of(accumulation), false);
     };
   };
-  if (policy == ReductionPolicy::boundary && micro_batch < config.accumulation_steps) {
+  if (engine.policy == ReductionPolicy::boundary && engine.micro_batch < engine.config.accumulation_steps) {
     // Nothing has been reduced yet: reduce a copy, as the boundary would.
     const std::int64_t whole = flat.layout.padded_elements();
-    const DataType wire = config.precision.wire;
-    Buffer rounded(memory, whole * size_of(wire), Category::other, "read_gradient");
-    Buffer sum(memory, mine.size() * size_of(accumulation), Category::other, "read_gradient");
+    const DataType wire = engine.config.precision.wire;
+    Buffer rounded(engine.memory, whole * size_of(wire), Category::other, "read_gradient");
+    Buffer sum(engine.memory, mine.size() * size_of(accumulation), Category::other, "read_gradient");
     const TensorView sent{rounded.data(), wire, Shape{whole}};
-    kernels::cast(compute, {flat.gradients_data(), accumulation, Shape{whole}}, sent);
+    kernels::cast(engine.compute, {flat.gradients_data(), accumulation, Shape{whole}}, sent);
     OrderedSumOptions options;
-    options.group_size = reduction_group;
-    const std::vector<Event> ready{compute.record()};
-    shard
+    options.group_size = engine.reduction_group;
+    const std::vector<Event> ready{engine.compute.record()};
+    engine.shard
         .reduce_scatter(sent.data, wire, sum.data(), accumulation, mine.size(), options, ready,
                         access_label(tensor.name, Tier::device))
         .wait();
     values = gather_tensor(index, accumulation, mine, from_device(sum.data()));
   } else if (flat.gradients) {
-    values = gather_tensor(index, accumulation, mine, from_device(gradients_shard(flat)));
+    values = gather_tensor(index, accumulation, mine, from_device(engine.residency.gradients_shard(flat)));
   } else {
     // Sent home, as the step has one micro-batch.
     flat.gradients_home.wait();
-    const std::int64_t first = optimizer_range(flat).begin;
+    const std::int64_t first = engine.residency.optimizer_range(flat).begin;
     values = gather_tensor(index, accumulation, mine, [&](ElementRange range, void* to) {
-      read_from(to,
-                static_cast<const std::byte*>(flat.host_gradients.data()) +
-                    (range.begin - first) * size_of(accumulation),
-                range.size() * size_of(accumulation), true);
+      engine.read_from(to,
+                       static_cast<const std::byte*>(flat.host_gradients.data()) +
+                           (range.begin - first) * size_of(accumulation),
+                       range.size() * size_of(accumulation), true);
     });
   }
   const std::int64_t tokens = global_tokens_so_far();
-  const double unscale =
-      tokens > 0 ? std::ldexp(1.0, loss_exponent) / (scaler.scale() * static_cast<double>(tokens)) : 0.0;
+  const double unscale = tokens > 0 ? std::ldexp(1.0, engine.loss_exponent) /
+                                          (engine.scaler.scale() * static_cast<double>(tokens))
+                                    : 0.0;
   for (float& value : values) value = static_cast<float>(value * unscale);
   return values;
 }
 
-/// Digest over all ranks; `with_state` adds the optimizer state under indices behind the weights'.
-kernels::Digest Engine::Impl::digest(bool with_state) {
+kernels::Digest Engine::Impl::StateAccess::digest(bool with_state) {
   // In the workspace, which nothing uses between steps, so that a digest never makes the peak.
   constexpr auto sum_bytes = static_cast<std::int64_t>(3 * sizeof(kernels::Digest));
   Buffer instead;
-  if (workspace_buffer.bytes() < sum_bytes) instead = Buffer(memory, sum_bytes, Category::other, "digest");
-  void* const sums = instead ? instead.data() : workspace_buffer.data();
-  kernels::fill_zero(compute, {sums, DataType::uint8, Shape{sum_bytes}});
+  if (engine.workspace_buffer.bytes() < sum_bytes)
+    instead = Buffer(engine.memory, sum_bytes, Category::other, "digest");
+  void* const sums = instead ? instead.data() : engine.workspace_buffer.data();
+  kernels::fill_zero(engine.compute, {sums, DataType::uint8, Shape{sum_bytes}});
   auto* own = static_cast<kernels::Digest*>(sums);
   kernels::Digest* weights_copy = own + 1;  // of everything this rank holds whole: must agree over ranks
   kernels::Digest* state_copy = own + 2;
-  const auto tensor_count = static_cast<std::uint64_t>(tensors.size());
-  const DataType compute_dtype = config.precision.compute;
+  const auto tensor_count = static_cast<std::uint64_t>(engine.tensors.size());
+  const DataType compute_dtype = engine.config.precision.compute;
   kernels::Digest host_sums[3];  // of what lives in host memory
   const auto tensor_of = [&](const FlatState& flat, const TensorPiece& piece) -> const TensorState& {
-    return tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
+    return engine.tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
   };
   const auto add_parameters = [&](const FlatState& flat, ElementRange range, kernels::Digest* target) {
     for (const TensorPiece& piece : flat.layout.pieces(range)) {
       const TensorState& tensor = tensor_of(flat, piece);
-      const void* values =
-          at(flat, flat.parameters.data(), whole_parameters(), piece.buffer_begin, compute_dtype);
-      kernels::add_digest(compute, {values, compute_dtype, Shape{piece.elements}}, tensor.model_index,
+      const void* values = engine.residency.parameters_at(flat, piece.buffer_begin);
+      kernels::add_digest(engine.compute, {values, compute_dtype, Shape{piece.elements}}, tensor.model_index,
                           piece.tensor_begin, target);
     }
   };
@@ -304,28 +331,28 @@ kernels::Digest Engine::Impl::digest(bool with_state) {
         kernels::add_digest(*stretch.stream,
                             {stretch.master + skipped * size_of(DataType::float32), DataType::float32, shape},
                             tensor.model_index, piece.tensor_begin, target);
-        for (std::size_t s = 0; with_state && s < state_tensors.size(); ++s) {
-          const DataType dtype = state_tensors[s].dtype;
+        for (std::size_t s = 0; with_state && s < engine.state_tensors.size(); ++s) {
+          const DataType dtype = engine.state_tensors[s].dtype;
           kernels::add_digest(*stretch.stream, {stretch.state[s] + skipped * size_of(dtype), dtype, shape},
                               tensor.model_index + (s + 1) * tensor_count, piece.tensor_begin, target);
         }
       }
     };
     if (flat.optimizer_tier == OffloadTier::none) {
-      if (!range.empty()) add(stretch_of(unit, range));
+      if (!range.empty()) add(engine.stretch_of(unit, range));
     } else {
-      visit_state(unit, range, Access::read, add);
+      engine.visit_state(unit, range, Access::read, add);
     }
   };
   std::vector<std::byte> frozen;
-  for (UnitState& unit : units) {
+  for (UnitState& unit : engine.units) {
     for (FlatState* flat : {&unit.trainable, &unit.frozen}) {
       if (flat->layout.padded_elements() == 0) continue;
-      compute.wait(flat->filled);
-      if (offloaded(unit)) compute.wait(unit.shard_ready);
+      engine.compute.wait(flat->filled);
+      if (engine.residency.offloaded(unit)) engine.compute.wait(unit.shard_ready);
       const bool trainable = flat == &unit.trainable;
       const ElementRange whole{0, flat->layout.padded_elements()};
-      const ElementRange mine = flat->layout.shard_range(rank);
+      const ElementRange mine = flat->layout.shard_range(engine.rank);
       if (trainable) {
         add_state(unit, mine, 0);
       } else if (flat->parameters_tier == OffloadTier::none) {
@@ -333,14 +360,15 @@ kernels::Digest Engine::Impl::digest(bool with_state) {
       } else {
         for (const TensorPiece& piece : flat->layout.pieces(mine)) {
           frozen.assign(static_cast<std::size_t>(piece.elements * size_of(compute_dtype)), std::byte{0});
-          read_parameters(*flat, {piece.buffer_begin, piece.buffer_begin + piece.elements}, frozen.data());
-          kernels::add_digest(*offload->host, {frozen.data(), compute_dtype, Shape{piece.elements}},
+          engine.read_parameters(*flat, {piece.buffer_begin, piece.buffer_begin + piece.elements},
+                                 frozen.data());
+          kernels::add_digest(*engine.offload->host, {frozen.data(), compute_dtype, Shape{piece.elements}},
                               tensor_of(*flat, piece).model_index, piece.tensor_begin, host_sums);
-          offload->host->synchronize();
+          engine.offload->host->synchronize();
         }
       }
-      if (ranks > 1 && whole_parameters()) add_parameters(*flat, whole, weights_copy);
-      if (ranks > 1 && whole_optimizer()) {
+      if (engine.ranks > 1 && engine.residency.whole_parameters()) add_parameters(*flat, whole, weights_copy);
+      if (engine.ranks > 1 && engine.residency.whole_optimizer()) {
         if (trainable) {
           add_state(unit, whole, 2);
         } else {
@@ -350,15 +378,16 @@ kernels::Digest Engine::Impl::digest(bool with_state) {
     }
   }
   kernels::Digest host[3];
-  runtime.device().copy_to_host(compute, host, sums, sizeof(host));
-  compute.synchronize();
+  engine.runtime.device().copy_to_host(engine.compute, host, sums, sizeof(host));
+  engine.compute.synchronize();
   for (int i = 0; i < 3; ++i) host[i] += host_sums[i];
-  std::vector<kernels::Digest> all(3 * static_cast<std::size_t>(ranks));
-  for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r)
+  std::vector<kernels::Digest> all(3 * static_cast<std::size_t>(engine.ranks));
+  for (std::size_t r = 0; r < static_cast<std::size_t>(engine.ranks); ++r)
     std::memcpy(&all[3 * r], host, sizeof(host));
-  shard.all_gather(host, all.data(), sizeof(host), DataType::uint8, 0, {}, access_label("digest")).wait();
+  engine.shard.all_gather(host, all.data(), sizeof(host), DataType::uint8, 0, {}, access_label("digest"))
+      .wait();
   kernels::Digest total;
-  for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r) {
+  for (std::size_t r = 0; r < static_cast<std::size_t>(engine.ranks); ++r) {
     total += all[3 * r];
     if (!(all[3 * r + 1] == all[1]) || !(all[3 * r + 2] == all[2])) {
       throw CommunicationError("replicas differ: rank " + std::to_string(r) + " holds other " +
@@ -369,10 +398,10 @@ kernels::Digest Engine::Impl::digest(bool with_state) {
 }
 
 kernels::Digest Engine::weights_digest() {
-  return impl_->guarded([&] { return impl_->digest(false); });
+  return impl_->guarded([&] { return Impl::StateAccess{*impl_}.digest(false); });
 }
 kernels::Digest Engine::state_digest() {
-  return impl_->guarded([&] { return impl_->digest(true); });
+  return impl_->guarded([&] { return Impl::StateAccess{*impl_}.digest(true); });
 }
 
 }  // namespace tranche

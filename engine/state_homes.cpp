@@ -10,16 +10,15 @@
 namespace tranche {
 
 /// Of state that lives in memory: device or host.
-Engine::Impl::Stretch Engine::Impl::stretch_of(UnitState& unit, ElementRange range) {
+Stretch Engine::Impl::stretch_of(UnitState& unit, ElementRange range) {
   FlatState& flat = unit.trainable;
   Stretch stretch;
   stretch.range = range;
   stretch.on_host = flat.optimizer_tier == OffloadTier::cpu;
   stretch.stream = stretch.on_host ? offload->host.get() : &compute;
-  stretch.master = static_cast<std::byte*>(master_view(flat, range.begin, range.size()).data);
+  stretch.master = residency.master_at(flat, range.begin);
   for (std::size_t s = 0; s < state_tensors.size(); ++s) {
-    stretch.state.push_back(
-        at(flat, flat.state[s].data(), whole_optimizer(), range.begin, state_tensors[s].dtype));
+    stretch.state.push_back(residency.state_at(flat, s, state_tensors[s].dtype, range.begin));
   }
   return stretch;
 }
@@ -36,14 +35,15 @@ void Engine::Impl::visit_state(UnitState& unit, ElementRange range, Access acces
     return;
   }
   // A checkpoint under way holds what there was when it began.
-  if (access != Access::read && saving) (void)hand_over_tiles(std::numeric_limits<double>::infinity());
+  if (access != Access::read && saving)
+    (void)saving->hand_over_tiles(std::numeric_limits<double>::infinity());
   Stretch stretch;
   Offloading& off = *offload;
   if (off.reading_ahead) {  // between the last micro-batch and step(): the step begins its pass anew
     off.ring->abandon();
     off.reading_ahead = false;
   }
-  const ElementRange kept = optimizer_range(flat);
+  const ElementRange kept = residency.optimizer_range(flat);
   const TileRegion& region = flat.tiles;
   const std::int64_t first = (range.begin - kept.begin) / region.tile_elements;
   const std::int64_t last = (range.end - 1 - kept.begin) / region.tile_elements;
@@ -97,7 +97,7 @@ void Engine::Impl::write_to(void* to, const void* from, std::int64_t bytes, bool
 void Engine::Impl::read_parameters(FlatState& flat, ElementRange range, void* to) {
   const DataType dtype = config.precision.compute;
   const std::int64_t bytes = range.size() * size_of(dtype);
-  const std::int64_t first = whole_parameters() ? 0 : flat.layout.shard_range(rank).begin;
+  const std::int64_t first = residency.whole_parameters() ? 0 : flat.layout.shard_range(rank).begin;
   const std::int64_t skipped = (range.begin - first) * size_of(dtype);
   flat.filled.wait();
   if (offload) offload->host->synchronize();
@@ -115,7 +115,7 @@ void Engine::Impl::read_parameters(FlatState& flat, ElementRange range, void* to
 void Engine::Impl::write_parameters(FlatState& flat, ElementRange range, const void* from) {
   const DataType dtype = config.precision.compute;
   const std::int64_t bytes = range.size() * size_of(dtype);
-  const std::int64_t first = whole_parameters() ? 0 : flat.layout.shard_range(rank).begin;
+  const std::int64_t first = residency.whole_parameters() ? 0 : flat.layout.shard_range(rank).begin;
   const std::int64_t skipped = (range.begin - first) * size_of(dtype);
   flat.filled.wait();
   if (offload) offload->host->synchronize();

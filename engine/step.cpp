@@ -6,42 +6,23 @@
 #include <utility>
 
 #include "tranche/core/clock.h"
+#include "tranche/engine/gathering.h"
 #include "tranche/engine/offloading.h"
+#include "tranche/engine/saving.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche {
 
-namespace {
-
-std::map<std::string, TrafficCount> difference(const std::map<std::string, TrafficCount>& after,
-                                               const std::map<std::string, TrafficCount>& before) {
-  std::map<std::string, TrafficCount> result = after;
-  for (auto& [operation, count] : result) {
-    const auto found = before.find(operation);
-    if (found == before.end()) continue;
-    count.calls -= found->second.calls;
-    count.elements -= found->second.elements;
-    count.bytes -= found->second.bytes;
-  }
-  std::erase_if(result, [](const auto& entry) { return entry.second.calls == 0; });
-  return result;
-}
-
-}  // namespace
-
-Engine::Impl::UpdateMemory Engine::Impl::device_memory(const FlatState& flat, ElementRange range) const {
-  const DataType compute_dtype = config.precision.compute;
+UpdateMemory Engine::Impl::device_memory(const FlatState& flat, ElementRange range) const {
   UpdateMemory memory_of;
   memory_of.range = range;
-  memory_of.gradient =
-      at(flat, flat.gradients_data(), whole_gradients(), range.begin, config.precision.accumulation);
-  memory_of.master = static_cast<std::byte*>(master_view(flat, range.begin, range.size()).data);
+  memory_of.gradient = residency.gradients_at(flat, range.begin);
+  memory_of.master = residency.master_at(flat, range.begin);
   for (std::size_t s = 0; s < state_tensors.size(); ++s) {
-    memory_of.state.push_back(
-        at(flat, flat.state[s].data(), whole_optimizer(), range.begin, state_tensors[s].dtype));
+    memory_of.state.push_back(residency.state_at(flat, s, state_tensors[s].dtype, range.begin));
   }
   if (flat.master) {
-    memory_of.weight = at(flat, flat.parameters.data(), whole_parameters(), range.begin, compute_dtype);
+    memory_of.weight = residency.parameters_at(flat, range.begin);
   }
   return memory_of;
 }
@@ -77,16 +58,17 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
                                                 std::vector<double>& optimizer_sums, double& total_squares) {
   const std::size_t unit_count = units.size();
   const std::int64_t micro_batches = config.accumulation_steps;
-  auto* losses = static_cast<double*>(scalars.data());
-  auto* token_counts = reinterpret_cast<std::int64_t*>(losses + micro_batches);
-  auto* statistics = reinterpret_cast<kernels::GradientStatistics*>(token_counts + micro_batches);
+  const double* losses = scalars.losses();
+  const std::int64_t* token_counts = scalars.tokens();
+  kernels::GradientStatistics* statistics = scalars.statistics();
 
   for (std::size_t u = 0; u < unit_count; ++u) {
     FlatState& flat = units[u].trainable;
     if (flat.optimizer_tier != OffloadTier::none) continue;  // taken when G left
     kernels::GradientStatistics* target = statistics + u;
     kernels::gradient_statistics(
-        compute, {gradients_shard(flat), config.precision.accumulation, Shape{flat.layout.shard_elements()}},
+        compute,
+        {residency.gradients_shard(flat), config.precision.accumulation, Shape{flat.layout.shard_elements()}},
         target, {workspace_buffer.data(), workspace_buffer.bytes()});
   }
   // Defaults stay in place where no kernel writes (the meta device): norm one, clean flags, nominal tokens.
@@ -117,7 +99,7 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
     }
   }
   mine.sequence_hash = shard.sequence_hash();
-  mine.save_at_rest = save_at_rest() ? 1 : 0;
+  mine.save_at_rest = saving->at_rest() ? 1 : 0;
   mine.stop_requested = stop_wanted.load(std::memory_order_relaxed) ? 1 : 0;
 
   // One exchange carries everything: [sums of squares per unit][optimizer statistics][record]. Without peers
@@ -183,7 +165,7 @@ std::vector<double> Engine::Impl::collect_optimizer_statistics(const OptimizerSt
       offload->host->wait(flat.gradients_home);
       kept.gradient =
           static_cast<std::byte*>(flat.host_gradients.data()) +
-          (kept.range.begin - optimizer_range(flat).begin) * size_of(config.precision.accumulation);
+          (kept.range.begin - residency.optimizer_range(flat).begin) * size_of(config.precision.accumulation);
     }
     for_each_piece(flat, kept, [&](const ShardView& view, int tensor) {
       double* target = on_host ? host_sums.data() : device_sums;
@@ -211,9 +193,9 @@ StepResult Engine::Impl::finish_step() {
   set_phase("step");
   end_pass();  // refuses while the model still holds memory of the step: before anything has changed
   for (UnitState& unit : units) {
-    wait_for_event(unit.reduced, &exposed_reduce);
+    exposed.wait_for(unit.reduced, Exposed::reduce);
     if (unit.trainable.optimizer_tier != OffloadTier::none) {
-      wait_for_event(unit.trainable.gradients_home, &exposed_offload);
+      exposed.wait_for(unit.trainable.gradients_home, Exposed::offload);
     }
   }
   const Event gradients_arrived = compute.record();
@@ -274,9 +256,9 @@ StepResult Engine::Impl::finish_step() {
   optimizer_step.apply = result.applied;
 
   // A skipped step issues the same work, masked: memory and traffic never depend on data.
-  send_arguments(optimizer_step);
+  arguments.send(runtime.device(), compute, *optimizer, optimizer_step);
   // What is updated elsewhere goes on while the device updates its own.
-  update_offloaded(optimizer_step, optimizer_sums);
+  if (offload) offload->update(optimizer_step, optimizer_sums);
   for (UnitState& unit : units) update_unit(unit, optimizer_step, optimizer_sums);
   for (UnitState& unit : units) {
     if (unit.trainable.optimizer_tier != OffloadTier::none) gather_updated(unit);
@@ -302,14 +284,13 @@ StepResult Engine::Impl::finish_step() {
   in_step = false;
   for (UnitState& unit : units) unit.accumulated = false;
 
-  settle_exposed_waits();
-  result.exposed_gather_seconds = std::exchange(exposed_gather, 0.0);
-  result.exposed_reduce_seconds = std::exchange(exposed_reduce, 0.0);
-  result.exposed_offload_seconds = std::exchange(exposed_offload, 0.0);
-  report_offload(result);
-  recorded_gather_elements = std::exchange(step_gathered_elements, 0);
-  step_traffic = difference(shard.meter().counts(Traffic::data), traffic_before);
-  step_control_traffic = difference(shard.meter().counts(Traffic::control), control_before);
+  exposed.settle();
+  result.exposed_gather_seconds = exposed.take(Exposed::gather);
+  result.exposed_reduce_seconds = exposed.take(Exposed::reduce);
+  result.exposed_offload_seconds = exposed.take(Exposed::offload);
+  if (offload) offload->report(result);
+  recorded_gather_elements = std::exchange(gathering->step_elements, 0);
+  traffic.end(shard.meter());
   if (train_passes == 2) {
     // The layout of the step is settled: what the first two passes took beside it goes back.
     runtime.device().release_unused();
@@ -317,7 +298,7 @@ StepResult Engine::Impl::finish_step() {
       if (unit.update && !unit.update->problem().empty()) runtime.log().warning(unit.update->problem());
     }
   }
-  look_after_saving(records, result);
+  saving->look_after(records, result);
   const double now = seconds_now();
   result.seconds = now - step_started;
   result.between_seconds = between_steps;
@@ -338,35 +319,22 @@ StepResult Engine::Impl::finish_step() {
   return result;
 }
 
-void Engine::Impl::send_arguments(const OptimizerStep& step) {
-  const auto stride = static_cast<std::size_t>(argument_stride());
-  if (stride == 0) return;
-  std::vector<std::byte> arguments(group_table.size() * stride);
-  for (std::size_t g = 0; g < group_table.size(); ++g) {
-    optimizer->write_arguments(step, group_table[g], arguments.data() + g * stride);
-  }
-  runtime.device().copy_from_host(compute, arguments_buffer.data(), arguments.data(),
-                                  static_cast<std::int64_t>(arguments.size()));
-}
-
 void Engine::Impl::update_unit(UnitState& unit, const OptimizerStep& step,
                                std::span<const double> optimizer_sums) {
   FlatState& flat = unit.trainable;
   if (flat.layout.tensors() == 0 || flat.optimizer_tier != OffloadTier::none) return;
   compute.wait(flat.filled);  // peers read the old weights of this shard, also of units that nobody held
-  const ElementRange kept = optimizer_range(flat);
+  const ElementRange kept = residency.optimizer_range(flat);
   if (unit.update) {
-    const auto* arguments = static_cast<const std::byte*>(arguments_buffer.data());
-    const std::int64_t stride = argument_stride();
     unit.update->run(compute, [&] {
       for_each_piece(flat, device_memory(flat, kept), [&](const ShardView& view, int tensor) {
         const std::size_t group = tensors[static_cast<std::size_t>(tensor)].group_index;
-        optimizer->apply_with(compute, arguments + static_cast<std::int64_t>(group) * stride, view);
+        optimizer->apply_with(compute, arguments.of(group), view);
       });
     });
-  } else if (offloaded(unit)) {
+  } else if (residency.offloaded(unit)) {
     UpdateMemory all = device_memory(flat, kept);
-    update_stretch(unit, {kept, all.master, all.state, &compute, false}, step, optimizer_sums);
+    offload->update_stretch(unit, {kept, all.master, all.state, &compute, false}, step, optimizer_sums);
     return;
   } else {
     const auto per_tensor = static_cast<std::size_t>(optimizer->statistics_per_tensor());

@@ -1,0 +1,46 @@
+#pragma once
+/// Internal: how long the compute stream waited for others, which is the part of their work that computation
+/// did not hide. Not installed for users.
+
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include "tranche/device/event.h"
+#include "tranche/device/stream.h"
+
+namespace tranche {
+
+/// What was waited for.
+enum class Exposed { gather, reduce, offload };
+
+class ExposedTime {
+ public:
+  /// `compute` outlives it.
+  explicit ExposedTime(Stream& compute) : compute_(compute) {}
+
+  /// Has the compute stream wait for a collective's or a copy's event; the time that this costs is known once
+  /// the device has passed both points. Rethrows the event's failure.
+  void wait_for(const Event& event, Exposed what);
+  /// The device has passed all that was waited for: adds up what it cost.
+  void settle();
+  /// Seconds settled since it was last taken.
+  double take(Exposed what);
+  /// Forgets everything, also what is not settled.
+  void clear();
+
+ private:
+  struct Wait {
+    Event
+        arrived;  ///< where the compute stream began to wait; without a time of its own where work is inline
+    double issued = 0;
+    Event awaited;
+    Exposed what;
+  };
+
+  Stream& compute_;
+  std::vector<Wait> waits_;
+  std::array<double, 3> seconds_{};
+};
+
+}  // namespace tranche

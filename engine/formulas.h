@@ -1,0 +1,59 @@
+#pragma once
+/// Internal: what an engine's state takes and moves, from its layouts and configuration alone. Not installed
+/// for users.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tranche/engine/engine.h"
+#include "tranche/engine/residency.h"
+
+namespace tranche {
+
+class StateFormulas {
+ public:
+  using Bytes = Engine::StateBytes;
+
+  /// What it is given outlives it; it looks at it when asked.
+  StateFormulas(const Config& config, const ModelSpec& model, const std::vector<UnitState>& units,
+                const std::vector<OptimizerStateTensor>& state_tensors, const Residency& residency, int rank,
+                int ranks)
+      : config_(config),
+        model_(model),
+        units_(units),
+        state_tensors_(state_tensors),
+        residency_(residency),
+        rank_(rank),
+        ranks_(ranks) {}
+
+  Bytes bytes() const;
+  /// "1.2 GiB on the device + 3.4 GiB in host memory", empty tiers left out.
+  static std::string by_tier(const Bytes& bytes);
+  /// Model state of this rank at another stage plus the slots that a step of it holds at once; an estimate
+  /// for telling when a stage does not pay.
+  std::int64_t resident_bytes(int of_stage) const;
+  /// What the stages would take, as a sentence for errors; with offload what this one takes where.
+  std::string stages_for_comparison() const;
+  /// Bytes of a step by the formula, the disk's padding not included; as the model gathers when it says so,
+  /// else twice a micro-batch.
+  OffloadTraffic offload() const;
+  /// Lines of the start-up table about offload: what moves, the disk (`swap_file` describes it; empty: none),
+  /// bytes of a step.
+  std::vector<std::pair<std::string, std::string>> offload_rows(const std::string& swap_file) const;
+  /// Padded elements that one micro-batch gathers in stage 3 by what the model declares; -1: not known.
+  std::int64_t declared_gathers() const;
+  /// Padded elements of all units.
+  std::int64_t gathered_elements() const;
+
+ private:
+  const Config& config_;
+  const ModelSpec& model_;
+  const std::vector<UnitState>& units_;
+  const std::vector<OptimizerStateTensor>& state_tensors_;
+  const Residency& residency_;
+  int rank_, ranks_;
+};
+
+}  // namespace tranche

@@ -1,0 +1,27 @@
+#pragma once
+/// Internal: a rank's state as the sections of a checkpoint name it. Not installed for users.
+
+#include <vector>
+
+#include "tranche/checkpoint/format.h"
+#include "tranche/engine/stretch.h"
+#include "tranche/engine/unit_state.h"
+
+namespace tranche {
+
+struct Kept {
+  void* data = nullptr;  ///< of element range.begin
+  DataType dtype = DataType::float32;
+  ElementRange range;  ///< of the unit's flat buffer
+};
+/// A section's part of a stretch (of trainable tensors).
+Kept section_of(const Stretch& stretch, const checkpoint::SectionRecord& section,
+                const std::vector<OptimizerStateTensor>& state_tensors);
+
+/// Of everything that the engine keeps, over `ranks`.
+checkpoint::Layout checkpoint_layout(const std::vector<UnitState>& units,
+                                     const std::vector<TensorState>& tensors,
+                                     const std::vector<OptimizerStateTensor>& state_tensors, DataType compute,
+                                     int ranks);
+
+}  // namespace tranche

@@ -1,0 +1,30 @@
+#pragma once
+/// Internal: elements of a unit's state in memory, wherever that is. Not installed for users.
+
+#include <cstddef>
+#include <vector>
+
+#include "tranche/device/stream.h"
+#include "tranche/partition/flat_layout.h"
+
+namespace tranche {
+
+/// A stretch of a unit's master weights and optimizer state: each the address of element range.begin.
+struct Stretch {
+  ElementRange range;
+  std::byte* master = nullptr;
+  std::vector<std::byte*> state;
+  Stream* stream = nullptr;  ///< for kernels that work on it
+  bool on_host = false;
+};
+
+/// The same as an update sees it.
+struct UpdateMemory {
+  ElementRange range;
+  std::byte* gradient = nullptr;
+  std::byte* master = nullptr;
+  std::vector<std::byte*> state;
+  std::byte* weight = nullptr;  ///< null: master is the weight
+};
+
+}  // namespace tranche
