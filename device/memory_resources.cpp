@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tranche/core/clock.h"
+#include "tranche/core/csv.h"
 #include "tranche/core/error.h"
 
 namespace tranche {
@@ -231,16 +232,6 @@ StatisticsResource::Counter StatisticsResource::pop() {
 // ---- log
 
 namespace {
-
-std::string csv_field(std::string_view text) {
-  if (text.find_first_of(",\"\n\r") == std::string_view::npos) return std::string(text);
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"') quoted += '"';
-    quoted += c;
-  }
-  return quoted + '"';
-}
 
 std::string log_line(std::string_view action, Tier tier, const AllocationRequest& request,
                      const void* pointer) {

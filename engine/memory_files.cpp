@@ -9,6 +9,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "tranche/core/csv.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/memory_profile_impl.h"
 
@@ -47,16 +48,6 @@ std::string_view name_of_kind(Kind kind) {
 
 std::int64_t change_of(const MemoryEvent& event) {
   return event.kind == Kind::allocated || event.kind == Kind::occupied ? event.bytes : -event.bytes;
-}
-
-std::string csv_field(std::string_view text) {
-  if (text.find_first_of(",\"\n\r") == std::string_view::npos) return std::string(text);
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"') quoted += '"';
-    quoted += c;
-  }
-  return quoted + '"';
 }
 
 /// Texts may hold any bytes; what is not UTF-8 is replaced.
