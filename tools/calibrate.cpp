@@ -34,12 +34,6 @@ constexpr double steps_share = 0.45, products_share = 0.3, collectives_share = 0
 constexpr int passes = 3;
 constexpr std::int64_t copied_bytes = std::int64_t{32} << 20;
 
-double thread_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 void measure_link(Machine& machine, double seconds) {
   const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, 1});
   HostLink link(*device);
@@ -102,10 +96,6 @@ std::vector<int> groups_of(int ranks) {
 constexpr OperationLabel calibrating{"calibration", "calibrate", Traffic::control};
 
 }  // namespace
-
-double (*clock_of(int threads))() {
-  return threads == 1 ? &thread_seconds : &seconds_now;
-}
 
 ComputeShare measure_share(Communicator& group, int threads, double seconds) {
   ComputeShare share;

@@ -14,9 +14,6 @@ namespace tranche::tools {
 /// Collective under mpirun. Measures and writes --out from rank 0; returns the exit status.
 int run_calibrate(const Options& options, const Output& output);
 
-/// What kernels of so many threads are timed by: one thread's own processor time, so that a machine which
-/// does other things at the same time measures nearly the same; else what passes.
-double (*clock_of(int threads))();
 /// Collective over `group`, the ranks of a node that are to share it. Products, memory and the kernels of
 /// probing steps, with `threads` of each rank, within about so many seconds.
 ComputeShare measure_share(Communicator& group, int threads, double seconds);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <ctime>
 #include <utility>
 
 #include "tranche/core/clock.h"
@@ -11,12 +12,17 @@
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/kernels/reduction.h"
-#include "tranche/tools/calibrate.h"
 #include "tranche/tools/calibration_statistics.h"
 
 namespace tranche::tools {
 
 namespace {
+
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 /// Operands walk through so many bytes, so that none is found in a cache because it was just used.
 constexpr std::int64_t pool_bytes = std::int64_t{48} << 20;
@@ -108,6 +114,10 @@ struct SingleKernel {
 };
 
 }  // namespace
+
+double (*clock_of(int threads))() {
+  return threads == 1 ? &thread_seconds : &seconds_now;
+}
 
 double time_calls(double seconds, const std::function<void()>& call, double (*now)()) {
   std::vector<double> taken;

@@ -11,6 +11,10 @@
 
 namespace tranche::tools {
 
+/// What kernels of so many threads are timed by: one thread's own processor time, so that a machine which
+/// does other things at the same time measures nearly the same; else what passes.
+double (*clock_of(int threads))();
+
 /// Seconds of a call, by `now`: the median of as many as fit into `seconds`, at least one; the first of
 /// several is not counted.
 double time_calls(double seconds, const std::function<void()>& call, double (*now)() = &seconds_now);

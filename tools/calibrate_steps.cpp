@@ -13,6 +13,7 @@
 #include "tranche/engine/runtime.h"
 #include "tranche/models/gpt.h"
 #include "tranche/tools/calibrate.h"
+#include "tranche/tools/calibrate_kernels.h"
 #include "tranche/tools/calibration_statistics.h"
 
 namespace tranche::tools {
