@@ -1,4 +1,5 @@
 #include "tranche/core/shape.h"
+#include "tranche/tests/core/error_text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,20 +10,11 @@
 namespace tranche {
 namespace {
 
+using test::message_of;
 using testing::HasSubstr;
 
 constexpr std::int64_t max64 = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t min64 = std::numeric_limits<std::int64_t>::min();
-
-template <typename Function>
-std::string message_of(Function&& function) {
-  try {
-    function();
-  } catch (const InvalidArgument& error) {
-    return error.message();
-  }
-  return "nothing was thrown";
-}
 
 TEST(Shape, ScalarHasOneElement) {
   const Shape scalar;
@@ -55,15 +47,23 @@ TEST(Shape, EmptyWhereverTheZeroStands) {
 }
 
 TEST(Shape, RefusesWhatCannotBe) {
-  EXPECT_THAT(message_of([] { Shape{2, -1}; }), HasSubstr("shape [2, -1] has a negative extent"));
-  EXPECT_THAT(message_of([] { Shape{1, 1, 1, 1, 1, 1, 1}; }),
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                Shape{2, -1};
+              }),
+              HasSubstr("shape [2, -1] has a negative extent"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { Shape{1, 1, 1, 1, 1, 1, 1}; }),
               HasSubstr("has 7 dimensions; at most 6 are supported"));
-  EXPECT_THAT(message_of([] { Shape{max64, 2}; }), HasSubstr("has more than 1152921504606846975 elements"));
-  EXPECT_THAT(message_of([] { Shape{std::int64_t{1} << 60}; }), HasSubstr("has more than"));
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                Shape{max64, 2};
+              }),
+              HasSubstr("has more than 1152921504606846975 elements"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { Shape{std::int64_t{1} << 60}; }), HasSubstr("has more than"));
   EXPECT_EQ((Shape{(std::int64_t{1} << 60) - 1}).elements(), (std::int64_t{1} << 60) - 1);
   const Shape shape{2, 3};
-  EXPECT_THAT(message_of([&] { (void)shape[2]; }), HasSubstr("axis 2 is out of range for shape [2, 3]"));
-  EXPECT_THAT(message_of([&] { (void)shape[-1]; }), HasSubstr("axis -1 is out of range for shape [2, 3]"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { (void)shape[2]; }),
+              HasSubstr("axis 2 is out of range for shape [2, 3]"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { (void)shape[-1]; }),
+              HasSubstr("axis -1 is out of range for shape [2, 3]"));
 }
 
 TEST(CheckedArithmetic, AgreesOrThrows) {
@@ -72,12 +72,12 @@ TEST(CheckedArithmetic, AgreesOrThrows) {
   EXPECT_EQ(checked_multiply(min64, 1), min64);
   EXPECT_EQ(checked_add(max64 - 1, 1), max64);
   EXPECT_EQ(checked_add(min64, max64), -1);
-  EXPECT_EQ(message_of([] { (void)checked_multiply(max64, 2); }),
+  EXPECT_EQ(message_of<InvalidArgument>([] { (void)checked_multiply(max64, 2); }),
             "9223372036854775807 * 2 overflows 64-bit integers");
-  EXPECT_THAT(message_of([] { (void)checked_multiply(min64, -1); }), HasSubstr("overflows"));
-  EXPECT_EQ(message_of([] { (void)checked_add(max64, 1); }),
+  EXPECT_THAT(message_of<InvalidArgument>([] { (void)checked_multiply(min64, -1); }), HasSubstr("overflows"));
+  EXPECT_EQ(message_of<InvalidArgument>([] { (void)checked_add(max64, 1); }),
             "9223372036854775807 + 1 overflows 64-bit integers");
-  EXPECT_THAT(message_of([] { (void)checked_add(min64, -1); }), HasSubstr("overflows"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { (void)checked_add(min64, -1); }), HasSubstr("overflows"));
 }
 
 TEST(Narrow, KeepsWhatFitsAndThrowsOtherwise) {
@@ -85,13 +85,17 @@ TEST(Narrow, KeepsWhatFitsAndThrowsOtherwise) {
   EXPECT_EQ(narrow<std::uint8_t>(255), 255);
   EXPECT_EQ(narrow<std::int8_t>(-128), -128);
   EXPECT_EQ(narrow<std::uint64_t>(max64), static_cast<std::uint64_t>(max64));
-  EXPECT_EQ(message_of([] { (void)narrow<int>(std::int64_t{2147483648}); }),
+  EXPECT_EQ(message_of<InvalidArgument>([] { (void)narrow<int>(std::int64_t{2147483648}); }),
             "integer 2147483648 does not fit the target type");
-  EXPECT_THAT(message_of([] { (void)narrow<std::uint8_t>(256); }), HasSubstr("integer 256 does not fit"));
-  EXPECT_THAT(message_of([] { (void)narrow<std::uint8_t>(-1); }), HasSubstr("integer -1 does not fit"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { (void)narrow<std::uint8_t>(256); }),
+              HasSubstr("integer 256 does not fit"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { (void)narrow<std::uint8_t>(-1); }),
+              HasSubstr("integer -1 does not fit"));
   // The bits survive these two; only the sign does not.
-  EXPECT_THAT(message_of([] { (void)narrow<std::uint64_t>(std::int64_t{-1}); }), HasSubstr("does not fit"));
-  EXPECT_THAT(message_of([] { (void)narrow<std::int64_t>(~std::uint64_t{0}); }), HasSubstr("does not fit"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { (void)narrow<std::uint64_t>(std::int64_t{-1}); }),
+              HasSubstr("does not fit"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { (void)narrow<std::int64_t>(~std::uint64_t{0}); }),
+              HasSubstr("does not fit"));
 }
 
 TEST(Rounding, UpToMultiples) {

@@ -174,7 +174,7 @@ TEST_F(CudaCopies, FillsAreExact) {
 TEST_F(CudaCopies, PinnedMemoryIsNotOverrun) {
   Buffer host = memory(2 * mebibyte, Tier::host);
   Buffer a = memory(3 * mebibyte);
-  EXPECT_THAT(testing_support::text_of<InvalidArgument>(
+  EXPECT_THAT(testing_support::message_of<InvalidArgument>(
                   [&] { device().copy_to_host(compute(), host.data(), a.data(), 3 * mebibyte); }),
               HasSubstr("runs over its end"));
   compute().synchronize();

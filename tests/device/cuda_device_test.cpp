@@ -8,7 +8,7 @@ namespace tranche {
 namespace {
 
 using ::testing::HasSubstr;
-using testing_support::text_of;
+using testing_support::message_of;
 
 class CudaDevice : public testing_support::CudaTest {};
 
@@ -25,8 +25,9 @@ TEST_F(CudaDevice, SaysWhatItIs) {
   EXPECT_EQ(compute().name(), "compute");
   EXPECT_EQ(compute().threads(), 1);
   EXPECT_NE(compute().native_handle(), nullptr);
-  EXPECT_THAT(text_of<InvalidArgument>([&] { device().memory(Tier::nvme); }), HasSubstr("nvme"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { device().create_inline_stream("odd", 0); }), HasSubstr("'odd'"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { device().memory(Tier::nvme); }), HasSubstr("nvme"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { device().create_inline_stream("odd", 0); }),
+              HasSubstr("'odd'"));
 }
 
 TEST_F(CudaDevice, RanksBeyondTheGpusShareThem) {
@@ -102,17 +103,17 @@ TEST_F(CudaDevice, WhatIsNotOfThisDeviceIsRefused) {
   Buffer a = memory(16);
   char host[16] = {};
   EXPECT_THAT(
-      text_of<InvalidArgument>([&] { device().copy_to_host(cpu->compute_stream(), host, a.data(), 16); }),
+      message_of<InvalidArgument>([&] { device().copy_to_host(cpu->compute_stream(), host, a.data(), 16); }),
       HasSubstr("copy to host on stream 'compute' of kind cpu"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { device().copy_to_host(compute(), host, a.data(), -1); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { device().copy_to_host(compute(), host, a.data(), -1); }),
               HasSubstr("-1 bytes"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { device().copy_from_host(compute(), a.data(), host, -2); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { device().copy_from_host(compute(), a.data(), host, -2); }),
               HasSubstr("-2 bytes"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { device().fill_bytes(compute(), a.data(), 0, -3); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { device().fill_bytes(compute(), a.data(), 0, -3); }),
               HasSubstr("-3 bytes"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { wrap_stream(*cpu, nullptr, "mine"); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { wrap_stream(*cpu, nullptr, "mine"); }),
               HasSubstr("no cuda device"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { cuda_ordinal(*cpu); }), HasSubstr("no cuda device"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { cuda_ordinal(*cpu); }), HasSubstr("no cuda device"));
 }
 
 TEST_F(CudaDevice, AForeignStreamIsOneOrderWithItsWrapper) {

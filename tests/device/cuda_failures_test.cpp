@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing_support::text_of;
+using testing_support::message_of;
 
 // The place of a function among those that the device asks the driver for when it is made.
 constexpr int first_of_mapping = 2;
@@ -42,12 +42,12 @@ class CudaFailures : public testing_support::CudaTest {
 
 TEST_F(CudaFailures, NoDriverAndNoGpuAreConfiguration) {
   cuda_emulation::fail_call("cudaGetDeviceCount", 1, cudaErrorInsufficientDriver);
-  EXPECT_THAT(text_of<ConfigurationError>([] {
+  EXPECT_THAT(message_of<ConfigurationError>([] {
                 make_device({DeviceKind::cuda, 0, 1});
               }),
               AllOf(HasSubstr("no CUDA driver was found"), HasSubstr("choose device cpu")));
   cuda_emulation::fail_call("cudaGetDeviceCount", 1, cudaErrorNoDevice);
-  EXPECT_THAT(text_of<ConfigurationError>([] {
+  EXPECT_THAT(message_of<ConfigurationError>([] {
                 make_device({DeviceKind::cuda, 0, 1});
               }),
               HasSubstr("no GPU was found"));
@@ -69,23 +69,23 @@ TEST_F(CudaFailures, CallsAreNamed) {
   compute().synchronize();
   EXPECT_EQ(host[0], 0) << "nothing is delivered of a copy that failed";
   cuda_emulation::fail_call("cudaMemcpyAsync", 1, cudaErrorInvalidValue);
-  EXPECT_THAT(text_of<DeviceError>([&] { device().copy_from_host(compute(), a.data(), host, 16); }),
+  EXPECT_THAT(message_of<DeviceError>([&] { device().copy_from_host(compute(), a.data(), host, 16); }),
               HasSubstr("copy from host of 16 B"));
   cuda_emulation::fail_call("cudaMemsetAsync", 1, cudaErrorInvalidValue);
-  EXPECT_THAT(text_of<DeviceError>([&] { device().fill_bytes(compute(), a.data(), 0, 16); }),
+  EXPECT_THAT(message_of<DeviceError>([&] { device().fill_bytes(compute(), a.data(), 0, 16); }),
               HasSubstr("cudaMemsetAsync failed (stream 'compute')"));
   cuda_emulation::fail_call("cudaEventRecord", 1, cudaErrorInvalidValue);
-  EXPECT_THAT(text_of<DeviceError>([&] { compute().record(); }), HasSubstr("cudaEventRecord failed"));
+  EXPECT_THAT(message_of<DeviceError>([&] { compute().record(); }), HasSubstr("cudaEventRecord failed"));
   cuda_emulation::fail_call("cudaLaunchHostFunc", 1, cudaErrorInvalidValue);
   auto stream = device().create_stream("io");
-  EXPECT_THAT(text_of<DeviceError>([&] { stream->enqueue("write", [] {}); }),
+  EXPECT_THAT(message_of<DeviceError>([&] { stream->enqueue("write", [] {}); }),
               HasSubstr("cudaLaunchHostFunc failed ('write' on stream 'io')"));
   cuda_emulation::fail_call("cuStreamWaitValue32", 1, CUDA_ERROR_INVALID_VALUE);
   auto other = device().create_stream("other");
-  EXPECT_THAT(text_of<DeviceError>([&] { other->enqueue("read", [] {}); }),
+  EXPECT_THAT(message_of<DeviceError>([&] { other->enqueue("read", [] {}); }),
               HasSubstr("cuStreamWaitValue32 failed on stream 'other' with the driver's error 1"));
   cuda_emulation::fail_call("cudaStreamCreateWithPriority", 1, cudaErrorMemoryAllocation);
-  EXPECT_THAT(text_of<OutOfMemory>([&] { device().create_stream("more"); }),
+  EXPECT_THAT(message_of<OutOfMemory>([&] { device().create_stream("more"); }),
               AllOf(HasSubstr("cudaStreamCreateWithPriority failed"), HasSubstr("cudaErrorMemoryAllocation"),
                     HasSubstr("use a smaller micro-batch")));
 }
@@ -94,14 +94,14 @@ TEST_F(CudaFailures, WaitsSayWhatWasWaitedForAndWhatToDo) {
   auto stream = device().create_stream("gather");
   const Event event = stream->record();
   cuda_emulation::fail_call("cudaStreamSynchronize", 1, cudaErrorIllegalAddress);
-  EXPECT_THAT(text_of<DeviceError>([&] { stream->synchronize(); }),
+  EXPECT_THAT(message_of<DeviceError>([&] { stream->synchronize(); }),
               AllOf(HasSubstr("cudaStreamSynchronize failed (stream 'gather'): cudaErrorIllegalAddress"),
                     HasSubstr("work issued before has failed"), HasSubstr("CUDA_LAUNCH_BLOCKING=1")));
   auto gate = std::make_shared<HostEvent>();
   stream->wait(Event(gate));
   const Event later = stream->record();
   cuda_emulation::fail_call("cudaEventSynchronize", 1, cudaErrorIllegalAddress);
-  EXPECT_THAT(text_of<DeviceError>([&] { later.wait(); }), HasSubstr("an event of stream 'gather'"));
+  EXPECT_THAT(message_of<DeviceError>([&] { later.wait(); }), HasSubstr("an event of stream 'gather'"));
   gate->complete();
   later.wait();
 }
@@ -118,24 +118,24 @@ TEST_F(CudaFailures, ABrokenDeviceSurfacesAtTheNextWaitAndGoesQuietly) {
   a.reset();
   device().release_unused();  // as nobody may while work uses the memory
   gate->complete();
-  EXPECT_THAT(text_of<DeviceError>([&] { stream->synchronize(); }),
+  EXPECT_THAT(message_of<DeviceError>([&] { stream->synchronize(); }),
               AllOf(HasSubstr("stream 'compute 2'"), HasSubstr("work issued before has failed")));
   EXPECT_TRUE(event.query()) << "failed counts as passed";
-  EXPECT_THAT(text_of<DeviceError>([&] { event.wait(); }), HasSubstr("an event of stream 'compute 2'"));
-  EXPECT_THAT(text_of<DeviceError>([&] { compute().record(); }), HasSubstr("failed"));
+  EXPECT_THAT(message_of<DeviceError>([&] { event.wait(); }), HasSubstr("an event of stream 'compute 2'"));
+  EXPECT_THAT(message_of<DeviceError>([&] { compute().record(); }), HasSubstr("failed"));
   stream.reset();  // neither throws nor hangs
 }
 
 TEST_F(CudaFailures, MemoryThatTheDriverRefuses) {
   const std::int64_t free = free_bytes();
   cuda_emulation::fail_call("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY);
-  EXPECT_THAT(text_of<OutOfMemory>([&] { memory(1 << 20); }),
+  EXPECT_THAT(message_of<OutOfMemory>([&] { memory(1 << 20); }),
               AllOf(HasSubstr("'test' (other) asks for 1.00 MiB (1048576 B) of device memory"),
                     HasSubstr("are free"), HasSubstr("this rank holds 0 B")));
   cuda_emulation::fail_call("cuMemSetAccess", 1, CUDA_ERROR_OUT_OF_MEMORY);
-  EXPECT_THAT(text_of<OutOfMemory>([&] { memory(1 << 20); }), HasSubstr("the driver refused"));
+  EXPECT_THAT(message_of<OutOfMemory>([&] { memory(1 << 20); }), HasSubstr("the driver refused"));
   cuda_emulation::fail_call("cuMemMap", 1, CUDA_ERROR_UNKNOWN);
-  EXPECT_THAT(text_of<DeviceError>([&] { memory(1 << 20); }),
+  EXPECT_THAT(message_of<DeviceError>([&] { memory(1 << 20); }),
               HasSubstr("cuMemMap failed with the driver's error 999"));
   EXPECT_EQ(free_bytes(), free) << "nothing is left behind";
   cuda_emulation::fail_call("cuMemCreate", 1, CUDA_ERROR_NOT_SUPPORTED);
@@ -146,11 +146,11 @@ TEST_F(CudaFailures, MemoryThatTheDriverRefuses) {
 
 TEST_F(CudaFailures, PinningThatIsRefused) {
   cuda_emulation::fail_call("cudaHostRegister", 1, cudaErrorMemoryAllocation);
-  EXPECT_THAT(text_of<OutOfMemory>([&] { memory(1 << 20, Tier::host); }),
+  EXPECT_THAT(message_of<OutOfMemory>([&] { memory(1 << 20, Tier::host); }),
               AllOf(HasSubstr("of host memory"), HasSubstr("could not be had or pinned"),
                     HasSubstr("cudaHostRegister failed"), HasSubstr("cudaErrorMemoryAllocation")));
   cuda_emulation::fail_call("cudaHostRegister", 1, cudaErrorNotSupported);
-  EXPECT_THAT(text_of<DeviceError>([&] { memory(1 << 20, Tier::host); }), HasSubstr("pinning 1048576 B"));
+  EXPECT_THAT(message_of<DeviceError>([&] { memory(1 << 20, Tier::host); }), HasSubstr("pinning 1048576 B"));
   EXPECT_EQ(device().memory_info().pinned, 0);
   // A slab that cannot be had leaves mappings of their own.
   cuda_emulation::fail_call("cudaHostRegister", 1, cudaErrorMemoryAllocation);
@@ -169,7 +169,7 @@ TEST_F(CudaFailures, WithoutMappingMemoryIsAllocatedPieceByPiece) {
     EXPECT_EQ(device().memory_info().mapped, 1024 + 256);
     device().fill_bytes(compute(), a.data(), 5, 1000);
     EXPECT_EQ(read(a.data(), 1000), std::vector<unsigned char>(1000, 5));
-    EXPECT_THAT(text_of<OutOfMemory>([&] { memory(std::int64_t{1} << 50); }),
+    EXPECT_THAT(message_of<OutOfMemory>([&] { memory(std::int64_t{1} << 50); }),
                 AllOf(HasSubstr("which cudaMalloc refused"), HasSubstr("this rank holds 1.25 KiB")));
   }
   EXPECT_EQ(device().memory_info().mapped, 0);
@@ -192,8 +192,8 @@ TEST_F(CudaFailures, WithoutWaitingForWordsHostWorkRunsInTheCallback) {
   auto stream = device().create_stream("io");
   stream->enqueue("bad", [] { throw CommunicationError("disk is gone"); });
   compute().wait(stream->record());
-  EXPECT_THAT(text_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"));
-  EXPECT_THAT(text_of<CommunicationError>([&] { compute().synchronize(); }), HasSubstr("disk is gone"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { compute().synchronize(); }), HasSubstr("disk is gone"));
   device().create_stream("stuck")->wait(Event(std::make_shared<HostEvent>()));  // ends after its patience
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing_support::text_of;
+using testing_support::message_of;
 
 class CudaMemory : public testing_support::CudaTest {};
 
@@ -88,33 +88,33 @@ TEST_F(CudaMemory, CommunicationBuffersAreOfOnePiece) {
 
 TEST_F(CudaMemory, OutOfMemorySaysWhatIsFree) {
   const MemoryInfo info = device().memory_info();
-  const std::string text = text_of<OutOfMemory>(
+  const std::string text = message_of<OutOfMemory>(
       [&] { Buffer(device().memory(Tier::device), info.total + 1, Category::activations, "h.3 scores"); });
   EXPECT_THAT(text, AllOf(HasSubstr("'h.3 scores' (activations) asks for"), HasSubstr("of device memory"),
                           HasSubstr(std::to_string(info.total + 1)), HasSubstr("of the GPU"),
                           HasSubstr("are free"), HasSubstr("use a smaller micro-batch")));
   EXPECT_EQ(device().memory_info().mapped, info.mapped) << "nothing is left behind";
-  EXPECT_THAT(text_of<OutOfMemory>([&] {
+  EXPECT_THAT(message_of<OutOfMemory>([&] {
                 Buffer(device().memory(Tier::device), std::int64_t{1} << 62, Category::other, "too much");
               }),
               HasSubstr("'too much'"));
-  EXPECT_THAT(text_of<InvalidArgument>(
+  EXPECT_THAT(message_of<InvalidArgument>(
                   [&] { Buffer(device().memory(Tier::device), -1, Category::other, "negative"); }),
               HasSubstr("'negative' asks for -1 bytes"));
-  EXPECT_THAT(
-      text_of<InvalidArgument>([&] { Buffer(device().memory(Tier::host), -1, Category::other, "negative"); }),
-      HasSubstr("'negative' asks for -1 bytes"));
+  EXPECT_THAT(message_of<InvalidArgument>(
+                  [&] { Buffer(device().memory(Tier::host), -1, Category::other, "negative"); }),
+              HasSubstr("'negative' asks for -1 bytes"));
   Buffer after = memory(1000);
   EXPECT_EQ(read(after.data(), 1000).size(), 1000u) << "and the device goes on";
 }
 
 TEST_F(CudaMemory, OutOfPinnedMemoryIsOfTheHostTier) {
-  const std::string text = text_of<OutOfMemory>([&] {
+  const std::string text = message_of<OutOfMemory>([&] {
     Buffer(device().memory(Tier::host), std::int64_t{1} << 50, Category::optimizer, "master weights");
   });
   EXPECT_THAT(text, AllOf(HasSubstr("'master weights' (optimizer)"), HasSubstr("of host memory"),
                           HasSubstr("could not be had or pinned"), HasSubstr("this rank has pinned")));
-  EXPECT_THAT(text_of<OutOfMemory>([&] {
+  EXPECT_THAT(message_of<OutOfMemory>([&] {
                 Buffer(device().memory(Tier::host), std::int64_t{1} << 62, Category::other, "too much");
               }),
               HasSubstr("'too much'"));

@@ -7,7 +7,7 @@ namespace tranche {
 namespace {
 
 using ::testing::HasSubstr;
-using testing_support::text_of;
+using testing_support::message_of;
 
 class CudaReplay : public testing_support::CudaTest {
  protected:
@@ -84,7 +84,7 @@ TEST_F(CudaReplay, RunsOnAnyStreamOfItsDevice) {
   EXPECT_EQ(read(b_.data(), 64, *other)[63], 77);
   EXPECT_EQ(other->work().kernels, 2);
   auto cpu = make_device({DeviceKind::cpu, 0, 1});
-  EXPECT_THAT(text_of<InvalidArgument>([&] { replay->run(cpu->compute_stream(), [] {}); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { replay->run(cpu->compute_stream(), [] {}); }),
               HasSubstr("replay 'step' belongs to a cuda device"));
 }
 
@@ -134,7 +134,7 @@ TEST_F(CudaReplay, FailuresOfTheWorkComeThrough) {
   auto replay = device().create_replay("step");
   replay->run(compute(), [&] { shift(compute()); });
   const std::int64_t kernels = compute().work().kernels;
-  EXPECT_THAT(text_of<InvalidArgument>([&] {
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
                 replay->run(compute(), [&] {
                   shift(compute());
                   throw InvalidArgument("shape is wrong");

@@ -11,7 +11,7 @@ namespace tranche {
 namespace {
 
 using ::testing::HasSubstr;
-using testing_support::text_of;
+using testing_support::message_of;
 
 class CudaStreams : public testing_support::CudaTest {
  protected:
@@ -63,7 +63,7 @@ TEST_F(CudaStreams, HostWorkRunsInOrderAndOffTheIssuingThread) {
   compute().synchronize();
   EXPECT_EQ(order, (std::vector<int>{1, 6, 5}));
   EXPECT_NE(ran_on, std::this_thread::get_id());
-  EXPECT_THAT(text_of<InvalidArgument>([&] { compute().enqueue("nothing", {}); }), HasSubstr("'nothing'"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { compute().enqueue("nothing", {}); }), HasSubstr("'nothing'"));
 }
 
 TEST_F(CudaStreams, HostWorkOwnsWhatItHolds) {
@@ -114,18 +114,18 @@ TEST_F(CudaStreams, AFailedHostStreamFailsTheGpus) {
   other->wait(failed);  // before it is known, and below after
   const Event behind = other->record();
   gate->complete();
-  EXPECT_THAT(text_of<InvalidArgument>([&] { behind.wait(); }), HasSubstr("have no gradient"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { other->synchronize(); }), HasSubstr("have no gradient"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { behind.wait(); }), HasSubstr("have no gradient"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { other->synchronize(); }), HasSubstr("have no gradient"));
   EXPECT_TRUE(failed.query());
   auto third = device().create_stream("to host");
   third->wait(failed);
-  EXPECT_THAT(text_of<InvalidArgument>([&] { third->synchronize(); }), HasSubstr("have no gradient"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { third->synchronize(); }), HasSubstr("have no gradient"));
   // And the other way round: host work behind failed work of a stream of the GPU does not run.
   auto second = device().create_host_stream("second", 1);
   bool ran = false;
   second->wait(behind);
   second->enqueue("skipped", [&] { ran = true; });
-  EXPECT_THAT(text_of<InvalidArgument>([&] { second->synchronize(); }), HasSubstr("have no gradient"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { second->synchronize(); }), HasSubstr("have no gradient"));
   EXPECT_FALSE(ran);
 }
 
@@ -150,14 +150,14 @@ TEST_F(CudaStreams, FailuresOfHostWorkSurfaceLater) {
   const Event after = stream->record();
   stream->enqueue("later", [&] { skipped = false; });
   gate->complete();
-  EXPECT_THAT(text_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"));
   EXPECT_TRUE(skipped);
   before.wait();  // what came before has not failed
   EXPECT_TRUE(after.query());
-  EXPECT_THAT(text_of<CommunicationError>([&] { after.wait(); }), HasSubstr("disk is gone"));
-  EXPECT_THAT(text_of<CommunicationError>([&] { after.wait_for(0); }), HasSubstr("disk is gone"));
-  EXPECT_THAT(text_of<CommunicationError>([&] { stream->record().wait(); }), HasSubstr("disk is gone"));
-  EXPECT_THAT(text_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"))
+  EXPECT_THAT(message_of<CommunicationError>([&] { after.wait(); }), HasSubstr("disk is gone"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { after.wait_for(0); }), HasSubstr("disk is gone"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { stream->record().wait(); }), HasSubstr("disk is gone"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"))
       << "it is never cleared";
 }
 
@@ -173,9 +173,9 @@ TEST_F(CudaStreams, FailuresGoAlongWithWaits) {
   second->enqueue("after", [&] { ran = true; });
   apart->enqueue("apart", [] {});
   gate->complete();
-  EXPECT_THAT(text_of<CommunicationError>([&] { second->synchronize(); }), HasSubstr("peer 3 is gone"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { second->synchronize(); }), HasSubstr("peer 3 is gone"));
   EXPECT_FALSE(ran);
-  EXPECT_THAT(text_of<CommunicationError>([&] { second->record().wait(); }), HasSubstr("peer 3 is gone"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { second->record().wait(); }), HasSubstr("peer 3 is gone"));
   apart->synchronize();
 }
 
@@ -185,7 +185,7 @@ TEST_F(CudaStreams, FailedHostEventsFailTheStream) {
   stream->wait(Event(late));
   const Event after = stream->record();
   late->fail(failure("gather failed"));
-  EXPECT_THAT(text_of<CommunicationError>([&] { after.wait(); }), HasSubstr("gather failed"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { after.wait(); }), HasSubstr("gather failed"));
 
   auto known = device().create_stream("known");
   known->wait(Event());  // a point already passed
@@ -196,7 +196,7 @@ TEST_F(CudaStreams, FailedHostEventsFailTheStream) {
   auto failed = std::make_shared<HostEvent>();
   failed->fail(failure("failed before"));
   known->wait(Event(failed));
-  EXPECT_THAT(text_of<CommunicationError>([&] { known->synchronize(); }), HasSubstr("failed before"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { known->synchronize(); }), HasSubstr("failed before"));
 }
 
 TEST_F(CudaStreams, TearingDownDoesNotHang) {

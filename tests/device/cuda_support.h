@@ -11,21 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "tranche/core/error.h"
 #include "tranche/device/cuda_probe.h"
 #include "tranche/device/device.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche::testing_support {
 
-template <typename Error, typename Call>
-std::string text_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
+using test::message_of;
 
 /// Skips, saying why, where there is neither a GPU nor an emulation.
 class CudaTest : public ::testing::Test {

@@ -11,22 +11,14 @@
 #include <vector>
 
 #include "tranche/core/error.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {
 
+using test::message_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-template <typename Error, typename Call>
-std::string text_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 bool aligned(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(memory_alignment) == 0;
@@ -66,14 +58,14 @@ TEST(HostResource, GivesAlignedWritableMemoryOfEverySize) {
 TEST(HostResource, SaysWhatWasRefused) {
   auto memory = make_host_resource(Tier::host);
   for (const std::int64_t bytes : {std::int64_t{1} << 58, std::numeric_limits<std::int64_t>::max()}) {
-    const std::string text = text_of<OutOfMemory>([&] {
+    const std::string text = message_of<OutOfMemory>([&] {
       memory->allocate({bytes, Category::optimizer, "h.3 exp_avg"});
     });
     EXPECT_THAT(text, HasSubstr("'h.3 exp_avg' (optimizer)"));
     EXPECT_THAT(text, HasSubstr(std::to_string(bytes) + " B) of host memory"));
     EXPECT_THAT(text, HasSubstr("Cannot allocate memory"));
   }
-  EXPECT_THAT(text_of<InvalidArgument>([&] {
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
                 memory->allocate({-5, Category::other, "odd"});
               }),
               HasSubstr("'odd' asks for -5 bytes"));
@@ -90,7 +82,7 @@ TEST(MetaResource, NeverFailsAndNeverRepeats) {
     EXPECT_TRUE(seen.insert(pointer).second);
     memory->deallocate(pointer, {bytes, Category::other, "meta"});
   }
-  EXPECT_THAT(text_of<InvalidArgument>([&] {
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
                 memory->allocate({-1, Category::other, "odd"});
               }),
               HasSubstr("-1 bytes"));
@@ -122,7 +114,7 @@ TEST(LimitResource, RefusesBeforeUpstreamAndShowsTheLedger) {
   TrackingResource tracked(*upstream, ledger);
   LimitResource memory(tracked, 1024, &ledger);
   Buffer held(memory, 700, Category::parameters, "h.0");
-  const std::string text = text_of<OutOfMemory>([&] {
+  const std::string text = message_of<OutOfMemory>([&] {
     memory.allocate({300, Category::gradients, "h.1 gradient"});
   });
   EXPECT_THAT(text, HasSubstr("'h.1 gradient' (gradients) asks for 300 B (300 B) of device memory"));
@@ -134,7 +126,7 @@ TEST(LimitResource, RefusesBeforeUpstreamAndShowsTheLedger) {
   // Who asked, when the ledger knows: a phase, or a phase and a unit.
   for (const std::string unit : {"", "h.1"}) {
     ledger.set_phase("backward", unit);
-    EXPECT_THAT(text_of<OutOfMemory>([&] {
+    EXPECT_THAT(message_of<OutOfMemory>([&] {
                   memory.allocate({300, Category::gradients, "h.1 gradient"});
                 }),
                 HasSubstr(unit.empty() ? "backward: 'h.1 gradient'" : "backward of h.1: 'h.1 gradient'"));
@@ -144,17 +136,18 @@ TEST(LimitResource, RefusesBeforeUpstreamAndShowsTheLedger) {
   held.reset();
   Buffer all(memory, 1024, Category::other, "all");
   all.reset();
-  EXPECT_THAT(text_of<OutOfMemory>([&] {
+  EXPECT_THAT(message_of<OutOfMemory>([&] {
                 memory.allocate({std::numeric_limits<std::int64_t>::max(), Category::other, "endless"});
               }),
               HasSubstr("'endless'"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] {
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
                 memory.allocate({-1, Category::other, "odd"});
               }),
               HasSubstr("-1 bytes"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { LimitResource(tracked, -1, nullptr); }), HasSubstr("-1 bytes"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { LimitResource(tracked, -1, nullptr); }),
+              HasSubstr("-1 bytes"));
   LimitResource bare(tracked, 0, nullptr);
-  EXPECT_THAT(text_of<OutOfMemory>([&] {
+  EXPECT_THAT(message_of<OutOfMemory>([&] {
                 bare.allocate({1, Category::other, "one"});
               }),
               Not(HasSubstr("at peak")));
@@ -216,7 +209,7 @@ TEST(StatisticsResource, FoldsScopesIntoTheirParent) {
   EXPECT_EQ(memory.bytes().current, 1280);
   EXPECT_EQ(memory.bytes().total, 3328);
   EXPECT_EQ(memory.allocations().current, 2);
-  EXPECT_THAT(text_of<LogicError>([&] { memory.pop(); }), HasSubstr("none is open"));
+  EXPECT_THAT(message_of<LogicError>([&] { memory.pop(); }), HasSubstr("none is open"));
 }
 
 TEST(LoggingResource, WritesOneLineACall) {

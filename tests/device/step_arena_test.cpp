@@ -13,21 +13,13 @@
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
 #include "tranche/device/memory_resources.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {
 
+using test::message_of;
 using ::testing::HasSubstr;
-
-template <typename Error, typename Call>
-std::string text_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 /// An arena over tracked host memory, with everything that the tests look at.
 class StepArenaTest : public ::testing::Test {
@@ -274,7 +266,8 @@ TEST_F(StepArenaTest, EmptyBuffersWorkEverywhere) {
   pass("train", false, step);
   EXPECT_TRUE(arena_.planned("train"));
   EXPECT_EQ(memory_.calls(), 0);
-  EXPECT_THAT(text_of<InvalidArgument>([&] { take(-1, "negative"); }), HasSubstr("'negative' of -1 bytes"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { take(-1, "negative"); }),
+              HasSubstr("'negative' of -1 bytes"));
 }
 
 TEST_F(StepArenaTest, ProgramsShareOneBlockAndItGrowsOnlyWhenNeeded) {
@@ -331,7 +324,7 @@ TEST_F(StepArenaTest, EndNamesTheHolders) {
   StepBuffer a = take(1000, "h.0 gathered", Category::gathered);
   std::vector<StepBuffer> many;
   for (int i = 0; i < 9; ++i) many.push_back(take(100, "x" + std::to_string(i)));
-  const std::string text = text_of<LogicError>([&] { arena_.end(); });
+  const std::string text = message_of<LogicError>([&] { arena_.end(); });
   EXPECT_THAT(text, HasSubstr("pass 'train' ends while 10 of its buffers are held"));
   EXPECT_THAT(text, HasSubstr("'h.0 gathered' (gathered, 1000 B)"));
   EXPECT_THAT(text, HasSubstr("and 2 more"));
@@ -360,7 +353,7 @@ TEST_F(StepArenaTest, BuffersOfAnAbandonedPassKeepTheirBytes) {
        [&] { StepBuffer a = take(2048, "a"); });  // wants a larger block than can be taken now
   EXPECT_FALSE(arena_.planned("train"));
   EXPECT_EQ(static_cast<unsigned char*>(kept.data())[512], 7);
-  EXPECT_THAT(text_of<LogicError>([&] { arena_.forget(); }),
+  EXPECT_THAT(message_of<LogicError>([&] { arena_.forget(); }),
               HasSubstr("forget() while buffers are held: 'a'"));
   kept.release({});
   arena_.forget();
@@ -368,11 +361,11 @@ TEST_F(StepArenaTest, BuffersOfAnAbandonedPassKeepTheirBytes) {
 }
 
 TEST_F(StepArenaTest, CallsOutOfOrderAreErrors) {
-  EXPECT_THAT(text_of<LogicError>([&] { arena_.end(); }), HasSubstr("end() without begin()"));
+  EXPECT_THAT(message_of<LogicError>([&] { arena_.end(); }), HasSubstr("end() without begin()"));
   arena_.begin("train", true);
-  EXPECT_THAT(text_of<LogicError>([&] { arena_.begin("evaluate", true); }),
+  EXPECT_THAT(message_of<LogicError>([&] { arena_.begin("evaluate", true); }),
               HasSubstr("pass 'evaluate' begins inside pass 'train'"));
-  EXPECT_THAT(text_of<LogicError>([&] { arena_.forget(); }), HasSubstr("forget() inside pass 'train'"));
+  EXPECT_THAT(message_of<LogicError>([&] { arena_.forget(); }), HasSubstr("forget() inside pass 'train'"));
   arena_.end();
   arena_.forget();
   EXPECT_FALSE(arena_.planned("train"));
@@ -385,7 +378,7 @@ TEST_F(StepArenaTest, RefusedMemoryLeavesTheArenaUsable) {
   arena.begin("train", true);
   {
     StepBuffer a = arena.acquire(2048, Category::activations, "a");
-    EXPECT_THAT(text_of<OutOfMemory>([&] { arena.acquire(4096, Category::gathered, "too much"); }),
+    EXPECT_THAT(message_of<OutOfMemory>([&] { arena.acquire(4096, Category::gathered, "too much"); }),
                 HasSubstr("'too much' (gathered)"));
   }
   arena.end();

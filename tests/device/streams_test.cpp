@@ -13,24 +13,16 @@
 #include "tranche/device/cpu/cpu_streams.h"
 #include "tranche/device/cuda_probe.h"
 #include "tranche/device/device.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {
 
+using test::message_of;
 using ::testing::HasSubstr;
 
 std::exception_ptr failure(const char* text) {
   return std::make_exception_ptr(CommunicationError(text));
-}
-
-template <typename Error, typename Call>
-std::string text_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 std::unique_ptr<Device> cpu(int threads = 1) {
@@ -73,8 +65,8 @@ TEST(HostEvent, FirstOutcomeStays) {
   failed.fail(failure("peer 3 is gone"));
   failed.complete();
   EXPECT_TRUE(failed.query());
-  EXPECT_THAT(text_of<CommunicationError>([&] { failed.wait(-1); }), HasSubstr("peer 3 is gone"));
-  EXPECT_THAT(text_of<CommunicationError>([&] { failed.wait(0); }), HasSubstr("peer 3 is gone"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { failed.wait(-1); }), HasSubstr("peer 3 is gone"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { failed.wait(0); }), HasSubstr("peer 3 is gone"));
 }
 
 TEST(HostEvent, WaiterMakesProgress) {
@@ -131,7 +123,7 @@ TEST(HostEvent, WorkThatMovesIsNotPausedFor) {
 TEST(HostEvent, ProgressFailureReachesTheWaiter) {
   HostEvent event;
   event.set_progress([]() -> bool { throw CommunicationError("progress broke"); });
-  EXPECT_THAT(text_of<CommunicationError>([&] { event.wait(-1); }), HasSubstr("progress broke"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { event.wait(-1); }), HasSubstr("progress broke"));
   EXPECT_FALSE(event.query());
 }
 
@@ -151,13 +143,14 @@ TEST(InlineStream, RunsAtOnceAndThrowsFromEnqueue) {
   stream.enqueue("work", [&] { ran_on = std::this_thread::get_id(); });
   EXPECT_EQ(ran_on, std::this_thread::get_id());
   EXPECT_TRUE(stream.record().query());
-  EXPECT_THAT(text_of<InvalidArgument>(
+  EXPECT_THAT(message_of<InvalidArgument>(
                   [&] { stream.enqueue("bad", [] { throw InvalidArgument("shape is wrong"); }); }),
               HasSubstr("shape is wrong"));
   auto failed = std::make_shared<HostEvent>();
   failed->fail(failure("gather failed"));
-  EXPECT_THAT(text_of<CommunicationError>([&] { stream.wait(Event(failed)); }), HasSubstr("gather failed"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { stream.enqueue("nothing", {}); }), HasSubstr("'nothing'"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { stream.wait(Event(failed)); }),
+              HasSubstr("gather failed"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { stream.enqueue("nothing", {}); }), HasSubstr("'nothing'"));
   stream.synchronize();
 }
 
@@ -194,7 +187,7 @@ TEST(WorkerStream, RunsInOrderOnItsOwnThread) {
   ASSERT_EQ(order.size(), 1000u);
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
   EXPECT_NE(ran_on, std::this_thread::get_id());
-  EXPECT_THAT(text_of<InvalidArgument>([&] { stream->enqueue("nothing", {}); }), HasSubstr("'nothing'"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { stream->enqueue("nothing", {}); }), HasSubstr("'nothing'"));
 }
 
 TEST(WorkerStream, WaitsForEventsOfOtherStreams) {
@@ -239,10 +232,10 @@ TEST(WorkerStream, FailureSurfacesAtLaterEventsAndSkipsLaterWork) {
   const Event after = stream->record();
   stream->enqueue("skipped", [&] { ran = true; });
   before.wait();
-  EXPECT_THAT(text_of<InvalidArgument>([&] { after.wait(); }), HasSubstr("counts differ"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { after.wait(); }), HasSubstr("counts differ"));
   EXPECT_TRUE(after.query());
-  EXPECT_THAT(text_of<InvalidArgument>([&] { stream->synchronize(); }), HasSubstr("counts differ"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { stream->record().wait(); }), HasSubstr("counts differ"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { stream->synchronize(); }), HasSubstr("counts differ"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { stream->record().wait(); }), HasSubstr("counts differ"));
   EXPECT_FALSE(ran);
 }
 
@@ -255,8 +248,8 @@ TEST(WorkerStream, FailureTravelsAlongEvents) {
   second->wait(first->record());
   second->enqueue("skipped", [&] { ran = true; });
   const Event done = second->record();
-  EXPECT_THAT(text_of<CommunicationError>([&] { done.wait(); }), HasSubstr("rank 2 is missing"));
-  EXPECT_THAT(text_of<CommunicationError>([&] { device->compute_stream().wait(done); }),
+  EXPECT_THAT(message_of<CommunicationError>([&] { done.wait(); }), HasSubstr("rank 2 is missing"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { device->compute_stream().wait(done); }),
               HasSubstr("rank 2 is missing"));
   EXPECT_FALSE(ran);
 }
@@ -279,7 +272,7 @@ TEST(WorkerStream, DestructionDoesNotHangOnAnEventThatNeverPasses) {
     stream->wait(Event(std::make_shared<HostEvent>()));
     done = stream->record();
   }
-  EXPECT_THAT(text_of<LogicError>([&] { done.wait(); }),
+  EXPECT_THAT(message_of<LogicError>([&] { done.wait(); }),
               HasSubstr("stream 'orphan' was destroyed while it waited for an event that never passed"));
 }
 
@@ -316,9 +309,9 @@ TEST(HostStream, OfTheCpuIsAWorkerWithThreads) {
   auto other = device->create_stream("to host");
   stream->enqueue("bad", [] { throw InvalidArgument("master weights have no gradient"); });
   other->wait(stream->record());
-  EXPECT_THAT(text_of<InvalidArgument>([&] { other->synchronize(); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { other->synchronize(); }),
               HasSubstr("master weights have no gradient"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { device->create_host_stream("nobody", 0); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { device->create_host_stream("nobody", 0); }),
               HasSubstr("stream 'nobody' needs at least one thread"));
 }
 
@@ -348,11 +341,12 @@ TEST(CpuDevice, DescribesItself) {
   EXPECT_EQ(device->compute_stream().threads(), 2);
   device->set_threads(0);
   EXPECT_EQ(device->threads(), cpu(0)->threads());
-  EXPECT_THAT(text_of<ConfigurationError>([&] { device->set_threads(-2); }), HasSubstr("threads is -2"));
+  EXPECT_THAT(message_of<ConfigurationError>([&] { device->set_threads(-2); }), HasSubstr("threads is -2"));
   EXPECT_EQ(cpu(2)->create_inline_stream("comm", 5)->threads(), 5);
-  EXPECT_THAT(text_of<ConfigurationError>([] { cpu(-1); }), HasSubstr("threads is -1"));
-  EXPECT_THAT(text_of<InvalidArgument>([] { cpu()->create_inline_stream("comm", 0); }), HasSubstr("'comm'"));
-  EXPECT_THAT(text_of<InvalidArgument>([] { cpu()->memory(Tier::nvme); }), HasSubstr("nvme"));
+  EXPECT_THAT(message_of<ConfigurationError>([] { cpu(-1); }), HasSubstr("threads is -1"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { cpu()->create_inline_stream("comm", 0); }),
+              HasSubstr("'comm'"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { cpu()->memory(Tier::nvme); }), HasSubstr("nvme"));
   EXPECT_EQ(cpu()->memory(Tier::host).tier(), Tier::host);
 }
 
@@ -366,7 +360,7 @@ TEST(CpuDevice, CopiesInOrderOnTheStream) {
   device->copy_to_host(*stream, nullptr, nullptr, 0);
   stream->synchronize();
   EXPECT_EQ(back, host);
-  EXPECT_THAT(text_of<InvalidArgument>([&] { device->copy_to_host(*stream, nullptr, nullptr, -1); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { device->copy_to_host(*stream, nullptr, nullptr, -1); }),
               HasSubstr("-1 bytes"));
 }
 
@@ -388,27 +382,28 @@ TEST(MetaDevice, DropsWorkAndNeverBlocks) {
   }
   auto failed = std::make_shared<HostEvent>();
   failed->fail(failure("known failure"));
-  EXPECT_THAT(text_of<CommunicationError>([&] { stream->wait(Event(failed)); }), HasSubstr("known failure"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { stream->wait(Event(failed)); }),
+              HasSubstr("known failure"));
   Buffer buffer(device->memory(Tier::device), 1 << 20, Category::other, "meta");
   device->copy_from_host(*stream, buffer.data(), nullptr, 1 << 20);
   device->copy_to_host(*stream, nullptr, buffer.data(), 1 << 20);
-  EXPECT_THAT(text_of<InvalidArgument>([&] { device->memory(Tier::nvme); }), HasSubstr("nvme"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { device->memory(Tier::nvme); }), HasSubstr("nvme"));
 }
 
 TEST(CudaDevice, SaysWhyItCannotBeUsed) {
   const CudaProbe probe = probe_cuda();
   const DeviceOptions options{DeviceKind::cuda, 0, 1};
   if (!probe.compiled) {
-    EXPECT_THAT(text_of<NotCompiled>([&] { make_device(options); }), HasSubstr("-DTRANCHE_CUDA=ON"));
+    EXPECT_THAT(message_of<NotCompiled>([&] { make_device(options); }), HasSubstr("-DTRANCHE_CUDA=ON"));
     EXPECT_THAT(probe.problem, HasSubstr("not part of this build"));
     return;
   }
   EXPECT_GT(probe.runtime_version, 0);
   if (probe.devices.empty()) {
-    EXPECT_THAT(text_of<ConfigurationError>([&] { make_device(options); }), HasSubstr("was found"));
+    EXPECT_THAT(message_of<ConfigurationError>([&] { make_device(options); }), HasSubstr("was found"));
   } else {
     EXPECT_EQ(make_device(options)->kind(), DeviceKind::cuda);
-    EXPECT_THAT(text_of<ConfigurationError>([&] {
+    EXPECT_THAT(message_of<ConfigurationError>([&] {
                   make_device({DeviceKind::cuda, -1, 1});
                 }),
                 HasSubstr("device cuda -1"));

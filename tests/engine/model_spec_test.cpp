@@ -7,10 +7,12 @@
 #include <set>
 
 #include "tranche/core/error.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {
 
+using test::message_of;
 using ::testing::HasSubstr;
 
 UnitSpec unit(std::string name, std::vector<std::pair<std::string, Shape>> tensors, int uses = 1) {
@@ -19,15 +21,6 @@ UnitSpec unit(std::string name, std::vector<std::pair<std::string, Shape>> tenso
   spec.uses_per_pass = uses;
   for (auto& [tensor, shape] : tensors) spec.tensors.push_back({tensor, shape, Initializer::zeros()});
   return spec;
-}
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.message();
-  }
-  return "nothing was thrown";
 }
 
 TEST(ModelSpec, KeepsUnitsInOrder) {
@@ -46,29 +39,33 @@ TEST(ModelSpec, KeepsUnitsInOrder) {
 TEST(ModelSpec, RefusesWhatCannotBe) {
   ModelSpec model;
   model.add_unit(unit("a", {{"a.w", {2}}}));
-  EXPECT_THAT(message_of([&] { model.add_unit(unit("", {{"b.w", {2}}})); }), HasSubstr("a unit has no name"));
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                model.add_unit(unit("", {{"b.w", {2}}}));
+              }),
+              HasSubstr("a unit has no name"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
                 model.add_unit(unit("a", {{"b.w", {2}}}));
               }),
               HasSubstr("there are two units 'a'"));
-  EXPECT_THAT(message_of([&] { model.add_unit(unit("b", {})); }), HasSubstr("unit 'b' has no tensors"));
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(message_of<InvalidArgument>([&] { model.add_unit(unit("b", {})); }),
+              HasSubstr("unit 'b' has no tensors"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
                 model.add_unit(unit("b", {{"b.w", {2}}}, 0));
               }),
               HasSubstr("'b' is used 0 times a pass"));
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
                 model.add_unit(unit("b", {{"", {2}}}));
               }),
               HasSubstr("a tensor of unit 'b' has no name"));
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
                 model.add_unit(unit("b", {{"b.w", {2, 0}}}));
               }),
               HasSubstr("tensor 'b.w' of unit 'b' has no elements (shape [2, 0])"));
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
                 model.add_unit(unit("b", {{"b.w", {2}}, {"b.w", {3}}}));
               }),
               HasSubstr("unit 'b' has two tensors 'b.w'"));
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
                 model.add_unit(unit("b", {{"a.w", {2}}}));
               }),
               HasSubstr("tensor 'a.w' of unit 'b' is in unit 'a' already"));
@@ -78,11 +75,13 @@ TEST(ModelSpec, RefusesWhatCannotBe) {
 TEST(ModelSpec, UnknownUnits) {
   ModelSpec model;
   model.add_unit(unit("h.10", {{"w", {2}}}));
-  EXPECT_THAT(message_of([&] { model.find_unit("h.1O"); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { model.find_unit("h.1O"); }),
               HasSubstr("no unit 'h.1O' among 1; did you mean 'h.10'?"));
-  EXPECT_THAT(message_of([&] { model.find_unit("elephant"); }), HasSubstr("no unit 'elephant' among 1"));
-  EXPECT_THAT(message_of([&] { (void)model.unit({1}); }), HasSubstr("there is no unit 1; the model has 1"));
-  EXPECT_THAT(message_of([&] { (void)model.unit({}); }), HasSubstr("there is no unit -1"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { model.find_unit("elephant"); }),
+              HasSubstr("no unit 'elephant' among 1"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { (void)model.unit({1}); }),
+              HasSubstr("there is no unit 1; the model has 1"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { (void)model.unit({}); }), HasSubstr("there is no unit -1"));
 }
 
 TEST(ModelSpec, AliasesAreNamesOfOneTensorOnly) {
@@ -91,12 +90,13 @@ TEST(ModelSpec, AliasesAreNamesOfOneTensorOnly) {
   };
   ModelSpec model;
   model.add_unit(aliased("a", {"head", "tail"}));
-  EXPECT_THAT(message_of([&] { model.add_unit(aliased("b", {"head"})); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { model.add_unit(aliased("b", {"head"})); }),
               HasSubstr("alias 'head' of tensor 'b.w' is empty or there already"));
-  EXPECT_THAT(message_of([&] { model.add_unit(aliased("b", {""})); }), HasSubstr("is empty"));
-  EXPECT_THAT(message_of([&] { model.add_unit(aliased("b", {"a.w"})); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { model.add_unit(aliased("b", {""})); }),
+              HasSubstr("is empty"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { model.add_unit(aliased("b", {"a.w"})); }),
               HasSubstr("'a.w' is the name of one tensor and an alias of another"));
-  EXPECT_THAT(message_of([&] { model.add_unit(aliased("head", {"head.w"})); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { model.add_unit(aliased("head", {"head.w"})); }),
               HasSubstr("'head.w' is the name"));
   ModelSpec other, plain;
   other.add_unit(aliased("a", {"head"}));

@@ -5,21 +5,13 @@
 #include "tranche/core/error.h"
 #include "tranche/device/cuda_probe.h"
 #include "tranche/engine/runtime.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {
 
+using test::message_of;
 using ::testing::HasSubstr;
-
-template <typename Call>
-std::string out_of_memory(Call call) {
-  try {
-    call();
-  } catch (const OutOfMemory& error) {
-    return error.message();
-  }
-  return "nothing was thrown";
-}
 
 TEST(RuntimeBudgetsOnGpus, CountTheMemoryThatRanksMeetThrough) {
   const CudaProbe probe = probe_cuda();
@@ -45,7 +37,7 @@ TEST(RuntimeBudgetsOnGpus, AreKeptBesideIt) {
     const Runtime runtime(options, factory);
     const std::int64_t left = options.host_memory_limit - runtime.ledger().total(Tier::host);
     EXPECT_LT(left, options.host_memory_limit);
-    EXPECT_THAT(out_of_memory([&] {
+    EXPECT_THAT(message_of<OutOfMemory>([&] {
                   const Buffer more(runtime.memory(Tier::host), left + 1, Category::other, "too much");
                 }),
                 HasSubstr("are left"));
@@ -61,7 +53,7 @@ TEST(RuntimeBudgetsOnGpus, MayBeTooSmallForMeeting) {
     options.device = DeviceKind::cuda;
     options.log_level = LogLevel::off;
     options.host_memory_limit = 4096;
-    EXPECT_THAT(out_of_memory([&] { const Runtime runtime(options, factory); }),
+    EXPECT_THAT(message_of<OutOfMemory>([&] { const Runtime runtime(options, factory); }),
                 HasSubstr("of the limit of 4.00 KiB"));
   });
 }

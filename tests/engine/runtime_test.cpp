@@ -6,22 +6,14 @@
 
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {
 
+using test::message_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-template <typename Call>
-std::string out_of_memory(Call call) {
-  try {
-    call();
-  } catch (const OutOfMemory& error) {
-    return error.message();
-  }
-  return "nothing was thrown";
-}
 
 TEST(RuntimeBudgets, ComeFromTheConfiguration) {
   const Config config = parse_config(
@@ -42,7 +34,7 @@ TEST(RuntimeBudgets, HostMemoryIsRefusedBeforeItIsTaken) {
   const Runtime runtime(options, make_self_communicator);
   EXPECT_EQ(runtime.nvme_limit(), 12345);
   const Buffer held(runtime.memory(Tier::host), 600 << 10, Category::optimizer, "moments");
-  const std::string text = out_of_memory(
+  const std::string text = message_of<OutOfMemory>(
       [&] { const Buffer more(runtime.memory(Tier::host), 500 << 10, Category::gradients, "gradients"); });
   EXPECT_THAT(text, AllOf(HasSubstr("'gradients' (gradients) asks for 500.00 KiB (512000 B) of host memory"),
                           HasSubstr("of the limit of 1.00 MiB (1048576 B) 600.00 KiB"),

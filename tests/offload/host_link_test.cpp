@@ -16,22 +16,14 @@
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
 #include "tranche/device/cuda_probe.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {
 
+using test::message_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-template <typename Error, typename Call>
-std::string text_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 constexpr std::int64_t bytes = 1 << 16;
 
@@ -150,15 +142,15 @@ TEST_P(HostLinkTest, AFailedEventFailsWhatFollows) {
   const Event bad(failed);
   const auto copy = [&] { return link.copy_to_host(on_host(), on_device(), 256, std::span(&bad, 1)); };
   if (meta()) {  // it cannot wait, but what is known to have failed is said at once
-    EXPECT_THAT(text_of<CommunicationError>(copy), HasSubstr("rank 2 is missing"));
+    EXPECT_THAT(message_of<CommunicationError>(copy), HasSubstr("rank 2 is missing"));
     return;
   }
   clear_host();
   const Event done = copy();
-  EXPECT_THAT(text_of<CommunicationError>([&] { done.wait(); }), HasSubstr("rank 2 is missing"));
+  EXPECT_THAT(message_of<CommunicationError>([&] { done.wait(); }), HasSubstr("rank 2 is missing"));
   const Event later = link.copy_to_host(on_host(), on_device(), 256, {});
-  EXPECT_THAT(text_of<CommunicationError>([&] { later.wait(); }), HasSubstr("rank 2 is missing"));
-  EXPECT_THAT(text_of<CommunicationError>([&] {
+  EXPECT_THAT(message_of<CommunicationError>([&] { later.wait(); }), HasSubstr("rank 2 is missing"));
+  EXPECT_THAT(message_of<CommunicationError>([&] {
                 const Event next = link.copy_from_host(on_device(), on_host(), 256, std::span(&done, 1));
                 next.wait();
               }),
@@ -209,18 +201,19 @@ TEST_P(HostLinkTest, ItsEndWaitsForWhatWasIssued) {
 
 TEST_P(HostLinkTest, RefusesWhatCannotBe) {
   HostLink link(*device_);
-  EXPECT_THAT(text_of<InvalidArgument>([&] { link.copy_to_host(on_host(), on_device(), -1, {}); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { link.copy_to_host(on_host(), on_device(), -1, {}); }),
               HasSubstr("HostLink::copy_to_host was asked for -1 bytes"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] { link.copy_from_host(on_device(), on_host(), -7, {}); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { link.copy_from_host(on_device(), on_host(), -7, {}); }),
               HasSubstr("HostLink::copy_from_host was asked for -7 bytes"));
   EXPECT_EQ(link.counts().copies, 0);
   for (const double speed : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
-    EXPECT_THAT(text_of<InvalidArgument>([&] { HostLink(*device_, {.bytes_per_second = speed}); }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { HostLink(*device_, {.bytes_per_second = speed}); }),
                 AllOf(HasSubstr("speed of a host link"), HasSubstr("0 for as fast as the device copies")));
   }
   const auto throttled = [&] { HostLink(*device_, {.bytes_per_second = 1e9}); };
   if (GetParam() == DeviceKind::cuda) {
-    EXPECT_THAT(text_of<InvalidArgument>(throttled), HasSubstr("only where device memory is the host's own"));
+    EXPECT_THAT(message_of<InvalidArgument>(throttled),
+                HasSubstr("only where device memory is the host's own"));
   } else {
     throttled();
   }
@@ -343,7 +336,7 @@ TEST(HostLinkThreads, ItsEndDoesNotHangOnAnEventThatNeverPasses) {
     const Event never(std::make_shared<HostEvent>());
     done = link.copy_to_host(a.data(), b.data(), 64, std::span(&never, 1));
   }
-  EXPECT_THAT(text_of<LogicError>([&] { done.wait(); }),
+  EXPECT_THAT(message_of<LogicError>([&] { done.wait(); }),
               HasSubstr("stream 'to host' was destroyed while it waited for an event that never passed"));
 }
 #endif

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tranche/core/error.h"
+#include "tranche/tests/core/error_text.h"
 #include "tranche/tests/offload/faulty_file_system.h"
 #include "tranche/tests/offload/test_folder.h"
 #include "tranche/tests/offload/tile_bench.h"
@@ -24,6 +25,7 @@
 namespace tranche {
 namespace {
 
+using test::message_of;
 using testing::FaultyFileSystem;
 using testing::FileOperation;
 using ::testing::HasSubstr;
@@ -35,18 +37,6 @@ using testing::tiles_of;
 std::uint64_t test_seed() {
   if (const char* text = std::getenv("TRANCHE_TEST_SEED")) return std::strtoull(text, nullptr, 10);
   return std::random_device{}();
-}
-
-template <typename Expected>
-std::string text_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Expected& error) {
-    return error.message();
-  } catch (const std::exception& error) {
-    return std::string("another error: ") + error.what();
-  }
-  return "no error";
 }
 
 struct Case {
@@ -202,12 +192,12 @@ TEST_P(TileRingTest, FailedTransfersFailTheStreamWithFileAndRange) {
       bench.stream->synchronize();
       files.inject({.operation = operation, .nth = 5, .code = code, .done_bytes = 100});
       pass(bench, ring, region, true, add);
-      const std::string text = text_of<IoError>([&] { bench.stream->record().wait(); });
+      const std::string text = message_of<IoError>([&] { bench.stream->record().wait(); });
       EXPECT_THAT(text, HasSubstr(operation == FileOperation::read ? "read of bytes " : "write of bytes "));
       EXPECT_THAT(text, HasSubstr("of '" + folder_.path() + "/tranche-swap-"));
       EXPECT_THAT(text, HasSubstr(code == EIO ? "Input/output error" : "No space left"));
       // Nothing goes on silently, on no stream...
-      EXPECT_EQ(text_of<IoError>([&] { ring.begin(tiles_of(region)); }), text);
+      EXPECT_EQ(message_of<IoError>([&] { ring.begin(tiles_of(region)); }), text);
       EXPECT_FALSE(ring.in_pass());
       // ...until it is given up; a failed stream stays so, a new one works.
       ring.abandon();
@@ -232,11 +222,11 @@ TEST_P(TileRingTest, StreamsThatFail) {
       return i;
     });
     if (at < 11) {
-      EXPECT_EQ(text_of<InvalidArgument>([&] { bench.stream->synchronize(); }), "a kernel failed");
+      EXPECT_EQ(message_of<InvalidArgument>([&] { bench.stream->synchronize(); }), "a kernel failed");
     }
     bench.stream = bench.device->create_host_stream("again", 1);
     if (at < 11) {
-      EXPECT_THAT(text_of<LogicError>([&] { ring.begin(tiles_of(region)); }),
+      EXPECT_THAT(message_of<LogicError>([&] { ring.begin(tiles_of(region)); }),
                   HasSubstr("the stream that worked on the tiles has failed"));
       if (at % 2 == 0) continue;  // destroyed like this
       ring.abandon();
@@ -309,7 +299,7 @@ TEST_P(TileRingTest, FileTruncatedUnderTheRun) {
   }
   ASSERT_GE(cut, 1);
   pass(bench, ring, region, true, [](std::int64_t value, std::int64_t) { return value; });
-  const std::string text = text_of<IoError>([&] { bench.stream->synchronize(); });
+  const std::string text = message_of<IoError>([&] { bench.stream->synchronize(); });
   EXPECT_THAT(text, HasSubstr("the file ends too early; the file is shorter than it was written"));
   EXPECT_THAT(text, HasSubstr("read of bytes "));
 }
@@ -443,7 +433,7 @@ TEST(TileRegionTest, CutsStartAtMultiplesOf4096) {
   EXPECT_EQ(empty.tiles(), 0);
   EXPECT_EQ(empty.bytes(), 0);
   EXPECT_THAT(
-      text_of<InvalidArgument>([&] { reserve_region(swap, 10, 0, {4}, Category::optimizer, "wrong"); }),
+      message_of<InvalidArgument>([&] { reserve_region(swap, 10, 0, {4}, Category::optimizer, "wrong"); }),
       HasSubstr("'wrong' on the nvme tier: 10 elements in tiles of 0"));
   EXPECT_THROW(reserve_region(swap, -1, 1, {4}, Category::optimizer, "wrong"), InvalidArgument);
   EXPECT_THROW(reserve_region(swap, 1, 1, {}, Category::optimizer, "wrong"), InvalidArgument);
@@ -456,34 +446,37 @@ TEST(TileRingMisuse, IsNamed) {
   const TileRegion region = bench.region(3000, 1000, {8});
   EXPECT_THROW(TileRing({.buffers = 0, .buffer_bytes = 1}, bench.swap, bench.io.get(), bench.host),
                InvalidArgument);
-  EXPECT_THAT(text_of<InvalidArgument>([&] { TileRing({}, bench.swap, nullptr, bench.host); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { TileRing({}, bench.swap, nullptr, bench.host); }),
               HasSubstr("needs an I/O engine"));
   TileRing ring = bench.ring(3, region.bytes_of(0));
   Stream& stream = *bench.stream;
-  EXPECT_THAT(text_of<LogicError>([&] { ring.begin(tiles_of(region)); }), HasSubstr("call create() first"));
+  EXPECT_THAT(message_of<LogicError>([&] { ring.begin(tiles_of(region)); }),
+              HasSubstr("call create() first"));
   bench.swap.create();
-  EXPECT_THAT(text_of<LogicError>([&] { ring.open(stream); }), HasSubstr("call begin() first"));
-  EXPECT_THAT(text_of<InvalidArgument>([&] {
+  EXPECT_THAT(message_of<LogicError>([&] { ring.open(stream); }), HasSubstr("call begin() first"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
                 ring.begin({{&region, 3}});
               }),
               HasSubstr("there is no tile 3 in a region of 3"));
   TileRegion beyond = region;
   beyond.offset += 4096;
-  EXPECT_THAT(text_of<InvalidArgument>([&] { ring.begin(tiles_of(beyond)); }), HasSubstr("do not fit"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { ring.begin(tiles_of(beyond)); }), HasSubstr("do not fit"));
   EXPECT_FALSE(ring.in_pass());
   ring.begin(tiles_of(region));
   EXPECT_TRUE(ring.in_pass());
-  EXPECT_THAT(text_of<LogicError>([&] { ring.begin(tiles_of(region)); }), HasSubstr("while a pass is open"));
-  EXPECT_THAT(text_of<LogicError>([&] { ring.close(stream, true); }), HasSubstr("close() without open()"));
+  EXPECT_THAT(message_of<LogicError>([&] { ring.begin(tiles_of(region)); }),
+              HasSubstr("while a pass is open"));
+  EXPECT_THAT(message_of<LogicError>([&] { ring.close(stream, true); }), HasSubstr("close() without open()"));
   ring.open(stream);
-  EXPECT_THAT(text_of<LogicError>([&] { ring.open(stream); }), HasSubstr("before the last tile was closed"));
+  EXPECT_THAT(message_of<LogicError>([&] { ring.open(stream); }),
+              HasSubstr("before the last tile was closed"));
   const auto other = bench.device->create_host_stream("other", 1);
-  EXPECT_THAT(text_of<LogicError>([&] { ring.close(*other, true); }), HasSubstr("one stream throughout"));
+  EXPECT_THAT(message_of<LogicError>([&] { ring.close(*other, true); }), HasSubstr("one stream throughout"));
   ring.close(stream, false);
-  EXPECT_THAT(text_of<LogicError>([&] { ring.end(stream); }), HasSubstr("before all tiles were opened"));
+  EXPECT_THAT(message_of<LogicError>([&] { ring.end(stream); }), HasSubstr("before all tiles were opened"));
   ring.abandon();
   ring.begin({});
-  EXPECT_THAT(text_of<LogicError>([&] { ring.open(stream); }), HasSubstr("after the last tile"));
+  EXPECT_THAT(message_of<LogicError>([&] { ring.open(stream); }), HasSubstr("after the last tile"));
   ring.end(stream);
   stream.synchronize();
 }

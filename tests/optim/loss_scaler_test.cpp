@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "tranche/core/error.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {
 
+using test::message_of;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -33,15 +35,6 @@ std::vector<double> run(LossScaler& scaler, std::string_view script) {
     scales.push_back(scaler.scale());
   }
   return scales;
-}
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.message();
-  }
-  return "nothing was thrown";
 }
 
 TEST(LossScaler, StartsAsDeepSpeedDoes) {
@@ -175,7 +168,7 @@ TEST(LossScaler, RefusesWhatCannotBe) {
   const auto with = [](auto change) {
     LossScalerOptions options = small();
     change(options);
-    return message_of([&] { LossScaler scaler(options); });
+    return message_of<Error>([&] { LossScaler scaler(options); });
   };
   EXPECT_THAT(with([](auto& o) { o.initial_scale = 0; }), HasSubstr("initial scale of the loss scaler is 0"));
   EXPECT_THAT(with([](auto& o) { o.minimum_scale = -1; }),
@@ -185,12 +178,15 @@ TEST(LossScaler, RefusesWhatCannotBe) {
   EXPECT_THAT(with([](auto& o) { o.window = 0; }), HasSubstr("window 0 and hysteresis 2"));
   EXPECT_THAT(with([](auto& o) { o.hysteresis = 0; }), HasSubstr("window 4 and hysteresis 0"));
   LossScaler scaler(small());
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(message_of<Error>([&] {
                 scaler.restore({0, 0, 1});
               }),
               HasSubstr("restored scale of the loss scaler is 0"));
-  EXPECT_THAT(message_of([&] { scaler.restore({8, -1, 1}); }), HasSubstr("-1 clean steps"));
-  EXPECT_THAT(message_of([&] { scaler.restore({8, 0, 0}); }), HasSubstr("hysteresis 0 cannot be restored"));
+  EXPECT_THAT(message_of<Error>([&] { scaler.restore({8, -1, 1}); }), HasSubstr("-1 clean steps"));
+  EXPECT_THAT(message_of<Error>([&] {
+                scaler.restore({8, 0, 0});
+              }),
+              HasSubstr("hysteresis 0 cannot be restored"));
 }
 
 }  // namespace

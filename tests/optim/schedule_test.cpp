@@ -10,20 +10,13 @@
 #include <limits>
 
 #include "tranche/core/error.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {
 
+using test::message_of;
 using testing::HasSubstr;
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.message();
-  }
-  return "nothing was thrown";
-}
 
 TEST(ConstantSchedule, IsTheRateAtEveryStep) {
   const auto schedule = make_constant_schedule(3e-4);
@@ -169,26 +162,36 @@ TEST(OneCycle, MomentumCanBeLeftAlone) {
 
 TEST(Schedules, RefuseWhatCannotBe) {
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_THAT(message_of([] { make_constant_schedule(nan); }), HasSubstr("learning rate is nan"));
-  EXPECT_THAT(message_of([] {
+  EXPECT_THAT(message_of<InvalidArgument>([] { make_constant_schedule(nan); }),
+              HasSubstr("learning rate is nan"));
+  EXPECT_THAT(message_of<InvalidArgument>([] {
                 make_warmup_schedule({0, 1, 0});
               }),
               HasSubstr("warmup_num_steps is 0; it must be at least 1"));
-  EXPECT_THAT(message_of([] { make_warmup_schedule({nan, 1, 5}); }), HasSubstr("warmup_min_lr is nan"));
-  EXPECT_THAT(message_of([] {
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                make_warmup_schedule({nan, 1, 5});
+              }),
+              HasSubstr("warmup_min_lr is nan"));
+  EXPECT_THAT(message_of<InvalidArgument>([] {
                 make_warmup_decay_schedule({{0, 1, 5}, 0});
               }),
               HasSubstr("total_num_steps is 0; it must be at least 1"));
-  EXPECT_THAT(message_of([] { make_warmup_cosine_schedule({1, -3}); }), HasSubstr("total_num_steps is -3"));
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                make_warmup_cosine_schedule({1, -3});
+              }),
+              HasSubstr("total_num_steps is -3"));
   OneCycleOptions cycle = short_cycle();
   cycle.cycle_first_step_size = 0;
-  EXPECT_THAT(message_of([&] { make_one_cycle_schedule(cycle); }), HasSubstr("cycle step sizes are 0 and 0"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { make_one_cycle_schedule(cycle); }),
+              HasSubstr("cycle step sizes are 0 and 0"));
   cycle = short_cycle();
   cycle.cycle_second_stair_count = -1;
-  EXPECT_THAT(message_of([&] { make_one_cycle_schedule(cycle); }), HasSubstr("must not be negative"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { make_one_cycle_schedule(cycle); }),
+              HasSubstr("must not be negative"));
   cycle = short_cycle();
   cycle.cycle_max_mom = nan;
-  EXPECT_THAT(message_of([&] { make_one_cycle_schedule(cycle); }), HasSubstr("not a finite number"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { make_one_cycle_schedule(cycle); }),
+              HasSubstr("not a finite number"));
 }
 
 TEST(Schedules, DescribeThemselves) {

@@ -8,26 +8,18 @@
 #include <vector>
 
 #include "tranche/core/error.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {
 
+using test::message_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
 FlatLayout layout_of(const std::vector<std::int64_t>& sizes, int ranks) {
   return {sizes, ranks};
-}
-
-template <typename Function>
-std::string message_of(Function&& function) {
-  try {
-    function();
-  } catch (const InvalidArgument& error) {
-    return error.message();
-  }
-  return "nothing was thrown";
 }
 
 TEST(ElementRange, IntersectionOfRanges) {
@@ -72,7 +64,7 @@ TEST(FlatLayout, EmptyForAnyNumberOfRanks) {
     EXPECT_THAT(layout.pieces({0, 0}), IsEmpty());
     EXPECT_THAT(bucket_ranges(layout, 1000), IsEmpty());
     EXPECT_THAT(overlaps(layout, FlatLayout({}, 3), 2), IsEmpty());
-    EXPECT_THAT(message_of([&] { (void)layout.locate(0); }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { (void)layout.locate(0); }),
                 HasSubstr("outside the flat buffer of 0 elements"));
   }
 }
@@ -149,58 +141,63 @@ TEST(FlatLayout, PiecesOfPartialRanges) {
 
 TEST(FlatLayout, EveryRefusalSaysWhy) {
   constexpr std::int64_t max64 = std::numeric_limits<std::int64_t>::max();
-  EXPECT_EQ(message_of([] { layout_of({1}, 0); }), "flat layout over 0 ranks; at least 1 is needed");
-  EXPECT_EQ(message_of([] { layout_of({1}, -2); }), "flat layout over -2 ranks; at least 1 is needed");
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(message_of<InvalidArgument>([] { layout_of({1}, 0); }),
+            "flat layout over 0 ranks; at least 1 is needed");
+  EXPECT_EQ(message_of<InvalidArgument>([] { layout_of({1}, -2); }),
+            "flat layout over -2 ranks; at least 1 is needed");
+  EXPECT_EQ(message_of<InvalidArgument>([] {
               layout_of({4, 0}, 1);
             }),
             "tensor 1 of a flat layout has 0 elements; at least 1 is needed");
-  EXPECT_EQ(message_of([] { layout_of({-4}, 1); }),
+  EXPECT_EQ(message_of<InvalidArgument>([] { layout_of({-4}, 1); }),
             "tensor 0 of a flat layout has -4 elements; at least 1 is needed");
   const FlatLayout layout = layout_of({10, 300}, 3);
-  EXPECT_EQ(message_of([&] { (void)layout.shard_range(3); }),
+  EXPECT_EQ(message_of<InvalidArgument>([&] { (void)layout.shard_range(3); }),
             "flat layout is over 3 ranks; there is no rank 3");
-  EXPECT_EQ(message_of([&] { (void)layout.owned_elements(-1); }),
+  EXPECT_EQ(message_of<InvalidArgument>([&] { (void)layout.owned_elements(-1); }),
             "flat layout is over 3 ranks; there is no rank -1");
-  EXPECT_EQ(message_of([&] { (void)layout.tensor_offset(2); }),
+  EXPECT_EQ(message_of<InvalidArgument>([&] { (void)layout.tensor_offset(2); }),
             "flat layout has 2 tensors; there is no tensor 2");
-  EXPECT_EQ(message_of([&] { (void)layout.tensor_elements(-1); }),
+  EXPECT_EQ(message_of<InvalidArgument>([&] { (void)layout.tensor_elements(-1); }),
             "flat layout has 2 tensors; there is no tensor -1");
-  EXPECT_EQ(message_of([&] {
+  EXPECT_EQ(message_of<InvalidArgument>([&] {
               (void)layout.pieces({0, 769});
             }),
             "range [0, 769) leaves the flat buffer of 768 elements");
-  EXPECT_EQ(message_of([&] {
+  EXPECT_EQ(message_of<InvalidArgument>([&] {
               (void)layout.pieces({-1, 4});
             }),
             "range [-1, 4) leaves the flat buffer of 768 elements");
-  EXPECT_EQ(message_of([&] { (void)layout.locate(768); }),
+  EXPECT_EQ(message_of<InvalidArgument>([&] { (void)layout.locate(768); }),
             "element 768 lies outside the flat buffer of 768 elements");
-  EXPECT_THAT(message_of([&] { (void)layout.locate(-1); }), HasSubstr("element -1 lies outside"));
-  EXPECT_EQ(message_of([&] { (void)bucket_ranges(layout, 0); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { (void)layout.locate(-1); }),
+              HasSubstr("element -1 lies outside"));
+  EXPECT_EQ(message_of<InvalidArgument>([&] { (void)bucket_ranges(layout, 0); }),
             "bucket of 0 elements; at least 1 is needed");
-  EXPECT_EQ(message_of([&] { (void)overlaps(layout, layout_of({10}, 3), 0); }),
+  EXPECT_EQ(message_of<InvalidArgument>([&] { (void)overlaps(layout, layout_of({10}, 3), 0); }),
             "layouts of different tensors cannot overlap: one has 2 tensors, the other 1");
   EXPECT_EQ(
-      message_of([&] {
+      message_of<InvalidArgument>([&] {
         (void)overlaps(layout, layout_of({10, 301}, 3), 0);
       }),
       "layouts of different tensors cannot overlap: tensor 1 has 300 elements in one, 301 in the other");
-  EXPECT_EQ(message_of([&] {
+  EXPECT_EQ(message_of<InvalidArgument>([&] {
               (void)overlaps(layout, layout_of({10, 300}, 4), 4);
             }),
             "flat layout is over 4 ranks; there is no rank 4");
 
   const std::string too_many =
       " ranks would pass 1152921504606846975 elements; split the unit in smaller ones";
-  EXPECT_EQ(message_of([] { layout_of({max64}, 1); }), "flat buffer of 1 tensors over 1" + too_many);
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(message_of<InvalidArgument>([] { layout_of({max64}, 1); }),
+            "flat buffer of 1 tensors over 1" + too_many);
+  EXPECT_EQ(message_of<InvalidArgument>([] {
               layout_of({max64 / 16, max64 / 16, max64 / 16}, 2);
             }),
             "flat buffer of 3 tensors over 2" + too_many);
   // Fits as it is, but not rounded up to whole shards.
-  EXPECT_EQ(message_of([] { layout_of({max64 / 8}, 1); }), "flat buffer of 1 tensors over 1" + too_many);
-  EXPECT_EQ(message_of([] { layout_of({max64 / 8 - 300}, 2147483647); }),
+  EXPECT_EQ(message_of<InvalidArgument>([] { layout_of({max64 / 8}, 1); }),
+            "flat buffer of 1 tensors over 1" + too_many);
+  EXPECT_EQ(message_of<InvalidArgument>([] { layout_of({max64 / 8 - 300}, 2147483647); }),
             "flat buffer of 1 tensors over 2147483647" + too_many);
   const std::int64_t largest = max64 / 8 / 256 * 256;
   EXPECT_EQ(layout_of({largest}, 1).padded_elements(), largest);
