@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "tranche/bench/figures.h"
+#include "tranche/bench/flags.h"
 #include "tranche/bench/raw_io.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"
@@ -21,6 +23,7 @@
 namespace {
 
 using namespace tranche;
+using bench::median;
 
 struct Settings {
   std::string directory = ".";
@@ -34,32 +37,13 @@ void ours(BlockIo& io, File& file, bool writing, char* memory, const Settings& s
   io.wait(writing ? io.write(file, 0, memory, settings.bytes) : io.read(file, 0, memory, settings.bytes));
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 Settings parse(int argc, char** argv) {
   Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (i + 1 == argc) throw ConfigurationError("'" + flag + "' needs a value, or is unknown");
-    const std::string value = argv[++i];
-    if (flag == "--dir") {
-      settings.directory = value;
-    } else if (flag == "--mib") {
-      settings.bytes = std::stoll(value) << 20;
-    } else if (flag == "--block-kib") {
-      settings.block = std::stoll(value) << 10;
-    } else if (flag == "--depth") {
-      settings.depth = std::stoi(value);
-    } else if (flag == "--repeats") {
-      settings.repeats = std::stoi(value);
-    } else {
-      throw ConfigurationError("unknown flag '" + flag + "'");
-    }
-  }
+  bench::parse_flags(
+      argc, argv,
+      {bench::text_flag("--dir", settings.directory), bench::number_flag("--mib", settings.bytes, 20),
+       bench::number_flag("--block-kib", settings.block, 10), bench::number_flag("--depth", settings.depth),
+       bench::number_flag("--repeats", settings.repeats)});
   if (settings.bytes < settings.block || settings.bytes % settings.block != 0 || settings.repeats < 1) {
     throw ConfigurationError("--mib must be a multiple of --block-kib, and --repeats at least 1");
   }
@@ -159,11 +143,5 @@ void run(const Settings& settings) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    run(parse(argc, argv));
-    return 0;
-  } catch (const tranche::Error& error) {
-    fmt::print(stderr, "bench_block_io: {}\n", error.message());
-    return static_cast<int>(error.exit_status());
-  }
+  return tranche::bench::run_program("bench_block_io", [&] { run(parse(argc, argv)); });
 }

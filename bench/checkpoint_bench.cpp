@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "tranche/bench/figures.h"
+#include "tranche/bench/flags.h"
 #include "tranche/bench/raw_io.h"
 #include "tranche/checkpoint/folder.h"
 #include "tranche/checkpoint/reader.h"
@@ -27,6 +29,7 @@
 namespace {
 
 using namespace tranche;
+using bench::median;
 using namespace tranche::checkpoint;
 
 struct Settings {
@@ -54,12 +57,6 @@ Layout make_bench_layout(std::int64_t bytes, int world) {
   }
   return make_layout(units, {{"exp_avg", DataType::float32}, {"exp_avg_sq", DataType::float32}},
                      DataType::float32, DataType::float32, world);
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 class Bench {
@@ -336,20 +333,10 @@ void Bench::run() {
 
 Settings parse(int argc, char** argv) {
   Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (i + 1 == argc) throw ConfigurationError("'" + flag + "' needs a value, or is unknown");
-    const std::string value = argv[++i];
-    if (flag == "--dir") {
-      settings.directory = value;
-    } else if (flag == "--mib") {
-      settings.bytes = std::stoll(value) << 20;
-    } else if (flag == "--repeats") {
-      settings.repeats = std::stoi(value);
-    } else {
-      throw ConfigurationError("unknown flag '" + flag + "'");
-    }
-  }
+  bench::parse_flags(
+      argc, argv,
+      {bench::text_flag("--dir", settings.directory), bench::number_flag("--mib", settings.bytes, 20),
+       bench::number_flag("--repeats", settings.repeats)});
   if (settings.bytes < std::int64_t{1} << 20 || settings.repeats < 1) {
     throw ConfigurationError("--mib and --repeats must be at least 1");
   }
@@ -359,11 +346,5 @@ Settings parse(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    Bench(parse(argc, argv)).run();
-    return 0;
-  } catch (const tranche::Error& error) {
-    fmt::print(stderr, "bench_checkpoint: {}\n", error.message());
-    return static_cast<int>(error.exit_status());
-  }
+  return tranche::bench::run_program("bench_checkpoint", [&] { Bench(parse(argc, argv)).run(); });
 }

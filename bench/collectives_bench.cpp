@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "tranche/bench/figures.h"
 #include "tranche/comm/mpi.h"
 #include "tranche/comm/window_memory.h"
 #include "tranche/core/clock.h"
@@ -37,6 +38,7 @@
 namespace {
 
 using namespace tranche;
+using bench::median;
 
 struct Settings {
   std::vector<std::int64_t> sizes{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
@@ -45,12 +47,6 @@ struct Settings {
   std::vector<std::string> operations, ways;  // empty: all
   std::string json;
 };
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
 
 std::int64_t bytes_of(const std::string& text) {
   std::size_t end = 0;

@@ -2,7 +2,6 @@
 // spans of every kernel, looks at the process), step about.
 // bench_memory_profile [--model gpt-mini] [--rounds 60] [--micro-batch 4] [--sequence 128] [--control 1]
 #include <fmt/format.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,12 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "tranche/core/clock.h"
+#include "tranche/bench/figures.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/memory_profile.h"
 #include "tranche/models/gpt.h"
 
 using namespace tranche;
+using namespace tranche::bench;
 
 namespace {
 
@@ -25,13 +25,6 @@ struct Settings {
   std::int64_t rounds = 60, micro_batch = 4, sequence = 128;
   bool control = false;  ///< profile neither: what the bench cannot tell apart
 };
-
-/// Processor seconds of all threads: beside the wall clock, as machines are shared.
-double processor_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
 
 class Side {
  public:
@@ -53,15 +46,12 @@ class Side {
         std::make_unique<Engine>(*runtime_, models::Gpt::spec(model_.config(), settings.sequence), config);
     view_ = {tokens_.data(), DataType::int32, {settings.micro_batch, settings.sequence}};
   }
-  struct Cost {
-    double wall = 0, processor = 0;
-  };
-  Cost step() {
-    const double wall = seconds_now(), processor = processor_seconds();
+  Seconds step() {
+    const Seconds begin = clocks_now();
     model_.forward_backward(*engine_, {view_, view_, samples_});
     const StepResult result = engine_->step();
     if (profile_) profile_->end_step(result.step);
-    return {seconds_now() - wall, processor_seconds() - processor};
+    return clocks_now() - begin;
   }
   std::int64_t events() const { return profile_ ? profile_->timeline().record().events() : 0; }
   std::int64_t spans() const { return runtime_->trace() != nullptr ? runtime_->trace()->size() : 0; }
@@ -75,11 +65,6 @@ class Side {
   std::unique_ptr<MemoryProfile> profile_;
   std::unique_ptr<Engine> engine_;
 };
-
-double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
-}
 
 }  // namespace
 
@@ -102,7 +87,7 @@ int main(int argc, char** argv) {
   std::vector<double> wall, processor, wall_ratio, processor_ratio;
   for (std::int64_t round = 0; round < settings.rounds; ++round) {
     // Who is first changes, so that what the one leaves behind favours neither.
-    Side::Cost without{}, with{};
+    Seconds without, with;
     if (round % 2 == 0) without = plain.step();
     with = profiled.step();
     if (round % 2 == 1) without = plain.step();

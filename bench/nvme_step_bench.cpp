@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "tranche/bench/figures.h"
+#include "tranche/bench/flags.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
 #include "tranche/kernels/optimizer_update.h"
@@ -29,6 +31,7 @@
 namespace {
 
 using namespace tranche;
+using bench::median;
 
 struct Settings {
   std::string directory = ".";
@@ -42,12 +45,6 @@ struct Settings {
   std::int64_t block = 0;  // 0: calibrated, as depth
   int depth = 0;
 };
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
 
 class Bench {
  public:
@@ -295,43 +292,27 @@ void Bench::run() {
              of_fio.empty() ? std::string("none") : fmt::format("{:.3f}", median(of_fio)));
 }
 
+BlockIoEngine engine_of(const std::string& name) {
+  for (const BlockIoEngine engine :
+       {BlockIoEngine::automatic, BlockIoEngine::uring, BlockIoEngine::threads}) {
+    if (name == name_of(engine)) return engine;
+  }
+  throw ConfigurationError("unknown engine '" + name + "'");
+}
+
 Settings parse(int argc, char** argv) {
   Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (i + 1 == argc) throw ConfigurationError("'" + flag + "' needs a value, or is unknown");
-    const std::string value = argv[++i];
-    if (flag == "--dir") {
-      settings.directory = value;
-    } else if (flag == "--elements") {
-      settings.elements = std::stoll(value);
-    } else if (flag == "--tile") {
-      settings.tile = std::stoll(value);
-    } else if (flag == "--buffers") {
-      settings.buffers = std::stoi(value);
-    } else if (flag == "--threads") {
-      settings.threads = std::stoi(value);
-    } else if (flag == "--updates") {
-      settings.updates = std::stoi(value);
-    } else if (flag == "--repeats") {
-      settings.repeats = std::stoi(value);
-    } else if (flag == "--block-kib") {
-      settings.block = std::stoll(value) << 10;
-    } else if (flag == "--depth") {
-      settings.depth = std::stoi(value);
-    } else if (flag == "--engine") {
-      bool known = false;
-      for (const BlockIoEngine engine :
-           {BlockIoEngine::automatic, BlockIoEngine::uring, BlockIoEngine::threads}) {
-        if (value != name_of(engine)) continue;
-        settings.engine = engine;
-        known = true;
-      }
-      if (!known) throw ConfigurationError("unknown engine '" + value + "'");
-    } else {
-      throw ConfigurationError("unknown flag '" + flag + "'");
-    }
-  }
+  bench::parse_flags(argc, argv,
+                     {bench::text_flag("--dir", settings.directory),
+                      bench::number_flag("--elements", settings.elements),
+                      bench::number_flag("--tile", settings.tile),
+                      bench::number_flag("--buffers", settings.buffers),
+                      bench::number_flag("--threads", settings.threads),
+                      bench::number_flag("--updates", settings.updates),
+                      bench::number_flag("--repeats", settings.repeats),
+                      bench::number_flag("--block-kib", settings.block, 10),
+                      bench::number_flag("--depth", settings.depth),
+                      {"--engine", [&](const std::string& value) { settings.engine = engine_of(value); }}});
   if (settings.elements < 1 || settings.tile < 1 || settings.repeats < 1 || settings.updates < 1) {
     throw ConfigurationError("--elements, --tile, --updates and --repeats must be at least 1");
   }
@@ -341,11 +322,5 @@ Settings parse(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    Bench(parse(argc, argv)).run();
-    return 0;
-  } catch (const tranche::Error& error) {
-    fmt::print(stderr, "bench_nvme_step: {}\n", error.message());
-    return static_cast<int>(error.exit_status());
-  }
+  return tranche::bench::run_program("bench_nvme_step", [&] { Bench(parse(argc, argv)).run(); });
 }

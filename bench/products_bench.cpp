@@ -1,30 +1,9 @@
 #include "tranche/bench/products_bench.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <map>
 
-#include "tranche/core/clock.h"
-
 namespace tranche::bench {
-
-Seconds clocks_now() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return {seconds_now(), static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec)};
-}
-
-Seconds operator-(const Seconds& a, const Seconds& b) {
-  return {a.wall - b.wall, a.processor - b.processor};
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
 
 namespace {
 

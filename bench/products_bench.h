@@ -7,18 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "tranche/bench/figures.h"
 #include "tranche/kernels/matmul_log.h"
 
 namespace tranche::bench {
-
-/// Seconds of one and the same thing by both clocks.
-struct Seconds {
-  double wall = 0, processor = 0;
-};
-
-/// Wall clock and processor seconds of all threads.
-Seconds clocks_now();
-Seconds operator-(const Seconds& a, const Seconds& b);
 
 /// One way to compute a product on its own operands: random numbers, in the layout that the way likes best;
 /// the time to bring them there is not part of run().
@@ -68,7 +60,5 @@ class BareProducts {
   std::vector<Entry> entries_;
   std::size_t rounds_ = 0;
 };
-
-double median(std::vector<double> values);
 
 }  // namespace tranche::bench

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "tranche/bench/figures.h"
+#include "tranche/bench/flags.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/offload/aligned_buffer.h"
@@ -22,6 +24,7 @@
 namespace {
 
 using namespace tranche;
+using bench::median;
 
 struct Settings {
   std::string directory = ".";
@@ -32,12 +35,6 @@ struct Settings {
 };
 
 constexpr OperationLabel label{"bench", "save", Traffic::control, Tier::host};
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
 
 /// A chain of square matrices: x_{u+1} = x_u W_u, and the loss is the mean square of what comes out.
 class Chain {
@@ -188,24 +185,11 @@ void run(Runtime& runtime, const Settings& settings) {
 
 Settings parse(int argc, char** argv) {
   Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (i + 1 == argc) throw ConfigurationError("'" + flag + "' needs a value, or is unknown");
-    const std::string value = argv[++i];
-    if (flag == "--dir") {
-      settings.directory = value;
-    } else if (flag == "--mib") {
-      settings.bytes = std::stoll(value) << 20;
-    } else if (flag == "--repeats") {
-      settings.repeats = std::stoi(value);
-    } else if (flag == "--rows") {
-      settings.rows = std::stoll(value);
-    } else if (flag == "--threads") {
-      settings.threads = std::stoi(value);
-    } else {
-      throw ConfigurationError("unknown flag '" + flag + "'");
-    }
-  }
+  bench::parse_flags(
+      argc, argv,
+      {bench::text_flag("--dir", settings.directory), bench::number_flag("--mib", settings.bytes, 20),
+       bench::number_flag("--repeats", settings.repeats), bench::number_flag("--rows", settings.rows),
+       bench::number_flag("--threads", settings.threads)});
   if (settings.bytes < std::int64_t{1} << 20 || settings.repeats < 1) {
     throw ConfigurationError("--mib and --repeats must be at least 1");
   }
@@ -216,12 +200,8 @@ Settings parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  try {
-    settings = parse(argc, argv);
-  } catch (const tranche::Error& error) {
-    fmt::print(stderr, "bench_save: {}\n", error.message());
-    return static_cast<int>(error.exit_status());
-  }
+  const int status = tranche::bench::run_program("bench_save", [&] { settings = parse(argc, argv); });
+  if (status != 0) return status;
   Runtime runtime = Runtime::from_environment({.threads = settings.threads});
   try {
     run(runtime, settings);

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tranche/bench/figures.h"
 #include "tranche/bench/products_bench.h"
 #include "tranche/bench/step_parts.h"
 #include "tranche/device/cpu/cpu_streams.h"
@@ -122,11 +123,6 @@ std::string text_of(const kernels::Product& p) {
   return fmt::format("{}x{}x{} {}{}{} {}", p.m, p.n, p.k, p.transpose_a ? 't' : 'n',
                      p.transpose_b ? 't' : 'n', p.accumulate ? '+' : ' ',
                      p.c_dtype == p.dtype ? "" : "to fp32");
-}
-
-double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "tranche/bench/products_bench.h"
+#include "tranche/bench/figures.h"
 
 namespace tranche::bench {
 
