@@ -114,36 +114,15 @@ void backward_columns(const LayerNormBackward& call, std::int64_t first, std::in
 }
 
 void forward(const LayerNormForward& call, std::int64_t row) {
-  switch (call.dtype) {
-    case DataType::bfloat16:
-      return forward_row<bfloat16>(call, row);
-    case DataType::float16:
-      return forward_row<float16>(call, row);
-    default:
-      return forward_row<float>(call, row);
-  }
+  with_floating(call.dtype, [&](auto type) { forward_row<decltype(type)>(call, row); });
 }
 
 void backward(const LayerNormBackward& call, std::int64_t row) {
-  switch (call.dtype) {
-    case DataType::bfloat16:
-      return backward_row<bfloat16>(call, row);
-    case DataType::float16:
-      return backward_row<float16>(call, row);
-    default:
-      return backward_row<float>(call, row);
-  }
+  with_floating(call.dtype, [&](auto type) { backward_row<decltype(type)>(call, row); });
 }
 
 void parameter_gradients(const LayerNormBackward& call, std::int64_t first, std::int64_t width) {
-  switch (call.dtype) {
-    case DataType::bfloat16:
-      return backward_columns<bfloat16>(call, first, width);
-    case DataType::float16:
-      return backward_columns<float16>(call, first, width);
-    default:
-      return backward_columns<float>(call, first, width);
-  }
+  with_floating(call.dtype, [&](auto type) { backward_columns<decltype(type)>(call, first, width); });
 }
 
 }  // namespace tranche::kernels::cpu::HWY_NAMESPACE
