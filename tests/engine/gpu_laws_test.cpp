@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "odd_model.h"
+#include "same_bits.h"
 #include "tranche/core/random.h"
 #include "tranche/device/cuda_probe.h"
 #include "tranche/tests/core/rounds.h"
@@ -27,17 +28,6 @@ OddRun on_gpu() {
   run.device = DeviceKind::cuda;
   run.steps = 3;  // as it comes, recorded, planned
   return run;
-}
-
-void expect_same(const OddResult& expected, const OddResult& actual, const OddRun& run) {
-  EXPECT_EQ(expected.weights, actual.weights) << run.to_string();
-  EXPECT_EQ(expected.state, actual.state) << run.to_string();
-  ASSERT_EQ(expected.steps.size(), actual.steps.size());
-  for (std::size_t s = 0; s < expected.steps.size(); ++s) {
-    EXPECT_EQ(expected.steps[s].loss, actual.steps[s].loss) << run.to_string() << " step " << s + 1;
-    EXPECT_EQ(expected.steps[s].gradient_norm, actual.steps[s].gradient_norm) << run.to_string();
-    EXPECT_TRUE(actual.steps[s].applied) << actual.steps[s].skipped_because;
-  }
 }
 
 TEST_F(GpuLaws, SameBitsOverStages) {

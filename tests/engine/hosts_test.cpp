@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "odd_model.h"
+#include "same_bits.h"
 #include "tranche/partition/flat_layout.h"
 #include "tranche/tests/core/rounds.h"
 
@@ -27,16 +28,6 @@ class Hosts : public ::testing::TestWithParam<std::tuple<Layout, DataType>> {
   }
   static int ranks_per_host() { return std::get<0>(GetParam()).ranks_per_host; }
 };
-
-void expect_same(const OddResult& expected, const OddResult& actual, const OddRun& run) {
-  EXPECT_EQ(expected.weights, actual.weights) << run.to_string();
-  EXPECT_EQ(expected.state, actual.state) << run.to_string();
-  ASSERT_EQ(expected.steps.size(), actual.steps.size());
-  for (std::size_t s = 0; s < expected.steps.size(); ++s) {
-    EXPECT_EQ(expected.steps[s].loss, actual.steps[s].loss) << run.to_string();
-    EXPECT_EQ(expected.steps[s].gradient_norm, actual.steps[s].gradient_norm) << run.to_string();
-  }
-}
 
 TEST_P(Hosts, TheBitsAreThoseOfOneHostWithTheSameBracket) {
   int point = 0;

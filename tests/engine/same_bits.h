@@ -1,0 +1,33 @@
+#pragma once
+/// What laws of equal bits compare.
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+
+#include "odd_model.h"
+
+namespace tranche::test {
+
+enum class Skips { none, as_expected };
+
+/// Two runs of the odd model ended with the same bits, and every step of theirs told the same. With
+/// Skips::none every step of `actual` was applied.
+inline void expect_same(const OddResult& expected, const OddResult& actual, const OddRun& run,
+                        Skips skips = Skips::none) {
+  EXPECT_EQ(expected.weights, actual.weights) << run.to_string();
+  EXPECT_EQ(expected.state, actual.state) << run.to_string();
+  ASSERT_EQ(expected.steps.size(), actual.steps.size());
+  for (std::size_t s = 0; s < expected.steps.size(); ++s) {
+    // fp64 sums in a fixed order: equal bits, not merely close.
+    EXPECT_EQ(expected.steps[s].loss, actual.steps[s].loss) << run.to_string() << " step " << s + 1;
+    EXPECT_EQ(expected.steps[s].gradient_norm, actual.steps[s].gradient_norm) << run.to_string();
+    EXPECT_EQ(expected.steps[s].clip_coefficient, actual.steps[s].clip_coefficient) << run.to_string();
+    EXPECT_EQ(expected.steps[s].applied, actual.steps[s].applied) << run.to_string();
+    if (skips == Skips::none) {
+      EXPECT_TRUE(actual.steps[s].applied) << actual.steps[s].skipped_because;
+    }
+  }
+}
+
+}  // namespace tranche::test
