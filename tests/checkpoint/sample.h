@@ -12,6 +12,7 @@
 #include "tranche/checkpoint/shard_writer.h"
 #include "tranche/checkpoint/storage.h"
 #include "tranche/device/memory_resources.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche::testing {
 
@@ -54,15 +55,6 @@ std::string save_sample(checkpoint::Storage storage, checkpoint::RunFolder& run,
                         const checkpoint::Layout& layout, std::int64_t step, Way way = Way::image,
                         int variant = 0);
 
-/// The message of the error that `body` throws; "nothing was thrown" otherwise.
-template <typename ErrorType, typename Body>
-std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const ErrorType& error) {
-    return error.message();
-  }
-  return "nothing was thrown";
-}
+using test::message_of;
 
 }  // namespace tranche::testing

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "odd_model.h"
-#include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche::test {
 
@@ -22,19 +22,6 @@ inline void on_ranks(const OddRun& run, const std::function<void(Engine&, Runtim
     Engine engine(runtime, odd_model(run.single_unit), config);
     body(engine, runtime);
   });
-}
-
-/// Text of the error of type E that `call` throws.
-template <typename E>
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.message();
-  } catch (const std::exception& error) {
-    return std::string("another type of error: ") + error.what();
-  }
-  return "no error";
 }
 
 /// All micro-batches of a step.
