@@ -26,9 +26,11 @@ if(MODE STREQUAL "installed")
     endforeach()
   endforeach()
 else()
-  # The smallest build, so that it is quick: plain kernels, no backends, no optimisation, few units.
-  list(APPEND options -DTRANCHE_SOURCE=${SOURCE} -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0
-       -DTRANCHE_PLAIN_KERNELS=ON -DCMAKE_UNITY_BUILD=ON
+  # The smallest build, so that it is quick: plain kernels for one instruction set, no backends, no optimisation, few
+  # units.
+  list(APPEND options -DTRANCHE_SOURCE=${SOURCE} -DCMAKE_BUILD_TYPE=Debug
+       "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -DHWY_COMPILE_ONLY_STATIC"
+       -DTRANCHE_PLAIN_KERNELS=ON -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16
        -DTRANCHE_MPI=OFF -DTRANCHE_CUDA=OFF -DTRANCHE_URING=OFF)
 endif()
 run(${CMAKE_COMMAND} -S ${SOURCE}/tests/consumer/project -B ${WORK}/build ${options})

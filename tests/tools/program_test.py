@@ -4,6 +4,7 @@
 Suites: alone, configurations, errors, failures, hosts, digests, memory, offload, plan, report. Every failed check prints the command that shows it.
 """
 
+import concurrent.futures
 import json
 import os
 import shlex
@@ -118,8 +119,10 @@ def suite_errors():
          "\"n_head\" 5 does not divide"),
         (["--flag"], "unknown flag --flag"),
     ]
-    for flags, text in cases:
-        expect(TINY + flags, 2, 2, [text], once="tranche: ")
+    # Three at once, as mpirun waits for a second before it ends a job that failed.
+    with concurrent.futures.ThreadPoolExecutor(3) as jobs:
+        for done in [jobs.submit(expect, TINY + flags, 2, 2, [text], once="tranche: ") for flags, text in cases]:
+            done.result()
     # Met by both ranks at once, after the start; more than one rank may get to say it.
     expect(TINY + ["--device-memory", "10MiB", "--set", "tranche.workspace=32MiB"], 2, 3, ["10.00 MiB"], once="tranche: ")
 
