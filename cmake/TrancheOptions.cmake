@@ -16,6 +16,7 @@ option(TRANCHE_BENCHES "Build the benches" ${PROJECT_IS_TOP_LEVEL})
 option(TRANCHE_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(TRANCHE_INSTALL "Make install rules" ${PROJECT_IS_TOP_LEVEL})
 option(TRANCHE_WERROR "Make warnings errors" OFF)
+option(TRANCHE_WHOLE_TESTS "Make a test program one test, not each of its cases" OFF)
 option(TRANCHE_PLAIN_KERNELS "Matmul by plain loops, no BLAS and no oneDNN (for sanitizers)" OFF)
 set(TRANCHE_SANITIZE "" CACHE STRING "Sanitizers: address,undefined or thread")
 
@@ -48,10 +49,16 @@ target_compile_options(tranche_flags INTERFACE
 if(CMAKE_UNITY_BUILD)
   # Every source is an included file there, whose anonymous namespaces GCC takes for a header's.
   target_compile_options(tranche_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+  # Units are large there, and a tenth of the time GCC spends on them is for collecting garbage: above 1 GB only.
+  target_compile_options(tranche_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=1000000>)
 endif()
 if(TRANCHE_SANITIZE)
   target_compile_options(tranche_flags INTERFACE
     "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${TRANCHE_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
+  # A check of every pointer used doubles the time to compile: where memory is taken for what it was not made as
+  # (see tranche_library). What is read or written at null AddressSanitizer reports anyway.
+  target_compile_options(tranche_flags INTERFACE
+    "$<$<AND:$<COMPILE_LANGUAGE:C,CXX>,$<NOT:$<BOOL:$<TARGET_PROPERTY:TRANCHE_POINTER_CHECKS>>>>:-fno-sanitize=null,alignment>")
   target_link_options(tranche_flags INTERFACE -fsanitize=${TRANCHE_SANITIZE})
 endif()
 find_program(tranche_mold mold)

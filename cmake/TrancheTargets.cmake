@@ -13,6 +13,9 @@ function(tranche_library folder)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${tranche_include_dir}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  if(folder MATCHES "^(comm|offload|checkpoint)$")  # memory that others filled
+    set_target_properties(${target} PROPERTIES TRANCHE_POINTER_CHECKS ON)
+  endif()
   if(TRANCHE_SANITIZE AND folder MATCHES "^(engine|tools)$")
     target_compile_options(${target} PRIVATE -O0)  # no loops over elements here, and much that is slow to compile
   endif()

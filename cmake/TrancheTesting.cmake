@@ -1,9 +1,9 @@
 # tranche_test(<name> SOURCES ... [ALONE ...] [LINK ...] [LABELS unit|mpi|gpu|slow ...] [TIMEOUT s] [MPI_RANKS n ...]
-#              [SHARDS n] [SLOW_CASES])
-# One GoogleTest program. Without MPI_RANKS every case is a CTest test (in sanitized builds the program is one, as
-# starting a sanitized process costs more than most cases); with it the program runs whole under mpirun once for
-# each rank count. SHARDS says in how many tests a sanitized program's cases are run, for those that take longest: so
-# all cores stay busy to the end. Sources under ALONE stay units of their own in a unity build (see tranche_library).
+#              [SHARDS n] [LOOPS] [SLOW_CASES])
+# One GoogleTest program. Without MPI_RANKS every case is a CTest test (with TRANCHE_WHOLE_TESTS and in sanitized builds
+# the program is one, as starting a process that links all libraries costs more than most cases); with it the program
+# runs whole under mpirun once for each rank count. SHARDS says in how many tests a sanitized program's cases are run,
+# for those that take longest: so all cores stay busy to the end. LOOPS says that the test's own loops take longest. Sources under ALONE stay units of their own in a unity build (see tranche_library).
 # With SLOW_CASES, suites whose names end in Slow have the label slow instead. The target <label>_tests builds all
 # programs of a label.
 find_package(GTest REQUIRED)
@@ -13,7 +13,7 @@ foreach(label unit gpu)  # asked for by name, also where they are empty
 endforeach()
 
 function(tranche_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SLOW_CASES" "TIMEOUT;SHARDS" "SOURCES;ALONE;LINK;LABELS;MPI_RANKS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SLOW_CASES;LOOPS" "TIMEOUT;SHARDS" "SOURCES;ALONE;LINK;LABELS;MPI_RANKS")
   if(arg_ALONE)
     set_source_files_properties(${arg_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     list(APPEND arg_SOURCES ${arg_ALONE})
@@ -29,8 +29,10 @@ function(tranche_test name)
   # Compiles in half to two thirds of the time; what is tested is optimised all the same.
   if(TRANCHE_SANITIZE)
     target_compile_options(${name} PRIVATE -O0)
-  else()
+  elseif(arg_LOOPS)
     target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  else()
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O0>)
   endif()
   foreach(label ${arg_LABELS})
     if(NOT TARGET ${label}_tests)
@@ -52,15 +54,18 @@ function(tranche_test name)
     if(arg_SLOW_CASES)
       set(quick TEST_FILTER "-*Slow.*")
     endif()
-    if(TRANCHE_SANITIZE)
+    if(TRANCHE_SANITIZE OR TRANCHE_WHOLE_TESTS)
       if(arg_SLOW_CASES)
         add_test(NAME ${name}.slow COMMAND ${name} --gtest_brief=1 --gtest_filter=*Slow.*)
         set_tests_properties(${name}.slow PROPERTIES LABELS slow TIMEOUT 3600)
         set(quick "--gtest_filter=-*Slow.*")
       endif()
-      if(NOT arg_SHARDS)
+      if(NOT arg_SHARDS OR NOT TRANCHE_SANITIZE)
         add_test(NAME ${name} COMMAND ${name} --gtest_brief=1 ${quick})
         set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 900)
+        if(arg_SHARDS)
+          set_tests_properties(${name} PROPERTIES COST 100)  # first
+        endif()
         return()
       endif()
       foreach(shard RANGE 1 ${arg_SHARDS})

@@ -2,20 +2,22 @@
 # Builds Tranche and runs its tests: release, then AddressSanitizer + UndefinedBehaviorSanitizer on an emulated GPU, then
 # ThreadSanitizer over the programs whose threads are ours. Ends at the first suite that fails; the time table is printed in any case.
 #   scripts/test.sh [--full] [--filter REGEX]
-#     --full          the tests labelled slow too
-#     --filter REGEX  only tests whose name matches
+#     --full          the tests labelled slow too, and every source compiled as a unit of its own
+#     --filter REGEX  only tests whose name matches; release tests are single cases then, else whole programs
 # Exit status: 0 all passed, 1 a suite failed, 2 usage or missing packages (see scripts/setup.sh).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 exclude=(-LE '^slow$')
 filter=()
+whole=ON
 while [ $# -gt 0 ]; do
   case $1 in
     --full) exclude=() ;;
     --filter)
       [ $# -gt 1 ] || { echo "test.sh: --filter needs a regular expression" >&2; exit 2; }
       filter=(-R "$2" --no-tests=ignore)
+      whole=OFF
       shift
       ;;
     -h | --help) sed -n '2,7s/^# \?//p' "$0"; exit 0 ;;
@@ -80,7 +82,7 @@ show() { grep --line-buffered -vE '^ +(Start +)?[0-9]+(: |/[0-9]+ Test .* Passed
 build() {  # PRESET TARGET...
   local preset=$1
   shift
-  cmake --preset "$preset" -DTRANCHE_WERROR=ON > "$logs/configure-$preset.log" 2>&1 ||
+  cmake --preset "$preset" -DTRANCHE_WERROR=ON -DTRANCHE_WHOLE_TESTS=$whole > "$logs/configure-$preset.log" 2>&1 ||
     { cat "$logs/configure-$preset.log"; return 1; }
   cmake --build --preset "$preset" --target "$@" --parallel "$jobs" -- --quiet
 }
@@ -94,8 +96,10 @@ run_tests() {  # PRESET
 }
 
 suite "include check" scripts/check_includes.py
-suite "build release" build release all
-suite "tests release" run_tests release
+# Release too is built in few large units here (preset ci): half the time of preset release, which nothing else differs from.
+suite "build release" build ci all
+suite "tests release" run_tests ci
+if [ ${#exclude[@]} -eq 0 ]; then suite "build alone" build release all; fi
 suite "build asan" build asan unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
 suite "tests asan" run_tests asan
 # Where our own threads meet; kernels and models are run by those of the engine's tests.
