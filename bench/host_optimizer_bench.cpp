@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <memory>
+#include <random>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -137,10 +139,12 @@ class Case {
     rule_->apply_segments(device_->compute_stream(), step, stretch_, segments_);
   }
 
-  /// Seconds of one call; as many calls as fill the time asked for.
+  /// Seconds of one call: after one that is not timed, as many as fill the time asked for. What runs first
+  /// after something else finds the caches, and the memory's clocks, as that left them.
   template <class Call>
   double time(const Call& call) {
     const auto now = [&] { return settings_.processor ? processor_seconds() / threads_ : seconds_now(); };
+    call();
     const double start = now();
     int calls = 0;
     double end = start;
@@ -156,24 +160,29 @@ class Case {
     const std::size_t loops = settings_.ahead.size();
     std::vector<double> update_times, triad_times, arithmetic_times;
     std::vector<std::vector<double>> loop_times(loops);
-    for (int round = -1; round < settings_.rounds; ++round) {  // the first warms up
-      const double own = time([&] { update(); });
-      std::vector<double> others;
-      for (const std::int64_t ahead : settings_.ahead) {
-        others.push_back(time([&] { bench_pass(ahead); }));
-      }
-      const double floor = time([&] {
-        bench::triad(streams_.state[1], streams_.master, streams_.state[0], streams_.elements, threads_);
-      });
-      std::fill_n(streams_.state[1], streams_.elements, 0x1p-20f);
-      std::int64_t updated = 0;
-      const double resident = time([&] { updated = resident_.pass(streams_.elements); });
-      if (round < 0) continue;
-      update_times.push_back(own);
-      triad_times.push_back(floor);
-      arithmetic_times.push_back(resident * static_cast<double>(streams_.elements) /
-                                 static_cast<double>(updated));
-      for (std::size_t k = 0; k < loops; ++k) loop_times[k].push_back(others[k]);
+    std::vector<std::function<void()>> measurements{
+        [&] { update_times.push_back(time([&] { update(); })); },
+        [&] {
+          triad_times.push_back(time([&] {
+            bench::triad(streams_.state[1], streams_.master, streams_.state[0], streams_.elements, threads_);
+          }));
+          std::fill_n(streams_.state[1], streams_.elements, 0x1p-20f);
+        },
+        [&] {
+          std::int64_t updated = 0;
+          const double resident = time([&] { updated = resident_.pass(streams_.elements); });
+          arithmetic_times.push_back(resident * static_cast<double>(streams_.elements) /
+                                     static_cast<double>(updated));
+        }};
+    for (std::size_t k = 0; k < loops; ++k) {
+      measurements.push_back(
+          [&, k] { loop_times[k].push_back(time([&] { bench_pass(settings_.ahead[k]); })); });
+    }
+    // In another order each round, so that none has always the same before it.
+    std::mt19937 random(1);
+    for (int round = 0; round < settings_.rounds; ++round) {
+      std::shuffle(measurements.begin(), measurements.end(), random);
+      for (const auto& measure : measurements) measure();
     }
     // The faster of the loops is the floor.
     std::size_t best = 0;

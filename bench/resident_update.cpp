@@ -40,7 +40,7 @@ std::int64_t ResidentUpdate::pass(std::int64_t elements) {
   const AdamArguments adam{.learning_rate = 1e-4f,
                            .weight_decay = 0.1f,
                            .step_size = 2e-4f,
-                           .correction2_sqrt = 0.1f,
+                           .corrected_epsilon = 1e-9f,
                            .gradient_scale = 0.5f,
                            .decoupled = rule_ == "adamw"};
   const SgdArguments sgd{

@@ -14,11 +14,13 @@ namespace tranche::kernels {
 /// Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019). With g = gradient * gradient_scale:
 /// decoupled: w = w - (learning_rate * weight_decay) * w, else g = g + weight_decay * w; then
 /// m = beta1 m + (1 - beta1) g; v = beta2 v + ((1 - beta2) g) g;
-/// w = w - step_size * (m / (sqrt(v) / correction2_sqrt + epsilon)), where step_size = learning_rate /
-/// (1 - beta1^t) and correction2_sqrt = sqrt(1 - beta2^t) are computed in double and rounded to fp32.
+/// w = w - step_size * (m / (sqrt(v) + corrected_epsilon)), where step_size = learning_rate *
+/// sqrt(1 - beta2^t) / (1 - beta1^t) and corrected_epsilon = epsilon * sqrt(1 - beta2^t) are computed in
+/// double and rounded to fp32: both bias corrections in the order of section 2 of the paper, which spares
+/// each element a division.
 struct AdamArguments {
-  float learning_rate = 0, beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f, weight_decay = 0;
-  float step_size = 0, correction2_sqrt = 1;
+  float learning_rate = 0, beta1 = 0.9f, beta2 = 0.999f, weight_decay = 0;
+  float step_size = 0, corrected_epsilon = 1e-8f;
   float gradient_scale = 1;
   bool decoupled = true;
   bool apply = true;  ///< false: the update is masked (a skipped step); nothing is written

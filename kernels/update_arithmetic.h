@@ -18,7 +18,7 @@ constexpr void adam_element(const AdamArguments& a, float g, float& w, float& m,
   }
   m = a.beta1 * m + (1.0f - a.beta1) * g;
   v = a.beta2 * v + ((1.0f - a.beta2) * g) * g;
-  w = w - a.step_size * (m / (square_root(v) / a.correction2_sqrt + a.epsilon));
+  w = w - a.step_size * (m / (square_root(v) + a.corrected_epsilon));
 }
 
 /// One element of sgd_update with momentum; the buffer's old value is not looked at in the first step.

@@ -100,11 +100,11 @@ class Adam final : public Optimizer {
     arguments.learning_rate = static_cast<float>(rate);
     arguments.beta1 = beta1;
     arguments.beta2 = beta2;
-    arguments.epsilon = static_cast<float>(options_.epsilon);
     arguments.weight_decay = group.decay ? static_cast<float>(options_.weight_decay) : 0.0f;
     // In double, rounded once: 1 - beta^t loses most of fp32's digits for small t.
-    arguments.step_size = static_cast<float>(rate / (1 - std::pow(double{beta1}, t)));
-    arguments.correction2_sqrt = static_cast<float>(std::sqrt(1 - std::pow(double{beta2}, t)));
+    const double correction = std::sqrt(1 - std::pow(double{beta2}, t));
+    arguments.step_size = static_cast<float>(rate * correction / (1 - std::pow(double{beta1}, t)));
+    arguments.corrected_epsilon = static_cast<float>(options_.epsilon * correction);
     arguments.gradient_scale = step.gradient_scale;
     arguments.decoupled = options_.decoupled;
     arguments.apply = step.apply;

@@ -40,7 +40,7 @@ if ! command -v qemu-aarch64 > /dev/null; then
   echo "check_neon: not run: qemu-aarch64 is not there; apt-get install --no-install-recommends qemu-user"
   exit 0
 fi
-"$compiler" "${options[@]}" "$root"/tests/kernels/optimizer_bits.cpp "$root"/core/{shape,error}.cpp \
+"$compiler" "${options[@]}" "$root"/tests/kernels/optimizer_bits.cpp "$root"/core/{error,shape,thread}.cpp "$root/device/worker_team.cpp" \
   "$work/optimizer_update.o" -o "$work/optimizer_bits"
 qemu-aarch64 -L "$(dirname "$("$compiler" -print-file-name=libc.so)")/.." "$work/optimizer_bits" > "$work/bits"
 if ! diff "$root/tests/kernels/optimizer_bits.txt" "$work/bits" > "$work/differences"; then

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "tranche/core/tensor_view.h"
-#include "tranche/kernels/cpu/known_divisor.h"
 #include "tranche/kernels/cpu/optimizer_update.h"
 #include "tranche/kernels/optimizer_update.h"
 
@@ -14,12 +13,6 @@ namespace tranche::kernels::cpu {
 /// Stretches of at least this many elements write their weights with non-temporal stores: what passes through
 /// the caches then (28 bytes an element, 7 MiB) has evicted the first weights before the last are written.
 inline constexpr std::int64_t streaming_elements = 262144;
-
-/// Whether Adam may divide by correction2_sqrt with KnownDivisor: the root of a second moment is +0, NaN,
-/// infinite or in [2^-75, 2^64]. A -0 cannot come from these betas, as a square is added.
-inline bool divides_by_reciprocal(const AdamArguments& a) {
-  return KnownDivisor::covers(a.correction2_sqrt) && a.beta2 >= 0 && a.beta2 <= 1;
-}
 
 /// `second` and `weight` may be absent; so may `first`, of SGD without momentum.
 struct UpdateViews {

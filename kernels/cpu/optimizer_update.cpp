@@ -13,24 +13,19 @@
 #define HWY_TARGET_INCLUDE "tranche/kernels/cpu/optimizer_update.cpp"
 #include "hwy/foreach_target.h"
 #include "tranche/kernels/cpu/optimizer_streams.h"
-#include "tranche/kernels/cpu/quotient-inl.h"
 #include "tranche/kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// adam_element of update_arithmetic.h, a vector at a time. `by_reciprocal`: arguments for which
-/// divides_by_reciprocal holds, on a target with fused multiply-adds; a type of its own, as only then
-/// compilers keep the divisor's constants in registers through the loop.
-template <bool by_reciprocal>
+/// adam_element of update_arithmetic.h, a vector at a time.
 class AdamRule {
  public:
   static constexpr bool has_second = true;
   explicit AdamRule(const AdamArguments& arguments)
       : a_(arguments),
         decay_(arguments.decoupled ? arguments.learning_rate * arguments.weight_decay
-                                   : arguments.weight_decay),
-        correction_(arguments.correction2_sqrt) {}
+                                   : arguments.weight_decay) {}
   bool has_first() const { return true; }
   bool reads_first() const { return true; }
   template <class D, class V>
@@ -44,22 +39,13 @@ class AdamRule {
     }
     m = hn::Add(hn::Mul(hn::Set(d, a_.beta1), m), hn::Mul(hn::Set(d, 1.0f - a_.beta1), g));
     v = hn::Add(hn::Mul(hn::Set(d, a_.beta2), v), hn::Mul(hn::Mul(hn::Set(d, 1.0f - a_.beta2), g), g));
-    const auto denominator = hn::Add(corrected(d, hn::Sqrt(v)), hn::Set(d, a_.epsilon));
+    const auto denominator = hn::Add(hn::Sqrt(v), hn::Set(d, a_.corrected_epsilon));
     w = hn::Sub(w, hn::Mul(hn::Set(d, a_.step_size), hn::Div(m, denominator)));
   }
 
  private:
-  /// root / correction2_sqrt, of the two divisions and the root the one that can do without the divider.
-  template <class D, class V>
-  HWY_INLINE V corrected(D d, V root) const {
-#if HWY_NATIVE_FMA
-    if constexpr (by_reciprocal) return quotient(d, root, correction_);
-#endif
-    return hn::Div(root, hn::Set(d, a_.correction2_sqrt));
-  }
   AdamArguments a_;
   float decay_;
-  KnownDivisor correction_;
 };
 
 /// sgd_element and sgd_momentum_element, a vector at a time; the buffer is the first moment.
@@ -205,12 +191,7 @@ HWY_INLINE void update_dispatch(const Rule& rule, const UpdateViews& views, std:
 
 void adam(const AdamArguments& arguments, const UpdateViews& views, std::int64_t first, std::int64_t count,
           bool streaming) {
-#if HWY_NATIVE_FMA
-  if (views.tuning.by_reciprocal && divides_by_reciprocal(arguments)) {
-    return update_dispatch(AdamRule<true>(arguments), views, first, count, streaming);
-  }
-#endif
-  update_dispatch(AdamRule<false>(arguments), views, first, count, streaming);
+  update_dispatch(AdamRule(arguments), views, first, count, streaming);
 }
 void sgd(const SgdArguments& arguments, const UpdateViews& views, std::int64_t first, std::int64_t count,
          bool streaming) {
@@ -262,7 +243,7 @@ bool streams(std::span<const UpdateSegment> segments, const TensorView& weight) 
 
 UpdateTuning update_tuning() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_is("intel")) return {.prefetch_bytes = 1024, .by_reciprocal = true};
+  if (__builtin_cpu_is("intel")) return {.prefetch_bytes = 1024};
 #endif
   return {};
 }

@@ -9,13 +9,10 @@ namespace tranche::kernels::cpu {
 /// What is fastest, by processor; it changes no bit.
 struct UpdateTuning {
   std::int64_t prefetch_bytes = 384;  ///< how far ahead of the loop each stream is asked for
-  bool by_reciprocal = false;  ///< Adam divides by its bias correction with KnownDivisor, where that is exact
 };
-/// Of the processor that runs this, as measured. Zen 4: 1024 bytes are 6 to 17 % slower than 384 from memory,
-/// and its divider has time to spare: one division is 10 % faster in the caches, 2 to 3 % from memory, than
-/// the six steps of KnownDivisor, which fill its windows. Sapphire Rapids: 512 bytes are 2 to 3 % slower than
-/// 1024, and the divider is what bounds the loop in the caches. Others, none of them measured, are taken for
-/// the former.
+/// Of the processor that runs this, as measured. Zen 4: 1024 bytes are 6 to 17 % slower than 384 from memory.
+/// Sapphire Rapids: 512 bytes are 2 to 3 % slower than 1024. Others, none of them measured, are taken for the
+/// former.
 UpdateTuning update_tuning();
 
 /// As kernels::adam_update_segments, arguments checked, on the calling thread and `threads - 1` more. The

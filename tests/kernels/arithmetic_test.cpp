@@ -27,7 +27,7 @@ TEST(Arithmetic, AdamOfOneElementIsTheLoops) {
     arguments.learning_rate = arguments.step_size = 3e-4f;
     arguments.weight_decay = 0.1f;
     arguments.gradient_scale = 0.7f;
-    arguments.correction2_sqrt = 0.3f;
+    arguments.corrected_epsilon = 0.3f;
     arguments.decoupled = decoupled;
     TestStream stream;
     adam_update(stream, arguments, gradient.view(), master.view(), m.view(), v.view(), {});

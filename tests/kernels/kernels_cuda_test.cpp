@@ -249,7 +249,7 @@ TEST(CpuAndGpu, OptimizerUpdatesAreEqual) {
         adam.learning_rate = adam.step_size = 3e-3f;
         adam.weight_decay = 0.1f;
         adam.gradient_scale = 0.37f;
-        adam.correction2_sqrt = 0.4f;
+        adam.corrected_epsilon = 4e-9f;
         adam.decoupled = round % 2 == 0;
         SgdArguments sgd{0.01f, 0.9f, 0.3f, 0.05f, round % 2 == 1, round % 4 == 2, 1.7f, true};
         const auto bytes_of = [](const auto& arguments) {

@@ -87,7 +87,7 @@ std::uint64_t digest(const char* rule, DataType gradient_type, DataType moment_t
     AdamArguments a;
     a.learning_rate = 3e-4f;
     a.step_size = 1.1e-3f;
-    a.correction2_sqrt = 0.0547f;
+    a.corrected_epsilon = 5.47e-10f;
     a.gradient_scale = 0.37f;
     a.decoupled = variant;
     AdamArguments decays = a;
@@ -118,9 +118,9 @@ void run(const char* rule, DataType gradient_type, DataType moment_type, DataTyp
   std::printf("%s variant %d gradient %d moments %d weight %d elements %lld: %016llx\n", rule,
               variant ? 1 : 0, static_cast<int>(gradient_type), static_cast<int>(moment_type),
               static_cast<int>(weight_type), static_cast<long long>(n), static_cast<unsigned long long>(own));
-  for (const bool by_reciprocal : {false, true}) {
-    if (digest(rule, gradient_type, moment_type, weight_type, n, variant, {64, by_reciprocal}) != own) {
-      std::printf("other bits with by_reciprocal %d\n", by_reciprocal ? 1 : 0);
+  for (const std::int64_t ahead : {64, 1024}) {
+    if (digest(rule, gradient_type, moment_type, weight_type, n, variant, {ahead}) != own) {
+      std::printf("other bits with %lld bytes of prefetch\n", static_cast<long long>(ahead));
     }
   }
 }
