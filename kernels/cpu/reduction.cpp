@@ -68,13 +68,15 @@ HWY_INLINE void stream_out(D d, const hn::VFromD<D>* vectors, int number, float*
 
 /// The same sums for what comes from memory and goes there, a cache line of every piece at a time. The pieces
 /// are as many streams of reads, often in 4 KiB pages, at whose ends a processor's own prefetching stops: so
-/// each is asked for a kilobyte ahead. `flat`: so many pieces in one group, or 0 for any number of either.
+/// each is asked for `ahead` bytes before it is read. `flat`: so many pieces in one group, or 0 for any
+/// number of either.
 template <std::size_t flat, class Piece, class Out>
 HWY_INLINE void ordered_sum_past_caches(std::span<const void* const> pieces, std::size_t group_size,
                                         bool accumulate, Out* out, std::int64_t first, std::int64_t count) {
   using D = hn::ScalableTag<float>;
   const D d;
-  constexpr std::int64_t line = 64, ahead = 16 * line;
+  constexpr std::int64_t line = 64;
+  const std::int64_t ahead = sum_prefetch_bytes(pieces.size());
   constexpr int vectors =
       std::max<int>(sizeof(Out) == 2 ? 2 : 1, line / static_cast<int>(sizeof(Piece) * hn::MaxLanes(D())));
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d)), block = vectors * lanes;
