@@ -258,6 +258,13 @@ std::string Engine::Impl::Saving::advance() {
         engine.runtime.log().warning(left.message());  // the next save clears it
       }
     }
+    // A rank that leaves with an error may end the job: not before rank 0 has read the outcomes and cleared
+    // up.
+    try {
+      engine.shard.barrier(save_label).wait();
+    } catch (const Error&) {
+      // The save's own failure is the one to tell.
+    }
     throw CheckpointError(told);
   }
   phase = Phase::none;
