@@ -8,6 +8,7 @@
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
 #include "tranche/kernels/matmul.h"
+#include "tranche/kernels/revision.h"
 #include "tranche/offload/file_system.h"
 #include "tranche/version.h"
 
@@ -224,9 +225,9 @@ std::int64_t Runtime::window_bytes() const {
 
 std::string Runtime::numerics_fingerprint() const {
   const Device& device = *impl_->device;
-  return std::string("tranche ") + version + "; " + std::string(name_of(device.kind())) + "; " +
-         kernels::matmul_libraries(device.kind()) + "; fp32 by " +
-         std::string(kernels::matmul_path(device.kind(), DataType::float32)) + "; bf16 by " +
+  return std::string("tranche ") + version + ", arithmetic " + std::to_string(kernels::arithmetic_revision) +
+         "; " + std::string(name_of(device.kind())) + "; " + kernels::matmul_libraries(device.kind()) +
+         "; fp32 by " + std::string(kernels::matmul_path(device.kind(), DataType::float32)) + "; bf16 by " +
          std::string(kernels::matmul_path(device.kind(), DataType::bfloat16)) + "; " +
          (device.host_accessible() ? std::to_string(device.threads()) + " threads a rank"
                                    : device.description()) +

@@ -1,11 +1,15 @@
-// The budgets of a rank: refused before anything is taken, on every tier.
+// What a rank is given and says of itself: budgets, refused before anything is taken, and what its bits hang
+// on.
 #include "tranche/engine/runtime.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
+#include "tranche/kernels/revision.h"
 #include "tranche/tests/core/error_text.h"
 
 namespace tranche {
@@ -50,6 +54,16 @@ TEST(RuntimeBudgets, WithoutThemHostMemoryIsNotBounded) {
   const Runtime runtime({}, make_self_communicator);
   EXPECT_EQ(runtime.nvme_limit(), 0);
   EXPECT_NO_THROW(Buffer(runtime.memory(Tier::host), 64 << 20, Category::other, "much"));
+}
+
+TEST(NumericsFingerprint, NamesLibraryArithmeticAndThreads) {
+  RuntimeOptions options;
+  options.threads = 2;
+  const Runtime runtime(options, make_self_communicator);
+  EXPECT_THAT(runtime.numerics_fingerprint(),
+              AllOf(HasSubstr("tranche "),
+                    HasSubstr(", arithmetic " + std::to_string(kernels::arithmetic_revision) + "; cpu; "),
+                    HasSubstr("; 2 threads a rank")));
 }
 
 }  // namespace
