@@ -3,7 +3,8 @@
 # One GoogleTest program. Without MPI_RANKS every case is a CTest test (with TRANCHE_WHOLE_TESTS and in sanitized builds
 # the program is one, as starting a process that links all libraries costs more than most cases); with it the program
 # runs whole under mpirun once for each rank count. SHARDS says in how many tests a sanitized program's cases are run,
-# for those that take longest: so all cores stay busy to the end. LOOPS says that the test's own loops take longest. Sources under ALONE stay units of their own in a unity build (see tranche_library).
+# for those that take longest: so all cores stay busy to the end. LOOPS says that the test's own loops take longest:
+# compiled with optimisation. Sources under ALONE stay units of their own in a unity build (see tranche_library).
 # With SLOW_CASES, suites whose names end in Slow have the label slow instead. The target <label>_tests builds all
 # programs of a label.
 find_package(GTest REQUIRED)

@@ -1,7 +1,7 @@
 #pragma once
-/// Internal: what the parts of the engine share: life (engine.cpp, start.cpp, initial_weights.cpp), gather
+/// What the parts of the engine share: life (engine.cpp, start.cpp, initial_weights.cpp), gather
 /// (parameters.cpp), reduce (gradients.cpp), boundary (step.cpp), reports (report.cpp). Components with a
-/// state of their own have a header each. Not installed for users.
+/// state of their own have a header each. Private to engine/.
 
 #include <atomic>
 #include <exception>

@@ -1,6 +1,6 @@
 #pragma once
-/// Internal: how long the compute stream waited for others, which is the part of their work that computation
-/// did not hide. Not installed for users.
+/// How long the compute stream waited for others, which is the part of their work that computation
+/// did not hide. Private to engine/.
 
 #include <array>
 #include <cstddef>

@@ -1,6 +1,5 @@
 #pragma once
-/// Internal: what an engine's state takes and moves, from its layouts and configuration alone. Not installed
-/// for users.
+/// What an engine's state takes and moves, from its layouts and configuration alone. Private to engine/.
 
 #include <cstdint>
 #include <string>

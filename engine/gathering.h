@@ -1,6 +1,5 @@
 #pragma once
-/// Internal: which units' full parameters are there, and which come next (parameters.cpp). Not installed for
-/// users.
+/// Which units' full parameters are there, and which come next (parameters.cpp). Private to engine/.
 
 #include <cstddef>
 #include <cstdint>

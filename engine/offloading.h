@@ -1,6 +1,5 @@
 #pragma once
-/// Internal: state that lives in host memory or on NVMe, and what works on it. Not installed for
-/// users.
+/// State that lives in host memory or on NVMe, and what works on it. Private to engine/.
 
 #include <atomic>
 #include <memory>

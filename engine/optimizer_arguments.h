@@ -1,6 +1,5 @@
 #pragma once
-/// Internal: the optimizer's numbers of a step in device memory, one set for each parameter group. Not
-/// installed for users.
+/// The optimizer's numbers of a step in device memory, one set for each parameter group. Private to engine/.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-/// Internal: which elements of a flat buffer's copies a rank keeps by stage, reduction policy and offload
-/// settings, and where they lie in the memory that it keeps them in. Not installed for users.
+/// Which elements of a flat buffer's copies a rank keeps by stage, reduction policy and offload
+/// settings, and where they lie in the memory that it keeps them in. Private to engine/.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: the save that is under way. Not installed for users.
+/// The save that is under way. Private to engine/.
 
 #include <memory>
 #include <optional>

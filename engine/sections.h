@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: a rank's state as the sections of a checkpoint name it. Not installed for users.
+/// A rank's state as the sections of a checkpoint name it. Private to engine/.
 
 #include <vector>
 

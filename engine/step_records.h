@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: what a rank tells the others at the end of a step. Not installed for users.
+/// What a rank tells the others at the end of a step. Private to engine/.
 
 #include <cstdint>
 

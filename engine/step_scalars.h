@@ -1,6 +1,5 @@
 #pragma once
-/// Internal: the numbers of a step that kernels leave in device memory for the boundary. Not installed for
-/// users.
+/// The numbers of a step that kernels leave in device memory for the boundary. Private to engine/.
 
 #include <cstddef>
 #include <cstdint>

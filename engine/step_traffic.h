@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: what a step moved between ranks, by the communicator's meter. Not installed for users.
+/// What a step moved between ranks, by the communicator's meter. Private to engine/.
 
 #include <map>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: elements of a unit's state in memory, wherever that is. Not installed for users.
+/// Elements of a unit's state in memory, wherever that is. Private to engine/.
 
 #include <cstddef>
 #include <vector>

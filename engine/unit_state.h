@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: what a rank holds for one unit. Not installed for users.
+/// What a rank holds for one unit. Private to engine/.
 
 #include <memory>
 #include <vector>
