@@ -9,8 +9,11 @@
 
 namespace tranche::test {
 
-/// The text of the E that `call` throws, an Error's without position and rank; "nothing was thrown" when it
-/// throws nothing. What is no E passes through and fails the test.
+/// What message_of says of a call that throws nothing.
+inline constexpr const char* nothing_thrown = "nothing was thrown";
+
+/// The text of the E that `call` throws, an Error's without position and rank; nothing_thrown when it throws
+/// nothing. What is no E passes through and fails the test.
 template <typename E, typename Call>
 std::string message_of(Call&& call) {
   try {
@@ -22,7 +25,7 @@ std::string message_of(Call&& call) {
       return error.what();
     }
   }
-  return "nothing was thrown";
+  return nothing_thrown;
 }
 
 }  // namespace tranche::test

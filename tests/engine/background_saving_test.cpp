@@ -190,12 +190,12 @@ TEST_F(BackgroundSaving, AFailedWriteIsToldAtTheNextStepAndTrainingGoesOn) {
           runtime.all().barrier({"test", "faults", Traffic::control}).wait();
           engine.save(folder);
           int step = 2;
-          std::string told = "no error";
+          std::string told = test::nothing_thrown;
           while (step < 4) {
             const std::string message =
                 message_of<CheckpointError>([&] { whole_step(engine, runtime, step); });
-            if (message != "no error") {
-              EXPECT_EQ(told, "no error") << "told twice";
+            if (message != test::nothing_thrown) {
+              EXPECT_EQ(told, test::nothing_thrown) << "told twice";
               told = message;
               EXPECT_FALSE(engine.saving());
               continue;  // the same step again: nothing of it has begun
@@ -203,7 +203,8 @@ TEST_F(BackgroundSaving, AFailedWriteIsToldAtTheNextStepAndTrainingGoesOn) {
             EXPECT_EQ(engine.step().saved, "") << what;
             ++step;
           }
-          if (told == "no error") told = message_of<CheckpointError>([&] { engine.finish_saving(); });
+          if (told == test::nothing_thrown)
+            told = message_of<CheckpointError>([&] { engine.finish_saving(); });
           EXPECT_THAT(told, AllOf(HasSubstr("cannot save step 2 to " + folder), HasSubstr(one.told))) << what;
           EXPECT_EQ(engine.state_digest(), wanted) << what;
           if (runtime.rank() == 0) files.clear();

@@ -228,19 +228,20 @@ TEST_F(OffloadSaving, AFailedWriteIsToldOnceAndTrainingGoesOn) {
             if (runtime.rank() == 0) files.inject(one);
             meet(runtime);
             engine.save(folder);
-            std::string told = "no error";
+            std::string told = test::nothing_thrown;
             if (!stepping) told = message_of<CheckpointError>([&] { engine.finish_saving(); });
             while (engine.steps() < 4) {
               const std::string message =
                   message_of<CheckpointError>([&] { whole_step(engine, runtime, engine.steps()); });
-              if (message != "no error") {
-                EXPECT_EQ(told, "no error") << "told twice";
+              if (message != test::nothing_thrown) {
+                EXPECT_EQ(told, test::nothing_thrown) << "told twice";
                 told = message;
                 continue;
               }
               EXPECT_EQ(engine.step().saved, "");
             }
-            if (told == "no error") told = message_of<CheckpointError>([&] { engine.finish_saving(); });
+            if (told == test::nothing_thrown)
+              told = message_of<CheckpointError>([&] { engine.finish_saving(); });
             EXPECT_THAT(told, AllOf(HasSubstr("cannot save step 2 to " + folder), HasSubstr("rank ")));
             EXPECT_EQ(engine.state_digest(), expected[4]);
             meet(runtime);
@@ -298,7 +299,7 @@ TEST_F(OffloadSaving, ADiskThatFailsUnderTheTilesEndsTheRunAndLeavesTheLastCheck
               engine.save(folder);
               meet(runtime);
               if (runtime.rank() == 0) files.inject(fault(FileOperation::read, EIO, "nvme", nth));
-              std::string told = "no error";
+              std::string told = test::nothing_thrown;
               try {
                 meet(runtime);  // which ends by the failure of one that is through already
                 for (int step = 0; stepping && step < 3; ++step) (void)one_step(engine, runtime);
