@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 
@@ -218,6 +219,25 @@ TEST_F(BackgroundSaving, AFailedWriteIsToldAtTheNextStepAndTrainingGoesOn) {
     EXPECT_EQ(stored(run, folder + "/step-00000001"), undisturbed(run, 1)) << what;
     EXPECT_EQ(stored(run, folder + "/step-00000004"), wanted) << what;
   }
+}
+
+/// Who hears of the failure may end the job at once: the removal, which takes its time here, comes before.
+TEST_F(BackgroundSaving, NobodyHearsOfAFailureBeforeItsFolderIsGone) {
+  const std::string folder = path("cleared");
+  FaultyFileSystem files(posix_file_system());
+  on_ranks(
+      setup(3, 1),
+      [&](Engine& engine, Runtime& runtime) {
+        if (runtime.rank() == 0) {
+          files.inject({.operation = FileOperation::sync, .code = EIO, .path_contains = "shard-00000"});
+          files.inject({.operation = FileOperation::remove, .delay = std::chrono::milliseconds(200)});
+        }
+        runtime.all().barrier({"test", "faults", Traffic::control}).wait();
+        EXPECT_THAT(message_of<CheckpointError>([&] { engine.save(folder, {.wait = true}); }),
+                    AllOf(HasSubstr("rank 0: "), HasSubstr("Input/output error")));
+        EXPECT_TRUE(fs::is_empty(folder)) << "as rank " << runtime.rank() << " finds it";
+      },
+      [&](Config&, RuntimeOptions& options) { options.files = &files; });
 }
 
 TEST_F(BackgroundSaving, WhatFailsOnceTheCheckpointIsThereIsNotToldAsItsFailure) {
