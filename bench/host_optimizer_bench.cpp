@@ -4,7 +4,6 @@
 //                      [--rounds 9] [--seconds 0.05] [--ahead 0,256,384,1024] [--clock wall|processor]
 #include <fmt/core.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -16,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "tranche/bench/figures.h"
+#include "tranche/bench/flags.h"
 #include "tranche/bench/host_streams.h"
 #include "tranche/bench/resident_update.h"
 #include "tranche/core/clock.h"
@@ -25,6 +26,8 @@
 #include "tranche/optim/optimizer.h"
 
 using namespace tranche;
+using bench::median;
+using bench::quantile;
 
 namespace {
 
@@ -61,26 +64,11 @@ class Memory {
   void* data_;
 };
 
-/// Processor seconds of all threads: they say more on a machine that others use too.
-double processor_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
-}
-double median(const std::vector<double>& values) {
-  return quantile(values, 0.5);
-}
-
 std::unique_ptr<Optimizer> optimizer_of(const std::string& rule) {
   if (rule == "adamw") return make_adam({.weight_decay = 0.1});
   if (rule == "adam") return make_adam({.weight_decay = 0.1, .decoupled = false});
   if (rule == "sgd") return make_sgd({.momentum = 0.9, .weight_decay = 0.1});
-  throw InvalidArgument("--rules: " + rule + " is none of adamw, adam, sgd");
+  throw ConfigurationError("'" + rule + "' is not one of adamw, adam, sgd");
 }
 
 /// The buffers of the largest case; smaller ones use their beginning.
@@ -143,7 +131,9 @@ class Case {
   /// after something else finds the caches, and the memory's clocks, as that left them.
   template <class Call>
   double time(const Call& call) {
-    const auto now = [&] { return settings_.processor ? processor_seconds() / threads_ : seconds_now(); };
+    const auto now = [&] {
+      return settings_.processor ? bench::clocks_now().processor / threads_ : seconds_now();
+    };
     call();
     const double start = now();
     int calls = 0;
@@ -226,85 +216,78 @@ class Case {
 };
 
 /// "16M" is 16 million; K and G likewise.
-std::int64_t count_of(const std::string& text) {
+std::int64_t count_of(const std::string& text, std::int64_t least) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   const std::string unit = end;
   const double scale = unit == "K" ? 1e3 : unit == "M" ? 1e6 : unit == "G" || unit == "B" ? 1e9 : 1;
-  if (value < 0 || (scale == 1 && !unit.empty())) throw InvalidArgument("`" + text + "` is no count");
-  return static_cast<std::int64_t>(value * scale);
-}
-
-std::vector<std::string> list_of(const std::string& text) {
-  std::vector<std::string> items;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t comma = std::min(text.find(',', at), text.size());
-    items.push_back(text.substr(at, comma - at));
-    at = comma + 1;
+  const double count = value * scale;
+  if (text.empty() || (scale == 1 && !unit.empty()) ||
+      !(count >= static_cast<double>(least) && count < 1e12)) {
+    throw ConfigurationError(
+        fmt::format("'{}' is no count of at least {} (K, M and G are thousands)", text, least));
   }
-  return items;
+  return static_cast<std::int64_t>(count);
 }
 
+/// A flag that sets `into` to what `convert` makes of each item of a list.
 template <class T, class F>
-void assign(std::vector<T>& to, const std::string& text, const F& convert) {
-  to.clear();
-  for (const std::string& item : list_of(text)) to.push_back(convert(item));
+bench::Flag list_flag(std::string_view name, std::vector<T>& into, const F& convert) {
+  return {name, [=, &into](const std::string& value) {
+            into.clear();
+            for (const std::string& item : bench::comma_list(value)) {
+              try {
+                into.push_back(convert(item));
+              } catch (const Error& error) {
+                throw ConfigurationError(fmt::format("{}: {}", name, error.message()));
+              }
+            }
+          }};
 }
 
-Settings parse(int count, char** values) {
+Settings parse(int argc, char** argv) {
   Settings settings;
   const int cores = settings.threads.back();
   if (cores == 1) settings.threads.pop_back();
-  for (int i = 1; i + 1 < count; i += 2) {
-    const std::string_view name = values[i];
-    const std::string value = values[i + 1];
-    if (name == "--sizes") {
-      assign(settings.sizes, value, count_of);
-    } else if (name == "--threads") {
-      assign(settings.threads, value, [&](const std::string& item) {
-        return item == "all" ? cores : static_cast<int>(count_of(item));
-      });
-    } else if (name == "--rules") {
-      settings.rules = list_of(value);
-    } else if (name == "--gradients") {
-      assign(settings.gradients, value, [](const std::string& item) { return parse_data_type(item); });
-    } else if (name == "--ahead") {
-      assign(settings.ahead, value, count_of);
-    } else if (name == "--rounds") {
-      settings.rounds = static_cast<int>(count_of(value));
-    } else if (name == "--clock") {
-      if (value != "wall" && value != "processor") throw InvalidArgument("--clock: wall or processor");
-      settings.processor = value == "processor";
-    } else if (name == "--seconds") {
-      settings.seconds = std::strtod(value.c_str(), nullptr);
-    } else {
-      throw InvalidArgument("unknown option " + std::string(name) +
-                            "; bench/host_optimizer_bench.cpp lists them");
+  std::string clock = "wall";
+  bench::parse_flags(
+      argc, argv,
+      {list_flag("--sizes", settings.sizes, [](const std::string& item) { return count_of(item, 1); }),
+       list_flag("--threads", settings.threads,
+                 [cores](const std::string& item) {
+                   return item == "all" ? cores : static_cast<int>(count_of(item, 1));
+                 }),
+       list_flag("--rules", settings.rules,
+                 [](const std::string& item) {
+                   optimizer_of(item);
+                   return item;
+                 }),
+       list_flag("--gradients", settings.gradients,
+                 [](const std::string& item) { return parse_data_type(item); }),
+       list_flag("--ahead", settings.ahead, [](const std::string& item) { return count_of(item, 0); }),
+       bench::number_flag("--rounds", settings.rounds), bench::number_flag("--seconds", settings.seconds),
+       bench::choice_flag("--clock", clock, {"wall", "processor"})});
+  settings.processor = clock == "processor";
+  if (settings.rounds < 1) throw ConfigurationError("--rounds must be at least 1");
+  return settings;
+}
+
+void run(const Settings& settings) {
+  const Buffers buffers(*std::max_element(settings.sizes.begin(), settings.sizes.end()));
+  fmt::print("instruction_set={} rounds={}\n", kernels::cpu::instruction_set(), settings.rounds);
+  for (const std::string& rule : settings.rules) {
+    for (const DataType gradient : settings.gradients) {
+      for (const int threads : settings.threads) {
+        for (const std::int64_t size : settings.sizes) {
+          Case(settings, buffers, rule, gradient, size, threads).run(rule);
+        }
+      }
     }
   }
-  if (count % 2 == 0) throw InvalidArgument("options come in pairs of name and value");
-  return settings;
 }
 
 }  // namespace
 
-int main(int count, char** values) {
-  try {
-    const Settings settings = parse(count, values);
-    const Buffers buffers(*std::max_element(settings.sizes.begin(), settings.sizes.end()));
-    fmt::print("instruction_set={} rounds={}\n", kernels::cpu::instruction_set(), settings.rounds);
-    for (const std::string& rule : settings.rules) {
-      for (const DataType gradient : settings.gradients) {
-        for (const int threads : settings.threads) {
-          for (const std::int64_t size : settings.sizes) {
-            Case(settings, buffers, rule, gradient, size, threads).run(rule);
-          }
-        }
-      }
-    }
-  } catch (const Error& error) {
-    fmt::print(stderr, "bench_host_optimizer: {}\n", error.message());
-    return 2;
-  }
-  return 0;
+int main(int argc, char** argv) {
+  return bench::run_program("bench_host_optimizer", [&] { run(parse(argc, argv)); });
 }

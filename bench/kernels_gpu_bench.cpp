@@ -1,5 +1,6 @@
 // Memory-bound kernels on a GPU, each as a share of the bandwidth of a device copy.
 
+#include "tranche/bench/google_program.h"
 #include "tranche/bench/memory_bound_kernels.h"
 #include "tranche/device/cuda_probe.h"
 
@@ -36,9 +37,5 @@ int main(int argc, char** argv) {
             ->Iterations(1)
             ->Unit(benchmark::kMicrosecond);
       });
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
+  return tranche::bench::run_google_benchmarks("bench_kernels_gpu", argc, argv);
 }

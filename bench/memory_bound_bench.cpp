@@ -3,10 +3,12 @@
 // Benchmark's flags];
 // --small: tiny operands, figures mean nothing.
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <set>
 
+#include "tranche/bench/google_program.h"
 #include "tranche/bench/memory_bound_kernels.h"
 
 namespace {
@@ -17,12 +19,10 @@ using kernels::bench::DeviceBench;
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool small = false;
-  if (argc > 1 && std::strcmp(argv[1], "--small") == 0) {
-    small = true;
-    argv[1] = argv[0];
-    ++argv, --argc;
-  }
+  char** const end = std::remove_if(argv + 1, argv + argc,
+                                    [](const char* word) { return std::strcmp(word, "--small") == 0; });
+  const bool small = end != argv + argc;
+  argc = static_cast<int>(end - argv);
   constexpr std::int64_t flat = std::int64_t{1} << 24;
   for (const int threads : std::set<int>{1, usable_cores()}) {
     const std::shared_ptr<DeviceBench> bench = std::make_shared<DeviceBench>(DeviceKind::cpu, threads, small);
@@ -35,9 +35,5 @@ int main(int argc, char** argv) {
               ->Unit(benchmark::kMicrosecond);
         });
   }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
+  return tranche::bench::run_google_benchmarks("bench_memory_bound", argc, argv, {"--small"});
 }

@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "tranche/bench/figures.h"
+#include "tranche/bench/flags.h"
+#include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/memory_profile.h"
 #include "tranche/models/gpt.h"
@@ -23,7 +23,7 @@ namespace {
 struct Settings {
   std::string model = "gpt-mini";
   std::int64_t rounds = 60, micro_batch = 4, sequence = 128;
-  bool control = false;  ///< profile neither: what the bench cannot tell apart
+  std::string control = "0";  ///< 1: profile neither: what the bench cannot tell apart
 };
 
 class Side {
@@ -66,19 +66,21 @@ class Side {
   std::unique_ptr<Engine> engine_;
 };
 
-}  // namespace
-
-int main(int argc, char** argv) {
+Settings parse(int argc, char** argv) {
   Settings settings;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string flag = argv[i], value = argv[i + 1];
-    if (flag == "--model") settings.model = value;
-    if (flag == "--rounds") settings.rounds = std::atoll(value.c_str());
-    if (flag == "--micro-batch") settings.micro_batch = std::atoll(value.c_str());
-    if (flag == "--sequence") settings.sequence = std::atoll(value.c_str());
-    if (flag == "--control") settings.control = value == "1";
+  parse_flags(
+      argc, argv,
+      {text_flag("--model", settings.model), number_flag("--rounds", settings.rounds),
+       number_flag("--micro-batch", settings.micro_batch), number_flag("--sequence", settings.sequence),
+       choice_flag("--control", settings.control, {"0", "1"})});
+  if (std::min({settings.rounds, settings.micro_batch, settings.sequence}) < 1) {
+    throw ConfigurationError("--rounds, --micro-batch and --sequence must be at least 1");
   }
-  Side plain(settings, false), profiled(settings, !settings.control);
+  return settings;
+}
+
+void run(const Settings& settings) {
+  Side plain(settings, false), profiled(settings, settings.control == "0");
   for (int warm = 0; warm < 3; ++warm) {
     plain.step();
     profiled.step();
@@ -109,4 +111,10 @@ int main(int argc, char** argv) {
   }
   fmt::print("model={} profiled_of_plain={:.4f} profiled_of_plain_wall={:.4f}\n", settings.model,
              quantile(processor_ratio, 0.5), quantile(wall_ratio, 0.5));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program("bench_memory_profile", [&] { run(parse(argc, argv)); });
 }

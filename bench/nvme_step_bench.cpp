@@ -6,7 +6,7 @@
 //                   [--updates N]   (of each tile: where one takes far less time than its transfers, overlap
 //                   would not show)
 //                   [--engine automatic|io_uring|threads] [--block-kib N] [--depth N]   (default: calibrated)
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -293,11 +293,13 @@ void Bench::run() {
 }
 
 BlockIoEngine engine_of(const std::string& name) {
+  std::vector<std::string> names;
   for (const BlockIoEngine engine :
        {BlockIoEngine::automatic, BlockIoEngine::uring, BlockIoEngine::threads}) {
     if (name == name_of(engine)) return engine;
+    names.emplace_back(name_of(engine));
   }
-  throw ConfigurationError("unknown engine '" + name + "'");
+  throw ConfigurationError(fmt::format("--engine '{}' is not one of {}", name, fmt::join(names, ", ")));
 }
 
 Settings parse(int argc, char** argv) {

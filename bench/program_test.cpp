@@ -18,6 +18,8 @@ struct Settings {
   std::string directory = ".";
   std::int64_t bytes = 7;
   int repeats = 5;
+  double seconds = 0.5;
+  std::string clock = "wall";
 };
 
 Settings parsed(std::vector<std::string> arguments) {
@@ -27,7 +29,8 @@ Settings parsed(std::vector<std::string> arguments) {
   Settings settings;
   parse_flags(static_cast<int>(argv.size()), argv.data(),
               {text_flag("--dir", settings.directory), number_flag("--mib", settings.bytes, 20),
-               number_flag("--repeats", settings.repeats)});
+               number_flag("--repeats", settings.repeats), number_flag("--seconds", settings.seconds),
+               choice_flag("--clock", settings.clock, {"wall", "processor"})});
   return settings;
 }
 
@@ -49,11 +52,52 @@ TEST(BenchFlags, SetWhatTheyName) {
   EXPECT_EQ(all.directory, "--mib") << "the word behind a flag is its value, whatever it looks like";
   EXPECT_EQ(all.bytes, 5 << 20);
   EXPECT_EQ(all.repeats, 4) << "the last one counts";
+  const Settings equals = parsed({"--dir=a=b", "--seconds=0.25", "--clock", "processor"});
+  EXPECT_EQ(equals.directory, "a=b");
+  EXPECT_EQ(equals.seconds, 0.25);
+  EXPECT_EQ(equals.clock, "processor");
 }
 
 TEST(BenchFlags, RefuseWhatTheyDoNotKnow) {
-  EXPECT_THAT(refusal({"--mib", "5", "--rounds", "3"}), HasSubstr("unknown flag '--rounds'"));
-  EXPECT_THAT(refusal({"--mib", "5", "--dir"}), HasSubstr("'--dir' needs a value, or is unknown"));
+  EXPECT_EQ(refusal({"--mib", "5", "--elephants", "3"}), "unknown flag --elephants; --help lists the flags");
+  EXPECT_EQ(refusal({"--mbi", "5"}), "unknown flag --mbi (did you mean --mib?); --help lists the flags");
+  EXPECT_EQ(refusal({"--repeat=5"}),
+            "unknown flag --repeat (did you mean --repeats?); --help lists the flags");
+  EXPECT_EQ(refusal({"--repeat"}), "unknown flag --repeat (did you mean --repeats?); --help lists the flags");
+  EXPECT_EQ(refusal({"5"}), "'5' is no flag; values stand behind their flags, and --help lists those");
+  EXPECT_EQ(refusal({"--mib", "5", "--dir"}), "--dir needs a value behind it");
+}
+
+TEST(BenchFlags, RefuseValuesThatAreNone) {
+  EXPECT_EQ(refusal({"--repeats", "many"}), "--repeats 'many' is no whole number from 0 to 2147483647");
+  EXPECT_EQ(refusal({"--repeats", "3x"}), "--repeats '3x' is no whole number from 0 to 2147483647");
+  EXPECT_EQ(refusal({"--repeats", ""}), "--repeats '' is no whole number from 0 to 2147483647");
+  EXPECT_EQ(refusal({"--repeats", "-1"}), "--repeats '-1' is no whole number from 0 to 2147483647");
+  EXPECT_EQ(refusal({"--repeats", "3000000000"}),
+            "--repeats '3000000000' is no whole number from 0 to 2147483647");
+  EXPECT_EQ(refusal({"--mib", "8796093022208"}),
+            "--mib '8796093022208' is no whole number from 0 to 8796093022207");
+  EXPECT_THAT(refusal({"--seconds", "nan"}), HasSubstr("--seconds 'nan' is no number from 0 to"));
+  EXPECT_THAT(refusal({"--seconds", "inf"}), HasSubstr("--seconds 'inf' is no number from 0 to"));
+  EXPECT_EQ(refusal({"--clock", "walls"}), "--clock 'walls' is not one of wall, processor");
+}
+
+TEST(BenchFlags, HelpNamesEveryFlag) {
+  try {
+    parsed({"--mib", "5", "--help"});
+    ADD_FAILURE() << "no help";
+  } catch (const HelpAsked& help) {
+    EXPECT_EQ(help.text,
+              "flags, each with a value; bench/README.md and the program's source say more\n"
+              "  --dir\n  --mib\n  --repeats\n  --seconds\n  --clock one of wall, processor\n");
+  }
+  EXPECT_EQ(run_program("bench", [] { throw HelpAsked{"flags\n"}; }), 0);
+}
+
+TEST(BenchFlags, ListsAreSplitAtCommas) {
+  EXPECT_EQ(comma_list("a,bc,d"), (std::vector<std::string>{"a", "bc", "d"}));
+  EXPECT_EQ(comma_list("a,,"), (std::vector<std::string>{"a", "", ""}));
+  EXPECT_EQ(comma_list(""), (std::vector<std::string>{""}));
 }
 
 TEST(BenchFlags, ErrorsBecomeTheProgramsStatus) {

@@ -199,14 +199,15 @@ Settings parse(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Settings settings;
-  const int status = tranche::bench::run_program("bench_save", [&] { settings = parse(argc, argv); });
-  if (status != 0) return status;
-  Runtime runtime = Runtime::from_environment({.threads = settings.threads});
-  try {
-    run(runtime, settings);
-    return 0;
-  } catch (...) {
-    return runtime.fail(std::current_exception());
-  }
+  int status = 0;
+  const int refused = tranche::bench::run_program("bench_save", [&] {
+    const Settings settings = parse(argc, argv);
+    Runtime runtime = Runtime::from_environment({.threads = settings.threads});
+    try {
+      run(runtime, settings);
+    } catch (...) {
+      status = runtime.fail(std::current_exception());
+    }
+  });
+  return refused != 0 ? refused : status;
 }

@@ -5,7 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -15,8 +16,10 @@
 #include <vector>
 
 #include "tranche/bench/figures.h"
+#include "tranche/bench/flags.h"
 #include "tranche/bench/products_bench.h"
 #include "tranche/bench/step_parts.h"
+#include "tranche/core/error.h"
 #include "tranche/device/cpu/cpu_streams.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/matmul.h"
@@ -31,26 +34,24 @@ struct Settings {
   std::string model = "gpt2", dtype = "bf16", clock = "wall", json;
   std::int64_t sequence = 1024, micro_batch = 1, accumulate = 1, rounds = 7;
   int threads = 2;
-  float dropout = -1;  ///< below 0: the model's own
-  bool checkpointing = false;
+  double dropout = -1;  ///< below 0: the model's own
+  std::string checkpointing = "0";
 };
 
 Settings parse(int argc, char** argv) {
   Settings settings;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string flag = argv[i], value = argv[i + 1];
-    const auto number = [&] { return std::atoll(value.c_str()); };
-    if (flag == "--model") settings.model = value;
-    if (flag == "--dtype") settings.dtype = value;
-    if (flag == "--sequence") settings.sequence = number();
-    if (flag == "--micro-batch") settings.micro_batch = number();
-    if (flag == "--accumulate") settings.accumulate = number();
-    if (flag == "--rounds") settings.rounds = std::max<std::int64_t>(1, number());
-    if (flag == "--threads") settings.threads = static_cast<int>(number());
-    if (flag == "--dropout") settings.dropout = std::strtof(value.c_str(), nullptr);
-    if (flag == "--checkpointing") settings.checkpointing = value == "1";
-    if (flag == "--clock") settings.clock = value;
-    if (flag == "--json") settings.json = value;
+  parse_flags(
+      argc, argv,
+      {text_flag("--model", settings.model), choice_flag("--dtype", settings.dtype, {"bf16", "fp32"}),
+       number_flag("--sequence", settings.sequence), number_flag("--micro-batch", settings.micro_batch),
+       number_flag("--accumulate", settings.accumulate), number_flag("--rounds", settings.rounds),
+       number_flag("--threads", settings.threads), number_flag("--dropout", settings.dropout),
+       choice_flag("--checkpointing", settings.checkpointing, {"0", "1"}),
+       choice_flag("--clock", settings.clock, {"wall", "processor"}), text_flag("--json", settings.json)});
+  if (std::min({settings.sequence, settings.micro_batch, settings.accumulate, settings.rounds}) < 1 ||
+      settings.threads < 1) {
+    throw ConfigurationError(
+        "--sequence, --micro-batch, --accumulate, --rounds and --threads must be at least 1");
   }
   return settings;
 }
@@ -62,7 +63,8 @@ double processor_now() {
 models::GptConfig model_of(const Settings& settings) {
   models::GptConfig config = models::GptConfig::resolve(settings.model);
   if (settings.dropout >= 0) {
-    config.embedding_dropout = config.attention_dropout = config.residual_dropout = settings.dropout;
+    config.embedding_dropout = config.attention_dropout = config.residual_dropout =
+        static_cast<float>(settings.dropout);
   }
   return config;
 }
@@ -77,7 +79,7 @@ class Trainer {
     config.accumulation_steps = settings.accumulate;
     config.train_batch_size = settings.micro_batch * settings.accumulate;
     config.threads = settings.threads;
-    config.activation_checkpointing = settings.checkpointing;
+    config.activation_checkpointing = settings.checkpointing == "1";
     if (settings.dtype == "fp32") config.precision.compute = config.precision.wire = DataType::float32;
     RuntimeOptions options = RuntimeOptions::from(config);
     options.trace = true;
@@ -125,10 +127,7 @@ std::string text_of(const kernels::Product& p) {
                      p.c_dtype == p.dtype ? "" : "to fp32");
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const Settings settings = parse(argc, argv);
+void run(const Settings& settings) {
   const bool processor = settings.clock == "processor";
   const auto chosen = [&](const Seconds& seconds) { return processor ? seconds.processor : seconds.wall; };
 
@@ -188,7 +187,7 @@ int main(int argc, char** argv) {
              ratio, quantile(processor ? processor_ratio : wall_ratio, 0.25),
              quantile(processor ? processor_ratio : wall_ratio, 0.75), median(processor_ratio),
              parts.named_share());
-  if (settings.json.empty()) return 0;
+  if (settings.json.empty()) return;
 
   nlohmann::json out{{"schema", "tranche-bench-step-1"},
                      {"model", settings.model},
@@ -219,8 +218,12 @@ int main(int argc, char** argv) {
   std::ofstream file(settings.json);
   file << out.dump(1) << "\n";
   file.close();
-  if (!file) {
-    fmt::print(stderr, "cannot write {}\n", settings.json);
-    return 1;
-  }
+  if (!file)
+    throw IoError(fmt::format("cannot write --json {}: {}", settings.json, std::strerror(errno)), errno);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program("bench_step", [&] { run(parse(argc, argv)); });
 }

@@ -7,6 +7,7 @@
 #include "tranche/checkpoint/convert.h"
 #include "tranche/checkpoint/reader_impl-inl.h"
 #include "tranche/core/error.h"
+#include "tranche/core/nearest.h"
 
 namespace tranche::checkpoint {
 
@@ -26,22 +27,6 @@ std::int64_t leaf_floor(std::int64_t byte) {
 
 std::int64_t leaf_ceiling(std::int64_t byte) {
   return leaf_floor(byte + leaf_bytes - 1);
-}
-
-/// Letters to change to make one name of the other.
-std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
 }
 
 }  // namespace
@@ -291,17 +276,11 @@ const StoredTensor* Reader::find(std::string_view name) const {
 
 const StoredTensor& Reader::tensor(std::string_view name) const {
   if (const StoredTensor* found = find(name)) return *found;
-  std::string nearest;
-  std::size_t least = SIZE_MAX;
-  for (const StoredTensor& tensor : impl_->tensors) {
-    if (const std::size_t d = distance(name, tensor.name); d < least) {
-      least = d;
-      nearest = tensor.name;
-    }
-  }
-  throw CheckpointError(
-      fmt::format("checkpoint {} has no tensor '{}'{}", impl_->folder, name,
-                  nearest.empty() ? std::string() : fmt::format("; the nearest is '{}'", nearest)));
+  std::vector<std::string> names;
+  for (const StoredTensor& tensor : impl_->tensors) names.push_back(tensor.name);
+  const std::string near = nearest(name, names);
+  throw CheckpointError(fmt::format("checkpoint {} has no tensor '{}'{}", impl_->folder, name,
+                                    near.empty() ? "" : "; the nearest is '" + near + "'"));
 }
 
 std::vector<std::string> Reader::kinds(const StoredTensor& tensor) const {

@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "tranche/core/error.h"
+#include "tranche/core/nearest.h"
 #include "tranche/engine/config_reader.h"
 
 namespace tranche {

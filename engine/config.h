@@ -160,7 +160,4 @@ std::unique_ptr<Schedule> make_schedule(const Config& config);
 /// Throws ConfigurationError naming the accepted forms.
 std::int64_t parse_byte_size(std::string_view text);
 
-/// Closest of `candidates` to `text` by edit distance; empty when none is near.
-std::string nearest(std::string_view text, const std::vector<std::string>& candidates);
-
 }  // namespace tranche

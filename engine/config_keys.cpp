@@ -1,36 +1,12 @@
 #include "tranche/engine/config_keys.h"
 
 #include <algorithm>
-#include <cctype>
 
+#include "tranche/core/nearest.h"
 #include "tranche/engine/config.h"
 
 namespace tranche {
 namespace {
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return result;
-}
-
-/// Least number of insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
-std::size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> before(b.size() + 1), previous(b.size() + 1), row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) previous[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        row[j] = std::min(row[j], before[j - 2] + 1);
-      }
-    }
-    before = previous;
-    previous = row;
-  }
-  return previous[b.size()];
-}
 
 /// "" for a path that is not directly within `block`, else its last name.
 std::string_view name_within(std::string_view path, std::string_view block) {
@@ -42,24 +18,6 @@ std::string_view name_within(std::string_view path, std::string_view block) {
 }
 
 }  // namespace
-
-std::string nearest(std::string_view text, const std::vector<std::string>& candidates) {
-  const std::string wanted = lower(text);
-  std::string best, holder;
-  std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
-  for (const std::string& candidate : candidates) {
-    const std::size_t distance = edit_distance(wanted, lower(candidate));
-    // Of two short words without a common letter every distance is small: ask for some likeness.
-    if (distance < best_distance && distance < std::max(wanted.size(), candidate.size())) {
-      best = candidate;
-      best_distance = distance;
-    }
-    const bool holds = wanted.size() >= 4 && lower(candidate).find(wanted) != std::string::npos;
-    if (holds && (holder.empty() || candidate.size() < holder.size())) holder = candidate;
-  }
-  // "micro_batch_size" is meant for the longer name that holds it, whatever else is some letters away.
-  return best_distance > 2 && !holder.empty() ? holder : best;
-}
 
 std::string_view name_of(KeyClass key_class) {
   switch (key_class) {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "tranche/core/clock.h"
+#include "tranche/core/nearest.h"
 #include "tranche/engine/gathering.h"
 #include "tranche/engine/offloading.h"
 #include "tranche/engine/saving.h"

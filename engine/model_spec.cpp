@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "tranche/core/error.h"
+#include "tranche/core/nearest.h"
 #include "tranche/engine/config.h"
 
 namespace tranche {

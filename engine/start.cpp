@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "tranche/core/nearest.h"
 #include "tranche/engine/offloading.h"
 #include "tranche/version.h"
 

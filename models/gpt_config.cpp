@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tranche/core/error.h"
+#include "tranche/core/nearest.h"
 #include "tranche/core/shape.h"
 #include "tranche/engine/config.h"
 

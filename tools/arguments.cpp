@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "tranche/core/error.h"
+#include "tranche/core/nearest.h"
 #include "tranche/engine/config.h"
 #include "tranche/version.h"
 

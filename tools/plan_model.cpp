@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tranche/core/error.h"
+#include "tranche/core/nearest.h"
 #include "tranche/engine/config_reader.h"
 #include "tranche/engine/engine.h"
 #include "tranche/models/gpt.h"

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "tranche/core/error.h"
+#include "tranche/core/nearest.h"
 #include "tranche/engine/config.h"
 
 namespace tranche::tools {

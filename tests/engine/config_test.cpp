@@ -450,17 +450,6 @@ TEST(Config, SizesInTextForm) {
   }
 }
 
-TEST(Nearest, FindsTypingErrorsAndNothingFarAway) {
-  const std::vector<std::string> names = {"stage", "overlap_comm", "fp16", "bf16"};
-  EXPECT_EQ(nearest("stgae", names), "stage");
-  EXPECT_EQ(nearest("STAGE", names), "stage");
-  EXPECT_EQ(nearest("overlap", names), "overlap_comm");
-  EXPECT_EQ(nearest("fp_16", names), "fp16");
-  EXPECT_EQ(nearest("elephant", names), "");
-  EXPECT_EQ(nearest("", names), "");
-  EXPECT_EQ(nearest("stage", {}), "");
-}
-
 /// Reading what a configuration prints gives the same print.
 void expect_round_trip(const std::string& json, int ranks) {
   const Config config = parse_config(json, ranks);
