@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "tranche/core/tensor_view.h"
+#include "tranche/kernels/cuda/conversions.h"
 #include "tranche/kernels/cuda/simt.h"
 
 namespace tranche::kernels::cuda {
@@ -30,36 +31,6 @@ __device__ __forceinline__ R load_raw(const void* from) {
 template <class R>
 __device__ __forceinline__ void store_raw(void* to, const R& raw) {
   *static_cast<R*>(to) = raw;
-}
-
-/// core's conversions, bit by bit; for fp16 by the hardware, whose NaNs alone differ.
-__device__ __forceinline__ float widened(float value) {
-  return value;
-}
-__device__ __forceinline__ float widened(bfloat16 value) {
-  return to_float(value);
-}
-__device__ __forceinline__ float widened(float16 value) {
-#if defined(TRANCHE_CUDA_EMULATION)
-  return to_float(value);
-#else
-  float wide;
-  asm("cvt.f32.f16 %0, %1;\n" : "=f"(wide) : "h"(value.bits));
-  return wide == wide ? wide : to_float(value);
-#endif
-}
-template <class T>
-__device__ __forceinline__ T narrowed(float value) {
-#if !defined(TRANCHE_CUDA_EMULATION)
-  if constexpr (std::is_same_v<T, float16>) {
-    float16 half;
-    asm("cvt.rn.f16.f32 %0, %1;\n" : "=h"(half.bits) : "f"(value));
-    const std::uint32_t bits = __float_as_uint(value);
-    const auto nan = static_cast<std::uint16_t>((bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x03ffu));
-    return {value == value ? half.bits : nan};
-  }
-#endif
-  return from_float<T>(value);
 }
 
 /// Elements of a dtype known to the compiler. Views of either constness become one of these; a kernel stores

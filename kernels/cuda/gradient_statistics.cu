@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "tranche/kernels/cuda/conversions.h"
 #include "tranche/kernels/cuda/elements.h"
 #include "tranche/kernels/cuda/launch.h"
 #include "tranche/kernels/cuda/reduction.h"

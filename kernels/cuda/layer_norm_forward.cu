@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "tranche/kernels/cuda/conversions.h"
 #include "tranche/kernels/cuda/elements.h"
 #include "tranche/kernels/cuda/geometry.h"
 #include "tranche/kernels/cuda/launch.h"

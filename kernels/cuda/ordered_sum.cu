@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "tranche/kernels/cuda/conversions.h"
 #include "tranche/kernels/cuda/elements.h"
 #include "tranche/kernels/cuda/reduction.h"
 #include "tranche/kernels/cuda/stretch_loop.h"
