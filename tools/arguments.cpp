@@ -60,7 +60,10 @@ void add_model_flags(CLI::App& app, Options& options) {
   app.add_flag(
       "--offload-activations", options.offload_activations,
       "keep the inputs of blocks in host memory until backward; switches activation checkpointing on");
-  app.add_option("--host-memory", options.host_memory, "most host memory of a rank, like 64GiB");
+  app.add_option("--host-memory", options.host_memory,
+                 "most host memory of a rank, like 64GiB (plan: else its share of what this machine has "
+                 "available; 0 is no "
+                 "limit)");
   app.add_option("--nvme-space", options.nvme_space, "most room of a rank's swap file, like 1TiB");
 }
 

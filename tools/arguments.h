@@ -77,7 +77,8 @@ struct Options {
   /// later steps allocate nothing.
   Fault fail, hang, out_of_memory;
 
-  bool json = false;  ///< info, plan, scale
+  bool json = false;              ///< info, plan, scale
+  std::string system_root = "/";  ///< folder that stands for the system's, for tests; no flag
 
   // plan
   std::int64_t ranks = 1, ranks_per_node = 0, rank = 0;

@@ -93,6 +93,10 @@ std::optional<Projected> projected(const Options& options, const PlanRequest& pl
   return result;
 }
 
+int ranks_of_a_node(const PlanRequest& request) {
+  return request.ranks_per_node > 0 ? request.ranks_per_node : request.ranks;
+}
+
 int status_of(bool fits) {
   return static_cast<int>(fits ? ExitStatus::success : ExitStatus::out_of_memory);
 }
@@ -117,6 +121,11 @@ PlanRequest plan_request(const Options& options) {
   if (request.config.total_steps_hint == 0) request.config.total_steps_hint = 100;
   request.rates = rates_of(options, request.config);
   request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+  // Another machine's memory is not this one's, and --host-memory 0 asks for no limit.
+  const std::int64_t host_limit = request.config.offload.host_memory_limit;
+  if (host_limit > 0 || (!options.host_memory && options.machine.empty())) {
+    request.host_memory = host_memory_of(host_limit, ranks_of_a_node(request), options.system_root);
+  }
   if (request.model.gpt) {
     request.sequence = options.sequence.value_or(request.model.gpt->positions);
     request.model.gpt->require_sequence(request.sequence);
@@ -134,7 +143,7 @@ std::string what_would_have_fitted(const PlanRequest& request, double seconds) {
   fit.give_up = [&] { return clock.seconds() > seconds; };
   fit.plan = request;
   fit.budget = request.config.device_memory_limit;
-  fit.host_budget = request.config.offload.host_memory_limit;
+  fit.plan.host_memory = host_memory_of(request.config.offload.host_memory_limit, ranks_of_a_node(request));
   fit.nvme_budget = request.config.offload.nvme_limit;
   if (fit.budget < 1) return {};
   try {
@@ -176,7 +185,6 @@ int run_plan(const Options& options, const Output& output) {
   fit.rates = request.rates;
   fit.keep_optimizer_tier = options.offload_optimizer.has_value();
   fit.keep_parameters_tier = options.offload_parameters.has_value();
-  fit.host_budget = request.config.offload.host_memory_limit;
   fit.nvme_budget = request.config.offload.nvme_limit;
   fit.keep_stage = options.stage.has_value();
   fit.keep_micro_batch = options.micro_batch.has_value();

@@ -359,6 +359,13 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
   document["budget_bytes"] = budget > 0 ? ordered_json(budget) : ordered_json(nullptr);
   document["fits"] =
       budget > 0 ? ordered_json(shortages(request, result, budget).empty()) : ordered_json(nullptr);
+  const HostMemory& host = request.host_memory;
+  const bool here = host.source == HostMemory::Source::this_machine;
+  document["host_memory"] = {
+      {"source", name_of(host.source)},
+      {"bytes_per_rank", host.bytes > 0 ? ordered_json(host.bytes) : ordered_json(nullptr)},
+      {"available_bytes", here ? ordered_json(host.available) : ordered_json(nullptr)},
+      {"ranks_sharing", here ? ordered_json(host.sharing) : ordered_json(nullptr)}};
   document["state"] = {{"parameters", result.state.parameters},
                        {"gradients", result.state.gradients},
                        {"optimizer", result.state.optimizer},
@@ -436,6 +443,8 @@ std::string seconds_text(double seconds) {
 std::string plan_text(const PlanRequest& request, const PlanResult& result, std::int64_t budget) {
   std::string text = model_rows(request, result) + state_rows(result) + memory_rows(request, result) +
                      traffic_rows(request, result) + offload_rows(request, result);
+  text += beside_what_is_taken(request.host_memory, result.tier(Tier::host).peak,
+                               request.device == DeviceKind::cpu ? result.tier(Tier::device).peak : 0);
   const std::vector<std::string> missing = shortages(request, result, budget);
   for (const std::string& line : missing) text += "\n" + line + "\n";
   if (budget > 0 && missing.empty()) {
@@ -455,7 +464,9 @@ std::vector<std::string> shortages(const PlanRequest& request, const PlanResult&
                                 format_bytes(peak - limit)));
   };
   check(Tier::device, budget, "");
-  check(Tier::host, request.config.offload.host_memory_limit, " of host memory");
+  const std::int64_t host_limit = request.config.offload.host_memory_limit;
+  check(Tier::host, host_limit == 0 && budget > 0 ? request.host_memory.bytes : host_limit,
+        " of host memory");
   check(Tier::nvme, request.config.offload.nvme_limit, " on nvme");
   return lines;
 }
@@ -485,9 +496,8 @@ std::string fit_text(const FitRequest& request, const FitResult& result) {
   }
   text += fmt::format("; cheapest first, each with the largest micro-batch that fits in {}",
                       format_bytes(request.budget));
-  if (request.host_budget > 0) text += fmt::format(", {} of host memory", format_bytes(request.host_budget));
   if (request.nvme_budget > 0) text += fmt::format(", {} on nvme", format_bytes(request.nvme_budget));
-  text += "\n";
+  text += "\nhost memory: " + describe(request.plan.host_memory) + "\n";
   if (offload)
     text +=
         "offload: where optimizer state and parameters live, +inputs: the kept inputs of blocks on the host; "
@@ -527,7 +537,7 @@ std::string fit_text(const FitRequest& request, const FitResult& result) {
                            format_bytes(bytes), of, format_bytes(bytes - limit));
   };
   beyond(peak, request.budget, "");
-  beyond(chosen.host, request.host_budget, " of host memory");
+  beyond(chosen.host, request.plan.host_memory.bytes, " of host memory");
   beyond(chosen.nvme, request.nvme_budget, " on nvme");
   text +=
       fmt::format("\nnothing fits in {}: the least is {}, and takes {}; give more memory or more ranks\n\n",

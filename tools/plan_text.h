@@ -13,7 +13,8 @@ namespace tranche::tools {
 inline constexpr const char* plan_schema = "tranche-plan-1";
 
 /// What of the plan is beyond a budget, a line each: device memory (`budget`; 0: none) and the
-/// configuration's for host memory and nvme. Empty when it fits.
+/// configuration's for host memory and nvme; beside a `budget`, host memory is also what the request says
+/// that there is. Empty when it fits.
 std::vector<std::string> shortages(const PlanRequest& request, const PlanResult& result, std::int64_t budget);
 
 /// Tables: state, memory by tier and category, the peak and who was alive then, the wire, work. A `budget` of

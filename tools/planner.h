@@ -17,6 +17,7 @@
 #include "tranche/engine/config.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/offload_traffic.h"
+#include "tranche/tools/host_memory.h"
 #include "tranche/tools/offload_cost.h"
 #include "tranche/tools/plan_model.h"
 
@@ -33,6 +34,7 @@ struct PlanRequest {
   int rank = 0;                         ///< the one that is simulated
   DeviceKind device = DeviceKind::cpu;  ///< cuda: also the host memory that GPUs need beside theirs
   CostModel rates;                      ///< of what is said about seconds
+  HostMemory host_memory;               ///< the budget of a search, and what is said of it
 };
 
 /// One rank of a run of at least three steps (the first two record and pack its memory) with an evaluation.
@@ -88,7 +90,7 @@ struct FitRequest {
   bool keep_stage = false;                                         ///< the stage is not searched
   bool keep_micro_batch = false;                                   ///< nor the micro-batch
   bool keep_optimizer_tier = false, keep_parameters_tier = false;  ///< nor where state lives
-  std::int64_t host_budget = 0, nvme_budget = 0;                   ///< bytes of a rank; 0: none
+  std::int64_t nvme_budget = 0;   ///< bytes of a rank; 0: none. Of host memory it is plan.host_memory
   std::function<bool()> give_up;  ///< asked between plans: true ends the search with an Error
 };
 

@@ -290,7 +290,7 @@ class Search {
     const auto over = [](std::int64_t bytes, std::int64_t budget) {
       return budget == 0 ? 0 : std::max<std::int64_t>(0, bytes - budget);
     };
-    return over(peaks.device, request_.budget) + over(peaks.host, request_.host_budget) +
+    return over(peaks.device, request_.budget) + over(peaks.host, request_.plan.host_memory.bytes) +
            over(peaks.nvme, request_.nvme_budget);
   }
 

@@ -334,10 +334,13 @@ TEST(Fit, StateLeavesTheDeviceWhereNothingElseFits) {
               AllOf(HasSubstr("cpu/none"), HasSubstr("updates 0.85 G parameters there"),
                     HasSubstr("offloaded: optimizer cpu"), Not(HasSubstr("nvme"))));
   // Without the host memory for it nothing fits; the disk does, once there is one.
-  request.host_budget = chosen.host - 1;
+  const auto host_memory = [](std::int64_t bytes) {
+    return HostMemory{.source = HostMemory::Source::configuration, .bytes = bytes};
+  };
+  request.plan.host_memory = host_memory(chosen.host - 1);
   const FitResult bounded = find_fit(request);
-  EXPECT_TRUE(!bounded.fits || bounded.plan.tier(Tier::host).peak <= request.host_budget);
-  request.host_budget = chosen.host * 8 / 10;
+  EXPECT_TRUE(!bounded.fits || bounded.plan.tier(Tier::host).peak < chosen.host);
+  request.plan.host_memory = host_memory(chosen.host * 8 / 10);
   const FitResult too_little = find_fit(request);
   EXPECT_FALSE(too_little.fits);
   EXPECT_EQ(too_little.missing, 0) << "of device memory";
@@ -347,7 +350,7 @@ TEST(Fit, StateLeavesTheDeviceWhereNothingElseFits) {
   ASSERT_TRUE(disk.fits) << fit_text(request, disk);
   EXPECT_EQ(disk.ladder[disk.chosen].optimizer, OffloadTier::nvme);
   EXPECT_GT(disk.plan.tier(Tier::nvme).peak, 0);
-  EXPECT_LE(disk.plan.tier(Tier::host).peak, request.host_budget);
+  EXPECT_LE(disk.plan.tier(Tier::host).peak, request.plan.host_memory.bytes);
   request.nvme_budget = 4096;
   const FitResult nowhere = find_fit(request);
   EXPECT_FALSE(nowhere.fits);
