@@ -268,11 +268,12 @@ std::optional<std::int64_t> size_from(std::string_view text) {
     return std::nullopt;
   }
   while (used < copy.size() && copy[used] == ' ') ++used;
-  const std::string unit = copy.substr(used);
+  std::string unit = copy.substr(used);  // in any case: nobody counts millibytes
+  for (char& c : unit) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   static constexpr std::pair<std::string_view, double> units[] = {
-      {"", 1},         {"B", 1},      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
-      {"TiB", 0x1p40}, {"K", 0x1p10}, {"M", 0x1p20},   {"G", 0x1p30},   {"T", 0x1p40},
-      {"kB", 1e3},     {"KB", 1e3},   {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
+      {"", 1},         {"b", 1},      {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30},
+      {"tib", 0x1p40}, {"k", 0x1p10}, {"m", 0x1p20},   {"g", 0x1p30},   {"t", 0x1p40},
+      {"kb", 1e3},     {"mb", 1e6},   {"gb", 1e9},     {"tb", 1e12}};
   for (const auto& [name, factor] : units) {
     if (unit != name) continue;
     const double bytes = number * factor;

@@ -18,8 +18,25 @@
 namespace tranche {
 
 namespace {
+
 constexpr OperationLabel load_label{"checkpoint", "load", Traffic::control, Tier::host};
+
+/// The parts of a fingerprint, which "; " divides, that another has not; all of it where that tells nothing.
+std::string parts_not_in(const std::string& fingerprint, const std::string& other) {
+  const std::string divider = "; ", whole = divider + other + divider;
+  std::string parts;
+  for (std::size_t at = 0; at <= fingerprint.size();) {
+    const std::size_t end = std::min(fingerprint.find(divider, at), fingerprint.size());
+    const std::string part = fingerprint.substr(at, end - at);
+    if (whole.find(divider + part + divider) == std::string::npos) {
+      parts += (parts.empty() ? "" : divider) + part;
+    }
+    at = end + divider.size();
+  }
+  return parts.empty() ? fingerprint : parts;
 }
+
+}  // namespace
 
 /// What a rank does to take its part of the sections of a checkpoint.
 struct Engine::Impl::Loading {
@@ -196,7 +213,8 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
       reduction_group = manifest.reduction_group;
     }
     if (result.world != ranks) {
-      result.notes.push_back("saved by " + std::to_string(result.world) + " ranks, loaded by " +
+      result.notes.push_back("saved by " + std::to_string(result.world) +
+                             (result.world == 1 ? " rank" : " ranks") + ", loaded by " +
                              std::to_string(ranks) +
                              ": state is equal to the bit, sums over ranks round differently from here on");
     } else if (reduction_group != manifest.reduction_group) {
@@ -204,9 +222,11 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
                              std::to_string(manifest.reduction_group) +
                              ": sums over ranks round differently");
     }
-    if (manifest.numerics != runtime.numerics_fingerprint()) {
-      result.notes.push_back("numerics_fingerprint was '" + manifest.numerics + "', is '" +
-                             runtime.numerics_fingerprint() + "': bits may differ from here on");
+    const std::string numerics = runtime.numerics_fingerprint();
+    if (manifest.numerics != numerics) {
+      result.notes.push_back("in the numerics fingerprint '" + parts_not_in(manifest.numerics, numerics) +
+                             "' is '" + parts_not_in(numerics, manifest.numerics) +
+                             "' now: bits may differ from here on");
     }
   }
   set_phase("idle");

@@ -250,7 +250,11 @@ std::string Engine::Impl::Saving::advance() {
     }
   } catch (const CheckpointError& error) {
     phase = Phase::none;
-    const std::string told = text() + error.message();
+    std::string told = error.message();
+    // "rank 1: cannot save ...: no space": the rank said already what it could not do.
+    if (const std::size_t said = told.find(text()); said != std::string::npos)
+      told.erase(said, text().size());
+    told.insert(0, text());
     if (engine.rank == 0) {
       try {
         folder->discard(step);

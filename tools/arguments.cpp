@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 
 #include "tranche/core/error.h"
 #include "tranche/core/nearest.h"
@@ -231,6 +232,34 @@ const CLI::App* innermost(const CLI::App& app) {
   return at;
 }
 
+/// "tranche checkpoint list".
+std::string full_name(const CLI::App& app) {
+  return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
+}
+
+/// What CLI11 says in its own words of a value that is missing, or none.
+std::string plain_text(const CLI::ParseError& error) {
+  const std::string text = error.what();
+  if (error.get_name() == "ConversionError") {
+    // "Could not convert: --steps = abc"; all values that are converted are numbers
+    const std::size_t name = text.find(": "), value = text.find(" = ");
+    if (name != std::string::npos && value != std::string::npos) {
+      const std::string given = text.substr(value + 3);
+      char* end = nullptr;
+      std::strtod(given.c_str(), &end);
+      return fmt::format("{} '{}' is no {}", text.substr(name + 2, value - name - 2), given,
+                         end != given.c_str() && *end == '\0' ? "whole number" : "number");
+    }
+  }
+  if (error.get_name() == "ArgumentMismatch" && text.find(" missing") != std::string::npos) {
+    return fmt::format("{} needs a value behind it", text.substr(0, text.find(':')));
+  }
+  if (error.get_name() == "RequiredError" && text.ends_with(" is required")) {
+    return text.substr(0, text.size() - std::string_view(" is required").size()) + " is missing";
+  }
+  return text;
+}
+
 [[noreturn]] void refuse_command(const CLI::App& app, const std::string& word) {
   std::vector<std::string> known;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
@@ -375,7 +404,7 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
     options.text = asked->help(above);
     return options;
   } catch (const CLI::ParseError& error) {
-    throw ConfigurationError(error.what());
+    throw ConfigurationError(fmt::format("{}; see {} --help", plain_text(error), full_name(*innermost(app))));
   }
   if (app.get_subcommands().empty()) {
     const std::vector<std::string> rest = app.remaining();

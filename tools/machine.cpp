@@ -238,7 +238,11 @@ const ComputeShare& Machine::share(int ranks) const {
 
 Machine parse_machine(std::string_view json, const std::string& origin) {
   const ordered_json document = ordered_json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (document.is_discarded()) throw ConfigurationError(fmt::format("{}: this is not JSON", origin));
+  if (document.is_discarded())
+    throw ConfigurationError(
+        fmt::format("{}: this is not JSON; a machine's description is, as tranche calibrate writes it "
+                    "(docs/projection.md)",
+                    origin));
   const Reader file(document, origin, "");
   if (file.text("schema") != machine_schema) {
     file.fail("schema", fmt::format("'{}' is not '{}'", file.text("schema"), machine_schema));

@@ -122,8 +122,9 @@ void Run::take_over() {
   if (origin.weights_only) {
     row("weights from", fmt::format("{} (step {}); all else begins anew", loaded.folder, loaded.step));
   } else {
-    row("resumed", fmt::format("{}: step {}, {} samples, saved by {} ranks at stage {}", loaded.folder,
-                               loaded.step, loaded.samples, loaded.world, loaded.stage));
+    row("resumed",
+        fmt::format("{}: step {}, {} samples, saved by {} rank{} at stage {}", loaded.folder, loaded.step,
+                    loaded.samples, loaded.world, loaded.world == 1 ? "" : "s", loaded.stage));
   }
   row("weights", format_digest(weights));
   if (!origin.weights_only) row("weights and moments", format_digest(state));

@@ -209,6 +209,13 @@ Options ScaleStudy::at(int ranks, int stage) const {
 }
 
 void ScaleStudy::plan_points() {
+  const std::string& hosts = options_.scale.hostfile;
+  if (!hosts.empty()) {
+    std::ifstream file(hosts);
+    const bool readable = file.good() && file.peek() != std::ifstream::traits_type::eof();
+    if (!readable)
+      throw ConfigurationError(fmt::format("--hostfile '{}' cannot be read, or is empty", hosts));
+  }
   const auto plan = [&](int ranks, int stage) {
     PlanRequest request;
     request.model.name = options_.model;

@@ -53,6 +53,17 @@ void override_offload(const Options& options, const nlohmann::json& document,
 
 }  // namespace
 
+DataType compute_dtype(const std::string& name) {
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
+    try {
+      if (parse_data_type(name) == dtype) return dtype;
+    } catch (const Error&) {
+      break;
+    }
+  }
+  throw ConfigurationError(fmt::format("--dtype {} is not one of fp32, bf16, fp16", name));
+}
+
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text) {
   std::vector<std::string> overrides;
   const auto number = [&](const char* key, const auto& value) {
@@ -78,10 +89,7 @@ std::vector<std::string> overrides_of(const Options& options, const std::string&
   // came.
   if (!options.checkpoint_dir.empty()) overrides.push_back("tranche.save_buffer=true");
   if (options.dtype) {
-    const DataType dtype = parse_data_type(*options.dtype);
-    if (dtype != DataType::float32 && dtype != DataType::bfloat16 && dtype != DataType::float16) {
-      throw ConfigurationError(fmt::format("--dtype {} is not one of fp32, bf16, fp16", *options.dtype));
-    }
+    const DataType dtype = compute_dtype(*options.dtype);
     // Two names of one key are refused, so the one that the file uses is replaced.
     const bool older = document.is_object() && document.contains("bfloat16");
     overrides.push_back(

@@ -440,6 +440,9 @@ TEST(Config, SizesInTextForm) {
   EXPECT_EQ(parse_byte_size("2GB"), 2'000'000'000);
   EXPECT_EQ(parse_byte_size("1K"), 1024);
   EXPECT_EQ(parse_byte_size("3TiB"), 3298534883328);
+  EXPECT_EQ(parse_byte_size("2gb"), 2'000'000'000);
+  EXPECT_EQ(parse_byte_size("32mib"), 32 << 20);
+  EXPECT_EQ(parse_byte_size("1k"), 1024);
   for (const char* text : {"", "GiB", "-1", "1 furlong", "1e300", "0x10", "nan", "1GiBB"}) {
     try {
       parse_byte_size(text);

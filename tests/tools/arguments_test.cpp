@@ -274,8 +274,12 @@ TEST(Arguments, FlagsOfCheckpointsNeedEachOther) {
 }
 
 TEST(Arguments, ValuesThatAreNone) {
-  EXPECT_THAT(error_of({"train", "--stage", "three"}), HasSubstr("--stage"));
-  EXPECT_THAT(error_of({"train", "--stage"}), HasSubstr("--stage"));
+  EXPECT_EQ(error_of({"train", "--stage", "three"}),
+            "--stage 'three' is no number; see tranche train --help");
+  EXPECT_EQ(error_of({"plan", "--ranks", "1.5"}),
+            "--ranks '1.5' is no whole number; see tranche plan --help");
+  EXPECT_EQ(error_of({"train", "--stage"}), "--stage needs a value behind it; see tranche train --help");
+  EXPECT_EQ(error_of({"checkpoint", "export", "a"}), "--to is missing; see tranche checkpoint export --help");
   EXPECT_THAT(error_of({"train", "--steps", "0"}), HasSubstr("--steps is 0, but must be at least 1"));
   EXPECT_THAT(error_of({"train", "--micro-batch", "-1"}), HasSubstr("--micro-batch is -1"));
   EXPECT_THAT(error_of({"train", "--validation-fraction", "1"}), HasSubstr("must be between 0 and 1"));

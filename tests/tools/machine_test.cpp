@@ -68,7 +68,7 @@ TEST(Machine, WritesWhatItReads) {
 
 TEST(Machine, ErrorsNameFileAndKey) {
   EXPECT_THAT(message_of<ConfigurationError>([] { (void)parse_machine("{", "m.json"); }),
-              HasSubstr("m.json: this is not JSON"));
+              HasSubstr("m.json: this is not JSON; a machine's description is"));
   json broken = example();
   broken["version"] = 7;
   EXPECT_THAT(error_of(broken), HasSubstr("m.json: version: 7 is not known to this program, which reads 1"));

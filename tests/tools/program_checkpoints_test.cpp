@@ -87,7 +87,7 @@ TEST_F(ProgramCheckpoints, AResumedRunHasTheBitsOfOneThatNeverStopped) {
   EXPECT_EQ(rest["resumed"]["weights_digest"], whole["steps"][2]["weights_digest"]);
   EXPECT_EQ(rest["resumed"]["state_digest"], whole["steps"][2]["state_digest"]);
   EXPECT_THAT(rest["resumed"]["changes"], IsEmpty()) << rest["resumed"];
-  EXPECT_THAT(out, AllOf(HasSubstr("resumed"), HasSubstr("step 3, 3 samples, saved by 1 ranks at stage 0"),
+  EXPECT_THAT(out, AllOf(HasSubstr("resumed"), HasSubstr("step 3, 3 samples, saved by 1 rank at stage 0"),
                          HasSubstr("trained 2 steps, to step 5,"), Not(HasSubstr("changed"))));
   EXPECT_THAT(names(), testing::Contains("step-00000005"));
 }
@@ -152,6 +152,15 @@ TEST_F(ProgramCheckpoints, WhatTheCommandLineChangesIsSaidInALineEach) {
                                    "tranche.seed is 9, was 1234: the command line wins",
                                    "--sequence is 8, was 16: the command line wins"));
   EXPECT_EQ(changed["steps"][0]["lr"], 0.0001);
+}
+
+TEST_F(ProgramCheckpoints, OfTheNumericsThatChangedTheNoteHasOnlyWhatDiffers) {
+  std::string out;
+  report({"--checkpoint-dir", folder()});
+  report({"--checkpoint-dir", folder(), "--resume", "latest", "--steps", "4", "--threads", "2"}, &out);
+  EXPECT_THAT(out,
+              HasSubstr("in the numerics fingerprint '1 threads a rank' is '2 threads a rank' now: bits may "
+                        "differ from here on"));
 }
 
 TEST_F(ProgramCheckpoints, RetentionKeepsTheLastAndTheMultiples) {
