@@ -43,8 +43,9 @@ cpu::MatmulCall checked(std::string_view kernel, Stream& stream, const MatmulOpt
               options.transpose_b ? Shape{n, k} : Shape{k, n});
   check_shape(kernel, "c", c.shape, {m, n});
   if (a.dtype != DataType::float32 && workspace.bytes < minimum_workspace_bytes) {
-    refuse(kernel, fmt::format("workspace has {} bytes; {} products need at least {}", workspace.bytes,
-                               name_of(a.dtype), minimum_workspace_bytes));
+    refuse(kernel,
+           fmt::format("workspace has {} bytes; {} products need at least {}: raise tranche.workspace",
+                       workspace.bytes, name_of(a.dtype), minimum_workspace_bytes));
   }
   if (auto* products = stream.attachment<MatmulLog>().products; products != nullptr) {
     products->push_back(

@@ -43,6 +43,9 @@ Failure describe(const std::exception_ptr& error) {
   } catch (const ConfigurationError& usage) {
     // What the user gave is at fault: where in the sources it was noticed is of no use to them.
     return {usage.message(), static_cast<int>(usage.exit_status()), false};
+  } catch (const CheckpointError& files) {  // likewise; every rank says its own
+    return {(files.rank() < 0 ? "" : fmt::format("[rank {}] ", files.rank())) + files.message(),
+            static_cast<int>(files.exit_status()), false};
   } catch (const Error& known) {
     return {known.what(), static_cast<int>(known.exit_status()), false};
   } catch (const std::bad_alloc&) {

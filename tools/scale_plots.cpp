@@ -68,7 +68,7 @@ void add_throughput(std::vector<Named>& plots, const StudyFacts& facts, const St
   chart.title = fmt::format("Throughput, {} scaling", facts.strong ? "strong" : "weak");
   chart.subtitle = what_ran(facts);
   chart.x_label = "ranks";
-  chart.y_label = "tokens per second, all ranks";
+  chart.y_label = "tokens per second, all ranks, logarithmic";
   chart.logarithmic = true;
   const auto speed = [](const PointResult& point) { return point.tokens_per_second.middle; };
   add_points(

@@ -253,7 +253,7 @@ TEST(MatmulErrors, NameTheOperandAndWhatWasWanted) {
   EXPECT_THAT(text({}, {nullptr, DataType::int32, {2, 3}}, {nullptr, fp32, {3, 5}}, {nullptr, fp32, {2, 5}}),
               HasSubstr("matmul: `a` has dtype int32"));
   EXPECT_EQ(text({}, {nullptr, bf16, {2, 3}}, {nullptr, bf16, {3, 5}}, {nullptr, bf16, {2, 5}}, 4096),
-            "matmul: workspace has 4096 bytes; bf16 products need at least 8388608");
+            "matmul: workspace has 4096 bytes; bf16 products need at least 8388608: raise tranche.workspace");
 }
 
 TEST(MatmulPath, SaysHowEachDtypeRuns) {

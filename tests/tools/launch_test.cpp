@@ -48,6 +48,11 @@ TEST(Describe, KnowsStatusesAndEchoes) {
   EXPECT_EQ(of(std::runtime_error("plain")).text, "plain");
   EXPECT_EQ(of(std::bad_alloc()).status, 3);
   EXPECT_EQ(of(7).status, 1);
+  EXPECT_EQ(of(CheckpointError("run1: not there")).text, "run1: not there")
+      << "without a place in the sources";
+  CheckpointError of_rank("x");
+  of_rank.attach_rank(3);
+  EXPECT_EQ(of(of_rank).text, "[rank 3] x");
   EXPECT_FALSE(of(CommunicationError("x")).echo);
   EXPECT_TRUE(of(comm::PeerFailure("rank 1 failed: x")).echo);
 }
