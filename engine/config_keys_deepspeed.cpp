@@ -11,7 +11,8 @@ constexpr std::string_view own_queue =
     "files are read and written by Tranche's own engine; see tranche.io_engine";
 constexpr std::string_view whole_units = "units are gathered whole into one buffer each";
 constexpr std::string_view no_quantization = "quantized communication is not part of this version";
-constexpr std::string_view in_report = "every step's figures are in the report file";
+constexpr std::string_view in_report =
+    "every step's figures are in the report file, and with --metrics in a file as the run goes";
 
 constexpr ConfigKey block_of(std::string_view path, std::string_view text) {
   return {path, KeyClass::honoured, block, false, "{}", text};

@@ -173,6 +173,9 @@ void add_train_flags(CLI::App& app, Options& options) {
                  "steps between digests of all weights in the report");
   app.add_option("--log-every", options.log_every,
                  "steps between progress lines in a file (default: about 50 lines)");
+  app.add_option("--metrics", options.metrics,
+                 "file of a JSON line for every step and validation, written as they come; goes on with "
+                 "--resume (docs/report.md)");
   app.add_option("--trace", options.trace, "timeline for Perfetto; with several ranks one file each");
   app.add_option(
       "--memory-profile", options.memory_profile,

@@ -70,6 +70,7 @@ struct Options {
   std::string from;                 ///< evaluate: a path
 
   std::string report, trace;
+  std::string metrics;         ///< file of a line a step
   std::string memory_profile;  ///< directory
   double peak_seconds = 0.3;   ///< of the matmul that is measured; --debug-peak-seconds, for many short runs
   /// --debug-fail, --debug-hang, --debug-out-of-memory: not shown in the help. The last takes away, on one

@@ -26,6 +26,30 @@ ordered_json bytes_json(const OffloadTraffic& bytes) {
           {"nvme_written", bytes.nvme_written}};
 }
 
+ordered_json step_object(const StepResult& result) {
+  return {{"step", result.step},
+          {"loss", number(result.loss)},
+          {"grad_norm", number(result.gradient_norm)},
+          {"clip_coefficient", number(result.clip_coefficient)},
+          {"applied", result.applied},
+          {"skipped_because", result.skipped_because},
+          {"lr", number(result.learning_rate)},
+          {"loss_scale", number(result.loss_scale)},
+          {"tokens", result.tokens},
+          {"seconds", number(result.seconds)},
+          {"between_seconds", number(result.between_seconds)},
+          {"update_seconds", number(result.update_seconds)},
+          {"exposed_gather_seconds", number(result.exposed_gather_seconds)},
+          {"exposed_reduce_seconds", number(result.exposed_reduce_seconds)},
+          {"exposed_offload_seconds", number(result.exposed_offload_seconds)},
+          {"offload",
+           {{"to_host_seconds", number(result.offload.to_host)},
+            {"from_host_seconds", number(result.offload.from_host)},
+            {"host_update_seconds", number(result.offload.host_update)},
+            {"disk_seconds", number(result.offload.disk)}}},
+          {"offload_bytes", bytes_json(result.offload_traffic)}};
+}
+
 }  // namespace
 
 struct Report::Impl {
@@ -57,27 +81,7 @@ void Report::set_start(int world, int stage, const std::string& config_json, con
 }
 
 void Report::add_step(const StepResult& result) {
-  impl_->steps.push_back({{"step", result.step},
-                          {"loss", number(result.loss)},
-                          {"grad_norm", number(result.gradient_norm)},
-                          {"clip_coefficient", number(result.clip_coefficient)},
-                          {"applied", result.applied},
-                          {"skipped_because", result.skipped_because},
-                          {"lr", number(result.learning_rate)},
-                          {"loss_scale", number(result.loss_scale)},
-                          {"tokens", result.tokens},
-                          {"seconds", number(result.seconds)},
-                          {"between_seconds", number(result.between_seconds)},
-                          {"update_seconds", number(result.update_seconds)},
-                          {"exposed_gather_seconds", number(result.exposed_gather_seconds)},
-                          {"exposed_reduce_seconds", number(result.exposed_reduce_seconds)},
-                          {"exposed_offload_seconds", number(result.exposed_offload_seconds)},
-                          {"offload",
-                           {{"to_host_seconds", number(result.offload.to_host)},
-                            {"from_host_seconds", number(result.offload.from_host)},
-                            {"host_update_seconds", number(result.offload.host_update)},
-                            {"disk_seconds", number(result.offload.disk)}}},
-                          {"offload_bytes", bytes_json(result.offload_traffic)}});
+  impl_->steps.push_back(step_object(result));
 }
 
 void Report::add_step_digest(const kernels::Digest& weights, const kernels::Digest& state) {
@@ -161,6 +165,15 @@ std::string Report::to_json() const {
   document["steps"] = impl_->steps;
   // Bytes that are no UTF-8 (a sample may hold any) are replaced, not refused.
   return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::string step_line(const StepResult& result) {
+  return step_object(result).dump();
+}
+
+std::string validation_line(std::int64_t step, const EvaluationResult& result) {
+  return ordered_json{{"step", step}, {"validation_loss", number(result.loss)}, {"tokens", result.tokens}}
+      .dump();
 }
 
 }  // namespace tranche::tools

@@ -72,4 +72,9 @@ class Report {
   std::unique_ptr<Impl> impl_;
 };
 
+/// What add_step() adds, as one line of JSON.
+std::string step_line(const StepResult& result);
+/// {"step", "validation_loss", "tokens"}, likewise.
+std::string validation_line(std::int64_t step, const EvaluationResult& result);
+
 }  // namespace tranche::tools

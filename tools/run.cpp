@@ -12,6 +12,7 @@
 #include "tranche/tools/config_changes.h"
 #include "tranche/tools/files.h"
 #include "tranche/tools/matmul_peak.h"
+#include "tranche/tools/metrics_file.h"
 #include "tranche/tools/plan.h"
 #include "tranche/tools/profiling.h"
 
@@ -30,7 +31,10 @@ int Run::prepare() {
     if (options.out_of_memory.rank >= 0 && settings.config.device_memory_limit == 0) {
       throw ConfigurationError("--debug-out-of-memory takes away what --device-memory leaves; give that too");
     }
-    if (speaks()) require_writable(options.report, "--report");
+    if (speaks()) {
+      require_writable(options.report, "--report");
+      require_metrics(options.metrics, !options.resume.empty());
+    }
     if (!options.trace.empty()) {
       require_writable(path_of_rank(options.trace, launch.rank(), launch.size()), "--trace");
     }

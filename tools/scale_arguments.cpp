@@ -16,9 +16,10 @@ namespace tranche::tools {
 namespace {
 
 /// Flags of `train` that are not a study's, and why.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 17> not_of_a_study{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 18> not_of_a_study{{
     {"--stage", "a study runs several: --stages 0,1,2,3"},
     {"--report", "every run of a study has its report, in the folder of --out"},
+    {"--metrics", "every run of a study has its report, in the folder of --out"},
     {"--checkpoint-dir", "the runs of a study save nothing"},
     {"--save-every", "the runs of a study save nothing"},
     {"--keep-last", "the runs of a study save nothing"},

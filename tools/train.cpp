@@ -13,6 +13,7 @@
 #include "tranche/core/error.h"
 #include "tranche/tools/files.h"
 #include "tranche/tools/keeper.h"
+#include "tranche/tools/metrics_file.h"
 #include "tranche/tools/offload_means.h"
 #include "tranche/tools/profiling.h"
 #include "tranche/tools/progress.h"
@@ -42,6 +43,7 @@ class Training {
             *run.engine, run.options, run.identity, run.speaks() ? &run.report : nullptr,
             run.speaks() ? [this](std::string_view line) { progress_.say(line); } : CheckpointKeeper::Say()) {
     last_.step = begin_ = run.engine->steps();
+    if (run.speaks() && !run.options.metrics.empty()) metrics_.emplace(run.options.metrics, begin_);
   }
 
   void operator()() {
@@ -58,6 +60,7 @@ class Training {
       if (run_.speaks()) {
         run_.report.add_step(result);
         progress_.step(result, clock.seconds());
+        if (metrics_) add_metrics(step_line(result));
         if (run_.settings.config.offload.any()) {
           offload_.add(result);
           if (run_.settings.config.wall_clock_breakdown && progress_.due(step)) {
@@ -75,7 +78,10 @@ class Training {
       enough = time_is_up(clock.seconds(), step);
       if (due(run_.options.eval_every, step) && step < run_.settings.steps && !enough) {
         const EvaluationResult held_out = run_.validate(step);
-        if (run_.speaks()) progress_.say(fmt::format("step {}: validation loss {:.4f}", step, held_out.loss));
+        if (run_.speaks()) {
+          progress_.say(fmt::format("step {}: validation loss {:.4f}", step, held_out.loss));
+          if (metrics_) add_metrics(validation_line(step, held_out));
+        }
       }
     }
     progress_.finish();
@@ -127,6 +133,11 @@ class Training {
     processor_before_ = processor;
     if (run_.profile) run_.profile->end_step(result.step);
     return result;
+  }
+
+  void add_metrics(const std::string& line) {
+    const std::string problem = metrics_->add(line);
+    if (!problem.empty()) progress_.say(problem);
   }
 
   void inject(int rank, std::int64_t step, std::int64_t micro_batch) {
@@ -215,6 +226,7 @@ class Training {
       progress_.say(fmt::format("validating on {} held-out windows", run_.data.evaluation.size()));
     }
     const EvaluationResult held_out = run_.validate(last_.step);
+    if (metrics_ && last_.step > begin_) add_metrics(validation_line(last_.step, held_out));
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
     share_processor_seconds();
@@ -287,6 +299,7 @@ class Training {
   StopSignals* signals_;
   Progress progress_;
   OffloadMeans offload_;
+  std::optional<MetricsFile> metrics_;  ///< on rank 0, with --metrics
   CheckpointKeeper keeper_;
   StepResult last_;
   double processor_before_ = processor_seconds_now();

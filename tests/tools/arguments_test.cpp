@@ -222,6 +222,7 @@ TEST(Arguments, StudiesRefuseWhatTheyHaveNoRoomFor) {
               HasSubstr("srun takes its own arguments behind --"));
   EXPECT_THAT(error({"--stage", "3"}),
               HasSubstr("--stage is not for tranche scale: a study runs several: --stages 0,1,2,3"));
+  EXPECT_THAT(error({"--metrics", "f"}), HasSubstr("--metrics is not for tranche scale: every run"));
   EXPECT_THAT(error({"--report=f"}), HasSubstr("--report is not for tranche scale: every run"));
   EXPECT_THAT(error({"--resume", "latest"}), HasSubstr("the same command goes on with a study"));
   EXPECT_THAT(error({"--rank", "3"}), HasSubstr("did you mean --ranks?"));
