@@ -20,6 +20,9 @@ namespace {
 
 /// Open MPI says a lot.
 constexpr int tail_lines = 30;
+/// So many failures before any run has ended well are the launcher's, a host's or the program's: the others
+/// would end the same way, each perhaps behind a time-out of its own.
+constexpr int failures_that_tell = 3;
 
 class Conductor {
  public:
@@ -41,7 +44,7 @@ class Conductor {
       if (kept_.count(run.name()) > 0) continue;
       stopped_by = signals.poll();
       if (stopped_by == 0) stopped_by = conduct(run, runs, signals);
-      if (stopped_by != 0) break;
+      if (stopped_by != 0 || (kept_.empty() && fruitless_ == failures_that_tell)) break;
     }
     return conclude(runs, stopped_by);
   }
@@ -136,6 +139,8 @@ class Conductor {
     if (result.status == static_cast<int>(ExitStatus::configuration) ||
         result.status == static_cast<int>(ExitStatus::out_of_memory)) {
       hopeless_.insert({run.ranks, run.stage});
+    } else {
+      ++fruitless_;
     }
     failures_.push_back(std::move(failure));
     ++done_;
@@ -189,6 +194,12 @@ class Conductor {
                             results.runs_done, results.runs_wanted)
                      << std::flush;
     } else if (!results.whole()) {
+      if (kept_.empty() && fruitless_ == failures_that_tell) {
+        output_.errors << fmt::format(
+            "tranche: {} runs failed and none ended well, so the others were not tried; mend what their "
+            "output says\n",
+            failures_that_tell);
+      }
       output_.errors
           << fmt::format(
                  "tranche: {} of {} runs are missing, as {} failed; the same command tries them again\n",
@@ -219,6 +230,7 @@ class Conductor {
   std::set<std::string> kept_;              ///< names of runs whose reports are there
   std::set<std::pair<int, int>> hopeless_;  ///< points that no further repeat would mend
   std::vector<RunFailure> failures_;
+  int fruitless_ = 0;     ///< runs that failed for another reason
   std::size_t done_ = 0;  ///< runs that failed or were left out
   TimeLeft left_;
   std::size_t drawn_ = 0;  ///< characters of the redrawn line

@@ -275,6 +275,12 @@ def suite_launchers():
     (HERE / "list").write_text("localhost slots=1\n")
     done = scale(HERE / "few", [*point, "--hostfile", str(HERE / "list")], status=7)
     expect_in([f"mpirun -n 2 --hostfile {HERE / 'list'} ", "not enough slots"], done.stderr, "mpirun's own refusal")
+    # What ends every run alike ends the study after three, not after all.
+    many = ["--ranks", "2", "--stages", "0,1,2,3", "--repeats", "2", "--hostfile", str(HERE / "list")]
+    done = scale(HERE / "none", many, status=7)
+    expect_in(["3 runs failed and none ended well, so the others were not tried", "8 of 8 runs are missing, as 3 failed"],
+              done.stderr, "the study's end")
+    assert len(json.loads((HERE / "none" / "results.json").read_text(encoding="utf-8"))["failures"]) == 3
 
     # Two nodes of two ranks, declared: the plan, the formula and what is sent have the nodes' sums in fp32.
     nodes = ["--ranks", "4", "--stages", "1", "--repeats", "1", "--json", "--set", "tranche.collectives=shared"]
