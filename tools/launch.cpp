@@ -43,11 +43,12 @@ Failure describe(const std::exception_ptr& error) {
   } catch (const ConfigurationError& usage) {
     // What the user gave is at fault: where in the sources it was noticed is of no use to them.
     return {usage.message(), static_cast<int>(usage.exit_status()), false};
-  } catch (const CheckpointError& files) {  // likewise; every rank says its own
-    return {(files.rank() < 0 ? "" : fmt::format("[rank {}] ", files.rank())) + files.message(),
-            static_cast<int>(files.exit_status()), false};
   } catch (const Error& known) {
-    return {known.what(), static_cast<int>(known.exit_status()), false};
+    // Likewise of files and of memory; what else goes wrong may have to be looked for in the sources.
+    const bool theirs =
+        known.exit_status() == ExitStatus::checkpoint || known.exit_status() == ExitStatus::out_of_memory;
+    const std::string rank = known.rank() < 0 ? "" : fmt::format("[rank {}] ", known.rank());
+    return {theirs ? rank + known.message() : known.what(), static_cast<int>(known.exit_status()), false};
   } catch (const std::bad_alloc&) {
     return {"the system has no memory left for this process", static_cast<int>(ExitStatus::out_of_memory),
             false};

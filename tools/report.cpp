@@ -167,6 +167,30 @@ std::string Report::to_json() const {
   return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
+std::string note_on_cores(const Placement& placement) {
+  const auto counted = [](int count, const char* of) {
+    return fmt::format("{} {}{}", count, of, count == 1 ? "" : "s");
+  };
+  const int threads = placement.ranks_on_host * placement.threads;
+  if (threads > placement.host_cores) {
+    return fmt::format("{} of {} share {} of this host: fewer of either would be as fast",
+                       counted(placement.ranks_on_host, "rank"), counted(placement.threads, "thread"),
+                       counted(placement.host_cores, "core"));
+  }
+  if (placement.cores >= placement.host_cores) return {};
+  const std::string bound = fmt::format("this rank may run on {} of the host's {}", placement.cores,
+                                        counted(placement.host_cores, "core"));
+  if (placement.threads > placement.cores) {
+    return fmt::format(
+        "{}, which its {} share; where it was mpirun that bound it, mpirun --bind-to none lifts that", bound,
+        counted(placement.threads, "thread"));
+  }
+  if (placement.ranks_on_host > 1 && placement.ranks_on_host * placement.cores < placement.host_cores) {
+    return bound + "; where it was mpirun that bound it, mpirun --bind-to none lifts that";
+  }
+  return {};
+}
+
 std::string step_line(const StepResult& result) {
   return step_object(result).dump();
 }

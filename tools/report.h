@@ -36,6 +36,10 @@ struct Placement {
   int host_cores = 1;     ///< that its host has
 };
 
+/// What to say of too few cores for the threads of ranks, or of a rank that was bound to fewer than its
+/// share; empty where all is well.
+std::string note_on_cores(const Placement& placement);
+
 /// Collects on rank 0 what a run says of itself.
 class Report {
  public:

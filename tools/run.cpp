@@ -98,8 +98,9 @@ void Run::start() {
 void Run::show_start() {
   report.set_start(launch.size(), settings.config.stage, engine->config().to_json(),
                    runtime->numerics_fingerprint(), options.model, options.data);
-  report.set_placement({runtime->all().local_size(), runtime->device().threads(), usable_cores(),
-                        static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)))});
+  const Placement placement{runtime->all().local_size(), runtime->device().threads(), usable_cores(),
+                            static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)))};
+  report.set_placement(placement);
   output.out << engine->summary();
   row("matmul peak", fmt::format("{:.0f} GFLOP/s measured, all ranks together", peak_flops / 1e9));
   row("data", fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",
@@ -109,6 +110,8 @@ void Run::show_start() {
     row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,
                             settings.model.vocabulary));
   }
+  const std::string cores = note_on_cores(placement);
+  if (!cores.empty() && options.device == "cpu") row("note", cores);
   for (const std::string& note : origin.notes) row("note", note);
   output.out.flush();
 }

@@ -50,6 +50,8 @@ TEST(Describe, KnowsStatusesAndEchoes) {
   EXPECT_EQ(of(7).status, 1);
   EXPECT_EQ(of(CheckpointError("run1: not there")).text, "run1: not there")
       << "without a place in the sources";
+  EXPECT_EQ(of(OutOfMemory("x")).text, "x");
+  EXPECT_THAT(of(CommunicationError("x")).text, HasSubstr("x (launch_test.cpp:"));
   CheckpointError of_rank("x");
   of_rank.attach_rank(3);
   EXPECT_EQ(of(of_rank).text, "[rank 3] x");

@@ -103,5 +103,26 @@ TEST(Report, StaysJsonWhateverHappens) {
   EXPECT_EQ(document["sample"], "not \xef\xbf\xbd utf-8");
 }
 
+TEST(Placement, SaysWhereThreadsWaitForCores) {
+  using testing::HasSubstr;
+  const auto note = [](int ranks, int threads, int cores, int host) {
+    return note_on_cores({.ranks_on_host = ranks, .threads = threads, .cores = cores, .host_cores = host});
+  };
+  EXPECT_EQ(note(2, 1, 2, 2), "");
+  EXPECT_EQ(note(1, 1, 64, 64), "");
+  EXPECT_EQ(note(64, 1, 1, 64), "") << "bound to a core each, and all of them busy";
+  EXPECT_EQ(note(1, 2, 2, 64), "") << "a container of two cores";
+  EXPECT_EQ(note(4, 1, 2, 2),
+            "4 ranks of 1 thread share 2 cores of this host: fewer of either would be as fast");
+  EXPECT_EQ(note(1, 500, 2, 2),
+            "1 rank of 500 threads share 2 cores of this host: fewer of either would be as fast");
+  EXPECT_EQ(note(2, 1, 1, 64),
+            "this rank may run on 1 of the host's 64 cores; where it was mpirun that bound it, mpirun "
+            "--bind-to none lifts that");
+  EXPECT_EQ(note(2, 16, 1, 64),
+            "this rank may run on 1 of the host's 64 cores, which its 16 threads share; where it was "
+            "mpirun that bound it, mpirun --bind-to none lifts that");
+}
+
 }  // namespace
 }  // namespace tranche::tools
