@@ -16,7 +16,7 @@ namespace tranche::comm {
 namespace {
 
 /// Elements of a chunk are a multiple of this where they can be, so that copies stay aligned.
-constexpr std::int64_t chunk_granule = 64;
+constexpr std::int64_t staging_granule = 64;
 
 class StagedExchange : public DeviceExchange {
  public:
@@ -30,8 +30,8 @@ class StagedExchange : public DeviceExchange {
         scratch_(*group.device_memory, scratch_bytes_, Category::communication, "staged sums"),
         messages_(group_, *host_),
         exchange_(group.device->create_stream("exchange")) {
-    const std::int64_t least = chunk_granule * 8 * (group.size() + 1);
-    if (slot_bytes_ < least || scratch_bytes_ < chunk_granule * 4) {
+    const std::int64_t least = staging_granule * 8 * (group.size() + 1);
+    if (slot_bytes_ < least || scratch_bytes_ < staging_granule * 4) {
       throw ConfigurationError("a communication slab of " + std::to_string(group.slab_bytes) +
                                " bytes cannot stage 64 elements for each of " + std::to_string(group.size()) +
                                " ranks; give slab_bytes at least " + std::to_string(4 * least));
@@ -81,7 +81,7 @@ class StagedExchange : public DeviceExchange {
   /// Elements a chunk may have when each takes `bytes` of a slot. `bucket` bounds those of all ranks
   /// together.
   std::int64_t chunk_of(std::int64_t count, std::int64_t bytes, std::int64_t bucket) const {
-    std::int64_t chunk = slot_bytes_ / bytes / chunk_granule * chunk_granule;
+    std::int64_t chunk = slot_bytes_ / bytes / staging_granule * staging_granule;
     if (bucket > 0) chunk = std::min(chunk, std::max<std::int64_t>(bucket / group_.size(), 1));
     return std::min(chunk, std::max<std::int64_t>(count, 1));
   }
