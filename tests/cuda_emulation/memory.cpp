@@ -54,7 +54,7 @@ std::uintptr_t number(const void* address) {
 }
 
 void write_text(const std::string& text) {
-  if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+  if (::write(STDERR_FILENO, text.data(), text.size()) < 0) return;
 }
 
 // Says whose fault an access was, then lets it take its course. Not safe in general for a signal handler, but

@@ -13,15 +13,11 @@ namespace tranche::tools {
 namespace {
 
 using nlohmann::json;
+using test::checkpoint_command;
 using test::ProgramResult;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
-
-ProgramResult checkpoint_command(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), "checkpoint");
-  return test::run(arguments);
-}
 
 json parsed(const ProgramResult& result) {
   return json::parse(result.out, nullptr, false);

@@ -17,16 +17,12 @@ namespace tranche::tools {
 namespace {
 
 using nlohmann::ordered_json;
+using test::checkpoint_command;
 using test::message_of;
 using test::ProgramResult;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
-
-ProgramResult checkpoint_command(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), "checkpoint");
-  return test::run(arguments);
-}
 
 /// A safetensors file in memory, made by hand and not by what is tested: header and data.
 struct HandMade {

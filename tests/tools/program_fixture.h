@@ -21,6 +21,12 @@ inline ProgramResult run(const std::vector<std::string>& arguments) {
   return {status, out.str(), errors.str()};
 }
 
+/// `tranche checkpoint ...`.
+inline ProgramResult checkpoint_command(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "checkpoint");
+  return run(arguments);
+}
+
 /// `tranche train` on a tiny model and text, with `more` arguments.
 inline std::vector<std::string> tiny_train(const TemporaryFolder& folder,
                                            const std::vector<std::string>& more) {
