@@ -16,8 +16,10 @@ function(tranche_library folder)
   if(folder MATCHES "^(comm|offload|checkpoint)$")  # memory that others filled
     set_target_properties(${target} PROPERTIES TRANCHE_POINTER_CHECKS ON)
   endif()
-  if(TRANCHE_SANITIZE AND folder MATCHES "^(engine|tools)$")
-    target_compile_options(${target} PRIVATE -O0)  # no loops over elements here, and much that is slow to compile
+  # Few loops over elements here, and much that is slow to compile. ThreadSanitizer's tests would lose more than that.
+  if((TRANCHE_SANITIZE AND folder MATCHES "^(engine|tools)$") OR
+     (TRANCHE_SANITIZE MATCHES "address" AND folder MATCHES "^(checkpoint|models|offload|optim|partition)$"))
+    target_compile_options(${target} PRIVATE -O0)
   endif()
   foreach(dependency ${arg_DEPENDS})
     target_link_libraries(${target} PUBLIC tranche_${dependency})
