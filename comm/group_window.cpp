@@ -3,6 +3,9 @@
 
 #include "tranche/comm/group_communicator.h"
 #include "tranche/comm/host_collectives.h"
+
+#include "tranche/comm/window_collectives.h"
+#include "tranche/comm/window_reduce.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche::comm {
@@ -74,13 +77,16 @@ std::unique_ptr<Operation> GroupCommunicator::window_reduce(OperationInfo info, 
   // A sum that is added to has its lines in the caches already.
   const auto target = !options.accumulate && count * width >= streamed_bytes ? kernels::SumTarget::memory
                                                                              : kernels::SumTarget::caches;
-  auto combine = [engine = engine_.get(), output, output_dtype, options, dtype, width, target](
-                     std::span<const void* const> pieces, std::int64_t first, std::int64_t elements) {
-    auto* place = static_cast<unsigned char*>(output) + first * width;
+  auto combine = [engine = engine_.get(), output_dtype, options, dtype, target](
+                     std::span<const void* const> pieces, void* out, std::int64_t elements) {
     kernels::ordered_sum(engine->stream(), pieces, dtype, options.group_size, options.accumulate,
-                         TensorView{place, output_dtype, Shape{elements}}, target);
+                         TensorView{out, output_dtype, Shape{elements}}, target);
   };
-  return std::make_unique<WindowReduce>(std::move(info), std::move(call), std::move(combine));
+  const WindowReduce::Output result{output, width};
+  const std::int64_t form = (std::int64_t{options.group_size} * 64 + static_cast<int>(output_dtype)) * 2 +
+                            (options.accumulate ? 1 : 0);
+  WindowReduce::offer(call, result, form);
+  return std::make_unique<WindowReduce>(std::move(info), std::move(call), result, std::move(combine));
 }
 
 std::unique_ptr<Operation> GroupCommunicator::host_reduce(OperationInfo info, const void* full,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tranche/comm/window_collectives.h"
 #include "tranche/core/shape.h"
 #include "tranche/device/large_copy.h"
 #include "tranche/kernels/reduction.h"

@@ -92,7 +92,7 @@ class MpiMessage : public Message {
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport(MPI_Comm communicator, std::shared_ptr<bool> clean_end, const WindowMemory* window)
+  MpiTransport(MPI_Comm communicator, std::shared_ptr<bool> clean_end, WindowMemory* window)
       : comm_(communicator), clean_end_(std::move(clean_end)) {
     require_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     MPI_Comm_rank(comm_, &rank_);
@@ -126,11 +126,26 @@ class MpiTransport : public Transport {
   const void* look_at(int peer, const Exposure& exposure) override {
     return window_->look_at(peer, exposure);
   }
+  void* reach(int peer, const Exposure& exposure) override { return window_->reach(peer, exposure); }
+  int open_share() override { return window_->own() == nullptr ? -1 : window_->own()->open_share(); }
+  void close_share(int number) noexcept override { window_->own()->close_share(number); }
+  WorkShare* share(int rank, int number) override {
+    return &window_->board(rank).shares[static_cast<std::size_t>(number)];
+  }
+
+  std::shared_ptr<Bell> bell() override {
+    if (window_->own() == nullptr || !window_->obstacle().empty()) return nullptr;
+    return std::make_shared<BoardBell>(*window_->own()->board());
+  }
+  void ring() noexcept override {
+    if (window_->own() != nullptr && window_->own()->available()) comm::ring(*window_->own()->board());
+  }
 
   std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) override {
     MPI_Request request = MPI_REQUEST_NULL;
     require_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, pack(tag), comm_, &request),
                 "MPI_Isend");
+    if (window_->reads(peer)) comm::ring(window_->board(peer));
     return std::make_unique<MpiMessage>(request, bytes, rank_, peer, true);
   }
   std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) override {
@@ -140,8 +155,22 @@ class MpiTransport : public Transport {
     return std::make_unique<MpiMessage>(request, bytes, rank_, peer, false);
   }
 
+  std::unique_ptr<Message> send_note(const void* data, std::int64_t bytes, int peer,
+                                     const Tag& tag) override {
+    WindowNotes* notes = window_->notes(peer);
+    return notes != nullptr ? notes->send(data, bytes, tag) : send(data, bytes, peer, tag);
+  }
+  std::unique_ptr<Message> receive_note(void* data, std::int64_t bytes, int peer, const Tag& tag) override {
+    WindowNotes* notes = window_->notes(peer);
+    return notes != nullptr ? notes->receive(data, bytes, tag) : receive(data, bytes, peer, tag);
+  }
+
   std::optional<FailureReport> poll_failure() override {
     if (failure_ || listening_ == MPI_REQUEST_NULL) return failure_;
+    // Each look at MPI gives the core away where ranks are more than cores.
+    const double now = seconds_now();
+    if (now < next_look_) return std::nullopt;
+    next_look_ = now + 100e-6;
     int done = 0;
     MPI_Status status;
     if (MPI_Test(&listening_, &done, &status) != MPI_SUCCESS || done == 0) return std::nullopt;
@@ -185,7 +214,7 @@ class MpiTransport : public Transport {
   }
 
  private:
-  void find_hosts(const WindowMemory* window) {
+  void find_hosts(WindowMemory* window) {
     MPI_Comm host = MPI_COMM_NULL;
     require_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host),
                 "MPI_Comm_split_type");
@@ -230,6 +259,7 @@ class MpiTransport : public Transport {
   std::unique_ptr<MpiWindow> window_;
   std::vector<char> heard_;
   MPI_Request listening_ = MPI_REQUEST_NULL;
+  double next_look_ = 0;  ///< for failures
   std::optional<FailureReport> failure_;
   std::string told_;
   std::vector<MPI_Request> posts_;
@@ -238,7 +268,7 @@ class MpiTransport : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end,
-                                              const WindowMemory* window) {
+                                              WindowMemory* window) {
   return std::make_unique<MpiTransport>(communicator, std::move(clean_end), window);
 }
 

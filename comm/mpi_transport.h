@@ -18,6 +18,6 @@ void require_mpi(int code, const char* call);
 /// `clean_end` (if not null) is set to whether close() ended with all peers in step. `window` (null: none):
 /// memory that the ranks of this host read of each other; outlives the transport.
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end,
-                                              const WindowMemory* window);
+                                              WindowMemory* window);
 
 }  // namespace tranche::comm

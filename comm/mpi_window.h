@@ -3,22 +3,25 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tranche/comm/mpi.h"
 #include "tranche/comm/transport.h"
 #include "tranche/comm/window_memory.h"
+#include "tranche/comm/window_notes.h"
 
 namespace tranche::comm {
 
-/// Opens the windows of the ranks of this host and maps pieces of them, for reading, when they are first
-/// asked for. A piece stays mapped until the end: allocations of a run are few and long-lived.
+/// Opens the windows of the ranks of this host and maps pieces of them when they are first asked for: for
+/// reading, and those that this rank writes to once more for writing. A piece stays mapped until the end:
+/// allocations of a run are few and long-lived.
 class MpiWindow {
  public:
   /// Collective over `communicator`; `host` holds its ranks on this host. `own` null: this rank has no
   /// window, so nobody reads anybody.
-  MpiWindow(MPI_Comm communicator, MPI_Comm host, const WindowMemory* own);
+  MpiWindow(MPI_Comm communicator, MPI_Comm host, WindowMemory* own);
   ~MpiWindow();
   MpiWindow(const MpiWindow&) = delete;
   MpiWindow& operator=(const MpiWindow&) = delete;
@@ -27,20 +30,30 @@ class MpiWindow {
   bool reads(int rank) const;
   /// Why none can: "rank 1 cannot open the memory of rank 0: ..."; empty when all can.
   const std::string& obstacle() const { return obstacle_; }
-  const WindowMemory* own() const { return own_; }
+  WindowMemory* own() const { return own_; }
   /// Throws CommunicationError when the system refuses the mapping.
-  const void* look_at(int rank, const Exposure& exposure);
+  const void* look_at(int rank, const Exposure& exposure) { return map(rank, exposure, false); }
+  void* reach(int rank, const Exposure& exposure) { return map(rank, exposure, true); }
+  /// Of a rank that reads() or of this one.
+  WindowBoard& board(int rank);
+  /// What a rank that reads() and this one tell each other; null where that has to be messages.
+  WindowNotes* notes(int rank);
 
  private:
   struct Neighbour {
     int rank = 0, file = -1;
-    std::map<std::int64_t, std::pair<void*, std::int64_t>>
-        pieces;  ///< address and bytes, by place in the file
+    WindowBoard* board = nullptr;
+    int local = 0;  ///< number on this host
+    std::unique_ptr<WindowNotes> notes;
+    /// Address and bytes, by place in the file and whether it can be written.
+    std::map<std::pair<std::int64_t, bool>, std::pair<void*, std::int64_t>> pieces;
   };
-  void open_all(MPI_Comm host, int rank);
+  void open_all(MPI_Comm host);
   Neighbour* neighbour(int rank);
+  void* map(int rank, const Exposure& exposure, bool write);
 
-  const WindowMemory* own_;
+  WindowMemory* own_;
+  int rank_ = 0, local_ = 0;
   std::vector<Neighbour> neighbours_;
   std::string obstacle_;
 };

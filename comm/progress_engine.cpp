@@ -24,7 +24,8 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
       memory_(std::move(memory)),
       device_(make_device({})),
       stream_(device_->create_inline_stream("communication", 1)),
-      slab_(options.memory, options.slab_bytes, transport_->size()) {
+      slab_(options.memory, options.slab_bytes, transport_->size()),
+      bell_(transport_->bell()) {
   if (transport_->size() > 1 || transport_->needs_polling()) attach();
 }
 
@@ -50,10 +51,12 @@ Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
   const int context = operation->info().tag.context;
   const bool quick = operation->info().quick;
   if (!thread_) {
-    done->set_progress([engine = weak_from_this(), wanted = done.get()] {
-      const auto self = engine.lock();
-      return self && self->poll(wanted);
-    });
+    done->set_progress(
+        [engine = weak_from_this(), wanted = done.get()] {
+          const auto self = engine.lock();
+          return self && self->poll(wanted);
+        },
+        {}, bell_);
   } else if (attached_) {
     // Who waits does the work meanwhile.
     const std::weak_ptr<CommunicationThread> thread = thread_;
@@ -65,7 +68,8 @@ Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
         [thread] {
           auto self = thread.lock();
           return self ? CommunicationThread::stand_in(std::move(self)) : nullptr;
-        });
+        },
+        bell_);
   }
   bool alone = false;
   {
@@ -135,6 +139,7 @@ void ProgressEngine::finish(Operation& operation, const std::exception_ptr& erro
   } else {
     operation.info().done->complete();
   }
+  if (bell_) transport_->ring();
   const std::lock_guard lock(inbox_mutex_);
   --pending_[operation.info().tag.context];
   drained_.notify_all();

@@ -83,6 +83,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
   Slab slab_;
+  std::shared_ptr<Bell> bell_;  ///< null: who waits looks now and then
   int next_context_ = 1;
   bool attached_ = false;  ///< of the issuing thread
 

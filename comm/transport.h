@@ -1,6 +1,7 @@
 #pragma once
 /// What a communicator needs of the wire: nonblocking messages and reports of failure. Private to comm/.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -8,6 +9,7 @@
 #include <string_view>
 
 #include "tranche/core/error.h"
+#include "tranche/device/event.h"
 
 namespace tranche::comm {
 
@@ -45,8 +47,15 @@ struct Exposure {
   std::int64_t piece = 0, bytes = 0, offset = 0;  ///< meaning is the transport's
 };
 
-/// All calls but expose() come from one thread at a time: the communication thread, or the caller with inline
-/// progress.
+/// Blocks of a rank's work that all ranks of its host may do, claimed one after another by whoever is free.
+/// Lies in memory that all of them write.
+struct alignas(64) WorkShare {
+  std::atomic<std::int64_t> claimed{0};  ///< blocks; more than there are once none is left
+  std::atomic<std::int64_t> ended{0};    ///< of those claimed
+};
+
+/// All calls but expose(), open_share() and close_share() come from one thread at a time: the communication
+/// thread, or the caller with inline progress.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -67,8 +76,28 @@ class Transport {
   /// has failed.
   virtual const void* look_at(int, const Exposure&) { return nullptr; }
   virtual void look_away(int, const Exposure&) noexcept {}
+  /// As look_at(), for writing. A rank that withdraws such memory has to know that nobody writes (WorkShare).
+  virtual void* reach(int, const Exposure&) { return nullptr; }
+  /// Number of a share of this rank that peers reach as well, zeroed; -1 when there is none to be had. From
+  /// any thread.
+  virtual int open_share() { return -1; }
+  /// Gives a number back that no peer uses any more. From any thread.
+  virtual void close_share(int) noexcept {}
+  /// A share of a rank of this host, the own one too.
+  virtual WorkShare* share(int, int) { return nullptr; }
+  /// Rings whenever a rank of this host has sent something, and on ring(); null when nobody would.
+  virtual std::shared_ptr<Bell> bell() { return nullptr; }
+  virtual void ring() noexcept {}
   virtual std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
   virtual std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
+  /// As send() and receive(), for what is small and goes to a rank whose memory this one reads, which answers
+  /// by the same call; may be quicker. At most 96 bytes; a note never matches a message.
+  virtual std::unique_ptr<Message> send_note(const void* data, std::int64_t bytes, int peer, const Tag& tag) {
+    return send(data, bytes, peer, tag);
+  }
+  virtual std::unique_ptr<Message> receive_note(void* data, std::int64_t bytes, int peer, const Tag& tag) {
+    return receive(data, bytes, peer, tag);
+  }
   /// The first failure that a peer has reported.
   virtual std::optional<FailureReport> poll_failure() = 0;
   /// Starts telling every peer; true once it has been handed over, false to be called again. The report may

@@ -1,16 +1,14 @@
-// What is done with the members' memory: sums, copies, slices.
+#include "tranche/comm/window_collectives.h"
+
 #include <algorithm>
 #include <cstring>
 
-#include "tranche/comm/window_exchange.h"
 #include "tranche/device/large_copy.h"
 
 namespace tranche::comm {
 
 namespace {
 
-/// Bytes moved in one go, so that other operations get their turn: below a millisecond.
-constexpr std::int64_t turn_bytes = std::int64_t{4} << 20;
 /// Bytes of a member that all ranks gather before they go on to the next: of all members together they fit
 /// the caches that a socket's cores share.
 constexpr std::int64_t piece_bytes = std::int64_t{1} << 20;
@@ -25,47 +23,6 @@ void copy(void* to, const void* from, std::int64_t bytes, bool streamed) {
 }
 
 }  // namespace
-
-WindowReduce::WindowReduce(OperationInfo info, WindowCall call, Combine combine)
-    : WindowExchange(std::move(info), std::move(call)), combine_(std::move(combine)) {}
-
-// A lane holds the pieces for the members behind one another, the own one left out.
-void WindowReduce::fill(std::int64_t chunk, unsigned char* lane) {
-  const std::int64_t width = size_of(call().dtype), bytes = elements_of(chunk) * width;
-  for (int member = 0; member < ranks(); ++member) {
-    if (member == call().self) continue;
-    const auto* piece =
-        static_cast<const unsigned char*>(call().mine) + (member * call().count + first_of(chunk)) * width;
-    copy(lane, piece, bytes, false);
-    lane += bytes;
-  }
-}
-
-WindowExchange::Progress WindowReduce::work(std::int64_t chunk) {
-  const std::int64_t width = size_of(call().dtype), elements = elements_of(chunk);
-  const int self = call().self;
-  const std::int64_t turn = std::max<std::int64_t>(turn_bytes / (width * ranks()) / 64 * 64, 64);
-  const std::int64_t count = std::min(turn, elements - summed_);
-  const std::int64_t direct = (self * call().count + first_of(chunk) + summed_) * width;
-  std::vector<Look> looks;
-  std::vector<const void*> pieces(static_cast<std::size_t>(ranks()));
-  looks.reserve(pieces.size());
-  for (int member = 0; member < ranks(); ++member) {
-    if (member == self) {
-      pieces[static_cast<std::size_t>(member)] = static_cast<const unsigned char*>(call().mine) + direct;
-      continue;
-    }
-    const int place = self < member ? self : self - 1;  // among the pieces of that member's lane
-    looks.push_back(look(member, chunk, direct, (place * elements + summed_) * width));
-    if (looks.back().data() == nullptr) return Progress::waits;
-    pieces[static_cast<std::size_t>(member)] = looks.back().data();
-  }
-  combine_(pieces, first_of(chunk) + summed_, count);
-  summed_ += count;
-  if (summed_ < elements) return Progress::moved;
-  summed_ = 0;
-  return Progress::done;
-}
 
 WindowGather::WindowGather(OperationInfo info, WindowCall call, void* full)
     : WindowExchange(std::move(info), std::move(call)), full_(static_cast<unsigned char*>(full)) {}

@@ -4,15 +4,20 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "tranche/comm/backends.h"
 #include "tranche/comm/operation.h"
 
 namespace tranche::comm {
+
+/// What lets peers do blocks of a rank's work for it.
+struct WorkOffer {
+  int share = -1;         ///< number of its WorkShare; -1: it does all itself
+  std::int64_t form = 0;  ///< who works in another way does not help
+  Exposure output;        ///< where the work's result goes
+};
 
 /// What is common to the three collectives.
 struct WindowCall {
@@ -25,6 +30,7 @@ struct WindowCall {
   DataType dtype = DataType::float32;
   /// Named to peers as it is; nullopt: it lies outside of the window and is copied through the slab.
   std::optional<Exposure> exposure;
+  WorkOffer offer;
   Transport* transport = nullptr;
 };
 
@@ -43,21 +49,26 @@ class WindowExchange : public Operation {
   bool waits_for_slab() const override { return uses_slab() && exposed_ == 0; }
 
  protected:
-  /// Reading a peer's memory; ends with the object. Null when the peer has withdrawn it, having failed.
+  /// Reading a peer's memory, or writing it; ends with the object. Null when the peer has withdrawn it,
+  /// having failed.
   class Look {
    public:
-    Look(Transport& transport, int rank, const Exposure& exposure);
+    enum class Access { read, write };
+    Look(Transport& transport, int rank, const Exposure& exposure, Access access = Access::read);
     ~Look();
     Look(Look&& other) noexcept;
     Look(const Look&) = delete;
     Look& operator=(const Look&) = delete;
     const unsigned char* data() const { return data_; }
+    /// Null unless it is for writing.
+    unsigned char* writable() const { return writable_; }
 
    private:
     Transport* transport_;
     int rank_;
     Exposure exposure_;
     const unsigned char* data_;
+    unsigned char* writable_ = nullptr;
   };
 
   /// Copies what peers read of a chunk into a lane.
@@ -90,6 +101,15 @@ class WindowExchange : public Operation {
     return peers_[static_cast<std::size_t>(member)].ready > chunk;
   }
   const WindowCall& call() const { return call_; }
+  /// Whether every member reads the others' buffers themselves; known, and the same for all members, once
+  /// all have told where theirs lie.
+  bool all_direct() const;
+  /// Whether any peer may know of this rank's part.
+  bool told() const { return exposed_ > 0; }
+  const WorkOffer& offer_of(int member) const;
+  /// Where a member's work goes, for writing.
+  Look result_of(int member, std::int64_t offset) const;
+  Transport& transport() const { return *call_.transport; }
   /// Members of which nothing has been heard yet.
   std::vector<int> unheard() const;
 
@@ -100,6 +120,7 @@ class WindowExchange : public Operation {
     std::int64_t chunk = 0;  ///< -1: all
     std::int64_t bytes = 0;  ///< of the call; differs when the ranks' calls do
     Exposure place;
+    WorkOffer offer;
   };
   struct Outgoing {
     Note note;
@@ -114,6 +135,7 @@ class WindowExchange : public Operation {
     bool direct = false;
     std::array<Exposure, 2> places;  ///< by chunk mod 2; [0] when direct
     std::array<Exposure, 2> lanes;   ///< of ready(), by chunk mod 2
+    WorkOffer offer;
   };
   struct Lane {
     int number;
@@ -121,7 +143,6 @@ class WindowExchange : public Operation {
     Exposure exposure;
     unsigned char* data;
   };
-  Transport& transport() const { return *call_.transport; }
   std::int64_t expected(const Peer& peer) const;
   void tell(Peer& peer, const Note& note) { peer.outgoing.push_back({note, nullptr}); }
   bool move_notes();
@@ -138,50 +159,8 @@ class WindowExchange : public Operation {
   bool withdrawn_ = false;
 };
 
-/// output = ordered sum of the members' pieces for this rank.
-class WindowReduce : public WindowExchange {
- public:
-  /// Sums pieces[member] into elements [first, first + count) of the result.
-  using Combine =
-      std::function<void(std::span<const void* const> pieces, std::int64_t first, std::int64_t count)>;
-  WindowReduce(OperationInfo info, WindowCall call, Combine combine);
-
- private:
-  void fill(std::int64_t chunk, unsigned char* lane) override;
-  Progress work(std::int64_t chunk) override;
-  Combine combine_;
-  std::int64_t summed_ = 0;  ///< elements of the chunk
-};
-
-/// full = the members' shards.
-class WindowGather : public WindowExchange {
- public:
-  WindowGather(OperationInfo info, WindowCall call, void* full);
-
- private:
-  void fill(std::int64_t chunk, unsigned char* lane) override;
-  Progress work(std::int64_t chunk) override;
-  unsigned char* full_;
-  std::int64_t copied_ = 0;  ///< pieces of the chunk
-};
-
-/// values = their combination over the members, in rank order: each rank combines a slice of every chunk
-/// where it lies, then all copy the others' slices.
-class WindowAllReduce : public WindowExchange {
- public:
-  using Combine = std::function<void(std::span<const void* const> pieces, void* result, std::int64_t count)>;
-  WindowAllReduce(OperationInfo info, WindowCall call, Combine combine);
-
- private:
-  void fill(std::int64_t chunk, unsigned char* lane) override;
-  Progress work(std::int64_t chunk) override;
-  bool two_phases() const override { return true; }
-  /// Elements of a chunk that a member combines.
-  std::pair<std::int64_t, std::int64_t> slice(int member, std::int64_t chunk) const;
-  Combine combine_;
-  bool combined_ = false;
-  std::vector<bool> copied_;  ///< by member
-};
+/// Bytes moved in one go, so that other operations get their turn: below a millisecond.
+inline constexpr std::int64_t turn_bytes = std::int64_t{4} << 20;
 
 /// From here on (bytes that a rank gets of all others together) calls are made by reading. Where all ranks
 /// share a host reading is the quicker from there on with two ranks on two cores, and at half of it neither
@@ -195,7 +174,5 @@ constexpr bool goes_by_window(HostCollectives collectives, std::int64_t bytes, s
   if (bytes == 0 || collectives == HostCollectives::messages) return false;
   return collectives == HostCollectives::shared || bytes >= least;
 }
-/// Where sums, and what all members gather, are large enough to go past the caches.
-inline constexpr std::int64_t streamed_bytes = 1 << 20, streamed_gather_bytes = 4 << 20;
 
 }  // namespace tranche::comm

@@ -7,9 +7,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <random>
 #include <string>
 
+#include "tranche/comm/window_board.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/device/ledger.h"
@@ -74,16 +76,23 @@ WindowMemory::WindowMemory(Tier tier) : ordinary_(make_host_resource(tier)) {
   // The name is what /proc/PID/maps shows, in this process and in those that map it.
   file_ = memfd_create(("tranche window of " + std::to_string(getpid())).c_str(), MFD_CLOEXEC);
   if (file_ < 0) return;
-  std::random_device entropy;
-  token_ = (std::uint64_t{entropy()} << 32) | entropy();
-  if (pwrite(file_, &token_, sizeof token_, 0) != static_cast<ssize_t>(sizeof token_)) {
+  void* page = nullptr;
+  constexpr std::int64_t board_bytes = comm::WindowBoard::file_bytes;
+  if (ftruncate(file_, board_bytes) == 0) page = map_window(file_, 0, board_bytes, PROT_READ | PROT_WRITE);
+  if (page == nullptr) {
     close(file_);
     file_ = -1;
+    return;
   }
+  board_ = new (page) comm::WindowBoard;
+  std::random_device entropy;
+  board_->token = (std::uint64_t{entropy()} << 32) | entropy();
+  for (int share = comm::WindowBoard::share_count; share-- > 0;) free_shares_.push_back(share);
   end_ = piece_alignment;
 }
 
 WindowMemory::~WindowMemory() {
+  if (board_ != nullptr) munmap(board_, comm::WindowBoard::file_bytes);
   if (file_ >= 0) close(file_);
 }
 
@@ -132,6 +141,22 @@ void WindowMemory::deallocate(void* pointer, const AllocationRequest& request) n
   // after a failure, then finds zeros and not the end of the file, which would end it by a signal.
   (void)fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes);
   pieces_.erase(found);
+}
+
+int WindowMemory::open_share() {
+  const std::lock_guard lock(mutex_);
+  if (free_shares_.empty()) return -1;
+  const int number = free_shares_.back();
+  free_shares_.pop_back();
+  comm::WorkShare& share = board_->shares[static_cast<std::size_t>(number)];
+  share.claimed.store(0);
+  share.ended.store(0);
+  return number;
+}
+
+void WindowMemory::close_share(int number) noexcept {
+  const std::lock_guard lock(mutex_);
+  free_shares_.push_back(number);  // had room for all at first
 }
 
 std::int64_t WindowMemory::resident_bytes() const noexcept {

@@ -1,13 +1,19 @@
 #pragma once
 /// Memory of a process that the other processes of its host can read.
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "tranche/device/memory.h"
+
+namespace tranche::comm {
+struct WindowBoard;
+}
 
 namespace tranche {
 
@@ -54,20 +60,27 @@ class WindowMemory : public MemoryResource {
   /// Whether the system gave a file; without one nothing can be found.
   bool available() const noexcept { return file_ >= 0; }
   int file() const noexcept { return file_; }
-  /// First bytes of the file: tells peers that they have opened the right one.
-  std::uint64_t token() const noexcept { return token_; }
+  /// Beginning of the file; null without one.
+  comm::WindowBoard* board() const noexcept { return board_; }
+  /// Number of a share of the board that nobody uses, zeroed; -1 when all are taken. Thread-safe.
+  int open_share();
+  void close_share(int number) noexcept;
+  /// Whether the board's rings of notes are the caller's from now on: true once. Thread-safe.
+  bool claim_notes() noexcept { return !notes_claimed_.exchange(true); }
 
  private:
   bool in_window(const AllocationRequest& request) const;
   std::unique_ptr<MemoryResource> ordinary_;
   int file_ = -1;
-  std::uint64_t token_ = 0;
+  comm::WindowBoard* board_ = nullptr;
   struct Piece {
     std::int64_t offset, bytes;
   };
+  std::atomic<bool> notes_claimed_{false};
   mutable std::mutex mutex_;
   std::int64_t end_ = 0;                          ///< of the file
   std::map<const unsigned char*, Piece> pieces_;  ///< by address
+  std::vector<int> free_shares_;
 };
 
 /// Maps `bytes` (whole pages) of a file from `offset` on, for `protection` (PROT_READ, ...), shared. From

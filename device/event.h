@@ -1,6 +1,8 @@
 #pragma once
 /// Events: points in the order of work. The only things that order streams, collectives and memory reuse.
 
+#include <chrono>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <limits>
@@ -45,6 +47,17 @@ class Event {
   std::shared_ptr<EventState> state_;
 };
 
+/// What ends the pauses of a thread that waits and moves the work itself: whoever brings something to move
+/// rings.
+class Bell {
+ public:
+  virtual ~Bell() = default;
+  /// How often it has rung, wrapping.
+  virtual std::uint32_t rings() const = 0;
+  /// Sleeps until it has rung more often than `heard`, or for `longest`; may return early.
+  virtual void sleep(std::uint32_t heard, std::chrono::microseconds longest) = 0;
+};
+
 /// An event completed by hand from the host: worker threads, communication threads, tests.
 class HostEvent : public EventState {
  public:
@@ -59,8 +72,10 @@ class HostEvent : public EventState {
   void fail(std::exception_ptr error);
   /// A function that moves the work forward when a waiter has nothing else to do (progress of communication);
   /// returns after one attempt whether anything moved. What `attend` returns is kept for as long as a thread
-  /// waits. Set before the event is shared.
-  void set_progress(std::function<bool()> progress, std::function<std::shared_ptr<void>()> attend = {});
+  /// waits. With a bell a waiter pauses on it, and completion from another thread has to ring it. Set before
+  /// the event is shared.
+  void set_progress(std::function<bool()> progress, std::function<std::shared_ptr<void>()> attend = {},
+                    std::shared_ptr<Bell> bell = nullptr);
 
  private:
   struct Impl;
