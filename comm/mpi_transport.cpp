@@ -134,8 +134,10 @@ class MpiTransport : public Transport {
   }
 
   std::shared_ptr<Bell> bell() override {
-    if (window_->own() == nullptr || !window_->obstacle().empty()) return nullptr;
-    return std::make_shared<BoardBell>(*window_->own()->board());
+    // A rank alone on its host has no obstacle even where the system gave it no window.
+    const WindowMemory* own = window_->own();
+    if (own == nullptr || !own->available() || !window_->obstacle().empty()) return nullptr;
+    return std::make_shared<BoardBell>(*own->board());
   }
   void ring() noexcept override {
     if (window_->own() != nullptr && window_->own()->available()) comm::ring(*window_->own()->board());
