@@ -24,6 +24,18 @@ void attention_forward(Stream&, const AttentionCall&, const Workspace&) {
 void attention_backward(Stream&, const AttentionCall&, const Workspace&) {
   absent();
 }
+void flash_forward(Stream&, const AttentionCall&) {
+  absent();
+}
+void flash_backward(Stream&, const AttentionCall&, const Workspace&) {
+  absent();
+}
+void products_forward(Stream&, const AttentionCall&, const Workspace&) {
+  absent();
+}
+void products_backward(Stream&, const AttentionCall&, const Workspace&) {
+  absent();
+}
 std::string_view name_of(AttentionPath) {
   absent();
 }
