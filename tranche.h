@@ -7,4 +7,5 @@
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/engine/step_result.h"
+#include "tranche/engine/training_rule.h"
 #include "tranche/version.h"

@@ -186,7 +186,7 @@ void read_optimizer(const Values& values, Config& config, Problems& problems) {
   }
 }
 
-void read_groups(const Values& values, Config& config) {
+void read_groups(const Values& values, Config& config, Problems& problems) {
   for (const std::string& pattern : values.texts("tranche.decay")) {
     config.group_rules.push_back({pattern, std::nullopt, true});
   }
@@ -207,6 +207,29 @@ void read_groups(const Values& values, Config& config) {
       rule.learning_rate_factor = group["learning_rate_factor"].get<double>();
     }
     if (given("decay") && group["decay"].is_boolean()) rule.decay = group["decay"].get<bool>();
+    const auto number = [&](const char* name, std::optional<double>& into) {
+      if (given(name) && group[name].is_number()) into = group[name].get<double>();
+    };
+    number("learning_rate", rule.learning_rate);
+    number("weight_decay", rule.weight_decay);
+    number("eps", rule.epsilon);
+    if (given("betas") && group["betas"].is_array() &&
+        std::all_of(group["betas"].begin(), group["betas"].end(),
+                    [](const Json& beta) { return beta.is_number(); })) {
+      const auto betas = group["betas"].get<std::vector<double>>();
+      if (betas.size() == 2) {
+        rule.betas = {betas[0], betas[1]};
+      } else {
+        problems.add(fmt::format("tranche.parameter_groups: pattern '{}': expected two betas, found {}",
+                                 rule.pattern, betas.size()));
+      }
+    }
+    if (rule.learning_rate && config.schedule.type != "constant") {
+      config.notes.push_back(
+          fmt::format("tranche.parameter_groups: the rate of '{}' is {} in every step; {} does not change it "
+                      "(learning_rate_factor follows the schedule)",
+                      rule.pattern, *rule.learning_rate, config.schedule.type));
+    }
     config.group_rules.push_back(std::move(rule));
   }
 }
@@ -286,7 +309,7 @@ Config config_from(const Values& values, Problems& problems) {
   config.max_live_elements = either(values, "zero_optimization.stage3_max_live_parameters",
                                     "zero_optimization.max_live_parameters", integer, problems)
                                  .value_or(config.max_live_elements);
-  read_groups(values, config);
+  read_groups(values, config, problems);
   read_tranche(values, config, problems);
   read_offload(values, config, problems);
   return config;

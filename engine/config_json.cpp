@@ -177,6 +177,10 @@ Json tranche_keys(const Config& config) {
     entry["pattern"] = rule.pattern;
     if (rule.learning_rate_factor) entry["learning_rate_factor"] = *rule.learning_rate_factor;
     if (rule.decay) entry["decay"] = *rule.decay;
+    if (rule.learning_rate) entry["learning_rate"] = *rule.learning_rate;
+    if (rule.weight_decay) entry["weight_decay"] = *rule.weight_decay;
+    if (rule.betas) entry["betas"] = *rule.betas;
+    if (rule.epsilon) entry["eps"] = *rule.epsilon;
     json["parameter_groups"].push_back(std::move(entry));
   }
   json["collectives"] = config.collectives;

@@ -167,6 +167,13 @@ constexpr ConfigKey keys[] = {
     honoured("tranche.parameter_groups[].pattern", text, "required", "name pattern"),
     honoured("tranche.parameter_groups[].learning_rate_factor", number, "1", "multiplies the learning rate"),
     honoured("tranche.parameter_groups[].decay", boolean, "by dimensions", "whether weight decay applies"),
+    honoured("tranche.parameter_groups[].weight_decay", number, "the optimizer's",
+             "weight decay of these tensors, which then decay whatever their dimensions"),
+    honoured("tranche.parameter_groups[].learning_rate", number, "the schedule's",
+             "learning rate of these tensors in every step, in place of the schedule's; the factor multiplies it too"),
+    honoured("tranche.parameter_groups[].betas", numbers, "the optimizer's",
+             "Adam and AdamW; also in place of a beta1 that OneCycle cycles"),
+    honoured("tranche.parameter_groups[].eps", number, "the optimizer's", "Adam and AdamW"),
     automatic("tranche.collectives", text, "\"auto\"",
               "auto or ours: the ordered sum; messages, shared: the same bits, and ranks of a host send each other "
               "data or read each other's memory (auto takes the quicker by size); nccl: NCCL reduces, and promise 1 "

@@ -25,13 +25,13 @@ LossScalerOptions scaler_options(const Config& config) {
 
 }  // namespace
 
-Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in,
-                   std::unique_ptr<Optimizer> optimizer_in)
+Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, EngineOptions options)
     : runtime(runtime_in),
       model(std::move(model_in)),
       config((validate_config(config_in, runtime_in.shard().size()), std::move(config_in))),
-      optimizer(optimizer_in ? std::move(optimizer_in) : make_optimizer(config)),
-      schedule(make_schedule(config)),
+      optimizer(options.optimizer ? std::move(options.optimizer) : make_optimizer(config)),
+      own_schedule(options.schedule ? std::optional(options.schedule->describe()) : std::nullopt),
+      schedule(options.schedule ? std::move(options.schedule) : make_schedule(config)),
       groups(config.group_rules, config.frozen),
       scaler(scaler_options(config)),
       shard(runtime_in.shard()),
@@ -160,8 +160,11 @@ void Engine::Impl::end_pass() {
 
 // --- Engine ---------------------------------------------------------------------------------------------
 
+Engine::Engine(Runtime& runtime, ModelSpec model, Config config, EngineOptions options)
+    : impl_(std::make_unique<Impl>(runtime, std::move(model), std::move(config), std::move(options))) {}
 Engine::Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr<Optimizer> optimizer)
-    : impl_(std::make_unique<Impl>(runtime, std::move(model), std::move(config), std::move(optimizer))) {}
+    : Engine(runtime, std::move(model), std::move(config), EngineOptions{.optimizer = std::move(optimizer)}) {
+}
 Engine::~Engine() = default;
 
 void Engine::Impl::open_micro_batch() {

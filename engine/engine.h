@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include "tranche/engine/runtime.h"
 #include "tranche/engine/saved_state.h"
 #include "tranche/engine/step_result.h"
+#include "tranche/engine/training_rule.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/kernels/workspace.h"
 
@@ -44,8 +46,9 @@ class Engine {
  public:
   /// Collective over runtime.all(). Validates, lays out, allocates this rank's shards and draws initial
   /// weights; the full model never exists. Throws OutOfMemory, and ConfigurationError, also when ranks
-  /// disagree on version, configuration, optimizer, model or numerics. `optimizer` replaces the configured
-  /// one.
+  /// disagree on version, configuration, optimizer, schedule, model or numerics. `options` replace the
+  /// configured optimizer and schedule.
+  Engine(Runtime& runtime, ModelSpec model, Config config, EngineOptions options);
   Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr<Optimizer> optimizer = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -75,6 +78,11 @@ class Engine {
   /// after too many skipped steps in a row, or an overflow at the smallest loss scale. The step has ended
   /// then, and another may begin.
   StepResult step();
+  /// The rate of the next step() and all after it, before group factors, in place of the schedule's (whose
+  /// momentum stays); nullopt: the schedule's again. Groups with a rate of their own keep it. To be the same
+  /// on all ranks, else step() throws CommunicationError naming rank and rates. Saved; load() takes over what
+  /// was set when the checkpoint was saved. InvalidArgument below 0 or not finite.
+  void set_learning_rate(std::optional<double> rate);
 
   // --- Forward only ------------------------------------------------------------------------------------
   /// Collective. Between these, micro-batches (any number, equal on all ranks) gather but keep no gradients.

@@ -27,7 +27,7 @@
 namespace tranche {
 
 struct Engine::Impl {
-  Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, std::unique_ptr<Optimizer> optimizer_in);
+  Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, EngineOptions options);
   ~Impl();
 
   // --- engine.cpp ---
@@ -112,10 +112,19 @@ struct Engine::Impl {
   void lend_gradients(UnitState& unit);
   void close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count);
 
+  // --- training_rule.cpp ---
+  /// Number, rate and momentum of the update that the next step makes if it is applied.
+  OptimizerStep next_update() const;
+  /// All ranks would update alike, and with numbers.
+  void check_rule(const std::vector<BoundaryRecord>& records);
+  /// JSON text for a checkpoint, and back.
+  std::string rule_to_save() const;
+  void take_saved_rule(const std::string& saved_text, std::vector<std::string>& notes);
+
   // --- step.cpp ---
   StepResult finish_step();
   std::vector<BoundaryRecord> agree(std::vector<double>& unit_sums, std::vector<double>& optimizer_sums,
-                                    double& total_squares);
+                                    double& total_squares, const OptimizerStep& step);
   void update_unit(UnitState& unit, const OptimizerStep& step, std::span<const double> optimizer_sums);
   void gather_updated(UnitState& unit, const char* phase = "step");
   std::vector<double> collect_optimizer_statistics(const OptimizerStep& step);
@@ -129,7 +138,9 @@ struct Engine::Impl {
   ModelSpec model;
   Config config;
   std::unique_ptr<Optimizer> optimizer;
+  std::optional<std::string> own_schedule;  ///< Schedule::describe() of one that the program brought
   std::unique_ptr<Schedule> schedule;
+  std::optional<double> set_rate;  ///< Engine::set_learning_rate()
   ParameterGroups groups;
   LossScaler scaler;
   Communicator& shard;

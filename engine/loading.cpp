@@ -202,6 +202,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     applied_steps = manifest.run.applied;
     samples_done = manifest.run.samples;
     tokens_done = manifest.run.tokens;
+    take_saved_rule(manifest.run.schedule, result.notes);
     if (config.loss_scaling) {
       scaler.restore(scale);
       if (manifest.run.loss_scaler == "{}") {

@@ -138,11 +138,7 @@ void Engine::Impl::Saving::describe_run(checkpoint::Manifest& described, const S
         {"hysteresis_left",
          scale.hysteresis_left}}.dump();
   }
-  described.run.schedule =
-      ordered_json{{"type", engine.config.schedule.type},
-                   {"params", ordered_json::parse(engine.config.schedule.parameters_json)},
-                   {"total_steps", engine.config.total_steps_hint}}
-          .dump();
+  described.run.schedule = engine.rule_to_save();
   described.run.optimizer = engine.optimizer->describe();
   described.run.config = engine.config.to_json();
   described.run.user = options.user;

@@ -18,6 +18,14 @@ std::uint64_t hash_text(std::string_view text) {
   return hash;
 }
 
+void check_group(const Optimizer& optimizer, const TensorState& tensor) {
+  try {
+    optimizer.check_group(tensor.group);
+  } catch (const InvalidArgument& error) {
+    throw ConfigurationError("tranche.parameter_groups, tensor " + tensor.name + ": " + error.message());
+  }
+}
+
 }  // namespace
 
 void Engine::Impl::lay_out() {
@@ -40,6 +48,7 @@ void Engine::Impl::lay_out() {
       state.frozen = groups.frozen(tensor.name);
       state.group = groups.resolve(tensor.name, tensor.shape.rank());
       state.group_index = arguments.group_index(state.group);
+      if (!state.frozen) check_group(*optimizer, state);
       auto& sizes = state.frozen ? frozen_sizes : trainable_sizes;
       state.flat_index = static_cast<int>(sizes.size());
       sizes.push_back(tensor.shape.elements());
@@ -74,12 +83,13 @@ void Engine::Impl::lay_out() {
 void Engine::Impl::agree_on_start() {
   // What must be equal on all ranks, in the order in which a difference is most useful to name.
   struct Start {
-    std::uint64_t version, configuration, optimizer, model_hash, fingerprint;
+    std::uint64_t version, configuration, optimizer, schedule, model_hash, fingerprint;
     std::int64_t local_size;
   };
   const Start mine{hash_text(version),
                    hash_text(config.to_json()),
                    hash_text(optimizer->name() + " " + optimizer->describe()),
+                   hash_text(own_schedule.value_or("the configuration's")),
                    model.hash(),
                    hash_text(runtime.numerics_fingerprint()),
                    shard.local_size()};
@@ -92,6 +102,7 @@ void Engine::Impl::agree_on_start() {
     const char* differs = all[r].version != all[0].version               ? "library version"
                           : all[r].configuration != all[0].configuration ? "configuration"
                           : all[r].optimizer != all[0].optimizer         ? "optimizer"
+                          : all[r].schedule != all[0].schedule           ? "schedule"
                           : all[r].model_hash != all[0].model_hash       ? "model"
                           : all[r].fingerprint != all[0].fingerprint
                               ? "numerics fingerprint (device kind, instruction set, libraries, threads)"

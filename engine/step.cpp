@@ -55,7 +55,8 @@ void Engine::Impl::for_each_piece(const FlatState& flat, const UpdateMemory& mem
 }
 
 std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
-                                                std::vector<double>& optimizer_sums, double& total_squares) {
+                                                std::vector<double>& optimizer_sums, double& total_squares,
+                                                const OptimizerStep& step) {
   const std::size_t unit_count = units.size();
   const std::int64_t micro_batches = config.accumulation_steps;
   const double* losses = scalars.losses();
@@ -101,6 +102,8 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
   mine.sequence_hash = shard.sequence_hash();
   mine.save_at_rest = saving->at_rest() ? 1 : 0;
   mine.stop_requested = stop_wanted.load(std::memory_order_relaxed) ? 1 : 0;
+  mine.learning_rate = step.learning_rate;
+  mine.momentum = step.momentum;
 
   // One exchange carries everything: [sums of squares per unit][optimizer statistics][record]. Without peers
   // that answer (a plan) every rank is taken to say what this one says.
@@ -144,6 +147,7 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
           std::to_string(steps_done + 1) + ": gather and reduce units in the same order on all ranks");
     }
   }
+  check_rule(records);
   return records;
 }
 
@@ -204,15 +208,12 @@ StepResult Engine::Impl::finish_step() {
   StepResult result;
   result.step = steps_done + 1;
   result.loss_scale = scaler.scale();
-  result.learning_rate = schedule->learning_rate(applied_steps + 1);
-  OptimizerStep optimizer_step;
-  optimizer_step.step = applied_steps + 1;
-  optimizer_step.learning_rate = result.learning_rate;
-  optimizer_step.momentum = schedule->momentum(applied_steps + 1);
+  OptimizerStep optimizer_step = next_update();
+  result.learning_rate = optimizer_step.learning_rate;
   std::vector<double> optimizer_sums = collect_optimizer_statistics(optimizer_step);
   std::vector<double> unit_sums;
   double total_squares = 0;
-  const std::vector<BoundaryRecord> records = agree(unit_sums, optimizer_sums, total_squares);
+  const std::vector<BoundaryRecord> records = agree(unit_sums, optimizer_sums, total_squares, optimizer_step);
   // A device has passed the point by now: agree() has synchronized.
   const double arrived = gradients_arrived.state() ? gradients_arrived.passed_at() : issued;
 

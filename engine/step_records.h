@@ -14,6 +14,7 @@ struct BoundaryRecord {
   std::uint64_t sequence_hash = 0;
   std::int64_t save_at_rest = 1;  ///< 0: this rank's part of a save is being written
   std::int64_t stop_requested = 0;
+  double learning_rate = 0, momentum = 0;  ///< what this rank would update with
 };
 
 }  // namespace tranche

@@ -40,6 +40,8 @@ class Adam final : public Optimizer {
     return {{"exp_avg", options_.moment_dtype, 0}, {"exp_avg_sq", options_.moment_dtype, 0}};
   }
 
+  void check_group(const GroupOptions& group) const override { (void)Adam(of(group)); }
+
   void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
              std::span<const double> /*reduced*/) const override {
     check(shard);
@@ -87,24 +89,37 @@ class Adam final : public Optimizer {
     }
   }
 
+  AdamOptions of(const GroupOptions& group) const {
+    AdamOptions options = options_;
+    if (group.betas) {
+      options.beta1 = (*group.betas)[0];
+      options.beta2 = (*group.betas)[1];
+    }
+    options.epsilon = group.epsilon.value_or(options.epsilon);
+    options.weight_decay = group.decay ? group.weight_decay.value_or(options.weight_decay) : 0;
+    return options;
+  }
+
   kernels::AdamArguments arguments_of(const OptimizerStep& step, const GroupOptions& group) const {
     if (step.step < 1)
       throw InvalidArgument(fmt::format("{}: update number {} is below 1", name(), step.step));
-    const double rate = step.learning_rate * group.learning_rate_factor;
+    const AdamOptions options = of(group);
+    const double rate = group.rate(step);
+    const bool cycled = step.momentum >= 0 && !group.betas;
     // The kernel takes betas in fp32; the corrections must be those of the very same betas, or the first
     // steps are off by their rounding (1 - 0.999 loses five digits).
-    const auto beta1 = static_cast<float>(step.momentum >= 0 ? step.momentum : options_.beta1);
-    const auto beta2 = static_cast<float>(options_.beta2);
+    const auto beta1 = static_cast<float>(cycled ? step.momentum : options.beta1);
+    const auto beta2 = static_cast<float>(options.beta2);
     const auto t = static_cast<double>(step.step);
     kernels::AdamArguments arguments;
     arguments.learning_rate = static_cast<float>(rate);
     arguments.beta1 = beta1;
     arguments.beta2 = beta2;
-    arguments.weight_decay = group.decay ? static_cast<float>(options_.weight_decay) : 0.0f;
+    arguments.weight_decay = static_cast<float>(options.weight_decay);
     // In double, rounded once: 1 - beta^t loses most of fp32's digits for small t.
     const double correction = std::sqrt(1 - std::pow(double{beta2}, t));
     arguments.step_size = static_cast<float>(rate * correction / (1 - std::pow(double{beta1}, t)));
-    arguments.corrected_epsilon = static_cast<float>(options_.epsilon * correction);
+    arguments.corrected_epsilon = static_cast<float>(options.epsilon * correction);
     arguments.gradient_scale = step.gradient_scale;
     arguments.decoupled = options_.decoupled;
     arguments.apply = step.apply;

@@ -9,6 +9,18 @@
 
 namespace tranche {
 
+void Optimizer::check_group(const GroupOptions& group) const {
+  const char* own = group.learning_rate  ? "learning_rate"
+                    : group.weight_decay ? "weight_decay"
+                    : group.betas        ? "betas"
+                    : group.epsilon      ? "eps"
+                                         : nullptr;
+  if (own == nullptr) return;
+  throw InvalidArgument(fmt::format(
+      "{}: it does not say that it honours a parameter group's own {}; override Optimizer::check_group()",
+      name(), own));
+}
+
 bool Optimizer::apply_segments(Stream& stream, const OptimizerStep& step, const ShardView& stretch,
                                std::span<const OptimizerSegment> segments) const {
   check_segments(name(), stretch.master.elements(), segments);

@@ -1,8 +1,10 @@
 #pragma once
 /// The public optimizer interface. An optimizer knows stretches of shards; it knows no ranks and no units.
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +34,15 @@ struct OptimizerStep {
 struct GroupOptions {
   double learning_rate_factor = 1;
   bool decay = true;  ///< false: weight decay is taken as 0
+  // Values of the group's own; what is not set is the schedule's or the optimizer's.
+  std::optional<double> learning_rate = {};  ///< the same in every step; the factor multiplies it too
+  std::optional<double> weight_decay = {};
+  std::optional<std::array<double, 2>> betas = {};  ///< also in place of a momentum that a schedule cycles
+  std::optional<double> epsilon = {};
+  /// The rate of the group's tensors in a step.
+  double rate(const OptimizerStep& step) const {
+    return learning_rate.value_or(step.learning_rate) * learning_rate_factor;
+  }
   friend bool operator==(const GroupOptions&, const GroupOptions&) = default;
 };
 
@@ -64,6 +75,10 @@ class Optimizer {
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;
   virtual std::vector<OptimizerStateTensor> state() const = 0;
+  /// Throws InvalidArgument when this rule cannot honour what the group sets; the engine asks once for each
+  /// tensor, at the start. Unless a rule overrides this, values of the group's own are refused by name, as
+  /// apply() would pass over them in silence.
+  virtual void check_group(const GroupOptions& group) const;
   /// Number of fp64 statistics per tensor that are summed over all its shards before apply; 0 for most.
   virtual int statistics_per_tensor() const { return 0; }
   /// Adds this stretch's share to `sums` (statistics_per_tensor() values in device memory).

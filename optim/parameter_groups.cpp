@@ -35,11 +35,29 @@ ParameterGroups::ParameterGroups(std::vector<ParameterGroupRule> rules,
     : rules_(std::move(rules)), frozen_(std::move(frozen_patterns)) {
   for (const ParameterGroupRule& rule : rules_) {
     if (rule.pattern.empty()) throw InvalidArgument("a parameter group has an empty name pattern");
-    const double factor = rule.learning_rate_factor.value_or(1);
-    if (!std::isfinite(factor) || factor < 0) {
-      throw InvalidArgument(fmt::format(
-          "parameter group '{}' has a learning rate factor of {}; it must be finite and not negative",
-          rule.pattern, factor));
+    const std::pair<const char*, std::optional<double>> values[] = {
+        {"a learning rate factor", rule.learning_rate_factor},
+        {"a learning rate", rule.learning_rate},
+        {"a weight decay", rule.weight_decay},
+        {"an epsilon", rule.epsilon}};
+    for (const auto& [what, value] : values) {
+      if (value && (!std::isfinite(*value) || *value < 0)) {
+        throw InvalidArgument(
+            fmt::format("parameter group '{}' has {} of {}; it must be finite and not negative", rule.pattern,
+                        what, *value));
+      }
+    }
+    for (const double beta : rule.betas.value_or(std::array{0.0, 0.0})) {
+      if (!(beta >= 0 && beta < 1)) {
+        throw InvalidArgument(
+            fmt::format("parameter group '{}' has betas [{}, {}]; each must be at least 0 and below 1",
+                        rule.pattern, (*rule.betas)[0], (*rule.betas)[1]));
+      }
+    }
+    if (rule.weight_decay.value_or(0) > 0 && !rule.decay.value_or(true)) {
+      throw InvalidArgument(
+          fmt::format("parameter group '{}' has a weight decay of {} and does not decay; drop one of the two",
+                      rule.pattern, *rule.weight_decay));
     }
   }
   if (std::find(frozen_.begin(), frozen_.end(), "") != frozen_.end()) {
@@ -53,7 +71,11 @@ GroupOptions ParameterGroups::resolve(std::string_view tensor, int tensor_rank) 
   for (const ParameterGroupRule& rule : rules_) {
     if (!matches_pattern(tensor, rule.pattern)) continue;
     options.learning_rate_factor = rule.learning_rate_factor.value_or(options.learning_rate_factor);
-    options.decay = rule.decay.value_or(options.decay);
+    options.decay = rule.decay.value_or(rule.weight_decay ? true : options.decay);
+    if (rule.learning_rate) options.learning_rate = rule.learning_rate;
+    if (rule.weight_decay) options.weight_decay = rule.weight_decay;
+    if (rule.betas) options.betas = rule.betas;
+    if (rule.epsilon) options.epsilon = rule.epsilon;
   }
   return options;
 }

@@ -1,6 +1,8 @@
 #pragma once
-/// Which tensors decay, which have their own learning rate, which are frozen: by name pattern.
+/// Which tensors have values of their own in the update (decay, learning rate ...), and which are frozen: by
+/// name pattern.
 
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +20,10 @@ struct ParameterGroupRule {
   std::string pattern;
   std::optional<double> learning_rate_factor;
   std::optional<bool> decay;
+  std::optional<double> learning_rate = {};  ///< in place of the schedule's, in every step
+  std::optional<double> weight_decay = {};   ///< the tensors decay by so much, whatever their dimensions
+  std::optional<std::array<double, 2>> betas = {};
+  std::optional<double> epsilon = {};
   friend bool operator==(const ParameterGroupRule&, const ParameterGroupRule&) = default;
 };
 
@@ -25,7 +31,8 @@ struct ParameterGroupRule {
 class ParameterGroups {
  public:
   ParameterGroups() = default;
-  /// Throws InvalidArgument on an empty pattern or a factor that is negative or not finite.
+  /// Throws InvalidArgument on an empty pattern, and on values that cannot be: betas outside [0, 1), others
+  /// that are negative or not finite, a weight decay beside decay = false.
   ParameterGroups(std::vector<ParameterGroupRule> rules, std::vector<std::string> frozen_patterns);
   GroupOptions resolve(std::string_view tensor, int tensor_rank) const;
   bool frozen(std::string_view tensor) const;

@@ -41,6 +41,14 @@ class Sgd final : public Optimizer {
     return {{"momentum_buffer", DataType::float32, 0}};
   }
 
+  void check_group(const GroupOptions& group) const override {
+    if (group.betas || group.epsilon) {
+      throw InvalidArgument(
+          fmt::format("SGD: a parameter group sets {}, which SGD has not", group.betas ? "betas" : "eps"));
+    }
+    (void)Sgd(of(group));
+  }
+
   void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
              std::span<const double> /*reduced*/) const override {
     check(shard);
@@ -90,13 +98,19 @@ class Sgd final : public Optimizer {
     }
   }
 
+  SgdOptions of(const GroupOptions& group) const {
+    SgdOptions options = options_;
+    options.weight_decay = group.decay ? group.weight_decay.value_or(options.weight_decay) : 0;
+    return options;
+  }
+
   kernels::SgdArguments arguments_of(const OptimizerStep& step, const GroupOptions& group) const {
     const double momentum = states() == 1 && step.momentum >= 0 ? step.momentum : options_.momentum;
     kernels::SgdArguments arguments;
-    arguments.learning_rate = static_cast<float>(step.learning_rate * group.learning_rate_factor);
+    arguments.learning_rate = static_cast<float>(group.rate(step));
     arguments.momentum = static_cast<float>(momentum);
     arguments.dampening = static_cast<float>(options_.dampening);
-    arguments.weight_decay = group.decay ? static_cast<float>(options_.weight_decay) : 0.0f;
+    arguments.weight_decay = static_cast<float>(of(group).weight_decay);
     arguments.nesterov = options_.nesterov;
     arguments.first_step = step.step <= 1;
     arguments.gradient_scale = step.gradient_scale;

@@ -299,6 +299,30 @@ TEST(Config, ParameterGroupsAreCheckedEntryByEntry) {
       HasSubstr("'x' has a learning rate factor of -1"));
 }
 
+TEST(Config, ParameterGroupsHaveValuesOfTheirOwn) {
+  const std::string text = R"({"train_batch_size": 2, "bf16": {"enabled": true}, "gradient_clipping": 0,
+    "scheduler": {"type": "WarmupLR"},
+    "tranche": {"parameter_groups": [{"pattern": "h.*", "learning_rate": 0.5, "weight_decay": 0.25,
+      "betas": [0.5, 0.75], "eps": 1e-3}]}})";
+  const Config config = parse_config(text, 2);
+  ParameterGroupRule rule{"h.*", std::nullopt, std::nullopt};
+  rule.learning_rate = 0.5;
+  rule.weight_decay = 0.25;
+  rule.betas = {0.5, 0.75};
+  rule.epsilon = 1e-3;
+  EXPECT_THAT(config.group_rules, ElementsAre(rule));
+  EXPECT_EQ(parse_config(config.to_json(), 2).group_rules, config.group_rules);
+  EXPECT_THAT(config.notes,
+              Contains("tranche.parameter_groups: the rate of 'h.*' is 0.5 in every step; WarmupLR "
+                       "does not change it (learning_rate_factor follows the schedule)"));
+  EXPECT_THAT(problems(R"({"tranche": {"parameter_groups": [{"pattern": "x", "betas": [0.5]}]}})"),
+              HasSubstr("tranche.parameter_groups: pattern 'x': expected two betas, found 1"));
+  EXPECT_THAT(problems(R"({"tranche": {"parameter_groups": [{"pattern": "x", "betas": [0.5, 1]}]}})"),
+              HasSubstr("'x' has betas [0.5, 1]"));
+  EXPECT_THAT(problems(R"({"tranche": {"parameter_groups": [{"pattern": "x", "eps": "small"}]}})"),
+              HasSubstr("tranche.parameter_groups[0].eps: expected a number, found the text \"small\""));
+}
+
 TEST(Config, ValuesOutOfRange) {
   EXPECT_EQ(problems(R"({"zero_optimization": {"stage": 4}})"),
             "configuration: zero_optimization.stage: stage is 0 to 3, not 4");

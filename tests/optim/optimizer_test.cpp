@@ -126,6 +126,56 @@ TEST_F(OptimizerTest, AdamFollowsThePapersOverManySteps) {
   }
 }
 
+TEST_F(OptimizerTest, AGroupsOwnValuesFollowThePapersToo) {
+  for (const bool decoupled : {true, false}) {
+    const AdamOptions of_others{.beta1 = 0.9, .beta2 = 0.999, .weight_decay = 0.5, .decoupled = decoupled};
+    const AdamOptions own{
+        .beta1 = 0.8, .beta2 = 0.95, .epsilon = 0.5, .weight_decay = 0.1, .decoupled = decoupled};
+    GroupOptions group{.learning_rate_factor = 3};
+    group.learning_rate = 0.01;
+    group.weight_decay = own.weight_decay;
+    group.betas = {own.beta1, own.beta2};
+    group.epsilon = own.epsilon;
+    const auto optimizer = make_adam(of_others);
+    EXPECT_NO_THROW(optimizer->check_group(group));
+    Shard shard(13, 2);
+    std::vector<PlainAdam> plain;
+    for (const float w : shard.master) plain.push_back({w});
+    for (int t = 1; t <= 20; ++t) {
+      OptimizerStep step = step_of(t, 0.5 / t);
+      step.momentum = 0.25;  // a schedule's, which the group does not follow either
+      ShardView view = shard.view();
+      view.group = group;
+      optimizer->apply(device_->compute_stream(), step, view, {});
+      for (std::size_t i = 0; i < plain.size(); ++i) {
+        plain[i].update(shard.gradient[i], t, 0.03, own, true, own.beta1);
+      }
+    }
+    device_->compute_stream().synchronize();
+    // As above.
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      EXPECT_NEAR(shard.master[i], plain[i].w, 1e-5) << "element " << i << " decoupled " << decoupled;
+    }
+  }
+}
+
+TEST_F(OptimizerTest, AGroupsOwnValuesAreChecked) {
+  const auto adam = make_adam({});
+  const auto sgd = make_sgd({});
+  GroupOptions group;
+  EXPECT_NO_THROW(sgd->check_group(group));
+  group.weight_decay = 0.1;
+  group.learning_rate = 0.1;
+  EXPECT_NO_THROW(sgd->check_group(group));
+  group.betas = {0.5, 1};
+  EXPECT_THAT(message_of([&] { adam->check_group(group); }), HasSubstr("AdamW: betas are [0.5, 1]"));
+  EXPECT_THAT(message_of([&] { sgd->check_group(group); }),
+              HasSubstr("SGD: a parameter group sets betas, which SGD has not"));
+  group.betas.reset();
+  group.weight_decay = -1;
+  EXPECT_THAT(message_of([&] { sgd->check_group(group); }), HasSubstr("SGD: weight_decay is -1"));
+}
+
 TEST_F(OptimizerTest, BiasCorrectionBelongsToTheBetaThatTheKernelUses) {
   // 1 - 0.999999 is 1e-6, but 1.0133e-6 for the nearest float: a correction from the unrounded beta would be
   // off by more than a percent. With beta1 = 0 the first step from v = 0 must move by the rate whatever beta2
@@ -218,6 +268,13 @@ TEST_F(OptimizerTest, SgdHonoursItsGroup) {
   optimizer->apply(device_->compute_stream(), step_of(1, 0.5), view, {});
   device_->compute_stream().synchronize();
   EXPECT_EQ(shard.master[0], 0.875f);  // 1 - 1/4 * 1/2
+  view.group = {};
+  view.group.learning_rate = 0.25;
+  view.group.weight_decay = 1;
+  shard.master = {1.0f};
+  optimizer->apply(device_->compute_stream(), step_of(1, 0.5), view, {});
+  device_->compute_stream().synchronize();
+  EXPECT_EQ(shard.master[0], 0.625f);  // 1 - 1/4 * (1/2 + 1)
 }
 
 TEST_F(OptimizerTest, ArgumentsInDeviceMemoryGiveTheSameBits) {
@@ -260,7 +317,7 @@ std::vector<OptimizerSegment> three_segments() {
            .tensor_elements = 16},
           {.first = 16,
            .count = 1,
-           .group = {.learning_rate_factor = 0.5},
+           .group = {.learning_rate_factor = 0.5, .learning_rate = 0.5, .weight_decay = 0.25},
            .tensor = "head",
            .tensor_elements = 1},
           {.first = 17, .count = 20, .group = {.decay = false}, .tensor = "norm", .tensor_elements = 20}};

@@ -66,6 +66,28 @@ TEST(ParameterGroups, LaterRulesWinAndWhatTheyLeaveUnsetStays) {
   EXPECT_EQ(groups.resolve("h.3.weight", 2).learning_rate_factor, 0.25);
 }
 
+TEST(ParameterGroups, OwnValuesStayUntilALaterRuleHasThem) {
+  ParameterGroupRule all{"*", std::nullopt, std::nullopt}, heads = all, quiet = all;
+  all.learning_rate = 0.5;
+  all.betas = {0.5, 0.25};
+  heads.pattern = quiet.pattern = "head.*";
+  heads.weight_decay = 0.125;
+  heads.epsilon = 0.0625;
+  const GroupOptions head = ParameterGroups({all, heads}, {}).resolve("head.bias", 1);
+  EXPECT_EQ(head.learning_rate, 0.5);
+  EXPECT_EQ(head.betas, (std::array{0.5, 0.25}));
+  EXPECT_EQ(head.weight_decay, 0.125);
+  EXPECT_TRUE(head.decay) << "who names a weight decay wants it, for a vector too";
+  EXPECT_EQ(head.epsilon, 0.0625);
+  const GroupOptions other = ParameterGroups({all, heads}, {}).resolve("h.bias", 1);
+  EXPECT_FALSE(other.weight_decay || other.epsilon || other.decay);
+  quiet.decay = false;
+  quiet.learning_rate = 0.75;
+  const GroupOptions silenced = ParameterGroups({all, heads, quiet}, {}).resolve("head.weight", 2);
+  EXPECT_FALSE(silenced.decay);
+  EXPECT_EQ(silenced.learning_rate, 0.75);
+}
+
 TEST(ParameterGroups, FrozenNamesAndPatternsThatMatchNothing) {
   const ParameterGroups groups({{"wte.*", 2.0, std::nullopt}, {"wtf.*", 2.0, std::nullopt}},
                                {"h.0.*", "h.9.*", "wtf.*"});
@@ -89,6 +111,22 @@ TEST(ParameterGroups, RefuseWhatCannotBe) {
   EXPECT_THAT(message({{"h.*", -1.0, true}}, {}), HasSubstr("'h.*' has a learning rate factor of -1"));
   EXPECT_THAT(message({{"h.*", std::numeric_limits<double>::infinity(), true}}, {}),
               HasSubstr("factor of inf"));
+  ParameterGroupRule rule{"h.*", std::nullopt, false};
+  rule.weight_decay = 0.5;
+  EXPECT_THAT(message({rule}, {}), HasSubstr("'h.*' has a weight decay of 0.5 and does not decay"));
+  rule.weight_decay = -0.5;
+  EXPECT_THAT(message({rule}, {}), HasSubstr("'h.*' has a weight decay of -0.5"));
+  rule.weight_decay = 0;
+  EXPECT_EQ(message({rule}, {}), "nothing was thrown");
+  rule.learning_rate = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(message({rule}, {}), HasSubstr("'h.*' has a learning rate of nan"));
+  rule.learning_rate.reset();
+  rule.epsilon = -1;
+  EXPECT_THAT(message({rule}, {}), HasSubstr("'h.*' has an epsilon of -1"));
+  rule.epsilon = 1;
+  rule.betas = {0.9, 1};
+  EXPECT_THAT(message({rule}, {}),
+              HasSubstr("'h.*' has betas [0.9, 1]; each must be at least 0 and below 1"));
   EXPECT_THAT(message({}, {"a", ""}), HasSubstr("frozen name pattern is empty"));
 }
 

@@ -85,6 +85,15 @@ TEST(ConfigurationChanges, TextThatIsNoJsonHasNoKeys) {
               ElementsAre("a.b is null, was not set: the command line wins"));
 }
 
+TEST(ConfigurationChanges, ValuesOfParameterGroups) {
+  const std::string rule = R"({"tranche": {"parameter_groups": [{"pattern": "h.*", "betas": [0.5, 0.75]}]}})";
+  const std::string other = R"({"tranche": {"parameter_groups": [{"pattern": "h.*", "betas": [0.5, 0.5]}]}})";
+  EXPECT_THAT(configuration_changes(rule, rule), IsEmpty());
+  EXPECT_THAT(
+      configuration_changes(rule, other),
+      ElementsAre(HasSubstr(R"(tranche.parameter_groups is [{"betas":[0.5,0.5],"pattern":"h.*"}], was )")));
+}
+
 RunIdentity identity() {
   return {models::GptConfig::preset("gpt-nano"), 16, {}, "a.txt"};
 }

@@ -1,0 +1,83 @@
+// The learning rate that a step uses, by whom it is set, and what a checkpoint says of it.
+
+#include "tranche/engine/training_rule.h"
+
+#include <fmt/core.h>
+
+#include <bit>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tranche/engine/engine_impl.h"
+
+namespace tranche {
+
+using nlohmann::ordered_json;
+
+OptimizerStep Engine::Impl::next_update() const {
+  OptimizerStep step;
+  step.step = applied_steps + 1;
+  step.learning_rate = set_rate.value_or(schedule->learning_rate(step.step));
+  step.momentum = schedule->momentum(step.step);
+  return step;
+}
+
+void Engine::Impl::check_rule(const std::vector<BoundaryRecord>& records) {
+  const auto of_step = " for step " + std::to_string(steps_done + 1);
+  for (std::size_t r = 1; r < records.size(); ++r) {
+    const auto compare = [&](const char* what, double is, double was) {
+      if (std::bit_cast<std::uint64_t>(is) == std::bit_cast<std::uint64_t>(was)) return;
+      throw CommunicationError(fmt::format(
+          "rank {} has a {} of {}{}, rank 0 one of {}: schedules and set_learning_rate() must give all ranks "
+          "the same",
+          r, what, is, of_step, was));
+    };
+    compare("learning rate", records[r].learning_rate, records[0].learning_rate);
+    compare("momentum", records[r].momentum, records[0].momentum);
+  }
+  if (!std::isfinite(records[0].learning_rate) || !std::isfinite(records[0].momentum)) {
+    // All ranks throw it: none has to be told.
+    broken = std::make_exception_ptr(ConfigurationError(
+        fmt::format("schedule {} gives a learning rate of {} and a momentum of {}{}; both must be finite",
+                    schedule->describe(), records[0].learning_rate, records[0].momentum, of_step)));
+    std::rethrow_exception(broken);
+  }
+}
+
+std::string Engine::Impl::rule_to_save() const {
+  ordered_json text{{"type", config.schedule.type},
+                    {"params", ordered_json::parse(config.schedule.parameters_json)},
+                    {"total_steps", config.total_steps_hint}};
+  if (own_schedule) {
+    const ordered_json own = ordered_json::parse(*own_schedule, nullptr, false);
+    text = {{"own", own.is_discarded() ? ordered_json(*own_schedule) : own}};
+  }
+  if (set_rate) text["set_learning_rate"] = *set_rate;
+  return text.dump();
+}
+
+void Engine::Impl::take_saved_rule(const std::string& saved_text, std::vector<std::string>& notes) {
+  const auto saved = ordered_json::parse(saved_text, nullptr, false);
+  const auto now = ordered_json::parse(rule_to_save());
+  set_rate.reset();
+  if (!saved.is_object()) return;
+  if (saved.contains("set_learning_rate") && saved["set_learning_rate"].is_number()) {
+    set_rate = saved["set_learning_rate"].get<double>();
+  }
+  if (saved.contains("own") && now.contains("own") && saved["own"] != now["own"]) {
+    notes.push_back("the program's schedule is " + now["own"].dump() + ", was " + saved["own"].dump());
+  } else if (saved.contains("own") && !now.contains("own")) {
+    notes.push_back("the schedule is the configuration's, was the program's own " + saved["own"].dump());
+  } else if (!saved.contains("own") && now.contains("own")) {
+    notes.push_back("the schedule is the program's own " + now["own"].dump() + ", was the configuration's");
+  }
+}
+
+void Engine::set_learning_rate(std::optional<double> rate) {
+  if (rate && (!std::isfinite(*rate) || *rate < 0)) {
+    throw InvalidArgument(fmt::format("set_learning_rate({}): it must be finite and not negative", *rate));
+  }
+  impl_->set_rate = rate;
+}
+
+}  // namespace tranche
