@@ -199,31 +199,22 @@ void Engine::Impl::allocate_on_all(const std::function<void()>& work) {
     }
     of_budget = error.of_budget();
   }
-  // Ranks need not run out together; all of them end with the same kind of error, and none waits for the
-  // others.
-  const std::string said = " ran out of memory: ";
+  // Ranks need not run out together; all of them end with the same kind of error.
+  const OperationLabel label{"start", "memory", Traffic::control, Tier::host};
+  std::int64_t first = problem.empty() ? ranks : rank;
+  shard.all_reduce(&first, 1, DataType::int64, ReduceOperation::minimum, label).wait();
+  if (first == ranks) return;
+  std::array<char, 4096> text{};
+  if (rank == first) problem.copy(text.data(), text.size() - 1);
+  const auto bytes = static_cast<std::int64_t>(text.size());
+  shard.broadcast(text.data(), bytes, DataType::uint8, static_cast<int>(first), {}, label).wait();
+  if (problem.empty()) problem = "rank " + std::to_string(first) + " ran out of memory: " + text.data();
   try {
-    std::int64_t first = problem.empty() ? ranks : rank;
-    shard
-        .all_reduce(&first, 1, DataType::int64, ReduceOperation::minimum,
-                    OperationLabel{"start", "memory", Traffic::control, Tier::host})
-        .wait();
-    if (first == ranks) return;
-    std::array<char, 4096> text{};
-    if (rank == first) problem.copy(text.data(), text.size() - 1);
-    shard
-        .broadcast(text.data(), static_cast<std::int64_t>(text.size()), DataType::uint8,
-                   static_cast<int>(first), {},
-                   OperationLabel{"start", "memory", Traffic::control, Tier::host})
-        .wait();
-    if (problem.empty()) problem = "rank " + std::to_string(first) + said + text.data();
-  } catch (const CommunicationError& error) {
-    // A peer that had learnt of it, and has ended, was quicker than the last message of the exchange.
-    const std::size_t end = error.message().find(said);
-    if (problem.empty()) {
-      if (end == std::string::npos) throw;
-      problem = error.message().substr(error.message().rfind("rank ", end));
-    }
+    // Before all have the text none may end: its failure ends the sender's broadcast too, and who receives
+    // after that reads what has taken the text's place.
+    shard.barrier(label).wait();
+  } catch (const CommunicationError&) {
+    // A peer that has left the barrier ended first, and this rank knows why.
   }
   throw OutOfMemory(problem, of_budget);
 }

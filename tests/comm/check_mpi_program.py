@@ -52,6 +52,9 @@ CASES = {
     "adopt-serialized-thread": (2, ["serialized", "thread"], 0, [
         "MPI was initialised with MPI_THREAD_SERIALIZED, but a communication thread beside the program's own calls "
         "needs MPI_THREAD_MULTIPLE; initialise MPI with that, or choose progress: inline"], ["adopted: ok"], 20),
+    # Of tests/engine/mpi_memory_test.cpp: all ranks learn why.
+    "memory": (3, [], 3, ["rank 1 was told: start of wide: 'wide parameters' (parameters) asks for"] + [
+        f"rank {rank} was told: rank 1 ran out of memory: start of wide: 'wide parameters' (parameters) asks for" for rank in (0, 2)], [], 30),
 }
 
 
@@ -59,7 +62,7 @@ def main() -> int:
     run_mpi, program, case = sys.argv[1:]
     ranks, arguments, status, wanted, unwanted, seconds = CASES[case]
     begin = time.monotonic()
-    job = subprocess.run([run_mpi, str(ranks), program, *arguments], capture_output=True, text=True,
+    job = subprocess.run([run_mpi, str(ranks), program, *arguments], capture_output=True, text=True, errors="replace",
                          env={**os.environ, "TRANCHE_MPI_TIMEOUT": str(seconds + 10)})
     took = time.monotonic() - begin
     output = job.stdout + job.stderr

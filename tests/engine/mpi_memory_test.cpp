@@ -1,0 +1,54 @@
+// Rank 1 of several has no memory for the model. All learn its error's text, also rank 0, which takes the
+// message with it late: whoever has it must not end before, because a failed rank's messages are no longer
+// what they were.
+#include <mpi.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/engine.h"
+
+namespace {
+
+int world_rank() {
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  return rank == nullptr ? 0 : std::atoi(rank);
+}
+
+}  // namespace
+
+// The library's own calls come here; the text of an error is a message of 4096 bytes.
+extern "C" int MPI_Irecv(void* data, int count, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
+                         MPI_Request* request) {
+  if (world_rank() == 0 && peer == 1 && count == 4096) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  }
+  return PMPI_Irecv(data, count, type, peer, tag, comm, request);
+}
+
+int main() {
+  using namespace tranche;
+  RuntimeOptions options;
+  options.threads = 1;
+  options.communication_slab_bytes = 1 << 20;
+  options.communication_timeout = 10;
+  if (world_rank() == 1) options.device_memory_limit = 2 << 20;
+  Runtime runtime = Runtime::from_environment(options);
+  try {
+    ModelSpec model;
+    model.add_unit({"wide", {{"wide.w", {1 << 20}, Initializer::zeros()}}});
+    const Engine engine(runtime, model,
+                        parse_config(R"({"train_micro_batch_size_per_gpu": 1})", runtime.size()));
+  } catch (const OutOfMemory& error) {
+    std::fprintf(stderr, "rank %d was told: %s\n", runtime.rank(), error.message().c_str());
+    const int status = runtime.fail(std::current_exception());
+    std::this_thread::sleep_for(std::chrono::seconds(2));  // mpirun ends the others with the first
+    return status;
+  } catch (...) {
+    return runtime.fail(std::current_exception());
+  }
+  return 0;
+}
