@@ -13,6 +13,7 @@
 
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
+#include "tranche/tools/machine_files.h"
 
 namespace tranche::tools {
 
@@ -170,16 +171,6 @@ ordered_json link_json(const LinkRate& link) {
   return {{"bytes_per_second", link.bytes_per_second}, {"latency_seconds", link.latency_seconds}};
 }
 
-/// Where the program keeps its machine files: beside an installed one, or in the tree that it was built of.
-std::vector<std::string> machine_folders() {
-  std::vector<std::string> folders;
-  std::error_code ignored;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  if (!ignored) folders.push_back((program.parent_path() / "../share/tranche/machines").string());
-  folders.emplace_back(TRANCHE_MACHINE_FOLDER);
-  return folders;
-}
-
 }  // namespace
 
 double TimeTable::seconds(double size) const {
@@ -288,29 +279,22 @@ Machine parse_machine(std::string_view json, const std::string& origin) {
 
 Machine load_machine(const std::string& path_or_name) {
   std::error_code ignored;
-  std::string path = path_or_name;
-  if (!std::filesystem::is_regular_file(path, ignored)) {
-    std::vector<std::string> names;
-    for (const std::string& folder : machine_folders()) {
-      for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
-        if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
-        if (entry.path().stem() == path_or_name) path = entry.path().string();
-      }
-      if (!names.empty()) break;
+  if (!std::filesystem::is_regular_file(path_or_name, ignored)) {
+    std::vector<std::string_view> names;
+    for (const MachineFile& file : machine_files()) {
+      if (file.name == path_or_name) return parse_machine(file.json, path_or_name);
+      names.push_back(file.name);
     }
-    if (path == path_or_name) {
-      std::sort(names.begin(), names.end());
-      throw ConfigurationError(
-          fmt::format("--machine: there is no file '{}'; tranche calibrate makes one, and these come with "
-                      "the program: {}",
-                      path_or_name, fmt::join(names, ", ")));
-    }
+    throw ConfigurationError(
+        fmt::format("--machine: there is no file '{}'; tranche calibrate makes one, and these come with "
+                    "the program: {}",
+                    path_or_name, fmt::join(names, ", ")));
   }
-  std::ifstream file(path);
+  std::ifstream file(path_or_name);
   std::ostringstream text;
   text << file.rdbuf();
-  if (!file) throw ConfigurationError(fmt::format("--machine: cannot read {}", path));
-  return parse_machine(text.str(), path);
+  if (!file) throw ConfigurationError(fmt::format("--machine: cannot read {}", path_or_name));
+  return parse_machine(text.str(), path_or_name);
 }
 
 std::string machine_json(const Machine& machine) {

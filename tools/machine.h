@@ -88,7 +88,7 @@ struct Machine {
 /// Throws ConfigurationError naming `origin` and the key: unknown keys and versions, what is missing, values
 /// that no machine has.
 Machine parse_machine(std::string_view json, const std::string& origin);
-/// `path`, or the name of a machine file that is installed with the program ("dgx-h100"). Throws
+/// `path`, or the name of a machine file that is part of the program ("dgx-h100"). Throws
 /// ConfigurationError.
 Machine load_machine(const std::string& path_or_name);
 std::string machine_json(const Machine& machine);

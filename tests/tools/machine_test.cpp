@@ -3,10 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "tranche/core/error.h"
 #include "tranche/tests/tools/program_fixture.h"
+#include "tranche/tools/machine_files.h"
 
 namespace tranche::tools {
 namespace {
@@ -107,11 +112,23 @@ TEST(Machine, ErrorsNameFileAndKey) {
 }
 
 TEST(Machine, ThoseThatComeWithTheProgramAreOfDatasheets) {
-  for (const char* name : {"dgx-a100", "dgx-h100", "dgx-h200", "epyc-9654-2s", "xeon-8480-2s"}) {
+  std::size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(TRANCHE_MACHINES)) {
+    if (entry.path().extension() != ".json") continue;
+    const std::string name = entry.path().stem().string();
+    const auto all = machine_files();
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const MachineFile& each) { return each.name == name; });
+    ASSERT_NE(found, all.end()) << name;
+    std::ifstream file(entry.path());
+    EXPECT_EQ(found->json, std::string(std::istreambuf_iterator<char>(file), {})) << name;
     const Machine machine = load_machine(name);
     EXPECT_EQ(machine.source, "datasheet") << name;
     EXPECT_TRUE(machine.network && machine.disk) << name;
+    ++files;
   }
+  EXPECT_EQ(files, machine_files().size());
+  EXPECT_GE(files, 5u);
   EXPECT_THAT(
       message_of<ConfigurationError>([] { (void)load_machine("dgx-z"); }),
       AllOf(HasSubstr("there is no file 'dgx-z'"), HasSubstr("tranche calibrate"), HasSubstr("dgx-h100")));

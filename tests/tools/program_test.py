@@ -8,6 +8,7 @@ import concurrent.futures
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -329,6 +330,20 @@ def suite_plan():
     arguments = ["plan"] + model + ["--ranks", "2", "--set", "train_batch_size=16", "--fit", "10MiB", "--write", path("fit.json")]
     expect(arguments, 0, 0)
     expect(TINY + ["--config", path("fit.json"), "--device-memory", "10MiB"], 2, 0)
+    machines_come_along()
+
+
+def machines_come_along():
+    """A program that was moved, away from its installation or from the tree that it was built of, has its machine files."""
+    moved = shutil.copy(PROGRAM, path("moved"))
+    arguments = [moved, "plan", "--model", MODEL, "--device", "cuda", "--ranks", "2", "--stage", "3", "--machine", "dgx-h100"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT, check=False)
+    with open(PROGRAM, "rb") as file:
+        looks_for_files = b"/machines" in file.read()
+    if done.returncode != 0 or looks_for_files:
+        failures.append("machine files")
+        print(f"FAILED: {shlex.join(arguments)}\n  status {done.returncode}, the program {'names' if looks_for_files else 'does not name'} "
+              f"a folder of machine files\n  {done.stderr}")
 
 
 def suite_memory():
