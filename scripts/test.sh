@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
-# Builds Tranche and runs its tests: release, then AddressSanitizer + UndefinedBehaviorSanitizer on an emulated GPU, then
-# ThreadSanitizer over the programs whose threads are ours. Ends at the first suite that fails; the time table is printed in any case.
-#   scripts/test.sh [--full] [--filter REGEX]
-#     --full          the tests labelled slow too, and every source compiled as a unit of its own
+# Builds Tranche and runs its tests in release. Ends at the first suite that fails; the time table is printed in any case.
+#   scripts/test.sh [--sanitizers] [--full] [--filter REGEX]
+#     --sanitizers    instead of release: AddressSanitizer and UndefinedBehaviorSanitizer, on an emulated GPU, then
+#                     ThreadSanitizer over the programs whose threads are ours
+#     --full          the tests labelled slow too, and in release every source compiled as a unit of its own
 #     --filter REGEX  only tests whose name matches; release tests are single cases then, else whole programs
 # Exit status: 0 all passed, 1 a suite failed, 2 usage or missing packages (see scripts/setup.sh).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
+sanitizers=no
 exclude=(-LE '^slow$')
 filter=()
 whole=ON
 while [ $# -gt 0 ]; do
   case $1 in
+    --sanitizers) sanitizers=yes ;;
     --full) exclude=() ;;
     --filter)
       [ $# -gt 1 ] || { echo "test.sh: --filter needs a regular expression" >&2; exit 2; }
@@ -20,13 +23,16 @@ while [ $# -gt 0 ]; do
       whole=OFF
       shift
       ;;
-    -h | --help) sed -n '2,7s/^# \?//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,9s/^# \?//p' "$0"; exit 0 ;;
     *) echo "test.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
   esac
   shift
 done
 
 scripts/setup.sh || exit 2
+
+# What two build folders compile alike comes from the compiler's cache the second time: paths are as seen from the folder.
+export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
 
 # A compiler takes up to 1.5 GB: as many at once as cores and memory allow.
 jobs=$(nproc)
@@ -91,17 +97,29 @@ run_tests() {  # PRESET
   ctest --preset "$1" --parallel "$jobs" "${exclude[@]}" "${filter[@]}" || return 1
   # Why a test was skipped is known only to its own output.
   awk '/^[0-9]+\/[0-9]+ Testing: / {name = $3}
-       reason {print "skipped " name ": " $0; reason = 0}
+       reason {line = "skipped " name ": " $0; if (!said[line]++) print line; reason = 0}
        /: Skipped$/ {reason = 1}' "build/$1/Testing/Temporary/LastTest.log"
 }
 
-suite "include check" scripts/check_includes.py
-# Release too is built in few large units here (preset ci): half the time of preset release, which nothing else differs from.
-suite "build release" build ci all
-suite "tests release" run_tests ci
-if [ ${#exclude[@]} -eq 0 ]; then suite "build alone" build release all; fi
-suite "build asan" build asan unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
-suite "tests asan" run_tests asan
-# Where our own threads meet; kernels and models are run by those of the engine's tests.
-suite "build tsan" build tsan test_core test_device test_comm test_offload test_engine
-suite "tests tsan" run_tests tsan
+release_suites() {
+  suite "include check" scripts/check_includes.py
+  # Release too is built in few large units here (preset ci): half the time of preset release, which nothing else differs from.
+  suite "build release" build ci all
+  # Most machines have no CUDA toolkit: a build without one has to link everything, and to say why it skips what it does.
+  if grep -q '^-- Tranche: CUDA ON' "$logs/configure-ci.log"; then
+    suite "build without CUDA" build ci-no-cuda all
+    suite "tests without CUDA" run_tests ci-no-cuda
+  fi
+  suite "tests release" run_tests ci
+  if [ ${#exclude[@]} -eq 0 ]; then suite "build alone" build release all; fi
+}
+
+sanitizer_suites() {
+  suite "build asan" build asan unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
+  suite "tests asan" run_tests asan
+  # Where our own threads meet; kernels and models are run by those of the engine's tests.
+  suite "build tsan" build tsan test_core test_device test_comm test_offload test_engine
+  suite "tests tsan" run_tests tsan
+}
+
+if [ $sanitizers = yes ]; then sanitizer_suites; else release_suites; fi
