@@ -9,6 +9,13 @@
 # programs of a label.
 find_package(GTest REQUIRED)
 include(GoogleTest)
+if(CMAKE_UNITY_BUILD)
+  # Before anything is compiled, since everything is on top of core.
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  add_custom_target(name_check ALL
+    COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_names.py ${PROJECT_BINARY_DIR})
+  add_dependencies(tranche_core name_check)
+endif()
 foreach(label unit gpu)  # asked for by name, also where they are empty
   add_custom_target(${label}_tests)
 endforeach()

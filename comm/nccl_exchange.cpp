@@ -28,7 +28,7 @@ namespace comm {
 
 namespace {
 
-constexpr OperationLabel start_label{"", "start", Traffic::control, Tier::host};
+constexpr OperationLabel id_label{"", "start", Traffic::control, Tier::host};
 
 ncclDataType_t nccl_type(DataType dtype) {
   if (dtype == DataType::bfloat16) return ncclBfloat16;
@@ -51,7 +51,7 @@ class NcclExchange : public DeviceExchange {
         exchange_(group.device->create_stream("exchange")) {
     ncclUniqueId id{};
     if (group.rank() == 0) require(ncclGetUniqueId(&id), "ncclGetUniqueId");
-    group.host->broadcast(&id, sizeof(id), DataType::uint8, 0, {}, start_label).wait();
+    group.host->broadcast(&id, sizeof(id), DataType::uint8, 0, {}, id_label).wait();
     make_current();
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;

@@ -57,7 +57,7 @@ std::uint64_t key_of(std::int32_t left, std::int32_t right) {
          static_cast<std::uint32_t>(right);
 }
 
-std::string read_text(const std::string& path) {
+std::string whole_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   if (!file || !(text << file.rdbuf())) throw ConfigurationError(fmt::format("{}: cannot be read", path));
@@ -173,7 +173,7 @@ bool BytePairEncoding::is_in(const std::string& folder) {
 }
 
 BytePairEncoding BytePairEncoding::load(const std::string& folder) {
-  return {read_text(folder + "/vocab.json"), read_text(folder + "/merges.txt"), folder};
+  return {whole_text(folder + "/vocab.json"), whole_text(folder + "/merges.txt"), folder};
 }
 
 void BytePairEncoding::encode_word(std::string_view word, std::vector<std::int32_t>& tokens) const {

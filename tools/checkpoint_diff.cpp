@@ -32,7 +32,7 @@ const char* word_of(TensorDifference::What what) {
 }
 
 /// JSON has no numbers for infinities and NaN: null.
-ordered_json number(double value) {
+ordered_json figure(double value) {
   return std::isfinite(value) ? ordered_json(value) : ordered_json();
 }
 
@@ -41,10 +41,10 @@ ordered_json json_of(const TensorDifference& difference) {
       {"tensor", difference.tensor}, {"kind", difference.kind}, {"what", word_of(difference.what)}};
   if (difference.what == TensorDifference::What::values) {
     json.update(ordered_json{{"differing", difference.differing},
-                             {"largest", number(difference.largest)},
+                             {"largest", figure(difference.largest)},
                              {"first", difference.first},
-                             {"first_in_first", number(difference.first_in_first)},
-                             {"first_in_second", number(difference.first_in_second)}});
+                             {"first_in_first", figure(difference.first_in_first)},
+                             {"first_in_second", figure(difference.first_in_second)}});
   }
   return json;
 }

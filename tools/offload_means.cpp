@@ -12,7 +12,7 @@ namespace {
 
 constexpr double first_steps = 2;
 
-std::string milliseconds(double seconds) {
+std::string in_milliseconds(double seconds) {
   const double value = seconds * 1e3;
   return fmt::format("{:.{}f}", value, value < 10 ? 2 : value < 100 ? 1 : 0);
 }
@@ -42,11 +42,11 @@ std::string OffloadMeans::Sums::text() const {
   std::string text;
   for (const auto& [name, mean] : roads) {
     bound = std::max(bound, mean);
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, milliseconds(mean));
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, in_milliseconds(mean));
   }
   return fmt::format("offload: {} ms of a step of {} ms exposed ({:.1f}%); bound {} ms, the longest of {}",
-                     milliseconds(exposed / steps), milliseconds(seconds / steps),
-                     seconds > 0 ? 100 * exposed / seconds : 0.0, milliseconds(bound), text);
+                     in_milliseconds(exposed / steps), in_milliseconds(seconds / steps),
+                     seconds > 0 ? 100 * exposed / seconds : 0.0, in_milliseconds(bound), text);
 }
 
 void OffloadMeans::add(const StepResult& result) {

@@ -141,7 +141,7 @@ class ListReader {
   const std::string& origin_;
 };
 
-std::string text_of(const std::string& path) {
+std::string file_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   if (file) text << file.rdbuf();
@@ -164,7 +164,7 @@ PlanModel parse_unit_list(std::string_view json_text, const std::string& origin)
 PlanModel load_plan_model(const std::string& preset_or_path) {
   std::error_code ignored;
   if (std::filesystem::is_regular_file(preset_or_path, ignored)) {
-    const std::string text = text_of(preset_or_path);
+    const std::string text = file_text(preset_or_path);
     const auto document = nlohmann::json::parse(text, nullptr, false);
     if (document.is_object() && document.contains("units")) return parse_unit_list(text, preset_or_path);
   }
