@@ -56,15 +56,17 @@ class OffloadHandOver : public OffloadSaving {
   int number_ = 0;
 };
 
-TEST_F(OffloadHandOver, OnTheCpu) {
-  expect_same_bits_of_all(DeviceKind::cpu);
-}
-
+#if defined(TRANCHE_ENGINE_TESTS_ON_GPU)
 TEST_F(OffloadHandOver, OnAGpu) {
   const CudaProbe probe = probe_cuda();
   if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   expect_same_bits_of_all(DeviceKind::cuda);
 }
+#else
+TEST_F(OffloadHandOver, OnTheCpu) {
+  expect_same_bits_of_all(DeviceKind::cpu);
+}
+#endif
 
 }  // namespace
 }  // namespace tranche::test
