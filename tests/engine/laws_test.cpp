@@ -9,6 +9,7 @@
 #include "tranche/core/random.h"
 #include "tranche/partition/flat_layout.h"
 #include "tranche/tests/core/rounds.h"
+#include "tranche/tests/core/sweep.h"
 
 namespace tranche::test {
 namespace {
@@ -78,6 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Laws, SameBitsOverSettings,
 
 TEST(SameBits, OverDrawnConfigurations) {
   // Each draw is compared with stage 0, no overlap, no plan; the line printed on failure reproduces it.
+  AxesMet axes;
   const RandomKey key{20, RandomPurpose::test, 1};
   std::uint64_t draw = 0;
   const auto pick = [&](std::uint32_t n) { return static_cast<int>(random_bits(key, draw++) % n); };
@@ -106,7 +108,25 @@ TEST(SameBits, OverDrawnConfigurations) {
     run.poison = pick(2) == 0;
     run.faults = {pick(2) * 0.0003, static_cast<std::uint64_t>(i)};
     expect_same(expected, train_odd(run), run);
+    axes.meet("ranks", run.ranks);
+    axes.meet("stage", run.stage);
+    axes.meet("dtype", run.dtype);
+    axes.meet("policy", run.policy);
+    axes.meet("accumulation", run.accumulation);
+    axes.meet("optimizer", run.optimizer);
+    axes.meet("depth", run.depth);
+    axes.meet("frozen", run.frozen);
+    axes.meet("poison", run.poison);
   }
+  axes.expect("ranks", {1, 2, 3, 4, 5});
+  axes.expect("stage", {0, 1, 2, 3});
+  axes.expect("dtype", {DataType::float32, DataType::bfloat16, DataType::float16});
+  axes.expect("policy", {ReductionPolicy::boundary, ReductionPolicy::micro_batch});
+  axes.expect<std::int64_t>("accumulation", {1, 2, 3});
+  axes.expect<std::string>("optimizer", {"AdamW", "Adam", "SGD"});
+  axes.expect("depth", {1, 2, 3, 4});
+  axes.expect("frozen", {false, true});
+  axes.expect("poison", {false, true});
 }
 
 TEST(SameBits, ReductionGroupIsPartOfTheArithmetic) {

@@ -11,6 +11,7 @@
 #include "tranche/models/gpt_head.h"
 #include "tranche/partition/flat_layout.h"
 #include "tranche/tests/core/rounds.h"
+#include "tranche/tests/core/sweep.h"
 
 namespace tranche::models {
 namespace {
@@ -87,9 +88,9 @@ void expect_equal(const TierAccount& planned, const TierAccount& measured) {
   EXPECT_EQ(planned.peak_phase, measured.peak_phase);
 }
 
-/// Plans and measures cases [first, first + count).
-void expect_plans_hold(std::uint64_t first, std::uint64_t count) {
-  for (std::uint64_t index = first; index < first + count; ++index) {
+/// Plans and measures each.
+void expect_plans_hold(const test::Sweep& cases) {
+  for (std::uint64_t index = cases.first; index < cases.end(); ++index) {
     const MemoryCase drawn = tiny_case(index);
     SCOPED_TRACE("tiny_case(" + std::to_string(index) + "): " + drawn.to_string());
     const MemoryRun planned = plan_case(drawn, 3, 2);
@@ -108,11 +109,48 @@ void expect_plans_hold(std::uint64_t first, std::uint64_t count) {
 }
 
 TEST(GptMemory, PlansHoldToTheByte) {
-  expect_plans_hold(0, test::rounds(60));
+  const test::Sweep cases = test::sweep({0, test::rounds(60)});
+  test::AxesMet axes;
+  for (std::uint64_t index = cases.first; index < cases.end(); ++index) {
+    const MemoryCase drawn = tiny_case(index);
+    axes.meet("ranks", drawn.ranks);
+    axes.meet("stage", drawn.config.stage);
+    axes.meet("reduction", drawn.config.reduction);
+    axes.meet("compute", drawn.config.precision.compute);
+    axes.meet("wire", drawn.config.precision.wire);
+    axes.meet("accumulation", drawn.config.precision.accumulation);
+    axes.meet("moments", drawn.config.precision.moments);
+    axes.meet("depth", drawn.config.depth);
+    axes.meet("optimizer", drawn.config.optimizer.type);
+    axes.meet("checkpointing", drawn.config.activation_checkpointing);
+    axes.meet("frozen", !drawn.config.frozen.empty());
+    axes.meet("offloaded optimizer", drawn.config.offload.optimizer);
+    axes.meet("offloaded parameters", drawn.config.offload.parameters);
+    axes.meet("offloaded activations", drawn.config.offload.activations);
+  }
+  axes.expect("ranks", {1, 2, 3, 4, 5, 6, 7, 8});
+  axes.expect("stage", {0, 1, 2, 3});
+  axes.expect("reduction",
+              {ReductionPolicy::automatic, ReductionPolicy::boundary, ReductionPolicy::micro_batch});
+  for (const char* axis : {"compute", "wire"}) {
+    axes.expect(axis, {DataType::float32, DataType::bfloat16, DataType::float16});
+  }
+  for (const char* axis : {"accumulation", "moments"}) {
+    axes.expect(axis, {DataType::float32, DataType::bfloat16});
+  }
+  axes.expect("depth", {1, 2, 3, 4});
+  axes.expect<std::string>("optimizer", {"AdamW", "SGD"});
+  for (const char* axis : {"checkpointing", "frozen", "offloaded activations"}) {
+    axes.expect(axis, {false, true});
+  }
+  for (const char* axis : {"offloaded optimizer", "offloaded parameters"}) {
+    axes.expect(axis, {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme});
+  }
+  expect_plans_hold(cases);
 }
 
 TEST(GptMemorySlow, PlansHoldToTheByteOverMany) {
-  expect_plans_hold(60, 400);
+  expect_plans_hold(test::sweep({60, 400}));
 }
 
 /// A GPT of some size, on meta only.
@@ -147,24 +185,24 @@ double packing_ratio(const MemoryRun& run) {
              : static_cast<double>(run.step.block) / static_cast<double>(run.step.live_peak);
 }
 
-void expect_packed(std::uint64_t first, std::uint64_t count) {
+void expect_packed(const test::Sweep& cases) {
   double worst = 1;
-  for (std::uint64_t index = first; index < first + count; ++index) {
+  for (std::uint64_t index = cases.first; index < cases.end(); ++index) {
     const MemoryCase drawn = sized_case(index);
     const MemoryRun run = plan_case(drawn, 2);
     EXPECT_LE(packing_ratio(run), 1.02) << "sized_case(" << index << "): " << drawn.to_string();
     worst = std::max(worst, packing_ratio(run));
   }
   std::printf("measured: the block of a step is at most %.4f of its live peak over %d drawn steps\n", worst,
-              static_cast<int>(count));
+              static_cast<int>(cases.count));
 }
 
 TEST(GptMemory, StepsArePackedWithinTwoPercent) {
-  expect_packed(0, 100);
+  expect_packed(test::sweep({0, 100}));
 }
 
 TEST(GptMemorySlow, StepsArePackedWithinTwoPercentOverMany) {
-  expect_packed(100, 1500);
+  expect_packed(test::sweep({100, 1500}));
 }
 
 /// The same case at every stage.

@@ -9,6 +9,7 @@
 #include "tranche/comm/backends.h"
 #include "tranche/core/random.h"
 #include "tranche/tests/core/rounds.h"
+#include "tranche/tests/core/sweep.h"
 #include "tranche/tests/tools/program_fixture.h"
 #include "tranche/tools/evaluation.h"
 #include "tranche/tools/planner.h"
@@ -195,15 +196,55 @@ void expect_plan_is_measured(std::uint64_t number) {
   EXPECT_EQ(plan.offload.bytes.nvme_written > 0, run.offload.nvme_written > 0) << line;
 }
 
-// 200 draws, in parts that ctest and people can run apart.
-class PlanIsMeasured : public testing::TestWithParam<int> {};
-TEST_P(PlanIsMeasured, ToTheByte) {
-  for (int i = 0; i < tranche::test::rounds(50); ++i) {
-    expect_plan_is_measured(static_cast<std::uint64_t>(GetParam() * 50 + i));
-    if (HasFailure()) return;
+void expect_plans_are_measured(const tranche::test::Sweep& cases) {
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    expect_plan_is_measured(number);
+    if (testing::Test::HasFailure()) return;
   }
 }
-INSTANTIATE_TEST_SUITE_P(Draws, PlanIsMeasured, testing::Range(0, 4));
+
+// 200 draws, 150 of them slow, in parts that ctest and people can run apart.
+TEST(PlanIsMeasured, ToTheByte) {
+  const auto cases = tranche::test::sweep({0, static_cast<std::uint64_t>(tranche::test::rounds(50))});
+  tranche::test::AxesMet axes;
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    const PlanRequest request = draw(number);
+    axes.meet("ranks", request.ranks);
+    axes.meet("stage", request.config.stage);
+    axes.meet("reduction", request.config.reduction);
+    axes.meet("compute", request.config.precision.compute);
+    axes.meet("wire", request.config.precision.wire);
+    axes.meet("accumulation", request.config.precision.accumulation);
+    axes.meet("moments", request.config.precision.moments);
+    axes.meet("optimizer", request.config.optimizer.type);
+    axes.meet("checkpointing", request.config.activation_checkpointing);
+    axes.meet("offloaded optimizer", request.config.offload.optimizer);
+    axes.meet("offloaded parameters", request.config.offload.parameters);
+    axes.meet("offloaded activations", request.config.offload.activations);
+  }
+  axes.expect("ranks", {1, 2, 3, 4, 5, 6, 7, 8});
+  axes.expect("stage", {0, 1, 2, 3});
+  axes.expect("reduction",
+              {ReductionPolicy::automatic, ReductionPolicy::boundary, ReductionPolicy::micro_batch});
+  for (const char* axis : {"compute", "wire"}) {
+    axes.expect(axis, {DataType::float32, DataType::bfloat16, DataType::float16});
+  }
+  for (const char* axis : {"accumulation", "moments"}) {
+    axes.expect(axis, {DataType::float32, DataType::bfloat16});
+  }
+  axes.expect<std::string>("optimizer", {"AdamW", "SGD"});
+  for (const char* axis : {"checkpointing", "offloaded activations"}) axes.expect(axis, {false, true});
+  for (const char* axis : {"offloaded optimizer", "offloaded parameters"}) {
+    axes.expect(axis, {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme});
+  }
+  expect_plans_are_measured(cases);
+}
+
+class PlanIsMeasuredSlow : public testing::TestWithParam<std::uint64_t> {};
+TEST_P(PlanIsMeasuredSlow, ToTheByte) {
+  expect_plans_are_measured(tranche::test::sweep({50 * GetParam(), 50}));
+}
+INSTANTIATE_TEST_SUITE_P(Draws, PlanIsMeasuredSlow, testing::Values(1, 2, 3));
 
 // The same through the program: the report of a run and the plan of its flags.
 TEST(PlanOfTheProgram, EqualsTheReport) {

@@ -1,0 +1,67 @@
+#pragma once
+/// Sweeps: one law over many drawn cases, each drawn from its number alone. The whole sweep is slow; a part
+/// of it, which meets every value of every axis, is among the tests of every change (tests/README.md).
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <map>
+#include <set>
+#include <string>
+
+#include "tranche/tests/core/rounds.h"
+
+namespace tranche::test {
+
+/// The cases [first, end()).
+struct Sweep {
+  std::uint64_t first = 0, count = 0;
+  std::uint64_t end() const { return first + count; }
+};
+
+/// `usual`, but what the environment says instead: TRANCHE_TEST_SEED is the first case (the one that failed,
+/// say), TRANCHE_TEST_COUNT how many follow.
+inline Sweep sweep(Sweep usual) {
+  const auto read = [](const char* name, std::uint64_t& number) {
+    if (const char* text = std::getenv(name)) number = std::strtoull(text, nullptr, 10);
+  };
+  read("TRANCHE_TEST_SEED", usual.first);
+  read("TRANCHE_TEST_COUNT", usual.count);
+  return usual;
+}
+
+/// The values of a sweep's axes that its cases had.
+class AxesMet {
+ public:
+  template <typename T>
+  void meet(const std::string& axis, const T& value) {
+    met_[axis].insert(text_of(value));
+  }
+  /// Fails the test when a case had none of them. Not where sanitized, which takes fewer cases, and not for
+  /// cases that the environment chose.
+  template <typename T>
+  void expect(const std::string& axis, std::initializer_list<T> values) const {
+    if (sanitized || std::getenv("TRANCHE_TEST_SEED") || std::getenv("TRANCHE_TEST_COUNT")) return;
+    const auto met = met_.find(axis);
+    for (const T& value : values) {
+      EXPECT_TRUE(met != met_.end() && met->second.contains(text_of(value)))
+          << "no case had " << axis << " " << text_of(value) << ": take more cases, or another first one";
+    }
+  }
+
+ private:
+  template <typename T>
+  static std::string text_of(const T& value) {
+    if constexpr (requires { name_of(value); }) {
+      return std::string(name_of(value));
+    } else {
+      return testing::PrintToString(value);
+    }
+  }
+
+  std::map<std::string, std::set<std::string>> met_;
+};
+
+}  // namespace tranche::test
