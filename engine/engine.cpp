@@ -147,8 +147,10 @@ Event Engine::Impl::all_gather_shard(FlatState& flat, void* buffer, DataType dty
 void Engine::Impl::begin_pass(const char* program) {
   // The first pass records the order of units, the second runs with prefetch and is packed, later ones
   // replay.
-  const bool evaluation = in_evaluation;
-  const bool record = config.debug.plan_memory && (evaluation ? evaluation_passes : train_passes) == 1;
+  const std::int64_t passes = in_inference    ? inference_passes
+                              : in_evaluation ? evaluation_passes
+                                              : train_passes;
+  const bool record = config.debug.plan_memory && passes == 1;
   if (host_copies) host_copies->begin_pass(program, record);
   arena->begin(program, record);
 }
@@ -168,6 +170,8 @@ Engine::Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr
 Engine::~Engine() = default;
 
 void Engine::Impl::open_micro_batch() {
+  require(!in_inference,
+          "begin_micro_batch() inside an inference scope, which is one pass without micro-batches");
   require(!in_micro_batch, "begin_micro_batch() inside a micro-batch");
   if (in_evaluation) {
     // A pass ends when the next begins, so that what holds the loss may outlive end_micro_batch().
@@ -276,6 +280,52 @@ EvaluationResult Engine::Impl::finish_evaluation() {
   exposed.clear();
   set_phase("idle");
   return result;
+}
+
+void Engine::Impl::begin_inference() {
+  require(!in_step, "an inference scope inside a step; open it between step() and the next micro-batch");
+  require(!in_inference, "an inference scope inside another; one is one pass");
+  require(!in_evaluation, "an inference scope inside an evaluation; call end_evaluation() first");
+  in_inference = in_evaluation = in_micro_batch = true;
+  begin_pass("infer");
+  ++inference_passes;
+  set_phase("inference");
+}
+
+void Engine::Impl::end_inference(bool unwinding) {
+  std::string held;
+  try {
+    for (const UnitState& unit : units) {
+      if (unit.holders > 0) held = "unit " + unit.name + " is still held";
+    }
+    if (!unwinding && !broken && held.empty()) {
+      gathering->end_micro_batch();
+      end_pass();
+    }
+  } catch (const LogicError& error) {
+    held = error.message();
+  } catch (...) {
+    break_down(std::current_exception());  // a destructor's caller: the next call throws it
+  }
+  if (arena->active()) {
+    gathering->forget_micro_batch();
+    if (host_copies) host_copies->abandon_pass();
+    arena->abandon();
+    inference_passes = 0;
+    if (!unwinding && !broken) runtime.log().warning("an inference scope ended early: " + held);
+  }
+  in_inference = in_evaluation = in_micro_batch = false;
+  gathering->step_elements = 0;
+  exposed.clear();
+  set_phase("idle");
+}
+
+InferenceScope::InferenceScope(Engine& engine) : engine_(engine), exceptions_(std::uncaught_exceptions()) {
+  engine.impl_->guarded([&] { engine.impl_->begin_inference(); });
+}
+
+InferenceScope::~InferenceScope() {
+  engine_.impl_->end_inference(std::uncaught_exceptions() > exceptions_);
 }
 
 Device& Engine::device() const {

@@ -83,11 +83,23 @@ class Engine {
   /// on all ranks, else step() throws CommunicationError naming rank and rates. Saved; load() takes over what
   /// was set when the checkpoint was saved. InvalidArgument below 0 or not finite.
   void set_learning_rate(std::optional<double> rate);
+  /// What step() asks before it updates (GradientHook says more); an empty one: nothing. On all ranks or
+  /// none.
+  void set_gradient_hook(GradientHook hook);
+
+  /// Collective; between steps. Samples of a rank's micro-batch and micro-batches of a step from here on:
+  /// config(), loss_gradient_scale() and samples() follow, the schedule goes on by updates, and the bits are
+  /// those of an engine made with this batch. The next pass takes its memory anew and repeats from then on. A
+  /// checkpoint has the batch in its configuration, load() leaves the engine's alone. Throws InvalidArgument
+  /// on all ranks, nothing having changed, when ranks disagree or a count is below 1; LogicError while memory
+  /// of a pass is held; OutOfMemory ends the engine.
+  void set_batch(std::int64_t micro_batch_size, std::int64_t accumulation_steps);
 
   // --- Forward only ------------------------------------------------------------------------------------
   /// Collective. Between these, micro-batches (any number, equal on all ranks) gather but keep no gradients.
   void begin_evaluation();
   EvaluationResult end_evaluation();
+  // Without loss and token count: InferenceScope (handles.h).
 
   // --- Resources for models ----------------------------------------------------------------------------
   Device& device() const;
@@ -127,8 +139,14 @@ class Engine {
   std::vector<float> read_weight(std::string_view tensor);
   void write_weight(std::string_view tensor, std::span<const float> values);
   /// The reduced mean gradient so far (before step(), between micro-batches; boundary policy: this call
-  /// reduces a copy). LogicError when the step holds no gradient.
+  /// reduces a copy). In the gradient hook what the update takes. LogicError when the step holds no gradient.
   std::vector<float> read_gradient(std::string_view tensor);
+  /// Replaces the mean gradient of the whole step, rounded to the accumulation dtype: between the last
+  /// micro-batch and step(), which takes norm, clipping and overflow from what it finds, or in the gradient
+  /// hook. The same values on all ranks. LogicError elsewhere, in a step without tokens, and in the hook with
+  /// an optimizer that has looked at the gradients by then (statistics_per_tensor()); InvalidArgument for a
+  /// frozen tensor, another number of values, or, in the hook, values that do not fit the accumulation dtype.
+  void write_gradient(std::string_view tensor, std::span<const float> values);
   std::vector<float> read_optimizer_state(std::string_view tensor, std::string_view state);
   void write_optimizer_state(std::string_view tensor, std::string_view state, std::span<const float> values);
   /// Digest of all fp32 master weights (frozen: compute-dtype values widened), tied once; equal for equal
@@ -199,6 +217,7 @@ class Engine {
 
  private:
   friend class GatheredUnit;
+  friend class InferenceScope;
   friend class UnitGradients;
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -49,10 +49,17 @@ struct Engine::Impl {
   void end_pass();
   void open_micro_batch();
   EvaluationResult finish_evaluation();
+  void begin_inference();
+  void end_inference(bool unwinding);
   bool simulated() const { return runtime.device().kind() == DeviceKind::meta; }
+
+  // --- batch.cpp ---
+  void set_nominal_tokens();
+  void set_batch(std::int64_t micro_batch_size, std::int64_t accumulation_steps);
 
   // --- start.cpp, initial_weights.cpp ---
   void lay_out();
+  void allocate_gradients(FlatState& flat, const std::string& name);
   void agree_on_start();
   void allocate();
   /// Collective. Throws OutOfMemory on all ranks when the work of any has run out.
@@ -120,6 +127,8 @@ struct Engine::Impl {
   /// JSON text for a checkpoint, and back.
   std::string rule_to_save() const;
   void take_saved_rule(const std::string& saved_text, std::vector<std::string>& notes);
+  /// Collective. Why the program's hook wants the step skipped, as all ranks say; empty: it does not.
+  std::string ask_gradient_hook(const StepResult& found, const OptimizerStep& step);
 
   // --- step.cpp ---
   StepResult finish_step();
@@ -141,6 +150,8 @@ struct Engine::Impl {
   std::optional<std::string> own_schedule;  ///< Schedule::describe() of one that the program brought
   std::unique_ptr<Schedule> schedule;
   std::optional<double> set_rate;  ///< Engine::set_learning_rate()
+  GradientHook gradient_hook;
+  std::optional<double> hook_scale;  ///< while the hook runs: from G to what the update takes
   ParameterGroups groups;
   LossScaler scaler;
   Communicator& shard;
@@ -171,6 +182,7 @@ struct Engine::Impl {
   bool in_step = false;
   bool in_micro_batch = false;
   bool in_evaluation = false;
+  bool in_inference = false;  ///< an evaluation of one open micro-batch, as the other flags have it
   std::int64_t micro_batch = 0;
   std::int64_t steps_done = 0;
   std::int64_t applied_steps = 0;
@@ -178,7 +190,7 @@ struct Engine::Impl {
   std::int64_t consecutive_skips = 0;
   std::string failure;        ///< set when a gradient handle was dropped
   std::exception_ptr broken;  ///< what every call throws after break_down()
-  std::int64_t train_passes = 0, evaluation_passes = 0;
+  std::int64_t train_passes = 0, evaluation_passes = 0, inference_passes = 0;
   double evaluation_loss = 0;
   std::int64_t evaluation_tokens = 0;
 

@@ -9,7 +9,8 @@
 
 namespace tranche {
 
-/// The order in which units were asked for in one micro-batch of a program (training, evaluation), recorded
+/// The order in which units were asked for in one micro-batch of a program (training, evaluation, inference),
+/// recorded
 /// in the first one.
 struct GatherOrder {
   std::vector<int> units;
@@ -28,10 +29,14 @@ struct Engine::Impl::Gathering {
   void free_gathered(UnitState& unit, bool read) noexcept;
   /// The micro-batch is over: its order is the next one's, where it was another than recorded.
   void end_micro_batch();
-  GatherOrder& order() { return engine.in_evaluation ? evaluation_order : train_order; }
+  /// It was given up: nothing is recorded, and what was fetched ahead goes.
+  void forget_micro_batch();
+  GatherOrder& order() {
+    return engine.in_inference ? inference_order : engine.in_evaluation ? evaluation_order : train_order;
+  }
 
   Impl& engine;
-  GatherOrder train_order, evaluation_order;
+  GatherOrder train_order, evaluation_order, inference_order;
   std::vector<int> observed;  ///< requests of the open micro-batch
   int resident_units = 0;
   std::int64_t step_elements = 0;  ///< padded elements of stage 3 gathers since the step began

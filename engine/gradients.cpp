@@ -203,6 +203,7 @@ void Engine::Impl::launch_reduction(UnitState& unit) {
 }
 
 void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {
+  require(!in_inference, "end_micro_batch() inside an inference scope, which has no loss");
   require(in_micro_batch, "end_micro_batch() without begin_micro_batch()");
   for (const UnitState& unit : units) {
     require(unit.holders == 0, "end_micro_batch() while unit " + unit.name + " is still held");

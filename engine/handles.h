@@ -36,6 +36,26 @@ class GatheredUnit {
   int unit_ = -1;
 };
 
+/// A forward pass for its own sake: no loss, no token count, no gradients, no micro-batches. Made and ended
+/// between steps, by all ranks alike; while it lives Engine::gather(), acquire() and the others' of a forward
+/// pass work as in an evaluation, and what opens, ends or saves anything else throws LogicError. No
+/// communication but that of the gathers. One pass a scope: the first records the order of units, the second
+/// its memory, later ones repeat both. Buffers and units taken in it go before it does.
+class InferenceScope {
+ public:
+  /// Throws LogicError inside a step, an evaluation or another scope.
+  explicit InferenceScope(Engine& engine);
+  /// Ends it. While an exception unwinds nothing is waited for; what is still held then, or by mistake, stays
+  /// valid until it is released, is logged in the latter case, and the next scope records anew.
+  ~InferenceScope();
+  InferenceScope(const InferenceScope&) = delete;
+  InferenceScope& operator=(const InferenceScope&) = delete;
+
+ private:
+  Engine& engine_;
+  int exceptions_;
+};
+
 /// Where a kernel puts a gradient that it computes whole.
 struct GradientTarget {
   TensorView view;  ///< fp32, with the tensor's shape

@@ -55,6 +55,10 @@ class HostCopies {
   /// copies that are held; no-op between passes.
   void begin_pass(std::string_view program, bool record);
   void end_pass();
+  /// The layout of passes changes.
+  void forget() { arena_.forget(); }
+  /// The pass was given up after an error; copies stay valid.
+  void abandon_pass() noexcept { arena_.abandon(); }
   void set_poison(bool poison) noexcept { arena_.set_poison(poison); }
 
   HostCopy send(StepBuffer buffer, std::string_view tag);

@@ -156,6 +156,12 @@ void Engine::Impl::Gathering::end_micro_batch() {
   expected.position = 0;
 }
 
+void Engine::Impl::Gathering::forget_micro_batch() {
+  drop_prefetched();
+  order() = {};
+  observed.clear();
+}
+
 ConstTensorView Engine::Impl::parameter_view(int unit_index, int index) const {
   const UnitState& unit = units[unit_index];
   if (index < 0 || index >= static_cast<int>(unit.tensors.size())) {

@@ -30,9 +30,7 @@ void check_group(const Optimizer& optimizer, const TensorState& tensor) {
 
 void Engine::Impl::lay_out() {
   if (model.units().empty()) throw ConfigurationError("the model has no units");
-  const double nominal =
-      static_cast<double>(config.train_batch_size) * static_cast<double>(model.tokens_per_sample);
-  loss_exponent = static_cast<int>(std::lround(std::log2(std::max(nominal, 1.0))));
+  set_nominal_tokens();
   std::vector<std::string> names;
   for (const UnitSpec& spec : model.units()) {
     std::vector<std::int64_t> trainable_sizes, frozen_sizes;
@@ -116,6 +114,14 @@ void Engine::Impl::agree_on_start() {
   reduction_group = config.reduction_group > 0 ? config.reduction_group : static_cast<int>(all[0].local_size);
 }
 
+void Engine::Impl::allocate_gradients(FlatState& flat, const std::string& name) {
+  const std::int64_t elements =
+      residency.whole_gradients() ? flat.layout.padded_elements() : flat.layout.shard_elements();
+  if (flat.gradients || elements == 0) return;
+  flat.gradients = Buffer(memory, elements * size_of(config.precision.accumulation), Category::gradients,
+                          name + " gradients");
+}
+
 void Engine::Impl::allocate_flat(FlatState& flat, const std::string& name, bool trainable) {
   const std::int64_t whole = flat.layout.padded_elements();
   const std::int64_t part = flat.layout.shard_elements();
@@ -129,11 +135,7 @@ void Engine::Impl::allocate_flat(FlatState& flat, const std::string& name, bool 
   }
   if (!trainable) return;
   const std::int64_t kept = residency.whole_optimizer() ? whole : part;
-  if (!residency.lends_gradients(flat)) {
-    flat.gradients =
-        Buffer(memory, (residency.whole_gradients() ? whole : part) * size_of(config.precision.accumulation),
-               Category::gradients, name + " gradients");
-  }
+  if (!residency.lends_gradients(flat)) allocate_gradients(flat, name);
   if (flat.optimizer_tier == OffloadTier::nvme) return;
   const bool on_host = flat.optimizer_tier == OffloadTier::cpu;
   MemoryResource& home = on_host ? host : memory;

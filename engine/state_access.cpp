@@ -68,6 +68,12 @@ struct Engine::Impl::StateAccess {
   void require_size(const TensorState& tensor, std::size_t given, const char* call) const;
   std::int64_t global_tokens_so_far();
   std::vector<float> gradient_of(std::string_view name);
+  void write_gradient(std::string_view name, std::span<const float> values);
+  /// Of an offloaded unit whose gradients have changed since they were taken on the way home.
+  void take_statistics_again(UnitState& unit);
+  /// From G to the mean gradient so far, or to what the update takes while the hook runs; collective.
+  double gradient_scale();
+  int find_trainable(std::string_view name) const;
   /// Over all ranks; `with_state` adds the optimizer state under indices behind the weights'.
   kernels::Digest digest(bool with_state);
 };
@@ -233,14 +239,27 @@ std::int64_t Engine::Impl::StateAccess::global_tokens_so_far() {
   return mine;
 }
 
+double Engine::Impl::StateAccess::gradient_scale() {
+  if (engine.hook_scale) return *engine.hook_scale;
+  const std::int64_t tokens = global_tokens_so_far();
+  return tokens > 0
+             ? std::ldexp(1.0, engine.loss_exponent) / (engine.scaler.scale() * static_cast<double>(tokens))
+             : 0.0;
+}
+
+int Engine::Impl::StateAccess::find_trainable(std::string_view name) const {
+  const int index = engine.find_tensor(name);
+  if (!engine.tensors[static_cast<std::size_t>(index)].frozen) return index;
+  throw InvalidArgument("tensor " + std::string(name) + " is frozen and has no gradient");
+}
+
 std::vector<float> Engine::read_gradient(std::string_view name) {
   return impl_->guarded([&] { return Impl::StateAccess{*impl_}.gradient_of(name); });
 }
 
 std::vector<float> Engine::Impl::StateAccess::gradient_of(std::string_view name) {
-  const int index = engine.find_tensor(name);
+  const int index = find_trainable(name);
   const TensorState& tensor = engine.tensors[static_cast<std::size_t>(index)];
-  if (tensor.frozen) throw InvalidArgument("tensor " + tensor.name + " is frozen and has no gradient");
   engine.require(
       engine.in_step && !engine.in_micro_batch && engine.micro_batch > 0,
       "read_gradient(" + tensor.name + ") outside a step: call it after end_micro_batch() and before step()");
@@ -287,12 +306,84 @@ std::vector<float> Engine::Impl::StateAccess::gradient_of(std::string_view name)
                        range.size() * size_of(accumulation), true);
     });
   }
-  const std::int64_t tokens = global_tokens_so_far();
-  const double unscale = tokens > 0 ? std::ldexp(1.0, engine.loss_exponent) /
-                                          (engine.scaler.scale() * static_cast<double>(tokens))
-                                    : 0.0;
-  for (float& value : values) value = static_cast<float>(value * unscale);
+  const double scale = gradient_scale();
+  for (float& value : values) value = static_cast<float>(value * scale);
   return values;
+}
+
+void Engine::write_gradient(std::string_view name, std::span<const float> values) {
+  impl_->guarded([&] { Impl::StateAccess{*impl_}.write_gradient(name, values); });
+}
+
+void Engine::Impl::StateAccess::write_gradient(std::string_view name, std::span<const float> values) {
+  const int index = find_trainable(name);
+  const TensorState& tensor = engine.tensors[static_cast<std::size_t>(index)];
+  const std::string call = "write_gradient(" + tensor.name + ")";
+  require_size(tensor, values.size(), "write_gradient");
+  engine.require(
+      engine.in_step && !engine.in_micro_batch && engine.micro_batch == engine.config.accumulation_steps,
+      call + " before a step's gradients are whole: call it between the last of its " +
+          std::to_string(engine.config.accumulation_steps) +
+          " micro-batches and step(), or in the gradient hook");
+  engine.require(!engine.hook_scale || engine.optimizer->statistics_per_tensor() == 0,
+                 call + " in the gradient hook: optimizer " + engine.optimizer->name() +
+                     " has taken its sums of the gradients by then; write between the last micro-batch and "
+                     "step()");
+  const double scale = gradient_scale();
+  engine.require(scale != 0, call + ": the step saw no tokens, so it has no mean");
+  const DataType dtype = engine.config.precision.accumulation;
+  std::vector<std::byte> raw(values.size() * static_cast<std::size_t>(size_of(dtype)));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto at = static_cast<std::int64_t>(i);
+    store_from_float(raw.data(), at, dtype, static_cast<float>(values[i] / scale));
+    if (!engine.hook_scale || std::isfinite(load_as_float(raw.data(), at, dtype))) continue;
+    throw InvalidArgument(call + " in the gradient hook: " + std::to_string(values[i]) + " at element " +
+                          std::to_string(i) + " does not fit " + std::string(name_of(dtype)) +
+                          "; skip the step instead");
+  }
+  UnitState& unit = engine.units[static_cast<std::size_t>(tensor.unit)];
+  FlatState& flat = unit.trainable;
+  const ElementRange kept = engine.residency.optimizer_range(flat);
+  const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
+  const ElementRange part = intersect({offset, offset + tensor.shape.elements()}, kept);
+  const bool away = flat.optimizer_tier != OffloadTier::none;
+  unit.reduced.wait();
+  if (away) flat.gradients_home.wait();
+  if (!part.empty()) {
+    const std::byte* from = raw.data() + (part.begin - offset) * size_of(dtype);
+    const std::int64_t bytes = part.size() * size_of(dtype);
+    if (flat.gradients) engine.write_to(engine.residency.gradients_at(flat, part.begin), from, bytes, false);
+    if (away) {
+      engine.write_to(
+          static_cast<std::byte*>(flat.host_gradients.data()) + (part.begin - kept.begin) * size_of(dtype),
+          from, bytes, true);
+    }
+  }
+  if (away && !engine.hook_scale) take_statistics_again(unit);
+}
+
+void Engine::Impl::StateAccess::take_statistics_again(UnitState& unit) {
+  const FlatState& flat = unit.trainable;
+  const DataType dtype = engine.config.precision.accumulation;
+  const ElementRange mine = flat.layout.shard_range(engine.rank);
+  Buffer copy;
+  const void* shard = nullptr;
+  if (flat.gradients) {
+    shard = engine.residency.gradients_shard(flat);
+  } else {
+    copy = Buffer(engine.memory, mine.size() * size_of(dtype), Category::other, "write_gradient");
+    engine.write_to(copy.data(),
+                    static_cast<const std::byte*>(flat.host_gradients.data()) +
+                        (mine.begin - engine.residency.optimizer_range(flat).begin) * size_of(dtype),
+                    copy.bytes(), false);
+    shard = copy.data();
+  }
+  Offloading& offload = *engine.offload;
+  offload.link.to_host().synchronize();  // where other units' are taken, in the same workspace
+  kernels::gradient_statistics(engine.compute, {shard, dtype, Shape{mine.size()}},
+                               engine.scalars.statistics() + (&unit - engine.units.data()),
+                               {offload.norm_workspace.data(), offload.norm_workspace.bytes()});
+  engine.compute.synchronize();
 }
 
 kernels::Digest Engine::Impl::StateAccess::digest(bool with_state) {

@@ -104,6 +104,7 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
   mine.stop_requested = stop_wanted.load(std::memory_order_relaxed) ? 1 : 0;
   mine.learning_rate = step.learning_rate;
   mine.momentum = step.momentum;
+  mine.has_hook = gradient_hook ? 1 : 0;
 
   // One exchange carries everything: [sums of squares per unit][optimizer statistics][record]. Without peers
   // that answer (a plan) every rank is taken to say what this one says.
@@ -191,6 +192,7 @@ std::vector<double> Engine::Impl::collect_optimizer_statistics(const OptimizerSt
 StepResult Engine::Impl::finish_step() {
   require(!in_micro_batch, "step() inside a micro-batch; call end_micro_batch() first");
   require(!in_evaluation, "step() inside an evaluation; call end_evaluation() first");
+  require(!hook_scale, "step() inside the gradient hook");
   require(in_step && micro_batch == config.accumulation_steps,
           "step() after " + std::to_string(micro_batch) + " of " + std::to_string(config.accumulation_steps) +
               " micro-batches");
@@ -254,6 +256,15 @@ StepResult Engine::Impl::finish_step() {
     result.clip_coefficient = config.gradient_clipping / (result.gradient_norm + 1e-6);
   }
   optimizer_step.gradient_scale = static_cast<float>(unscale * result.clip_coefficient);
+  bool by_hook = false;
+  if (result.applied) {
+    const std::string reason = ask_gradient_hook(result, optimizer_step);
+    by_hook = !reason.empty();
+    if (by_hook) {
+      result.applied = false;
+      result.skipped_because = "the gradient hook: " + reason;
+    }
+  }
   optimizer_step.apply = result.applied;
 
   // A skipped step issues the same work, masked: memory and traffic never depend on data.
@@ -270,13 +281,13 @@ StepResult Engine::Impl::finish_step() {
   std::exception_ptr gave_up;
   if (config.loss_scaling && result.tokens > 0) {
     try {
-      scaler.update(!result.applied);
+      scaler.update(!result.applied && !by_hook);
     } catch (const NumericalError&) {
       gave_up = std::current_exception();
     }
   }
   applied_steps += result.applied ? 1 : 0;
-  consecutive_skips = result.applied ? 0 : consecutive_skips + 1;
+  consecutive_skips = result.applied || by_hook ? 0 : consecutive_skips + 1;
   ++steps_done;
   samples_done += config.train_batch_size;
   tokens_done += result.tokens;

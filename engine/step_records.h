@@ -15,6 +15,7 @@ struct BoundaryRecord {
   std::int64_t save_at_rest = 1;  ///< 0: this rank's part of a save is being written
   std::int64_t stop_requested = 0;
   double learning_rate = 0, momentum = 0;  ///< what this rank would update with
+  std::int64_t has_hook = 0;
 };
 
 }  // namespace tranche

@@ -1,4 +1,5 @@
-// The learning rate that a step uses, by whom it is set, and what a checkpoint says of it.
+// The learning rate that a step uses, by whom it is set, and what a checkpoint says of it; what the program
+// does with gradients before the update.
 
 #include "tranche/engine/training_rule.h"
 
@@ -9,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tranche/engine/engine_impl.h"
+#include "tranche/engine/rank_texts.h"
 
 namespace tranche {
 
@@ -34,6 +36,11 @@ void Engine::Impl::check_rule(const std::vector<BoundaryRecord>& records) {
     };
     compare("learning rate", records[r].learning_rate, records[0].learning_rate);
     compare("momentum", records[r].momentum, records[0].momentum);
+    if (records[r].has_hook != records[0].has_hook) {
+      throw CommunicationError(fmt::format(
+          "rank {} has {} gradient hook{}, rank 0 has {}: set it on all ranks", r,
+          records[r].has_hook != 0 ? "a" : "no", of_step, records[0].has_hook != 0 ? "one" : "none"));
+    }
   }
   if (!std::isfinite(records[0].learning_rate) || !std::isfinite(records[0].momentum)) {
     // All ranks throw it: none has to be told.
@@ -71,6 +78,35 @@ void Engine::Impl::take_saved_rule(const std::string& saved_text, std::vector<st
   } else if (!saved.contains("own") && now.contains("own")) {
     notes.push_back("the schedule is the program's own " + now["own"].dump() + ", was the configuration's");
   }
+}
+
+std::string Engine::Impl::ask_gradient_hook(const StepResult& found, const OptimizerStep& step) {
+  if (!gradient_hook) return {};
+  const GradientHook hook = gradient_hook;  // which may set another
+  hook_scale = step.gradient_scale;
+  std::string reason;
+  try {
+    reason = hook(found);
+  } catch (...) {
+    hook_scale.reset();
+    break_down(std::current_exception());  // whatever it is: the step cannot be taken back
+    throw;
+  }
+  hook_scale.reset();
+  const std::vector<std::string> all =
+      exchange_texts(shard, reason, OperationLabel{"step", "gradient hook", Traffic::control, Tier::host});
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    throw CommunicationError(fmt::format(
+        "the gradient hook of rank {} says '{}' in step {}, that of rank 0 '{}': all ranks must go "
+        "on, or skip for the same reason",
+        r, all[r], found.step, all[0]));
+  }
+  return reason;
+}
+
+void Engine::set_gradient_hook(GradientHook hook) {
+  impl_->gradient_hook = std::move(hook);
 }
 
 void Engine::set_learning_rate(std::optional<double> rate) {

@@ -245,8 +245,7 @@ std::vector<float> Gpt::next_token_logits(Engine& engine, std::span<const std::i
   }
   std::vector<float> result(static_cast<std::size_t>(config_.vocabulary));
   Stream& stream = engine.compute_stream();
-  engine.begin_micro_batch();
-  const StepTensors totals = acquire_totals(engine);
+  const InferenceScope scope(engine);
   const StepTensors device_tokens(engine, Category::activations, "prompt", {{DataType::int32, {1, seen}}});
   engine.device().copy_from_host(stream, device_tokens[0].data, tokens.data(), device_tokens[0].bytes());
   const std::int64_t sample = 0;
@@ -259,8 +258,6 @@ std::vector<float> Gpt::next_token_logits(Engine& engine, std::span<const std::i
   gpt_logits(pass, engine.gather(embedding), trail.residuals.back()[0], seen - 1, 1, logits[0]);
   engine.device().copy_to_host(stream, result.data(), logits[0].data, logits[0].bytes());
   stream.synchronize();
-  trail.residuals.back().release();
-  engine.end_micro_batch(totals[0], totals[1]);
   return result;
 }
 

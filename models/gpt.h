@@ -48,8 +48,7 @@ class Gpt {
   void evaluate(Engine& engine, const TokenBatch& batch) const;
 
   /// Logits (fp32, one for each of the vocabulary) of the token after `tokens`, at most the last `positions`
-  /// of which are seen. Collective; between Engine::begin_evaluation and end_evaluation, as a micro-batch
-  /// without loss. Zeros on the meta device.
+  /// of which are seen. Collective; between steps, in an InferenceScope of its own. Zeros on the meta device.
   std::vector<float> next_token_logits(Engine& engine, std::span<const std::int32_t> tokens) const;
   /// softmax(logits / temperature) of the same, in fp64; temperature > 0.
   std::vector<double> next_token_probabilities(Engine& engine, std::span<const std::int32_t> tokens,

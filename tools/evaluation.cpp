@@ -79,7 +79,6 @@ std::string sample_text(Engine& engine, const models::Gpt& model, std::string_vi
   std::vector<std::int32_t> tokens;
   for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
   std::string text;
-  engine.begin_evaluation();
   for (std::int64_t i = 0; i < count; ++i) {
     const std::vector<double> probabilities = model.next_token_probabilities(
         engine, std::span(tokens).last(std::min(tokens.size(), static_cast<std::size_t>(context))),
@@ -97,7 +96,6 @@ std::string sample_text(Engine& engine, const models::Gpt& model, std::string_vi
     tokens.push_back(static_cast<std::int32_t>(chosen));
     text.push_back(static_cast<char>(static_cast<unsigned char>(chosen)));
   }
-  (void)engine.end_evaluation();
   return text;
 }
 

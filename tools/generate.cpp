@@ -173,7 +173,6 @@ void generate(Engine& engine, const models::Gpt& model, const GenerateOptions& o
   if (writer != nullptr) {
     for (const std::int32_t token : tokens) writer->add(token);
   }
-  engine.begin_evaluation();
   for (std::int64_t i = 0; i < options.tokens; ++i) {
     // Positions beyond the training sequences' have embeddings that never were trained.
     const std::vector<float> logits =
@@ -181,7 +180,6 @@ void generate(Engine& engine, const models::Gpt& model, const GenerateOptions& o
     tokens.push_back(draw_token(std::span(logits).first(std::min(logits.size(), writable)), sampling, i));
     if (writer != nullptr) writer->add(tokens.back());
   }
-  (void)engine.end_evaluation();
   if (writer != nullptr) writer->finish();
 }
 

@@ -49,7 +49,7 @@ void on_scheduled_ranks(const OddRun& run, const std::function<EngineOptions(int
   });
 }
 
-StepResult one_step(Engine& engine, Runtime& runtime, const std::string& poison = {}) {
+StepResult ruled_step(Engine& engine, Runtime& runtime, const std::string& poison = {}) {
   whole_step(engine, runtime, engine.steps(), poison);
   return engine.step();
 }
@@ -62,10 +62,10 @@ TEST(OwnSchedule, IsAskedByTheNumberOfTheUpdate) {
     on_scheduled_ranks(
         run, [](int) { return with_schedule(falling); },
         [](Engine& engine, Runtime& runtime) {
-          EXPECT_EQ(one_step(engine, runtime).learning_rate, 0.05);
-          EXPECT_EQ(one_step(engine, runtime, "prime.c").learning_rate, 0.025) << "skipped";
-          EXPECT_EQ(one_step(engine, runtime).learning_rate, 0.025);
-          EXPECT_EQ(one_step(engine, runtime).learning_rate, 0.05 / 3);
+          EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.05);
+          EXPECT_EQ(ruled_step(engine, runtime, "prime.c").learning_rate, 0.025) << "skipped";
+          EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.025);
+          EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.05 / 3);
         });
   }
 }
@@ -94,7 +94,7 @@ TEST(OwnSchedule, ReplacesOneThatCouldNotBeMade) {
   EXPECT_THAT(message_of<ConfigurationError>([&] { Engine engine(runtime, odd_model(), config); }),
               HasSubstr("must know where the run ends"));
   Engine engine(runtime, odd_model(), config, with_schedule(falling));
-  EXPECT_EQ(one_step(engine, runtime).learning_rate, 0.05);
+  EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.05);
 }
 
 TEST(OwnSchedule, MustBeOneOnAllRanks) {
@@ -112,7 +112,7 @@ TEST(OwnSchedule, MustBeOneOnAllRanks) {
         return with_schedule([rank](std::int64_t step) { return step == 2 ? 0.5 + rank : 0.05; });
       },
       [](Engine& engine, Runtime& runtime) {
-        one_step(engine, runtime);
+        ruled_step(engine, runtime);
         const kernels::Digest before = engine.state_digest();
         whole_step(engine, runtime, 1);
         EXPECT_THAT(message_of<CommunicationError>([&] { engine.step(); }),
@@ -144,17 +144,17 @@ TEST(SetLearningRate, HoldsUntilItIsTakenBack) {
     on_scheduled_ranks(
         run, [](int) { return with_schedule([](std::int64_t step) { return step == 2 ? 0.5 : 0.05; }); },
         [&](Engine& engine, Runtime& runtime) {
-          for (int step = 0; step < 4; ++step) one_step(engine, runtime);
+          for (int step = 0; step < 4; ++step) ruled_step(engine, runtime);
           const kernels::Digest digest = engine.state_digest();
           if (runtime.rank() == 0) scheduled = digest;
         });
     on_ranks(run, [&](Engine& engine, Runtime& runtime) {
-      EXPECT_EQ(one_step(engine, runtime).learning_rate, 0.05);
+      EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.05);
       engine.set_learning_rate(0.5);
-      EXPECT_EQ(one_step(engine, runtime).learning_rate, 0.5);
+      EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.5);
       engine.set_learning_rate(std::nullopt);
-      EXPECT_EQ(one_step(engine, runtime).learning_rate, 0.05);
-      one_step(engine, runtime);
+      EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.05);
+      ruled_step(engine, runtime);
       const kernels::Digest digest = engine.state_digest();
       if (runtime.rank() == 0) set = digest;
     });
@@ -169,7 +169,7 @@ TEST(SetLearningRate, RefusesWhatIsNoRate) {
     EXPECT_THAT(message_of<InvalidArgument>(
                     [&] { engine.set_learning_rate(std::numeric_limits<double>::infinity()); }),
                 HasSubstr("set_learning_rate(inf)"));
-    EXPECT_EQ(one_step(engine, runtime).learning_rate, 0.05) << "nothing has changed";
+    EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.05) << "nothing has changed";
   });
 }
 
@@ -193,24 +193,24 @@ TEST_F(SavedRule, ASetRateIsPartOfTheRun) {
   kernels::Digest expected;
   on_ranks(run, [&](Engine& engine, Runtime& runtime) {
     engine.set_learning_rate(0.01);
-    one_step(engine, runtime);
+    ruled_step(engine, runtime);
     engine.save(path(), {.wait = true});
-    one_step(engine, runtime);
+    ruled_step(engine, runtime);
     const kernels::Digest digest = engine.state_digest();
     if (runtime.rank() == 0) expected = digest;
   });
   on_ranks(run, [&](Engine& engine, Runtime& runtime) {
     EXPECT_TRUE(engine.load(path()).notes.empty());
-    EXPECT_EQ(one_step(engine, runtime).learning_rate, 0.01);
+    EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.01);
     EXPECT_EQ(engine.state_digest(), expected);
     engine.set_learning_rate(0.125);
     engine.load(path(), {.weights_only = true});
-    EXPECT_EQ(one_step(engine, runtime).learning_rate, 0.125) << "of this run, not of the weights'";
+    EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.125) << "of this run, not of the weights'";
     engine.set_learning_rate(std::nullopt);
     engine.save(path("later"), {.wait = true});
     engine.set_learning_rate(0.125);
     engine.load(path("later"));
-    EXPECT_EQ(one_step(engine, runtime).learning_rate, 0.05) << "nothing was set then";
+    EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.05) << "nothing was set then";
   });
 }
 

@@ -228,7 +228,6 @@ TEST(GptGeneration, LogitsAgreeWithTheLossOfTheSameToken) {
     const Gpt gpt(model);
     const auto weights = read_all(engine);
     std::vector<std::int32_t> prompt{5, 60, 0, 17, 23};
-    engine.begin_evaluation();
     for (int step = 0; step < 4; ++step) {
       const auto probabilities = gpt.next_token_probabilities(engine, prompt);
       ASSERT_EQ(probabilities.size(), static_cast<std::size_t>(model.vocabulary));
@@ -245,7 +244,6 @@ TEST(GptGeneration, LogitsAgreeWithTheLossOfTheSameToken) {
     std::vector<std::int32_t> shown(16, 3), whole{60, 60, 60};
     whole.insert(whole.end(), shown.begin(), shown.end());
     EXPECT_EQ(gpt.next_token_logits(engine, whole), gpt.next_token_logits(engine, shown));
-    (void)engine.end_evaluation();
     const auto refusal = [&](std::vector<std::int32_t> tokens, double temperature) -> std::string {
       try {
         (void)gpt.next_token_probabilities(engine, tokens, temperature);
@@ -277,7 +275,6 @@ TEST(GptGeneration, AWindowThatSlidesSeesWhatAFreshEngineSees) {
     config.debug.poison_memory = plan;
     on_ranks(2, Gpt::spec(model, length), config, [&](Engine& engine) {
       const Gpt gpt(model);
-      engine.begin_evaluation();
       for (std::size_t end = 1; end <= text.size(); ++end) {
         const std::size_t count = std::min<std::size_t>(end, length);
         const auto logits = gpt.next_token_logits(engine, std::span(text).subspan(end - count, count));
@@ -288,7 +285,6 @@ TEST(GptGeneration, AWindowThatSlidesSeesWhatAFreshEngineSees) {
           EXPECT_EQ(logits, expected[end - 1]) << "window ending at " << end;
         }
       }
-      (void)engine.end_evaluation();
     });
   }
   EXPECT_NE(expected[30], expected[31]);

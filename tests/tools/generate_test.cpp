@@ -40,14 +40,12 @@ class Generate : public testing::Test {
       }
     }
     const models::Gpt model(config);
-    engine.begin_evaluation();
     for (int i = 0; i < count; ++i) {
       const auto seen = std::span<const std::int32_t>(tokens).last(std::min(tokens.size(), context));
       const std::vector<float> logits = model.next_token_logits(engine, seen);
       tokens.push_back(
           static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
     }
-    (void)engine.end_evaluation();
     return tokens;
   }
   static std::string numbers(const std::vector<std::int32_t>& tokens) {

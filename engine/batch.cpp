@@ -1,0 +1,69 @@
+// A batch that changes between steps: what of the engine was made for the one before.
+
+#include <algorithm>
+#include <cmath>
+
+#include "tranche/engine/offloading.h"
+
+namespace tranche {
+
+void Engine::Impl::set_nominal_tokens() {
+  const double nominal =
+      static_cast<double>(config.train_batch_size) * static_cast<double>(model.tokens_per_sample);
+  loss_exponent = static_cast<int>(std::lround(std::log2(std::max(nominal, 1.0))));
+}
+
+void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumulation_steps) {
+  require(!in_step && !in_evaluation,
+          "set_batch() inside a step or an evaluation; call it between step() and the next micro-batch");
+  struct Batch {
+    std::int64_t size, steps;
+    bool operator==(const Batch&) const = default;
+    std::string text() const { return std::to_string(steps) + " x " + std::to_string(size) + " samples"; }
+  };
+  const Batch mine{micro_batch_size, accumulation_steps};
+  std::vector<Batch> all(static_cast<std::size_t>(ranks), mine);
+  shard
+      .all_gather(&mine, all.data(), sizeof(Batch), DataType::uint8, 0, {},
+                  OperationLabel{"batch", "agree", Traffic::control, Tier::host})
+      .wait();
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    throw InvalidArgument("set_batch(): rank " + std::to_string(r) + " asks for " + all[r].text() +
+                          " a step, rank 0 for " + all[0].text() + "; nothing has changed");
+  }
+  if (micro_batch_size < 1 || accumulation_steps < 1) {
+    throw InvalidArgument("set_batch() to " + mine.text() + " a step; both must be at least 1");
+  }
+  if (micro_batch_size == config.micro_batch_size && accumulation_steps == config.accumulation_steps) return;
+  arena->forget();  // refuses while memory of a pass is held: before anything has changed
+  if (host_copies) host_copies->forget();
+  config.micro_batch_size = micro_batch_size;
+  config.accumulation_steps = accumulation_steps;
+  config.train_batch_size = micro_batch_size * accumulation_steps * ranks;
+  set_nominal_tokens();
+  // Orders of units stay known, so that the next pass of each program is the one that is watched and packed.
+  for (std::int64_t* passes : {&train_passes, &evaluation_passes, &inference_passes}) {
+    *passes = std::min<std::int64_t>(*passes, 1);
+  }
+  recorded_gather_elements = 0;
+  compute.synchronize();
+  allocate_on_all([this] {
+    scalars = {};
+    scalars = StepScalars(memory, config.accumulation_steps, units.size());
+    for (UnitState& unit : units) {
+      // What one micro-batch a step lends, several keep.
+      if (residency.lends_gradients(unit.trainable)) {
+        unit.trainable.gradients = {};
+      } else {
+        allocate_gradients(unit.trainable, unit.name);
+      }
+    }
+  });
+}
+
+void Engine::set_batch(std::int64_t micro_batch_size, std::int64_t accumulation_steps) {
+  impl_->guarded([&] { impl_->set_batch(micro_batch_size, accumulation_steps); });
+}
+
+}  // namespace tranche
