@@ -65,7 +65,7 @@ class ThreadGroup {
   /// The communicator of `rank`, used by one thread. Collective: every rank's is made once before use.
   std::unique_ptr<Communicator> communicator(int rank, const CommunicatorOptions& options = {}) const;
   /// Posts a failure of `rank` to all ranks of the group.
-  void post_failure(int rank, std::string_view cause) const noexcept;
+  void post_failure(int rank, std::string_view cause, ExitStatus status) const noexcept;
 
  private:
   struct Hub;

@@ -10,6 +10,7 @@
 
 #include "tranche/comm/meter.h"
 #include "tranche/core/dtype.h"
+#include "tranche/core/error.h"
 #include "tranche/device/event.h"
 #include "tranche/device/memory.h"
 
@@ -21,7 +22,7 @@ enum class ReduceOperation : std::uint8_t { sum, minimum, maximum };
 struct OperationLabel {
   std::string_view unit;
   std::string_view phase;
-  Traffic traffic = Traffic::data;  ///< data counts towards the formula of section 2, control apart
+  Traffic traffic = Traffic::data;  ///< data counts towards the formula of docs/design.md, control apart
   /// Where the call's buffers lie. Calls of either kind are ordered by their `ready` events alone.
   Tier memory = Tier::device;
 };
@@ -94,9 +95,9 @@ class Communicator {
   /// construction, compared by the engine at each step's end.
   virtual std::uint64_t sequence_hash() const = 0;
   /// Tells every peer that this rank cannot go on: their pending and later calls throw CommunicationError
-  /// with `cause`. A rank that a peer's failure has ended tells that peer's instead, so that all name where
-  /// it began. Returns within `seconds`. Never throws.
-  virtual void post_failure(std::string_view cause, double seconds) noexcept = 0;
+  /// with `cause`, and `status` as its exit status. A rank that a peer's failure has ended tells that peer's
+  /// instead, so that all name where it began. Returns within `seconds`. Never throws.
+  virtual void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept = 0;
   /// Throws what ended this rank's communication, if anything has: CommunicationError, of a peer's failure
   /// too. Not collective, from any thread, never blocks.
   virtual void check_health() {}

@@ -211,8 +211,8 @@ class DeviceCommunicator : public CommunicatorBase {
                                                 std::vector<int>(ranks.begin(), ranks.end()));
   }
 
-  void post_failure(std::string_view cause, double seconds) noexcept override {
-    host_->post_failure(cause, seconds);
+  void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept override {
+    host_->post_failure(cause, status, seconds);
   }
   void check_health() override {
     note_health();

@@ -28,23 +28,11 @@ bool has_failed(const Event& event) noexcept {
 }
 }  // namespace
 
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& known) {
-    return known.message();
-  } catch (const std::exception& known) {
-    return known.what();
-  } catch (...) {
-    return "unknown error";
-  }
-}
-
-void DeviceFailure::set(std::string cause, bool echo) noexcept {
+void DeviceFailure::set(std::string cause, std::optional<ExitStatus> peer) noexcept {
   const std::lock_guard lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) return;
   cause_ = std::move(cause);
-  echo_ = echo;
+  peer_status_ = peer;
   when_ = seconds_now();
   failed_.store(true, std::memory_order_release);
 }
@@ -52,11 +40,11 @@ void DeviceFailure::set(std::string cause, bool echo) noexcept {
 void DeviceFailure::fail(const std::string& what, const std::exception_ptr& error) noexcept {
   try {
     std::string cause = message_of(error);
-    bool echo = false;
+    std::optional<ExitStatus> peer;
     try {
       std::rethrow_exception(error);
-    } catch (const PeerFailure&) {
-      echo = true;
+    } catch (const PeerFailure& echo) {
+      peer = echo.exit_status();
       // "<operation>: rank 2 failed: ..." without the operation, for it will be said of others.
       if (!what.empty() && cause.rfind(what + ": ", 0) == 0) cause.erase(0, what.size() + 2);
     } catch (...) {
@@ -66,14 +54,14 @@ void DeviceFailure::fail(const std::string& what, const std::exception_ptr& erro
         cause = prefix + cause;
       }
     }
-    set(std::move(cause), echo);
+    set(std::move(cause), peer);
   } catch (...) {
-    set("ended by a failure that memory did not suffice to tell", false);
+    set("ended by a failure that memory did not suffice to tell", std::nullopt);
   }
 }
 
 void DeviceFailure::end(const std::string& cause) noexcept {
-  set(cause, false);
+  set(cause, std::nullopt);
 }
 
 double DeviceFailure::failed_for() const {
@@ -98,7 +86,7 @@ void DeviceFailure::check(const std::string& what) const {
     error.attach_rank(rank_);
     throw error;
   };
-  if (echo_) raise(PeerFailure(text));
+  if (peer_status_) raise(PeerFailure(text, *peer_status_));
   raise(CommunicationError(text));
 }
 
@@ -144,8 +132,9 @@ bool GuardedEvent::wait_inner(double seconds) {
     if (peer_ < 0 && started_.query()) started_.wait_for(0);
     const int rank = culprit();
     if (rank < 0) throw;
-    PeerFailure error(
-        fmt::format("{}: rank {} failed: {}", what_, rank, message_of(std::current_exception())));
+    const std::exception_ptr cause = std::current_exception();
+    PeerFailure error(fmt::format("{}: rank {} failed: {}", what_, rank, message_of(cause)),
+                      exit_status_of(cause));
     error.attach_rank(failure_->rank());
     throw error;
   }

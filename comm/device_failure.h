@@ -5,10 +5,12 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tranche/core/error.h"
 #include "tranche/device/event.h"
 
 namespace tranche::comm {
@@ -32,12 +34,13 @@ class DeviceFailure {
   int rank() const noexcept { return rank_; }
 
  private:
-  void set(std::string cause, bool echo) noexcept;
+  /// `peer`: the exit status of the failure that a peer told of; none for this rank's own.
+  void set(std::string cause, std::optional<ExitStatus> peer) noexcept;
   const int rank_;
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   std::string cause_;
-  bool echo_ = false;
+  std::optional<ExitStatus> peer_status_;
   double when_ = 0;
 };
 
@@ -82,8 +85,5 @@ class GuardedEvent : public EventState {
   double grace_seconds_ = 0;
   bool abortable_ = false;
 };
-
-/// Text of any exception, without rank and position.
-std::string message_of(const std::exception_ptr& error);
 
 }  // namespace tranche::comm

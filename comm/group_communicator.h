@@ -50,8 +50,8 @@ class GroupCommunicator : public CommunicatorBase {
   Event barrier(const OperationLabel& label) override;
   std::unique_ptr<Communicator> split(int color, int key) override;
 
-  void post_failure(std::string_view cause, double seconds) noexcept override {
-    engine_->post_failure(cause, seconds);
+  void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept override {
+    engine_->post_failure(cause, status, seconds);
   }
   void check_health() override { engine_->require_healthy({}); }
   void abort_job(int status) noexcept override { engine_->abort_job(status); }

@@ -1,6 +1,7 @@
 #include "tranche/comm/mpi_transport.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -179,16 +180,20 @@ class MpiTransport : public Transport {
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     FailureReport report{status.MPI_SOURCE, std::string(heard_.data(), static_cast<std::size_t>(bytes))};
-    if (report.cause.size() >= sizeof(report.rank)) {
-      std::memcpy(&report.rank, report.cause.data(), sizeof(report.rank));
-      report.cause.erase(0, sizeof(report.rank));
+    std::array<int, 2> told{};  // rank and status
+    if (report.cause.size() >= sizeof(told)) {
+      std::memcpy(told.data(), report.cause.data(), sizeof(told));
+      report.cause.erase(0, sizeof(told));
+      report.rank = told[0];
+      report.status = static_cast<ExitStatus>(told[1]);
     }
     return failure_ = std::move(report);
   }
 
   bool post_failure(const FailureReport& report) override {
     if (posts_.empty()) {
-      told_.assign(reinterpret_cast<const char*>(&report.rank), sizeof(report.rank));
+      const std::array<int, 2> front{report.rank, static_cast<int>(report.status)};
+      told_.assign(reinterpret_cast<const char*>(front.data()), sizeof(front));
       told_ += report.cause.substr(0, heard_.size() - told_.size());
       for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;

@@ -119,7 +119,7 @@ std::exception_ptr ProgressEngine::error_for(const std::string& what) const {
     return std::make_exception_ptr(std::move(error));
   };
   const std::string text = what.empty() ? failure_ : what + ": " + failure_;
-  return failure_is_echo_ ? make(PeerFailure(text)) : make(CommunicationError(text));
+  return peer_status_ ? make(PeerFailure(text, *peer_status_)) : make(CommunicationError(text));
 }
 
 void ProgressEngine::require_healthy(const std::string& what) {
@@ -145,13 +145,13 @@ void ProgressEngine::finish(Operation& operation, const std::exception_ptr& erro
   drained_.notify_all();
 }
 
-void ProgressEngine::fail_all(const std::string& cause, bool echo, Operation* culprit,
+void ProgressEngine::fail_all(const std::string& cause, std::optional<ExitStatus> peer, Operation* culprit,
                               std::exception_ptr own) noexcept {
   {
     const std::lock_guard lock(inbox_mutex_);
     if (!failed_) {
       failure_ = cause;
-      failure_is_echo_ = echo;
+      peer_status_ = peer;
       failed_ = true;
     }
   }
@@ -219,7 +219,7 @@ bool ProgressEngine::poll(HostEvent* wanted) {
   if (!failed_) {
     if (auto report = transport_->poll_failure()) {
       heard_ = *report;
-      fail_all(fmt::format("rank {} failed: {}", report->rank, report->cause), true);
+      fail_all(fmt::format("rank {} failed: {}", report->rank, report->cause), report->status);
       moved = true;
     }
   }
@@ -241,7 +241,7 @@ bool ProgressEngine::poll(HostEvent* wanted) {
       // Half an exchange cannot be taken back: whatever follows on this rank would not match its peers.
       std::string cause = message_of(error);
       if (cause.rfind(operation.describe(), 0) != 0) cause = operation.describe() + ": " + cause;
-      fail_all("ended by the failure of " + cause, false, &operation, error);
+      fail_all("ended by the failure of " + cause, std::nullopt, &operation, error);
       break;
     }
     if (outcome != Step::finished) {
@@ -309,17 +309,17 @@ void ProgressEngine::leave(int context, bool drain) noexcept {
       -1);
 }
 
-void ProgressEngine::post_failure(std::string_view cause, double seconds) noexcept {
+void ProgressEngine::post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept {
   try {
     const double limit = seconds_now() + std::max(seconds, 0.0);
     // By value: the thread may come to it after this call has returned.
-    const auto post = [this, text = std::string(cause), limit] {
+    const auto post = [this, text = std::string(cause), status, limit] {
       const std::lock_guard progress(progress_mutex_);
       // Who was ended by a peer's failure passes that on: of several that tell, the first to be heard may not
       // be where it began, and "rank 3 failed: rank 1 failed: ..." would name the wrong rank.
-      const FailureReport report = heard_.value_or(FailureReport{transport_->rank(), text});
+      const FailureReport report = heard_.value_or(FailureReport{transport_->rank(), text, status});
       while (!transport_->post_failure(report) && seconds_now() < limit) std::this_thread::yield();
-      if (!failed_) fail_all(fmt::format("rank {} failed: {}", transport_->rank(), text), true);
+      if (!failed_) fail_all(fmt::format("rank {} failed: {}", transport_->rank(), text), status);
     };
     execute(post, std::max(seconds, 0.0));
   } catch (...) {

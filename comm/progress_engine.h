@@ -46,7 +46,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   /// Waits for the pending operations of a communicator, bounded by the time-out (not at all when
   /// `drain` is false or the rank has failed), then abandons what is left.
   void leave(int context, bool drain) noexcept;
-  void post_failure(std::string_view cause, double seconds) noexcept;
+  void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept;
   void abort_job(int status) noexcept;
   /// Contexts for split: the first that this rank has not seen in use.
   int next_context() const { return next_context_; }
@@ -61,8 +61,9 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   enum class Step { idle, moved, finished };
   Step step(Operation& operation, double now);
   void finish(Operation& operation, const std::exception_ptr& error) noexcept;
-  /// Ends every operation; `culprit` (if not null) gets `own` as its error.
-  void fail_all(const std::string& cause, bool echo, Operation* culprit = nullptr,
+  /// Ends every operation. `peer`: the exit status of a rank that told of its failure; none when what failed
+  /// is this rank's communication. `culprit` (if not null) gets `own` as its error.
+  void fail_all(const std::string& cause, std::optional<ExitStatus> peer, Operation* culprit = nullptr,
                 std::exception_ptr own = nullptr) noexcept;
   [[nodiscard]] std::exception_ptr error_for(const std::string& what) const;
   void expire(Operation& operation, double now);
@@ -96,8 +97,8 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::vector<std::unique_ptr<Operation>> inbox_;
   std::map<int, int> pending_;  ///< by context, inbox included
   std::uint64_t next_order_ = 0;
-  std::string failure_;  ///< "rank 2 failed: disk full"; empty while all is well
-  bool failure_is_echo_ = false;
+  std::string failure_;                    ///< "rank 2 failed: disk full"; empty while all is well
+  std::optional<ExitStatus> peer_status_;  ///< of a failure that was told; none of this rank's own
   std::optional<FailureReport> heard_;  ///< what a peer told, if that ended this rank; of who makes progress
   std::atomic<bool> failed_{false};
   std::atomic<bool> busy_{false};

@@ -64,11 +64,11 @@ struct ThreadGroup::Hub {
         made(static_cast<std::size_t>(ranks)) {}
 
   Channel& channel(int from, int to) { return channels[static_cast<std::size_t>(from * size + to)]; }
-  void post_failure(int rank, std::string_view cause) {
+  void post_failure(const FailureReport& report) {
     {
       const std::lock_guard lock(mutex);
       if (failure) return;
-      failure = FailureReport{rank, std::string(cause)};
+      failure = report;
     }
     failed = true;
     for (Waker& waker : wakers) waker.wake();
@@ -217,11 +217,12 @@ class ThreadGroup::Hub::Transport : public comm::Transport {
     return hub_->failure;
   }
   bool post_failure(const FailureReport& report) override {
-    hub_->post_failure(report.rank, report.cause);
+    hub_->post_failure(report);
     return true;
   }
   void abort_job(int status) noexcept override {
-    hub_->post_failure(rank_, fmt::format("aborted with status {}", status));
+    hub_->post_failure(
+        {rank_, fmt::format("aborted with status {}", status), static_cast<ExitStatus>(status)});
   }
 
  private:
@@ -293,9 +294,9 @@ std::unique_ptr<Communicator> ThreadGroup::communicator(int rank, const Communic
       std::make_shared<comm::ProgressEngine>(std::move(transport), std::move(thread), options, hub_->faults));
 }
 
-void ThreadGroup::post_failure(int rank, std::string_view cause) const noexcept {
+void ThreadGroup::post_failure(int rank, std::string_view cause, ExitStatus status) const noexcept {
   try {
-    hub_->post_failure(rank, cause);
+    hub_->post_failure({rank, std::string(cause), status});
   } catch (...) {
     // Out of memory while copying the cause: the time-outs end the peers.
   }
@@ -308,24 +309,17 @@ void run_thread_ranks(int size, const std::function<void(int rank, const Communi
   std::exception_ptr first_cause, first_echo;
   const auto run = [&](int rank) {
     std::exception_ptr error;
-    std::string cause;
     bool echo = false;
     try {
       body(rank, [&](const CommunicatorOptions& options) { return group.communicator(rank, options); });
       return;
-    } catch (comm::PeerFailure& known) {
+    } catch (comm::PeerFailure&) {
       echo = true;
-      cause = known.message();
       error = std::current_exception();
     } catch (Error& known) {
       known.attach_rank(rank);
-      cause = known.message();
-      error = std::current_exception();
-    } catch (const std::exception& known) {
-      cause = known.what();
       error = std::current_exception();
     } catch (...) {
-      cause = "unknown error";
       error = std::current_exception();
     }
     {
@@ -333,7 +327,7 @@ void run_thread_ranks(int size, const std::function<void(int rank, const Communi
       std::exception_ptr& first = echo ? first_echo : first_cause;
       if (!first) first = error;
     }
-    group.post_failure(rank, cause);
+    group.post_failure(rank, message_of(error), exit_status_of(error));
   };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) threads.emplace_back(run, rank);

@@ -34,12 +34,18 @@ class Message {
 struct FailureReport {
   int rank = 0;  ///< where it began, which need not be who told of it
   std::string cause;
+  ExitStatus status = ExitStatus::communication;  ///< of the cause
 };
 
-/// The echo of another rank's failure; told apart so that the first cause can be found among many errors.
+/// The echo of another rank's failure; told apart so that the first cause can be found among many errors. It
+/// has that failure's exit status, since a launcher returns the status of whichever rank happens to end
+/// first.
 class PeerFailure : public CommunicationError {
  public:
   using CommunicationError::CommunicationError;
+  PeerFailure(std::string message, ExitStatus status,
+              std::source_location where = std::source_location::current())
+      : CommunicationError(std::move(message), status, where) {}
 };
 
 /// Memory of a rank that its peers on the host may read, as the rank names it to them.

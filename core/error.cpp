@@ -1,5 +1,6 @@
 #include "tranche/core/error.h"
 
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -34,6 +35,30 @@ void Error::attach_rank(int rank) {
 void Error::compose() {
   text_ = message_ + " (" + position_ + ")";
   if (rank_ >= 0) text_ = "[rank " + std::to_string(rank_) + "] " + text_;
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return known.message();
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+ExitStatus exit_status_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return known.exit_status();
+  } catch (const std::bad_alloc&) {
+    return ExitStatus::out_of_memory;
+  } catch (...) {
+    return ExitStatus::other;
+  }
 }
 
 }  // namespace tranche

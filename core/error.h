@@ -2,6 +2,7 @@
 /// Typed errors. Every error carries the source position that raised it, and the rank once a caller that
 /// knows the rank has attached it; `exit_status()` is what the `tranche` program ends with.
 
+#include <exception>
 #include <source_location>
 #include <stdexcept>
 #include <string>
@@ -118,12 +119,17 @@ class CheckpointError : public Error {
       : Error(std::move(message), ExitStatus::checkpoint, where) {}
 };
 
-/// A collective failed or timed out, or a peer reported a failure. Exit status 5.
+/// A collective failed or timed out: exit status 5. Or a peer reported a failure: exit status of that
+/// failure.
 class CommunicationError : public Error {
  public:
   explicit CommunicationError(std::string message,
                               std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::communication, where) {}
+
+ protected:
+  CommunicationError(std::string message, ExitStatus status, std::source_location where)
+      : Error(std::move(message), status, where) {}
 };
 
 /// Training cannot go on for numerical reasons (too many skipped steps in a row ...). Exit status 6.
@@ -132,5 +138,10 @@ class NumericalError : public Error {
   explicit NumericalError(std::string message, std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::numerical, where) {}
 };
+
+/// Text of any exception, without rank and position.
+std::string message_of(const std::exception_ptr& error);
+/// Exit status of any exception: `out_of_memory` for std::bad_alloc, `other` for what is not of this library.
+ExitStatus exit_status_of(const std::exception_ptr& error);
 
 }  // namespace tranche

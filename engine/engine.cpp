@@ -96,12 +96,8 @@ void Engine::Impl::break_down(std::exception_ptr error) noexcept {
     std::rethrow_exception(error);
   } catch (const CommunicationError&) {
     // The peers learn of it by their own failed calls and from the program (Runtime::fail).
-  } catch (const Error& known) {
-    shard.post_failure(known.message(), 2.0);
-  } catch (const std::exception& known) {
-    shard.post_failure(known.what(), 2.0);
   } catch (...) {
-    shard.post_failure("unknown error", 2.0);
+    shard.post_failure(message_of(error), exit_status_of(error), 2.0);
   }
 }
 

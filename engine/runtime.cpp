@@ -235,22 +235,19 @@ std::string Runtime::numerics_fingerprint() const {
 }
 
 int Runtime::fail(std::exception_ptr error) noexcept {
-  int status = static_cast<int>(ExitStatus::other);
+  std::string text = message_of(error);
   try {
     std::rethrow_exception(error);
-  } catch (Error& e) {
-    e.attach_rank(rank());
-    status = static_cast<int>(e.exit_status());
-    log().error(e.what());
-    all().post_failure(e.message(), 2.0);
-  } catch (const std::exception& e) {
-    log().error(e.what());
-    all().post_failure(e.what(), 2.0);
+  } catch (Error& known) {
+    known.attach_rank(rank());
+    // The log puts this rank in front of every line.
+    text = known.rank() == rank() ? known.message() + " (" + known.position() + ")" : known.what();
   } catch (...) {
-    log().error("unknown error");
-    all().post_failure("unknown error", 2.0);
   }
-  return status;
+  const ExitStatus status = exit_status_of(error);
+  log().error(text);
+  all().post_failure(message_of(error), status, 2.0);
+  return static_cast<int>(status);
 }
 
 }  // namespace tranche

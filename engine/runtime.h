@@ -77,7 +77,7 @@ class Runtime {
   /// must be equal for equal bits.
   std::string numerics_fingerprint() const;
   /// For a program's last catch: attaches the rank, logs the error, posts the cause to the peers (2 s at
-  /// most) and returns the exit status.
+  /// most) and returns the exit status, which is the same on the rank that failed and on those it ended.
   int fail(std::exception_ptr error) noexcept;
 
  private:

@@ -111,7 +111,8 @@ int Launch::fail(Communicator& communicator, const std::exception_ptr& error, do
   if (!failure.echo) {
     // The cause travels without the rank in front: whoever receives it names this rank.
     const std::size_t mark = failure.text.find("] ");
-    communicator.post_failure(failure.text.substr(mark == std::string::npos ? 0 : mark + 2), patience);
+    communicator.post_failure(failure.text.substr(mark == std::string::npos ? 0 : mark + 2),
+                              static_cast<ExitStatus>(failure.status), patience);
     if (!alone) sleep_for(turn);
     errors_ << "tranche: " << failure.text << advice << std::endl;
     sleep_for(0.15 * patience);  // for a peer to say where it stood

@@ -13,19 +13,20 @@ NO_DATA = "reduce_scatter of unit h.3 in backward: no data from rank 1 after 2.0
 CASES = {
     # name: (ranks, arguments, status, texts that must appear, texts that must not, seconds)
     "none": (3, ["none"], 0, ["rank 0 is done", "rank 1 is done", "rank 2 is done"], ["ends:"], 20),
-    "throw": (3, ["throw"], 5, [
+    # Peers end the job, with the status of what rank 1 told them (6: numerical).
+    "throw": (3, ["throw"], 6, [
         "rank 1 ends: loss is not finite in step 3",
         "rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3",
         "rank 2 ends: [rank 2] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3",
     ], ["is done", "no data"], 20),
-    "throw-two": (2, ["throw"], 5, ["rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 failed: "],
+    "throw-two": (2, ["throw"], 6, ["rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 failed: "],
                   ["is done"], 20),
     # Of the ranks that wait for the one that hangs, the second may hear of the first's time-out before its own.
     "hang": (3, ["hang"], 5, [NO_DATA], ["is done"], 20),
     "hang-two": (2, ["hang"], 5, ["rank 0 ends: [rank 0] " + NO_DATA], ["is done"], 20),
     "kill": (3, ["kill"], None, ["signal 9 (Killed)"], ["is done"], 20),
     "window-none": (3, ["none", "shared"], 0, ["rank 0 is done", "rank 1 is done", "rank 2 is done"], ["ends:"], 20),
-    "window-throw": (3, ["throw", "shared"], 5, [
+    "window-throw": (3, ["throw", "shared"], 6, [
         "rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3",
         "rank 2 ends: [rank 2] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3",
     ], ["is done", "no data"], 20),
@@ -34,7 +35,7 @@ CASES = {
     # Hosts of two ranks: rank 0 sees that rank 1 is not there, the others wait for what the two would have sent, and leave it to
     # rank 0 to say so.
     "hosts-none": (4, ["none", "hosts"], 0, [f"rank {rank} is done" for rank in range(4)], ["ends:"], 20),
-    "hosts-throw": (4, ["throw", "hosts"], 5, [
+    "hosts-throw": (4, ["throw", "hosts"], 6, [
         f"rank {rank} ends: [rank {rank}] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3"
         for rank in (0, 2, 3)
     ], ["is done", "no data"], 20),

@@ -31,11 +31,12 @@ class DeviceFailures : public testing::TestWithParam<DeviceTransport> {
   }
 };
 
-std::string failure_of(const std::function<void()>& work) {
+/// `status`: a peer's, where that rank failed by what it threw.
+std::string failure_of(const std::function<void()>& work, ExitStatus status = ExitStatus::communication) {
   try {
     work();
   } catch (const CommunicationError& error) {
-    EXPECT_EQ(error.exit_status(), ExitStatus::communication);
+    EXPECT_EQ(static_cast<int>(error.exit_status()), static_cast<int>(status));
     return error.what();
   } catch (const std::exception& error) {
     return std::string("not a CommunicationError: ") + error.what();
@@ -107,7 +108,7 @@ TEST_P(DeviceFailures, APeerWhoseComputeNeverGetsThereIsATimeOutToo) {
           return;
         }
         while (!ended) std::this_thread::yield();
-        mine.comm->post_failure("ended by the test", 1);
+        mine.comm->post_failure("ended by the test", ExitStatus::communication, 1);
         EXPECT_THAT(failure_of([&] { done.wait(); }), HasSubstr("ended by the test"));
         gate->complete();
       },
@@ -148,13 +149,13 @@ TEST_P(DeviceFailures, ARankThatThrowsEndsAllWithItsCause) {
           ++ready;
           while (ready < 3) std::this_thread::yield();
           if (rank == 2) throw NumericalError("20 steps skipped in a row");
-          const std::string text = failure_of([&] { sum(*mine.comm).wait(); });
+          const std::string text = failure_of([&] { sum(*mine.comm).wait(); }, ExitStatus::numerical);
           EXPECT_THAT(
               text,
               HasSubstr("reduce_scatter of unit h.3 in backward: rank 2 failed: 20 steps skipped in a row"));
-          EXPECT_THAT(failure_of([&] { sum(*mine.comm).wait(); }),
+          EXPECT_THAT(failure_of([&] { sum(*mine.comm).wait(); }, ExitStatus::numerical),
                       HasSubstr("rank 2 failed: 20 steps skipped in a row"));
-          EXPECT_THAT(failure_of([&] { mine.comm->barrier(label).wait(); }),
+          EXPECT_THAT(failure_of([&] { mine.comm->barrier(label).wait(); }, ExitStatus::numerical),
                       HasSubstr("barrier of unit h.3 in backward: rank 2 failed: 20 steps skipped in a row"));
           ++echoes;
         },
@@ -182,11 +183,13 @@ TEST_P(DeviceFailures, WorkThatFailedBeforeAnOperationFailsItHereAndAtThePeers) 
           const std::vector<Event> ready{Event(broken)};
           const auto call = [&] { sum(*mine.comm, ready).wait(); };
           if (rank == 0) {
-            at_peer = failure_of([&] {
-              call();
-              // NCCL carries what the failed work left: its rank's cause ends the next call.
-              if (GetParam() == DeviceTransport::nccl) mine.comm->barrier(label).wait();
-            });
+            at_peer = failure_of(
+                [&] {
+                  call();
+                  // NCCL carries what the failed work left: its rank's cause ends the next call.
+                  if (GetParam() == DeviceTransport::nccl) mine.comm->barrier(label).wait();
+                },
+                ExitStatus::numerical);
           } else {
             call();
           }
@@ -253,7 +256,7 @@ TEST_P(DeviceFailures, UnwindingDoesNotWaitForPeers) {
             const Event pending = issue();
             throw NumericalError("elsewhere");
           }
-          at_peer = failure_of([&] { issue().wait(); });
+          at_peer = failure_of([&] { issue().wait(); }, ExitStatus::numerical);
         },
         300);
     FAIL() << "nothing was thrown";

@@ -88,11 +88,11 @@ inline void run_device_ranks(int size, DeviceTransport transport, const Body& bo
         if (!on_gpu) return body(rank, mine);
         try {
           body(rank, mine);
-        } catch (const std::exception& error) {
+        } catch (...) {
           // As programs do, before anything is unwound: freeing pinned memory waits for all streams of a GPU,
           // those of the peers too, which wait for this rank.
-          const auto* known = dynamic_cast<const Error*>(&error);
-          mine.comm->post_failure(known != nullptr ? known->message() : error.what(), 2);
+          const std::exception_ptr error = std::current_exception();
+          mine.comm->post_failure(tranche::message_of(error), exit_status_of(error), 2);
           throw;
         }
       },

@@ -43,11 +43,12 @@ Event sum(Communicator& comm, const std::vector<float>& full, std::vector<float>
                              label);
 }
 
-std::string failure_of(const std::function<void()>& work) {
+/// `status`: a peer's, where that rank told of a failure.
+std::string failure_of(const std::function<void()>& work, ExitStatus status = ExitStatus::communication) {
   try {
     work();
   } catch (const CommunicationError& error) {
-    EXPECT_EQ(error.exit_status(), ExitStatus::communication);
+    EXPECT_EQ(static_cast<int>(error.exit_status()), static_cast<int>(status));
     return error.what();
   }
   return "no CommunicationError";
@@ -116,11 +117,11 @@ TEST_P(Failures, APostedFailureEndsPendingAndLaterOperationsOfPeers) {
       const auto comm = group.communicator(rank, with_timeout(30));
       std::vector<float> full(300), out(100);
       if (rank == 2) {
-        comm->post_failure("token file train.bin is truncated", 2);
+        comm->post_failure("token file train.bin is truncated", ExitStatus::configuration, 2);
       } else {
-        pending[rank] = failure_of([&] { sum(*comm, full, out).wait(); });
+        pending[rank] = failure_of([&] { sum(*comm, full, out).wait(); }, ExitStatus::configuration);
       }
-      later[rank] = failure_of([&] { comm->barrier({"", "end"}).wait(); });
+      later[rank] = failure_of([&] { comm->barrier({"", "end"}).wait(); }, ExitStatus::configuration);
     });
   }
   for (auto& thread : threads) thread.join();
@@ -330,9 +331,11 @@ TEST_P(Failures, APostToTheGroupReachesEveryRank) {
   const auto first = group.communicator(0, with_timeout(30)),
              second = group.communicator(1, with_timeout(30));
   const Event pending = first->barrier(label);
-  group.post_failure(1, "watchdog");
-  EXPECT_THAT(failure_of([&] { pending.wait(); }), HasSubstr("rank 1 failed: watchdog"));
-  EXPECT_THAT(failure_of([&] { second->barrier(label).wait(); }), HasSubstr("rank 1 failed: watchdog"));
+  group.post_failure(1, "watchdog", ExitStatus::out_of_memory);
+  EXPECT_THAT(failure_of([&] { pending.wait(); }, ExitStatus::out_of_memory),
+              HasSubstr("rank 1 failed: watchdog"));
+  EXPECT_THAT(failure_of([&] { second->barrier(label).wait(); }, ExitStatus::out_of_memory),
+              HasSubstr("rank 1 failed: watchdog"));
 }
 
 TEST_P(Failures, ASplitGroupFailsWithItsParentsRanks) {

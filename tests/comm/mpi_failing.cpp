@@ -45,10 +45,12 @@ int main(int argc, char** argv) {
     work(*comm, argv[1], sum);
   } catch (const tranche::Error& error) {
     std::fprintf(stderr, "rank %d ends: %s\n", comm->rank(), error.what());
-    comm->post_failure(error.message(), 2);
-    // Time for the peers to read the cause and say so before the job ends.
-    std::this_thread::sleep_for(std::chrono::seconds(1));
-    comm->abort_job(static_cast<int>(tranche::ExitStatus::communication));
+    comm->post_failure(error.message(), error.exit_status(), 2);
+    // Time for the peers to read the cause and say so before the job ends; they end it, not the rank that
+    // failed.
+    const bool began_here = dynamic_cast<const tranche::CommunicationError*>(&error) == nullptr;
+    std::this_thread::sleep_for(std::chrono::seconds(began_here ? 4 : 1));
+    comm->abort_job(static_cast<int>(error.exit_status()));
   }
   std::printf("rank %d is done\n", comm->rank());
   return 0;

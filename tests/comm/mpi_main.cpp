@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
     return RUN_ALL_TESTS();
   } catch (const tranche::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
-    world->post_failure(error.message(), 2);
+    world->post_failure(error.message(), error.exit_status(), 2);
     world->abort_job(1);
     return 1;
   }

@@ -52,26 +52,38 @@ std::string health_of(ProgressEngine& engine) {
   return "well";
 }
 
+ExitStatus status_of(ProgressEngine& engine) {
+  try {
+    engine.require_healthy("barrier in end");
+  } catch (const Error& error) {
+    return error.exit_status();
+  }
+  return ExitStatus::success;
+}
+
 TEST(ProgressEngine, OwnFailuresGoToThePeersAsTheyAre) {
   Peers peers;
   const auto engine = engine_of(peers);
   EXPECT_EQ(health_of(*engine), "well");
-  engine->post_failure("disk full", 1);
+  engine->post_failure("disk full", ExitStatus::checkpoint, 1);
   ASSERT_EQ(peers.heard.size(), 1U);
   EXPECT_EQ(peers.heard[0].rank, 2);
   EXPECT_EQ(peers.heard[0].cause, "disk full");
+  EXPECT_EQ(peers.heard[0].status, ExitStatus::checkpoint);
 }
 
 TEST(ProgressEngine, WhoIsEndedByAPeerPassesOnWhereItBegan) {
   Peers peers;
   const auto engine = engine_of(peers);
-  peers.said = FailureReport{1, "loss is not finite"};
+  peers.said = FailureReport{1, "loss is not finite", ExitStatus::numerical};
   EXPECT_THAT(health_of(*engine), HasSubstr("[rank 2] barrier in end: rank 1 failed: loss is not finite"));
+  EXPECT_EQ(status_of(*engine), ExitStatus::numerical);
   // What a program says of the error that it got: its peers must not hear of a failure of rank 2.
-  engine->post_failure("barrier in end: rank 1 failed: loss is not finite", 1);
+  engine->post_failure("barrier in end: rank 1 failed: loss is not finite", ExitStatus::communication, 1);
   ASSERT_EQ(peers.heard.size(), 1U);
   EXPECT_EQ(peers.heard[0].rank, 1);
   EXPECT_EQ(peers.heard[0].cause, "loss is not finite");
+  EXPECT_EQ(peers.heard[0].status, ExitStatus::numerical);
 }
 
 }  // namespace

@@ -59,6 +59,22 @@ TEST(Error, EachTypeHasItsExitStatus) {
   EXPECT_EQ(static_cast<int>(ExitStatus::numerical), 6);
 }
 
+TEST(Error, AnyExceptionHasATextAndAnExitStatus) {
+  CheckpointError known("damaged");
+  known.attach_rank(2);
+  const auto of_known = std::make_exception_ptr(known);
+  EXPECT_EQ(message_of(of_known), "damaged") << "without rank and position";
+  EXPECT_EQ(exit_status_of(of_known), ExitStatus::checkpoint);
+  const auto of_system = std::make_exception_ptr(std::bad_alloc());
+  EXPECT_EQ(message_of(of_system), std::bad_alloc().what());
+  EXPECT_EQ(exit_status_of(of_system), ExitStatus::out_of_memory);
+  const auto of_user = std::make_exception_ptr(std::runtime_error("index"));
+  EXPECT_EQ(message_of(of_user), "index");
+  EXPECT_EQ(exit_status_of(of_user), ExitStatus::other);
+  EXPECT_EQ(message_of(std::make_exception_ptr(7)), "unknown error");
+  EXPECT_EQ(exit_status_of(std::make_exception_ptr(7)), ExitStatus::other);
+}
+
 TEST(Error, NotCompiledNamesTheOption) {
   const NotCompiled error("Open MPI", "TRANCHE_MPI");
   EXPECT_EQ(error.message(), "Open MPI is not part of this build; configure with -DTRANCHE_MPI=ON");

@@ -56,6 +56,56 @@ TEST(RuntimeBudgets, WithoutThemHostMemoryIsNotBounded) {
   EXPECT_NO_THROW(Buffer(runtime.memory(Tier::host), 64 << 20, Category::other, "much"));
 }
 
+std::exception_ptr error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+TEST(RuntimeFail, EveryRankEndsWithTheStatusOfTheCause) {
+  const std::pair<std::exception_ptr, int> causes[] = {
+      {std::make_exception_ptr(ConfigurationError("no such data")), 2},
+      {std::make_exception_ptr(OutOfMemory("too much")), 3},
+      {std::make_exception_ptr(std::bad_alloc()), 3},
+      {std::make_exception_ptr(CheckpointError("damaged")), 4},
+      {std::make_exception_ptr(CommunicationError("no data from rank 0")), 5},
+      {std::make_exception_ptr(NumericalError("too many skipped steps")), 6},
+      {std::make_exception_ptr(std::runtime_error("of the user")), 1},
+      {std::make_exception_ptr(7), 1},
+  };
+  for (const auto& [cause, status] : causes) {
+    int statuses[3] = {-1, -1, -1};
+    run_thread_ranks(3, [&, cause = cause](int rank, const CommunicatorFactory& factory) {
+      RuntimeOptions options;
+      options.log_level = LogLevel::off;
+      Runtime runtime(options, factory);
+      const auto error = rank == 1 ? cause : error_of([&] {
+        runtime.all().barrier({"", "test", Traffic::control}).wait();
+      });
+      statuses[rank] = runtime.fail(error);
+    });
+    EXPECT_THAT(statuses, ::testing::Each(status)) << "of the rank that failed and of those that it ended";
+  }
+}
+
+TEST(RuntimeFail, NamesTheRankOnce) {
+  Runtime runtime({}, make_self_communicator);
+  ::testing::internal::CaptureStderr();
+  runtime.fail(std::make_exception_ptr(ConfigurationError("no such data")));
+  ConfigurationError elsewhere("no such model");
+  elsewhere.attach_rank(3);
+  runtime.fail(std::make_exception_ptr(elsewhere));
+  runtime.fail(std::make_exception_ptr(std::runtime_error("of the user")));
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  const std::string front = "\\[rank 0\\] \\[[0-9:]+\\] \\[error\\] ";
+  EXPECT_THAT(said, ::testing::MatchesRegex(front + "no such data \\(runtime_test.cpp:[0-9]+\\)\n" + front +
+                                            "\\[rank 3\\] no such model \\(runtime_test.cpp:[0-9]+\\)\n" +
+                                            front + "of the user\n"));
+}
+
 TEST(NumericsFingerprint, NamesLibraryArithmeticAndThreads) {
   RuntimeOptions options;
   options.threads = 2;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """program_test.py PROGRAM SUITE: the tranche program in processes of its own, alone and under mpirun.
 
-Suites: alone, configurations, errors, failures, hosts, digests, memory, offload, plan, report. Every failed check prints the command that shows it.
+Suites: alone, configurations, errors, statuses, failures, hosts, digests, memory, offload, plan, report. Every failed check prints the command that shows it.
 """
 
 import concurrent.futures
@@ -126,6 +126,16 @@ def suite_errors():
             done.result()
     # Met by both ranks at once, after the start; more than one rank may get to say it.
     expect(TINY + ["--device-memory", "10MiB", "--set", "tranche.workspace=32MiB"], 2, 3, ["10.00 MiB"], once="tranche: ")
+
+
+def suite_statuses():
+    """Errors that are met after the start, 20 times: the status is that of the cause, whichever rank ends the job."""
+    every_rank = TINY + ["--set", 'tranche.frozen=["nothing.*"]']
+    one_rank = TINY + ["--device-memory", "10MiB", "--debug-out-of-memory", "1:2"]
+    with concurrent.futures.ThreadPoolExecutor(3) as jobs:
+        for done in [jobs.submit(expect, *case) for case in 10 * [
+                (every_rank, 2, 2, ["pattern 'nothing.*' in tranche.frozen"]), (one_rank, 2, 3, ["rank 1"])]]:
+            done.result()
 
 
 def suite_failures():
