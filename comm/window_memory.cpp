@@ -15,6 +15,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/device/ledger.h"
+#include "tranche/device/memory_advice.h"
 #include "tranche/device/memory_resources.h"
 
 namespace tranche {
@@ -122,7 +123,7 @@ void* WindowMemory::allocate(const AllocationRequest& request) {
         "'" + std::string(request.tag) + "' (" + std::string(name_of(request.category)) + ") asks for " +
         format_bytes(request.bytes) + " (" + std::to_string(request.bytes) +
         " B) of memory shared with the ranks of this host, which the operating system refused: " + reason +
-        "; use a smaller micro-batch, a higher stage or more ranks");
+        "; " + std::string(memory_advice(tier(), request.category)));
   }
   take_huge_pages(static_cast<unsigned char*>(data), bytes);
   pieces_.emplace(static_cast<const unsigned char*>(data), Piece{end_, bytes});

@@ -12,6 +12,7 @@
 #include "tranche/core/clock.h"
 #include "tranche/core/csv.h"
 #include "tranche/core/error.h"
+#include "tranche/device/memory_advice.h"
 
 namespace tranche {
 
@@ -34,13 +35,11 @@ void* LimitResource::allocate(const AllocationRequest& request) {
       throw OutOfMemory(
           fmt::format(
               "{}{}'{}' ({}) asks for {} ({} B) of {} memory, but of the limit of {} ({} B) {} ({} B) are "
-              "held "
-              "and only {} are left; use a smaller micro-batch, a higher stage or more ranks, or raise the "
-              "limit{}{}",
+              "held and only {} are left; {}, or raise the limit{}{}",
               doing, doing.empty() ? "" : ": ", request.tag, name_of(request.category),
               format_bytes(request.bytes), request.bytes, name_of(tier()), format_bytes(limit_), limit_,
-              format_bytes(held), held, format_bytes(limit_ - held), ledger_ != nullptr ? "\n" : "",
-              ledger_ != nullptr ? ledger_->table() : ""),
+              format_bytes(held), held, format_bytes(limit_ - held), memory_advice(tier(), request.category),
+              ledger_ != nullptr ? "\n" : "", ledger_ != nullptr ? ledger_->table() : ""),
           true);
     }
     if (held_.compare_exchange_weak(held, held + aligned_bytes(request.bytes))) break;

@@ -9,6 +9,7 @@
 
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
+#include "tranche/device/memory_advice.h"
 #include "tranche/device/memory_resources.h"
 
 namespace tranche {
@@ -78,8 +79,8 @@ class HostResource : public MemoryResource {
       throw OutOfMemory("'" + std::string(request.tag) + "' (" + std::string(name_of(request.category)) +
                         ") asks for " + format_bytes(request.bytes) + " (" + std::to_string(request.bytes) +
                         " B) of " + std::string(name_of(tier_)) +
-                        " memory, which the operating system refused: " + reason +
-                        "; use a smaller micro-batch, a higher stage or more ranks");
+                        " memory, which the operating system refused: " + reason + "; " +
+                        std::string(memory_advice(tier_, request.category)));
     }
     return pointer;
   }

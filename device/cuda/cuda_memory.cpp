@@ -9,6 +9,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/device/ledger.h"
+#include "tranche/device/memory_advice.h"
 #include "tranche/device/range_placer.h"
 
 namespace tranche::cuda {
@@ -28,14 +29,14 @@ void check_request(const AllocationRequest& request) {
   if (!known) cudaGetLastError();
   throw OutOfMemory(
       fmt::format("'{}' ({}) asks for {} ({} B) of device memory, which {} refused: {}, and this rank holds "
-                  "{} ({} B), {} of "
-                  "it given out; use a smaller micro-batch, a higher stage or more ranks",
+                  "{} ({} B), {} of it given out; {}",
                   request.tag, name_of(request.category), format_bytes(request.bytes), request.bytes, call,
                   known ? fmt::format("of the {} of the GPU {} ({} B) are free",
                                       format_bytes(static_cast<std::int64_t>(total)),
                                       format_bytes(static_cast<std::int64_t>(free)), free)
                         : "the GPU does not say what is free",
-                  format_bytes(held.mapped), held.mapped, format_bytes(held.placed)));
+                  format_bytes(held.mapped), held.mapped, format_bytes(held.placed),
+                  memory_advice(Tier::device, request.category)));
 }
 
 void check_driver(CUresult result, const char* call) {

@@ -1,0 +1,14 @@
+#pragma once
+/// Says what to do about memory that was refused, by the keys that decide how large it is.
+
+#include <string_view>
+
+#include "tranche/device/memory.h"
+
+namespace tranche {
+
+/// "use a smaller tranche.workspace, ...", for the end of an error; the remedy that is closest to the
+/// category comes first. What makes room for the device is not what makes room for the host.
+std::string_view memory_advice(Tier tier, Category category);
+
+}  // namespace tranche
