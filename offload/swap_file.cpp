@@ -29,11 +29,6 @@ struct SwapFile::Impl {
     std::string tag;
   };
 
-  void make_folder() {
-    const auto status = files.status(options.directory);
-    if (status && status->is_directory) return;
-    files.create_directories(options.directory);
-  }
   void remove_debris(const SwapOwner& self);
   void need(std::int64_t wanted, std::string_view by) const;
 
@@ -77,6 +72,14 @@ SwapFile::SwapFile(SwapFileOptions options, FileSystem& files, Ledger& ledger)
         "negative, ranks must be at least 1",
         o.rank, o.ranks_on_host, o.limit_bytes));
   }
+  if (o.simulated) return;
+  // It is not made here: a name mistyped, or a disk that is not mounted, would put the state on another disk.
+  const auto status = files.status(o.directory);
+  if (status && status->is_directory) return;
+  throw ConfigurationError(fmt::format(
+      "the folder of the nvme tier, '{}', {}; make it on the disk that is meant, or give another one "
+      "(offload_optimizer.nvme_path and offload_param.nvme_path, --nvme-path)",
+      o.directory, status ? "is a file" : "is not there"));
 }
 
 SwapFile::~SwapFile() {
@@ -126,7 +129,6 @@ std::int64_t SwapFile::reserve(std::int64_t bytes, Category category, std::strin
 void SwapFile::check_space() {
   Impl& self = *impl_;
   if (self.options.simulated) return;
-  self.make_folder();
   const int ranks = self.options.ranks_on_host;
   self.need(checked_multiply(self.bytes, ranks),
             ranks == 1 ? std::string("this rank")
@@ -141,7 +143,6 @@ void SwapFile::create() {
     self.created = true;
     return;
   }
-  self.make_folder();
   const SwapOwner owner = swap_owner();
   self.remove_debris(owner);
   const std::string by = fmt::format("rank {}", self.options.rank);

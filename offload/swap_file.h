@@ -13,7 +13,7 @@
 namespace tranche {
 
 struct SwapFileOptions {
-  std::string directory;         ///< must exist or be possible to make
+  std::string directory;         ///< must exist
   int rank = 0;                  ///< for the file's name and errors
   int ranks_on_host = 1;         ///< that share the disk: so many times this file must fit
   std::int64_t limit_bytes = 0;  ///< the budget of this rank; 0: none
@@ -25,7 +25,8 @@ struct SwapFileOptions {
 /// run can open it.
 class SwapFile {
  public:
-  /// `files` and `ledger` outlive it. Throws InvalidArgument for options that cannot be.
+  /// `files` and `ledger` outlive it. Throws InvalidArgument for options that cannot be, ConfigurationError
+  /// when the folder is not there and it is not simulated.
   SwapFile(SwapFileOptions options, FileSystem& files, Ledger& ledger);
   /// Takes it off the books and closes it.
   ~SwapFile();
@@ -37,7 +38,7 @@ class SwapFile {
   /// create().
   std::int64_t reserve(std::int64_t bytes, Category category, std::string_view tag);
   /// Throws OutOfMemory, with what is free, when the disk has not the room for this file times the ranks of
-  /// the host; makes the folder where there is none. Only says so much while none of them has created its
+  /// the host. Only says so much while none of them has created its
   /// file: call it on all of them, with a barrier before create(). No-op when simulated.
   void check_space();
   /// Makes the file with all its blocks (no later write can run out of space) and removes its name. Throws

@@ -152,6 +152,7 @@ class Campaign:
         self.out = os.path.join(folder, "out.txt")
         self.looks = looks
         self.swap = os.path.join(folder, "swap")
+        os.makedirs(self.swap, exist_ok=True)
         self.sure = 0  # newest step that was reported complete
         self.ended = False
 

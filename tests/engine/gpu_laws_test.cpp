@@ -145,7 +145,7 @@ TEST_F(GpuLaws, SameBitsAndBytesWhereverTheStateLives) {
           run.offload.optimizer = optimizer;
           run.offload.parameters = parameters;
           run.offload.tile_elements = 4096;
-          run.offload.nvme_path = ::testing::TempDir() + "tranche-gpu-offload-test";
+          run.offload.nvme_path = ::testing::TempDir();
           if (!run.offload.any() || !swept(point++, 3)) continue;
           const OddResult offloaded = train_odd(run);
           expect_same(expected, offloaded, run);

@@ -28,6 +28,7 @@ class OffloadFaults : public ::testing::Test {
       : folder_(std::filesystem::temp_directory_path() /
                 ("tranche_offload_faults_" + std::to_string(::getpid()))) {
     std::filesystem::remove_all(folder_);
+    std::filesystem::create_directory(folder_);
     run_.stage = 3;
     run_.offload.optimizer = OffloadTier::nvme;
     run_.offload.parameters = OffloadTier::nvme;

@@ -33,7 +33,7 @@ OddRun offloaded_run(OffloadTier tier) {
   run.frozen = false;
   run.offload.optimizer = tier;
   run.offload.tile_elements = 4096;
-  run.offload.nvme_path = (std::filesystem::temp_directory_path() / "tranche-offload-overlap-test").string();
+  run.offload.nvme_path = std::filesystem::temp_directory_path().string();
   return run;
 }
 

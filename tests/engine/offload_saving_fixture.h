@@ -38,6 +38,7 @@ class OffloadSaving : public Saving {
     run.offload.tile_elements = 4096;
     run.offload.tile_buffers = 3;
     run.offload.nvme_path = path("nvme");
+    std::filesystem::create_directories(run.offload.nvme_path);
     return run;
   }
   static void on_tiled_ranks(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body,

@@ -20,7 +20,7 @@ OffloadConfig offloaded(OffloadTier optimizer, OffloadTier parameters = OffloadT
   offload.optimizer = optimizer;
   offload.parameters = parameters;
   offload.tile_elements = 4096;
-  offload.nvme_path = (std::filesystem::temp_directory_path() / "tranche-offload-test").string();
+  offload.nvme_path = std::filesystem::temp_directory_path().string();
   return offload;
 }
 

@@ -75,7 +75,7 @@ MemoryCase tiny_case(std::uint64_t index) {
   config.offload.tile_elements = 4096 * (1 + draw.below(4));
   config.offload.tile_buffers = 3 + static_cast<int>(draw.below(3));
   config.offload.parameter_buffers = 2 + static_cast<int>(draw.below(3));
-  config.offload.nvme_path = (std::filesystem::temp_directory_path() / "tranche-memory-test").string();
+  config.offload.nvme_path = std::filesystem::temp_directory_path().string();
   return drawn;
 }
 

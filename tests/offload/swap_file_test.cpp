@@ -19,6 +19,7 @@
 namespace tranche {
 namespace {
 
+using ::testing::AllOf;
 using testing::FaultyFileSystem;
 using testing::FileOperation;
 using ::testing::HasSubstr;
@@ -174,19 +175,20 @@ TEST_F(SwapFileTest, NamesThatCannotBeRemoved) {
   EXPECT_EQ(file.file().size(), 8192);
 }
 
-TEST_F(SwapFileTest, FoldersAreMade) {
-  SwapFileOptions nested = options();
-  nested.directory = folder_ / "a/b";
-  SwapFile file(nested, posix_file_system(), ledger_);
-  file.reserve(4096, Category::optimizer, "states");
-  file.check_space();
-  file.create();
-  EXPECT_TRUE(std::filesystem::is_directory(folder_ / "a/b"));
-  nested.directory = folder_ / "file/b";
+TEST_F(SwapFileTest, FoldersHaveToBeThere) {
+  SwapFileOptions other = options();
+  const auto refusal = [&] {
+    return caught<ConfigurationError>([&] { SwapFile(other, posix_file_system(), ledger_); }).message();
+  };
+  other.directory = folder_ / "not mounted";
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("'" + (folder_ / "not mounted") + "', is not there; make it"),
+                               HasSubstr("offload_optimizer.nvme_path"), HasSubstr("--nvme-path")));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "not mounted"));
+  other.directory = folder_ / "file";
   std::ofstream(folder_ / "file") << "x";
-  SwapFile wrong(nested, posix_file_system(), ledger_);
-  EXPECT_THAT(caught<IoError>([&] { wrong.create(); }).message(),
-              HasSubstr("making the folder of '" + (folder_ / "file")));
+  EXPECT_THAT(refusal(), HasSubstr("'" + (folder_ / "file") + "', is a file"));
+  other.simulated = true;
+  EXPECT_NO_THROW(SwapFile(other, posix_file_system(), ledger_)) << "a plan needs none";
 }
 
 TEST_F(SwapFileTest, WithoutDirectTransfers) {

@@ -136,7 +136,7 @@ PlanRequest draw(std::uint64_t number) {
   offload.tile_elements = 4096 * (1 + pick(3));
   offload.tile_buffers = 3 + pick(3);
   offload.parameter_buffers = 2 + pick(3);
-  offload.nvme_path = (std::filesystem::temp_directory_path() / "tranche-plan-test").string();
+  offload.nvme_path = std::filesystem::temp_directory_path().string();
   return request;
 }
 
@@ -256,7 +256,7 @@ TEST(PlanOfTheProgram, EqualsTheReport) {
       {"--dtype", "fp16", "--set", "tranche.vocabulary_chunk=100", "--set", "optimizer.type=\"SGD\""},
       {"--offload-optimizer", "cpu", "--offload-ratio", "0.5"},
       {"--stage", "3", "--accumulate", "2", "--offload-optimizer", "nvme", "--offload-param", "nvme",
-       "--nvme-path", folder.path("swap")}};
+       "--nvme-path", folder.path("")}};
   for (const std::vector<std::string>& flags : drawn) {
     const std::string report = folder.path("r.json");
     std::vector<std::string> more = flags;

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
+
 #include "tranche/device/cuda_probe.h"
 #include "tranche/tests/tools/program_fixture.h"
 
@@ -81,6 +83,9 @@ TEST_F(ProgramErrors, FlagsAndCommands) {
   refused({"--acumulate", "2"}, {"unknown flag --acumulate", "--accumulate"});
   refused({"--offload-optimizer", "disk"}, {"--offload-optimizer 'disk' is not one of none, cpu, nvme"});
   refused({"--offload-optimizer", "nvme"}, {"nvme needs zero_optimization.offload_optimizer.nvme_path"});
+  refused({"--offload-optimizer", "nvme", "--nvme-path", folder_.path("none")},
+          {"the folder of the nvme tier, '" + folder_.path("none") + "', is not there", "--nvme-path"});
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("none")));
   refused({"--offload-param", "cpu", "--stage", "2"}, {"needs zero_optimization.stage 3", "the stage is 2"});
   refused({"--debug-fail", "3:1"}, {"no rank 3"});
   refused({"--device-memory", "much"}, {"'much' is not a size"});
@@ -105,6 +110,14 @@ TEST_F(ProgramErrors, OutOfMemoryHasAStatusOfItsOwn) {
   EXPECT_THAT(result.errors, HasSubstr("4.00 MiB"));
   EXPECT_THAT(result.errors,
               HasSubstr("no stage, micro-batch, checkpointing or offload fits in 4.00 MiB on 1 rank"));
+}
+
+TEST_F(ProgramErrors, AWorkspaceThatDoesNotFitNamesItsKey) {
+  const ProgramResult result =
+      test::run(tiny_train(folder_, {"--device-memory", "20MiB", "--set", "tranche.workspace=30MiB"}));
+  EXPECT_EQ(result.status, 3) << result.errors;
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("'workspace' (workspace) asks for 30.00 MiB"),
+                                   HasSubstr("are left; use a smaller tranche.workspace")));
 }
 
 TEST_F(ProgramErrors, OutOfMemorySaysWhatWouldHaveFitted) {

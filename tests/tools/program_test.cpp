@@ -161,6 +161,7 @@ TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
   EXPECT_THAT(out, Not(HasSubstr("offload")));
   EXPECT_EQ(plain["steps"].back()["offload_bytes"]["to_host"], 0);
   const std::string swap = folder.path("swap");
+  std::filesystem::create_directory(swap);
   const json cpu = report(
       {"--offload-optimizer", "cpu", "--offload-param", "cpu", "--set", "wall_clock_breakdown=true"}, &out);
   EXPECT_THAT(

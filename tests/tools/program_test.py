@@ -260,6 +260,7 @@ def suite_digests():
 
 def suite_offload():
     """The same bits wherever state lives, and the plan's bytes in every tier."""
+    os.mkdir(path("swap"))
     swap = ["--nvme-path", path("swap")]
     model = ["--model", MODEL, "--sequence", "13", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
     for ranks, stage, dtype, accumulation in ((1, 0, "bf16", 1), (2, 1, "fp32", 3), (2, 3, "bf16", 2)):
