@@ -70,6 +70,8 @@ ChildResult run_child(const ChildCommand& command, StopSignals& signals,
     ::dup2(empty, STDIN_FILENO);
     ::dup2(log, STDOUT_FILENO);
     ::dup2(log, STDERR_FILENO);
+    // Until exec the child has this process's handlers, which would hand a signal to themselves for ever.
+    for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);
     ::execve(argument_list[0], argument_list.data(), variable_list.data());
     ::_exit(127);

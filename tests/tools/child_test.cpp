@@ -80,6 +80,17 @@ TEST(Child, IsEndedByASignalToThisProcess) {
   EXPECT_EQ(signals.poll(), SIGTERM) << "and stays";
 }
 
+TEST(Child, IsEndedBeforeItHasBecomeTheProgram) {
+  const TemporaryFolder folder;
+  for (int i = 0; i < 20; ++i) {
+    StopSignals signals({SIGINT, SIGTERM});
+    ::raise(SIGTERM);  // the child is told as soon as it is there
+    const ChildResult result = run_child(shell(folder, "exec sleep 60"), signals);
+    EXPECT_EQ(result.status, 128 + SIGTERM);
+    ASSERT_LT(result.seconds, 9) << "without waiting for SIGKILL";
+  }
+}
+
 TEST(Child, SaysWhyItCannotRun) {
   const TemporaryFolder folder;
   StopSignals signals({SIGINT, SIGTERM});
