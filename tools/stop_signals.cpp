@@ -22,12 +22,28 @@ extern "C" void pass_on_to_main_thread(int signal) {
   errno = error;
 }
 
+/// Runs once, as its action is reset to the default when it is called: the first SIGINT is kept for poll() as
+/// a SIGTERM that says what it was. SIGINT itself is blocked nowhere, so that a second one finds the default.
+extern "C" void ask_as_terminate(int signal) {
+  const int error = errno;
+  siginfo_t info{};
+  info.si_signo = SIGTERM;
+  info.si_code = SI_QUEUE;
+  info.si_pid = getpid();
+  info.si_uid = getuid();
+  info.si_value.sival_int = signal;
+  syscall(SYS_rt_tgsigqueueinfo, info.si_pid, info.si_pid, SIGTERM, &info);
+  errno = error;
+}
+
 int take(const sigset_t& set) {
   const timespec now{0, 0};
+  siginfo_t info{};
   int signal = 0;
   do {
-    signal = sigtimedwait(&set, nullptr, &now);
+    signal = sigtimedwait(&set, &info, &now);
   } while (signal < 0 && errno == EINTR);
+  if (signal == SIGTERM && info.si_code == SI_QUEUE && info.si_value.sival_int == SIGINT) return SIGINT;
   return signal > 0 ? signal : 0;
 }
 
@@ -53,7 +69,18 @@ StopSignals::StopSignals(std::vector<int> which) : which_(std::move(which)), act
   for (std::size_t i = 0; i < which_.size(); ++i) sigaction(which_[i], &action, &actions_before_[i]);
 }
 
+void StopSignals::take_first_interrupt() {
+  sigaction(SIGINT, nullptr, &interrupt_before_);
+  if (interrupt_before_.sa_handler == SIG_IGN) return;
+  struct sigaction action {};
+  action.sa_handler = ask_as_terminate;
+  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
+  sigemptyset(&action.sa_mask);
+  takes_interrupt_ = sigaction(SIGINT, &action, nullptr) == 0;
+}
+
 StopSignals::~StopSignals() {
+  if (takes_interrupt_) sigaction(SIGINT, &interrupt_before_, nullptr);
   const sigset_t all = set();
   while (take(all) != 0) {
   }

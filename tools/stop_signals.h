@@ -1,6 +1,7 @@
 #pragma once
 /// Signals as requests: SIGUSR1 and SIGTERM to save and end, the way batch systems send them before they take
-/// a node away; SIGINT and SIGTERM to a study, which ends its run and tells what is there.
+/// a node away, and SIGINT, the way people do; SIGINT and SIGTERM to a study, which ends its run and tells
+/// what is there.
 
 #include <signal.h>
 
@@ -17,8 +18,11 @@ class StopSignals {
  public:
   static constexpr std::array<int, 2> signals{SIGUSR1, SIGTERM};
 
-  /// Throws LogicError on another thread than the process's first.
-  StopSignals() : StopSignals({signals.begin(), signals.end()}) {}
+  /// SIGUSR1 and SIGTERM; and SIGINT, of which only the first is a request: a second one ends the process at
+  /// once, whatever it does, as people expect. Where SIGINT is ignored (nohup, a script's background job) it
+  /// stays so. Throws LogicError on another thread than the process's first.
+  StopSignals() : StopSignals({signals.begin(), signals.end()}) { take_first_interrupt(); }
+  /// Of these none ends anything.
   explicit StopSignals(std::vector<int> which);
   /// What has come and was not asked for is forgotten; then signals do what they did before.
   ~StopSignals();
@@ -31,10 +35,13 @@ class StopSignals {
 
  private:
   sigset_t set() const;
+  void take_first_interrupt();
   std::vector<int> which_;
   int received_ = 0;
   sigset_t mask_before_{};
   std::vector<struct sigaction> actions_before_;
+  bool takes_interrupt_ = false;
+  struct sigaction interrupt_before_ {};
 };
 
 /// "SIGUSR1".

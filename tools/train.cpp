@@ -126,7 +126,13 @@ class Training {
       run_.model->forward_backward(*run_.engine, run_.feeder->fill(*run_.data.training, windows, samples));
     }
     // Before the ranks agree on the step, so that all of them end with this one.
-    if (signals_ != nullptr && signals_->poll() != 0) run_.engine->request_stop();
+    if (signals_ != nullptr && signals_->poll() != 0) {
+      run_.engine->request_stop();
+      if (signals_->poll() == SIGINT && run_.speaks()) {
+        progress_.say(fmt::format(
+            "SIGINT: the run is saved after step {} and ends; a second one ends it at once", step));
+      }
+    }
     const StepResult result = run_.engine->step();
     const double processor = processor_seconds_now();
     processor_seconds_.push_back(processor - processor_before_);

@@ -220,6 +220,19 @@ def suite_stop():
             time.sleep(0.01)
     stopped("terms", repeatedly, "by SIGTERM", 2)
 
+    # A person at the terminal: SIGINT to a run without mpirun, and to one rank.
+    stopped("int", lambda job: os.kill(job.process.pid, signal.SIGINT), "by SIGINT", 0)
+    stopped("int2", lambda job: os.kill(job.ranks[0], signal.SIGINT), "by SIGINT", 2)
+
+    # In a hang nobody asks for the first one; the second ends it.
+    job = Job(["--steps", "1000000", "--log-every", "1", "--checkpoint-dir", path("hangs"), "--debug-hang", "0:4"], 0)
+    job.wait_for("step       3/1000000")
+    os.kill(job.process.pid, signal.SIGINT)
+    time.sleep(1)
+    expect(job.process.poll() is None, "the first SIGINT ends nothing")
+    os.kill(job.process.pid, signal.SIGINT)
+    job.end(-signal.SIGINT, [], 5)
+
     # Without a folder for checkpoints nothing is taken: the signal ends the run as ever.
     job = Job(["--steps", "1000000", "--log-every", "1"], 0)
     job.wait_for("step       3/1000000")

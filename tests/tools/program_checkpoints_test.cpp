@@ -2,9 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tranche/tests/tools/program_fixture.h"
 
@@ -274,6 +276,23 @@ TEST_F(ProgramCheckpoints, ASignalEndsTheRunWithACheckpointAndStatusZero) {
         report({"--checkpoint-dir", folder(name), "--resume", "latest", "--set", "tranche.threads=1"});
     EXPECT_EQ(rest["weights_digest"], report({})["weights_digest"]);
   }
+}
+
+TEST_F(ProgramCheckpoints, AnInterruptEndsTheRunWithACheckpointAndStatusZero) {
+  const std::string metrics = files_.path("steps.jsonl");
+  std::thread person([&] {
+    while (!std::filesystem::exists(metrics) || test::read_file(metrics).empty()) ::usleep(1000);
+    ::kill(::getpid(), SIGINT);
+  });
+  std::string out;
+  const json stopped =
+      report({"--checkpoint-dir", folder("interrupted"), "--metrics", metrics, "--steps", "1000000"}, &out);
+  person.join();
+  EXPECT_THAT(
+      out, AllOf(HasSubstr("SIGINT: the run is saved after step "), HasSubstr("a second one ends it at once"),
+                 HasSubstr(" of 1000000 by SIGINT, "), HasSubstr(" is complete: the same command")));
+  EXPECT_EQ(stopped["stopped_by"], "SIGINT");
+  ASSERT_EQ(stopped["checkpoints"].size(), 1u);
 }
 
 }  // namespace

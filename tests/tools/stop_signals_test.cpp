@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include "tranche/core/error.h"
@@ -85,6 +86,74 @@ TEST(StopSignals, EndAProcessThatDoesNotTakeThem) {
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+}
+
+TEST(StopSignals, TheFirstInterruptIsARequest) {
+  StopSignals signals;
+  EXPECT_EQ(signals.poll(), 0);
+  ::raise(SIGINT);
+  EXPECT_EQ(signals.poll(), SIGINT) << "and not the signal that it waits as";
+  EXPECT_EQ(signals.poll(), SIGINT) << "stays";
+}
+
+TEST(StopSignals, TheFirstInterruptToTheProcessComesByAnyThread) {
+  std::atomic<bool> end = false;
+  std::thread thread([&] {
+    while (!end) ::usleep(1000);
+  });
+  {
+    StopSignals signals;
+    ::kill(::getpid(), SIGINT);
+    EXPECT_EQ(poll_for_a_while(signals), SIGINT);
+  }
+  end = true;
+  thread.join();
+}
+
+/// How a child ended that did this with its signals taken.
+int status_of_child(const std::function<void()>& work) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    work();
+    ::_exit(7);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
+
+TEST(StopSignals, ASecondInterruptEndsTheProcessAtOnce) {
+  for (const bool polled : {true, false}) {  // in a hang nobody asks for the first
+    const int status = status_of_child([&] {
+      StopSignals signals;
+      ::raise(SIGINT);
+      if (polled) (void)signals.poll();
+      ::raise(SIGINT);
+    });
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT) << status;
+  }
+}
+
+TEST(StopSignals, AnInterruptEndsAProcessThatDoesNotTakeIt) {
+  const int status = status_of_child([] {
+    {
+      StopSignals signals;
+      ::raise(SIGINT);  // never asked for: forgotten
+    }
+    ::raise(SIGINT);
+  });
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT) << status;
+}
+
+TEST(StopSignals, AnIgnoredInterruptStaysIgnored) {
+  const int status = status_of_child([] {
+    ::signal(SIGINT, SIG_IGN);
+    StopSignals signals;
+    ::raise(SIGINT);
+    ::raise(SIGINT);
+    if (signals.poll() == 0) ::_exit(8);
+  });
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 8) << status;
 }
 
 TEST(StopSignals, OnlyTheMainThreadTakesThem) {
