@@ -53,7 +53,7 @@ class HostExchange : public WindowExchange {
   std::deque<Transfer> transfers_;
 };
 
-/// The ordered sum of DESIGN section 2, bit for bit, whatever the hosts.
+/// The ordered sum of docs/design.md, bit for bit, whatever the hosts.
 class HostReduce : public HostExchange {
  public:
   struct Result {

@@ -11,7 +11,7 @@
 
 namespace tranche {
 
-/// data: parameters and gradients, the formula of DESIGN section 2. control: norm, flags, loss, hashes.
+/// data: parameters and gradients, the formula of docs/design.md. control: norm, flags, loss, hashes.
 enum class Traffic : std::uint8_t { data, control };
 
 struct TrafficCount {

@@ -205,7 +205,7 @@ class Engine {
     std::int64_t live_peak = 0;  ///< most bytes of a training step's buffers that are held at once
   };
   StepMemory step_memory() const;
-  /// Data elements per rank and step by the formula of DESIGN section 2, from the layouts and the policy;
+  /// Data elements per rank and step by the formula of docs/design.md, from the layouts and the policy;
   /// stage 3 from the recorded schedule (0 before the first step has ended).
   std::int64_t formula_wire_elements() const;
   /// The same in bytes: what is reduced in the wire dtype, what is gathered in the compute dtype (stage 0:
