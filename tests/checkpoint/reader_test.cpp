@@ -24,7 +24,7 @@ using ::testing::IsEmpty;
 class ReaderTest : public ::testing::Test {
  protected:
   FileSystem& files = posix_file_system();
-  TestFolder folder{TRANCHE_TEST_FOLDER};
+  TestFolder folder;
   TestStorage storage{files};
   std::string save(int world, int variant = 0) {
     return save_sample(storage, folder / ("run" + std::to_string(world) + "-" + std::to_string(variant)),

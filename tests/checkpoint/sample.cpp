@@ -82,7 +82,7 @@ std::string fast_folder() {
   std::error_code ignored;
   const bool there =
       std::filesystem::space(memory, ignored).available > (std::uintmax_t{1} << 28) && !ignored;
-  return there ? memory + "/tranche" : TRANCHE_TEST_FOLDER;
+  return there ? memory + "/tranche" : std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
 }
 
 ShardRecord write_sample_shard(Storage storage, const ShardPlan& plan, const std::string& folder, Way way,

@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 class ShardWriterTest : public ::testing::Test {
  protected:
   FileSystem& files = posix_file_system();
-  TestFolder folder{TRANCHE_TEST_FOLDER};
+  TestFolder folder;
   TestStorage storage{files};
 };
 

@@ -41,7 +41,7 @@ class BlockIoTest : public ::testing::TestWithParam<Case> {
     options_.depth = 5;
   }
   BlockIoOptions options_;
-  TestFolder folder_{TRANCHE_TEST_FOLDER};
+  TestFolder folder_;
   FileSystem& files_ = posix_file_system();
 };
 
@@ -287,7 +287,7 @@ class UringTest : public ::testing::Test {
     options_.depth = 3;
   }
   BlockIoOptions options_;
-  TestFolder folder_{TRANCHE_TEST_FOLDER};
+  TestFolder folder_;
 };
 
 TEST_F(UringTest, ShortAndInterruptedOperationsAreResumed) {

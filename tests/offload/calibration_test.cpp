@@ -26,7 +26,7 @@ class CalibrationTest : public ::testing::Test {
     request_.file_bytes = 1 << 20;
     request_.seconds_per_candidate = 0.001;
   }
-  TestFolder folder_{TRANCHE_TEST_FOLDER};
+  TestFolder folder_;
   std::unique_ptr<MemoryResource> host_ = make_host_resource(Tier::host);
   CalibrationRequest request_;
 };

@@ -29,7 +29,7 @@ using testing::TestFolder;
 
 class FileSystemTest : public ::testing::Test {
  protected:
-  TestFolder folder_{TRANCHE_TEST_FOLDER};
+  TestFolder folder_;
   FileSystem& files_ = posix_file_system();
 };
 

@@ -32,7 +32,7 @@ class RecordingTest : public ::testing::Test {
   static void put(File& file, std::int64_t offset, std::string_view text) {
     file.write(offset, text.data(), static_cast<std::int64_t>(text.size()));
   }
-  TestFolder folder_{TRANCHE_TEST_FOLDER};
+  TestFolder folder_;
   std::string root_ = folder_ / "root";
 };
 

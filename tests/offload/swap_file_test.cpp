@@ -50,7 +50,7 @@ class SwapFileTest : public ::testing::Test {
     }
     return result;
   }
-  TestFolder folder_{TRANCHE_TEST_FOLDER};
+  TestFolder folder_;
   Ledger ledger_;
 };
 

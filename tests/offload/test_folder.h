@@ -9,10 +9,15 @@
 
 namespace tranche::testing {
 
+/// Where the test program is: a folder of the build, on a disk rather than in memory. Asked for here and not
+/// compiled in, so that builds of one tree in two folders have the same sources to a compiler's cache.
+inline std::string program_folder() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
+}
+
 class TestFolder {
  public:
-  /// `root`: a folder of the build, on a disk rather than in memory.
-  explicit TestFolder(const std::string& root) {
+  explicit TestFolder(const std::string& root = program_folder()) {
     const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
     std::string name = std::string(info->test_suite_name()) + "." + info->name();
     for (char& c : name) c = c == '/' ? '_' : c;

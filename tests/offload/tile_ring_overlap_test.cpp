@@ -106,7 +106,7 @@ class TileRingGates : public ::testing::TestWithParam<GatedCase> {};
 
 // None of these transfers ends before the work on tile 3 has seen all of them under way.
 TEST_P(TileRingGates, ReadsAheadAndWritesBehindTheWork) {
-  const TestFolder folder(TRANCHE_TEST_FOLDER);
+  const TestFolder folder;
   Happenings happenings;
   std::atomic<std::int64_t> tile_bytes{0};
   std::atomic<bool> armed{false};
@@ -152,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(Buffers, TileRingGates,
 
 // The buffer of a written tile gets its next read while the stream is busy with something else.
 TEST(TileRingOverlap, ABufferIsReadAgainWithoutTheStream) {
-  const TestFolder folder(TRANCHE_TEST_FOLDER);
+  const TestFolder folder;
   Happenings happenings;
   std::atomic<std::int64_t> tile_bytes{1};
   WatchedFiles files([&](FileOperation operation, std::int64_t offset) {
@@ -179,7 +179,7 @@ TEST(TileRingOverlap, ABufferIsReadAgainWithoutTheStream) {
 
 // begin() alone starts reading: nothing has been issued to the stream.
 TEST(TileRingOverlap, BeginReads) {
-  const TestFolder folder(TRANCHE_TEST_FOLDER);
+  const TestFolder folder;
   Happenings happenings;
   WatchedFiles files([&](FileOperation operation, std::int64_t offset) {
     if (operation == FileOperation::read) happenings.note(std::to_string(offset));

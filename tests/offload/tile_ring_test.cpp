@@ -53,7 +53,7 @@ class TileRingTest : public ::testing::TestWithParam<Case> {
     io_.depth = 6;
   }
   BlockIoOptions io_;
-  TestFolder folder_{TRANCHE_TEST_FOLDER};
+  TestFolder folder_;
 };
 
 // Passes over passes, issued far ahead of the stream that works.
@@ -344,7 +344,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, TileRingTest,
                          });
 
 TEST(TileRingFallback, WorksWhereUringIsRefused) {
-  const TestFolder folder(TRANCHE_TEST_FOLDER);
+  const TestFolder folder;
   BlockIoOptions options;
   options.hook = [](IoCall call, std::int64_t bytes) -> std::int64_t {
     return call == IoCall::uring_setup ? -EPERM : bytes;
@@ -368,7 +368,7 @@ TEST(TileRingSimulated, CountsTheSameAndTouchesNothing) {
   TileRingCounts counts[2];
   std::int64_t peaks[2][2];
   for (const bool simulated : {false, true}) {
-    const TestFolder folder(TRANCHE_TEST_FOLDER);
+    const TestFolder folder;
     FaultyFileSystem files(posix_file_system());
     TileBench bench(folder.path(), files, {}, simulated);
     const TileRegion first = bench.region(10'000, 1000, {4, 2, 8});
@@ -441,7 +441,7 @@ TEST(TileRegionTest, CutsStartAtMultiplesOf4096) {
 }
 
 TEST(TileRingMisuse, IsNamed) {
-  const TestFolder folder(TRANCHE_TEST_FOLDER);
+  const TestFolder folder;
   TileBench bench(folder.path(), posix_file_system());
   const TileRegion region = bench.region(3000, 1000, {8});
   EXPECT_THROW(TileRing({.buffers = 0, .buffer_bytes = 1}, bench.swap, bench.io.get(), bench.host),
