@@ -155,7 +155,7 @@ constexpr ConfigKey keys[] = {
     no_meaning("zero_force_ds_cpu_optimizer", "the update runs where its state lives"),
     no_meaning("vocabulary_size", "the model's own configuration says it"),
     no_meaning("dataloader_drop_last", "every step is a full batch"),
-    no_meaning("graph_harvesting", "there are no graphs to capture"),
+    no_meaning("graph_harvesting", "forward and backward are not captured into graphs"),
 
     // Activations.
     block_of("activation_checkpointing", "switched on by tranche.activation_checkpointing"),

@@ -71,6 +71,10 @@ class ModelSpec {
   /// How often a micro-batch of training under a configuration gathers each unit when parameters are sharded,
   /// for tables that are wanted before the first step has shown it. Empty: not known.
   std::function<std::vector<int>(const Config& config)> gathers_per_pass;
+  /// Whether the model computes activations again in backward where Config::activation_checkpointing asks for
+  /// it. The engine cannot do that for it; where it is asked for and not done, the table of the start says
+  /// so.
+  bool recomputes_activations = false;
   /// Hash of names, shapes, initializers, order, uses and tokens_per_sample; equal on all ranks, checked at
   /// start.
   std::uint64_t hash() const;

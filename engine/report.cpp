@@ -185,7 +185,11 @@ std::string Engine::summary() const {
                     lower, format_bytes(there), format_bytes(here)));
     break;
   }
-  if (config.activation_checkpointing) {
+  if (config.activation_checkpointing && !impl.model.recomputes_activations) {
+    row("note",
+        "activation_checkpointing has no effect: this model computes nothing again, all that backward needs "
+        "is kept");
+  } else if (config.activation_checkpointing) {
     std::string gathers;
     if (!impl.residency.whole_parameters()) {
       gathers = config.checkpoint_every <= config.depth

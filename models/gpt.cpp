@@ -190,6 +190,7 @@ ModelSpec Gpt::spec(const GptConfig& config, std::int64_t sequence) {
   };
   spec.tokens_per_sample = sequence;
   spec.flops_per_token = config.flops_per_token(sequence);
+  spec.recomputes_activations = true;
   return spec;
 }
 

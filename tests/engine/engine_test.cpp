@@ -523,6 +523,23 @@ TEST(EngineReports, SummaryNamesAStageThatWouldTakeLess) {
   EXPECT_THAT(summary_of(40), ::testing::Not(HasSubstr("would take less memory")));
 }
 
+TEST(EngineReports, SummarySaysWhetherTheModelRecomputes) {
+  const auto summary_of = [](bool recomputes) {
+    Config config = odd_config({});
+    config.activation_checkpointing = true;
+    Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+    ModelSpec model = odd_model();
+    model.recomputes_activations = recomputes;
+    return Engine(runtime, std::move(model), config).summary();
+  };
+  EXPECT_THAT(summary_of(true), AllOf(HasSubstr("the input of every block is kept"),
+                                      ::testing::Not(HasSubstr("activation_checkpointing has no effect"))));
+  EXPECT_THAT(summary_of(false),
+              AllOf(HasSubstr("activation_checkpointing has no effect: this model computes nothing "
+                              "again"),
+                    ::testing::Not(HasSubstr("the input of every block is kept"))));
+}
+
 TEST(EngineReports, SummaryShowsWhatIsInForce) {
   OddRun run;
   run.ranks = 2;

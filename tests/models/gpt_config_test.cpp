@@ -104,6 +104,7 @@ TEST(GptConfig, OperationsFollowTheStatedFormula) {
   const double weights = 12.0 * 12 * 768 * 768 + 50257.0 * 768;
   EXPECT_DOUBLE_EQ(config.flops_per_token(1024), 6 * weights + 6.0 * 12 * 768 * 1025);
   EXPECT_DOUBLE_EQ(Gpt::spec(config, 1024).flops_per_token, config.flops_per_token(1024));
+  EXPECT_TRUE(Gpt::spec(config, 1024).recomputes_activations);
 }
 
 TEST(GptConfig, ReadsWhatHuggingFaceWrites) {

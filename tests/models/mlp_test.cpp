@@ -117,6 +117,7 @@ TEST(ReferenceMlp, BackwardAgreesWithFiniteDifferences) {
   for (const MlpConfig& model : {regression, classification}) {
     Tensors weights;
     const ModelSpec spec = Mlp::spec(model);
+    EXPECT_FALSE(spec.recomputes_activations);
     for (const auto& unit : spec.units()) {
       for (const auto& tensor : unit.tensors) {
         for (std::int64_t i = 0; i < tensor.shape.elements(); ++i) {
