@@ -458,7 +458,7 @@ def resident(process):
 
 
 begin = time.time()
-{"alone": suite_alone, "configurations": suite_configurations, "errors": suite_errors, "failures": suite_failures, "hosts": suite_hosts, "digests": suite_digests,
+{"alone": suite_alone, "configurations": suite_configurations, "errors": suite_errors, "statuses": suite_statuses, "failures": suite_failures, "hosts": suite_hosts, "digests": suite_digests,
  "memory": suite_memory, "offload": suite_offload, "plan": suite_plan, "report": suite_report}[SUITE]()
 print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
 sys.exit(1 if failures else 0)
