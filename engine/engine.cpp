@@ -28,7 +28,8 @@ LossScalerOptions scaler_options(const Config& config) {
 Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, EngineOptions options)
     : runtime(runtime_in),
       model(std::move(model_in)),
-      config((validate_config(config_in, runtime_in.shard().size()), std::move(config_in))),
+      config((validate_config(config_in, runtime_in.shard().size()), runtime_in.check(config_in),
+              std::move(config_in))),
       optimizer(options.optimizer ? std::move(options.optimizer) : make_optimizer(config)),
       own_schedule(options.schedule ? std::optional(options.schedule->describe()) : std::nullopt),
       schedule(options.schedule ? std::move(options.schedule) : make_schedule(config)),

@@ -1,12 +1,17 @@
 #include "tranche/engine/runtime.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
+#include <optional>
+#include <vector>
 
 #include "tranche/comm/device_communicator.h"
 #include "tranche/comm/window_memory.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
+#include "tranche/engine/rank_texts.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/revision.h"
 #include "tranche/offload/file_system.h"
@@ -14,7 +19,34 @@
 
 namespace tranche {
 
+namespace {
+
+/// Before a configuration is read its time-out is not known.
+constexpr double start_timeout_seconds = 60;
+/// For up to 65,536 ranks: memory that is not used is not taken.
+constexpr std::int64_t start_slab_bytes = 1 << 26;
+
+std::unique_ptr<Communicator> communicator_of_environment(const CommunicatorOptions& options) {
+  return started_by_mpi_launcher() ? make_mpi_communicator(options) : make_self_communicator(options);
+}
+
+std::string said(const std::string& value) {
+  return value;
+}
+std::string said(bool value) {
+  return value ? "true" : "false";
+}
+std::string said(double value) {
+  return fmt::format("{}", value);
+}
+std::string said(std::int64_t value) {
+  return std::to_string(value);
+}
+
+}  // namespace
+
 struct Runtime::Impl {
+  std::optional<Config> config;  ///< of from_config()
   // Order matters: what comes later is destroyed first and may use what comes earlier.
   RuntimeOptions options;
   CollectiveChoice choice;
@@ -42,28 +74,62 @@ struct Runtime::Impl {
   void start_on_one_of_several(const CommunicatorFactory& factory, int devices);
 };
 
-RuntimeOptions RuntimeOptions::from(const Config& config) {
-  RuntimeOptions options;
-  options.threads = config.threads;
-  options.device_memory_limit = config.device_memory_limit;
-  options.host_memory_limit = config.offload.host_memory_limit;
-  options.nvme_limit = config.offload.nvme_limit;
-  options.poison_memory = config.debug.poison_memory;
-  options.ranks_per_host = config.debug.ranks_per_host;
-  options.communication_timeout = config.communication_timeout;
+RuntimeOptions RuntimeOptions::from(const Config& config, const RuntimeOptions& beside) {
+  const RuntimeOptions unset;
+  RuntimeOptions options = beside;
+  const auto take = [](auto& option, const auto& asked, const auto& by_default) {
+    if (asked != by_default) option = asked;
+  };
+  take(options.threads, config.threads, unset.threads);
+  take(options.device_memory_limit, config.device_memory_limit, unset.device_memory_limit);
+  take(options.host_memory_limit, config.offload.host_memory_limit, unset.host_memory_limit);
+  take(options.nvme_limit, config.offload.nvme_limit, unset.nvme_limit);
+  take(options.poison_memory, config.debug.poison_memory, unset.poison_memory);
+  take(options.ranks_per_host, config.debug.ranks_per_host, unset.ranks_per_host);
+  take(options.communication_timeout, config.communication_timeout, unset.communication_timeout);
   // 0: a Config that was not validated yet.
-  if (config.communication_slab_bytes > 0) options.communication_slab_bytes = config.communication_slab_bytes;
-  options.inline_progress = config.inline_progress;
-  options.device_transport = config.device_transport;
-  options.collectives = config.collectives;
+  take(options.communication_slab_bytes, config.communication_slab_bytes, std::int64_t{0});
+  take(options.inline_progress, config.inline_progress, unset.inline_progress);
+  take(options.device_transport, config.device_transport, unset.device_transport);
+  take(options.collectives, config.collectives, unset.collectives);
   return options;
 }
 
 Runtime Runtime::from_environment(const RuntimeOptions& options) {
-  if (started_by_mpi_launcher()) {
-    return Runtime(options, [](const CommunicatorOptions& o) { return make_mpi_communicator(o); });
+  return Runtime(options, communicator_of_environment);
+}
+
+Runtime Runtime::from_config(const std::string& path_or_json, const RuntimeOptions& beside) {
+  // The ranks meet twice: what the configuration says of the runtime may depend on how many there are.
+  CommunicatorOptions first;
+  first.timeout_seconds = start_timeout_seconds;
+  first.slab_bytes = start_slab_bytes;
+  std::unique_ptr<Communicator> world = communicator_of_environment(first);
+  Config config;
+  std::string problem;
+  try {
+    config = path_or_json.find('{') == std::string::npos ? load_config(path_or_json, world->size())
+                                                         : parse_config(path_or_json, world->size());
+  } catch (const ConfigurationError& error) {
+    problem = error.message();
   }
-  return Runtime(options, [](const CommunicatorOptions& o) { return make_self_communicator(o); });
+  // A file may be missing on one host: no rank goes on alone.
+  const std::vector<std::string> problems =
+      exchange_texts(*world, problem, {"start", "configuration", Traffic::control, Tier::host});
+  const auto refused =
+      std::find_if(problems.begin(), problems.end(), [](const auto& one) { return !one.empty(); });
+  if (refused != problems.end()) {
+    const bool alike =
+        std::all_of(problems.begin(), problems.end(), [&](const auto& one) { return one == *refused; });
+    ConfigurationError error((alike ? "" : "rank " + std::to_string(refused - problems.begin()) + ": ") +
+                             *refused);
+    error.attach_rank(world->rank());
+    world.reset();  // in order: a communicator that goes while an exception is thrown leaves MPI as it is
+    throw error;
+  }
+  Runtime runtime = from_environment(RuntimeOptions::from(config, beside));
+  runtime.impl_->config = std::move(config);
+  return runtime;
 }
 
 void Runtime::Impl::make_window(Tier tier) {
@@ -169,9 +235,51 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
   }
 }
 
+Runtime::Runtime() = default;
 Runtime::~Runtime() = default;
 Runtime::Runtime(Runtime&&) noexcept = default;
 Runtime& Runtime::operator=(Runtime&&) noexcept = default;
+
+const Config& Runtime::config() const {
+  if (!impl_->config) {
+    throw LogicError("Runtime::config() of a runtime that was not made by Runtime::from_config()");
+  }
+  return *impl_->config;
+}
+
+void Runtime::check(const Config& config) const {
+  const RuntimeOptions& made = impl_->options;
+  const RuntimeOptions wanted = RuntimeOptions::from(config), unset;
+  std::string differences;
+  const auto compare = [&](const char* key, const auto& asked, const auto& has, const auto& by_default) {
+    if (asked == by_default || asked == has) return;
+    differences += fmt::format("\n  {} is {}, the runtime has {}", key, said(asked), said(has));
+  };
+  const auto progress = [](const RuntimeOptions& options) {
+    return std::string(options.inline_progress ? "inline" : "thread");
+  };
+  compare("tranche.communication_slab", wanted.communication_slab_bytes, made.communication_slab_bytes,
+          default_slab_bytes(size()));
+  if (made.device != DeviceKind::meta) {
+    compare("tranche.threads", std::int64_t{wanted.threads}, std::int64_t{made.threads}, std::int64_t{0});
+    compare("tranche.device_memory", wanted.device_memory_limit, made.device_memory_limit, std::int64_t{0});
+    compare("tranche.host_memory", wanted.host_memory_limit, made.host_memory_limit, std::int64_t{0});
+    compare("tranche.nvme_space", wanted.nvme_limit, made.nvme_limit, std::int64_t{0});
+    compare("tranche.communication_timeout", wanted.communication_timeout, made.communication_timeout,
+            unset.communication_timeout);
+    compare("tranche.progress", progress(wanted), progress(made), progress(unset));
+    compare("tranche.collectives", wanted.collectives, made.collectives, unset.collectives);
+    compare("tranche.device_transport", wanted.device_transport, made.device_transport,
+            unset.device_transport);
+    compare("tranche.debug.poison_memory", wanted.poison_memory, made.poison_memory, unset.poison_memory);
+    compare("tranche.debug.ranks_per_host", std::int64_t{wanted.ranks_per_host},
+            std::int64_t{made.ranks_per_host}, std::int64_t{0});
+  }
+  if (differences.empty()) return;
+  throw ConfigurationError("the configuration asks for what the runtime was not made with:" + differences +
+                           "\nmake the runtime of the configuration, by Runtime::from_config() or with "
+                           "RuntimeOptions::from(config)");
+}
 
 Communicator& Runtime::all() const {
   return *impl_->world;
@@ -236,17 +344,19 @@ std::string Runtime::numerics_fingerprint() const {
 
 int Runtime::fail(std::exception_ptr error) noexcept {
   std::string text = message_of(error);
+  int own = impl_ ? rank() : 0;
   try {
     std::rethrow_exception(error);
   } catch (Error& known) {
-    known.attach_rank(rank());
+    if (!impl_) own = std::max(0, known.rank());
+    known.attach_rank(own);
     // The log puts this rank in front of every line.
-    text = known.rank() == rank() ? known.message() + " (" + known.position() + ")" : known.what();
+    text = known.rank() == own ? known.message() + " (" + known.position() + ")" : known.what();
   } catch (...) {
   }
   const ExitStatus status = exit_status_of(error);
-  log().error(text);
-  all().post_failure(message_of(error), status, 2.0);
+  (impl_ ? log() : Logger(own)).error(text);
+  if (impl_) all().post_failure(message_of(error), status, 2.0);
   return static_cast<int>(status);
 }
 

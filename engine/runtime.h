@@ -36,21 +36,41 @@ struct RuntimeOptions {
   std::shared_ptr<WorkRecorder> recorder =
       nullptr;                  ///< of device meta: keeps work and operations; null: nobody does
   FileSystem* files = nullptr;  ///< where checkpoints are kept; outlives the Runtime; null: the system's
-  /// Takes over the fields of a Config that concern the runtime.
-  static RuntimeOptions from(const Config& config);
+  /// `beside` with the fields of a Config that concern the runtime, where the Config does not leave them at
+  /// their default.
+  static RuntimeOptions from(const Config& config, const RuntimeOptions& beside);
+  static RuntimeOptions from(const Config& config) { return from(config, RuntimeOptions()); }
 };
 
 /// Move-only. Destroyed after every Engine made on it. Collective over the factory's ranks.
 class Runtime {
  public:
+  /// Empty: to be assigned to. Of its calls only fail() is possible, so that one catch does for what making a
+  /// Runtime throws and for what happens on it.
+  Runtime();
   /// One rank without a launcher; the world of mpirun under one (needs TRANCHE_MPI).
   static Runtime from_environment(const RuntimeOptions& options = {});
+  /// The same, as a configuration wants it: DeepSpeed's JSON (text with a '{' in it) or the path of a file of
+  /// it. Read once, for the ranks that there are; config() is for the engine. What the configuration leaves
+  /// open (device, trace, log_level, recorder, files; keys at their default) is as in `beside`. Throws
+  /// ConfigurationError on all ranks when any of them cannot read it.
+  static Runtime from_config(const std::string& path_or_json, const RuntimeOptions& beside = {});
   /// Ranks as the factory makes them: make_mpi_communicator, adopting(comm) of <tranche/comm/mpi.h>, a
   /// ThreadGroup's ...
   Runtime(const RuntimeOptions& options, const CommunicatorFactory& factory);
   ~Runtime();
   Runtime(Runtime&&) noexcept;
   Runtime& operator=(Runtime&&) noexcept;
+
+  /// What from_config() read; LogicError for a Runtime that was made otherwise.
+  const Config& config() const;
+  /// What every Engine does first. Throws ConfigurationError, a line for each, when keys of `config` that
+  /// concern the runtime (`tranche.threads`, device_memory, host_memory, nvme_space, communication_timeout,
+  /// communication_slab, progress, collectives, device_transport, debug.poison_memory, debug.ranks_per_host)
+  /// are neither at their default nor what this runtime was made with. A key at its default asks for nothing:
+  /// RuntimeOptions given in C++ stand. On the meta device, which predicts what a run would take, only
+  /// communication_slab is looked at.
+  void check(const Config& config) const;
 
   /// Groups: shard (ranks that partition state), replicate (copies of a shard; one for now), all.
   Communicator& all() const;
@@ -77,7 +97,8 @@ class Runtime {
   /// must be equal for equal bits.
   std::string numerics_fingerprint() const;
   /// For a program's last catch: attaches the rank, logs the error, posts the cause to the peers (2 s at
-  /// most) and returns the exit status, which is the same on the rank that failed and on those it ended.
+  /// most; an empty Runtime has none) and returns the exit status, which is the same on the rank that failed
+  /// and on those it ended.
   int fail(std::exception_ptr error) noexcept;
 
  private:

@@ -556,9 +556,10 @@ TEST(FailuresHalfWay, ModelsAndThreadsThatDifferAreNamed) {
     run.frozen = false;
     EXPECT_THAT(message_of<ConfigurationError>([&] {
                   run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
-                    const Config config = odd_config(run);
+                    Config config = odd_config(run);
                     RuntimeOptions options = RuntimeOptions::from(config);
                     if (!model && rank == 1) options.threads = 2;
+                    config.threads = 0;  // so that the engine takes whatever the runtime has
                     Runtime runtime(options, factory);
                     Engine engine(runtime, odd_model(model && rank == 1), config);
                   });

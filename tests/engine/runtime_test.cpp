@@ -5,10 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <fstream>
 #include <string>
 
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
+#include "tranche/engine/engine.h"
 #include "tranche/kernels/revision.h"
 #include "tranche/tests/core/error_text.h"
 
@@ -104,6 +107,112 @@ TEST(RuntimeFail, NamesTheRankOnce) {
   EXPECT_THAT(said, ::testing::MatchesRegex(front + "no such data \\(runtime_test.cpp:[0-9]+\\)\n" + front +
                                             "\\[rank 3\\] no such model \\(runtime_test.cpp:[0-9]+\\)\n" +
                                             front + "of the user\n"));
+}
+
+TEST(RuntimeFromConfig, HonoursTheKeysAndKeepsTheConfiguration) {
+  RuntimeOptions beside;
+  beside.log_level = LogLevel::warning;
+  beside.host_memory_limit = 7 << 20;
+  const Runtime runtime = Runtime::from_config(R"({"train_batch_size": 6, "zero_optimization": {"stage": 2},
+      "tranche": {"device_memory": "20MiB", "nvme_space": "3MiB", "threads": 3}})",
+                                               beside);
+  EXPECT_EQ(runtime.config().stage, 2);
+  EXPECT_EQ(runtime.config().train_batch_size, 6);
+  EXPECT_EQ(runtime.host_threads(), 3);
+  EXPECT_EQ(runtime.nvme_limit(), 3 << 20);
+  EXPECT_NO_THROW(runtime.check(runtime.config()));
+  EXPECT_THAT(message_of<OutOfMemory>([&] {
+                const Buffer much(runtime.memory(Tier::device), 21 << 20, Category::other, "much");
+              }),
+              HasSubstr("of the limit of 20.00 MiB"));
+  EXPECT_THAT(message_of<OutOfMemory>(
+                  [&] { const Buffer much(runtime.memory(Tier::host), 8 << 20, Category::other, "much"); }),
+              HasSubstr("of the limit of 7.00 MiB"))
+      << "what the configuration leaves open is as the program says";
+  EXPECT_THAT(message_of<LogicError>([] { (void)Runtime({}, make_self_communicator).config(); }),
+              HasSubstr("that was not made by Runtime::from_config()"));
+}
+
+TEST(RuntimeFromConfig, ReadsAFileAndSaysWhichItCannotRead) {
+  const std::string path = ::testing::TempDir() + "runtime_from_config.json";
+  std::ofstream(path) << R"({"tranche": {"nvme_space": "5MiB"}})";
+  EXPECT_EQ(Runtime::from_config(path).nvme_limit(), 5 << 20);
+  Runtime runtime;
+  int status = 0;
+  ::testing::internal::CaptureStderr();
+  try {
+    runtime = Runtime::from_config(path + ".not");
+  } catch (...) {
+    status = runtime.fail(std::current_exception());
+  }
+  EXPECT_EQ(status, 2);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("configuration file '" + path + ".not' cannot be read: No such file"));
+  std::remove(path.c_str());
+}
+
+/// A unit of one tensor, for engines that are not to come about.
+ModelSpec any_model() {
+  ModelSpec model;
+  model.add_unit({"unit", {{"weight", {16}, Initializer::zeros()}}});
+  return model;
+}
+
+TEST(RuntimeCheck, RefusesKeysThatTheRuntimeDoesNotHonour) {
+  const struct {
+    const char *json, *text;
+  } cases[] = {
+      {R"("device_memory": "4MiB")", "tranche.device_memory is 4194304, the runtime has 0"},
+      {R"("host_memory": "2MiB")", "tranche.host_memory is 2097152, the runtime has 0"},
+      {R"("nvme_space": "1MiB")", "tranche.nvme_space is 1048576, the runtime has 0"},
+      {R"("threads": 7)", "tranche.threads is 7, the runtime has 0"},
+      {R"("communication_timeout": 1.5)", "tranche.communication_timeout is 1.5, the runtime has 300"},
+      {R"("communication_slab": "9MiB")", "tranche.communication_slab is 9437184, the runtime has 8388608"},
+      {R"("progress": "inline")", "tranche.progress is inline, the runtime has thread"},
+      {R"("collectives": "messages")", "tranche.collectives is messages, the runtime has auto"},
+      {R"("device_transport": "staged")", "tranche.device_transport is staged, the runtime has auto"},
+      {R"("debug": {"poison_memory": true})", "tranche.debug.poison_memory is true, the runtime has false"},
+      {R"("debug": {"ranks_per_host": 1})", "tranche.debug.ranks_per_host is 1, the runtime has 0"},
+  };
+  Runtime runtime({}, make_self_communicator);
+  for (const auto& [json, text] : cases) {
+    const Config config = parse_config(std::string(R"({"tranche": {)") + json + "}}", 1);
+    EXPECT_THAT(
+        message_of<ConfigurationError>([&] { const Engine engine(runtime, any_model(), config); }),
+        AllOf(HasSubstr("asks for what the runtime was not made with:\n  " + std::string(text) + "\nmake"),
+              HasSubstr("Runtime::from_config() or with RuntimeOptions::from(config)")));
+    if (config.inline_progress) continue;  // of MPI communicators that a program brings
+    const Runtime honouring(RuntimeOptions::from(config), make_self_communicator);
+    EXPECT_NO_THROW(honouring.check(config)) << json;
+  }
+  const Config both = parse_config(R"({"tranche": {"threads": 2, "device_memory": "4MiB"}})", 1);
+  EXPECT_THAT(
+      message_of<ConfigurationError>([&] { runtime.check(both); }),
+      AllOf(HasSubstr("\n  tranche.threads is 2"), HasSubstr("\n  tranche.device_memory is 4194304")));
+}
+
+TEST(RuntimeCheck, LetsOptionsStandThatTheConfigurationDoesNotMention) {
+  RuntimeOptions options;
+  options.threads = 2;
+  options.device_memory_limit = 64 << 20;
+  options.communication_timeout = 12;
+  options.collectives = "messages";
+  const Runtime runtime(options, make_self_communicator);
+  EXPECT_NO_THROW(runtime.check(parse_config("{}", 1)));
+  EXPECT_THAT(message_of<ConfigurationError>(
+                  [&] { runtime.check(parse_config(R"({"tranche": {"threads": 3}})", 1)); }),
+              HasSubstr("tranche.threads is 3, the runtime has 2"));
+}
+
+TEST(RuntimeCheck, OfTheMetaDeviceIsAboutTheSlabAlone) {
+  RuntimeOptions options;
+  options.device = DeviceKind::meta;
+  const Runtime runtime(options,
+                        [](const CommunicatorOptions& o) { return make_meta_communicator(0, 2, 2, o); });
+  EXPECT_NO_THROW(runtime.check(parse_config(R"({"tranche": {"device_memory": "4MiB", "threads": 7}})", 2)));
+  EXPECT_THAT(message_of<ConfigurationError>(
+                  [&] { runtime.check(parse_config(R"({"tranche": {"communication_slab": "16MiB"}})", 2)); }),
+              HasSubstr("tranche.communication_slab is 16777216"));
 }
 
 TEST(NumericsFingerprint, NamesLibraryArithmeticAndThreads) {

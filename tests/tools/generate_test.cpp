@@ -27,9 +27,8 @@ class Generate : public testing::Test {
   /// What the model writes with weights that are given by hand, without loading anything.
   std::vector<std::int32_t> expected(std::vector<std::int32_t> tokens, int count, std::size_t context) const {
     const models::GptConfig config = test::tiny_gpt();
-    Runtime runtime(Runtime::from_environment({}));
-    Engine engine(runtime, models::Gpt::spec(config, 16),
-                  parse_config("{}", 1, {"bf16.enabled=false", "tranche.threads=1"}));
+    Runtime runtime = Runtime::from_config(R"({"bf16": {"enabled": false}, "tranche": {"threads": 1}})");
+    Engine engine(runtime, models::Gpt::spec(config, 16), runtime.config());
     for (const UnitSpec& unit : engine.model().units()) {
       for (const TensorSpec& tensor : unit.tensors) {
         std::vector<float> values(static_cast<std::size_t>(tensor.shape.elements()));

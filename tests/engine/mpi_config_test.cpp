@@ -1,0 +1,43 @@
+// A configuration read by ranks that a launcher started: they count themselves, and no rank goes on alone.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "tranche/engine/config.h"
+#include "tranche/engine/runtime.h"
+#include "tranche/tests/comm/mpi_main.h"
+#include "tranche/tests/core/error_text.h"
+
+namespace tranche::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(MpiRuntime, FromConfigIsReadForTheRanksThatThereAre) {
+  const int ranks = world().size();
+  const Runtime runtime = Runtime::from_config(
+      R"({"train_micro_batch_size_per_gpu": 3, "tranche": {"threads": 1, "communication_timeout": 77}})");
+  EXPECT_EQ(runtime.size(), ranks);
+  EXPECT_EQ(runtime.config().train_batch_size, 3 * ranks);
+  EXPECT_EQ(runtime.config().communication_timeout, 77);
+  EXPECT_NO_THROW(runtime.check(runtime.config()));
+}
+
+TEST(MpiRuntime, AFileThatOneRankCannotReadIsNamedOnAll) {
+  const int rank = world().rank();
+  const std::string path = ::testing::TempDir() + "mpi_config_" + std::to_string(rank) + ".json";
+  if (rank != 1) std::ofstream(path) << "{}";
+  const std::string text = message_of<ConfigurationError>([&] { (void)Runtime::from_config(path); });
+  EXPECT_THAT(text, HasSubstr("rank 1: configuration file '"));
+  EXPECT_THAT(text, HasSubstr("mpi_config_1.json' cannot be read: No such file"));
+  if (rank != 1) std::remove(path.c_str());
+  EXPECT_EQ(message_of<ConfigurationError>([] { (void)Runtime::from_config("none.json"); }),
+            "configuration file 'none.json' cannot be read: No such file or directory")
+      << "what all of them meet is nobody's in particular";
+}
+
+}  // namespace
+}  // namespace tranche::test
