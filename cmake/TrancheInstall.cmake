@@ -32,6 +32,12 @@ endforeach()
 install(FILES ${PROJECT_SOURCE_DIR}/tranche.h ${PROJECT_SOURCE_DIR}/version.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tranche)
 
+# A project to begin with, and mpirun as it works for root and in containers.
+file(GLOB tranche_example_sources ${PROJECT_SOURCE_DIR}/examples/*.cpp)
+install(FILES ${tranche_example_sources} ${PROJECT_SOURCE_DIR}/examples/project/CMakeLists.txt
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/tranche/examples)
+install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/run_mpi.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/tranche)
+
 set(tranche_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tranche)
 set(tranche_cuda_libraries)
 if(tranche_has_CUDA)

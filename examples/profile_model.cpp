@@ -1,11 +1,8 @@
 // Where does the memory of my model go? A chain of layers of one's own under the engine, planned on the meta
 // device and then measured: mpirun -n 2 profile_model DIRECTORY [stage]
-#include <cstdio>
+#include <tranche/tranche.h>
 
-#include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/matmul.h"
-#include "tranche/kernels/squared_error.h"
-#include "tranche/tranche.h"
+#include <cstdio>
 using namespace tranche;
 
 constexpr std::int64_t width = 384, layers = 8, batch = 256, steps = 8;

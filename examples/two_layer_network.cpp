@@ -1,26 +1,18 @@
 // A network of one's own under the engine. Alone, or partitioned over ranks: mpirun -n 2 two_layer_network
 // [stage]
+#include <tranche/tranche.h>
+
 #include <cmath>
 #include <cstdio>
-
-#include "tranche/core/random.h"
-#include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/matmul.h"
-#include "tranche/tranche.h"
 using namespace tranche;
 
-void train(Runtime& runtime, const std::string& stage) {
+void train(Runtime& runtime) {
   const std::int64_t width = 64, batch = 96, rows = batch / runtime.size();
   ModelSpec model;  // units: what is gathered, reduced and freed together
   const UnitId first = model.add_unit({"first", {{"first.weight", {2, width}, Initializer::normal(1)}}});
   const UnitId second =
       model.add_unit({"second", {{"second.weight", {width, 1}, Initializer::normal(0.1f)}}});
-  Engine engine(runtime, model,
-                parse_config(R"({"train_batch_size": 96, "bf16": {"enabled": false},
-                  "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
-                  "zero_optimization": {"stage": )" +
-                                 stage + "}}",
-                             runtime.size()));
+  Engine engine(runtime, model, runtime.config());
   Stream& stream = engine.compute_stream();
   std::vector<float> x(rows * 2), sum(rows * width), active(rows * width), d_sum(rows * width), y(rows);
   const auto view = [&](std::vector<float>& values) {
@@ -63,9 +55,15 @@ void train(Runtime& runtime, const std::string& stage) {
 }
 
 int main(int argc, char** argv) {
-  Runtime runtime = Runtime::from_environment();
+  Runtime runtime;
   try {
-    train(runtime, argc > 1 ? argv[1] : "3");
+    const std::string stage = argc > 1 ? argv[1] : "3";
+    runtime = Runtime::from_config(R"({
+      "train_batch_size": 96, "bf16": {"enabled": false}, "gradient_clipping": 1.0,
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+      "zero_optimization": {"stage": )" +
+                                   stage + "}}");
+    train(runtime);
   } catch (...) {
     return runtime.fail(std::current_exception());
   }

@@ -21,6 +21,8 @@ FLOOR = {folder: number for number, folders in enumerate(FLOORS) for folder in f
 OUTSIDE = ["tests", "bench", "examples"]
 # The models are written as a user's own would be: against the public face, kernels/ and what their signatures use.
 MODELS_MAY = ["core", "device", "kernels", "engine", "models"]
+# What a user's own model and training loop are written with.
+UMBRELLA_MAY = ["core", "kernels", "engine"]
 SUFFIXES = {".h", ".hpp", ".cuh", ".inl", ".c", ".cpp", ".cu"}
 HEADERS = {".h", ".hpp", ".cuh", ".inl"}
 
@@ -74,7 +76,9 @@ def tranche_include(root, file, quote, target):
     if here in OUTSIDE or here == there:
         return None
     if here == "tranche.h":  # the umbrella header
-        return None if there == "engine" else f"tranche.h may include only engine/ headers, not {there}/"
+        if there in UMBRELLA_MAY:
+            return None
+        return f"tranche.h may include only headers of {', '.join(UMBRELLA_MAY)}, not {there}/"
     if here == "models" and there not in MODELS_MAY:
         if FLOOR[there] < FLOOR["models"]:
             return f"models/ includes {there}/: models see only engine/, kernels/, device/ and core/, as a user's would"
