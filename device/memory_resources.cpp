@@ -117,7 +117,7 @@ void* TrackingResource::allocate(const AllocationRequest& request) {
   return pointer;
 }
 
-void TrackingResource::deallocate(void* pointer, const AllocationRequest& request) noexcept {
+void TrackingResource::take(void* pointer, const AllocationRequest* claimed) noexcept {
   Impl::Entry entry{};
   bool known = false;
   bool matches = false;
@@ -128,22 +128,32 @@ void TrackingResource::deallocate(void* pointer, const AllocationRequest& reques
       entry = std::move(found->second);
       impl_->live.erase(found);
       known = true;
-      matches = entry.bytes == request.bytes && entry.category == request.category;
+      matches = claimed == nullptr || (entry.bytes == claimed->bytes && entry.category == claimed->category);
     }
     if (!matches) ++impl_->mismatches;
   }
   if (!matches) {
     impl_->report([&] {
+      const std::string what = claimed == nullptr ? fmt::format("of {}", fmt::ptr(pointer))
+                                                  : fmt::format("of '{}' ({}, {} B)", claimed->tag,
+                                                                name_of(claimed->category), claimed->bytes);
       const std::string held = known ? fmt::format("it was allocated as '{}' ({}, {} B)", entry.tag,
                                                    name_of(entry.category), entry.bytes)
                                      : "nothing live has that address";
-      return fmt::format("free of '{}' ({}, {} B) of {} memory does not match: {}", request.tag,
-                         name_of(request.category), request.bytes, name_of(tier()), held);
+      return fmt::format("free {} of {} memory does not match: {}", what, name_of(tier()), held);
     });
   }
   if (!known) return;
   impl_->ledger.released(tier(), entry.category, aligned_bytes(entry.bytes), entry.tag);
   upstream_.deallocate(pointer, {entry.bytes, entry.category, entry.tag});
+}
+
+void TrackingResource::deallocate(void* pointer, const AllocationRequest& request) noexcept {
+  take(pointer, &request);
+}
+
+void TrackingResource::free(void* pointer) noexcept {
+  if (pointer != nullptr) take(pointer, nullptr);
 }
 
 std::int64_t TrackingResource::live() const {

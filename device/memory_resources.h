@@ -49,6 +49,9 @@ class TrackingResource : public MemoryResource {
   Tier tier() const override { return upstream_.tier(); }
   void* allocate(const AllocationRequest& request) override;
   void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
+  /// Frees what allocate() gave, by its address alone, for allocators of other libraries, which are not told
+  /// sizes. From any thread. No-op for nullptr; an address that is not live is counted and reported as above.
+  void free(void* pointer) noexcept;
   /// Number of live allocations.
   std::int64_t live() const;
   /// Calls made so far (allocate + deallocate); a step that makes none leaves it unchanged.
@@ -58,6 +61,8 @@ class TrackingResource : public MemoryResource {
 
  private:
   struct Impl;
+  /// Frees what lies there; `claimed` is what the caller says it is, null: nothing.
+  void take(void* pointer, const AllocationRequest* claimed) noexcept;
   MemoryResource& upstream_;
   std::unique_ptr<Impl> impl_;
 };

@@ -321,7 +321,7 @@ std::int64_t Runtime::memory_calls(Tier tier) const {
   return (tier == Tier::host ? impl_->host_tracking : impl_->tracking)->calls();
 }
 
-MemoryResource& Runtime::memory(Tier tier) const {
+TrackingResource& Runtime::memory(Tier tier) const {
   if (tier == Tier::device) return *impl_->tracking;
   if (tier == Tier::host) return *impl_->host_tracking;
   throw InvalidArgument("the nvme tier is reached through offload/, not as a memory resource");

@@ -80,8 +80,9 @@ class Runtime {
   Device& device() const;
   /// Threads that this rank's work on host memory may use: its share of the cores of its host.
   int host_threads() const;
-  /// Booked and limited memory of a tier.
-  MemoryResource& memory(Tier tier) const;
+  /// Booked and limited memory of a tier; from any thread. TrackingResource::free() is for allocators of
+  /// other libraries, which free by address.
+  TrackingResource& memory(Tier tier) const;
   /// Touched bytes of memory that other ranks of the host can read, which the system counts apart.
   std::int64_t window_bytes() const;
   /// Most bytes that the rank's swap file may have; 0: none but the disk's free space.

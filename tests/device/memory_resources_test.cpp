@@ -190,6 +190,27 @@ TEST(TrackingResource, ComplainsAboutFreesThatDoNotMatch) {
               HasSubstr("1 allocations of device memory were never freed: 'leaked' (other, 100 B)"));
 }
 
+TEST(TrackingResource, FreesByAddressAlone) {
+  auto upstream = make_host_resource(Tier::host);
+  Ledger ledger;
+  std::vector<std::string> complaints;
+  TrackingResource memory(*upstream, ledger, [&](const std::string& text) { complaints.push_back(text); });
+  void* first = memory.allocate({1000, Category::activations, "torch"});
+  void* second = memory.allocate({300, Category::activations, "torch"});
+  memory.free(nullptr);
+  memory.free(first);
+  EXPECT_EQ(memory.live(), 1);
+  EXPECT_EQ(ledger.account(Tier::host).current.total(), 512);
+  EXPECT_TRUE(complaints.empty());
+  memory.free(second);
+  memory.free(second);
+  EXPECT_EQ(ledger.account(Tier::host).current.total(), 0);
+  EXPECT_EQ(memory.mismatches(), 1);
+  ASSERT_EQ(complaints.size(), 1u);
+  EXPECT_THAT(complaints[0], AllOf(HasSubstr("free of 0x"), HasSubstr("of host memory does not match"),
+                                   HasSubstr("nothing live has that address")));
+}
+
 TEST(StatisticsResource, FoldsScopesIntoTheirParent) {
   auto upstream = make_host_resource(Tier::device);
   StatisticsResource memory(*upstream);
