@@ -11,11 +11,30 @@ namespace tranche {
 struct Engine::Impl::InitialWeights {
   Impl& engine;
 
+  /// The caller's own values, by way of host memory.
+  void fill(const Initializer& how, std::int64_t first, const TensorView& target);
   /// Of elements of a piece, from the `done`-th on.
   void draw(const FlatState& flat, const TensorPiece& piece, std::int64_t done, const TensorView& target);
   void trainable(UnitState& unit);
   void frozen(UnitState& unit);
 };
+
+void Engine::Impl::InitialWeights::fill(const Initializer& how, std::int64_t first,
+                                        const TensorView& target) {
+  constexpr std::int64_t most = 1 << 18;
+  const std::int64_t elements = target.elements();
+  const Buffer staged(engine.runtime.memory(Tier::host),
+                      std::min(most, elements) * size_of(DataType::float32), Category::other,
+                      "initial weights");
+  for (std::int64_t done = 0; done < elements; done += most) {
+    const std::int64_t count = std::min(most, elements - done);
+    auto* values = static_cast<float*>(staged.data());
+    if (!engine.simulated()) how.fill(first + done, {values, static_cast<std::size_t>(count)});
+    engine.runtime.device().copy_from_host(engine.compute, target.as<float>() + done, values,
+                                           count * size_of(DataType::float32));
+    engine.compute.synchronize();  // the next values take the place of these
+  }
+}
 
 void Engine::Impl::InitialWeights::draw(const FlatState& flat, const TensorPiece& piece, std::int64_t done,
                                         const TensorView& target) {
@@ -33,6 +52,9 @@ void Engine::Impl::InitialWeights::draw(const FlatState& flat, const TensorPiece
       break;
     case Initializer::Kind::uniform:
       kernels::fill_uniform(engine.compute, target, key, first, how.a, how.b);
+      break;
+    case Initializer::Kind::custom:
+      fill(how, first, target);
       break;
   }
 }

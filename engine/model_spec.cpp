@@ -58,6 +58,13 @@ void require_unique_aliases(const std::vector<UnitSpec>& units, const UnitSpec& 
 
 }  // namespace
 
+Initializer Initializer::from(std::string name, Fill fill) {
+  if (name.empty() || !fill) {
+    throw InvalidArgument(fmt::format("Initializer::from('{}') wants a name and a function", name));
+  }
+  return {Kind::custom, 0, 0, std::move(name), std::move(fill)};
+}
+
 UnitId ModelSpec::add_unit(UnitSpec unit) {
   if (unit.name.empty()) throw InvalidArgument("a unit has no name");
   if (unit.tensors.empty()) throw InvalidArgument(fmt::format("unit '{}' has no tensors", unit.name));
@@ -136,6 +143,7 @@ std::uint64_t ModelSpec::hash() const {
       hash.add(static_cast<std::int64_t>(tensor.initializer.kind));
       hash.add(std::bit_cast<std::int32_t>(tensor.initializer.a));
       hash.add(std::bit_cast<std::int32_t>(tensor.initializer.b));
+      hash.add(tensor.initializer.name);
       hash.add(static_cast<std::int64_t>(tensor.aliases.size()));
       for (const std::string& alias : tensor.aliases) hash.add(alias);
     }

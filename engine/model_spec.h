@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,12 +14,16 @@ namespace tranche {
 
 struct Config;
 
-/// How a tensor's fp32 master weights are born: pure functions of (seed, tensor, element).
+/// How a tensor's fp32 master weights are born: pure functions of (seed, tensor, element), or the caller's.
 struct Initializer {
-  enum class Kind : std::uint8_t { constant, normal, uniform };
+  enum class Kind : std::uint8_t { constant, normal, uniform, custom };
+  /// Writes elements first, first + 1 ... of the tensor in row-major order to `values`.
+  using Fill = std::function<void(std::int64_t first, std::span<float> values)>;
   Kind kind = Kind::constant;
-  float a = 0;  ///< the constant, the mean, or the low end
-  float b = 0;  ///< the standard deviation, or the high end
+  float a = 0;            ///< the constant, the mean, or the low end
+  float b = 0;            ///< the standard deviation, or the high end
+  std::string name = {};  ///< of what `fill` writes
+  Fill fill = {};
 
   static Initializer zeros() { return {}; }
   static Initializer ones() { return {Kind::constant, 1, 0}; }
@@ -27,6 +32,13 @@ struct Initializer {
     return {Kind::normal, mean, standard_deviation};
   }
   static Initializer uniform(float low, float high) { return {Kind::uniform, low, high}; }
+  /// Values of the caller's own. Each rank calls `fill` while its engine is made, on the thread that makes
+  /// it, for the element ranges that it keeps and no others, each once and at most 262144 elements at a time;
+  /// a tensor with aliases is one tensor; on the meta device nothing is called. For the same weights at every
+  /// stage and number of ranks a value depends on its element alone. Ranks cannot compare functions: in the
+  /// agreement of models at the start `name` stands for it. Throws InvalidArgument for an empty name or
+  /// function. An exception of `fill` is one of the engine's constructor.
+  static Initializer from(std::string name, Fill fill);
 };
 
 struct TensorSpec {
