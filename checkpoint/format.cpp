@@ -51,6 +51,11 @@ ElementRange Layout::shard_range(int section, int unit, int rank) const {
   return {cuts.at(static_cast<std::size_t>(rank)), cuts.at(static_cast<std::size_t>(rank) + 1)};
 }
 
+ElementRange ArrayRecord::range(int rank) const {
+  if (per_rank) return {0, shape(rank).elements()};
+  return {cuts.at(static_cast<std::size_t>(rank)), cuts.at(static_cast<std::size_t>(rank) + 1)};
+}
+
 int Layout::find_section(std::string_view kind, bool frozen) const {
   for (std::size_t s = 0; s < sections.size(); ++s) {
     if (sections[s].kind == kind && sections[s].frozen == frozen) return static_cast<int>(s);
@@ -137,6 +142,30 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
     if (any_trainable) layout.sections.push_back({"state/" + state.name, state.name, state.dtype, false});
   }
   return layout;
+}
+
+void add_arrays(Layout& layout, std::vector<ArrayRecord> arrays) {
+  const auto ranks = static_cast<std::size_t>(layout.world);
+  std::unordered_set<std::string> names;
+  for (const ArrayRecord& array : arrays) {
+    require_name("array", array.name);
+    if (!names.insert(array.name).second) {
+      throw InvalidArgument(fmt::format("array '{}' is there twice", array.name));
+    }
+    bool good = array.shapes.size() == (array.per_rank ? ranks : 1);
+    if (array.per_rank) {
+      good = good && array.cuts.empty();
+    } else {
+      good = good && array.cuts.size() == ranks + 1 && array.cuts.front() == 0 &&
+             array.cuts.back() == array.shapes.front().elements() &&
+             std::is_sorted(array.cuts.begin(), array.cuts.end());
+    }
+    if (!good) {
+      throw InvalidArgument(
+          fmt::format("array '{}' does not have the shapes or cuts of {} ranks", array.name, ranks));
+    }
+  }
+  layout.arrays = std::move(arrays);
 }
 
 std::int64_t Manifest::bytes() const {

@@ -57,11 +57,27 @@ struct SectionRecord {
   friend bool operator==(const SectionRecord&, const SectionRecord&) = default;
 };
 
-/// What is stored and where, equal on all ranks and computable by each.
+/// An array of the program's own: one of all ranks, of which rank r stores elements [cuts[r], cuts[r + 1]),
+/// or one of each rank. A dataset of its own in the file of each rank that has elements of it.
+struct ArrayRecord {
+  std::string name;
+  DataType dtype = DataType::float32;  ///< any
+  bool per_rank = false;
+  std::vector<Shape> shapes;       ///< of all ranks: one; of each rank: by rank
+  std::vector<std::int64_t> cuts;  ///< of all ranks: ranks + 1 of them; of each rank: none
+  std::string dataset() const { return "arrays/" + name; }
+  const Shape& shape(int rank) const { return shapes.at(per_rank ? static_cast<std::size_t>(rank) : 0); }
+  /// What `rank` stores, as elements of shape(rank).
+  ElementRange range(int rank) const;
+  friend bool operator==(const ArrayRecord&, const ArrayRecord&) = default;
+};
+
+/// What is stored and where, equal on all ranks and, but for arrays, computable by each.
 struct Layout {
   int world = 1;
   std::vector<UnitRecord> units;
   std::vector<SectionRecord> sections;
+  std::vector<ArrayRecord> arrays;
 
   /// Elements of `section` in `rank`'s file.
   std::int64_t section_elements(int section, int rank) const;
@@ -99,6 +115,10 @@ struct StateDescription {
 Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states,
                    DataType weight_dtype, DataType frozen_dtype, int world);
 
+/// Adds the program's own arrays. Throws InvalidArgument on names as make_layout() does, and on cuts or
+/// shapes that do not fit the layout's ranks.
+void add_arrays(Layout& layout, std::vector<ArrayRecord> arrays);
+
 /// A file of the checkpoint as the manifest knows it.
 struct FileRecord {
   std::string name;
@@ -114,6 +134,7 @@ struct ShardRecord {
   int rank = 0;
   FileRecord file;
   std::vector<std::int64_t> offsets;  ///< byte in the file of each section's dataset; -1: no elements here
+  std::vector<std::int64_t> array_offsets;  ///< likewise of each array's
   friend bool operator==(const ShardRecord&, const ShardRecord&) = default;
 };
 std::string to_text(const ShardRecord& record);

@@ -70,7 +70,8 @@ class Hdf5Session {
 /// `metadata_bytes`: what fits the first lies before all datasets.
 Hdf5Handle create_memory_file(SparseImage& image, const std::string& name, std::int64_t metadata_bytes);
 
-/// The file's type for a dtype: F32LE and F16LE as IEEE has them, bf16 as a float of 1 + 8 + 7 bits.
+/// The file's type for a dtype: F64LE, F32LE and F16LE as IEEE has them, bf16 as a float of 1 + 8 + 7 bits,
+/// whole numbers little-endian.
 Hdf5Handle file_type(DataType dtype);
 
 /// Adds an attribute to the root group.

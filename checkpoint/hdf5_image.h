@@ -24,13 +24,15 @@ struct SparseImage {
 
 struct ShardImage {
   SparseImage file;
-  std::vector<std::int64_t> offsets;  ///< byte of each section's dataset; -1: none
+  std::vector<std::int64_t> offsets;        ///< byte of each section's dataset; -1: none
+  std::vector<std::int64_t> array_offsets;  ///< likewise of each array's
   std::int64_t table_offset = 0;  ///< byte of the dataset "digests": one per leaf before it; last in the file
   std::int64_t leaves = 0;
 };
 
 /// The empty file of one rank: contiguous datasets aligned to 4096 bytes, one for each section with elements
-/// here and then "digests"; attributes of the root group say what it is. Throws CheckpointError.
+/// here, one for each array with elements here (of 512 bytes at least, behind its elements zero), and then
+/// "digests"; attributes of the root group say what it is. Throws CheckpointError.
 ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step);
 
 /// model.h5: every weight ("weights/NAME") and optimizer state ("state/KIND/NAME") as a virtual dataset of

@@ -182,6 +182,21 @@ Hdf5Handle create_memory_file(SparseImage& image, const std::string& name, std::
 }
 
 Hdf5Handle file_type(DataType dtype) {
+  const auto plain = [](hid_t type) { return Hdf5Handle(H5Tcopy(type), H5Tclose, "copy a type"); };
+  switch (dtype) {
+    case DataType::float64:
+      return plain(H5T_IEEE_F64LE);
+    case DataType::int32:
+      return plain(H5T_STD_I32LE);
+    case DataType::int64:
+      return plain(H5T_STD_I64LE);
+    case DataType::uint16:
+      return plain(H5T_STD_U16LE);
+    case DataType::uint8:
+      return plain(H5T_STD_U8LE);
+    default:
+      break;
+  }
   Hdf5Handle type(H5Tcopy(H5T_IEEE_F32LE), H5Tclose, "copy a type");
   if (dtype == DataType::float32) return type;
   const bool brain = dtype == DataType::bfloat16;

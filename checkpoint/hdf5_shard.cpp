@@ -10,9 +10,27 @@ namespace tranche::checkpoint {
 
 namespace {
 
+/// Smaller datasets would not be aligned.
+constexpr std::int64_t least_aligned_bytes = 512;
+
+/// Makes the groups that a dataset's path goes through, without their times: equal state has equal bytes.
+void make_groups(hid_t file, const std::string& dataset) {
+  const std::string what = "make groups for " + dataset;
+  const Hdf5Handle creation(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, what);
+  hdf5_check(H5Pset_obj_track_times(creation, false), what);
+  for (std::size_t slash = dataset.find('/'); slash != std::string::npos;
+       slash = dataset.find('/', slash + 1)) {
+    const std::string group = dataset.substr(0, slash);
+    if (hdf5_check(H5Lexists(file, group.c_str(), H5P_DEFAULT), what) > 0) continue;
+    const Hdf5Handle made(H5Gcreate2(file, group.c_str(), H5P_DEFAULT, creation, H5P_DEFAULT), H5Gclose,
+                          what);
+  }
+}
+
 /// Creates a contiguous dataset whose space is allocated and not written; returns its byte in the file.
-std::int64_t lay_out(hid_t file, const std::string& name, hid_t type, std::int64_t elements, hid_t links) {
+std::int64_t lay_out(hid_t file, const std::string& name, hid_t type, std::int64_t elements) {
   const std::string what = "lay out dataset " + name;
+  make_groups(file, name);
   const auto extent = static_cast<hsize_t>(elements);
   const Hdf5Handle space(H5Screate_simple(1, &extent, nullptr), H5Sclose, what);
   const Hdf5Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, what);
@@ -20,7 +38,7 @@ std::int64_t lay_out(hid_t file, const std::string& name, hid_t type, std::int64
   hdf5_check(H5Pset_alloc_time(creation, H5D_ALLOC_TIME_EARLY), what);
   hdf5_check(H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER), what);
   hdf5_check(H5Pset_obj_track_times(creation, false), what);
-  const Hdf5Handle dataset(H5Dcreate2(file, name.c_str(), type, space, links, creation, H5P_DEFAULT),
+  const Hdf5Handle dataset(H5Dcreate2(file, name.c_str(), type, space, H5P_DEFAULT, creation, H5P_DEFAULT),
                            H5Dclose, what);
   const haddr_t offset = H5Dget_offset(dataset);
   if (offset == HADDR_UNDEF || offset % SparseImage::page_bytes != 0) {
@@ -35,9 +53,11 @@ std::int64_t lay_out(hid_t file, const std::string& name, hid_t type, std::int64
 ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step) {
   const Hdf5Session session;
   ShardImage image;
-  // Measured: less than 2 KiB, and 400 bytes for each dataset.
-  const std::int64_t metadata =
-      round_up(8192 + 1024 * static_cast<std::int64_t>(layout.sections.size()), SparseImage::page_bytes);
+  // Measured: less than 2 KiB, and 400 bytes for each dataset; names are kept beside them.
+  std::int64_t room = 8192 + 1024 * static_cast<std::int64_t>(layout.sections.size());
+  for (const ArrayRecord& array : layout.arrays)
+    room += 2048 + 4 * static_cast<std::int64_t>(array.name.size());
+  const std::int64_t metadata = round_up(room, SparseImage::page_bytes);
   Hdf5Handle file = create_memory_file(image.file, shard_name(rank, layout.world), metadata);
   set_attribute(file, "format", std::string("tranche-shard"));
   set_attribute(file, "version", format_version);
@@ -45,8 +65,6 @@ ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step) {
   set_attribute(file, "step", step);
   set_attribute(file, "rank", std::int64_t{rank});
   set_attribute(file, "world", std::int64_t{layout.world});
-  const Hdf5Handle links(H5Pcreate(H5P_LINK_CREATE), H5Pclose, "make a property list");
-  hdf5_check(H5Pset_create_intermediate_group(links, 1), "choose intermediate groups");
   std::int64_t end = 0;
   for (std::size_t s = 0; s < layout.sections.size(); ++s) {
     const SectionRecord& section = layout.sections[s];
@@ -55,16 +73,26 @@ ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step) {
       image.offsets.push_back(-1);
       continue;
     }
-    image.offsets.push_back(lay_out(file, section.dataset, file_type(section.dtype), elements, links));
+    image.offsets.push_back(lay_out(file, section.dataset, file_type(section.dtype), elements));
     end = std::max(end, image.offsets.back() + elements * size_of(section.dtype));
+  }
+  for (const ArrayRecord& array : layout.arrays) {
+    const std::int64_t elements = array.range(rank).size();
+    if (elements == 0) {
+      image.array_offsets.push_back(-1);
+      continue;
+    }
+    const std::int64_t held = std::max(elements, least_aligned_bytes / size_of(array.dtype));
+    image.array_offsets.push_back(lay_out(file, array.dataset(), file_type(array.dtype), held));
+    end = std::max(end, image.array_offsets.back() + held * size_of(array.dtype));
   }
   // The table is last and covers all before it, itself excepted. Its size depends on where it comes to lie,
   // which is on the first aligned byte after metadata that the library has yet to place: so ask for a little
   // more than the payload needs, and use what is needed.
   constexpr std::int64_t metadata_room = 64 * 1024;
-  constexpr std::int64_t least_entries = 64;  // smaller datasets would not be aligned
+  constexpr std::int64_t least_entries = least_aligned_bytes / 8;
   const std::int64_t entries = std::max(least_entries, divide_round_up(end + metadata_room, leaf_bytes));
-  image.table_offset = lay_out(file, "digests", H5T_STD_U64LE, entries, links);
+  image.table_offset = lay_out(file, "digests", H5T_STD_U64LE, entries);
   image.leaves = divide_round_up(image.table_offset, leaf_bytes);
   if (image.table_offset < end || image.leaves > entries) {
     throw CheckpointError(

@@ -20,6 +20,10 @@ JsonNode JsonNode::operator[](const char* key) const {
   return {*found, origin_, path};
 }
 
+bool JsonNode::has(const char* key) const {
+  return value_->is_object() && value_->contains(key);
+}
+
 std::vector<JsonNode> JsonNode::items() const {
   if (!value_->is_array()) fail("is not an array");
   std::vector<JsonNode> nodes;

@@ -21,6 +21,7 @@ class JsonNode {
   /// "ORIGIN: PATH WHAT"
   [[noreturn]] void fail(std::string_view what) const;
   JsonNode operator[](const char* key) const;
+  bool has(const char* key) const;
   std::vector<JsonNode> items() const;
   std::string text() const;
   bool boolean() const;

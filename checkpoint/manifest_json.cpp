@@ -29,16 +29,20 @@ Json to_json(const FileRecord& file) {
 
 Json to_json(const ShardRecord& shard) {
   Json json = {{"rank", shard.rank}, {"offsets", shard.offsets}};
+  if (!shard.array_offsets.empty()) json["array_offsets"] = shard.array_offsets;
   json.update(to_json(shard.file));
   return json;
+}
+
+std::vector<std::int64_t> extents_of(const Shape& shape) {
+  return {shape.extents().begin(), shape.extents().end()};
 }
 
 Json to_json(const UnitRecord& unit) {
   Json tensors = Json::array();
   for (const TensorRecord& tensor : unit.tensors) {
-    const auto extents = tensor.shape.extents();
     tensors.push_back({{"name", tensor.name},
-                       {"shape", std::vector<std::int64_t>(extents.begin(), extents.end())},
+                       {"shape", extents_of(tensor.shape)},
                        {"frozen", tensor.frozen},
                        {"aliases", tensor.aliases},
                        {"offset", tensor.offset}});
@@ -55,6 +59,16 @@ Json to_json(const SectionRecord& section) {
           {"kind", section.kind},
           {"dtype", std::string(name_of(section.dtype))},
           {"frozen", section.frozen}};
+}
+
+Json to_json(const ArrayRecord& array) {
+  Json json = {{"name", array.name},
+               {"dtype", std::string(name_of(array.dtype))},
+               {"of", array.per_rank ? "each rank" : "all ranks"},
+               {"shapes", Json::array()}};
+  for (const Shape& shape : array.shapes) json["shapes"].push_back(extents_of(shape));
+  if (!array.per_rank) json["cuts"] = array.cuts;
+  return json;
 }
 
 Json object_text(const std::string& text, std::string_view key) {
@@ -105,6 +119,7 @@ ShardRecord shard_from(const JsonNode& node) {
   ShardRecord shard;
   shard.rank = static_cast<int>(node["rank"].integer(0, INT32_MAX));
   shard.offsets = node["offsets"].integers();
+  if (node.has("array_offsets")) shard.array_offsets = node["array_offsets"].integers();
   shard.file = file_from(node);
   return shard;
 }
@@ -117,6 +132,18 @@ std::vector<std::int64_t> cuts_from(const JsonNode& node, int world) {
   return cuts;
 }
 
+Shape shape_from(const JsonNode& node, std::int64_t least) {
+  try {
+    const std::vector<std::int64_t> extents = node.integers();
+    for (const std::int64_t extent : extents) {
+      if (extent < least) throw InvalidArgument("too small");
+    }
+    return Shape(extents);
+  } catch (const InvalidArgument&) {
+    node.fail("is not a shape");
+  }
+}
+
 UnitRecord unit_from(const JsonNode& node, int world) {
   UnitRecord unit;
   unit.name = node["name"].text();
@@ -127,15 +154,7 @@ UnitRecord unit_from(const JsonNode& node, int world) {
   for (const JsonNode& item : node["tensors"].items()) {
     TensorRecord tensor;
     tensor.name = item["name"].text();
-    const std::vector<std::int64_t> extents = item["shape"].integers();
-    try {
-      for (const std::int64_t extent : extents) {
-        if (extent < 1) throw InvalidArgument("empty");
-      }
-      tensor.shape = Shape(extents);
-    } catch (const Error&) {
-      item["shape"].fail("is not a shape");
-    }
+    tensor.shape = shape_from(item["shape"], 1);
     tensor.frozen = item["frozen"].boolean();
     tensor.aliases = item["aliases"].texts();
     const int which = tensor.frozen ? 1 : 0;
@@ -166,6 +185,29 @@ SectionRecord section_from(const JsonNode& node) {
   if (!known) node["dtype"].fail(fmt::format("is '{}'; known are fp32, bf16 and fp16", dtype));
   section.frozen = node["frozen"].boolean();
   return section;
+}
+
+ArrayRecord array_from(const JsonNode& node, int world) {
+  ArrayRecord array;
+  array.name = node["name"].text();
+  try {
+    array.dtype = parse_data_type(node["dtype"].text());
+  } catch (const ConfigurationError& error) {
+    node["dtype"].fail(error.message());
+  }
+  const std::string of = node["of"].text();
+  if (of != "each rank" && of != "all ranks") node["of"].fail("is neither 'each rank' nor 'all ranks'");
+  array.per_rank = of == "each rank";
+  for (const JsonNode& item : node["shapes"].items()) array.shapes.push_back(shape_from(item, 0));
+  if (array.shapes.size() != (array.per_rank ? static_cast<std::size_t>(world) : 1)) {
+    node["shapes"].fail(fmt::format("has {} entries for {} ranks", array.shapes.size(), world));
+  }
+  if (!array.per_rank) {
+    array.cuts = cuts_from(node["cuts"], world);
+    if (array.cuts.back() != array.shapes[0].elements())
+      node["cuts"].fail("does not end where the array does");
+  }
+  return array;
 }
 
 RunState run_from(const JsonNode& node) {
@@ -200,14 +242,25 @@ void check_shards(const Manifest& manifest, const JsonNode& root) {
       node["offsets"].fail(
           fmt::format("has {} entries for {} sections", shard.offsets.size(), layout.sections.size()));
     }
-    for (std::size_t s = 0; s < shard.offsets.size(); ++s) {
-      const std::int64_t bytes =
-          layout.section_elements(static_cast<int>(s), rank) * size_of(layout.sections[s].dtype);
-      const std::int64_t offset = shard.offsets[s];
+    const auto check = [&](const char* key, const std::string& dataset, std::int64_t bytes,
+                           std::int64_t offset) {
       if (bytes == 0 ? offset != -1 : offset < 0 || offset > shard.file.digested_bytes - bytes) {
-        node["offsets"].fail(
-            fmt::format("puts {} at byte {}, outside the file", layout.sections[s].dataset, offset));
+        node[key].fail(fmt::format("puts {} at byte {}, outside the file", dataset, offset));
       }
+    };
+    for (std::size_t s = 0; s < shard.offsets.size(); ++s) {
+      check("offsets", layout.sections[s].dataset,
+            layout.section_elements(static_cast<int>(s), rank) * size_of(layout.sections[s].dtype),
+            shard.offsets[s]);
+    }
+    if (shard.array_offsets.size() != layout.arrays.size()) {
+      node["array_offsets"].fail(
+          fmt::format("has {} entries for {} arrays", shard.array_offsets.size(), layout.arrays.size()));
+    }
+    for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
+      const ArrayRecord& array = layout.arrays[a];
+      check("array_offsets", array.dataset(), array.range(rank).size() * size_of(array.dtype),
+            shard.array_offsets[a]);
     }
   }
 }
@@ -230,22 +283,25 @@ std::string to_text(const Manifest& manifest) {
   for (const SectionRecord& section : manifest.layout.sections) sections.push_back(to_json(section));
   Json shards = Json::array();
   for (const ShardRecord& shard : manifest.shards) shards.push_back(to_json(shard));
-  const Json json = {{"format", format_name},
-                     {"version", manifest.version},
-                     {"library", manifest.library},
-                     {"hdf5", manifest.hdf5},
-                     {"sequence", manifest.sequence},
-                     {"created", manifest.created},
-                     {"world", manifest.layout.world},
-                     {"stage", manifest.stage},
-                     {"numerics_fingerprint", manifest.numerics},
-                     {"reduction_group", manifest.reduction_group},
-                     {"cut", "element"},
-                     {"run", to_json(manifest.run)},
-                     {"sections", sections},
-                     {"units", units},
-                     {"master", to_json(manifest.master)},
-                     {"shards", shards}};
+  Json arrays = Json::array();
+  for (const ArrayRecord& array : manifest.layout.arrays) arrays.push_back(to_json(array));
+  Json json = {{"format", format_name},
+               {"version", manifest.version},
+               {"library", manifest.library},
+               {"hdf5", manifest.hdf5},
+               {"sequence", manifest.sequence},
+               {"created", manifest.created},
+               {"world", manifest.layout.world},
+               {"stage", manifest.stage},
+               {"numerics_fingerprint", manifest.numerics},
+               {"reduction_group", manifest.reduction_group},
+               {"cut", "element"},
+               {"run", to_json(manifest.run)},
+               {"sections", sections},
+               {"units", units},
+               {"master", to_json(manifest.master)},
+               {"shards", shards}};
+  if (!arrays.empty()) json["arrays"] = arrays;
   std::string body;  // a line for each key, so that people can read it
   for (const auto& [key, value] : json.items()) {
     body += fmt::format("{}\"{}\": {}", body.empty() ? "" : ",\n", key, value.dump());
@@ -292,6 +348,10 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
   layout.world = static_cast<int>(root["world"].integer(1, 1 << 20));
   for (const JsonNode& node : root["sections"].items()) layout.sections.push_back(section_from(node));
   for (const JsonNode& node : root["units"].items()) layout.units.push_back(unit_from(node, layout.world));
+  if (root.has("arrays")) {
+    for (const JsonNode& node : root["arrays"].items())
+      layout.arrays.push_back(array_from(node, layout.world));
+  }
   manifest.master = file_from(root["master"]);
   if (manifest.master.name != master_name) {
     root["master"]["name"].fail(fmt::format("is '{}', not {}", manifest.master.name, master_name));

@@ -1,6 +1,7 @@
 #include "tranche/checkpoint/reader.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -333,6 +334,43 @@ ReadRequest Reader::request_for(std::string_view name, std::string_view kind, El
 void Reader::read_tensor(std::string_view name, std::string_view kind, ElementRange elements, DataType dtype,
                          void* memory) {
   read(request_for(name, kind, elements, dtype, memory));
+}
+
+const ArrayRecord& Reader::array(std::string_view name) const {
+  std::vector<std::string> names;
+  for (const ArrayRecord& array : layout().arrays) {
+    if (array.name == name) return array;
+    names.push_back(array.name);
+  }
+  const std::string near = nearest(name, names);
+  const std::string others = !near.empty()   ? "; the nearest is '" + near + "'"
+                             : names.empty() ? ", nor any other"
+                                             : fmt::format("; it has {}", fmt::join(names, ", "));
+  throw CheckpointError(fmt::format("checkpoint {} has no array '{}'{}", impl_->folder, name, others));
+}
+
+void Reader::read_array(const ArrayRecord& array, int rank, ElementRange elements, void* memory) {
+  const std::vector<ArrayRecord>& arrays = layout().arrays;
+  if (!array.per_rank) rank = 0;  // whichever asks
+  const auto index =
+      static_cast<std::size_t>(std::find(arrays.begin(), arrays.end(), array) - arrays.begin());
+  if (index == arrays.size() || rank < 0 || rank >= layout().world || elements.begin < 0 ||
+      elements.end < elements.begin || elements.end > array.shape(rank).elements()) {
+    throw InvalidArgument(fmt::format("elements {} to {} of array {} of rank {}: the checkpoint has no such",
+                                      elements.begin, elements.end, array.name, rank));
+  }
+  const std::int64_t width = size_of(array.dtype);
+  std::vector<Impl::Task> tasks;
+  for (int from = array.per_rank ? rank : 0; from <= (array.per_rank ? rank : layout().world - 1); ++from) {
+    const ElementRange held = array.range(from), part = intersect(held, elements);
+    if (part.empty()) continue;
+    const std::int64_t offset = impl_->manifest.shards[static_cast<std::size_t>(from)].array_offsets[index];
+    tasks.push_back({from, offset + (part.begin - held.begin) * width,
+                     offset + (part.end - held.begin) * width, array.dtype, array.dtype,
+                     static_cast<std::byte*>(memory) + (part.begin - elements.begin) * width});
+  }
+  impl_->statistics.bytes_wanted += elements.size() * width;
+  impl_->run(tasks);
 }
 
 }  // namespace tranche::checkpoint

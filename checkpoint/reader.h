@@ -97,6 +97,12 @@ class Reader {
   /// Reads elements of one tensor. Throws as above, and CheckpointError when the kind is not stored.
   void read_tensor(std::string_view name, std::string_view kind, ElementRange elements, DataType dtype,
                    void* memory);
+  /// The program's own array of that name; CheckpointError naming the nearest when there is none.
+  const ArrayRecord& array(std::string_view name) const;
+  /// Reads elements of an array of all ranks, or of `rank`'s of one of each rank, in its own dtype. Throws as
+  /// read() does.
+  void read_array(const ArrayRecord& array, int rank, ElementRange elements, void* memory);
+
   /// What read_tensor() would ask for, to be read with others as one pipeline.
   ReadRequest request_for(std::string_view name, std::string_view kind, ElementRange elements, DataType dtype,
                           void* memory) const;

@@ -25,8 +25,19 @@ ShardPlan::ShardPlan(const Layout& layout, int rank, std::int64_t step)
       begins_.push_back(begin);
       begin += layout.shard_range(static_cast<int>(s), static_cast<int>(u), rank).size();
     }
-    payload_bytes_ += begin * size_of(layout.sections[s].dtype);
+    const std::int64_t bytes = begin * size_of(layout.sections[s].dtype);
+    if (bytes > 0) payload_.push_back({image_.offsets[s], image_.offsets[s] + bytes});
   }
+  for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
+    const std::int64_t bytes = array_bytes(static_cast<int>(a));
+    if (bytes > 0) payload_.push_back({image_.array_offsets[a], image_.array_offsets[a] + bytes});
+  }
+  for (const ElementRange& bytes : payload_) payload_bytes_ += bytes.size();
+}
+
+std::int64_t ShardPlan::array_bytes(int array) const {
+  const ArrayRecord& record = layout_.arrays.at(static_cast<std::size_t>(array));
+  return record.range(rank_).size() * size_of(record.dtype);
 }
 
 std::vector<SectionPiece> ShardPlan::pieces() const {

@@ -27,12 +27,18 @@ class ShardPlan {
   int rank() const noexcept { return rank_; }
   std::string file_name() const { return shard_name(rank_, layout_.world); }
   std::int64_t file_bytes() const noexcept { return image_.file.bytes; }
-  /// Of all sections: padding included.
+  /// Of all sections, padding included, and arrays.
   std::int64_t payload_bytes() const noexcept { return payload_bytes_; }
   /// Byte of the table of leaf digests; it covers all bytes before.
   std::int64_t table_offset() const noexcept { return image_.table_offset; }
   std::int64_t leaves() const noexcept { return image_.leaves; }
   const std::vector<std::int64_t>& offsets() const noexcept { return image_.offsets; }
+  /// Byte in the file of this rank's elements of each array; -1: it has none.
+  const std::vector<std::int64_t>& array_offsets() const noexcept { return image_.array_offsets; }
+  /// Bytes of this rank's elements of an array.
+  std::int64_t array_bytes(int array) const;
+  /// Where payload lies in the file: sections, then arrays, ascending.
+  const std::vector<ElementRange>& payload() const noexcept { return payload_; }
   const SparseImage& image() const noexcept { return image_.file; }
 
   /// All that this rank stores, in the order of the file.
@@ -46,7 +52,8 @@ class ShardPlan {
   int rank_;
   ShardImage image_;
   std::int64_t payload_bytes_ = 0;
-  std::vector<std::int64_t> begins_;  ///< by section and unit, in elements
+  std::vector<ElementRange> payload_;  ///< bytes of the file
+  std::vector<std::int64_t> begins_;   ///< by section and unit, in elements
 };
 
 }  // namespace tranche::checkpoint

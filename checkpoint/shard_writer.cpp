@@ -47,8 +47,7 @@ ShardWriter::~ShardWriter() {
 }
 
 std::int64_t ShardWriter::most_staging_bytes(const ShardPlan& plan) {
-  std::int64_t sections = 0;
-  for (const std::int64_t offset : plan.offsets()) sections += offset >= 0 ? 1 : 0;
+  const auto sections = static_cast<std::int64_t>(plan.payload().size());
   // Open are the block where each section has got to, and those in which one section ends and the next
   // begins; a further one is taken while fewer than so many are in flight.
   const std::int64_t at_once = 2 * sections + static_cast<std::int64_t>(most_block_flights);
@@ -67,13 +66,7 @@ std::int64_t ShardWriter::block_end(std::int64_t begin) const {
 
 std::int64_t ShardWriter::payload_within(std::int64_t begin, std::int64_t end) const {
   std::int64_t bytes = 0;
-  for (std::size_t s = 0; s < plan_.offsets().size(); ++s) {
-    const std::int64_t offset = plan_.offsets()[s];
-    if (offset < 0) continue;
-    const std::int64_t size = plan_.layout().section_elements(static_cast<int>(s), plan_.rank()) *
-                              size_of(plan_.layout().sections[s].dtype);
-    bytes += intersect({offset, offset + size}, {begin, end}).size();
-  }
+  for (const ElementRange& dataset : plan_.payload()) bytes += intersect(dataset, {begin, end}).size();
   return bytes;
 }
 
@@ -81,20 +74,16 @@ std::int64_t ShardWriter::payload_within(std::int64_t begin, std::int64_t end) c
 void ShardWriter::clear_gaps(std::int64_t begin, std::span<std::byte> bytes) const {
   const std::int64_t end = begin + static_cast<std::int64_t>(bytes.size());
   std::int64_t at = begin;
-  for (std::size_t s = 0; s <= plan_.offsets().size(); ++s) {
-    ElementRange dataset{end, end};
-    if (s < plan_.offsets().size()) {
-      const std::int64_t offset = plan_.offsets()[s];
-      if (offset < 0) continue;
-      const auto& section = plan_.layout().sections[s];
-      dataset = {offset, offset + plan_.layout().section_elements(static_cast<int>(s), plan_.rank()) *
-                                      size_of(section.dtype)};
-    }
-    const ElementRange gap = intersect({at, dataset.begin}, {begin, end});
+  const auto clear_to = [&](std::int64_t to) {
+    const ElementRange gap = intersect({at, to}, {begin, end});
     if (!gap.empty())
       std::memset(bytes.data() + (gap.begin - begin), 0, static_cast<std::size_t>(gap.size()));
+  };
+  for (const ElementRange& dataset : plan_.payload()) {
+    clear_to(dataset.begin);
     at = std::max(at, dataset.end);
   }
+  clear_to(end);
   plan_.image().overlay(begin, bytes.data(), static_cast<std::int64_t>(bytes.size()));
 }
 
@@ -138,14 +127,11 @@ void ShardWriter::write_image(std::span<std::byte> image) {
   });
 }
 
-void ShardWriter::claim(int section, int unit, ElementRange range, std::int64_t begin, std::int64_t end) {
+void ShardWriter::claim(std::int64_t begin, std::int64_t end, const std::function<std::string()>& what) {
   auto next = given_.lower_bound(begin);
   if ((next != given_.end() && next->first < end) ||
       (next != given_.begin() && std::prev(next)->second > begin)) {
-    throw LogicError(fmt::format("elements {} to {} of {} of unit {} are given twice for {}", range.begin,
-                                 range.end,
-                                 plan_.layout().sections[static_cast<std::size_t>(section)].dataset,
-                                 plan_.layout().units[static_cast<std::size_t>(unit)].name, path_));
+    throw LogicError(fmt::format("{} are given twice for {}", what(), path_));
   }
   if (next != given_.end() && next->first == end) {
     end = next->second;
@@ -184,12 +170,26 @@ void ShardWriter::seal(std::int64_t begin, Block block) {
 }
 
 void ShardWriter::put(int section, int unit, ElementRange range, const void* memory) {
-  std::int64_t at = plan_.offset_of(section, unit, range);
-  if (range.empty()) return;
+  const std::int64_t at = plan_.offset_of(section, unit, range);
+  const SectionRecord& record = plan_.layout().sections[static_cast<std::size_t>(section)];
+  put_bytes(at, at + range.size() * size_of(record.dtype), memory, [&] {
+    return fmt::format("elements {} to {} of {} of unit {}", range.begin, range.end, record.dataset,
+                       plan_.layout().units[static_cast<std::size_t>(unit)].name);
+  });
+}
+
+void ShardWriter::put_array(int array, const void* memory) {
+  const std::int64_t at = plan_.array_offsets().at(static_cast<std::size_t>(array));
+  put_bytes(at, at + plan_.array_bytes(array), memory, [&] {
+    return "elements of array " + plan_.layout().arrays[static_cast<std::size_t>(array)].name;
+  });
+}
+
+void ShardWriter::put_bytes(std::int64_t at, std::int64_t end, const void* memory,
+                            const std::function<std::string()>& what) {
+  if (at == end || at < 0) return;
   if (!image_.empty()) throw LogicError("put() into " + path_ + " after write_image()");
-  const auto element = size_of(plan_.layout().sections[static_cast<std::size_t>(section)].dtype);
-  const std::int64_t end = at + range.size() * element;
-  claim(section, unit, range, at, end);
+  claim(at, end, what);
   const auto* source = static_cast<const std::byte*>(memory);
   with_reason(context(), [&] {
     while (at < end) {
@@ -210,20 +210,29 @@ void ShardWriter::put(int section, int unit, ElementRange range, const void* mem
   });
 }
 
+std::int64_t ShardWriter::first_missing(std::int64_t begin, std::int64_t end) const {
+  const auto next = given_.upper_bound(begin);
+  if (next == given_.begin()) return begin;
+  return std::clamp(std::prev(next)->second, begin, end);
+}
+
 void ShardWriter::require_complete() const {
   for (const SectionPiece& piece : plan_.pieces()) {
+    const SectionRecord& section = plan_.layout().sections[static_cast<std::size_t>(piece.section)];
     const std::int64_t begin = plan_.offset_of(piece.section, piece.unit, piece.range);
-    const std::int64_t element =
-        size_of(plan_.layout().sections[static_cast<std::size_t>(piece.section)].dtype);
-    std::int64_t at = begin;
-    const auto next = given_.upper_bound(begin);
-    if (next != given_.begin()) at = std::max(at, std::prev(next)->second);
-    if (at < begin + piece.range.size() * element) {
-      const std::int64_t missing = piece.range.begin + (at - begin) / element;
-      throw LogicError(fmt::format("{} was never given element {} of {} of unit {}", path_, missing,
-                                   plan_.layout().sections[static_cast<std::size_t>(piece.section)].dataset,
+    const std::int64_t element = size_of(section.dtype);
+    const std::int64_t end = begin + piece.range.size() * element;
+    const std::int64_t at = first_missing(begin, end);
+    if (at < end) {
+      throw LogicError(fmt::format("{} was never given element {} of {} of unit {}", path_,
+                                   piece.range.begin + (at - begin) / element, section.dataset,
                                    plan_.layout().units[static_cast<std::size_t>(piece.unit)].name));
     }
+  }
+  for (std::size_t a = 0; a < plan_.layout().arrays.size(); ++a) {
+    const std::int64_t begin = plan_.array_offsets()[a];
+    if (begin < 0 || first_missing(begin, begin + 1) > begin) continue;  // they come whole
+    throw LogicError(fmt::format("{} was never given array {}", path_, plan_.layout().arrays[a].name));
   }
 }
 
@@ -244,8 +253,10 @@ void ShardWriter::write_table() {
 
 ShardRecord ShardWriter::finish() {
   if (image_.empty()) require_complete();
-  ShardRecord record{
-      plan_.rank(), {plan_.file_name(), plan_.file_bytes(), plan_.table_offset(), {}}, plan_.offsets()};
+  ShardRecord record{plan_.rank(),
+                     {plan_.file_name(), plan_.file_bytes(), plan_.table_offset(), {}},
+                     plan_.offsets(),
+                     plan_.array_offsets()};
   with_reason(context(), [&] {
     if (image_.empty()) {  // blocks without any payload are left
       for (std::int64_t begin = 0; begin < plan_.table_offset(); begin += block_bytes) {

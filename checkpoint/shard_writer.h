@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -30,15 +31,18 @@ class ShardWriter {
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   /// Writes the whole file from `image`, file_bytes() of memory on a multiple of 4096 into which the caller
-  /// has copied every piece of plan.pieces() at plan.offset_of(piece); the rest of it is filled in here, by
-  /// finish() too, until which it must live. No further copy is made, and no memory taken. Returns when the
-  /// disk has taken all (not: made it durable).
+  /// has copied every piece of plan.pieces() at plan.offset_of(piece) and every array at its offset; the rest
+  /// of it is filled in here, by finish() too, until which it must live. No further copy is made, and no
+  /// memory taken. Returns when the disk has taken all (not: made it durable).
   void write_image(std::span<std::byte> image);
 
   /// Copies a stretch of this rank's shard; `memory` may be reused on return. Stretches may come in any
   /// order, each element once (else LogicError); blocks of 4 MiB are written as they fill up, so memory stays
   /// small, one block a section and some under way, when each section's stretches come in ascending order.
   void put(int section, int unit, ElementRange range, const void* memory);
+
+  /// The same for all of this rank's elements of an array.
+  void put_array(int array, const void* memory);
 
   /// Writes what is missing of the file's own parts, waits, syncs. LogicError when an element was never
   /// given.
@@ -64,7 +68,11 @@ class ShardWriter {
   std::int64_t block_end(std::int64_t begin) const;
   std::int64_t payload_within(std::int64_t begin, std::int64_t end) const;
   void clear_gaps(std::int64_t begin, std::span<std::byte> bytes) const;
-  void claim(int section, int unit, ElementRange range, std::int64_t begin, std::int64_t end);
+  void claim(std::int64_t begin, std::int64_t end, const std::function<std::string()>& what);
+  void put_bytes(std::int64_t at, std::int64_t end, const void* memory,
+                 const std::function<std::string()>& what);
+  /// The first byte from `begin` to `end` that was never given; `end` when all were.
+  std::int64_t first_missing(std::int64_t begin, std::int64_t end) const;
   Block& open_block(std::int64_t begin);
   void seal(std::int64_t begin, Block block);
   void digest(std::int64_t begin, std::span<const std::byte> bytes);

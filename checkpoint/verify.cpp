@@ -110,6 +110,18 @@ std::string Reader::Impl::content(int rank, std::int64_t begin, std::int64_t end
       if (!any) name(fmt::format("padding of {} of unit {}", section.dataset, unit.name));
     }
   }
+  for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
+    const ArrayRecord& array = layout.arrays[a];
+    const std::int64_t offset = manifest.shards[r].array_offsets[a];
+    if (offset < 0) continue;
+    const ElementRange held = array.range(rank);
+    const std::int64_t element = size_of(array.dtype);
+    const ElementRange bytes = intersect({offset, offset + held.size() * element}, {begin, end});
+    if (bytes.empty()) continue;
+    name(fmt::format("elements {} to {} of array {}{}", held.begin + (bytes.begin - offset) / element,
+                     held.begin + divide_round_up(bytes.end - offset, element) - 1, array.name,
+                     array.per_rank ? fmt::format(" of rank {}", rank) : ""));
+  }
   if (more > 0) text += fmt::format(" and {} more", more);
   return text.empty() ? "the HDF5 file's own structure" : text;
 }

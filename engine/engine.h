@@ -25,7 +25,9 @@
 
 namespace tranche {
 
-/// Used by one thread per rank. Calls marked collective are made by all ranks in the same order.
+/// Calls of a rank, those of handles included, are made one at a time, each ordered before the next, by
+/// whichever thread (docs/design.md, "Threads of a program"); request_stop() alone at any time. Calls marked
+/// collective are made by all ranks in the same order.
 ///
 /// A call out of order (LogicError) or with impossible arguments (InvalidArgument) changes nothing. Any other
 /// error in the middle of a step (OutOfMemory, CommunicationError ...) ends the engine, as this rank cannot
@@ -179,6 +181,12 @@ class Engine {
   /// verified. Throws CheckpointError on all ranks; nothing has changed then if the checkpoint does not fit
   /// the model, while damage found in reading leaves weights of which some are new: load another or end.
   LoadResult load(const std::string& path, const LoadOptions& options = {});
+  /// Collective; between micro-batches. Reads elements of the program's own arrays (SaveOptions::arrays) from
+  /// a checkpoint, LoadResult::folder usually, verified; each rank may ask for others, or for none. An array
+  /// of all ranks is given to any number of them; one of each rank to as many as saved it, to each its own.
+  /// Throws CheckpointError on all ranks, naming the array: it is not there, has another dtype, too few
+  /// elements, was saved by another number of ranks, or is damaged; targets may have been written to then.
+  void load_arrays(const std::string& path, const std::vector<ArrayTarget>& targets);
 
   // --- Reports -----------------------------------------------------------------------------------------
   /// JSON text of the report's `memory`, `traffic` and `model` objects; memory is collective (maximum over

@@ -96,6 +96,7 @@ struct Engine::Impl {
   struct Loading;
   void require_whole_state(const char* call) const;
   LoadResult load(const std::string& path, const LoadOptions& options);
+  void load_arrays(const std::string& path, const std::vector<ArrayTarget>& targets);
   /// From new master weights to weights that models read.
   void publish_weights(UnitState& unit);
 

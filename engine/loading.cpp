@@ -36,6 +36,17 @@ std::string parts_not_in(const std::string& fingerprint, const std::string& othe
   return parts.empty() ? fingerprint : parts;
 }
 
+/// Collective. `path`, or the newest checkpoint in it. One rank looks, so that all read the same also while
+/// others are being saved.
+std::string choose_checkpoint(Communicator& ranks, FileSystem& files, const std::string& path,
+                              std::vector<std::string>& notes) {
+  return together(ranks, load_label, [&]() -> std::string {
+    if (ranks.rank() != 0) return {};
+    if (files.exists(join_path(path, std::string(checkpoint::manifest_name)))) return path;
+    return checkpoint::newest_checkpoint(files, path, notes).path;
+  })[0];
+}
+
 }  // namespace
 
 /// What a rank does to take its part of the sections of a checkpoint.
@@ -128,6 +139,41 @@ void Engine::Impl::Loading::read_sections(checkpoint::Reader& reader,
   reader.read(requests);
 }
 
+void Engine::Impl::load_arrays(const std::string& path, const std::vector<ArrayTarget>& targets) {
+  (void)saving->finish();
+  const std::unique_ptr<BlockIo> io = make_block_io();
+  const checkpoint::Storage storage{runtime.files(), *io, runtime.memory(Tier::host)};
+  std::vector<std::string> notes;
+  const std::string chosen = choose_checkpoint(shard, storage.files, path, notes);
+  (void)together(shard, load_label, [&]() -> std::string {
+    checkpoint::Reader reader(storage, chosen);
+    for (const ArrayTarget& target : targets) {
+      const checkpoint::ArrayRecord& array = reader.array(target.name);
+      const std::string what = "array '" + array.name + "' of " + chosen;
+      if (array.dtype != target.values.dtype) {
+        throw CheckpointError(what + " is " + std::string(name_of(array.dtype)) + ", asked for as " +
+                              std::string(name_of(target.values.dtype)));
+      }
+      if (const int world = reader.layout().world; array.per_rank && world != ranks) {
+        throw CheckpointError(what + " is one of each rank, saved by " + std::to_string(world) +
+                              ": it cannot be given to " + std::to_string(ranks) +
+                              "; save an array of all ranks, whole or in parts, to load it on any number");
+      }
+      const std::int64_t count = target.values.elements(), has = array.shape(rank).elements();
+      if (target.first < 0 || target.first + count > has) {
+        throw CheckpointError(what + " has " + std::to_string(has) + " elements, asked for are " +
+                              std::to_string(count) + " from " + std::to_string(target.first) + " on");
+      }
+    }
+    if (simulated()) return {};
+    for (const ArrayTarget& target : targets) {
+      reader.read_array(reader.array(target.name), rank,
+                        {target.first, target.first + target.values.elements()}, target.values.data);
+    }
+    return {};
+  });
+}
+
 LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& options) {
   require(!in_step && !in_micro_batch && !in_evaluation,
           "load() inside a step or an evaluation; load before the first micro-batch of a step");
@@ -136,12 +182,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   const std::unique_ptr<BlockIo> io = make_block_io();
   const checkpoint::Storage storage{runtime.files(), *io, runtime.memory(Tier::host)};
   LoadResult result;
-  // One rank looks, so that all read the same checkpoint also while others are being saved.
-  const std::string chosen = together(shard, load_label, [&]() -> std::string {
-    if (rank != 0) return {};
-    if (storage.files.exists(join_path(path, std::string(checkpoint::manifest_name)))) return path;
-    return checkpoint::newest_checkpoint(storage.files, path, result.notes).path;
-  })[0];
+  const std::string chosen = choose_checkpoint(shard, storage.files, path, result.notes);
   result.folder = chosen;
   const checkpoint::Layout own = saving->whole_layout();
   // Nothing of this rank changes before every rank has found all that it needs.
@@ -196,6 +237,16 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   result.world = manifest.layout.world;
   result.stage = manifest.stage;
   result.user = manifest.run.user;
+  std::string of_ranks;
+  for (const checkpoint::ArrayRecord& array : manifest.layout.arrays) {
+    const bool there = !array.per_rank || rank < result.world;
+    result.arrays.push_back({array.name, array.dtype, array.per_rank, there ? array.shape(rank) : Shape{0}});
+    if (array.per_rank) of_ranks += (of_ranks.empty() ? "" : ", ") + array.name;
+  }
+  if (!of_ranks.empty() && result.world != ranks) {
+    result.notes.push_back("arrays of each rank (" + of_ranks + ") were saved by " +
+                           std::to_string(result.world) + " and cannot be given to " + std::to_string(ranks));
+  }
   result.bytes_read = reader->statistics().bytes_read;
   if (!options.weights_only) {
     steps_done = manifest.run.step;
@@ -260,6 +311,10 @@ void Engine::Impl::publish_weights(UnitState& unit) {
   }
   unit.shard_ready = compute.record();
   gather_updated(unit, "load");
+}
+
+void Engine::load_arrays(const std::string& path, const std::vector<ArrayTarget>& targets) {
+  impl_->guarded([&] { impl_->load_arrays(path, targets); });
 }
 
 LoadResult Engine::load(const std::string& path, const LoadOptions& options) {

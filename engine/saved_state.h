@@ -3,9 +3,52 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tranche/core/tensor_view.h"
+
 namespace tranche {
+
+/// An array of the program's own in a checkpoint: numbers of any dtype in host memory, of which save() takes
+/// a copy. Every rank gives the same arrays in the same order.
+struct SavedArray {
+  std::string name;        ///< unique among arrays; parts between '/' neither empty nor "." nor ".."
+  Shape shape;             ///< of the whole array, or of this rank's
+  std::int64_t first = 0;  ///< the element of the whole array at which `values` begins
+  ConstTensorView values;  ///< what this rank gives
+  bool partial = false;    ///< a part of an array of all ranks
+  bool per_rank = false;   ///< this rank's own
+
+  /// All ranks have it alike, bit for bit. Each stores its share.
+  static SavedArray whole(std::string name, ConstTensorView values) {
+    return {std::move(name), values.shape, 0, values, false, false};
+  }
+  /// This rank's part of an array of all ranks. Parts follow each other in the order of ranks, without gaps;
+  /// some may be empty.
+  static SavedArray part(std::string name, Shape whole, std::int64_t first, ConstTensorView values) {
+    return {std::move(name), whole, first, values, true, false};
+  }
+  /// Of this rank alone; shapes may differ between ranks. Given back to as many ranks only.
+  static SavedArray of_rank(std::string name, ConstTensorView values) {
+    return {std::move(name), values.shape, 0, values, false, true};
+  }
+};
+
+/// An array that a checkpoint holds.
+struct ArrayInfo {
+  std::string name;
+  DataType dtype = DataType::float32;
+  bool per_rank = false;
+  Shape shape;  ///< of one of each rank: this rank's; [0] where there was no such rank
+};
+
+/// Host memory for elements of an array: first, first + 1 ... as many as `values` has, in the array's dtype.
+struct ArrayTarget {
+  std::string name;
+  TensorView values;
+  std::int64_t first = 0;
+};
 
 struct SaveOptions {
   std::string user = "{}";      ///< the caller's own JSON object, at most 1 MiB; from rank 0
@@ -13,6 +56,7 @@ struct SaveOptions {
   std::int64_t keep_every = 0;  ///< ... and those whose step is a multiple
   /// Return when the checkpoint is durable; else once this rank's shard is copied.
   bool wait = false;
+  std::vector<SavedArray> arrays = {};
 };
 
 struct LoadOptions {
@@ -26,6 +70,7 @@ struct LoadResult {
   std::int64_t step = 0, applied_steps = 0, samples = 0, tokens = 0;
   int world = 1, stage = 0;        ///< of the run that saved
   std::string user = "{}";         ///< what SaveOptions held
+  std::vector<ArrayInfo> arrays;   ///< what load_arrays() can be asked for
   std::string config = "{}";       ///< the effective configuration of that run
   std::string optimizer;           ///< as Optimizer::describe() put it
   std::int64_t bytes_read = 0;     ///< by this rank

@@ -12,6 +12,7 @@
 #include "tranche/core/trace.h"
 #include "tranche/engine/offloading.h"
 #include "tranche/engine/rank_texts.h"
+#include "tranche/engine/saved_arrays.h"
 #include "tranche/engine/sections.h"
 
 namespace tranche {
@@ -89,6 +90,9 @@ std::string write_pieces(const checkpoint::Storage& storage, const checkpoint::S
     while (missing > 0 && feed.take(put)) {
     }
   }
+  for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
+    if (layout.arrays[a] >= 0) writer.put_array(static_cast<int>(a), snapshot.data() + layout.arrays[a]);
+  }
   return checkpoint::to_text(writer.finish());  // which refuses when something never came
 }
 
@@ -149,6 +153,8 @@ std::string Engine::Impl::Saving::save(const std::string& into, const SaveOption
                  "save() inside a step or an evaluation; save between step() and the next micro-batch");
   engine.require_whole_state("save()");
   (void)finish();
+  checkpoint::Layout stored = whole_layout();
+  checkpoint::add_arrays(stored, agree_on_arrays(engine.shard, options.arrays, engine.simulated()));
   engine.set_phase("save");
   if (!has_token) {
     std::int64_t drawn = 0;
@@ -168,14 +174,14 @@ std::string Engine::Impl::Saving::save(const std::string& into, const SaveOption
       if (!folder || folder->parent() != into) {
         folder.emplace(checkpoint::Storage{files, *io, engine.runtime.memory(Tier::host)}, into, token);
       }
-      plan = std::make_unique<checkpoint::ShardPlan>(whole_layout(), engine.rank, engine.steps_done);
+      plan = std::make_unique<checkpoint::ShardPlan>(stored, engine.rank, engine.steps_done);
       retention = {options.keep_last, options.keep_every};
       manifest = {};
       if (engine.rank == 0) {
         manifest.layout = plan->layout();
         describe_run(manifest, options);
       }
-      take_snapshot();
+      take_snapshot(options.arrays);
       return {};
     });
   } catch (const CheckpointError& error) {

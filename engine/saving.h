@@ -24,7 +24,9 @@ struct SnapshotLayout {
     std::int64_t offset = 0;  ///< in the snapshot
   };
   std::int64_t bytes = 0;
-  std::vector<Part> parts;          ///< unit by unit, sections in order
+  std::vector<Part> parts;  ///< unit by unit, sections in order
+  std::vector<std::int64_t>
+      arrays;                       ///< where each of the program's own lies; -1: this rank stores none of it
   std::vector<ElementRange> tiles;  ///< by unit: what lives on the nvme tier
   bool image = true;
   std::int64_t staging = 0;  ///< where the blocks' memory begins
@@ -59,7 +61,7 @@ struct Engine::Impl::Saving {
   SnapshotLayout lay_out_snapshot(const checkpoint::ShardPlan& of) const;
   void reserve_snapshot(const checkpoint::ShardPlan& of);
   /// Copies what lives in memory.
-  void take_snapshot();
+  void take_snapshot(const std::vector<SavedArray>& arrays);
   /// From here on tiles are handed over: by the next step, or by hand_over_tiles().
   void open_tile_feed();
   /// The host stream hands over what is missing of this tile, as it finds it in memory.

@@ -6,6 +6,7 @@
 #include "tranche/core/clock.h"
 #include "tranche/core/shape.h"
 #include "tranche/engine/offloading.h"
+#include "tranche/engine/saved_arrays.h"
 #include "tranche/engine/saving.h"
 #include "tranche/engine/sections.h"
 #include "tranche/kernels/elementwise.h"
@@ -33,12 +34,18 @@ SnapshotLayout Engine::Impl::Saving::lay_out_snapshot(const checkpoint::ShardPla
     }
   }
   laid.bytes = of.file_bytes();
+  laid.arrays = of.array_offsets();
   if (laid.image) return laid;
   laid.bytes = 0;
   for (SnapshotLayout::Part& part : laid.parts) {
     part.offset = laid.bytes;
     const DataType dtype = of.layout().sections[static_cast<std::size_t>(part.piece.section)].dtype;
     laid.bytes += round_up(part.piece.range.size() * size_of(dtype), io_alignment);
+  }
+  for (std::size_t a = 0; a < laid.arrays.size(); ++a) {
+    if (laid.arrays[a] < 0) continue;
+    laid.arrays[a] = laid.bytes;
+    laid.bytes += round_up(of.array_bytes(static_cast<int>(a)), io_alignment);
   }
   laid.staging = laid.bytes;
   laid.bytes += checkpoint::ShardWriter::most_staging_bytes(of);
@@ -56,9 +63,15 @@ void Engine::Impl::Saving::reserve_snapshot(const checkpoint::ShardPlan& of) {
   std::memset(snapshot.data(), 0, static_cast<std::size_t>(bytes));
 }
 
-void Engine::Impl::Saving::take_snapshot() {
+void Engine::Impl::Saving::take_snapshot(const std::vector<SavedArray>& arrays) {
   reserve_snapshot(*plan);
   if (engine.simulated()) return;
+  for (std::size_t a = 0; a < arrays.size(); ++a) {
+    if (layout.arrays[a] < 0) continue;
+    std::memcpy(static_cast<std::byte*>(snapshot.data()) + layout.arrays[a],
+                stored_part(plan->layout().arrays[a], arrays[a], engine.rank),
+                static_cast<std::size_t>(plan->array_bytes(static_cast<int>(a))));
+  }
   const auto section_at = [&](const SnapshotLayout::Part& part) -> const checkpoint::SectionRecord& {
     return plan->layout().sections[static_cast<std::size_t>(part.piece.section)];
   };

@@ -115,6 +115,22 @@ ordered_json json_of(const Reader& reader, const StoredTensor& tensor) {
           {"shards", shards}};
 }
 
+ordered_json json_of(const Layout& layout, const checkpoint::ArrayRecord& array) {
+  ordered_json shapes = ordered_json::array(), shards = ordered_json::array();
+  for (const Shape& shape : array.shapes) {
+    shapes.push_back(std::vector<std::int64_t>(shape.extents().begin(), shape.extents().end()));
+  }
+  for (int rank = 0; rank < layout.world; ++rank) {
+    const ElementRange range = array.range(rank);
+    if (!range.empty()) shards.push_back({{"rank", rank}, {"begin", range.begin}, {"end", range.end}});
+  }
+  return {{"name", array.name},
+          {"dtype", name_of(array.dtype)},
+          {"of", array.per_rank ? "each rank" : "all ranks"},
+          {"shapes", shapes},
+          {"shards", shards}};
+}
+
 ordered_json json_of(const Reader& reader) {
   const Manifest& manifest = reader.manifest();
   const auto object = [](const std::string& text) { return ordered_json::parse(text); };
@@ -204,6 +220,23 @@ void print_table(std::ostream& out, const Reader& reader) {
   out << fmt::format("{} tensors, {} elements\n", reader.tensors().size(), parameters);
 }
 
+/// The program's own, if there are any.
+void print_arrays(std::ostream& out, const Layout& layout) {
+  if (layout.arrays.empty()) return;
+  std::size_t width = 5;
+  for (const checkpoint::ArrayRecord& array : layout.arrays) width = std::max(width, array.name.size());
+  out << fmt::format("\n{:<{}}  {:<6}  {:<9}  {}\n", "array", width, "dtype", "of", "shape");
+  for (const checkpoint::ArrayRecord& array : layout.arrays) {
+    std::string shapes = array.shapes.front().to_string();
+    const bool alike = std::all_of(array.shapes.begin(), array.shapes.end(),
+                                   [&](const Shape& shape) { return shape == array.shapes.front(); });
+    for (std::size_t r = 1; r < array.shapes.size() && !alike; ++r)
+      shapes += " " + array.shapes[r].to_string();
+    out << fmt::format("{:<{}}  {:<6}  {:<9}  {}\n", array.name, width, name_of(array.dtype),
+                       array.per_rank ? "each rank" : "all ranks", shapes);
+  }
+}
+
 void print_tensor(std::ostream& out, Reader& reader, const StoredTensor& tensor) {
   const Layout& layout = reader.layout();
   const auto& aliases = record_of(layout, tensor).aliases;
@@ -234,12 +267,17 @@ int checkpoint_show(const CheckpointOptions& options, const Output& output) {
     for (const StoredTensor& tensor : reader.tensors()) {
       if (only == nullptr || only == &tensor) json["tensors"].push_back(json_of(reader, tensor));
     }
+    json["arrays"] = ordered_json::array();
+    for (const checkpoint::ArrayRecord& array : reader.layout().arrays) {
+      json["arrays"].push_back(json_of(reader.layout(), array));
+    }
     output.out << json.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
   } else if (only != nullptr) {
     print_tensor(output.out, reader, *only);
   } else {
     print_run(output.out, reader);
     print_table(output.out, reader);
+    print_arrays(output.out, reader.layout());
   }
   return 0;
 }

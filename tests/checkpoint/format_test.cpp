@@ -108,7 +108,8 @@ Manifest sample_manifest(int world) {
     manifest.shards.push_back(
         {rank,
          {plan.file_name(), plan.file_bytes(), plan.table_offset(), {0xfedcba9876543210u}},
-         plan.offsets()});
+         plan.offsets(),
+         plan.array_offsets()});
   }
   manifest.master = {"model.h5", 5, 5, {1}};
   return manifest;

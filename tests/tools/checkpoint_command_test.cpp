@@ -216,6 +216,31 @@ TEST_F(CheckpointCommand, ShowAsJson) {
   EXPECT_EQ(elements, test::tiny_gpt().parameters());
 }
 
+TEST_F(CheckpointCommand, ShowsArraysOfTheProgramsOwn) {
+  EXPECT_THAT((save(), checkpoint_command({"show", run_})).out, Not(HasSubstr("\narray")));
+  const std::string path =
+      save({.world = 2,
+            .step = 9,
+            .arrays = {{"average", DataType::float32, false, {Shape{300, 100}}, {0, 1000, 30000}},
+                       {"generator", DataType::int64, true, {Shape{3}, Shape{4}}, {}}}});
+  const ProgramResult result = checkpoint_command({"show", run_});
+  EXPECT_THAT(result.out, HasSubstr("\narray      dtype   of         shape\n"
+                                    "average    fp32    all ranks  [300, 100]\n"
+                                    "generator  int64   each rank  [3] [4]\n"));
+  const json shown = parsed(checkpoint_command({"show", run_, "--json"}));
+  EXPECT_EQ(shown["arrays"].dump(),
+            R"([{"dtype":"fp32","name":"average","of":"all ranks","shapes":[[300,100]],)"
+            R"("shards":[{"begin":0,"end":1000,"rank":0},{"begin":1000,"end":30000,"rank":1}]},)"
+            R"({"dtype":"int64","name":"generator","of":"each rank","shapes":[[3],[4]],)"
+            R"("shards":[{"begin":0,"end":3,"rank":0},{"begin":0,"end":4,"rank":1}]}])");
+  const checkpoint::Manifest manifest = checkpoint::open_manifest(posix_file_system(), path);
+  test::flip(path + "/shard-00001-of-00002.h5", manifest.shards[1].array_offsets[0] + 50000);
+  const ProgramResult damaged = checkpoint_command({"verify", path});
+  EXPECT_EQ(damaged.status, 4);
+  EXPECT_THAT(damaged.out + damaged.errors,
+              testing::ContainsRegex(": elements [0-9]+ to [0-9]+ of array average\n"));
+}
+
 TEST_F(CheckpointCommand, ShowsOneTensor) {
   save({.world = 2});
   const ProgramResult result = checkpoint_command({"show", run_, "--tensor", "lm_head.weight"});

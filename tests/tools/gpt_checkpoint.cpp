@@ -56,6 +56,7 @@ std::string save_gpt(const std::string& folder, const models::GptConfig& model,
   manifest.layout =
       checkpoint::make_layout(units, {{"exp_avg", DataType::float32}, {"exp_avg_sq", DataType::float32}},
                               DataType::float32, DataType::float32, options.world);
+  checkpoint::add_arrays(manifest.layout, options.arrays);
   manifest.stage = options.stage;
   manifest.numerics = "test";
   manifest.run.step = manifest.run.applied = options.step;
@@ -82,6 +83,11 @@ std::string save_gpt(const std::string& folder, const models::GptConfig& model,
         }
       }
       writer.put(piece.section, piece.unit, piece.range, values.data());
+    }
+    for (std::size_t a = 0; a < options.arrays.size(); ++a) {
+      const auto array = static_cast<int>(a);
+      const std::vector<std::byte> zeros(static_cast<std::size_t>(plan.array_bytes(array)));
+      writer.put_array(array, zeros.data());
     }
     manifest.shards.push_back(writer.finish());
   }

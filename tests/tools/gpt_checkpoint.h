@@ -3,7 +3,9 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "tranche/checkpoint/format.h"
 #include "tranche/models/gpt_config.h"
 #include "tranche/tools/run_identity.h"
 
@@ -21,7 +23,8 @@ struct SampleOptions {
   std::int64_t step = 7;
   int variant = 0;
   int stage = 2;
-  std::string user = {};  ///< empty: tiny_identity() of the model's vocabulary
+  std::string user = {};                             ///< empty: tiny_identity() of the model's vocabulary
+  std::vector<checkpoint::ArrayRecord> arrays = {};  ///< of a program's own; all of them zeros
 };
 /// Saves weights, exp_avg and exp_avg_sq into a run's folder; returns the checkpoint's path.
 std::string save_gpt(const std::string& folder, const models::GptConfig& model,

@@ -7,15 +7,18 @@
 
 using namespace tranche;
 
+bool brings_its_own_state();  // state.cpp
+
 int main() {
-  Runtime runtime = Runtime::from_environment();
+  Runtime runtime;
   try {
+    std::printf("brings its own state: %s\n", brings_its_own_state() ? "yes" : "no");
+    runtime =
+        Runtime::from_config(R"({"bf16": {"enabled": false}, "gradient_clipping": 1.0, "train_batch_size": 1,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})");
     ModelSpec model;
     const UnitId unit = model.add_unit({"unit", {{"weight", {1000}, Initializer::normal(1)}}});
-    Engine engine(runtime, model,
-                  parse_config(R"({"bf16": {"enabled": false}, "train_batch_size": 1,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})",
-                               runtime.size()));
+    Engine engine(runtime, model, runtime.config());
     double first = 0, last = 0;
     for (int step = 0; step < 20; ++step) {
       engine.begin_micro_batch();
