@@ -12,8 +12,13 @@ namespace tranche {
 class Engine;
 struct UnitState;
 
-/// Full tensors of a unit in the compute dtype, valid until destroyed. Move-only. The compute stream already
-/// waits for them.
+/// Full tensors of a unit in the compute dtype, in memory of the device, valid until released or destroyed:
+/// the memory may then be another unit's at once, for work issued later. Move-only. The compute stream
+/// already waits for them.
+///
+/// They are read-only. What is written through a cast is lost at the next gather or update, or, where the
+/// compute weights are the master weights (fp32), changes those on this rank alone, which weights_digest()
+/// reports; Engine::write_weight() changes weights.
 class GatheredUnit {
  public:
   GatheredUnit() = default;

@@ -42,7 +42,9 @@ struct RuntimeOptions {
   static RuntimeOptions from(const Config& config) { return from(config, RuntimeOptions()); }
 };
 
-/// Move-only. Destroyed after every Engine made on it. Collective over the factory's ranks.
+/// Move-only. Destroyed after every Engine made on it. Making one is collective over the factory's ranks. Its
+/// calls are made one at a time, with those of its engines, but for memory(), whose resources any thread may
+/// use.
 class Runtime {
  public:
   /// Empty: to be assigned to. Of its calls only fail() is possible, so that one catch does for what making a
