@@ -13,8 +13,10 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-/// Least number of insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
-std::size_t edit_distance(const std::string& a, const std::string& b) {
+}  // namespace
+
+std::size_t edit_distance(std::string_view one, std::string_view other) {
+  const std::string a = lower(one), b = lower(other);  // optimal string alignment
   std::vector<std::size_t> before(b.size() + 1), previous(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) previous[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -31,14 +33,12 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return previous[b.size()];
 }
 
-}  // namespace
-
 std::string nearest(std::string_view text, const std::vector<std::string>& candidates) {
   const std::string wanted = lower(text);
   std::string best, holder;
   std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
-    const std::size_t distance = edit_distance(wanted, lower(candidate));
+    const std::size_t distance = edit_distance(wanted, candidate);
     // Of two short words without a common letter every distance is small: ask for some likeness.
     if (distance < best_distance && distance < std::max(wanted.size(), candidate.size())) {
       best = candidate;

@@ -1,11 +1,16 @@
 #pragma once
 /// What somebody may have meant who mistyped a name.
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace tranche {
+
+/// Least number of insertions, deletions, replacements and swaps of neighbours between the two, whatever the
+/// case of letters.
+std::size_t edit_distance(std::string_view a, std::string_view b);
 
 /// Closest of `candidates` to `text` by edit distance (insertions, deletions, replacements and swaps of
 /// neighbours), whatever the case of letters; empty when none is near.
