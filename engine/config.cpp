@@ -51,12 +51,12 @@ std::string optimizer_type(const std::string& text, Problems& problems) {
                                             "Adagrad", "Muon",       "MuAdam",      "MuAdamW",    "MuSGD"};
   const std::string there = match(lacking, text);
   if (!there.empty()) {
-    problems.add(fmt::format("optimizer.type: {} is not part of this version; there are {}", there,
-                             joined(optimizer_types)));
+    problems.add_first(fmt::format("optimizer.type: {} is not part of this version; there are {}", there,
+                                   joined(optimizer_types)));
   } else {
     const std::string near = nearest(text, optimizer_types);
-    problems.add(fmt::format("optimizer.type: '{}' is not one of {}{}", text, joined(optimizer_types),
-                             near.empty() ? "" : "; did you mean " + near + "?"));
+    problems.add_first(fmt::format("optimizer.type: '{}' is not one of {}{}", text, joined(optimizer_types),
+                                   near.empty() ? "" : "; did you mean " + near + "?"));
   }
   return "AdamW";
 }
@@ -65,11 +65,12 @@ std::string schedule_type(const std::string& text, Problems& problems) {
   const std::string known = match(schedule_types, text);
   if (!known.empty()) return known;
   const std::string near = nearest(text, schedule_types);
-  problems.add(lower(text) == "lrrangetest"
-                   ? fmt::format("scheduler.type: LRRangeTest is not part of this version; there are {}",
-                                 joined(schedule_types))
-                   : fmt::format("scheduler.type: '{}' is not one of {}{}", text, joined(schedule_types),
-                                 near.empty() ? "" : "; did you mean " + near + "?"));
+  problems.add_first(
+      lower(text) == "lrrangetest"
+          ? fmt::format("scheduler.type: LRRangeTest is not part of this version; there are {}",
+                        joined(schedule_types))
+          : fmt::format("scheduler.type: '{}' is not one of {}{}", text, joined(schedule_types),
+                        near.empty() ? "" : "; did you mean " + near + "?"));
   return "constant";
 }
 
@@ -104,21 +105,17 @@ void read_precision(const Values& values, Config& config, Problems& problems) {
   const auto boolean = [&](const char* path) { return values.boolean(path); };
   const std::optional<bool> bf16 = either(values, "bf16.enabled", "bfloat16.enabled", boolean, problems);
   const std::optional<bool> fp16 = values.boolean("fp16.enabled");
+  const bool automatic = values.is_automatic("bf16.enabled") || values.is_automatic("bfloat16.enabled");
   PrecisionConfig& precision = config.precision;
   if (bf16.value_or(false) && fp16.value_or(false)) {
     problems.add("bf16.enabled and fp16.enabled are both true; choose one");
   }
   if (fp16.value_or(false)) {
     precision.compute = DataType::float16;
-  } else if (bf16.value_or(true)) {
-    precision.compute = DataType::bfloat16;
-    if (!bf16 && fp16) {
-      config.notes.emplace_back(
-          "fp16.enabled: false alone means bf16; for fp32 set bf16.enabled to false too");
-    }
   } else {
-    precision.compute = DataType::float32;
+    precision.compute = bf16.value_or(automatic) ? DataType::bfloat16 : DataType::float32;
   }
+  config.precision_given = bf16.has_value() || automatic || fp16.value_or(false);
   precision.wire = read_data_type(values, "communication_data_type", precision.compute, problems);
   precision.accumulation = read_data_type(values, "data_types.grad_accum_dtype", DataType::float32, problems);
   precision.moments = read_data_type(values, "tranche.moments", DataType::float32, problems);
@@ -177,13 +174,6 @@ void read_optimizer(const Values& values, Config& config, Problems& problems) {
     parameters[name] = *values.json("scheduler.params." + name);
   }
   config.schedule.parameters_json = parameters.dump();
-  if (config.schedule.type == "OneCycle" &&
-      values.boolean("scheduler.params.cycle_momentum").value_or(true)) {
-    config.notes.emplace_back(
-        sgd ? "scheduler.params.cycle_momentum: no meaning here: SGD has no beta1 to cycle"
-            : "scheduler.params.cycle_momentum: beta2 stays the optimizer's (DeepSpeed sets it "
-              "to 0.99 while it cycles)");
-  }
 }
 
 void read_groups(const Values& values, Config& config, Problems& problems) {
@@ -278,7 +268,30 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
       small_integer(values, "tranche.debug.ranks_per_host", config.debug.ranks_per_host, problems);
 }
 
+/// An element count that may be 0 in DeepSpeed, which stands for the default here.
+void read_size(const Values& values, std::initializer_list<const char*> names, std::int64_t& field,
+               Config& config, Problems& problems) {
+  std::string given;
+  for (const char* path : names) {
+    const auto value = values.integer(path);
+    if (!value) continue;
+    if (!given.empty())
+      problems.add(fmt::format("{} and {} are two names of one key; write one", given, path));
+    given = path;
+    if (*value != 0) {
+      field = *value;
+    } else {
+      config.notes.push_back(fmt::format("{}: 0 is taken as {}, the default", path, field));
+    }
+  }
+}
+
 }  // namespace
+
+bool is_known_type(std::string_view block, const Json& type) {
+  const std::vector<std::string>& types = block == "scheduler" ? schedule_types : optimizer_types;
+  return !type.is_string() || !match(types, type.get<std::string>()).empty();
+}
 
 Config config_from(const Values& values, Problems& problems) {
   Config config;
@@ -290,25 +303,26 @@ Config config_from(const Values& values, Problems& problems) {
        {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}) {
     if (values.integer(path) == 0) problems.add(fmt::format("{}: 0 is not at least 1", path));
   }
-  config.gradient_clipping = values.number("gradient_clipping").value_or(config.gradient_clipping);
+  const bool clips = values.is_automatic("gradient_clipping");
+  config.gradient_clipping =
+      values.number("gradient_clipping").value_or(clips ? config.gradient_clipping : 0);
+  config.clipping_given = clips || values.has("gradient_clipping");
   config.steps_per_print = values.integer("steps_per_print").value_or(config.steps_per_print);
   config.wall_clock_breakdown = values.boolean("wall_clock_breakdown").value_or(config.wall_clock_breakdown);
   read_precision(values, config, problems);
   read_optimizer(values, config, problems);
 
-  const auto integer = [&](const char* path) { return values.integer(path); };
   config.stage = small_integer(values, "zero_optimization.stage", config.stage, problems);
   config.overlap = values.boolean("zero_optimization.overlap_comm").value_or(config.overlap);
-  config.reduce_bucket_elements =
-      values.integer("zero_optimization.reduce_bucket_size").value_or(config.reduce_bucket_elements);
-  config.allgather_bucket_elements =
-      values.integer("zero_optimization.allgather_bucket_size").value_or(config.allgather_bucket_elements);
-  config.prefetch_elements = either(values, "zero_optimization.stage3_prefetch_bucket_size",
-                                    "zero_optimization.prefetch_bucket_size", integer, problems)
-                                 .value_or(config.prefetch_elements);
-  config.max_live_elements = either(values, "zero_optimization.stage3_max_live_parameters",
-                                    "zero_optimization.max_live_parameters", integer, problems)
-                                 .value_or(config.max_live_elements);
+  const auto size = [&](std::initializer_list<const char*> names, std::int64_t& field) {
+    read_size(values, names, field, config, problems);
+  };
+  size({"zero_optimization.reduce_bucket_size"}, config.reduce_bucket_elements);
+  size({"zero_optimization.allgather_bucket_size"}, config.allgather_bucket_elements);
+  size({"zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.prefetch_bucket_size"},
+       config.prefetch_elements);
+  size({"zero_optimization.stage3_max_live_parameters", "zero_optimization.max_live_parameters"},
+       config.max_live_elements);
   read_groups(values, config, problems);
   read_tranche(values, config, problems);
   read_offload(values, config, problems);
@@ -319,17 +333,20 @@ Config config_from(const Values& values, Problems& problems) {
 
 namespace {
 
-Config parse(std::string_view text, int ranks, const std::vector<std::string>& overrides,
+Config parse(std::string_view text, int ranks, const std::vector<std::string>& overrides, bool strict,
              const std::string& origin) {
   detail::Json document = detail::read_json(text, origin);
   detail::Problems problems;
-  detail::apply_overrides(document, overrides, problems);
   std::vector<std::string> notes;
-  const detail::Values values = detail::check_keys(document, problems, notes);
+  detail::expand_zero_optimization(document, notes);
+  detail::apply_overrides(document, overrides, problems);
+  detail::expand_zero_optimization(document, notes);  // an override may be of that form too
+  const detail::Values values = detail::check_keys(document, strict, problems, notes);
   Config config = detail::config_from(values, problems);
   config.notes.insert(config.notes.begin(), notes.begin(), notes.end());
   detail::check_fields(config, ranks, problems);
   problems.raise(origin);
+  detail::note_differences(values, config);
   return config;
 }
 
@@ -359,11 +376,13 @@ std::string_view name_of(ReductionPolicy policy) {
   return "?";
 }
 
-Config parse_config(std::string_view json_text, int ranks, const std::vector<std::string>& overrides) {
-  return parse(json_text, ranks, overrides, "configuration");
+Config parse_config(std::string_view json_text, int ranks, const std::vector<std::string>& overrides,
+                    bool strict) {
+  return parse(json_text, ranks, overrides, strict, "configuration");
 }
 
-Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides) {
+Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides,
+                   bool strict) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
@@ -372,7 +391,7 @@ Config load_config(const std::string& path, int ranks, const std::vector<std::st
     throw ConfigurationError(
         fmt::format("configuration file '{}' cannot be read: {}", path, std::strerror(errno)));
   }
-  return parse(text.str(), ranks, overrides, fmt::format("configuration file '{}'", path));
+  return parse(text.str(), ranks, overrides, strict, fmt::format("configuration file '{}'", path));
 }
 
 void validate_config(Config& config, int ranks) {

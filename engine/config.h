@@ -20,6 +20,7 @@ namespace tranche {
 enum class ReductionPolicy : std::uint8_t { automatic, boundary, micro_batch };
 std::string_view name_of(ReductionPolicy policy);
 
+/// Of a Config made in C++; JSON that does not choose a dtype means fp32, as in DeepSpeed.
 struct PrecisionConfig {
   DataType compute = DataType::bfloat16;
   DataType wire = DataType::bfloat16;         ///< gradients on the wire
@@ -95,7 +96,7 @@ struct Config {
   PrecisionConfig precision;
   bool loss_scaling = false;  ///< fp16 only
   LossScalerOptions loss_scaler;
-  double gradient_clipping = 1.0;  ///< 0: off
+  double gradient_clipping = 1.0;  ///< 0: off, as in JSON that does not give it
   std::int64_t maximum_consecutive_skips = 100;
 
   OptimizerConfig optimizer;
@@ -125,7 +126,12 @@ struct Config {
   bool wall_clock_breakdown = false;
   DebugConfig debug;
 
-  /// One line for each key that was accepted but has no meaning here, to be printed once.
+  /// Whether the JSON that this was read from chose a compute dtype and a clipping; what it did not is not
+  /// what a run was that an earlier version saved, which had bf16 and 1.0 then.
+  bool precision_given = true, clipping_given = true;
+
+  /// Lines to be printed once: keys that were accepted but have no meaning here or are not known, values that
+  /// were taken as others, and what the JSON means otherwise in DeepSpeed.
   std::vector<std::string> notes;
 
   /// The policy on so many ranks with `automatic` resolved. One rank keeps all of the gradients in every
@@ -141,12 +147,24 @@ struct Config {
 /// Reads DeepSpeed's JSON (with Tranche's own keys under "tranche"). `ranks` completes the batch arithmetic.
 /// Every problem found is reported in one ConfigurationError, a line each: unknown keys with the nearest
 /// known one, values out of range, keys that cannot be honoured with the reason, batch arithmetic that does
-/// not fit. Text that is not strict JSON, or gives a key twice, is told alone, with its place. `overrides`
-/// are "key.path=value" strings that replace what the file says (the program's --set); a value is JSON, or
-/// else text.
-Config parse_config(std::string_view json_text, int ranks, const std::vector<std::string>& overrides = {});
+/// not fit. Text that is not JSON as core/relaxed_json.h reads it, or gives a key twice, is told alone, with
+/// its place. `overrides` are "key.path=value" strings that replace what the file says (the program's --set);
+/// a value is JSON, or else text. Unknown keys of the top level that are not near a known one are ignored, a
+/// line each in Config::notes; with `strict` they are errors as well.
+Config parse_config(std::string_view json_text, int ranks, const std::vector<std::string>& overrides = {},
+                    bool strict = false);
 /// Reads a file; errors name it.
-Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides = {});
+Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides = {},
+                   bool strict = false);
+/// What a configuration leaves out, and a run was saved with because earlier versions had other defaults.
+struct EarlierDefaults {
+  bool bf16 = false;      ///< computed in bf16; the configuration chooses no dtype, which is fp32 now
+  bool clipping = false;  ///< clipped at 1.0; the configuration does not speak of clipping, which is none now
+  bool any() const { return bf16 || clipping; }
+};
+/// `saved` is the effective configuration of the run (LoadResult::config).
+EarlierDefaults earlier_defaults(const Config& config, std::string_view saved);
+
 /// Throws ConfigurationError unless the fields of a Config made in C++ fit together; completes the batch.
 void validate_config(Config& config, int ranks);
 

@@ -113,7 +113,7 @@ Values schedule_values(const ScheduleConfig& schedule, Problems& problems) {
   Json document;
   document["scheduler"]["params"] = read_json(schedule.parameters_json, "the schedule's parameters");
   std::vector<std::string> notes;
-  Values values = check_keys(document, problems, notes);
+  Values values = check_keys(document, true, problems, notes);
   const std::vector<std::string>& allowed = parameters_of(schedule.type);
   for (const std::string& name : values.names_within("scheduler.params")) {
     if (std::find(allowed.begin(), allowed.end(), name) != allowed.end()) continue;

@@ -2,11 +2,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "tranche/core/error.h"
+#include "tranche/core/relaxed_json.h"
 #include "tranche/engine/config_reader.h"
 
 namespace tranche {
@@ -45,11 +47,11 @@ class DuplicateFinder {
   std::string duplicate_;
 };
 
-/// Drops the parser's own prefix "[json.exception.parse_error.101] parse error at ".
+/// Drops the parser's own prefix "[json.exception.parse_error.101] parse error at line 1, column 2: ", whose
+/// place is that in the strict text.
 std::string parser_message(const std::string& what) {
-  const std::string marker = "parse error at ";
-  const std::size_t at = what.find(marker);
-  return at == std::string::npos ? what : what.substr(at + marker.size());
+  const std::size_t at = what.find(": ");
+  return at == std::string::npos ? what : what.substr(at + 2);
 }
 
 }  // namespace
@@ -65,15 +67,18 @@ void Problems::raise(const std::string& origin) const {
 Json read_json(std::string_view text, const std::string& origin) {
   DuplicateFinder duplicates;
   Json document;
+  StrictJson strict;
   try {
-    document = Json::parse(text, [&](int depth, Json::parse_event_t event, Json& parsed) {
+    strict = strict_json(text);
+    document = Json::parse(strict.text, [&](int depth, Json::parse_event_t event, Json& parsed) {
       return duplicates(depth, event, parsed);
     });
   } catch (const Json::parse_error& error) {
-    const std::size_t at = error.byte > 0 ? error.byte - 1 : 0;
-    const bool comment = at < text.size() && (text[at] == '/' || text[at] == '#' || text[at] == '*');
-    throw ConfigurationError(fmt::format("{} is not JSON: {}{}", origin, parser_message(error.what()),
-                                         comment ? " (JSON has no comments)" : ""));
+    const std::size_t at = std::min(error.byte > 0 ? error.byte - 1 : 0, strict.text.size());
+    throw ConfigurationError(fmt::format("{} is not JSON: {}: {}", origin, place_in(text, strict.origin[at]),
+                                         parser_message(error.what())));
+  } catch (const InvalidArgument& error) {
+    throw ConfigurationError(fmt::format("{} is not JSON: {}", origin, error.message()));
   }
   if (!duplicates.duplicate().empty()) {
     throw ConfigurationError(
@@ -84,6 +89,14 @@ Json read_json(std::string_view text, const std::string& origin) {
         fmt::format("{} holds {} instead of a block {{...}} of keys", origin, document.type_name()));
   }
   return document;
+}
+
+void expand_zero_optimization(Json& document, std::vector<std::string>& notes) {
+  const auto block = document.find("zero_optimization");
+  if (block == document.end() || !block->is_boolean()) return;
+  const bool on = block->get<bool>();
+  notes.push_back(fmt::format("zero_optimization: {} is taken as stage {}", on, on ? 1 : 0));
+  *block = Json{{"stage", on ? 1 : 0}};
 }
 
 void apply_overrides(Json& document, const std::vector<std::string>& overrides, Problems& problems) {
@@ -201,6 +214,16 @@ Json tranche_keys(const Config& config) {
 }  // namespace
 }  // namespace detail
 
+EarlierDefaults earlier_defaults(const Config& config, std::string_view saved) {
+  const detail::Json json = detail::Json::parse(saved, nullptr, false);
+  const auto was = [&](const char* path, const detail::Json& value) {
+    const detail::Json::json_pointer place(path);
+    return json.is_object() && json.contains(place) && json[place] == value;
+  };
+  return {!config.precision_given && was("/bf16/enabled", true),
+          !config.clipping_given && was("/gradient_clipping", 1.0)};
+}
+
 std::string Config::to_json() const {
   detail::Json json;
   if (train_batch_size > 0) json["train_batch_size"] = train_batch_size;
@@ -220,8 +243,9 @@ std::string Config::to_json() const {
   zero["overlap_comm"] = overlap;
   zero["reduce_bucket_size"] = reduce_bucket_elements;
   zero["allgather_bucket_size"] = allgather_bucket_elements;
-  zero["stage3_prefetch_bucket_size"] = prefetch_elements;
-  zero["stage3_max_live_parameters"] = max_live_elements;
+  // A 0 that a program set would be read as the default; 1 bounds as much.
+  zero["stage3_prefetch_bucket_size"] = std::max<std::int64_t>(prefetch_elements, 1);
+  zero["stage3_max_live_parameters"] = std::max<std::int64_t>(max_live_elements, 1);
   json["tranche"] = detail::tranche_keys(*this);
   detail::write_offload(*this, json);
   return json.dump(2);

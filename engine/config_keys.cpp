@@ -93,4 +93,28 @@ std::string suggest_key(std::string_view block, std::string_view name) {
   return block.empty() ? near : std::string(block) + "." + near;
 }
 
+std::string mistyped_key(std::string_view name) {
+  constexpr std::string_view prefix = "train_", suffix = "_per_gpu";
+  constexpr std::size_t most_edits = 2, short_name = 4;
+  std::string best;
+  std::size_t least = most_edits + 1;
+  for (const std::string& known : keys_within("")) {
+    std::string_view core = known;
+    if (core.starts_with(prefix)) {
+      core.remove_prefix(prefix.size());
+      if (name == core) return known;
+      if (core.ends_with(suffix) && name == core.substr(0, core.size() - suffix.size())) return known;
+    }
+    const std::size_t edits = edit_distance(name, known);
+    // Of a short name two edits leave little: "name" is not "amp".
+    const bool alike =
+        edits < 2 || name.size() > short_name || edit_distance(name.substr(0, 1), known.substr(0, 1)) == 0;
+    if (edits < least && alike) {
+      best = known;
+      least = edits;
+    }
+  }
+  return best;
+}
+
 }  // namespace tranche

@@ -40,6 +40,11 @@ std::vector<std::string> keys_within(std::string_view block);
 /// very name elsewhere; empty when there is none.
 std::string suggest_key(std::string_view block, std::string_view name);
 
+/// The key of the top level for which an unknown one there is a typing error: two edits away at most (short
+/// names begin with the same letter too), or the same but for "train_" in front and "_per_gpu" behind. Empty
+/// when there is none.
+std::string mistyped_key(std::string_view name);
+
 namespace detail {
 std::span<const ConfigKey> training_keys();
 std::span<const ConfigKey> deepspeed_keys();

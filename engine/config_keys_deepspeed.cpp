@@ -237,7 +237,7 @@ constexpr ConfigKey keys[] = {
     refused("hybrid_engine", "null", "generation inside of training is not part of this version"),
     refused("elasticity", "null", "the batch is fixed; checkpoints open at any number of ranks"),
     refused("autotuning", "null", "plan says before a run what fits"),
-    refused("compile", "null", "there is no graph compiler"),
+    no_meaning("compile", "there is no graph compiler"),
     refused("eigenvalue", "null", "eigenvalues of the loss are not part of this version"),
     refused("quantize_training", "null", "quantization is not part of this version"),
     refused("compression_training", "null", "compression is not part of this version"),

@@ -63,9 +63,10 @@ void at_least_zero(std::int64_t value, const char* path, Problems& problems) {
   if (value < 0) problems.add(fmt::format("{}: {} is not at least 0", path, value));
 }
 
-void read_path(const Values& values, OffloadConfig& offload, Problems& problems) {
+/// `parameters_too`: whether the path of a block without effect counts.
+void read_path(const Values& values, bool parameters_too, OffloadConfig& offload, Problems& problems) {
   const std::string own = values.text(optimizer_path).value_or("");
-  const std::string other = values.text(parameters_path).value_or("");
+  const std::string other = parameters_too || own.empty() ? values.text(parameters_path).value_or("") : "";
   if (!own.empty() && !other.empty() && own != other) {
     problems.add(fmt::format("{} is '{}' and {} is '{}'; a rank has one swap file, so write one folder",
                              optimizer_path, own, parameters_path, other));
@@ -81,7 +82,15 @@ void read_offload(const Values& values, Config& config, Problems& problems) {
       tier_with_older_key(values, optimizer_device, "zero_optimization.cpu_offload", config, problems);
   offload.parameters =
       tier_with_older_key(values, parameters_device, "zero_optimization.cpu_offload_param", config, problems);
-  read_path(values, offload, problems);
+  const bool without_effect =
+      offload.parameters != OffloadTier::none && config.stage >= 0 && config.stage < 3;
+  if (without_effect) {
+    config.notes.push_back(fmt::format(
+        "{}: {} has no effect: at stage {} every rank has all weights; they leave the device at stage 3",
+        parameters_device, name_of(offload.parameters), config.stage));
+    offload.parameters = OffloadTier::none;
+  }
+  read_path(values, !without_effect, offload, problems);
   offload.ratio = values.number("zero_optimization.offload_optimizer.ratio").value_or(offload.ratio);
   offload.tile_buffers =
       count_of(values, "zero_optimization.offload_optimizer.buffer_count", offload.tile_buffers, problems);
@@ -89,10 +98,18 @@ void read_offload(const Values& values, Config& config, Problems& problems) {
       count_of(values, "zero_optimization.offload_param.buffer_count", offload.parameter_buffers, problems);
   offload.activations =
       values.boolean("activation_checkpointing.cpu_checkpointing").value_or(offload.activations);
+  if (offload.activations && !config.activation_checkpointing) {
+    config.notes.emplace_back(
+        "activation_checkpointing.cpu_checkpointing: true has no effect: it moves what activation "
+        "checkpointing keeps, which tranche.activation_checkpointing switches on");
+    offload.activations = false;
+  }
 
   offload.tile_elements = values.integer("tranche.offload_tile").value_or(offload.tile_elements);
   if (const auto bound = values.integer("zero_optimization.sub_group_size")) {
-    if (*bound < 1) {
+    if (*bound == 0) {
+      config.notes.emplace_back("zero_optimization.sub_group_size: 0 is taken as 1000000000, the default");
+    } else if (*bound < 1) {
       problems.add(fmt::format("zero_optimization.sub_group_size: {} is not at least 1", *bound));
     } else {
       const std::int64_t whole = std::max(*bound / tile_step * tile_step, tile_step);

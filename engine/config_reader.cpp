@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <map>
@@ -81,13 +82,16 @@ bool asks_for_nothing(const Json& value, const ConfigKey& key) {
   if (value.is_null() || value == harmless) return true;
   if (harmless == Json(true)) return false;
   if (value == Json(false) || value == Json("none")) return true;
-  return value.is_object() &&
-         (value.empty() || (value.contains("enabled") && value["enabled"] == Json(false)));
+  if (!value.is_object() || value.empty()) return value.is_object();
+  const auto enabled = value.find("enabled");
+  // Hugging Face's "auto" would be what its trainer was told; here nothing was.
+  return enabled != value.end() && (*enabled == Json(false) || is_automatic(*enabled));
 }
 
 class Walker {
  public:
-  Walker(Problems& problems, std::vector<std::string>& notes) : problems_(problems), notes_(notes) {}
+  Walker(bool strict, Problems& problems, std::vector<std::string>& notes)
+      : strict_(strict), problems_(problems), notes_(notes) {}
 
   void walk(const Json& block, const std::string& path) {
     for (const auto& [name, value] : block.items()) {
@@ -97,6 +101,8 @@ class Walker {
         unknown(path, name, key_path);
         continue;
       }
+      // Parameters of a type that there is not are beside the point: its name is the problem.
+      if (name == "params" && block.contains("type") && !is_known_type(path, block["type"])) continue;
       switch (key->key_class) {
         case KeyClass::honoured:
           honoured(*key, value);
@@ -108,6 +114,8 @@ class Walker {
         case KeyClass::refused:
           if (!asks_for_nothing(value, *key)) {
             problems_.add(fmt::format("{}: {} cannot be honoured: {}", key->path, shown(value), key->text));
+          } else if (value == Json(true)) {
+            notes_.push_back(fmt::format("{}: no meaning here: {}", key->path, key->text));
           }
           break;
       }
@@ -117,7 +125,8 @@ class Walker {
 
  private:
   void honoured(const ConfigKey& key, const Json& value) {
-    if (value.is_null() || (key.automatic && is_automatic(value))) return;
+    if (value.is_null()) return;
+    if (key.automatic && is_automatic(value)) return values_.put_automatic(std::string(key.path));
     if (!has_kind(value, key.kind)) {
       problems_.add(fmt::format("{}: expected {}{}, found {}", key.path, name_of(key.kind),
                                 key.automatic ? " or \"auto\"" : "", found(value)));
@@ -171,11 +180,22 @@ class Walker {
   }
 
   void unknown(const std::string& block, const std::string& name, const std::string& path) {
-    const std::string suggestion = suggest_key(block, name);
+    std::string suggestion = suggest_key(block, name);
+    if (block.empty() && !strict_) {
+      const std::string meant = mistyped_key(name);
+      if (meant.empty()) {
+        const bool elsewhere = suggestion.ends_with("." + name);
+        notes_.push_back(fmt::format("unknown key '{}': ignored{}", path,
+                                     elsewhere ? fmt::format("; there is '{}'", suggestion) : ""));
+        return;
+      }
+      suggestion = meant;
+    }
     problems_.add(fmt::format("unknown key '{}'{}", path,
                               suggestion.empty() ? "" : fmt::format("; did you mean '{}'?", suggestion)));
   }
 
+  bool strict_;
   Problems& problems_;
   std::vector<std::string>& notes_;
   Values values_;
@@ -185,6 +205,7 @@ class Walker {
 
 struct Values::Store {
   std::map<std::string, Json, std::less<>> entries;
+  std::vector<std::string> automatic;  ///< in the order of the file
 };
 Values::Values() : store_(std::make_unique<Store>()) {}
 Values::~Values() = default;
@@ -193,6 +214,15 @@ Values& Values::operator=(Values&&) noexcept = default;
 
 void Values::put(std::string path, const Json& value) {
   store_->entries.insert_or_assign(std::move(path), value);
+}
+void Values::put_automatic(std::string path) {
+  store_->automatic.push_back(std::move(path));
+}
+bool Values::is_automatic(std::string_view path) const {
+  return std::find(store_->automatic.begin(), store_->automatic.end(), path) != store_->automatic.end();
+}
+std::vector<std::string> Values::automatic_paths() const {
+  return store_->automatic;
 }
 const Json* Values::json(std::string_view path) const {
   const auto entry = store_->entries.find(path);
@@ -241,8 +271,8 @@ std::vector<std::string> Values::names_within(std::string_view block) const {
   return names;
 }
 
-Values check_keys(const Json& document, Problems& problems, std::vector<std::string>& notes) {
-  Walker walker(problems, notes);
+Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<std::string>& notes) {
+  Walker walker(strict, problems, notes);
   walker.walk(document, "");
   return walker.take();
 }

@@ -20,17 +20,26 @@ using Json = nlohmann::ordered_json;
 class Problems {
  public:
   void add(std::string line) { lines_.push_back(std::move(line)); }
+  /// In front of all that were not added so: what makes the others beside the point.
+  void add_first(std::string line) {
+    lines_.insert(lines_.begin() + static_cast<std::ptrdiff_t>(first_++), std::move(line));
+  }
   bool empty() const noexcept { return lines_.empty(); }
   /// Throws ConfigurationError with every line, `origin` in front, unless there are none.
   void raise(const std::string& origin) const;
 
  private:
   std::vector<std::string> lines_;
+  std::size_t first_ = 0;
 };
 
-/// Parses strict JSON. Throws ConfigurationError with line and column, or the path of a key that is there
-/// twice.
+/// Parses JSON as people write it (core/relaxed_json.h). Throws ConfigurationError with line and column, or
+/// the path of a key that is there twice.
 Json read_json(std::string_view text, const std::string& origin);
+
+/// The older form of zero_optimization, a boolean, becomes the block that it stands for: false is stage 0,
+/// true stage 1.
+void expand_zero_optimization(Json& document, std::vector<std::string>& notes);
 
 /// Puts "key.path=value" texts into the document; a value is JSON, or else text.
 void apply_overrides(Json& document, const std::vector<std::string>& overrides, Problems& problems);
@@ -54,10 +63,14 @@ class Values {
   std::vector<std::string> texts(std::string_view path) const;
   /// nullptr when it is not given.
   const Json* json(std::string_view path) const;
+  /// Whether it is given as "auto".
+  bool is_automatic(std::string_view path) const;
+  std::vector<std::string> automatic_paths() const;
   /// Last names of the given keys within a block.
   std::vector<std::string> names_within(std::string_view block) const;
 
   void put(std::string path, const Json& value);
+  void put_automatic(std::string path);
 
  private:
   struct Store;
@@ -65,13 +78,20 @@ class Values {
 };
 
 /// Walks a document along the table: unknown keys, refused ones and wrong types go to `problems`, keys
-/// without a meaning to `notes`, the rest is returned.
-Values check_keys(const Json& document, Problems& problems, std::vector<std::string>& notes);
+/// without a meaning to `notes`, the rest is returned. Unknown keys of the top level that are not near a
+/// known one go to `notes` too, unless `strict`.
+Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<std::string>& notes);
+
+/// Whether `type` names an optimizer (block "optimizer") or a schedule ("scheduler") that there is.
+bool is_known_type(std::string_view block, const Json& type);
 
 /// Fields from values; parse_config without the checks across fields.
 Config config_from(const Values& values, Problems& problems);
 /// Checks across fields, for a Config from anywhere; completes the batch.
 void check_fields(Config& config, int ranks, Problems& problems);
+/// A line in Config::notes for each thing that the same file means otherwise in DeepSpeed, and one for what
+/// "auto" stands for. For a complete Config.
+void note_differences(const Values& values, Config& config);
 /// The same three for what lives beside the device (OffloadConfig and the bandwidth of its link).
 void read_offload(const Values& values, Config& config, Problems& problems);
 void check_offload(Config& config, Problems& problems);

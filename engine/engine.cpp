@@ -46,6 +46,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
       state_tensors(optimizer->state()),
       exposed(compute),
+      pass_times(compute),
       formulas(config, model, units, state_tensors, residency, rank, ranks) {
   gathering = std::make_unique<Gathering>(*this);
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
@@ -192,6 +193,7 @@ void Engine::Impl::open_micro_batch() {
     if (micro_batch + 1 == config.accumulation_steps && offload) offload->read_ahead();
   }
   in_micro_batch = true;
+  if (config.wall_clock_breakdown && !in_evaluation) pass_times.begin();
   set_phase(in_evaluation ? "evaluate" : "forward");
 }
 
@@ -275,6 +277,7 @@ EvaluationResult Engine::Impl::finish_evaluation() {
   in_evaluation = false;
   gathering->step_elements = 0;
   exposed.clear();
+  pass_times.clear();
   set_phase("idle");
   return result;
 }

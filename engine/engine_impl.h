@@ -204,6 +204,7 @@ struct Engine::Impl {
   double step_started = 0, step_ended = 0;
   double between_steps = 0;  ///< from the end of the step before to the beginning of this one
   ExposedTime exposed;
+  PassTimes pass_times;  ///< with wall_clock_breakdown
   StateFormulas formulas;
   std::int64_t recorded_gather_elements = 0;  ///< padded, of stage 3 gathers of the last whole step
   StepTraffic traffic;

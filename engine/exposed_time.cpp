@@ -6,6 +6,26 @@
 
 namespace tranche {
 
+PassTimes::Mark PassTimes::mark() {
+  return {compute_.record(), seconds_now(), true};
+}
+
+double PassTimes::Mark::seconds() const {
+  return passed.state() ? passed.passed_at() : issued;
+}
+
+std::pair<double, double> PassTimes::take() {
+  double forward = 0, backward = 0;
+  for (const MicroBatch& one : std::exchange(marks_, {})) {
+    if (!one.turned.taken || !one.ended.taken) continue;
+    const double before = one.turned.seconds() - one.begun.seconds();
+    const double after = one.ended.seconds() - one.turned.seconds();
+    if (before > 0) forward += before;  // false where a time is unknown
+    if (after > 0) backward += after;
+  }
+  return {forward, backward};
+}
+
 void ExposedTime::wait_for(const Event& event, Exposed what) {
   if (event.query()) {
     compute_.wait(event);  // rethrows a failure

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "tranche/device/event.h"
@@ -13,6 +14,39 @@ namespace tranche {
 
 /// What was waited for.
 enum class Exposed { gather, reduce, offload };
+
+/// When the compute stream passes points of a pass that the host issues.
+class PassTimes {
+ public:
+  explicit PassTimes(Stream& compute) : compute_(compute) {}
+  /// The end of one part of a micro-batch and the beginning of the next.
+  void begin() { marks_.push_back({mark(), {}, {}}); }
+  void turn() {
+    if (!marks_.empty() && !marks_.back().turned.taken) marks_.back().turned = mark();
+  }
+  void end() {
+    if (!marks_.empty()) marks_.back().ended = mark();
+  }
+  /// Seconds of all micro-batches from begin() to turn() and from there to end(), which the device has
+  /// passed. Forgets them.
+  std::pair<double, double> take();
+  void clear() { marks_.clear(); }
+
+ private:
+  struct Mark {
+    Event passed;  ///< without a time of its own where work is inline
+    double issued = 0;
+    bool taken = false;
+    double seconds() const;
+  };
+  struct MicroBatch {
+    Mark begun, turned, ended;
+  };
+  Mark mark();
+
+  Stream& compute_;
+  std::vector<MicroBatch> marks_;
+};
 
 class ExposedTime {
  public:

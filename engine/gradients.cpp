@@ -17,6 +17,7 @@ void Engine::Impl::open_gradients(int index) {
       "gradients(" + unit.name + ") for use " + std::to_string(unit.uses_begun + 1) +
           " of a micro-batch, but the model declares uses_per_pass = " + std::to_string(unit.uses_per_pass));
   set_phase("backward", unit.name);
+  if (config.wall_clock_breakdown) pass_times.turn();
   const std::int64_t elements = unit.trainable.layout.padded_elements();
   if (unit.uses_begun == 0 && elements > 0) {
     if (residency.direct_accumulation()) {
@@ -238,6 +239,7 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
 
   gathering->end_micro_batch();
   in_micro_batch = false;
+  if (config.wall_clock_breakdown && !in_evaluation) pass_times.end();
   if (in_evaluation) {
     double loss = 0;
     std::int64_t count = config.train_batch_size * model.tokens_per_sample;

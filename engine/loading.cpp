@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tranche/checkpoint/folder.h"
 #include "tranche/checkpoint/reader.h"
@@ -273,6 +274,35 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
       result.notes.push_back("tranche.reduction_group is " + std::to_string(reduction_group) + ", was " +
                              std::to_string(manifest.reduction_group) +
                              ": sums over ranks round differently");
+    }
+    // Nobody chose these, so that a program which compares no configurations would not know.
+    const EarlierDefaults earlier = earlier_defaults(config, manifest.run.config);
+    if (earlier.bf16) {
+      result.notes.emplace_back(
+          "bf16.enabled: not given, which is fp32; the run was saved in bf16: write it to choose");
+    }
+    if (earlier.clipping) {
+      result.notes.emplace_back(
+          "gradient_clipping: not given, which is off; the run was saved with 1.0: write it to choose");
+    }
+    // States that this optimizer has were required; what else was saved ends here.
+    std::set<std::string> dropped;
+    for (const TensorState& tensor : tensors) {
+      if (tensor.frozen) continue;
+      for (const std::string& kind : reader->kinds(reader->tensor(tensor.name))) {
+        const bool used = kind == "weight" ||
+                          std::any_of(state_tensors.begin(), state_tensors.end(),
+                                      [&](const OptimizerStateTensor& state) { return state.name == kind; });
+        if (!used) dropped.insert(kind);
+      }
+    }
+    if (!dropped.empty()) {
+      const auto described = nlohmann::json::parse(result.optimizer, nullptr, false);
+      const std::string saved_by = described.is_object() ? described.value("type", "another") : "another";
+      std::string names;
+      for (const std::string& kind : dropped) names += (names.empty() ? "" : ", ") + kind;
+      result.notes.push_back("optimizer " + optimizer->name() + " has no use for " + names + " of " + chosen +
+                             " (saved by " + saved_by + "): dropped, and not in later checkpoints");
     }
     const std::string numerics = runtime.numerics_fingerprint();
     if (manifest.numerics != numerics) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "tranche/core/clock.h"
@@ -297,6 +298,7 @@ StepResult Engine::Impl::finish_step() {
   for (UnitState& unit : units) unit.accumulated = false;
 
   exposed.settle();
+  std::tie(result.forward_seconds, result.backward_seconds) = pass_times.take();
   result.exposed_gather_seconds = exposed.take(Exposed::gather);
   result.exposed_reduce_seconds = exposed.take(Exposed::reduce);
   result.exposed_offload_seconds = exposed.take(Exposed::offload);

@@ -18,6 +18,9 @@ struct StepResult {
   double loss_scale = 1;
   std::int64_t tokens = 0;  ///< over all ranks and micro-batches
   double seconds = 0;       ///< from the first begin_micro_batch() to the end of step(), on this rank
+  /// With wall_clock_breakdown, else 0: of all micro-batches, up to the first gradients() of each and from
+  /// there, with what compute waited for in them.
+  double forward_seconds = 0, backward_seconds = 0;
   double exposed_gather_seconds = 0;   ///< compute waited for parameters
   double exposed_reduce_seconds = 0;   ///< step waited for gradients
   double exposed_offload_seconds = 0;  ///< compute or step waited for copies, host updates or the disk

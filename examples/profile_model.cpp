@@ -70,11 +70,12 @@ void train(Runtime& runtime, const std::string& stage, MemoryProfile* profile) {
     const std::string name = "layer." + std::to_string(i);
     model.add_unit({name, {{name + ".weight", {width, width}, Initializer::normal(0.05f)}}});
   }
-  Engine engine(runtime, model,
-                parse_config(R"({"train_batch_size": 256, "bf16": {"enabled": false},
+  Engine engine(
+      runtime, model,
+      parse_config(R"({"train_batch_size": 256, "bf16": {"enabled": false}, "gradient_clipping": 1.0,
                   "zero_optimization": {"stage": )" +
-                                 stage + "}}",
-                             runtime.size()));
+                       stage + "}}",
+                   runtime.size()));
   for (std::int64_t step = 0; step < steps; ++step) {
     forward_backward(engine, step * batch + runtime.rank() * engine.config().micro_batch_size);
     const StepResult result = engine.step();

@@ -36,6 +36,7 @@ struct Raw {
 /// Model and configuration: what `train`, `evaluate` and `plan` read alike.
 void add_model_flags(CLI::App& app, Options& options) {
   app.add_option("--config", options.config, "configuration in DeepSpeed's JSON; flags override it");
+  app.add_flag("--strict", options.strict, "refuse every key of the configuration that is not known");
   app.add_option("--model", options.model, "preset or Hugging Face config.json of a GPT-2")
       ->capture_default_str();
   app.add_option("--stage", options.stage, "ZeRO stage: 0 to 3");
@@ -43,7 +44,8 @@ void add_model_flags(CLI::App& app, Options& options) {
   app.add_option("--accumulate", options.accumulate, "micro-batches of a step");
   app.add_option("--sequence", options.sequence,
                  "tokens of a sequence (default: all the model has positions for)");
-  app.add_option("--dtype", options.dtype, "compute dtype: fp32, bf16 or fp16 (default: bf16)");
+  app.add_option("--dtype", options.dtype,
+                 "compute dtype: fp32, bf16 or fp16 (default: --config's, without one bf16)");
   app.add_option("--device", options.device, "cpu or cuda")->capture_default_str();
   app.add_option("--seed", options.seed, "of initial weights, order of samples, dropout (default: 1234)");
   app.add_option("--threads", options.threads, "of a rank (default: the host's cores over its ranks)");

@@ -51,6 +51,7 @@ struct Options {
   bool offload_activations = false;
   std::string device = "cpu";
   std::vector<std::string> set;  ///< "key.path=value"
+  bool strict = false;           ///< unknown keys are errors wherever they stand
 
   std::int64_t eval_every = 0;    ///< steps; 0: only at the end
   std::int64_t eval_batches = 0;  ///< times the step's batch, of held-out windows; 0: all of them

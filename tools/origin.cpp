@@ -28,12 +28,15 @@ void open_at(FileSystem& files, const std::string& path, Origin& origin, std::st
   checkpoint::Manifest manifest;
   origin.folder = path;
   if (files.exists(join_path(path, std::string(checkpoint::manifest_name)))) {
-    user = checkpoint::open_manifest(files, path).run.user;
+    manifest = checkpoint::open_manifest(files, path);
+    user = manifest.run.user;
+    origin.config = manifest.run.config;
     return;
   }
   checkpoint::Listed newest = checkpoint::newest_checkpoint(files, path, origin.notes);
   origin.folder = newest.path;
   user = newest.manifest->run.user;
+  origin.config = newest.manifest->run.config;
 }
 
 void hold_against(const RunIdentity& present, const std::string& user, Origin& origin) {

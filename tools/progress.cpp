@@ -15,6 +15,17 @@ std::string format_duration(double seconds) {
   return fmt::format("{} h {:02} min", whole / 3600, whole / 60 % 60);
 }
 
+std::string format_step_times(const StepResult& result) {
+  const auto ms = [](double seconds) { return fmt::format("{:.3g}", 1e3 * seconds); };
+  return fmt::format(
+      "step {} in ms: forward {}, backward {}, update {}; waited for parameters {}, gradients {}, offload "
+      "{}; {} in "
+      "all, {} before it",
+      result.step, ms(result.forward_seconds), ms(result.backward_seconds), ms(result.update_seconds),
+      ms(result.exposed_gather_seconds), ms(result.exposed_reduce_seconds),
+      ms(result.exposed_offload_seconds), ms(result.seconds), ms(result.between_seconds));
+}
+
 Progress::Progress(const ProgressOptions& options, Writer write)
     : options_(options), write_(std::move(write)) {}
 

@@ -27,27 +27,32 @@ ordered_json bytes_json(const OffloadTraffic& bytes) {
 }
 
 ordered_json step_object(const StepResult& result) {
-  return {{"step", result.step},
-          {"loss", number(result.loss)},
-          {"grad_norm", number(result.gradient_norm)},
-          {"clip_coefficient", number(result.clip_coefficient)},
-          {"applied", result.applied},
-          {"skipped_because", result.skipped_because},
-          {"lr", number(result.learning_rate)},
-          {"loss_scale", number(result.loss_scale)},
-          {"tokens", result.tokens},
-          {"seconds", number(result.seconds)},
-          {"between_seconds", number(result.between_seconds)},
-          {"update_seconds", number(result.update_seconds)},
-          {"exposed_gather_seconds", number(result.exposed_gather_seconds)},
-          {"exposed_reduce_seconds", number(result.exposed_reduce_seconds)},
-          {"exposed_offload_seconds", number(result.exposed_offload_seconds)},
-          {"offload",
-           {{"to_host_seconds", number(result.offload.to_host)},
-            {"from_host_seconds", number(result.offload.from_host)},
-            {"host_update_seconds", number(result.offload.host_update)},
-            {"disk_seconds", number(result.offload.disk)}}},
-          {"offload_bytes", bytes_json(result.offload_traffic)}};
+  ordered_json object{{"step", result.step},
+                      {"loss", number(result.loss)},
+                      {"grad_norm", number(result.gradient_norm)},
+                      {"clip_coefficient", number(result.clip_coefficient)},
+                      {"applied", result.applied},
+                      {"skipped_because", result.skipped_because},
+                      {"lr", number(result.learning_rate)},
+                      {"loss_scale", number(result.loss_scale)},
+                      {"tokens", result.tokens},
+                      {"seconds", number(result.seconds)},
+                      {"between_seconds", number(result.between_seconds)},
+                      {"update_seconds", number(result.update_seconds)},
+                      {"exposed_gather_seconds", number(result.exposed_gather_seconds)},
+                      {"exposed_reduce_seconds", number(result.exposed_reduce_seconds)},
+                      {"exposed_offload_seconds", number(result.exposed_offload_seconds)},
+                      {"offload",
+                       {{"to_host_seconds", number(result.offload.to_host)},
+                        {"from_host_seconds", number(result.offload.from_host)},
+                        {"host_update_seconds", number(result.offload.host_update)},
+                        {"disk_seconds", number(result.offload.disk)}}},
+                      {"offload_bytes", bytes_json(result.offload_traffic)}};
+  if (result.forward_seconds > 0 || result.backward_seconds > 0) {  // measured
+    object["forward_seconds"] = number(result.forward_seconds);
+    object["backward_seconds"] = number(result.backward_seconds);
+  }
+  return object;
 }
 
 }  // namespace

@@ -49,10 +49,31 @@ int Run::prepare() {
       origin = find_origin(posix_file_system(), options, identity_of(options, settings, data));
     });
   }
+  if (status == 0) status = keep_earlier_defaults();
   if (status == 0 && !options.checkpoint_dir.empty()) status = require_folder();
   if (status == 0) begins_from_checkpoint = launch.of_first(origin.folder.empty() ? 0 : 1) != 0;
   if (status == 0) takes_weights_only = launch.of_first(origin.weights_only ? 1 : 0) != 0;
   return status;
+}
+
+int Run::keep_earlier_defaults() {
+  EarlierDefaults kept;
+  if (speaks() && !origin.weights_only) kept = earlier_defaults(settings.config, origin.config);
+  kept.bf16 = launch.of_first(kept.bf16 ? 1 : 0) != 0;
+  kept.clipping = launch.of_first(kept.clipping ? 1 : 0) != 0;
+  if (!kept.any()) return 0;
+  return launch.agree([&] {
+    if (kept.bf16) options.set.insert(options.set.begin(), "bf16.enabled=true");
+    if (kept.clipping) options.set.insert(options.set.begin(), "gradient_clipping=1.0");
+    settings = resolve_settings(options, launch.size());
+    const auto say = [&](std::string_view key, std::string_view value, std::string_view otherwise) {
+      settings.config.notes.push_back(fmt::format(
+          "{}: not given: stays {}, as the run was saved (in a new run it is {}); write it to choose", key,
+          value, otherwise));
+    };
+    if (kept.bf16) say("bf16.enabled", "true", "false, which is fp32");
+    if (kept.clipping) say("gradient_clipping", "1.0", "0, which is off");
+  });
 }
 
 int Run::require_folder() {

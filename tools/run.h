@@ -26,7 +26,7 @@ struct Output {
 
 /// The parts of a run; made by prepare() and start(), destroyed in the reverse order.
 struct Run {
-  const Options& options;
+  Options options;
   const Output& output;
   Launch launch;
   Settings settings;
@@ -63,6 +63,9 @@ struct Run {
   EvaluationResult validate(std::int64_t step);
   /// n-gram cross-entropies of the held-out text, on rank 0.
   NgramEntropies ngrams() const;
+  /// Collective. Where a run goes on whose configuration leaves out what earlier versions had another default
+  /// for, it keeps what it was saved with.
+  int keep_earlier_defaults();
   /// Collective. Whether checkpoints can be written where they are to go, by all ranks to one folder.
   int require_folder();
   /// What to say below an error: of OutOfMemory, the configuration that would have fitted the budget.

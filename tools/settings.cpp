@@ -9,12 +9,22 @@
 #include <sstream>
 
 #include "tranche/core/error.h"
+#include "tranche/core/relaxed_json.h"
 #include "tranche/device/device.h"
 #include "tranche/models/gpt.h"
 
 namespace tranche::tools {
 
 namespace {
+
+/// What of a file's text keys can be looked up in; empty where it is not JSON, as reading it will tell.
+nlohmann::json keys_of(const std::string& text) {
+  try {
+    return nlohmann::json::parse(strict_json(text).text, nullptr, false);
+  } catch (const InvalidArgument&) {
+    return {};
+  }
+}
 
 std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -83,7 +93,7 @@ std::vector<std::string> overrides_of(const Options& options, const std::string&
   size("tranche.device_memory", options.device_memory);
   size("tranche.host_memory", options.host_memory);
   size("tranche.nvme_space", options.nvme_space);
-  const auto document = nlohmann::json::parse(config_text, nullptr, false);
+  const nlohmann::json document = keys_of(config_text);
   override_offload(options, document, overrides);
   // The memory of saves is there from the start, so that the report's peak does not depend on whether one
   // came.
@@ -100,9 +110,34 @@ std::vector<std::string> overrides_of(const Options& options, const std::string&
   return overrides;
 }
 
+std::string default_configuration(const Options& options) {
+  nlohmann::json json = {{"bf16", {{"enabled", true}}},
+                         {"data_types", {{"grad_accum_dtype", "fp32"}}},
+                         {"gradient_clipping", 1.0},
+                         {"optimizer", {{"type", "AdamW"}}}};
+  // Not beside another name of that key, nor beside fp16.
+  for (const std::string& set : options.set) {
+    if (set.starts_with("bfloat16") || set == "fp16.enabled=true" || set.starts_with("fp16={"))
+      json.erase("bf16");
+  }
+  return json.dump();
+}
+
 Config read_config(const Options& options, int ranks) {
-  if (options.config.empty()) return parse_config("{}", ranks, overrides_of(options, "{}"));
-  return load_config(options.config, ranks, overrides_of(options, read_text(options.config)));
+  const std::string text =
+      options.config.empty() ? default_configuration(options) : read_text(options.config);
+  const std::vector<std::string> overrides = overrides_of(options, text);
+  const Config config = options.config.empty()
+                            ? parse_config(text, ranks, overrides, options.strict)
+                            : load_config(options.config, ranks, overrides, options.strict);
+  // In a file it may be a habit without effect; on the command line it was asked for.
+  if (options.offload_parameters.value_or("none") != "none" && config.stage != 3) {
+    throw ConfigurationError(fmt::format(
+        "--offload-param {} needs zero_optimization.stage 3, where weights are sharded and come when "
+        "they are used; the stage is {}",
+        *options.offload_parameters, config.stage));
+  }
+  return config;
 }
 
 Settings resolve_settings(const Options& options, int ranks) {

@@ -18,6 +18,9 @@ namespace tranche::tools {
 /// `config_text` is the file's (keys have older names that it may use).
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text);
 
+/// What the program trains with where there is no --config: bf16, clipping at 1.0, AdamW.
+std::string default_configuration(const Options& options);
+
 /// The configuration of --config with the overrides, for `ranks`. Throws ConfigurationError.
 Config read_config(const Options& options, int ranks);
 

@@ -61,11 +61,11 @@ class Training {
         run_.report.add_step(result);
         progress_.step(result, clock.seconds());
         if (metrics_) add_metrics(step_line(result));
-        if (run_.settings.config.offload.any()) {
-          offload_.add(result);
-          if (run_.settings.config.wall_clock_breakdown && progress_.due(step)) {
-            progress_.say(OffloadMeans::line_of(result));
-          }
+        const bool offloads = run_.settings.config.offload.any();
+        if (offloads) offload_.add(result);
+        if (run_.settings.config.wall_clock_breakdown && progress_.due(step)) {
+          progress_.say(format_step_times(result));
+          if (offloads) progress_.say(OffloadMeans::line_of(result));
         }
       }
       if (due(run_.options.digest_every, step)) {

@@ -18,9 +18,13 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-/// Reads {} with the overrides.
+/// Keys of which there would be a note if they were not given.
+const std::string given = R"("bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"},
+  "gradient_clipping": 1, "optimizer": {"type": "AdamW"})";
+
+/// Reads them with the overrides.
 Config read(const std::vector<std::string>& overrides) {
-  return parse_config("{}", 2, overrides);
+  return parse_config("{" + given + "}", 2, overrides);
 }
 
 std::string problems(const std::vector<std::string>& overrides) {
@@ -71,7 +75,7 @@ TEST(ConfigOffload, NothingMovesUnlessAskedFor) {
   expect_round_trip(config);
 }
 
-constexpr const char* everything = R"({
+const std::string everything = "{" + given + R"(,
   "zero_optimization": {"stage": 3, "sub_group_size": 1e9,
     "offload_optimizer": {"device": "nvme", "nvme_path": "/scratch/a", "ratio": 0.25, "buffer_count": 5},
     "offload_param": {"device": "cpu", "nvme_path": "/scratch/a", "buffer_count": 7}},
@@ -117,7 +121,7 @@ TEST(ConfigOffload, EveryFieldIsReadAndWritten) {
 }
 
 TEST(ConfigOffload, TheBlocksOfDeepSpeedsTutorialsAreRead) {
-  const Config config = parse_config(R"({"zero_optimization": {"stage": 3,
+  const Config config = parse_config("{" + given + R"(, "zero_optimization": {"stage": 3,
       "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme", "pin_memory": true, "buffer_count": 4,
         "fast_init": false, "pipeline_read": true, "pipeline_write": true},
       "offload_param": {"device": "nvme", "nvme_path": "/local_nvme", "pin_memory": true, "buffer_count": 5,
@@ -136,11 +140,12 @@ TEST(ConfigOffload, TheBlocksOfDeepSpeedsTutorialsAreRead) {
 }
 
 TEST(ConfigOffload, HuggingFacesAutoIsTheDefault) {
-  const Config config = parse_config(R"({"zero_optimization": {"stage": 3, "sub_group_size": "auto",
+  const Config config =
+      parse_config("{" + given + R"(, "zero_optimization": {"stage": 3, "sub_group_size": "auto",
       "offload_optimizer": {"device": "auto", "nvme_path": "auto", "ratio": "auto", "buffer_count": "auto"},
       "offload_param": {"device": "auto", "nvme_path": "auto", "buffer_count": "auto"}},
     "aio": {"block_size": "auto", "queue_depth": "auto"}, "tranche": {"io_engine": "auto"}})",
-                                     2);
+                   2);
   EXPECT_EQ(config.to_json(), read({"zero_optimization.stage=3"}).to_json());
   EXPECT_THAT(config.notes, IsEmpty());
 }
@@ -179,11 +184,18 @@ TEST(ConfigOffload, TheOptimizerMovesInEveryStageParametersInTheThird) {
     EXPECT_EQ(read({key, "zero_optimization.offload_optimizer.device=cpu"}).offload.optimizer,
               OffloadTier::cpu);
     if (std::string(stage) == "3") continue;
-    EXPECT_EQ(problems({key, "zero_optimization.offload_param.device=cpu"}),
-              std::string("configuration: zero_optimization.offload_param.device: cpu needs "
-                          "zero_optimization.stage 3, where weights are sharded and come when they are used; "
-                          "the stage is ") +
-                  stage);
+    const Config without = read({key, "zero_optimization.offload_param.device=cpu"});
+    EXPECT_EQ(without.offload.parameters, OffloadTier::none);
+    EXPECT_THAT(without.notes,
+                Contains(std::string("zero_optimization.offload_param.device: cpu has no effect: at stage ") +
+                         stage + " every rank has all weights; they leave the device at stage 3"));
+    EXPECT_EQ(problems({key, "zero_optimization.cpu_offload_param=true"}), "nothing was thrown");
+    EXPECT_EQ(problems({key, "zero_optimization.offload_param.device=nvme",
+                        "zero_optimization.offload_param.nvme_path=/a",
+                        "zero_optimization.offload_optimizer.device=nvme",
+                        "zero_optimization.offload_optimizer.nvme_path=/b"}),
+              "nothing was thrown")
+        << "a path that is not used is no second one";
   }
   EXPECT_EQ(
       read({"zero_optimization.stage=3", "zero_optimization.offload_param.device=cpu"}).offload.parameters,
@@ -265,8 +277,11 @@ TEST(ConfigOffload, ASubGroupBoundsTheTile) {
   EXPECT_EQ(tile("1048576", "2097152"), 1048576);
   EXPECT_EQ(tile("1e6", "8192"), 8192);
   EXPECT_EQ(tile("100", "8192"), 4096);
-  EXPECT_THAT(problems({"zero_optimization.sub_group_size=0"}),
-              HasSubstr("zero_optimization.sub_group_size: 0 is not at least 1"));
+  EXPECT_EQ(tile("0", "2097152"), 2097152);
+  EXPECT_THAT(read({"zero_optimization.sub_group_size=0"}).notes,
+              Contains("zero_optimization.sub_group_size: 0 is taken as 1000000000, the default"));
+  EXPECT_THAT(problems({"zero_optimization.sub_group_size=-1"}),
+              HasSubstr("zero_optimization.sub_group_size: -1 is not at least 1"));
 }
 
 TEST(ConfigOffload, Buffers) {
@@ -283,9 +298,15 @@ TEST(ConfigOffload, Buffers) {
 }
 
 TEST(ConfigOffload, ActivationsMoveOnlyWhereTheyAreKept) {
-  EXPECT_EQ(problems({"activation_checkpointing.cpu_checkpointing=true"}),
-            "configuration: activation_checkpointing.cpu_checkpointing moves what activation checkpointing "
-            "keeps; set tranche.activation_checkpointing to true too");
+  const Config alone = read({"activation_checkpointing.cpu_checkpointing=true"});
+  EXPECT_FALSE(alone.offload.activations);
+  EXPECT_THAT(alone.notes,
+              Contains("activation_checkpointing.cpu_checkpointing: true has no effect: it moves what "
+                       "activation checkpointing keeps, which tranche.activation_checkpointing switches on"));
+  EXPECT_THAT(
+      problems_of([](Config& made) { made.offload.activations = true; }),
+      HasSubstr("activation_checkpointing.cpu_checkpointing moves what activation checkpointing keeps; "
+                "set tranche.activation_checkpointing to true too"));
   const Config config =
       read({"activation_checkpointing.cpu_checkpointing=true", "tranche.activation_checkpointing=true"});
   EXPECT_TRUE(config.offload.activations);
@@ -333,8 +354,8 @@ TEST(ConfigOffload, OtherDtypesMayMoveToo) {
 
 TEST(ConfigOffload, ProblemsAreToldTogether) {
   EXPECT_THAT(problems({"zero_optimization.offload_optimizer.device=nvme",
-                        "zero_optimization.offload_param.device=cpu", "tranche.offload_tile=1",
-                        "activation_checkpointing.cpu_checkpointing=true"}),
+                        "zero_optimization.offload_param.device=cp", "tranche.offload_tile=1",
+                        "zero_optimization.offload_param.buffer_count=1"}),
               AllOf(HasSubstr("configuration has 4 problems"), Not(HasSubstr("unknown"))));
 }
 

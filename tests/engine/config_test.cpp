@@ -31,8 +31,28 @@ std::string problems(std::string_view json, int ranks = 1, const std::vector<std
   return "nothing was thrown";
 }
 
-TEST(Config, AnEmptyFileIsTheDefaults) {
+/// What is said of keys of the file, without what it lacks.
+std::vector<std::string> notes_on_keys(const Config& config) {
+  std::vector<std::string> notes = config.notes;
+  std::erase_if(notes, [](const std::string& note) { return note.find("not given") != std::string::npos; });
+  return notes;
+}
+
+TEST(Config, AnEmptyFileIsTheDefaultsOfDeepSpeed) {
   const Config config = parse_config("{}", 3);
+  EXPECT_EQ(config.precision.compute, DataType::float32);
+  EXPECT_EQ(config.precision.wire, DataType::float32);
+  EXPECT_EQ(config.gradient_clipping, 0);
+  EXPECT_FALSE(config.precision_given);
+  EXPECT_FALSE(config.clipping_given);
+}
+
+TEST(Config, AFileThatSpeaksOfPrecisionAndClippingHasTheDefaultsOfTheRest) {
+  const Config config = parse_config(R"({"bf16": {"enabled": true}, "gradient_clipping": 1.0,
+    "data_types": {"grad_accum_dtype": "fp32"}, "optimizer": {"type": "AdamW"}})",
+                                     3);
+  EXPECT_TRUE(config.precision_given);
+  EXPECT_TRUE(config.clipping_given);
   EXPECT_EQ(config.train_batch_size, 3);
   EXPECT_EQ(config.micro_batch_size, 1);
   EXPECT_EQ(config.accumulation_steps, 1);
@@ -182,9 +202,18 @@ TEST(Config, PrecisionFollowsWhatIsSwitchedOn) {
   EXPECT_EQ(plain.compute, DataType::float32);
   EXPECT_EQ(plain.wire, DataType::float32) << "fp32 gradients are not rounded on the wire by default";
   EXPECT_EQ(precision(R"({"bf16": {"enabled": false}})").compute, DataType::float32);
-  const Config half_said = parse_config(R"({"fp16": {"enabled": false}})", 1);
-  EXPECT_EQ(half_said.precision.compute, DataType::bfloat16);
-  EXPECT_THAT(half_said.notes, ElementsAre(HasSubstr("for fp32 set bf16.enabled to false too")));
+  for (const char* json : {"{}", R"({"fp16": {"enabled": false}})", R"({"fp16": {"enabled": "auto"}})",
+                           R"({"bf16": {}, "fp16": {}})", R"({"bf16": {"enabled": null}})"}) {
+    EXPECT_EQ(precision(json).compute, DataType::float32) << json;
+    EXPECT_EQ(precision(json).wire, DataType::float32) << json;
+    EXPECT_FALSE(parse_config(json, 1).precision_given) << json;
+  }
+  for (const char* json : {R"({"fp16": {"enabled": true}})", R"({"bf16": {"enabled": false}})",
+                           R"({"bf16": {"enabled": "auto"}})", R"({"bfloat16": {"enabled": true}})"}) {
+    EXPECT_TRUE(parse_config(json, 1).precision_given) << json;
+  }
+  EXPECT_EQ(precision(R"({"bf16": {"enabled": "auto"}, "fp16": {"enabled": true}})").compute,
+            DataType::float16);
 }
 
 TEST(Config, PrecisionProblems) {
@@ -204,6 +233,25 @@ TEST(Config, PrecisionProblems) {
               HasSubstr("initial scale of the loss"));
   EXPECT_THAT(problems(R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": true}})"),
               HasSubstr("bf16.enabled and bfloat16.enabled are two names of one key"));
+}
+
+TEST(Config, WhatEarlierVersionsHadByDefaultIsFoundInASavedConfiguration) {
+  const std::string earlier =
+      parse_config(R"({"bf16": {"enabled": true}, "gradient_clipping": 1.0})", 1).to_json();
+  const auto found = [&](const char* json, const std::string& saved) {
+    const EarlierDefaults defaults = earlier_defaults(parse_config(json, 1), saved);
+    return std::string(defaults.bf16 ? "bf16 " : "") + (defaults.clipping ? "clipping" : "");
+  };
+  EXPECT_EQ(found("{}", earlier), "bf16 clipping");
+  EXPECT_EQ(found(R"({"bf16": {"enabled": false}})", earlier), "clipping");
+  EXPECT_EQ(found(R"({"gradient_clipping": 0, "fp16": {"enabled": false}})", earlier), "bf16 ");
+  EXPECT_EQ(found(R"({"gradient_clipping": "auto", "fp16": {"enabled": true}})", earlier), "");
+  EXPECT_EQ(found("{}", parse_config("{}", 1).to_json()), "");
+  EXPECT_EQ(
+      found("{}", parse_config(R"({"fp16": {"enabled": true}, "gradient_clipping": 0.5})", 1).to_json()), "");
+  EXPECT_EQ(found("{}", ""), "");
+  EXPECT_EQ(found("{}", "[1]"), "");
+  EXPECT_FALSE(earlier_defaults(Config(), earlier).any()) << "a Config made in C++ says everything";
 }
 
 TEST(Config, Fp16BringsLossScaling) {
@@ -235,17 +283,55 @@ TEST(Config, UnknownKeysAreToldWithThePathAndTheNearest) {
               HasSubstr("unknown key 'optimizer.params.beta'; did you mean 'optimizer.params.betas'?"));
   EXPECT_THAT(problems(R"({"micro_batch_size": 3})"),
               HasSubstr("did you mean 'train_micro_batch_size_per_gpu'?"));
-  EXPECT_THAT(problems(R"({"stage": 3})"),
-              HasSubstr("unknown key 'stage'; did you mean 'zero_optimization.stage'?"));
+  EXPECT_THAT(problems(R"({"optimizer": {"stage": 3}})"),
+              HasSubstr("unknown key 'optimizer.stage'; did you mean 'zero_optimization.stage'?"));
   EXPECT_THAT(problems(R"({"zero_optimization": {"offload_param": {"devise": "none"}}})"),
               HasSubstr("unknown key 'zero_optimization.offload_param.devise'"));
   EXPECT_THAT(problems(R"({"aio": {"blok_size": 1}})"),
               HasSubstr("unknown key 'aio.blok_size'; did you mean 'aio.block_size'?"));
   EXPECT_THAT(problems(R"({"tranche": {"debug": {"poison": true}}})"),
               HasSubstr("did you mean 'tranche.debug.poison_memory'?"));
-  EXPECT_EQ(problems(R"({"xyzzy": 1})"), "configuration: unknown key 'xyzzy'");
+  EXPECT_EQ(problems(R"({"optimizer": {"xyzzy": 1}})"), "configuration: unknown key 'optimizer.xyzzy'");
   EXPECT_THAT(problems(R"({"fp_16": {"enabled": true}})"),
               HasSubstr("unknown key 'fp_16'; did you mean 'fp16'?"));
+}
+
+TEST(Config, UnknownKeysOfTheTopLevelAreIgnoredUnlessTheyAreNearAKnownOne) {
+  const Config config =
+      parse_config(R"({"xyzzy": 1, "stage": 3, "seed": {"a": [1]}, "name": "run", "// why": "x"})", 1);
+  EXPECT_THAT(notes_on_keys(config),
+              ElementsAre("unknown key 'xyzzy': ignored",
+                          "unknown key 'stage': ignored; there is 'zero_optimization.stage'",
+                          "unknown key 'seed': ignored; there is 'tranche.seed'",
+                          "unknown key 'name': ignored", "unknown key '// why': ignored"));
+  EXPECT_EQ(config.stage, 0);
+  const std::pair<const char*, const char*> mistyped[] = {
+      {"micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu"},
+      {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+      {"batch_size", "train_batch_size"},
+      {"train_batchsize", "train_batch_size"},
+      {"gradient_accumulation_step", "gradient_accumulation_steps"},
+      {"zero_optimisation", "zero_optimization"},
+      {"Optimizer", "optimizer"},
+      {"fp8", "fp16"},
+      {"bf61", "bf16"},
+      {"rtain_batch_size", "train_batch_size"},
+  };
+  for (const auto& [name, meant] : mistyped) {
+    EXPECT_EQ(problems(std::string("{\"") + name + "\": 1}"),
+              std::string("configuration: unknown key '") + name + "'; did you mean '" + meant + "'?");
+  }
+}
+
+TEST(Config, StrictRefusesEveryUnknownKey) {
+  try {
+    parse_config(R"({"xyzzy": 1, "stage": 3, "train_batch_size": 1})", 1, {}, true);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const ConfigurationError& error) {
+    EXPECT_EQ(error.message(),
+              "configuration has 2 problems:\n  unknown key 'xyzzy'\n  unknown key 'stage'; did you mean "
+              "'zero_optimization.stage'?");
+  }
 }
 
 TEST(Config, WrongTypesNameKeyExpectationAndValue) {
@@ -255,8 +341,8 @@ TEST(Config, WrongTypesNameKeyExpectationAndValue) {
               HasSubstr("expected an integer or \"auto\", found 2.5"));
   EXPECT_THAT(problems(R"({"zero_optimization": {"stage": true}})"),
               HasSubstr("zero_optimization.stage: expected an integer, found true"));
-  EXPECT_THAT(problems(R"({"zero_optimization": true})"),
-              HasSubstr("zero_optimization: expected a block {...}, found true"));
+  EXPECT_THAT(problems(R"({"zero_optimization": 3})"),
+              HasSubstr("zero_optimization: expected a block {...}, found 3"));
   EXPECT_THAT(problems(R"({"bf16": {"enabled": 1}})"),
               HasSubstr("expected true or false or \"auto\", found 1"));
   EXPECT_THAT(problems(R"({"gradient_clipping": [1]})"),
@@ -327,8 +413,10 @@ TEST(Config, ValuesOutOfRange) {
   EXPECT_EQ(problems(R"({"zero_optimization": {"stage": 4}})"),
             "configuration: zero_optimization.stage: stage is 0 to 3, not 4");
   EXPECT_THAT(problems(R"({"zero_optimization": {"stage": -1}})"), HasSubstr("stage is 0 to 3, not -1"));
-  EXPECT_THAT(problems(R"({"zero_optimization": {"reduce_bucket_size": 0}})"),
-              HasSubstr("zero_optimization.reduce_bucket_size: 0 is not at least 1"));
+  EXPECT_THAT(problems(R"({"zero_optimization": {"reduce_bucket_size": -1}})"),
+              HasSubstr("zero_optimization.reduce_bucket_size: -1 is not at least 1"));
+  EXPECT_THAT(problems(R"({"zero_optimization": {"stage3_prefetch_bucket_size": -1}})"),
+              HasSubstr("zero_optimization.stage3_prefetch_bucket_size: -1 is not at least 0"));
   EXPECT_THAT(problems(R"({"tranche": {"depth": 0}})"), HasSubstr("tranche.depth: 0 is not at least 1"));
   EXPECT_THAT(problems(R"({"tranche": {"depth": 9e12}})"),
               HasSubstr("tranche.depth: 9000000000000 is out of range"));
@@ -367,11 +455,89 @@ TEST(Config, AllProblemsAreToldAtOnceInTheOrderOfTheFile) {
       "  zero_optimization.stage: stage is 0 to 3, not 4");
 }
 
-TEST(Config, TextThatIsNotStrictJsonIsToldWithItsPlace) {
-  EXPECT_THAT(problems("{\n  \"train_batch_size\": 8,\n}"),
-              AllOf(HasSubstr("is not JSON: line 3, column 1")));
-  EXPECT_THAT(problems("{\n  // eight\n  \"train_batch_size\": 8\n}"),
-              AllOf(HasSubstr("line 2, column 3"), HasSubstr("(JSON has no comments)")));
+TEST(Config, ZeroIsTheDefaultOfSizesThatDeepSpeedAllowsToBeZero) {
+  const Config config = parse_config(R"({"zero_optimization": {"stage": 3, "sub_group_size": 0,
+    "reduce_bucket_size": 0, "allgather_bucket_size": 0.0, "stage3_prefetch_bucket_size": 0,
+    "max_live_parameters": 0}})",
+                                     1);
+  EXPECT_EQ(config.reduce_bucket_elements, 500'000'000);
+  EXPECT_EQ(config.allgather_bucket_elements, 500'000'000);
+  EXPECT_EQ(config.prefetch_elements, 50'000'000);
+  EXPECT_EQ(config.max_live_elements, 1'000'000'000);
+  EXPECT_EQ(config.offload.tile_elements, 1 << 20);
+  EXPECT_THAT(
+      notes_on_keys(config),
+      ElementsAre("zero_optimization.reduce_bucket_size: 0 is taken as 500000000, the default",
+                  "zero_optimization.allgather_bucket_size: 0 is taken as 500000000, the default",
+                  "zero_optimization.stage3_prefetch_bucket_size: 0 is taken as 50000000, the default",
+                  "zero_optimization.max_live_parameters: 0 is taken as 1000000000, the default",
+                  "zero_optimization.sub_group_size: 0 is taken as 1000000000, the default"));
+}
+
+TEST(Config, TheOlderBooleanOfZeroOptimizationIsAStage) {
+  const Config on = parse_config(R"({"zero_optimization": true})", 1);
+  EXPECT_EQ(on.stage, 1);
+  EXPECT_THAT(on.notes, Contains("zero_optimization: true is taken as stage 1"));
+  const Config off = parse_config(R"({"zero_optimization": false})", 1);
+  EXPECT_EQ(off.stage, 0);
+  EXPECT_THAT(off.notes, Contains("zero_optimization: false is taken as stage 0"));
+  EXPECT_EQ(parse_config(R"({"zero_optimization": true})", 1, {"zero_optimization.stage=3"}).stage, 3);
+  EXPECT_EQ(parse_config("{}", 1, {"zero_optimization=true"}).stage, 1);
+}
+
+TEST(Config, WhatAsksForWhatIsAlwaysSoIsSaid) {
+  EXPECT_THAT(
+      parse_config(R"({"optimizer": {"type": "AdamW", "params": {"bias_correction": true}}})", 1).notes,
+      Contains("optimizer.params.bias_correction: no meaning here: Adam is always bias-corrected"));
+  EXPECT_EQ(problems(R"({"optimizer": {"params": {"bias_correction": false}}})"),
+            "configuration: optimizer.params.bias_correction: false cannot be honoured: Adam is always "
+            "bias-corrected");
+  EXPECT_THAT(parse_config(R"({"compile": {"deepcompile": true}})", 1).notes,
+              Contains("compile: no meaning here: there is no graph compiler"));
+  // Hugging Face's older files.
+  EXPECT_EQ(problems(R"({"amp": {"enabled": "auto", "opt_level": "auto"}})"), "nothing was thrown");
+}
+
+TEST(Config, WhatIsNotPartOfThisVersionComesFirstAndItsParametersNotAtAll) {
+  EXPECT_EQ(
+      problems(R"({"nebula": {"enabled": true}, "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3,
+    "freeze_step": 100, "cuda_aware": false, "comm_backend_name": "nccl"}}, "scheduler": {"type": "LRRangeTest",
+    "params": {"lr_range_test_min_lr": 1e-5, "lr_range_test_step_size": 200}}})"),
+      "configuration has 3 problems:\n"
+      "  optimizer.type: OneBitAdam is not part of this version; there are AdamW, Adam, SGD\n"
+      "  scheduler.type: LRRangeTest is not part of this version; there are constant, WarmupLR, "
+      "WarmupDecayLR, WarmupCosineLR, OneCycle\n"
+      "  nebula: {\"enabled\":true} cannot be honoured: checkpoints go to file systems");
+}
+
+TEST(Config, JsonAsPeopleWriteIt) {
+  const Config config = parse_config(R"(# for two nodes
+{
+  train_micro_batch_size_per_gpu: 4,  // each
+  "zero_optimization": {
+    stage: 3
+    'overlap_comm': True,  /* as always */
+  },
+  optimizer: {type: SGD, params: {lr: 1e-2,},},
+})",
+                                     2);
+  EXPECT_EQ(config.micro_batch_size, 4);
+  EXPECT_EQ(config.stage, 3);
+  EXPECT_EQ(config.optimizer.type, "SGD");
+  EXPECT_EQ(config.optimizer.learning_rate, 0.01);
+  EXPECT_EQ(problems("{\n  # why\n  zero_optimization: {stage: three}\n}"),
+            "configuration: zero_optimization.stage: expected an integer, found the text \"three\"");
+  EXPECT_EQ(problems("{\n  optimizer: {type: Adam W}\n}"),
+            "configuration is not JSON: line 2, column 21: text that is not one word needs quotes");
+  EXPECT_THAT(problems(std::string(100, '[')),
+              HasSubstr("is not JSON: line 1, column 65: blocks are nested deeper than 64"));
+}
+
+TEST(Config, TextThatIsNotJsonIsToldWithItsPlace) {
+  EXPECT_THAT(problems("{\n  \"train_batch_size\": 8,,\n}"),
+              HasSubstr("is not JSON: line 2, column 25: syntax error"));
+  EXPECT_THAT(problems("{\n  // eight\n  train_batch_size: 8 # of them\n"),
+              HasSubstr("is not JSON: line 4, column 1"));
   EXPECT_THAT(problems(""), HasSubstr("is not JSON: line 1, column 1"));
   EXPECT_THAT(problems("[1]"), HasSubstr("configuration holds array instead of a block {...} of keys"));
 }

@@ -1,7 +1,7 @@
 # Configuration, model description and budgets; apart from the engine's own tests, which need its other sources.
 set(here ${CMAKE_CURRENT_LIST_DIR})
 tranche_test(test_engine_config
-  SOURCES ${here}/config_test.cpp ${here}/config_keys_test.cpp ${here}/offload_share_test.cpp
+  SOURCES ${here}/config_test.cpp ${here}/config_keys_test.cpp ${here}/config_notes_test.cpp ${here}/offload_share_test.cpp
           ${here}/model_spec_test.cpp ${here}/runtime_test.cpp
   ALONE ${here}/config_files_test.cpp ${here}/config_offload_test.cpp
   LINK tranche::engine nlohmann_json::nlohmann_json fmt::fmt

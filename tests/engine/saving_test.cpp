@@ -130,6 +130,43 @@ TEST_F(Saving, WeightsAloneStartAnew) {
   });
 }
 
+TEST_F(Saving, StatesThatAnotherOptimizerHasNoUseForAreNamed) {
+  const OddRun run = setup(2, 1, DataType::bfloat16);
+  (void)train(run, {}, 2, path());
+  on_ranks(
+      run,
+      [&](Engine& engine, Runtime&) {
+        const LoadResult loaded = engine.load(path());
+        EXPECT_THAT(loaded.notes, ::testing::Contains(
+                                      "optimizer SGD has no use for exp_avg, exp_avg_sq of " + loaded.folder +
+                                      " (saved by AdamW): dropped, and not in later checkpoints"));
+      },
+      [](Config& config, RuntimeOptions&) { config.optimizer = {.type = "SGD", .momentum = 0}; });
+  EXPECT_THAT(train(run, path(), 3, {}).loaded.notes, ::testing::IsEmpty());
+  EXPECT_THAT(train(run, path(), 3, {}, {.weights_only = true}).loaded.notes, ::testing::IsEmpty())
+      << "all else begins anew there";
+}
+
+TEST_F(Saving, DefaultsOfEarlierVersionsThatAConfigurationDoesNotSpeakOfAreSaid) {
+  (void)train(setup(1, 0, DataType::bfloat16), {}, 2, path());
+  const auto notes = [&](bool given) {
+    std::vector<std::string> said;
+    on_ranks(
+        setup(1, 0, DataType::float32), [&](Engine& engine, Runtime&) { said = engine.load(path()).notes; },
+        [&](Config& config, RuntimeOptions&) {
+          config.gradient_clipping = 0;
+          config.precision_given = config.clipping_given = given;
+        });
+    return said;
+  };
+  EXPECT_THAT(
+      notes(false),
+      ::testing::IsSupersetOf(
+          {"bf16.enabled: not given, which is fp32; the run was saved in bf16: write it to choose",
+           "gradient_clipping: not given, which is off; the run was saved with 1.0: write it to choose"}));
+  EXPECT_THAT(notes(true), ::testing::Not(::testing::Contains(HasSubstr("not given"))));
+}
+
 TEST_F(Saving, LossScalingBeginsAnewWhereTheSavedRunHadNone) {
   (void)train(setup(2, 1, DataType::bfloat16), {}, 2, path());
   on_ranks(setup(2, 1, DataType::float16), [&](Engine& engine, Runtime& runtime) {

@@ -34,7 +34,7 @@ TEST(ConfigurationChanges, ALineForEachWithBothSides) {
                                    "train_batch_size is 8, was 2: the command line wins",
                                    "tranche.seed is 7, was 1234: the command line wins"));
   EXPECT_THAT(changes("{}", {}, {}, 3), ElementsAre("train_batch_size is 3, was 2: the command line wins"));
-  EXPECT_THAT(changes("{}", {"fp16.enabled=true"}),
+  EXPECT_THAT(changes(R"({"bf16": {"enabled": "auto"}})", {"fp16.enabled=true"}),
               testing::Contains("bf16.enabled is false, was true: the command line wins"));
 }
 

@@ -156,6 +156,47 @@ TEST_F(ProgramCheckpoints, WhatTheCommandLineChangesIsSaidInALineEach) {
   EXPECT_EQ(changed["steps"][0]["lr"], 0.0001);
 }
 
+TEST_F(ProgramCheckpoints, WhatEarlierVersionsHadByDefaultStaysUnlessTheFileChooses) {
+  const json first = report({"--checkpoint-dir", folder()});
+  ASSERT_EQ(first["config"]["bf16"]["enabled"], true);
+  ASSERT_EQ(first["config"]["gradient_clipping"], 1.0);
+  const std::string silent = files_.write("silent.json", R"({"optimizer": {"type": "AdamW"}})");
+  std::string out;
+  const json kept =
+      report({"--checkpoint-dir", folder(), "--resume", "latest", "--steps", "4", "--config", silent}, &out);
+  EXPECT_EQ(kept["config"]["bf16"]["enabled"], true);
+  EXPECT_EQ(kept["config"]["communication_data_type"], "bf16");
+  EXPECT_EQ(kept["config"]["gradient_clipping"], 1.0);
+  EXPECT_THAT(kept["resumed"]["changes"], IsEmpty());
+  EXPECT_THAT(
+      out, AllOf(HasSubstr("bf16.enabled: not given: stays true, as the run was saved (in a new run it is "
+                           "false, which is fp32); write it to choose"),
+                 HasSubstr("gradient_clipping: not given: stays 1.0, as the run was saved (in a new run it "
+                           "is 0, which is off); write it to choose")));
+  const std::string chosen =
+      files_.write("chosen.json", R"({"bf16": {"enabled": false}, "gradient_clipping": 0})");
+  const json changed =
+      report({"--checkpoint-dir", folder(), "--resume", "latest", "--steps", "5", "--config", chosen}, &out);
+  EXPECT_THAT(changed["resumed"]["changes"],
+              UnorderedElementsAre("bf16.enabled is false, was true: the command line wins",
+                                   "communication_data_type is 'fp32', was 'bf16': the command line wins",
+                                   "gradient_clipping is 0.0, was 1.0: the command line wins"));
+  EXPECT_THAT(out, Not(HasSubstr("as the run was saved")));
+  // A new run, and one that takes weights alone, has the defaults of DeepSpeed.
+  const json anew = report({"--resume-weights-only", folder(), "--config", silent});
+  EXPECT_EQ(anew["config"]["bf16"]["enabled"], false);
+  EXPECT_EQ(anew["config"]["gradient_clipping"], 0.0);
+}
+
+TEST_F(ProgramCheckpoints, MomentsThatAnotherOptimizerDropsAreNamed) {
+  report({"--checkpoint-dir", folder()});
+  std::string out;
+  report({"--checkpoint-dir", folder(), "--resume", "latest", "--steps", "4", "--set", "optimizer.type=SGD"},
+         &out);
+  EXPECT_THAT(out, HasSubstr("optimizer SGD has no use for exp_avg, exp_avg_sq of " + folder() +
+                             "/step-00000003 (saved by AdamW): dropped, and not in later checkpoints"));
+}
+
 TEST_F(ProgramCheckpoints, OfTheNumericsThatChangedTheNoteHasOnlyWhatDiffers) {
   std::string out;
   report({"--checkpoint-dir", folder()});

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "tranche/device/cuda_probe.h"
 #include "tranche/tests/tools/program_fixture.h"
@@ -32,7 +33,31 @@ TEST_F(ProgramErrors, UnknownConfigurationKeys) {
   const std::string file = folder_.write("ds.json", R"({"zero_optimisation": {"stage": 2}})");
   refused({"--config", file}, {file, "zero_optimisation", "zero_optimization"});
   refused({"--set", "tranche.sead=1"}, {"tranche.sead", "tranche.seed"});
+  const std::string other = folder_.write("other.json", "{epochs: 3, bf16: {enabled: true}}  # ours");
+  const ProgramResult done = test::run(tiny_train(folder_, {"--config", other, "--steps", "1"}));
+  EXPECT_EQ(done.status, 0) << done.errors;
+  EXPECT_THAT(done.out, HasSubstr("unknown key 'epochs': ignored"));
+  refused({"--config", other, "--strict"}, {other, "unknown key 'epochs'"});
+  for (const char* command : {"plan", "evaluate"}) {
+    const ProgramResult strict = test::run({command, "--model", "gpt-nano", "--config", other, "--strict"});
+    EXPECT_EQ(strict.status, 2);
+    EXPECT_THAT(strict.errors, HasSubstr("unknown key 'epochs'")) << command;
+  }
   refused({"--config", folder_.path("none.json")}, {"none.json", "cannot be read"});
+}
+
+TEST_F(ProgramErrors, EveryFileOfTheTableIsPlannedOrRefusedWithItsText) {
+  const std::string folder = TRANCHE_CONFIGS "/";
+  const auto outcomes = nlohmann::json::parse(test::read_file(folder + "outcomes.json"));
+  for (const auto& [name, expected] : outcomes.items()) {
+    const ProgramResult result = test::run({"plan", "--model", "gpt-nano", "--config", folder + name});
+    EXPECT_EQ(result.status, expected.contains("refused") ? 2 : 0) << name << result.errors;
+    if (expected.contains("refused")) {
+      EXPECT_THAT(result.errors, HasSubstr(folder + name + "'" + expected["refused"].get<std::string>()));
+      continue;
+    }
+    for (const std::string note : expected["notes"]) EXPECT_THAT(result.out, HasSubstr(note)) << name;
+  }
 }
 
 TEST_F(ProgramErrors, StageFour) {

@@ -187,6 +187,31 @@ TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
   EXPECT_GT(nvme["steps"].back()["offload_bytes"]["nvme_written"].get<std::int64_t>(), 0);
 }
 
+TEST(Program, WallClockBreakdownHasTheTimesOfTheParts) {
+  const TemporaryFolder folder;
+  const auto train = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"--report", folder.path("r.json"), "--stage",
+                                       "3",        "--accumulate",        "2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return test::run(tiny_train(folder, arguments));
+  };
+  const ProgramResult with = train({"--set", "wall_clock_breakdown=true"});
+  const json report = json::parse(test::read_file(folder.path("r.json")));
+  EXPECT_THAT(with.out, AllOf(HasSubstr("\nstep 1 in ms: forward "), HasSubstr("\nstep 3 in ms: forward ")));
+  for (const json& step : report["steps"]) {
+    const double forward = step["forward_seconds"], backward = step["backward_seconds"];
+    EXPECT_GT(forward, 0);
+    EXPECT_GT(backward, 0);
+    EXPECT_LE(forward + backward + step["update_seconds"].get<double>(),
+              step["seconds"].get<double>() * 1.001);
+  }
+  const ProgramResult without = train({});
+  EXPECT_THAT(without.out, Not(HasSubstr("in ms: forward")));
+  const json plain = json::parse(test::read_file(folder.path("r.json")));
+  EXPECT_FALSE(plain["steps"][0].contains("forward_seconds"));
+  EXPECT_EQ(plain["weights_digest"], report["weights_digest"]);
+}
+
 TEST(Program, SameSeedSameBitsOtherSeedOthers) {
   const TemporaryFolder folder;
   const auto digest = [&](const std::vector<std::string>& more) {

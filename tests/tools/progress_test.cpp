@@ -31,6 +31,22 @@ struct Shown {
       : progress(options, [this](std::string_view written) { text += written; }) {}
 };
 
+TEST(FormatStepTimes, NamesEveryPart) {
+  StepResult result;
+  result.step = 7;
+  result.forward_seconds = 0.01211;
+  result.backward_seconds = 0.024;
+  result.update_seconds = 0.003056;
+  result.exposed_gather_seconds = 0.0012;
+  result.exposed_reduce_seconds = 0.00041;
+  result.seconds = 0.0412;
+  result.between_seconds = 0.005034;
+  EXPECT_EQ(
+      format_step_times(result),
+      "step 7 in ms: forward 12.1, backward 24, update 3.06; waited for parameters 1.2, gradients 0.41, "
+      "offload 0; 41.2 in all, 5.03 before it");
+}
+
 TEST(Progress, LineSaysAllThatMatters) {
   ProgressOptions options;
   options.steps = 100;

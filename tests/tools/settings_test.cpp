@@ -87,6 +87,38 @@ TEST(Settings, OffloadFlagsWinOverTheFile) {
   EXPECT_FALSE(off.offload.any());
 }
 
+TEST(Settings, WithoutAFileTheProgramHasDefaultsOfItsOwn) {
+  const Config own = resolve_settings(train({}), 2).config;
+  EXPECT_EQ(own.precision.compute, DataType::bfloat16);
+  EXPECT_EQ(own.gradient_clipping, 1.0);
+  EXPECT_EQ(own.optimizer.type, "AdamW");
+  EXPECT_THAT(own.notes, testing::IsEmpty());
+  const auto set = [](const std::string& text) { return resolve_settings(train({"--set", text}), 1).config; };
+  EXPECT_EQ(set("fp16.enabled=true").precision.compute, DataType::float16);
+  EXPECT_EQ(set("fp16={\"enabled\": true}").precision.compute, DataType::float16);
+  EXPECT_EQ(set("bfloat16.enabled=false").precision.compute, DataType::float32);
+  EXPECT_EQ(set("bf16.enabled=false").precision.compute, DataType::float32);
+  EXPECT_EQ(set("gradient_clipping=0").gradient_clipping, 0);
+  const TemporaryFolder folder;
+  const Config file = resolve_settings(train({"--config", folder.write("ds.json", "{}")}), 1).config;
+  EXPECT_EQ(file.precision.compute, DataType::float32);
+  EXPECT_EQ(file.gradient_clipping, 0);
+}
+
+TEST(Settings, FlagsFindOlderKeysInFilesWithComments) {
+  const TemporaryFolder folder;
+  const std::string file =
+      folder.write("ds.json", "# ours\n{zero_optimization: {stage: 3, cpu_offload: True,},}");
+  EXPECT_EQ(resolve_settings(train({"--config", file}), 1).config.offload.optimizer, OffloadTier::cpu);
+  EXPECT_FALSE(
+      resolve_settings(train({"--config", file, "--offload-optimizer", "none"}), 1).config.offload.any());
+  EXPECT_THAT(
+      message_of<ConfigurationError>([&] {
+        resolve_settings(train({"--config", folder.write("bad.json", "{a: 'x' /* "), "--dtype", "fp32"}), 1);
+      }),
+      HasSubstr("is not JSON: line 1, column 9: the comment that begins here has no end"));
+}
+
 TEST(Settings, DtypeReplacesWhicheverNameTheFileUses) {
   const TemporaryFolder folder;
   const std::string older = folder.write("ds.json", R"({"bfloat16": {"enabled": true}})");

@@ -1,0 +1,105 @@
+// What a file of DeepSpeed's means otherwise here, a line for each that applies.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "tranche/engine/config_keys.h"
+#include "tranche/engine/config_reader.h"
+
+namespace tranche::detail {
+namespace {
+
+/// Blocks and keys that results depend on; "auto" for others needs no word.
+constexpr std::array<std::string_view, 9> arithmetic{"train_",      "gradient_",  "communication_data_type",
+                                                     "data_types.", "bf16.",      "bfloat16.",
+                                                     "fp16.",       "optimizer.", "scheduler."};
+
+/// What stands for "auto": as the effective configuration writes it, else the default of the table.
+std::string value_of(const std::string& path, const Json& effective) {
+  std::string pointer = "/" + path;
+  std::replace(pointer.begin(), pointer.end(), '.', '/');
+  const Json::json_pointer place(pointer);
+  if (effective.contains(place)) return effective[place].dump();
+  return std::string(find_configuration_key(path)->default_value);
+}
+
+void note_automatic(const Values& values, Config& config) {
+  std::string text;
+  const Json effective = Json::parse(config.to_json());
+  for (const std::string& path : values.automatic_paths()) {
+    const bool matters = std::any_of(arithmetic.begin(), arithmetic.end(),
+                                     [&](std::string_view begin) { return path.starts_with(begin); });
+    const bool idle = path.starts_with("fp16.") && path != "fp16.enabled" && !config.loss_scaling;
+    if (!matters || idle) continue;
+    const std::string shown = path.starts_with("bfloat16.") ? "bf16" + path.substr(8) : path;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", path, value_of(shown, effective));
+  }
+  if (text.empty()) return;
+  config.notes.push_back("\"auto\", which Hugging Face's trainer fills in, is " + text);
+}
+
+void note_precision(const Values& values, Config& config) {
+  const PrecisionConfig& precision = config.precision;
+  if (precision.compute != DataType::float32 && precision.accumulation == DataType::float32 &&
+      !values.has("data_types.grad_accum_dtype")) {
+    config.notes.push_back(fmt::format(
+        "data_types.grad_accum_dtype: not given: reduced gradients are kept in fp32 (DeepSpeed: {})",
+        name_of(precision.compute)));
+  }
+  if (!values.has("gradient_clipping") && !values.is_automatic("gradient_clipping")) {
+    config.notes.emplace_back(
+        "gradient_clipping: not given: gradients are not clipped (DeepSpeed since June 2026: at 1.0)");
+  }
+}
+
+void note_optimizer(const Values& values, Config& config) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  if (!values.has("optimizer.type")) {
+    config.notes.push_back(fmt::format(
+        "optimizer.type: not given: {} with a learning rate of {} (DeepSpeed takes the program's optimizer)",
+        optimizer.type, optimizer.learning_rate));
+  }
+  const bool decays_all =
+      std::any_of(config.group_rules.begin(), config.group_rules.end(),
+                  [](const auto& rule) { return rule.pattern == "*" && rule.decay == true; });
+  if (optimizer.weight_decay != 0 && !decays_all) {
+    config.notes.emplace_back(
+        "optimizer.params.weight_decay: tensors of less than two dimensions (biases, norms) do not decay "
+        "(DeepSpeed: all do); tranche.decay: [\"*\"] decays them too");
+  }
+}
+
+void note_schedule(const Values& values, Config& config) {
+  const std::string& type = config.schedule.type;
+  if (type == "constant") return;
+  config.notes.emplace_back(
+      "scheduler: step 1 has its first rate (DeepSpeed: step 1 has the rate from before it began, and each "
+      "after that the rate that the step before has here)");
+  if (type == "WarmupDecayLR" && !values.has("scheduler.params.warmup_max_lr") &&
+      !values.is_automatic("scheduler.params.warmup_max_lr") && config.optimizer.learning_rate != 0.001) {
+    config.notes.push_back(
+        fmt::format("scheduler.params.warmup_max_lr: not given: the optimizer's rate, {} (DeepSpeed: 0.001)",
+                    config.optimizer.learning_rate));
+  }
+  if (type == "OneCycle" && values.boolean("scheduler.params.cycle_momentum").value_or(true)) {
+    config.notes.emplace_back(
+        config.optimizer.type == "SGD"
+            ? "scheduler.params.cycle_momentum: no meaning here: SGD has no beta1 to cycle"
+            : "scheduler.params.cycle_momentum: beta2 stays the optimizer's (DeepSpeed sets "
+              "it to 0.99 while it cycles)");
+  }
+}
+
+}  // namespace
+
+void note_differences(const Values& values, Config& config) {
+  note_automatic(values, config);
+  note_precision(values, config);
+  note_optimizer(values, config);
+  note_schedule(values, config);
+}
+
+}  // namespace tranche::detail

@@ -1,0 +1,99 @@
+// What a file means otherwise in DeepSpeed is said, and nothing is said of a file that means the same.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tranche/engine/config.h"
+
+namespace tranche {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+/// A file to which none of the differences applies, with overrides.
+std::vector<std::string> notes(const std::vector<std::string>& overrides) {
+  return parse_config(R"({"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"},
+    "gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}})",
+                      2, overrides)
+      .notes;
+}
+
+TEST(ConfigNotes, AFileThatMeansTheSameHasNone) {
+  EXPECT_THAT(notes({}), IsEmpty());
+  EXPECT_THAT(notes({"bf16.enabled=false", "data_types.grad_accum_dtype=null"}), IsEmpty())
+      << "fp32 is kept in fp32 there too";
+}
+
+TEST(ConfigNotes, WhereReducedGradientsAreKeptInFp32) {
+  EXPECT_THAT(notes({"data_types.grad_accum_dtype=null"}),
+              ElementsAre("data_types.grad_accum_dtype: not given: reduced gradients are kept in fp32 "
+                          "(DeepSpeed: bf16)"));
+  EXPECT_THAT(notes({"data_types.grad_accum_dtype=auto", "bf16.enabled=false", "fp16.enabled=true"}),
+              Contains(HasSubstr("reduced gradients are kept in fp32 (DeepSpeed: fp16)")));
+}
+
+TEST(ConfigNotes, WhereGradientsAreNotClipped) {
+  EXPECT_THAT(
+      notes({"gradient_clipping=null"}),
+      ElementsAre("gradient_clipping: not given: gradients are not clipped (DeepSpeed since June 2026: "
+                  "at 1.0)"));
+  EXPECT_THAT(notes({"gradient_clipping=0"}), IsEmpty());
+}
+
+TEST(ConfigNotes, WhereTheOptimizerIsNotGiven) {
+  EXPECT_THAT(
+      notes({"optimizer.type=null"}),
+      ElementsAre("optimizer.type: not given: AdamW with a learning rate of 0.0001 (DeepSpeed takes the "
+                  "program's optimizer)"));
+}
+
+TEST(ConfigNotes, WhatDoesNotDecay) {
+  const std::string line =
+      "optimizer.params.weight_decay: tensors of less than two dimensions (biases, norms) do not decay "
+      "(DeepSpeed: all do); tranche.decay: [\"*\"] decays them too";
+  EXPECT_THAT(notes({"optimizer.params.weight_decay=0.1"}), ElementsAre(line));
+  EXPECT_THAT(notes({"optimizer.params.weight_decay=0.1", "tranche.decay=[\"*.bias\"]"}), ElementsAre(line));
+  EXPECT_THAT(notes({"optimizer.params.weight_decay=0.1", "tranche.decay=[\"*\"]"}), IsEmpty());
+  EXPECT_THAT(notes({"optimizer.params.weight_decay=0"}), IsEmpty());
+}
+
+TEST(ConfigNotes, WhereASchedulesStepsLie) {
+  const std::string line =
+      "scheduler: step 1 has its first rate (DeepSpeed: step 1 has the rate from before it began, and each "
+      "after "
+      "that the rate that the step before has here)";
+  EXPECT_THAT(notes({"scheduler.type=WarmupLR"}), ElementsAre(line));
+  EXPECT_THAT(notes({"scheduler.type=constant"}), IsEmpty());
+  const std::string peak =
+      "scheduler.params.warmup_max_lr: not given: the optimizer's rate, 0.0001 (DeepSpeed: 0.001)";
+  EXPECT_THAT(notes({"scheduler.type=WarmupDecayLR"}), ElementsAre(line, peak));
+  EXPECT_THAT(notes({"scheduler.type=WarmupDecayLR", "optimizer.params.lr=0.001"}), ElementsAre(line));
+  EXPECT_THAT(notes({"scheduler.type=WarmupDecayLR", "scheduler.params.warmup_max_lr=0.3"}),
+              ElementsAre(line));
+}
+
+TEST(ConfigNotes, WhatAutoStandsForIsOneLine) {
+  EXPECT_THAT(
+      notes({"bf16.enabled=auto", "fp16={\"enabled\": \"auto\", \"loss_scale_window\": \"auto\"}",
+             "train_batch_size=auto", "gradient_clipping=auto", "optimizer.params.lr=auto",
+             "optimizer.params.betas=auto", "zero_optimization.reduce_bucket_size=auto"}),
+      ElementsAre(
+          "\"auto\", which Hugging Face's trainer fills in, is bf16.enabled true, gradient_clipping 1.0, "
+          "optimizer.params.lr 0.001, optimizer.params.betas [0.9,0.999], fp16.enabled false, "
+          "train_batch_size 2"));
+  EXPECT_THAT(notes({"bf16=null", "bfloat16.enabled=auto"}),
+              ElementsAre("\"auto\", which Hugging Face's trainer fills in, is bfloat16.enabled true"));
+  EXPECT_THAT(
+      notes({"scheduler={\"type\": \"WarmupDecayLR\", \"params\": {\"total_num_steps\": \"auto\"}}"}),
+      Contains("\"auto\", which Hugging Face's trainer fills in, is scheduler.params.total_num_steps the "
+               "steps of the run"));
+  EXPECT_THAT(notes({"bf16.enabled=false", "fp16={\"enabled\": true, \"hysteresis\": \"auto\"}"}),
+              Contains(HasSubstr("fills in, is fp16.hysteresis 2")));
+  EXPECT_THAT(notes({"zero_optimization.reduce_bucket_size=auto"}), IsEmpty()) << "no result depends on it";
+}
+
+}  // namespace
+}  // namespace tranche
