@@ -89,9 +89,11 @@ struct Config {
   bool overlap = true;      ///< `overlap_comm`: collectives behind compute
   std::int64_t reduce_bucket_elements = 500'000'000;
   std::int64_t allgather_bucket_elements = 500'000'000;
-  std::int64_t prefetch_elements = 50'000'000;  ///< most elements gathered ahead of use
-  std::int64_t max_live_elements = 1'000'000'000;
-  int depth = 2;  ///< most units gathered at once (the one in use included)
+  /// Stage 3 gathers the next unit ahead of its use, as `depth` allows. These bound what is gathered beyond
+  /// it:
+  std::int64_t prefetch_elements = 50'000'000;     ///< elements ahead of use, the next unit's apart
+  std::int64_t max_live_elements = 1'000'000'000;  ///< elements gathered at once, in use or ahead
+  int depth = 2;                                   ///< most units gathered at once (the one in use included)
 
   PrecisionConfig precision;
   bool loss_scaling = false;  ///< fp16 only

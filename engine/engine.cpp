@@ -65,6 +65,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   // Once all ranks have found room, so that none looks at a disk that others fill already.
   if (offload && offload->swap) allocate_on_all([this] { offload->swap->create(); });
   initialize_weights();
+  start_notes = notes_on_overlap();
   set_phase("idle");
   step_started = step_ended = seconds_now();
 }

@@ -68,6 +68,10 @@ struct Engine::Impl {
   void initialize_weights();
   struct InitialWeights;
 
+  // --- start_notes.cpp ---
+  /// One line for each setting that costs overlap or memory in a way its key does not say.
+  std::vector<std::string> notes_on_overlap() const;
+
   // --- offloading.cpp ---
   /// Which units' state lives where; before allocate().
   void choose_tiers();
@@ -197,6 +201,7 @@ struct Engine::Impl {
 
   std::unique_ptr<Gathering> gathering;
   std::unique_ptr<Saving> saving;
+  std::vector<std::string> start_notes;
   std::string half_loaded;  ///< the checkpoint whose load failed in between: the state is no run's
   std::atomic<bool> stop_wanted = false;
 

@@ -83,30 +83,36 @@ void Engine::Impl::Gathering::prefetch() {
   if (engine.residency.whole_parameters() || !engine.config.overlap) return;
   GatherOrder& expected = order();
   if (!expected.known) return;
-  std::int64_t ahead = 0;
-  std::int64_t live = 0;
-  for (const UnitState& unit : engine.units) {
-    if (unit.resident) live += unit.gathered_elements();
-    if (unit.resident && unit.holders == 0) ahead += unit.gathered_elements();
-  }
   // The next micro-batch of the same step begins with the same units; the step's last has no successor.
   const bool wraps = !engine.in_evaluation && engine.micro_batch + 1 < engine.config.accumulation_steps;
   const std::size_t length = expected.units.size();
+  std::int64_t beyond = 0;  // elements fetched ahead of use, the next unit's apart
+  std::int64_t live = 0;
+  for (const UnitState& unit : engine.units) {
+    if (!unit.resident) continue;
+    live += unit.gathered_elements();
+    if (unit.holders == 0) beyond += unit.gathered_elements();
+  }
   for (std::size_t next = expected.position; resident_units < engine.config.depth; ++next) {
     if (next >= length && (!wraps || next >= 2 * length)) return;
-    UnitState& unit = engine.units[expected.units[next % length]];
+    const int index = expected.units[next % length];
+    UnitState& unit = engine.units[index];
+    const std::int64_t elements = unit.gathered_elements();
+    const bool is_next = next == expected.position;
     if (unit.resident) {
       // Held now and wanted again: it will be gathered on demand, and nothing behind it overtakes.
       if (unit.holders > 0) return;
+      if (is_next) beyond -= elements;
       continue;
     }
-    const std::int64_t elements = unit.gathered_elements();
-    if (ahead + elements > engine.config.prefetch_elements ||
-        live + elements > engine.config.max_live_elements)
+    // The next unit is fetched however large it is: were it not, its whole gather would be waited for. The
+    // keys bound what comes beyond it.
+    if (!is_next && (beyond + elements > engine.config.prefetch_elements ||
+                     live + elements > engine.config.max_live_elements))
       return;
-    issue(expected.units[next % length]);
-    ahead += elements;
+    issue(index);
     live += elements;
+    if (!is_next) beyond += elements;
   }
 }
 

@@ -225,6 +225,7 @@ std::string Engine::summary() const {
                                            impl.stage == 0 ? "reduced gradients" : "parameters"));
   }
   for (const std::string& note : config.notes) row("note", note);
+  for (const std::string& note : impl.start_notes) row("note", note);
   return text;
 }
 

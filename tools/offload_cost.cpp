@@ -31,7 +31,8 @@ class Walk {
   double exposed(double tokens) const {
     const std::int64_t walked = std::min(config_.accumulation_steps, walked_micro_batches);
     double waited = 0, now = 0, link = 0, disk = 0, out = weights_out_;
-    std::vector<double> ends;  // of visits that gathered
+    std::vector<double> ends;            // of visits that gathered
+    std::vector<std::int64_t> gathered;  // elements of those, and of the one that gathers now
     for (std::int64_t m = 0; m < walked; ++m) {
       const bool last = m + 1 == walked;
       double waited_here = 0;
@@ -41,9 +42,9 @@ class Walk {
         double ready = arrival_[index];
         const bool brings = parameters() != OffloadTier::none && visit.gathers;
         if (brings) {
-          const auto ahead = static_cast<std::size_t>(std::max(1, config_.depth));
-          const bool early = config_.overlap && unit.gathered <= config_.prefetch_elements;
-          double begin = !early ? now : ends.size() < ahead ? 0.0 : ends[ends.size() - ahead];
+          gathered.push_back(unit.gathered);
+          const std::size_t ahead = units_at_once(gathered);
+          double begin = !config_.overlap ? now : ends.size() < ahead ? 0.0 : ends[ends.size() - ahead];
           begin = std::max(begin, ready);
           const double bytes = static_cast<double>(unit.shard) * weight_;
           if (parameters() == OffloadTier::nvme) begin = disk = std::max(disk, begin) + bytes / rates_.nvme;
@@ -107,6 +108,21 @@ class Walk {
   OffloadTier parameters() const { return config_.offload.parameters; }
   double gradient_bytes(const OffloadUnit& unit) const {
     return static_cast<double>(unit.kept * size_of(config_.precision.accumulation));
+  }
+
+  /// The last of these is fetched while so many of them, itself included, are gathered: the next one however
+  /// large, others beyond it as the keys allow (Engine::Impl::Gathering::prefetch).
+  std::size_t units_at_once(const std::vector<std::int64_t>& gathered) const {
+    const auto depth = std::min(static_cast<std::size_t>(std::max(1, config_.depth)), gathered.size());
+    std::size_t units = std::min<std::size_t>(depth, 2);
+    std::int64_t beyond = gathered.back(), live = gathered.back();
+    for (std::size_t i = 1; i < units; ++i) live += gathered[gathered.size() - 1 - i];
+    for (; units < depth; ++units) {
+      live += gathered[gathered.size() - 1 - units];
+      if (units > 2) beyond += gathered[gathered.size() + 1 - units];
+      if (beyond > config_.prefetch_elements || live > config_.max_live_elements) break;
+    }
+    return units;
   }
 
   /// When each unit's new weights are where its next use finds them: tiles pass the disk, the update and the

@@ -33,14 +33,16 @@ bool more_spans(Runtime& runtime, const std::string& unit, int before, double se
 /// Runs one micro-batch of the odd model's units on two ranks in which the compute stream itself waits until
 /// a collective that was issued before it has ended: that can only happen when communication moves on its own
 /// while the rank computes. Returns whether it did, within `seconds`.
-bool collective_ends_inside_compute(int stage, bool overlap, double seconds = 2) {
+bool collective_ends_inside_compute(int stage, bool overlap, double seconds = 2,
+                                    const std::function<void(Config&)>& change = {}) {
   OddRun run;
   run.ranks = 2;
   run.stage = stage;
   run.overlap = overlap;
   std::atomic<int> ended = 0;
   run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
-    const Config config = odd_config(run);
+    Config config = odd_config(run);
+    if (change) change(config);
     RuntimeOptions options = RuntimeOptions::from(config);
     options.trace = true;
     Runtime runtime(options, factory);
@@ -81,6 +83,13 @@ TEST(EngineOverlap, GathersRunAheadWhileTheRankComputes) {
   EXPECT_FALSE(collective_ends_inside_compute(3, false, 0.2));
 }
 
+TEST(EngineOverlap, UnitsLargerThanThePrefetchBucketAreFetchedAheadToo) {
+  EXPECT_TRUE(collective_ends_inside_compute(3, true, 2, [](Config& config) {
+    config.prefetch_elements = 1;
+    config.max_live_elements = 1;
+  }));
+}
+
 /// Two ranks in stage 3 after a step in which the order of units was recorded, with traces.
 void on_recorded_ranks(const OddRun& run, const std::function<void(Config&)>& change,
                        const std::function<void(Engine&, Runtime&)>& body) {
@@ -104,21 +113,31 @@ TEST(EngineOverlap, LimitsOfWhatIsFetchedAhead) {
   OddRun run;
   run.ranks = 2;
   run.stage = 3;
-  const auto fetched_ahead = [&](const std::function<void(Config&)>& change, double seconds) {
+  const auto fetched_ahead = [&](const std::string& unit, int depth, std::int64_t prefetch, std::int64_t live,
+                                 double seconds) {
     std::atomic<int> fetched = 0;
+    const auto change = [&](Config& config) {
+      config.depth = depth;
+      config.prefetch_elements = prefetch;
+      config.max_live_elements = live;
+    };
     on_recorded_ranks(run, change, [&](Engine& engine, Runtime& runtime) {
       engine.begin_micro_batch();
-      const int before = spans_of(runtime, "prime");
+      const int before = spans_of(runtime, unit);
       const GatheredUnit weights = engine.gather({0});
-      if (more_spans(runtime, "prime", before, seconds)) ++fetched;
+      if (more_spans(runtime, unit, before, seconds)) ++fetched;
     });
     return fetched == 2;
   };
-  // Gathered with padding on two ranks: tied has 512 elements, prime 1536.
-  EXPECT_TRUE(fetched_ahead([](Config& c) { c.prefetch_elements = 1536; }, 2));
-  EXPECT_FALSE(fetched_ahead([](Config& c) { c.prefetch_elements = 1535; }, 0.1));
-  EXPECT_TRUE(fetched_ahead([](Config& c) { c.max_live_elements = 2048; }, 2));
-  EXPECT_FALSE(fetched_ahead([](Config& c) { c.max_live_elements = 2047; }, 0.1));
+  // Gathered with padding on two ranks: tied, in use, has 512 elements, prime, the next, 1536, tiny 512. The
+  // next is fetched whatever the keys say, unless nothing may be ahead.
+  EXPECT_TRUE(fetched_ahead("prime", 2, 0, 0, 2));
+  EXPECT_FALSE(fetched_ahead("prime", 1, 5000, 5000, 0.1));
+  // What comes beyond it is bounded, the next apart from what is ahead but not from what is live.
+  EXPECT_TRUE(fetched_ahead("tiny", 3, 512, 2560, 2));
+  EXPECT_FALSE(fetched_ahead("tiny", 3, 511, 2560, 0.1));
+  EXPECT_FALSE(fetched_ahead("tiny", 3, 512, 2559, 0.1));
+  EXPECT_FALSE(fetched_ahead("tiny", 2, 512, 2560, 0.1));
 }
 
 TEST(EngineOverlap, TheNextMicroBatchIsFetchedAheadButNotTheNextStep) {

@@ -108,6 +108,31 @@ TEST(OffloadCost, ParametersAreBroughtForEveryGather) {
   EXPECT_NEAR(bare.exposed, static_cast<double>(cost.bytes.from_host), 30000) << "nothing comes ahead";
 }
 
+TEST(OffloadCost, TheNextUnitComesAheadHoweverLargeAndTheKeysBoundTheRest) {
+  Config config = configuration(OffloadTier::none, OffloadTier::cpu);
+  config.stage = 3;
+  OffloadSchedule model = schedule();
+  for (OffloadUnit& unit : model.units) unit.moves = false;
+  model.visits[3].operations *= 20;  // long enough for the way of two units
+  const auto exposed = [&](int depth, std::int64_t prefetch, std::int64_t live) {
+    config.depth = depth;
+    config.prefetch_elements = prefetch;
+    config.max_live_elements = live;
+    return offload_cost(model, config, 10, slow_link()).exposed;
+  };
+  const double alone = exposed(1, 50'000'000, 1'000'000'000);
+  const double next = exposed(2, 50'000'000, 1'000'000'000);
+  const double third = exposed(3, 50'000'000, 1'000'000'000);
+  EXPECT_LT(next, alone - 1000);
+  EXPECT_LT(third, next - 1000);
+  EXPECT_EQ(exposed(2, 0, 0), next);
+  EXPECT_EQ(exposed(3, 0, 1'000'000'000), next);
+  EXPECT_EQ(exposed(3, block_elements - 1, 1'000'000'000), next);
+  EXPECT_EQ(exposed(3, block_elements, 3 * block_elements - 1), next);
+  EXPECT_EQ(exposed(3, block_elements, 3 * block_elements), third);
+  EXPECT_EQ(exposed(4, block_elements, 1'000'000'000), third);
+}
+
 TEST(OffloadCost, NothingToHideAndNothingToHideBehind) {
   const OffloadCost none = offload_cost(schedule(), Config{}, 10, slow_link());
   EXPECT_EQ(none.break_even_tokens, 0);

@@ -162,6 +162,22 @@ TEST(Plan, NamesTheCheaperStage) {
   EXPECT_THAT(plan_run(request).notes, testing::Contains(HasSubstr("would take less memory")));
 }
 
+TEST(Plan, TheNextUnitIsGatheredAheadWhateverThePrefetchBucket) {
+  // 6.7 billion parameters, of which a block is 201 million, above what the key's default would let ahead.
+  PlanRequest request;
+  request.model.name = "6.7B";
+  request.model.gpt = models::GptConfig{.layers = 32, .heads = 32, .width = 4096, .vocabulary = 32000};
+  request.sequence = 512;
+  request.ranks = 16;
+  request.config.stage = 3;
+  for (const std::int64_t prefetch : {50'000'000, 12'000'000, 0}) {
+    request.config.prefetch_elements = prefetch;
+    // Two blocks in bf16, but for small tensors and padding.
+    EXPECT_NEAR(static_cast<double>(plan_run(request).tier(Tier::device).category_peak[Category::gathered]),
+                2 * 2 * 12 * 4096.0 * 4096.0, 1e6);
+  }
+}
+
 TEST(Plan, ImpossibleRanksAreRefused) {
   const auto error = [](const auto& change) {
     PlanRequest request = small_gpt(2);

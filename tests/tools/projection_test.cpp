@@ -168,6 +168,15 @@ TEST(Projected, SlowCollectivesAreExposedAndOverlapHidesFastOnes) {
   EXPECT_NEAR(serial.step.exposed_gather + serial.step.exposed_reduce, 15e-4, 1e-4);
 }
 
+TEST(Projected, UnitsLargerThanThePrefetchBucketHideTheirGathersToo) {
+  const double all = projected(request_of(2, 3, true), machine_of(1e-3)).step.total();
+  PlanRequest request = request_of(2, 3, true);
+  request.config.prefetch_elements = request.config.max_live_elements = 0;
+  EXPECT_DOUBLE_EQ(projected(request, machine_of(1e-3)).step.total(), all);
+  request.config.depth = 1;
+  EXPECT_GT(projected(request, machine_of(1e-3)).step.total(), 1.05 * all);
+}
+
 TEST(Projected, CollectivesThatKeepACoreBusyTakeItFromCompute) {
   Machine machine = machine_of(1e-3);
   const double free = projected(request_of(2, 2, true), machine).step.total();
