@@ -98,6 +98,10 @@ class Communicator {
   /// with `cause`, and `status` as its exit status. A rank that a peer's failure has ended tells that peer's
   /// instead, so that all name where it began. Returns within `seconds`. Never throws.
   virtual void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept = 0;
+  /// As post_failure, for a rank that an exception is unwinding and that cannot say yet what it says: ends
+  /// this rank's own operations, and has its peers wait for the cause, which post_failure tells them, two
+  /// seconds at most; then they take `where`.
+  virtual void post_unwinding(std::string_view where, double seconds) noexcept = 0;
   /// Throws what ended this rank's communication, if anything has: CommunicationError, of a peer's failure
   /// too. Not collective, from any thread, never blocks.
   virtual void check_health() {}

@@ -214,6 +214,9 @@ class DeviceCommunicator : public CommunicatorBase {
   void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept override {
     host_->post_failure(cause, status, seconds);
   }
+  void post_unwinding(std::string_view where, double seconds) noexcept override {
+    host_->post_unwinding(where, seconds);
+  }
   void check_health() override {
     note_health();
     failure_->check({});

@@ -53,6 +53,9 @@ class GroupCommunicator : public CommunicatorBase {
   void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept override {
     engine_->post_failure(cause, status, seconds);
   }
+  void post_unwinding(std::string_view where, double seconds) noexcept override {
+    engine_->post_failure(where, ExitStatus::communication, seconds, /*cause_follows=*/true);
+  }
   void check_health() override { engine_->require_healthy({}); }
   void abort_job(int status) noexcept override { engine_->abort_job(status); }
 

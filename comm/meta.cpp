@@ -104,6 +104,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
     return std::make_unique<MetaCommunicator>(rank_, size_, host_size_, collectives_, slab_, recorder_);
   }
   void post_failure(std::string_view, ExitStatus, double) noexcept override {}
+  void post_unwinding(std::string_view, double) noexcept override {}
   void abort_job(int) noexcept override {}
 
  private:

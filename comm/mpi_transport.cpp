@@ -28,7 +28,9 @@ namespace {
 // A tag's 30 bits: 8 of context, 1 for point to point, 21 of sequence. Messages of one tag match in order, so
 // a number may come again once two million later operations have been issued.
 constexpr int sequence_bits = 21, context_bits = 8;
-constexpr int failure_tag = 1 << (sequence_bits + 1 + context_bits);
+constexpr int failure_tag = 1 << (sequence_bits + 1 + context_bits), parting_tag = failure_tag + 1;
+/// More than a rank needs to hear of a failure and to say so, less than anybody who waits would notice.
+constexpr double longest_parting_seconds = 1;
 
 int pack(const Tag& tag) {
   if (tag.context >= 1 << context_bits) {
@@ -91,6 +93,17 @@ class MpiMessage : public Message {
   bool sending_;
 };
 
+/// In front of the text of a report.
+struct ReportHead {
+  int rank, status, cause_follows;
+};
+
+/// A report on its way to all peers.
+struct Telling {
+  std::string text;
+  std::vector<MPI_Request> posts;
+};
+
 class MpiTransport : public Transport {
  public:
   MpiTransport(MPI_Comm communicator, std::shared_ptr<bool> clean_end, WindowMemory* window)
@@ -102,9 +115,9 @@ class MpiTransport : public Transport {
     int found = 0;
     // A constant of the library that is kept on the world only, not on what was split off it.
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&bound), &found);
-    if (found == 0 || *static_cast<int*>(bound) < failure_tag) {
+    if (found == 0 || *static_cast<int*>(bound) < parting_tag) {
       throw CommunicationError(fmt::format("this MPI has tags up to {} only; {} are needed",
-                                           found == 0 ? 0 : *static_cast<int*>(bound), failure_tag));
+                                           found == 0 ? 0 : *static_cast<int*>(bound), parting_tag));
     }
     find_hosts(window);
     listen();
@@ -169,41 +182,44 @@ class MpiTransport : public Transport {
   }
 
   std::optional<FailureReport> poll_failure() override {
-    if (failure_ || listening_ == MPI_REQUEST_NULL) return failure_;
+    if (listening_ == MPI_REQUEST_NULL) return failure_;
     // Each look at MPI gives the core away where ranks are more than cores.
     const double now = seconds_now();
-    if (now < next_look_) return std::nullopt;
+    if (now < next_look_) return failure_;
     next_look_ = now + 100e-6;
     int done = 0;
     MPI_Status status;
-    if (MPI_Test(&listening_, &done, &status) != MPI_SUCCESS || done == 0) return std::nullopt;
+    if (MPI_Test(&listening_, &done, &status) != MPI_SUCCESS || done == 0) return failure_;
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     FailureReport report{status.MPI_SOURCE, std::string(heard_.data(), static_cast<std::size_t>(bytes))};
-    std::array<int, 2> told{};  // rank and status
-    if (report.cause.size() >= sizeof(told)) {
-      std::memcpy(told.data(), report.cause.data(), sizeof(told));
-      report.cause.erase(0, sizeof(told));
-      report.rank = told[0];
-      report.status = static_cast<ExitStatus>(told[1]);
+    ReportHead head{};
+    if (report.cause.size() >= sizeof(head)) {
+      std::memcpy(&head, report.cause.data(), sizeof(head));
+      report.cause.erase(0, sizeof(head));
+      report.rank = head.rank;
+      report.status = static_cast<ExitStatus>(head.status);
+      report.cause_follows = head.cause_follows != 0;
     }
+    if (report.cause_follows) listen();
     return failure_ = std::move(report);
   }
 
   bool post_failure(const FailureReport& report) override {
-    if (posts_.empty()) {
-      const std::array<int, 2> front{report.rank, static_cast<int>(report.status)};
-      told_.assign(reinterpret_cast<const char*>(front.data()), sizeof(front));
-      told_ += report.cause.substr(0, heard_.size() - told_.size());
+    Telling& telling = tellings_[report.cause_follows ? 0 : 1];
+    if (telling.posts.empty()) {
+      const ReportHead head{report.rank, static_cast<int>(report.status), report.cause_follows ? 1 : 0};
+      telling.text.assign(reinterpret_cast<const char*>(&head), sizeof(head));
+      telling.text += report.cause.substr(0, heard_.size() - telling.text.size());
       for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
-        posts_.push_back(MPI_REQUEST_NULL);
-        MPI_Isend(told_.data(), static_cast<int>(told_.size()), MPI_BYTE, peer, failure_tag, comm_,
-                  &posts_.back());
+        telling.posts.push_back(MPI_REQUEST_NULL);
+        MPI_Isend(telling.text.data(), static_cast<int>(telling.text.size()), MPI_BYTE, peer, failure_tag,
+                  comm_, &telling.posts.back());
       }
     }
     int done = 1;
-    MPI_Testall(static_cast<int>(posts_.size()), posts_.data(), &done, MPI_STATUSES_IGNORE);
+    MPI_Testall(static_cast<int>(telling.posts.size()), telling.posts.data(), &done, MPI_STATUSES_IGNORE);
     return done != 0;
   }
 
@@ -211,6 +227,7 @@ class MpiTransport : public Transport {
 
   void close(bool clean, double seconds) noexcept override {
     clean = clean && in_step(seconds);
+    if (!clean) part(longest_parting_seconds);
     if (listening_ != MPI_REQUEST_NULL) {
       MPI_Cancel(&listening_);
       if (clean) MPI_Wait(&listening_, MPI_STATUS_IGNORE);
@@ -238,6 +255,34 @@ class MpiTransport : public Transport {
     require_mpi(MPI_Irecv(heard_.data(), static_cast<int>(heard_.size()), MPI_BYTE, MPI_ANY_SOURCE,
                           failure_tag, comm_, &listening_),
                 "MPI_Irecv");
+  }
+
+  /// Behind a failure: waits until all peers are here too. The launcher ends the job as soon as one process
+  /// has ended with an error, and each is to say before why it ends.
+  void part(double seconds) noexcept {
+    std::vector<MPI_Request> requests;
+    std::vector<char> bytes(static_cast<std::size_t>(size_) + 1);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      MPI_Isend(&bytes.back(), 1, MPI_BYTE, peer, parting_tag, comm_,
+                &requests.emplace_back(MPI_REQUEST_NULL));
+      MPI_Irecv(&bytes[static_cast<std::size_t>(peer)], 1, MPI_BYTE, peer, parting_tag, comm_,
+                &requests.emplace_back(MPI_REQUEST_NULL));
+    }
+    const double limit = seconds_now() + seconds;
+    for (int done = 0; seconds_now() < limit;) {
+      if (MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE) !=
+              MPI_SUCCESS ||
+          done != 0) {
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    for (MPI_Request& request : requests) {
+      if (request == MPI_REQUEST_NULL) continue;
+      MPI_Cancel(&request);
+      MPI_Request_free(&request);
+    }
   }
 
   /// A barrier that gives up after `seconds` or when a peer reports a failure.
@@ -268,8 +313,7 @@ class MpiTransport : public Transport {
   MPI_Request listening_ = MPI_REQUEST_NULL;
   double next_look_ = 0;  ///< for failures
   std::optional<FailureReport> failure_;
-  std::string told_;
-  std::vector<MPI_Request> posts_;
+  std::array<Telling, 2> tellings_;  ///< whose cause follows; others
 };
 
 }  // namespace

@@ -13,6 +13,12 @@
 
 namespace tranche::comm {
 
+namespace {
+/// An exception that unwinds is at its handler within milliseconds; one that is handled without a word to the
+/// peers does not keep them for longer.
+constexpr double longest_unwinding_seconds = 2;
+}  // namespace
+
 ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
                                std::shared_ptr<CommunicationThread> thread,
                                const CommunicatorOptions& options, const FaultInjection& faults,
@@ -176,7 +182,23 @@ void ProgressEngine::take_inbox() {
   inbox_.clear();
 }
 
+bool ProgressEngine::hear(double now) {
+  auto report = transport_->poll_failure();
+  if (!report) return false;
+  if (report->cause_follows) {
+    const double longest = std::min(longest_unwinding_seconds, options_.timeout_seconds);
+    if (cause_awaited_ == 0) cause_awaited_ = now + longest;
+    if (now < cause_awaited_) return false;
+    report->cause_follows = false;
+  }
+  cause_awaited_ = 0;
+  heard_ = *report;
+  fail_all(fmt::format("rank {} failed: {}", report->rank, report->cause), report->status);
+  return true;
+}
+
 void ProgressEngine::expire(Operation& operation, double now) {
+  if (cause_awaited_ > 0) return;  // who is missing is known
   if (operation.waits_for_slab()) operation.last_move = now;
   const double waited = now - operation.last_move, timeout = options_.timeout_seconds;
   if (waited < timeout) return;
@@ -215,15 +237,8 @@ bool ProgressEngine::poll(HostEvent* wanted) {
   std::unique_lock progress(progress_mutex_, std::try_to_lock);
   if (!progress) return false;  // with inline progress another waiter is at it
   take_inbox();
-  bool moved = false;
-  if (!failed_) {
-    if (auto report = transport_->poll_failure()) {
-      heard_ = *report;
-      fail_all(fmt::format("rank {} failed: {}", report->rank, report->cause), report->status);
-      moved = true;
-    }
-  }
   const double now = seconds_now();
+  bool moved = !failed_ && hear(now);
   for (auto it = active_.begin(); it != active_.end();) {
     Operation& operation = **it;
     std::exception_ptr error;
@@ -254,7 +269,7 @@ bool ProgressEngine::poll(HostEvent* wanted) {
     if (wanted != nullptr && wanted->query()) break;
   }
   const std::lock_guard lock(inbox_mutex_);
-  busy_ = !active_.empty() || !inbox_.empty();
+  busy_ = !active_.empty() || !inbox_.empty() || (cause_awaited_ > 0 && !failed_);
   return moved;
 }
 
@@ -309,16 +324,19 @@ void ProgressEngine::leave(int context, bool drain) noexcept {
       -1);
 }
 
-void ProgressEngine::post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept {
+void ProgressEngine::post_failure(std::string_view cause, ExitStatus status, double seconds,
+                                  bool cause_follows) noexcept {
   try {
     const double limit = seconds_now() + std::max(seconds, 0.0);
     // By value: the thread may come to it after this call has returned.
-    const auto post = [this, text = std::string(cause), status, limit] {
+    const auto post = [this, text = std::string(cause), status, cause_follows, limit] {
       const std::lock_guard progress(progress_mutex_);
       // Who was ended by a peer's failure passes that on: of several that tell, the first to be heard may not
       // be where it began, and "rank 3 failed: rank 1 failed: ..." would name the wrong rank.
-      const FailureReport report = heard_.value_or(FailureReport{transport_->rank(), text, status});
+      const FailureReport report =
+          heard_.value_or(FailureReport{transport_->rank(), text, status, cause_follows});
       while (!transport_->post_failure(report) && seconds_now() < limit) std::this_thread::yield();
+      cause_awaited_ = 0;
       if (!failed_) fail_all(fmt::format("rank {} failed: {}", transport_->rank(), text), status);
     };
     execute(post, std::max(seconds, 0.0));

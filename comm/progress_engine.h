@@ -46,7 +46,8 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   /// Waits for the pending operations of a communicator, bounded by the time-out (not at all when
   /// `drain` is false or the rank has failed), then abandons what is left.
   void leave(int context, bool drain) noexcept;
-  void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept;
+  void post_failure(std::string_view cause, ExitStatus status, double seconds,
+                    bool cause_follows = false) noexcept;
   void abort_job(int status) noexcept;
   /// Contexts for split: the first that this rank has not seen in use.
   int next_context() const { return next_context_; }
@@ -67,6 +68,8 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
                 std::exception_ptr own = nullptr) noexcept;
   [[nodiscard]] std::exception_ptr error_for(const std::string& what) const;
   void expire(Operation& operation, double now);
+  /// Looks whether a peer's failure ends this rank.
+  bool hear(double now);
   void take_inbox();
   /// Looks for a few microseconds, which is what waking the thread would take; whether `done` has passed
   /// then.
@@ -100,6 +103,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::string failure_;                    ///< "rank 2 failed: disk full"; empty while all is well
   std::optional<ExitStatus> peer_status_;  ///< of a failure that was told; none of this rank's own
   std::optional<FailureReport> heard_;  ///< what a peer told, if that ended this rank; of who makes progress
+  double cause_awaited_ = 0;            ///< until when, from a peer that an exception unwinds; 0: from none
   std::atomic<bool> failed_{false};
   std::atomic<bool> busy_{false};
 };

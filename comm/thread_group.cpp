@@ -67,7 +67,7 @@ struct ThreadGroup::Hub {
   void post_failure(const FailureReport& report) {
     {
       const std::lock_guard lock(mutex);
-      if (failure) return;
+      if (failure && !(failure->cause_follows && !report.cause_follows)) return;
       failure = report;
     }
     failed = true;

@@ -35,6 +35,8 @@ struct FailureReport {
   int rank = 0;  ///< where it began, which need not be who told of it
   std::string cause;
   ExitStatus status = ExitStatus::communication;  ///< of the cause
+  /// An exception is unwinding there, and nobody knows yet what it says: another report follows.
+  bool cause_follows = false;
 };
 
 /// The echo of another rank's failure; told apart so that the first cause can be found among many errors. It
@@ -104,10 +106,11 @@ class Transport {
   virtual std::unique_ptr<Message> receive_note(void* data, std::int64_t bytes, int peer, const Tag& tag) {
     return receive(data, bytes, peer, tag);
   }
-  /// The first failure that a peer has reported.
+  /// The first failure that a peer has reported; one whose cause was to follow gives way to the next.
   virtual std::optional<FailureReport> poll_failure() = 0;
   /// Starts telling every peer; true once it has been handed over, false to be called again. The report may
-  /// be of another rank, whose failure ended this one.
+  /// be of another rank, whose failure ended this one. Of reports whose cause follows, and of others, the
+  /// first is told.
   virtual bool post_failure(const FailureReport& report) = 0;
   /// True when nothing wakes the communication thread on arrival, so that it has to look.
   virtual bool needs_polling() const = 0;

@@ -71,6 +71,11 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
 }
 
 Engine::Impl::~Impl() {
+  // What is under way in the middle of a step would wait for peers that wait for this rank.
+  if (unwinding() && (in_step || in_micro_batch || in_evaluation)) {
+    end_by_unwinding("in the middle of " +
+                     (in_evaluation ? "an evaluation" : "step " + std::to_string(steps_done + 1)));
+  }
   if (saving) saving->close();
   // Collectives and kernels under way still touch the buffers; a failed communicator has let go of them.
   for (UnitState& unit : units) {
@@ -101,6 +106,17 @@ void Engine::Impl::break_down(std::exception_ptr error) noexcept {
     // The peers learn of it by their own failed calls and from the program (Runtime::fail).
   } catch (...) {
     shard.post_failure(message_of(error), exit_status_of(error), 2.0);
+  }
+}
+
+void Engine::Impl::end_by_unwinding(const std::string& where) noexcept {
+  if (broken || ranks == 1) return;
+  try {
+    const std::string what = "an exception unwound it " + where;
+    broken = std::make_exception_ptr(LogicError("the engine has ended: " + what));
+    shard.post_unwinding(what, 2.0);
+  } catch (...) {
+    shard.post_unwinding("an exception unwound it", 2.0);
   }
 }
 
@@ -208,6 +224,7 @@ GatheredUnit Engine::gather(UnitId unit) {
   GatheredUnit handle;
   handle.engine_ = this;
   handle.unit_ = unit.index;
+  handle.exceptions_ = std::uncaught_exceptions();
   return handle;
 }
 
@@ -217,6 +234,7 @@ UnitGradients Engine::gradients(UnitId unit) {
   UnitGradients handle;
   handle.engine_ = this;
   handle.unit_ = unit.index;
+  handle.exceptions_ = std::uncaught_exceptions();
   return handle;
 }
 
@@ -355,6 +373,10 @@ void Engine::fetch_ahead(HostCopy& copy) {
 }
 StepBuffer Engine::bring_back(HostCopy copy) {
   return impl_->guarded([&] { return HostCopies::bring_back(std::move(copy)); });
+}
+int Engine::fail(std::exception_ptr error) noexcept {
+  impl_->broken = error;
+  return impl_->runtime.fail(std::move(error));
 }
 Runtime& Engine::runtime() const {
   return impl_->runtime;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -133,6 +134,10 @@ class Engine {
   /// Asks for an orderly stop: all ranks find StepResult::stop_requested set in the same step. From any
   /// thread, and from signal handlers. Stays asked for.
   void request_stop() noexcept;
+  /// For whoever catches what the peers have to hear of: Runtime::fail, and every later call of the engine
+  /// throws `error`. Best while the engine lives: its end would wait for collectives. Calling both, or either
+  /// again, is harmless.
+  int fail(std::exception_ptr error) noexcept;
   /// Index of the open (or next) micro-batch within the step.
   std::int64_t micro_batch() const;
   bool frozen(std::string_view tensor) const;

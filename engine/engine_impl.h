@@ -35,6 +35,11 @@ struct Engine::Impl {
   /// After an error in the middle of a collective sequence this rank cannot follow its peers any more: tells
   /// them, and every later call throws the error again.
   void break_down(std::exception_ptr error) noexcept;
+  /// The same for an exception that is unwinding, of which nothing is known but where: the peers wait for the
+  /// cause a moment (Communicator::post_unwinding). A rank alone has nobody to tell.
+  void end_by_unwinding(const std::string& where) noexcept;
+  /// Whether an exception ends the engine.
+  bool unwinding() const { return std::uncaught_exceptions() > exceptions; }
   /// Runs one call of the public face. Misuse (LogicError, InvalidArgument) and NumericalError leave the
   /// engine usable, and so does CheckpointError, which all ranks throw; any other error breaks it down.
   template <typename Call>
@@ -106,13 +111,15 @@ struct Engine::Impl {
 
   // --- parameters.cpp ---
   struct Gathering;
+  /// Fetches ahead what a handle that an exception let go did not.
+  void catch_up();
   int index_in_unit(int unit, std::string_view tensor) const;
   ConstTensorView parameter_view(int unit, int index) const;
 
   // --- gradients.cpp ---
   void open_gradients(int unit);
   void submit_gradients(int unit);
-  void drop_gradients(int unit) noexcept;
+  void drop_gradients(int unit, bool unwinding) noexcept;
   TensorView gradient_view(int unit, int index);
   GradientTarget gradient_target(int unit, int index);
   /// Elements of the memory that kernels add this micro-batch's gradients to.
@@ -193,8 +200,9 @@ struct Engine::Impl {
   std::int64_t applied_steps = 0;
   std::int64_t samples_done = 0, tokens_done = 0;
   std::int64_t consecutive_skips = 0;
-  std::string failure;        ///< set when a gradient handle was dropped
-  std::exception_ptr broken;  ///< what every call throws after break_down()
+  std::string failure;                          ///< set when a gradient handle was dropped
+  int exceptions = std::uncaught_exceptions();  ///< in flight when the engine was made
+  std::exception_ptr broken;                    ///< what every call throws after break_down()
   std::int64_t train_passes = 0, evaluation_passes = 0, inference_passes = 0;
   double evaluation_loss = 0;
   std::int64_t evaluation_tokens = 0;
@@ -219,6 +227,7 @@ template <typename Call>
 auto Engine::Impl::guarded(Call&& call) {
   if (broken) std::rethrow_exception(broken);
   try {
+    catch_up();
     return call();
   } catch (...) {
     if (!stays_usable(std::current_exception())) break_down(std::current_exception());

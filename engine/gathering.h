@@ -22,7 +22,9 @@ struct Engine::Impl::Gathering {
   explicit Gathering(Impl& engine_in) : engine(engine_in) {}
 
   void acquire(int unit);
-  void release(int unit) noexcept;
+  /// `unwinding`: an exception lets the unit go. Whether the rank goes on is not known then: what would be
+  /// fetched ahead now is fetched by the next call, so that the ranks' sequences stay equal if it does.
+  void release(int unit, bool unwinding) noexcept;
   void issue(int unit);
   void prefetch();
   void drop_prefetched();
@@ -39,6 +41,7 @@ struct Engine::Impl::Gathering {
   GatherOrder train_order, evaluation_order, inference_order;
   std::vector<int> observed;  ///< requests of the open micro-batch
   int resident_units = 0;
+  bool prefetch_owed = false;
   std::int64_t step_elements = 0;  ///< padded elements of stage 3 gathers since the step began
 };
 

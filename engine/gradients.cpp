@@ -1,5 +1,6 @@
 // The gradient path: from what kernels added, over the wire dtype and the ordered sum, into G.
 
+#include <exception>
 #include <utility>
 
 #include "tranche/engine/gathering.h"
@@ -120,9 +121,11 @@ void Engine::Impl::submit_gradients(int index) {
   set_phase("backward", unit.name);
 }
 
-void Engine::Impl::drop_gradients(int index) noexcept {
+void Engine::Impl::drop_gradients(int index, bool unwinding) noexcept {
   UnitState& unit = units[index];
   unit.handle_open = false;
+  // Its peers are in the reduction of this unit, or will be: they hear of it before the exception is handled.
+  if (unwinding) end_by_unwinding("while it held the gradients of unit " + unit.name);
   try {
     failure = "gradients of unit " + unit.name + " were dropped in micro-batch " +
               std::to_string(micro_batch) + " without reduce()";
@@ -256,12 +259,13 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
 
 // --- UnitGradients --------------------------------------------------------------------------------------
 
-UnitGradients::UnitGradients(UnitGradients&& other) noexcept : engine_(other.engine_), unit_(other.unit_) {
-  other.engine_ = nullptr;
-}
+UnitGradients::UnitGradients(UnitGradients&& other) noexcept
+    : engine_(std::exchange(other.engine_, nullptr)), unit_(other.unit_), exceptions_(other.exceptions_) {}
 
 UnitGradients::~UnitGradients() {
-  if (engine_ != nullptr) engine_->impl_->drop_gradients(unit_);
+  if (engine_ != nullptr) {
+    engine_->impl_->drop_gradients(unit_, std::uncaught_exceptions() > exceptions_);
+  }
 }
 
 TensorView UnitGradients::tensor(int index) const {

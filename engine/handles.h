@@ -14,7 +14,7 @@ struct UnitState;
 
 /// Full tensors of a unit in the compute dtype, in memory of the device, valid until released or destroyed:
 /// the memory may then be another unit's at once, for work issued later. Move-only. The compute stream
-/// already waits for them.
+/// already waits for them. Let go while an exception unwinds, it issues nothing and waits for nothing.
 ///
 /// They are read-only. What is written through a cast is lost at the next gather or update, or, where the
 /// compute weights are the master weights (fp32), changes those on this rank alone, which weights_digest()
@@ -39,6 +39,7 @@ class GatheredUnit {
   friend class Engine;
   Engine* engine_ = nullptr;
   int unit_ = -1;
+  int exceptions_ = 0;  ///< in flight when it was made; more means that an exception unwinds
 };
 
 /// A forward pass for its own sake: no loss, no token count, no gradients, no micro-batches. Made and ended
@@ -70,7 +71,7 @@ struct GradientTarget {
 
 /// Full fp32 gradients of a unit to add into; what they hold before (zeros, or sums of earlier uses and
 /// micro-batches) is the engine's. Submitted by `std::move(g).reduce()`; destroyed unsubmitted it launches
-/// nothing, and the micro-batch fails on all ranks.
+/// nothing, and the micro-batch fails on all ranks; at once where an exception unwinds.
 class UnitGradients {
  public:
   UnitGradients() = default;
@@ -96,6 +97,7 @@ class UnitGradients {
   friend class Engine;
   Engine* engine_ = nullptr;
   int unit_ = -1;
+  int exceptions_ = 0;  ///< in flight when it was made; more means that an exception unwinds
 };
 
 }  // namespace tranche

@@ -1,6 +1,8 @@
 // Gathering: how full parameters of a unit come to be where a model can read them.
 
 #include <algorithm>
+#include <exception>
+#include <utility>
 
 #include "tranche/engine/gathering.h"
 #include "tranche/engine/offloading.h"
@@ -138,11 +140,15 @@ void Engine::Impl::Gathering::free_gathered(UnitState& unit, bool read) noexcept
   --resident_units;
 }
 
-void Engine::Impl::Gathering::release(int index) noexcept {
+void Engine::Impl::Gathering::release(int index, bool unwinding) noexcept {
   UnitState& unit = engine.units[index];
   --unit.holders;
   if (engine.residency.whole_parameters() || unit.holders > 0) return;
   free_gathered(unit, /*read=*/true);
+  if (unwinding) {
+    prefetch_owed = true;
+    return;
+  }
   try {
     if (engine.in_micro_batch && !engine.broken) prefetch();
   } catch (...) {
@@ -166,6 +172,11 @@ void Engine::Impl::Gathering::forget_micro_batch() {
   drop_prefetched();
   order() = {};
   observed.clear();
+}
+
+void Engine::Impl::catch_up() {
+  if (!std::exchange(gathering->prefetch_owed, false)) return;
+  if (in_micro_batch) gathering->prefetch();
 }
 
 ConstTensorView Engine::Impl::parameter_view(int unit_index, int index) const {
@@ -195,22 +206,22 @@ int Engine::Impl::index_in_unit(int unit_index, std::string_view tensor) const {
 
 // --- GatheredUnit ---------------------------------------------------------------------------------------
 
-GatheredUnit::GatheredUnit(GatheredUnit&& other) noexcept : engine_(other.engine_), unit_(other.unit_) {
-  other.engine_ = nullptr;
-}
+GatheredUnit::GatheredUnit(GatheredUnit&& other) noexcept
+    : engine_(std::exchange(other.engine_, nullptr)), unit_(other.unit_), exceptions_(other.exceptions_) {}
 
 GatheredUnit& GatheredUnit::operator=(GatheredUnit&& other) noexcept {
   if (this != &other) {
     release();
-    engine_ = other.engine_;
+    engine_ = std::exchange(other.engine_, nullptr);
     unit_ = other.unit_;
-    other.engine_ = nullptr;
+    exceptions_ = other.exceptions_;
   }
   return *this;
 }
 
 void GatheredUnit::release() noexcept {
-  if (engine_ != nullptr) engine_->impl_->gathering->release(unit_);
+  if (engine_ == nullptr) return;
+  engine_->impl_->gathering->release(unit_, std::uncaught_exceptions() > exceptions_);
   engine_ = nullptr;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "tranche/comm/device_communicator.h"
@@ -65,6 +66,7 @@ struct Runtime::Impl {
   std::unique_ptr<TraceRecorder> trace;
   std::unique_ptr<Communicator> world;
   Logger log;
+  std::exception_ptr told;  ///< the last that fail() was called with
 
   /// The device and its memory with its books.
   void make_device(int index);
@@ -343,19 +345,24 @@ std::string Runtime::numerics_fingerprint() const {
 }
 
 int Runtime::fail(std::exception_ptr error) noexcept {
+  if (!error) error = std::make_exception_ptr(LogicError("fail() was called without an error"));
+  const ExitStatus status = exit_status_of(error);
+  if (impl_ && std::exchange(impl_->told, error) == error) return static_cast<int>(status);
   std::string text = message_of(error);
-  int own = impl_ ? rank() : 0;
+  int here = impl_ ? rank() : 0;
   try {
     std::rethrow_exception(error);
   } catch (Error& known) {
-    if (!impl_) own = std::max(0, known.rank());
-    known.attach_rank(own);
+    if (impl_) {
+      known.attach_rank(here);
+    } else {
+      here = std::max(0, known.rank());
+    }
     // The log puts this rank in front of every line.
-    text = known.rank() == own ? known.message() + " (" + known.position() + ")" : known.what();
+    text = known.rank() == here ? known.message() + " (" + known.position() + ")" : known.what();
   } catch (...) {
   }
-  const ExitStatus status = exit_status_of(error);
-  (impl_ ? log() : Logger(own)).error(text);
+  (impl_ ? log() : Logger(here)).error(text);
   if (impl_) all().post_failure(message_of(error), status, 2.0);
   return static_cast<int>(status);
 }

@@ -101,7 +101,7 @@ class Runtime {
   std::string numerics_fingerprint() const;
   /// For a program's last catch: attaches the rank, logs the error, posts the cause to the peers (2 s at
   /// most; an empty Runtime has none) and returns the exit status, which is the same on the rank that failed
-  /// and on those it ended.
+  /// and on those it ended. Of the same error once; collectives fail from then on.
   int fail(std::exception_ptr error) noexcept;
 
  private:

@@ -327,8 +327,8 @@ void Engine::Impl::Saving::close() noexcept {
       engine.runtime.log().error(failure);
     } else if (phase != Phase::none) {
       // Alone, what is under way can be finished at any moment; peers may be gone or somewhere else.
-      const bool together = !engine.broken && std::uncaught_exceptions() == 0 && !engine.in_micro_batch &&
-                            !engine.in_evaluation;
+      const bool together =
+          !engine.broken && !engine.unwinding() && !engine.in_micro_batch && !engine.in_evaluation;
       if (engine.ranks == 1 || together) {
         (void)drain();
       } else if (phase == Phase::committing && engine.rank == 0) {

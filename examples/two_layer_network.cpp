@@ -4,15 +4,16 @@
 
 #include <cmath>
 #include <cstdio>
+#include <optional>
 using namespace tranche;
 
-void train(Runtime& runtime) {
+void train(Runtime& runtime, std::optional<Engine>& made) {
   const std::int64_t width = 64, batch = 96, rows = batch / runtime.size();
   ModelSpec model;  // units: what is gathered, reduced and freed together
   const UnitId first = model.add_unit({"first", {{"first.weight", {2, width}, Initializer::normal(1)}}});
   const UnitId second =
       model.add_unit({"second", {{"second.weight", {width, 1}, Initializer::normal(0.1f)}}});
-  Engine engine(runtime, model, runtime.config());
+  Engine& engine = made.emplace(runtime, model, runtime.config());
   Stream& stream = engine.compute_stream();
   std::vector<float> x(rows * 2), sum(rows * width), active(rows * width), d_sum(rows * width), y(rows);
   const auto view = [&](std::vector<float>& values) {
@@ -56,6 +57,7 @@ void train(Runtime& runtime) {
 
 int main(int argc, char** argv) {
   Runtime runtime;
+  std::optional<Engine> engine;  // outlives the try: peers hear of an error before the engine ends
   try {
     const std::string stage = argc > 1 ? argv[1] : "3";
     runtime = Runtime::from_config(R"({
@@ -63,7 +65,7 @@ int main(int argc, char** argv) {
       "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
       "zero_optimization": {"stage": )" +
                                    stage + "}}");
-    train(runtime);
+    train(runtime, engine);
   } catch (...) {
     return runtime.fail(std::current_exception());
   }

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
 #include "on_ranks.h"
 
@@ -578,12 +579,101 @@ TEST(FailuresHalfWay, TheProgramTellsThePeersAndGetsItsStatus) {
       EXPECT_EQ(status(NumericalError("no number")), 6);
       EXPECT_EQ(status(std::runtime_error("plain")), 1);
       EXPECT_EQ(status(42), 1);
+      EXPECT_EQ(runtime.fail(nullptr), 1);
       return;
     }
     EXPECT_THAT(message_of<CommunicationError>([&] {
                   runtime.shard().barrier({"", "test"}).wait();
                 }),
                 HasSubstr("rank 1 failed: no room"));
+  });
+}
+
+TEST(FailuresHalfWay, WhatTheEngineIsToldEndsItsPeersAndItself) {
+  OddRun run;
+  run.ranks = 2;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    if (runtime.rank() == 1) {
+      const auto error = std::make_exception_ptr(OutOfMemory("a hook found no room"));
+      EXPECT_EQ(engine.fail(error), 3);
+      EXPECT_EQ(runtime.fail(error), 3);
+      EXPECT_EQ(engine.fail(error), 3);
+      EXPECT_EQ(message_of<OutOfMemory>([&] { engine.begin_micro_batch(); }), "a hook found no room");
+      return;
+    }
+    EXPECT_THAT(message_of<CommunicationError>([&] { static_cast<void>(engine.weights_digest()); }),
+                HasSubstr("rank 1 failed: a hook found no room"));
+  });
+}
+
+TEST(Unwinding, AnExceptionThatTheModelHandlesItselfChangesNoBit) {
+  // Letting go of a unit on the way to the handler fetches nothing ahead; the next call does, so that gathers
+  // and reductions keep their order among the ranks.
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 3;
+  run.depth = 3;
+  const auto digest = [&](bool throws) {
+    return digest_after(run, [&](Engine& engine, Runtime& runtime) {
+      for (int step = 0; step < 3; ++step) {
+        engine.begin_micro_batch();
+        for (int unit = 0; unit < 4; ++unit) {
+          try {
+            const GatheredUnit weights = engine.gather({unit});
+            if (throws && runtime.rank() == 1 && unit != 2) throw std::runtime_error("not this way");
+          } catch (const std::runtime_error&) {
+          }
+          if (unit == 1) engine.skip_gradients({2});
+        }
+        for (const int unit : {3, 1, 0}) engine.skip_gradients({unit});
+        end_with(engine, 0, 1);
+        engine.step();
+      }
+    });
+  };
+  EXPECT_EQ(digest(true), digest(false));
+}
+
+TEST(Unwinding, GradientsThatAnExceptionDropsEndThePeersAtOnce) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 2;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    engine.begin_micro_batch();
+    if (runtime.rank() == 1) {
+      try {
+        const UnitGradients gradients = engine.gradients({3});
+        throw std::runtime_error("the model found no number");
+      } catch (const std::runtime_error&) {
+        // Nobody tells the peers the cause, so they say where.
+      }
+      EXPECT_THAT(
+          message_of<LogicError>([&] { engine.skip_gradients({2}); }),
+          HasSubstr(
+              "the engine has ended: an exception unwound it while it held the gradients of unit mixed"));
+      return;
+    }
+    EXPECT_THAT(
+        message_of<CommunicationError>([&] {
+          for (int unit = 3; unit >= 0; --unit) engine.skip_gradients({unit});
+          end_with(engine, 0, 1);
+          engine.step();
+        }),
+        HasSubstr("rank 1 failed: an exception unwound it while it held the gradients of unit mixed"));
+  });
+}
+
+TEST(Unwinding, ARankAloneGoesOnToTheEndOfTheMicroBatch) {
+  on_ranks({}, [](Engine& engine, Runtime&) {
+    engine.begin_micro_batch();
+    try {
+      const UnitGradients gradients = engine.gradients({3});
+      throw std::runtime_error("the model found no number");
+    } catch (const std::runtime_error&) {
+    }
+    for (int unit = 2; unit >= 0; --unit) engine.skip_gradients({unit});
+    EXPECT_THAT(message_of<LogicError>([&] { end_with(engine, 0, 1); }),
+                HasSubstr("gradients of unit mixed were dropped in micro-batch 0 without reduce()"));
   });
 }
 
