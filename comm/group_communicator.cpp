@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "tranche/comm/call_card.h"
 #include "tranche/comm/window_collectives.h"
 #include "tranche/core/shape.h"
 #include "tranche/kernels/reduction.h"
@@ -28,6 +29,7 @@ void copy(void* to, const void* from, std::int64_t bytes) {
 constexpr std::int64_t quick_bytes = 512 << 10;
 
 void note_size(OperationInfo& info, std::int64_t bytes) {
+  info.bytes = bytes;
   info.quick = bytes <= quick_bytes && std::all_of(info.ready.begin(), info.ready.end(),
                                                    [](const Event& event) { return event.query(); });
 }
@@ -118,6 +120,7 @@ OperationInfo GroupCommunicator::open(std::string_view name, std::span<const Eve
   info.unit = label.unit;
   info.phase = label.phase;
   info.tag.context = context_;
+  info.tag.call = hash_of_call(name, label.unit);
   for (const Event& event : ready) {
     if (event.state()) info.ready.push_back(event);
   }
@@ -268,7 +271,7 @@ Event GroupCommunicator::all_to_all(const void* sent, void* received, std::int64
   OperationInfo info = open("all_to_all", ready, label);
   note_all_to_all(sent, received, count, dtype, label);
   info.tag.sequence = sequence_++;
-  const std::int64_t bytes = count * size_of(dtype);
+  const std::int64_t bytes = info.bytes = count * size_of(dtype);
   auto* from = static_cast<unsigned char*>(const_cast<void*>(sent));
   auto* to = static_cast<unsigned char*>(received);
   std::vector<Part> sends, receives;
@@ -293,7 +296,7 @@ Event GroupCommunicator::broadcast(void* values, std::int64_t count, DataType dt
   } else if (count > 0) {
     receives.push_back({root, values});
   }
-  const std::int64_t bytes = count * size_of(dtype);
+  const std::int64_t bytes = info.bytes = count * size_of(dtype);
   return move(std::move(info), nullptr, sends, receives, bytes, bytes);
 }
 
@@ -302,6 +305,7 @@ Event GroupCommunicator::send(const void* values, std::int64_t count, DataType d
   OperationInfo info = open("send", ready, label);
   note_send(values, count, dtype, peer, label);
   info.tag.point_to_point = true;
+  info.tag.call = 0;  // the two sides have different names
   info.tag.sequence = sends_[static_cast<std::size_t>(peer)]++;
   const std::int64_t bytes = count * size_of(dtype);
   return move(std::move(info), nullptr, {{peer, const_cast<void*>(values)}}, {}, bytes, bytes);
@@ -312,6 +316,7 @@ Event GroupCommunicator::recv(void* values, std::int64_t count, DataType dtype, 
   OperationInfo info = open("recv", ready, label);
   note_recv(values, count, dtype, peer, label);
   info.tag.point_to_point = true;
+  info.tag.call = 0;  // the two sides have different names
   info.tag.sequence = receives_[static_cast<std::size_t>(peer)]++;
   const std::int64_t bytes = count * size_of(dtype);
   return move(std::move(info), nullptr, {}, {{peer, values}}, bytes, bytes);

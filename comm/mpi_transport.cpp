@@ -4,11 +4,13 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <thread>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "tranche/comm/call_card.h"
 #include "tranche/comm/mpi_window.h"
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
@@ -25,10 +27,12 @@ void require_mpi(int code, const char* call) {
 
 namespace {
 
-// A tag's 30 bits: 8 of context, 1 for point to point, 21 of sequence. Messages of one tag match in order, so
-// a number may come again once two million later operations have been issued.
-constexpr int sequence_bits = 21, context_bits = 8;
-constexpr int failure_tag = 1 << (sequence_bits + 1 + context_bits), parting_tag = failure_tag + 1;
+// A tag's 30 bits: 8 of context, 1 for point to point, 21 of sequence, of which a collective gives 9 to its
+// hash. Messages of one tag match in order, so a number may come again once 4096 later collectives have been
+// issued: an operation and those of its unit wait for each other, and are not as far apart. Where hashes are
+// equal by chance the sequence hash, compared at every step's end, finds what calls differ.
+constexpr int sequence_bits = 21, call_bits = 9, context_bits = 8;
+static_assert(failure_tag == 1 << (sequence_bits + 1 + context_bits));
 /// More than a rank needs to hear of a failure and to say so, less than anybody who waits would notice.
 constexpr double longest_parting_seconds = 1;
 
@@ -37,7 +41,10 @@ int pack(const Tag& tag) {
     throw CommunicationError(
         fmt::format("more than {} communicators have been split off", (1 << context_bits) - 1));
   }
-  const auto sequence = static_cast<int>(tag.sequence & ((1u << sequence_bits) - 1));
+  constexpr std::uint64_t mask = (1u << sequence_bits) - 1;
+  const std::uint64_t call = (tag.call ^ (tag.call >> 16)) & ((1u << call_bits) - 1);
+  const auto sequence =
+      static_cast<int>(tag.point_to_point ? tag.sequence & mask : (tag.sequence << call_bits | call) & mask);
   return (tag.context << (sequence_bits + 1)) | (tag.point_to_point ? 1 << sequence_bits : 0) | sequence;
 }
 
@@ -98,6 +105,12 @@ struct ReportHead {
   int rank, status, cause_follows;
 };
 
+/// A card that may be on its way still.
+struct SentCard {
+  CallCard card;
+  MPI_Request request;
+};
+
 /// A report on its way to all peers.
 struct Telling {
   std::string text;
@@ -121,6 +134,7 @@ class MpiTransport : public Transport {
     }
     find_hosts(window);
     listen();
+    listen_for_cards();
   }
 
   int rank() const override { return rank_; }
@@ -174,11 +188,12 @@ class MpiTransport : public Transport {
   std::unique_ptr<Message> send_note(const void* data, std::int64_t bytes, int peer,
                                      const Tag& tag) override {
     WindowNotes* notes = window_->notes(peer);
-    return notes != nullptr ? notes->send(data, bytes, tag) : send(data, bytes, peer, tag);
+    return notes != nullptr ? notes->send(data, bytes, tag) : Transport::send_note(data, bytes, peer, tag);
   }
   std::unique_ptr<Message> receive_note(void* data, std::int64_t bytes, int peer, const Tag& tag) override {
     WindowNotes* notes = window_->notes(peer);
-    return notes != nullptr ? notes->receive(data, bytes, tag) : receive(data, bytes, peer, tag);
+    return notes != nullptr ? notes->receive(data, bytes, tag)
+                            : Transport::receive_note(data, bytes, peer, tag);
   }
 
   std::optional<FailureReport> poll_failure() override {
@@ -187,9 +202,19 @@ class MpiTransport : public Transport {
     const double now = seconds_now();
     if (now < next_look_) return failure_;
     next_look_ = now + 100e-6;
-    int done = 0;
+    std::array<MPI_Request, 2> requests{listening_, card_request_};
+    int done = 0, which = MPI_UNDEFINED;
     MPI_Status status;
-    if (MPI_Test(&listening_, &done, &status) != MPI_SUCCESS || done == 0) return failure_;
+    if (MPI_Testany(2, requests.data(), &which, &done, &status) != MPI_SUCCESS || done == 0 ||
+        which == MPI_UNDEFINED) {
+      return failure_;
+    }
+    if (which == 1) {
+      cards_.push_back(heard_card_);
+      listen_for_cards();
+      return failure_;
+    }
+    listening_ = requests[0];
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     FailureReport report{status.MPI_SOURCE, std::string(heard_.data(), static_cast<std::size_t>(bytes))};
@@ -223,14 +248,36 @@ class MpiTransport : public Transport {
     return done != 0;
   }
 
+  void send_card(const CallCard& card, int peer) override {
+    // Small enough to be gone at once; few enough to be kept.
+    SentCard& sent = sent_cards_.emplace_back(SentCard{card, MPI_REQUEST_NULL});
+    require_mpi(MPI_Isend(&sent.card, sizeof(CallCard), MPI_BYTE, peer, card_tag, comm_, &sent.request),
+                "MPI_Isend");
+    while (sent_cards_.size() > 1) {
+      int done = 0;
+      if (MPI_Test(&sent_cards_.front().request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done == 0) break;
+      sent_cards_.pop_front();
+    }
+  }
+  bool poll_card(CallCard& card) override {
+    if (cards_.empty()) return false;
+    card = cards_.front();
+    cards_.pop_front();
+    return true;
+  }
+
   void abort_job(int status) noexcept override { MPI_Abort(comm_, status); }
 
   void close(bool clean, double seconds) noexcept override {
     clean = clean && in_step(seconds);
     if (!clean) part(longest_parting_seconds);
-    if (listening_ != MPI_REQUEST_NULL) {
-      MPI_Cancel(&listening_);
-      if (clean) MPI_Wait(&listening_, MPI_STATUS_IGNORE);
+    for (MPI_Request* request : {&listening_, &card_request_}) {
+      if (*request == MPI_REQUEST_NULL) continue;
+      MPI_Cancel(request);
+      if (clean) MPI_Wait(request, MPI_STATUS_IGNORE);
+    }
+    for (SentCard& sent : sent_cards_) {
+      if (clean && sent.request != MPI_REQUEST_NULL) MPI_Wait(&sent.request, MPI_STATUS_IGNORE);
     }
     // After a failure the communicator stays: freeing it may wait for peers that are gone.
     if (clean) MPI_Comm_free(&comm_);
@@ -255,6 +302,12 @@ class MpiTransport : public Transport {
     require_mpi(MPI_Irecv(heard_.data(), static_cast<int>(heard_.size()), MPI_BYTE, MPI_ANY_SOURCE,
                           failure_tag, comm_, &listening_),
                 "MPI_Irecv");
+  }
+
+  void listen_for_cards() {
+    require_mpi(
+        MPI_Irecv(&heard_card_, sizeof(CallCard), MPI_BYTE, MPI_ANY_SOURCE, card_tag, comm_, &card_request_),
+        "MPI_Irecv");
   }
 
   /// Behind a failure: waits until all peers are here too. The launcher ends the job as soon as one process
@@ -311,7 +364,11 @@ class MpiTransport : public Transport {
   std::unique_ptr<MpiWindow> window_;
   std::vector<char> heard_;
   MPI_Request listening_ = MPI_REQUEST_NULL;
-  double next_look_ = 0;  ///< for failures
+  CallCard heard_card_;
+  MPI_Request card_request_ = MPI_REQUEST_NULL;
+  std::deque<CallCard> cards_;
+  std::deque<SentCard> sent_cards_;
+  double next_look_ = 0;  ///< for failures and cards
   std::optional<FailureReport> failure_;
   std::array<Telling, 2> tellings_;  ///< whose cause follows; others
 };

@@ -21,6 +21,7 @@ struct OperationInfo {
   std::string_view name;  ///< a literal
   std::string unit, phase;
   Tag tag;
+  std::int64_t bytes = 0;  ///< that this rank gets of all others
   std::vector<Event> ready;
   std::shared_ptr<HostEvent> done;
   /// Few bytes, and nothing to wait for but peers: may be done by the thread that issues it.
@@ -66,6 +67,7 @@ class Operation {
   double not_before = 0;       ///< injected delay
   double begin = 0;            ///< when the exchange started
   double last_move = 0;        ///< the time-out counts from here
+  bool card_sent = false;      ///< peers that it waits for know which call it is
   std::size_t ready_seen = 0;  ///< ready events that have passed
 
  private:

@@ -17,6 +17,9 @@ namespace {
 /// An exception that unwinds is at its handler within milliseconds; one that is handled without a word to the
 /// peers does not keep them for longer.
 constexpr double longest_unwinding_seconds = 2;
+/// An operation that has not moved for so long, or for a quarter of the time-out, asks whether its peers are
+/// at the same one.
+constexpr double patience_seconds = 0.1;
 }  // namespace
 
 ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
@@ -82,6 +85,10 @@ Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
     const std::lock_guard lock(inbox_mutex_);
     if (failed_) std::rethrow_exception(error_for(operation->describe()));
     operation->order = next_order_++;
+    const OperationInfo& info = operation->info();
+    if (!info.tag.point_to_point && transport_->size() > 1) {
+      record_.add(make_call_card(transport_->rank(), info.tag, info.bytes, info.name, info.unit));
+    }
     if (faults_.maximum_delay_seconds > 0) {
       const RandomKey key{faults_.seed, RandomPurpose::test, static_cast<std::uint64_t>(transport_->rank())};
       operation->not_before =
@@ -197,10 +204,42 @@ bool ProgressEngine::hear(double now) {
   return true;
 }
 
+void ProgressEngine::show(Operation& operation) {
+  operation.card_sent = true;
+  const OperationInfo& info = operation.info();
+  const CallCard card = make_call_card(transport_->rank(), info.tag, info.bytes, info.name, info.unit);
+  for (const int rank : operation.missing().ranks) transport_->send_card(card, rank);
+}
+
+bool ProgressEngine::compare_cards() {
+  for (CallCard card; transport_->poll_card(card);) early_.push_back(card);
+  if (early_.empty()) return false;
+  std::optional<CallCard> mine;
+  std::string text;
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    std::erase_if(early_, [&](const CallCard& theirs) {
+      if (!text.empty()) return true;
+      if (record_.comes(theirs)) return false;
+      mine = record_.same_number(theirs);
+      if (mine) text = difference(*mine, theirs);
+      if (!text.empty()) transport_->send_card(*mine, theirs.rank);  // lest it waits until it asks itself
+      return true;
+    });
+  }
+  if (text.empty()) return false;
+  fail_all(text, std::nullopt);
+  return true;
+}
+
 void ProgressEngine::expire(Operation& operation, double now) {
   if (cause_awaited_ > 0) return;  // who is missing is known
   if (operation.waits_for_slab()) operation.last_move = now;
   const double waited = now - operation.last_move, timeout = options_.timeout_seconds;
+  if (!operation.card_sent && !operation.info().tag.point_to_point &&
+      waited > std::min(patience_seconds, timeout / 4)) {
+    show(operation);
+  }
   if (waited < timeout) return;
   const Missing missing = operation.missing();
   // Who sees no more than that others wait leaves it to them to name the cause.
@@ -238,7 +277,7 @@ bool ProgressEngine::poll(HostEvent* wanted) {
   if (!progress) return false;  // with inline progress another waiter is at it
   take_inbox();
   const double now = seconds_now();
-  bool moved = !failed_ && hear(now);
+  bool moved = !failed_ && (hear(now) || compare_cards());
   for (auto it = active_.begin(); it != active_.end();) {
     Operation& operation = **it;
     std::exception_ptr error;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tranche/comm/backends.h"
+#include "tranche/comm/call_card.h"
 #include "tranche/comm/communication_thread.h"
 #include "tranche/comm/operation.h"
 #include "tranche/comm/slab.h"
@@ -70,6 +71,10 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   void expire(Operation& operation, double now);
   /// Looks whether a peer's failure ends this rank.
   bool hear(double now);
+  /// Tells the peers that an operation waits for which one it is.
+  void show(Operation& operation);
+  /// Ends this rank if a peer has issued another call in the place of one of its own.
+  bool compare_cards();
   void take_inbox();
   /// Looks for a few microseconds, which is what waking the thread would take; whether `done` has passed
   /// then.
@@ -94,11 +99,13 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::mutex progress_mutex_;  ///< held while operations move
   std::list<std::unique_ptr<Operation>> active_;
   bool abandoned_ = false;
+  std::vector<CallCard> early_;  ///< of calls that this rank has not issued yet
 
   mutable std::mutex inbox_mutex_;
   std::condition_variable drained_;
   std::vector<std::unique_ptr<Operation>> inbox_;
   std::map<int, int> pending_;  ///< by context, inbox included
+  CallRecord record_;
   std::uint64_t next_order_ = 0;
   std::string failure_;                    ///< "rank 2 failed: disk full"; empty while all is well
   std::optional<ExitStatus> peer_status_;  ///< of a failure that was told; none of this rank's own

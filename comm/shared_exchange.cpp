@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "tranche/comm/call_card.h"
 #include "tranche/comm/device_exchange.h"
 #include "tranche/comm/operation.h"
 #include "tranche/core/clock.h"
@@ -24,6 +25,7 @@ struct Post {
   const void* data = nullptr;
   Event event;
   std::string_view name;
+  std::string unit;
   std::int64_t bytes = 0;
 };
 
@@ -62,10 +64,12 @@ class SharedExchange : public DeviceExchange {
     if (call->name == "send") return send(*call, started);
     if (call->name == "recv") return receive(*call, started);
     Issued issued;
-    const std::vector<Post> posts = meet(*call, Post{call->from, started, call->name, call->bytes()});
+    const std::vector<Post> posts =
+        meet(*call, Post{call->from, started, call->name, call->unit, call->bytes()});
     for (const int peer : group_.peers()) wait_for(*call, peer, posts[peer].event, issued);
     enqueue(*call, posts);
-    const std::vector<Post> read = meet(*call, Post{nullptr, group_.stream->record(), call->name, 0});
+    const std::vector<Post> read =
+        meet(*call, Post{nullptr, group_.stream->record(), call->name, call->unit, 0});
     for (const int peer : group_.peers()) wait_for(*call, peer, read[peer].event, issued);
     issued.done = group_.stream->record();
     return issued;
@@ -154,21 +158,23 @@ class SharedExchange : public DeviceExchange {
   }
 
   void require_same(const DeviceCall& call, int peer, const Post& post, std::int64_t bytes) const {
-    if (post.name == call.name && post.bytes == bytes) return;
     const int here = group_.job_ranks[static_cast<std::size_t>(group_.rank())];
     const int there = group_.job_ranks[static_cast<std::size_t>(peer)];
-    if (post.name == call.name) {
-      throw CommunicationError(
-          fmt::format("{}: rank {} sent {} bytes where rank {} expects {}: the ranks' calls differ",
-                      call.what(), there, post.bytes, here, bytes));
+    if (call.name != "recv" && (post.name != call.name || post.unit != call.unit)) {
+      // Two meetings a call.
+      const Tag tag{0, false, (meetings_ - 1) / 2, 0};
+      throw CommunicationError(call.what() + ": " +
+                               difference(make_call_card(here, tag, 0, call.name, call.unit),
+                                          make_call_card(there, tag, 0, post.name, post.unit)));
     }
+    if (post.bytes == bytes) return;
     throw CommunicationError(
-        fmt::format("{}: rank {} called {} where rank {} called {}: the ranks' calls differ", call.what(),
-                    there, post.name, here, call.name));
+        fmt::format("{}: rank {} sent {} bytes where rank {} expects {}: the ranks' calls differ",
+                    call.what(), there, post.bytes, here, bytes));
   }
 
   Issued send(const DeviceCall& call, const Event& started) {
-    Offer offer{Post{call.from, started, "recv", call.bytes()}, std::make_shared<HostEvent>()};
+    Offer offer{Post{call.from, started, "recv", {}, call.bytes()}, std::make_shared<HostEvent>()};
     Issued issued{Event(offer.taken),
                   {{group_.job_ranks[static_cast<std::size_t>(call.other)], Event(offer.taken)}},
                   true};

@@ -18,8 +18,15 @@ struct Tag {
   int context = 0;              ///< the communicator; unique among those that two ranks share
   bool point_to_point = false;  ///< send and recv, or a collective
   std::uint64_t sequence = 0;   ///< of the collective, or of the pair
+  std::uint32_t call = 0;       ///< hash_of_call of a collective: what differs does not match
   friend bool operator==(const Tag&, const Tag&) = default;
 };
+
+/// The tag of a note that travels as a message, so that it matches no other of the same call.
+inline Tag of_note(Tag tag) {
+  tag.call ^= 1;
+  return tag;
+}
 
 /// A message under way. Destroying it abandons it: the local buffer is not touched any more.
 class Message {
@@ -62,6 +69,8 @@ struct alignas(64) WorkShare {
   std::atomic<std::int64_t> ended{0};    ///< of those claimed
 };
 
+struct CallCard;
+
 /// All calls but expose(), open_share() and close_share() come from one thread at a time: the communication
 /// thread, or the caller with inline progress.
 class Transport {
@@ -101,10 +110,10 @@ class Transport {
   /// As send() and receive(), for what is small and goes to a rank whose memory this one reads, which answers
   /// by the same call; may be quicker. At most 96 bytes; a note never matches a message.
   virtual std::unique_ptr<Message> send_note(const void* data, std::int64_t bytes, int peer, const Tag& tag) {
-    return send(data, bytes, peer, tag);
+    return send(data, bytes, peer, of_note(tag));
   }
   virtual std::unique_ptr<Message> receive_note(void* data, std::int64_t bytes, int peer, const Tag& tag) {
-    return receive(data, bytes, peer, tag);
+    return receive(data, bytes, peer, of_note(tag));
   }
   /// The first failure that a peer has reported; one whose cause was to follow gives way to the next.
   virtual std::optional<FailureReport> poll_failure() = 0;
@@ -112,6 +121,10 @@ class Transport {
   /// be of another rank, whose failure ended this one. Of reports whose cause follows, and of others, the
   /// first is told.
   virtual bool post_failure(const FailureReport& report) = 0;
+  /// Tells a peer what this rank has issued, and looks for what a peer has told; see call_card.h. Seldom:
+  /// only where an operation waits for long.
+  virtual void send_card(const CallCard&, int) {}
+  virtual bool poll_card(CallCard&) { return false; }
   /// True when nothing wakes the communication thread on arrival, so that it has to look.
   virtual bool needs_polling() const = 0;
   /// Ends the job, if the transport can.

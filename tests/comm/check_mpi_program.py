@@ -10,6 +10,8 @@ import sys
 import time
 
 NO_DATA = "reduce_scatter of unit h.3 in backward: no data from rank 1 after 2.0 s (rank 1 has not entered the operation, or hangs)"
+DIFFER = ("rank 0 issued reduce_scatter of unit h.3 (number 3) where rank 1 issued all_gather of unit h.2 (number 3): the ranks' calls "
+          "differ")
 CASES = {
     # name: (ranks, arguments, status, texts that must appear, texts that must not, seconds)
     "none": (3, ["none"], 0, ["rank 0 is done", "rank 1 is done", "rank 2 is done"], ["ends:"], 20),
@@ -24,6 +26,7 @@ CASES = {
     # Of the ranks that wait for the one that hangs, the second may hear of the first's time-out before its own.
     "hang": (3, ["hang"], 5, [NO_DATA], ["is done"], 20),
     "hang-two": (2, ["hang"], 5, ["rank 0 ends: [rank 0] " + NO_DATA], ["is done"], 20),
+    "differ": (2, ["differ"], 5, [f"rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: {DIFFER}"], ["is done", "no data"], 20),
     "kill": (3, ["kill"], None, ["signal 9 (Killed)"], ["is done"], 20),
     "window-none": (3, ["none", "shared"], 0, ["rank 0 is done", "rank 1 is done", "rank 2 is done"], ["ends:"], 20),
     "window-throw": (3, ["throw", "shared"], 6, [
@@ -31,6 +34,7 @@ CASES = {
         "rank 2 ends: [rank 2] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3",
     ], ["is done", "no data"], 20),
     "window-hang": (3, ["hang", "shared"], 5, [NO_DATA], ["is done"], 20),
+    "window-differ": (3, ["differ", "shared"], 5, [DIFFER], ["is done", "no data"], 20),
     "window-kill": (3, ["kill", "shared"], None, ["signal 9 (Killed)"], ["is done"], 20),
     # Hosts of two ranks: rank 0 sees that rank 1 is not there, the others wait for what the two would have sent, and leave it to
     # rank 0 to say so.

@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "tranche/comm/backends.h"
 #include "tranche/core/clock.h"
@@ -276,6 +278,142 @@ TEST_P(Failures, CallsThatDoNotMatchAreFound) {
                                     HasSubstr("rank 1 sent 44 bytes where rank 0 expects 40")));
     EXPECT_THAT(error.what(), HasSubstr("the ranks' calls differ"));
   }
+}
+
+/// What two ranks say whose third collectives differ, with a time-out far beyond the test's patience.
+std::array<std::string, 2> texts_of_calls_that_differ(
+    CommunicatorOptions options, const std::function<void(Communicator&, std::vector<float>&)>& of_rank_0,
+    const std::function<void(Communicator&, std::vector<float>&)>& of_rank_1) {
+  options.timeout_seconds = 30;
+  const Stopwatch watch;
+  const ThreadGroup group(2);
+  std::array<std::string, 2> texts;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto comm = group.communicator(rank, options);
+      std::vector<float> full(20000);
+      for (int call = 0; call < 2; ++call) comm->barrier({"", "start"}).wait();
+      texts[static_cast<std::size_t>(rank)] =
+          failure_of([&] { (rank == 0 ? of_rank_0 : of_rank_1)(*comm, full); });
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_LT(watch.seconds(), 10);
+  return texts;
+}
+
+void gather_of(Communicator& comm, std::vector<float>& full, const char* unit, std::int64_t count) {
+  comm.all_gather(full.data() + comm.rank() * count, full.data(), count, DataType::float32, 0, {},
+                  {unit, "forward"})
+      .wait();
+}
+
+TEST_P(Failures, CallsOfEqualSizeThatDifferAreNamedOnBothRanks) {
+  const std::string said =
+      "rank 0 issued all_gather of unit a (number 2) where rank 1 issued reduce_scatter of unit b (number "
+      "2): the "
+      "ranks' calls differ";
+  const auto texts = texts_of_calls_that_differ(
+      with_timeout(30), [](Communicator& comm, std::vector<float>& full) { gather_of(comm, full, "a", 100); },
+      [](Communicator& comm, std::vector<float>& full) {
+        std::vector<float> out(100);
+        comm.reduce_scatter(full.data(), DataType::float32, out.data(), DataType::float32, 100, {}, {},
+                            {"b", "backward"})
+            .wait();
+      });
+  EXPECT_THAT(texts[0], HasSubstr("[rank 0] all_gather of unit a in forward: " + said));
+  EXPECT_THAT(texts[1], HasSubstr("[rank 1] reduce_scatter of unit b in backward: " + said));
+}
+
+TEST_P(Failures, TheSameOperationOfAnotherUnitIsAnotherCall) {
+  const auto texts = texts_of_calls_that_differ(
+      with_timeout(30),
+      [](Communicator& comm, std::vector<float>& full) { gather_of(comm, full, "h.1", 100); },
+      [](Communicator& comm, std::vector<float>& full) { gather_of(comm, full, "h.2", 100); });
+  for (const std::string& text : texts) {
+    EXPECT_THAT(text,
+                HasSubstr("rank 0 issued all_gather of unit h.1 (number 2) where rank 1 issued all_gather of "
+                          "unit h.2 (number 2)"));
+  }
+}
+
+TEST_P(Failures, ARankThatHasGoneOnIsComparedByNumber) {
+  // Rank 1 leaves out a gather and gets as far as its own fourth call, which rank 0 issues as its fifth.
+  const auto texts = texts_of_calls_that_differ(
+      with_timeout(30),
+      [](Communicator& comm, std::vector<float>& full) {
+        gather_of(comm, full, "a", 100);
+        gather_of(comm, full, "b", 100);
+      },
+      [](Communicator& comm, std::vector<float>& full) { gather_of(comm, full, "b", 100); });
+  EXPECT_THAT(texts[0],
+              HasSubstr("rank 0 issued all_gather of unit a (number 2) where rank 1 issued all_gather of "
+                        "unit b (number 2)"));
+}
+
+TEST(FailuresOfMixedWays, OneRankByWindowAndItsPeerByMessages) {
+  CommunicatorOptions options;
+  options.slab_bytes = 64 << 10;
+  const auto texts = texts_of_calls_that_differ(
+      options, [](Communicator& comm, std::vector<float>& full) { gather_of(comm, full, "a", 100); },
+      [](Communicator& comm, std::vector<float>& full) { gather_of(comm, full, "a", 8000); });
+  for (const std::string& text : texts) {
+    EXPECT_THAT(text,
+                HasSubstr("rank 0 issued all_gather of unit a of 400 bytes (number 2) where rank 1 issued "
+                          "all_gather of unit a of 32000 bytes (number 2): the ranks' calls differ"));
+  }
+}
+
+TEST_P(Failures, ALateRankIsNoOtherCall) {
+  run_thread_ranks(3, [](int rank, const CommunicatorFactory& factory) {
+    const auto comm = factory(with_timeout(30));
+    std::vector<float> full(300);
+    for (int call = 0; call < 3; ++call) {
+      if (rank == call) std::this_thread::sleep_for(std::chrono::milliseconds(250));
+      gather_of(*comm, full, "a", 100);
+    }
+  });
+}
+
+/// What rank 0 of two hears while rank 1 is unwinding, and after how many seconds.
+std::pair<std::string, double> heard_of_unwinding(const CommunicatorOptions& options,
+                                                  double seconds_to_cause) {
+  const ThreadGroup group(2);
+  std::pair<std::string, double> heard;
+  std::string own;
+  std::thread peer([&] {
+    const auto comm = group.communicator(0, options);
+    const Stopwatch watch;
+    heard.first = failure_of([&] { comm->barrier({"", "end"}).wait(); });
+    heard.second = watch.seconds();
+  });
+  const auto comm = group.communicator(1, options);
+  float value = 0;
+  const Event pending = comm->recv(&value, 1, DataType::float32, 0, {}, {});
+  comm->post_unwinding("an exception unwound it", 2);
+  own = failure_of([&] { pending.wait(); });
+  if (seconds_to_cause >= 0) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds_to_cause));
+    comm->post_failure("disk full", ExitStatus::other, 2);
+    comm->post_failure("something that came of it", ExitStatus::other, 2);
+  }
+  peer.join();
+  EXPECT_THAT(own, HasSubstr("rank 1 failed: an exception unwound it")) << "its own operations end at once";
+  return heard;
+}
+
+TEST_P(Failures, PeersOfARankThatUnwindsWaitForTheCause) {
+  const auto [text, seconds] = heard_of_unwinding(with_timeout(30), 0.3);
+  EXPECT_THAT(text, HasSubstr("[rank 0] barrier in end: rank 1 failed: disk full"));
+  EXPECT_GE(seconds, 0.25);
+}
+
+TEST_P(Failures, PeersOfARankThatUnwindsAndSaysNoMoreWaitTwoSeconds) {
+  const auto [text, seconds] = heard_of_unwinding(with_timeout(30), -1);
+  EXPECT_THAT(text, HasSubstr("[rank 0] barrier in end: rank 1 failed: an exception unwound it"));
+  EXPECT_GE(seconds, 1.5);
+  EXPECT_LT(seconds, 10);
 }
 
 TEST_P(Failures, WorkThatFailedBeforeAnOperationFailsIt) {

@@ -1,7 +1,7 @@
-/// A job in which rank 1 fails in the way of the first argument: throw, hang (hang-2: rank 2 does), kill, or
-/// none; with a second argument the ranks read each other's memory: "shared" on one host, "hosts" on several
-/// of two ranks, which are declared. What every rank does with an error is what a program of the library's
-/// users would do: tell the peers, say it, end the job.
+/// A job in which rank 1 fails in the way of the first argument: throw, hang (hang-2: rank 2 does), kill,
+/// differ (it issues another call), or none; with a second argument the ranks read each other's memory:
+/// "shared" on one host, "hosts" on several of two ranks, which are declared. What every rank does with an
+/// error is what a program of the library's users would do: tell the peers, say it, end the job.
 #include <csignal>
 #include <cstdio>
 #include <stdexcept>
@@ -23,6 +23,12 @@ void work(tranche::Communicator& comm, const std::string& way, const tranche::Or
     if (step == 3 && comm.rank() == 1) {
       if (way == "throw") throw tranche::NumericalError("loss is not finite in step 3");
       if (way == "kill") std::raise(SIGKILL);
+      if (way == "differ") {
+        // As many bytes as the others send.
+        comm.all_gather(shard.data(), full.data(), 1000, tranche::DataType::float32, 0, {},
+                        {"h.2", "forward"})
+            .wait();
+      }
       if (way == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
     }
     comm.reduce_scatter(full.data(), tranche::DataType::float32, shard.data(), tranche::DataType::float32,

@@ -1,0 +1,79 @@
+#include "tranche/comm/call_card.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "tranche/comm/operation.h"
+
+namespace tranche::comm {
+
+namespace {
+
+template <std::size_t size>
+void put(std::array<char, size>& field, std::string_view text) {
+  text.copy(field.data(), size - 1);
+}
+
+std::string said(const CallCard& card, bool with_bytes) {
+  return fmt::format("rank {} issued {}{} (number {})", card.rank,
+                     describe(card.operation.data(), card.unit.data(), {}),
+                     with_bytes ? fmt::format(" of {} bytes", card.bytes) : "", card.number);
+}
+
+}  // namespace
+
+std::uint32_t hash_of_call(std::string_view operation, std::string_view unit) {
+  std::uint32_t hash = 2166136261u;  // FNV-1a
+  for (const std::string_view text : {operation, std::string_view("\n"), unit}) {
+    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  }
+  return hash;
+}
+
+CallCard make_call_card(int rank, const Tag& tag, std::int64_t bytes, std::string_view operation,
+                        std::string_view unit) {
+  CallCard card;
+  card.rank = rank;
+  card.context = tag.context;
+  card.number = tag.sequence;
+  card.bytes = bytes;
+  put(card.operation, operation);
+  put(card.unit, unit);
+  return card;
+}
+
+std::string difference(const CallCard& one, const CallCard& other) {
+  const bool same = one.operation == other.operation && one.unit == other.unit;
+  if (same && one.bytes == other.bytes) return {};
+  const CallCard &first = one.rank < other.rank ? one : other, &second = one.rank < other.rank ? other : one;
+  return said(first, same) + " where " + said(second, same) + ": the ranks' calls differ";
+}
+
+const CallRecord::Sequence* CallRecord::find(int context) const {
+  const auto found = std::find_if(sequences_.begin(), sequences_.end(),
+                                  [&](const Sequence& each) { return each.context == context; });
+  return found == sequences_.end() ? nullptr : &*found;
+}
+
+void CallRecord::add(const CallCard& mine) {
+  auto* sequence = const_cast<Sequence*>(find(mine.context));
+  if (sequence == nullptr) sequence = &sequences_.emplace_back(Sequence{mine.context, {}});
+  sequence->calls.push_back(mine);
+  if (sequence->calls.size() > kept) sequence->calls.pop_front();
+}
+
+std::optional<CallCard> CallRecord::same_number(const CallCard& theirs) const {
+  const Sequence* sequence = find(theirs.context);
+  if (sequence == nullptr) return std::nullopt;
+  const std::uint64_t first = sequence->calls.front().number;
+  if (theirs.number < first || theirs.number - first >= sequence->calls.size()) return std::nullopt;
+  return sequence->calls[static_cast<std::size_t>(theirs.number - first)];
+}
+
+bool CallRecord::comes(const CallCard& theirs) const {
+  const Sequence* sequence = find(theirs.context);
+  return sequence == nullptr || theirs.number > sequence->calls.back().number;
+}
+
+}  // namespace tranche::comm

@@ -1,0 +1,57 @@
+#pragma once
+/// What a rank issued, told to peers that may have issued something else. Private to comm/.
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "tranche/comm/transport.h"
+
+namespace tranche::comm {
+
+/// Hash of operation and unit, for Tag::call: calls that differ do not take each other's data.
+std::uint32_t hash_of_call(std::string_view operation, std::string_view unit);
+
+/// A collective call. Travels as bytes.
+struct CallCard {
+  int rank = 0;  ///< of the job
+  int context = 0;
+  std::uint64_t number = 0;  ///< in the sequence of the communicator
+  std::int64_t bytes = 0;    ///< that a rank gets of all others
+  std::array<char, 24> operation{};
+  std::array<char, 104> unit{};  ///< cut if longer
+};
+static_assert(std::is_trivially_copyable_v<CallCard>);
+
+CallCard make_call_card(int rank, const Tag& tag, std::int64_t bytes, std::string_view operation,
+                        std::string_view unit);
+/// "rank 0 issued all_gather of unit a (number 17) where rank 1 issued reduce_scatter of unit b (number 17):
+/// the ranks' calls differ"; empty when they are the same call.
+std::string difference(const CallCard& one, const CallCard& other);
+
+/// The latest calls of a rank, to compare what peers tell of theirs with.
+class CallRecord {
+ public:
+  void add(const CallCard& mine);
+  /// This rank's call of the same number. nullopt: it is not issued yet, or too long ago.
+  std::optional<CallCard> same_number(const CallCard& theirs) const;
+  /// Whether it is not issued yet.
+  bool comes(const CallCard& theirs) const;
+
+ private:
+  /// Ranks differ by no more operations than are under way at once.
+  static constexpr std::size_t kept = 1024;
+  struct Sequence {
+    int context = 0;
+    std::deque<CallCard> calls;
+  };
+  const Sequence* find(int context) const;
+  std::vector<Sequence> sequences_;
+};
+
+}  // namespace tranche::comm
