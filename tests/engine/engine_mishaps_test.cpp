@@ -518,16 +518,33 @@ TEST(FailuresHalfWay, DroppedGradientsEndTheEngine) {
   });
 }
 
-TEST(FailuresHalfWay, SequencesThatDifferAreToldAtTheStepsEnd) {
-  // Units of equal size in another order: every exchange fits, so only the sequence's hash can tell.
+TEST(FailuresHalfWay, UnitsOfEqualSizeInAnotherOrderAreNamed) {
   OddRun run;
   run.ranks = 2;
   run.stage = 2;
   on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    EXPECT_THAT(message_of<CommunicationError>([&] {
+                  engine.begin_micro_batch();
+                  engine.skip_gradients({runtime.rank() == 0 ? 0 : 2});
+                  engine.skip_gradients({runtime.rank() == 0 ? 2 : 0});
+                  for (const int unit : {1, 3}) engine.skip_gradients({unit});
+                  end_with(engine, 0, 1);
+                  engine.step();
+                }),
+                AllOf(HasSubstr("rank 0 issued reduce_scatter of unit tied"),
+                      HasSubstr("where rank 1 issued reduce_scatter of unit tiny"),
+                      HasSubstr("the ranks' calls differ")));
+  });
+}
+
+TEST(FailuresHalfWay, SequencesThatDifferAreToldAtTheStepsEnd) {
+  // Operation, unit and size agree, so that every exchange fits: only the sequence's hash has the phase.
+  OddRun run;
+  run.ranks = 2;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    runtime.shard().barrier({"unit", runtime.rank() == 0 ? "one" : "other", Traffic::control}).wait();
     engine.begin_micro_batch();
-    engine.skip_gradients({runtime.rank() == 0 ? 0 : 2});
-    engine.skip_gradients({runtime.rank() == 0 ? 2 : 0});
-    for (const int unit : {1, 3}) engine.skip_gradients({unit});
+    for (const int unit : {0, 1, 2, 3}) engine.skip_gradients({unit});
     end_with(engine, 0, 1);
     EXPECT_THAT(message_of<CommunicationError>([&] { engine.step(); }),
                 AllOf(HasSubstr("rank 1 issued another sequence of collective calls than rank 0 in step 1"),

@@ -8,9 +8,9 @@
 namespace tranche::test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// The table of the start of rank 0 of two in stage 3, bf16, on the meta device.
 std::string start(const std::function<void(Config&)>& change, int ranks = 2) {
