@@ -385,7 +385,11 @@ std::pair<std::string, double> heard_of_unwinding(const CommunicatorOptions& opt
   std::thread peer([&] {
     const auto comm = group.communicator(0, options);
     const Stopwatch watch;
-    heard.first = failure_of([&] { comm->barrier({"", "end"}).wait(); });
+    heard.first = failure_of(
+        [&] {
+          comm->barrier({"", "end"}).wait();
+        },
+        seconds_to_cause >= 0 ? ExitStatus::checkpoint : ExitStatus::communication);
     heard.second = watch.seconds();
   });
   const auto comm = group.communicator(1, options);
@@ -395,7 +399,7 @@ std::pair<std::string, double> heard_of_unwinding(const CommunicatorOptions& opt
   own = failure_of([&] { pending.wait(); });
   if (seconds_to_cause >= 0) {
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds_to_cause));
-    comm->post_failure("disk full", ExitStatus::other, 2);
+    comm->post_failure("disk full", ExitStatus::checkpoint, 2);
     comm->post_failure("something that came of it", ExitStatus::other, 2);
   }
   peer.join();
