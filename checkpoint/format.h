@@ -67,12 +67,12 @@ struct ArrayRecord {
   std::vector<std::int64_t> cuts;  ///< of all ranks: ranks + 1 of them; of each rank: none
   std::string dataset() const { return "arrays/" + name; }
   const Shape& shape(int rank) const { return shapes.at(per_rank ? static_cast<std::size_t>(rank) : 0); }
-  /// What `rank` stores, as elements of shape(rank).
+  /// The elements of shape(rank) that `rank` stores.
   ElementRange range(int rank) const;
   friend bool operator==(const ArrayRecord&, const ArrayRecord&) = default;
 };
 
-/// What is stored and where, equal on all ranks and, but for arrays, computable by each.
+/// The contents of a checkpoint and their places; equal on all ranks and, but for arrays, computable by each.
 struct Layout {
   int world = 1;
   std::vector<UnitRecord> units;

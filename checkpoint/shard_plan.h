@@ -37,7 +37,7 @@ class ShardPlan {
   const std::vector<std::int64_t>& array_offsets() const noexcept { return image_.array_offsets; }
   /// Bytes of this rank's elements of an array.
   std::int64_t array_bytes(int array) const;
-  /// Where payload lies in the file: sections, then arrays, ascending.
+  /// The ranges of the file that hold payload: sections, then arrays, ascending.
   const std::vector<ElementRange>& payload() const noexcept { return payload_; }
   const SparseImage& image() const noexcept { return image_.file; }
 

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/call_card.h"
+#include "tranche/comm/call_signature.h"
 #include "tranche/comm/window_collectives.h"
 #include "tranche/core/shape.h"
 #include "tranche/kernels/reduction.h"

@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/call_card.h"
+#include "tranche/comm/call_signature.h"
 #include "tranche/comm/mpi_window.h"
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
@@ -105,14 +105,14 @@ struct ReportHead {
   int rank, status, cause_follows;
 };
 
-/// A card that may be on its way still.
-struct SentCard {
-  CallCard card;
+/// A signature that may be on its way still.
+struct SentSignature {
+  CallSignature signature;
   MPI_Request request;
 };
 
 /// A report on its way to all peers.
-struct Telling {
+struct OutgoingReport {
   std::string text;
   std::vector<MPI_Request> posts;
 };
@@ -134,7 +134,7 @@ class MpiTransport : public Transport {
     }
     find_hosts(window);
     listen();
-    listen_for_cards();
+    listen_for_signatures();
   }
 
   int rank() const override { return rank_; }
@@ -202,7 +202,7 @@ class MpiTransport : public Transport {
     const double now = seconds_now();
     if (now < next_look_) return failure_;
     next_look_ = now + 100e-6;
-    std::array<MPI_Request, 2> requests{listening_, card_request_};
+    std::array<MPI_Request, 2> requests{listening_, signature_request_};
     int done = 0, which = MPI_UNDEFINED;
     MPI_Status status;
     if (MPI_Testany(2, requests.data(), &which, &done, &status) != MPI_SUCCESS || done == 0 ||
@@ -210,8 +210,8 @@ class MpiTransport : public Transport {
       return failure_;
     }
     if (which == 1) {
-      cards_.push_back(heard_card_);
-      listen_for_cards();
+      signatures_.push_back(heard_signature_);
+      listen_for_signatures();
       return failure_;
     }
     listening_ = requests[0];
@@ -231,38 +231,40 @@ class MpiTransport : public Transport {
   }
 
   bool post_failure(const FailureReport& report) override {
-    Telling& telling = tellings_[report.cause_follows ? 0 : 1];
-    if (telling.posts.empty()) {
+    OutgoingReport& outgoing = outgoing_[report.cause_follows ? 0 : 1];
+    if (outgoing.posts.empty()) {
       const ReportHead head{report.rank, static_cast<int>(report.status), report.cause_follows ? 1 : 0};
-      telling.text.assign(reinterpret_cast<const char*>(&head), sizeof(head));
-      telling.text += report.cause.substr(0, heard_.size() - telling.text.size());
+      outgoing.text.assign(reinterpret_cast<const char*>(&head), sizeof(head));
+      outgoing.text += report.cause.substr(0, heard_.size() - outgoing.text.size());
       for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
-        telling.posts.push_back(MPI_REQUEST_NULL);
-        MPI_Isend(telling.text.data(), static_cast<int>(telling.text.size()), MPI_BYTE, peer, failure_tag,
-                  comm_, &telling.posts.back());
+        outgoing.posts.push_back(MPI_REQUEST_NULL);
+        MPI_Isend(outgoing.text.data(), static_cast<int>(outgoing.text.size()), MPI_BYTE, peer, failure_tag,
+                  comm_, &outgoing.posts.back());
       }
     }
     int done = 1;
-    MPI_Testall(static_cast<int>(telling.posts.size()), telling.posts.data(), &done, MPI_STATUSES_IGNORE);
+    MPI_Testall(static_cast<int>(outgoing.posts.size()), outgoing.posts.data(), &done, MPI_STATUSES_IGNORE);
     return done != 0;
   }
 
-  void send_card(const CallCard& card, int peer) override {
+  void send_signature(const CallSignature& signature, int peer) override {
     // Small enough to be gone at once; few enough to be kept.
-    SentCard& sent = sent_cards_.emplace_back(SentCard{card, MPI_REQUEST_NULL});
-    require_mpi(MPI_Isend(&sent.card, sizeof(CallCard), MPI_BYTE, peer, card_tag, comm_, &sent.request),
+    SentSignature& sent = sent_signatures_.emplace_back(SentSignature{signature, MPI_REQUEST_NULL});
+    require_mpi(MPI_Isend(&sent.signature, sizeof(CallSignature), MPI_BYTE, peer, signature_tag, comm_,
+                          &sent.request),
                 "MPI_Isend");
-    while (sent_cards_.size() > 1) {
+    while (sent_signatures_.size() > 1) {
       int done = 0;
-      if (MPI_Test(&sent_cards_.front().request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done == 0) break;
-      sent_cards_.pop_front();
+      if (MPI_Test(&sent_signatures_.front().request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done == 0)
+        break;
+      sent_signatures_.pop_front();
     }
   }
-  bool poll_card(CallCard& card) override {
-    if (cards_.empty()) return false;
-    card = cards_.front();
-    cards_.pop_front();
+  bool poll_signature(CallSignature& signature) override {
+    if (signatures_.empty()) return false;
+    signature = signatures_.front();
+    signatures_.pop_front();
     return true;
   }
 
@@ -271,12 +273,12 @@ class MpiTransport : public Transport {
   void close(bool clean, double seconds) noexcept override {
     clean = clean && in_step(seconds);
     if (!clean) part(longest_parting_seconds);
-    for (MPI_Request* request : {&listening_, &card_request_}) {
+    for (MPI_Request* request : {&listening_, &signature_request_}) {
       if (*request == MPI_REQUEST_NULL) continue;
       MPI_Cancel(request);
       if (clean) MPI_Wait(request, MPI_STATUS_IGNORE);
     }
-    for (SentCard& sent : sent_cards_) {
+    for (SentSignature& sent : sent_signatures_) {
       if (clean && sent.request != MPI_REQUEST_NULL) MPI_Wait(&sent.request, MPI_STATUS_IGNORE);
     }
     // After a failure the communicator stays: freeing it may wait for peers that are gone.
@@ -304,10 +306,10 @@ class MpiTransport : public Transport {
                 "MPI_Irecv");
   }
 
-  void listen_for_cards() {
-    require_mpi(
-        MPI_Irecv(&heard_card_, sizeof(CallCard), MPI_BYTE, MPI_ANY_SOURCE, card_tag, comm_, &card_request_),
-        "MPI_Irecv");
+  void listen_for_signatures() {
+    require_mpi(MPI_Irecv(&heard_signature_, sizeof(CallSignature), MPI_BYTE, MPI_ANY_SOURCE, signature_tag,
+                          comm_, &signature_request_),
+                "MPI_Irecv");
   }
 
   /// Behind a failure: waits until all peers are here too. The launcher ends the job as soon as one process
@@ -364,13 +366,13 @@ class MpiTransport : public Transport {
   std::unique_ptr<MpiWindow> window_;
   std::vector<char> heard_;
   MPI_Request listening_ = MPI_REQUEST_NULL;
-  CallCard heard_card_;
-  MPI_Request card_request_ = MPI_REQUEST_NULL;
-  std::deque<CallCard> cards_;
-  std::deque<SentCard> sent_cards_;
-  double next_look_ = 0;  ///< for failures and cards
+  CallSignature heard_signature_;
+  MPI_Request signature_request_ = MPI_REQUEST_NULL;
+  std::deque<CallSignature> signatures_;
+  std::deque<SentSignature> sent_signatures_;
+  double next_look_ = 0;  ///< for failures and signatures
   std::optional<FailureReport> failure_;
-  std::array<Telling, 2> tellings_;  ///< whose cause follows; others
+  std::array<OutgoingReport, 2> outgoing_;  ///< whose cause follows; others
 };
 
 }  // namespace

@@ -10,8 +10,9 @@
 
 namespace tranche::comm {
 
-/// Tags of messages that carry no data of a call: failures, cards (call_card.h), the end behind a failure.
-inline constexpr int failure_tag = 1 << 30, card_tag = failure_tag + 1, parting_tag = failure_tag + 2;
+/// Tags of messages that carry no data of a call: failures, signatures (call_signature.h), the end behind a
+/// failure.
+inline constexpr int failure_tag = 1 << 30, signature_tag = failure_tag + 1, parting_tag = failure_tag + 2;
 
 /// Throws CommunicationError "MPI_Isend: <MPI's text>" unless `code` is MPI_SUCCESS.
 void require_mpi(int code, const char* call);

@@ -17,19 +17,19 @@
 namespace tranche::comm {
 
 namespace {
-struct Card {
+struct Signature {
   std::int64_t rank, process, file;
   std::uint64_t token;
 };
 
 /// The peer's file, or -1 with errno.
-int open_file_of(const Card& card) {
+int open_file_of(const Signature& signature) {
   // From another container's view the number may be a process of somebody else, hence the token.
-  const std::string path = fmt::format("/proc/{}/fd/{}", card.process, card.file);
+  const std::string path = fmt::format("/proc/{}/fd/{}", signature.process, signature.file);
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return -1;
   std::uint64_t token = 0;
-  if (pread(file, &token, sizeof token, 0) == static_cast<ssize_t>(sizeof token) && token == card.token) {
+  if (pread(file, &token, sizeof token, 0) == static_cast<ssize_t>(sizeof token) && token == signature.token) {
     return file;
   }
   close(file);
@@ -75,20 +75,20 @@ void MpiWindow::open_all(MPI_Comm host) {
   MPI_Comm_size(host, &size);
   MPI_Comm_rank(host, &local_);
   const bool mine = own_ != nullptr && own_->available();
-  const Card card{rank_, getpid(), mine ? own_->file() : -1, mine ? own_->board()->token : 0};
-  std::vector<Card> cards(static_cast<std::size_t>(size));
-  require_mpi(MPI_Allgather(&card, sizeof card, MPI_BYTE, cards.data(), sizeof card, MPI_BYTE, host),
+  const Signature signature{rank_, getpid(), mine ? own_->file() : -1, mine ? own_->board()->token : 0};
+  std::vector<Signature> signatures(static_cast<std::size_t>(size));
+  require_mpi(MPI_Allgather(&signature, sizeof signature, MPI_BYTE, signatures.data(), sizeof signature, MPI_BYTE, host),
               "MPI_Allgather");
   if (size > 1 && !mine) {
     obstacle_ = own_ == nullptr
                     ? fmt::format("rank {} was made without memory that others can read", rank_)
                     : fmt::format("rank {} cannot make memory that others can read (memfd_create)", rank_);
   }
-  for (const Card& each : cards) {
+  for (const Signature& each : signatures) {
     if (each.rank == rank_) continue;
     Neighbour neighbour;
     neighbour.rank = static_cast<int>(each.rank);
-    neighbour.local = static_cast<int>(&each - cards.data());
+    neighbour.local = static_cast<int>(&each - signatures.data());
     if (each.file >= 0) {
       neighbour.file = open_file_of(each);
       if (neighbour.file >= 0) {

@@ -63,12 +63,12 @@ class Operation {
   // The progress engine's notes.
   enum class State { waiting, exchanging };
   State state = State::waiting;
-  std::uint64_t order = 0;     ///< place in this rank's sequence of all operations
-  double not_before = 0;       ///< injected delay
-  double begin = 0;            ///< when the exchange started
-  double last_move = 0;        ///< the time-out counts from here
-  bool card_sent = false;      ///< peers that it waits for know which call it is
-  std::size_t ready_seen = 0;  ///< ready events that have passed
+  std::uint64_t order = 0;      ///< place in this rank's sequence of all operations
+  double not_before = 0;        ///< injected delay
+  double begin = 0;             ///< when the exchange started
+  double last_move = 0;         ///< the time-out counts from here
+  bool signature_sent = false;  ///< peers that it waits for know which call it is
+  std::size_t ready_seen = 0;   ///< ready events that have passed
 
  private:
   OperationInfo info_;

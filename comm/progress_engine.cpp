@@ -87,7 +87,7 @@ Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
     operation->order = next_order_++;
     const OperationInfo& info = operation->info();
     if (!info.tag.point_to_point && transport_->size() > 1) {
-      record_.add(make_call_card(transport_->rank(), info.tag, info.bytes, info.name, info.unit));
+      record_.add(make_call_signature(transport_->rank(), info.tag, info.bytes, info.name, info.unit));
     }
     if (faults_.maximum_delay_seconds > 0) {
       const RandomKey key{faults_.seed, RandomPurpose::test, static_cast<std::uint64_t>(transport_->rank())};
@@ -189,7 +189,7 @@ void ProgressEngine::take_inbox() {
   inbox_.clear();
 }
 
-bool ProgressEngine::hear(double now) {
+bool ProgressEngine::poll_peer_failure(double now) {
   auto report = transport_->poll_failure();
   if (!report) return false;
   if (report->cause_follows) {
@@ -204,26 +204,29 @@ bool ProgressEngine::hear(double now) {
   return true;
 }
 
-void ProgressEngine::show(Operation& operation) {
-  operation.card_sent = true;
+void ProgressEngine::send_signature(Operation& operation) {
+  operation.signature_sent = true;
   const OperationInfo& info = operation.info();
-  const CallCard card = make_call_card(transport_->rank(), info.tag, info.bytes, info.name, info.unit);
-  for (const int rank : operation.missing().ranks) transport_->send_card(card, rank);
+  const CallSignature signature =
+      make_call_signature(transport_->rank(), info.tag, info.bytes, info.name, info.unit);
+  for (const int rank : operation.missing().ranks) transport_->send_signature(signature, rank);
 }
 
-bool ProgressEngine::compare_cards() {
-  for (CallCard card; transport_->poll_card(card);) early_.push_back(card);
-  if (early_.empty()) return false;
-  std::optional<CallCard> mine;
+bool ProgressEngine::compare_signatures() {
+  for (CallSignature signature; transport_->poll_signature(signature);)
+    early_signatures_.push_back(signature);
+  if (early_signatures_.empty()) return false;
+  std::optional<CallSignature> mine;
   std::string text;
   {
     const std::lock_guard lock(inbox_mutex_);
-    std::erase_if(early_, [&](const CallCard& theirs) {
+    std::erase_if(early_signatures_, [&](const CallSignature& theirs) {
       if (!text.empty()) return true;
       if (record_.comes(theirs)) return false;
       mine = record_.same_number(theirs);
       if (mine) text = difference(*mine, theirs);
-      if (!text.empty()) transport_->send_card(*mine, theirs.rank);  // lest it waits until it asks itself
+      if (!text.empty())
+        transport_->send_signature(*mine, theirs.rank);  // lest it waits until it asks itself
       return true;
     });
   }
@@ -236,9 +239,9 @@ void ProgressEngine::expire(Operation& operation, double now) {
   if (cause_awaited_ > 0) return;  // who is missing is known
   if (operation.waits_for_slab()) operation.last_move = now;
   const double waited = now - operation.last_move, timeout = options_.timeout_seconds;
-  if (!operation.card_sent && !operation.info().tag.point_to_point &&
+  if (!operation.signature_sent && !operation.info().tag.point_to_point &&
       waited > std::min(patience_seconds, timeout / 4)) {
-    show(operation);
+    send_signature(operation);
   }
   if (waited < timeout) return;
   const Missing missing = operation.missing();
@@ -277,7 +280,7 @@ bool ProgressEngine::poll(HostEvent* wanted) {
   if (!progress) return false;  // with inline progress another waiter is at it
   take_inbox();
   const double now = seconds_now();
-  bool moved = !failed_ && (hear(now) || compare_cards());
+  bool moved = !failed_ && (poll_peer_failure(now) || compare_signatures());
   for (auto it = active_.begin(); it != active_.end();) {
     Operation& operation = **it;
     std::exception_ptr error;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tranche/comm/backends.h"
-#include "tranche/comm/call_card.h"
+#include "tranche/comm/call_signature.h"
 #include "tranche/comm/communication_thread.h"
 #include "tranche/comm/operation.h"
 #include "tranche/comm/slab.h"
@@ -70,11 +70,11 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   [[nodiscard]] std::exception_ptr error_for(const std::string& what) const;
   void expire(Operation& operation, double now);
   /// Looks whether a peer's failure ends this rank.
-  bool hear(double now);
+  bool poll_peer_failure(double now);
   /// Tells the peers that an operation waits for which one it is.
-  void show(Operation& operation);
+  void send_signature(Operation& operation);
   /// Ends this rank if a peer has issued another call in the place of one of its own.
-  bool compare_cards();
+  bool compare_signatures();
   void take_inbox();
   /// Looks for a few microseconds, which is what waking the thread would take; whether `done` has passed
   /// then.
@@ -99,7 +99,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::mutex progress_mutex_;  ///< held while operations move
   std::list<std::unique_ptr<Operation>> active_;
   bool abandoned_ = false;
-  std::vector<CallCard> early_;  ///< of calls that this rank has not issued yet
+  std::vector<CallSignature> early_signatures_;  ///< of calls that this rank has not issued yet
 
   mutable std::mutex inbox_mutex_;
   std::condition_variable drained_;

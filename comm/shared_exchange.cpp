@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/call_card.h"
+#include "tranche/comm/call_signature.h"
 #include "tranche/comm/device_exchange.h"
 #include "tranche/comm/operation.h"
 #include "tranche/core/clock.h"
@@ -164,8 +164,8 @@ class SharedExchange : public DeviceExchange {
       // Two meetings a call.
       const Tag tag{0, false, (meetings_ - 1) / 2, 0};
       throw CommunicationError(call.what() + ": " +
-                               difference(make_call_card(here, tag, 0, call.name, call.unit),
-                                          make_call_card(there, tag, 0, post.name, post.unit)));
+                               difference(make_call_signature(here, tag, 0, call.name, call.unit),
+                                          make_call_signature(there, tag, 0, post.name, post.unit)));
     }
     if (post.bytes == bytes) return;
     throw CommunicationError(

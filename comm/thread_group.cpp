@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 
 #include "tranche/comm/backends.h"
-#include "tranche/comm/call_card.h"
+#include "tranche/comm/call_signature.h"
 #include "tranche/comm/group_communicator.h"
 
 namespace tranche {
@@ -62,7 +62,7 @@ struct ThreadGroup::Hub {
         shares(static_cast<std::size_t>(ranks)),
         channels(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks)),
         wakers(static_cast<std::size_t>(ranks)),
-        cards(static_cast<std::size_t>(ranks)),
+        signatures(static_cast<std::size_t>(ranks)),
         made(static_cast<std::size_t>(ranks)) {}
 
   Channel& channel(int from, int to) { return channels[static_cast<std::size_t>(from * size + to)]; }
@@ -147,7 +147,7 @@ struct ThreadGroup::Hub {
   std::map<std::int64_t, Exposed> exposed;
   std::vector<Channel> channels;
   std::vector<Waker> wakers;
-  std::vector<std::deque<comm::CallCard>> cards;  ///< by whom they are for; guarded by `mutex`
+  std::vector<std::deque<comm::CallSignature>> signatures;  ///< by whom they are for; guarded by `mutex`
   std::atomic<bool> failed{false};
   std::mutex mutex;
   std::optional<FailureReport> failure;
@@ -223,18 +223,18 @@ class ThreadGroup::Hub::Transport : public comm::Transport {
     hub_->post_failure(report);
     return true;
   }
-  void send_card(const comm::CallCard& card, int peer) override {
+  void send_signature(const comm::CallSignature& signature, int peer) override {
     {
       const std::lock_guard lock(hub_->mutex);
-      hub_->cards[static_cast<std::size_t>(peer)].push_back(card);
+      hub_->signatures[static_cast<std::size_t>(peer)].push_back(signature);
     }
     hub_->wakers[static_cast<std::size_t>(peer)].wake();
   }
-  bool poll_card(comm::CallCard& card) override {
+  bool poll_signature(comm::CallSignature& signature) override {
     const std::lock_guard lock(hub_->mutex);
-    auto& mine = hub_->cards[static_cast<std::size_t>(rank_)];
+    auto& mine = hub_->signatures[static_cast<std::size_t>(rank_)];
     if (mine.empty()) return false;
-    card = mine.front();
+    signature = mine.front();
     mine.pop_front();
     return true;
   }

@@ -69,7 +69,7 @@ struct alignas(64) WorkShare {
   std::atomic<std::int64_t> ended{0};    ///< of those claimed
 };
 
-struct CallCard;
+struct CallSignature;
 
 /// All calls but expose(), open_share() and close_share() come from one thread at a time: the communication
 /// thread, or the caller with inline progress.
@@ -121,10 +121,10 @@ class Transport {
   /// be of another rank, whose failure ended this one. Of reports whose cause follows, and of others, the
   /// first is told.
   virtual bool post_failure(const FailureReport& report) = 0;
-  /// Tells a peer what this rank has issued, and looks for what a peer has told; see call_card.h. Seldom:
-  /// only where an operation waits for long.
-  virtual void send_card(const CallCard&, int) {}
-  virtual bool poll_card(CallCard&) { return false; }
+  /// Tells a peer what this rank has issued, and looks for what a peer has told; see call_signature.h.
+  /// Seldom: only where an operation waits for long.
+  virtual void send_signature(const CallSignature&, int) {}
+  virtual bool poll_signature(CallSignature&) { return false; }
   /// True when nothing wakes the communication thread on arrival, so that it has to look.
   virtual bool needs_polling() const = 0;
   /// Ends the job, if the transport can.

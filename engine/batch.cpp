@@ -52,7 +52,7 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
     scalars = {};
     scalars = StepScalars(memory, config.accumulation_steps, units.size());
     for (UnitState& unit : units) {
-      // What one micro-batch a step lends, several keep.
+      // With one micro-batch a step the slot is lent; with several it is kept.
       if (residency.lends_gradients(unit.trainable)) {
         unit.trainable.gradients = {};
       } else {

@@ -128,8 +128,8 @@ struct Config {
   bool wall_clock_breakdown = false;
   DebugConfig debug;
 
-  /// Whether the JSON that this was read from chose a compute dtype and a clipping; what it did not is not
-  /// what a run was that an earlier version saved, which had bf16 and 1.0 then.
+  /// True when the JSON that this was read from chose a compute dtype, or a clipping. Earlier versions saved
+  /// bf16 and 1.0 where it did not.
   bool precision_given = true, clipping_given = true;
 
   /// Lines to be printed once: keys that were accepted but have no meaning here or are not known, values that
@@ -158,7 +158,7 @@ Config parse_config(std::string_view json_text, int ranks, const std::vector<std
 /// Reads a file; errors name it.
 Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides = {},
                    bool strict = false);
-/// What a configuration leaves out, and a run was saved with because earlier versions had other defaults.
+/// Settings of a saved run that a configuration leaves out and that had other defaults in earlier versions.
 struct EarlierDefaults {
   bool bf16 = false;      ///< computed in bf16; the configuration chooses no dtype, which is fp32 now
   bool clipping = false;  ///< clipped at 1.0; the configuration does not speak of clipping, which is none now

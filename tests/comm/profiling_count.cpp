@@ -14,7 +14,7 @@ std::atomic<std::int64_t> bytes_sent{0}, messages_sent{0}, collectives{0};
 
 void count(int elements, MPI_Datatype type, int tag) {
   // Asking peers which call they are at depends on how long they are waited for.
-  if (tag == tranche::comm::card_tag) return;
+  if (tag == tranche::comm::signature_tag) return;
   int size = 0;
   PMPI_Type_size(type, &size);
   bytes_sent += static_cast<std::int64_t>(elements) * size;

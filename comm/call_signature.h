@@ -1,5 +1,5 @@
 #pragma once
-/// What a rank issued, told to peers that may have issued something else. Private to comm/.
+/// The control message by which ranks find out that their collective calls differ. Private to comm/.
 
 #include <array>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace tranche::comm {
 std::uint32_t hash_of_call(std::string_view operation, std::string_view unit);
 
 /// A collective call. Travels as bytes.
-struct CallCard {
+struct CallSignature {
   int rank = 0;  ///< of the job
   int context = 0;
   std::uint64_t number = 0;  ///< in the sequence of the communicator
@@ -26,29 +26,29 @@ struct CallCard {
   std::array<char, 24> operation{};
   std::array<char, 104> unit{};  ///< cut if longer
 };
-static_assert(std::is_trivially_copyable_v<CallCard>);
+static_assert(std::is_trivially_copyable_v<CallSignature>);
 
-CallCard make_call_card(int rank, const Tag& tag, std::int64_t bytes, std::string_view operation,
-                        std::string_view unit);
+CallSignature make_call_signature(int rank, const Tag& tag, std::int64_t bytes, std::string_view operation,
+                                  std::string_view unit);
 /// "rank 0 issued all_gather of unit a (number 17) where rank 1 issued reduce_scatter of unit b (number 17):
 /// the ranks' calls differ"; empty when they are the same call.
-std::string difference(const CallCard& one, const CallCard& other);
+std::string difference(const CallSignature& one, const CallSignature& other);
 
 /// The latest calls of a rank, to compare what peers tell of theirs with.
 class CallRecord {
  public:
-  void add(const CallCard& mine);
+  void add(const CallSignature& mine);
   /// This rank's call of the same number. nullopt: it is not issued yet, or too long ago.
-  std::optional<CallCard> same_number(const CallCard& theirs) const;
-  /// Whether it is not issued yet.
-  bool comes(const CallCard& theirs) const;
+  std::optional<CallSignature> same_number(const CallSignature& theirs) const;
+  /// True while this rank has not issued its call of that number.
+  bool comes(const CallSignature& theirs) const;
 
  private:
   /// Ranks differ by no more operations than are under way at once.
   static constexpr std::size_t kept = 1024;
   struct Sequence {
     int context = 0;
-    std::deque<CallCard> calls;
+    std::deque<CallSignature> calls;
   };
   const Sequence* find(int context) const;
   std::vector<Sequence> sequences_;

@@ -1,4 +1,4 @@
-#include "tranche/comm/call_card.h"
+#include "tranche/comm/call_signature.h"
 
 #include <algorithm>
 
@@ -15,10 +15,10 @@ void put(std::array<char, size>& field, std::string_view text) {
   text.copy(field.data(), size - 1);
 }
 
-std::string said(const CallCard& card, bool with_bytes) {
-  return fmt::format("rank {} issued {}{} (number {})", card.rank,
-                     describe(card.operation.data(), card.unit.data(), {}),
-                     with_bytes ? fmt::format(" of {} bytes", card.bytes) : "", card.number);
+std::string said(const CallSignature& signature, bool with_bytes) {
+  return fmt::format("rank {} issued {}{} (number {})", signature.rank,
+                     describe(signature.operation.data(), signature.unit.data(), {}),
+                     with_bytes ? fmt::format(" of {} bytes", signature.bytes) : "", signature.number);
 }
 
 }  // namespace
@@ -31,22 +31,23 @@ std::uint32_t hash_of_call(std::string_view operation, std::string_view unit) {
   return hash;
 }
 
-CallCard make_call_card(int rank, const Tag& tag, std::int64_t bytes, std::string_view operation,
-                        std::string_view unit) {
-  CallCard card;
-  card.rank = rank;
-  card.context = tag.context;
-  card.number = tag.sequence;
-  card.bytes = bytes;
-  put(card.operation, operation);
-  put(card.unit, unit);
-  return card;
+CallSignature make_call_signature(int rank, const Tag& tag, std::int64_t bytes, std::string_view operation,
+                                  std::string_view unit) {
+  CallSignature signature;
+  signature.rank = rank;
+  signature.context = tag.context;
+  signature.number = tag.sequence;
+  signature.bytes = bytes;
+  put(signature.operation, operation);
+  put(signature.unit, unit);
+  return signature;
 }
 
-std::string difference(const CallCard& one, const CallCard& other) {
+std::string difference(const CallSignature& one, const CallSignature& other) {
   const bool same = one.operation == other.operation && one.unit == other.unit;
   if (same && one.bytes == other.bytes) return {};
-  const CallCard &first = one.rank < other.rank ? one : other, &second = one.rank < other.rank ? other : one;
+  const CallSignature &first = one.rank < other.rank ? one : other,
+                      &second = one.rank < other.rank ? other : one;
   return said(first, same) + " where " + said(second, same) + ": the ranks' calls differ";
 }
 
@@ -56,14 +57,14 @@ const CallRecord::Sequence* CallRecord::find(int context) const {
   return found == sequences_.end() ? nullptr : &*found;
 }
 
-void CallRecord::add(const CallCard& mine) {
+void CallRecord::add(const CallSignature& mine) {
   auto* sequence = const_cast<Sequence*>(find(mine.context));
   if (sequence == nullptr) sequence = &sequences_.emplace_back(Sequence{mine.context, {}});
   sequence->calls.push_back(mine);
   if (sequence->calls.size() > kept) sequence->calls.pop_front();
 }
 
-std::optional<CallCard> CallRecord::same_number(const CallCard& theirs) const {
+std::optional<CallSignature> CallRecord::same_number(const CallSignature& theirs) const {
   const Sequence* sequence = find(theirs.context);
   if (sequence == nullptr) return std::nullopt;
   const std::uint64_t first = sequence->calls.front().number;
@@ -71,7 +72,7 @@ std::optional<CallCard> CallRecord::same_number(const CallCard& theirs) const {
   return sequence->calls[static_cast<std::size_t>(theirs.number - first)];
 }
 
-bool CallRecord::comes(const CallCard& theirs) const {
+bool CallRecord::comes(const CallSignature& theirs) const {
   const Sequence* sequence = find(theirs.context);
   return sequence == nullptr || theirs.number > sequence->calls.back().number;
 }
