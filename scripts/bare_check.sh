@@ -70,8 +70,8 @@ running=""
 finish() {
   local status=$?
   trap - EXIT INT TERM HUP
-  if [ -n "$running" ]; then  # with all that it started
-    kill "$running" 2> /dev/null || true
+  if [ -n "$running" ]; then  # with all that it started; unshare --fork ignores SIGTERM
+    kill -KILL "$running" 2> /dev/null || true
     wait "$running" 2> /dev/null || true
   fi
   cd /
