@@ -6,6 +6,7 @@ compiler says so too, but only once a unit happens to have both: any source that
 usage: check_names.py BUILD     BUILD is a configured build folder; every folder Unity below it is one library or program
 Exit status: 0 clean, and nothing printed, 1 clashes (a line each: the two places, the name, what to do), 2 usage or no large units there.
 """
+import json
 import os
 import pathlib
 import re
@@ -130,11 +131,16 @@ def definitions(text):
 
 def programs(build):
     """(name, sources) of each."""
+    # CMake leaves units behind that an earlier configuration had: only those that are compiled count.
+    commands = pathlib.Path(build, "compile_commands.json")
+    compiled = {os.path.realpath(one["file"]) for one in json.loads(commands.read_text(encoding="utf-8"))} if commands.exists() else None
     for folder, _, files in sorted(os.walk(build)):
         if os.path.basename(folder) != "Unity":
             continue
         sources = []
         for unit in sorted(files):
+            if compiled is not None and os.path.realpath(os.path.join(folder, unit)) not in compiled:
+                continue
             if unit.startswith("unity_") and unit.endswith(".cxx"):
                 sources += INCLUDE.findall(pathlib.Path(folder, unit).read_text(encoding="utf-8"))
         if sources:

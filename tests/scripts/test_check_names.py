@@ -2,6 +2,7 @@
 """check_names.py names the two sources of one library that have defined the same name for themselves, and no others."""
 import contextlib
 import io
+import json
 import pathlib
 import sys
 import tempfile
@@ -17,8 +18,8 @@ def anonymous(text, namespace="tranche"):
 
 
 class CheckNames(unittest.TestCase):
-    def check(self, one, other, units=(("a.cpp", "b.cpp"),)):
-        """(status, output) for two sources, in the units of one library."""
+    def check(self, one, other, units=(("a.cpp", "b.cpp"),), compiled=None):
+        """(status, output) for two sources, in the units of one library, of which the first `compiled` are built."""
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             (root / "a.cpp").write_text(one)
@@ -27,9 +28,16 @@ class CheckNames(unittest.TestCase):
             unity.mkdir(parents=True)
             for number, unit in enumerate(units):
                 (unity / f"unity_{number}_cxx.cxx").write_text("".join(f'#include "{root}/{name}"\n' for name in unit))
+            if compiled is not None:
+                files = [{"file": str(unity / f"unity_{number}_cxx.cxx")} for number in range(compiled)]
+                (root / "compile_commands.json").write_text(json.dumps(files))
             with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
                 status = check_names.main([str(root)])
             return status, out.getvalue()
+
+    def test_units_of_an_earlier_configuration_do_not_count(self):
+        gone = (("a.cpp",), ("b.cpp", "gone.cpp"))
+        self.assertEqual(self.check(anonymous("int x() { return 1; }"), anonymous("int x() { return 2; }"), units=gone, compiled=1), (0, ""))
 
     def clash(self, one, other, name, **units):
         status, output = self.check(one, other, **units)
