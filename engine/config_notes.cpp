@@ -1,4 +1,4 @@
-// What a file of DeepSpeed's means otherwise here, a line for each that applies.
+// One line for each setting of a DeepSpeed file that means something else here.
 
 #include <fmt/core.h>
 
@@ -17,7 +17,7 @@ constexpr std::array<std::string_view, 9> arithmetic{"train_",      "gradient_",
                                                      "data_types.", "bf16.",      "bfloat16.",
                                                      "fp16.",       "optimizer.", "scheduler."};
 
-/// What stands for "auto": as the effective configuration writes it, else the default of the table.
+/// The value that "auto" became: as the effective configuration writes it, else the default of the table.
 std::string value_of(const std::string& path, const Json& effective) {
   std::string pointer = "/" + path;
   std::replace(pointer.begin(), pointer.end(), '.', '/');

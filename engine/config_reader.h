@@ -63,7 +63,7 @@ class Values {
   std::vector<std::string> texts(std::string_view path) const;
   /// nullptr when it is not given.
   const Json* json(std::string_view path) const;
-  /// Whether it is given as "auto".
+  /// True when it is given as "auto".
   bool is_automatic(std::string_view path) const;
   std::vector<std::string> automatic_paths() const;
   /// Last names of the given keys within a block.
@@ -82,7 +82,7 @@ class Values {
 /// known one go to `notes` too, unless `strict`.
 Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<std::string>& notes);
 
-/// Whether `type` names an optimizer (block "optimizer") or a schedule ("scheduler") that there is.
+/// True when `type` names a known optimizer (block "optimizer") or schedule (block "scheduler").
 bool is_known_type(std::string_view block, const Json& type);
 
 /// Fields from values; parse_config without the checks across fields.

@@ -71,7 +71,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
 }
 
 Engine::Impl::~Impl() {
-  // What is under way in the middle of a step would wait for peers that wait for this rank.
+  // Collectives under way in the middle of a step would wait for peers that wait for this rank.
   if (unwinding() && (in_step || in_micro_batch || in_evaluation)) {
     end_by_unwinding("in the middle of " +
                      (in_evaluation ? "an evaluation" : "step " + std::to_string(steps_done + 1)));

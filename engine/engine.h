@@ -86,8 +86,8 @@ class Engine {
   /// on all ranks, else step() throws CommunicationError naming rank and rates. Saved; load() takes over what
   /// was set when the checkpoint was saved. InvalidArgument below 0 or not finite.
   void set_learning_rate(std::optional<double> rate);
-  /// What step() asks before it updates (GradientHook says more); an empty one: nothing. On all ranks or
-  /// none.
+  /// Sets the function that step() calls before it updates (see GradientHook); an empty one removes it. On
+  /// all ranks or none.
   void set_gradient_hook(GradientHook hook);
 
   /// Collective; between steps. Samples of a rank's micro-batch and micro-batches of a step from here on:

@@ -38,7 +38,7 @@ struct Engine::Impl {
   /// The same for an exception that is unwinding, of which nothing is known but where: the peers wait for the
   /// cause a moment (Communicator::post_unwinding). A rank alone has nobody to tell.
   void end_by_unwinding(const std::string& where) noexcept;
-  /// Whether an exception ends the engine.
+  /// True while an exception is ending the engine.
   bool unwinding() const { return std::uncaught_exceptions() > exceptions; }
   /// Runs one call of the public face. Misuse (LogicError, InvalidArgument) and NumericalError leave the
   /// engine usable, and so does CheckpointError, which all ranks throw; any other error breaks it down.

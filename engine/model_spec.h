@@ -83,7 +83,7 @@ class ModelSpec {
   /// How often a micro-batch of training under a configuration gathers each unit when parameters are sharded,
   /// for tables that are wanted before the first step has shown it. Empty: not known.
   std::function<std::vector<int>(const Config& config)> gathers_per_pass;
-  /// Whether the model computes activations again in backward where Config::activation_checkpointing asks for
+  /// True when the model recomputes activations in backward where Config::activation_checkpointing asks for
   /// it. The engine cannot do that for it; where it is asked for and not done, the table of the start says
   /// so.
   bool recomputes_activations = false;
