@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <future>
 #include <limits>
 #include <stdexcept>
 
@@ -609,8 +610,10 @@ TEST(FailuresHalfWay, TheProgramTellsThePeersAndGetsItsStatus) {
 TEST(FailuresHalfWay, WhatTheEngineIsToldEndsItsPeersAndItself) {
   OddRun run;
   run.ranks = 2;
-  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+  std::promise<void> begun;  // else the failure may meet a peer that is still making its engine
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {
     if (runtime.rank() == 1) {
+      begun.get_future().wait();
       const auto error = std::make_exception_ptr(OutOfMemory("a hook found no room"));
       EXPECT_EQ(engine.fail(error), 3);
       EXPECT_EQ(runtime.fail(error), 3);
@@ -618,6 +621,7 @@ TEST(FailuresHalfWay, WhatTheEngineIsToldEndsItsPeersAndItself) {
       EXPECT_EQ(message_of<OutOfMemory>([&] { engine.begin_micro_batch(); }), "a hook found no room");
       return;
     }
+    begun.set_value();
     EXPECT_THAT(message_of<CommunicationError>([&] { static_cast<void>(engine.weights_digest()); }),
                 HasSubstr("rank 1 failed: a hook found no room"));
   });
