@@ -29,7 +29,7 @@ struct SwapFile::Impl {
     std::string tag;
   };
 
-  void remove_debris(const SwapOwner& self);
+  void remove_debris(const ProcessIdentity& self);
   void need(std::int64_t wanted, std::string_view by) const;
 
   const SwapFileOptions options;
@@ -41,7 +41,7 @@ struct SwapFile::Impl {
   std::unique_ptr<File> file;
 };
 
-void SwapFile::Impl::remove_debris(const SwapOwner& self) {
+void SwapFile::Impl::remove_debris(const ProcessIdentity& self) {
   for (const DirectoryEntry& entry : files.list(options.directory)) {
     if (entry.is_directory || !is_swap_debris(files, options.directory, entry.name, self)) continue;
     try {
@@ -143,7 +143,7 @@ void SwapFile::create() {
     self.created = true;
     return;
   }
-  const SwapOwner owner = swap_owner();
+  const ProcessIdentity owner = this_process();
   self.remove_debris(owner);
   const std::string by = fmt::format("rank {}", self.options.rank);
   self.need(self.bytes, by);

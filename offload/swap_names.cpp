@@ -2,15 +2,10 @@
 
 #include <fmt/core.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <charconv>
-#include <fstream>
-#include <iterator>
 #include <random>
-#include <vector>
 
 #include "tranche/core/error.h"
 
@@ -18,34 +13,6 @@ namespace tranche {
 namespace {
 
 constexpr std::string_view prefix = "tranche-swap-";
-
-std::string content_of(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-/// When the process was started, in ticks since the boot; nullopt when there is no such process.
-std::optional<std::uint64_t> start_of(std::int64_t process) {
-  const std::string status = content_of(fmt::format("/proc/{}/stat", process));
-  // The second field is the program's name in parentheses, in which anything may stand; this is the 22nd.
-  std::size_t at = status.rfind(')');
-  if (at == std::string::npos) return std::nullopt;
-  for (int field = 2; field < 22; ++field) {
-    at = status.find(' ', at + 1);
-    if (at == std::string::npos) return std::nullopt;
-  }
-  std::uint64_t ticks = 0;
-  const char* begin = status.data() + at + 1;
-  if (std::from_chars(begin, status.data() + status.size(), ticks).ec != std::errc{}) return std::nullopt;
-  return ticks;
-}
-
-// FNV-1a: the same in every build, which std::hash need not be.
-std::uint64_t hash_of(std::string_view text) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
 
 std::optional<std::uint64_t> number(std::string_view text, int base) {
   std::uint64_t value = 0;
@@ -56,29 +23,14 @@ std::optional<std::uint64_t> number(std::string_view text, int base) {
 
 }  // namespace
 
-SwapOwner swap_owner() {
-  SwapOwner owner;
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  owner.host = host[0] == '\0' ? "unknown" : host.data();
-  for (char& c : owner.host) c = c == '/' ? '_' : c;
-  std::array<char, 64> container{};  // "pid:[4026531836]"
-  if (::readlink("/proc/self/ns/pid", container.data(), container.size() - 1) < 0) container[0] = '\0';
-  owner.kernel =
-      fmt::format("{:016x}", hash_of(content_of("/proc/sys/kernel/random/boot_id") + container.data()));
-  owner.process = ::getpid();
-  owner.started = start_of(owner.process).value_or(0);
-  return owner;
-}
-
-std::string swap_name(const SwapOwner& owner, int rank) {
+std::string swap_name(const ProcessIdentity& owner, int rank) {
   std::random_device random;
   const std::uint64_t draw = (std::uint64_t{random()} << 32) | random();
   return fmt::format("{}{}-{}-{:x}-{:x}-{}-{:016x}", prefix, owner.host, owner.kernel, owner.process,
                      owner.started, rank, draw);
 }
 
-std::optional<SwapOwner> owner_of_swap(std::string_view name) {
+std::optional<ProcessIdentity> owner_of_swap(std::string_view name) {
   if (!name.starts_with(prefix)) return std::nullopt;
   name.remove_prefix(prefix.size());
   // From the end, as there may be dashes in a host's name: random, rank, started, process, kernel.
@@ -93,7 +45,8 @@ std::optional<SwapOwner> owner_of_swap(std::string_view name) {
   const bool all = number(parts[0], 16) && number(parts[1], 10) && started && process &&
                    number(parts[4], 16) && parts[4].size() == 16 && !name.empty();
   if (!all) return std::nullopt;
-  return SwapOwner{std::string(name), std::string(parts[4]), static_cast<std::int64_t>(*process), *started};
+  return ProcessIdentity{std::string(name), std::string(parts[4]), static_cast<std::int64_t>(*process),
+                         *started};
 }
 
 bool lock_swap(File& file) {
@@ -102,10 +55,10 @@ bool lock_swap(File& file) {
 }
 
 bool is_swap_debris(FileSystem& files, const std::string& directory, const std::string& name,
-                    const SwapOwner& self) {
+                    const ProcessIdentity& self) {
   const auto owner = owner_of_swap(name);
   if (!owner || owner->host != self.host) return false;
-  if (owner->kernel == self.kernel) return start_of(owner->process) != owner->started;
+  if (owner->same_kernel(self)) return !is_running(*owner);
   try {
     const auto file = files.open(join_path(directory, name), OpenMode::update);
     return lock_swap(*file);

@@ -213,7 +213,7 @@ TEST_F(SwapFileTest, OptionsAreChecked) {
 }
 
 TEST(SwapNames, TellWhoMadeThem) {
-  SwapOwner owner = swap_owner();
+  ProcessIdentity owner = this_process();
   EXPECT_EQ(owner.process, ::getpid());
   EXPECT_GT(owner.started, 0u);
   owner.host = "a-host-with-dashes.example.org";
@@ -232,18 +232,18 @@ TEST(SwapNames, TellWhoMadeThem) {
 TEST_F(SwapFileTest, DebrisIsRemovedAndNothingElse) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
-  const SwapOwner self = swap_owner();
-  SwapOwner dead = self;
+  const ProcessIdentity self = this_process();
+  ProcessIdentity dead = self;
   dead.process = child;
   dead.started += 1;
   ::waitpid(child, nullptr, 0);
-  SwapOwner reused = self;  // its number belongs to another process now: this one
+  ProcessIdentity reused = self;  // its number belongs to another process now: this one
   reused.started -= 1;
-  SwapOwner parent = self;
+  ProcessIdentity parent = self;
   parent.process = ::getppid();
-  SwapOwner elsewhere = dead;
+  ProcessIdentity elsewhere = dead;
   elsewhere.host += "2";
-  SwapOwner earlier = dead;  // boot, or another container
+  ProcessIdentity earlier = dead;  // boot, or another container
   earlier.kernel = "0123456789abcdef";
   std::vector<std::string> gone, stays;
   for (const auto& owner : {dead, reused, earlier}) gone.push_back(swap_name(owner, 0));
