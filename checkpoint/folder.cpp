@@ -41,21 +41,13 @@ void require_size(FileSystem& files, const std::string& folder, const FileRecord
   }
 }
 
-std::string owner_text(const SaveOwner& owner) {
-  return Json{{"host", owner.host}, {"process", owner.process}, {"started", owner.started}}.dump() + "\n";
+/// Checkpoints of versions that knew no lineage are of run 0.
+std::vector<std::uint64_t> lineage_of(const Manifest& manifest) {
+  return manifest.lineage.empty() ? std::vector<std::uint64_t>{0} : manifest.lineage;
 }
 
-/// Nobody's when the file is absent or torn: its writer then died before it was whole.
-SaveOwner read_owner(FileSystem& files, const std::string& folder) {
-  const std::string path = join_path(folder, std::string(owner_name));
-  if (!files.exists(path)) return {};
-  const Json json = Json::parse(files.read_file(path), nullptr, false);
-  if (!json.is_object() || !json.contains("host") || !json.contains("process") || !json.contains("started"))
-    return {};
-  if (!json["host"].is_string() || !json["process"].is_number_integer() || !json["started"].is_string())
-    return {};
-  return {json["host"].get<std::string>(), json["process"].get<std::int64_t>(),
-          json["started"].get<std::string>()};
+bool contains(const std::vector<std::uint64_t>& runs, std::uint64_t run) {
+  return std::find(runs.begin(), runs.end(), run) != runs.end();
 }
 
 }  // namespace
@@ -118,23 +110,31 @@ std::vector<Listed> list_checkpoints(FileSystem& files, const std::string& paren
   return found;
 }
 
-Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vector<std::string>& notes) {
+Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vector<std::string>& notes,
+                         const std::vector<std::string>& except) {
   std::vector<Listed> found = list_checkpoints(files, parent);
+  // A run that prunes its folder may have removed what was listed before it was looked at.
+  for (int again = 0; again < 3 && !found.empty() && !found.front().complete(); ++again) {
+    found = list_checkpoints(files, parent);
+  }
   for (const Listed& listed : found) {
     if (!listed.complete()) notes.push_back("passed over: " + listed.problem);
   }
+  std::erase_if(found, [&](const Listed& listed) {
+    return !listed.complete() || std::find(except.begin(), except.end(), listed.path) != except.end();
+  });
   const std::string path = join_path(parent, std::string(latest_name));
   with_reason("cannot read " + path, [&] {
     if (!files.exists(path)) return;
     const std::string name = parse_latest(files.read_file(path));
     if (name.empty()) {
       notes.push_back(path + " is damaged; it is not needed: the folders themselves are looked at");
-    } else if (!found.empty() && found.front().complete() && name != step_name(found.front().step)) {
+    } else if (!found.empty() && name != step_name(found.front().step) && except.empty()) {
       notes.push_back(fmt::format("{} names {}, but the newest complete checkpoint is {}", path, name,
                                   step_name(found.front().step)));
     }
   });
-  if (found.empty() || !found.front().complete()) {
+  if (found.empty()) {
     std::string text = "there is no complete checkpoint in " + parent;
     for (const std::string& note : notes) text += "; " + note;
     throw CheckpointError(text);
@@ -142,17 +142,43 @@ Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vect
   return std::move(found.front());
 }
 
-RunFolder::RunFolder(Storage storage, std::string parent, std::uint64_t token)
-    : storage_(storage), parent_(std::move(parent)), token_(token) {}
+RunFolder::RunFolder(Storage storage, std::string parent, std::uint64_t run,
+                     std::vector<std::uint64_t> ancestors)
+    : storage_(storage), parent_(std::move(parent)), lineage_(std::move(ancestors)) {
+  lineage_.push_back(run);
+}
 
 std::string RunFolder::temporary(std::int64_t step) const {
-  return join_path(parent_, fmt::format("{}.{}{}", step_name(step), to_hex(token_), debris_suffix));
+  return join_path(parent_, fmt::format("{}.{}{}", step_name(step), to_hex(lineage_.back()), debris_suffix));
 }
 
 void RunFolder::write_synced(const std::string& path, const void* bytes, std::int64_t size) {
   const auto file = storage_.files.open(path, OpenMode::create_or_truncate);
   file->write(0, bytes, size);
   file->sync();
+}
+
+void RunFolder::require_held() {
+  if (lease_) {
+    lease_->require_held();
+  } else {
+    lease_.emplace(RunLease::take(parent_));
+  }
+}
+
+void RunFolder::require_own(const std::string& target) {
+  if (!storage_.files.exists(target)) return;
+  std::vector<std::uint64_t> others;
+  try {
+    others = lineage_of(open_manifest(storage_.files, target));
+  } catch (const CheckpointError&) {
+    return;  // no complete one: nothing is lost with it
+  }
+  const auto own = [&](std::uint64_t run) { return contains(lineage_, run); };
+  if (std::any_of(others.begin(), others.end(), own)) return;
+  throw CheckpointError(target +
+                        " is of another run, from which this one does not go on: give this one a folder of "
+                        "its own, or remove that checkpoint");
 }
 
 void RunFolder::clear_debris(const std::string& own) {
@@ -170,14 +196,7 @@ void RunFolder::clear_debris(const std::string& own) {
         files.sync_directory(parent_);
       }
     } else if (is_debris(entry.name)) {
-      const SaveOwner owner = read_owner(files, path);
-      if (is_alive(owner) && owner != this_process()) {
-        throw CheckpointError(
-            fmt::format("process {} on this host is saving to {}: two runs cannot share a folder; "
-                        "give this one its own, or end the other",
-                        owner.process, path));
-      }
-      files.remove_all(path);
+      files.remove_all(path);  // of the dead: who holds the lease is the only one that saves
     }
   }
 }
@@ -185,7 +204,7 @@ void RunFolder::clear_debris(const std::string& own) {
 void RunFolder::remove_folder(const std::string& name) {
   // A name that nobody takes for a checkpoint first: half removed, it must not look like one.
   const std::string path = join_path(parent_, name);
-  const std::string debris = path + ".removed-" + to_hex(token_) + std::string(debris_suffix);
+  const std::string debris = path + ".removed-" + to_hex(lineage_.back()) + std::string(debris_suffix);
   storage_.files.remove_all(debris);
   storage_.files.rename(path, debris);
   storage_.files.sync_directory(parent_);
@@ -204,6 +223,9 @@ std::int64_t RunFolder::next_sequence() {
 void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
   const std::string own = temporary(step);
   with_reason("cannot save step " + std::to_string(step) + " to " + parent_, [&] {
+    storage_.files.create_directories(parent_);
+    require_held();
+    require_own(final_path(step));
     storage_.files.create_directories(own);
     clear_debris(own);
     // Other ranks may have taken their part already. Looked at after the free space: what is taken in between
@@ -211,7 +233,7 @@ void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
     std::int64_t free_bytes = storage_.files.space(parent_).free_bytes;
     for (const DirectoryEntry& entry : storage_.files.list(own)) {
       const auto status = storage_.files.status(join_path(own, entry.name));
-      if (status) free_bytes += status->bytes;
+      if (status) free_bytes += status->allocated_bytes;
     }
     if (free_bytes < total_bytes) {
       throw CheckpointError(
@@ -219,9 +241,6 @@ void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
                       "fewer, or save to another file system",
                       total_bytes, free_bytes));
     }
-    const std::string owner = owner_text(this_process());
-    write_synced(join_path(own, std::string(owner_name)), owner.data(),
-                 static_cast<std::int64_t>(owner.size()));
   });
 }
 
@@ -248,15 +267,15 @@ std::string RunFolder::commit(Manifest manifest) {
     manifest.library = std::string(version);
     manifest.hdf5 = hdf5_version();
     manifest.sequence = next_sequence();
+    manifest.lineage = lineage_;
     manifest.created =
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
             .count();
     const std::string path = join_path(own, std::string(manifest_name));
     const std::string text = to_text(manifest);
     manifest_from_text(text, path);  // what could not be read back must not be written
-    const std::string owner = join_path(own, std::string(owner_name));
-    if (files.exists(owner)) files.remove(owner);
     files.replace_file(path, text);
+    require_held();
     const std::string replaced = target + std::string(replaced_suffix);
     const bool replaces = files.exists(target);
     if (replaces) {
@@ -284,9 +303,10 @@ std::vector<std::string> RunFolder::retain(const Retention& rule) {
   std::vector<std::string> removed;
   if (rule.keep_last <= 0) return removed;
   with_reason("cannot remove old checkpoints from " + parent_, [&] {
+    require_held();
     int rank = 0;
     for (const Listed& listed : list_checkpoints(storage_.files, parent_)) {
-      if (!listed.complete()) continue;
+      if (!listed.complete() || !contains(lineage_, lineage_of(*listed.manifest).back())) continue;
       const bool newest = rank == 0;
       const bool recent = rank++ < rule.keep_last;
       const bool milestone = rule.keep_every > 0 && listed.step % rule.keep_every == 0;

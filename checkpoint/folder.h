@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tranche/checkpoint/format.h"
+#include "tranche/checkpoint/run_lease.h"
 #include "tranche/checkpoint/storage.h"
 
 namespace tranche::checkpoint {
@@ -27,9 +28,11 @@ struct Listed {
 /// sizes. Throws CheckpointError when the folder cannot be read; an absent one has none.
 std::vector<Listed> list_checkpoints(FileSystem& files, const std::string& parent);
 
-/// The newest complete checkpoint, and in `notes` a line for each that was passed over and when `latest` is
-/// damaged or names another. Throws CheckpointError, with these lines, when there is none.
-Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vector<std::string>& notes);
+/// The newest complete checkpoint whose path is not among `except`, and in `notes` a line for each that was
+/// passed over and when `latest` is damaged or names another. Throws CheckpointError, with these lines, when
+/// there is none.
+Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vector<std::string>& notes,
+                         const std::vector<std::string>& except = {});
 
 /// Reads and checks the manifest of one checkpoint and the sizes of its files. Throws CheckpointError.
 Manifest open_manifest(FileSystem& files, const std::string& folder);
@@ -53,52 +56,48 @@ struct Retention {
 /// would. Everything throws CheckpointError.
 class RunFolder {
  public:
-  /// `token` tells saves of this run from the debris of others: any number, equal on all ranks of a run.
-  RunFolder(Storage storage, std::string parent, std::uint64_t token);
+  /// `run`: the number of this run, any but 0, equal on all its ranks. `ancestors`: the lineage of the
+  /// checkpoint that it goes on from (Manifest::lineage), {0} where that has none.
+  RunFolder(Storage storage, std::string parent, std::uint64_t run,
+            std::vector<std::uint64_t> ancestors = {});
 
   const std::string& parent() const noexcept { return parent_; }
   /// Where the ranks write; known without asking anyone.
   std::string temporary(std::int64_t step) const;
   std::string final_path(std::int64_t step) const { return join_path(parent_, step_name(step)); }
 
-  /// Rank 0. Makes the folder, removes the debris of dead saves, checks that `total_bytes` of all ranks are
-  /// free, and marks the temporary folder as this process's. Refused while another live process of this host
-  /// saves there.
+  /// Rank 0. Makes the folder, takes its lease (RunLease), removes the debris of dead saves, and checks that
+  /// `total_bytes` of all ranks are free. Refused while another process holds the lease, and where a
+  /// checkpoint of this step belongs to a run that this one has nothing to do with.
   void prepare(std::int64_t step, std::int64_t total_bytes);
   /// Rank 0. Fills in the manifest's sequence, versions, time and master record; manifest.shards are the
-  /// gathered records. Checks that all shards are there, writes model.h5 and the manifest, renames. Returns
-  /// the checkpoint's path.
+  /// gathered records. Checks that all shards are there and the lease is held, writes model.h5 and the
+  /// manifest, renames. Returns the checkpoint's path.
   std::string commit(Manifest manifest);
   /// What failed in the last commit() once the checkpoint was there (`latest`, the removal of what it
   /// replaces): readers do not need it, and the next save does it again. Empty: nothing.
   std::string take_warning() { return std::exchange(warning_, {}); }
   /// Removes what a failed save has left.
   void discard(std::int64_t step);
-  /// Removes complete checkpoints that the rule does not keep; returns their names.
+  /// Removes complete checkpoints of this run and its ancestors that the rule, which counts only those, does
+  /// not keep; returns their names.
   std::vector<std::string> retain(const Retention& rule);
 
  private:
   void write_synced(const std::string& path, const void* bytes, std::int64_t size);
+  void require_held();
+  /// Refuses to replace a checkpoint of a run that has nothing in common with this one.
+  void require_own(const std::string& target);
   void clear_debris(const std::string& own);
   void remove_folder(const std::string& name);
   std::int64_t next_sequence();
 
   Storage storage_;
   std::string parent_;
-  std::uint64_t token_;
+  std::vector<std::uint64_t> lineage_;  ///< this run is the last
+  std::optional<RunLease> lease_;       ///< on rank 0, from the first prepare() on
   std::string warning_;
   std::int64_t sequence_ = 0;  ///< of the newest known; 0: not looked yet
 };
-
-/// A process that saves. Known again after others have taken its number: by the time it started at.
-struct SaveOwner {
-  std::string host;
-  std::int64_t process = 0;
-  std::string started;
-  friend bool operator==(const SaveOwner&, const SaveOwner&) = default;
-};
-SaveOwner this_process();
-/// False when it is another host's, which cannot be known: a folder belongs to one run at a time.
-bool is_alive(const SaveOwner& owner);
 
 }  // namespace tranche::checkpoint

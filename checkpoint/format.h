@@ -17,7 +17,6 @@ inline constexpr std::int64_t format_version = 1;
 inline constexpr std::string_view manifest_name = "manifest.json";
 inline constexpr std::string_view master_name = "model.h5";
 inline constexpr std::string_view latest_name = "latest";
-inline constexpr std::string_view owner_name = "owner.json";
 
 /// "step-00000012". Throws InvalidArgument on a negative step, as do the functions below on what cannot be.
 std::string step_name(std::int64_t step);
@@ -164,9 +163,12 @@ struct Manifest {
   std::string hdf5;           ///< version of the HDF5 library
   std::int64_t sequence = 0;  ///< grows with every save into a folder: the largest is the newest
   std::int64_t created = 0;   ///< seconds since 1970, UTC; for people
-  int stage = 0;              ///< of the run that saved
-  std::string numerics;       ///< its numerics_fingerprint
-  int reduction_group = 1;    ///< of its ordered sums
+  /// The run that saved it, last, and before it those that it went on from, the first one first; a run is
+  /// its RunFolder's number. Empty: of a version that knew none.
+  std::vector<std::uint64_t> lineage;
+  int stage = 0;            ///< of the run that saved
+  std::string numerics;     ///< its numerics_fingerprint
+  int reduction_group = 1;  ///< of its ordered sums
   Layout layout;
   std::vector<ShardRecord> shards;  ///< by rank
   FileRecord master;                ///< model.h5

@@ -302,6 +302,7 @@ std::string to_text(const Manifest& manifest) {
                {"master", to_json(manifest.master)},
                {"shards", shards}};
   if (!arrays.empty()) json["arrays"] = arrays;
+  for (const std::uint64_t run : manifest.lineage) json["lineage"].push_back(to_hex(run));
   std::string body;  // a line for each key, so that people can read it
   for (const auto& [key, value] : json.items()) {
     body += fmt::format("{}\"{}\": {}", body.empty() ? "" : ",\n", key, value.dump());
@@ -337,6 +338,13 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
   manifest.hdf5 = root["hdf5"].text();
   manifest.sequence = root["sequence"].integer(0);
   manifest.created = root["created"].integer();
+  if (root.has("lineage")) {
+    for (const JsonNode& run : root["lineage"].items()) {
+      if (!from_hex(run.text(), manifest.lineage.emplace_back())) {
+        run.fail("is not the number of a run, 16 hexadecimal digits");
+      }
+    }
+  }
   manifest.stage = static_cast<int>(root["stage"].integer(0, 3));
   manifest.numerics = root["numerics_fingerprint"].text();
   manifest.reduction_group = static_cast<int>(root["reduction_group"].integer(1, INT32_MAX));

@@ -37,14 +37,14 @@ std::string parts_not_in(const std::string& fingerprint, const std::string& othe
   return parts.empty() ? fingerprint : parts;
 }
 
-/// Collective. `path`, or the newest checkpoint in it. One rank looks, so that all read the same also while
-/// others are being saved.
+/// Collective. `path`, or the newest checkpoint in it that is not among `damaged`. One rank looks, so that
+/// all read the same also while others are being saved.
 std::string choose_checkpoint(Communicator& ranks, FileSystem& files, const std::string& path,
-                              std::vector<std::string>& notes) {
+                              std::vector<std::string>& notes, const std::vector<std::string>& damaged = {}) {
   return together(ranks, load_label, [&]() -> std::string {
     if (ranks.rank() != 0) return {};
     if (files.exists(join_path(path, std::string(checkpoint::manifest_name)))) return path;
-    return checkpoint::newest_checkpoint(files, path, notes).path;
+    return checkpoint::newest_checkpoint(files, path, notes, damaged).path;
   })[0];
 }
 
@@ -183,13 +183,12 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   const std::unique_ptr<BlockIo> io = make_block_io();
   const checkpoint::Storage storage{runtime.files(), *io, runtime.memory(Tier::host)};
   LoadResult result;
-  const std::string chosen = choose_checkpoint(shard, storage.files, path, result.notes);
-  result.folder = chosen;
+  std::string chosen;
   const checkpoint::Layout own = saving->whole_layout();
   // Nothing of this rank changes before every rank has found all that it needs.
   std::unique_ptr<checkpoint::Reader> reader;
   LossScalerState scale = scaler.state();
-  const std::vector<std::string> checked = together(shard, load_label, [&]() -> std::string {
+  const auto find_all = [&]() -> std::string {
     reader = std::make_unique<checkpoint::Reader>(storage, chosen);
     for (const TensorState& tensor : tensors) {
       const checkpoint::StoredTensor& stored = reader->tensor(tensor.name);
@@ -217,15 +216,30 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
       scale = {saved["scale"], saved["clean_steps"], saved["hysteresis_left"]};
     }
     return {};
-  });
-  // From here on weights change: a failure leaves an engine whose state is no run's.
-  half_loaded = chosen;
-  (void)together(shard, load_label, [&]() -> std::string {
+  };
+  const auto read_all = [&]() -> std::string {
     std::vector<checkpoint::SectionRecord> sections = own.sections;
     if (options.weights_only) std::erase_if(sections, [](const auto& one) { return one.kind != "weight"; });
     Loading{*this}.read_sections(*reader, sections);
     return {};
-  });
+  };
+  std::vector<std::string> damaged, passed_over;
+  for (bool whole = false; !whole;) {
+    result.notes = passed_over;
+    chosen = choose_checkpoint(shard, storage.files, path, result.notes, damaged);
+    (void)together(shard, load_label, find_all);
+    // From here on weights change: a failure leaves an engine whose state is no run's.
+    half_loaded = chosen;
+    try {
+      (void)together(shard, load_label, read_all);
+      whole = true;
+    } catch (const CheckpointError& damage) {
+      if (!options.pass_over_damaged || chosen == path) throw;
+      damaged.push_back(chosen);
+      passed_over.push_back("passed over: " + damage.message());
+    }
+  }
+  result.folder = chosen;
   for (UnitState& unit : units) publish_weights(unit);
   half_loaded.clear();
   const checkpoint::Manifest& manifest = reader->manifest();
@@ -250,6 +264,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   }
   result.bytes_read = reader->statistics().bytes_read;
   if (!options.weights_only) {
+    saving->goes_on_from(manifest);
     steps_done = manifest.run.step;
     applied_steps = manifest.run.applied;
     samples_done = manifest.run.samples;

@@ -62,6 +62,9 @@ struct SaveOptions {
 struct LoadOptions {
   /// Only weights: optimizer state, step and loss scale stay as they are.
   bool weights_only = false;
+  /// Of a folder of checkpoints, where the newest complete one turns out to be damaged as it is read: takes
+  /// the next older one, with a line in LoadResult::notes, until one is whole. Without it that is an error.
+  bool pass_over_damaged = false;
 };
 
 /// What was loaded, and what is not as it was when it was saved.

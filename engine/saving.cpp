@@ -156,15 +156,16 @@ std::string Engine::Impl::Saving::save(const std::string& into, const SaveOption
   checkpoint::Layout stored = whole_layout();
   checkpoint::add_arrays(stored, agree_on_arrays(engine.shard, options.arrays, engine.simulated()));
   engine.set_phase("save");
-  if (!has_token) {
+  if (token == 0) {
     std::int64_t drawn = 0;
     if (engine.rank == 0) {
       std::random_device draw;
-      drawn = static_cast<std::int64_t>(draw()) << 31 ^ static_cast<std::int64_t>(draw());
+      while (drawn == 0) {
+        drawn = static_cast<std::int64_t>(draw()) << 31 ^ static_cast<std::int64_t>(draw());
+      }
     }
     engine.shard.broadcast(&drawn, 1, DataType::int64, 0, {}, save_label).wait();
     token = static_cast<std::uint64_t>(drawn);
-    has_token = true;
   }
   directory = into;
   step = engine.steps_done;
@@ -172,7 +173,8 @@ std::string Engine::Impl::Saving::save(const std::string& into, const SaveOption
     (void)together(engine.shard, save_label, [&]() -> std::string {
       if (!io) io = make_block_io();
       if (!folder || folder->parent() != into) {
-        folder.emplace(checkpoint::Storage{files, *io, engine.runtime.memory(Tier::host)}, into, token);
+        folder.emplace(checkpoint::Storage{files, *io, engine.runtime.memory(Tier::host)}, into, token,
+                       ancestors);
       }
       plan = std::make_unique<checkpoint::ShardPlan>(stored, engine.rank, engine.steps_done);
       retention = {options.keep_last, options.keep_every};
@@ -194,6 +196,12 @@ std::string Engine::Impl::Saving::save(const std::string& into, const SaveOption
   start_writing();
   if (options.wait) (void)finish();
   return path;
+}
+
+void Engine::Impl::Saving::goes_on_from(const checkpoint::Manifest& loaded) {
+  ancestors = loaded.lineage.empty() ? std::vector<std::uint64_t>{0} : loaded.lineage;
+  if (token != 0 && ancestors.back() == token) ancestors.pop_back();  // one of its own
+  folder.reset();                                       // the next save is by the new lineage
 }
 
 std::string Engine::Impl::Saving::text() const {

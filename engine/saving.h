@@ -42,6 +42,8 @@ struct Engine::Impl::Saving {
   // --- saving.cpp ---
   void prepare();
   std::string save(const std::string& into, const SaveOptions& options);
+  /// What is saved from here on descends from this checkpoint.
+  void goes_on_from(const checkpoint::Manifest& loaded);
   bool at_rest() const;
   /// At a boundary, once `result` is complete but for what became of a save.
   void look_after(const std::vector<BoundaryRecord>& records, StepResult& result);
@@ -75,10 +77,10 @@ struct Engine::Impl::Saving {
   Impl& engine;
   FileSystem& files;
   std::unique_ptr<BlockIo> io;  ///< made for the first save
-  std::uint64_t token = 0;      ///< tells this run's saves from the debris of others; drawn by rank 0
-  bool has_token = false;
-  AlignedBuffer snapshot;  ///< kept from save to save
-  SnapshotLayout layout;   ///< of the snapshot
+  std::uint64_t token = 0;      ///< the number of this run, drawn by rank 0 for the first save; 0: not yet
+  std::vector<std::uint64_t> ancestors;  ///< lineage of the checkpoint that this run goes on from
+  AlignedBuffer snapshot;                ///< kept from save to save
+  SnapshotLayout layout;                 ///< of the snapshot
   /// Of the nvme tier, by unit: what nobody was told to hand over yet. Empty ones stand for none.
   std::vector<ElementRange> missing;
   std::shared_ptr<TileGiver> giver;  ///< while anything is missing

@@ -75,7 +75,8 @@ struct DirectoryEntry {
   bool is_directory = false;
 };
 struct FileStatus {
-  std::int64_t bytes = 0;  ///< 0 for folders
+  std::int64_t bytes = 0;            ///< 0 for folders
+  std::int64_t allocated_bytes = 0;  ///< that it takes of the free space by now; 0 for folders
   bool is_directory = false;
 };
 struct SpaceInfo {

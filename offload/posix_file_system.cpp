@@ -72,7 +72,8 @@ class PosixFileSystem : public FileSystem {
       throw_io_error({"looking up", path, errno, -1, 0});
     }
     const bool is_directory = S_ISDIR(status.st_mode);
-    return FileStatus{is_directory ? 0 : status.st_size, is_directory};
+    if (is_directory) return FileStatus{0, 0, true};
+    return FileStatus{status.st_size, status.st_blocks * 512, false};
   }
 
   SpaceInfo space(const std::string& path) override {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills training runs while they save, again and again, and proves that nothing is lost and nothing torn is loaded.
 
-usage: kill_test.py PROGRAM [--kills 1000] [--seed N] [--ranks 1,2,3] [--nvme] [--folder DIR] [--limit SECONDS] [--verbose]
+usage: kill_test.py PROGRAM [--kills 1000] [--seed N] [--ranks 1,2,3] [--nvme] [--rivals SHARE] [--folder DIR] [--limit SECONDS] [--verbose]
 
 PROGRAM is build/release/bin/tranche. A tiny model is trained with a save after every step, always by the same command
 line with --resume latest, and SIGKILL ends one rank, or mpirun, at a time drawn over start-up, loading and saving. After each
@@ -12,6 +12,8 @@ Stages are drawn anew at each start; the number of ranks for each folder (anothe
 --nvme keeps optimizer state in a swap file, and in stage 3 the weights too in half of the starts; SIGKILL then waits for
 a save to be under way. In addition each rank that lives must hold one swap file of its own without a name, and none may
 have a name once the next start has loaded: nothing of a dead run can be mistaken for state.
+In a share of the starts (--rivals, 0.3) a second run is started on the same folder, in half of them at the same moment, else while the
+first trains: exactly one of the two must be refused, with status 4 and the other's process named, and the one that goes on must not notice.
 --limit ends early, after the kill under way. Exit status: 0 all well, 1 a check failed (the folder stays), 2 usage.
 """
 import argparse
@@ -35,6 +37,7 @@ RESUMED = re.compile(r"resumed +(\S+): step (\d+),")
 WEIGHTS = re.compile(r"^ +weights +([0-9a-f]{32})$", re.M)
 STATE = re.compile(r"^ +weights and moments +([0-9a-f]{32})$", re.M)
 COMPLETE = re.compile(r"checkpoint \S*step-(\d+) is complete")
+REFUSED = re.compile(r"is in use by (another )?process")
 ENDED = re.compile(r"^trained \d+ steps, to step \d+", re.MULTILINE)
 STARTED = re.compile(r"^step +\d+/|nothing to train|no checkpoint in|weights and moments", re.M)
 
@@ -208,6 +211,44 @@ class Campaign:
             self.fail(f"{self.looks['never proper']} runs ended before each of their ranks was seen to hold one swap file of its own without a name, "
                       f"{self.looks['proper']} were seen so; the last look found {held}; names: {named}")
 
+    def start(self, out):
+        return subprocess.Popen(self.line, stdout=out, stderr=out, start_new_session=True,
+                                env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(START_LIMIT + 60)))
+
+    def rival_text(self):
+        with open(self.out + ".rival", encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def race(self, job, rival):
+        """Of two runs that were started at the same moment, the one that has the folder, with its text in self.out."""
+        begin = time.time()
+        while job.poll() is None and rival.poll() is None:
+            if time.time() - begin > START_LIMIT:
+                self.fail("two runs share a folder:\n" + self.rival_text())
+            time.sleep(0.004)
+        first_ended = job.poll() is not None
+        loser, winner = (job, rival) if first_ended else (rival, job)
+        text = self.text() if first_ended else self.rival_text()
+        # One that has reached the last step may be over before the other looks.
+        if loser.returncode != 0 and not (loser.returncode == 4 and REFUSED.search(text)):
+            self.fail(f"the second of two runs ended with status {loser.returncode}:\n{text}")
+        self.looks["rivals refused"] += loser.returncode == 4
+        if first_ended:
+            os.replace(self.out + ".rival", self.out)
+        return winner
+
+    def refuse_second(self, job, rival):
+        """While `job` trains another must be refused."""
+        try:
+            status = rival.wait(timeout=START_LIMIT)
+        except subprocess.TimeoutExpired:
+            self.fail("a second run was not refused:\n" + self.rival_text())
+        if job.poll() is not None and status == 0:
+            return  # it came when the folder was free
+        if status != 4 or not REFUSED.search(self.rival_text()):
+            self.fail(f"a second run ended with status {status}:\n{self.rival_text()}")
+        self.looks["rivals refused"] += 1
+
     def life(self):
         """Starts, kills, checks. Returns (what was hit, step that was resumed)."""
         stage = self.draw.randrange(4)
@@ -218,10 +259,14 @@ class Campaign:
         early = self.draw.random() < 0.05
         delay = self.draw.uniform(0, 0.6 if early else 0.35)
         whole = self.ranks > 1 and self.draw.random() < 0.25
-        with open(self.out, "wb") as out:
-            job = subprocess.Popen(self.line, stdout=out, stderr=out, start_new_session=True,
-                                   env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(START_LIMIT + 60)))
+        rivalry = self.draw.random() / self.options.rivals if self.options.rivals > 0 else 1
+        jobs = []
+        with open(self.out, "wb") as out, open(self.out + ".rival", "wb") as rival_out:
+            jobs.append(self.start(out))
+            if rivalry < 0.5:
+                jobs.append(self.start(rival_out))
         try:
+            job = jobs[0] if len(jobs) == 1 else self.race(*jobs)
             resumed = None
             begin = time.time()
             while not early and job.poll() is None:
@@ -234,6 +279,10 @@ class Campaign:
                 time.sleep(0.004)
             if self.options.nvme and resumed is not None:
                 self.check_swap(job, name)
+            if 0.5 <= rivalry < 1 and resumed is not None:
+                with open(self.out + ".rival", "wb") as rival_out:
+                    jobs.append(self.start(rival_out))
+                self.refuse_second(job, jobs[-1])
             time.sleep(delay)
             begin = time.time()
             while self.options.nvme and not early and not saving(self.checkpoints) and job.poll() is None:
@@ -256,12 +305,13 @@ class Campaign:
                     self.fail("ranks live on without mpirun")
                 time.sleep(0.02)
         finally:
-            for left in processes(job.pid, name) + [job.pid]:  # a session of its own: only what this has started
-                try:
-                    os.kill(left, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            job.wait()
+            for started in jobs:
+                for left in processes(started.pid, name) + [started.pid]:  # a session of its own: only what this has started
+                    try:
+                        os.kill(left, signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass
+                started.wait()
         text = self.text()
         if resumed is None:
             resumed = self.check(text)
@@ -322,6 +372,7 @@ def run(options):
           "the digests of a run that was never killed")
     for hit, count in hits.most_common():
         print(f"  {count:5d}  {hit}")
+    print(f"  {looks['rivals refused']:5d}  second runs on the same folder, each refused")
     if not options.folder:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
@@ -334,6 +385,7 @@ def main():
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[2, 3, 1])
     parser.add_argument("--nvme", action="store_true")
+    parser.add_argument("--rivals", type=float, default=0.3)
     parser.add_argument("--folder", default="")
     parser.add_argument("--limit", type=float, default=0)
     parser.add_argument("--verbose", action="store_true")

@@ -197,7 +197,12 @@ void add_train_flags(CLI::App& app, Options& options) {
   app.add_option(
       "--resume", options.resume,
       "latest: the newest complete checkpoint in --checkpoint-dir, or from the start while there is "
-      "none; or the path of a checkpoint or a folder of them");
+      "none (one that is damaged is passed over, and named); or the path of a checkpoint or a folder of "
+      "them");
+  app.add_flag(
+      "--resume-strict", options.resume_strict,
+      "with --resume latest: a damaged checkpoint ends the run, with status 4, instead of being passed "
+      "over");
   app.add_option(
       "--resume-weights-only", options.resume_weights_only,
       "start a new run from the weights of a checkpoint; with --resume latest, while there is none");
@@ -222,6 +227,9 @@ void check_checkpoints(const Options& options) {
     if (options.resume == "latest") {
       refuse("--resume latest needs --checkpoint-dir DIR, where it looks; or give --resume a path");
     }
+  }
+  if (options.resume_strict && options.resume != "latest") {
+    refuse("--resume-strict says what --resume latest does with damaged checkpoints; give that too");
   }
   if (!options.resume.empty() && options.resume != "latest" && !options.resume_weights_only.empty()) {
     refuse(fmt::format(

@@ -67,6 +67,7 @@ struct Options {
   std::int64_t keep_last = 0;   ///< with keep_every as SaveOptions have them
   std::int64_t keep_every = 0;
   std::string resume;               ///< "latest", or a path
+  bool resume_strict = false;       ///< a damaged checkpoint is an error, not passed over
   std::string resume_weights_only;  ///< a path
   std::string from;                 ///< evaluate: a path
 

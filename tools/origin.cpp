@@ -39,7 +39,12 @@ void open_at(FileSystem& files, const std::string& path, Origin& origin, std::st
   origin.config = newest.manifest->run.config;
 }
 
-void hold_against(const RunIdentity& present, const std::string& user, Origin& origin) {
+}  // namespace
+
+void hold_against(const RunIdentity& present, const std::string& user, const std::string& folder,
+                  Origin& origin) {
+  origin.folder = folder;
+  origin.changes.clear();
   if (!RunIdentity::wrote(user)) {
     origin.notes.push_back(fmt::format(
         "{} was not written by this program: its tensors are compared, its tokenizer is not known",
@@ -58,14 +63,17 @@ void hold_against(const RunIdentity& present, const std::string& user, Origin& o
   }
 }
 
-}  // namespace
-
 Origin find_origin(FileSystem& files, const Options& options, const RunIdentity& present) {
   Origin origin;
   std::string path = options.resume, user;
   if (options.resume == "latest") {
     path = options.checkpoint_dir;
-    if (checkpoint::list_checkpoints(files, path).empty()) {
+    const std::vector<checkpoint::Listed> found = checkpoint::list_checkpoints(files, path);
+    for (const checkpoint::Listed& listed : found) {
+      if (options.resume_strict && !listed.complete())
+        throw CheckpointError("--resume-strict: " + listed.problem);
+    }
+    if (found.empty()) {
       path.clear();
       origin.notes.push_back(fmt::format("no checkpoint in {} yet: {}", options.checkpoint_dir,
                                          options.resume_weights_only.empty()
@@ -87,7 +95,7 @@ Origin find_origin(FileSystem& files, const Options& options, const RunIdentity&
   }
   if (path.empty()) return origin;
   open_at(files, path, origin, user);
-  hold_against(present, user, origin);
+  hold_against(present, user, origin.folder, origin);
   return origin;
 }
 

@@ -30,4 +30,9 @@ struct Origin {
 /// alone may take a new tokenizer); ConfigurationError for a --checkpoint-dir in use.
 Origin find_origin(FileSystem& files, const Options& options, const RunIdentity& present);
 
+/// Holds the user's JSON of another checkpoint against the run, instead of the one that find_origin() found,
+/// which turned out to be damaged: fills in folder and changes. Throws as find_origin() does.
+void hold_against(const RunIdentity& present, const std::string& user, const std::string& folder,
+                  Origin& origin);
+
 }  // namespace tranche::tools

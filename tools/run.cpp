@@ -43,6 +43,8 @@ int Run::prepare() {
     }
     identity = identity_of(options, settings, data).to_json();
   });
+  // Before anything is read there: what is found stays as it is from now on.
+  if (status == 0 && !options.checkpoint_dir.empty()) status = require_folder();
   if (status == 0) {
     status = launch.agree([this] {
       if (!speaks()) return;
@@ -50,7 +52,6 @@ int Run::prepare() {
     });
   }
   if (status == 0) status = keep_earlier_defaults();
-  if (status == 0 && !options.checkpoint_dir.empty()) status = require_folder();
   if (status == 0) begins_from_checkpoint = launch.of_first(origin.folder.empty() ? 0 : 1) != 0;
   if (status == 0) takes_weights_only = launch.of_first(origin.weights_only ? 1 : 0) != 0;
   return status;
@@ -87,7 +88,16 @@ int Run::require_folder() {
     status = launch.agree([&] { require_probe(folder, "--checkpoint-dir", token, launch.rank()); });
   }
   if (speaks()) remove_probe(folder, token);
-  return status;
+  if (status != 0) return status;
+  return launch.agree([&] {
+    if (!speaks()) return;
+    checkpoint::LeaseOptions lease_options;
+    lease_options.say = [this](const std::string& line) {
+      row("note", line);
+      output.out.flush();
+    };
+    lease.emplace(checkpoint::RunLease::take(folder, lease_options));
+  });
 }
 
 void Run::row(std::string_view name, std::string_view value) const {
@@ -138,9 +148,14 @@ void Run::show_start() {
 }
 
 void Run::take_over() {
-  const LoadResult loaded = engine->load(origin.folder, {.weights_only = takes_weights_only});
+  const bool latest = options.resume == "latest" && !takes_weights_only;
+  const LoadResult loaded = engine->load(
+      latest ? options.checkpoint_dir : origin.folder,
+      {.weights_only = takes_weights_only, .pass_over_damaged = latest && !options.resume_strict});
   const kernels::Digest weights = engine->weights_digest(), state = engine->state_digest();
   if (!speaks()) return;
+  if (loaded.folder != origin.folder)
+    hold_against(identity_of(options, settings, data), loaded.user, loaded.folder, origin);
   std::vector<std::string> changes = origin.changes;
   if (!origin.weights_only) {
     const auto more = configuration_changes(loaded.config, engine->config().to_json());
@@ -157,7 +172,10 @@ void Run::take_over() {
   row("weights", format_digest(weights));
   if (!origin.weights_only) row("weights and moments", format_digest(state));
   for (const std::string& change : changes) row("changed", change);
-  for (const std::string& note : loaded.notes) row("note", note);
+  for (const std::string& note : loaded.notes) {
+    const bool said = std::find(origin.notes.begin(), origin.notes.end(), note) != origin.notes.end();
+    if (!said) row("note", note);
+  }
   output.out.flush();
 }
 

@@ -3,9 +3,11 @@
 
 #include <iosfwd>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "tranche/checkpoint/run_lease.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/memory_profile.h"
 #include "tranche/models/gpt.h"
@@ -31,6 +33,7 @@ struct Run {
   Launch launch;
   Settings settings;
   Data data;
+  std::optional<checkpoint::RunLease> lease;  ///< of --checkpoint-dir, on rank 0
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<MemoryProfile> profile;  ///< with --memory-profile
   Buffer taken_away;                       ///< by --debug-out-of-memory
@@ -66,7 +69,8 @@ struct Run {
   /// Collective. Where a run goes on whose configuration leaves out what earlier versions had another default
   /// for, it keeps what it was saved with.
   int keep_earlier_defaults();
-  /// Collective. Whether checkpoints can be written where they are to go, by all ranks to one folder.
+  /// Collective. Whether checkpoints can be written where they are to go, by all ranks to one folder, and by
+  /// no other run.
   int require_folder();
   /// What to say below an error: of OutOfMemory, the configuration that would have fitted the budget.
   std::string advice_on(const std::exception_ptr& error, int ranks_per_node) const;

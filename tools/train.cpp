@@ -73,6 +73,7 @@ class Training {
         if (run_.speaks()) run_.report.add_step_digest(weights, state);
       }
       last_ = result;
+      if (run_.lease && run_.lease->lost()) run_.lease->require_held();  // which says who has it
       keeper_.after_step(result);
       if (result.stop_requested) break;
       enough = time_is_up(clock.seconds(), step);

@@ -98,6 +98,7 @@ Manifest sample_manifest(int world) {
   manifest.hdf5 = "1.10.8";
   manifest.sequence = 3;
   manifest.created = 1'700'000'000;
+  manifest.lineage = {0xfedcba9876543210u, 1};
   manifest.stage = 3;
   manifest.numerics = "cpu avx2";
   manifest.reduction_group = 4;

@@ -254,7 +254,8 @@ TEST_F(OffloadSaving, AFailedWriteIsToldOnceAndTrainingGoesOn) {
           &files);
       std::vector<std::string> names;
       for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
-      EXPECT_THAT(names, ::testing::UnorderedElementsAre("step-00000001", "step-00000004", "latest"));
+      EXPECT_THAT(names,
+                  ::testing::UnorderedElementsAre("step-00000001", "step-00000004", "latest", "run.lock"));
       EXPECT_EQ(stored(run, folder + "/step-00000001"), expected[1]);
       EXPECT_EQ(stored(run, folder + "/step-00000004"), expected[4]);
     }
@@ -327,7 +328,7 @@ TEST_F(OffloadSaving, TheSnapshotHoldsWhatLivesInMemoryAndThePlanSaysSo) {
         [&](Engine& engine, Runtime& runtime) {
           const std::int64_t before = host(runtime).current.total();
           for (int save = 0; save < 3; ++save) {
-            engine.save(path());
+            engine.save(path(std::to_string(ratio)));
             if (save > 0) (void)one_step(engine, runtime);
             (void)engine.finish_saving();
             EXPECT_EQ(host(runtime).current.total(), before);

@@ -112,9 +112,83 @@ TEST_F(Saving, TheNewestOfAFolderIsTakenAndOldOnesGo) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(path()))
     names.push_back(entry.path().filename());
-  EXPECT_THAT(names, ::testing::UnorderedElementsAre("step-00000003", "step-00000004", "latest"));
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("step-00000003", "step-00000004", "latest", "run.lock"));
   EXPECT_EQ(train(run, path(), 4, {}).loaded.step, 4);
   EXPECT_EQ(train(run, path("step-00000003"), 3, {}).loaded.step, 3);
+}
+
+/// A rotten byte, which only reading finds.
+void damage(const std::string& file_path) {
+  std::fstream file(file_path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(0, std::ios::end);
+  const auto middle = static_cast<std::int64_t>(file.tellg()) / 2;
+  file.seekg(middle);
+  const char byte = static_cast<char>(file.get());
+  file.seekp(middle);
+  file.put(static_cast<char>(byte ^ 0x40));
+}
+
+TEST_F(Saving, ADamagedNewestOneIsPassedOverWhenAskedTo) {
+  const OddRun run = setup(2, 1, DataType::float32);
+  (void)train(run, {}, 2, path());
+  const Outcome third = train(run, path(), 3, path());
+  (void)train(run, path(), 5, path());
+  damage(path("step-00000005/shard-00001-of-00002.h5"));
+  on_ranks(run, [&](Engine& engine, Runtime&) {
+    const LoadResult loaded = engine.load(path(), {.pass_over_damaged = true});
+    EXPECT_EQ(loaded.folder, path("step-00000003"));
+    EXPECT_EQ(engine.steps(), 3);
+    EXPECT_EQ(engine.weights_digest(), third.weights);
+    EXPECT_THAT(loaded.notes,
+                ::testing::Contains(AllOf(HasSubstr("passed over: "), HasSubstr("step-00000005"),
+                                          HasSubstr("shard-00001-of-00002.h5"))));
+    // One that is named is wanted, and no other.
+    EXPECT_THAT(
+        message_of<CheckpointError>([&] { engine.load(path("step-00000005"), {.pass_over_damaged = true}); }),
+        HasSubstr("shard-00001-of-00002.h5"));
+  });
+}
+
+TEST_F(Saving, ARunRemovesAndReplacesOnlyWhatItAndItsAncestorsWrote) {
+  const OddRun run = setup(2, 1, DataType::float32);
+  (void)train(run, {}, 1, path());      // a first run...
+  (void)train(run, path(), 2, path());  // ...and one that goes on from it
+  const auto step_to = [](Engine& engine, Runtime& runtime, int last) {
+    while (engine.steps() < last) {
+      odd_micro_batch(engine, engine.samples() + runtime.rank() * 12, 12);
+      (void)engine.step();
+    }
+  };
+  const auto checkpoints = [&] {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path())) {
+      if (entry.is_directory()) names.push_back(entry.path().filename());
+    }
+    return names;
+  };
+  using ::testing::UnorderedElementsAre;
+  const SaveOptions one{.keep_last = 1, .wait = true};
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {  // a run that has nothing to do with them
+    step_to(engine, runtime, 2);
+    EXPECT_THAT(message_of<CheckpointError>([&] { engine.save(path(), one); }),
+                HasSubstr("step-00000002 is of another run, from which this one does not go on"));
+    step_to(engine, runtime, 3);
+    engine.save(path(), one);
+  });
+  EXPECT_THAT(checkpoints(), UnorderedElementsAre("step-00000001", "step-00000002", "step-00000003"));
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    (void)engine.load(path("step-00000002"));
+    step_to(engine, runtime, 4);
+    engine.save(path(), one);
+  });
+  EXPECT_THAT(checkpoints(), UnorderedElementsAre("step-00000003", "step-00000004"));
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {  // which only takes weights
+    (void)engine.load(path("step-00000004"), {.weights_only = true});
+    step_to(engine, runtime, 1);
+    engine.save(path(), one);
+  });
+  EXPECT_THAT(checkpoints(), UnorderedElementsAre("step-00000001", "step-00000003", "step-00000004"))
+      << "weights alone begin a new run";
 }
 
 TEST_F(Saving, WeightsAloneStartAnew) {
@@ -207,18 +281,13 @@ TEST_F(Saving, WhatDoesNotFitIsRefusedOnAllRanksAndChangesNothing) {
   EXPECT_THAT(refusal(momentum, path()), HasSubstr("optimizer SGD needs momentum_buffer of tensor tied.a"));
   EXPECT_THAT(refusal(run, path("nowhere")), HasSubstr("nowhere"));
   // One flipped byte of what rank 1 reads.
-  const std::string shard = path("step-00000001/shard-00001-of-00002.h5");
-  std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekg(0, std::ios::end);
-  const auto middle = static_cast<std::int64_t>(file.tellg()) / 2;
-  file.seekg(middle);
-  const char byte = static_cast<char>(file.get());
-  file.seekp(middle);
-  file.put(static_cast<char>(byte ^ 0x40));
-  file.close();
+  damage(path("step-00000001/shard-00001-of-00002.h5"));
   on_ranks(run, [&](Engine& engine, Runtime&) {
     EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(path()); }),
                 HasSubstr("shard-00001-of-00002.h5"));
+    EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(path(), {.pass_over_damaged = true}); }),
+                AllOf(HasSubstr("there is no complete checkpoint in"), HasSubstr("passed over: "),
+                      HasSubstr("shard-00001-of-00002.h5")));
     // Part of the weights may be new: nobody trains on that or saves it by mistake.
     EXPECT_THAT(message_of<LogicError>([&] { engine.begin_micro_batch(); }), HasSubstr("failed half-way"));
     EXPECT_THAT(message_of<LogicError>([&] { engine.save(path("half")); }), HasSubstr("failed half-way"));

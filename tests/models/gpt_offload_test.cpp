@@ -192,11 +192,7 @@ int computed_while_copying(bool overlap) {
 }
 
 TEST(GptOffloadOverlap, BlocksAreComputedWhileTheInputOfTheNextTravels) {
-  // Once seen is enough: on a busy machine the copying thread may wake up when a small block is computed
-  // already.
-  int seen = 0;
-  for (int attempt = 0; attempt < 20 && seen == 0; ++attempt) seen = computed_while_copying(true);
-  EXPECT_GT(seen, 0);
+  EXPECT_GT(computed_while_copying(true), 0);
   EXPECT_EQ(computed_while_copying(false), 0) << "the test can fail";
 }
 

@@ -2,12 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "tranche/checkpoint/run_lease.h"
 #include "tranche/tests/tools/program_fixture.h"
 
 namespace tranche::tools {
@@ -71,7 +74,7 @@ TEST_F(ProgramCheckpoints, AResumedRunHasTheBitsOfOneThatNeverStopped) {
   EXPECT_EQ(first["checkpoints"][0]["step"], 2);
   EXPECT_EQ(first["checkpoints"][1]["path"], folder() + "/step-00000003");
   EXPECT_GE(first["checkpoints"][1]["seconds"], first["checkpoints"][1]["pause_seconds"]);
-  EXPECT_THAT(names(), UnorderedElementsAre("latest", "step-00000002", "step-00000003"));
+  EXPECT_THAT(names(), UnorderedElementsAre("latest", "run.lock", "step-00000002", "step-00000003"));
   EXPECT_FALSE(first.contains("resumed"));
 
   const json rest = report(with({"--steps", "5", "--checkpoint-dir", folder(), "--resume", "latest"}), &out);
@@ -209,7 +212,8 @@ TEST_F(ProgramCheckpoints, OfTheNumericsThatChangedTheNoteHasOnlyWhatDiffers) {
 TEST_F(ProgramCheckpoints, RetentionKeepsTheLastAndTheMultiples) {
   report({"--checkpoint-dir", folder(), "--steps", "7", "--save-every", "1", "--keep-last", "2",
           "--keep-every", "3"});
-  EXPECT_THAT(names(), UnorderedElementsAre("latest", "step-00000003", "step-00000006", "step-00000007"));
+  EXPECT_THAT(names(),
+              UnorderedElementsAre("latest", "run.lock", "step-00000003", "step-00000006", "step-00000007"));
 }
 
 TEST_F(ProgramCheckpoints, WeightsAloneStartANewRun) {
@@ -283,6 +287,56 @@ TEST_F(ProgramCheckpoints, AFolderInUseIsRefusedUnlessTheRunGoesOnInIt) {
   const json back =
       report({"--checkpoint-dir", folder(), "--resume", folder() + "/step-00000003/", "--steps", "4"});
   EXPECT_EQ(back["resumed"]["step"], 3);
+}
+
+TEST_F(ProgramCheckpoints, AFolderThatAnotherProcessHoldsIsRefusedUntilThatHasDied) {
+  std::filesystem::create_directories(folder());
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto lease = checkpoint::RunLease::take(folder());
+    if (::write(ready[1], "x", 1) == 1) ::pause();
+    ::_exit(0);
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  for (const std::vector<std::string>& more : {std::vector<std::string>{}, {"--resume", "latest"}}) {
+    std::vector<std::string> flags{"--checkpoint-dir", folder()};
+    flags.insert(flags.end(), more.begin(), more.end());
+    refused(4, flags, {folder() + " is in use by process " + std::to_string(child)});
+  }
+  EXPECT_THAT(names(), ElementsAre("run.lock"));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  report({"--checkpoint-dir", folder()});
+  EXPECT_THAT(read_file(folder() + "/run.lock"), IsEmpty()) << "given back at the end";
+  ::close(ready[0]);
+  ::close(ready[1]);
+}
+
+TEST_F(ProgramCheckpoints, ADamagedNewestOneIsPassedOverUnlessToldOtherwise) {
+  report({"--checkpoint-dir", folder(), "--save-every", "2", "--steps", "4"});
+  {
+    const std::string shard = folder() + "/step-00000004/shard-00000-of-00001.h5";
+    std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(shard) / 2));
+    file.put('\x5a');
+    file.put('\xa5');
+  }
+  const std::vector<std::string> line{"--checkpoint-dir", folder(), "--resume", "latest", "--steps", "5"};
+  std::vector<std::string> strict = line;
+  strict.push_back("--resume-strict");
+  refused(4, strict, {"step-00000004/shard-00000-of-00001.h5"});
+  std::string out;
+  const json resumed = report(line, &out);
+  EXPECT_EQ(resumed["resumed"]["step"], 2);
+  EXPECT_THAT(out, AllOf(HasSubstr("passed over: "), HasSubstr("step-00000004/shard-00000-of-00001.h5"),
+                         HasSubstr("resumed                " + folder() + "/step-00000002")));
+  // One whose manifest is gone is seen before anything is read.
+  std::filesystem::remove(folder() + "/step-00000005/manifest.json");
+  refused(4, strict, {"--resume-strict: no complete checkpoint in " + folder() + "/step-00000005"});
+  refused(2, {"--resume-strict"}, {"--resume-strict says what --resume latest does"});
 }
 
 TEST_F(ProgramCheckpoints, AFolderThatCannotBeWrittenIsRefusedBeforeTraining) {

@@ -1,0 +1,267 @@
+#include "tranche/checkpoint/run_lease.h"
+
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <ctime>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "tranche/core/error.h"
+#include "tranche/core/process.h"
+#include "tranche/core/thread.h"
+#include "tranche/offload/file_system.h"
+
+namespace tranche::checkpoint {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+/// Every record has so many bytes, so that one write replaces another.
+constexpr std::size_t record_bytes = 512;
+
+struct Record {
+  ProcessIdentity owner;
+  std::string token;
+  std::int64_t since = 0;  ///< seconds since 1970, for people
+  std::int64_t beat = 0;
+};
+
+std::string text_of(const Record& record) {
+  std::string text = json{
+      {"host", record.owner.host},
+      {"kernel", record.owner.kernel},
+      {"process", record.owner.process},
+      {"started", record.owner.started},
+      {"token", record.token},
+      {"since", record.since},
+      {"beat",
+       record.beat}}.dump(-1, ' ', false, json::error_handler_t::replace);
+  text.resize(record_bytes - 1, ' ');
+  return text + "\n";
+}
+
+/// Nobody's, known to be no running process, when the text is none of ours.
+Record record_of(const std::string& text) {
+  Record record{{"an unknown host", "", 0, 0}, "", 0, 0};
+  const json fields = json::parse(text, nullptr, false);
+  try {
+    record.owner = {fields.at("host"), fields.at("kernel"), fields.at("process"), fields.at("started")};
+    record.token = fields.at("token");
+    record.since = fields.at("since");
+    record.beat = fields.at("beat");
+  } catch (const json::exception&) {
+  }
+  return record;
+}
+
+std::string describe(const Record& record) {
+  if (record.owner.process == 0) return "another process";
+  std::string text = fmt::format("process {} on host {}", record.owner.process, record.owner.host);
+  const auto since = static_cast<std::time_t>(record.since);
+  std::tm utc{};
+  if (record.since > 0 && ::gmtime_r(&since, &utc) != nullptr) {
+    text += fmt::format(", since {:%Y-%m-%d %H:%M:%S} UTC", utc);
+  }
+  return text;
+}
+
+std::string draw_token() {
+  std::random_device draw;
+  return fmt::format("{:08x}{:08x}", draw(), draw());
+}
+
+/// The open file, closed by destruction.
+class LeaseFile {
+ public:
+  LeaseFile() = default;
+  LeaseFile(const std::string& path, int flags)
+      : descriptor_(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666)) {
+    struct stat status {};
+    if (descriptor_ < 0) {
+      error_ = errno;
+    } else if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+      error_ = EINVAL;
+      close();
+    }
+  }
+  LeaseFile(LeaseFile&& other) noexcept { *this = std::move(other); }
+  LeaseFile& operator=(LeaseFile&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    std::swap(error_, other.error_);
+    return *this;
+  }
+  ~LeaseFile() { close(); }
+
+  explicit operator bool() const { return descriptor_ >= 0; }
+  int error() const { return error_; }
+  /// 0, or why not: EWOULDBLOCK when another has it.
+  int lock() { return ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno; }
+  std::string read() const {
+    std::array<char, record_bytes> bytes{};
+    const auto count = ::pread(descriptor_, bytes.data(), bytes.size(), 0);
+    return count > 0 ? std::string(bytes.data(), static_cast<std::size_t>(count)) : std::string();
+  }
+  /// False with errno set.
+  bool write(const std::string& text) {
+    const auto count = ::pwrite(descriptor_, text.data(), text.size(), 0);
+    if (count >= 0 && count < static_cast<std::int64_t>(text.size())) errno = ENOSPC;
+    return count == static_cast<std::int64_t>(text.size()) && ::fdatasync(descriptor_) == 0;
+  }
+  void clear() {
+    if (::ftruncate(descriptor_, 0) != 0) return;  // the process ends, and with it what it held
+  }
+
+ private:
+  void close() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    descriptor_ = -1;
+  }
+  int descriptor_ = -1;
+  int error_ = 0;
+};
+
+}  // namespace
+
+struct RunLease::Impl {
+  Impl(std::string in, LeaseOptions with)
+      : folder(std::move(in)), path(join_path(folder, std::string(lease_name))), options(std::move(with)) {}
+  ~Impl() {
+    {
+      const std::lock_guard guard(mutex);
+      ending = true;
+    }
+    end.notify_all();
+    if (heart.joinable()) heart.join();
+    if (file && record_of(file.read()).token == token) file.clear();
+  }
+
+  /// The whole text now, by a new descriptor: network file systems then ask their server.
+  std::string look() const {
+    const LeaseFile opened(path, O_RDONLY);
+    return opened ? opened.read() : std::string();
+  }
+  [[noreturn]] void refuse(const Record& holder) const {
+    throw CheckpointError(fmt::format(
+        "{} is in use by {}: two runs cannot share a folder of checkpoints; give this one its own, or "
+        "end the other",
+        folder, describe(holder)));
+  }
+  [[noreturn]] void fail(int error) const {
+    throw CheckpointError(fmt::format("{} cannot be written: {}", path, std::strerror(error)));
+  }
+  void take();
+  void await_death(const Record& holder, std::string text) const;
+  void beat();
+
+  const std::string folder, path;
+  const LeaseOptions options;
+  std::mutex mutex;  ///< of what follows
+  std::condition_variable end;
+  bool ending = false;
+  LeaseFile file;  ///< locked where the file system can; none: another object of this process holds it
+  std::string token;
+  std::atomic<bool> lost = false;
+  std::thread heart;  ///< runs while `file` is open
+};
+
+void RunLease::Impl::await_death(const Record& holder, std::string text) const {
+  if (options.say) {
+    options.say(fmt::format("{} is held by {}: waiting up to {:.0f} s for a sign of life", folder,
+                            describe(holder), options.stale_seconds));
+  }
+  const auto begin = Clock::now();
+  while (std::chrono::duration<double>(Clock::now() - begin).count() < options.stale_seconds) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(options.beat_seconds / 10));
+    std::string now = look();
+    if (now.empty()) return;  // given back
+    if (now != text) refuse(record_of(now));
+  }
+}
+
+void RunLease::Impl::take() {
+  LeaseFile opened(path, O_RDWR | O_CREAT);
+  if (!opened) fail(opened.error());
+  const int refused = opened.lock();
+  const std::string text = opened.read();
+  const Record holder = record_of(text);
+  const ProcessIdentity self = this_process();
+  if (refused == EWOULDBLOCK && holder.owner == self) {
+    token = holder.token;
+    return;
+  }
+  if (refused == EWOULDBLOCK) refuse(holder);
+  if (!text.empty()) {
+    if (!holder.owner.same_kernel(self)) {
+      await_death(holder, text);
+    } else if (refused != 0 && holder.owner == self) {  // no locks here
+      token = holder.token;
+      return;
+    } else if (refused != 0 && is_running(holder.owner)) {
+      refuse(holder);
+    }
+  }
+  token = draw_token();
+  const Record own{self, token, static_cast<std::int64_t>(std::time(nullptr)), 0};
+  if (!opened.write(text_of(own))) fail(errno);
+  file = std::move(opened);
+  if (!heart.joinable()) heart = start_quiet_thread([this] { beat(); });
+}
+
+void RunLease::Impl::beat() {
+  std::unique_lock guard(mutex);
+  const auto pause = std::chrono::duration<double>(options.beat_seconds);
+  while (!end.wait_for(guard, pause, [this] { return ending; })) {
+    Record record = record_of(look());
+    if (record.token.empty()) continue;  // removed or torn: require_held() takes it again
+    if (record.token != token) {
+      lost = true;
+      continue;
+    }
+    ++record.beat;
+    (void)file.write(text_of(record));  // one that fails is not the last
+  }
+}
+
+RunLease::RunLease(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+RunLease::RunLease(RunLease&&) noexcept = default;
+RunLease::~RunLease() = default;
+
+RunLease RunLease::take(const std::string& folder, const LeaseOptions& options) {
+  auto impl = std::make_unique<Impl>(folder, options);
+  const std::lock_guard guard(impl->mutex);
+  impl->take();
+  return RunLease(std::move(impl));
+}
+
+bool RunLease::lost() const noexcept {
+  return impl_->lost;
+}
+
+void RunLease::require_held() {
+  const std::lock_guard guard(impl_->mutex);
+  const std::string text = impl_->look();
+  const Record record = record_of(text);
+  if (record.token == impl_->token) return;
+  if (text.empty()) return impl_->take();
+  throw CheckpointError(fmt::format(
+      "{} was taken over by {}, to which this run looked dead: it saves no more there, and what it has "
+      "saved stays",
+      impl_->folder, describe(record)));
+}
+
+}  // namespace tranche::checkpoint
