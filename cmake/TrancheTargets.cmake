@@ -17,8 +17,9 @@ function(tranche_library folder)
     set_target_properties(${target} PROPERTIES TRANCHE_POINTER_CHECKS ON)
   endif()
   # Few loops over elements here, and much that is slow to compile. ThreadSanitizer's tests would lose more than that.
-  if((TRANCHE_SANITIZE AND folder MATCHES "^(engine|tools)$") OR
-     (TRANCHE_SANITIZE MATCHES "address" AND folder MATCHES "^(checkpoint|models|offload|optim|partition)$"))
+  if(NOT TRANCHE_SANITIZE MATCHES "fuzzer" AND
+     ((TRANCHE_SANITIZE AND folder MATCHES "^(engine|tools)$") OR
+      (TRANCHE_SANITIZE MATCHES "address" AND folder MATCHES "^(checkpoint|models|offload|optim|partition)$")))
     target_compile_options(${target} PRIVATE -O0)
   endif()
   foreach(dependency ${arg_DEPENDS})

@@ -1,0 +1,64 @@
+#pragma once
+/// Readers of bytes that others wrote, as fuzzers call them. README.md says how to add one.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tranche/core/error.h"
+
+namespace tranche::fuzz {
+
+/// A reader under attack. Its program is fuzz_NAME.
+struct Target {
+  std::string_view name;
+  /// Gives `input` to the reader and uses what it returns. Throws what the reader throws, and
+  /// std::logic_error (see require()) where two of its answers contradict each other.
+  void (*read)(std::string_view input);
+  /// Inputs to start from, made by the library's own writers where it has them. The first is accepted.
+  std::vector<std::string> (*seeds)();
+  /// Exit statuses of the errors with which the reader may refuse an input.
+  std::vector<ExitStatus> refusals;
+};
+
+Target bpe_target();
+Target merges_target();
+Target config_target();
+Target set_target();
+Target folder_target();
+Target gpt_config_target();
+Target hugging_face_target();
+Target index_target();
+Target machine_target();
+Target manifest_target();
+Target network_target();
+Target planted_target();
+Target safetensors_target();
+Target tokens_target();
+Target units_target();
+
+/// All of the above, by name.
+std::vector<Target> all_targets();
+/// The target of a program's path ("build/fuzz_manifest"). Throws ConfigurationError listing the names.
+Target target_of(std::string_view program);
+
+/// Calls the reader. Returns true when it accepted the input and false when it refused it with one of
+/// `refusals`. Every other exception is a finding: it is written to standard error and the process aborts.
+bool accepts(const Target& target, std::string_view input);
+
+/// Words for mutations: the quoted strings of the seeds, and values that JSON readers stumble over.
+std::vector<std::string> dictionary(const Target& target);
+/// Writes the seeds into a folder, which is made, and the dictionary beside it as FOLDER.dict, both as
+/// libFuzzer reads them.
+void write_corpus(const Target& target, const std::string& folder);
+
+/// Separates the parts of inputs that stand for several files: it is in no JSON text.
+inline constexpr char separator = '\x1e';
+/// The first `count` parts of an input; missing ones are empty, and the last has all that is left.
+std::vector<std::string_view> split(std::string_view input, std::size_t count);
+/// The reverse.
+std::string join(const std::vector<std::string>& parts);
+/// Throws std::logic_error unless `holds`.
+void require(bool holds, const char* what);
+
+}  // namespace tranche::fuzz

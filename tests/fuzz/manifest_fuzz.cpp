@@ -1,0 +1,91 @@
+// A checkpoint's manifest behind its digest, and all that the program does with one before it asks for
+// values.
+
+#include <algorithm>
+#include <memory>
+
+#include "tranche/checkpoint/folder.h"
+#include "tranche/checkpoint/reader.h"
+#include "tranche/device/memory_resources.h"
+#include "tranche/engine/config.h"
+#include "tranche/tests/fuzz/fuzz_target.h"
+#include "tranche/tests/fuzz/zero_checkpoint.h"
+#include "tranche/tools/checkpoint_command.h"
+#include "tranche/tools/checkpoint_source.h"
+#include "tranche/tools/config_changes.h"
+
+namespace tranche::fuzz {
+
+namespace {
+
+using namespace checkpoint;
+
+/// Of what is read: a sample of everything, so that an execution is short.
+constexpr std::int64_t most_elements = 64, most_verified_bytes = 1 << 20;
+constexpr std::size_t most_tensors = 16;
+
+/// A reader's staging memory, kept from one to the next: taking 32 MiB anew would cost more than all else.
+class KeptMemory : public MemoryResource {
+ public:
+  Tier tier() const override { return Tier::host; }
+  void* allocate(const AllocationRequest& request) override {
+    if (request.bytes > bytes_) kept_ = Buffer(*upstream_, bytes_ = request.bytes, request.category, "kept");
+    return kept_.data();
+  }
+  void deallocate(void*, const AllocationRequest&) noexcept override {}
+
+ private:
+  std::unique_ptr<MemoryResource> upstream_ = make_host_resource(Tier::host);
+  Buffer kept_;
+  std::int64_t bytes_ = 0;
+};
+
+void read_values(Reader& reader) {
+  std::vector<float> values(most_elements);
+  for (std::size_t t = 0; t < std::min(reader.tensors().size(), most_tensors); ++t) {
+    const StoredTensor& tensor = reader.tensors()[t];
+    const std::int64_t elements = tensor.shape.elements(), part = std::min(elements, most_elements);
+    for (const std::string& kind : reader.kinds(tensor)) {
+      (void)reader.dtype(tensor, kind);
+      reader.read_tensor(tensor.name, kind, {0, part}, DataType::float32, values.data());
+      reader.read_tensor(tensor.name, kind, {elements - part, elements}, DataType::float32, values.data());
+      require(values[0] == 0, "a value of a checkpoint of zeros is not zero");
+    }
+  }
+  std::vector<std::byte> bytes(static_cast<std::size_t>(most_elements) * 8);
+  for (const ArrayRecord& array : reader.layout().arrays) {
+    (void)reader.array(array.name);
+    const std::int64_t part = std::min(array.shape(0).elements(), most_elements);
+    reader.read_array(array, 0, {0, part}, bytes.data());
+  }
+}
+
+void read_manifest(std::string_view input) {
+  const Manifest manifest = manifest_from_text(with_digest(input), "manifest.json");
+  require(manifest_from_text(to_text(manifest), "again") == manifest,
+          "a manifest changes when it is written");
+  (void)tools::format_time(manifest.created);
+  (void)earlier_defaults(Config{}, manifest.run.config);
+  (void)tools::configuration_changes(manifest.run.config, "{}");
+  MemoryFiles files;
+  for (auto& [name, content] : zero_checkpoint(manifest)) files.add("ck/" + name, std::move(content));
+  static const auto io = make_block_io({BlockIoEngine::threads, std::int64_t{1} << 20, 1, {}});
+  static KeptMemory memory;
+  Reader reader({files, *io, memory}, "ck");
+  read_values(reader);
+  if (manifest.bytes() <= most_verified_bytes) (void)reader.verify();
+  const tools::RunIdentity identity = tools::identity_of(manifest, "ck", "");
+  tools::require_tensors(identity.model, "its own 'user'", reader);
+}
+
+std::vector<std::string> manifest_seeds() {
+  return {without_digest(to_text(sample_manifest(1))), without_digest(to_text(sample_manifest(3)))};
+}
+
+}  // namespace
+
+Target manifest_target() {
+  return {"manifest", read_manifest, manifest_seeds, {ExitStatus::checkpoint}};
+}
+
+}  // namespace tranche::fuzz

@@ -1,0 +1,42 @@
+#pragma once
+/// Files that are nowhere: texts within any number of zeros. For readers that take a FileSystem.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tranche/offload/file_system.h"
+
+namespace tranche::fuzz {
+
+/// Read-only. Folders are there by the names of what is in them.
+class MemoryFiles : public FileSystem {
+ public:
+  /// Zeros, with texts at their offsets.
+  struct Content {
+    std::int64_t bytes = 0;
+    std::vector<std::pair<std::int64_t, std::string>> texts = {};
+  };
+
+  void add(const std::string& path, Content content) { contents_[path] = std::move(content); }
+  void add(const std::string& path, std::string_view text) {
+    add(path, {static_cast<std::int64_t>(text.size()), {{0, std::string(text)}}});
+  }
+
+  std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override;
+  std::vector<DirectoryEntry> list(const std::string& path) override;
+  std::optional<FileStatus> status(const std::string& path) override;
+  void rename(const std::string& from, const std::string& to) override;
+  void remove(const std::string& path) override;
+  bool create_directory(const std::string& path) override;
+  SpaceInfo space(const std::string& path) override;
+  void sync_directory(const std::string& path) override;
+
+ private:
+  std::map<std::string, Content> contents_;
+};
+
+}  // namespace tranche::fuzz

@@ -1,0 +1,66 @@
+// Files of tokens in each of their formats.
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include "tranche/tests/fuzz/fuzz_target.h"
+#include "tranche/tools/token_file.h"
+
+namespace tranche::fuzz {
+
+namespace {
+
+using tools::DataFormat;
+using tools::TokenFile;
+
+constexpr std::array formats{DataFormat::automatic, DataFormat::text, DataFormat::llmc, DataFormat::nanogpt};
+
+/// A file without a name that goes away with this.
+class NamelessFile {
+ public:
+  explicit NamelessFile(std::string_view text) : file_(::memfd_create("tokens", MFD_CLOEXEC)) {
+    require(file_ >= 0 && ::write(file_, text.data(), text.size()) == static_cast<ssize_t>(text.size()),
+            "a file in memory cannot be written");
+  }
+  ~NamelessFile() { ::close(file_); }
+  NamelessFile(const NamelessFile&) = delete;
+  NamelessFile& operator=(const NamelessFile&) = delete;
+  std::string path() const { return "/proc/self/fd/" + std::to_string(file_); }
+
+ private:
+  int file_;
+};
+
+/// The first byte chooses the format and the vocabulary.
+void read_tokens(std::string_view input) {
+  const auto choice = static_cast<unsigned char>(input.empty() ? 0 : input.front());
+  const NamelessFile file(input.substr(input.empty() ? 0 : 1));
+  const TokenFile tokens(file.path(), formats[choice % formats.size()]);
+  require(tokens.size() > 0, "a file of tokens has none");
+  const std::int64_t vocabulary = (choice & 4) != 0 ? 256 : 50257;
+  std::vector<std::int32_t> into(static_cast<std::size_t>(std::min<std::int64_t>(tokens.size(), 1000)));
+  (void)tokens[tokens.size() - 1];
+  if (tokens.format() == DataFormat::text) (void)tokens.bytes()[static_cast<std::size_t>(tokens.size()) - 1];
+  tokens.require_within(vocabulary);
+  tokens.read(tokens.size() - static_cast<std::int64_t>(into.size()), into, vocabulary);
+}
+
+std::vector<std::string> tokens_seeds() {
+  const std::array<std::uint16_t, 5> numbers{1, 2, 255, 7, 50256};
+  const std::string words(reinterpret_cast<const char*>(numbers.data()), sizeof numbers);
+  std::array<std::int32_t, 256> header{20240520, 1, 5};
+  const std::string llmc = std::string(reinterpret_cast<const char*>(header.data()), sizeof header) + words;
+  return {std::string(1, '\0') + llmc, '\1' + std::string("a text of some words"), '\2' + llmc, '\3' + words};
+}
+
+}  // namespace
+
+Target tokens_target() {
+  return {"tokens", read_tokens, tokens_seeds, {ExitStatus::configuration}};
+}
+
+}  // namespace tranche::fuzz
