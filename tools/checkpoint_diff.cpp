@@ -70,7 +70,7 @@ int checkpoint_diff(const CheckpointOptions& options, const Output& output) {
                                {"equal", comparison.equal()},
                                {"compared", comparison.compared},
                                {"differences", differences}};
-    output.out << json.dump(2) << "\n";
+    output.out << json.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
   } else {
     output.out << "first:  " << title(first) << "\nsecond: " << title(second) << "\n";
     for (const TensorDifference& difference : comparison.differences) {

@@ -96,7 +96,7 @@ int checkpoint_list(const CheckpointOptions& options, const Output& output) {
                                {"latest_problem", name_or_null(latest.problem)},
                                {"unfinished", unfinished},
                                {"checkpoints", list}};
-    output.out << json.dump(2) << "\n";
+    output.out << json.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
     return 0;
   }
   if (found.empty()) {

@@ -94,6 +94,13 @@ TEST_F(CheckpointCommand, ListOfNothing) {
   EXPECT_THAT(result.errors, HasSubstr("it is a checkpoint itself"));
 }
 
+TEST_F(CheckpointCommand, JsonOfPathsThatAreNoText) {
+  const std::string run = folder_.path("run\xff");
+  test::save_gpt(run, test::tiny_gpt());
+  EXPECT_EQ(parsed(checkpoint_command({"list", run, "--json"}))["newest"], "step-00000007");
+  EXPECT_EQ(parsed(checkpoint_command({"diff", run, run, "--json"}))["equal"], true);
+}
+
 // --- verify --------------------------------------------------------------------------------------------
 
 TEST_F(CheckpointCommand, VerifiesOneAndAll) {
