@@ -112,21 +112,22 @@ std::int64_t parse_group_memory(std::string_view limit, std::string_view used, s
   return std::clamp<std::int64_t>(*most - std::max<std::int64_t>(taken, 0), 0, *most);
 }
 
-std::int64_t available_memory(const std::string& root) {
+AvailableMemory available_memory(const std::string& root) {
   const std::string base = root.ends_with('/') ? root : root + "/";
-  std::int64_t available = parse_available_memory(text_of(base + "proc/meminfo"));
+  const std::int64_t machine = parse_available_memory(text_of(base + "proc/meminfo"));
+  std::int64_t group = unbounded;
   const std::string groups = text_of(base + "proc/self/cgroup");
   if (const auto path = group_path(groups, "")) {
     // Where both versions are mounted, the second is beside the first's controllers.
     for (const char* mount : {"sys/fs/cgroup", "sys/fs/cgroup/unified"}) {
-      available = std::min(available, left_in_groups(base + mount, *path, {"memory.max", "memory.current"}));
+      group = std::min(group, left_in_groups(base + mount, *path, {"memory.max", "memory.current"}));
     }
   }
   if (const auto path = group_path(groups, "memory")) {
-    available = std::min(available, left_in_groups(base + "sys/fs/cgroup/memory", *path,
-                                                   {"memory.limit_in_bytes", "memory.usage_in_bytes"}));
+    group = std::min(group, left_in_groups(base + "sys/fs/cgroup/memory", *path,
+                                           {"memory.limit_in_bytes", "memory.usage_in_bytes"}));
   }
-  return available;
+  return {std::min(machine, group), group < machine};
 }
 
 ProcessMemory parse_process_status(std::string_view text) {

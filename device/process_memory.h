@@ -19,11 +19,15 @@ ProcessMemory process_memory();
 /// Reads RssAnon, RssFile and RssShmem of such a file's text.
 ProcessMemory parse_process_status(std::string_view text);
 
+struct AvailableMemory {
+  std::int64_t bytes = 0;  ///< the largest int64 where nothing says it
+  bool of_group = false;   ///< a control group's limit is what bounds them
+};
 /// Bytes that the processes of this host can still take together without swapping: MemAvailable, or what the
 /// process's control group and those above it leave (version 2, or the memory controller of version 1), where
-/// that is less; file pages that the kernel can drop count as free. The largest int64 where nothing says it.
-/// Every rank of a host gets the same figure. `root` is the folder that stands for "/", for tests.
-std::int64_t available_memory(const std::string& root = "/");
+/// that is less; file pages that the kernel can drop count as free. Every rank of a host gets the same
+/// figure. `root` is the folder that stands for "/", for tests.
+AvailableMemory available_memory(const std::string& root = "/");
 /// Of the text of /proc/meminfo; the largest int64 when it does not say. Kernels before 3.14 have no
 /// MemAvailable: free, buffers and cached then.
 std::int64_t parse_available_memory(std::string_view meminfo);

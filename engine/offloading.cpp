@@ -77,7 +77,9 @@ void Engine::Impl::choose_tiers() {
 }
 
 void Engine::Impl::check_host_memory() const {
-  if (simulated() || !config.offload.any()) return;
+  // A CPU's device memory is the host's; a limit of it has its own words.
+  const bool device_counts = runtime.device().host_accessible() && config.device_memory_limit == 0;
+  if (simulated() || !(config.offload.any() || device_counts)) return;
   std::int64_t needed = 0;
   const std::int64_t accumulation = size_of(config.precision.accumulation);
   std::int64_t state_bytes = 4;
@@ -97,14 +99,20 @@ void Engine::Impl::check_host_memory() const {
   if (config.offload.optimizer == OffloadTier::nvme) {
     needed += config.offload.tile_buffers * config.offload.tile_elements * state_bytes;
   }
-  const std::int64_t available = available_memory();
+  if (device_counts) {
+    const StateFormulas::Bytes bytes = formulas.bytes();
+    const StateFormulas::Bytes::OnTier& here = bytes.tiers[static_cast<std::size_t>(Tier::device)];
+    needed += here.parameters + here.gradients + here.optimizer;
+  }
+  const AvailableMemory available = available_memory();
   const std::int64_t sharing = std::max(1, shard.local_size());
-  if (needed * sharing <= available) return;
+  if (needed * sharing <= available.bytes) return;
   throw OutOfMemory(
-      "offloaded state takes " + format_bytes(needed) + " of host memory on each of " +
-      std::to_string(sharing) + " ranks of this host, " + format_bytes(needed * sharing) + " together, but " +
-      format_bytes(available) +
-      " are available; move the optimizer to nvme, lower offload_optimizer.ratio, or use more hosts");
+      "model state takes " + format_bytes(needed) + " of host memory on each of " + std::to_string(sharing) +
+      " ranks of this host, " + format_bytes(needed * sharing) + " together, but " +
+      format_bytes(available.bytes) + " are " +
+      (available.of_group ? "left by the control group's limit" : "available") +
+      "; use a higher stage or more hosts, move the optimizer to nvme, or lower offload_optimizer.ratio");
 }
 
 void Engine::Impl::Offloading::allocate(UnitState& unit) {

@@ -17,12 +17,12 @@ HostMemory host_memory_of(std::int64_t configured, int ranks_per_node, const std
     memory.bytes = configured;
     return memory;
   }
-  const std::int64_t available = available_memory(root);
-  if (available == std::numeric_limits<std::int64_t>::max()) return memory;
-  memory.source = HostMemory::Source::this_machine;
-  memory.available = available;
+  const AvailableMemory available = available_memory(root);
+  if (available.bytes == std::numeric_limits<std::int64_t>::max()) return memory;
+  memory.source = available.of_group ? HostMemory::Source::control_group : HostMemory::Source::this_machine;
+  memory.available = available.bytes;
   memory.sharing = std::max(1, ranks_per_node);
-  memory.bytes = std::max<std::int64_t>(1, available / memory.sharing);  // 0 is no limit
+  memory.bytes = std::max<std::int64_t>(1, available.bytes / memory.sharing);  // 0 is no limit
   return memory;
 }
 
@@ -33,19 +33,23 @@ std::string describe(const HostMemory& memory) {
     case HostMemory::Source::configuration:
       return format_bytes(memory.bytes) + " a rank, as --host-memory or tranche.host_memory has it";
     case HostMemory::Source::this_machine:
+    case HostMemory::Source::control_group:
       break;
   }
   const std::string share = memory.sharing == 1   ? "all"
                             : memory.sharing == 2 ? "half"
                                                   : fmt::format("1/{}", memory.sharing);
-  return fmt::format("{} a rank, {} of this machine's {} available; --host-memory sets it",
-                     format_bytes(memory.bytes), share, format_bytes(memory.available));
+  const std::string available = format_bytes(memory.available);
+  return fmt::format("{} a rank, {} of {}; --host-memory sets it", format_bytes(memory.bytes), share,
+                     memory.source == HostMemory::Source::control_group
+                         ? fmt::format("the {} that the limit of its control group leaves", available)
+                         : fmt::format("this machine's {} available", available));
 }
 
 std::string beside_what_is_taken(const HostMemory& memory, std::int64_t taken, std::int64_t device) {
   if (taken == 0) return {};
   std::string text = fmt::format("\nhost memory: {} taken; {}\n", format_bytes(taken), describe(memory));
-  if (memory.source != HostMemory::Source::this_machine) return text;
+  if (!memory.found_here()) return text;
   if (taken > memory.bytes) {
     text += fmt::format("  this machine has too little of it: {} a rank are missing\n",
                         format_bytes(taken - memory.bytes));
@@ -65,6 +69,8 @@ std::string name_of(HostMemory::Source source) {
       return "configuration";
     case HostMemory::Source::this_machine:
       return "this machine";
+    case HostMemory::Source::control_group:
+      return "control group";
   }
   return "?";
 }

@@ -360,7 +360,7 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
   document["fits"] =
       budget > 0 ? ordered_json(shortages(request, result, budget).empty()) : ordered_json(nullptr);
   const HostMemory& host = request.host_memory;
-  const bool here = host.source == HostMemory::Source::this_machine;
+  const bool here = host.found_here();
   document["host_memory"] = {
       {"source", name_of(host.source)},
       {"bytes_per_rank", host.bytes > 0 ? ordered_json(host.bytes) : ordered_json(nullptr)},

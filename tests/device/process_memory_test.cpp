@@ -87,11 +87,11 @@ TEST(AvailableMemory, AGroupLeavesItsLimitLessWhatCannotBeDropped) {
 
 TEST(AvailableMemory, WithoutGroupsTheMachineBounds) {
   const FakeRoot root;
-  EXPECT_EQ(available_memory(root.path()), unbounded);
+  EXPECT_EQ(available_memory(root.path()).bytes, unbounded);
   root.write("proc/meminfo", meminfo);
-  EXPECT_EQ(available_memory(root.path()), 8192 * 1024);
+  EXPECT_EQ(available_memory(root.path()).bytes, 8192 * 1024);
   root.write("proc/self/cgroup", "0::/\n");
-  EXPECT_EQ(available_memory(root.path()), 8192 * 1024);
+  EXPECT_EQ(available_memory(root.path()).bytes, 8192 * 1024);
 }
 
 TEST(AvailableMemory, TheTightestGroupAboveBounds) {
@@ -100,17 +100,28 @@ TEST(AvailableMemory, TheTightestGroupAboveBounds) {
   root.write("proc/self/cgroup", "0::/slurm/job_7/step_0\n");
   root.write("sys/fs/cgroup/slurm/job_7/step_0/memory.max", "max\n");
   root.write("sys/fs/cgroup/slurm/job_7/step_0/memory.current", "1\n");
-  EXPECT_EQ(available_memory(root.path()), 8192 * 1024);
+  EXPECT_EQ(available_memory(root.path()).bytes, 8192 * 1024);
   root.write("sys/fs/cgroup/slurm/job_7/memory.max", "1048576\n");
   root.write("sys/fs/cgroup/slurm/job_7/memory.current", "48576\n");
   root.write("sys/fs/cgroup/slurm/job_7/memory.stat", "anon 1\ninactive_file 576\n");
-  EXPECT_EQ(available_memory(root.path()), 1000576);
+  EXPECT_EQ(available_memory(root.path()).bytes, 1000576);
   root.write("sys/fs/cgroup/slurm/job_7/step_0/memory.max", "2001\n");
-  EXPECT_EQ(available_memory(root.path()), 2000);
+  EXPECT_EQ(available_memory(root.path()).bytes, 2000);
   root.write("sys/fs/cgroup/slurm/memory.max", "1500\n");
-  EXPECT_EQ(available_memory(root.path()), 1500);
+  EXPECT_EQ(available_memory(root.path()).bytes, 1500);
   root.write("proc/meminfo", "MemAvailable: 1 kB\n");
-  EXPECT_EQ(available_memory(root.path()), 1024);
+  EXPECT_EQ(available_memory(root.path()).bytes, 1024);
+}
+
+TEST(AvailableMemory, SaysWhetherAGroupBounds) {
+  const FakeRoot root;
+  EXPECT_FALSE(available_memory(root.path()).of_group);
+  root.write("proc/meminfo", meminfo);
+  root.write("proc/self/cgroup", "0::/job\n");
+  root.write("sys/fs/cgroup/job/memory.max", "16777216\n");
+  EXPECT_FALSE(available_memory(root.path()).of_group) << "the machine has less";
+  root.write("sys/fs/cgroup/job/memory.max", "1048576\n");
+  EXPECT_TRUE(available_memory(root.path()).of_group);
 }
 
 TEST(AvailableMemory, AContainersRootStandsForItsPathOutside) {
@@ -119,7 +130,7 @@ TEST(AvailableMemory, AContainersRootStandsForItsPathOutside) {
   root.write("proc/self/cgroup", "0::/docker/abc\n");
   root.write("sys/fs/cgroup/memory.max", "5000\n");
   root.write("sys/fs/cgroup/memory.current", "1000\n");
-  EXPECT_EQ(available_memory(root.path()), 4000);
+  EXPECT_EQ(available_memory(root.path()).bytes, 4000);
 }
 
 TEST(AvailableMemory, VersionOneHasTheMemoryControllersFolder) {
@@ -131,15 +142,15 @@ TEST(AvailableMemory, VersionOneHasTheMemoryControllersFolder) {
   root.write("sys/fs/cgroup/memory/batch/7/memory.limit_in_bytes", "9000\n");
   root.write("sys/fs/cgroup/memory/batch/7/memory.usage_in_bytes", "3000\n");
   root.write("sys/fs/cgroup/memory/batch/7/memory.stat", "inactive_file 1\ntotal_inactive_file 500\n");
-  EXPECT_EQ(available_memory(root.path()), 6500);
+  EXPECT_EQ(available_memory(root.path()).bytes, 6500);
   root.write("proc/self/cgroup", "5:cpu,cpuacct:/batch/7\n0::/\n");
-  EXPECT_EQ(available_memory(root.path()), 8192 * 1024) << "another controller's path is not memory's";
+  EXPECT_EQ(available_memory(root.path()).bytes, 8192 * 1024) << "another controller's path is not memory's";
 }
 
 TEST(AvailableMemory, IsSaidOnThisMachine) {
   if (!std::filesystem::exists("/proc/meminfo")) GTEST_SKIP() << "no /proc/meminfo";
-  EXPECT_GT(available_memory(), 0);
-  EXPECT_LT(available_memory(), std::int64_t{1} << 50);
+  EXPECT_GT(available_memory().bytes, 0);
+  EXPECT_LT(available_memory().bytes, std::int64_t{1} << 50);
 }
 
 }  // namespace

@@ -423,6 +423,20 @@ TEST(EngineReports, MemoryOutOfBudgetNamesTheTable) {
               HasSubstr("limit"));
 }
 
+TEST(EngineReports, StateBeyondWhatTheMachineHasIsRefusedBeforeItIsTaken) {
+  ModelSpec model;
+  model.add_unit(
+      {"big", {{"w", Shape{std::int64_t{1} << 22, std::int64_t{1} << 22}, Initializer::zeros()}}, 1});
+  OddRun run;
+  run.frozen = false;
+  const Config config = odd_config(run);
+  Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+  EXPECT_THAT(message_of<OutOfMemory>([&] { const Engine engine(runtime, model, config); }),
+              AllOf(HasSubstr("model state takes "),
+                    HasSubstr(" TiB of host memory on each of 1 ranks of this host, "),
+                    HasSubstr("use a higher stage or more hosts")));
+}
+
 TEST(EngineReports, RunningOutAtTheStartNamesTheUnitAndComparesTheStages) {
   OddRun run;
   run.ranks = 2;

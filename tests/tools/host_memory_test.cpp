@@ -78,7 +78,13 @@ TEST(FitCommand, HostMemoryIsWhatThisMachineHasForEachRank) {
   // A control group's limit counts where it is lower.
   const ProgramResult group = plan_on(24 << 20, fit_on_host, "16777216\n");
   EXPECT_EQ(group.status, 3);
-  EXPECT_THAT(group.out, HasSubstr("host memory: 8.00 MiB a rank, half of this machine's 16.00 MiB"));
+  EXPECT_THAT(group.out,
+              HasSubstr("host memory: 8.00 MiB a rank, half of the 16.00 MiB that the limit of its "
+                        "control group leaves; --host-memory sets it\n"));
+  auto arguments = fit_on_host;
+  arguments.emplace_back("--json");
+  EXPECT_EQ(json::parse(plan_on(24 << 20, arguments, "16777216\n").out)["host_memory"]["source"],
+            "control group");
 }
 
 TEST(FitCommand, HostMemoryIsSharedByTheRanksOfANode) {
