@@ -13,6 +13,7 @@
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
 #include "tranche/engine/rank_texts.h"
+#include "tranche/kernels/host_threads.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/revision.h"
 #include "tranche/offload/file_system.h"
@@ -235,6 +236,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
     // The ranks of a host share its cores.
     impl.device->set_threads(std::max(1, impl.device->threads() / std::max(1, impl.world->local_size())));
   }
+  if (options.device == DeviceKind::cpu) kernels::start_host_threads(impl.device->threads());
 }
 
 Runtime::Runtime() = default;

@@ -148,7 +148,14 @@ void SwapFile::create() {
   const std::string by = fmt::format("rank {}", self.options.rank);
   self.need(self.bytes, by);
   const std::string path = join_path(self.options.directory, swap_name(owner, self.options.rank));
-  auto file = self.files.open(path, OpenMode::create_new, Caching::direct);
+  std::unique_ptr<File> file;
+  try {
+    file = self.files.open(path, OpenMode::create_new, Caching::direct);
+  } catch (const IoError& error) {
+    if (error.code() != EACCES && error.code() != EPERM && error.code() != EROFS) throw;
+    throw ConfigurationError(fmt::format("the folder of the nvme tier, '{}', takes no file of this user: {}",
+                                         self.options.directory, error.message()));
+  }
   lock_swap(*file);
   try {
     self.files.remove(path);

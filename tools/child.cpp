@@ -78,7 +78,9 @@ ChildResult run_child(const ChildCommand& command, StopSignals& signals,
   }
   const int error = errno;
   ::close(log);
-  if (child < 0) refuse(fmt::format("{} cannot be started", command.arguments.front()), error);
+  if (child < 0) {
+    throw Error(fmt::format("{} cannot be started: {}", command.arguments.front(), std::strerror(error)));
+  }
   ::setpgid(child, child);  // whichever of the two is first
 
   ChildResult result;

@@ -27,8 +27,8 @@ struct ChildResult {
 
 /// Runs it in a process group of its own, which gets SIGTERM (and SIGKILL, ten seconds later) when time is up
 /// or one of `signals` came, and SIGTERM from the system when this process is no more. `tick` is called some
-/// times a second with the seconds so far. Throws IoError where it cannot be started or the log not be
-/// written.
+/// times a second with the seconds so far. Throws IoError where the log cannot be written, Error where it
+/// cannot be started.
 ChildResult run_child(const ChildCommand& command, StopSignals& signals,
                       const std::function<void(double seconds)>& tick = {});
 

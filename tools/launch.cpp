@@ -7,6 +7,7 @@
 #include <chrono>
 #include <new>
 #include <ostream>
+#include <system_error>
 #include <thread>
 
 #include "tranche/comm/backends.h"
@@ -43,6 +44,9 @@ Failure describe(const std::exception_ptr& error) {
   } catch (const ConfigurationError& usage) {
     // What the user gave is at fault: where in the sources it was noticed is of no use to them.
     return {usage.message(), static_cast<int>(usage.exit_status()), false};
+  } catch (const IoError& disk) {
+    const std::string rank = disk.rank() < 0 ? "" : fmt::format("[rank {}] ", disk.rank());
+    return {rank + disk.message(), storage_failed, false};
   } catch (const Error& known) {
     // Likewise of files and of memory; what else goes wrong may have to be looked for in the sources.
     const bool theirs =
@@ -52,6 +56,14 @@ Failure describe(const std::exception_ptr& error) {
   } catch (const std::bad_alloc&) {
     return {"the system has no memory left for this process", static_cast<int>(ExitStatus::out_of_memory),
             false};
+  } catch (const std::system_error& refusal) {
+    if (refusal.code() != std::errc::resource_unavailable_try_again) {
+      return {refusal.what(), static_cast<int>(ExitStatus::other), false};
+    }
+    return {
+        "the system starts no further thread for this process: raise the limit ('ulimit -u', 'ulimit -v', or "
+        "pids.max of the control group)",
+        static_cast<int>(ExitStatus::configuration), false};
   } catch (const std::exception& other) {
     return {other.what(), static_cast<int>(ExitStatus::other), false};
   } catch (...) {

@@ -12,6 +12,10 @@
 
 namespace tranche::tools {
 
+/// Exit status where a disk fails under what is no checkpoint: swap files of the nvme tier, a report at the
+/// end; beside those of core/error.h.
+inline constexpr int storage_failed = 8;
+
 /// What to say of an error, and the exit status of the program that ends with it.
 struct Failure {
   std::string text;  ///< Error::what(), with rank and position

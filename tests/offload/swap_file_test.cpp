@@ -191,6 +191,21 @@ TEST_F(SwapFileTest, FoldersHaveToBeThere) {
   EXPECT_NO_THROW(SwapFile(other, posix_file_system(), ledger_)) << "a plan needs none";
 }
 
+TEST_F(SwapFileTest, AFolderThatTakesNoFilesIsTheUsersToMend) {
+  for (const int code : {EACCES, EROFS}) {
+    FaultyFileSystem files(posix_file_system());
+    SwapFile file(options(), files, ledger_);
+    file.reserve(8192, Category::optimizer, "states");
+    files.inject({.operation = FileOperation::open, .code = code});
+    EXPECT_THAT(
+        caught<ConfigurationError>([&] { file.create(); }).message(),
+        AllOf(HasSubstr("the folder of the nvme tier, '" + folder_.path() + "', takes no file of this user"),
+              HasSubstr("creation of '")));
+    files.inject({.operation = FileOperation::open, .code = EIO});
+    EXPECT_EQ(caught<IoError>([&] { file.create(); }).code(), EIO);
+  }
+}
+
 TEST_F(SwapFileTest, WithoutDirectTransfers) {
   const auto files = make_posix_file_system([](IoCall call, std::int64_t bytes) -> std::int64_t {
     return call == IoCall::open_direct ? -EINVAL : bytes;

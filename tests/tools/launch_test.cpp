@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <sstream>
+#include <system_error>
 #include <thread>
 
 #include "tranche/comm/backends.h"
@@ -44,6 +45,12 @@ TEST(Describe, KnowsStatusesAndEchoes) {
   EXPECT_EQ(of(OutOfMemory("x")).status, 3);
   EXPECT_EQ(of(CommunicationError("x")).status, 5);
   EXPECT_EQ(of(NumericalError("x")).status, 6);
+  EXPECT_EQ(of(IoError("write of 'a' failed", 5)).status, 8);
+  EXPECT_EQ(of(IoError("write of 'a' failed", 5)).text, "write of 'a' failed") << "no place in the sources";
+  const auto no_thread = std::make_error_code(std::errc::resource_unavailable_try_again);
+  EXPECT_EQ(of(std::system_error(no_thread)).status, 2);
+  EXPECT_THAT(of(std::system_error(no_thread)).text, HasSubstr("starts no further thread"));
+  EXPECT_EQ(of(std::system_error(std::make_error_code(std::errc::io_error))).status, 1);
   EXPECT_EQ(of(std::runtime_error("plain")).status, 1);
   EXPECT_EQ(of(std::runtime_error("plain")).text, "plain");
   EXPECT_EQ(of(std::bad_alloc()).status, 3);
@@ -93,6 +100,20 @@ TEST(Fail, OneRankReturnsTheStatusOfItsError) {
   Launch launch(make_self_communicator({}), errors);
   EXPECT_EQ(launch.fail(std::make_exception_ptr(NumericalError("too many skipped steps"))), 6);
   EXPECT_THAT(errors.str(), HasSubstr("tranche: too many skipped steps"));
+}
+
+TEST(Fail, ADiskThatFailsOnOneRankEndsAllWithItsStatus) {
+  const auto outcomes = on_ranks(2, [](Launch& launch) {
+    try {
+      if (launch.rank() == 1) throw IoError("write of 'swap' failed: Input/output error", 5);
+      (void)launch.agree([] {});
+    } catch (...) {
+      return launch.fail(std::current_exception(), 0.3);
+    }
+    return 0;
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.status, 8);
+  EXPECT_THAT(outcomes[1].errors, HasSubstr("tranche: [rank 1] write of 'swap' failed"));
 }
 
 TEST(Fail, TheRankThatFailedAndTheLowestPeerSpeakWithRankAndOperation) {

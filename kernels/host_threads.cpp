@@ -1,0 +1,27 @@
+#include "tranche/kernels/host_threads.h"
+
+#include <fmt/format.h>
+
+#include <system_error>
+
+#include "tranche/core/error.h"
+#include "tranche/device/worker_team.h"
+
+namespace tranche::kernels {
+
+void start_host_threads(int threads) {
+  if (threads <= 1) return;
+  try {
+    const WorkerTeam as_many(threads);
+  } catch (const std::system_error& refusal) {
+    throw ConfigurationError(fmt::format(
+        "the system does not start {} threads for this rank: {}; lower tranche.threads (--threads), or raise "
+        "the limit ('ulimit -u', 'ulimit -v', or pids.max of the control group)",
+        threads, refusal.code().message()));
+  }
+  // They stay for the calling thread's loops, so that no other rank takes what has just been given back.
+#pragma omp parallel num_threads(threads)
+  {}
+}
+
+}  // namespace tranche::kernels
