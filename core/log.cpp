@@ -9,6 +9,8 @@
 #include <set>
 #include <utility>
 
+#include "tranche/core/printable.h"
+
 namespace tranche {
 
 namespace {
@@ -58,6 +60,17 @@ class FunctionSink final : public spdlog::sinks::base_sink<std::mutex> {
   std::function<void(LogLevel, std::string_view)> function_;
 };
 
+/// Standard error, which may be a terminal: names in messages may be of files from anywhere.
+class PrintableErrorSink final : public spdlog::sinks::stderr_sink_mt {
+ public:
+  void log(const spdlog::details::log_msg& message) override {
+    const std::string text = printable({message.payload.data(), message.payload.size()});
+    spdlog::details::log_msg shown = message;
+    shown.payload = spdlog::string_view_t(text.data(), text.size());
+    spdlog::sinks::stderr_sink_mt::log(shown);
+  }
+};
+
 }  // namespace
 
 struct Logger::Impl {
@@ -75,7 +88,7 @@ struct Logger::Impl {
 };
 
 Logger::Logger(int rank, LogLevel level) {
-  auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  auto sink = std::make_shared<PrintableErrorSink>();
   sink->set_formatter(
       std::make_unique<spdlog::pattern_formatter>("[rank " + std::to_string(rank) + "] [%H:%M:%S] [%l] %v"));
   impl_ = std::make_shared<Impl>(rank, level, std::move(sink));

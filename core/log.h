@@ -13,7 +13,7 @@ enum class LogLevel { debug, info, warning, error, off };
 /// Thread-safe; cheap to copy (shares its sink). Backed by spdlog.
 class Logger {
  public:
-  /// Logs to standard error with the rank in front of every line.
+  /// Logs to standard error with the rank in front of every line, as printable() text.
   explicit Logger(int rank = 0, LogLevel level = LogLevel::info);
   /// Logs into a function, which gets the bare message, one at a time; for tests and embedding programs. The
   /// function must not log through the same Logger.

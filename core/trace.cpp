@@ -2,10 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <mutex>
@@ -14,6 +11,7 @@
 #include <vector>
 
 #include "tranche/core/error.h"
+#include "tranche/core/output_file.h"
 
 namespace tranche {
 
@@ -171,15 +169,7 @@ std::string TraceRecorder::to_json(const TraceRecorder* more) const {
 }
 
 void TraceRecorder::save(const std::string& path, const TraceRecorder* more) const {
-  const std::string text = to_json(more);
-  errno = 0;
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file) {
-    const std::string reason = errno != 0 ? std::strerror(errno) : "unknown reason";
-    throw Error("cannot write the trace to '" + path + "': " + reason);
-  }
+  write_output_file(path, to_json(more));
 }
 
 std::int64_t TraceRecorder::size() const {

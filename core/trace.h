@@ -28,7 +28,7 @@ class TraceRecorder {
   void set_capacity(std::int64_t events);
   /// The whole trace as JSON text; with the events of `more` on tracks beside its own.
   std::string to_json(const TraceRecorder* more = nullptr) const;
-  /// Writes to_json() to `path`; throws Error naming the path on failure.
+  /// Writes to_json() to `path` as OutputFile does; throws IoError.
   void save(const std::string& path, const TraceRecorder* more = nullptr) const;
   /// Events that are kept.
   std::int64_t size() const;

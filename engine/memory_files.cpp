@@ -3,14 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "tranche/core/csv.h"
-#include "tranche/core/error.h"
 #include "tranche/engine/memory_profile_impl.h"
 
 namespace tranche::memory_profile {
@@ -288,19 +284,6 @@ void add_to_trace(const MemoryRecord& record, TraceRecorder& trace) {
   });
   close("phase", record.phases[phase], phase_began, record.ended);
   close("unit at work", record.units[unit], unit_began, record.ended);
-}
-
-void write_text(const std::string& path, const std::string& text) {
-  errno = 0;
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  if (file) return;
-  const int code = errno;
-  throw IoError(
-      fmt::format("cannot write '{}' of the memory profile: {}; free space or name another directory", path,
-                  code != 0 ? std::strerror(code) : "unknown reason"),
-      code);
 }
 
 }  // namespace tranche::memory_profile

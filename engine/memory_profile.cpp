@@ -3,19 +3,17 @@
 #include "tranche/engine/memory_profile.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <type_traits>
 
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
+#include "tranche/core/output_file.h"
 #include "tranche/engine/memory_profile_impl.h"
 
 namespace tranche {
@@ -107,11 +105,11 @@ void MemoryProfile::require_directory(const std::string& directory, int rank) {
   std::filesystem::create_directories(own, error);
   int reason = error.value();
   if (!error) {
-    const std::string probe = (std::filesystem::path(own) / ".probe").string();
-    errno = 0;
-    const std::ofstream file(probe);
-    reason = file ? 0 : (errno != 0 ? errno : EIO);
-    ::unlink(probe.c_str());
+    try {
+      require_output_file((std::filesystem::path(own) / "summary.txt").string());
+    } catch (const IoError& refused) {
+      reason = refused.code();
+    }
   }
   if (reason != 0) {
     throw ConfigurationError(
@@ -156,16 +154,16 @@ std::string MemoryProfile::write(const std::string& directory, const MemoryFigur
     std::error_code error;
     std::filesystem::create_directories(own, error);  // its failure is that of the first file
     const auto path = [&](const std::string& name) { return (std::filesystem::path(own) / name).string(); };
-    write_text(path("timeline.csv"), timeline_csv(record));
-    write_text(path("timeline.json"), timeline_json(record, number));
-    write_text(path("phases.csv"), phases_csv(record));
-    write_text(path("peak.json"), peak_json(record, number));
-    write_text(path("peak.txt"), peak_text(record, number));
+    write_output_file(path("timeline.csv"), timeline_csv(record));
+    write_output_file(path("timeline.json"), timeline_json(record, number));
+    write_output_file(path("phases.csv"), phases_csv(record));
+    write_output_file(path("peak.json"), peak_json(record, number));
+    write_output_file(path("peak.txt"), peak_text(record, number));
     TraceRecorder counters(number.rank);
     add_to_trace(record, counters);
     const TraceRecorder* spans = impl.runtime.trace();
-    write_text(path("trace.json"), spans != nullptr ? spans->to_json(&counters) : counters.to_json());
-    for (const NamedPlot& plot : rank_plots(record, number)) write_text(path(plot.name), plot.svg);
+    write_output_file(path("trace.json"), spans != nullptr ? spans->to_json(&counters) : counters.to_json());
+    for (const NamedPlot& plot : rank_plots(record, number)) write_output_file(path(plot.name), plot.svg);
   });
 
   static_assert(std::is_trivially_copyable_v<RankFigures>, "it travels as bytes");
@@ -195,9 +193,9 @@ std::string MemoryProfile::write(const std::string& directory, const MemoryFigur
     const auto path = [&](const std::string& name) {
       return (std::filesystem::path(directory) / name).string();
     };
-    write_text(path("summary.txt"), text);
-    write_text(path("summary.json"), summary_json(summary));
-    for (const NamedPlot& plot : job_plots(summary)) write_text(path(plot.name), plot.svg);
+    write_output_file(path("summary.txt"), text);
+    write_output_file(path("summary.json"), summary_json(summary));
+    for (const NamedPlot& plot : job_plots(summary)) write_output_file(path(plot.name), plot.svg);
   });
   return text;
 }

@@ -54,8 +54,6 @@ std::string peak_json(const MemoryRecord& record, RankNumber rank);
 std::string peak_text(const MemoryRecord& record, RankNumber rank);
 /// Adds counters of all tiers and categories, and spans of phases, units and steps.
 void add_to_trace(const MemoryRecord& record, TraceRecorder& trace);
-/// Throws IoError naming the path.
-void write_text(const std::string& path, const std::string& text);
 
 // --- memory_plots.cpp
 /// A step that is recorded whole.

@@ -13,6 +13,7 @@
 
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
+#include "tranche/core/output_file.h"
 #include "tranche/device/memory_resources.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/kernels/elementwise.h"
@@ -240,7 +241,7 @@ int run_calibrate(const Options& options, const Output& output) {
     }
     all.barrier(calibrating).wait();
     if (speaks) {
-      write_file_atomically(options.calibration, machine_json(machine));
+      write_output_file(options.calibration, machine_json(machine));
       say(fmt::format("{:5.1f} s  machine: {}", clock.seconds(), options.calibration));
     }
   } catch (...) {

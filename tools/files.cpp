@@ -1,28 +1,16 @@
 #include "tranche/tools/files.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 
 #include "tranche/core/error.h"
+#include "tranche/core/output_file.h"
 #include "tranche/offload/file_system.h"
 
 namespace tranche::tools {
 
 namespace {
-
-[[noreturn]] void fail(const std::string& path, int error) {
-  throw ConfigurationError(fmt::format("'{}' cannot be written: {}", path, std::strerror(error)));
-}
-
-std::string temporary_of(const std::string& path) {
-  return fmt::format("{}.{}.part", path, ::getpid());
-}
 
 std::string probe_of(const std::string& folder, std::int64_t token) {
   return join_path(folder, fmt::format(".probe-{:016x}", token));
@@ -30,36 +18,13 @@ std::string probe_of(const std::string& folder, std::int64_t token) {
 
 }  // namespace
 
-void write_file_atomically(const std::string& path, std::string_view content) {
-  const std::string temporary = temporary_of(path);
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) fail(path, errno);
-  int error = 0;
-  while (!content.empty() && error == 0) {
-    const auto written = ::write(file, content.data(), content.size());
-    if (written >= 0) {
-      content.remove_prefix(static_cast<std::size_t>(written));
-    } else if (errno != EINTR) {
-      error = errno;
-    }
-  }
-  if (error == 0 && ::fsync(file) != 0) error = errno;
-  if (::close(file) != 0 && error == 0) error = errno;
-  if (error == 0 && std::rename(temporary.c_str(), path.c_str()) != 0) error = errno;
-  if (error == 0) return;
-  ::unlink(temporary.c_str());
-  fail(path, error);
-}
-
 void require_writable(const std::string& path, std::string_view flag) {
   if (path.empty()) return;
-  const std::string temporary = temporary_of(path);
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (file < 0) {
-    throw ConfigurationError(fmt::format("{} '{}' cannot be written: {}", flag, path, std::strerror(errno)));
+  try {
+    require_output_file(path);
+  } catch (const IoError& problem) {
+    throw ConfigurationError(fmt::format("{} {}", flag, problem.message()));
   }
-  ::close(file);
-  ::unlink(temporary.c_str());
 }
 
 void place_probe(const std::string& folder, std::string_view flag, std::int64_t token) {

@@ -5,11 +5,7 @@
 
 namespace tranche::tools {
 
-/// Writes a whole file through a temporary beside it and a rename, so that readers see the old or the new one
-/// and never a part. Throws ConfigurationError naming the path.
-void write_file_atomically(const std::string& path, std::string_view content);
-
-/// Throws ConfigurationError unless a file could be written there: a report that has no place is told before
+/// Throws ConfigurationError unless OutputFile could write there: a report that has no place is told before
 /// the training, not after.
 void require_writable(const std::string& path, std::string_view flag);
 

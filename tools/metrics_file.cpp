@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tranche/core/error.h"
+#include "tranche/core/output_file.h"
 #include "tranche/tools/files.h"
 
 namespace tranche::tools {
@@ -51,7 +52,7 @@ MetricsFile::MetricsFile(const std::string& path, std::int64_t step)
     }
     if (at >= 0 && at <= step) kept += line + "\n";
   }
-  if (before.is_open()) write_file_atomically(path, kept);
+  if (before.is_open()) write_output_file(path, kept);
   file_.reset(std::fopen(path.c_str(), "a"));
   if (!file_) {
     throw ConfigurationError(fmt::format("--metrics '{}' cannot be written: {}", path, std::strerror(errno)));

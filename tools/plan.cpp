@@ -12,6 +12,7 @@
 
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
+#include "tranche/core/output_file.h"
 #include "tranche/tools/files.h"
 #include "tranche/tools/plan_text.h"
 #include "tranche/tools/projection_text.h"
@@ -204,7 +205,7 @@ int run_plan(const Options& options, const Output& output) {
     Config written = result.config;
     // What plan_request() made up must not end a training's schedule.
     written.total_steps_hint = read_config(options, request.ranks).total_steps_hint;
-    write_file_atomically(options.write, written.to_json() + "\n");
+    write_output_file(options.write, written.to_json() + "\n");
     if (!options.json) output.out << "configuration: " << options.write << "\n";
   }
   output.out.flush();

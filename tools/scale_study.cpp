@@ -19,7 +19,7 @@
 
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
-#include "tranche/tools/files.h"
+#include "tranche/core/output_file.h"
 #include "tranche/tools/scale_hosts.h"
 #include "tranche/tools/settings.h"
 #include "tranche/version.h"
@@ -405,7 +405,7 @@ bool ScaleStudy::open_folder() {
     if (study.contains("begun")) begun = study["begun"];
   } else {
     const ordered_json study = {{"schema", scale_schema}, {"begun", begun}, {"settings", settings}};
-    write_file_atomically(described, study.dump(1) + "\n");
+    write_output_file(described, study.dump(1) + "\n");
   }
   facts_.begun = begun.value("time", "");
   facts_.load_average = begun.value("load_average", 0.0);
@@ -413,7 +413,7 @@ bool ScaleStudy::open_folder() {
   facts_.version = begun.value("version", "");
   facts_.commit = begun.value("commit", "");
   const std::string text = path("text.txt");
-  if (options_.data == text && !exists(text)) write_file_atomically(text, some_text());
+  if (options_.data == text && !exists(text)) write_output_file(text, some_text());
   return there;
 }
 

@@ -101,5 +101,12 @@ TEST(Logger, ManyOfThemLiveTogether) {
   EXPECT_THAT(text, testing::HasSubstr("z\n"));
 }
 
+TEST(Logger, StandardErrorGetsNothingThatCommandsATerminal) {
+  testing::internal::CaptureStderr();
+  Logger(1, LogLevel::info).info("caf\u00e9 \x1b[2J\xff");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::EndsWith("[info] caf\u00e9 \\u001b[2J\\xff\n"));
+}
+
 }  // namespace
 }  // namespace tranche

@@ -163,8 +163,8 @@ TEST(Trace, SaveSaysWhichPathFailed) {
   try {
     trace.save(path);
     FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.message(), "cannot write the trace to '" + path + "': No such file or directory");
+  } catch (const IoError& error) {
+    EXPECT_EQ(error.message(), "'" + path + "' cannot be written: No such file or directory");
   }
 }
 

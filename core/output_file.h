@@ -1,0 +1,44 @@
+#pragma once
+/// A file that a user named for what the program writes: a report, a trace, a table.
+
+#include <string>
+#include <string_view>
+
+namespace tranche {
+
+/// Writes a file as a whole: readers see the earlier one or the new one and never a part, and without
+/// commit() the earlier one stays. Symbolic links are followed: the file that they name is replaced, or made,
+/// with the permissions that it had. What is no regular file (a device, a FIFO), and what standard output or
+/// error go to, is written to as it stands. A folder is refused, and a FIFO that nobody reads. Throws IoError
+/// "'PATH' cannot be written: REASON".
+class OutputFile {
+ public:
+  explicit OutputFile(const std::string& path);
+  /// Leaves nothing behind unless commit() has been called.
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  void write(std::string_view text);
+  /// Makes what was written the file; durable, where it is a regular one.
+  void commit();
+
+ private:
+  [[noreturn]] void fail(int error) const;
+  void open_as_it_stands();
+  void open_temporary();
+  void flush();
+
+  std::string path_;
+  std::string target_;     ///< behind symbolic links
+  std::string temporary_;  ///< beside the target; empty: `file_` is the target
+  std::string buffer_;
+  int file_ = -1;
+};
+
+void write_output_file(const std::string& path, std::string_view content);
+/// Throws IoError unless the file could be written. Touches nothing but its folder: a device or FIFO is not
+/// opened, so that nothing waits for a reader.
+void require_output_file(const std::string& path);
+
+}  // namespace tranche
