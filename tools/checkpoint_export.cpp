@@ -8,6 +8,7 @@
 #include "tranche/checkpoint/safetensors.h"
 #include "tranche/tools/checkpoint_command.h"
 #include "tranche/tools/checkpoint_source.h"
+#include "tranche/tools/terminal.h"
 #include "tranche/tools/transfer_progress.h"
 
 namespace tranche::tools {
@@ -38,7 +39,7 @@ int checkpoint_export(const CheckpointOptions& options, const Output& output) {
   how.dtype = options.dtype == "bf16" ? DataType::bfloat16 : DataType::float32;
   how.config_json = config_text(model, how.dtype);
   TransferProgress progress("exported", model.parameters() * size_of(how.dtype), output.terminal,
-                            [&](std::string_view text) { output.out << text << std::flush; });
+                            [&](std::string_view text) { draw(output.out, text); });
   how.progress = [&](std::int64_t bytes) { progress.add(bytes); };
   const checkpoint::ExportSummary written = checkpoint::export_safetensors(reader, local, options.to, how);
   progress.finish();

@@ -14,6 +14,7 @@
 #include "tranche/tools/checkpoint_command.h"
 #include "tranche/tools/checkpoint_source.h"
 #include "tranche/tools/hugging_face.h"
+#include "tranche/tools/terminal.h"
 #include "tranche/tools/transfer_progress.h"
 
 namespace tranche::tools {
@@ -106,7 +107,7 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
   const checkpoint::ShardPlan plan(manifest.layout, 0, 0);
   checkpoint::RunFolder folder(local, options.to, draw_token());
   TransferProgress progress("imported", plan.payload_bytes(), output.terminal,
-                            [&](std::string_view text) { output.out << text << std::flush; });
+                            [&](std::string_view text) { draw(output.out, text); });
   folder.prepare(0, plan.file_bytes());
   std::string path;
   try {

@@ -8,6 +8,7 @@
 #include "tranche/checkpoint/folder.h"
 #include "tranche/core/error.h"
 #include "tranche/tools/checkpoint_command.h"
+#include "tranche/tools/terminal.h"
 #include "tranche/tools/transfer_progress.h"
 
 namespace tranche::tools {
@@ -56,7 +57,7 @@ int checkpoint_verify(const CheckpointOptions& options, const Output& output) {
     extent = extent_of(files, path);
   });
   const auto write = [&](std::string_view text) {
-    if (!options.json) output.out << text << std::flush;
+    if (!options.json) draw(output.out, text);
   };
   TransferProgress progress("verified", extent.bytes, output.terminal, write);
   const std::vector<checkpoint::Damage> found =

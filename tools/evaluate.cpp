@@ -4,7 +4,6 @@
 
 #include <ostream>
 
-#include "tranche/tools/files.h"
 #include "tranche/tools/run.h"
 
 namespace tranche::tools {
@@ -29,7 +28,7 @@ int run_evaluate(const Options& options, const Output& output) {
       run.report.set_engine(memory, run.engine->traffic_report(), run.engine->model_report());
       run.report.set_digests(weights, state);
       run.report.set_speed(0, run.peak_flops, 0);
-      write_file_atomically(run.options.report, run.report.to_json());
+      run.report.write();
       out << "report: " << run.options.report << "\n";
     }
     out.flush();

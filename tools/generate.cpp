@@ -9,11 +9,11 @@
 #include "tranche/checkpoint/reader.h"
 #include "tranche/checkpoint/storage.h"
 #include "tranche/core/error.h"
+#include "tranche/core/printable.h"
 #include "tranche/models/gpt.h"
 #include "tranche/tools/byte_pair_encoding.h"
 #include "tranche/tools/checkpoint_source.h"
 #include "tranche/tools/hugging_face.h"
-#include "tranche/tools/text_stream.h"
 #include "tranche/tools/token_sampler.h"
 
 namespace tranche::tools {
@@ -131,33 +131,34 @@ class Writer {
  public:
   /// `encoding` of the text; absent: bytes.
   Writer(const Output& output, bool numbers, const BytePairEncoding* encoding)
-      : output_(output),
-        numbers_(numbers),
-        encoding_(encoding),
-        text_(output.terminal, [&output](std::string_view text) { output.out << text; }) {}
+      : output_(output), numbers_(numbers), encoding_(encoding) {}
   void add(std::int32_t token) {
     if (numbers_) {
       output_.out << (first_ ? "" : " ") << token;
     } else if (encoding_ != nullptr) {
-      text_.add(encoding_->decode(token));
+      add(encoding_->decode(token));
     } else {
       const char byte = static_cast<char>(static_cast<unsigned char>(token));
-      text_.add({&byte, 1});
+      add({&byte, 1});
     }
     first_ = false;
     output_.out.flush();
   }
-  void finish() {
-    text_.finish();
-    output_.out << std::endl;
-  }
+  void finish() { output_.out << std::endl; }
 
  private:
+  /// A file gets the bytes that the model wrote.
+  void add(std::string_view bytes) {
+    if (output_.terminal) {
+      output_.out << bytes;
+    } else {
+      write_unchanged(output_.out, bytes);
+    }
+  }
   const Output& output_;
   bool numbers_;
   const BytePairEncoding* encoding_;
   bool first_ = true;
-  TextStream text_;
 };
 
 /// Collective.

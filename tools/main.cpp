@@ -1,19 +1,50 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <iostream>
 
+#include "tranche/core/error.h"
+#include "tranche/core/printable.h"
 #include "tranche/tools/program.h"
 #include "tranche/tools/terminal.h"
 
+namespace {
+
+/// The next file to be opened would take the number of a standard descriptor that is closed, and what is
+/// printed would go into that file. Files that are opened here instead refuse what a standard stream would
+/// do.
+void occupy_standard_descriptors() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(descriptor, F_GETFD) >= 0) continue;
+    (void)::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);  // takes the lowest number
+  }
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  occupy_standard_descriptors();
   // A file that grows beyond `ulimit -f` is an error of the write, with a text, and no end without one.
   std::signal(SIGXFSZ, SIG_IGN);
-  const tranche::tools::Output output{std::cout, std::cerr, tranche::tools::people_watch_output()};
+  tranche::PrintableBuffer out_buffer(*std::cout.rdbuf()), errors_buffer(*std::cerr.rdbuf());
+  std::ostream out(&out_buffer), errors(&errors_buffer);
+  const tranche::tools::Output output{out, errors, tranche::tools::people_watch_output()};
+  int status = 0;
   try {
-    return tranche::tools::run_program({argv + 1, argv + argc}, output);
+    status = tranche::tools::run_program({argv + 1, argv + argc}, output);
   } catch (...) {
     // Only what no rank could be told of comes here: the launcher's world did not start.
     const tranche::tools::Failure failure = tranche::tools::describe(std::current_exception());
-    std::cerr << "tranche: " << failure.text << std::endl;
-    return failure.status;
+    errors << "tranche: " << failure.text << std::endl;
+    status = failure.status;
   }
+  out.flush();
+  if (out_buffer.error() == 0) return status;
+  // A run has trained on and saved: what it computed is worth more than what it said.
+  errors << "tranche: standard output cannot be written: " << std::strerror(out_buffer.error())
+         << "; what was printed is not whole" << std::endl;
+  return status == 0 ? static_cast<int>(tranche::ExitStatus::other) : status;
 }

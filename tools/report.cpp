@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
+#include <deque>
 #include <nlohmann/json.hpp>
 
+#include "tranche/core/output_file.h"
+#include "tranche/tools/spool.h"
 #include "tranche/version.h"
 
 namespace tranche::tools {
@@ -57,11 +59,51 @@ ordered_json step_object(const StepResult& result) {
 
 }  // namespace
 
+namespace {
+
+// Bytes that are no UTF-8 (a sample may hold any) are replaced, not refused.
+std::string dumped(const ordered_json& value) {
+  return value.dump(1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+/// An array of the report.
+class Entries {
+ public:
+  explicit Entries(const std::string& path) : spool_(path) {}
+  void add(const ordered_json& entry) {
+    std::string text = spool_.empty() ? "" : ",";
+    for (const char c : "\n" + dumped(entry)) {
+      text += c;
+      if (c == '\n') text += "  ";  // its depth
+    }
+    spool_.add(text);
+  }
+  void write(OutputFile& file, std::string_view name) {
+    file.write(fmt::format(",\n \"{}\": [", name));
+    spool_.read([&file](std::string_view piece) { file.write(piece); });
+    file.write(spool_.empty() ? "]" : "\n ]");
+  }
+
+ private:
+  Spool spool_;
+};
+
+}  // namespace
+
 struct Report::Impl {
   ordered_json document = ordered_json::object();
-  ordered_json steps = ordered_json::array();
-  ordered_json validation = ordered_json::array();
-  ordered_json checkpoints = ordered_json::array();
+  /// The place of the report, and what waits for it.
+  struct Kept {
+    explicit Kept(const std::string& to) : path(to), checkpoints(to), validation(to), steps(to) {}
+    std::string path;
+    Entries checkpoints, validation, steps;
+    std::deque<ordered_json> open_steps;  ///< that wait for their processor seconds
+    void close_step() {
+      steps.add(open_steps.front());
+      open_steps.pop_front();
+    }
+  };
+  std::optional<Kept> kept;
 };
 
 Report::Report() : impl_(std::make_unique<Impl>()) {
@@ -72,6 +114,10 @@ Report::~Report() = default;
 
 std::string format_digest(const kernels::Digest& digest) {
   return fmt::format("{:016x}{:016x}", digest.lanes[0], digest.lanes[1]);
+}
+
+void Report::keep_for(const std::string& path) {
+  impl_->kept.emplace(path);
 }
 
 void Report::set_start(int world, int stage, const std::string& config_json, const std::string& fingerprint,
@@ -86,16 +132,20 @@ void Report::set_start(int world, int stage, const std::string& config_json, con
 }
 
 void Report::add_step(const StepResult& result) {
-  impl_->steps.push_back(step_object(result));
+  if (impl_->kept) impl_->kept->open_steps.push_back(step_object(result));
 }
 
 void Report::add_step_digest(const kernels::Digest& weights, const kernels::Digest& state) {
-  impl_->steps.back()["weights_digest"] = format_digest(weights);
-  impl_->steps.back()["state_digest"] = format_digest(state);
+  if (!impl_->kept) return;
+  ordered_json& step = impl_->kept->open_steps.back();
+  step["weights_digest"] = format_digest(weights);
+  step["state_digest"] = format_digest(state);
 }
 
 void Report::add_validation(std::int64_t step, const EvaluationResult& result) {
-  impl_->validation.push_back({{"step", step}, {"loss", number(result.loss)}, {"tokens", result.tokens}});
+  if (impl_->kept) {
+    impl_->kept->validation.add({{"step", step}, {"loss", number(result.loss)}, {"tokens", result.tokens}});
+  }
   impl_->document["validation_loss"] = number(result.loss);
 }
 
@@ -122,9 +172,12 @@ void Report::set_speed(double tokens_per_second, double peak_flops, double peak_
   impl_->document["matmul_peak_share"] = number(peak_share);
 }
 
-void Report::set_processor_seconds(const std::vector<double>& steps) {
-  for (std::size_t i = 0; i < std::min(steps.size(), impl_->steps.size()); ++i) {
-    impl_->steps[i]["cpu_seconds"] = number(steps[i]);
+void Report::add_processor_seconds(const std::vector<double>& steps) {
+  if (!impl_->kept) return;
+  for (const double seconds : steps) {
+    if (impl_->kept->open_steps.empty()) return;
+    impl_->kept->open_steps.front()["cpu_seconds"] = number(seconds);
+    impl_->kept->close_step();
   }
 }
 
@@ -140,7 +193,8 @@ void Report::set_sample(const std::string& text) {
 }
 
 void Report::add_checkpoint(const CheckpointRecord& record) {
-  impl_->checkpoints.push_back({{"step", record.step},
+  if (!impl_->kept) return;
+  impl_->kept->checkpoints.add({{"step", record.step},
                                 {"path", record.path},
                                 {"pause_seconds", number(record.pause_seconds)},
                                 {"seconds", number(record.seconds)}});
@@ -163,13 +217,19 @@ void Report::set_stopped(const std::string& signal) {
   impl_->document["stopped_by"] = signal;
 }
 
-std::string Report::to_json() const {
-  ordered_json document = impl_->document;
-  document["checkpoints"] = impl_->checkpoints;
-  document["validation"] = impl_->validation;
-  document["steps"] = impl_->steps;
-  // Bytes that are no UTF-8 (a sample may hold any) are replaced, not refused.
-  return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+void Report::write() {
+  if (!impl_->kept) return;
+  Impl::Kept& kept = *impl_->kept;
+  while (!kept.open_steps.empty()) kept.close_step();
+  std::string text = dumped(impl_->document);
+  text.resize(text.size() - 2);  // without the end of the object
+  OutputFile file(kept.path);
+  file.write(text);
+  kept.checkpoints.write(file, "checkpoints");
+  kept.validation.write(file, "validation");
+  kept.steps.write(file, "steps");
+  file.write("\n}\n");
+  file.commit();
 }
 
 std::string note_on_cores(const Placement& placement) {

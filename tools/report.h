@@ -40,7 +40,8 @@ struct Placement {
 /// share; empty where all is well.
 std::string note_on_cores(const Placement& placement);
 
-/// Collects on rank 0 what a run says of itself.
+/// Collects on rank 0 what a run says of itself. Without keep_for() there is no report, and nothing is kept
+/// of steps, validations and checkpoints; with it they wait in files, so that memory does not grow with them.
 class Report {
  public:
   Report();
@@ -48,8 +49,12 @@ class Report {
   Report(const Report&) = delete;
   Report& operator=(const Report&) = delete;
 
+  /// Before anything is added: write() will write to `path`. Throws ConfigurationError where nothing can wait
+  /// for that (tools/spool.h).
+  void keep_for(const std::string& path);
   void set_start(int world, int stage, const std::string& config_json, const std::string& fingerprint,
                  const std::string& model_name, const std::string& data_path);
+  /// What is added is held in memory until add_processor_seconds() names it.
   void add_step(const StepResult& result);
   /// Digests after the step that was added last.
   void add_step_digest(const kernels::Digest& weights, const kernels::Digest& state);
@@ -59,8 +64,8 @@ class Report {
   void set_engine(const std::string& memory, const std::string& traffic, const std::string& model);
   void set_digests(const kernels::Digest& weights, const kernels::Digest& state);
   void set_speed(double tokens_per_second, double peak_flops, double peak_share);
-  /// Processor seconds of all ranks in each step, in their order.
-  void set_processor_seconds(const std::vector<double>& steps);
+  /// Processor seconds of all ranks in each of the oldest steps that have none yet, in their order.
+  void add_processor_seconds(const std::vector<double>& steps);
   void set_placement(const Placement& placement);
   void set_sample(const std::string& text);
   void add_checkpoint(const CheckpointRecord& record);
@@ -69,7 +74,8 @@ class Report {
                    const kernels::Digest& state, const std::vector<std::string>& changes);
   /// The signal that ended the run before its last step.
   void set_stopped(const std::string& signal);
-  std::string to_json() const;
+  /// Writes the report as OutputFile does. Throws IoError. Does nothing without keep_for().
+  void write();
 
  private:
   struct Impl;

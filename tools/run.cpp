@@ -33,6 +33,7 @@ int Run::prepare() {
     }
     if (speaks()) {
       require_writable(options.report, "--report");
+      if (!options.report.empty()) report.keep_for(options.report);
       require_metrics(options.metrics, !options.resume.empty());
     }
     if (!options.trace.empty()) {

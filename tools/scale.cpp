@@ -10,9 +10,10 @@
 #include <set>
 
 #include "tranche/core/error.h"
+#include "tranche/core/output_file.h"
 #include "tranche/tools/child.h"
-#include "tranche/tools/files.h"
 #include "tranche/tools/progress.h"
+#include "tranche/tools/terminal.h"
 
 namespace tranche::tools {
 
@@ -174,11 +175,11 @@ class Conductor {
     results.stopped_by = stopped_by;
     const std::string json = results_json(study_.facts(), results, study_.settings());
     const std::string table = results_table(study_.facts(), results);
-    write_file_atomically(study_.path("results.json"), json);
-    write_file_atomically(study_.path("results.csv"), results_csv(study_.facts(), results));
-    write_file_atomically(study_.path("table.md"), table);
+    write_output_file(study_.path("results.json"), json);
+    write_output_file(study_.path("results.csv"), results_csv(study_.facts(), results));
+    write_output_file(study_.path("table.md"), table);
     for (const auto& [name, svg] : results_plots(study_.facts(), results)) {
-      write_file_atomically(study_.path(name), svg);
+      write_output_file(study_.path(name), svg);
     }
     if (json_) {
       output_.out << json << std::flush;
@@ -211,11 +212,11 @@ class Conductor {
   }
 
   void redraw(const std::string& line) {
-    lines_ << fmt::format("\r{:<{}}", line, drawn_) << std::flush;
+    draw(lines_, fmt::format("\r{:<{}}", line, drawn_));
     drawn_ = line.size();
   }
   void finish_line() {
-    if (drawn_ > 0) lines_ << fmt::format("\r{:<{}}\r", "", drawn_) << std::flush;
+    if (drawn_ > 0) draw(lines_, fmt::format("\r{:<{}}\r", "", drawn_));
     drawn_ = 0;
   }
   void say(const std::string& line) {

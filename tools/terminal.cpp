@@ -4,10 +4,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 
 #include "tranche/comm/backends.h"
+#include "tranche/core/printable.h"
 
 namespace tranche::tools {
 
@@ -24,15 +25,13 @@ bool people_watch_output() {
   return terminal;
 }
 
-std::string printable(std::string_view text) {
-  using nlohmann::json;
-  const std::string quoted = json(std::string(text)).dump(-1, ' ', false, json::error_handler_t::replace);
-  std::string valid = json::parse(quoted).get<std::string>();
-  for (char& c : valid) {
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 32 && c != '\n' && c != '\t') || byte == 127) c = '?';
-  }
-  return valid;
+void draw(std::ostream& out, std::string_view text) {
+  const std::size_t begin = std::min(text.find_first_not_of('\r'), text.size());
+  const std::size_t end = std::max(text.find_last_not_of('\r') + 1, begin);
+  write_unchanged(out, text.substr(0, begin));
+  out << text.substr(begin, end - begin);
+  write_unchanged(out, text.substr(end));
+  out.flush();
 }
 
 }  // namespace tranche::tools

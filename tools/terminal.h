@@ -1,5 +1,5 @@
 #pragma once
-#include <string>
+#include <ostream>
 #include <string_view>
 
 namespace tranche::tools {
@@ -9,8 +9,8 @@ namespace tranche::tools {
 /// than the launcher's its output is none).
 bool people_watch_output();
 
-/// Text that may hold any bytes, for a terminal: what is not UTF-8 becomes U+FFFD, control characters but
-/// newline and tab become '?'.
-std::string printable(std::string_view text);
+/// Writes and flushes lines for people. The carriage returns at the ends of `text`, with which a line is
+/// drawn anew, are the program's own and reach the terminal; those within it are shown (core/printable.h).
+void draw(std::ostream& out, std::string_view text);
 
 }  // namespace tranche::tools

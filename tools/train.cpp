@@ -26,6 +26,8 @@ namespace tranche::tools {
 namespace {
 
 constexpr double sample_temperature = 0.8;
+/// Steps whose processor seconds are added up over the ranks together.
+constexpr std::size_t steps_shared = 64;
 
 /// Of all threads of this process so far, user and system.
 double processor_seconds_now() {
@@ -76,6 +78,7 @@ class Training {
       if (run_.lease && run_.lease->lost()) run_.lease->require_held();  // which says who has it
       keeper_.after_step(result);
       if (result.stop_requested) break;
+      if (processor_seconds_.size() == steps_shared) share_processor_seconds();
       enough = time_is_up(clock.seconds(), step);
       if (due(run_.options.eval_every, step) && step < run_.settings.steps && !enough) {
         const EvaluationResult held_out = run_.validate(step);
@@ -109,7 +112,7 @@ class Training {
     return options;
   }
   static Progress::Writer writer(const Run& run) {
-    return [&out = run.output.out](std::string_view text) { out << text << std::flush; };
+    return [&out = run.output.out](std::string_view text) { draw(out, text); };
   }
   static bool due(std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; }
 
@@ -201,7 +204,7 @@ class Training {
     run_.output.out << table << std::flush;
   }
 
-  /// Collective. What every rank's steps took of processors, added up.
+  /// Collective. What every rank's steps since the last call took of processors, added up.
   void share_processor_seconds() {
     if (processor_seconds_.empty()) return;
     run_.runtime->all()
@@ -209,7 +212,8 @@ class Training {
                     DataType::float64, ReduceOperation::sum,
                     {"report", "processor seconds", Traffic::control})
         .wait();
-    if (run_.speaks()) run_.report.set_processor_seconds(processor_seconds_);
+    if (run_.speaks()) run_.report.add_processor_seconds(processor_seconds_);
+    processor_seconds_.clear();
   }
 
   void report_engine(const kernels::Digest& weights, const kernels::Digest& state,
@@ -221,7 +225,7 @@ class Training {
 
   void write_report() {
     if (!run_.options.report.empty()) {
-      write_file_atomically(run_.options.report, run_.report.to_json());
+      run_.report.write();
       run_.output.out << "report: " << run_.options.report << "\n";
     }
     run_.output.out.flush();
@@ -275,7 +279,7 @@ class Training {
     if (run_.settings.config.offload.any()) out << offload_lines();
     if (!sample.empty()) {
       report.set_sample(sample);
-      out << "sample of generated text:\n" << printable(sample) << "\n";
+      out << "sample of generated text:\n" << sample << "\n";
     }
     write_report();
   }
@@ -310,7 +314,7 @@ class Training {
   CheckpointKeeper keeper_;
   StepResult last_;
   double processor_before_ = processor_seconds_now();
-  std::vector<double> processor_seconds_;  ///< of each step, this rank's until share_processor_seconds()
+  std::vector<double> processor_seconds_;  ///< of each step since share_processor_seconds()
   std::int64_t begin_ = 0;                 ///< steps that were done before
 };
 

@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <sstream>
+
+#include "tranche/core/printable.h"
 #include "tranche/tools/terminal.h"
 
 namespace tranche::tools {
@@ -148,10 +151,15 @@ TEST(Duration, IsReadable) {
   EXPECT_EQ(format_duration(-3), "0 s");
 }
 
-TEST(Printable, KeepsTextAndReplacesTheRest) {
-  EXPECT_EQ(printable("a\tb\nc\xc3\xa9"), "a\tb\nc\xc3\xa9");
-  EXPECT_EQ(printable(std::string_view("a\0\x1b[31m", 7)), "a??[31m");
-  EXPECT_EQ(printable("x\xffy"), "x\xef\xbf\xbdy");
+TEST(Draw, OnlyTheProgramsOwnCarriageReturnsReachTheTerminal) {
+  std::ostringstream to;
+  PrintableBuffer buffer(*to.rdbuf());
+  std::ostream out(&buffer);
+  draw(out, "\rstep 1 of a\rb \x1b[2J  \r");
+  draw(out, "\r");
+  draw(out, "");
+  draw(out, "end\n");
+  EXPECT_EQ(to.str(), "\rstep 1 of a\\u000db \\u001b[2J  \r\rend\n");
 }
 
 }  // namespace

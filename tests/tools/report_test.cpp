@@ -4,14 +4,30 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
+
+#include "tranche/tests/tools/temporary.h"
 
 namespace tranche::tools {
 namespace {
 
 using nlohmann::json;
 
-TEST(Report, WritesWhatItWasGiven) {
+/// A report in a folder of its own, and what it writes.
+struct Written {
+  Written() { report.keep_for(path); }
+  std::string text() {
+    report.write();
+    return test::read_file(path);
+  }
+  test::TemporaryFolder folder;
+  std::string path = folder.path("report.json");
   Report report;
+};
+
+TEST(Report, WritesWhatItWasGiven) {
+  Written written;
+  Report& report = written.report;
   report.set_start(2, 3, R"({"zero_optimization": {"stage": 3}})", "cpu", "gpt-nano", "a.txt");
   StepResult step;
   step.step = 1;
@@ -31,9 +47,9 @@ TEST(Report, WritesWhatItWasGiven) {
   report.add_validation(1, {3.5, 10});
   report.add_validation(2, {3.25, 10});
   report.set_ngrams({1, 2, 3});
-  report.set_processor_seconds({1.5});
+  report.add_processor_seconds({1.5});
   report.set_placement({2, 3, 4, 5});
-  const json document = json::parse(report.to_json());
+  const json document = json::parse(written.text());
   EXPECT_EQ(document["schema"], "tranche-report-1");
   EXPECT_EQ(document["world"], 2);
   EXPECT_EQ(document["config"]["zero_optimization"]["stage"], 3);
@@ -61,7 +77,8 @@ TEST(Report, WritesWhatItWasGiven) {
 }
 
 TEST(Report, SaysWhereARunCameFromAndWhatItLeft) {
-  Report report;
+  Written written;
+  Report& report = written.report;
   LoadResult loaded;
   loaded.folder = "ckpt/step-00000004";
   loaded.step = 4;
@@ -71,7 +88,7 @@ TEST(Report, SaysWhereARunCameFromAndWhatItLeft) {
   report.set_resumed(loaded, false, {{1, 2}}, {{3, 4}}, {"a is 1, was 2"});
   report.add_checkpoint({8, "ckpt/step-00000008", 0.25, 1.5});
   report.set_stopped("SIGUSR1");
-  const json document = json::parse(report.to_json());
+  const json document = json::parse(written.text());
   const json& resumed = document["resumed"];
   EXPECT_EQ(resumed["path"], "ckpt/step-00000004");
   EXPECT_EQ(resumed["weights_only"], false);
@@ -91,16 +108,59 @@ TEST(Report, SaysWhereARunCameFromAndWhatItLeft) {
 }
 
 TEST(Report, StaysJsonWhateverHappens) {
-  Report report;
+  Written written;
+  Report& report = written.report;
   StepResult step;
   step.loss = std::numeric_limits<double>::quiet_NaN();
   step.gradient_norm = std::numeric_limits<double>::infinity();
   report.add_step(step);
   report.set_sample("not \xff utf-8");
-  const json document = json::parse(report.to_json());
+  const json document = json::parse(written.text());
   EXPECT_TRUE(document["steps"][0]["loss"].is_null());
   EXPECT_TRUE(document["steps"][0]["grad_norm"].is_null());
   EXPECT_EQ(document["sample"], "not \xef\xbf\xbd utf-8");
+}
+
+TEST(Report, HasTheBytesOfOneDocumentHoweverManySteps) {
+  Written written;
+  Report& report = written.report;
+  report.set_start(1, 0, R"({"a": {"b": []}})", "cpu", "gpt-nano", "a.txt");
+  std::vector<double> seconds;
+  const auto check = [&] {
+    const std::string text = written.text();
+    EXPECT_EQ(nlohmann::ordered_json::parse(text).dump(1) + "\n", text);
+    return json::parse(text)["steps"].size();
+  };
+  EXPECT_EQ(check(), 0u);
+  StepResult step;
+  for (step.step = 1; step.step <= 1000; ++step.step) {
+    step.loss = 1.0 / static_cast<double>(step.step);
+    step.skipped_because = step.step % 3 == 0 ? "\n \"quoted\"" : "";
+    report.add_step(step);
+    if (step.step % 5 == 0) report.add_step_digest({{1, 2}}, {{3, 4}});
+    if (step.step % 7 == 0) report.add_validation(step.step, {0.1, 10});
+    if (step.step % 11 == 0) report.add_checkpoint({step.step, "c", 0.25, 1.5});
+    seconds.push_back(0.5 * static_cast<double>(step.step));
+    if (seconds.size() == 64) report.add_processor_seconds(std::exchange(seconds, {}));
+  }
+  EXPECT_EQ(check(), 1000u);
+  const json document = json::parse(written.text());
+  EXPECT_EQ(document["steps"][959]["cpu_seconds"], 480.0);
+  EXPECT_FALSE(document["steps"][960].contains("cpu_seconds"));
+  EXPECT_EQ(document["steps"][999]["step"], 1000);
+  EXPECT_EQ(document["validation"].size(), 142u);
+  EXPECT_EQ(document["checkpoints"].size(), 90u);
+  EXPECT_THAT(written.folder.names(), testing::ElementsAre("report.json")) << "what waits has no name";
+}
+
+TEST(Report, KeepsNothingWhereNobodyReadsIt) {
+  Report report;
+  report.add_step({});
+  report.add_step_digest({{1, 2}}, {{3, 4}});
+  report.add_processor_seconds({1, 2});
+  report.add_checkpoint({8, "c", 0.25, 1.5});
+  report.add_validation(1, {3.5, 10});
+  report.write();
 }
 
 TEST(Placement, SaysWhereThreadsWaitForCores) {

@@ -1,0 +1,69 @@
+#include "tranche/tools/spool.h"
+
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+
+#include <cerrno>
+#include <csignal>
+
+#include "tranche/core/error.h"
+#include "tranche/tests/tools/temporary.h"
+
+namespace tranche::tools {
+namespace {
+
+using test::message_of;
+using test::TemporaryFolder;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+std::string content_of(Spool& spool) {
+  std::string text;
+  spool.read([&text](std::string_view piece) { text += piece; });
+  return text;
+}
+
+TEST(Spool, GivesBackWhatWasAddedAndHasNoName) {
+  const TemporaryFolder folder;
+  Spool spool(folder.path("report.json"));
+  EXPECT_TRUE(spool.empty());
+  EXPECT_EQ(content_of(spool), "");
+  std::string all;
+  for (int i = 0; i < 20000; ++i) {
+    spool.add(std::to_string(i) + ",");
+    all += std::to_string(i) + ",";
+  }
+  EXPECT_FALSE(spool.empty());
+  EXPECT_EQ(content_of(spool), all);
+  spool.add("more");
+  EXPECT_EQ(content_of(spool), all + "more") << "read and added to again";
+  EXPECT_THAT(folder.names(), IsEmpty());
+}
+
+TEST(Spool, LiesElsewhereWhereThePathIsNoRegularFile) {
+  for (const char* path : {"/dev/null", "/proc/none"}) {
+    Spool spool(path);
+    spool.add("x");
+    EXPECT_EQ(content_of(spool), "x");
+  }
+}
+
+TEST(Spool, WhatCouldNotBeKeptIsToldAtTheEnd) {
+  const TemporaryFolder folder;
+  Spool spool(folder.path("r"));
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  rlimit limit = before;
+  limit.rlim_cur = 100000;
+  ::setrlimit(RLIMIT_FSIZE, &limit);
+  for (int i = 0; i < 200; ++i) spool.add(std::string(1000, 'x'));
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_THAT(message_of<IoError>([&] { content_of(spool); }),
+              AllOf(HasSubstr("'" + folder.path("r") + "' is not written"), HasSubstr("File too large")));
+}
+
+}  // namespace
+}  // namespace tranche::tools
