@@ -200,7 +200,7 @@ TEST_F(SwapFileTest, AFolderThatTakesNoFilesIsTheUsersToMend) {
     EXPECT_THAT(
         caught<ConfigurationError>([&] { file.create(); }).message(),
         AllOf(HasSubstr("the folder of the nvme tier, '" + folder_.path() + "', takes no file of this user"),
-              HasSubstr("creation of '")));
+              HasSubstr("/tranche-swap-")));
     files.inject({.operation = FileOperation::open, .code = EIO});
     EXPECT_EQ(caught<IoError>([&] { file.create(); }).code(), EIO);
   }
