@@ -217,7 +217,7 @@ def suite_steady():
 
 def suite_steady_long():
     for ranks in (1, 2):
-        steady(ranks, 100000, ["--report", path(f"report-{ranks}.json")], every=5000)
+        steady(ranks, 100000, ["--report", path(f"report-{ranks}.json")], every=1000)
 
 
 {"streams": suite_streams, "files": suite_files, "threads": suite_threads, "steady": suite_steady,
