@@ -32,16 +32,19 @@ double smoothed(std::uint32_t count, std::uint64_t total, std::uint32_t differen
 
 }  // namespace
 
-NgramModel::NgramModel(std::span<const std::uint8_t> text)
+NgramModel::NgramModel(const TextPieces& text)
     : one_(symbols), two_(symbols * symbols), three_(symbols * symbols * symbols) {
   std::size_t context = 0;  // the last two bytes
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const std::size_t byte = text[i];
-    ++one_[byte];
-    if (i >= 1) ++two_[(context % symbols) * symbols + byte];
-    if (i >= 2) ++three_[context * symbols + byte];
-    context = (context * symbols + byte) % (symbols * symbols);
-  }
+  std::int64_t count = 0;
+  text([&](std::span<const std::uint8_t> piece) {
+    for (const std::size_t byte : piece) {
+      ++one_[byte];
+      if (count >= 1) ++two_[(context % symbols) * symbols + byte];
+      if (count >= 2) ++three_[context * symbols + byte];
+      context = (context * symbols + byte) % (symbols * symbols);
+      ++count;
+    }
+  });
   summarise(one_, total_none_, after_none_);
   summarise(two_, total_one_, after_one_);
   summarise(three_, total_two_, after_two_);
@@ -61,18 +64,25 @@ double NgramModel::trigram(std::uint8_t before_last, std::uint8_t before, std::u
                   bigram(before, byte));
 }
 
-NgramEntropies NgramModel::entropies(std::span<const std::uint8_t> held_out) const {
-  if (held_out.size() < 3) {
-    throw ConfigurationError("n-gram entropies need a held-out text of at least three bytes, not " +
-                             std::to_string(held_out.size()));
-  }
+NgramEntropies NgramModel::entropies(const TextPieces& held_out) const {
   NgramEntropies sums;
-  for (std::size_t i = 0; i < held_out.size(); ++i) {
-    sums.unigram -= std::log(unigram(held_out[i]));
-    if (i >= 1) sums.bigram -= std::log(bigram(held_out[i - 1], held_out[i]));
-    if (i >= 2) sums.trigram -= std::log(trigram(held_out[i - 2], held_out[i - 1], held_out[i]));
+  std::uint8_t before_last = 0, before = 0;
+  std::int64_t count = 0;
+  held_out([&](std::span<const std::uint8_t> piece) {
+    for (const std::uint8_t byte : piece) {
+      sums.unigram -= std::log(unigram(byte));
+      if (count >= 1) sums.bigram -= std::log(bigram(before, byte));
+      if (count >= 2) sums.trigram -= std::log(trigram(before_last, before, byte));
+      before_last = before;
+      before = byte;
+      ++count;
+    }
+  });
+  if (count < 3) {
+    throw ConfigurationError("n-gram entropies need a held-out text of at least three bytes, not " +
+                             std::to_string(count));
   }
-  const auto bytes = static_cast<double>(held_out.size());
+  const auto bytes = static_cast<double>(count);
   return {sums.unigram / bytes, sums.bigram / (bytes - 1), sums.trigram / (bytes - 2)};
 }
 

@@ -2,6 +2,7 @@
 /// n-gram models of bytes: what a trained model is measured against.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -14,6 +15,9 @@ struct NgramEntropies {
   double trigram = 0;  ///< mean of -log p(b_t | b_t-2, b_t-1), over every byte but the first two
 };
 
+/// Calls what it is given with the pieces of a text, in order: texts need not fit in memory.
+using TextPieces = std::function<void(const std::function<void(std::span<const std::uint8_t>)>& visit)>;
+
 /// Counts of the byte sequences of length 1 to 3 of a text, with Witten-Bell smoothing (Bell, Cleary &
 /// Witten, "Text compression", 1990): with T(h) the number of different bytes seen after h,
 ///     p(w | h) = (c(h w) + T(h) p(w | shorter h)) / (c(h) + T(h)),
@@ -21,13 +25,13 @@ struct NgramEntropies {
 /// the held-out text, and with many counts it is close to the best that a table can do. Takes 64 MiB.
 class NgramModel {
  public:
-  explicit NgramModel(std::span<const std::uint8_t> text);
+  explicit NgramModel(const TextPieces& text);
   double unigram(std::uint8_t byte) const;
   double bigram(std::uint8_t before, std::uint8_t byte) const;
   double trigram(std::uint8_t before_last, std::uint8_t before, std::uint8_t byte) const;
 
   /// Throws ConfigurationError when the text is shorter than three bytes.
-  NgramEntropies entropies(std::span<const std::uint8_t> held_out) const;
+  NgramEntropies entropies(const TextPieces& held_out) const;
 
  private:
   std::vector<std::uint32_t> one_, two_, three_;                   // counts

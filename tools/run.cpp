@@ -196,11 +196,10 @@ EvaluationResult Run::validate(std::int64_t step) {
 }
 
 NgramEntropies Run::ngrams() const {
-  const auto bytes = [](const TokenRange& range) {
-    return range.file->bytes().subspan(static_cast<std::size_t>(range.begin),
-                                       static_cast<std::size_t>(range.size));
+  const auto text = [](const TokenRange& range) -> TextPieces {
+    return [range](const auto& visit) { range.file->read_text(range.begin, range.size, visit); };
   };
-  return NgramModel(bytes(data.training_range)).entropies(bytes(data.validation_range));
+  return NgramModel(text(data.training_range)).entropies(text(data.validation_range));
 }
 
 std::string Run::advice_on(const std::exception_ptr& error, int ranks_per_node) const {

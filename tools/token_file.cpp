@@ -1,19 +1,19 @@
 #include "tranche/tools/token_file.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <vector>
 
+#include "tranche/checkpoint/digest.h"
 #include "tranche/core/error.h"
 #include "tranche/core/nearest.h"
-#include "tranche/engine/config.h"
+#include "tranche/offload/file_system.h"
 
 namespace tranche::tools {
 
@@ -23,36 +23,31 @@ constexpr std::int32_t llmc_magic = 20240520;
 constexpr std::int32_t llmc_version = 1;
 constexpr std::int64_t llmc_header_bytes = 256 * 4;
 
-class Descriptor {
- public:
-  explicit Descriptor(const std::string& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const noexcept { return fd_; }
+constexpr std::int64_t page_bytes = 4096;
+constexpr std::int64_t sampled_pages = 64;
+constexpr std::int64_t piece_bytes = 1 << 20;
 
- private:
-  int fd_;
-};
-
-std::int32_t word(const void* header, std::size_t index) {
+std::int32_t word(std::span<const std::uint8_t> header, std::size_t index) {
   std::int32_t value = 0;
-  std::memcpy(&value, static_cast<const char*>(header) + index * 4, 4);
+  std::memcpy(&value, header.data() + index * 4, 4);
   return value;
 }
 
-}  // namespace
-
-struct TokenFile::Mapping {
-  void* data = nullptr;
-  std::size_t bytes = 0;
-  Mapping(void* address, std::size_t length) : data(address), bytes(length) {}
-  ~Mapping() { ::munmap(data, bytes); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
+struct Stamp {
+  std::int64_t bytes = 0;
+  std::int64_t changed = 0;  ///< nanoseconds since 1970
 };
+
+Stamp stamp_of(const File& file) {
+  struct stat status {};
+  if (::fstat(file.native()->buffered, &status) != 0) {
+    throw ConfigurationError(
+        fmt::format("data file '{}' cannot be read: {}", file.path(), std::strerror(errno)));
+  }
+  return {status.st_size, std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+}
+
+}  // namespace
 
 std::string_view name_of(DataFormat format) {
   constexpr std::array<std::string_view, 4> names{"auto", "text", "llmc", "nanogpt"};
@@ -72,115 +67,158 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
   const auto fail = [&](const std::string& why) {
     throw ConfigurationError(fmt::format("data file '{}' {}", path_, why));
   };
-  const Descriptor file(path);
-  if (file.get() < 0) fail(fmt::format("cannot be opened: {}", std::strerror(errno)));
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail(fmt::format("cannot be read: {}", std::strerror(errno)));
-  if (!S_ISREG(status.st_mode)) fail("is not a file");
-  const auto bytes = static_cast<std::int64_t>(status.st_size);
-  if (bytes == 0) fail("is empty; give a text file, or tokens as llm.c or nanoGPT write them");
-  void* data = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (data == MAP_FAILED) fail(fmt::format("cannot be mapped: {}", std::strerror(errno)));
-  mapping_ = std::make_shared<Mapping>(data, static_cast<std::size_t>(bytes));
+  std::error_code ignored;
+  if (const auto status = std::filesystem::status(path, ignored);
+      std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    fail("is not a file");
+  }
+  try {
+    file_ = posix_file_system().open(path, OpenMode::read);
+  } catch (const IoError& problem) {
+    fail(fmt::format("cannot be opened: {}", std::strerror(problem.code())));
+  }
+  const Stamp stamp = stamp_of(*file_);
+  bytes_ = stamp.bytes;
+  changed_ = stamp.changed;
+  if (bytes_ == 0) fail("is empty; give a text file, or tokens as llm.c or nanoGPT write them");
+  digest_ = take_digest();
 
-  const bool magic = bytes >= 4 && word(data, 0) == llmc_magic;
+  std::array<std::uint8_t, 12> header{};
+  read_bytes(0, std::span(header).first(static_cast<std::size_t>(std::min<std::int64_t>(12, bytes_))));
+  const bool magic = bytes_ >= 4 && word(header, 0) == llmc_magic;
   if (format_ == DataFormat::automatic) {
     format_ = magic ? DataFormat::llmc : path_.ends_with(".bin") ? DataFormat::nanogpt : DataFormat::text;
   }
-  tokens_ = data;
   if (format_ == DataFormat::text) {
-    size_ = bytes;
+    size_ = bytes_;
   } else if (format_ == DataFormat::nanogpt) {
-    if (bytes % 2 != 0) {
-      fail(fmt::format("holds {} bytes, an odd number: it is not the uint16 tokens of nanoGPT", bytes));
+    if (bytes_ % 2 != 0) {
+      fail(fmt::format("holds {} bytes, an odd number: it is not the uint16 tokens of nanoGPT", bytes_));
     }
-    size_ = bytes / 2;
+    size_ = bytes_ / 2;
   } else {
     if (!magic) fail(fmt::format("does not begin with llm.c's magic number {}", llmc_magic));
-    if (bytes < llmc_header_bytes)
+    if (bytes_ < llmc_header_bytes)
       fail(fmt::format("ends within llm.c's header of {} bytes", llmc_header_bytes));
-    if (word(data, 1) != llmc_version) {
-      fail(fmt::format("is of llm.c's version {}; version {} (uint16 tokens) can be read", word(data, 1),
+    if (word(header, 1) != llmc_version) {
+      fail(fmt::format("is of llm.c's version {}; version {} (uint16 tokens) can be read", word(header, 1),
                        llmc_version));
     }
-    size_ = word(data, 2);
-    if (size_ < 1 || llmc_header_bytes + 2 * size_ != bytes) {
+    size_ = word(header, 2);
+    if (size_ < 1 || llmc_header_bytes + 2 * size_ != bytes_) {
       fail(fmt::format(
           "says that it holds {} tokens, but there are {} bytes after its header; it is damaged or "
           "cut off",
-          size_, bytes - llmc_header_bytes));
+          size_, bytes_ - llmc_header_bytes));
     }
-    tokens_ = static_cast<const char*>(data) + llmc_header_bytes;
+    begin_ = llmc_header_bytes;
   }
 }
 
-std::int32_t TokenFile::operator[](std::int64_t position) const {
-  if (position < 0 || position >= size_) {
-    throw InvalidArgument(
-        fmt::format("'{}' holds {} tokens; there is no position {}", path_, size_, position));
-  }
-  const auto at = static_cast<std::size_t>(position);
-  if (format_ == DataFormat::text) return static_cast<const std::uint8_t*>(tokens_)[at];
-  return static_cast<const std::uint16_t*>(tokens_)[at];
-}
-
-void TokenFile::refuse(std::int64_t position, std::int64_t vocabulary) const {
+void TokenFile::refuse_cut(std::int64_t missing) const {
   throw ConfigurationError(fmt::format(
-      "data file '{}' holds token {} at position {}, but the model's vocabulary is {}; choose another "
-      "model, or the file's right format with --data-format (now {})",
-      path_, (*this)[position], position, vocabulary, name_of(format_)));
+      "data file '{}' was cut off while it was in use: it had {} bytes, and byte {} is not there any "
+      "more; put the whole file back, and start again (--resume latest goes on from a checkpoint)",
+      path_, bytes_, missing));
+}
+
+void TokenFile::fetch(std::int64_t offset, std::span<std::uint8_t> into) const {
+  const auto count = static_cast<std::int64_t>(into.size());
+  try {
+    file_->read(offset, into.data(), count);
+  } catch (const IoError& problem) {
+    if (problem.code() == 0) refuse_cut(offset + count - 1);
+    throw ConfigurationError(fmt::format("data file '{}' could not be read at bytes {} to {}: {}", path_,
+                                         offset, offset + count - 1, std::strerror(problem.code())));
+  }
+}
+
+std::string TokenFile::take_digest() const {
+  std::vector<std::uint8_t> piece(static_cast<std::size_t>(std::min(piece_bytes, bytes_)));
+  std::vector<std::uint64_t> digests{static_cast<std::uint64_t>(bytes_)};
+  const auto add = [&](std::int64_t offset, std::int64_t count) {
+    const std::span part = std::span(piece).first(static_cast<std::size_t>(count));
+    fetch(offset, part);
+    digests.push_back(checkpoint::digest_of(std::as_bytes(part)));
+  };
+  if (bytes_ <= largest_whole_digest) {
+    for (std::int64_t at = 0; at < bytes_; at += piece_bytes) add(at, std::min(piece_bytes, bytes_ - at));
+  } else {
+    for (std::int64_t page = 0; page < sampled_pages; ++page) {
+      add((bytes_ - page_bytes) * page / (sampled_pages - 1), page_bytes);
+    }
+  }
+  return checkpoint::to_hex(checkpoint::block_digest(digests));
+}
+
+void TokenFile::read_bytes(std::int64_t offset, std::span<std::uint8_t> into) const {
+  fetch(offset, into);
+  // Afterwards: what was written before these bytes were read has changed the time by now.
+  const Stamp now = stamp_of(*file_);
+  if (now.bytes < bytes_) refuse_cut(now.bytes);
+  if (now.changed == changed_) return;
+  // The time changes without the bytes, too, and a file that grew still begins as it did.
+  if (const std::string digest = take_digest(); digest != digest_) {
+    throw ConfigurationError(
+        fmt::format("data file '{}' was written to while it was in use: the digest of its bytes was {} and "
+                    "now is {}; start again with data that stays as it is (a new file renamed over the old "
+                    "one harms no run)",
+                    path_, digest_, digest));
+  }
+  changed_ = now.changed;
+}
+
+void TokenFile::check_range(std::int64_t first, std::int64_t count) const {
+  if (first >= 0 && count >= 0 && count <= size_ - first) return;
+  throw InvalidArgument(
+      fmt::format("'{}' holds {} tokens; {} from {} on are not among them", path_, size_, count, first));
 }
 
 void TokenFile::read(std::int64_t first, std::span<std::int32_t> into, std::int64_t vocabulary) const {
-  const auto count = static_cast<std::int64_t>(into.size());
-  if (first < 0 || count > size_ - first) {
-    throw InvalidArgument(
-        fmt::format("'{}' holds {} tokens; {} from {} on are not among them", path_, size_, count, first));
-  }
+  check_range(first, static_cast<std::int64_t>(into.size()));
+  const std::size_t width = format_ == DataFormat::text ? 1 : 2;
+  std::vector<std::uint8_t> bytes(into.size() * width);
+  read_bytes(begin_ + first * static_cast<std::int64_t>(width), bytes);
   std::int32_t highest = 0;
-  const auto copy = [&](const auto* tokens) {
-    for (std::size_t i = 0; i < into.size(); ++i) {
-      into[i] = tokens[i];
-      highest = std::max(highest, into[i]);
-    }
-  };
-  if (format_ == DataFormat::text) {
-    copy(static_cast<const std::uint8_t*>(tokens_) + first);
-  } else {
-    copy(static_cast<const std::uint16_t*>(tokens_) + first);
+  for (std::size_t i = 0; i < into.size(); ++i) {
+    std::uint16_t token = bytes[i];
+    if (width == 2) std::memcpy(&token, bytes.data() + 2 * i, 2);
+    into[i] = token;
+    highest = std::max(highest, into[i]);
   }
   if (highest < vocabulary) return;
   const auto culprit =
       std::find_if(into.begin(), into.end(), [&](std::int32_t token) { return token >= vocabulary; });
-  refuse(first + (culprit - into.begin()), vocabulary);
+  throw ConfigurationError(fmt::format(
+      "data file '{}' holds token {} at position {}, but the model's vocabulary is {}; choose another "
+      "model, or the file's right format with --data-format (now {})",
+      path_, *culprit, first + (culprit - into.begin()), vocabulary, name_of(format_)));
 }
 
 void TokenFile::require_within(std::int64_t vocabulary, std::int64_t count) const {
   if (vocabulary >= possible_vocabulary()) return;
   count = std::min(count, size_);
-  const auto scan = [&](const auto* tokens) {
-    // In blocks, so that the maximum is taken without branches and the search is short.
-    constexpr std::int64_t block = 1 << 14;
-    for (std::int64_t begin = 0; begin < count; begin += block) {
-      const std::int64_t end = std::min(begin + block, count);
-      if (*std::max_element(tokens + begin, tokens + end) < vocabulary) continue;
-      for (std::int64_t i = begin; i < end; ++i) {
-        if (tokens[i] >= vocabulary) refuse(i, vocabulary);
-      }
-    }
-  };
-  if (format_ == DataFormat::text) {
-    scan(static_cast<const std::uint8_t*>(tokens_));
-  } else {
-    scan(static_cast<const std::uint16_t*>(tokens_));
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(std::min(piece_bytes / 4, count)));
+  for (std::int64_t first = 0; first < count; first += piece_bytes / 4) {
+    read(first, std::span(tokens).first(static_cast<std::size_t>(std::min(piece_bytes / 4, count - first))),
+         vocabulary);
   }
 }
 
-std::span<const std::uint8_t> TokenFile::bytes() const {
+void TokenFile::read_text(std::int64_t first, std::int64_t count,
+                          const std::function<void(std::span<const std::uint8_t>)>& visit) const {
   if (format_ != DataFormat::text) {
     throw InvalidArgument(fmt::format("'{}' holds tokens, not text", path_));
   }
-  return {static_cast<const std::uint8_t*>(tokens_), static_cast<std::size_t>(size_)};
+  check_range(first, count);
+  std::vector<std::uint8_t> piece(static_cast<std::size_t>(std::min(piece_bytes, count)));
+  for (const std::int64_t end = first + count; first < end;) {
+    const std::span part =
+        std::span(piece).first(static_cast<std::size_t>(std::min(piece_bytes, end - first)));
+    read_bytes(first, part);
+    visit(part);
+    first += static_cast<std::int64_t>(part.size());
+  }
 }
 
 }  // namespace tranche::tools

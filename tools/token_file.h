@@ -1,11 +1,16 @@
 #pragma once
-/// Files of tokens, mapped into memory.
+/// Files of tokens, read piece by piece.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+
+namespace tranche {
+class File;
+}
 
 namespace tranche::tools {
 
@@ -15,7 +20,12 @@ std::string_view name_of(DataFormat format);
 /// "auto", "text", "llmc", "nanogpt"; throws ConfigurationError naming them.
 DataFormat parse_data_format(std::string_view text);
 
-/// A file of tokens, read-only and mapped: nothing is read before it is used. Formats:
+/// Files up to this size have a digest of all their bytes, larger ones of samples.
+inline constexpr std::int64_t largest_whole_digest = std::int64_t{64} << 20;
+
+/// A file of tokens. It stays open, so that a new file renamed over its name changes nothing; every access
+/// reads from the file and throws ConfigurationError, naming it, when it cannot be read any more, was cut
+/// off, or holds other bytes than when it was opened (as digest() tells). Formats:
 /// - text: every byte is a token, vocabulary 256;
 /// - llmc: as llm.c writes it: 256 int32 of header (magic 20240520, version 1, token count), then uint16;
 /// - nanogpt: as nanoGPT writes it: uint16 from the first byte on.
@@ -27,26 +37,38 @@ class TokenFile {
   const std::string& path() const noexcept { return path_; }
   DataFormat format() const noexcept { return format_; }
   std::int64_t size() const noexcept { return size_; }
+  /// A digest of the file's size and of its bytes when it was opened, in 16 hexadecimal digits. Of files
+  /// larger than largest_whole_digest it sees 64 pages of 4 KiB, the first, the last and others evenly
+  /// between them.
+  const std::string& digest() const noexcept { return digest_; }
   /// The largest number that a token of the format can have, plus one.
   std::int64_t possible_vocabulary() const noexcept { return format_ == DataFormat::text ? 256 : 65536; }
-  /// Token at a position; throws InvalidArgument outside of the file.
-  std::int32_t operator[](std::int64_t position) const;
   /// Tokens [first, first + into.size()). Throws ConfigurationError, naming file, position and value, for a
-  /// token that is not below `vocabulary`.
+  /// token that is not below `vocabulary`, and InvalidArgument outside of the file.
   void read(std::int64_t first, std::span<std::int32_t> into, std::int64_t vocabulary) const;
   /// Looks at the first `count` tokens (all by default) and throws as read() does.
   void require_within(std::int64_t vocabulary, std::int64_t count = INT64_MAX) const;
-  /// The bytes of a text file; throws InvalidArgument for other formats.
-  std::span<const std::uint8_t> bytes() const;
+  /// Calls `visit` with bytes [first, first + count) of a text file, in order and in pieces. Throws
+  /// InvalidArgument for other formats and outside of the file.
+  void read_text(std::int64_t first, std::int64_t count,
+                 const std::function<void(std::span<const std::uint8_t>)>& visit) const;
 
  private:
-  struct Mapping;
-  [[noreturn]] void refuse(std::int64_t position, std::int64_t vocabulary) const;
+  void check_range(std::int64_t first, std::int64_t count) const;
+  [[noreturn]] void refuse_cut(std::int64_t missing) const;
+  void fetch(std::int64_t offset, std::span<std::uint8_t> into) const;
+  std::string take_digest() const;
+  /// fetch() of a file that has not changed.
+  void read_bytes(std::int64_t offset, std::span<std::uint8_t> into) const;
   std::string path_;
   DataFormat format_;
-  std::shared_ptr<const Mapping> mapping_;
-  const void* tokens_ = nullptr;
+  std::shared_ptr<File> file_;
+  std::int64_t bytes_ = 0;  ///< of the file when it was opened
+  std::int64_t begin_ = 0;  ///< of the first token
   std::int64_t size_ = 0;
+  std::string digest_;
+  mutable std::int64_t changed_ =
+      0;  ///< time of the file's last change for which the digest is known to hold
 };
 
 /// A stretch [begin, begin + size) of a file.

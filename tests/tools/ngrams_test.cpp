@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <string>
 #include <string_view>
 
 #include "tranche/core/error.h"
@@ -10,13 +11,19 @@
 namespace tranche::tools {
 namespace {
 
-std::span<const std::uint8_t> bytes(std::string_view text) {
-  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+/// In pieces of one to three bytes, over whose ends contexts reach.
+TextPieces pieces(std::string_view text) {
+  return [text](const auto& visit) {
+    for (std::size_t i = 0, size = 1; i < text.size(); i += size, size = size % 3 + 1) {
+      const std::string_view piece = text.substr(i, size);
+      visit({reinterpret_cast<const std::uint8_t*>(piece.data()), piece.size()});
+    }
+  };
 }
 
 TEST(Ngrams, AreWhatAHandComputes) {
   // "abab": a twice, b twice; after a: b twice; after b: a once; after ab: a once; after ba: b once.
-  const NgramModel model(bytes("abab"));
+  const NgramModel model(pieces("abab"));
   const double none = 1.0 / 256;
   const double a = (2 + 2 * none) / (4 + 2), c = (0 + 2 * none) / (4 + 2);
   EXPECT_DOUBLE_EQ(model.unigram('a'), a);
@@ -31,14 +38,26 @@ TEST(Ngrams, AreWhatAHandComputes) {
   EXPECT_DOUBLE_EQ(model.trigram('b', 'a', 'c'), (0 + 1 * model.bigram('a', 'c')) / (1 + 1));
   EXPECT_DOUBLE_EQ(model.trigram('b', 'b', 'a'), b_then_a);
 
-  const NgramEntropies entropies = model.entropies(bytes("bac"));
+  const NgramEntropies entropies = model.entropies(pieces("bac"));
   EXPECT_DOUBLE_EQ(entropies.unigram, -(std::log(a) + std::log(a) + std::log(c)) / 3);
   EXPECT_DOUBLE_EQ(entropies.bigram, -(std::log(b_then_a) + std::log(model.bigram('a', 'c'))) / 2);
   EXPECT_DOUBLE_EQ(entropies.trigram, -std::log(model.trigram('b', 'a', 'c')));
 }
 
+TEST(Ngrams, AreThoseOfTheWholeTextHoweverItIsCut) {
+  const std::string_view text = "to be or not to be, that is the question";
+  const TextPieces whole = [&](const auto& visit) {
+    visit({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+  };
+  const NgramEntropies cut = NgramModel(pieces(text)).entropies(pieces(text));
+  const NgramEntropies uncut = NgramModel(whole).entropies(whole);
+  EXPECT_EQ(cut.unigram, uncut.unigram);
+  EXPECT_EQ(cut.bigram, uncut.bigram);
+  EXPECT_EQ(cut.trigram, uncut.trigram);
+}
+
 TEST(Ngrams, AreDistributions) {
-  const NgramModel model(bytes(std::string_view("to be or not to be\0\xff that is", 29)));
+  const NgramModel model(pieces(std::string_view("to be or not to be\0\xff that is", 29)));
   for (int x = 0; x < 256; ++x) {
     double one = 0, two = 0, three = 0;
     for (int w = 0; w < 256; ++w) {
@@ -55,18 +74,18 @@ TEST(Ngrams, AreDistributions) {
 }
 
 TEST(Ngrams, AreFiniteForBytesNeverSeen) {
-  const NgramModel model(bytes("aaaa"));
-  const NgramEntropies entropies = model.entropies(bytes("zyxw"));
+  const NgramModel model(pieces("aaaa"));
+  const NgramEntropies entropies = model.entropies(pieces("zyxw"));
   EXPECT_TRUE(std::isfinite(entropies.bigram));
   EXPECT_TRUE(std::isfinite(entropies.trigram));
-  const NgramEntropies nothing = NgramModel(bytes("")).entropies(bytes("abc"));
+  const NgramEntropies nothing = NgramModel(pieces("")).entropies(pieces("abc"));
   EXPECT_NEAR(nothing.trigram, std::log(256.0), 1e-12);
 }
 
 TEST(Ngrams, LongerContextsTellMoreOfRegularText) {
   std::string text;
   for (int i = 0; i < 2000; ++i) text += i % 2 == 0 ? "abcabd" : "abdabc";
-  const NgramEntropies entropies = NgramModel(bytes(text)).entropies(bytes(text));
+  const NgramEntropies entropies = NgramModel(pieces(text)).entropies(pieces(text));
   EXPECT_LT(entropies.bigram, entropies.unigram);
   EXPECT_LT(entropies.trigram, entropies.bigram);
   // After "ab" there is one bit each third byte; all else is certain but for smoothing.
@@ -74,7 +93,7 @@ TEST(Ngrams, LongerContextsTellMoreOfRegularText) {
 }
 
 TEST(Ngrams, NeedThreeBytes) {
-  EXPECT_THROW((void)NgramModel(bytes("abc")).entropies(bytes("ab")), ConfigurationError);
+  EXPECT_THROW((void)NgramModel(pieces("abc")).entropies(pieces("ab")), ConfigurationError);
 }
 
 }  // namespace

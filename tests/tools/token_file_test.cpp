@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
+
 #include "tranche/core/error.h"
 #include "tranche/tests/tools/temporary.h"
 
@@ -27,7 +29,9 @@ TEST(TokenFile, ReadsTextAsBytes) {
   EXPECT_EQ(file.format(), DataFormat::text);
   EXPECT_EQ(file.size(), 4);
   EXPECT_EQ(read(file, 0, 4), (std::vector<std::int32_t>{97, 98, 255, 10}));
-  EXPECT_EQ(file.bytes().size(), 4u);
+  std::string text;
+  file.read_text(1, 3, [&](auto piece) { text.append(piece.begin(), piece.end()); });
+  EXPECT_EQ(text, "b\xff\n");
 }
 
 TEST(TokenFile, KnowsFilesOfTokensByMagicAndEnding) {
@@ -89,8 +93,103 @@ TEST(TokenFile, RefusesPositionsOutsideOfTheFile) {
   EXPECT_THAT(message_of<InvalidArgument>([&] { read(file, 1, 3); }),
               HasSubstr("3 from 1 on are not among them"));
   EXPECT_THROW(read(file, -1, 1), InvalidArgument);
-  EXPECT_THROW(file[3], InvalidArgument);
-  EXPECT_EQ(file[2], 'c');
+  EXPECT_THROW(file.read_text(1, 3, [](auto) {}), InvalidArgument);
+  const TokenFile tokens(folder.write("a.bin", nanogpt_tokens({1, 2})));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { tokens.read_text(0, 1, [](auto) {}); }),
+              HasSubstr("holds tokens, not text"));
+}
+
+/// Writes over a file's bytes without another file in its place, as an editor or `cp` may.
+void overwrite(const std::string& path, std::int64_t offset, const std::string& bytes) {
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(offset);
+  file << bytes;
+}
+
+/// Sets the time of the last change off by some seconds: within one tick of the system's clock it would stay.
+void age(const std::string& path, int seconds) {
+  namespace fs = std::filesystem;
+  fs::last_write_time(path, fs::last_write_time(path) + std::chrono::seconds(seconds));
+}
+
+TEST(TokenFileInUse, ThatWasCutOffIsAnErrorWhereverItIsRead) {
+  const TemporaryFolder folder;
+  for (const std::int64_t left : {0, 3, 7}) {
+    const std::string path = folder.write("a.txt", "abcdefgh");
+    const TokenFile file(path);
+    std::filesystem::resize_file(path, static_cast<std::uintmax_t>(left));
+    const auto says = AllOf(HasSubstr("data file '" + path + "' was cut off while it was in use"),
+                            HasSubstr("it had 8 bytes, and byte"));
+    for (const std::int64_t first : {0, 6}) {
+      EXPECT_THAT(message_of<ConfigurationError>([&] { read(file, first, 2); }), says) << left;
+      EXPECT_THAT(message_of<ConfigurationError>([&] { file.read_text(first, 2, [](auto) {}); }), says);
+    }
+    EXPECT_THAT(message_of<ConfigurationError>([&] { file.require_within(200); }), says);
+  }
+}
+
+TEST(TokenFileInUse, ThatWasWrittenToIsAnError) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("a.txt", "abcdefgh");
+  const TokenFile file(path);
+  overwrite(path, 6, "x");
+  age(path, 2);
+  const std::string digest = TokenFile(path).digest();
+  EXPECT_THAT(message_of<ConfigurationError>([&] { read(file, 0, 2); }),
+              AllOf(HasSubstr("data file '" + path + "' was written to while it was in use"),
+                    HasSubstr("was " + file.digest() + " and now is " + digest)))
+      << "also where other bytes are read";
+}
+
+TEST(TokenFileInUse, MayBeReplacedByNameOrTouchedOrGrow) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("a.txt", "abcdefgh");
+  const TokenFile file(path);
+  age(path, 2);
+  EXPECT_EQ(read(file, 1, 1), std::vector<std::int32_t>{'b'}) << "another time, the same bytes";
+  overwrite(path, 8, "more");
+  age(path, 4);
+  EXPECT_EQ(file.size(), 8);
+  EXPECT_EQ(read(file, 7, 1), std::vector<std::int32_t>{'h'}) << "what was there is as it was";
+  std::filesystem::rename(folder.write("new.txt", "ABCDEFGHI"), path);
+  EXPECT_EQ(read(file, 2, 1), std::vector<std::int32_t>{'c'}) << "the file that was opened";
+  EXPECT_EQ(read(TokenFile(path), 2, 1), std::vector<std::int32_t>{'C'});
+}
+
+TEST(TokenFileDigest, IsOfAllBytesAndTheSizeOfSmallFiles) {
+  const TemporaryFolder folder;
+  const auto digest = [&](const std::string& content) {
+    return TokenFile(folder.write("a.txt", content)).digest();
+  };
+  const std::string text(3'000'000, 'a');
+  const std::string of_text = digest(text);
+  EXPECT_EQ(of_text.size(), 16u);
+  EXPECT_EQ(digest(text), of_text);
+  for (const std::size_t position : {std::size_t{0}, std::size_t{1'234'567}, text.size() - 1}) {
+    std::string other = text;
+    other[position] = 'b';
+    EXPECT_NE(digest(other), of_text) << position;
+  }
+  EXPECT_NE(digest(text + "a"), of_text);
+}
+
+TEST(TokenFileDigest, IsOfTheSizeAndOfSpreadPagesOfLargeFiles) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("large.txt", "");
+  const std::int64_t size = largest_whole_digest + 12'345;
+  std::filesystem::resize_file(path, static_cast<std::uintmax_t>(size));  // zeros that take no room
+  const std::string digest = TokenFile(path).digest();
+  const std::int64_t middle = (size - 4096) * 31 / 63;
+  for (const std::int64_t seen : {std::int64_t{0}, middle, middle + 4095, size - 1}) {
+    overwrite(path, seen, "x");
+    EXPECT_NE(TokenFile(path).digest(), digest) << seen;
+    overwrite(path, seen, std::string(1, '\0'));
+  }
+  EXPECT_EQ(TokenFile(path).digest(), digest);
+  overwrite(path, middle + 4096, "x");
+  EXPECT_EQ(TokenFile(path).digest(), digest) << "between two pages";
+  std::filesystem::resize_file(path, static_cast<std::uintmax_t>(size - 1));
+  EXPECT_NE(TokenFile(path).digest(), digest);
 }
 
 TEST(DataFormat, IsReadWithTheNearestNameOnError) {
