@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 
 #include "tranche/core/error.h"
@@ -250,6 +251,33 @@ std::string full_name(const CLI::App& app) {
   return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
 }
 
+/// Flags that only rank 0 reads. These need not be the same on all ranks, nor hidden ones, which make single
+/// ranks fail.
+constexpr std::array<std::string_view, 3> flags_of_one_rank{"--report", "--metrics", "--log-every"};
+/// Paths of what each rank reads or writes: nodes may have it in different places.
+constexpr std::array<std::string_view, 12> paths{"--config",          "--model",     "--data",
+                                                 "--validation-data", "--from",      "--checkpoint-dir",
+                                                 "--resume",          "--trace",     "--resume-weights-only",
+                                                 "--memory-profile",  "--tokenizer", "--nvme-path"};
+
+/// The command and its flags as ranks compare them: all that the parser has, so that a new flag is compared,
+/// too.
+std::vector<Flag> comparable_flags(const CLI::App& command) {
+  const auto is_in = [](const auto& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  std::vector<Flag> flags{{"the command", full_name(command)}};
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (name.empty() || is_in(flags_of_one_rank, name)) continue;  // hidden flags have no name
+    const bool with_value = option->get_expected_max() > 0 && !is_in(paths, name);
+    flags.push_back({name, option->count() == 0 ? "not given"
+                           : with_value         ? fmt::format("{}", fmt::join(option->reduced_results(), " "))
+                                                : "given"});
+  }
+  return flags;
+}
+
 /// What CLI11 says in its own words of a value that is missing, or none.
 std::string plain_text(const CLI::ParseError& error) {
   const std::string text = error.what();
@@ -443,6 +471,7 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
   }
   if (used == scale) refuse_flags_of_train(used->remaining());
   refuse_unknown(*innermost(*used));
+  options.flags = comparable_flags(*innermost(*used));
   if (used == scale) {
     check(options.scale, scale_texts);
     options.scale.train_flags = given_flags(*scale, study_flags);

@@ -29,11 +29,20 @@ struct Fault {
   std::int64_t step = 0;
 };
 
+/// A flag as it was given, for people: "--steps" and "100", or "not given".
+struct Flag {
+  std::string name, value;
+};
+
 /// What was asked for. What is not set leaves the configuration file, or the default, as it is.
 struct Options {
   Command command = Command::none;
   /// Help or version text: print it and end with status 0.
   std::string text;
+  /// The command ("the command") and its flags, given or not, in the order of its help: what has to be the
+  /// same on all ranks. Paths, which nodes may spell differently, are "given" (what lies there is compared
+  /// when it is read); flags that ranks may have different ones of are left out.
+  std::vector<Flag> flags;
 
   std::string config;              ///< path of DeepSpeed's JSON; empty: defaults
   std::string model = "gpt-mini";  ///< preset or config.json

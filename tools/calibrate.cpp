@@ -191,7 +191,7 @@ void measure_collectives(Communicator& group, MemoryResource& memory, double sec
 }
 
 int run_calibrate(const Options& options, const Output& output) {
-  Launch launch(output.errors);
+  Launch launch(output.errors, options.flags);
   if (const int status = launch.agree([&] {
         if (launch.rank() == 0) require_writable(options.calibration, "--out");
       });

@@ -11,8 +11,9 @@
 
 namespace tranche::tools {
 
-int run_checkpoint(const CheckpointOptions& options, const Output& output) {
-  Launch launch(output.errors);
+int run_checkpoint(const Options& all_options, const Output& output) {
+  const CheckpointOptions& options = all_options.checkpoint;
+  Launch launch(output.errors, all_options.flags);
   int status = launch.agree([&launch] {
     if (launch.size() > 1) {
       throw ConfigurationError("tranche checkpoint runs on one process: start it without mpirun");

@@ -12,7 +12,7 @@ namespace tranche::tools {
 
 /// Runs the action; errors are written to output.errors. Returns the exit status: that of the error; 4 when
 /// verify found damage; 1 when diff found a difference.
-int run_checkpoint(const CheckpointOptions& options, const Output& output);
+int run_checkpoint(const Options& options, const Output& output);
 
 /// The actions. They throw, and return the status of what they found.
 int checkpoint_list(const CheckpointOptions& options, const Output& output);

@@ -143,6 +143,12 @@ std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIde
     compare("the number of training windows", present.training_windows, saved.training_windows);
     compare("the number of held-out windows", present.held_out_windows, saved.held_out_windows);
   }
+  if (!saved.data_digest.empty()) {
+    const auto known = [](const std::string& digest) { return digest.empty() ? "none" : digest; };
+    compare("the digest of --data", present.data_digest, saved.data_digest);
+    compare("the digest of --validation-data", known(present.validation_digest),
+            known(saved.validation_digest));
+  }
   return lines;
 }
 

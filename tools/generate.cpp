@@ -186,8 +186,9 @@ void generate(Engine& engine, const models::Gpt& model, const GenerateOptions& o
 
 }  // namespace
 
-int run_generate(const GenerateOptions& options, const Output& output) {
-  Launch launch(output.errors);
+int run_generate(const Options& all_options, const Output& output) {
+  const GenerateOptions& options = all_options.generate;
+  Launch launch(output.errors, all_options.flags);
   Source source;
   std::vector<std::int32_t> prompt;
   Config config;

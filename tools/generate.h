@@ -6,6 +6,6 @@ namespace tranche::tools {
 
 /// `tranche generate`: text, or numbers of tokens, from a checkpoint or a folder of Hugging Face's, on the
 /// CPU, alone or under mpirun. Rank 0 writes tokens as they come. Returns the exit status.
-int run_generate(const GenerateOptions& options, const Output& output);
+int run_generate(const Options& options, const Output& output);
 
 }  // namespace tranche::tools

@@ -9,7 +9,9 @@
 #include <ostream>
 #include <system_error>
 #include <thread>
+#include <tuple>
 
+#include "tranche/checkpoint/digest.h"
 #include "tranche/comm/backends.h"
 #include "tranche/comm/transport.h"
 #include "tranche/core/error.h"
@@ -71,10 +73,58 @@ Failure describe(const std::exception_ptr& error) {
   }
 }
 
-Launch::Launch(std::ostream& errors) : Launch(make_world(), errors) {}
+Launch::Launch(std::ostream& errors, const std::vector<Flag>& flags) : Launch(make_world(), errors) {
+  for (const Flag& flag : flags) {
+    require_same(flag.name, flag.value, "start all ranks with the same command and flags");
+  }
+}
 
 Launch::Launch(std::unique_ptr<Communicator> world, std::ostream& errors)
     : world_(std::move(world)), errors_(errors) {}
+
+void Launch::require_same(std::string name, std::string value, std::string advice) {
+  common_.push_back({std::move(name), std::move(value), std::move(advice)});
+}
+
+int Launch::meet(const Failure& failure, std::uint64_t digest, bool& same) {
+  // The smallest of each: the lowest rank that failed, the highest status with its sign turned, the smallest
+  // digest, and the largest with its bits turned.
+  const auto number = static_cast<std::int64_t>(digest);
+  std::array<std::int64_t, 4> found{failure.status == 0 ? size() : rank(), -failure.status, number, ~number};
+  world_
+      ->all_reduce(found.data(), 4, DataType::int64, ReduceOperation::minimum,
+                   {"start", "agree", Traffic::control})
+      .wait();
+  if (found[0] == rank()) errors_ << "tranche: " << failure.text << std::endl;
+  same = found[2] == ~found[3];
+  return static_cast<int>(-found[1]);
+}
+
+std::string Launch::difference_to_first() {
+  std::string texts;  // names and values of rank 0, each with its end
+  for (const Common& common : common_) texts += common.name + '\0' + common.value + '\0';
+  texts.resize(static_cast<std::size_t>(of_first(static_cast<std::int64_t>(texts.size()))));
+  world_
+      ->broadcast(texts.data(), static_cast<std::int64_t>(texts.size()), DataType::uint8, 0, {},
+                  {"start", "values", Traffic::control})
+      .wait();
+  std::size_t at = 0;
+  const auto next = [&] {
+    const std::size_t end = std::min(texts.find('\0', at), texts.size());
+    const std::string text = texts.substr(at, end - at);
+    at = std::min(end + 1, texts.size());
+    return text;
+  };
+  for (std::size_t i = 0; i < common_.size() || at < texts.size(); ++i) {
+    std::string name = next(), value = next();
+    const Common own = i < common_.size() ? common_[i] : Common{name, "not given", "start all ranks alike"};
+    if (name.empty()) std::tie(name, value) = std::tuple(own.name, "not given");
+    if (value == own.value) continue;
+    return fmt::format("{} is {} on rank 0, {} is {} on rank {}; {}", name, value, own.name, own.value,
+                       rank(), own.advice);
+  }
+  return {};
+}
 
 int Launch::agree(const std::function<void()>& work) {
   Failure failure{"", 0, false};
@@ -83,14 +133,14 @@ int Launch::agree(const std::function<void()>& work) {
   } catch (...) {
     failure = describe(std::current_exception());
   }
-  // The smallest of both: the lowest rank that failed, and the highest status with its sign turned.
-  std::array<std::int64_t, 2> found{failure.status == 0 ? size() : rank(), -failure.status};
-  world_
-      ->all_reduce(found.data(), 2, DataType::int64, ReduceOperation::minimum,
-                   {"start", "agree", Traffic::control})
-      .wait();
-  if (found[0] == rank()) errors_ << "tranche: " << failure.text << std::endl;
-  return static_cast<int>(-found[1]);
+  std::string values;
+  for (const Common& common : common_) values += common.value + '\0';
+  bool same = true;
+  if (const int status = meet(failure, checkpoint::digest_of(values), same); status != 0) return status;
+  if (same) return 0;
+  const std::string difference = difference_to_first();
+  const int status = difference.empty() ? 0 : static_cast<int>(ExitStatus::configuration);
+  return meet({difference, status, false}, 0, same);
 }
 
 std::int64_t Launch::of_first(std::int64_t value) {

@@ -7,8 +7,10 @@
 #include <iosfwd>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tranche/comm/communicator.h"
+#include "tranche/tools/arguments.h"
 
 namespace tranche::tools {
 
@@ -27,16 +29,22 @@ Failure describe(const std::exception_ptr& error);
 /// Ranks before there is a configuration.
 class Launch {
  public:
-  /// Under mpirun the world, else one rank. `errors` gets what people should read.
-  explicit Launch(std::ostream& errors);
+  /// Under mpirun the world, else one rank. `errors` gets what people should read. `flags` are compared as
+  /// require_same() has it: Options::flags.
+  Launch(std::ostream& errors, const std::vector<Flag>& flags);
   /// For tests.
   Launch(std::unique_ptr<Communicator> world, std::ostream& errors);
   int rank() const { return world_->rank(); }
   int size() const { return world_->size(); }
 
+  /// `value` has to be the same on all ranks: agree() refuses the first one that is not, in the order of
+  /// these calls. `name` is for people and may differ ("the digest of data file 'a.txt'"), `advice` says what
+  /// to do.
+  void require_same(std::string name, std::string value, std::string advice);
   /// Collective. Runs work on every rank and waits for all; when it threw anywhere, the lowest such rank
-  /// prints its error and every rank returns the highest status, so that all can leave in order. 0 when all
-  /// is well.
+  /// prints its error and every rank returns the highest status, so that all can leave in order. Where it
+  /// threw nowhere, but a value of require_same() is not rank 0's, the lowest such rank names it with both
+  /// values, and the status is 2. 0 when all is well.
   int agree(const std::function<void()>& work);
   /// Collective. Rank 0's number, on every rank.
   std::int64_t of_first(std::int64_t value);
@@ -55,8 +63,17 @@ class Launch {
   }
 
  private:
+  struct Common {
+    std::string name, value, advice;
+  };
+  /// Collective. Prints the failure of the lowest rank that has one; the highest status of all. Sets `same`:
+  /// whether all ranks gave the same `digest`.
+  int meet(const Failure& failure, std::uint64_t digest, bool& same);
+  /// Collective. Says which value differs from rank 0's; empty where none does.
+  std::string difference_to_first();
   std::unique_ptr<Communicator> world_;
   std::ostream& errors_;
+  std::vector<Common> common_;
 };
 
 }  // namespace tranche::tools

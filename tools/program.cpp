@@ -21,17 +21,18 @@ int run_program(const std::vector<std::string>& arguments, const Output& output)
   } catch (...) {
     // Ranks read the same arguments: under mpirun they say it once.
     const auto error = std::current_exception();
-    Launch launch(output.errors);
+    Launch launch(output.errors, options.flags);
     return launch.agree([&error] { std::rethrow_exception(error); });
   }
   if (!options.text.empty()) {
-    Launch launch(output.errors);
-    if (launch.rank() == 0) output.out << options.text << std::flush;
-    return 0;
+    Launch launch(output.errors, {{"the command", "help or info"}});
+    return launch.agree([&] {
+      if (launch.rank() == 0) output.out << options.text << std::flush;
+    });
   }
-  if (options.command == Command::checkpoint) return run_checkpoint(options.checkpoint, output);
+  if (options.command == Command::checkpoint) return run_checkpoint(options, output);
   if (options.command == Command::calibrate) return run_calibrate(options, output);
-  if (options.command == Command::generate) return run_generate(options.generate, output);
+  if (options.command == Command::generate) return run_generate(options, output);
   return options.command == Command::evaluate ? run_evaluate(options, output) : run_train(options, output);
 }
 

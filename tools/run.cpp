@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <ostream>
 #include <random>
 
@@ -17,6 +18,41 @@
 #include "tranche/tools/profiling.h"
 
 namespace tranche::tools {
+
+namespace {
+
+/// Has the next agree() compare the contents of files, of which each node may have its own.
+void require_same(Launch& launch, const Settings& settings, const Data& data) {
+  const auto require_keys = [&](std::string_view what, const std::string& text) {
+    const nlohmann::json keys = nlohmann::json::parse(text).flatten();
+    for (const auto& [key, value] : keys.items()) {
+      std::string dotted = key.substr(1);
+      std::replace(dotted.begin(), dotted.end(), '/', '.');
+      launch.require_same(fmt::format("{} {}", what, dotted),
+                          value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+                          "give all ranks the same file");
+    }
+  };
+  require_keys("the configuration's", settings.config.to_json());
+  require_keys("the model's", settings.model.to_json());
+  const auto require_file = [&](const Windows& windows, std::string_view part) {
+    const TokenFile& file = *windows.range().file;
+    const auto require = [&](std::string_view what, std::string value) {
+      launch.require_same(
+          fmt::format("{} data file '{}'", what, file.path()), std::move(value),
+          "all ranks have to read the same data: copy rank 0's file to the other nodes, or give a "
+          "path that all of them share");
+    };
+    require("the format of", std::string(name_of(file.format())));
+    require("the number of tokens in", std::to_string(file.size()));
+    require(fmt::format("the number of {} windows in", part), std::to_string(windows.count()));
+    require("the digest of", file.digest());
+  };
+  require_file(*data.training, "training");
+  require_file(*data.validation, "held-out");
+}
+
+}  // namespace
 
 int Run::prepare() {
   int status = launch.agree([this] {
@@ -43,6 +79,7 @@ int Run::prepare() {
       MemoryProfile::require_directory(options.memory_profile, launch.rank());
     }
     identity = identity_of(options, settings, data).to_json();
+    require_same(launch, settings, data);
   });
   // Before anything is read there: what is found stays as it is from now on.
   if (status == 0 && !options.checkpoint_dir.empty()) status = require_folder();

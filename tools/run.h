@@ -49,7 +49,7 @@ struct Run {
   std::string identity;                 ///< what checkpoints say of this run
 
   Run(const Options& run_options, const Output& run_output)
-      : options(run_options), output(run_output), launch(run_output.errors) {}
+      : options(run_options), output(run_output), launch(run_output.errors, run_options.flags) {}
   bool speaks() const { return launch.rank() == 0; }
   /// A row of the table of the start, on rank 0.
   void row(std::string_view name, std::string_view value) const;

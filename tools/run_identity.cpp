@@ -44,6 +44,8 @@ std::string RunIdentity::to_json() const {
   if (training_windows > 0) {
     json["windows"] = {{"training", training_windows}, {"held_out", held_out_windows}};
   }
+  if (!data_digest.empty()) json["digests"]["data"] = data_digest;
+  if (!validation_digest.empty()) json["digests"]["validation_data"] = validation_digest;
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // a path may hold any bytes
 }
 
@@ -72,6 +74,13 @@ RunIdentity RunIdentity::from_json(std::string_view text, std::string_view origi
   if (json.contains("windows")) {
     identity.training_windows = root["windows"]["training"].integer(1);
     identity.held_out_windows = root["windows"]["held_out"].integer(0);
+  }
+  if (json.contains("digests")) {
+    const JsonNode digests = root["digests"];
+    identity.data_digest = digests["data"].text();
+    if (json["digests"].contains("validation_data")) {
+      identity.validation_digest = digests["validation_data"].text();
+    }
   }
   return identity;
 }

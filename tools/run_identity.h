@@ -23,8 +23,9 @@ std::string describe(const Tokenizer& tokenizer);
 /// A checkpoint's user JSON (SaveOptions::user):
 ///     {"program": "tranche", "model": {config.json of the GPT}, "sequence": 256,
 ///      "tokenizer": {"kind": "bytes"} or {"kind": "tokens", "vocabulary": 50257}, "data": "a/path",
-///      "windows": {"training": 1000, "held_out": 50}}
-/// "windows" may be missing.
+///      "windows": {"training": 1000, "held_out": 50}, "digests": {"data": "0123456789abcdef"}}
+/// "windows" and "digests" may be missing; "digests" has "validation_data" too where that is a file of its
+/// own.
 struct RunIdentity {
   models::GptConfig model;
   std::int64_t sequence = 0;  ///< tokens of the training sequences
@@ -32,6 +33,8 @@ struct RunIdentity {
   std::string data;  ///< as it was given; empty: none (an imported model)
   /// Windows of the training and of the held-out tokens, on which the order of samples depends; 0: not known.
   std::int64_t training_windows = 0, held_out_windows = 0;
+  /// TokenFile::digest() of both files; empty: not known, or no file of its own.
+  std::string data_digest{}, validation_digest{};
 
   std::string to_json() const;
   /// Strict but for keys that it does not know. Throws CheckpointError naming `origin` (the checkpoint) and

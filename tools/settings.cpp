@@ -191,8 +191,14 @@ Data open_data(const Options& options, const Settings& settings) {
 RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data) {
   Tokenizer tokenizer;
   if (!data.text()) tokenizer = {Tokenizer::Kind::tokens, settings.model.vocabulary};
-  return {settings.model, settings.sequence,      tokenizer,
-          options.data,   data.training->count(), data.validation->count()};
+  return {settings.model,
+          settings.sequence,
+          tokenizer,
+          options.data,
+          data.training->count(),
+          data.validation->count(),
+          data.training_file->digest(),
+          data.validation_file ? data.validation_file->digest() : ""};
 }
 
 }  // namespace tranche::tools

@@ -43,8 +43,9 @@ void read_tokens(std::string_view input) {
   require(tokens.size() > 0, "a file of tokens has none");
   const std::int64_t vocabulary = (choice & 4) != 0 ? 256 : 50257;
   std::vector<std::int32_t> into(static_cast<std::size_t>(std::min<std::int64_t>(tokens.size(), 1000)));
-  (void)tokens[tokens.size() - 1];
-  if (tokens.format() == DataFormat::text) (void)tokens.bytes()[static_cast<std::size_t>(tokens.size()) - 1];
+  if (tokens.format() == DataFormat::text) {
+    tokens.read_text(0, tokens.size(), [](std::span<const std::uint8_t>) {});
+  }
   tokens.require_within(vocabulary);
   tokens.read(tokens.size() - static_cast<std::int64_t>(into.size()), into, vocabulary);
 }

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <map>
+
 #include "tranche/core/error.h"
 #include "tranche/tests/tools/temporary.h"
 #include "tranche/version.h"
@@ -130,6 +132,34 @@ TEST(Arguments, ReadsEveryTrainFlag) {
   EXPECT_EQ(options.fail.rank, 1);
   EXPECT_EQ(options.fail.step, 2);
   EXPECT_EQ(options.hang.rank, 0);
+}
+
+TEST(Arguments, AllFlagsAreComparedAmongRanksButThoseOfOneRank) {
+  const auto of = [](const std::vector<std::string>& arguments) {
+    std::map<std::string, std::string> values;
+    for (const Flag& flag : parse_arguments(arguments).flags) values[flag.name] = flag.value;
+    return values;
+  };
+  const auto none = of({"train"});
+  for (const char* name : {"--eval-every", "--digest-every", "--save-every", "--max-seconds",
+                           "--sample-bytes", "--memory-profile", "--trace", "--checkpoint-dir", "--resume",
+                           "--eval-batches", "--keep-last", "--steps", "--ngrams"}) {
+    ASSERT_TRUE(none.contains(name)) << name;
+    EXPECT_EQ(none.at(name), "not given") << name;
+  }
+  EXPECT_EQ(none.at("the command"), "tranche train");
+  EXPECT_EQ(of({"evaluate"}).at("the command"), "tranche evaluate");
+  for (const char* name : {"--report", "--metrics", "--log-every", "--debug-fail", ""})
+    EXPECT_FALSE(none.contains(name)) << name;
+
+  auto given = of({"train", "--eval-every", "1", "--eval-every", "5", "--ngrams", "--set", "a.b=1", "--set",
+                   "c.d=2", "--data", "/here/a.txt", "--debug-fail", "1:2", "--report", "r.json"});
+  EXPECT_EQ(given.at("--eval-every"), "5") << "the last one counts";
+  EXPECT_EQ(given.at("--ngrams"), "given");
+  EXPECT_EQ(given.at("--set"), "a.b=1 c.d=2");
+  EXPECT_EQ(given.at("--data"), "given") << "nodes may have it in different places";
+  for (const char* name : {"--eval-every", "--ngrams", "--set", "--data"}) given[name] = "not given";
+  EXPECT_EQ(given, none);
 }
 
 TEST(Arguments, LeavesWhatIsNotGivenToTheConfiguration) {

@@ -110,6 +110,20 @@ TEST(IdentityChanges, DropoutSequenceAndData) {
                   "--data is 'b.txt', was 'a.txt': the command line wins"));
 }
 
+TEST(IdentityChanges, OtherBytesInTheSameFiles) {
+  RunIdentity saved = identity(), now = identity();
+  now.data_digest = "0123456789abcdef";
+  EXPECT_THAT(identity_changes(saved, now), IsEmpty()) << "an older checkpoint does not know";
+  saved.data_digest = now.data_digest;
+  EXPECT_THAT(identity_changes(saved, now), IsEmpty());
+  saved.data_digest = "89abcdef01234567";
+  now.validation_digest = "fedcba9876543210";
+  EXPECT_THAT(
+      identity_changes(saved, now),
+      ElementsAre("the digest of --data is 0123456789abcdef, was 89abcdef01234567: the command line wins",
+                  "the digest of --validation-data is fedcba9876543210, was none: the command line wins"));
+}
+
 TEST(RequireSameModel, NamesBothSides) {
   RunIdentity now = identity();
   now.model.inner = now.model.inner_width();  // said, but the same

@@ -95,6 +95,61 @@ TEST(Agree, NothingIsSaidWhenAllIsWell) {
   }
 }
 
+TEST(Agree, AValueThatIsAnotherOnOneRankIsNamedWithBothAndEndsAll) {
+  const auto outcomes = on_ranks(4, [](Launch& launch) {
+    launch.require_same("the command", "tranche train", "");
+    launch.require_same("--steps", launch.rank() == 3 ? "7" : "6", "");
+    const std::string own = launch.rank() < 2 ? "a.txt" : "/scratch/a.txt";
+    const int status = launch.agree([&] {
+      launch.require_same("the digest of '" + own + "'", launch.rank() < 2 ? "12ab" : "34cd", "copy it");
+    });
+    return status;
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.status, 2);
+  EXPECT_EQ(
+      outcomes[2].errors,
+      "tranche: the digest of 'a.txt' is 12ab on rank 0, the digest of '/scratch/a.txt' is 34cd on rank 2; "
+      "copy it\n")
+      << "the lowest rank that differs";
+  EXPECT_EQ(outcomes[0].errors + outcomes[1].errors + outcomes[3].errors, "");
+}
+
+TEST(Agree, TheFirstOfSeveralValuesIsNamed) {
+  const auto outcomes = on_ranks(2, [](Launch& launch) {
+    const std::string value = launch.rank() == 0 ? "1" : "not given";
+    for (const char* name : {"--eval-every", "--save-every"}) launch.require_same(name, value, "do");
+    return launch.agree([] {});
+  });
+  EXPECT_EQ(outcomes[1].errors,
+            "tranche: --eval-every is 1 on rank 0, --eval-every is not given on rank 1; do\n");
+}
+
+TEST(Agree, ValuesThatOneRankLacksDiffer) {
+  for (const int lacking : {0, 1}) {
+    const auto outcomes = on_ranks(2, [&](Launch& launch) {
+      launch.require_same("--a", "", "do");
+      if (launch.rank() != lacking) launch.require_same("--b", "", "do");
+      return launch.agree([] {});
+    });
+    EXPECT_EQ(outcomes[0].status, 2);
+    EXPECT_THAT(outcomes[1].errors,
+                AllOf(HasSubstr(lacking == 0 ? "--b is not given on rank 0" : "--b is not given on rank 1")));
+  }
+}
+
+TEST(Agree, EqualValuesMayHaveOtherNamesAndAnErrorGoesBeforeADifference) {
+  const auto outcomes = on_ranks(2, [](Launch& launch) {
+    launch.require_same("file of rank " + std::to_string(launch.rank()), "12ab", "");
+    if (const int status = launch.agree([] {}); status != 0) return status;
+    launch.require_same("steps", std::to_string(launch.rank()), "");
+    return launch.agree([&] {
+      if (launch.rank() == 1) throw OutOfMemory("only here");
+    });
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.status, 3);
+  EXPECT_EQ(outcomes[0].errors + outcomes[1].errors, "tranche: only here\n");
+}
+
 TEST(Fail, OneRankReturnsTheStatusOfItsError) {
   std::ostringstream errors;
   Launch launch(make_self_communicator({}), errors);

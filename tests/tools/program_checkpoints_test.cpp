@@ -159,6 +159,28 @@ TEST_F(ProgramCheckpoints, WhatTheCommandLineChangesIsSaidInALineEach) {
   EXPECT_EQ(changed["steps"][0]["lr"], 0.0001);
 }
 
+TEST_F(ProgramCheckpoints, OtherBytesInADataFileOfTheSameLengthAreSaid) {
+  const std::string text = test::some_text(4000);
+  const std::vector<std::string> flags{"--checkpoint-dir", folder(), "--resume",
+                                       "latest",           "--data", files_.write("mine.txt", text)};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), flags.begin(), flags.end());
+    return more;
+  };
+  report(flags);
+  EXPECT_THAT(report(with({"--steps", "4"}))["resumed"]["changes"], IsEmpty());
+  std::string other = text;
+  other[2000] = '#';
+  files_.write("mine.txt", other);
+  std::string out;
+  const json changed = report(with({"--steps", "5"}), &out);
+  ASSERT_EQ(changed["resumed"]["changes"].size(), 1u) << changed["resumed"];
+  const std::string line = changed["resumed"]["changes"][0];
+  EXPECT_THAT(
+      line, testing::MatchesRegex("the digest of --data is [0-9a-f]+, was [0-9a-f]+: the command line wins"));
+  EXPECT_THAT(out, HasSubstr("changed                " + line + "\n"));
+}
+
 TEST_F(ProgramCheckpoints, WhatEarlierVersionsHadByDefaultStaysUnlessTheFileChooses) {
   const json first = report({"--checkpoint-dir", folder()});
   ASSERT_EQ(first["config"]["bf16"]["enabled"], true);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """program_test.py PROGRAM SUITE: the tranche program in processes of its own, alone and under mpirun.
 
-Suites: alone, configurations, errors, statuses, failures, hosts, digests, memory, offload, plan, report. Every failed check prints the command that shows it.
+Suites: alone, agreement, configurations, data, errors, statuses, failures, hosts, digests, memory, offload, plan, report. Every failed check prints the command that shows it.
 """
 
 import concurrent.futures
@@ -43,6 +43,9 @@ TINY = ["train", "--model", MODEL, "--data", TEXT, "--sequence", "13", "--steps"
 
 
 def command(arguments, ranks):
+    """Of `ranks` ranks, or of one rank for each of several lists of arguments."""
+    if arguments and isinstance(arguments[0], list):
+        return [RUN_MPI, "1", PROGRAM] + arguments[0] + [word for one in arguments[1:] for word in [":", "-n", "1", PROGRAM] + one]
     return ([RUN_MPI, str(ranks)] if ranks else []) + [PROGRAM] + arguments
 
 
@@ -126,6 +129,98 @@ def suite_errors():
             done.result()
     # Met by both ranks at once, after the start; more than one rank may get to say it.
     expect(TINY + ["--device-memory", "10MiB", "--set", "tranche.workspace=32MiB"], 2, 3, ["10.00 MiB"], once="tranche: ")
+
+
+def suite_agreement():
+    """Ranks that were started with other flags, files or commands are refused before the first step, naming both sides."""
+    other = write("other.txt", open(TEXT, "rb").read().replace(b"rats", b"cats"))
+    shorter = write("shorter.txt", open(TEXT, "rb").read()[:-40])
+    copied = write("copied.txt", open(TEXT, "rb").read())
+    evaluate = ["evaluate"] + [word for word in TINY[1:] if word not in ("--steps", "3")]
+    config = write("rate.json", b'{"optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}')
+    rate = write("other_rate.json", b'{"optimizer": {"type": "AdamW", "params": {"lr": 0.25}}}')
+    folder = ["--checkpoint-dir", path("agreement")]
+
+    def digest(rank, name):
+        return f"the digest of data file '{name}' is ", f" on rank {rank}"
+
+    refused = [
+        (TINY, TINY + ["--data", other], digest(0, TEXT) + digest(1, other) + ("copy rank 0's file",)),
+        (TINY + ["--validation-data", TEXT], TINY + ["--validation-data", other], digest(0, TEXT) + digest(1, other)),
+        (evaluate, evaluate + ["--data", other], digest(0, TEXT) + digest(1, other)),
+        (TINY, TINY + ["--data", shorter], (f"the number of tokens in data file '{TEXT}' is 8000 on rank 0, "
+                                            f"the number of tokens in data file '{shorter}' is 7960 on rank 1",)),
+        (TINY, TINY + ["--data-format", "text"], ("--data-format is not given on rank 0, --data-format is text on rank 1",)),
+        (TINY, evaluate, ("the command is tranche train on rank 0, the command is tranche evaluate on rank 1",
+                          "start all ranks with the same command and flags")),
+        (TINY, ["--help"], ("the command is tranche train on rank 0, the command is help or info on rank 1",)),
+        (TINY, TINY + ["--config", config], ("--config is not given on rank 0, --config is given on rank 1",)),
+        (TINY + ["--config", config], TINY + ["--config", rate],
+         ("the configuration's optimizer.params.lr is 0.5 on rank 0, the configuration's optimizer.params.lr is 0.25 on rank 1",)),
+    ]
+    for flag, value, first, second in (("--eval-every", "1", [], []), ("--digest-every", "1", [], []), ("--save-every", "1", folder, folder),
+                                       ("--max-seconds", "100", [], []), ("--sample-bytes", "3", [], []),
+                                       ("--memory-profile", path("profile"), [], []), ("--trace", path("t.json"), [], []),
+                                       ("--checkpoint-dir", path("agreement"), [], []), ("--resume", "latest", folder, folder),
+                                       ("--keep-last", "2", folder, folder), ("--steps", "4", ["--steps", "5"], [])):
+        shown = value if not value.startswith("/") and value != "latest" else "given"
+        before = first[1] if flag in first else "not given"
+        refused.append((TINY + first, TINY + second + [flag, value], (f"{flag} is {before} on rank 0, {flag} is {shown} on rank 1",)))
+    refused.append((TINY + ["--eval-every", "1"], TINY, ("--eval-every is 1 on rank 0, --eval-every is not given on rank 1",)))
+    accepted = [TINY, TINY + ["--data", copied, "--log-every", "1", "--debug-fail", "0:9", "--metrics", path("m.jsonl")]]
+    with concurrent.futures.ThreadPoolExecutor(3) as jobs:
+        begun = [jobs.submit(expect, [first, second], 2, 2, list(texts), once="tranche: ") for first, second, texts in refused]
+        begun.append(jobs.submit(expect, accepted, 2, 0))
+        for done in begun:
+            done.result()
+    if os.path.exists(path("agreement")) and os.listdir(path("agreement")):
+        failures.append("agreement")
+        print(f"FAILED: a refused run wrote {os.listdir(path('agreement'))}")
+
+
+def suite_data():
+    """A data file that is cut off or written to in a run ends all ranks with status 2; a new file of its name is not noticed."""
+    def cut(name):
+        os.truncate(name, 0)
+
+    def overwrite(name):
+        with open(name, "r+b") as file:
+            file.write(b"THE DOG")
+
+    def replace(name):
+        write("new.txt", b"short")
+        os.rename(path("new.txt"), name)
+
+    for ranks in (0, 2):
+        changed_in_use(ranks, cut, 2, "was cut off while it was in use: it had 8000 bytes")
+        changed_in_use(ranks, overwrite, 2, "was written to while it was in use")
+    changed_in_use(2, replace, 0, "")
+
+
+def changed_in_use(ranks, change, status, text):
+    data = write("used.txt", open(TEXT, "rb").read())
+    limit = "100" if status else "3"
+    arguments = TINY + ["--data", data, "--steps", "100000000", "--max-seconds", limit, "--log-every", "1"]
+    output = path("used.out")
+    with open(output, "wb") as out:
+        begin = time.time()
+        job = subprocess.Popen(command(arguments, ranks), stdout=out, stderr=out, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
+        try:
+            while job.poll() is None and time.time() < begin + 30 and b"\nstep" not in open(output, "rb").read():
+                time.sleep(0.05)
+            change(data)
+            begin = time.time()
+            job.wait(timeout=30)
+        finally:
+            if job.poll() is None:
+                job.kill()
+    result = (job.returncode, open(output, errors="replace").read(), "", time.time() - begin)
+    name = change.__name__
+    check(job.returncode == status, f"{name}: exit status {status}, not {job.returncode}", arguments, ranks, result)
+    check(text in result[1], f"{name}: says '{text}'", arguments, ranks, result)
+    if status:
+        check(f"data file '{data}'" in result[1], f"{name}: names the file", arguments, ranks, result)
+        check(result[3] < 20, f"{name}: ends within 20 s", arguments, ranks, result)
 
 
 def suite_statuses():
@@ -458,7 +553,7 @@ def resident(process):
 
 
 begin = time.time()
-{"alone": suite_alone, "configurations": suite_configurations, "errors": suite_errors, "statuses": suite_statuses, "failures": suite_failures, "hosts": suite_hosts, "digests": suite_digests,
+{"alone": suite_alone, "agreement": suite_agreement, "configurations": suite_configurations, "data": suite_data, "errors": suite_errors, "statuses": suite_statuses, "failures": suite_failures, "hosts": suite_hosts, "digests": suite_digests,
  "memory": suite_memory, "offload": suite_offload, "plan": suite_plan, "report": suite_report}[SUITE]()
 print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
 sys.exit(1 if failures else 0)

@@ -28,6 +28,11 @@ TEST(RunIdentity, ReadsBackWhatItWrote) {
   identity.data = "";
   EXPECT_EQ(RunIdentity::from_json(identity.to_json(), "here"), identity);
   EXPECT_NE(RunIdentity::from_json(sample().to_json(), "here"), identity);
+  identity.data_digest = "0123456789abcdef";
+  EXPECT_EQ(RunIdentity::from_json(identity.to_json(), "here"), identity);
+  EXPECT_THAT(identity.to_json(), HasSubstr(R"("digests":{"data":"0123456789abcdef"}})"));
+  identity.validation_digest = "fedcba9876543210";
+  EXPECT_EQ(RunIdentity::from_json(identity.to_json(), "here"), identity);
 }
 
 TEST(RunIdentity, IsTheTextThatDocsPromise) {
