@@ -7,11 +7,10 @@
 #include <optional>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 
 namespace tranche {
 namespace {
-
-constexpr std::size_t deepest = 64;
 
 bool is_blank(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r';
@@ -143,7 +142,8 @@ class Rewriter {
 
   void open() {
     begin_entry();
-    if (open_.size() == deepest) fail(at_, fmt::format("blocks are nested deeper than {}", deepest));
+    if (open_.size() == deepest_json)
+      fail(at_, fmt::format("blocks are nested deeper than {}", deepest_json));
     open_ += given_[at_];
     copy();
     last_ = Last::open;

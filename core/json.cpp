@@ -1,0 +1,182 @@
+#include "tranche/core/json.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tranche/core/error.h"
+#include "tranche/core/relaxed_json.h"
+
+namespace tranche {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// The place of the first bracket that opens a level too many; npos when there is none. Agrees with the
+/// parser on every text up to the first error in it.
+std::size_t too_deep(std::string_view text) {
+  std::size_t depth = 0;
+  bool quoted = false;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (quoted) {
+      if (c == '\\') ++at;
+      quoted = c != '"';
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '{' || c == '[') {
+      if (++depth > deepest_json) return at;
+    } else if ((c == '}' || c == ']') && depth > 0) {
+      --depth;
+    }
+  }
+  return std::string_view::npos;
+}
+
+/// Drops the parser's own prefix: "[json.exception.parse_error.101] parse error at line 1, column 2: ".
+std::string parser_message(std::string_view what) {
+  constexpr std::string_view place = "parse error at ";
+  if (const auto end = what.find("] "); end != std::string_view::npos) what.remove_prefix(end + 2);
+  if (const auto end = what.find(": "); what.starts_with(place) && end != std::string_view::npos) {
+    what.remove_prefix(end + 2);
+  }
+  constexpr std::size_t longest = 200;  // it quotes the text, which may be one long word
+  return std::string(what.substr(0, longest)) + (what.size() > longest ? "..." : "");
+}
+
+/// Receives the parser's events. The library's own receiver looks for each new key among all earlier ones of
+/// its block, one by one, which takes minutes where a file has a million.
+class Builder {
+ public:
+  explicit Builder(JsonRemarks& remarks) : remarks_(remarks) {}
+
+  bool null() { return put(nullptr); }
+  bool boolean(bool value) { return put(value); }
+  bool number_integer(std::int64_t value) { return put(value); }
+  bool number_unsigned(std::uint64_t value) { return put(value); }
+  bool number_float(double value, const std::string&) { return put(value); }
+  bool string(std::string& value) { return put(std::move(value)); }
+  bool binary(Json::binary_t&) { return false; }  // text has none
+  bool start_object(std::size_t) { return open(Json::object()); }
+  bool start_array(std::size_t) { return open(Json::array()); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& name) {
+    Level& level = open_.back();
+    auto& block = level.value->get_ref<Json::object_t&>();
+    const auto [known, added] = level.places.try_emplace(name, block.size());
+    level.place = known->second;
+    level.key = name;
+    if (added) {
+      block.emplace_back(std::move(name), Json());
+    } else if (remarks_.duplicate.empty()) {
+      for (const Level& outer : open_) {
+        if (!outer.key.empty()) remarks_.duplicate += (remarks_.duplicate.empty() ? "" : ".") + outer.key;
+      }
+    }
+    return true;
+  }
+  bool parse_error(std::size_t byte, const std::string&, const nlohmann::json::exception& error) {
+    remarks_.byte = byte > 0 ? byte - 1 : 0;
+    remarks_.problem = parser_message(error.what());
+    return false;
+  }
+  Json take() { return std::move(root_); }
+
+ private:
+  struct Level {
+    Json* value;
+    std::unordered_map<std::string, std::size_t> places = {};  ///< of a block's keys
+    std::size_t place = 0;                                     ///< of the key that was read last
+    std::string key = {};
+  };
+
+  /// To where the next value belongs: `value` stays there until the level is closed.
+  Json* place(Json&& value) {
+    if (open_.empty()) {
+      root_ = std::move(value);
+      return &root_;
+    }
+    Level& level = open_.back();
+    if (level.value->is_array()) {
+      level.value->push_back(std::move(value));
+      return &level.value->back();
+    }
+    auto& block = level.value->get_ref<Json::object_t&>();
+    Json& member = (block.begin() + static_cast<std::ptrdiff_t>(level.place))->second;
+    member = std::move(value);
+    return &member;
+  }
+  bool put(Json value) {
+    place(std::move(value));
+    return true;
+  }
+  bool open(Json value) {
+    open_.push_back({place(std::move(value))});
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  JsonRemarks& remarks_;
+  Json root_;
+  std::vector<Level> open_;
+};
+
+}  // namespace
+
+Json parse_json(std::string_view text, JsonRemarks* remarks) {
+  JsonRemarks ignored;
+  JsonRemarks& found = remarks != nullptr ? *remarks : ignored;
+  found = {};
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
+    found.problem = "it is empty";
+    return Json(Json::value_t::discarded);
+  }
+  if (const std::size_t at = too_deep(text); at != std::string_view::npos) {
+    found.byte = at;
+    found.problem = fmt::format("blocks are nested deeper than {}", deepest_json);
+    return Json(Json::value_t::discarded);
+  }
+  Builder builder(found);
+  if (!Json::sax_parse(text, &builder)) return Json(Json::value_t::discarded);
+  return builder.take();
+}
+
+template <typename Failure>
+Json require_json(std::string_view text, std::string_view origin) {
+  JsonRemarks remarks;
+  Json value = parse_json(text, &remarks);
+  if (value.is_discarded()) {
+    throw Failure(
+        fmt::format("{} is not JSON: {}: {}", origin, place_in(text, remarks.byte), remarks.problem));
+  }
+  return value;
+}
+template Json require_json<ConfigurationError>(std::string_view text, std::string_view origin);
+template Json require_json<CheckpointError>(std::string_view text, std::string_view origin);
+
+std::string brief_json(const Json& value) {
+  if (value.is_array()) return fmt::format("a list of {}", value.size());
+  if (value.is_object()) return fmt::format("a block of {} keys", value.size());
+  constexpr std::size_t longest = 60;
+  const std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return text.size() > longest ? text.substr(0, longest - 3) + "..." : text;
+}
+
+bool is_utf8(std::string_view text) {
+  try {
+    (void)Json(std::string(text)).dump();
+    return true;
+  } catch (const Json::type_error&) {
+    return false;
+  }
+}
+
+}  // namespace tranche

@@ -1,0 +1,113 @@
+#include "tranche/core/json.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "tranche/core/error.h"
+#include "tranche/tests/core/error_text.h"
+
+namespace tranche {
+namespace {
+
+using test::message_of;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
+
+std::string problem_of(std::string_view text) {
+  JsonRemarks remarks;
+  const bool discarded = parse_json(text, &remarks).is_discarded();
+  EXPECT_EQ(discarded, !remarks.problem.empty());
+  return remarks.problem;
+}
+
+std::string nested(std::size_t levels) {
+  return std::string(levels, '[') + std::string(levels, ']');
+}
+
+TEST(Json, IsReadInTheOrderOfTheText) {
+  for (const char* text :
+       {R"({"b":[1,-2,2.5,"x\"é\\",null,true],"a":{"d":{},"c":[]}})", "7", R"("[{")", "[[],[{}]]"}) {
+    JsonRemarks remarks;
+    EXPECT_EQ(parse_json(text, &remarks).dump(), text);
+    EXPECT_EQ(remarks.problem + remarks.duplicate, "") << text;
+  }
+  EXPECT_EQ(parse_json(" {\"a\": 18446744073709551615}\n")["a"], UINT64_MAX);
+}
+
+TEST(Json, OfAKeyGivenTwiceTheLastValueCountsAndThePathIsKnown) {
+  JsonRemarks remarks;
+  const auto value =
+      parse_json(R"({"a": 1, "b": [{"c": {"d": 1, "e": 2, "d": {"f": 3}}}], "a": 5})", &remarks);
+  EXPECT_EQ(value.dump(), R"({"a":5,"b":[{"c":{"d":{"f":3},"e":2}}]})");
+  EXPECT_EQ(remarks.duplicate, "b.c.d");
+}
+
+// The library's parser takes any depth, and its printing then recurses until the stack ends.
+TEST(Json, IsNoDeeperThanItMayBe) {
+  EXPECT_EQ(problem_of(nested(64)), "");
+  EXPECT_EQ(problem_of(nested(65)), "blocks are nested deeper than 64");
+  std::string blocks;
+  for (int level = 0; level < 200'000; ++level) blocks += "{\"a\":";
+  EXPECT_EQ(problem_of(blocks), "blocks are nested deeper than 64");
+  EXPECT_EQ(problem_of("[\"" + std::string(100, '[') + "\\\"" + std::string(100, '{') + "\"]"), "")
+      << "brackets in texts are none";
+  std::string flat = "[";
+  for (int item = 0; item < 1000; ++item) flat += "[],";
+  EXPECT_EQ(problem_of(flat + "{}]"), "");
+  JsonRemarks remarks;
+  parse_json(" " + nested(70), &remarks);
+  EXPECT_EQ(remarks.byte, 65u);
+}
+
+TEST(Json, ProblemsAreNoExceptionsOfTheLibrary) {
+  EXPECT_EQ(problem_of(""), "it is empty");
+  EXPECT_EQ(problem_of(" \n"), "it is empty");
+  EXPECT_EQ(problem_of("{\"a\": 1e999}"), "number overflow parsing '1e999'");
+  EXPECT_THAT(problem_of("{\"a\": \"\xff\"}"), HasSubstr("ill-formed UTF-8"));
+  EXPECT_THAT(problem_of("{\"a\": 1} 2"), StartsWith("syntax error"));
+  EXPECT_THAT(problem_of("[1, 2,]"), StartsWith("syntax error"));
+  EXPECT_THAT(problem_of("\"" + std::string(100'000, 'x')), SizeIs(::testing::Lt(300)));
+}
+
+TEST(Json, ReadersThrowErrorsOfTheirOwnWithThePlace) {
+  EXPECT_EQ(require_json<ConfigurationError>("[1]", "f").dump(), "[1]");
+  EXPECT_THAT(
+      message_of<ConfigurationError>([] { require_json<ConfigurationError>("{\n \"a\": 1e999}", "f"); }),
+      StartsWith("f is not JSON: line 2, column 1"));
+  EXPECT_THAT(
+      message_of<CheckpointError>([] { require_json<CheckpointError>("{\n  x", "m"); }),
+      AllOf(StartsWith("m is not JSON: line 2, column 3: syntax error"), HasSubstr("invalid literal")));
+}
+
+// The library's own reading compares each key with all before it.
+TEST(Json, ManyKeysTakeTimeInProportion) {
+  std::string text = "{";
+  for (int key = 0; key < 300'000; ++key) text += "\"key" + std::to_string(key) + "\":0,";
+  text += "\"end\":0}";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(parse_json(text).size(), 300'001u);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST(Json, InMessagesListsAndBlocksAreOnlyCounted) {
+  EXPECT_EQ(brief_json(parse_json("1.5")), "1.5");
+  EXPECT_EQ(brief_json(parse_json("\"two\"")), "\"two\"");
+  EXPECT_EQ(brief_json(parse_json("[1, [2, 3]]")), "a list of 2");
+  EXPECT_EQ(brief_json(parse_json("{\"a\": 1}")), "a block of 1 keys");
+  EXPECT_EQ(brief_json("\xff"), "\"\xef\xbf\xbd\"");
+  EXPECT_THAT(brief_json(std::string(1000, 'x')), SizeIs(60));
+}
+
+TEST(Json, KnowsWhichTextsItCanHold) {
+  EXPECT_TRUE(is_utf8(""));
+  EXPECT_TRUE(is_utf8("é\n"));
+  EXPECT_FALSE(is_utf8("/x/\xff"));
+}
+
+}  // namespace
+}  // namespace tranche
