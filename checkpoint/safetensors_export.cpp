@@ -78,9 +78,9 @@ class Exporter {
 
   void write(const std::string& name, const std::vector<Entry>& entries) {
     const std::string path = join_path(folder_, name);
-    const std::string temporary = path + ".tmp";
+    const std::string temporary = temporary_name(path);
     {
-      const auto file = storage_.files.open(temporary, OpenMode::create_or_truncate);
+      const auto file = storage_.files.open(temporary, OpenMode::create_new);
       const std::string header = header_of(entries, dtype_);
       file->write(0, header.data(), static_cast<std::int64_t>(header.size()));
       auto at = static_cast<std::int64_t>(header.size());

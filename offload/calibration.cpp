@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 #include "tranche/offload/aligned_buffer.h"
 #include "tranche/offload/io_failure.h"
 
@@ -19,6 +20,7 @@ namespace {
 using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 constexpr int schema = 1;
+constexpr std::int64_t largest_memory = std::int64_t{1} << 20;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -28,7 +30,7 @@ double seconds_since(Clock::time_point begin) {
 class ScratchFile {
  public:
   ScratchFile(FileSystem& files, std::string path) : files_(files), path_(std::move(path)) {
-    file_ = files_.open(path_, OpenMode::create_or_truncate, Caching::direct);
+    file_ = files_.open(path_, OpenMode::create_new, Caching::direct);
   }
   ~ScratchFile() {
     file_.reset();
@@ -95,7 +97,7 @@ void take_best(BlockIoCalibration& calibration) {
 }
 
 Json parsed(std::string_view text) {
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json json = parse_json(text);
   const bool usable = json.is_object() && json.value("schema", Json()) == Json(schema) &&
                       json.contains("results") && json["results"].is_object();
   if (!usable) json = Json{{"schema", schema}, {"results", Json::object()}};
@@ -162,13 +164,12 @@ BlockIoCalibration calibrate_block_io(const CalibrationRequest& request, MemoryR
   const std::string key = key_of(request.directory, engines);
   std::string earlier;
   if (!request.memory_path.empty() && files.exists(request.memory_path)) {
-    earlier = files.read_file(request.memory_path);
+    earlier = files.read_file(request.memory_path, largest_memory);
     if (recall_calibration(earlier, key, result)) return result;
   }
 
   // Ranks that calibrate at once must not write into one file.
-  ScratchFile scratch(files,
-                      join_path(request.directory, ".tranche-calibration-" + std::to_string(::getpid())));
+  ScratchFile scratch(files, temporary_name(join_path(request.directory, ".tranche-calibration")));
   File& file = *scratch;
   result.direct = file.direct();
   file.preallocate(request.file_bytes);

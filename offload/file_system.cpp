@@ -1,13 +1,18 @@
 // What every file system can do by its basic operations.
 #include "tranche/offload/file_system.h"
 
+#include <fmt/core.h>
+
 #include <cerrno>
+#include <random>
 
 #include "tranche/core/error.h"
 #include "tranche/offload/io_failure.h"
 
 namespace tranche {
 namespace {
+
+constexpr std::string_view temporary_mark = ".new-";
 
 // Folders are what list() calls so: a link to a folder is a name to remove, not a folder to empty.
 std::int64_t remove_entry(FileSystem& files, const std::string& path, bool is_directory) {
@@ -50,22 +55,50 @@ std::int64_t FileSystem::remove_all(const std::string& path) {
   return remove_entry(*this, name, status(name)->is_directory);  // "." and the like
 }
 
-std::string FileSystem::read_file(const std::string& path) {
+std::string FileSystem::read_file(const std::string& path, std::int64_t most_bytes) {
   const auto file = open(path, OpenMode::read);
-  std::string content(static_cast<std::size_t>(file->size()), '\0');
-  file->read(0, content.data(), static_cast<std::int64_t>(content.size()));
+  const std::int64_t size = file->size();
+  if (size > most_bytes) {
+    throw IoError(
+        fmt::format("read of '{}' failed: it has {} B, and such a file has {} B at most; it is damaged, "
+                    "or not what its name says",
+                    path, size, most_bytes),
+        EFBIG);
+  }
+  std::string content(static_cast<std::size_t>(size), '\0');
+  file->read(0, content.data(), size);
   return content;
 }
 
 void FileSystem::replace_file(const std::string& path, std::string_view content) {
-  const std::string temporary = path + ".tmp";
-  {
-    const auto file = open(temporary, OpenMode::create_or_truncate);
+  const std::string temporary = temporary_name(path);
+  const auto file = open(temporary, OpenMode::create_new);
+  try {
     file->write(0, content.data(), static_cast<std::int64_t>(content.size()));
     file->sync();
+    rename(temporary, path);
+  } catch (const IoError&) {
+    try {
+      remove(temporary);
+    } catch (const IoError&) {  // what has failed first is told
+    }
+    throw;
   }
-  rename(temporary, path);
   sync_directory(parent_path(path));
+}
+
+std::string temporary_name(const std::string& path) {
+  std::random_device random;
+  const std::uint64_t draw = (std::uint64_t{random()} << 32) | random();
+  return fmt::format("{}{}{:016x}", path, temporary_mark, draw);
+}
+
+bool is_temporary_name(std::string_view name) {
+  constexpr std::size_t digits = 16;
+  if (name.size() < temporary_mark.size() + digits) return false;
+  name.remove_prefix(name.size() - temporary_mark.size() - digits);
+  return name.starts_with(temporary_mark) &&
+         name.find_first_not_of("0123456789abcdef", temporary_mark.size()) == std::string_view::npos;
 }
 
 std::string parent_path(const std::string& path) {

@@ -15,7 +15,7 @@ namespace tranche {
 enum class OpenMode : std::uint8_t {
   read,                ///< must exist; reading only
   update,              ///< must exist; reading and writing, content kept
-  create_new,          ///< must not exist; reading and writing
+  create_new,          ///< must not exist, nor a link of this name; reading and writing
   create_or_truncate,  ///< reading and writing, earlier content dropped
 };
 /// direct: past the page cache (O_DIRECT) where the file system can, else buffered, and
@@ -30,9 +30,9 @@ struct NativeFile {
   std::int64_t memory_alignment = 1;  ///< of memory on `direct`
 };
 
-/// One open file; closed by destruction (which reports nothing: call sync() first). Thread-safe, but for
-/// calls that write what another reads or writes at the same time. Everything throws IoError naming
-/// operation, file, range and reason.
+/// One open file, and never a folder, a pipe or a device; closed by destruction (which reports nothing: call
+/// sync() first). Thread-safe, but for calls that write what another reads or writes at the same time.
+/// Everything throws IoError naming operation, file, range and reason.
 ///
 /// Any range of bytes may be transferred, direct or not: on a direct file whole aligned blocks go past the
 /// page cache, the unaligned ends of a range (and all of it when its memory is not aligned) go through it.
@@ -84,6 +84,9 @@ struct SpaceInfo {
   std::int64_t free_bytes = 0;  ///< to users without privileges
 };
 
+/// Nothing larger is read into memory as one text.
+inline constexpr std::int64_t largest_file_read_whole = std::int64_t{1} << 30;
+
 /// Operations on names. Thread-safe; everything throws IoError. Paths are the operating system's, absolute or
 /// relative to the working folder. No call makes a name durable but sync_directory.
 class FileSystem {
@@ -115,9 +118,11 @@ class FileSystem {
   /// With all it holds; symbolic links are removed, not followed. Nothing happens when there is nothing.
   /// Returns the number of names removed.
   std::int64_t remove_all(const std::string& path);
-  std::string read_file(const std::string& path);
-  /// Gives `path` this content in one durable instant: written to `path` + ".tmp" (which is replaced),
-  /// synced, renamed, folder synced. After a crash the file has its earlier or its new content.
+  /// The whole file; IoError (EFBIG) when it has more than `most_bytes`, of which then none is read.
+  std::string read_file(const std::string& path, std::int64_t most_bytes = largest_file_read_whole);
+  /// Gives `path` this content in one durable instant: written to temporary_name(path), synced, renamed,
+  /// folder synced. After a crash the file has its earlier or its new content, and the temporary one may be
+  /// left: is_temporary_name() knows it. A failure removes it.
   void replace_file(const std::string& path, std::string_view content);
 };
 
@@ -131,6 +136,12 @@ enum class IoCall : std::uint8_t { open_direct, read, write, sync, preallocate, 
 using IoHook = std::function<std::int64_t(IoCall call, std::int64_t bytes)>;
 /// The operating system's files with a hook below; their native() is empty.
 std::unique_ptr<FileSystem> make_posix_file_system(IoHook hook);
+
+/// `path` and a random ending, for a file that takes its place once it is whole: nobody can have put a link
+/// of that name there before.
+std::string temporary_name(const std::string& path);
+/// Whether a name (or a path) has such an ending: ".new-" and 16 hexadecimal digits.
+bool is_temporary_name(std::string_view name);
 
 /// The part of a path before its last name ("." and "/" where there is none left).
 std::string parent_path(const std::string& path);

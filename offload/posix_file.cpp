@@ -26,7 +26,7 @@ int flags_of(OpenMode mode) {
     case OpenMode::update:
       return O_RDWR;
     case OpenMode::create_new:
-      return O_RDWR | O_CREAT | O_EXCL;
+      return O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
     case OpenMode::create_or_truncate:
       return O_RDWR | O_CREAT | O_TRUNC;
   }
@@ -69,10 +69,32 @@ DirectPart direct_part(const NativeFile& file, std::int64_t offset, const void* 
 PosixFile::PosixFile(const std::string& path, OpenMode mode, Caching caching, const IoHook& hook)
     : File(path), hook_(hook) {
   do {
-    descriptors_.buffered = ::open(path.c_str(), flags_of(mode) | O_CLOEXEC, 0666);
+    // A pipe that nobody writes to is opened at once, and then refused.
+    descriptors_.buffered = ::open(path.c_str(), flags_of(mode) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666);
   } while (descriptors_.buffered < 0 && errno == EINTR);
   if (descriptors_.buffered < 0) throw_io_error({std::string(verb_of(mode)), path, errno, -1, 0});
+  try {
+    require_regular(mode);
+  } catch (...) {
+    ::close(descriptors_.buffered);
+    throw;
+  }
   if (caching == Caching::direct) open_direct(mode);
+}
+
+void PosixFile::require_regular(OpenMode mode) const {
+  struct stat status {};
+  int code = ::fstat(descriptors_.buffered, &status) == 0 ? 0 : errno;
+  if (code == 0 && S_ISDIR(status.st_mode)) code = EISDIR;
+  // Asynchronous transfers of a file with O_NONBLOCK may come back without having waited for the disk.
+  if (code == 0 && S_ISREG(status.st_mode) && ::fcntl(descriptors_.buffered, F_SETFL, 0) != 0) {
+    code = errno;
+  }
+  if (code != 0) throw_io_error({std::string(verb_of(mode)), path(), code, -1, 0});
+  if (S_ISREG(status.st_mode)) return;
+  throw IoError(std::string(verb_of(mode)) + " of '" + path() +
+                    "' failed: it is a pipe, a socket or a device: name a regular file, or remove it",
+                EINVAL);
 }
 
 PosixFile::~PosixFile() {

@@ -32,6 +32,7 @@ class PosixFile : public File {
 
  private:
   void open_direct(OpenMode mode);
+  void require_regular(OpenMode mode) const;
   void transfer(IoCall call, std::int64_t offset, char* memory, std::int64_t bytes);
   /// Transfers [offset, offset + bytes) by one descriptor; returns what it got done when a direct transfer
   /// ended at a place from which only the page cache can go on.

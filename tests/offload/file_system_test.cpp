@@ -1,8 +1,10 @@
 // The operating system's files: what they do, and what their failures say.
 #include "tranche/offload/file_system.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -121,6 +123,61 @@ TEST_F(FileSystemTest, DirectAndBufferedAgree) {
   EXPECT_EQ(direct->size(), 65539);
 }
 
+// What an archive can hold: without a writer, a pipe would be waited for.
+TEST_F(FileSystemTest, OpensRegularFilesOnlyAndAtOnce) {
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  std::filesystem::create_symlink(folder_ / "pipe", folder_ / "link");
+  for (const std::string& path : {folder_ / "pipe", folder_ / "link", std::string("/dev/null")}) {
+    for (const OpenMode mode : {OpenMode::read, OpenMode::update}) {
+      EXPECT_THAT(failure_of([&] { files_.open(path, mode); }, EINVAL),
+                  HasSubstr("of '" + path + "' failed: it is a pipe, a socket or a device"));
+    }
+  }
+  EXPECT_THAT(failure_of([&] { files_.open(folder_.path(), OpenMode::read); }, EISDIR),
+              AllOf(HasSubstr("opening for reading"), HasSubstr("name a file")));
+  const auto file = files_.open(folder_ / "a", OpenMode::create_new);
+  EXPECT_EQ(::fcntl(file->native()->buffered, F_GETFL) & O_NONBLOCK, 0);
+}
+
+TEST_F(FileSystemTest, ReadsNoLargerFileThanItMayBe) {
+  files_.open(folder_ / "a", OpenMode::create_new)->truncate(std::int64_t{6} << 30);  // takes no space
+  EXPECT_THAT(failure_of([&] { files_.read_file(folder_ / "a"); }, EFBIG),
+              HasSubstr("it has 6442450944 B, and such a file has 1073741824 B at most"));
+  files_.open(folder_ / "a", OpenMode::update)->truncate(5);
+  EXPECT_THAT(failure_of([&] { files_.read_file(folder_ / "a", 4); }, EFBIG), HasSubstr("at most"));
+  EXPECT_EQ(files_.read_file(folder_ / "a", 5).size(), 5u);
+}
+
+// In a folder that others may write to, a link of a known name would have its target overwritten.
+TEST_F(FileSystemTest, FilesAreReplacedByOnesOfRandomNames) {
+  const std::string path = folder_ / "latest";
+  const std::string one = temporary_name(path), two = temporary_name(path);
+  EXPECT_NE(one, two);
+  EXPECT_TRUE(one.starts_with(path + ".new-"));
+  EXPECT_TRUE(is_temporary_name(one));
+  for (const char* other :
+       {"latest", "latest.new-", "latest.new-0123456789abcde", "latest.new-0123456789abcdeg", "latest.tmp",
+        "0123456789abcdef", "step-00000001.0123456789abcdef.tmp"}) {
+    EXPECT_FALSE(is_temporary_name(other)) << other;
+  }
+  files_.replace_file(folder_ / "victim", "whole");
+  std::filesystem::create_symlink(folder_ / "victim", path + ".tmp");
+  std::filesystem::create_symlink(folder_ / "none", folder_ / "dangling");
+  files_.replace_file(path, "new");
+  EXPECT_EQ(files_.read_file(folder_ / "victim"), "whole");
+  EXPECT_THAT(failure_of([&] { files_.open(folder_ / "dangling", OpenMode::create_new); }, EEXIST),
+              HasSubstr("creation of"));
+  FaultyFileSystem faulty(files_);
+  for (const FileOperation operation : {FileOperation::write, FileOperation::sync, FileOperation::rename}) {
+    faulty.inject({.operation = operation, .code = EIO});
+    EXPECT_THROW(faulty.replace_file(path, "newer"), IoError);
+    for (const DirectoryEntry& entry : files_.list(folder_.path())) {
+      EXPECT_FALSE(is_temporary_name(entry.name)) << entry.name;
+    }
+    EXPECT_EQ(files_.read_file(path), "new");
+  }
+}
+
 TEST_F(FileSystemTest, Names) {
   const std::string deep = folder_ / "b/c/d";
   files_.create_directories(deep);
@@ -130,7 +187,7 @@ TEST_F(FileSystemTest, Names) {
   files_.replace_file(deep + "/x", "two");
   files_.replace_file(folder_ / "a", "");
   EXPECT_EQ(files_.read_file(deep + "/x"), "two");
-  EXPECT_FALSE(files_.exists(deep + "/x.tmp"));
+  EXPECT_THAT(files_.list(deep), ::testing::SizeIs(1)) << "nothing temporary is left";
   std::filesystem::create_directory_symlink(deep, folder_ / "link");
   std::vector<std::string> names;
   for (const auto& entry : files_.list(folder_.path()))
