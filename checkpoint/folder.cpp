@@ -9,6 +9,7 @@
 #include "tranche/checkpoint/digest.h"
 #include "tranche/checkpoint/hdf5_image.h"
 #include "tranche/checkpoint/json_reader.h"
+#include "tranche/core/json.h"
 #include "tranche/version.h"
 
 namespace tranche::checkpoint {
@@ -126,7 +127,7 @@ Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vect
   const std::string path = join_path(parent, std::string(latest_name));
   with_reason("cannot read " + path, [&] {
     if (!files.exists(path)) return;
-    const std::string name = parse_latest(files.read_file(path));
+    const std::string name = parse_latest(files.read_file(path, small_file_bytes));
     if (name.empty()) {
       notes.push_back(path + " is damaged; it is not needed: the folders themselves are looked at");
     } else if (!found.empty() && name != step_name(found.front().step) && except.empty()) {
@@ -185,6 +186,7 @@ void RunFolder::clear_debris(const std::string& own) {
   FileSystem& files = storage_.files;
   for (const DirectoryEntry& entry : files.list(parent_)) {
     const std::string path = join_path(parent_, entry.name);
+    if (!entry.is_directory && is_temporary_name(entry.name)) files.remove(path);  // of `latest`
     if (!entry.is_directory || path == own) continue;
     if (is_replaced(entry.name)) {
       const std::string name = entry.name.substr(0, entry.name.size() - replaced_suffix.size());

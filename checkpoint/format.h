@@ -17,6 +17,8 @@ inline constexpr std::int64_t format_version = 1;
 inline constexpr std::string_view manifest_name = "manifest.json";
 inline constexpr std::string_view master_name = "model.h5";
 inline constexpr std::string_view latest_name = "latest";
+/// More than `latest` can have.
+inline constexpr std::int64_t small_file_bytes = 64 * 1024;
 
 /// "step-00000012". Throws InvalidArgument on a negative step, as do the functions below on what cannot be.
 std::string step_name(std::int64_t step);

@@ -69,12 +69,4 @@ std::string JsonNode::object() const {
   return value_->dump();
 }
 
-Json parse_json(std::string_view text, std::string_view origin) {
-  try {
-    return Json::parse(text);
-  } catch (const nlohmann::json::exception& problem) {
-    throw CheckpointError(fmt::format("{} is not valid JSON: {}", origin, problem.what()));
-  }
-}
-
 }  // namespace tranche::checkpoint

@@ -37,7 +37,4 @@ class JsonNode {
   std::string path_;
 };
 
-/// Throws CheckpointError naming `origin`.
-Json parse_json(std::string_view text, std::string_view origin);
-
 }  // namespace tranche::checkpoint

@@ -8,6 +8,7 @@
 #include "tranche/checkpoint/format.h"
 #include "tranche/checkpoint/json_reader.h"
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 
 namespace tranche::checkpoint {
 
@@ -16,6 +17,17 @@ namespace {
 constexpr std::string_view format_name = "tranche-checkpoint";
 constexpr std::string_view digest_prefix = "{\"manifest_digest\": \"";
 constexpr std::string_view digest_suffix = "\",\n";
+/// Of numbers that only grow by adding: far from what runs reach, and as far from overflowing.
+constexpr std::int64_t most_counted = INT64_MAX / 2;
+/// Elements of a buffer, and of all units of a rank: times the widest element they are a number of bytes.
+constexpr std::int64_t most_elements = INT64_MAX / 8;
+constexpr std::size_t most_sections = 64;
+constexpr std::size_t most_units = 1 << 17;
+constexpr int most_ranks = 1 << 20;
+/// A reader's table has a place for each of a section's units on each rank.
+constexpr std::int64_t most_places = std::int64_t{1} << 27;
+/// The years 1 to 9999, in seconds since 1970.
+constexpr std::int64_t first_time = -62'135'596'800, last_time = 253'402'300'799;
 constexpr std::size_t first_line = digest_prefix.size() + 16 + digest_suffix.size();
 
 Json to_json(const FileRecord& file) {
@@ -78,7 +90,7 @@ Json object_text(const std::string& text, std::string_view key) {
                     "things in a file beside it",
                     text.size(), user_limit));
   }
-  const Json json = Json::parse(text, nullptr, false);
+  const Json json = parse_json(text);
   if (!json.is_object()) {
     throw InvalidArgument(fmt::format("'{}' of a checkpoint is not a JSON object: {:.60}", key, text));
   }
@@ -101,7 +113,7 @@ Json to_json(const RunState& run) {
 FileRecord file_from(const JsonNode& node) {
   FileRecord file;
   file.name = node["name"].text();
-  file.bytes = node["bytes"].integer(0);
+  file.bytes = node["bytes"].integer(0, most_counted);
   file.digested_bytes = node["digested_bytes"].integer(0, file.bytes);
   for (const JsonNode& item : node["blocks"].items()) {
     if (!from_hex(item.text(), file.blocks.emplace_back()))
@@ -126,7 +138,8 @@ ShardRecord shard_from(const JsonNode& node) {
 
 std::vector<std::int64_t> cuts_from(const JsonNode& node, int world) {
   const std::vector<std::int64_t> cuts = node.integers();
-  bool good = cuts.size() == static_cast<std::size_t>(world) + 1 && cuts.front() == 0;
+  bool good =
+      cuts.size() == static_cast<std::size_t>(world) + 1 && cuts.front() == 0 && cuts.back() <= most_elements;
   for (std::size_t i = 1; good && i < cuts.size(); ++i) good = cuts[i] >= cuts[i - 1];
   if (!good) node.fail(fmt::format("does not cut a buffer from 0 on into {} shards", world));
   return cuts;
@@ -212,10 +225,10 @@ ArrayRecord array_from(const JsonNode& node, int world) {
 
 RunState run_from(const JsonNode& node) {
   RunState run;
-  run.step = node["step"].integer(0);
-  run.applied = node["applied"].integer(0);
-  run.samples = node["samples"].integer(0);
-  run.tokens = node["tokens"].integer(0);
+  run.step = node["step"].integer(0, most_counted);
+  run.applied = node["applied"].integer(0, most_counted);
+  run.samples = node["samples"].integer(0, most_counted);
+  run.tokens = node["tokens"].integer(0, most_counted);
   run.random = node["random"].object();
   run.loss_scaler = node["loss_scaler"].object();
   run.schedule = node["schedule"].object();
@@ -223,6 +236,54 @@ RunState run_from(const JsonNode& node) {
   run.config = node["config"].object();
   run.user = node["user"].object();
   return run;
+}
+
+/// Each rank's sum over the units, and of each rank's bytes, is a number.
+void check_sizes(const Manifest& manifest, const JsonNode& root) {
+  const Layout& layout = manifest.layout;
+  const auto places = static_cast<std::int64_t>(layout.sections.size() * (layout.units.size() + 1));
+  if (places > most_places / layout.world) {
+    root["units"].fail(fmt::format("are {}: with {} sections and {} ranks more than are read",
+                                   layout.units.size(), layout.sections.size(), layout.world));
+  }
+  for (const bool frozen : {false, true}) {
+    std::int64_t sum = 0;
+    for (const UnitRecord& unit : layout.units) {
+      const std::int64_t elements = unit.cuts(frozen).back();
+      if (elements > most_elements - sum) {
+        root["units"].fail(fmt::format("hold more than {} elements", most_elements));
+      }
+      sum += elements;
+    }
+  }
+  std::int64_t bytes = manifest.master.bytes;
+  for (const ShardRecord& shard : manifest.shards) {
+    if (shard.file.bytes > most_counted - bytes) {
+      root["shards"].fail(fmt::format("hold more than {} bytes", most_counted));
+    }
+    bytes += shard.file.bytes;
+  }
+}
+
+void check_sections(const Layout& layout, const JsonNode& root) {
+  for (std::size_t s = 0; s < layout.sections.size(); ++s) {
+    const SectionRecord& section = layout.sections[s];
+    for (std::size_t other = 0; other < s; ++other) {
+      const SectionRecord& before = layout.sections[other];
+      const bool same_kind = before.kind == section.kind && before.frozen == section.frozen;
+      if (same_kind || before.dataset == section.dataset) {
+        root["sections"].items()[s].fail(fmt::format("is there twice: sections[{}] is of '{}' in {} too",
+                                                     other, before.kind, before.dataset));
+      }
+    }
+  }
+}
+
+/// The items of a list that has at most so many.
+std::vector<JsonNode> items_of(const JsonNode& node, std::size_t most) {
+  std::vector<JsonNode> items = node.items();
+  if (items.size() > most) node.fail(fmt::format("has {} entries; at most {} are read", items.size(), most));
+  return items;
 }
 
 void check_shards(const Manifest& manifest, const JsonNode& root) {
@@ -272,7 +333,7 @@ std::string to_text(const ShardRecord& record) {
 }
 
 ShardRecord shard_record_from_text(std::string_view text, std::string_view origin) {
-  const Json json = parse_json(text, origin);
+  const Json json = require_json<CheckpointError>(text, origin);
   return shard_from(JsonNode(json, std::string(origin), ""));
 }
 
@@ -323,7 +384,7 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
     throw CheckpointError(fmt::format("{}: it is damaged: its digest is {}, its first line says {}", origin,
                                       to_hex(actual), to_hex(digest)));
   }
-  const Json json = parse_json(text, origin);
+  const Json json = require_json<CheckpointError>(text, origin);
   const JsonNode root(json, std::string(origin), "");
   if (const std::string format = root["format"].text(); format != format_name) {
     root["format"].fail(fmt::format("is '{}', not {}", format, format_name));
@@ -336,8 +397,8 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
   }
   manifest.library = root["library"].text();
   manifest.hdf5 = root["hdf5"].text();
-  manifest.sequence = root["sequence"].integer(0);
-  manifest.created = root["created"].integer();
+  manifest.sequence = root["sequence"].integer(0, most_counted);
+  manifest.created = root["created"].integer(first_time, last_time);
   if (root.has("lineage")) {
     for (const JsonNode& run : root["lineage"].items()) {
       if (!from_hex(run.text(), manifest.lineage.emplace_back())) {
@@ -353,9 +414,14 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
   }
   manifest.run = run_from(root["run"]);
   Layout& layout = manifest.layout;
-  layout.world = static_cast<int>(root["world"].integer(1, 1 << 20));
-  for (const JsonNode& node : root["sections"].items()) layout.sections.push_back(section_from(node));
-  for (const JsonNode& node : root["units"].items()) layout.units.push_back(unit_from(node, layout.world));
+  layout.world = static_cast<int>(root["world"].integer(1, most_ranks));
+  for (const JsonNode& node : items_of(root["sections"], most_sections)) {
+    layout.sections.push_back(section_from(node));
+  }
+  check_sections(layout, root);
+  for (const JsonNode& node : items_of(root["units"], most_units)) {
+    layout.units.push_back(unit_from(node, layout.world));
+  }
   if (root.has("arrays")) {
     for (const JsonNode& node : root["arrays"].items())
       layout.arrays.push_back(array_from(node, layout.world));
@@ -365,6 +431,7 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
     root["master"]["name"].fail(fmt::format("is '{}', not {}", manifest.master.name, master_name));
   }
   for (const JsonNode& node : root["shards"].items()) manifest.shards.push_back(shard_from(node));
+  check_sizes(manifest, root);
   check_shards(manifest, root);
   return manifest;
 }

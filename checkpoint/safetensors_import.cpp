@@ -8,6 +8,7 @@
 #include "tranche/checkpoint/json_reader.h"
 #include "tranche/checkpoint/safetensors.h"
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 
 namespace tranche::checkpoint {
 
@@ -137,7 +138,7 @@ void SafetensorsFolder::open_file(const std::string& name, const std::string& pa
   }
   std::string text(static_cast<std::size_t>(length), '\0');
   file->read(8, text.data(), static_cast<std::int64_t>(length));
-  const Json json = parse_json(text, path + " (header)");
+  const Json json = require_json<CheckpointError>(text, path + " (header)");
   if (!json.is_object()) throw CheckpointError(path + ": its header is not a JSON object");
   std::vector<SafeTensor> found;
   for (const auto& [key, value] : json.items()) {
@@ -160,7 +161,7 @@ void SafetensorsFolder::open_file(const std::string& name, const std::string& pa
 }
 
 void SafetensorsFolder::open_index(const std::string& path) {
-  const Json json = parse_json(files_.read_file(path), path);
+  const Json json = require_json<CheckpointError>(files_.read_file(path), path);
   const JsonNode map = JsonNode(json, path, "")["weight_map"];
   map.object();
   const Json& entries = json["weight_map"];

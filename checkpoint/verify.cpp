@@ -229,7 +229,7 @@ std::vector<Damage> verify(Storage storage, const std::string& folder, bool full
     listed = list_checkpoints(storage.files, folder);
     const std::string path = join_path(folder, std::string(latest_name));
     if (storage.files.exists(path)) {
-      const std::string text = storage.files.read_file(path);
+      const std::string text = storage.files.read_file(path, small_file_bytes);
       const std::string name = parse_latest(text);
       if (name.empty()) {
         found.push_back(

@@ -3,18 +3,15 @@
 #include "tranche/engine/config.h"
 
 #include <fmt/core.h>
-#include <cerrno>
-#include <cstring>
 
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "tranche/core/error.h"
 #include "tranche/core/nearest.h"
+#include "tranche/core/text_file.h"
 #include "tranche/engine/config_reader.h"
 
 namespace tranche {
@@ -377,21 +374,14 @@ std::string_view name_of(ReductionPolicy policy) {
 }
 
 Config parse_config(std::string_view json_text, int ranks, const std::vector<std::string>& overrides,
-                    bool strict) {
-  return parse(json_text, ranks, overrides, strict, "configuration");
+                    bool strict, const std::string& origin) {
+  return parse(json_text, ranks, overrides, strict, origin);
 }
 
 Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides,
                    bool strict) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (file) text << file.rdbuf();
-  if (!file || !text) {
-    throw ConfigurationError(
-        fmt::format("configuration file '{}' cannot be read: {}", path, std::strerror(errno)));
-  }
-  return parse(text.str(), ranks, overrides, strict, fmt::format("configuration file '{}'", path));
+  const std::string text = read_text_file(path, "configuration file", Pipes::allowed);
+  return parse(text, ranks, overrides, strict, fmt::format("configuration file '{}'", path));
 }
 
 void validate_config(Config& config, int ranks) {

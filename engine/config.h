@@ -152,10 +152,11 @@ struct Config {
 /// not fit. Text that is not JSON as core/relaxed_json.h reads it, or gives a key twice, is told alone, with
 /// its place. `overrides` are "key.path=value" strings that replace what the file says (the program's --set);
 /// a value is JSON, or else text. Unknown keys of the top level that are not near a known one are ignored, a
-/// line each in Config::notes; with `strict` they are errors as well.
+/// line each in Config::notes; with `strict` they are errors as well. `origin` says in errors where the text
+/// is from.
 Config parse_config(std::string_view json_text, int ranks, const std::vector<std::string>& overrides = {},
-                    bool strict = false);
-/// Reads a file; errors name it.
+                    bool strict = false, const std::string& origin = "configuration");
+/// Reads a file, or a pipe until its end; errors name it.
 Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides = {},
                    bool strict = false);
 /// Settings of a saved run that a configuration leaves out and that had other defaults in earlier versions.

@@ -5,56 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 #include "tranche/core/relaxed_json.h"
 #include "tranche/engine/config_reader.h"
 
 namespace tranche {
 namespace detail {
-namespace {
-
-/// Notices keys that one block gives twice, which the parser would let the last win.
-class DuplicateFinder {
- public:
-  bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
-    if (event == Json::parse_event_t::object_start) {
-      seen_.emplace_back();
-      path_.resize(static_cast<std::size_t>(depth) + 1);
-    } else if (event == Json::parse_event_t::key) {
-      path_.resize(static_cast<std::size_t>(depth));
-      const auto name = parsed.get<std::string>();
-      path_.back() = name;
-      if (!seen_.back().insert(name).second && duplicate_.empty()) duplicate_ = joined();
-    } else if (event == Json::parse_event_t::object_end) {
-      seen_.pop_back();
-    }
-    return true;
-  }
-  const std::string& duplicate() const { return duplicate_; }
-
- private:
-  std::string joined() const {
-    std::string text;
-    for (const std::string& name : path_) {
-      if (!name.empty()) text += (text.empty() ? "" : ".") + name;
-    }
-    return text;
-  }
-  std::vector<std::set<std::string>> seen_;
-  std::vector<std::string> path_;
-  std::string duplicate_;
-};
-
-/// Drops the parser's own prefix "[json.exception.parse_error.101] parse error at line 1, column 2: ", whose
-/// place is that in the strict text.
-std::string parser_message(const std::string& what) {
-  const std::size_t at = what.find(": ");
-  return at == std::string::npos ? what : what.substr(at + 2);
-}
-
-}  // namespace
 
 void Problems::raise(const std::string& origin) const {
   if (lines_.empty()) return;
@@ -65,24 +23,21 @@ void Problems::raise(const std::string& origin) const {
 }
 
 Json read_json(std::string_view text, const std::string& origin) {
-  DuplicateFinder duplicates;
-  Json document;
   StrictJson strict;
   try {
     strict = strict_json(text);
-    document = Json::parse(strict.text, [&](int depth, Json::parse_event_t event, Json& parsed) {
-      return duplicates(depth, event, parsed);
-    });
-  } catch (const Json::parse_error& error) {
-    const std::size_t at = std::min(error.byte > 0 ? error.byte - 1 : 0, strict.text.size());
-    throw ConfigurationError(fmt::format("{} is not JSON: {}: {}", origin, place_in(text, strict.origin[at]),
-                                         parser_message(error.what())));
   } catch (const InvalidArgument& error) {
     throw ConfigurationError(fmt::format("{} is not JSON: {}", origin, error.message()));
   }
-  if (!duplicates.duplicate().empty()) {
+  JsonRemarks remarks;
+  Json document = parse_json(strict.text, &remarks);
+  if (document.is_discarded()) {
+    const std::size_t at = std::min(remarks.byte, strict.text.size());
     throw ConfigurationError(
-        fmt::format("{}: key '{}' is given twice; keep one", origin, duplicates.duplicate()));
+        fmt::format("{} is not JSON: {}: {}", origin, place_in(text, strict.origin[at]), remarks.problem));
+  }
+  if (!remarks.duplicate.empty()) {
+    throw ConfigurationError(fmt::format("{}: key '{}' is given twice; keep one", origin, remarks.duplicate));
   }
   if (!document.is_object()) {
     throw ConfigurationError(
@@ -108,11 +63,15 @@ void apply_overrides(Json& document, const std::vector<std::string>& overrides, 
     }
     const std::string path = text.substr(0, equals);
     const std::string written = text.substr(equals + 1);
-    Json value = Json::parse(written, nullptr, false);
+    if (!is_utf8(text)) {
+      problems.add(fmt::format("override '{}' is not UTF-8, as a configuration is", text));
+      continue;
+    }
+    Json value = parse_json(written);
     if (value.is_discarded()) value = written;
     Json* place = &document;
     std::size_t begin = 0;
-    bool fits = true;
+    bool fits = static_cast<std::size_t>(std::count(path.begin(), path.end(), '.')) < deepest_json;
     while (fits) {
       const std::size_t dot = path.find('.', begin);
       const std::string name = path.substr(begin, dot == std::string::npos ? dot : dot - begin);
@@ -215,7 +174,7 @@ Json tranche_keys(const Config& config) {
 }  // namespace detail
 
 EarlierDefaults earlier_defaults(const Config& config, std::string_view saved) {
-  const detail::Json json = detail::Json::parse(saved, nullptr, false);
+  const detail::Json json = parse_json(saved);
   const auto was = [&](const char* path, const detail::Json& value) {
     const detail::Json::json_pointer place(path);
     return json.is_object() && json.contains(place) && json[place] == value;

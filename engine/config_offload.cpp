@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "tranche/core/json.h"
 #include "tranche/engine/config_reader.h"
 
 namespace tranche::detail {
@@ -144,6 +145,10 @@ void check_offload(Config& config, Problems& problems) {
     problems.add(fmt::format("{}: nvme needs {}, a folder on the disk for swap files",
                              optimizer ? optimizer_device : parameters_device,
                              optimizer ? optimizer_path : parameters_path));
+  }
+  if (!is_utf8(offload.nvme_path)) {
+    problems.add(fmt::format("{}: '{}' is not UTF-8, as a configuration is; use a folder with another name",
+                             optimizer_path, offload.nvme_path));
   }
   if (offload.tile_elements < tile_step || offload.tile_elements > largest_tile ||
       offload.tile_elements % tile_step != 0) {

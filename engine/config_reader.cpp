@@ -10,6 +10,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "tranche/core/json.h"
 #include "tranche/engine/config_keys.h"
 
 namespace tranche::detail {
@@ -78,7 +79,7 @@ bool is_automatic(const Json& value) {
 
 /// Values with which a refused key asks for nothing.
 bool asks_for_nothing(const Json& value, const ConfigKey& key) {
-  const Json harmless = Json::parse(key.default_value);
+  const Json harmless = parse_json(key.default_value);
   if (value.is_null() || value == harmless) return true;
   if (harmless == Json(true)) return false;
   if (value == Json(false) || value == Json("none")) return true;

@@ -9,6 +9,7 @@
 
 #include "tranche/checkpoint/folder.h"
 #include "tranche/checkpoint/reader.h"
+#include "tranche/core/json.h"
 #include "tranche/engine/offloading.h"
 #include "tranche/engine/rank_texts.h"
 #include "tranche/engine/saving.h"
@@ -210,9 +211,10 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
         throw CheckpointError(chosen + " holds tensor " + stored.name + ", which this model does not have");
       }
     }
-    const auto saved = nlohmann::json::parse(reader->manifest().run.loss_scaler, nullptr, false);
-    if (config.loss_scaling && saved.is_object() && saved.contains("scale") &&
-        saved.contains("clean_steps") && saved.contains("hysteresis_left")) {
+    const auto saved = parse_json(reader->manifest().run.loss_scaler);
+    const auto has_number = [&](const char* key) { return saved.contains(key) && saved[key].is_number(); };
+    if (config.loss_scaling && has_number("scale") && has_number("clean_steps") &&
+        has_number("hysteresis_left")) {
       scale = {saved["scale"], saved["clean_steps"], saved["hysteresis_left"]};
     }
     return {};
@@ -312,8 +314,9 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
       }
     }
     if (!dropped.empty()) {
-      const auto described = nlohmann::json::parse(result.optimizer, nullptr, false);
-      const std::string saved_by = described.is_object() ? described.value("type", "another") : "another";
+      const auto described = parse_json(result.optimizer);
+      const bool named = described.contains("type") && described["type"].is_string();
+      const std::string saved_by = named ? described["type"].get<std::string>() : "another";
       std::string names;
       for (const std::string& kind : dropped) names += (names.empty() ? "" : ", ") + kind;
       result.notes.push_back("optimizer " + optimizer->name() + " has no use for " + names + " of " + chosen +

@@ -29,33 +29,6 @@ class Hash {
   std::uint64_t value_ = 0xcbf29ce484222325u;
 };
 
-/// No alias is the name or an alias of another tensor.
-void require_unique_aliases(const std::vector<UnitSpec>& units, const UnitSpec& added) {
-  const auto has_aliases = [](const UnitSpec& unit) {
-    return std::any_of(unit.tensors.begin(), unit.tensors.end(),
-                       [](const TensorSpec& tensor) { return !tensor.aliases.empty(); });
-  };
-  if (!has_aliases(added) && std::none_of(units.begin(), units.end(), has_aliases)) return;
-  std::unordered_set<std::string> names, aliases;
-  const auto take = [&](const UnitSpec& unit) {
-    for (const TensorSpec& tensor : unit.tensors) {
-      names.insert(tensor.name);
-      for (const std::string& alias : tensor.aliases) {
-        if (alias.empty() || !aliases.insert(alias).second) {
-          throw InvalidArgument(
-              fmt::format("alias '{}' of tensor '{}' is empty or there already", alias, tensor.name));
-        }
-      }
-    }
-  };
-  for (const UnitSpec& unit : units) take(unit);
-  take(added);
-  for (const std::string& alias : aliases) {
-    if (names.count(alias) > 0)
-      throw InvalidArgument(fmt::format("'{}' is the name of one tensor and an alias of another", alias));
-  }
-}
-
 }  // namespace
 
 Initializer Initializer::from(std::string name, Fill fill) {
@@ -72,32 +45,41 @@ UnitId ModelSpec::add_unit(UnitSpec unit) {
     throw InvalidArgument(fmt::format("unit '{}' is used {} times a pass; it must be at least once",
                                       unit.name, unit.uses_per_pass));
   }
-  for (const UnitSpec& other : units_) {
-    if (other.name == unit.name) throw InvalidArgument(fmt::format("there are two units '{}'", unit.name));
-  }
-  for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
-    const TensorSpec& tensor = unit.tensors[i];
+  if (unit_names_.count(unit.name) > 0)
+    throw InvalidArgument(fmt::format("there are two units '{}'", unit.name));
+  std::unordered_set<std::string> names, aliases;
+  for (const TensorSpec& tensor : unit.tensors) {
     if (tensor.name.empty())
       throw InvalidArgument(fmt::format("a tensor of unit '{}' has no name", unit.name));
     if (tensor.shape.elements() < 1) {
       throw InvalidArgument(fmt::format("tensor '{}' of unit '{}' has no elements (shape {})", tensor.name,
                                         unit.name, tensor.shape.to_string()));
     }
-    for (std::size_t j = 0; j < i; ++j) {
-      if (unit.tensors[j].name == tensor.name) {
-        throw InvalidArgument(fmt::format("unit '{}' has two tensors '{}'", unit.name, tensor.name));
-      }
+    if (!names.insert(tensor.name).second)
+      throw InvalidArgument(fmt::format("unit '{}' has two tensors '{}'", unit.name, tensor.name));
+    if (const auto taken = tensor_units_.find(tensor.name); taken != tensor_units_.end()) {
+      throw InvalidArgument(fmt::format("tensor '{}' of unit '{}' is in unit '{}' already", tensor.name,
+                                        unit.name, units_[taken->second].name));
     }
-    for (const UnitSpec& other : units_) {
-      for (const TensorSpec& taken : other.tensors) {
-        if (taken.name == tensor.name) {
-          throw InvalidArgument(fmt::format("tensor '{}' of unit '{}' is in unit '{}' already", tensor.name,
-                                            unit.name, other.name));
-        }
+    for (const std::string& alias : tensor.aliases) {
+      if (alias.empty() || aliases_.count(alias) > 0 || !aliases.insert(alias).second) {
+        throw InvalidArgument(
+            fmt::format("alias '{}' of tensor '{}' is empty or there already", alias, tensor.name));
       }
     }
   }
-  require_unique_aliases(units_, unit);
+  const auto refuse_both = [](const std::string& name) {
+    throw InvalidArgument(fmt::format("'{}' is the name of one tensor and an alias of another", name));
+  };
+  for (const std::string& alias : aliases) {
+    if (names.count(alias) > 0 || tensor_units_.count(alias) > 0) refuse_both(alias);
+  }
+  for (const std::string& name : names) {
+    if (aliases_.count(name) > 0) refuse_both(name);
+  }
+  unit_names_.insert(unit.name);
+  for (const std::string& name : names) tensor_units_.emplace(name, units_.size());
+  aliases_.merge(aliases);
   units_.push_back(std::move(unit));
   return {static_cast<int>(units_.size()) - 1};
 }

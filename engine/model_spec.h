@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "tranche/core/shape.h"
@@ -67,7 +69,7 @@ struct UnitId {
 class ModelSpec {
  public:
   /// Adds a unit after the others. Throws InvalidArgument on a name used twice, a unit without tensors, a
-  /// tensor without elements, or uses_per_pass < 1.
+  /// tensor without elements, or uses_per_pass < 1; nothing is added then.
   UnitId add_unit(UnitSpec unit);
   const std::vector<UnitSpec>& units() const noexcept { return units_; }
   const UnitSpec& unit(UnitId id) const;
@@ -93,6 +95,8 @@ class ModelSpec {
 
  private:
   std::vector<UnitSpec> units_;
+  std::unordered_set<std::string> unit_names_, aliases_;
+  std::unordered_map<std::string, std::size_t> tensor_units_;  ///< by tensor: the number of its unit
 };
 
 }  // namespace tranche

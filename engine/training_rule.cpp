@@ -9,6 +9,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "tranche/core/json.h"
 #include "tranche/engine/engine_impl.h"
 #include "tranche/engine/rank_texts.h"
 
@@ -56,7 +57,7 @@ std::string Engine::Impl::rule_to_save() const {
                     {"params", ordered_json::parse(config.schedule.parameters_json)},
                     {"total_steps", config.total_steps_hint}};
   if (own_schedule) {
-    const ordered_json own = ordered_json::parse(*own_schedule, nullptr, false);
+    const ordered_json own = parse_json(*own_schedule);
     text = {{"own", own.is_discarded() ? ordered_json(*own_schedule) : own}};
   }
   if (set_rate) text["set_learning_rate"] = *set_rate;
@@ -64,7 +65,7 @@ std::string Engine::Impl::rule_to_save() const {
 }
 
 void Engine::Impl::take_saved_rule(const std::string& saved_text, std::vector<std::string>& notes) {
-  const auto saved = ordered_json::parse(saved_text, nullptr, false);
+  const auto saved = parse_json(saved_text);
   const auto now = ordered_json::parse(rule_to_save());
   set_rate.reset();
   if (!saved.is_object()) return;

@@ -2,18 +2,18 @@
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
-#include <cerrno>
-#include <cstring>
 
+#include <cmath>
 #include <filesystem>
-#include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <utility>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 #include "tranche/core/nearest.h"
 #include "tranche/core/shape.h"
+#include "tranche/core/text_file.h"
 #include "tranche/engine/config.h"
 
 namespace tranche::models {
@@ -58,13 +58,16 @@ class Reader {
   std::int64_t integer(const char* key, std::int64_t otherwise) const {
     const json* value = find(key);
     if (value == nullptr) return otherwise;
-    if (!value->is_number_integer()) refuse(key, *value, "an integer");
+    const bool too_large = value->is_number_unsigned() && value->get<std::uint64_t>() > INT64_MAX;
+    if (!value->is_number_integer() || too_large) refuse(key, *value, "an integer of 64 bits");
     return value->get<std::int64_t>();
   }
   float number(const char* key, float otherwise) const {
     const json* value = find(key);
     if (value == nullptr) return otherwise;
-    if (!value->is_number()) refuse(key, *value, "a number");
+    if (!value->is_number() || std::abs(value->get<double>()) > std::numeric_limits<float>::max()) {
+      refuse(key, *value, "a number that a float holds");
+    }
     return value->get<float>();
   }
   /// Refuses `key` unless it is absent, null or `wanted`.
@@ -72,7 +75,7 @@ class Reader {
     const json* value = find(key);
     if (value == nullptr || *value == wanted) return;
     throw ConfigurationError(fmt::format("{}: \"{}\" is {}: {}; only {} can be trained here", file_, key,
-                                         value->dump(), because, wanted.dump()));
+                                         brief_json(*value), because, wanted.dump()));
   }
   const json* find(const char* key) const {
     const auto at = object_.find(key);
@@ -82,7 +85,7 @@ class Reader {
  private:
   [[noreturn]] void refuse(const char* key, const json& value, std::string_view wanted) const {
     throw ConfigurationError(
-        fmt::format("{}: \"{}\" is {}, but {} is wanted", file_, key, value.dump(), wanted));
+        fmt::format("{}: \"{}\" is {}, but {} is wanted", file_, key, brief_json(value), wanted));
   }
   const json& object_;
   std::string_view file_;
@@ -107,10 +110,10 @@ GptConfig GptConfig::preset(std::string_view name) {
 }
 
 GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
-  const json object = json::parse(text, nullptr, false);
-  if (object.is_discarded() || !object.is_object()) {
+  const json object = require_json<ConfigurationError>(text, file);
+  if (!object.is_object()) {
     throw ConfigurationError(
-        fmt::format("{}: not a JSON object; a config.json of a GPT2LMHeadModel is wanted", file));
+        fmt::format("{}: this is not a JSON object; a config.json of a GPT2LMHeadModel is wanted", file));
   }
   const Reader reader(object, file);
   if (reader.find("model_type") == nullptr) {
@@ -150,14 +153,7 @@ GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
 }
 
 GptConfig GptConfig::load(const std::string& path) {
-  errno = 0;
-  std::ifstream stream(path, std::ios::binary);
-  std::ostringstream text;
-  if (!stream || !(text << stream.rdbuf())) {
-    throw ConfigurationError(
-        fmt::format("{}: cannot be read as a model's config.json: {}", path, std::strerror(errno)));
-  }
-  return from_json(text.str(), path);
+  return from_json(read_text_file(path, "a model's config.json"), path);
 }
 
 GptConfig GptConfig::resolve(const std::string& preset_or_path) {
@@ -190,22 +186,27 @@ std::string GptConfig::to_json() const {
 }
 
 void GptConfig::validate(std::string_view origin) const {
-  const std::pair<const char*, std::int64_t> sizes[] = {{"n_layer", layers},
-                                                        {"n_head", heads},
-                                                        {"n_embd", width},
-                                                        {"vocab_size", vocabulary},
-                                                        {"n_positions", positions}};
-  for (const auto& [key, value] : sizes) {
-    if (value < 1)
+  struct Size {
+    const char* key;
+    std::int64_t value, least, most;
+  };
+  // Beyond what anybody trains, and small enough that no product of them overflows.
+  const Size sizes[] = {{"n_layer", layers, 1, most_layers},      {"n_head", heads, 1, most_width},
+                        {"n_embd", width, 1, most_width},         {"n_inner", inner, 0, 4 * most_width},
+                        {"vocab_size", vocabulary, 1, most_rows}, {"n_positions", positions, 1, most_rows}};
+  for (const auto& [key, value, least, most] : sizes) {
+    if (value < least)
       throw ConfigurationError(fmt::format("{}: \"{}\" is {}, but must be positive", origin, key, value));
+    if (value > most) {
+      throw ConfigurationError(
+          fmt::format("{}: \"{}\" is {}, but models of at most {} are read", origin, key, value, most));
+    }
   }
   if (width % heads != 0) {
     throw ConfigurationError(
         fmt::format("{}: \"n_head\" {} does not divide \"n_embd\" {}; every head needs the same width",
                     origin, heads, width));
   }
-  if (inner < 0)
-    throw ConfigurationError(fmt::format("{}: \"n_inner\" is {}, but must be positive", origin, inner));
   const std::pair<const char*, float> probabilities[] = {{"embd_pdrop", embedding_dropout},
                                                          {"attn_pdrop", attention_dropout},
                                                          {"resid_pdrop", residual_dropout}};
@@ -223,7 +224,10 @@ void GptConfig::validate(std::string_view origin) const {
     throw ConfigurationError(
         fmt::format("{}: \"initializer_range\" is {}, but must not be negative", origin, initializer_range));
   }
-  (void)parameters();  // overflow is an error too
+  if (parameters() > most_parameters) {
+    throw ConfigurationError(fmt::format("{}: the model has {} parameters, but models of at most {} are read",
+                                         origin, parameters(), most_parameters));
+  }
 }
 
 void GptConfig::require_sequence(std::int64_t sequence) const {

@@ -8,6 +8,12 @@
 
 namespace tranche::models {
 
+/// What GptConfig::validate() allows.
+inline constexpr std::int64_t most_layers = 65'536;
+inline constexpr std::int64_t most_width = std::int64_t{1} << 20;
+inline constexpr std::int64_t most_rows = std::int64_t{1} << 24;  ///< tokens or positions
+inline constexpr std::int64_t most_parameters = std::int64_t{1} << 44;
+
 /// Hyperparameters of the GPT-2 architecture (Radford et al., 2019). Everything that config.json of a
 /// GPT2LMHeadModel can say beyond these is refused unless it has no effect on training.
 struct GptConfig {
@@ -38,7 +44,8 @@ struct GptConfig {
   /// A config.json that Hugging Face's GPT2LMHeadModel and from_json read back as this.
   std::string to_json() const;
 
-  /// Throws ConfigurationError when values do not fit together; `origin` says where they come from.
+  /// Throws ConfigurationError when values are too large or do not fit together; `origin` says where they
+  /// come from.
   void validate(std::string_view origin) const;
   /// Throws ConfigurationError unless 1 <= sequence <= positions.
   void require_sequence(std::int64_t sequence) const;

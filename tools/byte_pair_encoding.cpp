@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
+#include "tranche/core/text_file.h"
 #include "tranche/tools/unicode_classes.h"
 
 namespace tranche::tools {
@@ -55,13 +57,6 @@ class Alphabet {
 std::uint64_t key_of(std::int32_t left, std::int32_t right) {
   return static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 |
          static_cast<std::uint32_t>(right);
-}
-
-std::string whole_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) throw ConfigurationError(fmt::format("{}: cannot be read", path));
-  return text.str();
 }
 
 CharacterClass class_at(std::string_view text, std::size_t at) {
@@ -121,7 +116,7 @@ BytePairEncoding::BytePairEncoding(std::string_view vocabulary_json, std::string
   const auto refuse = [&](const std::string& what) {
     throw ConfigurationError(fmt::format("{}: {}", origin, what));
   };
-  const auto json = nlohmann::json::parse(vocabulary_json, nullptr, false);
+  const auto json = parse_json(vocabulary_json);
   if (!json.is_object()) refuse("vocab.json is not a JSON object of tokens and their numbers");
   const Alphabet alphabet;
   std::unordered_map<std::string, std::int32_t> tokens;
@@ -129,7 +124,7 @@ BytePairEncoding::BytePairEncoding(std::string_view vocabulary_json, std::string
   constexpr std::int64_t most = std::int64_t{1} << 24;
   for (const auto& [visible, number] : json.items()) {
     if (!number.is_number_integer() || number.get<std::int64_t>() < 0 || number.get<std::int64_t>() >= most)
-      refuse(fmt::format("vocab.json: the number of token '{}' is {}", visible, number.dump()));
+      refuse(fmt::format("vocab.json: the number of token '{}' is {}", visible, brief_json(number)));
     const auto token = number.get<std::int32_t>();
     if (!alphabet.to_bytes(visible, bytes)) bytes = visible;  // added tokens are written as they are
     if (visible == end_of_text) end_of_text_ = token;
@@ -169,11 +164,14 @@ BytePairEncoding::BytePairEncoding(std::string_view vocabulary_json, std::string
 }
 
 bool BytePairEncoding::is_in(const std::string& folder) {
-  return std::ifstream(folder + "/vocab.json").good() && std::ifstream(folder + "/merges.txt").good();
+  std::error_code none;
+  return std::filesystem::is_regular_file(folder + "/vocab.json", none) &&
+         std::filesystem::is_regular_file(folder + "/merges.txt", none);
 }
 
 BytePairEncoding BytePairEncoding::load(const std::string& folder) {
-  return {whole_text(folder + "/vocab.json"), whole_text(folder + "/merges.txt"), folder};
+  constexpr const char* what = "tokenizer file";
+  return {read_text_file(folder + "/vocab.json", what), read_text_file(folder + "/merges.txt", what), folder};
 }
 
 void BytePairEncoding::encode_word(std::string_view word, std::vector<std::int32_t>& tokens) const {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "tranche/core/json.h"
 #include "tranche/device/ledger.h"
 #include "tranche/tools/checkpoint_command.h"
 #include "tranche/tools/checkpoint_source.h"
@@ -133,7 +134,7 @@ ordered_json json_of(const Layout& layout, const checkpoint::ArrayRecord& array)
 
 ordered_json json_of(const Reader& reader) {
   const Manifest& manifest = reader.manifest();
-  const auto object = [](const std::string& text) { return ordered_json::parse(text); };
+  const auto object = [](const std::string& text) { return parse_json(text); };
   return {{"path", reader.folder()},
           {"step", manifest.run.step},
           {"applied", manifest.run.applied},

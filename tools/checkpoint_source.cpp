@@ -76,6 +76,12 @@ std::vector<NamedShape> tensors_of(const models::GptConfig& model) {
 
 void require_tensors(const models::GptConfig& model, std::string_view model_origin,
                      const std::vector<NamedShape>& found, std::string_view found_origin) {
+  // Each layer has tensors of its own. A model that claims millions of them is not even laid out.
+  if (model.layers > static_cast<std::int64_t>(found.size())) {
+    throw CheckpointError(
+        fmt::format("{} does not hold the model of {}: it has {} tensors, the model {} layers", found_origin,
+                    model_origin, found.size(), model.layers));
+  }
   std::unordered_map<std::string, const Shape*> left;
   for (const NamedShape& tensor : found) left.emplace(tensor.name, &tensor.shape);
   std::vector<std::string> missing, shapes, extra;

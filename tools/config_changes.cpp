@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 
 namespace tranche::tools {
 
@@ -53,24 +55,26 @@ bool is_quiet(const std::string& key) {
   });
 }
 
-void flatten(const json& value, const std::string& key, std::vector<std::pair<std::string, json>>& into) {
+/// Values that are no blocks, by path.
+using Flat = std::map<std::string, json>;
+
+void flatten(const json& value, const std::string& key, Flat& into) {
   if (!value.is_object()) {
-    into.emplace_back(key, value);
+    into.emplace(key, value);
     return;
   }
   for (const auto& [name, child] : value.items()) flatten(child, key.empty() ? name : key + "." + name, into);
 }
 
-std::vector<std::pair<std::string, json>> flatten(std::string_view text) {
-  std::vector<std::pair<std::string, json>> flat;
-  const json document = json::parse(text, nullptr, false);
+Flat flatten(std::string_view text) {
+  Flat flat;
+  const json document = parse_json(text);
   if (document.is_object()) flatten(document, "", flat);
   return flat;
 }
 
-const json* find(const std::vector<std::pair<std::string, json>>& flat, const std::string& key) {
-  const auto found =
-      std::find_if(flat.begin(), flat.end(), [&](const auto& entry) { return entry.first == key; });
+const json* find(const Flat& flat, const std::string& key) {
+  const auto found = flat.find(key);
   return found == flat.end() ? nullptr : &found->second;
 }
 
@@ -84,7 +88,7 @@ std::string change(const std::string& what, const std::string& is, const std::st
 }
 
 /// Whether the learning rate falls toward the end of the run, and that is not told by the schedule itself.
-bool follows_the_end(const std::vector<std::pair<std::string, json>>& flat) {
+bool follows_the_end(const Flat& flat) {
   const json* type = find(flat, "scheduler.type");
   if (type == nullptr || !type->is_string()) return false;
   return (*type == "WarmupDecayLR" || *type == "WarmupCosineLR") &&
@@ -92,7 +96,7 @@ bool follows_the_end(const std::vector<std::pair<std::string, json>>& flat) {
 }
 
 /// What `auto` stands for at this stage.
-std::string reduction_policy(const std::vector<std::pair<std::string, json>>& flat) {
+std::string reduction_policy(const Flat& flat) {
   const json* policy = find(flat, "tranche.reduction");
   const json* stage = find(flat, "zero_optimization.stage");
   if (policy == nullptr || !policy->is_string() || stage == nullptr || !stage->is_number_integer()) return {};

@@ -6,12 +6,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
+#include "tranche/core/relaxed_json.h"
+#include "tranche/core/text_file.h"
 #include "tranche/engine/config.h"
 #include "tranche/tools/machine_files.h"
 
@@ -144,6 +145,11 @@ ComputeShare read_share(const Reader& from) {
       }
       table.sizes.push_back(static_cast<std::int64_t>(size));
     }
+    constexpr std::size_t most = 1 << 10;  // its cube is a size, too
+    if (table.sizes.size() > most) {
+      each.fail(each.place("sizes"),
+                fmt::format("there are {}, but at most {} are read", table.sizes.size(), most));
+    }
     table.rates = each.numbers("rates", 1, 1e21);
     const std::size_t wanted = table.sizes.size() * table.sizes.size() * table.sizes.size();
     if (table.rates.size() != wanted) {
@@ -228,12 +234,13 @@ const ComputeShare& Machine::share(int ranks) const {
 }
 
 Machine parse_machine(std::string_view json, const std::string& origin) {
-  const ordered_json document = ordered_json::parse(json, nullptr, /*allow_exceptions=*/false);
+  JsonRemarks remarks;
+  const ordered_json document = parse_json(json, &remarks);
   if (document.is_discarded())
     throw ConfigurationError(
         fmt::format("{}: this is not JSON; a machine's description is, as tranche calibrate writes it "
-                    "(docs/projection.md)",
-                    origin));
+                    "(docs/projection.md): {}: {}",
+                    origin, place_in(json, remarks.byte), remarks.problem));
   const Reader file(document, origin, "");
   if (file.text("schema") != machine_schema) {
     file.fail("schema", fmt::format("'{}' is not '{}'", file.text("schema"), machine_schema));
@@ -290,11 +297,7 @@ Machine load_machine(const std::string& path_or_name) {
                     "the program: {}",
                     path_or_name, fmt::join(names, ", ")));
   }
-  std::ifstream file(path_or_name);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw ConfigurationError(fmt::format("--machine: cannot read {}", path_or_name));
-  return parse_machine(text.str(), path_or_name);
+  return parse_machine(read_text_file(path_or_name, "--machine"), path_or_name);
 }
 
 std::string machine_json(const Machine& machine) {

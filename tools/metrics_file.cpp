@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 #include "tranche/core/output_file.h"
 #include "tranche/tools/files.h"
 
@@ -18,7 +19,7 @@ namespace {
 
 /// The step of a whole line of such a file; -1 of anything else.
 std::int64_t step_of(const std::string& line) {
-  const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const auto object = parse_json(line);
   if (!object.is_object() || !object.contains("step") || !object["step"].is_number_integer()) return -1;
   return object["step"].get<std::int64_t>();
 }

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <vector>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 #include "tranche/core/nearest.h"
+#include "tranche/core/text_file.h"
 #include "tranche/engine/config_reader.h"
 #include "tranche/engine/engine.h"
 #include "tranche/models/gpt.h"
@@ -28,7 +28,7 @@ class ListReader {
  public:
   explicit ListReader(const std::string& origin) : origin_(origin) {}
 
-  ModelSpec read(const Json& root) const {
+  ModelSpec read(const Json& root) {
     require_object(root, "the file");
     require_known(root, "", {"units", "tokens_per_sample", "flops_per_token"});
     ModelSpec spec;
@@ -52,8 +52,14 @@ class ListReader {
     return block.empty() ? std::string(key) : fmt::format("{}.{}", block, key);
   }
 
+  /// A sum of what is within this and one tensor does not overflow.
+  void require_planned(std::int64_t elements, const std::string& where) const {
+    if (elements <= models::most_parameters) return;
+    fail(where, fmt::format("models of more than {} parameters are not planned", models::most_parameters));
+  }
+
   void require_object(const Json& value, const std::string& where) const {
-    if (!value.is_object()) fail(where, fmt::format("{} is no JSON object", value.dump()));
+    if (!value.is_object()) fail(where, fmt::format("{} is no JSON object", brief_json(value)));
   }
 
   void require_known(const Json& object, const std::string& block,
@@ -73,7 +79,7 @@ class ListReader {
     if (found == object.end()) return otherwise;
     if (!found->is_number_integer() || found->get<double>() < 1 ||
         found->get<double>() > static_cast<double>(most)) {
-      fail(path(block, key), fmt::format("{} is no integer from 1 to {}", found->dump(), most));
+      fail(path(block, key), fmt::format("{} is no integer from 1 to {}", brief_json(*found), most));
     }
     return found->get<std::int64_t>();
   }
@@ -82,19 +88,19 @@ class ListReader {
     const auto found = object.find(key);
     if (found == object.end()) return 0;
     if (!found->is_number() || found->get<double>() < 0) {
-      fail(key, fmt::format("{} is no number of at least 0", found->dump()));
+      fail(key, fmt::format("{} is no number of at least 0", brief_json(*found)));
     }
     return found->get<double>();
   }
 
   Shape shape(const Json& value, const std::string& where) const {
     if (!value.is_array() || value.size() > Shape::max_rank) {
-      fail(where, fmt::format("{} is no list of at most {} extents", value.dump(), Shape::max_rank));
+      fail(where, fmt::format("{} is no list of at most {} extents", brief_json(value), Shape::max_rank));
     }
     std::vector<std::int64_t> extents;
     for (const Json& extent : value) {
       if (!extent.is_number_integer() || extent.get<double>() < 1 || extent.get<double>() > 4e18) {
-        fail(where, fmt::format("extent {} is no positive integer", extent.dump()));
+        fail(where, fmt::format("extent {} is no positive integer", brief_json(extent)));
       }
       extents.push_back(extent.get<std::int64_t>());
     }
@@ -105,7 +111,7 @@ class ListReader {
     }
   }
 
-  void add_unit(ModelSpec& spec, const Json& unit, const std::string& where) const {
+  void add_unit(ModelSpec& spec, const Json& unit, const std::string& where) {
     require_object(unit, where);
     require_known(unit, where, {"name", "tensors", "uses_per_pass", "repeat"});
     const auto name = unit.find("name");
@@ -119,12 +125,22 @@ class ListReader {
     const std::int64_t repeat = integer(unit, where, "repeat", 1, most_listed_units);
     UnitSpec base;
     base.uses_per_pass = static_cast<int>(integer(unit, where, "uses_per_pass", 1, 1000));
+    std::int64_t elements = 0;
     for (const auto& [tensor, extents] : tensors->items()) {
       base.tensors.push_back({tensor, shape(extents, path(where, "tensors") + "." + tensor), {}});
+      elements += base.tensors.back().shape.elements();
+      require_planned(elements, where);
     }
     for (std::int64_t i = 0; i < repeat; ++i) {
       if (static_cast<std::int64_t>(spec.units().size()) >= most_listed_units) {
         fail(where, fmt::format("a list of more than {} units is not planned; join some", most_listed_units));
+      }
+      elements_ += elements;
+      require_planned(elements_, where);
+      uses_ += base.uses_per_pass;
+      if (uses_ > most_listed_uses) {
+        fail(where, fmt::format("units that are used more than {} times a pass in all are not planned",
+                                most_listed_uses));
       }
       UnitSpec each = base;
       each.name = name->get<std::string>();
@@ -139,14 +155,8 @@ class ListReader {
   }
 
   const std::string& origin_;
+  std::int64_t elements_ = 0, uses_ = 0;  ///< of all units so far
 };
-
-std::string file_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (file) text << file.rdbuf();
-  return text.str();
-}
 
 }  // namespace
 
@@ -164,9 +174,8 @@ PlanModel parse_unit_list(std::string_view json_text, const std::string& origin)
 PlanModel load_plan_model(const std::string& preset_or_path) {
   std::error_code ignored;
   if (std::filesystem::is_regular_file(preset_or_path, ignored)) {
-    const std::string text = file_text(preset_or_path);
-    const auto document = nlohmann::json::parse(text, nullptr, false);
-    if (document.is_object() && document.contains("units")) return parse_unit_list(text, preset_or_path);
+    const std::string text = read_text_file(preset_or_path, "the model's file");
+    if (parse_json(text).contains("units")) return parse_unit_list(text, preset_or_path);
   }
   PlanModel model;
   model.name = preset_or_path;

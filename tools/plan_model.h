@@ -17,6 +17,8 @@ namespace tranche::tools {
 
 /// Most units of a list: what a plan of them takes grows with their square.
 inline constexpr std::int64_t most_listed_units = 4096;
+/// Most uses of all of them in one pass: each is gone through.
+inline constexpr std::int64_t most_listed_uses = 65'536;
 
 struct PlanModel {
   std::string name;                      ///< as given to --model

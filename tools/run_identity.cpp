@@ -6,6 +6,7 @@
 
 #include "tranche/checkpoint/json_reader.h"
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 
 namespace tranche::tools {
 
@@ -50,12 +51,12 @@ std::string RunIdentity::to_json() const {
 }
 
 bool RunIdentity::wrote(std::string_view text) {
-  const Json json = Json::parse(text, nullptr, false);
-  return json.is_object() && json.contains("program") && json["program"] == program_name;
+  const Json json = parse_json(text);
+  return json.contains("program") && json["program"] == program_name;
 }
 
 RunIdentity RunIdentity::from_json(std::string_view text, std::string_view origin) {
-  const Json json = checkpoint::parse_json(text, origin);
+  const Json json = require_json<CheckpointError>(text, origin);
   const JsonNode root(json, std::string(origin), "user");
   if (!wrote(text)) {
     throw CheckpointError(fmt::format(

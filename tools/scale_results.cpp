@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 
 namespace tranche::tools {
 
@@ -47,7 +48,7 @@ double RunFigures::peak_share(double peak) const {
 }
 
 RunFigures figures_of(const std::string& report, std::int64_t warmup) {
-  const json document = json::parse(report, nullptr, false);
+  const json document = parse_json(report);
   if (!document.is_object()) throw Error("a report that is no JSON");
   RunFigures run;
   try {

@@ -13,13 +13,13 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 #include "tranche/core/output_file.h"
+#include "tranche/core/text_file.h"
 #include "tranche/tools/scale_hosts.h"
 #include "tranche/tools/settings.h"
 #include "tranche/version.h"
@@ -32,11 +32,6 @@ namespace {
 
 /// Sequences of a micro-batch where neither flags nor configuration say anything of batches.
 constexpr std::int64_t default_micro_batch = 4;
-
-std::string text_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 bool exists(const std::string& path) {
   std::error_code ignored;
@@ -211,10 +206,8 @@ Options ScaleStudy::at(int ranks, int stage) const {
 void ScaleStudy::plan_points() {
   const std::string& hosts = options_.scale.hostfile;
   if (!hosts.empty()) {
-    std::ifstream file(hosts);
-    const bool readable = file.good() && file.peek() != std::ifstream::traits_type::eof();
-    if (!readable)
-      throw ConfigurationError(fmt::format("--hostfile '{}' cannot be read, or is empty", hosts));
+    if (read_text_file(hosts, "--hostfile").empty())
+      throw ConfigurationError(fmt::format("--hostfile '{}' is empty", hosts));
   }
   const auto plan = [&](int ranks, int stage) {
     PlanRequest request;
@@ -227,8 +220,8 @@ void ScaleStudy::plan_points() {
     request.model.gpt->require_sequence(request.sequence);
     request.ranks = ranks;
     const std::string& hostfile = options_.scale.hostfile;
-    const std::optional<int> per_node =
-        tools::ranks_per_node(options_.scale, hostfile.empty() ? "" : text_of(hostfile), ranks);
+    const std::optional<int> per_node = tools::ranks_per_node(
+        options_.scale, hostfile.empty() ? "" : read_text_file(hostfile, "--hostfile"), ranks);
     request.ranks_per_node = per_node.value_or(ranks);
     request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
     const PlanResult result = plan_run(request);
@@ -299,9 +292,9 @@ std::string ScaleStudy::settings_json() const {
                            {"cpu", facts_.host.cpu},
                            {"cores", facts_.host.cores}};
   if (exists(options_.model)) {
-    settings["model_file"] = ordered_json::parse(text_of(options_.model), nullptr, false);
+    settings["model_file"] = parse_json(read_text_file(options_.model, "the model's file"));
   }
-  if (!scale.hostfile.empty()) settings["hosts"] = text_of(scale.hostfile);
+  if (!scale.hostfile.empty()) settings["hosts"] = read_text_file(scale.hostfile, "--hostfile");
   const int ranks = facts_.ranks.front();
   settings["configuration"] =
       ordered_json::parse(read_config(at(ranks, facts_.stages.front()), ranks).to_json());
@@ -392,7 +385,7 @@ bool ScaleStudy::open_folder() {
                         {"version", facts_.version},
                         {"commit", facts_.commit}};
   if (there) {
-    const auto study = ordered_json::parse(text_of(described), nullptr, false);
+    const auto study = parse_json(read_text_file(described, "the study's file"));
     if (!study.is_object() || study.value("schema", "") != scale_schema || !study.contains("settings")) {
       refuse(fmt::format("is no study that can be gone on with: its study.json is not of {}", scale_schema));
     }
@@ -418,7 +411,9 @@ bool ScaleStudy::open_folder() {
 }
 
 RunFigures ScaleStudy::read(const ScaleRun& run) const {
-  RunFigures figures = figures_of(text_of(report_path(run)), facts_.warmup);
+  RunFigures figures = figures_of(
+      read_text_file(report_path(run), "the report of a run", Pipes::refused, std::int64_t{1} << 30),
+      facts_.warmup);
   if (figures.ranks != run.ranks || figures.stage != run.stage) {
     throw Error(fmt::format("'{}' is the report of {} ranks at stage {}", report_path(run), figures.ranks,
                             figures.stage));

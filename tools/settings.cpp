@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 #include "tranche/core/relaxed_json.h"
+#include "tranche/core/text_file.h"
 #include "tranche/device/device.h"
 #include "tranche/models/gpt.h"
 
@@ -20,17 +20,10 @@ namespace {
 /// What of a file's text keys can be looked up in; empty where it is not JSON, as reading it will tell.
 nlohmann::json keys_of(const std::string& text) {
   try {
-    return nlohmann::json::parse(strict_json(text).text, nullptr, false);
+    return parse_json(strict_json(text).text);
   } catch (const InvalidArgument&) {
     return {};
   }
-}
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (file) text << file.rdbuf();
-  return text.str();
 }
 
 /// Where state lives. Older keys of the file would contradict the flags, so they give way.
@@ -48,6 +41,11 @@ void override_offload(const Options& options, const nlohmann::json& document,
   tier("offload_optimizer", "cpu_offload", options.offload_optimizer);
   tier("offload_param", "cpu_offload_param", options.offload_parameters);
   if (options.nvme_path) {
+    if (!is_utf8(*options.nvme_path)) {
+      throw ConfigurationError(
+          fmt::format("--nvme-path '{}' is not UTF-8, as a configuration is; give a folder with another name",
+                      *options.nvme_path));
+    }
     const std::string path = nlohmann::json(*options.nvme_path).dump();
     overrides.push_back("zero_optimization.offload_optimizer.nvme_path=" + path);
     overrides.push_back("zero_optimization.offload_param.nvme_path=" + path);
@@ -124,12 +122,13 @@ std::string default_configuration(const Options& options) {
 }
 
 Config read_config(const Options& options, int ranks) {
-  const std::string text =
-      options.config.empty() ? default_configuration(options) : read_text(options.config);
-  const std::vector<std::string> overrides = overrides_of(options, text);
-  const Config config = options.config.empty()
-                            ? parse_config(text, ranks, overrides, options.strict)
-                            : load_config(options.config, ranks, overrides, options.strict);
+  const bool given = !options.config.empty();
+  // Read once: it may be a pipe.
+  const std::string text = given ? read_text_file(options.config, "configuration file", Pipes::allowed)
+                                 : default_configuration(options);
+  const std::string origin =
+      given ? fmt::format("configuration file '{}'", options.config) : std::string("configuration");
+  const Config config = parse_config(text, ranks, overrides_of(options, text), options.strict, origin);
   // In a file it may be a habit without effect; on the command line it was asked for.
   if (options.offload_parameters.value_or("none") != "none" && config.stage != 3) {
     throw ConfigurationError(fmt::format(

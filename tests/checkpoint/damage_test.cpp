@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <sys/stat.h>
+
 #include <cstring>
 #include <random>
 
@@ -67,6 +69,30 @@ TEST_F(DamageTest, NothingIsFoundWhereNothingIs) {
   EXPECT_THAT(verify(storage, run, false), IsEmpty());
   EXPECT_THAT(verify(storage, path, true), IsEmpty());
   EXPECT_THAT(all_files(), SizeIs(6));
+}
+
+// An archive can hold both. A pipe that nobody writes to would be waited for, and a file that is larger than
+// memory would end the program before its first line is looked at.
+TEST_F(DamageTest, PipesAndHugeFilesAreToldAtOnce) {
+  std::vector<std::string> notes;
+  for (const std::string& name : {join_path(path, std::string(manifest_name)), join_path(run, "latest")}) {
+    const std::string content = files.read_file(name);
+    files.open(name, OpenMode::update)->truncate(std::int64_t{6} << 30);
+    EXPECT_THAT(found(), HasSubstr("'" + name + "' failed: it has 6442450944 B, and such a file has"));
+    files.remove(name);
+    ASSERT_EQ(::mkfifo(name.c_str(), 0600), 0);
+    EXPECT_THAT(found(), HasSubstr("'" + name + "' failed: it is a pipe, a socket or a device"));
+    EXPECT_THAT(message_of<CheckpointError>([&] { newest_checkpoint(files, run, notes); }),
+                HasSubstr("'" + name + "' failed: it is a pipe"));
+    files.remove(name);
+    files.replace_file(name, content);
+  }
+  EXPECT_EQ(found(), "");
+  const std::string dead = join_path(run, "step-00000011.0000000000000001.tmp");
+  files.create_directories(dead);
+  ASSERT_EQ(::mkfifo(join_path(dead, std::string(owner_name)).c_str(), 0600), 0);
+  RunFolder saves(storage, run, 7);
+  EXPECT_THAT(message_of<CheckpointError>([&] { saves.prepare(12, 1000); }), HasSubstr("it is a pipe"));
 }
 
 TEST_F(DamageTest, EveryFlippedByteIsFoundAndItsFileNamed) {

@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using tranche::testing::message_of;
 using tranche::testing::sample_layout;
 using tranche::testing::sample_run;
@@ -133,7 +134,7 @@ TEST(CheckpointManifest, ShardRecordsTravelAsText) {
   EXPECT_THAT(message_of<CheckpointError>([] { shard_record_from_text("{}", "rank 1's record"); }),
               HasSubstr("rank 1's record: rank is missing"));
   EXPECT_THAT(message_of<CheckpointError>([] { shard_record_from_text("{", "rank 1's record"); }),
-              HasSubstr("rank 1's record is not valid JSON"));
+              HasSubstr("rank 1's record is not JSON: line 1, column 2"));
 }
 
 /// The manifest with a piece of its text replaced and its digest made right again.
@@ -191,6 +192,58 @@ TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
   }
   EXPECT_NO_THROW(manifest_from_text(edited("\"stage\": 3", "\"later\": 1,\"stage\": 3"), "m"))
       << "keys of later versions are left alone";
+}
+
+// Each of these has its right digest.
+TEST(CheckpointManifest, RefusesNumbersAndCountsThatCannotBe) {
+  const std::string largest = "9223372036854775807", units = "\"units\": [";
+  std::string sections, empty_units;
+  for (int i = 0; i < 65; ++i) {
+    sections += R"({"dataset":"s/)" + std::to_string(i) + R"(","kind":")" + std::to_string(i) +
+                R"(","dtype":"fp32","frozen":false},)";
+  }
+  const std::string repeated =
+      R"({"name":"u0","uses_per_pass":1,"trainable_cuts":[0,0,0],"frozen_cuts":[0,0,0],"tensors":[]},)";
+  for (int i = 0; i < (1 << 17); ++i) empty_units += repeated;
+  const std::string wide = R"({"name":"w","uses_per_pass":1,"trainable_cuts":[0,0,1000000000000000000],)"
+                           R"("frozen_cuts":[0,0,0],"tensors":[]},)";
+  const std::string numbers[][3] = {
+      {"\"sequence\": 3", "\"sequence\": " + largest, "sequence is " + largest + ", which cannot be"},
+      {"\"created\": 1700000000", "\"created\": 4611686018427387904", "created is 4611686018427387904"},
+      {"\"tokens\":", "\"tokens\":" + largest + ",\"t\":", "run.tokens is " + largest},
+      {"\"trainable_cuts\":[0,", "\"trainable_cuts\":[0,0," + largest + "],\"x\":[0,",
+       "units[0].trainable_cuts does not cut a buffer"},
+      {"\"bytes\":", "\"bytes\":" + largest + ",\"b\":", "bytes is " + largest},
+      {units, units + wide + wide, "units hold more than 1152921504606846975 elements"},
+      {units, units + empty_units, "units has 131076 entries; at most 131072 are read"},
+      {"\"sections\": [", "\"sections\": [" + sections, "sections has 69 entries; at most 64 are read"},
+      {R"("dataset":"state/exp_avg_sq","kind":"exp_avg_sq")",
+       R"("dataset":"state/exp_avg_sq","kind":"exp_avg")", "is there twice: sections["},
+      {R"("dataset":"state/exp_avg_sq")", R"("dataset":"state/exp_avg")", "is there twice: sections["},
+      {"\"config\":{", "\"config\":{\"deep\":" + std::string(100, '[') + std::string(100, ']') + ",",
+       "blocks are nested deeper than 64"},
+      {"\"config\":{", "\"config\":{\"large\":1e999,", "is not JSON: line"},
+  };
+  for (const auto& [from, to, complaint] : numbers) {
+    EXPECT_THAT(message_of<CheckpointError>([&] { manifest_from_text(edited(from, to), "m"); }),
+                AllOf(StartsWith("m"), HasSubstr(complaint)))
+        << from;
+  }
+}
+
+// A reader's table of a few megabytes of manifest would take gigabytes.
+TEST(CheckpointManifest, RefusesMoreUnitsTimesSectionsTimesRanksThanAreRead) {
+  Manifest manifest = sample_manifest(1);
+  const int world = 1 << 20;
+  const std::vector<std::int64_t> cuts(world + 1, 0);
+  manifest.layout = {world, {{"a", 1, {}, cuts, cuts}, {"b", 1, {}, cuts, cuts}}, {}, {}};
+  for (int s = 0; s < 64; ++s) {
+    const std::string name = std::to_string(s);
+    manifest.layout.sections.push_back({"state/" + name, name, DataType::float32, false});
+  }
+  const std::string text = to_text(manifest);
+  EXPECT_THAT(message_of<CheckpointError>([&] { manifest_from_text(text, "m"); }),
+              HasSubstr("units are 2: with 64 sections and 1048576 ranks more than are read"));
 }
 
 TEST(CheckpointManifest, NoticesEveryFlippedByteAndEveryTruncation) {

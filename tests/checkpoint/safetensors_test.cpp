@@ -129,7 +129,8 @@ TEST_F(SafetensorsTest, SaysWhatIsWrongWithAFile) {
   EXPECT_THAT(refusal("short"), HasSubstr("has 5 bytes: no safetensors file is so short"));
   EXPECT_THAT(refusal(std::string(8, '\x7f') + "{}"), HasSubstr("its header claims"));
   EXPECT_THAT(refusal(file_of(good, four).substr(0, 20)), HasSubstr("truncated or no safetensors file"));
-  EXPECT_THAT(refusal(file_of("{\"a\":", "")), HasSubstr("is not valid JSON"));
+  EXPECT_THAT(refusal(file_of("{\"a\":", "")),
+              HasSubstr("(header) is not JSON: line 1, column 6: syntax error"));
   EXPECT_THAT(refusal(file_of("[]", "")), HasSubstr("its header is not a JSON object"));
   EXPECT_THAT(refusal(file_of(good, "")),
               HasSubstr("need 4 bytes of data, the file holds 0: it is truncated"));

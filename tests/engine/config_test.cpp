@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "tranche/core/error.h"
+#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {
@@ -540,6 +541,17 @@ TEST(Config, TextThatIsNotJsonIsToldWithItsPlace) {
               HasSubstr("is not JSON: line 4, column 1"));
   EXPECT_THAT(problems(""), HasSubstr("is not JSON: line 1, column 1"));
   EXPECT_THAT(problems("[1]"), HasSubstr("configuration holds array instead of a block {...} of keys"));
+}
+
+TEST(Config, WhatJsonCannotHoldIsRefused) {
+  EXPECT_EQ(problems(""), "configuration is not JSON: line 1, column 1: it is empty");
+  EXPECT_EQ(problems("# nothing\n"), "configuration is not JSON: line 1, column 1: it is empty");
+  EXPECT_THAT(problems("{\n  gradient_clipping: 1e999\n}"),
+              HasSubstr("is not JSON: line 2, column 26: number overflow parsing '1e999'"));
+  Config config;
+  config.offload.nvme_path = "/x/\xff";
+  EXPECT_THAT(test::message_of<ConfigurationError>([&] { validate_config(config, 1); }),
+              HasSubstr("nvme_path: '/x/\xff' is not UTF-8"));
 }
 
 TEST(Config, AKeyGivenTwiceIsAnError) {

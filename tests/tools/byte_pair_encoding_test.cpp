@@ -129,7 +129,7 @@ TEST(BytePairEncoding, FilesThatAreWrong) {
   test::TemporaryFolder folder;
   EXPECT_FALSE(BytePairEncoding::is_in(folder.path("")));
   EXPECT_THAT(message_of<ConfigurationError>([&] { (void)BytePairEncoding::load(folder.path("none")); }),
-              HasSubstr("none/vocab.json: cannot be read"));
+              HasSubstr("none/vocab.json' cannot be read: No such file"));
   folder.write("vocab.json", Files().vocabulary.dump());
   folder.write("merges.txt", Files().merges_text);
   EXPECT_TRUE(BytePairEncoding::is_in(folder.path("")));

@@ -246,7 +246,7 @@ def suite_refusals():
     refused(HERE / "new", ["--ranks", "1,x"], ["--ranks '1,x': 'x' is no number of ranks"])
     refused(HERE / "new", ["--ranks", "2", "--stages", "4"], ["--stages '4': '4' is no stage, which is 0 to 3"])
     refused(HERE / "new", [*plain, "--data", str(HERE / "none.txt")], ["none.txt' is not there"])
-    refused(HERE / "new", [*plain, "--hostfile", str(HERE / "none")], ["--hostfile '", "none' cannot be read, or is empty"])
+    refused(HERE / "new", [*plain, "--hostfile", str(HERE / "none")], ["--hostfile '", "none' cannot be read: No such file"])
     refused(HERE / "new", [*plain, "--set", "train_batch_size=4", "--micro-batch", "1"],
             ["weak scaling keeps the batch of a rank, but train_batch_size 4", "give --strong"])
     refused(HERE / "new", [*plain, "--sequence", "1000"], ["sequence length 1000"])
