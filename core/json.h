@@ -11,7 +11,7 @@ namespace tranche {
 /// Blocks and lists that may stand within each other: whatever walks, prints or frees a value recurses.
 inline constexpr std::size_t deepest_json = 64;
 
-/// What parse_json() found in a text.
+/// The findings of parse_json() in a text.
 struct JsonRemarks {
   std::string problem;    ///< why it cannot be read; empty: it can
   std::size_t byte = 0;   ///< of the problem
@@ -31,7 +31,7 @@ nlohmann::ordered_json require_json(std::string_view text, std::string_view orig
 /// A value in a message: a number or a text as JSON, cut where it is long; of lists and blocks the size only.
 std::string brief_json(const nlohmann::ordered_json& value);
 
-/// Whether JSON can hold a text as it is.
+/// True when JSON can hold a text as it is.
 bool is_utf8(std::string_view text);
 
 }  // namespace tranche

@@ -6,7 +6,7 @@
 
 namespace tranche {
 
-/// Whether a pipe or a device may be read. Opening a pipe that nobody writes to waits for ever.
+/// Refuses or allows pipes and devices. Opening a pipe that nobody writes to waits for ever.
 enum class Pipes : std::uint8_t { refused, allowed };
 
 /// Larger than any such file that is meant.

@@ -8,7 +8,7 @@
 
 namespace tranche::models {
 
-/// What GptConfig::validate() allows.
+/// The limits of GptConfig::validate().
 inline constexpr std::int64_t most_layers = 65'536;
 inline constexpr std::int64_t most_width = std::int64_t{1} << 20;
 inline constexpr std::int64_t most_rows = std::int64_t{1} << 24;  ///< tokens or positions

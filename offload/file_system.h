@@ -140,7 +140,7 @@ std::unique_ptr<FileSystem> make_posix_file_system(IoHook hook);
 /// `path` and a random ending, for a file that takes its place once it is whole: nobody can have put a link
 /// of that name there before.
 std::string temporary_name(const std::string& path);
-/// Whether a name (or a path) has such an ending: ".new-" and 16 hexadecimal digits.
+/// True when a name (or a path) has such an ending: ".new-" and 16 hexadecimal digits.
 bool is_temporary_name(std::string_view name);
 
 /// The part of a path before its last name ("." and "/" where there is none left).

@@ -123,7 +123,7 @@ TEST_F(FileSystemTest, DirectAndBufferedAgree) {
   EXPECT_EQ(direct->size(), 65539);
 }
 
-// What an archive can hold: without a writer, a pipe would be waited for.
+// An archive can hold a pipe: without a writer, it would be waited for.
 TEST_F(FileSystemTest, OpensRegularFilesOnlyAndAtOnce) {
   ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
   std::filesystem::create_symlink(folder_ / "pipe", folder_ / "link");
