@@ -9,7 +9,6 @@
 #include "tranche/checkpoint/digest.h"
 #include "tranche/checkpoint/hdf5_image.h"
 #include "tranche/checkpoint/json_reader.h"
-#include "tranche/core/json.h"
 #include "tranche/version.h"
 
 namespace tranche::checkpoint {

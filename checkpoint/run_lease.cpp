@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "tranche/core/error.h"
+#include "tranche/core/json.h"
 #include "tranche/core/process.h"
 #include "tranche/core/thread.h"
 #include "tranche/offload/file_system.h"
@@ -58,7 +59,7 @@ std::string text_of(const Record& record) {
 /// Nobody's, known to be no running process, when the text is none of ours.
 Record record_of(const std::string& text) {
   Record record{{"an unknown host", "", 0, 0}, "", 0, 0};
-  const json fields = json::parse(text, nullptr, false);
+  const json fields = parse_json(text);
   try {
     record.owner = {fields.at("host"), fields.at("kernel"), fields.at("process"), fields.at("started")};
     record.token = fields.at("token");

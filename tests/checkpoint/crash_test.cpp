@@ -371,7 +371,7 @@ TEST_F(CrashTest, DebrisOfDeadSavesIsClearedAndNobodySavesBesideALiveOne) {
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   files.create_directories(run + "/step-00000009.0000000000000001.tmp/deep");
-  files.create_directories(run + "/mine");  // not ours: left alone
+  files.create_directories(run + "/mine");                                 // not ours: left alone
   files.open(run + "/latest.new-0123456789abcdef", OpenMode::create_new);  // it died while it was replaced
   saves.prepare(3, 1000);
   EXPECT_THAT(names(), ElementsAre("latest", "mine", "step-00000001", "step-00000003.0000000000000007.tmp"));

@@ -88,11 +88,6 @@ TEST_F(DamageTest, PipesAndHugeFilesAreToldAtOnce) {
     files.replace_file(name, content);
   }
   EXPECT_EQ(found(), "");
-  const std::string dead = join_path(run, "step-00000011.0000000000000001.tmp");
-  files.create_directories(dead);
-  ASSERT_EQ(::mkfifo(join_path(dead, std::string(owner_name)).c_str(), 0600), 0);
-  RunFolder saves(storage, run, 7);
-  EXPECT_THAT(message_of<CheckpointError>([&] { saves.prepare(12, 1000); }), HasSubstr("it is a pipe"));
 }
 
 TEST_F(DamageTest, EveryFlippedByteIsFoundAndItsFileNamed) {
