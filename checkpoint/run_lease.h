@@ -37,7 +37,7 @@ class RunLease {
   RunLease& operator=(RunLease&&) = delete;
   ~RunLease();
 
-  /// Whether another process was seen to have taken it over, which happens to a process that is stopped for
+  /// True once another process was seen to have taken it over, which happens to a process that is stopped for
   /// longer than stale_seconds; looked at every beat_seconds. Costs nothing.
   bool lost() const noexcept;
   /// Reads the file: returns while this process holds it; takes it again where it was removed or given back.

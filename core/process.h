@@ -12,7 +12,7 @@ struct ProcessIdentity {
   std::string kernel;         ///< of the boot and the container: within it, process numbers mean the same
   std::int64_t process = 0;   ///< its number...
   std::uint64_t started = 0;  ///< ...and when it was started (ticks since the boot), as numbers come again
-  /// Whether numbers of the other's processes mean the same here.
+  /// True when numbers of the other's processes mean the same here.
   bool same_kernel(const ProcessIdentity& other) const {
     return host == other.host && kernel == other.kernel;
   }

@@ -42,7 +42,7 @@ struct Engine::Impl::Saving {
   // --- saving.cpp ---
   void prepare();
   std::string save(const std::string& into, const SaveOptions& options);
-  /// What is saved from here on descends from this checkpoint.
+  /// Checkpoints that are saved from here on descend from this one.
   void goes_on_from(const checkpoint::Manifest& loaded);
   bool at_rest() const;
   /// At a boundary, once `result` is complete but for what became of a save.

@@ -46,7 +46,7 @@ class RunLeaseTest : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
   void write(const std::string& text) const { std::ofstream(path, std::ios::trunc) << text; }
-  /// What a process of another node would have written.
+  /// The record that a process of another node would have written.
   static std::string of_another_node(int beats) {
     return nlohmann::json{
         {"host", "node17"}, {"kernel", "0123456789abcdef"}, {"process", 4321}, {"started", 99},
