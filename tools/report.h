@@ -54,7 +54,7 @@ class Report {
   void keep_for(const std::string& path);
   void set_start(int world, int stage, const std::string& config_json, const std::string& fingerprint,
                  const std::string& model_name, const std::string& data_path);
-  /// What is added is held in memory until add_processor_seconds() names it.
+  /// The step is held in memory until add_processor_seconds() names it.
   void add_step(const StepResult& result);
   /// Digests after the step that was added last.
   void add_step_digest(const kernels::Digest& weights, const kernels::Digest& state);

@@ -19,7 +19,7 @@
 
 namespace tranche::tools {
 
-/// Where a command writes: results for people, from rank 0, and errors. The program's streams make visible
+/// The streams of a command: results for people, from rank 0, and errors. The program's streams make visible
 /// what a terminal would obey (core/printable.h), so commands write names as they are in files.
 struct Output {
   std::ostream& out;

@@ -20,7 +20,7 @@ namespace {
 
 using namespace checkpoint;
 
-/// Of what is read: a sample of everything, so that an execution is short.
+/// The most that is read of anything: a sample, so that an execution is short.
 constexpr std::int64_t most_elements = 64, most_verified_bytes = 1 << 20;
 constexpr std::size_t most_tensors = 16;
 

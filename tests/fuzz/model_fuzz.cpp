@@ -9,7 +9,7 @@ namespace tranche::fuzz {
 
 namespace {
 
-/// Of what an execution makes a list of tensors of.
+/// The largest model of which an execution lists the tensors.
 constexpr std::int64_t most_layers = 16;
 
 void read_gpt_config(std::string_view input) {
