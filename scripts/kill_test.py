@@ -4,7 +4,7 @@
 usage: kill_test.py PROGRAM [--kills 1000] [--seed N] [--ranks 1,2,3] [--nvme] [--rivals SHARE] [--folder DIR] [--limit SECONDS] [--verbose]
 
 PROGRAM is build/release/bin/tranche. A tiny model is trained with a save after every step, always by the same command
-line with --resume latest, and SIGKILL ends one rank, or mpirun, at a time drawn over start-up, loading and saving. After each
+line with --resume latest, and SIGKILL ends one rank, or mpirun, at a time drawn over start-up, loading, training and saving. After each
 kill the next start must
   - begin from a complete checkpoint, at least as new as the newest that was reported complete before,
   - with the digests of weights and optimizer state that a run which was never killed has after that step.
@@ -39,6 +39,7 @@ STATE = re.compile(r"^ +weights and moments +([0-9a-f]{32})$", re.M)
 COMPLETE = re.compile(r"checkpoint \S*step-(\d+) is complete")
 REFUSED = re.compile(r"is in use by (another )?process")
 ENDED = re.compile(r"^trained \d+ steps, to step \d+", re.MULTILINE)
+HEADER = re.compile(r"^ +data  ", re.M)  # the last line before a checkpoint is looked for
 STARTED = re.compile(r"^step +\d+/|nothing to train|no checkpoint in|weights and moments", re.M)
 
 
@@ -256,8 +257,10 @@ class Campaign:
                             ["--checkpoint-dir", self.checkpoints, "--save-every", "1", "--keep-last", "3", "--resume", "latest"] +
                             self.tiers(stage))
         name = os.path.basename(self.options.program)
-        early = self.draw.random() < 0.05
-        delay = self.draw.uniform(0, 0.6 if early else 0.35)
+        moment = self.draw.random()
+        starting, loading = moment < 0.06, 0.06 <= moment < 0.16
+        early = starting or loading
+        delay = self.draw.uniform(0, 0.6 if starting else 0.04 if loading else 0.35)
         whole = self.ranks > 1 and self.draw.random() < 0.25
         rivalry = self.draw.random() / self.options.rivals if self.options.rivals > 0 else 1
         jobs = []
@@ -269,8 +272,10 @@ class Campaign:
             job = jobs[0] if len(jobs) == 1 else self.race(*jobs)
             resumed = None
             begin = time.time()
-            while not early and job.poll() is None:
+            while not starting and job.poll() is None:
                 text = self.text()
+                if loading and HEADER.search(text):
+                    break
                 resumed = self.check(text)
                 if resumed is not None and STARTED.search(text):
                     break
@@ -315,13 +320,15 @@ class Campaign:
         text = self.text()
         if resumed is None:
             resumed = self.check(text)
+        if resumed is None:
+            hit = "while loading" if HEADER.search(text) else "while starting"
         self.sure = max([self.sure] + [int(step) for step in COMPLETE.findall(text)])
         # The kill may also hit a rank that has just ended and that mpirun has not yet buried.
         if status == 0 and (over or ENDED.search(text)):
             self.ended = True
         elif status == 0 or "tranche: " in text and "complete checkpoint" in text:
             self.fail(f"ended with status {status} of its own accord")
-        return ("while starting or loading" if resumed is None else hit), resumed, over
+        return hit, resumed, over
 
 
 def run(options):
