@@ -86,12 +86,22 @@ std::string draw_token() {
   return fmt::format("{:08x}{:08x}", draw(), draw());
 }
 
+/// A call of the system until no signal interrupts it.
+template <class Call>
+auto uninterrupted(Call call) {
+  for (;;) {
+    const auto result = call();
+    if (result >= 0 || errno != EINTR) return result;
+  }
+}
+
 /// The open file, closed by destruction.
 class LeaseFile {
  public:
   LeaseFile() = default;
   LeaseFile(const std::string& path, int flags)
-      : descriptor_(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666)) {
+      : descriptor_(uninterrupted(
+            [&] { return ::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666); })) {
     struct stat status {};
     if (descriptor_ < 0) {
       error_ = errno;
@@ -111,17 +121,33 @@ class LeaseFile {
   explicit operator bool() const { return descriptor_ >= 0; }
   int error() const { return error_; }
   /// 0, or why not: EWOULDBLOCK when another has it.
-  int lock() { return ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno; }
-  std::string read() const {
+  int lock() {
+    return uninterrupted([&] { return ::flock(descriptor_, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
+  }
+  /// The whole text; nullopt with errno set.
+  std::optional<std::string> read() const {
     std::array<char, record_bytes> bytes{};
-    const auto count = ::pread(descriptor_, bytes.data(), bytes.size(), 0);
-    return count > 0 ? std::string(bytes.data(), static_cast<std::size_t>(count)) : std::string();
+    std::size_t done = 0;
+    while (done < bytes.size()) {
+      const auto count = uninterrupted([&] {
+        return ::pread(descriptor_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+      });
+      if (count < 0) return std::nullopt;
+      if (count == 0) break;
+      done += static_cast<std::size_t>(count);
+    }
+    return std::string(bytes.data(), done);
   }
   /// False with errno set.
   bool write(const std::string& text) {
-    const auto count = ::pwrite(descriptor_, text.data(), text.size(), 0);
-    if (count >= 0 && count < static_cast<std::int64_t>(text.size())) errno = ENOSPC;
-    return count == static_cast<std::int64_t>(text.size()) && ::fdatasync(descriptor_) == 0;
+    for (std::size_t done = 0; done < text.size();) {
+      const auto count = uninterrupted([&] {
+        return ::pwrite(descriptor_, text.data() + done, text.size() - done, static_cast<off_t>(done));
+      });
+      if (count <= 0) return false;
+      done += static_cast<std::size_t>(count);
+    }
+    return uninterrupted([&] { return ::fdatasync(descriptor_); }) == 0;
   }
   void clear() {
     if (::ftruncate(descriptor_, 0) != 0) return;  // the process ends, and with it what it held
@@ -148,13 +174,17 @@ struct RunLease::Impl {
     }
     end.notify_all();
     if (heart.joinable()) heart.join();
-    if (file && record_of(file.read()).token == token) file.clear();
+    if (file && record_of(file.read().value_or("")).token == token) file.clear();
   }
 
-  /// The whole text now, by a new descriptor: network file systems then ask their server.
-  std::string look() const {
+  /// The whole text now, by a new descriptor: network file systems then ask their server. Empty where there is
+  /// no file; nullopt, with errno set, where it cannot be read.
+  std::optional<std::string> look() const {
     const LeaseFile opened(path, O_RDONLY);
-    return opened ? opened.read() : std::string();
+    if (opened) return opened.read();
+    if (opened.error() == ENOENT) return std::string();
+    errno = opened.error();
+    return std::nullopt;
   }
   [[noreturn]] void refuse(const Record& holder) const {
     throw CheckpointError(fmt::format(
@@ -162,11 +192,11 @@ struct RunLease::Impl {
         "end the other",
         folder, describe(holder)));
   }
-  [[noreturn]] void fail(int error) const {
-    throw CheckpointError(fmt::format("{} cannot be written: {}", path, std::strerror(error)));
+  [[noreturn]] void fail(std::string_view done, int error) const {
+    throw CheckpointError(fmt::format("{} cannot be {}: {}", path, done, std::strerror(error)));
   }
   void take();
-  void await_death(const Record& holder, std::string text) const;
+  void await_death(const Record& holder, const std::string& text) const;
   void beat();
 
   const std::string folder, path;
@@ -180,7 +210,7 @@ struct RunLease::Impl {
   std::thread heart;  ///< runs while `file` is open
 };
 
-void RunLease::Impl::await_death(const Record& holder, std::string text) const {
+void RunLease::Impl::await_death(const Record& holder, const std::string& text) const {
   if (options.say) {
     options.say(fmt::format("{} is held by {}: waiting up to {:.0f} s for a sign of life", folder,
                             describe(holder), options.stale_seconds));
@@ -188,17 +218,20 @@ void RunLease::Impl::await_death(const Record& holder, std::string text) const {
   const auto begin = Clock::now();
   while (std::chrono::duration<double>(Clock::now() - begin).count() < options.stale_seconds) {
     std::this_thread::sleep_for(std::chrono::duration<double>(options.beat_seconds / 10));
-    std::string now = look();
-    if (now.empty()) return;  // given back
-    if (now != text) refuse(record_of(now));
+    const auto now = look();
+    if (!now) continue;
+    if (now->empty()) return;  // given back
+    if (*now != text) refuse(record_of(*now));
   }
 }
 
 void RunLease::Impl::take() {
   LeaseFile opened(path, O_RDWR | O_CREAT);
-  if (!opened) fail(opened.error());
+  if (!opened) fail("written", opened.error());
   const int refused = opened.lock();
-  const std::string text = opened.read();
+  const auto found = opened.read();
+  if (!found) fail("read", errno);
+  const std::string& text = *found;
   const Record holder = record_of(text);
   const ProcessIdentity self = this_process();
   if (refused == EWOULDBLOCK && holder.owner == self) {
@@ -218,7 +251,7 @@ void RunLease::Impl::take() {
   }
   token = draw_token();
   const Record own{self, token, static_cast<std::int64_t>(std::time(nullptr)), 0};
-  if (!opened.write(text_of(own))) fail(errno);
+  if (!opened.write(text_of(own))) fail("written", errno);
   file = std::move(opened);
   if (!heart.joinable()) heart = start_quiet_thread([this] { beat(); });
 }
@@ -227,8 +260,8 @@ void RunLease::Impl::beat() {
   std::unique_lock guard(mutex);
   const auto pause = std::chrono::duration<double>(options.beat_seconds);
   while (!end.wait_for(guard, pause, [this] { return ending; })) {
-    Record record = record_of(look());
-    if (record.token.empty()) continue;  // removed or torn: require_held() takes it again
+    Record record = record_of(look().value_or(""));
+    if (record.token.empty()) continue;  // removed, torn or not to be read: require_held() sees to it
     if (record.token != token) {
       lost = true;
       continue;
@@ -255,10 +288,11 @@ bool RunLease::lost() const noexcept {
 
 void RunLease::require_held() {
   const std::lock_guard guard(impl_->mutex);
-  const std::string text = impl_->look();
-  const Record record = record_of(text);
+  const auto text = impl_->look();
+  if (!text) impl_->fail("read", errno);
+  const Record record = record_of(*text);
   if (record.token == impl_->token) return;
-  if (text.empty()) return impl_->take();
+  if (text->empty()) return impl_->take();
   throw CheckpointError(fmt::format(
       "{} was taken over by {}, to which this run looked dead: it saves no more there, and what it has "
       "saved stays",

@@ -43,6 +43,7 @@ HEADER = re.compile(r"^ +data  ", re.M)  # the last line before a checkpoint is 
 STARTED = re.compile(r"^step +\d+/|nothing to train|no checkpoint in|weights and moments", re.M)
 
 
+ALONE_LIMIT = 2  # seconds that a rank may outlive its mpirun
 SAVE_LIMIT = 5  # seconds that --nvme waits for swap files and for a save to begin
 
 
@@ -309,6 +310,9 @@ class Campaign:
                 if time.time() - begin > START_LIMIT:
                     self.fail("ranks live on without mpirun")
                 time.sleep(0.02)
+            alone = time.time() - begin
+            self.looks["longest alone, ms"] = max(self.looks["longest alone, ms"], round(alone * 1000))
+            self.looks["alone too long"] += alone > ALONE_LIMIT
         finally:
             for started in jobs:
                 for left in processes(started.pid, name) + [started.pid]:  # a session of its own: only what this has started
@@ -380,6 +384,7 @@ def run(options):
     for hit, count in hits.most_common():
         print(f"  {count:5d}  {hit}")
     print(f"  {looks['rivals refused']:5d}  second runs on the same folder, each refused")
+    print(f"  {looks['alone too long']:5d}  runs with ranks later than {ALONE_LIMIT} s after mpirun; the latest {looks['longest alone, ms']} ms")
     if not options.folder:
         shutil.rmtree(folder, ignore_errors=True)
     return 0

@@ -12,8 +12,22 @@ namespace tranche::tools {
 
 namespace {
 
+constexpr std::string_view probe_prefix = ".probe-";
+
 std::string probe_of(const std::string& folder, std::int64_t token) {
-  return join_path(folder, fmt::format(".probe-{:016x}", token));
+  return join_path(folder, fmt::format("{}{:016x}", probe_prefix, token));
+}
+
+void remove_quietly(const std::string& path) noexcept {
+  try {
+    posix_file_system().remove(path);
+  } catch (...) {  // it never came to be, or the next run removes it
+  }
+}
+
+CheckpointError not_written(std::string_view flag, const std::string& folder, const IoError& problem) {
+  return CheckpointError(fmt::format("{} '{}' cannot be written: {}; nothing was trained yet", flag, folder,
+                                     problem.message()));
 }
 
 }  // namespace
@@ -27,14 +41,23 @@ void require_writable(const std::string& path, std::string_view flag) {
   }
 }
 
+void make_folder(const std::string& folder, std::string_view flag) {
+  try {
+    posix_file_system().create_directories(folder);
+  } catch (const IoError& problem) {
+    throw not_written(flag, folder, problem);
+  }
+}
+
 void place_probe(const std::string& folder, std::string_view flag, std::int64_t token) {
   try {
     FileSystem& files = posix_file_system();
-    files.create_directories(folder);
+    for (const DirectoryEntry& entry : files.list(folder)) {
+      if (entry.name.starts_with(probe_prefix)) remove_quietly(join_path(folder, entry.name));
+    }
     (void)files.open(probe_of(folder, token), OpenMode::create_or_truncate);
   } catch (const IoError& problem) {
-    throw CheckpointError(fmt::format("{} '{}' cannot be written: {}; nothing was trained yet", flag, folder,
-                                      problem.message()));
+    throw not_written(flag, folder, problem);
   }
 }
 
@@ -57,10 +80,7 @@ void require_probe(const std::string& folder, std::string_view flag, std::int64_
 }
 
 void remove_probe(const std::string& folder, std::int64_t token) noexcept {
-  try {
-    posix_file_system().remove(probe_of(folder, token));
-  } catch (...) {  // it never came to be
-  }
+  remove_quietly(probe_of(folder, token));
 }
 
 std::string path_of_rank(const std::string& path, int rank, int ranks) {

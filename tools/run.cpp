@@ -120,22 +120,20 @@ int Run::require_folder() {
   const std::int64_t token = launch.of_first(static_cast<std::int64_t>(draw()) << 16 ^ draw());
   const std::string& folder = options.checkpoint_dir;
   int status = launch.agree([&] {
-    if (speaks()) place_probe(folder, "--checkpoint-dir", token);
-  });
-  if (status == 0) {
-    status = launch.agree([&] { require_probe(folder, "--checkpoint-dir", token, launch.rank()); });
-  }
-  if (speaks()) remove_probe(folder, token);
-  if (status != 0) return status;
-  return launch.agree([&] {
     if (!speaks()) return;
+    make_folder(folder, "--checkpoint-dir");
     checkpoint::LeaseOptions lease_options;
     lease_options.say = [this](const std::string& line) {
       row("note", line);
       output.out.flush();
     };
     lease.emplace(checkpoint::RunLease::take(folder, lease_options));
+    place_probe(folder, "--checkpoint-dir", token);
   });
+  if (status != 0) return status;
+  status = launch.agree([&] { require_probe(folder, "--checkpoint-dir", token, launch.rank()); });
+  if (speaks()) remove_probe(folder, token);
+  return status;
 }
 
 void Run::row(std::string_view name, std::string_view value) const {
