@@ -124,16 +124,19 @@ Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vect
     return !listed.complete() || std::find(except.begin(), except.end(), listed.path) != except.end();
   });
   const std::string path = join_path(parent, std::string(latest_name));
-  with_reason("cannot read " + path, [&] {
-    if (!files.exists(path)) return;
-    const std::string name = parse_latest(files.read_file(path, small_file_bytes));
-    if (name.empty()) {
+  // It only says what the folders show, so that nothing depends on its being readable.
+  try {
+    const std::string name = files.exists(path) ? parse_latest(files.read_file(path, small_file_bytes)) : "";
+    if (name.empty() && files.exists(path)) {
       notes.push_back(path + " is damaged; it is not needed: the folders themselves are looked at");
-    } else if (!found.empty() && name != step_name(found.front().step) && except.empty()) {
+    } else if (!name.empty() && !found.empty() && name != step_name(found.front().step) && except.empty()) {
       notes.push_back(fmt::format("{} names {}, but the newest complete checkpoint is {}", path, name,
                                   step_name(found.front().step)));
     }
-  });
+  } catch (const IoError& problem) {
+    notes.push_back(fmt::format("{}: {}; it is not needed: the folders themselves are looked at", path,
+                                problem.message()));
+  }
   if (found.empty()) {
     std::string text = "there is no complete checkpoint in " + parent;
     for (const std::string& note : notes) text += "; " + note;

@@ -177,8 +177,8 @@ struct RunLease::Impl {
     if (file && record_of(file.read().value_or("")).token == token) file.clear();
   }
 
-  /// The whole text now, by a new descriptor: network file systems then ask their server. Empty where there is
-  /// no file; nullopt, with errno set, where it cannot be read.
+  /// The whole text now, by a new descriptor: network file systems then ask their server. Empty where there
+  /// is no file; nullopt, with errno set, where it cannot be read.
   std::optional<std::string> look() const {
     const LeaseFile opened(path, O_RDONLY);
     if (opened) return opened.read();

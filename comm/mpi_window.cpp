@@ -29,7 +29,8 @@ int open_file_of(const Signature& signature) {
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return -1;
   std::uint64_t token = 0;
-  if (pread(file, &token, sizeof token, 0) == static_cast<ssize_t>(sizeof token) && token == signature.token) {
+  if (pread(file, &token, sizeof token, 0) == static_cast<ssize_t>(sizeof token) &&
+      token == signature.token) {
     return file;
   }
   close(file);
@@ -77,7 +78,8 @@ void MpiWindow::open_all(MPI_Comm host) {
   const bool mine = own_ != nullptr && own_->available();
   const Signature signature{rank_, getpid(), mine ? own_->file() : -1, mine ? own_->board()->token : 0};
   std::vector<Signature> signatures(static_cast<std::size_t>(size));
-  require_mpi(MPI_Allgather(&signature, sizeof signature, MPI_BYTE, signatures.data(), sizeof signature, MPI_BYTE, host),
+  require_mpi(MPI_Allgather(&signature, sizeof signature, MPI_BYTE, signatures.data(), sizeof signature,
+                            MPI_BYTE, host),
               "MPI_Allgather");
   if (size > 1 && !mine) {
     obstacle_ = own_ == nullptr

@@ -201,7 +201,7 @@ std::string Engine::Impl::Saving::save(const std::string& into, const SaveOption
 void Engine::Impl::Saving::goes_on_from(const checkpoint::Manifest& loaded) {
   ancestors = loaded.lineage.empty() ? std::vector<std::uint64_t>{0} : loaded.lineage;
   if (token != 0 && ancestors.back() == token) ancestors.pop_back();  // one of its own
-  folder.reset();                                       // the next save is by the new lineage
+  folder.reset();                                                     // the next save is by the new lineage
 }
 
 std::string Engine::Impl::Saving::text() const {

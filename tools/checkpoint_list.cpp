@@ -26,7 +26,13 @@ struct Latest {
 Latest read_latest(FileSystem& files, const std::string& folder, const std::vector<Listed>& found) {
   const std::string path = join_path(folder, std::string(checkpoint::latest_name));
   if (!files.exists(path)) return {"", found.empty() ? "" : path + " is missing"};
-  Latest latest{checkpoint::parse_latest(files.read_file(path, checkpoint::small_file_bytes)), ""};
+  Latest latest;
+  try {
+    latest.name = checkpoint::parse_latest(files.read_file(path, checkpoint::small_file_bytes));
+  } catch (const IoError& problem) {
+    latest.problem = fmt::format("{}: {}", path, problem.message());
+    return latest;
+  }
   if (latest.name.empty()) {
     latest.problem = path + " is damaged";
   } else if (!files.exists(join_path(folder, latest.name))) {

@@ -26,8 +26,8 @@ void remove_quietly(const std::string& path) noexcept {
 }
 
 CheckpointError not_written(std::string_view flag, const std::string& folder, const IoError& problem) {
-  return CheckpointError(fmt::format("{} '{}' cannot be written: {}; nothing was trained yet", flag, folder,
-                                     problem.message()));
+  return CheckpointError(
+      fmt::format("{} '{}' cannot be written: {}; nothing was trained yet", flag, folder, problem.message()));
 }
 
 }  // namespace

@@ -68,7 +68,8 @@ std::optional<FileStatus> MemoryFiles::status(const std::string& path) {
   const auto found = contents_.find(path);
   if (found != contents_.end()) return FileStatus{.bytes = found->second.bytes};
   const auto within = contents_.lower_bound(path + "/");
-  if (within != contents_.end() && within->first.starts_with(path + "/")) return FileStatus{.is_directory = true};
+  if (within != contents_.end() && within->first.starts_with(path + "/"))
+    return FileStatus{.is_directory = true};
   return std::nullopt;
 }
 

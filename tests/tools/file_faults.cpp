@@ -1,11 +1,13 @@
-// A library for LD_PRELOAD, whose calls on files fail where scripts/fault_test.py says so: what a disk, a full file system or the end
-// of the process does to a program that knows nothing of it.
+// A library for LD_PRELOAD, whose calls on files fail where scripts/fault_test.py says so: what a disk, a
+// full file system or the end of the process does to a program that knows nothing of it.
 //
-// TRANCHE_FAULTS_BELOW   folder by its absolute path: only calls on what is in it count. What differs from run to run in the names
+// TRANCHE_FAULTS_BELOW   folder by its absolute path: only calls on what is in it count. What differs from
+// run to run in the names
 //                        of temporary files is read as "*".
-// TRANCHE_FAULTS_LOG     file to which each such call is appended: rank, call, path below the folder, occurrence (from 1)
-// TRANCHE_FAULTS_AT      the call that is struck, as a line of the log
-// TRANCHE_FAULTS_ACTION  what becomes of it: a number (errno), "kill" (SIGKILL before it), "killed" (SIGKILL after it), "short" (reads and
+// TRANCHE_FAULTS_LOG     file to which each such call is appended: rank, call, path below the folder,
+// occurrence (from 1) TRANCHE_FAULTS_AT      the call that is struck, as a line of the log
+// TRANCHE_FAULTS_ACTION  what becomes of it: a number (errno), "kill" (SIGKILL before it), "killed" (SIGKILL
+// after it), "short" (reads and
 //                        writes transfer one byte less than half), "slow" (0.3 s)
 // TRANCHE_FAULTS_TIMES   how many calls of its kind on its path are struck from there on (1); 0: all
 //
@@ -43,7 +45,8 @@ struct Plan {
   std::string rank = variable("OMPI_COMM_WORLD_RANK").empty() ? "0" : variable("OMPI_COMM_WORLD_RANK");
   std::string at = variable("TRANCHE_FAULTS_AT");
   std::string action = variable("TRANCHE_FAULTS_ACTION");
-  int times = variable("TRANCHE_FAULTS_TIMES").empty() ? 1 : std::atoi(variable("TRANCHE_FAULTS_TIMES").c_str());
+  int times =
+      variable("TRANCHE_FAULTS_TIMES").empty() ? 1 : std::atoi(variable("TRANCHE_FAULTS_TIMES").c_str());
   int log = -1;
   std::mutex mutex;
   std::map<std::string, int> seen;
@@ -51,7 +54,9 @@ struct Plan {
 
   Plan() {
     const std::string path = variable("TRANCHE_FAULTS_LOG");
-    if (!path.empty()) log = static_cast<int>(syscall(SYS_openat, AT_FDCWD, path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    if (!path.empty())
+      log = static_cast<int>(
+          syscall(SYS_openat, AT_FDCWD, path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   }
 };
 
@@ -77,9 +82,11 @@ std::string counted(std::string path) {
     if (syscall(SYS_getcwd, folder, sizeof(folder)) < 0) return {};
     path = std::string(folder) + "/" + path;
   }
-  if (path.compare(0, below.size(), below) != 0 || (path.size() > below.size() && path[below.size()] != '/')) return {};
+  if (path.compare(0, below.size(), below) != 0 || (path.size() > below.size() && path[below.size()] != '/'))
+    return {};
   std::string name = path.size() > below.size() + 1 ? path.substr(below.size() + 1) : ".";
-  static const std::regex& chance = *new std::regex("(tranche-swap-|\\.probe-)[^./ ]+(?: \\(deleted\\))?|[0-9a-f]{16}");
+  static const std::regex& chance =
+      *new std::regex("(tranche-swap-|\\.probe-)[^./ ]+(?: \\(deleted\\))?|[0-9a-f]{16}");
   return std::regex_replace(name, chance, "$1*");
 }
 
@@ -104,7 +111,8 @@ Verdict strike(const char* call, const std::string& path) {
       const std::string text = line + "\n";
       (void)!syscall(SYS_write, now.log, text.data(), text.size());
     }
-    const bool again = now.struck > 0 && (now.times == 0 || now.struck < now.times) && now.at.compare(0, kind.size() + 1, kind + " ") == 0;
+    const bool again = now.struck > 0 && (now.times == 0 || now.struck < now.times) &&
+                       now.at.compare(0, kind.size() + 1, kind + " ") == 0;
     hit = line == now.at || again;
     now.struck += hit;
   }
@@ -154,10 +162,15 @@ int open(const char* path, int flags, ...) {
   va_start(arguments, flags);
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
   va_end(arguments);
-  const char* call = (flags & O_CREAT) != 0 ? "create" : (flags & O_DIRECTORY) != 0 ? "open_folder" : (flags & O_ACCMODE) != 0 ? "open_write" : "open";
+  const char* call = (flags & O_CREAT) != 0       ? "create"
+                     : (flags & O_DIRECTORY) != 0 ? "open_folder"
+                     : (flags & O_ACCMODE) != 0   ? "open_write"
+                                                  : "open";
   // A file is opened a second time, past the page cache, by its number.
-  const std::string name = std::strncmp(path, "/proc/self/fd/", 14) == 0 ? path_of(std::atoi(path + 14)) : path;
-  return struck<int>(call, name, -1, [&] { return next<int (*)(const char*, int, ...)>("open")(path, flags, mode); });
+  const std::string name =
+      std::strncmp(path, "/proc/self/fd/", 14) == 0 ? path_of(std::atoi(path + 14)) : path;
+  return struck<int>(call, name, -1,
+                     [&] { return next<int (*)(const char*, int, ...)>("open")(path, flags, mode); });
 }
 
 int open64(const char* path, int flags, ...) __attribute__((alias("open")));
@@ -178,39 +191,46 @@ ssize_t read(int descriptor, void* memory, std::size_t bytes) {
 
 ssize_t pwrite(int descriptor, const void* memory, std::size_t bytes, off_t offset) {
   return transferred("write", descriptor, bytes, [&](std::size_t part) {
-    return next<ssize_t (*)(int, const void*, std::size_t, off_t)>("pwrite")(descriptor, memory, part, offset);
+    return next<ssize_t (*)(int, const void*, std::size_t, off_t)>("pwrite")(descriptor, memory, part,
+                                                                             offset);
   });
 }
 
 ssize_t pwrite64(int, const void*, std::size_t, off_t) __attribute__((alias("pwrite")));
 
 int fsync(int descriptor) {
-  return struck<int>("sync", path_of(descriptor), -1, [&] { return next<int (*)(int)>("fsync")(descriptor); });
+  return struck<int>("sync", path_of(descriptor), -1,
+                     [&] { return next<int (*)(int)>("fsync")(descriptor); });
 }
 
 int fdatasync(int descriptor) {
-  return struck<int>("sync", path_of(descriptor), -1, [&] { return next<int (*)(int)>("fdatasync")(descriptor); });
+  return struck<int>("sync", path_of(descriptor), -1,
+                     [&] { return next<int (*)(int)>("fdatasync")(descriptor); });
 }
 
 int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
-  return struck<int>("preallocate", path_of(descriptor), -1,
-                     [&] { return next<int (*)(int, int, off_t, off_t)>("fallocate")(descriptor, mode, offset, bytes); });
+  return struck<int>("preallocate", path_of(descriptor), -1, [&] {
+    return next<int (*)(int, int, off_t, off_t)>("fallocate")(descriptor, mode, offset, bytes);
+  });
 }
 
 int fallocate64(int, int, off_t, off_t) __attribute__((alias("fallocate")));
 
 int ftruncate(int descriptor, off_t bytes) {
-  return struck<int>("truncate", path_of(descriptor), -1, [&] { return next<int (*)(int, off_t)>("ftruncate")(descriptor, bytes); });
+  return struck<int>("truncate", path_of(descriptor), -1,
+                     [&] { return next<int (*)(int, off_t)>("ftruncate")(descriptor, bytes); });
 }
 
 int ftruncate64(int, off_t) __attribute__((alias("ftruncate")));
 
 int flock(int descriptor, int operation) {
-  return struck<int>("lock", path_of(descriptor), -1, [&] { return next<int (*)(int, int)>("flock")(descriptor, operation); });
+  return struck<int>("lock", path_of(descriptor), -1,
+                     [&] { return next<int (*)(int, int)>("flock")(descriptor, operation); });
 }
 
 int rename(const char* from, const char* to) {
-  return struck<int>("rename", counted(from).empty() ? to : from, -1, [&] { return next<int (*)(const char*, const char*)>("rename")(from, to); });
+  return struck<int>("rename", counted(from).empty() ? to : from, -1,
+                     [&] { return next<int (*)(const char*, const char*)>("rename")(from, to); });
 }
 
 int remove(const char* path) {
@@ -226,7 +246,8 @@ int rmdir(const char* path) {
 }
 
 int mkdir(const char* path, mode_t mode) {
-  return struck<int>("make_folder", path, -1, [&] { return next<int (*)(const char*, mode_t)>("mkdir")(path, mode); });
+  return struck<int>("make_folder", path, -1,
+                     [&] { return next<int (*)(const char*, mode_t)>("mkdir")(path, mode); });
 }
 
 DIR* opendir(const char* path) {
@@ -234,13 +255,17 @@ DIR* opendir(const char* path) {
 }
 
 int stat(const char* path, struct stat* status) {
-  return struck<int>("look", path, -1, [&] { return next<int (*)(const char*, struct stat*)>("stat")(path, status); });
+  return struck<int>("look", path, -1,
+                     [&] { return next<int (*)(const char*, struct stat*)>("stat")(path, status); });
 }
 
 int statvfs(const char* path, struct statvfs* status) {
-  return struck<int>("space", path, -1, [&] { return next<int (*)(const char*, struct statvfs*)>("statvfs")(path, status); });
+  return struck<int>("space", path, -1,
+                     [&] { return next<int (*)(const char*, struct statvfs*)>("statvfs")(path, status); });
 }
 
-int io_uring_queue_init(unsigned, void*, unsigned) { return -ENOSYS; }
+int io_uring_queue_init(unsigned, void*, unsigned) {
+  return -ENOSYS;
+}
 
 }  // extern "C"
