@@ -124,7 +124,7 @@ function(tranche_cuda_sources target)
     set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
       "-include;${tranche_include_dir}/tranche/tests/cuda_emulation/cuda_emulation.h;-Wno-unknown-pragmas")
   else()
-    set(options --expt-relaxed-constexpr)
+    set(options --expt-relaxed-constexpr -lineinfo)  # Sanitizers and profilers name lines with it; code is the same.
     if(TRANCHE_WERROR)
       list(APPEND options -Werror=all-warnings)
     endif()

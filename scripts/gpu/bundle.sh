@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Packs what a GPU host without a network needs into one archive: the program, tests and benches of the release
+# Packs what a GPU host without a network needs into one archive: the program, tests for GPUs and benches of the release
 # build, stripped; the Debian libraries they ask for, Open MPI's run time and headers for a build there; env.sh, check.sh and
 # run.sh; a MANIFEST of versions and the sums of all files.
-#   scripts/gpu/bundle.sh [--out FILE] [--build DIR] [--no-build] [--debs DIR] [--budget MIB]
+#   scripts/gpu/bundle.sh [--out FILE] [--build DIR] [--no-build] [--debs DIR] [--budget MIB] [--gpu CAPABILITY]
 #     --out FILE     the archive (default build/gpu-bundle.tar.xz); FILE.sha256 is written beside it
 #     --build DIR    a build folder (default build/release)
 #     --no-build     takes the programs as they are there
 #     --debs DIR     where downloaded packages are kept and found again (default build/gpu-debs)
-#     --budget MIB   refuses to make a larger archive (default 60)
+#     --budget MIB   refuses to make a larger archive (default 56)
+#     --gpu CAPABILITY  kernels for these GPUs (90: H100, H200) and newer ones that translate them, instead of for 80 and 90
 # Needs Debian 12 with the packages of scripts/setup.sh and, for packages not yet in DIR, a network.
 # Exit status: 0 made, 1 the build failed, 2 usage or something missing, 3 over the budget.
 # shellcheck disable=SC2031  # env.sh, sourced in a subshell below, has locals of the same names
@@ -15,11 +16,11 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd -P)
 root=$(cd "$here/../.." && pwd -P)
 
-out=$root/build/gpu-bundle.tar.xz build=$root/build/release debs=$root/build/gpu-debs budget=60 compile=1
+out=$root/build/gpu-bundle.tar.xz build=$root/build/release debs=$root/build/gpu-debs budget=56 compile=1 gpu=""
 fail() { echo "bundle.sh: $1" >&2; exit "${2:-2}"; }
 while [ $# -gt 0 ]; do
   case $1 in
-    --out | --build | --debs | --budget)
+    --out | --build | --debs | --budget | --gpu)
       [ $# -gt 1 ] || fail "$1 needs a value; see --help"
       printf -v "${1#--}" '%s' "$2"
       shift
@@ -31,16 +32,20 @@ while [ $# -gt 0 ]; do
   shift
 done
 [[ $budget =~ ^[1-9][0-9]*$ ]] || fail "--budget '$budget' is not a number of MiB"
+[[ $gpu =~ ^([1-9][0-9]+)?$ ]] || fail "--gpu '$gpu' is not a compute capability without its dot, as in 90"
+[ -z "$gpu" ] || [ "$compile" = 1 ] || fail "--gpu is for the build, and --no-build says that there is none"
 for tool in apt-get dpkg-deb ctest strip objdump ldd xz python3; do
   command -v "$tool" > /dev/null || fail "$tool is missing"
 done
 
 if [ "$compile" = 1 ]; then
-  [ -f "$build/CMakeCache.txt" ] || cmake --preset release -S "$root" -B "$build" > /dev/null ||
-    fail "cmake could not configure $build" 1
-  targets=$(cmake --build "$build" --target help | sed -n 's/^\([a-z_]*_tests\): phony$/\1/p; s/^\(bench_[a-z_]*\): phony$/\1/p')
+  if [ ! -f "$build/CMakeCache.txt" ] || [ -n "$gpu" ]; then
+    cmake --preset release -S "$root" -B "$build" ${gpu:+"-DCMAKE_CUDA_ARCHITECTURES=$gpu"} > /dev/null ||
+      fail "cmake could not configure $build" 1
+  fi
+  targets=$(cmake --build "$build" --target help | sed -n 's/^\(gpu_tests\|gpu_probe\|comm_mpi_failing\|bench_[a-z_]*\): phony$/\1/p')
   # shellcheck disable=SC2086
-  cmake --build "$build" --target tranche_program $targets || fail "the build in $build failed" 1
+  cmake --build "$build" --target tranche_program test_core $targets || fail "the build in $build failed" 1
 fi
 [ -x "$build/bin/tranche" ] || fail "$build/bin/tranche is missing: build first, or leave out --no-build"
 build=$(cd "$build" && pwd -P)
@@ -58,7 +63,10 @@ top=$stage/tranche-gpu-bundle
 mkdir -p "$top"/{bin,tests,deps,host,scripts/gpu} "$debs" "$(dirname "$out")"
 
 echo "== programs of $build"
-for program in "$build"/bin/* "$build"/tests/*; do
+"$here/test_list.py" "$build" --source "$root" --labels gpu > "$top/gpu_tests.json"
+mapfile -t tests < <({ grep -o '@BUILD@/tests/[^" ]*' "$top/gpu_tests.json" | sed 's|.*/||'
+  printf '%s\n' test_core comm_mpi_failing gpu_probe; } | sort -u)
+for program in "$build"/bin/* "${tests[@]/#/$build/tests/}"; do
   if [ -f "$program" ] && [ -x "$program" ]; then
     strip -o "$top${program#"$build"}" "$program"
   fi
@@ -68,7 +76,6 @@ cp "$root"/scripts/run_mpi.sh "$top/scripts/"
 cp "$here"/*.sh "$here"/*.py "$top/scripts/gpu/"
 rm "$top"/scripts/gpu/{bundle,pack,env,check}.sh
 cp "$here"/{env,check}.sh "$top/"
-"$here/test_list.py" "$build" --source "$root" --labels gpu > "$top/gpu_tests.json"
 # Tests that are scripts, and what they name.
 grep -ho '@SOURCE@/[^" ]*' "$top/gpu_tests.json" | sort -u | while IFS= read -r file; do
   file=${file#@SOURCE@/}

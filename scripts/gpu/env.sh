@@ -3,9 +3,21 @@
 # lies. Libraries of CUDA come from the host: the toolkit first, then Python's packages.
 #   TRANCHE_BUNDLE          the bundle's folder
 #   TRANCHE_CUDA_LIBRARIES  folders of the host in which CUDA's libraries were found
+#   TRANCHE_LIBRARY_PATH    LD_LIBRARY_PATH of the bundle's programs
+#   tranche_host COMMAND... runs a program of the host, which must not find the bundle's libraries before its own
 
 TRANCHE_BUNDLE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 export TRANCHE_BUNDLE
+# Sourced a second time, it must not take its own path for the host's.
+export TRANCHE_HOST_LIBRARY_PATH=${TRANCHE_HOST_LIBRARY_PATH-${LD_LIBRARY_PATH:-}}
+
+tranche_host() {
+  if [ -n "$TRANCHE_HOST_LIBRARY_PATH" ]; then
+    LD_LIBRARY_PATH=$TRANCHE_HOST_LIBRARY_PATH "$@"
+  else
+    env -u LD_LIBRARY_PATH "$@"
+  fi
+}
 
 # tranche_cuda_folders: where libraries of CUDA may be, one folder a line, best first.
 tranche_cuda_folders() {
@@ -17,7 +29,7 @@ tranche_cuda_folders() {
   done
   ldconfig -p 2> /dev/null | sed -n 's|.* => \(.*\)/lib\(cublasLt\|nccl\)\.so.*|\1|p' | sort -u
   [ -n "${NCCL_HOME:-}" ] && printf '%s\n' "$NCCL_HOME/lib"
-  python3 - 2> /dev/null << 'END' || true
+  tranche_host python3 - 2> /dev/null << 'END' || true
 import glob, site, sys
 folders = list(sys.path) + site.getsitepackages() + [site.getusersitepackages()]
 for folder in dict.fromkeys(folders):
@@ -38,14 +50,29 @@ tranche_cuda_library() {
 # tranche_cuda_libraries: the libraries of CUDA that the bundle's programs ask for.
 tranche_cuda_libraries() { sed -n 's/^needs-cuda-library: //p' "$TRANCHE_BUNDLE/MANIFEST"; }
 
+# tranche_libstdcxx_serves FILE: whether this libstdc++ has all versions of symbols that the bundle's programs ask for.
+tranche_libstdcxx_serves() {
+  local needed has
+  needed=$(sed -n 's/^needs-glibcxx: //p' "$TRANCHE_BUNDLE/MANIFEST")
+  has=$(grep -ao 'GLIBCXX_[0-9][0-9.]*' "$1" 2> /dev/null | sed 's/.*_//' | sort -V | tail -n 1)
+  [ -z "$needed" ] || [ "$(printf '%s\n' "$needed" "$has" | sort -V | head -n 1)" = "$needed" ]
+}
+
 tranche_environment() {
-  local usr=$TRANCHE_BUNDLE/deps/usr libraries folder name path known
+  local usr=$TRANCHE_BUNDLE/deps/usr libraries folder name path known older=
   libraries=$usr/lib/x86_64-linux-gnu
   path=$libraries:$libraries/pmix2/lib
-  # What the host has of these is newer, and its own programs may need the newer one.
+  # What the host has of these is taken if it is new enough, as the host's own libraries may need the newer one. The C++
+  # library and the compiler's come from one release: an old one of the host is replaced together with the other.
   known=$( { ldconfig -p || /sbin/ldconfig -p; } 2> /dev/null || true)
+  name=$( { tr : '\n' <<< "$TRANCHE_HOST_LIBRARY_PATH" | sed -n 's|.$|&/libstdc++.so.6|p' | xargs -r -d '\n' ls -d
+            sed -n 's|.*libstdc++\.so\.6 (.*x86-64.*) => \(/.*\)|\1|p' <<< "$known"; } 2> /dev/null | head -n 1 || true)
+  [ -z "$name" ] || tranche_libstdcxx_serves "$name" || older="libstdc++.so.6 libgcc_s.so.1"
   for folder in "$TRANCHE_BUNDLE"/host/*/; do
     name=$(basename "$folder")
+    case " $older " in
+      *" $name "*) path=$path:${folder%/}; continue ;;
+    esac
     grep -qF "$name " <<< "$known" || path=$path:${folder%/}
   done
   tranche_cuda_candidates=$(tranche_cuda_folders)
@@ -59,7 +86,8 @@ tranche_environment() {
   done <<< "$(tranche_cuda_libraries)"
   export TRANCHE_CUDA_LIBRARIES
   path=$path${TRANCHE_CUDA_LIBRARIES:+:$TRANCHE_CUDA_LIBRARIES}
-  export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export TRANCHE_LIBRARY_PATH=$path${TRANCHE_HOST_LIBRARY_PATH:+:$TRANCHE_HOST_LIBRARY_PATH}
+  export LD_LIBRARY_PATH=$TRANCHE_LIBRARY_PATH
   export PATH=$TRANCHE_BUNDLE/bin:$usr/bin:$PATH
   # Open MPI was built for /usr; without these it knows no option and finds no plugin.
   export OPAL_PREFIX=$usr PMIX_INSTALL_PREFIX=$usr
@@ -69,6 +97,8 @@ tranche_environment() {
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
   export OMPI_MCA_btl=self,vader OMPI_MCA_pml=ob1
+  # Long messages would be read from the other process's memory, which containers may refuse.
+  export OMPI_MCA_btl_vader_single_copy_mechanism=none
   # For builds (run.sh --build).
   export CMAKE_PREFIX_PATH=$usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
   export PKG_CONFIG_PATH=$libraries/pkgconfig:$usr/share/pkgconfig PKG_CONFIG_SYSROOT_DIR=$TRANCHE_BUNDLE/deps

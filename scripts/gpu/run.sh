@@ -12,8 +12,8 @@
 #     --from BUILD_DIR  programs of a build folder, on a machine that has the libraries
 #     --build           builds from these sources, with the bundle's headers and libraries where there is a bundle
 #     --smoke           smallest sizes: that everything starts and ends, no figures
-# Exit status: 0 all that ran passed, 1 a test or run failed, 2 usage, no GPU, or nothing to run, 3 the host lacks something
-# (see the table of check.sh), 4 the time ended before the tests did.
+# Exit status: 0 all that ran passed, 1 a test or run failed, 2 usage, no GPU, or nothing to run, 3 the host lacks what
+# nothing runs without (a gap in the table of check.sh), 4 the time ended before the tests did.
 set -euo pipefail
 started=$(date +%s)
 here=$(cd "$(dirname "$0")" && pwd -P)
@@ -88,11 +88,13 @@ if [ -n "$prefix" ]; then
   status=0
   "$prefix/check.sh" "${gpu[@]}" > "$notes" || status=$?
   cat "$notes"
-  # A GPU that is not there is told apart below, with its reason.
+  # A GPU that is not there is told apart below, with its reason. Warnings cost only what they name.
   if [ "$status" -ne 0 ] && [ "$compile" = 0 ] && grep '^gap' "$notes" | grep -qv 'GPU and driver'; then
     cp "$notes" "$results/machine.txt"
     fail "this host lacks what the table above calls a gap" 3
   fi
+  no_mpi=$(sed -n 's/^warn  *mpirun -n 2  *//p' "$notes")
+  [ -z "$no_mpi" ] || suite+=(--no-mpi "mpirun does not work here: ${no_mpi#*: }")
   # shellcheck source=env.sh
   . "$prefix/env.sh"
   source=$prefix build=$prefix
@@ -114,7 +116,9 @@ if [ -n "$from" ] || [ "$compile" = 1 ]; then
   commit=${commit:-$(git -C "$root" rev-parse HEAD 2> /dev/null || echo unknown)}
 fi
 status=0
-python3 "$here/suite.py" --source "$source" --build "$build" --tests "$tests" --results "$results" --limit "$limit" \
+host=()
+[ -z "$prefix" ] || host=(tranche_host)
+"${host[@]}" python3 "$here/suite.py" --source "$source" --build "$build" --tests "$tests" --results "$results" --limit "$limit" \
   --started "$started" --commit "$commit" --notes "$notes" "${gpu[@]}" "${suite[@]}" || status=$?
 [ ! -f "$results/summary.md" ] || cat "$results/summary.md"
 exit "$status"

@@ -2,11 +2,14 @@
 """What run.sh runs once programs and libraries are in place: tests, compute-sanitizer, benches, trainings; one results folder.
 
 Every part has a share of the time that is left when it begins, so that what an early part does not use goes to the later
-ones. A command is stopped at the end of its part's time and listed as 'not finished'; what does not begin any more is
-listed as 'not run'. Exit status: 0 all that ran passed, 1 something failed, 2 usage or no GPU, 4 tests were left for lack
-of time. A figure that misses its target is no failure: the table says so.
+ones. A program may take twice its equal share of its part; it is stopped then and listed as 'not finished', and what does
+not begin any more is listed as 'not run'. A test program that ends in one of its cases, by a CUDA error that stays or by
+lasting too long, is started again for the cases after that one. All files of results are written anew after each command.
+Exit status: 0 all that ran passed, 1 something failed, 2 usage or no GPU, 4 tests were left for lack of time. A figure that
+misses its target is no failure: the table says so.
 """
 import argparse
+import codecs
 import json
 import os
 import pathlib
@@ -14,7 +17,6 @@ import random
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,10 +24,19 @@ from array import array
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from summary import markdown, measured  # noqa: E402  (beside this file)
+from cases import LOST, Progress, without  # noqa: E402  (beside this file, as the next two)
+from processes import Command  # noqa: E402
+from summary import markdown, measured  # noqa: E402
 
 LOG_BYTES = 12 << 20
 LOG_BYTES_PER_COMMAND = 200 << 10
+PROBE_SECONDS = 20
+CASE_SECONDS = 20
+SAVE_SECONDS = 10  # How often a program that runs has its state written.
+ARGUMENT_BYTES = 100 << 10  # Linux takes no argument and no variable of more than 128 KiB.
+# What later tests stand on comes first; what waits for others, and so hangs likeliest, comes last.
+ORDER = [r"device", r"kernels_gpu", r"kernels_layers", r"kernels", r"models", r"engine", r"offload", r"", r"comm", r"nccl|mpi"]
+RANKS_ARE_THREADS = r"comm|engine|models"
 GTEST_KEYS = {"name", "file", "line", "status", "result", "timestamp", "time", "classname", "failures", "skipped",
               "type_param", "value_param"}
 
@@ -43,21 +54,48 @@ def arguments():
     parser.add_argument("--allow-no-gpu", action="store_true")
     parser.add_argument("--commit", default="")
     parser.add_argument("--notes", default="", help="a file whose text goes to machine.txt")
+    parser.add_argument("--no-mpi", default="", metavar="REASON", help="tests under mpirun are skipped for this reason")
     return parser.parse_args()
+
+
+class Ended(Exception):
+    """The suite was told to end."""
+
+
+def mended(text):
+    """A JSON document of Google Benchmark that was cut off, less its last and incomplete entry; None if no entry is whole."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    end = len(text)
+    while True:
+        end = text.rfind("}", 0, end)
+        if end < 0:
+            return None
+        try:
+            report = json.loads(text[:end + 1] + "]}")
+        except ValueError:
+            continue
+        return report if isinstance(report, dict) else None
 
 
 class Suite:
     def __init__(self, options):
         self.options = options
+        self.begin = time.time()
         self.end = (options.started or time.time()) + options.limit
         self.part_end = self.end
-        self.records, self.raw_tests, self.raw_benches, self.raw_training = [], {}, {}, {}
+        self.records, self.raw = [], {"tests": {}, "benches": {}, "training": {}}
+        self.unsaved = set(self.raw)
+        self.running, self.saved = None, 0.0
         self.results = pathlib.Path(options.results)
         self.results.mkdir(parents=True, exist_ok=True)
         self.log = (self.results / "log.txt").open("w", encoding="utf-8", errors="replace")
         self.temporary = tempfile.TemporaryDirectory()
         self.work = pathlib.Path(self.temporary.name)
-        self.information = {}
+        self.information, self.machine = {}, {}
+        self.outputs = 0
 
     # --- Commands ------------------------------------------------------------------------------------------
     def left(self):
@@ -70,27 +108,62 @@ class Suite:
             text = text.replace(folder + "/", "")
         return text
 
-    def run(self, command, timeout=None, environment=None):
-        """(status, output, seconds); status None when it was stopped, 'none' when it could not be started."""
+    def environment(self, more, ours):
+        """Programs of ours find the bundle's libraries first, and programs of the host must not."""
+        found = {**os.environ, **(more or {})}
+        if ours and "TRANCHE_LIBRARY_PATH" in os.environ:
+            found["LD_LIBRARY_PATH"] = os.environ["TRANCHE_LIBRARY_PATH"]
+        return found
+
+    def run(self, command, timeout=None, environment=None, watch=None, ours=True):
+        """(status, output, seconds). status: a number, None when it was stopped at its time, 'stuck' when `watch` says so,
+        'none' when it could not be started."""
         begin = time.time()
-        limit = min(self.left(), timeout or 1e9)
+        limit = min(self.left(), 1e9 if timeout is None else timeout)
         if limit < 1:
             return None, "", 0.0
+        self.outputs += 1  # A process that cannot be ended may still write to its file.
+        file = self.work / f"output{self.outputs}"
         try:
-            process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE,
-                                       stderr=subprocess.STDOUT, cwd=self.work, start_new_session=True,
-                                       env={**os.environ, **(environment or {})})
+            running = Command(command, self.work, self.environment(environment, ours), file)
         except OSError as error:
             return "none", str(error), 0.0
+        self.say_log(f"$ {self.shown(command)[:2000]}\n")
+        decoder, text, logged = codecs.getincrementaldecoder("utf-8")(errors="replace"), [], 0
+        status, immortal = None, []
         try:
-            output, _ = process.communicate(timeout=limit)
-            status = process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # a session of its own: its ranks end with it
-            output, _ = process.communicate()
-            status = None
-        text, seconds = output.decode("utf-8", errors="replace"), time.time() - begin
-        self.say_log(f"$ {self.shown(command)}\n{text[-LOG_BYTES_PER_COMMAND:]}\n[status {status}, {seconds:.1f} s]\n\n")
+            while True:
+                status = running.wait(min(0.25, begin + limit - time.time()))
+                news = decoder.decode(running.news())
+                text.append(news)
+                if news and logged < LOG_BYTES_PER_COMMAND // 2:
+                    self.say_log(news[:LOG_BYTES_PER_COMMAND // 2 - logged])
+                    logged += len(news)
+                if watch:
+                    watch.feed(news)
+                    self.save_running()
+                if status is not None or time.time() >= begin + limit:
+                    break
+                if watch and watch.stuck():
+                    status = "stuck"
+                    break
+        finally:
+            immortal = running.end()
+        news = decoder.decode(running.news())
+        running.close()
+        file.unlink()
+        text = "".join(text + [news])
+        if watch:
+            watch.feed(news)
+        hidden = len(text) - LOG_BYTES_PER_COMMAND // 2
+        if hidden > 0:
+            self.say_log("\n[...]\n" + text[-min(hidden, LOG_BYTES_PER_COMMAND // 2):])
+        else:
+            self.say_log(news)
+        seconds = time.time() - begin
+        if immortal:
+            self.say_log(f"\n[processes {immortal} could not be ended: they wait inside the kernel]")
+        self.say_log(f"\n[status {status}, {seconds:.1f} s]\n\n")
         return status, text, seconds
 
     def say_log(self, text):
@@ -99,51 +172,180 @@ class Suite:
             self.log.flush()
 
     def add(self, record):
-        self.records.append(record)
+        if all(record is not known for known in self.records):
+            self.records.append(record)
         if record["status"] == "measured":
             target = f" (target {record['target']}: {'met' if record['met'] else 'MISSED'})" if record["target"] else ""
             print(f"  {record['item']}: {record['figure']:.4g} {record['unit']}{target}", flush=True)
         else:
             print(f"  {record['item']}: {record['status']} {record.get('detail', '')}", flush=True)
+        self.save()
 
     def program(self, *words):
         return str(pathlib.Path(self.options.build, *words))
+
+    # --- The probe -----------------------------------------------------------------------------------------
+    def probe(self):
+        """One small check of each thing that all else stands on, so that the first look takes seconds."""
+        command = [self.program("tests", "gpu_probe")]
+        record = {"part": "probe", "item": "gpu_probe", "command": self.shown(command)}
+        reason = self.no_gpu() or ("" if os.access(command[0], os.X_OK) else "this build has none")
+        if reason:
+            self.add({**record, "status": "skipped", "detail": reason})
+            return
+        status, output, seconds = self.run(command, PROBE_SECONDS)
+        lines = re.findall(r"^probe ([^:]+): (ok|FAILED)\b *(.*)$", output, re.MULTILINE)
+        for name, verdict, text in lines:
+            self.add({**record, "item": f"probe: {name}", "status": "passed" if verdict == "ok" else "failed",
+                      "detail": text})
+        failed = any(verdict != "ok" for _, verdict, _ in lines)
+        if status is None:
+            last = f"after '{lines[-1][0]}'" if lines else "in its first check"
+            self.add({**record, "status": "hung", "seconds": seconds, "detail": f"stopped {last}"})
+        elif not lines or (status != 0 and not (failed and status == 1)):
+            found = self.verdict(status, output)
+            if status == 0:
+                found = {"status": "failed", "detail": "it named no check"}
+            self.add({**record, "seconds": seconds, **found})
 
     # --- Tests ---------------------------------------------------------------------------------------------
     def expanded(self, entry):
         return [word.replace("@BUILD@", self.options.build).replace("@SOURCE@", self.options.source)
                 for word in entry["command"]]
 
-    def test(self, part, entry, prefix=(), extra=(), timeout=None):
-        """Runs one entry of the list, and adds its record and the figures that its cases recorded."""
+    def case_seconds(self, entry):
+        """CTest's TIMEOUT is for one case and for machines that are busy; a program's is in the list as 'whole'."""
+        if self.information.get("emulated") or not self.information.get("devices"):
+            return max(300.0, entry["timeout"])
+        return CASE_SECONDS if entry.get("whole") else max(CASE_SECONDS, entry["timeout"] / 6)
+
+    def test(self, part, entry, limit, prefix=(), left_out=(), case_seconds=None):
+        """Runs one entry of the list for at most `limit` seconds, once more for what is left after a case that ended it.
+        True when it came to its end."""
         command = list(prefix) + self.expanded(entry)
         item = entry["name"] if not prefix else f"{entry['name']} under {pathlib.Path(prefix[0]).name} {prefix[-1]}"
-        json_file = self.work / "googletest.json"
-        json_file.unlink(missing_ok=True)
-        shown = list(command)
-        if entry.get("googletest"):
-            if entry.get("filter", "*") != "*":
-                shown.append("--gtest_filter=" + entry["filter"])
-            shown += extra
-            command = shown + [f"--gtest_output=json:{json_file}"]
-        record = {"part": part, "item": item, "command": self.shown(shown)}
         environment = dict(text.split("=", 1) for text in entry.get("environment", []))
         # Ranks that are threads share a context, and loading a kernel at its first launch may wait for all of it.
-        environment.setdefault("CUDA_MODULE_LOADING", "EAGER")
-        if self.left() < 1:
-            self.add({**record, "status": "not run", "detail": "no time was left"})
-            return
-        status, output, seconds = self.run(command, timeout or max(60.0, entry["timeout"]), environment)
-        cases = self.cases(item, json_file)
-        for name, properties in cases:
-            for key, value in properties.items():
-                try:
-                    figure = float(value)
-                except ValueError:
-                    continue
-                self.add(measured(part, f"{name} {key}", "relative", figure, command=record["command"]))
-        record.update(seconds=seconds, **self.verdict(status, output))
+        if re.search(RANKS_ARE_THREADS, entry["name"]):
+            environment.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        environment.setdefault("TRANCHE_TEST_CASE_SECONDS", f"{case_seconds or self.case_seconds(entry):.0f}")
+        if not entry.get("googletest"):
+            record = {"part": part, "item": item, "command": self.shown(command)}
+            if self.options.no_mpi and any("run_mpi.sh" in word for word in command):
+                self.add({**record, "status": "skipped", "detail": self.options.no_mpi})
+                return True
+            if self.left() < 1:
+                self.add({**record, "status": "not run", "detail": "no time was left"})
+                return True
+            limit = min(limit, max(60.0, entry["timeout"]))
+            environment.setdefault("TRANCHE_MPI_TIMEOUT", f"{max(1.0, limit - 2):.0f}")
+            status, output, seconds = self.run(command, limit, environment)
+            status = None if status == 110 else status  # mpirun's own, for a job at its limit
+            self.add({**record, "seconds": seconds, **self.verdict(status, output)})
+            return True
+        pattern = entry.get("filter", "*")
+        pattern = without(pattern, left_out) if left_out else pattern
+        progress = entry.setdefault("progress", {}).get(item)
+        if progress is None:
+            progress = Progress(pattern, float(environment["TRANCHE_TEST_CASE_SECONDS"]))
+            shown = self.shown(command + (["--gtest_filter=" + pattern] if pattern != "*" else []))
+            progress.record = {"part": part, "item": item, "command": shown, "seconds": 0.0}
+            progress.others = []
+            entry["progress"][item] = progress
+        if self.left() < 1 and not progress.processes:
+            self.add({**progress.record, "status": "not run", "detail": "no time was left"})
+            return True
+        end = time.time() + limit
+        finished = False
+        while not finished and progress.left() != 0 and end - time.time() >= 1:
+            finished = self.process(progress, command, environment, end, entry, prefix)
+        record = progress.record
+        failed = progress.others or [case for verdict in (*LOST, "failed") for case in progress.named(verdict)]
+        left = progress.left()
+        finished = finished or left == 0
+        status = "failed" if failed else "not finished" if not finished else \
+            "skipped" if progress.named("skipped") and not progress.named("passed") else "passed"
+        reason = f"{progress.reason}: " if status == "skipped" and progress.reason else ""
+        detail = "; ".join([*progress.others, reason + progress.counted()])
+        if not finished:
+            where = f", stopped in {progress.stopped_in}" if progress.stopped_in else ""
+            detail += f"; not finished: {'some' if left is None else left} left{where}"
+        if progress.processes > 1:
+            detail += f"; {progress.processes} processes"
+        record.update(status=status, detail=detail)
         self.add(record)
+        return finished
+
+    def process(self, progress, command, environment, end, entry, prefix):
+        """One process of a GoogleTest program, for the cases that are left. True when there is no use in another."""
+        json_file = self.work / "googletest.json"
+        json_file.unlink(missing_ok=True)
+        known = len(progress.results)
+        progress.begin()
+        progress.processes += 1
+        self.running = progress
+        flags, wanted = [f"--gtest_output=json:{json_file}"], progress.filter()
+        if known == 0 and wanted != "*":
+            flags.append("--gtest_filter=" + wanted)
+        elif known and len(wanted) > ARGUMENT_BYTES:
+            flag_file = self.work / "googletest.flags"
+            flag_file.write_text(f"--gtest_filter={wanted}\n", encoding="utf-8")
+            flags.append(f"--gtest_flagfile={flag_file}")
+        elif known:
+            environment = {**environment, "GTEST_FILTER": wanted}
+        status, output, seconds = self.run(command + flags, end - time.time(), environment, progress)
+        self.running = None
+        progress.record["seconds"] += seconds
+        self.figures(progress, json_file)
+        progress.stopped_in = progress.case if status is None else None
+        if status is None:
+            if progress.left() == 0:
+                progress.others.append("it did not end after its last case")
+            return False  # There is no time for another; a second round may have some.
+        if status == "none":
+            progress.others.append("could not be started: " + output)
+            return True
+        death = progress.death(status)
+        how = {"stuck": f"stopped after {progress.case_seconds:.0f} s in one case", 97: "a CUDA error that stays",
+               98: f"more than {progress.case_seconds:.0f} s in one case"}.get(status)
+        how = how or (f"ended by signal {-status}" if status < 0 else f"status {status}")
+        if death:
+            case, verdict = death
+            self.add({"part": progress.record["part"], "item": f"{progress.record['item']} {case}", "status": verdict,
+                      "detail": f"{how}{self.last_words(output, case)}",
+                      "command": self.shown(command + ["--gtest_filter=" + case])})
+            if verdict == "faulted" and not prefix:
+                self.examine(entry, case, end)
+            return False
+        if status == 0 or (status > 0 and progress.named("failed")):
+            return True
+        last = (output.strip().splitlines() or [""])[-1][:200]
+        progress.others.append(f"{how} {'after ' + progress.last if progress.last else 'before any case'}: {last}")
+        # Outside of a case: what is left may run, unless nothing at all did.
+        return len(progress.results) == known
+
+    @staticmethod
+    def last_words(output, case):
+        """What a case said before it ended the process."""
+        begin = output.rfind(f"] {case}")
+        lines = [line.strip() for line in output[begin:].splitlines()[1:] if line.strip()] if begin >= 0 else []
+        return f": {lines[-1][:200]}" if lines else ""
+
+    def examine(self, entry, case, end):
+        """The case that ended its program, at once under memcheck, which names the access and its line."""
+        tool = self.sanitizer_tool()
+        if self.no_sanitizer() or end - time.time() < 10:
+            return
+        command = [tool, "--error-exitcode", "99", "--tool", "memcheck", *self.expanded(entry), "--gtest_filter=" + case]
+        environment = dict(text.split("=", 1) for text in entry.get("environment", []))
+        status, output, seconds = self.run(command, min(60.0, (end - time.time()) / 2), environment)
+        said = re.search(r"^=+ (Invalid .*|Program hit .*|.*[Mm]isaligned.*)(?:\n=+ +(at .*))?", output, re.MULTILINE)
+        record = {"part": "tests", "item": f"{entry['name']} {case} under memcheck", "command": self.shown(command),
+                  "seconds": seconds}
+        if said:
+            self.add({**record, "status": "failed", "detail": "; ".join(text for text in said.groups() if text)[:300]})
+        else:
+            self.add({**record, **self.verdict(status, output)})
 
     @staticmethod
     def verdict(status, output):
@@ -163,56 +365,93 @@ class Suite:
         names = [name for name in failed if not name.isdigit()]
         last = output.strip().splitlines()[-1:] or [""]
         how = f"ended by signal {-status}" if status < 0 else f"status {status}"
-        return {"status": "failed", "detail": f"{how}: {', '.join(names[:8]) if names else last[0][:200]}"}
+        kind = {97: "faulted", 98: "hung"}.get(status, "failed")
+        return {"status": kind, "detail": f"{how}: {', '.join(names[:8]) if names else last[0][:200]}"}
 
-    def cases(self, item, json_file):
-        """Recorded properties of every case; the file itself is kept for tests.json."""
+    def figures(self, progress, json_file):
+        """Figures that cases recorded; the file itself is kept for tests.json. A process that a case ends writes none."""
         if not json_file.exists():
-            return []
+            return
         try:
             report = json.loads(json_file.read_text(encoding="utf-8"))
         except ValueError:  # cut off: the program died while it wrote
-            return []
-        self.raw_tests[item] = report
-        return [(f"{case['classname']}.{case['name']}", {key: case[key] for key in case if key not in GTEST_KEYS})
-                for suite in report["testsuites"] for case in suite["testsuite"]]
+            return
+        self.raw["tests"].setdefault(progress.record["item"], []).append(report)
+        self.unsaved.add("tests")
+        for suite in report["testsuites"]:
+            for case in suite["testsuite"]:
+                for key in case:
+                    try:
+                        figure = None if key in GTEST_KEYS else float(case[key])
+                    except (TypeError, ValueError):
+                        continue
+                    if figure is not None:
+                        self.add(measured(progress.record["part"], f"{case['classname']}.{case['name']} {key}", "relative",
+                                          figure, command=progress.record["command"]))
+
+    def entries(self):
+        """The list, in the order of ORDER: the first pattern that fits a name says its place."""
+        entries = json.loads(pathlib.Path(self.options.tests).read_text(encoding="utf-8"))
+
+        def place(entry):
+            if "slow" in entry["labels"] or any("run_mpi.sh" in word for word in entry["command"]):
+                return len(ORDER)
+            return next((index for index, pattern in enumerate(ORDER) if pattern and re.search(pattern, entry["name"])),
+                        ORDER.index(""))
+
+        return sorted(entries, key=place)
 
     def tests(self):
-        entries = json.loads(pathlib.Path(self.options.tests).read_text(encoding="utf-8"))
+        entries = self.entries()
         if not entries:
             self.add({"part": "tests", "item": "gpu tests", "status": "skipped", "detail": "this build has none"})
-        # Quick ones first: a slow one that hangs must not cost the others their time.
-        entries.sort(key=lambda entry: "slow" in entry["labels"])
         if self.options.smoke:  # whoever smokes has CTest for the rest
             entries = sorted((entry for entry in entries if entry.get("googletest")),
                              key=lambda entry: entry.get("count", 0))[:1]
-        for entry in entries:
-            self.test("tests", entry)
+        unfinished = self.round("tests", entries)
+        if unfinished and self.left() >= 2:
+            self.round("tests", unfinished)  # with what the others did not use
 
-    def sanitizer(self):
-        tool = next((path for path in (os.environ.get("CUDA_HOME", "") + "/bin/compute-sanitizer",
+    def round(self, part, entries, **more):
+        """Runs entries, each within twice an equal share of the time; those which did not come to their end."""
+        unfinished = []
+        for index, entry in enumerate(entries):
+            rest = len(entries) - index
+            if not self.test(part, entry, self.left() * (1 if rest == 1 else min(1.0, 2 / rest)), **more):
+                unfinished.append(entry)
+        return unfinished
+
+    def sanitizer_tool(self):
+        return next((path for path in (os.environ.get("CUDA_HOME", "") + "/bin/compute-sanitizer",
                                        "/usr/local/cuda/bin/compute-sanitizer", *(
                                            folder + "/compute-sanitizer" for folder in os.environ["PATH"].split(":")))
                      if os.access(path, os.X_OK)), None)
-        entries = [entry for entry in json.loads(pathlib.Path(self.options.tests).read_text(encoding="utf-8"))
-                   if entry.get("googletest") and "kernels" in entry["name"]]
-        reason = "compute-sanitizer is not installed" if not tool else self.no_gpu() or \
+
+    def no_sanitizer(self):
+        return "compute-sanitizer is not installed" if not self.sanitizer_tool() else self.no_gpu() or \
             ("the GPU is emulated" if self.information.get("emulated") else "")
-        for check in ("memcheck", "racecheck"):
-            for entry in entries:
-                prefix = [tool or "compute-sanitizer", "--error-exitcode", "99", "--tool", check]
-                if reason:
+
+    def sanitizer(self):
+        tool, reason = self.sanitizer_tool(), self.no_sanitizer()
+        entries = [entry for entry in self.entries() if entry.get("googletest") and "kernels" in entry["name"]]
+        for index, check in enumerate(("memcheck", "racecheck")):
+            if reason:
+                for entry in entries:
                     self.add({"part": "sanitizer", "item": f"{entry['name']} under {check}", "status": "skipped",
                               "detail": reason})
-                    continue
-                # Shadow memory makes kernels some hundred times slower: the large sizes are for the plain run.
-                self.test("sanitizer", entry, prefix, ["--gtest_filter=-*Large*:*Long*:*Many*"],
-                          timeout=max(30.0, self.left() / 2))
+                continue
+            end, self.part_end = self.part_end, time.time() + self.left() / (2 - index)
+            # Shadow memory makes kernels some hundred times slower: the large sizes are for the plain run, and products are
+            # cuBLASLt's kernels.
+            self.round("sanitizer", entries, prefix=[tool, "--error-exitcode", "99", "--tool", check],
+                       left_out=["*Large*", "*Long*", "*Many*", "MatmulGpu.*"], case_seconds=3 * CASE_SECONDS)
+            self.part_end = end
 
     # --- Benches -------------------------------------------------------------------------------------------
     def benches(self):
         programs = sorted(pathlib.Path(self.options.build, "bin").glob("bench_*gpu*"))
-        for program in programs:
+        for index, program in enumerate(programs):
+            limit = self.left() * min(1.0, 2 / (len(programs) - index))
             file = self.work / "bench.json"
             file.unlink(missing_ok=True)
             command = [str(program)]
@@ -222,7 +461,7 @@ class Suite:
                 self.add({**record, "status": "skipped" if reason else "not run",
                           "detail": reason or "no time was left"})
                 continue
-            status, output, seconds = self.run(command + [f"--benchmark_out={file}", "--benchmark_out_format=json"])
+            status, output, seconds = self.run(command + [f"--benchmark_out={file}", "--benchmark_out_format=json"], limit)
             found = self.bench_figures(program.name, file, record["command"])
             if status != 0 or not found:
                 self.add({**record, "seconds": seconds,
@@ -234,10 +473,13 @@ class Suite:
     def bench_figures(self, name, file, command):
         """Adds a record for every share of a ceiling; how many there were."""
         try:
-            report = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # stopped while it wrote
+            report = mended(file.read_text(encoding="utf-8", errors="replace"))  # It may have been stopped while it wrote.
+        except OSError:
             return 0
-        self.raw_benches[name] = report
+        if report is None:
+            return 0
+        self.raw["benches"][name] = report
+        self.unsaved.add("benches")
         found = 0
         for entry in report.get("benchmarks", []):
             label = re.sub(r"/(real_time|manual_time|iterations:\d+|repeats:\d+)", "", entry["name"])
@@ -280,7 +522,8 @@ class Suite:
         status, output, seconds = self.run(command, timeout)
         if status == 0 and report.exists():
             found = json.loads(report.read_text(encoding="utf-8"))
-            self.raw_training[item] = found
+            self.raw["training"][item] = found
+            self.unsaved.add("training")
             return found, record, 0
         if status != 3:
             self.add({**record, "seconds": seconds, **self.verdict(status, output)})
@@ -350,8 +593,8 @@ class Suite:
             told = {}
         self.information = told.get("cuda", {"problem": f"tranche info failed: {text.strip()[-200:]}"})
         smi = self.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit",
-                        "--format=csv,noheader"], 30)
-        nvcc = self.run(["nvcc", "--version"], 30)
+                        "--format=csv,noheader"], 15, ours=False)
+        nvcc = self.run(["nvcc", "--version"], 15, ours=False)
         cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
         devices = self.information.get("devices", [])
         machine = {
@@ -370,40 +613,72 @@ class Suite:
         return machine
 
     def go(self):
-        begin = time.time()
-        machine = self.look_around()
-        for key, value in machine.items():
-            print(f"{key}: {value}")
+        def ended(number, _):
+            raise Ended(signal.Signals(number).name)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, ended)
+        try:
+            return self.parts()
+        except Ended as end:
+            print(f"suite: ended by {end}", file=sys.stderr)
+            running = self.running
+            if running:
+                where = f" in {running.case}" if running.case else ""
+                running.record.update(status="not finished", detail=f"{running.counted()}; the suite was ended{where}")
+                self.running = None
+                self.add(running.record)
+            self.save()
+            return 4
+
+    def parts(self):
+        self.machine = self.look_around()
+        for key, value in self.machine.items():
+            print(f"{key}: {value}", flush=True)
         if self.no_gpu() and not self.options.allow_no_gpu:
             print(f"suite: {self.no_gpu()}. Nothing was run: this needs a GPU; with --allow-no-gpu tests only say "
                   "why they skip.", file=sys.stderr)
             return 2
-        parts = [("tests", self.tests, 0.40), ("benches", self.benches, 0.30), ("training", self.training, 0.50),
-                 ("sanitizer", self.sanitizer, 1.0)]
-        if self.options.only:
-            kept = {"tests": ("tests", "sanitizer"), "benches": ("benches", "training")}[self.options.only]
-            parts = [part for part in parts if part[0] in kept]
-        for name, run, share in parts:
+        self.save()
+        if self.options.only == "tests":
+            parts = [("tests", self.tests, 0.75), ("sanitizer", self.sanitizer, 1.0)]
+        elif self.options.only == "benches":
+            parts = [("benches", self.benches, 0.50), ("training", self.training, 1.0)]
+        else:
+            parts = [("tests", self.tests, 0.40), ("benches", self.benches, 0.30), ("training", self.training, 0.50),
+                     ("sanitizer", self.sanitizer, 1.0)]
+        for name, run, share in [("probe", self.probe, 1.0), *parts]:
             print(f"== {name}", flush=True)
             self.part_end = time.time() + (self.end - time.time()) * share
             run()
             self.part_end = self.end
-            self.save(machine, begin)
         print(f"\nresults: {self.results}")
-        if any(record["status"] == "failed" for record in self.records):
+        if any(record["status"] in ("failed", *LOST) for record in self.records):
             return 1
         left = any(record["status"] in ("not run", "not finished") and record["part"] == "tests"
                    for record in self.records)
         return 4 if left else 0
 
-    def save(self, machine, begin):
-        """After every part, so that a job that is ended from outside leaves what it found."""
-        results = {"schema": "tranche-gpu-results-1", "machine": machine, "seconds": time.time() - begin,
-                   "emulated": bool(self.information.get("emulated")), "records": self.records}
-        for name, value in (("results", results), ("tests", self.raw_tests), ("benches", self.raw_benches),
-                            ("training", self.raw_training)):
-            (self.results / f"{name}.json").write_text(json.dumps(value, indent=1), encoding="utf-8")
-        (self.results / "summary.md").write_text(markdown(results), encoding="utf-8")
+    def save_running(self):
+        """While a program runs, at times: who ends the suite by force loses no more than the last seconds."""
+        if time.time() - self.saved >= SAVE_SECONDS:
+            self.save()
+
+    def save(self):
+        """After every record, each file in one step, so that a suite that is ended from outside leaves what it found."""
+        self.saved = time.time()
+        records = list(self.records)
+        if self.running and all(self.running.record is not record for record in records):
+            where = f"; in {self.running.case}" if self.running.case else ""
+            records.append({**self.running.record, "status": "not finished", "detail": self.running.counted() + where})
+        results = {"schema": "tranche-gpu-results-1", "machine": self.machine, "seconds": time.time() - self.begin,
+                   "emulated": bool(self.information.get("emulated")), "records": records}
+        texts = {"results.json": json.dumps(results, indent=1), "summary.md": markdown(results)}
+        texts.update({f"{name}.json": json.dumps(self.raw[name], indent=1) for name in self.unsaved})
+        self.unsaved.clear()
+        for name, text in texts.items():
+            part = self.results / f".{name}.part"
+            part.write_text(text, encoding="utf-8")
+            os.replace(str(part), str(self.results / name))
 
 
 if __name__ == "__main__":

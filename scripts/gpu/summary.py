@@ -2,7 +2,8 @@
 """summary.py RESULTS.json: the table for people of what run.sh found, as Markdown. Also what a figure is compared with.
 
 A record is {part, item, status, command} and, where there is one, {figure, unit, target, met, detail, seconds}. status is
-passed, failed, skipped, measured, 'not run' (no time was left) or 'not finished' (stopped at its time).
+passed, failed, skipped, measured, faulted or hung (a case that ended its program), 'not run' (no time was left) or
+'not finished' (stopped at its time).
 """
 import json
 import re
@@ -26,7 +27,7 @@ TARGETS = [
     (r"SGD.*weights", "relative", 1e-5, "highest"),
     (r"AdamW.*weights", "relative", 1e-4, "highest"),
 ]
-ORDER = ["failed", "not finished", "not run", "measured", "passed", "skipped"]
+ORDER = ["faulted", "hung", "failed", "not finished", "not run", "measured", "passed", "skipped"]
 
 
 def judge(item, unit, figure):

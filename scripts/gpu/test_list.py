@@ -3,13 +3,16 @@
 
 GoogleTest registers every case with CTest; started one by one each of them would create a CUDA context of its own,
 which takes longer than the case. So the cases of a program become one entry, with a filter when only some of its
-cases have the label. Paths are written as @BUILD@ and @SOURCE@, so that the list is good wherever these are.
+cases have the label. A program that is one test as a whole (TRANCHE_WHOLE_TESTS, shards) is 'whole': its timeout is for
+all of its cases. Paths are written as @BUILD@ and @SOURCE@, so that the list is good wherever these are.
 """
 import argparse
 import json
 import re
 import subprocess
 import sys
+
+SHARD = re.compile(r"GTEST_(TOTAL_SHARDS|SHARD_INDEX)=")
 
 
 def properties(test):
@@ -31,27 +34,30 @@ def gathered(tests, labels, build, source):
         if not command:  # a program that was not built
             continue
         wanted = sorted(set(its.get("LABELS", [])) & set(labels))
-        cases = [word for word in command if word.startswith("--gtest_filter=")]
-        key = command[0] if cases and len(command) <= 3 else None
+        patterns = [word.split("=", 1)[1] for word in command if word.startswith("--gtest_filter=")]
+        whole = "--gtest_brief=1" in command
+        key = command[0] if whole or (patterns and len(command) <= 3) else None
         if not wanted:
-            left_out.add(key)
+            if not whole:
+                left_out.add(key)
             continue
         entry = programs.get(key) if key else None
         if entry is None:
             entry = {"name": test["name"], "labels": wanted, "timeout": float(its.get("TIMEOUT", 120)),
-                     "environment": its.get("ENVIRONMENT", []),
+                     "environment": [text for text in its.get("ENVIRONMENT", []) if not SHARD.match(text)],
                      "command": [relocatable(word, build, source) for word in command], "googletest": False}
             entries.append(entry)
             if key:
-                entry.update(name=key.rsplit("/", 1)[-1], command=entry["command"][:1], googletest=True, cases=[])
+                entry.update(name=key.rsplit("/", 1)[-1], command=entry["command"][:1], googletest=True, cases=[],
+                             whole=whole)
                 programs[key] = entry
         if key:
-            entry["cases"].append(cases[0].split("=", 1)[1])
+            entry["cases"] += patterns if not whole or not entry["cases"] else []
             entry["labels"] = sorted(set(entry["labels"]) | set(wanted))
     for key, entry in programs.items():
         cases = entry.pop("cases")
         entry["count"] = len(cases)
-        entry["filter"] = ":".join(cases) if key in left_out else "*"
+        entry["filter"] = ":".join(cases) if key in left_out or (entry["whole"] and cases) else "*"
     return entries
 
 

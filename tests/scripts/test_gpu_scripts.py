@@ -4,15 +4,21 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
+from unittest import mock
 
 GPU = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu"
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(GPU))
+import cases  # noqa: E402
+import processes  # noqa: E402
+import suite as gpu_suite  # noqa: E402
 import summary  # noqa: E402
 import test_list  # noqa: E402
 
@@ -53,6 +59,8 @@ class Arguments(Folder):
         self.refused(2, "unknown argument '--nonsense'", bundle, "--nonsense")
         self.refused(2, "--out needs a value", bundle, "--out")
         self.refused(2, "--budget '6O' is not a number", bundle, "--budget", "6O")
+        self.refused(2, "--gpu '9.0' is not a compute capability without its dot", bundle, "--gpu", "9.0")
+        self.refused(2, "--gpu is for the build", bundle, "--gpu", "90", "--no-build")
         self.refused(2, "build first, or leave out --no-build", bundle, "--no-build", "--build", self.folder)
 
     def test_run(self):
@@ -148,25 +156,65 @@ class Check(Folder):
         self.assertEqual(found, str(self.folder / "toolkit" / "lib64"))
         self.assertTrue(path.endswith(f":{found}:/driver"), path)
 
-    def test_each_gap(self):
-        def gap(text, **environment):
-            result = self.check(**environment)
-            self.assertEqual(result.returncode, 1, result.stdout)
-            self.assertRegex(result.stdout, text)
-            self.assertIn("1 gaps", result.stdout)
+    def says(self, status, counted, text, **environment):
+        result = self.check(**environment)
+        self.assertEqual(result.returncode, status, result.stdout)
+        self.assertRegex(result.stdout, text)
+        self.assertIn(counted, result.stdout)
 
-        gap("gap +libpretended.so.1 +in no CUDA toolkit", CUDA_HOME="")
+    def test_each_gap(self):
+        self.says(1, "1 gaps", "gap +libpretended.so.1 +in no CUDA toolkit", CUDA_HOME="")
         manifest = self.folder / "MANIFEST"
         good = manifest.read_text()
         manifest.write_text(good.replace("2.2", "2.99"))
-        gap(r"gap +glibc .*; 2.99 is needed")
+        self.says(1, "1 gaps", r"gap +glibc .*; 2.99 is needed")
         manifest.write_text(good)
+        write_program(self.folder / "bin" / "tranche", "echo no loader; exit 1")
+        self.says(1, "1 gaps", "gap +tranche info +failed: no loader")
+
+    def test_what_costs_some_tests_is_no_gap(self):
         write_program(self.folder / "scripts" / "run_mpi.sh", "echo no launcher; exit 1")
-        gap("gap +mpirun -n 2 +failed: no launcher")
+        self.says(0, "1 warnings", "warn +mpirun -n 2 +failed, .*: no launcher")
         write_program(self.folder / "scripts" / "run_mpi.sh", "echo rank 0 is done; echo rank 1 is done")
-        write_program(self.folder / "bin" / "tranche", "echo 'CUDA      changed'")
-        gap("gap +files +damaged: bin/tranche: FAILED")
-        self.assertEqual(self.check("--no-sums").returncode, 0)
+        write_program(self.folder / "tests" / "test_core", "echo '1 FAILED TEST'; exit 1")
+        self.says(0, "2 warnings", "warn +a test program +test_core failed: 1 FAILED TEST")
+        self.says(0, "no gaps", "warn +files +damaged: tests/test_core: FAILED")
+        self.assertNotIn("damaged", self.check("--no-sums").stdout)
+
+    def test_programs_of_the_host_keep_its_libraries(self):
+        write_program(self.folder / "host bin" / "nvidia-smi", 'echo "GPU of ${LD_LIBRARY_PATH:-none}"')
+        path = f"{self.folder}/host bin:{os.environ['PATH']}"
+        self.says(0, "no gaps", "ok +GPU and driver +GPU of /driver\n", PATH=path, LD_LIBRARY_PATH="/driver")
+        self.says(0, "no gaps", "ok +GPU and driver +GPU of none\n", PATH=path, LD_LIBRARY_PATH="")
+        # A person may have sourced env.sh before.
+        result = run("bash", "-c", f". {self.folder}/env.sh; . {self.folder}/env.sh; tranche_host nvidia-smi",
+                     env={**os.environ, "PATH": path, "LD_LIBRARY_PATH": "/driver"})
+        self.assertEqual(result.stdout, "GPU of /driver\n")
+
+    def test_the_newer_libstdcxx_is_taken(self):
+        for name in ("libstdc++.so.6", "libgcc_s.so.1", "libz.so.1"):
+            (self.folder / "host" / name).mkdir(parents=True)
+        theirs = self.folder / "theirs" / "libstdc++.so.6"
+        theirs.parent.mkdir()
+        theirs.write_bytes(b"\x7fELF\0GLIBCXX_3.4.9\0GLIBCXX_3.4.28\0")
+        write_program(self.folder / "host bin" / "ldconfig", "".join(
+            f"echo '{name} (libc6,x86-64) => {theirs.parent}/{name}'\n" for name in ("libstdc++.so.6", "libgcc_s.so.1")))
+        manifest = self.folder / "MANIFEST"
+        good = manifest.read_text()
+        environment = {**os.environ, "PATH": f"{self.folder}/host bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": ""}
+
+        def taken(**more):
+            result = run("bash", "-c", f'. {self.folder}/env.sh; echo "$LD_LIBRARY_PATH"', env={**environment, **more})
+            return [name for name in ("libstdc++.so.6", "libgcc_s.so.1", "libz.so.1") if f"/host/{name}" in result.stdout]
+
+        manifest.write_text(good + "needs-glibcxx: 3.4.28\n")
+        self.assertEqual(taken(), ["libz.so.1"], "what the host lacks")
+        manifest.write_text(good + "needs-glibcxx: 3.4.30\n")
+        self.assertEqual(taken(), ["libstdc++.so.6", "libgcc_s.so.1", "libz.so.1"])
+        newer = self.folder / "conda" / "libstdc++.so.6"
+        newer.parent.mkdir()
+        newer.write_bytes(b"\x7fELF\0GLIBCXX_3.4.31\0")
+        self.assertEqual(taken(LD_LIBRARY_PATH=f"/none:{newer.parent}"), ["libz.so.1"], "the first that would be loaded")
 
 
 class TestList(unittest.TestCase):
@@ -195,12 +243,87 @@ class TestList(unittest.TestCase):
         self.assertEqual(entries[3]["command"], ["python3", "@SOURCE@/tests/t.py"])
         self.assertEqual(entries[3]["environment"], ["A=b"])
 
+    def test_programs_that_are_one_test(self):
+        def whole(program, label, shard, *more):
+            return {"name": f"{program}.shard{shard}", "command": [f"/s/build/x/tests/{program}", "--gtest_brief=1", *more],
+                    "properties": [{"name": "LABELS", "value": [label]}, {"name": "TIMEOUT", "value": 900.0},
+                                   {"name": "ENVIRONMENT", "value": ["GTEST_TOTAL_SHARDS=2", f"GTEST_SHARD_INDEX={shard}"]}]}
+        entries = test_list.gathered(
+            [whole("test_gpu", "gpu", 0), whole("test_gpu", "gpu", 1), whole("test_more", "slow", 0, "--gtest_filter=*Slow.*"),
+             whole("test_more", "gpu", 0, "--gtest_filter=-*Slow.*")], ["gpu"], "/s/build/x", "/s")
+        self.assertEqual([entry["name"] for entry in entries], ["test_gpu", "test_more"])
+        self.assertEqual([entry["filter"] for entry in entries], ["*", "-*Slow.*"])
+        self.assertEqual([entry["command"] for entry in entries], [["@BUILD@/tests/test_gpu"], ["@BUILD@/tests/test_more"]])
+        # A shard of what is left would be another shard.
+        self.assertEqual([entry["environment"] for entry in entries], [[], []])
+        self.assertTrue(all(entry["whole"] and entry["googletest"] for entry in entries))
 
-GTEST_OK = r"""
-printf '[ RUN      ] S.a\n[       OK ] S.a (1 ms)\n'
-for word in "$@"; do case $word in --gtest_output=json:*)
-  echo '{"testsuites": [{"testsuite": [{"name": "a", "classname": "S", "time": "0s", "copy_fraction_note": "text",
-         "AdamW_weights": "2e-05"}]}]}' > "${word#*json:}";; esac; done
+
+# A GoogleTest program, as far as suite.py sees one. Each case does what its name's last word says; the program ends itself
+# after a case with a CUDA error that stays (97) and in one that lasts too long (98), as the gpu programs do.
+GTEST = r"""
+import fnmatch, json, os, signal, sys, time
+wanted, out = os.environ.get("GTEST_FILTER", "*"), None
+for word in sys.argv[1:]:
+    key, _, value = word.partition("=")
+    if key == "--gtest_flagfile":
+        key, _, value = open(value).read().strip().partition("=")
+    if key == "--gtest_filter":
+        wanted = value
+    if key == "--gtest_output":
+        out = value.split(":", 1)[1]
+positive, _, negative = wanted.partition("-")
+positive, negative = set((positive or "*").split(":")), set(negative.split(":"))
+def fits(case, patterns):
+    return case in patterns or any(fnmatch.fnmatchcase(case, pattern) for pattern in patterns if "*" in pattern)
+cases = [case for case in CASES.split() if fits(case, positive) and not fits(case, negative)]
+def say(kind, rest):
+    print(f"[{kind}] {rest}", flush=True)
+say("==========", f"Running {len(cases)} tests from 1 test suite.")
+if os.environ.get("STARTED"):
+    open(os.environ["STARTED"], "a").write(" ".join(cases) + "\n")
+failed = []
+for case in cases:
+    say(" RUN      ", case)
+    does = case.rsplit("_", 1)[-1]
+    if does == "faults":
+        print("x.cpp:7: Failure\nillegal address in the kernel", flush=True)
+        os._exit(97)
+    if does == "breaks":
+        say("  FAILED  ", case + " (1 ms)")
+        os._exit(97)
+    if does == "hangs":
+        time.sleep(float(os.environ["TRANCHE_TEST_CASE_SECONDS"]))
+        os._exit(98)
+    if does == "sticks":
+        time.sleep(100)
+    if does == "lasts":
+        time.sleep(4)
+    if does == "crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if does == "fails":
+        failed.append(case)
+    if does == "skips":
+        print("x.cpp:3: Skipped\nno driver here\n")
+    say({"fails": "  FAILED  ", "skips": "  SKIPPED "}.get(does, "       OK "), case + ", where GetParam() = 3" * (does == "fails") + " (1 ms)")
+    if does == "stops":
+        os.kill(os.getpid(), signal.SIGSEGV)
+if out:
+    figures = [{"name": case.split(".")[1], "classname": case.split(".")[0], "time": "0s", "copy_fraction_note": "text",
+                "AdamW_weights": "2e-05"} for case in cases if case == "S.figure"]
+    json.dump({"testsuites": [{"testsuite": figures}]}, open(out, "w"))
+for case in failed:
+    say("  FAILED  ", case + ", where GetParam() = 3")
+if failed:
+    print(f"\n {len(failed)} FAILED TEST")
+sys.exit(bool(failed))
+"""
+BENCH = r"""
+for word in "$@"; do case $word in --benchmark_out=*)
+  echo '{"context": {"caches": [{"level": 1}]}, "benchmarks": [{"name": "adamw/1024/real_time", "of_copy": 0.93},
+         {"name": "layer_norm/7", "of_copy": 0.5},
+         {"name": "matmul_peak/iterations:1/manual_time", "peak_TFLOP/s": 788.5},
+         {"name": "broken", "error_occurred": true, "error_message": "no memory"}%s' > "${word#*=}";; esac; done
 """
 TRANCHE = r"""
 case $1 in
@@ -220,57 +343,198 @@ esac
 GPU_JSON = '{"name": "Pretended", "compute_capability": "9.0", "memory_bytes": 1073741824}'
 
 
+def write_gtest(path, names):
+    write_program(path, "")
+    path.write_text(f"#!{sys.executable}\nCASES = {names!r}\n{GTEST}", encoding="utf-8")
+
+
 class Suite(Folder):
     def setUp(self):
         super().setUp()
         self.build, self.results = self.folder / "build", self.folder / "results"
+        self.started = self.folder / "started"
         self.set_gpu(GPU_JSON)
-        write_program(self.build / "tests" / "good", GTEST_OK)
-        write_program(self.build / "tests" / "bad", "printf '[  FAILED  ] S.wrong (2 ms)\\n'; exit 1")
-        write_program(self.build / "tests" / "crash", "echo begins; kill -SEGV $$")
-        write_program(self.build / "tests" / "skips",
-                      "printf 'x.cpp:3: Skipped\\nno driver here\\n[  SKIPPED ] S.a (0 ms)\\n'")
-        write_program(self.build / "tests" / "hangs", "printf '[       OK ] S.a (1 ms)\\n'; sleep 100")
-        write_program(self.build / "bin" / "bench_some_gpu", r"""
-for word in "$@"; do case $word in --benchmark_out=*)
-  echo '{"benchmarks": [{"name": "adamw/1024/real_time", "of_copy": 0.93}, {"name": "layer_norm/7", "of_copy": 0.5},
-         {"name": "matmul_peak/iterations:1/manual_time", "peak_TFLOP/s": 788.5},
-         {"name": "broken", "error_occurred": true, "error_message": "no memory"}]}' > "${word#*=}";; esac; done""")
+        for name, names in {"good": "S.a S.figure", "bad": "S.a S.wrong_fails", "skips": "S.a_skips",
+                            "faults": "S.a S.b_faults S.c S.d_skips", "hangs": "S.a S.b_hangs S.c"}.items():
+            write_gtest(self.build / "tests" / name, names)
+        write_program(self.build / "bin" / "bench_some_gpu", BENCH.replace("%s", "]}"))
 
     def set_gpu(self, devices):
         write_program(self.build / "bin" / "tranche", TRANCHE.replace("%s", devices))
 
-    def suite(self, *programs, arguments=(), limit=30):
+    def entry(self, name, **more):
+        return {"name": name, "labels": ["gpu"], "timeout": 60, "googletest": True, "filter": "*",
+                "environment": ["TRANCHE_TEST_CASE_SECONDS=1", f"STARTED={self.started}"],
+                "command": [f"@BUILD@/tests/{name}"], **more}
+
+    def command(self, *programs, arguments=(), limit=30):
         tests = self.folder / "tests.json"
-        tests.write_text(json.dumps([{"name": name, "labels": ["gpu"], "timeout": 60, "environment": [], "googletest": True,
-                                      "filter": "*", "command": [f"@BUILD@/tests/{name}"]} for name in programs]))
-        result = run(sys.executable, GPU / "suite.py", "--source", self.folder, "--build", self.build, "--tests", tests,
-                     "--results", self.results, "--limit", limit, "--commit", "abc", *arguments)
+        tests.write_text(json.dumps([self.entry(entry) if isinstance(entry, str) else entry for entry in programs]))
+        return [str(word) for word in (
+            sys.executable, GPU / "suite.py", "--source", self.folder, "--build", self.build, "--tests", tests,
+            "--results", self.results, "--limit", limit, "--commit", "abc", *arguments)]
+
+    def read(self):
         self.records = {}
         if (self.results / "results.json").exists():
             records = json.loads((self.results / "results.json").read_text())["records"]
             self.records = {record["item"]: record for record in records}
+
+    def suite(self, *programs, **more):
+        result = run(*self.command(*programs, **more))
+        self.read()
         return result
 
+    def statuses(self):
+        return {item: record["status"] for item, record in self.records.items()
+                if record["part"] != "sanitizer" and item != "gpu_probe"}
+
     def test_every_outcome_of_a_test(self):
-        result = self.suite("good", "bad", "crash", "skips", "missing", arguments=["--only", "tests"])
+        result = self.suite("good", "bad", "skips", "missing", arguments=["--only", "tests"])
         self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
-        status = {item: record["status"] for item, record in self.records.items()}
-        self.assertEqual(status, {"good": "passed", "bad": "failed", "crash": "failed", "skips": "skipped",
-                                  "missing": "failed", "S.a AdamW_weights": "measured"})
-        self.assertIn("S.wrong", self.records["bad"]["detail"])
-        self.assertIn("ended by signal 11", self.records["crash"]["detail"])
+        self.assertEqual(self.statuses(), {"good": "passed", "bad": "failed", "skips": "skipped", "missing": "failed",
+                                           "S.figure AdamW_weights": "measured"})
+        self.assertIn("1 failed (S.wrong_fails), 1 passed", self.records["bad"]["detail"])
         self.assertIn("no driver here", self.records["skips"]["detail"])
-        self.assertEqual(self.records["S.a AdamW_weights"]["target"], 1e-4)
-        self.assertTrue(self.records["S.a AdamW_weights"]["met"])
+        self.assertIn("could not be started", self.records["missing"]["detail"])
+        self.assertEqual(self.records["S.figure AdamW_weights"]["target"], 1e-4)
+        self.assertTrue(self.records["S.figure AdamW_weights"]["met"])
+
+    def test_a_case_that_ends_its_program_is_all_that_is_lost(self):
+        write_gtest(self.build / "tests" / "many", "S.a S.b_faults S.c_breaks S.d S.e_crashes S.f_fails S.g_hangs S.h")
+        result = self.suite("many", arguments=["--only", "tests"])
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        self.assertEqual(self.statuses(), {
+            "many": "failed", "many S.b_faults": "faulted", "many S.c_breaks": "faulted", "many S.e_crashes": "faulted",
+            "many S.g_hangs": "hung"})
+        self.assertEqual(self.records["many"]["detail"], "3 faulted (S.b_faults, S.c_breaks, S.e_crashes), 1 hung (S.g_hangs), "
+                         "1 failed (S.f_fails), 3 passed; 5 processes")
+        self.assertEqual(self.records["many S.b_faults"]["detail"],
+                         "a CUDA error that stays: illegal address in the kernel")
+        self.assertEqual(self.records["many S.b_faults"]["command"], "tests/many --gtest_filter=S.b_faults")
+        self.assertEqual(self.records["many S.e_crashes"]["detail"], "ended by signal 11")
+        self.assertEqual(self.records["many S.g_hangs"]["detail"], "more than 1 s in one case")
+        text = (self.results / "summary.md").read_text()
+        self.assertIn("3 faulted, 1 hung, 1 failed", text)
+        self.assertLess(text.index("many S.b_faults"), text.index("| tests | many | failed"))
+        # Each case was begun once, but those that a dead process had not come to.
+        self.assertEqual([line.split()[0] for line in self.started.read_text().splitlines()],
+                         ["S.a", "S.c_breaks", "S.d", "S.f_fails", "S.h"])
+
+    def test_cases_left_out_stay_left_out_and_long_lists_go_through_a_file(self):
+        write_gtest(self.build / "tests" / "filtered", "S.a S.b_faults S.c Slow.a")
+        self.suite(self.entry("filtered", filter="-Slow.*"), arguments=["--only", "tests"])
+        self.assertEqual(self.started.read_text(), "S.a S.b_faults S.c\nS.c\n")
+        self.started.unlink()
+        names = [f"Suite.case_{'long' * 20}{index}" for index in range(1500)] + ["S.b_faults", "S.c"]
+        write_gtest(self.build / "tests" / "filtered", " ".join(names))
+        self.suite("filtered", arguments=["--only", "tests"])
+        self.assertEqual(self.records["filtered"]["detail"], "1 faulted (S.b_faults), 1501 passed; 2 processes")
+        self.assertEqual(self.started.read_text().splitlines()[1], "S.c")
+
+    def test_a_program_that_cannot_end_itself(self):
+        write_gtest(self.build / "tests" / "sticks", "S.a S.b_sticks S.c")
+        self.suite("sticks", arguments=["--only", "tests"])
+        self.assertEqual(self.statuses(), {"sticks": "failed", "sticks S.b_sticks": "hung"})
+        self.assertEqual(self.records["sticks"]["detail"], "1 hung (S.b_sticks), 2 passed; 2 processes")
+        self.assertIn("stopped after 1 s in one case", self.records["sticks S.b_sticks"]["detail"])
+
+    def test_a_program_that_ends_outside_of_its_cases(self):
+        write_gtest(self.build / "tests" / "stops", "S.a_stops S.b")
+        write_program(self.build / "tests" / "never", "echo cannot load; exit 127")
+        self.suite("stops", "never", arguments=["--only", "tests"])
+        self.assertEqual(self.records["stops"]["detail"],
+                         "ended by signal 11 after S.a_stops: [       OK ] S.a_stops (1 ms); 2 passed; 2 processes")
+        self.assertEqual(self.records["never"]["detail"], "status 127 before any case: cannot load; no case ended")
 
     def test_time_ends(self):
-        # 0.4 of the limit is for tests: the one that hangs takes all of that.
-        result = self.suite("hangs", "good", arguments=["--only", "tests"], limit=10)
+        # Twice an equal share is for the first; the last has all that is left, and the first is resumed with the rest of it.
+        write_gtest(self.build / "tests" / "lasts", "S.a S.b_lasts S.c_lasts S.d_lasts")
+        result = self.suite(self.entry("lasts", environment=[]), "good", "good", "good", "good", "good",
+                            arguments=["--only", "tests"], limit=10)
         self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
-        self.assertEqual(self.records["hangs"]["status"], "not finished")
-        self.assertIn("1 cases had passed", self.records["hangs"]["detail"])
-        self.assertEqual(self.records["good"]["status"], "not run")
+        self.assertEqual(self.records["lasts"]["status"], "not finished")
+        self.assertRegex(self.records["lasts"]["detail"], r"not finished: \d left, stopped in S.\w_lasts; 2 processes$")
+        self.assertEqual(self.records["good"]["status"], "passed")
+
+    def test_order(self):
+        names = ["test_comm_nccl.ranks2", "test_comm_gpu", "test_models_gpu", "test_device_gpu", "test_kernels_matrix_gpu",
+                 "test_offload_gpu", "test_kernels_layers_gpu", "other", "test_engine_gpu", "test_kernels_gpu"]
+        for name in names:
+            write_gtest(self.build / "tests" / name, "S.a")
+        ranks = self.entry(names[0], googletest=False, command=["@SOURCE@/scripts/run_mpi.sh", "2", "p"])
+        self.suite(ranks, *names[1:], arguments=["--only", "tests", "--no-mpi", "no launcher"])
+        self.assertEqual(list(self.statuses()), [
+            "test_device_gpu", "test_kernels_gpu", "test_kernels_layers_gpu", "test_kernels_matrix_gpu", "test_models_gpu",
+            "test_engine_gpu", "test_offload_gpu", "other", "test_comm_gpu", "test_comm_nccl.ranks2"])
+        self.assertEqual(self.records["test_comm_nccl.ranks2"]["detail"], "no launcher")
+        self.assertEqual(self.records["test_comm_nccl.ranks2"]["status"], "skipped")
+
+    def test_probe(self):
+        write_program(self.build / "tests" / "gpu_probe",
+                      "echo 'probe copy: ok 3 GB/s'; echo 'probe graph launch: FAILED no such graph'; exit 1")
+        result = self.suite("good", arguments=["--only", "tests"])
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(next(iter(self.records)), "probe: copy")
+        self.assertEqual(self.records["probe: copy"]["detail"], "3 GB/s")
+        self.assertEqual(self.records["probe: graph launch"]["status"], "failed")
+        self.assertEqual(self.records["probe: graph launch"]["detail"], "no such graph")
+        self.assertNotIn("gpu_probe", self.records)
+        write_program(self.build / "tests" / "gpu_probe", "echo 'probe copy: ok'; kill -SEGV $$")
+        self.suite("good", arguments=["--only", "tests"])
+        self.assertEqual(self.records["gpu_probe"]["status"], "failed")
+        self.assertIn("signal 11", self.records["gpu_probe"]["detail"])
+        self.assertEqual(self.records["good"]["status"], "passed")
+
+    def test_a_suite_that_is_killed_leaves_what_it_knows(self):
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            shutil.rmtree(self.results, ignore_errors=True)
+            write_gtest(self.build / "tests" / "sticks", "S.a S.b_sticks S.c")
+            sticks = self.entry("sticks", environment=["TRANCHE_TEST_CASE_SECONDS=60"])
+            process = subprocess.Popen(self.command("good", sticks, arguments=["--only", "tests"], limit=100),
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(process.stderr.close)
+            end = time.time() + 30
+            while time.time() < end and "S.b_sticks" not in self.log():
+                time.sleep(0.1)
+            process.send_signal(number)
+            process.wait(30)
+            self.read()
+            self.assertEqual(self.records["good"]["status"], "passed")
+            self.assertIn("| tests | good | passed |", (self.results / "summary.md").read_text())
+            if number == signal.SIGTERM:
+                self.assertEqual(process.returncode, 4)
+                self.assertIn("suite: ended by SIGTERM", process.stderr.read())
+                self.assertEqual(self.records["sticks"]["detail"], "1 passed; the suite was ended in S.b_sticks")
+            else:
+                run("bash", "-c", f"pgrep -f {self.folder}/build/tests/sticks | xargs -r kill -9")
+
+    def log(self):
+        try:
+            return (self.results / "log.txt").read_text()
+        except OSError:
+            return ""
+
+    def test_a_case_that_faults_is_repeated_under_memcheck(self):
+        write_program(self.folder / "toolkit" / "bin" / "compute-sanitizer", r"""
+case "$*" in
+  *memcheck*S.b_faults) echo '========= Invalid __global__ write of size 4 bytes'; echo '=========     at kernel in a.cu:12'; exit 99 ;;
+esac""")
+        with mock.patch.dict(os.environ, CUDA_HOME=str(self.folder / "toolkit")):
+            self.suite("faults", arguments=["--only", "tests"])
+        self.assertEqual(self.records["faults S.b_faults under memcheck"]["detail"],
+                         "Invalid __global__ write of size 4 bytes; at kernel in a.cu:12")
+        self.assertEqual(self.records["faults"]["detail"], "1 faulted (S.b_faults), 2 passed, 1 skipped; 2 processes")
+
+    def test_benches_stopped_at_their_time_keep_their_figures(self):
+        write_program(self.build / "bin" / "bench_some_gpu",
+                      BENCH.replace("%s", ', {"name": "cut", "of_copy": 0.') + "sleep 100")
+        result = self.suite(arguments=["--only", "benches"], limit=9)
+        self.assertEqual(self.records["bench_some_gpu/adamw/1024"]["figure"], 0.93, result.stdout)
+        self.assertEqual(self.records["bench_some_gpu/matmul_peak"]["figure"], 788.5)
+        self.assertEqual(self.records["bench_some_gpu"]["status"], "not finished")
+        self.assertIn("3 figures", self.records["bench_some_gpu"]["detail"])
+        self.assertIn("adamw", (self.results / "benches.json").read_text())
 
     def test_benches_and_trainings(self):
         result = self.suite("good", arguments=["--only", "benches"])
@@ -303,6 +567,100 @@ for word in "$@"; do case $word in --benchmark_out=*)
         self.assertEqual({record["status"] for record in self.records.values()}, {"skipped"})
         self.assertEqual(self.records["bench_some_gpu"]["detail"], "no driver")
         self.assertIn("No GPU was there", (self.results / "summary.md").read_text())
+
+
+class Parts(unittest.TestCase):
+    def test_documents_that_were_cut(self):
+        whole = '{"context": {"caches": [{"level": 1}]},\n"benchmarks": [\n{"name": "a", "x": 1},\n{"name": "b", "y": "}"}\n]\n}'
+        counts = []
+        for length in range(len(whole) + 1):
+            report = gpu_suite.mended(whole[:length])
+            counts.append(len(report["benchmarks"]) if report else 0)
+        self.assertEqual(sorted(set(counts)), [0, 1, 2])
+        self.assertEqual(counts, sorted(counts), "more text never has fewer figures")
+
+    def test_filters(self):
+        for pattern, expected in [("*", "*-A.a:B.b"), ("", "-A.a:B.b"), ("-*Slow.*", "-*Slow.*:A.a:B.b"),
+                                  ("A.*:B.*", "A.*:B.*-A.a:B.b"), ("A.*:-C.c", "A.*-C.c:A.a:B.b")]:
+            self.assertEqual(cases.without(pattern, ["A.a", "B.b"]), expected)
+
+    def test_streams_in_pieces(self):
+        text = ("[==========] Running 3 tests from 1 test suite.\n[ RUN      ] P/S.a/0\nsome[       OK ] P/S.a/0 (3 ms)\n"
+                "[ RUN      ] P/S.a/1\n[  FAILED  ] P/S.b/9\n[  FAILED  ] P/S.a/1, where GetParam() = (1, 2) (3 ms)\n"
+                "[ RUN      ] P/S.a/2")
+        for size in (1, 7, len(text)):
+            progress = cases.Progress()
+            for begin in range(0, len(text), size):
+                progress.feed(text[begin:begin + size])
+            self.assertEqual(progress.left(), 1)
+            self.assertEqual(progress.death(-11), ("P/S.a/2", "faulted"))
+            self.assertEqual(progress.results, {"P/S.a/0": "passed", "P/S.a/1": "failed", "P/S.a/2": "faulted"})
+
+    def test_ranks_in_groups_of_their_own_are_ended(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            program = ("import os, time\nif os.fork() == 0:\n  os.setpgid(0, 0)\n  print(os.getpid(), flush=True)\n  time.sleep(100)\n"
+                       "time.sleep(0.5)")
+            command = processes.Command([sys.executable, "-c", program], folder, dict(os.environ), folder / "output")
+            self.assertEqual(command.wait(20), 0)
+            rank = int(command.news())
+            self.assertEqual(processes.members(command.process.pid), [rank])
+            self.assertEqual(command.end(), [])
+            command.close()
+            self.assertEqual(processes.members(command.process.pid), [])
+
+    def test_a_process_that_cannot_be_ended_is_left(self):
+        with mock.patch.object(processes, "members", return_value=[1 << 30]):
+            begin = time.time()
+            self.assertEqual(processes.end_session(1 << 30, 0.2), [1 << 30])
+            self.assertLess(time.time() - begin, 2)
+
+
+class Flow(Folder):
+    """run.sh in an unpacked bundle of programs that pretend, with one fault of each kind."""
+
+    def test_each_fault_costs_only_itself(self):
+        scripts = self.folder / "scripts" / "gpu"
+        shutil.copytree(GPU, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+        for script in ("check.sh", "env.sh"):
+            shutil.copy(GPU / script, self.folder)
+        (self.folder / "MANIFEST").write_text("commit: abc\ndate: today\nneeds-glibc: 2.2\nmpi: Open MPI\n")
+        (self.folder / "SHA256SUMS").write_text("")
+        (self.folder / "deps").mkdir()
+        write_program(self.folder / "bin" / "tranche", TRANCHE.replace("%s", GPU_JSON))
+        write_program(self.folder / "bin" / "bench_some_gpu",
+                      BENCH.replace("%s", ', {"name": "cut", "of_copy": 0.') + "sleep 100")
+        write_program(self.folder / "tests" / "gpu_probe", "echo 'probe copy: ok'")
+        write_program(self.folder / "tests" / "test_core", "echo '[  PASSED  ] 53 tests.'")
+        write_program(self.folder / "scripts" / "run_mpi.sh", "echo 'mca_btl_vader.so: cannot open shared object file'; exit 1")
+        write_program(self.folder / "host bin" / "nvidia-smi", 'echo "smi with ${LD_LIBRARY_PATH}"')
+        entries = []
+        for name, names in {"test_device_gpu": "S.a S.b", "test_kernels_gpu": "S.a S.b_faults S.c",
+                            "test_comm_gpu": "S.a S.b_hangs S.c", "test_comm_mpi": ""}.items():
+            write_gtest(self.folder / "tests" / name, names)
+            entries.append({"name": name, "labels": ["gpu"], "timeout": 60, "environment": ["TRANCHE_TEST_CASE_SECONDS=1"],
+                            "googletest": name != "test_comm_mpi", "filter": "*", "command": [f"@BUILD@/tests/{name}"]})
+        entries[-1]["command"].insert(0, "@SOURCE@/scripts/run_mpi.sh")
+        (self.folder / "gpu_tests.json").write_text(json.dumps(entries))
+        result = run(scripts / "run.sh", "--results", self.folder / "results", "--limit", "25",
+                     env={**os.environ, "PATH": f"{self.folder}/host bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": "/driver",
+                          "CUDA_HOME": ""})
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        results = json.loads((self.folder / "results" / "results.json").read_text())
+        records = {record["item"]: record for record in results["records"]}
+        status = {item: record["status"] for item, record in records.items() if record["part"] == "tests"}
+        self.assertEqual(status, {"test_device_gpu": "passed", "test_kernels_gpu": "failed",
+                                  "test_kernels_gpu S.b_faults": "faulted", "test_comm_gpu": "failed",
+                                  "test_comm_gpu S.b_hangs": "hung", "test_comm_mpi": "skipped"})
+        self.assertEqual(records["probe: copy"]["status"], "passed")
+        self.assertIn("2 passed", records["test_kernels_gpu"]["detail"])
+        self.assertIn("2 passed", records["test_comm_gpu"]["detail"])
+        self.assertEqual(records["test_comm_mpi"]["detail"],
+                         "mpirun does not work here: mca_btl_vader.so: cannot open shared object file")
+        self.assertEqual(records["bench_some_gpu/adamw/1024"]["figure"], 0.93)
+        self.assertEqual(records["bench_some_gpu"]["status"], "not finished")
+        self.assertEqual(records["training gpt2-xl"]["status"], "measured")
+        self.assertEqual(results["machine"]["driver"], "smi with /driver")
 
 
 class Targets(unittest.TestCase):

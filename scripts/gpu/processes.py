@@ -1,0 +1,70 @@
+"""Commands of suite.py: each in a session of its own with its output in a file, and nothing of it outlives it."""
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+KILL_SECONDS = 5.0  # A process that waits inside the driver (state D) does not end when it is killed.
+
+
+def members(session):
+    """Process ids of a session, without those that have ended and only wait for their parent."""
+    found = []
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # It has ended since.
+            continue
+        state, _, _, its_session = text[text.rfind(")") + 2:].split()[:4]  # The name before may hold anything.
+        if int(its_session) == session and state not in "ZX":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def end_session(session, seconds=KILL_SECONDS):
+    """Kills all of a session and returns the ids of those that did not end. A signal to the process group would not reach
+    ranks of Open MPI, each of which is in a group of its own."""
+    end = time.time() + seconds
+    while True:
+        left = members(session)
+        if not left or time.time() > end:
+            return left
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:  # It has ended since.
+                pass
+        time.sleep(0.02)
+
+
+class Command:
+    """A running command. Its output is a file and no pipe, as a pipe stays open while any leftover of the command lives."""
+
+    def __init__(self, words, folder, environment, output):
+        output.unlink(missing_ok=True)
+        with output.open("ab") as file:  # Ranks append; else they would write over one another.
+            self.process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=file,
+                                            stderr=subprocess.STDOUT, cwd=str(folder), start_new_session=True,
+                                            env=environment)
+        self.file = output.open("rb")
+
+    def wait(self, seconds):
+        """The exit status, or None while it runs."""
+        try:
+            return self.process.wait(max(0.0, seconds))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def news(self):
+        """The bytes of output since the last call."""
+        return self.file.read()
+
+    def end(self):
+        """Ends what is left of it; the ids of those that cannot be ended."""
+        left = end_session(self.process.pid)
+        self.wait(0.0 if left else KILL_SECONDS)
+        return left
+
+    def close(self):
+        self.file.close()
