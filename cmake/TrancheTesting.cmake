@@ -1,12 +1,14 @@
 # tranche_test(<name> SOURCES ... [ALONE ...] [LINK ...] [LABELS unit|mpi|gpu|slow ...] [TIMEOUT s] [MPI_RANKS n ...]
-#              [SHARDS n] [LOOPS] [SLOW_CASES])
+#              [SHARDS n] [LOOPS] [SLOW_CASES] [AS_ON_GPU filter])
 # One GoogleTest program. Without MPI_RANKS every case is a CTest test (with TRANCHE_WHOLE_TESTS and in sanitized builds
 # the program is one, as starting a process that links all libraries costs more than most cases); with it the program
 # runs whole under mpirun once for each rank count. SHARDS says in how many tests a sanitized program's cases are run,
 # for those that take longest: so all cores stay busy to the end. LOOPS says that the test's own loops take longest:
 # compiled with optimisation. Sources under ALONE stay units of their own in a unity build (see tranche_library).
 # With SLOW_CASES, suites whose names end in Slow have the label slow instead. The target <label>_tests builds all
-# programs of a label.
+# programs of a label. AS_ON_GPU names the cases that take other sizes or comparisons on a GPU than on its emulation
+# (tests/device/as_on_gpu.h): where GPUs are emulated, one more test, <name>.as_on_gpu, runs these as a GPU would.
+# Programs of the label gpu end at a CUDA error that stays, and at a case that hangs (tests/device/gpu_cases.h).
 find_package(GTest REQUIRED)
 include(GoogleTest)
 if(CMAKE_UNITY_BUILD)
@@ -21,7 +23,7 @@ foreach(label unit gpu)  # asked for by name, also where they are empty
 endforeach()
 
 function(tranche_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SLOW_CASES;LOOPS" "TIMEOUT;SHARDS" "SOURCES;ALONE;LINK;LABELS;MPI_RANKS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SLOW_CASES;LOOPS" "TIMEOUT;SHARDS;AS_ON_GPU" "SOURCES;ALONE;LINK;LABELS;MPI_RANKS")
   if(arg_ALONE)
     set_source_files_properties(${arg_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     list(APPEND arg_SOURCES ${arg_ALONE})
@@ -34,6 +36,9 @@ function(tranche_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_LINK} GTest::gmock tranche_flags)
+  if("gpu" IN_LIST arg_LABELS AND tranche_has_CUDA)
+    target_link_libraries(${name} PRIVATE gpu_cases)
+  endif()
   # Compiles in half to two thirds of the time; what is tested is optimised all the same.
   if(TRANCHE_SANITIZE)
     target_compile_options(${name} PRIVATE -O0)
@@ -58,6 +63,11 @@ function(tranche_test name)
     endforeach()
   else()
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
+    if(arg_AS_ON_GPU AND tranche_cuda_emulated)
+      add_test(NAME ${name}.as_on_gpu COMMAND ${name} --gtest_brief=1)
+      set_tests_properties(${name}.as_on_gpu PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 300 ENVIRONMENT
+                           "TRANCHE_TEST_AS_ON_GPU=1;GTEST_FILTER=${arg_AS_ON_GPU}")
+    endif()
     set(quick)
     if(arg_SLOW_CASES)
       set(quick TEST_FILTER "-*Slow.*")

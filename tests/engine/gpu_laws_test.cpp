@@ -9,6 +9,7 @@
 #include "tranche/core/random.h"
 #include "tranche/device/cuda_probe.h"
 #include "tranche/tests/core/rounds.h"
+#include "tranche/tests/device/as_on_gpu.h"
 
 namespace tranche::test {
 namespace {
@@ -90,7 +91,7 @@ TEST_F(GpuLaws, TheEnginesOwnWorkGivesTheCpusBits) {
       const OddResult gpu = train_odd(run);
       run.device = DeviceKind::cpu;
       const OddResult cpu = train_odd(run);
-      if (probe_cuda().emulated) {
+      if (!test::as_on_gpu()) {
         expect_same(cpu, gpu, run);
       } else {
         for (std::size_t s = 0; s < cpu.steps.size(); ++s) {

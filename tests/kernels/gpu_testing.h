@@ -12,7 +12,6 @@ class GpuTest : public ::testing::Test {
   void SetUp() override {
     const CudaProbe probe = probe_cuda();
     if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
-    emulated_ = probe.emulated;
     device_ = make_device({.kind = DeviceKind::cuda});
     lend_workspace(minimum_workspace_bytes);
   }
@@ -20,7 +19,6 @@ class GpuTest : public ::testing::Test {
     if (device_) stream().synchronize();
   }
   Stream& stream() { return device_->compute_stream(); }
-  bool emulated() const { return emulated_; }
   const Workspace& workspace() const { return workspace_; }
   void lend_workspace(std::int64_t bytes) {
     if (memory_) stream().synchronize();
@@ -84,7 +82,6 @@ class GpuTest : public ::testing::Test {
   }
 
  private:
-  bool emulated_ = false;
   std::unique_ptr<Device> device_;
   Buffer memory_;
   Workspace workspace_;

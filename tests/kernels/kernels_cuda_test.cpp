@@ -9,6 +9,7 @@
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/kernels/squared_error.h"
+#include "tranche/tests/device/as_on_gpu.h"
 
 namespace tranche::kernels::testing {
 namespace {
@@ -130,10 +131,10 @@ class Cases {
 };
 
 constexpr DataType dtypes[] = {DataType::float32, DataType::bfloat16, DataType::float16};
-/// Rounds of every test: an emulated device takes milliseconds for what a GPU does in microseconds.
+/// Rounds of every test.
 int rounds() {
-  static const bool emulated = probe_cuda().emulated;
-  return emulated ? 16 : 60;
+  static const int count = test::as_on_gpu() ? 60 : 16;
+  return count;
 }
 
 TEST(CpuAndGpu, CastsOfAnyBitsAreEqual) {

@@ -8,6 +8,7 @@
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/reference/matmul.h"
+#include "tranche/tests/device/as_on_gpu.h"
 #include "tranche/tests/kernels/gpu_testing.h"
 
 namespace tranche::kernels {
@@ -31,12 +32,6 @@ Shape stored(bool transposed, std::int64_t rows, std::int64_t columns) {
 
 class MatmulGpu : public GpuTest {
  protected:
-  std::vector<Problem> problems() const {
-    std::vector<Problem> made = {{1, 1, 1},    {1, 17, 33}, {31, 1, 7}, {16, 16, 16}, {15, 33, 65},
-                                 {37, 41, 97}, {64, 48, 8}, {0, 3, 2},  {3, 0, 2},    {3, 2, 0}};
-    if (!emulated()) made.insert(made.end(), {{257, 513, 769}, {1024, 768, 3072}});
-    return made;
-  }
   /// Whatever the order, k fp32 products and sums err by less than (k + 2) 2^-24 of the sum of absolute
   /// values (Higham, 2002, section 3.1); twice that allows for tensor cores, which truncate. The store adds a
   /// rounding.
@@ -50,25 +45,76 @@ class MatmulGpu : public GpuTest {
     }
     return made;
   }
-  void check(const Problem& p, const MatmulOptions& options, DataType dtype, DataType c_dtype,
-             Random& random) {
-    SCOPED_TRACE(::testing::Message()
-                 << p.m << " x " << p.n << " x " << p.k << " transposed " << options.transpose_a
-                 << options.transpose_b << " accumulate " << options.accumulate << " " << name_of(dtype)
-                 << " into " << name_of(c_dtype));
+  /// The operands of one product, and what the device makes of them.
+  struct Outcome {
+    std::vector<double> a, b, c, got;
+  };
+  Outcome outcome(const Problem& p, const MatmulOptions& options, DataType dtype, DataType c_dtype,
+                  Random& random) {
     const Shape a_shape = stored(options.transpose_a, p.m, p.k),
                 b_shape = stored(options.transpose_b, p.k, p.n);
     const HostTensor a = random.tensor(dtype, a_shape), b = random.tensor(dtype, b_shape);
     const HostTensor c =
         options.accumulate ? random.tensor(c_dtype, {p.m, p.n}) : HostTensor(c_dtype, {p.m, p.n});
-    const reference::MatmulShape shape{p.m, p.n, p.k, options.transpose_a, options.transpose_b};
-    std::vector<double> wanted = c.values(), magnitude = absolute(c.values());
-    reference::matmul(shape, a.values(), b.values(), options.accumulate, wanted);
-    reference::matmul(shape, absolute(a.values()), absolute(b.values()), options.accumulate, magnitude);
     const Tensor on_a = on_gpu(a, dtype, a_shape), on_b = on_gpu(b, dtype, b_shape),
                  on_c = on_gpu(c, c_dtype, {p.m, p.n});
     matmul(stream(), options, on_a.view(), on_b.view(), on_c.view(), workspace());
-    expect_within(on_c.values(), wanted, bound(wanted, magnitude, p.k, c_dtype), "c");
+    return {a.values(), b.values(), c.values(), on_c.values()};
+  }
+  static std::string text_of(const Problem& p, const MatmulOptions& options, DataType dtype,
+                             DataType c_dtype) {
+    return (::testing::Message() << p.m << " x " << p.n << " x " << p.k << " transposed "
+                                 << options.transpose_a << options.transpose_b << " accumulate "
+                                 << options.accumulate << " " << name_of(dtype) << " into "
+                                 << name_of(c_dtype))
+        .GetString();
+  }
+  /// Every element.
+  void check(const Problem& p, const MatmulOptions& options, DataType dtype, DataType c_dtype,
+             Random& random) {
+    SCOPED_TRACE(text_of(p, options, dtype, c_dtype));
+    const Outcome all = outcome(p, options, dtype, c_dtype, random);
+    const reference::MatmulShape shape{p.m, p.n, p.k, options.transpose_a, options.transpose_b};
+    std::vector<double> wanted = all.c, magnitude = absolute(all.c);
+    reference::matmul(shape, all.a, all.b, options.accumulate, wanted);
+    reference::matmul(shape, absolute(all.a), absolute(all.b), options.accumulate, magnitude);
+    expect_within(all.got, wanted, bound(wanted, magnitude, p.k, c_dtype), "c");
+  }
+  /// The corners and some 2,000 drawn elements, each a dot product: of a large problem the whole reference
+  /// takes many seconds. Tiles of 64 x 64 meet ten draws each in the largest problem here.
+  void check_drawn(const Problem& p, const MatmulOptions& options, DataType dtype, DataType c_dtype,
+                   Random& random) {
+    SCOPED_TRACE(text_of(p, options, dtype, c_dtype));
+    const Outcome all = outcome(p, options, dtype, c_dtype, random);
+    std::vector<double> got, wanted, magnitude;
+    const auto look_at = [&](std::int64_t row, std::int64_t column) {
+      const auto at = static_cast<std::size_t>(row * p.n + column);
+      double sum = options.accumulate ? all.c[at] : 0, absolute_sum = std::abs(sum);
+      for (std::int64_t k = 0; k < p.k; ++k) {
+        const double product =
+            all.a[static_cast<std::size_t>(options.transpose_a ? k * p.m + row : row * p.k + k)] *
+            all.b[static_cast<std::size_t>(options.transpose_b ? column * p.k + k : k * p.n + column)];
+        sum += product;
+        absolute_sum += std::abs(product);
+      }
+      got.push_back(all.got[at]);
+      wanted.push_back(sum);
+      magnitude.push_back(absolute_sum);
+    };
+    for (const std::int64_t row : {std::int64_t{0}, p.m - 1}) {
+      for (const std::int64_t column : {std::int64_t{0}, p.n - 1}) look_at(row, column);
+    }
+    for (int draw = 0; draw < 2000; ++draw) {
+      look_at(random.integer(0, p.m - 1), random.integer(0, p.n - 1));
+    }
+    expect_within(got, wanted, bound(wanted, magnitude, p.k, c_dtype), "c, drawn");
+    // Of those not looked at: c was poisoned with NaNs, and no sum is above k.
+    for (const double value : all.got) {
+      if (!(std::abs(value) <= static_cast<double>(p.k) + 1)) {
+        ADD_FAILURE() << "an element is " << value << "; " << repeat_line();
+        break;
+      }
+    }
   }
 };
 
@@ -77,9 +123,28 @@ TEST_F(MatmulGpu, AgreesWithTheReferenceInOddSizes) {
   for (DataType dtype : floating_dtypes) {
     for (DataType c_dtype : std::set<DataType>{dtype, fp32}) {
       for (int bits = 0; bits < 8; ++bits) {
-        for (const Problem& p : problems()) {
+        for (const Problem& p : {Problem{1, 1, 1}, Problem{1, 17, 33}, Problem{31, 1, 7}, Problem{16, 16, 16},
+                                 Problem{15, 33, 65}, Problem{37, 41, 97}, Problem{64, 48, 8},
+                                 Problem{0, 3, 2}, Problem{3, 0, 2}, Problem{3, 2, 0}}) {
           check(p, {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0}, dtype, c_dtype, random);
         }
+      }
+    }
+  }
+}
+
+TEST_F(MatmulGpu, AgreesWithTheReferenceInLargeSizes) {
+  if (!test::as_on_gpu()) GTEST_SKIP() << "for a GPU, and for test_kernels_matrix_gpu.as_on_gpu";
+  Random random(75);
+  for (DataType dtype : floating_dtypes) {
+    for (DataType c_dtype : std::set<DataType>{dtype, fp32}) {
+      for (int bits = 0; bits < 8; ++bits) {
+        check_drawn({257, 513, 769}, {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0}, dtype, c_dtype,
+                    random);
+      }
+      // A layer's product and its weight's gradient.
+      for (const MatmulOptions& options : {MatmulOptions{}, MatmulOptions{true, false, true}}) {
+        check_drawn({1024, 768, 3072}, options, dtype, c_dtype, random);
       }
     }
   }

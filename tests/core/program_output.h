@@ -1,0 +1,40 @@
+#pragma once
+/// A program run to its end, for tests that read what it prints. Tests that call it run on Linux only.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+namespace tranche::test {
+
+/// The path of the running program.
+inline std::string own_path() {
+  std::array<char, 4096> path{};
+  const auto length = readlink("/proc/self/exe", path.data(), path.size() - 1);
+  if (length <= 0) throw std::runtime_error("/proc/self/exe cannot be read");
+  return {path.data(), static_cast<std::size_t>(length)};
+}
+
+struct ProgramOutput {
+  int status = 0;    ///< its exit status, or 128 + the signal that ended it
+  std::string text;  ///< of both streams
+};
+/// Runs a command of the shell.
+inline ProgramOutput output_of(const std::string& command) {
+  ProgramOutput result;
+  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) throw std::runtime_error("no shell to run '" + command + "'");
+  std::array<char, 4096> part{};
+  while (const std::size_t bytes = fread(part.data(), 1, part.size(), pipe)) {
+    result.text.append(part.data(), bytes);
+  }
+  const int status = pclose(pipe);
+  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return result;
+}
+
+}  // namespace tranche::test

@@ -1,0 +1,18 @@
+#include <cuda_runtime_api.h>
+
+#include "tranche/tests/device/gpu_cases.h"
+
+namespace tranche::test {
+
+std::string lasting_cuda_error() {
+  static_cast<void>(cudaGetLastError());  // of a call that a case made to fail
+  cudaError_t error = cudaDeviceSynchronize();
+  if (error == cudaSuccess) return {};
+  // An error of one call is forgotten with the first question, one of the context comes again.
+  static_cast<void>(cudaGetLastError());
+  error = cudaDeviceSynchronize();
+  if (error == cudaSuccess) return {};
+  return std::string(cudaGetErrorName(error)) + ", " + cudaGetErrorString(error);
+}
+
+}  // namespace tranche::test
