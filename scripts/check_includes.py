@@ -29,9 +29,9 @@ HEADERS = {".h", ".hpp", ".cuh", ".inl"}
 # (name, headers it means, files that may include them)
 LIBRARIES = [
     ("MPI", ["mpi.h", "mpi-ext.h", "mpi/*"], ["comm/mpi*", "tests/*", "bench/*", "examples/*"]),
-    ("NCCL", ["nccl*.h", "nccl_device/*"], ["comm/nccl*", "tests/comm/nccl*", "tests/cuda_emulation/*"]),
+    ("NCCL", ["nccl*.h", "nccl_device/*"], ["comm/nccl*", "tests/comm/nccl*", "tests/probe/nccl*", "tests/cuda_emulation/*"]),
     ("CUDA", ["cuda*", "cublas*", "cub/*", "thrust/*", "cooperative_groups*", "nvtx*", "device_launch_parameters.h"],
-     ["*/cuda*", "comm/nccl*", "tests/comm/nccl*"]),
+     ["*/cuda*", "comm/nccl*", "tests/comm/nccl*", "tests/probe/nccl*"]),
     ("HDF5", ["hdf5*.h", "H5*.h"], ["checkpoint/*", "tests/checkpoint/*", "bench/checkpoint*"]),
     ("liburing", ["liburing*"], ["offload/*", "tests/offload/*", "bench/raw_io*"]),
 ]

@@ -1,0 +1,23 @@
+#pragma once
+/// What the program gpu_probe looks at before anything longer runs on a GPU.
+
+#include <stdexcept>
+#include <string>
+
+namespace tranche::gpu_probe {
+
+/// Throws std::exception with the reason when something does not work. Each is run in a process of its own.
+void check_device();  ///< prints what it found
+void check_copy();
+void check_tensor_core();
+void check_product();
+void check_graph();
+void check_host_wait();
+void check_nccl();
+
+/// Throws `reason` unless `holds`.
+inline void expect(bool holds, const std::string& reason) {
+  if (!holds) throw std::runtime_error(reason);
+}
+
+}  // namespace tranche::gpu_probe
