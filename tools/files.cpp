@@ -41,23 +41,23 @@ void require_writable(const std::string& path, std::string_view flag) {
   }
 }
 
-void make_folder(const std::string& folder, std::string_view flag) {
+void place_probe(const std::string& folder, std::string_view flag, std::int64_t token) {
   try {
-    posix_file_system().create_directories(folder);
+    FileSystem& files = posix_file_system();
+    files.create_directories(folder);
+    (void)files.open(probe_of(folder, token), OpenMode::create_or_truncate);
   } catch (const IoError& problem) {
     throw not_written(flag, folder, problem);
   }
 }
 
-void place_probe(const std::string& folder, std::string_view flag, std::int64_t token) {
+void clear_probes(const std::string& folder, std::int64_t token) noexcept {
   try {
-    FileSystem& files = posix_file_system();
-    for (const DirectoryEntry& entry : files.list(folder)) {
-      if (entry.name.starts_with(probe_prefix)) remove_quietly(join_path(folder, entry.name));
+    for (const DirectoryEntry& entry : posix_file_system().list(folder)) {
+      const std::string path = join_path(folder, entry.name);
+      if (entry.name.starts_with(probe_prefix) && path != probe_of(folder, token)) remove_quietly(path);
     }
-    (void)files.open(probe_of(folder, token), OpenMode::create_or_truncate);
-  } catch (const IoError& problem) {
-    throw not_written(flag, folder, problem);
+  } catch (...) {  // the next run removes them
   }
 }
 

@@ -375,7 +375,9 @@ LinkRate parse_network(const std::string& text, const char* flag) {
                        : unit == "ms" ? 1e-3
                        : unit == "s"  ? 1.0
                                       : 0.0;
-  if (end == latency.c_str() || scale == 0 || !(value >= 0) || !(link.bytes_per_second >= 1)) return refuse();
+  if (end == latency.c_str() || scale == 0 || !std::isfinite(value) || value < 0 ||
+      !(link.bytes_per_second >= 1))
+    return refuse();
   link.latency_seconds = value * scale;
   return link;
 }

@@ -121,17 +121,18 @@ int Run::require_folder() {
   const std::string& folder = options.checkpoint_dir;
   int status = launch.agree([&] {
     if (!speaks()) return;
-    make_folder(folder, "--checkpoint-dir");
+    place_probe(folder, "--checkpoint-dir", token);
     checkpoint::LeaseOptions lease_options;
     lease_options.say = [this](const std::string& line) {
       row("note", line);
       output.out.flush();
     };
     lease.emplace(checkpoint::RunLease::take(folder, lease_options));
-    place_probe(folder, "--checkpoint-dir", token);
+    clear_probes(folder, token);
   });
-  if (status != 0) return status;
-  status = launch.agree([&] { require_probe(folder, "--checkpoint-dir", token, launch.rank()); });
+  if (status == 0) {
+    status = launch.agree([&] { require_probe(folder, "--checkpoint-dir", token, launch.rank()); });
+  }
   if (speaks()) remove_probe(folder, token);
   return status;
 }

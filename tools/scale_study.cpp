@@ -386,7 +386,9 @@ bool ScaleStudy::open_folder() {
                         {"commit", facts_.commit}};
   if (there) {
     const auto study = parse_json(read_text_file(described, "the study's file"));
-    if (!study.is_object() || study.value("schema", "") != scale_schema || !study.contains("settings")) {
+    if (!study.is_object() || study.value("schema", ordered_json()) != scale_schema ||
+        !study.value("settings", ordered_json()).is_object() ||
+        !study.value("begun", ordered_json::object()).is_object()) {
       refuse(fmt::format("is no study that can be gone on with: its study.json is not of {}", scale_schema));
     }
     const std::vector<std::string> lines = differing(study["settings"], settings);
@@ -400,11 +402,15 @@ bool ScaleStudy::open_folder() {
     const ordered_json study = {{"schema", scale_schema}, {"begun", begun}, {"settings", settings}};
     write_output_file(described, study.dump(1) + "\n");
   }
-  facts_.begun = begun.value("time", "");
-  facts_.load_average = begun.value("load_average", 0.0);
-  // Of the same program, whatever has been committed since.
-  facts_.version = begun.value("version", "");
-  facts_.commit = begun.value("commit", "");
+  try {
+    facts_.begun = begun.value("time", "");
+    facts_.load_average = begun.value("load_average", 0.0);
+    // Of the same program, whatever has been committed since.
+    facts_.version = begun.value("version", "");
+    facts_.commit = begun.value("commit", "");
+  } catch (const ordered_json::exception&) {
+    refuse("is no study that can be gone on with: `begun` in its study.json has values of other types");
+  }
   const std::string text = path("text.txt");
   if (options_.data == text && !exists(text)) write_output_file(text, some_text());
   return there;

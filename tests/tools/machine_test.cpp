@@ -139,7 +139,8 @@ TEST(Machine, NetworksAreRateAndLatency) {
   EXPECT_EQ(link.bytes_per_second, 50e9);
   EXPECT_DOUBLE_EQ(link.latency_seconds, 5e-6);
   EXPECT_DOUBLE_EQ(parse_network("1e9,2ms", "--network").latency_seconds, 2e-3);
-  for (const char* bad : {"50GB/s", "50GB/s,5", "fast,5us", "50GB/s,-5us", "50GB/s,us", "0,5us"}) {
+  for (const char* bad :
+       {"50GB/s", "50GB/s,5", "fast,5us", "50GB/s,-5us", "50GB/s,us", "0,5us", "1,infs", "1,nanus"}) {
     EXPECT_THAT(message_of<ConfigurationError>([&] { (void)parse_network(bad, "--network"); }),
                 HasSubstr("is not RATE,LATENCY like 50GB/s,5us"))
         << bad;

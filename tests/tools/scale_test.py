@@ -263,8 +263,10 @@ def suite_refusals():
         fcntl.flock(lock, fcntl.LOCK_EX)
         refused(HERE / "busy", plain, ["busy' is a study that another tranche scale is at work on"])
     (HERE / "strange").mkdir()
-    (HERE / "strange" / "study.json").write_text('{"schema": "other"}')
-    refused(HERE / "strange", plain, ["is no study that can be gone on with", "tranche-scale-1"])
+    for changed in ('{"schema": "other"}', '{"schema": 3, "settings": {}}', '{"schema": "tranche-scale-1", "settings": 3}', "[]",
+                    '{"schema": "tranche-scale-1", "settings": {}, "begun": []}'):
+        (HERE / "strange" / "study.json").write_text(changed)
+        refused(HERE / "strange", plain, ["is no study that can be gone on with", "tranche-scale-1"])
 
 
 def suite_launchers():
