@@ -68,7 +68,9 @@ void check_copy() {
   expect(read<unsigned char>(*device, there, count) == sent,
          "bytes came back changed through pageable memory");
   const Buffer pinned = memory(*device, static_cast<std::int64_t>(count), Tier::host);
-  std::memset(pinned.data(), 0, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    static_cast<unsigned char*>(pinned.data())[i] = static_cast<unsigned char>(~sent[i]);
+  }
   device->copy_to_host(device->compute_stream(), pinned.data(), there.data(),
                        static_cast<std::int64_t>(count));
   device->compute_stream().synchronize();

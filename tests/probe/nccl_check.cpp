@@ -37,7 +37,10 @@ void check_nccl() {
   device->copy_to_host(stream, received.data(), to.data(), bytes);
   stream.synchronize();
   require(ncclCommDestroy(communicator), "ncclCommDestroy");
-  expect(received == sent, "the sum over one rank is " + std::to_string(received.front()) + ", not 1.5");
+  for (std::size_t i = 0; i < received.size(); ++i) {
+    expect(received[i] == sent[i], "element " + std::to_string(i) + " of the sum over one rank is " +
+                                       std::to_string(received[i]) + ", not 1.5");
+  }
 }
 
 }  // namespace tranche::gpu_probe
