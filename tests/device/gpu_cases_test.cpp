@@ -27,7 +27,7 @@ class GpuCases : public ::testing::Test {
     std::string filter;
     for (const char name : cases)
       filter += (filter.empty() ? "" : ":") + std::string("DISABLED_Child.") + name + "*";
-    return output_of(environment + " GTEST_FILTER='" + filter + "' '" + own_path() +
+    return output_of(environment + " GTEST_FILTER='" + filter + "' timeout 60 '" + own_path() +
                      "' --gtest_also_run_disabled_tests");
   }
 };

@@ -1,10 +1,12 @@
 // What the warp must have got: by the emulation's model of the instructions, which the kernels' tests in CI
 // rest on, and products also by their definition.
+#include <array>
 #include <cmath>
-#include <cstring>
+#include <cstdio>
 #include <limits>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "check.h"
 #include "tensor_core.h"
@@ -50,6 +52,13 @@ WarpInput input() {
 
 std::string at(const char* what, int lane, int i) {
   return std::string(what) + " of lane " + std::to_string(lane) + ", register " + std::to_string(i);
+}
+
+/// As many as tell one fp32 number from the next.
+std::string digits(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.9g", value);
+  return text.data();
 }
 
 using Fragments = std::uint32_t[32][4];
@@ -118,8 +127,7 @@ void expect_numbers(const WarpInput& in, const WarpOutput& out) {
     const double x = in.exponents[lane], wanted = x < -150 ? 0 : std::exp2(x);
     // Two units in the last place of fp32, as PTX has it.
     expect(std::abs(out.powers[lane] - wanted) <= std::ldexp(wanted, -22),
-           "ex2: 2^" + std::to_string(x) + " is " + std::to_string(out.powers[lane]) + ", not " +
-               std::to_string(wanted));
+           "ex2: 2^" + digits(x) + " is " + digits(out.powers[lane]) + ", not " + digits(wanted));
   }
   for (int i = 0; i < 256; ++i) {
     const std::uint16_t wanted = i / 8 % 3 == 0 ? 0 : (&in.left[0][0])[i];
