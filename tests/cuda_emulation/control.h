@@ -16,14 +16,20 @@ struct Counters {
   std::int64_t launches = 0;        ///< kernels enqueued, not counting those of graphs
   std::int64_t graph_launches = 0;  ///< cudaGraphLaunch
   std::int64_t host_waits = 0;      ///< calls that stop the host until the device has got somewhere
+  std::int64_t spinning_waits = 0;  ///< of these, calls that keep a core busy by default
   std::int64_t allocations = 0;     ///< of device and pinned memory
   std::int64_t copies = 0;          ///< copies and fills enqueued or done
+  std::int64_t most_pending = 0;    ///< operations that one stream had before it at a time
 };
 Counters counters();
 /// Calls of one function of the emulated libraries ("cudaMalloc", "cuMemMap", "ncclGroupEnd",
 /// "cublasLtMatmul").
 std::int64_t calls(const std::string& function);
 void reset_counters();
+
+/// cuBLASLt finds no algorithm where a matrix may lie at multiples of fewer bytes than these (1 by default:
+/// it finds one for all).
+void set_least_alignment(std::uint32_t bytes);
 
 /// NCCL's rank `rank`, in every communicator, answers no more: what it issues waits until it is aborted.
 void silence_rank(int rank);

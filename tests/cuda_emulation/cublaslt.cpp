@@ -2,9 +2,12 @@
 #include <cublasLt.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <type_traits>
 
+#include "tranche/tests/cuda_emulation/control.h"
 #include "tranche/tests/cuda_emulation/cublaslt_task.h"
 #include "tranche/tests/cuda_emulation/product.h"
 #include "tranche/tests/cuda_emulation/state.h"
@@ -29,6 +32,11 @@ static_assert(sizeof(Description) <= sizeof(cublasLtMatmulDescOpaque_t));
 static_assert(sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t));
 static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t));
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
+
+std::atomic<std::uint32_t>& least_alignment() {
+  static std::atomic<std::uint32_t> bytes{1};
+  return bytes;
+}
 
 template <class T, class Opaque>
 T read(const Opaque* opaque) {
@@ -62,6 +70,11 @@ cublasStatus_t assign(T& field, const void* value, std::size_t bytes) {
 }
 
 }  // namespace
+
+void set_least_alignment(std::uint32_t bytes) {
+  least_alignment() = bytes;
+}
+
 }  // namespace cuda_emulation
 
 using namespace cuda_emulation;
@@ -346,6 +359,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     const Preference p =
         preference != nullptr ? read<Preference>(preference) : Preference{0, {16, 16, 16, 16}, 0, 0};
+    if (*std::min_element(std::begin(p.alignment), std::end(p.alignment)) < least_alignment()) {
+      return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     for (const std::uint64_t workspace : {workspace_used, std::uint64_t{0}}) {
       if (workspace > p.workspace || *found == wanted) continue;
       cublasLtMatmulHeuristicResult_t& result = results[(*found)++];

@@ -24,7 +24,8 @@ struct Book {
   std::map<std::string, std::int64_t, std::less<>> calls;
   std::string diagnostic;
   std::array<std::atomic<int>, most_devices> sticky{};
-  std::atomic<std::int64_t> launches{0}, graph_launches{0}, host_waits{0}, allocations{0}, copies{0};
+  std::atomic<std::int64_t> launches{0}, graph_launches{0}, host_waits{0}, spinning_waits{0}, allocations{0},
+      copies{0};
   std::atomic<std::uint64_t> seed{static_cast<std::uint64_t>(environment("TRANCHE_EMULATION_SEED", 1))};
   std::atomic<int> delay{static_cast<int>(environment("TRANCHE_EMULATION_DELAY", 0))};
 };
@@ -96,6 +97,9 @@ cudaError_t sticky_error(int device) {
 void count_host_wait() {
   ++book().host_waits;
 }
+void count_spinning_wait() {
+  ++book().spinning_waits;
+}
 void count_launch() {
   ++book().launches;
 }
@@ -127,7 +131,8 @@ void forget_failures() {
 
 Counters counters() {
   const Book& b = book();
-  return {b.launches, b.graph_launches, b.host_waits, b.allocations, b.copies};
+  return {b.launches,    b.graph_launches, b.host_waits,  b.spinning_waits,
+          b.allocations, b.copies,         most_pending()};
 }
 
 std::int64_t calls(const std::string& function) {
@@ -140,7 +145,8 @@ void reset_counters() {
   Book& b = book();
   std::lock_guard lock(b.mutex);
   b.calls.clear();
-  b.launches = b.graph_launches = b.host_waits = b.allocations = b.copies = 0;
+  reset_most_pending();
+  b.launches = b.graph_launches = b.host_waits = b.spinning_waits = b.allocations = b.copies = 0;
 }
 
 std::string last_diagnostic() {

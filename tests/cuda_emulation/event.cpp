@@ -188,6 +188,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return call("cudaEventSynchronize", [&] {
     if (!is_live(event)) return not_an_event("cudaEventSynchronize", event);
     count_host_wait();
+    if ((event->flags & cudaEventBlockingSync) == 0) count_spinning_wait();
     std::shared_ptr<Point> point;
     {
       std::lock_guard lock(event->mutex);

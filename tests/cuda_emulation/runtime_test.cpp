@@ -303,5 +303,32 @@ TEST_F(RuntimeDeathTest, KernelsThatRunWildAreNamed) {
       "kernel 'wild', block \\(.,0,0\\) of \\(2,1,1\\), thread \\(.*\\) of \\(32,1,1\\): access to ");
 }
 
+TEST_F(RuntimeDeathTest, StreamsMayShareQueues) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  for (const char* queues : {"1", "64"}) {
+    setenv("TRANCHE_EMULATION_QUEUES", queues, 1);
+    EXPECT_EXIT(
+        {
+          cudaStream_t other = nullptr;
+          cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+          std::atomic<bool> open{false};
+          const auto wait = [](void* gate) {
+            while (!*static_cast<std::atomic<bool>*>(gate)) std::this_thread::yield();
+          };
+          cudaLaunchHostFunc(stream_, wait, &open);
+          const auto nothing = [](void*) {};
+          for (int i = 0; i < 20; ++i) cudaLaunchHostFunc(other, nothing, nullptr);
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          const bool held_up = cudaStreamQuery(other) == cudaErrorNotReady;
+          open = true;
+          cudaStreamSynchronize(other);
+          std::fprintf(stderr, "%s", held_up ? "held up" : "not held up");
+          std::_Exit(0);
+        },
+        ::testing::ExitedWithCode(0), queues[0] == '1' ? "^held up" : "^not held up");
+  }
+  unsetenv("TRANCHE_EMULATION_QUEUES");
+}
+
 }  // namespace
 }  // namespace cuda_emulation

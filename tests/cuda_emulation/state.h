@@ -77,6 +77,7 @@ void fail_device(int device, cudaError_t error, const std::string& what);
 cudaError_t sticky_error(int device);
 
 void count_host_wait();
+void count_spinning_wait();
 void count_launch();
 void count_graph_launch();
 void count_allocation();
@@ -104,6 +105,9 @@ int device_of(cudaStream_t stream);
 bool is_capturing(cudaStream_t stream);
 /// Blocks until what was submitted so far is done; false for no such stream.
 bool drain(cudaStream_t stream);
+/// Operations that a stream had pending at most, since the last reset.
+std::int64_t most_pending();
+void reset_most_pending();
 /// All streams of the device.
 void drain_device(int device);
 /// Calls that cannot be captured: fails and spoils the captures they would disturb.

@@ -1,16 +1,34 @@
-// Streams: a queue and a thread each.
+// Streams: a queue and a thread each, or, with TRANCHE_EMULATION_QUEUES, as many for all of them together as
+// a real GPU has hardware queues, where streams that nothing orders wait for each other.
 #include <fmt/format.h>
 
 #include <chrono>
 #include <deque>
+#include <map>
 #include <optional>
 #include <unordered_map>
 
+#include "tranche/tests/cuda_emulation/control.h"
 #include "tranche/tests/cuda_emulation/grid.h"
 #include "tranche/tests/cuda_emulation/state.h"
 
 using cuda_emulation::Capture;
 using cuda_emulation::Operation;
+
+namespace cuda_emulation {
+namespace {
+
+struct Queue {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::pair<std::shared_ptr<CUstream_st>, Operation>> operations;
+  bool started = false;
+  bool shared = false;     // never ends
+  bool abandoned = false;  // its only stream was destroyed
+};
+
+}  // namespace
+}  // namespace cuda_emulation
 
 // The runtime's own handle type; only its address leaves this file.
 struct CUstream_st {
@@ -18,24 +36,24 @@ struct CUstream_st {
   unsigned flags = 0;
   int priority = 0;
   std::uint64_t number = 0;
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Operation> queue;
-  std::uint64_t submitted = 0, finished = 0;
-  std::uint64_t launches = 0;  // only the thread that runs them
-  bool started = false, destroyed = false;
-  std::shared_ptr<Capture> capture;  // under capture_mutex()
+  std::shared_ptr<cuda_emulation::Queue> queue;
+  std::uint64_t submitted = 0, finished = 0;  // under the queue's mutex
+  std::uint64_t launches = 0;                 // only the thread that runs them
+  std::shared_ptr<Capture> capture;           // under capture_mutex()
 };
 
 namespace cuda_emulation {
 namespace {
 
 constexpr int lowest_priority = 0, highest_priority = -5;
+constexpr std::size_t longest_shared_queue = 1000;
 
 struct Streams {
   std::mutex mutex;
   std::unordered_map<cudaStream_t, std::shared_ptr<CUstream_st>> live;
   std::uint64_t made = 0;
+  std::map<std::pair<int, std::int64_t>, std::shared_ptr<Queue>> shared;  // by device and number
+  std::atomic<std::int64_t> most_pending{0};
 };
 
 Streams& streams() {
@@ -61,25 +79,25 @@ std::vector<std::shared_ptr<CUstream_st>> streams_of(int device) {
   return found;
 }
 
-// What a stream's thread does. Device memory stays accessible from one operation to the next if both need it.
-void work(const std::shared_ptr<CUstream_st>& stream) {
-  running_stream = stream.get();
-  Shuffler rest(seed() + stream->number);
+// What a queue's thread does. Device memory stays accessible from one operation to the next if both need it.
+void work(const std::shared_ptr<Queue>& queue, std::uint64_t number) {
+  Shuffler rest(seed() + number);
   std::optional<DeviceAccess> access;
-  std::unique_lock lock(stream->mutex);
+  std::unique_lock lock(queue->mutex);
   for (;;) {
-    if (stream->queue.empty() && access) {
+    if (queue->operations.empty() && access) {
       lock.unlock();
       access.reset();
       lock.lock();
       continue;
     }
-    stream->changed.wait(lock, [&] { return !stream->queue.empty() || stream->destroyed; });
-    if (stream->queue.empty()) return;
-    Operation operation = std::move(stream->queue.front());
-    stream->queue.pop_front();
-    const bool last = stream->queue.empty();
+    queue->changed.wait(lock, [&] { return !queue->operations.empty() || queue->abandoned; });
+    if (queue->operations.empty()) return;
+    auto [stream, operation] = std::move(queue->operations.front());
+    queue->operations.pop_front();
+    const bool last = queue->operations.empty();
     lock.unlock();
+    running_stream = stream.get();
     if (operation.on_device) {
       if (!access) access.emplace();
     } else if (last || !operation.marker) {
@@ -92,33 +110,55 @@ void work(const std::shared_ptr<CUstream_st>& stream) {
     operation.run = nullptr;
     // Whoever waits for the last operation finds the memory closed again.
     lock.lock();
-    if (stream->queue.empty() && access) {
+    if (queue->operations.empty() && access) {
       lock.unlock();
       access.reset();
       lock.lock();
     }
     ++stream->finished;
-    stream->changed.notify_all();
+    queue->changed.notify_all();
   }
 }
 
 void append(const std::shared_ptr<CUstream_st>& stream, Operation operation) {
+  Queue& queue = *stream->queue;
   bool start = false;
   {
-    std::lock_guard lock(stream->mutex);
-    stream->queue.push_back(std::move(operation));
-    ++stream->submitted;
-    start = !stream->started;
-    stream->started = true;
+    std::unique_lock lock(queue.mutex);
+    // As the driver does, but holding no lock that other streams' threads want.
+    if (queue.shared) {
+      queue.changed.wait(lock, [&] { return queue.operations.size() < longest_shared_queue; });
+    }
+    queue.operations.emplace_back(stream, std::move(operation));
+    const auto pending = static_cast<std::int64_t>(++stream->submitted - stream->finished);
+    std::int64_t most = streams().most_pending;
+    while (pending > most && !streams().most_pending.compare_exchange_weak(most, pending)) {
+    }
+    start = !queue.started;
+    queue.started = true;
   }
-  if (start) std::thread([stream] { work(stream); }).detach();
-  stream->changed.notify_all();
+  if (start) {
+    std::thread([shared = stream->queue, number = stream->number] { work(shared, number); }).detach();
+  }
+  queue.changed.notify_all();
 }
 
 void drain(CUstream_st& stream) {
-  std::unique_lock lock(stream.mutex);
+  std::unique_lock lock(stream.queue->mutex);
   const std::uint64_t target = stream.submitted;
-  stream.changed.wait(lock, [&] { return stream.finished >= target; });
+  stream.queue->changed.wait(lock, [&] { return stream.finished >= target; });
+}
+
+// Under the mutex of streams().
+std::shared_ptr<Queue> queue_for(const CUstream_st& stream) {
+  static const std::int64_t queues = environment("TRANCHE_EMULATION_QUEUES", 0);
+  if (queues <= 0) return std::make_shared<Queue>();
+  auto& queue = streams().shared[{stream.device, static_cast<std::int64_t>(stream.number) % queues}];
+  if (!queue) {
+    queue = std::make_shared<Queue>();
+    queue->shared = true;
+  }
+  return queue;
 }
 
 cudaError_t not_a_stream(const char* name, cudaStream_t stream) {
@@ -177,6 +217,14 @@ cudaError_t submit(cudaStream_t handle, Operation operation) {
   return cudaSuccess;
 }
 
+std::int64_t most_pending() {
+  return streams().most_pending;
+}
+
+void reset_most_pending() {
+  streams().most_pending = 0;
+}
+
 void drain_device(int device) {
   for (const auto& stream : streams_of(device)) drain(*stream);
 }
@@ -223,6 +271,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
     made->priority = std::min(lowest_priority, std::max(highest_priority, priority));
     std::lock_guard lock(streams().mutex);
     made->number = ++streams().made;
+    made->queue = queue_for(*made);
     *stream = made.get();
     streams().live[made.get()] = std::move(made);
     return cudaSuccess;
@@ -257,10 +306,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
           streams().live.erase(handle);
         }
         {
-          std::lock_guard lock(stream->mutex);
-          stream->destroyed = true;
+          std::lock_guard lock(stream->queue->mutex);
+          stream->queue->abandoned = !stream->queue->shared;
         }
-        stream->changed.notify_all();
+        stream->queue->changed.notify_all();
         return cudaSuccess;
       },
       Sticky::ignored);
@@ -296,6 +345,7 @@ cudaError_t cudaStreamGetDevice(cudaStream_t handle, int* device) {
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return call("cudaStreamSynchronize", [&] {
     count_host_wait();
+    count_spinning_wait();
     if (handle == nullptr) {  // waits for all streams that the default one orders, which here is all
       drain_device(current_device());
       return sticky_error(current_device());
@@ -318,7 +368,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
     if (const cudaError_t refused = refuse_on_captured("cudaStreamQuery", handle); refused != cudaSuccess) {
       return refused;
     }
-    std::lock_guard lock(stream->mutex);
+    std::lock_guard lock(stream->queue->mutex);
     if (stream->finished < stream->submitted) return cudaErrorNotReady;
     return sticky_error(stream->device);
   });
