@@ -17,6 +17,7 @@
 #include "tranche/comm/operation.h"
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
+#include "tranche/device/cuda_interop.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche {
@@ -330,7 +331,9 @@ std::vector<DevicePlace> gather_places(const Device& device, Communicator& host)
   mine.index = device.index();
   pack(mine.host, name);
   pack(mine.nccl_host, id != nullptr ? std::string("NCCL_HOSTID ") + id : name);
-  pack(mine.gpu, nccl_gpu_of(device));
+  std::string gpu = nccl_gpu_of(device);
+  if (gpu.empty() && device.kind() == DeviceKind::cuda) gpu = fmt::format("number {}", cuda_ordinal(device));
+  pack(mine.gpu, gpu);
   std::vector<PackedPlace> all(static_cast<std::size_t>(host.size()));
   host.all_gather(&mine, all.data(), sizeof(PackedPlace), DataType::uint8, 0, {}, start_label).wait();
   std::vector<DevicePlace> places;

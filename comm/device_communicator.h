@@ -59,8 +59,8 @@ std::string reductions_of(const CollectiveChoice& choice);
 ///
 /// send and recv: as in Communicator; with shared, recv waits on the host until the peer has called send.
 /// Collective over host's ranks. Throws ConfigurationError when the transport asked for cannot serve them,
-/// saying which ranks stand in the way; NotCompiled for nccl without TRANCHE_NCCL. `device` outlives the
-/// communicator.
+/// saying which ranks stand in the way, or when more than four of them are threads on one GPU; NotCompiled
+/// for nccl without TRANCHE_NCCL. `device` outlives the communicator.
 std::unique_ptr<Communicator> make_device_communicator(Device& device, std::unique_ptr<Communicator> host,
                                                        const DeviceCommunicatorOptions& options = {});
 
@@ -69,7 +69,7 @@ struct DevicePlace {
   std::uint64_t process = 0;  ///< equal for ranks of one process only
   std::string host;           ///< name of the node
   std::string nccl_host;      ///< what NCCL takes for it: NCCL_HOSTID, or else the node
-  std::string gpu;            ///< PCI bus id; empty for other devices
+  std::string gpu;            ///< PCI bus id, or its number without NCCL; empty for other devices
   int index = 0;              ///< of the device in its process
 };
 /// The transport for ranks at these places, the same on every rank. Throws as make_device_communicator does.

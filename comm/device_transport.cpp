@@ -1,4 +1,6 @@
 #include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -6,6 +8,7 @@
 #include "tranche/comm/backends.h"
 #include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
+#include "tranche/device/launch_queues.h"
 
 namespace tranche {
 
@@ -23,6 +26,26 @@ std::pair<int, int> first_alike(std::span<const DevicePlace> places, Key&& key) 
     if (!fresh) return {found->second, static_cast<int>(rank)};
   }
   return {-1, -1};
+}
+
+/// Each thread rank has three to eight streams, and all of a process share the GPU's launch queues: with more
+/// ranks two streams may share one, and a stream that waits for the host holds up a peer's behind it.
+constexpr std::size_t most_thread_ranks_of_gpu = launch_queues / 8;
+
+void require_queues(std::span<const DevicePlace> places) {
+  std::map<std::pair<std::uint64_t, std::string>, std::vector<std::size_t>> sharing;
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    if (!places[rank].gpu.empty()) sharing[{places[rank].process, places[rank].gpu}].push_back(rank);
+  }
+  for (const auto& [place, ranks] : sharing) {
+    if (ranks.size() <= most_thread_ranks_of_gpu) continue;
+    throw ConfigurationError(fmt::format(
+        "{} ranks of one process (rank {} is the first) share GPU {} of host {}, and its {} launch "
+        "queues suffice for {}: with more, a rank that waits may hold up the one it waits for; start "
+        "fewer ranks, or each as a process of its own",
+        ranks.size(), ranks.front(), place.second, places[ranks.front()].host, launch_queues,
+        most_thread_ranks_of_gpu));
+  }
 }
 
 }  // namespace
@@ -85,6 +108,7 @@ std::string reductions_of(const CollectiveChoice& choice) {
 }
 
 DeviceTransport choose_transport(DeviceTransport wanted, std::span<const DevicePlace> places, bool has_nccl) {
+  require_queues(places);
   const std::string key = "tranche.device_transport: ";
   const auto in_gpu = [](const std::string& host, const DevicePlace& place) {
     return host + " " + place.gpu;

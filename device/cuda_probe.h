@@ -25,10 +25,11 @@ struct CudaProbe {
   int driver_version = 0;   ///< 0 when there is no driver
   std::vector<CudaDeviceInfo> devices;
   std::string problem;  ///< why there are no devices; empty when there are
+  std::string warning;  ///< what the first call changed in the environment, against what was set there
 };
 
 /// Never throws on a machine without GPU or driver: `problem` says so. The first call sets
-/// CUDA_DEVICE_MAX_CONNECTIONS to 32 in the environment unless it is set, before the driver starts.
+/// CUDA_DEVICE_MAX_CONNECTIONS to 32 in the environment, before the driver starts (device/launch_queues.h).
 CudaProbe probe_cuda();
 
 /// The device of GPU options.index modulo the number of GPUs. Throws NotCompiled naming the option when the

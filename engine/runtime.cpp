@@ -11,6 +11,7 @@
 #include "tranche/comm/device_communicator.h"
 #include "tranche/comm/window_memory.h"
 #include "tranche/core/error.h"
+#include "tranche/device/launch_queues.h"
 #include "tranche/engine/config.h"
 #include "tranche/engine/rank_texts.h"
 #include "tranche/kernels/host_threads.h"
@@ -232,6 +233,10 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
     impl.device->compute_stream().set_trace(impl.trace.get());
   }
   impl.log = Logger(impl.world->rank(), options.log_level);
+  if (impl.world->local_rank() == 0) {
+    if (const std::string warning = launch_queue_warning(*impl.device); !warning.empty())
+      impl.log.warning(warning);
+  }
   if (options.threads == 0) {
     // The ranks of a host share its cores.
     impl.device->set_threads(std::max(1, impl.device->threads() / std::max(1, impl.world->local_size())));

@@ -2,8 +2,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstdlib>
-#include <mutex>
+#include <string>
+
+#include "tranche/device/launch_queues.h"
 
 namespace tranche {
 namespace {
@@ -17,19 +18,14 @@ std::string describe(cudaError_t error) {
          std::to_string(static_cast<int>(error)) + ")";
 }
 
-// Streams that share one of the GPU's queues wait for each other, though nothing orders them, and a stream
-// that waits for the host can then hold up the work which the host is waiting for. The default of 8 queues is
-// few for the ranks of one process; the driver reads this when it starts.
-void ask_for_queues() {
-  static std::once_flag once;
-  std::call_once(once, [] { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); });
-}
-
 }  // namespace
 
 CudaProbe probe_cuda() {
-  ask_for_queues();
+  // Streams that share one of the GPU's queues wait for each other, though nothing orders them. The driver
+  // reads the variable once, so it is set once, before the first call.
+  static const std::string warning = ask_for_launch_queues();
   CudaProbe probe;
+  probe.warning = warning;
   probe.compiled = true;
 #if defined(TRANCHE_CUDA_EMULATION)
   probe.emulated = true;

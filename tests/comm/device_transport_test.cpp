@@ -69,6 +69,28 @@ TEST(DeviceTransports, WhatCannotServeIsRefusedWithTheRanksNamed) {
   EXPECT_EQ(refusal(DeviceTransport::automatic, {a0, thread_of_a1}, true), "chosen: nccl");
 }
 
+TEST(DeviceTransports, MoreThreadRanksThanAGpuHasQueuesForAreRefused) {
+  const DevicePlace thread_of_a0{1, "a", "a", "0000:3b:00.0", 0},
+      thread_of_a1{1, "a", "a", "0000:af:00.0", 1}, process_on_a0{2, "a", "a", "0000:3b:00.0", 0},
+      cpu{1, "a", "a", "", 0};
+  std::vector<DevicePlace> ranks(4, thread_of_a0);
+  EXPECT_EQ(refusal(DeviceTransport::automatic, ranks), "chosen: shared");
+  ranks.insert(ranks.begin(), {thread_of_a1, process_on_a0});
+  EXPECT_EQ(refusal(DeviceTransport::automatic, ranks), "chosen: staged") << "others do not count";
+  ranks.push_back(thread_of_a0);
+  for (const DeviceTransport wanted : {DeviceTransport::automatic, DeviceTransport::staged}) {
+    EXPECT_EQ(
+        refusal(wanted, ranks),
+        "5 ranks of one process (rank 2 is the first) share GPU 0000:3b:00.0 of host a, and its 32 launch "
+        "queues suffice for 4: with more, a rank that waits may hold up the one it waits for; start fewer "
+        "ranks, or each as a process of its own");
+  }
+  EXPECT_EQ(refusal(DeviceTransport::automatic, std::vector<DevicePlace>(9, cpu)), "chosen: shared");
+  for (int process = 0; process < 7; ++process)
+    ranks[static_cast<std::size_t>(process)].process = 10u + process;
+  EXPECT_EQ(refusal(DeviceTransport::automatic, ranks), "chosen: staged");
+}
+
 TEST(DeviceTransports, HaveNames) {
   for (const char* name : {"auto", "nccl", "staged", "shared"})
     EXPECT_EQ(name_of(device_transport_of(name)), name);

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "tranche/core/error.h"
 #include "tranche/device/cuda_probe.h"
 #include "tranche/engine/runtime.h"
@@ -56,6 +58,24 @@ TEST(RuntimeBudgetsOnGpus, MayBeTooSmallForMeeting) {
     EXPECT_THAT(message_of<OutOfMemory>([&] { const Runtime runtime(options, factory); }),
                 HasSubstr("of the limit of 4.00 KiB"));
   });
+}
+
+// The driver reads the variable when it starts, so this is a process of its own.
+TEST(RuntimeOnGpusDeathTest, SaysThatItAskedForMoreQueuesThanTheEnvironment) {
+  constexpr const char* variable = "CUDA_DEVICE_MAX_CONNECTIONS";
+  if (const CudaProbe probe = probe_cuda(); probe.devices.empty()) GTEST_SKIP() << probe.problem;
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  setenv(variable, "1", 1);
+  EXPECT_EXIT(
+      {
+        RuntimeOptions options;
+        options.device = DeviceKind::cuda;
+        const Runtime runtime(options,
+                              [](const CommunicatorOptions& own) { return make_self_communicator(own); });
+        std::_Exit(0);
+      },
+      ::testing::ExitedWithCode(0), "CUDA_DEVICE_MAX_CONNECTIONS was '1' in the environment");
+  setenv(variable, "32", 1);
 }
 
 }  // namespace

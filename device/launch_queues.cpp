@@ -1,0 +1,29 @@
+#include "tranche/device/launch_queues.h"
+
+#include <charconv>
+#include <cstdlib>
+
+#include "tranche/device/cuda_probe.h"
+
+namespace tranche {
+
+std::string ask_for_launch_queues() {
+  constexpr const char* variable = "CUDA_DEVICE_MAX_CONNECTIONS";
+  const char* const text = std::getenv(variable);
+  const std::string before = text == nullptr ? "" : text;
+  int asked = 0;
+  const auto [end, error] = std::from_chars(before.data(), before.data() + before.size(), asked);
+  if (error == std::errc() && end == before.data() + before.size() && asked >= launch_queues) return {};
+  setenv(variable, std::to_string(launch_queues).c_str(), 1);
+  if (before.empty()) return {};
+  return std::string(variable) + " was '" + before + "' in the environment and has been set to " +
+         std::to_string(launch_queues) +
+         ": streams that share one of fewer queues wait for each other, and one that waits for the host "
+         "would hold up the work which the host waits for; leave the variable out";
+}
+
+std::string launch_queue_warning(const Device& device) {
+  return device.kind() == DeviceKind::cuda ? probe_cuda().warning : std::string();
+}
+
+}  // namespace tranche
