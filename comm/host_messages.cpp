@@ -1,7 +1,9 @@
 #include "tranche/comm/host_messages.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <functional>
+#include <vector>
 
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
@@ -10,12 +12,15 @@ namespace tranche::comm {
 
 namespace {
 
-/// The done event of a host operation that has not been asked for yet.
+/// Bytes that travel at once. Pinned memory has so much in its slab: a larger buffer would be registered.
+constexpr std::int64_t message_piece_bytes = 64 << 10;
+
+/// The done event of host operations that have not been asked for yet.
 class DeferredEvent : public EventState {
  public:
   bool query() override {
     const std::lock_guard lock(mutex_);
-    return set_ && event_.query();
+    return set_ && std::all_of(events_.begin(), events_.end(), [](const Event& e) { return e.query(); });
   }
   bool wait(double seconds) override {
     const Stopwatch watch;
@@ -28,16 +33,20 @@ class DeferredEvent : public EventState {
         return false;
       }
     }
-    if (seconds < 0) {
-      event_.wait();
-      return true;
+    // Once set, the events stay as they are.
+    for (const Event& event : events_) {
+      if (seconds < 0) {
+        event.wait();
+      } else if (!event.wait_for(std::max(0.0, seconds - watch.seconds()))) {
+        return false;
+      }
     }
-    return event_.wait_for(std::max(0.0, seconds - watch.seconds()));
+    return true;
   }
-  void set(Event event) {
+  void set(std::vector<Event> events) {
     {
       const std::lock_guard lock(mutex_);
-      event_ = std::move(event);
+      events_ = std::move(events);
       set_ = true;
     }
     changed_.notify_all();
@@ -46,7 +55,7 @@ class DeferredEvent : public EventState {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  Event event_;
+  std::vector<Event> events_;
   bool set_ = false;
 };
 
@@ -74,52 +83,88 @@ void run_guarded(const std::shared_ptr<DeviceFailure>& failure, Communicator& ho
 }
 
 struct HostMessages::Pending {
-  Buffer buffer;
+  struct Piece {
+    Buffer buffer;
+    std::int64_t count;  ///< elements
+    std::int64_t offset, bytes;
+  };
+  std::vector<Piece> pieces;
   std::shared_ptr<DeferredEvent> taken = std::make_shared<DeferredEvent>();
 };
 
 HostMessages::~HostMessages() = default;
 
+// Buffers are kept for later messages: giving pinned memory back may wait for all work of the GPU, and so for
+// a recv whose peer waits for the send that is being issued.
 void HostMessages::reap() {
-  std::erase_if(pending_, [](const auto& each) { return each->taken->query(); });
+  std::erase_if(pending_, [this](const std::shared_ptr<Pending>& each) {
+    if (!each->taken->query()) return false;
+    for (Pending::Piece& piece : each->pieces) free_.push_back(std::move(piece.buffer));
+    return true;
+  });
+}
+
+std::shared_ptr<HostMessages::Pending> HostMessages::open(const DeviceCall& call) {
+  reap();
+  auto pending = std::make_shared<Pending>();
+  const std::int64_t width = size_of(call.dtype), most = message_piece_bytes / width;
+  std::int64_t first = 0;
+  do {  // an empty message is one empty piece
+    const std::int64_t count = std::min(most, call.count - first);
+    if (free_.empty()) {
+      free_.emplace_back(*group_.host_memory, message_piece_bytes, Category::communication, "message");
+    }
+    pending->pieces.push_back({std::move(free_.back()), count, first * width, count * width});
+    free_.pop_back();
+    first += count;
+  } while (first < call.count);
+  pending_.push_back(pending);
+  return pending;
 }
 
 Issued HostMessages::send(const std::shared_ptr<const DeviceCall>& call, const Event& started,
                           Stream& exchange) {
   (void)started;
-  reap();
-  auto pending = std::make_shared<Pending>();
-  pending->buffer = Buffer(*group_.host_memory, call->bytes(), Category::communication, "message");
-  pending_.push_back(pending);
-  group_.device->copy_to_host(*group_.stream, pending->buffer.data(), call->from, call->bytes());
+  const std::shared_ptr<Pending> pending = open(*call);
+  for (const Pending::Piece& piece : pending->pieces) {
+    group_.device->copy_to_host(*group_.stream, piece.buffer.data(), call->from_bytes() + piece.offset,
+                                piece.bytes);
+  }
   exchange.wait(group_.stream->record());
   exchange.enqueue(call->name, [this, call, pending] {
     run_guarded(group_.failure, host_, call->what(), [&] {
-      pending->taken->set(
-          host_.send(pending->buffer.data(), call->count, call->dtype, call->other, {}, call->label()));
+      std::vector<Event> sent;
+      for (const Pending::Piece& piece : pending->pieces) {
+        sent.push_back(
+            host_.send(piece.buffer.data(), piece.count, call->dtype, call->other, {}, call->label()));
+      }
+      pending->taken->set(std::move(sent));
     });
   });
   return {Event(pending->taken), {}, true};
 }
 
 Issued HostMessages::receive(const std::shared_ptr<const DeviceCall>& call, Stream& exchange) {
-  reap();
-  auto pending = std::make_shared<Pending>();
-  pending->buffer = Buffer(*group_.host_memory, call->bytes(), Category::communication, "message");
-  pending_.push_back(pending);
+  const std::shared_ptr<Pending> pending = open(*call);
   exchange.wait(group_.stream->record());
   exchange.enqueue(call->name, [this, call, pending] {
     run_guarded(group_.failure, host_, call->what(), [&] {
-      wait_on_host(
-          host_.recv(pending->buffer.data(), call->count, call->dtype, call->other, {}, call->label()),
-          *group_.failure, call->what());
+      std::vector<Event> received;
+      for (const Pending::Piece& piece : pending->pieces) {
+        received.push_back(
+            host_.recv(piece.buffer.data(), piece.count, call->dtype, call->other, {}, call->label()));
+      }
+      for (const Event& event : received) wait_on_host(event, *group_.failure, call->what());
     });
   });
   group_.stream->wait(exchange.record());
-  group_.device->copy_from_host(*group_.stream, call->to, pending->buffer.data(), call->bytes());
+  for (const Pending::Piece& piece : pending->pieces) {
+    group_.device->copy_from_host(*group_.stream, call->to_bytes() + piece.offset, piece.buffer.data(),
+                                  piece.bytes);
+  }
   Issued issued;
   issued.done = group_.stream->record();
-  pending->taken->set(issued.done);
+  pending->taken->set({issued.done});
   return issued;
 }
 

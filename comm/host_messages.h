@@ -3,14 +3,17 @@
 /// comm/.
 
 #include <list>
+#include <memory>
 #include <mutex>
+#include <vector>
 
 #include "tranche/comm/device_exchange.h"
 
 namespace tranche::comm {
 
 /// A send leaves the stream as soon as its bytes are in host memory, so rings of sends and recvs cannot lock;
-/// a recv holds the stream up until its bytes have come. Each takes a buffer of its own: not for the step.
+/// a recv holds the stream up until its bytes have come. Each takes host memory of its size, in pieces that
+/// are kept for later messages until the communicator ends: not for the step.
 class HostMessages {
  public:
   /// `host` is used by the stream's work alone.
@@ -22,10 +25,13 @@ class HostMessages {
 
  private:
   struct Pending;
+  /// Takes the memory of a message.
+  std::shared_ptr<Pending> open(const DeviceCall& call);
   void reap();
   DeviceGroup group_;
   Communicator& host_;
   std::list<std::shared_ptr<Pending>> pending_;
+  std::vector<Buffer> free_;
 };
 
 /// Waits for a host operation from a stream's work: until done, failed, or the device communicator has ended.

@@ -20,6 +20,7 @@
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
+#include "tranche/device/cuda_interop.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche {
@@ -44,6 +45,7 @@ class NcclExchange : public DeviceExchange {
  public:
   NcclExchange(const DeviceGroup& group, bool own_reductions)
       : group_(group),
+        gpu_(cuda_ordinal(*group.device)),
         own_reductions_(own_reductions),
         stream_(static_cast<cudaStream_t>(group.stream->native_handle())),
         host_(group.host->split(0, group.rank())),
@@ -100,7 +102,7 @@ class NcclExchange : public DeviceExchange {
   void abort() noexcept override {
     const std::lock_guard lock(mutex_);
     if (communicator_ == nullptr) return;
-    cudaSetDevice(group_.device->index());
+    cudaSetDevice(gpu_);
     ncclCommAbort(communicator_);
     communicator_ = nullptr;
   }
@@ -126,9 +128,9 @@ class NcclExchange : public DeviceExchange {
 
  private:
   void make_current() const {
-    if (const cudaError_t error = cudaSetDevice(group_.device->index()); error != cudaSuccess) {
+    if (const cudaError_t error = cudaSetDevice(gpu_); error != cudaSuccess) {
       throw CommunicationError(
-          fmt::format("NCCL cannot work on GPU {}: {}", group_.device->index(), cudaGetErrorString(error)));
+          fmt::format("NCCL cannot work on GPU {}: {}", gpu_, cudaGetErrorString(error)));
     }
   }
 
@@ -287,6 +289,7 @@ class NcclExchange : public DeviceExchange {
   }
 
   DeviceGroup group_;
+  int gpu_;  ///< as the runtime numbers it; a device's index may be larger
   bool own_reductions_;
   cudaStream_t stream_;
   std::unique_ptr<Communicator> host_;
@@ -307,7 +310,7 @@ bool has_nccl() {
 std::string nccl_gpu_of(const Device& device) {
   if (device.kind() != DeviceKind::cuda) return {};
   char id[32] = "";
-  if (cudaDeviceGetPCIBusId(id, sizeof(id), device.index()) != cudaSuccess) {
+  if (cudaDeviceGetPCIBusId(id, sizeof(id), cuda_ordinal(device)) != cudaSuccess) {
     cudaGetLastError();
     return {};
   }

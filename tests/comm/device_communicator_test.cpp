@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "tranche/comm/nccl_exchange.h"
 #include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/device/ledger.h"
@@ -166,6 +167,48 @@ TEST_P(DeviceRanks, RunBesideTheThreadThatIssuesThem) {
   });
 }
 
+// Giving pinned memory back waits for all work of the GPU, and so for a recv of another communicator whose
+// peer waits for the very message that is being issued.
+TEST_P(DeviceRanks, MessagesPassWhileARecvElsewhereIsPending) {
+  if (GetParam().ranks < 2) return;
+  if (GetParam().transport == DeviceTransport::shared) return;  // its recv waits on the host
+  constexpr std::int64_t count = 50001, rounds = 3;             // 200 kB: several pieces, the last an odd one
+  run_device_ranks(
+      GetParam().ranks, GetParam().transport,
+      [](int index, Rank& rank) {
+        const auto beside = rank.comm->split(0, index);
+        const auto values = [](int sender, std::int64_t round) {
+          std::vector<float> made(count);
+          for (std::size_t i = 0; i < made.size(); ++i)
+            made[i] = static_cast<float>(i) + static_cast<float>(1000 * sender + round);
+          return made;
+        };
+        OnDevice<float> answer(*rank.device, values(index, 0));
+        std::vector<std::unique_ptr<OnDevice<float>>> messages;
+        for (std::int64_t round = 0; round < rounds; ++round)
+          messages.push_back(std::make_unique<OnDevice<float>>(*rank.device, values(index, round)));
+        const auto pass = [&](std::int64_t round) {
+          float* const data = messages[static_cast<std::size_t>(round)]->data();
+          return index == 0 ? beside->send(data, count, DataType::float32, 1, {}, label)
+                            : beside->recv(data, count, DataType::float32, 0, {}, label);
+        };
+        if (index == 0) {
+          pass(0).wait();
+          const Event answered = rank.comm->recv(answer.data(), count, DataType::float32, 1, {}, label);
+          EXPECT_FALSE(answered.wait_for(0.02));
+          for (std::int64_t round = 1; round < rounds; ++round) pass(round).wait();
+          answered.wait();
+          EXPECT_EQ(answer.read(), values(1, 0));
+        } else if (index == 1) {
+          for (std::int64_t round = 0; round < rounds; ++round) pass(round).wait();
+          rank.comm->send(answer.data(), count, DataType::float32, 0, {}, label).wait();
+          for (std::int64_t round = 0; round < rounds; ++round)
+            EXPECT_EQ(messages[static_cast<std::size_t>(round)]->read(), values(0, round));
+        }
+      },
+      10);
+}
+
 #if defined(__SANITIZE_THREAD__)
 constexpr int most_ranks = 3;
 #else
@@ -182,6 +225,24 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
   return std::string(name_of(info.param.transport)) + std::to_string(info.param.ranks);
 }
 INSTANTIATE_TEST_SUITE_P(Sizes, DeviceRanks, testing::ValuesIn(cases()), case_name);
+
+#ifdef TRANCHE_TEST_GPU
+TEST(DeviceCommunicator, ServesADeviceWhoseIndexIsBeyondTheGpus) {
+  if (const std::string why = obstacle(DeviceTransport::nccl, 1); !why.empty()) GTEST_SKIP() << why;
+  DeviceOptions options;
+  options.kind = DeviceKind::cuda;
+  options.index = static_cast<int>(probe_cuda().devices.size()) + 1;
+  const auto device = make_device(options);
+  EXPECT_NE(comm::nccl_gpu_of(*device), "");
+  options.index %= static_cast<int>(probe_cuda().devices.size());
+  EXPECT_EQ(comm::nccl_gpu_of(*device), comm::nccl_gpu_of(*make_device(options)));
+  const auto comm =
+      make_device_communicator(*device, make_self_communicator(), device_options(DeviceTransport::nccl, 60));
+  OnDevice<float> from(*device, {1, 2, 3}), to(*device, {0, 0, 0});
+  comm->all_gather(from.data(), to.data(), 3, DataType::float32, 0, {}, label).wait();
+  EXPECT_EQ(to.read(), (std::vector<float>{1, 2, 3}));
+}
+#endif
 
 TEST(DeviceCommunicator, SaysHowItsDataTravels) {
   if (const std::string why = obstacle(DeviceTransport::staged, 2); !why.empty()) GTEST_SKIP() << why;
