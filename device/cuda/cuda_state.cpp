@@ -35,18 +35,32 @@ bool is_sticky(cudaError_t error) {
   }
 }
 
+/// States that are alive: one for each rank of this process. What an error spoils is the process's context,
+/// so that they share it is a fact of the process too.
+std::atomic<int>& ranks_of_process() {
+  static std::atomic<int> ranks{0};
+  return ranks;
+}
+
 }  // namespace
+
+std::string text_of_loss(cudaError_t error) {
+  if (!is_sticky(error)) return {};
+  std::string text = "; work issued before has failed, and the process can not use the GPU any more";
+  if (const int ranks = ranks_of_process().load(std::memory_order_relaxed); ranks > 1) {
+    text +=
+        ", nor can any of the " + std::to_string(ranks) +
+        " ranks that are threads of it: the work may be another rank's than the one that met the error, so "
+        "look at what each of them says";
+  }
+  return text + ": run once more with CUDA_LAUNCH_BLOCKING=1 in the environment to see which";
+}
 
 std::string error_text(cudaError_t error, const char* call, std::string_view purpose) {
   std::string text = std::string(call) + " failed";
   if (!purpose.empty()) text += " (" + std::string(purpose) + ")";
   text += std::string(": ") + cudaGetErrorName(error) + ", " + cudaGetErrorString(error);
-  if (is_sticky(error)) {
-    text +=
-        "; work issued before has failed, and the process can not use the GPU any more: run once more with "
-        "CUDA_LAUNCH_BLOCKING=1 in the environment to see which";
-  }
-  return text;
+  return text + text_of_loss(error);
 }
 
 void check(cudaError_t error, const char* call, std::string_view purpose) {
@@ -62,9 +76,11 @@ void check(cudaError_t error, const char* call, std::string_view purpose) {
 CudaState::CudaState(int gpu) : gpu_(gpu) {
   make_current();
   check(cudaFree(nullptr), "cudaFree", "creating the context of the GPU");
+  ranks_of_process().fetch_add(1, std::memory_order_relaxed);
 }
 
 CudaState::~CudaState() {
+  ranks_of_process().fetch_sub(1, std::memory_order_relaxed);
   make_current_quietly();
   for (const cudaEvent_t event : timed_) cudaEventDestroy(event);
   for (const cudaEvent_t event : plain_) cudaEventDestroy(event);
@@ -94,6 +110,33 @@ void CudaState::give_event(cudaEvent_t event, bool timed) noexcept {
     (timed ? timed_ : plain_).push_back(event);
   } catch (...) {
     cudaEventDestroy(event);
+  }
+}
+
+void CudaState::wait_for(cudaStream_t stream, std::string_view purpose) {
+  const RelaxedCapture relaxed(*this);
+  cudaEvent_t event = nullptr;
+  try {
+    event = take_event(false);
+  } catch (const Error&) {  // on a device that has failed there may be none; the stream says how it fared
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize", purpose);
+    return;
+  }
+  const char* call = "cudaEventRecord";
+  cudaError_t error = cudaEventRecord(event, stream);
+  if (error == cudaSuccess) {
+    call = "cudaEventSynchronize";
+    error = cudaEventSynchronize(event);
+  }
+  give_event(event, false);
+  check(error, call, purpose);
+}
+
+void CudaState::wait_quietly(cudaStream_t stream) noexcept {
+  try {
+    wait_for(stream, {});
+  } catch (...) {
+    (void)cudaStreamSynchronize(stream);  // no event could be recorded, or the device has failed
   }
 }
 

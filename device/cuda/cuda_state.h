@@ -22,6 +22,9 @@ namespace tranche::cuda {
 void check(cudaError_t error, const char* call, std::string_view purpose = {});
 /// The text of that error.
 std::string error_text(cudaError_t error, const char* call, std::string_view purpose);
+/// What is to be said of an error after which the process cannot use the GPU any more, and of the ranks that
+/// share the process; empty for other errors.
+std::string text_of_loss(cudaError_t error);
 
 class CudaState : public std::enable_shared_from_this<CudaState> {
  public:
@@ -53,6 +56,13 @@ class CudaState : public std::enable_shared_from_this<CudaState> {
   /// unless it asks for less care (RelaxedCapture).
   void count_capture(int change) noexcept { captures_.fetch_add(change, std::memory_order_relaxed); }
   bool capturing() const noexcept { return captures_.load(std::memory_order_relaxed) > 0; }
+
+  /// Waits until the stream is idle; throws what `purpose` met. The thread sleeps: cudaStreamSynchronize
+  /// polls by default, a core for the length of a step, and host optimizers want the cores. A blocking event
+  /// needs nothing of the context's flags, which belong to the program when it has CUDA work of its own.
+  void wait_for(cudaStream_t stream, std::string_view purpose);
+  /// The same at the end of a stream's life, when there may be nothing left to wait with.
+  void wait_quietly(cudaStream_t stream) noexcept;
 
   void count_host_wait() noexcept { host_waits_.fetch_add(1, std::memory_order_relaxed); }
   void count_replay() noexcept { replays_.fetch_add(1, std::memory_order_relaxed); }

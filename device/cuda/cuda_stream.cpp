@@ -37,12 +37,13 @@ CudaStream::CudaStream(StreamParts parts, std::string name, cudaStream_t foreign
       stream_(foreign),
       owned_(false),
       host_(parts_.state, *parts_.pinned, parts_.driver, name_),
+      bound_(parts_.state),
       staging_(*parts_.staging, *name_) {}
 
 CudaStream::~CudaStream() {
   parts_.state->make_current_quietly();
   host_.stop_waiting();
-  (void)cudaStreamSynchronize(stream_);
+  parts_.state->wait_quietly(stream_);
   for (const Span& span : open_spans_) parts_.state->give_event(span.begin);
   drain_spans(true);
   if (owned_) cudaStreamDestroy(stream_);
@@ -56,6 +57,7 @@ void CudaStream::refuse_in_capture(const char* what) const {
 
 cudaStream_t CudaStream::native() const {
   parts_.state->make_current_quietly();  // what is called next says what fails, and for whom
+  if (owned_ && !capturing_) bound_.before_operation(stream_);
   return stream_;
 }
 
@@ -109,7 +111,7 @@ Event CudaStream::record() {
 void CudaStream::synchronize() {
   refuse_in_capture("synchronize");
   parts_.state->count_host_wait();
-  check(cudaStreamSynchronize(native()), "cudaStreamSynchronize", "stream '" + *name_ + "'");
+  parts_.state->wait_for(native(), "stream '" + *name_ + "'");
   staging_.deliver();
   drain_spans(true);
   parts_.state->renew_clock(stream_);

@@ -10,6 +10,7 @@
 #include "tranche/device/cuda/cuda_staging.h"
 #include "tranche/device/cuda/cuda_state.h"
 #include "tranche/device/cuda/host_work.h"
+#include "tranche/device/cuda/launch_bound.h"
 #include "tranche/device/stream.h"
 
 namespace tranche::cuda {
@@ -78,6 +79,7 @@ class CudaStream : public Stream {
   bool owned_ = true;
   bool capturing_ = false;
   HostWork host_;
+  mutable LaunchBound bound_;
   HostDependencies needs_;
   Staging staging_;
   std::deque<Span> spans_;        // ended

@@ -1,12 +1,14 @@
 #include "tranche/kernels/cuda/launch.h"
 
+#include "tranche/device/cuda/cuda_state.h"
+
 namespace tranche::kernels::cuda {
 
 void check_cuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // the runtime would report it again
   throw Error(std::string("CUDA: ") + what + ": " + cudaGetErrorString(error) + " (" +
-              cudaGetErrorName(error) + ")");
+              cudaGetErrorName(error) + ")" + tranche::cuda::text_of_loss(error));
 }
 
 int multiprocessors() {

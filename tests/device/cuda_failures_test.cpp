@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -14,6 +15,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing_support::message_of;
 
 // The place of a function among those that the device asks the driver for when it is made.
@@ -93,10 +95,23 @@ TEST_F(CudaFailures, CallsAreNamed) {
 TEST_F(CudaFailures, WaitsSayWhatWasWaitedForAndWhatToDo) {
   auto stream = device().create_stream("gather");
   const Event event = stream->record();
-  cuda_emulation::fail_call("cudaStreamSynchronize", 1, cudaErrorIllegalAddress);
-  EXPECT_THAT(message_of<DeviceError>([&] { stream->synchronize(); }),
-              AllOf(HasSubstr("cudaStreamSynchronize failed (stream 'gather'): cudaErrorIllegalAddress"),
-                    HasSubstr("work issued before has failed"), HasSubstr("CUDA_LAUNCH_BLOCKING=1")));
+  const auto synchronize = [&] { stream->synchronize(); };
+  cuda_emulation::fail_call("cudaEventSynchronize", 1, cudaErrorIllegalAddress);
+  EXPECT_THAT(message_of<DeviceError>(synchronize),
+              AllOf(HasSubstr("cudaEventSynchronize failed (stream 'gather'): cudaErrorIllegalAddress"),
+                    HasSubstr("work issued before has failed"), HasSubstr("CUDA_LAUNCH_BLOCKING=1"),
+                    Not(HasSubstr("rank"))));
+  cuda_emulation::fail_call("cudaEventRecord", 1, cudaErrorUnknown);
+  EXPECT_THAT(message_of<DeviceError>(synchronize), HasSubstr("cudaEventRecord failed (stream 'gather')"));
+  {
+    const auto of_another_rank = make_device({DeviceKind::cuda, 0, 1});
+    cuda_emulation::fail_call("cudaEventSynchronize", 1, cudaErrorIllegalAddress);
+    EXPECT_THAT(message_of<DeviceError>(synchronize),
+                AllOf(HasSubstr("nor can any of the 2 ranks that are threads of it"),
+                      HasSubstr("may be another rank's than the one that met the error")));
+    cuda_emulation::fail_call("cudaEventSynchronize", 1, cudaErrorInvalidValue);
+    EXPECT_THAT(message_of<DeviceError>(synchronize), Not(HasSubstr("rank"))) << "the GPU is well";
+  }
   auto gate = std::make_shared<HostEvent>();
   stream->wait(Event(gate));
   const Event later = stream->record();
@@ -238,6 +253,55 @@ TEST_F(CudaFailures, LookingAtEventsDoesNotSpoilACapture) {
   EXPECT_EQ(replay->problem(), "");
   EXPECT_EQ(device().counters().replays, 2);
   EXPECT_EQ(read(a.data(), 64), std::vector<unsigned char>(64, 2));
+}
+
+TEST_F(CudaFailures, WaitsLeaveTheCoreToOthers) {
+  auto stream = device().create_stream("slow");
+  const cuda_emulation::Counters before = cuda_emulation::counters();
+  stream->enqueue("work", [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  const Event event = stream->record();
+  event.wait();
+  stream->synchronize();
+  const std::int64_t of_device = device().counters().host_waits;
+  stream.reset();
+  const cuda_emulation::Counters after = cuda_emulation::counters();
+  EXPECT_GE(after.host_waits - before.host_waits, 3) << "the event, the stream, and the stream's end";
+  EXPECT_EQ(after.spinning_waits, before.spinning_waits);
+  EXPECT_EQ(device().counters().host_waits, of_device);
+}
+
+// The queue of a real GPU is full at about a thousand, and then the driver stops whoever issues.
+TEST_F(CudaFailures, NoStreamIsIssuedToFurtherThanItsQueueReaches) {
+  constexpr int operations = 3000;
+  Buffer a = memory(64);
+  auto stream = device().create_stream("behind");
+  auto parked = device().create_stream("parked");
+  cuda_emulation::reset_counters();
+  auto gate = std::make_shared<HostEvent>();
+  parked->wait(Event(gate));
+  stream->wait(parked->record());
+  std::atomic<int> issued{0};
+  std::thread issuing([&] {
+    for (; issued < operations; ++issued) device().fill_bytes(*stream, a.data(), 1, 64);
+  });
+  // The gate opens only once issuing has come to rest, which is what is to be seen.
+  for (int seen = -1; seen != issued;) {
+    seen = issued;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+  EXPECT_LT(issued, 600);
+  EXPECT_GT(issued, 100) << "what a stream is given in a step does not come to that";
+  const std::int64_t waits = device().counters().host_waits;
+  gate->complete();
+  issuing.join();
+  stream->synchronize();
+  EXPECT_EQ(issued, operations);
+  EXPECT_LT(cuda_emulation::counters().most_pending, 600);
+  EXPECT_EQ(device().counters().host_waits, waits + 1) << "synchronize is the one wait";
+  // A failed stream says so at the operation, and is not waited for.
+  cuda_emulation::fail_call("cudaEventRecord", 1, cudaErrorUnknown);
+  for (int i = 0; i < 200; ++i) device().fill_bytes(*stream, a.data(), 2, 64);
+  EXPECT_EQ(read(a.data(), 1, *stream)[0], 2);
 }
 
 TEST_F(CudaFailures, TimingDoesNotMatter) {
