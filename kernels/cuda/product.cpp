@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tranche/core/error.h"
+#include "tranche/kernels/cuda/plain_product.h"
 
 namespace tranche::kernels::cuda {
 
@@ -246,8 +247,8 @@ bool try_product(Stream& stream, const Product& product, const Workspace& worksp
   const Plan& plan = products.plan(product, key);
   if (!plan.found) {
     if (product.epilogue != Epilogue::none) return false;
-    throw Error(fmt::format("cuBLASLt has no algorithm for the product {} within {} bytes of workspace",
-                            text_of(product), workspace.bytes));
+    plain_product(stream, product);
+    return true;
   }
   set_pointers(plan, product);
   const cublasStatus_t status =

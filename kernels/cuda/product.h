@@ -83,9 +83,9 @@ bool epilogue_possible(const Product& product);
 
 /// Issues the product; m, n, k and batch may be zero (a product over nothing is beta c, with its epilogue not
 /// allowed). Returns false, having done nothing, when there is an epilogue that no algorithm within the
-/// workspace has; without one that is an InternalError. fp32 is IEEE fp32 throughout (no TF32); 16-bit
-/// operands are summed in fp32. Sums split over k are allowed only when their parts are kept in fp32 and
-/// added in a separate pass in fixed order, so the same call gives the same bits.
+/// workspace has; without one a plain kernel (plain_product.h) does what cuBLASLt cannot. fp32 is IEEE fp32
+/// throughout (no TF32); 16-bit operands are summed in fp32. Sums split over k are allowed only when their
+/// parts are kept in fp32 and added in a separate pass in fixed order, so the same call gives the same bits.
 [[nodiscard]] bool try_product(Stream& stream, const Product& product, const Workspace& workspace);
 void product(Stream& stream, const Product& product, const Workspace& workspace);
 
