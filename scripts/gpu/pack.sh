@@ -11,9 +11,12 @@ rm -f "$folder/SHA256SUMS"
 sums=$(cd "$folder" && find . -type f -print0 | sort -z | xargs -0 sha256sum)
 printf '%s\n' "$sums" > "$folder/SHA256SUMS"
 
+# Each program holds the same kernels: a dictionary that reaches from one to the next packs them once.
+dictionary=$(($(du -sm "$folder" | cut -f1) + 1))
+[ "$dictionary" -lt 192 ] || dictionary=192
 trap 'rm -f "$out.part"' EXIT
 tar -C "$(dirname "$folder")" --sort=name --owner=0 --group=0 --numeric-owner --mode=go-w --mtime='2000-01-01 00:00Z' \
-  -cf - "$(basename "$folder")" | xz -T0 -6 > "$out.part"
+  -cf - "$(basename "$folder")" | xz -T1 --lzma2="preset=6,dict=${dictionary}MiB" > "$out.part"
 bytes=$(stat -c %s "$out.part")
 mib() { awk -v b="$1" 'BEGIN {printf "%.1f", b / 1048576}'; }
 if [ "$bytes" -gt $((budget * 1048576)) ]; then

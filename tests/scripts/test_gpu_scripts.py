@@ -97,6 +97,12 @@ class Pack(Folder):
         self.assertIn("1.5 MiB  bin/random", result.stderr)
         self.assertEqual([path.name for path in self.folder.iterdir()], ["bundle"], "nothing is left")
 
+    def test_what_programs_share_is_packed_once(self):
+        (self.top / "bin" / "random-between").write_bytes(bytes(9 << 20))
+        shutil.copy(self.top / "bin" / "random", self.top / "bin" / "random-too")
+        result = run(GPU / "pack.sh", self.top, self.out, 2)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
     def test_within_it_equal_contents_give_equal_archives(self):
         sums = []
         for _ in range(2):
