@@ -326,10 +326,14 @@ class Suite:
 
     @staticmethod
     def last_words(output, case):
-        """What a case said before it ended the process."""
-        begin = output.rfind(f"] {case}")
-        lines = [line.strip() for line in output[begin:].splitlines()[1:] if line.strip()] if begin >= 0 else []
-        return f": {lines[-1][:200]}" if lines else ""
+        """What a case said before it ended the process. The program's own last line has it all, after the case's name."""
+        begin = output.rfind(f"[ RUN      ] {case}\n")
+        lines = [line.strip() for line in output[begin:].splitlines()[1:]] if begin >= 0 else []
+        lines = [line for line in lines if line and not re.match(r"\[[ A-Z]{10}\] ", line)]
+        told = re.match(r"A case (?:left a CUDA error that stays: \S+ *(.*?)(?:; [^;]*program ends here)?$|hangs: )",
+                        lines[-1] if lines else "")
+        said = (told.group(1) or "") if told else "".join(lines[-1:])
+        return f": {said[:200]}" if said else ""
 
     def examine(self, entry, case, end):
         """The case that ended its program, at once under memcheck, which names the access and its line."""

@@ -293,13 +293,17 @@ for case in cases:
     say(" RUN      ", case)
     does = case.rsplit("_", 1)[-1]
     if does == "faults":
-        print("x.cpp:7: Failure\nillegal address in the kernel", flush=True)
+        print(f"\nA case left a CUDA error that stays: {case}: cudaErrorIllegalAddress; every later case would fail, so "
+              "this program ends here", flush=True)
+        say("  FAILED  ", case + " (1 ms)")
         os._exit(97)
     if does == "breaks":
-        say("  FAILED  ", case + " (1 ms)")
+        print("x.cpp:7: Failure", flush=True)
         os._exit(97)
     if does == "hangs":
         time.sleep(float(os.environ["TRANCHE_TEST_CASE_SECONDS"]))
+        print(f"\nA case hangs: {case} has taken more than 1.0 seconds; this program ends here", flush=True)
+        say("  FAILED  ", case + " (1000 ms)")
         os._exit(98)
     if does == "sticks":
         time.sleep(100)
@@ -416,7 +420,8 @@ class Suite(Folder):
         self.assertEqual(self.records["many"]["detail"], "3 faulted (S.b_faults, S.c_breaks, S.e_crashes), 1 hung (S.g_hangs), "
                          "1 failed (S.f_fails), 3 passed; 5 processes")
         self.assertEqual(self.records["many S.b_faults"]["detail"],
-                         "a CUDA error that stays: illegal address in the kernel")
+                         "a CUDA error that stays: cudaErrorIllegalAddress")
+        self.assertEqual(self.records["many S.c_breaks"]["detail"], "a CUDA error that stays: x.cpp:7: Failure")
         self.assertEqual(self.records["many S.b_faults"]["command"], "tests/many --gtest_filter=S.b_faults")
         self.assertEqual(self.records["many S.e_crashes"]["detail"], "ended by signal 11")
         self.assertEqual(self.records["many S.g_hangs"]["detail"], "more than 1 s in one case")
