@@ -254,11 +254,15 @@ class TestList(unittest.TestCase):
             return {"name": f"{program}.shard{shard}", "command": [f"/s/build/x/tests/{program}", "--gtest_brief=1", *more],
                     "properties": [{"name": "LABELS", "value": [label]}, {"name": "TIMEOUT", "value": 900.0},
                                    {"name": "ENVIRONMENT", "value": ["GTEST_TOTAL_SHARDS=2", f"GTEST_SHARD_INDEX={shard}"]}]}
+        as_on_gpu = {"name": "test_gpu.as_on_gpu", "command": ["/s/build/x/tests/test_gpu", "--gtest_brief=1"],
+                     "properties": [{"name": "LABELS", "value": ["gpu"]}, {"name": "ENVIRONMENT", "value":
+                                    ["TRANCHE_TEST_AS_ON_GPU=1", "GTEST_FILTER=Some.*"]}]}
         entries = test_list.gathered(
-            [whole("test_gpu", "gpu", 0), whole("test_gpu", "gpu", 1), whole("test_more", "slow", 0, "--gtest_filter=*Slow.*"),
+            [as_on_gpu, whole("test_gpu", "gpu", 0), whole("test_gpu", "gpu", 1), whole("test_more", "slow", 0, "--gtest_filter=*Slow.*"),
              whole("test_more", "gpu", 0, "--gtest_filter=-*Slow.*")], ["gpu"], "/s/build/x", "/s")
         self.assertEqual([entry["name"] for entry in entries], ["test_gpu", "test_more"])
         self.assertEqual([entry["filter"] for entry in entries], ["*", "-*Slow.*"])
+        self.assertEqual([entry["environment"] for entry in entries], [[], []])
         self.assertEqual([entry["command"] for entry in entries], [["@BUILD@/tests/test_gpu"], ["@BUILD@/tests/test_more"]])
         # A shard of what is left would be another shard.
         self.assertEqual([entry["environment"] for entry in entries], [[], []])
