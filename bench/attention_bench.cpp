@@ -1,6 +1,6 @@
 /// Causal attention, forward and backward, held against the fp32 matmul peak: its products run in fp32.
 
-#include "tranche/bench/kernel_bench.h"
+#include "bench/kernel_bench.h"
 #include "tranche/kernels/attention.h"
 
 namespace tranche::kernels::bench {

@@ -12,13 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "tranche/bench/figures.h"
-#include "tranche/bench/flags.h"
-#include "tranche/bench/raw_io.h"
+#include "bench/figures.h"
+#include "bench/flags.h"
+#include "bench/raw_io.h"
+#include "offload/aligned_buffer.h"
+#include "offload/block_io.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/offload/aligned_buffer.h"
-#include "tranche/offload/block_io.h"
 
 namespace {
 

@@ -17,14 +17,14 @@
 #include <string>
 #include <vector>
 
-#include "tranche/bench/figures.h"
-#include "tranche/bench/flags.h"
-#include "tranche/bench/raw_io.h"
-#include "tranche/checkpoint/folder.h"
-#include "tranche/checkpoint/reader.h"
-#include "tranche/checkpoint/shard_writer.h"
+#include "bench/figures.h"
+#include "bench/flags.h"
+#include "bench/raw_io.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/shard_writer.h"
+#include "offload/aligned_buffer.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/aligned_buffer.h"
 
 namespace {
 

@@ -24,14 +24,14 @@
 #include <string>
 #include <vector>
 
-#include "tranche/bench/figures.h"
+#include "bench/figures.h"
+#include "comm/window_memory.h"
+#include "core/clock.h"
+#include "device/large_copy.h"
 #include "tranche/comm/mpi.h"
-#include "tranche/comm/window_memory.h"
-#include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/device/device.h"
-#include "tranche/device/large_copy.h"
 #include "tranche/device/memory_resources.h"
 #include "tranche/kernels/reduction.h"
 

@@ -1,11 +1,11 @@
-#include "tranche/bench/device_bench.h"
+#include "bench/device_bench.h"
 
 #include <algorithm>
 #include <random>
 #include <string>
 
-#include "tranche/core/clock.h"
-#include "tranche/device/cuda_probe.h"
+#include "core/clock.h"
+#include "device/cuda_probe.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::kernels::bench {

@@ -1,11 +1,11 @@
-#include "tranche/bench/figures.h"
+#include "bench/figures.h"
 
 #include <time.h>
 
 #include <algorithm>
 #include <cstddef>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 
 namespace tranche::bench {
 

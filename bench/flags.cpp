@@ -1,4 +1,4 @@
-#include "tranche/bench/flags.h"
+#include "bench/flags.h"
 
 #include <fmt/format.h>
 
@@ -9,8 +9,8 @@
 #include <limits>
 #include <utility>
 
+#include "core/nearest.h"
 #include "tranche/core/error.h"
-#include "tranche/core/nearest.h"
 
 namespace tranche::bench {
 namespace {

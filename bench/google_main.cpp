@@ -1,7 +1,7 @@
 // main() of the programs that only register benchmarks.
 #include <cstring>
 
-#include "tranche/bench/google_program.h"
+#include "bench/google_program.h"
 
 int main(int argc, char** argv) {
   const char* const slash = std::strrchr(argv[0], '/');

@@ -1,8 +1,8 @@
-#include "tranche/bench/google_program.h"
+#include "bench/google_program.h"
 
 #include <benchmark/benchmark.h>
 
-#include "tranche/bench/flags.h"
+#include "bench/flags.h"
 #include "tranche/core/error.h"
 
 namespace tranche::bench {

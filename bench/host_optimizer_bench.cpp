@@ -15,14 +15,14 @@
 #include <thread>
 #include <vector>
 
-#include "tranche/bench/figures.h"
-#include "tranche/bench/flags.h"
-#include "tranche/bench/host_streams.h"
-#include "tranche/bench/resident_update.h"
-#include "tranche/core/clock.h"
+#include "bench/figures.h"
+#include "bench/flags.h"
+#include "bench/host_streams.h"
+#include "bench/resident_update.h"
+#include "core/clock.h"
+#include "kernels/cpu/instruction_sets.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
-#include "tranche/kernels/cpu/instruction_sets.h"
 #include "tranche/optim/optimizer.h"
 
 using namespace tranche;

@@ -1,10 +1,10 @@
-#include "tranche/bench/host_streams.h"
+#include "bench/host_streams.h"
 
 #include "hwy/cache_control.h"
-#include "tranche/kernels/cpu/parallel.h"
+#include "kernels/cpu/parallel.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/bench/host_streams.cpp"
+#define HWY_TARGET_INCLUDE "bench/host_streams.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/device.h"
 #include "tranche/kernels/matmul.h"

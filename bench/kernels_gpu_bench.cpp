@@ -1,8 +1,8 @@
 // Memory-bound kernels on a GPU, each as a share of the bandwidth of a device copy.
 
-#include "tranche/bench/google_program.h"
-#include "tranche/bench/memory_bound_kernels.h"
-#include "tranche/device/cuda_probe.h"
+#include "bench/google_program.h"
+#include "bench/memory_bound_kernels.h"
+#include "device/cuda_probe.h"
 
 namespace {
 

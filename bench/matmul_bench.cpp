@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "tranche/bench/kernel_bench.h"
+#include "bench/kernel_bench.h"
 
 namespace tranche::kernels::bench {
 

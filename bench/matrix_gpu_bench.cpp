@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "tranche/bench/kernel_bench.h"
-#include "tranche/device/cuda_probe.h"
+#include "bench/kernel_bench.h"
+#include "device/cuda_probe.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/elementwise.h"
 

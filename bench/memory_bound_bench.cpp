@@ -8,8 +8,8 @@
 #include <memory>
 #include <set>
 
-#include "tranche/bench/google_program.h"
-#include "tranche/bench/memory_bound_kernels.h"
+#include "bench/google_program.h"
+#include "bench/memory_bound_kernels.h"
 
 namespace {
 

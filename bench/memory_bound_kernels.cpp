@@ -1,4 +1,4 @@
-#include "tranche/bench/memory_bound_kernels.h"
+#include "bench/memory_bound_kernels.h"
 
 #include <cmath>
 #include <string>

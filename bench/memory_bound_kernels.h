@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "tranche/bench/device_bench.h"
+#include "bench/device_bench.h"
 
 namespace tranche::kernels::bench {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "tranche/bench/figures.h"
-#include "tranche/bench/flags.h"
+#include "bench/figures.h"
+#include "bench/flags.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/memory_profile.h"

@@ -19,14 +19,14 @@
 #include <string>
 #include <vector>
 
-#include "tranche/bench/figures.h"
-#include "tranche/bench/flags.h"
+#include "bench/figures.h"
+#include "bench/flags.h"
+#include "offload/aligned_buffer.h"
+#include "offload/calibration.h"
+#include "offload/tile_ring.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
 #include "tranche/kernels/optimizer_update.h"
-#include "tranche/offload/aligned_buffer.h"
-#include "tranche/offload/calibration.h"
-#include "tranche/offload/tile_ring.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "tranche/core/clock.h"
-#include "tranche/partition/flat_layout.h"
+#include "core/clock.h"
+#include "partition/flat_layout.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "tranche/bench/product_ways.h"
+#include "bench/product_ways.h"
 
 #include <cblas.h>
 #include <omp.h>

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "tranche/bench/kernel_bench.h"
-#include "tranche/bench/products_bench.h"
+#include "bench/kernel_bench.h"
+#include "bench/products_bench.h"
 
 namespace tranche::bench {
 

@@ -1,5 +1,5 @@
 // Builds without the libraries (TRANCHE_PLAIN_KERNELS) know one way.
-#include "tranche/bench/product_ways.h"
+#include "bench/product_ways.h"
 
 namespace tranche::bench {
 

@@ -1,4 +1,4 @@
-#include "tranche/bench/products_bench.h"
+#include "bench/products_bench.h"
 
 #include <algorithm>
 #include <map>

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "tranche/bench/figures.h"
-#include "tranche/kernels/matmul_log.h"
+#include "bench/figures.h"
+#include "kernels/matmul_log.h"
 
 namespace tranche::bench {
 

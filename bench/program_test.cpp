@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "tranche/bench/figures.h"
-#include "tranche/bench/flags.h"
+#include "bench/figures.h"
+#include "bench/flags.h"
 #include "tranche/core/error.h"
 
 namespace tranche::bench {

@@ -1,4 +1,4 @@
-#include "tranche/bench/raw_io.h"
+#include "bench/raw_io.h"
 
 #include <fmt/core.h>
 #include <unistd.h>

@@ -1,8 +1,8 @@
-#include "tranche/bench/resident_update.h"
+#include "bench/resident_update.h"
 
 #include <algorithm>
 
-#include "tranche/kernels/cpu/optimizer_update.h"
+#include "kernels/cpu/optimizer_update.h"
 
 namespace tranche::bench {
 

@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "tranche/bench/figures.h"
-#include "tranche/bench/flags.h"
+#include "bench/figures.h"
+#include "bench/flags.h"
+#include "offload/aligned_buffer.h"
+#include "offload/file_system.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/matmul.h"
-#include "tranche/offload/aligned_buffer.h"
-#include "tranche/offload/file_system.h"
 #include "tranche/tranche.h"
 
 namespace {

@@ -15,12 +15,12 @@
 #include <string>
 #include <vector>
 
-#include "tranche/bench/figures.h"
-#include "tranche/bench/flags.h"
-#include "tranche/bench/products_bench.h"
-#include "tranche/bench/step_parts.h"
+#include "bench/figures.h"
+#include "bench/flags.h"
+#include "bench/products_bench.h"
+#include "bench/step_parts.h"
+#include "device/cpu/cpu_streams.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cpu/cpu_streams.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/models/gpt.h"

@@ -1,11 +1,11 @@
-#include "tranche/bench/step_parts.h"
+#include "bench/step_parts.h"
 
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "tranche/bench/figures.h"
+#include "bench/figures.h"
 
 namespace tranche::bench {
 

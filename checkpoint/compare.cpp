@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/compare.h"
+#include "checkpoint/compare.h"
 
 #include <fmt/format.h>
 

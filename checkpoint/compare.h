@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tranche/checkpoint/reader.h"
+#include "checkpoint/reader.h"
 
 namespace tranche::checkpoint {
 

@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/convert.h"
+#include "checkpoint/convert.h"
 
 #include <cstddef>
 #include <cstring>

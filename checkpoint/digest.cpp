@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/digest.h"
+#include "checkpoint/digest.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/folder.h"
+#include "checkpoint/folder.h"
 
 #include <fmt/format.h>
 
@@ -6,9 +6,9 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
-#include "tranche/checkpoint/digest.h"
-#include "tranche/checkpoint/hdf5_image.h"
-#include "tranche/checkpoint/json_reader.h"
+#include "checkpoint/digest.h"
+#include "checkpoint/hdf5_image.h"
+#include "checkpoint/json_reader.h"
 #include "tranche/version.h"
 
 namespace tranche::checkpoint {

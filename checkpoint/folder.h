@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/checkpoint/format.h"
-#include "tranche/checkpoint/run_lease.h"
-#include "tranche/checkpoint/storage.h"
+#include "checkpoint/format.h"
+#include "checkpoint/run_lease.h"
+#include "checkpoint/storage.h"
 
 namespace tranche::checkpoint {
 

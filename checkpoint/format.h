@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "partition/flat_layout.h"
 #include "tranche/core/dtype.h"
 #include "tranche/core/shape.h"
-#include "tranche/partition/flat_layout.h"
 
 namespace tranche::checkpoint {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "tranche/checkpoint/hdf5_image.h"
+#include "checkpoint/hdf5_image.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tranche/checkpoint/format.h"
+#include "checkpoint/format.h"
 
 namespace tranche::checkpoint {
 

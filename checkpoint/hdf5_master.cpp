@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "tranche/checkpoint/hdf5_handles-inl.h"
+#include "checkpoint/hdf5_handles-inl.h"
 #include "tranche/version.h"
 
 namespace tranche::checkpoint {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tranche/checkpoint/hdf5_handles-inl.h"
+#include "checkpoint/hdf5_handles-inl.h"
 
 namespace tranche::checkpoint {
 

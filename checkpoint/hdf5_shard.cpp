@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "tranche/checkpoint/digest.h"
-#include "tranche/checkpoint/hdf5_handles-inl.h"
+#include "checkpoint/digest.h"
+#include "checkpoint/hdf5_handles-inl.h"
 #include "tranche/version.h"
 
 namespace tranche::checkpoint {

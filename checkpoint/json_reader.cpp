@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/json_reader.h"
+#include "checkpoint/json_reader.h"
 
 #include <fmt/format.h>
 

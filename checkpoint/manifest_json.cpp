@@ -4,11 +4,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tranche/checkpoint/digest.h"
-#include "tranche/checkpoint/format.h"
-#include "tranche/checkpoint/json_reader.h"
+#include "checkpoint/digest.h"
+#include "checkpoint/format.h"
+#include "checkpoint/json_reader.h"
+#include "core/json.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
 
 namespace tranche::checkpoint {
 

@@ -1,14 +1,14 @@
-#include "tranche/checkpoint/reader.h"
+#include "checkpoint/reader.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
-#include "tranche/checkpoint/convert.h"
-#include "tranche/checkpoint/reader_impl-inl.h"
+#include "checkpoint/convert.h"
+#include "checkpoint/reader_impl-inl.h"
+#include "core/nearest.h"
 #include "tranche/core/error.h"
-#include "tranche/core/nearest.h"
 
 namespace tranche::checkpoint {
 

@@ -13,9 +13,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tranche/checkpoint/folder.h"
-#include "tranche/checkpoint/format.h"
-#include "tranche/checkpoint/storage.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/format.h"
+#include "checkpoint/storage.h"
 
 namespace tranche::checkpoint {
 

@@ -4,9 +4,9 @@
 #include <array>
 #include <deque>
 
-#include "tranche/checkpoint/digest.h"
-#include "tranche/checkpoint/reader.h"
-#include "tranche/offload/aligned_buffer.h"
+#include "checkpoint/digest.h"
+#include "checkpoint/reader.h"
+#include "offload/aligned_buffer.h"
 
 namespace tranche::checkpoint {
 

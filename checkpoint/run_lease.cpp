@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/run_lease.h"
+#include "checkpoint/run_lease.h"
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
@@ -20,11 +20,11 @@
 #include <random>
 #include <thread>
 
+#include "core/json.h"
+#include "core/process.h"
+#include "core/thread.h"
+#include "offload/file_system.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
-#include "tranche/core/process.h"
-#include "tranche/core/thread.h"
-#include "tranche/offload/file_system.h"
 
 namespace tranche::checkpoint {
 namespace {

@@ -10,8 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tranche/checkpoint/reader.h"
-#include "tranche/checkpoint/storage.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/storage.h"
 
 namespace tranche::checkpoint {
 

@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
-#include "tranche/checkpoint/json_reader.h"
-#include "tranche/checkpoint/safetensors.h"
+#include "checkpoint/json_reader.h"
+#include "checkpoint/safetensors.h"
+#include "offload/aligned_buffer.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/aligned_buffer.h"
 
 namespace tranche::checkpoint {
 

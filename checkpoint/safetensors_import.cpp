@@ -4,11 +4,11 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "tranche/checkpoint/convert.h"
-#include "tranche/checkpoint/json_reader.h"
-#include "tranche/checkpoint/safetensors.h"
+#include "checkpoint/convert.h"
+#include "checkpoint/json_reader.h"
+#include "checkpoint/safetensors.h"
+#include "core/json.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
 
 namespace tranche::checkpoint {
 

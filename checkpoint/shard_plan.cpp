@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/shard_plan.h"
+#include "checkpoint/shard_plan.h"
 
 #include <fmt/format.h>
 

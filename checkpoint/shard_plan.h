@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "tranche/checkpoint/format.h"
-#include "tranche/checkpoint/hdf5_image.h"
+#include "checkpoint/format.h"
+#include "checkpoint/hdf5_image.h"
 
 namespace tranche::checkpoint {
 

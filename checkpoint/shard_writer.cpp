@@ -1,11 +1,11 @@
-#include "tranche/checkpoint/shard_writer.h"
+#include "checkpoint/shard_writer.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "tranche/checkpoint/digest.h"
+#include "checkpoint/digest.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "tranche/checkpoint/shard_plan.h"
-#include "tranche/checkpoint/storage.h"
-#include "tranche/offload/aligned_buffer.h"
+#include "checkpoint/shard_plan.h"
+#include "checkpoint/storage.h"
+#include "offload/aligned_buffer.h"
 
 namespace tranche::checkpoint {
 

@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/storage.h"
+#include "checkpoint/storage.h"
 
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"

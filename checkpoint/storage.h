@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
+#include "offload/block_io.h"
+#include "offload/file_system.h"
 #include "tranche/device/memory.h"
-#include "tranche/offload/block_io.h"
-#include "tranche/offload/file_system.h"
 
 namespace tranche::checkpoint {
 

@@ -6,7 +6,7 @@
 #include <deque>
 #include <span>
 
-#include "tranche/checkpoint/reader_impl-inl.h"
+#include "checkpoint/reader_impl-inl.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {

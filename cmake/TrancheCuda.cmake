@@ -122,7 +122,7 @@ function(tranche_cuda_sources target)
   if(tranche_cuda_emulated)
     # -ffp-contract=off is everywhere (tranche_flags); unrolling hints are another compiler's.
     set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
-      "-include;${tranche_include_dir}/tranche/tests/cuda_emulation/cuda_emulation.h;-Wno-unknown-pragmas")
+      "-include;${PROJECT_SOURCE_DIR}/tests/cuda_emulation/cuda_emulation.h;-Wno-unknown-pragmas")
   else()
     set(options --expt-relaxed-constexpr -lineinfo)  # Sanitizers and profilers name lines with it; code is the same.
     if(TRANCHE_WERROR)

@@ -22,15 +22,7 @@ if(tranche_cuda_emulated)
 endif()
 include(CMakePackageConfigHelpers)
 
-# Headers of inner loops, of other compilers' sources and of the tests' references stay here.
-foreach(library ${tranche_public_libraries})
-  string(REGEX REPLACE "^tranche_" "" folder ${library})
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tranche
-          FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE PATTERN "nccl*.h" EXCLUDE
-          PATTERN "cuda" EXCLUDE PATTERN "reference" EXCLUDE)
-endforeach()
-install(FILES ${PROJECT_SOURCE_DIR}/tranche.h ${PROJECT_SOURCE_DIR}/version.h
-        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tranche)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
 # A project to begin with, and mpirun as it works for root and in containers.
 file(GLOB tranche_example_sources ${PROJECT_SOURCE_DIR}/examples/*.cpp)

@@ -32,15 +32,15 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
 endif()
 
-# Headers are included as "tranche/<folder>/<name>.h" in the tree and after installation alike.
-set(tranche_include_dir ${PROJECT_BINARY_DIR}/include)
-file(MAKE_DIRECTORY ${tranche_include_dir})
-file(CREATE_LINK ${PROJECT_SOURCE_DIR} ${tranche_include_dir}/tranche SYMBOLIC)
+# Public headers are included as "tranche/<folder>/<name>.h" in the tree and after installation alike.
+set(tranche_include_dir ${PROJECT_SOURCE_DIR}/include)
 
 # Flags of every target of ours (not of users). Contraction is off because the same source must give the same
 # bits on every instruction set.
 add_library(tranche_flags INTERFACE)
 target_compile_features(tranche_flags INTERFACE cxx_std_20)
+# Private headers lie beside their sources and are included as "<folder>/<name>.h".
+target_include_directories(tranche_flags INTERFACE ${PROJECT_SOURCE_DIR})
 # -Wrestrict warns of overlaps inside std::string that cannot happen (GCC bug 105651, GCC 12).
 target_compile_options(tranche_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wnon-virtual-dtor -Woverloaded-virtual -Wno-restrict

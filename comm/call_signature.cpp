@@ -1,10 +1,10 @@
-#include "tranche/comm/call_signature.h"
+#include "comm/call_signature.h"
 
 #include <algorithm>
 
 #include <fmt/format.h>
 
-#include "tranche/comm/operation.h"
+#include "comm/operation.h"
 
 namespace tranche::comm {
 

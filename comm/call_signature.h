@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "tranche/comm/transport.h"
+#include "comm/transport.h"
 
 namespace tranche::comm {
 

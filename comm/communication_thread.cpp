@@ -1,4 +1,4 @@
-#include "tranche/comm/communication_thread.h"
+#include "comm/communication_thread.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,8 +1,8 @@
-#include "tranche/comm/communicator_base.h"
+#include "comm/communicator_base.h"
 
 #include <fmt/format.h>
 
-#include "tranche/comm/operation.h"
+#include "comm/operation.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 

@@ -1,4 +1,4 @@
-#include "tranche/comm/device_communicator.h"
+#include "comm/device_communicator.h"
 
 #include <unistd.h>
 
@@ -10,12 +10,12 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/communicator_base.h"
-#include "tranche/comm/device_exchange.h"
-#include "tranche/comm/device_watch.h"
-#include "tranche/comm/nccl_exchange.h"
-#include "tranche/comm/operation.h"
-#include "tranche/core/clock.h"
+#include "comm/communicator_base.h"
+#include "comm/device_exchange.h"
+#include "comm/device_watch.h"
+#include "comm/nccl_exchange.h"
+#include "comm/operation.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/device/cuda_interop.h"
 #include "tranche/kernels/elementwise.h"

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/device_failure.h"
 #include "tranche/comm/communicator.h"
-#include "tranche/comm/device_failure.h"
 #include "tranche/device/device.h"
 
 namespace tranche::comm {

@@ -1,4 +1,4 @@
-#include "tranche/comm/device_failure.h"
+#include "comm/device_failure.h"
 
 #include <algorithm>
 #include <chrono>
@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/transport.h"
-#include "tranche/core/clock.h"
+#include "comm/transport.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 
 namespace tranche::comm {

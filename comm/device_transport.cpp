@@ -5,10 +5,10 @@
 
 #include <fmt/format.h>
 
+#include "comm/device_communicator.h"
+#include "device/launch_queues.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
-#include "tranche/device/launch_queues.h"
 
 namespace tranche {
 

@@ -1,4 +1,4 @@
-#include "tranche/comm/device_watch.h"
+#include "comm/device_watch.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/operation.h"
-#include "tranche/core/clock.h"
+#include "comm/operation.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 
 namespace tranche::comm {

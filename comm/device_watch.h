@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/comm/device_failure.h"
+#include "comm/device_failure.h"
 
 namespace tranche::comm {
 

@@ -1,4 +1,4 @@
-#include "tranche/comm/group_communicator.h"
+#include "comm/group_communicator.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/call_signature.h"
-#include "tranche/comm/window_collectives.h"
+#include "comm/call_signature.h"
+#include "comm/window_collectives.h"
 #include "tranche/core/shape.h"
 #include "tranche/kernels/reduction.h"
 

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/comm/communicator_base.h"
-#include "tranche/comm/host_layout.h"
-#include "tranche/comm/progress_engine.h"
-#include "tranche/comm/window_exchange.h"
+#include "comm/communicator_base.h"
+#include "comm/host_layout.h"
+#include "comm/progress_engine.h"
+#include "comm/window_exchange.h"
 
 namespace tranche::comm {
 

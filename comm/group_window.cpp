@@ -1,11 +1,11 @@
 // How a group's calls become exchanges among ranks that read each other's memory.
 #include <algorithm>
 
-#include "tranche/comm/group_communicator.h"
-#include "tranche/comm/host_collectives.h"
+#include "comm/group_communicator.h"
+#include "comm/host_collectives.h"
 
-#include "tranche/comm/window_collectives.h"
-#include "tranche/comm/window_reduce.h"
+#include "comm/window_collectives.h"
+#include "comm/window_reduce.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche::comm {

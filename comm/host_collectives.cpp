@@ -1,11 +1,11 @@
-#include "tranche/comm/host_collectives.h"
+#include "comm/host_collectives.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "tranche/comm/window_collectives.h"
+#include "comm/window_collectives.h"
+#include "device/large_copy.h"
 #include "tranche/core/shape.h"
-#include "tranche/device/large_copy.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche::comm {

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/comm/host_layout.h"
-#include "tranche/comm/window_exchange.h"
+#include "comm/host_layout.h"
+#include "comm/window_exchange.h"
 #include "tranche/device/stream.h"
 
 namespace tranche::comm {

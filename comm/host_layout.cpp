@@ -1,4 +1,4 @@
-#include "tranche/comm/host_layout.h"
+#include "comm/host_layout.h"
 
 #include <algorithm>
 #include <map>

@@ -1,11 +1,11 @@
-#include "tranche/comm/host_messages.h"
+#include "comm/host_messages.h"
 
 #include <algorithm>
 #include <condition_variable>
 #include <functional>
 #include <vector>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 
 namespace tranche::comm {

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "tranche/comm/device_exchange.h"
+#include "comm/device_exchange.h"
 
 namespace tranche::comm {
 

@@ -6,13 +6,13 @@
 
 #include <fmt/format.h>
 
+#include "comm/communicator_base.h"
+#include "comm/host_layout.h"
+#include "comm/slab.h"
+#include "comm/window_exchange.h"
+#include "device/work_recorder.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/communicator_base.h"
-#include "tranche/comm/host_layout.h"
-#include "tranche/comm/slab.h"
-#include "tranche/comm/window_exchange.h"
 #include "tranche/core/error.h"
-#include "tranche/device/work_recorder.h"
 
 namespace tranche {
 

@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/group_communicator.h"
+#include "comm/group_communicator.h"
+#include "comm/mpi_transport.h"
+#include "comm/window_memory.h"
 #include "tranche/comm/mpi.h"
-#include "tranche/comm/mpi_transport.h"
-#include "tranche/comm/window_memory.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

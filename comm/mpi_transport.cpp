@@ -1,4 +1,4 @@
-#include "tranche/comm/mpi_transport.h"
+#include "comm/mpi_transport.h"
 
 #include <algorithm>
 #include <array>
@@ -10,9 +10,9 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/call_signature.h"
-#include "tranche/comm/mpi_window.h"
-#include "tranche/core/clock.h"
+#include "comm/call_signature.h"
+#include "comm/mpi_window.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 
 namespace tranche::comm {

@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
+#include "comm/transport.h"
+#include "comm/window_memory.h"
 #include "tranche/comm/mpi.h"
-#include "tranche/comm/transport.h"
-#include "tranche/comm/window_memory.h"
 
 namespace tranche::comm {
 

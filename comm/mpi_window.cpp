@@ -1,4 +1,4 @@
-#include "tranche/comm/mpi_window.h"
+#include "comm/mpi_window.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/mpi_transport.h"
+#include "comm/mpi_transport.h"
 #include "tranche/core/error.h"
 
 namespace tranche::comm {

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "comm/transport.h"
+#include "comm/window_memory.h"
+#include "comm/window_notes.h"
 #include "tranche/comm/mpi.h"
-#include "tranche/comm/transport.h"
-#include "tranche/comm/window_memory.h"
-#include "tranche/comm/window_notes.h"
 
 namespace tranche::comm {
 

@@ -14,10 +14,10 @@
 
 #include <fmt/format.h>
 
+#include "comm/host_messages.h"
+#include "comm/nccl_exchange.h"
+#include "core/clock.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/host_messages.h"
-#include "tranche/comm/nccl_exchange.h"
-#include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/device/cuda_interop.h"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "tranche/comm/device_exchange.h"
+#include "comm/device_exchange.h"
 
 namespace tranche::comm {
 

@@ -1,5 +1,5 @@
+#include "comm/nccl_exchange.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/nccl_exchange.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

@@ -1,4 +1,4 @@
-#include "tranche/comm/operation.h"
+#include "comm/operation.h"
 
 #include <algorithm>
 

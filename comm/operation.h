@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/slab.h"
+#include "comm/transport.h"
 #include "tranche/comm/communicator.h"
-#include "tranche/comm/slab.h"
-#include "tranche/comm/transport.h"
 
 namespace tranche::comm {
 

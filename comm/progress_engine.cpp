@@ -1,4 +1,4 @@
-#include "tranche/comm/progress_engine.h"
+#include "comm/progress_engine.h"
 
 #include <algorithm>
 #include <chrono>
@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/device_failure.h"
-#include "tranche/core/clock.h"
+#include "comm/device_failure.h"
+#include "core/clock.h"
 #include "tranche/core/random.h"
 #include "tranche/core/trace.h"
 

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "comm/call_signature.h"
+#include "comm/communication_thread.h"
+#include "comm/operation.h"
+#include "comm/slab.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/call_signature.h"
-#include "tranche/comm/communication_thread.h"
-#include "tranche/comm/operation.h"
-#include "tranche/comm/slab.h"
 #include "tranche/device/device.h"
 
 namespace tranche::comm {

@@ -1,5 +1,5 @@
+#include "comm/group_communicator.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/group_communicator.h"
 
 namespace tranche {
 

@@ -9,10 +9,10 @@
 
 #include <fmt/format.h>
 
-#include "tranche/comm/call_signature.h"
-#include "tranche/comm/device_exchange.h"
-#include "tranche/comm/operation.h"
-#include "tranche/core/clock.h"
+#include "comm/call_signature.h"
+#include "comm/device_exchange.h"
+#include "comm/operation.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/reduction.h"
 

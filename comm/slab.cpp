@@ -1,10 +1,10 @@
-#include "tranche/comm/slab.h"
+#include "comm/slab.h"
 
 #include <algorithm>
 
 #include <fmt/format.h>
 
-#include "tranche/comm/transport.h"
+#include "comm/transport.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "tranche/comm/host_messages.h"
+#include "comm/host_messages.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/kernels/reduction.h"

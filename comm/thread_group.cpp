@@ -10,9 +10,9 @@
 
 #include <fmt/format.h>
 
+#include "comm/call_signature.h"
+#include "comm/group_communicator.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/call_signature.h"
-#include "tranche/comm/group_communicator.h"
 
 namespace tranche {
 

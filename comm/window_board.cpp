@@ -1,4 +1,4 @@
-#include "tranche/comm/window_board.h"
+#include "comm/window_board.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

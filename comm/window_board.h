@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "tranche/comm/transport.h"
+#include "comm/transport.h"
 
 namespace tranche::comm {
 

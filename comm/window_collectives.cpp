@@ -1,9 +1,9 @@
-#include "tranche/comm/window_collectives.h"
+#include "comm/window_collectives.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "tranche/device/large_copy.h"
+#include "device/large_copy.h"
 
 namespace tranche::comm {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/comm/window_exchange.h"
+#include "comm/window_exchange.h"
 
 namespace tranche::comm {
 

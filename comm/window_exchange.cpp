@@ -1,4 +1,4 @@
-#include "tranche/comm/window_exchange.h"
+#include "comm/window_exchange.h"
 
 #include <algorithm>
 

@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "comm/operation.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/operation.h"
 
 namespace tranche::comm {
 

@@ -1,4 +1,4 @@
-#include "tranche/comm/window_memory.h"
+#include "comm/window_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,11 +11,11 @@
 #include <random>
 #include <string>
 
-#include "tranche/comm/window_board.h"
+#include "comm/window_board.h"
+#include "device/memory_advice.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/device/ledger.h"
-#include "tranche/device/memory_advice.h"
 #include "tranche/device/memory_resources.h"
 
 namespace tranche {

@@ -1,4 +1,4 @@
-#include "tranche/comm/window_notes.h"
+#include "comm/window_notes.h"
 
 #include <algorithm>
 #include <cstring>

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "tranche/comm/window_board.h"
+#include "comm/window_board.h"
 
 namespace tranche::comm {
 

@@ -1,11 +1,11 @@
-#include "tranche/comm/window_reduce.h"
+#include "comm/window_reduce.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <thread>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 #include "tranche/core/shape.h"
 
 namespace tranche::comm {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "tranche/comm/window_exchange.h"
+#include "comm/window_exchange.h"
 
 namespace tranche::comm {
 

@@ -1,4 +1,4 @@
-#include "tranche/core/csv.h"
+#include "core/csv.h"
 
 namespace tranche {
 

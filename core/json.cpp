@@ -1,4 +1,4 @@
-#include "tranche/core/json.h"
+#include "core/json.h"
 
 #include <fmt/core.h>
 
@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/relaxed_json.h"
 #include "tranche/core/error.h"
-#include "tranche/core/relaxed_json.h"
 
 namespace tranche {
 namespace {

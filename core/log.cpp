@@ -9,7 +9,7 @@
 #include <set>
 #include <utility>
 
-#include "tranche/core/printable.h"
+#include "core/printable.h"
 
 namespace tranche {
 

@@ -1,4 +1,4 @@
-#include "tranche/core/output_file.h"
+#include "core/output_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "tranche/core/printable.h"
+#include "core/printable.h"
 
 #include <fmt/format.h>
 

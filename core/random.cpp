@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "core/philox.h"
 #include "tranche/core/error.h"
-#include "tranche/core/philox.h"
 
 namespace tranche {
 

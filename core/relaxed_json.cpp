@@ -1,4 +1,4 @@
-#include "tranche/core/relaxed_json.h"
+#include "core/relaxed_json.h"
 
 #include <fmt/core.h>
 
@@ -6,8 +6,8 @@
 #include <cctype>
 #include <optional>
 
+#include "core/json.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
 
 namespace tranche {
 namespace {

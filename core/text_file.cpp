@@ -1,4 +1,4 @@
-#include "tranche/core/text_file.h"
+#include "core/text_file.h"
 
 #include <fcntl.h>
 #include <fmt/core.h>

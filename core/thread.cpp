@@ -1,4 +1,4 @@
-#include "tranche/core/thread.h"
+#include "core/thread.h"
 
 #include <csignal>
 

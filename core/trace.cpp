@@ -10,8 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/output_file.h"
 #include "tranche/core/error.h"
-#include "tranche/core/output_file.h"
 
 namespace tranche {
 

@@ -1,9 +1,9 @@
 #include "tranche/device/device.h"
 
+#include "device/cpu/cpu_device.h"
+#include "device/cuda_probe.h"
+#include "device/meta/meta_device.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cpu/cpu_device.h"
-#include "tranche/device/cuda_probe.h"
-#include "tranche/device/meta/meta_device.h"
 
 namespace tranche {
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 
 namespace tranche {
 namespace {

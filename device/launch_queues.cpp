@@ -1,9 +1,9 @@
-#include "tranche/device/launch_queues.h"
+#include "device/launch_queues.h"
 
 #include <charconv>
 #include <cstdlib>
 
-#include "tranche/device/cuda_probe.h"
+#include "device/cuda_probe.h"
 
 namespace tranche {
 

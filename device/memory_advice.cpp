@@ -1,4 +1,4 @@
-#include "tranche/device/memory_advice.h"
+#include "device/memory_advice.h"
 
 namespace tranche {
 

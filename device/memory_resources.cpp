@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/core/clock.h"
-#include "tranche/core/csv.h"
+#include "core/clock.h"
+#include "core/csv.h"
+#include "device/memory_advice.h"
 #include "tranche/core/error.h"
-#include "tranche/device/memory_advice.h"
 
 namespace tranche {
 

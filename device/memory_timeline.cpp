@@ -11,7 +11,7 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

@@ -1,13 +1,13 @@
-#include "tranche/device/packing.h"
+#include "device/packing.h"
 
 #include <algorithm>
 #include <map>
 #include <string>
 #include <tuple>
 
+#include "device/packing_search.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory.h"
-#include "tranche/device/packing_search.h"
 
 namespace tranche {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/device/packing_search.h"
+#include "device/packing_search.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,5 +1,5 @@
 #pragma once
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 
 namespace tranche {
 

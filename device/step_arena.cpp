@@ -8,8 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "device/packing.h"
 #include "tranche/core/error.h"
-#include "tranche/device/packing.h"
 #include "tranche/device/stream.h"
 
 namespace tranche {

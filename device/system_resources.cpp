@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "device/memory_advice.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/device/memory_advice.h"
 #include "tranche/device/memory_resources.h"
 
 namespace tranche {

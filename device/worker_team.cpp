@@ -1,4 +1,4 @@
-#include "tranche/device/worker_team.h"
+#include "device/worker_team.h"
 
 #include <atomic>
 #include <condition_variable>
@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "core/thread.h"
 #include "tranche/core/error.h"
-#include "tranche/core/thread.h"
 
 namespace tranche {
 namespace {

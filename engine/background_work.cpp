@@ -1,10 +1,10 @@
-#include "tranche/engine/background_work.h"
+#include "engine/background_work.h"
 
 #include <chrono>
 #include <utility>
 
+#include "core/thread.h"
 #include "tranche/core/error.h"
-#include "tranche/core/thread.h"
 
 namespace tranche {
 

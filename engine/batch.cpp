@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tranche/engine/offloading.h"
+#include "engine/offloading.h"
 
 namespace tranche {
 

@@ -9,10 +9,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/nearest.h"
+#include "core/text_file.h"
+#include "engine/config_reader.h"
 #include "tranche/core/error.h"
-#include "tranche/core/nearest.h"
-#include "tranche/core/text_file.h"
-#include "tranche/engine/config_reader.h"
 
 namespace tranche {
 namespace detail {

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "engine/config_reader.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config_reader.h"
 
 namespace tranche {
 namespace detail {

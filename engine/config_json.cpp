@@ -6,10 +6,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/json.h"
+#include "core/relaxed_json.h"
+#include "engine/config_reader.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
-#include "tranche/core/relaxed_json.h"
-#include "tranche/engine/config_reader.h"
 
 namespace tranche {
 namespace detail {

@@ -1,8 +1,8 @@
-#include "tranche/engine/config_keys.h"
+#include "engine/config_keys.h"
 
 #include <algorithm>
 
-#include "tranche/core/nearest.h"
+#include "core/nearest.h"
 #include "tranche/engine/config.h"
 
 namespace tranche {

@@ -1,4 +1,4 @@
-#include "tranche/engine/config_keys.h"
+#include "engine/config_keys.h"
 
 namespace tranche::detail {
 namespace {

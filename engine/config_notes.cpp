@@ -6,8 +6,8 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "tranche/engine/config_keys.h"
-#include "tranche/engine/config_reader.h"
+#include "engine/config_keys.h"
+#include "engine/config_reader.h"
 
 namespace tranche::detail {
 namespace {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tranche/core/json.h"
-#include "tranche/engine/config_reader.h"
+#include "core/json.h"
+#include "engine/config_reader.h"
 
 namespace tranche::detail {
 namespace {

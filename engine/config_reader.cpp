@@ -1,6 +1,6 @@
 // A document against the table of keys.
 
-#include "tranche/engine/config_reader.h"
+#include "engine/config_reader.h"
 
 #include <fmt/core.h>
 
@@ -10,8 +10,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "tranche/core/json.h"
-#include "tranche/engine/config_keys.h"
+#include "core/json.h"
+#include "engine/config_keys.h"
 
 namespace tranche::detail {
 namespace {

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <nlohmann/json_fwd.hpp>
 
+#include "comm/device_communicator.h"
+#include "engine/config_reader.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config_reader.h"
 
 namespace tranche::detail {
 namespace {

@@ -4,11 +4,11 @@
 
 #include <cmath>
 
-#include "tranche/core/clock.h"
-#include "tranche/core/nearest.h"
-#include "tranche/engine/gathering.h"
-#include "tranche/engine/offloading.h"
-#include "tranche/engine/saving.h"
+#include "core/clock.h"
+#include "core/nearest.h"
+#include "engine/gathering.h"
+#include "engine/offloading.h"
+#include "engine/saving.h"
 #include "tranche/kernels/matmul.h"
 
 namespace tranche {

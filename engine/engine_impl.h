@@ -11,18 +11,18 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/exposed_time.h"
+#include "engine/formulas.h"
+#include "engine/optimizer_arguments.h"
+#include "engine/residency.h"
+#include "engine/step_records.h"
+#include "engine/step_scalars.h"
+#include "engine/step_traffic.h"
+#include "engine/stretch.h"
+#include "engine/unit_state.h"
+#include "offload/host_link.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
-#include "tranche/engine/exposed_time.h"
-#include "tranche/engine/formulas.h"
-#include "tranche/engine/optimizer_arguments.h"
-#include "tranche/engine/residency.h"
-#include "tranche/engine/step_records.h"
-#include "tranche/engine/step_scalars.h"
-#include "tranche/engine/step_traffic.h"
-#include "tranche/engine/stretch.h"
-#include "tranche/engine/unit_state.h"
-#include "tranche/offload/host_link.h"
 
 namespace tranche {
 

@@ -1,8 +1,8 @@
-#include "tranche/engine/exposed_time.h"
+#include "engine/exposed_time.h"
 
 #include <utility>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 
 namespace tranche {
 

@@ -1,4 +1,4 @@
-#include "tranche/engine/formulas.h"
+#include "engine/formulas.h"
 
 #include <fmt/format.h>
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/residency.h"
 #include "tranche/engine/engine.h"
-#include "tranche/engine/residency.h"
 
 namespace tranche {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tranche/engine/engine_impl.h"
+#include "engine/engine_impl.h"
 
 namespace tranche {
 

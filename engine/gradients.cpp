@@ -3,8 +3,8 @@
 #include <exception>
 #include <utility>
 
-#include "tranche/engine/gathering.h"
-#include "tranche/engine/offloading.h"
+#include "engine/gathering.h"
+#include "engine/offloading.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche {

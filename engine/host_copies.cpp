@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "offload/host_link.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/host_link.h"
 
 namespace tranche {
 

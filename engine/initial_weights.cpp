@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tranche/engine/offloading.h"
+#include "engine/offloading.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche {

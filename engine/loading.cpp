@@ -7,15 +7,15 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "tranche/checkpoint/folder.h"
-#include "tranche/checkpoint/reader.h"
-#include "tranche/core/json.h"
-#include "tranche/engine/offloading.h"
-#include "tranche/engine/rank_texts.h"
-#include "tranche/engine/saving.h"
-#include "tranche/engine/sections.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/reader.h"
+#include "core/json.h"
+#include "engine/offloading.h"
+#include "engine/rank_texts.h"
+#include "engine/saving.h"
+#include "engine/sections.h"
+#include "offload/aligned_buffer.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/offload/aligned_buffer.h"
 
 namespace tranche {
 

@@ -6,8 +6,8 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "tranche/core/csv.h"
-#include "tranche/engine/memory_profile_impl.h"
+#include "core/csv.h"
+#include "engine/memory_profile_impl.h"
 
 namespace tranche::memory_profile {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-#include "tranche/engine/memory_profile_impl.h"
+#include "engine/memory_profile_impl.h"
 
 namespace tranche::memory_profile {
 

@@ -11,10 +11,10 @@
 #include <optional>
 #include <type_traits>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "core/output_file.h"
+#include "engine/memory_profile_impl.h"
 #include "tranche/core/error.h"
-#include "tranche/core/output_file.h"
-#include "tranche/engine/memory_profile_impl.h"
 
 namespace tranche {
 

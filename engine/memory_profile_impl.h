@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "tranche/core/plot.h"
+#include "core/plot.h"
+#include "device/process_memory.h"
 #include "tranche/core/trace.h"
-#include "tranche/device/process_memory.h"
 #include "tranche/engine/memory_profile.h"
 
 namespace tranche::memory_profile {

@@ -5,8 +5,8 @@
 #include <bit>
 #include <unordered_set>
 
+#include "core/nearest.h"
 #include "tranche/core/error.h"
-#include "tranche/core/nearest.h"
 #include "tranche/engine/config.h"
 
 namespace tranche {

@@ -1,19 +1,19 @@
 // State that lives in host memory or on NVMe: what is kept where, how gradients get there, the update at
 // home, and how new weights come back.
 
-#include "tranche/engine/offloading.h"
+#include "engine/offloading.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "tranche/core/clock.h"
-#include "tranche/device/process_memory.h"
-#include "tranche/device/work_recorder.h"
-#include "tranche/engine/offload_share.h"
-#include "tranche/engine/saving.h"
+#include "core/clock.h"
+#include "device/process_memory.h"
+#include "device/work_recorder.h"
+#include "engine/offload_share.h"
+#include "engine/saving.h"
+#include "offload/calibration.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/offload/calibration.h"
 
 namespace tranche {
 

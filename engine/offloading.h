@@ -5,11 +5,11 @@
 #include <memory>
 #include <vector>
 
-#include "tranche/engine/engine_impl.h"
-#include "tranche/offload/aligned_buffer.h"
-#include "tranche/offload/block_io.h"
-#include "tranche/offload/swap_file.h"
-#include "tranche/offload/tile_ring.h"
+#include "engine/engine_impl.h"
+#include "offload/aligned_buffer.h"
+#include "offload/block_io.h"
+#include "offload/swap_file.h"
+#include "offload/tile_ring.h"
 
 namespace tranche {
 

@@ -1,4 +1,4 @@
-#include "tranche/engine/optimizer_arguments.h"
+#include "engine/optimizer_arguments.h"
 
 #include <algorithm>
 

@@ -4,8 +4,8 @@
 #include <exception>
 #include <utility>
 
-#include "tranche/engine/gathering.h"
-#include "tranche/engine/offloading.h"
+#include "engine/gathering.h"
+#include "engine/offloading.h"
 
 namespace tranche {
 

@@ -1,4 +1,4 @@
-#include "tranche/engine/rank_texts.h"
+#include "engine/rank_texts.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "tranche/engine/offloading.h"
+#include "engine/offloading.h"
 #include "tranche/kernels/matmul.h"
 
 namespace tranche {

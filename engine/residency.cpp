@@ -1,4 +1,4 @@
-#include "tranche/engine/residency.h"
+#include "engine/residency.h"
 
 namespace tranche {
 

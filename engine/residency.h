@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "engine/unit_state.h"
 #include "tranche/engine/config.h"
-#include "tranche/engine/unit_state.h"
 
 namespace tranche {
 

@@ -8,16 +8,16 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/comm/device_communicator.h"
-#include "tranche/comm/window_memory.h"
+#include "comm/device_communicator.h"
+#include "comm/window_memory.h"
+#include "device/launch_queues.h"
+#include "engine/rank_texts.h"
+#include "kernels/host_threads.h"
+#include "kernels/revision.h"
+#include "offload/file_system.h"
 #include "tranche/core/error.h"
-#include "tranche/device/launch_queues.h"
 #include "tranche/engine/config.h"
-#include "tranche/engine/rank_texts.h"
-#include "tranche/kernels/host_threads.h"
 #include "tranche/kernels/matmul.h"
-#include "tranche/kernels/revision.h"
-#include "tranche/offload/file_system.h"
 #include "tranche/version.h"
 
 namespace tranche {

@@ -1,13 +1,13 @@
-#include "tranche/engine/saved_arrays.h"
+#include "engine/saved_arrays.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 #include <span>
 
-#include "tranche/checkpoint/digest.h"
+#include "checkpoint/digest.h"
+#include "engine/rank_texts.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/rank_texts.h"
 
 namespace tranche {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tranche/checkpoint/format.h"
+#include "checkpoint/format.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/engine/saved_state.h"
 

@@ -1,19 +1,19 @@
 // Saving: what a rank keeps is copied once, and written by a thread behind the next steps. Ranks learn of
 // each other's progress from the record that they exchange at every step's boundary anyway.
 
-#include "tranche/engine/saving.h"
+#include "engine/saving.h"
 
 #include <nlohmann/json.hpp>
 #include <random>
 #include <span>
 
-#include "tranche/checkpoint/shard_writer.h"
-#include "tranche/core/clock.h"
+#include "checkpoint/shard_writer.h"
+#include "core/clock.h"
+#include "engine/offloading.h"
+#include "engine/rank_texts.h"
+#include "engine/saved_arrays.h"
+#include "engine/sections.h"
 #include "tranche/core/trace.h"
-#include "tranche/engine/offloading.h"
-#include "tranche/engine/rank_texts.h"
-#include "tranche/engine/saved_arrays.h"
-#include "tranche/engine/sections.h"
 
 namespace tranche {
 

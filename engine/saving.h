@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "tranche/checkpoint/folder.h"
-#include "tranche/checkpoint/shard_plan.h"
-#include "tranche/engine/background_work.h"
-#include "tranche/engine/engine_impl.h"
-#include "tranche/engine/tile_feed.h"
-#include "tranche/offload/aligned_buffer.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/shard_plan.h"
+#include "engine/background_work.h"
+#include "engine/engine_impl.h"
+#include "engine/tile_feed.h"
+#include "offload/aligned_buffer.h"
 
 namespace tranche {
 

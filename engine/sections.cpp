@@ -1,4 +1,4 @@
-#include "tranche/engine/sections.h"
+#include "engine/sections.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "tranche/checkpoint/format.h"
-#include "tranche/engine/stretch.h"
-#include "tranche/engine/unit_state.h"
+#include "checkpoint/format.h"
+#include "engine/stretch.h"
+#include "engine/unit_state.h"
 
 namespace tranche {
 

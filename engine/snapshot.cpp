@@ -2,13 +2,13 @@
 
 #include <cstring>
 
-#include "tranche/checkpoint/shard_writer.h"
-#include "tranche/core/clock.h"
+#include "checkpoint/shard_writer.h"
+#include "core/clock.h"
+#include "engine/offloading.h"
+#include "engine/saved_arrays.h"
+#include "engine/saving.h"
+#include "engine/sections.h"
 #include "tranche/core/shape.h"
-#include "tranche/engine/offloading.h"
-#include "tranche/engine/saved_arrays.h"
-#include "tranche/engine/saving.h"
-#include "tranche/engine/sections.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche {

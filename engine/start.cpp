@@ -4,8 +4,8 @@
 #include <array>
 #include <cmath>
 
-#include "tranche/core/nearest.h"
-#include "tranche/engine/offloading.h"
+#include "core/nearest.h"
+#include "engine/offloading.h"
 #include "tranche/version.h"
 
 namespace tranche {

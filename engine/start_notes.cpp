@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "tranche/engine/engine_impl.h"
+#include "engine/engine_impl.h"
 
 namespace tranche {
 

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <limits>
 
-#include "tranche/engine/offloading.h"
-#include "tranche/engine/saving.h"
+#include "engine/offloading.h"
+#include "engine/saving.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche {

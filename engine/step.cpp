@@ -6,10 +6,10 @@
 #include <tuple>
 #include <utility>
 
-#include "tranche/core/clock.h"
-#include "tranche/engine/gathering.h"
-#include "tranche/engine/offloading.h"
-#include "tranche/engine/saving.h"
+#include "core/clock.h"
+#include "engine/gathering.h"
+#include "engine/offloading.h"
+#include "engine/saving.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche {

@@ -1,4 +1,4 @@
-#include "tranche/engine/step_traffic.h"
+#include "engine/step_traffic.h"
 
 #include <utility>
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "partition/flat_layout.h"
 #include "tranche/device/stream.h"
-#include "tranche/partition/flat_layout.h"
 
 namespace tranche {
 

@@ -1,4 +1,4 @@
-#include "tranche/engine/tile_feed.h"
+#include "engine/tile_feed.h"
 
 #include "tranche/core/error.h"
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/partition/flat_layout.h"
+#include "partition/flat_layout.h"
 
 namespace tranche {
 

@@ -9,9 +9,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tranche/core/json.h"
-#include "tranche/engine/engine_impl.h"
-#include "tranche/engine/rank_texts.h"
+#include "core/json.h"
+#include "engine/engine_impl.h"
+#include "engine/rank_texts.h"
 
 namespace tranche {
 

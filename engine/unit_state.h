@@ -4,13 +4,13 @@
 #include <memory>
 #include <vector>
 
+#include "offload/tile_ring.h"
+#include "partition/flat_layout.h"
 #include "tranche/device/replay.h"
 #include "tranche/device/step_arena.h"
 #include "tranche/engine/config.h"
 #include "tranche/engine/model_spec.h"
-#include "tranche/offload/tile_ring.h"
 #include "tranche/optim/optimizer.h"
-#include "tranche/partition/flat_layout.h"
 
 namespace tranche {
 

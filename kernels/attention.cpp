@@ -4,12 +4,12 @@
 
 #include <algorithm>
 
-#include "tranche/kernels/check.h"
-#include "tranche/kernels/cpu/attention.h"
-#include "tranche/kernels/cpu/attention_bf16.h"
-#include "tranche/kernels/cuda/attention.h"
-#include "tranche/kernels/dispatch.h"
-#include "tranche/kernels/meta/attention_cost.h"
+#include "kernels/check.h"
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_bf16.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/dispatch.h"
+#include "kernels/meta/attention_cost.h"
 
 namespace tranche::kernels {
 

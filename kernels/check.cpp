@@ -1,4 +1,4 @@
-#include "tranche/kernels/check.h"
+#include "kernels/check.h"
 
 #include <fmt/core.h>
 
@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "tranche/kernels/dispatch.h"
+#include "kernels/dispatch.h"
 
 namespace tranche::kernels {
 

@@ -2,11 +2,11 @@
 
 #include <fmt/core.h>
 
-#include "tranche/kernels/check.h"
-#include "tranche/kernels/cpu/cross_entropy.h"
-#include "tranche/kernels/cuda/cross_entropy.h"
-#include "tranche/kernels/dispatch.h"
-#include "tranche/kernels/meta/cross_entropy_cost.h"
+#include "kernels/check.h"
+#include "kernels/cpu/cross_entropy.h"
+#include "kernels/cuda/cross_entropy.h"
+#include "kernels/dispatch.h"
+#include "kernels/meta/cross_entropy_cost.h"
 
 namespace tranche::kernels {
 

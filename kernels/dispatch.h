@@ -4,10 +4,10 @@
 #include <string_view>
 #include <utility>
 
+#include "device/work_recorder.h"
+#include "kernels/meta/cost.h"
 #include "tranche/core/error.h"
 #include "tranche/device/stream.h"
-#include "tranche/device/work_recorder.h"
-#include "tranche/kernels/meta/cost.h"
 
 namespace tranche::kernels {
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "tranche/core/philox.h"
+#include "core/philox.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::kernels {

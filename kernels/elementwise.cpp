@@ -4,12 +4,12 @@
 
 #include <vector>
 
-#include "tranche/kernels/check.h"
-#include "tranche/kernels/cpu/dropout.h"
-#include "tranche/kernels/cpu/elementwise.h"
-#include "tranche/kernels/cuda/elementwise.h"
-#include "tranche/kernels/dispatch.h"
-#include "tranche/kernels/meta/elementwise_cost.h"
+#include "kernels/check.h"
+#include "kernels/cpu/dropout.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/dispatch.h"
+#include "kernels/meta/elementwise_cost.h"
 
 namespace tranche::kernels {
 

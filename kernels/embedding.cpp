@@ -2,11 +2,11 @@
 
 #include <fmt/core.h>
 
-#include "tranche/kernels/check.h"
-#include "tranche/kernels/cpu/embedding.h"
-#include "tranche/kernels/cuda/embedding.h"
-#include "tranche/kernels/dispatch.h"
-#include "tranche/kernels/meta/embedding_cost.h"
+#include "kernels/check.h"
+#include "kernels/cpu/embedding.h"
+#include "kernels/cuda/embedding.h"
+#include "kernels/dispatch.h"
+#include "kernels/meta/embedding_cost.h"
 
 namespace tranche::kernels {
 

@@ -1,11 +1,11 @@
-#include "tranche/kernels/host_threads.h"
+#include "kernels/host_threads.h"
 
 #include <fmt/format.h>
 
 #include <system_error>
 
+#include "device/worker_team.h"
 #include "tranche/core/error.h"
-#include "tranche/device/worker_team.h"
 
 namespace tranche::kernels {
 

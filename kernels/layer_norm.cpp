@@ -3,12 +3,12 @@
 #include <string>
 #include <utility>
 
-#include "tranche/kernels/check.h"
-#include "tranche/kernels/cpu/elementwise.h"
-#include "tranche/kernels/cpu/layer_norm.h"
-#include "tranche/kernels/cuda/layer_norm.h"
-#include "tranche/kernels/dispatch.h"
-#include "tranche/kernels/meta/layer_norm_cost.h"
+#include "kernels/check.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/layer_norm.h"
+#include "kernels/cuda/layer_norm.h"
+#include "kernels/dispatch.h"
+#include "kernels/meta/layer_norm_cost.h"
 
 namespace tranche::kernels {
 

@@ -5,14 +5,14 @@
 #include <initializer_list>
 #include <utility>
 
-#include "tranche/kernels/check.h"
-#include "tranche/kernels/cpu/elementwise.h"
-#include "tranche/kernels/cpu/matmul.h"
-#include "tranche/kernels/cuda/matmul.h"
-#include "tranche/kernels/cuda/product.h"
-#include "tranche/kernels/dispatch.h"
-#include "tranche/kernels/matmul_log.h"
-#include "tranche/kernels/meta/matmul_cost.h"
+#include "kernels/check.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/matmul.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/product.h"
+#include "kernels/dispatch.h"
+#include "kernels/matmul_log.h"
+#include "kernels/meta/matmul_cost.h"
 
 namespace tranche::kernels {
 

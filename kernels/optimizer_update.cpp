@@ -4,11 +4,11 @@
 
 #include <vector>
 
-#include "tranche/kernels/check.h"
-#include "tranche/kernels/cpu/optimizer_update.h"
-#include "tranche/kernels/cuda/optimizer_update.h"
-#include "tranche/kernels/dispatch.h"
-#include "tranche/kernels/meta/optimizer_update_cost.h"
+#include "kernels/check.h"
+#include "kernels/cpu/optimizer_update.h"
+#include "kernels/cuda/optimizer_update.h"
+#include "kernels/dispatch.h"
+#include "kernels/meta/optimizer_update_cost.h"
 
 namespace tranche::kernels {
 

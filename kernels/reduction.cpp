@@ -4,11 +4,11 @@
 
 #include <vector>
 
-#include "tranche/kernels/check.h"
-#include "tranche/kernels/cpu/reduction.h"
-#include "tranche/kernels/cuda/reduction.h"
-#include "tranche/kernels/dispatch.h"
-#include "tranche/kernels/meta/reduction_cost.h"
+#include "kernels/check.h"
+#include "kernels/cpu/reduction.h"
+#include "kernels/cuda/reduction.h"
+#include "kernels/dispatch.h"
+#include "kernels/meta/reduction_cost.h"
 
 namespace tranche::kernels {
 

@@ -1,10 +1,10 @@
 #include "tranche/kernels/squared_error.h"
 
-#include "tranche/kernels/check.h"
-#include "tranche/kernels/cpu/squared_error.h"
-#include "tranche/kernels/cuda/squared_error.h"
-#include "tranche/kernels/dispatch.h"
-#include "tranche/kernels/meta/squared_error_cost.h"
+#include "kernels/check.h"
+#include "kernels/cpu/squared_error.h"
+#include "kernels/cuda/squared_error.h"
+#include "kernels/dispatch.h"
+#include "kernels/meta/squared_error_cost.h"
 
 namespace tranche::kernels {
 

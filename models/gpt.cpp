@@ -6,10 +6,10 @@
 #include <cmath>
 #include <utility>
 
+#include "models/gpt_block.h"
+#include "models/gpt_head.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
-#include "tranche/models/gpt_block.h"
-#include "tranche/models/gpt_head.h"
 
 namespace tranche::models {
 

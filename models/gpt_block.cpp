@@ -1,12 +1,12 @@
-#include "tranche/models/gpt_block.h"
+#include "models/gpt_block.h"
 
 #include <cmath>
 #include <string>
 
+#include "models/linear.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/layer_norm.h"
-#include "tranche/models/linear.h"
 
 namespace tranche::models {
 

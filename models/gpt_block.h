@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <span>
 
+#include "models/step_tensors.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/models/gpt_config.h"
-#include "tranche/models/step_tensors.h"
 
 namespace tranche {
 

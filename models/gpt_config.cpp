@@ -9,11 +9,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/json.h"
+#include "core/nearest.h"
+#include "core/text_file.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
-#include "tranche/core/nearest.h"
 #include "tranche/core/shape.h"
-#include "tranche/core/text_file.h"
 #include "tranche/engine/config.h"
 
 namespace tranche::models {

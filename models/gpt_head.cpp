@@ -1,4 +1,4 @@
-#include "tranche/models/gpt_head.h"
+#include "models/gpt_head.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 #pragma once
 /// The two ends of GPT-2, which share one unit: the embedding and, tied to it, the final norm and head.
 
-#include "tranche/models/gpt_block.h"
+#include "models/gpt_block.h"
 
 namespace tranche::models {
 

@@ -1,4 +1,4 @@
-#include "tranche/models/step_tensors.h"
+#include "models/step_tensors.h"
 
 #include <utility>
 

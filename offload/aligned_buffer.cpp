@@ -1,4 +1,4 @@
-#include "tranche/offload/aligned_buffer.h"
+#include "offload/aligned_buffer.h"
 
 #include <utility>
 

@@ -1,10 +1,10 @@
-#include "tranche/offload/block_io.h"
+#include "offload/block_io.h"
 
 #include <utility>
 
+#include "offload/aligned_buffer.h"
+#include "offload/block_transfers.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/aligned_buffer.h"
-#include "tranche/offload/block_transfers.h"
 
 namespace tranche {
 namespace {

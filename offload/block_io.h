@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "tranche/offload/file_system.h"
+#include "offload/file_system.h"
 
 namespace tranche {
 

@@ -1,14 +1,14 @@
-#include "tranche/offload/block_transfers.h"
+#include "offload/block_transfers.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
 
+#include "core/thread.h"
+#include "offload/aligned_buffer.h"
+#include "offload/io_failure.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/core/thread.h"
-#include "tranche/offload/aligned_buffer.h"
-#include "tranche/offload/io_failure.h"
 
 namespace tranche {
 namespace {

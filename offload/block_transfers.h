@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "tranche/offload/block_io.h"
-#include "tranche/offload/posix_file.h"
+#include "offload/block_io.h"
+#include "offload/posix_file.h"
 
 namespace tranche {
 

@@ -1,4 +1,4 @@
-#include "tranche/offload/calibration.h"
+#include "offload/calibration.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,10 +9,10 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "core/json.h"
+#include "offload/aligned_buffer.h"
+#include "offload/io_failure.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
-#include "tranche/offload/aligned_buffer.h"
-#include "tranche/offload/io_failure.h"
 
 namespace tranche {
 namespace {

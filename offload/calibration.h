@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "offload/block_io.h"
 #include "tranche/device/memory.h"
-#include "tranche/offload/block_io.h"
 
 namespace tranche {
 

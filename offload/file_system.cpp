@@ -1,13 +1,13 @@
 // What every file system can do by its basic operations.
-#include "tranche/offload/file_system.h"
+#include "offload/file_system.h"
 
 #include <fmt/core.h>
 
 #include <cerrno>
 #include <random>
 
+#include "offload/io_failure.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/io_failure.h"
 
 namespace tranche {
 namespace {

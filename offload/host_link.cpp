@@ -1,4 +1,4 @@
-#include "tranche/offload/host_link.h"
+#include "offload/host_link.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

@@ -1,4 +1,4 @@
-#include "tranche/offload/io_failure.h"
+#include "offload/io_failure.h"
 
 #include <fmt/core.h>
 #include <sys/statvfs.h>
@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "offload/file_system.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/file_system.h"
 
 namespace tranche {
 namespace {

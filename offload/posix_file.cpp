@@ -1,4 +1,4 @@
-#include "tranche/offload/posix_file.h"
+#include "offload/posix_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "offload/io_failure.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/offload/io_failure.h"
 
 namespace tranche {
 namespace {

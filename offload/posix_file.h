@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "tranche/offload/file_system.h"
+#include "offload/file_system.h"
 
 namespace tranche {
 

@@ -8,10 +8,10 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "offload/file_system.h"
+#include "offload/io_failure.h"
+#include "offload/posix_file.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/file_system.h"
-#include "tranche/offload/io_failure.h"
-#include "tranche/offload/posix_file.h"
 
 namespace tranche {
 namespace {

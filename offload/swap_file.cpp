@@ -1,14 +1,14 @@
-#include "tranche/offload/swap_file.h"
+#include "offload/swap_file.h"
 
 #include <fmt/core.h>
 
 #include <cerrno>
 #include <vector>
 
+#include "offload/aligned_buffer.h"
+#include "offload/swap_names.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/offload/aligned_buffer.h"
-#include "tranche/offload/swap_names.h"
 
 namespace tranche {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "offload/file_system.h"
 #include "tranche/device/ledger.h"
-#include "tranche/offload/file_system.h"
 
 namespace tranche {
 

@@ -1,4 +1,4 @@
-#include "tranche/offload/swap_names.h"
+#include "offload/swap_names.h"
 
 #include <fmt/core.h>
 #include <sys/file.h>

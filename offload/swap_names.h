@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "tranche/core/process.h"
-#include "tranche/offload/file_system.h"
+#include "core/process.h"
+#include "offload/file_system.h"
 
 namespace tranche {
 

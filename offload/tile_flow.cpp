@@ -1,12 +1,12 @@
-#include "tranche/offload/tile_flow.h"
+#include "offload/tile_flow.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "core/thread.h"
 #include "tranche/core/error.h"
-#include "tranche/core/thread.h"
 
 namespace tranche {
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "tranche/offload/block_io.h"
+#include "offload/block_io.h"
 
 namespace tranche {
 

@@ -1,4 +1,4 @@
-#include "tranche/offload/tile_ring.h"
+#include "offload/tile_ring.h"
 
 #include <fmt/core.h>
 
@@ -7,11 +7,11 @@
 #include <string_view>
 #include <utility>
 
+#include "device/work_recorder.h"
+#include "offload/aligned_buffer.h"
+#include "offload/tile_flow.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/device/work_recorder.h"
-#include "tranche/offload/aligned_buffer.h"
-#include "tranche/offload/tile_flow.h"
 
 namespace tranche {
 namespace {

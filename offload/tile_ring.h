@@ -7,10 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "offload/block_io.h"
+#include "offload/swap_file.h"
 #include "tranche/device/memory.h"
 #include "tranche/device/stream.h"
-#include "tranche/offload/block_io.h"
-#include "tranche/offload/swap_file.h"
 
 namespace tranche {
 

@@ -11,10 +11,10 @@
 #include <cstring>
 #include <mutex>
 
+#include "core/thread.h"
+#include "offload/block_transfers.h"
+#include "offload/io_failure.h"
 #include "tranche/core/error.h"
-#include "tranche/core/thread.h"
-#include "tranche/offload/block_transfers.h"
-#include "tranche/offload/io_failure.h"
 
 namespace tranche {
 namespace {

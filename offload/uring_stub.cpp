@@ -1,6 +1,6 @@
 // In place of uring_block_io.cpp where liburing is absent.
+#include "offload/block_transfers.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/block_transfers.h"
 
 namespace tranche {
 

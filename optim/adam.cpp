@@ -3,10 +3,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "optim/segments.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/optim/optimizer.h"
-#include "tranche/optim/segments.h"
 
 namespace tranche {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "optim/segments.h"
 #include "tranche/core/error.h"
-#include "tranche/optim/segments.h"
 
 namespace tranche {
 

@@ -1,4 +1,4 @@
-#include "tranche/partition/flat_layout.h"
+#include "partition/flat_layout.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Proves that no #include climbs the floors of docs/design.md, and that MPI, CUDA, NCCL, HDF5 and liburing stay where
-they belong: their headers, and the names of CUDA and NCCL. The engine, the models, the optimizers and the checkpoints
-do not even know that there is such a device.
+"""Proves that no #include climbs the layers of docs/design.md, that public headers (include/tranche/) need no private one, and that
+MPI, CUDA, NCCL, HDF5 and liburing stay where they belong: their headers, and the names of CUDA and NCCL. The engine, the models,
+the optimizers and the checkpoints do not even know that there is such a device.
 
 usage: check_includes.py [ROOT]     ROOT is the source tree, this script's own by default
 Exit status: 0 clean, 1 violations (one line each on stdout: file:line: what, and what to do), 2 nothing to check.
@@ -11,18 +11,19 @@ import pathlib
 import re
 import sys
 
-# Folders of one floor do not know each other.
-FLOORS = [
+# Folders of one layer do not know each other.
+LAYERS = [
     ["core"], ["device", "partition"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint"], ["engine"],
     ["models"], ["tools"],
 ]
-FLOOR = {folder: number for number, folders in enumerate(FLOORS) for folder in folders}
-# Above all floors: they may include everything but each other, and speak MPI where they play the user's part.
+LAYER = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
+# Above all layers: they may include everything but each other, and speak MPI where they play the user's part.
 OUTSIDE = ["tests", "bench", "examples"]
-# The models are written as a user's own would be: against the public face, kernels/ and what their signatures use.
+# The models are written as a user's own would be; they read files of others, for which core/ has what is needed.
 MODELS_MAY = ["core", "device", "kernels", "engine", "models"]
 # What a user's own model and training loop are written with.
 UMBRELLA_MAY = ["core", "kernels", "engine"]
+PUBLIC = "include/tranche/"
 SUFFIXES = {".h", ".hpp", ".cuh", ".inl", ".c", ".cpp", ".cu"}
 HEADERS = {".h", ".hpp", ".cuh", ".inl"}
 
@@ -53,57 +54,69 @@ def matches(name, patterns):
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def tranche_include(root, file, quote, target):
-    """The complaint about file's #include of "tranche/<target>", or None."""
-    here = file.split("/")[0]
-    parts = target.split("/")
-    if here not in OUTSIDE and quote == "<" and here in FLOOR:
-        return f'<tranche/{target}> is the users\' form: write #include "tranche/{target}"'
-    if not (root / target).is_file():
-        return f"tranche/{target} does not exist"
+def layer_complaint(file, public, target, target_is_public):
+    """The complaint about an #include of a header of ours, or None. `file` and `target` are written as folder/name, wherever
+    they lie; `public` says that the file is a public header."""
+    here, parts = file.split("/")[0], target.split("/")
     if target == "version.h":
         return None
     there = "engine" if target == "tranche.h" else parts[0]
     if there in OUTSIDE:
         if there == here or (there == "tests" and here == "bench"):
             return None
-        return f"{here}/ includes {there}/, which is for itself only: move what both need to a floor"
-    if there not in FLOOR:
-        return f"tranche/{target} is in no folder with a floor"
+        return f"{here}/ includes {there}/, which is for itself only: move what both need to a layer"
+    if there not in LAYER:
+        return f"{target} is in no folder with a layer"
+    if public and not target_is_public:
+        return f"a public header includes the private {target}: users do not have it"
     internal = len(parts) > 2 and there != here and here not in ("tests", "bench")
     if internal and not (parts[1].startswith("cuda") and matches(file, ["*/cuda*", "comm/nccl*"])):
-        return f"tranche/{target} is internal to {there}/: include what {there}/*.h declares"
+        return f"{target} is internal to {there}/: include what {there}/*.h declares"
     if here in OUTSIDE or here == there:
         return None
     if here == "tranche.h":  # the umbrella header
         if there in UMBRELLA_MAY:
             return None
         return f"tranche.h may include only headers of {', '.join(UMBRELLA_MAY)}, not {there}/"
-    if here == "models" and there not in MODELS_MAY:
-        if FLOOR[there] < FLOOR["models"]:
-            return f"models/ includes {there}/: models see only engine/, kernels/, device/ and core/, as a user's would"
-    if FLOOR[there] > FLOOR[here]:
-        return (f"{here}/ (floor {FLOOR[here]}) includes {there}/ (floor {FLOOR[there]}): includes go down the floors; "
+    if LAYER[there] > LAYER[here]:
+        return (f"{here}/ (layer {LAYER[here]}) includes {there}/ (layer {LAYER[there]}): includes go down the layers; "
                 f"move what is needed to {here}/ or lower, or pass it in")
-    if FLOOR[there] == FLOOR[here]:
-        return f"{here}/ includes its neighbour {there}/ (both floor {FLOOR[here]}): what both need belongs one floor down"
+    if LAYER[there] == LAYER[here]:
+        return f"{here}/ includes its neighbour {there}/ (both layer {LAYER[here]}): what both need belongs one layer down"
+    if here == "models" and (there not in MODELS_MAY or not (target_is_public or there == "core")):
+        return f"models/ includes {target}: models see only public headers of device/, kernels/ and engine/, as a user's, and core/"
     return None
 
 
-def complaint(root, file, quote, target):
+def complaint(root, place, quote, target):
+    """The complaint about an #include in the file at `place`, or None."""
+    public = place.startswith(PUBLIC)
+    file = place.removeprefix(PUBLIC)
     if target.startswith("tranche/"):
-        return tranche_include(root, file, quote, target[len("tranche/"):])
+        name = target.removeprefix("tranche/")
+        if quote == "<" and file.split("/")[0] in LAYER:
+            return f'<{target}> is the users\' form: write #include "{target}"'
+        if (root / "include" / target).is_file():
+            return layer_complaint(file, public, name, True)
+        return f'{target} is private: write #include "{name}"' if (root / name).is_file() else f"{target} does not exist"
     for library, headers, homes in LIBRARIES:
         if matches(target, headers):
             if matches(file, homes):
                 return None
             return f"<{target}> is {library}, which belongs only in {', '.join(homes)}"
-    if pathlib.PurePath(file).suffix in HEADERS and file.split("/")[0] in FLOOR and matches(target, HEAVY):
+    if pathlib.PurePath(file).suffix in HEADERS and file.split("/")[0] in LAYER and matches(target, HEAVY):
         return f"<{target}> is heavy: include it in .cpp files only (json_fwd.hpp, or text, serves a header)"
-    beside = file.split("/")[0] in OUTSIDE and (root / file).parent.joinpath(target).is_file()
-    if quote == '"' and not target.startswith("hwy/") and not beside:
-        return f'"{target}" is not of the form "tranche/<folder>/<file>.h" (other libraries take <>)'
-    return None
+    if quote == "<" or target.startswith("hwy/"):
+        return None
+    if "/" in target and (root / target).is_file():
+        return layer_complaint(file, public, target, False)
+    if (root / PUBLIC / target).is_file():
+        return f'{target} is public: write #include "tranche/{target}"'
+    if file.split("/")[0] in OUTSIDE and (root / place).parent.joinpath(target).is_file():
+        return None
+    if target.split("/")[0] in [*LAYER, *OUTSIDE]:
+        return f"{target} does not exist"
+    return f'"{target}" is neither "tranche/<folder>/<public header>" nor "<folder>/<private header>" (other libraries take <>)'
 
 
 def code_lines(text):
@@ -133,7 +146,7 @@ def sources(root):
         path = root / name
         if path.is_file() and path.suffix in SUFFIXES:
             yield path
-        elif path.is_dir() and (name in FLOOR or name in OUTSIDE):
+        elif path.is_dir() and (name in LAYER or name in OUTSIDE or name == "include"):
             yield from (p for p in sorted(path.rglob("*")) if p.suffix in SUFFIXES and p.is_file())
 
 
@@ -145,7 +158,7 @@ def check(root):
         file = path.relative_to(root).as_posix()
         whole = path.read_text(encoding="utf-8")
         for number, line in enumerate(code_lines(whole), 1):
-            text = name_complaint(file, line)
+            text = name_complaint(file.removeprefix(PUBLIC), line)
             if text:
                 complaints.append(f"{file}:{number}: {text}")
         for number, line in enumerate(whole.splitlines(), 1):

@@ -20,12 +20,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/include"
 ln -s "$highway/hwy" "$work/include/hwy"  # alone: the host's other headers are not the target's
-ln -s "$root" "$work/include/tranche"
 # The options of the build (cmake/TrancheOptions.cmake, kernels/CMakeLists.txt); statically for NEON, which needs no
 # Highway library of that architecture.
 options=(-std=gnu++20 -O3 -ffp-contract=off -fopenmp -fPIC -Wall -Wextra -Wpedantic -Werror
   "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)" -DHWY_SHARED_DEFINE -DHWY_COMPILE_ONLY_STATIC
-  -isystem "$work/include" -I "$work/include")
+  -isystem "$work/include" -I "$root/include" -I "$root")
 "$compiler" "${options[@]}" -c "$root/kernels/cpu/optimizer_update.cpp" -o "$work/optimizer_update.o"
 tools=${compiler%g++}
 "${tools}objdump" -d --no-show-raw-insn "$work/optimizer_update.o" > "$work/listing"

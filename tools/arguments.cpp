@@ -1,4 +1,4 @@
-#include "tranche/tools/arguments.h"
+#include "tools/arguments.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,8 +8,8 @@
 #include <array>
 #include <cstdlib>
 
+#include "core/nearest.h"
 #include "tranche/core/error.h"
-#include "tranche/core/nearest.h"
 #include "tranche/engine/config.h"
 #include "tranche/version.h"
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "tranche/tools/checkpoint_arguments.h"
-#include "tranche/tools/scale_arguments.h"
+#include "tools/checkpoint_arguments.h"
+#include "tools/scale_arguments.h"
 
 namespace tranche::tools {
 

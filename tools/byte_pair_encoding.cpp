@@ -1,4 +1,4 @@
-#include "tranche/tools/byte_pair_encoding.h"
+#include "tools/byte_pair_encoding.h"
 
 #include <fmt/format.h>
 
@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/json.h"
+#include "core/text_file.h"
+#include "tools/unicode_classes.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
-#include "tranche/core/text_file.h"
-#include "tranche/tools/unicode_classes.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/calibrate.h"
+#include "tools/calibrate.h"
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -11,17 +11,17 @@
 #include <functional>
 #include <ostream>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "core/output_file.h"
+#include "offload/calibration.h"
+#include "offload/host_link.h"
+#include "tools/calibrate_kernels.h"
+#include "tools/calibration_statistics.h"
+#include "tools/files.h"
 #include "tranche/core/error.h"
-#include "tranche/core/output_file.h"
 #include "tranche/device/memory_resources.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/offload/calibration.h"
-#include "tranche/offload/host_link.h"
-#include "tranche/tools/calibrate_kernels.h"
-#include "tranche/tools/calibration_statistics.h"
-#include "tranche/tools/files.h"
 #include "tranche/version.h"
 
 namespace tranche::tools {

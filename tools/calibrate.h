@@ -3,11 +3,11 @@
 
 #include <memory>
 
+#include "tools/arguments.h"
+#include "tools/machine.h"
+#include "tools/run.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/device/device.h"
-#include "tranche/tools/arguments.h"
-#include "tranche/tools/machine.h"
-#include "tranche/tools/run.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/calibrate_kernels.h"
+#include "tools/calibrate_kernels.h"
 
 #include <algorithm>
 #include <array>
@@ -6,13 +6,13 @@
 #include <ctime>
 #include <utility>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "tools/calibration_statistics.h"
 #include "tranche/device/memory_resources.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/kernels/reduction.h"
-#include "tranche/tools/calibration_statistics.h"
 
 namespace tranche::tools {
 

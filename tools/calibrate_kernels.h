@@ -5,9 +5,9 @@
 #include <functional>
 #include <vector>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "tools/machine.h"
 #include "tranche/device/device.h"
-#include "tranche/tools/machine.h"
 
 namespace tranche::tools {
 

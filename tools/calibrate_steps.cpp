@@ -5,16 +5,16 @@
 #include <map>
 #include <tuple>
 
+#include "core/clock.h"
+#include "device/span_clock.h"
+#include "tools/calibrate.h"
+#include "tools/calibrate_kernels.h"
+#include "tools/calibration_statistics.h"
 #include "tranche/comm/backends.h"
-#include "tranche/core/clock.h"
 #include "tranche/core/error.h"
-#include "tranche/device/span_clock.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/models/gpt.h"
-#include "tranche/tools/calibrate.h"
-#include "tranche/tools/calibrate_kernels.h"
-#include "tranche/tools/calibration_statistics.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/calibration_statistics.h"
+#include "tools/calibration_statistics.h"
 
 #include <algorithm>
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "tranche/tools/machine.h"
+#include "tools/machine.h"
 
 namespace tranche::tools {
 

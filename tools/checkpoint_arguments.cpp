@@ -1,4 +1,4 @@
-#include "tranche/tools/checkpoint_arguments.h"
+#include "tools/checkpoint_arguments.h"
 
 #include <fmt/format.h>
 

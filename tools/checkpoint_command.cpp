@@ -1,4 +1,4 @@
-#include "tranche/tools/checkpoint_command.h"
+#include "tools/checkpoint_command.h"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -6,8 +6,8 @@
 #include <ctime>
 #include <ostream>
 
+#include "tools/checkpoint_source.h"
 #include "tranche/core/error.h"
-#include "tranche/tools/checkpoint_source.h"
 
 namespace tranche::tools {
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 
-#include "tranche/checkpoint/reader.h"
-#include "tranche/tools/checkpoint_arguments.h"
-#include "tranche/tools/run.h"
+#include "checkpoint/reader.h"
+#include "tools/checkpoint_arguments.h"
+#include "tools/run.h"
 
 namespace tranche::tools {
 

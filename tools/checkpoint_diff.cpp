@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "tranche/checkpoint/compare.h"
-#include "tranche/tools/checkpoint_command.h"
+#include "checkpoint/compare.h"
+#include "tools/checkpoint_command.h"
 
 namespace tranche::tools {
 

@@ -7,15 +7,15 @@
 #include <ostream>
 #include <random>
 
-#include "tranche/checkpoint/folder.h"
-#include "tranche/checkpoint/shard_writer.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/shard_writer.h"
+#include "tools/checkpoint_command.h"
+#include "tools/checkpoint_source.h"
+#include "tools/hugging_face.h"
+#include "tools/terminal.h"
+#include "tools/transfer_progress.h"
 #include "tranche/core/error.h"
 #include "tranche/models/gpt.h"
-#include "tranche/tools/checkpoint_command.h"
-#include "tranche/tools/checkpoint_source.h"
-#include "tranche/tools/hugging_face.h"
-#include "tranche/tools/terminal.h"
-#include "tranche/tools/transfer_progress.h"
 
 namespace tranche::tools {
 

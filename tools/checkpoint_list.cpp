@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "tranche/checkpoint/folder.h"
+#include "checkpoint/folder.h"
+#include "tools/checkpoint_command.h"
 #include "tranche/core/error.h"
 #include "tranche/device/ledger.h"
-#include "tranche/tools/checkpoint_command.h"
 
 namespace tranche::tools {
 

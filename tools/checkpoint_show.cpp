@@ -9,10 +9,10 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "tranche/core/json.h"
+#include "core/json.h"
+#include "tools/checkpoint_command.h"
+#include "tools/checkpoint_source.h"
 #include "tranche/device/ledger.h"
-#include "tranche/tools/checkpoint_command.h"
-#include "tranche/tools/checkpoint_source.h"
 
 namespace tranche::tools {
 

@@ -1,11 +1,11 @@
-#include "tranche/tools/checkpoint_source.h"
+#include "tools/checkpoint_source.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <unordered_map>
 
-#include "tranche/checkpoint/storage.h"
+#include "checkpoint/storage.h"
 #include "tranche/core/error.h"
 #include "tranche/models/gpt.h"
 

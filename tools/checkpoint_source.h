@@ -5,10 +5,10 @@
 #include <string_view>
 #include <vector>
 
-#include "tranche/checkpoint/reader.h"
+#include "checkpoint/reader.h"
+#include "offload/file_system.h"
+#include "tools/run_identity.h"
 #include "tranche/core/shape.h"
-#include "tranche/offload/file_system.h"
-#include "tranche/tools/run_identity.h"
 
 namespace tranche::tools {
 

@@ -5,11 +5,11 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "tranche/checkpoint/folder.h"
+#include "checkpoint/folder.h"
+#include "tools/checkpoint_command.h"
+#include "tools/terminal.h"
+#include "tools/transfer_progress.h"
 #include "tranche/core/error.h"
-#include "tranche/tools/checkpoint_command.h"
-#include "tranche/tools/terminal.h"
-#include "tranche/tools/transfer_progress.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/child.h"
+#include "tools/child.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -17,7 +17,7 @@
 #include <fstream>
 #include <thread>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 
 extern char** environ;

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/tools/stop_signals.h"
+#include "tools/stop_signals.h"
 
 namespace tranche::tools {
 

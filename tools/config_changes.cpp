@@ -1,4 +1,4 @@
-#include "tranche/tools/config_changes.h"
+#include "tools/config_changes.h"
 
 #include <fmt/format.h>
 
@@ -7,8 +7,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/json.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
 
 namespace tranche::tools {
 

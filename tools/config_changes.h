@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tranche/tools/run_identity.h"
+#include "tools/run_identity.h"
 
 namespace tranche::tools {
 

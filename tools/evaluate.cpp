@@ -4,7 +4,7 @@
 
 #include <ostream>
 
-#include "tranche/tools/run.h"
+#include "tools/run.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/evaluation.h"
+#include "tools/evaluation.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -2,10 +2,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "tools/sampler.h"
 #include "tranche/device/memory.h"
 #include "tranche/engine/engine.h"
 #include "tranche/models/gpt.h"
-#include "tranche/tools/sampler.h"
 
 namespace tranche::tools {
 

@@ -1,12 +1,12 @@
-#include "tranche/tools/files.h"
+#include "tools/files.h"
 
 #include <fmt/format.h>
 
 #include <filesystem>
 
+#include "core/output_file.h"
+#include "offload/file_system.h"
 #include "tranche/core/error.h"
-#include "tranche/core/output_file.h"
-#include "tranche/offload/file_system.h"
 
 namespace tranche::tools {
 

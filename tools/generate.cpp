@@ -1,4 +1,4 @@
-#include "tranche/tools/generate.h"
+#include "tools/generate.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -6,15 +6,15 @@
 #include <algorithm>
 #include <ostream>
 
-#include "tranche/checkpoint/reader.h"
-#include "tranche/checkpoint/storage.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/storage.h"
+#include "core/printable.h"
+#include "tools/byte_pair_encoding.h"
+#include "tools/checkpoint_source.h"
+#include "tools/hugging_face.h"
+#include "tools/token_sampler.h"
 #include "tranche/core/error.h"
-#include "tranche/core/printable.h"
 #include "tranche/models/gpt.h"
-#include "tranche/tools/byte_pair_encoding.h"
-#include "tranche/tools/checkpoint_source.h"
-#include "tranche/tools/hugging_face.h"
-#include "tranche/tools/token_sampler.h"
 
 namespace tranche::tools {
 

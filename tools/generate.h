@@ -1,6 +1,6 @@
 #pragma once
-#include "tranche/tools/checkpoint_arguments.h"
-#include "tranche/tools/run.h"
+#include "tools/checkpoint_arguments.h"
+#include "tools/run.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/host.h"
+#include "tools/host.h"
 
 #include <fmt/format.h>
 #include <sys/utsname.h>
@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/child.h"
 #include "tranche/device/device.h"
-#include "tranche/tools/child.h"
 
 namespace tranche::tools {
 

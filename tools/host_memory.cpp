@@ -1,12 +1,12 @@
-#include "tranche/tools/host_memory.h"
+#include "tools/host_memory.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 
+#include "device/process_memory.h"
 #include "tranche/device/ledger.h"
-#include "tranche/device/process_memory.h"
 
 namespace tranche::tools {
 

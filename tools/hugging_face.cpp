@@ -1,4 +1,4 @@
-#include "tranche/tools/hugging_face.h"
+#include "tools/hugging_face.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <cstring>
 #include <vector>
 
+#include "tools/checkpoint_source.h"
 #include "tranche/core/error.h"
-#include "tranche/tools/checkpoint_source.h"
 
 namespace tranche::tools {
 

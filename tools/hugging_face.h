@@ -6,7 +6,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "tranche/checkpoint/safetensors.h"
+#include "checkpoint/safetensors.h"
 #include "tranche/models/gpt_config.h"
 
 namespace tranche::tools {

@@ -1,12 +1,12 @@
-#include "tranche/tools/info.h"
+#include "tools/info.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
-#include "tranche/checkpoint/format.h"
+#include "checkpoint/format.h"
+#include "device/cuda_probe.h"
 #include "tranche/comm/backends.h"
-#include "tranche/device/cuda_probe.h"
 #include "tranche/device/device.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/version.h"

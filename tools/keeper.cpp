@@ -1,8 +1,8 @@
-#include "tranche/tools/keeper.h"
+#include "tools/keeper.h"
 
 #include <fmt/format.h>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 
 namespace tranche::tools {
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
+#include "tools/arguments.h"
+#include "tools/report.h"
 #include "tranche/engine/engine.h"
-#include "tranche/tools/arguments.h"
-#include "tranche/tools/report.h"
 
 namespace tranche::tools {
 

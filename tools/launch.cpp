@@ -1,4 +1,4 @@
-#include "tranche/tools/launch.h"
+#include "tools/launch.h"
 
 #include <fmt/format.h>
 
@@ -11,9 +11,9 @@
 #include <thread>
 #include <tuple>
 
-#include "tranche/checkpoint/digest.h"
+#include "checkpoint/digest.h"
+#include "comm/transport.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/transport.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/arguments.h"
 #include "tranche/comm/communicator.h"
-#include "tranche/tools/arguments.h"
 
 namespace tranche::tools {
 

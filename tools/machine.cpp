@@ -1,4 +1,4 @@
-#include "tranche/tools/machine.h"
+#include "tools/machine.h"
 
 #include <fmt/format.h>
 
@@ -9,12 +9,12 @@
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 
+#include "core/json.h"
+#include "core/relaxed_json.h"
+#include "core/text_file.h"
+#include "tools/machine_files.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
-#include "tranche/core/relaxed_json.h"
-#include "tranche/core/text_file.h"
 #include "tranche/engine/config.h"
-#include "tranche/tools/machine_files.h"
 
 namespace tranche::tools {
 

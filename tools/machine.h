@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "device/work_recorder.h"
 #include "tranche/core/dtype.h"
 #include "tranche/device/stream.h"
-#include "tranche/device/work_recorder.h"
 
 namespace tranche::tools {
 

@@ -6,10 +6,10 @@
 #include <cstring>
 #include <iostream>
 
+#include "core/printable.h"
+#include "tools/program.h"
+#include "tools/terminal.h"
 #include "tranche/core/error.h"
-#include "tranche/core/printable.h"
-#include "tranche/tools/program.h"
-#include "tranche/tools/terminal.h"
 
 namespace {
 

@@ -1,10 +1,10 @@
-#include "tranche/tools/matmul_peak.h"
+#include "tools/matmul_peak.h"
 
 #include <algorithm>
 #include <cmath>
 #include <functional>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 

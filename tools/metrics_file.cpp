@@ -1,4 +1,4 @@
-#include "tranche/tools/metrics_file.h"
+#include "tools/metrics_file.h"
 
 #include <fmt/format.h>
 
@@ -8,10 +8,10 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/json.h"
+#include "core/output_file.h"
+#include "tools/files.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
-#include "tranche/core/output_file.h"
-#include "tranche/tools/files.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/ngrams.h"
+#include "tools/ngrams.h"
 
 #include <cmath>
 

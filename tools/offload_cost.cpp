@@ -1,4 +1,4 @@
-#include "tranche/tools/offload_cost.h"
+#include "tools/offload_cost.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,12 +1,12 @@
-#include "tranche/tools/origin.h"
+#include "tools/origin.h"
 
 #include <fmt/format.h>
 
 #include <filesystem>
 
-#include "tranche/checkpoint/folder.h"
+#include "checkpoint/folder.h"
+#include "tools/config_changes.h"
 #include "tranche/core/error.h"
-#include "tranche/tools/config_changes.h"
 
 namespace tranche::tools {
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "tranche/offload/file_system.h"
-#include "tranche/tools/arguments.h"
-#include "tranche/tools/run_identity.h"
+#include "offload/file_system.h"
+#include "tools/arguments.h"
+#include "tools/run_identity.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/plan.h"
+#include "tools/plan.h"
 
 #include <fmt/format.h>
 
@@ -10,13 +10,13 @@
 #include <ostream>
 #include <utility>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "core/output_file.h"
+#include "tools/files.h"
+#include "tools/plan_text.h"
+#include "tools/projection_text.h"
+#include "tools/settings.h"
 #include "tranche/core/error.h"
-#include "tranche/core/output_file.h"
-#include "tranche/tools/files.h"
-#include "tranche/tools/plan_text.h"
-#include "tranche/tools/projection_text.h"
-#include "tranche/tools/settings.h"
 
 namespace tranche::tools {
 

@@ -1,7 +1,7 @@
 #pragma once
-#include "tranche/tools/arguments.h"
-#include "tranche/tools/planner.h"
-#include "tranche/tools/run.h"
+#include "tools/arguments.h"
+#include "tools/planner.h"
+#include "tools/run.h"
 
 namespace tranche::tools {
 

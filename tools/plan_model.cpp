@@ -1,4 +1,4 @@
-#include "tranche/tools/plan_model.h"
+#include "tools/plan_model.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,14 +8,14 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "core/json.h"
+#include "core/nearest.h"
+#include "core/text_file.h"
+#include "engine/config_reader.h"
+#include "models/step_tensors.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
-#include "tranche/core/nearest.h"
-#include "tranche/core/text_file.h"
-#include "tranche/engine/config_reader.h"
 #include "tranche/engine/engine.h"
 #include "tranche/models/gpt.h"
-#include "tranche/models/step_tensors.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/plan_text.h"
+#include "tools/plan_text.h"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tranche/tools/planner.h"
+#include "tools/planner.h"
 
 namespace tranche::tools {
 

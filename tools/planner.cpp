@@ -1,4 +1,4 @@
-#include "tranche/tools/planner.h"
+#include "tools/planner.h"
 
 #include <fmt/format.h>
 
@@ -7,13 +7,13 @@
 #include <sstream>
 #include <vector>
 
+#include "partition/flat_layout.h"
+#include "tools/evaluation.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/models/gpt.h"
-#include "tranche/partition/flat_layout.h"
-#include "tranche/tools/evaluation.h"
 
 namespace tranche::tools {
 

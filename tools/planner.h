@@ -11,15 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "device/work_recorder.h"
+#include "tools/host_memory.h"
+#include "tools/offload_cost.h"
+#include "tools/plan_model.h"
 #include "tranche/device/ledger.h"
 #include "tranche/device/stream.h"
-#include "tranche/device/work_recorder.h"
 #include "tranche/engine/config.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/offload_traffic.h"
-#include "tranche/tools/host_memory.h"
-#include "tranche/tools/offload_cost.h"
-#include "tranche/tools/plan_model.h"
 
 namespace tranche::tools {
 

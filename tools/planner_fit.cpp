@@ -6,12 +6,12 @@
 #include <tuple>
 #include <utility>
 
+#include "engine/offload_share.h"
+#include "models/gpt_head.h"
+#include "partition/flat_layout.h"
+#include "tools/planner.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/engine/offload_share.h"
-#include "tranche/models/gpt_head.h"
-#include "tranche/partition/flat_layout.h"
-#include "tranche/tools/planner.h"
 
 namespace tranche::tools {
 

@@ -1,7 +1,7 @@
-#include "tranche/tools/profiling.h"
+#include "tools/profiling.h"
 
-#include "tranche/tools/planner.h"
-#include "tranche/tools/run.h"
+#include "tools/planner.h"
+#include "tools/run.h"
 
 namespace tranche::tools {
 

@@ -1,13 +1,13 @@
-#include "tranche/tools/program.h"
+#include "tools/program.h"
 
 #include <ostream>
 
-#include "tranche/tools/calibrate.h"
-#include "tranche/tools/checkpoint_command.h"
-#include "tranche/tools/generate.h"
-#include "tranche/tools/info.h"
-#include "tranche/tools/plan.h"
-#include "tranche/tools/scale.h"
+#include "tools/calibrate.h"
+#include "tools/checkpoint_command.h"
+#include "tools/generate.h"
+#include "tools/info.h"
+#include "tools/plan.h"
+#include "tools/scale.h"
 
 namespace tranche::tools {
 

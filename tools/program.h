@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "tranche/tools/run.h"
+#include "tools/run.h"
 
 namespace tranche::tools {
 

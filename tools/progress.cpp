@@ -1,4 +1,4 @@
-#include "tranche/tools/progress.h"
+#include "tools/progress.h"
 
 #include <fmt/format.h>
 

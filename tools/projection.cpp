@@ -1,4 +1,4 @@
-#include "tranche/tools/projection.h"
+#include "tools/projection.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <map>
 #include <set>
 
+#include "tools/simulation.h"
 #include "tranche/core/error.h"
-#include "tranche/tools/simulation.h"
 
 namespace tranche::tools {
 

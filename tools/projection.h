@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "tools/machine.h"
+#include "tools/planner.h"
 #include "tranche/core/trace.h"
-#include "tranche/tools/machine.h"
-#include "tranche/tools/planner.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/projection_text.h"
+#include "tools/projection_text.h"
 
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 #include <string>
 
-#include "tranche/tools/projection.h"
+#include "tools/projection.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/report.h"
+#include "tools/report.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <deque>
 #include <nlohmann/json.hpp>
 
-#include "tranche/core/output_file.h"
-#include "tranche/tools/spool.h"
+#include "core/output_file.h"
+#include "tools/spool.h"
 #include "tranche/version.h"
 
 namespace tranche::tools {

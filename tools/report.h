@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "tools/ngrams.h"
 #include "tranche/engine/saved_state.h"
 #include "tranche/engine/step_result.h"
 #include "tranche/kernels/reduction.h"
-#include "tranche/tools/ngrams.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/run.h"
+#include "tools/run.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -8,14 +8,14 @@
 #include <ostream>
 #include <random>
 
+#include "offload/file_system.h"
+#include "tools/config_changes.h"
+#include "tools/files.h"
+#include "tools/matmul_peak.h"
+#include "tools/metrics_file.h"
+#include "tools/plan.h"
+#include "tools/profiling.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/file_system.h"
-#include "tranche/tools/config_changes.h"
-#include "tranche/tools/files.h"
-#include "tranche/tools/matmul_peak.h"
-#include "tranche/tools/metrics_file.h"
-#include "tranche/tools/plan.h"
-#include "tranche/tools/profiling.h"
 
 namespace tranche::tools {
 

@@ -7,15 +7,15 @@
 #include <string>
 #include <string_view>
 
-#include "tranche/checkpoint/run_lease.h"
+#include "checkpoint/run_lease.h"
+#include "tools/evaluation.h"
+#include "tools/launch.h"
+#include "tools/origin.h"
+#include "tools/report.h"
+#include "tools/settings.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/memory_profile.h"
 #include "tranche/models/gpt.h"
-#include "tranche/tools/evaluation.h"
-#include "tranche/tools/launch.h"
-#include "tranche/tools/origin.h"
-#include "tranche/tools/report.h"
-#include "tranche/tools/settings.h"
 
 namespace tranche::tools {
 

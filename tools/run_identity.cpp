@@ -1,12 +1,12 @@
-#include "tranche/tools/run_identity.h"
+#include "tools/run_identity.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
-#include "tranche/checkpoint/json_reader.h"
+#include "checkpoint/json_reader.h"
+#include "core/json.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
 
 namespace tranche::tools {
 

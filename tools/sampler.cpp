@@ -1,4 +1,4 @@
-#include "tranche/tools/sampler.h"
+#include "tools/sampler.h"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tranche/tools/token_file.h"
+#include "tools/token_file.h"
 
 namespace tranche::tools {
 

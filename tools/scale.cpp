@@ -1,4 +1,4 @@
-#include "tranche/tools/scale.h"
+#include "tools/scale.h"
 
 #include <fmt/format.h>
 
@@ -9,11 +9,11 @@
 #include <ostream>
 #include <set>
 
+#include "core/output_file.h"
+#include "tools/child.h"
+#include "tools/progress.h"
+#include "tools/terminal.h"
 #include "tranche/core/error.h"
-#include "tranche/core/output_file.h"
-#include "tranche/tools/child.h"
-#include "tranche/tools/progress.h"
-#include "tranche/tools/terminal.h"
 
 namespace tranche::tools {
 

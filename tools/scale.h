@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <map>
 
-#include "tranche/tools/run.h"
-#include "tranche/tools/scale_study.h"
+#include "tools/run.h"
+#include "tools/scale_study.h"
 
 namespace tranche::tools {
 

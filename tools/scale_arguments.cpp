@@ -1,4 +1,4 @@
-#include "tranche/tools/scale_arguments.h"
+#include "tools/scale_arguments.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <charconv>
 #include <cmath>
 
+#include "tools/planner.h"
 #include "tranche/core/error.h"
-#include "tranche/tools/planner.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/scale_hosts.h"
+#include "tools/scale_hosts.h"
 
 #include <algorithm>
 #include <charconv>

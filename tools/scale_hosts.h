@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "tranche/tools/scale_arguments.h"
+#include "tools/scale_arguments.h"
 
 namespace tranche::tools {
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <functional>
 
-#include "tranche/core/plot.h"
-#include "tranche/tools/scale_results.h"
+#include "core/plot.h"
+#include "tools/scale_results.h"
 
 namespace tranche::tools {
 

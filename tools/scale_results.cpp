@@ -1,4 +1,4 @@
-#include "tranche/tools/scale_results.h"
+#include "tools/scale_results.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/json.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
 
 namespace tranche::tools {
 

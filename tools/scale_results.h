@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tools/host.h"
 #include "tranche/device/ledger.h"
-#include "tranche/tools/host.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/scale_study.h"
+#include "tools/scale_study.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -15,13 +15,13 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/json.h"
+#include "core/output_file.h"
+#include "core/text_file.h"
+#include "tools/scale_hosts.h"
+#include "tools/settings.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
-#include "tranche/core/output_file.h"
-#include "tranche/core/text_file.h"
-#include "tranche/tools/scale_hosts.h"
-#include "tranche/tools/settings.h"
 #include "tranche/version.h"
 
 namespace tranche::tools {

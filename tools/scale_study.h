@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "tranche/tools/child.h"
-#include "tranche/tools/planner.h"
-#include "tranche/tools/run.h"
-#include "tranche/tools/scale_results.h"
+#include "tools/child.h"
+#include "tools/planner.h"
+#include "tools/run.h"
+#include "tools/scale_results.h"
 
 namespace tranche::tools {
 

@@ -8,7 +8,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "tranche/tools/scale_results.h"
+#include "tools/scale_results.h"
 
 namespace tranche::tools {
 

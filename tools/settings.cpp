@@ -1,4 +1,4 @@
-#include "tranche/tools/settings.h"
+#include "tools/settings.h"
 
 #include <fmt/format.h>
 
@@ -6,10 +6,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/json.h"
+#include "core/relaxed_json.h"
+#include "core/text_file.h"
 #include "tranche/core/error.h"
-#include "tranche/core/json.h"
-#include "tranche/core/relaxed_json.h"
-#include "tranche/core/text_file.h"
 #include "tranche/device/device.h"
 #include "tranche/models/gpt.h"
 

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "tools/arguments.h"
+#include "tools/run_identity.h"
+#include "tools/sampler.h"
 #include "tranche/engine/config.h"
 #include "tranche/models/gpt_config.h"
-#include "tranche/tools/arguments.h"
-#include "tranche/tools/run_identity.h"
-#include "tranche/tools/sampler.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/simulation.h"
+#include "tools/simulation.h"
 
 #include <algorithm>
 #include <limits>

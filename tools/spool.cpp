@@ -1,4 +1,4 @@
-#include "tranche/tools/spool.h"
+#include "tools/spool.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -10,8 +10,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include "offload/file_system.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/file_system.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/stop_signals.h"
+#include "tools/stop_signals.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>

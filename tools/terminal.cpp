@@ -1,4 +1,4 @@
-#include "tranche/tools/terminal.h"
+#include "tools/terminal.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "core/printable.h"
 #include "tranche/comm/backends.h"
-#include "tranche/core/printable.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/token_file.h"
+#include "tools/token_file.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -10,10 +10,10 @@
 #include <filesystem>
 #include <vector>
 
-#include "tranche/checkpoint/digest.h"
+#include "checkpoint/digest.h"
+#include "core/nearest.h"
+#include "offload/file_system.h"
 #include "tranche/core/error.h"
-#include "tranche/core/nearest.h"
-#include "tranche/offload/file_system.h"
 
 namespace tranche::tools {
 

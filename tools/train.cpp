@@ -9,17 +9,17 @@
 #include <ostream>
 #include <thread>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "tools/files.h"
+#include "tools/keeper.h"
+#include "tools/metrics_file.h"
+#include "tools/offload_means.h"
+#include "tools/profiling.h"
+#include "tools/progress.h"
+#include "tools/run.h"
+#include "tools/stop_signals.h"
+#include "tools/terminal.h"
 #include "tranche/core/error.h"
-#include "tranche/tools/files.h"
-#include "tranche/tools/keeper.h"
-#include "tranche/tools/metrics_file.h"
-#include "tranche/tools/offload_means.h"
-#include "tranche/tools/profiling.h"
-#include "tranche/tools/progress.h"
-#include "tranche/tools/run.h"
-#include "tranche/tools/stop_signals.h"
-#include "tranche/tools/terminal.h"
 
 namespace tranche::tools {
 

@@ -1,12 +1,12 @@
-#include "tranche/tools/transfer_progress.h"
+#include "tools/transfer_progress.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "tools/progress.h"
 #include "tranche/device/ledger.h"
-#include "tranche/tools/progress.h"
 
 namespace tranche::tools {
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/unicode_classes.h"
+#include "tools/unicode_classes.h"
 
 #include <algorithm>
 #include <iterator>

@@ -1,4 +1,4 @@
-#include "tranche/device/cpu/cpu_device.h"
+#include "device/cpu/cpu_device.h"
 
 #include <sched.h>
 
@@ -7,9 +7,9 @@
 #include <thread>
 #include <utility>
 
+#include "device/cpu/cpu_streams.h"
+#include "device/large_copy.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cpu/cpu_streams.h"
-#include "tranche/device/large_copy.h"
 #include "tranche/device/memory_resources.h"
 
 namespace tranche {

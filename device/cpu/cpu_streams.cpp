@@ -1,4 +1,4 @@
-#include "tranche/device/cpu/cpu_streams.h"
+#include "device/cpu/cpu_streams.h"
 
 #include <condition_variable>
 #include <deque>
@@ -6,11 +6,11 @@
 #include <thread>
 #include <utility>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "device/work_recorder.h"
+#include "device/worker_team.h"
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
-#include "tranche/device/work_recorder.h"
-#include "tranche/device/worker_team.h"
 
 namespace tranche {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "tranche/device/span_clock.h"
+#include "device/span_clock.h"
 #include "tranche/device/stream.h"
 
 namespace tranche {

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/cpu/cpu_streams.h"
+#include "device/cuda/cuda_memory.h"
+#include "device/cuda/cuda_replay.h"
+#include "device/cuda/cuda_state.h"
+#include "device/cuda/cuda_stream.h"
+#include "device/cuda_probe.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cpu/cpu_streams.h"
-#include "tranche/device/cuda/cuda_memory.h"
-#include "tranche/device/cuda/cuda_replay.h"
-#include "tranche/device/cuda/cuda_state.h"
-#include "tranche/device/cuda/cuda_stream.h"
 #include "tranche/device/cuda_interop.h"
-#include "tranche/device/cuda_probe.h"
 
 namespace tranche {
 namespace {

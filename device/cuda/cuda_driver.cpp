@@ -1,4 +1,4 @@
-#include "tranche/device/cuda/cuda_driver.h"
+#include "device/cuda/cuda_driver.h"
 
 #include <cuda_runtime_api.h>
 

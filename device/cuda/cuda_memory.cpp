@@ -1,4 +1,4 @@
-#include "tranche/device/cuda/cuda_memory.h"
+#include "device/cuda/cuda_memory.h"
 
 #include <fmt/core.h>
 
@@ -6,11 +6,11 @@
 #include <map>
 #include <mutex>
 
+#include "device/memory_advice.h"
+#include "device/range_placer.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/device/ledger.h"
-#include "tranche/device/memory_advice.h"
-#include "tranche/device/range_placer.h"
 
 namespace tranche::cuda {
 namespace {

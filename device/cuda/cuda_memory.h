@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "tranche/device/cuda/cuda_driver.h"
-#include "tranche/device/cuda/cuda_state.h"
+#include "device/cuda/cuda_driver.h"
+#include "device/cuda/cuda_state.h"
 #include "tranche/device/memory.h"
 
 namespace tranche::cuda {

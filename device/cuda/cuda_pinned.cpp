@@ -8,11 +8,11 @@
 #include <cstring>
 #include <map>
 
+#include "device/cuda/cuda_memory.h"
+#include "device/range_placer.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/device/cuda/cuda_memory.h"
 #include "tranche/device/ledger.h"
-#include "tranche/device/range_placer.h"
 
 namespace tranche::cuda {
 namespace {

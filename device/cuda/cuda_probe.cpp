@@ -1,10 +1,10 @@
-#include "tranche/device/cuda_probe.h"
+#include "device/cuda_probe.h"
 
 #include <cuda_runtime_api.h>
 
 #include <string>
 
-#include "tranche/device/launch_queues.h"
+#include "device/launch_queues.h"
 
 namespace tranche {
 namespace {

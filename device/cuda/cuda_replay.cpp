@@ -1,4 +1,4 @@
-#include "tranche/device/cuda/cuda_replay.h"
+#include "device/cuda/cuda_replay.h"
 
 #include <utility>
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tranche/device/cuda/cuda_stream.h"
+#include "device/cuda/cuda_stream.h"
 #include "tranche/device/replay.h"
 
 namespace tranche::cuda {

@@ -1,4 +1,4 @@
-#include "tranche/device/cuda/cuda_staging.h"
+#include "device/cuda/cuda_staging.h"
 
 #include <algorithm>
 #include <cstring>

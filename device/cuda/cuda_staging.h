@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/device/cuda/cuda_memory.h"
-#include "tranche/device/cuda/cuda_state.h"
+#include "device/cuda/cuda_memory.h"
+#include "device/cuda/cuda_state.h"
 
 namespace tranche::cuda {
 

@@ -1,10 +1,10 @@
-#include "tranche/device/cuda/cuda_state.h"
+#include "device/cuda/cuda_state.h"
 
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 
 namespace tranche::cuda {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tranche/device/cuda/host_outcome.h"
+#include "device/cuda/host_outcome.h"
 #include "tranche/device/device.h"
 #include "tranche/device/event.h"
 

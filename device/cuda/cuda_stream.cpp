@@ -1,4 +1,4 @@
-#include "tranche/device/cuda/cuda_stream.h"
+#include "device/cuda/cuda_stream.h"
 
 #include <algorithm>
 #include <limits>

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "device/cuda/cuda_staging.h"
+#include "device/cuda/cuda_state.h"
+#include "device/cuda/host_work.h"
+#include "device/cuda/launch_bound.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cuda/cuda_staging.h"
-#include "tranche/device/cuda/cuda_state.h"
-#include "tranche/device/cuda/host_work.h"
-#include "tranche/device/cuda/launch_bound.h"
 #include "tranche/device/stream.h"
 
 namespace tranche::cuda {

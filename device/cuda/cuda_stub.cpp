@@ -1,6 +1,6 @@
+#include "device/cuda_probe.h"
 #include "tranche/core/error.h"
 #include "tranche/device/cuda_interop.h"
-#include "tranche/device/cuda_probe.h"
 
 namespace tranche {
 

@@ -1,4 +1,4 @@
-#include "tranche/device/cuda/host_work.h"
+#include "device/cuda/host_work.h"
 
 #include <atomic>
 #include <condition_variable>
@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
 

@@ -7,9 +7,9 @@
 #include <memory>
 #include <string>
 
-#include "tranche/device/cuda/cuda_driver.h"
-#include "tranche/device/cuda/cuda_memory.h"
-#include "tranche/device/cuda/cuda_state.h"
+#include "device/cuda/cuda_driver.h"
+#include "device/cuda/cuda_memory.h"
+#include "device/cuda/cuda_state.h"
 
 namespace tranche {
 class TraceRecorder;

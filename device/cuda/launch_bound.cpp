@@ -1,4 +1,4 @@
-#include "tranche/device/cuda/launch_bound.h"
+#include "device/cuda/launch_bound.h"
 
 namespace tranche::cuda {
 

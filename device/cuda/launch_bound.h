@@ -6,7 +6,7 @@
 #include <deque>
 #include <memory>
 
-#include "tranche/device/cuda/cuda_state.h"
+#include "device/cuda/cuda_state.h"
 
 namespace tranche::cuda {
 

@@ -1,10 +1,10 @@
-#include "tranche/device/meta/meta_device.h"
+#include "device/meta/meta_device.h"
 
 #include <utility>
 
+#include "device/work_recorder.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/device/work_recorder.h"
 
 namespace tranche {
 namespace {

@@ -1,13 +1,13 @@
-#include "tranche/kernels/cpu/attention.h"
+#include "kernels/cpu/attention.h"
 
 #include <algorithm>
 
+#include "kernels/cpu/attention_bf16.h"
+#include "kernels/cpu/attention_head.h"
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/sgemm.h"
+#include "kernels/cpu/tasks.h"
 #include "tranche/core/shape.h"
-#include "tranche/kernels/cpu/attention_bf16.h"
-#include "tranche/kernels/cpu/attention_head.h"
-#include "tranche/kernels/cpu/convert.h"
-#include "tranche/kernels/cpu/sgemm.h"
-#include "tranche/kernels/cpu/tasks.h"
 
 namespace tranche::kernels::cpu {
 

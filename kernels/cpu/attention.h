@@ -3,8 +3,8 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/cpu/dropout_mask.h"
 #include "tranche/core/dtype.h"
-#include "tranche/kernels/cpu/dropout_mask.h"
 #include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels::cpu {

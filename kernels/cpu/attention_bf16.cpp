@@ -1,8 +1,8 @@
-#include "tranche/kernels/cpu/attention_bf16.h"
+#include "kernels/cpu/attention_bf16.h"
 
 #include <algorithm>
 
-#include "tranche/kernels/cpu/bf16_tile.h"
+#include "kernels/cpu/bf16_tile.h"
 
 namespace tranche::kernels::cpu {
 

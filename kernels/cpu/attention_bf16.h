@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "tranche/kernels/cpu/attention_head.h"
+#include "kernels/cpu/attention_head.h"
 
 namespace tranche::kernels::cpu {
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_tile.h"
+#include "kernels/cpu/convert.h"
 #include "tranche/core/shape.h"
-#include "tranche/kernels/cpu/attention.h"
-#include "tranche/kernels/cpu/attention_tile.h"
-#include "tranche/kernels/cpu/convert.h"
 
 namespace tranche::kernels::cpu {
 

@@ -1,14 +1,14 @@
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/attention_tile.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention_tile.cpp"
 #include <hwy/foreach_target.h>
 // After foreach_target.h.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "tranche/kernels/cpu/attention_tile.h"
-#include "tranche/kernels/cpu/convert.h"
-#include "tranche/kernels/cpu/row-inl.h"
+#include "kernels/cpu/attention_tile.h"
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/row-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {

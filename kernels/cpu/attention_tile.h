@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/dropout_mask.h"
 #include "tranche/core/dtype.h"
-#include "tranche/kernels/cpu/dropout_mask.h"
 
 namespace tranche::kernels::cpu {
 

@@ -1,4 +1,4 @@
-#include "tranche/kernels/cpu/bf16_panel.h"
+#include "kernels/cpu/bf16_panel.h"
 
 #include <algorithm>
 

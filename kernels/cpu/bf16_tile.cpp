@@ -1,9 +1,9 @@
-#include "tranche/kernels/cpu/bf16_tile.h"
+#include "kernels/cpu/bf16_tile.h"
 
 #include <algorithm>
 
+#include "kernels/cpu/matmul_onednn.h"
 #include "tranche/core/error.h"
-#include "tranche/kernels/cpu/matmul_onednn.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 

@@ -1,9 +1,9 @@
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/convert.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/convert.cpp"
 #include <hwy/foreach_target.h>
 // After foreach_target.h.
-#include "tranche/kernels/cpu/convert.h"
-#include "tranche/kernels/cpu/row-inl.h"
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/row-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {

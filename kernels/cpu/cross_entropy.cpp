@@ -1,14 +1,14 @@
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/cross_entropy.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/cross_entropy.cpp"
 #include <hwy/foreach_target.h>
 // After foreach_target.h.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "tranche/kernels/cpu/cross_entropy.h"
-#include "tranche/kernels/cpu/parallel.h"
-#include "tranche/kernels/cpu/row-inl.h"
+#include "kernels/cpu/cross_entropy.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/row-inl.h"
 #include "tranche/kernels/cross_entropy.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,13 +1,13 @@
-#include "tranche/kernels/cpu/dropout.h"
+#include "kernels/cpu/dropout.h"
 
 #include <algorithm>
 
-#include "tranche/kernels/cpu/parallel.h"
+#include "kernels/cpu/parallel.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/dropout.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/dropout.cpp"
 #include "hwy/foreach_target.h"
-#include "tranche/kernels/cpu/vector-inl.h"
+#include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {

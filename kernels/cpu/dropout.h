@@ -1,5 +1,5 @@
 #pragma once
-#include "tranche/kernels/cpu/dropout_mask.h"
+#include "kernels/cpu/dropout_mask.h"
 
 namespace tranche::kernels::cpu {
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/dropout_draws.h"
 #include "tranche/core/random.h"
-#include "tranche/kernels/dropout_draws.h"
 
 namespace tranche::kernels::cpu {
 

@@ -1,14 +1,14 @@
-#include "tranche/kernels/cpu/elementwise.h"
+#include "kernels/cpu/elementwise.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "tranche/kernels/cpu/parallel.h"
+#include "kernels/cpu/parallel.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/elementwise.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/elementwise.cpp"
 #include "hwy/foreach_target.h"
-#include "tranche/kernels/cpu/vector-inl.h"
+#include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {

@@ -1,13 +1,13 @@
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/embedding.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/embedding.cpp"
 #include <hwy/foreach_target.h>
 // After foreach_target.h.
 #include <algorithm>
 
+#include "kernels/cpu/embedding.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/row-inl.h"
 #include "tranche/core/shape.h"
-#include "tranche/kernels/cpu/embedding.h"
-#include "tranche/kernels/cpu/parallel.h"
-#include "tranche/kernels/cpu/row-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {

@@ -1,10 +1,10 @@
-#include "tranche/kernels/cpu/elementwise.h"
-#include "tranche/kernels/cpu/parallel.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/parallel.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/gelu.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/gelu.cpp"
 #include "hwy/foreach_target.h"
-#include "tranche/kernels/cpu/vector-inl.h"
+#include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {

@@ -1,9 +1,9 @@
-#include "tranche/kernels/cpu/instruction_sets.h"
+#include "kernels/cpu/instruction_sets.h"
 
 #include "tranche/core/error.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/instruction_sets.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/instruction_sets.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 

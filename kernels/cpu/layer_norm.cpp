@@ -1,14 +1,14 @@
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/layer_norm.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/layer_norm.cpp"
 #include <hwy/foreach_target.h>
 // After foreach_target.h.
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/layer_norm.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/row-inl.h"
 #include "tranche/core/shape.h"
-#include "tranche/kernels/cpu/layer_norm.h"
-#include "tranche/kernels/cpu/parallel.h"
-#include "tranche/kernels/cpu/row-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {

@@ -1,17 +1,17 @@
-#include "tranche/kernels/cpu/matmul.h"
+#include "kernels/cpu/matmul.h"
 
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cpu/bf16_tile.h"
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/instruction_sets.h"
+#include "kernels/cpu/matmul_bf16.h"
+#include "kernels/cpu/matmul_onednn.h"
+#include "kernels/cpu/sgemm.h"
+#include "kernels/cpu/tasks.h"
 #include "tranche/core/shape.h"
-#include "tranche/kernels/cpu/bf16_tile.h"
-#include "tranche/kernels/cpu/convert.h"
-#include "tranche/kernels/cpu/elementwise.h"
-#include "tranche/kernels/cpu/instruction_sets.h"
-#include "tranche/kernels/cpu/matmul_bf16.h"
-#include "tranche/kernels/cpu/matmul_onednn.h"
-#include "tranche/kernels/cpu/sgemm.h"
-#include "tranche/kernels/cpu/tasks.h"
 
 namespace tranche::kernels::cpu {
 

@@ -1,12 +1,12 @@
-#include "tranche/kernels/cpu/matmul_bf16.h"
+#include "kernels/cpu/matmul_bf16.h"
 
 #include <algorithm>
 
+#include "kernels/cpu/bf16_panel.h"
+#include "kernels/cpu/bf16_tile.h"
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/tasks.h"
 #include "tranche/core/shape.h"
-#include "tranche/kernels/cpu/bf16_panel.h"
-#include "tranche/kernels/cpu/bf16_tile.h"
-#include "tranche/kernels/cpu/convert.h"
-#include "tranche/kernels/cpu/tasks.h"
 
 namespace tranche::kernels::cpu {
 

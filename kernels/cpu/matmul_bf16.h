@@ -2,8 +2,8 @@
 /// bf16 products by the CPU's own dot-product instruction (AVX512_BF16), the two operands packed block by
 /// block as they are needed, in memory that stays in the core's own cache.
 
+#include "kernels/cpu/matmul.h"
 #include "tranche/core/dtype.h"
-#include "tranche/kernels/cpu/matmul.h"
 
 namespace tranche::kernels::cpu {
 

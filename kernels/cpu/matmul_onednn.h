@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "tranche/kernels/cpu/matmul.h"
-#include "tranche/kernels/cpu/sgemm.h"
+#include "kernels/cpu/matmul.h"
+#include "kernels/cpu/sgemm.h"
 
 namespace tranche::kernels::cpu {
 

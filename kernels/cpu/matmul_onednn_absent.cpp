@@ -1,4 +1,4 @@
-#include "tranche/kernels/cpu/matmul_onednn.h"
+#include "kernels/cpu/matmul_onednn.h"
 
 namespace tranche::kernels::cpu {
 

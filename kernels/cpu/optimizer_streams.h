@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/optimizer_update.h"
 #include "tranche/core/tensor_view.h"
-#include "tranche/kernels/cpu/optimizer_update.h"
 #include "tranche/kernels/optimizer_update.h"
 
 namespace tranche::kernels::cpu {

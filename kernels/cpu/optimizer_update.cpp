@@ -1,4 +1,4 @@
-#include "tranche/kernels/cpu/optimizer_update.h"
+#include "kernels/cpu/optimizer_update.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,13 +7,13 @@
 #include <span>
 
 #include "hwy/cache_control.h"
-#include "tranche/kernels/cpu/parallel.h"
+#include "kernels/cpu/parallel.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/optimizer_update.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/optimizer_update.cpp"
 #include "hwy/foreach_target.h"
-#include "tranche/kernels/cpu/optimizer_streams.h"
-#include "tranche/kernels/cpu/vector-inl.h"
+#include "kernels/cpu/optimizer_streams.h"
+#include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "tranche/device/worker_team.h"
+#include "device/worker_team.h"
 
 namespace tranche::kernels::cpu {
 

@@ -1,4 +1,4 @@
-#include "tranche/kernels/cpu/reduction.h"
+#include "kernels/cpu/reduction.h"
 
 #include <algorithm>
 #include <array>
@@ -6,13 +6,13 @@
 #include <bit>
 
 #include "hwy/cache_control.h"
-#include "tranche/kernels/cpu/parallel.h"
-#include "tranche/kernels/digest_mix.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/digest_mix.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tranche/kernels/cpu/reduction.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/reduction.cpp"
 #include "hwy/foreach_target.h"
-#include "tranche/kernels/cpu/vector-inl.h"
+#include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {

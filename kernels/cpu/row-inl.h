@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tranche/kernels/cpu/vector-inl.h"
+#include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {

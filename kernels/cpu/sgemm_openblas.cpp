@@ -4,9 +4,9 @@
 #include <array>
 #include <mutex>
 
+#include "kernels/cpu/matmul_onednn.h"
+#include "kernels/cpu/sgemm.h"
 #include "tranche/core/shape.h"
-#include "tranche/kernels/cpu/matmul_onednn.h"
-#include "tranche/kernels/cpu/sgemm.h"
 
 namespace tranche::kernels::cpu {
 

@@ -1,4 +1,4 @@
-#include "tranche/kernels/cpu/sgemm.h"
+#include "kernels/cpu/sgemm.h"
 
 namespace tranche::kernels::cpu {
 

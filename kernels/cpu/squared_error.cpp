@@ -1,4 +1,4 @@
-#include "tranche/kernels/cpu/squared_error.h"
+#include "kernels/cpu/squared_error.h"
 
 namespace tranche::kernels::cpu {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <exception>
 
-#include "tranche/device/worker_team.h"
+#include "device/worker_team.h"
 
 namespace tranche::kernels::cpu {
 

@@ -11,8 +11,8 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "kernels/cpu/narrow-inl.h"
 #include "tranche/core/dtype.h"
-#include "tranche/kernels/cpu/narrow-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {

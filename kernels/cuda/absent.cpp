@@ -1,14 +1,14 @@
 // What the dispatchers call in a build without CUDA. No device of that kind can be made there, so these are
 // reached only through a stream of someone else's.
 
+#include "kernels/cuda/cross_entropy.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/embedding.h"
+#include "kernels/cuda/layer_norm.h"
+#include "kernels/cuda/optimizer_update.h"
+#include "kernels/cuda/reduction.h"
+#include "kernels/cuda/squared_error.h"
 #include "tranche/core/error.h"
-#include "tranche/kernels/cuda/cross_entropy.h"
-#include "tranche/kernels/cuda/elementwise.h"
-#include "tranche/kernels/cuda/embedding.h"
-#include "tranche/kernels/cuda/layer_norm.h"
-#include "tranche/kernels/cuda/optimizer_update.h"
-#include "tranche/kernels/cuda/reduction.h"
-#include "tranche/kernels/cuda/squared_error.h"
 
 namespace tranche::kernels::cuda {
 

@@ -1,9 +1,9 @@
 // What the dispatchers of products and attention call in a build without CUDA.
 
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/product.h"
 #include "tranche/core/error.h"
-#include "tranche/kernels/cuda/attention.h"
-#include "tranche/kernels/cuda/matmul.h"
-#include "tranche/kernels/cuda/product.h"
 
 namespace tranche::kernels::cuda {
 

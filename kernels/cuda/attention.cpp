@@ -1,4 +1,4 @@
-#include "tranche/kernels/cuda/attention.h"
+#include "kernels/cuda/attention.h"
 
 #include <initializer_list>
 

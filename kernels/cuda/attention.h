@@ -6,10 +6,10 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/cuda/attention_geometry.h"
+#include "kernels/dropout_draws.h"
 #include "tranche/core/dtype.h"
 #include "tranche/device/stream.h"
-#include "tranche/kernels/cuda/attention_geometry.h"
-#include "tranche/kernels/dropout_draws.h"
 #include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels::cuda {

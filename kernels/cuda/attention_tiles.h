@@ -2,8 +2,8 @@
 /// Moves of 16-bit tiles between global memory, shared memory and registers for the flash attention kernels.
 /// Device code; see attention_geometry.h for where things lie.
 
-#include "tranche/kernels/cuda/attention_geometry.h"
-#include "tranche/kernels/cuda/simt.h"
+#include "kernels/cuda/attention_geometry.h"
+#include "kernels/cuda/simt.h"
 
 namespace tranche::kernels::cuda {
 

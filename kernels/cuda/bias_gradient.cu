@@ -6,10 +6,10 @@
 // block sums, 32 under way at once. When the workspace does not hold them all, the two are launched again for
 // the next rows.
 
-#include "tranche/kernels/cuda/elements.h"
-#include "tranche/kernels/cuda/elementwise.h"
-#include "tranche/kernels/cuda/geometry.h"
-#include "tranche/kernels/cuda/launch.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/geometry.h"
+#include "kernels/cuda/launch.h"
 
 namespace tranche::kernels::cuda {
 

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <limits>
 
-#include "tranche/kernels/cuda/cross_entropy.h"
-#include "tranche/kernels/cuda/elements.h"
-#include "tranche/kernels/cuda/geometry.h"
-#include "tranche/kernels/cuda/launch.h"
-#include "tranche/kernels/cuda/simt.h"
+#include "kernels/cuda/cross_entropy.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/geometry.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/simt.h"
 
 namespace tranche::kernels::cuda {
 

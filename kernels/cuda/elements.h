@@ -7,9 +7,9 @@
 #include <bit>
 #include <cstdint>
 
+#include "kernels/cuda/conversions.h"
+#include "kernels/cuda/simt.h"
 #include "tranche/core/tensor_view.h"
-#include "tranche/kernels/cuda/conversions.h"
-#include "tranche/kernels/cuda/simt.h"
 
 namespace tranche::kernels::cuda {
 

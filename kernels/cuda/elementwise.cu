@@ -3,10 +3,10 @@
 // elements where an operand is fp32 (16 bytes of it, 8 of a 16-bit one) and eight where none is, so that a
 // warp's accesses always are neighbours.
 
-#include "tranche/kernels/cuda/elementwise.h"
+#include "kernels/cuda/elementwise.h"
 
-#include "tranche/kernels/cuda/elements.h"
-#include "tranche/kernels/cuda/stretch_loop.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/stretch_loop.h"
 
 namespace tranche::kernels::cuda {
 

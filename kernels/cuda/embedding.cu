@@ -15,10 +15,10 @@
 
 #include <algorithm>
 
-#include "tranche/kernels/cuda/elements.h"
-#include "tranche/kernels/cuda/embedding.h"
-#include "tranche/kernels/cuda/geometry.h"
-#include "tranche/kernels/cuda/launch.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/embedding.h"
+#include "kernels/cuda/geometry.h"
+#include "kernels/cuda/launch.h"
 
 namespace tranche::kernels::cuda {
 

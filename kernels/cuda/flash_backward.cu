@@ -11,9 +11,9 @@
 #include <cmath>
 #include <limits>
 
-#include "tranche/kernels/cuda/attention.h"
-#include "tranche/kernels/cuda/attention_tiles.h"
-#include "tranche/kernels/cuda/launch.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_tiles.h"
+#include "kernels/cuda/launch.h"
 
 namespace tranche::kernels::cuda {
 

@@ -3,10 +3,10 @@
 // relative errors of about 1e-6 vanish in the rounding to 8 or 11 bits. With the accurate exponential 16-bit
 // elements would be bound by arithmetic: 4 bytes of traffic against some 45 instructions.
 
-#include "tranche/kernels/cuda/elements.h"
-#include "tranche/kernels/cuda/elementwise.h"
-#include "tranche/kernels/cuda/stretch_loop.h"
-#include "tranche/kernels/gelu_arithmetic.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/stretch_loop.h"
+#include "kernels/gelu_arithmetic.h"
 
 namespace tranche::kernels::cuda {
 

@@ -11,10 +11,10 @@
 
 #include <algorithm>
 
-#include "tranche/kernels/cuda/conversions.h"
-#include "tranche/kernels/cuda/elements.h"
-#include "tranche/kernels/cuda/launch.h"
-#include "tranche/kernels/cuda/reduction.h"
+#include "kernels/cuda/conversions.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/reduction.h"
 
 namespace tranche::kernels::cuda {
 

@@ -1,6 +1,6 @@
-#include "tranche/kernels/cuda/launch.h"
+#include "kernels/cuda/launch.h"
 
-#include "tranche/device/cuda/cuda_state.h"
+#include "device/cuda/cuda_state.h"
 
 namespace tranche::kernels::cuda {
 

@@ -7,12 +7,12 @@
 
 #include <algorithm>
 
-#include "tranche/kernels/cuda/conversions.h"
-#include "tranche/kernels/cuda/elements.h"
-#include "tranche/kernels/cuda/geometry.h"
-#include "tranche/kernels/cuda/launch.h"
-#include "tranche/kernels/cuda/layer_norm.h"
-#include "tranche/kernels/cuda/reduce.h"
+#include "kernels/cuda/conversions.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/geometry.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/layer_norm.h"
+#include "kernels/cuda/reduce.h"
 
 namespace tranche::kernels::cuda {
 

@@ -1,10 +1,10 @@
-#include "tranche/kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
 
-#include "tranche/kernels/cuda/elementwise.h"
+#include "kernels/cuda/elementwise.h"
 
 namespace tranche::kernels::cuda {
 

@@ -2,9 +2,9 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/cuda/product.h"
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
-#include "tranche/kernels/cuda/product.h"
 #include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels::cuda {

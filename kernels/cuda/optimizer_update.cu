@@ -6,11 +6,11 @@
 // 60 instructions an element, most of them IEEE's two divisions and square root, are a third of what the
 // multiprocessors can issue in that time.
 
-#include "tranche/kernels/cuda/optimizer_update.h"
+#include "kernels/cuda/optimizer_update.h"
 
-#include "tranche/kernels/cuda/elements.h"
-#include "tranche/kernels/cuda/stretch_loop.h"
-#include "tranche/kernels/update_arithmetic.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/stretch_loop.h"
+#include "kernels/update_arithmetic.h"
 
 namespace tranche::kernels::cuda {
 

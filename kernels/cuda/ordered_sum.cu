@@ -3,11 +3,11 @@
 
 #include <algorithm>
 
-#include "tranche/kernels/cuda/conversions.h"
-#include "tranche/kernels/cuda/elements.h"
-#include "tranche/kernels/cuda/reduction.h"
-#include "tranche/kernels/cuda/stretch_loop.h"
-#include "tranche/kernels/digest_mix.h"
+#include "kernels/cuda/conversions.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/reduction.h"
+#include "kernels/cuda/stretch_loop.h"
+#include "kernels/digest_mix.h"
 
 namespace tranche::kernels::cuda {
 

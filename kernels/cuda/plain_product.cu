@@ -1,12 +1,12 @@
 // Products that cuBLASLt has no algorithm for. Copies of the operands in rows that it does take would need
 // device memory that nobody planned; this kernel needs none.
 
-#include "tranche/kernels/cuda/plain_product.h"
+#include "kernels/cuda/plain_product.h"
 
 #include <algorithm>
 
-#include "tranche/kernels/cuda/conversions.h"
-#include "tranche/kernels/cuda/launch.h"
+#include "kernels/cuda/conversions.h"
+#include "kernels/cuda/launch.h"
 
 namespace tranche::kernels::cuda {
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "tranche/kernels/cuda/product.h"
+#include "kernels/cuda/product.h"
 
 namespace tranche::kernels::cuda {
 

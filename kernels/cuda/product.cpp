@@ -1,4 +1,4 @@
-#include "tranche/kernels/cuda/product.h"
+#include "kernels/cuda/product.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cuda/plain_product.h"
 #include "tranche/core/error.h"
-#include "tranche/kernels/cuda/plain_product.h"
 
 namespace tranche::kernels::cuda {
 

@@ -7,10 +7,10 @@
 #include <cmath>
 #include <limits>
 
-#include "tranche/kernels/cuda/attention.h"
-#include "tranche/kernels/cuda/launch.h"
-#include "tranche/kernels/cuda/product.h"
-#include "tranche/kernels/cuda/simt.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/product.h"
+#include "kernels/cuda/simt.h"
 
 namespace tranche::kernels::cuda {
 

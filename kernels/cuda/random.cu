@@ -7,10 +7,10 @@
 // each) is bound by them as much as by memory; fills of normal numbers (fp64 functions) are bound by
 // arithmetic.
 
-#include "tranche/kernels/cuda/elements.h"
-#include "tranche/kernels/cuda/elementwise.h"
-#include "tranche/kernels/cuda/stretch_loop.h"
-#include "tranche/kernels/dropout_draws.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/stretch_loop.h"
+#include "kernels/dropout_draws.h"
 
 namespace tranche::kernels::cuda {
 

@@ -1,7 +1,7 @@
 #pragma once
 /// Sums and maxima over the threads of a warp or block, in a fixed tree: every thread gets the same bits.
 
-#include "tranche/kernels/cuda/simt.h"
+#include "kernels/cuda/simt.h"
 
 namespace tranche::kernels::cuda {
 

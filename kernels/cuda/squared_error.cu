@@ -2,9 +2,9 @@
 // are the CPU's. The sum over rows is one block's and its last step a chain of one fp64 addition a row: made
 // for the outputs of small networks, not for bandwidth.
 
-#include "tranche/kernels/cuda/elements.h"
-#include "tranche/kernels/cuda/squared_error.h"
-#include "tranche/kernels/cuda/stretch_loop.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/squared_error.h"
+#include "kernels/cuda/stretch_loop.h"
 
 namespace tranche::kernels::cuda {
 

@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
-#include "tranche/kernels/cuda/geometry.h"
-#include "tranche/kernels/cuda/launch.h"
-#include "tranche/kernels/cuda/simt.h"
+#include "kernels/cuda/geometry.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/simt.h"
 
 namespace tranche::kernels::cuda {
 

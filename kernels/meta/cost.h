@@ -2,7 +2,7 @@
 /// What a kernel call asks of a device. The functions that compute it are pure and used on every device kind,
 /// so a run on `meta` and a run on `cpu` count the same.
 
-#include "tranche/device/work_recorder.h"
+#include "device/work_recorder.h"
 
 namespace tranche::kernels::meta {
 

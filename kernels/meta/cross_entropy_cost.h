@@ -1,8 +1,8 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/meta/cost.h"
 #include "tranche/core/dtype.h"
-#include "tranche/kernels/meta/cost.h"
 
 namespace tranche::kernels::meta {
 

@@ -1,9 +1,9 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/meta/cost.h"
+#include "kernels/meta/elementwise_cost.h"
 #include "tranche/core/dtype.h"
-#include "tranche/kernels/meta/cost.h"
-#include "tranche/kernels/meta/elementwise_cost.h"
 
 namespace tranche::kernels::meta {
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "tranche/kernels/meta/cost.h"
+#include "kernels/meta/cost.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche::kernels::meta {

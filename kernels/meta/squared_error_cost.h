@@ -1,6 +1,6 @@
 #pragma once
+#include "kernels/meta/cost.h"
 #include "tranche/core/tensor_view.h"
-#include "tranche/kernels/meta/cost.h"
 
 namespace tranche::kernels::meta {
 

@@ -1,4 +1,4 @@
-#include "tranche/kernels/reference/attention.h"
+#include "kernels/reference/attention.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "tranche/kernels/reference/cross_entropy.h"
+#include "kernels/reference/cross_entropy.h"
 
 #include <algorithm>
 #include <cmath>

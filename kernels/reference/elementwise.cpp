@@ -1,4 +1,4 @@
-#include "tranche/kernels/reference/elementwise.h"
+#include "kernels/reference/elementwise.h"
 
 #include <cmath>
 

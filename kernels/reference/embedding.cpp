@@ -1,4 +1,4 @@
-#include "tranche/kernels/reference/embedding.h"
+#include "kernels/reference/embedding.h"
 
 #include <cstddef>
 

@@ -1,4 +1,4 @@
-#include "tranche/kernels/reference/layer_norm.h"
+#include "kernels/reference/layer_norm.h"
 
 #include <cmath>
 #include <cstddef>

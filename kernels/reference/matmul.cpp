@@ -1,4 +1,4 @@
-#include "tranche/kernels/reference/matmul.h"
+#include "kernels/reference/matmul.h"
 
 #include <cstddef>
 

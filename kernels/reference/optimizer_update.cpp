@@ -1,4 +1,4 @@
-#include "tranche/kernels/reference/optimizer_update.h"
+#include "kernels/reference/optimizer_update.h"
 
 #include <cmath>
 

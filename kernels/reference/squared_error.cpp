@@ -1,4 +1,4 @@
-#include "tranche/kernels/reference/squared_error.h"
+#include "kernels/reference/squared_error.h"
 
 namespace tranche::kernels::reference {
 

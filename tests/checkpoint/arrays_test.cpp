@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "../offload/test_folder.h"
+#include "checkpoint/reader.h"
 #include "sample.h"
-#include "tranche/checkpoint/reader.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {

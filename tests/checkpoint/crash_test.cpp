@@ -14,10 +14,10 @@
 #include "../offload/faulty_file_system.h"
 #include "../offload/recording_file_system.h"
 #include "../offload/test_folder.h"
+#include "checkpoint/reader.h"
 #include "sample.h"
-#include "tranche/checkpoint/reader.h"
+#include "tests/core/rounds.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/core/rounds.h"
 
 namespace tranche::checkpoint {
 namespace {

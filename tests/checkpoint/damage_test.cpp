@@ -8,9 +8,9 @@
 #include <random>
 
 #include "../offload/test_folder.h"
+#include "checkpoint/digest.h"
+#include "checkpoint/reader.h"
 #include "sample.h"
-#include "tranche/checkpoint/digest.h"
-#include "tranche/checkpoint/reader.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {

@@ -3,8 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include "checkpoint/reader.h"
 #include "sample.h"
-#include "tranche/checkpoint/reader.h"
 
 namespace tranche::checkpoint {
 namespace {

@@ -1,11 +1,11 @@
-#include "tranche/checkpoint/format.h"
+#include "checkpoint/format.h"
 
 #include <gmock/gmock.h>
 
 #include <functional>
 
+#include "checkpoint/digest.h"
 #include "sample.h"
-#include "tranche/checkpoint/digest.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {

@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/reader.h"
+#include "checkpoint/reader.h"
 
 #include <gmock/gmock.h>
 
@@ -7,10 +7,10 @@
 #include <cstring>
 
 #include "../offload/test_folder.h"
+#include "checkpoint/compare.h"
+#include "offload/aligned_buffer.h"
 #include "sample.h"
-#include "tranche/checkpoint/compare.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/aligned_buffer.h"
 
 namespace tranche::checkpoint {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/run_lease.h"
+#include "checkpoint/run_lease.h"
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -15,8 +15,8 @@
 #include <thread>
 
 #include "../offload/test_folder.h"
-#include "tranche/core/process.h"
-#include "tranche/tests/core/error_text.h"
+#include "core/process.h"
+#include "tests/core/error_text.h"
 
 namespace tranche::checkpoint {
 namespace {

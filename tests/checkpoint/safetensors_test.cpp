@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 #include <gmock/gmock.h>
 

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "tranche/checkpoint/convert.h"
+#include "checkpoint/convert.h"
 #include "tranche/core/random.h"
 
 namespace tranche::testing {

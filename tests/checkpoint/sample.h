@@ -7,12 +7,12 @@
 #include <string_view>
 #include <vector>
 
-#include "tranche/checkpoint/folder.h"
-#include "tranche/checkpoint/format.h"
-#include "tranche/checkpoint/shard_writer.h"
-#include "tranche/checkpoint/storage.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/format.h"
+#include "checkpoint/shard_writer.h"
+#include "checkpoint/storage.h"
+#include "tests/core/error_text.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche::testing {
 

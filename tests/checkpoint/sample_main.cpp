@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "checkpoint/safetensors.h"
 #include "sample.h"
-#include "tranche/checkpoint/safetensors.h"
 
 int main(int count, char** arguments) {
   using namespace tranche;

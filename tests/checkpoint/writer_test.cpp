@@ -1,4 +1,4 @@
-#include "tranche/checkpoint/shard_writer.h"
+#include "checkpoint/shard_writer.h"
 
 #include <gmock/gmock.h>
 
@@ -8,8 +8,8 @@
 
 #include "../offload/faulty_file_system.h"
 #include "../offload/test_folder.h"
+#include "checkpoint/digest.h"
 #include "sample.h"
-#include "tranche/checkpoint/digest.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {

@@ -1,4 +1,4 @@
-#include "tranche/comm/call_signature.h"
+#include "comm/call_signature.h"
 
 #include <gtest/gtest.h>
 

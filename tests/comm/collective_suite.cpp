@@ -1,4 +1,4 @@
-#include "tranche/tests/comm/collective_suite.h"
+#include "tests/comm/collective_suite.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,8 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "tests/comm/ordered_bracket.h"
 #include "tranche/core/dtype.h"
-#include "tranche/tests/comm/ordered_bracket.h"
 
 namespace tranche::test {
 

@@ -7,15 +7,15 @@
 #include <cstring>
 #include <thread>
 
-#include "tranche/comm/nccl_exchange.h"
-#include "tranche/core/clock.h"
+#include "comm/nccl_exchange.h"
+#include "core/clock.h"
+#include "tests/comm/collective_suite.h"
+#include "tests/comm/device_ranks.h"
+#include "tests/comm/ordered_bracket.h"
+#include "tests/core/rounds.h"
 #include "tranche/core/error.h"
 #include "tranche/device/ledger.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/tests/comm/collective_suite.h"
-#include "tranche/tests/comm/device_ranks.h"
-#include "tranche/tests/comm/ordered_bracket.h"
-#include "tranche/tests/core/rounds.h"
 
 namespace tranche {
 namespace {

@@ -8,9 +8,9 @@
 #include <functional>
 #include <thread>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "tests/comm/device_ranks.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/comm/device_ranks.h"
 
 namespace tranche {
 namespace {

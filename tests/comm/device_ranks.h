@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "comm/device_communicator.h"
+#include "device/cuda_probe.h"
+#include "tests/comm/collective_suite.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cuda_probe.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/tests/comm/collective_suite.h"
 
 namespace tranche::test {
 

@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/device_communicator.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/device_communicator.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

@@ -9,8 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "core/clock.h"
 #include "tranche/comm/backends.h"
-#include "tranche/core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/device/event.h"
 

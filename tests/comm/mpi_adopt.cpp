@@ -3,9 +3,9 @@
 #include <cstdio>
 #include <cstring>
 
+#include "tests/comm/collective_suite.h"
 #include "tranche/comm/mpi.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/comm/collective_suite.h"
 
 int main(int argc, char** argv) {
   if (argc != 3) return 64;

@@ -1,4 +1,4 @@
-#include "tranche/tests/comm/mpi_main.h"
+#include "tests/comm/mpi_main.h"
 
 #include <gtest/gtest.h>
 

@@ -6,15 +6,15 @@
 #include <memory>
 #include <vector>
 
+#include "comm/device_communicator.h"
+#include "comm/window_memory.h"
+#include "device/cuda_probe.h"
+#include "tests/comm/collective_suite.h"
+#include "tests/comm/mpi_main.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/device_communicator.h"
-#include "tranche/comm/window_memory.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cuda_probe.h"
 #include "tranche/device/ledger.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/tests/comm/collective_suite.h"
-#include "tranche/tests/comm/mpi_main.h"
 
 namespace tranche {
 namespace {

@@ -4,11 +4,11 @@
 #include <memory>
 #include <vector>
 
+#include "comm/window_memory.h"
+#include "tests/comm/collective_suite.h"
+#include "tests/comm/mpi_main.h"
+#include "tests/comm/profiling_count.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/window_memory.h"
-#include "tranche/tests/comm/collective_suite.h"
-#include "tranche/tests/comm/mpi_main.h"
-#include "tranche/tests/comm/profiling_count.h"
 
 namespace tranche {
 namespace {

@@ -6,11 +6,11 @@
 #include <cstdlib>
 #include <string>
 
+#include "comm/device_communicator.h"
+#include "device/cuda_probe.h"
+#include "tests/comm/collective_suite.h"
+#include "tests/comm/mpi_main.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/device_communicator.h"
-#include "tranche/device/cuda_probe.h"
-#include "tranche/tests/comm/collective_suite.h"
-#include "tranche/tests/comm/mpi_main.h"
 
 namespace tranche {
 namespace {

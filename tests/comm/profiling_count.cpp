@@ -1,12 +1,12 @@
 /// Stands between the library and MPI: the profiling interface lets a program define MPI_Isend and reach the
 /// real one as PMPI_Isend. Counts every byte that is handed to any sending call.
-#include "tranche/tests/comm/profiling_count.h"
+#include "tests/comm/profiling_count.h"
 
 #include <mpi.h>
 
 #include <atomic>
 
-#include "tranche/comm/mpi_transport.h"
+#include "comm/mpi_transport.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "tranche/comm/progress_engine.h"
+#include "comm/progress_engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

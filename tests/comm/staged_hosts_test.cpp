@@ -3,10 +3,10 @@
 
 #include <memory>
 
+#include "comm/device_communicator.h"
+#include "tests/comm/collective_suite.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/device_communicator.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/tests/comm/collective_suite.h"
 
 namespace tranche {
 namespace {

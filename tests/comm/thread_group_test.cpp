@@ -1,9 +1,9 @@
 /// Collectives over thread ranks and a single rank.
 #include <gtest/gtest.h>
 
+#include "tests/comm/collective_suite.h"
+#include "tests/core/rounds.h"
 #include "tranche/comm/backends.h"
-#include "tranche/tests/comm/collective_suite.h"
-#include "tranche/tests/core/rounds.h"
 
 namespace tranche {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/comm/window_memory.h"
+#include "comm/window_memory.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

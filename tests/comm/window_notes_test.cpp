@@ -1,4 +1,4 @@
-#include "tranche/comm/window_notes.h"
+#include "comm/window_notes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "tranche/comm/window_memory.h"
-#include "tranche/tests/core/error_text.h"
+#include "comm/window_memory.h"
+#include "tests/core/error_text.h"
 
 namespace tranche::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/core/nearest.h"
+#include "core/nearest.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Files that users name for output: replaced as a whole where they are regular files, never otherwise.
-#include "tranche/core/output_file.h"
+#include "core/output_file.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

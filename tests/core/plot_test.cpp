@@ -1,4 +1,4 @@
-#include "tranche/core/plot.h"
+#include "core/plot.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

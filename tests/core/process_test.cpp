@@ -1,4 +1,4 @@
-#include "tranche/core/process.h"
+#include "core/process.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-#include "tranche/core/relaxed_json.h"
+#include "core/relaxed_json.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

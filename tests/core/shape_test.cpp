@@ -1,5 +1,5 @@
 #include "tranche/core/shape.h"
-#include "tranche/tests/core/error_text.h"
+#include "tests/core/error_text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -11,7 +11,7 @@
 #include <set>
 #include <string>
 
-#include "tranche/tests/core/rounds.h"
+#include "tests/core/rounds.h"
 
 namespace tranche::test {
 

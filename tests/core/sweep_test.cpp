@@ -1,4 +1,4 @@
-#include "tranche/tests/core/sweep.h"
+#include "tests/core/sweep.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest-spi.h>

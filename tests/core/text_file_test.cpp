@@ -1,4 +1,4 @@
-#include "tranche/core/text_file.h"
+#include "core/text_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <fstream>
 #include <thread>
 
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

@@ -1,7 +1,7 @@
 // Memory of the runtime: device, pinned, registered, stream-ordered.
 #include <fmt/format.h>
 
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/state.h"
 
 using namespace cuda_emulation;
 

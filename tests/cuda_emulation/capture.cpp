@@ -1,7 +1,7 @@
 // Capture of streams into graphs, and their launch.
 #include <fmt/format.h>
 
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/state.h"
 
 struct CUgraph_st {
   std::vector<cuda_emulation::Operation> operations;

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/state.h"
 
 namespace cuda_emulation {
 namespace {

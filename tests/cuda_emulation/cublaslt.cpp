@@ -7,10 +7,10 @@
 #include <cstring>
 #include <type_traits>
 
-#include "tranche/tests/cuda_emulation/control.h"
-#include "tranche/tests/cuda_emulation/cublaslt_task.h"
-#include "tranche/tests/cuda_emulation/product.h"
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/control.h"
+#include "tests/cuda_emulation/cublaslt_task.h"
+#include "tests/cuda_emulation/product.h"
+#include "tests/cuda_emulation/state.h"
 
 namespace cuda_emulation {
 namespace {

@@ -1,10 +1,10 @@
-#include "tranche/tests/cuda_emulation/cublaslt_task.h"
+#include "tests/cuda_emulation/cublaslt_task.h"
 
 #include <fmt/format.h>
 
 #include <utility>
 
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/state.h"
 
 namespace cuda_emulation {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tranche/tests/cuda_emulation/product.h"
+#include "tests/cuda_emulation/product.h"
 
 namespace cuda_emulation {
 

@@ -6,8 +6,8 @@
 #include <random>
 #include <tuple>
 
+#include "tests/cuda_emulation/emulation_fixture.h"
 #include "tranche/core/dtype.h"
-#include "tranche/tests/cuda_emulation/emulation_fixture.h"
 
 namespace cuda_emulation {
 namespace {

@@ -12,9 +12,9 @@
 #include <source_location>
 #include <type_traits>
 
+#include "tests/cuda_emulation/arithmetic_functions.h"
+#include "tests/cuda_emulation/memory_functions.h"
 #include "tranche/core/dtype.h"
-#include "tranche/tests/cuda_emulation/arithmetic_functions.h"
-#include "tranche/tests/cuda_emulation/memory_functions.h"
 
 namespace cuda_emulation {
 
@@ -93,4 +93,4 @@ int lane_of_current();
 #define gridDim (::cuda_emulation::here().grid_size)
 #define warpSize 32
 
-#include "tranche/tests/cuda_emulation/warp_functions.h"
+#include "tests/cuda_emulation/warp_functions.h"

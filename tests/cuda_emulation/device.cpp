@@ -1,8 +1,8 @@
 // Devices, versions and attributes.
 #include <fmt/format.h>
 
-#include "tranche/tests/cuda_emulation/control.h"
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/control.h"
+#include "tests/cuda_emulation/state.h"
 
 namespace cuda_emulation {
 namespace {

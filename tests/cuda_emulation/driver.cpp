@@ -8,7 +8,7 @@
 #include <cstring>
 #include <map>
 
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/state.h"
 
 namespace cuda_emulation {
 namespace {

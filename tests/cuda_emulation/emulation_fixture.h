@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tranche/tests/cuda_emulation/control.h"
+#include "tests/cuda_emulation/control.h"
 
 namespace cuda_emulation {
 

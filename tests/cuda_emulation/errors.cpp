@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <map>
 
-#include "tranche/tests/cuda_emulation/control.h"
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/control.h"
+#include "tests/cuda_emulation/state.h"
 
 namespace cuda_emulation {
 namespace {

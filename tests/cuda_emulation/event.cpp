@@ -3,7 +3,7 @@
 
 #include <chrono>
 
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/state.h"
 
 using cuda_emulation::Capture;
 using cuda_emulation::Point;

@@ -1,4 +1,4 @@
-#include "tranche/tests/cuda_emulation/fiber.h"
+#include "tests/cuda_emulation/fiber.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "tranche/tests/cuda_emulation/grid.h"
+#include "tests/cuda_emulation/grid.h"
 
 #include <fmt/format.h>
 

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/tests/cuda_emulation/cuda_emulation.h"
-#include "tranche/tests/cuda_emulation/fiber.h"
-#include "tranche/tests/cuda_emulation/static_shared.h"
+#include "tests/cuda_emulation/cuda_emulation.h"
+#include "tests/cuda_emulation/fiber.h"
+#include "tests/cuda_emulation/static_shared.h"
 
 namespace cuda_emulation {
 

@@ -8,9 +8,9 @@
 #include <cstring>
 #include <map>
 
-#include "tranche/tests/cuda_emulation/control.h"
-#include "tranche/tests/cuda_emulation/grid.h"
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/control.h"
+#include "tests/cuda_emulation/grid.h"
+#include "tests/cuda_emulation/state.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>

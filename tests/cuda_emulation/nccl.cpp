@@ -7,8 +7,8 @@
 #include <chrono>
 #include <cstring>
 
-#include "tranche/tests/cuda_emulation/nccl_clique.h"
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/nccl_clique.h"
+#include "tests/cuda_emulation/state.h"
 
 using cuda_emulation::Member;
 using cuda_emulation::NcclCall;

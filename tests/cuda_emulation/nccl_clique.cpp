@@ -1,5 +1,5 @@
 // What happens between the ranks: messages and collectives, on the streams' threads.
-#include "tranche/tests/cuda_emulation/nccl_clique.h"
+#include "tests/cuda_emulation/nccl_clique.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,9 @@
 #include <chrono>
 #include <cstring>
 
+#include "tests/cuda_emulation/control.h"
+#include "tests/cuda_emulation/state.h"
 #include "tranche/core/dtype.h"
-#include "tranche/tests/cuda_emulation/control.h"
-#include "tranche/tests/cuda_emulation/state.h"
 
 namespace cuda_emulation {
 namespace {

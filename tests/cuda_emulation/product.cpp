@@ -1,6 +1,6 @@
 // Compiled with full optimisation and without sanitizers: the ranges have been checked, and it does most of
 // the work.
-#include "tranche/tests/cuda_emulation/product.h"
+#include "tests/cuda_emulation/product.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <thread>
 
-#include "tranche/tests/cuda_emulation/cuda_emulation.h"
-#include "tranche/tests/cuda_emulation/emulation_fixture.h"
+#include "tests/cuda_emulation/cuda_emulation.h"
+#include "tests/cuda_emulation/emulation_fixture.h"
 
 namespace cuda_emulation {
 namespace {

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <numeric>
 
+#include "kernels/cuda/simt.h"
+#include "tests/cuda_emulation/emulation_fixture.h"
 #include "tranche/core/dtype.h"
-#include "tranche/kernels/cuda/simt.h"
-#include "tranche/tests/cuda_emulation/emulation_fixture.h"
 
 namespace cuda_emulation {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/tests/cuda_emulation/static_shared.h"
+#include "tests/cuda_emulation/static_shared.h"
 
 #include <elf.h>
 #include <link.h>

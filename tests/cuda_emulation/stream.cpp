@@ -8,9 +8,9 @@
 #include <optional>
 #include <unordered_map>
 
-#include "tranche/tests/cuda_emulation/control.h"
-#include "tranche/tests/cuda_emulation/grid.h"
-#include "tranche/tests/cuda_emulation/state.h"
+#include "tests/cuda_emulation/control.h"
+#include "tests/cuda_emulation/grid.h"
+#include "tests/cuda_emulation/state.h"
 
 using cuda_emulation::Capture;
 using cuda_emulation::Operation;

@@ -1,6 +1,6 @@
 // Compiled with full optimisation and without sanitizers: the operands are on the lanes' own stacks and, of
 // ldmatrix, 16 aligned bytes each; kernels of attention and products do little else.
-#include "tranche/tests/cuda_emulation/tensor_core.h"
+#include "tests/cuda_emulation/tensor_core.h"
 
 #include <cstring>
 

@@ -11,4 +11,4 @@ if(tranche_has_NCCL)
   target_sources(test_cuda_emulation PRIVATE ${cuda_emulation_tests}/nccl_test.cpp)
 endif()
 set_source_files_properties(${cuda_emulation_tests}/simt_test.cpp PROPERTIES COMPILE_OPTIONS
-  "-include;${tranche_include_dir}/tranche/tests/cuda_emulation/cuda_emulation.h;-Wno-unknown-pragmas")
+  "-include;${PROJECT_SOURCE_DIR}/tests/cuda_emulation/cuda_emulation.h;-Wno-unknown-pragmas")

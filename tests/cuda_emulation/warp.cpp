@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "tranche/tests/cuda_emulation/grid.h"
-#include "tranche/tests/cuda_emulation/tensor_core.h"
+#include "tests/cuda_emulation/grid.h"
+#include "tests/cuda_emulation/tensor_core.h"
 
 namespace cuda_emulation {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "tranche/device/cuda_probe.h"
+#include "device/cuda_probe.h"
 
 namespace tranche::test {
 

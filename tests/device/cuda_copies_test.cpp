@@ -1,4 +1,4 @@
-#include "tranche/tests/device/cuda_support.h"
+#include "tests/device/cuda_support.h"
 
 namespace tranche {
 namespace {

@@ -1,8 +1,8 @@
 #include <cmath>
 #include <thread>
 
+#include "tests/device/cuda_support.h"
 #include "tranche/device/cuda_interop.h"
-#include "tranche/tests/device/cuda_support.h"
 
 namespace tranche {
 namespace {

@@ -7,8 +7,8 @@
 #include <chrono>
 #include <thread>
 
-#include "tranche/tests/cuda_emulation/control.h"
-#include "tranche/tests/device/cuda_support.h"
+#include "tests/cuda_emulation/control.h"
+#include "tests/device/cuda_support.h"
 
 namespace tranche {
 namespace {

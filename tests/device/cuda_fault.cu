@@ -1,5 +1,5 @@
-#include "tranche/kernels/cuda/launch.h"
-#include "tranche/tests/device/gpu_cases_fault.h"
+#include "kernels/cuda/launch.h"
+#include "tests/device/gpu_cases_fault.h"
 
 namespace tranche::test {
 namespace {

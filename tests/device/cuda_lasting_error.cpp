@@ -1,6 +1,6 @@
 #include <cuda_runtime_api.h>
 
-#include "tranche/tests/device/gpu_cases.h"
+#include "tests/device/gpu_cases.h"
 
 namespace tranche::test {
 

@@ -4,10 +4,10 @@
 #include <random>
 #include <thread>
 
+#include "tests/device/cuda_support.h"
 #include "tranche/device/ledger.h"
 #include "tranche/device/memory_resources.h"
 #include "tranche/device/step_arena.h"
-#include "tranche/tests/device/cuda_support.h"
 
 namespace tranche {
 namespace {

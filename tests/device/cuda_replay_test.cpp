@@ -1,7 +1,7 @@
 #include <stdexcept>
 
+#include "tests/device/cuda_support.h"
 #include "tranche/core/trace.h"
-#include "tranche/tests/device/cuda_support.h"
 
 namespace tranche {
 namespace {

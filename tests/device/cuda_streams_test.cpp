@@ -3,9 +3,9 @@
 #include <cmath>
 #include <thread>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "tests/device/cuda_support.h"
 #include "tranche/core/trace.h"
-#include "tranche/tests/device/cuda_support.h"
 
 namespace tranche {
 namespace {

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "tranche/device/cuda_probe.h"
+#include "device/cuda_probe.h"
+#include "tests/core/error_text.h"
 #include "tranche/device/device.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche::testing_support {
 

@@ -1,4 +1,4 @@
-#include "tranche/tests/device/gpu_cases.h"
+#include "tests/device/gpu_cases.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include "tranche/device/cuda_probe.h"
+#include "device/cuda_probe.h"
 
 namespace tranche::test {
 namespace {

@@ -1,13 +1,13 @@
 // The listener of GPU tests, on a child: this program itself, with cases that only a child runs.
-#include "tranche/tests/device/gpu_cases.h"
+#include "tests/device/gpu_cases.h"
 
 #include <gmock/gmock.h>
 
 #include <cstdlib>
 
-#include "tranche/device/cuda_probe.h"
-#include "tranche/tests/core/program_output.h"
-#include "tranche/tests/device/gpu_cases_fault.h"
+#include "device/cuda_probe.h"
+#include "tests/core/program_output.h"
+#include "tests/device/gpu_cases_fault.h"
 
 namespace tranche::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/device/cuda/host_outcome.h"
+#include "device/cuda/host_outcome.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tranche/device/large_copy.h"
+#include "device/large_copy.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tranche/device/launch_queues.h"
+#include "device/launch_queues.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

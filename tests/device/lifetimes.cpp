@@ -1,4 +1,4 @@
-#include "tranche/tests/device/lifetimes.h"
+#include "tests/device/lifetimes.h"
 
 #include <cstddef>
 #include <deque>

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tranche/device/packing.h"
+#include "device/packing.h"
 
 namespace tranche::testing_support {
 

@@ -1,12 +1,12 @@
-#include "tranche/device/memory_advice.h"
+#include "device/memory_advice.h"
 
 #include <gmock/gmock.h>
 
 #include <limits>
 
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

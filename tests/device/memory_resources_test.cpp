@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/device/packing.h"
+#include "device/packing.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <tuple>
 
+#include "tests/device/lifetimes.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory.h"
-#include "tranche/tests/device/lifetimes.h"
 
 namespace tranche {
 namespace {

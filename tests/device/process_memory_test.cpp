@@ -1,5 +1,5 @@
 // What the kernel's files say of memory.
-#include "tranche/device/process_memory.h"
+#include "device/process_memory.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tranche/device/range_placer.h"
+#include "device/range_placer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

@@ -8,12 +8,12 @@
 #include <thread>
 #include <vector>
 
+#include "device/cpu/cpu_streams.h"
+#include "device/cuda_probe.h"
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
-#include "tranche/device/cpu/cpu_streams.h"
-#include "tranche/device/cuda_probe.h"
 #include "tranche/device/device.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/device/work_recorder.h"
+#include "device/work_recorder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tranche/device/worker_team.h"
+#include "device/worker_team.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "device/cpu/cpu_streams.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cpu/cpu_streams.h"
 
 namespace tranche {
 namespace {

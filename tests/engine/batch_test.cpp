@@ -7,7 +7,7 @@
 
 #include "on_ranks.h"
 #include "saving_fixture.h"
-#include "tranche/tests/core/rounds.h"
+#include "tests/core/rounds.h"
 
 namespace tranche::test {
 namespace {

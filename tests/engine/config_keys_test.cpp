@@ -1,5 +1,5 @@
 // Every row of the table of keys does what its class says, and docs/configuration.md says the same.
-#include "tranche/engine/config_keys.h"
+#include "engine/config_keys.h"
 
 #include <fmt/core.h>
 #include <gmock/gmock.h>

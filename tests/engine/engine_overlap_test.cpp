@@ -6,8 +6,8 @@
 #include <chrono>
 #include <thread>
 
+#include "core/clock.h"
 #include "on_ranks.h"
-#include "tranche/core/clock.h"
 #include "tranche/core/trace.h"
 
 namespace tranche::test {

@@ -1,5 +1,5 @@
 // How long the compute stream waited: counted by what was waited for, once it is settled.
-#include "tranche/engine/exposed_time.h"
+#include "engine/exposed_time.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,9 +7,9 @@
 #include <limits>
 #include <memory>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "tests/core/error_text.h"
 #include "tranche/device/device.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche::test {
 namespace {

@@ -4,12 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "device/cuda_probe.h"
 #include "odd_model.h"
 #include "same_bits.h"
+#include "tests/core/rounds.h"
+#include "tests/device/as_on_gpu.h"
 #include "tranche/core/random.h"
-#include "tranche/device/cuda_probe.h"
-#include "tranche/tests/core/rounds.h"
-#include "tranche/tests/device/as_on_gpu.h"
 
 namespace tranche::test {
 namespace {

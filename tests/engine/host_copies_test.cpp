@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include "offload/host_link.h"
 #include "on_ranks.h"
 #include "tranche/device/ledger.h"
-#include "tranche/offload/host_link.h"
 
 namespace tranche::test {
 namespace {

@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "odd_model.h"
+#include "partition/flat_layout.h"
 #include "same_bits.h"
-#include "tranche/partition/flat_layout.h"
-#include "tranche/tests/core/rounds.h"
+#include "tests/core/rounds.h"
 
 namespace tranche::test {
 namespace {

@@ -8,11 +8,11 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "device/cuda_probe.h"
 #include "saving_fixture.h"
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cuda_probe.h"
 #include "tranche/engine/engine.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche::test {
 namespace {

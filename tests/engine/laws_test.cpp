@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 
 #include "odd_model.h"
+#include "partition/flat_layout.h"
 #include "same_bits.h"
+#include "tests/core/rounds.h"
+#include "tests/core/sweep.h"
 #include "tranche/core/random.h"
-#include "tranche/partition/flat_layout.h"
-#include "tranche/tests/core/rounds.h"
-#include "tranche/tests/core/sweep.h"
 
 namespace tranche::test {
 namespace {

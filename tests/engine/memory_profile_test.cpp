@@ -12,9 +12,9 @@
 #include <set>
 #include <sstream>
 
+#include "engine/memory_profile_impl.h"
 #include "odd_model.h"
 #include "on_ranks.h"
-#include "tranche/engine/memory_profile_impl.h"
 
 namespace tranche::test {
 namespace {

@@ -6,8 +6,8 @@
 #include <functional>
 #include <set>
 
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

@@ -6,10 +6,10 @@
 #include <cstdio>
 #include <fstream>
 
+#include "tests/comm/mpi_main.h"
+#include "tests/core/error_text.h"
 #include "tranche/engine/config.h"
 #include "tranche/engine/runtime.h"
-#include "tranche/tests/comm/mpi_main.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche::test {
 namespace {

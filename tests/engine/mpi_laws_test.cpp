@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "odd_model.h"
-#include "tranche/tests/comm/mpi_main.h"
-#include "tranche/tests/comm/profiling_count.h"
+#include "tests/comm/mpi_main.h"
+#include "tests/comm/profiling_count.h"
 
 namespace tranche::test {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include "device/cuda_probe.h"
 #include "offload_saving_fixture.h"
-#include "tranche/device/cuda_probe.h"
-#include "tranche/tests/core/rounds.h"
+#include "tests/core/rounds.h"
 
 namespace tranche::test {
 namespace {

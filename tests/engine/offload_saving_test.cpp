@@ -11,7 +11,7 @@
 #include "../offload/faulty_file_system.h"
 #include "offload_saving_fixture.h"
 #include "on_ranks.h"
-#include "tranche/tests/core/rounds.h"
+#include "tests/core/rounds.h"
 
 namespace tranche::test {
 namespace {

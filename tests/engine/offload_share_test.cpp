@@ -1,4 +1,4 @@
-#include "tranche/engine/offload_share.h"
+#include "engine/offload_share.h"
 
 #include <gtest/gtest.h>
 

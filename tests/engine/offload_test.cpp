@@ -7,10 +7,10 @@
 #include <filesystem>
 
 #include "odd_model.h"
+#include "partition/flat_layout.h"
 #include "same_bits.h"
+#include "tests/core/rounds.h"
 #include "tranche/core/random.h"
-#include "tranche/partition/flat_layout.h"
-#include "tranche/tests/core/rounds.h"
 
 namespace tranche::test {
 namespace {

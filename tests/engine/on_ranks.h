@@ -5,8 +5,8 @@
 #include <string>
 
 #include "odd_model.h"
+#include "tests/core/error_text.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche::test {
 

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <map>
 
+#include "device/cuda_probe.h"
 #include "on_ranks.h"
 #include "saving_fixture.h"
-#include "tranche/device/cuda_probe.h"
-#include "tranche/tests/core/rounds.h"
+#include "tests/core/rounds.h"
 
 namespace tranche::test {
 namespace {

@@ -4,10 +4,10 @@
 
 #include <cstdlib>
 
+#include "device/cuda_probe.h"
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cuda_probe.h"
 #include "tranche/engine/runtime.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

@@ -9,11 +9,11 @@
 #include <fstream>
 #include <string>
 
+#include "kernels/revision.h"
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
 #include "tranche/engine/engine.h"
-#include "tranche/kernels/revision.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

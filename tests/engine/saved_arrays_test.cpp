@@ -7,10 +7,10 @@
 #include <mutex>
 #include <numeric>
 
+#include "checkpoint/folder.h"
+#include "checkpoint/reader.h"
 #include "on_ranks.h"
 #include "saving_fixture.h"
-#include "tranche/checkpoint/folder.h"
-#include "tranche/checkpoint/reader.h"
 
 namespace tranche::test {
 namespace {

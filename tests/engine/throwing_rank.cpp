@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/clock.h"
 #include "on_ranks.h"
-#include "tranche/core/clock.h"
 
 namespace tranche::test {
 namespace {

@@ -1,6 +1,6 @@
 // The hand-over of tiles: each is used before its giver goes on, and nobody waits for what does not come.
 
-#include "tranche/engine/tile_feed.h"
+#include "engine/tile_feed.h"
 
 #include <gtest/gtest.h>
 

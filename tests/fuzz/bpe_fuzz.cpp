@@ -2,9 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tranche/tests/fuzz/fuzz_target.h"
-#include "tranche/tools/byte_pair_encoding.h"
-#include "tranche/tools/unicode_classes.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tools/byte_pair_encoding.h"
+#include "tools/unicode_classes.h"
 
 namespace tranche::fuzz {
 

@@ -6,11 +6,11 @@
 #include <iterator>
 #include <memory>
 
+#include "tests/fuzz/fuzz_target.h"
+#include "tools/settings.h"
 #include "tranche/engine/config.h"
 #include "tranche/optim/optimizer.h"
 #include "tranche/optim/schedule.h"
-#include "tranche/tests/fuzz/fuzz_target.h"
-#include "tranche/tools/settings.h"
 
 namespace tranche::fuzz {
 

@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "tranche/tests/fuzz/fuzz_target.h"
-#include "tranche/tests/fuzz/mutator.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/mutator.h"
 
 namespace tranche::fuzz {
 namespace {

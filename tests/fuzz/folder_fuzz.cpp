@@ -6,12 +6,12 @@
 #include <fstream>
 #include <sstream>
 
-#include "tranche/checkpoint/digest.h"
-#include "tranche/checkpoint/folder.h"
-#include "tranche/checkpoint/run_lease.h"
-#include "tranche/tests/fuzz/fuzz_target.h"
-#include "tranche/tests/fuzz/zero_checkpoint.h"
-#include "tranche/tools/checkpoint_command.h"
+#include "checkpoint/digest.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/run_lease.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/zero_checkpoint.h"
+#include "tools/checkpoint_command.h"
 
 namespace tranche::fuzz {
 

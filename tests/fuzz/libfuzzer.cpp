@@ -8,7 +8,7 @@
 #include <exception>
 #include <memory>
 
-#include "tranche/tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/fuzz_target.h"
 
 namespace tranche::fuzz {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <cmath>
 
+#include "tests/fuzz/fuzz_target.h"
+#include "tools/machine.h"
+#include "tools/machine_files.h"
 #include "tranche/engine/config.h"
-#include "tranche/tests/fuzz/fuzz_target.h"
-#include "tranche/tools/machine.h"
-#include "tranche/tools/machine_files.h"
 
 namespace tranche::fuzz {
 

@@ -4,15 +4,15 @@
 #include <algorithm>
 #include <memory>
 
-#include "tranche/checkpoint/folder.h"
-#include "tranche/checkpoint/reader.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/reader.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/zero_checkpoint.h"
+#include "tools/checkpoint_command.h"
+#include "tools/checkpoint_source.h"
+#include "tools/config_changes.h"
 #include "tranche/device/memory_resources.h"
 #include "tranche/engine/config.h"
-#include "tranche/tests/fuzz/fuzz_target.h"
-#include "tranche/tests/fuzz/zero_checkpoint.h"
-#include "tranche/tools/checkpoint_command.h"
-#include "tranche/tools/checkpoint_source.h"
-#include "tranche/tools/config_changes.h"
 
 namespace tranche::fuzz {
 

@@ -1,4 +1,4 @@
-#include "tranche/tests/fuzz/memory_files.h"
+#include "tests/fuzz/memory_files.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/offload/file_system.h"
+#include "offload/file_system.h"
 
 namespace tranche::fuzz {
 

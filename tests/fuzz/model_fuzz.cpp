@@ -1,9 +1,9 @@
 // The files that --model names: a config.json of GPT-2, or a list of units.
 
+#include "partition/flat_layout.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tools/plan_model.h"
 #include "tranche/models/gpt.h"
-#include "tranche/partition/flat_layout.h"
-#include "tranche/tests/fuzz/fuzz_target.h"
-#include "tranche/tools/plan_model.h"
 
 namespace tranche::fuzz {
 

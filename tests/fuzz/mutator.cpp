@@ -1,4 +1,4 @@
-#include "tranche/tests/fuzz/mutator.h"
+#include "tests/fuzz/mutator.h"
 
 #include <algorithm>
 #include <array>

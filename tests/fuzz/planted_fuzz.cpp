@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#include "tranche/tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/fuzz_target.h"
 
 namespace tranche::fuzz {
 

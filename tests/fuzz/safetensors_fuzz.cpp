@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "tranche/checkpoint/safetensors.h"
-#include "tranche/tests/fuzz/fuzz_target.h"
-#include "tranche/tests/fuzz/memory_files.h"
-#include "tranche/tools/hugging_face.h"
+#include "checkpoint/safetensors.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/memory_files.h"
+#include "tools/hugging_face.h"
 
 namespace tranche::fuzz {
 

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tranche/tests/fuzz/fuzz_target.h"
-#include "tranche/tools/token_file.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tools/token_file.h"
 
 namespace tranche::fuzz {
 

@@ -1,14 +1,14 @@
-#include "tranche/tests/fuzz/zero_checkpoint.h"
+#include "tests/fuzz/zero_checkpoint.h"
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
 
-#include "tranche/checkpoint/digest.h"
-#include "tranche/checkpoint/shard_plan.h"
+#include "checkpoint/digest.h"
+#include "checkpoint/shard_plan.h"
+#include "tools/run_identity.h"
 #include "tranche/models/gpt.h"
-#include "tranche/tools/run_identity.h"
 
 namespace tranche::fuzz {
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/checkpoint/format.h"
-#include "tranche/tests/fuzz/memory_files.h"
+#include "checkpoint/format.h"
+#include "tests/fuzz/memory_files.h"
 
 namespace tranche::fuzz {
 

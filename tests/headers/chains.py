@@ -11,17 +11,17 @@ import pathlib
 import re
 import sys
 
-INCLUDE = re.compile(r'#\s*include\s*"tranche/([^"]+)"')
+INCLUDE = re.compile(r'#\s*include\s*"([^"]+)"')
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 def includes(path):
-    """What a header includes of ours in front of everything else."""
+    """Those that a header includes in front of everything else, as paths relative to the root."""
     found = []
     for line in COMMENT.sub("", path.read_text(encoding="utf-8")).splitlines():
         line = line.strip()
         if re.match(r"#\s*include", line):
-            found += INCLUDE.findall(line)
+            found += [f"include/{name}" if name.startswith("tranche/") else name for name in INCLUDE.findall(line)]
         elif line and not re.match(r"#\s*pragma\s+once$", line):
             break
     return found
@@ -74,8 +74,8 @@ def main():
     units = {}
     for chain in chains(headers, closures(root, headers)):
         name = re.sub(r"[/.]", "_", chain[-1])
-        units[folder / f"{name}.cpp"] = "".join(f'#include "tranche/{header}"\n#include "tranche/{header}"  // guarded\n'
-                                                for header in chain)
+        units[folder / f"{name}.cpp"] = "".join(f'#include "{name}"\n#include "{name}"  // guarded\n'
+                                                for name in (header.removeprefix("include/") for header in chain))
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.cpp"):
         if old not in units:

@@ -2,11 +2,11 @@
 
 #include <cmath>
 
-#include "tranche/kernels/dropout_draws.h"
+#include "kernels/dropout_draws.h"
+#include "kernels/gelu_arithmetic.h"
+#include "kernels/update_arithmetic.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/gelu_arithmetic.h"
 #include "tranche/kernels/optimizer_update.h"
-#include "tranche/kernels/update_arithmetic.h"
 #include "vector_test_support.h"
 
 namespace tranche::kernels::testing {

@@ -4,8 +4,8 @@
 
 #include <set>
 
+#include "kernels/cuda/attention.h"
 #include "tranche/kernels/attention.h"
-#include "tranche/kernels/cuda/attention.h"
 
 namespace tranche::kernels::cuda {
 namespace {

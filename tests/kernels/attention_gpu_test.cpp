@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/cuda/attention.h"
+#include "kernels/reference/attention.h"
+#include "tests/device/as_on_gpu.h"
+#include "tests/kernels/gpu_testing.h"
 #include "tranche/kernels/attention.h"
-#include "tranche/kernels/cuda/attention.h"
-#include "tranche/kernels/reference/attention.h"
-#include "tranche/tests/device/as_on_gpu.h"
-#include "tranche/tests/kernels/gpu_testing.h"
 
 namespace tranche::kernels {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <numeric>
 
-#include "tranche/kernels/cpu/attention.h"
-#include "tranche/kernels/reference/attention.h"
-#include "tranche/tests/kernels/kernel_testing.h"
+#include "kernels/cpu/attention.h"
+#include "kernels/reference/attention.h"
+#include "tests/kernels/kernel_testing.h"
 
 namespace tranche::kernels {
 namespace {

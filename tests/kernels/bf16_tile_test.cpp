@@ -1,10 +1,10 @@
-#include "tranche/kernels/cpu/bf16_tile.h"
+#include "kernels/cpu/bf16_tile.h"
 
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_bf16.h"
+#include "kernels/reference/attention.h"
+#include "tests/kernels/kernel_testing.h"
 #include "tranche/kernels/attention.h"
-#include "tranche/kernels/cpu/attention.h"
-#include "tranche/kernels/cpu/attention_bf16.h"
-#include "tranche/kernels/reference/attention.h"
-#include "tranche/tests/kernels/kernel_testing.h"
 
 // Where the CPU has no fast bf16 tiles nothing of this file's subject can run; the tests then hold trivially.
 

@@ -1,4 +1,4 @@
-#include "tranche/kernels/check.h"
+#include "kernels/check.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,8 +4,8 @@
 
 #include <limits>
 
-#include "tranche/kernels/reference/cross_entropy.h"
-#include "tranche/tests/kernels/kernel_testing.h"
+#include "kernels/reference/cross_entropy.h"
+#include "tests/kernels/kernel_testing.h"
 
 namespace tranche::kernels {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <set>
 
-#include "tranche/kernels/cpu/dropout_mask.h"
+#include "kernels/cpu/dropout_mask.h"
 #include "tranche/kernels/elementwise.h"
 #include "vector_test_support.h"
 

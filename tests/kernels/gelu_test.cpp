@@ -2,8 +2,8 @@
 
 #include <cmath>
 
+#include "kernels/reference/elementwise.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/reference/elementwise.h"
 #include "vector_test_support.h"
 
 namespace tranche::kernels::testing {

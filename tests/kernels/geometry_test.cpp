@@ -1,4 +1,4 @@
-#include "tranche/kernels/cuda/geometry.h"
+#include "kernels/cuda/geometry.h"
 
 #include <gtest/gtest.h>
 

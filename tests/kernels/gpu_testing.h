@@ -1,8 +1,8 @@
 #pragma once
 /// Tensors in a GPU's memory, for tests of products and attention on the device or on its emulation.
 
-#include "tranche/device/cuda_probe.h"
-#include "tranche/tests/kernels/kernel_testing.h"
+#include "device/cuda_probe.h"
+#include "tests/kernels/kernel_testing.h"
 
 namespace tranche::kernels::testing {
 

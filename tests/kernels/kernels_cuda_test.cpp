@@ -4,12 +4,12 @@
 #include <functional>
 
 #include "host_tensor.h"
+#include "tests/device/as_on_gpu.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/kernels/squared_error.h"
-#include "tranche/tests/device/as_on_gpu.h"
 
 namespace tranche::kernels::testing {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include "tranche/kernels/reference/layer_norm.h"
-#include "tranche/tests/kernels/kernel_testing.h"
+#include "kernels/reference/layer_norm.h"
+#include "tests/kernels/kernel_testing.h"
 
 namespace tranche::kernels {
 namespace {

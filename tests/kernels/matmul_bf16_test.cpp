@@ -1,10 +1,10 @@
-#include "tranche/kernels/cpu/matmul_bf16.h"
+#include "kernels/cpu/matmul_bf16.h"
 
-#include "tranche/kernels/cpu/bf16_tile.h"
+#include "kernels/cpu/bf16_tile.h"
+#include "tests/core/rounds.h"
+#include "tests/kernels/kernel_testing.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
-#include "tranche/tests/core/rounds.h"
-#include "tranche/tests/kernels/kernel_testing.h"
 
 // Where the CPU has no fast bf16 tiles nothing of this file's subject can run; the tests then hold trivially.
 // tests/kernels/matmul_test.cpp holds all products against fp64 in small sizes.

@@ -4,12 +4,12 @@
 
 #include <set>
 
-#include "tranche/kernels/cuda/product.h"
+#include "kernels/cuda/product.h"
+#include "kernels/reference/matmul.h"
+#include "tests/device/as_on_gpu.h"
+#include "tests/kernels/gpu_testing.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
-#include "tranche/kernels/reference/matmul.h"
-#include "tranche/tests/device/as_on_gpu.h"
-#include "tranche/tests/kernels/gpu_testing.h"
 
 namespace tranche::kernels {
 namespace {

@@ -4,15 +4,15 @@
 
 #include <tuple>
 
-#include "tranche/device/cuda_probe.h"
-#include "tranche/kernels/cpu/matmul.h"
-#include "tranche/kernels/cpu/matmul_onednn.h"
-#include "tranche/kernels/cpu/tasks.h"
-#include "tranche/kernels/cuda/product.h"
+#include "device/cuda_probe.h"
+#include "kernels/cpu/matmul.h"
+#include "kernels/cpu/matmul_onednn.h"
+#include "kernels/cpu/tasks.h"
+#include "kernels/cuda/product.h"
+#include "kernels/matmul_log.h"
+#include "kernels/reference/matmul.h"
+#include "tests/kernels/kernel_testing.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/matmul_log.h"
-#include "tranche/kernels/reference/matmul.h"
-#include "tranche/tests/kernels/kernel_testing.h"
 
 namespace tranche::kernels {
 namespace {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "tranche/kernels/cpu/optimizer_update.h"
+#include "kernels/cpu/optimizer_update.h"
 
 namespace {
 

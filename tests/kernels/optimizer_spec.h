@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tranche/kernels/cpu/optimizer_streams.h"
+#include "kernels/cpu/optimizer_streams.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "vector_test_support.h"
 

@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
+#include "kernels/reference/optimizer_update.h"
 #include "optimizer_spec.h"
-#include "tranche/kernels/reference/optimizer_update.h"
 
 namespace tranche::kernels::testing {
 namespace {

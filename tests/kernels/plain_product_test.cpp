@@ -1,15 +1,15 @@
 // The kernel for products that cuBLASLt has no algorithm for, against the fp64 reference; on the emulated
 // device also behind a cuBLASLt that refuses what is not aligned.
 
-#include "tranche/kernels/cuda/plain_product.h"
+#include "kernels/cuda/plain_product.h"
 
 #include <gmock/gmock.h>
 
+#include "kernels/reference/matmul.h"
+#include "tests/kernels/gpu_testing.h"
 #include "tranche/kernels/matmul.h"
-#include "tranche/kernels/reference/matmul.h"
-#include "tranche/tests/kernels/gpu_testing.h"
 #if defined(TRANCHE_CUDA_EMULATION)
-#include "tranche/tests/cuda_emulation/control.h"
+#include "tests/cuda_emulation/control.h"
 #endif
 
 namespace tranche::kernels {

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "tranche/device/cuda_probe.h"
+#include "device/cuda_probe.h"
 #include "tranche/kernels/elementwise.h"
 #include "vector_test_support.h"
 

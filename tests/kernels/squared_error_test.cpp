@@ -1,7 +1,7 @@
 #include "tranche/kernels/squared_error.h"
 
 #include "kernel_testing.h"
-#include "tranche/kernels/reference/squared_error.h"
+#include "kernels/reference/squared_error.h"
 
 namespace tranche::kernels::testing {
 namespace {

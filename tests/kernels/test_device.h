@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "device/cuda_probe.h"
 #include "tranche/core/error.h"
-#include "tranche/device/cuda_probe.h"
 #include "tranche/device/device.h"
 #include "tranche/kernels/workspace.h"
 

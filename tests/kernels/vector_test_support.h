@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cpu/instruction_sets.h"
 #include "test_device.h"
+#include "tests/core/rounds.h"
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
-#include "tranche/kernels/cpu/instruction_sets.h"
-#include "tranche/tests/core/rounds.h"
 
 namespace tranche::kernels::testing {
 

@@ -2,11 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "models/gpt_head.h"
 #include "training_fixture.h"
 #include "tranche/device/device.h"
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/models/gpt_head.h"
 
 namespace tranche::models {
 namespace {

@@ -8,10 +8,10 @@
 #include <filesystem>
 
 #include "memory_draw.h"
-#include "tranche/models/gpt_head.h"
-#include "tranche/partition/flat_layout.h"
-#include "tranche/tests/core/rounds.h"
-#include "tranche/tests/core/sweep.h"
+#include "models/gpt_head.h"
+#include "partition/flat_layout.h"
+#include "tests/core/rounds.h"
+#include "tests/core/sweep.h"
 
 namespace tranche::models {
 namespace {

@@ -2,9 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "device/cuda_probe.h"
+#include "tests/core/rounds.h"
 #include "training_fixture.h"
-#include "tranche/device/cuda_probe.h"
-#include "tranche/tests/core/rounds.h"
 
 namespace tranche::models {
 namespace {

@@ -1,5 +1,5 @@
 // The MLP against fp64, over ranks and stages, with both losses.
-#include "tranche/models/mlp.h"
+#include "models/mlp.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
 #include <string>
 
+#include "kernels/reference/attention.h"
+#include "kernels/reference/cross_entropy.h"
+#include "kernels/reference/embedding.h"
+#include "kernels/reference/layer_norm.h"
+#include "kernels/reference/matmul.h"
 #include "reference_models.h"
-#include "tranche/kernels/reference/attention.h"
-#include "tranche/kernels/reference/cross_entropy.h"
-#include "tranche/kernels/reference/embedding.h"
-#include "tranche/kernels/reference/layer_norm.h"
-#include "tranche/kernels/reference/matmul.h"
 
 namespace tranche::reference_training {
 

@@ -1,7 +1,7 @@
 #include <string>
 
+#include "kernels/reference/cross_entropy.h"
 #include "reference_models.h"
-#include "tranche/kernels/reference/cross_entropy.h"
 
 namespace tranche::reference_training {
 

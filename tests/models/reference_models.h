@@ -4,9 +4,9 @@
 #include <functional>
 #include <span>
 
+#include "models/mlp.h"
 #include "reference_training.h"
 #include "tranche/models/gpt_config.h"
-#include "tranche/models/mlp.h"
 
 namespace tranche::reference_training {
 

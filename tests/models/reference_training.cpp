@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "tranche/kernels/reference/matmul.h"
+#include "kernels/reference/matmul.h"
 
 namespace tranche::reference_training {
 

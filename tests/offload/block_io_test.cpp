@@ -1,6 +1,6 @@
 // Both engines of block_io.h: any range, any memory, any number of threads, and what happens when the kernel
 // does less than it was asked.
-#include "tranche/offload/block_io.h"
+#include "offload/block_io.h"
 
 #include <gmock/gmock.h>
 
@@ -13,11 +13,11 @@
 #include <thread>
 #include <vector>
 
+#include "offload/aligned_buffer.h"
+#include "tests/offload/faulty_file_system.h"
+#include "tests/offload/test_folder.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/offload/aligned_buffer.h"
-#include "tranche/tests/offload/faulty_file_system.h"
-#include "tranche/tests/offload/test_folder.h"
 
 namespace tranche {
 namespace {

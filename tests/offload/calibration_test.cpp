@@ -1,14 +1,14 @@
 // Calibration: quick, remembered, and never in the way.
-#include "tranche/offload/calibration.h"
+#include "offload/calibration.h"
 
 #include <gmock/gmock.h>
 
 #include <cerrno>
 
+#include "tests/offload/faulty_file_system.h"
+#include "tests/offload/test_folder.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/tests/offload/faulty_file_system.h"
-#include "tranche/tests/offload/test_folder.h"
 
 namespace tranche {
 namespace {

@@ -1,10 +1,10 @@
-#include "tranche/tests/offload/faulty_file_system.h"
+#include "tests/offload/faulty_file_system.h"
 
 #include <algorithm>
 #include <thread>
 #include <utility>
 
-#include "tranche/offload/io_failure.h"
+#include "offload/io_failure.h"
 
 namespace tranche::testing {
 namespace {

@@ -1,5 +1,5 @@
 // The operating system's files: what they do, and what their failures say.
-#include "tranche/offload/file_system.h"
+#include "offload/file_system.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -10,12 +10,12 @@
 #include <atomic>
 #include <cerrno>
 
+#include "offload/aligned_buffer.h"
+#include "offload/io_failure.h"
+#include "tests/offload/faulty_file_system.h"
+#include "tests/offload/test_folder.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/offload/aligned_buffer.h"
-#include "tranche/offload/io_failure.h"
-#include "tranche/tests/offload/faulty_file_system.h"
-#include "tranche/tests/offload/test_folder.h"
 
 namespace tranche {
 namespace {

@@ -1,6 +1,6 @@
 // The link between device and host memory: what it copies, what orders it, what it counts, how fast it is.
 // Compiled twice: for the CPU and the plan, and, with TRANCHE_LINK_TESTS_ON_GPU, for a GPU or its emulation.
-#include "tranche/offload/host_link.h"
+#include "offload/host_link.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,11 +12,11 @@
 #include <thread>
 #include <vector>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "device/cuda_probe.h"
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
-#include "tranche/device/cuda_probe.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/tests/offload/recording_file_system.h"
+#include "tests/offload/recording_file_system.h"
 
 #include <fmt/core.h>
 

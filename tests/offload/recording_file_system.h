@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "tranche/offload/file_system.h"
+#include "offload/file_system.h"
 
 namespace tranche::testing {
 

@@ -1,5 +1,5 @@
 // The layer that other tests trust: what it says a crash leaves is what POSIX allows, no more and no less.
-#include "tranche/tests/offload/recording_file_system.h"
+#include "tests/offload/recording_file_system.h"
 
 #include <gmock/gmock.h>
 
@@ -7,10 +7,10 @@
 #include <set>
 #include <thread>
 
+#include "offload/block_io.h"
+#include "tests/offload/faulty_file_system.h"
+#include "tests/offload/test_folder.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/block_io.h"
-#include "tranche/tests/offload/faulty_file_system.h"
-#include "tranche/tests/offload/test_folder.h"
 
 namespace tranche::testing {
 namespace {

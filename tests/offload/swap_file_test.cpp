@@ -1,5 +1,5 @@
 // Swap files: books, limits, room for all ranks, no name left behind, and debris told from what is in use.
-#include "tranche/offload/swap_file.h"
+#include "offload/swap_file.h"
 
 #include <gmock/gmock.h>
 #include <sys/file.h>
@@ -11,10 +11,10 @@
 #include <fstream>
 #include <vector>
 
+#include "offload/swap_names.h"
+#include "tests/offload/faulty_file_system.h"
+#include "tests/offload/test_folder.h"
 #include "tranche/core/error.h"
-#include "tranche/offload/swap_names.h"
-#include "tranche/tests/offload/faulty_file_system.h"
-#include "tranche/tests/offload/test_folder.h"
 
 namespace tranche {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "offload/tile_ring.h"
 #include "tranche/device/device.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/offload/tile_ring.h"
 
 namespace tranche::testing {
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "tranche/tests/offload/faulty_file_system.h"
-#include "tranche/tests/offload/test_folder.h"
-#include "tranche/tests/offload/tile_bench.h"
+#include "tests/offload/faulty_file_system.h"
+#include "tests/offload/test_folder.h"
+#include "tests/offload/tile_bench.h"
 
 namespace tranche {
 namespace {

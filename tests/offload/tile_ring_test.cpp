@@ -1,6 +1,6 @@
 // Rings of tiles: the same bytes as a plain array whatever the regions, buffers and engines; every failure an
 // error with file and range, and never a hang.
-#include "tranche/offload/tile_ring.h"
+#include "offload/tile_ring.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -16,11 +16,11 @@
 #include <random>
 #include <vector>
 
+#include "tests/core/error_text.h"
+#include "tests/offload/faulty_file_system.h"
+#include "tests/offload/test_folder.h"
+#include "tests/offload/tile_bench.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/core/error_text.h"
-#include "tranche/tests/offload/faulty_file_system.h"
-#include "tranche/tests/offload/test_folder.h"
-#include "tranche/tests/offload/tile_bench.h"
 
 namespace tranche {
 namespace {

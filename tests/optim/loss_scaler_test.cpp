@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

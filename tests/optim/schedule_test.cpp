@@ -9,8 +9,8 @@
 #include <functional>
 #include <limits>
 
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

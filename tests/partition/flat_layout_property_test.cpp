@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "partition/flat_layout.h"
 #include "tranche/core/random.h"
-#include "tranche/partition/flat_layout.h"
 
 namespace tranche {
 namespace {

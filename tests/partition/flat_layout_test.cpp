@@ -1,4 +1,4 @@
-#include "tranche/partition/flat_layout.h"
+#include "partition/flat_layout.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/core/error_text.h"
 
 namespace tranche {
 namespace {

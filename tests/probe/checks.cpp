@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "check.h"
+#include "device/cuda_probe.h"
 #include "tranche/core/dtype.h"
-#include "tranche/device/cuda_probe.h"
 #include "tranche/device/device.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"

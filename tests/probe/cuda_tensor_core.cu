@@ -1,6 +1,6 @@
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/simt.h"
 #include "tensor_core.h"
-#include "tranche/kernels/cuda/launch.h"
-#include "tranche/kernels/cuda/simt.h"
 
 namespace tranche::gpu_probe {
 namespace {

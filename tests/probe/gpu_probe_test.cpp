@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "tranche/device/cuda_probe.h"
-#include "tranche/tests/core/program_output.h"
+#include "device/cuda_probe.h"
+#include "tests/core/program_output.h"
 
 namespace tranche::test {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "check.h"
 #include "tensor_core.h"
+#include "tests/cuda_emulation/tensor_core.h"
 #include "tranche/core/dtype.h"
 #include "tranche/device/device.h"
-#include "tranche/tests/cuda_emulation/tensor_core.h"
 
 namespace tranche::gpu_probe {
 namespace {

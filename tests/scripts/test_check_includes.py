@@ -10,32 +10,35 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "check_includ
 
 # The clean part of the fixture: every include in it is allowed.
 CLEAN = {
-    "version.h": "#pragma once\n",
-    "tranche.h": '#include "tranche/engine/engine.h"\n#include "tranche/version.h"\n',
-    "core/a.h": "#include <string>\n",
-    "core/a.cpp": '#include "tranche/core/a.h"\n#include <fmt/core.h>\n#include <nlohmann/json.hpp>\n',
-    "device/d.h": '#include "tranche/core/a.h"\n',
+    "include/tranche/version.h": "#pragma once\n",
+    "include/tranche/tranche.h": '#include "tranche/engine/engine.h"\n#include "tranche/version.h"\n',
+    "include/tranche/core/a.h": "#include <string>\n",
+    "core/a.cpp": '#include "tranche/core/a.h"\n#include <fmt/core.h>\n#include <nlohmann/json.hpp>\n#include "core/b.h"\n',
+    "core/b.h": "\n",
+    "device/d.h": '#include "tranche/core/a.h"\n#include "core/b.h"\n',
     "device/cuda/d.h": "#include <cuda_runtime.h>\n",
     "partition/p.h": '#include "tranche/core/a.h"\n#include "tranche/version.h"\n',
-    "kernels/k.h": '#include "tranche/device/d.h"\n',
+    "include/tranche/kernels/k.h": '#include "tranche/core/a.h"\n',
+    "kernels/private.h": '#include "device/d.h"\n',
     "kernels/cpu/k-inl.h": "\n",
-    "kernels/cpu/k.cpp": '#include "tranche/kernels/cpu/k-inl.h"\n#include "hwy/foreach_target.h"\n',
-    "kernels/cuda/k.cu": '#include "tranche/device/cuda/d.h"\n#include <cublasLt.h>\n',
+    "kernels/cpu/k.cpp": '#include "kernels/cpu/k-inl.h"\n#include "hwy/foreach_target.h"\n',
+    "kernels/cuda/k.cu": '#include "device/cuda/d.h"\n#include <cublasLt.h>\n',
     "comm/c.h": '#include "tranche/kernels/k.h"\n',
-    "comm/mpi.h": "#include <mpi.h>\n",
-    "comm/nccl_communicator.cpp": '#include <nccl.h>\n#include <cuda_runtime.h>\n#include "tranche/device/cuda/d.h"\n',
+    "include/tranche/comm/mpi.h": "#include <mpi.h>\n",
+    "comm/nccl_communicator.cpp": '#include <nccl.h>\n#include <cuda_runtime.h>\n#include "device/cuda/d.h"\n',
     "optim/o.h": '#include "tranche/kernels/k.h"\n',
     "offload/f.cpp": "#include <liburing.h>\n",
-    "checkpoint/s.cpp": '#include <hdf5.h>\n#include "tranche/comm/c.h"\n',
-    "engine/engine.h": '#include "tranche/comm/c.h"\n#include "tranche/optim/o.h"\n',
-    "models/m.cpp": '#include "tranche/engine/engine.h"\n#include "tranche/kernels/k.h"\n',
+    "checkpoint/s.cpp": '#include <hdf5.h>\n#include "comm/c.h"\n',
+    "include/tranche/engine/engine.h": '#include "tranche/core/a.h"\n',
+    "engine/e.cpp": '#include "tranche/engine/engine.h"\n#include "comm/c.h"\n#include "optim/o.h"\n',
+    "models/m.cpp": '#include "tranche/engine/engine.h"\n#include "tranche/kernels/k.h"\n#include "core/b.h"\n',
     "tools/main.cpp": '#include "tranche/tranche.h"\n#include "tranche/comm/mpi.h"\n',
     "tests/support/s.h": '#include <gtest/gtest.h>\n#include <fmt/core.h>\n',
-    "tests/comm/t.cpp": '#include <mpi.h>\n#include "tranche/tests/support/s.h"\n#include "tranche/kernels/cpu/k-inl.h"\n',
+    "tests/comm/t.cpp": '#include <mpi.h>\n#include "tests/support/s.h"\n#include "kernels/cpu/k-inl.h"\n',
     "tests/comm/beside.cpp": '#include "local.h"\n',
     "tests/comm/local.h": "\n",
     "tests/cuda_emulation/e.cpp": "#include <cublasLt.h>\n#include <nccl.h>\n",
-    "bench/b.cpp": '#include "tranche/tests/support/s.h"\n',
+    "bench/b.cpp": '#include "tests/support/s.h"\n',
     "examples/e.cpp": "#include <tranche/tranche.h>\n#include <mpi.h>\n",
     "engine/words.cpp": '// cudaMalloc in a comment\nconst char* key = "nccl"; /* __global__\n cuda */ char c = \'"\'; auto n = 1\'0;\n',
     "docs/not_a_source.cpp": "#include <mpi.h>\n",
@@ -43,28 +46,35 @@ CLEAN = {
 
 # (file, its include, what the complaint must say)
 VIOLATIONS = [
-    ("core/x.cpp", '#include "tranche/device/d.h"', "core/ (floor 0) includes device/ (floor 1)"),
-    ("core/x.cpp", '  #  include "tranche/tranche.h"', "core/ (floor 0) includes engine/ (floor 5)"),
-    ("device/x.cpp", '#include "tranche/partition/p.h"', "device/ includes its neighbour partition/ (both floor 1)"),
-    ("partition/x.cpp", '#include "tranche/device/d.h"', "partition/ includes its neighbour device/ (both floor 1)"),
-    ("kernels/x.cpp", '#include "tranche/comm/c.h"', "kernels/ (floor 2) includes comm/ (floor 3)"),
-    ("optim/x.cpp", '#include "tranche/comm/c.h"', "optim/ includes its neighbour comm/ (both floor 3)"),
-    ("comm/x.cpp", '#include "tranche/optim/o.h"', "comm/ includes its neighbour optim/"),
-    ("offload/x.cpp", '#include "tranche/comm/c.h"', "offload/ includes its neighbour comm/"),
-    ("checkpoint/x.cpp", '#include "tranche/engine/engine.h"', "checkpoint/ (floor 4) includes engine/ (floor 5)"),
-    ("engine/x.cpp", '#include "tranche/models/m.h"', "engine/ (floor 5) includes models/ (floor 6)"),
-    ("models/x.cpp", '#include "tranche/comm/c.h"', "models/ includes comm/: models see only engine/"),
-    ("models/x.cpp", '#include "tranche/optim/o.h"', "models/ includes optim/: models see only engine/"),
-    ("models/x.cpp", '#include "tranche/tools/t.h"', "models/ (floor 6) includes tools/ (floor 7)"),
-    ("engine/x.cpp", '#include "tranche/kernels/cpu/k-inl.h"', "is internal to kernels/"),
-    ("comm/mpi_x.cpp", '#include "tranche/device/cuda/d.h"', "is internal to device/"),
-    ("core/x.cpp", '#include "tranche/tests/support/s.h"', "core/ includes tests/, which is for itself only"),
+    ("core/x.cpp", '#include "device/d.h"', "core/ (layer 0) includes device/ (layer 1)"),
+    ("core/x.cpp", '  #  include "tranche/tranche.h"', "core/ (layer 0) includes engine/ (layer 5)"),
+    ("device/x.cpp", '#include "partition/p.h"', "device/ includes its neighbour partition/ (both layer 1)"),
+    ("partition/x.cpp", '#include "device/d.h"', "partition/ includes its neighbour device/ (both layer 1)"),
+    ("kernels/x.cpp", '#include "comm/c.h"', "kernels/ (layer 2) includes comm/ (layer 3)"),
+    ("optim/x.cpp", '#include "comm/c.h"', "optim/ includes its neighbour comm/ (both layer 3)"),
+    ("comm/x.cpp", '#include "optim/o.h"', "comm/ includes its neighbour optim/"),
+    ("offload/x.cpp", '#include "comm/c.h"', "offload/ includes its neighbour comm/"),
+    ("checkpoint/x.cpp", '#include "tranche/engine/engine.h"', "checkpoint/ (layer 4) includes engine/ (layer 5)"),
+    ("engine/x.cpp", '#include "models/m.h"', "engine/ (layer 5) includes models/ (layer 6)"),
+    ("models/x.cpp", '#include "comm/c.h"', "models/ includes comm/c.h: models see only public headers of device/, kernels/ and engine/"),
+    ("models/x.cpp", '#include "optim/o.h"', "models/ includes optim/o.h: models see only public headers"),
+    ("models/x.cpp", '#include "tools/t.h"', "models/ (layer 6) includes tools/ (layer 7)"),
+    ("engine/x.cpp", '#include "kernels/cpu/k-inl.h"', "is internal to kernels/"),
+    ("comm/mpi_x.cpp", '#include "device/cuda/d.h"', "is internal to device/"),
+    ("core/x.cpp", '#include "tests/support/s.h"', "core/ includes tests/, which is for itself only"),
     ("core/x.cpp", '#include "tranche/core/missing.h"', "tranche/core/missing.h does not exist"),
-    ("core/x.cpp", '#include "tranche/docs/not_a_source.cpp"', "is in no folder with a floor"),
+    ("core/x.cpp", '#include "docs/not_a_source.cpp"', "is in no folder with a layer"),
     ("core/x.cpp", "#include <tranche/core/a.h>", 'is the users\' form: write #include "tranche/core/a.h"'),
-    ("core/x.cpp", '#include "a.h"', 'is not of the form "tranche/<folder>/<file>.h"'),
-    ("tests/x.cpp", '#include "local.h"', 'is not of the form "tranche/<folder>/<file>.h"'),
-    ("tranche.h", '#include "tranche/comm/c.h"', "tranche.h may include only headers of core, kernels, engine, not comm/"),
+    ("core/x.cpp", '#include "a.h"', 'is neither "tranche/<folder>/<public header>" nor "<folder>/<private header>"'),
+    ("tests/x.cpp", '#include "local.h"', 'is neither "tranche/<folder>/<public header>"'),
+    ("core/x.cpp", '#include "core/missing.h"', "core/missing.h does not exist"),
+    ("core/x.cpp", '#include "core/a.h"', 'core/a.h is public: write #include "tranche/core/a.h"'),
+    ("core/x.cpp", '#include "tranche/core/b.h"', 'tranche/core/b.h is private: write #include "core/b.h"'),
+    ("models/x.cpp", '#include "kernels/private.h"', "models/ includes kernels/private.h: models see only public headers"),
+    ("include/tranche/device/x.h", '#include "core/b.h"', "a public header includes the private core/b.h"),
+    ("include/tranche/core/x.h", '#include "tranche/engine/engine.h"', "core/ (layer 0) includes engine/ (layer 5)"),
+    ("include/tranche/engine/x.h", "int cudaMalloc;", "cudaMalloc is a name of CUDA's"),
+    ("include/tranche/tranche.h", '#include "tranche/comm/mpi.h"', "tranche.h may include only headers of core, kernels, engine, not comm/"),
     ("engine/x.cpp", "#include <mpi.h>", "<mpi.h> is MPI, which belongs only in comm/mpi*"),
     ("comm/x.h", "#include <mpi.h>", "is MPI"),
     ("comm/x.cpp", "#include <nccl.h>", "<nccl.h> is NCCL, which belongs only in comm/nccl*"),
@@ -109,7 +119,7 @@ class CheckIncludes(unittest.TestCase):
 
     def test_a_clean_tree_passes(self):
         status, output, _ = run(self.root)
-        self.assertEqual((status, output.splitlines()[-1]), (0, "check_includes: 30 files, 0 violations"), output)
+        self.assertEqual((status, output.splitlines()[-1]), (0, "check_includes: 33 files, 0 violations"), output)
 
     def test_each_violation_is_named_with_its_line(self):
         for file, include, text in VIOLATIONS:
@@ -127,7 +137,7 @@ class CheckIncludes(unittest.TestCase):
                     self.write(file, old)
 
     def test_all_violations_are_reported_at_once(self):
-        self.write("core/x.cpp", '#include <mpi.h>\n#include "tranche/tools/t.h"\n')
+        self.write("core/x.cpp", '#include <mpi.h>\n#include "tools/t.h"\n')
         status, output, _ = run(self.root)
         self.assertEqual((status, len(output.splitlines())), (1, 3), output)
 

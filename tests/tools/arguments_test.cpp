@@ -1,11 +1,11 @@
-#include "tranche/tools/arguments.h"
+#include "tools/arguments.h"
 
 #include <gmock/gmock.h>
 
 #include <map>
 
+#include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/temporary.h"
 #include "tranche/version.h"
 
 namespace tranche::tools {

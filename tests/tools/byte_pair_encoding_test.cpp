@@ -1,13 +1,13 @@
-#include "tranche/tools/byte_pair_encoding.h"
+#include "tools/byte_pair_encoding.h"
 
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
 
+#include "tests/tools/temporary.h"
+#include "tools/unicode_classes.h"
 #include "tranche/core/error.h"
 #include "tranche/core/random.h"
-#include "tranche/tests/tools/temporary.h"
-#include "tranche/tools/unicode_classes.h"
 
 namespace tranche::tools {
 namespace {

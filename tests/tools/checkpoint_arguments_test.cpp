@@ -1,10 +1,10 @@
-#include "tranche/tools/checkpoint_arguments.h"
+#include "tools/checkpoint_arguments.h"
 
 #include <gmock/gmock.h>
 
+#include "tests/tools/temporary.h"
+#include "tools/arguments.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/temporary.h"
-#include "tranche/tools/arguments.h"
 
 namespace tranche::tools {
 namespace {

@@ -4,10 +4,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tranche/checkpoint/folder.h"
-#include "tranche/offload/file_system.h"
-#include "tranche/tests/tools/gpt_checkpoint.h"
-#include "tranche/tests/tools/program_fixture.h"
+#include "checkpoint/folder.h"
+#include "offload/file_system.h"
+#include "tests/tools/gpt_checkpoint.h"
+#include "tests/tools/program_fixture.h"
 
 namespace tranche::tools {
 namespace {

@@ -1,14 +1,14 @@
-#include "tranche/tools/child.h"
+#include "tools/child.h"
 
 #include <gmock/gmock.h>
 
 #include <csignal>
 #include <thread>
 
-#include "tranche/core/clock.h"
+#include "core/clock.h"
+#include "tests/tools/temporary.h"
+#include "tools/host.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/temporary.h"
-#include "tranche/tools/host.h"
 
 namespace tranche::tools {
 namespace {

@@ -1,10 +1,10 @@
-#include "tranche/tools/config_changes.h"
+#include "tools/config_changes.h"
 
 #include <gmock/gmock.h>
 
+#include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
-#include "tranche/tests/tools/temporary.h"
 
 namespace tranche::tools {
 namespace {

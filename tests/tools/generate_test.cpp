@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "tests/tools/gpt_checkpoint.h"
+#include "tests/tools/program_fixture.h"
+#include "tools/evaluation.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/gpt_checkpoint.h"
-#include "tranche/tests/tools/program_fixture.h"
-#include "tranche/tools/evaluation.h"
 
 namespace tranche::tools {
 namespace {

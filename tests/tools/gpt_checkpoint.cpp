@@ -1,10 +1,10 @@
-#include "tranche/tests/tools/gpt_checkpoint.h"
+#include "tests/tools/gpt_checkpoint.h"
 
 #include <fstream>
 #include <vector>
 
-#include "tranche/checkpoint/folder.h"
-#include "tranche/checkpoint/shard_writer.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/shard_writer.h"
 #include "tranche/models/gpt.h"
 
 namespace tranche::tools::test {

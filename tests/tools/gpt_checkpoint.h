@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "tranche/checkpoint/format.h"
+#include "checkpoint/format.h"
+#include "tools/run_identity.h"
 #include "tranche/models/gpt_config.h"
-#include "tranche/tools/run_identity.h"
 
 namespace tranche::tools::test {
 

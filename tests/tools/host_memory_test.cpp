@@ -1,5 +1,5 @@
 // The host memory that plans count on: whose it is, how it is shared, what is said of it.
-#include "tranche/tools/host_memory.h"
+#include "tools/host_memory.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "tranche/tests/tools/program_fixture.h"
-#include "tranche/tools/plan.h"
+#include "tests/tools/program_fixture.h"
+#include "tools/plan.h"
 
 namespace tranche::tools {
 namespace {

@@ -6,9 +6,9 @@
 #include <chrono>
 #include <thread>
 
-#include "tranche/checkpoint/digest.h"
-#include "tranche/tests/tools/gpt_checkpoint.h"
-#include "tranche/tests/tools/program_fixture.h"
+#include "checkpoint/digest.h"
+#include "tests/tools/gpt_checkpoint.h"
+#include "tests/tools/program_fixture.h"
 
 namespace tranche::tools {
 namespace {

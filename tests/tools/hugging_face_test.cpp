@@ -6,12 +6,12 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "tranche/checkpoint/reader.h"
-#include "tranche/checkpoint/safetensors.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/safetensors.h"
+#include "tests/tools/gpt_checkpoint.h"
+#include "tests/tools/program_fixture.h"
+#include "tools/hugging_face.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/gpt_checkpoint.h"
-#include "tranche/tests/tools/program_fixture.h"
-#include "tranche/tools/hugging_face.h"
 
 namespace tranche::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/tools/launch.h"
+#include "tools/launch.h"
 
 #include <gmock/gmock.h>
 
@@ -7,8 +7,8 @@
 #include <system_error>
 #include <thread>
 
+#include "comm/transport.h"
 #include "tranche/comm/backends.h"
-#include "tranche/comm/transport.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {

@@ -1,4 +1,4 @@
-#include "tranche/tools/machine.h"
+#include "tools/machine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,9 +9,9 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "tests/tools/program_fixture.h"
+#include "tools/machine_files.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/program_fixture.h"
-#include "tranche/tools/machine_files.h"
 
 namespace tranche::tools {
 namespace {

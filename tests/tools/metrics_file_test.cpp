@@ -1,5 +1,5 @@
 // --metrics: lines that are there as soon as steps are, and go on where a run does.
-#include "tranche/tools/metrics_file.h"
+#include "tools/metrics_file.h"
 
 #include <gmock/gmock.h>
 #include <sys/resource.h>
@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "tests/tools/program_fixture.h"
+#include "tools/report.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/program_fixture.h"
-#include "tranche/tools/report.h"
 
 namespace tranche::tools {
 namespace {

@@ -1,6 +1,6 @@
 // The model of what offloading costs, against formulas by hand.
 
-#include "tranche/tools/offload_cost.h"
+#include "tools/offload_cost.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/offload_means.h"
+#include "tools/offload_means.h"
 
 #include <gtest/gtest.h>
 

@@ -6,13 +6,13 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "tests/core/rounds.h"
+#include "tests/core/sweep.h"
+#include "tests/tools/program_fixture.h"
+#include "tools/evaluation.h"
+#include "tools/planner.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/random.h"
-#include "tranche/tests/core/rounds.h"
-#include "tranche/tests/core/sweep.h"
-#include "tranche/tests/tools/program_fixture.h"
-#include "tranche/tools/evaluation.h"
-#include "tranche/tools/planner.h"
 
 namespace tranche::tools {
 namespace {

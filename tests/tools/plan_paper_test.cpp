@@ -6,8 +6,8 @@
 #include <fstream>
 #include <string>
 
-#include "tranche/core/clock.h"
-#include "tranche/tools/planner.h"
+#include "core/clock.h"
+#include "tools/planner.h"
 
 namespace tranche::tools {
 namespace {

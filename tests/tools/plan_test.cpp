@@ -5,11 +5,11 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "tests/tools/program_fixture.h"
+#include "tools/plan_text.h"
+#include "tools/planner.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
-#include "tranche/tests/tools/program_fixture.h"
-#include "tranche/tools/plan_text.h"
-#include "tranche/tools/planner.h"
 
 namespace tranche::tools {
 namespace {

@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "tranche/checkpoint/run_lease.h"
-#include "tranche/tests/tools/program_fixture.h"
+#include "checkpoint/run_lease.h"
+#include "tests/tools/program_fixture.h"
 
 namespace tranche::tools {
 namespace {

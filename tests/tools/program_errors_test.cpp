@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "tranche/device/cuda_probe.h"
-#include "tranche/tests/tools/program_fixture.h"
+#include "device/cuda_probe.h"
+#include "tests/tools/program_fixture.h"
 
 namespace tranche::tools {
 namespace {

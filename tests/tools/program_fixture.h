@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "tranche/tests/tools/temporary.h"
-#include "tranche/tools/program.h"
+#include "tests/tools/temporary.h"
+#include "tools/program.h"
 
 namespace tranche::tools::test {
 

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tranche/tests/tools/program_fixture.h"
+#include "tests/tools/program_fixture.h"
 
 namespace tranche::tools {
 namespace {

@@ -1,11 +1,11 @@
-#include "tranche/tools/progress.h"
+#include "tools/progress.h"
 
 #include <gmock/gmock.h>
 
 #include <sstream>
 
-#include "tranche/core/printable.h"
-#include "tranche/tools/terminal.h"
+#include "core/printable.h"
+#include "tools/terminal.h"
 
 namespace tranche::tools {
 namespace {

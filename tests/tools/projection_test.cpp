@@ -1,6 +1,6 @@
 // Recorded steps and their simulation.
 
-#include "tranche/tools/projection.h"
+#include "tools/projection.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "tests/tools/program_fixture.h"
+#include "tools/calibrate.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/program_fixture.h"
-#include "tranche/tools/calibrate.h"
 
 namespace tranche::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/tools/report.h"
+#include "tools/report.h"
 
 #include <gmock/gmock.h>
 
@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "tranche/tests/tools/temporary.h"
+#include "tests/tools/temporary.h"
 
 namespace tranche::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "tranche/tools/sampler.h"
+#include "tools/sampler.h"
 
 #include <gmock/gmock.h>
 
@@ -6,9 +6,9 @@
 #include <numeric>
 #include <set>
 
+#include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/cross_entropy.h"
-#include "tranche/tests/tools/temporary.h"
 
 namespace tranche::tools {
 namespace {

@@ -1,6 +1,6 @@
 // Where a launcher puts ranks, read from what a study gives it.
 
-#include "tranche/tools/scale_hosts.h"
+#include "tools/scale_hosts.h"
 
 #include <gtest/gtest.h>
 

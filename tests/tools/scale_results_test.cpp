@@ -1,14 +1,14 @@
 // Arithmetic of scaling studies, and what is said of it.
 
-#include "tranche/tools/scale_results.h"
+#include "tools/scale_results.h"
 
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
 
+#include "tests/tools/temporary.h"
+#include "tools/scale.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/temporary.h"
-#include "tranche/tools/scale.h"
 
 namespace tranche::tools {
 namespace {

@@ -1,9 +1,9 @@
-#include "tranche/tools/settings.h"
+#include "tools/settings.h"
 
 #include <gmock/gmock.h>
 
+#include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/temporary.h"
 
 namespace tranche::tools {
 namespace {

@@ -1,6 +1,6 @@
 // Hand-made graphs with known answers.
 
-#include "tranche/tools/simulation.h"
+#include "tools/simulation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

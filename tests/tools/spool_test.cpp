@@ -1,4 +1,4 @@
-#include "tranche/tools/spool.h"
+#include "tools/spool.h"
 
 #include <gmock/gmock.h>
 #include <sys/resource.h>
@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <csignal>
 
+#include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/temporary.h"
 
 namespace tranche::tools {
 namespace {

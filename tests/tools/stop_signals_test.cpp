@@ -1,4 +1,4 @@
-#include "tranche/tools/stop_signals.h"
+#include "tools/stop_signals.h"
 
 #include <gmock/gmock.h>
 #include <sys/wait.h>
@@ -8,8 +8,8 @@
 #include <functional>
 #include <thread>
 
+#include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/temporary.h"
 
 namespace tranche::tools {
 namespace {

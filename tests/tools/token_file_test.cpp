@@ -1,11 +1,11 @@
-#include "tranche/tools/token_file.h"
+#include "tools/token_file.h"
 
 #include <gmock/gmock.h>
 
 #include <chrono>
 
+#include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
-#include "tranche/tests/tools/temporary.h"
 
 namespace tranche::tools {
 namespace {

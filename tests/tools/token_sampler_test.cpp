@@ -1,4 +1,4 @@
-#include "tranche/tools/token_sampler.h"
+#include "tools/token_sampler.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tranche/tools/transfer_progress.h"
+#include "tools/transfer_progress.h"
 
 #include <gmock/gmock.h>
 
