@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "comm/operation.h"
+#include "comm/transport/operation.h"
 
 namespace tranche::comm {
 

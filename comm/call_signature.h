@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 
 namespace tranche::comm {
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "comm/operation.h"
+#include "comm/transport/operation.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 

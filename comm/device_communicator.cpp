@@ -11,10 +11,10 @@
 #include <fmt/format.h>
 
 #include "comm/communicator_base.h"
-#include "comm/device_exchange.h"
-#include "comm/device_watch.h"
-#include "comm/nccl_exchange.h"
-#include "comm/operation.h"
+#include "comm/device/device_exchange.h"
+#include "comm/device/device_watch.h"
+#include "comm/nccl/nccl_exchange.h"
+#include "comm/transport/operation.h"
 #include "core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/device/cuda_interop.h"

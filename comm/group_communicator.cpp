@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "comm/call_signature.h"
-#include "comm/window_collectives.h"
+#include "comm/node/window_collectives.h"
 #include "tranche/core/shape.h"
 #include "tranche/kernels/reduction.h"
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "comm/communicator_base.h"
-#include "comm/host_layout.h"
-#include "comm/progress_engine.h"
-#include "comm/window_exchange.h"
+#include "comm/node/host_layout.h"
+#include "comm/node/window_exchange.h"
+#include "comm/transport/progress_engine.h"
 
 namespace tranche::comm {
 

@@ -2,10 +2,10 @@
 #include <algorithm>
 
 #include "comm/group_communicator.h"
-#include "comm/host_collectives.h"
+#include "comm/node/host_collectives.h"
 
-#include "comm/window_collectives.h"
-#include "comm/window_reduce.h"
+#include "comm/node/window_collectives.h"
+#include "comm/node/window_reduce.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche::comm {

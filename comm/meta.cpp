@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 
 #include "comm/communicator_base.h"
-#include "comm/host_layout.h"
-#include "comm/slab.h"
-#include "comm/window_exchange.h"
+#include "comm/node/host_layout.h"
+#include "comm/node/slab.h"
+#include "comm/node/window_exchange.h"
 #include "device/work_recorder.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"

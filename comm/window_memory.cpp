@@ -11,7 +11,7 @@
 #include <random>
 #include <string>
 
-#include "comm/window_board.h"
+#include "comm/node/window_board.h"
 #include "device/memory_advice.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"

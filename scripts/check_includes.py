@@ -14,7 +14,7 @@ import sys
 # Folders of one layer do not know each other.
 LAYERS = [
     ["core"], ["device", "partition"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint"], ["engine"],
-    ["models"], ["tools"],
+    ["models"], ["planner"], ["tools"],
 ]
 LAYER = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
 # Above all layers: they may include everything but each other, and speak MPI where they play the user's part.
@@ -29,7 +29,7 @@ HEADERS = {".h", ".hpp", ".cuh", ".inl"}
 
 # (name, headers it means, files that may include them)
 LIBRARIES = [
-    ("MPI", ["mpi.h", "mpi-ext.h", "mpi/*"], ["comm/mpi*", "tests/*", "bench/*", "examples/*"]),
+    ("MPI", ["mpi.h", "mpi-ext.h", "mpi/*"], ["comm/mpi*", "comm/*/mpi*", "tests/*", "bench/*", "examples/*"]),
     ("NCCL", ["nccl*.h", "nccl_device/*"], ["comm/nccl*", "tests/comm/nccl*", "tests/probe/nccl*", "tests/cuda_emulation/*"]),
     ("CUDA", ["cuda*", "cublas*", "cub/*", "thrust/*", "cooperative_groups*", "nvtx*", "device_launch_parameters.h"],
      ["*/cuda*", "comm/nccl*", "tests/comm/nccl*", "tests/probe/nccl*"]),

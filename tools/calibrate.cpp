@@ -35,7 +35,7 @@ constexpr double steps_share = 0.45, products_share = 0.3, collectives_share = 0
 constexpr int passes = 3;
 constexpr std::int64_t copied_bytes = std::int64_t{32} << 20;
 
-void measure_link(Machine& machine, double seconds) {
+void measure_link(planner::Machine& machine, double seconds) {
   const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, 1});
   HostLink link(*device);
   const Buffer here(device->memory(Tier::device), copied_bytes, Category::workspace, "calibration");
@@ -48,14 +48,14 @@ void measure_link(Machine& machine, double seconds) {
   machine.host_link.latency_seconds = time_calls(seconds / 2, [&] { copy(64); });
 }
 
-void measure_disk(Machine& machine, const std::string& folder, double seconds) {
+void measure_disk(planner::Machine& machine, const std::string& folder, double seconds) {
   const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, 1});
   CalibrationRequest request;
   request.directory = folder;
   request.seconds_per_candidate = seconds / 14;
   const BlockIoCalibration found = calibrate_block_io(request, device->memory(Tier::host));
   const BlockIoCandidate& best = found.candidates.front();
-  machine.disk = LinkRate{best.write_bytes_per_second, 1e-4};
+  machine.disk = planner::LinkRate{best.write_bytes_per_second, 1e-4};
   machine.disk_read_bytes_per_second = best.read_bytes_per_second;
 }
 
@@ -98,14 +98,14 @@ constexpr OperationLabel calibrating{"calibration", "calibrate", Traffic::contro
 
 }  // namespace
 
-ComputeShare measure_share(Communicator& group, int threads, double seconds) {
-  ComputeShare share;
+planner::ComputeShare measure_share(Communicator& group, int threads, double seconds) {
+  planner::ComputeShare share;
   share.ranks = group.size();
   share.threads = threads;
   const double products = seconds * products_share / (products_share + steps_share);
   std::vector<double> memory;
-  std::vector<std::vector<ProductTable>> tables;
-  std::vector<std::vector<KernelTable>> kernels;
+  std::vector<std::vector<planner::ProductTable>> tables;
+  std::vector<std::vector<planner::KernelTable>> kernels;
   StepProbes probes(group, threads, seconds - products);
   for (int pass = 0; pass < passes; ++pass) {
     const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, threads});
@@ -122,7 +122,7 @@ ComputeShare measure_share(Communicator& group, int threads, double seconds) {
 }
 
 void measure_collectives(Communicator& group, MemoryResource& memory, double seconds,
-                         std::vector<CollectiveTable>& tables) {
+                         std::vector<planner::CollectiveTable>& tables) {
   const int ranks = group.size();
   const std::vector<std::int64_t> sizes{std::int64_t{4} << 10, std::int64_t{32} << 10,
                                         std::int64_t{256} << 10, std::int64_t{2} << 20,
@@ -159,7 +159,7 @@ void measure_collectives(Communicator& group, MemoryResource& memory, double sec
                    }});
   const double each = seconds / static_cast<double>(kinds.size() * sizes.size());
   for (const Kind& kind : kinds) {
-    CollectiveTable table{kind.name, ranks, static_cast<int>(size_of(kind.dtype)), 0, {}};
+    planner::CollectiveTable table{kind.name, ranks, static_cast<int>(size_of(kind.dtype)), 0, {}};
     double busy = 0, passed = 0;
     for (const std::int64_t bytes : sizes) {
       const std::int64_t count = std::max<std::int64_t>(1, bytes / size_of(kind.dtype) / ranks);
@@ -209,7 +209,7 @@ int run_calibrate(const Options& options, const Output& output) {
       if (speaks) output.out << line << "\n" << std::flush;
     };
     const Stopwatch clock;
-    Machine machine;
+    planner::Machine machine;
     machine.name = options.machine_name.empty() ? host_name() : options.machine_name;
     machine.source = "measured";
     machine.taken = taken_text();
@@ -241,7 +241,7 @@ int run_calibrate(const Options& options, const Output& output) {
     }
     all.barrier(calibrating).wait();
     if (speaks) {
-      write_output_file(options.calibration, machine_json(machine));
+      write_output_file(options.calibration, planner::machine_json(machine));
       say(fmt::format("{:5.1f} s  machine: {}", clock.seconds(), options.calibration));
     }
   } catch (...) {

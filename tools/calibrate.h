@@ -4,10 +4,10 @@
 #include <memory>
 
 #include "tools/arguments.h"
-#include "tools/machine.h"
 #include "tools/run.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/device/device.h"
+#include "tranche/planner/machine.h"
 
 namespace tranche::tools {
 
@@ -16,7 +16,7 @@ int run_calibrate(const Options& options, const Output& output);
 
 /// Collective over `group`, the ranks of a node that are to share it. Products, memory and the kernels of
 /// probing steps, with `threads` of each rank, within about so many seconds.
-ComputeShare measure_share(Communicator& group, int threads, double seconds);
+planner::ComputeShare measure_share(Communicator& group, int threads, double seconds);
 
 /// The kernels of a few steps of small GPTs, timed as they run in them.
 class StepProbes {
@@ -31,7 +31,7 @@ class StepProbes {
   /// Adds tables of kernels and launch time to `share`, and brings its rates of products to what they are
   /// inside steps. Of each kernel call the median of the passes; with several ranks all of it takes longer by
   /// what meeting behind every step was seen to cost (waiting_factor).
-  void add_to(ComputeShare& share) const;
+  void add_to(planner::ComputeShare& share) const;
 
  private:
   struct Impl;
@@ -41,6 +41,6 @@ class StepProbes {
 /// Collective over `group` (two ranks at least). Adds tables of every operation on buffers of `memory`, which
 /// is where a run's are: who shares a host may read them in place.
 void measure_collectives(Communicator& group, MemoryResource& memory, double seconds,
-                         std::vector<CollectiveTable>& tables);
+                         std::vector<planner::CollectiveTable>& tables);
 
 }  // namespace tranche::tools

@@ -72,10 +72,10 @@ class Pool {
   std::int64_t next_ = 0;
 };
 
-ProductTable measure_products(Device& device, Pool& pool, Pool& results, DataType dtype,
-                              const std::string& layout, const std::vector<std::int64_t>& sizes,
-                              double seconds) {
-  ProductTable table{dtype, layout, sizes, {}};
+planner::ProductTable measure_products(Device& device, Pool& pool, Pool& results, DataType dtype,
+                                       const std::string& layout, const std::vector<std::int64_t>& sizes,
+                                       double seconds) {
+  planner::ProductTable table{dtype, layout, sizes, {}};
   Stream& stream = device.compute_stream();
   const Buffer scratch(device.memory(Tier::device), kernels::minimum_workspace_bytes, Category::workspace,
                        "calibration");
@@ -131,12 +131,12 @@ double time_calls(double seconds, const std::function<void()>& call, double (*no
   return std::max(1e-9, median(std::move(taken)));
 }
 
-std::vector<ProductTable> measure_products(Device& device, double all, double seconds) {
+std::vector<planner::ProductTable> measure_products(Device& device, double all, double seconds) {
   std::vector<std::int64_t> sizes{64, 192};
   if (all >= 1) sizes.push_back(576);
   if (all >= 5) sizes.push_back(1152);
   Pool operands(device, true), results(device, false);
-  std::vector<ProductTable> tables;
+  std::vector<planner::ProductTable> tables;
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
     operands.round_to(device.compute_stream(), dtype);
     for (const char* layout : {"nn", "nt", "tn"}) {
@@ -160,13 +160,13 @@ double measure_memory(Device& device, double seconds) {
              seconds, [&] { kernels::add(stream, source, source, target); }, clock_of(device.threads()));
 }
 
-std::vector<KernelTable> measure_kernels(Device& device, double seconds) {
+std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds) {
   constexpr std::array<std::int64_t, 3> sizes{std::int64_t{1} << 14, std::int64_t{1} << 18,
                                               std::int64_t{1} << 21};
   Stream& stream = device.compute_stream();
   // Positive: second moments have a square root.
   Pool pool(device, true, 0.25f);
-  std::vector<KernelTable> tables;
+  std::vector<planner::KernelTable> tables;
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
     const auto take = [](Pool& from, DataType of, std::int64_t elements) {
       return TensorView{from.take(elements * size_of(of)), of, {elements}};
@@ -212,7 +212,7 @@ std::vector<KernelTable> measure_kernels(Device& device, double seconds) {
     }};
     const double each = seconds / static_cast<double>(2 * kinds.size() * sizes.size());
     for (const SingleKernel& kind : kinds) {
-      KernelTable table{kind.name, dtype, "bytes", {}};
+      planner::KernelTable table{kind.name, dtype, "bytes", {}};
       for (const std::int64_t elements : sizes) {
         const WorkCount before = stream.work();
         kind.call(pool, elements);  // its bytes, as plans count them; not timed

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/clock.h"
-#include "tools/machine.h"
 #include "tranche/device/device.h"
+#include "tranche/planner/machine.h"
 
 namespace tranche::tools {
 
@@ -24,10 +24,10 @@ double measure_memory(Device& device, double seconds);
 
 /// Products of all dtypes and layouts within about `seconds`, of a calibration of the share that takes `all`
 /// seconds; how many sizes depends on that.
-std::vector<ProductTable> measure_products(Device& device, double all, double seconds);
+std::vector<planner::ProductTable> measure_products(Device& device, double all, double seconds);
 
 /// The kernels that steps call with several ranks, with states outside the device, or with another optimizer,
 /// and which the probing steps of calibrate_steps therefore lack; within about `seconds`.
-std::vector<KernelTable> measure_kernels(Device& device, double seconds);
+std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds);
 
 }  // namespace tranche::tools

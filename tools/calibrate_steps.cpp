@@ -138,8 +138,8 @@ const char* layout_of(const ProductShape& product) {
   return product.transpose_a ? "tn" : product.transpose_b ? "nt" : "nn";
 }
 
-double product_seconds(const ComputeShare& share, const ProductShape& product) {
-  for (const ProductTable& table : share.products) {
+double product_seconds(const planner::ComputeShare& share, const ProductShape& product) {
+  for (const planner::ProductTable& table : share.products) {
     if (table.dtype != product.dtype || table.layout != layout_of(product)) continue;
     const double m = static_cast<double>(product.m), n = static_cast<double>(product.n),
                  k = static_cast<double>(product.k);
@@ -149,8 +149,8 @@ double product_seconds(const ComputeShare& share, const ProductShape& product) {
 }
 
 /// Brings the rates of bare products to those of products in steps, by the ratio of their times.
-void adjust_products(ComputeShare& share, const std::vector<Sample>& samples) {
-  for (ProductTable& table : share.products) {
+void adjust_products(planner::ComputeShare& share, const std::vector<Sample>& samples) {
+  for (planner::ProductTable& table : share.products) {
     double bare = 0, inside = 0;
     for (const Sample& sample : samples) {
       const ProductShape& product = sample.work.product;
@@ -167,7 +167,7 @@ void adjust_products(ComputeShare& share, const std::vector<Sample>& samples) {
   }
 }
 
-void add_kernels(ComputeShare& share, const std::vector<Sample>& samples) {
+void add_kernels(planner::ComputeShare& share, const std::vector<Sample>& samples) {
   std::map<std::pair<std::string, DataType>, std::vector<std::pair<double, double>>> found;
   for (const Sample& sample : samples) {
     const RecordedWork& work = sample.work;
@@ -179,10 +179,10 @@ void add_kernels(ComputeShare& share, const std::vector<Sample>& samples) {
     if (size <= 0) continue;
     found[{work.name, sample.dtype}].emplace_back(size, std::max(1e-7, sample.seconds - product));
   }
-  std::vector<KernelTable> tables;
+  std::vector<planner::KernelTable> tables;
   for (auto& [key, points] : found) {
     std::sort(points.begin(), points.end());
-    KernelTable table{
+    planner::KernelTable table{
         key.first, key.second, key.first.rfind("attention", 0) == 0 ? "operations" : "bytes", {}};
     for (std::size_t begin = 0, end = 0; begin < points.size(); begin = end) {
       std::vector<double> sizes, seconds;
@@ -229,7 +229,7 @@ void StepProbes::run_pass(int pass, int passes) {
   }
 }
 
-void StepProbes::add_to(ComputeShare& share) const {
+void StepProbes::add_to(planner::ComputeShare& share) const {
   std::vector<Sample> samples;
   std::vector<double> launches;
   std::vector<SharedSteps> steps;

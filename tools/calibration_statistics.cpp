@@ -9,8 +9,9 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-std::vector<ProductTable> median_tables(const std::vector<std::vector<ProductTable>>& passes) {
-  std::vector<ProductTable> result = passes.front();
+std::vector<planner::ProductTable> median_tables(
+    const std::vector<std::vector<planner::ProductTable>>& passes) {
+  std::vector<planner::ProductTable> result = passes.front();
   for (std::size_t table = 0; table < result.size(); ++table) {
     for (std::size_t rate = 0; rate < result[table].rates.size(); ++rate) {
       std::vector<double> values;
@@ -21,8 +22,9 @@ std::vector<ProductTable> median_tables(const std::vector<std::vector<ProductTab
   return result;
 }
 
-std::vector<KernelTable> median_tables(const std::vector<std::vector<KernelTable>>& passes) {
-  std::vector<KernelTable> result = passes.front();
+std::vector<planner::KernelTable> median_tables(
+    const std::vector<std::vector<planner::KernelTable>>& passes) {
+  std::vector<planner::KernelTable> result = passes.front();
   for (std::size_t table = 0; table < result.size(); ++table) {
     auto& points = result[table].time.points;
     for (std::size_t point = 0; point < points.size(); ++point) {
@@ -34,11 +36,11 @@ std::vector<KernelTable> median_tables(const std::vector<std::vector<KernelTable
   return result;
 }
 
-void replace_tables(ComputeShare& share, std::vector<KernelTable> tables) {
-  for (KernelTable& table : tables) {
-    const auto old = std::find_if(share.kernels.begin(), share.kernels.end(), [&](const KernelTable& one) {
-      return one.name == table.name && one.dtype == table.dtype;
-    });
+void replace_tables(planner::ComputeShare& share, std::vector<planner::KernelTable> tables) {
+  for (planner::KernelTable& table : tables) {
+    const auto old = std::find_if(
+        share.kernels.begin(), share.kernels.end(),
+        [&](const planner::KernelTable& one) { return one.name == table.name && one.dtype == table.dtype; });
     if (old == share.kernels.end()) {
       share.kernels.push_back(std::move(table));
     } else {
@@ -57,12 +59,12 @@ double waiting_factor(const std::vector<SharedSteps>& visits) {
   return factors.empty() ? 1 : std::max(1.0, median(std::move(factors)));
 }
 
-void slow_down(ComputeShare& share, double factor) {
+void slow_down(planner::ComputeShare& share, double factor) {
   share.launch_seconds *= factor;
-  for (ProductTable& table : share.products) {
+  for (planner::ProductTable& table : share.products) {
     for (double& rate : table.rates) rate /= factor;
   }
-  for (KernelTable& table : share.kernels) {
+  for (planner::KernelTable& table : share.kernels) {
     for (auto& [size, seconds] : table.time.points) seconds *= factor;
   }
 }

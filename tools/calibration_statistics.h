@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "tools/machine.h"
+#include "tranche/planner/machine.h"
 
 namespace tranche::tools {
 
@@ -11,13 +11,14 @@ namespace tranche::tools {
 double median(std::vector<double> values);
 
 /// Of each rate the median over the passes, which all have the same tables; at least one pass.
-std::vector<ProductTable> median_tables(const std::vector<std::vector<ProductTable>>& passes);
+std::vector<planner::ProductTable> median_tables(
+    const std::vector<std::vector<planner::ProductTable>>& passes);
 
 /// The same of the seconds at each point of kernels' tables.
-std::vector<KernelTable> median_tables(const std::vector<std::vector<KernelTable>>& passes);
+std::vector<planner::KernelTable> median_tables(const std::vector<std::vector<planner::KernelTable>>& passes);
 
 /// Adds `tables` to those of `share`, in place of those of the same kernel and dtype.
-void replace_tables(ComputeShare& share, std::vector<KernelTable> tables);
+void replace_tables(planner::ComputeShare& share, std::vector<planner::KernelTable> tables);
 
 /// Steps of several ranks that begin each step together.
 struct SharedSteps {
@@ -35,6 +36,6 @@ inline constexpr std::size_t least_steps = 3;
 inline constexpr double least_seconds = 8e-3;
 
 /// Multiplies the time of all that the share's ranks compute.
-void slow_down(ComputeShare& share, double factor);
+void slow_down(planner::ComputeShare& share, double factor);
 
 }  // namespace tranche::tools

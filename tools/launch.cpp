@@ -12,7 +12,7 @@
 #include <tuple>
 
 #include "checkpoint/digest.h"
-#include "comm/transport.h"
+#include "comm/peer_failure.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 

@@ -13,10 +13,10 @@
 #include "core/clock.h"
 #include "core/output_file.h"
 #include "tools/files.h"
-#include "tools/plan_text.h"
-#include "tools/projection_text.h"
 #include "tools/settings.h"
 #include "tranche/core/error.h"
+#include "tranche/planner/plan_text.h"
+#include "tranche/planner/projection_text.h"
 
 namespace tranche::tools {
 
@@ -52,8 +52,8 @@ std::int64_t parse_size(const std::string& text, const char* flag) {
   return bytes;
 }
 
-CostModel rates_of(const Options& options, const Config& config) {
-  CostModel rates;
+planner::CostModel rates_of(const Options& options, const Config& config) {
+  planner::CostModel rates;
   if (options.machine.empty() || options.network.find(',') == std::string::npos) {
     rates.network = static_cast<double>(parse_size(options.network, "--network"));
   }
@@ -66,22 +66,24 @@ CostModel rates_of(const Options& options, const Config& config) {
 }
 
 /// What --machine asks for beside the plan; empty: nothing.
-std::optional<ProjectionRequest> projection_request(const Options& options, const PlanRequest& plan) {
+std::optional<planner::ProjectionRequest> projection_request(const Options& options,
+                                                             const planner::PlanRequest& plan) {
   if (options.machine.empty()) return std::nullopt;
-  ProjectionRequest request;
+  planner::ProjectionRequest request;
   request.plan = plan;
-  request.machine = load_machine(options.machine);
-  if (options.network != Options().network) request.network = parse_network(options.network, "--network");
+  request.machine = planner::load_machine(options.machine);
+  if (options.network != Options().network)
+    request.network = planner::parse_network(options.network, "--network");
   return request;
 }
 
 struct Projected {
-  ProjectionRequest request;
-  Projection projection;
+  planner::ProjectionRequest request;
+  planner::Projection projection;
 };
 
-std::optional<Projected> projected(const Options& options, const PlanRequest& plan) {
-  std::optional<ProjectionRequest> request = projection_request(options, plan);
+std::optional<Projected> projected(const Options& options, const planner::PlanRequest& plan) {
+  std::optional<planner::ProjectionRequest> request = projection_request(options, plan);
   if (!request) return std::nullopt;
   std::unique_ptr<TraceRecorder> trace;
   if (!options.trace.empty()) {
@@ -89,12 +91,12 @@ std::optional<Projected> projected(const Options& options, const PlanRequest& pl
     trace = std::make_unique<TraceRecorder>(plan.rank);
   }
   Projected result{std::move(*request), {}};
-  result.projection = project(result.request, trace.get());
+  result.projection = planner::project(result.request, trace.get());
   if (trace) trace->save(options.trace);
   return result;
 }
 
-int ranks_of_a_node(const PlanRequest& request) {
+int ranks_of_a_node(const planner::PlanRequest& request) {
   return request.ranks_per_node > 0 ? request.ranks_per_node : request.ranks;
 }
 
@@ -104,19 +106,19 @@ int status_of(bool fits) {
 
 }  // namespace
 
-PlanRequest plan_request(const Options& options) {
-  if (options.ranks > most_planned_ranks) {
-    throw ConfigurationError(
-        fmt::format("--ranks is {}, but a plan is for at most {}", options.ranks, most_planned_ranks));
+planner::PlanRequest plan_request(const Options& options) {
+  if (options.ranks > planner::most_planned_ranks) {
+    throw ConfigurationError(fmt::format("--ranks is {}, but a plan is for at most {}", options.ranks,
+                                         planner::most_planned_ranks));
   }
-  PlanRequest request;
+  planner::PlanRequest request;
   request.ranks = static_cast<int>(options.ranks);
   if (options.rank >= options.ranks) {
     throw ConfigurationError(fmt::format("--rank {} is not below --ranks {}", options.rank, options.ranks));
   }
   request.rank = static_cast<int>(options.rank);
   request.ranks_per_node = static_cast<int>(std::min(options.ranks_per_node, options.ranks));
-  request.model = load_plan_model(options.model);
+  request.model = planner::load_plan_model(options.model);
   request.config = read_config(options, request.ranks);
   // Schedules may want to know where the run ends; a plan does not depend on it.
   if (request.config.total_steps_hint == 0) request.config.total_steps_hint = 100;
@@ -125,7 +127,7 @@ PlanRequest plan_request(const Options& options) {
   // Another machine's memory is not this one's, and --host-memory 0 asks for no limit.
   const std::int64_t host_limit = request.config.offload.host_memory_limit;
   if (host_limit > 0 || (!options.host_memory && options.machine.empty())) {
-    request.host_memory = host_memory_of(host_limit, ranks_of_a_node(request), options.system_root);
+    request.host_memory = planner::host_memory_of(host_limit, ranks_of_a_node(request), options.system_root);
   }
   if (request.model.gpt) {
     request.sequence = options.sequence.value_or(request.model.gpt->positions);
@@ -138,18 +140,19 @@ PlanRequest plan_request(const Options& options) {
   return request;
 }
 
-std::string what_would_have_fitted(const PlanRequest& request, double seconds) {
-  FitRequest fit;
+std::string what_would_have_fitted(const planner::PlanRequest& request, double seconds) {
+  planner::FitRequest fit;
   const Stopwatch clock;
   fit.give_up = [&] { return clock.seconds() > seconds; };
   fit.plan = request;
   fit.budget = request.config.device_memory_limit;
-  fit.plan.host_memory = host_memory_of(request.config.offload.host_memory_limit, ranks_of_a_node(request));
+  fit.plan.host_memory =
+      planner::host_memory_of(request.config.offload.host_memory_limit, ranks_of_a_node(request));
   fit.nvme_budget = request.config.offload.nvme_limit;
   if (fit.budget < 1) return {};
   try {
-    const FitResult result = find_fit(fit);
-    const FitTrial& trial = result.ladder[result.chosen];
+    const planner::FitResult result = planner::find_fit(fit);
+    const planner::FitTrial& trial = result.ladder[result.chosen];
     if (result.fits) {
       return fmt::format(
           "\nwithin {} this would have fitted: {} (tranche plan --ranks {} --fit {} has all of it)",
@@ -166,21 +169,22 @@ std::string what_would_have_fitted(const PlanRequest& request, double seconds) {
 }
 
 int run_plan(const Options& options, const Output& output) {
-  const PlanRequest request = plan_request(options);
+  const planner::PlanRequest request = plan_request(options);
   const std::int64_t limit = request.config.device_memory_limit;
   if (!options.fit) {
     const std::optional<Projected> step = projected(options, request);
-    const PlanResult result = plan_run(request);
+    const planner::PlanResult result = planner::plan_run(request);
     if (options.json) {
-      const std::string text = plan_json(request, result, limit);
-      output.out << (step ? with_projection(text, step->request, step->projection) : text) << std::flush;
+      const std::string text = planner::plan_json(request, result, limit);
+      output.out << (step ? planner::with_projection(text, step->request, step->projection) : text)
+                 << std::flush;
     } else {
-      output.out << plan_text(request, result, limit)
-                 << (step ? projection_text(step->request, step->projection) : "") << std::flush;
+      output.out << planner::plan_text(request, result, limit)
+                 << (step ? planner::projection_text(step->request, step->projection) : "") << std::flush;
     }
-    return status_of(shortages(request, result, limit).empty());
+    return status_of(planner::shortages(request, result, limit).empty());
   }
-  FitRequest fit;
+  planner::FitRequest fit;
   fit.plan = request;
   fit.budget = parse_size(*options.fit, "--fit");
   fit.rates = request.rates;
@@ -190,16 +194,16 @@ int run_plan(const Options& options, const Output& output) {
   fit.keep_stage = options.stage.has_value();
   fit.keep_micro_batch = options.micro_batch.has_value();
   if (!options.write.empty()) require_writable(options.write, "--write");
-  const FitResult result = find_fit(fit);
-  PlanRequest chosen = request;
+  const planner::FitResult result = planner::find_fit(fit);
+  planner::PlanRequest chosen = request;
   chosen.config = result.config;
   const std::optional<Projected> step = projected(options, chosen);
   if (options.json) {
-    const std::string text = fit_json(fit, result);
-    output.out << (step ? with_projection(text, step->request, step->projection) : text);
+    const std::string text = planner::fit_json(fit, result);
+    output.out << (step ? planner::with_projection(text, step->request, step->projection) : text);
   } else {
-    output.out << fit_text(fit, result) << plan_text(chosen, result.plan, fit.budget)
-               << (step ? projection_text(step->request, step->projection) : "");
+    output.out << planner::fit_text(fit, result) << planner::plan_text(chosen, result.plan, fit.budget)
+               << (step ? planner::projection_text(step->request, step->projection) : "");
   }
   if (!options.write.empty() && result.fits) {
     Config written = result.config;

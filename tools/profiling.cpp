@@ -1,7 +1,7 @@
 #include "tools/profiling.h"
 
-#include "tools/planner.h"
 #include "tools/run.h"
+#include "tranche/planner/planner.h"
 
 namespace tranche::tools {
 
@@ -9,7 +9,7 @@ namespace {
 
 MemoryFigures predict(const Run& run) {
   const Communicator& ranks = run.runtime->all();
-  PlanRequest request;
+  planner::PlanRequest request;
   request.model.name = run.options.model;
   request.model.gpt = run.settings.model;
   request.config = run.settings.config;
@@ -18,7 +18,7 @@ MemoryFigures predict(const Run& run) {
   request.ranks_per_node = ranks.local_size();
   request.rank = ranks.rank();
   request.device = run.runtime->device().kind();
-  const PlanResult plan = plan_run(request);
+  const planner::PlanResult plan = planner::plan_run(request);
   MemoryFigures figures;
   for (const Tier tier : all_tiers) {
     const TierAccount& account = plan.tier(tier);

@@ -243,7 +243,7 @@ std::string Run::advice_on(const std::exception_ptr& error, int ranks_per_node) 
     std::rethrow_exception(error);
   } catch (const OutOfMemory& refusal) {
     if (!refusal.of_budget() || options.command != Command::train) return {};
-    PlanRequest request;
+    planner::PlanRequest request;
     request.model.name = options.model;
     request.model.gpt = settings.model;
     request.config = settings.config;

@@ -8,8 +8,8 @@
 #include <charconv>
 #include <cmath>
 
-#include "tools/planner.h"
 #include "tranche/core/error.h"
+#include "tranche/planner/planner.h"
 
 namespace tranche::tools {
 
@@ -134,7 +134,7 @@ void refuse_flags_of_train(const std::vector<std::string>& unknown) {
 void check(ScaleOptions& options, const ScaleTexts& texts) {
   const auto refuse = [](const std::string& text) { throw ConfigurationError(text); };
   if (texts.ranks.empty()) refuse("which numbers of ranks? give --ranks, like --ranks 1,2,4,8");
-  options.ranks = parse_numbers(texts.ranks, "--ranks", "number of ranks", 1, most_planned_ranks);
+  options.ranks = parse_numbers(texts.ranks, "--ranks", "number of ranks", 1, planner::most_planned_ranks);
   options.stages = parse_numbers(texts.stages, "--stages", "stage", 0, 3);
   if (texts.weak && texts.strong) refuse("--weak and --strong are two studies; give one of them");
   options.strong = texts.strong;

@@ -210,7 +210,7 @@ void ScaleStudy::plan_points() {
       throw ConfigurationError(fmt::format("--hostfile '{}' is empty", hosts));
   }
   const auto plan = [&](int ranks, int stage) {
-    PlanRequest request;
+    planner::PlanRequest request;
     request.model.name = options_.model;
     request.model.gpt = models::GptConfig::resolve(options_.model);
     const Options options = at(ranks, stage);
@@ -224,7 +224,7 @@ void ScaleStudy::plan_points() {
         options_.scale, hostfile.empty() ? "" : read_text_file(hostfile, "--hostfile"), ranks);
     request.ranks_per_node = per_node.value_or(ranks);
     request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
-    const PlanResult result = plan_run(request);
+    const planner::PlanResult result = planner::plan_run(request);
     const Config& config = request.config;
     PointPlan point;
     point.ranks = ranks;

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "tools/child.h"
-#include "tools/planner.h"
 #include "tools/run.h"
 #include "tools/scale_results.h"
+#include "tranche/planner/planner.h"
 
 namespace tranche::tools {
 

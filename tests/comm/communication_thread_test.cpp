@@ -1,4 +1,4 @@
-#include "comm/communication_thread.h"
+#include "comm/transport/communication_thread.h"
 
 #include <gtest/gtest.h>
 

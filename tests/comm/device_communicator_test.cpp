@@ -7,7 +7,7 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/nccl_exchange.h"
+#include "comm/nccl/nccl_exchange.h"
 #include "core/clock.h"
 #include "tests/comm/collective_suite.h"
 #include "tests/comm/device_ranks.h"

@@ -6,7 +6,7 @@
 
 #include <atomic>
 
-#include "comm/mpi_transport.h"
+#include "comm/transport/mpi_transport.h"
 
 namespace {
 

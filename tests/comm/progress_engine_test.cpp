@@ -1,4 +1,4 @@
-#include "comm/progress_engine.h"
+#include "comm/transport/progress_engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

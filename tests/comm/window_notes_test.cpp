@@ -1,4 +1,4 @@
-#include "comm/window_notes.h"
+#include "comm/node/window_notes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

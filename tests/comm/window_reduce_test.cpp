@@ -1,5 +1,5 @@
 // Reduce-scatters whose ranks are moved by hand: who has ended its own part does that of the others.
-#include "comm/window_reduce.h"
+#include "comm/node/window_reduce.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/slab.h"
+#include "comm/node/slab.h"
 
 namespace tranche::comm {
 namespace {

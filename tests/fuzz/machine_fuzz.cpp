@@ -2,21 +2,21 @@
 
 #include <cmath>
 
+#include "planner/machine_files.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tools/machine.h"
-#include "tools/machine_files.h"
 #include "tranche/engine/config.h"
+#include "tranche/planner/machine.h"
 
 namespace tranche::fuzz {
 
 namespace {
 
 void read_machine(std::string_view input) {
-  const tools::Machine machine = tools::parse_machine(input, "machine.json");
-  const std::string text = tools::machine_json(machine);
-  require(tools::machine_json(tools::parse_machine(text, "again")) == text,
+  const planner::Machine machine = planner::parse_machine(input, "machine.json");
+  const std::string text = planner::machine_json(machine);
+  require(planner::machine_json(planner::parse_machine(text, "again")) == text,
           "a machine's description changes when it is written");
-  const tools::ComputeShare& share = machine.share(3);
+  const planner::ComputeShare& share = machine.share(3);
   for (const double size : {0.0, 1.0, 1e3, 1e12}) {
     for (const auto& table : share.products) require(table.rate(size, 7, 100) > 0, "a product has no rate");
     for (const auto& table : share.kernels) (void)table.time.seconds(size);
@@ -26,12 +26,12 @@ void read_machine(std::string_view input) {
 
 std::vector<std::string> machine_seeds() {
   std::vector<std::string> seeds;
-  for (const tools::MachineFile& file : tools::machine_files()) seeds.emplace_back(file.json);
+  for (const planner::MachineFile& file : planner::machine_files()) seeds.emplace_back(file.json);
   return seeds;
 }
 
 void read_network(std::string_view input) {
-  const tools::LinkRate link = tools::parse_network(std::string(input), "--network");
+  const planner::LinkRate link = planner::parse_network(std::string(input), "--network");
   require(link.bytes_per_second >= 1 && link.latency_seconds >= 0, "a network's figures are none");
   (void)parse_byte_size(input.substr(0, input.find(',')));
 }

@@ -2,8 +2,8 @@
 
 #include "partition/flat_layout.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tools/plan_model.h"
 #include "tranche/models/gpt.h"
+#include "tranche/planner/plan_model.h"
 
 namespace tranche::fuzz {
 
@@ -34,7 +34,7 @@ std::vector<std::string> gpt_config_seeds() {
 }
 
 void read_units(std::string_view input) {
-  const tools::PlanModel model = tools::parse_unit_list(input, "units.json");
+  const planner::PlanModel model = planner::parse_unit_list(input, "units.json");
   (void)model.list.parameters();
   for (const UnitSpec& unit : model.list.units()) {
     std::vector<std::int64_t> elements;

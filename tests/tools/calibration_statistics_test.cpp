@@ -18,11 +18,11 @@ TEST(CalibrationStatistics, MedianIsTheMiddleHoweverFarTheOthersAre) {
 
 TEST(CalibrationStatistics, EachRateIsTheMedianOfItsPassesAlone) {
   const auto pass = [](double a, double b, double c) {
-    return std::vector<ProductTable>{{DataType::float32, "nn", {64}, {a, b}},
-                                     {DataType::bfloat16, "tn", {64}, {c}}};
+    return std::vector<planner::ProductTable>{{DataType::float32, "nn", {64}, {a, b}},
+                                              {DataType::bfloat16, "tn", {64}, {c}}};
   };
   // Each pass has one rate that something disturbed.
-  const std::vector<ProductTable> tables =
+  const std::vector<planner::ProductTable> tables =
       median_tables({pass(1, 20, 300), pass(10, 2, 310), pass(12, 22, 3)});
   ASSERT_EQ(tables.size(), 2U);
   EXPECT_THAT(tables[0].rates, ElementsAre(10, 20));
@@ -34,9 +34,10 @@ TEST(CalibrationStatistics, EachRateIsTheMedianOfItsPassesAlone) {
 
 TEST(CalibrationStatistics, EachPointOfAKernelIsTheMedianOfItsPassesAlone) {
   const auto pass = [](double small, double large) {
-    return std::vector<KernelTable>{{"cast", DataType::bfloat16, "bytes", {{{1024, small}, {4096, large}}}}};
+    return std::vector<planner::KernelTable>{
+        {"cast", DataType::bfloat16, "bytes", {{{1024, small}, {4096, large}}}}};
   };
-  const std::vector<KernelTable> tables = median_tables({pass(1, 50), pass(2, 6), pass(90, 5)});
+  const std::vector<planner::KernelTable> tables = median_tables({pass(1, 50), pass(2, 6), pass(90, 5)});
   ASSERT_EQ(tables.size(), 1U);
   EXPECT_THAT(tables[0].time.points, ElementsAre(std::pair(1024.0, 2.0), std::pair(4096.0, 6.0)));
   EXPECT_EQ(tables[0].name, "cast");
@@ -44,9 +45,9 @@ TEST(CalibrationStatistics, EachPointOfAKernelIsTheMedianOfItsPassesAlone) {
 
 TEST(CalibrationStatistics, TablesTakeThePlaceOfThoseOfTheSameKernelAndDtype) {
   const auto table = [](const char* name, DataType dtype, double seconds) {
-    return KernelTable{name, dtype, "bytes", {{{1024, seconds}}}};
+    return planner::KernelTable{name, dtype, "bytes", {{{1024, seconds}}}};
   };
-  ComputeShare share;
+  planner::ComputeShare share;
   share.kernels = {table("cast", DataType::float32, 1), table("cast", DataType::bfloat16, 2)};
   replace_tables(share, {table("cast", DataType::bfloat16, 3), table("gelu", DataType::bfloat16, 4)});
   ASSERT_EQ(share.kernels.size(), 3U);
@@ -79,7 +80,7 @@ TEST(CalibrationStatistics, NobodyIsFasterForWaiting) {
 }
 
 TEST(CalibrationStatistics, SlowingDownReachesAllThatIsComputed) {
-  ComputeShare share;
+  planner::ComputeShare share;
   share.launch_seconds = 1e-6;
   share.memory_bytes_per_second = 40e9;
   share.products.push_back({DataType::float32, "nn", {64}, {300, 600}});

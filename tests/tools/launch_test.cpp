@@ -7,7 +7,7 @@
 #include <system_error>
 #include <thread>
 
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 

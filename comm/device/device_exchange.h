@@ -1,0 +1,92 @@
+#pragma once
+/// How the pieces of a collective on device memory travel between ranks. Private to comm/.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "comm/device/device_failure.h"
+#include "tranche/comm/communicator.h"
+#include "tranche/device/device.h"
+
+namespace tranche::comm {
+
+/// One call, checked and counted. Counts are elements per rank, as in Communicator.
+struct DeviceCall {
+  std::string_view name;    ///< a literal
+  std::string unit, phase;  ///< of the label
+  const void* from = nullptr;
+  void* to = nullptr;
+  std::int64_t count = 0;
+  DataType dtype = DataType::float32;
+  DataType output_dtype = DataType::float32;  ///< of a reduce_scatter
+  OrderedSumOptions sum;                      ///< of a reduce_scatter; bucket_elements of an all_gather too
+  int other = 0;                              ///< root, or the peer of send and recv
+
+  std::string what() const;
+  OperationLabel label() const { return {unit, phase, Traffic::data, Tier::host}; }
+  std::int64_t bytes() const { return count * size_of(dtype); }
+  const unsigned char* from_bytes() const { return static_cast<const unsigned char*>(from); }
+  unsigned char* to_bytes() const { return static_cast<unsigned char*>(to); }
+};
+
+/// What a strategy is given by its communicator, which outlives it.
+struct DeviceGroup {
+  Device* device = nullptr;
+  Stream* stream = nullptr;  ///< the communication stream
+  Communicator* host = nullptr;
+  std::shared_ptr<DeviceFailure> failure;
+  std::vector<int> job_ranks;  ///< of the members, for messages
+  double timeout_seconds = 300;
+  std::int64_t slab_bytes = 0;
+  MemoryResource* device_memory = nullptr;
+  MemoryResource* host_memory = nullptr;
+
+  int rank() const { return host->rank(); }
+  int size() const { return host->size(); }
+  /// Members behind this rank in cyclic order, so that not all ranks begin with the same peer.
+  std::vector<int> peers() const;
+};
+
+/// What was enqueued for a call.
+struct Issued {
+  Event done;
+  std::vector<std::pair<int, Event>> peers;  ///< ranks of the job and the points of theirs that it waits for
+  bool sending = false;
+  bool abortable = false;  ///< after an abort `done` passes although the work was not done
+};
+
+/// A strategy. `issue` enqueues a call on the communication stream, which has been told to wait for
+/// everything before it (`started` is that point), in the same order on every rank. Construction is
+/// collective.
+class DeviceExchange {
+ public:
+  virtual ~DeviceExchange() = default;
+  virtual Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) = 0;
+  /// As of a Communicator.
+  virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
+                                            const OrderedSumOptions& /*options*/) const {
+    return 0;
+  }
+  /// Whether the watch has to keep the calls' deadlines.
+  virtual bool watched() const { return true; }
+  /// Ends in order when everything has been done; peers may be waited for within the time-out.
+  virtual void close() noexcept {}
+  /// Throws when the exchange has failed by itself. On the watch's thread.
+  virtual void look() {}
+  /// Makes everything under way end, after a failure. On the watch's thread, once.
+  virtual void abort() noexcept {}
+};
+
+/// Through pinned host memory and the host communicator.
+std::unique_ptr<DeviceExchange> make_staged_exchange(const DeviceGroup& group);
+/// Ranks are threads of this process; kernels read the peers' memory.
+std::unique_ptr<DeviceExchange> make_shared_exchange(const DeviceGroup& group);
+
+/// Bytes of device memory to device memory, in stream order.
+void copy_on_device(Stream& stream, void* to, const void* from, std::int64_t count, DataType dtype);
+
+}  // namespace tranche::comm

@@ -1,0 +1,128 @@
+#include "comm/device/device_watch.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <list>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "comm/transport/operation.h"
+#include "core/clock.h"
+#include "tranche/core/error.h"
+
+namespace tranche::comm {
+
+struct DeviceWatch::Impl {
+  struct Entry {
+    WatchedOperation operation;
+    double since = -1;  ///< when `started` was first seen passed
+  };
+
+  std::shared_ptr<DeviceFailure> failure;
+  const double timeout;
+  const std::function<void()> look, abort;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::list<Entry> entries;
+  bool stopping = false;
+  bool aborted = false;  // of the thread
+  std::thread thread;
+
+  Impl(std::shared_ptr<DeviceFailure> the_failure, double seconds, std::function<void()> look_function,
+       std::function<void()> abort_function)
+      : failure(std::move(the_failure)),
+        timeout(seconds),
+        look(std::move(look_function)),
+        abort(std::move(abort_function)) {}
+
+  /// Forgets the operation when it is done; throws when it failed or is overdue.
+  bool finished(Entry& entry, double now) {
+    const auto& done = entry.operation.done;
+    if (done->inner().query()) {
+      done->wait_inner(0);
+      return true;
+    }
+    if (timeout <= 0) return false;
+    if (entry.since < 0) {
+      if (done->started().query()) entry.since = now;
+      return false;
+    }
+    if (now - entry.since < timeout) return false;
+    Missing missing;
+    missing.sending = entry.operation.sending;
+    for (const auto& [rank, event] : done->peers()) {
+      if (!event.query()) missing.ranks.push_back(rank);
+    }
+    std::sort(missing.ranks.begin(), missing.ranks.end());
+    missing.ranks.erase(std::unique(missing.ranks.begin(), missing.ranks.end()), missing.ranks.end());
+    throw CommunicationError(overdue(done->what(), missing, timeout));
+  }
+
+  void visit() {
+    std::string what;
+    try {
+      look();
+      const double now = seconds_now();
+      const std::lock_guard lock(mutex);
+      for (auto it = entries.begin(); it != entries.end();) {
+        what = it->operation.done->what();
+        it = finished(*it, now) ? entries.erase(it) : std::next(it);
+      }
+    } catch (...) {
+      const std::exception_ptr error = std::current_exception();
+      try {
+        look();  // what a peer posted says more than what its device met
+        failure->fail(what, error);
+      } catch (...) {
+        failure->fail({}, std::current_exception());
+      }
+    }
+    if (failure->failed() && !aborted) {
+      aborted = true;
+      abort();
+    }
+  }
+
+  void run() {
+    const double pause = timeout > 0 ? std::clamp(timeout / 20, 0.001, 0.01) : 0.01;
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return stopping || !entries.empty(); });
+      if (stopping) break;
+      lock.unlock();
+      visit();
+      lock.lock();
+      if (aborted) break;
+      changed.wait_for(lock, std::chrono::duration<double>(pause), [&] { return stopping; });
+    }
+    lock.unlock();
+    if (failure->failed() && !aborted) abort();
+  }
+};
+
+DeviceWatch::DeviceWatch(std::shared_ptr<DeviceFailure> failure, double timeout, std::function<void()> look,
+                         std::function<void()> abort)
+    : impl_(std::make_unique<Impl>(std::move(failure), timeout, std::move(look), std::move(abort))) {
+  impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
+}
+
+DeviceWatch::~DeviceWatch() {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->stopping = true;
+  }
+  impl_->changed.notify_one();
+  impl_->thread.join();
+}
+
+void DeviceWatch::add(WatchedOperation operation) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->entries.push_back({std::move(operation)});
+  }
+  impl_->changed.notify_one();
+}
+
+}  // namespace tranche::comm

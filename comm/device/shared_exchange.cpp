@@ -1,0 +1,215 @@
+/// Exchange between threads of one process that see each other's device memory. A call meets its peers on the
+/// host twice while it is issued: to learn where their data lies and behind which event, and to learn behind
+/// which event they have read. What is enqueued reads the peers' memory directly; nothing lies in between.
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+
+#include <fmt/format.h>
+
+#include "comm/call_signature.h"
+#include "comm/device/device_exchange.h"
+#include "comm/transport/operation.h"
+#include "core/clock.h"
+#include "tranche/core/error.h"
+#include "tranche/kernels/reduction.h"
+
+namespace tranche::comm {
+
+namespace {
+
+/// What a rank tells its peers.
+struct Post {
+  const void* data = nullptr;
+  Event event;
+  std::string_view name;
+  std::string unit;
+  std::int64_t bytes = 0;
+};
+
+/// A send that waits for its recv.
+struct Offer {
+  Post post;
+  std::shared_ptr<HostEvent> taken;
+};
+
+/// Where the ranks of a group meet. Two sets of posts take turns: whoever posts for the meeting after the
+/// next has left this one.
+struct Meeting {
+  explicit Meeting(int size) : posts{std::vector<Post>(size), std::vector<Post>(size)}, arrived(size) {}
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Post> posts[2];
+  std::vector<std::uint64_t> arrived;  ///< meetings each rank has come to
+  std::map<std::pair<int, int>, std::deque<Offer>> offers;
+};
+
+class SharedExchange : public DeviceExchange {
+ public:
+  explicit SharedExchange(const DeviceGroup& group) : group_(group) {
+    // One process: an address is enough. The barrier keeps rank 0's hold until all have theirs.
+    const OperationLabel label{"", "start", Traffic::control, Tier::host};
+    if (group.rank() == 0) meeting_ = std::make_shared<Meeting>(group.size());
+    auto address = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&meeting_));
+    group.host->broadcast(&address, 1, DataType::int64, 0, {}, label).wait();
+    if (group.rank() != 0) {
+      meeting_ = *reinterpret_cast<const std::shared_ptr<Meeting>*>(static_cast<std::intptr_t>(address));
+    }
+    group.host->barrier(label).wait();
+  }
+
+  Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) override {
+    if (call->name == "send") return send(*call, started);
+    if (call->name == "recv") return receive(*call, started);
+    Issued issued;
+    const std::vector<Post> posts =
+        meet(*call, Post{call->from, started, call->name, call->unit, call->bytes()});
+    for (const int peer : group_.peers()) wait_for(*call, peer, posts[peer].event, issued);
+    enqueue(*call, posts);
+    const std::vector<Post> read =
+        meet(*call, Post{nullptr, group_.stream->record(), call->name, call->unit, 0});
+    for (const int peer : group_.peers()) wait_for(*call, peer, read[peer].event, issued);
+    issued.done = group_.stream->record();
+    return issued;
+  }
+
+ private:
+  void enqueue(const DeviceCall& call, const std::vector<Post>& posts) {
+    Stream& stream = *group_.stream;
+    const int rank = group_.rank(), size = group_.size();
+    const auto place = [](const Post& post, std::int64_t bytes) {
+      return static_cast<const unsigned char*>(post.data) + bytes;
+    };
+    if (call.count == 0) return;
+    if (call.name == "reduce_scatter") {
+      std::vector<const void*> pieces;
+      for (const Post& post : posts) pieces.push_back(place(post, rank * call.bytes()));
+      kernels::ordered_sum(stream, pieces, call.dtype, call.sum.group_size, call.sum.accumulate,
+                           TensorView{call.to, call.output_dtype, Shape{call.count}});
+    } else if (call.name == "broadcast") {
+      if (rank != call.other) copy_on_device(stream, call.to, posts[call.other].data, call.count, call.dtype);
+    } else {
+      const bool gather = call.name == "all_gather";
+      for (int step = 0; step < size; ++step) {
+        const int peer = (rank + step) % size;
+        copy_on_device(stream, call.to_bytes() + peer * call.bytes(),
+                       place(posts[peer], gather ? 0 : rank * call.bytes()), call.count, call.dtype);
+      }
+    }
+  }
+
+  /// The stream goes on behind a point of a peer's.
+  void wait_for(const DeviceCall& call, int peer, const Event& event, Issued& issued) {
+    const int job_rank = group_.job_ranks[static_cast<std::size_t>(peer)];
+    group_.stream->wait(Event(std::make_shared<GuardedEvent>(event, group_.failure, call.what(), job_rank)));
+    issued.peers.emplace_back(job_rank, event);
+  }
+
+  /// Sleeps until `come` holds; throws when the group fails or the time-out has passed.
+  template <typename Come, typename Absent>
+  void wait_until(std::unique_lock<std::mutex>& lock, const DeviceCall& call, Come&& come, Absent&& absent) {
+    const double limit = seconds_now() + group_.timeout_seconds;
+    constexpr std::chrono::milliseconds slice{20};
+    while (!meeting_->changed.wait_for(lock, slice, come)) {
+      lock.unlock();
+      group_.failure->check(call.what());
+      try {
+        group_.host->check_health();
+      } catch (...) {
+        group_.failure->fail({}, std::current_exception());
+        group_.failure->check(call.what());
+      }
+      lock.lock();
+      if (seconds_now() < limit) continue;
+      Missing missing;
+      for (const int peer : absent())
+        missing.ranks.push_back(group_.job_ranks[static_cast<std::size_t>(peer)]);
+      if (!missing.ranks.empty()) {
+        throw CommunicationError(overdue(call.what(), missing, group_.timeout_seconds));
+      }
+    }
+  }
+
+  std::vector<Post> meet(const DeviceCall& call, Post mine) {
+    const int rank = group_.rank(), size = group_.size();
+    if (size == 1) return {std::move(mine)};
+    Meeting& meeting = *meeting_;
+    const std::uint64_t number = ++meetings_;
+    std::vector<Post>& posts = meeting.posts[number % 2];
+    std::unique_lock lock(meeting.mutex);
+    posts[static_cast<std::size_t>(rank)] = std::move(mine);
+    meeting.arrived[static_cast<std::size_t>(rank)] = number;
+    meeting.changed.notify_all();
+    const auto absent = [&] {
+      std::vector<int> ranks;
+      for (const int peer : group_.peers()) {
+        if (meeting.arrived[static_cast<std::size_t>(peer)] < number) ranks.push_back(peer);
+      }
+      return ranks;
+    };
+    wait_until(
+        lock, call, [&] { return absent().empty(); }, absent);
+    const std::vector<Post> result = posts;
+    lock.unlock();
+    for (const int peer : group_.peers()) require_same(call, peer, result[peer], result[rank].bytes);
+    return result;
+  }
+
+  void require_same(const DeviceCall& call, int peer, const Post& post, std::int64_t bytes) const {
+    const int here = group_.job_ranks[static_cast<std::size_t>(group_.rank())];
+    const int there = group_.job_ranks[static_cast<std::size_t>(peer)];
+    if (call.name != "recv" && (post.name != call.name || post.unit != call.unit)) {
+      // Two meetings a call.
+      const Tag tag{0, false, (meetings_ - 1) / 2, 0};
+      throw CommunicationError(call.what() + ": " +
+                               difference(make_call_signature(here, tag, 0, call.name, call.unit),
+                                          make_call_signature(there, tag, 0, post.name, post.unit)));
+    }
+    if (post.bytes == bytes) return;
+    throw CommunicationError(
+        fmt::format("{}: rank {} sent {} bytes where rank {} expects {}: the ranks' calls differ",
+                    call.what(), there, post.bytes, here, bytes));
+  }
+
+  Issued send(const DeviceCall& call, const Event& started) {
+    Offer offer{Post{call.from, started, "recv", {}, call.bytes()}, std::make_shared<HostEvent>()};
+    Issued issued{Event(offer.taken),
+                  {{group_.job_ranks[static_cast<std::size_t>(call.other)], Event(offer.taken)}},
+                  true};
+    const std::lock_guard lock(meeting_->mutex);
+    meeting_->offers[{group_.rank(), call.other}].push_back(std::move(offer));
+    meeting_->changed.notify_all();
+    return issued;
+  }
+
+  Issued receive(const DeviceCall& call, const Event&) {
+    std::unique_lock lock(meeting_->mutex);
+    std::deque<Offer>& offers = meeting_->offers[{call.other, group_.rank()}];
+    wait_until(
+        lock, call, [&] { return !offers.empty(); }, [&] { return std::vector<int>{call.other}; });
+    const Offer offer = std::move(offers.front());
+    offers.pop_front();
+    lock.unlock();
+    require_same(call, call.other, offer.post, call.bytes());
+    Issued issued;
+    wait_for(call, call.other, offer.post.event, issued);
+    copy_on_device(*group_.stream, call.to, offer.post.data, call.count, call.dtype);
+    issued.done = group_.stream->record();
+    group_.stream->enqueue("recv", [taken = offer.taken] { taken->complete(); });
+    return issued;
+  }
+
+  DeviceGroup group_;
+  std::shared_ptr<Meeting> meeting_;
+  std::uint64_t meetings_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceExchange> make_shared_exchange(const DeviceGroup& group) {
+  return std::make_unique<SharedExchange>(group);
+}
+
+}  // namespace tranche::comm

@@ -1,0 +1,250 @@
+/// Exchange through host memory: device to staging, the host communicator, staging to device, a chunk at a
+/// time. The copies of a chunk run on the communication stream, its exchange on a second one, so that chunk k
+/// + 1 comes down and chunk k - 1 goes up while chunk k is on the wire. Between calls the pipeline drains.
+/// Each byte crosses the bus twice: a gather costs (N + 1) / N, a reduction 1 + 4 / (N x wire bytes) times
+/// the full buffer's bytes.
+#include <algorithm>
+#include <functional>
+
+#include "comm/device/host_messages.h"
+#include "tranche/core/error.h"
+#include "tranche/core/shape.h"
+#include "tranche/kernels/reduction.h"
+
+namespace tranche::comm {
+
+namespace {
+
+/// Elements of a chunk are a multiple of this where they can be, so that copies stay aligned.
+constexpr std::int64_t staging_granule = 64;
+
+class StagedExchange : public DeviceExchange {
+ public:
+  explicit StagedExchange(const DeviceGroup& group)
+      : group_(group),
+        // Host calls of the engine come from another thread: a group of its own keeps both in order.
+        host_(group.host->split(0, group.rank())),
+        slot_bytes_(group.slab_bytes / 2 / memory_alignment * memory_alignment),
+        scratch_bytes_(slot_bytes_ / 2 / memory_alignment * memory_alignment),
+        staging_(*group.host_memory, 2 * slot_bytes_, Category::communication, "staging"),
+        scratch_(*group.device_memory, scratch_bytes_, Category::communication, "staged sums"),
+        messages_(group_, *host_),
+        exchange_(group.device->create_stream("exchange")) {
+    const std::int64_t least = staging_granule * 8 * (group.size() + 1);
+    if (slot_bytes_ < least || scratch_bytes_ < staging_granule * 4) {
+      throw ConfigurationError("a communication slab of " + std::to_string(group.slab_bytes) +
+                               " bytes cannot stage 64 elements for each of " + std::to_string(group.size()) +
+                               " ranks; give slab_bytes at least " + std::to_string(4 * least));
+    }
+  }
+
+  bool watched() const override { return false; }  // the host communicator keeps the deadlines
+
+  std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
+                                    const OrderedSumOptions& options) const override {
+    if (count == 0) return 0;
+    const std::int64_t chunk = reduction_chunk_of(count, size_of(dtype), options.bucket_elements);
+    const auto summed = [&](std::int64_t elements) {
+      return elements > 0 ? host_->summed_elements_sent(elements, dtype, options) : 0;
+    };
+    return count / chunk * summed(chunk) + summed(count % chunk);
+  }
+
+  Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) override {
+    if (call->name == "send") return messages_.send(call, started, *exchange_);
+    if (call->name == "recv") return messages_.receive(call, *exchange_);
+    if (call->name == "all_gather") {
+      all_gather(call);
+    } else if (call->name == "reduce_scatter") {
+      reduce_scatter(call);
+    } else if (call->name == "all_to_all") {
+      all_to_all(call);
+    } else {
+      broadcast(call);
+    }
+    return {group_.stream->record(), {}, false};
+  }
+
+ private:
+  /// One chunk of a call: elements [first, first + count) of each piece, and its half of the staging memory.
+  struct Chunk {
+    std::int64_t first, count;
+    unsigned char* staging;
+  };
+  using Copies = std::function<void(const Chunk&)>;
+  using Exchange = std::function<Event(const Chunk&)>;
+
+  unsigned char* slot(std::int64_t number) const {
+    return static_cast<unsigned char*>(staging_.data()) + number % 2 * slot_bytes_;
+  }
+
+  /// Elements a chunk may have when each takes `bytes` of a slot. `bucket` bounds those of all ranks
+  /// together.
+  std::int64_t chunk_of(std::int64_t count, std::int64_t bytes, std::int64_t bucket) const {
+    std::int64_t chunk = slot_bytes_ / bytes / staging_granule * staging_granule;
+    if (bucket > 0) chunk = std::min(chunk, std::max<std::int64_t>(bucket / group_.size(), 1));
+    return std::min(chunk, std::max<std::int64_t>(count, 1));
+  }
+
+  /// Of a reduce_scatter: a slot takes all ranks' pieces and, aligned, the fp32 sum; the scratch takes the
+  /// sum.
+  std::int64_t reduction_chunk_of(std::int64_t count, std::int64_t width, std::int64_t bucket) const {
+    const std::int64_t element = width * group_.size() + 4;
+    // The rounding up takes at most two elements' room.
+    const std::int64_t room = std::min((slot_bytes_ - 8) / element, scratch_bytes_ / 4);
+    return std::max<std::int64_t>(std::min(chunk_of(count, element, bucket), room), 1);
+  }
+
+  void pipeline(const std::shared_ptr<const DeviceCall>& call, std::int64_t chunk_elements,
+                const Copies& download, const Exchange& exchange, const Copies& upload) {
+    Stream& stream = *group_.stream;
+    Event exchanged;
+    Chunk before{0, 0, nullptr};
+    const std::int64_t chunks = divide_round_up(call->count, chunk_elements);
+    for (std::int64_t number = 0; number < chunks; ++number) {
+      const std::int64_t first = number * chunk_elements;
+      const Chunk chunk{first, std::min(chunk_elements, call->count - first), slot(number)};
+      download(chunk);
+      exchange_->wait(stream.record());
+      // The copies above are ordered behind the upload that last read this slot, the exchange behind them.
+      exchange_->enqueue(call->name, [this, call, chunk, exchange] {
+        run_guarded(group_.failure, *host_, call->what(),
+                    [&] { wait_on_host(exchange(chunk), *group_.failure, call->what()); });
+      });
+      if (number > 0) {
+        stream.wait(exchanged);
+        upload(before);
+      }
+      exchanged = exchange_->record();
+      before = chunk;
+    }
+    stream.wait(exchanged);
+    if (chunks > 0) upload(before);
+  }
+
+  void download(void* host, const unsigned char* device, std::int64_t bytes) {
+    group_.device->copy_to_host(*group_.stream, host, device, bytes);
+  }
+  void upload(unsigned char* device, const void* host, std::int64_t bytes) {
+    group_.device->copy_from_host(*group_.stream, device, host, bytes);
+  }
+
+  void all_gather(const std::shared_ptr<const DeviceCall>& call) {
+    const int size = group_.size();
+    const std::int64_t width = size_of(call->dtype);
+    // The slot holds what all ranks send; this rank's part is downloaded into its place.
+    const auto own = [=, this](const Chunk& chunk) {
+      return chunk.staging + group_.rank() * chunk.count * width;
+    };
+    if (call->from != call->to_bytes() + group_.rank() * call->bytes()) {
+      copy_on_device(*group_.stream, call->to_bytes() + group_.rank() * call->bytes(), call->from,
+                     call->count, call->dtype);
+    }
+    pipeline(
+        call, chunk_of(call->count, width * size, call->sum.bucket_elements),
+        [=, this](const Chunk& chunk) {
+          download(own(chunk), call->from_bytes() + chunk.first * width, chunk.count * width);
+        },
+        [=, this](const Chunk& chunk) {
+          return host_->all_gather(own(chunk), chunk.staging, chunk.count, call->dtype, 0, {}, call->label());
+        },
+        [=, this](const Chunk& chunk) {
+          for (const int peer : group_.peers()) {
+            upload(call->to_bytes() + peer * call->bytes() + chunk.first * width,
+                   chunk.staging + peer * chunk.count * width, chunk.count * width);
+          }
+        });
+  }
+
+  void reduce_scatter(const std::shared_ptr<const DeviceCall>& call) {
+    const int size = group_.size();
+    const std::int64_t width = size_of(call->dtype);
+    // All ranks' pieces, and behind them the fp32 sum, aligned.
+    const auto sum_of = [=](const Chunk& chunk) {
+      return chunk.staging + round_up(chunk.count * width * size, std::int64_t{8});
+    };
+    const bool direct = !call->sum.accumulate && call->output_dtype == DataType::float32;
+    const std::int64_t chunk_elements = reduction_chunk_of(call->count, width, call->sum.bucket_elements);
+    OrderedSumOptions options = call->sum;
+    options.accumulate = false;
+    options.bucket_elements = 0;
+    pipeline(
+        call, chunk_elements,
+        [=, this](const Chunk& chunk) {
+          for (int member = 0; member < size; ++member) {
+            download(chunk.staging + member * chunk.count * width,
+                     call->from_bytes() + member * call->bytes() + chunk.first * width, chunk.count * width);
+          }
+        },
+        [=, this](const Chunk& chunk) {
+          return host_->reduce_scatter(chunk.staging, call->dtype, sum_of(chunk), DataType::float32,
+                                       chunk.count, options, {}, call->label());
+        },
+        [=, this](const Chunk& chunk) {
+          unsigned char* place = call->to_bytes() + chunk.first * size_of(call->output_dtype);
+          if (direct) return upload(place, sum_of(chunk), chunk.count * 4);
+          // out = out + sum, or sum alone, rounded once: the sum of one piece.
+          upload(static_cast<unsigned char*>(scratch_.data()), sum_of(chunk), chunk.count * 4);
+          const void* piece = scratch_.data();
+          kernels::ordered_sum(*group_.stream, {&piece, 1}, DataType::float32, 1, call->sum.accumulate,
+                               TensorView{place, call->output_dtype, Shape{chunk.count}});
+        });
+  }
+
+  void all_to_all(const std::shared_ptr<const DeviceCall>& call) {
+    const int size = group_.size();
+    const std::int64_t width = size_of(call->dtype);
+    const auto received = [=](const Chunk& chunk) { return chunk.staging + size * chunk.count * width; };
+    copy_on_device(*group_.stream, call->to_bytes() + group_.rank() * call->bytes(),
+                   call->from_bytes() + group_.rank() * call->bytes(), call->count, call->dtype);
+    pipeline(
+        call, chunk_of(call->count, 2 * width * size, 0),
+        [=, this](const Chunk& chunk) {
+          for (const int peer : group_.peers()) {
+            download(chunk.staging + peer * chunk.count * width,
+                     call->from_bytes() + peer * call->bytes() + chunk.first * width, chunk.count * width);
+          }
+        },
+        [=, this](const Chunk& chunk) {
+          return host_->all_to_all(chunk.staging, received(chunk), chunk.count, call->dtype, {},
+                                   call->label());
+        },
+        [=, this](const Chunk& chunk) {
+          for (const int peer : group_.peers()) {
+            upload(call->to_bytes() + peer * call->bytes() + chunk.first * width,
+                   received(chunk) + peer * chunk.count * width, chunk.count * width);
+          }
+        });
+  }
+
+  void broadcast(const std::shared_ptr<const DeviceCall>& call) {
+    const std::int64_t width = size_of(call->dtype);
+    const bool root = group_.rank() == call->other;
+    pipeline(
+        call, chunk_of(call->count, width, 0),
+        [=, this](const Chunk& chunk) {
+          if (root) download(chunk.staging, call->from_bytes() + chunk.first * width, chunk.count * width);
+        },
+        [=, this](const Chunk& chunk) {
+          return host_->broadcast(chunk.staging, chunk.count, call->dtype, call->other, {}, call->label());
+        },
+        [=, this](const Chunk& chunk) {
+          if (!root) upload(call->to_bytes() + chunk.first * width, chunk.staging, chunk.count * width);
+        });
+  }
+
+  DeviceGroup group_;
+  std::unique_ptr<Communicator> host_;
+  std::int64_t slot_bytes_, scratch_bytes_;
+  Buffer staging_, scratch_;
+  HostMessages messages_;
+  std::unique_ptr<Stream> exchange_;  // last: its work uses all of the above
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceExchange> make_staged_exchange(const DeviceGroup& group) {
+  return std::make_unique<StagedExchange>(group);
+}
+
+}  // namespace tranche::comm

@@ -1,0 +1,106 @@
+#pragma once
+/// Collectives over several hosts: within each the ranks read each other's memory, and what crosses between
+/// hosts crosses once, in slices that the ranks of a host share out among themselves.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/node/host_layout.h"
+#include "comm/node/window_exchange.h"
+#include "tranche/device/stream.h"
+
+namespace tranche::comm {
+
+/// The part of a rank in the whole group, beside the WindowCall of its host.
+struct HostCall {
+  std::shared_ptr<const HostLayout> layout;
+  std::vector<int> members;  ///< job ranks of the whole group
+  int self = 0;              ///< index in members
+};
+
+/// Messages to and from other hosts, chunk by chunk.
+class HostExchange : public WindowExchange {
+ public:
+  HostExchange(OperationInfo info, WindowCall call, HostCall host);
+  Missing missing() const override;
+  void abandon(Slab& slab) override;
+
+ protected:
+  bool needs_lane() const override { return true; }
+  Missing missing_elsewhere(bool sending) const;
+  struct Transfer {
+    std::int64_t chunk;
+    std::vector<std::pair<int, std::unique_ptr<Message>>> sends, receives;  ///< by member of the group
+  };
+  /// Of a chunk that is under way.
+  Transfer& transfer(std::int64_t chunk);
+  void send(Transfer& transfer, int member, const void* data, std::int64_t bytes);
+  void receive(Transfer& transfer, int member, void* data, std::int64_t bytes);
+  /// True once all have come or gone; `moved` is set when any did.
+  static bool settle(std::vector<std::pair<int, std::unique_ptr<Message>>>& messages, bool& moved);
+  const HostCall& host() const { return host_; }
+  const HostLayout& layout() const { return *host_.layout; }
+  int own_host() const { return layout().host(host_.self); }
+  /// The group's member with a local index of this host.
+  int member_of(int local) const { return layout().members(own_host())[static_cast<std::size_t>(local)]; }
+  void close_transfer() { transfers_.pop_front(); }
+
+ private:
+  HostCall host_;
+  std::deque<Transfer> transfers_;
+};
+
+/// The ordered sum of docs/design.md, bit for bit, whatever the hosts.
+class HostReduce : public HostExchange {
+ public:
+  struct Result {
+    void* output = nullptr;
+    DataType dtype = DataType::float32;
+    bool accumulate = false;
+    Stream* stream = nullptr;
+  };
+  HostReduce(OperationInfo info, WindowCall call, HostCall host, std::shared_ptr<const ReducePlan> plan,
+             const Result& result);
+
+ private:
+  void fill(std::int64_t chunk, unsigned char* lane) override;
+  Progress stage(std::int64_t chunk) override;
+  Progress work(std::int64_t chunk) override;
+  void start_transfer(std::int64_t chunk);
+  bool sum(std::int64_t chunk);
+  Look piece(int local, int destination, std::int64_t chunk, std::int64_t first) const;
+  const unsigned char* own_piece(int destination, std::int64_t chunk) const;
+  unsigned char* sent_sums(std::int64_t chunk, std::size_t index) const;
+  unsigned char* arrivals(std::int64_t chunk) const;
+
+  std::shared_ptr<const ReducePlan> plan_;
+  Result result_;
+  std::vector<int> destinations_;
+  std::size_t summed_for_ = 0;  ///< destinations of the chunk that is being staged
+  bool started_ = false, summed_ = false;
+};
+
+class HostGather : public HostExchange {
+ public:
+  HostGather(OperationInfo info, WindowCall call, HostCall host, void* full);
+  /// Shards of other hosts that a rank receives at most, for the size of a chunk.
+  static std::int64_t most_received(const HostLayout& layout);
+
+ private:
+  void fill(std::int64_t chunk, unsigned char* lane) override;
+  Progress stage(std::int64_t chunk) override;
+  Progress work(std::int64_t chunk) override;
+  bool two_phases() const override { return true; }
+  bool reads_lanes() const override { return true; }
+  void place(int member, std::int64_t chunk, const void* from);
+
+  unsigned char* full_;
+  std::vector<std::vector<int>> received_by_;   ///< members of other hosts, by local index of who receives
+  std::vector<bool> copied_, copied_received_;  ///< by local index
+  bool told_ = false;
+};
+
+}  // namespace tranche::comm

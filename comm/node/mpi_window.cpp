@@ -1,0 +1,145 @@
+#include "comm/node/mpi_window.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "comm/transport/mpi_transport.h"
+#include "tranche/core/error.h"
+
+namespace tranche::comm {
+
+namespace {
+struct Signature {
+  std::int64_t rank, process, file;
+  std::uint64_t token;
+};
+
+/// The peer's file, or -1 with errno.
+int open_file_of(const Signature& signature) {
+  // From another container's view the number may be a process of somebody else, hence the token.
+  const std::string path = fmt::format("/proc/{}/fd/{}", signature.process, signature.file);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) return -1;
+  std::uint64_t token = 0;
+  if (pread(file, &token, sizeof token, 0) == static_cast<ssize_t>(sizeof token) &&
+      token == signature.token) {
+    return file;
+  }
+  close(file);
+  errno = ENXIO;
+  return -1;
+}
+}  // namespace
+
+MpiWindow::MpiWindow(MPI_Comm communicator, MPI_Comm host, WindowMemory* own) : own_(own) {
+  MPI_Comm_rank(communicator, &rank_);
+  open_all(host);
+  // One rank's obstacle is all ranks': they have to choose alike.
+  const bool notes = obstacle_.empty() && own_ != nullptr && own_->claim_notes() &&
+                     static_cast<int>(neighbours_.size()) < WindowBoard::most_neighbours;
+  const int mine[2] = {obstacle_.empty() ? INT_MAX : rank_, notes ? 1 : 0};
+  int agreed[2] = {INT_MAX, 0};
+  require_mpi(MPI_Allreduce(mine, agreed, 2, MPI_INT, MPI_MIN, communicator), "MPI_Allreduce");
+  const int culprit = agreed[0];
+  if (culprit == INT_MAX) {
+    for (Neighbour& each : neighbours_) {
+      if (agreed[1] == 0) break;
+      each.notes = std::make_unique<WindowNotes>(rank_, each.rank, each.board->notes_from(local_),
+                                                 *each.board, own_->board()->notes_from(each.local));
+    }
+    return;
+  }
+  char text[400] = "";
+  if (culprit == rank_) obstacle_.copy(text, sizeof text - 1);
+  require_mpi(MPI_Bcast(text, sizeof text, MPI_CHAR, culprit, communicator), "MPI_Bcast");
+  obstacle_ = text;
+}
+
+MpiWindow::~MpiWindow() {
+  for (Neighbour& each : neighbours_) {
+    for (auto& [offset, piece] : each.pieces) munmap(piece.first, static_cast<std::size_t>(piece.second));
+    if (each.board != nullptr) munmap(each.board, WindowBoard::file_bytes);
+    if (each.file >= 0) close(each.file);
+  }
+}
+
+void MpiWindow::open_all(MPI_Comm host) {
+  int size = 1;
+  MPI_Comm_size(host, &size);
+  MPI_Comm_rank(host, &local_);
+  const bool mine = own_ != nullptr && own_->available();
+  const Signature signature{rank_, getpid(), mine ? own_->file() : -1, mine ? own_->board()->token : 0};
+  std::vector<Signature> signatures(static_cast<std::size_t>(size));
+  require_mpi(MPI_Allgather(&signature, sizeof signature, MPI_BYTE, signatures.data(), sizeof signature,
+                            MPI_BYTE, host),
+              "MPI_Allgather");
+  if (size > 1 && !mine) {
+    obstacle_ = own_ == nullptr
+                    ? fmt::format("rank {} was made without memory that others can read", rank_)
+                    : fmt::format("rank {} cannot make memory that others can read (memfd_create)", rank_);
+  }
+  for (const Signature& each : signatures) {
+    if (each.rank == rank_) continue;
+    Neighbour neighbour;
+    neighbour.rank = static_cast<int>(each.rank);
+    neighbour.local = static_cast<int>(&each - signatures.data());
+    if (each.file >= 0) {
+      neighbour.file = open_file_of(each);
+      if (neighbour.file >= 0) {
+        neighbour.board = static_cast<WindowBoard*>(
+            map_window(neighbour.file, 0, WindowBoard::file_bytes, PROT_READ | PROT_WRITE));
+      }
+      if (neighbour.board == nullptr && obstacle_.empty()) {
+        obstacle_ = fmt::format("rank {} cannot open the memory of rank {}: {}", rank_, each.rank,
+                                std::strerror(errno));
+      }
+    }
+    neighbours_.push_back(std::move(neighbour));
+  }
+}
+
+MpiWindow::Neighbour* MpiWindow::neighbour(int rank) {
+  for (Neighbour& each : neighbours_) {
+    if (each.rank == rank) return &each;
+  }
+  return nullptr;
+}
+
+bool MpiWindow::reads(int rank) const {
+  return obstacle_.empty() && std::any_of(neighbours_.begin(), neighbours_.end(),
+                                          [rank](const Neighbour& each) { return each.rank == rank; });
+}
+
+WindowBoard& MpiWindow::board(int rank) {
+  return rank == rank_ ? *own_->board() : *neighbour(rank)->board;
+}
+
+WindowNotes* MpiWindow::notes(int rank) {
+  return neighbour(rank)->notes.get();
+}
+
+void* MpiWindow::map(int rank, const Exposure& exposure, bool write) {
+  Neighbour& from = *neighbour(rank);
+  const std::pair key{exposure.piece, write};
+  auto found = from.pieces.find(key);
+  if (found == from.pieces.end()) {
+    const int protection = write ? PROT_READ | PROT_WRITE : PROT_READ;
+    void* data = map_window(from.file, exposure.piece, exposure.bytes, protection);
+    if (data == nullptr) {
+      throw CommunicationError(fmt::format("mapping {} bytes of rank {}'s memory: {}", exposure.bytes, rank,
+                                           std::strerror(errno)));
+    }
+    found = from.pieces.emplace(key, std::pair{data, exposure.bytes}).first;
+  }
+  return static_cast<unsigned char*>(found->second.first) + exposure.offset;
+}
+
+}  // namespace tranche::comm

@@ -1,0 +1,61 @@
+#pragma once
+/// The memory of the other processes of a host, opened through MPI. Private to comm/mpi*.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/node/window_notes.h"
+#include "comm/transport/transport.h"
+#include "comm/window_memory.h"
+#include "tranche/comm/mpi.h"
+
+namespace tranche::comm {
+
+/// Opens the windows of the ranks of this host and maps pieces of them when they are first asked for: for
+/// reading, and those that this rank writes to once more for writing. A piece stays mapped until the end:
+/// allocations of a run are few and long-lived.
+class MpiWindow {
+ public:
+  /// Collective over `communicator`; `host` holds its ranks on this host. `own` null: this rank has no
+  /// window, so nobody reads anybody.
+  MpiWindow(MPI_Comm communicator, MPI_Comm host, WindowMemory* own);
+  ~MpiWindow();
+  MpiWindow(const MpiWindow&) = delete;
+  MpiWindow& operator=(const MpiWindow&) = delete;
+
+  /// By rank of the communicator. All ranks of every host can read each other's memory, or none can.
+  bool reads(int rank) const;
+  /// Why none can: "rank 1 cannot open the memory of rank 0: ..."; empty when all can.
+  const std::string& obstacle() const { return obstacle_; }
+  WindowMemory* own() const { return own_; }
+  /// Throws CommunicationError when the system refuses the mapping.
+  const void* look_at(int rank, const Exposure& exposure) { return map(rank, exposure, false); }
+  void* reach(int rank, const Exposure& exposure) { return map(rank, exposure, true); }
+  /// Of a rank that reads() or of this one.
+  WindowBoard& board(int rank);
+  /// What a rank that reads() and this one tell each other; null where that has to be messages.
+  WindowNotes* notes(int rank);
+
+ private:
+  struct Neighbour {
+    int rank = 0, file = -1;
+    WindowBoard* board = nullptr;
+    int local = 0;  ///< number on this host
+    std::unique_ptr<WindowNotes> notes;
+    /// Address and bytes, by place in the file and whether it can be written.
+    std::map<std::pair<std::int64_t, bool>, std::pair<void*, std::int64_t>> pieces;
+  };
+  void open_all(MPI_Comm host);
+  Neighbour* neighbour(int rank);
+  void* map(int rank, const Exposure& exposure, bool write);
+
+  WindowMemory* own_;
+  int rank_ = 0, local_ = 0;
+  std::vector<Neighbour> neighbours_;
+  std::string obstacle_;
+};
+
+}  // namespace tranche::comm

@@ -1,0 +1,178 @@
+#pragma once
+/// Collectives among ranks that read each other's memory: state machines, as in operation.h.
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "comm/transport/operation.h"
+#include "tranche/comm/backends.h"
+
+namespace tranche::comm {
+
+/// What lets peers do blocks of a rank's work for it.
+struct WorkOffer {
+  int share = -1;         ///< number of its WorkShare; -1: it does all itself
+  std::int64_t form = 0;  ///< who works in another way does not help
+  Exposure output;        ///< where the work's result goes
+};
+
+/// What is common to the three collectives.
+struct WindowCall {
+  std::vector<int> members;  ///< job ranks of the group, in group order
+  int self = 0;              ///< index in members
+  void* mine = nullptr;      ///< this rank's memory that peers read
+  std::int64_t mine_bytes = 0;
+  std::int64_t count = 0;  ///< elements per rank, as in the call
+  std::int64_t chunk = 0;  ///< elements that a lane holds of each piece; equal on all ranks
+  DataType dtype = DataType::float32;
+  /// Named to peers as it is; nullopt: it lies outside of the window and is copied through the slab.
+  std::optional<Exposure> exposure;
+  WorkOffer offer;
+  Transport* transport = nullptr;
+};
+
+/// The protocol, chunk by chunk. A rank tells its peers where its chunk lies (its own buffer for all chunks
+/// at once, or a lane of its slab that it has filled), works on the chunk once all have told, and tells them
+/// when it will not read theirs again. Only these notes travel as messages, so waiting, time-outs and
+/// failures are those of every other operation.
+class WindowExchange : public Operation {
+ public:
+  WindowExchange(OperationInfo info, WindowCall call);
+  bool advance(Transport& transport, Slab& slab) override;
+  bool finished() const override;
+  Missing missing() const override;
+  bool uses_slab() const override { return chunks_ > 0 && (!call_.exposure || needs_lane()); }
+  void abandon(Slab& slab) override;
+  bool waits_for_slab() const override { return uses_slab() && exposed_ == 0; }
+
+ protected:
+  /// Reading a peer's memory, or writing it; ends with the object. Null when the peer has withdrawn it,
+  /// having failed.
+  class Look {
+   public:
+    enum class Access { read, write };
+    Look(Transport& transport, int rank, const Exposure& exposure, Access access = Access::read);
+    ~Look();
+    Look(Look&& other) noexcept;
+    Look(const Look&) = delete;
+    Look& operator=(const Look&) = delete;
+    const unsigned char* data() const { return data_; }
+    /// Null unless it is for writing.
+    unsigned char* writable() const { return writable_; }
+
+   private:
+    Transport* transport_;
+    int rank_;
+    Exposure exposure_;
+    const unsigned char* data_;
+    unsigned char* writable_ = nullptr;
+  };
+
+  /// Copies what peers read of a chunk into a lane.
+  virtual void fill(std::int64_t chunk, unsigned char* lane) = 0;
+  enum class Progress { waits, moved, done };
+  /// A bounded piece of the work on a chunk.
+  virtual Progress work(std::int64_t chunk) = 0;
+  /// What has to be done with a chunk before work(), while earlier chunks are still at work.
+  virtual Progress stage(std::int64_t) { return Progress::done; }
+  /// Whether every chunk needs a lane, even where peers read this rank's buffer itself.
+  virtual bool needs_lane() const { return false; }
+  /// Whether peers read more of the lane, so that it is kept until they have done.
+  virtual bool reads_lanes() const { return false; }
+  /// Whether a second note (see tell_ready) of every rank belongs to each chunk.
+  virtual bool two_phases() const { return false; }
+
+  std::int64_t elements_of(std::int64_t chunk) const;
+  std::int64_t first_of(std::int64_t chunk) const { return chunk * call_.chunk; }
+  int ranks() const { return static_cast<int>(call_.members.size()); }
+  /// A member's memory of a chunk. `direct`, `packed`: bytes before the wanted place in its buffer, in a
+  /// lane.
+  Look look(int member, std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
+  unsigned char* own(std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
+  /// The lane of a chunk that is staged or at work.
+  unsigned char* lane_of(std::int64_t chunk) const;
+  /// A peer's lane, once it is ready.
+  Look look_in_lane(int member, std::int64_t chunk, std::int64_t offset) const;
+  void tell_ready(std::int64_t chunk);
+  bool ready(int member, std::int64_t chunk) const {
+    return peers_[static_cast<std::size_t>(member)].ready > chunk;
+  }
+  const WindowCall& call() const { return call_; }
+  /// Whether every member reads the others' buffers themselves; known, and the same for all members, once
+  /// all have told where theirs lie.
+  bool all_direct() const;
+  /// Whether any peer may know of this rank's part.
+  bool told() const { return exposed_ > 0; }
+  const WorkOffer& offer_of(int member) const;
+  /// Where a member's work goes, for writing.
+  Look result_of(int member, std::int64_t offset) const;
+  Transport& transport() const { return *call_.transport; }
+  /// Members of which nothing has been heard yet.
+  std::vector<int> unheard() const;
+
+ private:
+  enum class Kind : std::int64_t { exposed, ready, done };
+  struct Note {
+    Kind kind = Kind::exposed;
+    std::int64_t chunk = 0;  ///< -1: all
+    std::int64_t bytes = 0;  ///< of the call; differs when the ranks' calls do
+    Exposure place;
+    WorkOffer offer;
+  };
+  struct Outgoing {
+    Note note;
+    std::unique_ptr<Message> message;
+  };
+  struct Peer {
+    int rank = 0;
+    Note incoming;
+    std::unique_ptr<Message> receiving;
+    std::deque<Outgoing> outgoing;
+    std::int64_t received = 0, exposed = 0, ready = 0, done = 0;
+    bool direct = false;
+    std::array<Exposure, 2> places;  ///< by chunk mod 2; [0] when direct
+    std::array<Exposure, 2> lanes;   ///< of ready(), by chunk mod 2
+    WorkOffer offer;
+  };
+  struct Lane {
+    int number;
+    std::int64_t chunk;
+    Exposure exposure;
+    unsigned char* data;
+  };
+  std::int64_t expected(const Peer& peer) const;
+  void tell(Peer& peer, const Note& note) { peer.outgoing.push_back({note, nullptr}); }
+  bool move_notes();
+  void take(Peer& peer);
+  bool expose(Slab& slab);
+  bool free_lanes(Slab& slab);
+  template <typename Predicate>
+  bool all_peers(Predicate&& predicate) const;
+
+  WindowCall call_;
+  std::vector<Peer> peers_;  ///< by member; the own one unused
+  std::int64_t chunks_ = 0, exposed_ = 0, staged_ = 0, worked_ = 0;
+  std::deque<Lane> lanes_;
+  bool withdrawn_ = false;
+};
+
+/// Bytes moved in one go, so that other operations get their turn: below a millisecond.
+inline constexpr std::int64_t turn_bytes = std::int64_t{4} << 20;
+
+/// From here on (bytes that a rank gets of all others together) calls are made by reading. Where all ranks
+/// share a host reading is the quicker from there on with two ranks on two cores, and at half of it neither
+/// for certain; with four ranks on two cores sums of up to 64 KiB would be a little quicker by messages
+/// (bench/results/2026-11-22-collectives-waiters.md). Over several hosts a rougher figure, with fp32 sums in
+/// view.
+inline constexpr std::int64_t least_bytes_on_one_host = 4 << 10;
+inline constexpr std::int64_t least_summed_bytes = 64 << 10, least_gathered_bytes = 64 << 10;
+/// Whether a call of that size goes by memory that ranks read of each other, where they can.
+constexpr bool goes_by_window(HostCollectives collectives, std::int64_t bytes, std::int64_t least) {
+  if (bytes == 0 || collectives == HostCollectives::messages) return false;
+  return collectives == HostCollectives::shared || bytes >= least;
+}
+
+}  // namespace tranche::comm

@@ -1,0 +1,23 @@
+#pragma once
+/// The failure of another rank, as an exception of this one.
+
+#include <source_location>
+#include <string>
+#include <utility>
+
+#include "tranche/core/error.h"
+
+namespace tranche::comm {
+
+/// The echo of another rank's failure; told apart so that the first cause can be found among many errors. It
+/// has that failure's exit status, since a launcher returns the status of whichever rank happens to end
+/// first.
+class PeerFailure : public CommunicationError {
+ public:
+  using CommunicationError::CommunicationError;
+  PeerFailure(std::string message, ExitStatus status,
+              std::source_location where = std::source_location::current())
+      : CommunicationError(std::move(message), status, where) {}
+};
+
+}  // namespace tranche::comm

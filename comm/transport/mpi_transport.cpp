@@ -1,0 +1,385 @@
+#include "comm/transport/mpi_transport.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "comm/call_signature.h"
+#include "comm/node/mpi_window.h"
+#include "core/clock.h"
+#include "tranche/core/error.h"
+
+namespace tranche::comm {
+
+void require_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw CommunicationError(fmt::format("{}: {}", call, std::string(text, static_cast<std::size_t>(length))));
+}
+
+namespace {
+
+// A tag's 30 bits: 8 of context, 1 for point to point, 21 of sequence, of which a collective gives 9 to its
+// hash. Messages of one tag match in order, so a number may come again once 4096 later collectives have been
+// issued: an operation and those of its unit wait for each other, and are not as far apart. Where hashes are
+// equal by chance the sequence hash, compared at every step's end, finds what calls differ.
+constexpr int sequence_bits = 21, call_bits = 9, context_bits = 8;
+static_assert(failure_tag == 1 << (sequence_bits + 1 + context_bits));
+/// More than a rank needs to hear of a failure and to say so, less than anybody who waits would notice.
+constexpr double longest_parting_seconds = 1;
+
+int pack(const Tag& tag) {
+  if (tag.context >= 1 << context_bits) {
+    throw CommunicationError(
+        fmt::format("more than {} communicators have been split off", (1 << context_bits) - 1));
+  }
+  constexpr std::uint64_t mask = (1u << sequence_bits) - 1;
+  const std::uint64_t call = (tag.call ^ (tag.call >> 16)) & ((1u << call_bits) - 1);
+  const auto sequence =
+      static_cast<int>(tag.point_to_point ? tag.sequence & mask : (tag.sequence << call_bits | call) & mask);
+  return (tag.context << (sequence_bits + 1)) | (tag.point_to_point ? 1 << sequence_bits : 0) | sequence;
+}
+
+class MpiMessage : public Message {
+ public:
+  MpiMessage(MPI_Request request, std::int64_t bytes, int self, int peer, bool sending)
+      : request_(request), bytes_(bytes), self_(self), peer_(peer), sending_(sending) {}
+
+  ~MpiMessage() override {
+    if (request_ == MPI_REQUEST_NULL) return;
+    if (!sending_) {
+      // A receive that has not been matched is cancelled at once. One that has is given a moment to end, as
+      // its data would otherwise arrive in memory that is no longer ours.
+      MPI_Cancel(&request_);
+      int done = 0;
+      for (int tries = 0; tries < 1000; ++tries) {
+        MPI_Test(&request_, &done, MPI_STATUS_IGNORE);
+        if (done != 0) return;
+        std::this_thread::sleep_for(std::chrono::microseconds(10));
+      }
+    }
+    MPI_Request_free(&request_);
+  }
+
+  bool test() override {
+    int done = 0;
+    MPI_Status status;
+    const int code = MPI_Test(&request_, &done, &status);
+    if (code != MPI_SUCCESS) {
+      int kind = MPI_SUCCESS;
+      MPI_Error_class(code, &kind);
+      if (kind == MPI_ERR_TRUNCATE) refuse("more");
+      require_mpi(code, "MPI_Test");
+    }
+    if (done == 0) return false;
+    if (!sending_) {
+      int received = 0;
+      MPI_Get_count(&status, MPI_BYTE, &received);
+      if (received != bytes_) refuse(fmt::format("{} bytes", received));
+    }
+    return true;
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& sent) const {
+    throw CommunicationError(
+        fmt::format("rank {} sent {} where rank {} expects {} bytes: the ranks' calls differ", peer_, sent,
+                    self_, bytes_));
+  }
+  MPI_Request request_;
+  std::int64_t bytes_;
+  int self_, peer_;
+  bool sending_;
+};
+
+/// In front of the text of a report.
+struct ReportHead {
+  int rank, status, cause_follows;
+};
+
+/// A signature that may be on its way still.
+struct SentSignature {
+  CallSignature signature;
+  MPI_Request request;
+};
+
+/// A report on its way to all peers.
+struct OutgoingReport {
+  std::string text;
+  std::vector<MPI_Request> posts;
+};
+
+class MpiTransport : public Transport {
+ public:
+  MpiTransport(MPI_Comm communicator, std::shared_ptr<bool> clean_end, WindowMemory* window)
+      : comm_(communicator), clean_end_(std::move(clean_end)) {
+    require_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+    void* bound = nullptr;
+    int found = 0;
+    // A constant of the library that is kept on the world only, not on what was split off it.
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&bound), &found);
+    if (found == 0 || *static_cast<int*>(bound) < parting_tag) {
+      throw CommunicationError(fmt::format("this MPI has tags up to {} only; {} are needed",
+                                           found == 0 ? 0 : *static_cast<int*>(bound), parting_tag));
+    }
+    find_hosts(window);
+    listen();
+    listen_for_signatures();
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string_view backend() const override { return "mpi"; }
+  int host_of(int rank) const override { return hosts_[static_cast<std::size_t>(rank)]; }
+  bool needs_polling() const override { return true; }
+
+  bool reads(int peer) const override { return window_->reads(peer); }
+  std::string window_obstacle() const override { return window_->obstacle(); }
+  std::optional<Exposure> expose(const void* data, std::int64_t bytes) override {
+    if (window_->own() == nullptr) return std::nullopt;
+    const auto place = window_->own()->find(data, bytes);
+    if (!place) return std::nullopt;
+    return Exposure{place->piece, place->bytes, place->offset};
+  }
+  const void* look_at(int peer, const Exposure& exposure) override {
+    return window_->look_at(peer, exposure);
+  }
+  void* reach(int peer, const Exposure& exposure) override { return window_->reach(peer, exposure); }
+  int open_share() override { return window_->own() == nullptr ? -1 : window_->own()->open_share(); }
+  void close_share(int number) noexcept override { window_->own()->close_share(number); }
+  WorkShare* share(int rank, int number) override {
+    return &window_->board(rank).shares[static_cast<std::size_t>(number)];
+  }
+
+  std::shared_ptr<Bell> bell() override {
+    // A rank alone on its host has no obstacle even where the system gave it no window.
+    const WindowMemory* own = window_->own();
+    if (own == nullptr || !own->available() || !window_->obstacle().empty()) return nullptr;
+    return std::make_shared<BoardBell>(*own->board());
+  }
+  void ring() noexcept override {
+    if (window_->own() != nullptr && window_->own()->available()) comm::ring(*window_->own()->board());
+  }
+
+  std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) override {
+    MPI_Request request = MPI_REQUEST_NULL;
+    require_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, pack(tag), comm_, &request),
+                "MPI_Isend");
+    if (window_->reads(peer)) comm::ring(window_->board(peer));
+    return std::make_unique<MpiMessage>(request, bytes, rank_, peer, true);
+  }
+  std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) override {
+    MPI_Request request = MPI_REQUEST_NULL;
+    require_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, pack(tag), comm_, &request),
+                "MPI_Irecv");
+    return std::make_unique<MpiMessage>(request, bytes, rank_, peer, false);
+  }
+
+  std::unique_ptr<Message> send_note(const void* data, std::int64_t bytes, int peer,
+                                     const Tag& tag) override {
+    WindowNotes* notes = window_->notes(peer);
+    return notes != nullptr ? notes->send(data, bytes, tag) : Transport::send_note(data, bytes, peer, tag);
+  }
+  std::unique_ptr<Message> receive_note(void* data, std::int64_t bytes, int peer, const Tag& tag) override {
+    WindowNotes* notes = window_->notes(peer);
+    return notes != nullptr ? notes->receive(data, bytes, tag)
+                            : Transport::receive_note(data, bytes, peer, tag);
+  }
+
+  std::optional<FailureReport> poll_failure() override {
+    if (listening_ == MPI_REQUEST_NULL) return failure_;
+    // Each look at MPI gives the core away where ranks are more than cores.
+    const double now = seconds_now();
+    if (now < next_look_) return failure_;
+    next_look_ = now + 100e-6;
+    std::array<MPI_Request, 2> requests{listening_, signature_request_};
+    int done = 0, which = MPI_UNDEFINED;
+    MPI_Status status;
+    if (MPI_Testany(2, requests.data(), &which, &done, &status) != MPI_SUCCESS || done == 0 ||
+        which == MPI_UNDEFINED) {
+      return failure_;
+    }
+    if (which == 1) {
+      signatures_.push_back(heard_signature_);
+      listen_for_signatures();
+      return failure_;
+    }
+    listening_ = requests[0];
+    int bytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    FailureReport report{status.MPI_SOURCE, std::string(heard_.data(), static_cast<std::size_t>(bytes))};
+    ReportHead head{};
+    if (report.cause.size() >= sizeof(head)) {
+      std::memcpy(&head, report.cause.data(), sizeof(head));
+      report.cause.erase(0, sizeof(head));
+      report.rank = head.rank;
+      report.status = static_cast<ExitStatus>(head.status);
+      report.cause_follows = head.cause_follows != 0;
+    }
+    if (report.cause_follows) listen();
+    return failure_ = std::move(report);
+  }
+
+  bool post_failure(const FailureReport& report) override {
+    OutgoingReport& outgoing = outgoing_[report.cause_follows ? 0 : 1];
+    if (outgoing.posts.empty()) {
+      const ReportHead head{report.rank, static_cast<int>(report.status), report.cause_follows ? 1 : 0};
+      outgoing.text.assign(reinterpret_cast<const char*>(&head), sizeof(head));
+      outgoing.text += report.cause.substr(0, heard_.size() - outgoing.text.size());
+      for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
+        outgoing.posts.push_back(MPI_REQUEST_NULL);
+        MPI_Isend(outgoing.text.data(), static_cast<int>(outgoing.text.size()), MPI_BYTE, peer, failure_tag,
+                  comm_, &outgoing.posts.back());
+      }
+    }
+    int done = 1;
+    MPI_Testall(static_cast<int>(outgoing.posts.size()), outgoing.posts.data(), &done, MPI_STATUSES_IGNORE);
+    return done != 0;
+  }
+
+  void send_signature(const CallSignature& signature, int peer) override {
+    // Small enough to be gone at once; few enough to be kept.
+    SentSignature& sent = sent_signatures_.emplace_back(SentSignature{signature, MPI_REQUEST_NULL});
+    require_mpi(MPI_Isend(&sent.signature, sizeof(CallSignature), MPI_BYTE, peer, signature_tag, comm_,
+                          &sent.request),
+                "MPI_Isend");
+    while (sent_signatures_.size() > 1) {
+      int done = 0;
+      if (MPI_Test(&sent_signatures_.front().request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done == 0)
+        break;
+      sent_signatures_.pop_front();
+    }
+  }
+  bool poll_signature(CallSignature& signature) override {
+    if (signatures_.empty()) return false;
+    signature = signatures_.front();
+    signatures_.pop_front();
+    return true;
+  }
+
+  void abort_job(int status) noexcept override { MPI_Abort(comm_, status); }
+
+  void close(bool clean, double seconds) noexcept override {
+    clean = clean && in_step(seconds);
+    if (!clean) part(longest_parting_seconds);
+    for (MPI_Request* request : {&listening_, &signature_request_}) {
+      if (*request == MPI_REQUEST_NULL) continue;
+      MPI_Cancel(request);
+      if (clean) MPI_Wait(request, MPI_STATUS_IGNORE);
+    }
+    for (SentSignature& sent : sent_signatures_) {
+      if (clean && sent.request != MPI_REQUEST_NULL) MPI_Wait(&sent.request, MPI_STATUS_IGNORE);
+    }
+    // After a failure the communicator stays: freeing it may wait for peers that are gone.
+    if (clean) MPI_Comm_free(&comm_);
+    if (!clean && clean_end_) *clean_end_ = false;
+  }
+
+ private:
+  void find_hosts(WindowMemory* window) {
+    MPI_Comm host = MPI_COMM_NULL;
+    require_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host),
+                "MPI_Comm_split_type");
+    int leader = rank_;
+    require_mpi(MPI_Bcast(&leader, 1, MPI_INT, 0, host), "MPI_Bcast");
+    window_ = std::make_unique<MpiWindow>(comm_, host, window);
+    MPI_Comm_free(&host);
+    hosts_.resize(static_cast<std::size_t>(size_));
+    require_mpi(MPI_Allgather(&leader, 1, MPI_INT, hosts_.data(), 1, MPI_INT, comm_), "MPI_Allgather");
+  }
+
+  void listen() {
+    heard_.resize(1000);
+    require_mpi(MPI_Irecv(heard_.data(), static_cast<int>(heard_.size()), MPI_BYTE, MPI_ANY_SOURCE,
+                          failure_tag, comm_, &listening_),
+                "MPI_Irecv");
+  }
+
+  void listen_for_signatures() {
+    require_mpi(MPI_Irecv(&heard_signature_, sizeof(CallSignature), MPI_BYTE, MPI_ANY_SOURCE, signature_tag,
+                          comm_, &signature_request_),
+                "MPI_Irecv");
+  }
+
+  /// Behind a failure: waits until all peers are here too. The launcher ends the job as soon as one process
+  /// has ended with an error, and each is to say before why it ends.
+  void part(double seconds) noexcept {
+    std::vector<MPI_Request> requests;
+    std::vector<char> bytes(static_cast<std::size_t>(size_) + 1);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      MPI_Isend(&bytes.back(), 1, MPI_BYTE, peer, parting_tag, comm_,
+                &requests.emplace_back(MPI_REQUEST_NULL));
+      MPI_Irecv(&bytes[static_cast<std::size_t>(peer)], 1, MPI_BYTE, peer, parting_tag, comm_,
+                &requests.emplace_back(MPI_REQUEST_NULL));
+    }
+    const double limit = seconds_now() + seconds;
+    for (int done = 0; seconds_now() < limit;) {
+      if (MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE) !=
+              MPI_SUCCESS ||
+          done != 0) {
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    for (MPI_Request& request : requests) {
+      if (request == MPI_REQUEST_NULL) continue;
+      MPI_Cancel(&request);
+      MPI_Request_free(&request);
+    }
+  }
+
+  /// A barrier that gives up after `seconds` or when a peer reports a failure.
+  bool in_step(double seconds) noexcept {
+    MPI_Request barrier = MPI_REQUEST_NULL;
+    if (MPI_Ibarrier(comm_, &barrier) != MPI_SUCCESS) return false;
+    const double limit = seconds_now() + seconds;
+    for (int tries = 0;; ++tries) {
+      int done = 0;
+      if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+      if (done != 0) return true;
+      try {
+        if (poll_failure()) return false;
+      } catch (...) {
+        return false;
+      }
+      if (seconds_now() > limit) return false;
+      if (tries > 100) std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 1000)));
+    }
+  }
+
+  MPI_Comm comm_;
+  std::shared_ptr<bool> clean_end_;
+  int rank_ = 0, size_ = 1;
+  std::vector<int> hosts_;
+  std::unique_ptr<MpiWindow> window_;
+  std::vector<char> heard_;
+  MPI_Request listening_ = MPI_REQUEST_NULL;
+  CallSignature heard_signature_;
+  MPI_Request signature_request_ = MPI_REQUEST_NULL;
+  std::deque<CallSignature> signatures_;
+  std::deque<SentSignature> sent_signatures_;
+  double next_look_ = 0;  ///< for failures and signatures
+  std::optional<FailureReport> failure_;
+  std::array<OutgoingReport, 2> outgoing_;  ///< whose cause follows; others
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end,
+                                              WindowMemory* window) {
+  return std::make_unique<MpiTransport>(communicator, std::move(clean_end), window);
+}
+
+}  // namespace tranche::comm

@@ -1,0 +1,118 @@
+#pragma once
+/// Moves the operations of one rank over one transport: ready events, exchange, deadlines, failures.
+
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/call_signature.h"
+#include "comm/node/slab.h"
+#include "comm/transport/communication_thread.h"
+#include "comm/transport/operation.h"
+#include "tranche/comm/backends.h"
+#include "tranche/device/device.h"
+
+namespace tranche::comm {
+
+/// Shared by a communicator and those split from it. Operations of different communicators, and of one, move
+/// independently; the first failure ends them all.
+class ProgressEngine : public Pollable, public std::enable_shared_from_this<ProgressEngine> {
+ public:
+  /// `thread` null: inline progress, operations move when waited on or when any call is made. `memory`: kept
+  /// until the slab has been given back.
+  ProgressEngine(std::unique_ptr<Transport> transport, std::shared_ptr<CommunicationThread> thread,
+                 const CommunicatorOptions& options, const FaultInjection& faults = {},
+                 std::shared_ptr<MemoryResource> memory = nullptr);
+  ~ProgressEngine() override;
+
+  Transport& transport() { return *transport_; }
+  const CommunicatorOptions& options() const { return options_; }
+  const FaultInjection& faults() const { return faults_; }
+  std::int64_t lane_bytes() const { return slab_.lane_bytes(); }
+  /// Kernels called while an operation advances run here.
+  Stream& stream() { return *stream_; }
+  bool inline_progress() const { return thread_ == nullptr; }
+
+  /// Hands over an operation whose info().done is still unset; returns its done event. Throws
+  /// CommunicationError when the rank has failed.
+  Event submit(std::unique_ptr<Operation> operation);
+  /// Throws what ended the rank's communication, if anything did.
+  void require_healthy(const std::string& what);
+  /// Waits for the pending operations of a communicator, bounded by the time-out (not at all when
+  /// `drain` is false or the rank has failed), then abandons what is left.
+  void leave(int context, bool drain) noexcept;
+  void post_failure(std::string_view cause, ExitStatus status, double seconds,
+                    bool cause_follows = false) noexcept;
+  void abort_job(int status) noexcept;
+  /// Contexts for split: the first that this rank has not seen in use.
+  int next_context() const { return next_context_; }
+  void set_next_context(int context) { next_context_ = context; }
+
+  bool poll(HostEvent* wanted) override;
+  bool busy() const override { return busy_.load(std::memory_order_relaxed); }
+  bool needs_polling() const override { return transport_->needs_polling(); }
+
+ private:
+  /// Outcome of one look at an operation.
+  enum class Step { idle, moved, finished };
+  Step step(Operation& operation, double now);
+  void finish(Operation& operation, const std::exception_ptr& error) noexcept;
+  /// Ends every operation. `peer`: the exit status of a rank that told of its failure; none when what failed
+  /// is this rank's communication. `culprit` (if not null) gets `own` as its error.
+  void fail_all(const std::string& cause, std::optional<ExitStatus> peer, Operation* culprit = nullptr,
+                std::exception_ptr own = nullptr) noexcept;
+  [[nodiscard]] std::exception_ptr error_for(const std::string& what) const;
+  void expire(Operation& operation, double now);
+  /// Looks whether a peer's failure ends this rank.
+  bool poll_peer_failure(double now);
+  /// Tells the peers that an operation waits for which one it is.
+  void send_signature(Operation& operation);
+  /// Ends this rank if a peer has issued another call in the place of one of its own.
+  bool compare_signatures();
+  void take_inbox();
+  /// Looks for a few microseconds, which is what waking the thread would take; whether `done` has passed
+  /// then.
+  bool finish_at_once(HostEvent& done);
+  /// Lets the communication thread look after this engine.
+  void attach();
+  /// Runs work that touches the transport; on the communication thread if it looks after us.
+  bool execute(const std::function<void()>& work, double seconds) noexcept;
+
+  std::unique_ptr<Transport> transport_;
+  std::shared_ptr<CommunicationThread> thread_;
+  CommunicatorOptions options_;
+  FaultInjection faults_;
+  std::shared_ptr<MemoryResource> memory_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+  Slab slab_;
+  std::shared_ptr<Bell> bell_;  ///< null: who waits looks now and then
+  int next_context_ = 1;
+  bool attached_ = false;  ///< of the issuing thread
+
+  std::mutex progress_mutex_;  ///< held while operations move
+  std::list<std::unique_ptr<Operation>> active_;
+  bool abandoned_ = false;
+  std::vector<CallSignature> early_signatures_;  ///< of calls that this rank has not issued yet
+
+  mutable std::mutex inbox_mutex_;
+  std::condition_variable drained_;
+  std::vector<std::unique_ptr<Operation>> inbox_;
+  std::map<int, int> pending_;  ///< by context, inbox included
+  CallRecord record_;
+  std::uint64_t next_order_ = 0;
+  std::string failure_;                    ///< "rank 2 failed: disk full"; empty while all is well
+  std::optional<ExitStatus> peer_status_;  ///< of a failure that was told; none of this rank's own
+  std::optional<FailureReport> heard_;  ///< what a peer told, if that ended this rank; of who makes progress
+  double cause_awaited_ = 0;            ///< until when, from a peer that an exception unwinds; 0: from none
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> busy_{false};
+};
+
+}  // namespace tranche::comm

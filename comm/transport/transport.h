@@ -1,0 +1,130 @@
+#pragma once
+/// What a communicator needs of the wire: nonblocking messages and reports of failure. Private to comm/.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "comm/peer_failure.h"
+#include "tranche/core/error.h"
+#include "tranche/device/event.h"
+
+namespace tranche::comm {
+
+/// Tells messages of one pair of ranks apart. Messages of equal tags match in the order they were posted.
+struct Tag {
+  int context = 0;              ///< the communicator; unique among those that two ranks share
+  bool point_to_point = false;  ///< send and recv, or a collective
+  std::uint64_t sequence = 0;   ///< of the collective, or of the pair
+  std::uint32_t call = 0;       ///< hash_of_call of a collective: what differs does not match
+  friend bool operator==(const Tag&, const Tag&) = default;
+};
+
+/// The tag of a note that travels as a message, so that it matches no other of the same call.
+inline Tag of_note(Tag tag) {
+  tag.call ^= 1;
+  return tag;
+}
+
+/// A message under way. Destroying it abandons it: the local buffer is not touched any more.
+class Message {
+ public:
+  virtual ~Message() = default;
+  /// True once the buffer may be reused (sent) or read (received). Never blocks. Throws CommunicationError
+  /// when the peer's message has another size.
+  virtual bool test() = 0;
+};
+
+/// What a failed rank told its peers.
+struct FailureReport {
+  int rank = 0;  ///< where it began, which need not be who told of it
+  std::string cause;
+  ExitStatus status = ExitStatus::communication;  ///< of the cause
+  /// An exception is unwinding there, and nobody knows yet what it says: another report follows.
+  bool cause_follows = false;
+};
+
+/// Memory of a rank that its peers on the host may read, as the rank names it to them.
+struct Exposure {
+  std::int64_t piece = 0, bytes = 0, offset = 0;  ///< meaning is the transport's
+};
+
+/// Blocks of a rank's work that all ranks of its host may do, claimed one after another by whoever is free.
+/// Lies in memory that all of them write.
+struct alignas(64) WorkShare {
+  std::atomic<std::int64_t> claimed{0};  ///< blocks; more than there are once none is left
+  std::atomic<std::int64_t> ended{0};    ///< of those claimed
+};
+
+struct CallSignature;
+
+/// All calls but expose(), open_share() and close_share() come from one thread at a time: the communication
+/// thread, or the caller with inline progress.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string_view backend() const = 0;
+  /// Ranks with equal numbers share a host.
+  virtual int host_of(int rank) const = 0;
+  /// Whether this rank and `peer` can read each other's memory; agreed on when the transport was made.
+  virtual bool reads(int) const { return false; }
+  /// Why reads() is false for ranks of one host; empty when it is not.
+  virtual std::string window_obstacle() const { return {}; }
+  /// Names memory of this rank to peers; nullopt when they cannot read it. From any thread.
+  virtual std::optional<Exposure> expose(const void*, std::int64_t) { return std::nullopt; }
+  /// Ends an exposure: no peer reads the memory once this has returned, or finds but zeros.
+  virtual void withdraw(const Exposure&) noexcept {}
+  /// Address of a peer's exposed memory, valid until look_away(); null when it was withdrawn, since the peer
+  /// has failed.
+  virtual const void* look_at(int, const Exposure&) { return nullptr; }
+  virtual void look_away(int, const Exposure&) noexcept {}
+  /// As look_at(), for writing. A rank that withdraws such memory has to know that nobody writes (WorkShare).
+  virtual void* reach(int, const Exposure&) { return nullptr; }
+  /// Number of a share of this rank that peers reach as well, zeroed; -1 when there is none to be had. From
+  /// any thread.
+  virtual int open_share() { return -1; }
+  /// Gives a number back that no peer uses any more. From any thread.
+  virtual void close_share(int) noexcept {}
+  /// A share of a rank of this host, the own one too.
+  virtual WorkShare* share(int, int) { return nullptr; }
+  /// Rings whenever a rank of this host has sent something, and on ring(); null when nobody would.
+  virtual std::shared_ptr<Bell> bell() { return nullptr; }
+  virtual void ring() noexcept {}
+  virtual std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
+  virtual std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
+  /// As send() and receive(), for what is small and goes to a rank whose memory this one reads, which answers
+  /// by the same call; may be quicker. At most 96 bytes; a note never matches a message.
+  virtual std::unique_ptr<Message> send_note(const void* data, std::int64_t bytes, int peer, const Tag& tag) {
+    return send(data, bytes, peer, of_note(tag));
+  }
+  virtual std::unique_ptr<Message> receive_note(void* data, std::int64_t bytes, int peer, const Tag& tag) {
+    return receive(data, bytes, peer, of_note(tag));
+  }
+  /// The first failure that a peer has reported; one whose cause was to follow gives way to the next.
+  virtual std::optional<FailureReport> poll_failure() = 0;
+  /// Starts telling every peer; true once it has been handed over, false to be called again. The report may
+  /// be of another rank, whose failure ended this one. Of reports whose cause follows, and of others, the
+  /// first is told.
+  virtual bool post_failure(const FailureReport& report) = 0;
+  /// Tells a peer what this rank has issued, and looks for what a peer has told; see call_signature.h.
+  /// Seldom: only where an operation waits for long.
+  virtual void send_signature(const CallSignature&, int) {}
+  virtual bool poll_signature(CallSignature&) { return false; }
+  /// True when nothing wakes the communication thread on arrival, so that it has to look.
+  virtual bool needs_polling() const = 0;
+  /// Ends the job, if the transport can.
+  virtual void abort_job(int status) noexcept = 0;
+  /// Called once, last. `clean` says that nothing failed and nothing was abandoned; then peers may be waited
+  /// for `seconds` at most.
+  virtual void close(bool clean, double seconds) noexcept = 0;
+};
+
+/// Largest message; longer transfers are cut. Also keeps counts inside MPI's int.
+inline constexpr std::int64_t largest_message_bytes = std::int64_t{16} << 20;
+
+}  // namespace tranche::comm

@@ -1,0 +1,64 @@
+#pragma once
+/// What offloaded state costs a step in seconds, by stated rates: a step's copies, host updates and disk
+/// transfers, walked through in the order in which the engine issues them. docs/offload.md has the model.
+
+#include <cstdint>
+#include <vector>
+
+#include "tranche/engine/config.h"
+#include "tranche/engine/offload_traffic.h"
+
+namespace tranche::planner {
+
+/// Parameters that one core updates in a second where its memory keeps up (fp32 Adam).
+inline constexpr double core_update_rate = 0.85e9;
+
+/// What a step costs is estimated with: of a rank and second.
+struct CostModel {
+  double network = 12.5e9;                ///< bytes sent
+  double operations = 100e12;             ///< floating-point operations
+  double host_link = 50e9;                ///< bytes between device and host memory, each way
+  double nvme = 5e9;                      ///< bytes read and written
+  double host_update = core_update_rate;  ///< parameters updated in host memory
+};
+
+/// A unit as offloading sees it, on one rank.
+struct OffloadUnit {
+  std::int64_t kept = 0;      ///< elements whose optimizer state the rank keeps
+  std::int64_t shard = 0;     ///< elements that a gather brings from elsewhere
+  std::int64_t gathered = 0;  ///< elements of the whole unit
+  bool moves = false;         ///< the optimizer state is not on the device
+};
+
+/// A stretch of a micro-batch that computes with one unit's weights.
+struct UnitVisit {
+  int unit = 0;
+  double operations = 0;        ///< a token
+  bool gathers = true;          ///< stage 3: asks for the weights anew
+  bool ends_gradients = false;  ///< the unit's gradients are complete after it
+};
+
+struct OffloadSchedule {
+  std::vector<OffloadUnit> units;  ///< in forward order
+  std::vector<UnitVisit> visits;   ///< of a micro-batch, in order
+  /// Inputs of blocks that go to the host in forward and come back in backward, and bytes a token of each.
+  std::int64_t kept_inputs = 0, input_bytes = 0;
+  std::int64_t state_bytes = 12;  ///< of an element, master and optimizer state
+};
+
+/// Seconds of a step and rank.
+struct OffloadCost {
+  OffloadSeconds busy;           ///< each road by itself
+  OffloadTraffic bytes;          ///< what they move, without the disk's padding
+  double compute = 0;            ///< with what is computed again
+  double exposed = 0;            ///< what compute and the boundary wait for them
+  double least_exposed = 0;      ///< of it, what no number of tokens hides
+  double break_even_tokens = 0;  ///< of the rank and step, from which on only least_exposed is exposed (0:
+                                 ///< nothing to hide; infinity: nothing computes)
+};
+
+/// `tokens` are those of a micro-batch of the rank.
+OffloadCost offload_cost(const OffloadSchedule& schedule, const Config& config, double tokens,
+                         const CostModel& rates);
+
+}  // namespace tranche::planner

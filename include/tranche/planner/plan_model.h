@@ -1,0 +1,47 @@
+#pragma once
+/// Models as a plan takes them: a GPT, whose steps are run, or a list of units of which only sizes are known.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tranche/engine/model_spec.h"
+#include "tranche/models/gpt_config.h"
+
+namespace tranche {
+class Engine;
+}
+
+namespace tranche::planner {
+
+/// Most units of a list: what a plan of them takes grows with their square.
+inline constexpr std::int64_t most_listed_units = 4096;
+/// Most uses of all of them in one pass: each is gone through.
+inline constexpr std::int64_t most_listed_uses = 65'536;
+
+struct PlanModel {
+  std::string name;                      ///< as given to --model
+  std::optional<models::GptConfig> gpt;  ///< empty: a list
+  ModelSpec list;                        ///< of a list
+
+  /// Nothing is known of the activations of a list.
+  bool covers_activations() const noexcept { return gpt.has_value(); }
+  /// What the Engine is made with; `sequence` matters to a GPT.
+  ModelSpec spec(std::int64_t sequence) const;
+};
+
+/// A preset's name, or the path of a GPT-2's config.json or of a list of units (docs/memory.md has its keys;
+/// a JSON object with "units" is one). Throws ConfigurationError naming file and key.
+PlanModel load_plan_model(const std::string& preset_or_path);
+/// A list of units from JSON text; `origin` is named in errors.
+PlanModel parse_unit_list(std::string_view json_text, const std::string& origin);
+
+/// One micro-batch of a list of units, as models that compute unit by unit ask for them: all forward, in
+/// order; then further uses of the units that have them (a tied head), their gradients handed over under the
+/// same gather; then all backward, each gathered again.
+void pass_over_units(Engine& engine);
+/// The forward half alone, between Engine::begin_evaluation and end_evaluation.
+void evaluate_units(Engine& engine);
+
+}  // namespace tranche::planner

@@ -1,0 +1,117 @@
+#pragma once
+/// Plans: what a run would take, found by running real steps of the real engine on the meta device as one
+/// rank of any number, and the cheapest configuration that fits a budget. Needs no MPI, no device, and memory
+/// that grows with the number of units alone.
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tranche/device/ledger.h"
+#include "tranche/device/stream.h"
+#include "tranche/engine/config.h"
+#include "tranche/engine/engine.h"
+#include "tranche/engine/offload_traffic.h"
+#include "tranche/planner/host_memory.h"
+#include "tranche/planner/offload_cost.h"
+#include "tranche/planner/plan_model.h"
+
+namespace tranche::planner {
+
+inline constexpr int most_planned_ranks = 65536;
+
+struct PlanRequest {
+  PlanModel model;
+  Config config;                        ///< for `ranks`; its device_memory_limit does not stop the plan
+  std::int64_t sequence = 0;            ///< of a GPT; 0: as long as the model allows
+  int ranks = 1;                        ///< 1 to most_planned_ranks
+  int ranks_per_node = 0;               ///< 0: all on one
+  int rank = 0;                         ///< the one that is simulated
+  DeviceKind device = DeviceKind::cpu;  ///< cuda: also the host memory that GPUs need beside theirs
+  CostModel rates;                      ///< of what is said about seconds
+  HostMemory host_memory;               ///< the budget of a search, and what is said of it
+};
+
+/// One rank of a run of at least three steps (the first two record and pack its memory) with an evaluation.
+struct PlanResult {
+  std::array<TierAccount, tier_count> tiers;
+  Engine::StateBytes state;
+  /// Of a step, as the meter counts what this rank sends, by operation.
+  std::map<std::string, TrafficCount> data, control;
+  std::int64_t formula_elements = 0;
+  /// Elements of all flat buffers, padding included.
+  std::int64_t padded_elements = 0;
+  WorkCount work;                  ///< of a step, as the kernels count it
+  double model_operations = 0;     ///< of a step by the model's formula: flops_per_token x tokens
+  std::int64_t tokens = 0;         ///< of a step, this rank
+  OffloadTraffic offload_bytes;    ///< of a step
+  OffloadCost offload;             ///< by PlanRequest::rates
+  std::vector<std::string> notes;  ///< as at the start of a run: cheaper stages, keys without a meaning
+  /// The effective configuration, and the `memory`, `traffic` and `model` objects of a run's report, as JSON.
+  std::string config, memory, traffic, model;
+
+  const TierAccount& tier(Tier which) const { return tiers[static_cast<std::size_t>(which)]; }
+};
+
+/// Throws ConfigurationError for what a run would refuse.
+PlanResult plan_run(const PlanRequest& request);
+
+/// Seconds of a step: docs/memory.md has the formulas.
+struct StepCost {
+  double compute = 0;    ///< the model's own operations
+  double recompute = 0;  ///< those done again to save activations
+  double exposed = 0;    ///< on the wire with nothing to hide behind
+  double offload = 0;    ///< waiting for copies, host updates and the disk
+  double total() const { return compute + recompute + exposed + offload; }
+};
+StepCost step_cost(const PlanRequest& request, const CostModel& rates);
+/// What of it offloaded state costs, road by road.
+OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates);
+
+struct FitRequest {
+  PlanRequest plan;         ///< where the search begins; its global batch is kept
+  std::int64_t budget = 0;  ///< bytes of device memory a rank
+  CostModel rates;
+  bool keep_stage = false;                                         ///< the stage is not searched
+  bool keep_micro_batch = false;                                   ///< nor the micro-batch
+  bool keep_optimizer_tier = false, keep_parameters_tier = false;  ///< nor where state lives
+  std::int64_t nvme_budget = 0;   ///< bytes of a rank; 0: none. Of host memory it is plan.host_memory
+  std::function<bool()> give_up;  ///< asked between plans: true ends the search with an Error
+};
+
+/// A configuration that was tried, with the largest micro-batch that fits, or the smallest when none does.
+/// One whose model state alone is beyond the budget was not run, and stands for all of its stage and policy.
+struct FitTrial {
+  int stage = 0;
+  ReductionPolicy reduction = ReductionPolicy::automatic;
+  int checkpoint_every = 0;  ///< 0: no activation checkpointing
+  std::int64_t vocabulary_chunk = 0;
+  OffloadTier optimizer = OffloadTier::none, parameters = OffloadTier::none;
+  bool activations = false;  ///< what checkpointing keeps waits in host memory
+  std::int64_t micro_batch = 1, accumulation = 1;
+  std::int64_t peak = 0;            ///< bytes of device memory
+  std::int64_t host = 0, nvme = 0;  ///< bytes of the other tiers; 0 where it was not run
+  bool fits = false;
+  bool state_alone = false;  ///< `peak` is model state, workspace and exchange buffer, which are beyond it
+  StepCost cost;
+};
+
+struct FitResult {
+  bool fits = false;
+  std::vector<FitTrial> ladder;  ///< in the order of trial: cheapest first
+  std::size_t chosen = 0;        ///< index in the ladder: the cheapest that fits, else the smallest
+  Config config;                 ///< of the chosen
+  PlanResult plan;               ///< of the chosen
+  std::int64_t missing = 0;      ///< bytes of device memory beyond the budget when nothing fits
+};
+
+/// Searches stage, reduction policy (where the configuration leaves it to `auto`), activation checkpointing,
+/// the chunked head, where optimizer state and parameters live (on nvme only where the configuration has a
+/// path) and the micro-batch for the least step_cost() that fits. Deterministic.
+FitResult find_fit(const FitRequest& request);
+
+}  // namespace tranche::planner

@@ -1,0 +1,14 @@
+#pragma once
+#include <string>
+
+#include "tranche/planner/projection.h"
+
+namespace tranche::planner {
+
+/// The table below a plan's.
+std::string projection_text(const ProjectionRequest& request, const Projection& projection);
+/// A plan's JSON with the key "projection" (docs/projection.md).
+std::string with_projection(const std::string& plan_json, const ProjectionRequest& request,
+                            const Projection& projection);
+
+}  // namespace tranche::planner

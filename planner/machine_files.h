@@ -1,0 +1,19 @@
+#pragma once
+/// The machine files of planner/machines/, which are part of the program: it finds them wherever it is moved
+/// to.
+
+#include <span>
+#include <string_view>
+
+namespace tranche::planner {
+
+struct MachineFile {
+  /// As `--machine` is given it: the file's name without ".json".
+  std::string_view name;
+  std::string_view json;
+};
+
+/// All of them, by name in ascending order.
+std::span<const MachineFile> machine_files();
+
+}  // namespace tranche::planner

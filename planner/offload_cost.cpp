@@ -1,0 +1,221 @@
+#include "tranche/planner/offload_cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tranche/core/shape.h"
+
+namespace tranche::planner {
+
+namespace {
+
+/// A unit's update is walked through in at most so many pieces: the tiles of a real one, or larger ones.
+constexpr std::int64_t most_pieces = 64;
+/// The first micro-batch, one between, the last.
+constexpr std::int64_t walked_micro_batches = 3;
+/// Buffers of a step take so many bytes or a multiple of them.
+constexpr std::int64_t step_memory_rounding = 256;
+
+class Walk {
+ public:
+  Walk(const OffloadSchedule& schedule, const Config& config, const CostModel& rates)
+      : schedule_(schedule),
+        config_(config),
+        rates_(rates),
+        weight_(static_cast<double>(size_of(config.precision.compute))) {
+    update();
+  }
+
+  /// Seconds that a step of so many tokens a micro-batch waits.
+  double exposed(double tokens) const {
+    const std::int64_t walked = std::min(config_.accumulation_steps, walked_micro_batches);
+    double waited = 0, now = 0, link = 0, disk = 0, out = weights_out_;
+    std::vector<double> ends;            // of visits that gathered
+    std::vector<std::int64_t> gathered;  // elements of those, and of the one that gathers now
+    for (std::int64_t m = 0; m < walked; ++m) {
+      const bool last = m + 1 == walked;
+      double waited_here = 0;
+      for (const UnitVisit& visit : schedule_.visits) {
+        const auto index = static_cast<std::size_t>(visit.unit);
+        const OffloadUnit& unit = schedule_.units[index];
+        double ready = arrival_[index];
+        const bool brings = parameters() != OffloadTier::none && visit.gathers;
+        if (brings) {
+          gathered.push_back(unit.gathered);
+          const std::size_t ahead = units_at_once(gathered);
+          double begin = !config_.overlap ? now : ends.size() < ahead ? 0.0 : ends[ends.size() - ahead];
+          begin = std::max(begin, ready);
+          const double bytes = static_cast<double>(unit.shard) * weight_;
+          if (parameters() == OffloadTier::nvme) begin = disk = std::max(disk, begin) + bytes / rates_.nvme;
+          ready = link = std::max(link, begin) + bytes / rates_.host_link;
+        }
+        waited_here += std::max(0.0, ready - now);
+        now = std::max(now, ready) + visit.operations * tokens / rates_.operations;
+        if (brings) ends.push_back(now);
+        if (last && visit.ends_gradients && unit.moves) {
+          out = std::max(out, now) + gradient_bytes(unit) / rates_.host_link;
+          if (!config_.overlap) {
+            waited_here += out - now;
+            now = out;
+          }
+        }
+      }
+      if (last) waited_here += std::max(0.0, out - now);
+      // Those between the first and the last are alike.
+      const bool between = m == 1 && !last;
+      waited += waited_here * (between ? static_cast<double>(config_.accumulation_steps - 2) : 1.0);
+    }
+    return waited;
+  }
+
+  OffloadTraffic bytes() const {
+    OffloadTraffic bytes;
+    const std::int64_t weight = size_of(config_.precision.compute);
+    for (const OffloadUnit& unit : schedule_.units) {
+      if (unit.moves) {
+        bytes.to_host += unit.kept * size_of(config_.precision.accumulation);
+        if (parameters() == OffloadTier::none) bytes.from_host += unit.kept * weight;
+        if (config_.offload.optimizer == OffloadTier::nvme) {
+          bytes.nvme_read += unit.kept * schedule_.state_bytes;
+          bytes.nvme_written += unit.kept * schedule_.state_bytes;
+        }
+      } else if (parameters() != OffloadTier::none) {
+        bytes.to_host += unit.kept * weight;
+      }
+      if (parameters() == OffloadTier::nvme) bytes.nvme_written += unit.kept * weight;
+    }
+    if (parameters() == OffloadTier::none) return bytes;
+    for (const UnitVisit& visit : schedule_.visits) {
+      if (!visit.gathers) continue;
+      const std::int64_t brought =
+          schedule_.units[static_cast<std::size_t>(visit.unit)].shard * weight * config_.accumulation_steps;
+      bytes.from_host += brought;
+      if (parameters() == OffloadTier::nvme) bytes.nvme_read += brought;
+    }
+    return bytes;
+  }
+
+  double updated() const {
+    double elements = 0;
+    for (const OffloadUnit& unit : schedule_.units) {
+      if (unit.moves) elements += static_cast<double>(unit.kept);
+    }
+    return elements;
+  }
+
+ private:
+  OffloadTier parameters() const { return config_.offload.parameters; }
+  double gradient_bytes(const OffloadUnit& unit) const {
+    return static_cast<double>(unit.kept * size_of(config_.precision.accumulation));
+  }
+
+  /// The last of these is fetched while so many of them, itself included, are gathered: the next one however
+  /// large, others beyond it as the keys allow (Engine::Impl::Gathering::prefetch).
+  std::size_t units_at_once(const std::vector<std::int64_t>& gathered) const {
+    const auto depth = std::min(static_cast<std::size_t>(std::max(1, config_.depth)), gathered.size());
+    std::size_t units = std::min<std::size_t>(depth, 2);
+    std::int64_t beyond = gathered.back(), live = gathered.back();
+    for (std::size_t i = 1; i < units; ++i) live += gathered[gathered.size() - 1 - i];
+    for (; units < depth; ++units) {
+      live += gathered[gathered.size() - 1 - units];
+      if (units > 2) beyond += gathered[gathered.size() + 1 - units];
+      if (beyond > config_.prefetch_elements || live > config_.max_live_elements) break;
+    }
+    return units;
+  }
+
+  /// When each unit's new weights are where its next use finds them: tiles pass the disk, the update and the
+  /// copy one behind the other, in forward order, from the moment at which the norm is agreed (0).
+  void update() {
+    double disk = 0, updated = 0, copied = 0;
+    const bool from_disk = config_.offload.optimizer == OffloadTier::nvme;
+    for (const OffloadUnit& unit : schedule_.units) {
+      double arrived = 0;
+      const std::int64_t pieces =
+          std::clamp<std::int64_t>(divide_round_up(unit.kept, config_.offload.tile_elements), 1, most_pieces);
+      const double elements = static_cast<double>(unit.kept) / static_cast<double>(pieces);
+      const double bytes = elements * weight_;
+      for (std::int64_t piece = 0; piece < pieces && unit.kept > 0; ++piece) {
+        if (unit.moves) {
+          if (from_disk) {
+            disk += 2 * elements * static_cast<double>(schedule_.state_bytes) / rates_.nvme;
+            updated = std::max(updated, disk);
+          }
+          arrived = updated = updated + elements / rates_.host_update;
+          if (parameters() == OffloadTier::none) {
+            arrived = copied = std::max(copied, updated) + bytes / rates_.host_link;
+          }
+        } else if (parameters() != OffloadTier::none) {
+          arrived = weights_out_ = weights_out_ + bytes / rates_.host_link;
+        }
+        if (parameters() == OffloadTier::nvme) {
+          disk += bytes / rates_.nvme;
+          arrived = std::max(arrived, disk);
+        }
+      }
+      arrival_.push_back(arrived);
+    }
+    if (config_.overlap || arrival_.empty()) return;
+    std::fill(arrival_.begin(), arrival_.end(), *std::max_element(arrival_.begin(), arrival_.end()));
+  }
+
+  const OffloadSchedule& schedule_;
+  const Config& config_;
+  const CostModel& rates_;
+  const double weight_;
+  std::vector<double> arrival_;
+  double weights_out_ = 0;  ///< the link out is busy with weights that the device updated
+};
+
+}  // namespace
+
+OffloadCost offload_cost(const OffloadSchedule& schedule, const Config& config, double tokens,
+                         const CostModel& rates) {
+  OffloadCost cost;
+  double operations = 0;  // a token
+  for (const UnitVisit& visit : schedule.visits) operations += visit.operations;
+  const auto micro_batches = static_cast<double>(config.accumulation_steps);
+  cost.compute = operations * tokens * micro_batches / rates.operations;
+  if (!config.offload.any()) return cost;
+  const Walk walk(schedule, config, rates);
+  cost.bytes = walk.bytes();
+  cost.busy.to_host = static_cast<double>(cost.bytes.to_host) / rates.host_link;
+  cost.busy.from_host = static_cast<double>(cost.bytes.from_host) / rates.host_link;
+  cost.busy.host_update = walk.updated() / rates.host_update;
+  cost.busy.disk = static_cast<double>(cost.bytes.nvme_read + cost.bytes.nvme_written) / rates.nvme;
+  cost.exposed = walk.exposed(tokens);
+  const double roads = cost.busy.to_host + cost.busy.from_host + cost.busy.host_update + cost.busy.disk;
+  if (roads > 0 && operations > 0) {
+    // Far beyond every road. What is exposed falls with the tokens to what it is there.
+    constexpr double far = 1e6, near = 1e-6;
+    double above = far * roads * rates.operations / operations;
+    cost.least_exposed = walk.exposed(above);
+    double below = above / far * near;
+    const double hidden = cost.least_exposed + 1e-6 * roads;
+    while (above / below > 1 + 1e-9) {
+      const double middle = std::sqrt(below * above);
+      (walk.exposed(middle) <= hidden ? above : below) = middle;
+    }
+    cost.break_even_tokens = above * micro_batches;
+  } else if (roads > 0) {
+    cost.least_exposed = cost.exposed;
+    cost.break_even_tokens = std::numeric_limits<double>::infinity();
+  }
+  if (config.offload.activations && schedule.kept_inputs > 0) {
+    // Grows with the tokens as compute does: hidden at any number of them, or at none.
+    const auto input = static_cast<std::int64_t>(static_cast<double>(schedule.input_bytes) * tokens);
+    const std::int64_t moved =
+        schedule.kept_inputs * round_up(input, step_memory_rounding) * config.accumulation_steps;
+    cost.bytes.to_host += moved;
+    cost.bytes.from_host += moved;
+    const auto bytes = static_cast<double>(moved);
+    const double seconds = bytes / rates.host_link;
+    cost.busy.to_host += seconds;
+    cost.busy.from_host += seconds;
+    cost.exposed += std::max(0.0, seconds - cost.compute / 3) + std::max(0.0, seconds - cost.compute * 2 / 3);
+  }
+  return cost;
+}
+
+}  // namespace tranche::planner

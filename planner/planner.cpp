@@ -1,0 +1,100 @@
+#include "tranche/planner/planner.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <vector>
+
+#include "partition/flat_layout.h"
+#include "planner/planned_run.h"
+
+namespace tranche::planner {
+
+namespace {
+
+/// One behind those that settle.
+constexpr int planned_steps = settling_steps + 1;
+
+std::map<std::string, TrafficCount> counts_of(const nlohmann::json& object) {
+  std::map<std::string, TrafficCount> counts;
+  for (const auto& [operation, count] : object.items()) {
+    if (operation == "control" || !count.is_object()) continue;
+    counts[operation] = {count["calls"].get<std::int64_t>(), count["elements"].get<std::int64_t>(),
+                         count["bytes"].get<std::int64_t>()};
+  }
+  return counts;
+}
+
+/// Of Engine::summary().
+std::vector<std::string> notes_of(const std::string& summary) {
+  std::vector<std::string> notes;
+  std::istringstream lines(summary);
+  for (std::string line, word; std::getline(lines, line);) {
+    std::istringstream words(line);
+    if (!(words >> word) || word != "note") continue;
+    std::getline(words >> std::ws, word);
+    notes.push_back(word);
+  }
+  return notes;
+}
+
+WorkCount difference(const WorkCount& after, const WorkCount& before) {
+  return {after.kernels - before.kernels, after.floating_point_operations - before.floating_point_operations,
+          after.bytes_read - before.bytes_read, after.bytes_written - before.bytes_written};
+}
+
+}  // namespace
+
+PlanResult plan_run(const PlanRequest& request) {
+  Config config = checked_config(request);
+  PlanResult result;
+  result.config = config.to_json();
+  config.debug.poison_memory = false;
+
+  Runtime runtime = planned_runtime(request, meta_options(config, request.device));
+  Buffer host_slab;
+  if (request.device == DeviceKind::cuda && request.ranks > 1) {
+    // Ranks on GPUs also have the communicator through which they met.
+    host_slab = Buffer(runtime.memory(Tier::host), config.communication_slab_bytes, Category::communication,
+                       "communication slab");
+  }
+  PlannedRun run(runtime, request, config);
+  Engine& engine = run.engine();
+  Stream& compute = engine.compute_stream();
+  for (int step = 0; step < planned_steps; ++step) {
+    const WorkCount before = compute.work();
+    for (std::int64_t m = 0; m < config.accumulation_steps; ++m) run.micro_batch();
+    result.offload_bytes = engine.step().offload_traffic;
+    result.work = difference(compute.work(), before);
+  }
+  result.traffic = engine.traffic_report();
+  engine.begin_evaluation();
+  for (int pass = 0; pass < planned_steps; ++pass) run.evaluate();
+  (void)engine.end_evaluation();
+  // What `tranche train` ends with.
+  (void)engine.weights_digest();
+  (void)engine.state_digest();
+  for (const Tier tier : all_tiers) {
+    result.tiers[static_cast<std::size_t>(tier)] = runtime.ledger().account(tier);
+  }
+  result.memory = engine.memory_report();
+  result.model = engine.model_report();
+  result.state = engine.state_bytes();
+  result.notes = notes_of(engine.summary());
+  const auto traffic = nlohmann::json::parse(result.traffic);
+  result.data = counts_of(traffic);
+  result.control = counts_of(traffic["control"]);
+  result.formula_elements = traffic["formula_elements"].get<std::int64_t>();
+  result.tokens = config.micro_batch_size * config.accumulation_steps * engine.model().tokens_per_sample;
+  result.model_operations = engine.model().flops_per_token * static_cast<double>(result.tokens);
+  result.offload = step_offload_cost(request, request.rates);
+  for (const UnitSpec& unit : engine.model().units()) {
+    std::vector<std::int64_t> sizes;
+    for (const TensorSpec& tensor : unit.tensors) sizes.push_back(tensor.shape.elements());
+    result.padded_elements += FlatLayout(sizes, request.ranks).padded_elements();
+  }
+  return result;
+}
+
+}  // namespace tranche::planner

@@ -1,0 +1,519 @@
+// What a step costs, and the search for the cheapest configuration that fits.
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "engine/offload_share.h"
+#include "models/gpt_head.h"
+#include "partition/flat_layout.h"
+#include "tranche/core/error.h"
+#include "tranche/core/shape.h"
+#include "tranche/planner/planner.h"
+
+namespace tranche::planner {
+
+namespace {
+
+/// Micro-batches of a step that a trial runs: the first, one between, the last. The choice is run whole.
+constexpr std::int64_t trial_micro_batches = 3;
+/// What fits is run once more with this many before it is compared, since more may pack a little worse.
+constexpr std::int64_t most_run_micro_batches = 32;
+/// The chunked head is tried with this many columns where the vocabulary has at least twice as many.
+constexpr std::int64_t tried_chunk = 8192;
+
+/// What of a model the formulas know.
+struct Sizes {
+  double padded = 0;           ///< elements of all flat buffers
+  double shard = 0;            ///< of this rank's shards
+  double gathered_a_pass = 0;  ///< stage 3, without recomputation
+  double block = 0;            ///< of a GPT's block
+};
+
+Sizes sizes_of(const ModelSpec& spec, bool gpt, int ranks) {
+  Sizes sizes;
+  for (const UnitSpec& unit : spec.units()) {
+    std::vector<std::int64_t> elements;
+    for (const TensorSpec& tensor : unit.tensors) elements.push_back(tensor.shape.elements());
+    const FlatLayout layout(elements, ranks);
+    const auto padded = static_cast<double>(layout.padded_elements());
+    sizes.padded += padded;
+    sizes.shard += static_cast<double>(layout.shard_elements());
+    // A GPT's embedding is gathered for each of its uses; a list's units once more, for backward.
+    sizes.gathered_a_pass += padded * (gpt ? 2 : 1 + unit.uses_per_pass);
+    sizes.block = padded;  // the last unit is one
+  }
+  return sizes;
+}
+
+double beyond(double seconds, double hidden_behind) {
+  return std::max(0.0, seconds - hidden_behind);
+}
+
+/// Operations a token that are done a second time.
+struct Again {
+  double blocks = 0, head = 0;
+};
+
+Again again_of(const models::GptConfig& gpt, const Config& config, std::int64_t tokens_per_sample) {
+  const auto layers = static_cast<double>(gpt.layers), width = static_cast<double>(gpt.width);
+  Again again;
+  if (config.activation_checkpointing) {
+    again.blocks =
+        2 * layers * width *
+        (4 * width + 2 * static_cast<double>(gpt.inner_width()) + static_cast<double>(tokens_per_sample + 1));
+    // A group's last block is computed again without its last product.
+    const std::int64_t groups = divide_round_up(gpt.layers, std::max(1, config.checkpoint_every));
+    again.blocks -= 2 * static_cast<double>(groups) * width * static_cast<double>(gpt.inner_width());
+  }
+  if (config.vocabulary_chunk > 0 && config.vocabulary_chunk < gpt.vocabulary) {
+    const std::int64_t chunk = round_up(config.vocabulary_chunk, models::head_block_columns);
+    const auto chunks = static_cast<double>(divide_round_up(gpt.vocabulary, chunk));
+    again.head = 2 * static_cast<double>(gpt.vocabulary) * width * (chunks - 1) / chunks;
+  }
+  return again;
+}
+
+/// What of a micro-batch offloading can hide behind, unit by unit.
+std::vector<UnitVisit> visits_of(const PlanRequest& request, const Config& config, const ModelSpec& spec) {
+  std::vector<UnitVisit> visits;
+  const auto count = static_cast<int>(spec.units().size());
+  if (!request.model.gpt) {
+    double uses = 0;  // elements, as often as they are used
+    const auto weight = [&](int u) {
+      double elements = 0;
+      for (const TensorSpec& tensor : spec.units()[static_cast<std::size_t>(u)].tensors) {
+        elements += static_cast<double>(tensor.shape.elements());
+      }
+      return elements;
+    };
+    for (int u = 0; u < count; ++u) {
+      uses += weight(u) * spec.units()[static_cast<std::size_t>(u)].uses_per_pass;
+    }
+    const auto share = [&](int u) { return spec.flops_per_token * weight(u) / std::max(uses, 1.0); };
+    for (int u = 0; u < count; ++u) visits.push_back({u, share(u) / 3, true, false});
+    for (int u = 0; u < count; ++u) {
+      for (int use = 1; use < spec.units()[static_cast<std::size_t>(u)].uses_per_pass; ++use) {
+        visits.push_back({u, share(u), true, false});
+      }
+    }
+    for (int u = count - 1; u >= 0; --u) visits.push_back({u, share(u) * 2 / 3, true, true});
+    return visits;
+  }
+  const models::GptConfig& gpt = *request.model.gpt;
+  const Again again = again_of(gpt, config, spec.tokens_per_sample);
+  const auto layers = static_cast<double>(gpt.layers);
+  const double head = 6 * static_cast<double>(gpt.vocabulary) * static_cast<double>(gpt.width);
+  const double block = (spec.flops_per_token - head) / layers;
+  visits.push_back({0, 0, true, false});
+  for (int u = 1; u < count; ++u) visits.push_back({u, block / 3, true, false});
+  visits.push_back({0, head + again.head, true, false});
+  // Recomputation of a group that does not stay gathered asks for its blocks on its own.
+  const std::vector<int> gathers = spec.gathers_per_pass(config);
+  const int every = config.activation_checkpointing ? std::max(1, config.checkpoint_every) : 1;
+  const double computed_again = again.blocks / layers;
+  for (int begin = (count - 2) / every * every + 1; begin > 0; begin -= every) {
+    const int end = std::min(begin + every, count);
+    const auto apart = [&](int u) { return gathers[static_cast<std::size_t>(u)] > 2; };
+    for (int u = begin; u < end; ++u) {
+      if (apart(u)) visits.push_back({u, computed_again, true, false});
+    }
+    for (int u = end - 1; u >= begin; --u) {
+      visits.push_back({u, block * 2 / 3 + (apart(u) ? 0 : computed_again), true, true});
+    }
+  }
+  visits.push_back({0, 0, false, true});
+  return visits;
+}
+
+OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, const ModelSpec& spec,
+                            const CostModel& rates) {
+  OffloadSchedule schedule;
+  const ParameterGroups groups(config.group_rules, config.frozen);
+  std::vector<std::int64_t> padded;
+  for (const UnitSpec& unit : spec.units()) {
+    std::vector<std::int64_t> elements, frozen;
+    for (const TensorSpec& tensor : unit.tensors) {
+      (groups.frozen(tensor.name) ? frozen : elements).push_back(tensor.shape.elements());
+    }
+    const FlatLayout layout(elements, request.ranks), other(frozen, request.ranks);
+    OffloadUnit& of = schedule.units.emplace_back();
+    of.kept = config.stage == 0 ? layout.padded_elements() : layout.shard_elements();
+    of.shard = layout.shard_elements() + other.shard_elements();
+    of.gathered = layout.padded_elements() + other.padded_elements();
+    padded.push_back(layout.padded_elements());
+  }
+  const std::vector<bool> moves = units_that_move(padded, config.offload.ratio);
+  for (std::size_t u = 0; u < padded.size(); ++u) {
+    schedule.units[u].moves = moves[u] && config.offload.optimizer != OffloadTier::none;
+  }
+  schedule.state_bytes = size_of(DataType::float32);
+  for (const OptimizerStateTensor& state : make_optimizer(config)->state()) {
+    schedule.state_bytes += size_of(state.dtype);
+  }
+  schedule.visits = visits_of(request, config, spec);
+  if (request.model.gpt && config.activation_checkpointing) {
+    schedule.kept_inputs = divide_round_up(request.model.gpt->layers, std::max(1, config.checkpoint_every));
+    schedule.input_bytes = request.model.gpt->width * size_of(config.precision.compute);
+  }
+  const auto tokens = static_cast<double>(config.micro_batch_size * spec.tokens_per_sample);
+  return offload_cost(schedule, config, tokens, rates);
+}
+
+StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSpec& spec, const Sizes& sizes,
+                 const CostModel& rates) {
+  const auto micro_batches = static_cast<double>(config.accumulation_steps);
+  const double tokens = static_cast<double>(config.micro_batch_size * spec.tokens_per_sample) * micro_batches;
+  StepCost cost;
+  cost.compute = tokens * spec.flops_per_token / rates.operations;
+  double gathered = sizes.gathered_a_pass;
+  if (request.model.gpt) {
+    const Again again = again_of(*request.model.gpt, config, spec.tokens_per_sample);
+    cost.recompute = tokens * (again.blocks + again.head) / rates.operations;
+    // What is gathered more than twice is blocks.
+    if (config.activation_checkpointing) {
+      for (const int gathers : spec.gathers_per_pass(config)) gathered += sizes.block * (gathers - 2);
+    }
+  }
+  if (config.offload.any()) cost.offload = offload_cost_of(request, config, spec, rates).exposed;
+  if (request.ranks == 1) return cost;
+
+  const double share = (request.ranks - 1.0) / request.ranks;
+  const auto seconds = [&](double elements, DataType dtype) {
+    return elements * share * static_cast<double>(size_of(dtype)) / rates.network;
+  };
+  const double hides = config.overlap ? 1 : 0;
+  const double forward = cost.compute / 3 / micro_batches * hides;
+  const double backward = (cost.compute * 2 / 3 + cost.recompute) / micro_batches * hides;
+  const bool boundary = config.effective_reduction(request.ranks) == ReductionPolicy::boundary;
+  const double reduction = seconds(sizes.padded, config.precision.wire);
+  const double reductions_before_last = boundary ? 0 : micro_batches - 1;
+  if (config.stage == 3) {
+    const double gather = seconds(gathered, config.precision.compute);
+    const double window = config.depth > 1 ? forward + backward : 0;
+    cost.exposed = reductions_before_last * beyond(gather + reduction, window) +
+                   (micro_batches - 1 - reductions_before_last) * beyond(gather, window) +
+                   beyond(gather + reduction, window);
+    return cost;
+  }
+  const double sums = config.stage == 0 ? seconds(sizes.padded, config.precision.accumulation) : 0;
+  cost.exposed = reductions_before_last * beyond(reduction, backward) + beyond(reduction + sums, backward);
+  if (config.stage > 0) cost.exposed += beyond(seconds(sizes.padded, config.precision.compute), forward);
+  return cost;
+}
+
+/// Everything that is searched but the micro-batch.
+struct Levers {
+  int stage = 0;
+  ReductionPolicy reduction = ReductionPolicy::boundary;
+  int checkpoint_every = 0;
+  std::int64_t vocabulary_chunk = 0;
+  OffloadTier optimizer = OffloadTier::none, parameters = OffloadTier::none;
+  bool activations = false;
+};
+
+/// Bytes of a rank at their peaks.
+struct Peaks {
+  std::int64_t device = 0, host = 0, nvme = 0;
+};
+
+class Search {
+ public:
+  explicit Search(const FitRequest& request)
+      : request_(request),
+        base_(request.plan.config),
+        spec_(request.plan.model.spec(sequence_of(request.plan))),
+        sizes_(sizes_of(spec_, request.plan.model.gpt.has_value(), request.plan.ranks)) {
+    validate_config(base_, request.plan.ranks);
+    if (request.keep_micro_batch) {
+      micro_batches_.push_back(base_.micro_batch_size);
+      return;
+    }
+    const std::int64_t samples = base_.micro_batch_size * base_.accumulation_steps;
+    for (std::int64_t b = 1; b * b <= samples; ++b) {
+      if (samples % b != 0) continue;
+      micro_batches_.push_back(b);
+      if (b * b != samples) micro_batches_.push_back(samples / b);
+    }
+    std::sort(micro_batches_.begin(), micro_batches_.end());
+  }
+
+  FitResult run() {
+    std::vector<std::pair<double, Levers>> candidates;
+    for (const Levers& levers : all_levers()) {
+      candidates.emplace_back(cost(config_of(levers, micro_batches_.back())).total(), levers);
+    }
+    // What costs the same is tried from the simplest on.
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    FitResult result;
+    double least_found = std::numeric_limits<double>::infinity();
+    std::set<std::tuple<int, ReductionPolicy, OffloadTier, OffloadTier>> hopeless;
+    for (const auto& [least_cost, levers] : candidates) {
+      if (least_cost >= least_found) break;
+      const std::tuple key(levers.stage, levers.reduction, levers.optimizer, levers.parameters);
+      if (hopeless.count(key) > 0) continue;
+      result.ladder.push_back(attempt(levers));
+      const FitTrial& trial = result.ladder.back();
+      // State that lives beside the device is the same with any micro-batch, checkpointing and head.
+      const Peaks beside{0, trial.host, trial.nvme};
+      if (trial.state_alone || (!levers.activations && !within(beside))) hopeless.insert(key);
+      if (trial.fits) least_found = std::min(least_found, trial.cost.total());
+    }
+    // Whole steps of the choice have the last word, as many as it takes.
+    for (;;) {
+      result.chosen = best_of(result.ladder);
+      FitTrial& chosen = result.ladder[result.chosen];
+      result.config = config_of(levers_of(chosen), chosen.micro_batch);
+      result.plan = plan(result.config, std::numeric_limits<std::int64_t>::max());
+      const Peaks peaks = peaks_of(result.plan);
+      result.fits = chosen.fits && within(peaks);
+      result.missing = std::max<std::int64_t>(0, peaks.device - request_.budget);
+      chosen.host = peaks.host;
+      chosen.nvme = peaks.nvme;
+      if (result.fits == chosen.fits) return result;
+      chosen.fits = false;
+      chosen.peak = peaks.device;
+    }
+  }
+
+ private:
+  static std::int64_t sequence_of(const PlanRequest& plan) {
+    if (plan.sequence > 0 || !plan.model.gpt) return plan.sequence;
+    return plan.model.gpt->positions;
+  }
+
+  /// Bytes beyond the budgets.
+  std::int64_t excess(const Peaks& peaks) const {
+    const auto over = [](std::int64_t bytes, std::int64_t budget) {
+      return budget == 0 ? 0 : std::max<std::int64_t>(0, bytes - budget);
+    };
+    return over(peaks.device, request_.budget) + over(peaks.host, request_.plan.host_memory.bytes) +
+           over(peaks.nvme, request_.nvme_budget);
+  }
+
+  /// The cheapest that fits, the first of equals; else the nearest to it that was run.
+  std::size_t best_of(const std::vector<FitTrial>& ladder) const {
+    const auto rank = [this](const FitTrial& trial) {
+      const auto beyond_all = static_cast<double>(excess({trial.peak, trial.host, trial.nvme}));
+      const double order = trial.fits ? trial.cost.total() : beyond_all;
+      return std::tuple(!trial.fits, trial.state_alone, order);
+    };
+    const auto best = std::min_element(ladder.begin(), ladder.end(),
+                                       [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+    return static_cast<std::size_t>(best - ladder.begin());
+  }
+
+  static Levers levers_of(const FitTrial& trial) {
+    return {trial.stage,     trial.reduction,  trial.checkpoint_every, trial.vocabulary_chunk,
+            trial.optimizer, trial.parameters, trial.activations};
+  }
+  static Peaks peaks_of(const PlanResult& plan) {
+    return {plan.tier(Tier::device).peak, plan.tier(Tier::host).peak, plan.tier(Tier::nvme).peak};
+  }
+  bool within(const Peaks& peaks) const { return excess(peaks) == 0; }
+
+  /// Where state may live, simplest first.
+  std::vector<OffloadTier> tiers(bool keep, OffloadTier given) const {
+    if (keep) return {given};
+    std::vector<OffloadTier> tiers{OffloadTier::none, OffloadTier::cpu};
+    if (!base_.offload.nvme_path.empty()) tiers.push_back(OffloadTier::nvme);
+    return tiers;
+  }
+
+  /// The values of each lever that are worth a trial, simplest first.
+  std::vector<Levers> all_levers() const {
+    const bool several = request_.plan.ranks > 1;
+    std::vector<int> stages{base_.stage};
+    if (several && !request_.keep_stage) stages = {0, 1, 2, 3};
+    std::vector<ReductionPolicy> policies{base_.reduction};
+    if (base_.reduction == ReductionPolicy::automatic) {
+      // On one rank nothing is ever less with the other.
+      policies = {ReductionPolicy::boundary};
+      if (several) policies.push_back(ReductionPolicy::micro_batch);
+    }
+    std::vector<int> every{base_.activation_checkpointing ? base_.checkpoint_every : 0};
+    std::vector<std::int64_t> chunks{base_.vocabulary_chunk};
+    if (const auto& gpt = request_.plan.model.gpt) {
+      const int given = every.front();
+      every = {0, 1};
+      for (int k = 2; static_cast<std::int64_t>(k) * k <= gpt->layers; k *= 2) every.push_back(k);
+      if (std::find(every.begin(), every.end(), given) == every.end()) every.push_back(given);
+      if (chunks.front() == 0 && gpt->vocabulary >= 2 * tried_chunk) chunks.push_back(tried_chunk);
+    }
+    // An optimizer that looks at all of its state before it updates is not read from a disk twice.
+    std::vector<OffloadTier> optimizer_tiers = tiers(request_.keep_optimizer_tier, base_.offload.optimizer);
+    if (!request_.keep_optimizer_tier && make_optimizer(base_)->statistics_per_tensor() > 0) {
+      std::erase(optimizer_tiers, OffloadTier::nvme);
+    }
+    const std::vector<OffloadTier> parameters_tiers =
+        tiers(request_.keep_parameters_tier, base_.offload.parameters);
+    std::vector<Levers> all;
+    for (const int stage : stages) {
+      for (const ReductionPolicy policy : policies) {
+        for (const int k : every) {
+          for (const std::int64_t chunk : chunks) {
+            for (const OffloadTier optimizer : optimizer_tiers) {
+              for (const OffloadTier parameters : parameters_tiers) {
+                // Parameters leave the device in stage 3 alone, which is as good as any on one rank.
+                const bool leave = parameters != OffloadTier::none;
+                if (leave && several && stage != 3) continue;
+                if (leave && !several && stage != 3 && request_.keep_stage) continue;
+                const Levers levers{leave ? 3 : stage, policy, k, chunk, optimizer, parameters};
+                if (!base_.offload.activations || k == 0) all.push_back(levers);
+                if (k == 0) continue;
+                all.push_back(levers);
+                all.back().activations = true;
+              }
+            }
+          }
+        }
+      }
+    }
+    return all;
+  }
+
+  Config config_of(const Levers& levers, std::int64_t micro_batch) const {
+    Config config = base_;
+    config.stage = levers.stage;
+    config.reduction = levers.reduction;
+    config.activation_checkpointing = levers.checkpoint_every > 0;
+    config.checkpoint_every = std::max(1, levers.checkpoint_every);
+    config.vocabulary_chunk = levers.vocabulary_chunk;
+    config.offload.optimizer = levers.optimizer;
+    config.offload.parameters = levers.parameters;
+    config.offload.activations = levers.activations;
+    config.accumulation_steps = base_.micro_batch_size * base_.accumulation_steps / micro_batch;
+    config.micro_batch_size = micro_batch;
+    return config;
+  }
+
+  StepCost cost(const Config& config) const {
+    return cost_of(request_.plan, config, spec_, sizes_, request_.rates);
+  }
+
+  /// With at most so many micro-batches to a step.
+  PlanResult plan(const Config& config, std::int64_t micro_batches) const {
+    if (request_.give_up && request_.give_up()) throw Error("the search was given up");
+    PlanRequest request = request_.plan;
+    request.rates = request_.rates;
+    request.config = config;
+    if (config.accumulation_steps > micro_batches) {
+      request.config.accumulation_steps = micro_batches;
+      request.config.train_batch_size = config.micro_batch_size * micro_batches * request.ranks;
+    }
+    return plan_run(request);
+  }
+
+  /// Bytes that are held whatever a step does; less where tensors are frozen.
+  std::int64_t least_bytes(const Levers& levers) const {
+    const Config config = config_of(levers, 1);
+    const bool one = request_.plan.ranks == 1;
+    const auto held = [&](bool whole) { return whole || one ? sizes_.padded : sizes_.shard; };
+    const bool boundary = config.effective_reduction(request_.plan.ranks) == ReductionPolicy::boundary;
+    const DataType compute = config.precision.compute;
+    double bytes = 0;
+    if (levers.parameters == OffloadTier::none) {
+      bytes = held(config.stage < 3) * static_cast<double>(size_of(compute));
+    }
+    // What leaves the device takes G with it where one micro-batch makes the step.
+    if (config.frozen.empty() && levers.optimizer == OffloadTier::none) {
+      double optimizer = compute == DataType::float32 ? 0 : 4;
+      for (const OptimizerStateTensor& state : make_optimizer(config)->state()) {
+        optimizer += static_cast<double>(size_of(state.dtype));
+      }
+      bytes +=
+          held(config.stage == 0 || boundary) * static_cast<double>(size_of(config.precision.accumulation)) +
+          held(config.stage == 0) * optimizer;
+    }
+    return static_cast<std::int64_t>(bytes) + config.workspace_bytes +
+           (one ? 0 : config.communication_slab_bytes);
+  }
+
+  FitTrial attempt(const Levers& levers) const {
+    FitTrial trial;
+    trial.stage = levers.stage;
+    trial.reduction = levers.reduction;
+    trial.checkpoint_every = levers.checkpoint_every;
+    trial.vocabulary_chunk = levers.vocabulary_chunk;
+    trial.optimizer = levers.optimizer;
+    trial.parameters = levers.parameters;
+    trial.activations = levers.activations;
+    const auto set = [&](std::int64_t micro_batch, const Peaks& peaks) {
+      const Config config = config_of(levers, micro_batch);
+      trial.micro_batch = micro_batch;
+      trial.accumulation = config.accumulation_steps;
+      trial.peak = peaks.device;
+      trial.host = peaks.host;
+      trial.nvme = peaks.nvme;
+      trial.fits = !trial.state_alone && within(peaks);
+      trial.cost = cost(config);
+    };
+    const auto peaks_at = [&](std::int64_t micro_batch, std::int64_t micro_batches) {
+      return peaks_of(plan(config_of(levers, micro_batch), micro_batches));
+    };
+    if (const std::int64_t least = least_bytes(levers); least > request_.budget) {
+      trial.state_alone = true;
+      set(micro_batches_.front(), {least, 0, 0});
+      return trial;
+    }
+    set(micro_batches_.front(), peaks_at(micro_batches_.front(), trial_micro_batches));
+    if (!trial.fits) return trial;
+    // Memory grows with the micro-batch.
+    std::size_t fitting = 0, beyond_budget = micro_batches_.size();
+    while (beyond_budget - fitting > 1) {
+      // The largest first: it is often the answer.
+      const std::size_t middle =
+          beyond_budget == micro_batches_.size() ? beyond_budget - 1 : (fitting + beyond_budget) / 2;
+      const Peaks peaks = peaks_at(micro_batches_[middle], trial_micro_batches);
+      if (!within(peaks)) {
+        beyond_budget = middle;
+      } else {
+        fitting = middle;
+        set(micro_batches_[middle], peaks);
+      }
+    }
+    // More micro-batches than the trial's may pack a little worse.
+    for (bool smaller = false;; smaller = true, --fitting) {
+      const std::int64_t micro_batch = micro_batches_[fitting];
+      if (smaller || config_of(levers, micro_batch).accumulation_steps > trial_micro_batches) {
+        set(micro_batch, peaks_at(micro_batch, most_run_micro_batches));
+      }
+      if (trial.fits || fitting == 0) return trial;
+    }
+  }
+
+  const FitRequest& request_;
+  Config base_;
+  ModelSpec spec_;
+  Sizes sizes_;
+  std::vector<std::int64_t> micro_batches_;  ///< ascending
+};
+
+}  // namespace
+
+StepCost step_cost(const PlanRequest& request, const CostModel& rates) {
+  Config config = request.config;
+  validate_config(config, request.ranks);
+  std::int64_t sequence = request.sequence;
+  if (sequence == 0 && request.model.gpt) sequence = request.model.gpt->positions;
+  const ModelSpec spec = request.model.spec(sequence);
+  return cost_of(request, config, spec, sizes_of(spec, request.model.gpt.has_value(), request.ranks), rates);
+}
+
+OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates) {
+  Config config = request.config;
+  validate_config(config, request.ranks);
+  std::int64_t sequence = request.sequence;
+  if (sequence == 0 && request.model.gpt) sequence = request.model.gpt->positions;
+  return offload_cost_of(request, config, request.model.spec(sequence), rates);
+}
+
+FitResult find_fit(const FitRequest& request) {
+  if (request.budget < 1) throw InvalidArgument("a budget of " + std::to_string(request.budget) + " bytes");
+  return Search(request).run();
+}
+
+}  // namespace tranche::planner

@@ -1,0 +1,280 @@
+// Plans against runs: every byte of every category, and every element on the wire.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "tests/core/rounds.h"
+#include "tests/core/sweep.h"
+#include "tests/tools/program_fixture.h"
+#include "tools/evaluation.h"
+#include "tranche/comm/backends.h"
+#include "tranche/core/random.h"
+#include "tranche/planner/planner.h"
+
+namespace tranche::planner {
+namespace {
+
+using nlohmann::json;
+
+struct Measured {
+  std::array<TierAccount, tier_count> tiers;
+  Engine::StateBytes state;
+  std::string traffic, memory;
+  std::int64_t formula = 0;
+  WorkCount work;
+  OffloadTraffic offload;
+};
+
+/// What a rank of a real run of `request` holds and sends, in thread ranks.
+Measured measure(const PlanRequest& request) {
+  Measured measured;
+  std::mutex mutex;
+  run_thread_ranks(request.ranks, [&](int rank, const CommunicatorFactory& factory) {
+    Config config = request.config;
+    validate_config(config, request.ranks);
+    RuntimeOptions options = RuntimeOptions::from(config);
+    options.threads = 1;
+    options.log_level = LogLevel::off;
+    Runtime runtime(options, factory);
+    const models::Gpt gpt(*request.model.gpt);
+    Engine engine(runtime, request.model.spec(request.sequence), config);
+    const BatchShape shape{config.micro_batch_size, config.accumulation_steps, request.ranks};
+    const BatchFeeder feeder(engine, gpt.config(), shape, request.sequence);
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.micro_batch * request.sequence), 1);
+    const std::vector<std::int64_t> samples(static_cast<std::size_t>(shape.micro_batch), 0);
+    const TensorView view{tokens.data(), DataType::int32, {shape.micro_batch, request.sequence}};
+    const models::TokenBatch batch{view, view, samples};
+    WorkCount before;
+    OffloadTraffic offload;
+    for (int step = 0; step < 4; ++step) {
+      before = engine.compute_stream().work();
+      for (std::int64_t m = 0; m < shape.accumulation; ++m) gpt.forward_backward(engine, batch);
+      offload = engine.step().offload_traffic;
+    }
+    const WorkCount after = engine.compute_stream().work();
+    const std::string traffic = engine.traffic_report();
+    engine.begin_evaluation();
+    for (int pass = 0; pass < 4; ++pass) gpt.evaluate(engine, batch);
+    (void)engine.end_evaluation();
+    (void)engine.weights_digest();
+    (void)engine.state_digest();
+    const std::string memory = engine.memory_report();
+    const std::lock_guard lock(mutex);
+    if (rank == request.rank) {
+      for (const Tier tier : all_tiers) {
+        measured.tiers[static_cast<std::size_t>(tier)] = runtime.ledger().account(tier);
+      }
+      measured.state = engine.state_bytes();
+      measured.traffic = traffic;
+      measured.memory = memory;
+      measured.offload = offload;
+      measured.formula = engine.formula_wire_elements();
+      measured.work = {after.kernels - before.kernels,
+                       after.floating_point_operations - before.floating_point_operations,
+                       after.bytes_read - before.bytes_read, after.bytes_written - before.bytes_written};
+    }
+  });
+  return measured;
+}
+
+/// A draw of everything that memory depends on.
+PlanRequest draw(std::uint64_t number) {
+  const RandomKey key{97, RandomPurpose::test, 5};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::uint32_t n) { return static_cast<int>(random_bits(key, counter++) % n); };
+  PlanRequest request;
+  models::GptConfig gpt = models::GptConfig::preset("gpt-nano");
+  gpt.heads = 1 + pick(3);
+  gpt.width = gpt.heads * (3 + pick(6));
+  gpt.layers = 1 + pick(4);
+  gpt.vocabulary = 31 + pick(60);
+  gpt.positions = 9;
+  gpt.inner = pick(2) == 0 ? 0 : 11 + pick(30);
+  gpt.residual_dropout = pick(2) == 0 ? 0.0f : 0.1f;
+  request.model.name = "drawn";
+  request.model.gpt = gpt;
+  request.sequence = 2 + pick(8);
+  request.ranks = 1 + pick(8);
+  request.rank = pick(static_cast<std::uint32_t>(request.ranks));
+  request.ranks_per_node = pick(2) == 0 ? 0 : request.ranks;
+  Config& config = request.config;
+  config.stage = pick(4);
+  config.micro_batch_size = 1 + pick(3);
+  config.accumulation_steps = 1 + pick(3);
+  config.reduction = std::array{ReductionPolicy::automatic, ReductionPolicy::boundary,
+                                ReductionPolicy::micro_batch}[static_cast<std::size_t>(pick(3))];
+  PrecisionConfig& precision = config.precision;
+  precision.compute = pick(3) == 0   ? DataType::float32
+                      : pick(2) == 0 ? DataType::bfloat16
+                                     : DataType::float16;
+  precision.wire = pick(3) == 0 ? DataType::float32 : precision.compute;
+  precision.accumulation = pick(2) == 0 ? DataType::float32 : DataType::bfloat16;
+  precision.moments = pick(2) == 0 ? DataType::float32 : DataType::bfloat16;
+  config.loss_scaling = precision.compute == DataType::float16;
+  if (pick(4) == 0) config.optimizer.type = "SGD";
+  config.activation_checkpointing = pick(2) == 0;
+  config.checkpoint_every = 1 + pick(3);
+  config.vocabulary_chunk = pick(2) == 0 ? 0 : 7 + pick(40);
+  config.overlap = pick(4) != 0;
+  config.depth = 1 + pick(3);
+  config.prefetch_elements = pick(3) == 0 ? 500 : 50'000'000;
+  config.reduce_bucket_elements = pick(2) == 0 ? 1024 : 500'000'000;
+  config.allgather_bucket_elements = pick(2) == 0 ? 1024 : 500'000'000;
+  if (pick(3) == 0) config.frozen = {"transformer.wte.weight", "*ln_1*"};
+  config.workspace_bytes = std::int64_t{8} << 20;
+  config.communication_slab_bytes = std::int64_t{64} << 10;
+  // Half of the draws offload something.
+  OffloadConfig& offload = config.offload;
+  const std::array tiers{OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme};
+  if (pick(2) == 0) offload.optimizer = tiers[static_cast<std::size_t>(pick(3))];
+  if (pick(2) == 0 && config.stage == 3) offload.parameters = tiers[static_cast<std::size_t>(pick(3))];
+  offload.activations = config.activation_checkpointing && pick(2) == 0;
+  offload.ratio = pick(3) == 0 ? pick(5) / 4.0 : 1;
+  offload.tile_elements = 4096 * (1 + pick(3));
+  offload.tile_buffers = 3 + pick(3);
+  offload.parameter_buffers = 2 + pick(3);
+  offload.nvme_path = std::filesystem::temp_directory_path().string();
+  return request;
+}
+
+void expect_equal(const std::map<std::string, TrafficCount>& planned, const json& measured,
+                  const std::string& line) {
+  std::size_t operations = 0;
+  for (const auto& [name, count] : measured.items()) {
+    if (name == "control" || !count.is_object()) continue;
+    ++operations;
+    ASSERT_TRUE(planned.count(name)) << name << " " << line;
+    EXPECT_EQ(planned.at(name).calls, count["calls"].get<std::int64_t>()) << name << " " << line;
+    EXPECT_EQ(planned.at(name).elements, count["elements"].get<std::int64_t>()) << name << " " << line;
+    EXPECT_EQ(planned.at(name).bytes, count["bytes"].get<std::int64_t>()) << name << " " << line;
+  }
+  EXPECT_EQ(planned.size(), operations) << line;
+}
+
+void expect_plan_is_measured(std::uint64_t number) {
+  const PlanRequest request = draw(number);
+  const PlanResult plan = plan_run(request);
+  const Measured run = measure(request);
+  const std::string line = "draw " + std::to_string(number) + ": rank " + std::to_string(request.rank) +
+                           " of " + std::to_string(request.ranks) + ", model " +
+                           request.model.gpt->to_json() + ", config " + plan.config;
+  for (const Tier tier : all_tiers) {
+    const TierAccount& planned = plan.tier(tier);
+    const TierAccount& measured = run.tiers[static_cast<std::size_t>(tier)];
+    EXPECT_EQ(planned.peak, measured.peak) << line;
+    EXPECT_EQ(planned.category_peak.bytes, measured.category_peak.bytes) << line;
+    EXPECT_EQ(planned.persistent.bytes, measured.persistent.bytes) << line;
+    EXPECT_EQ(planned.at_peak.bytes, measured.at_peak.bytes) << line;
+    EXPECT_EQ(planned.peak_phase, measured.peak_phase) << line;
+  }
+  EXPECT_EQ(plan.memory, run.memory) << line;
+  EXPECT_EQ(plan.state.parameters, run.state.parameters) << line;
+  EXPECT_EQ(plan.state.gradients, run.state.gradients) << line;
+  EXPECT_EQ(plan.state.optimizer, run.state.optimizer) << line;
+  EXPECT_EQ(plan.state.padding, run.state.padding) << line;
+  const json traffic = json::parse(run.traffic);
+  expect_equal(plan.data, traffic, line);
+  expect_equal(plan.control, traffic["control"], line);
+  EXPECT_EQ(plan.formula_elements, run.formula) << line;
+  std::int64_t bytes = 0;
+  for (const auto& [operation, count] : plan.data) bytes += count.bytes;
+  EXPECT_EQ(traffic["formula_bytes"], bytes) << line;
+  EXPECT_EQ(plan.work, run.work) << line;
+  EXPECT_EQ(plan.offload_bytes.to_host, run.offload.to_host) << line;
+  EXPECT_EQ(plan.offload_bytes.from_host, run.offload.from_host) << line;
+  EXPECT_EQ(plan.offload_bytes.nvme_read, run.offload.nvme_read) << line;
+  EXPECT_EQ(plan.offload_bytes.nvme_written, run.offload.nvme_written) << line;
+  // What a plan says of seconds is of the same bytes; the disk's are rounded up, tensor by tensor and tile by
+  // tile.
+  EXPECT_EQ(plan.offload.bytes.to_host, run.offload.to_host) << line;
+  EXPECT_EQ(plan.offload.bytes.from_host, run.offload.from_host) << line;
+  EXPECT_LE(plan.offload.bytes.nvme_read, run.offload.nvme_read) << line;
+  EXPECT_LE(plan.offload.bytes.nvme_written, run.offload.nvme_written) << line;
+  EXPECT_EQ(plan.offload.bytes.nvme_written > 0, run.offload.nvme_written > 0) << line;
+}
+
+void expect_plans_are_measured(const tranche::test::Sweep& cases) {
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    expect_plan_is_measured(number);
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// 200 draws, 150 of them slow, in parts that ctest and people can run apart.
+TEST(PlanIsMeasured, ToTheByte) {
+  const auto cases = tranche::test::sweep({0, static_cast<std::uint64_t>(tranche::test::rounds(50))});
+  tranche::test::AxesMet axes;
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    const PlanRequest request = draw(number);
+    axes.meet("ranks", request.ranks);
+    axes.meet("stage", request.config.stage);
+    axes.meet("reduction", request.config.reduction);
+    axes.meet("compute", request.config.precision.compute);
+    axes.meet("wire", request.config.precision.wire);
+    axes.meet("accumulation", request.config.precision.accumulation);
+    axes.meet("moments", request.config.precision.moments);
+    axes.meet("optimizer", request.config.optimizer.type);
+    axes.meet("checkpointing", request.config.activation_checkpointing);
+    axes.meet("offloaded optimizer", request.config.offload.optimizer);
+    axes.meet("offloaded parameters", request.config.offload.parameters);
+    axes.meet("offloaded activations", request.config.offload.activations);
+  }
+  axes.expect("ranks", {1, 2, 3, 4, 5, 6, 7, 8});
+  axes.expect("stage", {0, 1, 2, 3});
+  axes.expect("reduction",
+              {ReductionPolicy::automatic, ReductionPolicy::boundary, ReductionPolicy::micro_batch});
+  for (const char* axis : {"compute", "wire"}) {
+    axes.expect(axis, {DataType::float32, DataType::bfloat16, DataType::float16});
+  }
+  for (const char* axis : {"accumulation", "moments"}) {
+    axes.expect(axis, {DataType::float32, DataType::bfloat16});
+  }
+  axes.expect<std::string>("optimizer", {"AdamW", "SGD"});
+  for (const char* axis : {"checkpointing", "offloaded activations"}) axes.expect(axis, {false, true});
+  for (const char* axis : {"offloaded optimizer", "offloaded parameters"}) {
+    axes.expect(axis, {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme});
+  }
+  expect_plans_are_measured(cases);
+}
+
+class PlanIsMeasuredSlow : public testing::TestWithParam<std::uint64_t> {};
+TEST_P(PlanIsMeasuredSlow, ToTheByte) {
+  expect_plans_are_measured(tranche::test::sweep({50 * GetParam(), 50}));
+}
+INSTANTIATE_TEST_SUITE_P(Draws, PlanIsMeasuredSlow, testing::Values(1, 2, 3));
+
+// The same through the program: the report of a run and the plan of its flags.
+TEST(PlanOfTheProgram, EqualsTheReport) {
+  const test::TemporaryFolder folder;
+  const std::vector<std::vector<std::string>> drawn{
+      {"--stage", "0"},
+      {"--stage", "3", "--dtype", "fp32", "--micro-batch", "2"},
+      {"--stage", "2", "--accumulate", "3", "--set", "tranche.activation_checkpointing=true"},
+      {"--dtype", "fp16", "--set", "tranche.vocabulary_chunk=100", "--set", "optimizer.type=\"SGD\""},
+      {"--offload-optimizer", "cpu", "--offload-ratio", "0.5"},
+      {"--stage", "3", "--accumulate", "2", "--offload-optimizer", "nvme", "--offload-param", "nvme",
+       "--nvme-path", folder.path("")}};
+  for (const std::vector<std::string>& flags : drawn) {
+    const std::string report = folder.path("r.json");
+    std::vector<std::string> more = flags;
+    more.insert(more.end(), {"--report", report});
+    ASSERT_EQ(test::run(test::tiny_train(folder, more)).status, 0);
+    std::vector<std::string> plan{"plan", "--model", "gpt-nano", "--sequence",
+                                  "16",   "--json",  "--set",    "tranche.workspace=8MiB"};
+    plan.insert(plan.end(), flags.begin(), flags.end());
+    const test::ProgramResult result = test::run(plan);
+    ASSERT_EQ(result.status, 0) << result.errors;
+    const json planned = json::parse(result.out), measured = json::parse(test::read_file(report));
+    for (const char* key : {"memory", "traffic", "model"}) {
+      EXPECT_EQ(planned[key], measured[key]) << key << " of " << testing::PrintToString(flags);
+    }
+    EXPECT_EQ(planned["offload_bytes"], measured["steps"].back()["offload_bytes"])
+        << testing::PrintToString(flags);
+  }
+}
+
+}  // namespace
+}  // namespace tranche::planner
