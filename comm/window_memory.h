@@ -33,8 +33,8 @@ namespace tranche {
 /// A piece's whole 2 MiB blocks are made huge pages at once, zeroed, where the system can (MADV_COLLAPSE,
 /// Linux 6.1: it needs neither rights nor a setting, where shared memory otherwise has huge pages only if
 /// /sys/kernel/mm/transparent_hugepage/shmem_enabled says so). Reading and writing such memory is quicker by
-/// a sixth to a third (bench/results/2026-11-22-collectives-idle.md), and first use takes a fault for each
-/// block and not for each 4 KiB. What the system cannot give stays small pages, taken when touched.
+/// a sixth to a third (bench/results/archive/2026-11-22-collectives-idle.md), and first use takes a fault for
+/// each block and not for each 4 KiB. What the system cannot give stays small pages, taken when touched.
 class WindowMemory : public MemoryResource {
  public:
   explicit WindowMemory(Tier tier);

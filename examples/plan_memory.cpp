@@ -1,5 +1,5 @@
-// What would GPT-2 take a rank? Plans every ZeRO stage without a device, MPI or the memory itself, and looks for
-// the cheapest configuration that fits a budget: plan_memory [MODEL] [RANKS] [GiB]
+// What would GPT-2 take a rank? Plans every ZeRO stage without a device, MPI or the memory itself, and looks
+// for the cheapest configuration that fits a budget: plan_memory [MODEL] [RANKS] [GiB]
 #include <tranche/planner/planner.h>
 
 #include <cstdio>

@@ -71,9 +71,9 @@ PlannedRun::PlannedRun(Runtime& runtime, const PlanRequest& request, const Confi
   targets_ = Buffer(device, none.bytes(), Category::other, "targets of a micro-batch");
   batch_ = {none, none, samples_};
   if (request.device != DeviceKind::cuda) return;
-  staging_ = Buffer(runtime.memory(Tier::host),
-                    checked_multiply(config.accumulation_steps + 1, 2 * none.bytes()), Category::other,
-                    "batches on their way");
+  staging_ =
+      Buffer(runtime.memory(Tier::host), checked_multiply(config.accumulation_steps + 1, 2 * none.bytes()),
+             Category::other, "batches on their way");
 }
 
 void PlannedRun::micro_batch() {

@@ -7,6 +7,7 @@
 
 #include "core/clock.h"
 #include "device/span_clock.h"
+#include "device/work_recorder.h"
 #include "tools/calibrate.h"
 #include "tools/calibrate_kernels.h"
 #include "tools/calibration_statistics.h"

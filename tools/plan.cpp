@@ -60,7 +60,7 @@ planner::CostModel rates_of(const Options& options, const Config& config) {
   rates.operations = parse_rate(options.flops, "--flops");
   rates.host_link = static_cast<double>(parse_size(options.host_link, "--host-link"));
   rates.nvme = static_cast<double>(parse_size(options.nvme_bandwidth, "--nvme-bandwidth"));
-  rates.host_update = options.host_update.empty() ? core_update_rate * std::max(1, config.threads)
+  rates.host_update = options.host_update.empty() ? planner::core_update_rate * std::max(1, config.threads)
                                                   : parse_rate(options.host_update, "--host-update");
   return rates;
 }

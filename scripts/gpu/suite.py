@@ -363,7 +363,7 @@ class Suite:
             counts = f"{ran} cases" if ran else ""
             return {"status": "passed", "detail": counts + (f", {skipped} skipped" if skipped else "")}
         if status is None:
-            return {"status": "not finished", "detail": f"stopped; {ran} cases had passed"}
+            return {"status": "not finished", "detail": "stopped at its limit" + (f"; {ran} cases had passed" if ran else "")}
         if status == "none":
             return {"status": "failed", "detail": "could not be started: " + output}
         names = [name for name in failed if not name.isdigit()]

@@ -14,12 +14,14 @@
 namespace tranche::planner {
 namespace {
 
+using namespace tools;  // whose program runs what is planned
+
 using nlohmann::json;
-using test::ProgramResult;
-using test::TemporaryFolder;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
+using tools::test::ProgramResult;
+using tools::test::TemporaryFolder;
 
 TEST(HostMemory, IsDescribedWithItsSource) {
   using Source = HostMemory::Source;

@@ -16,10 +16,12 @@
 namespace tranche::planner {
 namespace {
 
+using namespace tools;  // whose program runs what is planned
+
 using nlohmann::json;
-using test::message_of;
 using testing::AllOf;
 using testing::HasSubstr;
+using tools::test::message_of;
 
 json example() {
   return json::parse(R"({

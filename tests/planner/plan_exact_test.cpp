@@ -17,6 +17,8 @@
 namespace tranche::planner {
 namespace {
 
+using namespace tools;  // whose program runs what is planned
+
 using nlohmann::json;
 
 struct Measured {
@@ -248,7 +250,7 @@ INSTANTIATE_TEST_SUITE_P(Draws, PlanIsMeasuredSlow, testing::Values(1, 2, 3));
 
 // The same through the program: the report of a run and the plan of its flags.
 TEST(PlanOfTheProgram, EqualsTheReport) {
-  const test::TemporaryFolder folder;
+  const tools::test::TemporaryFolder folder;
   const std::vector<std::vector<std::string>> drawn{
       {"--stage", "0"},
       {"--stage", "3", "--dtype", "fp32", "--micro-batch", "2"},
@@ -261,13 +263,13 @@ TEST(PlanOfTheProgram, EqualsTheReport) {
     const std::string report = folder.path("r.json");
     std::vector<std::string> more = flags;
     more.insert(more.end(), {"--report", report});
-    ASSERT_EQ(test::run(test::tiny_train(folder, more)).status, 0);
+    ASSERT_EQ(tools::test::run(tools::test::tiny_train(folder, more)).status, 0);
     std::vector<std::string> plan{"plan", "--model", "gpt-nano", "--sequence",
                                   "16",   "--json",  "--set",    "tranche.workspace=8MiB"};
     plan.insert(plan.end(), flags.begin(), flags.end());
-    const test::ProgramResult result = test::run(plan);
+    const tools::test::ProgramResult result = tools::test::run(plan);
     ASSERT_EQ(result.status, 0) << result.errors;
-    const json planned = json::parse(result.out), measured = json::parse(test::read_file(report));
+    const json planned = json::parse(result.out), measured = json::parse(tools::test::read_file(report));
     for (const char* key : {"memory", "traffic", "model"}) {
       EXPECT_EQ(planned[key], measured[key]) << key << " of " << testing::PrintToString(flags);
     }

@@ -14,13 +14,15 @@
 namespace tranche::planner {
 namespace {
 
+using namespace tools;  // whose program runs what is planned
+
 using nlohmann::json;
-using test::message_of;
-using test::ProgramResult;
-using test::TemporaryFolder;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
+using tools::test::message_of;
+using tools::test::ProgramResult;
+using tools::test::TemporaryFolder;
 
 // --- Lists of units ----------------------------------------------------------------------------------------
 
@@ -391,7 +393,8 @@ std::vector<std::string> plan_of(const std::vector<std::string>& more) {
 }
 
 TEST(PlanCommand, PrintsItsTables) {
-  const ProgramResult result = test::run(plan_of({"--ranks", "8", "--stage", "3", "--ranks-per-node", "4"}));
+  const ProgramResult result =
+      tools::test::run(plan_of({"--ranks", "8", "--stage", "3", "--ranks-per-node", "4"}));
   ASSERT_EQ(result.status, 0) << result.errors;
   EXPECT_EQ(result.errors, "");
   EXPECT_THAT(result.out, AllOf(HasSubstr("gpt-mini: 2,767,872 parameters"), HasSubstr("0 of 8, 4 on a node"),
@@ -406,7 +409,7 @@ TEST(PlanCommand, PrintsItsTables) {
 }
 
 TEST(PlanCommand, JsonHasItsKeys) {
-  const ProgramResult result = test::run(plan_of({"--ranks", "4", "--stage", "2", "--json"}));
+  const ProgramResult result = tools::test::run(plan_of({"--ranks", "4", "--stage", "2", "--json"}));
   ASSERT_EQ(result.status, 0) << result.errors;
   const json plan = json::parse(result.out);
   EXPECT_EQ(plan["schema"], plan_schema);
@@ -434,7 +437,7 @@ TEST(PlanCommand, JsonHasItsKeys) {
 TEST(PlanCommand, SaysWhatOffloadMovesAndWhenItIsHidden) {
   const std::vector<std::string> flags{"--offload-optimizer", "cpu", "--host-link", "1GB",
                                        "--host-update",       "2G",  "--flops",     "1T"};
-  const ProgramResult tables = test::run(plan_of(flags));
+  const ProgramResult tables = tools::test::run(plan_of(flags));
   ASSERT_EQ(tables.status, 0) << tables.errors;
   EXPECT_THAT(
       tables.out,
@@ -443,7 +446,7 @@ TEST(PlanCommand, SaysWhatOffloadMovesAndWhenItIsHidden) {
             HasSubstr("tokens per step at which offload is hidden: "), Not(HasSubstr("read from nvme"))));
   std::vector<std::string> as_json = flags;
   as_json.push_back("--json");
-  const json plan = json::parse(test::run(plan_of(as_json)).out);
+  const json plan = json::parse(tools::test::run(plan_of(as_json)).out);
   const json& offload = plan["offload"];
   const auto bytes = plan["offload_bytes"]["to_host"].get<double>();
   EXPECT_DOUBLE_EQ(offload["to_host_seconds"].get<double>(), bytes / 1e9);
@@ -452,17 +455,20 @@ TEST(PlanCommand, SaysWhatOffloadMovesAndWhenItIsHidden) {
   EXPECT_EQ(offload["cost_model"]["host_update_parameters_per_second"], 2e9);
   EXPECT_GT(offload["break_even_tokens_per_step"], 0.0);
   // Twice the link, half the tokens: gpt-mini's updates are not what is slowest.
-  const json faster = json::parse(test::run(plan_of({"--offload-optimizer", "cpu", "--host-link", "2GB",
-                                                     "--host-update", "20G", "--flops", "1T", "--json"}))
-                                      .out)["offload"];
+  const json faster =
+      json::parse(tools::test::run(plan_of({"--offload-optimizer", "cpu", "--host-link", "2GB",
+                                            "--host-update", "20G", "--flops", "1T", "--json"}))
+                      .out)["offload"];
   EXPECT_NEAR(faster["break_even_tokens_per_step"].get<double>() * 2,
               offload["break_even_tokens_per_step"].get<double>(),
               0.02 * offload["break_even_tokens_per_step"].get<double>());
-  const ProgramResult disk = test::run(plan_of({"--offload-optimizer", "nvme", "--nvme-path", "/none"}));
+  const ProgramResult disk =
+      tools::test::run(plan_of({"--offload-optimizer", "nvme", "--nvme-path", "/none"}));
   EXPECT_THAT(disk.out,
               AllOf(HasSubstr("nvme memory"), HasSubstr("read from nvme"), HasSubstr("--nvme-bandwidth")));
   EXPECT_FALSE(std::filesystem::exists("/none"));
-  const ProgramResult host = test::run(plan_of({"--offload-optimizer", "cpu", "--host-memory", "1MiB"}));
+  const ProgramResult host =
+      tools::test::run(plan_of({"--offload-optimizer", "cpu", "--host-memory", "1MiB"}));
   EXPECT_EQ(host.status, 3);
   EXPECT_THAT(host.out, HasSubstr("does not fit in 1.00 MiB of host memory: "));
 }
@@ -471,23 +477,23 @@ TEST(PlanCommand, ActivationsOfListsAreNotCovered) {
   const TemporaryFolder folder;
   const std::string list =
       folder.write("list.json", R"({"units": [{"name": "b", "repeat": 3, "tensors": {"w": [4096]}}]})");
-  const ProgramResult result = test::run({"plan", "--model", list, "--ranks", "2"});
+  const ProgramResult result = tools::test::run({"plan", "--model", list, "--ranks", "2"});
   ASSERT_EQ(result.status, 0) << result.errors;
   EXPECT_THAT(result.out,
               AllOf(HasSubstr("NOT COVERED"), HasSubstr("not covered"), HasSubstr("3 x b.* master")));
-  EXPECT_THAT(test::run({"plan", "--model", list, "--sequence", "5"}).errors,
+  EXPECT_THAT(tools::test::run({"plan", "--model", list, "--sequence", "5"}).errors,
               HasSubstr("which has no sequences"));
 }
 
 TEST(PlanCommand, BudgetsHaveAStatus) {
-  const ProgramResult fits = test::run(plan_of({"--device-memory", "8GiB"}));
+  const ProgramResult fits = tools::test::run(plan_of({"--device-memory", "8GiB"}));
   EXPECT_EQ(fits.status, 0);
   EXPECT_THAT(fits.out, HasSubstr("fits in 8.00 GiB"));
-  const ProgramResult not_enough = test::run(plan_of({"--device-memory", "8MiB"}));
+  const ProgramResult not_enough = tools::test::run(plan_of({"--device-memory", "8MiB"}));
   EXPECT_EQ(not_enough.status, 3);
   EXPECT_THAT(not_enough.out, AllOf(HasSubstr("does not fit in 8.00 MiB"), HasSubstr("are missing")));
-  EXPECT_EQ(test::run(plan_of({"--fit", "2MiB"})).status, 3);
-  const json document = json::parse(test::run(plan_of({"--fit", "2MiB", "--json"})).out);
+  EXPECT_EQ(tools::test::run(plan_of({"--fit", "2MiB"})).status, 3);
+  const json document = json::parse(tools::test::run(plan_of({"--fit", "2MiB", "--json"})).out);
   EXPECT_EQ(document["fits"], false);
   EXPECT_GT(document["missing_bytes"], 0);
 }
@@ -497,11 +503,11 @@ TEST(PlanCommand, WritesTheConfigurationThatFits) {
   const std::string file = folder.path("fit.json");
   const std::vector<std::string> flags{"--ranks", "4",     "--set",   "train_batch_size=64",
                                        "--fit",   "60MiB", "--write", file};
-  const ProgramResult result = test::run(plan_of(flags));
+  const ProgramResult result = tools::test::run(plan_of(flags));
   ASSERT_EQ(result.status, 0) << result.errors << result.out;
   EXPECT_THAT(result.out,
               AllOf(HasSubstr("<- chosen"), HasSubstr("fits: stage"), HasSubstr("configuration: " + file)));
-  const ProgramResult again = test::run(
+  const ProgramResult again = tools::test::run(
       {"plan", "--model", "gpt-mini", "--config", file, "--ranks", "4", "--device-memory", "60MiB"});
   EXPECT_EQ(again.status, 0) << again.out;
   // A training's schedule ends where the training does, not where the plan did.
@@ -509,13 +515,13 @@ TEST(PlanCommand, WritesTheConfigurationThatFits) {
   EXPECT_EQ(json::parse(written)["tranche"]["total_steps"], 0);
   // Nothing is written when nothing fits.
   const std::string none = folder.path("none.json");
-  EXPECT_EQ(test::run(plan_of({"--fit", "2MiB", "--write", none})).status, 3);
+  EXPECT_EQ(tools::test::run(plan_of({"--fit", "2MiB", "--write", none})).status, 3);
   EXPECT_FALSE(std::filesystem::exists(none));
 }
 
 TEST(PlanCommand, Refusals) {
   const auto refused = [](const std::vector<std::string>& more) {
-    const ProgramResult result = test::run(plan_of(more));
+    const ProgramResult result = tools::test::run(plan_of(more));
     EXPECT_EQ(result.status, 2) << result.out;
     EXPECT_EQ(result.out, "");
     return result.errors;

@@ -16,12 +16,14 @@
 namespace tranche::planner {
 namespace {
 
+using namespace tools;  // whose program runs what is planned
+
 using nlohmann::json;
-using test::message_of;
-using test::ProgramResult;
-using test::TemporaryFolder;
 using testing::AllOf;
 using testing::HasSubstr;
+using tools::test::message_of;
+using tools::test::ProgramResult;
+using tools::test::TemporaryFolder;
 
 PlanRequest request_of(int ranks, int stage, bool overlap) {
   PlanRequest request;
@@ -302,12 +304,12 @@ std::vector<std::string> plan_arguments(const std::vector<std::string>& more) {
 }
 
 TEST(PlanMachine, SaysTheStepTimeAndWhereItsFiguresAreFrom) {
-  const ProgramResult text = test::run(plan_arguments({}));
+  const ProgramResult text = tools::test::run(plan_arguments({}));
   EXPECT_EQ(text.status, 0) << text.errors;
   EXPECT_THAT(text.out,
               AllOf(HasSubstr("step time on DGX H100"), HasSubstr("datasheet figures, not measured"),
                     HasSubstr("exposed gather"), HasSubstr("efficiency")));
-  const ProgramResult document = test::run(plan_arguments({"--json", "--network", "50GB/s,5us"}));
+  const ProgramResult document = tools::test::run(plan_arguments({"--json", "--network", "50GB/s,5us"}));
   ASSERT_EQ(document.status, 0) << document.errors;
   const json projection = json::parse(document.out)["projection"];
   EXPECT_EQ(projection["source"], "datasheet");
@@ -322,8 +324,8 @@ TEST(PlanMachine, SaysTheStepTimeAndWhereItsFiguresAreFrom) {
 
 TEST(PlanMachine, NetworkAndRanksOfANodeCount) {
   const auto seconds = [](const std::string& network, const std::string& ranks_per_node) {
-    const ProgramResult result =
-        test::run(plan_arguments({"--json", "--network", network, "--ranks-per-node", ranks_per_node}));
+    const ProgramResult result = tools::test::run(
+        plan_arguments({"--json", "--network", network, "--ranks-per-node", ranks_per_node}));
     EXPECT_EQ(result.status, 0) << result.errors;
     return json::parse(result.out)["projection"]["step_seconds"].get<double>();
   };
@@ -337,21 +339,22 @@ TEST(PlanMachine, NetworkAndRanksOfANodeCount) {
 TEST(PlanMachine, WritesTheSimulatedStepAsATimeline) {
   const TemporaryFolder folder;
   const std::string path = folder.path("step.json");
-  const ProgramResult result = test::run(plan_arguments({"--trace", path}));
+  const ProgramResult result = tools::test::run(plan_arguments({"--trace", path}));
   ASSERT_EQ(result.status, 0) << result.errors;
-  const json trace = json::parse(test::read_file(path));
+  const json trace = json::parse(tools::test::read_file(path));
   EXPECT_THAT(trace.dump(), AllOf(HasSubstr("all_gather"), HasSubstr("matmul"), HasSubstr("communication")));
 }
 
 TEST(PlanMachine, ErrorsNameFlagAndFile) {
-  EXPECT_THAT(test::run(plan_arguments({"--network", "fast,now"})).errors, HasSubstr("--network 'fast,now'"));
-  EXPECT_THAT(test::run({"plan", "--model", "gpt-nano", "--machine", "nowhere.json"}).errors,
+  EXPECT_THAT(tools::test::run(plan_arguments({"--network", "fast,now"})).errors,
+              HasSubstr("--network 'fast,now'"));
+  EXPECT_THAT(tools::test::run({"plan", "--model", "gpt-nano", "--machine", "nowhere.json"}).errors,
               HasSubstr("there is no file 'nowhere.json'"));
-  EXPECT_THAT(test::run({"plan", "--model", "gpt-nano", "--trace", "t.json"}).errors,
+  EXPECT_THAT(tools::test::run({"plan", "--model", "gpt-nano", "--trace", "t.json"}).errors,
               HasSubstr("--trace is of the step that --machine FILE has simulated"));
   const TemporaryFolder folder;
   const std::string bad = folder.write("bad.json", "{\"schema\": \"other\"}");
-  EXPECT_THAT(test::run({"plan", "--model", "gpt-nano", "--machine", bad}).errors,
+  EXPECT_THAT(tools::test::run({"plan", "--model", "gpt-nano", "--machine", bad}).errors,
               AllOf(HasSubstr("bad.json"), HasSubstr("'other' is not 'tranche.machine'")));
 }
 
@@ -359,9 +362,9 @@ TEST(Calibrate, MeasuresThisMachineForAPlan) {
   const TemporaryFolder folder;
   const std::string path = folder.path("machine.json");
   const ProgramResult calibrated =
-      test::run({"calibrate", "--out", path, "--seconds", "0.2", "--threads", "1"});
+      tools::test::run({"calibrate", "--out", path, "--seconds", "0.2", "--threads", "1"});
   ASSERT_EQ(calibrated.status, 0) << calibrated.errors;
-  Machine machine = parse_machine(test::read_file(path), path);
+  Machine machine = parse_machine(tools::test::read_file(path), path);
   EXPECT_TRUE(machine.measured());
   ASSERT_EQ(machine.shares.size(), 1u);
   EXPECT_GT(machine.shares[0].products.size(), 5u);
@@ -385,7 +388,7 @@ TEST(Calibrate, MeasuresThisMachineForAPlan) {
   for (const std::vector<std::string>& further : asked) {
     std::vector<std::string> arguments{"plan", "--model", "gpt-nano", "--machine", with_collectives};
     arguments.insert(arguments.end(), further.begin(), further.end());
-    const ProgramResult plan = test::run(arguments);
+    const ProgramResult plan = tools::test::run(arguments);
     EXPECT_EQ(plan.status, 0) << plan.errors;
     EXPECT_THAT(plan.out, HasSubstr("calibrated: "));
     EXPECT_THAT(plan.out, testing::Not(HasSubstr("was not measured"))) << testing::PrintToString(further);
