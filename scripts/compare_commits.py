@@ -310,6 +310,8 @@ def main():
     except (Unusable, OSError) as problem:
         print(f"compare_commits: {problem}", file=sys.stderr)
         return 2
+    if not any(case.folder.exists() for case in cases):
+        shutil.rmtree(options.folder / f"cases-{os.getpid()}")
     notes = set().union(*(case.notes for case in cases)) | {f"left out, as one of the programs does not know it: {key}" for key in left_out}
     notes |= {f"fewer than two configurations have {name}={value}" for name, value in missing}
     places = collections.Counter(without_entries(text.split(": ")[1]) for case in cases for text in case.bytes)
