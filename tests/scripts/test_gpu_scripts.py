@@ -544,7 +544,9 @@ esac""")
     def test_benches_stopped_at_their_time_keep_their_figures(self):
         write_program(self.build / "bin" / "bench_some_gpu",
                       BENCH.replace("%s", ', {"name": "cut", "of_copy": 0.') + "sleep 100")
-        result = self.suite(arguments=["--only", "benches"], limit=9)
+        write_program(self.build / "bin" / "bench_zz_gpu", BENCH.replace("%s", "]}"))
+        result = self.suite(arguments=["--only", "benches"], limit=12)
+        self.assertEqual(self.records["bench_zz_gpu/adamw/1024"]["figure"], 0.93, "behind one that hangs")
         self.assertEqual(self.records["bench_some_gpu/adamw/1024"]["figure"], 0.93, result.stdout)
         self.assertEqual(self.records["bench_some_gpu/matmul_peak"]["figure"], 788.5)
         self.assertEqual(self.records["bench_some_gpu"]["status"], "not finished")
