@@ -171,7 +171,7 @@ class Suite:
             self.log.write(text)
             self.log.flush()
 
-    def add(self, record):
+    def add(self, record, save=True):
         if all(record is not known for known in self.records):
             self.records.append(record)
         if record["status"] == "measured":
@@ -179,7 +179,8 @@ class Suite:
             print(f"  {record['item']}: {record['figure']:.4g} {record['unit']}{target}", flush=True)
         else:
             print(f"  {record['item']}: {record['status']} {record.get('detail', '')}", flush=True)
-        self.save()
+        if save:
+            self.save()
 
     def program(self, *words):
         return str(pathlib.Path(self.options.build, *words))
@@ -490,7 +491,7 @@ class Suite:
             label = re.sub(r"/(real_time|manual_time|iterations:\d+|repeats:\d+)", "", entry["name"])
             if entry.get("error_occurred"):
                 self.add({"part": "benches", "item": f"{name}/{label}", "command": command, "status": "failed",
-                          "detail": entry.get("error_message", "")})
+                          "detail": entry.get("error_message", "")}, save=False)
                 continue
             if entry.get("run_type") == "aggregate" and entry.get("aggregate_name") != "median":
                 continue
@@ -499,7 +500,8 @@ class Suite:
             told = [key for key in ("of_copy", "of_peak", "of_forward") if key in entry] or \
                 [key for key in entry if key.endswith("/s") or key.endswith("_per_second")][:1]
             for key in told:
-                self.add(measured("benches", f"{name}/{label}", key, float(entry[key]), command=command))
+                self.add(measured("benches", f"{name}/{label}", key, float(entry[key]), command=command), save=False)
+        self.save()  # Once: a save writes all records.
         return found
 
     # --- Trainings -----------------------------------------------------------------------------------------
