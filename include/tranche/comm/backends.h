@@ -14,7 +14,7 @@ class TraceRecorder;
 class WindowMemory;
 class WorkRecorder;
 
-/// What an exchange buffer of `ranks` ranks has unless one is asked for: 8 MiB, more where two lanes with 256
+/// Default size of the exchange buffer of `ranks` ranks: 8 MiB, more where two lanes with 256
 /// fp32 elements from each peer need it.
 std::int64_t default_slab_bytes(int ranks);
 
@@ -35,7 +35,7 @@ struct CommunicatorOptions {
   int local_size = 0;  ///< 0: find out; otherwise pretend so many ranks share a host
   /// `tranche.collectives`. shared where no rank can read another's memory throws ConfigurationError.
   HostCollectives collectives = HostCollectives::automatic;
-  /// Where `memory` takes its memory from, so that processes of one host can read each other's buffers in
+  /// The source of `memory`'s memory, so that processes of one host can read each other's buffers in
   /// place; not owned. Null with `memory` null: one for the slab is made. Only for MPI communicators.
   WindowMemory* window = nullptr;
   std::shared_ptr<WorkRecorder> recorder = nullptr;  ///< meta: keeps the operations; none otherwise

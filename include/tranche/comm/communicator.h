@@ -23,7 +23,7 @@ struct OperationLabel {
   std::string_view unit;
   std::string_view phase;
   Traffic traffic = Traffic::data;  ///< data counts towards the formula of docs/design.md, control apart
-  /// Where the call's buffers lie. Calls of either kind are ordered by their `ready` events alone.
+  /// The tier of the call's buffers. Calls of either kind are ordered by their `ready` events alone.
   Tier memory = Tier::device;
 };
 

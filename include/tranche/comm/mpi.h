@@ -15,7 +15,7 @@
 
 namespace tranche {
 
-/// Who moves MPI operations forward.
+/// The thread that makes MPI operations progress: one of its own, or the caller's.
 enum class Progress { thread, inline_ };
 
 /// Duplicates `communicator` (collective over it) and never finalises MPI. `thread` needs

@@ -8,7 +8,8 @@
 
 namespace tranche {
 
-/// What a stream of numbers is for; draws with different purposes never share a counter. Values fit 8 bits.
+/// The purpose of a stream of numbers; draws with different purposes never share a counter. Values fit 8
+/// bits.
 enum class RandomPurpose : std::uint32_t {
   initialization = 1,
   dropout = 2,

@@ -21,7 +21,7 @@ struct DeviceOptions {
   std::shared_ptr<WorkRecorder> recorder = nullptr;
 };
 
-/// What the host did to a device since it was made; for tests that count it.
+/// Calls that the host made of a device since it was made; for tests.
 struct DeviceCounters {
   /// Times the host thread stopped until the device had reached a point (synchronize, Event::wait on a point
   /// not yet passed, a copy that could not be asynchronous). cpu and meta: 0.
@@ -63,7 +63,7 @@ class Device {
   virtual std::unique_ptr<Stream> create_host_stream(std::string name, int threads) = 0;
   /// The undecorated resource of a tier; nvme belongs to offload/ and throws InvalidArgument here.
   virtual MemoryResource& memory(Tier tier) = 0;
-  /// Whether host code may touch memory of Tier::device (cpu).
+  /// True when host code may touch memory of Tier::device (cpu).
   virtual bool host_accessible() const = 0;
   /// Copies between device memory and host memory, ordered on `stream`. `host` holds the bytes once `stream`
   /// has been synchronized (or, for memory of Tier::host, once an event recorded behind the copy has passed).

@@ -47,8 +47,7 @@ class Event {
   std::shared_ptr<EventState> state_;
 };
 
-/// What ends the pauses of a thread that waits and moves the work itself: whoever brings something to move
-/// rings.
+/// Wakes a thread that waits and moves the work itself: whoever brings something to move rings.
 class Bell {
  public:
   virtual ~Bell() = default;

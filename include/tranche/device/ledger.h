@@ -59,7 +59,7 @@ struct LedgerChange {
   std::string_view tag;
 };
 
-/// What a ledger holds when an observer comes to it.
+/// The state of a ledger when an observer is attached.
 struct LedgerState {
   std::array<CategoryBytes, tier_count> current;
   std::array<std::vector<LiveItem>, tier_count> live;  ///< an arena's block counts what no slot occupies
@@ -94,7 +94,7 @@ class Ledger {
 
   /// Names what the rank is doing ("forward", "backward", "reduce", "step", "save") and the unit at work.
   void set_phase(std::string_view phase, std::string_view unit = {});
-  /// What it is doing, for people: "backward of h.3", "step"; empty before the first set_phase().
+  /// The current activity, for people: "backward of h.3", "step"; empty before the first set_phase().
   std::string doing() const;
   TierAccount account(Tier tier) const;
   /// Bytes held now.

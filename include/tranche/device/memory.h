@@ -9,9 +9,9 @@
 
 namespace tranche {
 
-/// Where bytes live.
+/// The memory in which bytes live.
 enum class Tier : std::uint8_t { device, host, nvme };
-/// What bytes are for. For every tier and instant, the categories add up to the total.
+/// The purpose of bytes. For every tier and instant, the categories add up to the total.
 enum class Category : std::uint8_t {
   parameters,
   gathered,
@@ -33,8 +33,8 @@ std::string_view name_of(Category category);
 
 /// Every allocation starts at a multiple of this many bytes and is sized in multiples of it.
 inline constexpr std::int64_t memory_alignment = 256;
-/// What a request of `bytes` holds: the next multiple of memory_alignment. Ledgers, limits and packing count
-/// this.
+/// The bytes that a request of `bytes` takes: the next multiple of memory_alignment. Ledgers, limits and
+/// packing count this.
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) {
   return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment;
 }

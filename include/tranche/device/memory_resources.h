@@ -105,7 +105,7 @@ class LoggingResource : public MemoryResource {
 
 /// Fills memory with poison_byte; returns when it is done, and no error leaves it.
 using PoisonFill = std::function<void(void* pointer, std::int64_t bytes)>;
-/// What poison consists of: every floating-point format reads it as NaN.
+/// The byte that poison consists of: every floating-point format reads it as NaN.
 inline constexpr unsigned char poison_byte = 0xff;
 /// The fill for memory of Tier::device: by the host where it may touch it, else by `device` on a stream of
 /// its own, which the host waits for. Thread-safe. It goes before the device does.

@@ -24,7 +24,7 @@ struct MemoryEvent {
   Category category = Category::other;
 };
 
-/// What is held at an instant.
+/// The memory held at an instant.
 struct MemoryState {
   std::array<CategoryBytes, tier_count> current;
   /// Bytes of step arenas' blocks that no slot occupies; part of `other`.
@@ -77,7 +77,7 @@ struct MemoryRecord {
   /// what was dropped.
   void replay(
       const std::function<void(const MemoryEvent&, std::int64_t number, const MemoryState&)>& visit) const;
-  /// What was alive behind event `number` (-1: at the start), largest first; equal ones are one entry. Of
+  /// The items alive behind event `number` (-1: at the start), largest first; equal ones are one entry. Of
   /// equal items the youngest is taken to go first. Of the dropped ones, and those behind, what is alive is
   /// not known: empty.
   std::vector<BornItem> live_behind(Tier tier, std::int64_t number) const;
@@ -105,7 +105,7 @@ class MemoryTimeline : private LedgerObserver {
   /// Marks the end of a step.
   void end_step(std::int64_t step);
   MemoryRecord record() const;
-  /// What the timeline itself has taken.
+  /// Bytes that the timeline itself has taken.
   std::int64_t own_bytes() const;
 
  private:

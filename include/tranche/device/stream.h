@@ -74,9 +74,9 @@ class Stream {
     work_.bytes_written += work.bytes_written;
   }
   const WorkCount& work() const noexcept { return work_; }
-  /// What a library keeps between calls on one stream (a handle and the algorithms it chose): the stream's
-  /// only T, default-constructed when first asked for and destroyed with the stream. Each using source has a
-  /// type of its own for it. For the issuing thread.
+  /// State that a library keeps between calls on one stream (a handle and the algorithms it chose): the
+  /// stream's only T, default-constructed when first asked for and destroyed with the stream. Each using
+  /// source has a type of its own for it. For the issuing thread.
   template <class T>
   T& attachment() {
     for (const auto& [type, object] : attachments_) {
@@ -90,8 +90,8 @@ class Stream {
   /// the device are known only afterwards, and are recorded by synchronize().
   void set_trace(TraceRecorder* trace) { trace_ = trace; }
   bool tracing() const noexcept { return trace_ != nullptr; }
-  /// Where the stream's work is kept beside being done (or, on meta, in place of it), and as which of the
-  /// recorder's lanes; not owned, nullptr for none.
+  /// Records the stream's work beside doing it (on meta: in place of doing it) as one of the recorder's
+  /// lanes; not owned, nullptr for none.
   void set_recorder(WorkRecorder* recorder, int lane) {
     recorder_ = recorder;
     lane_ = lane;

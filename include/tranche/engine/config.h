@@ -43,7 +43,7 @@ struct ScheduleConfig {
   std::string parameters_json = "{}";  ///< the keys of scheduler.params; what is absent has its default
 };
 
-/// Where state lives that need not be on the device.
+/// The location of state that need not be on the device.
 enum class OffloadTier : std::uint8_t { none, cpu, nvme };
 std::string_view name_of(OffloadTier tier);
 

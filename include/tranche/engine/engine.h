@@ -179,7 +179,7 @@ class Engine {
   /// Collective. Waits for the save under way; the path of its checkpoint, empty when there was none. Throws
   /// as said above.
   std::string finish_saving();
-  /// Whether a save is under way; equal on all ranks.
+  /// True while a save is in progress; equal on all ranks.
   bool saving() const;
   /// Collective; between steps. `path` is a checkpoint, or a folder of them, whose newest complete one is
   /// taken. Any number of ranks and any stage may have saved it; each rank reads only what it keeps,

@@ -62,7 +62,7 @@ class InferenceScope {
   int exceptions_;
 };
 
-/// Where a kernel puts a gradient that it computes whole.
+/// The destination of a gradient that a kernel computes whole.
 struct GradientTarget {
   TensorView view;  ///< fp32, with the tensor's shape
   bool accumulate =

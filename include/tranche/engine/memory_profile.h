@@ -38,7 +38,7 @@ class MemoryProfile {
 
   /// Marks the end of a step and looks at what the process holds. Not collective.
   void end_step(std::int64_t step);
-  /// What counts as measured: up to this call, or to write() when there was none. Not collective.
+  /// Ends the measurement; without it write() does. Not collective.
   void end();
   const MemoryTimeline& timeline() const;
 

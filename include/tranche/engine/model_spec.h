@@ -1,5 +1,5 @@
 #pragma once
-/// What the engine knows of a model: units of named tensors, in forward order. It never sees layers.
+/// A model as the engine knows it: units of named tensors, in forward order. It never sees layers.
 
 #include <cstdint>
 #include <functional>

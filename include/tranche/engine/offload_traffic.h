@@ -3,7 +3,7 @@
 
 namespace tranche {
 
-/// What one step moved between tiers, on one rank: bytes asked for, the same on the meta device.
+/// Bytes that one step asked to move between tiers, on one rank; the same on the meta device.
 struct OffloadTraffic {
   std::int64_t to_host = 0;    ///< device to host memory: gradients, and kept activations
   std::int64_t from_host = 0;  ///< host to device memory: weights, and kept activations

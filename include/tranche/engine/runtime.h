@@ -1,5 +1,5 @@
 #pragma once
-/// What a rank runs on: its device, its memory with its books, its groups of ranks.
+/// The environment of a rank: its device, its memory and the ledger of it, its groups of ranks.
 
 #include <memory>
 #include <string>
@@ -64,9 +64,9 @@ class Runtime {
   Runtime(Runtime&&) noexcept;
   Runtime& operator=(Runtime&&) noexcept;
 
-  /// What from_config() read; LogicError for a Runtime that was made otherwise.
+  /// The configuration that from_config() read; LogicError for a Runtime that was made otherwise.
   const Config& config() const;
-  /// What every Engine does first. Throws ConfigurationError, a line for each, when keys of `config` that
+  /// Every Engine calls this first. Throws ConfigurationError, a line for each, when keys of `config` that
   /// concern the runtime (`tranche.threads`, device_memory, host_memory, nvme_space, communication_timeout,
   /// communication_slab, progress, collectives, device_transport, debug.poison_memory, debug.ranks_per_host)
   /// are neither at their default nor what this runtime was made with. A key at its default asks for nothing:

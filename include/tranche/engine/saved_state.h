@@ -1,5 +1,5 @@
 #pragma once
-/// What Engine::save and Engine::load take and tell.
+/// Options and results of Engine::save and Engine::load.
 
 #include <cstdint>
 #include <string>
@@ -67,7 +67,7 @@ struct LoadOptions {
   bool pass_over_damaged = false;
 };
 
-/// What was loaded, and what is not as it was when it was saved.
+/// The state that was loaded, and how it differs from what was saved.
 struct LoadResult {
   std::string folder;  ///< the checkpoint
   std::int64_t step = 0, applied_steps = 0, samples = 0, tokens = 0;

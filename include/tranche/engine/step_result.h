@@ -6,7 +6,7 @@
 
 namespace tranche {
 
-/// What a step did; equal on all ranks except for the seconds.
+/// The outcome of a step; equal on all ranks except for the seconds.
 struct StepResult {
   std::int64_t step = 0;        ///< 1 for the first call of step(), counts skipped steps too
   bool applied = false;         ///< whether weights were updated

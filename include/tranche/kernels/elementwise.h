@@ -51,7 +51,7 @@ void gelu_backward(Stream& stream, const ConstTensorView& x, const ConstTensorVi
 void gelu_forward_backward(Stream& stream, const ConstTensorView& x, const ConstTensorView& dy,
                            const TensorView& y, const TensorView& dx);
 
-/// Where a dropout mask comes from: element e of global sample s at `site` in `step` is dropped by a draw
+/// The source of a dropout mask: element e of global sample s at `site` in `step` is dropped by a draw
 /// keyed by (seed, step, site, s, e), so masks are the same for every number of ranks and under
 /// recomputation.
 struct DropoutOptions {

@@ -10,7 +10,7 @@
 
 namespace tranche::kernels {
 
-/// Where an ordered sum is read next: soon, by the core that took it, or later, from memory. Then the CPU
+/// The next reader of an ordered sum: soon, the core that took it, or later, from memory. Then the CPU
 /// writes it past its caches, which saves reading the target first and leaves the caches to others; GPUs make
 /// no difference. The bits are the same.
 enum class SumTarget { caches, memory };

@@ -32,8 +32,9 @@ class Gpt {
   explicit Gpt(GptConfig config);
   const GptConfig& config() const noexcept { return config_; }
 
-  /// What the Engine is made with. `sequence` is the length of the training sequences, for tokens_per_sample
-  /// and flops_per_token. Throws ConfigurationError when it is longer than the model allows.
+  /// The model that the Engine is made with. `sequence` is the length of the training sequences, for
+  /// tokens_per_sample and flops_per_token. Throws ConfigurationError when it is longer than the model
+  /// allows.
   static ModelSpec spec(const GptConfig& config, std::int64_t sequence);
 
   /// One whole micro-batch, begin to end: forward, backward, gradients handed over. Dropout is keyed by

@@ -21,7 +21,7 @@ struct OptimizerStateTensor {
   float initial_value = 0;
 };
 
-/// What a step looks like from the optimizer.
+/// A step as the optimizer sees it.
 struct OptimizerStep {
   std::int64_t step = 1;     ///< 1 for the first applied update, counts applied updates only
   double learning_rate = 0;  ///< from the schedule, before group factors

@@ -15,7 +15,7 @@ namespace tranche {
 /// Shell-style match of the whole name: '*' any run of characters, '?' one.
 bool matches_pattern(std::string_view name, std::string_view pattern);
 
-/// What is not set is left to earlier rules, and in the end to the defaults.
+/// A field that is not set is left to earlier rules, and in the end to the defaults.
 struct ParameterGroupRule {
   std::string pattern;
   std::optional<double> learning_rate_factor;

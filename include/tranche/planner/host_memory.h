@@ -27,8 +27,9 @@ HostMemory host_memory_of(std::int64_t configured, int ranks_per_node, const std
 /// "11.70 GiB a rank, half of this machine's 23.40 GiB available; --host-memory sets it"; of a control group
 /// "half of the 23.40 GiB that the limit of its control group leaves".
 std::string describe(const HostMemory& memory);
-/// What there is beside the `taken` bytes of a rank, and whether it is too little; `device` bytes of a device
-/// whose memory is the host's (a CPU) count with them. Lines of their own; empty where nothing is taken.
+/// Describes the memory beside the `taken` bytes of a rank, and says when it is too little; `device` bytes of
+/// a device whose memory is the host's (a CPU) count with them. Lines of their own; empty where nothing is
+/// taken.
 std::string beside_what_is_taken(const HostMemory& memory, std::int64_t taken, std::int64_t device);
 /// "none", "configuration", "this machine" or "control group".
 std::string name_of(HostMemory::Source source);

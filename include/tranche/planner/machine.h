@@ -1,5 +1,5 @@
 #pragma once
-/// What a machine can do, measured by `tranche calibrate` or taken from datasheets: the JSON file that
+/// A machine's rates, measured by `tranche calibrate` or taken from datasheets: the JSON file that
 /// `tranche plan --machine` reads. docs/projection.md has every field.
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct KernelTable {
   TimeTable time;
 };
 
-/// What a rank's compute reaches while so many ranks of a node work at once.
+/// A rank's compute rates while so many ranks of a node work at once.
 struct ComputeShare {
   int ranks = 1;    ///< of the node
   int threads = 1;  ///< of each

@@ -1,5 +1,5 @@
 #pragma once
-/// What offloaded state costs a step in seconds, by stated rates: a step's copies, host updates and disk
+/// The seconds that offloaded state costs a step, by stated rates: a step's copies, host updates and disk
 /// transfers, walked through in the order in which the engine issues them. docs/offload.md has the model.
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace tranche::planner {
 /// Parameters that one core updates in a second where its memory keeps up (fp32 Adam).
 inline constexpr double core_update_rate = 0.85e9;
 
-/// What a step costs is estimated with: of a rank and second.
+/// Rates of a rank, a second, from which a step's cost is estimated.
 struct CostModel {
   double network = 12.5e9;                ///< bytes sent
   double operations = 100e12;             ///< floating-point operations

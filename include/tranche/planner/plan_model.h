@@ -27,7 +27,7 @@ struct PlanModel {
 
   /// Nothing is known of the activations of a list.
   bool covers_activations() const noexcept { return gpt.has_value(); }
-  /// What the Engine is made with; `sequence` matters to a GPT.
+  /// The model that the Engine is made with; `sequence` matters to a GPT.
   ModelSpec spec(std::int64_t sequence) const;
 };
 

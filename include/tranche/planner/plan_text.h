@@ -12,7 +12,7 @@ namespace tranche::planner {
 /// "tranche-plan-1": changes with any key's meaning, not with keys that are added.
 inline constexpr const char* plan_schema = "tranche-plan-1";
 
-/// What of the plan is beyond a budget, a line each: device memory (`budget`; 0: none) and the
+/// The parts of a plan that are beyond a budget, a line each: device memory (`budget`; 0: none) and the
 /// configuration's for host memory and nvme; beside a `budget`, host memory is also what the request says
 /// that there is. Empty when it fits.
 std::vector<std::string> shortages(const PlanRequest& request, const PlanResult& result, std::int64_t budget);

@@ -69,7 +69,7 @@ struct StepCost {
   double total() const { return compute + recompute + exposed + offload; }
 };
 StepCost step_cost(const PlanRequest& request, const CostModel& rates);
-/// What of it offloaded state costs, road by road.
+/// The part of it that offloaded state costs, by link.
 OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates);
 
 struct FitRequest {
