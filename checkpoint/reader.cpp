@@ -167,7 +167,7 @@ void Reader::Impl::land() {
           task.target + (from - task.begin) / element * size_of(task.wanted), (to - from) / element);
 }
 
-/// Whether whole leaves can be read to where they belong: nothing is to be converted, and the memory suits
+/// True when whole leaves can be read to where they belong: nothing is to be converted, and the memory suits
 /// direct transfers where the file takes them.
 bool Reader::Impl::can_read_in_place(const Task& task) {
   if (task.stored != task.wanted) return false;

@@ -1,5 +1,5 @@
 #pragma once
-/// What somebody may have meant who mistyped a name.
+/// The closest match for a mistyped name.
 
 #include <cstddef>
 #include <string>

@@ -128,7 +128,7 @@ class Svg {
         "\n",
         d, attributes);
   }
-  /// What to fill with: the colour, or a hatching in it that is defined here.
+  /// The fill: the colour, or a hatching in it that is defined here.
   std::string fill(const Series& series) {
     if (!series.hatched) return series.color;
     const std::string id = fmt::format("hatch{}", hatchings_++);
@@ -150,7 +150,7 @@ class Svg {
   int hatchings_ = 0;
 };
 
-/// Where numbers lie on the page.
+/// The positions of numbers on the page.
 struct Frame {
   double top = head, base = height - bottom;
   double x0 = left, x1 = width - right;

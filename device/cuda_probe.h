@@ -1,5 +1,5 @@
 #pragma once
-/// What the machine offers for CUDA. Needs no CUDA header, so that every floor can ask.
+/// The CUDA devices of the machine. Needs no CUDA header, so that every layer can ask.
 
 #include <cstdint>
 #include <memory>

@@ -99,7 +99,7 @@ class TierBook {
       for (std::int64_t i = 0; i < item.count; ++i) {
         std::int64_t bytes = item.bytes;
         if (*item.tag == step_arena_tag) {
-          // What slots occupy is listed as the slots.
+          // Memory that slots occupy is listed as the slots.
           const std::int64_t taken = std::min(bytes, occupied);
           occupied -= taken;
           bytes -= taken;

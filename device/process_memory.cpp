@@ -118,7 +118,7 @@ AvailableMemory available_memory(const std::string& root) {
   std::int64_t group = unbounded;
   const std::string groups = text_of(base + "proc/self/cgroup");
   if (const auto path = group_path(groups, "")) {
-    // Where both versions are mounted, the second is beside the first's controllers.
+    // If both versions are mounted, the second is beside the first's controllers.
     for (const char* mount : {"sys/fs/cgroup", "sys/fs/cgroup/unified"}) {
       group = std::min(group, left_in_groups(base + mount, *path, {"memory.max", "memory.current"}));
     }

@@ -1,5 +1,5 @@
 #pragma once
-/// What the operating system says that this process holds, and may still take.
+/// The memory that this process holds, and may still take, as the operating system says.
 
 #include <cstdint>
 #include <string>
@@ -31,8 +31,8 @@ AvailableMemory available_memory(const std::string& root = "/");
 /// Of the text of /proc/meminfo; the largest int64 when it does not say. Kernels before 3.14 have no
 /// MemAvailable: free, buffers and cached then.
 std::int64_t parse_available_memory(std::string_view meminfo);
-/// What a control group leaves, from the texts of its files: the limit ("max", or a number), what is used,
-/// and its memory.stat. The largest int64 when there is no limit.
+/// The bytes that a control group leaves, from the texts of its files: the limit ("max", or a number), what
+/// is used, and its memory.stat. The largest int64 when there is no limit.
 std::int64_t parse_group_memory(std::string_view limit, std::string_view used, std::string_view statistics);
 
 }  // namespace tranche

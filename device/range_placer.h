@@ -25,9 +25,9 @@ class PageSource {
 };
 
 /// First fit by address over coalesced free ranges, so placement depends on the sequence of requests alone.
-/// What fits in memory that is mapped already goes there; else the lowest free addresses that are long enough
-/// get their missing pages mapped, after every piece that is wholly free and not part of them was unmapped.
-/// Freed memory is otherwise kept until trim(). Not thread-safe.
+/// A request that fits in memory that is mapped already goes there; else the lowest free addresses that are
+/// long enough get their missing pages mapped, after every piece that is wholly free and not part of them was
+/// unmapped. Freed memory is otherwise kept until trim(). Not thread-safe.
 class RangePlacer {
  public:
   explicit RangePlacer(PageSource& source);

@@ -15,7 +15,7 @@
 namespace tranche {
 namespace {
 
-/// What a program's recorded pass acquired, in order, and where its packing puts it.
+/// One request of a program's recorded pass, in order, and the place that packing gives it.
 struct PlannedSlot {
   std::int64_t bytes = 0;
   Category category = Category::other;

@@ -69,7 +69,7 @@ Event WorkRecorder::event_of(int index) {
   return Event(std::make_shared<Point>(shared_from_this(), index));
 }
 
-// What the host knows to be done, all that it was behind is.
+// When the host knows work to be done, all work before it is done.
 void WorkRecorder::pass(int index) {
   std::vector<int> open{index};
   while (!open.empty()) {

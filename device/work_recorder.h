@@ -1,6 +1,6 @@
 #pragma once
-/// What a run on the meta device asks of its streams, as a graph: every piece of work with its cost, the
-/// stream it is on, and what it waits for. Simulations of a step's time are made from it.
+/// The work that a run on the meta device asks of its streams, as a graph: every piece of work with its cost,
+/// the stream it is on, and what it waits for. Simulations of a step's time are made from it.
 
 #include <cstdint>
 #include <memory>

@@ -23,7 +23,7 @@ constexpr double spin_seconds = 20e-6;
 
 thread_local WorkerTeam* lent_team = nullptr;
 
-/// Whether `done` comes true while one may still look for it without sleeping.
+/// True when `done` comes true while one may still poll without sleeping.
 template <class Condition>
 bool spin_until(const Condition& done) {
   const double begin = seconds_now();

@@ -20,7 +20,7 @@ class BackgroundWork {
 
   /// Runs `work` on a new thread. LogicError while an earlier one's result was not taken.
   void start(std::function<std::string()> work);
-  /// Whether nothing is running.
+  /// True when nothing is running.
   bool at_rest() const;
   /// Waits at most so many seconds; at_rest().
   bool wait_for(double seconds) const;

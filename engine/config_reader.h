@@ -96,7 +96,7 @@ void note_differences(const Values& values, Config& config);
 void read_offload(const Values& values, Config& config, Problems& problems);
 void check_offload(Config& config, Problems& problems);
 void write_offload(const Config& config, Json& json);
-/// Whether the schedule's parameters can be read and built; problems name their keys.
+/// True when the schedule's parameters can be read and built; problems name their keys.
 void check_schedule(const Config& config, Problems& problems);
 /// "fp32" and its other spellings; nothing for anything else.
 std::optional<DataType> data_type_from(std::string_view text);

@@ -27,7 +27,7 @@ class TileFeed {
 
   /// Returns when nobody looks at the tile any more: it was used, or nobody takes tiles (now, or any longer).
   void hand_over(const Tile& tile) noexcept;
-  /// Whether a tile would still be taken, now or later.
+  /// True when a tile would still be taken, now or later.
   bool wanted() const noexcept;
   /// All tiles were handed over.
   void finish() noexcept;

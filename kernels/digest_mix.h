@@ -1,5 +1,5 @@
 #pragma once
-/// What one element adds to a digest.
+/// The contribution of one element to a digest.
 
 #include <bit>
 #include <cstdint>
@@ -16,7 +16,7 @@ constexpr std::uint64_t mix64(std::uint64_t z) {
   return z ^ (z >> 31);
 }
 
-/// Where a tensor's elements start in the two lanes.
+/// The start of a tensor's elements in the two lanes.
 constexpr Digest digest_origin(std::uint64_t tensor) {
   return {{mix64(tensor + 0x9e3779b97f4a7c15u), mix64(tensor ^ 0x6a09e667f3bcc909u)}};
 }

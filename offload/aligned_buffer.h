@@ -8,7 +8,7 @@
 
 namespace tranche {
 
-/// What direct I/O asks of memory, offsets and sizes, on every disk and page size of 4 KiB.
+/// The alignment that direct I/O asks of memory, offsets and sizes, on every disk and page size of 4 KiB.
 inline constexpr std::int64_t io_alignment = 4096;
 
 /// Move-only owner of memory that starts on a multiple of io_alignment. Takes io_alignment bytes more than
@@ -22,7 +22,7 @@ class AlignedBuffer {
   void* data() const noexcept { return buffer_ ? data_ : nullptr; }
   std::int64_t bytes() const noexcept { return buffer_ ? bytes_ : 0; }
   explicit operator bool() const noexcept { return static_cast<bool>(buffer_); }
-  /// What is asked of the resource for `bytes`.
+  /// The request to the resource for `bytes`.
   static constexpr std::int64_t requested_bytes(std::int64_t bytes) { return bytes + io_alignment; }
 
  private:

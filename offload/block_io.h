@@ -48,7 +48,7 @@ struct BlockIoStatistics {
 class RegisteredMemory {
  public:
   virtual ~RegisteredMemory() = default;
-  /// Whether the kernel took it. If not, transfers work all the same, and refusal() says why.
+  /// True when the kernel took it. If not, transfers work all the same, and refusal() says why.
   virtual bool registered() const = 0;
   virtual std::string refusal() const = 0;
 };
@@ -71,7 +71,7 @@ class BlockIo {
   /// first block that failed, after all its blocks are at rest. LogicError for a ticket that was waited for
   /// before. Written bytes are durable only after File::sync.
   virtual void wait(IoTicket ticket) = 0;
-  /// Whether wait() would return at once. Of tickets waited for: true.
+  /// True when wait() would return at once. Of tickets waited for: true.
   virtual bool done(IoTicket ticket) = 0;
   /// Waits for all transfers submitted so far and not waited for; then throws the first error among them, in
   /// the order of submission. Their tickets are spent.

@@ -1,6 +1,6 @@
 #pragma once
-/// What the engines of block_io.h share: the table of transfers, how they are cut into blocks, and threads
-/// for files whose transfers must pass File::read and File::write. For offload/ only.
+/// The parts that the engines of block_io.h share: the table of transfers, how they are cut into blocks, and
+/// threads for files whose transfers must pass File::read and File::write. For offload/ only.
 
 #include <condition_variable>
 #include <deque>
@@ -26,7 +26,7 @@ struct IoTransfer {
   std::optional<NativeFile> native;
   DirectPart direct;  // absolute offsets
 
-  // What follows is guarded by the engine's mutex.
+  // The members below are guarded by the engine's mutex.
   std::int64_t cut = 0;  // bytes given out as blocks
   int in_flight = 0;
   bool claimed = false;  // someone waits for it

@@ -37,7 +37,7 @@ class ScratchFile {
     try {
       files_.remove(path_);
     } catch (const IoError&) {
-      // What made the removal fail also fails what the file was made for.
+      // The cause of a failed removal also fails the calibration itself.
     }
   }
   ScratchFile(const ScratchFile&) = delete;

@@ -1,4 +1,4 @@
-// What every file system can do by its basic operations.
+// Operations that every file system has by its basic ones.
 #include "offload/file_system.h"
 
 #include <fmt/core.h>

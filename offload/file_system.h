@@ -22,7 +22,7 @@ enum class OpenMode : std::uint8_t {
 /// File::direct_refusal() says why.
 enum class Caching : std::uint8_t { buffered, direct };
 
-/// What an engine needs to do a file's transfers itself. Valid while the File lives.
+/// Lets an engine do a file's transfers itself. Valid while the File lives.
 struct NativeFile {
   int buffered = -1;                  ///< descriptor through the page cache: takes any range of bytes
   int direct = -1;                    ///< descriptor past it; -1 when the file is buffered only
@@ -59,7 +59,7 @@ class File {
   /// Returns when all that was written before, and the size, would survive a loss of power. The file's name
   /// only does after FileSystem::sync_directory of its folder.
   virtual void sync() = 0;
-  /// Whether aligned transfers go past the page cache.
+  /// True when aligned transfers go past the page cache.
   virtual bool direct() const { return false; }
   /// Why they do not, though Caching::direct was asked for; else empty.
   virtual std::string direct_refusal() const { return {}; }
@@ -109,7 +109,7 @@ class FileSystem {
   /// Returns when the names made, renamed and removed in this folder would survive a loss of power.
   virtual void sync_directory(const std::string& path) = 0;
 
-  // What follows is composed of the above.
+  // The functions below are composed of those above.
   bool exists(const std::string& path) { return status(path).has_value(); }
   /// Bytes of the file; throws IoError when there is none.
   std::int64_t size(const std::string& path);

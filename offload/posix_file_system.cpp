@@ -55,7 +55,7 @@ class PosixFileSystem : public FileSystem {
       const std::string name = entry->d_name;
       if (name == "." || name == "..") continue;
       struct stat status {};
-      // What was removed since is not there.
+      // A file that was removed since is left out.
       if (::fstatat(::dirfd(folder.get()), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
       entries.push_back({name, S_ISDIR(status.st_mode)});
     }

@@ -20,9 +20,9 @@ std::optional<ProcessIdentity> owner_of_swap(std::string_view name);
 /// Says, as long as the file is open, that someone uses it. Best effort: false where the file system has no
 /// locks, someone else has locked it, or the file has no native().
 bool lock_swap(File& file);
-/// Whether the file of this name in `directory` was left behind. Only files of this host can be: of a process
-/// that is no more, or, where that cannot be asked (of an earlier boot, of another container), such as can be
-/// locked.
+/// True when the file of this name in `directory` was left behind. Only files of this host can be: of a
+/// process that is no more, or, where that cannot be asked (of an earlier boot, of another container), such
+/// as can be locked.
 bool is_swap_debris(FileSystem& files, const std::string& directory, const std::string& name,
                     const ProcessIdentity& self);
 

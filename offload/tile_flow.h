@@ -1,6 +1,6 @@
 #pragma once
-/// What the threads of a TileRing share: which tile is in which buffer, and what is under way. For offload/
-/// only.
+/// The state that the threads of a TileRing share: which tile is in which buffer, and what is in progress.
+/// For offload/ only.
 
 #include <condition_variable>
 #include <cstdint>

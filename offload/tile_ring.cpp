@@ -16,7 +16,7 @@
 namespace tranche {
 namespace {
 
-/// What the stream does for the ring. A stream that has failed destroys its work undone: the flow stops then,
+/// The stream's work for the ring. A stream that has failed destroys its work undone: the flow stops then,
 /// and nobody waits for what does not come.
 class Duty {
  public:
@@ -99,7 +99,7 @@ struct TileRing::Impl {
     to.enqueue(name, [duty = std::make_shared<Duty>(flow), work = std::move(work)] { work(duty->begin()); });
   }
 
-  /// What the flow would give the disk, where a simulation is recorded: a tile's read, once its buffer is
+  /// Records the flow's requests to the disk for a simulation: a tile's read, once its buffer is
   /// free of the tile before.
   void record_read(std::size_t index) {
     const TileRef& ref = tiles[index];
@@ -271,7 +271,7 @@ void TileRing::abandon() noexcept {
   if (self.flow) {
     const auto opened = static_cast<std::int64_t>(self.in_pass ? self.opened : 0);
     self.flow->cut(self.position + opened);
-    // What the stream was given uses the buffers.
+    // Work that the stream was given uses the buffers.
     try {
       self.ended.wait();
     } catch (...) {

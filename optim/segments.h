@@ -1,5 +1,5 @@
 #pragma once
-/// What rules with a kernel for whole stretches make of Optimizer::apply_segments' list. Internal.
+/// Optimizer::apply_segments' list for rules that have a kernel for whole ranges. Internal.
 
 #include <cstdint>
 #include <span>

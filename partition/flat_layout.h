@@ -20,7 +20,7 @@ struct ElementRange {
   bool empty() const noexcept { return end <= begin; }
   friend bool operator==(const ElementRange&, const ElementRange&) = default;
 };
-/// What both ranges hold; empty when they do not meet.
+/// The intersection of both ranges; empty when they do not meet.
 ElementRange intersect(ElementRange a, ElementRange b);
 
 /// The part of one tensor that lies in some range of the flat buffer.
@@ -86,9 +86,9 @@ struct OverlapPiece {
   std::int64_t elements = 0;
   friend bool operator==(const OverlapPiece&, const OverlapPiece&) = default;
 };
-/// What `destination_rank` of `to` reads from the shards of `from`; both lay out the same tensors. Padding is
-/// never read. Pieces come in order of both buffers; what is contiguous in both is one piece, also over
-/// tensors. Throws InvalidArgument when the tensors differ.
+/// The ranges that `destination_rank` of `to` reads from the shards of `from`; both lay out the same tensors.
+/// Padding is never read. Pieces come in order of both buffers; what is contiguous in both is one piece, also
+/// over tensors. Throws InvalidArgument when the tensors differ.
 std::vector<OverlapPiece> overlaps(const FlatLayout& from, const FlatLayout& to, int destination_rank);
 
 /// Cuts a shard in pieces of at most `bucket_elements` over the whole buffer (bucket_elements / ranks per

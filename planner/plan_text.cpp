@@ -169,8 +169,8 @@ std::string milliseconds(double seconds) {
   return fmt::format("{:.3g} ms", seconds * 1e3);
 }
 
-/// What moves between tiers, how long that takes at the given rates, and from how many tokens on it is
-/// hidden.
+/// The bytes that move between tiers, how long that takes at the given rates, and from how many tokens on it
+/// is hidden.
 std::string offload_rows(const PlanRequest& request, const PlanResult& result) {
   Config effective = request.config;
   validate_config(effective, request.ranks);
@@ -290,7 +290,7 @@ std::string traffic_rows(const PlanRequest& request, const PlanResult& result) {
                       result.formula_elements == data.elements ? "" : "  (differs)");
   line("control", sum_of(result.control));
   if (request.ranks > 1 && request.ranks_per_node > 0) {
-    // What goes to a peer is the same for each of them.
+    // Every peer is sent the same amount.
     const int first = request.rank / request.ranks_per_node * request.ranks_per_node;
     const int here = std::min(request.ranks_per_node, request.ranks - first);
     const double share = static_cast<double>(request.ranks - here) / (request.ranks - 1);

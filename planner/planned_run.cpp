@@ -46,7 +46,7 @@ RuntimeOptions meta_options(const Config& config, DeviceKind device) {
   options.device_memory_limit = options.host_memory_limit = options.nvme_limit = 0;
   options.poison_memory = false;
   options.log_level = LogLevel::off;
-  // What concerns real transports.
+  // Options of real transports are reset.
   options.device_transport = "auto";
   // Sums of a host that cross to others count four bytes an element; GPUs exchange no such sums.
   if (device == DeviceKind::cuda) options.collectives = "messages";

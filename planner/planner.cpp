@@ -72,7 +72,7 @@ PlanResult plan_run(const PlanRequest& request) {
   engine.begin_evaluation();
   for (int pass = 0; pass < planned_steps; ++pass) run.evaluate();
   (void)engine.end_evaluation();
-  // What `tranche train` ends with.
+  // `tranche train` ends with these.
   (void)engine.weights_digest();
   (void)engine.state_digest();
   for (const Tier tier : all_tiers) {

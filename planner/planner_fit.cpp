@@ -1,4 +1,4 @@
-// What a step costs, and the search for the cheapest configuration that fits.
+// The cost of a step, and the search for the cheapest configuration that fits.
 
 #include <algorithm>
 #include <limits>
@@ -19,12 +19,13 @@ namespace {
 
 /// Micro-batches of a step that a trial runs: the first, one between, the last. The choice is run whole.
 constexpr std::int64_t trial_micro_batches = 3;
-/// What fits is run once more with this many before it is compared, since more may pack a little worse.
+/// A configuration that fits is run once more with this many before it is compared, since more may pack a
+/// little worse.
 constexpr std::int64_t most_run_micro_batches = 32;
 /// The chunked head is tried with this many columns where the vocabulary has at least twice as many.
 constexpr std::int64_t tried_chunk = 8192;
 
-/// What of a model the formulas know.
+/// The sizes of a model that the formulas use.
 struct Sizes {
   double padded = 0;           ///< elements of all flat buffers
   double shard = 0;            ///< of this rank's shards
@@ -76,7 +77,7 @@ Again again_of(const models::GptConfig& gpt, const Config& config, std::int64_t 
   return again;
 }
 
-/// What of a micro-batch offloading can hide behind, unit by unit.
+/// The work of a micro-batch that offloading can hide behind, unit by unit.
 std::vector<UnitVisit> visits_of(const PlanRequest& request, const Config& config, const ModelSpec& spec) {
   std::vector<UnitVisit> visits;
   const auto count = static_cast<int>(spec.units().size());
@@ -172,7 +173,7 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
   if (request.model.gpt) {
     const Again again = again_of(*request.model.gpt, config, spec.tokens_per_sample);
     cost.recompute = tokens * (again.blocks + again.head) / rates.operations;
-    // What is gathered more than twice is blocks.
+    // Only blocks are gathered more than twice.
     if (config.activation_checkpointing) {
       for (const int gathers : spec.gathers_per_pass(config)) gathered += sizes.block * (gathers - 2);
     }
@@ -245,7 +246,7 @@ class Search {
     for (const Levers& levers : all_levers()) {
       candidates.emplace_back(cost(config_of(levers, micro_batches_.back())).total(), levers);
     }
-    // What costs the same is tried from the simplest on.
+    // Candidates of equal cost are tried from the simplest on.
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     FitResult result;
@@ -315,7 +316,7 @@ class Search {
   }
   bool within(const Peaks& peaks) const { return excess(peaks) == 0; }
 
-  /// Where state may live, simplest first.
+  /// The tiers in which state may live, simplest first.
   std::vector<OffloadTier> tiers(bool keep, OffloadTier given) const {
     if (keep) return {given};
     std::vector<OffloadTier> tiers{OffloadTier::none, OffloadTier::cpu};
@@ -418,7 +419,7 @@ class Search {
     if (levers.parameters == OffloadTier::none) {
       bytes = held(config.stage < 3) * static_cast<double>(size_of(compute));
     }
-    // What leaves the device takes G with it where one micro-batch makes the step.
+    // State that leaves the device takes the main gradient with it where one micro-batch makes the step.
     if (config.frozen.empty() && levers.optimizer == OffloadTier::none) {
       double optimizer = compute == DataType::float32 ? 0 : 4;
       for (const OptimizerStateTensor& state : make_optimizer(config)->state()) {

@@ -111,7 +111,7 @@ class Simulation {
       if (running_[lane] < 0) continue;
       const double needed = left_[lane] * slower[lane];
       left_[lane] -= step / slower[lane];
-      // What ends at this instant but for rounding ends now.
+      // Tasks that end at this instant but for rounding end now.
       if (needed > step * (1 + 1e-12)) continue;
       finish(lane);
     }

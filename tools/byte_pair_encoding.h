@@ -20,7 +20,7 @@ class BytePairEncoding {
   BytePairEncoding(std::string_view vocabulary_json, std::string_view merges, std::string_view origin);
   /// Of a folder; throws the same, also when a file is missing.
   static BytePairEncoding load(const std::string& folder);
-  /// Whether a folder has both files.
+  /// True when a folder has both files.
   static bool is_in(const std::string& folder);
 
   /// Largest token plus one.

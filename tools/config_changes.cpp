@@ -87,7 +87,7 @@ std::string change(const std::string& what, const std::string& is, const std::st
   return fmt::format("{} is {}, was {}: the command line wins", what, is, was);
 }
 
-/// Whether the learning rate falls toward the end of the run, and that is not told by the schedule itself.
+/// True when the learning rate falls toward the end of the run, and that is not told by the schedule itself.
 bool follows_the_end(const Flat& flat) {
   const json* type = find(flat, "scheduler.type");
   if (type == nullptr || !type->is_string()) return false;

@@ -11,7 +11,7 @@
 
 namespace tranche::tools {
 
-/// Whether the path is a safetensors file or a folder with such files, rather than a checkpoint.
+/// True when the path is a safetensors file or a folder with such files, rather than a checkpoint.
 bool is_hugging_face(FileSystem& files, const std::string& path);
 
 class HuggingFaceModel {

@@ -18,7 +18,7 @@ std::filesystem::path canonical(const std::string& path) {
   return whole.has_filename() ? whole : whole.parent_path();  // a slash at the end
 }
 
-/// Whether `path` is `folder` or lies in it.
+/// True when `path` is `folder` or lies in it.
 bool lies_in(const std::string& path, const std::string& folder) {
   const std::filesystem::path inner = canonical(path), outer = canonical(folder);
   return inner == outer || inner.parent_path() == outer;

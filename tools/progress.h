@@ -37,7 +37,7 @@ class Progress {
   double mean_tokens_per_second() const;
   /// Share of the peak at that speed.
   double mean_peak_share() const;
-  /// Whether this step has a line where lines are written at intervals.
+  /// True when this step has a line where lines are written at intervals.
   bool due(std::int64_t step) const;
 
  private:

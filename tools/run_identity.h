@@ -40,7 +40,7 @@ struct RunIdentity {
   /// Strict but for keys that it does not know. Throws CheckpointError naming `origin` (the checkpoint) and
   /// the key: text that another program wrote, a missing key, a wrong type, a model that cannot be.
   static RunIdentity from_json(std::string_view text, std::string_view origin);
-  /// Whether the text says that this program wrote it; what from_json() then makes of it is another matter.
+  /// True when the text says that this program wrote it; what from_json() then makes of it is another matter.
   static bool wrote(std::string_view text);
 
   friend bool operator==(const RunIdentity&, const RunIdentity&) = default;

@@ -4,9 +4,9 @@
 
 namespace tranche::tools {
 
-/// Whether standard output ends in a terminal. Under mpirun every rank's own output is a pseudo-terminal or a
-/// pipe to the launcher, so there it is the launcher's output that counts (the parent process; on other hosts
-/// than the launcher's its output is none).
+/// True when standard output ends in a terminal. Under mpirun every rank's own output is a pseudo-terminal or
+/// a pipe to the launcher, so there it is the launcher's output that counts (the parent process; on other
+/// hosts than the launcher's its output is none).
 bool people_watch_output();
 
 /// Writes and flushes lines for people. The carriage returns at the ends of `text`, with which a line is

@@ -20,7 +20,7 @@ struct DriverFunctions {
 
   /// Those that the driver has; the others are null.
   static DriverFunctions fetch();
-  /// Whether memory can be reserved, created and mapped apart on this GPU.
+  /// True when memory can be reserved, created and mapped apart on this GPU.
   bool has_mapping(int gpu) const;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What the parts of one cuda device share: which GPU, pooled events, their clock, and counters.
+/// The state that the parts of one cuda device share: which GPU, pooled events, their clock, and counters.
 
 #include <cuda_runtime_api.h>
 
@@ -22,7 +22,7 @@ namespace tranche::cuda {
 void check(cudaError_t error, const char* call, std::string_view purpose = {});
 /// The text of that error.
 std::string error_text(cudaError_t error, const char* call, std::string_view purpose);
-/// What is to be said of an error after which the process cannot use the GPU any more, and of the ranks that
+/// The text for an error after which the process cannot use the GPU any more, and of the ranks that
 /// share the process; empty for other errors.
 std::string text_of_loss(cudaError_t error);
 

@@ -15,13 +15,13 @@
 
 namespace tranche::cuda {
 
-/// What a stream throws when it is asked, inside a Replay's capture, for something that a graph cannot hold.
+/// Thrown by a stream that is asked, inside a Replay's capture, for something that a graph cannot hold.
 class CaptureRefused : public LogicError {
  public:
   using LogicError::LogicError;
 };
 
-/// What streams need of their device.
+/// The parts of their device that streams need.
 struct StreamParts {
   std::shared_ptr<CudaState> state;
   PinnedMemory* pinned = nullptr;

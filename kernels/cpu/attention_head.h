@@ -1,5 +1,5 @@
 #pragma once
-/// Where one head of attention lies in memory, and how it is cut into tiles.
+/// The layout of one head of attention in memory, and its division into tiles.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ inline std::int64_t keys_of(std::int64_t first_key, std::int64_t end) {
   return std::min(attention_keys, end - first_key);
 }
 
-/// Where one head of one batch entry lies in the packed tensors.
+/// The layout of one head of one batch entry in the packed tensors.
 class AttentionHead {
  public:
   AttentionHead(const AttentionCall& call, std::int64_t index)

@@ -1,5 +1,6 @@
 #pragma once
-/// What attention does to a tile of scores between two products: masking, softmax and dropout, row by row.
+/// The operations of attention on a tile of scores between two products: masking, softmax and dropout, row by
+/// row.
 
 #include <cstdint>
 
@@ -13,7 +14,8 @@ namespace tranche::kernels::cpu {
 inline constexpr std::int64_t attention_queries = 64;
 inline constexpr std::int64_t attention_keys = 256;
 
-/// Where a tile of scores [queries, keys] lies: rows are queries first_query ..., columns keys first_key ....
+/// The position of a tile of scores [queries, keys]: rows are queries first_query ..., columns keys first_key
+/// ....
 struct AttentionTile {
   std::int64_t first_query = 0, queries = 0, first_key = 0, keys = 0;
   const DropoutMask* dropout = nullptr;  ///< null without dropout

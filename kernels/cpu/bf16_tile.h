@@ -12,7 +12,7 @@
 
 namespace tranche::kernels::cpu {
 
-/// Whether the CPU has the instruction, and it is faster than fp32 (matmul_onednn.h). The rest of this file
+/// True when the CPU has the instruction, and it is faster than fp32 (matmul_onednn.h). The rest of this file
 /// must not be called without.
 bool bf16_tiles_are_fast();
 

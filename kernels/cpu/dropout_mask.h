@@ -17,7 +17,7 @@ class DropoutMask {
 
   /// Factor of kept elements, 1 / (1 - probability).
   float scale() const { return draws_.scale; }
-  /// Whether this element of this global sample is kept.
+  /// True when this element of this global sample is kept.
   bool keep(std::int64_t sample, std::int64_t element) const {
     return draws_.keeps(random_bits(draws_.key(sample), static_cast<std::uint64_t>(element)));
   }

@@ -7,8 +7,8 @@
 
 namespace tranche::kernels::cpu {
 
-/// Whether a call is computed here: bf16, the CPU's bf16 tiles are fast (bf16_tile.h), k from 1 to 65536, and
-/// even where b is transposed.
+/// True when a call is computed here: bf16, the CPU's bf16 tiles are fast (bf16_tile.h), k from 1 to 65536,
+/// and even where b is transposed.
 bool bf16_products_take(const MatmulCall& call);
 
 /// Runs a call that is taken. Every element is one fp32 sum over ascending depth, begun at zero and added to

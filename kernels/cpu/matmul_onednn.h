@@ -16,15 +16,15 @@ namespace tranche::kernels::cpu {
 /// workspace.
 bool onednn_matmul(const MatmulCall& call);
 
-/// Whether the CPU's bf16 products are worth having: faster than the same products widened to fp32. Not so on
-/// Intel's cores from Sapphire Rapids on when their matrix unit (AMX) is hidden, by a hypervisor say: what is
-/// left, vdpbf16ps, runs at half the rate of fp32 there (86 against 180 GFLOP/s measured on one core).
+/// True when the CPU's bf16 products are worth having: faster than the same products widened to fp32. Not so
+/// on Intel's cores from Sapphire Rapids on when their matrix unit (AMX) is hidden, by a hypervisor say: what
+/// is left, vdpbf16ps, runs at half the rate of fp32 there (86 against 180 GFLOP/s measured on one core).
 bool onednn_bf16_is_fast();
 
-/// Whether oneDNN has its own fp32 kernels for this CPU (x86 with AVX2 or better, as ONEDNN_MAX_CPU_ISA
+/// True when oneDNN has its own fp32 kernels for this CPU (x86 with AVX2 or better, as ONEDNN_MAX_CPU_ISA
 /// limits it).
 bool onednn_has_sgemm();
-/// Whether those are AVX-512's.
+/// True when those are AVX-512's.
 bool onednn_has_wide_sgemm();
 /// sgemm() on the calling thread, with m, n, k > 0.
 void onednn_sgemm(const SgemmArguments& arguments);

@@ -1,6 +1,6 @@
 #pragma once
-/// What an optimizer's pass runs over, as untyped views and as pointers of one combination of dtypes, and the
-/// figures of its way through memory. Internal to optimizer_update.cpp.
+/// The operands of an optimizer's pass, as untyped views and as pointers of one combination of dtypes, and
+/// the figures of its way through memory. Internal to optimizer_update.cpp.
 
 #include <cstdint>
 

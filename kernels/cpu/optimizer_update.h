@@ -6,7 +6,7 @@
 
 namespace tranche::kernels::cpu {
 
-/// What is fastest, by processor; it changes no bit.
+/// The fastest settings for a processor; they change no bit.
 struct UpdateTuning {
   std::int64_t prefetch_bytes = 384;  ///< how far ahead of the loop each stream is asked for
 };

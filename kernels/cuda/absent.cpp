@@ -1,4 +1,4 @@
-// What the dispatchers call in a build without CUDA. No device of that kind can be made there, so these are
+// The dispatchers call these in a build without CUDA. No device of that kind can be made there, so these are
 // reached only through a stream of someone else's.
 
 #include "kernels/cuda/cross_entropy.h"

@@ -1,4 +1,4 @@
-// What the dispatchers of products and attention call in a build without CUDA.
+// The dispatchers of matrix products and attention call these in a build without CUDA.
 
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/matmul.h"

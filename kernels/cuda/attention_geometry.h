@@ -18,7 +18,8 @@ constexpr std::int64_t tiles_of(std::int64_t elements, std::int64_t tile) {
 constexpr int tile_stride(int head) {
   return head + 8;
 }
-/// Where 16-byte chunk `chunk` of row `row` lies in a tile of rows of `head` 16-bit elements, in elements.
+/// The position of 16-byte chunk `chunk` of row `row` in a tile of rows of `head` 16-bit elements, in
+/// elements.
 constexpr int place_in_tile(int row, int chunk, int head) {
   return row * tile_stride(head) + 8 * chunk;
 }
@@ -69,9 +70,9 @@ constexpr BackwardShape backward_shape(int head) {
   return head == 64 ? BackwardShape{128, 64, 4} : BackwardShape{128, 64, 8};
 }
 
-/// What the gradient of the queries leaves for that of keys and values: for each query log_sum_exp in units
-/// of log(2) and dot(d_out, out), rows of each head padded to whole tiles with {infinity, 0}, so that a query
-/// that is not there has probability 0.
+/// The values that the gradient of the queries leaves for that of keys and values: for each query log_sum_exp
+/// in units of log(2) and dot(d_out, out), rows of each head padded to whole tiles with {infinity, 0}, so
+/// that a query that is not there has probability 0.
 struct alignas(8) QueryStatistics {
   float log2_sum_exp, projection;
 };

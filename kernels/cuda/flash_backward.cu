@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   T* shared_d_out = shared_query + 2 * queries * stride;  // two stages
   auto* shared_statistics =
       reinterpret_cast<QueryStatistics*>(shared_d_out + 2 * queries * stride);  // two stages
-  // Where the head lies is read again when needed: accumulators take nearly all registers.
+  // The head's offsets are read again when needed: accumulators take nearly all registers.
   auto* place = reinterpret_cast<Place*>(shared_statistics + 2 * queries);
   if (threadIdx.x == 0) {
     place->row = static_cast<std::int64_t>(head_number / p.heads) * p.time;

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
       }
     }
     if (crosses_diagonal(warp_query, first_key, keys)) {
-      // What a query of a lower number than `time` sees lies below `time` too, so this masks the tail as
+      // A query of a lower number than `time` sees only keys below `time`, so this masks the tail as
       // well.
       const int base = warp_query - first_key + g - 2 * t;
 #pragma unroll

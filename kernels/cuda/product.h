@@ -11,7 +11,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// What happens to a b + c before it is stored.
+/// The operation on a b + c before it is stored.
 enum class Epilogue : std::uint8_t {
   none,
   bias,           ///< + bias[n], rounded once with the sum
@@ -77,7 +77,7 @@ struct ProductKey {
 };
 ProductKey key_of(const Product& product, std::int64_t workspace_bytes);
 
-/// Whether cuBLASLt's epilogue can be asked for: GELU's matrix has rows of a multiple of 8 elements and
+/// True when cuBLASLt's epilogue can be asked for: GELU's matrix has rows of a multiple of 8 elements and
 /// starts on 16 bytes.
 bool epilogue_possible(const Product& product);
 

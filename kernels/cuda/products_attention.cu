@@ -172,7 +172,7 @@ class Attention {
   }
 
  private:
-  /// Where scores and their gradients lie. What is left, in whole 256 bytes, is cuBLASLt's; it may be
+  /// The layout of scores and their gradients. The rest, in whole 256 bytes, is cuBLASLt's; it may be
   /// nothing.
   void use(const Workspace& workspace, int copies) {
     d_scores_ = scores_ + chunk_.elements();

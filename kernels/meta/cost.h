@@ -1,6 +1,6 @@
 #pragma once
-/// What a kernel call asks of a device. The functions that compute it are pure and used on every device kind,
-/// so a run on `meta` and a run on `cpu` count the same.
+/// The cost of a kernel call on a device. The functions that compute it are pure and used on every device
+/// kind, so a run on `meta` and a run on `cpu` count the same.
 
 #include "device/work_recorder.h"
 

@@ -9,7 +9,7 @@ namespace tranche::kernels::reference {
 
 namespace {
 
-/// Where the parts of one head lie in the packed tensors.
+/// The offsets of one head's parts in the packed tensors.
 struct Head {
   std::size_t time, width, head_width, batch, head;
   double scale;
