@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/digest.h"
 #include "checkpoint/hdf5_image.h"
-#include "checkpoint/json_reader.h"
 #include "tranche/version.h"
 
 namespace tranche::checkpoint {

@@ -6,13 +6,15 @@
 
 #include "checkpoint/digest.h"
 #include "checkpoint/format.h"
-#include "checkpoint/json_reader.h"
 #include "core/json.h"
+#include "core/json_node.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr std::string_view format_name = "tranche-checkpoint";
 constexpr std::string_view digest_prefix = "{\"manifest_digest\": \"";
@@ -129,9 +131,9 @@ FileRecord file_from(const JsonNode& node) {
 
 ShardRecord shard_from(const JsonNode& node) {
   ShardRecord shard;
-  shard.rank = static_cast<int>(node["rank"].integer(0, INT32_MAX));
+  shard.rank = node["rank"].integer<int>(0);
   shard.offsets = node["offsets"].integers();
-  if (node.has("array_offsets")) shard.array_offsets = node["array_offsets"].integers();
+  if (node["array_offsets"]) shard.array_offsets = node["array_offsets"].integers();
   shard.file = file_from(node);
   return shard;
 }
@@ -160,7 +162,7 @@ Shape shape_from(const JsonNode& node, std::int64_t least) {
 UnitRecord unit_from(const JsonNode& node, int world) {
   UnitRecord unit;
   unit.name = node["name"].text();
-  unit.uses_per_pass = static_cast<int>(node["uses_per_pass"].integer(1, INT32_MAX));
+  unit.uses_per_pass = node["uses_per_pass"].integer<int>(1);
   unit.trainable_cuts = cuts_from(node["trainable_cuts"], world);
   unit.frozen_cuts = cuts_from(node["frozen_cuts"], world);
   std::int64_t end[2] = {0, 0};
@@ -187,15 +189,7 @@ SectionRecord section_from(const JsonNode& node) {
   SectionRecord section;
   section.dataset = node["dataset"].text();
   section.kind = node["kind"].text();
-  const std::string dtype = node["dtype"].text();
-  bool known = false;
-  for (const DataType candidate : {DataType::float32, DataType::bfloat16, DataType::float16}) {
-    if (name_of(candidate) == dtype) {
-      section.dtype = candidate;
-      known = true;
-    }
-  }
-  if (!known) node["dtype"].fail(fmt::format("is '{}'; known are fp32, bf16 and fp16", dtype));
+  section.dtype = parse_data_type(node["dtype"].choice({"fp32", "bf16", "fp16"}));
   section.frozen = node["frozen"].boolean();
   return section;
 }
@@ -208,9 +202,7 @@ ArrayRecord array_from(const JsonNode& node, int world) {
   } catch (const ConfigurationError& error) {
     node["dtype"].fail(error.message());
   }
-  const std::string of = node["of"].text();
-  if (of != "each rank" && of != "all ranks") node["of"].fail("is neither 'each rank' nor 'all ranks'");
-  array.per_rank = of == "each rank";
+  array.per_rank = node["of"].choice({"each rank", "all ranks"}) == "each rank";
   for (const JsonNode& item : node["shapes"].items()) array.shapes.push_back(shape_from(item, 0));
   if (array.shapes.size() != (array.per_rank ? static_cast<std::size_t>(world) : 1)) {
     node["shapes"].fail(fmt::format("has {} entries for {} ranks", array.shapes.size(), world));
@@ -279,13 +271,6 @@ void check_sections(const Layout& layout, const JsonNode& root) {
   }
 }
 
-/// The items of a list that has at most so many.
-std::vector<JsonNode> items_of(const JsonNode& node, std::size_t most) {
-  std::vector<JsonNode> items = node.items();
-  if (items.size() > most) node.fail(fmt::format("has {} entries; at most {} are read", items.size(), most));
-  return items;
-}
-
 void check_shards(const Manifest& manifest, const JsonNode& root) {
   const Layout& layout = manifest.layout;
   const std::vector<JsonNode> nodes = root["shards"].items();
@@ -333,8 +318,7 @@ std::string to_text(const ShardRecord& record) {
 }
 
 ShardRecord shard_record_from_text(std::string_view text, std::string_view origin) {
-  const Json json = require_json<CheckpointError>(text, origin);
-  return shard_from(JsonNode(json, std::string(origin), ""));
+  return shard_from(JsonNode::read<CheckpointError>(text, origin));
 }
 
 std::string to_text(const Manifest& manifest) {
@@ -384,8 +368,7 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
     throw CheckpointError(fmt::format("{}: it is damaged: its digest is {}, its first line says {}", origin,
                                       to_hex(actual), to_hex(digest)));
   }
-  const Json json = require_json<CheckpointError>(text, origin);
-  const JsonNode root(json, std::string(origin), "");
+  const JsonNode root = JsonNode::read<CheckpointError>(text, origin);
   if (const std::string format = root["format"].text(); format != format_name) {
     root["format"].fail(fmt::format("is '{}', not {}", format, format_name));
   }
@@ -399,30 +382,30 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
   manifest.hdf5 = root["hdf5"].text();
   manifest.sequence = root["sequence"].integer(0, most_counted);
   manifest.created = root["created"].integer(first_time, last_time);
-  if (root.has("lineage")) {
+  if (root["lineage"]) {
     for (const JsonNode& run : root["lineage"].items()) {
       if (!from_hex(run.text(), manifest.lineage.emplace_back())) {
         run.fail("is not the number of a run, 16 hexadecimal digits");
       }
     }
   }
-  manifest.stage = static_cast<int>(root["stage"].integer(0, 3));
+  manifest.stage = root["stage"].integer<int>(0, 3);
   manifest.numerics = root["numerics_fingerprint"].text();
-  manifest.reduction_group = static_cast<int>(root["reduction_group"].integer(1, INT32_MAX));
+  manifest.reduction_group = root["reduction_group"].integer<int>(1);
   if (const std::string cut = root["cut"].text(); cut != "element") {
     root["cut"].fail(fmt::format("is '{}'; this program reads shards cut by 'element'", cut));
   }
   manifest.run = run_from(root["run"]);
   Layout& layout = manifest.layout;
-  layout.world = static_cast<int>(root["world"].integer(1, most_ranks));
-  for (const JsonNode& node : items_of(root["sections"], most_sections)) {
+  layout.world = root["world"].integer<int>(1, most_ranks);
+  for (const JsonNode& node : root["sections"].items(0, most_sections)) {
     layout.sections.push_back(section_from(node));
   }
   check_sections(layout, root);
-  for (const JsonNode& node : items_of(root["units"], most_units)) {
+  for (const JsonNode& node : root["units"].items(0, most_units)) {
     layout.units.push_back(unit_from(node, layout.world));
   }
-  if (root.has("arrays")) {
+  if (root["arrays"]) {
     for (const JsonNode& node : root["arrays"].items())
       layout.arrays.push_back(array_from(node, layout.world));
   }

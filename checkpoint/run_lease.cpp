@@ -20,7 +20,7 @@
 #include <random>
 #include <thread>
 
-#include "core/json.h"
+#include "core/json_node.h"
 #include "core/process.h"
 #include "core/thread.h"
 #include "offload/file_system.h"
@@ -59,13 +59,14 @@ std::string text_of(const Record& record) {
 /// Nobody's, known to be no running process, when the text is none of ours.
 Record record_of(const std::string& text) {
   Record record{{"an unknown host", "", 0, 0}, "", 0, 0};
-  const json fields = parse_json(text);
   try {
-    record.owner = {fields.at("host"), fields.at("kernel"), fields.at("process"), fields.at("started")};
-    record.token = fields.at("token");
-    record.since = fields.at("since");
-    record.beat = fields.at("beat");
-  } catch (const json::exception&) {
+    const JsonNode fields = JsonNode::read<CheckpointError>(text, "a lease");
+    record.owner = {fields["host"].text(), fields["kernel"].text(), fields["process"].integer(),
+                    static_cast<std::uint64_t>(fields["started"].integer(0))};
+    record.token = fields["token"].text();
+    record.since = fields["since"].integer();
+    record.beat = fields["beat"].integer();
+  } catch (const CheckpointError&) {
   }
   return record;
 }

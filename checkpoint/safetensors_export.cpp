@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
-#include "checkpoint/json_reader.h"
 #include "checkpoint/safetensors.h"
 #include "offload/aligned_buffer.h"
 #include "tranche/core/error.h"
@@ -12,6 +11,8 @@
 namespace tranche::checkpoint {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t piece_bytes = std::int64_t{4} << 20;
 

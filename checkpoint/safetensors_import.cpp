@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/convert.h"
-#include "checkpoint/json_reader.h"
 #include "checkpoint/safetensors.h"
-#include "core/json.h"
+#include "core/json_node.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {
@@ -138,12 +136,9 @@ void SafetensorsFolder::open_file(const std::string& name, const std::string& pa
   }
   std::string text(static_cast<std::size_t>(length), '\0');
   file->read(8, text.data(), static_cast<std::int64_t>(length));
-  const Json json = require_json<CheckpointError>(text, path + " (header)");
-  if (!json.is_object()) throw CheckpointError(path + ": its header is not a JSON object");
   std::vector<SafeTensor> found;
-  for (const auto& [key, value] : json.items()) {
-    if (key == "__metadata__") continue;
-    found.push_back(tensor_from(key, JsonNode(value, path, key)));
+  for (const auto& [key, node] : JsonNode::read<CheckpointError>(text, path + " (header)").members()) {
+    if (key != "__metadata__") found.push_back(tensor_from(key, node));
   }
   const std::int64_t data = 8 + static_cast<std::int64_t>(length);
   check_cover(found, size - data, path);
@@ -161,23 +156,19 @@ void SafetensorsFolder::open_file(const std::string& name, const std::string& pa
 }
 
 void SafetensorsFolder::open_index(const std::string& path) {
-  const Json json = require_json<CheckpointError>(files_.read_file(path), path);
-  const JsonNode map = JsonNode(json, path, "")["weight_map"];
-  map.object();
-  const Json& entries = json["weight_map"];
+  const auto entries = JsonNode::read<CheckpointError>(files_.read_file(path), path)["weight_map"].members();
   std::vector<std::string> names;
-  for (const auto& [tensor, file] : entries.items()) {
-    const JsonNode node(file, path, "weight_map." + tensor);
-    const std::string name = node.text();
-    if (name.empty() || name.find('/') != std::string::npos) node.fail("is not the name of a file beside it");
+  for (const auto& [tensor, file] : entries) {
+    const std::string name = file.text();
+    if (name.empty() || name.find('/') != std::string::npos) file.fail("is not the name of a file beside it");
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
   std::sort(names.begin(), names.end());
   for (const std::string& name : names) open_file(name, join_path(folder_, name));
-  for (const auto& [tensor, file] : entries.items()) {
+  for (const auto& [tensor, file] : entries) {
     const SafeTensor* found = find(tensor);
-    if (found == nullptr || paths_[found->file] != file.get<std::string>()) {
-      throw CheckpointError(fmt::format("{}: tensor {} is not in {}", path, tensor, file.get<std::string>()));
+    if (found == nullptr || paths_[found->file] != file.text()) {
+      throw CheckpointError(fmt::format("{}: tensor {} is not in {}", path, tensor, file.text()));
     }
   }
 }

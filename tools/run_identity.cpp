@@ -4,14 +4,13 @@
 
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/json_reader.h"
 #include "core/json.h"
+#include "core/json_node.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {
 
-using checkpoint::Json;
-using checkpoint::JsonNode;
+using Json = nlohmann::ordered_json;
 
 namespace {
 
@@ -23,9 +22,7 @@ Json tokenizer_json(const Tokenizer& tokenizer) {
 }
 
 Tokenizer tokenizer_from(const JsonNode& node) {
-  const std::string kind = node["kind"].text();
-  if (kind == "bytes") return {};
-  if (kind != "tokens") node["kind"].fail(fmt::format("is '{}'; known are bytes and tokens", kind));
+  if (node["kind"].choice({"bytes", "tokens"}) == "bytes") return {};
   return {Tokenizer::Kind::tokens, node["vocabulary"].integer(1)};
 }
 
@@ -56,8 +53,7 @@ bool RunIdentity::wrote(std::string_view text) {
 }
 
 RunIdentity RunIdentity::from_json(std::string_view text, std::string_view origin) {
-  const Json json = require_json<CheckpointError>(text, origin);
-  const JsonNode root(json, std::string(origin), "user");
+  const JsonNode root = JsonNode::read<CheckpointError>(text, origin, "user");
   if (!wrote(text)) {
     throw CheckpointError(fmt::format(
         "{}: its 'user' does not say which model it is of: tranche train did not write it", origin));
@@ -72,16 +68,13 @@ RunIdentity RunIdentity::from_json(std::string_view text, std::string_view origi
   identity.sequence = root["sequence"].integer(1, identity.model.positions);
   identity.tokenizer = tokenizer_from(root["tokenizer"]);
   identity.data = root["data"].text();
-  if (json.contains("windows")) {
+  if (root["windows"]) {
     identity.training_windows = root["windows"]["training"].integer(1);
     identity.held_out_windows = root["windows"]["held_out"].integer(0);
   }
-  if (json.contains("digests")) {
-    const JsonNode digests = root["digests"];
+  if (const JsonNode digests = root["digests"]) {
     identity.data_digest = digests["data"].text();
-    if (json["digests"].contains("validation_data")) {
-      identity.validation_digest = digests["validation_data"].text();
-    }
+    if (digests["validation_data"]) identity.validation_digest = digests["validation_data"].text();
   }
   return identity;
 }

@@ -131,7 +131,7 @@ TEST_F(SafetensorsTest, SaysWhatIsWrongWithAFile) {
   EXPECT_THAT(refusal(file_of(good, four).substr(0, 20)), HasSubstr("truncated or no safetensors file"));
   EXPECT_THAT(refusal(file_of("{\"a\":", "")),
               HasSubstr("(header) is not JSON: line 1, column 6: syntax error"));
-  EXPECT_THAT(refusal(file_of("[]", "")), HasSubstr("its header is not a JSON object"));
+  EXPECT_THAT(refusal(file_of("[]", "")), HasSubstr("(header) is not an object: a list of 0"));
   EXPECT_THAT(refusal(file_of(good, "")),
               HasSubstr("need 4 bytes of data, the file holds 0: it is truncated"));
   EXPECT_THAT(refusal(file_of(good, four + "x")), HasSubstr("the file holds 5: it is too long"));

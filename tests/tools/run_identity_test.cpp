@@ -67,8 +67,10 @@ TEST(RunIdentity, ComplaintsNameCheckpointAndKey) {
     return message_of<CheckpointError>([&] { RunIdentity::from_json(text, "step-1"); });
   };
   EXPECT_EQ(refused("\"sequence\":48,", ""), "step-1: user.sequence is missing");
-  EXPECT_EQ(refused("\"sequence\":48", "\"sequence\":65"), "step-1: user.sequence is 65, which cannot be");
-  EXPECT_EQ(refused("\"sequence\":48", "\"sequence\":\"48\""), "step-1: user.sequence is not an integer");
+  EXPECT_THAT(refused("\"sequence\":48", "\"sequence\":65"),
+              HasSubstr("step-1: user.sequence is 65, which cannot be: from 1 to 64 is wanted"));
+  EXPECT_EQ(refused("\"sequence\":48", "\"sequence\":\"48\""),
+            "step-1: user.sequence is not an integer: \"48\"");
   EXPECT_EQ(refused("{\"kind\":\"bytes\"}", "{\"kind\":\"words\"}"),
             "step-1: user.tokenizer.kind is 'words'; known are bytes and tokens");
   EXPECT_EQ(refused("{\"kind\":\"bytes\"}", "{\"kind\":\"tokens\"}"),
@@ -77,7 +79,7 @@ TEST(RunIdentity, ComplaintsNameCheckpointAndKey) {
       refused("\"n_head\":2", "\"n_head\":5"),
       "step-1: user.model: \"n_head\" 5 does not divide \"n_embd\" 32; every head needs the same width");
   EXPECT_THAT(refused("\"model_type\":\"gpt2\"", "\"model_type\":\"llama\""),
-              HasSubstr("user.model: \"model_type\""));
+              HasSubstr("user.model: model_type is \"llama\""));
 }
 
 }  // namespace
