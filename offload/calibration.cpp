@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json.h"
+#include "core/json_node.h"
 #include "offload/aligned_buffer.h"
 #include "offload/io_failure.h"
 #include "tranche/core/error.h"
@@ -82,13 +83,6 @@ std::string key_of(const std::string& directory, const std::vector<BlockIoEngine
   return key;
 }
 
-BlockIoEngine engine_of(const std::string& name) {
-  for (const BlockIoEngine engine : {BlockIoEngine::uring, BlockIoEngine::threads}) {
-    if (name == name_of(engine)) return engine;
-  }
-  return BlockIoEngine::automatic;
-}
-
 void take_best(BlockIoCalibration& calibration) {
   const BlockIoCandidate& best = calibration.candidates.front();
   calibration.options.engine = best.engine;
@@ -123,25 +117,21 @@ std::string remember_calibration(std::string_view earlier, const std::string& ke
 
 bool recall_calibration(std::string_view text, const std::string& key, BlockIoCalibration& calibration) {
   try {
-    const Json json = parsed(text);
-    const auto found = json["results"].find(key);
-    if (found == json["results"].end()) return false;
+    const JsonNode root = JsonNode::read<ConfigurationError>(text, "a calibration");
+    (void)root["schema"].integer(schema, schema);
+    const JsonNode found = root["results"][key];
     std::vector<BlockIoCandidate> candidates;
-    for (const Json& tried : found->at("candidates")) {
-      const auto engine = engine_of(tried.at("engine").get<std::string>());
-      const BlockIoCandidate candidate{
-          engine, tried.at("block_bytes").get<std::int64_t>(), tried.at("depth").get<int>(),
-          tried.at("write_bytes_per_second").get<double>(), tried.at("read_bytes_per_second").get<double>()};
-      const bool sane = engine != BlockIoEngine::automatic && candidate.block_bytes >= io_alignment &&
-                        candidate.block_bytes <= (std::int64_t{1} << 30) && candidate.depth >= 1 &&
-                        candidate.depth <= 1024;
-      if (!sane) return false;
-      candidates.push_back(candidate);
+    for (const JsonNode& tried : found["candidates"].items(1)) {
+      const std::string engine =
+          tried["engine"].choice({name_of(BlockIoEngine::uring), name_of(BlockIoEngine::threads)});
+      candidates.push_back(
+          {engine == name_of(BlockIoEngine::uring) ? BlockIoEngine::uring : BlockIoEngine::threads,
+           tried["block_bytes"].integer(io_alignment, 1 << 30), tried["depth"].integer<int>(1, 1024),
+           tried["write_bytes_per_second"].number(0), tried["read_bytes_per_second"].number(0)});
     }
-    if (candidates.empty()) return false;
-    calibration.direct = found->at("direct").get<bool>();
+    calibration.direct = found["direct"].boolean();
     calibration.candidates = std::move(candidates);
-  } catch (const Json::exception&) {
+  } catch (const ConfigurationError&) {
     return false;  // edited by hand, say: measuring anew mends it
   }
   take_best(calibration);
