@@ -3,13 +3,13 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
-#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/json.h"
+#include "core/json_node.h"
 #include "core/nearest.h"
 #include "core/text_file.h"
 #include "tranche/core/error.h"
@@ -50,46 +50,17 @@ std::vector<Preset> presets() {
           {"gpt-mini", byte_model(6, 6, 192, 256)}, {"gpt-nano", byte_model(2, 2, 32, 64)}};
 }
 
-/// Reads keys of config.json; every error names the key and the file.
-class Reader {
- public:
-  Reader(const json& object, std::string_view file) : object_(object), file_(file) {}
+/// Refuses a key of config.json unless it is absent, null or `wanted`.
+void require(const JsonNode& node, const nlohmann::ordered_json& wanted, std::string_view because) {
+  if (!node || node.json() == wanted) return;
+  node.fail(
+      fmt::format("is {}: {}; only {} can be trained here", brief_json(node.json()), because, wanted.dump()));
+}
 
-  std::int64_t integer(const char* key, std::int64_t otherwise) const {
-    const json* value = find(key);
-    if (value == nullptr) return otherwise;
-    const bool too_large = value->is_number_unsigned() && value->get<std::uint64_t>() > INT64_MAX;
-    if (!value->is_number_integer() || too_large) refuse(key, *value, "an integer of 64 bits");
-    return value->get<std::int64_t>();
-  }
-  float number(const char* key, float otherwise) const {
-    const json* value = find(key);
-    if (value == nullptr) return otherwise;
-    if (!value->is_number() || std::abs(value->get<double>()) > std::numeric_limits<float>::max()) {
-      refuse(key, *value, "a number that a float holds");
-    }
-    return value->get<float>();
-  }
-  /// Refuses `key` unless it is absent, null or `wanted`.
-  void require(const char* key, const json& wanted, std::string_view because) const {
-    const json* value = find(key);
-    if (value == nullptr || *value == wanted) return;
-    throw ConfigurationError(fmt::format("{}: \"{}\" is {}: {}; only {} can be trained here", file_, key,
-                                         brief_json(*value), because, wanted.dump()));
-  }
-  const json* find(const char* key) const {
-    const auto at = object_.find(key);
-    return at == object_.end() || at->is_null() ? nullptr : &*at;
-  }
-
- private:
-  [[noreturn]] void refuse(const char* key, const json& value, std::string_view wanted) const {
-    throw ConfigurationError(
-        fmt::format("{}: \"{}\" is {}, but {} is wanted", file_, key, brief_json(value), wanted));
-  }
-  const json& object_;
-  std::string_view file_;
-};
+float float_or(float otherwise, const JsonNode& node) {
+  constexpr double most = std::numeric_limits<float>::max();
+  return static_cast<float>(node.number_or(otherwise, -most, most));
+}
 
 }  // namespace
 
@@ -110,44 +81,30 @@ GptConfig GptConfig::preset(std::string_view name) {
 }
 
 GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
-  const json object = require_json<ConfigurationError>(text, file);
-  if (!object.is_object()) {
-    throw ConfigurationError(
-        fmt::format("{}: this is not a JSON object; a config.json of a GPT2LMHeadModel is wanted", file));
-  }
-  const Reader reader(object, file);
-  if (reader.find("model_type") == nullptr) {
-    throw ConfigurationError(
-        fmt::format("{}: no \"model_type\"; a config.json of a GPT2LMHeadModel has \"gpt2\"", file));
-  }
-  reader.require("model_type", "gpt2", "another architecture");
-  reader.require("activation_function", "gelu_new", "another activation");
-  reader.require("scale_attn_weights", true, "unscaled attention scores are not GPT-2's");
-  reader.require("scale_attn_by_inverse_layer_idx", false, "scores scaled by layer are not GPT-2's");
-  reader.require("reorder_and_upcast_attn", false, "scores are always fp32 here, and never reordered");
-  reader.require("add_cross_attention", false, "there is no encoder to attend to");
-  reader.require("tie_word_embeddings", true, "the head is the token embedding");
+  const JsonNode root = JsonNode::read<ConfigurationError>(text, file);
+  if (!root["model_type"]) root["model_type"].fail("is missing; in that of a GPT2LMHeadModel it is \"gpt2\"");
+  require(root["model_type"], "gpt2", "another architecture");
+  require(root["activation_function"], "gelu_new", "another activation");
+  require(root["scale_attn_weights"], true, "unscaled attention scores are not GPT-2's");
+  require(root["scale_attn_by_inverse_layer_idx"], false, "scores scaled by layer are not GPT-2's");
+  require(root["reorder_and_upcast_attn"], false, "scores are always fp32 here, and never reordered");
+  require(root["add_cross_attention"], false, "there is no encoder to attend to");
+  require(root["tie_word_embeddings"], true, "the head is the token embedding");
 
   GptConfig config;
-  config.layers = reader.integer("n_layer", config.layers);
-  config.heads = reader.integer("n_head", config.heads);
-  config.width = reader.integer("n_embd", config.width);
-  config.vocabulary = reader.integer("vocab_size", config.vocabulary);
+  config.layers = root["n_layer"].integer_or(config.layers);
+  config.heads = root["n_head"].integer_or(config.heads);
+  config.width = root["n_embd"].integer_or(config.width);
+  config.vocabulary = root["vocab_size"].integer_or(config.vocabulary);
   // Older files say n_ctx; where both stand, n_positions is the size of the table.
-  config.positions = reader.integer("n_positions", reader.integer("n_ctx", config.positions));
-  if (reader.find("n_inner") != nullptr) {
-    config.inner = reader.integer("n_inner", 0);
-    if (config.inner < 1) {
-      throw ConfigurationError(
-          fmt::format("{}: \"n_inner\" is {}, but must be positive or null", file, config.inner));
-    }
-    if (config.inner == 4 * config.width) config.inner = 0;
-  }
-  config.embedding_dropout = reader.number("embd_pdrop", config.embedding_dropout);
-  config.attention_dropout = reader.number("attn_pdrop", config.attention_dropout);
-  config.residual_dropout = reader.number("resid_pdrop", config.residual_dropout);
-  config.layer_norm_epsilon = reader.number("layer_norm_epsilon", config.layer_norm_epsilon);
-  config.initializer_range = reader.number("initializer_range", config.initializer_range);
+  config.positions = root["n_positions"].integer_or(root["n_ctx"].integer_or(config.positions));
+  config.inner = root["n_inner"].integer_or(0, 1);
+  if (config.inner % 4 == 0 && config.inner / 4 == config.width) config.inner = 0;
+  config.embedding_dropout = float_or(config.embedding_dropout, root["embd_pdrop"]);
+  config.attention_dropout = float_or(config.attention_dropout, root["attn_pdrop"]);
+  config.residual_dropout = float_or(config.residual_dropout, root["resid_pdrop"]);
+  config.layer_norm_epsilon = float_or(config.layer_norm_epsilon, root["layer_norm_epsilon"]);
+  config.initializer_range = float_or(config.initializer_range, root["initializer_range"]);
   config.validate(file);
   return config;
 }
