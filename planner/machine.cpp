@@ -6,11 +6,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 
-#include "core/json.h"
-#include "core/relaxed_json.h"
+#include "core/json_node.h"
 #include "core/text_file.h"
 #include "planner/machine_files.h"
 #include "tranche/core/error.h"
@@ -22,147 +20,63 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// An object of the file, with its place in it.
-class Reader {
- public:
-  Reader(const ordered_json& object, std::string origin, std::string at)
-      : object_(object), origin_(std::move(origin)), at_(std::move(at)) {
-    if (!object_.is_object()) fail(at_.empty() ? "the file" : at_, "an object is wanted");
-  }
-
-  void allow(std::initializer_list<std::string_view> keys) const {
-    for (const auto& [key, value] : object_.items()) {
-      if (std::find(keys.begin(), keys.end(), key) == keys.end()) fail(place(key), "unknown key");
-    }
-  }
-  bool has(const std::string& key) const { return object_.contains(key) && !object_.at(key).is_null(); }
-  const ordered_json& get(const std::string& key) const {
-    if (!has(key)) fail(place(key), "is missing");
-    return object_.at(key);
-  }
-  std::string text(const std::string& key) const {
-    const ordered_json& value = get(key);
-    if (!value.is_string() || value.get<std::string>().empty()) fail(place(key), "a text is wanted");
-    return value.get<std::string>();
-  }
-  std::string text_or_none(const std::string& key) const { return has(key) ? text(key) : std::string(); }
-  double number(const std::string& key, double least, double most) const {
-    return checked(get(key), place(key), least, most);
-  }
-  double rate(const std::string& key) const { return number(key, 1, 1e21); }
-  double seconds(const std::string& key) const { return number(key, 0, 1e4); }
-  int count(const std::string& key, int most) const {
-    const double value = number(key, 1, most);
-    if (value != std::floor(value)) fail(place(key), fmt::format("{} is no whole number", value));
-    return static_cast<int>(value);
-  }
-  DataType dtype(const std::string& key) const {
-    const std::string name = text(key);
-    for (const DataType each : {DataType::float32, DataType::bfloat16, DataType::float16}) {
-      if (name == name_of(each)) return each;
-    }
-    fail(place(key), fmt::format("'{}' is not one of fp32, bf16, fp16", name));
-  }
-  std::string choice(const std::string& key, std::initializer_list<std::string_view> choices) const {
-    std::string value = text(key);
-    if (std::find(choices.begin(), choices.end(), value) != choices.end()) return value;
-    std::string names;
-    for (const std::string_view each : choices) names += (names.empty() ? "" : ", ") + std::string(each);
-    fail(place(key), fmt::format("'{}' is not one of {}", value, names));
-  }
-  std::vector<Reader> objects(const std::string& key) const {
-    const ordered_json& list = get(key);
-    if (!list.is_array()) fail(place(key), "a list is wanted");
-    std::vector<Reader> readers;
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      readers.emplace_back(list[i], origin_, fmt::format("{}[{}]", place(key), i));
-    }
-    return readers;
-  }
-  Reader object(const std::string& key) const { return {get(key), origin_, place(key)}; }
-  std::vector<double> numbers(const std::string& key, double least, double most) const {
-    const ordered_json& list = get(key);
-    if (!list.is_array() || list.empty()) fail(place(key), "a list of numbers is wanted");
-    std::vector<double> values;
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      values.push_back(checked(list[i], fmt::format("{}[{}]", place(key), i), least, most));
-    }
-    return values;
-  }
-  TimeTable times(const std::string& key) const {
-    const ordered_json& list = get(key);
-    if (!list.is_array() || list.empty()) fail(place(key), "a list of [size, seconds] is wanted");
-    TimeTable table;
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      const std::string where = fmt::format("{}[{}]", place(key), i);
-      if (!list[i].is_array() || list[i].size() != 2) fail(where, "[size, seconds] is wanted");
-      const double size = checked(list[i][0], where + "[0]", 1e-9, 1e21);
-      const double taken = checked(list[i][1], where + "[1]", 1e-12, 1e6);
-      if (i > 0 && size <= table.points.back().first) fail(where, "sizes must ascend");
-      table.points.emplace_back(size, taken);
-    }
-    return table;
-  }
-  [[noreturn]] void fail(const std::string& where, const std::string& what) const {
-    throw ConfigurationError(fmt::format("{}: {}: {}", origin_, where, what));
-  }
-  std::string place(const std::string& key) const { return at_.empty() ? key : at_ + "." + key; }
-
- private:
-  double checked(const ordered_json& value, const std::string& where, double least, double most) const {
-    if (!value.is_number()) fail(where, "a number is wanted");
-    const double number = value.get<double>();
-    if (!(number >= least && number <= most)) {
-      fail(where, fmt::format("{:g} is not between {:g} and {:g}", number, least, most));
-    }
-    return number;
-  }
-
-  const ordered_json& object_;
-  std::string origin_, at_;
-};
-
-LinkRate read_link(const Reader& from) {
-  from.allow({"bytes_per_second", "latency_seconds"});
-  return {from.rate("bytes_per_second"), from.seconds("latency_seconds")};
+double rate(const JsonNode& node) {
+  return node.number(1, 1e21);
 }
 
-ComputeShare read_share(const Reader& from) {
+DataType dtype(const JsonNode& node) {
+  return parse_data_type(node.choice({"fp32", "bf16", "fp16"}));
+}
+
+TimeTable times(const JsonNode& list) {
+  TimeTable table;
+  for (const JsonNode& point : list.items(1)) {
+    const std::vector<JsonNode> pair = point.items(2, 2);
+    const double size = pair[0].number(1e-9, 1e21), taken = pair[1].number(1e-12, 1e6);
+    if (!table.points.empty() && size <= table.points.back().first) point.fail("does not ascend in size");
+    table.points.emplace_back(size, taken);
+  }
+  return table;
+}
+
+LinkRate read_link(const JsonNode& from) {
+  from.allow({"bytes_per_second", "latency_seconds"});
+  return {rate(from["bytes_per_second"]), from["latency_seconds"].number(0, 1e4)};
+}
+
+ProductTable read_products(const JsonNode& from) {
+  from.allow({"dtype", "layout", "sizes", "rates"});
+  ProductTable table;
+  table.dtype = dtype(from["dtype"]);
+  table.layout = from["layout"].choice({"nn", "nt", "tn"});
+  constexpr std::size_t most = 1 << 10;  // its cube is a size, too
+  for (const JsonNode& each : from["sizes"].items(1, most)) {
+    table.sizes.push_back(each.integer(1, 1'000'000'000));
+    if (table.sizes.size() > 1 && table.sizes.back() <= table.sizes[table.sizes.size() - 2]) {
+      each.fail("does not ascend");
+    }
+  }
+  table.rates = from["rates"].numbers(1, 1e21);
+  const std::size_t wanted = table.sizes.size() * table.sizes.size() * table.sizes.size();
+  if (table.rates.size() != wanted) {
+    from["rates"].fail(fmt::format("has {} rates; {} sizes each of m, n and k want {}", table.rates.size(),
+                                   table.sizes.size(), wanted));
+  }
+  return table;
+}
+
+ComputeShare read_share(const JsonNode& from) {
   from.allow({"ranks", "threads", "launch_seconds", "memory_bytes_per_second", "products", "kernels"});
   ComputeShare share;
-  share.ranks = from.count("ranks", 1 << 16);
-  share.threads = from.count("threads", 1 << 16);
-  share.launch_seconds = from.number("launch_seconds", 0, 1);
-  share.memory_bytes_per_second = from.rate("memory_bytes_per_second");
-  for (const Reader& each : from.objects("products")) {
-    each.allow({"dtype", "layout", "sizes", "rates"});
-    ProductTable table;
-    table.dtype = each.dtype("dtype");
-    table.layout = each.choice("layout", {"nn", "nt", "tn"});
-    for (const double size : each.numbers("sizes", 1, 1e9)) {
-      if (!table.sizes.empty() && size <= static_cast<double>(table.sizes.back())) {
-        each.fail(each.place("sizes"), "sizes must ascend");
-      }
-      table.sizes.push_back(static_cast<std::int64_t>(size));
-    }
-    constexpr std::size_t most = 1 << 10;  // its cube is a size, too
-    if (table.sizes.size() > most) {
-      each.fail(each.place("sizes"),
-                fmt::format("there are {}, but at most {} are read", table.sizes.size(), most));
-    }
-    table.rates = each.numbers("rates", 1, 1e21);
-    const std::size_t wanted = table.sizes.size() * table.sizes.size() * table.sizes.size();
-    if (table.rates.size() != wanted) {
-      each.fail(each.place("rates"), fmt::format("{} rates; {} sizes each of m, n and k want {}",
-                                                 table.rates.size(), table.sizes.size(), wanted));
-    }
-    share.products.push_back(std::move(table));
-  }
-  if (share.products.empty()) from.fail(from.place("products"), "at least one table is wanted");
-  for (const Reader& each : from.objects("kernels")) {
+  share.ranks = from["ranks"].integer<int>(1, 1 << 16);
+  share.threads = from["threads"].integer<int>(1, 1 << 16);
+  share.launch_seconds = from["launch_seconds"].number(0, 1);
+  share.memory_bytes_per_second = rate(from["memory_bytes_per_second"]);
+  for (const JsonNode& each : from["products"].items(1)) share.products.push_back(read_products(each));
+  for (const JsonNode& each : from["kernels"].items()) {
     each.allow({"name", "dtype", "by", "points"});
-    share.kernels.push_back({each.text("name"), each.dtype("dtype"),
-                             each.choice("by", {"bytes", "operations"}), each.times("points")});
+    share.kernels.push_back({each["name"].name(), dtype(each["dtype"]),
+                             each["by"].choice({"bytes", "operations"}), times(each["points"])});
   }
   return share;
 }
@@ -234,53 +148,47 @@ const ComputeShare& Machine::share(int ranks) const {
 }
 
 Machine parse_machine(std::string_view json, const std::string& origin) {
-  JsonRemarks remarks;
-  const ordered_json document = parse_json(json, &remarks);
-  if (document.is_discarded())
-    throw ConfigurationError(
-        fmt::format("{}: this is not JSON; a machine's description is, as tranche calibrate writes it "
-                    "(docs/projection.md): {}: {}",
-                    origin, place_in(json, remarks.byte), remarks.problem));
-  const Reader file(document, origin, "");
-  if (file.text("schema") != machine_schema) {
-    file.fail("schema", fmt::format("'{}' is not '{}'", file.text("schema"), machine_schema));
+  const JsonNode file = JsonNode::read<ConfigurationError>(json, origin);
+  if (const std::string schema = file["schema"].text(); schema != machine_schema) {
+    file["schema"].fail(
+        fmt::format("is '{}', not '{}', of which tranche calibrate writes files "
+                    "(docs/projection.md)",
+                    schema, machine_schema));
   }
-  const double version = file.number("version", 0, 1e9);
-  if (version != machine_version) {
-    file.fail("version",
-              fmt::format("{:g} is not known to this program, which reads {}", version, machine_version));
+  if (const std::int64_t version = file["version"].integer(); version != machine_version) {
+    file["version"].fail(
+        fmt::format("is {}, which is not known to this program: it reads {}", version, machine_version));
   }
   file.allow({"schema", "version", "name", "source", "taken", "comment", "device", "cores", "shares",
               "collectives", "host_link", "host_bytes_per_second", "disk", "disk_read_bytes_per_second",
               "network"});
   Machine machine;
-  machine.name = file.text("name");
-  machine.source = file.choice("source", {"measured", "datasheet"});
-  machine.taken = file.text_or_none("taken");
-  machine.device = file.choice("device", {"cpu", "cuda"}) == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
-  machine.cores = file.count("cores", 1 << 20);
-  for (const Reader& each : file.objects("shares")) {
+  machine.name = file["name"].name();
+  machine.source = file["source"].choice({"measured", "datasheet"});
+  if (file["taken"]) machine.taken = file["taken"].name();
+  machine.device = file["device"].choice({"cpu", "cuda"}) == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+  machine.cores = file["cores"].integer<int>(1, 1 << 20);
+  for (const JsonNode& each : file["shares"].items(1)) {
     machine.shares.push_back(read_share(each));
     if (machine.shares.size() > 1 &&
         machine.shares.back().ranks <= machine.shares[machine.shares.size() - 2].ranks) {
-      each.fail(each.place("ranks"), "shares must ascend in ranks");
+      each["ranks"].fail("does not ascend from one share to the next");
     }
   }
-  if (machine.shares.empty()) file.fail("shares", "at least one is wanted");
-  for (const Reader& each : file.objects("collectives")) {
+  for (const JsonNode& each : file["collectives"].items()) {
     each.allow({"operation", "ranks", "element_bytes", "cores", "points"});
     machine.collectives.push_back(
-        {each.choice("operation", {"all_gather", "reduce_scatter", "all_reduce", "broadcast"}),
-         each.count("ranks", 1 << 16), each.count("element_bytes", 8), each.number("cores", 0, 1024),
-         each.times("points")});
+        {each["operation"].choice({"all_gather", "reduce_scatter", "all_reduce", "broadcast"}),
+         each["ranks"].integer<int>(1, 1 << 16), each["element_bytes"].integer<int>(1, 8),
+         each["cores"].number(0, 1024), times(each["points"])});
   }
-  machine.host_link = read_link(file.object("host_link"));
-  machine.host_bytes_per_second = file.rate("host_bytes_per_second");
-  if (file.has("disk")) machine.disk = read_link(file.object("disk"));
-  if (file.has("disk_read_bytes_per_second")) {
-    machine.disk_read_bytes_per_second = file.rate("disk_read_bytes_per_second");
+  machine.host_link = read_link(file["host_link"]);
+  machine.host_bytes_per_second = rate(file["host_bytes_per_second"]);
+  if (file["disk"]) machine.disk = read_link(file["disk"]);
+  if (const JsonNode reads = file["disk_read_bytes_per_second"]) {
+    machine.disk_read_bytes_per_second = rate(reads);
   }
-  if (file.has("network")) machine.network = read_link(file.object("network"));
+  if (file["network"]) machine.network = read_link(file["network"]);
   return machine;
 }
 

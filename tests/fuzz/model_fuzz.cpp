@@ -48,7 +48,7 @@ std::vector<std::string> units_seeds() {
   return {R"({"tokens_per_sample": 128, "flops_per_token": 1e9, "units": [
               {"name": "embedding", "tensors": {"weight": [1000, 64]}, "uses_per_pass": 2},
               {"name": "block", "repeat": 3, "tensors": {"w": [64, 256], "b": [256]}}]})",
-          R"({units: [{name: "a", tensors: {w: [3]}}]})"};
+          R"({"units": [{"name": "a", "tensors": {"w": [3]}}]})"};
 }
 
 }  // namespace

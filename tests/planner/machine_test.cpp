@@ -75,42 +75,47 @@ TEST(Machine, WritesWhatItReads) {
 
 TEST(Machine, ErrorsNameFileAndKey) {
   EXPECT_THAT(message_of<ConfigurationError>([] { (void)parse_machine("{", "m.json"); }),
-              HasSubstr("m.json: this is not JSON; a machine's description is"));
+              HasSubstr("m.json is not JSON: line 1, column 2"));
   json broken = example();
   broken["version"] = 7;
-  EXPECT_THAT(error_of(broken), HasSubstr("m.json: version: 7 is not known to this program, which reads 1"));
+  EXPECT_THAT(error_of(broken),
+              HasSubstr("m.json: version is 7, which is not known to this program: it reads 1"));
   broken = example();
   broken.erase("host_link");
-  EXPECT_THAT(error_of(broken), HasSubstr("m.json: host_link: is missing"));
+  EXPECT_THAT(error_of(broken), HasSubstr("m.json: host_link is missing"));
   broken = example();
   broken["shares"][0]["memory_bytes_per_second"] = -3;
-  EXPECT_THAT(error_of(broken), HasSubstr("m.json: shares[0].memory_bytes_per_second: -3 is not between"));
+  EXPECT_THAT(error_of(broken),
+              HasSubstr("m.json: shares[0].memory_bytes_per_second is -3, which cannot be: from 1"));
   broken = example();
   broken["shares"][0]["products"][0]["rates"].erase(0);
   EXPECT_THAT(error_of(broken),
-              HasSubstr("shares[0].products[0].rates: 7 rates; 2 sizes each of m, n and k want 8"));
+              HasSubstr("shares[0].products[0].rates has 7 rates; 2 sizes each of m, n and k want 8"));
   broken = example();
   broken["shares"][0]["kernels"][0]["points"] = {{200, 1e-6}, {100, 1e-4}};
-  EXPECT_THAT(error_of(broken), HasSubstr("shares[0].kernels[0].points[1]: sizes must ascend"));
+  EXPECT_THAT(error_of(broken), HasSubstr("shares[0].kernels[0].points[1] does not ascend in size"));
   broken = example();
   broken["collectives"][0]["operation"] = "all_togather";
-  EXPECT_THAT(error_of(broken),
-              HasSubstr("collectives[0].operation: 'all_togather' is not one of all_gather"));
+  EXPECT_THAT(
+      error_of(broken),
+      HasSubstr(
+          "collectives[0].operation is 'all_togather'; known are all_gather, reduce_scatter, all_reduce and "
+          "broadcast; did you mean 'all_gather'?"));
   broken = example();
   broken["collectives"][0]["points"][0][1] = "fast";
-  EXPECT_THAT(error_of(broken), HasSubstr("collectives[0].points[0][1]: a number is wanted"));
+  EXPECT_THAT(error_of(broken), HasSubstr("collectives[0].points[0][1] is not a number: \"fast\""));
   broken = example();
   broken["source"] = "guessed";
-  EXPECT_THAT(error_of(broken), HasSubstr("source: 'guessed' is not one of measured, datasheet"));
+  EXPECT_THAT(error_of(broken), HasSubstr("source is 'guessed'; known are measured and datasheet"));
   broken = example();
   broken["cores"] = 1.5;
-  EXPECT_THAT(error_of(broken), HasSubstr("cores: 1.5 is no whole number"));
+  EXPECT_THAT(error_of(broken), HasSubstr("cores is not an integer: 1.5"));
   broken = example();
   broken["ram"] = 1;
-  EXPECT_THAT(error_of(broken), HasSubstr("m.json: ram: unknown key"));
+  EXPECT_THAT(error_of(broken), HasSubstr("m.json: ram is an unknown key; known are schema, version"));
   broken = example();
   broken["shares"].push_back(broken["shares"][0]);
-  EXPECT_THAT(error_of(broken), HasSubstr("shares[1].ranks: shares must ascend in ranks"));
+  EXPECT_THAT(error_of(broken), HasSubstr("shares[1].ranks does not ascend from one share to the next"));
 }
 
 TEST(Machine, ThoseThatComeWithTheProgramAreOfDatasheets) {

@@ -49,41 +49,46 @@ TEST(UnitList, IsReadInOrder) {
 }
 
 TEST(UnitList, ErrorsNameFileAndKey) {
-  EXPECT_THAT(list_error("[1]"), AllOf(HasSubstr("list.json"), HasSubstr("array instead of a block")));
+  EXPECT_THAT(list_error("[1]"), HasSubstr("list.json is not an object: a list of 1"));
   EXPECT_THAT(list_error("{\"units\": [}"), HasSubstr("list.json"));
-  EXPECT_THAT(list_error("{}"), HasSubstr("list.json: units: a list of at least one unit is wanted"));
-  EXPECT_THAT(list_error(R"({"units": []})"), HasSubstr("units: a list of at least one unit"));
+  EXPECT_THAT(list_error("{}"), HasSubstr("list.json: units is missing"));
+  EXPECT_THAT(list_error(R"({"units": []})"), HasSubstr("units has 0 entries; at least 1 are needed"));
   EXPECT_THAT(list_error(R"({"unit": 1, "units": [{}]})"),
-              AllOf(HasSubstr("unit: unknown key"), HasSubstr("did you mean \"units\"?")));
-  EXPECT_THAT(list_error(R"({"units": [5]})"), HasSubstr("units[0]: 5 is no JSON object"));
-  EXPECT_THAT(list_error(R"({"units": [{"tensors": {"w": [1]}}]})"),
-              HasSubstr("units[0].name: a name is wanted"));
-  EXPECT_THAT(list_error(R"({"units": [{"name": "a"}]})"),
-              HasSubstr("units[0].tensors: an object of at least one tensor's name"));
+              AllOf(HasSubstr("unit is an unknown key"), HasSubstr("did you mean 'units'?")));
+  EXPECT_THAT(list_error(R"({"units": [5]})"), HasSubstr("units[0] is not an object: 5"));
+  EXPECT_THAT(list_error(R"({"units": [{"tensors": {"w": [1]}}]})"), HasSubstr("units[0].name is missing"));
+  EXPECT_THAT(list_error(R"({"units": [{"name": "a"}]})"), HasSubstr("units[0].tensors is missing"));
   EXPECT_THAT(list_error(R"({"units": [{"name": "a", "tensors": {"w": 4}}]})"),
-              HasSubstr("units[0].tensors.w: 4 is no list of at most 6 extents"));
+              HasSubstr("units[0].tensors.w is not an array: 4"));
   EXPECT_THAT(list_error(R"({"units": [{"name": "a", "tensors": {"w": [4, 0]}}]})"),
-              HasSubstr("units[0].tensors.w: extent 0 is no positive integer"));
+              HasSubstr("units[0].tensors.w[1] is 0, which cannot be: from 1"));
   EXPECT_THAT(list_error(R"({"units": [{"name": "a", "tensors": {"w": [4000000000, 4000000000]}}]})"),
-              HasSubstr("units[0].tensors.w: "));
+              HasSubstr("units[0].tensors.w is not a shape: "));
   EXPECT_THAT(list_error(R"({"units": [{"name": "a", "tensors": {"w": [1]}, "uses": 2}]})"),
-              HasSubstr("units[0].uses: unknown key"));
+              HasSubstr("units[0].uses is an unknown key"));
   EXPECT_THAT(list_error(R"({"units": [{"name": "a", "tensors": {"w": [1]}, "uses_per_pass": 0}]})"),
-              HasSubstr("units[0].uses_per_pass: 0 is no integer from 1 to 1000"));
+              HasSubstr("units[0].uses_per_pass is 0, which cannot be: from 1 to 1000 is wanted"));
   EXPECT_THAT(list_error(R"({"units": [{"name": "a", "tensors": {"w": [1]}, "repeat": 1.5}]})"),
-              HasSubstr("units[0].repeat: 1.5 is no integer from 1 to 4096"));
+              HasSubstr("units[0].repeat is not an integer: 1.5"));
   EXPECT_THAT(list_error(R"({"units": [{"name": "a", "tensors": {"w": [1]}, "repeat": 4096},
                                        {"name": "b", "tensors": {"w": [1]}}]})"),
-              HasSubstr("units[1]: a list of more than 4096 units is not planned"));
+              HasSubstr("units[1] is too much: a list of more than 4096 units is not planned"));
   EXPECT_THAT(
       list_error(
           R"({"units": [{"name": "a", "tensors": {"w": [1]}}, {"name": "a", "tensors": {"v": [1]}}]})"),
-      HasSubstr("units[1].name: "));
+      HasSubstr("units[1].name is refused: there are two units 'a'"));
   EXPECT_THAT(list_error(R"({"tokens_per_sample": 0, "units": [{"name": "a", "tensors": {"w": [1]}}]})"),
-              HasSubstr("tokens_per_sample: 0 is no integer"));
+              HasSubstr("tokens_per_sample is 0, which cannot be: from 1"));
   EXPECT_THAT(list_error(R"({"flops_per_token": "x", "units": [{"name": "a", "tensors": {"w": [1]}}]})"),
-              HasSubstr("flops_per_token: \"x\" is no number"));
-  EXPECT_NE(list_error(R"({"units": [{"name": "a", "name": "b", "tensors": {"w": [1]}}]})"), "");
+              HasSubstr("flops_per_token is not a number: \"x\""));
+  EXPECT_THAT(list_error(R"({"units": [{"name": "a", "name": "b", "tensors": {"w": [1]}}]})"),
+              HasSubstr("list.json: key 'units.name' is given twice; keep one"));
+  EXPECT_THAT(list_error(R"({"units": [{"name": "", "tensors": {"w": [1]}}]})"),
+              HasSubstr("units[0].name is an empty string"));
+  EXPECT_THAT(list_error(R"({"units": [{"name": "a", "tensors": {}}]})"),
+              HasSubstr("units[0].tensors has no tensor; at least one's name and extents are needed"));
+  EXPECT_THAT(list_error(R"({"units": [{"name": "a", "tensors": {"w": [1, 1, 1, 1, 1, 1, 1]}}]})"),
+              HasSubstr("units[0].tensors.w is not a shape: "));
 }
 
 TEST(UnitList, GathersAndReducesAsUnitsAreUsed) {

@@ -355,7 +355,7 @@ TEST(PlanMachine, ErrorsNameFlagAndFile) {
   const TemporaryFolder folder;
   const std::string bad = folder.write("bad.json", "{\"schema\": \"other\"}");
   EXPECT_THAT(tools::test::run({"plan", "--model", "gpt-nano", "--machine", bad}).errors,
-              AllOf(HasSubstr("bad.json"), HasSubstr("'other' is not 'tranche.machine'")));
+              AllOf(HasSubstr("bad.json"), HasSubstr("schema is 'other', not 'tranche.machine'")));
 }
 
 TEST(Calibrate, MeasuresThisMachineForAPlan) {

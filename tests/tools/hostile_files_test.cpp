@@ -114,18 +114,21 @@ TEST_F(HostileFiles, CountsOfAModelAreBounded) {
   plan_refused(gpt + R"("vocab_size":36028797018963968})", {"\"vocab_size\" is 36028797018963968"});
   plan_refused(gpt + R"("n_positions":36028797018963968})", {"\"n_positions\" is 36028797018963968"});
   plan_refused(gpt + R"("n_inner":4611686018427387904})", {"\"n_inner\" is 4611686018427387904"});
-  plan_refused(gpt + R"("vocab_size":18446744073709551615})", {"\"vocab_size\" is 18446744073709551615"});
-  plan_refused(gpt + R"("initializer_range":1e300})", {"\"initializer_range\" is 1e+300"});
+  plan_refused(gpt + R"("vocab_size":18446744073709551615})",
+               {"vocab_size is not an integer of 64 bits: 18446744073709551615"});
+  plan_refused(gpt + R"("initializer_range":1e300})",
+               {"initializer_range is 1e+300, which cannot be: from -3.40282e+38"});
   plan_refused(R"({"model_type":"gpt2","n_embd":1152921504606846976,"n_head":1})",
                {"\"n_embd\" is 1152921504606846976"});
   plan_refused(R"({"model_type":"gpt2","n_layer":65536,"n_embd":1048576,"n_head":1})",
                {"parameters, but models of at most 17592186044416 are read"});
   plan_refused(R"({"units":[{"name":"a","tensors":{"w":[8]},"uses_per_pass":1000,"repeat":4096}]})",
-               {"units[0]: units that are used more than 65536 times a pass"});
+               {"units[0] is too much: units that are used more than 65536 times a pass"});
   const std::string large = R"("tensors":{"v":[1099511627776,524288],"w":[1099511627776,524288]}})";
-  plan_refused(R"({"units":[{"name":"a",)" + large + "]}", {"units[0]: models of more than 17592186044416"});
+  plan_refused(R"({"units":[{"name":"a",)" + large + "]}",
+               {"units[0] has too many parameters: models of more than 17592186044416 are not planned"});
   plan_refused(R"({"units":[{"name":"a","repeat":4096,"tensors":{"v":[1099511627776]}}]})",
-               {"units[0]: models of more than 17592186044416 parameters are not planned"});
+               {"units[0] has too many parameters: models of more than 17592186044416 are not planned"});
 }
 
 TEST_F(HostileFiles, AFolderToImportThatHasFewerTensorsThanItsModelHasLayers) {
