@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "core/json.h"
+#include "core/json_node.h"
 #include "core/text_file.h"
 #include "tools/unicode_classes.h"
 #include "tranche/core/error.h"
@@ -116,16 +115,14 @@ BytePairEncoding::BytePairEncoding(std::string_view vocabulary_json, std::string
   const auto refuse = [&](const std::string& what) {
     throw ConfigurationError(fmt::format("{}: {}", origin, what));
   };
-  const auto json = parse_json(vocabulary_json);
-  if (!json.is_object()) refuse("vocab.json is not a JSON object of tokens and their numbers");
+  const JsonNode vocabulary =
+      JsonNode::read<ConfigurationError>(vocabulary_json, fmt::format("{}: vocab.json", origin));
   const Alphabet alphabet;
   std::unordered_map<std::string, std::int32_t> tokens;
   std::string bytes;
-  constexpr std::int64_t most = std::int64_t{1} << 24;
-  for (const auto& [visible, number] : json.items()) {
-    if (!number.is_number_integer() || number.get<std::int64_t>() < 0 || number.get<std::int64_t>() >= most)
-      refuse(fmt::format("vocab.json: the number of token '{}' is {}", visible, brief_json(number)));
-    const auto token = number.get<std::int32_t>();
+  constexpr std::int32_t most = (1 << 24) - 1;
+  for (const auto& [visible, number] : vocabulary.members()) {
+    const auto token = number.integer<std::int32_t>(0, most);
     if (!alphabet.to_bytes(visible, bytes)) bytes = visible;  // added tokens are written as they are
     if (visible == end_of_text) end_of_text_ = token;
     if (static_cast<std::size_t>(token) >= bytes_.size()) bytes_.resize(static_cast<std::size_t>(token) + 1);

@@ -6,14 +6,12 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "core/json.h"
+#include "core/json_node.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {
 
 namespace {
-
-using nlohmann::json;
 
 const PointResult* find_point(const std::vector<PointResult>& points, int ranks, int stage) {
   for (const PointResult& point : points) {
@@ -48,73 +46,59 @@ double RunFigures::peak_share(double peak) const {
 }
 
 RunFigures figures_of(const std::string& report, std::int64_t warmup) {
-  const json document = parse_json(report);
-  if (!document.is_object()) throw Error("a report that is no JSON");
+  const JsonNode document = JsonNode::read<Error>(report, "a report (docs/report.md)");
   RunFigures run;
-  try {
-    run.ranks = document.at("world").get<int>();
-    run.stage = document.at("stage").get<int>();
-    const json& steps = document.at("steps");
-    double tokens = 0, seconds = 0, processor = 0, timed = 0;
-    for (std::size_t i = static_cast<std::size_t>(warmup); i < steps.size(); ++i) {
-      const json& step = steps[i];
-      const auto number = [&](const char* key) { return step.at(key).get<double>(); };
-      const double own = number("seconds"), between = number("between_seconds");
-      timed += 1;
-      tokens += number("tokens");
-      seconds += own + between;
-      processor += number("cpu_seconds");
-      run.step.gather += number("exposed_gather_seconds");
-      run.step.reduce += number("exposed_reduce_seconds");
-      run.step.update += number("update_seconds");
-      run.step.other += number("exposed_offload_seconds") + between;
-    }
-    if (timed == 0 || !(seconds > 0)) {
-      throw Error(
-          fmt::format("a report of {} steps, of which none is behind {} of warm-up", steps.size(), warmup));
-    }
-    for (double* part : {&run.step.gather, &run.step.reduce, &run.step.update, &run.step.other})
-      *part /= timed;
-    // Waits of the update itself are in both; what is left is never below nothing.
-    run.step.compute = std::max(0.0, seconds / timed - run.step.seconds());
-    run.tokens_per_step = tokens / timed;
-    run.tokens_per_second = tokens / seconds;
-    run.cpu_seconds_per_token = tokens > 0 ? processor / tokens : 0;
-
-    const json& traffic = document.at("traffic");
-    for (const auto& [operation, count] : traffic.items()) {
-      if (operation == "control" || !count.is_object()) continue;
-      run.elements += count.at("elements").get<std::int64_t>();
-      run.bytes += count.at("bytes").get<std::int64_t>();
-    }
-    run.formula_elements = traffic.at("formula_elements").get<std::int64_t>();
-    run.formula_bytes = traffic.at("formula_bytes").get<std::int64_t>();
-    const json& memory = document.at("memory");
-    for (const Tier tier : all_tiers) {
-      const std::string name(name_of(tier));
-      if (memory.contains(name)) {
-        run.peak[static_cast<std::size_t>(tier)] = memory[name].at("peak_bytes").get<std::int64_t>();
-      }
-    }
-    const json& held = memory.at("device").at("persistent");
-    for (const char* category : {"parameters", "gradients", "optimizer"}) {
-      run.state += held.at(category).get<std::int64_t>();
-    }
-    const json& placement = document.at("placement");
-    run.ranks_on_host = placement.at("ranks_on_host").get<int>();
-    run.threads = placement.at("threads").get<int>();
-    run.cores = placement.at("cores").get<int>();
-    run.host_cores = placement.at("host_cores").get<int>();
-    const auto number_or_nothing = [&](const char* key) {
-      return document.at(key).is_number() ? document[key].get<double>() : 0.0;
-    };
-    run.peak_flops = number_or_nothing("matmul_peak_flops");
-    run.flops_per_token = document.at("model").at("flops_per_token").get<double>();
-    run.weights_digest = document.at("weights_digest").get<std::string>();
-    run.fingerprint = document.at("numerics_fingerprint").get<std::string>();
-  } catch (const json::exception& error) {
-    throw Error(fmt::format("a report that is not as docs/report.md has it: {}", error.what()));
+  run.ranks = document["world"].integer<int>();
+  run.stage = document["stage"].integer<int>();
+  const std::vector<JsonNode> steps = document["steps"].items();
+  double tokens = 0, seconds = 0, processor = 0, timed = 0;
+  for (std::size_t i = static_cast<std::size_t>(warmup); i < steps.size(); ++i) {
+    const auto number = [&](const char* key) { return steps[i][key].number(); };
+    const double own = number("seconds"), between = number("between_seconds");
+    timed += 1;
+    tokens += number("tokens");
+    seconds += own + between;
+    processor += number("cpu_seconds");
+    run.step.gather += number("exposed_gather_seconds");
+    run.step.reduce += number("exposed_reduce_seconds");
+    run.step.update += number("update_seconds");
+    run.step.other += number("exposed_offload_seconds") + between;
   }
+  if (timed == 0 || !(seconds > 0)) {
+    throw Error(
+        fmt::format("a report of {} steps, of which none is behind {} of warm-up", steps.size(), warmup));
+  }
+  for (double* part : {&run.step.gather, &run.step.reduce, &run.step.update, &run.step.other}) *part /= timed;
+  // Waits of the update itself are in both; what is left is never below nothing.
+  run.step.compute = std::max(0.0, seconds / timed - run.step.seconds());
+  run.tokens_per_step = tokens / timed;
+  run.tokens_per_second = tokens / seconds;
+  run.cpu_seconds_per_token = tokens > 0 ? processor / tokens : 0;
+
+  const JsonNode traffic = document["traffic"];
+  for (const auto& [operation, count] : traffic.members()) {
+    if (operation == "control" || !count.json().is_object()) continue;
+    run.elements += count["elements"].integer();
+    run.bytes += count["bytes"].integer();
+  }
+  run.formula_elements = traffic["formula_elements"].integer();
+  run.formula_bytes = traffic["formula_bytes"].integer();
+  const JsonNode memory = document["memory"];
+  for (const Tier tier : all_tiers) {
+    const JsonNode held = memory[name_of(tier)];
+    if (held) run.peak[static_cast<std::size_t>(tier)] = held["peak_bytes"].integer();
+  }
+  const JsonNode held = memory["device"]["persistent"];
+  for (const char* category : {"parameters", "gradients", "optimizer"}) run.state += held[category].integer();
+  const JsonNode placement = document["placement"];
+  run.ranks_on_host = placement["ranks_on_host"].integer<int>();
+  run.threads = placement["threads"].integer<int>();
+  run.cores = placement["cores"].integer<int>();
+  run.host_cores = placement["host_cores"].integer<int>();
+  run.peak_flops = document["matmul_peak_flops"].number_or(0);
+  run.flops_per_token = document["model"]["flops_per_token"].number();
+  run.weights_digest = document["weights_digest"].text();
+  run.fingerprint = document["numerics_fingerprint"].text();
   return run;
 }
 

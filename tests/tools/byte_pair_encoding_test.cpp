@@ -114,11 +114,11 @@ TEST(BytePairEncoding, FilesThatAreWrong) {
     return message_of<ConfigurationError>([&] { (void)files.encoding(); });
   };
   EXPECT_EQ(message_of<ConfigurationError>([] { BytePairEncoding("[]", "", "folder"); }),
-            "folder: vocab.json is not a JSON object of tokens and their numbers");
+            "folder: vocab.json is not an object: a list of 0");
   EXPECT_EQ(refused([](Files& f) { f.vocabulary["a"] = "x"; }),
-            "folder: vocab.json: the number of token 'a' is \"x\"");
+            "folder: vocab.json: a is not an integer: \"x\"");
   EXPECT_EQ(refused([](Files& f) { f.vocabulary["a"] = -1; }),
-            "folder: vocab.json: the number of token 'a' is -1");
+            "folder: vocab.json: a is -1, which cannot be: from 0 to 16777215 is wanted");
   EXPECT_EQ(refused([](Files& f) { f.vocabulary["a"] = 98; }),
             "folder: vocab.json: two tokens have the number 98");
   EXPECT_EQ(refused([](Files& f) { f.vocabulary.erase("a"); }), "folder: vocab.json: byte 97 has no token");

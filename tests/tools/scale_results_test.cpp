@@ -67,7 +67,7 @@ TEST(ScaleFigures, SayWhatAReportLacks) {
   const auto message = [](const std::string& text, std::int64_t warmup = 2) {
     return test::message_of<Error>([&] { figures_of(text, warmup); });
   };
-  EXPECT_EQ(message("{"), "a report that is no JSON");
+  EXPECT_THAT(message("{"), HasSubstr("a report (docs/report.md) is not JSON: line 1, column 2"));
   EXPECT_EQ(message(report().dump(), 4), "a report of 4 steps, of which none is behind 4 of warm-up");
   for (const char* key : {"world", "traffic", "placement", "memory", "weights_digest"}) {
     json document = report();
