@@ -8,9 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/relaxed_json.h"
-#include "tranche/core/error.h"
-
 namespace tranche {
 namespace {
 
@@ -148,19 +145,6 @@ Json parse_json(std::string_view text, JsonRemarks* remarks) {
   if (!Json::sax_parse(text, &builder)) return Json(Json::value_t::discarded);
   return builder.take();
 }
-
-template <typename Failure>
-Json require_json(std::string_view text, std::string_view origin) {
-  JsonRemarks remarks;
-  Json value = parse_json(text, &remarks);
-  if (value.is_discarded()) {
-    throw Failure(
-        fmt::format("{} is not JSON: {}: {}", origin, place_in(text, remarks.byte), remarks.problem));
-  }
-  return value;
-}
-template Json require_json<ConfigurationError>(std::string_view text, std::string_view origin);
-template Json require_json<CheckpointError>(std::string_view text, std::string_view origin);
 
 std::string brief_json(const Json& value) {
   if (value.is_array()) return fmt::format("a list of {}", value.size());

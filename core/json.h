@@ -23,11 +23,6 @@ struct JsonRemarks {
 /// that no double holds. Throws nothing but std::bad_alloc; takes time linear in the text's length.
 nlohmann::ordered_json parse_json(std::string_view text, JsonRemarks* remarks = nullptr);
 
-/// The same for readers that need a value. Throws `Failure`, which is ConfigurationError or CheckpointError:
-/// "ORIGIN is not JSON: line 1, column 5: why".
-template <typename Failure>
-nlohmann::ordered_json require_json(std::string_view text, std::string_view origin);
-
 /// A value in a message: a number or a text as JSON, cut where it is long; of lists and blocks the size only.
 std::string brief_json(const nlohmann::ordered_json& value);
 

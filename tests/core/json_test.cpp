@@ -6,14 +6,9 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
-#include "tests/core/error_text.h"
-#include "tranche/core/error.h"
-
 namespace tranche {
 namespace {
 
-using test::message_of;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
@@ -72,16 +67,6 @@ TEST(Json, ProblemsAreNoExceptionsOfTheLibrary) {
   EXPECT_THAT(problem_of("{\"a\": 1} 2"), StartsWith("syntax error"));
   EXPECT_THAT(problem_of("[1, 2,]"), StartsWith("syntax error"));
   EXPECT_THAT(problem_of("\"" + std::string(100'000, 'x')), SizeIs(::testing::Lt(300)));
-}
-
-TEST(Json, ReadersThrowErrorsOfTheirOwnWithThePlace) {
-  EXPECT_EQ(require_json<ConfigurationError>("[1]", "f").dump(), "[1]");
-  EXPECT_THAT(
-      message_of<ConfigurationError>([] { require_json<ConfigurationError>("{\n \"a\": 1e999}", "f"); }),
-      StartsWith("f is not JSON: line 2, column 1"));
-  EXPECT_THAT(
-      message_of<CheckpointError>([] { require_json<CheckpointError>("{\n  x", "m"); }),
-      AllOf(StartsWith("m is not JSON: line 2, column 3: syntax error"), HasSubstr("invalid literal")));
 }
 
 // The library's own reading compares each key with all before it.
