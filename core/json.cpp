@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
@@ -144,6 +145,18 @@ Json parse_json(std::string_view text, JsonRemarks* remarks) {
   Builder builder(found);
   if (!Json::sax_parse(text, &builder)) return Json(Json::value_t::discarded);
   return builder.take();
+}
+
+std::optional<std::int64_t> json_integer(const Json& value) {
+  if (value.is_number_float()) {
+    constexpr double exact_integers = 9007199254740992.0;  // doubles up to here hold every integer
+    const auto number = value.get<double>();
+    if (std::abs(number) > exact_integers || number != std::floor(number)) return std::nullopt;
+    return static_cast<std::int64_t>(number);
+  }
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT64_MAX})
+    return std::nullopt;
+  return value.is_number_integer() ? std::optional(value.get<std::int64_t>()) : std::nullopt;
 }
 
 std::string brief_json(const Json& value) {

@@ -2,7 +2,9 @@
 /// JSON that comes from outside of this process: every reader of files, flags and messages parses it here.
 
 #include <cstddef>
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -22,6 +24,10 @@ struct JsonRemarks {
 /// `remarks` say why, when the text is anything else, is nested deeper than `deepest_json`, or has a number
 /// that no double holds. Throws nothing but std::bad_alloc; takes time linear in the text's length.
 nlohmann::ordered_json parse_json(std::string_view text, JsonRemarks* remarks = nullptr);
+
+/// The integer that a number is, written as one or, up to 2^53, in any other way (5e8); nothing of other
+/// values.
+std::optional<std::int64_t> json_integer(const nlohmann::ordered_json& value);
 
 /// A value in a message: a number or a text as JSON, cut where it is long; of lists and blocks the size only.
 std::string brief_json(const nlohmann::ordered_json& value);

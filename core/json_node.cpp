@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/json.h"
 #include "core/nearest.h"
@@ -16,9 +16,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using Texts = std::initializer_list<std::string_view>;
-
-/// Doubles up to here hold every integer exactly.
-constexpr double exact_integers = 9007199254740992.0;
 
 std::string known_texts(std::string_view text, Texts texts) {
   std::string known;
@@ -142,22 +139,12 @@ bool JsonNode::boolean() const {
 }
 
 std::int64_t JsonNode::whole(std::int64_t least, std::int64_t most) const {
-  std::int64_t value = 0;
-  if (json().is_number_float()) {
-    const auto number = value_->get<double>();
-    if (std::abs(number) > exact_integers || number != std::floor(number)) refuse_type("an integer");
-    value = static_cast<std::int64_t>(number);
-  } else if (!value_->is_number_integer()) {
-    refuse_type("an integer");
-  } else if (value_->is_number_unsigned() && value_->get<std::uint64_t>() > std::uint64_t{INT64_MAX}) {
-    refuse_type("an integer of 64 bits");
-  } else {
-    value = value_->get<std::int64_t>();
+  const std::optional<std::int64_t> value = json_integer(json());
+  if (!value) refuse_type(value_->is_number_integer() ? "an integer of 64 bits" : "an integer");
+  if (*value < least || *value > most) {
+    fail(fmt::format("is {}, which cannot be: from {} to {} is wanted", *value, least, most));
   }
-  if (value < least || value > most) {
-    fail(fmt::format("is {}, which cannot be: from {} to {} is wanted", value, least, most));
-  }
-  return value;
+  return *value;
 }
 
 double JsonNode::number(double least, double most) const {

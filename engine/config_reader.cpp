@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -32,14 +31,6 @@ std::string found(const Json& value) {
   return shown(value);
 }
 
-bool is_integral(const Json& value) {
-  if (value.is_number_unsigned()) return value.get<std::uint64_t>() <= std::uint64_t{INT64_MAX};
-  if (value.is_number_integer()) return true;
-  if (!value.is_number_float()) return false;
-  const auto number = value.get<double>();
-  return std::abs(number) <= exact_integers && number == std::floor(number);
-}
-
 template <typename Predicate>
 bool is_list_of(const Json& value, Predicate fits) {
   if (!value.is_array()) return false;
@@ -54,13 +45,13 @@ bool has_kind(const Json& value, ValueKind kind) {
     case ValueKind::boolean:
       return value.is_boolean();
     case ValueKind::integer:
-      return is_integral(value);
+      return json_integer(value).has_value();
     case ValueKind::number:
       return value.is_number();
     case ValueKind::text:
       return value.is_string();
     case ValueKind::size:
-      return is_integral(value) || (value.is_string() && size_from(value.get<std::string>()).has_value());
+      return json_integer(value) || (value.is_string() && size_from(value.get<std::string>()).has_value());
     case ValueKind::numbers:
       return is_list_of(value, [](const Json& entry) { return entry.is_number(); });
     case ValueKind::texts:
@@ -234,9 +225,7 @@ bool Values::has(std::string_view path) const {
 }
 std::optional<std::int64_t> Values::integer(std::string_view path) const {
   const Json* value = json(path);
-  if (value == nullptr) return std::nullopt;
-  return value->is_number_float() ? static_cast<std::int64_t>(value->get<double>())
-                                  : value->get<std::int64_t>();
+  return value == nullptr ? std::nullopt : json_integer(*value);
 }
 std::optional<double> Values::number(std::string_view path) const {
   const Json* value = json(path);

@@ -20,8 +20,7 @@ namespace {
 /// The step of a whole line of such a file; -1 of anything else.
 std::int64_t step_of(const std::string& line) {
   const auto object = parse_json(line);
-  if (!object.is_object() || !object.contains("step") || !object["step"].is_number_integer()) return -1;
-  return object["step"].get<std::int64_t>();
+  return object.is_object() && object.contains("step") ? json_integer(object["step"]).value_or(-1) : -1;
 }
 
 }  // namespace

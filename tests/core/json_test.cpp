@@ -69,6 +69,19 @@ TEST(Json, ProblemsAreNoExceptionsOfTheLibrary) {
   EXPECT_THAT(problem_of("\"" + std::string(100'000, 'x')), SizeIs(::testing::Lt(300)));
 }
 
+TEST(Json, IntegersMayBeWrittenInAnyWayThatIsExact) {
+  const auto integer = [](std::string_view text) { return json_integer(parse_json(text)).value_or(-7); };
+  EXPECT_EQ(integer("9223372036854775807"), INT64_MAX);
+  EXPECT_EQ(integer("-9223372036854775808"), INT64_MIN);
+  EXPECT_EQ(integer("5e8"), 500'000'000);
+  EXPECT_EQ(integer("-2.0"), -2);
+  EXPECT_EQ(integer("9007199254740992.0"), 9007199254740992);
+  for (const char* none :
+       {"9223372036854775808", "9007199254740994.0", "1e300", "0.5", "\"1\"", "true", "null", "[1]"}) {
+    EXPECT_EQ(integer(none), -7) << none;
+  }
+}
+
 // The library's own reading compares each key with all before it.
 TEST(Json, ManyKeysTakeTimeInProportion) {
   std::string text = "{";
