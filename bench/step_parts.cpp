@@ -10,7 +10,7 @@
 namespace tranche::bench {
 
 std::string part_of_step(std::string_view span) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 28> parts{{
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 27> parts{{
       {"matmul", "matmul"},
       {"matmul_bias", "matmul, bias"},
       {"matmul_bias_gelu", "matmul, bias, gelu"},
@@ -35,7 +35,6 @@ std::string part_of_step(std::string_view span) {
       {"cast", "casts and copies"},
       {"copy", "casts and copies"},
       {"fill_zero", "clearing"},
-      {"rounded_sum", "rounding to the wire's dtype, sum"},
       {"adam_update", "optimizer"},
       {"gradient_statistics", "gradient norm"},
       {"accumulate", "gradient sums"},

@@ -78,6 +78,12 @@ void CommunicatorBase::note_reduce_scatter(const void* full, DataType dtype, con
       refuse(name, label, fmt::format("sums fp32, bf16 and fp16, not {}", name_of(each)));
     }
   }
+  if (const DataType to = options.round_to.value_or(dtype); !summable(to) || !rounds(dtype, to)) {
+    refuse(name, label,
+           fmt::format("rounds fp32 to bf16 or fp16 in a group of one rank, not {} to {} in one of {}; cast "
+                       "the values first",
+                       name_of(dtype), name_of(to), size()));
+  }
   if (options.group_size < 1) refuse(name, label, fmt::format("group size {}", options.group_size));
   if (options.bucket_elements < 0) {
     refuse(name, label, fmt::format("bucket of {} elements", options.bucket_elements));

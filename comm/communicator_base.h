@@ -12,6 +12,9 @@ class CommunicatorBase : public Communicator {
   const ByteMeter& meter() const override { return meter_; }
   ByteMeter& meter() override { return meter_; }
   std::uint64_t sequence_hash() const override { return hash_; }
+  bool rounds(DataType from, DataType to) const override {
+    return from == to || (size() == 1 && from == DataType::float32);
+  }
 
  protected:
   // Each checks the arguments (InvalidArgument naming the operation), counts what this rank will send and,

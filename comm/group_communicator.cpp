@@ -9,8 +9,8 @@
 
 #include "comm/call_signature.h"
 #include "comm/node/window_collectives.h"
+#include "comm/sum_pieces.h"
 #include "tranche/core/shape.h"
-#include "tranche/kernels/reduction.h"
 
 namespace tranche::comm {
 
@@ -191,6 +191,14 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
   const bool hosts = window && layout_->hosts() > 1;
   note_size(info, (size() - 1) * count * size_of(dtype));
   info.tag.sequence = sequence_++;
+  if (size() == 1) {
+    const TensorView sum{output, output_dtype, Shape{count}};
+    auto local = [this_engine = engine_.get(), full, dtype, sum, options] {
+      sum_pieces(*this_engine->make_wide_stream(), {&full, 1}, dtype, options, sum,
+                 kernels::SumTarget::memory);
+    };
+    return move(std::move(info), std::move(local), {}, {}, 0, 1);
+  }
   if (window) {
     return engine_->submit(
         hosts ? host_reduce(std::move(info), full, dtype, output, output_dtype, count, options)
@@ -203,15 +211,14 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
     reduction.pieces.push_back(static_cast<const unsigned char*>(full) + member * count * size_of(dtype));
   }
   reduction.count = count;
-  reduction.chunk =
-      size() == 1 ? count : reduction_chunk(engine_->lane_bytes(), size(), dtype, options.bucket_elements);
+  reduction.chunk = reduction_chunk(engine_->lane_bytes(), size(), dtype, options.bucket_elements);
   reduction.dtype = dtype;
   reduction.combine = [this_engine = engine_.get(), output, output_dtype, options](
                           std::span<const void* const> pieces, std::int64_t first, std::int64_t elements,
                           DataType piece_dtype) {
     void* place = static_cast<unsigned char*>(output) + first * size_of(output_dtype);
-    kernels::ordered_sum(this_engine->stream(), pieces, piece_dtype, options.group_size, options.accumulate,
-                         TensorView{place, output_dtype, Shape{elements}});
+    sum_pieces(this_engine->stream(), pieces, piece_dtype, options,
+               TensorView{place, output_dtype, Shape{elements}});
   };
   return engine_->submit(std::make_unique<ReduceExchange>(std::move(info), std::move(reduction)));
 }

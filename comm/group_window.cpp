@@ -6,7 +6,7 @@
 
 #include "comm/node/window_collectives.h"
 #include "comm/node/window_reduce.h"
-#include "tranche/kernels/reduction.h"
+#include "comm/sum_pieces.h"
 
 namespace tranche::comm {
 
@@ -79,8 +79,8 @@ std::unique_ptr<Operation> GroupCommunicator::window_reduce(OperationInfo info, 
                                                                              : kernels::SumTarget::caches;
   auto combine = [engine = engine_.get(), output_dtype, options, dtype, target](
                      std::span<const void* const> pieces, void* out, std::int64_t elements) {
-    kernels::ordered_sum(engine->stream(), pieces, dtype, options.group_size, options.accumulate,
-                         TensorView{out, output_dtype, Shape{elements}}, target);
+    sum_pieces(engine->stream(), pieces, dtype, options, TensorView{out, output_dtype, Shape{elements}},
+               target);
   };
   const WindowReduce::Output result{output, width};
   const std::int64_t form = (std::int64_t{options.group_size} * 64 + static_cast<int>(output_dtype)) * 2 +

@@ -10,9 +10,11 @@
 #include "comm/node/host_layout.h"
 #include "comm/node/slab.h"
 #include "comm/node/window_exchange.h"
+#include "comm/sum_pieces.h"
 #include "device/work_recorder.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
+#include "tranche/device/device.h"
 
 namespace tranche {
 
@@ -33,7 +35,9 @@ class MetaCommunicator : public comm::CommunicatorBase {
     for (int member = 0; member < size; ++member) hosts.push_back(member / local_size);
     layout_ = comm::HostLayout(hosts);
     // The ranks of a host begin an operation when it is ready; devices have a stream for all of them.
-    if (recorder_) lane_ = recorder_->add_lane("communication", !recorder_->inline_compute());
+    if (!recorder_) return;
+    lane_ = recorder_->add_lane("communication", !recorder_->inline_compute());
+    alone_->set_recorder(recorder_.get(), recorder_->inline_compute() ? WorkRecorder::host_lane : lane_);
   }
 
   int rank() const override { return rank_; }
@@ -56,6 +60,11 @@ class MetaCommunicator : public comm::CommunicatorBase {
                        std::int64_t count, const OrderedSumOptions& options, std::span<const Event> ready,
                        const OperationLabel& label) override {
     note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
+    if (size_ == 1) {
+      for (const Event& event : ready) alone_->wait(event);
+      comm::sum_pieces(*alone_, {&full, 1}, dtype, options, TensorView{output, output_dtype, Shape{count}});
+      return alone_->record();
+    }
     return record("reduce_scatter", count * size_, dtype, ready, label);
   }
   /// As GroupCommunicator counts them.
@@ -128,6 +137,8 @@ class MetaCommunicator : public comm::CommunicatorBase {
   std::shared_ptr<comm::Slab> slab_;  // booked like the real one, never touched
   std::shared_ptr<WorkRecorder> recorder_;
   int lane_ = 0;
+  std::unique_ptr<Device> device_ = make_device({.kind = DeviceKind::meta});
+  std::unique_ptr<Stream> alone_ = device_->create_inline_stream("communication", 1);  ///< of one rank's sums
 };
 
 }  // namespace

@@ -160,14 +160,11 @@ void Engine::Impl::launch_reduction(UnitState& unit) {
     source = accumulator;
   }
 
-  const bool add = !boundary && unit.accumulated;
-  void* output = residency.gradients_shard(flat);
-  // Rounded once, to the wire dtype; nothing is copied when it is in that dtype already. A rank that sends to
-  // nobody rounds on the way into G.
-  const bool alone = ranks == 1 && source.dtype == DataType::float32;
+  // Rounded once, to the wire dtype; nothing is copied when it is in that dtype already, or when the
+  // communicator rounds on the way into G.
   StepBuffer wire_buffer;
   ConstTensorView sent = source;
-  if (source.dtype != wire && !alone) {
+  if (!shard.rounds(source.dtype, wire)) {
     wire_buffer = arena->acquire(elements * size_of(wire), Category::communication, unit.name + " wire");
     for (const Event& event : wire_buffer.ready()) compute.wait(event);
     const TensorView rounded{wire_buffer.data(), wire, Shape{elements}};
@@ -176,28 +173,19 @@ void Engine::Impl::launch_reduction(UnitState& unit) {
     unit.gradient_slot.release(compute.record());
   }
 
-  if (ranks == 1) {
-    const TensorView sum{output, accumulation, Shape{elements}};
-    const void* piece = sent.data;
-    if (!alone) {
-      kernels::ordered_sum(compute, {&piece, 1}, wire, 1, add, sum);
-    } else if (wire != DataType::float32 || piece != output) {
-      kernels::rounded_sum(compute, source, wire, add, sum);
-    }
-    unit.reduced = compute.record();
-  } else {
-    OrderedSumOptions options;
-    options.group_size = reduction_group;
-    options.accumulate = add;
-    options.bucket_elements = config.reduce_bucket_elements;
-    const std::vector<Event> ready{compute.record(), unit.reduced};
-    unit.reduced = shard.reduce_scatter(sent.data, wire, output, accumulation, flat.layout.shard_elements(),
-                                        options, ready, OperationLabel{unit.name, "backward", Traffic::data});
-    if (stage == 0 && last_micro_batch) {
-      // Stage 0 keeps all of G: the shards are gathered in G's own dtype, behind the rest of backward.
-      const std::vector<Event> summed{unit.reduced};
-      unit.reduced = all_gather_shard(flat, flat.gradients_data(), accumulation, summed, unit.name, "reduce");
-    }
+  OrderedSumOptions options;
+  options.group_size = reduction_group;
+  options.accumulate = !boundary && unit.accumulated;
+  options.bucket_elements = config.reduce_bucket_elements;
+  options.round_to = wire;
+  const std::vector<Event> ready{compute.record(), unit.reduced};
+  unit.reduced = shard.reduce_scatter(sent.data, sent.dtype, residency.gradients_shard(flat), accumulation,
+                                      flat.layout.shard_elements(), options, ready,
+                                      OperationLabel{unit.name, "backward", Traffic::data});
+  if (stage == 0 && last_micro_batch) {
+    // Stage 0 keeps all of G: the shards are gathered in G's own dtype, behind the rest of backward.
+    const std::vector<Event> summed{unit.reduced};
+    unit.reduced = all_gather_shard(flat, flat.gradients_data(), accumulation, summed, unit.name, "reduce");
   }
   unit.accumulated = true;
   wire_buffer.release(unit.reduced);

@@ -182,6 +182,7 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
   communicator.collectives = choice.host;
   communicator.inline_progress = options.inline_progress;
   communicator.local_size = options.ranks_per_host;
+  communicator.device = device.get();
   communicator.recorder = options.recorder;
   if (options.trace) {
     // The recorder wants the rank, which only the communicator knows: it is made once that is there.

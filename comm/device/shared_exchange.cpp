@@ -11,10 +11,10 @@
 
 #include "comm/call_signature.h"
 #include "comm/device/device_exchange.h"
+#include "comm/sum_pieces.h"
 #include "comm/transport/operation.h"
 #include "core/clock.h"
 #include "tranche/core/error.h"
-#include "tranche/kernels/reduction.h"
 
 namespace tranche::comm {
 
@@ -86,8 +86,8 @@ class SharedExchange : public DeviceExchange {
     if (call.name == "reduce_scatter") {
       std::vector<const void*> pieces;
       for (const Post& post : posts) pieces.push_back(place(post, rank * call.bytes()));
-      kernels::ordered_sum(stream, pieces, call.dtype, call.sum.group_size, call.sum.accumulate,
-                           TensorView{call.to, call.output_dtype, Shape{call.count}});
+      sum_pieces(stream, pieces, call.dtype, call.sum,
+                 TensorView{call.to, call.output_dtype, Shape{call.count}});
     } else if (call.name == "broadcast") {
       if (rank != call.other) copy_on_device(stream, call.to, posts[call.other].data, call.count, call.dtype);
     } else {

@@ -7,9 +7,9 @@
 #include <functional>
 
 #include "comm/device/host_messages.h"
+#include "comm/sum_pieces.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/kernels/reduction.h"
 
 namespace tranche::comm {
 
@@ -186,8 +186,10 @@ class StagedExchange : public DeviceExchange {
           // out = out + sum, or sum alone, rounded once: the sum of one piece.
           upload(static_cast<unsigned char*>(scratch_.data()), sum_of(chunk), chunk.count * 4);
           const void* piece = scratch_.data();
-          kernels::ordered_sum(*group_.stream, {&piece, 1}, DataType::float32, 1, call->sum.accumulate,
-                               TensorView{place, call->output_dtype, Shape{chunk.count}});
+          OrderedSumOptions added;
+          added.accumulate = call->sum.accumulate;
+          sum_pieces(*group_.stream, {&piece, 1}, DataType::float32, added,
+                     TensorView{place, call->output_dtype, Shape{chunk.count}});
         });
   }
 

@@ -16,12 +16,12 @@
 
 #include "comm/device/host_messages.h"
 #include "comm/nccl/nccl_exchange.h"
+#include "comm/sum_pieces.h"
 #include "core/clock.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/device/cuda_interop.h"
-#include "tranche/kernels/reduction.h"
 
 namespace tranche {
 
@@ -83,7 +83,9 @@ class NcclExchange : public DeviceExchange {
     if (call->count > 0) {
       make_current();
       if (call->name == "reduce_scatter") {
-        own_reductions_ ? reduce_by_nccl(*call) : reduce_in_order(*call);
+        // A rank alone has nothing for NCCL, which would not round it.
+        const bool by_nccl = own_reductions_ && group_.size() > 1;
+        by_nccl ? reduce_by_nccl(*call) : reduce_in_order(*call);
       } else {
         move(*call);
       }
@@ -230,8 +232,8 @@ class NcclExchange : public DeviceExchange {
 
   void sum(const DeviceCall& call, const std::vector<const void*>& pieces, std::int64_t first,
            std::int64_t count) {
-    kernels::ordered_sum(
-        *group_.stream, pieces, call.dtype, call.sum.group_size, call.sum.accumulate,
+    sum_pieces(
+        *group_.stream, pieces, call.dtype, call.sum,
         TensorView{call.to_bytes() + first * size_of(call.output_dtype), call.output_dtype, Shape{count}});
   }
 

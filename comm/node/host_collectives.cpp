@@ -4,14 +4,13 @@
 #include <cstring>
 
 #include "comm/node/window_collectives.h"
+#include "comm/sum_pieces.h"
 #include "device/large_copy.h"
 #include "tranche/core/shape.h"
-#include "tranche/kernels/reduction.h"
 
 namespace tranche::comm {
 
 namespace {
-constexpr int all_in_order = 1 << 30;
 /// Elements of which the sums of all groups are kept near before they are added up.
 constexpr std::int64_t block_elements = 2048;
 }  // namespace
@@ -171,8 +170,8 @@ WindowExchange::Progress HostReduce::stage(std::int64_t chunk) {
         if (looks.back().data() == nullptr) return Progress::waits;
         pieces.push_back(looks.back().data());
       }
-      kernels::ordered_sum(*result_.stream, pieces, call().dtype, all_in_order, false,
-                           TensorView{place, DataType::float32, Shape{elements}});
+      sum_pieces(*result_.stream, pieces, call().dtype, {},
+                 TensorView{place, DataType::float32, Shape{elements}});
       place += elements * 4;
     }
     send(transfer(chunk), destination, sums, place - sums);
@@ -244,6 +243,8 @@ bool HostReduce::sum(std::int64_t chunk) {
     if (looks.back().data() == nullptr) return false;
     place_of(member) = looks.back().data();
   }
+  OrderedSumOptions over_groups;
+  over_groups.accumulate = result_.accumulate;
   std::vector<float> block(static_cast<std::size_t>(plan_->groups() * block_elements));
   std::vector<const void*> sums(sources.size()), pieces;
   for (std::int64_t done = 0; done < elements; done += block_elements) {
@@ -257,13 +258,12 @@ bool HostReduce::sum(std::int64_t chunk) {
       float* near = block.data() + static_cast<std::int64_t>(group) * block_elements;
       pieces.clear();
       for (const unsigned char* each : source.pieces) pieces.push_back(each + done * width);
-      kernels::ordered_sum(*result_.stream, pieces, call().dtype, all_in_order, false,
-                           TensorView{near, DataType::float32, Shape{some}});
+      sum_pieces(*result_.stream, pieces, call().dtype, {}, TensorView{near, DataType::float32, Shape{some}});
       sums[group] = near;
     }
     auto* out = static_cast<unsigned char*>(result_.output) + (first_of(chunk) + done) * out_width;
-    kernels::ordered_sum(*result_.stream, sums, DataType::float32, all_in_order, result_.accumulate,
-                         TensorView{out, result_.dtype, Shape{some}});
+    sum_pieces(*result_.stream, sums, DataType::float32, over_groups,
+               TensorView{out, result_.dtype, Shape{some}});
   }
   return true;
 }

@@ -38,6 +38,11 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
   if (transport_->size() > 1 || transport_->needs_polling()) attach();
 }
 
+std::unique_ptr<Stream> ProgressEngine::make_wide_stream() const {
+  return device_->create_inline_stream("communication",
+                                       options_.device != nullptr ? options_.device->threads() : 1);
+}
+
 void ProgressEngine::attach() {
   if (thread_ == nullptr || attached_) return;
   thread_->add(*this);

@@ -10,6 +10,7 @@
 
 namespace tranche {
 
+class Device;
 class TraceRecorder;
 class WindowMemory;
 class WorkRecorder;
@@ -38,6 +39,9 @@ struct CommunicatorOptions {
   /// The source of `memory`'s memory, so that processes of one host can read each other's buffers in
   /// place; not owned. Null with `memory` null: one for the slab is made. Only for MPI communicators.
   WindowMemory* window = nullptr;
+  /// The device that the ranks' buffers belong to, not owned: a rank alone adds with as many threads as its
+  /// kernels have, which wait for it anyway. Null: with one.
+  const Device* device = nullptr;
   std::shared_ptr<WorkRecorder> recorder = nullptr;  ///< meta: keeps the operations; none otherwise
 };
 

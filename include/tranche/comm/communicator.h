@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,6 +33,9 @@ struct OrderedSumOptions {
   int group_size = 1 << 30;
   bool accumulate = false;           ///< add the sum to what `output` holds
   std::int64_t bucket_elements = 0;  ///< most elements (all ranks) exchanged at once; 0: what the slab holds
+  /// The dtype that the values are rounded to before they are added, where the communicator rounds() to it;
+  /// nothing: the dtype that they are in.
+  std::optional<DataType> round_to = std::nullopt;
 };
 
 /// A group of ranks. Every member function but the accessors is collective over the group: all ranks issue
@@ -60,6 +64,10 @@ class Communicator {
   virtual Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
                                std::int64_t count, const OrderedSumOptions& options,
                                std::span<const Event> ready, const OperationLabel& label) = 0;
+  /// True when reduce_scatter takes values in `from` as if they had been rounded to `to` before: those that
+  /// are in `to`, and in a group of one rank, which sends nothing, fp32 values too, without memory in
+  /// between.
+  virtual bool rounds(DataType from, DataType to) const { return from == to; }
   /// Elements, of the (size() - 1) * count that this rank puts on the wire in such a reduce_scatter, that are
   /// sums of several ranks of its host and travel in fp32 whatever `dtype`. Arithmetic only, not collective;
   /// differs among ranks. Zero where all ranks share a host.

@@ -1,0 +1,17 @@
+#pragma once
+/// The deterministic sum of every communicator's reduce_scatter, on every kind of device. Private to comm/.
+
+#include <span>
+
+#include "tranche/comm/communicator.h"
+#include "tranche/kernels/reduction.h"
+
+namespace tranche::comm {
+
+/// out = the ordered sum of `pieces`, or out = out + that (options.accumulate). A piece that is alone is
+/// rounded to options.round_to on the way, and left where it is when it is the sum already.
+void sum_pieces(Stream& stream, std::span<const void* const> pieces, DataType dtype,
+                const OrderedSumOptions& options, const TensorView& out,
+                kernels::SumTarget target = kernels::SumTarget::caches);
+
+}  // namespace tranche::comm
