@@ -225,6 +225,37 @@ TEST(EngineState, GradientsMatchTheClosedForm) {
   }
 }
 
+TEST(EngineState, ARankAloneRoundsItsGradientsToTheWireToo) {
+  // The same sample in every micro-batch: sums and the mean are by powers of two, and leave roundings alone.
+  const auto gradient_over = [](DataType wire, ReductionPolicy policy, std::int64_t accumulation, int stage) {
+    OddRun run;
+    run.stage = stage;
+    run.accumulation = accumulation;
+    run.policy = policy;
+    std::vector<float> gradient;
+    on_ranks(
+        run,
+        [&](Engine& engine, Runtime&) {
+          for (std::int64_t m = 0; m < accumulation; ++m) odd_micro_batch(engine, 3, 1);
+          gradient = engine.read_gradient("prime.c");
+        },
+        [&](Config& config, RuntimeOptions&) { config.precision.wire = wire; });
+    return gradient;
+  };
+  for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
+    for (const int accumulation : {1, 2}) {
+      for (const int stage : {0, 3}) {
+        const std::vector<float> exact = gradient_over(DataType::float32, policy, accumulation, stage);
+        std::vector<float> rounded;
+        for (const float value : exact) rounded.push_back(to_float(from_float<bfloat16>(value)));
+        ASSERT_NE(rounded, exact);
+        EXPECT_EQ(gradient_over(DataType::bfloat16, policy, accumulation, stage), rounded)
+            << accumulation << " micro-batches, stage " << stage;
+      }
+    }
+  }
+}
+
 TEST(EngineState, UpdatesMatchTheClosedForm) {
   // Plain SGD: weight - rate * clip * gradient, with clipping off, at a norm below the limit, and above it.
   for (int stage = 0; stage <= 3; ++stage) {
