@@ -37,7 +37,7 @@ Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vect
 /// Reads and checks the manifest of one checkpoint and the sizes of its files. Throws CheckpointError.
 Manifest open_manifest(FileSystem& files, const std::string& folder);
 
-/// What `latest` should hold for a name, and the reverse: empty when the text is damaged.
+/// The text of `latest` for a name, and the reverse: empty when the text is damaged.
 std::string latest_text(std::string_view name);
 std::string parse_latest(std::string_view text);
 
@@ -62,7 +62,7 @@ class RunFolder {
             std::vector<std::uint64_t> ancestors = {});
 
   const std::string& parent() const noexcept { return parent_; }
-  /// Where the ranks write; known without asking anyone.
+  /// The folder that the ranks write to; known without communication.
   std::string temporary(std::int64_t step) const;
   std::string final_path(std::int64_t step) const { return join_path(parent_, step_name(step)); }
 
@@ -74,7 +74,7 @@ class RunFolder {
   /// gathered records. Checks that all shards are there and the lease is held, writes model.h5 and the
   /// manifest, renames. Returns the checkpoint's path.
   std::string commit(Manifest manifest);
-  /// What failed in the last commit() once the checkpoint was there (`latest`, the removal of what it
+  /// The failure in the last commit() once the checkpoint was there (`latest`, the removal of what it
   /// replaces): readers do not need it, and the next save does it again. Empty: nothing.
   std::string take_warning() { return std::exchange(warning_, {}); }
   /// Removes what a failed save has left.

@@ -1,5 +1,5 @@
 #pragma once
-/// What a checkpoint consists of: names, the layout of what is stored, the manifest. docs/checkpoints.md is
+/// The parts of a checkpoint: names, the layout of what is stored, the manifest. docs/checkpoints.md is
 /// the specification, byte for byte; this is its image in C++.
 
 #include <cstdint>
@@ -84,7 +84,7 @@ struct Layout {
   std::int64_t section_elements(int section, int rank) const;
   /// First element of `unit`'s shard in `rank`'s dataset of `section`.
   std::int64_t unit_begin(int section, int unit, int rank) const;
-  /// What `rank` stores of `unit` in `section`, as a range of the unit's flat buffer.
+  /// The part of `unit` that `rank` stores in `section`, as a range of the unit's flat buffer.
   ElementRange shard_range(int section, int unit, int rank) const;
   /// The section that holds `kind` of trainable or frozen tensors; -1 when there is none.
   int find_section(std::string_view kind, bool frozen) const;
@@ -142,8 +142,8 @@ std::string to_text(const ShardRecord& record);
 /// Throws CheckpointError naming `origin` and the key.
 ShardRecord shard_record_from_text(std::string_view text, std::string_view origin);
 
-/// What a run needs to go on, besides tensors. Texts are JSON objects, "{}" when there is nothing; they are
-/// kept as they are given but for white space.
+/// The state besides tensors that a run needs to go on. Texts are JSON objects, "{}" when there is nothing;
+/// they are kept as they are given but for white space.
 struct RunState {
   std::int64_t step = 0;     ///< completed steps, skipped ones included
   std::int64_t applied = 0;  ///< updates applied (what Adam's bias correction counts)

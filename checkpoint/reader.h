@@ -71,7 +71,7 @@ class Reader {
   Reader(const Reader&) = delete;
 
   static constexpr std::int64_t staging_buffers = 8;
-  /// What is asked of the memory resource.
+  /// The bytes that are asked of the memory resource.
   static std::int64_t staging_bytes();
 
   const std::string& folder() const noexcept;
@@ -103,7 +103,7 @@ class Reader {
   /// read() does.
   void read_array(const ArrayRecord& array, int rank, ElementRange elements, void* memory);
 
-  /// What read_tensor() would ask for, to be read with others as one pipeline.
+  /// The request of read_tensor(), to be read with others as one pipeline.
   ReadRequest request_for(std::string_view name, std::string_view kind, ElementRange elements, DataType dtype,
                           void* memory) const;
 

@@ -49,7 +49,7 @@ struct Reader::Impl {
   const std::vector<std::uint64_t>& table(int rank, std::int64_t block);
   std::vector<std::uint64_t> read_table(int rank, std::int64_t block);
 
-  /// What bytes of a rank's file hold, in words.
+  /// The content of bytes of a rank's file, in words.
   std::string content(int rank, std::int64_t begin, std::int64_t end) const;
 
   Storage storage;

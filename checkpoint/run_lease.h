@@ -21,8 +21,8 @@ struct LeaseOptions {
 /// file `run.lock` there, which names its holder (node, boot, process) and which the holder keeps locked
 /// (flock) and writes to every beat_seconds. It is empty when nobody holds it, and stays.
 ///
-/// Whoever finds it held is refused, and learns by whom. A holder that has died is succeeded: at once if it
-/// was a process of this kernel, which can be asked; if it was one of another node, boot or container only
+/// A run that finds it held is refused, and learns by whom. A holder that has died is succeeded: at once if
+/// it was a process of this kernel, which can be asked; if it was one of another node, boot or container only
 /// when it has shown no sign of life for stale_seconds (watched by this process' clock, so that clocks of
 /// nodes need not agree; a lock cannot tell, since not all file systems show locks to other nodes).
 ///

@@ -1,5 +1,5 @@
 #pragma once
-/// Where every byte of one rank's file lies, known before anything is written.
+/// The place of every byte of one rank's file, known before anything is written.
 
 #include <cstdint>
 #include <string>

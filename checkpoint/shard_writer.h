@@ -48,7 +48,7 @@ class ShardWriter {
   /// given.
   ShardRecord finish();
 
-  /// What put() and finish() take of storage.memory at most when each section's stretches come in ascending
+  /// The most that put() and finish() take of storage.memory when each section's ranges come in ascending
   /// order: sum of the bytes asked of the resource; nothing goes back before the writer ends.
   static std::int64_t most_staging_bytes(const ShardPlan& plan);
   /// Most memory taken for blocks so far.

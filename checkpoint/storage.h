@@ -1,5 +1,5 @@
 #pragma once
-/// What checkpoints are written and read with.
+/// Files, block I/O and memory for writing and reading checkpoints.
 
 #include <functional>
 #include <memory>

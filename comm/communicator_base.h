@@ -1,5 +1,5 @@
 #pragma once
-/// What every communicator does with a call before anything moves: checks, meter, sequence hash.
+/// Validates and records a call of any communicator before anything moves: checks, meter, sequence hash.
 
 #include <string_view>
 

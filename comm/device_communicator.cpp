@@ -100,7 +100,7 @@ class DeviceCommunicator : public CommunicatorBase {
     }
     failure_->end("its communicator was destroyed before it was done");
     watch_.reset();
-    // What is enqueued uses the exchange's memory; the failure above makes it end.
+    // Enqueued work uses the exchange's memory; the failure above makes it end.
     try {
       wait_quietly(stream_->record(), 2.0);
     } catch (...) {

@@ -37,9 +37,9 @@ struct DeviceCommunicatorOptions {
   bool inline_progress = false;
 };
 
-/// What the configuration's `tranche.device_transport` and `tranche.collectives` (auto, ours, messages,
-/// shared, nccl) ask for. Throws ConfigurationError, naming the key, on what is not known or does not go
-/// together.
+/// The transports that the configuration's `tranche.device_transport` and `tranche.collectives` (auto, ours,
+/// messages, shared, nccl) ask for. Throws ConfigurationError, naming the key, on what is not known or does
+/// not go together.
 struct CollectiveChoice {
   DeviceTransport transport = DeviceTransport::automatic;
   bool by_library = false;  ///< reductions by the transport's own library, whose bits are its own
@@ -64,7 +64,7 @@ std::string reductions_of(const CollectiveChoice& choice);
 std::unique_ptr<Communicator> make_device_communicator(Device& device, std::unique_ptr<Communicator> host,
                                                        const DeviceCommunicatorOptions& options = {});
 
-/// What a rank says of itself before a transport is chosen.
+/// A rank's own description, exchanged before a transport is chosen.
 struct DevicePlace {
   std::uint64_t process = 0;  ///< equal for ranks of one process only
   std::string host;           ///< name of the node

@@ -47,7 +47,7 @@ class WindowMemory : public MemoryResource {
   void* allocate(const AllocationRequest& request) override;
   void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
 
-  /// Where bytes lie that peers can read.
+  /// The place of bytes that peers can read.
   struct Place {
     std::int64_t piece = 0;   ///< of the file: where the allocation starts; never used twice
     std::int64_t bytes = 0;   ///< of the allocation, whole pages

@@ -24,7 +24,7 @@ class BackgroundWork {
   bool at_rest() const;
   /// Waits at most so many seconds; at_rest().
   bool wait_for(double seconds) const;
-  /// What the work returned; throws what it threw. Waits for it. LogicError when nothing was started.
+  /// The result of the work; throws what it threw. Waits for it. LogicError when nothing was started.
   std::string take();
   /// Waits, and drops the result.
   void drop() noexcept;

@@ -16,8 +16,8 @@ namespace tranche {
 enum class KeyClass : std::uint8_t { honoured, no_meaning, refused };
 std::string_view name_of(KeyClass key_class);
 
-/// What a honoured key may hold. Integers may be written as floats with an integral value (5e8); a size is
-/// bytes or text such as "16GiB". null is the default everywhere.
+/// The types of values that a honoured key may hold. Integers may be written as floats with an integral value
+/// (5e8); a size is bytes or text such as "16GiB". null is the default everywhere.
 enum class ValueKind : std::uint8_t { boolean, integer, number, text, size, numbers, texts, block, any };
 std::string_view name_of(ValueKind kind);
 
@@ -36,7 +36,7 @@ std::span<const ConfigKey> configuration_keys();
 const ConfigKey* find_configuration_key(std::string_view path);
 /// Names of the keys directly within a block ("" for the top level).
 std::vector<std::string> keys_within(std::string_view block);
-/// What to suggest for an unknown key: a key of the same block that is near, or the path of a key of that
+/// The suggestion for an unknown key: a key of the same block that is near, or the path of a key of that
 /// very name elsewhere; empty when there is none.
 std::string suggest_key(std::string_view block, std::string_view name);
 

@@ -1,4 +1,4 @@
-// What lives beside the device: keys, checks and text of OffloadConfig.
+// State beside the device: keys, checks and text of OffloadConfig.
 
 #include <fmt/core.h>
 

@@ -16,7 +16,7 @@ namespace tranche::detail {
 /// Keeps the order of the file, so that problems are told in it.
 using Json = nlohmann::ordered_json;
 
-/// What is wrong with a configuration, one line each, all told in one error.
+/// The problems of a configuration, one line each, all reported in one error.
 class Problems {
  public:
   void add(std::string line) { lines_.push_back(std::move(line)); }

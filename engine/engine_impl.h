@@ -1,5 +1,5 @@
 #pragma once
-/// What the parts of the engine share: life (engine.cpp, start.cpp, initial_weights.cpp), gather
+/// The state that the parts of the engine share: life (engine.cpp, start.cpp, initial_weights.cpp), gather
 /// (parameters.cpp), reduce (gradients.cpp), boundary (step.cpp), reports (report.cpp). Components with a
 /// state of their own have a header each. Private to engine/.
 
@@ -190,7 +190,7 @@ struct Engine::Impl {
   std::unique_ptr<Offloading> offload;      ///< null: all state lives on the device
   OptimizerArguments arguments;
 
-  // Where the step is.
+  // The state of the step.
   bool in_step = false;
   bool in_micro_batch = false;
   bool in_evaluation = false;

@@ -12,7 +12,7 @@
 
 namespace tranche {
 
-/// What was waited for.
+/// The operation that was waited for.
 enum class Exposed { gather, reduce, offload };
 
 /// When the compute stream passes points of a pass that the host issues.

@@ -1,5 +1,6 @@
 #pragma once
-/// What an engine's state takes and moves, from its layouts and configuration alone. Private to engine/.
+/// The bytes that an engine's state takes and moves, from its layouts and configuration alone. Private to
+/// engine/.
 
 #include <cstdint>
 #include <string>
@@ -15,7 +16,7 @@ class StateFormulas {
  public:
   using Bytes = Engine::StateBytes;
 
-  /// What it is given outlives it; it looks at it when asked.
+  /// The arguments outlive it; they are read when it is asked.
   StateFormulas(const Config& config, const ModelSpec& model, const std::vector<UnitState>& units,
                 const std::vector<OptimizerStateTensor>& state_tensors, const Residency& residency, int rank,
                 int ranks)
@@ -33,7 +34,7 @@ class StateFormulas {
   /// Model state of this rank at another stage plus the slots that a step of it holds at once; an estimate
   /// for telling when a stage does not pay.
   std::int64_t resident_bytes(int of_stage) const;
-  /// What the stages would take, as a sentence for errors; with offload what this one takes where.
+  /// The bytes that the stages would take, as a sentence for errors; with offload what this one takes where.
   std::string stages_for_comparison() const;
   /// Bytes of a step by the formula, the disk's padding not included; as the model gathers when it says so,
   /// else twice a micro-batch.

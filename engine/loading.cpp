@@ -51,7 +51,7 @@ std::string choose_checkpoint(Communicator& ranks, FileSystem& files, const std:
 
 }  // namespace
 
-/// What a rank does to take its part of the sections of a checkpoint.
+/// Reads a rank's part of the sections of a checkpoint.
 struct Engine::Impl::Loading {
   Impl& engine;
 

@@ -89,7 +89,7 @@ std::string timeline_csv(const MemoryRecord& record) {
   auto out = std::back_inserter(text);
   const auto tags = csv_fields(record.tags), phases = csv_fields(record.phases),
              units = csv_fields(record.units);
-  // What is held when the timeline begins, and again where a stretch was not kept, in lines of their own, so
+  // The memory held when the timeline begins, and again where a range was not kept, in lines of its own, so
   // that the changes add up from any such place on.
   const auto held = [&](const MemoryState& state, double seconds) {
     for (const Tier tier : all_tiers) {

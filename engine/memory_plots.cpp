@@ -69,7 +69,7 @@ void add_band(plot::BandRow& row, double begin, double end, const std::string& l
   row.bands.push_back({begin, end, label, color});
 }
 
-/// What is held in [begin, end), a column the fullest instant of its stretch of time.
+/// The memory held in [begin, end): a column is the fullest instant of its range of time.
 plot::AreaChart area_chart(const MemoryRecord& record, Tier tier, double begin, double end) {
   const std::size_t t = index_of(tier);
   const bool long_run = end - begin > 10;

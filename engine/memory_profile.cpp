@@ -53,7 +53,7 @@ struct MemoryProfile::Impl {
   Impl(Runtime& runtime_in, const MemoryTimelineOptions& options)
       : runtime(runtime_in), timeline(runtime_in.ledger(), options) {}
 
-  /// What the process holds, and what of it is booked, at one moment.
+  /// Samples the memory that the process holds, and the part of it that is tracked.
   ProcessSample look(std::int64_t step) const {
     ProcessSample sample;
     sample.process = process_memory();
@@ -126,7 +126,7 @@ std::string MemoryProfile::write(const std::string& directory, const MemoryFigur
   Communicator& all = impl.runtime.all();
   const RankNumber number{all.rank(), all.size()};
   const auto agree = [&](const std::string& problem, int code) {
-    // Where a file could not be written on any rank, all of them throw.
+    // If a file could not be written on any rank, all of them throw.
     std::int64_t failed = problem.empty() ? -1 : all.rank();
     all.all_reduce(&failed, 1, DataType::int64, ReduceOperation::maximum,
                    OperationLabel{"memory profile", "write", Traffic::control, Tier::host})
@@ -210,7 +210,7 @@ std::string signed_bytes(std::int64_t bytes) {
   return (bytes > 0 ? "+" : "") + format_bytes(bytes);
 }
 
-/// What the process holds beyond the books, and of what it consists.
+/// The memory of the process that is not tracked, and its parts.
 struct Unaccounted {
   std::int64_t total = 0;    ///< process less booked
   std::int64_t before = 0;   ///< program, MPI and libraries, when the profile began

@@ -19,7 +19,7 @@ struct ProcessSample {
   std::int64_t step = 0;    ///< whose end it was; 0: before the engine
 };
 
-/// What a rank tells all others.
+/// The figures that a rank sends all others.
 struct RankFigures {
   std::array<std::int64_t, tier_count> block_free{};  ///< of `other` at the measured peak
   MemoryFigures measured, predicted;

@@ -516,7 +516,7 @@ void Engine::Impl::Offloading::report(StepResult& result) {
   result.offload_traffic = traffic;
 }
 
-/// What is issued from here on counts to the step that begins.
+/// Work that is issued from here on counts to the step that begins.
 void Engine::Impl::Offloading::begin_report() {
   link_before = link.counts();
   if (ring) ring_before = ring->counts();

@@ -23,7 +23,7 @@ struct DeviceSlot {
   Event free;
 };
 
-/// What lives elsewhere: how gradients get there, the update at home, how new weights come back.
+/// Offloaded state: how gradients get to it, its update in place, how new weights come back.
 struct Engine::Impl::Offloading {
   Offloading(Impl& engine_in, HostLink& link_in) : engine(engine_in), link(link_in) {}
   ~Offloading();
@@ -47,11 +47,11 @@ struct Engine::Impl::Offloading {
                       std::span<const double> optimizer_sums);
   /// New weights from a stretch of master weights.
   Event publish_stretch(UnitState& unit, const Stretch& stretch);
-  /// What is issued from here on counts to the step that begins.
+  /// Work that is issued from here on counts to the step that begins.
   void begin_report();
   void report(StepResult& result);
 
-  /// Where new weights of elements are written to, and what sends them where they live.
+  /// The destination of new weights, and the copies that send them where they live.
   struct NewWeights {
     ElementRange range;
     std::byte* data = nullptr;  ///< where the update writes them; null: master is the weight

@@ -41,7 +41,7 @@ void Engine::Impl::Gathering::acquire(int index) {
   observed.push_back(index);
   if (in_order) ++expected.position;
   ++unit.holders;
-  // What is left of the update elsewhere, then what is left of the gather.
+  // Waits for the rest of the offloaded update, then for the rest of the gather.
   if (engine.residency.offloaded(unit)) engine.exposed.wait_for(unit.shard_ready, Exposed::offload);
   for (const FlatState* flat : {&unit.trainable, &unit.frozen}) {
     engine.exposed.wait_for(flat->filled, Exposed::gather);

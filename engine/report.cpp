@@ -1,4 +1,4 @@
-// What the engine says of itself: memory, traffic, formulas, the start-up table.
+// The engine's reports: memory, traffic, formulas, the start-up table.
 
 #include <fmt/format.h>
 
@@ -48,7 +48,7 @@ std::string Engine::memory_report() {
   }
   const MemoryInfo info = impl.runtime.device().memory_info();
   if (info.total > 0) {
-    // What the device itself says, so that the books close: all that is taken there and is not this rank's is
+    // The device's own figure, so that the account closes: all that is taken there and is not this rank's is
     // the driver's, the libraries' and that of other processes (ranks that share the device among them).
     std::int64_t values[] = {info.total, info.mapped, info.mapped - info.placed,
                              info.total - info.free - info.mapped};
@@ -175,7 +175,7 @@ std::string Engine::summary() const {
   if (impl.ranks > 1)
     resident += ", " + format_bytes(config.communication_slab_bytes) + " communication slab";
   row("also resident", resident);
-  // What stages hold is compared where all of it is on the device.
+  // Stages are compared where all of their state is on the device.
   for (int lower = impl.stage - 1; lower >= 0 && impl.ranks > 1 && !config.offload.any(); --lower) {
     const std::int64_t here = impl.formulas.resident_bytes(impl.stage),
                        there = impl.formulas.resident_bytes(lower);

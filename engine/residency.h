@@ -48,7 +48,7 @@ class Residency {
   /// The fp32 weight, of trainable elements.
   std::byte* master_at(const FlatState& flat, std::int64_t position) const;
   std::byte* state_at(const FlatState& flat, std::size_t state, DataType dtype, std::int64_t position) const;
-  /// Where this rank's shard of G begins.
+  /// The begin of this rank's shard of the main gradient.
   std::byte* gradients_shard(const FlatState& flat) const {
     return gradients_at(flat, flat.layout.shard_range(rank_).begin);
   }

@@ -55,7 +55,7 @@ struct Runtime::Impl {
   CollectiveChoice choice;
   Ledger ledger;
   std::unique_ptr<Device> device;
-  /// Where ranks of a host read each other's memory: what they exchange is allocated here.
+  /// Set when ranks of a node read each other's memory: buffers that they exchange are allocated here.
   std::unique_ptr<WindowMemory> window;
   std::unique_ptr<PoisonResource> poison;
   std::unique_ptr<LimitResource> limit, host_limit;
@@ -166,7 +166,7 @@ void Runtime::Impl::make_device(int index) {
   MemoryResource* host = &device->memory(Tier::host);
   if (options.host_memory_limit > 0) {
     host_limit = std::make_unique<LimitResource>(*host, options.host_memory_limit, &ledger);
-    // What the ranks met through was taken before there was a device.
+    // The communicator through which the ranks met was made before there was a device.
     host_limit->hold(ledger.total(Tier::host));
     host = host_limit.get();
   }

@@ -21,7 +21,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-/// What is done with files while it lives, as a span of the trace.
+/// A span of the trace for the work on files during its life.
 class DiskSpan {
  public:
   DiskSpan(TraceRecorder* trace, std::string name)
@@ -342,7 +342,7 @@ void Engine::Impl::Saving::close() noexcept {
       } else if (phase == Phase::committing && engine.rank == 0) {
         (void)work.take();  // throws when it has not become a checkpoint
       } else {
-        // What was written without the others is no checkpoint, and the next save clears it.
+        // Files that were written without the others are no checkpoint, and the next save clears them.
         const bool lost = phase == Phase::writing;
         if (feed) feed->cancel();
         if (io) io->cancel();

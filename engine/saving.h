@@ -15,9 +15,9 @@
 
 namespace tranche {
 
-/// What a save copies at once, and where to in the snapshot. As long as all state lives in memory the
-/// snapshot is the file's image; else it holds what does, one piece behind the other, and behind them memory
-/// for the blocks through which pieces and tiles go to the file.
+/// The ranges that a save copies at once, and their places in the snapshot. As long as all state lives in
+/// memory the snapshot is the file's image; else it holds what does, one piece behind the other, and behind
+/// them memory for the blocks through which pieces and tiles go to the file.
 struct SnapshotLayout {
   struct Part {
     checkpoint::SectionPiece piece;
@@ -32,7 +32,7 @@ struct SnapshotLayout {
   std::int64_t staging = 0;  ///< where the blocks' memory begins
 };
 
-/// What all ranks agree on is `phase`; it changes in collective calls only: none -> (every rank writes its
+/// All ranks agree on `phase`; it changes in collective calls only: none -> (every rank writes its
 /// file) writing -> (rank 0 makes it a checkpoint) committing -> none.
 struct Engine::Impl::Saving {
   enum class Phase { none, writing, committing };

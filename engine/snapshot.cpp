@@ -1,4 +1,5 @@
-// What a save takes of a rank: memory is copied at once, tiles of the nvme tier as they come by anyway.
+// The snapshot that a save takes of a rank: memory is copied at once, tiles of the nvme tier as they come by
+// anyway.
 
 #include <cstring>
 

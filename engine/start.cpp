@@ -79,7 +79,7 @@ void Engine::Impl::lay_out() {
 }
 
 void Engine::Impl::agree_on_start() {
-  // What must be equal on all ranks, in the order in which a difference is most useful to name.
+  // The values that must be equal on all ranks, in the order in which a difference is most useful to name.
   struct Start {
     std::uint64_t version, configuration, optimizer, schedule, model_hash, fingerprint;
     std::int64_t local_size;

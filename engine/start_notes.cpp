@@ -1,4 +1,4 @@
-// What the start says of settings that cost overlap or memory in a way their keys do not say.
+// Notes at the start about settings that cost overlap or memory in a way their keys do not say.
 
 #include <fmt/format.h>
 

@@ -270,7 +270,7 @@ StepResult Engine::Impl::finish_step() {
 
   // A skipped step issues the same work, masked: memory and traffic never depend on data.
   arguments.send(runtime.device(), compute, *optimizer, optimizer_step);
-  // What is updated elsewhere goes on while the device updates its own.
+  // Updates of offloaded state go on while the device updates its own.
   if (offload) offload->update(optimizer_step, optimizer_sums);
   for (UnitState& unit : units) update_unit(unit, optimizer_step, optimizer_sums);
   for (UnitState& unit : units) {

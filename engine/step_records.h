@@ -1,11 +1,11 @@
 #pragma once
-/// What a rank tells the others at the end of a step. Private to engine/.
+/// The record that ranks exchange at the end of a step. Private to engine/.
 
 #include <cstdint>
 
 namespace tranche {
 
-/// What each rank tells all others at the boundary, after the per-unit sums of squares.
+/// The record that each rank sends all others at the step boundary, after the per-unit sums of squares.
 struct BoundaryRecord {
   double loss_sum = 0;
   std::int64_t tokens = 0;

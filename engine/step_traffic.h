@@ -1,5 +1,5 @@
 #pragma once
-/// What a step moved between ranks, by the communicator's meter. Private to engine/.
+/// The traffic of a step between ranks, by the communicator's meter. Private to engine/.
 
 #include <map>
 #include <string>

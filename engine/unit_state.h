@@ -1,5 +1,5 @@
 #pragma once
-/// What a rank holds for one unit. Private to engine/.
+/// The state of a rank for one unit. Private to engine/.
 
 #include <memory>
 #include <vector>

@@ -37,9 +37,9 @@ StepTensors acquire_totals(Engine& engine) {
   return totals;
 }
 
-/// What the blocks' forward leaves: at index i the input of block i and its activations, where kept; at index
-/// `layers` the last block's output. Inputs that recomputation starts from wait in `inputs`, in host memory
-/// where that is asked for.
+/// The saved activations of the blocks: at index i the input of block i and its activations, where kept; at
+/// index `layers` the last block's output. Inputs that recomputation starts from wait in `inputs`, in host
+/// memory where that is asked for.
 struct Trail {
   std::vector<StepTensors> residuals;
   std::vector<StepTensors> activations;

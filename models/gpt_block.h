@@ -16,7 +16,7 @@ class UnitGradients;
 
 namespace models {
 
-/// What all parts of the model share while a micro-batch is computed.
+/// The state that all parts of the model share while a micro-batch is computed.
 struct GptPass {
   Engine& engine;
   const GptConfig& config;
@@ -37,8 +37,8 @@ std::uint32_t dropout_site(std::int64_t block, std::uint32_t which);
 /// Unit "h.<index>" with Hugging Face's names, shapes (Conv1D: [in, out]) and initial weights.
 UnitSpec gpt_block_unit(const GptConfig& config, std::int64_t index);
 
-/// What forward leaves for backward: 7 * width + inner elements a token, and the norms' and softmax's
-/// statistics.
+/// The saved activations of forward for backward: 7 * width + inner elements a token, and the norms' and
+/// softmax's statistics.
 StepTensors acquire_block_activations(const GptPass& pass);
 
 /// *output = block(input); input and output [rows, width] in the compute dtype, not the same memory. Without

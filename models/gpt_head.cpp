@@ -37,7 +37,7 @@ struct Blocks {
   }
   /// Of the blocks whose logits are in memory at once.
   std::int64_t kept_columns() const { return std::min(kept * head_block_columns, vocabulary); }
-  /// Where a block's logits begin, in columns.
+  /// The column at which a block's logits begin.
   std::int64_t place(std::int64_t block) const { return block % kept * head_block_columns; }
 };
 

@@ -28,7 +28,7 @@ class Mlp {
  public:
   /// Throws ConfigurationError for fewer than two widths or one that is not positive.
   explicit Mlp(MlpConfig config);
-  /// What the Engine is made with; a sample counts as one token. Throws as the constructor does.
+  /// The model that the Engine is made with; a sample counts as one token. Throws as the constructor does.
   static ModelSpec spec(const MlpConfig& config);
   const MlpConfig& config() const noexcept { return config_; }
 

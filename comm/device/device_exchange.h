@@ -33,7 +33,7 @@ struct DeviceCall {
   unsigned char* to_bytes() const { return static_cast<unsigned char*>(to); }
 };
 
-/// What a strategy is given by its communicator, which outlives it.
+/// The group that a communicator, which outlives its strategy, hands to it.
 struct DeviceGroup {
   Device* device = nullptr;
   Stream* stream = nullptr;  ///< the communication stream
@@ -51,7 +51,7 @@ struct DeviceGroup {
   std::vector<int> peers() const;
 };
 
-/// What was enqueued for a call.
+/// The work that was enqueued for a call.
 struct Issued {
   Event done;
   std::vector<std::pair<int, Event>> peers;  ///< ranks of the job and the points of theirs that it waits for

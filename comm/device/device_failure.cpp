@@ -15,7 +15,7 @@ namespace tranche::comm {
 namespace {
 /// How long a wait sleeps before it looks for failures again.
 constexpr double slice_seconds = 0.02;
-/// What the device is given, after a failure, to come to the end of work that still touches memory.
+/// Seconds that the device is given, after a failure, to end work that still touches memory.
 constexpr double grace_of_done = 1.0;
 
 /// Whether the work before an event has ended, and badly.

@@ -1,5 +1,5 @@
 #pragma once
-/// What ends a rank's exchanges of device memory, and events that know of it. Private to comm/.
+/// The failure that ends a rank's exchanges of device memory, and events that report it. Private to comm/.
 
 #include <atomic>
 #include <exception>
@@ -64,7 +64,7 @@ class GuardedEvent : public EventState {
   std::shared_ptr<EventState> underlying() override;
 
   const Event& inner() const noexcept { return inner_; }
-  /// What this rank had to do before is done.
+  /// The point at which this rank's earlier work is done.
   const Event& started() const noexcept { return started_; }
   const std::vector<std::pair<int, Event>>& peers() const noexcept { return peers_; }
   /// Waits for `inner` alone; throws what made it fail, with the peer to blame.

@@ -20,7 +20,7 @@ namespace tranche::comm {
 
 namespace {
 
-/// What a rank tells its peers.
+/// A rank's message to its peers.
 struct Post {
   const void* data = nullptr;
   Event event;
@@ -35,8 +35,8 @@ struct Offer {
   std::shared_ptr<HostEvent> taken;
 };
 
-/// Where the ranks of a group meet. Two sets of posts take turns: whoever posts for the meeting after the
-/// next has left this one.
+/// The meeting point of a group's ranks. Two sets of posts take turns: whoever posts for the meeting after
+/// the next has left this one.
 struct Meeting {
   explicit Meeting(int size) : posts{std::vector<Post>(size), std::vector<Post>(size)}, arrived(size) {}
   std::mutex mutex;

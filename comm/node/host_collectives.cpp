@@ -201,7 +201,7 @@ WindowExchange::Progress HostReduce::work(std::int64_t chunk) {
 bool HostReduce::sum(std::int64_t chunk) {
   const std::int64_t width = size_of(call().dtype), elements = elements_of(chunk);
   const std::int64_t out_width = size_of(result_.dtype);
-  // Where each group's sum, or its members' pieces, lie.
+  // The addresses of each group's sum, or of its members' pieces.
   struct Source {
     const unsigned char* sum = nullptr;
     std::vector<const unsigned char*> pieces;

@@ -33,10 +33,10 @@ class HostLayout {
   std::map<int, std::int64_t> sizes_;  ///< hosts, by their ranks
 };
 
-/// What crosses between hosts in an ordered sum with groups of `group_size` consecutive members. A group that
-/// lies on one host sends one fp32 sum of it; members of a group that lies on several send what they have,
-/// since their sum depends on its order. Either way every addition of the bracket is one piece sent or read,
-/// so that N-1 pieces per shard travel whatever the layout.
+/// The data that crosses between nodes in a deterministic sum with groups of `group_size` consecutive
+/// members. A group that lies on one host sends one fp32 sum of it; members of a group that lies on several
+/// send what they have, since their sum depends on its order. Either way every addition of the bracket is one
+/// piece sent or read, so that N-1 pieces per shard travel whatever the layout.
 class ReducePlan {
  public:
   ReducePlan(const HostLayout& layout, int group_size, std::int64_t width);

@@ -36,7 +36,7 @@ class MpiWindow {
   void* reach(int rank, const Exposure& exposure) { return map(rank, exposure, true); }
   /// Of a rank that reads() or of this one.
   WindowBoard& board(int rank);
-  /// What a rank that reads() and this one tell each other; null where that has to be messages.
+  /// The control messages between a rank that reads() and this one; null where MPI has to carry them.
   WindowNotes* notes(int rank);
 
  private:

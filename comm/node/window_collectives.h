@@ -41,7 +41,7 @@ class WindowAllReduce : public WindowExchange {
   std::vector<bool> copied_;  ///< by member
 };
 
-/// Where sums, and what all members gather, are large enough to go past the caches.
+/// The sizes from which sums, and the bytes that all members gather, are written past the caches.
 inline constexpr std::int64_t streamed_bytes = 1 << 20, streamed_gather_bytes = 4 << 20;
 
 }  // namespace tranche::comm

@@ -46,7 +46,7 @@ std::int64_t WindowExchange::elements_of(std::int64_t chunk) const {
   return std::min(call_.chunk, call_.count - first_of(chunk));
 }
 
-/// Where a rank that copies nothing tells once, one that copies tells for every chunk; and so for what its
+/// A rank that copies nothing notifies once, one that copies notifies for every chunk; and so for what its
 /// readers tell it.
 std::int64_t WindowExchange::expected(const Peer& peer) const {
   const std::int64_t exposures = peer.direct ? 1 : chunks_;

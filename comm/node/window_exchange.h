@@ -12,14 +12,14 @@
 
 namespace tranche::comm {
 
-/// What lets peers do blocks of a rank's work for it.
+/// The descriptor by which peers do blocks of a rank's work for it (work stealing).
 struct WorkOffer {
   int share = -1;         ///< number of its WorkShare; -1: it does all itself
   std::int64_t form = 0;  ///< who works in another way does not help
   Exposure output;        ///< where the work's result goes
 };
 
-/// What is common to the three collectives.
+/// The arguments that the three collectives have in common.
 struct WindowCall {
   std::vector<int> members;  ///< job ranks of the group, in group order
   int self = 0;              ///< index in members
@@ -76,7 +76,7 @@ class WindowExchange : public Operation {
   enum class Progress { waits, moved, done };
   /// A bounded piece of the work on a chunk.
   virtual Progress work(std::int64_t chunk) = 0;
-  /// What has to be done with a chunk before work(), while earlier chunks are still at work.
+  /// Prepares a chunk for work(), while earlier chunks are still being worked on.
   virtual Progress stage(std::int64_t) { return Progress::done; }
   /// Whether every chunk needs a lane, even where peers read this rank's buffer itself.
   virtual bool needs_lane() const { return false; }
@@ -107,7 +107,7 @@ class WindowExchange : public Operation {
   /// Whether any peer may know of this rank's part.
   bool told() const { return exposed_ > 0; }
   const WorkOffer& offer_of(int member) const;
-  /// Where a member's work goes, for writing.
+  /// The destination of a member's work, for writing.
   Look result_of(int member, std::int64_t offset) const;
   Transport& transport() const { return *call_.transport; }
   /// Members of which nothing has been heard yet.

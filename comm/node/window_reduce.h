@@ -12,7 +12,7 @@ namespace tranche::comm {
 
 /// output = ordered sum of the members' pieces for this rank.
 ///
-/// Where ranks are more than cores some are let run late, and the others would end early and wait. So a rank
+/// When ranks outnumber cores some are scheduled late, and the others would end early and wait. So a rank
 /// that has summed its own part goes on with blocks of its peers' parts, straight into their outputs, and
 /// tells that it has done only when no block is left to claim. The bits are those of the owner's own sum.
 class WindowReduce : public WindowExchange {

@@ -32,7 +32,7 @@ std::chrono::microseconds pause_after(int quiet, std::chrono::microseconds waite
 }  // namespace
 
 struct CommunicationThread::Impl {
-  /// What a look at everything found.
+  /// The result of polling everything once.
   struct Found {
     bool moved = false, busy = false, look = false;
   };
@@ -193,7 +193,7 @@ std::shared_ptr<void> CommunicationThread::stand_in(std::shared_ptr<Communicatio
               const std::lock_guard lock(of->mutex);
               last = --of->stand_ins == 0;
             }
-            // What is left is the thread's again.
+            // The rest is the thread's again.
             if (last && of->busy.load(std::memory_order_relaxed)) thread->wake();
           }};
 }

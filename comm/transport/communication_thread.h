@@ -10,7 +10,7 @@ class HostEvent;
 
 namespace tranche::comm {
 
-/// What the thread drives.
+/// Work that the thread drives.
 class Pollable {
  public:
   virtual ~Pollable() = default;

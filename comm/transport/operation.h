@@ -16,7 +16,7 @@
 
 namespace tranche::comm {
 
-/// What is common to all operations.
+/// The properties that all operations have in common.
 struct OperationInfo {
   std::string_view name;  ///< a literal
   std::string unit, phase;
@@ -116,7 +116,7 @@ class DirectOperation : public Operation {
   std::vector<Flow> sends_, receives_;
 };
 
-/// What a reduction exchanges and how it is summed.
+/// The data that a reduction exchanges, and its order of summation.
 struct Reduction {
   std::vector<int> members;         ///< job ranks of the group, in group order
   int self = 0;                     ///< index in members

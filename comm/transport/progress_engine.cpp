@@ -72,7 +72,7 @@ Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
         },
         {}, bell_);
   } else if (attached_) {
-    // Who waits does the work meanwhile.
+    // A waiting caller does the work meanwhile.
     const std::weak_ptr<CommunicationThread> thread = thread_;
     done->set_progress(
         [thread, wanted = done.get()] {
@@ -250,7 +250,7 @@ void ProgressEngine::expire(Operation& operation, double now) {
   }
   if (waited < timeout) return;
   const Missing missing = operation.missing();
-  // Who sees no more than that others wait leaves it to them to name the cause.
+  // A rank that sees no more than that others wait leaves it to them to name the cause.
   if (missing.indirect && waited < timeout + std::min(1.0, timeout / 4)) return;
   throw CommunicationError(overdue(operation.describe(), missing, timeout));
 }
@@ -378,8 +378,8 @@ void ProgressEngine::post_failure(std::string_view cause, ExitStatus status, dou
     // By value: the thread may come to it after this call has returned.
     const auto post = [this, text = std::string(cause), status, cause_follows, limit] {
       const std::lock_guard progress(progress_mutex_);
-      // Who was ended by a peer's failure passes that on: of several that tell, the first to be heard may not
-      // be where it began, and "rank 3 failed: rank 1 failed: ..." would name the wrong rank.
+      // A rank that was ended by a peer's failure passes that on: of several reports, the first to arrive may
+      // not be where it began, and "rank 3 failed: rank 1 failed: ..." would name the wrong rank.
       const FailureReport report =
           heard_.value_or(FailureReport{transport_->rank(), text, status, cause_follows});
       while (!transport_->post_failure(report) && seconds_now() < limit) std::this_thread::yield();

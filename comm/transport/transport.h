@@ -1,5 +1,6 @@
 #pragma once
-/// What a communicator needs of the wire: nonblocking messages and reports of failure. Private to comm/.
+/// The interface of a communicator to the network: nonblocking messages and reports of failure. Private to
+/// comm/.
 
 #include <atomic>
 #include <cstdint>
@@ -38,7 +39,7 @@ class Message {
   virtual bool test() = 0;
 };
 
-/// What a failed rank told its peers.
+/// A failed rank's message to its peers.
 struct FailureReport {
   int rank = 0;  ///< where it began, which need not be who told of it
   std::string cause;
