@@ -199,9 +199,9 @@ void Bench::write_by_hdf5(const std::string& path) {
   storage().files.open(path, OpenMode::update)->sync();
 }
 
-/// What each of `world` ranks needs of the checkpoint, one rank after the other, each with a reader of its
-/// own: every tensor's elements in its shard, to memory as an engine has it. by_unit: a call for each unit
-/// and kind instead of one.
+/// Reads the parts that each of `world` ranks needs of the checkpoint, one rank after the other, each with a
+/// reader of its own: every tensor's elements in its shard, to memory as an engine has it. by_unit: a call
+/// for each unit and kind instead of one.
 void Bench::read(int world, bool by_unit, bool compare) {
   const Layout wanted = make_bench_layout(settings_.bytes, world);
   for (int rank = 0; rank < world; ++rank) {

@@ -221,7 +221,7 @@ std::vector<Way> Bench::streams() {
   return result;
 }
 
-/// What a rank does of a collective of `count` elements a rank, with its own memory alone.
+/// A rank's share of a collective of `count` elements a rank, with its own memory alone.
 void Bench::bare(Kind kind, std::int64_t count) {
   auto* full = static_cast<float*>(full_.data());
   auto* part = static_cast<float*>(part_.data());

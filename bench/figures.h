@@ -1,5 +1,5 @@
 #pragma once
-/// What benches make of the seconds that they measure.
+/// Figures of the seconds that benches measure.
 
 #include <vector>
 

@@ -28,7 +28,7 @@ Flag number_flag(std::string_view name, double& into);
 /// The parts of "a,b,c"; of "" one that is empty.
 std::vector<std::string> comma_list(const std::string& text);
 
-/// What --help asks for: the flags, a line each.
+/// Thrown for --help: the flags, a line each.
 struct HelpAsked {
   std::string text;
 };
@@ -41,7 +41,7 @@ void parse_flags(int argc, char** argv, const std::vector<Flag>& flags);
 /// The text with which `word` of a command line is refused, `known` being the flags that there are.
 std::string unknown_flag(const std::string& word, const std::vector<std::string>& known);
 
-/// What main() does: runs the body, and prints an Error as the program's, or the help; the exit status.
+/// The body of main(): runs it, and prints an Error as the program's, or the help; the exit status.
 int run_program(const char* name, const std::function<void()>& body);
 
 }  // namespace tranche::bench

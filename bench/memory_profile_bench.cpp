@@ -1,4 +1,4 @@
-// What a memory profile costs: two engines of the same model in one process, one of them profiled (timeline,
+// The cost of a memory profile: two engines of the same model in one process, one of them profiled (timeline,
 // spans of every kernel, looks at the process), step about.
 // bench_memory_profile [--model gpt-mini] [--rounds 60] [--micro-batch 4] [--sequence 128] [--control 1]
 #include <fmt/format.h>
@@ -88,7 +88,7 @@ void run(const Settings& settings) {
   const std::int64_t events_before = profiled.events(), spans_before = profiled.spans();
   std::vector<double> wall, processor, wall_ratio, processor_ratio;
   for (std::int64_t round = 0; round < settings.rounds; ++round) {
-    // Who is first changes, so that what the one leaves behind favours neither.
+    // The order changes, so that after-effects of one favour neither.
     Seconds without, with;
     if (round % 2 == 0) without = plain.step();
     with = profiled.step();

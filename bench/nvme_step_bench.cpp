@@ -270,7 +270,7 @@ void Bench::run() {
                                             [&] { a = seconds_of([&] { pass(true, false); }); },
                                             [&] { c = seconds_of([&] { pass(true, true); }); },
                                             [&] { b = seconds_of([&] { pass(false, true); }); }};
-    // What a way leaves to the next (a disk that still tidies up) must not fall to the same one each time.
+    // The after-effects of a variant (a disk that still tidies up) must not fall to the same one each time.
     std::shuffle(ways.begin(), ways.end(), order);
     for (const auto& way : ways) way();
     seconds["transfers"].push_back(a);

@@ -83,7 +83,7 @@ void locate(benchmark::State& state) {
   report<TensorPiece>(state, 1);
 }
 
-/// What one rank reads of a checkpoint of twice as many ranks and one.
+/// The part of a checkpoint of twice as many ranks and one that one rank reads.
 void reshard(benchmark::State& state) {
   const auto tensors = tensors_of(state.range(0));
   const int ranks = static_cast<int>(state.range(1));

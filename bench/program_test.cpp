@@ -1,4 +1,4 @@
-// What benches share: command lines and figures.
+// The common parts of benches: command lines and figures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

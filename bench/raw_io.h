@@ -1,5 +1,5 @@
 #pragma once
-/// What a disk can do, for benches to be measured against: one range of a file by plain system calls.
+/// The speed of a disk, for benches to be measured against: one range of a file by plain system calls.
 
 #include <cstdint>
 #include <memory>

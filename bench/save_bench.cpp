@@ -1,6 +1,6 @@
-// What an asynchronous save costs the training: the pause of Engine::save() beside one memcpy of the shard,
-// and the steps that run while the checkpoint is written beside steps without. Alone or under mpirun; the
-// slowest rank of each round counts.
+// The cost of an asynchronous save to the training: the pause of Engine::save() beside one memcpy of the
+// shard, and the steps that run while the checkpoint is written beside steps without. Alone or under mpirun;
+// the slowest rank of each round counts.
 //   bench_save [--dir DIR] [--mib N] [--repeats N] [--threads N] [--rows N]
 #include <fmt/core.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What a step's milliseconds went into, from the spans of its stream.
+/// The parts of a step's time, from the spans of its stream.
 
 #include <cstdint>
 #include <map>

@@ -1,4 +1,4 @@
-// What would GPT-2 take a rank? Plans every ZeRO stage without a device, MPI or the memory itself, and looks
+// Plans the memory of GPT-2 a rank: every ZeRO stage without a device, MPI or the memory itself, and looks
 // for the cheapest configuration that fits a budget: plan_memory [MODEL] [RANKS] [GiB]
 #include <tranche/planner/planner.h>
 

@@ -1,4 +1,4 @@
-// What a program can bring to the training rule: a schedule of its own, a parameter group, a rate set by
+// A program's own parts of the training rule: a schedule of its own, a parameter group, a rate set by
 // hand, gradients changed or a step skipped before the update, a batch that grows; and the trained weights
 // asked for predictions. The model is a line through noisy points. Runs alone or as `mpirun -n N
 // training_rule STAGE`.

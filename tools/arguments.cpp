@@ -71,7 +71,7 @@ void add_model_flags(CLI::App& app, Options& options) {
   app.add_option("--nvme-space", options.nvme_space, "most room of a rank's swap file, like 1TiB");
 }
 
-/// What `train` and the runs of `scale` read alike, beside model and configuration.
+/// Flags that `train` and the runs of `scale` have in common, beside model and configuration.
 void add_data_flags(CLI::App& app, Options& options) {
   app.add_option("--data", options.data, "text file (bytes), or tokens of llm.c or nanoGPT");
   app.add_option("--data-format", options.data_format, "auto, text, llmc or nanogpt")->capture_default_str();
@@ -215,7 +215,7 @@ void add_train_flags(CLI::App& app, Options& options) {
   kill -USR1 PID_OF_MPIRUN                  # save after the present step, and end)");
 }
 
-/// What flags of checkpoints need of each other.
+/// Checks the flags of checkpoints against each other.
 void check_checkpoints(const Options& options) {
   const auto refuse = [](const std::string& text) { throw ConfigurationError(text); };
   if (options.checkpoint_dir.empty()) {
@@ -278,7 +278,7 @@ std::vector<Flag> comparable_flags(const CLI::App& command) {
   return flags;
 }
 
-/// What CLI11 says in its own words of a value that is missing, or none.
+/// Our words for what CLI11 says of a missing or unexpected value.
 std::string plain_text(const CLI::ParseError& error) {
   const std::string text = error.what();
   if (error.get_name() == "ConversionError") {

@@ -34,7 +34,7 @@ struct Flag {
   std::string name, value;
 };
 
-/// What was asked for. What is not set leaves the configuration file, or the default, as it is.
+/// The command line. A flag that is not set leaves the configuration file, or the default, as it is.
 struct Options {
   Command command = Command::none;
   /// Help or version text: print it and end with status 0.

@@ -62,7 +62,7 @@ CharacterClass class_at(std::string_view text, std::size_t at) {
   return class_of(decode_utf8(text.substr(at)).character);
 }
 
-/// Where the run of characters of one class that begins at `at` ends.
+/// The end of the run of characters of one class that begins at `at`.
 std::size_t end_of_run(std::string_view text, std::size_t at) {
   const CharacterClass run = class_at(text, at);
   while (at < text.size()) {

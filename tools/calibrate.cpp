@@ -30,7 +30,7 @@ namespace {
 
 /// Shares of --seconds that the parts of one number of ranks get, among all of them.
 constexpr double steps_share = 0.45, products_share = 0.3, collectives_share = 0.2;
-/// What computes is measured so often, the other measurements between, and the median taken: what disturbs a
+/// Kernels are measured so often, the other measurements between, and the median taken: what disturbs a
 /// machine for a second disturbs one of them.
 constexpr int passes = 3;
 constexpr std::int64_t copied_bytes = std::int64_t{32} << 20;

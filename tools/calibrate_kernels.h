@@ -11,7 +11,7 @@
 
 namespace tranche::tools {
 
-/// What kernels of so many threads are timed by: one thread's own processor time, so that a machine which
+/// The clock for kernels of so many threads: one thread's own processor time, so that a machine which
 /// does other things at the same time measures nearly the same; else what passes.
 double (*clock_of(int threads))();
 

@@ -43,7 +43,7 @@ struct Sample {
   double seconds;
 };
 
-/// What one pass over a probe found.
+/// The times of one pass over a probe.
 struct Visit {
   std::vector<Sample> samples;  ///< by kernel call of the step
   double launch = 0;            ///< seconds of a step beside its kernels, for each kernel

@@ -1,5 +1,5 @@
 #pragma once
-/// What calibrations make of many noisy times. No measuring here: plain numbers in, plain numbers out.
+/// One figure of many noisy times, for calibrations. No measuring here: plain numbers in, plain numbers out.
 
 #include <vector>
 
@@ -26,7 +26,7 @@ struct SharedSteps {
   std::vector<double> own;     ///< seconds of each step of this rank by the clock of its kernels
 };
 
-/// What the step of ranks that wait for each other takes over what a rank's kernels take: the ratio of the
+/// The step time of ranks that wait for each other over the time of a rank's kernels: the ratio of the
 /// medians, each of the visits' own, and of these the median. Visits of fewer than `least_steps` steps, or of
 /// steps shorter than `least_seconds`, say more of the meeting than of the steps and do not count. At least
 /// 1; 1 when no visit counts.

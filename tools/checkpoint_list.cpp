@@ -17,7 +17,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-/// What the file `latest` says, and what it does not.
+/// The content of the file `latest`, and its problem if it has one.
 struct Latest {
   std::string name;  ///< of the folder; empty when it says none
   std::string problem;

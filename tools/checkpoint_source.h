@@ -16,7 +16,7 @@ namespace tranche::tools {
 /// "x/latest"); `notes` get a line for each that was passed over. Throws CheckpointError.
 std::string find_checkpoint(FileSystem& files, const std::string& path, std::vector<std::string>& notes);
 
-/// What the checkpoint says of its model. With `model` (a preset or a config.json; what --model takes) the
+/// The model that a checkpoint describes. With `model` (a preset or a config.json; what --model takes) the
 /// model is that one. Throws CheckpointError when neither says it.
 RunIdentity identity_of(const checkpoint::Manifest& manifest, const std::string& path,
                         const std::string& model);

@@ -95,7 +95,7 @@ bool follows_the_end(const Flat& flat) {
          find(flat, "scheduler.params.total_num_steps") == nullptr;
 }
 
-/// What `auto` stands for at this stage.
+/// The policy that `auto` stands for at this stage.
 std::string reduction_policy(const Flat& flat) {
   const json* policy = find(flat, "tranche.reduction");
   const json* stage = find(flat, "zero_optimization.stage");

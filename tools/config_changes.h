@@ -1,5 +1,5 @@
 #pragma once
-/// What is not as it was in the run that a checkpoint is from.
+/// The differences of a run from the one that a checkpoint is from.
 
 #include <string>
 #include <string_view>

@@ -25,7 +25,7 @@ class BatchFeeder {
   std::int64_t vocabulary_;
   std::int64_t sequence_;
   Buffer device_tokens_, device_targets_;
-  /// Where host code cannot reach the device: memory that is copied from behind the host's back, one place
+  /// Used if host code cannot reach the device: memory that is copied from behind the host's back, one place
   /// for each micro-batch of a step and one more, so that no step waits for a place.
   Buffer staging_;
   std::vector<Event> staged_;  ///< by place: its last copy is done

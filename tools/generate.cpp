@@ -20,7 +20,7 @@ namespace tranche::tools {
 
 namespace {
 
-/// Where the weights come from.
+/// The source of the weights.
 struct Source {
   RunIdentity identity;
   std::string checkpoint;                          ///< its path; empty: a folder of Hugging Face's

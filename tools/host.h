@@ -1,5 +1,5 @@
 #pragma once
-/// What a result was measured on.
+/// The machine that a result was measured on.
 
 #include <cstdint>
 #include <string>
@@ -24,7 +24,7 @@ std::string fingerprint_of(const std::string& file);
 
 /// Path of this program's file.
 std::string own_path();
-/// Where a command is found in PATH; empty: nowhere. Paths are looked at as they are.
+/// The path at which a command is found in PATH; empty: nowhere. Paths are looked at as they are.
 std::string find_command(const std::string& name);
 
 }  // namespace tranche::tools

@@ -35,7 +35,7 @@ ordered_json cuda_json() {
           {"problem", probe.problem}};
 }
 
-/// What the CPU says it can do, of what kernels and their libraries look at.
+/// The CPU's features that kernels and their libraries look at.
 std::string cpu_features() {
   std::string features;
 #if defined(__x86_64__)

@@ -44,7 +44,7 @@ Failure describe(const std::exception_ptr& error) {
   } catch (const comm::PeerFailure& failure) {
     return {failure.what(), static_cast<int>(failure.exit_status()), true};
   } catch (const ConfigurationError& usage) {
-    // What the user gave is at fault: where in the sources it was noticed is of no use to them.
+    // The user's input is at fault: the place in the sources that noticed it is of no use to them.
     return {usage.message(), static_cast<int>(usage.exit_status()), false};
   } catch (const IoError& disk) {
     const std::string rank = disk.rank() < 0 ? "" : fmt::format("[rank {}] ", disk.rank());
@@ -165,8 +165,8 @@ int Launch::fail(Communicator& communicator, const std::exception_ptr& error, do
   if (failure.text.find("[rank") == std::string::npos) {
     failure.text = fmt::format("[rank {}] {}", own_rank, failure.text);
   }
-  // What has no type of its own is this rank's alone; typed errors are often met by all ranks at once, and
-  // then the lowest rank speaks and has ended the job before the next would.
+  // An error without a type of its own is this rank's alone; typed errors are often met by all ranks at once,
+  // and then the lowest rank speaks and has ended the job before the next would.
   const bool alone = failure.status == static_cast<int>(ExitStatus::other);
   if (alone) failure.status = static_cast<int>(ExitStatus::communication);
   const double turn = own_rank == 0 ? 0 : std::min(0.375 + 0.125 * own_rank, 1.0) * patience;

@@ -18,7 +18,7 @@ namespace tranche::tools {
 /// end; beside those of core/error.h.
 inline constexpr int storage_failed = 8;
 
-/// What to say of an error, and the exit status of the program that ends with it.
+/// The message of an error, and the exit status of the program that ends with it.
 struct Failure {
   std::string text;  ///< Error::what(), with rank and position
   int status = 1;

@@ -1,5 +1,5 @@
 #pragma once
-/// What offloading costs the steps of a run, for people.
+/// The cost of offloading to the steps of a run, for people.
 
 #include <cstdint>
 #include <string>

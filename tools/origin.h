@@ -19,7 +19,7 @@ struct Origin {
   std::vector<std::string> notes;    ///< other lines for people
 };
 
-/// What --resume, --resume-weights-only and --from ask for. Not collective: for one rank.
+/// The checkpoint that --resume, --resume-weights-only or --from ask for. Not collective: for one rank.
 ///
 /// `--resume latest` finds nothing in a folder without checkpoints, which a note says, so that the command
 /// line that starts a run continues it after it was killed, too; but it is refused where checkpoints are

@@ -65,7 +65,7 @@ planner::CostModel rates_of(const Options& options, const Config& config) {
   return rates;
 }
 
-/// What --machine asks for beside the plan; empty: nothing.
+/// The projection that --machine asks for beside the plan; empty: none.
 std::optional<planner::ProjectionRequest> projection_request(const Options& options,
                                                              const planner::PlanRequest& plan) {
   if (options.machine.empty()) return std::nullopt;
@@ -207,7 +207,7 @@ int run_plan(const Options& options, const Output& output) {
   }
   if (!options.write.empty() && result.fits) {
     Config written = result.config;
-    // What plan_request() made up must not end a training's schedule.
+    // The steps that plan_request() made up must not end a training's schedule.
     written.total_steps_hint = read_config(options, request.ranks).total_steps_hint;
     write_output_file(options.write, written.to_json() + "\n");
     if (!options.json) output.out << "configuration: " << options.write << "\n";

@@ -5,7 +5,7 @@
 
 namespace tranche::tools {
 
-/// What a command line asks to be planned. Throws ConfigurationError.
+/// The plan that a command line asks for. Throws ConfigurationError.
 planner::PlanRequest plan_request(const Options& options);
 
 /// `tranche plan`: starts no ranks and touches no device. Returns the exit status: 3 when a budget (--fit, or

@@ -28,7 +28,7 @@ struct CheckpointRecord {
   double seconds = 0;        ///< from the request to when it was found complete
 };
 
-/// Where ranks run, as rank 0 sees it.
+/// The placement of ranks, as rank 0 sees it.
 struct Placement {
   int ranks_on_host = 1;  ///< of its host
   int threads = 1;        ///< of a rank's kernels
@@ -36,7 +36,7 @@ struct Placement {
   int host_cores = 1;     ///< that its host has
 };
 
-/// What to say of too few cores for the threads of ranks, or of a rank that was bound to fewer than its
+/// A warning of too few cores for the threads of ranks, or of a rank that was bound to fewer than its
 /// share; empty where all is well.
 std::string note_on_cores(const Placement& placement);
 
@@ -82,7 +82,7 @@ class Report {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What add_step() adds, as one line of JSON.
+/// The entry that add_step() adds, as one line of JSON.
 std::string step_line(const StepResult& result);
 /// {"step", "validation_loss", "tokens"}, likewise.
 std::string validation_line(std::int64_t step, const EvaluationResult& result);

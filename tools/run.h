@@ -1,5 +1,6 @@
 #pragma once
-/// What `tranche train` and `tranche evaluate` share: a job from its flags to an engine that is ready.
+/// The common part of `tranche train` and `tranche evaluate`: a job from its flags to an engine that is
+/// ready.
 
 #include <iosfwd>
 #include <memory>
@@ -73,7 +74,7 @@ struct Run {
   /// Collective. Whether checkpoints can be written where they are to go, by all ranks to one folder, and by
   /// no other run.
   int require_folder();
-  /// What to say below an error: of OutOfMemory, the configuration that would have fitted the budget.
+  /// The advice below an error: of OutOfMemory, the configuration that would have fitted the budget.
   std::string advice_on(const std::exception_ptr& error, int ranks_per_node) const;
   /// Runs `work` after prepare() and start(), turning what is thrown into the end of the job.
   int execute(const std::function<void()>& work);

@@ -1,6 +1,6 @@
 #pragma once
-/// What `tranche train` writes of itself into every checkpoint: enough to use the weights without its flags,
-/// and to refuse to go on with another model or other tokens.
+/// The description that `tranche train` writes of itself into every checkpoint: enough to use the weights
+/// without its flags, and to refuse to go on with another model or other tokens.
 
 #include <cstdint>
 #include <string>

@@ -136,7 +136,7 @@ class Conductor {
       rest.remove_prefix(std::min(end + 1, rest.size()));
     }
     output_.errors << std::flush;
-    // What was asked for cannot be, and memory does not grow: other repeats would end the same way.
+    // The request cannot be met, and memory does not grow: other repeats would end the same way.
     if (result.status == static_cast<int>(ExitStatus::configuration) ||
         result.status == static_cast<int>(ExitStatus::out_of_memory)) {
       hopeless_.insert({run.ranks, run.stage});
@@ -250,7 +250,7 @@ void TimeLeft::took(const ScaleRun& run, double seconds) {
 double TimeLeft::of(const ScaleRun& run) const {
   const auto known = by_ranks_.find(run.ranks);
   if (known != by_ranks_.end()) return known->second.seconds / known->second.count;
-  // Where ranks share cores a run takes longer with each.
+  // If ranks share cores a run takes longer with each.
   return per_rank_.count > 0 ? per_rank_.seconds / per_rank_.count * run.ranks
                              : std::numeric_limits<double>::infinity();
 }

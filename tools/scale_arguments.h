@@ -28,7 +28,7 @@ struct ScaleOptions {
   std::string program;                          ///< --debug-program: what is run instead of this program
 };
 
-/// What was written; check() makes numbers of it.
+/// The flags' texts; check() makes numbers of them.
 struct ScaleTexts {
   std::string ranks, stages = "0,1,2,3";
   bool weak = false, strong = false;

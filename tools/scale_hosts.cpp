@@ -80,7 +80,7 @@ std::optional<int> block_of(const std::optional<Slots>& hosts, int ranks) {
   return std::min(each, ranks);
 }
 
-/// What the launcher's own arguments say.
+/// The launcher's own arguments.
 struct Said {
   std::optional<int> per_node, nodes;
   std::optional<std::string> host, hostfile;

@@ -1,5 +1,5 @@
 #pragma once
-/// Where a launcher puts ranks, as far as what a study gives it tells.
+/// The nodes on which a launcher puts ranks, as far as a study's arguments tell.
 
 #include <optional>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
-/// What runs of a scaling study say, and what follows from it. Seconds and bytes unless a name says
-/// otherwise.
+/// The results of a scaling study's runs, and figures that follow from them. Seconds and bytes unless a name
+/// says otherwise.
 
 #include <array>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace tranche::tools {
 /// "tranche-scale-1": changes with any key's meaning, not with keys that are added.
 inline constexpr const char* scale_schema = "tranche-scale-1";
 
-/// Where the time of a step goes, on rank 0, mean over the timed steps of a run; adds up to `seconds`.
+/// The parts of a step's time, on rank 0, mean over the timed steps of a run; adds up to `seconds`.
 struct StepParts {
   double compute = 0;  ///< what is left
   double gather = 0;   ///< exposed
@@ -50,7 +50,7 @@ struct RunFigures {
 /// Reads a report (docs/report.md) without its first `warmup` steps. Throws Error naming what it lacks.
 RunFigures figures_of(const std::string& report, std::int64_t warmup);
 
-/// What is known of a point before it runs.
+/// The facts that are known of a point before it runs.
 struct PointPlan {
   int ranks = 1, stage = 0;
   std::int64_t micro_batch = 1, accumulation = 1, batch = 1;

@@ -38,7 +38,7 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, ignored);
 }
 
-/// What a study trains on where nothing is given: speed does not depend on it.
+/// The text that a study trains on where none is given: speed does not depend on it.
 std::string some_text() {
   std::string text;
   for (int i = 0; text.size() < (1U << 20); ++i)
@@ -232,7 +232,7 @@ void ScaleStudy::plan_points() {
     point.micro_batch = config.micro_batch_size;
     point.accumulation = config.accumulation_steps;
     point.batch = config.train_batch_size;
-    // Where hosts are declared, the runs take those.
+    // If nodes are declared, the runs take those.
     const int declared = config.debug.ranks_per_host;
     point.ranks_per_node = declared > 0 ? std::min(declared, ranks) : request.ranks_per_node;
     point.placed = per_node.has_value() || declared > 0;

@@ -31,7 +31,7 @@ class ScaleStudy {
 
   /// Repeat by repeat: all points of the first, then of the second ...
   std::vector<ScaleRun> runs() const;
-  /// What runs it, for mpirun or srun.
+  /// The command that runs it, for mpirun or srun.
   ChildCommand command(const ScaleRun& run) const;
   std::string report_path(const ScaleRun& run) const;
   std::string log_path(const ScaleRun& run) const;
@@ -41,11 +41,11 @@ class ScaleStudy {
   /// process lives. Returns true when it was there. Throws ConfigurationError where it is another study (both
   /// sides named), no study, or one at work.
   bool open_folder();
-  /// What is kept of a run; throws Error where there is no report, or none of this run.
+  /// The figures that are kept of a run; throws Error where there is no report, or none of this run.
   RunFigures read(const ScaleRun& run) const;
   bool has(const ScaleRun& run) const;
 
-  /// What is known before any run: settings, machine, what plans say.
+  /// The facts that are known before any run: settings, machine, plans.
   const StudyFacts& facts() const { return facts_; }
   const ScaleOptions& options() const { return options_.scale; }
   /// Settings that make a study the same, as JSON.

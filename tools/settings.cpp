@@ -17,7 +17,7 @@ namespace tranche::tools {
 
 namespace {
 
-/// What of a file's text keys can be looked up in; empty where it is not JSON, as reading it will tell.
+/// The text of a file as an object to look keys up in; empty where it is not JSON, as reading it will tell.
 nlohmann::json keys_of(const std::string& text) {
   try {
     return parse_json(strict_json(text).text);
@@ -26,7 +26,7 @@ nlohmann::json keys_of(const std::string& text) {
   }
 }
 
-/// Where state lives. Older keys of the file would contradict the flags, so they give way.
+/// Sets the location of state. Older keys of the file would contradict the flags, so they give way.
 void override_offload(const Options& options, const nlohmann::json& document,
                       std::vector<std::string>& overrides) {
   const auto uses = [&](const char* older) {

@@ -18,7 +18,7 @@ namespace tranche::tools {
 /// `config_text` is the file's (keys have older names that it may use).
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text);
 
-/// What the program trains with where there is no --config: bf16, clipping at 1.0, AdamW.
+/// The configuration where there is no --config: bf16, clipping at 1.0, AdamW.
 std::string default_configuration(const Options& options);
 
 /// The configuration of --config with the overrides, for `ranks`. Throws ConfigurationError.
@@ -50,7 +50,7 @@ struct Data {
 /// ConfigurationError.
 Data open_data(const Options& options, const Settings& settings);
 
-/// What a checkpoint of this run says of it.
+/// The description of this run for its checkpoints.
 RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data);
 
 }  // namespace tranche::tools

@@ -24,7 +24,7 @@ class StopSignals {
   StopSignals() : StopSignals({signals.begin(), signals.end()}) { take_first_interrupt(); }
   /// Of these none ends anything.
   explicit StopSignals(std::vector<int> which);
-  /// What has come and was not asked for is forgotten; then signals do what they did before.
+  /// Forgets signals that have come and were not asked for; then signals do what they did before.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;

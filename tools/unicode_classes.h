@@ -5,8 +5,8 @@
 
 namespace tranche::tools {
 
-/// What a code point is to the splitting of text in words: general categories L* and N*, White_Space, the
-/// rest; of Unicode 14.
+/// The class of a code point for the splitting of text in words: general categories L* and N*, White_Space,
+/// the rest; of Unicode 14.
 enum class CharacterClass : std::uint8_t { letter, number, space, other };
 CharacterClass class_of(char32_t character);
 
