@@ -76,8 +76,8 @@ class GroupCommunicator : public CommunicatorBase {
   /// Why ranks that shall read each other's memory cannot; empty when all is well.
   std::string window_obstacle() const;
   void find_hosts();
-  /// Whether the ranks of each host read each other's memory in a call of which each rank gets `bytes` of all
-  /// others together.
+  /// True when the ranks of each host read each other's memory in a call of which each rank gets `bytes` of
+  /// all others together.
   bool by_window(std::int64_t bytes, std::int64_t least = least_summed_bytes) const {
     if (layout_->hosts() == 1) least = least_bytes_on_one_host;
     return window_ && goes_by_window(engine_->options().collectives, bytes, least);

@@ -57,7 +57,7 @@ class WindowMemory : public MemoryResource {
   std::optional<Place> find(const void* data, std::int64_t bytes) const;
   /// Pages of the file that were touched; the system counts them as shared, not as the process's own.
   std::int64_t resident_bytes() const noexcept;
-  /// Whether the system gave a file; without one nothing can be found.
+  /// True when the system gave a file; without one nothing can be found.
   bool available() const noexcept { return file_ >= 0; }
   int file() const noexcept { return file_; }
   /// Beginning of the file; null without one.
@@ -65,7 +65,7 @@ class WindowMemory : public MemoryResource {
   /// Number of a share of the board that nobody uses, zeroed; -1 when all are taken. Thread-safe.
   int open_share();
   void close_share(int number) noexcept;
-  /// Whether the board's rings of notes are the caller's from now on: true once. Thread-safe.
+  /// True when the board's rings of notes are the caller's from now on: true once. Thread-safe.
   bool claim_notes() noexcept { return !notes_claimed_.exchange(true); }
 
  private:

@@ -71,7 +71,7 @@ class DeviceExchange {
                                             const OrderedSumOptions& /*options*/) const {
     return 0;
   }
-  /// Whether the watch has to keep the calls' deadlines.
+  /// True when the watch has to keep the calls' deadlines.
   virtual bool watched() const { return true; }
   /// Ends in order when everything has been done; peers may be waited for within the time-out.
   virtual void close() noexcept {}

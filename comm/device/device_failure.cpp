@@ -18,7 +18,7 @@ constexpr double slice_seconds = 0.02;
 /// Seconds that the device is given, after a failure, to end work that still touches memory.
 constexpr double grace_of_done = 1.0;
 
-/// Whether the work before an event has ended, and badly.
+/// True when the work before an event has ended, and badly.
 bool has_failed(const Event& event) noexcept {
   try {
     return event.query() && !event.wait_for(0);

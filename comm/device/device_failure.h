@@ -27,7 +27,7 @@ class DeviceFailure {
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// Seconds since the failure; negative when there is none.
   double failed_for() const;
-  /// Whether nothing had failed at that time, in seconds_now().
+  /// True when nothing had failed at that time, in seconds_now().
   bool well_at(double when) const;
   /// Throws CommunicationError "<what>: <cause>" if anything failed; PeerFailure when a peer was first.
   void check(const std::string& what) const;

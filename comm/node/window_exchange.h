@@ -78,11 +78,11 @@ class WindowExchange : public Operation {
   virtual Progress work(std::int64_t chunk) = 0;
   /// Prepares a chunk for work(), while earlier chunks are still being worked on.
   virtual Progress stage(std::int64_t) { return Progress::done; }
-  /// Whether every chunk needs a lane, even where peers read this rank's buffer itself.
+  /// True when every chunk needs a lane, even where peers read this rank's buffer itself.
   virtual bool needs_lane() const { return false; }
-  /// Whether peers read more of the lane, so that it is kept until they have done.
+  /// True when peers read more of the lane, so that it is kept until they have done.
   virtual bool reads_lanes() const { return false; }
-  /// Whether a second note (see tell_ready) of every rank belongs to each chunk.
+  /// True when a second note (see tell_ready) of every rank belongs to each chunk.
   virtual bool two_phases() const { return false; }
 
   std::int64_t elements_of(std::int64_t chunk) const;
@@ -101,10 +101,10 @@ class WindowExchange : public Operation {
     return peers_[static_cast<std::size_t>(member)].ready > chunk;
   }
   const WindowCall& call() const { return call_; }
-  /// Whether every member reads the others' buffers themselves; known, and the same for all members, once
+  /// True when every member reads the others' buffers themselves; known, and the same for all members, once
   /// all have told where theirs lie.
   bool all_direct() const;
-  /// Whether any peer may know of this rank's part.
+  /// True when any peer may know of this rank's part.
   bool told() const { return exposed_ > 0; }
   const WorkOffer& offer_of(int member) const;
   /// The destination of a member's work, for writing.
@@ -169,7 +169,7 @@ inline constexpr std::int64_t turn_bytes = std::int64_t{4} << 20;
 /// sums in view.
 inline constexpr std::int64_t least_bytes_on_one_host = 4 << 10;
 inline constexpr std::int64_t least_summed_bytes = 64 << 10, least_gathered_bytes = 64 << 10;
-/// Whether a call of that size goes by memory that ranks read of each other, where they can.
+/// True when a call of that size goes by memory that ranks read of each other, where they can.
 constexpr bool goes_by_window(HostCollectives collectives, std::int64_t bytes, std::int64_t least) {
   if (bytes == 0 || collectives == HostCollectives::messages) return false;
   return collectives == HostCollectives::shared || bytes >= least;

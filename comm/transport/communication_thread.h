@@ -50,7 +50,7 @@ class CommunicationThread {
   /// Looks once at everything until `wanted` has passed, on the calling thread; returns whether anything
   /// moved. False at once while another thread is at it.
   bool look(HostEvent* wanted);
-  /// Whether nothing was under way when somebody last looked.
+  /// True when nothing was under way when somebody last looked.
   bool idle() const;
 
  private:

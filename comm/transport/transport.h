@@ -72,7 +72,7 @@ class Transport {
   virtual std::string_view backend() const = 0;
   /// Ranks with equal numbers share a host.
   virtual int host_of(int rank) const = 0;
-  /// Whether this rank and `peer` can read each other's memory; agreed on when the transport was made.
+  /// True when this rank and `peer` can read each other's memory; agreed on when the transport was made.
   virtual bool reads(int) const { return false; }
   /// Why reads() is false for ranks of one host; empty when it is not.
   virtual std::string window_obstacle() const { return {}; }

@@ -20,7 +20,7 @@ using ::testing::SizeIs;
 
 constexpr int world = 3;
 
-/// What byte `at` of an array is, in the order of the whole array, or of a rank's.
+/// The value of byte `at` of an array, in the order of the whole array, or of a rank's.
 std::byte byte_of(const ArrayRecord& array, int rank, std::int64_t at) {
   const std::int64_t of = array.per_rank ? rank + 1 : 0;
   return static_cast<std::byte>((at * 37 + of * 101 + static_cast<std::int64_t>(array.name.size())) % 251);

@@ -322,7 +322,7 @@ TEST_F(CrashTest, AFullDiskAtAnyOperationLeavesThePreviousCheckpointAndSaysSo) {
       if (message == "nothing was thrown") {
         const std::string warning = saves.take_warning();
         if (warning.empty()) break;
-        // What failed came after the checkpoint was there.
+        // The failure came after the checkpoint was there.
         ++failures;
         ASSERT_THAT(warning, AllOf(HasSubstr("step-00000002 is complete, but"),
                                    AnyOf(HasSubstr("latest"), HasSubstr("sync of the folder")),

@@ -43,7 +43,7 @@ TEST_F(ReaderTest, AnyNumberOfRanksReadsWhatAnyOtherWrote) {
         std::vector<std::vector<std::byte>> expected;
         for (int s = 0; s < static_cast<int>(wanted.sections.size()); ++s) {
           for (int u = 0; u < static_cast<int>(wanted.units.size()); ++u) {
-            // What this rank owns under its own layout, without padding that the other may not have.
+            // The elements of this rank under its own layout, without padding that the other may not have.
             ElementRange range = wanted.shard_range(s, u, rank);
             const auto& cuts = reader.layout().units[static_cast<std::size_t>(u)].cuts(
                 wanted.sections[static_cast<std::size_t>(s)].frozen);
@@ -196,7 +196,7 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
   const AlignedBuffer memory(Storage(storage).memory, whole.size() * 4 + 65'536, Category::other, "target");
   auto* const first = static_cast<std::byte*>(memory.data());
   Reader reader(storage, path);
-  // Where element 0 of the first rank's weights lies in a page of its file: with it direct transfers fit.
+  // The place of element 0 of the first rank's weights in a page of its file: with it direct transfers fit.
   const std::int64_t fitting = reader.manifest().shards[0].offsets[0] % io_alignment;
   for (const std::int64_t place : {fitting, fitting + 512, fitting + 256, std::int64_t{2}}) {
     for (int section = 0; section < 2; ++section) {
@@ -257,7 +257,7 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
     EXPECT_THAT(message_of<CheckpointError>([&] { reader.read(request); }),
                 AllOf(HasSubstr("shard-00000-of-00002.h5 is damaged in bytes"), HasSubstr("of tensor w")));
   }
-  // What does not need the damaged leaf is still read.
+  // Elements that do not need the damaged leaf are still read.
   std::vector<float> some(100);
   EXPECT_NO_THROW(reader.read({0, 0, {element + 5000, element + 5100}, DataType::float32, some.data()}));
 }

@@ -32,7 +32,7 @@ class TestStorage {
 std::vector<checkpoint::UnitDescription> sample_units();
 /// fp32 weights, bf16 frozen tensors; exp_avg in fp32 and exp_avg_sq in bf16.
 checkpoint::Layout sample_layout(int world);
-/// What an element of a tensor is, in the dtype it is stored in.
+/// The value of an element of a tensor, in the dtype it is stored in.
 float sample_value(std::string_view kind, std::string_view tensor, std::int64_t element, DataType dtype,
                    int variant = 0);
 /// A rank's shard of a section of a unit, padding zero.
@@ -40,7 +40,7 @@ std::vector<std::byte> sample_shard(const checkpoint::Layout& layout, int sectio
                                     ElementRange range, int variant = 0);
 checkpoint::RunState sample_run(std::int64_t step);
 
-/// Where tests of many small files work: in memory where the system has such a folder, else in the build.
+/// The folder of tests of many small files: in memory where the system has such a folder, else in the build.
 std::string fast_folder();
 
 enum class Way { image, pieces };

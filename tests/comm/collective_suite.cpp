@@ -49,7 +49,7 @@ std::vector<T> gradient(int rank, std::int64_t elements, std::uint64_t salt, std
   return values;
 }
 
-/// What rank `rank` must get from a reduce_scatter of gradient<T>(s, ...) over n ranks.
+/// The values that rank `rank` must get from a reduce_scatter of gradient<T>(s, ...) over n ranks.
 template <typename T>
 std::vector<float> expected_sum(int n, int rank, std::int64_t count, int group_size, std::uint64_t salt) {
   std::vector<float> sum(static_cast<std::size_t>(count));

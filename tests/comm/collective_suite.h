@@ -7,7 +7,7 @@
 
 namespace tranche::test {
 
-/// Where the suite's buffers lie, and what the communicator promises of order.
+/// The tier of the suite's buffers, and the communicator's guarantee of order.
 struct SuitePlace {
   Device* device = nullptr;  ///< null: on the heap
   /// Operations run in the order of the calls: one that waits holds up those behind it.

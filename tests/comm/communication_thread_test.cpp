@@ -84,7 +84,7 @@ TEST(CommunicationThread, SleepsWhileAnotherStandsInForIt) {
     thread->wake();
     while (counting.other_looks == unwoken) std::this_thread::sleep_for(1ms);
   }
-  // What was under way when the last one left is the thread's again.
+  // Work that was in progress when the last one left is the thread's again.
   wait_for_a_look(counting.other_looks);
   thread->remove(counting);
   thread->remove(behind);

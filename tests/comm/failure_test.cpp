@@ -1,4 +1,4 @@
-/// What ends a group: time-outs, posted failures, ranks that throw or hang, calls that do not match.
+/// Failures that end a group: time-outs, posted failures, ranks that throw or hang, calls that do not match.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -280,7 +280,7 @@ TEST_P(Failures, CallsThatDoNotMatchAreFound) {
   }
 }
 
-/// What two ranks say whose third collectives differ, with a time-out far beyond the test's patience.
+/// The messages of two ranks whose third collectives differ, with a time-out far beyond the test's patience.
 std::array<std::string, 2> texts_of_calls_that_differ(
     CommunicatorOptions options, const std::function<void(Communicator&, std::vector<float>&)>& of_rank_0,
     const std::function<void(Communicator&, std::vector<float>&)>& of_rank_1) {
@@ -376,7 +376,7 @@ TEST_P(Failures, ALateRankIsNoOtherCall) {
   });
 }
 
-/// What rank 0 of two hears while rank 1 is unwinding, and after how many seconds.
+/// The error of rank 0 of two while rank 1 is unwinding, and after how many seconds it came.
 std::pair<std::string, double> heard_of_unwinding(const CommunicatorOptions& options,
                                                   double seconds_to_cause) {
   const ThreadGroup group(2);

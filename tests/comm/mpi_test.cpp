@@ -91,7 +91,7 @@ TEST(Mpi, BuffersInTheWindowAreReadInPlace) {
       ASSERT_EQ(gradients[i], static_cast<float>(n * (i % 1000) + round * n * (n - 1) / 2)) << i;
     }
   }
-  // What is given back may be taken again, at another place of the file.
+  // Memory that is given back may be taken again, at another place of the file.
   full.reset();
   Buffer again(memory, n * count * 4, Category::gradients, "gradients again");
   std::fill_n(static_cast<float*>(again.data()), n * count, 1.0f);

@@ -74,7 +74,7 @@ TEST(Traffic, NothingTravelsWhereRanksReadEachOthersMemory) {
       .wait();
   EXPECT_EQ(test::profiled_messages_sent() - messages, 0) << "notes go through the windows too";
   EXPECT_EQ(test::profiled_bytes_sent() - bytes, 0);
-  // What is read of peers counts as if it had been sent.
+  // Bytes that are read from peers count as if they had been sent.
   EXPECT_EQ(comm->meter().total(Traffic::data).elements, (n - 1) * count);
   EXPECT_EQ(comm->meter().total(Traffic::data).bytes, (n - 1) * count * 4);
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What this process handed to MPI's sending calls, counted behind the library's back (PMPI).
+/// The data that this process handed to MPI's sending calls, counted behind the library's back (PMPI).
 
 #include <cstdint>
 

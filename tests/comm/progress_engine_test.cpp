@@ -78,7 +78,7 @@ TEST(ProgressEngine, WhoIsEndedByAPeerPassesOnWhereItBegan) {
   peers.said = FailureReport{1, "loss is not finite", ExitStatus::numerical};
   EXPECT_THAT(health_of(*engine), HasSubstr("[rank 2] barrier in end: rank 1 failed: loss is not finite"));
   EXPECT_EQ(status_of(*engine), ExitStatus::numerical);
-  // What a program says of the error that it got: its peers must not hear of a failure of rank 2.
+  // A program's own report of the error that it got: its peers must not hear of a failure of rank 2.
   engine->post_failure("barrier in end: rank 1 failed: loss is not finite", ExitStatus::communication, 1);
   ASSERT_EQ(peers.heard.size(), 1U);
   EXPECT_EQ(peers.heard[0].rank, 1);

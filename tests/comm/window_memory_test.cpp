@@ -39,7 +39,7 @@ std::int64_t mapped_by_huge_pages(const void* data) {
   return -1;
 }
 
-/// Whether this system makes huge pages of an anonymous file's on demand; asked in another way than by a
+/// True when this system makes huge pages of an anonymous file's on demand; asked in another way than by a
 /// window.
 bool system_has_huge_pages() {
   const int file = memfd_create("probe", MFD_CLOEXEC);

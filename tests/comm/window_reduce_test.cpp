@@ -14,7 +14,7 @@
 namespace tranche::comm {
 namespace {
 
-/// What the ranks of one test share.
+/// The state that the ranks of one test share.
 struct Host {
   std::map<std::pair<int, int>, std::deque<std::vector<unsigned char>>> sent;  ///< by sender and receiver
   std::deque<WorkShare> shares;

@@ -9,7 +9,7 @@
 
 namespace tranche::test {
 
-/// What message_of says of a call that throws nothing.
+/// The text of message_of for a call that throws nothing.
 inline constexpr const char* nothing_thrown = "nothing was thrown";
 
 /// The text of the E that `call` throws, an Error's without position and rank; nothing_thrown when it throws

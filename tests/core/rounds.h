@@ -3,7 +3,7 @@
 
 namespace tranche::test {
 
-/// Whether this build runs under AddressSanitizer or ThreadSanitizer, where everything takes some twenty
+/// True when this build runs under AddressSanitizer or ThreadSanitizer, where everything takes some twenty
 /// times as long.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool sanitized = true;
@@ -18,8 +18,8 @@ constexpr int rounds(int full) {
   return sanitized ? (full + 3) / 4 : full;
 }
 
-/// Whether a test runs point number `point` of a sweep: every one, or one in `stride` where sanitized. With a
-/// stride that has no factor in common with the lengths of the sweep's loops, every value of each loop is
+/// True when a test runs point number `point` of a sweep: every one, or one in `stride` where sanitized. With
+/// a stride that has no factor in common with the lengths of the sweep's loops, every value of each loop is
 /// still met.
 constexpr bool swept(int point, int stride) {
   return !sanitized || point % stride == 0;

@@ -1,5 +1,5 @@
 #pragma once
-/// What tests ask of the emulation: to fail a call, to count calls, to forget a failure. Needs no CUDA
+/// The tests' control of the emulation: to fail a call, to count calls, to forget a failure. Needs no CUDA
 /// header.
 
 #include <cstdint>
@@ -37,7 +37,7 @@ void silence_rank(int rank);
 void fail_rank(int rank, int nccl_error);
 void heal_ranks();
 
-/// What the last failure inside a kernel, copy or misuse of the interface said; empty if there was none.
+/// The text of the last failure inside a kernel, copy or misuse of the interface; empty if there was none.
 std::string last_diagnostic();
 /// Forgets sticky errors of all devices and the last diagnostic, as a new process would.
 void recover();
@@ -56,7 +56,7 @@ struct LiveMemory {
 /// Device memory allocated and not freed.
 LiveMemory live_device_memory(int device = 0);
 
-/// Whether host code that touches device memory is stopped (TRANCHE_EMULATION_PROTECT, 1 by default).
+/// True when host code that touches device memory is stopped (TRANCHE_EMULATION_PROTECT, 1 by default).
 bool protects_device_memory();
 
 /// Reads and writes device memory from the host, for tests of the emulation itself.

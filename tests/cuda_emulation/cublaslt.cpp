@@ -15,7 +15,7 @@
 namespace cuda_emulation {
 namespace {
 
-// What the other opaque structures of the header hold here.
+// The content here of the header's other opaque structures.
 struct Preference {
   std::uint64_t workspace;
   std::uint32_t alignment[4];
@@ -367,7 +367,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
       cublasLtMatmulHeuristicResult_t& result = results[(*found)++];
       result = {};
       Algorithm algorithm{algorithm_magic, workspace, {}};
-      // What it was promised is what it relies on.
+      // It relies on the alignment that it was promised.
       for (int i = 0; i < 4; ++i) algorithm.alignment[i] = std::min(p.alignment[i], 16u);
       write(&result.algo, algorithm);
       result.workspaceSize = workspace;
@@ -444,7 +444,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                                                   fail_device(device, cudaErrorIllegalAddress, late);
                                                   return;
                                                 }
-                                                // Whoever else uses the workspace now will notice.
+                                                // Another user of the workspace will notice.
                                                 if (used > 0) std::memset(workspace, 0xff, used);
                                                 compute_product(task);
                                               },

@@ -10,7 +10,7 @@
 
 namespace cuda_emulation {
 
-/// What the header's opaque description of a product holds here.
+/// The content here of the header's opaque description of a product.
 struct Description {
   std::int32_t compute, scale, pointer_mode, transpose_a, transpose_b, bias_type, auxiliary_type,
       multiprocessors;

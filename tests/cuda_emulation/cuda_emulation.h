@@ -18,7 +18,7 @@
 
 namespace cuda_emulation {
 
-/// What a running thread can ask about itself.
+/// A running thread's own coordinates.
 struct Thread {
   uint3 index{};
   uint3 block{};

@@ -49,7 +49,7 @@ class Emulation : public ::testing::Test {
               cudaSuccess);
     return data;
   }
-  /// What device memory holds after everything on the stream.
+  /// The content of device memory after everything on the stream.
   template <class T>
   std::vector<T> host(const T* data, std::size_t count) {
     std::vector<T> values(count);

@@ -55,7 +55,7 @@ struct RunningThread : Thread {
   ThreadState state = ThreadState::ready;
   std::uint32_t number = 0;
   Fiber* fiber = nullptr;
-  // What it waits in.
+  // The function that it waits in.
   const char* waits_in = nullptr;
   Where where;
   unsigned mask = 0;

@@ -25,7 +25,7 @@ constexpr std::size_t huge_page_bytes = 2 << 20;
 constexpr std::size_t poisoned_bytes = 32 << 20;  // of each allocation: more would be slow
 constexpr unsigned char tail_byte = 0xa5;
 constexpr std::int64_t allocation_granule = 512;
-/// What a context takes of a real GPU, so that books which ignore it do not close.
+/// The bytes that a context takes of a real GPU, so that accounts which ignore it do not close.
 constexpr std::int64_t context_bytes = 32 << 20;
 
 std::size_t round_up(std::size_t bytes, std::size_t multiple) {

@@ -1,4 +1,4 @@
-// What happens between the ranks: messages and collectives, on the streams' threads.
+// The exchange between the ranks: messages and collectives, on the streams' threads.
 #include "tests/cuda_emulation/nccl_clique.h"
 
 #include <fmt/format.h>
@@ -92,7 +92,7 @@ const void* at(const void* base, std::size_t bytes) {
   return static_cast<const unsigned char*>(base) + bytes;
 }
 
-/// What one item of a group waits for.
+/// One item of a group, and the event it waits for.
 struct Pending {
   const NcclCall* call;
   std::shared_ptr<Message> message;  // sent
@@ -266,7 +266,7 @@ void run_group(Member& member, const std::vector<NcclCall>& calls) {
       clique.changed.wait_for(lock, std::chrono::milliseconds(1));
     }
   }
-  // What this rank offered and nobody took must not be taken any more: the memory may go.
+  // Data that this rank offered and nobody took must not be taken any more: the memory may go.
   for (const Pending& item : items) {
     if (item.round && !item.round->done) --item.round->arrived;  // and so it never completes
     if (!item.message) continue;

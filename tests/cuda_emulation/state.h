@@ -1,5 +1,5 @@
 #pragma once
-/// What the files of the emulated runtime share.
+/// The state that the files of the emulated runtime share.
 
 #include <cuda_runtime_api.h>
 
@@ -133,7 +133,7 @@ struct Allocation {
 /// nullptr when the device has not so much left.
 void* allocate_device(int device, std::size_t bytes);
 void* allocate_host(std::size_t bytes);
-/// Whether `data` was such an allocation's beginning. Checks what lies behind its end.
+/// True when `data` was such an allocation's beginning. Checks the bytes behind its end.
 bool release(void* data, MemoryKind kind);
 bool find(const void* address, Allocation& found);
 void add_allocation(const Allocation& allocation);

@@ -1,5 +1,5 @@
 #pragma once
-/// Where the `__shared__` variables of this program's kernels lie for the calling thread.
+/// The addresses of the `__shared__` variables of this program's kernels for the calling thread.
 
 #include <cstddef>
 #include <vector>

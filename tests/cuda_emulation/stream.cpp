@@ -79,7 +79,8 @@ std::vector<std::shared_ptr<CUstream_st>> streams_of(int device) {
   return found;
 }
 
-// What a queue's thread does. Device memory stays accessible from one operation to the next if both need it.
+// The loop of a queue's thread. Device memory stays accessible from one operation to the next if both need
+// it.
 void work(const std::shared_ptr<Queue>& queue, std::uint64_t number) {
   Shuffler rest(seed() + number);
   std::optional<DeviceAccess> access;
@@ -108,7 +109,7 @@ void work(const std::shared_ptr<Queue>& queue, std::uint64_t number) {
     }
     if (!operation.on_device || sticky_error(stream->device) == cudaSuccess) operation.run();
     operation.run = nullptr;
-    // Whoever waits for the last operation finds the memory closed again.
+    // A thread that waits for the last operation finds the memory closed again.
     lock.lock();
     if (queue->operations.empty() && access) {
       lock.unlock();
@@ -294,7 +295,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   });
 }
 
-// What was submitted still runs; the stream's thread ends after it.
+// Submitted work still runs; the stream's thread ends after it.
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return call(
       "cudaStreamDestroy",

@@ -40,7 +40,7 @@ class CudaTest : public ::testing::Test {
     }
     return result;
   }
-  /// What device memory holds, once everything issued to `stream` is done.
+  /// The content of device memory, once everything issued to `stream` is done.
   std::vector<unsigned char> read(const void* device_memory, std::int64_t count, Stream& stream) {
     std::vector<unsigned char> result(static_cast<std::size_t>(count), 0xcd);
     device_->copy_to_host(stream, result.data(), device_memory, count);

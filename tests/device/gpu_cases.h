@@ -12,7 +12,7 @@ inline constexpr int status_after_fault = 97;
 /// When one case takes longer than TRANCHE_TEST_CASE_SECONDS (unset: cases may take any time).
 inline constexpr int status_after_hang = 98;
 
-/// What is wrong with the CUDA context for good, "" when nothing is. Waits for everything issued to the
+/// The lasting error of the CUDA context, "" when there is none. Waits for everything issued to the
 /// calling thread's GPU. An error that the runtime reports once and forgets does not count.
 std::string lasting_cuda_error();
 

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 constexpr const char* variable = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// What is said when the variable had this value, and leaves it as it was found.
+/// Reads the warnings for a value of the variable, and leaves it as it was found.
 class LaunchQueues : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -123,7 +123,7 @@ TEST(LimitResource, RefusesBeforeUpstreamAndShowsTheLedger) {
   EXPECT_THAT(text, HasSubstr("parameters"));
   EXPECT_THAT(text, HasSubstr("at peak"));
   EXPECT_EQ(tracked.calls(), 1) << "upstream must not be asked";
-  // Who asked, when the ledger knows: a phase, or a phase and a unit.
+  // The requester, when the ledger knows it: a phase, or a phase and a unit.
   for (const std::string unit : {"", "h.1"}) {
     ledger.set_phase("backward", unit);
     EXPECT_THAT(message_of<OutOfMemory>([&] {

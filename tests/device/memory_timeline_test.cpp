@@ -32,7 +32,7 @@ void expect_equal(const CategoryBytes& a, const CategoryBytes& b, const std::str
   }
 }
 
-/// What a ledger does in random order: buffers of a resource, arena passes, phases, steps.
+/// Changes of a ledger in random order: buffers of a resource, arena passes, phases, steps.
 class RandomWork {
  public:
   RandomWork(Ledger& ledger, std::uint64_t seed)

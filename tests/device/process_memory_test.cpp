@@ -1,4 +1,4 @@
-// What the kernel's files say of memory.
+// The kernel's files about memory.
 #include "device/process_memory.h"
 
 #include <gtest/gtest.h>

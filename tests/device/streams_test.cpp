@@ -143,7 +143,7 @@ TEST(HostEvent, WaiterPausesOnItsBell) {
   int calls = 0;
   state->set_progress(
       [&, raw = state.get()] {
-        // What rings while the work is looked at has to end the pause that follows.
+        // A notification while the work is polled has to end the pause that follows.
         if (++calls == 40) bell->count = 7;
         if (calls == 60) raw->complete();
         return false;

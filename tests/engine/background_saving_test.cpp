@@ -223,7 +223,8 @@ TEST_F(BackgroundSaving, AFailedWriteIsToldAtTheNextStepAndTrainingGoesOn) {
   }
 }
 
-/// Who hears of the failure may end the job at once: the removal, which takes its time here, comes before.
+/// A rank that hears of the failure may end the job at once: the removal, which takes its time here, comes
+/// before.
 TEST_F(BackgroundSaving, NobodyHearsOfAFailureBeforeItsFolderIsGone) {
   const std::string folder = path("cleared");
   FaultyFileSystem files(posix_file_system());

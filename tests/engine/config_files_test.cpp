@@ -77,7 +77,7 @@ TEST(ConfigFiles, HuggingFaceWithOffload) {
   EXPECT_EQ(config.offload.tile_elements, 1 << 20) << "a sub_group_size of 1e9 bounds nothing";
 }
 
-/// What a file comes to on so many ranks, as outcomes.json writes it.
+/// The outcome of a file on so many ranks, as outcomes.json writes it.
 nlohmann::json outcome_of(const std::string& path, int ranks) {
   nlohmann::json outcome;
   try {
@@ -175,7 +175,7 @@ TEST(ConfigFiles, SchedulesThatEndTakeTheRunsLengthFromTheProgram) {
   config.total_steps_hint = 110;
   // (110 - 60) / (110 - 10) of the optimizer's rate at iteration 60.
   EXPECT_DOUBLE_EQ(make_schedule(config)->learning_rate(61), 0.5e-3);
-  // What the file says itself wins.
+  // The file's own values win.
   config = load_config(file("hugging_face_auto.json"), 1,
                        {"scheduler.params.warmup_num_steps=10", "scheduler.params.total_num_steps=210",
                         "tranche.total_steps=110"});

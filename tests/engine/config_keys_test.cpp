@@ -35,7 +35,7 @@ std::string document(std::string_view path, const Json& value) {
   return json.dump();
 }
 
-/// What is said of keys of the file, without what it lacks.
+/// The notes on keys of the file, without those on keys that it lacks.
 std::vector<std::string> said_of_keys(const Config& config) {
   std::vector<std::string> notes;
   std::copy_if(config.notes.begin(), config.notes.end(), std::back_inserter(notes),

@@ -1,4 +1,4 @@
-// What a file means otherwise in DeepSpeed is said, and nothing is said of a file that means the same.
+// Notes say where a file means something else in DeepSpeed, and a file that means the same has none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What lives beside the device: how it is asked for, and what does not go together.
+// Offloaded state: how it is asked for, and the settings that do not go together.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

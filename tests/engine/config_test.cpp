@@ -32,7 +32,7 @@ std::string problems(std::string_view json, int ranks = 1, const std::vector<std
   return "nothing was thrown";
 }
 
-/// What is said of keys of the file, without what it lacks.
+/// The notes on keys of the file, without those on keys that it lacks.
 std::vector<std::string> notes_on_keys(const Config& config) {
   std::vector<std::string> notes = config.notes;
   std::erase_if(notes, [](const std::string& note) { return note.find("not given") != std::string::npos; });

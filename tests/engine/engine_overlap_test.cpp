@@ -133,7 +133,7 @@ TEST(EngineOverlap, LimitsOfWhatIsFetchedAhead) {
   // next is fetched whatever the keys say, unless nothing may be ahead.
   EXPECT_TRUE(fetched_ahead("prime", 2, 0, 0, 2));
   EXPECT_FALSE(fetched_ahead("prime", 1, 5000, 5000, 0.1));
-  // What comes beyond it is bounded, the next apart from what is ahead but not from what is live.
+  // Units beyond it are bounded, the next apart from what is ahead but not from what is live.
   EXPECT_TRUE(fetched_ahead("tiny", 3, 512, 2560, 2));
   EXPECT_FALSE(fetched_ahead("tiny", 3, 511, 2560, 0.1));
   EXPECT_FALSE(fetched_ahead("tiny", 3, 512, 2559, 0.1));

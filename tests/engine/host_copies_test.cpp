@@ -175,7 +175,7 @@ TEST_P(HostCopiesTest, SaysWhatIsWrong) {
 INSTANTIATE_TEST_SUITE_P(Devices, HostCopiesTest, ::testing::Values(DeviceKind::cpu, DeviceKind::meta),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-/// What only a device that works can show.
+/// Tests that need a device that computes.
 class HostCopiesOrder : public HostCopiesTest {};
 INSTANTIATE_TEST_SUITE_P(Cpu, HostCopiesOrder, ::testing::Values(DeviceKind::cpu));
 
@@ -242,7 +242,7 @@ void with_activations_on_host(Config& config, RuntimeOptions&) {
   config.offload.activations = true;
 }
 
-/// What a user's model does with a buffer of its own, within a micro-batch.
+/// A user's model's way with a buffer of its own, within a micro-batch.
 void send_and_bring_back(Engine& engine, bool early) {
   StepBuffer buffer = engine.acquire(bytes, Category::activations, "kept");
   engine.device().fill_bytes(engine.compute_stream(), buffer.data(), 5, bytes);

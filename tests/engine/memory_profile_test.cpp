@@ -203,7 +203,7 @@ TEST(MemoryProfile, PhasesOfAStageThreeStepHaveTheirNamesAndUnits) {
                         "forward tied", "backward tied", "backward mixed", "reduce mixed", "backward mixed",
                         "backward tiny", "reduce tiny", "backward tiny", "backward prime", "reduce prime",
                         "backward prime", "backward tied", "reduce tied", "backward tied", "step", "idle"));
-  // What a unit takes at the start is booked to it.
+  // Memory that a unit takes at the start is attributed to it.
   for (const BornItem& item : record.live_behind(Tier::device, record.peaks[device_tier].event)) {
     if (item.tag == "prime master") {
       EXPECT_EQ(item.unit, "prime");

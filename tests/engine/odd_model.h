@@ -67,7 +67,7 @@ struct OddRun {
   std::string to_string() const;
 };
 
-/// What one run gave; per-rank vectors are indexed by rank.
+/// The results of one run; per-rank vectors are indexed by rank.
 struct OddResult {
   explicit OddResult(int ranks);
   kernels::Digest weights, state;

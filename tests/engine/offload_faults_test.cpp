@@ -1,4 +1,4 @@
-// What goes wrong with offloaded state is told, with file, range or figure, and is never wrong weights or a
+// Failures of offloaded state are reported, with file, range or figure, and are never wrong weights or a
 // hang.
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 #pragma once
-/// What the tests of saves from the nvme tier share.
+/// Helpers that the tests of saves from the nvme tier share.
 
 #include <filesystem>
 #include <functional>

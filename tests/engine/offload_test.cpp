@@ -80,7 +80,7 @@ TEST_P(Offload, GivesTheSameBitsWithAnyShareTileAndEngine) {
   }
 }
 
-/// What one step must move by the layouts, on one rank: nothing but this, to the byte.
+/// The bytes that one step must move by the layouts, on one rank: nothing but this, to the byte.
 OffloadTraffic expected_traffic(const OddRun& run, int rank) {
   OffloadTraffic expected;
   const std::int64_t compute = size_of(run.dtype);
@@ -268,7 +268,7 @@ TEST(Offload, TensorsAreReadAndWrittenWhereverTheyLive) {
           const std::vector<float> frozen(131, 0.25f);
           engine.write_weight(odd_frozen_tensor, frozen);
           EXPECT_EQ(engine.read_weight(odd_frozen_tensor), frozen) << run.to_string();
-          // What forward sees are the new weights: half the squared distance to targets below one half.
+          // Forward sees the new weights: half the squared distance to targets below one half.
           odd_micro_batch(engine, 0, 3);
           const std::vector<float> gradient = engine.read_gradient("prime.c");
           EXPECT_NEAR(gradient[100], 100.5f, 1.0f) << run.to_string();

@@ -1,5 +1,5 @@
 #pragma once
-/// What the engine's tests of single calls share.
+/// Helpers that the engine's tests of single calls share.
 
 #include <functional>
 #include <string>

@@ -1,4 +1,4 @@
-// What a rank is given and says of itself: budgets, refused before anything is taken, and what its bits hang
+// A rank's environment: budgets, refused before anything is taken, and the facts that its bits depend
 // on.
 #include "tranche/engine/runtime.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What laws of equal bits compare.
+/// The values that tests of equal bits compare.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What the tests of saving share.
+/// Helpers that the tests of saving share.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What the start says of settings that cost overlap or memory.
+// Notes at the start about settings that cost overlap or memory.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

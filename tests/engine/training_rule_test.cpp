@@ -1,4 +1,4 @@
-// What a program brings to the training rule: a schedule of its own, a rate set between steps.
+// A program's own parts of the training rule: a schedule of its own, a rate set between steps.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -57,7 +57,7 @@ struct Operands {
     return out.guard_intact() && log_sum_exp.guard_intact() && d_query_key_value.guard_intact();
   }
   reference::AttentionShape shape() const { return {sizes.batch, sizes.time, sizes.width, sizes.heads}; }
-  /// What the masks' definition multiplies probabilities with, drawn one by one.
+  /// The factors of probabilities by the masks' definition, drawn one by one.
   std::vector<double> keep_scale() const {
     if (options.dropout.probability == 0) return {};
     const cpu::DropoutMask mask(options.dropout);

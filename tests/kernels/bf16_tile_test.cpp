@@ -6,7 +6,7 @@
 #include "tests/kernels/kernel_testing.h"
 #include "tranche/kernels/attention.h"
 
-// Where the CPU has no fast bf16 tiles nothing of this file's subject can run; the tests then hold trivially.
+// Without fast bf16 tiles nothing of this file's subject can run; the tests then hold trivially.
 
 namespace tranche::kernels {
 namespace {

@@ -46,7 +46,7 @@ class GpuTest : public ::testing::Test {
       test_.stream().synchronize();
       return result;
     }
-    /// What it holds; the guard behind the last element is checked on the way.
+    /// Its values; the guard behind the last element is checked on the way.
     std::vector<double> values() const {
       const std::vector<unsigned char> raw = bytes();
       std::vector<double> result(static_cast<std::size_t>(shape_.elements()));

@@ -59,7 +59,7 @@ class HostTensor {
   }
 
   TensorView view() { return {bytes_.data(), dtype_, shape_}; }
-  /// What the tensor holds, after rounding to its dtype.
+  /// The tensor's values, after rounding to its dtype.
   std::vector<double> values() const {
     settle();
     std::vector<double> result(static_cast<std::size_t>(shape_.elements()));

@@ -6,7 +6,7 @@
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 
-// Where the CPU has no fast bf16 tiles nothing of this file's subject can run; the tests then hold trivially.
+// Without fast bf16 tiles nothing of this file's subject can run; the tests then hold trivially.
 // tests/kernels/matmul_test.cpp holds all products against fp64 in small sizes.
 
 namespace tranche::kernels {
@@ -81,7 +81,7 @@ TEST(MatmulBf16, LongSumsAreExactInEveryCut) {
   }
 }
 
-// What a rank or a micro-batch computes of a product is what it would be in the whole.
+// A rank's or a micro-batch's part of a product equals that part of the whole.
 TEST(MatmulBf16, RowsAndColumnsAreTheSameAloneAndAmongOthers) {
   if (!cpu::bf16_tiles_are_fast()) return;
   Random random(92);

@@ -32,7 +32,7 @@ Shape stored(bool transposed, std::int64_t rows, std::int64_t columns) {
 
 class MatmulGpu : public GpuTest {
  protected:
-  /// Whatever the order, k fp32 products and sums err by less than (k + 2) 2^-24 of the sum of absolute
+  /// In any order, k fp32 products and sums err by less than (k + 2) 2^-24 of the sum of absolute
   /// values (Higham, 2002, section 3.1); twice that allows for tensor cores, which truncate. The store adds a
   /// rounding.
   static std::vector<double> bound(const std::vector<double>& wanted, const std::vector<double>& magnitude,

@@ -1,5 +1,5 @@
-// What the host optimizers write, as one digest a case: the same lines on every instruction set and machine.
-// A program by itself, so that scripts/check_neon.sh can run it on an emulated 64-bit ARM too.
+// The results of the host optimizers, as one digest a case: the same lines on every instruction set and
+// machine. A program by itself, so that scripts/check_neon.sh can run it on an emulated 64-bit ARM too.
 
 #include <bit>
 #include <cmath>

@@ -1,5 +1,5 @@
 #pragma once
-/// What an update of the optimizers must come to: the header's formulas in plain loops, and states to give
+/// The expected result of an optimizer's update: the header's formulas in plain loops, and states to give
 /// to them and to the kernels.
 
 #include <algorithm>

@@ -84,7 +84,7 @@ TEST_F(PlainProduct, TakesAnyStridesAndFactors) {
           }
         }
         expect_near(got, wanted, k, most, c_dtype);
-        // What lies between rows and matrices stays as it was: NaNs where c was not read.
+        // Memory between rows and matrices stays as it was: NaNs where c was not read.
         for (std::size_t place = 0; place < after.size(); ++place) {
           const auto inside = static_cast<std::int64_t>(place) % p.next_c;
           if (inside < m * p.row_c && inside % p.row_c < n) continue;

@@ -142,7 +142,7 @@ TEST(OrderedSum, MayAliasAPiece) {
   }
 }
 
-/// What it stands for: a cast to the wire's dtype, and the sum of that one piece.
+/// Its definition: a cast to the communication dtype, and the sum of that one piece.
 void expect_cast_and_sum(DataType wire, DataType out, std::int64_t n, std::int64_t offset, bool accumulate,
                          int threads, const std::string& set) {
   Guarded source(DataType::float32, n, offset % 5);

@@ -273,7 +273,7 @@ TEST(GptMemory, AHigherStageTakesLessWhenItSavesMoreThanTheUnitsItHolds) {
       };
       const std::int64_t saved = state(lower) - state(higher);
       EXPECT_GE(saved, 0);
-      // What the lower stage holds of units need not be there when its memory is highest.
+      // Units that the lower stage holds need not be there when its memory is highest.
       const std::int64_t held = units_held(drawn, stage);
       (higher.device().peak <= lower.device().peak ? pays : does_not) += 1;
       if (saved >= held) {
@@ -306,8 +306,8 @@ TEST(GptMemory, BucketsTakeNoMemory) {
   }
 }
 
-/// What a step must hold at its highest moment, by the formulas of docs/memory.md: model state without
-/// padding, units, activations. Nothing of workspace, exchange buffer, alignment or packing.
+/// The bytes that a step must hold at its highest moment, by the formulas of docs/memory.md: model state
+/// without padding, units, activations. Nothing of workspace, exchange buffer, alignment or packing.
 double must_hold(const MemoryCase& drawn) {
   const GptConfig& model = drawn.model;
   const Config& config = drawn.config;

@@ -68,7 +68,7 @@ TEST(GptPastMemory, TheDevicesPeakDoesNotGrowWithTheNumberOfBlocks) {
   const std::int64_t block_bytes = 2 * (parameters_of(many) - parameters_of(few)) / 32;
   const std::int64_t grown = plan_case(many).device().peak - plan_case(few).device().peak;
   EXPECT_LE(grown, 32 * block_bytes / 100) << grown << " B for 32 blocks of " << block_bytes << " B";
-  // What is measured is what is planned, in every tier.
+  // The measured bytes equal the planned ones, in every tier.
   MemoryCase one = deep_case(8);
   const MemoryRun planned = plan_case(one), measured = measure_case(one)[0];
   for (std::size_t tier = 0; tier < tier_count; ++tier) {

@@ -87,7 +87,7 @@ TEST_F(GpuTraining, StagesAndSettingsGiveTheSameBits) {
     const GptRun wanted = train_gpt(2, tiny_gpt(), config, 3, time_steps, false, DeviceKind::cuda);
     for (int stage = 1; stage <= 3; ++stage) {
       config.stage = stage;
-      // What is kept for backward: everything, the blocks' inputs, these in host memory.
+      // Saved activations: everything, the blocks' inputs, these in host memory.
       for (const int kept : {0, 1, 2}) {
         if ((kept > 0 && stage < 3) || !test::swept(point++, 3)) continue;
         config.activation_checkpointing = kept > 0;

@@ -51,7 +51,7 @@ struct MemoryCase {
   }
 };
 
-/// What one rank of a run holds and sends.
+/// The bytes that one rank of a run holds and sends.
 struct MemoryRun {
   std::array<TierAccount, tier_count> tiers;
   std::string traffic;

@@ -104,7 +104,7 @@ struct TokenData {
   }
 };
 
-/// Where a batch lies when host memory is out of the device's reach.
+/// A batch in device memory, for devices that cannot reach host memory.
 class DeviceBatch {
  public:
   explicit DeviceBatch(Engine& engine) : engine_(engine) {}

@@ -277,7 +277,7 @@ TEST_P(BlockIoTest, AFailedTransferIsNotGoneOnWith) {
   EXPECT_LT(faulty.count(FileOperation::write), 60);
 }
 
-// What the kernel may do to io_uring's operations.
+// Things that the kernel may do to io_uring's operations.
 class UringTest : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -58,7 +58,7 @@ class FaultyFileSystem : public FileSystem {
   void clear();
   /// Operations of a kind since construction, failed ones included.
   std::int64_t count(FileOperation operation) const;
-  /// What space() says is free from now on.
+  /// Sets the free space that space() reports from now on.
   void set_free_bytes(std::int64_t bytes);
 
   std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override;

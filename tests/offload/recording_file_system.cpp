@@ -186,7 +186,7 @@ void RecordingFileSystem::rename(const std::string& from, const std::string& to)
   operation.object = id_of(operation.path);
   operation.folder = folder_of(operation.path);
   operation.to_folder = folder_of(operation.to);
-  // What lies below a folder goes with it.
+  // Files below a folder go with it.
   std::map<std::string, std::uint64_t> moved;
   for (const auto& [name, id] : ids_) {
     if (name == operation.path || name.starts_with(operation.path + "/")) {

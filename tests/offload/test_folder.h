@@ -9,7 +9,7 @@
 
 namespace tranche::testing {
 
-/// Where the test program is: a folder of the build, on a disk rather than in memory. Asked for here and not
+/// The test program's folder: one of the build, on a disk rather than in memory. Asked for here and not
 /// compiled in, so that builds of one tree in two folders have the same sources to a compiler's cache.
 inline std::string program_folder() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path().string();

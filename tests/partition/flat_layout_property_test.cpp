@@ -52,7 +52,7 @@ Drawn draw(std::uint64_t seed) {
   return drawn;
 }
 
-/// What every place of the buffer holds, from the words of the format alone.
+/// The element at every place of the buffer, from the words of the format alone.
 std::vector<Element> list_of_elements(const FlatLayout& layout, const std::vector<std::int64_t>& sizes) {
   std::vector<Element> list;
   for (std::size_t t = 0; t < sizes.size(); ++t) {

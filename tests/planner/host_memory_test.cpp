@@ -43,7 +43,7 @@ TEST(HostMemory, IsNotLimitedWhereTheSystemSaysNothing) {
   EXPECT_EQ(host_memory_of(77, 2, nothing.path("")).bytes, 77);
 }
 
-/// What `tranche plan` prints on a machine with that much memory available.
+/// The output of `tranche plan` on a machine with that much memory available.
 ProgramResult plan_on(std::int64_t available_kib, std::vector<std::string> arguments,
                       const std::string& group_limit = "") {
   const TemporaryFolder root;

@@ -30,7 +30,7 @@ struct Measured {
   OffloadTraffic offload;
 };
 
-/// What a rank of a real run of `request` holds and sends, in thread ranks.
+/// The bytes that a rank of a real run of `request` holds and sends, in thread ranks.
 Measured measure(const PlanRequest& request) {
   Measured measured;
   std::mutex mutex;
@@ -189,7 +189,7 @@ void expect_plan_is_measured(std::uint64_t number) {
   EXPECT_EQ(plan.offload_bytes.from_host, run.offload.from_host) << line;
   EXPECT_EQ(plan.offload_bytes.nvme_read, run.offload.nvme_read) << line;
   EXPECT_EQ(plan.offload_bytes.nvme_written, run.offload.nvme_written) << line;
-  // What a plan says of seconds is of the same bytes; the disk's are rounded up, tensor by tensor and tile by
+  // A plan's seconds are of the same bytes; the disk's are rounded up, tensor by tensor and tile by
   // tile.
   EXPECT_EQ(plan.offload.bytes.to_host, run.offload.to_host) << line;
   EXPECT_EQ(plan.offload.bytes.from_host, run.offload.from_host) << line;

@@ -75,7 +75,7 @@ int find(const WorkRecorder& recorder, WorkKind kind, const std::string& name, c
   return -1;
 }
 
-/// Whether work `later` waits for `earlier`, however far.
+/// True when work `later` waits for `earlier`, however far.
 bool behind(const WorkRecorder& recorder, int later, int earlier) {
   std::vector<int> open{later};
   std::vector<bool> seen(recorder.work().size(), false);
@@ -116,7 +116,7 @@ TEST(RecordedSteps, WithoutOverlapTheHostWaitsForEveryCollective) {
   for (int i = begin; i < static_cast<int>(recorder->work().size()); ++i) {
     if (recorder->work()[static_cast<std::size_t>(i)].kind != WorkKind::collective) continue;
     ++collectives;
-    // Whatever is issued next, wherever, is behind it.
+    // All work that is issued next, on any lane, is behind it.
     ASSERT_LT(i + 1, static_cast<int>(recorder->work().size()));
     EXPECT_TRUE(behind(*recorder, i + 2, i)) << recorder->work()[static_cast<std::size_t>(i)].name;
   }
@@ -369,7 +369,7 @@ TEST(Calibrate, MeasuresThisMachineForAPlan) {
   ASSERT_EQ(machine.shares.size(), 1u);
   EXPECT_GT(machine.shares[0].products.size(), 5u);
   EXPECT_GT(machine.shares[0].kernels.size(), 10u);
-  // Whatever a plan asks of it: the probing steps are those of one rank with its states on the device.
+  // For every plan: the probing steps are those of one rank with its states on the device.
   for (const char* operation : {"all_gather", "reduce_scatter", "all_reduce", "broadcast"}) {
     machine.collectives.push_back({operation, 2, 4, 1, {{{4096, 1e-5}, {1 << 20, 1e-3}}}});
   }

@@ -1,5 +1,5 @@
 #pragma once
-/// What the program gpu_probe looks at before anything longer runs on a GPU.
+/// The checks of gpu_probe, which run before anything longer runs on a GPU.
 
 #include <stdexcept>
 #include <string>

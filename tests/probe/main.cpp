@@ -57,7 +57,7 @@ double seconds_until(Clock::time_point end) {
   _Exit(reason.empty() ? 0 : 1);
 }
 
-/// What the child writes until it closes the pipe or `end` comes; `in_time` says which.
+/// The child's output until it closes the pipe or `end` comes; `in_time` says which.
 std::string read_until(int pipe, Clock::time_point end, bool& in_time) {
   std::string text;
   std::array<char, 4096> part{};

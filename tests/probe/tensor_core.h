@@ -23,7 +23,7 @@ struct alignas(16) WarpOutput {
   std::uint32_t packed[32];
   float powers[32];
 };
-/// Where the accumulators start.
+/// The initial value of the accumulators.
 constexpr float start_of(int lane, int i) {
   return static_cast<float>(4 * lane + i);
 }

@@ -1,4 +1,4 @@
-// What the warp must have got: by the emulation's model of the instructions, which the kernels' tests in CI
+// The warp's expected results: by the emulation's model of the instructions, which the kernels' tests in CI
 // rest on, and products also by their definition.
 #include <array>
 #include <cmath>

@@ -216,7 +216,7 @@ TEST(Arguments, Studies) {
   EXPECT_TRUE(options.scale.strong);
   EXPECT_EQ(options.scale.hostfile, "h");
   EXPECT_THAT(options.scale.launcher_arguments, ElementsAre("--map-by", "node", "--set"));
-  // What runs get, as it was given; the model is theirs in any case.
+  // The flags that runs get, as they were given; the model is theirs in any case.
   EXPECT_THAT(options.scale.train_flags, ElementsAre("--model", "m", "--threads", "2", "--set", "a.b=1",
                                                      "--set", "c=2", "--offload-activations"));
   EXPECT_THAT(options.set, ElementsAre("a.b=1", "c=2"));

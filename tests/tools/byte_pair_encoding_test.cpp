@@ -16,7 +16,8 @@ using test::message_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// What stands for a byte in the files: GPT-2 keeps printable ones and counts the others up from U+0100.
+/// The character that stands for a byte in the files: GPT-2 keeps printable ones and counts the others up
+/// from U+0100.
 std::string visible(const std::string& bytes) {
   std::string text;
   for (const char c : bytes) {

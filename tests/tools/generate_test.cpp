@@ -24,7 +24,7 @@ ProgramResult generate(std::vector<std::string> arguments) {
 
 class Generate : public testing::Test {
  protected:
-  /// What the model writes with weights that are given by hand, without loading anything.
+  /// The model's tokens with weights that are given by hand, without loading anything.
   std::vector<std::int32_t> expected(std::vector<std::int32_t> tokens, int count, std::size_t context) const {
     const models::GptConfig config = test::tiny_gpt();
     Runtime runtime = Runtime::from_config(R"({"bf16": {"enabled": false}, "tranche": {"threads": 1}})");

@@ -15,7 +15,7 @@ namespace tranche::tools::test {
 models::GptConfig tiny_gpt(std::int64_t vocabulary = 256);
 RunIdentity tiny_identity(std::int64_t vocabulary = 256);
 
-/// What an element of a tensor is: needs all bits of fp32.
+/// The value of an element of a tensor: needs all bits of fp32.
 float sample_value(std::string_view kind, std::string_view tensor, std::int64_t element, int variant = 0);
 
 struct SampleOptions {

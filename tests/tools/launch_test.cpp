@@ -18,7 +18,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-/// What a rank printed and returned.
+/// The output and status of a rank.
 struct Outcome {
   std::string errors;
   int status = -1;

@@ -1,4 +1,4 @@
-// What the program prints and reports when all goes well.
+// The program's output and reports when all goes well.
 
 #include <gmock/gmock.h>
 

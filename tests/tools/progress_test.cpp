@@ -96,7 +96,7 @@ TEST(Progress, InATerminalItRedrawsOneLine) {
   shown.progress.step(step(4), 2);
   shown.progress.finish();
   EXPECT_EQ(std::count(shown.text.begin(), shown.text.end(), '\n'), 2);
-  // What stays covers the whole of the line that it replaces.
+  // The line that stays covers the whole of the line that it replaces.
   const std::size_t said = shown.text.find("step 3: validation");
   EXPECT_GE(shown.text.find('\n', said) - said, 60u);
 }

@@ -1,4 +1,4 @@
-// Where a launcher puts ranks, read from what a study gives it.
+// The nodes on which a launcher puts ranks, read from a study's arguments.
 
 #include "tools/scale_hosts.h"
 
