@@ -91,7 +91,7 @@ std::string_view attention_path(DeviceKind device, DataType dtype, std::int64_t 
     case DeviceKind::cuda:
       break;
   }
-  return name_of(cuda::choose_attention(dtype, head_width, dropout > 0.0f, true));
+  return with_cuda([&] { return name_of(cuda::choose_attention(dtype, head_width, dropout > 0.0f, true)); });
 }
 
 void attention_forward(Stream& stream, const AttentionOptions& options,

@@ -2,6 +2,7 @@
 /// The one place where a kernel call meets the kind of device it runs on.
 
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "device/work_recorder.h"
@@ -14,13 +15,30 @@ namespace tranche::kernels {
 /// Hands the call to the stream's recorder.
 void note_work(Stream& stream, std::string_view name, const meta::Cost& cost);
 
+#if defined(TRANCHE_KERNELS_ON_CUDA)
+inline constexpr bool cuda_is_built = true;
+#else
+inline constexpr bool cuda_is_built = false;
+#endif
+
+/// call(), which uses the CUDA kernels. A build without CUDA throws NotCompiled and has no code for the call,
+/// so that the functions it names need no definition there.
+template <class Call>
+std::invoke_result_t<Call> with_cuda(Call&& call) {
+  if constexpr (cuda_is_built) {
+    return std::forward<Call>(call)();
+  } else {
+    throw NotCompiled("the CUDA kernels", "TRANCHE_CUDA");
+  }
+}
+
 /// Counts `cost` on the stream and runs the call. cpu: `cpu()` is enqueued (it must own what it captures, for
 /// it may run on another thread after this function has returned). cuda: `cuda()` launches on the stream at
-/// once, on the calling thread; without CUDA in the build it is a stub that throws NotCompiled. meta: nothing
-/// more is done. Arguments are validated before.
+/// once, on the calling thread; without CUDA in the build that is NotCompiled. meta: nothing more is done.
+/// Arguments are validated before.
 template <class Cpu, class Cuda>
 void dispatch(Stream& stream, std::string_view name, const meta::Cost& cost, Cpu&& cpu, Cuda&& cuda) {
-  if (stream.kind() == DeviceKind::cuda) std::forward<Cuda>(cuda)();
+  if (stream.kind() == DeviceKind::cuda) with_cuda(std::forward<Cuda>(cuda));
   stream.count(cost.operations, cost.bytes_read, cost.bytes_written);
   if (stream.recorder() != nullptr) note_work(stream, name, cost);
   if (stream.kind() == DeviceKind::cpu) stream.enqueue(name, std::forward<Cpu>(cpu));

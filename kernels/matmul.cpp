@@ -148,7 +148,7 @@ std::string_view matmul_path(DeviceKind device, DataType dtype) {
     case DeviceKind::cuda:
       break;
   }
-  return cuda::matmul_path(dtype);
+  return with_cuda([&] { return cuda::matmul_path(dtype); });
 }
 
 std::string matmul_libraries(DeviceKind device) {
@@ -160,7 +160,7 @@ std::string matmul_libraries(DeviceKind device) {
     case DeviceKind::cuda:
       break;
   }
-  return cuda::matmul_libraries();
+  return with_cuda([] { return cuda::matmul_libraries(); });
 }
 
 std::int64_t default_workspace_bytes(DeviceKind device) {
