@@ -180,7 +180,7 @@ std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds
     };
     const kernels::AdamArguments adam{.learning_rate = 1e-4f, .step_size = 1e-4f};
     const kernels::SgdArguments sgd{.learning_rate = 1e-4f, .momentum = 0.9f};
-    const std::array<SingleKernel, 6> kinds{{
+    const std::array<SingleKernel, 7> kinds{{
         {"cast",
          [&](Pool& from, std::int64_t n) {
            kernels::cast(stream, floats(from, n), take(from, DataType::bfloat16, n));
@@ -191,6 +191,11 @@ std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds
          [&](Pool& from, std::int64_t n) {
            const void* piece = take(from, DataType::bfloat16, n).data;
            kernels::ordered_sum(stream, {&piece, 1}, DataType::bfloat16, 1, false, floats(from, n));
+         }},
+        {"rounded_sum",  // The communicator of a rank alone has it, whose stream the probing steps do not
+                         // see.
+         [&](Pool& from, std::int64_t n) {
+           kernels::rounded_sum(stream, floats(from, n), DataType::bfloat16, false, floats(from, n));
          }},
         {"adam_update_segments",
          [&](Pool& from, std::int64_t n) {

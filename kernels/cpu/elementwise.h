@@ -1,24 +1,22 @@
 #pragma once
+#include "kernels/versions.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::kernels::cpu {
 
 /// As in kernels/elementwise.h, arguments checked, on the calling thread and `threads - 1` more.
-void cast(int threads, const ConstTensorView& from, const TensorView& to);
-void copy(int threads, const ConstTensorView& from, const TensorView& to);
-void fill_zero(int threads, const TensorView& out);
-void fill_constant(int threads, const TensorView& out, float value);
-void fill_normal(int threads, const TensorView& out, const RandomKey& key, std::int64_t first_element,
-                 float mean, float standard_deviation);
-void fill_uniform(int threads, const TensorView& out, const RandomKey& key, std::int64_t first_element,
-                  float low, float high);
-void add(int threads, const ConstTensorView& a, const ConstTensorView& b, const TensorView& out);
-void accumulate(int threads, const ConstTensorView& x, const TensorView& accumulator);
-void add_bias(int threads, const TensorView& x, const ConstTensorView& bias);
+OnThreads<decltype(kernels::cast)> cast;
+OnThreads<decltype(kernels::copy)> copy;
+OnThreads<decltype(kernels::fill_zero)> fill_zero;
+OnThreads<decltype(kernels::fill_constant)> fill_constant;
+OnThreads<decltype(kernels::fill_normal)> fill_normal;
+OnThreads<decltype(kernels::fill_uniform)> fill_uniform;
+OnThreads<decltype(kernels::add)> add;
+OnThreads<decltype(kernels::accumulate)> accumulate;
+OnThreads<decltype(kernels::add_bias)> add_bias;
 void bias_gradient(int threads, const ConstTensorView& gradient, const TensorView& bias_gradient);
-void gelu_forward(int threads, const ConstTensorView& x, const TensorView& y);
-void gelu_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& dx);
-void gelu_forward_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy,
-                           const TensorView& y, const TensorView& dx);
+OnThreads<decltype(kernels::gelu_forward)> gelu_forward;
+OnThreads<decltype(kernels::gelu_backward)> gelu_backward;
+OnThreads<decltype(kernels::gelu_forward_backward)> gelu_forward_backward;
 
 }  // namespace tranche::kernels::cpu

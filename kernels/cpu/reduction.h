@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/versions.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche::kernels::cpu {
@@ -17,12 +18,9 @@ inline std::int64_t sum_prefetch_bytes(std::size_t pieces) {
 }
 
 /// As in kernels/reduction.h, arguments checked, on the calling thread and `threads - 1` more.
-void ordered_sum(int threads, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
-                 bool accumulate, const TensorView& out, SumTarget target);
-void rounded_sum(int threads, const ConstTensorView& source, DataType wire, bool accumulate,
-                 const TensorView& out);
+OnThreads<decltype(kernels::ordered_sum)> ordered_sum;
+OnThreads<decltype(kernels::rounded_sum)> rounded_sum;
 void gradient_statistics(int threads, const ConstTensorView& gradient, GradientStatistics* statistics);
-void add_digest(int threads, const ConstTensorView& values, std::uint64_t tensor, std::int64_t first_element,
-                Digest* digest);
+OnThreads<decltype(kernels::add_digest)> add_digest;
 
 }  // namespace tranche::kernels::cpu

@@ -1,12 +1,11 @@
 #pragma once
+#include "kernels/versions.h"
 #include "tranche/kernels/squared_error.h"
 
 namespace tranche::kernels::cpu {
 
 /// As in kernels/squared_error.h, arguments checked, on the calling thread.
-void squared_error(const ConstTensorView& y, const ConstTensorView& target, const TensorView& loss_sum,
-                   const TensorView& row_count);
-void squared_error_gradient(const ConstTensorView& y, const ConstTensorView& target, float scale,
-                            const TensorView& d_y);
+OnThread<decltype(kernels::squared_error)> squared_error;
+OnThread<decltype(kernels::squared_error_gradient)> squared_error_gradient;
 
 }  // namespace tranche::kernels::cpu

@@ -11,11 +11,8 @@ inline constexpr int most_pieces = 4000;
 /// MiB).
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
                  bool accumulate, const TensorView& out);
-void rounded_sum(Stream& stream, const ConstTensorView& source, DataType wire, bool accumulate,
-                 const TensorView& out);
-void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics,
-                         const Workspace& workspace);
-void add_digest(Stream& stream, const ConstTensorView& values, std::uint64_t tensor,
-                std::int64_t first_element, Digest* digest);
+decltype(kernels::rounded_sum) rounded_sum;
+decltype(kernels::gradient_statistics) gradient_statistics;
+decltype(kernels::add_digest) add_digest;
 
 }  // namespace tranche::kernels::cuda

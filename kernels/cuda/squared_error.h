@@ -4,9 +4,7 @@
 namespace tranche::kernels::cuda {
 
 /// As in kernels/squared_error.h, arguments checked; one launch each.
-void squared_error(Stream& stream, const ConstTensorView& y, const ConstTensorView& target,
-                   const TensorView& loss_sum, const TensorView& row_count);
-void squared_error_gradient(Stream& stream, const ConstTensorView& y, const ConstTensorView& target,
-                            float scale, const TensorView& d_y);
+decltype(kernels::squared_error) squared_error;
+decltype(kernels::squared_error_gradient) squared_error_gradient;
 
 }  // namespace tranche::kernels::cuda
