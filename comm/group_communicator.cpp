@@ -194,8 +194,9 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
   if (size() == 1) {
     const TensorView sum{output, output_dtype, Shape{count}};
     auto local = [this_engine = engine_.get(), full, dtype, sum, options] {
-      sum_pieces(*this_engine->make_wide_stream(), {&full, 1}, dtype, options, sum,
-                 kernels::SumTarget::memory);
+      if (const std::unique_ptr<Stream> stream = this_engine->make_wide_stream()) {
+        sum_pieces(*stream, {&full, 1}, dtype, options, sum, kernels::SumTarget::memory);
+      }
     };
     return move(std::move(info), std::move(local), {}, {}, 0, 1);
   }

@@ -39,8 +39,9 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
 }
 
 std::unique_ptr<Stream> ProgressEngine::make_wide_stream() const {
-  return device_->create_inline_stream("communication",
-                                       options_.device != nullptr ? options_.device->threads() : 1);
+  if (options_.device == nullptr) return device_->create_inline_stream("communication", 1);
+  if (options_.device->kind() == DeviceKind::meta) return nullptr;
+  return device_->create_inline_stream("communication", options_.device->threads());
 }
 
 void ProgressEngine::attach() {

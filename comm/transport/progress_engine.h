@@ -37,7 +37,8 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::int64_t lane_bytes() const { return slab_.lane_bytes(); }
   /// Kernels called while an operation advances run here.
   Stream& stream() { return *stream_; }
-  /// As stream(), with the threads of the options' device.
+  /// As stream(), with the threads of the options' device; null where that is meta, whose memory is not
+  /// there.
   std::unique_ptr<Stream> make_wide_stream() const;
   bool inline_progress() const { return thread_ == nullptr; }
 

@@ -112,6 +112,21 @@ TEST(OneRank, RoundsAndAddsInHostMemoryOnSeveralThreads) {
   }
 }
 
+TEST(OneRank, TouchesNoMemoryOfAMetaDevice) {
+  DeviceOptions meta;
+  meta.kind = DeviceKind::meta;
+  const auto device = make_device(meta);
+  CommunicatorOptions options;
+  options.device = device.get();
+  const auto comm = make_self_communicator(options);
+  OrderedSumOptions sum;
+  sum.accumulate = true;
+  comm->reduce_scatter(reinterpret_cast<float*>(64), DataType::float32, reinterpret_cast<float*>(4096),
+                       DataType::float32, 1000, sum, {}, label)
+      .wait();
+  EXPECT_EQ(comm->meter().total(Traffic::data).calls, 1);
+}
+
 TEST(OneRank, RoundsAndAddsInAGroupSplitFromMore) {
   run_thread_ranks(2, [](int rank, const CommunicatorFactory& factory) {
     const auto all = factory(host_options(60));
