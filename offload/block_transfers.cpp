@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <utility>
 
 #include "core/thread.h"
@@ -74,13 +75,18 @@ IoTicket BlockIoBase::submit(File& file, IoCall call, std::int64_t offset, char*
     transfers_.emplace(ticket.id, transfer);
     if (bytes == 0) return ticket;
     (native ? native_queue_ : thread_queue_).push_back(std::move(transfer));
-    const auto threads = static_cast<int>(threads_.size());
-    // One thread more for each submission that finds none idle; threads that have work find more by
-    // themselves.
-    const std::int64_t blocks = divide_round_up(bytes, block_bytes_);
     if (!native) {
-      const auto more = std::min<std::int64_t>(blocks - idle_threads_, depth_ - threads);
-      for (std::int64_t i = 0; i < more; ++i) threads_.push_back(start_quiet_thread([this] { work(); }));
+      // A thread for each block that no idle thread will take. Threads that were started or woken but have
+      // not run yet count as idle, so the blocks meant for them count too.
+      std::int64_t blocks = 0;
+      for (const auto& queued : thread_queue_) {
+        blocks += divide_round_up(queued->bytes - queued->cut, block_bytes_);
+      }
+      const auto more = std::min<std::int64_t>(blocks - idle_threads_, depth_ - std::ssize(threads_));
+      for (std::int64_t i = 0; i < more; ++i) {
+        threads_.push_back(start_quiet_thread([this] { work(); }));
+        ++idle_threads_;
+      }
     }
   }
   if (native) {
@@ -150,6 +156,7 @@ void BlockIoBase::finish_locked(const IoBlock& block, std::exception_ptr failure
 
 void BlockIoBase::work() {
   std::unique_lock lock(mutex_);
+  --idle_threads_;
   while (true) {
     std::optional<IoBlock> block = take_from(thread_queue_);
     if (!block) {

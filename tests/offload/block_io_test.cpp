@@ -8,7 +8,9 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "offload/aligned_buffer.h"
 #include "tests/offload/faulty_file_system.h"
 #include "tests/offload/test_folder.h"
+#include "tests/offload/watched_file_system.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"
 
@@ -26,6 +29,7 @@ using testing::FaultyFileSystem;
 using testing::FileOperation;
 using ::testing::HasSubstr;
 using testing::TestFolder;
+using testing::WatchedFileSystem;
 
 struct Case {
   BlockIoEngine engine;
@@ -375,6 +379,34 @@ TEST_F(UringTest, RegistrationMayBeRefused) {
   const auto file = posix_file_system().open(folder_ / "a", OpenMode::create_new, Caching::direct);
   io->wait(io->write(*file, 0, memory.data(), 10'000));
   EXPECT_EQ(io->statistics().registered_bytes, 0);
+}
+
+// Two transfers that are submitted at once are under way at once, though one idle thread was there for the
+// first and had not woken when the second came.
+TEST(ThreadBlockIo, TransfersDoNotQueueBehindAThreadThatIsWaking) {
+  const TestFolder folder;
+  std::vector<std::byte> memory(8192);
+  for (int round = 0; round < 20; ++round) {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int under_way = 0, alone = 0;
+    WatchedFileSystem files([&](FileOperation operation, std::int64_t) {
+      if (operation != FileOperation::read) return;
+      std::unique_lock lock(mutex);
+      ++under_way;
+      changed.notify_all();
+      alone += !changed.wait_for(lock, std::chrono::seconds(10), [&] { return under_way >= 2; });
+    });
+    const auto io = make_block_io({.engine = BlockIoEngine::threads, .depth = 2, .hook = {}});
+    const auto file = files.open(folder / "a", OpenMode::create_or_truncate, Caching::buffered);
+    io->wait(io->write(*file, 0, memory.data(), 8192));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // for the thread to become idle
+    const IoTicket first = io->read(*file, 0, memory.data(), 4096);
+    const IoTicket second = io->read(*file, 4096, memory.data() + 4096, 4096);
+    io->wait(first);
+    io->wait(second);
+    ASSERT_EQ(alone, 0) << "round " << round;
+  }
 }
 
 TEST(BlockIoOptionsTest, AreChecked) {

@@ -6,15 +6,13 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <functional>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "tests/offload/faulty_file_system.h"
 #include "tests/offload/test_folder.h"
 #include "tests/offload/tile_bench.h"
+#include "tests/offload/watched_file_system.h"
 
 namespace tranche {
 namespace {
@@ -24,52 +22,7 @@ using testing::pass;
 using testing::TestFolder;
 using testing::TileBench;
 using testing::tiles_of;
-
-/// Files whose transfers are told of, and may be held, before they begin.
-class WatchedFiles : public FileSystem {
- public:
-  using Watch = std::function<void(FileOperation, std::int64_t offset)>;
-  explicit WatchedFiles(Watch watch) : watch_(std::move(watch)) {}
-  std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override {
-    return std::make_unique<Watched>(posix_file_system().open(path, mode, caching), watch_);
-  }
-  void rename(const std::string& from, const std::string& to) override {
-    posix_file_system().rename(from, to);
-  }
-  void remove(const std::string& path) override { posix_file_system().remove(path); }
-  bool create_directory(const std::string& path) override {
-    return posix_file_system().create_directory(path);
-  }
-  std::vector<DirectoryEntry> list(const std::string& path) override {
-    return posix_file_system().list(path);
-  }
-  std::optional<FileStatus> status(const std::string& path) override {
-    return posix_file_system().status(path);
-  }
-  SpaceInfo space(const std::string& path) override { return posix_file_system().space(path); }
-  void sync_directory(const std::string& path) override { posix_file_system().sync_directory(path); }
-
- private:
-  struct Watched : File {
-    Watched(std::unique_ptr<File> the_file, const Watch& the_watch)
-        : File(the_file->path()), file(std::move(the_file)), watch(the_watch) {}
-    std::int64_t size() const override { return file->size(); }
-    void preallocate(std::int64_t bytes) override { file->preallocate(bytes); }
-    void read(std::int64_t offset, void* memory, std::int64_t bytes) override {
-      watch(FileOperation::read, offset);
-      file->read(offset, memory, bytes);
-    }
-    void write(std::int64_t offset, const void* memory, std::int64_t bytes) override {
-      watch(FileOperation::write, offset);
-      file->write(offset, memory, bytes);
-    }
-    void truncate(std::int64_t bytes) override { file->truncate(bytes); }
-    void sync() override { file->sync(); }
-    std::unique_ptr<File> file;
-    const Watch& watch;
-  };
-  Watch watch_;
-};
+using testing::WatchedFileSystem;
 
 /// Things that have happened, to be waited for.
 class Happenings {
@@ -110,7 +63,7 @@ TEST_P(TileRingGates, ReadsAheadAndWritesBehindTheWork) {
   Happenings happenings;
   std::atomic<std::int64_t> tile_bytes{0};
   std::atomic<bool> armed{false};
-  WatchedFiles files([&](FileOperation operation, std::int64_t offset) {
+  WatchedFileSystem files([&](FileOperation operation, std::int64_t offset) {
     if (!armed) return;
     const std::string what =
         (operation == FileOperation::read ? "read " : "write ") + std::to_string(offset / tile_bytes);
@@ -155,7 +108,7 @@ TEST(TileRingOverlap, ABufferIsReadAgainWithoutTheStream) {
   const TestFolder folder;
   Happenings happenings;
   std::atomic<std::int64_t> tile_bytes{1};
-  WatchedFiles files([&](FileOperation operation, std::int64_t offset) {
+  WatchedFileSystem files([&](FileOperation operation, std::int64_t offset) {
     if (operation == FileOperation::read) happenings.note(std::to_string(offset / tile_bytes));
   });
   TileBench bench(folder.path(), files, {.engine = BlockIoEngine::threads, .hook = {}});
@@ -181,7 +134,7 @@ TEST(TileRingOverlap, ABufferIsReadAgainWithoutTheStream) {
 TEST(TileRingOverlap, BeginReads) {
   const TestFolder folder;
   Happenings happenings;
-  WatchedFiles files([&](FileOperation operation, std::int64_t offset) {
+  WatchedFileSystem files([&](FileOperation operation, std::int64_t offset) {
     if (operation == FileOperation::read) happenings.note(std::to_string(offset));
   });
   TileBench bench(folder.path(), files, {.engine = BlockIoEngine::threads, .hook = {}});

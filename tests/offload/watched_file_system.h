@@ -1,0 +1,63 @@
+#pragma once
+/// For tests of what is under way at the same time: files that call a function before each transfer.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "offload/file_system.h"
+#include "tests/offload/faulty_file_system.h"
+
+namespace tranche::testing {
+
+/// A file system whose reads and writes call a function first, which may block.
+class WatchedFileSystem : public FileSystem {
+ public:
+  using Watch = std::function<void(FileOperation, std::int64_t offset)>;
+  explicit WatchedFileSystem(Watch watch) : watch_(std::move(watch)) {}
+  std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override {
+    return std::make_unique<Watched>(posix_file_system().open(path, mode, caching), watch_);
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    posix_file_system().rename(from, to);
+  }
+  void remove(const std::string& path) override { posix_file_system().remove(path); }
+  bool create_directory(const std::string& path) override {
+    return posix_file_system().create_directory(path);
+  }
+  std::vector<DirectoryEntry> list(const std::string& path) override {
+    return posix_file_system().list(path);
+  }
+  std::optional<FileStatus> status(const std::string& path) override {
+    return posix_file_system().status(path);
+  }
+  SpaceInfo space(const std::string& path) override { return posix_file_system().space(path); }
+  void sync_directory(const std::string& path) override { posix_file_system().sync_directory(path); }
+
+ private:
+  struct Watched : File {
+    Watched(std::unique_ptr<File> the_file, const Watch& the_watch)
+        : File(the_file->path()), file(std::move(the_file)), watch(the_watch) {}
+    std::int64_t size() const override { return file->size(); }
+    void preallocate(std::int64_t bytes) override { file->preallocate(bytes); }
+    void read(std::int64_t offset, void* memory, std::int64_t bytes) override {
+      watch(FileOperation::read, offset);
+      file->read(offset, memory, bytes);
+    }
+    void write(std::int64_t offset, const void* memory, std::int64_t bytes) override {
+      watch(FileOperation::write, offset);
+      file->write(offset, memory, bytes);
+    }
+    void truncate(std::int64_t bytes) override { file->truncate(bytes); }
+    void sync() override { file->sync(); }
+    std::unique_ptr<File> file;
+    const Watch& watch;
+  };
+  Watch watch_;
+};
+
+}  // namespace tranche::testing
