@@ -12,8 +12,8 @@
 #include "bench/flags.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
-#include "tranche/engine/memory_profile.h"
 #include "tranche/models/gpt.h"
+#include "tranche/report/memory_profile.h"
 
 using namespace tranche;
 using namespace tranche::bench;

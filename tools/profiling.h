@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "tranche/engine/memory_profile.h"
+#include "tranche/report/memory_profile.h"
 
 namespace tranche::tools {
 

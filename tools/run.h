@@ -15,8 +15,8 @@
 #include "tools/report.h"
 #include "tools/settings.h"
 #include "tranche/engine/engine.h"
-#include "tranche/engine/memory_profile.h"
 #include "tranche/models/gpt.h"
+#include "tranche/report/memory_profile.h"
 
 namespace tranche::tools {
 

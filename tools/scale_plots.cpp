@@ -6,7 +6,7 @@
 #include <cmath>
 #include <functional>
 
-#include "core/plot.h"
+#include "report/plot.h"
 #include "tools/scale_results.h"
 
 namespace tranche::tools {

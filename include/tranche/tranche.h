@@ -1,11 +1,10 @@
 #pragma once
-/// Everything a user of Tranche includes: the engine, the kernels, random numbers. Adopting an MPI_Comm:
-/// <tranche/comm/mpi.h>.
+/// Everything a user of Tranche includes: the engine, the kernels, random numbers, memory profiles. Adopting
+/// an MPI_Comm: <tranche/comm/mpi.h>.
 
 #include "tranche/core/random.h"
 #include "tranche/engine/config.h"
 #include "tranche/engine/engine.h"
-#include "tranche/engine/memory_profile.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/engine/step_result.h"
@@ -19,4 +18,5 @@
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/kernels/squared_error.h"
+#include "tranche/report/memory_profile.h"
 #include "tranche/version.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/csv.h"
-#include "engine/memory_profile_impl.h"
+#include "report/memory_profile_impl.h"
 
 namespace tranche::memory_profile {
 

@@ -1,4 +1,4 @@
-#include "core/plot.h"
+#include "report/plot.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

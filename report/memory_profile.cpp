@@ -1,6 +1,6 @@
 // Life of a memory profile, and its summary.
 
-#include "tranche/engine/memory_profile.h"
+#include "tranche/report/memory_profile.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 
 #include "core/clock.h"
 #include "core/output_file.h"
-#include "engine/memory_profile_impl.h"
+#include "report/memory_profile_impl.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

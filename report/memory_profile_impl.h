@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "core/plot.h"
 #include "device/process_memory.h"
+#include "report/plot.h"
 #include "tranche/core/trace.h"
-#include "tranche/engine/memory_profile.h"
+#include "tranche/report/memory_profile.h"
 
 namespace tranche::memory_profile {
 

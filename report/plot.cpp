@@ -1,4 +1,4 @@
-#include "core/plot.h"
+#include "report/plot.h"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-#include "engine/memory_profile_impl.h"
+#include "report/memory_profile_impl.h"
 
 namespace tranche::memory_profile {
 

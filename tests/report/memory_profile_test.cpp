@@ -1,4 +1,4 @@
-#include "tranche/engine/memory_profile.h"
+#include "tranche/report/memory_profile.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,9 +12,9 @@
 #include <set>
 #include <sstream>
 
-#include "engine/memory_profile_impl.h"
-#include "odd_model.h"
-#include "on_ranks.h"
+#include "report/memory_profile_impl.h"
+#include "tests/engine/odd_model.h"
+#include "tests/engine/on_ranks.h"
 
 namespace tranche::test {
 namespace {
