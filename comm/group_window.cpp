@@ -83,9 +83,6 @@ std::unique_ptr<Operation> GroupCommunicator::window_reduce(OperationInfo info, 
                target);
   };
   const WindowReduce::Output result{output, width};
-  const std::int64_t form = (std::int64_t{options.group_size} * 64 + static_cast<int>(output_dtype)) * 2 +
-                            (options.accumulate ? 1 : 0);
-  WindowReduce::offer(call, result, form);
   return std::make_unique<WindowReduce>(std::move(info), std::move(call), result, std::move(combine));
 }
 

@@ -88,7 +88,6 @@ WindowMemory::WindowMemory(Tier tier) : ordinary_(make_host_resource(tier)) {
   board_ = new (page) comm::WindowBoard;
   std::random_device entropy;
   board_->token = (std::uint64_t{entropy()} << 32) | entropy();
-  for (int share = comm::WindowBoard::share_count; share-- > 0;) free_shares_.push_back(share);
   end_ = piece_alignment;
 }
 
@@ -142,22 +141,6 @@ void WindowMemory::deallocate(void* pointer, const AllocationRequest& request) n
   // after a failure, then finds zeros and not the end of the file, which would end it by a signal.
   (void)fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes);
   pieces_.erase(found);
-}
-
-int WindowMemory::open_share() {
-  const std::lock_guard lock(mutex_);
-  if (free_shares_.empty()) return -1;
-  const int number = free_shares_.back();
-  free_shares_.pop_back();
-  comm::WorkShare& share = board_->shares[static_cast<std::size_t>(number)];
-  share.claimed.store(0);
-  share.ended.store(0);
-  return number;
-}
-
-void WindowMemory::close_share(int number) noexcept {
-  const std::lock_guard lock(mutex_);
-  free_shares_.push_back(number);  // had room for all at first
 }
 
 std::int64_t WindowMemory::resident_bytes() const noexcept {

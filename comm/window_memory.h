@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <vector>
 
 #include "tranche/device/memory.h"
 
@@ -62,9 +61,6 @@ class WindowMemory : public MemoryResource {
   int file() const noexcept { return file_; }
   /// Beginning of the file; null without one.
   comm::WindowBoard* board() const noexcept { return board_; }
-  /// Number of a share of the board that nobody uses, zeroed; -1 when all are taken. Thread-safe.
-  int open_share();
-  void close_share(int number) noexcept;
   /// True when the board's rings of notes are the caller's from now on: true once. Thread-safe.
   bool claim_notes() noexcept { return !notes_claimed_.exchange(true); }
 
@@ -80,7 +76,6 @@ class WindowMemory : public MemoryResource {
   mutable std::mutex mutex_;
   std::int64_t end_ = 0;                          ///< of the file
   std::map<const unsigned char*, Piece> pieces_;  ///< by address
-  std::vector<int> free_shares_;
 };
 
 /// Maps `bytes` (whole pages) of a file from `offset` on, for `protection` (PROT_READ, ...), shared. From

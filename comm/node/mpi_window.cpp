@@ -126,20 +126,18 @@ WindowNotes* MpiWindow::notes(int rank) {
   return neighbour(rank)->notes.get();
 }
 
-void* MpiWindow::map(int rank, const Exposure& exposure, bool write) {
+const void* MpiWindow::look_at(int rank, const Exposure& exposure) {
   Neighbour& from = *neighbour(rank);
-  const std::pair key{exposure.piece, write};
-  auto found = from.pieces.find(key);
+  auto found = from.pieces.find(exposure.piece);
   if (found == from.pieces.end()) {
-    const int protection = write ? PROT_READ | PROT_WRITE : PROT_READ;
-    void* data = map_window(from.file, exposure.piece, exposure.bytes, protection);
+    void* data = map_window(from.file, exposure.piece, exposure.bytes, PROT_READ);
     if (data == nullptr) {
       throw CommunicationError(fmt::format("mapping {} bytes of rank {}'s memory: {}", exposure.bytes, rank,
                                            std::strerror(errno)));
     }
-    found = from.pieces.emplace(key, std::pair{data, exposure.bytes}).first;
+    found = from.pieces.emplace(exposure.piece, std::pair{data, exposure.bytes}).first;
   }
-  return static_cast<unsigned char*>(found->second.first) + exposure.offset;
+  return static_cast<const unsigned char*>(found->second.first) + exposure.offset;
 }
 
 }  // namespace tranche::comm

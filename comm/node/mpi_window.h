@@ -14,9 +14,8 @@
 
 namespace tranche::comm {
 
-/// Opens the windows of the ranks of this host and maps pieces of them when they are first asked for: for
-/// reading, and those that this rank writes to once more for writing. A piece stays mapped until the end:
-/// allocations of a run are few and long-lived.
+/// Opens the windows of the ranks of this host and maps pieces of them for reading when they are first asked
+/// for. A piece stays mapped until the end: allocations of a run are few and long-lived.
 class MpiWindow {
  public:
   /// Collective over `communicator`; `host` holds its ranks on this host. `own` null: this rank has no
@@ -32,8 +31,7 @@ class MpiWindow {
   const std::string& obstacle() const { return obstacle_; }
   WindowMemory* own() const { return own_; }
   /// Throws CommunicationError when the system refuses the mapping.
-  const void* look_at(int rank, const Exposure& exposure) { return map(rank, exposure, false); }
-  void* reach(int rank, const Exposure& exposure) { return map(rank, exposure, true); }
+  const void* look_at(int rank, const Exposure& exposure);
   /// Of a rank that reads() or of this one.
   WindowBoard& board(int rank);
   /// The control messages between a rank that reads() and this one; null where MPI has to carry them.
@@ -45,12 +43,11 @@ class MpiWindow {
     WindowBoard* board = nullptr;
     int local = 0;  ///< number on this host
     std::unique_ptr<WindowNotes> notes;
-    /// Address and bytes, by place in the file and whether it can be written.
-    std::map<std::pair<std::int64_t, bool>, std::pair<void*, std::int64_t>> pieces;
+    std::map<std::int64_t, std::pair<void*, std::int64_t>>
+        pieces;  ///< address and bytes, by place in the file
   };
   void open_all(MPI_Comm host);
   Neighbour* neighbour(int rank);
-  void* map(int rank, const Exposure& exposure, bool write);
 
   WindowMemory* own_;
   int rank_ = 0, local_ = 0;

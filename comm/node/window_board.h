@@ -33,7 +33,6 @@ struct NoteRing {
 /// Lies in memory of several processes, so nothing in it may hold an address or a lock. Behind it in the file
 /// are the rings of what the other ranks of the host write to this one, taken page by page when touched.
 struct WindowBoard {
-  static constexpr int share_count = 32;
   static constexpr std::int64_t file_bytes = 1 << 20, first_ring = 4096;
   static constexpr int most_neighbours = (file_bytes - first_ring) / static_cast<int>(sizeof(NoteRing));
 
@@ -41,7 +40,6 @@ struct WindowBoard {
   /// A futex: counts what others have sent to this rank, and who of its threads sleeps.
   alignas(64) std::atomic<std::uint32_t> rings{0};
   std::atomic<std::uint32_t> sleepers{0};
-  std::array<WorkShare, share_count> shares;
 
   /// By the number of the sender among the ranks of the host.
   NoteRing& notes_from(int local) {

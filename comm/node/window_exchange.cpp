@@ -8,14 +8,11 @@
 
 namespace tranche::comm {
 
-WindowExchange::Look::Look(Transport& transport, int rank, const Exposure& exposure, Access access)
-    : transport_(&transport), rank_(rank), exposure_(exposure) {
-  if (access == Access::write) {
-    data_ = writable_ = static_cast<unsigned char*>(transport.reach(rank, exposure));
-  } else {
-    data_ = static_cast<const unsigned char*>(transport.look_at(rank, exposure));
-  }
-}
+WindowExchange::Look::Look(Transport& transport, int rank, const Exposure& exposure)
+    : transport_(&transport),
+      rank_(rank),
+      exposure_(exposure),
+      data_(static_cast<const unsigned char*>(transport.look_at(rank, exposure))) {}
 
 WindowExchange::Look::~Look() {
   if (data_ != nullptr) transport_->look_away(rank_, exposure_);
@@ -25,8 +22,7 @@ WindowExchange::Look::Look(Look&& other) noexcept
     : transport_(other.transport_),
       rank_(other.rank_),
       exposure_(other.exposure_),
-      data_(std::exchange(other.data_, nullptr)),
-      writable_(std::exchange(other.writable_, nullptr)) {}
+      data_(std::exchange(other.data_, nullptr)) {}
 
 WindowExchange::WindowExchange(OperationInfo info, WindowCall call)
     : Operation(std::move(info)), call_(std::move(call)), peers_(call_.members.size()) {
@@ -67,7 +63,6 @@ void WindowExchange::take(Peer& peer) {
       peer.direct = all;
       peer.places[all ? 0 : static_cast<std::size_t>(note.chunk % 2)] = note.place;
       peer.exposed = all ? chunks_ : note.chunk + 1;
-      peer.offer = note.offer;
       break;
     case Kind::ready:
       peer.lanes[static_cast<std::size_t>(note.chunk % 2)] = note.place;
@@ -112,11 +107,8 @@ bool WindowExchange::move_notes() {
 
 bool WindowExchange::expose(Slab& slab) {
   if (exposed_ == chunks_) return false;
-  Note note{Kind::exposed, -1, call_.mine_bytes, {}, {}};
-  if (call_.exposure) {
-    note.place = *call_.exposure;
-    note.offer = call_.offer;
-  }
+  Note note{Kind::exposed, -1, call_.mine_bytes, {}};
+  if (call_.exposure) note.place = *call_.exposure;
   const bool tell_peers = !call_.exposure || exposed_ == 0;
   if (!uses_slab()) {
     exposed_ = chunks_;
@@ -178,9 +170,9 @@ bool WindowExchange::advance(Transport&, Slab& slab) {
       if (member == call_.self) continue;
       Peer& peer = peers_[static_cast<std::size_t>(member)];
       if (!peer.direct || reads_lanes()) {
-        tell(peer, {Kind::done, chunk, call_.mine_bytes, {}, {}});
+        tell(peer, {Kind::done, chunk, call_.mine_bytes, {}});
       } else if (worked_ == chunks_) {
-        tell(peer, {Kind::done, -1, call_.mine_bytes, {}, {}});
+        tell(peer, {Kind::done, -1, call_.mine_bytes, {}});
       }
     }
     move_notes();
@@ -244,21 +236,6 @@ WindowExchange::Look WindowExchange::look(int member, std::int64_t chunk, std::i
   return {transport(), peer.rank, place};
 }
 
-bool WindowExchange::all_direct() const {
-  return call_.exposure && all_peers([](const Peer& peer) { return peer.direct; });
-}
-
-const WorkOffer& WindowExchange::offer_of(int member) const {
-  return member == call_.self ? call_.offer : peers_[static_cast<std::size_t>(member)].offer;
-}
-
-WindowExchange::Look WindowExchange::result_of(int member, std::int64_t offset) const {
-  const Peer& peer = peers_[static_cast<std::size_t>(member)];
-  Exposure place = peer.offer.output;
-  place.offset += offset;
-  return {transport(), peer.rank, place, Look::Access::write};
-}
-
 unsigned char* WindowExchange::lane_of(std::int64_t chunk) const {
   for (const Lane& lane : lanes_) {
     if (lane.chunk == chunk) return lane.data;
@@ -278,7 +255,7 @@ WindowExchange::Look WindowExchange::look_in_lane(int member, std::int64_t chunk
 }
 
 void WindowExchange::tell_ready(std::int64_t chunk) {
-  Note note{Kind::ready, chunk, call_.mine_bytes, {}, {}};
+  Note note{Kind::ready, chunk, call_.mine_bytes, {}};
   for (const Lane& lane : lanes_) {
     if (lane.chunk == chunk) note.place = lane.exposure;
   }

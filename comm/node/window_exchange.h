@@ -12,13 +12,6 @@
 
 namespace tranche::comm {
 
-/// The descriptor by which peers do blocks of a rank's work for it (work stealing).
-struct WorkOffer {
-  int share = -1;         ///< number of its WorkShare; -1: it does all itself
-  std::int64_t form = 0;  ///< who works in another way does not help
-  Exposure output;        ///< where the work's result goes
-};
-
 /// The arguments that the three collectives have in common.
 struct WindowCall {
   std::vector<int> members;  ///< job ranks of the group, in group order
@@ -30,7 +23,6 @@ struct WindowCall {
   DataType dtype = DataType::float32;
   /// Named to peers as it is; nullopt: it lies outside of the window and is copied through the slab.
   std::optional<Exposure> exposure;
-  WorkOffer offer;
   Transport* transport = nullptr;
 };
 
@@ -49,26 +41,21 @@ class WindowExchange : public Operation {
   bool waits_for_slab() const override { return uses_slab() && exposed_ == 0; }
 
  protected:
-  /// Reading a peer's memory, or writing it; ends with the object. Null when the peer has withdrawn it,
-  /// having failed.
+  /// Reading a peer's memory; ends with the object. Null when the peer has withdrawn it, having failed.
   class Look {
    public:
-    enum class Access { read, write };
-    Look(Transport& transport, int rank, const Exposure& exposure, Access access = Access::read);
+    Look(Transport& transport, int rank, const Exposure& exposure);
     ~Look();
     Look(Look&& other) noexcept;
     Look(const Look&) = delete;
     Look& operator=(const Look&) = delete;
     const unsigned char* data() const { return data_; }
-    /// Null unless it is for writing.
-    unsigned char* writable() const { return writable_; }
 
    private:
     Transport* transport_;
     int rank_;
     Exposure exposure_;
     const unsigned char* data_;
-    unsigned char* writable_ = nullptr;
   };
 
   /// Copies what peers read of a chunk into a lane.
@@ -101,14 +88,6 @@ class WindowExchange : public Operation {
     return peers_[static_cast<std::size_t>(member)].ready > chunk;
   }
   const WindowCall& call() const { return call_; }
-  /// True when every member reads the others' buffers themselves; known, and the same for all members, once
-  /// all have told where theirs lie.
-  bool all_direct() const;
-  /// True when any peer may know of this rank's part.
-  bool told() const { return exposed_ > 0; }
-  const WorkOffer& offer_of(int member) const;
-  /// The destination of a member's work, for writing.
-  Look result_of(int member, std::int64_t offset) const;
   Transport& transport() const { return *call_.transport; }
   /// Members of which nothing has been heard yet.
   std::vector<int> unheard() const;
@@ -120,7 +99,6 @@ class WindowExchange : public Operation {
     std::int64_t chunk = 0;  ///< -1: all
     std::int64_t bytes = 0;  ///< of the call; differs when the ranks' calls do
     Exposure place;
-    WorkOffer offer;
   };
   struct Outgoing {
     Note note;
@@ -135,7 +113,6 @@ class WindowExchange : public Operation {
     bool direct = false;
     std::array<Exposure, 2> places;  ///< by chunk mod 2; [0] when direct
     std::array<Exposure, 2> lanes;   ///< of ready(), by chunk mod 2
-    WorkOffer offer;
   };
   struct Lane {
     int number;

@@ -154,12 +154,6 @@ class MpiTransport : public Transport {
   const void* look_at(int peer, const Exposure& exposure) override {
     return window_->look_at(peer, exposure);
   }
-  void* reach(int peer, const Exposure& exposure) override { return window_->reach(peer, exposure); }
-  int open_share() override { return window_->own() == nullptr ? -1 : window_->own()->open_share(); }
-  void close_share(int number) noexcept override { window_->own()->close_share(number); }
-  WorkShare* share(int rank, int number) override {
-    return &window_->board(rank).shares[static_cast<std::size_t>(number)];
-  }
 
   std::shared_ptr<Bell> bell() override {
     // A rank alone on its host has no obstacle even where the system gave it no window.

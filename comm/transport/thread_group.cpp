@@ -59,7 +59,6 @@ struct ThreadGroup::Hub {
   Hub(int ranks, const FaultInjection& injection)
       : size(ranks),
         faults(injection),
-        shares(static_cast<std::size_t>(ranks)),
         channels(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks)),
         wakers(static_cast<std::size_t>(ranks)),
         signatures(static_cast<std::size_t>(ranks)),
@@ -78,13 +77,13 @@ struct ThreadGroup::Hub {
 
   /// Memory that its rank has exposed.
   struct Exposed {
-    unsigned char* data = nullptr;
+    const unsigned char* data = nullptr;
     int readers = 0;
     bool withdrawn = false;
   };
   std::int64_t expose(const void* data) {
     const std::lock_guard lock(exposed_mutex);
-    exposed[++exposures].data = static_cast<unsigned char*>(const_cast<void*>(data));
+    exposed[++exposures].data = static_cast<const unsigned char*>(data);
     return exposures;
   }
   /// Waits for those that read just now; they never wait for anything themselves.
@@ -96,7 +95,7 @@ struct ThreadGroup::Hub {
     exposed_changed.wait(lock, [&] { return found->second.readers == 0; });
     exposed.erase(found);
   }
-  unsigned char* look_at(std::int64_t number) {
+  const unsigned char* look_at(std::int64_t number) {
     const std::lock_guard lock(exposed_mutex);
     const auto found = exposed.find(number);
     if (found == exposed.end() || found->second.withdrawn) return nullptr;
@@ -109,38 +108,8 @@ struct ThreadGroup::Hub {
     exposed_changed.notify_all();
   }
 
-  /// Of one rank.
-  struct Shares {
-    std::deque<comm::WorkShare> all;  // never move
-    std::vector<int> free;
-  };
-  int open_share(int rank) {
-    const std::lock_guard lock(shares_mutex);
-    Shares& own = shares[static_cast<std::size_t>(rank)];
-    if (own.free.empty()) {
-      own.free.push_back(static_cast<int>(own.all.size()));
-      own.all.emplace_back();
-    }
-    const int number = own.free.back();
-    own.free.pop_back();
-    comm::WorkShare& share = own.all[static_cast<std::size_t>(number)];
-    share.claimed.store(0);
-    share.ended.store(0);
-    return number;
-  }
-  void close_share(int rank, int number) noexcept {
-    const std::lock_guard lock(shares_mutex);
-    shares[static_cast<std::size_t>(rank)].free.push_back(number);
-  }
-  comm::WorkShare* share(int rank, int number) {
-    const std::lock_guard lock(shares_mutex);
-    return &shares[static_cast<std::size_t>(rank)].all[static_cast<std::size_t>(number)];
-  }
-
   const int size;
   const FaultInjection faults;
-  std::mutex shares_mutex;
-  std::vector<Shares> shares;
   std::mutex exposed_mutex;
   std::condition_variable exposed_changed;
   std::int64_t exposures = 0;
@@ -198,15 +167,11 @@ class ThreadGroup::Hub::Transport : public comm::Transport {
     return comm::Exposure{hub_->expose(data), bytes, 0};
   }
   void withdraw(const comm::Exposure& exposure) noexcept override { hub_->withdraw(exposure.piece); }
-  const void* look_at(int peer, const comm::Exposure& exposure) override { return reach(peer, exposure); }
-  void* reach(int, const comm::Exposure& exposure) override {
-    unsigned char* data = hub_->look_at(exposure.piece);
+  const void* look_at(int, const comm::Exposure& exposure) override {
+    const unsigned char* data = hub_->look_at(exposure.piece);
     return data == nullptr ? nullptr : data + exposure.offset;
   }
   void look_away(int, const comm::Exposure& exposure) noexcept override { hub_->look_away(exposure.piece); }
-  int open_share() override { return hub_->open_share(rank_); }
-  void close_share(int number) noexcept override { hub_->close_share(rank_, number); }
-  comm::WorkShare* share(int rank, int number) override { return hub_->share(rank, number); }
 
   std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) override {
     return post(hub_->channel(rank_, peer), const_cast<void*>(data), bytes, tag, true);

@@ -2,7 +2,6 @@
 /// The interface of a communicator to the network: nonblocking messages and reports of failure. Private to
 /// comm/.
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -53,17 +52,10 @@ struct Exposure {
   std::int64_t piece = 0, bytes = 0, offset = 0;  ///< meaning is the transport's
 };
 
-/// Blocks of a rank's work that all ranks of its host may do, claimed one after another by whoever is free.
-/// Lies in memory that all of them write.
-struct alignas(64) WorkShare {
-  std::atomic<std::int64_t> claimed{0};  ///< blocks; more than there are once none is left
-  std::atomic<std::int64_t> ended{0};    ///< of those claimed
-};
-
 struct CallSignature;
 
-/// All calls but expose(), open_share() and close_share() come from one thread at a time: the communication
-/// thread, or the caller with inline progress.
+/// All calls but expose() come from one thread at a time: the communication thread, or the caller with inline
+/// progress.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -84,15 +76,6 @@ class Transport {
   /// has failed.
   virtual const void* look_at(int, const Exposure&) { return nullptr; }
   virtual void look_away(int, const Exposure&) noexcept {}
-  /// As look_at(), for writing. A rank that withdraws such memory has to know that nobody writes (WorkShare).
-  virtual void* reach(int, const Exposure&) { return nullptr; }
-  /// Number of a share of this rank that peers reach as well, zeroed; -1 when there is none to be had. From
-  /// any thread.
-  virtual int open_share() { return -1; }
-  /// Gives a number back that no peer uses any more. From any thread.
-  virtual void close_share(int) noexcept {}
-  /// A share of a rank of this host, the own one too.
-  virtual WorkShare* share(int, int) { return nullptr; }
   /// Rings whenever a rank of this host has sent something, and on ring(); null when nobody would.
   virtual std::shared_ptr<Bell> bell() { return nullptr; }
   virtual void ring() noexcept {}

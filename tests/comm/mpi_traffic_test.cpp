@@ -87,7 +87,7 @@ TEST(Traffic, NothingTravelsWhereRanksReadEachOthersMemory) {
       .wait();
   // To each peer where the buffer lies, and that its own is not read any more.
   EXPECT_EQ(test::profiled_messages_sent() - messages, 2 * (n - 1));
-  EXPECT_EQ(test::profiled_bytes_sent() - bytes, 2 * (n - 1) * 88);
+  EXPECT_EQ(test::profiled_bytes_sent() - bytes, 2 * (n - 1) * 48);
 }
 
 TEST(Traffic, OneSumOfAHostTravelsToEveryRankElsewhere) {

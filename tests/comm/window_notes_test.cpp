@@ -119,22 +119,10 @@ TEST_F(Notes, WhatRangBeforeIsNotSleptThrough) {
   bell.sleep(bell.rings(), std::chrono::microseconds(100));  // ends by itself
 }
 
-TEST(WindowBoard, SharesAreHandedOutOnce) {
+TEST(WindowBoard, NotesAreOfOneTransport) {
   WindowMemory window(Tier::host);
-  std::vector<bool> taken(WindowBoard::share_count);
-  for (int i = 0; i < WindowBoard::share_count; ++i) {
-    const int number = window.open_share();
-    ASSERT_GE(number, 0);
-    ASSERT_FALSE(taken[static_cast<std::size_t>(number)]);
-    taken[static_cast<std::size_t>(number)] = true;
-    window.board()->shares[static_cast<std::size_t>(number)].claimed = 5;
-  }
-  EXPECT_EQ(window.open_share(), -1);
-  window.close_share(17);
-  EXPECT_EQ(window.open_share(), 17);
-  EXPECT_EQ(window.board()->shares[17].claimed.load(), 0);
   EXPECT_TRUE(window.claim_notes());
-  EXPECT_FALSE(window.claim_notes()) << "one transport a window";
+  EXPECT_FALSE(window.claim_notes());
 }
 
 }  // namespace
