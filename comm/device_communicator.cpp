@@ -61,7 +61,7 @@ class DeviceCommunicator : public CommunicatorBase {
     group_.failure = failure_;
     group_.job_ranks = std::move(job_ranks);
     group_.timeout_seconds = options_.timeout_seconds;
-    group_.slab_bytes = options_.slab_bytes;
+    group_.staging_bytes = options_.staging_bytes;
     group_.device_memory = options_.device_memory;
     group_.host_memory = options_.host_memory;
     switch (options_.transport) {

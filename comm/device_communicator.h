@@ -29,7 +29,8 @@ struct DeviceCommunicatorOptions {
   /// nccl.
   bool library_collectives = false;
   double timeout_seconds = 300;
-  std::int64_t slab_bytes = 8 << 20;  ///< device slab (nccl) or host staging (staged), taken at construction
+  std::int64_t staging_bytes =
+      8 << 20;  ///< device staging buffer (nccl) or host staging (staged), taken at construction
   MemoryResource* device_memory = nullptr;  ///< Category::communication; null: the device's own
   MemoryResource* host_memory = nullptr;
   TraceRecorder* trace = nullptr;  ///< of the communication stream, not owned

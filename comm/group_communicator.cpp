@@ -17,7 +17,7 @@ namespace tranche::comm {
 namespace {
 
 /// Reductions of at most this many bytes from all peers bring a buffer of their own and so never queue for
-/// the slab: norms, flags, losses.
+/// the staging buffer: norms, flags, losses.
 constexpr std::int64_t small_bytes = 64 << 10;
 
 void copy(void* to, const void* from, std::int64_t bytes) {
@@ -212,7 +212,7 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
     reduction.pieces.push_back(static_cast<const unsigned char*>(full) + member * count * size_of(dtype));
   }
   reduction.count = count;
-  reduction.chunk = reduction_chunk(engine_->lane_bytes(), size(), dtype, options.bucket_elements);
+  reduction.chunk = reduction_chunk(engine_->slot_bytes(), size(), dtype, options.bucket_elements);
   reduction.dtype = dtype;
   reduction.combine = [this_engine = engine_.get(), output, output_dtype, options](
                           std::span<const void* const> pieces, std::int64_t first, std::int64_t elements,
@@ -265,7 +265,7 @@ Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType d
     reduction.chunk = count;
     reduction.scratch_bytes = all_bytes;
   } else {
-    reduction.chunk = reduction_chunk(engine_->lane_bytes(), size(), dtype, 0);
+    reduction.chunk = reduction_chunk(engine_->slot_bytes(), size(), dtype, 0);
   }
   reduction.combine = [values, combine_pieces](std::span<const void* const> pieces, std::int64_t first,
                                                std::int64_t elements, DataType piece_dtype) {

@@ -11,7 +11,7 @@
 namespace tranche::comm {
 
 namespace {
-/// Chunks are multiples of this, so that what follows them in a lane stays aligned.
+/// Chunks are multiples of this, so that what follows them in a slot stays aligned.
 constexpr std::int64_t chunk_granule = 16;
 }  // namespace
 
@@ -60,7 +60,7 @@ WindowCall GroupCommunicator::window_call(void* readable, std::int64_t bytes, st
   call.mine = readable;
   call.mine_bytes = bytes;
   call.count = count;
-  call.chunk = std::max<std::int64_t>(engine_->lane_bytes() / size_of(dtype) / 64 * 64, 1);
+  call.chunk = std::max<std::int64_t>(engine_->slot_bytes() / size_of(dtype) / 64 * 64, 1);
   call.dtype = dtype;
   call.transport = &engine_->transport();
   if (!engine_->faults().copy_in) call.exposure = call.transport->expose(readable, bytes);
@@ -72,7 +72,7 @@ std::unique_ptr<Operation> GroupCommunicator::window_reduce(OperationInfo info, 
                                                             DataType output_dtype, std::int64_t count,
                                                             const OrderedSumOptions& options) {
   WindowCall call = window_call(const_cast<void*>(full), size() * count * size_of(dtype), count, dtype);
-  call.chunk = reduction_chunk(engine_->lane_bytes(), size(), dtype, options.bucket_elements);
+  call.chunk = reduction_chunk(engine_->slot_bytes(), size(), dtype, options.bucket_elements);
   const std::int64_t width = size_of(output_dtype);
   // A sum that is added to has its lines in the caches already.
   const auto target = !options.accumulate && count * width >= streamed_bytes ? kernels::SumTarget::memory
@@ -92,7 +92,7 @@ std::unique_ptr<Operation> GroupCommunicator::host_reduce(OperationInfo info, co
                                                           const OrderedSumOptions& options) {
   WindowCall call = window_call(const_cast<void*>(full), size() * count * size_of(dtype), count, dtype);
   const auto plan = reduce_plan(options.group_size, dtype);
-  const std::int64_t most = std::min(engine_->lane_bytes() / plan->lane_width(),
+  const std::int64_t most = std::min(engine_->slot_bytes() / plan->slot_width(),
                                      largest_message_bytes / plan->largest_message_width());
   call.chunk = std::max(most / chunk_granule * chunk_granule, chunk_granule);
   if (options.bucket_elements > 0) {
@@ -109,7 +109,7 @@ std::unique_ptr<Operation> GroupCommunicator::window_gather(OperationInfo info, 
   WindowCall call = window_call(const_cast<void*>(shard), count * size_of(dtype), count, dtype);
   if (layout_->hosts() == 1) return std::make_unique<WindowGather>(std::move(info), std::move(call), full);
   const std::int64_t most =
-      std::min(engine_->lane_bytes() / (1 + HostGather::most_received(*layout_)), largest_message_bytes);
+      std::min(engine_->slot_bytes() / (1 + HostGather::most_received(*layout_)), largest_message_bytes);
   call.chunk = std::max(most / size_of(dtype) / chunk_granule * chunk_granule, chunk_granule);
   return std::make_unique<HostGather>(std::move(info), std::move(call), HostCall{layout_, members_, rank_},
                                       full);

@@ -8,7 +8,7 @@
 
 #include "comm/communicator_base.h"
 #include "comm/node/host_layout.h"
-#include "comm/node/slab.h"
+#include "comm/node/staging_buffer.h"
 #include "comm/node/window_exchange.h"
 #include "comm/sum_pieces.h"
 #include "device/work_recorder.h"
@@ -24,12 +24,12 @@ namespace {
 class MetaCommunicator : public comm::CommunicatorBase {
  public:
   MetaCommunicator(int rank, int size, int local_size, HostCollectives collectives,
-                   std::shared_ptr<comm::Slab> slab, std::shared_ptr<WorkRecorder> recorder)
+                   std::shared_ptr<comm::StagingBuffer> staging, std::shared_ptr<WorkRecorder> recorder)
       : rank_(rank),
         size_(size),
         host_size_(local_size),
         collectives_(collectives),
-        slab_(std::move(slab)),
+        staging_(std::move(staging)),
         recorder_(std::move(recorder)) {
     std::vector<int> hosts;
     for (int member = 0; member < size; ++member) hosts.push_back(member / local_size);
@@ -110,7 +110,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
   std::unique_ptr<Communicator> split(int color, int) override {
     note_split();
     if (color < 0) return nullptr;
-    return std::make_unique<MetaCommunicator>(rank_, size_, host_size_, collectives_, slab_, recorder_);
+    return std::make_unique<MetaCommunicator>(rank_, size_, host_size_, collectives_, staging_, recorder_);
   }
   void post_failure(std::string_view, ExitStatus, double) noexcept override {}
   void post_unwinding(std::string_view, double) noexcept override {}
@@ -134,7 +134,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
   HostCollectives collectives_;
   comm::HostLayout layout_;
   mutable std::map<std::pair<int, std::int64_t>, std::unique_ptr<comm::ReducePlan>> plans_;
-  std::shared_ptr<comm::Slab> slab_;  // booked like the real one, never touched
+  std::shared_ptr<comm::StagingBuffer> staging_;  // booked like the real one, never touched
   std::shared_ptr<WorkRecorder> recorder_;
   int lane_ = 0;
   std::unique_ptr<Device> device_ = make_device({.kind = DeviceKind::meta});
@@ -154,7 +154,8 @@ std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, int loc
   const bool booked = options.memory != nullptr;
   return std::make_unique<MetaCommunicator>(
       rank, size, local_size, options.collectives,
-      std::make_shared<comm::Slab>(options.memory, options.slab_bytes, booked ? size : 1), options.recorder);
+      std::make_shared<comm::StagingBuffer>(options.memory, options.staging_bytes, booked ? size : 1),
+      options.recorder);
 }
 
 }  // namespace tranche

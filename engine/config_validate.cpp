@@ -152,7 +152,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
   at_least<std::int64_t>(config.workspace_bytes, 0, "tranche.workspace", problems);
   at_least<std::int64_t>(config.communication_slab_bytes, 0, "tranche.communication_slab", problems);
   if (config.communication_slab_bytes == 0 && ranks >= 1) {
-    config.communication_slab_bytes = default_slab_bytes(ranks);
+    config.communication_slab_bytes = default_staging_bytes(ranks);
   }
   at_least<std::int64_t>(config.total_steps_hint, 0, "tranche.total_steps", problems);
   if (!(config.communication_timeout > 0) || !std::isfinite(config.communication_timeout)) {

@@ -107,7 +107,7 @@ Runtime Runtime::from_config(const std::string& path_or_json, const RuntimeOptio
   // The ranks meet twice: what the configuration says of the runtime may depend on how many there are.
   CommunicatorOptions first;
   first.timeout_seconds = start_timeout_seconds;
-  first.slab_bytes = start_slab_bytes;
+  first.staging_bytes = start_slab_bytes;
   std::unique_ptr<Communicator> world = communicator_of_environment(first);
   Config config;
   std::string problem;
@@ -176,7 +176,7 @@ void Runtime::Impl::make_device(int index) {
 CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) {
   CommunicatorOptions communicator;
   communicator.timeout_seconds = options.communication_timeout;
-  communicator.slab_bytes = options.communication_slab_bytes;
+  communicator.staging_bytes = options.communication_slab_bytes;
   communicator.memory = &memory;
   communicator.window = window.get();
   communicator.collectives = choice.host;
@@ -209,7 +209,7 @@ void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, 
   communicator.transport = choice.transport;
   communicator.library_collectives = choice.by_library;
   communicator.timeout_seconds = options.communication_timeout;
-  communicator.slab_bytes = options.communication_slab_bytes;
+  communicator.staging_bytes = options.communication_slab_bytes;
   communicator.device_memory = tracking.get();
   communicator.host_memory = host_tracking.get();
   communicator.trace = trace.get();
@@ -269,7 +269,7 @@ void Runtime::check(const Config& config) const {
     return std::string(options.inline_progress ? "inline" : "thread");
   };
   compare("tranche.communication_slab", wanted.communication_slab_bytes, made.communication_slab_bytes,
-          default_slab_bytes(size()));
+          default_staging_bytes(size()));
   if (made.device != DeviceKind::meta) {
     compare("tranche.threads", std::int64_t{wanted.threads}, std::int64_t{made.threads}, std::int64_t{0});
     compare("tranche.device_memory", wanted.device_memory_limit, made.device_memory_limit, std::int64_t{0});

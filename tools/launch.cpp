@@ -28,7 +28,7 @@ constexpr std::int64_t start_slab_bytes = 1 << 26;
 std::unique_ptr<Communicator> make_world() {
   CommunicatorOptions options;
   options.timeout_seconds = start_timeout_seconds;
-  options.slab_bytes = start_slab_bytes;
+  options.staging_bytes = start_slab_bytes;
   return started_by_mpi_launcher() ? make_mpi_communicator(options) : make_self_communicator(options);
 }
 

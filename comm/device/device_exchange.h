@@ -41,7 +41,7 @@ struct DeviceGroup {
   std::shared_ptr<DeviceFailure> failure;
   std::vector<int> job_ranks;  ///< of the members, for messages
   double timeout_seconds = 300;
-  std::int64_t slab_bytes = 0;
+  std::int64_t staging_bytes = 0;
   MemoryResource* device_memory = nullptr;
   MemoryResource* host_memory = nullptr;
 

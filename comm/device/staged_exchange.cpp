@@ -24,7 +24,7 @@ class StagedExchange : public DeviceExchange {
       : group_(group),
         // Host calls of the engine come from another thread: a group of its own keeps both in order.
         host_(group.host->split(0, group.rank())),
-        slot_bytes_(group.slab_bytes / 2 / memory_alignment * memory_alignment),
+        slot_bytes_(group.staging_bytes / 2 / memory_alignment * memory_alignment),
         scratch_bytes_(slot_bytes_ / 2 / memory_alignment * memory_alignment),
         staging_(*group.host_memory, 2 * slot_bytes_, Category::communication, "staging"),
         scratch_(*group.device_memory, scratch_bytes_, Category::communication, "staged sums"),
@@ -32,9 +32,10 @@ class StagedExchange : public DeviceExchange {
         exchange_(group.device->create_stream("exchange")) {
     const std::int64_t least = staging_granule * 8 * (group.size() + 1);
     if (slot_bytes_ < least || scratch_bytes_ < staging_granule * 4) {
-      throw ConfigurationError("a communication slab of " + std::to_string(group.slab_bytes) +
+      throw ConfigurationError("a communication slab of " + std::to_string(group.staging_bytes) +
                                " bytes cannot stage 64 elements for each of " + std::to_string(group.size()) +
-                               " ranks; give slab_bytes at least " + std::to_string(4 * least));
+                               " ranks; give tranche.communication_slab (staging_bytes in C++) at least " +
+                               std::to_string(4 * least));
     }
   }
 

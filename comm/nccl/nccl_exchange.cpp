@@ -61,14 +61,15 @@ class NcclExchange : public DeviceExchange {
       settle(ncclCommInitRankConfig(&communicator_, group.size(), id, group.rank(), &config),
              "ncclCommInitRankConfig");
       const bool reduces = group.size() > 1 || own_reductions;
-      slab_ = Buffer(*group.device_memory, reduces ? group.slab_bytes : 0, Category::communication,
-                     "communication slab");
+      staging_ = Buffer(*group.device_memory, reduces ? group.staging_bytes : 0, Category::communication,
+                        "communication slab");
       // Zero-copy where memory and driver allow it; where they do not, NCCL copies as it always can.
-      if (reduces && ncclCommRegister(communicator_, slab_.data(), static_cast<std::size_t>(slab_.bytes()),
-                                      &registration_) != ncclSuccess) {
+      if (reduces &&
+          ncclCommRegister(communicator_, staging_.data(), static_cast<std::size_t>(staging_.bytes()),
+                           &registration_) != ncclSuccess) {
         registration_ = nullptr;
       }
-      require_slab();
+      require_staging();
     } catch (...) {
       abort();
       throw;
@@ -184,13 +185,13 @@ class NcclExchange : public DeviceExchange {
     settle(result, what);
   }
 
-  void require_slab() const {
+  void require_staging() const {
     const std::int64_t least = 256 * std::int64_t{4} * std::max(1, group_.size() - 1);
-    if (slab_.bytes() >= least || (group_.size() == 1 && !own_reductions_)) return;
+    if (staging_.bytes() >= least || (group_.size() == 1 && !own_reductions_)) return;
     throw ConfigurationError(fmt::format(
         "a communication slab of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
-        "slab_bytes at least {}",
-        group_.slab_bytes, group_.size() - 1, least));
+        "tranche.communication_slab (staging_bytes in C++) at least {}",
+        group_.staging_bytes, group_.size() - 1, least));
   }
 
   void move(const DeviceCall& call) {
@@ -217,12 +218,12 @@ class NcclExchange : public DeviceExchange {
     }
   }
 
-  unsigned char* slab() const { return static_cast<unsigned char*>(slab_.data()); }
+  unsigned char* staging() const { return static_cast<unsigned char*>(staging_.data()); }
 
-  /// Elements of a piece that are exchanged at once when `pieces` of them lie in the slab, aligned.
+  /// Elements of a piece that are exchanged at once when `pieces` of them lie in the staging buffer, aligned.
   std::int64_t chunk_of(const DeviceCall& call, int pieces) const {
     if (pieces == 0) return call.count;  // one rank: nothing arrives
-    const std::int64_t room = slab_.bytes() / pieces / memory_alignment * memory_alignment;
+    const std::int64_t room = staging_.bytes() / pieces / memory_alignment * memory_alignment;
     std::int64_t chunk = room / size_of(call.dtype);
     if (call.sum.bucket_elements > 0) {
       chunk = std::min(chunk, std::max<std::int64_t>(call.sum.bucket_elements / group_.size(), 1));
@@ -251,7 +252,7 @@ class NcclExchange : public DeviceExchange {
       pieces[static_cast<std::size_t>(group_.rank())] = piece(group_.rank());
       if (group_.size() > 1) {
         launch("ncclSend and ncclRecv", [&](auto&& say) {
-          unsigned char* place = slab();
+          unsigned char* place = staging();
           for (const int peer : group_.peers()) {
             say(ncclSend(piece(peer), bytes, ncclUint8, peer, communicator_, stream_));
             say(ncclRecv(place, bytes, ncclUint8, peer, communicator_, stream_));
@@ -268,8 +269,8 @@ class NcclExchange : public DeviceExchange {
     const ncclDataType_t type = nccl_type(call.dtype);
     const auto all = static_cast<std::size_t>(call.count);
     const bool direct = !call.sum.accumulate && call.dtype == call.output_dtype;
-    if (direct || call.bytes() <= slab_.bytes()) {
-      void* place = direct ? call.to : slab_.data();
+    if (direct || call.bytes() <= staging_.bytes()) {
+      void* place = direct ? call.to : staging_.data();
       launch("ncclReduceScatter", [&](auto&& say) {
         say(ncclReduceScatter(call.from, place, all, type, ncclSum, communicator_, stream_));
       });
@@ -282,11 +283,11 @@ class NcclExchange : public DeviceExchange {
       const std::int64_t count = std::min(chunk, call.count - first);
       launch("ncclReduce", [&](auto&& say) {
         for (int owner = 0; owner < group_.size(); ++owner) {
-          say(ncclReduce(call.from_bytes() + owner * call.bytes() + first * width, slab_.data(),
+          say(ncclReduce(call.from_bytes() + owner * call.bytes() + first * width, staging_.data(),
                          static_cast<std::size_t>(count), type, ncclSum, owner, communicator_, stream_));
         }
       });
-      sum(call, {slab_.data()}, first, count);
+      sum(call, {staging_.data()}, first, count);
     }
   }
 
@@ -296,7 +297,7 @@ class NcclExchange : public DeviceExchange {
   cudaStream_t stream_;
   std::unique_ptr<Communicator> host_;
   HostMessages messages_;
-  Buffer slab_;
+  Buffer staging_;
   void* registration_ = nullptr;
   std::mutex mutex_;  ///< calls of the communicator, which the watch may abort
   ncclComm_t communicator_ = nullptr;

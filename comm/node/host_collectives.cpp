@@ -70,9 +70,9 @@ Missing HostExchange::missing() const {
   return here;
 }
 
-void HostExchange::abandon(Slab& slab) {
+void HostExchange::abandon(StagingBuffer& staging) {
   transfers_.clear();
-  WindowExchange::abandon(slab);
+  WindowExchange::abandon(staging);
 }
 
 HostReduce::HostReduce(OperationInfo info, WindowCall call, HostCall host,
@@ -83,14 +83,14 @@ HostReduce::HostReduce(OperationInfo info, WindowCall call, HostCall host,
   if (!plan_->sums(own_host()).empty()) destinations_ = layout().stands_towards(this->host().self);
 }
 
-// A lane holds the pieces for all other members behind one another (empty where peers read the buffer
+// A slot holds the pieces for all other members behind one another (empty where peers read the buffer
 // itself), then the sums that this rank sends, then what arrives: sums of all hosts, then pieces.
-void HostReduce::fill(std::int64_t chunk, unsigned char* lane) {
+void HostReduce::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype), bytes = elements_of(chunk) * width;
   for (int member = 0; member < layout().ranks(); ++member) {
     if (member == host().self) continue;
-    std::memcpy(lane, own_piece(member, chunk), static_cast<std::size_t>(bytes));
-    lane += bytes;
+    std::memcpy(slot, own_piece(member, chunk), static_cast<std::size_t>(bytes));
+    slot += bytes;
   }
 }
 
@@ -110,7 +110,7 @@ WindowExchange::Look HostReduce::piece(int local, int destination, std::int64_t 
 unsigned char* HostReduce::sent_sums(std::int64_t chunk, std::size_t index) const {
   const std::int64_t pieces = (layout().ranks() - 1) * call().chunk * size_of(call().dtype);
   const auto sums = static_cast<std::int64_t>(index * plan_->sums(own_host()).size());
-  return lane_of(chunk) + pieces + sums * call().chunk * 4;
+  return slot_of(chunk) + pieces + sums * call().chunk * 4;
 }
 
 unsigned char* HostReduce::arrivals(std::int64_t chunk) const {
@@ -284,17 +284,17 @@ std::int64_t HostGather::most_received(const HostLayout& layout) {
   return most;
 }
 
-// A lane holds the own shard's chunk (empty where peers read the shard itself), then the shards that arrive.
-void HostGather::fill(std::int64_t chunk, unsigned char* lane) {
+// A slot holds the own shard's chunk (empty where peers read the shard itself), then the shards that arrive.
+void HostGather::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype);
-  std::memcpy(lane, static_cast<const unsigned char*>(call().mine) + first_of(chunk) * width,
+  std::memcpy(slot, static_cast<const unsigned char*>(call().mine) + first_of(chunk) * width,
               static_cast<std::size_t>(elements_of(chunk) * width));
 }
 
 WindowExchange::Progress HostGather::stage(std::int64_t chunk) {
   Transfer& under_way = transfer(chunk);
   const std::int64_t width = size_of(call().dtype), bytes = elements_of(chunk) * width;
-  unsigned char* arriving = lane_of(chunk) + call().chunk * width;
+  unsigned char* arriving = slot_of(chunk) + call().chunk * width;
   for (const int member : received_by_[static_cast<std::size_t>(call().self)]) {
     receive(under_way, member, arriving, bytes);
     arriving += bytes;
@@ -354,9 +354,9 @@ WindowExchange::Progress HostGather::work(std::int64_t chunk) {
       }
     };
     if (self) {
-      copy_all(lane_of(chunk) + behind);
+      copy_all(slot_of(chunk) + behind);
     } else if (!received_by_[index].empty()) {
-      const Look received = look_in_lane(local, chunk, behind);
+      const Look received = look_in_slot(local, chunk, behind);
       if (received.data() == nullptr) return Progress::waits;
       copy_all(received.data());
     }

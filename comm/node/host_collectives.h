@@ -26,10 +26,10 @@ class HostExchange : public WindowExchange {
  public:
   HostExchange(OperationInfo info, WindowCall call, HostCall host);
   Missing missing() const override;
-  void abandon(Slab& slab) override;
+  void abandon(StagingBuffer& staging) override;
 
  protected:
-  bool needs_lane() const override { return true; }
+  bool needs_slot() const override { return true; }
   Missing missing_elsewhere(bool sending) const;
   struct Transfer {
     std::int64_t chunk;
@@ -66,7 +66,7 @@ class HostReduce : public HostExchange {
              const Result& result);
 
  private:
-  void fill(std::int64_t chunk, unsigned char* lane) override;
+  void fill(std::int64_t chunk, unsigned char* slot) override;
   Progress stage(std::int64_t chunk) override;
   Progress work(std::int64_t chunk) override;
   void start_transfer(std::int64_t chunk);
@@ -90,11 +90,11 @@ class HostGather : public HostExchange {
   static std::int64_t most_received(const HostLayout& layout);
 
  private:
-  void fill(std::int64_t chunk, unsigned char* lane) override;
+  void fill(std::int64_t chunk, unsigned char* slot) override;
   Progress stage(std::int64_t chunk) override;
   Progress work(std::int64_t chunk) override;
   bool two_phases() const override { return true; }
-  bool reads_lanes() const override { return true; }
+  bool reads_slots() const override { return true; }
   void place(int member, std::int64_t chunk, const void* from);
 
   unsigned char* full_;

@@ -74,9 +74,9 @@ ReducePlan::ReducePlan(const HostLayout& layout, int group_size, std::int64_t wi
   }
   for (int member = 0; member < ranks_; ++member) {
     const std::int64_t in = all - arriving[static_cast<std::size_t>(layout.host(member))];
-    lane_width_ = std::max(lane_width_, sums_sent(layout, member) * 4 + in);
+    slot_width_ = std::max(slot_width_, sums_sent(layout, member) * 4 + in);
   }
-  lane_width_ += (ranks_ - 1) * width;
+  slot_width_ += (ranks_ - 1) * width;
 }
 
 std::pair<int, int> ReducePlan::range(int group) const {

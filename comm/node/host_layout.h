@@ -50,9 +50,9 @@ class ReducePlan {
   const std::vector<int>& sums(int host) const { return sums_[static_cast<std::size_t>(host)]; }
   /// Members of a host that send what they have, in order.
   const std::vector<int>& raw(int host) const { return raw_[static_cast<std::size_t>(host)]; }
-  /// Bytes of a lane per element of the chunk: pieces that are copied in, sums sent, and what arrives; of the
+  /// Bytes of a slot per element of the chunk: pieces that are copied in, sums sent, and what arrives; of the
   /// member that needs most.
-  std::int64_t lane_width() const { return lane_width_; }
+  std::int64_t slot_width() const { return slot_width_; }
   std::int64_t largest_message_width() const { return largest_message_width_; }
   /// fp32 sums, each as long as a shard, that a member sends.
   std::int64_t sums_sent(const HostLayout& layout, int member) const;
@@ -61,7 +61,7 @@ class ReducePlan {
   int group_size_, ranks_;
   std::vector<int> host_of_group_;
   std::vector<std::vector<int>> sums_, raw_;
-  std::int64_t lane_width_ = 0, largest_message_width_ = 4;
+  std::int64_t slot_width_ = 0, largest_message_width_ = 4;
 };
 
 }  // namespace tranche::comm

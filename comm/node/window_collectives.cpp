@@ -27,9 +27,9 @@ void copy(void* to, const void* from, std::int64_t bytes, bool streamed) {
 WindowGather::WindowGather(OperationInfo info, WindowCall call, void* full)
     : WindowExchange(std::move(info), std::move(call)), full_(static_cast<unsigned char*>(full)) {}
 
-void WindowGather::fill(std::int64_t chunk, unsigned char* lane) {
+void WindowGather::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype);
-  copy(lane, static_cast<const unsigned char*>(call().mine) + first_of(chunk) * width,
+  copy(slot, static_cast<const unsigned char*>(call().mine) + first_of(chunk) * width,
        elements_of(chunk) * width, false);
 }
 
@@ -72,9 +72,9 @@ std::pair<std::int64_t, std::int64_t> WindowAllReduce::slice(int member, std::in
   return {first, std::min(part, elements - first)};
 }
 
-void WindowAllReduce::fill(std::int64_t chunk, unsigned char* lane) {
+void WindowAllReduce::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype);
-  copy(lane, static_cast<const unsigned char*>(call().mine) + first_of(chunk) * width,
+  copy(slot, static_cast<const unsigned char*>(call().mine) + first_of(chunk) * width,
        elements_of(chunk) * width, false);
 }
 

@@ -17,7 +17,7 @@ class WindowGather : public WindowExchange {
   WindowGather(OperationInfo info, WindowCall call, void* full);
 
  private:
-  void fill(std::int64_t chunk, unsigned char* lane) override;
+  void fill(std::int64_t chunk, unsigned char* slot) override;
   Progress work(std::int64_t chunk) override;
   unsigned char* full_;
   std::int64_t copied_ = 0;  ///< pieces of the chunk
@@ -31,7 +31,7 @@ class WindowAllReduce : public WindowExchange {
   WindowAllReduce(OperationInfo info, WindowCall call, Combine combine);
 
  private:
-  void fill(std::int64_t chunk, unsigned char* lane) override;
+  void fill(std::int64_t chunk, unsigned char* slot) override;
   Progress work(std::int64_t chunk) override;
   bool two_phases() const override { return true; }
   /// Elements of a chunk that a member combines.

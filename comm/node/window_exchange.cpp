@@ -46,7 +46,7 @@ std::int64_t WindowExchange::elements_of(std::int64_t chunk) const {
 /// readers tell it.
 std::int64_t WindowExchange::expected(const Peer& peer) const {
   const std::int64_t exposures = peer.direct ? 1 : chunks_;
-  const std::int64_t dones = call_.exposure && !reads_lanes() ? 1 : chunks_;
+  const std::int64_t dones = call_.exposure && !reads_slots() ? 1 : chunks_;
   return exposures + dones + (two_phases() ? chunks_ : 0);
 }
 
@@ -65,7 +65,7 @@ void WindowExchange::take(Peer& peer) {
       peer.exposed = all ? chunks_ : note.chunk + 1;
       break;
     case Kind::ready:
-      peer.lanes[static_cast<std::size_t>(note.chunk % 2)] = note.place;
+      peer.slots[static_cast<std::size_t>(note.chunk % 2)] = note.place;
       peer.ready = note.chunk + 1;
       break;
     case Kind::done:
@@ -105,24 +105,24 @@ bool WindowExchange::move_notes() {
   return moved;
 }
 
-bool WindowExchange::expose(Slab& slab) {
+bool WindowExchange::expose(StagingBuffer& staging) {
   if (exposed_ == chunks_) return false;
   Note note{Kind::exposed, -1, call_.mine_bytes, {}};
   if (call_.exposure) note.place = *call_.exposure;
   const bool tell_peers = !call_.exposure || exposed_ == 0;
-  if (!uses_slab()) {
+  if (!uses_staging()) {
     exposed_ = chunks_;
   } else {
-    if (lanes_.size() == 2) return false;
-    // A second lane only when the first chunk has proved that the peers are here, as in ReduceExchange.
-    if (lanes_.size() == 1 && !all_peers([&](const Peer& peer) { return peer.exposed > 0; })) return false;
-    const int lane = slab.take(order);
-    if (lane < 0) return false;
-    auto* data = static_cast<unsigned char*>(slab.data(lane));
-    lanes_.push_back({lane, exposed_, {}, data});  // first, so that the lane is given back whatever happens
-    const auto place = transport().expose(data, slab.lane_bytes());
+    if (slots_.size() == 2) return false;
+    // A second slot only when the first chunk has proved that the peers are here, as in ReduceExchange.
+    if (slots_.size() == 1 && !all_peers([&](const Peer& peer) { return peer.exposed > 0; })) return false;
+    const int slot = staging.take(order);
+    if (slot < 0) return false;
+    auto* data = static_cast<unsigned char*>(staging.data(slot));
+    slots_.push_back({slot, exposed_, {}, data});  // first, so that the slot is given back whatever happens
+    const auto place = transport().expose(data, staging.slot_bytes());
     if (!place) throw LogicError("the exchange buffer lies outside of the window");
-    lanes_.back().exposure = *place;
+    slots_.back().exposure = *place;
     if (!call_.exposure) {
       fill(exposed_, data);
       note.place = *place;
@@ -136,30 +136,30 @@ bool WindowExchange::expose(Slab& slab) {
   return true;
 }
 
-bool WindowExchange::free_lanes(Slab& slab) {
-  if (lanes_.empty()) return false;
-  const Lane lane = lanes_.front();
-  if (worked_ <= lane.chunk) return false;
-  const bool read = !call_.exposure || reads_lanes();
-  if (read && !all_peers([&](const Peer& peer) { return peer.done > lane.chunk; })) return false;
-  transport().withdraw(lane.exposure);
-  slab.release(lane.number, order);
-  lanes_.pop_front();
+bool WindowExchange::free_slots(StagingBuffer& staging) {
+  if (slots_.empty()) return false;
+  const Slot slot = slots_.front();
+  if (worked_ <= slot.chunk) return false;
+  const bool read = !call_.exposure || reads_slots();
+  if (read && !all_peers([&](const Peer& peer) { return peer.done > slot.chunk; })) return false;
+  transport().withdraw(slot.exposure);
+  staging.release(slot.number, order);
+  slots_.pop_front();
   return true;
 }
 
-bool WindowExchange::advance(Transport&, Slab& slab) {
+bool WindowExchange::advance(Transport&, StagingBuffer& staging) {
   if (chunks_ == 0) return false;
-  bool moved = free_lanes(slab);
-  moved |= expose(slab);
+  bool moved = free_slots(staging);
+  moved |= expose(staging);
   moved |= move_notes();
   const auto here = [&](std::int64_t chunk) {
     return exposed_ > chunk && all_peers([&](const Peer& peer) { return peer.exposed > chunk; });
   };
   if (staged_ < chunks_ && here(staged_)) {
-    const Progress staging = stage(staged_);
-    if (staging == Progress::done) ++staged_;
-    moved |= staging != Progress::waits;
+    const Progress prepared = stage(staged_);
+    if (prepared == Progress::done) ++staged_;
+    moved |= prepared != Progress::waits;
   }
   const std::int64_t chunk = worked_;
   if (staged_ == chunk) return moved;
@@ -169,7 +169,7 @@ bool WindowExchange::advance(Transport&, Slab& slab) {
     for (int member = 0; member < ranks(); ++member) {
       if (member == call_.self) continue;
       Peer& peer = peers_[static_cast<std::size_t>(member)];
-      if (!peer.direct || reads_lanes()) {
+      if (!peer.direct || reads_slots()) {
         tell(peer, {Kind::done, chunk, call_.mine_bytes, {}});
       } else if (worked_ == chunks_) {
         tell(peer, {Kind::done, -1, call_.mine_bytes, {}});
@@ -181,7 +181,7 @@ bool WindowExchange::advance(Transport&, Slab& slab) {
 }
 
 bool WindowExchange::finished() const {
-  return chunks_ == 0 || (worked_ == chunks_ && lanes_.empty() && all_peers([&](const Peer& peer) {
+  return chunks_ == 0 || (worked_ == chunks_ && slots_.empty() && all_peers([&](const Peer& peer) {
                             return peer.outgoing.empty() && peer.received == expected(peer);
                           }));
 }
@@ -214,16 +214,16 @@ Missing WindowExchange::missing() const {
   return result;
 }
 
-void WindowExchange::abandon(Slab& slab) {
+void WindowExchange::abandon(StagingBuffer& staging) {
   for (Peer& peer : peers_) {
     peer.receiving.reset();
     peer.outgoing.clear();
   }
-  for (const Lane& lane : lanes_) {
-    if (lane.exposure.bytes > 0) transport().withdraw(lane.exposure);
-    slab.release(lane.number, order);
+  for (const Slot& slot : slots_) {
+    if (slot.exposure.bytes > 0) transport().withdraw(slot.exposure);
+    staging.release(slot.number, order);
   }
-  lanes_.clear();
+  slots_.clear();
   if (call_.exposure && !withdrawn_) transport().withdraw(*call_.exposure);
   withdrawn_ = true;
 }
@@ -236,28 +236,28 @@ WindowExchange::Look WindowExchange::look(int member, std::int64_t chunk, std::i
   return {transport(), peer.rank, place};
 }
 
-unsigned char* WindowExchange::lane_of(std::int64_t chunk) const {
-  for (const Lane& lane : lanes_) {
-    if (lane.chunk == chunk) return lane.data;
+unsigned char* WindowExchange::slot_of(std::int64_t chunk) const {
+  for (const Slot& slot : slots_) {
+    if (slot.chunk == chunk) return slot.data;
   }
-  throw LogicError("no lane for the chunk of an exchange");
+  throw LogicError("no slot for the chunk of an exchange");
 }
 
 unsigned char* WindowExchange::own(std::int64_t chunk, std::int64_t direct, std::int64_t packed) const {
-  return call_.exposure ? static_cast<unsigned char*>(call_.mine) + direct : lane_of(chunk) + packed;
+  return call_.exposure ? static_cast<unsigned char*>(call_.mine) + direct : slot_of(chunk) + packed;
 }
 
-WindowExchange::Look WindowExchange::look_in_lane(int member, std::int64_t chunk, std::int64_t offset) const {
+WindowExchange::Look WindowExchange::look_in_slot(int member, std::int64_t chunk, std::int64_t offset) const {
   const Peer& peer = peers_[static_cast<std::size_t>(member)];
-  Exposure place = peer.lanes[static_cast<std::size_t>(chunk % 2)];
+  Exposure place = peer.slots[static_cast<std::size_t>(chunk % 2)];
   place.offset += offset;
   return {transport(), peer.rank, place};
 }
 
 void WindowExchange::tell_ready(std::int64_t chunk) {
   Note note{Kind::ready, chunk, call_.mine_bytes, {}};
-  for (const Lane& lane : lanes_) {
-    if (lane.chunk == chunk) note.place = lane.exposure;
+  for (const Slot& slot : slots_) {
+    if (slot.chunk == chunk) note.place = slot.exposure;
   }
   for (int member = 0; member < ranks(); ++member) {
     if (member != call_.self) tell(peers_[static_cast<std::size_t>(member)], note);

@@ -19,26 +19,27 @@ struct WindowCall {
   void* mine = nullptr;      ///< this rank's memory that peers read
   std::int64_t mine_bytes = 0;
   std::int64_t count = 0;  ///< elements per rank, as in the call
-  std::int64_t chunk = 0;  ///< elements that a lane holds of each piece; equal on all ranks
+  std::int64_t chunk = 0;  ///< elements that a slot holds of each piece; equal on all ranks
   DataType dtype = DataType::float32;
-  /// Named to peers as it is; nullopt: it lies outside of the window and is copied through the slab.
+  /// Named to peers as it is; nullopt: it lies outside of the window and is copied through the staging
+  /// buffer.
   std::optional<Exposure> exposure;
   Transport* transport = nullptr;
 };
 
 /// The protocol, chunk by chunk. A rank tells its peers where its chunk lies (its own buffer for all chunks
-/// at once, or a lane of its slab that it has filled), works on the chunk once all have told, and tells them
-/// when it will not read theirs again. Only these notes travel as messages, so waiting, time-outs and
-/// failures are those of every other operation.
+/// at once, or a slot of its staging buffer that it has filled), works on the chunk once all have told, and
+/// tells them when it will not read theirs again. Only these notes travel as messages, so waiting, time-outs
+/// and failures are those of every other operation.
 class WindowExchange : public Operation {
  public:
   WindowExchange(OperationInfo info, WindowCall call);
-  bool advance(Transport& transport, Slab& slab) override;
+  bool advance(Transport& transport, StagingBuffer& staging) override;
   bool finished() const override;
   Missing missing() const override;
-  bool uses_slab() const override { return chunks_ > 0 && (!call_.exposure || needs_lane()); }
-  void abandon(Slab& slab) override;
-  bool waits_for_slab() const override { return uses_slab() && exposed_ == 0; }
+  bool uses_staging() const override { return chunks_ > 0 && (!call_.exposure || needs_slot()); }
+  void abandon(StagingBuffer& staging) override;
+  bool waits_for_staging() const override { return uses_staging() && exposed_ == 0; }
 
  protected:
   /// Reading a peer's memory; ends with the object. Null when the peer has withdrawn it, having failed.
@@ -58,17 +59,17 @@ class WindowExchange : public Operation {
     const unsigned char* data_;
   };
 
-  /// Copies what peers read of a chunk into a lane.
-  virtual void fill(std::int64_t chunk, unsigned char* lane) = 0;
+  /// Copies what peers read of a chunk into a slot.
+  virtual void fill(std::int64_t chunk, unsigned char* slot) = 0;
   enum class Progress { waits, moved, done };
   /// A bounded piece of the work on a chunk.
   virtual Progress work(std::int64_t chunk) = 0;
   /// Prepares a chunk for work(), while earlier chunks are still being worked on.
   virtual Progress stage(std::int64_t) { return Progress::done; }
-  /// True when every chunk needs a lane, even where peers read this rank's buffer itself.
-  virtual bool needs_lane() const { return false; }
-  /// True when peers read more of the lane, so that it is kept until they have done.
-  virtual bool reads_lanes() const { return false; }
+  /// True when every chunk needs a slot, even where peers read this rank's buffer itself.
+  virtual bool needs_slot() const { return false; }
+  /// True when peers read more of the slot, so that it is kept until they have done.
+  virtual bool reads_slots() const { return false; }
   /// True when a second note (see tell_ready) of every rank belongs to each chunk.
   virtual bool two_phases() const { return false; }
 
@@ -76,13 +77,13 @@ class WindowExchange : public Operation {
   std::int64_t first_of(std::int64_t chunk) const { return chunk * call_.chunk; }
   int ranks() const { return static_cast<int>(call_.members.size()); }
   /// A member's memory of a chunk. `direct`, `packed`: bytes before the wanted place in its buffer, in a
-  /// lane.
+  /// slot.
   Look look(int member, std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
   unsigned char* own(std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
-  /// The lane of a chunk that is staged or at work.
-  unsigned char* lane_of(std::int64_t chunk) const;
-  /// A peer's lane, once it is ready.
-  Look look_in_lane(int member, std::int64_t chunk, std::int64_t offset) const;
+  /// The slot of a chunk that is staged or at work.
+  unsigned char* slot_of(std::int64_t chunk) const;
+  /// A peer's slot, once it is ready.
+  Look look_in_slot(int member, std::int64_t chunk, std::int64_t offset) const;
   void tell_ready(std::int64_t chunk);
   bool ready(int member, std::int64_t chunk) const {
     return peers_[static_cast<std::size_t>(member)].ready > chunk;
@@ -112,9 +113,9 @@ class WindowExchange : public Operation {
     std::int64_t received = 0, exposed = 0, ready = 0, done = 0;
     bool direct = false;
     std::array<Exposure, 2> places;  ///< by chunk mod 2; [0] when direct
-    std::array<Exposure, 2> lanes;   ///< of ready(), by chunk mod 2
+    std::array<Exposure, 2> slots;   ///< of ready(), by chunk mod 2
   };
-  struct Lane {
+  struct Slot {
     int number;
     std::int64_t chunk;
     Exposure exposure;
@@ -124,15 +125,15 @@ class WindowExchange : public Operation {
   void tell(Peer& peer, const Note& note) { peer.outgoing.push_back({note, nullptr}); }
   bool move_notes();
   void take(Peer& peer);
-  bool expose(Slab& slab);
-  bool free_lanes(Slab& slab);
+  bool expose(StagingBuffer& staging);
+  bool free_slots(StagingBuffer& staging);
   template <typename Predicate>
   bool all_peers(Predicate&& predicate) const;
 
   WindowCall call_;
   std::vector<Peer> peers_;  ///< by member; the own one unused
   std::int64_t chunks_ = 0, exposed_ = 0, staged_ = 0, worked_ = 0;
-  std::deque<Lane> lanes_;
+  std::deque<Slot> slots_;
   bool withdrawn_ = false;
 };
 

@@ -8,15 +8,15 @@ namespace tranche::comm {
 WindowReduce::WindowReduce(OperationInfo info, WindowCall call, Output output, Combine combine)
     : WindowExchange(std::move(info), std::move(call)), output_(output), combine_(std::move(combine)) {}
 
-// A lane holds the pieces for the members behind one another, the own one left out.
-void WindowReduce::fill(std::int64_t chunk, unsigned char* lane) {
+// A slot holds the pieces for the members behind one another, the own one left out.
+void WindowReduce::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype), bytes = elements_of(chunk) * width;
   for (int member = 0; member < ranks(); ++member) {
     if (member == call().self || bytes == 0) continue;
     const auto* piece =
         static_cast<const unsigned char*>(call().mine) + (member * call().count + first_of(chunk)) * width;
-    std::memcpy(lane, piece, static_cast<std::size_t>(bytes));
-    lane += bytes;
+    std::memcpy(slot, piece, static_cast<std::size_t>(bytes));
+    slot += bytes;
   }
 }
 
@@ -34,7 +34,7 @@ WindowExchange::Progress WindowReduce::work(std::int64_t chunk) {
       pieces[static_cast<std::size_t>(member)] = static_cast<const unsigned char*>(call().mine) + direct;
       continue;
     }
-    const int place = self < member ? self : self - 1;  // among the pieces of that member's lane
+    const int place = self < member ? self : self - 1;  // among the pieces of that member's slot
     looks.push_back(look(member, chunk, direct, (place * elements + summed_) * width));
     if (looks.back().data() == nullptr) return Progress::waits;
     pieces[static_cast<std::size_t>(member)] = looks.back().data();

@@ -22,7 +22,7 @@ class WindowReduce : public WindowExchange {
   WindowReduce(OperationInfo info, WindowCall call, Output output, Combine combine);
 
  private:
-  void fill(std::int64_t chunk, unsigned char* lane) override;
+  void fill(std::int64_t chunk, unsigned char* slot) override;
   Progress work(std::int64_t chunk) override;
 
   Output output_;

@@ -90,7 +90,7 @@ void DirectOperation::start() {
   if (local_) local_();
 }
 
-bool DirectOperation::advance(Transport& transport, Slab&) {
+bool DirectOperation::advance(Transport& transport, StagingBuffer&) {
   bool moved = false;
   // Receives first: data that finds its buffer posted need not wait or be kept elsewhere.
   for (Flow& flow : receives_) moved |= flow.advance(transport);
@@ -117,7 +117,7 @@ Missing DirectOperation::missing() const {
   return result;
 }
 
-void DirectOperation::abandon(Slab&) {
+void DirectOperation::abandon(StagingBuffer&) {
   for (Flow& flow : receives_) flow.abandon();
   for (Flow& flow : sends_) flow.abandon();
 }
@@ -137,12 +137,12 @@ ReduceExchange::ReduceExchange(OperationInfo info, Reduction reduction)
   scratch_.resize(static_cast<std::size_t>(r.scratch_bytes));
 }
 
-bool ReduceExchange::uses_slab() const {
+bool ReduceExchange::uses_staging() const {
   return scratch_.empty() && !sends_.empty();
 }
 
-bool ReduceExchange::waits_for_slab() const {
-  return uses_slab() && arrivals_.empty() && posted_ < chunks_;
+bool ReduceExchange::waits_for_staging() const {
+  return uses_staging() && arrivals_.empty() && posted_ < chunks_;
 }
 
 bool ReduceExchange::sent() const {
@@ -153,13 +153,13 @@ std::int64_t ReduceExchange::elements_of(std::int64_t chunk) const {
   return std::min(reduction_.chunk, reduction_.count - chunk * reduction_.chunk);
 }
 
-bool ReduceExchange::post(Transport& transport, Slab& slab) {
+bool ReduceExchange::post(Transport& transport, StagingBuffer& staging) {
   if (posted_ == chunks_) return false;
   Arrival arrival;
-  if (uses_slab()) {
-    arrival.lane = slab.take(order);
-    if (arrival.lane < 0) return false;
-    arrival.data = static_cast<unsigned char*>(slab.data(arrival.lane));
+  if (uses_staging()) {
+    arrival.slot = staging.take(order);
+    if (arrival.slot < 0) return false;
+    arrival.data = static_cast<unsigned char*>(staging.data(arrival.slot));
   } else {
     arrival.data = scratch_.data();
   }
@@ -168,7 +168,7 @@ bool ReduceExchange::post(Transport& transport, Slab& slab) {
   const std::int64_t bytes = elements_of(arrival.chunk) * size_of(r.dtype);
   unsigned char* place = arrival.data;
   arrival.messages.resize(r.members.size());
-  arrivals_.push_back(std::move(arrival));  // first, so that a lane is given back whatever happens
+  arrivals_.push_back(std::move(arrival));  // first, so that a slot is given back whatever happens
   for (std::size_t member = 0; member < r.members.size(); ++member) {
     if (static_cast<int>(member) == r.self) continue;
     arrivals_.back().messages[member] = transport.receive(place, bytes, r.members[member], info().tag);
@@ -195,9 +195,9 @@ void ReduceExchange::sum(const Arrival& arrival) {
   r.combine(pieces, first, count, r.dtype);
 }
 
-bool ReduceExchange::advance(Transport& transport, Slab& slab) {
+bool ReduceExchange::advance(Transport& transport, StagingBuffer& staging) {
   bool moved = false;
-  if (arrivals_.empty()) moved |= post(transport, slab);
+  if (arrivals_.empty()) moved |= post(transport, staging);
   for (Flow& flow : sends_) moved |= flow.advance(transport);
   for (Arrival& arrival : arrivals_) {
     bool arrived = true;
@@ -219,11 +219,11 @@ bool ReduceExchange::advance(Transport& transport, Slab& slab) {
                                          [chunk](const Flow& flow) { return flow.completed() <= chunk; })) {
     return moved;
   }
-  // A second lane only now, when the first has proved that the peers are here: an operation that waits for a
-  // late rank holds one lane and leaves the other to the rest. The next chunk arrives during this sum.
-  if (arrivals_.size() == 1 && uses_slab()) post(transport, slab);
+  // A second slot only now, when the first has proved that the peers are here: an operation that waits for a
+  // late rank holds one slot and leaves the other to the rest. The next chunk arrives during this sum.
+  if (arrivals_.size() == 1 && uses_staging()) post(transport, staging);
   sum(arrivals_.front());
-  if (arrivals_.front().lane >= 0) slab.release(arrivals_.front().lane, order);
+  if (arrivals_.front().slot >= 0) staging.release(arrivals_.front().slot, order);
   arrivals_.pop_front();
   ++summed_;
   return true;
@@ -245,11 +245,11 @@ Missing ReduceExchange::missing() const {
   return result;
 }
 
-void ReduceExchange::abandon(Slab& slab) {
+void ReduceExchange::abandon(StagingBuffer& staging) {
   for (Flow& flow : sends_) flow.abandon();
   for (Arrival& arrival : arrivals_) {
     arrival.messages.clear();
-    if (arrival.lane >= 0) slab.release(arrival.lane, order);
+    if (arrival.slot >= 0) staging.release(arrival.slot, order);
   }
   arrivals_.clear();
 }

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/node/slab.h"
+#include "comm/node/staging_buffer.h"
 #include "comm/transport/transport.h"
 #include "tranche/comm/communicator.h"
 
@@ -48,14 +48,14 @@ class Operation {
   /// Called once, when every ready event has passed.
   virtual void start() {}
   /// Moves as far as it can; returns whether anything moved.
-  virtual bool advance(Transport& transport, Slab& slab) = 0;
+  virtual bool advance(Transport& transport, StagingBuffer& staging) = 0;
   virtual bool finished() const = 0;
   virtual Missing missing() const = 0;
-  virtual bool uses_slab() const { return false; }
-  /// Gives up messages and lanes.
-  virtual void abandon(Slab&) {}
-  /// True while it waits for a lane of the slab and so for this rank, not for its peers.
-  virtual bool waits_for_slab() const { return false; }
+  virtual bool uses_staging() const { return false; }
+  /// Gives up messages and slots.
+  virtual void abandon(StagingBuffer&) {}
+  /// True while it waits for a slot of the staging buffer and so for this rank, not for its peers.
+  virtual bool waits_for_staging() const { return false; }
 
   const OperationInfo& info() const { return info_; }
   std::string describe() const { return comm::describe(info_.name, info_.unit, info_.phase); }
@@ -106,10 +106,10 @@ class DirectOperation : public Operation {
   DirectOperation(OperationInfo info, std::function<void()> local, std::vector<Flow> sends,
                   std::vector<Flow> receives);
   void start() override;
-  bool advance(Transport& transport, Slab& slab) override;
+  bool advance(Transport& transport, StagingBuffer& staging) override;
   bool finished() const override;
   Missing missing() const override;
-  void abandon(Slab& slab) override;
+  void abandon(StagingBuffer& staging) override;
 
  private:
   std::function<void()> local_;
@@ -137,23 +137,23 @@ struct Reduction {
 class ReduceExchange : public Operation {
  public:
   ReduceExchange(OperationInfo info, Reduction reduction);
-  bool advance(Transport& transport, Slab& slab) override;
+  bool advance(Transport& transport, StagingBuffer& staging) override;
   bool finished() const override { return summed_ == chunks_ && sent(); }
   Missing missing() const override;
-  bool uses_slab() const override;
-  void abandon(Slab& slab) override;
-  bool waits_for_slab() const override;
+  bool uses_staging() const override;
+  void abandon(StagingBuffer& staging) override;
+  bool waits_for_staging() const override;
 
  private:
   struct Arrival {
     std::int64_t chunk = 0;
-    int lane = -1;
+    int slot = -1;
     unsigned char* data = nullptr;
     std::vector<std::unique_ptr<Message>> messages;  ///< by member; null once arrived
     bool arrived = false;
   };
   bool sent() const;
-  bool post(Transport& transport, Slab& slab);
+  bool post(Transport& transport, StagingBuffer& staging);
   void sum(const Arrival& arrival);
   std::int64_t elements_of(std::int64_t chunk) const;
 

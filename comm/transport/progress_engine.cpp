@@ -33,7 +33,7 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
       memory_(std::move(memory)),
       device_(make_device({})),
       stream_(device_->create_inline_stream("communication", 1)),
-      slab_(options.memory, options.slab_bytes, transport_->size()),
+      staging_(options.memory, options.staging_bytes, transport_->size()),
       bell_(transport_->bell()) {
   if (transport_->size() > 1 || transport_->needs_polling()) attach();
 }
@@ -148,8 +148,8 @@ void ProgressEngine::require_healthy(const std::string& what) {
 }
 
 void ProgressEngine::finish(Operation& operation, const std::exception_ptr& error) noexcept {
-  operation.abandon(slab_);
-  if (operation.uses_slab()) slab_.retire(operation.order);
+  operation.abandon(staging_);
+  if (operation.uses_staging()) staging_.retire(operation.order);
   if (options_.trace != nullptr && !error) {
     options_.trace->span("communication", operation.describe(), operation.begin, seconds_now());
   }
@@ -189,7 +189,7 @@ void ProgressEngine::fail_all(const std::string& cause, std::optional<ExitStatus
 void ProgressEngine::take_inbox() {
   const std::lock_guard lock(inbox_mutex_);
   for (auto& operation : inbox_) {
-    if (operation->uses_slab()) slab_.enlist(operation->order);
+    if (operation->uses_staging()) staging_.enlist(operation->order);
     active_.push_back(std::move(operation));
   }
   inbox_.clear();
@@ -243,7 +243,7 @@ bool ProgressEngine::compare_signatures() {
 
 void ProgressEngine::expire(Operation& operation, double now) {
   if (cause_awaited_ > 0) return;  // who is missing is known
-  if (operation.waits_for_slab()) operation.last_move = now;
+  if (operation.waits_for_staging()) operation.last_move = now;
   const double waited = now - operation.last_move, timeout = options_.timeout_seconds;
   if (!operation.signature_sent && !operation.info().tag.point_to_point &&
       waited > std::min(patience_seconds, timeout / 4)) {
@@ -271,7 +271,7 @@ ProgressEngine::Step ProgressEngine::step(Operation& operation, double now) {
     operation.start();
     moved = true;
   }
-  moved |= operation.advance(*transport_, slab_);
+  moved |= operation.advance(*transport_, staging_);
   if (operation.finished()) return Step::finished;
   if (moved) {
     operation.last_move = seconds_now();

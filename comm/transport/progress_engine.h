@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/call_signature.h"
-#include "comm/node/slab.h"
+#include "comm/node/staging_buffer.h"
 #include "comm/transport/communication_thread.h"
 #include "comm/transport/operation.h"
 #include "tranche/comm/backends.h"
@@ -25,7 +25,7 @@ namespace tranche::comm {
 class ProgressEngine : public Pollable, public std::enable_shared_from_this<ProgressEngine> {
  public:
   /// `thread` null: inline progress, operations move when waited on or when any call is made. `memory`: kept
-  /// until the slab has been given back.
+  /// until the staging buffer has been given back.
   ProgressEngine(std::unique_ptr<Transport> transport, std::shared_ptr<CommunicationThread> thread,
                  const CommunicatorOptions& options, const FaultInjection& faults = {},
                  std::shared_ptr<MemoryResource> memory = nullptr);
@@ -34,7 +34,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   Transport& transport() { return *transport_; }
   const CommunicatorOptions& options() const { return options_; }
   const FaultInjection& faults() const { return faults_; }
-  std::int64_t lane_bytes() const { return slab_.lane_bytes(); }
+  std::int64_t slot_bytes() const { return staging_.slot_bytes(); }
   /// Kernels called while an operation advances run here.
   Stream& stream() { return *stream_; }
   /// As stream(), with the threads of the options' device; null where that is meta, whose memory is not
@@ -94,7 +94,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::shared_ptr<MemoryResource> memory_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
-  Slab slab_;
+  StagingBuffer staging_;
   std::shared_ptr<Bell> bell_;  ///< null: who waits looks now and then
   int next_context_ = 1;
   bool attached_ = false;  ///< of the issuing thread

@@ -194,7 +194,7 @@ void check_all_gather(Communicator& comm, const SuitePlace& place) {
   }
 }
 
-void check_reduce_scatter(Communicator& comm, std::int64_t slab_bytes, const SuitePlace& place) {
+void check_reduce_scatter(Communicator& comm, std::int64_t staging_bytes, const SuitePlace& place) {
   const int n = comm.size();
   for (const std::int64_t count : odd_sizes) {
     for (int group = 1; group <= n; ++group) {
@@ -206,14 +206,14 @@ void check_reduce_scatter(Communicator& comm, std::int64_t slab_bytes, const Sui
     reduce_scatter_case<bfloat16, float>(comm, place, count, {1 << 30, false, 300});
     reduce_scatter_case<float, bfloat16>(comm, place, count, {2, false, 64});
   }
-  // Sizes around one lane, and well beyond the slab.
-  const std::int64_t lane = slab_bytes / 2 / 4 / std::max(1, n - 1);
-  for (const std::int64_t count : {lane - 1, lane, lane + 1, 5 * lane + 3}) {
+  // Sizes around one slot, and well beyond the staging buffer.
+  const std::int64_t slot = staging_bytes / 2 / 4 / std::max(1, n - 1);
+  for (const std::int64_t count : {slot - 1, slot, slot + 1, 5 * slot + 3}) {
     reduce_scatter_case<float, float>(comm, place, count, {2, true, 0});
     reduce_scatter_case<float16, float16>(comm, place, count, {3, false, 0});
   }
   // In place: output is this rank's own part of what it sends.
-  const std::int64_t count = 3 * lane + 1;
+  const std::int64_t count = 3 * slot + 1;
   Array<float> full(place, gradient<float>(comm.rank(), n * count, 9));
   float* own = full.data() + comm.rank() * count;
   comm.reduce_scatter(full.data(), DataType::float32, own, DataType::float32, count, {2, false, 0}, {}, label)
@@ -224,10 +224,10 @@ void check_reduce_scatter(Communicator& comm, std::int64_t slab_bytes, const Sui
                fmt::format("reduce_scatter in place n={} count={}", n, count));
 }
 
-void check_all_reduce(Communicator& comm, std::int64_t slab_bytes) {
-  // The last is beyond the slab, and beyond what is kept apart for small ones.
+void check_all_reduce(Communicator& comm, std::int64_t staging_bytes) {
+  // The last is beyond the staging buffer, and beyond what is kept apart for small ones.
   for (const std::int64_t count :
-       {std::int64_t{0}, std::int64_t{1}, std::int64_t{257}, slab_bytes / 8 + 20011}) {
+       {std::int64_t{0}, std::int64_t{1}, std::int64_t{257}, staging_bytes / 8 + 20011}) {
     for (const auto operation : {ReduceOperation::sum, ReduceOperation::minimum, ReduceOperation::maximum}) {
       all_reduce_case<float>(comm, count, operation);
       all_reduce_case<double>(comm, count, operation);
@@ -432,10 +432,10 @@ void check_hash(Communicator& comm) {
   if (comm.sequence_hash() == before) throw std::runtime_error("a barrier left the sequence hash unchanged");
 }
 
-void check_everything(Communicator& comm, std::int64_t slab_bytes, const SuitePlace& place) {
+void check_everything(Communicator& comm, std::int64_t staging_bytes, const SuitePlace& place) {
   check_all_gather(comm, place);
-  check_reduce_scatter(comm, slab_bytes, place);
-  check_all_reduce(comm, slab_bytes);
+  check_reduce_scatter(comm, staging_bytes, place);
+  check_all_reduce(comm, staging_bytes);
   check_all_to_all(comm, place);
   check_broadcast(comm, place);
   check_send_recv(comm, place);

@@ -15,9 +15,9 @@ struct SuitePlace {
 };
 
 void check_all_gather(Communicator& comm, const SuitePlace& place = {});
-/// `slab_bytes`: what the communicator was made with, so that sizes around it are tried.
-void check_reduce_scatter(Communicator& comm, std::int64_t slab_bytes, const SuitePlace& place = {});
-void check_all_reduce(Communicator& comm, std::int64_t slab_bytes);
+/// `staging_bytes`: what the communicator was made with, so that sizes around it are tried.
+void check_reduce_scatter(Communicator& comm, std::int64_t staging_bytes, const SuitePlace& place = {});
+void check_all_reduce(Communicator& comm, std::int64_t staging_bytes);
 void check_all_to_all(Communicator& comm, const SuitePlace& place = {});
 void check_broadcast(Communicator& comm, const SuitePlace& place = {});
 void check_send_recv(Communicator& comm, const SuitePlace& place = {});
@@ -29,6 +29,6 @@ void check_late_ready(Communicator& comm, const SuitePlace& place = {});
 void check_meter(Communicator& comm, const SuitePlace& place = {});
 void check_hash(Communicator& comm);
 /// All of the above.
-void check_everything(Communicator& comm, std::int64_t slab_bytes, const SuitePlace& place = {});
+void check_everything(Communicator& comm, std::int64_t staging_bytes, const SuitePlace& place = {});
 
 }  // namespace tranche::test

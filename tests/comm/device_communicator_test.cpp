@@ -29,7 +29,7 @@ using test::on_gpu;
 using test::OnDevice;
 using test::Rank;
 using test::run_device_ranks;
-using test::slab;
+using test::small_staging;
 using test::transports;
 
 struct Case {
@@ -50,7 +50,7 @@ class DeviceRanks : public testing::TestWithParam<Case> {
 
 TEST_P(DeviceRanks, EveryCollectiveMatchesBruteForce) {
   run_device_ranks(GetParam().ranks, GetParam().transport,
-                   [](int, Rank& rank) { test::check_everything(*rank.comm, slab, rank.place()); });
+                   [](int, Rank& rank) { test::check_everything(*rank.comm, small_staging, rank.place()); });
 }
 
 TEST_P(DeviceRanks, DelaysChangeNoBit) {
@@ -62,12 +62,12 @@ TEST_P(DeviceRanks, DelaysChangeNoBit) {
                    60, {0.003, 5});
 }
 
-TEST_P(DeviceRanks, SmallAndLargeSlabsGiveTheSameBits) {
-  for (const std::int64_t slab_bytes : {std::int64_t{20} << 10, std::int64_t{1} << 20}) {
+TEST_P(DeviceRanks, SmallAndLargeStagingBuffersGiveTheSameBits) {
+  for (const std::int64_t staging_bytes : {std::int64_t{20} << 10, std::int64_t{1} << 20}) {
     run_device_ranks(
         GetParam().ranks, GetParam().transport,
         [&](int, Rank& rank) { test::check_reduce_scatter(*rank.comm, 32 << 10, rank.place()); }, 60, {},
-        slab_bytes);
+        staging_bytes);
   }
 }
 
@@ -271,8 +271,8 @@ TEST(DeviceCommunicator, BooksItsStagingMemory) {
     options.host_memory = &host_memory;
     {
       const auto comm = make_device_communicator(*device, factory(host_options(60)), options);
-      EXPECT_EQ(ledger.account(Tier::host).current[Category::communication], slab);
-      EXPECT_EQ(ledger.account(Tier::device).current[Category::communication], slab / 4);
+      EXPECT_EQ(ledger.account(Tier::host).current[Category::communication], small_staging);
+      EXPECT_EQ(ledger.account(Tier::device).current[Category::communication], small_staging / 4);
     }
     EXPECT_EQ(ledger.account(Tier::host).current.total(), 0);
     EXPECT_EQ(ledger.account(Tier::device).current.total(), 0);
@@ -291,7 +291,7 @@ TEST(NcclReductions, AreWhatWasAskedFor) {
       options.library_collectives = true;
       const auto comm = make_device_communicator(*device, factory(host_options(60)), options);
       EXPECT_EQ(comm->backend(), "nccl over threads");
-      for (const std::int64_t count : {1, 257, 20011}) {  // the last is beyond the slab
+      for (const std::int64_t count : {1, 257, 20011}) {  // the last is beyond the staging buffer
         for (const bool accumulate : {false, true}) {
           for (const DataType output : {DataType::float32, DataType::bfloat16}) {
             std::vector<bfloat16> values(static_cast<std::size_t>(size * count));

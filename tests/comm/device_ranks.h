@@ -18,22 +18,22 @@
 
 namespace tranche::test {
 
-inline constexpr std::int64_t slab = 64 << 10;
+inline constexpr std::int64_t small_staging = 64 << 10;
 inline const OperationLabel label{"h.3", "backward"};
 
 inline CommunicatorOptions host_options(double timeout) {
   CommunicatorOptions result;
   result.timeout_seconds = timeout;
-  result.slab_bytes = slab;
+  result.staging_bytes = small_staging;
   return result;
 }
 
 inline DeviceCommunicatorOptions device_options(DeviceTransport transport, double timeout,
-                                                std::int64_t slab_bytes = slab) {
+                                                std::int64_t staging_bytes = small_staging) {
   DeviceCommunicatorOptions result;
   result.transport = transport;
   result.timeout_seconds = timeout;
-  result.slab_bytes = slab_bytes;
+  result.staging_bytes = staging_bytes;
   return result;
 }
 
@@ -71,20 +71,20 @@ struct Rank {
   std::unique_ptr<Device> device;
   std::unique_ptr<Communicator> comm;
   Rank(DeviceTransport transport, std::unique_ptr<Communicator> host, double timeout = 60,
-       std::int64_t slab_bytes = slab)
+       std::int64_t staging_bytes = small_staging)
       : device(device_of(host->rank(), transport)),
         comm(make_device_communicator(*device, std::move(host),
-                                      device_options(transport, timeout, slab_bytes))) {}
+                                      device_options(transport, timeout, staging_bytes))) {}
   SuitePlace place() const { return {device.get(), true}; }
 };
 
 using Body = std::function<void(int, Rank&)>;
 inline void run_device_ranks(int size, DeviceTransport transport, const Body& body, double timeout = 60,
-                             const FaultInjection& faults = {}, std::int64_t slab_bytes = slab) {
+                             const FaultInjection& faults = {}, std::int64_t staging_bytes = small_staging) {
   run_thread_ranks(
       size,
       [&](int rank, const CommunicatorFactory& factory) {
-        Rank mine(transport, factory(host_options(timeout)), timeout, slab_bytes);
+        Rank mine(transport, factory(host_options(timeout)), timeout, staging_bytes);
         if (!on_gpu) return body(rank, mine);
         try {
           body(rank, mine);

@@ -132,7 +132,7 @@ TEST(DeviceTransports, OptionsThatDoNotFitAreRefused) {
     }
     DeviceCommunicatorOptions small;
     small.transport = DeviceTransport::staged;
-    small.slab_bytes = 4000;
+    small.staging_bytes = 4000;
     try {
       make_device_communicator(*own, make_self_communicator(), small);
     } catch (const Error&) {

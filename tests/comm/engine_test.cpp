@@ -22,7 +22,7 @@ const OperationLabel label{"h.3", "backward"};
 CommunicatorOptions options() {
   CommunicatorOptions result;
   result.timeout_seconds = 60;
-  result.slab_bytes = 64 << 10;
+  result.staging_bytes = 64 << 10;
   return result;
 }
 
@@ -45,9 +45,9 @@ TEST(Engine, CollectivesMoveWhileTheIssuingThreadsCompute) {
   });
 }
 
-TEST(Engine, AReductionThatWaitsForALateRankLeavesALaneToLaterOnes) {
-  // Rank 0 is ready for the first sum at once and so holds a lane; rank 1 is late with it. The second sum,
-  // larger than the slab, must still come through on both.
+TEST(Engine, AReductionThatWaitsForALateRankLeavesASlotToLaterOnes) {
+  // Rank 0 is ready for the first sum at once and so holds a slot; rank 1 is late with it. The second sum,
+  // larger than the staging buffer, must still come through on both.
   std::latch second_done(2);
   run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
     const auto comm = factory(options());
@@ -69,7 +69,7 @@ TEST(Engine, AReductionThatWaitsForALateRankLeavesALaneToLaterOnes) {
   });
 }
 
-TEST(Engine, TheSlabIsOneAllocationMadeAtConstruction) {
+TEST(Engine, TheStagingBufferIsOneAllocationMadeAtConstruction) {
   run_thread_ranks(3, [](int, const CommunicatorFactory& factory) {
     Ledger ledger;
     const auto host = make_host_resource(Tier::device);
@@ -92,7 +92,7 @@ TEST(Engine, TheSlabIsOneAllocationMadeAtConstruction) {
   });
 }
 
-TEST(Engine, OneRankTakesNoSlab) {
+TEST(Engine, OneRankTakesNoStagingBuffer) {
   Ledger ledger;
   const auto host = make_host_resource(Tier::device);
   TrackingResource memory(*host, ledger);

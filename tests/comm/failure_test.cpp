@@ -30,7 +30,7 @@ class Failures : public testing::TestWithParam<HostCollectives> {
   static CommunicatorOptions with_timeout(double seconds) {
     CommunicatorOptions options;
     options.timeout_seconds = seconds;
-    options.slab_bytes = 64 << 10;
+    options.staging_bytes = 64 << 10;
     options.collectives = GetParam();
     return options;
   }
@@ -214,7 +214,7 @@ Ends collective_across_hosts(int size, std::initializer_list<int> there, bool ga
     threads.emplace_back([&, rank] {
       CommunicatorOptions options;
       options.timeout_seconds = timeout;
-      options.slab_bytes = 64 << 10;
+      options.staging_bytes = 64 << 10;
       options.collectives = HostCollectives::shared;
       options.local_size = 2;
       const auto comm = group.communicator(rank, options);
@@ -354,7 +354,7 @@ TEST_P(Failures, ARankThatHasGoneOnIsComparedByNumber) {
 
 TEST(FailuresOfMixedWays, OneRankByWindowAndItsPeerByMessages) {
   CommunicatorOptions options;
-  options.slab_bytes = 64 << 10;
+  options.staging_bytes = 64 << 10;
   const auto texts = texts_of_calls_that_differ(
       options, [](Communicator& comm, std::vector<float>& full) { gather_of(comm, full, "a", 100); },
       [](Communicator& comm, std::vector<float>& full) { gather_of(comm, full, "a", 8000); });
@@ -545,15 +545,15 @@ TEST(Arguments, AreRefusedWithTheOperationNamed) {
               Not(HasSubstr("not refused")));
 }
 
-TEST(Arguments, OfGroupsAndSlabs) {
+TEST(Arguments, OfGroupsAndStagingBuffers) {
   EXPECT_EQ(refusal_of([] { const ThreadGroup group(0); }), "a group of 0 thread ranks");
   const ThreadGroup group(4);
   EXPECT_EQ(refusal_of([&] { group.communicator(4); }), "rank 4 of a group of 4 thread ranks");
   CommunicatorOptions small;
-  small.slab_bytes = 3071;
+  small.staging_bytes = 3071;
   EXPECT_EQ(refusal_of([&] { group.communicator(0, small); }),
             "a communication slab of 3071 bytes cannot hold 256 fp32 elements from each of 3 peers; give "
-            "slab_bytes at "
+            "tranche.communication_slab (staging_bytes in C++) at "
             "least 3072");
   const auto comm = group.communicator(1);
   EXPECT_EQ(refusal_of([&] { group.communicator(1); }),

@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
       std::strcmp(argv[2], "thread") == 0 ? tranche::Progress::thread : tranche::Progress::inline_;
   tranche::CommunicatorOptions options;
   options.timeout_seconds = 30;
-  options.slab_bytes = 64 << 10;
+  options.staging_bytes = 64 << 10;
   int status = 0, rank = 0, provided = 0;
   try {
     tranche::adopt_mpi_communicator(MPI_COMM_NULL, progress, options);
@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
   }
   try {
     const auto comm = tranche::adopt_mpi_communicator(MPI_COMM_WORLD, progress, options);
-    tranche::test::check_everything(*comm, options.slab_bytes);
+    tranche::test::check_everything(*comm, options.staging_bytes);
     if (rank == 0) std::printf("adopted: ok\n");
   } catch (const tranche::ConfigurationError& error) {
     if (rank == 0) std::printf("%s\n", error.message().c_str());

@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   tranche::CommunicatorOptions options;
   options.timeout_seconds = 60;
-  options.slab_bytes = tranche::test::mpi_slab_bytes;
+  options.staging_bytes = tranche::test::mpi_staging_bytes;
   const auto world = tranche::make_mpi_communicator(options);
   tranche::test::the_world = world.get();
   auto& listeners = testing::UnitTest::GetInstance()->listeners();

@@ -7,7 +7,7 @@ namespace tranche::test {
 
 /// The world of mpirun, made once in main.
 Communicator& world();
-/// Sends the communicator's slab size along, for the sizes that the suite tries.
-inline constexpr std::int64_t mpi_slab_bytes = 64 << 10;
+/// Sends the communicator's staging buffer size along, for the sizes that the suite tries.
+inline constexpr std::int64_t mpi_staging_bytes = 64 << 10;
 
 }  // namespace tranche::test

@@ -22,13 +22,13 @@ namespace {
 TEST(Mpi, EveryCollectiveMatchesBruteForce) {
   EXPECT_EQ(test::world().backend(), "mpi");
   EXPECT_EQ(test::world().size(), std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE")));
-  test::check_everything(test::world(), test::mpi_slab_bytes);
+  test::check_everything(test::world(), test::mpi_staging_bytes);
 }
 
 std::unique_ptr<Communicator> world_with(HostCollectives collectives) {
   CommunicatorOptions options;
   options.timeout_seconds = 60;
-  options.slab_bytes = test::mpi_slab_bytes;
+  options.staging_bytes = test::mpi_staging_bytes;
   options.collectives = collectives;
   return make_mpi_communicator(options);
 }
@@ -36,7 +36,7 @@ std::unique_ptr<Communicator> world_with(HostCollectives collectives) {
 TEST(Mpi, EveryWayMatchesBruteForce) {
   for (const auto collectives : {HostCollectives::messages, HostCollectives::shared}) {
     SCOPED_TRACE(name_of(collectives));
-    test::check_everything(*world_with(collectives), test::mpi_slab_bytes);
+    test::check_everything(*world_with(collectives), test::mpi_staging_bytes);
   }
 }
 
@@ -44,11 +44,11 @@ TEST(Mpi, DeclaredHostsGiveTheSameBits) {
   if (test::world().size() < 3) return;
   CommunicatorOptions options;
   options.timeout_seconds = 60;
-  options.slab_bytes = test::mpi_slab_bytes;
+  options.staging_bytes = test::mpi_staging_bytes;
   options.collectives = HostCollectives::shared;
   options.local_size = 2;
   test::check_all_gather(*make_mpi_communicator(options));
-  test::check_reduce_scatter(*make_mpi_communicator(options), test::mpi_slab_bytes);
+  test::check_reduce_scatter(*make_mpi_communicator(options), test::mpi_staging_bytes);
   options.local_size = 1;
   try {
     make_mpi_communicator(options);
@@ -67,7 +67,7 @@ TEST(Mpi, BuffersInTheWindowAreReadInPlace) {
   TrackingResource memory(window, ledger);
   CommunicatorOptions options;
   options.timeout_seconds = 60;
-  options.slab_bytes = test::mpi_slab_bytes;
+  options.staging_bytes = test::mpi_staging_bytes;
   options.window = &window;
   options.memory = &memory;
   const auto comm = make_mpi_communicator(options);
@@ -104,9 +104,9 @@ TEST(Mpi, SharedMemoryThatIsNotThereIsRefusedByName) {
   if (test::world().size() == 1) return;
   const auto heap = make_host_resource(Tier::device);
   CommunicatorOptions options;
-  options.slab_bytes = test::mpi_slab_bytes;
-  options.memory = heap.get();                                                    // and no window
-  test::check_all_reduce(*make_mpi_communicator(options), test::mpi_slab_bytes);  // by messages
+  options.staging_bytes = test::mpi_staging_bytes;
+  options.memory = heap.get();                                                       // and no window
+  test::check_all_reduce(*make_mpi_communicator(options), test::mpi_staging_bytes);  // by messages
   options.collectives = HostCollectives::shared;
   try {
     make_mpi_communicator(options);
@@ -123,7 +123,7 @@ TEST(Mpi, RanksOfThisHostAreCounted) {
   EXPECT_EQ(test::world().local_rank(), test::world().rank());
   CommunicatorOptions options;
   options.local_size = 2;
-  options.slab_bytes = test::mpi_slab_bytes;
+  options.staging_bytes = test::mpi_staging_bytes;
   const auto pairs = make_mpi_communicator(options);  // a second world beside the first, on the same thread
   EXPECT_EQ(pairs->local_size(), pairs->rank() / 2 * 2 + 2 <= pairs->size() ? 2 : 1);
   EXPECT_EQ(pairs->local_rank(), pairs->rank() % 2);
@@ -136,11 +136,11 @@ TEST(Mpi, ManyInFlightAgain) {
 
 TEST(Mpi, CarriesDeviceMemoryThroughStaging) {
   CommunicatorOptions options;
-  options.slab_bytes = test::mpi_slab_bytes;
+  options.staging_bytes = test::mpi_staging_bytes;
   options.timeout_seconds = 60;
   DeviceCommunicatorOptions staged;
   staged.transport = DeviceTransport::staged;
-  staged.slab_bytes = test::mpi_slab_bytes;
+  staged.staging_bytes = test::mpi_staging_bytes;
   staged.timeout_seconds = 60;
   std::vector<DeviceOptions> devices(1);
   // A GPU is taken too where there is one; the ranks share it.
@@ -150,7 +150,7 @@ TEST(Mpi, CarriesDeviceMemoryThroughStaging) {
     const auto device = make_device(each);
     const auto comm = make_device_communicator(*device, make_mpi_communicator(options), staged);
     EXPECT_EQ(comm->backend(), comm->size() == 1 ? "self" : "staged over mpi");
-    test::check_everything(*comm, test::mpi_slab_bytes, {device.get(), true});
+    test::check_everything(*comm, test::mpi_staging_bytes, {device.get(), true});
   }
 }
 

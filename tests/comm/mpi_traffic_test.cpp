@@ -16,7 +16,7 @@ namespace {
 std::unique_ptr<Communicator> world_with(HostCollectives collectives) {
   CommunicatorOptions options;
   options.timeout_seconds = 60;
-  options.slab_bytes = test::mpi_slab_bytes;
+  options.staging_bytes = test::mpi_staging_bytes;
   options.collectives = collectives;
   return make_mpi_communicator(options);
 }
@@ -32,7 +32,7 @@ TEST(Traffic, MeterAndProfilingInterfaceAgreeToTheByte) {
   const std::int64_t others = test::profiled_collectives();
   comm.meter().reset();
 
-  constexpr std::int64_t count = 40013;  // several lanes of the slab
+  constexpr std::int64_t count = 40013;  // several slots of the staging buffer
   std::vector<bfloat16> full(static_cast<std::size_t>(n * count));
   std::vector<float> shard(static_cast<std::size_t>(count));
   std::vector<Event> events;
@@ -59,7 +59,7 @@ TEST(Traffic, MeterAndProfilingInterfaceAgreeToTheByte) {
 TEST(Traffic, NothingTravelsWhereRanksReadEachOthersMemory) {
   WindowMemory window(Tier::host);
   CommunicatorOptions options;
-  options.slab_bytes = test::mpi_slab_bytes;
+  options.staging_bytes = test::mpi_staging_bytes;
   options.collectives = HostCollectives::shared;
   options.window = &window;
   options.memory = &window;
@@ -94,7 +94,7 @@ TEST(Traffic, OneSumOfAHostTravelsToEveryRankElsewhere) {
   if (test::world().size() != 5) return;
   WindowMemory window(Tier::host);
   CommunicatorOptions options;
-  options.slab_bytes = test::mpi_slab_bytes;
+  options.staging_bytes = test::mpi_staging_bytes;
   options.collectives = HostCollectives::shared;
   options.local_size = 2;  // hosts {0, 1}, {2, 3}, {4}
   options.window = &window;
@@ -125,7 +125,7 @@ TEST(Traffic, TheWholeSuiteAgreesToo) {
   comm.meter().reset();
   const std::int64_t before = test::profiled_bytes_sent();
   test::check_all_gather(comm);
-  test::check_all_reduce(comm, test::mpi_slab_bytes);
+  test::check_all_reduce(comm, test::mpi_staging_bytes);
   test::check_all_to_all(comm);
   test::check_send_recv(comm);
   test::check_many_in_flight(comm, 20);

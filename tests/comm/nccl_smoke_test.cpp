@@ -31,11 +31,11 @@ TEST(NcclSmoke, ProcessesOnOneGpuExchangeOverLoopback) {
   const auto device = make_device(gpu);
   CommunicatorOptions host;
   host.timeout_seconds = 120;
-  host.slab_bytes = test::mpi_slab_bytes;
+  host.staging_bytes = test::mpi_staging_bytes;
   DeviceCommunicatorOptions options;
   options.transport = DeviceTransport::nccl;
   options.timeout_seconds = 120;
-  options.slab_bytes = 4 << 20;
+  options.staging_bytes = 4 << 20;
   const auto comm = make_device_communicator(*device, make_mpi_communicator(host), options);
   EXPECT_EQ(comm->backend(), "nccl over mpi");
   test::check_meter(*comm, {device.get(), true});

@@ -14,21 +14,21 @@ namespace {
 TEST(StagedOverHosts, SumsThatCrossAreCountedInFp32) {
   // Two hosts of two ranks: of each group of two on a host a sum crosses for the rank elsewhere with the same
   // number, chunk by chunk, whatever is staged at once. Other groups lie on both hosts, or are one rank.
-  constexpr std::int64_t slab = 64 << 10, count = 20011;
+  constexpr std::int64_t small_staging = 64 << 10, count = 20011;
   for (const int group : {1, 2, 4}) {
     run_thread_ranks(4, [&](int, const CommunicatorFactory& factory) {
       CommunicatorOptions hosts;
       hosts.timeout_seconds = 60;
-      hosts.slab_bytes = slab;
+      hosts.staging_bytes = small_staging;
       hosts.local_size = 2;
       hosts.collectives = HostCollectives::shared;
       const std::unique_ptr<Device> device = make_device({});
       DeviceCommunicatorOptions staged;
       staged.transport = DeviceTransport::staged;
       staged.timeout_seconds = 60;
-      staged.slab_bytes = slab;
+      staged.staging_bytes = small_staging;
       const auto comm = make_device_communicator(*device, factory(hosts), staged);
-      test::check_reduce_scatter(*comm, slab, {device.get(), true});
+      test::check_reduce_scatter(*comm, small_staging, {device.get(), true});
       comm->meter().reset();
       MemoryResource& memory = device->memory(Tier::device);
       const Buffer full(memory, 4 * count * 2, Category::other, "full");

@@ -8,12 +8,12 @@
 namespace tranche {
 namespace {
 
-constexpr std::int64_t slab = 64 << 10;
+constexpr std::int64_t small_staging = 64 << 10;
 
 CommunicatorOptions options() {
   CommunicatorOptions result;
   result.timeout_seconds = 60;
-  result.slab_bytes = slab;
+  result.staging_bytes = small_staging;
   return result;
 }
 
@@ -22,7 +22,7 @@ class ThreadRanks : public testing::TestWithParam<int> {};
 TEST_P(ThreadRanks, EveryCollectiveMatchesBruteForce) {
   run_thread_ranks(GetParam(), [](int, const CommunicatorFactory& factory) {
     const auto comm = factory(options());
-    test::check_everything(*comm, slab);
+    test::check_everything(*comm, small_staging);
   });
 }
 
@@ -47,7 +47,7 @@ TEST_P(ThreadRanks, EveryWayMatchesBruteForce) {
           CommunicatorOptions chosen = options();
           chosen.collectives = way.collectives;
           const auto comm = factory(chosen);
-          test::check_everything(*comm, slab);
+          test::check_everything(*comm, small_staging);
         },
         faults);
   }
@@ -58,7 +58,7 @@ TEST(ThreadRanksInAWindow, AChunkTakesSeveralTurns) {
     run_thread_ranks(
         2,
         [](int rank, const CommunicatorFactory& factory) {
-          CommunicatorOptions chosen;  // the default slab: chunks are larger than a turn
+          CommunicatorOptions chosen;  // the default staging buffer: chunks are larger than a turn
           chosen.collectives = HostCollectives::shared;
           const auto comm = factory(chosen);
           constexpr std::int64_t count = 1200007;
@@ -95,8 +95,8 @@ void check_hosts(int size, int ranks_a_host, bool copy_in, double delay, int ope
         EXPECT_EQ(comm->local_size(),
                   std::min(ranks_a_host, size - comm->rank() / ranks_a_host * ranks_a_host));
         test::check_all_gather(*comm);
-        test::check_reduce_scatter(*comm, slab);
-        test::check_all_reduce(*comm, slab);
+        test::check_reduce_scatter(*comm, small_staging);
+        test::check_all_reduce(*comm, small_staging);
         test::check_split(*comm);
         test::check_many_in_flight(*comm, operations);
         test::check_late_ready(*comm);
@@ -121,7 +121,7 @@ TEST_P(ThreadRanks, DelaysChangeNoBitAcrossHosts) {
                      CommunicatorOptions chosen = options();
                      chosen.local_size = 2;
                      chosen.collectives = HostCollectives::shared;
-                     chosen.slab_bytes = 1024 * (GetParam() - 1);  // one lane
+                     chosen.staging_bytes = 1024 * (GetParam() - 1);  // one slot
                      const auto comm = factory(chosen);
                      test::check_many_in_flight(*comm, 20);
                      test::check_split(*comm);
@@ -136,8 +136,8 @@ TEST_P(ThreadRanks, DelaysChangeNoBitInAWindow) {
                      [](int, const CommunicatorFactory& factory) {
                        CommunicatorOptions chosen = options();
                        chosen.collectives = HostCollectives::shared;
-                       // One lane only, which reductions, gathers and sums of values take turns in.
-                       chosen.slab_bytes = std::max<std::int64_t>(1024 * (GetParam() - 1), 1);
+                       // One slot only, which reductions, gathers and sums of values take turns in.
+                       chosen.staging_bytes = std::max<std::int64_t>(1024 * (GetParam() - 1), 1);
                        const auto comm = factory(chosen);
                        test::check_many_in_flight(*comm, 25);
                        test::check_split(*comm);
@@ -159,12 +159,12 @@ TEST_P(ThreadRanks, DelaysChangeNoBit) {
   }
 }
 
-TEST_P(ThreadRanks, OneLaneIsEnough) {
-  // The least slab: one lane, which only the oldest reduction may have.
+TEST_P(ThreadRanks, OneSlotIsEnough) {
+  // The least staging buffer: one slot, which only the oldest reduction may have.
   run_thread_ranks(GetParam(),
                    [](int, const CommunicatorFactory& factory) {
                      CommunicatorOptions least = options();
-                     least.slab_bytes = 1024 * (GetParam() - 1);
+                     least.staging_bytes = 1024 * (GetParam() - 1);
                      const auto comm = factory(least);
                      test::check_many_in_flight(*comm, 20);
                    },
@@ -186,7 +186,7 @@ TEST(ManyThreadRanks, EveryHostLayoutGivesTheSameBits) {
       chosen.collectives = HostCollectives::shared;
       const auto comm = factory(chosen);
       test::check_all_gather(*comm);
-      test::check_reduce_scatter(*comm, slab);
+      test::check_reduce_scatter(*comm, small_staging);
       test::check_many_in_flight(*comm, 10);
     });
   }
@@ -206,8 +206,8 @@ TEST(ManyThreadRanks, EveryWayMatchesBruteForce) {
             chosen.collectives = way.collectives;
             const auto comm = factory(chosen);
             test::check_all_gather(*comm);
-            test::check_reduce_scatter(*comm, slab);
-            test::check_all_reduce(*comm, slab);
+            test::check_reduce_scatter(*comm, small_staging);
+            test::check_all_reduce(*comm, small_staging);
             test::check_many_in_flight(*comm, 10);
           },
           faults);
@@ -221,7 +221,7 @@ TEST(SelfCommunicator, EveryCollectiveMatchesBruteForce) {
   const auto comm = make_self_communicator(options());
   EXPECT_EQ(comm->backend(), "self");
   EXPECT_EQ(comm->size(), 1);
-  test::check_everything(*comm, slab);
+  test::check_everything(*comm, small_staging);
   EXPECT_EQ(comm->meter().total(Traffic::data).bytes, 0);
 }
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/node/slab.h"
+#include "comm/node/staging_buffer.h"
 
 namespace tranche::comm {
 namespace {
@@ -75,7 +75,7 @@ struct Rank {
       : transport(host, rank, size),
         full(static_cast<std::size_t>(size * count)),
         sum(static_cast<std::size_t>(count), -1.0f),
-        slab(nullptr, 1 << 20, size) {
+        staging(nullptr, 1 << 20, size) {
     for (std::size_t i = 0; i < full.size(); ++i) {
       full[i] = static_cast<float>(1000 * rank + static_cast<int>(i % 997));
     }
@@ -103,11 +103,11 @@ struct Rank {
           summed += elements;
         });
   }
-  void advance() { operation->advance(transport, slab); }
+  void advance() { operation->advance(transport, staging); }
 
   HandMovedTransport transport;
   std::vector<float> full, sum;
-  Slab slab;
+  StagingBuffer staging;
   std::int64_t summed = 0;  ///< elements
   std::unique_ptr<WindowReduce> operation;
 };
@@ -147,7 +147,7 @@ TEST(WindowReduce, ReadsAndSumsWithoutItsPeers) {
     EXPECT_TRUE(rank.operation->finished());
     EXPECT_EQ(rank.summed, count);
     expect_sums(rank, number, size);
-    rank.operation->abandon(rank.slab);
+    rank.operation->abandon(rank.staging);
   }
 }
 

@@ -15,9 +15,9 @@ class TraceRecorder;
 class WindowMemory;
 class WorkRecorder;
 
-/// Default size of the exchange buffer of `ranks` ranks: 8 MiB, more where two lanes with 256
+/// Default size of the exchange buffer of `ranks` ranks: 8 MiB, more where two slots with 256
 /// fp32 elements from each peer need it.
-std::int64_t default_slab_bytes(int ranks);
+std::int64_t default_staging_bytes(int ranks);
 
 /// How ranks that share a host exchange what is in its memory: by messages, or by reading each other's (the
 /// bits are the same). automatic: reading, where ranks can, from 4 KiB on (64 KiB over several hosts).
@@ -26,10 +26,11 @@ enum class HostCollectives : std::uint8_t { automatic, messages, shared };
 std::string_view name_of(HostCollectives collectives);
 
 struct CommunicatorOptions {
-  double timeout_seconds = 300;       ///< `tranche.communication_timeout`
-  std::int64_t slab_bytes = 8 << 20;  ///< exchange buffer, allocated at construction
-  MemoryResource* memory = nullptr;   ///< where the slab comes from (Category::communication); null: heap
-  TraceRecorder* trace = nullptr;     ///< spans of operations, not owned
+  double timeout_seconds = 300;          ///< `tranche.communication_timeout`
+  std::int64_t staging_bytes = 8 << 20;  ///< exchange buffer, allocated at construction
+  MemoryResource* memory =
+      nullptr;  ///< where the staging buffer comes from (Category::communication); null: heap
+  TraceRecorder* trace = nullptr;  ///< spans of operations, not owned
   /// `tranche.progress: inline`: no communication thread; only for adopted MPI communicators, refused
   /// elsewhere.
   bool inline_progress = false;
@@ -37,7 +38,8 @@ struct CommunicatorOptions {
   /// `tranche.collectives`. shared where no rank can read another's memory throws ConfigurationError.
   HostCollectives collectives = HostCollectives::automatic;
   /// The source of `memory`'s memory, so that processes of one host can read each other's buffers in
-  /// place; not owned. Null with `memory` null: one for the slab is made. Only for MPI communicators.
+  /// place; not owned. Null with `memory` null: one for the staging buffer is made. Only for MPI
+  /// communicators.
   WindowMemory* window = nullptr;
   /// The device that the ranks' buffers belong to, not owned: a rank alone adds with as many threads as its
   /// kernels have, which wait for it anyway. Null: with one.
@@ -55,7 +57,7 @@ std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, int loc
 struct FaultInjection {
   double maximum_delay_seconds = 0;  ///< before every operation, drawn from (seed, rank, operation number)
   std::uint64_t seed = 0;
-  /// Peers read nothing of a rank but its slab, as when buffers lie outside of the window.
+  /// Peers read nothing of a rank but its staging buffer, as when buffers lie outside of the window.
   bool copy_in = false;
 };
 /// Makes one rank's communicator; the Runtime calls it once it has memory and logging to offer.

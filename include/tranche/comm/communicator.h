@@ -31,8 +31,9 @@ struct OperationLabel {
 /// How gradients are summed: in rank order inside groups of `group_size` consecutive ranks, then over groups.
 struct OrderedSumOptions {
   int group_size = 1 << 30;
-  bool accumulate = false;           ///< add the sum to what `output` holds
-  std::int64_t bucket_elements = 0;  ///< most elements (all ranks) exchanged at once; 0: what the slab holds
+  bool accumulate = false;  ///< add the sum to what `output` holds
+  std::int64_t bucket_elements =
+      0;  ///< most elements (all ranks) exchanged at once; 0: what the staging buffer holds
   /// The dtype that the values are rounded to before they are added, where the communicator rounds() to it;
   /// nothing: the dtype that they are in.
   std::optional<DataType> round_to = std::nullopt;

@@ -111,7 +111,7 @@ struct Config {
 
   std::uint64_t seed = 1234;
   std::int64_t workspace_bytes = 0;           ///< 0: kernels::default_workspace_bytes of the device
-  std::int64_t communication_slab_bytes = 0;  ///< 0: default_slab_bytes() of the ranks
+  std::int64_t communication_slab_bytes = 0;  ///< 0: default_staging_bytes() of the ranks
   double communication_timeout = 300;         ///< seconds
   bool inline_progress = false;               ///< `tranche.progress: inline`
   std::string collectives = "auto";       ///< auto, ours, messages, shared: the ordered sum; nccl: other bits

@@ -1,4 +1,4 @@
-#include "comm/node/slab.h"
+#include "comm/node/staging_buffer.h"
 
 #include <algorithm>
 
@@ -12,18 +12,18 @@ namespace tranche::comm {
 
 namespace {
 /// 256 fp32 elements from each peer.
-constexpr std::int64_t least_slab_bytes(int ranks) {
+constexpr std::int64_t least_staging_bytes(int ranks) {
   return std::int64_t{256} * 4 * (ranks - 1);
 }
 }  // namespace
 
-Slab::Slab(MemoryResource* memory, std::int64_t bytes, int ranks) {
+StagingBuffer::StagingBuffer(MemoryResource* memory, std::int64_t bytes, int ranks) {
   if (ranks < 2) return;
-  const std::int64_t least = least_slab_bytes(ranks);
+  const std::int64_t least = least_staging_bytes(ranks);
   if (bytes < least) {
     throw ConfigurationError(fmt::format(
         "a communication slab of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
-        "slab_bytes at least {}",
+        "tranche.communication_slab (staging_bytes in C++) at least {}",
         bytes, ranks - 1, least));
   }
   if (memory != nullptr) {
@@ -33,31 +33,31 @@ Slab::Slab(MemoryResource* memory, std::int64_t bytes, int ranks) {
     heap_ = std::make_unique_for_overwrite<unsigned char[]>(static_cast<std::size_t>(bytes));
     base_ = heap_.get();
   }
-  const int lanes = bytes / 2 / memory_alignment * memory_alignment >= least ? 2 : 1;
-  lane_bytes_ = lanes == 2 ? bytes / 2 / memory_alignment * memory_alignment : bytes;
-  for (int lane = lanes - 1; lane >= 0; --lane) free_.push_back(lane);
+  const int slots = bytes / 2 / memory_alignment * memory_alignment >= least ? 2 : 1;
+  slot_bytes_ = slots == 2 ? bytes / 2 / memory_alignment * memory_alignment : bytes;
+  for (int slot = slots - 1; slot >= 0; --slot) free_.push_back(slot);
 }
 
-int Slab::take(std::uint64_t order) {
+int StagingBuffer::take(std::uint64_t order) {
   if (free_.empty()) return -1;
   if (free_.size() == 1 && !users_.empty()) {
     const auto& [oldest, held] = *users_.begin();
     if (oldest != order && held == 0) return -1;
   }
-  const int lane = free_.back();
+  const int slot = free_.back();
   free_.pop_back();
   ++users_[order];
-  return lane;
+  return slot;
 }
 
-void Slab::release(int lane, std::uint64_t order) {
-  free_.push_back(lane);
+void StagingBuffer::release(int slot, std::uint64_t order) {
+  free_.push_back(slot);
   --users_[order];
 }
 
-std::int64_t reduction_chunk(std::int64_t lane_bytes, int ranks, DataType dtype,
+std::int64_t reduction_chunk(std::int64_t slot_bytes, int ranks, DataType dtype,
                              std::int64_t bucket_elements) {
-  std::int64_t chunk = std::min(lane_bytes / std::max(1, ranks - 1), largest_message_bytes) / size_of(dtype);
+  std::int64_t chunk = std::min(slot_bytes / std::max(1, ranks - 1), largest_message_bytes) / size_of(dtype);
   chunk = std::max<std::int64_t>(chunk / 64 * 64, 1);
   if (bucket_elements > 0) chunk = std::min(chunk, std::max<std::int64_t>(bucket_elements / ranks, 1));
   return chunk;
@@ -67,9 +67,9 @@ std::int64_t reduction_chunk(std::int64_t lane_bytes, int ranks, DataType dtype,
 
 namespace tranche {
 
-std::int64_t default_slab_bytes(int ranks) {
+std::int64_t default_staging_bytes(int ranks) {
   constexpr std::int64_t mebibyte = std::int64_t{1} << 20;
-  return std::max(8 * mebibyte, round_up(2 * comm::least_slab_bytes(ranks), mebibyte));
+  return std::max(8 * mebibyte, round_up(2 * comm::least_staging_bytes(ranks), mebibyte));
 }
 
 }  // namespace tranche
