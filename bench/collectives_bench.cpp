@@ -129,7 +129,7 @@ class Bench {
     int number;
     MPI_Comm comm;
   };
-  std::unique_ptr<Communicator> communicator(HostCollectives collectives, WindowMemory* window);
+  std::unique_ptr<Communicator> communicator(NodeCollectives collectives, WindowMemory* window);
   void make_algorithms();
   std::vector<Way> streams();
   double stream_traffic() const { return 2 * static_cast<double>(stream_bytes) * ranks_; }
@@ -156,8 +156,8 @@ class Bench {
 Bench::Bench(const Settings& settings) : settings_(settings) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks_);
-  shared_ = communicator(HostCollectives::shared, &window_);
-  messages_ = communicator(HostCollectives::messages, nullptr);
+  shared_ = communicator(NodeCollectives::shared, &window_);
+  messages_ = communicator(NodeCollectives::messages, nullptr);
   make_algorithms();
   const std::int64_t largest = *std::max_element(settings.sizes.begin(), settings.sizes.end());
   const auto buffer = [&](MemoryResource& memory, const char* name) {
@@ -179,7 +179,7 @@ Bench::~Bench() {
   for (Algorithm& each : algorithms_) MPI_Comm_free(&each.comm);
 }
 
-std::unique_ptr<Communicator> Bench::communicator(HostCollectives collectives, WindowMemory* window) {
+std::unique_ptr<Communicator> Bench::communicator(NodeCollectives collectives, WindowMemory* window) {
   CommunicatorOptions options;
   options.collectives = collectives;
   options.window = window;

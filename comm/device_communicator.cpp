@@ -309,11 +309,11 @@ std::uint64_t process_number() {
   return number;
 }
 
-/// A place as it travels: fixed size, equal on every host.
+/// A place as it travels: fixed size, equal on every node.
 struct PackedPlace {
   std::uint64_t process;
   std::int64_t index;
-  char host[64], nccl_host[64], gpu[32];
+  char node[64], nccl_node[64], gpu[32];
 };
 
 template <std::size_t size>
@@ -329,8 +329,8 @@ std::vector<DevicePlace> gather_places(const Device& device, Communicator& host)
   PackedPlace mine{};
   mine.process = process_number();
   mine.index = device.index();
-  pack(mine.host, name);
-  pack(mine.nccl_host, id != nullptr ? std::string("NCCL_HOSTID ") + id : name);
+  pack(mine.node, name);
+  pack(mine.nccl_node, id != nullptr ? std::string("NCCL_HOSTID ") + id : name);
   std::string gpu = nccl_gpu_of(device);
   if (gpu.empty() && device.kind() == DeviceKind::cuda) gpu = fmt::format("number {}", cuda_ordinal(device));
   pack(mine.gpu, gpu);
@@ -338,7 +338,7 @@ std::vector<DevicePlace> gather_places(const Device& device, Communicator& host)
   host.all_gather(&mine, all.data(), sizeof(PackedPlace), DataType::uint8, 0, {}, start_label).wait();
   std::vector<DevicePlace> places;
   for (const PackedPlace& each : all) {
-    places.push_back({each.process, each.host, each.nccl_host, each.gpu, static_cast<int>(each.index)});
+    places.push_back({each.process, each.node, each.nccl_node, each.gpu, static_cast<int>(each.index)});
   }
   return places;
 }

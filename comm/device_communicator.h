@@ -44,7 +44,7 @@ struct DeviceCommunicatorOptions {
 struct CollectiveChoice {
   DeviceTransport transport = DeviceTransport::automatic;
   bool by_library = false;  ///< reductions by the transport's own library, whose bits are its own
-  HostCollectives host = HostCollectives::automatic;  ///< ours is auto by its older name
+  NodeCollectives node = NodeCollectives::automatic;  ///< ours is auto by its older name
 };
 CollectiveChoice collective_choice(std::string_view transport, std::string_view collectives);
 /// Throws ConfigurationError when reductions by a library are asked for on a device that has none.
@@ -68,8 +68,8 @@ std::unique_ptr<Communicator> make_device_communicator(Device& device, std::uniq
 /// A rank's own description, exchanged before a transport is chosen.
 struct DevicePlace {
   std::uint64_t process = 0;  ///< equal for ranks of one process only
-  std::string host;           ///< name of the node
-  std::string nccl_host;      ///< what NCCL takes for it: NCCL_HOSTID, or else the node
+  std::string node;           ///< its name
+  std::string nccl_node;      ///< what NCCL takes for it: NCCL_HOSTID, or else the node
   std::string gpu;            ///< PCI bus id, or its number without NCCL; empty for other devices
   int index = 0;              ///< of the device in its process
 };

@@ -90,8 +90,8 @@ GroupCommunicator::GroupCommunicator(std::shared_ptr<ProgressEngine> engine, std
       receives_(members_.size()) {
   const int self = engine_->transport().rank();
   rank_ = static_cast<int>(std::find(members_.begin(), members_.end(), self) - members_.begin());
-  find_hosts();
-  local_size_ = static_cast<int>(layout_->members(layout_->host(rank_)).size());
+  find_nodes();
+  local_size_ = static_cast<int>(layout_->members(layout_->node(rank_)).size());
   local_rank_ = layout_->local(rank_);
 }
 
@@ -188,7 +188,7 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
   OperationInfo info = open("reduce_scatter", ready, label);
   note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
   const bool window = by_window((size() - 1) * count * size_of(dtype));
-  const bool hosts = window && layout_->hosts() > 1;
+  const bool nodes = window && layout_->nodes() > 1;
   note_size(info, (size() - 1) * count * size_of(dtype));
   info.tag.sequence = sequence_++;
   if (size() == 1) {
@@ -202,7 +202,7 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
   }
   if (window) {
     return engine_->submit(
-        hosts ? host_reduce(std::move(info), full, dtype, output, output_dtype, count, options)
+        nodes ? hierarchical_reduce(std::move(info), full, dtype, output, output_dtype, count, options)
               : window_reduce(std::move(info), full, dtype, output, output_dtype, count, options));
   }
   Reduction reduction;
@@ -226,7 +226,7 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
 
 std::int64_t GroupCommunicator::summed_elements_sent(std::int64_t count, DataType dtype,
                                                      const OrderedSumOptions& options) const {
-  if (layout_->hosts() == 1 || !by_window((size() - 1) * count * size_of(dtype))) return 0;
+  if (layout_->nodes() == 1 || !by_window((size() - 1) * count * size_of(dtype))) return 0;
   return reduce_plan(options.group_size, dtype)->sums_sent(*layout_, rank_) * count;
 }
 
@@ -247,8 +247,8 @@ Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType d
     }
   };
   note_size(info, (size() - 1) * count * size_of(dtype));
-  // Across hosts its order, one after the other, leaves nothing to add up on a host.
-  if (layout_->hosts() == 1 && by_window((size() - 1) * count * size_of(dtype))) {
+  // Across nodes its order, one after the other, leaves nothing to add up on a node.
+  if (layout_->nodes() == 1 && by_window((size() - 1) * count * size_of(dtype))) {
     WindowCall call = window_call(values, count * size_of(dtype), count, dtype);
     return engine_->submit(
         std::make_unique<WindowAllReduce>(std::move(info), std::move(call), combine_pieces));

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "comm/group_communicator.h"
-#include "comm/node/host_collectives.h"
+#include "comm/node/hierarchical_exchange.h"
 
 #include "comm/node/window_collectives.h"
 #include "comm/node/window_reduce.h"
@@ -15,32 +15,32 @@ namespace {
 constexpr std::int64_t chunk_granule = 16;
 }  // namespace
 
-void GroupCommunicator::find_hosts() {
+void GroupCommunicator::find_nodes() {
   const CommunicatorOptions& options = engine_->options();
   const Transport& transport = engine_->transport();
-  std::vector<int> hosts;
+  std::vector<int> nodes;
   for (const int member : members_) {
-    hosts.push_back(options.local_size > 0 ? member / options.local_size : transport.host_of(member));
+    nodes.push_back(options.local_size > 0 ? member / options.local_size : transport.node_of(member));
   }
-  layout_ = std::make_shared<const HostLayout>(hosts);
-  if (options.collectives == HostCollectives::messages || layout_->hosts() == size()) return;
-  // The same answer on every rank: what ranks can read has been agreed on, and hosts that were only declared
+  layout_ = std::make_shared<const NodeLayout>(nodes);
+  if (options.collectives == NodeCollectives::messages || layout_->nodes() == size()) return;
+  // The same answer on every rank: what ranks can read has been agreed on, and nodes that were only declared
   // have to lie within real ones.
   window_ = transport.window_obstacle().empty();
-  for (int host = 0; host < layout_->hosts(); ++host) {
-    const auto& there = layout_->members(host);
-    const int real = transport.host_of(members_[static_cast<std::size_t>(there[0])]);
+  for (int node = 0; node < layout_->nodes(); ++node) {
+    const auto& there = layout_->members(node);
+    const int real = transport.node_of(members_[static_cast<std::size_t>(there[0])]);
     for (const int member : there) {
-      window_ &= transport.host_of(members_[static_cast<std::size_t>(member)]) == real;
+      window_ &= transport.node_of(members_[static_cast<std::size_t>(member)]) == real;
     }
   }
 }
 
 std::string GroupCommunicator::window_obstacle() const {
-  if (engine_->options().collectives != HostCollectives::shared || size() == 1 || window_) return {};
-  if (layout_->hosts() == size()) return "no two ranks share a host";
+  if (engine_->options().collectives != NodeCollectives::shared || size() == 1 || window_) return {};
+  if (layout_->nodes() == size()) return "no two ranks share a node";
   const std::string obstacle = engine_->transport().window_obstacle();
-  return obstacle.empty() ? "the ranks that were declared to share a host do not" : obstacle;
+  return obstacle.empty() ? "the ranks that were declared to share a node do not" : obstacle;
 }
 
 std::shared_ptr<const ReducePlan> GroupCommunicator::reduce_plan(int group_size, DataType dtype) const {
@@ -53,7 +53,7 @@ std::shared_ptr<const ReducePlan> GroupCommunicator::reduce_plan(int group_size,
 WindowCall GroupCommunicator::window_call(void* readable, std::int64_t bytes, std::int64_t count,
                                           DataType dtype) const {
   WindowCall call;
-  for (const int member : layout_->members(layout_->host(rank_))) {
+  for (const int member : layout_->members(layout_->node(rank_))) {
     call.members.push_back(members_[static_cast<std::size_t>(member)]);
   }
   call.self = layout_->local(rank_);
@@ -86,10 +86,10 @@ std::unique_ptr<Operation> GroupCommunicator::window_reduce(OperationInfo info, 
   return std::make_unique<WindowReduce>(std::move(info), std::move(call), result, std::move(combine));
 }
 
-std::unique_ptr<Operation> GroupCommunicator::host_reduce(OperationInfo info, const void* full,
-                                                          DataType dtype, void* output, DataType output_dtype,
-                                                          std::int64_t count,
-                                                          const OrderedSumOptions& options) {
+std::unique_ptr<Operation> GroupCommunicator::hierarchical_reduce(OperationInfo info, const void* full,
+                                                                  DataType dtype, void* output,
+                                                                  DataType output_dtype, std::int64_t count,
+                                                                  const OrderedSumOptions& options) {
   WindowCall call = window_call(const_cast<void*>(full), size() * count * size_of(dtype), count, dtype);
   const auto plan = reduce_plan(options.group_size, dtype);
   const std::int64_t most = std::min(engine_->slot_bytes() / plan->slot_width(),
@@ -99,20 +99,20 @@ std::unique_ptr<Operation> GroupCommunicator::host_reduce(OperationInfo info, co
     const std::int64_t bucket = options.bucket_elements / size() / chunk_granule * chunk_granule;
     call.chunk = std::min(call.chunk, std::max(bucket, chunk_granule));
   }
-  HostReduce::Result result{output, output_dtype, options.accumulate, &engine_->stream()};
-  return std::make_unique<HostReduce>(std::move(info), std::move(call), HostCall{layout_, members_, rank_},
-                                      plan, result);
+  HierarchicalReduceScatter::Result result{output, output_dtype, options.accumulate, &engine_->stream()};
+  return std::make_unique<HierarchicalReduceScatter>(
+      std::move(info), std::move(call), HierarchicalCall{layout_, members_, rank_}, plan, result);
 }
 
 std::unique_ptr<Operation> GroupCommunicator::window_gather(OperationInfo info, const void* shard, void* full,
                                                             std::int64_t count, DataType dtype) const {
   WindowCall call = window_call(const_cast<void*>(shard), count * size_of(dtype), count, dtype);
-  if (layout_->hosts() == 1) return std::make_unique<WindowGather>(std::move(info), std::move(call), full);
-  const std::int64_t most =
-      std::min(engine_->slot_bytes() / (1 + HostGather::most_received(*layout_)), largest_message_bytes);
+  if (layout_->nodes() == 1) return std::make_unique<WindowGather>(std::move(info), std::move(call), full);
+  const std::int64_t most = std::min(
+      engine_->slot_bytes() / (1 + HierarchicalAllGather::most_received(*layout_)), largest_message_bytes);
   call.chunk = std::max(most / size_of(dtype) / chunk_granule * chunk_granule, chunk_granule);
-  return std::make_unique<HostGather>(std::move(info), std::move(call), HostCall{layout_, members_, rank_},
-                                      full);
+  return std::make_unique<HierarchicalAllGather>(std::move(info), std::move(call),
+                                                 HierarchicalCall{layout_, members_, rank_}, full);
 }
 
 }  // namespace tranche::comm

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "comm/communicator_base.h"
-#include "comm/node/host_layout.h"
+#include "comm/node/node_layout.h"
 #include "comm/node/staging_buffer.h"
 #include "comm/node/window_exchange.h"
 #include "comm/sum_pieces.h"
@@ -23,18 +23,18 @@ namespace {
 /// Checks, counts and hashes as the real ones do; moves nothing and touches no buffer.
 class MetaCommunicator : public comm::CommunicatorBase {
  public:
-  MetaCommunicator(int rank, int size, int local_size, HostCollectives collectives,
+  MetaCommunicator(int rank, int size, int local_size, NodeCollectives collectives,
                    std::shared_ptr<comm::StagingBuffer> staging, std::shared_ptr<WorkRecorder> recorder)
       : rank_(rank),
         size_(size),
-        host_size_(local_size),
+        node_size_(local_size),
         collectives_(collectives),
         staging_(std::move(staging)),
         recorder_(std::move(recorder)) {
-    std::vector<int> hosts;
-    for (int member = 0; member < size; ++member) hosts.push_back(member / local_size);
-    layout_ = comm::HostLayout(hosts);
-    // The ranks of a host begin an operation when it is ready; devices have a stream for all of them.
+    std::vector<int> nodes;
+    for (int member = 0; member < size; ++member) nodes.push_back(member / local_size);
+    layout_ = comm::NodeLayout(nodes);
+    // The ranks of a node begin an operation when it is ready; devices have a stream for all of them.
     if (!recorder_) return;
     lane_ = recorder_->add_lane("communication", !recorder_->inline_compute());
     alone_->set_recorder(recorder_.get(), recorder_->inline_compute() ? WorkRecorder::host_lane : lane_);
@@ -45,10 +45,10 @@ class MetaCommunicator : public comm::CommunicatorBase {
   std::string_view backend() const override { return "meta"; }
   bool simulated() const override { return true; }
   int local_size() const override {
-    const int first = rank_ / host_size_ * host_size_;
-    return std::min(host_size_, size_ - first);
+    const int first = rank_ / node_size_ * node_size_;
+    return std::min(node_size_, size_ - first);
   }
-  int local_rank() const override { return rank_ % host_size_; }
+  int local_rank() const override { return rank_ % node_size_; }
 
   Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
                    std::int64_t bucket_elements, std::span<const Event> ready,
@@ -70,7 +70,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
   /// As GroupCommunicator counts them.
   std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
                                     const OrderedSumOptions& options) const override {
-    if (layout_.hosts() == 1 || layout_.hosts() == size_) return 0;
+    if (layout_.nodes() == 1 || layout_.nodes() == size_) return 0;
     const std::int64_t width = tranche::size_of(dtype);
     if (!comm::goes_by_window(collectives_, (size_ - 1) * count * width, comm::least_summed_bytes)) return 0;
     auto& plan = plans_[{options.group_size, width}];
@@ -110,7 +110,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
   std::unique_ptr<Communicator> split(int color, int) override {
     note_split();
     if (color < 0) return nullptr;
-    return std::make_unique<MetaCommunicator>(rank_, size_, host_size_, collectives_, staging_, recorder_);
+    return std::make_unique<MetaCommunicator>(rank_, size_, node_size_, collectives_, staging_, recorder_);
   }
   void post_failure(std::string_view, ExitStatus, double) noexcept override {}
   void post_unwinding(std::string_view, double) noexcept override {}
@@ -130,9 +130,9 @@ class MetaCommunicator : public comm::CommunicatorBase {
     return recorder_->add(lane_, std::move(work), ready);
   }
 
-  int rank_, size_, host_size_;
-  HostCollectives collectives_;
-  comm::HostLayout layout_;
+  int rank_, size_, node_size_;
+  NodeCollectives collectives_;
+  comm::NodeLayout layout_;
   mutable std::map<std::pair<int, std::int64_t>, std::unique_ptr<comm::ReducePlan>> plans_;
   std::shared_ptr<comm::StagingBuffer> staging_;  // booked like the real one, never touched
   std::shared_ptr<WorkRecorder> recorder_;

@@ -121,7 +121,7 @@ void* WindowMemory::allocate(const AllocationRequest& request) {
     throw OutOfMemory(
         "'" + std::string(request.tag) + "' (" + std::string(name_of(request.category)) + ") asks for " +
         format_bytes(request.bytes) + " (" + std::to_string(request.bytes) +
-        " B) of memory shared with the ranks of this host, which the operating system refused: " + reason +
+        " B) of memory shared with the ranks of this node, which the operating system refused: " + reason +
         "; " + std::string(memory_advice(tier(), request.category)));
   }
   take_huge_pages(static_cast<unsigned char*>(data), bytes);

@@ -1,5 +1,5 @@
 #pragma once
-/// Memory of a process that the other processes of its host can read.
+/// Memory of a process that the other processes of its node can read.
 
 #include <atomic>
 #include <cstdint>

@@ -137,8 +137,8 @@ Runtime Runtime::from_config(const std::string& path_or_json, const RuntimeOptio
 }
 
 void Runtime::Impl::make_window(Tier tier) {
-  if (choice.host == HostCollectives::messages) return;
-  if (!started_by_mpi_launcher() || ranks_of_host_by_launcher() == 1) return;
+  if (choice.node == NodeCollectives::messages) return;
+  if (!started_by_mpi_launcher() || ranks_of_node_by_launcher() == 1) return;
   window = std::make_unique<WindowMemory>(tier);
 }
 
@@ -179,7 +179,7 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
   communicator.staging_bytes = options.communication_slab_bytes;
   communicator.memory = &memory;
   communicator.window = window.get();
-  communicator.collectives = choice.host;
+  communicator.collectives = choice.node;
   communicator.inline_progress = options.inline_progress;
   communicator.local_size = options.ranks_per_host;
   communicator.device = device.get();

@@ -40,10 +40,10 @@ void require_queues(std::span<const DevicePlace> places) {
   for (const auto& [place, ranks] : sharing) {
     if (ranks.size() <= most_thread_ranks_of_gpu) continue;
     throw ConfigurationError(fmt::format(
-        "{} ranks of one process (rank {} is the first) share GPU {} of host {}, and its {} launch "
+        "{} ranks of one process (rank {} is the first) share GPU {} of node {}, and its {} launch "
         "queues suffice for {}: with more, a rank that waits may hold up the one it waits for; start "
         "fewer ranks, or each as a process of its own",
-        ranks.size(), ranks.front(), place.second, places[ranks.front()].host, launch_queues,
+        ranks.size(), ranks.front(), place.second, places[ranks.front()].node, launch_queues,
         most_thread_ranks_of_gpu));
   }
 }
@@ -74,9 +74,9 @@ DeviceTransport device_transport_of(std::string_view name) {
 CollectiveChoice collective_choice(std::string_view transport, std::string_view collectives) {
   CollectiveChoice choice;
   if (collectives == "messages") {
-    choice.host = HostCollectives::messages;
+    choice.node = NodeCollectives::messages;
   } else if (collectives == "shared") {
-    choice.host = HostCollectives::shared;
+    choice.node = NodeCollectives::shared;
   } else if (collectives != "auto" && collectives != "ours" && collectives != "nccl") {
     throw ConfigurationError(fmt::format(
         "tranche.collectives: '{}' is not one of auto, ours, messages, shared, nccl", collectives));
@@ -110,12 +110,12 @@ std::string reductions_of(const CollectiveChoice& choice) {
 DeviceTransport choose_transport(DeviceTransport wanted, std::span<const DevicePlace> places, bool has_nccl) {
   require_queues(places);
   const std::string key = "tranche.device_transport: ";
-  const auto in_gpu = [](const std::string& host, const DevicePlace& place) {
-    return host + " " + place.gpu;
+  const auto in_gpu = [](const std::string& node, const DevicePlace& place) {
+    return node + " " + place.gpu;
   };
-  const auto same_gpu = first_alike(places, [&](const DevicePlace& p) { return in_gpu(p.host, p); });
+  const auto same_gpu = first_alike(places, [&](const DevicePlace& p) { return in_gpu(p.node, p); });
   const auto same_for_nccl =
-      first_alike(places, [&](const DevicePlace& p) { return in_gpu(p.nccl_host, p); });
+      first_alike(places, [&](const DevicePlace& p) { return in_gpu(p.nccl_node, p); });
   int without_gpu = -1, elsewhere = -1, other_device = -1;
   for (std::size_t rank = places.size(); rank-- > 0;) {
     if (places[rank].gpu.empty()) without_gpu = static_cast<int>(rank);
@@ -132,7 +132,7 @@ DeviceTransport choose_transport(DeviceTransport wanted, std::span<const DeviceP
       }
       if (same_for_nccl.first >= 0) {
         throw ConfigurationError(
-            fmt::format("{}nccl was asked for, but ranks {} and {} share GPU {} ({}) of host {}, and NCCL "
+            fmt::format("{}nccl was asked for, but ranks {} and {} share GPU {} ({}) of node {}, and NCCL "
                         "takes one rank a GPU; start "
                         "one rank a GPU, or choose auto or staged (for a smoke test only, give every process "
                         "an NCCL_HOSTID "
@@ -140,7 +140,7 @@ DeviceTransport choose_transport(DeviceTransport wanted, std::span<const DeviceP
                         key, same_for_nccl.first, same_for_nccl.second,
                         places[static_cast<std::size_t>(same_for_nccl.first)].index,
                         places[static_cast<std::size_t>(same_for_nccl.first)].gpu,
-                        places[static_cast<std::size_t>(same_for_nccl.first)].host));
+                        places[static_cast<std::size_t>(same_for_nccl.first)].node));
       }
       return wanted;
     case DeviceTransport::shared:

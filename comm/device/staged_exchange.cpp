@@ -1,8 +1,8 @@
 /// Exchange through host memory: device to staging, the host communicator, staging to device, a chunk at a
 /// time. The copies of a chunk run on the communication stream, its exchange on a second one, so that chunk k
 /// + 1 comes down and chunk k - 1 goes up while chunk k is on the wire. Between calls the pipeline drains.
-/// Each byte crosses the bus twice: a gather costs (N + 1) / N, a reduction 1 + 4 / (N x wire bytes) times
-/// the full buffer's bytes.
+/// Each byte crosses the bus twice: a gather costs (N + 1) / N, a reduction 1 + 4 / (N x bytes an element)
+/// times the full buffer's bytes.
 #include <algorithm>
 #include <functional>
 

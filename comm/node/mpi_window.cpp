@@ -39,9 +39,9 @@ int open_file_of(const Signature& signature) {
 }
 }  // namespace
 
-MpiWindow::MpiWindow(MPI_Comm communicator, MPI_Comm host, WindowMemory* own) : own_(own) {
+MpiWindow::MpiWindow(MPI_Comm communicator, MPI_Comm node, WindowMemory* own) : own_(own) {
   MPI_Comm_rank(communicator, &rank_);
-  open_all(host);
+  open_all(node);
   // One rank's obstacle is all ranks': they have to choose alike.
   const bool notes = obstacle_.empty() && own_ != nullptr && own_->claim_notes() &&
                      static_cast<int>(neighbours_.size()) < WindowBoard::most_neighbours;
@@ -71,15 +71,15 @@ MpiWindow::~MpiWindow() {
   }
 }
 
-void MpiWindow::open_all(MPI_Comm host) {
+void MpiWindow::open_all(MPI_Comm node) {
   int size = 1;
-  MPI_Comm_size(host, &size);
-  MPI_Comm_rank(host, &local_);
+  MPI_Comm_size(node, &size);
+  MPI_Comm_rank(node, &local_);
   const bool mine = own_ != nullptr && own_->available();
   const Signature signature{rank_, getpid(), mine ? own_->file() : -1, mine ? own_->board()->token : 0};
   std::vector<Signature> signatures(static_cast<std::size_t>(size));
   require_mpi(MPI_Allgather(&signature, sizeof signature, MPI_BYTE, signatures.data(), sizeof signature,
-                            MPI_BYTE, host),
+                            MPI_BYTE, node),
               "MPI_Allgather");
   if (size > 1 && !mine) {
     obstacle_ = own_ == nullptr

@@ -1,5 +1,5 @@
 #pragma once
-/// The memory of the other processes of a host, opened through MPI. Private to comm/mpi*.
+/// The memory of the other processes of a node, opened through MPI. Private to comm/mpi*.
 
 #include <cstdint>
 #include <map>
@@ -14,18 +14,18 @@
 
 namespace tranche::comm {
 
-/// Opens the windows of the ranks of this host and maps pieces of them for reading when they are first asked
+/// Opens the windows of the ranks of this node and maps pieces of them for reading when they are first asked
 /// for. A piece stays mapped until the end: allocations of a run are few and long-lived.
 class MpiWindow {
  public:
-  /// Collective over `communicator`; `host` holds its ranks on this host. `own` null: this rank has no
+  /// Collective over `communicator`; `node` holds its ranks on this node. `own` null: this rank has no
   /// window, so nobody reads anybody.
-  MpiWindow(MPI_Comm communicator, MPI_Comm host, WindowMemory* own);
+  MpiWindow(MPI_Comm communicator, MPI_Comm node, WindowMemory* own);
   ~MpiWindow();
   MpiWindow(const MpiWindow&) = delete;
   MpiWindow& operator=(const MpiWindow&) = delete;
 
-  /// By rank of the communicator. All ranks of every host can read each other's memory, or none can.
+  /// By rank of the communicator. All ranks of every node can read each other's memory, or none can.
   bool reads(int rank) const;
   /// Why none can: "rank 1 cannot open the memory of rank 0: ..."; empty when all can.
   const std::string& obstacle() const { return obstacle_; }
@@ -41,12 +41,12 @@ class MpiWindow {
   struct Neighbour {
     int rank = 0, file = -1;
     WindowBoard* board = nullptr;
-    int local = 0;  ///< number on this host
+    int local = 0;  ///< number on this node
     std::unique_ptr<WindowNotes> notes;
     std::map<std::int64_t, std::pair<void*, std::int64_t>>
         pieces;  ///< address and bytes, by place in the file
   };
-  void open_all(MPI_Comm host);
+  void open_all(MPI_Comm node);
   Neighbour* neighbour(int rank);
 
   WindowMemory* own_;

@@ -1,5 +1,5 @@
 #pragma once
-/// The beginning of a window's file: what the ranks of a host write for each other. Private to comm/.
+/// The beginning of a window's file: what the ranks of a node write for each other. Private to comm/.
 
 #include <array>
 #include <atomic>
@@ -31,7 +31,7 @@ struct NoteRing {
 };
 
 /// Lies in memory of several processes, so nothing in it may hold an address or a lock. Behind it in the file
-/// are the rings of what the other ranks of the host write to this one, taken page by page when touched.
+/// are the rings of what the other ranks of the node write to this one, taken page by page when touched.
 struct WindowBoard {
   static constexpr std::int64_t file_bytes = 1 << 20, first_ring = 4096;
   static constexpr int most_neighbours = (file_bytes - first_ring) / static_cast<int>(sizeof(NoteRing));
@@ -41,7 +41,7 @@ struct WindowBoard {
   alignas(64) std::atomic<std::uint32_t> rings{0};
   std::atomic<std::uint32_t> sleepers{0};
 
-  /// By the number of the sender among the ranks of the host.
+  /// By the number of the sender among the ranks of the node.
   NoteRing& notes_from(int local) {
     return reinterpret_cast<NoteRing*>(reinterpret_cast<unsigned char*>(this) + first_ring)[local];
   }

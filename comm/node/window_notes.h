@@ -1,5 +1,5 @@
 #pragma once
-/// Small messages among the ranks of a host, through the memory of their windows. Private to comm/.
+/// Small messages among the ranks of a node, through the memory of their windows. Private to comm/.
 
 #include <cstdint>
 #include <deque>

@@ -12,18 +12,18 @@ bool started_by_mpi_launcher() {
   return false;
 }
 
-int ranks_of_host_by_launcher() {
+int ranks_of_node_by_launcher() {
   const char* text = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
   return text == nullptr ? 0 : std::atoi(text);
 }
 
-std::string_view name_of(HostCollectives collectives) {
+std::string_view name_of(NodeCollectives collectives) {
   switch (collectives) {
-    case HostCollectives::messages:
+    case NodeCollectives::messages:
       return "messages";
-    case HostCollectives::shared:
+    case NodeCollectives::shared:
       return "shared";
-    case HostCollectives::automatic:
+    case NodeCollectives::automatic:
       break;
   }
   return "auto";

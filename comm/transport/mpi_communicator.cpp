@@ -76,7 +76,7 @@ std::shared_ptr<MpiProcess> mpi_process() {
 struct WithWindow {
   explicit WithWindow(const CommunicatorOptions& given) : options(given) {
     if (options.memory != nullptr || options.window != nullptr ||
-        options.collectives == HostCollectives::messages) {
+        options.collectives == NodeCollectives::messages) {
       return;
     }
     own = std::make_shared<WindowMemory>(Tier::host);

@@ -132,7 +132,7 @@ class MpiTransport : public Transport {
       throw CommunicationError(fmt::format("this MPI has tags up to {} only; {} are needed",
                                            found == 0 ? 0 : *static_cast<int*>(bound), parting_tag));
     }
-    find_hosts(window);
+    find_nodes(window);
     listen();
     listen_for_signatures();
   }
@@ -140,7 +140,7 @@ class MpiTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string_view backend() const override { return "mpi"; }
-  int host_of(int rank) const override { return hosts_[static_cast<std::size_t>(rank)]; }
+  int node_of(int rank) const override { return nodes_[static_cast<std::size_t>(rank)]; }
   bool needs_polling() const override { return true; }
 
   bool reads(int peer) const override { return window_->reads(peer); }
@@ -156,7 +156,7 @@ class MpiTransport : public Transport {
   }
 
   std::shared_ptr<Bell> bell() override {
-    // A rank alone on its host has no obstacle even where the system gave it no window.
+    // A rank alone on its node has no obstacle even where the system gave it no window.
     const WindowMemory* own = window_->own();
     if (own == nullptr || !own->available() || !window_->obstacle().empty()) return nullptr;
     return std::make_shared<BoardBell>(*own->board());
@@ -281,16 +281,16 @@ class MpiTransport : public Transport {
   }
 
  private:
-  void find_hosts(WindowMemory* window) {
-    MPI_Comm host = MPI_COMM_NULL;
-    require_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host),
+  void find_nodes(WindowMemory* window) {
+    MPI_Comm node = MPI_COMM_NULL;
+    require_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node),
                 "MPI_Comm_split_type");
     int leader = rank_;
-    require_mpi(MPI_Bcast(&leader, 1, MPI_INT, 0, host), "MPI_Bcast");
-    window_ = std::make_unique<MpiWindow>(comm_, host, window);
-    MPI_Comm_free(&host);
-    hosts_.resize(static_cast<std::size_t>(size_));
-    require_mpi(MPI_Allgather(&leader, 1, MPI_INT, hosts_.data(), 1, MPI_INT, comm_), "MPI_Allgather");
+    require_mpi(MPI_Bcast(&leader, 1, MPI_INT, 0, node), "MPI_Bcast");
+    window_ = std::make_unique<MpiWindow>(comm_, node, window);
+    MPI_Comm_free(&node);
+    nodes_.resize(static_cast<std::size_t>(size_));
+    require_mpi(MPI_Allgather(&leader, 1, MPI_INT, nodes_.data(), 1, MPI_INT, comm_), "MPI_Allgather");
   }
 
   void listen() {
@@ -356,7 +356,7 @@ class MpiTransport : public Transport {
   MPI_Comm comm_;
   std::shared_ptr<bool> clean_end_;
   int rank_ = 0, size_ = 1;
-  std::vector<int> hosts_;
+  std::vector<int> nodes_;
   std::unique_ptr<MpiWindow> window_;
   std::vector<char> heard_;
   MPI_Request listening_ = MPI_REQUEST_NULL;

@@ -17,10 +17,10 @@ inline constexpr int failure_tag = 1 << 30, signature_tag = failure_tag + 1, par
 /// Throws CommunicationError "MPI_Isend: <MPI's text>" unless `code` is MPI_SUCCESS.
 void require_mpi(int code, const char* call);
 
-/// Takes over `communicator`, which nobody else uses. Collective (finds out who shares a host). All calls,
+/// Takes over `communicator`, which nobody else uses. Collective (finds out who shares a node). All calls,
 /// construction and destruction included, come from the thread that may call MPI.
 /// `clean_end` (if not null) is set to whether close() ended with all peers in step. `window` (null: none):
-/// memory that the ranks of this host read of each other; outlives the transport.
+/// memory that the ranks of this node read of each other; outlives the transport.
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end,
                                               WindowMemory* window);
 

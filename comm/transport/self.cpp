@@ -11,7 +11,7 @@ class SelfTransport : public comm::Transport {
   int rank() const override { return 0; }
   int size() const override { return 1; }
   std::string_view backend() const override { return "self"; }
-  int host_of(int) const override { return 0; }
+  int node_of(int) const override { return 0; }
   bool needs_polling() const override { return false; }
   void close(bool, double) noexcept override {}
   std::unique_ptr<comm::Message> send(const void*, std::int64_t, int, const comm::Tag&) override { refuse(); }

@@ -158,7 +158,7 @@ class ThreadGroup::Hub::Transport : public comm::Transport {
   int rank() const override { return rank_; }
   int size() const override { return hub_->size; }
   std::string_view backend() const override { return "threads"; }
-  int host_of(int) const override { return 0; }
+  int node_of(int) const override { return 0; }
   bool needs_polling() const override { return false; }
   void close(bool, double) noexcept override {}
 

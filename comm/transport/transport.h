@@ -47,7 +47,7 @@ struct FailureReport {
   bool cause_follows = false;
 };
 
-/// Memory of a rank that its peers on the host may read, as the rank names it to them.
+/// Memory of a rank that its peers on the node may read, as the rank names it to them.
 struct Exposure {
   std::int64_t piece = 0, bytes = 0, offset = 0;  ///< meaning is the transport's
 };
@@ -62,11 +62,11 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual std::string_view backend() const = 0;
-  /// Ranks with equal numbers share a host.
-  virtual int host_of(int rank) const = 0;
+  /// Ranks with equal numbers share a node.
+  virtual int node_of(int rank) const = 0;
   /// True when this rank and `peer` can read each other's memory; agreed on when the transport was made.
   virtual bool reads(int) const { return false; }
-  /// Why reads() is false for ranks of one host; empty when it is not.
+  /// Why reads() is false for ranks of one node; empty when it is not.
   virtual std::string window_obstacle() const { return {}; }
   /// Names memory of this rank to peers; nullopt when they cannot read it. From any thread.
   virtual std::optional<Exposure> expose(const void*, std::int64_t) { return std::nullopt; }
@@ -76,7 +76,7 @@ class Transport {
   /// has failed.
   virtual const void* look_at(int, const Exposure&) { return nullptr; }
   virtual void look_away(int, const Exposure&) noexcept {}
-  /// Rings whenever a rank of this host has sent something, and on ring(); null when nobody would.
+  /// Rings whenever a rank of this node has sent something, and on ring(); null when nobody would.
   virtual std::shared_ptr<Bell> bell() { return nullptr; }
   virtual void ring() noexcept {}
   virtual std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;

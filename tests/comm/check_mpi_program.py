@@ -38,21 +38,21 @@ CASES = {
     "window-differ": (3, ["differ", "shared"], 5, ["rank 1 issued all_gather of unit h.2 (number 3)", "issued reduce_scatter of unit h.3 (number 3)",
                                                    "the ranks' calls differ"], ["is done", "no data"], 20),
     "window-kill": (3, ["kill", "shared"], None, ["signal 9 (Killed)"], ["is done"], 20),
-    # Hosts of two ranks: rank 0 sees that rank 1 is not there, the others wait for what the two would have sent, and leave it to
+    # Nodes of two ranks: rank 0 sees that rank 1 is not there, the others wait for what the two would have sent, and leave it to
     # rank 0 to say so.
-    "hosts-none": (4, ["none", "hosts"], 0, [f"rank {rank} is done" for rank in range(4)], ["ends:"], 20),
-    "hosts-throw": (4, ["throw", "hosts"], 6, [
+    "nodes-none": (4, ["none", "nodes"], 0, [f"rank {rank} is done" for rank in range(4)], ["ends:"], 20),
+    "nodes-throw": (4, ["throw", "nodes"], 6, [
         f"rank {rank} ends: [rank {rank}] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3"
         for rank in (0, 2, 3)
     ], ["is done", "no data"], 20),
-    "hosts-hang": (4, ["hang", "hosts"], 5, [
+    "nodes-hang": (4, ["hang", "nodes"], 5, [
         "rank 0 ends: [rank 0] " + NO_DATA,
         "rank 2 ends: [rank 2] reduce_scatter of unit h.3 in backward: rank 0 failed: " + NO_DATA,
         "rank 3 ends: [rank 3] reduce_scatter of unit h.3 in backward: rank 0 failed: " + NO_DATA,
     ], ["is done", "no data from rank 0"], 20),
-    # The rank that is not there is alone on its host.
-    "hosts-hang-alone": (3, ["hang-2", "hosts"], 5, [NO_DATA.replace("rank 1", "rank 2")], ["is done", "a rank that it waits for"], 20),
-    "hosts-kill": (4, ["kill", "hosts"], None, ["signal 9 (Killed)"], ["is done"], 20),
+    # The rank that is not there is alone on its node.
+    "nodes-hang-alone": (3, ["hang-2", "nodes"], 5, [NO_DATA.replace("rank 1", "rank 2")], ["is done", "a rank that it waits for"], 20),
+    "nodes-kill": (4, ["kill", "nodes"], None, ["signal 9 (Killed)"], ["is done"], 20),
     "adopt-multiple-thread": (3, ["multiple", "thread"], 0, ["adopted: ok"], [], 60),
     "adopt-serialized-inline": (3, ["serialized", "inline"], 0, ["adopted: ok"], [], 60),
     "adopt-multiple-inline": (2, ["multiple", "inline"], 0, ["adopted: ok"], [], 60),

@@ -32,7 +32,7 @@ TEST(DeviceTransports, AutoTakesTheQuickestThatServesAllRanks) {
   };
   EXPECT_EQ(choice({a0}), DeviceTransport::shared);
   EXPECT_EQ(choice({a0, thread_of_a0}), DeviceTransport::shared);
-  EXPECT_EQ(choice({a0, a1, b0}), DeviceTransport::nccl) << "equal bus ids of two hosts are two GPUs";
+  EXPECT_EQ(choice({a0, a1, b0}), DeviceTransport::nccl) << "equal bus ids of two nodes are two GPUs";
   EXPECT_EQ(choice({a0, a1, b0}, false), DeviceTransport::staged);
   EXPECT_EQ(choice({a0, a1, neighbour_of_a0}), DeviceTransport::staged);
   EXPECT_EQ(choice({a0, cpu}), DeviceTransport::staged);
@@ -44,12 +44,12 @@ TEST(DeviceTransports, WhatCannotServeIsRefusedWithTheRanksNamed) {
       cpu{1, "a", "a", "", 0};
   EXPECT_EQ(refusal(DeviceTransport::nccl, {a1, a0, again}),
             "tranche.device_transport: nccl was asked for, but ranks 1 and 2 share GPU 0 (0000:3b:00.0) of "
-            "host a, and "
+            "node a, and "
             "NCCL takes one rank a GPU; start one rank a GPU, or choose auto or staged (for a smoke test "
             "only, give "
             "every process an NCCL_HOSTID of its own)");
   DevicePlace named = again;
-  named.nccl_host = "NCCL_HOSTID 7";
+  named.nccl_node = "NCCL_HOSTID 7";
   EXPECT_EQ(refusal(DeviceTransport::nccl, {a1, a0, named}), "chosen: nccl");
   EXPECT_EQ(refusal(DeviceTransport::automatic, {a1, a0, named}), "chosen: staged");
   EXPECT_EQ(refusal(DeviceTransport::nccl, {a0}, false),
@@ -81,7 +81,7 @@ TEST(DeviceTransports, MoreThreadRanksThanAGpuHasQueuesForAreRefused) {
   for (const DeviceTransport wanted : {DeviceTransport::automatic, DeviceTransport::staged}) {
     EXPECT_EQ(
         refusal(wanted, ranks),
-        "5 ranks of one process (rank 2 is the first) share GPU 0000:3b:00.0 of host a, and its 32 launch "
+        "5 ranks of one process (rank 2 is the first) share GPU 0000:3b:00.0 of node a, and its 32 launch "
         "queues suffice for 4: with more, a rank that waits may hold up the one it waits for; start fewer "
         "ranks, or each as a process of its own");
   }

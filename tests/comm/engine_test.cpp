@@ -125,7 +125,7 @@ TEST(Engine, LocalSizeCanBePretended) {
     const auto comm = factory(pairs);
     EXPECT_EQ(comm->local_size(), rank == 4 ? 1 : 2);
     EXPECT_EQ(comm->local_rank(), rank % 2);
-    // 0, 2 and 4 are on three hosts.
+    // 0, 2 and 4 are on three nodes.
     const auto apart = comm->split(rank % 2, 0);
     EXPECT_EQ(apart->local_size(), 1);
     EXPECT_EQ(apart->local_rank(), 0);
@@ -191,14 +191,14 @@ TEST(Meta, CountsBooksAndHashesWhatTheRealOnesDo) {
   }
 }
 
-TEST(Meta, CountsSumsBetweenHostsAsFp32) {
-  // Hosts of two ranks, of which the last has one, and groups that fit them, or do not.
+TEST(Meta, CountsSumsBetweenNodesAsFp32) {
+  // Nodes of two ranks, of which the last has one, and groups that fit them, or do not.
   for (const int group : {1, 2, 3, 5}) {
     std::atomic<std::int64_t> bytes{0};
     run_thread_ranks(5, [&](int rank, const CommunicatorFactory& factory) {
       CommunicatorOptions chosen = options();
       chosen.local_size = 2;
-      chosen.collectives = HostCollectives::shared;
+      chosen.collectives = NodeCollectives::shared;
       const auto real = factory(chosen);
       const auto meta = make_meta_communicator(rank, 5, 2, chosen);
       std::vector<bfloat16> full(5 * 700);
@@ -213,8 +213,8 @@ TEST(Meta, CountsSumsBetweenHostsAsFp32) {
       EXPECT_EQ(got.bytes, planned.bytes);
       bytes += got.bytes;
     });
-    // Groups of two: hosts 0 and 1 send a sum for each of the three ranks elsewhere. Other groups lie on
-    // several hosts, or are one rank.
+    // Groups of two: nodes 0 and 1 send a sum for each of the three ranks elsewhere. Other groups lie on
+    // several nodes, or are one rank.
     const std::int64_t sums = group == 2 ? 6 : 0;
     EXPECT_EQ(bytes, (20 - sums) * 700 * 2 + sums * 700 * 4) << group;
   }

@@ -25,7 +25,7 @@ using testing::Not;
 const OperationLabel label{"h.3", "backward"};
 
 /// Every test by messages, and with ranks that read each other's memory.
-class Failures : public testing::TestWithParam<HostCollectives> {
+class Failures : public testing::TestWithParam<NodeCollectives> {
  protected:
   static CommunicatorOptions with_timeout(double seconds) {
     CommunicatorOptions options;
@@ -35,7 +35,7 @@ class Failures : public testing::TestWithParam<HostCollectives> {
     return options;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Ways, Failures, testing::Values(HostCollectives::messages, HostCollectives::shared),
+INSTANTIATE_TEST_SUITE_P(Ways, Failures, testing::Values(NodeCollectives::messages, NodeCollectives::shared),
                          [](const auto& way) { return std::string(name_of(way.param)); });
 
 Event sum(Communicator& comm, const std::vector<float>& full, std::vector<float>& out,
@@ -204,9 +204,9 @@ struct Ends {
   double seconds[4] = {};
 };
 
-/// `there` of `size` ranks, two to a declared host, issue a gather or a reduce-scatter; the others have not
+/// `there` of `size` ranks, two to a declared node, issue a gather or a reduce-scatter; the others have not
 /// started. Nobody tells the others, so that all come to their own conclusion.
-Ends collective_across_hosts(int size, std::initializer_list<int> there, bool gather, double timeout) {
+Ends collective_across_nodes(int size, std::initializer_list<int> there, bool gather, double timeout) {
   const ThreadGroup group(size);
   Ends ends;
   std::vector<std::thread> threads;
@@ -215,7 +215,7 @@ Ends collective_across_hosts(int size, std::initializer_list<int> there, bool ga
       CommunicatorOptions options;
       options.timeout_seconds = timeout;
       options.staging_bytes = 64 << 10;
-      options.collectives = HostCollectives::shared;
+      options.collectives = NodeCollectives::shared;
       options.local_size = 2;
       const auto comm = group.communicator(rank, options);
       std::vector<float> full(static_cast<std::size_t>(size) * 100), shard(100);
@@ -236,11 +236,11 @@ Ends collective_across_hosts(int size, std::initializer_list<int> there, bool ga
   return ends;
 }
 
-TEST(FailuresAcrossHosts, WhoSeesTheMissingRankNamesItFirst) {
-  // Hosts {0, 1} and {2, 3}, of which rank 1 has not started: rank 0 cannot sum up or send, so that 2 and 3
-  // hear nothing from that host.
+TEST(FailuresAcrossNodes, WhoSeesTheMissingRankNamesItFirst) {
+  // Nodes {0, 1} and {2, 3}, of which rank 1 has not started: rank 0 cannot sum up or send, so that 2 and 3
+  // hear nothing from that node.
   for (const bool gather : {false, true}) {
-    const Ends ends = collective_across_hosts(4, {0, 2, 3}, gather, 0.4);
+    const Ends ends = collective_across_nodes(4, {0, 2, 3}, gather, 0.4);
     const std::string what = gather ? "all_gather" : "reduce_scatter";
     const std::string no_data = what + " of unit h.3 in backward: no data from rank ";
     EXPECT_THAT(ends.texts[0], HasSubstr("[rank 0] " + no_data +
@@ -255,8 +255,8 @@ TEST(FailuresAcrossHosts, WhoSeesTheMissingRankNamesItFirst) {
   }
 }
 
-TEST(FailuresAcrossHosts, ARankAloneOnItsHostIsMissingForSure) {
-  const Ends ends = collective_across_hosts(3, {0, 1}, false, 0.2);
+TEST(FailuresAcrossNodes, ARankAloneOnItsNodeIsMissingForSure) {
+  const Ends ends = collective_across_nodes(3, {0, 1}, false, 0.2);
   for (const int rank : {0, 1}) {
     EXPECT_THAT(ends.texts[rank], HasSubstr("no data from rank 2 after 0.2 s (rank 2 has not entered the "
                                             "operation, or hangs)"));

@@ -1,6 +1,6 @@
 /// A job in which rank 1 fails in the way of the first argument: throw, hang (hang-2: rank 2 does), kill,
 /// differ (it issues another call), or none; with a second argument the ranks read each other's memory:
-/// "shared" on one host, "hosts" on several of two ranks, which are declared. What every rank does with an
+/// "shared" on one node, "nodes" on several of two ranks, which are declared. What every rank does with an
 /// error is what a program of the library's users would do: tell the peers, say it, end the job.
 #include <csignal>
 #include <cstdio>
@@ -42,9 +42,9 @@ void work(tranche::Communicator& comm, const std::string& way, const tranche::Or
 int main(int argc, char** argv) {
   if (argc < 2 || argc > 3) return 64;
   tranche::CommunicatorOptions options;
-  if (argc == 3) options.collectives = tranche::HostCollectives::shared;
+  if (argc == 3) options.collectives = tranche::NodeCollectives::shared;
   tranche::OrderedSumOptions sum;
-  if (argc == 3 && std::string(argv[2]) == "hosts") options.local_size = sum.group_size = 2;
+  if (argc == 3 && std::string(argv[2]) == "nodes") options.local_size = sum.group_size = 2;
   options.timeout_seconds = 2;
   const auto comm = tranche::make_mpi_communicator(options);
   try {

@@ -25,7 +25,7 @@ TEST(Mpi, EveryCollectiveMatchesBruteForce) {
   test::check_everything(test::world(), test::mpi_staging_bytes);
 }
 
-std::unique_ptr<Communicator> world_with(HostCollectives collectives) {
+std::unique_ptr<Communicator> world_with(NodeCollectives collectives) {
   CommunicatorOptions options;
   options.timeout_seconds = 60;
   options.staging_bytes = test::mpi_staging_bytes;
@@ -34,18 +34,18 @@ std::unique_ptr<Communicator> world_with(HostCollectives collectives) {
 }
 
 TEST(Mpi, EveryWayMatchesBruteForce) {
-  for (const auto collectives : {HostCollectives::messages, HostCollectives::shared}) {
+  for (const auto collectives : {NodeCollectives::messages, NodeCollectives::shared}) {
     SCOPED_TRACE(name_of(collectives));
     test::check_everything(*world_with(collectives), test::mpi_staging_bytes);
   }
 }
 
-TEST(Mpi, DeclaredHostsGiveTheSameBits) {
+TEST(Mpi, DeclaredNodesGiveTheSameBits) {
   if (test::world().size() < 3) return;
   CommunicatorOptions options;
   options.timeout_seconds = 60;
   options.staging_bytes = test::mpi_staging_bytes;
-  options.collectives = HostCollectives::shared;
+  options.collectives = NodeCollectives::shared;
   options.local_size = 2;
   test::check_all_gather(*make_mpi_communicator(options));
   test::check_reduce_scatter(*make_mpi_communicator(options), test::mpi_staging_bytes);
@@ -56,7 +56,7 @@ TEST(Mpi, DeclaredHostsGiveTheSameBits) {
   } catch (const ConfigurationError& error) {
     EXPECT_EQ(
         error.message(),
-        "tranche.collectives: shared was asked for, but no two ranks share a host; choose auto or messages");
+        "tranche.collectives: shared was asked for, but no two ranks share a node; choose auto or messages");
   }
 }
 
@@ -107,7 +107,7 @@ TEST(Mpi, SharedMemoryThatIsNotThereIsRefusedByName) {
   options.staging_bytes = test::mpi_staging_bytes;
   options.memory = heap.get();                                                       // and no window
   test::check_all_reduce(*make_mpi_communicator(options), test::mpi_staging_bytes);  // by messages
-  options.collectives = HostCollectives::shared;
+  options.collectives = NodeCollectives::shared;
   try {
     make_mpi_communicator(options);
     FAIL() << "not refused";
@@ -118,7 +118,7 @@ TEST(Mpi, SharedMemoryThatIsNotThereIsRefusedByName) {
   }
 }
 
-TEST(Mpi, RanksOfThisHostAreCounted) {
+TEST(Mpi, RanksOfThisNodeAreCounted) {
   EXPECT_EQ(test::world().local_size(), test::world().size());
   EXPECT_EQ(test::world().local_rank(), test::world().rank());
   CommunicatorOptions options;

@@ -13,7 +13,7 @@
 namespace tranche {
 namespace {
 
-std::unique_ptr<Communicator> world_with(HostCollectives collectives) {
+std::unique_ptr<Communicator> world_with(NodeCollectives collectives) {
   CommunicatorOptions options;
   options.timeout_seconds = 60;
   options.staging_bytes = test::mpi_staging_bytes;
@@ -22,7 +22,7 @@ std::unique_ptr<Communicator> world_with(HostCollectives collectives) {
 }
 
 TEST(Traffic, MeterAndProfilingInterfaceAgreeToTheByte) {
-  const auto owned = world_with(HostCollectives::messages);
+  const auto owned = world_with(NodeCollectives::messages);
   Communicator& comm = *owned;
   const std::int64_t n = comm.size();
   const OperationLabel data{"h.3", "backward"}, control{"", "norm", Traffic::control};
@@ -60,7 +60,7 @@ TEST(Traffic, NothingTravelsWhereRanksReadEachOthersMemory) {
   WindowMemory window(Tier::host);
   CommunicatorOptions options;
   options.staging_bytes = test::mpi_staging_bytes;
-  options.collectives = HostCollectives::shared;
+  options.collectives = NodeCollectives::shared;
   options.window = &window;
   options.memory = &window;
   auto comm = make_mpi_communicator(options);
@@ -90,13 +90,13 @@ TEST(Traffic, NothingTravelsWhereRanksReadEachOthersMemory) {
   EXPECT_EQ(test::profiled_bytes_sent() - bytes, 2 * (n - 1) * 48);
 }
 
-TEST(Traffic, OneSumOfAHostTravelsToEveryRankElsewhere) {
+TEST(Traffic, OneSumOfANodeTravelsToEveryRankElsewhere) {
   if (test::world().size() != 5) return;
   WindowMemory window(Tier::host);
   CommunicatorOptions options;
   options.staging_bytes = test::mpi_staging_bytes;
-  options.collectives = HostCollectives::shared;
-  options.local_size = 2;  // hosts {0, 1}, {2, 3}, {4}
+  options.collectives = NodeCollectives::shared;
+  options.local_size = 2;  // nodes {0, 1}, {2, 3}, {4}
   options.window = &window;
   options.memory = &window;
   const auto comm = make_mpi_communicator(options);
@@ -108,18 +108,18 @@ TEST(Traffic, OneSumOfAHostTravelsToEveryRankElsewhere) {
   comm->reduce_scatter(full.data(), DataType::bfloat16, shard.data(), DataType::float32, count, {2, false, 0},
                        {}, {})
       .wait();
-  // Each of two ranks on a host adds up for those of other hosts with its number there, rank 4 counts as the
-  // first of its host and sends what it has to four. Notes go through the windows.
+  // Each of two ranks on a node adds up for those of other nodes with its number there, rank 4 counts as the
+  // first of its node and sends what it has to four. Notes go through the windows.
   const std::int64_t data = rank == 4 ? 4 * count * 2 : (rank % 2 == 0 ? 2 : 1) * count * 4;
   EXPECT_EQ(test::profiled_bytes_sent() - before, data) << rank;
   before = test::profiled_bytes_sent();
   comm->all_gather(shard.data(), full.data(), 499, DataType::bfloat16, 0, {}, {}).wait();
-  // A shard travels once to each other host.
+  // A shard travels once to each other node.
   EXPECT_EQ(test::profiled_bytes_sent() - before, 2 * 499 * 2) << rank;
 }
 
 TEST(Traffic, TheWholeSuiteAgreesToo) {
-  const auto owned = world_with(HostCollectives::messages);
+  const auto owned = world_with(NodeCollectives::messages);
   Communicator& comm = *owned;
   comm.barrier({"", "", Traffic::control}).wait();
   comm.meter().reset();

@@ -1,4 +1,4 @@
-/// NCCL between processes that share one GPU, each told to be a host of its own, over loopback sockets. Slow
+/// NCCL between processes that share one GPU, each told to be a node of its own, over loopback sockets. Slow
 /// (every hop waits for a time slice of the GPU), but the one way to see several real NCCL ranks without
 /// several GPUs.
 #include <gtest/gtest.h>

@@ -21,7 +21,7 @@ class ScriptedTransport : public Transport {
   int rank() const override { return 2; }
   int size() const override { return 4; }
   std::string_view backend() const override { return "scripted"; }
-  int host_of(int) const override { return 0; }
+  int node_of(int) const override { return 0; }
   std::unique_ptr<Message> send(const void*, std::int64_t, int, const Tag&) override { return nullptr; }
   std::unique_ptr<Message> receive(void*, std::int64_t, int, const Tag&) override { return nullptr; }
   std::optional<FailureReport> poll_failure() override { return peers_.said; }

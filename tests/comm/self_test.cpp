@@ -162,7 +162,7 @@ TEST(OneRank, IsPlannedAsTheKernelsThatItRuns) {
     EXPECT_EQ(rounding.bytes_written, 40);
     EXPECT_EQ(sum.name, "ordered_sum");
     EXPECT_EQ(sum.bytes_read, 80);
-    EXPECT_EQ(rounding.slot == WorkRecorder::host_lane, inline_compute);
+    EXPECT_EQ(rounding.lane == WorkRecorder::host_lane, inline_compute);
     EXPECT_EQ(comm->meter().total(Traffic::data).bytes, 0);
   }
 }

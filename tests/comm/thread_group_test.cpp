@@ -26,15 +26,15 @@ TEST_P(ThreadRanks, EveryCollectiveMatchesBruteForce) {
   });
 }
 
-/// All ways in which ranks of a host exchange: the same suite, so the same bits.
+/// All ways in which ranks of a node exchange: the same suite, so the same bits.
 struct Way {
   const char* name;
-  HostCollectives collectives;
+  NodeCollectives collectives;
   bool copy_in;
 };
-constexpr Way ways[] = {{"messages", HostCollectives::messages, false},
-                        {"in place", HostCollectives::shared, false},
-                        {"copied in", HostCollectives::shared, true}};
+constexpr Way ways[] = {{"messages", NodeCollectives::messages, false},
+                        {"in place", NodeCollectives::shared, false},
+                        {"copied in", NodeCollectives::shared, true}};
 
 TEST_P(ThreadRanks, EveryWayMatchesBruteForce) {
   for (const Way& way : ways) {
@@ -59,7 +59,7 @@ TEST(ThreadRanksInAWindow, AChunkTakesSeveralTurns) {
         2,
         [](int rank, const CommunicatorFactory& factory) {
           CommunicatorOptions chosen;  // the default staging buffer: chunks are larger than a turn
-          chosen.collectives = HostCollectives::shared;
+          chosen.collectives = NodeCollectives::shared;
           const auto comm = factory(chosen);
           constexpr std::int64_t count = 1200007;
           std::vector<float> full(2 * count), sums(count);
@@ -82,18 +82,18 @@ TEST(ThreadRanksInAWindow, AChunkTakesSeveralTurns) {
   }
 }
 
-/// Ranks a host, declared: the last host may have fewer.
-void check_hosts(int size, int ranks_a_host, bool copy_in, double delay, int operations) {
+/// Ranks a node, declared: the last node may have fewer.
+void check_nodes(int size, int ranks_per_node, bool copy_in, double delay, int operations) {
   FaultInjection faults{delay, 11, copy_in};
   run_thread_ranks(
       size,
       [&](int, const CommunicatorFactory& factory) {
         CommunicatorOptions chosen = options();
-        chosen.local_size = ranks_a_host;
-        chosen.collectives = HostCollectives::shared;
+        chosen.local_size = ranks_per_node;
+        chosen.collectives = NodeCollectives::shared;
         const auto comm = factory(chosen);
         EXPECT_EQ(comm->local_size(),
-                  std::min(ranks_a_host, size - comm->rank() / ranks_a_host * ranks_a_host));
+                  std::min(ranks_per_node, size - comm->rank() / ranks_per_node * ranks_per_node));
         test::check_all_gather(*comm);
         test::check_reduce_scatter(*comm, small_staging);
         test::check_all_reduce(*comm, small_staging);
@@ -105,22 +105,22 @@ void check_hosts(int size, int ranks_a_host, bool copy_in, double delay, int ope
       faults);
 }
 
-TEST_P(ThreadRanks, EveryHostLayoutGivesTheSameBits) {
-  for (int ranks_a_host = 2; ranks_a_host < GetParam(); ++ranks_a_host) {
+TEST_P(ThreadRanks, EveryNodeLayoutGivesTheSameBits) {
+  for (int ranks_per_node = 2; ranks_per_node < GetParam(); ++ranks_per_node) {
     for (const bool copy_in : {false, true}) {
-      SCOPED_TRACE(testing::Message() << ranks_a_host << " ranks a host, copied in: " << copy_in);
-      check_hosts(GetParam(), ranks_a_host, copy_in, 0, 12);
+      SCOPED_TRACE(testing::Message() << ranks_per_node << " ranks a node, copied in: " << copy_in);
+      check_nodes(GetParam(), ranks_per_node, copy_in, 0, 12);
     }
   }
 }
 
-TEST_P(ThreadRanks, DelaysChangeNoBitAcrossHosts) {
+TEST_P(ThreadRanks, DelaysChangeNoBitAcrossNodes) {
   if (GetParam() < 3) return;
   run_thread_ranks(GetParam(),
                    [](int, const CommunicatorFactory& factory) {
                      CommunicatorOptions chosen = options();
                      chosen.local_size = 2;
-                     chosen.collectives = HostCollectives::shared;
+                     chosen.collectives = NodeCollectives::shared;
                      chosen.staging_bytes = 1024 * (GetParam() - 1);  // one slot
                      const auto comm = factory(chosen);
                      test::check_many_in_flight(*comm, 20);
@@ -135,7 +135,7 @@ TEST_P(ThreadRanks, DelaysChangeNoBitInAWindow) {
     run_thread_ranks(GetParam(),
                      [](int, const CommunicatorFactory& factory) {
                        CommunicatorOptions chosen = options();
-                       chosen.collectives = HostCollectives::shared;
+                       chosen.collectives = NodeCollectives::shared;
                        // One slot only, which reductions, gathers and sums of values take turns in.
                        chosen.staging_bytes = std::max<std::int64_t>(1024 * (GetParam() - 1), 1);
                        const auto comm = factory(chosen);
@@ -177,13 +177,13 @@ constexpr int most_ranks = 4;  // instrumented brute force of six ranks takes mo
 // More under AddressSanitizer: the seven and eight below.
 constexpr int most_ranks = test::sanitized ? 4 : 6;
 
-TEST(ManyThreadRanks, EveryHostLayoutGivesTheSameBits) {
-  for (const auto& [size, ranks_a_host] : {std::pair{7, 3}, std::pair{8, 4}, std::pair{8, 2}}) {
-    SCOPED_TRACE(testing::Message() << size << " ranks, " << ranks_a_host << " a host");
-    run_thread_ranks(size, [each = ranks_a_host](int, const CommunicatorFactory& factory) {
+TEST(ManyThreadRanks, EveryNodeLayoutGivesTheSameBits) {
+  for (const auto& [size, ranks_per_node] : {std::pair{7, 3}, std::pair{8, 4}, std::pair{8, 2}}) {
+    SCOPED_TRACE(testing::Message() << size << " ranks, " << ranks_per_node << " a node");
+    run_thread_ranks(size, [each = ranks_per_node](int, const CommunicatorFactory& factory) {
       CommunicatorOptions chosen = options();
       chosen.local_size = each;
-      chosen.collectives = HostCollectives::shared;
+      chosen.collectives = NodeCollectives::shared;
       const auto comm = factory(chosen);
       test::check_all_gather(*comm);
       test::check_reduce_scatter(*comm, small_staging);

@@ -142,7 +142,7 @@ TEST(WindowMemory, SaysWhyAMappingIsRefused) {
   } catch (const OutOfMemory& error) {
     EXPECT_NE(error.message().find("'gradients of h.0' (gradients) asks for"), std::string::npos)
         << error.message();
-    EXPECT_NE(error.message().find("shared with the ranks of this host, which the operating system refused"),
+    EXPECT_NE(error.message().find("shared with the ranks of this node, which the operating system refused"),
               std::string::npos)
         << error.message();
   }

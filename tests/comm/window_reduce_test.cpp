@@ -15,17 +15,17 @@ namespace tranche::comm {
 namespace {
 
 /// The state that the ranks of one test share.
-struct Host {
+struct Node {
   std::map<std::pair<int, int>, std::deque<std::vector<unsigned char>>> sent;  ///< by sender and receiver
 };
 
 class HandMovedTransport : public Transport {
  public:
-  HandMovedTransport(Host& host, int rank, int size) : host_(host), rank_(rank), size_(size) {}
+  HandMovedTransport(Node& node, int rank, int size) : node_(node), rank_(rank), size_(size) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string_view backend() const override { return "by hand"; }
-  int host_of(int) const override { return 0; }
+  int node_of(int) const override { return 0; }
   bool reads(int) const override { return true; }
   std::optional<Exposure> expose(const void* data, std::int64_t bytes) override {
     return Exposure{static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(data)), bytes, 0};
@@ -36,7 +36,7 @@ class HandMovedTransport : public Transport {
   }
   std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag&) override {
     const auto* first = static_cast<const unsigned char*>(data);
-    host_.sent[{rank_, peer}].emplace_back(first, first + bytes);
+    node_.sent[{rank_, peer}].emplace_back(first, first + bytes);
     struct Sent : Message {
       bool test() override { return true; }
     };
@@ -54,7 +54,7 @@ class HandMovedTransport : public Transport {
       }
     };
     auto received = std::make_unique<Received>();
-    received->from = &host_.sent[{peer, rank_}];
+    received->from = &node_.sent[{peer, rank_}];
     received->to = static_cast<unsigned char*>(data);
     return received;
   }
@@ -65,14 +65,14 @@ class HandMovedTransport : public Transport {
   void close(bool, double) noexcept override {}
 
  private:
-  Host& host_;
+  Node& node_;
   int rank_, size_;
 };
 
 /// One rank of a reduce-scatter of `count` floats a rank: element i of what rank r has is 1000 r + i mod 997.
 struct Rank {
-  Rank(Host& host, int rank, int size, std::int64_t count)
-      : transport(host, rank, size),
+  Rank(Node& node, int rank, int size, std::int64_t count)
+      : transport(node, rank, size),
         full(static_cast<std::size_t>(size * count)),
         sum(static_cast<std::size_t>(count), -1.0f),
         staging(nullptr, 1 << 20, size) {
@@ -112,9 +112,9 @@ struct Rank {
   std::unique_ptr<WindowReduce> operation;
 };
 
-std::deque<Rank> ranks_of(Host& host, int size, std::int64_t count) {
+std::deque<Rank> ranks_of(Node& node, int size, std::int64_t count) {
   std::deque<Rank> ranks;
-  for (int rank = 0; rank < size; ++rank) ranks.emplace_back(host, rank, size, count);
+  for (int rank = 0; rank < size; ++rank) ranks.emplace_back(node, rank, size, count);
   return ranks;
 }
 
@@ -131,8 +131,8 @@ void expect_sums(const Rank& rank, int number, int size) {
 TEST(WindowReduce, ReadsAndSumsWithoutItsPeers) {
   constexpr int size = 3;
   constexpr std::int64_t count = 300007;  // four chunks, the last one short
-  Host host;
-  auto ranks = ranks_of(host, size, count);
+  Node node;
+  auto ranks = ranks_of(node, size, count);
   // All tell where their memory lies; then the others are not let run.
   for (Rank& rank : ranks) rank.advance();
   for (int turn = 0; turn < 100; ++turn) ranks[1].advance();

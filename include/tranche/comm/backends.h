@@ -19,11 +19,11 @@ class WorkRecorder;
 /// fp32 elements from each peer need it.
 std::int64_t default_staging_bytes(int ranks);
 
-/// How ranks that share a host exchange what is in its memory: by messages, or by reading each other's (the
-/// bits are the same). automatic: reading, where ranks can, from 4 KiB on (64 KiB over several hosts).
-enum class HostCollectives : std::uint8_t { automatic, messages, shared };
+/// How ranks that share a node exchange what is in its memory: by messages, or by reading each other's (the
+/// bits are the same). automatic: reading, where ranks can, from 4 KiB on (64 KiB over several nodes).
+enum class NodeCollectives : std::uint8_t { automatic, messages, shared };
 /// "auto", "messages", "shared".
-std::string_view name_of(HostCollectives collectives);
+std::string_view name_of(NodeCollectives collectives);
 
 struct CommunicatorOptions {
   double timeout_seconds = 300;          ///< `tranche.communication_timeout`
@@ -34,10 +34,10 @@ struct CommunicatorOptions {
   /// `tranche.progress: inline`: no communication thread; only for adopted MPI communicators, refused
   /// elsewhere.
   bool inline_progress = false;
-  int local_size = 0;  ///< 0: find out; otherwise pretend so many ranks share a host
+  int local_size = 0;  ///< 0: find out; otherwise pretend so many ranks share a node
   /// `tranche.collectives`. shared where no rank can read another's memory throws ConfigurationError.
-  HostCollectives collectives = HostCollectives::automatic;
-  /// The source of `memory`'s memory, so that processes of one host can read each other's buffers in
+  NodeCollectives collectives = NodeCollectives::automatic;
+  /// The source of `memory`'s memory, so that processes of one node can read each other's buffers in
   /// place; not owned. Null with `memory` null: one for the staging buffer is made. Only for MPI
   /// communicators.
   WindowMemory* window = nullptr;
@@ -88,8 +88,8 @@ void run_thread_ranks(int size, const std::function<void(int rank, const Communi
 std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options = {});
 /// True when the environment says that the process was started by mpirun or srun with MPI support.
 bool started_by_mpi_launcher();
-/// How many ranks that launcher started on this host; 0 when it does not say.
-int ranks_of_host_by_launcher();
+/// How many ranks that launcher started on this node; 0 when it does not say.
+int ranks_of_node_by_launcher();
 /// "Open MPI 4.1.4" or "not compiled".
 std::string mpi_version();
 /// "NCCL 2.28.9" or "not compiled".

@@ -52,7 +52,7 @@ class Communicator {
   virtual int size() const = 0;
   /// "self", "threads", "mpi", "meta".
   virtual std::string_view backend() const = 0;
-  /// Ranks that share this rank's host, and this rank's index among them.
+  /// Ranks that share this rank's node, and this rank's index among them.
   virtual int local_size() const = 0;
   virtual int local_rank() const = 0;
 
@@ -70,8 +70,8 @@ class Communicator {
   /// between.
   virtual bool rounds(DataType from, DataType to) const { return from == to; }
   /// Elements, of the (size() - 1) * count that this rank puts on the wire in such a reduce_scatter, that are
-  /// sums of several ranks of its host and travel in fp32 whatever `dtype`. Arithmetic only, not collective;
-  /// differs among ranks. Zero where all ranks share a host.
+  /// sums of several ranks of its node and travel in fp32 whatever `dtype`. Arithmetic only, not collective;
+  /// differs among ranks. Zero where all ranks share a node.
   virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
                                             const OrderedSumOptions& /*options*/) const {
     return 0;

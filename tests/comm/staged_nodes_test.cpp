@@ -1,4 +1,4 @@
-/// Device memory staged through a host communicator over several hosts, which are declared.
+/// Device memory staged through a host communicator over several nodes, which are declared.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -11,23 +11,23 @@
 namespace tranche {
 namespace {
 
-TEST(StagedOverHosts, SumsThatCrossAreCountedInFp32) {
-  // Two hosts of two ranks: of each group of two on a host a sum crosses for the rank elsewhere with the same
-  // number, chunk by chunk, whatever is staged at once. Other groups lie on both hosts, or are one rank.
+TEST(StagedOverNodes, SumsThatCrossAreCountedInFp32) {
+  // Two nodes of two ranks: of each group of two on a node a sum crosses for the rank elsewhere with the same
+  // number, chunk by chunk, whatever is staged at once. Other groups lie on both nodes, or are one rank.
   constexpr std::int64_t small_staging = 64 << 10, count = 20011;
   for (const int group : {1, 2, 4}) {
     run_thread_ranks(4, [&](int, const CommunicatorFactory& factory) {
-      CommunicatorOptions hosts;
-      hosts.timeout_seconds = 60;
-      hosts.staging_bytes = small_staging;
-      hosts.local_size = 2;
-      hosts.collectives = HostCollectives::shared;
+      CommunicatorOptions nodes;
+      nodes.timeout_seconds = 60;
+      nodes.staging_bytes = small_staging;
+      nodes.local_size = 2;
+      nodes.collectives = NodeCollectives::shared;
       const std::unique_ptr<Device> device = make_device({});
       DeviceCommunicatorOptions staged;
       staged.transport = DeviceTransport::staged;
       staged.timeout_seconds = 60;
       staged.staging_bytes = small_staging;
-      const auto comm = make_device_communicator(*device, factory(hosts), staged);
+      const auto comm = make_device_communicator(*device, factory(nodes), staged);
       test::check_reduce_scatter(*comm, small_staging, {device.get(), true});
       comm->meter().reset();
       MemoryResource& memory = device->memory(Tier::device);

@@ -1,4 +1,4 @@
-#include "comm/node/host_collectives.h"
+#include "comm/node/hierarchical_exchange.h"
 
 #include <algorithm>
 #include <cstring>
@@ -15,10 +15,10 @@ namespace {
 constexpr std::int64_t block_elements = 2048;
 }  // namespace
 
-HostExchange::HostExchange(OperationInfo info, WindowCall call, HostCall host)
-    : WindowExchange(std::move(info), std::move(call)), host_(std::move(host)) {}
+HierarchicalExchange::HierarchicalExchange(OperationInfo info, WindowCall call, HierarchicalCall whole)
+    : WindowExchange(std::move(info), std::move(call)), whole_(std::move(whole)) {}
 
-HostExchange::Transfer& HostExchange::transfer(std::int64_t chunk) {
+HierarchicalExchange::Transfer& HierarchicalExchange::transfer(std::int64_t chunk) {
   for (Transfer& each : transfers_) {
     if (each.chunk == chunk) return each;
   }
@@ -26,43 +26,44 @@ HostExchange::Transfer& HostExchange::transfer(std::int64_t chunk) {
   return transfers_.back();
 }
 
-void HostExchange::send(Transfer& transfer, int member, const void* data, std::int64_t bytes) {
-  const int rank = host_.members[static_cast<std::size_t>(member)];
+void HierarchicalExchange::send(Transfer& transfer, int member, const void* data, std::int64_t bytes) {
+  const int rank = whole_.members[static_cast<std::size_t>(member)];
   transfer.sends.emplace_back(member, call().transport->send(data, bytes, rank, info().tag));
 }
 
-void HostExchange::receive(Transfer& transfer, int member, void* data, std::int64_t bytes) {
-  const int rank = host_.members[static_cast<std::size_t>(member)];
+void HierarchicalExchange::receive(Transfer& transfer, int member, void* data, std::int64_t bytes) {
+  const int rank = whole_.members[static_cast<std::size_t>(member)];
   transfer.receives.emplace_back(member, call().transport->receive(data, bytes, rank, info().tag));
 }
 
-bool HostExchange::settle(std::vector<std::pair<int, std::unique_ptr<Message>>>& messages, bool& moved) {
+bool HierarchicalExchange::settle(std::vector<std::pair<int, std::unique_ptr<Message>>>& messages,
+                                  bool& moved) {
   const auto gone = std::erase_if(messages, [](const auto& each) { return each.second->test(); });
   moved |= gone > 0;
   return messages.empty();
 }
 
-/// Ranks of other hosts that messages are wanted from, or have not been taken by. A host's messages wait
+/// Ranks of other nodes that messages are wanted from, or have not been taken by. A node's messages wait
 /// until all of its ranks are there, so that only one that is alone there is missing for sure.
-Missing HostExchange::missing_elsewhere(bool sending) const {
+Missing HierarchicalExchange::missing_elsewhere(bool sending) const {
   Missing result{{}, sending, true};
   std::vector<int> alone;
   for (const Transfer& each : transfers_) {
     for (const auto& [member, message] : sending ? each.sends : each.receives) {
-      const int rank = host_.members[static_cast<std::size_t>(member)];
+      const int rank = whole_.members[static_cast<std::size_t>(member)];
       if (std::find(result.ranks.begin(), result.ranks.end(), rank) != result.ranks.end()) continue;
       result.ranks.push_back(rank);
-      if (layout().members(layout().host(member)).size() == 1) alone.push_back(rank);
+      if (layout().members(layout().node(member)).size() == 1) alone.push_back(rank);
     }
   }
   if (alone.empty()) return result;
   return {std::move(alone), sending, false};
 }
 
-Missing HostExchange::missing() const {
+Missing HierarchicalExchange::missing() const {
   if (std::vector<int> here = unheard(); !here.empty()) return {std::move(here)};
   if (Missing elsewhere = missing_elsewhere(false); !elsewhere.ranks.empty()) return elsewhere;
-  // Those of this host are there, and wait for what comes from other hosts.
+  // Those of this node are there, and wait for what comes from other nodes.
   Missing here = WindowExchange::missing();
   here.indirect = true;
   if (!here.sending && !here.ranks.empty()) return here;
@@ -70,84 +71,86 @@ Missing HostExchange::missing() const {
   return here;
 }
 
-void HostExchange::abandon(StagingBuffer& staging) {
+void HierarchicalExchange::abandon(StagingBuffer& staging) {
   transfers_.clear();
   WindowExchange::abandon(staging);
 }
 
-HostReduce::HostReduce(OperationInfo info, WindowCall call, HostCall host,
-                       std::shared_ptr<const ReducePlan> plan, const Result& result)
-    : HostExchange(std::move(info), std::move(call), std::move(host)),
+HierarchicalReduceScatter::HierarchicalReduceScatter(OperationInfo info, WindowCall call,
+                                                     HierarchicalCall whole,
+                                                     std::shared_ptr<const ReducePlan> plan,
+                                                     const Result& result)
+    : HierarchicalExchange(std::move(info), std::move(call), std::move(whole)),
       plan_(std::move(plan)),
       result_(result) {
-  if (!plan_->sums(own_host()).empty()) destinations_ = layout().stands_towards(this->host().self);
+  if (!plan_->sums(own_node()).empty()) destinations_ = layout().stands_towards(this->whole().self);
 }
 
 // A slot holds the pieces for all other members behind one another (empty where peers read the buffer
-// itself), then the sums that this rank sends, then what arrives: sums of all hosts, then pieces.
-void HostReduce::fill(std::int64_t chunk, unsigned char* slot) {
+// itself), then the sums that this rank sends, then what arrives: sums of all nodes, then pieces.
+void HierarchicalReduceScatter::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype), bytes = elements_of(chunk) * width;
   for (int member = 0; member < layout().ranks(); ++member) {
-    if (member == host().self) continue;
+    if (member == whole().self) continue;
     std::memcpy(slot, own_piece(member, chunk), static_cast<std::size_t>(bytes));
     slot += bytes;
   }
 }
 
-const unsigned char* HostReduce::own_piece(int destination, std::int64_t chunk) const {
+const unsigned char* HierarchicalReduceScatter::own_piece(int destination, std::int64_t chunk) const {
   return static_cast<const unsigned char*>(call().mine) +
          (destination * call().count + first_of(chunk)) * size_of(call().dtype);
 }
 
-WindowExchange::Look HostReduce::piece(int local, int destination, std::int64_t chunk,
-                                       std::int64_t first) const {
+WindowExchange::Look HierarchicalReduceScatter::piece(int local, int destination, std::int64_t chunk,
+                                                      std::int64_t first) const {
   const std::int64_t width = size_of(call().dtype);
   const int owner = member_of(local), place = destination < owner ? destination : destination - 1;
   return look(local, chunk, (destination * call().count + first_of(chunk) + first) * width,
               (place * elements_of(chunk) + first) * width);
 }
 
-unsigned char* HostReduce::sent_sums(std::int64_t chunk, std::size_t index) const {
+unsigned char* HierarchicalReduceScatter::sent_sums(std::int64_t chunk, std::size_t index) const {
   const std::int64_t pieces = (layout().ranks() - 1) * call().chunk * size_of(call().dtype);
-  const auto sums = static_cast<std::int64_t>(index * plan_->sums(own_host()).size());
+  const auto sums = static_cast<std::int64_t>(index * plan_->sums(own_node()).size());
   return slot_of(chunk) + pieces + sums * call().chunk * 4;
 }
 
-unsigned char* HostReduce::arrivals(std::int64_t chunk) const {
+unsigned char* HierarchicalReduceScatter::arrivals(std::int64_t chunk) const {
   return sent_sums(chunk, destinations_.size());
 }
 
-void HostReduce::start_transfer(std::int64_t chunk) {
+void HierarchicalReduceScatter::start_transfer(std::int64_t chunk) {
   Transfer& under_way = transfer(chunk);
   const std::int64_t width = size_of(call().dtype), elements = elements_of(chunk);
   unsigned char* place = arrivals(chunk);
   // In the order in which a rank sends: its sums come last, since they take time.
   std::vector<std::pair<int, unsigned char*>> sums;
-  for (int from = 0; from < layout().hosts(); ++from) {
-    if (from == own_host() || plan_->sums(from).empty()) continue;
-    sums.emplace_back(layout().counterpart(host().self, from), place);
+  for (int from = 0; from < layout().nodes(); ++from) {
+    if (from == own_node() || plan_->sums(from).empty()) continue;
+    sums.emplace_back(layout().counterpart(whole().self, from), place);
     place += static_cast<std::int64_t>(plan_->sums(from).size()) * elements * 4;
   }
-  for (int from = 0; from < layout().hosts(); ++from) {
-    if (from == own_host()) continue;
+  for (int from = 0; from < layout().nodes(); ++from) {
+    if (from == own_node()) continue;
     for (const int member : plan_->raw(from)) {
       receive(under_way, member, place, elements * width);
       place += elements * width;
     }
   }
   for (const auto& [member, data] : sums) {
-    const auto count = static_cast<std::int64_t>(plan_->sums(layout().host(member)).size());
+    const auto count = static_cast<std::int64_t>(plan_->sums(layout().node(member)).size());
     receive(under_way, member, data, count * elements * 4);
   }
-  const auto& raw = plan_->raw(own_host());
-  if (std::find(raw.begin(), raw.end(), host().self) == raw.end()) return;
+  const auto& raw = plan_->raw(own_node());
+  if (std::find(raw.begin(), raw.end(), whole().self) == raw.end()) return;
   for (int member = 0; member < layout().ranks(); ++member) {
-    if (layout().host(member) == own_host()) continue;
+    if (layout().node(member) == own_node()) continue;
     send(under_way, member, own_piece(member, chunk), elements * width);
   }
 }
 
-WindowExchange::Progress HostReduce::stage(std::int64_t chunk) {
+WindowExchange::Progress HierarchicalReduceScatter::stage(std::int64_t chunk) {
   if (!started_) {
     start_transfer(chunk);
     started_ = true;
@@ -157,12 +160,12 @@ WindowExchange::Progress HostReduce::stage(std::int64_t chunk) {
     const std::int64_t elements = elements_of(chunk);
     unsigned char* sums = sent_sums(chunk, summed_for_);
     unsigned char* place = sums;
-    for (const int group : plan_->sums(own_host())) {
+    for (const int group : plan_->sums(own_node())) {
       std::vector<Look> looks;
       std::vector<const void*> pieces;
       const auto [first, end] = plan_->range(group);
       for (int member = first; member < end; ++member) {
-        if (member == host().self) {
+        if (member == whole().self) {
           pieces.push_back(own_piece(destination, chunk));
           continue;
         }
@@ -182,7 +185,7 @@ WindowExchange::Progress HostReduce::stage(std::int64_t chunk) {
   return Progress::done;
 }
 
-WindowExchange::Progress HostReduce::work(std::int64_t chunk) {
+WindowExchange::Progress HierarchicalReduceScatter::work(std::int64_t chunk) {
   Transfer& under_way = transfer(chunk);
   bool moved = false;
   const bool gone = settle(under_way.sends, moved);
@@ -198,7 +201,7 @@ WindowExchange::Progress HostReduce::work(std::int64_t chunk) {
   return Progress::done;
 }
 
-bool HostReduce::sum(std::int64_t chunk) {
+bool HierarchicalReduceScatter::sum(std::int64_t chunk) {
   const std::int64_t width = size_of(call().dtype), elements = elements_of(chunk);
   const std::int64_t out_width = size_of(result_.dtype);
   // The addresses of each group's sum, or of its members' pieces.
@@ -208,8 +211,8 @@ bool HostReduce::sum(std::int64_t chunk) {
   };
   std::vector<Source> sources(static_cast<std::size_t>(plan_->groups()));
   for (int group = 0; group < plan_->groups(); ++group) {
-    const int at = plan_->host_of_group(group);
-    if (at >= 0 && at != own_host()) continue;
+    const int at = plan_->node_of_group(group);
+    if (at >= 0 && at != own_node()) continue;
     const auto [first, end] = plan_->range(group);
     sources[static_cast<std::size_t>(group)].pieces.resize(static_cast<std::size_t>(end - first));
   }
@@ -219,27 +222,27 @@ bool HostReduce::sum(std::int64_t chunk) {
     return sources[static_cast<std::size_t>(group)].pieces[static_cast<std::size_t>(member - first)];
   };
   const unsigned char* arrived = arrivals(chunk);
-  for (int from = 0; from < layout().hosts(); ++from) {
-    if (from == own_host()) continue;
+  for (int from = 0; from < layout().nodes(); ++from) {
+    if (from == own_node()) continue;
     for (const int group : plan_->sums(from)) {
       sources[static_cast<std::size_t>(group)].sum = arrived;
       arrived += elements * 4;
     }
   }
-  for (int from = 0; from < layout().hosts(); ++from) {
-    if (from == own_host()) continue;
+  for (int from = 0; from < layout().nodes(); ++from) {
+    if (from == own_node()) continue;
     for (const int member : plan_->raw(from)) {
       place_of(member) = arrived;
       arrived += elements * width;
     }
   }
   std::vector<Look> looks;
-  for (const int member : layout().members(own_host())) {
-    if (member == host().self) {
+  for (const int member : layout().members(own_node())) {
+    if (member == whole().self) {
       place_of(member) = own_piece(member, chunk);
       continue;
     }
-    looks.push_back(piece(layout().local(member), host().self, chunk, 0));
+    looks.push_back(piece(layout().local(member), whole().self, chunk, 0));
     if (looks.back().data() == nullptr) return false;
     place_of(member) = looks.back().data();
   }
@@ -268,30 +271,31 @@ bool HostReduce::sum(std::int64_t chunk) {
   return true;
 }
 
-HostGather::HostGather(OperationInfo info, WindowCall call, HostCall host, void* full)
-    : HostExchange(std::move(info), std::move(call), std::move(host)),
+HierarchicalAllGather::HierarchicalAllGather(OperationInfo info, WindowCall call, HierarchicalCall whole,
+                                             void* full)
+    : HierarchicalExchange(std::move(info), std::move(call), std::move(whole)),
       full_(static_cast<unsigned char*>(full)),
       copied_(static_cast<std::size_t>(ranks())),
       copied_received_(copied_.size()) {
-  for (const int member : layout().members(own_host())) {
+  for (const int member : layout().members(own_node())) {
     received_by_.push_back(layout().stands_towards(member));
   }
 }
 
-std::int64_t HostGather::most_received(const HostLayout& layout) {
+std::int64_t HierarchicalAllGather::most_received(const NodeLayout& layout) {
   std::int64_t most = 0;
   for (int member = 0; member < layout.ranks(); ++member) most = std::max(most, layout.count_towards(member));
   return most;
 }
 
 // A slot holds the own shard's chunk (empty where peers read the shard itself), then the shards that arrive.
-void HostGather::fill(std::int64_t chunk, unsigned char* slot) {
+void HierarchicalAllGather::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype);
   std::memcpy(slot, static_cast<const unsigned char*>(call().mine) + first_of(chunk) * width,
               static_cast<std::size_t>(elements_of(chunk) * width));
 }
 
-WindowExchange::Progress HostGather::stage(std::int64_t chunk) {
+WindowExchange::Progress HierarchicalAllGather::stage(std::int64_t chunk) {
   Transfer& under_way = transfer(chunk);
   const std::int64_t width = size_of(call().dtype), bytes = elements_of(chunk) * width;
   unsigned char* arriving = slot_of(chunk) + call().chunk * width;
@@ -300,13 +304,13 @@ WindowExchange::Progress HostGather::stage(std::int64_t chunk) {
     arriving += bytes;
   }
   const auto* shard = static_cast<const unsigned char*>(call().mine) + first_of(chunk) * width;
-  for (int to = 0; to < layout().hosts(); ++to) {
-    if (to != own_host()) send(under_way, layout().counterpart(host().self, to), shard, bytes);
+  for (int to = 0; to < layout().nodes(); ++to) {
+    if (to != own_node()) send(under_way, layout().counterpart(whole().self, to), shard, bytes);
   }
   return Progress::done;
 }
 
-void HostGather::place(int member, std::int64_t chunk, const void* from) {
+void HierarchicalAllGather::place(int member, std::int64_t chunk, const void* from) {
   const std::int64_t width = size_of(call().dtype);
   unsigned char* to = full_ + (member * call().count + first_of(chunk)) * width;
   const std::int64_t bytes = elements_of(chunk) * width;
@@ -318,7 +322,7 @@ void HostGather::place(int member, std::int64_t chunk, const void* from) {
   }
 }
 
-WindowExchange::Progress HostGather::work(std::int64_t chunk) {
+WindowExchange::Progress HierarchicalAllGather::work(std::int64_t chunk) {
   Transfer& under_way = transfer(chunk);
   const std::int64_t width = size_of(call().dtype), bytes = elements_of(chunk) * width;
   const std::int64_t first = first_of(chunk) * width, behind = call().chunk * width;
@@ -334,7 +338,7 @@ WindowExchange::Progress HostGather::work(std::int64_t chunk) {
     const bool self = local == call().self;
     if (!copied_[index]) {
       if (self) {
-        place(host().self, chunk, static_cast<const unsigned char*>(call().mine) + first);
+        place(whole().self, chunk, static_cast<const unsigned char*>(call().mine) + first);
       } else {
         const Look shard = look(local, chunk, first, 0);
         if (shard.data() == nullptr) return Progress::waits;

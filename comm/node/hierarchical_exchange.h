@@ -1,6 +1,6 @@
 #pragma once
-/// Collectives over several hosts: within each the ranks read each other's memory, and what crosses between
-/// hosts crosses once, in slices that the ranks of a host share out among themselves.
+/// Collectives over several nodes: within each the ranks read each other's memory, and what crosses between
+/// nodes crosses once, in slices that the ranks of a node share out among themselves.
 
 #include <cstdint>
 #include <deque>
@@ -8,23 +8,23 @@
 #include <utility>
 #include <vector>
 
-#include "comm/node/host_layout.h"
+#include "comm/node/node_layout.h"
 #include "comm/node/window_exchange.h"
 #include "tranche/device/stream.h"
 
 namespace tranche::comm {
 
-/// The part of a rank in the whole group, beside the WindowCall of its host.
-struct HostCall {
-  std::shared_ptr<const HostLayout> layout;
+/// The part of a rank in the whole group, beside the WindowCall of its node.
+struct HierarchicalCall {
+  std::shared_ptr<const NodeLayout> layout;
   std::vector<int> members;  ///< job ranks of the whole group
   int self = 0;              ///< index in members
 };
 
-/// Messages to and from other hosts, chunk by chunk.
-class HostExchange : public WindowExchange {
+/// Messages to and from other nodes, chunk by chunk.
+class HierarchicalExchange : public WindowExchange {
  public:
-  HostExchange(OperationInfo info, WindowCall call, HostCall host);
+  HierarchicalExchange(OperationInfo info, WindowCall call, HierarchicalCall whole);
   Missing missing() const override;
   void abandon(StagingBuffer& staging) override;
 
@@ -41,20 +41,20 @@ class HostExchange : public WindowExchange {
   void receive(Transfer& transfer, int member, void* data, std::int64_t bytes);
   /// True once all have come or gone; `moved` is set when any did.
   static bool settle(std::vector<std::pair<int, std::unique_ptr<Message>>>& messages, bool& moved);
-  const HostCall& host() const { return host_; }
-  const HostLayout& layout() const { return *host_.layout; }
-  int own_host() const { return layout().host(host_.self); }
-  /// The group's member with a local index of this host.
-  int member_of(int local) const { return layout().members(own_host())[static_cast<std::size_t>(local)]; }
+  const HierarchicalCall& whole() const { return whole_; }
+  const NodeLayout& layout() const { return *whole_.layout; }
+  int own_node() const { return layout().node(whole_.self); }
+  /// The group's member with a local index of this node.
+  int member_of(int local) const { return layout().members(own_node())[static_cast<std::size_t>(local)]; }
   void close_transfer() { transfers_.pop_front(); }
 
  private:
-  HostCall host_;
+  HierarchicalCall whole_;
   std::deque<Transfer> transfers_;
 };
 
-/// The ordered sum of docs/design.md, bit for bit, whatever the hosts.
-class HostReduce : public HostExchange {
+/// The ordered sum of docs/design.md, bit for bit, whatever the nodes.
+class HierarchicalReduceScatter : public HierarchicalExchange {
  public:
   struct Result {
     void* output = nullptr;
@@ -62,8 +62,8 @@ class HostReduce : public HostExchange {
     bool accumulate = false;
     Stream* stream = nullptr;
   };
-  HostReduce(OperationInfo info, WindowCall call, HostCall host, std::shared_ptr<const ReducePlan> plan,
-             const Result& result);
+  HierarchicalReduceScatter(OperationInfo info, WindowCall call, HierarchicalCall whole,
+                            std::shared_ptr<const ReducePlan> plan, const Result& result);
 
  private:
   void fill(std::int64_t chunk, unsigned char* slot) override;
@@ -83,11 +83,11 @@ class HostReduce : public HostExchange {
   bool started_ = false, summed_ = false;
 };
 
-class HostGather : public HostExchange {
+class HierarchicalAllGather : public HierarchicalExchange {
  public:
-  HostGather(OperationInfo info, WindowCall call, HostCall host, void* full);
-  /// Shards of other hosts that a rank receives at most, for the size of a chunk.
-  static std::int64_t most_received(const HostLayout& layout);
+  HierarchicalAllGather(OperationInfo info, WindowCall call, HierarchicalCall whole, void* full);
+  /// Shards of other nodes that a rank receives at most, for the size of a chunk.
+  static std::int64_t most_received(const NodeLayout& layout);
 
  private:
   void fill(std::int64_t chunk, unsigned char* slot) override;
@@ -98,7 +98,7 @@ class HostGather : public HostExchange {
   void place(int member, std::int64_t chunk, const void* from);
 
   unsigned char* full_;
-  std::vector<std::vector<int>> received_by_;   ///< members of other hosts, by local index of who receives
+  std::vector<std::vector<int>> received_by_;   ///< members of other nodes, by local index of who receives
   std::vector<bool> copied_, copied_received_;  ///< by local index
   bool told_ = false;
 };
