@@ -47,9 +47,9 @@ bool summable(DataType dtype) {
 
 }  // namespace
 
-void CommunicatorBase::note(std::string_view name, std::int64_t count, DataType dtype,
-                            std::int64_t sent_elements, const OperationLabel& label, bool collective,
-                            std::int64_t more_bytes) {
+void CommunicatorBase::record(std::string_view name, std::int64_t count, DataType dtype,
+                              std::int64_t sent_elements, const OperationLabel& label, bool collective,
+                              std::int64_t more_bytes) {
   checked_multiply(checked_multiply(count, size_of(dtype)), size());
   meter_.add(name, label.traffic, sent_elements, sent_elements * size_of(dtype) + more_bytes);
   if (!collective) return;
@@ -57,19 +57,20 @@ void CommunicatorBase::note(std::string_view name, std::int64_t count, DataType 
   hash_ = mix(mix(mix(hash_, static_cast<std::uint64_t>(dtype)), label.unit), label.phase);
 }
 
-void CommunicatorBase::note_all_gather(const void* shard, const void* full, std::int64_t count,
-                                       DataType dtype, std::int64_t bucket_elements,
-                                       const OperationLabel& label) {
+void CommunicatorBase::validate_and_record_all_gather(const void* shard, const void* full, std::int64_t count,
+                                                      DataType dtype, std::int64_t bucket_elements,
+                                                      const OperationLabel& label) {
   constexpr std::string_view name = "all_gather";
   require_buffer(name, label, shard, count, "shard");
   require_buffer(name, label, full, count, "full");
   if (bucket_elements < 0) refuse(name, label, fmt::format("bucket of {} elements", bucket_elements));
-  note(name, count, dtype, (size() - 1) * count, label);
+  record(name, count, dtype, (size() - 1) * count, label);
 }
 
-void CommunicatorBase::note_reduce_scatter(const void* full, DataType dtype, const void* output,
-                                           DataType output_dtype, std::int64_t count,
-                                           const OrderedSumOptions& options, const OperationLabel& label) {
+void CommunicatorBase::validate_and_record_reduce_scatter(const void* full, DataType dtype,
+                                                          const void* output, DataType output_dtype,
+                                                          std::int64_t count, const ReductionOptions& options,
+                                                          const OperationLabel& label) {
   constexpr std::string_view name = "reduce_scatter";
   require_buffer(name, label, full, count, "full");
   require_buffer(name, label, output, count, "output");
@@ -89,59 +90,60 @@ void CommunicatorBase::note_reduce_scatter(const void* full, DataType dtype, con
     refuse(name, label, fmt::format("bucket of {} elements", options.bucket_elements));
   }
   const std::int64_t sums = summed_elements_sent(count, dtype, options);
-  note(name, count, dtype, (size() - 1) * count, label, true,
-       sums * (size_of(DataType::float32) - size_of(dtype)));
+  record(name, count, dtype, (size() - 1) * count, label, true,
+         sums * (size_of(DataType::float32) - size_of(dtype)));
 }
 
-void CommunicatorBase::note_all_reduce(const void* values, std::int64_t count, DataType dtype,
-                                       const OperationLabel& label) {
+void CommunicatorBase::validate_and_record_all_reduce(const void* values, std::int64_t count, DataType dtype,
+                                                      const OperationLabel& label) {
   constexpr std::string_view name = "all_reduce";
   require_buffer(name, label, values, count, "values");
   if (dtype != DataType::float32 && dtype != DataType::float64 && dtype != DataType::int64) {
     refuse(name, label, fmt::format("reduces fp32, fp64 and int64, not {}", name_of(dtype)));
   }
-  note(name, count, dtype, (size() - 1) * count, label);
+  record(name, count, dtype, (size() - 1) * count, label);
 }
 
-void CommunicatorBase::note_all_to_all(const void* sent, const void* received, std::int64_t count,
-                                       DataType dtype, const OperationLabel& label) {
+void CommunicatorBase::validate_and_record_all_to_all(const void* sent, const void* received,
+                                                      std::int64_t count, DataType dtype,
+                                                      const OperationLabel& label) {
   constexpr std::string_view name = "all_to_all";
   require_buffer(name, label, sent, count, "sent");
   require_buffer(name, label, received, count, "received");
   if (sent == received && count > 0) refuse(name, label, "sent and received are the same buffer");
-  note(name, count, dtype, (size() - 1) * count, label);
+  record(name, count, dtype, (size() - 1) * count, label);
 }
 
-void CommunicatorBase::note_broadcast(const void* values, std::int64_t count, DataType dtype, int root,
-                                      const OperationLabel& label) {
+void CommunicatorBase::validate_and_record_broadcast(const void* values, std::int64_t count, DataType dtype,
+                                                     int root, const OperationLabel& label) {
   constexpr std::string_view name = "broadcast";
   require_buffer(name, label, values, count, "values");
   require_rank(name, label, root, size(), "root");
-  note(name, count, dtype, rank() == root ? (size() - 1) * count : 0, label);
+  record(name, count, dtype, rank() == root ? (size() - 1) * count : 0, label);
 }
 
-void CommunicatorBase::note_send(const void* values, std::int64_t count, DataType dtype, int peer,
-                                 const OperationLabel& label) {
+void CommunicatorBase::validate_and_record_send(const void* values, std::int64_t count, DataType dtype,
+                                                int peer, const OperationLabel& label) {
   require_buffer("send", label, values, count, "values");
   require_rank("send", label, peer, size(), "peer");
   if (peer == rank()) refuse("send", label, "the peer is this rank itself");
-  note("send", count, dtype, count, label, false);
+  record("send", count, dtype, count, label, false);
 }
 
-void CommunicatorBase::note_recv(const void* values, std::int64_t count, DataType dtype, int peer,
-                                 const OperationLabel& label) {
+void CommunicatorBase::validate_and_record_recv(const void* values, std::int64_t count, DataType dtype,
+                                                int peer, const OperationLabel& label) {
   require_buffer("recv", label, values, count, "values");
   require_rank("recv", label, peer, size(), "peer");
   if (peer == rank()) refuse("recv", label, "the peer is this rank itself");
-  note("recv", count, dtype, 0, label, false);
+  record("recv", count, dtype, 0, label, false);
 }
 
-void CommunicatorBase::note_barrier(const OperationLabel& label) {
-  note("barrier", 0, DataType::uint8, 0, label);
+void CommunicatorBase::validate_and_record_barrier(const OperationLabel& label) {
+  record("barrier", 0, DataType::uint8, 0, label);
 }
 
-void CommunicatorBase::note_split() {
-  note("split", split_values, DataType::int64, (size() - 1) * split_values, {"", "", Traffic::control});
+void CommunicatorBase::validate_and_record_split() {
+  record("split", split_values, DataType::int64, (size() - 1) * split_values, {"", "", Traffic::control});
 }
 
 }  // namespace tranche::comm

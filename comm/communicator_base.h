@@ -19,25 +19,27 @@ class CommunicatorBase : public Communicator {
  protected:
   // Each checks the arguments (InvalidArgument naming the operation), counts what this rank will send and,
   // for collectives, extends the hash.
-  void note_all_gather(const void* shard, const void* full, std::int64_t count, DataType dtype,
-                       std::int64_t bucket_elements, const OperationLabel& label);
-  void note_reduce_scatter(const void* full, DataType dtype, const void* output, DataType output_dtype,
-                           std::int64_t count, const OrderedSumOptions& options, const OperationLabel& label);
-  void note_all_reduce(const void* values, std::int64_t count, DataType dtype, const OperationLabel& label);
-  void note_all_to_all(const void* sent, const void* received, std::int64_t count, DataType dtype,
-                       const OperationLabel& label);
-  void note_broadcast(const void* values, std::int64_t count, DataType dtype, int root,
-                      const OperationLabel& label);
-  void note_send(const void* values, std::int64_t count, DataType dtype, int peer,
-                 const OperationLabel& label);
-  void note_recv(const void* values, std::int64_t count, DataType dtype, int peer,
-                 const OperationLabel& label);
-  void note_barrier(const OperationLabel& label);
-  void note_split();
+  void validate_and_record_all_gather(const void* shard, const void* full, std::int64_t count, DataType dtype,
+                                      std::int64_t bucket_elements, const OperationLabel& label);
+  void validate_and_record_reduce_scatter(const void* full, DataType dtype, const void* output,
+                                          DataType output_dtype, std::int64_t count,
+                                          const ReductionOptions& options, const OperationLabel& label);
+  void validate_and_record_all_reduce(const void* values, std::int64_t count, DataType dtype,
+                                      const OperationLabel& label);
+  void validate_and_record_all_to_all(const void* sent, const void* received, std::int64_t count,
+                                      DataType dtype, const OperationLabel& label);
+  void validate_and_record_broadcast(const void* values, std::int64_t count, DataType dtype, int root,
+                                     const OperationLabel& label);
+  void validate_and_record_send(const void* values, std::int64_t count, DataType dtype, int peer,
+                                const OperationLabel& label);
+  void validate_and_record_recv(const void* values, std::int64_t count, DataType dtype, int peer,
+                                const OperationLabel& label);
+  void validate_and_record_barrier(const OperationLabel& label);
+  void validate_and_record_split();
 
  private:
-  void note(std::string_view name, std::int64_t count, DataType dtype, std::int64_t sent_elements,
-            const OperationLabel& label, bool collective = true, std::int64_t more_bytes = 0);
+  void record(std::string_view name, std::int64_t count, DataType dtype, std::int64_t sent_elements,
+              const OperationLabel& label, bool collective = true, std::int64_t more_bytes = 0);
   ByteMeter meter_;
   std::uint64_t hash_ = 0x6a09e667f3bcc908ull;
 };

@@ -82,7 +82,7 @@ class DeviceCommunicator : public CommunicatorBase {
         failure_, exchange_->watched() ? options_.timeout_seconds : 0,
         [this] {
           host_->check_health();
-          exchange_->look();
+          exchange_->check();
         },
         [this] { exchange_->abort(); });
   }
@@ -119,7 +119,7 @@ class DeviceCommunicator : public CommunicatorBase {
                    std::int64_t bucket_elements, std::span<const Event> ready,
                    const OperationLabel& label) override {
     open("all_gather", label);
-    note_all_gather(shard, full, count, dtype, bucket_elements, label);
+    validate_and_record_all_gather(shard, full, count, dtype, bucket_elements, label);
     if (on_host(label)) return host_->all_gather(shard, full, count, dtype, bucket_elements, ready, label);
     DeviceCall call = call_of("all_gather", shard, full, count, dtype, label);
     call.sum.bucket_elements = bucket_elements;
@@ -127,10 +127,10 @@ class DeviceCommunicator : public CommunicatorBase {
   }
 
   Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
-                       std::int64_t count, const OrderedSumOptions& options, std::span<const Event> ready,
+                       std::int64_t count, const ReductionOptions& options, std::span<const Event> ready,
                        const OperationLabel& label) override {
     open("reduce_scatter", label);
-    note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
+    validate_and_record_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
     if (on_host(label)) {
       return host_->reduce_scatter(full, dtype, output, output_dtype, count, options, ready, label);
     }
@@ -141,21 +141,21 @@ class DeviceCommunicator : public CommunicatorBase {
   }
 
   std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
-                                    const OrderedSumOptions& options) const override {
+                                    const ReductionOptions& options) const override {
     return exchange_->summed_elements_sent(count, dtype, options);
   }
 
   Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation operation,
                    const OperationLabel& label) override {
     open("all_reduce", label);
-    note_all_reduce(values, count, dtype, label);
+    validate_and_record_all_reduce(values, count, dtype, label);
     return host_->all_reduce(values, count, dtype, operation, label);
   }
 
   Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
                    std::span<const Event> ready, const OperationLabel& label) override {
     open("all_to_all", label);
-    note_all_to_all(sent, received, count, dtype, label);
+    validate_and_record_all_to_all(sent, received, count, dtype, label);
     if (on_host(label)) return host_->all_to_all(sent, received, count, dtype, ready, label);
     return enqueue(call_of("all_to_all", sent, received, count, dtype, label), ready);
   }
@@ -163,7 +163,7 @@ class DeviceCommunicator : public CommunicatorBase {
   Event broadcast(void* values, std::int64_t count, DataType dtype, int root, std::span<const Event> ready,
                   const OperationLabel& label) override {
     open("broadcast", label);
-    note_broadcast(values, count, dtype, root, label);
+    validate_and_record_broadcast(values, count, dtype, root, label);
     if (on_host(label)) return host_->broadcast(values, count, dtype, root, ready, label);
     DeviceCall call = call_of("broadcast", values, values, count, dtype, label);
     call.other = root;
@@ -173,7 +173,7 @@ class DeviceCommunicator : public CommunicatorBase {
   Event send(const void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
              const OperationLabel& label) override {
     open("send", label);
-    note_send(values, count, dtype, peer, label);
+    validate_and_record_send(values, count, dtype, peer, label);
     if (on_host(label)) return host_->send(values, count, dtype, peer, ready, label);
     DeviceCall call = call_of("send", values, nullptr, count, dtype, label);
     call.other = peer;
@@ -183,7 +183,7 @@ class DeviceCommunicator : public CommunicatorBase {
   Event recv(void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
              const OperationLabel& label) override {
     open("recv", label);
-    note_recv(values, count, dtype, peer, label);
+    validate_and_record_recv(values, count, dtype, peer, label);
     if (on_host(label)) return host_->recv(values, count, dtype, peer, ready, label);
     DeviceCall call = call_of("recv", nullptr, values, count, dtype, label);
     call.other = peer;
@@ -192,13 +192,13 @@ class DeviceCommunicator : public CommunicatorBase {
 
   Event barrier(const OperationLabel& label) override {
     open("barrier", label);
-    note_barrier(label);
+    validate_and_record_barrier(label);
     return host_->barrier(label);
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
     open("split", {});
-    note_split();
+    validate_and_record_split();
     std::unique_ptr<Communicator> host = host_->split(color, key);
     if (!host) return nullptr;
     std::vector<std::int64_t> ranks(static_cast<std::size_t>(host->size()));
@@ -219,7 +219,7 @@ class DeviceCommunicator : public CommunicatorBase {
     host_->post_unwinding(where, seconds);
   }
   void check_health() override {
-    note_health();
+    adopt_host_failure();
     failure_->check({});
   }
   void abort_job(int status) noexcept override { host_->abort_job(status); }
@@ -236,7 +236,7 @@ class DeviceCommunicator : public CommunicatorBase {
   static bool on_host(const OperationLabel& label) { return label.memory == Tier::host; }
 
   /// Takes over what has ended the host communicator.
-  void note_health() {
+  void adopt_host_failure() {
     try {
       host_->check_health();
     } catch (...) {
@@ -245,7 +245,7 @@ class DeviceCommunicator : public CommunicatorBase {
   }
 
   void open(std::string_view name, const OperationLabel& label) {
-    note_health();
+    adopt_host_failure();
     if (failure_->failed()) failure_->check(describe(name, label.unit, label.phase));
   }
 

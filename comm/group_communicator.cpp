@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 
 #include "comm/call_signature.h"
+#include "comm/deterministic_sum.h"
 #include "comm/node/window_collectives.h"
-#include "comm/sum_pieces.h"
 #include "tranche/core/shape.h"
 
 namespace tranche::comm {
@@ -26,11 +26,11 @@ void copy(void* to, const void* from, std::int64_t bytes) {
 
 /// Operations whose ranks get no more than this of all others are done by the thread that issues them, where
 /// all are there: some 50 microseconds of it, where handing over and back takes 8.
-constexpr std::int64_t quick_bytes = 512 << 10;
+constexpr std::int64_t eager_bytes = 512 << 10;
 
-void note_size(OperationInfo& info, std::int64_t bytes) {
+void set_size(OperationInfo& info, std::int64_t bytes) {
   info.bytes = bytes;
-  info.quick = bytes <= quick_bytes && std::all_of(info.ready.begin(), info.ready.end(),
+  info.eager = bytes <= eager_bytes && std::all_of(info.ready.begin(), info.ready.end(),
                                                    [](const Event& event) { return event.query(); });
 }
 
@@ -170,9 +170,9 @@ Event GroupCommunicator::all_gather(const void* shard, void* full, std::int64_t 
                                     std::int64_t bucket_elements, std::span<const Event> ready,
                                     const OperationLabel& label) {
   OperationInfo info = open("all_gather", ready, label);
-  note_all_gather(shard, full, count, dtype, bucket_elements, label);
+  validate_and_record_all_gather(shard, full, count, dtype, bucket_elements, label);
   info.tag.sequence = sequence_++;
-  note_size(info, (size() - 1) * count * size_of(dtype));
+  set_size(info, (size() - 1) * count * size_of(dtype));
   if (by_window((size() - 1) * count * size_of(dtype), least_gathered_bytes)) {
     return engine_->submit(window_gather(std::move(info), shard, full, count, dtype));
   }
@@ -183,19 +183,19 @@ Event GroupCommunicator::all_gather(const void* shard, void* full, std::int64_t 
 }
 
 Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
-                                        std::int64_t count, const OrderedSumOptions& options,
+                                        std::int64_t count, const ReductionOptions& options,
                                         std::span<const Event> ready, const OperationLabel& label) {
   OperationInfo info = open("reduce_scatter", ready, label);
-  note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
+  validate_and_record_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
   const bool window = by_window((size() - 1) * count * size_of(dtype));
   const bool nodes = window && layout_->nodes() > 1;
-  note_size(info, (size() - 1) * count * size_of(dtype));
+  set_size(info, (size() - 1) * count * size_of(dtype));
   info.tag.sequence = sequence_++;
   if (size() == 1) {
     const TensorView sum{output, output_dtype, Shape{count}};
     auto local = [this_engine = engine_.get(), full, dtype, sum, options] {
       if (const std::unique_ptr<Stream> stream = this_engine->make_wide_stream()) {
-        sum_pieces(*stream, {&full, 1}, dtype, options, sum, kernels::SumTarget::memory);
+        deterministic_sum(*stream, {&full, 1}, dtype, options, sum, kernels::SumTarget::memory);
       }
     };
     return move(std::move(info), std::move(local), {}, {}, 0, 1);
@@ -218,14 +218,14 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
                           std::span<const void* const> pieces, std::int64_t first, std::int64_t elements,
                           DataType piece_dtype) {
     void* place = static_cast<unsigned char*>(output) + first * size_of(output_dtype);
-    sum_pieces(this_engine->stream(), pieces, piece_dtype, options,
-               TensorView{place, output_dtype, Shape{elements}});
+    deterministic_sum(this_engine->stream(), pieces, piece_dtype, options,
+                      TensorView{place, output_dtype, Shape{elements}});
   };
   return engine_->submit(std::make_unique<ReduceExchange>(std::move(info), std::move(reduction)));
 }
 
 std::int64_t GroupCommunicator::summed_elements_sent(std::int64_t count, DataType dtype,
-                                                     const OrderedSumOptions& options) const {
+                                                     const ReductionOptions& options) const {
   if (layout_->nodes() == 1 || !by_window((size() - 1) * count * size_of(dtype))) return 0;
   return reduce_plan(options.group_size, dtype)->sums_sent(*layout_, rank_) * count;
 }
@@ -233,7 +233,7 @@ std::int64_t GroupCommunicator::summed_elements_sent(std::int64_t count, DataTyp
 Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType dtype,
                                     ReduceOperation operation, const OperationLabel& label) {
   OperationInfo info = open("all_reduce", {}, label);
-  note_all_reduce(values, count, dtype, label);
+  validate_and_record_all_reduce(values, count, dtype, label);
   info.tag.sequence = sequence_++;
   const auto combine_pieces = [operation, dtype](std::span<const void* const> pieces, void* result,
                                                  std::int64_t elements) {
@@ -246,7 +246,7 @@ Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType d
         return combine_in_rank_order<std::int64_t>(pieces, result, elements, operation);
     }
   };
-  note_size(info, (size() - 1) * count * size_of(dtype));
+  set_size(info, (size() - 1) * count * size_of(dtype));
   // Across nodes its order, one after the other, leaves nothing to add up on a node.
   if (layout_->nodes() == 1 && by_window((size() - 1) * count * size_of(dtype))) {
     WindowCall call = window_call(values, count * size_of(dtype), count, dtype);
@@ -277,7 +277,7 @@ Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType d
 Event GroupCommunicator::all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
                                     std::span<const Event> ready, const OperationLabel& label) {
   OperationInfo info = open("all_to_all", ready, label);
-  note_all_to_all(sent, received, count, dtype, label);
+  validate_and_record_all_to_all(sent, received, count, dtype, label);
   info.tag.sequence = sequence_++;
   const std::int64_t bytes = info.bytes = count * size_of(dtype);
   auto* from = static_cast<unsigned char*>(const_cast<void*>(sent));
@@ -296,7 +296,7 @@ Event GroupCommunicator::all_to_all(const void* sent, void* received, std::int64
 Event GroupCommunicator::broadcast(void* values, std::int64_t count, DataType dtype, int root,
                                    std::span<const Event> ready, const OperationLabel& label) {
   OperationInfo info = open("broadcast", ready, label);
-  note_broadcast(values, count, dtype, root, label);
+  validate_and_record_broadcast(values, count, dtype, root, label);
   info.tag.sequence = sequence_++;
   std::vector<Part> sends, receives;
   if (count > 0 && rank_ == root) {
@@ -311,7 +311,7 @@ Event GroupCommunicator::broadcast(void* values, std::int64_t count, DataType dt
 Event GroupCommunicator::send(const void* values, std::int64_t count, DataType dtype, int peer,
                               std::span<const Event> ready, const OperationLabel& label) {
   OperationInfo info = open("send", ready, label);
-  note_send(values, count, dtype, peer, label);
+  validate_and_record_send(values, count, dtype, peer, label);
   info.tag.point_to_point = true;
   info.tag.call = 0;  // the two sides have different names
   info.tag.sequence = sends_[static_cast<std::size_t>(peer)]++;
@@ -322,7 +322,7 @@ Event GroupCommunicator::send(const void* values, std::int64_t count, DataType d
 Event GroupCommunicator::recv(void* values, std::int64_t count, DataType dtype, int peer,
                               std::span<const Event> ready, const OperationLabel& label) {
   OperationInfo info = open("recv", ready, label);
-  note_recv(values, count, dtype, peer, label);
+  validate_and_record_recv(values, count, dtype, peer, label);
   info.tag.point_to_point = true;
   info.tag.call = 0;  // the two sides have different names
   info.tag.sequence = receives_[static_cast<std::size_t>(peer)]++;
@@ -332,9 +332,9 @@ Event GroupCommunicator::recv(void* values, std::int64_t count, DataType dtype, 
 
 Event GroupCommunicator::barrier(const OperationLabel& label) {
   OperationInfo info = open("barrier", {}, label);
-  note_barrier(label);
+  validate_and_record_barrier(label);
   info.tag.sequence = sequence_++;
-  note_size(info, 0);
+  set_size(info, 0);
   // An empty message to and from everyone: more messages than a tree, but whoever is missing is known.
   std::vector<Part> parts;
   for (const int member : peers()) parts.push_back({member, nullptr});
@@ -343,7 +343,7 @@ Event GroupCommunicator::barrier(const OperationLabel& label) {
 
 std::unique_ptr<Communicator> GroupCommunicator::split(int color, int key) {
   OperationInfo info = open("split", {}, {});
-  note_split();
+  validate_and_record_split();
   info.tag.sequence = sequence_++;
   struct Entry {
     std::int64_t color, key, context;

@@ -33,10 +33,10 @@ class GroupCommunicator : public CommunicatorBase {
                    std::int64_t bucket_elements, std::span<const Event> ready,
                    const OperationLabel& label) override;
   Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
-                       std::int64_t count, const OrderedSumOptions& options, std::span<const Event> ready,
+                       std::int64_t count, const ReductionOptions& options, std::span<const Event> ready,
                        const OperationLabel& label) override;
   std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
-                                    const OrderedSumOptions& options) const override;
+                                    const ReductionOptions& options) const override;
   Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation operation,
                    const OperationLabel& label) override;
   Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
@@ -86,10 +86,10 @@ class GroupCommunicator : public CommunicatorBase {
   WindowCall window_call(void* readable, std::int64_t bytes, std::int64_t count, DataType dtype) const;
   std::unique_ptr<Operation> window_reduce(OperationInfo info, const void* full, DataType dtype, void* output,
                                            DataType output_dtype, std::int64_t count,
-                                           const OrderedSumOptions& options);
+                                           const ReductionOptions& options);
   std::unique_ptr<Operation> hierarchical_reduce(OperationInfo info, const void* full, DataType dtype,
                                                  void* output, DataType output_dtype, std::int64_t count,
-                                                 const OrderedSumOptions& options);
+                                                 const ReductionOptions& options);
   std::unique_ptr<Operation> window_gather(OperationInfo info, const void* shard, void* full,
                                            std::int64_t count, DataType dtype) const;
   std::shared_ptr<const ReducePlan> reduce_plan(int group_size, DataType dtype) const;

@@ -4,9 +4,9 @@
 #include "comm/group_communicator.h"
 #include "comm/node/hierarchical_exchange.h"
 
+#include "comm/deterministic_sum.h"
 #include "comm/node/window_collectives.h"
 #include "comm/node/window_reduce.h"
-#include "comm/sum_pieces.h"
 
 namespace tranche::comm {
 
@@ -63,14 +63,14 @@ WindowCall GroupCommunicator::window_call(void* readable, std::int64_t bytes, st
   call.chunk = std::max<std::int64_t>(engine_->slot_bytes() / size_of(dtype) / 64 * 64, 1);
   call.dtype = dtype;
   call.transport = &engine_->transport();
-  if (!engine_->faults().copy_in) call.exposure = call.transport->expose(readable, bytes);
+  if (!engine_->faults().copy_in) call.registration = call.transport->register_memory(readable, bytes);
   return call;
 }
 
 std::unique_ptr<Operation> GroupCommunicator::window_reduce(OperationInfo info, const void* full,
                                                             DataType dtype, void* output,
                                                             DataType output_dtype, std::int64_t count,
-                                                            const OrderedSumOptions& options) {
+                                                            const ReductionOptions& options) {
   WindowCall call = window_call(const_cast<void*>(full), size() * count * size_of(dtype), count, dtype);
   call.chunk = reduction_chunk(engine_->slot_bytes(), size(), dtype, options.bucket_elements);
   const std::int64_t width = size_of(output_dtype);
@@ -79,8 +79,8 @@ std::unique_ptr<Operation> GroupCommunicator::window_reduce(OperationInfo info, 
                                                                              : kernels::SumTarget::caches;
   auto combine = [engine = engine_.get(), output_dtype, options, dtype, target](
                      std::span<const void* const> pieces, void* out, std::int64_t elements) {
-    sum_pieces(engine->stream(), pieces, dtype, options, TensorView{out, output_dtype, Shape{elements}},
-               target);
+    deterministic_sum(engine->stream(), pieces, dtype, options,
+                      TensorView{out, output_dtype, Shape{elements}}, target);
   };
   const WindowReduce::Output result{output, width};
   return std::make_unique<WindowReduce>(std::move(info), std::move(call), result, std::move(combine));
@@ -89,7 +89,7 @@ std::unique_ptr<Operation> GroupCommunicator::window_reduce(OperationInfo info, 
 std::unique_ptr<Operation> GroupCommunicator::hierarchical_reduce(OperationInfo info, const void* full,
                                                                   DataType dtype, void* output,
                                                                   DataType output_dtype, std::int64_t count,
-                                                                  const OrderedSumOptions& options) {
+                                                                  const ReductionOptions& options) {
   WindowCall call = window_call(const_cast<void*>(full), size() * count * size_of(dtype), count, dtype);
   const auto plan = reduce_plan(options.group_size, dtype);
   const std::int64_t most = std::min(engine_->slot_bytes() / plan->slot_width(),

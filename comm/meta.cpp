@@ -7,10 +7,10 @@
 #include <fmt/format.h>
 
 #include "comm/communicator_base.h"
+#include "comm/deterministic_sum.h"
 #include "comm/node/node_layout.h"
 #include "comm/node/staging_buffer.h"
 #include "comm/node/window_exchange.h"
-#include "comm/sum_pieces.h"
 #include "device/work_recorder.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
@@ -53,23 +53,24 @@ class MetaCommunicator : public comm::CommunicatorBase {
   Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
                    std::int64_t bucket_elements, std::span<const Event> ready,
                    const OperationLabel& label) override {
-    note_all_gather(shard, full, count, dtype, bucket_elements, label);
+    validate_and_record_all_gather(shard, full, count, dtype, bucket_elements, label);
     return record("all_gather", count * size_, dtype, ready, label);
   }
   Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
-                       std::int64_t count, const OrderedSumOptions& options, std::span<const Event> ready,
+                       std::int64_t count, const ReductionOptions& options, std::span<const Event> ready,
                        const OperationLabel& label) override {
-    note_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
+    validate_and_record_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
     if (size_ == 1) {
       for (const Event& event : ready) alone_->wait(event);
-      comm::sum_pieces(*alone_, {&full, 1}, dtype, options, TensorView{output, output_dtype, Shape{count}});
+      comm::deterministic_sum(*alone_, {&full, 1}, dtype, options,
+                              TensorView{output, output_dtype, Shape{count}});
       return alone_->record();
     }
     return record("reduce_scatter", count * size_, dtype, ready, label);
   }
   /// As GroupCommunicator counts them.
   std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
-                                    const OrderedSumOptions& options) const override {
+                                    const ReductionOptions& options) const override {
     if (layout_.nodes() == 1 || layout_.nodes() == size_) return 0;
     const std::int64_t width = tranche::size_of(dtype);
     if (!comm::goes_by_window(collectives_, (size_ - 1) * count * width, comm::least_summed_bytes)) return 0;
@@ -79,36 +80,36 @@ class MetaCommunicator : public comm::CommunicatorBase {
   }
   Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation,
                    const OperationLabel& label) override {
-    note_all_reduce(values, count, dtype, label);
+    validate_and_record_all_reduce(values, count, dtype, label);
     return record("all_reduce", count, dtype, {}, label);
   }
   Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
                    std::span<const Event> ready, const OperationLabel& label) override {
-    note_all_to_all(sent, received, count, dtype, label);
+    validate_and_record_all_to_all(sent, received, count, dtype, label);
     return record("all_to_all", count * size_, dtype, ready, label);
   }
   Event broadcast(void* values, std::int64_t count, DataType dtype, int root, std::span<const Event> ready,
                   const OperationLabel& label) override {
-    note_broadcast(values, count, dtype, root, label);
+    validate_and_record_broadcast(values, count, dtype, root, label);
     return record("broadcast", count, dtype, ready, label);
   }
   Event send(const void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event>,
              const OperationLabel& label) override {
-    note_send(values, count, dtype, peer, label);
+    validate_and_record_send(values, count, dtype, peer, label);
     return {};
   }
   Event recv(void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event>,
              const OperationLabel& label) override {
-    note_recv(values, count, dtype, peer, label);
+    validate_and_record_recv(values, count, dtype, peer, label);
     return {};
   }
   Event barrier(const OperationLabel& label) override {
-    note_barrier(label);
+    validate_and_record_barrier(label);
     return record("barrier", 0, DataType::uint8, {}, label);
   }
   /// Without peers to ask, all ranks are taken to pass this rank's colour and equal keys.
   std::unique_ptr<Communicator> split(int color, int) override {
-    note_split();
+    validate_and_record_split();
     if (color < 0) return nullptr;
     return std::make_unique<MetaCommunicator>(rank_, size_, node_size_, collectives_, staging_, recorder_);
   }
@@ -134,7 +135,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
   NodeCollectives collectives_;
   comm::NodeLayout layout_;
   mutable std::map<std::pair<int, std::int64_t>, std::unique_ptr<comm::ReducePlan>> plans_;
-  std::shared_ptr<comm::StagingBuffer> staging_;  // booked like the real one, never touched
+  std::shared_ptr<comm::StagingBuffer> staging_;  // tracked like the real one, never touched
   std::shared_ptr<WorkRecorder> recorder_;
   int lane_ = 0;
   std::unique_ptr<Device> device_ = make_device({.kind = DeviceKind::meta});
@@ -151,10 +152,10 @@ std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, int loc
   if (options.local_size > 0) local_size = options.local_size;
   if (local_size <= 0) local_size = size;
   // Without a resource there is no account to keep, and so no reason to take memory.
-  const bool booked = options.memory != nullptr;
+  const bool tracked = options.memory != nullptr;
   return std::make_unique<MetaCommunicator>(
       rank, size, local_size, options.collectives,
-      std::make_shared<comm::StagingBuffer>(options.memory, options.staging_bytes, booked ? size : 1),
+      std::make_shared<comm::StagingBuffer>(options.memory, options.staging_bytes, tracked ? size : 1),
       options.recorder);
 }
 

@@ -11,7 +11,7 @@
 #include <random>
 #include <string>
 
-#include "comm/node/window_board.h"
+#include "comm/node/control_segment.h"
 #include "device/memory_advice.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
@@ -78,21 +78,22 @@ WindowMemory::WindowMemory(Tier tier) : ordinary_(make_host_resource(tier)) {
   file_ = memfd_create(("tranche window of " + std::to_string(getpid())).c_str(), MFD_CLOEXEC);
   if (file_ < 0) return;
   void* page = nullptr;
-  constexpr std::int64_t board_bytes = comm::WindowBoard::file_bytes;
-  if (ftruncate(file_, board_bytes) == 0) page = map_window(file_, 0, board_bytes, PROT_READ | PROT_WRITE);
+  constexpr std::int64_t segment_bytes = comm::ControlSegment::file_bytes;
+  if (ftruncate(file_, segment_bytes) == 0)
+    page = map_window(file_, 0, segment_bytes, PROT_READ | PROT_WRITE);
   if (page == nullptr) {
     close(file_);
     file_ = -1;
     return;
   }
-  board_ = new (page) comm::WindowBoard;
+  segment_ = new (page) comm::ControlSegment;
   std::random_device entropy;
-  board_->token = (std::uint64_t{entropy()} << 32) | entropy();
+  segment_->token = (std::uint64_t{entropy()} << 32) | entropy();
   end_ = piece_alignment;
 }
 
 WindowMemory::~WindowMemory() {
-  if (board_ != nullptr) munmap(board_, comm::WindowBoard::file_bytes);
+  if (segment_ != nullptr) munmap(segment_, comm::ControlSegment::file_bytes);
   if (file_ >= 0) close(file_);
 }
 
@@ -125,7 +126,7 @@ void* WindowMemory::allocate(const AllocationRequest& request) {
         "; " + std::string(memory_advice(tier(), request.category)));
   }
   take_huge_pages(static_cast<unsigned char*>(data), bytes);
-  pieces_.emplace(static_cast<const unsigned char*>(data), Piece{end_, bytes});
+  allocations_.emplace(static_cast<const unsigned char*>(data), Allocation{end_, bytes});
   end_ = round_up(end_ + bytes, piece_alignment);
   return data;
 }
@@ -133,14 +134,14 @@ void* WindowMemory::allocate(const AllocationRequest& request) {
 void WindowMemory::deallocate(void* pointer, const AllocationRequest& request) noexcept {
   if (!in_window(request)) return ordinary_->deallocate(pointer, request);
   const std::lock_guard lock(mutex_);
-  const auto found = pieces_.find(static_cast<const unsigned char*>(pointer));
-  if (found == pieces_.end()) return;
+  const auto found = allocations_.find(static_cast<const unsigned char*>(pointer));
+  if (found == allocations_.end()) return;
   const auto [offset, bytes] = found->second;
   munmap(pointer, static_cast<std::size_t>(bytes));
   // The pages go although peers may have them mapped still. The file is not cut: a peer that reads late,
   // after a failure, then finds zeros and not the end of the file, which would end it by a signal.
   (void)fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes);
-  pieces_.erase(found);
+  allocations_.erase(found);
 }
 
 std::int64_t WindowMemory::resident_bytes() const noexcept {
@@ -152,8 +153,8 @@ std::int64_t WindowMemory::resident_bytes() const noexcept {
 std::optional<WindowMemory::Place> WindowMemory::find(const void* data, std::int64_t bytes) const {
   const auto* begin = static_cast<const unsigned char*>(data);
   const std::lock_guard lock(mutex_);
-  auto found = pieces_.upper_bound(begin);
-  if (found == pieces_.begin()) return std::nullopt;
+  auto found = allocations_.upper_bound(begin);
+  if (found == allocations_.begin()) return std::nullopt;
   --found;
   const std::int64_t offset = begin - found->first;
   if (offset + bytes > found->second.bytes) return std::nullopt;

@@ -11,7 +11,7 @@
 #include "tranche/device/memory.h"
 
 namespace tranche::comm {
-struct WindowBoard;
+struct ControlSegment;
 }
 
 namespace tranche {
@@ -48,9 +48,9 @@ class WindowMemory : public MemoryResource {
 
   /// The place of bytes that peers can read.
   struct Place {
-    std::int64_t piece = 0;   ///< of the file: where the allocation starts; never used twice
-    std::int64_t bytes = 0;   ///< of the allocation, whole pages
-    std::int64_t offset = 0;  ///< in the allocation
+    std::int64_t allocation = 0;  ///< of the file: where the allocation starts; never used twice
+    std::int64_t bytes = 0;       ///< of the allocation, whole pages
+    std::int64_t offset = 0;      ///< in the allocation
   };
   /// nullopt when [data, data + bytes) is not one allocation's. Thread-safe.
   std::optional<Place> find(const void* data, std::int64_t bytes) const;
@@ -60,22 +60,22 @@ class WindowMemory : public MemoryResource {
   bool available() const noexcept { return file_ >= 0; }
   int file() const noexcept { return file_; }
   /// Beginning of the file; null without one.
-  comm::WindowBoard* board() const noexcept { return board_; }
-  /// True when the board's rings of notes are the caller's from now on: true once. Thread-safe.
-  bool claim_notes() noexcept { return !notes_claimed_.exchange(true); }
+  comm::ControlSegment* control_segment() const noexcept { return segment_; }
+  /// True when the mailboxes of the control segment are the caller's from now on: true once. Thread-safe.
+  bool claim_mailboxes() noexcept { return !mailboxes_claimed_.exchange(true); }
 
  private:
   bool in_window(const AllocationRequest& request) const;
   std::unique_ptr<MemoryResource> ordinary_;
   int file_ = -1;
-  comm::WindowBoard* board_ = nullptr;
-  struct Piece {
+  comm::ControlSegment* segment_ = nullptr;
+  struct Allocation {
     std::int64_t offset, bytes;
   };
-  std::atomic<bool> notes_claimed_{false};
+  std::atomic<bool> mailboxes_claimed_{false};
   mutable std::mutex mutex_;
-  std::int64_t end_ = 0;                          ///< of the file
-  std::map<const unsigned char*, Piece> pieces_;  ///< by address
+  std::int64_t end_ = 0;                                    ///< of the file
+  std::map<const unsigned char*, Allocation> allocations_;  ///< by address
 };
 
 /// Maps `bytes` (whole pages) of a file from `offset` on, for `protection` (PROT_READ, ...), shared. From

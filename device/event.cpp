@@ -30,7 +30,7 @@ struct HostEvent::Impl {
   double when = 0;                // likewise
   std::function<bool()> progress;
   std::function<std::shared_ptr<void>()> attend;
-  std::shared_ptr<Bell> bell;
+  std::shared_ptr<WakeEvent> wake_event;
 
   bool finish(std::exception_ptr failure) {
     {
@@ -59,8 +59,8 @@ struct HostEvent::Impl {
 
   // The waiter moves the work itself: a few tries in a row, then with pauses that grow to 100 us so that
   // other ranks on the same cores can move too; one that has waited for long pauses for a fiftieth of that.
-  // The pauses are on the bell, or on the condition variable, so completion from another thread ends them at
-  // once.
+  // The pauses are on the wake event, or on the condition variable, so completion from another thread ends
+  // them at once.
   bool wait_with_progress(double seconds) {
     using Clock = std::chrono::steady_clock;
     constexpr int eager_tries = 32;
@@ -70,8 +70,8 @@ struct HostEvent::Impl {
     std::chrono::microseconds pause{1};
     Clock::time_point quiet_since{};
     for (int tries = 0;; ++tries) {
-      // Read first: what comes after has been looked at in vain.
-      const std::uint32_t heard = bell ? bell->rings() : 0;
+      // Read before the poll, so that a notification during it ends the pause at once.
+      const std::uint32_t seen = wake_event ? wake_event->count() : 0;
       const bool moved = progress();
       if (done.load(std::memory_order_acquire)) return true;
       const auto now = Clock::now();
@@ -87,8 +87,8 @@ struct HostEvent::Impl {
         continue;
       }
       const auto until = std::min(limit, now + pause);
-      if (bell) {
-        bell->sleep(heard, std::chrono::ceil<std::chrono::microseconds>(until - now));
+      if (wake_event) {
+        wake_event->wait(seen, std::chrono::ceil<std::chrono::microseconds>(until - now));
       } else if (sleep_until(until)) {
         return true;
       }
@@ -127,10 +127,10 @@ void HostEvent::fail(std::exception_ptr error) {
 }
 
 void HostEvent::set_progress(std::function<bool()> progress, std::function<std::shared_ptr<void>()> attend,
-                             std::shared_ptr<Bell> bell) {
+                             std::shared_ptr<WakeEvent> wake_event) {
   impl_->progress = std::move(progress);
   impl_->attend = std::move(attend);
-  impl_->bell = std::move(bell);
+  impl_->wake_event = std::move(wake_event);
 }
 
 }  // namespace tranche

@@ -173,7 +173,7 @@ void Engine::Impl::launch_reduction(UnitState& unit) {
     unit.gradient_slot.release(compute.record());
   }
 
-  OrderedSumOptions options;
+  ReductionOptions options;
   options.group_size = reduction_group;
   options.accumulate = !boundary && unit.accumulated;
   options.bucket_elements = config.reduce_bucket_elements;

@@ -103,7 +103,7 @@ std::int64_t Engine::formula_wire_bytes() const {
   const Impl& impl = *impl_;
   if (impl.ranks == 1) return 0;
   const PrecisionConfig& precision = impl.config.precision;
-  OrderedSumOptions options;
+  ReductionOptions options;
   options.group_size = impl.reduction_group;
   options.bucket_elements = impl.config.reduce_bucket_elements;
   std::int64_t padded = 0, summed = 0;

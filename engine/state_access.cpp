@@ -285,7 +285,7 @@ std::vector<float> Engine::Impl::StateAccess::gradient_of(std::string_view name)
     Buffer sum(engine.memory, mine.size() * size_of(accumulation), Category::other, "read_gradient");
     const TensorView sent{rounded.data(), wire, Shape{whole}};
     kernels::cast(engine.compute, {flat.gradients_data(), accumulation, Shape{whole}}, sent);
-    OrderedSumOptions options;
+    ReductionOptions options;
     options.group_size = engine.reduction_group;
     const std::vector<Event> ready{engine.compute.record()};
     engine.shard

@@ -23,7 +23,7 @@ struct DeviceCall {
   std::int64_t count = 0;
   DataType dtype = DataType::float32;
   DataType output_dtype = DataType::float32;  ///< of a reduce_scatter
-  OrderedSumOptions sum;                      ///< of a reduce_scatter; bucket_elements of an all_gather too
+  ReductionOptions sum;                       ///< of a reduce_scatter; bucket_elements of an all_gather too
   int other = 0;                              ///< root, or the peer of send and recv
 
   std::string what() const;
@@ -68,7 +68,7 @@ class DeviceExchange {
   virtual Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) = 0;
   /// As of a Communicator.
   virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
-                                            const OrderedSumOptions& /*options*/) const {
+                                            const ReductionOptions& /*options*/) const {
     return 0;
   }
   /// True when the watch has to keep the calls' deadlines.
@@ -76,7 +76,7 @@ class DeviceExchange {
   /// Ends in order when everything has been done; peers may be waited for within the time-out.
   virtual void close() noexcept {}
   /// Throws when the exchange has failed by itself. On the watch's thread.
-  virtual void look() {}
+  virtual void check() {}
   /// Makes everything under way end, after a failure. On the watch's thread, once.
   virtual void abort() noexcept {}
 };

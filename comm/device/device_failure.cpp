@@ -13,7 +13,7 @@
 namespace tranche::comm {
 
 namespace {
-/// How long a wait sleeps before it looks for failures again.
+/// How long a wait sleeps before it checks for failures again.
 constexpr double slice_seconds = 0.02;
 /// Seconds that the device is given, after a failure, to end work that still touches memory.
 constexpr double grace_of_done = 1.0;
@@ -141,7 +141,7 @@ bool GuardedEvent::wait_inner(double seconds) {
 }
 
 void GuardedEvent::prefer_cause() const {
-  // The peer's device is heard of at once, the cause that the peer posts by the next look of the watch.
+  // The peer's device is heard of at once, the cause that the peer posts by the next check of the watch.
   const double limit = seconds_now() + 5 * slice_seconds;
   while (!failure_->failed() && seconds_now() < limit) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

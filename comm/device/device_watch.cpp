@@ -22,7 +22,7 @@ struct DeviceWatch::Impl {
 
   std::shared_ptr<DeviceFailure> failure;
   const double timeout;
-  const std::function<void()> look, abort;
+  const std::function<void()> check, abort;
   std::mutex mutex;
   std::condition_variable changed;
   std::list<Entry> entries;
@@ -30,11 +30,11 @@ struct DeviceWatch::Impl {
   bool aborted = false;  // of the thread
   std::thread thread;
 
-  Impl(std::shared_ptr<DeviceFailure> the_failure, double seconds, std::function<void()> look_function,
+  Impl(std::shared_ptr<DeviceFailure> the_failure, double seconds, std::function<void()> check_function,
        std::function<void()> abort_function)
       : failure(std::move(the_failure)),
         timeout(seconds),
-        look(std::move(look_function)),
+        check(std::move(check_function)),
         abort(std::move(abort_function)) {}
 
   /// Forgets the operation when it is done; throws when it failed or is overdue.
@@ -50,20 +50,20 @@ struct DeviceWatch::Impl {
       return false;
     }
     if (now - entry.since < timeout) return false;
-    Missing missing;
-    missing.sending = entry.operation.sending;
+    PendingPeers pending;
+    pending.sending = entry.operation.sending;
     for (const auto& [rank, event] : done->peers()) {
-      if (!event.query()) missing.ranks.push_back(rank);
+      if (!event.query()) pending.ranks.push_back(rank);
     }
-    std::sort(missing.ranks.begin(), missing.ranks.end());
-    missing.ranks.erase(std::unique(missing.ranks.begin(), missing.ranks.end()), missing.ranks.end());
-    throw CommunicationError(overdue(done->what(), missing, timeout));
+    std::sort(pending.ranks.begin(), pending.ranks.end());
+    pending.ranks.erase(std::unique(pending.ranks.begin(), pending.ranks.end()), pending.ranks.end());
+    throw CommunicationError(timeout_message(done->what(), pending, timeout));
   }
 
   void visit() {
     std::string what;
     try {
-      look();
+      check();
       const double now = seconds_now();
       const std::lock_guard lock(mutex);
       for (auto it = entries.begin(); it != entries.end();) {
@@ -73,7 +73,7 @@ struct DeviceWatch::Impl {
     } catch (...) {
       const std::exception_ptr error = std::current_exception();
       try {
-        look();  // what a peer posted says more than what its device met
+        check();  // what a peer posted says more than what its device met
         failure->fail(what, error);
       } catch (...) {
         failure->fail({}, std::current_exception());
@@ -102,9 +102,9 @@ struct DeviceWatch::Impl {
   }
 };
 
-DeviceWatch::DeviceWatch(std::shared_ptr<DeviceFailure> failure, double timeout, std::function<void()> look,
+DeviceWatch::DeviceWatch(std::shared_ptr<DeviceFailure> failure, double timeout, std::function<void()> check,
                          std::function<void()> abort)
-    : impl_(std::make_unique<Impl>(std::move(failure), timeout, std::move(look), std::move(abort))) {
+    : impl_(std::make_unique<Impl>(std::move(failure), timeout, std::move(check), std::move(abort))) {
   impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Looks after operations that a device carries out: time-outs and failures that no call would notice.
+/// Watches operations that a device carries out: time-outs and failures that no call would notice.
 /// Private to comm/.
 
 #include <functional>
@@ -18,13 +18,13 @@ struct WatchedOperation {
   bool sending = false;                ///< the peers have to take our data
 };
 
-/// A thread that sleeps while nothing is under way and looks a hundred times a second otherwise.
+/// A thread that sleeps while nothing is under way and checks a hundred times a second otherwise.
 class DeviceWatch {
  public:
-  /// `look` throws when the group or the device's exchange has failed; `abort` makes the device's work end,
+  /// `check` throws when the group or the device's exchange has failed; `abort` makes the device's work end,
   /// once, after a failure. Both are called on the watch's thread. `timeout` <= 0: somebody else keeps
   /// deadlines.
-  DeviceWatch(std::shared_ptr<DeviceFailure> failure, double timeout, std::function<void()> look,
+  DeviceWatch(std::shared_ptr<DeviceFailure> failure, double timeout, std::function<void()> check,
               std::function<void()> abort);
   /// Ends the thread; after a failure, once `abort` has been called.
   ~DeviceWatch();

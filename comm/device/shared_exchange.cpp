@@ -10,8 +10,8 @@
 #include <fmt/format.h>
 
 #include "comm/call_signature.h"
+#include "comm/deterministic_sum.h"
 #include "comm/device/device_exchange.h"
-#include "comm/sum_pieces.h"
 #include "comm/transport/operation.h"
 #include "core/clock.h"
 #include "tranche/core/error.h"
@@ -86,8 +86,8 @@ class SharedExchange : public DeviceExchange {
     if (call.name == "reduce_scatter") {
       std::vector<const void*> pieces;
       for (const Post& post : posts) pieces.push_back(place(post, rank * call.bytes()));
-      sum_pieces(stream, pieces, call.dtype, call.sum,
-                 TensorView{call.to, call.output_dtype, Shape{call.count}});
+      deterministic_sum(stream, pieces, call.dtype, call.sum,
+                        TensorView{call.to, call.output_dtype, Shape{call.count}});
     } else if (call.name == "broadcast") {
       if (rank != call.other) copy_on_device(stream, call.to, posts[call.other].data, call.count, call.dtype);
     } else {
@@ -123,11 +123,11 @@ class SharedExchange : public DeviceExchange {
       }
       lock.lock();
       if (seconds_now() < limit) continue;
-      Missing missing;
+      PendingPeers pending;
       for (const int peer : absent())
-        missing.ranks.push_back(group_.job_ranks[static_cast<std::size_t>(peer)]);
-      if (!missing.ranks.empty()) {
-        throw CommunicationError(overdue(call.what(), missing, group_.timeout_seconds));
+        pending.ranks.push_back(group_.job_ranks[static_cast<std::size_t>(peer)]);
+      if (!pending.ranks.empty()) {
+        throw CommunicationError(timeout_message(call.what(), pending, group_.timeout_seconds));
       }
     }
   }

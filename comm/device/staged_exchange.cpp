@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "comm/deterministic_sum.h"
 #include "comm/device/host_messages.h"
-#include "comm/sum_pieces.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 
@@ -42,7 +42,7 @@ class StagedExchange : public DeviceExchange {
   bool watched() const override { return false; }  // the host communicator keeps the deadlines
 
   std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
-                                    const OrderedSumOptions& options) const override {
+                                    const ReductionOptions& options) const override {
     if (count == 0) return 0;
     const std::int64_t chunk = reduction_chunk_of(count, size_of(dtype), options.bucket_elements);
     const auto summed = [&](std::int64_t elements) {
@@ -166,7 +166,7 @@ class StagedExchange : public DeviceExchange {
     };
     const bool direct = !call->sum.accumulate && call->output_dtype == DataType::float32;
     const std::int64_t chunk_elements = reduction_chunk_of(call->count, width, call->sum.bucket_elements);
-    OrderedSumOptions options = call->sum;
+    ReductionOptions options = call->sum;
     options.accumulate = false;
     options.bucket_elements = 0;
     pipeline(
@@ -187,10 +187,10 @@ class StagedExchange : public DeviceExchange {
           // out = out + sum, or sum alone, rounded once: the sum of one piece.
           upload(static_cast<unsigned char*>(scratch_.data()), sum_of(chunk), chunk.count * 4);
           const void* piece = scratch_.data();
-          OrderedSumOptions added;
+          ReductionOptions added;
           added.accumulate = call->sum.accumulate;
-          sum_pieces(*group_.stream, {&piece, 1}, DataType::float32, added,
-                     TensorView{place, call->output_dtype, Shape{chunk.count}});
+          deterministic_sum(*group_.stream, {&piece, 1}, DataType::float32, added,
+                            TensorView{place, call->output_dtype, Shape{chunk.count}});
         });
   }
 

@@ -14,9 +14,9 @@
 
 #include <fmt/format.h>
 
+#include "comm/deterministic_sum.h"
 #include "comm/device/host_messages.h"
 #include "comm/nccl/nccl_exchange.h"
-#include "comm/sum_pieces.h"
 #include "core/clock.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
@@ -94,7 +94,7 @@ class NcclExchange : public DeviceExchange {
     return {group_.stream->record(), {}, false, true};
   }
 
-  void look() override {
+  void check() override {
     const std::lock_guard lock(mutex_);
     if (communicator_ == nullptr) return;
     ncclResult_t state = ncclSuccess;
@@ -233,7 +233,7 @@ class NcclExchange : public DeviceExchange {
 
   void sum(const DeviceCall& call, const std::vector<const void*>& pieces, std::int64_t first,
            std::int64_t count) {
-    sum_pieces(
+    deterministic_sum(
         *group_.stream, pieces, call.dtype, call.sum,
         TensorView{call.to_bytes() + first * size_of(call.output_dtype), call.output_dtype, Shape{count}});
   }

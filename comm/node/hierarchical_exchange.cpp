@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/deterministic_sum.h"
 #include "comm/node/window_collectives.h"
-#include "comm/sum_pieces.h"
 #include "device/large_copy.h"
 #include "tranche/core/shape.h"
 
@@ -45,8 +45,8 @@ bool HierarchicalExchange::settle(std::vector<std::pair<int, std::unique_ptr<Mes
 
 /// Ranks of other nodes that messages are wanted from, or have not been taken by. A node's messages wait
 /// until all of its ranks are there, so that only one that is alone there is missing for sure.
-Missing HierarchicalExchange::missing_elsewhere(bool sending) const {
-  Missing result{{}, sending, true};
+PendingPeers HierarchicalExchange::pending_on_other_nodes(bool sending) const {
+  PendingPeers result{{}, sending, true};
   std::vector<int> alone;
   for (const Transfer& each : transfers_) {
     for (const auto& [member, message] : sending ? each.sends : each.receives) {
@@ -60,14 +60,14 @@ Missing HierarchicalExchange::missing_elsewhere(bool sending) const {
   return {std::move(alone), sending, false};
 }
 
-Missing HierarchicalExchange::missing() const {
-  if (std::vector<int> here = unheard(); !here.empty()) return {std::move(here)};
-  if (Missing elsewhere = missing_elsewhere(false); !elsewhere.ranks.empty()) return elsewhere;
+PendingPeers HierarchicalExchange::pending_peers() const {
+  if (std::vector<int> here = silent_peers(); !here.empty()) return {std::move(here)};
+  if (PendingPeers elsewhere = pending_on_other_nodes(false); !elsewhere.ranks.empty()) return elsewhere;
   // Those of this node are there, and wait for what comes from other nodes.
-  Missing here = WindowExchange::missing();
+  PendingPeers here = WindowExchange::pending_peers();
   here.indirect = true;
   if (!here.sending && !here.ranks.empty()) return here;
-  if (Missing elsewhere = missing_elsewhere(true); !elsewhere.ranks.empty()) return elsewhere;
+  if (PendingPeers elsewhere = pending_on_other_nodes(true); !elsewhere.ranks.empty()) return elsewhere;
   return here;
 }
 
@@ -102,12 +102,12 @@ const unsigned char* HierarchicalReduceScatter::own_piece(int destination, std::
          (destination * call().count + first_of(chunk)) * size_of(call().dtype);
 }
 
-WindowExchange::Look HierarchicalReduceScatter::piece(int local, int destination, std::int64_t chunk,
-                                                      std::int64_t first) const {
+WindowExchange::PeerMapping HierarchicalReduceScatter::piece(int local, int destination, std::int64_t chunk,
+                                                             std::int64_t first) const {
   const std::int64_t width = size_of(call().dtype);
   const int owner = member_of(local), place = destination < owner ? destination : destination - 1;
-  return look(local, chunk, (destination * call().count + first_of(chunk) + first) * width,
-              (place * elements_of(chunk) + first) * width);
+  return map_chunk(local, chunk, (destination * call().count + first_of(chunk) + first) * width,
+                   (place * elements_of(chunk) + first) * width);
 }
 
 unsigned char* HierarchicalReduceScatter::sent_sums(std::int64_t chunk, std::size_t index) const {
@@ -161,7 +161,7 @@ WindowExchange::Progress HierarchicalReduceScatter::stage(std::int64_t chunk) {
     unsigned char* sums = sent_sums(chunk, summed_for_);
     unsigned char* place = sums;
     for (const int group : plan_->sums(own_node())) {
-      std::vector<Look> looks;
+      std::vector<PeerMapping> mappings;
       std::vector<const void*> pieces;
       const auto [first, end] = plan_->range(group);
       for (int member = first; member < end; ++member) {
@@ -169,12 +169,12 @@ WindowExchange::Progress HierarchicalReduceScatter::stage(std::int64_t chunk) {
           pieces.push_back(own_piece(destination, chunk));
           continue;
         }
-        looks.push_back(piece(layout().local(member), destination, chunk, 0));
-        if (looks.back().data() == nullptr) return Progress::waits;
-        pieces.push_back(looks.back().data());
+        mappings.push_back(piece(layout().local(member), destination, chunk, 0));
+        if (mappings.back().data() == nullptr) return Progress::waits;
+        pieces.push_back(mappings.back().data());
       }
-      sum_pieces(*result_.stream, pieces, call().dtype, {},
-                 TensorView{place, DataType::float32, Shape{elements}});
+      deterministic_sum(*result_.stream, pieces, call().dtype, {},
+                        TensorView{place, DataType::float32, Shape{elements}});
       place += elements * 4;
     }
     send(transfer(chunk), destination, sums, place - sums);
@@ -236,17 +236,17 @@ bool HierarchicalReduceScatter::sum(std::int64_t chunk) {
       arrived += elements * width;
     }
   }
-  std::vector<Look> looks;
+  std::vector<PeerMapping> mappings;
   for (const int member : layout().members(own_node())) {
     if (member == whole().self) {
       place_of(member) = own_piece(member, chunk);
       continue;
     }
-    looks.push_back(piece(layout().local(member), whole().self, chunk, 0));
-    if (looks.back().data() == nullptr) return false;
-    place_of(member) = looks.back().data();
+    mappings.push_back(piece(layout().local(member), whole().self, chunk, 0));
+    if (mappings.back().data() == nullptr) return false;
+    place_of(member) = mappings.back().data();
   }
-  OrderedSumOptions over_groups;
+  ReductionOptions over_groups;
   over_groups.accumulate = result_.accumulate;
   std::vector<float> block(static_cast<std::size_t>(plan_->groups() * block_elements));
   std::vector<const void*> sums(sources.size()), pieces;
@@ -261,12 +261,13 @@ bool HierarchicalReduceScatter::sum(std::int64_t chunk) {
       float* near = block.data() + static_cast<std::int64_t>(group) * block_elements;
       pieces.clear();
       for (const unsigned char* each : source.pieces) pieces.push_back(each + done * width);
-      sum_pieces(*result_.stream, pieces, call().dtype, {}, TensorView{near, DataType::float32, Shape{some}});
+      deterministic_sum(*result_.stream, pieces, call().dtype, {},
+                        TensorView{near, DataType::float32, Shape{some}});
       sums[group] = near;
     }
     auto* out = static_cast<unsigned char*>(result_.output) + (first_of(chunk) + done) * out_width;
-    sum_pieces(*result_.stream, sums, DataType::float32, over_groups,
-               TensorView{out, result_.dtype, Shape{some}});
+    deterministic_sum(*result_.stream, sums, DataType::float32, over_groups,
+                      TensorView{out, result_.dtype, Shape{some}});
   }
   return true;
 }
@@ -329,7 +330,7 @@ WindowExchange::Progress HierarchicalAllGather::work(std::int64_t chunk) {
   bool moved = false;
   const bool gone = settle(under_way.sends, moved);
   if (!told_ && settle(under_way.receives, moved)) {
-    tell_ready(chunk);
+    announce_ready(chunk);
     told_ = moved = true;
   }
   bool all = told_;
@@ -340,7 +341,7 @@ WindowExchange::Progress HierarchicalAllGather::work(std::int64_t chunk) {
       if (self) {
         place(whole().self, chunk, static_cast<const unsigned char*>(call().mine) + first);
       } else {
-        const Look shard = look(local, chunk, first, 0);
+        const PeerMapping shard = map_chunk(local, chunk, first, 0);
         if (shard.data() == nullptr) return Progress::waits;
         place(member_of(local), chunk, shard.data());
       }
@@ -360,7 +361,7 @@ WindowExchange::Progress HierarchicalAllGather::work(std::int64_t chunk) {
     if (self) {
       copy_all(slot_of(chunk) + behind);
     } else if (!received_by_[index].empty()) {
-      const Look received = look_in_slot(local, chunk, behind);
+      const PeerMapping received = map_slot(local, chunk, behind);
       if (received.data() == nullptr) return Progress::waits;
       copy_all(received.data());
     }

@@ -25,12 +25,12 @@ struct HierarchicalCall {
 class HierarchicalExchange : public WindowExchange {
  public:
   HierarchicalExchange(OperationInfo info, WindowCall call, HierarchicalCall whole);
-  Missing missing() const override;
+  PendingPeers pending_peers() const override;
   void abandon(StagingBuffer& staging) override;
 
  protected:
   bool needs_slot() const override { return true; }
-  Missing missing_elsewhere(bool sending) const;
+  PendingPeers pending_on_other_nodes(bool sending) const;
   struct Transfer {
     std::int64_t chunk;
     std::vector<std::pair<int, std::unique_ptr<Message>>> sends, receives;  ///< by member of the group
@@ -71,7 +71,7 @@ class HierarchicalReduceScatter : public HierarchicalExchange {
   Progress work(std::int64_t chunk) override;
   void start_transfer(std::int64_t chunk);
   bool sum(std::int64_t chunk);
-  Look piece(int local, int destination, std::int64_t chunk, std::int64_t first) const;
+  PeerMapping piece(int local, int destination, std::int64_t chunk, std::int64_t first) const;
   const unsigned char* own_piece(int destination, std::int64_t chunk) const;
   unsigned char* sent_sums(std::int64_t chunk, std::size_t index) const;
   unsigned char* arrivals(std::int64_t chunk) const;

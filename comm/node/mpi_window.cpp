@@ -43,17 +43,18 @@ MpiWindow::MpiWindow(MPI_Comm communicator, MPI_Comm node, WindowMemory* own) : 
   MPI_Comm_rank(communicator, &rank_);
   open_all(node);
   // One rank's obstacle is all ranks': they have to choose alike.
-  const bool notes = obstacle_.empty() && own_ != nullptr && own_->claim_notes() &&
-                     static_cast<int>(neighbours_.size()) < WindowBoard::most_neighbours;
-  const int mine[2] = {obstacle_.empty() ? INT_MAX : rank_, notes ? 1 : 0};
+  const bool mailboxes = obstacle_.empty() && own_ != nullptr && own_->claim_mailboxes() &&
+                         static_cast<int>(neighbours_.size()) < ControlSegment::max_neighbours;
+  const int mine[2] = {obstacle_.empty() ? INT_MAX : rank_, mailboxes ? 1 : 0};
   int agreed[2] = {INT_MAX, 0};
   require_mpi(MPI_Allreduce(mine, agreed, 2, MPI_INT, MPI_MIN, communicator), "MPI_Allreduce");
   const int culprit = agreed[0];
   if (culprit == INT_MAX) {
     for (Neighbour& each : neighbours_) {
       if (agreed[1] == 0) break;
-      each.notes = std::make_unique<WindowNotes>(rank_, each.rank, each.board->notes_from(local_),
-                                                 *each.board, own_->board()->notes_from(each.local));
+      each.channel =
+          std::make_unique<ControlChannel>(rank_, each.rank, each.segment->mailbox_from(local_),
+                                           *each.segment, own_->control_segment()->mailbox_from(each.local));
     }
     return;
   }
@@ -66,7 +67,7 @@ MpiWindow::MpiWindow(MPI_Comm communicator, MPI_Comm node, WindowMemory* own) : 
 MpiWindow::~MpiWindow() {
   for (Neighbour& each : neighbours_) {
     for (auto& [offset, piece] : each.pieces) munmap(piece.first, static_cast<std::size_t>(piece.second));
-    if (each.board != nullptr) munmap(each.board, WindowBoard::file_bytes);
+    if (each.segment != nullptr) munmap(each.segment, ControlSegment::file_bytes);
     if (each.file >= 0) close(each.file);
   }
 }
@@ -76,7 +77,8 @@ void MpiWindow::open_all(MPI_Comm node) {
   MPI_Comm_size(node, &size);
   MPI_Comm_rank(node, &local_);
   const bool mine = own_ != nullptr && own_->available();
-  const Signature signature{rank_, getpid(), mine ? own_->file() : -1, mine ? own_->board()->token : 0};
+  const Signature signature{rank_, getpid(), mine ? own_->file() : -1,
+                            mine ? own_->control_segment()->token : 0};
   std::vector<Signature> signatures(static_cast<std::size_t>(size));
   require_mpi(MPI_Allgather(&signature, sizeof signature, MPI_BYTE, signatures.data(), sizeof signature,
                             MPI_BYTE, node),
@@ -94,10 +96,10 @@ void MpiWindow::open_all(MPI_Comm node) {
     if (each.file >= 0) {
       neighbour.file = open_file_of(each);
       if (neighbour.file >= 0) {
-        neighbour.board = static_cast<WindowBoard*>(
-            map_window(neighbour.file, 0, WindowBoard::file_bytes, PROT_READ | PROT_WRITE));
+        neighbour.segment = static_cast<ControlSegment*>(
+            map_window(neighbour.file, 0, ControlSegment::file_bytes, PROT_READ | PROT_WRITE));
       }
-      if (neighbour.board == nullptr && obstacle_.empty()) {
+      if (neighbour.segment == nullptr && obstacle_.empty()) {
         obstacle_ = fmt::format("rank {} cannot open the memory of rank {}: {}", rank_, each.rank,
                                 std::strerror(errno));
       }
@@ -118,26 +120,26 @@ bool MpiWindow::reads(int rank) const {
                                           [rank](const Neighbour& each) { return each.rank == rank; });
 }
 
-WindowBoard& MpiWindow::board(int rank) {
-  return rank == rank_ ? *own_->board() : *neighbour(rank)->board;
+ControlSegment& MpiWindow::segment(int rank) {
+  return rank == rank_ ? *own_->control_segment() : *neighbour(rank)->segment;
 }
 
-WindowNotes* MpiWindow::notes(int rank) {
-  return neighbour(rank)->notes.get();
+ControlChannel* MpiWindow::channel(int rank) {
+  return neighbour(rank)->channel.get();
 }
 
-const void* MpiWindow::look_at(int rank, const Exposure& exposure) {
+const void* MpiWindow::map_peer(int rank, const MemoryRegistration& registration) {
   Neighbour& from = *neighbour(rank);
-  auto found = from.pieces.find(exposure.piece);
+  auto found = from.pieces.find(registration.allocation);
   if (found == from.pieces.end()) {
-    void* data = map_window(from.file, exposure.piece, exposure.bytes, PROT_READ);
+    void* data = map_window(from.file, registration.allocation, registration.bytes, PROT_READ);
     if (data == nullptr) {
-      throw CommunicationError(fmt::format("mapping {} bytes of rank {}'s memory: {}", exposure.bytes, rank,
-                                           std::strerror(errno)));
+      throw CommunicationError(fmt::format("mapping {} bytes of rank {}'s memory: {}", registration.bytes,
+                                           rank, std::strerror(errno)));
     }
-    found = from.pieces.emplace(exposure.piece, std::pair{data, exposure.bytes}).first;
+    found = from.pieces.emplace(registration.allocation, std::pair{data, registration.bytes}).first;
   }
-  return static_cast<const unsigned char*>(found->second.first) + exposure.offset;
+  return static_cast<const unsigned char*>(found->second.first) + registration.offset;
 }
 
 }  // namespace tranche::comm

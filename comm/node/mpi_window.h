@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/node/window_notes.h"
+#include "comm/node/control_channel.h"
 #include "comm/transport/transport.h"
 #include "comm/window_memory.h"
 #include "tranche/comm/mpi.h"
@@ -31,18 +31,18 @@ class MpiWindow {
   const std::string& obstacle() const { return obstacle_; }
   WindowMemory* own() const { return own_; }
   /// Throws CommunicationError when the system refuses the mapping.
-  const void* look_at(int rank, const Exposure& exposure);
+  const void* map_peer(int rank, const MemoryRegistration& registration);
   /// Of a rank that reads() or of this one.
-  WindowBoard& board(int rank);
+  ControlSegment& segment(int rank);
   /// The control messages between a rank that reads() and this one; null where MPI has to carry them.
-  WindowNotes* notes(int rank);
+  ControlChannel* channel(int rank);
 
  private:
   struct Neighbour {
     int rank = 0, file = -1;
-    WindowBoard* board = nullptr;
+    ControlSegment* segment = nullptr;
     int local = 0;  ///< number on this node
-    std::unique_ptr<WindowNotes> notes;
+    std::unique_ptr<ControlChannel> channel;
     std::map<std::int64_t, std::pair<void*, std::int64_t>>
         pieces;  ///< address and bytes, by place in the file
   };

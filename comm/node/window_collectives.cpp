@@ -41,14 +41,14 @@ WindowExchange::Progress WindowGather::work(std::int64_t chunk) {
   const std::int64_t bytes = elements_of(chunk) * width;
   const bool streamed = total * ranks() >= streamed_gather_bytes;
   const std::int64_t copies = std::max<std::int64_t>((bytes + piece_bytes - 1) / piece_bytes, 1) * ranks();
-  for (std::int64_t moved = 0; moved < turn_bytes && copied_ < copies; ++copied_) {
+  for (std::int64_t moved = 0; moved < quantum_bytes && copied_ < copies; ++copied_) {
     const int member = static_cast<int>((call().self + copied_) % ranks());
     const std::int64_t from = copied_ / ranks() * piece_bytes, some = std::min(piece_bytes, bytes - from);
     unsigned char* to = full_ + member * total + first + from;
     if (member == call().self) {
       copy(to, static_cast<const unsigned char*>(call().mine) + first + from, some, streamed);
     } else {
-      const Look source = look(member, chunk, first + from, from);
+      const PeerMapping source = map_chunk(member, chunk, first + from, from);
       if (source.data() == nullptr) return Progress::waits;
       copy(to, source.data(), some, streamed);
     }
@@ -80,30 +80,30 @@ void WindowAllReduce::fill(std::int64_t chunk, unsigned char* slot) {
 
 WindowExchange::Progress WindowAllReduce::work(std::int64_t chunk) {
   const std::int64_t width = size_of(call().dtype), first = first_of(chunk) * width;
-  const auto look_at = [&](int member, std::int64_t offset) {
-    return look(member, chunk, first + offset * width, offset * width);
+  const auto map_peer = [&](int member, std::int64_t offset) {
+    return map_chunk(member, chunk, first + offset * width, offset * width);
   };
   const auto own_at = [&](std::int64_t offset) { return own(chunk, first + offset * width, offset * width); };
   if (!combined_) {
     const auto [begin, count] = slice(call().self, chunk);
     if (count > 0) {
-      std::vector<Look> looks;
+      std::vector<PeerMapping> mappings;
       std::vector<const void*> pieces(static_cast<std::size_t>(ranks()));
-      looks.reserve(pieces.size());
+      mappings.reserve(pieces.size());
       for (int member = 0; member < ranks(); ++member) {
         if (member == call().self) {
           pieces[static_cast<std::size_t>(member)] = own_at(begin);
           continue;
         }
-        looks.push_back(look_at(member, begin));
-        if (looks.back().data() == nullptr) return Progress::waits;
-        pieces[static_cast<std::size_t>(member)] = looks.back().data();
+        mappings.push_back(map_peer(member, begin));
+        if (mappings.back().data() == nullptr) return Progress::waits;
+        pieces[static_cast<std::size_t>(member)] = mappings.back().data();
       }
       // In place: nobody else reads this rank's part of its own slice.
       combine_(pieces, own_at(begin), count);
     }
     combined_ = true;
-    tell_ready(chunk);
+    announce_ready(chunk);
   }
   auto* values = static_cast<unsigned char*>(call().mine) + first;
   bool all = true, moved = false;
@@ -115,7 +115,7 @@ WindowExchange::Progress WindowAllReduce::work(std::int64_t chunk) {
     } else {
       all &= ready(member, chunk);
       if (!ready(member, chunk)) continue;
-      const Look source = look_at(member, begin);
+      const PeerMapping source = map_peer(member, begin);
       if (source.data() == nullptr) return Progress::waits;
       copy(values + begin * width, source.data(), count * width, false);
     }

@@ -8,20 +8,21 @@
 
 namespace tranche::comm {
 
-WindowExchange::Look::Look(Transport& transport, int rank, const Exposure& exposure)
+WindowExchange::PeerMapping::PeerMapping(Transport& transport, int rank,
+                                         const MemoryRegistration& registration)
     : transport_(&transport),
       rank_(rank),
-      exposure_(exposure),
-      data_(static_cast<const unsigned char*>(transport.look_at(rank, exposure))) {}
+      registration_(registration),
+      data_(static_cast<const unsigned char*>(transport.map_peer(rank, registration))) {}
 
-WindowExchange::Look::~Look() {
-  if (data_ != nullptr) transport_->look_away(rank_, exposure_);
+WindowExchange::PeerMapping::~PeerMapping() {
+  if (data_ != nullptr) transport_->unmap_peer(rank_, registration_);
 }
 
-WindowExchange::Look::Look(Look&& other) noexcept
+WindowExchange::PeerMapping::PeerMapping(PeerMapping&& other) noexcept
     : transport_(other.transport_),
       rank_(other.rank_),
-      exposure_(other.exposure_),
+      registration_(other.registration_),
       data_(std::exchange(other.data_, nullptr)) {}
 
 WindowExchange::WindowExchange(OperationInfo info, WindowCall call)
@@ -45,47 +46,48 @@ std::int64_t WindowExchange::elements_of(std::int64_t chunk) const {
 /// A rank that copies nothing notifies once, one that copies notifies for every chunk; and so for what its
 /// readers tell it.
 std::int64_t WindowExchange::expected(const Peer& peer) const {
-  const std::int64_t exposures = peer.direct ? 1 : chunks_;
-  const std::int64_t dones = call_.exposure && !reads_slots() ? 1 : chunks_;
-  return exposures + dones + (two_phases() ? chunks_ : 0);
+  const std::int64_t registrations = peer.direct ? 1 : chunks_;
+  const std::int64_t dones = call_.registration && !reads_slots() ? 1 : chunks_;
+  return registrations + dones + (two_phases() ? chunks_ : 0);
 }
 
 void WindowExchange::take(Peer& peer) {
-  const Note& note = peer.incoming;
-  if (note.bytes != call_.mine_bytes) {
+  const ControlMessage& message = peer.incoming;
+  if (message.bytes != call_.mine_bytes) {
     throw CommunicationError(
         fmt::format("rank {} sent {} bytes where rank {} expects {}: the ranks' calls differ", peer.rank,
-                    note.bytes, call_.members[static_cast<std::size_t>(call_.self)], call_.mine_bytes));
+                    message.bytes, call_.members[static_cast<std::size_t>(call_.self)], call_.mine_bytes));
   }
-  const bool all = note.chunk < 0;
-  switch (note.kind) {
-    case Kind::exposed:
+  const bool all = message.chunk < 0;
+  switch (message.kind) {
+    case Kind::published:
       peer.direct = all;
-      peer.places[all ? 0 : static_cast<std::size_t>(note.chunk % 2)] = note.place;
-      peer.exposed = all ? chunks_ : note.chunk + 1;
+      peer.places[all ? 0 : static_cast<std::size_t>(message.chunk % 2)] = message.place;
+      peer.published = all ? chunks_ : message.chunk + 1;
       break;
     case Kind::ready:
-      peer.slots[static_cast<std::size_t>(note.chunk % 2)] = note.place;
-      peer.ready = note.chunk + 1;
+      peer.slots[static_cast<std::size_t>(message.chunk % 2)] = message.place;
+      peer.ready = message.chunk + 1;
       break;
     case Kind::done:
-      peer.done = all ? chunks_ : note.chunk + 1;
+      peer.done = all ? chunks_ : message.chunk + 1;
       break;
   }
   ++peer.received;
 }
 
-bool WindowExchange::move_notes() {
+bool WindowExchange::move_control_messages() {
   bool moved = false;
   for (int member = 0; member < ranks(); ++member) {
     if (member == call_.self) continue;
     Peer& peer = peers_[static_cast<std::size_t>(member)];
     for (;;) {
-      // The first note says how many there will be.
+      // The first control message says how many there will be.
       const std::int64_t wanted = peer.received == 0 ? 1 : expected(peer);
       if (!peer.receiving) {
         if (peer.received == wanted) break;
-        peer.receiving = transport().receive_note(&peer.incoming, sizeof(Note), peer.rank, info().tag);
+        peer.receiving =
+            transport().receive_control(&peer.incoming, sizeof(ControlMessage), peer.rank, info().tag);
       }
       if (!peer.receiving->test()) break;
       peer.receiving.reset();
@@ -93,11 +95,12 @@ bool WindowExchange::move_notes() {
       moved = true;
     }
     for (Outgoing& outgoing : peer.outgoing) {
-      if (outgoing.message) continue;
-      outgoing.message = transport().send_note(&outgoing.note, sizeof(Note), peer.rank, info().tag);
+      if (outgoing.sending) continue;
+      outgoing.sending =
+          transport().send_control(&outgoing.message, sizeof(ControlMessage), peer.rank, info().tag);
       moved = true;
     }
-    while (!peer.outgoing.empty() && peer.outgoing.front().message->test()) {
+    while (!peer.outgoing.empty() && peer.outgoing.front().sending->test()) {
       peer.outgoing.pop_front();
       moved = true;
     }
@@ -105,33 +108,33 @@ bool WindowExchange::move_notes() {
   return moved;
 }
 
-bool WindowExchange::expose(StagingBuffer& staging) {
-  if (exposed_ == chunks_) return false;
-  Note note{Kind::exposed, -1, call_.mine_bytes, {}};
-  if (call_.exposure) note.place = *call_.exposure;
-  const bool tell_peers = !call_.exposure || exposed_ == 0;
+bool WindowExchange::publish(StagingBuffer& staging) {
+  if (published_ == chunks_) return false;
+  ControlMessage message{Kind::published, -1, call_.mine_bytes, {}};
+  if (call_.registration) message.place = *call_.registration;
+  const bool announces = !call_.registration || published_ == 0;
   if (!uses_staging()) {
-    exposed_ = chunks_;
+    published_ = chunks_;
   } else {
     if (slots_.size() == 2) return false;
     // A second slot only when the first chunk has proved that the peers are here, as in ReduceExchange.
-    if (slots_.size() == 1 && !all_peers([&](const Peer& peer) { return peer.exposed > 0; })) return false;
+    if (slots_.size() == 1 && !all_peers([&](const Peer& peer) { return peer.published > 0; })) return false;
     const int slot = staging.take(order);
     if (slot < 0) return false;
     auto* data = static_cast<unsigned char*>(staging.data(slot));
-    slots_.push_back({slot, exposed_, {}, data});  // first, so that the slot is given back whatever happens
-    const auto place = transport().expose(data, staging.slot_bytes());
+    slots_.push_back({slot, published_, {}, data});  // first, so that the slot is given back whatever happens
+    const auto place = transport().register_memory(data, staging.slot_bytes());
     if (!place) throw LogicError("the exchange buffer lies outside of the window");
-    slots_.back().exposure = *place;
-    if (!call_.exposure) {
-      fill(exposed_, data);
-      note.place = *place;
-      note.chunk = exposed_;
+    slots_.back().registration = *place;
+    if (!call_.registration) {
+      fill(published_, data);
+      message.place = *place;
+      message.chunk = published_;
     }
-    ++exposed_;
+    ++published_;
   }
-  for (int member = 0; tell_peers && member < ranks(); ++member) {
-    if (member != call_.self) tell(peers_[static_cast<std::size_t>(member)], note);
+  for (int member = 0; announces && member < ranks(); ++member) {
+    if (member != call_.self) tell(peers_[static_cast<std::size_t>(member)], message);
   }
   return true;
 }
@@ -140,9 +143,9 @@ bool WindowExchange::free_slots(StagingBuffer& staging) {
   if (slots_.empty()) return false;
   const Slot slot = slots_.front();
   if (worked_ <= slot.chunk) return false;
-  const bool read = !call_.exposure || reads_slots();
+  const bool read = !call_.registration || reads_slots();
   if (read && !all_peers([&](const Peer& peer) { return peer.done > slot.chunk; })) return false;
-  transport().withdraw(slot.exposure);
+  transport().deregister_memory(slot.registration);
   staging.release(slot.number, order);
   slots_.pop_front();
   return true;
@@ -151,10 +154,10 @@ bool WindowExchange::free_slots(StagingBuffer& staging) {
 bool WindowExchange::advance(Transport&, StagingBuffer& staging) {
   if (chunks_ == 0) return false;
   bool moved = free_slots(staging);
-  moved |= expose(staging);
-  moved |= move_notes();
+  moved |= publish(staging);
+  moved |= move_control_messages();
   const auto here = [&](std::int64_t chunk) {
-    return exposed_ > chunk && all_peers([&](const Peer& peer) { return peer.exposed > chunk; });
+    return published_ > chunk && all_peers([&](const Peer& peer) { return peer.published > chunk; });
   };
   if (staged_ < chunks_ && here(staged_)) {
     const Progress prepared = stage(staged_);
@@ -175,7 +178,7 @@ bool WindowExchange::advance(Transport&, StagingBuffer& staging) {
         tell(peer, {Kind::done, -1, call_.mine_bytes, {}});
       }
     }
-    move_notes();
+    move_control_messages();
   }
   return moved || progress != Progress::waits;
 }
@@ -186,7 +189,7 @@ bool WindowExchange::finished() const {
                           }));
 }
 
-std::vector<int> WindowExchange::unheard() const {
+std::vector<int> WindowExchange::silent_peers() const {
   std::vector<int> result;
   for (int member = 0; member < ranks(); ++member) {
     const Peer& peer = peers_[static_cast<std::size_t>(member)];
@@ -195,8 +198,8 @@ std::vector<int> WindowExchange::unheard() const {
   return result;
 }
 
-Missing WindowExchange::missing() const {
-  Missing result{unheard()};
+PendingPeers WindowExchange::pending_peers() const {
+  PendingPeers result{silent_peers()};
   if (!result.ranks.empty()) return result;
   const auto collect = [&](auto&& absent) {
     for (int member = 0; member < ranks(); ++member) {
@@ -205,7 +208,8 @@ Missing WindowExchange::missing() const {
     }
     return !result.ranks.empty();
   };
-  if (collect([&](const Peer& peer) { return peer.exposed <= worked_ && worked_ < chunks_; })) return result;
+  if (collect([&](const Peer& peer) { return peer.published <= worked_ && worked_ < chunks_; }))
+    return result;
   if (two_phases() && collect([&](const Peer& peer) { return peer.ready <= worked_ && worked_ < chunks_; })) {
     return result;
   }
@@ -220,18 +224,18 @@ void WindowExchange::abandon(StagingBuffer& staging) {
     peer.outgoing.clear();
   }
   for (const Slot& slot : slots_) {
-    if (slot.exposure.bytes > 0) transport().withdraw(slot.exposure);
+    if (slot.registration.bytes > 0) transport().deregister_memory(slot.registration);
     staging.release(slot.number, order);
   }
   slots_.clear();
-  if (call_.exposure && !withdrawn_) transport().withdraw(*call_.exposure);
-  withdrawn_ = true;
+  if (call_.registration && !deregistered_) transport().deregister_memory(*call_.registration);
+  deregistered_ = true;
 }
 
-WindowExchange::Look WindowExchange::look(int member, std::int64_t chunk, std::int64_t direct,
-                                          std::int64_t packed) const {
+WindowExchange::PeerMapping WindowExchange::map_chunk(int member, std::int64_t chunk, std::int64_t direct,
+                                                      std::int64_t packed) const {
   const Peer& peer = peers_[static_cast<std::size_t>(member)];
-  Exposure place = peer.places[peer.direct ? 0 : static_cast<std::size_t>(chunk % 2)];
+  MemoryRegistration place = peer.places[peer.direct ? 0 : static_cast<std::size_t>(chunk % 2)];
   place.offset += peer.direct ? direct : packed;
   return {transport(), peer.rank, place};
 }
@@ -244,23 +248,24 @@ unsigned char* WindowExchange::slot_of(std::int64_t chunk) const {
 }
 
 unsigned char* WindowExchange::own(std::int64_t chunk, std::int64_t direct, std::int64_t packed) const {
-  return call_.exposure ? static_cast<unsigned char*>(call_.mine) + direct : slot_of(chunk) + packed;
+  return call_.registration ? static_cast<unsigned char*>(call_.mine) + direct : slot_of(chunk) + packed;
 }
 
-WindowExchange::Look WindowExchange::look_in_slot(int member, std::int64_t chunk, std::int64_t offset) const {
+WindowExchange::PeerMapping WindowExchange::map_slot(int member, std::int64_t chunk,
+                                                     std::int64_t offset) const {
   const Peer& peer = peers_[static_cast<std::size_t>(member)];
-  Exposure place = peer.slots[static_cast<std::size_t>(chunk % 2)];
+  MemoryRegistration place = peer.slots[static_cast<std::size_t>(chunk % 2)];
   place.offset += offset;
   return {transport(), peer.rank, place};
 }
 
-void WindowExchange::tell_ready(std::int64_t chunk) {
-  Note note{Kind::ready, chunk, call_.mine_bytes, {}};
+void WindowExchange::announce_ready(std::int64_t chunk) {
+  ControlMessage message{Kind::ready, chunk, call_.mine_bytes, {}};
   for (const Slot& slot : slots_) {
-    if (slot.chunk == chunk) note.place = slot.exposure;
+    if (slot.chunk == chunk) message.place = slot.registration;
   }
   for (int member = 0; member < ranks(); ++member) {
-    if (member != call_.self) tell(peers_[static_cast<std::size_t>(member)], note);
+    if (member != call_.self) tell(peers_[static_cast<std::size_t>(member)], message);
   }
 }
 

@@ -23,39 +23,39 @@ struct WindowCall {
   DataType dtype = DataType::float32;
   /// Named to peers as it is; nullopt: it lies outside of the window and is copied through the staging
   /// buffer.
-  std::optional<Exposure> exposure;
+  std::optional<MemoryRegistration> registration;
   Transport* transport = nullptr;
 };
 
 /// The protocol, chunk by chunk. A rank tells its peers where its chunk lies (its own buffer for all chunks
 /// at once, or a slot of its staging buffer that it has filled), works on the chunk once all have told, and
-/// tells them when it will not read theirs again. Only these notes travel as messages, so waiting, time-outs
-/// and failures are those of every other operation.
+/// tells them when it will not read theirs again. Only these control messages travel as messages, so waiting,
+/// time-outs and failures are those of every other operation.
 class WindowExchange : public Operation {
  public:
   WindowExchange(OperationInfo info, WindowCall call);
   bool advance(Transport& transport, StagingBuffer& staging) override;
   bool finished() const override;
-  Missing missing() const override;
-  bool uses_staging() const override { return chunks_ > 0 && (!call_.exposure || needs_slot()); }
+  PendingPeers pending_peers() const override;
+  bool uses_staging() const override { return chunks_ > 0 && (!call_.registration || needs_slot()); }
   void abandon(StagingBuffer& staging) override;
-  bool waits_for_staging() const override { return uses_staging() && exposed_ == 0; }
+  bool waits_for_staging() const override { return uses_staging() && published_ == 0; }
 
  protected:
-  /// Reading a peer's memory; ends with the object. Null when the peer has withdrawn it, having failed.
-  class Look {
+  /// Reading a peer's memory; ends with the object. Null when the peer has deregistered it, having failed.
+  class PeerMapping {
    public:
-    Look(Transport& transport, int rank, const Exposure& exposure);
-    ~Look();
-    Look(Look&& other) noexcept;
-    Look(const Look&) = delete;
-    Look& operator=(const Look&) = delete;
+    PeerMapping(Transport& transport, int rank, const MemoryRegistration& registration);
+    ~PeerMapping();
+    PeerMapping(PeerMapping&& other) noexcept;
+    PeerMapping(const PeerMapping&) = delete;
+    PeerMapping& operator=(const PeerMapping&) = delete;
     const unsigned char* data() const { return data_; }
 
    private:
     Transport* transport_;
     int rank_;
-    Exposure exposure_;
+    MemoryRegistration registration_;
     const unsigned char* data_;
   };
 
@@ -70,7 +70,7 @@ class WindowExchange : public Operation {
   virtual bool needs_slot() const { return false; }
   /// True when peers read more of the slot, so that it is kept until they have done.
   virtual bool reads_slots() const { return false; }
-  /// True when a second note (see tell_ready) of every rank belongs to each chunk.
+  /// True when a second control message (see announce_ready) of every rank belongs to each chunk.
   virtual bool two_phases() const { return false; }
 
   std::int64_t elements_of(std::int64_t chunk) const;
@@ -78,67 +78,67 @@ class WindowExchange : public Operation {
   int ranks() const { return static_cast<int>(call_.members.size()); }
   /// A member's memory of a chunk. `direct`, `packed`: bytes before the wanted place in its buffer, in a
   /// slot.
-  Look look(int member, std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
+  PeerMapping map_chunk(int member, std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
   unsigned char* own(std::int64_t chunk, std::int64_t direct, std::int64_t packed) const;
   /// The slot of a chunk that is staged or at work.
   unsigned char* slot_of(std::int64_t chunk) const;
   /// A peer's slot, once it is ready.
-  Look look_in_slot(int member, std::int64_t chunk, std::int64_t offset) const;
-  void tell_ready(std::int64_t chunk);
+  PeerMapping map_slot(int member, std::int64_t chunk, std::int64_t offset) const;
+  void announce_ready(std::int64_t chunk);
   bool ready(int member, std::int64_t chunk) const {
     return peers_[static_cast<std::size_t>(member)].ready > chunk;
   }
   const WindowCall& call() const { return call_; }
   Transport& transport() const { return *call_.transport; }
   /// Members of which nothing has been heard yet.
-  std::vector<int> unheard() const;
+  std::vector<int> silent_peers() const;
 
  private:
-  enum class Kind : std::int64_t { exposed, ready, done };
-  struct Note {
-    Kind kind = Kind::exposed;
+  enum class Kind : std::int64_t { published, ready, done };
+  struct ControlMessage {
+    Kind kind = Kind::published;
     std::int64_t chunk = 0;  ///< -1: all
     std::int64_t bytes = 0;  ///< of the call; differs when the ranks' calls do
-    Exposure place;
+    MemoryRegistration place;
   };
   struct Outgoing {
-    Note note;
-    std::unique_ptr<Message> message;
+    ControlMessage message;
+    std::unique_ptr<Message> sending;
   };
   struct Peer {
     int rank = 0;
-    Note incoming;
+    ControlMessage incoming;
     std::unique_ptr<Message> receiving;
     std::deque<Outgoing> outgoing;
-    std::int64_t received = 0, exposed = 0, ready = 0, done = 0;
+    std::int64_t received = 0, published = 0, ready = 0, done = 0;
     bool direct = false;
-    std::array<Exposure, 2> places;  ///< by chunk mod 2; [0] when direct
-    std::array<Exposure, 2> slots;   ///< of ready(), by chunk mod 2
+    std::array<MemoryRegistration, 2> places;  ///< by chunk mod 2; [0] when direct
+    std::array<MemoryRegistration, 2> slots;   ///< of ready(), by chunk mod 2
   };
   struct Slot {
     int number;
     std::int64_t chunk;
-    Exposure exposure;
+    MemoryRegistration registration;
     unsigned char* data;
   };
   std::int64_t expected(const Peer& peer) const;
-  void tell(Peer& peer, const Note& note) { peer.outgoing.push_back({note, nullptr}); }
-  bool move_notes();
+  void tell(Peer& peer, const ControlMessage& message) { peer.outgoing.push_back({message, nullptr}); }
+  bool move_control_messages();
   void take(Peer& peer);
-  bool expose(StagingBuffer& staging);
+  bool publish(StagingBuffer& staging);
   bool free_slots(StagingBuffer& staging);
   template <typename Predicate>
   bool all_peers(Predicate&& predicate) const;
 
   WindowCall call_;
   std::vector<Peer> peers_;  ///< by member; the own one unused
-  std::int64_t chunks_ = 0, exposed_ = 0, staged_ = 0, worked_ = 0;
+  std::int64_t chunks_ = 0, published_ = 0, staged_ = 0, worked_ = 0;
   std::deque<Slot> slots_;
-  bool withdrawn_ = false;
+  bool deregistered_ = false;
 };
 
 /// Bytes moved in one go, so that other operations get their turn: below a millisecond.
-inline constexpr std::int64_t turn_bytes = std::int64_t{4} << 20;
+inline constexpr std::int64_t quantum_bytes = std::int64_t{4} << 20;
 
 /// From here on (bytes that a rank gets of all others together) calls are made by reading. Where all ranks
 /// share a node reading is the quicker from there on with two ranks on two cores, and at half of it neither

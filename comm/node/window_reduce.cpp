@@ -23,21 +23,21 @@ void WindowReduce::fill(std::int64_t chunk, unsigned char* slot) {
 WindowExchange::Progress WindowReduce::work(std::int64_t chunk) {
   const std::int64_t width = size_of(call().dtype), elements = elements_of(chunk);
   const int self = call().self;
-  const std::int64_t turn = std::max<std::int64_t>(turn_bytes / (width * ranks()) / 64 * 64, 64);
-  const std::int64_t count = std::min(turn, elements - summed_);
+  const std::int64_t quantum = std::max<std::int64_t>(quantum_bytes / (width * ranks()) / 64 * 64, 64);
+  const std::int64_t count = std::min(quantum, elements - summed_);
   const std::int64_t direct = (self * call().count + first_of(chunk) + summed_) * width;
-  std::vector<Look> looks;
+  std::vector<PeerMapping> mappings;
   std::vector<const void*> pieces(static_cast<std::size_t>(ranks()));
-  looks.reserve(pieces.size());
+  mappings.reserve(pieces.size());
   for (int member = 0; member < ranks(); ++member) {
     if (member == self) {
       pieces[static_cast<std::size_t>(member)] = static_cast<const unsigned char*>(call().mine) + direct;
       continue;
     }
     const int place = self < member ? self : self - 1;  // among the pieces of that member's slot
-    looks.push_back(look(member, chunk, direct, (place * elements + summed_) * width));
-    if (looks.back().data() == nullptr) return Progress::waits;
-    pieces[static_cast<std::size_t>(member)] = looks.back().data();
+    mappings.push_back(map_chunk(member, chunk, direct, (place * elements + summed_) * width));
+    if (mappings.back().data() == nullptr) return Progress::waits;
+    pieces[static_cast<std::size_t>(member)] = mappings.back().data();
   }
   combine_(pieces, static_cast<unsigned char*>(output_.data) + (first_of(chunk) + summed_) * output_.width,
            count);

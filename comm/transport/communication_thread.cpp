@@ -19,8 +19,8 @@
 namespace tranche::comm {
 
 namespace {
-constexpr int yields = 40;  ///< looks before the first sleep, about 20 microseconds
-constexpr auto idle_look = std::chrono::milliseconds(100);
+constexpr int yields = 40;  ///< polls before the first sleep, about 20 microseconds
+constexpr auto idle_poll = std::chrono::milliseconds(100);
 
 /// Longer the longer nothing came: at most a fiftieth of `waited`, so that the last pause adds little to the
 /// wait, while a rank that waits for long leaves its cores to those that compute.
@@ -34,39 +34,39 @@ std::chrono::microseconds pause_after(int quiet, std::chrono::microseconds waite
 struct CommunicationThread::Impl {
   /// The result of polling everything once.
   struct Found {
-    bool moved = false, busy = false, look = false;
+    bool moved = false, busy = false, needs_polling = false;
   };
 
   std::mutex mutex;
   std::condition_variable changed;
   bool signalled = false;
   bool stopping = false;
-  int stand_ins = 0;
+  int inline_callers = 0;
   std::deque<std::function<void()>> commands;
   std::once_flag started;
   std::thread thread;
 
-  std::mutex turn;  ///< of whoever looks or runs commands; taken before `mutex`
-  std::atomic<std::thread::id> whose_turn{};
-  std::vector<Pollable*> pollables;  ///< of the turn
+  std::mutex progress_lock;  ///< held while commands run and pollables are polled; taken before `mutex`
+  std::atomic<std::thread::id> progress_owner{};
+  std::vector<Pollable*> pollables;  ///< guarded by progress_lock
   std::atomic<bool> busy{false};
 
   void start() {
     std::call_once(started, [this] { thread = std::thread([this] { loop(); }); });
   }
-  Found look(HostEvent* wanted);
+  Found poll(HostEvent* wanted);
   void loop();
-  /// Work for the thread itself, whoever stands in for it. The mutex is held.
+  /// True when there is work for the thread itself, even during inline progress. The mutex is held.
   bool called() const { return signalled || stopping || !commands.empty(); }
 };
 
-/// In the caller's turn.
-CommunicationThread::Impl::Found CommunicationThread::Impl::look(HostEvent* wanted) {
+/// The caller holds the progress lock.
+CommunicationThread::Impl::Found CommunicationThread::Impl::poll(HostEvent* wanted) {
   Found found;
   for (Pollable* pollable : pollables) {
     if (wanted == nullptr || !wanted->query()) found.moved |= pollable->poll(wanted);
     found.busy |= pollable->busy();
-    found.look |= pollable->needs_polling();
+    found.needs_polling |= pollable->needs_polling();
   }
   busy.store(found.busy, std::memory_order_relaxed);
   return found;
@@ -82,14 +82,15 @@ void CommunicationThread::Impl::loop() {
   for (;;) {
     {
       std::unique_lock lock(mutex);
-      // Now and then it looks all the same, lest all hang on one thread that does not come to it.
-      if (stand_ins > 0) changed.wait_for(lock, idle_look, [this] { return called() || stand_ins == 0; });
+      // It polls now and then all the same, so that nothing depends on a caller that does not get to it.
+      if (inline_callers > 0)
+        changed.wait_for(lock, idle_poll, [this] { return called() || inline_callers == 0; });
     }
     Found found;
     bool stop = false;
     {
-      const std::lock_guard mine(turn);
-      whose_turn = std::this_thread::get_id();
+      const std::lock_guard mine(progress_lock);
+      progress_owner = std::this_thread::get_id();
       std::deque<std::function<void()>> work;
       {
         const std::lock_guard lock(mutex);
@@ -99,9 +100,9 @@ void CommunicationThread::Impl::loop() {
         stop = stopping && work.empty();
       }
       for (auto& command : work) command();
-      if (!stop) found = look(nullptr);
+      if (!stop) found = poll(nullptr);
       found.moved |= !work.empty();
-      whose_turn = std::thread::id{};
+      progress_owner = std::thread::id{};
     }
     if (stop) return;
     if (found.moved) {
@@ -118,8 +119,8 @@ void CommunicationThread::Impl::loop() {
     if (found.busy) {
       const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - quiet_since);
       changed.wait_for(lock, pause_after(quiet, waited), woken);
-    } else if (found.look) {
-      changed.wait_for(lock, idle_look, woken);
+    } else if (found.needs_polling) {
+      changed.wait_for(lock, idle_poll, woken);
     } else {
       changed.wait(lock, woken);
     }
@@ -181,30 +182,31 @@ void CommunicationThread::wake() {
   impl_->changed.notify_one();
 }
 
-std::shared_ptr<void> CommunicationThread::stand_in(std::shared_ptr<CommunicationThread> thread) {
+std::shared_ptr<void> CommunicationThread::begin_inline_progress(
+    std::shared_ptr<CommunicationThread> thread) {
   Impl* impl = thread->impl_.get();
   {
     const std::lock_guard lock(impl->mutex);
-    ++impl->stand_ins;
+    ++impl->inline_callers;
   }
   return {impl, [thread = std::move(thread)](Impl* of) {
             bool last = false;
             {
               const std::lock_guard lock(of->mutex);
-              last = --of->stand_ins == 0;
+              last = --of->inline_callers == 0;
             }
-            // The rest is the thread's again.
+            // The thread goes on with the rest.
             if (last && of->busy.load(std::memory_order_relaxed)) thread->wake();
           }};
 }
 
-bool CommunicationThread::look(HostEvent* wanted) {
-  if (impl_->whose_turn.load(std::memory_order_relaxed) == std::this_thread::get_id()) return false;
-  const std::unique_lock mine(impl_->turn, std::try_to_lock);
+bool CommunicationThread::poll_inline(HostEvent* wanted) {
+  if (impl_->progress_owner.load(std::memory_order_relaxed) == std::this_thread::get_id()) return false;
+  const std::unique_lock mine(impl_->progress_lock, std::try_to_lock);
   if (!mine) return false;
-  impl_->whose_turn = std::this_thread::get_id();
-  const bool moved = impl_->look(wanted).moved;
-  impl_->whose_turn = std::thread::id{};
+  impl_->progress_owner = std::this_thread::get_id();
+  const bool moved = impl_->poll(wanted).moved;
+  impl_->progress_owner = std::thread::id{};
   return moved;
 }
 

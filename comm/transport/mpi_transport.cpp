@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "comm/call_signature.h"
+#include "comm/node/futex_wake_event.h"
 #include "comm/node/mpi_window.h"
 #include "core/clock.h"
 #include "tranche/core/error.h"
@@ -145,31 +146,31 @@ class MpiTransport : public Transport {
 
   bool reads(int peer) const override { return window_->reads(peer); }
   std::string window_obstacle() const override { return window_->obstacle(); }
-  std::optional<Exposure> expose(const void* data, std::int64_t bytes) override {
+  std::optional<MemoryRegistration> register_memory(const void* data, std::int64_t bytes) override {
     if (window_->own() == nullptr) return std::nullopt;
     const auto place = window_->own()->find(data, bytes);
     if (!place) return std::nullopt;
-    return Exposure{place->piece, place->bytes, place->offset};
+    return MemoryRegistration{place->allocation, place->bytes, place->offset};
   }
-  const void* look_at(int peer, const Exposure& exposure) override {
-    return window_->look_at(peer, exposure);
+  const void* map_peer(int peer, const MemoryRegistration& registration) override {
+    return window_->map_peer(peer, registration);
   }
 
-  std::shared_ptr<Bell> bell() override {
+  std::shared_ptr<WakeEvent> wake_event() override {
     // A rank alone on its node has no obstacle even where the system gave it no window.
     const WindowMemory* own = window_->own();
     if (own == nullptr || !own->available() || !window_->obstacle().empty()) return nullptr;
-    return std::make_shared<BoardBell>(*own->board());
+    return std::make_shared<FutexWakeEvent>(*own->control_segment());
   }
-  void ring() noexcept override {
-    if (window_->own() != nullptr && window_->own()->available()) comm::ring(*window_->own()->board());
+  void notify() noexcept override {
+    if (window_->own() != nullptr && window_->own()->available()) window_->own()->control_segment()->notify();
   }
 
   std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) override {
     MPI_Request request = MPI_REQUEST_NULL;
     require_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, pack(tag), comm_, &request),
                 "MPI_Isend");
-    if (window_->reads(peer)) comm::ring(window_->board(peer));
+    if (window_->reads(peer)) window_->segment(peer).notify();
     return std::make_unique<MpiMessage>(request, bytes, rank_, peer, true);
   }
   std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) override {
@@ -179,23 +180,25 @@ class MpiTransport : public Transport {
     return std::make_unique<MpiMessage>(request, bytes, rank_, peer, false);
   }
 
-  std::unique_ptr<Message> send_note(const void* data, std::int64_t bytes, int peer,
-                                     const Tag& tag) override {
-    WindowNotes* notes = window_->notes(peer);
-    return notes != nullptr ? notes->send(data, bytes, tag) : Transport::send_note(data, bytes, peer, tag);
+  std::unique_ptr<Message> send_control(const void* data, std::int64_t bytes, int peer,
+                                        const Tag& tag) override {
+    ControlChannel* channel = window_->channel(peer);
+    return channel != nullptr ? channel->send(data, bytes, tag)
+                              : Transport::send_control(data, bytes, peer, tag);
   }
-  std::unique_ptr<Message> receive_note(void* data, std::int64_t bytes, int peer, const Tag& tag) override {
-    WindowNotes* notes = window_->notes(peer);
-    return notes != nullptr ? notes->receive(data, bytes, tag)
-                            : Transport::receive_note(data, bytes, peer, tag);
+  std::unique_ptr<Message> receive_control(void* data, std::int64_t bytes, int peer,
+                                           const Tag& tag) override {
+    ControlChannel* channel = window_->channel(peer);
+    return channel != nullptr ? channel->receive(data, bytes, tag)
+                              : Transport::receive_control(data, bytes, peer, tag);
   }
 
   std::optional<FailureReport> poll_failure() override {
     if (listening_ == MPI_REQUEST_NULL) return failure_;
-    // Each look at MPI gives the core away where ranks are more than cores.
+    // Each poll of MPI gives the core away where ranks are more than cores.
     const double now = seconds_now();
-    if (now < next_look_) return failure_;
-    next_look_ = now + 100e-6;
+    if (now < next_poll_) return failure_;
+    next_poll_ = now + 100e-6;
     std::array<MPI_Request, 2> requests{listening_, signature_request_};
     int done = 0, which = MPI_UNDEFINED;
     MPI_Status status;
@@ -364,7 +367,7 @@ class MpiTransport : public Transport {
   MPI_Request signature_request_ = MPI_REQUEST_NULL;
   std::deque<CallSignature> signatures_;
   std::deque<SentSignature> sent_signatures_;
-  double next_look_ = 0;  ///< for failures and signatures
+  double next_poll_ = 0;  ///< for failures and signatures
   std::optional<FailureReport> failure_;
   std::array<OutgoingReport, 2> outgoing_;  ///< whose cause follows; others
 };

@@ -29,20 +29,20 @@ std::string describe(std::string_view name, std::string_view unit, std::string_v
   return text;
 }
 
-std::string overdue(const std::string& what, const Missing& missing, double timeout) {
+std::string timeout_message(const std::string& what, const PendingPeers& pending, double timeout) {
   const std::string seconds = fmt::format("{:.1f} s", timeout);
-  if (missing.ranks.empty()) {
+  if (pending.ranks.empty()) {
     return fmt::format("{}: not done after {} (no rank is known to be missing: a device or its link hangs)",
                        what, seconds);
   }
-  const std::string who = rank_list(missing.ranks);
-  const bool one = missing.ranks.size() == 1;
-  const std::string observed = missing.sending
+  const std::string who = rank_list(pending.ranks);
+  const bool one = pending.ranks.size() == 1;
+  const std::string observed = pending.sending
                                    ? fmt::format("{}: {} {} not taken the data of this rank after {}", what,
                                                  who, one ? "has" : "have", seconds)
                                    : fmt::format("{}: no data from {} after {}", what, who, seconds);
-  const std::string they = !missing.sending ? who : one ? "it" : "they";
-  if (missing.indirect) {
+  const std::string they = !pending.sending ? who : one ? "it" : "they";
+  if (pending.indirect) {
     return fmt::format("{} ({}, or a rank that {} for, has not entered the operation, or hangs)", observed,
                        they, one ? "it waits" : "they wait");
   }
@@ -104,8 +104,8 @@ bool DirectOperation::finished() const {
          std::all_of(sends_.begin(), sends_.end(), finished);
 }
 
-Missing DirectOperation::missing() const {
-  Missing result;
+PendingPeers DirectOperation::pending_peers() const {
+  PendingPeers result;
   for (const Flow& flow : receives_) {
     if (!flow.finished()) result.ranks.push_back(flow.peer());
   }
@@ -229,8 +229,8 @@ bool ReduceExchange::advance(Transport& transport, StagingBuffer& staging) {
   return true;
 }
 
-Missing ReduceExchange::missing() const {
-  Missing result;
+PendingPeers ReduceExchange::pending_peers() const {
+  PendingPeers result;
   for (const Arrival& arrival : arrivals_) {
     for (std::size_t member = 0; member < arrival.messages.size(); ++member) {
       if (arrival.messages[member]) result.ranks.push_back(reduction_.members[member]);

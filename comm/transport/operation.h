@@ -25,21 +25,21 @@ struct OperationInfo {
   std::vector<Event> ready;
   std::shared_ptr<HostEvent> done;
   /// Few bytes, and nothing to wait for but peers: may be done by the thread that issues it.
-  bool quick = false;
+  bool eager = false;
 };
 
 /// "reduce_scatter of unit h.3 in backward"
 std::string describe(std::string_view name, std::string_view unit, std::string_view phase);
 
 /// Whom an operation waits for.
-struct Missing {
+struct PendingPeers {
   std::vector<int> ranks;  ///< of the job
   bool sending = false;    ///< they have not taken our data (everything of theirs has arrived)
   bool indirect = false;   ///< they may be there, and wait for others themselves
 };
 
 /// The sentence of a time-out: "<what>: no data from rank 2 after 0.2 s (rank 2 has not entered ...)".
-std::string overdue(const std::string& what, const Missing& missing, double seconds);
+std::string timeout_message(const std::string& what, const PendingPeers& pending, double seconds);
 
 class Operation {
  public:
@@ -50,7 +50,7 @@ class Operation {
   /// Moves as far as it can; returns whether anything moved.
   virtual bool advance(Transport& transport, StagingBuffer& staging) = 0;
   virtual bool finished() const = 0;
-  virtual Missing missing() const = 0;
+  virtual PendingPeers pending_peers() const = 0;
   virtual bool uses_staging() const { return false; }
   /// Gives up messages and slots.
   virtual void abandon(StagingBuffer&) {}
@@ -60,7 +60,7 @@ class Operation {
   const OperationInfo& info() const { return info_; }
   std::string describe() const { return comm::describe(info_.name, info_.unit, info_.phase); }
 
-  // The progress engine's notes.
+  // The progress engine's state of it.
   enum class State { waiting, exchanging };
   State state = State::waiting;
   std::uint64_t order = 0;      ///< place in this rank's sequence of all operations
@@ -108,7 +108,7 @@ class DirectOperation : public Operation {
   void start() override;
   bool advance(Transport& transport, StagingBuffer& staging) override;
   bool finished() const override;
-  Missing missing() const override;
+  PendingPeers pending_peers() const override;
   void abandon(StagingBuffer& staging) override;
 
  private:
@@ -139,7 +139,7 @@ class ReduceExchange : public Operation {
   ReduceExchange(OperationInfo info, Reduction reduction);
   bool advance(Transport& transport, StagingBuffer& staging) override;
   bool finished() const override { return summed_ == chunks_ && sent(); }
-  Missing missing() const override;
+  PendingPeers pending_peers() const override;
   bool uses_staging() const override;
   void abandon(StagingBuffer& staging) override;
   bool waits_for_staging() const override;

@@ -34,7 +34,7 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
       device_(make_device({})),
       stream_(device_->create_inline_stream("communication", 1)),
       staging_(options.memory, options.staging_bytes, transport_->size()),
-      bell_(transport_->bell()) {
+      wake_event_(transport_->wake_event()) {
   if (transport_->size() > 1 || transport_->needs_polling()) attach();
 }
 
@@ -64,27 +64,27 @@ ProgressEngine::~ProgressEngine() {
 Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
   auto done = operation->info().done;
   const int context = operation->info().tag.context;
-  const bool quick = operation->info().quick;
+  const bool eager = operation->info().eager;
   if (!thread_) {
     done->set_progress(
         [engine = weak_from_this(), wanted = done.get()] {
           const auto self = engine.lock();
           return self && self->poll(wanted);
         },
-        {}, bell_);
+        {}, wake_event_);
   } else if (attached_) {
     // A waiting caller does the work meanwhile.
     const std::weak_ptr<CommunicationThread> thread = thread_;
     done->set_progress(
         [thread, wanted = done.get()] {
           const auto self = thread.lock();
-          return self && self->look(wanted);
+          return self && self->poll_inline(wanted);
         },
         [thread] {
           auto self = thread.lock();
-          return self ? CommunicationThread::stand_in(std::move(self)) : nullptr;
+          return self ? CommunicationThread::begin_inline_progress(std::move(self)) : nullptr;
         },
-        bell_);
+        wake_event_);
   }
   bool alone = false;
   {
@@ -108,7 +108,7 @@ Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
   if (!thread_) {
     poll(nullptr);
   } else if (attached_) {
-    if (!quick || !alone || !finish_at_once(*done)) thread_->wake();
+    if (!eager || !alone || !try_inline(*done)) thread_->wake();
   } else {
     // A single rank needs its thread only when an operation has to wait for something.
     poll(nullptr);
@@ -120,13 +120,13 @@ Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
   return Event(done);
 }
 
-bool ProgressEngine::finish_at_once(HostEvent& done) {
-  constexpr double a_moment = 5e-6;
+bool ProgressEngine::try_inline(HostEvent& done) {
+  constexpr double longest = 5e-6;
   if (!thread_->idle()) return false;
-  const auto standing_in = CommunicationThread::stand_in(thread_);
-  const double limit = seconds_now() + a_moment;
+  const auto inline_progress = CommunicationThread::begin_inline_progress(thread_);
+  const double limit = seconds_now() + longest;
   do {
-    thread_->look(&done);
+    thread_->poll_inline(&done);
     if (done.query()) return true;
   } while (seconds_now() < limit);
   return false;
@@ -158,7 +158,7 @@ void ProgressEngine::finish(Operation& operation, const std::exception_ptr& erro
   } else {
     operation.info().done->complete();
   }
-  if (bell_) transport_->ring();
+  if (wake_event_) transport_->notify();
   const std::lock_guard lock(inbox_mutex_);
   --pending_[operation.info().tag.context];
   drained_.notify_all();
@@ -215,7 +215,7 @@ void ProgressEngine::send_signature(Operation& operation) {
   const OperationInfo& info = operation.info();
   const CallSignature signature =
       make_call_signature(transport_->rank(), info.tag, info.bytes, info.name, info.unit);
-  for (const int rank : operation.missing().ranks) transport_->send_signature(signature, rank);
+  for (const int rank : operation.pending_peers().ranks) transport_->send_signature(signature, rank);
 }
 
 bool ProgressEngine::compare_signatures() {
@@ -250,10 +250,10 @@ void ProgressEngine::expire(Operation& operation, double now) {
     send_signature(operation);
   }
   if (waited < timeout) return;
-  const Missing missing = operation.missing();
+  const PendingPeers pending = operation.pending_peers();
   // A rank that sees no more than that others wait leaves it to them to name the cause.
-  if (missing.indirect && waited < timeout + std::min(1.0, timeout / 4)) return;
-  throw CommunicationError(overdue(operation.describe(), missing, timeout));
+  if (pending.indirect && waited < timeout + std::min(1.0, timeout / 4)) return;
+  throw CommunicationError(timeout_message(operation.describe(), pending, timeout));
 }
 
 ProgressEngine::Step ProgressEngine::step(Operation& operation, double now) {

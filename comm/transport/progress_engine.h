@@ -62,7 +62,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   bool needs_polling() const override { return transport_->needs_polling(); }
 
  private:
-  /// Outcome of one look at an operation.
+  /// Outcome of one step of an operation.
   enum class Step { idle, moved, finished };
   Step step(Operation& operation, double now);
   void finish(Operation& operation, const std::exception_ptr& error) noexcept;
@@ -72,19 +72,19 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
                 std::exception_ptr own = nullptr) noexcept;
   [[nodiscard]] std::exception_ptr error_for(const std::string& what) const;
   void expire(Operation& operation, double now);
-  /// Looks whether a peer's failure ends this rank.
+  /// Ends this rank if a peer has failed; returns whether it did.
   bool poll_peer_failure(double now);
   /// Tells the peers that an operation waits for which one it is.
   void send_signature(Operation& operation);
   /// Ends this rank if a peer has issued another call in the place of one of its own.
   bool compare_signatures();
   void take_inbox();
-  /// Looks for a few microseconds, which is what waking the thread would take; whether `done` has passed
-  /// then.
-  bool finish_at_once(HostEvent& done);
-  /// Lets the communication thread look after this engine.
+  /// Polls inline for a few microseconds, as long as waking the thread would take; returns whether `done` has
+  /// passed then.
+  bool try_inline(HostEvent& done);
+  /// Adds this engine to those that the communication thread polls.
   void attach();
-  /// Runs work that touches the transport; on the communication thread if it looks after us.
+  /// Runs work that touches the transport; on the communication thread if it polls this engine.
   bool execute(const std::function<void()>& work, double seconds) noexcept;
 
   std::unique_ptr<Transport> transport_;
@@ -95,7 +95,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
   StagingBuffer staging_;
-  std::shared_ptr<Bell> bell_;  ///< null: who waits looks now and then
+  std::shared_ptr<WakeEvent> wake_event_;  ///< null: a waiter polls now and then
   int next_context_ = 1;
   bool attached_ = false;  ///< of the issuing thread
 

@@ -33,7 +33,7 @@ struct Post {
 };
 
 /// Messages from one rank to another that wait for their other half. Whoever comes second copies, holding
-/// the mutex: so an abandoned buffer is never touched after it was withdrawn.
+/// the mutex: so an abandoned buffer is never touched after it was deregistered.
 struct Channel {
   std::mutex mutex;
   std::list<std::shared_ptr<Post>> sends, receives;
@@ -75,45 +75,45 @@ struct ThreadGroup::Hub {
     for (Waker& waker : wakers) waker.wake();
   }
 
-  /// Memory that its rank has exposed.
-  struct Exposed {
+  /// Memory that its rank has registered.
+  struct Registered {
     const unsigned char* data = nullptr;
     int readers = 0;
-    bool withdrawn = false;
+    bool deregistered = false;
   };
-  std::int64_t expose(const void* data) {
-    const std::lock_guard lock(exposed_mutex);
-    exposed[++exposures].data = static_cast<const unsigned char*>(data);
-    return exposures;
+  std::int64_t register_memory(const void* data) {
+    const std::lock_guard lock(registered_mutex);
+    registered[++registrations].data = static_cast<const unsigned char*>(data);
+    return registrations;
   }
   /// Waits for those that read just now; they never wait for anything themselves.
-  void withdraw(std::int64_t number) {
-    std::unique_lock lock(exposed_mutex);
-    const auto found = exposed.find(number);
-    if (found == exposed.end()) return;
-    found->second.withdrawn = true;
-    exposed_changed.wait(lock, [&] { return found->second.readers == 0; });
-    exposed.erase(found);
+  void deregister_memory(std::int64_t number) {
+    std::unique_lock lock(registered_mutex);
+    const auto found = registered.find(number);
+    if (found == registered.end()) return;
+    found->second.deregistered = true;
+    registered_changed.wait(lock, [&] { return found->second.readers == 0; });
+    registered.erase(found);
   }
-  const unsigned char* look_at(std::int64_t number) {
-    const std::lock_guard lock(exposed_mutex);
-    const auto found = exposed.find(number);
-    if (found == exposed.end() || found->second.withdrawn) return nullptr;
+  const unsigned char* map_peer(std::int64_t number) {
+    const std::lock_guard lock(registered_mutex);
+    const auto found = registered.find(number);
+    if (found == registered.end() || found->second.deregistered) return nullptr;
     ++found->second.readers;
     return found->second.data;
   }
-  void look_away(std::int64_t number) {
-    const std::lock_guard lock(exposed_mutex);
-    --exposed.at(number).readers;
-    exposed_changed.notify_all();
+  void unmap_peer(std::int64_t number) {
+    const std::lock_guard lock(registered_mutex);
+    --registered.at(number).readers;
+    registered_changed.notify_all();
   }
 
   const int size;
   const FaultInjection faults;
-  std::mutex exposed_mutex;
-  std::condition_variable exposed_changed;
-  std::int64_t exposures = 0;
-  std::map<std::int64_t, Exposed> exposed;
+  std::mutex registered_mutex;
+  std::condition_variable registered_changed;
+  std::int64_t registrations = 0;
+  std::map<std::int64_t, Registered> registered;
   std::vector<Channel> channels;
   std::vector<Waker> wakers;
   std::vector<std::deque<comm::CallSignature>> signatures;  ///< by whom they are for; guarded by `mutex`
@@ -163,15 +163,19 @@ class ThreadGroup::Hub::Transport : public comm::Transport {
   void close(bool, double) noexcept override {}
 
   bool reads(int) const override { return true; }
-  std::optional<comm::Exposure> expose(const void* data, std::int64_t bytes) override {
-    return comm::Exposure{hub_->expose(data), bytes, 0};
+  std::optional<comm::MemoryRegistration> register_memory(const void* data, std::int64_t bytes) override {
+    return comm::MemoryRegistration{hub_->register_memory(data), bytes, 0};
   }
-  void withdraw(const comm::Exposure& exposure) noexcept override { hub_->withdraw(exposure.piece); }
-  const void* look_at(int, const comm::Exposure& exposure) override {
-    const unsigned char* data = hub_->look_at(exposure.piece);
-    return data == nullptr ? nullptr : data + exposure.offset;
+  void deregister_memory(const comm::MemoryRegistration& registration) noexcept override {
+    hub_->deregister_memory(registration.allocation);
   }
-  void look_away(int, const comm::Exposure& exposure) noexcept override { hub_->look_away(exposure.piece); }
+  const void* map_peer(int, const comm::MemoryRegistration& registration) override {
+    const unsigned char* data = hub_->map_peer(registration.allocation);
+    return data == nullptr ? nullptr : data + registration.offset;
+  }
+  void unmap_peer(int, const comm::MemoryRegistration& registration) noexcept override {
+    hub_->unmap_peer(registration.allocation);
+  }
 
   std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) override {
     return post(hub_->channel(rank_, peer), const_cast<void*>(data), bytes, tag, true);

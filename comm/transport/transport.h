@@ -23,8 +23,8 @@ struct Tag {
   friend bool operator==(const Tag&, const Tag&) = default;
 };
 
-/// The tag of a note that travels as a message, so that it matches no other of the same call.
-inline Tag of_note(Tag tag) {
+/// The tag of a control message that travels as a message, so that it matches no other of the same call.
+inline Tag control_tag(Tag tag) {
   tag.call ^= 1;
   return tag;
 }
@@ -48,14 +48,14 @@ struct FailureReport {
 };
 
 /// Memory of a rank that its peers on the node may read, as the rank names it to them.
-struct Exposure {
-  std::int64_t piece = 0, bytes = 0, offset = 0;  ///< meaning is the transport's
+struct MemoryRegistration {
+  std::int64_t allocation = 0, bytes = 0, offset = 0;  ///< meaning is the transport's
 };
 
 struct CallSignature;
 
-/// All calls but expose() come from one thread at a time: the communication thread, or the caller with inline
-/// progress.
+/// All calls but register_memory() come from one thread at a time: the communication thread, or the caller
+/// with inline progress.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -69,25 +69,29 @@ class Transport {
   /// Why reads() is false for ranks of one node; empty when it is not.
   virtual std::string window_obstacle() const { return {}; }
   /// Names memory of this rank to peers; nullopt when they cannot read it. From any thread.
-  virtual std::optional<Exposure> expose(const void*, std::int64_t) { return std::nullopt; }
-  /// Ends an exposure: no peer reads the memory once this has returned, or finds but zeros.
-  virtual void withdraw(const Exposure&) noexcept {}
-  /// Address of a peer's exposed memory, valid until look_away(); null when it was withdrawn, since the peer
-  /// has failed.
-  virtual const void* look_at(int, const Exposure&) { return nullptr; }
-  virtual void look_away(int, const Exposure&) noexcept {}
-  /// Rings whenever a rank of this node has sent something, and on ring(); null when nobody would.
-  virtual std::shared_ptr<Bell> bell() { return nullptr; }
-  virtual void ring() noexcept {}
+  virtual std::optional<MemoryRegistration> register_memory(const void*, std::int64_t) {
+    return std::nullopt;
+  }
+  /// Ends a registration: no peer reads the memory once this has returned, or finds but zeros.
+  virtual void deregister_memory(const MemoryRegistration&) noexcept {}
+  /// Address of a peer's registered memory, valid until unmap_peer(); null when it was deregistered, since
+  /// the peer has failed.
+  virtual const void* map_peer(int, const MemoryRegistration&) { return nullptr; }
+  virtual void unmap_peer(int, const MemoryRegistration&) noexcept {}
+  /// Notified whenever a rank of this node has sent something, and by notify(); null when the transport has
+  /// none.
+  virtual std::shared_ptr<WakeEvent> wake_event() { return nullptr; }
+  virtual void notify() noexcept {}
   virtual std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
   virtual std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
   /// As send() and receive(), for what is small and goes to a rank whose memory this one reads, which answers
-  /// by the same call; may be quicker. At most 96 bytes; a note never matches a message.
-  virtual std::unique_ptr<Message> send_note(const void* data, std::int64_t bytes, int peer, const Tag& tag) {
-    return send(data, bytes, peer, of_note(tag));
+  /// by the same call; may be quicker. At most 96 bytes; a control message never matches a message.
+  virtual std::unique_ptr<Message> send_control(const void* data, std::int64_t bytes, int peer,
+                                                const Tag& tag) {
+    return send(data, bytes, peer, control_tag(tag));
   }
-  virtual std::unique_ptr<Message> receive_note(void* data, std::int64_t bytes, int peer, const Tag& tag) {
-    return receive(data, bytes, peer, of_note(tag));
+  virtual std::unique_ptr<Message> receive_control(void* data, std::int64_t bytes, int peer, const Tag& tag) {
+    return receive(data, bytes, peer, control_tag(tag));
   }
   /// The first failure that a peer has reported; one whose cause was to follow gives way to the next.
   virtual std::optional<FailureReport> poll_failure() = 0;
@@ -95,11 +99,11 @@ class Transport {
   /// be of another rank, whose failure ended this one. Of reports whose cause follows, and of others, the
   /// first is told.
   virtual bool post_failure(const FailureReport& report) = 0;
-  /// Tells a peer what this rank has issued, and looks for what a peer has told; see call_signature.h.
+  /// Tells a peer what this rank has issued, and returns what a peer has told; see call_signature.h.
   /// Seldom: only where an operation waits for long.
   virtual void send_signature(const CallSignature&, int) {}
   virtual bool poll_signature(CallSignature&) { return false; }
-  /// True when nothing wakes the communication thread on arrival, so that it has to look.
+  /// True when nothing wakes the communication thread on arrival, so that it has to poll.
   virtual bool needs_polling() const = 0;
   /// Ends the job, if the transport can.
   virtual void abort_job(int status) noexcept = 0;

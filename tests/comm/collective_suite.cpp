@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include "tests/comm/ordered_bracket.h"
+#include "tests/comm/reduction_order.h"
 #include "tranche/core/dtype.h"
 
 namespace tranche::test {
@@ -58,7 +58,7 @@ std::vector<float> expected_sum(int n, int rank, std::int64_t count, int group_s
     for (int s = 0; s < n; ++s) {
       terms[static_cast<std::size_t>(s)] = to_float(from_float<T>(test_value(s, rank * count + i, salt)));
     }
-    sum[static_cast<std::size_t>(i)] = bracket(terms, std::min(group_size, n));
+    sum[static_cast<std::size_t>(i)] = reduce_in_order(terms, std::min(group_size, n));
   }
   return sum;
 }
@@ -109,7 +109,7 @@ class Array {
 /// Runs one reduce_scatter and checks every bit.
 template <typename T, typename Out>
 void reduce_scatter_case(Communicator& comm, const SuitePlace& place, std::int64_t count,
-                         const OrderedSumOptions& options) {
+                         const ReductionOptions& options) {
   const int n = comm.size();
   const auto salt = static_cast<std::uint64_t>(count) + 17;
   Array<T> full(place, gradient<T>(comm.rank(), n * count, salt));

@@ -18,74 +18,74 @@ using namespace std::chrono_literals;
 class Waiting : public Pollable {
  public:
   bool poll(HostEvent*) override {
-    ++looks;
+    ++polls;
     return false;
   }
   bool busy() const override { return true; }
   bool needs_polling() const override { return false; }
-  std::atomic<int> looks{0};
+  std::atomic<int> polls{0};
 };
 
 /// A rank that waits for a slow peer leaves the cores to it: pauses grow to a fiftieth of the wait, so that
 /// in a second there are 40 yields, 60 short pauses, 50 ln(250 / 5) up to 250 ms and 150 behind them. A
-/// constant pause of 200 microseconds would look 5000 times. A slow machine looks less often, never more.
-TEST(CommunicationThread, LooksSeldomWhenItHasWaitedForLong) {
+/// constant pause of 200 microseconds would poll 5000 times. A slow machine polls less often, never more.
+TEST(CommunicationThread, PollsSeldomWhenItHasWaitedForLong) {
   Waiting waiting;
   CommunicationThread thread;
   thread.add(waiting);
   std::this_thread::sleep_for(1s);
-  const int looks = waiting.looks;
-  EXPECT_LT(looks, 900);
-  EXPECT_GT(looks, 40) << "it has stopped looking";
+  const int polls = waiting.polls;
+  EXPECT_LT(polls, 900);
+  EXPECT_GT(polls, 40) << "it has stopped polling";
   thread.remove(waiting);
 }
 
-/// Counts who looks.
+/// Counts who polls.
 class Counting : public Pollable {
  public:
   explicit Counting(std::thread::id own) : own_(own) {}
   bool poll(HostEvent* wanted) override {
-    ++(std::this_thread::get_id() == own_ ? own_looks : other_looks);
+    ++(std::this_thread::get_id() == own_ ? own_polls : other_polls);
     if (wanted != nullptr) wanted->complete();
     return false;
   }
   bool busy() const override { return true; }
   bool needs_polling() const override { return false; }
-  std::atomic<int> own_looks{0}, other_looks{0};
+  std::atomic<int> own_polls{0}, other_polls{0};
 
  private:
   std::thread::id own_;
 };
 
-void wait_for_a_look(const std::atomic<int>& looks) {
-  const int before = looks;
-  while (looks == before) std::this_thread::sleep_for(1ms);
+void wait_for_a_poll(const std::atomic<int>& polls) {
+  const int before = polls;
+  while (polls == before) std::this_thread::sleep_for(1ms);
 }
 
-TEST(CommunicationThread, SleepsWhileAnotherStandsInForIt) {
+TEST(CommunicationThread, SleepsDuringInlineProgress) {
   Counting counting(std::this_thread::get_id()), behind(std::this_thread::get_id());
   const auto thread = std::make_shared<CommunicationThread>();
   thread->add(counting);
   thread->add(behind);
-  wait_for_a_look(counting.other_looks);
+  wait_for_a_poll(counting.other_polls);
   {
-    const auto standing_in = CommunicationThread::stand_in(thread);
+    const auto inline_progress = CommunicationThread::begin_inline_progress(thread);
     thread->run([] {});  // whatever it was at has ended
-    const int before = counting.other_looks;
-    const int behind_before = behind.own_looks;
+    const int before = counting.other_polls;
+    const int behind_before = behind.own_polls;
     HostEvent wanted;
-    while (!wanted.query()) thread->look(&wanted);
-    EXPECT_EQ(counting.own_looks, 1);
-    EXPECT_EQ(behind.own_looks, behind_before) << "looked on when what was wanted had passed";
+    while (!wanted.query()) thread->poll_inline(&wanted);
+    EXPECT_EQ(counting.own_polls, 1);
+    EXPECT_EQ(behind.own_polls, behind_before) << "polled on when what was wanted had passed";
     std::this_thread::sleep_for(50ms);
-    // Alone it would look every 100 microseconds.
-    EXPECT_LE(counting.other_looks - before, 5);
-    const int unwoken = counting.other_looks;
+    // Alone it would poll every 100 microseconds.
+    EXPECT_LE(counting.other_polls - before, 5);
+    const int unwoken = counting.other_polls;
     thread->wake();
-    while (counting.other_looks == unwoken) std::this_thread::sleep_for(1ms);
+    while (counting.other_polls == unwoken) std::this_thread::sleep_for(1ms);
   }
   // Work that was in progress when the last one left is the thread's again.
-  wait_for_a_look(counting.other_looks);
+  wait_for_a_poll(counting.other_polls);
   thread->remove(counting);
   thread->remove(behind);
 }

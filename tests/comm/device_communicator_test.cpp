@@ -11,7 +11,7 @@
 #include "core/clock.h"
 #include "tests/comm/collective_suite.h"
 #include "tests/comm/device_ranks.h"
-#include "tests/comm/ordered_bracket.h"
+#include "tests/comm/reduction_order.h"
 #include "tests/core/rounds.h"
 #include "tranche/core/error.h"
 #include "tranche/device/ledger.h"

@@ -14,7 +14,7 @@
 
 namespace {
 
-void work(tranche::Communicator& comm, const std::string& way, const tranche::OrderedSumOptions& sum) {
+void work(tranche::Communicator& comm, const std::string& way, const tranche::ReductionOptions& sum) {
   const tranche::OperationLabel label{"h.3", "backward"};
   const int n = comm.size();
   std::vector<float> full(static_cast<std::size_t>(n) * 1000, 1.0f), shard(1000);
@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
   if (argc < 2 || argc > 3) return 64;
   tranche::CommunicatorOptions options;
   if (argc == 3) options.collectives = tranche::NodeCollectives::shared;
-  tranche::OrderedSumOptions sum;
+  tranche::ReductionOptions sum;
   if (argc == 3 && std::string(argv[2]) == "nodes") options.local_size = sum.group_size = 2;
   options.timeout_seconds = 2;
   const auto comm = tranche::make_mpi_communicator(options);

@@ -78,7 +78,7 @@ TEST(Traffic, NothingTravelsWhereRanksReadEachOthersMemory) {
   EXPECT_EQ(comm->meter().total(Traffic::data).elements, (n - 1) * count);
   EXPECT_EQ(comm->meter().total(Traffic::data).bytes, (n - 1) * count * 4);
 
-  // A second communicator of the same window has no notes in it, which are the first one's.
+  // A second communicator of the same window has no control messages in it, which are the first one's.
   comm = make_mpi_communicator(options);
   comm->barrier({"", "", Traffic::control}).wait();
   bytes = test::profiled_bytes_sent();
@@ -109,7 +109,7 @@ TEST(Traffic, OneSumOfANodeTravelsToEveryRankElsewhere) {
                        {}, {})
       .wait();
   // Each of two ranks on a node adds up for those of other nodes with its number there, rank 4 counts as the
-  // first of its node and sends what it has to four. Notes go through the windows.
+  // first of its node and sends what it has to four. Control messages go through the windows.
   const std::int64_t data = rank == 4 ? 4 * count * 2 : (rank % 2 == 0 ? 2 : 1) * count * 4;
   EXPECT_EQ(test::profiled_bytes_sent() - before, data) << rank;
   before = test::profiled_bytes_sent();

@@ -57,7 +57,7 @@ void check_one(Communicator& comm, Device& device, std::int64_t count, DataType 
   }
   OnDevice<float> full(device, source);
   OnDevice<Out> output(device, before);
-  OrderedSumOptions options;
+  ReductionOptions options;
   options.accumulate = accumulate;
   options.round_to = to;
   const std::vector<Event> ready{device.compute_stream().record()};
@@ -119,7 +119,7 @@ TEST(OneRank, TouchesNoMemoryOfAMetaDevice) {
   CommunicatorOptions options;
   options.device = device.get();
   const auto comm = make_self_communicator(options);
-  OrderedSumOptions sum;
+  ReductionOptions sum;
   sum.accumulate = true;
   comm->reduce_scatter(reinterpret_cast<float*>(64), DataType::float32, reinterpret_cast<float*>(4096),
                        DataType::float32, 1000, sum, {}, label)
@@ -146,7 +146,7 @@ TEST(OneRank, IsPlannedAsTheKernelsThatItRuns) {
     float* const nowhere = reinterpret_cast<float*>(64);
     float* const elsewhere = nowhere + 1000;
     const auto reduce = [&](const float* from, std::optional<DataType> to, bool accumulate) {
-      OrderedSumOptions sum;
+      ReductionOptions sum;
       sum.accumulate = accumulate;
       sum.round_to = to;
       comm->reduce_scatter(from, DataType::float32, nowhere, DataType::float32, 10, sum, {}, label);
@@ -169,7 +169,7 @@ TEST(OneRank, IsPlannedAsTheKernelsThatItRuns) {
 
 TEST(OneRank, RoundsWhatOthersHaveToCastBefore) {
   const auto message = [](Communicator& comm, DataType from, DataType to) {
-    OrderedSumOptions options;
+    ReductionOptions options;
     options.round_to = to;
     float values[4] = {};
     return message_of<InvalidArgument>(

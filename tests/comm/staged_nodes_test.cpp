@@ -33,7 +33,7 @@ TEST(StagedOverNodes, SumsThatCrossAreCountedInFp32) {
       MemoryResource& memory = device->memory(Tier::device);
       const Buffer full(memory, 4 * count * 2, Category::other, "full");
       const Buffer sums(memory, count * 4, Category::other, "sums");
-      const OrderedSumOptions options{group, false, 0};
+      const ReductionOptions options{group, false, 0};
       comm->reduce_scatter(full.data(), DataType::bfloat16, sums.data(), DataType::float32, count, options,
                            {}, {"h.3", "backward"})
           .wait();

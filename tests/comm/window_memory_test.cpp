@@ -78,7 +78,7 @@ TEST(WindowMemory, FindsWhatItHasGiven) {
   EXPECT_TRUE(std::all_of(data, data + wanted.bytes, [](unsigned char byte) { return byte == 0; }));
   const auto place = window.find(data + 100, 50);
   ASSERT_TRUE(place);
-  EXPECT_EQ(place->piece % huge_page, 0);
+  EXPECT_EQ(place->allocation % huge_page, 0);
   EXPECT_EQ(place->offset, 100);
   EXPECT_EQ(place->bytes, 3 * huge_page + 8192);
   EXPECT_FALSE(window.find(data + wanted.bytes, 8192)) << "past the end";
@@ -101,7 +101,7 @@ TEST(WindowMemory, IsReadThroughAnotherMapping) {
     const auto place = window.find(data, bytes);
     ASSERT_TRUE(place) << bytes;
     for (std::int64_t i = 0; i < bytes; ++i) data[i] = static_cast<unsigned char>(i * 7 + i / 4096);
-    void* mapping = map_window(window.file(), place->piece, place->bytes, PROT_READ);
+    void* mapping = map_window(window.file(), place->allocation, place->bytes, PROT_READ);
     ASSERT_NE(mapping, nullptr) << bytes;
     EXPECT_EQ(address(mapping) % alignment, 0u) << bytes;
     EXPECT_TRUE(std::equal(data, data + bytes, static_cast<const unsigned char*>(mapping))) << bytes;
@@ -120,7 +120,7 @@ TEST(WindowMemory, TakesHugePagesWhereTheSystemHasThem) {
   EXPECT_EQ(mapped_by_huge_pages(data), 3 * huge_page);
   const auto place = window.find(data, wanted.bytes);
   auto* mapping =
-      static_cast<unsigned char*>(map_window(window.file(), place->piece, place->bytes, PROT_READ));
+      static_cast<unsigned char*>(map_window(window.file(), place->allocation, place->bytes, PROT_READ));
   int sum = 0;
   for (std::int64_t i = 0; i < wanted.bytes; i += 4096) sum += mapping[i];
   EXPECT_EQ(sum, 0);

@@ -27,12 +27,12 @@ class HandMovedTransport : public Transport {
   std::string_view backend() const override { return "by hand"; }
   int node_of(int) const override { return 0; }
   bool reads(int) const override { return true; }
-  std::optional<Exposure> expose(const void* data, std::int64_t bytes) override {
-    return Exposure{static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(data)), bytes, 0};
+  std::optional<MemoryRegistration> register_memory(const void* data, std::int64_t bytes) override {
+    return MemoryRegistration{static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(data)), bytes, 0};
   }
-  const void* look_at(int, const Exposure& exposure) override {
-    return reinterpret_cast<const unsigned char*>(static_cast<std::intptr_t>(exposure.piece)) +
-           exposure.offset;
+  const void* map_peer(int, const MemoryRegistration& registration) override {
+    return reinterpret_cast<const unsigned char*>(static_cast<std::intptr_t>(registration.allocation)) +
+           registration.offset;
   }
   std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag&) override {
     const auto* first = static_cast<const unsigned char*>(data);
@@ -87,7 +87,7 @@ struct Rank {
     call.count = count;
     call.chunk = 100000;
     call.transport = &transport;
-    call.exposure = transport.expose(full.data(), call.mine_bytes);
+    call.registration = transport.register_memory(full.data(), call.mine_bytes);
     const WindowReduce::Output output{sum.data(), 4};
     OperationInfo info;
     info.name = "reduce_scatter";
@@ -135,11 +135,11 @@ TEST(WindowReduce, ReadsAndSumsWithoutItsPeers) {
   auto ranks = ranks_of(node, size, count);
   // All tell where their memory lies; then the others are not let run.
   for (Rank& rank : ranks) rank.advance();
-  for (int turn = 0; turn < 100; ++turn) ranks[1].advance();
+  for (int round = 0; round < 100; ++round) ranks[1].advance();
   EXPECT_EQ(ranks[1].summed, count);
   expect_sums(ranks[1], 1, size);
   EXPECT_FALSE(ranks[1].operation->finished()) << "its memory may still be read";
-  for (int turn = 0; turn < 20; ++turn) {
+  for (int round = 0; round < 20; ++round) {
     for (Rank& rank : ranks) rank.advance();
   }
   for (int number = 0; number < size; ++number) {

@@ -127,36 +127,36 @@ TEST(HostEvent, ProgressFailureReachesTheWaiter) {
   EXPECT_FALSE(event.query());
 }
 
-TEST(HostEvent, WaiterPausesOnItsBell) {
-  struct CountingBell : Bell {
-    std::uint32_t count = 0;
-    std::vector<std::uint32_t> heard;
+TEST(HostEvent, WaiterPausesOnItsWakeEvent) {
+  struct CountingEvent : WakeEvent {
+    std::uint32_t notifications = 0;
+    std::vector<std::uint32_t> seen;
     std::chrono::microseconds longest{0};
-    std::uint32_t rings() const override { return count; }
-    void sleep(std::uint32_t since, std::chrono::microseconds until) override {
-      heard.push_back(since);
+    std::uint32_t count() const override { return notifications; }
+    void wait(std::uint32_t since, std::chrono::microseconds until) override {
+      seen.push_back(since);
       longest = std::max(longest, until);
     }
   };
-  const auto bell = std::make_shared<CountingBell>();
+  const auto wake_event = std::make_shared<CountingEvent>();
   auto state = std::make_shared<HostEvent>();
   int calls = 0;
   state->set_progress(
       [&, raw = state.get()] {
         // A notification while the work is polled has to end the pause that follows.
-        if (++calls == 40) bell->count = 7;
+        if (++calls == 40) wake_event->notifications = 7;
         if (calls == 60) raw->complete();
         return false;
       },
-      {}, bell);
+      {}, wake_event);
   EXPECT_TRUE(state->wait(-1));
   EXPECT_EQ(calls, 60);
-  // 33 looks in a row, then a pause behind each but the last.
-  ASSERT_EQ(bell->heard.size(), 27U);
-  EXPECT_EQ(bell->heard[7], 0U) << "the 40th look: what rang during it has not been heard";
-  EXPECT_EQ(bell->heard[8], 7U);
-  EXPECT_GT(bell->longest.count(), 0);
-  EXPECT_LE(bell->longest.count(), 5000);
+  // 33 tries in a row, then a pause behind each but the last.
+  ASSERT_EQ(wake_event->seen.size(), 27U);
+  EXPECT_EQ(wake_event->seen[7], 0U) << "the 40th try: a notification during it has not been seen";
+  EXPECT_EQ(wake_event->seen[8], 7U);
+  EXPECT_GT(wake_event->longest.count(), 0);
+  EXPECT_LE(wake_event->longest.count(), 5000);
 }
 
 TEST(HostEvent, CompletionElsewhereEndsWaitWithProgress) {

@@ -29,7 +29,7 @@ struct OperationLabel {
 };
 
 /// How gradients are summed: in rank order inside groups of `group_size` consecutive ranks, then over groups.
-struct OrderedSumOptions {
+struct ReductionOptions {
   int group_size = 1 << 30;
   bool accumulate = false;  ///< add the sum to what `output` holds
   std::int64_t bucket_elements =
@@ -63,7 +63,7 @@ class Communicator {
   /// output[i] (output_dtype) = ordered sum over ranks s of full_s[rank * count + i] (dtype), in fp32.
   /// `output` may alias the rank's own place in `full` when the dtypes are equal.
   virtual Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
-                               std::int64_t count, const OrderedSumOptions& options,
+                               std::int64_t count, const ReductionOptions& options,
                                std::span<const Event> ready, const OperationLabel& label) = 0;
   /// True when reduce_scatter takes values in `from` as if they had been rounded to `to` before: those that
   /// are in `to`, and in a group of one rank, which sends nothing, fp32 values too, without memory in
@@ -73,7 +73,7 @@ class Communicator {
   /// sums of several ranks of its node and travel in fp32 whatever `dtype`. Arithmetic only, not collective;
   /// differs among ranks. Zero where all ranks share a node.
   virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
-                                            const OrderedSumOptions& /*options*/) const {
+                                            const ReductionOptions& /*options*/) const {
     return 0;
   }
   /// values[i] = operation over ranks, in rank order; fp32, fp64, int64; host memory; small.

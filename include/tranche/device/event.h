@@ -47,14 +47,14 @@ class Event {
   std::shared_ptr<EventState> state_;
 };
 
-/// Wakes a thread that waits and moves the work itself: whoever brings something to move rings.
-class Bell {
+/// Wakes a thread that waits and moves the work itself: whatever brings it something to move notifies it.
+class WakeEvent {
  public:
-  virtual ~Bell() = default;
-  /// How often it has rung, wrapping.
-  virtual std::uint32_t rings() const = 0;
-  /// Sleeps until it has rung more often than `heard`, or for `longest`; may return early.
-  virtual void sleep(std::uint32_t heard, std::chrono::microseconds longest) = 0;
+  virtual ~WakeEvent() = default;
+  /// The number of notifications so far, wrapping.
+  virtual std::uint32_t count() const = 0;
+  /// Sleeps until there are more notifications than `seen`, or for `longest`; may return early.
+  virtual void wait(std::uint32_t seen, std::chrono::microseconds longest) = 0;
 };
 
 /// An event completed by hand from the host: worker threads, communication threads, tests.
@@ -71,10 +71,10 @@ class HostEvent : public EventState {
   void fail(std::exception_ptr error);
   /// A function that moves the work forward when a waiter has nothing else to do (progress of communication);
   /// returns after one attempt whether anything moved. What `attend` returns is kept for as long as a thread
-  /// waits. With a bell a waiter pauses on it, and completion from another thread has to ring it. Set before
-  /// the event is shared.
+  /// waits. With a wake event a waiter pauses on it, and completion from another thread has to notify it. Set
+  /// before the event is shared.
   void set_progress(std::function<bool()> progress, std::function<std::shared_ptr<void>()> attend = {},
-                    std::shared_ptr<Bell> bell = nullptr);
+                    std::shared_ptr<WakeEvent> wake_event = nullptr);
 
  private:
   struct Impl;

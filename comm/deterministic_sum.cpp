@@ -1,9 +1,9 @@
-#include "comm/sum_pieces.h"
+#include "comm/deterministic_sum.h"
 
 namespace tranche::comm {
 
-void sum_pieces(Stream& stream, std::span<const void* const> pieces, DataType dtype,
-                const OrderedSumOptions& options, const TensorView& out, kernels::SumTarget target) {
+void deterministic_sum(Stream& stream, std::span<const void* const> pieces, DataType dtype,
+                       const ReductionOptions& options, const TensorView& out, kernels::SumTarget target) {
   const DataType to = options.round_to.value_or(dtype);
   if (dtype != to) {
     kernels::rounded_sum(stream, {pieces[0], dtype, out.shape}, to, options.accumulate, out);

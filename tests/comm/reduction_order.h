@@ -1,5 +1,6 @@
 #pragma once
-/// The ordered sum, written again from its definition for the tests: no code shared with the library.
+/// The deterministic reduction, written again from its definition for the tests: no code shared with the
+/// library.
 
 #include <cstdint>
 #include <vector>
@@ -24,7 +25,7 @@ inline float test_value(int rank, std::int64_t index, std::uint64_t salt) {
 }
 
 /// terms[r]: rank r's term as fp32. ((t0 + t1) + t2) + (t3 + t4) for five terms in groups of three.
-inline float bracket(const std::vector<float>& terms, int group_size) {
+inline float reduce_in_order(const std::vector<float>& terms, int group_size) {
   std::vector<float> groups;
   for (std::size_t r = 0; r < terms.size(); ++r) {
     if (r % static_cast<std::size_t>(group_size) == 0) {

@@ -1,4 +1,4 @@
-#include "comm/node/window_notes.h"
+#include "comm/node/control_channel.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/node/futex_wake_event.h"
 #include "comm/window_memory.h"
 #include "tests/core/error_text.h"
 
@@ -23,15 +24,15 @@ Tag tag_of(std::uint64_t sequence) {
 }
 
 /// Ranks 4 and 6 of a job, with their windows.
-class Notes : public testing::Test {
+class ControlMessages : public testing::Test {
  protected:
   WindowMemory four_{Tier::host}, six_{Tier::host};
-  WindowBoard &board_of_four_ = *four_.board(), &board_of_six_ = *six_.board();
-  WindowNotes at_four_{4, 6, board_of_six_.notes_from(0), board_of_six_, board_of_four_.notes_from(1)};
-  WindowNotes at_six_{6, 4, board_of_four_.notes_from(1), board_of_four_, board_of_six_.notes_from(0)};
+  ControlSegment &board_of_four_ = *four_.control_segment(), &board_of_six_ = *six_.control_segment();
+  ControlChannel at_four_{4, 6, board_of_six_.mailbox_from(0), board_of_six_, board_of_four_.mailbox_from(1)};
+  ControlChannel at_six_{6, 4, board_of_four_.mailbox_from(1), board_of_four_, board_of_six_.mailbox_from(0)};
 };
 
-TEST_F(Notes, AreMatchedByTagAndInOrder) {
+TEST_F(ControlMessages, AreMatchedByTagAndInOrder) {
   const std::vector<std::int64_t> sent{10, 11, 12, 13};
   const std::vector<std::uint64_t> tags{1, 2, 1, 2};
   std::int64_t got[4] = {};
@@ -49,11 +50,11 @@ TEST_F(Notes, AreMatchedByTagAndInOrder) {
     EXPECT_EQ(got[1], value);
   }
   EXPECT_FALSE(at_six_.receive(&got[1], 8, tag_of(1))->test());
-  EXPECT_FALSE(at_four_.receive(&got[1], 8, tag_of(1))->test()) << "the other direction has its own ring";
+  EXPECT_FALSE(at_four_.receive(&got[1], 8, tag_of(1))->test()) << "the other direction has its own mailbox";
 }
 
-TEST_F(Notes, ThatFindNoRoomWaitTheirTurn) {
-  const auto slots = static_cast<std::int64_t>(NoteRing::slots);
+TEST_F(ControlMessages, ThatFindNoRoomWaitTheirTurn) {
+  const auto slots = static_cast<std::int64_t>(Mailbox::slots);
   std::vector<std::unique_ptr<Message>> sends;
   for (std::int64_t i = 0; i < slots + 3; ++i) sends.push_back(at_four_.send(&i, 8, tag_of(9)));
   for (std::int64_t i = 0; i < slots + 3; ++i) {
@@ -63,66 +64,66 @@ TEST_F(Notes, ThatFindNoRoomWaitTheirTurn) {
     std::int64_t got = -1;
     EXPECT_EQ(at_six_.receive(&got, 8, tag_of(9))->test(), i != slots) << i << ": nobody has sent the rest";
     if (i == slots) {
-      EXPECT_TRUE(sends.back()->test()) << "one look sends all that there is room for";
+      EXPECT_TRUE(sends.back()->test()) << "one poll sends all that there is room for";
       EXPECT_TRUE(at_six_.receive(&got, 8, tag_of(9))->test());
     }
     EXPECT_EQ(got, i);
   }
 }
 
-TEST_F(Notes, OfAnotherSizeAreRefused) {
+TEST_F(ControlMessages, OfAnotherSizeAreRefused) {
   const std::int64_t value = 1;
   at_four_.send(&value, 8, tag_of(5));
   char got[16];
   const auto receive = at_six_.receive(got, 16, tag_of(5));
   EXPECT_THAT(test::message_of<CommunicationError>([&] { receive->test(); }),
               HasSubstr("rank 4 sent 8 bytes where rank 6 expects 16: the ranks' calls differ"));
-  std::vector<char> large(NoteRing::largest + 1);
+  std::vector<char> large(Mailbox::max_bytes + 1);
   EXPECT_THAT(
-      test::message_of<LogicError>([&] { at_four_.send(large.data(), NoteRing::largest + 1, tag_of(5)); }),
-      HasSubstr("a note of 97 bytes"));
+      test::message_of<LogicError>([&] { at_four_.send(large.data(), Mailbox::max_bytes + 1, tag_of(5)); }),
+      HasSubstr("a control message of 97 bytes"));
 }
 
-TEST_F(Notes, CrossBetweenThreadsWhole) {
-  constexpr std::int64_t notes = 20000;
+TEST_F(ControlMessages, CrossBetweenThreadsWhole) {
+  constexpr std::int64_t channel = 20000;
   std::thread sender([this] {
-    for (std::int64_t i = 0; i < notes; ++i) {
-      const std::int64_t note[12] = {i, i, i, i, i, i, i, i, i, i, i, ~i};
-      const auto sent = at_four_.send(note, sizeof note, tag_of(static_cast<std::uint64_t>(i)));
+    for (std::int64_t i = 0; i < channel; ++i) {
+      const std::int64_t message[12] = {i, i, i, i, i, i, i, i, i, i, i, ~i};
+      const auto sent = at_four_.send(message, sizeof message, tag_of(static_cast<std::uint64_t>(i)));
       while (!sent->test()) std::this_thread::yield();
     }
   });
-  BoardBell bell(board_of_six_);
-  for (std::int64_t i = 0; i < notes; ++i) {
-    std::int64_t note[12] = {};
-    const auto receive = at_six_.receive(note, sizeof note, tag_of(static_cast<std::uint64_t>(i)));
+  FutexWakeEvent wake_event(board_of_six_);
+  for (std::int64_t i = 0; i < channel; ++i) {
+    std::int64_t message[12] = {};
+    const auto receive = at_six_.receive(message, sizeof message, tag_of(static_cast<std::uint64_t>(i)));
     for (;;) {
-      const std::uint32_t heard = bell.rings();
+      const std::uint32_t seen = wake_event.count();
       if (receive->test()) break;
-      bell.sleep(heard, seconds(100));  // a ring that got lost would hang here
+      wake_event.wait(seen, seconds(100));  // a lost notification would hang here
     }
-    ASSERT_EQ(note[0], i);
-    ASSERT_EQ(note[10], i);
-    ASSERT_EQ(note[11], ~i);
+    ASSERT_EQ(message[0], i);
+    ASSERT_EQ(message[10], i);
+    ASSERT_EQ(message[11], ~i);
   }
   sender.join();
 }
 
-TEST_F(Notes, WhatRangBeforeIsNotSleptThrough) {
-  BoardBell bell(board_of_six_);
-  const std::uint32_t heard = bell.rings();
+TEST_F(ControlMessages, AnEarlierNotificationEndsTheWait) {
+  FutexWakeEvent wake_event(board_of_six_);
+  const std::uint32_t seen = wake_event.count();
   const std::int64_t value = 1;
   at_four_.send(&value, 8, tag_of(5));
-  EXPECT_EQ(bell.rings(), heard + 1);
-  bell.sleep(heard, seconds(100));
-  EXPECT_EQ(board_of_six_.sleepers.load(), 0U);
-  bell.sleep(bell.rings(), std::chrono::microseconds(100));  // ends by itself
+  EXPECT_EQ(wake_event.count(), seen + 1);
+  wake_event.wait(seen, seconds(100));
+  EXPECT_EQ(board_of_six_.waiters.load(), 0U);
+  wake_event.wait(wake_event.count(), std::chrono::microseconds(100));  // ends by itself
 }
 
-TEST(WindowBoard, NotesAreOfOneTransport) {
+TEST(ControlSegment, MailboxesAreOfOneTransport) {
   WindowMemory window(Tier::host);
-  EXPECT_TRUE(window.claim_notes());
-  EXPECT_FALSE(window.claim_notes());
+  EXPECT_TRUE(window.claim_mailboxes());
+  EXPECT_FALSE(window.claim_mailboxes());
 }
 
 }  // namespace
