@@ -8,6 +8,7 @@
 #include <mutex>
 #include <new>
 #include <unordered_map>
+#include <utility>
 
 #include "tranche/core/error.h"
 
@@ -183,6 +184,7 @@ struct Ledger::Impl {
   std::string phase;  // with the unit
   std::size_t phase_length = 0;
   LedgerObserver* observer = nullptr;
+  std::function<void(std::string_view, std::string_view)> mark;  // of the issuing thread; not under the mutex
 
   std::string_view phase_name() const { return std::string_view(phase).substr(0, phase_length); }
   std::string_view unit_name() const {
@@ -228,7 +230,12 @@ void Ledger::lent_to_step(Tier tier, Category category, std::int64_t bytes) noex
   impl_->book(tier).lend(category, bytes);
 }
 
+void Ledger::mark_phases(std::function<void(std::string_view, std::string_view)> mark) {
+  impl_->mark = std::move(mark);
+}
+
 void Ledger::set_phase(std::string_view phase, std::string_view unit) {
+  if (impl_->mark) impl_->mark(phase, unit);
   std::lock_guard lock(impl_->mutex);
   impl_->phase = phase;
   impl_->phase_length = phase.size();

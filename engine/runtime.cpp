@@ -149,6 +149,8 @@ void Runtime::Impl::make_device(int index) {
   device_options.threads = options.threads;
   device_options.recorder = options.recorder;
   device = tranche::make_device(device_options);
+  ledger.mark_phases(
+      [this](std::string_view phase, std::string_view unit) { device->mark_phase(phase, unit); });
   MemoryResource* memory = &device->memory(Tier::device);
   if (options.device == DeviceKind::cpu) {
     make_window(Tier::device);

@@ -41,7 +41,7 @@ HEAVY = ["nlohmann/json.hpp", "spdlog/*", "fmt/*"]
 
 # Names of the CUDA and NCCL interfaces, wherever they are declared.
 CUDA_NAME = re.compile(r"\b(cuda[A-Z]\w*|cu(?:Mem|Stream|Event|Ctx|Device|Graph|Get)[A-Z]\w*|CU(?:DA|BLAS|_)[A-Z_]\w*|cublas\w+|"
-                       r"nccl[A-Z]\w*|__(?:global|device|host|shared)__|__syncthreads|__shfl\w*)")
+                       r"nccl[A-Z]\w*|nvtx[A-Z]\w*|__(?:global|device|host|shared)__|__syncthreads|__shfl\w*)")
 CUDA_HOMES = ["*/cuda*", "comm/nccl*", "tests/*", "bench/*"]
 # These serve every device with the same lines: the word itself is out of place in their code.
 DEVICE_BLIND = ["optim", "checkpoint", "engine", "models"]

@@ -83,6 +83,7 @@ class SharedExchange : public DeviceExchange {
       return static_cast<const unsigned char*>(post.data) + bytes;
     };
     if (call.count == 0) return;
+    const StreamSpan span(stream, call.what());
     if (call.name == "reduce_scatter") {
       std::vector<const void*> pieces;
       for (const Post& post : posts) pieces.push_back(place(post, rank * call.bytes()));

@@ -83,6 +83,7 @@ class NcclExchange : public DeviceExchange {
     if (call->name == "recv") return messages_.receive(call, *exchange_);
     if (call->count > 0) {
       make_current();
+      const StreamSpan span(*group_.stream, call->what());
       if (call->name == "reduce_scatter") {
         // A rank alone has nothing for NCCL, which would not round it.
         const bool by_nccl = own_reductions_ && group_.size() > 1;

@@ -8,6 +8,7 @@
 #include "device/cuda/cuda_replay.h"
 #include "device/cuda/cuda_state.h"
 #include "device/cuda/cuda_stream.h"
+#include "device/cuda/nvtx_ranges.h"
 #include "device/cuda_probe.h"
 #include "tranche/core/error.h"
 #include "tranche/device/cuda_interop.h"
@@ -97,6 +98,7 @@ class CudaDevice : public Device {
     return {static_cast<std::int64_t>(total), static_cast<std::int64_t>(free), held.mapped, held.placed,
             host_memory_->pinned_bytes(),     state_->staging_bytes()};
   }
+  void mark_phase(std::string_view phase, std::string_view unit) override { phase_.mark(phase, unit); }
   void release_unused() override { device_memory_->release_unused(); }
 
   std::unique_ptr<Stream> wrap(void* stream, std::string name) {
@@ -123,6 +125,7 @@ class CudaDevice : public Device {
   std::unique_ptr<cuda::PinnedMemory> host_memory_;
   std::unique_ptr<cuda::StagingMemory> staging_;
   cuda::StreamParts parts_;
+  cuda::nvtx::PhaseRange phase_;
   std::unique_ptr<CudaStream> compute_;  // last: it holds pinned memory
 };
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "device/cuda/nvtx_ranges.h"
 #include "tranche/core/trace.h"
 
 namespace tranche::cuda {
@@ -38,7 +39,9 @@ CudaStream::CudaStream(StreamParts parts, std::string name, cudaStream_t foreign
       owned_(false),
       host_(parts_.state, *parts_.pinned, parts_.driver, name_),
       bound_(parts_.state),
-      staging_(*parts_.staging, *name_) {}
+      staging_(*parts_.staging, *name_) {
+  set_profiled(nvtx::attached());
+}
 
 CudaStream::~CudaStream() {
   parts_.state->make_current_quietly();
@@ -181,6 +184,16 @@ cudaGraph_t CudaStream::end_capture() {
 }
 
 void CudaStream::begin_span(std::string_view name) {
+  begin_traced_span(name);  // may throw, and then no end_span() follows
+  nvtx::push(name);
+}
+
+void CudaStream::end_span() noexcept {
+  nvtx::pop();
+  end_traced_span();
+}
+
+void CudaStream::begin_traced_span(std::string_view name) {
   if (!tracing() || capturing_) return;
   if (spans_.size() >= most_spans) drain_spans(false);
   Span span{std::string(name), nullptr, nullptr};
@@ -193,7 +206,7 @@ void CudaStream::begin_span(std::string_view name) {
   }
 }
 
-void CudaStream::end_span() noexcept {
+void CudaStream::end_traced_span() noexcept {
   if (open_spans_.empty() || capturing_) return;
   Span span = std::move(open_spans_.back());
   open_spans_.pop_back();

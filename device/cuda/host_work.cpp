@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/clock.h"
+#include "device/cuda/nvtx_ranges.h"
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
 
@@ -77,7 +78,10 @@ struct HostWork::Impl {
     }
     try {
       const double begin = task.trace != nullptr ? seconds_now() : 0;
-      task.work();
+      {
+        const nvtx::Range range(task.name);
+        task.work();
+      }
       if (task.trace != nullptr) task.trace->span(*stream, task.name, begin, seconds_now());
     } catch (...) {
       outcome->fail(number, std::current_exception());

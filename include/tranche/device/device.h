@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "tranche/device/memory.h"
 #include "tranche/device/replay.h"
@@ -77,6 +78,9 @@ class Device {
   virtual std::unique_ptr<Replay> create_replay(std::string name) = 0;
   virtual DeviceCounters counters() const { return {}; }
   virtual MemoryInfo memory_info() const { return {}; }
+  /// Shows the phase that begins ("forward" of a unit, "step") to the device's profiler, until the next one.
+  /// cuda: NVTX ranges; cpu and meta: nothing. Called by the thread that issues work.
+  virtual void mark_phase(std::string_view /*phase*/, std::string_view /*unit*/) {}
   /// Gives physical memory that nothing occupies back to the driver. At changes of phase: a resource keeps
   /// what was freed until it grows or is told so here. No-op on cpu and meta.
   virtual void release_unused() {}

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -94,6 +95,8 @@ class Ledger {
 
   /// Names what the rank is doing ("forward", "backward", "reduce", "step", "save") and the unit at work.
   void set_phase(std::string_view phase, std::string_view unit = {});
+  /// Calls `mark` at each set_phase() from now on, on its thread (Device::mark_phase()).
+  void mark_phases(std::function<void(std::string_view phase, std::string_view unit)> mark);
   /// The current activity, for people: "backward of h.3", "step"; empty before the first set_phase().
   std::string doing() const;
   TierAccount account(Tier tier) const;

@@ -98,27 +98,32 @@ class Stream {
   }
   WorkRecorder* recorder() const noexcept { return recorder_; }
   int lane() const noexcept { return lane_; }
-  /// Brackets work that goes to the stream without enqueue (kernels); use StreamSpan. No-ops where no trace
-  /// is set, and on devices whose kernels run inside enqueue.
+  /// True when spans go anywhere: to the trace, or to a profiler of the device.
+  bool spans_wanted() const noexcept { return trace_ != nullptr || profiled_; }
+  /// Brackets work that goes to the stream without enqueue (kernels); use StreamSpan. No-ops where spans are
+  /// not wanted, and on devices whose kernels run inside enqueue.
   virtual void begin_span(std::string_view) {}
   virtual void end_span() noexcept {}
 
  protected:
   TraceRecorder* trace() const noexcept { return trace_; }
+  /// Called once by streams whose begin_span() serves a profiler too.
+  void set_profiled(bool profiled) noexcept { profiled_ = profiled; }
 
  private:
   WorkCount work_;
   std::vector<std::pair<std::type_index, std::shared_ptr<void>>> attachments_;
   TraceRecorder* trace_ = nullptr;
+  bool profiled_ = false;
   WorkRecorder* recorder_ = nullptr;
   int lane_ = 0;
 };
 
-/// A span of the trace around what is issued to the stream in this scope. Costs one test while nothing
-/// traces.
+/// A span of the trace, and a range of the device's profiler, around what is issued to the stream in this
+/// scope. Costs one test while neither is there.
 class StreamSpan {
  public:
-  StreamSpan(Stream& stream, std::string_view name) : stream_(stream.tracing() ? &stream : nullptr) {
+  StreamSpan(Stream& stream, std::string_view name) : stream_(stream.spans_wanted() ? &stream : nullptr) {
     if (stream_ != nullptr) stream_->begin_span(name);
   }
   ~StreamSpan() {

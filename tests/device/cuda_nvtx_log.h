@@ -1,0 +1,32 @@
+#pragma once
+/// What a program under NVTX's injection has shown to the profiler of cuda_nvtx_injection.cpp.
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace tranche::testing_support {
+
+/// NVTX looks for its profiler at the first call of the process.
+inline const int nvtx_injected = ::setenv("NVTX_INJECTION64_PATH", TRANCHE_NVTX_INJECTION, 1);
+
+/// The lines since the last call: "push NAME", "pop", "start NUMBER NAME", "end NUMBER".
+inline std::vector<std::string> take_nvtx_log() {
+  std::vector<std::string> lines;
+  void* const library = ::dlopen(TRANCHE_NVTX_INJECTION, RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) {
+    ADD_FAILURE() << "NVTX did not load " << TRANCHE_NVTX_INJECTION;
+    return lines;
+  }
+  const auto take = reinterpret_cast<const char* (*)()>(::dlsym(library, "nvtx_log_take"));
+  std::istringstream text(take != nullptr ? take() : "");
+  ::dlclose(library);
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace tranche::testing_support
