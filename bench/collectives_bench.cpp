@@ -129,7 +129,7 @@ class Bench {
     int number;
     MPI_Comm comm;
   };
-  std::unique_ptr<Communicator> communicator(NodeCollectives collectives, WindowMemory* window);
+  std::unique_ptr<Communicator> communicator(NodeCollectives collectives, comm::WindowMemory* window);
   void make_algorithms();
   std::vector<Way> streams();
   double stream_traffic() const { return 2 * static_cast<double>(stream_bytes) * ranks_; }
@@ -140,7 +140,7 @@ class Bench {
 
   Settings settings_;
   int rank_ = 0, ranks_ = 1;
-  WindowMemory window_{Tier::host};
+  comm::WindowMemory window_{Tier::host};
   std::unique_ptr<MemoryResource> heap_ = make_host_resource(Tier::host);
   std::unique_ptr<Communicator> shared_, messages_;
   std::unique_ptr<Device> device_ = make_device({});
@@ -179,7 +179,7 @@ Bench::~Bench() {
   for (Algorithm& each : algorithms_) MPI_Comm_free(&each.comm);
 }
 
-std::unique_ptr<Communicator> Bench::communicator(NodeCollectives collectives, WindowMemory* window) {
+std::unique_ptr<Communicator> Bench::communicator(NodeCollectives collectives, comm::WindowMemory* window) {
   CommunicatorOptions options;
   options.collectives = collectives;
   options.window = window;

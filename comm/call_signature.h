@@ -3,12 +3,9 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <vector>
 
 #include "comm/transport/transport.h"
 
@@ -33,25 +30,5 @@ CallSignature make_call_signature(int rank, const Tag& tag, std::int64_t bytes, 
 /// "rank 0 issued all_gather of unit a (number 17) where rank 1 issued reduce_scatter of unit b (number 17):
 /// the ranks' calls differ"; empty when they are the same call.
 std::string difference(const CallSignature& one, const CallSignature& other);
-
-/// The latest calls of a rank, to compare what peers tell of theirs with.
-class CallRecord {
- public:
-  void add(const CallSignature& mine);
-  /// This rank's call of the same number. nullopt: it is not issued yet, or too long ago.
-  std::optional<CallSignature> same_number(const CallSignature& theirs) const;
-  /// True while this rank has not issued its call of that number.
-  bool comes(const CallSignature& theirs) const;
-
- private:
-  /// Ranks differ by no more operations than are under way at once.
-  static constexpr std::size_t kept = 1024;
-  struct Sequence {
-    int context = 0;
-    std::deque<CallSignature> calls;
-  };
-  const Sequence* find(int context) const;
-  std::vector<Sequence> sequences_;
-};
 
 }  // namespace tranche::comm

@@ -18,26 +18,8 @@
 #include "core/clock.h"
 #include "tranche/core/error.h"
 #include "tranche/device/cuda_interop.h"
-#include "tranche/kernels/elementwise.h"
 
-namespace tranche {
-
-namespace comm {
-
-std::string DeviceCall::what() const {
-  return describe(name, unit, phase);
-}
-
-std::vector<int> DeviceGroup::peers() const {
-  std::vector<int> result;
-  for (int step = 1; step < size(); ++step) result.push_back((rank() + step) % size());
-  return result;
-}
-
-void copy_on_device(Stream& stream, void* to, const void* from, std::int64_t count, DataType dtype) {
-  if (count == 0 || to == from) return;
-  kernels::copy(stream, ConstTensorView{from, dtype, Shape{count}}, TensorView{to, dtype, Shape{count}});
-}
+namespace tranche::comm {
 
 namespace {
 
@@ -345,8 +327,6 @@ std::vector<DevicePlace> gather_places(const Device& device, Communicator& host)
 
 }  // namespace
 
-}  // namespace comm
-
 std::unique_ptr<Communicator> make_device_communicator(Device& device, std::unique_ptr<Communicator> host,
                                                        const DeviceCommunicatorOptions& options) {
   if (options.inline_progress && host->size() > 1) {
@@ -356,8 +336,8 @@ std::unique_ptr<Communicator> make_device_communicator(Device& device, std::uniq
         "initialise MPI with MPI_THREAD_MULTIPLE and leave the key out");
   }
   DeviceCommunicatorOptions chosen = options;
-  const std::vector<DevicePlace> places = comm::gather_places(device, *host);
-  chosen.transport = choose_transport(options.transport, places, comm::has_nccl());
+  const std::vector<DevicePlace> places = gather_places(device, *host);
+  chosen.transport = choose_transport(options.transport, places, has_nccl());
   if (host->size() == 1 && chosen.transport == DeviceTransport::staged) {
     chosen.transport = DeviceTransport::shared;  // one rank has nobody to reach through the host
   }
@@ -372,7 +352,7 @@ std::unique_ptr<Communicator> make_device_communicator(Device& device, std::uniq
   if (chosen.host_memory == nullptr) chosen.host_memory = &device.memory(Tier::host);
   std::vector<int> ranks(static_cast<std::size_t>(host->size()));
   for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int>(i);
-  return std::make_unique<comm::DeviceCommunicator>(device, std::move(host), chosen, std::move(ranks));
+  return std::make_unique<DeviceCommunicator>(device, std::move(host), chosen, std::move(ranks));
 }
 
-}  // namespace tranche
+}  // namespace tranche::comm

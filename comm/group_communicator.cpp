@@ -9,7 +9,8 @@
 
 #include "comm/call_signature.h"
 #include "comm/deterministic_sum.h"
-#include "comm/node/window_collectives.h"
+#include "comm/transport/direct_operation.h"
+#include "comm/transport/reduce_exchange.h"
 #include "tranche/core/shape.h"
 
 namespace tranche::comm {
@@ -90,16 +91,17 @@ GroupCommunicator::GroupCommunicator(std::shared_ptr<ProgressEngine> engine, std
       receives_(members_.size()) {
   const int self = engine_->transport().rank();
   rank_ = static_cast<int>(std::find(members_.begin(), members_.end(), self) - members_.begin());
-  find_nodes();
-  local_size_ = static_cast<int>(layout_->members(layout_->node(rank_)).size());
-  local_rank_ = layout_->local(rank_);
+  window_ = std::make_unique<const WindowAlgorithms>(*engine_, members_, rank_);
+  const NodeLayout& layout = window_->layout();
+  local_size_ = static_cast<int>(layout.members(layout.node(rank_)).size());
+  local_rank_ = layout.local(rank_);
 }
 
 std::unique_ptr<Communicator> GroupCommunicator::of_all(std::shared_ptr<ProgressEngine> engine) {
   std::vector<int> members(static_cast<std::size_t>(engine->transport().size()));
   for (std::size_t i = 0; i < members.size(); ++i) members[i] = static_cast<int>(i);
   auto group = std::make_unique<GroupCommunicator>(engine, std::move(members), 0);
-  std::string obstacle = group->window_obstacle();
+  std::string obstacle = group->window_->obstacle();
   if (obstacle.empty()) return group;
   // In order first, so that MPI can end in order too.
   group.reset();
@@ -173,8 +175,8 @@ Event GroupCommunicator::all_gather(const void* shard, void* full, std::int64_t 
   validate_and_record_all_gather(shard, full, count, dtype, bucket_elements, label);
   info.tag.sequence = sequence_++;
   set_size(info, (size() - 1) * count * size_of(dtype));
-  if (by_window((size() - 1) * count * size_of(dtype), least_gathered_bytes)) {
-    return engine_->submit(window_gather(std::move(info), shard, full, count, dtype));
+  if (window_->serves((size() - 1) * count * size_of(dtype), least_gathered_bytes)) {
+    return engine_->submit(window_->all_gather(std::move(info), shard, full, count, dtype));
   }
   const std::int64_t bucket = bucket_elements > 0 ? std::max<std::int64_t>(bucket_elements / size(), 1)
                                                   : std::max<std::int64_t>(count, 1);
@@ -187,8 +189,6 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
                                         std::span<const Event> ready, const OperationLabel& label) {
   OperationInfo info = open("reduce_scatter", ready, label);
   validate_and_record_reduce_scatter(full, dtype, output, output_dtype, count, options, label);
-  const bool window = by_window((size() - 1) * count * size_of(dtype));
-  const bool nodes = window && layout_->nodes() > 1;
   set_size(info, (size() - 1) * count * size_of(dtype));
   info.tag.sequence = sequence_++;
   if (size() == 1) {
@@ -200,10 +200,9 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
     };
     return move(std::move(info), std::move(local), {}, {}, 0, 1);
   }
-  if (window) {
+  if (window_->serves((size() - 1) * count * size_of(dtype))) {
     return engine_->submit(
-        nodes ? hierarchical_reduce(std::move(info), full, dtype, output, output_dtype, count, options)
-              : window_reduce(std::move(info), full, dtype, output, output_dtype, count, options));
+        window_->reduce_scatter(std::move(info), full, dtype, output, output_dtype, count, options));
   }
   Reduction reduction;
   reduction.members = members_;
@@ -226,8 +225,7 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
 
 std::int64_t GroupCommunicator::summed_elements_sent(std::int64_t count, DataType dtype,
                                                      const ReductionOptions& options) const {
-  if (layout_->nodes() == 1 || !by_window((size() - 1) * count * size_of(dtype))) return 0;
-  return reduce_plan(options.group_size, dtype)->sums_sent(*layout_, rank_) * count;
+  return window_->summed_elements_sent(count, dtype, options);
 }
 
 Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType dtype,
@@ -247,11 +245,8 @@ Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType d
     }
   };
   set_size(info, (size() - 1) * count * size_of(dtype));
-  // Across nodes its order, one after the other, leaves nothing to add up on a node.
-  if (layout_->nodes() == 1 && by_window((size() - 1) * count * size_of(dtype))) {
-    WindowCall call = window_call(values, count * size_of(dtype), count, dtype);
-    return engine_->submit(
-        std::make_unique<WindowAllReduce>(std::move(info), std::move(call), combine_pieces));
+  if (window_->serves_all_reduce((size() - 1) * count * size_of(dtype))) {
+    return engine_->submit(window_->all_reduce(std::move(info), values, count, dtype, combine_pieces));
   }
   Reduction reduction;
   reduction.members = members_;

@@ -1,16 +1,12 @@
 #pragma once
-/// The public face of a group of ranks over a progress engine: turns calls into operations.
+/// The communicator of host memory: turns calls into operations of a progress engine. Private to comm/.
 
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "comm/communicator_base.h"
-#include "comm/node/node_layout.h"
-#include "comm/node/window_exchange.h"
+#include "comm/node/window_algorithms.h"
 #include "comm/transport/progress_engine.h"
 
 namespace tranche::comm {
@@ -73,36 +69,11 @@ class GroupCommunicator : public CommunicatorBase {
   Event gather(OperationInfo info, const void* shard, void* full, std::int64_t bytes,
                std::int64_t message_bytes);
 
-  /// Why ranks that shall read each other's memory cannot; empty when all is well.
-  std::string window_obstacle() const;
-  void find_nodes();
-  /// True when the ranks of each node read each other's memory in a call of which each rank gets `bytes` of
-  /// all others together.
-  bool by_window(std::int64_t bytes, std::int64_t least = least_summed_bytes) const {
-    if (layout_->nodes() == 1) least = least_bytes_on_one_node;
-    return window_ && goes_by_window(engine_->options().collectives, bytes, least);
-  }
-  /// Everything of a window call but its chunk. `readable`: what peers on the node read of this rank.
-  WindowCall window_call(void* readable, std::int64_t bytes, std::int64_t count, DataType dtype) const;
-  std::unique_ptr<Operation> window_reduce(OperationInfo info, const void* full, DataType dtype, void* output,
-                                           DataType output_dtype, std::int64_t count,
-                                           const ReductionOptions& options);
-  std::unique_ptr<Operation> hierarchical_reduce(OperationInfo info, const void* full, DataType dtype,
-                                                 void* output, DataType output_dtype, std::int64_t count,
-                                                 const ReductionOptions& options);
-  std::unique_ptr<Operation> window_gather(OperationInfo info, const void* shard, void* full,
-                                           std::int64_t count, DataType dtype) const;
-  std::shared_ptr<const ReducePlan> reduce_plan(int group_size, DataType dtype) const;
-
   std::shared_ptr<ProgressEngine> engine_;
   std::vector<int> members_;
   int context_;
-  std::shared_ptr<const NodeLayout> layout_;
-  bool window_ = false;  ///< members on one node, of which there are some, can read each other's memory
-  /// By group size and dtype. Guarded: who stages calls on another thread asks what they will send.
-  mutable std::mutex plans_mutex_;
-  mutable std::map<std::pair<int, DataType>, std::shared_ptr<const ReducePlan>> plans_;
   int rank_ = 0, local_size_ = 0, local_rank_ = 0;
+  std::unique_ptr<const WindowAlgorithms> window_;
   int exceptions_ = 0;  ///< in flight at construction; more at destruction means unwinding
   std::uint64_t sequence_ = 0;
   std::vector<std::uint64_t> sends_, receives_;  ///< numbers of the next, by member

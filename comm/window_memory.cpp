@@ -18,7 +18,7 @@
 #include "tranche/device/ledger.h"
 #include "tranche/device/memory_resources.h"
 
-namespace tranche {
+namespace tranche::comm {
 
 namespace {
 /// Smaller tensors are copied, which costs less than a page of their own.
@@ -78,7 +78,7 @@ WindowMemory::WindowMemory(Tier tier) : ordinary_(make_host_resource(tier)) {
   file_ = memfd_create(("tranche window of " + std::to_string(getpid())).c_str(), MFD_CLOEXEC);
   if (file_ < 0) return;
   void* page = nullptr;
-  constexpr std::int64_t segment_bytes = comm::ControlSegment::file_bytes;
+  constexpr std::int64_t segment_bytes = ControlSegment::file_bytes;
   if (ftruncate(file_, segment_bytes) == 0)
     page = map_window(file_, 0, segment_bytes, PROT_READ | PROT_WRITE);
   if (page == nullptr) {
@@ -86,14 +86,14 @@ WindowMemory::WindowMemory(Tier tier) : ordinary_(make_host_resource(tier)) {
     file_ = -1;
     return;
   }
-  segment_ = new (page) comm::ControlSegment;
+  segment_ = new (page) ControlSegment;
   std::random_device entropy;
   segment_->token = (std::uint64_t{entropy()} << 32) | entropy();
   end_ = piece_alignment;
 }
 
 WindowMemory::~WindowMemory() {
-  if (segment_ != nullptr) munmap(segment_, comm::ControlSegment::file_bytes);
+  if (segment_ != nullptr) munmap(segment_, ControlSegment::file_bytes);
   if (file_ >= 0) close(file_);
 }
 
@@ -161,4 +161,4 @@ std::optional<WindowMemory::Place> WindowMemory::find(const void* data, std::int
   return Place{found->second.offset, found->second.bytes, offset};
 }
 
-}  // namespace tranche
+}  // namespace tranche::comm

@@ -1,5 +1,5 @@
 #pragma once
-/// Memory of a process that the other processes of its node can read.
+/// Memory of a process that the other processes of its node can read. Private to the library.
 
 #include <atomic>
 #include <cstdint>
@@ -11,10 +11,8 @@
 #include "tranche/device/memory.h"
 
 namespace tranche::comm {
-struct ControlSegment;
-}
 
-namespace tranche {
+struct ControlSegment;
 
 /// Hands out pieces of one anonymous file (memfd_create) for what ranks exchange, and passes everything else
 /// on to ordinary host memory. Peers open the file under /proc/PID/fd and map what they are told to read.
@@ -60,7 +58,7 @@ class WindowMemory : public MemoryResource {
   bool available() const noexcept { return file_ >= 0; }
   int file() const noexcept { return file_; }
   /// Beginning of the file; null without one.
-  comm::ControlSegment* control_segment() const noexcept { return segment_; }
+  ControlSegment* control_segment() const noexcept { return segment_; }
   /// True when the mailboxes of the control segment are the caller's from now on: true once. Thread-safe.
   bool claim_mailboxes() noexcept { return !mailboxes_claimed_.exchange(true); }
 
@@ -68,7 +66,7 @@ class WindowMemory : public MemoryResource {
   bool in_window(const AllocationRequest& request) const;
   std::unique_ptr<MemoryResource> ordinary_;
   int file_ = -1;
-  comm::ControlSegment* segment_ = nullptr;
+  ControlSegment* segment_ = nullptr;
   struct Allocation {
     std::int64_t offset, bytes;
   };
@@ -83,4 +81,4 @@ class WindowMemory : public MemoryResource {
 /// file are mapped as such. Null with errno when the system refuses; munmap(result, bytes) ends it.
 void* map_window(int file, std::int64_t offset, std::int64_t bytes, int protection);
 
-}  // namespace tranche
+}  // namespace tranche::comm

@@ -116,7 +116,7 @@ void check_names(const Config& config, Problems& problems) {
     problems.add("tranche.parameter_groups: " + error.message());
   }
   try {
-    (void)collective_choice(config.device_transport, config.collectives);
+    (void)comm::collective_choice(config.device_transport, config.collectives);
   } catch (const ConfigurationError& error) {
     problems.add(error.message());
   }

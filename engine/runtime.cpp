@@ -52,11 +52,11 @@ struct Runtime::Impl {
   std::optional<Config> config;  ///< of from_config()
   // Order matters: what comes later is destroyed first and may use what comes earlier.
   RuntimeOptions options;
-  CollectiveChoice choice;
+  comm::CollectiveChoice choice;
   Ledger ledger;
   std::unique_ptr<Device> device;
   /// Set when ranks of a node read each other's memory: buffers that they exchange are allocated here.
-  std::unique_ptr<WindowMemory> window;
+  std::unique_ptr<comm::WindowMemory> window;
   std::unique_ptr<PoisonResource> poison;
   std::unique_ptr<LimitResource> limit, host_limit;
   std::unique_ptr<TrackingResource> tracking;
@@ -139,7 +139,7 @@ Runtime Runtime::from_config(const std::string& path_or_json, const RuntimeOptio
 void Runtime::Impl::make_window(Tier tier) {
   if (choice.node == NodeCollectives::messages) return;
   if (!started_by_mpi_launcher() || ranks_of_node_by_launcher() == 1) return;
-  window = std::make_unique<WindowMemory>(tier);
+  window = std::make_unique<comm::WindowMemory>(tier);
 }
 
 void Runtime::Impl::make_device(int index) {
@@ -207,7 +207,7 @@ void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, 
   slab_tracking = std::make_unique<TrackingResource>(*slab, ledger);
   std::unique_ptr<Communicator> host = factory(communicator_options(*slab_tracking));
   make_device(host->local_rank() % devices);
-  DeviceCommunicatorOptions communicator;
+  comm::DeviceCommunicatorOptions communicator;
   communicator.transport = choice.transport;
   communicator.library_collectives = choice.by_library;
   communicator.timeout_seconds = options.communication_timeout;
@@ -216,15 +216,15 @@ void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, 
   communicator.host_memory = host_tracking.get();
   communicator.trace = trace.get();
   communicator.inline_progress = options.inline_progress;
-  world = make_device_communicator(*device, std::move(host), communicator);
+  world = comm::make_device_communicator(*device, std::move(host), communicator);
 }
 
 Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& factory)
     : impl_(std::make_unique<Impl>()) {
   Impl& impl = *impl_;
   impl.options = options;
-  impl.choice = collective_choice(options.device_transport, options.collectives);
-  require_library_collectives(impl.choice, options.device);
+  impl.choice = comm::collective_choice(options.device_transport, options.collectives);
+  comm::require_library_collectives(impl.choice, options.device);
   if (const int devices = numbered_devices(options.device); devices > 0) {
     impl.start_on_one_of_several(factory, devices);
   } else {
@@ -351,7 +351,7 @@ std::string Runtime::numerics_fingerprint() const {
          std::string(kernels::matmul_path(device.kind(), DataType::bfloat16)) + "; " +
          (device.host_accessible() ? std::to_string(device.threads()) + " threads a rank"
                                    : device.description()) +
-         reductions_of(impl_->choice);
+         comm::reductions_of(impl_->choice);
 }
 
 int Runtime::fail(std::exception_ptr error) noexcept {

@@ -1,3 +1,5 @@
+#include "comm/device/device_transport.h"
+
 #include <map>
 #include <string>
 #include <utility>
@@ -5,12 +7,11 @@
 
 #include <fmt/format.h>
 
-#include "comm/device_communicator.h"
 #include "device/launch_queues.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::comm {
 
 namespace {
 
@@ -166,4 +167,4 @@ DeviceTransport choose_transport(DeviceTransport wanted, std::span<const DeviceP
   return DeviceTransport::staged;
 }
 
-}  // namespace tranche
+}  // namespace tranche::comm

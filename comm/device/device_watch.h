@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/device/device_failure.h"
+#include "comm/device/guarded_event.h"
 
 namespace tranche::comm {
 

@@ -10,7 +10,6 @@
 
 #include "comm/node/node_layout.h"
 #include "comm/node/window_exchange.h"
-#include "tranche/device/stream.h"
 
 namespace tranche::comm {
 
@@ -51,56 +50,6 @@ class HierarchicalExchange : public WindowExchange {
  private:
   HierarchicalCall whole_;
   std::deque<Transfer> transfers_;
-};
-
-/// The ordered sum of docs/design.md, bit for bit, whatever the nodes.
-class HierarchicalReduceScatter : public HierarchicalExchange {
- public:
-  struct Result {
-    void* output = nullptr;
-    DataType dtype = DataType::float32;
-    bool accumulate = false;
-    Stream* stream = nullptr;
-  };
-  HierarchicalReduceScatter(OperationInfo info, WindowCall call, HierarchicalCall whole,
-                            std::shared_ptr<const ReducePlan> plan, const Result& result);
-
- private:
-  void fill(std::int64_t chunk, unsigned char* slot) override;
-  Progress stage(std::int64_t chunk) override;
-  Progress work(std::int64_t chunk) override;
-  void start_transfer(std::int64_t chunk);
-  bool sum(std::int64_t chunk);
-  PeerMapping piece(int local, int destination, std::int64_t chunk, std::int64_t first) const;
-  const unsigned char* own_piece(int destination, std::int64_t chunk) const;
-  unsigned char* sent_sums(std::int64_t chunk, std::size_t index) const;
-  unsigned char* arrivals(std::int64_t chunk) const;
-
-  std::shared_ptr<const ReducePlan> plan_;
-  Result result_;
-  std::vector<int> destinations_;
-  std::size_t summed_for_ = 0;  ///< destinations of the chunk that is being staged
-  bool started_ = false, summed_ = false;
-};
-
-class HierarchicalAllGather : public HierarchicalExchange {
- public:
-  HierarchicalAllGather(OperationInfo info, WindowCall call, HierarchicalCall whole, void* full);
-  /// Shards of other nodes that a rank receives at most, for the size of a chunk.
-  static std::int64_t most_received(const NodeLayout& layout);
-
- private:
-  void fill(std::int64_t chunk, unsigned char* slot) override;
-  Progress stage(std::int64_t chunk) override;
-  Progress work(std::int64_t chunk) override;
-  bool two_phases() const override { return true; }
-  bool reads_slots() const override { return true; }
-  void place(int member, std::int64_t chunk, const void* from);
-
-  unsigned char* full_;
-  std::vector<std::vector<int>> received_by_;   ///< members of other nodes, by local index of who receives
-  std::vector<bool> copied_, copied_received_;  ///< by local index
-  bool told_ = false;
 };
 
 }  // namespace tranche::comm

@@ -10,16 +10,9 @@
 
 namespace tranche::comm {
 
-namespace {
-/// 256 fp32 elements from each peer.
-constexpr std::int64_t least_staging_bytes(int ranks) {
-  return std::int64_t{256} * 4 * (ranks - 1);
-}
-}  // namespace
-
 StagingBuffer::StagingBuffer(MemoryResource* memory, std::int64_t bytes, int ranks) {
   if (ranks < 2) return;
-  const std::int64_t least = least_staging_bytes(ranks);
+  const std::int64_t least = least_bytes(ranks);
   if (bytes < least) {
     throw ConfigurationError(fmt::format(
         "a communication slab of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
@@ -64,12 +57,3 @@ std::int64_t reduction_chunk(std::int64_t slot_bytes, int ranks, DataType dtype,
 }
 
 }  // namespace tranche::comm
-
-namespace tranche {
-
-std::int64_t default_staging_bytes(int ranks) {
-  constexpr std::int64_t mebibyte = std::int64_t{1} << 20;
-  return std::max(8 * mebibyte, round_up(2 * comm::least_staging_bytes(ranks), mebibyte));
-}
-
-}  // namespace tranche

@@ -21,6 +21,8 @@ class StagingBuffer {
   /// not fit. `memory` null: heap.
   StagingBuffer(MemoryResource* memory, std::int64_t bytes, int ranks);
 
+  /// Bytes for 256 fp32 elements from each peer.
+  static constexpr std::int64_t least_bytes(int ranks) { return std::int64_t{256} * 4 * (ranks - 1); }
   std::int64_t slot_bytes() const noexcept { return slot_bytes_; }
   /// A reduction that will ask for slots; `order` is its place in the rank's sequence of operations.
   void enlist(std::uint64_t order) { users_.emplace(order, 0); }

@@ -8,23 +8,6 @@
 
 namespace tranche::comm {
 
-WindowExchange::PeerMapping::PeerMapping(Transport& transport, int rank,
-                                         const MemoryRegistration& registration)
-    : transport_(&transport),
-      rank_(rank),
-      registration_(registration),
-      data_(static_cast<const unsigned char*>(transport.map_peer(rank, registration))) {}
-
-WindowExchange::PeerMapping::~PeerMapping() {
-  if (data_ != nullptr) transport_->unmap_peer(rank_, registration_);
-}
-
-WindowExchange::PeerMapping::PeerMapping(PeerMapping&& other) noexcept
-    : transport_(other.transport_),
-      rank_(other.rank_),
-      registration_(other.registration_),
-      data_(std::exchange(other.data_, nullptr)) {}
-
 WindowExchange::WindowExchange(OperationInfo info, WindowCall call)
     : Operation(std::move(info)), call_(std::move(call)), peers_(call_.members.size()) {
   chunks_ = divide_round_up(call_.count, std::max<std::int64_t>(call_.chunk, 1));
@@ -232,8 +215,8 @@ void WindowExchange::abandon(StagingBuffer& staging) {
   deregistered_ = true;
 }
 
-WindowExchange::PeerMapping WindowExchange::map_chunk(int member, std::int64_t chunk, std::int64_t direct,
-                                                      std::int64_t packed) const {
+PeerMapping WindowExchange::map_chunk(int member, std::int64_t chunk, std::int64_t direct,
+                                      std::int64_t packed) const {
   const Peer& peer = peers_[static_cast<std::size_t>(member)];
   MemoryRegistration place = peer.places[peer.direct ? 0 : static_cast<std::size_t>(chunk % 2)];
   place.offset += peer.direct ? direct : packed;
@@ -251,8 +234,7 @@ unsigned char* WindowExchange::own(std::int64_t chunk, std::int64_t direct, std:
   return call_.registration ? static_cast<unsigned char*>(call_.mine) + direct : slot_of(chunk) + packed;
 }
 
-WindowExchange::PeerMapping WindowExchange::map_slot(int member, std::int64_t chunk,
-                                                     std::int64_t offset) const {
+PeerMapping WindowExchange::map_slot(int member, std::int64_t chunk, std::int64_t offset) const {
   const Peer& peer = peers_[static_cast<std::size_t>(member)];
   MemoryRegistration place = peer.slots[static_cast<std::size_t>(chunk % 2)];
   place.offset += offset;

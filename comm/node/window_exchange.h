@@ -1,5 +1,5 @@
 #pragma once
-/// Collectives among ranks that read each other's memory: state machines, as in operation.h.
+/// The protocol of collectives among ranks that read each other's memory. Private to comm/.
 
 #include <array>
 #include <cstdint>
@@ -7,25 +7,11 @@
 #include <memory>
 #include <vector>
 
+#include "comm/node/peer_mapping.h"
+#include "comm/node/window_call.h"
 #include "comm/transport/operation.h"
-#include "tranche/comm/backends.h"
 
 namespace tranche::comm {
-
-/// The arguments that the three collectives have in common.
-struct WindowCall {
-  std::vector<int> members;  ///< job ranks of the group, in group order
-  int self = 0;              ///< index in members
-  void* mine = nullptr;      ///< this rank's memory that peers read
-  std::int64_t mine_bytes = 0;
-  std::int64_t count = 0;  ///< elements per rank, as in the call
-  std::int64_t chunk = 0;  ///< elements that a slot holds of each piece; equal on all ranks
-  DataType dtype = DataType::float32;
-  /// Named to peers as it is; nullopt: it lies outside of the window and is copied through the staging
-  /// buffer.
-  std::optional<MemoryRegistration> registration;
-  Transport* transport = nullptr;
-};
 
 /// The protocol, chunk by chunk. A rank tells its peers where its chunk lies (its own buffer for all chunks
 /// at once, or a slot of its staging buffer that it has filled), works on the chunk once all have told, and
@@ -42,23 +28,6 @@ class WindowExchange : public Operation {
   bool waits_for_staging() const override { return uses_staging() && published_ == 0; }
 
  protected:
-  /// Reading a peer's memory; ends with the object. Null when the peer has deregistered it, having failed.
-  class PeerMapping {
-   public:
-    PeerMapping(Transport& transport, int rank, const MemoryRegistration& registration);
-    ~PeerMapping();
-    PeerMapping(PeerMapping&& other) noexcept;
-    PeerMapping(const PeerMapping&) = delete;
-    PeerMapping& operator=(const PeerMapping&) = delete;
-    const unsigned char* data() const { return data_; }
-
-   private:
-    Transport* transport_;
-    int rank_;
-    MemoryRegistration registration_;
-    const unsigned char* data_;
-  };
-
   /// Copies what peers read of a chunk into a slot.
   virtual void fill(std::int64_t chunk, unsigned char* slot) = 0;
   enum class Progress { waits, moved, done };
@@ -139,18 +108,5 @@ class WindowExchange : public Operation {
 
 /// Bytes moved in one go, so that other operations get their turn: below a millisecond.
 inline constexpr std::int64_t quantum_bytes = std::int64_t{4} << 20;
-
-/// From here on (bytes that a rank gets of all others together) calls are made by reading. Where all ranks
-/// share a node reading is the quicker from there on with two ranks on two cores, and at half of it neither
-/// for certain; with four ranks on two cores sums of up to 64 KiB would be a little quicker by messages
-/// (bench/results/archive/2026-11-22-collectives-waiters.md). Over several nodes a rougher figure, with fp32
-/// sums in view.
-inline constexpr std::int64_t least_bytes_on_one_node = 4 << 10;
-inline constexpr std::int64_t least_summed_bytes = 64 << 10, least_gathered_bytes = 64 << 10;
-/// True when a call of that size goes by memory that ranks read of each other, where they can.
-constexpr bool goes_by_window(NodeCollectives collectives, std::int64_t bytes, std::int64_t least) {
-  if (bytes == 0 || collectives == NodeCollectives::messages) return false;
-  return collectives == NodeCollectives::shared || bytes >= least;
-}
 
 }  // namespace tranche::comm

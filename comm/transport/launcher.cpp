@@ -17,16 +17,4 @@ int ranks_of_node_by_launcher() {
   return text == nullptr ? 0 : std::atoi(text);
 }
 
-std::string_view name_of(NodeCollectives collectives) {
-  switch (collectives) {
-    case NodeCollectives::messages:
-      return "messages";
-    case NodeCollectives::shared:
-      return "shared";
-    case NodeCollectives::automatic:
-      break;
-  }
-  return "auto";
-}
-
 }  // namespace tranche

@@ -79,12 +79,12 @@ struct WithWindow {
         options.collectives == NodeCollectives::messages) {
       return;
     }
-    own = std::make_shared<WindowMemory>(Tier::host);
+    own = std::make_shared<comm::WindowMemory>(Tier::host);
     options.window = own.get();
     options.memory = own.get();
   }
   CommunicatorOptions options;
-  std::shared_ptr<WindowMemory> own;
+  std::shared_ptr<comm::WindowMemory> own;
 };
 
 }  // namespace

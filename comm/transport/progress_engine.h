@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/call_signature.h"
+#include "comm/call_record.h"
 #include "comm/node/staging_buffer.h"
 #include "comm/transport/communication_thread.h"
 #include "comm/transport/operation.h"

@@ -1,4 +1,4 @@
-#include "comm/call_signature.h"
+#include "comm/call_record.h"
 
 #include <gtest/gtest.h>
 

@@ -33,7 +33,7 @@ using test::small_staging;
 using test::transports;
 
 struct Case {
-  DeviceTransport transport;
+  comm::DeviceTransport transport;
   int ranks;
 };
 void PrintTo(const Case& c, std::ostream* out) {
@@ -171,8 +171,8 @@ TEST_P(DeviceRanks, RunBesideTheThreadThatIssuesThem) {
 // peer waits for the very message that is being issued.
 TEST_P(DeviceRanks, MessagesPassWhileARecvElsewhereIsPending) {
   if (GetParam().ranks < 2) return;
-  if (GetParam().transport == DeviceTransport::shared) return;  // its recv waits on the host
-  constexpr std::int64_t count = 50001, rounds = 3;             // 200 kB: several pieces, the last an odd one
+  if (GetParam().transport == comm::DeviceTransport::shared) return;  // its recv waits on the host
+  constexpr std::int64_t count = 50001, rounds = 3;  // 200 kB: several pieces, the last an odd one
   run_device_ranks(
       GetParam().ranks, GetParam().transport,
       [](int index, Rank& rank) {
@@ -216,7 +216,7 @@ constexpr int most_ranks = on_gpu ? 4 : test::sanitized ? 3 : 5;
 #endif
 std::vector<Case> cases() {
   std::vector<Case> result;
-  for (const DeviceTransport transport : transports()) {
+  for (const comm::DeviceTransport transport : transports()) {
     for (int ranks = 1; ranks <= most_ranks; ++ranks) result.push_back({transport, ranks});
   }
   return result;
@@ -228,7 +228,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, DeviceRanks, testing::ValuesIn(cases()), case_na
 
 #ifdef TRANCHE_TEST_GPU
 TEST(DeviceCommunicator, ServesADeviceWhoseIndexIsBeyondTheGpus) {
-  if (const std::string why = obstacle(DeviceTransport::nccl, 1); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = obstacle(comm::DeviceTransport::nccl, 1); !why.empty()) GTEST_SKIP() << why;
   DeviceOptions options;
   options.kind = DeviceKind::cuda;
   options.index = static_cast<int>(probe_cuda().devices.size()) + 1;
@@ -236,8 +236,8 @@ TEST(DeviceCommunicator, ServesADeviceWhoseIndexIsBeyondTheGpus) {
   EXPECT_NE(comm::nccl_gpu_of(*device), "");
   options.index %= static_cast<int>(probe_cuda().devices.size());
   EXPECT_EQ(comm::nccl_gpu_of(*device), comm::nccl_gpu_of(*make_device(options)));
-  const auto comm =
-      make_device_communicator(*device, make_self_communicator(), device_options(DeviceTransport::nccl, 60));
+  const auto comm = comm::make_device_communicator(*device, make_self_communicator(),
+                                                   device_options(comm::DeviceTransport::nccl, 60));
   OnDevice<float> from(*device, {1, 2, 3}), to(*device, {0, 0, 0});
   comm->all_gather(from.data(), to.data(), 3, DataType::float32, 0, {}, label).wait();
   EXPECT_EQ(to.read(), (std::vector<float>{1, 2, 3}));
@@ -245,32 +245,32 @@ TEST(DeviceCommunicator, ServesADeviceWhoseIndexIsBeyondTheGpus) {
 #endif
 
 TEST(DeviceCommunicator, SaysHowItsDataTravels) {
-  if (const std::string why = obstacle(DeviceTransport::staged, 2); !why.empty()) GTEST_SKIP() << why;
-  const auto name = [](int size, DeviceTransport transport) {
+  if (const std::string why = obstacle(comm::DeviceTransport::staged, 2); !why.empty()) GTEST_SKIP() << why;
+  const auto name = [](int size, comm::DeviceTransport transport) {
     std::string result;
     run_device_ranks(size, transport, [&](int rank, Rank& mine) {
       if (rank == 0) result = mine.comm->backend();
     });
     return result;
   };
-  EXPECT_EQ(name(2, DeviceTransport::staged), "staged over threads");
-  EXPECT_EQ(name(2, DeviceTransport::shared), "shared threads");
-  EXPECT_EQ(name(2, DeviceTransport::automatic), "shared threads");
-  EXPECT_EQ(name(1, DeviceTransport::staged), "self");
+  EXPECT_EQ(name(2, comm::DeviceTransport::staged), "staged over threads");
+  EXPECT_EQ(name(2, comm::DeviceTransport::shared), "shared threads");
+  EXPECT_EQ(name(2, comm::DeviceTransport::automatic), "shared threads");
+  EXPECT_EQ(name(1, comm::DeviceTransport::staged), "self");
 }
 
-TEST(DeviceCommunicator, BooksItsStagingMemory) {
-  if (const std::string why = obstacle(DeviceTransport::staged, 2); !why.empty()) GTEST_SKIP() << why;
+TEST(DeviceCommunicator, TracksItsStagingMemory) {
+  if (const std::string why = obstacle(comm::DeviceTransport::staged, 2); !why.empty()) GTEST_SKIP() << why;
   run_thread_ranks(2, [](int, const CommunicatorFactory& factory) {
     Ledger ledger;
-    const auto device = device_of(0, DeviceTransport::staged);
+    const auto device = device_of(0, comm::DeviceTransport::staged);
     TrackingResource device_memory(device->memory(Tier::device), ledger),
         host_memory(device->memory(Tier::host), ledger);
-    DeviceCommunicatorOptions options = device_options(DeviceTransport::staged, 60);
+    comm::DeviceCommunicatorOptions options = device_options(comm::DeviceTransport::staged, 60);
     options.device_memory = &device_memory;
     options.host_memory = &host_memory;
     {
-      const auto comm = make_device_communicator(*device, factory(host_options(60)), options);
+      const auto comm = comm::make_device_communicator(*device, factory(host_options(60)), options);
       EXPECT_EQ(ledger.account(Tier::host).current[Category::communication], small_staging);
       EXPECT_EQ(ledger.account(Tier::device).current[Category::communication], small_staging / 4);
     }
@@ -282,14 +282,14 @@ TEST(DeviceCommunicator, BooksItsStagingMemory) {
 #ifdef TRANCHE_TEST_GPU
 TEST(NcclReductions, AreWhatWasAskedFor) {
   // Small whole numbers: sums are exact in every order, so that NCCL's must be equal too.
-  if (const std::string why = obstacle(DeviceTransport::nccl, 1); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = obstacle(comm::DeviceTransport::nccl, 1); !why.empty()) GTEST_SKIP() << why;
   for (const int size : {1, 2, 3, 4}) {
-    if (!obstacle(DeviceTransport::nccl, size).empty()) continue;
+    if (!obstacle(comm::DeviceTransport::nccl, size).empty()) continue;
     run_thread_ranks(size, [&](int rank, const CommunicatorFactory& factory) {
-      const auto device = device_of(rank, DeviceTransport::nccl);
-      DeviceCommunicatorOptions options = device_options(DeviceTransport::nccl, 60);
+      const auto device = device_of(rank, comm::DeviceTransport::nccl);
+      comm::DeviceCommunicatorOptions options = device_options(comm::DeviceTransport::nccl, 60);
       options.library_collectives = true;
-      const auto comm = make_device_communicator(*device, factory(host_options(60)), options);
+      const auto comm = comm::make_device_communicator(*device, factory(host_options(60)), options);
       EXPECT_EQ(comm->backend(), "nccl over threads");
       for (const std::int64_t count : {1, 257, 20011}) {  // the last is beyond the staging buffer
         for (const bool accumulate : {false, true}) {

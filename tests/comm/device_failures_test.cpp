@@ -24,7 +24,7 @@ using test::transports;
 using testing::AnyOf;
 using testing::HasSubstr;
 
-class DeviceFailures : public testing::TestWithParam<DeviceTransport> {
+class DeviceFailures : public testing::TestWithParam<comm::DeviceTransport> {
  protected:
   void SetUp() override {
     if (const std::string why = obstacle(GetParam(), 3); !why.empty()) GTEST_SKIP() << why;
@@ -79,7 +79,7 @@ TEST_P(DeviceFailures, ARankThatHangsEndsAllWithinTheTimeOutAndIsNamed) {
       },
       0.4);
   for (const std::string& text : texts) {
-    if (GetParam() == DeviceTransport::nccl) {  // does not tell who is missing
+    if (GetParam() == comm::DeviceTransport::nccl) {  // does not tell who is missing
       EXPECT_THAT(text, HasSubstr("] reduce_scatter of unit h.3 in backward: not done after 0.4 s"));
       continue;
     }
@@ -114,7 +114,7 @@ TEST_P(DeviceFailures, APeerWhoseComputeNeverGetsThereIsATimeOutToo) {
       },
       0.3);
   EXPECT_THAT(text,
-              HasSubstr(GetParam() == DeviceTransport::nccl
+              HasSubstr(GetParam() == comm::DeviceTransport::nccl
                             ? "reduce_scatter of unit h.3 in backward: not done after 0.3 s"
                             : "reduce_scatter of unit h.3 in backward: no data from rank 1 after 0.3 s"));
 }
@@ -187,7 +187,7 @@ TEST_P(DeviceFailures, WorkThatFailedBeforeAnOperationFailsItHereAndAtThePeers) 
                 [&] {
                   call();
                   // NCCL carries what the failed work left: its rank's cause ends the next call.
-                  if (GetParam() == DeviceTransport::nccl) mine.comm->barrier(label).wait();
+                  if (GetParam() == comm::DeviceTransport::nccl) mine.comm->barrier(label).wait();
                 },
                 ExitStatus::numerical);
           } else {
@@ -222,7 +222,7 @@ TEST_P(DeviceFailures, ASenderWhoseDataNobodyTakesSaysSo) {
 
 TEST_P(DeviceFailures, CallsThatDoNotMatchAreFound) {
   // NCCL cannot tell: there the sequence hash, compared at every step's end, has to.
-  if (GetParam() == DeviceTransport::nccl) return;
+  if (GetParam() == comm::DeviceTransport::nccl) return;
   try {
     run_device_ranks(
         2, GetParam(),

@@ -28,9 +28,9 @@ inline CommunicatorOptions host_options(double timeout) {
   return result;
 }
 
-inline DeviceCommunicatorOptions device_options(DeviceTransport transport, double timeout,
-                                                std::int64_t staging_bytes = small_staging) {
-  DeviceCommunicatorOptions result;
+inline comm::DeviceCommunicatorOptions device_options(comm::DeviceTransport transport, double timeout,
+                                                      std::int64_t staging_bytes = small_staging) {
+  comm::DeviceCommunicatorOptions result;
   result.transport = transport;
   result.timeout_seconds = timeout;
   result.staging_bytes = staging_bytes;
@@ -44,12 +44,12 @@ inline constexpr bool on_gpu = false;
 #endif
 
 /// Why a case cannot run here; empty when it can.
-inline std::string obstacle(DeviceTransport transport, int ranks) {
+inline std::string obstacle(comm::DeviceTransport transport, int ranks) {
   if (!on_gpu) return {};
   setenv("TRANCHE_EMULATED_GPUS", "4", 0);  // read at the first look, if the GPUs are emulated
   const CudaProbe probe = probe_cuda();
   if (probe.devices.empty()) return probe.problem;
-  if (transport != DeviceTransport::nccl) return {};
+  if (transport != comm::DeviceTransport::nccl) return {};
   if (nccl_version() == "not compiled") return "NCCL is not part of this build";
   const auto gpus = static_cast<int>(probe.devices.size());
   if (ranks <= gpus) return {};
@@ -57,11 +57,11 @@ inline std::string obstacle(DeviceTransport transport, int ranks) {
          std::to_string(gpus);
 }
 
-inline std::unique_ptr<Device> device_of(int rank, DeviceTransport transport) {
+inline std::unique_ptr<Device> device_of(int rank, comm::DeviceTransport transport) {
   DeviceOptions options;
   if (on_gpu) {
     options.kind = DeviceKind::cuda;
-    options.index = transport == DeviceTransport::nccl ? rank : 0;
+    options.index = transport == comm::DeviceTransport::nccl ? rank : 0;
   }
   return make_device(options);
 }
@@ -70,16 +70,16 @@ inline std::unique_ptr<Device> device_of(int rank, DeviceTransport transport) {
 struct Rank {
   std::unique_ptr<Device> device;
   std::unique_ptr<Communicator> comm;
-  Rank(DeviceTransport transport, std::unique_ptr<Communicator> host, double timeout = 60,
+  Rank(comm::DeviceTransport transport, std::unique_ptr<Communicator> host, double timeout = 60,
        std::int64_t staging_bytes = small_staging)
       : device(device_of(host->rank(), transport)),
-        comm(make_device_communicator(*device, std::move(host),
-                                      device_options(transport, timeout, staging_bytes))) {}
+        comm(comm::make_device_communicator(*device, std::move(host),
+                                            device_options(transport, timeout, staging_bytes))) {}
   SuitePlace place() const { return {device.get(), true}; }
 };
 
 using Body = std::function<void(int, Rank&)>;
-inline void run_device_ranks(int size, DeviceTransport transport, const Body& body, double timeout = 60,
+inline void run_device_ranks(int size, comm::DeviceTransport transport, const Body& body, double timeout = 60,
                              const FaultInjection& faults = {}, std::int64_t staging_bytes = small_staging) {
   run_thread_ranks(
       size,
@@ -99,9 +99,9 @@ inline void run_device_ranks(int size, DeviceTransport transport, const Body& bo
       faults);
 }
 
-inline std::vector<DeviceTransport> transports() {
-  if (!on_gpu) return {DeviceTransport::staged, DeviceTransport::shared};
-  return {DeviceTransport::staged, DeviceTransport::shared, DeviceTransport::nccl};
+inline std::vector<comm::DeviceTransport> transports() {
+  if (!on_gpu) return {comm::DeviceTransport::staged, comm::DeviceTransport::shared};
+  return {comm::DeviceTransport::staged, comm::DeviceTransport::shared, comm::DeviceTransport::nccl};
 }
 
 /// Values of one rank on its device.

@@ -62,7 +62,7 @@ TEST(Mpi, DeclaredNodesGiveTheSameBits) {
 
 TEST(Mpi, BuffersInTheWindowAreReadInPlace) {
   // Large enough for the window also where ranks choose for themselves; the shards are of prime size.
-  WindowMemory window(Tier::device);
+  comm::WindowMemory window(Tier::device);
   Ledger ledger;
   TrackingResource memory(window, ledger);
   CommunicatorOptions options;
@@ -138,8 +138,8 @@ TEST(Mpi, CarriesDeviceMemoryThroughStaging) {
   CommunicatorOptions options;
   options.staging_bytes = test::mpi_staging_bytes;
   options.timeout_seconds = 60;
-  DeviceCommunicatorOptions staged;
-  staged.transport = DeviceTransport::staged;
+  comm::DeviceCommunicatorOptions staged;
+  staged.transport = comm::DeviceTransport::staged;
   staged.staging_bytes = test::mpi_staging_bytes;
   staged.timeout_seconds = 60;
   std::vector<DeviceOptions> devices(1);
@@ -148,7 +148,7 @@ TEST(Mpi, CarriesDeviceMemoryThroughStaging) {
   for (const DeviceOptions& each : devices) {
     SCOPED_TRACE(name_of(each.kind));
     const auto device = make_device(each);
-    const auto comm = make_device_communicator(*device, make_mpi_communicator(options), staged);
+    const auto comm = comm::make_device_communicator(*device, make_mpi_communicator(options), staged);
     EXPECT_EQ(comm->backend(), comm->size() == 1 ? "self" : "staged over mpi");
     test::check_everything(*comm, test::mpi_staging_bytes, {device.get(), true});
   }
@@ -156,11 +156,11 @@ TEST(Mpi, CarriesDeviceMemoryThroughStaging) {
 
 TEST(Mpi, ProcessesCannotShareAddresses) {
   if (test::world().size() == 1) return;
-  DeviceCommunicatorOptions shared;
-  shared.transport = DeviceTransport::shared;
+  comm::DeviceCommunicatorOptions shared;
+  shared.transport = comm::DeviceTransport::shared;
   const auto device = make_device({});
   try {
-    make_device_communicator(*device, test::world().split(0, test::world().rank()), shared);
+    comm::make_device_communicator(*device, test::world().split(0, test::world().rank()), shared);
     FAIL() << "not refused";
   } catch (const ConfigurationError& error) {
     EXPECT_EQ(

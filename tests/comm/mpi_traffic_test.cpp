@@ -57,7 +57,7 @@ TEST(Traffic, MeterAndProfilingInterfaceAgreeToTheByte) {
 }
 
 TEST(Traffic, NothingTravelsWhereRanksReadEachOthersMemory) {
-  WindowMemory window(Tier::host);
+  comm::WindowMemory window(Tier::host);
   CommunicatorOptions options;
   options.staging_bytes = test::mpi_staging_bytes;
   options.collectives = NodeCollectives::shared;
@@ -92,7 +92,7 @@ TEST(Traffic, NothingTravelsWhereRanksReadEachOthersMemory) {
 
 TEST(Traffic, OneSumOfANodeTravelsToEveryRankElsewhere) {
   if (test::world().size() != 5) return;
-  WindowMemory window(Tier::host);
+  comm::WindowMemory window(Tier::host);
   CommunicatorOptions options;
   options.staging_bytes = test::mpi_staging_bytes;
   options.collectives = NodeCollectives::shared;

@@ -32,11 +32,11 @@ TEST(NcclSmoke, ProcessesOnOneGpuExchangeOverLoopback) {
   CommunicatorOptions host;
   host.timeout_seconds = 120;
   host.staging_bytes = test::mpi_staging_bytes;
-  DeviceCommunicatorOptions options;
-  options.transport = DeviceTransport::nccl;
+  comm::DeviceCommunicatorOptions options;
+  options.transport = comm::DeviceTransport::nccl;
   options.timeout_seconds = 120;
   options.staging_bytes = 4 << 20;
-  const auto comm = make_device_communicator(*device, make_mpi_communicator(host), options);
+  const auto comm = comm::make_device_communicator(*device, make_mpi_communicator(host), options);
   EXPECT_EQ(comm->backend(), "nccl over mpi");
   test::check_meter(*comm, {device.get(), true});
   test::check_all_to_all(*comm, {device.get(), true});

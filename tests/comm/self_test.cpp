@@ -186,7 +186,7 @@ TEST(OneRank, RoundsWhatOthersHaveToCastBefore) {
 #endif
 
 TEST(OneRank, RoundsAndAddsInDeviceMemory) {
-  for (const DeviceTransport transport : transports()) {
+  for (const comm::DeviceTransport transport : transports()) {
     if (const std::string why = obstacle(transport, 1); !why.empty()) continue;
     Rank mine(transport, make_self_communicator(host_options(60)));
     check_all(*mine.comm, *mine.device);

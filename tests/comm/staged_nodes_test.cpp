@@ -23,11 +23,11 @@ TEST(StagedOverNodes, SumsThatCrossAreCountedInFp32) {
       nodes.local_size = 2;
       nodes.collectives = NodeCollectives::shared;
       const std::unique_ptr<Device> device = make_device({});
-      DeviceCommunicatorOptions staged;
-      staged.transport = DeviceTransport::staged;
+      comm::DeviceCommunicatorOptions staged;
+      staged.transport = comm::DeviceTransport::staged;
       staged.timeout_seconds = 60;
       staged.staging_bytes = small_staging;
-      const auto comm = make_device_communicator(*device, factory(nodes), staged);
+      const auto comm = comm::make_device_communicator(*device, factory(nodes), staged);
       test::check_reduce_scatter(*comm, small_staging, {device.get(), true});
       comm->meter().reset();
       MemoryResource& memory = device->memory(Tier::device);

@@ -71,7 +71,7 @@ AllocationRequest request(std::int64_t bytes, Category category = Category::grad
 }
 
 TEST(WindowMemory, FindsWhatItHasGiven) {
-  WindowMemory window(Tier::host);
+  comm::WindowMemory window(Tier::host);
   ASSERT_TRUE(window.available());
   const auto wanted = request(3 * huge_page + 4097);
   auto* data = static_cast<unsigned char*>(window.allocate(wanted));
@@ -92,7 +92,7 @@ TEST(WindowMemory, FindsWhatItHasGiven) {
 
 /// As a peer maps it: the same bytes, aligned to huge pages, whole blocks or not.
 TEST(WindowMemory, IsReadThroughAnotherMapping) {
-  WindowMemory window(Tier::host);
+  comm::WindowMemory window(Tier::host);
   for (const std::int64_t bytes :
        {std::int64_t{64} << 10, huge_page - 4096, huge_page, 2 * huge_page + 12288, 5 * huge_page}) {
     auto* data = static_cast<unsigned char*>(window.allocate(request(bytes)));
@@ -101,7 +101,7 @@ TEST(WindowMemory, IsReadThroughAnotherMapping) {
     const auto place = window.find(data, bytes);
     ASSERT_TRUE(place) << bytes;
     for (std::int64_t i = 0; i < bytes; ++i) data[i] = static_cast<unsigned char>(i * 7 + i / 4096);
-    void* mapping = map_window(window.file(), place->allocation, place->bytes, PROT_READ);
+    void* mapping = comm::map_window(window.file(), place->allocation, place->bytes, PROT_READ);
     ASSERT_NE(mapping, nullptr) << bytes;
     EXPECT_EQ(address(mapping) % alignment, 0u) << bytes;
     EXPECT_TRUE(std::equal(data, data + bytes, static_cast<const unsigned char*>(mapping))) << bytes;
@@ -112,15 +112,15 @@ TEST(WindowMemory, IsReadThroughAnotherMapping) {
 
 TEST(WindowMemory, TakesHugePagesWhereTheSystemHasThem) {
   if (!system_has_huge_pages()) GTEST_SKIP() << "this system makes no huge pages of shared memory on demand";
-  WindowMemory window(Tier::host);
+  comm::WindowMemory window(Tier::host);
   const std::int64_t before = window.resident_bytes();
   const auto wanted = request(3 * huge_page + 4096);
   auto* data = static_cast<unsigned char*>(window.allocate(wanted));
   EXPECT_EQ(window.resident_bytes() - before, 3 * huge_page);
   EXPECT_EQ(mapped_by_huge_pages(data), 3 * huge_page);
   const auto place = window.find(data, wanted.bytes);
-  auto* mapping =
-      static_cast<unsigned char*>(map_window(window.file(), place->allocation, place->bytes, PROT_READ));
+  auto* mapping = static_cast<unsigned char*>(
+      comm::map_window(window.file(), place->allocation, place->bytes, PROT_READ));
   int sum = 0;
   for (std::int64_t i = 0; i < wanted.bytes; i += 4096) sum += mapping[i];
   EXPECT_EQ(sum, 0);
@@ -131,11 +131,11 @@ TEST(WindowMemory, TakesHugePagesWhereTheSystemHasThem) {
 }
 
 TEST(WindowMemory, SaysWhyAMappingIsRefused) {
-  EXPECT_EQ(map_window(-1, 0, 4096, PROT_READ), nullptr);
+  EXPECT_EQ(comm::map_window(-1, 0, 4096, PROT_READ), nullptr);
   EXPECT_EQ(errno, EBADF);
-  EXPECT_EQ(map_window(-1, 0, 2 * huge_page, PROT_READ), nullptr);
+  EXPECT_EQ(comm::map_window(-1, 0, 2 * huge_page, PROT_READ), nullptr);
   EXPECT_EQ(errno, EBADF);
-  WindowMemory window(Tier::host);
+  comm::WindowMemory window(Tier::host);
   try {
     window.allocate(request(std::int64_t{1} << 50));
     FAIL() << "a petabyte was given";

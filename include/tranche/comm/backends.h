@@ -12,8 +12,12 @@ namespace tranche {
 
 class Device;
 class TraceRecorder;
-class WindowMemory;
 class WorkRecorder;
+
+namespace comm {
+struct ThreadHub;
+class WindowMemory;
+}  // namespace comm
 
 /// Default size of the exchange buffer of `ranks` ranks: 8 MiB, more where two slots with 256
 /// fp32 elements from each peer need it.
@@ -40,7 +44,7 @@ struct CommunicatorOptions {
   /// The source of `memory`'s memory, so that processes of one node can read each other's buffers in
   /// place; not owned. Null with `memory` null: one for the staging buffer is made. Only for MPI
   /// communicators.
-  WindowMemory* window = nullptr;
+  comm::WindowMemory* window = nullptr;
   /// The device that the ranks' buffers belong to, not owned: a rank alone adds with as many threads as its
   /// kernels have, which wait for it anyway. Null: with one.
   const Device* device = nullptr;
@@ -74,8 +78,7 @@ class ThreadGroup {
   void post_failure(int rank, std::string_view cause, ExitStatus status) const noexcept;
 
  private:
-  struct Hub;
-  std::shared_ptr<Hub> hub_;
+  std::shared_ptr<comm::ThreadHub> hub_;
 };
 
 /// Runs body(rank, factory) on `size` threads. If one throws, its failure is posted to the others; after all

@@ -1,5 +1,5 @@
 // Reduce-scatters whose ranks are moved by hand.
-#include "comm/node/window_reduce.h"
+#include "comm/node/window_reduce_scatter.h"
 
 #include <gtest/gtest.h>
 
@@ -88,11 +88,11 @@ struct Rank {
     call.chunk = 100000;
     call.transport = &transport;
     call.registration = transport.register_memory(full.data(), call.mine_bytes);
-    const WindowReduce::Output output{sum.data(), 4};
+    const WindowReduceScatter::Output output{sum.data(), 4};
     OperationInfo info;
     info.name = "reduce_scatter";
     info.done = std::make_shared<HostEvent>();
-    operation = std::make_unique<WindowReduce>(
+    operation = std::make_unique<WindowReduceScatter>(
         std::move(info), std::move(call), output,
         [this](std::span<const void* const> pieces, void* out, std::int64_t elements) {
           for (std::int64_t i = 0; i < elements; ++i) {
@@ -109,7 +109,7 @@ struct Rank {
   std::vector<float> full, sum;
   StagingBuffer staging;
   std::int64_t summed = 0;  ///< elements
-  std::unique_ptr<WindowReduce> operation;
+  std::unique_ptr<WindowReduceScatter> operation;
 };
 
 std::deque<Rank> ranks_of(Node& node, int size, std::int64_t count) {
@@ -128,7 +128,7 @@ void expect_sums(const Rank& rank, int number, int size) {
   }
 }
 
-TEST(WindowReduce, ReadsAndSumsWithoutItsPeers) {
+TEST(WindowReduceScatter, ReadsAndSumsWithoutItsPeers) {
   constexpr int size = 3;
   constexpr std::int64_t count = 300007;  // four chunks, the last one short
   Node node;

@@ -1,5 +1,5 @@
 #pragma once
-/// The three collectives among ranks that read each other's memory.
+/// All-reduce among ranks that read each other's memory. Private to comm/.
 
 #include <cstdint>
 #include <functional>
@@ -10,18 +10,6 @@
 #include "comm/node/window_exchange.h"
 
 namespace tranche::comm {
-
-/// full = the members' shards.
-class WindowGather : public WindowExchange {
- public:
-  WindowGather(OperationInfo info, WindowCall call, void* full);
-
- private:
-  void fill(std::int64_t chunk, unsigned char* slot) override;
-  Progress work(std::int64_t chunk) override;
-  unsigned char* full_;
-  std::int64_t copied_ = 0;  ///< pieces of the chunk
-};
 
 /// values = their combination over the members, in rank order: each rank combines a slice of every chunk
 /// where it lies, then all copy the others' slices.
@@ -40,8 +28,5 @@ class WindowAllReduce : public WindowExchange {
   bool combined_ = false;
   std::vector<bool> copied_;  ///< by member
 };
-
-/// The sizes from which sums, and the bytes that all members gather, are written past the caches.
-inline constexpr std::int64_t streamed_bytes = 1 << 20, streamed_gather_bytes = 4 << 20;
 
 }  // namespace tranche::comm

@@ -1,5 +1,5 @@
 #pragma once
-/// Reduce-scatter among ranks that read each other's memory.
+/// Reduce-scatter among ranks that read each other's memory. Private to comm/.
 
 #include <cstdint>
 #include <functional>
@@ -11,7 +11,7 @@
 namespace tranche::comm {
 
 /// output = ordered sum of the members' pieces for this rank.
-class WindowReduce : public WindowExchange {
+class WindowReduceScatter : public WindowExchange {
  public:
   /// Writes the sum of pieces[member], `count` elements each, to `out`.
   using Combine = std::function<void(std::span<const void* const> pieces, void* out, std::int64_t count)>;
@@ -19,7 +19,7 @@ class WindowReduce : public WindowExchange {
     void* data = nullptr;
     std::int64_t width = 0;  ///< bytes of an element
   };
-  WindowReduce(OperationInfo info, WindowCall call, Output output, Combine combine);
+  WindowReduceScatter(OperationInfo info, WindowCall call, Output output, Combine combine);
 
  private:
   void fill(std::int64_t chunk, unsigned char* slot) override;
@@ -29,5 +29,8 @@ class WindowReduce : public WindowExchange {
   Combine combine_;
   std::int64_t summed_ = 0;  ///< elements of the chunk
 };
+
+/// From this size on results are written past the caches.
+inline constexpr std::int64_t streamed_bytes = 1 << 20;
 
 }  // namespace tranche::comm

@@ -1,15 +1,15 @@
-#include "comm/node/window_reduce.h"
+#include "comm/node/window_reduce_scatter.h"
 
 #include <algorithm>
 #include <cstring>
 
 namespace tranche::comm {
 
-WindowReduce::WindowReduce(OperationInfo info, WindowCall call, Output output, Combine combine)
+WindowReduceScatter::WindowReduceScatter(OperationInfo info, WindowCall call, Output output, Combine combine)
     : WindowExchange(std::move(info), std::move(call)), output_(output), combine_(std::move(combine)) {}
 
 // A slot holds the pieces for the members behind one another, the own one left out.
-void WindowReduce::fill(std::int64_t chunk, unsigned char* slot) {
+void WindowReduceScatter::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype), bytes = elements_of(chunk) * width;
   for (int member = 0; member < ranks(); ++member) {
     if (member == call().self || bytes == 0) continue;
@@ -20,7 +20,7 @@ void WindowReduce::fill(std::int64_t chunk, unsigned char* slot) {
   }
 }
 
-WindowExchange::Progress WindowReduce::work(std::int64_t chunk) {
+WindowExchange::Progress WindowReduceScatter::work(std::int64_t chunk) {
   const std::int64_t width = size_of(call().dtype), elements = elements_of(chunk);
   const int self = call().self;
   const std::int64_t quantum = std::max<std::int64_t>(quantum_bytes / (width * ranks()) / 64 * 64, 64);

@@ -1,0 +1,32 @@
+#pragma once
+/// All-gather across nodes. Private to comm/.
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/node/hierarchical_exchange.h"
+
+namespace tranche::comm {
+
+/// Sends each shard once to every other node; the ranks of a node read what has arrived from each other.
+class HierarchicalAllGather : public HierarchicalExchange {
+ public:
+  HierarchicalAllGather(OperationInfo info, WindowCall call, HierarchicalCall whole, void* full);
+  /// Shards of other nodes that a rank receives at most, for the size of a chunk.
+  static std::int64_t most_received(const NodeLayout& layout);
+
+ private:
+  void fill(std::int64_t chunk, unsigned char* slot) override;
+  Progress stage(std::int64_t chunk) override;
+  Progress work(std::int64_t chunk) override;
+  bool two_phases() const override { return true; }
+  bool reads_slots() const override { return true; }
+  void place(int member, std::int64_t chunk, const void* from);
+
+  unsigned char* full_;
+  std::vector<std::vector<int>> received_by_;   ///< members of other nodes, by local index of who receives
+  std::vector<bool> copied_, copied_received_;  ///< by local index
+  bool told_ = false;
+};
+
+}  // namespace tranche::comm

@@ -1,0 +1,19 @@
+#pragma once
+/// The peers that an operation waits for, and the text of a time-out that names them. Private to comm/.
+
+#include <string>
+#include <vector>
+
+namespace tranche::comm {
+
+/// The peers that an operation waits for.
+struct PendingPeers {
+  std::vector<int> ranks;  ///< of the job
+  bool sending = false;    ///< they have not taken our data (everything of theirs has arrived)
+  bool indirect = false;   ///< they may be there, and wait for others themselves
+};
+
+/// "<what>: no data from rank 2 after 0.2 s (rank 2 has not entered ...)".
+std::string timeout_message(const std::string& what, const PendingPeers& pending, double seconds);
+
+}  // namespace tranche::comm
