@@ -91,7 +91,7 @@ class Case {
                 gradient,
                 buffers.master.as<float>(),
                 {buffers.first.as<float>(), buffers.second.as<float>()},
-                static_cast<int>(rule_->state().size()),
+                static_cast<int>(rule_->state({}).size()),
                 buffers.weight.as<bfloat16>(),
                 elements};
     const Shape shape{elements};
@@ -114,7 +114,7 @@ class Case {
     for (std::int64_t at = 0; at < elements;) {
       const bool decays = segments_.size() % 2 == 0;
       const std::int64_t count = std::min(elements - at, decays ? matrix : bias);
-      segments_.push_back({.first = at, .count = count, .group = {.decay = decays}});
+      segments_.push_back({.first = at, .count = count, .group = decays ? 0 : 1});
       at += count;
     }
   }
@@ -124,7 +124,14 @@ class Case {
     step.step = ++step_;
     step.learning_rate = 1e-4;
     step.gradient_scale = 0.5f;
-    rule_->apply_segments(device_->compute_stream(), step, stretch_, segments_);
+    numbers_ = rule_->numbers(step, {});
+    stretch_.numbers_stride = static_cast<std::int64_t>(numbers_.size());
+    const std::vector<std::byte> without_decay = rule_->numbers(step, {.decay = false});
+    numbers_.insert(numbers_.end(), without_decay.begin(), without_decay.end());
+    stretch_.numbers = numbers_.data();
+    stretch_.groups = 2;
+    stretch_.segments = segments_;
+    rule_->apply(device_->compute_stream(), step, stretch_);
   }
 
   /// Seconds of one call: after one that is not timed, as many as fill the time asked for. What runs first
@@ -210,8 +217,9 @@ class Case {
   std::unique_ptr<Device> device_;
   int threads_;
   bench::HostStreams streams_;
-  ShardView stretch_;
-  std::vector<OptimizerSegment> segments_;
+  UpdateRange stretch_;
+  std::vector<TensorSegment> segments_;
+  std::vector<std::byte> numbers_;
   std::int64_t step_ = 0;
 };
 

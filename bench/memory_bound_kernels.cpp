@@ -93,7 +93,9 @@ void add_updates(const Entries& entry) {
       arguments.learning_rate = arguments.step_size = 1e-4f;
       arguments.weight_decay = 0.1f;
       const auto* held = static_cast<const AdamArguments*>(b.constant(&arguments, sizeof(arguments)));
-      return [=](Stream& stream) { adam_update(stream, held, gradient, master, m, v, weight); };
+      return [=, all = UpdateSegment{0, shape.elements(), 0}](Stream& stream) {
+        adam_update(stream, {held}, {&all, 1}, gradient, master, m, v, weight);
+      };
     });
   }
   entry(with_elements("sgd_momentum", flat), [=](Bench& b) -> Bench::Call {
@@ -101,8 +103,10 @@ void add_updates(const Entries& entry) {
     const auto gradient = b.tensor(bf16, shape), master = b.tensor(fp32, shape),
                weight = b.tensor(bf16, shape);
     const auto buffer = b.tensor(fp32, shape);
-    return [=](Stream& stream) {
-      sgd_update(stream, SgdArguments{1e-3f, 0.9f, 0, 0.1f}, gradient, master, buffer, weight);
+    const SgdArguments arguments{1e-3f, 0.9f, 0, 0.1f};
+    const auto* held = static_cast<const SgdArguments*>(b.constant(&arguments, sizeof(arguments)));
+    return [=, all = UpdateSegment{0, shape.elements(), 0}](Stream& stream) {
+      sgd_update(stream, {held}, {&all, 1}, gradient, master, buffer, weight);
     };
   });
 }

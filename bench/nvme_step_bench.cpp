@@ -145,14 +145,14 @@ void Bench::prepare() {
 }
 
 void Bench::update_tile(const std::vector<void*>& data, std::int64_t first, std::int64_t count) {
-  kernels::AdamArguments arguments;
-  arguments.learning_rate = arguments.step_size = 1e-4f;
-  arguments.weight_decay = 0.01f;
+  static const kernels::AdamArguments arguments{
+      .learning_rate = 1e-4f, .weight_decay = 0.01f, .step_size = 1e-4f};
+  const kernels::UpdateSegment all{0, count, 0};
   const auto state = [&](int t) {
     return TensorView{data[static_cast<std::size_t>(t)], DataType::float32, Shape{count}};
   };
   kernels::adam_update(
-      *stream_, arguments,
+      *stream_, {&arguments}, {&all, 1},
       ConstTensorView{static_cast<float*>(gradient_.data()) + first, DataType::float32, Shape{count}},
       state(0), state(1), state(2),
       TensorView{static_cast<char*>(weight_.data()) + 2 * first, DataType::bfloat16, Shape{count}});

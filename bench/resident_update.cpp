@@ -57,9 +57,9 @@ std::int64_t ResidentUpdate::pass(std::int64_t elements) {
     const TensorView weight{block.weight, DataType::bfloat16, shape};
     for (std::int64_t repeat = 0; repeat < repeats; ++repeat) {
       if (rule_ == "sgd") {
-        kernels::cpu::sgd_update(1, {&sgd, 1}, {&whole, 1}, gradient, master, first, weight);
+        kernels::cpu::sgd_update(1, {&sgd}, {&whole, 1}, gradient, master, first, weight);
       } else {
-        kernels::cpu::adam_update(1, {&adam, 1}, {&whole, 1}, gradient, master, first, second, weight);
+        kernels::cpu::adam_update(1, {&adam}, {&whole, 1}, gradient, master, first, second, weight);
       }
     }
   }

@@ -44,7 +44,6 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       policy(config.effective_reduction(ranks)),
       residency(config, rank, ranks),
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
-      state_tensors(optimizer->state()),
       exposed(compute),
       pass_times(compute),
       formulas(config, model, units, state_tensors, residency, rank, ranks) {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "engine/exposed_time.h"
+#include "engine/flat_updater.h"
 #include "engine/formulas.h"
-#include "engine/optimizer_arguments.h"
 #include "engine/residency.h"
 #include "engine/step_records.h"
 #include "engine/step_scalars.h"
@@ -144,16 +144,14 @@ struct Engine::Impl {
 
   // --- step.cpp ---
   StepResult finish_step();
-  std::vector<BoundaryRecord> agree(std::vector<double>& unit_sums, std::vector<double>& optimizer_sums,
-                                    double& total_squares, const OptimizerStep& step);
-  void update_unit(UnitState& unit, const OptimizerStep& step, std::span<const double> optimizer_sums);
+  std::vector<BoundaryRecord> agree(std::vector<double>& unit_sums, double& total_squares,
+                                    const OptimizerStep& step);
+  /// What updates read besides a unit's state: numbers of the step, and sums where the rule has any.
+  void prepare_update(const OptimizerStep& step);
+  void update_unit(UnitState& unit, const OptimizerStep& step);
   void gather_updated(UnitState& unit, const char* phase = "step");
-  std::vector<double> collect_optimizer_statistics(const OptimizerStep& step);
   /// The device's memory of a unit that keeps all its state there.
   UpdateMemory device_memory(const FlatState& flat, ElementRange range) const;
-  /// Calls visit(ShardView, tensor index) for every piece of a tensor in the stretch, in order.
-  void for_each_piece(const FlatState& flat, const UpdateMemory& memory,
-                      const std::function<void(const ShardView&, int)>& visit) const;
 
   Runtime& runtime;
   ModelSpec model;
@@ -184,11 +182,10 @@ struct Engine::Impl {
   std::vector<OptimizerStateTensor> state_tensors;
   Buffer workspace_buffer;
   StepScalars scalars;
-  Buffer statistics_buffer;                 ///< sums asked for by the optimizer, per tensor
   std::unique_ptr<HostLink> link;           ///< of what is offloaded; null: nothing is
   std::unique_ptr<HostCopies> host_copies;  ///< null: activations stay on the device
   std::unique_ptr<Offloading> offload;      ///< null: all state lives on the device
-  OptimizerArguments arguments;
+  std::unique_ptr<FlatUpdater> updater;
 
   // The state of the step.
   bool in_step = false;

@@ -62,7 +62,7 @@ void Engine::Impl::choose_tiers() {
     unit.trainable.parameters_tier = unit.frozen.parameters_tier = offload_config.parameters;
   }
   if (offload_config.optimizer == OffloadTier::none) return;
-  if (offload_config.optimizer == OffloadTier::nvme && optimizer->statistics_per_tensor() > 0) {
+  if (offload_config.optimizer == OffloadTier::nvme && updater->has_sums()) {
     throw ConfigurationError(
         "optimizer " + optimizer->name() +
         " looks at its whole state before it updates, which would read the nvme tier twice a "
@@ -356,17 +356,15 @@ Event Engine::Impl::Offloading::finish_weights(UnitState& unit, FlatState& flat,
 Event Engine::Impl::Offloading::publish_stretch(UnitState& unit, const Stretch& stretch) {
   OptimizerStep masked;
   masked.apply = false;
-  update_stretch(unit, stretch, masked, {});
+  update_stretch(unit, stretch, masked);
   return unit.shard_ready;
 }
 
 // --- The update -----------------------------------------------------------------------------------------
 
 void Engine::Impl::Offloading::update_stretch(UnitState& unit, const Stretch& stretch,
-                                              const OptimizerStep& step,
-                                              std::span<const double> optimizer_sums) {
+                                              const OptimizerStep& step) {
   FlatState& flat = unit.trainable;
-  const auto per_tensor = static_cast<std::size_t>(engine.optimizer->statistics_per_tensor());
   const DataType accumulation = engine.config.precision.accumulation;
   const DataType dtype = engine.config.precision.compute;
   Stream& worker = *stretch.stream;
@@ -389,38 +387,7 @@ void Engine::Impl::Offloading::update_stretch(UnitState& unit, const Stretch& st
     const bool timed = stretch.on_host;
     if (timed) worker.enqueue("update " + unit.name, [begun] { *begun = seconds_now(); });
     if (step.apply) {
-      ShardView all;
-      all.gradient = {part.gradient, accumulation, Shape{part.range.size()}};
-      all.master = {part.master, DataType::float32, Shape{part.range.size()}};
-      for (std::size_t s = 0; s < engine.state_tensors.size(); ++s) {
-        all.state.push_back({part.state[s], engine.state_tensors[s].dtype, Shape{part.range.size()}});
-      }
-      all.weight = {part.weight, dtype, Shape{part.range.size()}};
-      std::vector<OptimizerSegment> segments;
-      std::int64_t next = 0;
-      const auto zero_to = [&](std::int64_t element) {
-        if (weights.data == nullptr || element <= next) return;
-        kernels::fill_zero(worker, {weights.data + next * size_of(dtype), dtype, Shape{element - next}});
-      };
-      for (const TensorPiece& piece : flat.layout.pieces(part.range)) {
-        const int index = flat.tensors[static_cast<std::size_t>(piece.tensor)];
-        const TensorState& tensor = engine.tensors[static_cast<std::size_t>(index)];
-        OptimizerSegment segment;
-        segment.first = piece.buffer_begin - part.range.begin;
-        segment.count = piece.elements;
-        segment.group = tensor.group;
-        segment.tensor = tensor.name;
-        segment.first_element = piece.tensor_begin;
-        segment.tensor_elements = tensor.shape.elements();
-        if (per_tensor > 0) {
-          segment.reduced = optimizer_sums.subspan(static_cast<std::size_t>(index) * per_tensor, per_tensor);
-        }
-        zero_to(segment.first);  // padding: the slot held another tile before
-        next = segment.first + segment.count;
-        segments.push_back(segment);
-      }
-      zero_to(part.range.size());
-      (void)engine.optimizer->apply_segments(worker, step, all, segments);
+      engine.updater->apply(worker, step, {flat.layout, flat.tensors, part, stretch.on_host}, true);
     } else if (weights.data != nullptr) {
       // A skipped step moves the same bytes, and the weights are those that it found.
       const ConstTensorView master{part.master, DataType::float32, Shape{part.range.size()}};
@@ -446,7 +413,7 @@ void Engine::Impl::Offloading::read_ahead() {
   reading_ahead = true;
 }
 
-void Engine::Impl::Offloading::update(const OptimizerStep& step, std::span<const double> optimizer_sums) {
+void Engine::Impl::Offloading::update(const OptimizerStep& step) {
   read_ahead();
   for (UnitState& unit : engine.units) {
     FlatState& flat = unit.trainable;
@@ -461,7 +428,7 @@ void Engine::Impl::Offloading::update(const OptimizerStep& step, std::span<const
       stretch.range = kept;
       stretch.master = engine.residency.master_at(flat, kept.begin);
       for (Buffer& state : flat.state) stretch.state.push_back(static_cast<std::byte*>(state.data()));
-      update_stretch(unit, stretch, step, optimizer_sums);
+      update_stretch(unit, stretch, step);
       continue;
     }
     for (std::int64_t tile = 0; tile < flat.tiles.tiles(); ++tile) {
@@ -474,7 +441,7 @@ void Engine::Impl::Offloading::update(const OptimizerStep& step, std::span<const
       }
       engine.saving->hand_over_in_stream(static_cast<int>(&unit - engine.units.data()),
                                          stretch);  // of a save: before it changes
-      update_stretch(unit, stretch, step, optimizer_sums);
+      update_stretch(unit, stretch, step);
       ring->close(*host, true);
     }
   }

@@ -42,9 +42,8 @@ struct Engine::Impl::Offloading {
   /// This rank's shard on its way to `place` in device memory, once `ready` have passed.
   Event bring_shard(UnitState& unit, FlatState& flat, void* place, std::vector<Event> ready);
   /// Of all units whose state lives elsewhere.
-  void update(const OptimizerStep& step, std::span<const double> optimizer_sums);
-  void update_stretch(UnitState& unit, const Stretch& stretch, const OptimizerStep& step,
-                      std::span<const double> optimizer_sums);
+  void update(const OptimizerStep& step);
+  void update_stretch(UnitState& unit, const Stretch& stretch, const OptimizerStep& step);
   /// New weights from a stretch of master weights.
   Event publish_stretch(UnitState& unit, const Stretch& stretch);
   /// Work that is issued from here on counts to the step that begins.

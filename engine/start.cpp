@@ -45,7 +45,6 @@ void Engine::Impl::lay_out() {
       state.unit = static_cast<int>(units.size());
       state.frozen = groups.frozen(tensor.name);
       state.group = groups.resolve(tensor.name, tensor.shape.rank());
-      state.group_index = arguments.group_index(state.group);
       if (!state.frozen) check_group(*optimizer, state);
       auto& sizes = state.frozen ? frozen_sizes : trainable_sizes;
       state.flat_index = static_cast<int>(sizes.size());
@@ -76,6 +75,9 @@ void Engine::Impl::lay_out() {
   if (std::all_of(tensors.begin(), tensors.end(), [](const TensorState& t) { return t.frozen; })) {
     throw ConfigurationError("tranche.frozen leaves no tensor to train");
   }
+  updater = std::make_unique<FlatUpdater>(*optimizer, tensors, config.precision.accumulation,
+                                          config.precision.compute);
+  state_tensors = updater->state();
 }
 
 void Engine::Impl::agree_on_start() {
@@ -178,14 +180,13 @@ void Engine::Impl::allocate() {
   set_phase("start");
   workspace_buffer = Buffer(memory, config.workspace_bytes, Category::workspace, "workspace");
   scalars = StepScalars(memory, config.accumulation_steps, units.size());
-  const auto sums = static_cast<std::int64_t>(tensors.size()) * optimizer->statistics_per_tensor();
-  if (arguments.allocate(memory, *optimizer)) {
+  updater->allocate(memory, residency.whole_optimizer() && ranks > 1);
+  if (updater->replayable()) {
     for (UnitState& unit : units) {
       if (!residency.offloaded(unit)) unit.update = runtime.device().create_replay(unit.name + " update");
     }
   }
   if (offload) offload->prepare();
-  if (sums > 0) statistics_buffer = Buffer(memory, sums * 8, Category::other, "optimizer statistics");
 }
 
 void Engine::Impl::allocate_on_all(const std::function<void()>& work) {

@@ -325,10 +325,6 @@ void Engine::Impl::StateAccess::write_gradient(std::string_view name, std::span<
       call + " before a step's gradients are whole: call it between the last of its " +
           std::to_string(engine.config.accumulation_steps) +
           " micro-batches and step(), or in the gradient hook");
-  engine.require(!engine.hook_scale || engine.optimizer->statistics_per_tensor() == 0,
-                 call + " in the gradient hook: optimizer " + engine.optimizer->name() +
-                     " has taken its sums of the gradients by then; write between the last micro-batch and "
-                     "step()");
   const double scale = gradient_scale();
   engine.require(scale != 0, call + ": the step saw no tokens, so it has no mean");
   const DataType dtype = engine.config.precision.accumulation;

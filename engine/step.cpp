@@ -28,35 +28,7 @@ UpdateMemory Engine::Impl::device_memory(const FlatState& flat, ElementRange ran
   return memory_of;
 }
 
-void Engine::Impl::for_each_piece(const FlatState& flat, const UpdateMemory& memory_of,
-                                  const std::function<void(const ShardView&, int)>& visit) const {
-  const DataType accumulation = config.precision.accumulation;
-  const DataType compute_dtype = config.precision.compute;
-  for (const TensorPiece& piece : flat.layout.pieces(memory_of.range)) {
-    const int index = flat.tensors[static_cast<std::size_t>(piece.tensor)];
-    const TensorState& tensor = tensors[static_cast<std::size_t>(index)];
-    const Shape shape{piece.elements};
-    const std::int64_t skipped = piece.buffer_begin - memory_of.range.begin;
-    ShardView view;
-    view.gradient = {memory_of.gradient + skipped * size_of(accumulation), accumulation, shape};
-    view.master = {memory_of.master + skipped * size_of(DataType::float32), DataType::float32, shape};
-    for (std::size_t s = 0; s < state_tensors.size(); ++s) {
-      const DataType dtype = state_tensors[s].dtype;
-      view.state.push_back({memory_of.state[s] + skipped * size_of(dtype), dtype, shape});
-    }
-    view.weight = {
-        memory_of.weight == nullptr ? nullptr : memory_of.weight + skipped * size_of(compute_dtype),
-        compute_dtype, shape};
-    view.group = tensor.group;
-    view.tensor = tensor.name;
-    view.first_element = piece.tensor_begin;
-    view.tensor_elements = tensor.shape.elements();
-    visit(view, index);
-  }
-}
-
-std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
-                                                std::vector<double>& optimizer_sums, double& total_squares,
+std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums, double& total_squares,
                                                 const OptimizerStep& step) {
   const std::size_t unit_count = units.size();
   const std::int64_t micro_batches = config.accumulation_steps;
@@ -107,16 +79,13 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
   mine.momentum = step.momentum;
   mine.has_hook = gradient_hook ? 1 : 0;
 
-  // One exchange carries everything: [sums of squares per unit][optimizer statistics][record]. Without peers
-  // that answer (a plan) every rank is taken to say what this one says.
-  const std::size_t doubles = unit_count + optimizer_sums.size();
-  const std::size_t blob = doubles * sizeof(double) + sizeof(BoundaryRecord);
+  // One exchange carries everything: [sums of squares per unit][record]. Without peers that answer (a plan)
+  // every rank is taken to say what this one says.
+  const std::size_t blob = unit_count * sizeof(double) + sizeof(BoundaryRecord);
   const auto rank_count = static_cast<std::size_t>(ranks);
   std::vector<std::byte> sent(blob);
   std::memcpy(sent.data(), unit_sums.data(), unit_count * sizeof(double));
-  std::copy_n(reinterpret_cast<const std::byte*>(optimizer_sums.data()),
-              optimizer_sums.size() * sizeof(double), sent.data() + unit_count * sizeof(double));
-  std::memcpy(sent.data() + doubles * sizeof(double), &mine, sizeof(mine));
+  std::memcpy(sent.data() + unit_count * sizeof(double), &mine, sizeof(mine));
   const std::size_t stride = shard.simulated() ? 0 : blob;  // one for all of them, however many
   std::vector<std::byte> received(blob + stride * (rank_count - 1));
   for (std::size_t at = 0; at < received.size(); at += blob) {
@@ -136,13 +105,10 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
   for (std::size_t u = 0; u < unit_count; ++u) {
     for (std::size_t r = 0; r < rank_count; ++r) total_squares += value(r, u);
   }
-  for (std::size_t i = 0; i < optimizer_sums.size(); ++i) {
-    optimizer_sums[i] = 0;
-    for (std::size_t r = 0; r < rank_count; ++r) optimizer_sums[i] += value(r, unit_count + i);
-  }
   std::vector<BoundaryRecord> records(rank_count);
   for (std::size_t r = 0; r < rank_count; ++r) {
-    std::memcpy(&records[r], received.data() + stride * r + doubles * sizeof(double), sizeof(BoundaryRecord));
+    std::memcpy(&records[r], received.data() + stride * r + unit_count * sizeof(double),
+                sizeof(BoundaryRecord));
     if (records[r].sequence_hash != records[0].sequence_hash) {
       throw CommunicationError(
           "rank " + std::to_string(r) + " issued another sequence of collective calls than rank 0 in step " +
@@ -153,41 +119,21 @@ std::vector<BoundaryRecord> Engine::Impl::agree(std::vector<double>& unit_sums,
   return records;
 }
 
-std::vector<double> Engine::Impl::collect_optimizer_statistics(const OptimizerStep& optimizer_step) {
-  const auto per_tensor = static_cast<std::size_t>(optimizer->statistics_per_tensor());
-  std::vector<double> sums(tensors.size() * per_tensor, 0.0);
-  if (sums.empty()) return sums;
-  auto* device_sums = static_cast<double*>(statistics_buffer.data());
-  kernels::fill_zero(compute,
-                     {device_sums, DataType::float64, Shape{static_cast<std::int64_t>(sums.size())}});
-  std::vector<double> host_sums(offload ? sums.size() : 0, 0.0);
+void Engine::Impl::prepare_update(const OptimizerStep& step) {
+  Stream* const host = offload ? offload->host.get() : nullptr;
+  updater->send_numbers(runtime.device(), compute, host, step);
+  if (!updater->has_sums()) return;
+  updater->clear_sums(compute, host);
   for (UnitState& unit : units) {
     FlatState& flat = unit.trainable;
     if (flat.layout.padded_elements() == 0) continue;
     const bool on_host = flat.optimizer_tier != OffloadTier::none;
-    // Its own range also where a rank keeps everything, so that no share is counted twice.
-    UpdateMemory kept = device_memory(flat, flat.layout.shard_range(rank));
-    if (on_host) {
-      offload->host->wait(flat.gradients_home);
-      kept.gradient =
-          static_cast<std::byte*>(flat.host_gradients.data()) +
-          (kept.range.begin - residency.optimizer_range(flat).begin) * size_of(config.precision.accumulation);
-    }
-    for_each_piece(flat, kept, [&](const ShardView& view, int tensor) {
-      double* target = on_host ? host_sums.data() : device_sums;
-      optimizer->statistics(on_host ? *offload->host : compute, optimizer_step, view,
-                            target + static_cast<std::size_t>(tensor) * per_tensor);
-    });
+    if (on_host) host->wait(flat.gradients_home);
+    FlatPart kept{flat.layout, flat.tensors, device_memory(flat, residency.optimizer_range(flat)), on_host};
+    if (on_host) kept.memory.gradient = static_cast<std::byte*>(flat.host_gradients.data());
+    updater->prepare(on_host ? *host : compute, step, kept, flat.layout.shard_range(rank));
   }
-  runtime.device().copy_to_host(compute, sums.data(), device_sums,
-                                static_cast<std::int64_t>(sums.size() * sizeof(double)));
-  if (offload) {
-    // A tensor's pieces lie in one unit, so one of the two has its sums and the other nothing.
-    offload->host->synchronize();
-    compute.synchronize();
-    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += host_sums[i];
-  }
-  return sums;  // filled once agree() has synchronized, which reads them
+  updater->exchange_sums(runtime.device(), compute, host, shard);
 }
 
 StepResult Engine::Impl::finish_step() {
@@ -213,10 +159,9 @@ StepResult Engine::Impl::finish_step() {
   result.loss_scale = scaler.scale();
   OptimizerStep optimizer_step = next_update();
   result.learning_rate = optimizer_step.learning_rate;
-  std::vector<double> optimizer_sums = collect_optimizer_statistics(optimizer_step);
   std::vector<double> unit_sums;
   double total_squares = 0;
-  const std::vector<BoundaryRecord> records = agree(unit_sums, optimizer_sums, total_squares, optimizer_step);
+  const std::vector<BoundaryRecord> records = agree(unit_sums, total_squares, optimizer_step);
   // A device has passed the point by now: agree() has synchronized.
   const double arrived = gradients_arrived.state() ? gradients_arrived.passed_at() : issued;
 
@@ -269,10 +214,10 @@ StepResult Engine::Impl::finish_step() {
   optimizer_step.apply = result.applied;
 
   // A skipped step issues the same work, masked: memory and traffic never depend on data.
-  arguments.send(runtime.device(), compute, *optimizer, optimizer_step);
+  prepare_update(optimizer_step);
   // Updates of offloaded state go on while the device updates its own.
-  if (offload) offload->update(optimizer_step, optimizer_sums);
-  for (UnitState& unit : units) update_unit(unit, optimizer_step, optimizer_sums);
+  if (offload) offload->update(optimizer_step);
+  for (UnitState& unit : units) update_unit(unit, optimizer_step);
   for (UnitState& unit : units) {
     if (unit.trainable.optimizer_tier != OffloadTier::none) gather_updated(unit);
   }
@@ -333,31 +278,21 @@ StepResult Engine::Impl::finish_step() {
   return result;
 }
 
-void Engine::Impl::update_unit(UnitState& unit, const OptimizerStep& step,
-                               std::span<const double> optimizer_sums) {
+void Engine::Impl::update_unit(UnitState& unit, const OptimizerStep& step) {
   FlatState& flat = unit.trainable;
   if (flat.layout.tensors() == 0 || flat.optimizer_tier != OffloadTier::none) return;
   compute.wait(flat.filled);  // peers read the old weights of this shard, also of units that nobody held
   const ElementRange kept = residency.optimizer_range(flat);
-  if (unit.update) {
-    unit.update->run(compute, [&] {
-      for_each_piece(flat, device_memory(flat, kept), [&](const ShardView& view, int tensor) {
-        const std::size_t group = tensors[static_cast<std::size_t>(tensor)].group_index;
-        optimizer->apply_with(compute, arguments.of(group), view);
-      });
-    });
-  } else if (residency.offloaded(unit)) {
-    UpdateMemory all = device_memory(flat, kept);
-    offload->update_stretch(unit, {kept, all.master, all.state, &compute, false}, step, optimizer_sums);
+  UpdateMemory all = device_memory(flat, kept);
+  if (residency.offloaded(unit)) {
+    offload->update_stretch(unit, {kept, all.master, all.state, &compute, false}, step);
     return;
+  }
+  const FlatPart part{flat.layout, flat.tensors, std::move(all)};
+  if (unit.update) {
+    unit.update->run(compute, [&] { updater->apply(compute, step, part); });
   } else {
-    const auto per_tensor = static_cast<std::size_t>(optimizer->statistics_per_tensor());
-    for_each_piece(flat, device_memory(flat, kept), [&](const ShardView& view, int tensor) {
-      const auto reduced =
-          per_tensor == 0 ? std::span<const double>{}
-                          : optimizer_sums.subspan(static_cast<std::size_t>(tensor) * per_tensor, per_tensor);
-      optimizer->apply(compute, step, view, reduced);
-    });
+    updater->apply(compute, step, part);
   }
   unit.shard_ready = compute.record();
   gather_updated(unit);

@@ -25,7 +25,6 @@ struct TensorState {
   bool frozen = false;
   int flat_index = 0;  ///< position in the unit's trainable or frozen flat buffer
   GroupOptions group;
-  std::size_t group_index = 0;  ///< of its numbers among the optimizer's arguments
 };
 
 /// A flat buffer and the copies of it that the stage keeps on this rank. A unit has two: trainable tensors,

@@ -1,7 +1,6 @@
 #include <fmt/core.h>
 
 #include <cmath>
-#include <cstring>
 
 #include "optim/segments.h"
 #include "tranche/core/error.h"
@@ -36,42 +35,21 @@ class Adam final : public Optimizer {
 
   std::string name() const override { return options_.decoupled ? "AdamW" : "Adam"; }
 
-  std::vector<OptimizerStateTensor> state() const override {
+  std::vector<OptimizerStateTensor> state(const TrainableTensor&) const override {
     return {{"exp_avg", options_.moment_dtype, 0}, {"exp_avg_sq", options_.moment_dtype, 0}};
   }
 
   void check_group(const GroupOptions& group) const override { (void)Adam(of(group)); }
 
-  void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
-             std::span<const double> /*reduced*/) const override {
-    check(shard);
-    kernels::adam_update(stream, arguments_of(step, shard.group), shard.gradient, shard.master,
-                         shard.state[0], shard.state[1], shard.weight);
+  std::vector<std::byte> numbers(const OptimizerStep& step, const GroupOptions& group) const override {
+    return bytes_of_numbers(arguments_of(step, group));
   }
 
-  bool apply_segments(Stream& stream, const OptimizerStep& step, const ShardView& stretch,
-                      std::span<const OptimizerSegment> segments) const override {
-    check(stretch);
-    check_segments(name(), stretch.master.elements(), segments);
-    const GroupedSegments list = grouped(segments);
-    std::vector<kernels::AdamArguments> groups;
-    for (const GroupOptions& group : list.groups) groups.push_back(arguments_of(step, group));
-    kernels::adam_update_segments(stream, groups, list.segments, stretch.gradient, stretch.master,
-                                  stretch.state[0], stretch.state[1], stretch.weight);
-    return true;
-  }
-
-  std::int64_t argument_bytes() const override { return sizeof(kernels::AdamArguments); }
-
-  void write_arguments(const OptimizerStep& step, const GroupOptions& group, void* arguments) const override {
-    const kernels::AdamArguments written = arguments_of(step, group);
-    std::memcpy(arguments, &written, sizeof(written));
-  }
-
-  void apply_with(Stream& stream, const void* arguments, const ShardView& shard) const override {
-    check(shard);
-    kernels::adam_update(stream, static_cast<const kernels::AdamArguments*>(arguments), shard.gradient,
-                         shard.master, shard.state[0], shard.state[1], shard.weight);
+  void apply(Stream& stream, const OptimizerStep&, const UpdateRange& range) const override {
+    check_states(name(), range, 2);
+    kernels::adam_update(stream, group_arguments<kernels::AdamArguments>(range),
+                         kernel_segments(range.segments), range.gradient, range.master, range.state[0],
+                         range.state[1], range.weight);
   }
 
   std::string describe() const override {
@@ -82,13 +60,6 @@ class Adam final : public Optimizer {
   }
 
  private:
-  void check(const ShardView& shard) const {
-    if (shard.state.size() != 2) {
-      throw InvalidArgument(fmt::format("{}: tensor '{}' comes with {} state tensors instead of 2", name(),
-                                        shard.tensor, shard.state.size()));
-    }
-  }
-
   AdamOptions of(const GroupOptions& group) const {
     AdamOptions options = options_;
     if (group.betas) {

@@ -2,8 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-
 #include "optim/segments.h"
 #include "tranche/core/error.h"
 
@@ -21,56 +19,29 @@ void Optimizer::check_group(const GroupOptions& group) const {
       name(), own));
 }
 
-bool Optimizer::apply_segments(Stream& stream, const OptimizerStep& step, const ShardView& stretch,
-                               std::span<const OptimizerSegment> segments) const {
-  check_segments(name(), stretch.master.elements(), segments);
-  ShardView piece;
-  for (const OptimizerSegment& segment : segments) {
-    piece.gradient = stretch.gradient.slice(segment.first, segment.count);
-    piece.master = stretch.master.slice(segment.first, segment.count);
-    piece.state.clear();
-    for (const TensorView& state : stretch.state) {
-      piece.state.push_back(state.slice(segment.first, segment.count));
-    }
-    piece.weight = stretch.weight.data == nullptr ? TensorView{nullptr, stretch.weight.dtype, {segment.count}}
-                                                  : stretch.weight.slice(segment.first, segment.count);
-    piece.group = segment.group;
-    piece.tensor = segment.tensor;
-    piece.first_element = segment.first_element;
-    piece.tensor_elements = segment.tensor_elements;
-    apply(stream, step, piece, segment.reduced);
-  }
-  return false;
+UpdateRange UpdateRange::part(const TensorSegment& segment) const {
+  UpdateRange result;
+  result.gradient = gradient.slice(segment.first, segment.count);
+  result.master = master.slice(segment.first, segment.count);
+  for (const TensorView& tensor : state) result.state.push_back(tensor.slice(segment.first, segment.count));
+  result.weight = weight.data == nullptr ? TensorView{nullptr, weight.dtype, {segment.count}}
+                                         : weight.slice(segment.first, segment.count);
+  return result;
 }
 
-void check_segments(std::string_view optimizer, std::int64_t elements,
-                    std::span<const OptimizerSegment> segments) {
-  std::int64_t end = 0;
-  for (const OptimizerSegment& segment : segments) {
-    if (segment.first < end || segment.count < 0 || segment.count > elements - segment.first) {
-      throw InvalidArgument(fmt::format(
-          "{}: the segment of tensor '{}' from element {} with {} elements does not lie between element {}, "
-          "where the one before it ends, and {}, the end of the stretch; pass segments in ascending order",
-          optimizer, segment.tensor, segment.first, segment.count, end, elements));
-    }
-    end = segment.first + segment.count;
-  }
-}
-
-GroupedSegments grouped(std::span<const OptimizerSegment> segments) {
-  GroupedSegments result;
-  result.segments.reserve(segments.size());
-  for (const OptimizerSegment& segment : segments) {
-    // Models have a handful of groups, so a search beats a table; mostly it is the group of the last segment.
-    std::size_t group = result.segments.empty() ? 0 : static_cast<std::size_t>(result.segments.back().group);
-    if (group >= result.groups.size() || !(result.groups[group] == segment.group)) {
-      const auto found = std::find(result.groups.begin(), result.groups.end(), segment.group);
-      group = static_cast<std::size_t>(found - result.groups.begin());
-      if (found == result.groups.end()) result.groups.push_back(segment.group);
-    }
-    result.segments.push_back({segment.first, segment.count, static_cast<int>(group)});
+std::vector<kernels::UpdateSegment> kernel_segments(std::span<const TensorSegment> segments) {
+  std::vector<kernels::UpdateSegment> result;
+  result.reserve(segments.size());
+  for (const TensorSegment& segment : segments) {
+    result.push_back({segment.first, segment.count, segment.group});
   }
   return result;
+}
+
+void check_states(std::string_view optimizer, const UpdateRange& range, std::size_t wanted) {
+  if (range.state.size() == wanted) return;
+  throw InvalidArgument(fmt::format("{}: a range comes with {} state tensors instead of {}", optimizer,
+                                    range.state.size(), wanted));
 }
 
 }  // namespace tranche

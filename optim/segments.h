@@ -1,7 +1,6 @@
 #pragma once
-/// Optimizer::apply_segments' list for rules that have a kernel for whole ranges. Internal.
+/// UpdateRange for rules whose arithmetic is a kernel of kernels/optimizer_update.h. Internal.
 
-#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -11,15 +10,14 @@
 
 namespace tranche {
 
-/// Throws InvalidArgument naming the first segment that is out of order or leaves a stretch of `elements`.
-void check_segments(std::string_view optimizer, std::int64_t elements,
-                    std::span<const OptimizerSegment> segments);
+std::vector<kernels::UpdateSegment> kernel_segments(std::span<const TensorSegment> segments);
 
-/// Segments that name their group by its place in a list without repetitions.
-struct GroupedSegments {
-  std::vector<GroupOptions> groups;
-  std::vector<kernels::UpdateSegment> segments;
-};
-GroupedSegments grouped(std::span<const OptimizerSegment> segments);
+template <class Arguments>
+kernels::GroupArguments<Arguments> group_arguments(const UpdateRange& range) {
+  return {reinterpret_cast<const Arguments*>(range.numbers), range.groups, range.numbers_stride};
+}
+
+/// Throws InvalidArgument unless the range comes with as many state tensors as the rule has.
+void check_states(std::string_view optimizer, const UpdateRange& range, std::size_t wanted);
 
 }  // namespace tranche

@@ -1,7 +1,6 @@
 #include <fmt/core.h>
 
 #include <cmath>
-#include <cstring>
 
 #include "optim/segments.h"
 #include "tranche/core/error.h"
@@ -36,7 +35,7 @@ class Sgd final : public Optimizer {
 
   std::string name() const override { return "SGD"; }
 
-  std::vector<OptimizerStateTensor> state() const override {
+  std::vector<OptimizerStateTensor> state(const TrainableTensor&) const override {
     if (options_.momentum == 0) return {};
     return {{"momentum_buffer", DataType::float32, 0}};
   }
@@ -49,36 +48,15 @@ class Sgd final : public Optimizer {
     (void)Sgd(of(group));
   }
 
-  void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
-             std::span<const double> /*reduced*/) const override {
-    check(shard);
-    kernels::sgd_update(stream, arguments_of(step, shard.group), shard.gradient, shard.master, buffer(shard),
-                        shard.weight);
+  std::vector<std::byte> numbers(const OptimizerStep& step, const GroupOptions& group) const override {
+    return bytes_of_numbers(arguments_of(step, group));
   }
 
-  bool apply_segments(Stream& stream, const OptimizerStep& step, const ShardView& stretch,
-                      std::span<const OptimizerSegment> segments) const override {
-    check(stretch);
-    check_segments(name(), stretch.master.elements(), segments);
-    const GroupedSegments list = grouped(segments);
-    std::vector<kernels::SgdArguments> groups;
-    for (const GroupOptions& group : list.groups) groups.push_back(arguments_of(step, group));
-    kernels::sgd_update_segments(stream, groups, list.segments, stretch.gradient, stretch.master,
-                                 buffer(stretch), stretch.weight);
-    return true;
-  }
-
-  std::int64_t argument_bytes() const override { return sizeof(kernels::SgdArguments); }
-
-  void write_arguments(const OptimizerStep& step, const GroupOptions& group, void* arguments) const override {
-    const kernels::SgdArguments written = arguments_of(step, group);
-    std::memcpy(arguments, &written, sizeof(written));
-  }
-
-  void apply_with(Stream& stream, const void* arguments, const ShardView& shard) const override {
-    check(shard);
-    kernels::sgd_update(stream, static_cast<const kernels::SgdArguments*>(arguments), shard.gradient,
-                        shard.master, buffer(shard), shard.weight);
+  void apply(Stream& stream, const OptimizerStep&, const UpdateRange& range) const override {
+    check_states(name(), range, states());
+    kernels::sgd_update(stream, group_arguments<kernels::SgdArguments>(range),
+                        kernel_segments(range.segments), range.gradient, range.master,
+                        states() == 1 ? range.state[0] : TensorView{}, range.weight);
   }
 
   std::string describe() const override {
@@ -89,14 +67,6 @@ class Sgd final : public Optimizer {
 
  private:
   std::size_t states() const { return options_.momentum == 0 ? 0 : 1; }
-  TensorView buffer(const ShardView& shard) const { return states() == 1 ? shard.state[0] : TensorView{}; }
-
-  void check(const ShardView& shard) const {
-    if (shard.state.size() != states()) {
-      throw InvalidArgument(fmt::format("SGD: tensor '{}' comes with {} state tensors instead of {}",
-                                        shard.tensor, shard.state.size(), states()));
-    }
-  }
 
   SgdOptions of(const GroupOptions& group) const {
     SgdOptions options = options_;

@@ -151,7 +151,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     schedule.units[u].moves = moves[u] && config.offload.optimizer != OffloadTier::none;
   }
   schedule.state_bytes = size_of(DataType::float32);
-  for (const OptimizerStateTensor& state : make_optimizer(config)->state()) {
+  for (const OptimizerStateTensor& state : make_optimizer(config)->state({})) {
     schedule.state_bytes += size_of(state.dtype);
   }
   schedule.visits = visits_of(request, config, spec);
@@ -346,7 +346,7 @@ class Search {
     }
     // An optimizer that looks at all of its state before it updates is not read from a disk twice.
     std::vector<OffloadTier> optimizer_tiers = tiers(request_.keep_optimizer_tier, base_.offload.optimizer);
-    if (!request_.keep_optimizer_tier && make_optimizer(base_)->statistics_per_tensor() > 0) {
+    if (!request_.keep_optimizer_tier && make_optimizer(base_)->sums({}) > 0) {
       std::erase(optimizer_tiers, OffloadTier::nvme);
     }
     const std::vector<OffloadTier> parameters_tiers =
@@ -422,7 +422,7 @@ class Search {
     // State that leaves the device takes the main gradient with it where one micro-batch makes the step.
     if (config.frozen.empty() && levers.optimizer == OffloadTier::none) {
       double optimizer = compute == DataType::float32 ? 0 : 4;
-      for (const OptimizerStateTensor& state : make_optimizer(config)->state()) {
+      for (const OptimizerStateTensor& state : make_optimizer(config)->state({})) {
         optimizer += static_cast<double>(size_of(state.dtype));
       }
       bytes +=

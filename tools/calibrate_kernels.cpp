@@ -180,7 +180,7 @@ std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds
     };
     const kernels::AdamArguments adam{.learning_rate = 1e-4f, .step_size = 1e-4f};
     const kernels::SgdArguments sgd{.learning_rate = 1e-4f, .momentum = 0.9f};
-    const std::array<SingleKernel, 7> kinds{{
+    const std::array<SingleKernel, 6> kinds{{
         {"cast",
          [&](Pool& from, std::int64_t n) {
            kernels::cast(stream, floats(from, n), take(from, DataType::bfloat16, n));
@@ -197,22 +197,17 @@ std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds
          [&](Pool& from, std::int64_t n) {
            kernels::rounded_sum(stream, floats(from, n), DataType::bfloat16, false, floats(from, n));
          }},
-        {"adam_update_segments",
+        {"adam_update",
          [&](Pool& from, std::int64_t n) {
            const kernels::UpdateSegment all{0, n, 0};
-           kernels::adam_update_segments(stream, {&adam, 1}, {&all, 1}, floats(from, n), floats(from, n),
-                                         floats(from, n), floats(from, n), weight(from, n));
+           kernels::adam_update(stream, {&adam}, {&all, 1}, floats(from, n), floats(from, n), floats(from, n),
+                                floats(from, n), weight(from, n));
          }},
         {"sgd_update",
          [&](Pool& from, std::int64_t n) {
-           kernels::sgd_update(stream, sgd, floats(from, n), floats(from, n), floats(from, n),
-                               weight(from, n));
-         }},
-        {"sgd_update_segments",
-         [&](Pool& from, std::int64_t n) {
            const kernels::UpdateSegment all{0, n, 0};
-           kernels::sgd_update_segments(stream, {&sgd, 1}, {&all, 1}, floats(from, n), floats(from, n),
-                                        floats(from, n), weight(from, n));
+           kernels::sgd_update(stream, {&sgd}, {&all, 1}, floats(from, n), floats(from, n), floats(from, n),
+                               weight(from, n));
          }},
     }};
     const double each = seconds / static_cast<double>(2 * kinds.size() * sizes.size());

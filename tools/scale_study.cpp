@@ -241,7 +241,7 @@ void ScaleStudy::plan_points() {
     const CategoryBytes& held = result.tier(Tier::device).persistent;
     point.state = held[Category::parameters] + held[Category::gradients] + held[Category::optimizer];
     int moments = 0;
-    for (const OptimizerStateTensor& tensor : make_optimizer(config)->state()) {
+    for (const OptimizerStateTensor& tensor : make_optimizer(config)->state({})) {
       moments += static_cast<int>(size_of(tensor.dtype));
     }
     const bool boundary = config.effective_reduction(ranks) == ReductionPolicy::boundary;

@@ -213,8 +213,8 @@ namespace {
 /// the stretch, whatever the segments' sizes. Each range ends with its streamed weights on their way to
 /// memory.
 template <class Arguments, class Update>
-void for_each_part(int threads, std::span<const Arguments> groups, std::span<const UpdateSegment> segments,
-                   bool streaming, const Update& update) {
+void for_each_part(int threads, const GroupArguments<Arguments>& groups,
+                   std::span<const UpdateSegment> segments, bool streaming, const Update& update) {
   if (segments.empty()) return;
   const std::int64_t begin = segments.front().first;
   const std::int64_t total = segments.back().first + segments.back().count - begin;
@@ -223,7 +223,7 @@ void for_each_part(int threads, std::span<const Arguments> groups, std::span<con
     auto segment = std::partition_point(segments.begin(), segments.end(),
                                         [&](const UpdateSegment& s) { return s.first + s.count <= first; });
     for (; segment != segments.end() && segment->first < end; ++segment) {
-      const Arguments& arguments = groups[static_cast<std::size_t>(segment->group)];
+      const Arguments& arguments = groups[segment->group];
       const std::int64_t from = std::max(first, segment->first);
       const std::int64_t to = std::min(end, segment->first + segment->count);
       if (arguments.apply && from < to) update(arguments, from, to - from);
@@ -248,25 +248,28 @@ UpdateTuning update_tuning() {
   return {};
 }
 
-void adam_update(int threads, std::span<const AdamArguments> groups, std::span<const UpdateSegment> segments,
-                 const ConstTensorView& gradient, const TensorView& master, const TensorView& exp_avg,
-                 const TensorView& exp_avg_sq, const TensorView& weight, const UpdateTuning& tuning) {
+void adam_update(int threads, const GroupArguments<AdamArguments>& arguments,
+                 std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
+                 const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
+                 const TensorView& weight, const UpdateTuning& tuning) {
   const UpdateViews views{gradient, master, exp_avg, exp_avg_sq, weight, tuning};
   const bool streaming = streams(segments, weight);
-  for_each_part(threads, groups, segments, streaming,
-                [&](const AdamArguments& arguments, std::int64_t first, std::int64_t count) {
-                  HWY_DYNAMIC_DISPATCH(adam)(arguments, views, first, count, streaming);
+  for_each_part(threads, arguments, segments, streaming,
+                [&](const AdamArguments& of_group, std::int64_t first, std::int64_t count) {
+                  HWY_DYNAMIC_DISPATCH(adam)(of_group, views, first, count, streaming);
                 });
 }
 
-void sgd_update(int threads, std::span<const SgdArguments> groups, std::span<const UpdateSegment> segments,
-                const ConstTensorView& gradient, const TensorView& master, const TensorView& momentum_buffer,
-                const TensorView& weight, const UpdateTuning& tuning) {
+void sgd_update(int threads, const GroupArguments<SgdArguments>& arguments,
+                std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
+                const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight,
+                const UpdateTuning& tuning) {
   const UpdateViews views{gradient, master, momentum_buffer, {}, weight, tuning};
   const bool streaming = streams(segments, weight);
-  for_each_part(threads, groups, segments, streaming,
-                [&](const SgdArguments& arguments, std::int64_t first, std::int64_t count) {
-                  HWY_DYNAMIC_DISPATCH(sgd)(arguments, views, first, count, streaming);
+  for_each_part(threads, arguments, segments, streaming,
+                [&](SgdArguments of_group, std::int64_t first, std::int64_t count) {
+                  if (momentum_buffer.data == nullptr) of_group.momentum = 0;
+                  HWY_DYNAMIC_DISPATCH(sgd)(of_group, views, first, count, streaming);
                 });
 }
 

@@ -1,4 +1,5 @@
-// Fused optimizer updates: one launch, one read of gradient and state, one write of state and weight.
+// Fused optimizer updates: one launch for a table of segments, which its parameters carry, one read of
+// gradient and state, one write of state and weight.
 // Compiled without contraction; update_arithmetic.h is the scalar definition that the CPU's loops compute, so
 // the bits are the CPU's.
 //
@@ -7,6 +8,8 @@
 // multiprocessors can issue in that time.
 
 #include "kernels/cuda/optimizer_update.h"
+
+#include <array>
 
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/stretch_loop.h"
@@ -19,14 +22,20 @@ namespace {
 constexpr int width = 4;   // 16 bytes of the fp32 state, 8 of what is 16-bit
 constexpr int unroll = 2;  // 112 bytes of loads under way in a thread
 
-/// The arguments of an update: by value, or in device memory when `device` is not null.
-template <class Arguments>
-struct ArgumentSource {
-  Arguments value;
-  const Arguments* device;
-
-  __device__ __forceinline__ Arguments read() const { return device != nullptr ? *device : value; }
+/// A segment and the thread blocks that compute it: those from where the one before ends up to `end_block`.
+struct Part {
+  std::int64_t first, elements;
+  unsigned end_block;
+  std::uint16_t group;
+  std::uint8_t width, head;  ///< as in Stretch
 };
+/// As many as the 4 KiB of a kernel's parameters hold beside its operands.
+constexpr int most_parts = 128;
+struct Parts {
+  Part list[most_parts];
+  int count;
+};
+static_assert(sizeof(Parts) < 3200);
 
 /// The compute-dtype copy, if there is one.
 template <int n>
@@ -114,20 +123,85 @@ struct Sgd {
   }
 };
 
-template <int group, class Operation, class Arguments>
-__global__ void __launch_bounds__(stretch_threads)
-    update_kernel(Operation operation, const ArgumentSource<Arguments> source, const Stretch stretch) {
-  operation.arguments = source.read();
-  if (!operation.arguments.apply) return;
-  for_stretch<group, unroll>(operation, stretch);
-}
+/// An operation on the elements from `first` on.
+template <class Operation>
+struct From {
+  template <int n>
+  using Loaded = typename Operation::template Loaded<n>;
+  const Operation& operation;
+  std::int64_t first;
+
+  template <int n>
+  __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
+    return operation.template load<n>(first + i);
+  }
+  template <int n>
+  __device__ __forceinline__ void finish(std::int64_t i, const Loaded<n>& loaded) const {
+    operation.template finish<n>(first + i, loaded);
+  }
+};
 
 template <class Operation, class Arguments>
+__global__ void __launch_bounds__(stretch_threads)
+    update_kernel(Operation operation, const unsigned char* arguments, const std::int64_t stride,
+                  const Parts parts) {
+  int lower = 0, upper = parts.count - 1;
+  while (lower < upper) {
+    const int middle = (lower + upper) / 2;
+    if (blockIdx.x < parts.list[middle].end_block) {
+      upper = middle;
+    } else {
+      lower = middle + 1;
+    }
+  }
+  const Part& part = parts.list[lower];
+  operation.arguments = *reinterpret_cast<const Arguments*>(arguments + part.group * stride);
+  if (!operation.arguments.apply) return;
+  const unsigned begin_block = lower == 0 ? 0 : parts.list[lower - 1].end_block;
+  const unsigned block = blockIdx.x - begin_block, blocks = part.end_block - begin_block;
+  const Stretch stretch{part.elements, (part.elements - part.head) / part.width, part.width, part.head};
+  const From<Operation> from{operation, part.first};
+  if (part.width == width) {
+    for_stretch<width, unroll>(from, stretch, block, blocks);
+  } else {
+    for_stretch<1, unroll>(from, stretch, block, blocks);
+  }
+}
+
+/// One launch for each most_parts segments that are not empty. `demands` are those of the range's first
+/// element.
+template <class Operation, class Arguments>
 void launch_update(Stream& stream, const char* name, const Operation& operation,
-                   const ArgumentSource<Arguments>& source, const Stretch& stretch) {
-  const auto kernel = stretch.width == width ? update_kernel<width, Operation, Arguments>
-                                             : update_kernel<1, Operation, Arguments>;
-  launch(stream, name, kernel, stretch_shape(stretch, unroll), operation, source, stretch);
+                   const GroupArguments<Arguments>& arguments, std::span<const UpdateSegment> segments,
+                   const std::array<Demand, 5>& demands) {
+  Parts parts{};
+  unsigned blocks = 0;
+  const auto flush = [&] {
+    if (parts.count == 0) return;
+    launch(stream, name, update_kernel<Operation, Arguments>, {.grid = blocks, .block = stretch_threads},
+           operation, reinterpret_cast<const unsigned char*>(arguments.first), arguments.stride, parts);
+    parts.count = 0;
+    blocks = 0;
+  };
+  for (const UpdateSegment& segment : segments) {
+    if (segment.count == 0) continue;
+    const auto from = [&](const Demand& demand) {
+      return Demand{demand.offset + static_cast<std::uint64_t>(segment.first * demand.step), demand.step,
+                    demand.modulus};
+    };
+    const Stretch stretch = stretch_of(
+        segment.count, width,
+        {from(demands[0]), from(demands[1]), from(demands[2]), from(demands[3]), from(demands[4])});
+    blocks += stretch_shape(stretch, unroll).grid.x;
+    parts.list[parts.count++] = {segment.first,
+                                 segment.count,
+                                 blocks,
+                                 static_cast<std::uint16_t>(segment.group),
+                                 static_cast<std::uint8_t>(stretch.width),
+                                 static_cast<std::uint8_t>(stretch.head)};
+    if (parts.count == most_parts) flush();
+  }
+  flush();
 }
 
 Demand demand_of(const ConstTensorView& view) {
@@ -150,12 +224,12 @@ void with_types(DataType gradient, DataType moment, const F& f) {
   });
 }
 
-void adam(Stream& stream, const ArgumentSource<AdamArguments>& source, const ConstTensorView& gradient,
-          const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
-          const TensorView& weight) {
-  const Stretch stretch = stretch_of(master.elements(), width,
-                                     {demand_of(gradient), demand_of(master), demand_of(exp_avg),
-                                      demand_of(exp_avg_sq), demand_of_optional(weight)});
+}  // namespace
+
+void adam_update(Stream& stream, const GroupArguments<AdamArguments>& arguments,
+                 std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
+                 const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
+                 const TensorView& weight) {
   with_types(gradient.dtype, exp_avg.dtype, [&](auto g, auto moment) {
     using G = decltype(g);
     using M = decltype(moment);
@@ -166,15 +240,15 @@ void adam(Stream& stream, const ArgumentSource<AdamArguments>& source, const Con
                              elements_of<M>(exp_avg),
                              elements_of<M>(exp_avg_sq),
                              any_elements_of(weight)},
-                  source, stretch);
+                  arguments, segments,
+                  {demand_of(gradient), demand_of(master), demand_of(exp_avg), demand_of(exp_avg_sq),
+                   demand_of_optional(weight)});
   });
 }
 
-void sgd(Stream& stream, const ArgumentSource<SgdArguments>& source, const ConstTensorView& gradient,
-         const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight) {
-  const Stretch stretch = stretch_of(master.elements(), width,
-                                     {demand_of(gradient), demand_of(master),
-                                      demand_of_optional(momentum_buffer), demand_of_optional(weight)});
+void sgd_update(Stream& stream, const GroupArguments<SgdArguments>& arguments,
+                std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
+                const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight) {
   with_types(gradient.dtype, momentum_buffer.dtype, [&](auto g, auto moment) {
     using G = decltype(g);
     using M = decltype(moment);
@@ -184,30 +258,10 @@ void sgd(Stream& stream, const ArgumentSource<SgdArguments>& source, const Const
                             elements_of<float>(master),
                             elements_of<M>(momentum_buffer),
                             any_elements_of(weight)},
-                  source, stretch);
+                  arguments, segments,
+                  {demand_of(gradient), demand_of(master), demand_of_optional(momentum_buffer),
+                   demand_of_optional(weight)});
   });
-}
-
-}  // namespace
-
-void adam_update(Stream& stream, const AdamArguments& arguments, const ConstTensorView& gradient,
-                 const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
-                 const TensorView& weight) {
-  adam(stream, {arguments, nullptr}, gradient, master, exp_avg, exp_avg_sq, weight);
-}
-void adam_update(Stream& stream, const AdamArguments* device_arguments, const ConstTensorView& gradient,
-                 const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
-                 const TensorView& weight) {
-  adam(stream, {{}, device_arguments}, gradient, master, exp_avg, exp_avg_sq, weight);
-}
-
-void sgd_update(Stream& stream, const SgdArguments& arguments, const ConstTensorView& gradient,
-                const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight) {
-  sgd(stream, {arguments, nullptr}, gradient, master, momentum_buffer, weight);
-}
-void sgd_update(Stream& stream, const SgdArguments* device_arguments, const ConstTensorView& gradient,
-                const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight) {
-  sgd(stream, {{}, device_arguments}, gradient, master, momentum_buffer, weight);
 }
 
 }  // namespace tranche::kernels::cuda

@@ -3,16 +3,8 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/optimizer_update.h, arguments checked; one launch each.
-void adam_update(Stream& stream, const AdamArguments& arguments, const ConstTensorView& gradient,
-                 const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
-                 const TensorView& weight);
-void adam_update(Stream& stream, const AdamArguments* device_arguments, const ConstTensorView& gradient,
-                 const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
-                 const TensorView& weight);
-void sgd_update(Stream& stream, const SgdArguments& arguments, const ConstTensorView& gradient,
-                const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight);
-void sgd_update(Stream& stream, const SgdArguments* device_arguments, const ConstTensorView& gradient,
-                const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight);
+/// Operands checked; one launch for each 128 segments.
+decltype(kernels::adam_update) adam_update;
+decltype(kernels::sgd_update) sgd_update;
 
 }  // namespace tranche::kernels::cuda

@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(stretch_threads)
                    const std::int64_t first_sample, const Stretch stretch) {
   const RandomKey key = draws.key(list.samples[blockIdx.y]);
   const MaskedScale<X, Y> operation{x, y, draws, key, (first_sample + blockIdx.y) * stretch.elements};
-  for_stretch<width, 2>(operation, stretch);
+  for_stretch<width, 2>(operation, stretch, blockIdx.x, gridDim.x);
 }
 
 template <int width, class X, class Y>

@@ -15,12 +15,14 @@ namespace tranche::kernels::cuda {
 
 inline constexpr int stretch_threads = 256;
 
-/// Groups lie over the grid in runs of `unroll` * stretch_threads, so that a block's accesses are neighbours.
+/// The share of thread block `block` of `blocks`. Groups lie over the blocks in runs of `unroll` *
+/// stretch_threads, so that a block's accesses are neighbours.
 template <int width, int unroll, class Operation>
-__device__ __forceinline__ void for_stretch(const Operation& operation, const Stretch& stretch) {
+__device__ __forceinline__ void for_stretch(const Operation& operation, const Stretch& stretch,
+                                            unsigned block, unsigned blocks) {
   constexpr std::int64_t run = stretch_threads * unroll;
   const int thread = static_cast<int>(threadIdx.x);
-  for (std::int64_t start = blockIdx.x * run; start < stretch.groups; start += gridDim.x * run) {
+  for (std::int64_t start = block * run; start < stretch.groups; start += blocks * run) {
     if (start + run <= stretch.groups) {
       typename Operation::template Loaded<width> loaded[unroll];
 #pragma unroll
@@ -38,7 +40,7 @@ __device__ __forceinline__ void for_stretch(const Operation& operation, const St
       }
     }
   }
-  if (width > 1 && blockIdx.x == 0 && thread < stretch.edges()) {
+  if (width > 1 && block == 0 && thread < stretch.edges()) {
     const std::int64_t i = stretch.edge(thread);
     operation.template finish<1>(i, operation.template load<1>(i));
   }
@@ -47,7 +49,7 @@ __device__ __forceinline__ void for_stretch(const Operation& operation, const St
 template <int width, int unroll, class Operation>
 __global__ void __launch_bounds__(stretch_threads)
     stretch_kernel(const Operation operation, const Stretch stretch) {
-  for_stretch<width, unroll>(operation, stretch);
+  for_stretch<width, unroll>(operation, stretch, blockIdx.x, gridDim.x);
 }
 
 inline LaunchShape stretch_shape(const Stretch& stretch, int unroll) {

@@ -13,17 +13,15 @@ inline Cost adam_update(const ConstTensorView& gradient, const TensorView& maste
           state + copy};
 }
 
-inline Cost sgd_update(const SgdArguments& arguments, const ConstTensorView& gradient,
-                       const TensorView& master, const TensorView& momentum_buffer,
-                       const TensorView& weight) {
-  const auto elements = static_cast<double>(master.elements());
+/// As a step that is neither the first nor nesterov; a buffer without data is no momentum.
+inline Cost sgd_update(const ConstTensorView& gradient, const TensorView& master,
+                       const TensorView& momentum_buffer, const TensorView& weight) {
+  const bool has_momentum = momentum_buffer.data != nullptr;
   const auto state = static_cast<double>(master.bytes());
-  const double buffer = arguments.momentum == 0 ? 0.0 : static_cast<double>(momentum_buffer.bytes());
+  const double buffer = has_momentum ? static_cast<double>(momentum_buffer.bytes()) : 0.0;
   const double copy = weight.data == nullptr ? 0.0 : static_cast<double>(weight.bytes());
-  const double per_element = 5 + (arguments.momentum == 0 ? 0 : 3) + (arguments.nesterov ? 2 : 0);
-  return {per_element * elements,
-          state + static_cast<double>(gradient.bytes()) + (arguments.first_step ? 0.0 : buffer),
-          state + buffer + copy};
+  return {(has_momentum ? 8.0 : 5.0) * static_cast<double>(master.elements()),
+          state + static_cast<double>(gradient.bytes()) + buffer, state + buffer + copy};
 }
 
 }  // namespace tranche::kernels::meta

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "on_ranks.h"
 
@@ -15,40 +16,42 @@ class NormalizedDescent : public Optimizer {
  public:
   explicit NormalizedDescent(std::map<std::string, double>& seen) : seen_(seen) {}
   std::string name() const override { return "NormalizedDescent"; }
-  std::vector<OptimizerStateTensor> state() const override {
+  std::vector<OptimizerStateTensor> state(const TrainableTensor&) const override {
     return {{"travelled", DataType::float32, 0.5f}};
   }
-  int statistics_per_tensor() const override { return 2; }
-  void statistics(Stream& stream, const OptimizerStep&, const ShardView& shard, double* sums) const override {
-    const ConstTensorView gradient = shard.gradient;
-    stream.enqueue("statistics", [=] {
-      for (std::int64_t i = 0; i < gradient.elements(); ++i) {
-        const double value = gradient.as<float>()[i];
-        sums[0] += value * value;
-        sums[1] += 1;
-      }
-    });
+  int sums(const TrainableTensor&) const override { return 2; }
+  void prepare(Stream& stream, const OptimizerStep&, const UpdateRange& range) const override {
+    for (const TensorSegment& segment : range.segments) {
+      stream.enqueue("prepare", [gradient = range.part(segment).gradient, sums = segment.sums] {
+        for (std::int64_t i = 0; i < gradient.elements(); ++i) {
+          const double value = gradient.as<float>()[i];
+          sums[0] += value * value;
+          sums[1] += 1;
+        }
+      });
+    }
   }
-  void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
-             std::span<const double> reduced) const override {
+  void apply(Stream& stream, const OptimizerStep& step, const UpdateRange& range) const override {
     seen_["momentum"] = step.momentum;
     seen_["step"] = static_cast<double>(step.step);
-    seen_[std::string(shard.tensor)] =
-        reduced[0] * static_cast<double>(step.gradient_scale) * static_cast<double>(step.gradient_scale);
-    EXPECT_EQ(reduced[1], static_cast<double>(shard.tensor_elements)) << shard.tensor;
-    if (!step.apply) return;
-    const auto factor = static_cast<float>(step.learning_rate / std::sqrt(reduced[0]));
-    const ShardView view = shard;
-    stream.enqueue("apply", [=] {
-      for (std::int64_t i = 0; i < view.gradient.elements(); ++i) {
-        const float change = view.gradient.as<float>()[i] * factor;
-        view.master.as<float>()[i] -= change;
-        view.state[0].as<float>()[i] += std::abs(change);
-        if (view.weight.data != nullptr) {
-          view.weight.as<bfloat16>()[i] = to_bfloat16(view.master.as<float>()[i]);
+    for (const TensorSegment& segment : range.segments) {
+      const double* sums = segment.sums;
+      seen_[std::string(segment.tensor->name)] =
+          sums[0] * static_cast<double>(step.gradient_scale) * static_cast<double>(step.gradient_scale);
+      EXPECT_EQ(sums[1], static_cast<double>(segment.tensor->shape.elements())) << segment.tensor->name;
+      if (!step.apply) continue;
+      const auto factor = static_cast<float>(step.learning_rate / std::sqrt(sums[0]));
+      stream.enqueue("apply", [part = range.part(segment), factor] {
+        for (std::int64_t i = 0; i < part.gradient.elements(); ++i) {
+          const float change = part.gradient.as<float>()[i] * factor;
+          part.master.as<float>()[i] -= change;
+          part.state[0].as<float>()[i] += std::abs(change);
+          if (part.weight.data != nullptr) {
+            part.weight.as<bfloat16>()[i] = to_bfloat16(part.master.as<float>()[i]);
+          }
         }
-      }
-    });
+      });
+    }
   }
   std::string describe() const override { return "{}"; }
 
@@ -56,7 +59,7 @@ class NormalizedDescent : public Optimizer {
   std::map<std::string, double>& seen_;
 };
 
-TEST(OptimizerStatistics, AreSummedOverAllShardsOnce) {
+TEST(OptimizerSums, AreSummedOverAllShardsOnce) {
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
     OddRun run;
     run.ranks = 3;
@@ -95,6 +98,196 @@ TEST(OptimizerStatistics, AreSummedOverAllShardsOnce) {
           << run.to_string();
     }
   }
+}
+
+constexpr float decay = 0.25f;
+
+/// Momentum and a trust ratio as LARS and LAMB have it: state advances before the sums are known, and these
+/// mix the gradient, at its true scale, with the weight.
+class TrustRatio final : public Optimizer {
+ public:
+  std::string name() const override { return "TrustRatio"; }
+  std::vector<OptimizerStateTensor> state(const TrainableTensor&) const override {
+    return {{"momentum_buffer", DataType::float32, 0}};
+  }
+  int sums(const TrainableTensor& tensor) const override { return tensor.name == "tiny.e" ? 0 : 2; }
+  void prepare(Stream& stream, const OptimizerStep& step, const UpdateRange& range) const override {
+    for (const TensorSegment& segment : range.segments) {
+      stream.enqueue("prepare", [part = range.part(segment), sums = segment.sums, step] {
+        for (std::int64_t i = 0; i < part.master.elements(); ++i) {
+          const float w = part.master.as<float>()[i];
+          float& m = part.state[0].as<float>()[i];
+          if (step.apply) m = 0.5f * m + (part.gradient.as<float>()[i] * step.gradient_scale + decay * w);
+          if (sums == nullptr) continue;
+          sums[0] += static_cast<double>(w) * w;
+          sums[1] += static_cast<double>(m) * m;
+        }
+      });
+    }
+  }
+  void apply(Stream& stream, const OptimizerStep& step, const UpdateRange& range) const override {
+    if (!step.apply) return;
+    for (const TensorSegment& segment : range.segments) {
+      stream.enqueue("apply", [part = range.part(segment), sums = segment.sums, step] {
+        const auto by =
+            static_cast<float>(step.learning_rate * (sums != nullptr ? ratio(sums[0], sums[1]) : 1));
+        for (std::int64_t i = 0; i < part.master.elements(); ++i) {
+          float& w = part.master.as<float>()[i];
+          w -= by * part.state[0].as<float>()[i];
+          if (part.weight.data == nullptr) continue;
+          if (part.weight.dtype == DataType::float32) {
+            part.weight.as<float>()[i] = w;
+          } else {
+            part.weight.as<bfloat16>()[i] = to_bfloat16(w);
+          }
+        }
+      });
+    }
+  }
+  std::string describe() const override { return "{}"; }
+  static double ratio(double weights, double updates) {
+    return weights > 0 && updates > 0 ? std::sqrt(weights / updates) : 1;
+  }
+};
+
+/// The same in fp64 on whole tensors, from gradients as the program reads them (the mean, not clipped).
+struct PlainTrustRatio {
+  std::vector<double> weight, momentum;
+  void update(std::span<const float> gradient, double clip, double rate, bool trusted) {
+    double weights = 0, updates = 0;
+    momentum.resize(weight.size());
+    for (std::size_t i = 0; i < weight.size(); ++i) {
+      momentum[i] = 0.5 * momentum[i] + (gradient[i] * clip + static_cast<double>(decay) * weight[i]);
+      weights += weight[i] * weight[i];
+      updates += momentum[i] * momentum[i];
+    }
+    const double ratio = trusted ? TrustRatio::ratio(weights, updates) : 1;
+    for (std::size_t i = 0; i < weight.size(); ++i) weight[i] -= rate * ratio * momentum[i];
+  }
+};
+
+TEST(OptimizerSums, SeeTheTrueScaleOfClippedGradientsInEveryStage) {
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    for (const int ranks : {1, 2, 3}) {
+      std::optional<kernels::Digest> digest;
+      for (int stage = 0; stage <= 3; ++stage) {
+        for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu}) {
+          OddRun run;
+          run.ranks = ranks;
+          run.stage = stage;
+          run.dtype = dtype;
+          run.clipping = 0.01;
+          run.policy = ReductionPolicy::micro_batch;
+          run.offload.optimizer = tier;
+          run_thread_ranks(ranks, [&](int rank, const CommunicatorFactory& factory) {
+            const Config config = odd_config(run);
+            RuntimeOptions options = RuntimeOptions::from(config);
+            options.log_level = LogLevel::off;
+            Runtime runtime(options, factory);
+            Engine engine(runtime, odd_model(), config, std::make_unique<TrustRatio>());
+            std::map<std::string, PlainTrustRatio> plain;
+            for (const UnitSpec& unit : engine.model().units()) {
+              for (const TensorSpec& tensor : unit.tensors) {
+                if (engine.frozen(tensor.name)) continue;
+                const std::vector<float> weight = engine.read_weight(tensor.name);
+                plain[tensor.name].weight.assign(weight.begin(), weight.end());
+              }
+            }
+            for (int step = 0; step < 4; ++step) {
+              whole_step(engine, runtime, step, step == 2 ? "prime.c" : "");
+              std::map<std::string, std::vector<float>> gradients;
+              for (const auto& [name, tensor] : plain) gradients[name] = engine.read_gradient(name);
+              const StepResult result = engine.step();
+              EXPECT_EQ(result.applied, step != 2);
+              if (!result.applied) continue;
+              EXPECT_LT(result.clip_coefficient, 1) << "nothing was clipped";
+              for (auto& [name, tensor] : plain) {
+                tensor.update(gradients[name], result.clip_coefficient, result.learning_rate,
+                              name != "tiny.e");
+              }
+            }
+            for (const auto& [name, tensor] : plain) {
+              const std::vector<float> weight = engine.read_weight(name);
+              // A few fp32 roundings a step, on weights of order one.
+              for (std::size_t i = 0; i < weight.size(); ++i) {
+                ASSERT_NEAR(weight[i], tensor.weight[i], 2e-6) << name << " " << i << " " << run.to_string();
+              }
+            }
+            const kernels::Digest state = engine.state_digest();
+            if (rank != 0) return;
+            if (!digest) digest = state;
+            EXPECT_EQ(*digest, state) << run.to_string();
+          });
+        }
+      }
+    }
+  }
+}
+
+/// A rule that asks for what engines do not do.
+class Beyond final : public Optimizer {
+ public:
+  explicit Beyond(bool matrices) : matrices_(matrices) {}
+  std::string name() const override { return "Beyond"; }
+  std::vector<OptimizerStateTensor> state(const TrainableTensor& tensor) const override {
+    if (tensor.shape.rank() == 1 || matrices_) return {};
+    return {{"momentum_buffer", DataType::float32, 0}};
+  }
+  bool needs_whole_matrices(const TrainableTensor& tensor) const override {
+    return matrices_ && tensor.shape.rank() == 2;
+  }
+  std::vector<std::byte> numbers(const OptimizerStep& step, const GroupOptions&) const override {
+    return std::vector<std::byte>(step.learning_rate > 0 ? 5 : 4);
+  }
+  void apply(Stream&, const OptimizerStep&, const UpdateRange&) const override {}
+  std::string describe() const override { return "{}"; }
+
+ private:
+  bool matrices_;
+};
+
+TEST(OptimizerRule, ThatAsksForTooMuchIsRefusedAtTheStart) {
+  const Config config = odd_config({});
+  Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+  const auto refusal = [&](bool matrices) -> std::string {
+    try {
+      Engine engine(runtime, odd_model(), config, std::make_unique<Beyond>(matrices));
+    } catch (const ConfigurationError& error) {
+      return error.message();
+    }
+    return "nothing was thrown";
+  };
+  EXPECT_EQ(
+      refusal(false),
+      "optimizer Beyond keeps other state for tensor tied.b than for tied.a; engines keep the same state "
+      "for all trainable tensors up to now");
+  EXPECT_EQ(
+      refusal(true),
+      "optimizer Beyond computes tensor tied.b as a whole matrix, which engines do not bring together up "
+      "to now");
+}
+
+TEST(OptimizerRule, GivesAsManyNumbersInEveryStep) {
+  OddRun run;
+  run.frozen = false;
+  const Config config = odd_config(run);
+  Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+  const ModelSpec model = [] {
+    ModelSpec spec;
+    spec.add_unit({"tied", {{"tied.a", Shape{7}, Initializer::normal(0.5f)}}, 1});
+    return spec;
+  }();
+  Engine engine(runtime, model, config, std::make_unique<Beyond>(false));
+  std::string message;
+  try {
+    engine.begin_micro_batch();
+    engine.skip_gradients({0});
+    end_with(engine, 1, 1);
+    engine.step();
+  } catch (const InvalidArgument& error) {
+    message = error.message();
+  }
+  EXPECT_EQ(message, "optimizer Beyond gives 5 bytes of numbers where it gave 4 at the start");
 }
 
 TEST(OptimizerStep, CarriesTheSchedulesMomentumAndCountsAppliedUpdates) {

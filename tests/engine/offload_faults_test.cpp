@@ -162,27 +162,31 @@ TEST_F(OffloadFaults, BudgetsAreKeptBeforeAnythingIsTaken) {
 class LooksFirst final : public Optimizer {
  public:
   std::string name() const override { return "LooksFirst"; }
-  std::vector<OptimizerStateTensor> state() const override { return {}; }
-  int statistics_per_tensor() const override { return 1; }
-  void statistics(Stream& stream, const OptimizerStep&, const ShardView& shard, double* sums) const override {
+  std::vector<OptimizerStateTensor> state(const TrainableTensor&) const override { return {}; }
+  int sums(const TrainableTensor&) const override { return 1; }
+  void prepare(Stream& stream, const OptimizerStep&, const UpdateRange& range) const override {
     if (stream.kind() != DeviceKind::cpu) return;
-    stream.enqueue("sum", [shard, sums] {
-      for (std::int64_t i = 0; i < shard.gradient.elements(); ++i) *sums += shard.gradient.as<float>()[i];
-    });
+    for (const TensorSegment& segment : range.segments) {
+      stream.enqueue("sum", [gradient = range.part(segment).gradient, sums = segment.sums] {
+        for (std::int64_t i = 0; i < gradient.elements(); ++i) *sums += gradient.as<float>()[i];
+      });
+    }
   }
-  void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
-             std::span<const double> reduced) const override {
+  void apply(Stream& stream, const OptimizerStep& step, const UpdateRange& range) const override {
     if (!step.apply || stream.kind() != DeviceKind::cpu) return;
-    const auto by = static_cast<float>(1e-4 * reduced[0]);
-    stream.enqueue("apply", [shard, by] {
-      for (std::int64_t i = 0; i < shard.master.elements(); ++i) {
-        shard.master.as<float>()[i] -= by * shard.gradient.as<float>()[i];
+    for (const TensorSegment& segment : range.segments) {
+      const UpdateRange part = range.part(segment);
+      stream.enqueue("apply", [part, sums = segment.sums] {
+        const auto by = static_cast<float>(1e-4 * *sums);
+        for (std::int64_t i = 0; i < part.master.elements(); ++i) {
+          part.master.as<float>()[i] -= by * part.gradient.as<float>()[i];
+        }
+      });
+      if (part.weight.data != nullptr && part.weight.dtype != DataType::float32) {
+        kernels::cast(stream, part.master, part.weight);
+      } else if (part.weight.data != nullptr) {
+        kernels::copy(stream, part.master, part.weight);
       }
-    });
-    if (shard.weight.data != nullptr && shard.weight.dtype != DataType::float32) {
-      kernels::cast(stream, shard.master, shard.weight);
-    } else if (shard.weight.data != nullptr) {
-      kernels::copy(stream, shard.master, shard.weight);
     }
   }
   std::string describe() const override { return "{}"; }

@@ -81,21 +81,24 @@ class Gated final : public Optimizer {
  public:
   explicit Gated(std::atomic<bool>& open, std::atomic<bool>& late) : open_(open), late_(late) {}
   std::string name() const override { return "Gated"; }
-  std::vector<OptimizerStateTensor> state() const override { return {{"seen", DataType::float32, 0}}; }
-  void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
-             std::span<const double>) const override {
+  std::vector<OptimizerStateTensor> state(const TrainableTensor&) const override {
+    return {{"seen", DataType::float32, 0}};
+  }
+  void apply(Stream& stream, const OptimizerStep& step, const UpdateRange& range) const override {
     if (!step.apply) return;
-    const bool last = shard.tensor.starts_with("mixed");
-    stream.enqueue("apply", [this, shard, last] {
-      if (last && !eventually([this] { return open_.load(); })) late_ = true;
-      for (std::int64_t i = 0; i < shard.master.elements(); ++i) {
-        shard.master.as<float>()[i] += 1.0f;
-        shard.state[0].as<float>()[i] += 1.0f;
-        if (shard.weight.data != nullptr) {
-          shard.weight.as<bfloat16>()[i] = to_bfloat16(shard.master.as<float>()[i]);
+    for (const TensorSegment& segment : range.segments) {
+      const bool last = segment.tensor->name.starts_with("mixed");
+      stream.enqueue("apply", [this, part = range.part(segment), last] {
+        if (last && !eventually([this] { return open_.load(); })) late_ = true;
+        for (std::int64_t i = 0; i < part.master.elements(); ++i) {
+          part.master.as<float>()[i] += 1.0f;
+          part.state[0].as<float>()[i] += 1.0f;
+          if (part.weight.data != nullptr) {
+            part.weight.as<bfloat16>()[i] = to_bfloat16(part.master.as<float>()[i]);
+          }
         }
-      }
-    });
+      });
+    }
   }
   std::string describe() const override { return "{}"; }
 

@@ -72,7 +72,7 @@ class OwnGroups : public Saving {
             for (const TensorSpec& tensor : unit.tensors) {
               if (engine.frozen(tensor.name)) continue;
               std::vector<float> all = engine.read_weight(tensor.name);
-              for (const OptimizerStateTensor& state : make_optimizer(engine.config())->state()) {
+              for (const OptimizerStateTensor& state : make_optimizer(engine.config())->state({})) {
                 const std::vector<float> more = engine.read_optimizer_state(tensor.name, state.name);
                 all.insert(all.end(), more.begin(), more.end());
               }
@@ -195,8 +195,8 @@ TEST_F(OwnGroups, AreRefusedWhereTheRuleHasNoSuchValue) {
   class Old final : public Optimizer {
    public:
     std::string name() const override { return "Old"; }
-    std::vector<OptimizerStateTensor> state() const override { return {}; }
-    void apply(Stream&, const OptimizerStep&, const ShardView&, std::span<const double>) const override {}
+    std::vector<OptimizerStateTensor> state(const TrainableTensor&) const override { return {}; }
+    void apply(Stream&, const OptimizerStep&, const UpdateRange&) const override {}
     std::string describe() const override { return "{}"; }
   };
   EXPECT_THAT(message("AdamW", betas, std::make_unique<Old>()),

@@ -5,8 +5,8 @@
 #include "kernels/dropout_draws.h"
 #include "kernels/gelu_arithmetic.h"
 #include "kernels/update_arithmetic.h"
+#include "optimizer_spec.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/optimizer_update.h"
 #include "vector_test_support.h"
 
 namespace tranche::kernels::testing {
@@ -30,7 +30,7 @@ TEST(Arithmetic, AdamOfOneElementIsTheLoops) {
     arguments.corrected_epsilon = 0.3f;
     arguments.decoupled = decoupled;
     TestStream stream;
-    adam_update(stream, arguments, gradient.view(), master.view(), m.view(), v.view(), {});
+    adam_update_all(stream, arguments, gradient.view(), master.view(), m.view(), v.view(), {});
     for (std::int64_t i = 0; i < 999; ++i) {
       float weight = w_wanted.get(i), first = m_wanted.get(i), second = v_wanted.get(i);
       adam_element(arguments, gradient.get(i), weight, first, second, [](float x) { return std::sqrt(x); });
@@ -53,7 +53,7 @@ TEST(Arithmetic, SgdOfOneElementIsTheLoops) {
     fill_random(buffer, 3);
     Guarded w_wanted = master, b_wanted = buffer;
     TestStream stream;
-    sgd_update(stream, arguments, gradient.view(), master.view(), buffer.view(), {});
+    sgd_update_all(stream, arguments, gradient.view(), master.view(), buffer.view(), {});
     for (std::int64_t i = 0; i < 99; ++i) {
       float weight = w_wanted.get(i), held = b_wanted.get(i);
       if (arguments.momentum != 0) {

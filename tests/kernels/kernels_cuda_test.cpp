@@ -253,19 +253,36 @@ TEST(CpuAndGpu, OptimizerUpdatesAreEqual) {
         adam.corrected_epsilon = 4e-9f;
         adam.decoupled = round % 2 == 0;
         SgdArguments sgd{0.01f, 0.9f, 0.3f, 0.05f, round % 2 == 1, round % 4 == 2, 1.7f, true};
-        const auto bytes_of = [](const auto& arguments) {
+        const auto bytes_of = [](const auto& arguments, auto other) {
+          other.weight_decay = 0;
+          other.gradient_scale *= 2;
           const auto* first = reinterpret_cast<const unsigned char*>(&arguments);
-          return Operand{DataType::uint8, sizeof(arguments), {first, first + sizeof(arguments)}};
+          const auto* second = reinterpret_cast<const unsigned char*>(&other);
+          Operand both{DataType::uint8, 2 * sizeof(arguments), {first, first + sizeof(arguments)}};
+          both.bytes.insert(both.bytes.end(), second, second + sizeof(other));
+          return both;
         };
+        // Two groups in turns with padding between, or all of it in pieces, more than one launch takes.
+        std::vector<UpdateSegment> segments;
+        const std::int64_t most = round % 4 == 1 ? 3 : std::max<std::int64_t>(1, n);
+        for (std::int64_t at = 0; at < n;) {
+          const std::int64_t count = std::min(n - at, cases.random().integer(0, most));
+          segments.push_back({at, count, static_cast<int>(segments.size() % 2)});
+          at += count + (round % 2 == 0 ? cases.random().integer(0, 9) : 0);
+        }
         expect_equal_bits(
             {cases.numbers(gradient, n), cases.numbers(DataType::float32, n), cases.numbers(moment, n),
-             cases.numbers(moment, n, true), cases.poisoned(weight, n), bytes_of(adam), bytes_of(sgd)},
+             cases.numbers(moment, n, true), cases.poisoned(weight, n), bytes_of(adam, adam),
+             bytes_of(sgd, sgd)},
             [&](Stream& stream, const auto& v, const Workspace&) {
-              adam_update(stream, adam, v[0], v[1], v[2], v[3], v[4]);
-              adam_update(stream, static_cast<const AdamArguments*>(v[5].data), v[0], v[1], v[2], v[3], {});
-              sgd_update(stream, static_cast<const SgdArguments*>(v[6].data), v[0], v[1], v[2], v[4]);
-              sgd_update(stream, static_cast<const SgdArguments*>(v[6].data), v[0], v[1], {}, {});
-              sgd_update(stream, sgd, v[0], v[1], v[2], v[4]);
+              const GroupArguments<AdamArguments> adam_groups{
+                  reinterpret_cast<const AdamArguments*>(v[5].data), 2};
+              const GroupArguments<SgdArguments> sgd_groups{reinterpret_cast<const SgdArguments*>(v[6].data),
+                                                            2};
+              adam_update(stream, adam_groups, segments, v[0], v[1], v[2], v[3], v[4]);
+              adam_update(stream, adam_groups, segments, v[0], v[1], v[2], v[3], {});
+              sgd_update(stream, sgd_groups, segments, v[0], v[1], v[2], v[4]);
+              sgd_update(stream, sgd_groups, segments, v[0], v[1], {}, {});
             },
             std::to_string(n) + " elements, gradient " + std::string(name_of(gradient)) + ", weight " +
                 std::string(name_of(weight)));

@@ -93,7 +93,7 @@ std::uint64_t digest(const char* rule, DataType gradient_type, DataType moment_t
     AdamArguments decays = a;
     decays.weight_decay = 0.1f;
     const AdamArguments groups[] = {decays, a};
-    cpu::adam_update(1, groups, segments, gradient.view(), master.view(), first.view(), second.view(),
+    cpu::adam_update(1, {groups, 2}, segments, gradient.view(), master.view(), first.view(), second.view(),
                      weight.view(), tuning);
   } else {
     SgdArguments s;
@@ -105,7 +105,8 @@ std::uint64_t digest(const char* rule, DataType gradient_type, DataType moment_t
     SgdArguments decays = s;
     decays.weight_decay = 0.1f;
     const SgdArguments groups[] = {decays, s};
-    cpu::sgd_update(1, groups, segments, gradient.view(), master.view(), first.view(), weight.view(), tuning);
+    cpu::sgd_update(1, {groups, 2}, segments, gradient.view(), master.view(), first.view(), weight.view(),
+                    tuning);
   }
   return weight.digest(second.digest(first.digest(master.digest(0xcbf29ce484222325u))));
 }

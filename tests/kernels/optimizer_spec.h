@@ -99,6 +99,33 @@ inline std::vector<SgdArguments> sgd_arguments() {
   return all;
 }
 
+/// Groups of arguments where a kernel of the tested device reads them.
+template <class Arguments>
+class TestGroups {
+ public:
+  explicit TestGroups(const std::vector<Arguments>& groups) : storage_(groups.begin(), groups.end()) {}
+  operator GroupArguments<Arguments>() { return {storage_.data(), static_cast<int>(storage_.size())}; }
+
+ private:
+  std::vector<Arguments, TestAllocator<Arguments>> storage_;
+};
+
+/// Updates of all elements by one group's arguments, done on return but on meta.
+inline void adam_update_all(Stream& stream, const AdamArguments& arguments, const ConstTensorView& gradient,
+                            const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
+                            const TensorView& weight) {
+  TestGroups<AdamArguments> groups({arguments});
+  const UpdateSegment all{0, master.elements(), 0};
+  adam_update(stream, groups, {&all, 1}, gradient, master, exp_avg, exp_avg_sq, weight);
+}
+inline void sgd_update_all(Stream& stream, const SgdArguments& arguments, const ConstTensorView& gradient,
+                           const TensorView& master, const TensorView& momentum_buffer,
+                           const TensorView& weight) {
+  TestGroups<SgdArguments> groups({arguments});
+  const UpdateSegment all{0, master.elements(), 0};
+  sgd_update(stream, groups, {&all, 1}, gradient, master, momentum_buffer, weight);
+}
+
 /// A stretch of pieces with padding between them, of lengths around vectors, and two groups in turns.
 inline std::vector<UpdateSegment> some_segments(std::int64_t elements, std::int64_t gap, unsigned seed) {
   std::mt19937 engine(seed);

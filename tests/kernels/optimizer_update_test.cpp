@@ -25,8 +25,8 @@ TEST(OptimizerUpdate, AdamIsTheSpecBitByBit) {
               const auto arguments = adam_arguments(decoupled);
               adam_spec(arguments, wanted, with_weight);
               TestStream stream;
-              adam_update(stream, arguments, got.gradient.view(), got.master.view(), got.first.view(),
-                          got.second.view(), with_weight ? got.weight.view() : TensorView{});
+              adam_update_all(stream, arguments, got.gradient.view(), got.master.view(), got.first.view(),
+                              got.second.view(), with_weight ? got.weight.view() : TensorView{});
               ASSERT_EQ(got.bits(), wanted.bits())
                   << described(set, n, 1) << ", gradient " << name_of(gradient) << ", moments "
                   << name_of(moment) << ", weight " << (with_weight ? name_of(weight) : "absent");
@@ -50,9 +50,9 @@ TEST(OptimizerUpdate, SgdIsTheSpecBitByBit) {
           State got = wanted;
           sgd_spec(arguments, wanted, with_weight);
           TestStream stream;
-          sgd_update(stream, arguments, got.gradient.view(), got.master.view(),
-                     arguments.momentum == 0 ? TensorView{} : got.first.view(),
-                     with_weight ? got.weight.view() : TensorView{});
+          sgd_update_all(stream, arguments, got.gradient.view(), got.master.view(),
+                         arguments.momentum == 0 ? TensorView{} : got.first.view(),
+                         with_weight ? got.weight.view() : TensorView{});
           ASSERT_EQ(got.bits(), wanted.bits())
               << described(set, n, 1) << ", gradient " << name_of(gradient) << ", momentum "
               << arguments.momentum << ", nesterov " << arguments.nesterov << ", first step "
@@ -101,13 +101,13 @@ TEST(OptimizerUpdate, FollowsTheReferenceOverManySteps) {
           const double correction = std::sqrt(1 - std::pow(0.999, step));
           arguments.step_size = static_cast<float>(1e-2 * correction / (1 - std::pow(0.9, step)));
           arguments.corrected_epsilon = static_cast<float>(1e-8 * correction);
-          adam_update(stream, arguments, gradient.view(), master.view(), first.view(), second.view(), {});
+          adam_update_all(stream, arguments, gradient.view(), master.view(), first.view(), second.view(), {});
         } else {
           const reference::SgdOptions options{1e-2, 0.9, decoupled ? 0.0 : 0.1, 0.1, decoupled, 0.5};
           reference::sgd_update(options, step, g, weight, m);
           SgdArguments arguments{1e-2f, 0.9f, decoupled ? 0.0f : 0.1f, 0.1f, decoupled, step == 1,
                                  0.5f,  true};
-          sgd_update(stream, arguments, gradient.view(), master.view(), first.view(), {});
+          sgd_update_all(stream, arguments, gradient.view(), master.view(), first.view(), {});
         }
       }
       for (std::int64_t i = 0; i < n; ++i) {
@@ -127,12 +127,12 @@ TEST(OptimizerUpdate, ThreadsChangeNoBit) {
   for (const int threads : thread_counts()) {
     State got = start;
     TestStream stream(threads);
-    adam_update(stream, adam_arguments(true), got.gradient.view(), got.master.view(), got.first.view(),
-                got.second.view(), got.weight.view());
+    adam_update_all(stream, adam_arguments(true), got.gradient.view(), got.master.view(), got.first.view(),
+                    got.second.view(), got.weight.view());
     EXPECT_TRUE(got.bits() == adam.bits()) << threads << " threads";
     State other = start;
-    sgd_update(stream, sgd_options, other.gradient.view(), other.master.view(), other.first.view(),
-               other.weight.view());
+    sgd_update_all(stream, sgd_options, other.gradient.view(), other.master.view(), other.first.view(),
+                   other.weight.view());
     EXPECT_TRUE(other.bits() == sgd.bits()) << threads << " threads";
   }
 }
@@ -156,15 +156,15 @@ TEST(OptimizerUpdate, StreamedWeightsAreTheSameBitsFromAnyElementOn) {
         TestStream stream(threads);
         State got = start;
         Guarded moved(weight, streamed_size, offset);
-        adam_update(stream, adam_arguments(true), got.gradient.view(), got.master.view(), got.first.view(),
-                    got.second.view(), moved.view());
+        adam_update_all(stream, adam_arguments(true), got.gradient.view(), got.master.view(),
+                        got.first.view(), got.second.view(), moved.view());
         ASSERT_TRUE(moved.bits() == adam.weight.bits() && got.master.bits() == adam.master.bits() &&
                     got.second.bits() == adam.second.bits())
             << described(set, streamed_size, threads) << ", offset " << offset << ", gradient "
             << name_of(gradient) << ", weight " << name_of(weight);
         State other = start;
-        sgd_update(stream, sgd_arguments().back(), other.gradient.view(), other.master.view(),
-                   other.first.view(), moved.view());
+        sgd_update_all(stream, sgd_arguments().back(), other.gradient.view(), other.master.view(),
+                       other.first.view(), moved.view());
         ASSERT_TRUE(moved.bits() == sgd.weight.bits() && other.master.bits() == sgd.master.bits())
             << "sgd, " << described(set, streamed_size, threads) << ", offset " << offset;
       }
@@ -198,8 +198,8 @@ TEST(OptimizerUpdate, SecondMomentsOfEverySize) {
         const cpu::InstructionSetForTest use(set);
         State got = start;
         const UpdateSegment all{0, n, 0};
-        cpu::adam_update(1, {&arguments, 1}, {&all, 1}, got.gradient.view(), got.master.view(),
-                         got.first.view(), got.second.view(), got.weight.view());
+        cpu::adam_update(1, {&arguments}, {&all, 1}, got.gradient.view(), got.master.view(), got.first.view(),
+                         got.second.view(), got.weight.view());
         for (std::int64_t i = 0; i < n; ++i) {
           const float is = got.master.get(i), should = wanted.master.get(i);
           ASSERT_TRUE(std::bit_cast<std::uint32_t>(is) == std::bit_cast<std::uint32_t>(should) ||
@@ -225,8 +225,8 @@ TEST(OptimizerUpdate, KeepsSubnormals) {
     AdamArguments arguments;
     arguments.step_size = 0;
     TestStream stream;
-    adam_update(stream, arguments, state.gradient.view(), state.master.view(), state.first.view(),
-                state.second.view(), state.weight.view());
+    adam_update_all(stream, arguments, state.gradient.view(), state.master.view(), state.first.view(),
+                    state.second.view(), state.weight.view());
     for (std::int64_t i = 0; i < 21; ++i) {
       EXPECT_EQ(state.first.get(i), 0.9f * 0x1.8p-130f);
       EXPECT_EQ(state.second.get(i), 0.999f * 0x1.8p-140f);

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <functional>
+#include <future>
 #include <limits>
 #include <memory>
 
@@ -18,7 +20,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// A stretch of `n` elements with all of its buffers.
+/// A tensor of `n` elements with all of its buffers.
 struct Shard {
   explicit Shard(std::size_t n, std::size_t states)
       : gradient(n), master(n), state(states, std::vector<float>(n)) {
@@ -27,27 +29,45 @@ struct Shard {
       master[i] = 1.0f - 0.125f * static_cast<float>(i);
     }
   }
-  ShardView view() {
+  UpdateRange range() {
     const Shape shape{static_cast<std::int64_t>(gradient.size())};
-    ShardView view;
-    view.gradient = {gradient.data(), DataType::float32, shape};
-    view.master = {master.data(), DataType::float32, shape};
-    for (auto& tensor : state) view.state.push_back({tensor.data(), DataType::float32, shape});
-    view.weight = {nullptr, DataType::float32, shape};
-    view.tensor = "wte.weight";
-    view.tensor_elements = shape.elements();
-    view.group.decay = true;
-    return view;
+    UpdateRange range;
+    range.gradient = {gradient.data(), DataType::float32, shape};
+    range.master = {master.data(), DataType::float32, shape};
+    for (auto& tensor : state) range.state.push_back({tensor.data(), DataType::float32, shape});
+    range.weight = {nullptr, DataType::float32, shape};
+    return range;
   }
   std::vector<float> gradient, master;
   std::vector<std::vector<float>> state;
 };
 
+/// Applies a step as an engine does: to `segments` of a range, whose groups' options are `groups`.
+void apply_to(Stream& stream, const Optimizer& optimizer, const OptimizerStep& step, UpdateRange range,
+              const std::vector<TensorSegment>& segments, const std::vector<GroupOptions>& groups) {
+  std::vector<std::byte> numbers;
+  for (const GroupOptions& group : groups) {
+    const std::vector<std::byte> of_group = optimizer.numbers(step, group);
+    range.numbers_stride = static_cast<std::int64_t>(of_group.size());
+    numbers.insert(numbers.end(), of_group.begin(), of_group.end());
+  }
+  range.numbers = numbers.data();
+  range.groups = static_cast<int>(groups.size());
+  range.segments = segments;
+  optimizer.apply(stream, step, range);
+  stream.synchronize();
+}
+
 class OptimizerTest : public testing::Test {
  protected:
-  void apply(const Optimizer& optimizer, const OptimizerStep& step, Shard& shard) {
-    optimizer.apply(device_->compute_stream(), step, shard.view(), {});
-    device_->compute_stream().synchronize();
+  void apply(const Optimizer& optimizer, const OptimizerStep& step, Shard& shard,
+             const GroupOptions& group = {}) {
+    apply(optimizer, step, shard.range(), group);
+  }
+  void apply(const Optimizer& optimizer, const OptimizerStep& step, const UpdateRange& range,
+             const GroupOptions& group = {}) {
+    apply_to(device_->compute_stream(), optimizer, step, range, {{.count = range.master.elements()}},
+             {group});
   }
   std::unique_ptr<Device> device_ = make_device({});
 };
@@ -110,14 +130,11 @@ TEST_F(OptimizerTest, AdamFollowsThePapersOverManySteps) {
       for (int t = 1; t <= 20; ++t) {
         OptimizerStep step = step_of(t, 0.01 / t);
         step.gradient_scale = 0.5f;
-        ShardView view = shard.view();
-        view.group = {.learning_rate_factor = 3, .decay = decay};
-        optimizer->apply(device_->compute_stream(), step, view, {});
+        apply(*optimizer, step, shard, {.learning_rate_factor = 3, .decay = decay});
         for (std::size_t i = 0; i < plain.size(); ++i) {
           plain[i].update(0.5 * shard.gradient[i], t, 3 * 0.01 / t, options, decay, 0.8);
         }
       }
-      device_->compute_stream().synchronize();
       // 20 updates with a handful of fp32 roundings each, on weights of order 1: 20 * 8 * 6e-8 = 1e-5.
       for (std::size_t i = 0; i < plain.size(); ++i) {
         EXPECT_NEAR(shard.master[i], plain[i].w, 1e-5) << "element " << i << " decoupled " << decoupled;
@@ -144,14 +161,11 @@ TEST_F(OptimizerTest, AGroupsOwnValuesFollowThePapersToo) {
     for (int t = 1; t <= 20; ++t) {
       OptimizerStep step = step_of(t, 0.5 / t);
       step.momentum = 0.25;  // a schedule's, which the group does not follow either
-      ShardView view = shard.view();
-      view.group = group;
-      optimizer->apply(device_->compute_stream(), step, view, {});
+      apply(*optimizer, step, shard, group);
       for (std::size_t i = 0; i < plain.size(); ++i) {
         plain[i].update(shard.gradient[i], t, 0.03, own, true, own.beta1);
       }
     }
-    device_->compute_stream().synchronize();
     // As above.
     for (std::size_t i = 0; i < plain.size(); ++i) {
       EXPECT_NEAR(shard.master[i], plain[i].w, 1e-5) << "element " << i << " decoupled " << decoupled;
@@ -204,7 +218,7 @@ TEST_F(OptimizerTest, AScheduleMayReplaceBeta1) {
 
 TEST_F(OptimizerTest, AMaskedStepChangesNothing) {
   for (const auto& optimizer : {make_adam({.weight_decay = 0.1}), make_sgd({.momentum = 0.9})}) {
-    Shard shard(7, optimizer->state().size());
+    Shard shard(7, optimizer->state({}).size());
     for (float& g : shard.gradient) g = std::numeric_limits<float>::quiet_NaN();
     for (auto& tensor : shard.state) tensor.assign(7, 0.5f);
     const Shard before = shard;
@@ -220,23 +234,21 @@ TEST_F(OptimizerTest, WritesTheComputeDtypeWeight) {
   const auto optimizer = make_sgd({});
   Shard shard(3, 0);
   std::vector<bfloat16> weight(3);
-  ShardView view = shard.view();
-  view.weight = {weight.data(), DataType::bfloat16, Shape{3}};
-  optimizer->apply(device_->compute_stream(), step_of(1, 0.1), view, {});
-  device_->compute_stream().synchronize();
+  UpdateRange range = shard.range();
+  range.weight = {weight.data(), DataType::bfloat16, Shape{3}};
+  apply(*optimizer, step_of(1, 0.1), range);
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(weight[i], to_bfloat16(shard.master[i])) << i;
 }
 
 TEST_F(OptimizerTest, MomentsMayBeKeptInBf16) {
   const auto optimizer = make_adam({.moment_dtype = DataType::bfloat16});
-  for (const OptimizerStateTensor& tensor : optimizer->state()) EXPECT_EQ(tensor.dtype, DataType::bfloat16);
+  for (const OptimizerStateTensor& tensor : optimizer->state({})) EXPECT_EQ(tensor.dtype, DataType::bfloat16);
   Shard shard(1, 0);
   shard.gradient = {0.5f};
   std::vector<bfloat16> moments(2);
-  ShardView view = shard.view();
-  view.state = {{&moments[0], DataType::bfloat16, Shape{1}}, {&moments[1], DataType::bfloat16, Shape{1}}};
-  optimizer->apply(device_->compute_stream(), step_of(1, 0.1), view, {});
-  device_->compute_stream().synchronize();
+  UpdateRange range = shard.range();
+  range.state = {{&moments[0], DataType::bfloat16, Shape{1}}, {&moments[1], DataType::bfloat16, Shape{1}}};
+  apply(*optimizer, step_of(1, 0.1), range);
   EXPECT_EQ(moments[0], to_bfloat16((1 - 0.9f) * 0.5f));
 }
 
@@ -244,7 +256,7 @@ TEST_F(OptimizerTest, SgdByHand) {
   // Powers of two, so every figure is exact: w = 1, g = 1/2, rate 1/2, momentum 1/2.
   const auto run = [&](const SgdOptions& options, int steps) {
     const auto optimizer = make_sgd(options);
-    Shard shard(1, optimizer->state().size());
+    Shard shard(1, optimizer->state({}).size());
     shard.gradient = {0.5f};
     shard.master = {1.0f};
     for (int t = 1; t <= steps; ++t) apply(*optimizer, step_of(t, 0.5), shard);
@@ -263,86 +275,65 @@ TEST_F(OptimizerTest, SgdHonoursItsGroup) {
   Shard shard(1, 0);
   shard.gradient = {0.5f};
   shard.master = {1.0f};
-  ShardView view = shard.view();
-  view.group = {.learning_rate_factor = 0.5, .decay = false};
-  optimizer->apply(device_->compute_stream(), step_of(1, 0.5), view, {});
-  device_->compute_stream().synchronize();
+  apply(*optimizer, step_of(1, 0.5), shard, {.learning_rate_factor = 0.5, .decay = false});
   EXPECT_EQ(shard.master[0], 0.875f);  // 1 - 1/4 * 1/2
-  view.group = {};
-  view.group.learning_rate = 0.25;
-  view.group.weight_decay = 1;
   shard.master = {1.0f};
-  optimizer->apply(device_->compute_stream(), step_of(1, 0.5), view, {});
-  device_->compute_stream().synchronize();
+  apply(*optimizer, step_of(1, 0.5), shard, {.learning_rate = 0.25, .weight_decay = 1});
   EXPECT_EQ(shard.master[0], 0.625f);  // 1 - 1/4 * (1/2 + 1)
 }
 
-TEST_F(OptimizerTest, ArgumentsInDeviceMemoryGiveTheSameBits) {
-  AdamOptions adam;
-  adam.weight_decay = 0.1;
-  SgdOptions sgd;
-  sgd.momentum = 0.9;
-  sgd.weight_decay = 0.01;
-  SgdOptions plain;
-  const std::unique_ptr<Optimizer> optimizers[] = {make_adam(adam), make_sgd(sgd), make_sgd(plain)};
+TEST_F(OptimizerTest, NumbersAreReadWhenTheUpdateRuns) {
+  const std::unique_ptr<Optimizer> optimizers[] = {
+      make_adam({.weight_decay = 0.1}), make_sgd({.momentum = 0.9, .weight_decay = 0.01}), make_sgd({})};
   for (const auto& optimizer : optimizers) {
-    Shard by_value(37, optimizer->state().size()), by_address(37, optimizer->state().size());
-    std::vector<std::byte> arguments(static_cast<std::size_t>(optimizer->argument_bytes()));
-    ASSERT_GT(arguments.size(), 0u) << optimizer->name();
-    for (std::int64_t t = 1; t <= 3; ++t) {
-      OptimizerStep step = step_of(t, 0.01 * static_cast<double>(t));
-      step.momentum = t == 2 ? 0.5 : -1;  // a schedule's
-      step.gradient_scale = 0.25f;
-      step.apply = t != 3;
-      ShardView view = by_value.view(), other = by_address.view();
-      view.group = other.group = {0.5, t == 1};
-      optimizer->apply(device_->compute_stream(), step, view, {});
-      optimizer->write_arguments(step, other.group, arguments.data());
-      optimizer->apply_with(device_->compute_stream(), arguments.data(), other);
-      EXPECT_EQ(by_value.master, by_address.master) << optimizer->name() << " step " << t;
-      EXPECT_EQ(by_value.state, by_address.state) << optimizer->name() << " step " << t;
-    }
-    EXPECT_NE(by_value.master, Shard(37, 0).master) << optimizer->name() << " did nothing";
+    Shard wanted(37, optimizer->state({}).size()), got = wanted;
+    const std::unique_ptr<Stream> stream = device_->create_stream("update");
+    const OptimizerStep step = step_of(3, 0.25);
+    apply(*optimizer, step, wanted);
+    std::promise<void> sent;
+    std::vector<std::byte> numbers(optimizer->numbers(step, {}).size());
+    const std::vector<TensorSegment> segments{{.count = 37}};
+    UpdateRange range = got.range();
+    range.numbers = numbers.data();
+    range.segments = segments;
+    stream->enqueue("wait", [arrived = sent.get_future().share()] { arrived.wait(); });
+    optimizer->apply(*stream, step_of(9, 1), range);  // the step given by value is not looked at
+    std::ranges::copy(optimizer->numbers(step, {}), numbers.begin());
+    sent.set_value();
+    stream->synchronize();
+    EXPECT_EQ(got.master, wanted.master) << optimizer->name();
+    EXPECT_EQ(got.state, wanted.state) << optimizer->name();
+    EXPECT_NE(got.master, Shard(37, 0).master) << optimizer->name() << " did nothing";
   }
 }
 
-/// Three tensors of one stretch: one that decays, padding, one with a rate of its own, one that does not
-/// decay.
-std::vector<OptimizerSegment> three_segments() {
-  return {{.first = 0,
-           .count = 11,
-           .group = {},
-           .tensor = "wte.weight",
-           .first_element = 5,
-           .tensor_elements = 16},
-          {.first = 16,
-           .count = 1,
-           .group = {.learning_rate_factor = 0.5, .learning_rate = 0.5, .weight_decay = 0.25},
-           .tensor = "head",
-           .tensor_elements = 1},
-          {.first = 17, .count = 20, .group = {.decay = false}, .tensor = "norm", .tensor_elements = 20}};
-}
+/// Three tensors of one range: one that decays, padding, one with a rate of its own, one that does not decay.
+const std::vector<GroupOptions> three_groups{
+    {}, {.learning_rate_factor = 0.5, .learning_rate = 0.5, .weight_decay = 0.25}, {.decay = false}};
+const std::vector<TensorSegment> three_segments{{.first = 0, .count = 11, .first_element = 5, .group = 0},
+                                                {.first = 16, .count = 1, .group = 1},
+                                                {.first = 17, .count = 20, .group = 2}};
 
-TEST_F(OptimizerTest, SegmentsOfAStretchGiveTheBitsOfTheirPieces) {
+TEST_F(OptimizerTest, SegmentsOfARangeGiveTheBitsOfTheirParts) {
   for (const auto& optimizer :
        {make_adam({.weight_decay = 0.1}), make_sgd({.momentum = 0.9, .weight_decay = 0.1}),
         make_sgd({.weight_decay = 0.1})}) {
-    Shard whole(40, optimizer->state().size()), pieces = whole;
+    Shard whole(40, optimizer->state({}).size()), parts = whole;
     const std::vector<float> start = whole.master;
-    std::vector<bfloat16> weight(40), weight_of_pieces(40);
+    std::vector<bfloat16> weight(40), weight_of_parts(40);
     for (std::int64_t t = 1; t <= 3; ++t) {
       OptimizerStep step = step_of(t, 0.01);
       step.apply = t != 3;
-      ShardView stretch = whole.view(), view = pieces.view();
-      stretch.weight = {weight.data(), DataType::bfloat16, Shape{40}};
-      view.weight = {weight_of_pieces.data(), DataType::bfloat16, Shape{40}};
-      EXPECT_TRUE(optimizer->apply_segments(device_->compute_stream(), step, stretch, three_segments()));
-      EXPECT_FALSE(
-          optimizer->Optimizer::apply_segments(device_->compute_stream(), step, view, three_segments()));
-      device_->compute_stream().synchronize();
-      EXPECT_EQ(whole.master, pieces.master) << optimizer->name() << " step " << t;
-      EXPECT_EQ(whole.state, pieces.state) << optimizer->name() << " step " << t;
-      EXPECT_EQ(weight, weight_of_pieces) << optimizer->name() << " step " << t;
+      UpdateRange range = whole.range(), other = parts.range();
+      range.weight = {weight.data(), DataType::bfloat16, Shape{40}};
+      other.weight = {weight_of_parts.data(), DataType::bfloat16, Shape{40}};
+      apply_to(device_->compute_stream(), *optimizer, step, range, three_segments, three_groups);
+      for (const TensorSegment& segment : three_segments) {
+        apply(*optimizer, step, other.part(segment), three_groups[static_cast<std::size_t>(segment.group)]);
+      }
+      EXPECT_EQ(whole.master, parts.master) << optimizer->name() << " step " << t;
+      EXPECT_EQ(whole.state, parts.state) << optimizer->name() << " step " << t;
+      EXPECT_EQ(weight, weight_of_parts) << optimizer->name() << " step " << t;
     }
     for (std::size_t i = 0; i < 40; ++i) {
       const bool padding = (i >= 11 && i < 16) || i >= 37;
@@ -352,77 +343,29 @@ TEST_F(OptimizerTest, SegmentsOfAStretchGiveTheBitsOfTheirPieces) {
   }
 }
 
-/// A user's rule: sets weights to their tensor's statistic, and remembers what it was asked.
-class Recorder final : public Optimizer {
- public:
-  std::string name() const override { return "recorder"; }
-  std::vector<OptimizerStateTensor> state() const override { return {{"a", DataType::float32, 0}}; }
-  int statistics_per_tensor() const override { return 1; }
-  void apply(Stream&, const OptimizerStep&, const ShardView& shard,
-             std::span<const double> reduced) const override {
-    asked.push_back(std::string(shard.tensor) + " " + std::to_string(shard.first_element) + " of " +
-                    std::to_string(shard.tensor_elements) + (shard.weight.data == nullptr ? "" : " weight") +
-                    (shard.group.decay ? " decay" : ""));
-    for (std::int64_t i = 0; i < shard.master.elements(); ++i) {
-      shard.master.as<float>()[i] = static_cast<float>(reduced[0]);
-      shard.state.at(0).as<float>()[i] = shard.gradient.as<float>()[i];
-    }
-  }
-  std::string describe() const override { return "{}"; }
-  mutable std::vector<std::string> asked;
-};
-
-TEST_F(OptimizerTest, ARuleWithoutSegmentsOfItsOwnIsAppliedPieceByPiece) {
-  const Recorder recorder;
-  Shard shard(40, 1);
-  const Shard before = shard;
-  const double statistics[] = {101, 102, 103};
-  auto segments = three_segments();
-  for (std::size_t i = 0; i < 3; ++i) segments[i].reduced = std::span(&statistics[i], 1);
-  EXPECT_FALSE(recorder.apply_segments(device_->compute_stream(), step_of(1, 0.1), shard.view(), segments));
-  EXPECT_EQ(recorder.asked,
-            (std::vector<std::string>{"wte.weight 5 of 16 decay", "head 0 of 1 decay", "norm 0 of 20"}));
-  for (std::size_t i = 0; i < 40; ++i) {
-    const bool padding = (i >= 11 && i < 16) || i >= 37;
-    const float statistic = i < 11 ? 101.0f : i < 17 ? 102.0f : 103.0f;
-    const float wanted = padding ? before.master[i] : statistic;
-    EXPECT_EQ(shard.master[i], wanted) << i;
-    EXPECT_EQ(shard.state[0][i], padding ? 0.0f : before.gradient[i]) << i;
-  }
-}
-
-TEST_F(OptimizerTest, SegmentsThatCannotBeAreRefusedByTensor) {
-  const auto refused = [&](const Optimizer& optimizer, std::size_t states, auto change) {
-    Shard shard(40, states);
-    auto segments = three_segments();
-    change(segments);
-    return message_of([&] {
-      optimizer.apply_segments(device_->compute_stream(), step_of(1, 0.1), shard.view(), segments);
-    });
-  };
-  const auto overlap = [](auto& segments) { segments[2].first = 16; };
-  const auto beyond = [](auto& segments) { segments[2].count = 24; };
-  const std::string wanted =
-      "the segment of tensor 'norm' from element 16 with 20 elements does not lie between element 17, where "
-      "the "
-      "one before it ends, and 40, the end of the stretch; pass segments in ascending order";
-  EXPECT_EQ(refused(*make_adam({}), 2, overlap), "AdamW: " + wanted);
-  EXPECT_EQ(refused(*make_sgd({}), 0, overlap), "SGD: " + wanted);
-  EXPECT_EQ(refused(Recorder{}, 1, overlap), "recorder: " + wanted);
-  EXPECT_THAT(refused(*make_adam({}), 2, beyond), HasSubstr("from element 17 with 24 elements"));
-  EXPECT_THAT(refused(*make_adam({}), 1, [](auto&) {}), HasSubstr("1 state tensors instead of 2"));
+TEST(UpdateRange, PartsAreTheSegmentsMemory) {
+  Shard shard(40, 2);
+  const UpdateRange range = shard.range();
+  const UpdateRange part = range.part({.first = 16, .count = 3});
+  EXPECT_EQ(part.gradient.data, &shard.gradient[16]);
+  EXPECT_EQ(part.master.data, &shard.master[16]);
+  EXPECT_EQ(part.state.at(1).data, &shard.state[1][16]);
+  EXPECT_EQ(part.state.at(1).elements(), 3);
+  EXPECT_EQ(part.weight.data, nullptr);
+  EXPECT_TRUE(part.segments.empty());
 }
 
 TEST_F(OptimizerTest, DeclareTheirState) {
-  const auto adam = make_adam({})->state();
+  const auto adam = make_adam({})->state({});
   ASSERT_EQ(adam.size(), 2U);
   EXPECT_EQ(adam[0].name, "exp_avg");
   EXPECT_EQ(adam[1].name, "exp_avg_sq");
   EXPECT_EQ(adam[0].dtype, DataType::float32);
-  EXPECT_TRUE(make_sgd({})->state().empty());
-  ASSERT_EQ(make_sgd({.momentum = 0.9})->state().size(), 1U);
-  EXPECT_EQ(make_sgd({.momentum = 0.9})->state()[0].name, "momentum_buffer");
-  EXPECT_EQ(make_adam({})->statistics_per_tensor(), 0);
+  EXPECT_TRUE(make_sgd({})->state({}).empty());
+  ASSERT_EQ(make_sgd({.momentum = 0.9})->state({}).size(), 1U);
+  EXPECT_EQ(make_sgd({.momentum = 0.9})->state({})[0].name, "momentum_buffer");
+  EXPECT_EQ(make_adam({})->sums({}), 0);
+  EXPECT_FALSE(make_adam({})->needs_whole_matrices({}));
 }
 
 TEST_F(OptimizerTest, DescribeThemselves) {
@@ -451,9 +394,9 @@ TEST_F(OptimizerTest, RefuseWhatCannotBe) {
               HasSubstr("dampening of 0, not 0.5 and 0.1"));
   Shard shard(2, 1);
   EXPECT_THAT(message_of([&] { apply(*make_adam({}), step_of(1, 0.1), shard); }),
-              HasSubstr("'wte.weight' comes with 1 state tensors instead of 2"));
+              HasSubstr("AdamW: a range comes with 1 state tensors instead of 2"));
   EXPECT_THAT(message_of([&] { apply(*make_sgd({}), step_of(1, 0.1), shard); }),
-              HasSubstr("'wte.weight' comes with 1 state tensors instead of 0"));
+              HasSubstr("SGD: a range comes with 1 state tensors instead of 0"));
   Shard whole(2, 2);
   EXPECT_THAT(message_of([&] { apply(*make_adam({}), step_of(0, 0.1), whole); }),
               HasSubstr("update number 0"));

@@ -150,9 +150,9 @@ class Engine {
   std::vector<float> read_gradient(std::string_view tensor);
   /// Replaces the mean gradient of the whole step, rounded to the accumulation dtype: between the last
   /// micro-batch and step(), which takes norm, clipping and overflow from what it finds, or in the gradient
-  /// hook. The same values on all ranks. LogicError elsewhere, in a step without tokens, and in the hook with
-  /// an optimizer that has looked at the gradients by then (statistics_per_tensor()); InvalidArgument for a
-  /// frozen tensor, another number of values, or, in the hook, values that do not fit the accumulation dtype.
+  /// hook. The same values on all ranks. LogicError elsewhere and in a step without tokens; InvalidArgument
+  /// for a frozen tensor, another number of values, or, in the hook, values that do not fit the accumulation
+  /// dtype.
   void write_gradient(std::string_view tensor, std::span<const float> values);
   std::vector<float> read_optimizer_state(std::string_view tensor, std::string_view state);
   void write_optimizer_state(std::string_view tensor, std::string_view state, std::span<const float> values);

@@ -1,8 +1,10 @@
 #pragma once
-/// Fused optimizer updates over a stretch of a shard: one pass reads the gradient, updates fp32 master and
-/// moments in place and writes the compute-dtype weight. Arithmetic (bit-equal on every instruction set):
-/// separate multiplies and adds in fp32, IEEE division and square root, no flush to zero.
+/// Fused optimizer updates of a range of a flat buffer, all its tensors at once: one pass reads the gradient,
+/// updates fp32 master and moments in place and writes the compute-dtype weight. Arithmetic (bit-equal on
+/// every instruction set): separate multiplies and adds in fp32, IEEE division and square root, no flush to
+/// zero.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -10,6 +12,26 @@
 #include "tranche/device/stream.h"
 
 namespace tranche::kernels {
+
+/// Elements [first, first + count) of the range, which are updated with the arguments of `group`.
+struct UpdateSegment {
+  std::int64_t first = 0, count = 0;
+  int group = 0;
+};
+
+/// The arguments of each group, `stride` bytes apart, in memory that the stream's work may read (on cuda
+/// streams device memory). They are read when the update runs and not when it is issued, so that a captured
+/// graph replays with new numbers; they stay as they are until the update has run.
+template <class Arguments>
+struct GroupArguments {
+  const Arguments* first = nullptr;
+  int groups = 1;
+  std::int64_t stride = sizeof(Arguments);
+
+  const Arguments& operator[](int group) const {
+    return *reinterpret_cast<const Arguments*>(reinterpret_cast<const std::byte*>(first) + group * stride);
+  }
+};
 
 /// Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019). With g = gradient * gradient_scale:
 /// decoupled: w = w - (learning_rate * weight_decay) * w, else g = g + weight_decay * w; then
@@ -25,15 +47,14 @@ struct AdamArguments {
   bool decoupled = true;
   bool apply = true;  ///< false: the update is masked (a skipped step); nothing is written
 };
-/// gradient any floating dtype; master fp32; exp_avg and exp_avg_sq fp32 or bf16; weight is the compute-dtype
-/// copy to write, or a view with null data when master itself is the weight. Equal element counts.
-void adam_update(Stream& stream, const AdamArguments& arguments, const ConstTensorView& gradient,
-                 const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
-                 const TensorView& weight);
-/// The same with the arguments in device memory, read when the update runs and not when it is issued: what a
-/// captured graph replays, and what lets another kernel decide on `apply`. The same bits as the call above;
-/// it is issued and counted whatever `apply` says. The struct stays as it is until the update has run.
-void adam_update(Stream& stream, const AdamArguments* device_arguments, const ConstTensorView& gradient,
+/// Updates the segments in one pass, whose threads share the whole range however short its segments are; one
+/// launch on a GPU for each 128 segments. The views are the whole range's, of equal element counts: gradient
+/// any floating dtype; master fp32; exp_avg and exp_avg_sq fp32 or bf16; weight is the compute-dtype copy to
+/// write, or a view with null data when master itself is the weight. Segments ascend, do not overlap and lie
+/// within the range: InvalidArgument names the one that does not. The list is copied. Elements outside of all
+/// segments are neither read nor written, and those of a group whose `apply` is false neither.
+void adam_update(Stream& stream, const GroupArguments<AdamArguments>& arguments,
+                 std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
                  const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
                  const TensorView& weight);
 
@@ -47,33 +68,10 @@ struct SgdArguments {
   float gradient_scale = 1;
   bool apply = true;
 };
-/// momentum_buffer has null data when momentum is 0.
-void sgd_update(Stream& stream, const SgdArguments& arguments, const ConstTensorView& gradient,
+/// As adam_update. A momentum_buffer with null data means no momentum, whatever the arguments say. Counted as
+/// a step that is neither the first nor nesterov.
+void sgd_update(Stream& stream, const GroupArguments<SgdArguments>& arguments,
+                std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
                 const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight);
-/// The same with the arguments in device memory, as adam_update above. A momentum_buffer with null data means
-/// no momentum, whatever the arguments say. Counted as a step that is neither the first nor nesterov.
-void sgd_update(Stream& stream, const SgdArguments* device_arguments, const ConstTensorView& gradient,
-                const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight);
-
-/// Elements [first, first + count) of a stretch that are updated with the arguments at `group` of a list.
-struct UpdateSegment {
-  std::int64_t first = 0, count = 0;
-  int group = 0;
-};
-/// adam_update over the segments of one stretch, each with the arguments of its group: the same bits as a
-/// call for each segment, but one pass, whose threads share the whole stretch however short its segments are
-/// (on a GPU one launch for each segment). The views are the whole stretch's; elements outside of all
-/// segments are neither read nor written. Both lists are copied. Segments ascend, do not overlap and lie
-/// within the stretch: InvalidArgument names the one that does not. Segments of a group whose `apply` is
-/// false are left alone.
-void adam_update_segments(Stream& stream, std::span<const AdamArguments> groups,
-                          std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
-                          const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
-                          const TensorView& weight);
-/// sgd_update over the segments of one stretch, as adam_update_segments.
-void sgd_update_segments(Stream& stream, std::span<const SgdArguments> groups,
-                         std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
-                         const TensorView& master, const TensorView& momentum_buffer,
-                         const TensorView& weight);
 
 }  // namespace tranche::kernels

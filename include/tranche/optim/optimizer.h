@@ -1,12 +1,15 @@
 #pragma once
-/// The public optimizer interface. An optimizer knows stretches of shards; it knows no ranks and no units.
+/// The public optimizer interface. An optimizer knows ranges of flat buffers; it knows no ranks and no units.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "tranche/core/tensor_view.h"
@@ -14,11 +17,12 @@
 
 namespace tranche {
 
-/// A state tensor that the engine keeps for every trainable element.
+/// A state tensor that the engine keeps for every element of a trainable tensor.
 struct OptimizerStateTensor {
   std::string name;  ///< "exp_avg"
   DataType dtype = DataType::float32;
   float initial_value = 0;
+  friend bool operator==(const OptimizerStateTensor&, const OptimizerStateTensor&) = default;
 };
 
 /// A step as the optimizer sees it.
@@ -30,7 +34,7 @@ struct OptimizerStep {
   bool apply = true;         ///< false: masked (skipped step); nothing may change
 };
 
-/// Per-group settings, resolved for a stretch of elements.
+/// Per-group settings, resolved for a tensor.
 struct GroupOptions {
   double learning_rate_factor = 1;
   bool decay = true;  ///< false: weight decay is taken as 0
@@ -46,69 +50,90 @@ struct GroupOptions {
   friend bool operator==(const GroupOptions&, const GroupOptions&) = default;
 };
 
-/// A stretch of one shard that belongs to one tensor and one parameter group.
-struct ShardView {
-  ConstTensorView gradient;       ///< accumulation dtype
+/// A tensor as a rule sees it; the same on every rank.
+struct TrainableTensor {
+  std::string_view name;
+  Shape shape;
+  GroupOptions group;
+};
+
+/// The part of one tensor that lies in a range of a flat buffer.
+struct TensorSegment {
+  std::int64_t first = 0, count = 0;  ///< elements of the range, from its begin
+  const TrainableTensor* tensor = nullptr;
+  std::int64_t first_element = 0;  ///< of this part within its tensor
+  int group = 0;                   ///< index of its group's numbers
+  double* sums = nullptr;          ///< of its tensor, Optimizer::sums() of them; see prepare() and apply()
+};
+
+/// A range of a flat buffer: all that a rank updates of it, or a tile of that. Addresses are of memory that
+/// the stream's work may read and write; on a device that is not the host's, host code may not.
+struct UpdateRange {
+  ConstTensorView gradient;       ///< accumulation dtype; still to be multiplied by gradient_scale
   TensorView master;              ///< fp32
   std::vector<TensorView> state;  ///< in the order of Optimizer::state()
-  TensorView weight;              ///< compute-dtype copy to write; null data when master is the weight
-  GroupOptions group;
-  std::string_view tensor;           ///< name, for rules that depend on it
-  std::int64_t first_element = 0;    ///< of the stretch within its tensor
-  std::int64_t tensor_elements = 0;  ///< of the whole tensor
+  TensorView weight;  ///< compute-dtype copy to write; null data when master is the weight, and in prepare()
+  /// In ascending order; what lies between them is padding, which is neither read nor written. Together with
+  /// the tensors that it names the list is the caller's, and valid until the call returns.
+  std::span<const TensorSegment> segments;
+  /// Optimizer::numbers() of this step for each group, `numbers_stride` bytes apart. Read when the work runs.
+  const std::byte* numbers = nullptr;
+  std::int64_t numbers_stride = 0;
+  int groups = 1;
+
+  /// The memory of a segment: the views alone.
+  UpdateRange part(const TensorSegment& segment) const;
 };
 
-/// One tensor's part of a longer stretch of a shard (a whole shard, or a tile of one).
-struct OptimizerSegment {
-  std::int64_t first = 0, count = 0;  ///< elements of the stretch, from its begin
-  GroupOptions group;
-  std::string_view tensor{};          ///< as in ShardView
-  std::int64_t first_element = 0;     ///< as in ShardView: of this part within its tensor
-  std::int64_t tensor_elements = 0;   ///< as in ShardView
-  std::span<const double> reduced{};  ///< the tensor's statistics over all shards; empty for rules without
-};
-
-/// Stateless over calls: everything it remembers is in the state tensors and OptimizerStep, so it is sharded,
-/// offloaded and checkpointed by the engine. Called by the engine in a fixed order.
+/// An update rule. Stateless over calls: what it remembers is in the state tensors and OptimizerStep, so it
+/// is sharded, offloaded and checkpointed by the engine. At the end of a step all ranks agree on norm,
+/// clipping and scale; then the engine calls, in a fixed order, prepare() for rules with sums, exchanges
+/// these, and calls apply(). In a skipped step (OptimizerStep::apply is false) it calls the same, and nothing
+/// may change.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;
-  virtual std::vector<OptimizerStateTensor> state() const = 0;
+  /// What is kept for every element of a tensor. Up to now the same for all tensors of a model, else the
+  /// engine throws ConfigurationError.
+  virtual std::vector<OptimizerStateTensor> state(const TrainableTensor& tensor) const = 0;
   /// Throws InvalidArgument when this rule cannot honour what the group sets; the engine asks once for each
   /// tensor, at the start. Unless a rule overrides this, values of the group's own are refused by name, as
   /// apply() would pass over them in silence.
   virtual void check_group(const GroupOptions& group) const;
-  /// Number of fp64 statistics per tensor that are summed over all its shards before apply; 0 for most.
-  virtual int statistics_per_tensor() const { return 0; }
-  /// Adds this stretch's share to `sums` (statistics_per_tensor() values in device memory).
-  virtual void statistics(Stream&, const OptimizerStep&, const ShardView&, double* /*sums*/) const {}
-  /// Updates the stretch in one pass. `reduced` are the tensor's statistics over all shards.
-  virtual void apply(Stream& stream, const OptimizerStep& step, const ShardView& shard,
-                     std::span<const double> reduced) const = 0;
-  /// Updates all `segments` of one contiguous stretch; the same bits as apply() for each of them. The views
-  /// of `stretch` are the whole stretch's (state too; a null weight stays null), its group, tensor,
-  /// first_element and tensor_elements are not looked at. Segments ascend, do not overlap and lie within the
-  /// stretch, else InvalidArgument is thrown; what lies between them (padding) is neither read nor written.
-  /// May be empty. Nothing of `stretch` or `segments` is kept after the call but the tensors' memory. Ordered
-  /// on `stream` as apply() is: on return of the enqueued work every write, also a non-temporal one, can be
-  /// seen by whoever waits for an event recorded after it. True: done in one pass (AdamW, Adam and SGD: one
-  /// unit of work, counted as one kernel; on a GPU one launch for each segment). False: done by one apply()
-  /// for each segment, which is what happens unless a rule overrides this.
-  virtual bool apply_segments(Stream& stream, const OptimizerStep& step, const ShardView& stretch,
-                              std::span<const OptimizerSegment> segments) const;
-  /// Bytes of the numbers that an update of one parameter group reads from device memory; 0 for optimizers
-  /// that take them from the host in apply(). With them the update is the same work in every step, which a
-  /// device may record once and replay.
-  virtual std::int64_t argument_bytes() const { return 0; }
-  /// Writes the numbers of this step for tensors of `group` to host memory (argument_bytes()).
-  virtual void write_arguments(const OptimizerStep&, const GroupOptions&, void* /*arguments*/) const {}
-  /// Only asked of optimizers without statistics. As apply(), with the numbers of the shard's group in device
-  /// memory, where they are read when the work runs.
-  virtual void apply_with(Stream&, const void* /*arguments*/, const ShardView&) const {}
+  /// The numbers of a step that are the same for all elements of a group (rates, bias corrections), as bytes
+  /// that the rule's kernels read; of one size for all steps and groups. A rule that has them, and takes
+  /// nothing else of OptimizerStep in apply(), is the same work in every step, which a device may record once
+  /// and replay. Rules without are issued anew with the OptimizerStep that they are given.
+  virtual std::vector<std::byte> numbers(const OptimizerStep&, const GroupOptions&) const { return {}; }
+
+  /// How many fp64 sums over all of a tensor's elements the rule needs; 0 for most.
+  virtual int sums(const TrainableTensor&) const { return 0; }
+  /// Before apply(), for rules with sums: may change state, and adds each segment's share to `sums` of the
+  /// segment, which begin at zero. The gradient's true scale is known. A tensor's sums over all ranks are
+  /// added up in a fixed order. `range` is all that this rank updates of a flat buffer, its segments also cut
+  /// where a rank's own share ends: of elements that several ranks keep the engine counts each once.
+  virtual void prepare(Stream&, const OptimizerStep&, const UpdateRange& /*range*/) const {}
+  /// True for tensors whose matrices one rank each must compute whole from what prepare() left (Muon). No
+  /// engine does so yet: at the start a rule that says true is refused with ConfigurationError.
+  virtual bool needs_whole_matrices(const TrainableTensor&) const { return false; }
+
+  /// Updates all segments of the range; `sums` of a segment are those of all ranks, the same for each of a
+  /// tensor's segments. Ordered on `stream`: when the enqueued work is done every write, also a non-temporal
+  /// one, can be seen by whoever waits for an event recorded after it.
+  virtual void apply(Stream& stream, const OptimizerStep& step, const UpdateRange& range) const = 0;
   /// Hyper-parameters as JSON text, for reports and checkpoints.
   virtual std::string describe() const = 0;
 };
+
+/// What Optimizer::numbers() returns for numbers that are kept in one structure.
+template <class Numbers>
+std::vector<std::byte> bytes_of_numbers(const Numbers& numbers) {
+  static_assert(std::is_trivially_copyable_v<Numbers>);
+  std::vector<std::byte> bytes(sizeof(Numbers));
+  std::memcpy(bytes.data(), &numbers, sizeof(Numbers));
+  return bytes;
+}
 
 struct AdamOptions {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;

@@ -1,0 +1,83 @@
+#pragma once
+/// The optimizer's calls for ranges of flat buffers, and the numbers and sums that they read. Private to
+/// engine/.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/stretch.h"
+#include "engine/unit_state.h"
+#include "tranche/comm/communicator.h"
+#include "tranche/device/device.h"
+#include "tranche/device/memory.h"
+#include "tranche/optim/optimizer.h"
+
+namespace tranche {
+
+/// A range of a flat buffer: where its elements lie, and which tensors they are of.
+struct FlatPart {
+  const FlatLayout& layout;
+  std::span<const int> tensors;  ///< index in the model of each tensor of the layout
+  UpdateMemory memory;
+  bool on_host = false;  ///< host memory, which only host streams reach
+};
+
+class FlatUpdater {
+ public:
+  /// For all tensors of the model, frozen ones too; their names stay where they are. Throws
+  /// ConfigurationError for a rule that asks for what engines do not do. `optimizer` outlives it.
+  FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors, DataType accumulation,
+              DataType compute);
+
+  const std::vector<OptimizerStateTensor>& state() const { return state_; }
+  bool has_sums() const { return sum_count_ > 0; }
+  /// Updates are the same work in every step: what changes lies in device memory.
+  bool replayable() const { return stride_ > 0; }
+
+  /// Takes device memory for numbers and sums. `whole`: a rank keeps more than its own share of the optimizer
+  /// state.
+  void allocate(MemoryResource& memory, bool whole);
+  /// Sends the numbers of a step to where updates read them: on the device behind what `compute` was given so
+  /// far, in host memory behind what `host` was given. No offloaded state: `host` is null.
+  void send_numbers(Device& device, Stream& compute, Stream* host, const OptimizerStep& step);
+
+  /// Before the step's prepare().
+  void clear_sums(Stream& compute, Stream* host);
+  /// Optimizer::prepare() for all that a rank keeps of a flat buffer, of which `own` counts.
+  void prepare(Stream& stream, const OptimizerStep& step, const FlatPart& part, ElementRange own);
+  /// Adds up the sums of all ranks, rank by rank, and sends the results to where apply() reads them.
+  void exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& group);
+
+  /// Optimizer::apply() for a range. `fresh_weights`: the memory of the weights held something else before,
+  /// so padding is set to zero.
+  void apply(Stream& stream, const OptimizerStep& step, const FlatPart& part, bool fresh_weights = false);
+
+ private:
+  struct Tensor {
+    TrainableTensor facts;
+    int group = 0;
+    std::int64_t first_sum = -1;  ///< -1: no sums
+  };
+  void add_segments(const FlatPart& part, ElementRange range, double* sums,
+                    std::vector<TensorSegment>& segments) const;
+  UpdateRange range_of(const FlatPart& part, std::span<const TensorSegment> segments) const;
+  double* sums_of(const FlatPart& part);
+
+  const Optimizer& optimizer_;
+  DataType accumulation_, compute_;
+  std::vector<Tensor> tensors_;
+  std::vector<OptimizerStateTensor> state_;
+  std::vector<GroupOptions> groups_;
+  std::size_t number_bytes_ = 0;
+  std::int64_t stride_ = 0;
+  std::int64_t sum_count_ = 0;
+  Buffer numbers_, sums_;
+  /// For offloaded state. Written by work of the host stream, which owns them with the updater.
+  std::shared_ptr<std::vector<std::byte>> host_numbers_;
+  std::shared_ptr<std::vector<double>> host_sums_;
+};
+
+}  // namespace tranche
