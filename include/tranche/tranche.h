@@ -13,6 +13,7 @@
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/embedding.h"
+#include "tranche/kernels/launch.h"
 #include "tranche/kernels/layer_norm.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/optimizer_update.h"
