@@ -6,7 +6,7 @@
 #include "core/thread.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 BackgroundWork::~BackgroundWork() {
   drop();
@@ -60,4 +60,4 @@ void BackgroundWork::drop() noexcept {
   if (thread_.joinable()) thread_.join();
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Used by one thread; only the work itself runs on another.
 class BackgroundWork {
@@ -38,4 +38,4 @@ class BackgroundWork {
   std::thread thread_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

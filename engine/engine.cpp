@@ -4,11 +4,11 @@
 
 #include <cmath>
 
-#include "core/clock.h"
-#include "core/nearest.h"
-#include "engine/gathering.h"
-#include "engine/offloading.h"
-#include "engine/saving.h"
+#include "engine/engine_impl.h"
+#include "engine/initial_weights.h"
+#include "engine/offloaded_state.h"
+#include "engine/start_notes.h"
+#include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 
 namespace tranche {
@@ -40,48 +40,55 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       memory(runtime_in.memory(Tier::device)),
       rank(shard.rank()),
       ranks(shard.size()),
-      stage(config.stage),
-      policy(config.effective_reduction(ranks)),
-      residency(config, rank, ranks),
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
-      exposed(compute),
-      pass_times(compute),
-      formulas(config, model, units, state_tensors, residency, rank, ranks) {
-  gathering = std::make_unique<Gathering>(*this);
+      recorder(*arena, compute, config.debug.plan_memory),
+      store(config, lay_out(model, groups, *optimizer, shard),
+            {runtime.device(), memory, runtime.memory(Tier::host)}),
+      formulas(config, model, store),
+      updater(*optimizer, store.tensors()),
+      gatherer(store, config, *arena, compute, recorder.exposed()),
+      reducer(store, config, *arena, compute, runtime.ledger(), scalars),
+      boundary(store, config, updater, shard, runtime.device(), scalars) {
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
     config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());
   }
+  set_nominal_tokens();
   set_phase("start");
-  lay_out();
-  choose_tiers();
+  check_tiers();
   agree_on_start();
   allocate_on_all([this] {
     allocate();
-    saving = std::make_unique<Saving>(*this, runtime.files());
-    saving->prepare();
+    session = std::make_unique<CheckpointSession>(store, config, shard, runtime.device(),
+                                                  runtime.memory(Tier::host), runtime.files(), runtime.log(),
+                                                  runtime.trace());
+    if (config.save_buffer) session->reserve();
   });
   // Once all ranks have found room, so that none looks at a disk that others fill already.
-  if (offload && offload->swap) allocate_on_all([this] { offload->swap->create(); });
-  initialize_weights();
-  start_notes = notes_on_overlap();
+  if (store.offload() != nullptr && store.offload()->swap() != nullptr) {
+    allocate_on_all([this] { store.offload()->swap()->create(); });
+  }
+  draw_initial_weights(store, config, runtime.device(), runtime.memory(Tier::host),
+                       {workspace_buffer.data(), workspace_buffer.bytes()});
+  start_notes = notes_on_overlap(store, config, runtime.ledger(), runtime.device());
   set_phase("idle");
-  step_started = step_ended = seconds_now();
 }
 
 Engine::Impl::~Impl() {
-  // Collectives under way in the middle of a step would wait for peers that wait for this rank.
+  // Collectives in progress in the middle of a step would wait for peers that wait for this rank.
   if (unwinding() && (in_step || in_micro_batch || in_evaluation)) {
     end_by_unwinding("in the middle of " +
                      (in_evaluation ? "an evaluation" : "step " + std::to_string(steps_done + 1)));
   }
-  if (saving) saving->close();
-  // Collectives and kernels under way still touch the buffers; a failed communicator has let go of them.
-  for (UnitState& unit : units) {
-    for (const Event& event : {unit.trainable.filled, unit.frozen.filled, unit.reduced}) {
-      try {
-        event.wait();
-      } catch (...) {
+  if (session) session->close(!broken && !unwinding() && !in_micro_batch && !in_evaluation);
+  // Collectives and kernels in progress still touch the buffers; a failed communicator has let go of them.
+  for (const UnitState& unit : store.units()) {
+    for (const FlatBuffer& flat : unit.buffers) {
+      for (const Event& event : {flat.gather_done, flat.reduce_done}) {
+        try {
+          event.wait();
+        } catch (...) {
+        }
       }
     }
   }
@@ -89,7 +96,7 @@ Engine::Impl::~Impl() {
     compute.synchronize();
   } catch (...) {
   }
-  if (offload) offload->close();
+  if (store.offload() != nullptr) store.offload()->close();
 }
 
 void Engine::Impl::require(bool condition, const std::string& message, std::source_location where) const {
@@ -139,41 +146,6 @@ void Engine::Impl::set_phase(std::string_view phase, std::string_view unit) {
   runtime.ledger().set_phase(phase, unit);
 }
 
-int Engine::Impl::find_tensor(std::string_view name) const {
-  const auto found = tensor_index.find(std::string(name));
-  if (found != tensor_index.end()) return found->second;
-  std::vector<std::string> names;
-  for (const TensorState& tensor : tensors) names.push_back(tensor.name);
-  const std::string near = nearest(name, names);
-  throw InvalidArgument(
-      "the model has no tensor '" + std::string(name) + "'" +
-      (near.empty() ? "; the first is '" + names.front() + "'" : "; the nearest is '" + near + "'"));
-}
-
-Event Engine::Impl::all_gather_shard(FlatState& flat, void* buffer, DataType dtype,
-                                     std::span<const Event> ready, std::string_view unit, const char* phase) {
-  const std::int64_t begin = flat.layout.shard_range(rank).begin * size_of(dtype);
-  return shard.all_gather(static_cast<std::byte*>(buffer) + begin, buffer, flat.layout.shard_elements(),
-                          dtype, config.allgather_bucket_elements, ready,
-                          OperationLabel{unit, phase, Traffic::data});
-}
-
-void Engine::Impl::begin_pass(const char* program) {
-  // The first pass records the order of units, the second runs with prefetch and is packed, later ones
-  // replay.
-  const std::int64_t passes = in_inference    ? inference_passes
-                              : in_evaluation ? evaluation_passes
-                                              : train_passes;
-  const bool record = config.debug.plan_memory && passes == 1;
-  if (host_copies) host_copies->begin_pass(program, record);
-  arena->begin(program, record);
-}
-
-void Engine::Impl::end_pass() {
-  if (host_copies) host_copies->end_pass();
-  arena->end();
-}
-
 // --- Engine ---------------------------------------------------------------------------------------------
 
 Engine::Engine(Runtime& runtime, ModelSpec model, Config config, EngineOptions options)
@@ -189,28 +161,75 @@ void Engine::Impl::open_micro_batch() {
   require(!in_micro_batch, "begin_micro_batch() inside a micro-batch");
   if (in_evaluation) {
     // A pass ends when the next begins, so that what holds the loss may outlive end_micro_batch().
-    if (arena->active()) end_pass();
-    begin_pass("evaluate");
-    ++evaluation_passes;
+    if (recorder.pass_open()) recorder.end_pass();
+    recorder.begin_pass(Program::evaluate);
   } else {
     require(micro_batch < config.accumulation_steps, "begin_micro_batch() after the step's " +
                                                          std::to_string(config.accumulation_steps) +
                                                          " micro-batches; call step()");
     if (!in_step) {
-      saving->throw_failure();
+      session->throw_failure();
       require_whole_state("begin_micro_batch()");
-      begin_pass("train");
+      recorder.begin_pass(Program::train);
       in_step = true;
-      step_started = seconds_now();
-      between_steps = step_started - step_ended;
-      traffic.begin(shard.meter());
-      if (offload) offload->begin_report();
+      recorder.begin_step(shard.meter());
+      if (store.offload() != nullptr) store.offload()->begin_report();
     }
-    if (micro_batch + 1 == config.accumulation_steps && offload) offload->read_ahead();
+    if (micro_batch + 1 == config.accumulation_steps && store.offload() != nullptr) {
+      store.offload()->read_ahead();
+    }
+    reducer.begin_micro_batch(micro_batch);
   }
   in_micro_batch = true;
-  if (config.wall_clock_breakdown && !in_evaluation) pass_times.begin();
+  gatherer.begin_sequence(program(), !in_evaluation && micro_batch + 1 < config.accumulation_steps);
+  if (config.wall_clock_breakdown && !in_evaluation) recorder.pass_times().begin();
   set_phase(in_evaluation ? "evaluate" : "forward");
+}
+
+void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {
+  require(!in_inference, "end_micro_batch() inside an inference scope, which has no loss");
+  require(in_micro_batch, "end_micro_batch() without begin_micro_batch()");
+  for (std::size_t u = 0; u < store.units().size(); ++u) {
+    require(gatherer.holders(static_cast<int>(u)) == 0,
+            "end_micro_batch() while unit " + store.units()[u].name + " is still held");
+  }
+  if (!in_evaluation) {
+    const std::string held = reducer.held(micro_batch);
+    require(held.empty(), "end_micro_batch() while gradients of unit " + held + " are still held");
+    const std::string missing = failure.empty() ? reducer.missing(micro_batch) : failure;
+    if (!missing.empty()) {
+      // The peers wait in the reduction of this unit: they must learn of it.
+      break_down(std::make_exception_ptr(LogicError(missing)));
+      std::rethrow_exception(broken);
+    }
+  }
+  if (loss_sum.dtype != DataType::float64 || token_count.dtype != DataType::int64 ||
+      loss_sum.elements() != 1 || token_count.elements() != 1) {
+    throw InvalidArgument("end_micro_batch() wants one fp64 loss sum and one int64 token count, got " +
+                          std::string(name_of(loss_sum.dtype)) + loss_sum.shape.to_string() + " and " +
+                          std::string(name_of(token_count.dtype)) + token_count.shape.to_string());
+  }
+  double* losses = scalars.losses();
+  std::int64_t* tokens = scalars.tokens();
+  const std::int64_t slot = in_evaluation ? 0 : micro_batch;
+  kernels::copy(compute, loss_sum, {losses + slot, DataType::float64, Shape{1}});
+  kernels::copy(compute, token_count, {tokens + slot, DataType::int64, Shape{1}});
+
+  gatherer.end_sequence();
+  in_micro_batch = false;
+  if (in_evaluation) {
+    double loss = 0;
+    std::int64_t count = config.train_batch_size * model.tokens_per_sample;
+    runtime.device().copy_to_host(compute, &loss, losses, sizeof(loss));
+    runtime.device().copy_to_host(compute, &count, tokens, sizeof(count));
+    compute.synchronize();
+    evaluation_loss += loss;
+    evaluation_tokens += count;
+    return;
+  }
+  if (config.wall_clock_breakdown) recorder.pass_times().end();
+  reducer.end_micro_batch(micro_batch);
+  ++micro_batch;
 }
 
 void Engine::begin_micro_batch() {
@@ -219,7 +238,7 @@ void Engine::begin_micro_batch() {
 
 GatheredUnit Engine::gather(UnitId unit) {
   impl_->model.unit(unit);  // throws on an unknown unit
-  impl_->guarded([&] { impl_->gathering->acquire(unit.index); });
+  impl_->guarded([&] { impl_->acquire(unit.index); });
   GatheredUnit handle;
   handle.engine_ = this;
   handle.unit_ = unit.index;
@@ -238,10 +257,9 @@ UnitGradients Engine::gradients(UnitId unit) {
 }
 
 void Engine::skip_gradients(UnitId unit) {
-  const UnitSpec& spec = impl_->model.unit(unit);
   do {
     gradients(unit).reduce();
-  } while (impl_->units[static_cast<std::size_t>(unit.index)].uses_submitted < spec.uses_per_pass);
+  } while (!impl_->reducer.submitted(impl_->micro_batch, unit.index));
 }
 
 void Engine::end_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {
@@ -274,7 +292,7 @@ EvaluationResult Engine::end_evaluation() {
 EvaluationResult Engine::Impl::finish_evaluation() {
   require(in_evaluation && !in_micro_batch,
           "end_evaluation() without begin_evaluation(), or inside a micro-batch");
-  if (arena->active()) end_pass();
+  if (recorder.pass_open()) recorder.end_pass();
   struct Share {
     double loss;
     std::int64_t tokens;
@@ -293,9 +311,8 @@ EvaluationResult Engine::Impl::finish_evaluation() {
   }
   result.loss = result.tokens > 0 ? loss / static_cast<double>(result.tokens) : 0.0;
   in_evaluation = false;
-  gathering->step_elements = 0;
-  exposed.clear();
-  pass_times.clear();
+  (void)gatherer.take_gathered_elements();
+  recorder.clear_times();
   set_phase("idle");
   return result;
 }
@@ -305,45 +322,37 @@ void Engine::Impl::begin_inference() {
   require(!in_inference, "an inference scope inside another; one is one pass");
   require(!in_evaluation, "an inference scope inside an evaluation; call end_evaluation() first");
   in_inference = in_evaluation = in_micro_batch = true;
-  begin_pass("infer");
-  ++inference_passes;
+  recorder.begin_pass(Program::infer);
+  gatherer.begin_sequence(Program::infer, false);
   set_phase("inference");
 }
 
 void Engine::Impl::end_inference(bool unwinding) {
   std::string held;
   try {
-    for (const UnitState& unit : units) {
-      if (unit.holders > 0) held = "unit " + unit.name + " is still held";
+    for (std::size_t u = 0; u < store.units().size(); ++u) {
+      if (gatherer.holders(static_cast<int>(u)) > 0) {
+        held = "unit " + store.units()[u].name + " is still held";
+      }
     }
     if (!unwinding && !broken && held.empty()) {
-      gathering->end_micro_batch();
-      end_pass();
+      gatherer.end_sequence();
+      recorder.end_pass();
     }
   } catch (const LogicError& error) {
     held = error.message();
   } catch (...) {
     break_down(std::current_exception());  // a destructor's caller: the next call throws it
   }
-  if (arena->active()) {
-    gathering->forget_micro_batch();
-    if (host_copies) host_copies->abandon_pass();
-    arena->abandon();
-    inference_passes = 0;
+  if (recorder.pass_open()) {
+    gatherer.abandon_sequence();
+    recorder.abandon_pass(Program::infer);
     if (!unwinding && !broken) runtime.log().warning("an inference scope ended early: " + held);
   }
   in_inference = in_evaluation = in_micro_batch = false;
-  gathering->step_elements = 0;
-  exposed.clear();
+  (void)gatherer.take_gathered_elements();
+  recorder.exposed().clear();
   set_phase("idle");
-}
-
-InferenceScope::InferenceScope(Engine& engine) : engine_(engine), exceptions_(std::uncaught_exceptions()) {
-  engine.impl_->guarded([&] { engine.impl_->begin_inference(); });
-}
-
-InferenceScope::~InferenceScope() {
-  engine_.impl_->end_inference(std::uncaught_exceptions() > exceptions_);
 }
 
 Device& Engine::device() const {
@@ -402,7 +411,7 @@ std::int64_t Engine::micro_batch() const {
   return impl_->micro_batch;
 }
 bool Engine::frozen(std::string_view tensor) const {
-  return impl_->tensors[static_cast<std::size_t>(impl_->find_tensor(tensor))].frozen;
+  return impl_->store.tensors()[static_cast<std::size_t>(impl_->store.find_tensor(tensor))].frozen;
 }
 
 }  // namespace tranche

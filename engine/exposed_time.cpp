@@ -4,7 +4,7 @@
 
 #include "core/clock.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 PassTimes::Mark PassTimes::mark() {
   return {compute_.record(), seconds_now(), true};
@@ -54,4 +54,4 @@ void ExposedTime::clear() {
   seconds_ = {};
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -10,7 +10,7 @@
 #include "tranche/device/event.h"
 #include "tranche/device/stream.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// The operation that was waited for.
 enum class Exposed { gather, reduce, offload };
@@ -77,4 +77,4 @@ class ExposedTime {
   std::array<double, 3> seconds_{};
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -8,28 +8,16 @@
 #include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
 
-namespace tranche {
+namespace tranche::detail {
 
-FlatUpdater::FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors,
-                         DataType accumulation, DataType compute)
-    : optimizer_(optimizer), accumulation_(accumulation), compute_(compute) {
-  const TensorState* first = nullptr;
+FlatUpdater::FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors)
+    : optimizer_(optimizer) {
   for (const TensorState& tensor : tensors) {
     Tensor entry{{tensor.name, tensor.shape, tensor.group}};
     const auto known = std::find(groups_.begin(), groups_.end(), tensor.group);
     entry.group = static_cast<int>(known - groups_.begin());
     if (known == groups_.end()) groups_.push_back(tensor.group);
     if (!tensor.frozen) {
-      std::vector<OptimizerStateTensor> state = optimizer.state(entry.facts);
-      if (first == nullptr) {
-        first = &tensor;
-        state_ = std::move(state);
-      } else if (state != state_) {
-        throw ConfigurationError(fmt::format(
-            "optimizer {} keeps other state for tensor {} than for {}; engines keep the same state for all "
-            "trainable tensors up to now",
-            optimizer.name(), tensor.name, first->name));
-      }
       if (optimizer.needs_whole_matrices(entry.facts)) {
         throw ConfigurationError(
             fmt::format("optimizer {} computes tensor {} as a whole matrix, which engines do not bring "
@@ -85,18 +73,18 @@ void FlatUpdater::clear_sums(Stream& compute, Stream* host) {
   host->enqueue("optimizer sums", [sums = host_sums_] { std::fill(sums->begin(), sums->end(), 0.0); });
 }
 
-double* FlatUpdater::sums_of(const FlatPart& part) {
+double* FlatUpdater::sums_of(const ShardSlice& slice) {
   if (sum_count_ == 0) return nullptr;
-  return part.on_host ? host_sums_->data() : static_cast<double*>(sums_.data());
+  return slice.on_host ? host_sums_->data() : static_cast<double*>(sums_.data());
 }
 
-void FlatUpdater::add_segments(const FlatPart& part, ElementRange range, double* sums,
+void FlatUpdater::add_segments(const FlatBuffer& flat, ElementRange range, std::int64_t first, double* sums,
                                std::vector<TensorSegment>& segments) const {
-  for (const TensorPiece& piece : part.layout.pieces(range)) {
-    const auto index = static_cast<std::size_t>(part.tensors[static_cast<std::size_t>(piece.tensor)]);
+  for (const TensorPiece& piece : flat.layout.pieces(range)) {
+    const auto index = static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)]);
     const Tensor& tensor = tensors_[index];
     TensorSegment segment;
-    segment.first = piece.buffer_begin - part.memory.range.begin;
+    segment.first = piece.buffer_begin - first;
     segment.count = piece.elements;
     segment.tensor = &tensor.facts;
     segment.first_element = piece.tensor_begin;
@@ -106,36 +94,32 @@ void FlatUpdater::add_segments(const FlatPart& part, ElementRange range, double*
   }
 }
 
-UpdateRange FlatUpdater::range_of(const FlatPart& part, std::span<const TensorSegment> segments) const {
-  const UpdateMemory& memory = part.memory;
-  const Shape shape{memory.range.size()};
+UpdateRange FlatUpdater::range_of(const ShardSlice& slice, std::span<const TensorSegment> segments) const {
   UpdateRange range;
-  range.gradient = {memory.gradient, accumulation_, shape};
-  range.master = {memory.master, DataType::float32, shape};
-  for (std::size_t s = 0; s < state_.size(); ++s) {
-    range.state.push_back({memory.state[s], state_[s].dtype, shape});
-  }
-  range.weight = {memory.weight, compute_, shape};
+  range.gradient = slice.gradient;
+  range.master = slice.master;
+  range.state = slice.state;
+  range.weight = slice.weight;
   range.segments = segments;
   if (stride_ > 0) {
-    range.numbers = part.on_host ? host_numbers_->data() : static_cast<const std::byte*>(numbers_.data());
+    range.numbers = slice.on_host ? host_numbers_->data() : static_cast<const std::byte*>(numbers_.data());
   }
   range.numbers_stride = stride_;
   range.groups = static_cast<int>(groups_.size());
   return range;
 }
 
-void FlatUpdater::prepare(Stream& stream, const OptimizerStep& step, const FlatPart& part, ElementRange own) {
+void FlatUpdater::prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice) {
   std::vector<TensorSegment> segments;
-  double* const counted = sums_of(part);
+  double* const counted = sums_of(slice);
   double* const uncounted = counted + sum_count_;  // only written to where a rank keeps other ranks' shares
-  const ElementRange kept = part.memory.range;
-  add_segments(part, {kept.begin, own.begin}, uncounted, segments);
-  add_segments(part, own, counted, segments);
-  add_segments(part, {own.end, kept.end}, uncounted, segments);
-  UpdateRange range = range_of(part, segments);
+  const ElementRange kept = slice.range, own = flat.shard();
+  add_segments(flat, {kept.begin, own.begin}, kept.begin, uncounted, segments);
+  add_segments(flat, own, kept.begin, counted, segments);
+  add_segments(flat, {own.end, kept.end}, kept.begin, uncounted, segments);
+  UpdateRange range = range_of(slice, segments);
   range.weight.data = nullptr;
-  optimizer_.prepare(stream, step, range);
+  optimizer_.prepare(*slice.stream, step, range);
 }
 
 void FlatUpdater::exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& group) {
@@ -169,23 +153,22 @@ void FlatUpdater::exchange_sums(Device& device, Stream& compute, Stream* host, C
   });
 }
 
-void FlatUpdater::apply(Stream& stream, const OptimizerStep& step, const FlatPart& part, bool fresh_weights) {
+void FlatUpdater::apply(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice,
+                        bool fresh_weights) {
   std::vector<TensorSegment> segments;
-  add_segments(part, part.memory.range, sums_of(part), segments);
-  if (fresh_weights && part.memory.weight != nullptr) {
+  add_segments(flat, slice.range, slice.range.begin, sums_of(slice), segments);
+  if (fresh_weights && slice.weight.data != nullptr) {
     std::int64_t next = 0;
     const auto zero_to = [&](std::int64_t element) {
-      if (element <= next) return;
-      kernels::fill_zero(stream,
-                         {part.memory.weight + next * size_of(compute_), compute_, Shape{element - next}});
+      if (element > next) kernels::fill_zero(*slice.stream, part_of(slice.weight, 0, {next, element}));
     };
     for (const TensorSegment& segment : segments) {
       zero_to(segment.first);
       next = segment.first + segment.count;
     }
-    zero_to(part.memory.range.size());
+    zero_to(slice.range.size());
   }
-  optimizer_.apply(stream, step, range_of(part, segments));
+  optimizer_.apply(*slice.stream, step, range_of(slice, segments));
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

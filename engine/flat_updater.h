@@ -8,31 +8,21 @@
 #include <span>
 #include <vector>
 
-#include "engine/stretch.h"
-#include "engine/unit_state.h"
+#include "engine/flat_buffer.h"
+#include "engine/shard_slice.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/device/device.h"
 #include "tranche/device/memory.h"
 #include "tranche/optim/optimizer.h"
 
-namespace tranche {
-
-/// A range of a flat buffer: where its elements lie, and which tensors they are of.
-struct FlatPart {
-  const FlatLayout& layout;
-  std::span<const int> tensors;  ///< index in the model of each tensor of the layout
-  UpdateMemory memory;
-  bool on_host = false;  ///< host memory, which only host streams reach
-};
+namespace tranche::detail {
 
 class FlatUpdater {
  public:
   /// For all tensors of the model, frozen ones too; their names stay where they are. Throws
-  /// ConfigurationError for a rule that asks for what engines do not do. `optimizer` outlives it.
-  FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors, DataType accumulation,
-              DataType compute);
+  /// ConfigurationError for a rule that asks for what engines do not do. Both outlive it.
+  FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors);
 
-  const std::vector<OptimizerStateTensor>& state() const { return state_; }
   bool has_sums() const { return sum_count_ > 0; }
   /// Updates are the same work in every step: what changes lies in device memory.
   bool replayable() const { return stride_ > 0; }
@@ -46,14 +36,16 @@ class FlatUpdater {
 
   /// Before the step's prepare().
   void clear_sums(Stream& compute, Stream* host);
-  /// Optimizer::prepare() for all that a rank keeps of a flat buffer, of which `own` counts.
-  void prepare(Stream& stream, const OptimizerStep& step, const FlatPart& part, ElementRange own);
+  /// Optimizer::prepare() on the slice's stream for all that a rank keeps of a flat buffer, of which its own
+  /// shard counts.
+  void prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice);
   /// Adds up the sums of all ranks, rank by rank, and sends the results to where apply() reads them.
   void exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& group);
 
-  /// Optimizer::apply() for a range. `fresh_weights`: the memory of the weights held something else before,
-  /// so padding is set to zero.
-  void apply(Stream& stream, const OptimizerStep& step, const FlatPart& part, bool fresh_weights = false);
+  /// Optimizer::apply() on the slice's stream. `fresh_weights`: the memory of the weights held something else
+  /// before, so padding is set to zero.
+  void apply(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice,
+             bool fresh_weights = false);
 
  private:
   struct Tensor {
@@ -61,15 +53,13 @@ class FlatUpdater {
     int group = 0;
     std::int64_t first_sum = -1;  ///< -1: no sums
   };
-  void add_segments(const FlatPart& part, ElementRange range, double* sums,
+  void add_segments(const FlatBuffer& flat, ElementRange range, std::int64_t first, double* sums,
                     std::vector<TensorSegment>& segments) const;
-  UpdateRange range_of(const FlatPart& part, std::span<const TensorSegment> segments) const;
-  double* sums_of(const FlatPart& part);
+  UpdateRange range_of(const ShardSlice& slice, std::span<const TensorSegment> segments) const;
+  double* sums_of(const ShardSlice& slice);
 
   const Optimizer& optimizer_;
-  DataType accumulation_, compute_;
   std::vector<Tensor> tensors_;
-  std::vector<OptimizerStateTensor> state_;
   std::vector<GroupOptions> groups_;
   std::size_t number_bytes_ = 0;
   std::int64_t stride_ = 0;
@@ -80,4 +70,4 @@ class FlatUpdater {
   std::shared_ptr<std::vector<double>> host_sums_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -6,51 +6,50 @@
 
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 StateFormulas::Bytes StateFormulas::bytes() const {
   const std::int64_t compute_bytes = size_of(config_.precision.compute);
   const std::int64_t accumulation_bytes = size_of(config_.precision.accumulation);
   std::int64_t moment_bytes = 0;
-  for (const OptimizerStateTensor& state : state_tensors_) moment_bytes += size_of(state.dtype);
+  for (const OptimizerStateTensor& state : store_.state_tensors()) moment_bytes += size_of(state.dtype);
   Bytes bytes;
   const auto of_tier = [](OffloadTier tier) {
     return static_cast<std::size_t>(tier == OffloadTier::none  ? Tier::device
                                     : tier == OffloadTier::cpu ? Tier::host
                                                                : Tier::nvme);
   };
-  for (const UnitState& unit : units_) {
-    for (const FlatState* flat : {&unit.trainable, &unit.frozen}) {
-      const bool trainable = flat == &unit.trainable;
-      const FlatLayout& layout = flat->layout;
-      if (layout.padded_elements() == 0) continue;
+  for (const UnitState& unit : store_.units()) {
+    for (const FlatBuffer& flat : unit.buffers) {
+      const FlatLayout& layout = flat.layout;
+      if (flat.empty()) continue;
       const auto add = [&](bool whole, std::int64_t element_bytes, std::int64_t& sum, std::int64_t& on_tier) {
         const std::int64_t held = whole ? layout.padded_elements() : layout.shard_elements();
-        const std::int64_t used = whole ? layout.elements() : layout.owned_elements(rank_);
+        const std::int64_t used = whole ? layout.elements() : layout.owned_elements(flat.rank());
         sum += held * element_bytes;
         on_tier += held * element_bytes;
         bytes.padding += (held - used) * element_bytes;
       };
-      add(residency_.whole_parameters(), compute_bytes, bytes.parameters,
-          bytes.tiers[of_tier(flat->parameters_tier)].parameters);
-      if (!trainable) continue;
-      const bool away = flat->optimizer_tier != OffloadTier::none;
-      const std::int64_t kept = residency_.optimizer_range(*flat).size();
+      add(store_.residency().whole_parameters(flat), compute_bytes, bytes.parameters,
+          bytes.tiers[of_tier(flat.parameters_tier)].parameters);
+      if (!flat.trainable) continue;
+      const bool away = flat.optimizer_tier != OffloadTier::none;
+      const std::int64_t kept = store_.residency().optimizer_range(flat).size();
       bytes.kept_elements += kept;
       if (away) bytes.moved_elements += kept;
-      Bytes::OnTier& home = bytes.tiers[of_tier(flat->optimizer_tier)];
-      if (!residency_.lends_gradients(*flat)) {
-        add(residency_.whole_gradients(), accumulation_bytes, bytes.gradients,
+      Bytes::OnTier& home = bytes.tiers[of_tier(flat.optimizer_tier)];
+      if (!store_.residency().transient_gradients(flat)) {
+        add(store_.residency().whole_gradients(flat), accumulation_bytes, bytes.gradients,
             bytes.tiers[static_cast<std::size_t>(Tier::device)].gradients);
       }
       if (away) {
-        add(residency_.whole_optimizer(), accumulation_bytes, bytes.gradients,
+        add(store_.residency().whole_optimizer(flat), accumulation_bytes, bytes.gradients,
             bytes.tiers[static_cast<std::size_t>(Tier::host)].gradients);
       }
       const bool master = config_.precision.compute != DataType::float32 ||
-                          flat->optimizer_tier != flat->parameters_tier ||
-                          flat->optimizer_tier == OffloadTier::nvme;
-      add(residency_.whole_optimizer(), moment_bytes + (master ? size_of(DataType::float32) : 0),
+                          flat.optimizer_tier != flat.parameters_tier ||
+                          flat.optimizer_tier == OffloadTier::nvme;
+      add(store_.residency().whole_optimizer(flat), moment_bytes + (master ? size_of(DataType::float32) : 0),
           bytes.optimizer, home.optimizer);
     }
   }
@@ -119,31 +118,32 @@ OffloadTraffic StateFormulas::offload() const {
   OffloadTraffic bytes;
   const std::int64_t weight = size_of(config_.precision.compute);
   std::int64_t state_bytes = size_of(DataType::float32);
-  for (const OptimizerStateTensor& state : state_tensors_) state_bytes += size_of(state.dtype);
+  for (const OptimizerStateTensor& state : store_.state_tensors()) state_bytes += size_of(state.dtype);
   const std::vector<int> gathers =
-      model_.gathers_per_pass ? model_.gathers_per_pass(config_) : std::vector<int>(units_.size(), 2);
+      model_.gathers_per_pass ? model_.gathers_per_pass(config_) : std::vector<int>(store_.units().size(), 2);
   const bool brings = config_.offload.parameters != OffloadTier::none;
   const bool from_disk = config_.offload.parameters == OffloadTier::nvme;
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    const UnitState& unit = units_[u];
-    const std::int64_t kept = residency_.optimizer_range(unit.trainable).size();
-    if (unit.trainable.optimizer_tier != OffloadTier::none) {
-      bytes.to_host += kept * size_of(config_.precision.accumulation);
-      if (!brings) bytes.from_host += kept * weight;
-      if (unit.trainable.optimizer_tier == OffloadTier::nvme) {
-        bytes.nvme_read += kept * state_bytes;
-        bytes.nvme_written += kept * state_bytes;
+  for (std::size_t u = 0; u < store_.units().size(); ++u) {
+    for (const FlatBuffer& flat : store_.units()[u].buffers) {
+      const std::int64_t kept = flat.trainable ? store_.residency().optimizer_range(flat).size() : 0;
+      if (flat.optimizer_tier != OffloadTier::none) {
+        bytes.to_host += kept * size_of(config_.precision.accumulation);
+        if (!brings) bytes.from_host += kept * weight;
+        if (flat.optimizer_tier == OffloadTier::nvme) {
+          bytes.nvme_read += kept * state_bytes;
+          bytes.nvme_written += kept * state_bytes;
+        }
+      } else if (brings) {
+        bytes.to_host += kept * weight;
       }
-    } else if (brings) {
-      bytes.to_host += kept * weight;
+      if (!brings) continue;
+      const std::int64_t brought =
+          config_.accumulation_steps * gathers[u] * flat.layout.shard_elements() * weight;
+      bytes.from_host += brought;
+      if (!from_disk) continue;
+      bytes.nvme_read += brought;
+      bytes.nvme_written += kept * weight;
     }
-    if (!brings) continue;
-    const std::int64_t shards = unit.trainable.layout.shard_elements() + unit.frozen.layout.shard_elements();
-    const std::int64_t brought = config_.accumulation_steps * gathers[u] * shards * weight;
-    bytes.from_host += brought;
-    if (!from_disk) continue;
-    bytes.nvme_read += brought;
-    bytes.nvme_written += kept * weight;
   }
   return bytes;
 }
@@ -151,41 +151,45 @@ OffloadTraffic StateFormulas::offload() const {
 std::int64_t StateFormulas::resident_bytes(int of_stage) const {
   Config other = config_;
   other.stage = of_stage;
-  const bool boundary = other.effective_reduction(ranks_) == ReductionPolicy::boundary;
   const PrecisionConfig& precision = config_.precision;
   const std::int64_t compute_bytes = size_of(precision.compute);
   std::int64_t optimizer_bytes = precision.compute == DataType::float32 ? 0 : 4;
-  for (const OptimizerStateTensor& state : state_tensors_) optimizer_bytes += size_of(state.dtype);
-  // Kernels add into a slot of their own unless the accumulator itself can be one; what is sent is a copy
-  // unless it is in the wire dtype already, or rounded on the way into G, by a rank alone.
-  const bool slot = !boundary || precision.accumulation != DataType::float32;
-  const DataType source = boundary ? precision.accumulation : DataType::float32;
-  const std::int64_t slot_bytes = slot ? size_of(DataType::float32) : 0;
-  const bool copied = source != precision.wire && !(ranks_ == 1 && source == DataType::float32);
-  const std::int64_t wire_bytes = copied ? size_of(precision.wire) : 0;
+  for (const OptimizerStateTensor& state : store_.state_tensors()) optimizer_bytes += size_of(state.dtype);
   std::int64_t bytes = 0, tied = 0, largest_reduction = 0;
   std::vector<std::int64_t> gathered;
-  for (const UnitState& unit : units_) {
-    const auto held = [&](const FlatLayout& layout, bool whole) {
-      return whole || ranks_ == 1 ? layout.padded_elements() : layout.shard_elements();
-    };
-    const FlatLayout& layout = unit.trainable.layout;
-    bytes += (held(layout, of_stage < 3) + held(unit.frozen.layout, of_stage < 3)) * compute_bytes;
-    bytes += held(layout, of_stage == 0 || boundary) * size_of(precision.accumulation);
-    bytes += held(layout, of_stage == 0) * optimizer_bytes;
-    gathered.push_back(unit.gathered_elements() * compute_bytes);
-    // A unit that is used several times a pass keeps its slot from the first use in backward to the last.
-    const std::int64_t elements = layout.padded_elements();
-    const bool stays = unit.uses_per_pass > 1;
-    if (stays) tied += elements * slot_bytes;
-    largest_reduction = std::max(largest_reduction, elements * ((stays ? 0 : slot_bytes) + wire_bytes));
+  for (const UnitState& unit : store_.units()) {
+    std::int64_t whole_elements = 0;
+    for (const FlatBuffer& flat : unit.buffers) {
+      const int ranks = flat.layout.ranks();
+      const std::int64_t elements = flat.layout.padded_elements();
+      const auto held = [&](bool whole) {
+        return whole || ranks == 1 ? elements : flat.layout.shard_elements();
+      };
+      bytes += held(of_stage < 3) * compute_bytes;
+      if (of_stage == 3 && ranks > 1) whole_elements += elements;
+      if (!flat.trainable) continue;
+      const bool boundary = other.effective_reduction(ranks) == ReductionPolicy::boundary;
+      bytes += held(of_stage == 0 || boundary) * size_of(precision.accumulation);
+      bytes += held(of_stage == 0) * optimizer_bytes;
+      // Kernels add into a slot of their own unless the accumulator itself can be one; what is sent is a copy
+      // unless it is in the wire dtype already, or rounded on the way into the main gradient, by a rank
+      // alone.
+      const bool slot = !boundary || precision.accumulation != DataType::float32;
+      const DataType source = boundary ? precision.accumulation : DataType::float32;
+      const std::int64_t slot_bytes = slot ? size_of(DataType::float32) : 0;
+      const bool copied = source != precision.wire && !(ranks == 1 && source == DataType::float32);
+      const std::int64_t wire_bytes = copied ? size_of(precision.wire) : 0;
+      // A unit that is used several times a pass keeps its slot from the first use in backward to the last.
+      const bool stays = unit.uses_per_pass > 1;
+      if (stays) tied += elements * slot_bytes;
+      largest_reduction = std::max(largest_reduction, elements * ((stays ? 0 : slot_bytes) + wire_bytes));
+    }
+    gathered.push_back(whole_elements * compute_bytes);
   }
   bytes += tied + largest_reduction;
-  if (of_stage == 3 && ranks_ > 1) {
-    std::sort(gathered.rbegin(), gathered.rend());
-    for (std::size_t i = 0; i < gathered.size() && i < static_cast<std::size_t>(config_.depth); ++i) {
-      bytes += gathered[i];
-    }
+  std::sort(gathered.rbegin(), gathered.rend());
+  for (std::size_t i = 0; i < gathered.size() && i < static_cast<std::size_t>(config_.depth); ++i) {
+    bytes += gathered[i];
   }
   return bytes;
 }
@@ -195,8 +199,9 @@ std::string StateFormulas::stages_for_comparison() const {
     return "model state takes, on this rank, " + by_tier(bytes()) +
            "; the units that a step holds, activations, workspace and exchange buffer come on top";
   }
+  const int ranks = store_.trainable().front()->layout.ranks();
   std::string text = fmt::format("model state and the units that a step holds take, on each of {} rank{}, ",
-                                 ranks_, ranks_ == 1 ? "" : "s");
+                                 ranks, ranks == 1 ? "" : "s");
   for (int of_stage = 0; of_stage <= 3; ++of_stage) {
     text +=
         fmt::format("{}{} at stage {}{}", of_stage > 0 ? ", " : "", format_bytes(resident_bytes(of_stage)),
@@ -208,19 +213,20 @@ std::string StateFormulas::stages_for_comparison() const {
 std::int64_t StateFormulas::declared_gathers() const {
   if (!model_.gathers_per_pass) return -1;
   const std::vector<int> gathers = model_.gathers_per_pass(config_);
-  if (gathers.size() != units_.size()) {
+  if (gathers.size() != store_.units().size()) {
     throw LogicError("the model declares gathers of " + std::to_string(gathers.size()) + " units, but has " +
-                     std::to_string(units_.size()));
+                     std::to_string(store_.units().size()));
   }
   std::int64_t elements = 0;
-  for (std::size_t u = 0; u < units_.size(); ++u) elements += gathers[u] * units_[u].gathered_elements();
+  for (std::size_t u = 0; u < gathers.size(); ++u)
+    elements += gathers[u] * store_.units()[u].gathered_elements();
   return elements;
 }
 
 std::int64_t StateFormulas::gathered_elements() const {
   std::int64_t elements = 0;
-  for (const UnitState& unit : units_) elements += unit.gathered_elements();
+  for (const UnitState& unit : store_.units()) elements += unit.gathered_elements();
   return elements;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

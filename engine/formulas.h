@@ -7,26 +7,19 @@
 #include <utility>
 #include <vector>
 
-#include "engine/residency.h"
-#include "tranche/engine/engine.h"
+#include "engine/state_store.h"
+#include "tranche/engine/state_bytes.h"
+#include "tranche/engine/step_result.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 class StateFormulas {
  public:
-  using Bytes = Engine::StateBytes;
+  using Bytes = StateBytes;
 
   /// The arguments outlive it; they are read when it is asked.
-  StateFormulas(const Config& config, const ModelSpec& model, const std::vector<UnitState>& units,
-                const std::vector<OptimizerStateTensor>& state_tensors, const Residency& residency, int rank,
-                int ranks)
-      : config_(config),
-        model_(model),
-        units_(units),
-        state_tensors_(state_tensors),
-        residency_(residency),
-        rank_(rank),
-        ranks_(ranks) {}
+  StateFormulas(const Config& config, const ModelSpec& model, const StateStore& store)
+      : config_(config), model_(model), store_(store) {}
 
   Bytes bytes() const;
   /// "1.2 GiB on the device + 3.4 GiB in host memory", empty tiers left out.
@@ -50,10 +43,7 @@ class StateFormulas {
  private:
   const Config& config_;
   const ModelSpec& model_;
-  const std::vector<UnitState>& units_;
-  const std::vector<OptimizerStateTensor>& state_tensors_;
-  const Residency& residency_;
-  int rank_, ranks_;
+  const StateStore& store_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -1,57 +1,74 @@
-// Initial weights: drawn by tensor and element, each rank what it keeps, to where it lives.
+#include "engine/initial_weights.h"
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
-#include "engine/offloading.h"
+#include "engine/offloaded_state.h"
+#include "tranche/core/random.h"
 #include "tranche/kernels/elementwise.h"
 
-namespace tranche {
+namespace tranche::detail {
 
-struct Engine::Impl::InitialWeights {
-  Impl& engine;
+namespace {
 
+class InitialWeights {
+ public:
+  InitialWeights(StateStore& store, const Config& config, Device& device, MemoryResource& host_memory,
+                 kernels::Workspace workspace)
+      : store_(store),
+        config_(config),
+        device_(device),
+        compute_(device.compute_stream()),
+        host_memory_(host_memory),
+        workspace_(workspace) {}
+  void draw_trainable(FlatBuffer& flat);
+  void draw_frozen(FlatBuffer& flat);
+
+ private:
   /// The caller's own values, by way of host memory.
   void fill(const Initializer& how, std::int64_t first, const TensorView& target);
   /// Of elements of a piece, from the `done`-th on.
-  void draw(const FlatState& flat, const TensorPiece& piece, std::int64_t done, const TensorView& target);
-  void trainable(UnitState& unit);
-  void frozen(UnitState& unit);
+  void draw(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done, const TensorView& target);
+  bool simulated() const { return device_.kind() == DeviceKind::meta; }
+
+  StateStore& store_;
+  const Config& config_;
+  Device& device_;
+  Stream& compute_;
+  MemoryResource& host_memory_;
+  kernels::Workspace workspace_;
 };
 
-void Engine::Impl::InitialWeights::fill(const Initializer& how, std::int64_t first,
-                                        const TensorView& target) {
+void InitialWeights::fill(const Initializer& how, std::int64_t first, const TensorView& target) {
   constexpr std::int64_t most = 1 << 18;
   const std::int64_t elements = target.elements();
-  const Buffer staged(engine.runtime.memory(Tier::host),
-                      std::min(most, elements) * size_of(DataType::float32), Category::other,
+  const Buffer staged(host_memory_, std::min(most, elements) * size_of(DataType::float32), Category::other,
                       "initial weights");
   for (std::int64_t done = 0; done < elements; done += most) {
     const std::int64_t count = std::min(most, elements - done);
     auto* values = static_cast<float*>(staged.data());
-    if (!engine.simulated()) how.fill(first + done, {values, static_cast<std::size_t>(count)});
-    engine.runtime.device().copy_from_host(engine.compute, target.as<float>() + done, values,
-                                           count * size_of(DataType::float32));
-    engine.compute.synchronize();  // the next values take the place of these
+    if (!simulated()) how.fill(first + done, {values, static_cast<std::size_t>(count)});
+    device_.copy_from_host(compute_, target.as<float>() + done, values, count * size_of(DataType::float32));
+    compute_.synchronize();  // the next values take the place of these
   }
 }
 
-void Engine::Impl::InitialWeights::draw(const FlatState& flat, const TensorPiece& piece, std::int64_t done,
-                                        const TensorView& target) {
-  const TensorState& tensor =
-      engine.tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
-  const RandomKey key{engine.config.seed, RandomPurpose::initialization, tensor.model_index};
+void InitialWeights::draw(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done,
+                          const TensorView& target) {
+  const TensorState& tensor = store_.tensor_of(flat, piece);
+  const RandomKey key{config_.seed, RandomPurpose::initialization, tensor.model_index};
   const std::int64_t first = piece.tensor_begin + done;
   const Initializer& how = tensor.initializer;
   switch (how.kind) {
     case Initializer::Kind::constant:
-      kernels::fill_constant(engine.compute, target, how.a);
+      kernels::fill_constant(compute_, target, how.a);
       break;
     case Initializer::Kind::normal:
-      kernels::fill_normal(engine.compute, target, key, first, how.a, how.b);
+      kernels::fill_normal(compute_, target, key, first, how.a, how.b);
       break;
     case Initializer::Kind::uniform:
-      kernels::fill_uniform(engine.compute, target, key, first, how.a, how.b);
+      kernels::fill_uniform(compute_, target, key, first, how.a, how.b);
       break;
     case Initializer::Kind::custom:
       fill(how, first, target);
@@ -59,105 +76,96 @@ void Engine::Impl::InitialWeights::draw(const FlatState& flat, const TensorPiece
   }
 }
 
-void Engine::Impl::InitialWeights::trainable(UnitState& unit) {
-  FlatState& flat = unit.trainable;
-  const DataType dtype = engine.config.precision.compute;
-  const std::int64_t kept =
-      engine.residency.whole_parameters() ? flat.layout.padded_elements() : flat.layout.shard_elements();
+void InitialWeights::draw_trainable(FlatBuffer& flat) {
+  const Residency& residency = store_.residency();
+  const DataType dtype = config_.precision.compute;
   if (flat.parameters_tier == OffloadTier::none) {
-    kernels::fill_zero(engine.compute, {flat.parameters.data(), dtype, Shape{kept}});
+    kernels::fill_zero(compute_, residency.parameters(flat, residency.parameters_range(flat)));
   } else if (flat.parameters_tier == OffloadTier::cpu) {
-    kernels::fill_zero(*engine.offload->host, {flat.parameters.data(), dtype, Shape{kept}});
-    engine.offload->host->synchronize();  // weights drawn on the device take another road
+    Stream& host = store_.offload()->host();
+    kernels::fill_zero(host, residency.parameters(flat, residency.parameters_range(flat)));
+    host.synchronize();  // weights drawn on the device take another road
   }
-  // Drawn on the device, whose bits they are, in tiles that fit the workspace; each rank draws what it keeps.
-  const std::int64_t tile = engine.config.workspace_bytes / size_of(DataType::float32);
-  engine.visit_state(
-      unit, engine.residency.optimizer_range(flat), Access::replace, [&](const Stretch& stretch) {
-        const std::int64_t elements = stretch.range.size();
-        kernels::fill_zero(*stretch.stream, {stretch.master, DataType::float32, Shape{elements}});
-        for (std::size_t s = 0; s < engine.state_tensors.size(); ++s) {
-          kernels::fill_constant(*stretch.stream,
-                                 {stretch.state[s], engine.state_tensors[s].dtype, Shape{elements}},
-                                 engine.state_tensors[s].initial_value);
+  const std::int64_t most = workspace_.bytes / size_of(DataType::float32);
+  const bool offloaded = residency.offloaded(flat);
+  store_.visit(
+      flat, residency.optimizer_range(flat), StateStore::Access::replace, [&](const ShardSlice& slice) {
+        kernels::fill_zero(*slice.stream, slice.master);
+        for (std::size_t s = 0; s < slice.state.size(); ++s) {
+          kernels::fill_constant(*slice.stream, slice.state[s], store_.state_tensors()[s].initial_value);
         }
-        if (stretch.on_host) stretch.stream->synchronize();
-        for (const TensorPiece& piece : flat.layout.pieces(stretch.range)) {
-          for (std::int64_t done = 0; done < piece.elements; done += tile) {
-            const std::int64_t count = std::min(tile, piece.elements - done);
-            std::byte* home = stretch.master +
-                              (piece.buffer_begin + done - stretch.range.begin) * size_of(DataType::float32);
-            const TensorView drawn{stretch.on_host ? engine.workspace_buffer.data() : home, DataType::float32,
-                                   Shape{count}};
+        if (slice.on_host) slice.stream->synchronize();
+        for (const TensorPiece& piece : flat.layout.pieces(slice.range)) {
+          for (std::int64_t done = 0; done < piece.elements; done += most) {
+            const std::int64_t first = piece.buffer_begin + done;
+            const TensorView to = part_of(slice.master, slice.range.begin,
+                                          {first, first + std::min(most, piece.elements - done)});
+            const TensorView drawn{slice.on_host ? workspace_.data : to.data, DataType::float32, to.shape};
             draw(flat, piece, done, drawn);
-            if (stretch.on_host)
-              engine.read_from(home, drawn.data, count * size_of(DataType::float32), false);
+            if (slice.on_host) store_.read(to.data, drawn.data, drawn.bytes(), false);
           }
         }
-        if (engine.residency.offloaded(unit)) {
-          (void)engine.offload->publish_stretch(unit, stretch);
+        if (offloaded) {
+          store_.offload()->publish(flat, slice);
         } else if (dtype != DataType::float32) {
-          kernels::cast(engine.compute, {stretch.master, DataType::float32, Shape{elements}},
-                        {engine.residency.parameters_at(flat, stretch.range.begin), dtype, Shape{elements}});
+          kernels::cast(compute_, slice.master, residency.parameters(flat, slice.range));
         }
       });
-  if (!engine.residency.offloaded(unit)) unit.shard_ready = engine.compute.record();
-  if (engine.ranks > 1 && engine.residency.whole_parameters() && !engine.residency.whole_optimizer()) {
-    const std::vector<Event> ready{unit.shard_ready};
-    flat.filled = engine.all_gather_shard(flat, flat.parameters.data(), dtype, ready, unit.name, "start");
-  }
+  if (!offloaded) flat.shard_ready = compute_.record();
+  store_.gather_updated(flat, "start");
 }
 
-void Engine::Impl::InitialWeights::frozen(UnitState& unit) {
-  FlatState& flat = unit.frozen;
-  const DataType dtype = engine.config.precision.compute;
-  const std::int64_t held =
-      engine.residency.whole_parameters() ? flat.layout.padded_elements() : flat.layout.shard_elements();
+void InitialWeights::draw_frozen(FlatBuffer& flat) {
+  const Residency& residency = store_.residency();
+  const DataType dtype = config_.precision.compute;
   const bool away = flat.parameters_tier != OffloadTier::none;
   if (!away) {
-    kernels::fill_zero(engine.compute, {flat.parameters.data(), dtype, Shape{held}});
-  } else if (flat.parameters_tier == OffloadTier::cpu && !engine.simulated()) {
+    kernels::fill_zero(compute_, residency.parameters(flat, residency.parameters_range(flat)));
+  } else if (flat.parameters_tier == OffloadTier::cpu && !simulated()) {
     std::memset(flat.parameters.data(), 0, static_cast<std::size_t>(flat.parameters.bytes()));
   }
   // fp32 draws, their rounding, and for what lives elsewhere a copy on the way there.
-  const std::int64_t tile = engine.config.workspace_bytes / (2 * size_of(DataType::float32));
-  auto* second = static_cast<std::byte*>(engine.workspace_buffer.data()) + tile * size_of(DataType::float32);
+  const std::int64_t most = workspace_.bytes / (2 * size_of(DataType::float32));
+  auto* second = static_cast<std::byte*>(workspace_.data) + most * size_of(DataType::float32);
   std::vector<std::byte> there;
-  for (const TensorPiece& piece : flat.layout.pieces(engine.residency.optimizer_range(flat))) {
-    for (std::int64_t done = 0; done < piece.elements; done += tile) {
-      const std::int64_t count = std::min(tile, piece.elements - done);
-      const std::int64_t position = piece.buffer_begin + done;
-      void* target = away ? second : engine.residency.parameters_at(flat, position);
+  for (const TensorPiece& piece : flat.layout.pieces(residency.optimizer_range(flat))) {
+    for (std::int64_t done = 0; done < piece.elements; done += most) {
+      const std::int64_t first = piece.buffer_begin + done;
+      const ElementRange range{first, first + std::min(most, piece.elements - done)};
+      const Shape shape{range.size()};
+      const TensorView target = away ? TensorView{second, dtype, shape} : residency.parameters(flat, range);
       if (dtype == DataType::float32) {
-        draw(flat, piece, done, {target, dtype, Shape{count}});
+        draw(flat, piece, done, target);
       } else {
-        const TensorView drawn{engine.workspace_buffer.data(), DataType::float32, Shape{count}};
+        const TensorView drawn{workspace_.data, DataType::float32, shape};
         draw(flat, piece, done, drawn);
-        kernels::cast(engine.compute, drawn, {target, dtype, Shape{count}});
+        kernels::cast(compute_, drawn, target);
       }
       if (!away) continue;
-      there.resize(engine.simulated() ? 0 : static_cast<std::size_t>(count * size_of(dtype)));
-      engine.read_from(there.data(), target, count * size_of(dtype), false);
-      engine.write_parameters(flat, {position, position + count}, there.data());
+      there.resize(simulated() ? 0 : static_cast<std::size_t>(target.bytes()));
+      store_.read(there.data(), target.data, target.bytes(), false);
+      store_.write_parameters(flat, range, there.data());
     }
   }
-  if (engine.residency.offloaded(unit)) {
-    engine.compute.synchronize();  // shard_ready tells of the trainable ones
-  } else {
-    unit.shard_ready = engine.compute.record();
-  }
-  if (engine.ranks > 1 && engine.residency.whole_parameters() && !engine.residency.whole_optimizer()) {
-    const std::vector<Event> ready{unit.shard_ready};
-    flat.filled = engine.all_gather_shard(flat, flat.parameters.data(), dtype, ready, unit.name, "start");
+  flat.shard_ready = compute_.record();
+  store_.gather_updated(flat, "start");
+}
+
+}  // namespace
+
+void draw_initial_weights(StateStore& store, const Config& config, Device& device,
+                          MemoryResource& host_memory, kernels::Workspace workspace) {
+  InitialWeights initial(store, config, device, host_memory, workspace);
+  for (UnitState& unit : store.units()) {
+    for (FlatBuffer& flat : unit.buffers) {
+      if (flat.empty()) continue;
+      if (flat.trainable) {
+        initial.draw_trainable(flat);
+      } else {
+        initial.draw_frozen(flat);
+      }
+    }
   }
 }
 
-void Engine::Impl::initialize_weights() {
-  InitialWeights initial{*this};
-  for (UnitState& unit : units) {
-    if (unit.trainable.layout.padded_elements() > 0) initial.trainable(unit);
-    if (unit.frozen.layout.padded_elements() > 0) initial.frozen(unit);
-  }
-}
-
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -1,6 +1,6 @@
 #include "engine/offload_share.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 std::vector<bool> units_that_move(std::span<const std::int64_t> padded_elements, double ratio) {
   double all = 0;
@@ -15,4 +15,4 @@ std::vector<bool> units_that_move(std::span<const std::int64_t> padded_elements,
   return moves;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -4,7 +4,7 @@
 
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 std::vector<std::string> exchange_texts(Communicator& ranks, const std::string& mine, OperationLabel label) {
   const auto count = static_cast<std::size_t>(ranks.size());
@@ -49,4 +49,4 @@ std::vector<std::string> together(Communicator& ranks, OperationLabel label,
   return outcomes;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -7,7 +7,7 @@
 
 #include "tranche/comm/communicator.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Every rank's text on every rank, by rank. Collective.
 std::vector<std::string> exchange_texts(Communicator& ranks, const std::string& mine, OperationLabel label);
@@ -17,4 +17,4 @@ std::vector<std::string> exchange_texts(Communicator& ranks, const std::string& 
 std::vector<std::string> together(Communicator& ranks, OperationLabel label,
                                   const std::function<std::string()>& work);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -1,40 +1,66 @@
 #include "engine/residency.h"
 
-namespace tranche {
+#include <algorithm>
 
-Residency::Residency(const Config& config, int rank, int ranks)
-    : config_(config), rank_(rank), ranks_(ranks), policy_(config.effective_reduction(ranks)) {}
+namespace tranche::detail {
 
-std::byte* Residency::at(const FlatState& flat, void* memory, bool whole, std::int64_t position,
-                         DataType dtype) const {
-  const std::int64_t first = whole ? 0 : flat.layout.shard_range(rank_).begin;
-  return static_cast<std::byte*>(memory) + (position - first) * size_of(dtype);
+namespace {
+
+/// Elements [range) in `memory`, which holds the whole buffer or this rank's shard.
+TensorView view(const FlatBuffer& flat, void* memory, bool whole, ElementRange range, DataType dtype) {
+  const std::int64_t first = whole ? 0 : flat.shard().begin;
+  return {static_cast<std::byte*>(memory) + (range.begin - first) * size_of(dtype), dtype,
+          Shape{range.size()}};
 }
 
-std::byte* Residency::parameters_at(const FlatState& flat, std::int64_t position) const {
-  return at(flat, flat.parameters.data(), whole_parameters(), position, config_.precision.compute);
+}  // namespace
+
+bool Residency::gathers(const UnitState& unit) const {
+  return std::any_of(unit.buffers.begin(), unit.buffers.end(),
+                     [this](const FlatBuffer& flat) { return !whole_parameters(flat); });
 }
 
-std::byte* Residency::gradients_at(const FlatState& flat, std::int64_t position) const {
-  return at(flat, flat.gradients_data(), whole_gradients(), position, config_.precision.accumulation);
+bool Residency::offloaded(const UnitState& unit) const {
+  return std::any_of(unit.buffers.begin(), unit.buffers.end(),
+                     [this](const FlatBuffer& flat) { return offloaded(flat); });
 }
 
-std::byte* Residency::master_at(const FlatState& flat, std::int64_t position) const {
-  return flat.master ? at(flat, flat.master.data(), whole_optimizer(), position, DataType::float32)
-                     : at(flat, flat.parameters.data(), whole_parameters(), position, DataType::float32);
+TensorView Residency::parameters(const FlatBuffer& flat, ElementRange range) const {
+  return view(flat, flat.parameters.data(), whole_parameters(flat), range, config_.precision.compute);
 }
 
-std::byte* Residency::state_at(const FlatState& flat, std::size_t state, DataType dtype,
-                               std::int64_t position) const {
-  return at(flat, flat.state[state].data(), whole_optimizer(), position, dtype);
+TensorView Residency::gradients(const FlatBuffer& flat, ElementRange range) const {
+  return view(flat, flat.gradients_data(), whole_gradients(flat), range, config_.precision.accumulation);
 }
 
-ElementRange Residency::optimizer_range(const FlatState& flat) const {
-  return whole_optimizer() ? ElementRange{0, flat.layout.padded_elements()} : flat.layout.shard_range(rank_);
+TensorView Residency::host_gradients(const FlatBuffer& flat, ElementRange range) const {
+  return view(flat, flat.host_gradients.data(), whole_optimizer(flat), range, config_.precision.accumulation);
 }
 
-ElementRange Residency::parameters_range(const FlatState& flat) const {
-  return whole_parameters() ? ElementRange{0, flat.layout.padded_elements()} : flat.layout.shard_range(rank_);
+TensorView Residency::master(const FlatBuffer& flat, ElementRange range) const {
+  return flat.master ? view(flat, flat.master.data(), whole_optimizer(flat), range, DataType::float32)
+                     : view(flat, flat.parameters.data(), whole_parameters(flat), range, DataType::float32);
 }
 
-}  // namespace tranche
+TensorView Residency::state(const FlatBuffer& flat, std::size_t which, ElementRange range) const {
+  return view(flat, flat.state[which].data(), whole_optimizer(flat), range, state_tensors_[which].dtype);
+}
+
+ShardSlice Residency::slice(const FlatBuffer& flat, ElementRange range) const {
+  ShardSlice slice;
+  slice.range = range;
+  slice.on_host = flat.optimizer_tier == OffloadTier::cpu;
+  slice.master = master(flat, range);
+  for (std::size_t s = 0; s < state_tensors_.size(); ++s) slice.state.push_back(state(flat, s, range));
+  return slice;
+}
+
+ElementRange Residency::optimizer_range(const FlatBuffer& flat) const {
+  return whole_optimizer(flat) ? ElementRange{0, flat.layout.padded_elements()} : flat.shard();
+}
+
+ElementRange Residency::parameters_range(const FlatBuffer& flat) const {
+  return whole_parameters(flat) ? ElementRange{0, flat.layout.padded_elements()} : flat.shard();
+}
+
+}  // namespace tranche::detail

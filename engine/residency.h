@@ -1,64 +1,76 @@
 #pragma once
-/// Which elements of a flat buffer's copies a rank keeps by stage, reduction policy and offload
-/// settings, and where they lie in the memory that it keeps them in. Private to engine/.
+/// Which elements of a flat buffer's copies a rank keeps by stage, reduction policy and offload settings, and
+/// where they lie in the memory that it keeps them in. Private to engine/.
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
-#include "engine/unit_state.h"
+#include "engine/flat_buffer.h"
+#include "engine/shard_slice.h"
 #include "tranche/engine/config.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 class Residency {
  public:
-  /// Of this rank among `ranks`. `config` outlives it.
-  Residency(const Config& config, int rank, int ranks);
+  /// Both outlive it.
+  Residency(const Config& config, const std::vector<OptimizerStateTensor>& state_tensors)
+      : config_(config), state_tensors_(state_tensors) {}
 
-  bool whole_parameters() const {
-    return (config_.stage < 3 || ranks_ == 1) && config_.offload.parameters == OffloadTier::none;
+  // Of a buffer that is sharded over `ranks`: whether a rank keeps the whole of it.
+  bool whole_parameters(int ranks) const {
+    return (config_.stage < 3 || ranks == 1) && config_.offload.parameters == OffloadTier::none;
   }
-  bool whole_optimizer() const { return config_.stage == 0 || ranks_ == 1; }
-  /// G has room for the whole buffer: it is the local accumulator, or stage 0 wants all of it.
-  bool whole_gradients() const {
-    return ranks_ == 1 || config_.stage == 0 || policy_ == ReductionPolicy::boundary;
+  bool whole_optimizer(int ranks) const { return config_.stage == 0 || ranks == 1; }
+  /// The main gradient has room for the whole buffer: it is the local accumulator, or stage 0 wants all of
+  /// it.
+  bool whole_gradients(int ranks) const {
+    return ranks == 1 || config_.stage == 0 || policy(ranks) == ReductionPolicy::boundary;
   }
   /// Kernels add straight into the persistent accumulator.
-  bool direct_accumulation() const {
-    return policy_ == ReductionPolicy::boundary && config_.precision.accumulation == DataType::float32;
+  bool direct_accumulation(int ranks) const {
+    return policy(ranks) == ReductionPolicy::boundary && config_.precision.accumulation == DataType::float32;
   }
-  /// One micro-batch makes a step, and nobody needs G on the device behind it.
-  bool lends_gradients(const FlatState& flat) const {
+  ReductionPolicy policy(int ranks) const { return config_.effective_reduction(ranks); }
+
+  bool whole_parameters(const FlatBuffer& flat) const { return whole_parameters(flat.layout.ranks()); }
+  bool whole_optimizer(const FlatBuffer& flat) const { return whole_optimizer(flat.layout.ranks()); }
+  bool whole_gradients(const FlatBuffer& flat) const { return whole_gradients(flat.layout.ranks()); }
+  bool direct_accumulation(const FlatBuffer& flat) const { return direct_accumulation(flat.layout.ranks()); }
+  ReductionPolicy policy(const FlatBuffer& flat) const { return policy(flat.layout.ranks()); }
+  /// Some of the unit's parameters must be gathered before they can be used.
+  bool gathers(const UnitState& unit) const;
+  /// The main gradient takes memory of the step only: one micro-batch makes the step, and nothing needs it on
+  /// the device behind that.
+  bool transient_gradients(const FlatBuffer& flat) const {
     return flat.optimizer_tier != OffloadTier::none && config_.accumulation_steps == 1;
   }
-  /// Anything of the unit lives off the device.
-  bool offloaded(const UnitState& unit) const {
-    return unit.trainable.optimizer_tier != OffloadTier::none ||
-           config_.offload.parameters != OffloadTier::none;
+  /// Anything of the buffer, or of the unit, lives off the device.
+  bool offloaded(const FlatBuffer& flat) const {
+    return flat.optimizer_tier != OffloadTier::none || config_.offload.parameters != OffloadTier::none;
   }
+  bool offloaded(const UnitState& unit) const;
 
   /// Range of the flat buffer whose optimizer state this rank keeps.
-  ElementRange optimizer_range(const FlatState& flat) const;
+  ElementRange optimizer_range(const FlatBuffer& flat) const;
   /// Range of the flat buffer whose parameters this rank keeps between gathers.
-  ElementRange parameters_range(const FlatState& flat) const;
+  ElementRange parameters_range(const FlatBuffer& flat) const;
 
-  /// Address of element `position` of the flat buffer in the memory that keeps it, which is not on nvme.
-  std::byte* parameters_at(const FlatState& flat, std::int64_t position) const;
-  std::byte* gradients_at(const FlatState& flat, std::int64_t position) const;
-  /// The fp32 weight, of trainable elements.
-  std::byte* master_at(const FlatState& flat, std::int64_t position) const;
-  std::byte* state_at(const FlatState& flat, std::size_t state, DataType dtype, std::int64_t position) const;
-  /// The begin of this rank's shard of the main gradient.
-  std::byte* gradients_shard(const FlatState& flat) const {
-    return gradients_at(flat, flat.layout.shard_range(rank_).begin);
-  }
+  // Elements [range) of a flat buffer in the memory that keeps them, which is not on nvme.
+  TensorView parameters(const FlatBuffer& flat, ElementRange range) const;
+  TensorView gradients(const FlatBuffer& flat, ElementRange range) const;
+  /// The main gradient in host memory, of a buffer whose optimizer state is off the device.
+  TensorView host_gradients(const FlatBuffer& flat, ElementRange range) const;
+  /// The fp32 weights, of a trainable buffer.
+  TensorView master(const FlatBuffer& flat, ElementRange range) const;
+  TensorView state(const FlatBuffer& flat, std::size_t which, ElementRange range) const;
+  /// Master weights and state, without a stream.
+  ShardSlice slice(const FlatBuffer& flat, ElementRange range) const;
 
  private:
-  std::byte* at(const FlatState& flat, void* memory, bool whole, std::int64_t position, DataType dtype) const;
-
   const Config& config_;
-  int rank_, ranks_;
-  ReductionPolicy policy_;
+  const std::vector<OptimizerStateTensor>& state_tensors_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

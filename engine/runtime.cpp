@@ -119,7 +119,7 @@ Runtime Runtime::from_config(const std::string& path_or_json, const RuntimeOptio
   }
   // A file may be missing on one host: no rank goes on alone.
   const std::vector<std::string> problems =
-      exchange_texts(*world, problem, {"start", "configuration", Traffic::control, Tier::host});
+      detail::exchange_texts(*world, problem, {"start", "configuration", Traffic::control, Tier::host});
   const auto refused =
       std::find_if(problems.begin(), problems.end(), [](const auto& one) { return !one.empty(); });
   if (refused != problems.end()) {

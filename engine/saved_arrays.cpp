@@ -9,7 +9,7 @@
 #include "engine/rank_texts.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 using checkpoint::ArrayRecord;
 using nlohmann::json;
@@ -180,4 +180,4 @@ const void* stored_part(const ArrayRecord& record, const SavedArray& given, int 
          (record.range(rank).begin - given.first) * size_of(record.dtype);
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -8,7 +8,7 @@
 #include "tranche/comm/communicator.h"
 #include "tranche/engine/saved_state.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Collective. What the ranks give, together: one record of each array, equal on all ranks. Throws
 /// InvalidArgument on all of them, naming rank and array, when it does not fit together. `simulated`: there
@@ -19,4 +19,4 @@ std::vector<checkpoint::ArrayRecord> agree_on_arrays(Communicator& ranks, const 
 /// This rank's elements of `record` in the memory that it gave.
 const void* stored_part(const checkpoint::ArrayRecord& record, const SavedArray& given, int rank);
 
-}  // namespace tranche
+}  // namespace tranche::detail

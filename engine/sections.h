@@ -4,24 +4,18 @@
 #include <vector>
 
 #include "checkpoint/format.h"
-#include "engine/stretch.h"
-#include "engine/unit_state.h"
+#include "engine/state_store.h"
 
-namespace tranche {
+namespace tranche::detail {
 
-struct Kept {
-  void* data = nullptr;  ///< of element range.begin
-  DataType dtype = DataType::float32;
-  ElementRange range;  ///< of the unit's flat buffer
-};
-/// A section's part of a stretch (of trainable tensors).
-Kept section_of(const Stretch& stretch, const checkpoint::SectionRecord& section,
-                const std::vector<OptimizerStateTensor>& state_tensors);
+/// The elements of a slice that a section of trainable tensors stores.
+TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& section,
+                      const std::vector<OptimizerStateTensor>& state_tensors);
 
-/// Of everything that the engine keeps, over `ranks`.
-checkpoint::Layout checkpoint_layout(const std::vector<UnitState>& units,
-                                     const std::vector<TensorState>& tensors,
-                                     const std::vector<OptimizerStateTensor>& state_tensors, DataType compute,
-                                     int ranks);
+/// The flat buffer that a section of trainable, or of frozen, tensors stores of a unit.
+FlatBuffer& buffer_of_section(StateStore& store, int unit, bool frozen);
 
-}  // namespace tranche
+/// The layout of a checkpoint of everything in the store, over `ranks`.
+checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, int ranks);
+
+}  // namespace tranche::detail

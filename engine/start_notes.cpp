@@ -1,12 +1,10 @@
-// Notes at the start about settings that cost overlap or memory in a way their keys do not say.
+#include "engine/start_notes.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "engine/engine_impl.h"
-
-namespace tranche {
+namespace tranche::detail {
 
 namespace {
 
@@ -29,9 +27,13 @@ std::size_t largest_pair(const std::vector<UnitState>& units) {
 
 }  // namespace
 
-std::vector<std::string> Engine::Impl::notes_on_overlap() const {
+std::vector<std::string> notes_on_overlap(const StateStore& store, const Config& config, const Ledger& ledger,
+                                          Device& device) {
+  const std::vector<UnitState>& units = store.units();
   std::vector<std::string> notes;
-  if (!residency.whole_parameters() && units.size() > 1) {
+  const bool gathers = std::any_of(units.begin(), units.end(),
+                                   [&](const UnitState& unit) { return store.residency().gathers(unit); });
+  if (gathers && units.size() > 1) {
     const UnitState& one = units[largest_pair(units)];
     const UnitState& other = units[largest_pair(units) + 1];
     const std::int64_t pair = one.gathered_elements() + other.gathered_elements();
@@ -62,17 +64,18 @@ std::vector<std::string> Engine::Impl::notes_on_overlap() const {
             whose, format_bytes(std::max<std::int64_t>(left, 0)), format_bytes(pair_bytes), both));
       };
       if (const std::int64_t limit = config.device_memory_limit; limit > 0) {
-        must_hold("tranche.device_memory " + format_bytes(limit),
-                  limit - runtime.ledger().total(Tier::device));
+        must_hold("tranche.device_memory " + format_bytes(limit), limit - ledger.total(Tier::device));
       }
-      if (const MemoryInfo device = runtime.device().memory_info(); device.total > 0) {
-        must_hold("the device's memory", device.free + device.mapped - device.placed);
+      if (const MemoryInfo memory = device.memory_info(); memory.total > 0) {
+        must_hold("the device's memory", memory.free + memory.mapped - memory.placed);
       }
     }
   }
   std::int64_t largest_shard = 0;
-  for (const UnitState& unit : units) {
-    largest_shard = std::max(largest_shard, unit.trainable.layout.shard_elements());
+  int ranks = 1;
+  for (const FlatBuffer* flat : store.trainable()) {
+    largest_shard = std::max(largest_shard, flat->layout.shard_elements());
+    ranks = std::max(ranks, flat->layout.ranks());
   }
   const auto cut = [&](const char* key, std::int64_t bucket, DataType dtype) {
     const std::int64_t message = std::max<std::int64_t>(bucket / ranks, 1);
@@ -94,4 +97,4 @@ std::vector<std::string> Engine::Impl::notes_on_overlap() const {
   return notes;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -7,7 +7,7 @@
 #include "tranche/device/memory.h"
 #include "tranche/kernels/reduction.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// One buffer: losses [micro-batches] fp64, token counts [micro-batches] int64, statistics of G [units].
 class StepScalars {
@@ -30,4 +30,4 @@ class StepScalars {
   Buffer buffer_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

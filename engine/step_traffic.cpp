@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace tranche {
+namespace tranche::detail {
 
 namespace {
 
@@ -30,4 +30,4 @@ void StepTraffic::end(const ByteMeter& meter) {
   control_ = difference(meter.counts(Traffic::control), control_before_);
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

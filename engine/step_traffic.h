@@ -6,7 +6,7 @@
 
 #include "tranche/comm/meter.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 class StepTraffic {
  public:
@@ -22,4 +22,4 @@ class StepTraffic {
   Counts data_before_, control_before_, data_, control_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

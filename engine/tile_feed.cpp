@@ -2,7 +2,7 @@
 
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 void TileFeed::hand_over(const Tile& tile) noexcept {
   std::unique_lock lock(mutex_);
@@ -66,4 +66,4 @@ void TileFeed::close() noexcept {
   changed_.notify_all();
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

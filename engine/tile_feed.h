@@ -3,16 +3,14 @@
 /// checkpoint.
 
 #include <condition_variable>
-#include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
-#include "partition/flat_layout.h"
+#include "engine/shard_slice.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// One tile at a time: a giver stands still until the taker has copied it. Neither waits for what does not
 /// come: the giver may finish() or cancel(), the taker close(). Thread-safe for one giver at a time and one
@@ -21,8 +19,7 @@ class TileFeed {
  public:
   struct Tile {
     int unit = 0;
-    ElementRange range;                  ///< of the unit's flat buffer
-    std::vector<const std::byte*> data;  ///< master weights, then each state: of element range.begin
+    ShardSlice slice;  ///< master weights and state, in host memory
   };
 
   /// Returns when nobody looks at the tile any more: it was used, or nobody takes tiles (now, or any longer).
@@ -63,4 +60,4 @@ class TileGiver {
   std::shared_ptr<TileFeed> feed_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

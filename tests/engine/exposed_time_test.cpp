@@ -14,6 +14,9 @@
 namespace tranche::test {
 namespace {
 
+using detail::Exposed;
+using detail::ExposedTime;
+using detail::PassTimes;
 using ::testing::HasSubstr;
 
 /// A point that has not been passed when it is asked, and was passed at a time that the test says.

@@ -5,6 +5,7 @@
 namespace tranche {
 namespace {
 
+using detail::units_that_move;
 using Moves = std::vector<bool>;
 
 TEST(OffloadShare, WholeUnitsMoveTheLastFirst) {

@@ -12,8 +12,14 @@
 namespace tranche::test {
 namespace {
 
-TileFeed::Tile tile(std::int64_t begin, const std::byte* memory = nullptr) {
-  return {3, {begin, begin + 10}, {memory}};
+using detail::TileFeed;
+using detail::TileGiver;
+
+TileFeed::Tile tile(std::int64_t begin, std::byte* memory = nullptr) {
+  TileFeed::Tile result{3, {}};
+  result.slice.range = {begin, begin + 10};
+  result.slice.master = {memory, DataType::float32, Shape{10}};
+  return result;
 }
 
 TEST(TileFeed, AGiverGoesOnOnceItsTileWasUsed) {
@@ -31,8 +37,8 @@ TEST(TileFeed, AGiverGoesOnOnceItsTileWasUsed) {
   while (feed.take([&](const TileFeed::Tile& one) {
     ++taken;
     EXPECT_EQ(one.unit, 3);
-    EXPECT_EQ(one.range, (ElementRange{10 * taken, 10 * taken + 10}));
-    EXPECT_EQ(*one.data[0], static_cast<std::byte>(taken));
+    EXPECT_EQ(one.slice.range, (ElementRange{10 * taken, 10 * taken + 10}));
+    EXPECT_EQ(*static_cast<const std::byte*>(one.slice.master.data), static_cast<std::byte>(taken));
   })) {
   }
   EXPECT_EQ(taken, 200);

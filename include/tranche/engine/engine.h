@@ -1,7 +1,6 @@
 #pragma once
 /// The engine: partitions a model's state over ranks and trains it.
 
-#include <array>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -19,6 +18,7 @@
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/engine/saved_state.h"
+#include "tranche/engine/state_bytes.h"
 #include "tranche/engine/step_result.h"
 #include "tranche/engine/training_rule.h"
 #include "tranche/kernels/reduction.h"
@@ -199,18 +199,8 @@ class Engine {
   std::string memory_report();
   std::string traffic_report() const;
   std::string model_report() const;
-  /// Persistent model-state bytes of this rank by the formula, padding included and apart.
-  struct StateBytes {
-    std::int64_t parameters = 0, gradients = 0, optimizer = 0;  ///< as allocated
-    std::int64_t padding = 0;                                   ///< of these, for padding elements
-    struct OnTier {
-      std::int64_t parameters = 0, gradients = 0, optimizer = 0;
-    };
-    std::array<OnTier, tier_count> tiers;  ///< of these, where they live
-    /// Elements of flat buffers whose optimizer state this rank keeps, and those of them that left the
-    /// device.
-    std::int64_t kept_elements = 0, moved_elements = 0;
-  };
+  using StateBytes = tranche::StateBytes;
+  /// Of this rank.
   StateBytes state_bytes() const;
   /// The packed memory of a step, all 0 until it has been recorded (two steps).
   struct StepMemory {

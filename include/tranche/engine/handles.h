@@ -10,7 +10,6 @@
 namespace tranche {
 
 class Engine;
-struct UnitState;
 
 /// Full tensors of a unit in the compute dtype, in memory of the device, valid until released or destroyed:
 /// the memory may then be another unit's at once, for work issued later. Move-only. The compute stream

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "engine/offloading.h"
+#include "engine/engine_impl.h"
 
 namespace tranche {
 
@@ -36,27 +36,22 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
     throw InvalidArgument("set_batch() to " + mine.text() + " a step; both must be at least 1");
   }
   if (micro_batch_size == config.micro_batch_size && accumulation_steps == config.accumulation_steps) return;
-  arena->forget();  // refuses while memory of a pass is held: before anything has changed
-  if (host_copies) host_copies->forget();
+  recorder.forget_passes();  // refuses while memory of a pass is held: before anything has changed
   config.micro_batch_size = micro_batch_size;
   config.accumulation_steps = accumulation_steps;
   config.train_batch_size = micro_batch_size * accumulation_steps * ranks;
   set_nominal_tokens();
-  // Orders of units stay known, so that the next pass of each program is the one that is watched and packed.
-  for (std::int64_t* passes : {&train_passes, &evaluation_passes, &inference_passes}) {
-    *passes = std::min<std::int64_t>(*passes, 1);
-  }
   recorded_gather_elements = 0;
   compute.synchronize();
   allocate_on_all([this] {
     scalars = {};
-    scalars = StepScalars(memory, config.accumulation_steps, units.size());
-    for (UnitState& unit : units) {
-      // With one micro-batch a step the slot is lent; with several it is kept.
-      if (residency.lends_gradients(unit.trainable)) {
-        unit.trainable.gradients = {};
+    scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size());
+    for (FlatBuffer* flat : store.trainable()) {
+      // With one micro-batch a step the main gradient takes memory of the step; with several it is kept.
+      if (store.residency().transient_gradients(*flat)) {
+        flat->gradients = {};
       } else {
-        allocate_gradients(unit.trainable, unit.name);
+        store.allocate_gradients(*flat);
       }
     }
   });

@@ -25,7 +25,7 @@ OptimizerStep Engine::Impl::next_update() const {
   return step;
 }
 
-void Engine::Impl::check_rule(const std::vector<BoundaryRecord>& records) {
+void Engine::Impl::check_rule(const std::vector<StepRecord>& records) {
   const auto of_step = " for step " + std::to_string(steps_done + 1);
   for (std::size_t r = 1; r < records.size(); ++r) {
     const auto compare = [&](const char* what, double is, double was) {

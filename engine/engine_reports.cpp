@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "engine/offloading.h"
+#include "engine/engine_impl.h"
+#include "engine/offloaded_state.h"
 #include "tranche/kernels/matmul.h"
 
 namespace tranche {
@@ -65,8 +66,8 @@ std::string Engine::memory_report() {
 }
 
 std::string Engine::traffic_report() const {
-  ordered_json result = traffic_json(impl_->traffic.data());
-  result["control"] = traffic_json(impl_->traffic.control());
+  ordered_json result = traffic_json(impl_->recorder.traffic().data());
+  result["control"] = traffic_json(impl_->recorder.traffic().control());
   result["formula_elements"] = formula_wire_elements();
   result["formula_bytes"] = formula_wire_bytes();
   return result.dump();
@@ -89,13 +90,13 @@ Engine::StepMemory Engine::step_memory() const {
 std::int64_t Engine::formula_wire_elements() const {
   const Impl& impl = *impl_;
   if (impl.ranks == 1) return 0;
-  std::int64_t padded = 0;
-  for (const UnitState& unit : impl.units) padded += unit.trainable.layout.padded_elements();
-  const std::int64_t reductions =
-      impl.policy == ReductionPolicy::boundary ? 1 : impl.config.accumulation_steps;
-  std::int64_t elements = reductions * padded;
-  // Stages 0-2 gather once per step (G, or new weights); stage 3 as its schedule says.
-  elements += impl.stage < 3 ? padded : impl.recorded_gather_elements;
+  std::int64_t padded = 0, elements = 0;
+  for (const FlatBuffer* flat : impl.store.trainable()) {
+    padded += flat->layout.padded_elements();
+    elements += impl.reductions(*flat) * flat->layout.padded_elements();
+  }
+  // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says.
+  elements += impl.config.stage < 3 ? padded : impl.recorded_gather_elements;
   return elements / impl.ranks * (impl.ranks - 1);
 }
 
@@ -104,23 +105,23 @@ std::int64_t Engine::formula_wire_bytes() const {
   if (impl.ranks == 1) return 0;
   const PrecisionConfig& precision = impl.config.precision;
   ReductionOptions options;
-  options.group_size = impl.reduction_group;
+  options.group_size = impl.reducer.reduction_group();
   options.bucket_elements = impl.config.reduce_bucket_elements;
-  std::int64_t padded = 0, summed = 0;
-  for (const UnitState& unit : impl.units) {
-    const FlatLayout& layout = unit.trainable.layout;
-    padded += layout.padded_elements();
-    if (layout.padded_elements() == 0) continue;
-    summed += impl.shard.summed_elements_sent(layout.shard_elements(), precision.wire, options);
+  std::int64_t padded = 0, summed = 0, bytes = 0;
+  for (const FlatBuffer* flat : impl.store.trainable()) {
+    if (flat->empty()) continue;
+    const std::int64_t reductions = impl.reductions(*flat);
+    padded += flat->layout.padded_elements();
+    bytes += reductions * flat->layout.padded_elements() * size_of(precision.wire);
+    summed += reductions *
+              flat->group->summed_elements_sent(flat->layout.shard_elements(), precision.wire, options);
   }
-  const std::int64_t reductions =
-      impl.policy == ReductionPolicy::boundary ? 1 : impl.config.accumulation_steps;
-  std::int64_t bytes = reductions * padded * size_of(precision.wire);
-  bytes += impl.stage < 3 ? padded * size_of(impl.stage == 0 ? precision.accumulation : precision.compute)
-                          : impl.recorded_gather_elements * size_of(precision.compute);
+  const int stage = impl.config.stage;
+  bytes += stage < 3 ? padded * size_of(stage == 0 ? precision.accumulation : precision.compute)
+                     : impl.recorded_gather_elements * size_of(precision.compute);
   // Sums that cross between hosts are fp32 whatever travels otherwise.
   const std::int64_t wider = size_of(DataType::float32) - size_of(precision.wire);
-  return bytes / impl.ranks * (impl.ranks - 1) + reductions * summed * wider;
+  return bytes / impl.ranks * (impl.ranks - 1) + summed * wider;
 }
 
 std::string Engine::summary() const {
@@ -128,20 +129,27 @@ std::string Engine::summary() const {
   const Config& config = impl.config;
   const StateBytes bytes = state_bytes();
   const auto dtype = [](DataType d) { return std::string(name_of(d)); };
-  std::int64_t padded = 0, largest = 0;
-  for (const UnitState& unit : impl.units) {
-    padded += unit.trainable.layout.padded_elements();
+  const Residency& residency = impl.store.residency();
+  const std::vector<UnitState>& units = impl.store.units();
+  std::int64_t padded = 0, reduced = 0, largest = 0;
+  for (const FlatBuffer* flat : impl.store.trainable()) {
+    padded += flat->layout.padded_elements();
+    reduced += impl.reductions(*flat) * flat->layout.padded_elements();
+  }
+  bool gathers = false;
+  for (const UnitState& unit : units) {
     largest = std::max(largest, unit.gathered_elements());
+    gathers = gathers || residency.gathers(unit);
   }
   std::string text;
   const auto row = [&text](std::string_view name, const std::string& value) {
     text += fmt::format("  {:<22} {}\n", name, value);
   };
-  row("parameters", fmt::format("{:L} in {} units ({:L} with padding)", impl.model.parameters(),
-                                impl.units.size(), padded));
-  row("ranks, stage",
-      fmt::format("{} x stage {}, {} reduction{}", impl.ranks, impl.stage, name_of(impl.policy),
-                  impl.ranks == 1 ? " (one rank: all stages hold the same)" : ""));
+  row("parameters",
+      fmt::format("{:L} in {} units ({:L} with padding)", impl.model.parameters(), units.size(), padded));
+  row("ranks, stage", fmt::format("{} x stage {}, {} reduction{}", impl.ranks, config.stage,
+                                  name_of(residency.policy(impl.ranks)),
+                                  impl.ranks == 1 ? " (one rank: all stages hold the same)" : ""));
   row("batch", fmt::format("{} = {} per micro-batch x {} accumulated x {} ranks", config.train_batch_size,
                            config.micro_batch_size, config.accumulation_steps, impl.ranks));
   row("dtypes", fmt::format("compute {}, wire {}, accumulation {}, master fp32, moments {}",
@@ -158,7 +166,7 @@ std::string Engine::summary() const {
     row("model state, this rank",
         fmt::format("{}; {} of it padding", StateFormulas::by_tier(bytes), format_bytes(bytes.padding)));
     const std::string swap_file =
-        impl.offload && impl.offload->swap ? impl.offload->swap->description() : std::string();
+        config.offload.uses_nvme() ? impl.store.offload()->swap()->description() : std::string();
     for (const auto& [name, value] : impl.formulas.offload_rows(swap_file)) row(name, value);
   } else {
     row("model state, this rank",
@@ -168,7 +176,7 @@ std::string Engine::summary() const {
             format_bytes(bytes.parameters + bytes.gradients + bytes.optimizer), format_bytes(bytes.padding)));
   }
   std::string resident = format_bytes(config.workspace_bytes) + " workspace";
-  if (!impl.residency.whole_parameters()) {
+  if (gathers) {
     resident += fmt::format(", up to {} x {} gathered", config.depth,
                             format_bytes(largest * size_of(config.precision.compute)));
   }
@@ -176,8 +184,8 @@ std::string Engine::summary() const {
     resident += ", " + format_bytes(config.communication_slab_bytes) + " communication slab";
   row("also resident", resident);
   // Stages are compared where all of their state is on the device.
-  for (int lower = impl.stage - 1; lower >= 0 && impl.ranks > 1 && !config.offload.any(); --lower) {
-    const std::int64_t here = impl.formulas.resident_bytes(impl.stage),
+  for (int lower = config.stage - 1; lower >= 0 && impl.ranks > 1 && !config.offload.any(); --lower) {
+    const std::int64_t here = impl.formulas.resident_bytes(config.stage),
                        there = impl.formulas.resident_bytes(lower);
     if (there >= here) continue;
     row("note",
@@ -190,39 +198,37 @@ std::string Engine::summary() const {
         "activation_checkpointing has no effect: this model computes nothing again, all that backward needs "
         "is kept");
   } else if (config.activation_checkpointing) {
-    std::string gathers;
-    if (!impl.residency.whole_parameters()) {
-      gathers = config.checkpoint_every <= config.depth
-                    ? "; one gather serves recomputation and backward"
-                    : fmt::format(
-                          "; groups are larger than tranche.depth {}: one gather more for all but the "
-                          "last unit of each",
-                          config.depth);
+    std::string gather_text;
+    if (gathers) {
+      gather_text = config.checkpoint_every <= config.depth
+                        ? "; one gather serves recomputation and backward"
+                        : fmt::format(
+                              "; groups are larger than tranche.depth {}: one gather more for all but the "
+                              "last unit of each",
+                              config.depth);
     }
     row("activations",
         fmt::format("the input of every {} is kept{}, the rest computed again{}",
                     config.checkpoint_every == 1 ? "block"
                                                  : fmt::format("group of {} blocks", config.checkpoint_every),
-                    config.offload.activations ? " in host memory" : "", gathers));
+                    config.offload.activations ? " in host memory" : "", gather_text));
   }
   if (impl.ranks == 1) {
     row("wire per step, rank", "nothing");
   } else {
     const std::int64_t declared = impl.formulas.declared_gathers();
     const std::int64_t gathered =
-        impl.stage < 3
+        config.stage < 3
             ? padded
             : config.accumulation_steps * (declared >= 0 ? declared : 2 * impl.formulas.gathered_elements());
-    const std::int64_t reduced =
-        (impl.policy == ReductionPolicy::boundary ? 1 : config.accumulation_steps) * padded;
     const auto sent = [&](std::int64_t elements, DataType of) {
       return format_bytes(elements / impl.ranks * (impl.ranks - 1) * size_of(of));
     };
     row("wire per step, rank", fmt::format("{} gradients + {}{} {}", sent(reduced, config.precision.wire),
-                                           impl.stage == 3 && declared < 0 ? "about " : "",
-                                           sent(gathered, impl.stage == 0 ? config.precision.accumulation
-                                                                          : config.precision.compute),
-                                           impl.stage == 0 ? "reduced gradients" : "parameters"));
+                                           config.stage == 3 && declared < 0 ? "about " : "",
+                                           sent(gathered, config.stage == 0 ? config.precision.accumulation
+                                                                            : config.precision.compute),
+                                           config.stage == 0 ? "reduced gradients" : "parameters"));
   }
   for (const std::string& note : config.notes) row("note", note);
   for (const std::string& note : impl.start_notes) row("note", note);

@@ -3,14 +3,15 @@
 
 #include <cstdint>
 
-namespace tranche {
+namespace tranche::detail {
 
-/// The record that each rank sends all others at the step boundary, after the per-unit sums of squares.
-struct BoundaryRecord {
+/// The record that each rank sends all others at the end of a step, after its sums of squares by flat buffer.
+struct StepRecord {
   double loss_sum = 0;
   std::int64_t tokens = 0;
-  std::int64_t non_finite_unit = -1;     ///< first unit with an infinity or NaN in this rank's share of G
-  std::int64_t non_finite_element = -1;  ///< its position in the unit's flat buffer
+  std::int64_t non_finite_buffer =
+      -1;  ///< first trainable buffer with an infinity or NaN in this rank's shard
+  std::int64_t non_finite_element = -1;  ///< its position in the flat buffer
   std::uint64_t sequence_hash = 0;
   std::int64_t save_at_rest = 1;  ///< 0: this rank's part of a save is being written
   std::int64_t stop_requested = 0;
@@ -18,4 +19,4 @@ struct BoundaryRecord {
   std::int64_t has_hook = 0;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -1,5 +1,4 @@
-// Loading: checkpoint/ finds and verifies, each rank takes what it keeps, whatever number of ranks and stage
-// saved.
+// Saving and loading: what a checkpoint says of the run, and what a run takes from one.
 
 #include <algorithm>
 #include <cstring>
@@ -10,14 +9,14 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/reader.h"
 #include "core/json.h"
-#include "engine/offloading.h"
+#include "engine/engine_impl.h"
 #include "engine/rank_texts.h"
-#include "engine/saving.h"
-#include "engine/sections.h"
-#include "offload/aligned_buffer.h"
-#include "tranche/kernels/elementwise.h"
+#include "engine/state_reader.h"
+#include "offload/block_io.h"
 
 namespace tranche {
+
+using nlohmann::ordered_json;
 
 namespace {
 
@@ -51,98 +50,73 @@ std::string choose_checkpoint(Communicator& ranks, FileSystem& files, const std:
 
 }  // namespace
 
-/// Reads a rank's part of the sections of a checkpoint.
-struct Engine::Impl::Loading {
-  Impl& engine;
+// --- Saving ---------------------------------------------------------------------------------------------
 
-  /// Asks for the elements `kept` of a section of a unit, to be read to `host`; what no tensor covers is
-  /// zeroed.
-  void request_section(const checkpoint::Reader& reader, const FlatState& flat, const std::string& kind,
-                       const Kept& kept, std::byte* host,
-                       std::vector<checkpoint::ReadRequest>& requests) const;
-  /// Reads what this rank keeps of these sections of all units: straight to where it is kept, as one
-  /// pipeline, where that is memory of this process; else a buffer after the other, through host memory.
-  void read_sections(checkpoint::Reader& reader, const std::vector<checkpoint::SectionRecord>& sections);
-};
-
-void Engine::Impl::Loading::request_section(const checkpoint::Reader& reader, const FlatState& flat,
-                                            const std::string& kind, const Kept& kept, std::byte* host,
-                                            std::vector<checkpoint::ReadRequest>& requests) const {
-  const std::int64_t width = size_of(kept.dtype);
-  std::int64_t next = kept.range.begin;
-  const auto pad_to = [&](std::int64_t element) {
-    std::memset(host + (next - kept.range.begin) * width, 0,
-                static_cast<std::size_t>((element - next) * width));
-  };
-  for (const TensorPiece& piece : flat.layout.pieces(kept.range)) {
-    const TensorState& tensor =
-        engine.tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
-    requests.push_back(
-        reader.request_for(tensor.name, kind, {piece.tensor_begin, piece.tensor_begin + piece.elements},
-                           kept.dtype, host + (piece.buffer_begin - kept.range.begin) * width));
-    pad_to(piece.buffer_begin);
-    next = piece.buffer_begin + piece.elements;
+void Engine::Impl::describe_run(checkpoint::Manifest& manifest, const SaveOptions& options) const {
+  const LossScalerState& scale = scaler.state();
+  manifest.stage = config.stage;
+  manifest.numerics = runtime.numerics_fingerprint();
+  manifest.reduction_group = reducer.reduction_group();
+  manifest.run.step = steps_done;
+  manifest.run.applied = applied_steps;
+  manifest.run.samples = samples_done;
+  manifest.run.tokens = tokens_done;
+  manifest.run.random = ordered_json{{"seed", config.seed}}.dump();
+  if (config.loss_scaling) {
+    manifest.run.loss_scaler = ordered_json{
+        {"scale", scale.scale},
+        {"clean_steps", scale.clean_steps},
+        {"hysteresis_left",
+         scale.hysteresis_left}}.dump();
   }
-  pad_to(kept.range.end);
+  manifest.run.schedule = rule_to_save();
+  manifest.run.optimizer = optimizer->describe();
+  manifest.run.config = config.to_json();
+  manifest.run.user = options.user;
 }
 
-void Engine::Impl::Loading::read_sections(checkpoint::Reader& reader,
-                                          const std::vector<checkpoint::SectionRecord>& sections) {
-  const bool in_place = engine.runtime.device().host_accessible();
-  std::vector<checkpoint::ReadRequest> requests;
-  for (UnitState& unit : engine.units) {
-    for (const FlatState* flat : {&unit.trainable, &unit.frozen}) engine.compute.wait(flat->filled);
-    if (in_place) engine.compute.synchronize();
-    const auto read = [&](const FlatState& flat, const std::string& kind, const Kept& kept, bool on_host) {
-      if (in_place || on_host) {
-        request_section(reader, flat, kind, kept, static_cast<std::byte*>(kept.data), requests);
-        return;
-      }
-      const std::int64_t bytes = kept.range.size() * size_of(kept.dtype);
-      const AlignedBuffer staged(engine.runtime.memory(Tier::host), bytes, Category::other,
-                                 unit.name + " " + kind + " from checkpoint");
-      request_section(reader, flat, kind, kept, static_cast<std::byte*>(staged.data()), requests);
-      reader.read(requests);
-      requests.clear();
-      engine.runtime.device().copy_from_host(engine.compute, kept.data, staged.data(), bytes);
-      engine.compute.synchronize();
-    };
-    const bool on_disk = unit.trainable.optimizer_tier == OffloadTier::nvme;
-    // Sections that are not read (weights only) stay as they are.
-    engine.visit_state(unit, engine.residency.optimizer_range(unit.trainable), Access::update,
-                       [&](const Stretch& stretch) {
-                         for (const checkpoint::SectionRecord& section : sections) {
-                           if (section.frozen) continue;
-                           read(unit.trainable, section.kind,
-                                section_of(stretch, section, engine.state_tensors), stretch.on_host);
-                         }
-                         if (!on_disk) return;
-                         reader.read(requests);  // a tile's memory is the next one's
-                         requests.clear();
-                       });
-    for (const checkpoint::SectionRecord& section : sections) {
-      const ElementRange range = engine.residency.parameters_range(unit.frozen);
-      if (!section.frozen || range.empty()) continue;
-      FlatState& flat = unit.frozen;
-      if (flat.parameters_tier == OffloadTier::nvme) {
-        const std::int64_t bytes = range.size() * size_of(section.dtype);
-        const AlignedBuffer staged(engine.runtime.memory(Tier::host), bytes, Category::other,
-                                   unit.name + " frozen from checkpoint");
-        read(flat, section.kind, {staged.data(), section.dtype, range}, true);
-        reader.read(requests);
-        requests.clear();
-        engine.write_parameters(flat, range, staged.data());
-        continue;
-      }
-      read(flat, section.kind, {flat.parameters.data(), section.dtype, range},
-           flat.parameters_tier == OffloadTier::cpu);
-    }
+std::string Engine::Impl::save(const std::string& directory, const SaveOptions& options) {
+  require(!in_step && !in_micro_batch && !in_evaluation,
+          "save() inside a step or an evaluation; save between step() and the next micro-batch");
+  require_whole_state("save()");
+  set_phase("save");
+  try {
+    std::string path = session->save(directory, options, steps_done, [&](checkpoint::Manifest& manifest) {
+      describe_run(manifest, options);
+    });
+    set_phase("idle");
+    return path;
+  } catch (...) {
+    set_phase("idle");
+    throw;
   }
-  reader.read(requests);
 }
+
+std::string Engine::Impl::finish_saving() {
+  require(!in_micro_batch && !in_evaluation, "finish_saving() inside a micro-batch or an evaluation");
+  return session->finish();
+}
+
+std::string Engine::save(const std::string& directory, const SaveOptions& options) {
+  return impl_->guarded([&] { return impl_->save(directory, options); });
+}
+
+std::string Engine::finish_saving() {
+  return impl_->guarded([&] { return impl_->finish_saving(); });
+}
+
+bool Engine::saving() const {
+  return impl_->session->in_progress();
+}
+
+void Engine::request_stop() noexcept {
+  impl_->stop_wanted.store(true, std::memory_order_relaxed);
+}
+
+// --- Loading --------------------------------------------------------------------------------------------
 
 void Engine::Impl::load_arrays(const std::string& path, const std::vector<ArrayTarget>& targets) {
-  (void)saving->finish();
+  (void)finish_saving();
   const std::unique_ptr<BlockIo> io = make_block_io();
   const checkpoint::Storage storage{runtime.files(), *io, runtime.memory(Tier::host)};
   std::vector<std::string> notes;
@@ -179,19 +153,19 @@ void Engine::Impl::load_arrays(const std::string& path, const std::vector<ArrayT
 LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& options) {
   require(!in_step && !in_micro_batch && !in_evaluation,
           "load() inside a step or an evaluation; load before the first micro-batch of a step");
-  (void)saving->finish();
+  (void)finish_saving();
   set_phase("load");
   const std::unique_ptr<BlockIo> io = make_block_io();
   const checkpoint::Storage storage{runtime.files(), *io, runtime.memory(Tier::host)};
   LoadResult result;
   std::string chosen;
-  const checkpoint::Layout own = saving->whole_layout();
+  const checkpoint::Layout own = session->whole_layout();
   // Nothing of this rank changes before every rank has found all that it needs.
   std::unique_ptr<checkpoint::Reader> reader;
   LossScalerState scale = scaler.state();
   const auto find_all = [&]() -> std::string {
     reader = std::make_unique<checkpoint::Reader>(storage, chosen);
-    for (const TensorState& tensor : tensors) {
+    for (const TensorState& tensor : store.tensors()) {
       const checkpoint::StoredTensor& stored = reader->tensor(tensor.name);
       if (!(stored.shape == tensor.shape)) {
         throw CheckpointError("tensor " + tensor.name + " has shape " + stored.shape.to_string() + " in " +
@@ -199,7 +173,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
       }
       if (tensor.frozen || options.weights_only) continue;
       const std::vector<std::string> kinds = reader->kinds(stored);
-      for (const OptimizerStateTensor& state : state_tensors) {
+      for (const OptimizerStateTensor& state : store.state_tensors()) {
         if (std::find(kinds.begin(), kinds.end(), state.name) != kinds.end()) continue;
         throw CheckpointError("optimizer " + optimizer->name() + " needs " + state.name + " of tensor " +
                               tensor.name + ", which " + chosen + " does not hold (saved by " +
@@ -207,7 +181,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
       }
     }
     for (const checkpoint::StoredTensor& stored : reader->tensors()) {
-      if (tensor_index.find(stored.name) == tensor_index.end()) {
+      if (!store.has_tensor(stored.name)) {
         throw CheckpointError(chosen + " holds tensor " + stored.name + ", which this model does not have");
       }
     }
@@ -222,7 +196,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   const auto read_all = [&]() -> std::string {
     std::vector<checkpoint::SectionRecord> sections = own.sections;
     if (options.weights_only) std::erase_if(sections, [](const auto& one) { return one.kind != "weight"; });
-    Loading{*this}.read_sections(*reader, sections);
+    read_sections(store, *reader, sections, runtime.device(), runtime.memory(Tier::host));
     return {};
   };
   std::vector<std::string> damaged, passed_over;
@@ -242,7 +216,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     }
   }
   result.folder = chosen;
-  for (UnitState& unit : units) publish_weights(unit);
+  for (FlatBuffer* flat : store.trainable()) store.publish(*flat, "load");
   half_loaded.clear();
   const checkpoint::Manifest& manifest = reader->manifest();
   result.step = manifest.run.step;
@@ -266,7 +240,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   }
   result.bytes_read = reader->statistics().bytes_read;
   if (!options.weights_only) {
-    saving->goes_on_from(manifest);
+    session->goes_on_from(manifest);
     steps_done = manifest.run.step;
     applied_steps = manifest.run.applied;
     samples_done = manifest.run.samples;
@@ -280,16 +254,16 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
       }
     }
     if (result.world == ranks && config.reduction_group == 0) {
-      reduction_group = manifest.reduction_group;
+      reducer.set_reduction_group(manifest.reduction_group);
     }
     if (result.world != ranks) {
       result.notes.push_back("saved by " + std::to_string(result.world) +
                              (result.world == 1 ? " rank" : " ranks") + ", loaded by " +
                              std::to_string(ranks) +
                              ": state is equal to the bit, sums over ranks round differently from here on");
-    } else if (reduction_group != manifest.reduction_group) {
-      result.notes.push_back("tranche.reduction_group is " + std::to_string(reduction_group) + ", was " +
-                             std::to_string(manifest.reduction_group) +
+    } else if (reducer.reduction_group() != manifest.reduction_group) {
+      result.notes.push_back("tranche.reduction_group is " + std::to_string(reducer.reduction_group()) +
+                             ", was " + std::to_string(manifest.reduction_group) +
                              ": sums over ranks round differently");
     }
     // Nobody chose these, so that a program which compares no configurations would not know.
@@ -304,11 +278,11 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     }
     // States that this optimizer has were required; what else was saved ends here.
     std::set<std::string> dropped;
-    for (const TensorState& tensor : tensors) {
+    for (const TensorState& tensor : store.tensors()) {
       if (tensor.frozen) continue;
       for (const std::string& kind : reader->kinds(reader->tensor(tensor.name))) {
         const bool used = kind == "weight" ||
-                          std::any_of(state_tensors.begin(), state_tensors.end(),
+                          std::any_of(store.state_tensors().begin(), store.state_tensors().end(),
                                       [&](const OptimizerStateTensor& state) { return state.name == kind; });
         if (!used) dropped.insert(kind);
       }
@@ -337,28 +311,6 @@ void Engine::Impl::require_whole_state(const char* call) const {
   require(half_loaded.empty(), std::string(call) + " after the load of " + half_loaded +
                                    " failed half-way: some weights are new, some are not; load another "
                                    "checkpoint, or make a new engine");
-}
-
-void Engine::Impl::publish_weights(UnitState& unit) {
-  FlatState& flat = unit.trainable;
-  const DataType compute_dtype = config.precision.compute;
-  const ElementRange kept = residency.optimizer_range(flat);
-  if (residency.offloaded(unit)) {
-    visit_state(unit, kept, Access::read,
-                [&](const Stretch& stretch) { (void)offload->publish_stretch(unit, stretch); });
-    gather_updated(unit, "load");
-    return;
-  }
-  if (!kept.empty() && compute_dtype != DataType::float32) {
-    for (const TensorPiece& piece : flat.layout.pieces(kept)) {
-      void* weights = residency.parameters_at(flat, piece.buffer_begin);
-      kernels::cast(compute,
-                    {residency.master_at(flat, piece.buffer_begin), DataType::float32, Shape{piece.elements}},
-                    {weights, compute_dtype, Shape{piece.elements}});
-    }
-  }
-  unit.shard_ready = compute.record();
-  gather_updated(unit, "load");
 }
 
 void Engine::load_arrays(const std::string& path, const std::vector<ArrayTarget>& targets) {

@@ -1,0 +1,342 @@
+// Ranks learn of each other's progress from the record that they exchange at the end of every step anyway.
+
+#include "engine/checkpoint_session.h"
+
+#include <random>
+#include <span>
+
+#include "checkpoint/shard_writer.h"
+#include "core/clock.h"
+#include "engine/rank_texts.h"
+#include "engine/saved_arrays.h"
+#include "engine/sections.h"
+#include "tranche/core/trace.h"
+
+namespace tranche::detail {
+
+namespace {
+
+/// A span of the trace for the work on files during its life.
+class DiskSpan {
+ public:
+  DiskSpan(TraceRecorder* trace, std::string name)
+      : trace_(trace), name_(std::move(name)), begin_(seconds_now()) {}
+  ~DiskSpan() {
+    if (trace_ == nullptr) return;
+    try {
+      trace_->span("disk", name_, begin_, seconds_now());
+    } catch (...) {  // out of memory for a line of the trace
+    }
+  }
+  DiskSpan(const DiskSpan&) = delete;
+  DiskSpan& operator=(const DiskSpan&) = delete;
+
+ private:
+  TraceRecorder* trace_;
+  std::string name_;
+  double begin_;
+};
+
+/// Hands out memory that was taken before, in turn; all of it comes back at once.
+class StagingMemory final : public MemoryResource {
+ public:
+  StagingMemory(std::span<std::byte> memory, MemoryResource& beyond) : memory_(memory), beyond_(beyond) {}
+  Tier tier() const override { return Tier::host; }
+  void* allocate(const AllocationRequest& request) override {
+    const auto bytes = static_cast<std::size_t>(aligned_bytes(request.bytes));
+    if (bytes > memory_.size() - used_) return beyond_.allocate(request);
+    used_ += bytes;
+    return memory_.data() + (used_ - bytes);
+  }
+  void deallocate(void* pointer, const AllocationRequest& request) noexcept override {
+    const auto* byte = static_cast<const std::byte*>(pointer);
+    if (byte >= memory_.data() && byte < memory_.data() + memory_.size()) return;
+    beyond_.deallocate(pointer, request);
+  }
+
+ private:
+  std::span<std::byte> memory_;
+  MemoryResource& beyond_;
+  std::size_t used_ = 0;
+};
+
+/// Writes a shard from a snapshot that is no image: what lives in memory and what comes by, in the order of
+/// the file.
+std::string write_pieces(const checkpoint::Storage& storage, const checkpoint::ShardPlan& plan,
+                         const SnapshotLayout& layout, std::span<std::byte> snapshot, TileFeed& feed,
+                         const std::string& folder) {
+  StagingMemory staging(snapshot.subspan(static_cast<std::size_t>(layout.staging)), storage.memory);
+  checkpoint::ShardWriter writer({storage.files, storage.io, staging}, plan, folder);
+  const auto& sections = plan.layout().sections;
+  std::vector<int> kept;  // sections of trainable tensors: weights, then states
+  for (std::size_t s = 0; s < sections.size(); ++s) {
+    if (!sections[s].frozen) kept.push_back(static_cast<int>(s));
+  }
+  auto part = layout.parts.begin();
+  for (std::size_t u = 0; u < layout.tiles.size(); ++u) {
+    for (; part != layout.parts.end() && part->piece.unit == static_cast<int>(u); ++part) {
+      writer.put(part->piece.section, part->piece.unit, part->piece.range, snapshot.data() + part->offset);
+    }
+    std::int64_t missing = layout.tiles[u].size();
+    const auto put = [&](const TileFeed::Tile& tile) {
+      const ShardSlice& slice = tile.slice;
+      writer.put(kept.front(), tile.unit, slice.range, static_cast<const std::byte*>(slice.master.data));
+      for (std::size_t i = 1; i < kept.size(); ++i) {
+        writer.put(kept[i], tile.unit, slice.range, static_cast<const std::byte*>(slice.state[i - 1].data));
+      }
+      missing -= slice.range.size();
+    };
+    while (missing > 0 && feed.take(put)) {
+    }
+  }
+  for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
+    if (layout.arrays[a] >= 0) writer.put_array(static_cast<int>(a), snapshot.data() + layout.arrays[a]);
+  }
+  return checkpoint::to_text(writer.finish());  // which refuses when something never came
+}
+
+/// However the taking of tiles ends, nobody waits for it.
+class FeedCloser {
+ public:
+  explicit FeedCloser(std::shared_ptr<TileFeed> feed) : feed_(std::move(feed)) {}
+  ~FeedCloser() {
+    if (feed_) feed_->close();
+  }
+  FeedCloser(const FeedCloser&) = delete;
+  FeedCloser& operator=(const FeedCloser&) = delete;
+
+ private:
+  std::shared_ptr<TileFeed> feed_;
+};
+
+constexpr OperationLabel save_label{"checkpoint", "save", Traffic::control, Tier::host};
+/// Between two looks at the others while waiting: well below any time-out of collectives.
+constexpr double look_around_seconds = 0.5;
+
+}  // namespace
+
+CheckpointSession::CheckpointSession(StateStore& store, const Config& config, Communicator& ranks,
+                                     Device& device, MemoryResource& host_memory, FileSystem& files,
+                                     const Logger& log, TraceRecorder* trace)
+    : store_(store),
+      config_(config),
+      ranks_(ranks),
+      device_(device),
+      host_memory_(host_memory),
+      files_(files),
+      log_(log),
+      trace_(trace),
+      snapshot_(store, device, host_memory) {}
+
+void CheckpointSession::reserve() {
+  snapshot_.reserve(checkpoint::ShardPlan(whole_layout(), ranks_.rank(), 0));
+}
+
+checkpoint::Layout CheckpointSession::whole_layout() const {
+  return checkpoint_layout(store_, config_.precision.compute, ranks_.size());
+}
+
+std::string CheckpointSession::save(const std::string& directory, const SaveOptions& options,
+                                    std::int64_t step,
+                                    const std::function<void(checkpoint::Manifest&)>& manifest) {
+  (void)finish();
+  checkpoint::Layout stored = whole_layout();
+  const bool simulated = device_.kind() == DeviceKind::meta;
+  checkpoint::add_arrays(stored, agree_on_arrays(ranks_, options.arrays, simulated));
+  if (token_ == 0) {
+    std::int64_t drawn = 0;
+    if (ranks_.rank() == 0) {
+      std::random_device draw;
+      while (drawn == 0) {
+        drawn = static_cast<std::int64_t>(draw()) << 31 ^ static_cast<std::int64_t>(draw());
+      }
+    }
+    ranks_.broadcast(&drawn, 1, DataType::int64, 0, {}, save_label).wait();
+    token_ = static_cast<std::uint64_t>(drawn);
+  }
+  directory_ = directory;
+  step_ = step;
+  try {
+    (void)together(ranks_, save_label, [&]() -> std::string {
+      if (!io_) io_ = make_block_io();
+      if (!folder_ || folder_->parent() != directory) {
+        folder_.emplace(checkpoint::Storage{files_, *io_, host_memory_}, directory, token_, ancestors_);
+      }
+      plan_ = std::make_unique<checkpoint::ShardPlan>(stored, ranks_.rank(), step);
+      retention_ = {options.keep_last, options.keep_every};
+      manifest_ = {};
+      if (ranks_.rank() == 0) {
+        manifest_.layout = plan_->layout();
+        manifest(manifest_);
+      }
+      snapshot_.take(*plan_, options.arrays, ranks_.rank());
+      return {};
+    });
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(text() + error.message());
+  }
+  const std::string path = folder_->final_path(step);
+  if (simulated) return path;  // nothing to write
+  start_writing();
+  if (options.wait) (void)finish();
+  return path;
+}
+
+void CheckpointSession::goes_on_from(const checkpoint::Manifest& loaded) {
+  ancestors_ = loaded.lineage.empty() ? std::vector<std::uint64_t>{0} : loaded.lineage;
+  if (token_ != 0 && ancestors_.back() == token_) ancestors_.pop_back();  // one of its own
+  folder_.reset();  // the next save is by the new lineage
+}
+
+std::string CheckpointSession::text() const {
+  return "cannot save step " + std::to_string(step_) + " to " + directory_ + ": ";
+}
+
+void CheckpointSession::start_writing() {
+  phase_ = Phase::writing;
+  snapshot_.open_tile_feed();
+  work_.start([this, rank = ranks_.rank(), ranks = ranks_.size(), tiles = snapshot_.feed()] {
+    const DiskSpan span(trace_, "write shard of step " + std::to_string(step_));
+    const FeedCloser closer(tiles);
+    if (rank == 0) folder_->prepare(step_, plan_->file_bytes() * ranks);
+    const checkpoint::Storage storage{files_, *io_, host_memory_};
+    const std::string written = folder_->temporary(step_);
+    if (tiles) {
+      return write_pieces(storage, *plan_, snapshot_.layout(), snapshot_.memory(), *tiles, written);
+    }
+    checkpoint::ShardWriter writer(storage, *plan_, written);
+    writer.write_image(snapshot_.memory());
+    return checkpoint::to_text(writer.finish());
+  });
+}
+
+std::string CheckpointSession::advance() {
+  const Phase begun = phase_;
+  std::vector<std::string> results;
+  try {
+    results = together(ranks_, save_label, [&]() -> std::string {
+      return begun == Phase::writing || ranks_.rank() == 0 ? work_.take() : std::string();
+    });
+    if (begun == Phase::writing) {
+      (void)together(ranks_, save_label, [&]() -> std::string {
+        if (ranks_.rank() != 0) return {};
+        for (std::size_t r = 0; r < results.size(); ++r) {
+          manifest_.shards.push_back(
+              checkpoint::shard_record_from_text(results[r], "record of rank " + std::to_string(r)));
+        }
+        work_.start([this] {
+          const DiskSpan span(trace_, "commit checkpoint of step " + std::to_string(step_));
+          std::string path = folder_->commit(std::move(manifest_));
+          // The checkpoint is there: what fails from here on must not be told as its failure.
+          warning_ = folder_->take_warning();
+          try {
+            (void)folder_->retain(retention_);
+          } catch (const std::exception& error) {
+            warning_ += (warning_.empty() ? "" : "; ") + std::string(error.what());
+          }
+          return path;
+        });
+        return {};
+      });
+      phase_ = Phase::committing;
+      return {};
+    }
+  } catch (const CheckpointError& error) {
+    phase_ = Phase::none;
+    std::string told = error.message();
+    // "rank 1: cannot save ...: no space": the rank said already what it could not do.
+    if (const std::size_t said = told.find(text()); said != std::string::npos)
+      told.erase(said, text().size());
+    told.insert(0, text());
+    if (ranks_.rank() == 0) {
+      try {
+        folder_->discard(step_);
+      } catch (const CheckpointError& left) {
+        log_.warning(left.message());  // the next save clears it
+      }
+    }
+    // A rank that leaves with an error may end the job: not before rank 0 has read the outcomes and cleared
+    // up.
+    try {
+      ranks_.barrier(save_label).wait();
+    } catch (const Error&) {
+      // The save's own failure is the one to tell.
+    }
+    throw CheckpointError(told);
+  }
+  phase_ = Phase::none;
+  if (!warning_.empty()) log_.warning(std::exchange(warning_, {}));
+  return results[0];
+}
+
+bool CheckpointSession::at_rest() const {
+  return phase_ == Phase::none || work_.at_rest();
+}
+
+std::string CheckpointSession::advance_quietly() {
+  try {
+    return advance();
+  } catch (const CheckpointError& error) {
+    failure_ = error.message();
+    return {};
+  }
+}
+
+void CheckpointSession::throw_failure() {
+  if (failure_.empty()) return;
+  throw CheckpointError(std::exchange(failure_, {}));
+}
+
+std::string CheckpointSession::finish() {
+  throw_failure();
+  return drain();
+}
+
+std::string CheckpointSession::drain() {
+  std::string path;
+  while (phase_ != Phase::none) {
+    // In short turns, so that a disk that is slower than a collective's time-out is no failure.
+    std::int64_t all_at_rest = 0;
+    while (all_at_rest == 0) {
+      all_at_rest =
+          snapshot_.hand_over_tiles(look_around_seconds) && work_.wait_for(look_around_seconds) ? 1 : 0;
+      ranks_.all_reduce(&all_at_rest, 1, DataType::int64, ReduceOperation::minimum, save_label).wait();
+    }
+    path = advance();
+  }
+  return path;
+}
+
+void CheckpointSession::close(bool together) noexcept {
+  const auto cancel_feed = [this] {
+    if (snapshot_.feed()) snapshot_.feed()->cancel();
+  };
+  try {
+    if (!failure_.empty()) {
+      log_.error(failure_);
+    } else if (phase_ != Phase::none) {
+      // Alone, a save can be finished at any moment; peers may be gone or somewhere else.
+      if (ranks_.size() == 1 || together) {
+        (void)drain();
+      } else if (phase_ == Phase::committing && ranks_.rank() == 0) {
+        (void)work_.take();  // throws when it has not become a checkpoint
+      } else {
+        // Files that were written without the others are no checkpoint, and the next save clears them.
+        const bool lost = phase_ == Phase::writing;
+        cancel_feed();
+        if (io_) io_->cancel();
+        work_.drop();
+        if (lost) {
+          log_.error(text() + "the engine ended before the checkpoint was complete");
+        }
+      }
+    }
+  } catch (const Error& error) {
+    log_.error(error.message());
+  } catch (...) {
+    log_.error("a checkpoint could not be finished");
+  }
+  cancel_feed();  // after an error: what writes does not wait for tiles
+}
+
+}  // namespace tranche::detail

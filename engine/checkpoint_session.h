@@ -1,0 +1,90 @@
+#pragma once
+/// Saving: a rank's state is copied once and written by a thread behind the next steps. Private to engine/.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/folder.h"
+#include "checkpoint/shard_plan.h"
+#include "engine/background_work.h"
+#include "engine/snapshot.h"
+#include "engine/state_store.h"
+#include "offload/block_io.h"
+#include "tranche/core/log.h"
+#include "tranche/core/trace.h"
+#include "tranche/engine/saved_state.h"
+
+namespace tranche::detail {
+
+/// The save in progress. All ranks agree on its phase, which changes in collective calls only: none -> (every
+/// rank writes its file) writing -> (rank 0 makes it a checkpoint) committing -> none.
+class CheckpointSession {
+ public:
+  /// All arguments outlive it; calls marked collective are so over `ranks`. `log` and `trace` (which may be
+  /// null) take lines and spans of the work on files.
+  CheckpointSession(StateStore& store, const Config& config, Communicator& ranks, Device& device,
+                    MemoryResource& host_memory, FileSystem& files, const Logger& log, TraceRecorder* trace);
+  CheckpointSession(const CheckpointSession&) = delete;
+  CheckpointSession& operator=(const CheckpointSession&) = delete;
+
+  /// Takes the memory of snapshots now (Config::save_buffer).
+  void reserve();
+  /// The layout of a checkpoint of everything in the store.
+  checkpoint::Layout whole_layout() const;
+  /// Collective. Ends the save before, copies the state and begins to write it; the path that the checkpoint
+  /// will have. `manifest` says what rank 0 adds about the run. Throws CheckpointError on all ranks.
+  std::string save(const std::string& directory, const SaveOptions& options, std::int64_t step,
+                   const std::function<void(checkpoint::Manifest&)>& manifest);
+  /// Checkpoints that are saved from here on descend from this one.
+  void goes_on_from(const checkpoint::Manifest& loaded);
+
+  bool in_progress() const { return phase_ != Phase::none; }
+  /// True when this rank's part of the phase is done.
+  bool at_rest() const;
+  /// Collective, with every rank at rest. Goes on to the next phase; the path of the checkpoint when it has
+  /// become one. A failure is thrown by the next throw_failure().
+  std::string advance_quietly();
+  /// Throws the CheckpointError of a save that failed behind a step, once.
+  void throw_failure();
+  /// Collective. Waits for the save in progress; the path of its checkpoint, empty when there was none.
+  std::string finish();
+  /// At the engine's end. `together`: the peers end here too, so that a save can be finished with them.
+  void close(bool together) noexcept;
+
+ private:
+  enum class Phase { none, writing, committing };
+  std::string text() const;
+  void start_writing();
+  std::string advance();
+  std::string drain();
+
+  StateStore& store_;
+  const Config& config_;
+  Communicator& ranks_;
+  Device& device_;
+  MemoryResource& host_memory_;
+  FileSystem& files_;
+  const Logger& log_;
+  TraceRecorder* trace_;
+  std::unique_ptr<BlockIo> io_;  ///< made for the first save
+  std::uint64_t token_ = 0;      ///< the number of this run, drawn by rank 0 for the first save; 0: not yet
+  std::vector<std::uint64_t> ancestors_;  ///< lineage of the checkpoint that this run goes on from
+  Snapshot snapshot_;
+  std::optional<checkpoint::RunFolder> folder_;
+
+  Phase phase_ = Phase::none;
+  std::string directory_;
+  std::int64_t step_ = -1;
+  std::unique_ptr<checkpoint::ShardPlan> plan_;
+  checkpoint::Manifest manifest_;  ///< complete but for the shards' records and what commit() fills in
+  checkpoint::Retention retention_;
+
+  std::string failure_;  ///< to be thrown by the next call that may
+  std::string warning_;  ///< of rank 0, written by `work_`: what failed once the checkpoint was there
+  BackgroundWork work_;  ///< last: it uses all of the above
+};
+
+}  // namespace tranche::detail

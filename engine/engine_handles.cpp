@@ -1,0 +1,134 @@
+// The handles that a model holds, and the calls of the parts that they stand for.
+
+#include <exception>
+#include <utility>
+
+#include "engine/engine_impl.h"
+
+namespace tranche {
+
+void Engine::Impl::acquire(int unit) {
+  const std::string& name = store.units()[static_cast<std::size_t>(unit)].name;
+  require(in_micro_batch, "gather(" + name + ") outside a micro-batch");
+  // Backward has begun with the first gradients of the micro-batch; recomputation is part of it.
+  const bool backward = !in_evaluation && reducer.backward_begun(micro_batch);
+  set_phase(in_evaluation ? "evaluate" : backward ? "backward" : "forward", name);
+  gatherer.acquire(unit);
+}
+
+void Engine::Impl::release(int unit, bool unwinding) noexcept {
+  using Ahead = ParameterGatherer::Ahead;
+  try {
+    gatherer.release(unit, unwinding ? Ahead::later : broken ? Ahead::never : Ahead::now);
+  } catch (...) {
+    // A handle's release must not throw; the next call does.
+    break_down(std::current_exception());
+  }
+}
+
+void Engine::Impl::open_gradients(int unit) {
+  const std::string& name = store.units()[static_cast<std::size_t>(unit)].name;
+  require(in_micro_batch && !in_evaluation, "gradients(" + name + ") outside a training micro-batch");
+  reducer.check_open(micro_batch, unit);
+  set_phase("backward", name);
+  if (config.wall_clock_breakdown) recorder.pass_times().turn();
+  reducer.open(micro_batch, unit);
+}
+
+void Engine::Impl::submit_gradients(int unit) {
+  reducer.submit(micro_batch, unit, /*last=*/micro_batch + 1 == config.accumulation_steps);
+}
+
+void Engine::Impl::drop_gradients(int unit, bool unwinding) noexcept {
+  const std::string& name = store.units()[static_cast<std::size_t>(unit)].name;
+  reducer.drop(micro_batch, unit);
+  // Its peers are in the reduction of this unit, or will be: they hear of it before the exception is handled.
+  if (unwinding) end_by_unwinding("while it held the gradients of unit " + name);
+  try {
+    failure = "gradients of unit " + name + " were dropped in micro-batch " + std::to_string(micro_batch) +
+              " without reduce()";
+  } catch (...) {
+    failure.clear();
+  }
+}
+
+// --- GatheredUnit ---------------------------------------------------------------------------------------
+
+GatheredUnit::GatheredUnit(GatheredUnit&& other) noexcept
+    : engine_(std::exchange(other.engine_, nullptr)), unit_(other.unit_), exceptions_(other.exceptions_) {}
+
+GatheredUnit& GatheredUnit::operator=(GatheredUnit&& other) noexcept {
+  if (this != &other) {
+    release();
+    engine_ = std::exchange(other.engine_, nullptr);
+    unit_ = other.unit_;
+    exceptions_ = other.exceptions_;
+  }
+  return *this;
+}
+
+void GatheredUnit::release() noexcept {
+  if (engine_ == nullptr) return;
+  engine_->impl_->release(unit_, std::uncaught_exceptions() > exceptions_);
+  engine_ = nullptr;
+}
+
+ConstTensorView GatheredUnit::tensor(int index) const {
+  if (engine_ == nullptr) throw LogicError("tensor() of a gathered unit that was released");
+  return engine_->impl_->gatherer.view(unit_, index);
+}
+
+ConstTensorView GatheredUnit::tensor(std::string_view name) const {
+  if (engine_ == nullptr) throw LogicError("tensor() of a gathered unit that was released");
+  return tensor(engine_->impl_->store.index_in_unit(unit_, name));
+}
+
+// --- InferenceScope -------------------------------------------------------------------------------------
+
+InferenceScope::InferenceScope(Engine& engine) : engine_(engine), exceptions_(std::uncaught_exceptions()) {
+  engine.impl_->guarded([&] { engine.impl_->begin_inference(); });
+}
+
+InferenceScope::~InferenceScope() {
+  engine_.impl_->end_inference(std::uncaught_exceptions() > exceptions_);
+}
+
+// --- UnitGradients --------------------------------------------------------------------------------------
+
+UnitGradients::UnitGradients(UnitGradients&& other) noexcept
+    : engine_(std::exchange(other.engine_, nullptr)), unit_(other.unit_), exceptions_(other.exceptions_) {}
+
+UnitGradients::~UnitGradients() {
+  if (engine_ != nullptr) {
+    engine_->impl_->drop_gradients(unit_, std::uncaught_exceptions() > exceptions_);
+  }
+}
+
+TensorView UnitGradients::tensor(int index) const {
+  if (engine_ == nullptr) throw LogicError("tensor() of gradients that were handed over");
+  return engine_->impl_->reducer.view(engine_->impl_->micro_batch, unit_, index);
+}
+
+GradientTarget UnitGradients::target(int index) const {
+  if (engine_ == nullptr) throw LogicError("target() of gradients that were handed over");
+  return engine_->impl_->reducer.target(engine_->impl_->micro_batch, unit_, index);
+}
+
+TensorView UnitGradients::tensor(std::string_view name) const {
+  if (engine_ == nullptr) throw LogicError("tensor() of gradients that were handed over");
+  return tensor(engine_->impl_->store.index_in_unit(unit_, name));
+}
+
+bool UnitGradients::wanted(int index) const {
+  if (engine_ == nullptr) throw LogicError("wanted() of gradients that were handed over");
+  return !engine_->impl_->store.tensor_in_unit(unit_, index).frozen;
+}
+
+void UnitGradients::reduce() && {
+  if (engine_ == nullptr) throw LogicError("reduce() of gradients that were handed over already");
+  Engine* engine = engine_;
+  engine_ = nullptr;
+  engine->impl_->guarded([&] { engine->impl_->submit_gradients(unit_); });
+}
+
+}  // namespace tranche

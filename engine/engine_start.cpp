@@ -1,0 +1,180 @@
+// How an engine begins: agreement with the other ranks, memory.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "device/process_memory.h"
+#include "engine/engine_impl.h"
+#include "engine/offloaded_state.h"
+#include "offload/calibration.h"
+#include "tranche/version.h"
+
+namespace tranche {
+
+namespace {
+
+std::uint64_t hash_text(std::string_view text) {
+  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+}  // namespace
+
+void Engine::Impl::check_tiers() const {
+  if (config.offload.optimizer != OffloadTier::nvme || !updater.has_sums()) return;
+  throw ConfigurationError(
+      "optimizer " + optimizer->name() +
+      " looks at its whole state before it updates, which would read the nvme tier twice a "
+      "step; set offload_optimizer.device to \"cpu\" or \"none\"");
+}
+
+void Engine::Impl::check_host_memory() const {
+  // A CPU's device memory is the host's; a limit of it has its own words.
+  const bool device_counts = runtime.device().host_accessible() && config.device_memory_limit == 0;
+  if (simulated() || !(config.offload.any() || device_counts)) return;
+  std::int64_t needed = 0;
+  const std::int64_t accumulation = size_of(config.precision.accumulation);
+  std::int64_t state_bytes = 4;
+  for (const OptimizerStateTensor& state : store.state_tensors()) state_bytes += size_of(state.dtype);
+  std::int64_t largest = 0;
+  for (const UnitState& unit : store.units()) {
+    std::int64_t shard_bytes = 0;
+    for (const FlatBuffer& flat : unit.buffers) {
+      shard_bytes += flat.layout.shard_elements() * size_of(config.precision.compute);
+      const std::int64_t kept = store.residency().optimizer_range(flat).size();
+      if (flat.optimizer_tier != OffloadTier::none) needed += kept * accumulation;
+      if (flat.optimizer_tier == OffloadTier::cpu) needed += kept * state_bytes;
+    }
+    if (config.offload.parameters == OffloadTier::cpu) needed += shard_bytes;
+    largest = std::max(largest, shard_bytes);
+  }
+  if (config.offload.parameters == OffloadTier::nvme) needed += config.offload.parameter_buffers * largest;
+  if (config.offload.optimizer == OffloadTier::nvme) {
+    needed += config.offload.tile_buffers * config.offload.tile_elements * state_bytes;
+  }
+  if (device_counts) {
+    const StateFormulas::Bytes bytes = formulas.bytes();
+    const StateFormulas::Bytes::OnTier& here = bytes.tiers[static_cast<std::size_t>(Tier::device)];
+    needed += here.parameters + here.gradients + here.optimizer;
+  }
+  const AvailableMemory available = available_memory();
+  const std::int64_t sharing = std::max(1, shard.local_size());
+  if (needed * sharing <= available.bytes) return;
+  throw OutOfMemory(
+      "model state takes " + format_bytes(needed) + " of host memory on each of " + std::to_string(sharing) +
+      " ranks of this host, " + format_bytes(needed * sharing) + " together, but " +
+      format_bytes(available.bytes) + " are " +
+      (available.of_group ? "left by the control group's limit" : "available") +
+      "; use a higher stage or more hosts, move the optimizer to nvme, or lower offload_optimizer.ratio");
+}
+
+void Engine::Impl::agree_on_start() {
+  // The values that must be equal on all ranks, in the order in which a difference is most useful to name.
+  struct Start {
+    std::uint64_t version, configuration, optimizer, schedule, model_hash, fingerprint;
+    std::int64_t local_size;
+  };
+  const Start mine{hash_text(version),
+                   hash_text(config.to_json()),
+                   hash_text(optimizer->name() + " " + optimizer->describe()),
+                   hash_text(own_schedule.value_or("the configuration's")),
+                   model.hash(),
+                   hash_text(runtime.numerics_fingerprint()),
+                   shard.local_size()};
+  std::vector<Start> all(static_cast<std::size_t>(ranks), mine);
+  shard
+      .all_gather(&mine, all.data(), sizeof(Start), DataType::uint8, 0, {},
+                  OperationLabel{"start", "agree", Traffic::control, Tier::host})
+      .wait();
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const char* differs = all[r].version != all[0].version               ? "library version"
+                          : all[r].configuration != all[0].configuration ? "configuration"
+                          : all[r].optimizer != all[0].optimizer         ? "optimizer"
+                          : all[r].schedule != all[0].schedule           ? "schedule"
+                          : all[r].model_hash != all[0].model_hash       ? "model"
+                          : all[r].fingerprint != all[0].fingerprint
+                              ? "numerics fingerprint (device kind, instruction set, libraries, threads)"
+                              : nullptr;
+    if (differs != nullptr) {
+      throw ConfigurationError("rank " + std::to_string(r) + " started with another " + differs +
+                               " than rank 0; start all ranks with the same program, files and flags");
+    }
+  }
+  // Hosts may hold different numbers of ranks; the bracket of a sum must be one for all.
+  reducer.set_reduction_group(config.reduction_group > 0 ? config.reduction_group
+                                                         : static_cast<int>(all[0].local_size));
+}
+
+void Engine::Impl::allocate() {
+  check_host_memory();
+  if (config.offload.any()) {
+    OffloadOptions options;
+    options.swap.directory = config.offload.nvme_path;
+    options.swap.rank = rank;
+    options.swap.ranks_on_host = shard.local_size();
+    options.swap.limit_bytes = runtime.nvme_limit();
+    options.swap.simulated = simulated();
+    options.link_bytes_per_second = config.debug.host_link_bytes_per_second;
+    options.trace = runtime.trace();
+    options.host_threads = runtime.host_threads();
+    store.set_offload(
+        std::make_unique<OffloadedState>(config, store.residency(), store.state_tensors(),
+                                         StateResources{runtime.device(), memory, runtime.memory(Tier::host)},
+                                         runtime.files(), runtime.ledger(), options));
+  }
+  if (config.offload.activations) {
+    host_copies = std::make_unique<HostCopies>(
+        store.offload()->link(), compute, *arena, runtime.memory(Tier::host), runtime.ledger(),
+        [this](const Event& event) { recorder.exposed().wait_for(event, Exposed::offload); });
+    host_copies->set_poison(config.debug.poison_memory && !simulated());
+    recorder.set_host_copies(host_copies.get());
+  }
+  for (UnitState& unit : store.units()) {
+    set_phase("start", unit.name);
+    store.allocate(unit);
+  }
+  set_phase("start");
+  workspace_buffer = Buffer(memory, config.workspace_bytes, Category::workspace, "workspace");
+  scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size());
+  boundary.allocate(memory);
+  if (store.offload() == nullptr) return;
+  const std::string fallback = store.offload()->prepare(store.units());
+  if (!fallback.empty()) runtime.log().info("offload to nvme goes through threads: " + fallback);
+}
+
+void Engine::Impl::allocate_on_all(const std::function<void()>& work) {
+  std::string problem;
+  bool of_budget = true;
+  try {
+    work();
+  } catch (const OutOfMemory& error) {
+    problem = error.message();
+    if (!config.offload.any()) {
+      if (!problem.ends_with('\n')) problem += '\n';
+      problem += formulas.stages_for_comparison();
+    }
+    of_budget = error.of_budget();
+  }
+  // Ranks need not run out together; all of them end with the same kind of error.
+  const OperationLabel label{"start", "memory", Traffic::control, Tier::host};
+  std::int64_t first = problem.empty() ? ranks : rank;
+  shard.all_reduce(&first, 1, DataType::int64, ReduceOperation::minimum, label).wait();
+  if (first == ranks) return;
+  std::array<char, 4096> text{};
+  if (rank == first) problem.copy(text.data(), text.size() - 1);
+  const auto bytes = static_cast<std::int64_t>(text.size());
+  shard.broadcast(text.data(), bytes, DataType::uint8, static_cast<int>(first), {}, label).wait();
+  if (problem.empty()) problem = "rank " + std::to_string(first) + " ran out of memory: " + text.data();
+  try {
+    // Before all have the text none may end: its failure ends the sender's broadcast too, and who receives
+    // after that reads what has taken the text's place.
+    shard.barrier(label).wait();
+  } catch (const CommunicationError&) {
+    // A peer that has left the barrier ended first, and this rank knows why.
+  }
+  throw OutOfMemory(problem, of_budget);
+}
+
+}  // namespace tranche

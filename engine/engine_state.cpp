@@ -1,0 +1,148 @@
+// Tensors by name: what may be read and written when.
+
+#include <cmath>
+
+#include "engine/engine_impl.h"
+#include "tranche/core/error.h"
+
+namespace tranche {
+
+TensorAccess Engine::Impl::access() {
+  return {store,  config, shard, runtime.device(), memory, {workspace_buffer.data(), workspace_buffer.bytes()}};
+}
+
+void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, const char* call) const {
+  if (static_cast<std::int64_t>(given) != tensor.shape.elements()) {
+    throw InvalidArgument(std::string(call) + "(" + tensor.name + ") wants " +
+                          std::to_string(tensor.shape.elements()) + " values of shape " +
+                          tensor.shape.to_string() + ", got " + std::to_string(given));
+  }
+}
+
+std::vector<float> Engine::read_weight(std::string_view name) {
+  const int index = impl_->store.find_tensor(name);
+  return impl_->guarded([&] { return impl_->access().weight(index); });
+}
+
+void Engine::write_weight(std::string_view name, std::span<const float> values) {
+  Impl& impl = *impl_;
+  impl.require(!impl.in_step && !impl.in_micro_batch,
+               "write_weight(" + std::string(name) + ") inside a step or micro-batch");
+  const int index = impl.store.find_tensor(name);
+  impl.require_size(impl.store.tensors()[static_cast<std::size_t>(index)], values.size(), "write_weight");
+  impl.guarded([&] { impl.access().write_weight(index, values); });
+}
+
+// --- Optimizer state ------------------------------------------------------------------------------------
+
+namespace {
+
+void require_state(const TensorState& tensor) {
+  if (tensor.frozen) throw InvalidArgument("tensor " + tensor.name + " is frozen and has no optimizer state");
+}
+
+}  // namespace
+
+std::vector<float> Engine::read_optimizer_state(std::string_view name, std::string_view state) {
+  Impl& impl = *impl_;
+  const int index = impl.store.find_tensor(name);
+  const int which = impl.access().find_state(impl.optimizer->name(), state);
+  require_state(impl.store.tensors()[static_cast<std::size_t>(index)]);
+  return impl.guarded([&] { return impl.access().state(index, which); });
+}
+
+void Engine::write_optimizer_state(std::string_view name, std::string_view state,
+                                   std::span<const float> values) {
+  Impl& impl = *impl_;
+  impl.require(!impl.in_step, "write_optimizer_state(" + std::string(name) + ") inside a step");
+  const int index = impl.store.find_tensor(name);
+  const TensorState& tensor = impl.store.tensors()[static_cast<std::size_t>(index)];
+  const int which = impl.access().find_state(impl.optimizer->name(), state);
+  require_state(tensor);
+  impl.require_size(tensor, values.size(), "write_optimizer_state");
+  impl.guarded([&] { impl.access().write_state(index, which, values); });
+}
+
+// --- The main gradient ----------------------------------------------------------------------------------
+
+double Engine::Impl::gradient_scale() {
+  if (hook_scale) return *hook_scale;
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(micro_batch),
+                                   config.micro_batch_size * model.tokens_per_sample);
+  runtime.device().copy_to_host(compute, counts.data(), scalars.tokens(), micro_batch * 8);
+  compute.synchronize();
+  std::int64_t tokens = 0;
+  for (const std::int64_t count : counts) tokens += count;
+  shard
+      .all_reduce(&tokens, 1, DataType::int64, ReduceOperation::sum,
+                  OperationLabel{"tokens", "access", Traffic::control, Tier::host})
+      .wait();
+  return tokens > 0 ? std::ldexp(1.0, loss_exponent) / (scaler.scale() * static_cast<double>(tokens)) : 0.0;
+}
+
+int Engine::Impl::find_trainable(std::string_view name) const {
+  const int index = store.find_tensor(name);
+  if (!store.tensors()[static_cast<std::size_t>(index)].frozen) return index;
+  throw InvalidArgument("tensor " + std::string(name) + " is frozen and has no gradient");
+}
+
+std::vector<float> Engine::Impl::read_gradient(std::string_view name) {
+  const int index = find_trainable(name);
+  const TensorState& tensor = store.tensors()[static_cast<std::size_t>(index)];
+  require(
+      in_step && !in_micro_batch && micro_batch > 0,
+      "read_gradient(" + tensor.name + ") outside a step: call it after end_micro_batch() and before step()");
+  const bool reduced =
+      store.residency().policy(store.buffer_of(tensor)) == ReductionPolicy::micro_batch ||
+      micro_batch == config.accumulation_steps;
+  std::vector<float> values = access().main_gradient(index, reduced, reducer.reduction_group());
+  const double scale = gradient_scale();
+  for (float& value : values) value = static_cast<float>(value * scale);
+  return values;
+}
+
+void Engine::Impl::write_gradient(std::string_view name, std::span<const float> values) {
+  const int index = find_trainable(name);
+  const TensorState& tensor = store.tensors()[static_cast<std::size_t>(index)];
+  const std::string call = "write_gradient(" + tensor.name + ")";
+  require_size(tensor, values.size(), "write_gradient");
+  require(in_step && !in_micro_batch && micro_batch == config.accumulation_steps,
+          call + " before a step's gradients are whole: call it between the last of its " +
+              std::to_string(config.accumulation_steps) + " micro-batches and step(), or in the gradient hook");
+  const double scale = gradient_scale();
+  require(scale != 0, call + ": the step saw no tokens, so it has no mean");
+  const DataType dtype = config.precision.accumulation;
+  std::vector<std::byte> raw(values.size() * static_cast<std::size_t>(size_of(dtype)));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto at = static_cast<std::int64_t>(i);
+    store_from_float(raw.data(), at, dtype, static_cast<float>(values[i] / scale));
+    if (!hook_scale || std::isfinite(load_as_float(raw.data(), at, dtype))) continue;
+    throw InvalidArgument(call + " in the gradient hook: " + std::to_string(values[i]) + " at element " +
+                          std::to_string(i) + " does not fit " + std::string(name_of(dtype)) +
+                          "; skip the step instead");
+  }
+  access().write_main_gradient(index, raw);
+  FlatBuffer& flat = store.buffer_of(tensor);
+  if (flat.optimizer_tier != OffloadTier::none && !hook_scale) {
+    access().take_statistics(flat, scalars.statistics() + flat.trainable_index);
+  }
+}
+
+std::vector<float> Engine::read_gradient(std::string_view name) {
+  return impl_->guarded([&] { return impl_->read_gradient(name); });
+}
+
+void Engine::write_gradient(std::string_view name, std::span<const float> values) {
+  impl_->guarded([&] { impl_->write_gradient(name, values); });
+}
+
+// --- Digests --------------------------------------------------------------------------------------------
+
+kernels::Digest Engine::weights_digest() {
+  return impl_->guarded([&] { return impl_->access().digest(false); });
+}
+kernels::Digest Engine::state_digest() {
+  return impl_->guarded([&] { return impl_->access().digest(true); });
+}
+
+}  // namespace tranche

@@ -1,0 +1,100 @@
+#pragma once
+/// Flat buffers, and the units of a model that are made of them: the state that a rank keeps. Private to
+/// engine/.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "offload/tile_ring.h"
+#include "partition/flat_layout.h"
+#include "tranche/comm/communicator.h"
+#include "tranche/device/replay.h"
+#include "tranche/device/step_arena.h"
+#include "tranche/engine/config.h"
+#include "tranche/engine/model_spec.h"
+#include "tranche/optim/optimizer.h"
+
+namespace tranche::detail {
+
+/// One tensor of the model as the engine sees it.
+struct TensorState {
+  std::string name;
+  std::vector<std::string> aliases;  ///< other names of the same elements
+  Shape shape;
+  Initializer initializer;
+  std::uint64_t model_index = 0;  ///< position over all units; keys random numbers and digests
+  int unit = 0;
+  int buffer = 0;      ///< position of its flat buffer in UnitState::buffers
+  int flat_index = 0;  ///< position in that buffer's layout
+  bool frozen = false;
+  GroupOptions group;
+  std::size_t group_index = 0;  ///< of its numbers among the optimizer's arguments
+};
+
+/// Tensors of one unit whose values one group of ranks holds in common, laid end to end and sharded over that
+/// group; and the copies of them that this rank keeps. Trainable tensors, which have gradients and optimizer
+/// state, and frozen ones, which have neither, are in different buffers.
+struct FlatBuffer {
+  /// `of_group` contributes gradients to the tensors and owns their shards; it outlives the buffer.
+  FlatBuffer(std::string buffer_name, bool is_trainable, Communicator& of_group,
+             std::span<const std::int64_t> sizes, std::vector<int> tensor_indices)
+      : name(std::move(buffer_name)),
+        trainable(is_trainable),
+        group(&of_group),
+        layout(sizes, of_group.size()),
+        tensors(std::move(tensor_indices)) {}
+
+  std::string name;  ///< the unit's, and " frozen" for its frozen tensors
+  bool trainable;
+  int trainable_index = -1;  ///< position among the trainable buffers of all units
+  Communicator* group;
+  FlatLayout layout;
+  std::vector<int> tensors;  ///< engine tensor index of each layout tensor
+
+  Buffer parameters;          ///< compute dtype; the whole buffer or this rank's shard, see Residency
+  Buffer master;              ///< fp32; empty when the weights themselves are fp32, and for frozen tensors
+  Buffer gradients;           ///< the main gradient in the accumulation dtype; the whole buffer or the shard
+  std::vector<Buffer> state;  ///< one per optimizer state tensor
+
+  // Offloaded state. What is not on the device leaves the buffers above empty (nvme) or in host memory (cpu).
+  OffloadTier optimizer_tier = OffloadTier::none;   ///< of master and state
+  OffloadTier parameters_tier = OffloadTier::none;  ///< of parameters
+  TileRegion tiles;                                 ///< nvme: master, then state
+  std::int64_t parameters_offset = 0;               ///< nvme: of the shard in the swap file
+  Buffer host_gradients;           ///< the main gradient of the range whose state this rank keeps
+  StepBuffer transient_gradients;  ///< in place of `gradients` where one micro-batch makes the step
+
+  // The order of work on the buffer.
+  Event gather_done;  ///< the last gather of the weights: they are whole here, and no peer reads the shard
+  Event shard_ready;  ///< this rank's shard holds the newest weights
+  Event reduce_done;  ///< the main gradient is complete as far as its reduction was launched
+  Event gradients_on_host;  ///< host_gradients is filled, its statistics are taken
+
+  int rank() const { return group->rank(); }
+  ElementRange shard() const { return layout.shard_range(rank()); }
+  bool empty() const { return layout.padded_elements() == 0; }
+  void* gradients_data() const { return gradients ? gradients.data() : transient_gradients.data(); }
+  /// Gathers the shards of all ranks of the group, of which `whole` holds this rank's in its place.
+  /// Collective over the group; runs behind `ready`.
+  Event all_gather(void* whole, DataType dtype, std::int64_t bucket_elements, std::span<const Event> ready,
+                   const OperationLabel& label) const;
+};
+
+/// A unit of gathering and its flat buffers.
+struct UnitState {
+  std::string name;
+  int uses_per_pass = 1;
+  std::vector<int> tensors;  ///< engine tensor indices in UnitSpec order
+  std::vector<FlatBuffer> buffers;
+
+  /// Elements of its whole buffers, padding included.
+  std::int64_t gathered_elements() const;
+};
+
+}  // namespace tranche::detail

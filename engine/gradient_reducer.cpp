@@ -1,0 +1,279 @@
+#include "engine/gradient_reducer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/offloaded_state.h"
+#include "tranche/core/error.h"
+#include "tranche/kernels/elementwise.h"
+
+namespace tranche::detail {
+
+GradientReducer::GradientReducer(StateStore& store, const Config& config, StepArena& arena, Stream& compute,
+                                 Ledger& ledger, const StepScalars& scalars)
+    : store_(store),
+      config_(config),
+      arena_(arena),
+      compute_(compute),
+      ledger_(ledger),
+      scalars_(scalars),
+      accumulated_(store.trainable().size(), 0),
+      direct_(store.trainable().size()) {}
+
+// --- Micro-batches --------------------------------------------------------------------------------------
+
+void GradientReducer::begin_micro_batch(std::int64_t micro_batch) {
+  MicroBatch& uses = open_[micro_batch];
+  uses.resize(store_.units().size());
+  for (std::size_t u = 0; u < uses.size(); ++u) uses[u].targets.resize(store_.units()[u].buffers.size());
+}
+
+std::string GradientReducer::held(std::int64_t micro_batch) const {
+  const MicroBatch& uses = at(micro_batch);
+  for (std::size_t u = 0; u < uses.size(); ++u) {
+    if (uses[u].open) return store_.units()[u].name;
+  }
+  return {};
+}
+
+std::string GradientReducer::missing(std::int64_t micro_batch) const {
+  const MicroBatch& uses = at(micro_batch);
+  for (std::size_t u = 0; u < uses.size(); ++u) {
+    const UnitState& unit = store_.units()[u];
+    const bool trains = std::any_of(unit.buffers.begin(), unit.buffers.end(), [](const FlatBuffer& flat) {
+      return flat.trainable && flat.layout.tensors() > 0;
+    });
+    if (!trains || uses[u].submitted == unit.uses_per_pass) continue;
+    return "unit " + unit.name + " submitted its gradients " + std::to_string(uses[u].submitted) + " of " +
+           std::to_string(unit.uses_per_pass) + " times in micro-batch " + std::to_string(micro_batch) +
+           "; call skip_gradients() for a unit that is not used";
+  }
+  return {};
+}
+
+void GradientReducer::end_micro_batch(std::int64_t micro_batch) {
+  open_.erase(micro_batch);
+}
+
+void GradientReducer::begin_step() {
+  std::fill(accumulated_.begin(), accumulated_.end(), 0);
+}
+
+bool GradientReducer::backward_begun(std::int64_t micro_batch) const {
+  const auto found = open_.find(micro_batch);
+  return found != open_.end() && std::any_of(found->second.begin(), found->second.end(),
+                                             [](const UnitUses& uses) { return uses.begun > 0; });
+}
+
+bool GradientReducer::submitted(std::int64_t micro_batch, int unit) const {
+  return at(micro_batch)[static_cast<std::size_t>(unit)].submitted >=
+         store_.units()[static_cast<std::size_t>(unit)].uses_per_pass;
+}
+
+// --- Where kernels add ----------------------------------------------------------------------------------
+
+void GradientReducer::check_open(std::int64_t micro_batch, int index) const {
+  const UnitState& unit = store_.units()[static_cast<std::size_t>(index)];
+  const UnitUses& uses = at(micro_batch)[static_cast<std::size_t>(index)];
+  if (uses.open) {
+    throw LogicError("gradients(" + unit.name + ") while another handle of the unit is open");
+  }
+  if (uses.begun >= unit.uses_per_pass) {
+    throw LogicError(
+        "gradients(" + unit.name + ") for use " + std::to_string(uses.begun + 1) +
+        " of a micro-batch, but the model declares uses_per_pass = " + std::to_string(unit.uses_per_pass));
+  }
+}
+
+void GradientReducer::open(std::int64_t micro_batch, int index) {
+  check_open(micro_batch, index);
+  UnitState& unit = store_.units()[static_cast<std::size_t>(index)];
+  UnitUses& uses = at(micro_batch)[static_cast<std::size_t>(index)];
+  for (std::size_t b = 0; b < unit.buffers.size() && uses.begun == 0; ++b) {
+    FlatBuffer& flat = unit.buffers[b];
+    if (!flat.trainable || flat.empty()) continue;
+    if (store_.residency().direct_accumulation(flat)) {
+      // First use of the step: nothing has been added yet.
+      char& accumulated = accumulated_[static_cast<std::size_t>(flat.trainable_index)];
+      if (accumulated != 0) continue;
+      if (store_.residency().transient_gradients(flat)) take_transient_gradients(flat);
+      accumulated = 1;
+    } else {
+      StepBuffer& slot = uses.targets[b].slot;
+      slot = arena_.acquire(flat.layout.padded_elements() * size_of(DataType::float32), Category::gradients,
+                            unit.name + " gradients");
+      for (const Event& event : slot.ready()) compute_.wait(event);
+    }
+    begin_target(target_of(uses, flat, static_cast<int>(b)), flat);
+  }
+  ++uses.begun;
+  uses.open = true;
+}
+
+GradientReducer::Target& GradientReducer::target_of(UnitUses& uses, const FlatBuffer& flat, int buffer) {
+  return store_.residency().direct_accumulation(flat)
+             ? direct_[static_cast<std::size_t>(flat.trainable_index)]
+             : uses.targets[static_cast<std::size_t>(buffer)];
+}
+
+TensorView GradientReducer::range_of(const Target& target, const FlatBuffer& flat, std::int64_t position,
+                                     std::int64_t elements) const {
+  void* base = store_.residency().direct_accumulation(flat) ? flat.gradients_data() : target.slot.data();
+  return {static_cast<float*>(base) + position, DataType::float32, Shape{elements}};
+}
+
+void GradientReducer::begin_target(Target& target, const FlatBuffer& flat) {
+  // A small tensor costs less to clear along with its neighbours than in a call of its own.
+  constexpr std::int64_t large = 4096;
+  const FlatLayout& layout = flat.layout;
+  target.unwritten.assign(static_cast<std::size_t>(layout.tensors()), 0);
+  std::int64_t cleared = 0;
+  const auto clear_up_to = [&](std::int64_t end) {
+    if (end > cleared) kernels::fill_zero(compute_, range_of(target, flat, cleared, end - cleared));
+  };
+  for (int tensor = 0; tensor < layout.tensors(); ++tensor) {
+    if (layout.tensor_elements(tensor) < large) continue;
+    target.unwritten[static_cast<std::size_t>(tensor)] = 1;
+    clear_up_to(layout.tensor_offset(tensor));
+    cleared = layout.tensor_offset(tensor) + layout.tensor_elements(tensor);
+  }
+  clear_up_to(layout.padded_elements());
+}
+
+void GradientReducer::clear_unwritten(Target& target, const FlatBuffer& flat, int tensor) {
+  if (std::exchange(target.unwritten[static_cast<std::size_t>(tensor)], 0) == 0) return;
+  kernels::fill_zero(compute_, range_of(target, flat, flat.layout.tensor_offset(tensor),
+                                        flat.layout.tensor_elements(tensor)));
+}
+
+TensorView GradientReducer::view(std::int64_t micro_batch, int unit, int index) {
+  const TensorState& tensor = store_.tensor_in_unit(unit, index);
+  UnitUses& uses = at(micro_batch)[static_cast<std::size_t>(unit)];
+  if (tensor.frozen) {
+    // Kernels that compute several gradients at once need memory for this one too.
+    uses.scratch.resize(store_.units()[static_cast<std::size_t>(unit)].tensors.size());
+    StepBuffer& scratch = uses.scratch[static_cast<std::size_t>(index)];
+    if (!scratch) {
+      scratch = arena_.acquire(tensor.shape.elements() * size_of(DataType::float32), Category::gradients,
+                               tensor.name + " frozen scratch");
+      for (const Event& event : scratch.ready()) compute_.wait(event);
+      kernels::fill_zero(compute_, {scratch.data(), DataType::float32, tensor.shape});
+    }
+    return {scratch.data(), DataType::float32, tensor.shape};
+  }
+  const FlatBuffer& flat = store_.buffer_of(tensor);
+  Target& target = target_of(uses, flat, tensor.buffer);
+  clear_unwritten(target, flat, tensor.flat_index);
+  return range_of(target, flat, flat.layout.tensor_offset(tensor.flat_index), tensor.shape.elements())
+      .reshaped(tensor.shape);
+}
+
+GradientTarget GradientReducer::target(std::int64_t micro_batch, int unit, int index) {
+  const TensorState& tensor = store_.tensor_in_unit(unit, index);
+  bool accumulate = true;
+  if (!tensor.frozen) {
+    UnitUses& uses = at(micro_batch)[static_cast<std::size_t>(unit)];
+    Target& target = target_of(uses, store_.buffer_of(tensor), tensor.buffer);
+    accumulate = std::exchange(target.unwritten[static_cast<std::size_t>(tensor.flat_index)], 0) == 0;
+  }
+  return {view(micro_batch, unit, index), accumulate};
+}
+
+// --- Reduction ------------------------------------------------------------------------------------------
+
+void GradientReducer::submit(std::int64_t micro_batch, int index, bool last) {
+  UnitState& unit = store_.units()[static_cast<std::size_t>(index)];
+  UnitUses& uses = at(micro_batch)[static_cast<std::size_t>(index)];
+  uses.open = false;
+  for (StepBuffer& scratch : uses.scratch) scratch.release(compute_.record());
+  ++uses.submitted;
+  if (uses.submitted < unit.uses_per_pass) return;
+  for (std::size_t b = 0; b < unit.buffers.size(); ++b) {
+    FlatBuffer& flat = unit.buffers[b];
+    if (!flat.trainable) continue;
+    Target& target = target_of(uses, flat, static_cast<int>(b));
+    for (int tensor = 0; tensor < flat.layout.tensors(); ++tensor) clear_unwritten(target, flat, tensor);
+    ledger_.set_phase("reduce", unit.name);
+    if (!flat.empty()) reduce(target, flat, last);
+    ledger_.set_phase("backward", unit.name);
+  }
+}
+
+void GradientReducer::drop(std::int64_t micro_batch, int unit) noexcept {
+  const auto found = open_.find(micro_batch);
+  if (found != open_.end()) found->second[static_cast<std::size_t>(unit)].open = false;
+}
+
+void GradientReducer::take_transient_gradients(FlatBuffer& flat) {
+  const std::int64_t elements =
+      store_.residency().whole_gradients(flat) ? flat.layout.padded_elements() : flat.layout.shard_elements();
+  flat.transient_gradients = arena_.acquire(elements * size_of(config_.precision.accumulation),
+                                            Category::gradients, flat.name + " reduced gradients");
+  for (const Event& event : flat.transient_gradients.ready()) compute_.wait(event);
+}
+
+void GradientReducer::reduce(Target& target, FlatBuffer& flat, bool last) {
+  const Residency& residency = store_.residency();
+  const std::int64_t elements = flat.layout.padded_elements();
+  const bool reduce_once = residency.policy(flat) == ReductionPolicy::boundary;
+  const DataType communication = config_.precision.wire;
+  const DataType accumulation = config_.precision.accumulation;
+  char& accumulated = accumulated_[static_cast<std::size_t>(flat.trainable_index)];
+
+  if (residency.transient_gradients(flat) && !flat.transient_gradients) take_transient_gradients(flat);
+  TensorView source{target.slot.data(), DataType::float32, Shape{elements}};
+  if (reduce_once) {
+    const TensorView accumulator{flat.gradients_data(), accumulation, Shape{elements}};
+    if (!residency.direct_accumulation(flat)) {
+      if (accumulated != 0) {
+        kernels::accumulate(compute_, source, accumulator);
+      } else {
+        kernels::cast(compute_, source, accumulator);
+      }
+      accumulated = 1;
+      target.slot.release(compute_.record());
+    }
+    if (!last) return;
+    source = accumulator;
+  }
+
+  // Rounded once, to the communication dtype; nothing is copied when it is in that dtype already, or when the
+  // communicator rounds on the way into the main gradient.
+  StepBuffer rounded;
+  ConstTensorView sent = source;
+  if (!flat.group->rounds(source.dtype, communication)) {
+    rounded = arena_.acquire(elements * size_of(communication), Category::communication, flat.name + " wire");
+    for (const Event& event : rounded.ready()) compute_.wait(event);
+    const TensorView to{rounded.data(), communication, Shape{elements}};
+    kernels::cast(compute_, source, to);
+    sent = to;
+    target.slot.release(compute_.record());
+  }
+
+  ReductionOptions options;
+  options.group_size = reduction_group_;
+  options.accumulate = !reduce_once && accumulated != 0;
+  options.bucket_elements = config_.reduce_bucket_elements;
+  options.round_to = communication;
+  const std::vector<Event> ready{compute_.record(), flat.reduce_done};
+  const TensorView shard = residency.gradients(flat, flat.shard());
+  flat.reduce_done = flat.group->reduce_scatter(sent.data, sent.dtype, shard.data, accumulation,
+                                                flat.layout.shard_elements(), options, ready,
+                                                OperationLabel{flat.name, "backward", Traffic::data});
+  if (config_.stage == 0 && last) {
+    // Stage 0 keeps all of it: the shards are gathered in the accumulation dtype, behind the rest of
+    // backward.
+    const std::vector<Event> summed{flat.reduce_done};
+    flat.reduce_done = flat.all_gather(flat.gradients_data(), accumulation, config_.allgather_bucket_elements,
+                                       summed, OperationLabel{flat.name, "reduce", Traffic::data});
+  }
+  accumulated = 1;
+  rounded.release(flat.reduce_done);
+  target.slot.release(flat.reduce_done);
+  if (!config_.overlap) flat.reduce_done.wait();
+  if (last && flat.optimizer_tier != OffloadTier::none) {
+    store_.offload()->send_gradients(flat, scalars_.statistics() + flat.trainable_index);
+  }
+}
+
+}  // namespace tranche::detail

@@ -1,0 +1,99 @@
+#pragma once
+/// Gradients from what kernels add up to the main gradient: where kernels write them, their reduction over each
+/// buffer's group, and their accumulation over micro-batches. Private to engine/.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "engine/state_store.h"
+#include "engine/step_scalars.h"
+#include "tranche/device/ledger.h"
+#include "tranche/device/step_arena.h"
+#include "tranche/engine/handles.h"
+
+namespace tranche::detail {
+
+/// Micro-batches have numbers, and several may be open at once. Reductions are collective over each buffer's
+/// group: all ranks of it submit units in the same order.
+class GradientReducer {
+ public:
+  /// All arguments outlive it. Statistics of gradients that leave the device go to `scalars`.
+  GradientReducer(StateStore& store, const Config& config, StepArena& arena, Stream& compute, Ledger& ledger,
+                  const StepScalars& scalars);
+
+  /// Ranks whose gradients are added first, in their order, before such sums are added to each other.
+  int reduction_group() const { return reduction_group_; }
+  void set_reduction_group(int ranks) { reduction_group_ = ranks; }
+
+  void begin_micro_batch(std::int64_t micro_batch);
+  /// The unit whose gradients are held in the micro-batch; empty: none are.
+  std::string held(std::int64_t micro_batch) const;
+  /// Gradients that the micro-batch still owes, as a sentence; empty: none.
+  std::string missing(std::int64_t micro_batch) const;
+  void end_micro_batch(std::int64_t micro_batch);
+  /// The next gradients are those of a new step.
+  void begin_step();
+
+  /// Throws LogicError while another use of the unit is open, and beyond its uses.
+  void check_open(std::int64_t micro_batch, int unit) const;
+  /// Gradients of a unit for one use in a micro-batch; checks as check_open().
+  void open(std::int64_t micro_batch, int unit);
+  /// True once the micro-batch has opened gradients of any unit, which is where its backward pass began.
+  bool backward_begun(std::int64_t micro_batch) const;
+  /// True when the unit has been submitted as often as it is used.
+  bool submitted(std::int64_t micro_batch, int unit) const;
+  /// fp32 memory that kernels add a tensor's gradient to; a frozen tensor's is thrown away. Throws
+  /// InvalidArgument when the unit has no such index.
+  TensorView view(std::int64_t micro_batch, int unit, int index);
+  /// The same for a kernel that can write as well as add.
+  GradientTarget target(std::int64_t micro_batch, int unit, int index);
+  /// One use is complete; the last of the micro-batch launches the reduction behind the compute stream, or
+  /// adds to the local accumulator. `last`: no later micro-batch of the step adds to the unit.
+  void submit(std::int64_t micro_batch, int unit, bool last);
+  /// Lets one use go without submitting it: the micro-batch has failed.
+  void drop(std::int64_t micro_batch, int unit) noexcept;
+
+ private:
+  /// The memory that kernels add to.
+  struct Target {
+    StepBuffer slot;              ///< fp32; empty where the main gradient itself is added to
+    std::vector<char> unwritten;  ///< by tensor: nothing was added and nothing cleared yet
+  };
+  /// A unit in an open micro-batch.
+  struct UnitUses {
+    int begun = 0, submitted = 0;
+    bool open = false;
+    std::vector<Target> targets;      ///< by flat buffer, where the main gradient is not added to directly
+    std::vector<StepBuffer> scratch;  ///< by tensor of the unit: gradients of frozen tensors
+  };
+  using MicroBatch = std::vector<UnitUses>;
+
+  MicroBatch& at(std::int64_t micro_batch) { return open_.at(micro_batch); }
+  const MicroBatch& at(std::int64_t micro_batch) const { return open_.at(micro_batch); }
+  Target& target_of(UnitUses& uses, const FlatBuffer& flat, int buffer);
+  /// Elements of the memory that kernels add to.
+  TensorView range_of(const Target& target, const FlatBuffer& flat, std::int64_t position,
+                      std::int64_t elements) const;
+  /// Clears it, but for the large tensors, which the first kernel writes or clear_unwritten() clears.
+  void begin_target(Target& target, const FlatBuffer& flat);
+  void clear_unwritten(Target& target, const FlatBuffer& flat, int tensor);
+  /// Takes memory of the step for the main gradient.
+  void take_transient_gradients(FlatBuffer& flat);
+  void reduce(Target& target, FlatBuffer& flat, bool last);
+
+  StateStore& store_;
+  const Config& config_;
+  StepArena& arena_;
+  Stream& compute_;
+  Ledger& ledger_;
+  const StepScalars& scalars_;
+  int reduction_group_ = 1;
+  std::map<std::int64_t, MicroBatch> open_;
+  // By trainable buffer.
+  std::vector<char> accumulated_;  ///< the main gradient, or the local accumulator, holds some of this step
+  std::vector<Target> direct_;     ///< main gradients that kernels add to directly
+};
+
+}  // namespace tranche::detail

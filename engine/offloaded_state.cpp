@@ -1,0 +1,425 @@
+// What is kept where off the device, how gradients get there, and how new weights come back.
+
+#include "engine/offloaded_state.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/clock.h"
+#include "device/work_recorder.h"
+#include "offload/calibration.h"
+#include "tranche/kernels/elementwise.h"
+
+namespace tranche::detail {
+
+namespace {
+
+/// For norms of gradients on their way to the host; a GPU takes as many blocks at a time as fit.
+constexpr std::int64_t norm_workspace_bytes = 64 * 1024;
+
+/// For a plan's simulation: what streams are given besides kernels and copies.
+void note_disk(Stream& stream, WorkKind kind, const std::string& unit, std::int64_t bytes) {
+  if (stream.recorder() == nullptr) return;
+  RecordedWork work;
+  work.kind = kind;
+  work.name = name_of(kind);
+  work.detail = unit;
+  (kind == WorkKind::disk_read ? work.bytes_read : work.bytes_written) = static_cast<double>(bytes);
+  stream.recorder()->add(stream.lane(), std::move(work));
+}
+
+HostSlot& take(std::vector<HostSlot>& slots, std::size_t& next) {
+  HostSlot& slot = slots[next];
+  next = (next + 1) % slots.size();
+  return slot;
+}
+
+}  // namespace
+
+OffloadedState::OffloadedState(const Config& config, const Residency& residency,
+                               const std::vector<OptimizerStateTensor>& state_tensors,
+                               const StateResources& resources, FileSystem& files, Ledger& ledger,
+                               const OffloadOptions& options)
+    : config_(config),
+      residency_(residency),
+      state_tensors_(state_tensors),
+      resources_(resources),
+      trace_(options.trace),
+      host_threads_(options.host_threads),
+      link_(resources.device, HostLinkOptions{options.link_bytes_per_second, options.trace}),
+      compute_(resources.device.compute_stream()) {
+  if (config.offload.uses_nvme()) swap_ = std::make_unique<SwapFile>(options.swap, files, ledger);
+}
+
+/// Also of a store that could not be made: what works on the slots ends before they go.
+OffloadedState::~OffloadedState() {
+  host_.reset();
+  disk_writes_.reset();
+  disk_reads_.reset();
+  for (Stream* stream : {&link_.from_host(), &link_.to_host()}) {
+    try {
+      stream->synchronize();
+    } catch (...) {  // the one who used what failed has the error
+    }
+  }
+}
+
+void OffloadedState::allocate(FlatBuffer& flat) {
+  if (flat.optimizer_tier == OffloadTier::none || flat.empty()) return;
+  const std::int64_t kept = residency_.optimizer_range(flat).size();
+  flat.host_gradients = Buffer(resources_.host_memory, kept * size_of(config_.precision.accumulation),
+                               Category::gradients, flat.name + " gradients");
+  if (flat.optimizer_tier != OffloadTier::nvme) return;
+  std::vector<std::int64_t> widths{size_of(DataType::float32)};
+  for (const OptimizerStateTensor& state : state_tensors_) widths.push_back(size_of(state.dtype));
+  flat.tiles = reserve_region(*swap_, kept, config_.offload.tile_elements, std::move(widths),
+                              Category::optimizer, flat.name + " optimizer");
+}
+
+std::unique_ptr<Stream> OffloadedState::make_host_stream(const char* name, int threads) {
+  std::unique_ptr<Stream> stream = resources_.device.create_host_stream(name, threads);
+  stream->set_trace(trace_);
+  return stream;
+}
+
+std::string OffloadedState::prepare(std::vector<UnitState>& units) {
+  const OffloadConfig& offload = config_.offload;
+  const std::int64_t compute_bytes = size_of(config_.precision.compute);
+  bool optimizer_away = false, optimizer_here = false;
+  std::int64_t largest_update = 0, largest_shard = 0, largest_tile = 0;
+  for (UnitState& unit : units) {
+    for (FlatBuffer& flat : unit.buffers) {
+      largest_shard = std::max(largest_shard, flat.layout.shard_elements() * compute_bytes);
+      if (offload.parameters == OffloadTier::nvme && !flat.empty()) {
+        flat.parameters_offset = swap_->reserve(flat.layout.shard_elements() * compute_bytes,
+                                                Category::parameters, flat.name + " parameters");
+      }
+      if (!flat.trainable) continue;
+      (flat.optimizer_tier != OffloadTier::none ? optimizer_away : optimizer_here) |= !flat.empty();
+      largest_update =
+          std::max(largest_update, std::min(offload.tile_elements, residency_.optimizer_range(flat).size()));
+      if (flat.tiles.elements == 0) continue;
+      largest_tile = std::max(largest_tile, flat.tiles.bytes_of(0));
+      for (std::int64_t tile = 0; tile < flat.tiles.tiles(); ++tile) {
+        update_order_.push_back({&flat.tiles, tile});
+      }
+    }
+  }
+  if (optimizer_away) {
+    norm_workspace_ = Buffer(resources_.device_memory, norm_workspace_bytes, Category::workspace,
+                             "norms of offloaded gradients");
+  }
+  const auto slots = [&](std::vector<HostSlot>& into, int count, std::int64_t bytes, Category category,
+                         const char* tag) {
+    for (int i = 0; i < count; ++i) {
+      into.push_back(
+          {AlignedBuffer(resources_.host_memory, round_up(bytes, io_alignment), category, tag), {}});
+      // Pages are made here, once; and what goes to the disk beyond the last element is defined.
+      if (!simulated()) {
+        std::memset(into.back().memory.data(), 0, static_cast<std::size_t>(into.back().memory.bytes()));
+      }
+    }
+  };
+  if ((optimizer_away && offload.parameters != OffloadTier::cpu) || offload.parameters == OffloadTier::nvme) {
+    slots(host_weights_, offload.tile_buffers, largest_update * compute_bytes, Category::parameters,
+          "updated weights");
+  }
+  if (optimizer_here && offload.parameters != OffloadTier::none) {
+    for (int i = 0; i < 2; ++i) {
+      device_weights_.push_back({Buffer(resources_.device_memory, largest_update * compute_bytes,
+                                        Category::parameters, "updated weights"),
+                                 {}});
+    }
+  }
+  if (offload.parameters == OffloadTier::nvme) {
+    slots(shards_, offload.parameter_buffers, largest_shard, Category::parameters, "shards from nvme");
+  }
+  host_ = make_host_stream("host update", host_threads_);
+  if (!offload.uses_nvme()) return {};
+  disk_reads_ = make_host_stream("disk reads", 1);
+  disk_writes_ = make_host_stream("disk writes", 1);
+  std::string fallback;
+  if (!simulated()) {
+    swap_->check_space();
+    BlockIoOptions options;
+    options.engine = offload.io_engine == "uring"     ? BlockIoEngine::uring
+                     : offload.io_engine == "threads" ? BlockIoEngine::threads
+                                                      : BlockIoEngine::automatic;
+    if (offload.io_block_bytes > 0) options.block_bytes = offload.io_block_bytes;
+    if (offload.io_depth > 0) options.depth = offload.io_depth;
+    io_ = make_block_io(options);
+    fallback = io_->fallback_reason();
+    for (std::vector<HostSlot>* list : {&host_weights_, &shards_}) {
+      for (HostSlot& slot : *list) {
+        registered_.push_back(io_->register_memory(slot.memory.data(), slot.memory.bytes()));
+      }
+    }
+  }
+  if (!update_order_.empty()) {
+    ring_ = std::make_unique<TileRing>(TileRingOptions{offload.tile_buffers, largest_tile, host_->recorder()},
+                                       *swap_, io_.get(), resources_.host_memory);
+  }
+  return fallback;
+}
+
+void OffloadedState::close() noexcept {
+  if (ring_) ring_->abandon();  // of a pass that an error left open, while its stream lives
+  for (Stream* stream :
+       {host_.get(), disk_writes_.get(), disk_reads_.get(), &link_.from_host(), &link_.to_host()}) {
+    if (stream == nullptr) continue;
+    try {
+      stream->synchronize();
+    } catch (...) {  // the one who used what failed has the error
+    }
+  }
+}
+
+// --- Gradients ------------------------------------------------------------------------------------------
+
+void OffloadedState::send_gradients(FlatBuffer& flat, kernels::GradientStatistics* statistics) {
+  Stream& stream = link_.to_host();
+  stream.wait(flat.reduce_done);
+  kernels::gradient_statistics(stream, residency_.gradients(flat, flat.shard()), statistics,
+                               statistics_workspace());
+  const TensorView kept = residency_.gradients(flat, residency_.optimizer_range(flat));
+  flat.gradients_on_host = link_.copy_to_host(flat.host_gradients.data(), kept.data, kept.bytes(), {});
+  flat.transient_gradients.release(flat.gradients_on_host);
+  if (!config_.overlap) flat.gradients_on_host.wait();
+}
+
+// --- Parameters -----------------------------------------------------------------------------------------
+
+Event OffloadedState::fetch_shard(FlatBuffer& flat, void* place, std::vector<Event> ready) {
+  const std::int64_t bytes = flat.layout.shard_elements() * size_of(config_.precision.compute);
+  if (flat.parameters_tier == OffloadTier::cpu) {
+    return link_.copy_from_host(place, flat.parameters.data(), bytes, ready);
+  }
+  HostSlot& slot = take(shards_, next_shard_);
+  disk_reads_->wait(slot.free);
+  disk_reads_->wait(flat.shard_ready);
+  const std::int64_t transferred = round_up(bytes, io_alignment);
+  note_disk(*disk_reads_, WorkKind::disk_read, flat.name, transferred);
+  disk_reads_->enqueue("read " + flat.name,
+                       [this, memory = slot.memory.data(), offset = flat.parameters_offset, transferred] {
+                         io_->wait(io_->read(swap_->file(), offset, memory, transferred));
+                       });
+  parameters_read_ += transferred;
+  ready.push_back(disk_reads_->record());
+  slot.free = link_.copy_from_host(place, slot.memory.data(), bytes, ready);
+  return slot.free;
+}
+
+OffloadedState::NewWeights OffloadedState::begin_weights(FlatBuffer& flat, ElementRange range,
+                                                         Stream& worker) {
+  NewWeights weights;
+  weights.range = range;
+  const bool on_host = flat.optimizer_tier != OffloadTier::none;
+  if (on_host && flat.parameters_tier == OffloadTier::cpu) {
+    // Straight to where they live; null where they are the master weights.
+    if (flat.master || flat.tiles.elements > 0) {
+      weights.data = static_cast<std::byte*>(residency_.parameters(flat, range).data);
+    }
+    return weights;
+  }
+  if (on_host) {
+    weights.host = &take(host_weights_, next_host_weights_);
+    worker.wait(weights.host->free);
+    weights.data = static_cast<std::byte*>(weights.host->memory.data());
+  } else {
+    weights.device = &device_weights_[next_device_weights_];
+    next_device_weights_ = (next_device_weights_ + 1) % device_weights_.size();
+    worker.wait(weights.device->free);
+    weights.data = static_cast<std::byte*>(weights.device->memory.data());
+  }
+  return weights;
+}
+
+Event OffloadedState::finish_weights(FlatBuffer& flat, NewWeights& weights, Stream& worker) {
+  const DataType dtype = config_.precision.compute;
+  const std::int64_t bytes = weights.range.size() * size_of(dtype);
+  Event written = worker.record();
+  if (flat.parameters_tier == OffloadTier::none) {
+    // Kernels of the step before, and peers, read the old weights.
+    const std::vector<Event> ready{written, compute_.record(), flat.gather_done};
+    weights.host->free =
+        link_.copy_from_host(residency_.parameters(flat, weights.range).data, weights.data, bytes, ready);
+    return weights.host->free;
+  }
+  const std::int64_t first = weights.range.begin - flat.shard().begin;
+  if (flat.parameters_tier == OffloadTier::cpu) {
+    if (weights.device == nullptr) return written;
+    const std::vector<Event> ready{written, flat.gather_done};
+    weights.device->free = link_.copy_to_host(
+        static_cast<std::byte*>(flat.parameters.data()) + first * size_of(dtype), weights.data, bytes, ready);
+    return weights.device->free;
+  }
+  HostSlot* slot = weights.host;
+  if (weights.device != nullptr) {
+    slot = &take(host_weights_, next_host_weights_);
+    const std::vector<Event> ready{written, slot->free};
+    written = weights.device->free = link_.copy_to_host(slot->memory.data(), weights.data, bytes, ready);
+  }
+  const std::int64_t transferred = round_up(bytes, io_alignment);
+  disk_writes_->wait(written);
+  disk_writes_->wait(flat.gather_done);
+  note_disk(*disk_writes_, WorkKind::disk_write, flat.name, transferred);
+  disk_writes_->enqueue("write " + flat.name, [this, memory = slot->memory.data(), transferred,
+                                               offset = flat.parameters_offset + first * size_of(dtype)] {
+    io_->wait(io_->write(swap_->file(), offset, memory, transferred));
+  });
+  parameters_written_ += transferred;
+  slot->free = disk_writes_->record();
+  return slot->free;
+}
+
+// --- The update -----------------------------------------------------------------------------------------
+
+void OffloadedState::rewrite_weights(FlatBuffer& flat, const ShardSlice& slice,
+                                     const std::function<void(const ShardSlice&)>& write) {
+  Stream& worker = *slice.stream;
+  const std::int64_t tile = config_.offload.tile_elements;
+  for (std::int64_t begin = slice.range.begin; begin < slice.range.end; begin += tile) {
+    ShardSlice part = part_of(slice, {begin, std::min(begin + tile, slice.range.end)});
+    part.gradient = flat.optimizer_tier != OffloadTier::none ? residency_.host_gradients(flat, part.range)
+                                                             : residency_.gradients(flat, part.range);
+    NewWeights weights = begin_weights(flat, part.range, worker);
+    part.weight = {weights.data, config_.precision.compute, Shape{part.range.size()}};
+    auto begun = std::make_shared<double>(0.0);
+    if (slice.on_host) worker.enqueue("update " + flat.name, [begun] { *begun = seconds_now(); });
+    write(part);
+    if (slice.on_host) {
+      worker.enqueue("updated " + flat.name, [begun, sum = update_seconds_] {
+        sum->fetch_add(seconds_now() - *begun);  // taken by the issuing thread now and then
+      });
+    }
+    flat.shard_ready = finish_weights(flat, weights, worker);
+  }
+}
+
+void OffloadedState::publish(FlatBuffer& flat, const ShardSlice& slice) {
+  rewrite_weights(flat, slice, copy_master_to_weight);
+}
+
+void OffloadedState::read_ahead() {
+  if (!ring_ || reading_ahead_) return;
+  ring_->begin(update_order_);
+  reading_ahead_ = true;
+}
+
+void OffloadedState::update_each(const std::vector<FlatBuffer*>& trainable, StateObserver* observer,
+                                 const std::function<void(FlatBuffer&, const ShardSlice&)>& update) {
+  read_ahead();
+  for (FlatBuffer* flat : trainable) {
+    if (flat->optimizer_tier == OffloadTier::none || flat->empty()) continue;
+    host_->wait(flat->gradients_on_host);
+    if (flat->parameters_tier == OffloadTier::cpu) host_->wait(flat->gather_done);
+    const ElementRange kept = residency_.optimizer_range(*flat);
+    if (flat->optimizer_tier == OffloadTier::cpu) {
+      ShardSlice slice = residency_.slice(*flat, kept);
+      slice.stream = host_.get();
+      update(*flat, slice);
+      continue;
+    }
+    for (std::int64_t tile = 0; tile < flat->tiles.tiles(); ++tile) {
+      const ShardSlice slice = slice_of(*flat, ring_->open(*host_));
+      if (observer != nullptr) observer->before_update(*flat, slice);
+      update(*flat, slice);
+      ring_->close(*host_, true);
+    }
+  }
+  if (observer != nullptr) observer->updates_issued(*host_);
+  if (ring_) ring_->end(*host_);
+  reading_ahead_ = false;
+  if (!config_.overlap) host_->synchronize();
+}
+
+// --- Between steps --------------------------------------------------------------------------------------
+
+ShardSlice OffloadedState::slice_of(const FlatBuffer& flat, const TileMemory& tile) const {
+  const std::int64_t first = residency_.optimizer_range(flat).begin + tile.first;
+  const Shape shape{tile.elements};
+  ShardSlice slice;
+  slice.range = {first, first + tile.elements};
+  slice.stream = host_.get();
+  slice.on_host = true;
+  slice.master = {tile.data[0], DataType::float32, shape};
+  for (std::size_t s = 0; s < state_tensors_.size(); ++s) {
+    slice.state.push_back({tile.data[s + 1], state_tensors_[s].dtype, shape});
+  }
+  return slice;
+}
+
+void OffloadedState::visit_tiles(FlatBuffer& flat, ElementRange range, bool read, bool write,
+                                 const std::function<void(const ShardSlice&)>& visit) {
+  if (reading_ahead_) {  // between the last micro-batch and step(): the step begins its pass anew
+    ring_->abandon();
+    reading_ahead_ = false;
+  }
+  const std::int64_t kept = residency_.optimizer_range(flat).begin;
+  const TileRegion& region = flat.tiles;
+  const std::int64_t first = (range.begin - kept) / region.tile_elements;
+  const std::int64_t last = (range.end - 1 - kept) / region.tile_elements;
+  std::vector<TileRef> tiles;
+  for (std::int64_t tile = first; tile <= last; ++tile) tiles.push_back({&region, tile});
+  ring_->begin(std::move(tiles), read);
+  for (std::int64_t tile = first; tile <= last; ++tile) {
+    const TileMemory open = ring_->open(*host_);
+    host_->synchronize();
+    visit(slice_of(flat, open));
+    host_->synchronize();
+    ring_->close(*host_, write);
+  }
+  ring_->end(*host_);
+  host_->synchronize();
+}
+
+void OffloadedState::await_updates() {
+  host_->synchronize();
+}
+
+void OffloadedState::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
+  const std::int64_t width = size_of(config_.precision.compute);
+  disk_writes_->synchronize();
+  if (simulated()) return;
+  io_->wait(io_->read(swap_->file(), flat.parameters_offset + (range.begin - flat.shard().begin) * width, to,
+                      range.size() * width));
+}
+
+void OffloadedState::write_parameters(FlatBuffer& flat, ElementRange range, const void* from) {
+  const std::int64_t width = size_of(config_.precision.compute);
+  disk_writes_->synchronize();
+  disk_reads_->synchronize();
+  if (simulated()) return;
+  io_->wait(io_->write(swap_->file(), flat.parameters_offset + (range.begin - flat.shard().begin) * width,
+                       from, range.size() * width));
+}
+
+// --- Reports --------------------------------------------------------------------------------------------
+
+void OffloadedState::begin_report() {
+  link_before_ = link_.counts();
+  if (ring_) ring_before_ = ring_->counts();
+  parameters_read_before_ = parameters_read_;
+  parameters_written_before_ = parameters_written_;
+}
+
+void OffloadedState::report(StepResult& result) {
+  const HostLinkCounts moved = link_.counts();
+  const HostLink::Busy busy = link_.take_busy_seconds();
+  OffloadTraffic& traffic = result.offload_traffic;
+  traffic.to_host = moved.bytes_to_host - link_before_.bytes_to_host;
+  traffic.from_host = moved.bytes_from_host - link_before_.bytes_from_host;
+  traffic.nvme_read = parameters_read_ - parameters_read_before_;
+  traffic.nvme_written = parameters_written_ - parameters_written_before_;
+  if (ring_) {
+    const TileRingCounts tiles = ring_->counts();
+    traffic.nvme_read += tiles.bytes_read - ring_before_.bytes_read;
+    traffic.nvme_written += tiles.bytes_written - ring_before_.bytes_written;
+    result.offload.disk = ring_->take_busy_seconds();
+  }
+  result.offload.to_host = busy.to_host;
+  result.offload.from_host = busy.from_host;
+  result.offload.host_update = update_seconds_->exchange(0.0);
+}
+
+}  // namespace tranche::detail

@@ -1,0 +1,211 @@
+#include "engine/parameter_gatherer.h"
+
+#include <string>
+#include <utility>
+
+#include "engine/offloaded_state.h"
+#include "tranche/core/error.h"
+
+namespace tranche::detail {
+
+ParameterGatherer::ParameterGatherer(StateStore& store, const Config& config, StepArena& arena,
+                                     Stream& compute, ExposedTime& exposed)
+    : store_(store),
+      config_(config),
+      arena_(arena),
+      compute_(compute),
+      exposed_(exposed),
+      states_(store.units().size()) {
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    states_[u].buffers.resize(store.units()[u].buffers.size());
+    gathers_ = gathers_ || store.residency().gathers(store.units()[u]);
+  }
+}
+
+void ParameterGatherer::begin_sequence(Program program, bool another_follows) {
+  program_ = program;
+  another_follows_ = another_follows;
+  in_sequence_ = true;
+}
+
+void ParameterGatherer::acquire(int index) {
+  UnitState& unit = store_.units()[static_cast<std::size_t>(index)];
+  Order& expected = order();
+  const bool in_order = expected.known && expected.position < expected.units.size() &&
+                        expected.units[expected.position] == index;
+  if (expected.known && !in_order) {
+    // Another order than recorded: what was gathered ahead is of no use, and nothing more is gathered ahead
+    // in this sequence, whose order is recorded for the next.
+    expected.known = false;
+    drop_unused();
+  }
+  if (store_.residency().gathers(unit) && !at(index).resident) {
+    if (resident_units_ >= config_.depth) drop_unused();
+    if (resident_units_ >= config_.depth) {
+      std::string held;
+      for (std::size_t u = 0; u < states_.size(); ++u) {
+        if (states_[u].holders > 0) held += (held.empty() ? "" : ", ") + store_.units()[u].name;
+      }
+      throw LogicError("gather(" + unit.name + ") would hold " + std::to_string(resident_units_ + 1) +
+                       " units at once, but tranche.depth is " + std::to_string(config_.depth) +
+                       "; held now: " + held + ". Let a handle go first or raise tranche.depth");
+    }
+    issue(index);
+  }
+  observed_.push_back(index);
+  if (in_order) ++expected.position;
+  ++at(index).holders;
+  // Waits for the rest of the offloaded update, then for the rest of the gather.
+  for (const FlatBuffer& flat : unit.buffers) {
+    if (store_.residency().offloaded(flat)) exposed_.wait_for(flat.shard_ready, Exposed::offload);
+  }
+  for (const FlatBuffer& flat : unit.buffers) exposed_.wait_for(flat.gather_done, Exposed::gather);
+  gather_ahead();
+}
+
+void ParameterGatherer::issue(int index) {
+  UnitState& unit = store_.units()[static_cast<std::size_t>(index)];
+  UnitGather& state = at(index);
+  const DataType dtype = config_.precision.compute;
+  for (std::size_t b = 0; b < unit.buffers.size(); ++b) {
+    FlatBuffer& flat = unit.buffers[b];
+    if (flat.empty() || store_.residency().whole_parameters(flat)) continue;
+    StepBuffer& whole = state.buffers[b];
+    whole = arena_.acquire(flat.layout.padded_elements() * size_of(dtype), Category::gathered,
+                           unit.name + " gathered");
+    std::vector<Event> ready = whole.ready();
+    ready.push_back(flat.shard_ready);
+    ready.push_back(flat.gather_done);  // one gather at a time reads the shard: the last stands for all
+    const void* from = flat.parameters.data();
+    if (flat.parameters_tier != OffloadTier::none) {
+      // To its place among the others', where it is sent from.
+      std::byte* place = static_cast<std::byte*>(whole.data()) + flat.shard().begin * size_of(dtype);
+      flat.gather_done = store_.offload()->fetch_shard(flat, place, std::move(ready));
+      ready = {flat.gather_done};
+      from = place;
+    }
+    if (flat.layout.ranks() > 1) {
+      const OperationLabel label{unit.name, program_ == Program::train ? "forward_backward" : "evaluate",
+                                 Traffic::data};
+      flat.gather_done = flat.group->all_gather(from, whole.data(), flat.layout.shard_elements(), dtype,
+                                                config_.allgather_bucket_elements, ready, label);
+    }
+    if (!config_.overlap) flat.gather_done.wait();
+    gathered_elements_ += flat.layout.padded_elements();
+  }
+  state.resident = true;
+  ++resident_units_;
+}
+
+void ParameterGatherer::gather_ahead() {
+  if (!gathers_ || !config_.overlap) return;
+  Order& expected = order();
+  if (!expected.known) return;
+  const std::size_t length = expected.units.size();
+  std::int64_t beyond = 0;  // elements gathered ahead of use, the next unit's apart
+  std::int64_t live = 0;
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    if (!states_[u].resident) continue;
+    const std::int64_t elements = store_.units()[u].gathered_elements();
+    live += elements;
+    if (states_[u].holders == 0) beyond += elements;
+  }
+  for (std::size_t next = expected.position; resident_units_ < config_.depth; ++next) {
+    // The next sequence begins with the same units; the last one has no successor.
+    if (next >= length && (!another_follows_ || next >= 2 * length)) return;
+    const int index = expected.units[next % length];
+    const UnitState& unit = store_.units()[static_cast<std::size_t>(index)];
+    if (!store_.residency().gathers(unit)) continue;
+    const std::int64_t elements = unit.gathered_elements();
+    const bool is_next = next == expected.position;
+    if (at(index).resident) {
+      // Held now and wanted again: it will be gathered on demand, and nothing behind it overtakes.
+      if (at(index).holders > 0) return;
+      if (is_next) beyond -= elements;
+      continue;
+    }
+    // The next unit is gathered however large it is: were it not, its whole gather would be waited for. The
+    // keys bound what comes beyond it.
+    if (!is_next &&
+        (beyond + elements > config_.prefetch_elements || live + elements > config_.max_live_elements)) {
+      return;
+    }
+    issue(index);
+    live += elements;
+    if (!is_next) beyond += elements;
+  }
+}
+
+void ParameterGatherer::drop_unused() {
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    if (states_[u].resident && states_[u].holders == 0) free_unit(static_cast<int>(u), /*read=*/false);
+  }
+}
+
+void ParameterGatherer::free_unit(int index, bool read) noexcept {
+  // Reuse of the slot waits for the gather that fills it. Whoever read it had the compute stream wait for
+  // that first, so the readers' point covers both. `gather_done` stays: peers may still be reading this
+  // rank's shard.
+  UnitGather& state = at(index);
+  for (std::size_t b = 0; b < state.buffers.size(); ++b) {
+    StepBuffer& whole = state.buffers[b];
+    if (!whole) continue;
+    if (read) {
+      whole.used_on(compute_);  // its release() copes with a stream that has failed
+      whole.release();
+    } else {
+      whole.release(store_.units()[static_cast<std::size_t>(index)].buffers[b].gather_done);
+    }
+  }
+  state.resident = false;
+  --resident_units_;
+}
+
+void ParameterGatherer::release(int index, Ahead ahead) {
+  UnitGather& state = at(index);
+  --state.holders;
+  if (!state.resident || state.holders > 0) return;
+  free_unit(index, /*read=*/true);
+  if (ahead == Ahead::later) owes_gathers_ = true;
+  if (ahead == Ahead::now && in_sequence_) gather_ahead();
+}
+
+void ParameterGatherer::catch_up() {
+  if (std::exchange(owes_gathers_, false) && in_sequence_) gather_ahead();
+}
+
+void ParameterGatherer::end_sequence() {
+  Order& expected = order();
+  if (!expected.known || expected.position != expected.units.size()) {
+    if (expected.known) drop_unused();
+    expected.units = observed_;
+    expected.known = true;
+  }
+  observed_.clear();
+  expected.position = 0;
+  in_sequence_ = false;
+}
+
+void ParameterGatherer::abandon_sequence() {
+  drop_unused();
+  order() = {};
+  observed_.clear();
+  in_sequence_ = false;
+}
+
+ConstTensorView ParameterGatherer::view(int index, int position) const {
+  const TensorState& tensor = store_.tensor_in_unit(index, position);
+  const FlatBuffer& flat = store_.buffer_of(tensor);
+  const DataType dtype = config_.precision.compute;
+  const StepBuffer& whole =
+      states_[static_cast<std::size_t>(index)].buffers[static_cast<std::size_t>(tensor.buffer)];
+  const void* base = store_.residency().whole_parameters(flat) ? flat.parameters.data() : whole.data();
+  return {static_cast<const std::byte*>(base) + flat.layout.tensor_offset(tensor.flat_index) * size_of(dtype),
+          dtype, tensor.shape};
+}
+
+std::int64_t ParameterGatherer::take_gathered_elements() {
+  return std::exchange(gathered_elements_, 0);
+}
+
+}  // namespace tranche::detail

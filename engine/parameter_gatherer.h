@@ -1,0 +1,89 @@
+#pragma once
+/// Units' full parameters: which are in memory, which come next. Private to engine/.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/exposed_time.h"
+#include "engine/state_store.h"
+#include "tranche/device/step_arena.h"
+
+namespace tranche::detail {
+
+/// The kinds of passes that a rank runs. Each has an order of units and a memory of its own.
+enum class Program { train, evaluate, infer };
+inline constexpr std::size_t program_count = 3;
+
+/// Gathers units (stage 3) on demand, and ahead of their use in the order that the first sequence of requests
+/// of a program had. A sequence is what its caller says it is: a micro-batch, or several in one order.
+/// Gathers are collective over each buffer's group; all ranks of it make the same calls in the same order.
+class ParameterGatherer {
+ public:
+  /// All arguments outlive it.
+  ParameterGatherer(StateStore& store, const Config& config, StepArena& arena, Stream& compute,
+                    ExposedTime& exposed);
+
+  /// `another_follows`: a sequence of the same program begins right after this one.
+  void begin_sequence(Program program, bool another_follows);
+  /// The sequence is over: its order is the next one's, where it was another than recorded.
+  void end_sequence();
+  /// The sequence was given up: nothing is recorded, and what was gathered ahead goes.
+  void abandon_sequence();
+  bool in_sequence() const { return in_sequence_; }
+
+  /// Makes the unit's parameters whole; the compute stream waits for them. Throws LogicError, naming the
+  /// holders, when more units than the configured depth would be held at once.
+  void acquire(int unit);
+  /// Gathering ahead after a release. Where an exception lets the unit go it is not known whether the rank
+  /// goes on: what would be gathered now is gathered by the next call (catch_up), so that the ranks'
+  /// sequences stay equal if it does.
+  enum class Ahead { now, later, never };
+  /// Throws what gathering ahead throws.
+  void release(int unit, Ahead ahead);
+  void catch_up();
+  int holders(int unit) const { return states_[static_cast<std::size_t>(unit)].holders; }
+
+  /// A tensor of a unit that is held. Throws InvalidArgument when the unit has no such index.
+  ConstTensorView view(int unit, int index) const;
+  /// Padded elements of the gathers since the last call.
+  std::int64_t take_gathered_elements();
+
+ private:
+  /// Of a unit that must be gathered.
+  struct UnitGather {
+    bool resident = false;            ///< gathered, or being gathered
+    int holders = 0;                  ///< handles
+    std::vector<StepBuffer> buffers;  ///< the whole buffers while resident, by flat buffer
+  };
+  /// The order in which units were asked for, recorded in the first sequence of a program.
+  struct Order {
+    std::vector<int> units;
+    bool known = false;
+    std::size_t position = 0;  ///< next expected request
+  };
+  Order& order() { return orders_[static_cast<std::size_t>(program_)]; }
+  UnitGather& at(int unit) { return states_[static_cast<std::size_t>(unit)]; }
+  void issue(int unit);
+  void gather_ahead();
+  void drop_unused();
+  void free_unit(int unit, bool read) noexcept;
+
+  StateStore& store_;
+  const Config& config_;
+  StepArena& arena_;
+  Stream& compute_;
+  ExposedTime& exposed_;
+  std::vector<UnitGather> states_;
+  bool gathers_ = false;  ///< some unit must be gathered
+  std::array<Order, program_count> orders_;
+  Program program_ = Program::train;
+  bool in_sequence_ = false, another_follows_ = false;
+  std::vector<int> observed_;  ///< requests of the open sequence
+  int resident_units_ = 0;
+  bool owes_gathers_ = false;
+  std::int64_t gathered_elements_ = 0;
+};
+
+}  // namespace tranche::detail

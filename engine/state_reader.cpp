@@ -1,0 +1,95 @@
+#include "engine/state_reader.h"
+
+#include <cstring>
+
+#include "engine/sections.h"
+#include "offload/aligned_buffer.h"
+
+namespace tranche::detail {
+
+namespace {
+
+/// Asks for elements [first, ...) of a section of a flat buffer, to be read to `host`, which has the view's
+/// elements; what no tensor covers is zeroed.
+void request(const StateStore& store, const checkpoint::Reader& reader, const FlatBuffer& flat,
+             const std::string& kind, std::int64_t first, const TensorView& host,
+             std::vector<checkpoint::ReadRequest>& requests) {
+  const std::int64_t width = size_of(host.dtype);
+  auto* bytes = static_cast<std::byte*>(host.data);
+  const ElementRange range{first, first + host.elements()};
+  std::int64_t next = first;
+  const auto pad_to = [&](std::int64_t element) {
+    std::memset(bytes + (next - first) * width, 0, static_cast<std::size_t>((element - next) * width));
+  };
+  for (const TensorPiece& piece : flat.layout.pieces(range)) {
+    requests.push_back(reader.request_for(store.tensor_of(flat, piece).name, kind,
+                                          {piece.tensor_begin, piece.tensor_begin + piece.elements}, host.dtype,
+                                          bytes + (piece.buffer_begin - first) * width));
+    pad_to(piece.buffer_begin);
+    next = piece.buffer_begin + piece.elements;
+  }
+  pad_to(range.end);
+}
+
+}  // namespace
+
+void read_sections(StateStore& store, checkpoint::Reader& reader,
+                   const std::vector<checkpoint::SectionRecord>& sections, Device& device,
+                   MemoryResource& host_memory) {
+  Stream& compute = device.compute_stream();
+  const bool in_place = device.host_accessible();
+  std::vector<checkpoint::ReadRequest> requests;
+  const auto read_now = [&] {
+    reader.read(requests);
+    requests.clear();
+  };
+  for (UnitState& unit : store.units()) {
+    for (const FlatBuffer& flat : unit.buffers) compute.wait(flat.gather_done);
+    if (in_place) compute.synchronize();
+    for (FlatBuffer& flat : unit.buffers) {
+      const auto read = [&](const std::string& kind, std::int64_t first, const TensorView& to, bool on_host) {
+        if (in_place || on_host) {
+          request(store, reader, flat, kind, first, to, requests);
+          return;
+        }
+        const AlignedBuffer staged(host_memory, to.bytes(), Category::other,
+                                   unit.name + " " + kind + " from checkpoint");
+        request(store, reader, flat, kind, first, {staged.data(), to.dtype, to.shape}, requests);
+        read_now();
+        device.copy_from_host(compute, to.data, staged.data(), to.bytes());
+        compute.synchronize();
+      };
+      if (flat.trainable) {
+        store.visit(flat, store.residency().optimizer_range(flat), StateStore::Access::update,
+                    [&](const ShardSlice& slice) {
+                      for (const checkpoint::SectionRecord& section : sections) {
+                        if (section.frozen) continue;
+                        read(section.kind, slice.range.begin,
+                             section_of(slice, section, store.state_tensors()), slice.on_host);
+                      }
+                      // A tile's memory is the next one's.
+                      if (flat.optimizer_tier == OffloadTier::nvme) read_now();
+                    });
+        continue;
+      }
+      const ElementRange range = store.residency().parameters_range(flat);
+      for (const checkpoint::SectionRecord& section : sections) {
+        if (!section.frozen || range.empty()) continue;
+        if (flat.parameters_tier != OffloadTier::nvme) {
+          read(section.kind, range.begin, store.residency().parameters(flat, range),
+               flat.parameters_tier == OffloadTier::cpu);
+          continue;
+        }
+        const Shape shape{range.size()};
+        const AlignedBuffer staged(host_memory, shape.elements() * size_of(section.dtype), Category::other,
+                                   unit.name + " frozen from checkpoint");
+        request(store, reader, flat, section.kind, range.begin, {staged.data(), section.dtype, shape}, requests);
+        read_now();
+        store.write_parameters(flat, range, staged.data());
+      }
+    }
+  }
+  reader.read(requests);
+}
+
+}  // namespace tranche::detail

@@ -1,0 +1,234 @@
+#include "engine/state_store.h"
+
+#include <cstring>
+#include <utility>
+
+#include "core/nearest.h"
+#include "engine/offload_share.h"
+#include "engine/offloaded_state.h"
+#include "tranche/core/error.h"
+#include "tranche/kernels/elementwise.h"
+
+namespace tranche::detail {
+
+StateStore::StateStore(const Config& config, StateLayout layout, const StateResources& resources)
+    : config_(config),
+      resources_(resources),
+      compute_(resources.device.compute_stream()),
+      layout_(std::move(layout)),
+      residency_(config, layout_.state_tensors) {
+  for (UnitState& unit : layout_.units) {
+    for (FlatBuffer& flat : unit.buffers) {
+      if (!flat.trainable) continue;
+      flat.trainable_index = static_cast<int>(trainable_.size());
+      trainable_.push_back(&flat);
+    }
+  }
+  assign_tiers();
+  for (std::size_t i = 0; i < layout_.tensors.size(); ++i) {
+    tensor_index_.emplace(layout_.tensors[i].name, static_cast<int>(i));
+  }
+}
+
+StateStore::~StateStore() = default;
+
+void StateStore::assign_tiers() {
+  for (UnitState& unit : layout_.units) {
+    for (FlatBuffer& flat : unit.buffers) flat.parameters_tier = config_.offload.parameters;
+  }
+  if (config_.offload.optimizer == OffloadTier::none) return;
+  std::vector<std::int64_t> sizes;
+  for (const FlatBuffer* flat : trainable_) sizes.push_back(flat->layout.padded_elements());
+  const std::vector<bool> moves = units_that_move(sizes, config_.offload.ratio);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (moves[i]) trainable_[i]->optimizer_tier = config_.offload.optimizer;
+  }
+}
+
+FlatBuffer& StateStore::buffer_of(const TensorState& tensor) {
+  return layout_.units[static_cast<std::size_t>(tensor.unit)].buffers[static_cast<std::size_t>(tensor.buffer)];
+}
+
+const FlatBuffer& StateStore::buffer_of(const TensorState& tensor) const {
+  return layout_.units[static_cast<std::size_t>(tensor.unit)].buffers[static_cast<std::size_t>(tensor.buffer)];
+}
+
+int StateStore::find_tensor(std::string_view name) const {
+  const auto found = tensor_index_.find(std::string(name));
+  if (found != tensor_index_.end()) return found->second;
+  std::vector<std::string> names;
+  for (const TensorState& tensor : layout_.tensors) names.push_back(tensor.name);
+  const std::string near = nearest(name, names);
+  throw InvalidArgument(
+      "the model has no tensor '" + std::string(name) + "'" +
+      (near.empty() ? "; the first is '" + names.front() + "'" : "; the nearest is '" + near + "'"));
+}
+
+int StateStore::index_in_unit(int unit_index, std::string_view tensor) const {
+  const UnitState& unit = layout_.units[static_cast<std::size_t>(unit_index)];
+  std::string names;
+  for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
+    const std::string& name = layout_.tensors[static_cast<std::size_t>(unit.tensors[i])].name;
+    if (name == tensor) return static_cast<int>(i);
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  throw InvalidArgument("unit " + unit.name + " has no tensor " + std::string(tensor) + "; it has " + names);
+}
+
+const TensorState& StateStore::tensor_in_unit(int unit_index, int index) const {
+  const UnitState& unit = layout_.units[static_cast<std::size_t>(unit_index)];
+  if (index < 0 || index >= static_cast<int>(unit.tensors.size())) {
+    throw InvalidArgument("unit " + unit.name + " has " + std::to_string(unit.tensors.size()) +
+                          " tensors, no index " + std::to_string(index));
+  }
+  return layout_.tensors[static_cast<std::size_t>(unit.tensors[static_cast<std::size_t>(index)])];
+}
+
+// --- Memory ---------------------------------------------------------------------------------------------
+
+void StateStore::set_offload(std::unique_ptr<OffloadedState> offload) {
+  offload_ = std::move(offload);
+}
+
+void StateStore::allocate_gradients(FlatBuffer& flat) {
+  const std::int64_t elements =
+      residency_.whole_gradients(flat) ? flat.layout.padded_elements() : flat.layout.shard_elements();
+  if (flat.gradients || elements == 0) return;
+  flat.gradients = Buffer(resources_.device_memory, elements * size_of(config_.precision.accumulation),
+                          Category::gradients, flat.name + " gradients");
+}
+
+void StateStore::allocate(FlatBuffer& flat) {
+  if (flat.empty()) return;
+  const DataType compute_dtype = config_.precision.compute;
+  if (flat.parameters_tier != OffloadTier::nvme) {
+    const std::int64_t held = residency_.parameters_range(flat).size();
+    flat.parameters = Buffer(
+        flat.parameters_tier == OffloadTier::cpu ? resources_.host_memory : resources_.device_memory,
+        held * size_of(compute_dtype), Category::parameters, flat.name + " parameters");
+  }
+  if (!flat.trainable) return;
+  if (!residency_.transient_gradients(flat)) allocate_gradients(flat);
+  if (flat.optimizer_tier == OffloadTier::nvme) return;
+  const std::int64_t kept = residency_.optimizer_range(flat).size();
+  MemoryResource& memory =
+      flat.optimizer_tier == OffloadTier::cpu ? resources_.host_memory : resources_.device_memory;
+  if (compute_dtype != DataType::float32 || flat.optimizer_tier != flat.parameters_tier) {
+    flat.master = Buffer(memory, kept * size_of(DataType::float32), Category::optimizer, flat.name + " master");
+  }
+  for (const OptimizerStateTensor& state : layout_.state_tensors) {
+    flat.state.emplace_back(memory, kept * size_of(state.dtype), Category::optimizer,
+                            flat.name + " " + state.name);
+  }
+}
+
+void StateStore::allocate(UnitState& unit) {
+  for (FlatBuffer& flat : unit.buffers) allocate(flat);
+  if (!offload_) return;
+  for (FlatBuffer& flat : unit.buffers) offload_->allocate(flat);
+}
+
+// --- Elements -------------------------------------------------------------------------------------------
+
+ShardSlice StateStore::slice(FlatBuffer& flat, ElementRange range) {
+  ShardSlice slice = residency_.slice(flat, range);
+  slice.stream = slice.on_host ? &offload_->host() : &compute_;
+  return slice;
+}
+
+void StateStore::visit(FlatBuffer& flat, ElementRange range, Access access,
+                       const std::function<void(const ShardSlice&)>& visit) {
+  if (range.empty()) return;
+  if (flat.optimizer_tier != OffloadTier::nvme) {
+    const ShardSlice whole = slice(flat, range);
+    if (whole.on_host) whole.stream->synchronize();  // an update may be in progress
+    visit(whole);
+    whole.stream->synchronize();
+    return;
+  }
+  // A save in progress stores the state as it was when the save began.
+  if (access != Access::read && observer_ != nullptr) observer_->before_write();
+  // A tile of which only a part is replaced keeps the rest.
+  const bool read = access != Access::replace || !(range == residency_.optimizer_range(flat));
+  offload_->visit_tiles(flat, range, read, access != Access::read,
+                        [&](const ShardSlice& tile) { visit(part_of(tile, intersect(tile.range, range))); });
+}
+
+void StateStore::read(void* to, const void* from, std::int64_t bytes, bool on_host) {
+  if (simulated() || bytes == 0) return;
+  if (on_host) {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    return;
+  }
+  resources_.device.copy_to_host(compute_, to, from, bytes);
+  compute_.synchronize();
+}
+
+void StateStore::write(void* to, const void* from, std::int64_t bytes, bool on_host) {
+  if (simulated() || bytes == 0) return;
+  if (on_host) {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    return;
+  }
+  resources_.device.copy_from_host(compute_, to, from, bytes);
+  compute_.synchronize();
+}
+
+void StateStore::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
+  const std::int64_t bytes = range.size() * size_of(config_.precision.compute);
+  flat.gather_done.wait();
+  if (offload_) offload_->await_updates();
+  if (flat.parameters_tier == OffloadTier::nvme) {
+    offload_->read_parameters(flat, range, to);
+    return;
+  }
+  if (offload_) offload_->link().to_host().synchronize();  // of weights that were updated on the device
+  read(to, residency_.parameters(flat, range).data, bytes, flat.parameters_tier == OffloadTier::cpu);
+}
+
+void StateStore::write_parameters(FlatBuffer& flat, ElementRange range, const void* from) {
+  const std::int64_t bytes = range.size() * size_of(config_.precision.compute);
+  flat.gather_done.wait();
+  if (offload_) offload_->await_updates();
+  if (flat.parameters_tier == OffloadTier::nvme) {
+    offload_->write_parameters(flat, range, from);
+    return;
+  }
+  if (offload_) {
+    offload_->link().to_host().synchronize();
+    offload_->link().from_host().synchronize();
+  }
+  write(residency_.parameters(flat, range).data, from, bytes, flat.parameters_tier == OffloadTier::cpu);
+}
+
+void StateStore::gather_updated(FlatBuffer& flat, const char* phase) {
+  if (flat.layout.ranks() == 1 || !residency_.whole_parameters(flat) || residency_.whole_optimizer(flat) ||
+      flat.empty()) {
+    return;
+  }
+  const std::vector<Event> ready{flat.shard_ready};
+  flat.gather_done =
+      flat.all_gather(flat.parameters.data(), config_.precision.compute, config_.allgather_bucket_elements,
+                      ready, OperationLabel{flat.name, phase, Traffic::data});
+  if (!config_.overlap) flat.gather_done.wait();
+}
+
+void StateStore::publish(FlatBuffer& flat, const char* phase) {
+  const DataType compute_dtype = config_.precision.compute;
+  const ElementRange kept = residency_.optimizer_range(flat);
+  if (residency_.offloaded(flat)) {
+    visit(flat, kept, Access::read, [&](const ShardSlice& slice) { offload_->publish(flat, slice); });
+    gather_updated(flat, phase);
+    return;
+  }
+  if (!kept.empty() && compute_dtype != DataType::float32) {
+    for (const TensorPiece& piece : flat.layout.pieces(kept)) {
+      const ElementRange range{piece.buffer_begin, piece.buffer_begin + piece.elements};
+      kernels::cast(compute_, residency_.master(flat, range), residency_.parameters(flat, range));
+    }
+  }
+  flat.shard_ready = compute_.record();
+  gather_updated(flat, phase);
+}
+
+}  // namespace tranche::detail

@@ -1,0 +1,122 @@
+#pragma once
+/// The state of a model that a rank keeps, and the one place that says where an element of it lies. Private to
+/// engine/.
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/flat_buffer.h"
+#include "engine/residency.h"
+#include "engine/shard_slice.h"
+#include "engine/state_layout.h"
+#include "tranche/device/device.h"
+#include "tranche/device/memory.h"
+
+namespace tranche::detail {
+
+class OffloadedState;
+
+/// Sees state on the nvme tier before it changes, as a save in progress has to.
+class StateObserver {
+ public:
+  virtual ~StateObserver() = default;
+  /// The step updates this slice behind what the slice's stream was given so far.
+  virtual void before_update(const FlatBuffer& flat, const ShardSlice& slice) = 0;
+  /// The step has issued its last update to `stream`.
+  virtual void updates_issued(Stream& stream) = 0;
+  /// Something other than a step is about to replace state.
+  virtual void before_write() = 0;
+};
+
+/// Memory and streams of a rank; all outlive the store.
+struct StateResources {
+  Device& device;
+  MemoryResource& device_memory;
+  MemoryResource& host_memory;
+};
+
+class StateStore {
+ public:
+  /// `config` outlives the store.
+  StateStore(const Config& config, StateLayout layout, const StateResources& resources);
+  ~StateStore();
+  StateStore(const StateStore&) = delete;
+  StateStore& operator=(const StateStore&) = delete;
+
+  // --- Layout ---
+  std::vector<UnitState>& units() { return layout_.units; }
+  const std::vector<UnitState>& units() const { return layout_.units; }
+  const std::vector<TensorState>& tensors() const { return layout_.tensors; }
+  /// The trainable flat buffers of all units, in order.
+  const std::vector<FlatBuffer*>& trainable() const { return trainable_; }
+  const std::vector<OptimizerStateTensor>& state_tensors() const { return layout_.state_tensors; }
+  const Residency& residency() const { return residency_; }
+  FlatBuffer& buffer_of(const TensorState& tensor);
+  const FlatBuffer& buffer_of(const TensorState& tensor) const;
+  const TensorState& tensor_of(const FlatBuffer& flat, const TensorPiece& piece) const {
+    return layout_.tensors[static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)])];
+  }
+  /// Index of a tensor; throws InvalidArgument, with the closest match, when there is none of this name.
+  int find_tensor(std::string_view name) const;
+  bool has_tensor(const std::string& name) const { return tensor_index_.contains(name); }
+  /// Position of a tensor in its unit; throws InvalidArgument naming the unit's tensors.
+  int index_in_unit(int unit, std::string_view tensor) const;
+  /// The tensor at a position of its unit; throws InvalidArgument when there is none.
+  const TensorState& tensor_in_unit(int unit, int index) const;
+
+  // --- Memory ---
+  /// Adopts what moves state off the device, before allocate(); without it all state lives on the device.
+  void set_offload(std::unique_ptr<OffloadedState> offload);
+  OffloadedState* offload() const { return offload_.get(); }
+  /// Takes the memory, and the space on disk, of a unit's state.
+  void allocate(UnitState& unit);
+  /// The main gradient's memory, unless it has some or takes memory of the step.
+  void allocate_gradients(FlatBuffer& flat);
+  /// The observer outlives its use; null ends it.
+  void observe(StateObserver* observer) { observer_ = observer; }
+  StateObserver* observer() const { return observer_; }
+
+  // --- Elements ---
+  enum class Access { read, replace, update };
+  /// Weights and optimizer state of [range), which lies in device or host memory and in what this rank keeps.
+  ShardSlice slice(FlatBuffer& flat, ElementRange range);
+  /// Calls visit for slices of the master weights and optimizer state in `range` (within what this rank
+  /// keeps), wherever they live; what it issues or does has happened when visit() returns. `replace`: visit
+  /// writes all of it.
+  void visit(FlatBuffer& flat, ElementRange range, Access access,
+             const std::function<void(const ShardSlice&)>& visit);
+  /// Copies between this rank's device or host memory and host memory of the caller; done on return.
+  void read(void* to, const void* from, std::int64_t bytes, bool on_host);
+  void write(void* to, const void* from, std::int64_t bytes, bool on_host);
+  /// This rank's parameters in [range), read to or written from host memory, wherever they live.
+  void read_parameters(FlatBuffer& flat, ElementRange range, void* to);
+  void write_parameters(FlatBuffer& flat, ElementRange range, const void* from);
+  /// Makes the weights that models read from new master weights, and begins to gather them where every rank
+  /// keeps all parameters but not all of the optimizer's state. Collective over the buffer's group in that
+  /// case. `phase` names the gather in traces.
+  void publish(FlatBuffer& flat, const char* phase);
+  /// The gather of publish() alone.
+  void gather_updated(FlatBuffer& flat, const char* phase);
+
+ private:
+  void assign_tiers();
+  void allocate(FlatBuffer& flat);
+  bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
+
+  const Config& config_;
+  StateResources resources_;
+  Stream& compute_;
+  StateLayout layout_;
+  std::vector<FlatBuffer*> trainable_;
+  std::unordered_map<std::string, int> tensor_index_;
+  Residency residency_;
+  StateObserver* observer_ = nullptr;
+  std::unique_ptr<OffloadedState> offload_;  ///< null: all state lives on the device
+};
+
+}  // namespace tranche::detail

@@ -1,0 +1,204 @@
+#include "engine/step_boundary.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "engine/offloaded_state.h"
+#include "tranche/core/error.h"
+#include "tranche/kernels/reduction.h"
+
+namespace tranche::detail {
+
+StepBoundary::StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater, Communicator& ranks,
+                           Device& device, const StepScalars& scalars)
+    : store_(store),
+      config_(config),
+      updater_(updater),
+      ranks_(ranks),
+      device_(device),
+      compute_(device.compute_stream()),
+      scalars_(scalars),
+      replays_(store.trainable().size()) {}
+
+void StepBoundary::allocate(MemoryResource& memory) {
+  const std::vector<FlatBuffer*>& trainable = store_.trainable();
+  const bool shares = std::any_of(trainable.begin(), trainable.end(), [&](const FlatBuffer* flat) {
+    return flat->layout.ranks() > 1 && store_.residency().whole_optimizer(*flat);
+  });
+  updater_.allocate(memory, shares);
+  if (!updater_.replayable()) return;
+  for (std::size_t i = 0; i < trainable.size(); ++i) {
+    if (store_.residency().offloaded(*trainable[i])) continue;
+    replays_[i] = device_.create_replay(trainable[i]->name + " update");
+  }
+}
+
+// --- Agreement ------------------------------------------------------------------------------------------
+
+StepBoundary::Agreement StepBoundary::agree(StepRecord mine, kernels::Workspace workspace,
+                                            std::int64_t nominal_tokens, std::int64_t step) {
+  const std::vector<FlatBuffer*>& trainable = store_.trainable();
+  const std::size_t count = trainable.size();
+  const std::int64_t micro_batches = config_.accumulation_steps;
+  for (std::size_t i = 0; i < count; ++i) {
+    const FlatBuffer& flat = *trainable[i];
+    if (flat.optimizer_tier != OffloadTier::none) continue;  // taken when the gradient left the device
+    kernels::gradient_statistics(compute_, store_.residency().gradients(flat, flat.shard()),
+                                 scalars_.statistics() + i, workspace);
+  }
+  // Defaults stay in place where no kernel writes (the meta device): norm one, clean flags, nominal tokens.
+  std::vector<double> losses(static_cast<std::size_t>(micro_batches), 0.0);
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(micro_batches), nominal_tokens);
+  std::vector<kernels::GradientStatistics> statistics(count);
+  statistics[0].sum_of_squares = 1.0 / ranks_.size();
+  device_.copy_to_host(compute_, losses.data(), scalars_.losses(), micro_batches * 8);
+  device_.copy_to_host(compute_, tokens.data(), scalars_.tokens(), micro_batches * 8);
+  device_.copy_to_host(compute_, statistics.data(), scalars_.statistics(),
+                       static_cast<std::int64_t>(count * sizeof(kernels::GradientStatistics)));
+  compute_.synchronize();
+
+  for (std::size_t m = 0; m < losses.size(); ++m) {
+    mine.loss_sum += losses[m];
+    mine.tokens += tokens[m];
+  }
+  std::vector<double> sums(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    sums[i] = statistics[i].sum_of_squares;
+    if (statistics[i].first_non_finite >= 0 && mine.non_finite_buffer < 0) {
+      mine.non_finite_buffer = static_cast<std::int64_t>(i);
+      mine.non_finite_element = trainable[i]->shard().begin + statistics[i].first_non_finite;
+    }
+  }
+  mine.sequence_hash = ranks_.sequence_hash();
+
+  // One exchange carries everything: [sums of squares by buffer][record]. Without peers that answer (a plan)
+  // every rank is taken to say what this one says.
+  const std::size_t sum_bytes = count * sizeof(double);
+  const std::size_t blob = sum_bytes + sizeof(StepRecord);
+  const auto rank_count = static_cast<std::size_t>(ranks_.size());
+  std::vector<std::byte> sent(blob);
+  std::memcpy(sent.data(), sums.data(), sum_bytes);
+  std::memcpy(sent.data() + sum_bytes, &mine, sizeof(mine));
+  const std::size_t stride = ranks_.simulated() ? 0 : blob;  // one for all of them, however many
+  std::vector<std::byte> received(blob + stride * (rank_count - 1));
+  for (std::size_t at = 0; at < received.size(); at += blob) {
+    std::memcpy(received.data() + at, sent.data(), blob);
+  }
+  ranks_
+      .all_gather(sent.data(), received.data(), static_cast<std::int64_t>(blob), DataType::uint8, 0, {},
+                  OperationLabel{"step", "agree", Traffic::control, Tier::host})
+      .wait();
+
+  Agreement all;
+  for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t r = 0; r < rank_count; ++r) {
+      double sum;
+      std::memcpy(&sum, received.data() + stride * r + i * sizeof(double), sizeof(sum));
+      all.sum_of_squares += sum;
+    }
+  }
+  all.records.resize(rank_count);
+  const StepRecord* bad = nullptr;
+  for (std::size_t r = 0; r < rank_count; ++r) {
+    StepRecord& record = all.records[r];
+    std::memcpy(&record, received.data() + stride * r + sum_bytes, sizeof(StepRecord));
+    if (record.sequence_hash != all.records[0].sequence_hash) {
+      throw CommunicationError(
+          "rank " + std::to_string(r) + " issued another sequence of collective calls than rank 0 in step " +
+          std::to_string(step) + ": gather and reduce units in the same order on all ranks");
+    }
+    all.loss_sum += record.loss_sum;
+    all.tokens += record.tokens;
+    if (record.non_finite_buffer >= 0 &&
+        (bad == nullptr || std::pair(record.non_finite_buffer, record.non_finite_element) <
+                               std::pair(bad->non_finite_buffer, bad->non_finite_element))) {
+      bad = &record;
+    }
+  }
+  if (bad != nullptr) {
+    const FlatBuffer& flat = *trainable[static_cast<std::size_t>(bad->non_finite_buffer)];
+    const TensorPiece piece = flat.layout.locate(bad->non_finite_element);
+    all.non_finite = piece.tensor < 0 ? "padding of unit " + flat.name
+                                      : store_.tensor_of(flat, piece).name + " at element " +
+                                            std::to_string(piece.tensor_begin);
+  }
+  return all;
+}
+
+// --- Update ---------------------------------------------------------------------------------------------
+
+void StepBoundary::prepare(const OptimizerStep& step) {
+  OffloadedState* const offload = store_.offload();
+  Stream* const host = offload != nullptr ? &offload->host() : nullptr;
+  updater_.send_numbers(device_, compute_, host, step);
+  if (!updater_.has_sums()) return;
+  updater_.clear_sums(compute_, host);
+  for (FlatBuffer* flat : store_.trainable()) {
+    if (flat->empty()) continue;
+    ShardSlice kept = store_.slice(*flat, store_.residency().optimizer_range(*flat));
+    if (kept.on_host) {
+      host->wait(flat->gradients_on_host);
+      kept.gradient = store_.residency().host_gradients(*flat, kept.range);
+    } else {
+      kept.gradient = store_.residency().gradients(*flat, kept.range);
+    }
+    updater_.prepare(step, *flat, kept);
+  }
+  updater_.exchange_sums(device_, compute_, host, ranks_);
+}
+
+void StepBoundary::update(const OptimizerStep& step) {
+  prepare(step);
+  // Updates of offloaded state go on while the device updates its own.
+  if (OffloadedState* const offload = store_.offload()) {
+    offload->update_each(store_.trainable(), store_.observer(), [&](FlatBuffer& flat, const ShardSlice& slice) {
+      update_slice(flat, slice, step);
+    });
+  }
+  for (FlatBuffer* flat : store_.trainable()) update_on_device(*flat, step);
+  for (FlatBuffer* flat : store_.trainable()) {
+    if (flat->optimizer_tier != OffloadTier::none) store_.gather_updated(*flat, "step");
+  }
+}
+
+void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step) {
+  if (flat.layout.tensors() == 0 || flat.optimizer_tier != OffloadTier::none) return;
+  compute_.wait(flat.gather_done);  // peers read the old weights of this shard, also of units that nobody held
+  const ElementRange kept = store_.residency().optimizer_range(flat);
+  ShardSlice slice = store_.slice(flat, kept);
+  if (store_.residency().offloaded(flat)) {
+    update_slice(flat, slice, step);
+    return;
+  }
+  slice.gradient = store_.residency().gradients(flat, kept);
+  if (flat.master) slice.weight = store_.residency().parameters(flat, kept);
+  const auto apply = [&] { updater_.apply(step, flat, slice); };
+  if (Replay* const replay = replays_[static_cast<std::size_t>(flat.trainable_index)].get()) {
+    replay->run(compute_, apply);
+  } else {
+    apply();
+  }
+  flat.shard_ready = compute_.record();
+  store_.gather_updated(flat, "step");
+}
+
+void StepBoundary::update_slice(FlatBuffer& flat, const ShardSlice& slice, const OptimizerStep& step) {
+  store_.offload()->rewrite_weights(flat, slice, [&](const ShardSlice& part) {
+    if (step.apply) {
+      updater_.apply(step, flat, part, /*fresh_weights=*/true);
+    } else {
+      copy_master_to_weight(part);  // a skipped step moves the same bytes, and the weights are those it found
+    }
+  });
+}
+
+std::vector<std::string> StepBoundary::replay_problems() const {
+  std::vector<std::string> problems;
+  for (const auto& replay : replays_) {
+    if (replay && !replay->problem().empty()) problems.push_back(replay->problem());
+  }
+  return problems;
+}
+
+}  // namespace tranche::detail

@@ -1,0 +1,66 @@
+#pragma once
+/// The end of a step on the state: the norm of the main gradient, the agreement of the ranks, the update where the
+/// state lives, and the gather of new weights. Private to engine/.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/flat_updater.h"
+#include "engine/state_store.h"
+#include "engine/step_record.h"
+#include "engine/step_scalars.h"
+#include "tranche/device/replay.h"
+#include "tranche/kernels/workspace.h"
+
+namespace tranche::detail {
+
+class StepBoundary {
+ public:
+  /// All arguments outlive it. `ranks` are those whose gradients make the step.
+  StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater, Communicator& ranks, Device& device,
+               const StepScalars& scalars);
+
+  /// Takes the updater's memory; once the store has its own.
+  void allocate(MemoryResource& memory);
+
+  /// What the ranks found together.
+  struct Agreement {
+    std::vector<StepRecord> records;  ///< by rank
+    double loss_sum = 0;
+    std::int64_t tokens = 0;
+    double sum_of_squares = 0;  ///< of the main gradient
+    std::string non_finite;     ///< where the first infinity or NaN of the main gradient is; empty: nowhere
+  };
+  /// Collective. Takes the statistics of this rank's share of the main gradient and exchanges them with
+  /// `mine`, whose loss, tokens and non-finite position it fills in. `nominal_tokens`: of a micro-batch, where
+  /// no kernel writes (the meta device). Waits for the compute stream. Throws CommunicationError naming a rank
+  /// that issued other collectives than rank 0 in `step`.
+  Agreement agree(StepRecord mine, kernels::Workspace workspace, std::int64_t nominal_tokens,
+                  std::int64_t step);
+
+  /// Issues the update of all state, and the gathers of new weights. A skipped step issues the same work,
+  /// masked: memory and traffic never depend on data. Collective over each buffer's group, and over `ranks`
+  /// for rules with sums.
+  void update(const OptimizerStep& step);
+  /// Problems of replaying the update, for the log.
+  std::vector<std::string> replay_problems() const;
+
+ private:
+  void prepare(const OptimizerStep& step);
+  void update_on_device(FlatBuffer& flat, const OptimizerStep& step);
+  /// Updates a slice whose weights, or more, live off the device.
+  void update_slice(FlatBuffer& flat, const ShardSlice& slice, const OptimizerStep& step);
+
+  StateStore& store_;
+  const Config& config_;
+  FlatUpdater& updater_;
+  Communicator& ranks_;
+  Device& device_;
+  Stream& compute_;
+  const StepScalars& scalars_;
+  std::vector<std::unique_ptr<Replay>> replays_;  ///< by trainable buffer; null: issued anew in every step
+};
+
+}  // namespace tranche::detail

@@ -1,0 +1,344 @@
+#include "engine/tensor_access.h"
+
+#include <cstring>
+#include <string>
+
+#include "engine/offloaded_state.h"
+#include "tranche/core/error.h"
+#include "tranche/kernels/elementwise.h"
+
+namespace tranche::detail {
+
+namespace {
+
+constexpr OperationLabel access_label(std::string_view tensor, Tier memory = Tier::host) {
+  return {tensor, "access", Traffic::control, memory};
+}
+
+/// The view that a slice has of an optimizer state, or of the master weights with -1.
+TensorView state_of(const ShardSlice& slice, int which) {
+  return which < 0 ? slice.master : slice.state[static_cast<std::size_t>(which)];
+}
+
+}  // namespace
+
+float load_as_float(const std::byte* raw, std::int64_t index, DataType dtype) {
+  switch (dtype) {
+    case DataType::float32: {
+      float value;
+      std::memcpy(&value, raw + index * 4, 4);
+      return value;
+    }
+    case DataType::bfloat16:
+    case DataType::float16: {
+      std::uint16_t bits;
+      std::memcpy(&bits, raw + index * 2, 2);
+      return dtype == DataType::bfloat16 ? to_float(bfloat16{bits}) : to_float(float16{bits});
+    }
+    default:
+      throw InvalidArgument("cannot read " + std::string(name_of(dtype)) + " as fp32");
+  }
+}
+
+void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float value) {
+  switch (dtype) {
+    case DataType::float32:
+      std::memcpy(raw + index * 4, &value, 4);
+      return;
+    case DataType::bfloat16:
+    case DataType::float16: {
+      const std::uint16_t bits =
+          dtype == DataType::bfloat16 ? to_bfloat16(value).bits : to_float16(value).bits;
+      std::memcpy(raw + index * 2, &bits, 2);
+      return;
+    }
+    default:
+      throw InvalidArgument("cannot write fp32 as " + std::string(name_of(dtype)));
+  }
+}
+
+TensorAccess::TensorAccess(StateStore& store, const Config& config, Communicator& ranks, Device& device,
+                           MemoryResource& memory, kernels::Workspace workspace)
+    : store_(store),
+      config_(config),
+      ranks_(ranks),
+      device_(device),
+      compute_(device.compute_stream()),
+      memory_(memory),
+      workspace_(workspace) {}
+
+std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange local_range,
+                                        const Read& read) {
+  const TensorState& tensor = tensor_at(index);
+  const FlatBuffer& flat = store_.buffer_of(tensor);
+  const std::int64_t elements = tensor.shape.elements();
+  const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
+  std::vector<float> values(static_cast<std::size_t>(elements), 0.0f);
+  std::vector<std::byte> raw;
+  const bool everywhere = local_range == ElementRange{0, flat.layout.padded_elements()};
+  for (int owner = 0; owner < flat.layout.ranks(); ++owner) {
+    const ElementRange part = intersect(flat.layout.shard_range(owner), {offset, offset + elements});
+    if (part.empty()) continue;
+    float* target = values.data() + (part.begin - offset);
+    if (everywhere || owner == flat.rank()) {
+      raw.assign(static_cast<std::size_t>(part.size() * size_of(dtype)), std::byte{0});
+      read(part, raw.data());
+      for (std::int64_t i = 0; i < part.size(); ++i) target[i] = load_as_float(raw.data(), i, dtype);
+    }
+    if (!everywhere) {
+      flat.group->broadcast(target, part.size(), DataType::float32, owner, {}, access_label(tensor.name))
+          .wait();
+    }
+  }
+  return values;
+}
+
+std::vector<float> TensorAccess::gather_state(int index, int which) {
+  FlatBuffer& flat = store_.buffer_of(tensor_at(index));
+  const DataType dtype =
+      which < 0 ? DataType::float32 : store_.state_tensors()[static_cast<std::size_t>(which)].dtype;
+  return gather(index, dtype, store_.residency().optimizer_range(flat), [&](ElementRange range, void* to) {
+    store_.visit(flat, range, StateStore::Access::read, [&](const ShardSlice& slice) {
+      const TensorView from = state_of(slice, which);
+      store_.read(static_cast<std::byte*>(to) + (slice.range.begin - range.begin) * size_of(dtype), from.data,
+                  from.bytes(), slice.on_host);
+    });
+  });
+}
+
+void TensorAccess::write_slices(int index, int which, std::span<const float> values) {
+  const TensorState& tensor = tensor_at(index);
+  FlatBuffer& flat = store_.buffer_of(tensor);
+  const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
+  const ElementRange part =
+      intersect({offset, offset + tensor.shape.elements()}, store_.residency().optimizer_range(flat));
+  store_.visit(flat, part, StateStore::Access::update, [&](const ShardSlice& slice) {
+    const TensorView to = state_of(slice, which);
+    std::vector<std::byte> raw(static_cast<std::size_t>(to.bytes()));
+    for (std::int64_t i = 0; i < slice.range.size(); ++i) {
+      store_from_float(raw.data(), i, to.dtype,
+                       values[static_cast<std::size_t>(slice.range.begin - offset + i)]);
+    }
+    store_.write(to.data, raw.data(), to.bytes(), slice.on_host);
+  });
+}
+
+std::vector<float> TensorAccess::weight(int index) {
+  const TensorState& tensor = tensor_at(index);
+  if (!tensor.frozen) return gather_state(index, -1);
+  FlatBuffer& flat = store_.buffer_of(tensor);
+  return gather(index, config_.precision.compute, flat.shard(),
+                [&](ElementRange range, void* to) { store_.read_parameters(flat, range, to); });
+}
+
+void TensorAccess::write_weight(int index, std::span<const float> values) {
+  const TensorState& tensor = tensor_at(index);
+  FlatBuffer& flat = store_.buffer_of(tensor);
+  const DataType dtype = config_.precision.compute;
+  compute_.wait(flat.gather_done);
+  if (!tensor.frozen) write_slices(index, -1, values);
+  const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
+  const ElementRange part =
+      intersect({offset, offset + tensor.shape.elements()}, store_.residency().parameters_range(flat));
+  if (!part.empty()) {
+    std::vector<std::byte> raw(static_cast<std::size_t>(part.size() * size_of(dtype)));
+    for (std::int64_t i = 0; i < part.size(); ++i) {
+      store_from_float(raw.data(), i, dtype, values[static_cast<std::size_t>(part.begin - offset + i)]);
+    }
+    store_.write_parameters(flat, part, raw.data());
+  }
+  flat.shard_ready = compute_.record();
+}
+
+std::vector<float> TensorAccess::state(int index, int which) {
+  return gather_state(index, which);
+}
+
+void TensorAccess::write_state(int index, int which, std::span<const float> values) {
+  write_slices(index, which, values);
+}
+
+int TensorAccess::find_state(std::string_view optimizer, std::string_view state) const {
+  std::string list;
+  for (std::size_t s = 0; s < store_.state_tensors().size(); ++s) {
+    const std::string& name = store_.state_tensors()[s].name;
+    if (name == state) return static_cast<int>(s);
+    list += (list.empty() ? "" : ", ") + name;
+  }
+  throw InvalidArgument("optimizer " + std::string(optimizer) + " keeps no state '" + std::string(state) +
+                        "'; it keeps " + (list.empty() ? "none" : list));
+}
+
+// --- The main gradient ----------------------------------------------------------------------------------
+
+std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int reduction_group) {
+  const TensorState& tensor = tensor_at(index);
+  FlatBuffer& flat = store_.buffer_of(tensor);
+  const DataType accumulation = config_.precision.accumulation;
+  const ElementRange mine = flat.shard();
+  compute_.wait(flat.reduce_done);
+  const auto from = [&](const TensorView& shard, bool on_host) {
+    return gather(index, accumulation, mine, [&](ElementRange range, void* to) {
+      const TensorView part = part_of(shard, mine.begin, range);
+      store_.read(to, part.data, part.bytes(), on_host);
+    });
+  };
+  if (!reduced) {
+    // Reduced as the end of the step would reduce it.
+    const Shape whole{flat.layout.padded_elements()};
+    const DataType communication = config_.precision.wire;
+    const Buffer rounded(memory_, whole.elements() * size_of(communication), Category::other,
+                         "read_gradient");
+    const Buffer sum(memory_, mine.size() * size_of(accumulation), Category::other, "read_gradient");
+    const TensorView sent{rounded.data(), communication, whole};
+    kernels::cast(compute_, {flat.gradients_data(), accumulation, whole}, sent);
+    ReductionOptions options;
+    options.group_size = reduction_group;
+    const std::vector<Event> ready{compute_.record()};
+    flat.group
+        ->reduce_scatter(sent.data, communication, sum.data(), accumulation, mine.size(), options, ready,
+                         access_label(tensor.name, Tier::device))
+        .wait();
+    return from({sum.data(), accumulation, Shape{mine.size()}}, false);
+  }
+  if (flat.gradients) return from(store_.residency().gradients(flat, mine), false);
+  // It is in host memory already, as the step has one micro-batch.
+  flat.gradients_on_host.wait();
+  return from(store_.residency().host_gradients(flat, mine), true);
+}
+
+void TensorAccess::write_main_gradient(int index, std::span<const std::byte> raw) {
+  const TensorState& tensor = tensor_at(index);
+  FlatBuffer& flat = store_.buffer_of(tensor);
+  const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
+  const ElementRange part =
+      intersect({offset, offset + tensor.shape.elements()}, store_.residency().optimizer_range(flat));
+  const bool away = flat.optimizer_tier != OffloadTier::none;
+  flat.reduce_done.wait();
+  if (away) flat.gradients_on_host.wait();
+  if (part.empty()) return;
+  const std::byte* from = raw.data() + (part.begin - offset) * size_of(config_.precision.accumulation);
+  if (flat.gradients) {
+    const TensorView to = store_.residency().gradients(flat, part);
+    store_.write(to.data, from, to.bytes(), false);
+  }
+  if (away) {
+    const TensorView to = store_.residency().host_gradients(flat, part);
+    store_.write(to.data, from, to.bytes(), true);
+  }
+}
+
+void TensorAccess::take_statistics(FlatBuffer& flat, kernels::GradientStatistics* statistics) {
+  const ElementRange mine = flat.shard();
+  TensorView shard;
+  Buffer copy;
+  if (flat.gradients) {
+    shard = store_.residency().gradients(flat, mine);
+  } else {
+    const TensorView on_host = store_.residency().host_gradients(flat, mine);
+    copy = Buffer(memory_, on_host.bytes(), Category::other, "write_gradient");
+    store_.write(copy.data(), on_host.data, copy.bytes(), false);
+    shard = {copy.data(), on_host.dtype, on_host.shape};
+  }
+  OffloadedState& offload = *store_.offload();
+  offload.link().to_host().synchronize();  // where other buffers' are taken, in the same workspace
+  kernels::gradient_statistics(compute_, shard, statistics, offload.statistics_workspace());
+  compute_.synchronize();
+}
+
+// --- Digests --------------------------------------------------------------------------------------------
+
+kernels::Digest TensorAccess::digest(bool with_state) {
+  // In the workspace, which nothing uses between steps, so that a digest never makes the peak.
+  constexpr auto sum_bytes = static_cast<std::int64_t>(3 * sizeof(kernels::Digest));
+  Buffer instead;
+  if (workspace_.bytes < sum_bytes) instead = Buffer(memory_, sum_bytes, Category::other, "digest");
+  void* const sums = instead ? instead.data() : workspace_.data;
+  kernels::fill_zero(compute_, {sums, DataType::uint8, Shape{sum_bytes}});
+  auto* own = static_cast<kernels::Digest*>(sums);
+  kernels::Digest* weights_copy = own + 1;  // of everything this rank holds whole: must agree over ranks
+  kernels::Digest* state_copy = own + 2;
+  const auto tensor_count = static_cast<std::uint64_t>(store_.tensors().size());
+  const Residency& residency = store_.residency();
+  kernels::Digest host_sums[3];  // of what lives in host memory
+  const auto add_parameters = [&](const FlatBuffer& flat, ElementRange range, kernels::Digest* target) {
+    for (const TensorPiece& piece : flat.layout.pieces(range)) {
+      const TensorView values =
+          residency.parameters(flat, {piece.buffer_begin, piece.buffer_begin + piece.elements});
+      kernels::add_digest(compute_, values, store_.tensor_of(flat, piece).model_index, piece.tensor_begin,
+                          target);
+    }
+  };
+  const auto add_state = [&](FlatBuffer& flat, ElementRange range, std::ptrdiff_t sum) {
+    const auto add = [&](const ShardSlice& slice) {
+      kernels::Digest* target = (slice.on_host ? host_sums : own) + sum;
+      for (const TensorPiece& piece : flat.layout.pieces(slice.range)) {
+        const std::uint64_t index = store_.tensor_of(flat, piece).model_index;
+        const ShardSlice part = part_of(slice, {piece.buffer_begin, piece.buffer_begin + piece.elements});
+        kernels::add_digest(*slice.stream, part.master, index, piece.tensor_begin, target);
+        for (std::size_t s = 0; with_state && s < part.state.size(); ++s) {
+          kernels::add_digest(*slice.stream, part.state[s], index + (s + 1) * tensor_count,
+                              piece.tensor_begin, target);
+        }
+      }
+    };
+    if (flat.optimizer_tier == OffloadTier::none) {
+      if (!range.empty()) add(store_.slice(flat, range));
+    } else {
+      store_.visit(flat, range, StateStore::Access::read, add);
+    }
+  };
+  std::vector<std::byte> frozen;
+  for (UnitState& unit : store_.units()) {
+    for (FlatBuffer& flat : unit.buffers) {
+      if (flat.empty()) continue;
+      compute_.wait(flat.gather_done);
+      if (residency.offloaded(flat)) compute_.wait(flat.shard_ready);
+      const ElementRange whole{0, flat.layout.padded_elements()};
+      const ElementRange mine = flat.shard();
+      if (flat.trainable) {
+        add_state(flat, mine, 0);
+      } else if (flat.parameters_tier == OffloadTier::none) {
+        add_parameters(flat, mine, own);
+      } else {
+        for (const TensorPiece& piece : flat.layout.pieces(mine)) {
+          frozen.assign(static_cast<std::size_t>(piece.elements * size_of(config_.precision.compute)),
+                        std::byte{0});
+          store_.read_parameters(flat, {piece.buffer_begin, piece.buffer_begin + piece.elements},
+                                 frozen.data());
+          kernels::add_digest(store_.offload()->host(),
+                              {frozen.data(), config_.precision.compute, Shape{piece.elements}},
+                              store_.tensor_of(flat, piece).model_index, piece.tensor_begin, host_sums);
+          store_.offload()->host().synchronize();
+        }
+      }
+      if (flat.layout.ranks() == 1) continue;
+      if (residency.whole_parameters(flat)) add_parameters(flat, whole, weights_copy);
+      if (!residency.whole_optimizer(flat)) continue;
+      if (flat.trainable) {
+        add_state(flat, whole, 2);
+      } else {
+        add_parameters(flat, whole, state_copy);
+      }
+    }
+  }
+  kernels::Digest host[3];
+  device_.copy_to_host(compute_, host, sums, sizeof(host));
+  compute_.synchronize();
+  for (int i = 0; i < 3; ++i) host[i] += host_sums[i];
+  const auto rank_count = static_cast<std::size_t>(ranks_.size());
+  std::vector<kernels::Digest> all(3 * rank_count);
+  for (std::size_t r = 0; r < rank_count; ++r) std::memcpy(&all[3 * r], host, sizeof(host));
+  ranks_.all_gather(host, all.data(), sizeof(host), DataType::uint8, 0, {}, access_label("digest")).wait();
+  kernels::Digest total;
+  for (std::size_t r = 0; r < rank_count; ++r) {
+    total += all[3 * r];
+    if (!(all[3 * r + 1] == all[1]) || !(all[3 * r + 2] == all[2])) {
+      throw CommunicationError("replicas differ: rank " + std::to_string(r) + " holds other " +
+                               (all[3 * r + 1] == all[1] ? "optimizer state" : "weights") + " than rank 0");
+    }
+  }
+  return total;
+}
+
+}  // namespace tranche::detail

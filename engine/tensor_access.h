@@ -1,0 +1,69 @@
+#pragma once
+/// Tensors by name, in full, from whatever shards hold them; digests. Private to engine/.
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "engine/state_store.h"
+#include "tranche/kernels/reduction.h"
+#include "tranche/kernels/workspace.h"
+
+namespace tranche::detail {
+
+float load_as_float(const std::byte* raw, std::int64_t index, DataType dtype);
+void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float value);
+
+/// All calls but write_main_gradient() are collective over the group of the tensor's buffer, digest() over
+/// `ranks`; they wait for the work that they need and are done on return.
+class TensorAccess {
+ public:
+  /// All arguments outlive it; nothing else uses the workspace during a call.
+  TensorAccess(StateStore& store, const Config& config, Communicator& ranks, Device& device,
+               MemoryResource& memory, kernels::Workspace workspace);
+
+  /// The tensor in fp32: master weights, or the compute-dtype values of a frozen one.
+  std::vector<float> weight(int tensor);
+  /// Sets this rank's part of the weights: master and compute dtype.
+  void write_weight(int tensor, std::span<const float> values);
+  /// Optimizer state of a trainable tensor, by its number.
+  std::vector<float> state(int tensor, int which);
+  void write_state(int tensor, int which, std::span<const float> values);
+  /// The number of an optimizer state; throws InvalidArgument naming those there are.
+  int find_state(std::string_view optimizer, std::string_view state) const;
+
+  /// The main gradient, unscaled. `reduced` false: only the local accumulator holds any, of which a copy is
+  /// reduced, with `reduction_group` as GradientReducer's.
+  std::vector<float> main_gradient(int tensor, bool reduced, int reduction_group);
+  /// Sets this rank's part; `raw` is the whole tensor in the accumulation dtype.
+  void write_main_gradient(int tensor, std::span<const std::byte> raw);
+  /// Takes the statistics again of a main gradient that was written after it had left the device.
+  void take_statistics(FlatBuffer& flat, kernels::GradientStatistics* statistics);
+
+  /// Over all ranks; `with_state` adds the optimizer state under indices behind the weights'. Throws
+  /// CommunicationError when replicas differ.
+  kernels::Digest digest(bool with_state);
+
+ private:
+  using Read = std::function<void(ElementRange, void*)>;
+  /// Assembles a whole tensor on every rank. `read` fills host memory with elements, in `dtype`, of the flat
+  /// buffer in `local_range`: all of them on all ranks, or this rank's shard; then every element is sent by
+  /// the rank whose shard it lies in.
+  std::vector<float> gather(int tensor, DataType dtype, ElementRange local_range, const Read& read);
+  /// Optimizer state, or the master weight with state -1.
+  std::vector<float> gather_state(int tensor, int which);
+  void write_slices(int tensor, int which, std::span<const float> values);
+  const TensorState& tensor_at(int index) const { return store_.tensors()[static_cast<std::size_t>(index)]; }
+
+  StateStore& store_;
+  const Config& config_;
+  Communicator& ranks_;
+  Device& device_;
+  Stream& compute_;
+  MemoryResource& memory_;
+  kernels::Workspace workspace_;
+};
+
+}  // namespace tranche::detail
