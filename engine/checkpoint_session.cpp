@@ -167,6 +167,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
       manifest_ = {};
       if (ranks_.rank() == 0) {
         manifest_.layout = plan_->layout();
+        manifest_.run.step = step;
         manifest(manifest_);
       }
       snapshot_.take(*plan_, options.arrays, ranks_.rank());

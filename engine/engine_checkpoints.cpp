@@ -57,7 +57,6 @@ void Engine::Impl::describe_run(checkpoint::Manifest& manifest, const SaveOption
   manifest.stage = config.stage;
   manifest.numerics = runtime.numerics_fingerprint();
   manifest.reduction_group = reducer.reduction_group();
-  manifest.run.step = steps_done;
   manifest.run.applied = applied_steps;
   manifest.run.samples = samples_done;
   manifest.run.tokens = tokens_done;

@@ -8,7 +8,8 @@
 namespace tranche {
 
 TensorAccess Engine::Impl::access() {
-  return {store,  config, shard, runtime.device(), memory, {workspace_buffer.data(), workspace_buffer.bytes()}};
+  return {
+      store, config, shard, runtime.device(), memory, {workspace_buffer.data(), workspace_buffer.bytes()}};
 }
 
 void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, const char* call) const {
@@ -92,9 +93,8 @@ std::vector<float> Engine::Impl::read_gradient(std::string_view name) {
   require(
       in_step && !in_micro_batch && micro_batch > 0,
       "read_gradient(" + tensor.name + ") outside a step: call it after end_micro_batch() and before step()");
-  const bool reduced =
-      store.residency().policy(store.buffer_of(tensor)) == ReductionPolicy::micro_batch ||
-      micro_batch == config.accumulation_steps;
+  const bool reduced = store.residency().policy(store.buffer_of(tensor)) == ReductionPolicy::micro_batch ||
+                       micro_batch == config.accumulation_steps;
   std::vector<float> values = access().main_gradient(index, reduced, reducer.reduction_group());
   const double scale = gradient_scale();
   for (float& value : values) value = static_cast<float>(value * scale);
@@ -108,7 +108,8 @@ void Engine::Impl::write_gradient(std::string_view name, std::span<const float> 
   require_size(tensor, values.size(), "write_gradient");
   require(in_step && !in_micro_batch && micro_batch == config.accumulation_steps,
           call + " before a step's gradients are whole: call it between the last of its " +
-              std::to_string(config.accumulation_steps) + " micro-batches and step(), or in the gradient hook");
+              std::to_string(config.accumulation_steps) +
+              " micro-batches and step(), or in the gradient hook");
   const double scale = gradient_scale();
   require(scale != 0, call + ": the step saw no tokens, so it has no mean");
   const DataType dtype = config.precision.accumulation;

@@ -1,6 +1,6 @@
 #pragma once
-/// Gradients from what kernels add up to the main gradient: where kernels write them, their reduction over each
-/// buffer's group, and their accumulation over micro-batches. Private to engine/.
+/// Gradients from what kernels add up to the main gradient: where kernels write them, their reduction over
+/// each buffer's group, and their accumulation over micro-batches. Private to engine/.
 
 #include <cstdint>
 #include <map>

@@ -1,5 +1,6 @@
 #pragma once
-/// Initial weights: drawn by tensor and element, each rank what it keeps, to where it lives. Private to engine/.
+/// Initial weights: drawn by tensor and element, each rank what it keeps, to where it lives. Private to
+/// engine/.
 
 #include <cstdint>
 
@@ -11,7 +12,7 @@ namespace tranche::detail {
 /// Draws the weights of all tensors on the device, whose bits they are, in ranges that fit `workspace`, and
 /// sets optimizer state to its initial values. Collective over each buffer's group where ranks keep whole
 /// parameters but share the optimizer's state (the gather is in progress on return).
-void draw_initial_weights(StateStore& store, const Config& config, Device& device, MemoryResource& host_memory,
-                          kernels::Workspace workspace);
+void draw_initial_weights(StateStore& store, const Config& config, Device& device,
+                          MemoryResource& host_memory, kernels::Workspace workspace);
 
 }  // namespace tranche::detail

@@ -25,8 +25,8 @@ struct ShardSlice {
 TensorView part_of(const TensorView& view, std::int64_t first, ElementRange range);
 /// The elements `range`, which lie within the slice's range.
 ShardSlice part_of(const ShardSlice& slice, ElementRange range);
-/// Issues the copy from master to weight, rounded to its dtype, to the slice's stream; nothing where master is
-/// the weight.
+/// Issues the copy from master to weight, rounded to its dtype, to the slice's stream; nothing where master
+/// is the weight.
 void copy_master_to_weight(const ShardSlice& slice);
 
 }  // namespace tranche::detail

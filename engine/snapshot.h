@@ -1,6 +1,6 @@
 #pragma once
-/// The copy of a rank's state that a save writes: memory is copied at once, tiles of the nvme tier as steps read
-/// them anyway. Private to engine/.
+/// The copy of a rank's state that a save writes: memory is copied at once, tiles of the nvme tier as steps
+/// read them anyway. Private to engine/.
 
 #include <cstdint>
 #include <memory>

@@ -1,5 +1,6 @@
 #pragma once
-/// Notes at the start about settings that cost overlap or memory in a way their keys do not say. Private to engine/.
+/// Notes at the start about settings that cost overlap or memory in a way their keys do not say. Private to
+/// engine/.
 
 #include <string>
 #include <vector>

@@ -23,8 +23,8 @@ void request(const StateStore& store, const checkpoint::Reader& reader, const Fl
   };
   for (const TensorPiece& piece : flat.layout.pieces(range)) {
     requests.push_back(reader.request_for(store.tensor_of(flat, piece).name, kind,
-                                          {piece.tensor_begin, piece.tensor_begin + piece.elements}, host.dtype,
-                                          bytes + (piece.buffer_begin - first) * width));
+                                          {piece.tensor_begin, piece.tensor_begin + piece.elements},
+                                          host.dtype, bytes + (piece.buffer_begin - first) * width));
     pad_to(piece.buffer_begin);
     next = piece.buffer_begin + piece.elements;
   }
@@ -83,7 +83,8 @@ void read_sections(StateStore& store, checkpoint::Reader& reader,
         const Shape shape{range.size()};
         const AlignedBuffer staged(host_memory, shape.elements() * size_of(section.dtype), Category::other,
                                    unit.name + " frozen from checkpoint");
-        request(store, reader, flat, section.kind, range.begin, {staged.data(), section.dtype, shape}, requests);
+        request(store, reader, flat, section.kind, range.begin, {staged.data(), section.dtype, shape},
+                requests);
         read_now();
         store.write_parameters(flat, range, staged.data());
       }

@@ -46,11 +46,13 @@ void StateStore::assign_tiers() {
 }
 
 FlatBuffer& StateStore::buffer_of(const TensorState& tensor) {
-  return layout_.units[static_cast<std::size_t>(tensor.unit)].buffers[static_cast<std::size_t>(tensor.buffer)];
+  return layout_.units[static_cast<std::size_t>(tensor.unit)]
+      .buffers[static_cast<std::size_t>(tensor.buffer)];
 }
 
 const FlatBuffer& StateStore::buffer_of(const TensorState& tensor) const {
-  return layout_.units[static_cast<std::size_t>(tensor.unit)].buffers[static_cast<std::size_t>(tensor.buffer)];
+  return layout_.units[static_cast<std::size_t>(tensor.unit)]
+      .buffers[static_cast<std::size_t>(tensor.buffer)];
 }
 
 int StateStore::find_tensor(std::string_view name) const {
@@ -103,9 +105,9 @@ void StateStore::allocate(FlatBuffer& flat) {
   const DataType compute_dtype = config_.precision.compute;
   if (flat.parameters_tier != OffloadTier::nvme) {
     const std::int64_t held = residency_.parameters_range(flat).size();
-    flat.parameters = Buffer(
-        flat.parameters_tier == OffloadTier::cpu ? resources_.host_memory : resources_.device_memory,
-        held * size_of(compute_dtype), Category::parameters, flat.name + " parameters");
+    flat.parameters =
+        Buffer(flat.parameters_tier == OffloadTier::cpu ? resources_.host_memory : resources_.device_memory,
+               held * size_of(compute_dtype), Category::parameters, flat.name + " parameters");
   }
   if (!flat.trainable) return;
   if (!residency_.transient_gradients(flat)) allocate_gradients(flat);
@@ -114,7 +116,8 @@ void StateStore::allocate(FlatBuffer& flat) {
   MemoryResource& memory =
       flat.optimizer_tier == OffloadTier::cpu ? resources_.host_memory : resources_.device_memory;
   if (compute_dtype != DataType::float32 || flat.optimizer_tier != flat.parameters_tier) {
-    flat.master = Buffer(memory, kept * size_of(DataType::float32), Category::optimizer, flat.name + " master");
+    flat.master =
+        Buffer(memory, kept * size_of(DataType::float32), Category::optimizer, flat.name + " master");
   }
   for (const OptimizerStateTensor& state : layout_.state_tensors) {
     flat.state.emplace_back(memory, kept * size_of(state.dtype), Category::optimizer,
@@ -177,6 +180,7 @@ void StateStore::write(void* to, const void* from, std::int64_t bytes, bool on_h
 void StateStore::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
   const std::int64_t bytes = range.size() * size_of(config_.precision.compute);
   flat.gather_done.wait();
+  flat.shard_ready.wait();
   if (offload_) offload_->await_updates();
   if (flat.parameters_tier == OffloadTier::nvme) {
     offload_->read_parameters(flat, range, to);
@@ -189,6 +193,7 @@ void StateStore::read_parameters(FlatBuffer& flat, ElementRange range, void* to)
 void StateStore::write_parameters(FlatBuffer& flat, ElementRange range, const void* from) {
   const std::int64_t bytes = range.size() * size_of(config_.precision.compute);
   flat.gather_done.wait();
+  flat.shard_ready.wait();
   if (offload_) offload_->await_updates();
   if (flat.parameters_tier == OffloadTier::nvme) {
     offload_->write_parameters(flat, range, from);

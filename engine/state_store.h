@@ -1,6 +1,6 @@
 #pragma once
-/// The state of a model that a rank keeps, and the one place that says where an element of it lies. Private to
-/// engine/.
+/// The state of a model that a rank keeps, and the one place that says where an element of it lies. Private
+/// to engine/.
 
 #include <cstddef>
 #include <functional>

@@ -152,9 +152,8 @@ void StepBoundary::update(const OptimizerStep& step) {
   prepare(step);
   // Updates of offloaded state go on while the device updates its own.
   if (OffloadedState* const offload = store_.offload()) {
-    offload->update_each(store_.trainable(), store_.observer(), [&](FlatBuffer& flat, const ShardSlice& slice) {
-      update_slice(flat, slice, step);
-    });
+    offload->update_each(store_.trainable(), store_.observer(),
+                         [&](FlatBuffer& flat, const ShardSlice& slice) { update_slice(flat, slice, step); });
   }
   for (FlatBuffer* flat : store_.trainable()) update_on_device(*flat, step);
   for (FlatBuffer* flat : store_.trainable()) {
@@ -164,7 +163,8 @@ void StepBoundary::update(const OptimizerStep& step) {
 
 void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step) {
   if (flat.layout.tensors() == 0 || flat.optimizer_tier != OffloadTier::none) return;
-  compute_.wait(flat.gather_done);  // peers read the old weights of this shard, also of units that nobody held
+  compute_.wait(
+      flat.gather_done);  // peers read the old weights of this shard, also of units that nobody held
   const ElementRange kept = store_.residency().optimizer_range(flat);
   ShardSlice slice = store_.slice(flat, kept);
   if (store_.residency().offloaded(flat)) {

@@ -1,6 +1,6 @@
 #pragma once
-/// The end of a step on the state: the norm of the main gradient, the agreement of the ranks, the update where the
-/// state lives, and the gather of new weights. Private to engine/.
+/// The end of a step on the state: the norm of the main gradient, the agreement of the ranks, the update
+/// where the state lives, and the gather of new weights. Private to engine/.
 
 #include <cstdint>
 #include <memory>
@@ -19,8 +19,8 @@ namespace tranche::detail {
 class StepBoundary {
  public:
   /// All arguments outlive it. `ranks` are those whose gradients make the step.
-  StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater, Communicator& ranks, Device& device,
-               const StepScalars& scalars);
+  StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater, Communicator& ranks,
+               Device& device, const StepScalars& scalars);
 
   /// Takes the updater's memory; once the store has its own.
   void allocate(MemoryResource& memory);
@@ -34,9 +34,9 @@ class StepBoundary {
     std::string non_finite;     ///< where the first infinity or NaN of the main gradient is; empty: nowhere
   };
   /// Collective. Takes the statistics of this rank's share of the main gradient and exchanges them with
-  /// `mine`, whose loss, tokens and non-finite position it fills in. `nominal_tokens`: of a micro-batch, where
-  /// no kernel writes (the meta device). Waits for the compute stream. Throws CommunicationError naming a rank
-  /// that issued other collectives than rank 0 in `step`.
+  /// `mine`, whose loss, tokens and non-finite position it fills in. `nominal_tokens`: of a micro-batch,
+  /// where no kernel writes (the meta device). Waits for the compute stream. Throws CommunicationError naming
+  /// a rank that issued other collectives than rank 0 in `step`.
   Agreement agree(StepRecord mine, kernels::Workspace workspace, std::int64_t nominal_tokens,
                   std::int64_t step);
 

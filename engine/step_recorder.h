@@ -40,8 +40,8 @@ class StepRecorder {
   const StepTraffic& traffic() const { return traffic_; }
   /// The first micro-batch of a step begins.
   void begin_step(const ByteMeter& meter);
-  /// The step is complete: its times, and the passes of the training program. The device has passed the step's
-  /// end.
+  /// The step is complete: its times, and the passes of the training program. The device has passed the
+  /// step's end.
   void end_step(const ByteMeter& meter, StepResult& result);
   /// `update_began`: when gradients were there, in seconds_now().
   void stamp(StepResult& result, double update_began);

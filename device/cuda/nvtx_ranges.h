@@ -25,7 +25,8 @@ class Range {
   Range& operator=(const Range&) = delete;
 };
 
-/// The phase that the engine is in: each mark ends the range of the one before, on whatever thread that began.
+/// The phase that the engine is in: each mark ends the range of the one before, on whatever thread that
+/// began.
 class PhaseRange {
  public:
   PhaseRange() = default;

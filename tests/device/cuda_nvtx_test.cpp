@@ -11,8 +11,8 @@ namespace {
 
 using cuda::nvtx::PhaseRange;
 using cuda::nvtx::Range;
-using testing_support::take_nvtx_log;
 using ::testing::ElementsAre;
+using testing_support::take_nvtx_log;
 
 TEST(NvtxRanges, NestAndEndWithTheirScope) {
   ASSERT_TRUE(cuda::nvtx::attached());

@@ -41,7 +41,8 @@ TEST(NvtxRangesOfAStep, NamePhasesUnitsCopiesAndKernels) {
   for (const char* phase : {" forward prime", " backward prime", " reduce prime", " step"}) {
     EXPECT_TRUE(any("start ", phase)) << phase;
   }
-  for (const char* work : {"copy to host", "copy from host", "all_gather of unit", "reduce_scatter of unit", "adam_update"}) {
+  for (const char* work :
+       {"copy to host", "copy from host", "all_gather of unit", "reduce_scatter of unit", "adam_update"}) {
     EXPECT_TRUE(any("push ", work)) << work;
   }
   const auto count = [&](const std::string& beginning) {

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <thread>
 
-#include "on_ranks.h"
+#include "tests/core/error_text.h"
 
 namespace tranche::test {
 namespace {

@@ -1,0 +1,108 @@
+#pragma once
+/// The state of one rank over a group, without an engine: what tests of the engine's parts are made of.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/exposed_time.h"
+#include "engine/flat_updater.h"
+#include "engine/initial_weights.h"
+#include "engine/offloaded_state.h"
+#include "engine/state_store.h"
+#include "engine/step_scalars.h"
+#include "engine/tensor_access.h"
+#include "tranche/comm/backends.h"
+#include "tranche/device/device.h"
+#include "tranche/device/memory_resources.h"
+#include "tranche/device/step_arena.h"
+
+namespace tranche::test {
+
+/// Two units: `a` with two trainable tensors, `b` with a trainable and a frozen one; no size divides well.
+inline ModelSpec two_units() {
+  ModelSpec model;
+  model.add_unit({"a", {{"a.w", {137, 41}, Initializer::normal(1)}, {"a.b", {7}, Initializer::constant(0.5f)}}, 1});
+  model.add_unit({"b", {{"b.w", {1009}, Initializer::uniform(-1, 1)}, {"b.frozen", {13}, Initializer::ones()}}, 2});
+  return model;
+}
+
+/// fp32 throughout, SGD without momentum, no overlap with anything that a test does not wait for.
+inline Config plain_config(int stage, std::int64_t accumulation_steps = 1) {
+  Config config;
+  config.stage = stage;
+  config.accumulation_steps = accumulation_steps;
+  config.precision = {DataType::float32, DataType::float32, DataType::float32, DataType::float32};
+  config.optimizer.type = "SGD";
+  config.optimizer.learning_rate = 0.25;
+  config.frozen = {"b.frozen"};
+  config.workspace_bytes = kernels::minimum_workspace_bytes;
+  return config;
+}
+
+/// All that a rank's parts stand on; `group` is the ranks that share the state and outlives it.
+struct RankState {
+  RankState(Config with, Communicator& of_group, FileSystem& files = posix_file_system(),
+            const std::string& nvme_folder = {})
+      : config(std::move(with)),
+        group(of_group),
+        optimizer(make_optimizer(config)),
+        device(make_device({.kind = DeviceKind::cpu, .threads = 1})),
+        memory(device->memory(Tier::device), ledger),
+        host(device->memory(Tier::host), ledger),
+        arena(memory, ledger),
+        compute(device->compute_stream()),
+        exposed(compute),
+        store(config, detail::lay_out(two_units(), ParameterGroups(config.group_rules, config.frozen), *optimizer, group),
+              {*device, memory, host}),
+        scalars(memory, config.accumulation_steps, store.trainable().size()),
+        workspace(memory, config.workspace_bytes, Category::workspace, "workspace"),
+        updater(*optimizer, store.tensors()) {
+    if (config.offload.any()) {
+      detail::OffloadOptions options;
+      options.swap.directory = nvme_folder;
+      options.swap.rank = group.rank();
+      store.set_offload(std::make_unique<detail::OffloadedState>(
+          config, store.residency(), store.state_tensors(), detail::StateResources{*device, memory, host}, files,
+          ledger, options));
+    }
+    for (detail::UnitState& unit : store.units()) store.allocate(unit);
+    if (store.offload() != nullptr) {
+      (void)store.offload()->prepare(store.units());
+      if (store.offload()->swap() != nullptr) store.offload()->swap()->create();
+    }
+    draw_initial_weights(store, config, *device, host, kernel_workspace());
+    compute.synchronize();
+  }
+  ~RankState() {
+    if (store.offload() != nullptr) store.offload()->close();
+  }
+
+  kernels::Workspace kernel_workspace() const { return {workspace.data(), workspace.bytes()}; }
+  detail::TensorAccess access() { return {store, config, group, *device, memory, kernel_workspace()}; }
+  std::vector<float> weight(std::string_view tensor) { return access().weight(store.find_tensor(tensor)); }
+  /// Adds `value` to every element of a view on the compute stream.
+  void add(const TensorView& view, float value) {
+    auto* values = view.as<float>();
+    compute.enqueue("add", [values, count = view.elements(), value] {
+      for (std::int64_t i = 0; i < count; ++i) values[i] += value;
+    });
+  }
+
+  Config config;
+  Communicator& group;
+  std::unique_ptr<Optimizer> optimizer;
+  Ledger ledger;
+  std::unique_ptr<Device> device;
+  TrackingResource memory, host;
+  StepArena arena;
+  Stream& compute;
+  detail::ExposedTime exposed;
+  detail::StateStore store;
+  detail::StepScalars scalars;
+  Buffer workspace;
+  detail::FlatUpdater updater;
+};
+
+}  // namespace tranche::test
