@@ -111,7 +111,7 @@ class Walk {
   }
 
   /// The last of these is fetched while so many of them, itself included, are gathered: the next one however
-  /// large, others beyond it as the keys allow (Engine::Impl::Gathering::prefetch).
+  /// large, others beyond it as the keys allow (ParameterGatherer::gather_ahead).
   std::size_t units_at_once(const std::vector<std::int64_t>& gathered) const {
     const auto depth = std::min(static_cast<std::size_t>(std::max(1, config_.depth)), gathered.size());
     std::size_t units = std::min<std::size_t>(depth, 2);

@@ -146,7 +146,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     of.gathered = layout.padded_elements() + other.padded_elements();
     padded.push_back(layout.padded_elements());
   }
-  const std::vector<bool> moves = units_that_move(padded, config.offload.ratio);
+  const std::vector<bool> moves = detail::units_that_move(padded, config.offload.ratio);
   for (std::size_t u = 0; u < padded.size(); ++u) {
     schedule.units[u].moves = moves[u] && config.offload.optimizer != OffloadTier::none;
   }

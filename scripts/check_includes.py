@@ -24,6 +24,9 @@ MODELS_MAY = ["core", "device", "kernels", "engine", "models"]
 # What a user's own model and training loop are written with.
 UMBRELLA_MAY = ["core", "kernels", "engine", "report"]
 PUBLIC = "include/tranche/"
+# The engine's façade knows its parts; they do not know it.
+FACADE = ["tranche/engine/engine.h", "engine/engine_impl.h"]
+FACADE_FILES = ["engine/engine.cpp", "engine/engine_*", "engine/engine.h"]
 SUFFIXES = {".h", ".hpp", ".cuh", ".inl", ".c", ".cpp", ".cu"}
 HEADERS = {".h", ".hpp", ".cuh", ".inl"}
 
@@ -92,6 +95,8 @@ def complaint(root, place, quote, target):
     """The complaint about an #include in the file at `place`, or None."""
     public = place.startswith(PUBLIC)
     file = place.removeprefix(PUBLIC)
+    if target in FACADE and file.startswith("engine/") and not matches(file, FACADE_FILES):
+        return f"{target} is the façade, which parts of the engine do not know: take what is needed in the constructor"
     if target.startswith("tranche/"):
         name = target.removeprefix("tranche/")
         if quote == "<" and file.split("/")[0] in LAYER:

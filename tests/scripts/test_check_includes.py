@@ -31,7 +31,8 @@ CLEAN = {
     "checkpoint/s.cpp": '#include <hdf5.h>\n#include "comm/c.h"\n',
     "report/r.h": '#include "tranche/engine/engine.h"\n',
     "include/tranche/engine/engine.h": '#include "tranche/core/a.h"\n',
-    "engine/e.cpp": '#include "tranche/engine/engine.h"\n#include "comm/c.h"\n#include "optim/o.h"\n',
+    "engine/engine_e.cpp": '#include "tranche/engine/engine.h"\n#include "comm/c.h"\n#include "optim/o.h"\n',
+    "engine/part.cpp": '#include "comm/c.h"\n',
     "models/m.cpp": '#include "tranche/engine/engine.h"\n#include "tranche/kernels/k.h"\n#include "core/b.h"\n',
     "tools/main.cpp": '#include "tranche/tranche.h"\n#include "tranche/comm/mpi.h"\n',
     "tests/support/s.h": '#include <gtest/gtest.h>\n#include <fmt/core.h>\n',
@@ -56,6 +57,7 @@ VIOLATIONS = [
     ("comm/x.cpp", '#include "optim/o.h"', "comm/ includes its neighbour optim/"),
     ("offload/x.cpp", '#include "comm/c.h"', "offload/ includes its neighbour comm/"),
     ("checkpoint/x.cpp", '#include "tranche/engine/engine.h"', "checkpoint/ (layer 4) includes engine/ (layer 5)"),
+    ("engine/x.cpp", '#include "tranche/engine/engine.h"', "tranche/engine/engine.h is the façade, which parts"),
     ("engine/x.cpp", '#include "models/m.h"', "engine/ (layer 5) includes models/ (layer 6)"),
     ("engine/x.cpp", '#include "report/r.h"', "engine/ (layer 5) includes report/ (layer 6)"),
     ("models/x.cpp", '#include "report/r.h"', "models/ includes its neighbour report/ (both layer 6)"),
@@ -122,7 +124,7 @@ class CheckIncludes(unittest.TestCase):
 
     def test_a_clean_tree_passes(self):
         status, output, _ = run(self.root)
-        self.assertEqual((status, output.splitlines()[-1]), (0, "check_includes: 34 files, 0 violations"), output)
+        self.assertEqual((status, output.splitlines()[-1]), (0, "check_includes: 35 files, 0 violations"), output)
 
     def test_each_violation_is_named_with_its_line(self):
         for file, include, text in VIOLATIONS:
