@@ -5,7 +5,7 @@
 #include "core/nearest.h"
 #include "tranche/engine/config.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 /// "" for a path that is not directly within `block`, else its last name.
@@ -58,7 +58,7 @@ std::string_view name_of(ValueKind kind) {
 std::span<const ConfigKey> configuration_keys() {
   static const std::vector<ConfigKey> all = [] {
     std::vector<ConfigKey> keys;
-    for (const auto part : {detail::training_keys(), detail::deepspeed_keys()}) {
+    for (const auto part : {training_keys(), deepspeed_keys()}) {
       keys.insert(keys.end(), part.begin(), part.end());
     }
     return keys;
@@ -117,4 +117,4 @@ std::string mistyped_key(std::string_view name) {
   return best;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

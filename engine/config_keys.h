@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// honoured: read into Config. no_meaning: accepted, a line in Config::notes. refused: an error with the
 /// reason, except for values that ask for nothing (null, false, "none", {}, a block with enabled = false, the
@@ -45,9 +45,7 @@ std::string suggest_key(std::string_view block, std::string_view name);
 /// when there is none.
 std::string mistyped_key(std::string_view name);
 
-namespace detail {
 std::span<const ConfigKey> training_keys();
 std::span<const ConfigKey> deepspeed_keys();
-}  // namespace detail
 
-}  // namespace tranche
+}  // namespace tranche::detail

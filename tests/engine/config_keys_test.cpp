@@ -18,6 +18,11 @@
 namespace tranche {
 namespace {
 
+using detail::ConfigKey;
+using detail::configuration_keys;
+using detail::find_configuration_key;
+using detail::KeyClass;
+using detail::ValueKind;
 using Json = nlohmann::ordered_json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
