@@ -118,7 +118,7 @@ sanitizer_suites() {
   suite "build asan" build asan unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
   suite "tests asan" run_tests asan
   # Where our own threads meet; kernels and models are run by those of the engine's tests.
-  suite "build tsan" build tsan test_core test_device test_comm test_offload test_engine
+  suite "build tsan" build tsan test_core test_device test_comm test_offload test_engine test_engine_parts
   suite "tests tsan" run_tests tsan
 }
 
