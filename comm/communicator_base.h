@@ -1,5 +1,5 @@
 #pragma once
-/// Validates and records a call of any communicator before anything moves: checks, meter, sequence hash.
+/// The base of all communicators: validates and records each call before any data moves. Private to comm/.
 
 #include <string_view>
 

@@ -1,5 +1,6 @@
 #pragma once
-/// Collectives on the memory of a device that host code may not touch, ordered on streams.
+/// The communicator of device memory, which host code may not touch: collectives ordered on streams. Private
+/// to the library.
 
 #include <cstdint>
 #include <memory>

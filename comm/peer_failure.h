@@ -1,5 +1,5 @@
 #pragma once
-/// The failure of another rank, as an exception of this one.
+/// The exception by which a rank reports the failure of another one. Private to the library.
 
 #include <source_location>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-/// How the pieces of a collective on device memory travel between ranks. Private to comm/.
+/// The interface of the ways in which device memory travels between ranks. Private to comm/.
 
 #include <cstdint>
 #include <memory>

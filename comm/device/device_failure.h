@@ -1,5 +1,5 @@
 #pragma once
-/// The failure that ends a rank's exchanges of device memory, and events that report it. Private to comm/.
+/// The failure that ends a rank's exchanges of device memory. Private to comm/.
 
 #include <atomic>
 #include <exception>

@@ -1,5 +1,5 @@
 #pragma once
-/// The choice of how device memory travels between ranks.
+/// The choice of how device memory travels between ranks. Private to the library.
 
 #include <cstdint>
 #include <span>
@@ -11,8 +11,8 @@
 
 namespace tranche::comm {
 
-/// How device memory travels between ranks. automatic: shared for ranks that are threads of one process on
-/// one device; nccl when it was compiled in and every rank has a GPU of its own; staged otherwise.
+/// The ways in which device memory travels between ranks. automatic: shared for ranks that are threads of one
+/// process on one device; nccl when it was compiled in and every rank has a GPU of its own; staged otherwise.
 enum class DeviceTransport : std::uint8_t { automatic, nccl, staged, shared };
 /// "auto", "nccl", "staged", "shared".
 std::string_view name_of(DeviceTransport transport);

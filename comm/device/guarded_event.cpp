@@ -13,7 +13,7 @@
 namespace tranche::comm {
 
 namespace {
-/// How long a wait sleeps before it checks for failures again.
+/// A wait sleeps so long before it checks for failures again.
 constexpr double slice_seconds = 0.02;
 /// Seconds that the device is given, after a failure, to end work that still touches memory.
 constexpr double grace_of_done = 1.0;
@@ -66,7 +66,7 @@ bool GuardedEvent::wait_inner(double seconds) {
   } catch (const PeerFailure&) {
     throw;
   } catch (...) {
-    // Of several failures behind one event a device tells any: this rank's own comes first.
+    // A device reports any of several failures behind one event: this rank's own comes first.
     if (peer_ < 0 && started_.query()) started_.wait_for(0);
     const int rank = culprit();
     if (rank < 0) throw;

@@ -1,5 +1,5 @@
 #pragma once
-/// send and recv of device memory through the host, for exchanges that have no way of their own. Private to
+/// send and recv of device memory through pinned host memory, for exchanges without their own. Private to
 /// comm/.
 
 #include <list>

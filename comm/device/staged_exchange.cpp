@@ -87,8 +87,8 @@ class StagedExchange : public DeviceExchange {
     return std::min(chunk, std::max<std::int64_t>(count, 1));
   }
 
-  /// Of a reduce_scatter: a slot takes all ranks' pieces and, aligned, the fp32 sum; the scratch takes the
-  /// sum.
+  /// The chunk of a reduce_scatter: a slot takes all ranks' pieces and, aligned, the fp32 sum; the scratch
+  /// takes the sum.
   std::int64_t reduction_chunk_of(std::int64_t count, std::int64_t width, std::int64_t bucket) const {
     const std::int64_t element = width * group_.size() + 4;
     // The rounding up takes at most two elements' room.

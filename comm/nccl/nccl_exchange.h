@@ -1,5 +1,5 @@
 #pragma once
-/// The part of comm/ that knows NCCL; without TRANCHE_NCCL a stub.
+/// Exchange of device memory by NCCL; a stub without TRANCHE_NCCL. Private to comm/.
 
 #include <memory>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-/// Small messages among the ranks of a node, through the memory of their windows. Private to comm/.
+/// Control messages between two ranks of a node, through mailboxes in their windows. Private to comm/.
 
 #include <cstdint>
 #include <deque>

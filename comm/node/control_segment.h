@@ -8,7 +8,7 @@
 
 namespace tranche::comm {
 
-/// A control segment in the memory of several processes, so nothing in it may hold an address or a lock.
+/// Several processes map it, so nothing in it may hold an address or a lock.
 /// Behind it in the file are the mailboxes of the other ranks of the node, whose pages are taken when
 /// touched.
 struct ControlSegment {

@@ -1,6 +1,6 @@
 #pragma once
-/// Collectives over several nodes: within each the ranks read each other's memory, and what crosses between
-/// nodes crosses once, in slices that the ranks of a node share out among themselves.
+/// The base of hierarchical collectives: ranks read each other's memory within a node, and messages go
+/// between nodes. Private to comm/.
 
 #include <cstdint>
 #include <deque>
@@ -34,7 +34,7 @@ class HierarchicalExchange : public WindowExchange {
     std::int64_t chunk;
     std::vector<std::pair<int, std::unique_ptr<Message>>> sends, receives;  ///< by member of the group
   };
-  /// Of a chunk that is under way.
+  /// The transfer of a chunk that is under way.
   Transfer& transfer(std::int64_t chunk);
   void send(Transfer& transfer, int member, const void* data, std::int64_t bytes);
   void receive(Transfer& transfer, int member, void* data, std::int64_t bytes);

@@ -40,7 +40,7 @@ const unsigned char* HierarchicalReduceScatter::own_piece(int destination, std::
 }
 
 PeerMapping HierarchicalReduceScatter::piece(int local, int destination, std::int64_t chunk,
-                                                             std::int64_t first) const {
+                                             std::int64_t first) const {
   const std::int64_t width = size_of(call().dtype);
   const int owner = member_of(local), place = destination < owner ? destination : destination - 1;
   return map_chunk(local, chunk, (destination * call().count + first_of(chunk) + first) * width,

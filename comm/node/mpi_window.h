@@ -32,7 +32,7 @@ class MpiWindow {
   WindowMemory* own() const { return own_; }
   /// Throws CommunicationError when the system refuses the mapping.
   const void* map_peer(int rank, const MemoryRegistration& registration);
-  /// Of a rank that reads() or of this one.
+  /// The control segment of a rank that reads(), or of this one.
   ControlSegment& segment(int rank);
   /// The control messages between a rank that reads() and this one; null where MPI has to carry them.
   ControlChannel* channel(int rank);

@@ -1,5 +1,5 @@
 #pragma once
-/// Which members of a group share a node, and who exchanges what with whom across nodes. Arithmetic only.
+/// The spread of the members of a group over nodes. Arithmetic only. Private to comm/.
 
 #include <cstdint>
 #include <map>
@@ -21,9 +21,9 @@ class NodeLayout {
   int local(int member) const { return local_[static_cast<std::size_t>(member)]; }
   /// The member of `node` that stands for it towards `member`, which is on another.
   int counterpart(int member, int node) const;
-  /// How many members of other nodes `member` stands for its node towards.
+  /// The number of members of other nodes that `member` stands for its node towards.
   std::int64_t count_towards(int member) const;
-  /// Those members.
+  /// The members of other nodes that `member` stands for its node towards.
   std::vector<int> stands_towards(int member) const;
 
  private:

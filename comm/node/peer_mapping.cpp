@@ -4,8 +4,7 @@
 
 namespace tranche::comm {
 
-PeerMapping::PeerMapping(Transport& transport, int rank,
-                                         const MemoryRegistration& registration)
+PeerMapping::PeerMapping(Transport& transport, int rank, const MemoryRegistration& registration)
     : transport_(&transport),
       rank_(rank),
       registration_(registration),

@@ -1,5 +1,5 @@
 #pragma once
-/// The exchange buffer of a rank: one allocation, cut in slots that reductions take turns in.
+/// The staging buffer of a rank: one allocation, cut in slots that operations take in turn. Private to comm/.
 
 #include <cstdint>
 #include <map>

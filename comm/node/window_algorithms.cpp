@@ -38,7 +38,8 @@ WindowAlgorithms::WindowAlgorithms(ProgressEngine& engine, std::vector<int> memb
 }
 
 std::string WindowAlgorithms::obstacle() const {
-  if (engine_.options().collectives != NodeCollectives::shared || layout_->ranks() == 1 || available_) return {};
+  if (engine_.options().collectives != NodeCollectives::shared || layout_->ranks() == 1 || available_)
+    return {};
   if (layout_->nodes() == layout_->ranks()) return "no two ranks share a node";
   const std::string obstacle = engine_.transport().window_obstacle();
   return obstacle.empty() ? "the ranks that were declared to share a node do not" : obstacle;
@@ -111,8 +112,8 @@ std::unique_ptr<Operation> WindowAlgorithms::hierarchical_reduce_scatter(
     call.chunk = std::min(call.chunk, std::max(bucket, chunk_granule));
   }
   HierarchicalReduceScatter::Result result{output, output_dtype, options.accumulate, &engine_.stream()};
-  return std::make_unique<HierarchicalReduceScatter>(std::move(info), std::move(call),
-                                                     HierarchicalCall{layout_, members_, self_}, plan, result);
+  return std::make_unique<HierarchicalReduceScatter>(
+      std::move(info), std::move(call), HierarchicalCall{layout_, members_, self_}, plan, result);
 }
 
 std::unique_ptr<Operation> WindowAlgorithms::all_gather(OperationInfo info, const void* shard, void* full,
@@ -129,10 +130,10 @@ std::unique_ptr<Operation> WindowAlgorithms::all_gather(OperationInfo info, cons
 }
 
 std::unique_ptr<Operation> WindowAlgorithms::all_reduce(OperationInfo info, void* values, std::int64_t count,
-                                                        DataType dtype, WindowAllReduce::Combine combine) const {
-  return std::make_unique<WindowAllReduce>(std::move(info),
-                                           window_call(values, count * size_of(dtype), count, dtype),
-                                           std::move(combine));
+                                                        DataType dtype,
+                                                        WindowAllReduce::Combine combine) const {
+  return std::make_unique<WindowAllReduce>(
+      std::move(info), window_call(values, count * size_of(dtype), count, dtype), std::move(combine));
 }
 
 }  // namespace tranche::comm

@@ -18,8 +18,8 @@
 
 namespace tranche::comm {
 
-/// Knows how the members of a group are spread over nodes, says which calls go by memory that ranks read of each
-/// other, and makes their operations: within a node, or hierarchical across several.
+/// Knows how the members of a group are spread over nodes, says which calls go by memory that ranks read of
+/// each other, and makes their operations: within a node, or hierarchical across several.
 class WindowAlgorithms {
  public:
   /// `members`: job ranks in group order; `self`: index of this rank among them. `engine` outlives this.
@@ -33,19 +33,20 @@ class WindowAlgorithms {
     if (layout_->nodes() == 1) least = least_bytes_on_one_node;
     return available_ && goes_by_window(engine_.options().collectives, bytes, least);
   }
-  /// As serves(). Across nodes messages are as good: the order of an all-reduce, rank after rank, leaves nothing
-  /// to add up on a node.
+  /// As serves(). Across nodes messages are as good: the order of an all-reduce, rank after rank, leaves
+  /// nothing to add up on a node.
   bool serves_all_reduce(std::int64_t bytes) const { return layout_->nodes() == 1 && serves(bytes); }
 
   std::unique_ptr<Operation> all_gather(OperationInfo info, const void* shard, void* full, std::int64_t count,
                                         DataType dtype) const;
-  std::unique_ptr<Operation> reduce_scatter(OperationInfo info, const void* full, DataType dtype, void* output,
-                                            DataType output_dtype, std::int64_t count,
+  std::unique_ptr<Operation> reduce_scatter(OperationInfo info, const void* full, DataType dtype,
+                                            void* output, DataType output_dtype, std::int64_t count,
                                             const ReductionOptions& options) const;
   std::unique_ptr<Operation> all_reduce(OperationInfo info, void* values, std::int64_t count, DataType dtype,
                                         WindowAllReduce::Combine combine) const;
   /// As Communicator::summed_elements_sent. From any thread.
-  std::int64_t summed_elements_sent(std::int64_t count, DataType dtype, const ReductionOptions& options) const;
+  std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
+                                    const ReductionOptions& options) const;
 
  private:
   /// All arguments of a window call but its chunk. `readable`: the memory of this rank that peers read.
@@ -60,9 +61,11 @@ class WindowAlgorithms {
   std::vector<int> members_;
   int self_;
   std::shared_ptr<const NodeLayout> layout_;
-  bool available_ = false;  ///< members that share a node, of which there are some, can read each other's memory
+  bool available_ =
+      false;  ///< members that share a node, of which there are some, can read each other's memory
   mutable std::mutex plans_mutex_;
-  mutable std::map<std::pair<int, DataType>, std::shared_ptr<const ReducePlan>> plans_;  ///< by group size, dtype
+  mutable std::map<std::pair<int, DataType>, std::shared_ptr<const ReducePlan>>
+      plans_;  ///< by group size, dtype
 };
 
 }  // namespace tranche::comm

@@ -27,7 +27,7 @@ std::pair<std::int64_t, std::int64_t> WindowAllReduce::slice(int member, std::in
 void WindowAllReduce::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype);
   copy_bytes(slot, static_cast<const unsigned char*>(call().mine) + first_of(chunk) * width,
-       elements_of(chunk) * width);
+             elements_of(chunk) * width);
 }
 
 WindowExchange::Progress WindowAllReduce::work(std::int64_t chunk) {

@@ -1,5 +1,6 @@
 #pragma once
-/// Moves the operations of one rank over one transport: ready events, exchange, deadlines, failures.
+/// Advances the operations of one rank over one transport, with their deadlines and failures. Private to
+/// comm/.
 
 #include <atomic>
 #include <condition_variable>

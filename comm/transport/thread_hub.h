@@ -37,7 +37,7 @@ struct ThreadChannel {
   std::list<std::shared_ptr<ThreadPost>> sends, receives;
 };
 
-/// How a rank's communication thread is woken.
+/// Wakes a rank's communication thread.
 struct ThreadWaker {
   std::mutex mutex;
   CommunicationThread* thread = nullptr;
@@ -51,7 +51,7 @@ struct ThreadWaker {
   }
 };
 
-/// What the ranks of a group of threads share.
+/// The messages, registrations and failures of a group of threads.
 struct ThreadHub {
   ThreadHub(int ranks, const FaultInjection& injection)
       : size(ranks),

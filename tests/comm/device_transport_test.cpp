@@ -1,4 +1,4 @@
-/// Which transport serves which ranks.
+/// The choice of a transport for ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

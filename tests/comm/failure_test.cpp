@@ -198,7 +198,7 @@ TEST_P(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
   EXPECT_LT(watch.seconds(), 10);
 }
 
-/// How each rank's call ended, and after how long.
+/// The end of each rank's call, and the seconds until then.
 struct Ends {
   std::string texts[4];
   double seconds[4] = {};

@@ -44,8 +44,8 @@ void call_everything(Communicator& comm, std::vector<float>& a, std::vector<floa
   events.push_back(
       comm.all_gather(a.data() + comm.rank() * 10, a.data(), 10, DataType::float32, 0, none, call_label));
   events.back().wait();
-  events.push_back(
-      comm.reduce_scatter(a.data(), DataType::float16, b.data(), DataType::float32, 11, {}, none, call_label));
+  events.push_back(comm.reduce_scatter(a.data(), DataType::float16, b.data(), DataType::float32, 11, {}, none,
+                                       call_label));
   events.push_back(comm.all_reduce(b.data() + 20, 2, DataType::float64, ReduceOperation::sum, {"", "norm"}));
   events.push_back(comm.broadcast(b.data() + 40, 5, DataType::int32, n - 1, none, call_label));
   for (const Event& event : events) event.wait();

@@ -1,5 +1,5 @@
 #pragma once
-/// How communicators are made. MPI types appear only in comm/mpi.h.
+/// Functions that make communicators. MPI types appear only in comm/mpi.h.
 
 #include <functional>
 #include <memory>
@@ -23,8 +23,8 @@ class WindowMemory;
 /// fp32 elements from each peer need it.
 std::int64_t default_staging_bytes(int ranks);
 
-/// How ranks that share a node exchange what is in its memory: by messages, or by reading each other's (the
-/// bits are the same). automatic: reading, where ranks can, from 4 KiB on (64 KiB over several nodes).
+/// The ways in which ranks that share a node exchange host memory: by messages, or by reading each other's
+/// (the bits are the same). automatic: reading, where ranks can, from 4 KiB on (64 KiB over several nodes).
 enum class NodeCollectives : std::uint8_t { automatic, messages, shared };
 /// "auto", "messages", "shared".
 std::string_view name_of(NodeCollectives collectives);
@@ -91,7 +91,7 @@ void run_thread_ranks(int size, const std::function<void(int rank, const Communi
 std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options = {});
 /// True when the environment says that the process was started by mpirun or srun with MPI support.
 bool started_by_mpi_launcher();
-/// How many ranks that launcher started on this node; 0 when it does not say.
+/// The number of ranks that the launcher started on this node; 0 when it does not say.
 int ranks_of_node_by_launcher();
 /// "Open MPI 4.1.4" or "not compiled".
 std::string mpi_version();

@@ -28,7 +28,8 @@ struct OperationLabel {
   Tier memory = Tier::device;
 };
 
-/// How gradients are summed: in rank order inside groups of `group_size` consecutive ranks, then over groups.
+/// The order in which gradients are summed: in rank order inside groups of `group_size` consecutive ranks,
+/// then over groups.
 struct ReductionOptions {
   int group_size = 1 << 30;
   bool accumulate = false;  ///< add the sum to what `output` holds
@@ -60,7 +61,7 @@ class Communicator {
   virtual Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
                            std::int64_t bucket_elements, std::span<const Event> ready,
                            const OperationLabel& label) = 0;
-  /// output[i] (output_dtype) = ordered sum over ranks s of full_s[rank * count + i] (dtype), in fp32.
+  /// output[i] (output_dtype) = deterministic sum over ranks s of full_s[rank * count + i] (dtype), in fp32.
   /// `output` may alias the rank's own place in `full` when the dtypes are equal.
   virtual Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
                                std::int64_t count, const ReductionOptions& options,
