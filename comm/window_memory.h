@@ -1,7 +1,6 @@
 #pragma once
 /// Memory of a process that the other processes of its node can read. Private to the library.
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -59,8 +58,6 @@ class WindowMemory : public MemoryResource {
   int file() const noexcept { return file_; }
   /// Beginning of the file; null without one.
   ControlSegment* control_segment() const noexcept { return segment_; }
-  /// True when the mailboxes of the control segment are the caller's from now on: true once. Thread-safe.
-  bool claim_mailboxes() noexcept { return !mailboxes_claimed_.exchange(true); }
 
  private:
   bool in_window(const AllocationRequest& request) const;
@@ -70,7 +67,6 @@ class WindowMemory : public MemoryResource {
   struct Allocation {
     std::int64_t offset, bytes;
   };
-  std::atomic<bool> mailboxes_claimed_{false};
   mutable std::mutex mutex_;
   std::int64_t end_ = 0;                                    ///< of the file
   std::map<const unsigned char*, Allocation> allocations_;  ///< by address

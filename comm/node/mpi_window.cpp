@@ -43,21 +43,10 @@ MpiWindow::MpiWindow(MPI_Comm communicator, MPI_Comm node, WindowMemory* own) : 
   MPI_Comm_rank(communicator, &rank_);
   open_all(node);
   // One rank's obstacle is all ranks': they have to choose alike.
-  const bool mailboxes = obstacle_.empty() && own_ != nullptr && own_->claim_mailboxes() &&
-                         static_cast<int>(neighbours_.size()) < ControlSegment::max_neighbours;
-  const int mine[2] = {obstacle_.empty() ? INT_MAX : rank_, mailboxes ? 1 : 0};
-  int agreed[2] = {INT_MAX, 0};
-  require_mpi(MPI_Allreduce(mine, agreed, 2, MPI_INT, MPI_MIN, communicator), "MPI_Allreduce");
-  const int culprit = agreed[0];
-  if (culprit == INT_MAX) {
-    for (Neighbour& each : neighbours_) {
-      if (agreed[1] == 0) break;
-      each.channel =
-          std::make_unique<ControlChannel>(rank_, each.rank, each.segment->mailbox_from(local_),
-                                           *each.segment, own_->control_segment()->mailbox_from(each.local));
-    }
-    return;
-  }
+  const int mine = obstacle_.empty() ? INT_MAX : rank_;
+  int culprit = INT_MAX;
+  require_mpi(MPI_Allreduce(&mine, &culprit, 1, MPI_INT, MPI_MIN, communicator), "MPI_Allreduce");
+  if (culprit == INT_MAX) return;
   char text[400] = "";
   if (culprit == rank_) obstacle_.copy(text, sizeof text - 1);
   require_mpi(MPI_Bcast(text, sizeof text, MPI_CHAR, culprit, communicator), "MPI_Bcast");
@@ -75,7 +64,6 @@ MpiWindow::~MpiWindow() {
 void MpiWindow::open_all(MPI_Comm node) {
   int size = 1;
   MPI_Comm_size(node, &size);
-  MPI_Comm_rank(node, &local_);
   const bool mine = own_ != nullptr && own_->available();
   const Signature signature{rank_, getpid(), mine ? own_->file() : -1,
                             mine ? own_->control_segment()->token : 0};
@@ -92,7 +80,6 @@ void MpiWindow::open_all(MPI_Comm node) {
     if (each.rank == rank_) continue;
     Neighbour neighbour;
     neighbour.rank = static_cast<int>(each.rank);
-    neighbour.local = static_cast<int>(&each - signatures.data());
     if (each.file >= 0) {
       neighbour.file = open_file_of(each);
       if (neighbour.file >= 0) {
@@ -122,10 +109,6 @@ bool MpiWindow::reads(int rank) const {
 
 ControlSegment& MpiWindow::segment(int rank) {
   return rank == rank_ ? *own_->control_segment() : *neighbour(rank)->segment;
-}
-
-ControlChannel* MpiWindow::channel(int rank) {
-  return neighbour(rank)->channel.get();
 }
 
 const void* MpiWindow::map_peer(int rank, const MemoryRegistration& registration) {

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "comm/node/control_channel.h"
+#include "comm/node/control_segment.h"
 #include "comm/transport/transport.h"
 #include "comm/window_memory.h"
 #include "tranche/comm/mpi.h"
@@ -34,15 +34,11 @@ class MpiWindow {
   const void* map_peer(int rank, const MemoryRegistration& registration);
   /// The control segment of a rank that reads(), or of this one.
   ControlSegment& segment(int rank);
-  /// The control messages between a rank that reads() and this one; null where MPI has to carry them.
-  ControlChannel* channel(int rank);
 
  private:
   struct Neighbour {
     int rank = 0, file = -1;
     ControlSegment* segment = nullptr;
-    int local = 0;  ///< number on this node
-    std::unique_ptr<ControlChannel> channel;
     std::map<std::int64_t, std::pair<void*, std::int64_t>>
         pieces;  ///< address and bytes, by place in the file
   };
@@ -50,7 +46,7 @@ class MpiWindow {
   Neighbour* neighbour(int rank);
 
   WindowMemory* own_;
-  int rank_ = 0, local_ = 0;
+  int rank_ = 0;
   std::vector<Neighbour> neighbours_;
   std::string obstacle_;
 };

@@ -70,7 +70,7 @@ bool WindowExchange::move_control_messages() {
       if (!peer.receiving) {
         if (peer.received == wanted) break;
         peer.receiving =
-            transport().receive_control(&peer.incoming, sizeof(ControlMessage), peer.rank, info().tag);
+            transport().receive(&peer.incoming, sizeof(ControlMessage), peer.rank, control_tag(info().tag));
       }
       if (!peer.receiving->test()) break;
       peer.receiving.reset();
@@ -80,7 +80,7 @@ bool WindowExchange::move_control_messages() {
     for (Outgoing& outgoing : peer.outgoing) {
       if (outgoing.sending) continue;
       outgoing.sending =
-          transport().send_control(&outgoing.message, sizeof(ControlMessage), peer.rank, info().tag);
+          transport().send(&outgoing.message, sizeof(ControlMessage), peer.rank, control_tag(info().tag));
       moved = true;
     }
     while (!peer.outgoing.empty() && peer.outgoing.front().sending->test()) {

@@ -14,7 +14,7 @@ struct Tag {
   friend bool operator==(const Tag&, const Tag&) = default;
 };
 
-/// The tag of a control message that travels as a message, so that it matches no other of the same call.
+/// The tag of a control message, which matches no other message of the same call.
 inline Tag control_tag(Tag tag) {
   tag.call ^= 1;
   return tag;

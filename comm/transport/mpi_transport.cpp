@@ -180,19 +180,6 @@ class MpiTransport : public Transport {
     return std::make_unique<MpiMessage>(request, bytes, rank_, peer, false);
   }
 
-  std::unique_ptr<Message> send_control(const void* data, std::int64_t bytes, int peer,
-                                        const Tag& tag) override {
-    ControlChannel* channel = window_->channel(peer);
-    return channel != nullptr ? channel->send(data, bytes, tag)
-                              : Transport::send_control(data, bytes, peer, tag);
-  }
-  std::unique_ptr<Message> receive_control(void* data, std::int64_t bytes, int peer,
-                                           const Tag& tag) override {
-    ControlChannel* channel = window_->channel(peer);
-    return channel != nullptr ? channel->receive(data, bytes, tag)
-                              : Transport::receive_control(data, bytes, peer, tag);
-  }
-
   std::optional<FailureReport> poll_failure() override {
     if (listening_ == MPI_REQUEST_NULL) return failure_;
     // Each poll of MPI gives the core away where ranks are more than cores.

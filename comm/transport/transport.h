@@ -61,15 +61,6 @@ class Transport {
   virtual void notify() noexcept {}
   virtual std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
   virtual std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
-  /// As send() and receive(), for what is small and goes to a rank whose memory this one reads, which answers
-  /// by the same call; may be quicker. At most 96 bytes; a control message never matches a message.
-  virtual std::unique_ptr<Message> send_control(const void* data, std::int64_t bytes, int peer,
-                                                const Tag& tag) {
-    return send(data, bytes, peer, control_tag(tag));
-  }
-  virtual std::unique_ptr<Message> receive_control(void* data, std::int64_t bytes, int peer, const Tag& tag) {
-    return receive(data, bytes, peer, control_tag(tag));
-  }
   /// The first failure that a peer has reported; one whose cause was to follow gives way to the next.
   virtual std::optional<FailureReport> poll_failure() = 0;
   /// Starts telling every peer; true once it has been handed over, false to be called again. The report may
