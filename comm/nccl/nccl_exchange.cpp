@@ -1,9 +1,9 @@
 /// Exchange by NCCL. All calls go to one communicator on one stream in one order. What a call launches: a
-/// gather, a broadcast or NCCL's own reduction one kernel; an all_to_all one group; an ordered sum one group
-/// of sends and receives and one sum a bucket. Bytes on the wire are those of the formula, whichever reduces:
-/// pieces travel in the communication dtype, to their owner, once. NCCL does not say who is missing when a
-/// call does not end, nor that ranks' calls differ: the first is told as a device or link that hangs, the
-/// second is found by the sequence hash.
+/// gather, a broadcast or NCCL's own reduction one kernel; an all_to_all one group; a deterministic reduction
+/// one group of sends and receives and one sum a bucket. Bytes on the wire are those of the formula,
+/// whichever reduces: pieces travel in the communication dtype, to their owner, once. NCCL does not say who
+/// is missing when a call does not end, nor that ranks' calls differ: the first is told as a device or link
+/// that hangs, the second is found by the sequence hash.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 

@@ -10,7 +10,7 @@
 
 namespace tranche::comm {
 
-/// output = ordered sum of the members' pieces for this rank.
+/// output = deterministic sum of the members' pieces for this rank.
 class WindowReduceScatter : public WindowExchange {
  public:
   /// Writes the sum of pieces[member], `count` elements each, to `out`.
