@@ -21,15 +21,10 @@ void launch(Stream& stream, std::string_view name, const KernelCost& cost, const
     refuse(name, fmt::format("the kernel has no work for {} streams; set KernelWork::{}", name_of(kind),
                              name_of(kind)));
   }
-  if (kind == DeviceKind::cuda) {
+  dispatch(stream, name, {cost.operations, cost.bytes_read, cost.bytes_written}, work.cpu, [&] {
     const StreamSpan span(stream, name);
     work.cuda(stream.native_handle());
-  }
-  stream.count(cost.operations, cost.bytes_read, cost.bytes_written);
-  if (stream.recorder() != nullptr) {
-    note_work(stream, name, {cost.operations, cost.bytes_read, cost.bytes_written});
-  }
-  if (kind == DeviceKind::cpu) stream.enqueue(name, work.cpu);
+  });
 }
 
 }  // namespace tranche::kernels
