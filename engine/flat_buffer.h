@@ -34,7 +34,6 @@ struct TensorState {
   int flat_index = 0;  ///< position in that buffer's layout
   bool frozen = false;
   GroupOptions group;
-  std::size_t group_index = 0;  ///< of its numbers among the optimizer's arguments
 };
 
 /// Tensors of one unit whose values one group of ranks holds in common, laid end to end and sharded over that
