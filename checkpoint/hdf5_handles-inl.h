@@ -38,7 +38,7 @@ class Hdf5Handle {
     return *this;
   }
   ~Hdf5Handle() { reset(); }
-  operator hid_t() const noexcept { return id_; }
+  operator hid_t() const noexcept { return id_; }  // NOLINT(google-explicit-constructor): for HDF5's calls
   /// Closes now, and throws when that fails.
   void close(const std::string& what) { hdf5_check(close_(std::exchange(id_, -1)), what); }
 

@@ -23,6 +23,7 @@ struct Storage {
 class LocalStorage {
  public:
   LocalStorage();
+  // NOLINTNEXTLINE(google-explicit-constructor): a view of this
   operator Storage() const { return {files_, *io_, *memory_}; }
 
  private:

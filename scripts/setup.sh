@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Tranche is built from; does nothing when all are there.
+#   scripts/setup.sh [--checks]      --checks: those of the checks of sources too, 55 MB of LLVM that no build needs
 # Exit status: 0 all there, 2 packages are missing and only root can install them, else apt's.
 set -euo pipefail
 
@@ -21,6 +22,11 @@ packages=(
   xz-utils                            # packs the bundle for GPU hosts
   dictzip                             # opens the quickstart's text
 )
+case ${1:-} in
+  "") ;;
+  --checks) packages+=(clang-tidy-16) ;;  # scripts/tidy.sh
+  *) echo "usage: scripts/setup.sh [--checks]" >&2; exit 2 ;;
+esac
 
 missing=()
 if ! command -v dpkg-query > /dev/null; then

@@ -32,7 +32,7 @@ class TestScript(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
         for name, text in (("bin/cmake", CMAKE), ("bin/ctest", CTEST), ("scripts/setup.sh", "#!/bin/sh\n"),
-                           ("scripts/check_includes.py", "#!/bin/sh\n")):
+                           ("scripts/check_includes.py", "#!/bin/sh\n"), ("scripts/tidy.sh", "#!/bin/sh\n")):
             path = self.root / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)

@@ -33,7 +33,8 @@ struct ConstTensorView {
 
   ConstTensorView() = default;
   ConstTensorView(const void* pointer, DataType type, Shape extents)
-      : data(pointer), dtype(type), shape(std::move(extents)) {}
+      : data(pointer), dtype(type), shape(extents) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): whoever may write may read
   ConstTensorView(const TensorView& view) : data(view.data), dtype(view.dtype), shape(view.shape) {}
 
   std::int64_t elements() const noexcept { return shape.elements(); }
