@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-#include "core/nearest.h"
+#include "core/closest_match.h"
 #include "tranche/core/error.h"
 
 namespace tranche::bench {
@@ -75,9 +75,9 @@ std::string unknown_flag(const std::string& word, const std::vector<std::string>
     return fmt::format("'{}' is no flag; values stand behind their flags, and --help lists those", word);
   }
   const std::string flag = word.substr(0, word.find('='));
-  const std::string near = nearest(flag, known);
+  const std::string closest = closest_match(flag, known);
   return fmt::format("unknown flag {}{}; --help lists the flags", flag,
-                     near.empty() ? "" : " (did you mean " + near + "?)");
+                     closest.empty() ? "" : " (did you mean " + closest + "?)");
 }
 
 void parse_flags(int argc, char** argv, const std::vector<Flag>& flags) {

@@ -22,7 +22,7 @@ std::uint64_t digest_of(std::span<const std::byte> bytes);
 std::uint64_t digest_of(std::string_view text);
 /// Digest of a block from those of its leaves.
 std::uint64_t block_digest(std::span<const std::uint64_t> leaves);
-/// Digests of the leaves of a stretch that starts on a leaf's boundary, to `leaves` (one for each begun
+/// Digests of the leaves of a range that starts on a leaf's boundary, to `leaves` (one for each begun
 /// leaf).
 void leaf_digests(std::span<const std::byte> bytes, std::uint64_t* leaves);
 /// Digests of all blocks of a file held in memory.

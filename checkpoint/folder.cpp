@@ -14,13 +14,13 @@ namespace tranche::checkpoint {
 namespace {
 
 constexpr std::string_view replaced_suffix = ".old";
-constexpr std::string_view debris_suffix = ".tmp";
+constexpr std::string_view stale_suffix = ".tmp";
 
 /// step-N.TOKEN.tmp: a save that has not ended, or a checkpoint that is being removed.
 bool is_debris(std::string_view name) {
   const std::size_t dot = name.find('.');
   return dot != std::string_view::npos && parse_step_name(name.substr(0, dot)) >= 0 &&
-         name.ends_with(debris_suffix);
+         name.ends_with(stale_suffix);
 }
 
 /// step-N.old: what a checkpoint of the same step replaces; it counts until that one is there.
@@ -150,7 +150,7 @@ RunFolder::RunFolder(Storage storage, std::string parent, std::uint64_t run,
 }
 
 std::string RunFolder::temporary(std::int64_t step) const {
-  return join_path(parent_, fmt::format("{}.{}{}", step_name(step), to_hex(lineage_.back()), debris_suffix));
+  return join_path(parent_, fmt::format("{}.{}{}", step_name(step), to_hex(lineage_.back()), stale_suffix));
 }
 
 void RunFolder::write_synced(const std::string& path, const void* bytes, std::int64_t size) {
@@ -206,11 +206,11 @@ void RunFolder::clear_debris(const std::string& own) {
 void RunFolder::remove_folder(const std::string& name) {
   // A name that nobody takes for a checkpoint first: half removed, it must not look like one.
   const std::string path = join_path(parent_, name);
-  const std::string debris = path + ".removed-" + to_hex(lineage_.back()) + std::string(debris_suffix);
-  storage_.files.remove_all(debris);
-  storage_.files.rename(path, debris);
+  const std::string stale = path + ".removed-" + to_hex(lineage_.back()) + std::string(stale_suffix);
+  storage_.files.remove_all(stale);
+  storage_.files.rename(path, stale);
   storage_.files.sync_directory(parent_);
-  storage_.files.remove_all(debris);
+  storage_.files.remove_all(stale);
 }
 
 std::int64_t RunFolder::next_sequence() {

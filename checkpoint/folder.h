@@ -66,9 +66,9 @@ class RunFolder {
   std::string temporary(std::int64_t step) const;
   std::string final_path(std::int64_t step) const { return join_path(parent_, step_name(step)); }
 
-  /// Rank 0. Makes the folder, takes its lease (RunLease), removes the debris of dead saves, and checks that
-  /// `total_bytes` of all ranks are free. Refused while another process holds the lease, and where a
-  /// checkpoint of this step belongs to a run that this one has nothing to do with.
+  /// Rank 0. Makes the folder, takes its lease (RunLease), removes the partial files of dead saves, and
+  /// checks that `total_bytes` of all ranks are free. Refused while another process holds the lease, and
+  /// where a checkpoint of this step belongs to a run that this one has nothing to do with.
   void prepare(std::int64_t step, std::int64_t total_bytes);
   /// Rank 0. Fills in the manifest's sequence, versions, time and master record; manifest.shards are the
   /// gathered records. Checks that all shards are there and the lease is held, writes model.h5 and the

@@ -66,7 +66,7 @@ class Hdf5Session {
 };
 
 /// A new HDF5 file whose pages go to `image`, which must outlive it; `image.bytes` is set when the file is
-/// closed. Datasets of 512 bytes and more start on multiples of 4096. Metadata is laid out in stretches of
+/// closed. Datasets of 512 bytes and more start on multiples of 4096. Metadata is laid out in ranges of
 /// `metadata_bytes`: what fits the first lies before all datasets.
 Hdf5Handle create_memory_file(SparseImage& image, const std::string& name, std::int64_t metadata_bytes);
 

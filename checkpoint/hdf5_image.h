@@ -12,7 +12,7 @@
 
 namespace tranche::checkpoint {
 
-/// A file of `bytes` bytes of which only some stretches have been written; the rest is zero or payload to
+/// A file of `bytes` bytes of which only some ranges have been written; the rest is zero or payload to
 /// come.
 struct SparseImage {
   static constexpr std::int64_t page_bytes = 4096;

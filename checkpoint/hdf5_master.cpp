@@ -9,7 +9,7 @@ namespace tranche::checkpoint {
 
 namespace {
 
-/// A box of a row-major tensor whose elements are one stretch of its flat order.
+/// A box of a row-major tensor whose elements are one range of its flat order.
 struct Box {
   std::vector<hsize_t> start;
   std::vector<hsize_t> count;
@@ -34,8 +34,8 @@ std::vector<Box> boxes_of(const std::vector<hsize_t>& extents, std::int64_t begi
       rest %= strides[a];
       box.count.push_back(a < axis ? 1 : extents[a]);
     }
-    const std::int64_t room = static_cast<std::int64_t>(extents[axis] - box.start[axis]);
-    const std::int64_t steps = std::min((end - begin) / strides[axis], room);
+    const std::int64_t left = static_cast<std::int64_t>(extents[axis] - box.start[axis]);
+    const std::int64_t steps = std::min((end - begin) / strides[axis], left);
     box.count[axis] = static_cast<hsize_t>(steps);
     box.elements = steps * strides[axis];
     begin += box.elements;

@@ -54,10 +54,10 @@ ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step) {
   const Hdf5Session session;
   ShardImage image;
   // Measured: less than 2 KiB, and 400 bytes for each dataset; names are kept beside them.
-  std::int64_t room = 8192 + 1024 * static_cast<std::int64_t>(layout.sections.size());
+  std::int64_t bytes = 8192 + 1024 * static_cast<std::int64_t>(layout.sections.size());
   for (const ArrayRecord& array : layout.arrays)
-    room += 2048 + 4 * static_cast<std::int64_t>(array.name.size());
-  const std::int64_t metadata = round_up(room, SparseImage::page_bytes);
+    bytes += 2048 + 4 * static_cast<std::int64_t>(array.name.size());
+  const std::int64_t metadata = round_up(bytes, SparseImage::page_bytes);
   Hdf5Handle file = create_memory_file(image.file, shard_name(rank, layout.world), metadata);
   set_attribute(file, "format", std::string("tranche-shard"));
   set_attribute(file, "version", format_version);

@@ -7,7 +7,7 @@
 
 #include "checkpoint/convert.h"
 #include "checkpoint/reader_impl-inl.h"
-#include "core/nearest.h"
+#include "core/closest_match.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t most_open_files = 16;
 constexpr std::size_t most_tables = 64;
-/// Stretches of up to a block on their way at once. As many as keep a fast disk busy also while this thread
+/// Ranges of up to a block on their way at once. As many as keep a fast disk busy also while this thread
 /// waits for a processor: those that are read in place take no memory.
 constexpr std::size_t most_flights = 32;
 /// Less of a block than this is not worth an operation of its own.
@@ -279,9 +279,9 @@ const StoredTensor& Reader::tensor(std::string_view name) const {
   if (const StoredTensor* found = find(name)) return *found;
   std::vector<std::string> names;
   for (const StoredTensor& tensor : impl_->tensors) names.push_back(tensor.name);
-  const std::string near = nearest(name, names);
+  const std::string closest = closest_match(name, names);
   throw CheckpointError(fmt::format("checkpoint {} has no tensor '{}'{}", impl_->folder, name,
-                                    near.empty() ? "" : "; the nearest is '" + near + "'"));
+                                    closest.empty() ? "" : "; the closest match is '" + closest + "'"));
 }
 
 std::vector<std::string> Reader::kinds(const StoredTensor& tensor) const {
@@ -342,10 +342,10 @@ const ArrayRecord& Reader::array(std::string_view name) const {
     if (array.name == name) return array;
     names.push_back(array.name);
   }
-  const std::string near = nearest(name, names);
-  const std::string others = !near.empty()   ? "; the nearest is '" + near + "'"
-                             : names.empty() ? ", nor any other"
-                                             : fmt::format("; it has {}", fmt::join(names, ", "));
+  const std::string closest = closest_match(name, names);
+  const std::string others = !closest.empty() ? "; the closest match is '" + closest + "'"
+                             : names.empty()  ? ", nor any other"
+                                              : fmt::format("; it has {}", fmt::join(names, ", "));
   throw CheckpointError(fmt::format("checkpoint {} has no array '{}'{}", impl_->folder, name, others));
 }
 

@@ -19,7 +19,7 @@
 
 namespace tranche::checkpoint {
 
-/// A stretch of a unit's flat buffer, to be read to `memory` in `dtype`.
+/// A range of a unit's flat buffer, to be read to `memory` in `dtype`.
 struct ReadRequest {
   int section = 0;
   int unit = 0;
@@ -55,12 +55,12 @@ using ReadProgress = std::function<void(std::int64_t bytes)>;
 
 /// Not thread-safe; several readers may read one checkpoint.
 ///
-/// Every byte handed out has been verified: reads are widened to whole leaves of 16 KiB, so a stretch costs
+/// Every byte handed out has been verified: reads are widened to whole leaves of 16 KiB, so a range costs
 /// at most two of them more, and two entries of the digest table (2 KiB each) where it covers only part of a
-/// 4 MiB block. That is under 5 % from stretches of 720 KiB on. Memory taken: staging_bytes, once. Whole
+/// 4 MiB block. That is under 5 % from ranges of 720 KiB on. Memory taken: staging_bytes, once. Whole
 /// leaves that need no conversion are read to where they belong, without a copy, when the memory lies to a
-/// multiple of what the disk asks for (512 bytes do nearly everywhere) as the stretch lies in the file; what
-/// is asked for in one call and goes on in file and memory counts as one stretch.
+/// multiple of what the disk asks for (512 bytes do nearly everywhere) as the range lies in the file; what
+/// is asked for in one call and goes on in file and memory counts as one range.
 class Reader {
  public:
   /// Opens one checkpoint (a step-... folder, whatever its name is now). Throws CheckpointError when it is
@@ -82,14 +82,14 @@ class Reader {
   const std::vector<StoredTensor>& tensors() const noexcept;
   /// By name or alias; nullptr when there is none.
   const StoredTensor* find(std::string_view name) const;
-  /// The tensor; CheckpointError naming the nearest name when there is none.
+  /// The tensor; CheckpointError naming the closest match when there is none.
   const StoredTensor& tensor(std::string_view name) const;
   /// "weight" and, for trainable tensors, the optimizer's states.
   std::vector<std::string> kinds(const StoredTensor& tensor) const;
   /// The dtype in which `kind` of this tensor is stored. Throws CheckpointError when it is not.
   DataType dtype(const StoredTensor& tensor, std::string_view kind) const;
 
-  /// Reads all stretches, as one pipeline. Throws InvalidArgument on ranges outside a buffer; CheckpointError
+  /// Reads all ranges, as one pipeline. Throws InvalidArgument on ranges outside a buffer; CheckpointError
   /// naming file, tensor and elements when something is damaged (memory is then undefined), and on what
   /// cannot be read.
   void read(std::span<const ReadRequest> requests);
@@ -97,7 +97,7 @@ class Reader {
   /// Reads elements of one tensor. Throws as above, and CheckpointError when the kind is not stored.
   void read_tensor(std::string_view name, std::string_view kind, ElementRange elements, DataType dtype,
                    void* memory);
-  /// The program's own array of that name; CheckpointError naming the nearest when there is none.
+  /// The program's own array of that name; CheckpointError naming the closest match when there is none.
   const ArrayRecord& array(std::string_view name) const;
   /// Reads elements of an array of all ranks, or of `rank`'s of one of each rank, in its own dtype. Throws as
   /// read() does.

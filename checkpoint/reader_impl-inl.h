@@ -14,7 +14,7 @@ struct Reader::Impl {
   Impl(Storage given, const std::string& path);
   ~Impl();
 
-  /// A stretch of one shard's payload and where it goes.
+  /// A range of one shard's payload and where it goes.
   struct Task {
     int rank = 0;
     std::int64_t begin = 0;  ///< bytes of the file

@@ -10,7 +10,7 @@
 
 namespace tranche::checkpoint {
 
-/// A stretch of one section of one unit in a rank's file.
+/// A range of one section of one unit in a rank's file.
 struct SectionPiece {
   int section = 0;
   int unit = 0;

@@ -36,9 +36,9 @@ class ShardWriter {
   /// memory taken. Returns when the disk has taken all (not: made it durable).
   void write_image(std::span<std::byte> image);
 
-  /// Copies a stretch of this rank's shard; `memory` may be reused on return. Stretches may come in any
+  /// Copies a range of this rank's shard; `memory` may be reused on return. Ranges may come in any
   /// order, each element once (else LogicError); blocks of 4 MiB are written as they fill up, so memory stays
-  /// small, one block a section and some under way, when each section's stretches come in ascending order.
+  /// small, one block a section and some under way, when each section's ranges come in ascending order.
   void put(int section, int unit, ElementRange range, const void* memory);
 
   /// The same for all of this rank's elements of an array.
@@ -86,8 +86,7 @@ class ShardWriter {
   std::string path_;
   std::unique_ptr<File> file_;
   std::vector<std::uint64_t> leaves_;
-  std::map<std::int64_t, std::int64_t>
-      given_;  ///< stretches of the file's payload that have come: begin -> end
+  std::map<std::int64_t, std::int64_t> given_;  ///< ranges of the file's payload that have come: begin -> end
   std::map<std::int64_t, Block> open_;
   std::deque<Flight> flights_;
   std::vector<AlignedBuffer> spare_;

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/closest_match.h"
 #include "core/json.h"
-#include "core/nearest.h"
 #include "core/relaxed_json.h"
 #include "tranche/core/error.h"
 
@@ -22,9 +22,9 @@ std::string known_texts(std::string_view text, Texts texts) {
   for (const std::string_view* each = texts.begin(); each != texts.end(); ++each) {
     known += (each == texts.begin() ? "" : each + 1 == texts.end() ? " and " : ", ") + std::string(*each);
   }
-  const std::string near = nearest(text, {texts.begin(), texts.end()});
+  const std::string closest = closest_match(text, {texts.begin(), texts.end()});
   return fmt::format("; known are {}{}", known,
-                     near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+                     closest.empty() ? "" : fmt::format("; did you mean '{}'?", closest));
 }
 
 }  // namespace

@@ -39,14 +39,14 @@ struct Item {
   std::int64_t count = 0;
 };
 
-class TierBook {
+class TierAccounting {
  public:
   void allocate(Category category, std::int64_t bytes, std::string_view tag, const std::string& phase) {
     account_.persistent[category] += bytes;
     total_ += bytes;
     raise(category, bytes);
     add_item(category, bytes, tag);
-    note_peak(phase);
+    record_peak(phase);
   }
 
   void release(Category category, std::int64_t bytes, std::string_view tag) {
@@ -62,7 +62,7 @@ class TierBook {
     occupied_ += bytes;
     raise(category, bytes);
     add_item(category, bytes, tag);
-    note_peak(phase);
+    record_peak(phase);
   }
 
   void vacate(Category category, std::int64_t bytes, std::string_view tag) {
@@ -73,7 +73,7 @@ class TierBook {
     remove_item(category, bytes, tag);
   }
 
-  void lend(Category category, std::int64_t bytes) { account_.persistent[category] -= bytes; }
+  void count_as_step_memory(Category category, std::int64_t bytes) { account_.persistent[category] -= bytes; }
 
   void reset_peaks(const std::string& phase) {
     account_.category_peak = account_.current;
@@ -122,7 +122,7 @@ class TierBook {
 
   // Only the numbers are copied here; the list of items is, at the earliest, when the state next falls, so a
   // run of allocations that each set a new peak costs one copy.
-  void note_peak(const std::string& phase) {
+  void record_peak(const std::string& phase) {
     const bool higher = total_ > account_.peak;
     const bool clearer =
         total_ == account_.peak && account_.current[Category::other] < account_.at_peak[Category::other];
@@ -180,7 +180,7 @@ class TierBook {
 
 struct Ledger::Impl {
   mutable std::mutex mutex;
-  std::array<TierBook, tier_count> books;
+  std::array<TierAccounting, tier_count> tiers;
   std::string phase;  // with the unit
   std::size_t phase_length = 0;
   LedgerObserver* observer = nullptr;
@@ -195,7 +195,7 @@ struct Ledger::Impl {
             std::string_view tag) noexcept {
     if (observer != nullptr) observer->changed({kind, tier, category, bytes, tag});
   }
-  TierBook& book(Tier tier) { return books[static_cast<std::size_t>(tier)]; }
+  TierAccounting& accounting(Tier tier) { return tiers[static_cast<std::size_t>(tier)]; }
 };
 
 Ledger::Ledger() : impl_(std::make_unique<Impl>()) {}
@@ -203,31 +203,31 @@ Ledger::~Ledger() = default;
 
 void Ledger::allocated(Tier tier, Category category, std::int64_t bytes, std::string_view tag) {
   std::lock_guard lock(impl_->mutex);
-  impl_->book(tier).allocate(category, bytes, tag, impl_->phase);
+  impl_->accounting(tier).allocate(category, bytes, tag, impl_->phase);
   impl_->tell(LedgerChange::Kind::allocated, tier, category, bytes, tag);
 }
 
 void Ledger::released(Tier tier, Category category, std::int64_t bytes, std::string_view tag) noexcept {
   std::lock_guard lock(impl_->mutex);
-  impl_->book(tier).release(category, bytes, tag);
+  impl_->accounting(tier).release(category, bytes, tag);
   impl_->tell(LedgerChange::Kind::released, tier, category, bytes, tag);
 }
 
 void Ledger::occupied(Tier tier, Category category, std::int64_t bytes, std::string_view tag) {
   std::lock_guard lock(impl_->mutex);
-  impl_->book(tier).occupy(category, bytes, tag, impl_->phase);
+  impl_->accounting(tier).occupy(category, bytes, tag, impl_->phase);
   impl_->tell(LedgerChange::Kind::occupied, tier, category, bytes, tag);
 }
 
 void Ledger::vacated(Tier tier, Category category, std::int64_t bytes, std::string_view tag) noexcept {
   std::lock_guard lock(impl_->mutex);
-  impl_->book(tier).vacate(category, bytes, tag);
+  impl_->accounting(tier).vacate(category, bytes, tag);
   impl_->tell(LedgerChange::Kind::vacated, tier, category, bytes, tag);
 }
 
 void Ledger::lent_to_step(Tier tier, Category category, std::int64_t bytes) noexcept {
   std::lock_guard lock(impl_->mutex);
-  impl_->book(tier).lend(category, bytes);
+  impl_->accounting(tier).count_as_step_memory(category, bytes);
 }
 
 void Ledger::mark_phases(std::function<void(std::string_view, std::string_view)> mark) {
@@ -252,7 +252,7 @@ std::string Ledger::doing() const {
 
 std::int64_t Ledger::total(Tier tier) const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->book(tier).total();
+  return impl_->accounting(tier).total();
 }
 
 void Ledger::observe(LedgerObserver* observer) {
@@ -265,8 +265,8 @@ void Ledger::observe(LedgerObserver* observer) {
     state.phase = impl_->phase_name();
     state.unit = impl_->unit_name();
     for (const Tier tier : all_tiers) {
-      state.current[static_cast<std::size_t>(tier)] = impl_->book(tier).numbers().current;
-      state.live[static_cast<std::size_t>(tier)] = impl_->book(tier).live();
+      state.current[static_cast<std::size_t>(tier)] = impl_->accounting(tier).numbers().current;
+      state.live[static_cast<std::size_t>(tier)] = impl_->accounting(tier).live();
     }
     observer->attached(state);
   }
@@ -275,19 +275,19 @@ void Ledger::observe(LedgerObserver* observer) {
 
 TierAccount Ledger::account(Tier tier) const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->books[static_cast<std::size_t>(tier)].account();
+  return impl_->tiers[static_cast<std::size_t>(tier)].account();
 }
 
 void Ledger::reset_peaks() {
   std::lock_guard lock(impl_->mutex);
-  for (TierBook& book : impl_->books) book.reset_peaks(impl_->phase);
+  for (TierAccounting& tier : impl_->tiers) tier.reset_peaks(impl_->phase);
 }
 
 std::string Ledger::table() const {
   std::lock_guard lock(impl_->mutex);
   std::string text;
   for (const Tier tier : all_tiers) {
-    const TierAccount& numbers = impl_->books[static_cast<std::size_t>(tier)].numbers();
+    const TierAccount& numbers = impl_->tiers[static_cast<std::size_t>(tier)].numbers();
     if (numbers.peak == 0 && numbers.current.total() == 0) continue;
     text += fmt::format("{:<16}{:>14}{:>14}\n", fmt::format("{} memory", name_of(tier)), "now", "at peak");
     for (const Category category : all_categories) {

@@ -27,18 +27,18 @@ std::string_view for_device(Category category) {
 std::string_view for_host(Category category) {
   switch (category) {
     case Category::communication:
-      return "use a smaller tranche.communication_slab or fewer ranks on this host";
+      return "use a smaller tranche.communication_slab or fewer ranks on this node";
     case Category::activations:
       return "use a smaller micro-batch, a larger tranche.checkpoint_every, or "
              "activation_checkpointing.cpu_checkpointing false";
     case Category::parameters:
     case Category::gradients:
     case Category::optimizer:
-      return "use more ranks on more hosts, offload to nvme, or a smaller offload_optimizer.ratio";
+      return "use more ranks on more nodes, offload to nvme, or a smaller offload_optimizer.ratio";
     default:
       break;
   }
-  return "use more ranks on more hosts";
+  return "use more ranks on more nodes";
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 namespace tranche {
 
 /// "use a smaller tranche.workspace, ...", for the end of an error; the remedy that is closest to the
-/// category comes first. What makes room for the device is not what makes room for the host.
+/// category comes first. What frees device memory is not what frees host memory.
 std::string_view memory_advice(Tier tier, Category category);
 
 }  // namespace tranche

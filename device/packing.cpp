@@ -27,26 +27,24 @@ void check(std::span<const PackingInterval> intervals) {
   }
 }
 
-using Members = std::vector<std::size_t>;  // indices into a list of pieces
+using Members = std::vector<std::size_t>;  // indices into a list of items
 
 /// Cuts the problem into parts that can be packed apart without loss, and packs equal parts once: the
 /// micro-batches of a step are such parts.
 class Packer {
  public:
-  explicit Packer(std::vector<PackingPiece> pieces)
-      : pieces_(std::move(pieces)), offsets_(pieces_.size(), 0) {}
+  explicit Packer(std::vector<PackingItem> items) : items_(std::move(items)), offsets_(items_.size(), 0) {}
 
   std::int64_t pack() {
-    Members all(pieces_.size());
+    Members all(items_.size());
     for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
     std::sort(all.begin(), all.end(), [&](std::size_t a, std::size_t b) {
-      return std::tuple(pieces_[a].begin, -pieces_[a].end, a) <
-             std::tuple(pieces_[b].begin, -pieces_[b].end, b);
+      return std::tuple(items_[a].begin, -items_[a].end, a) < std::tuple(items_[b].begin, -items_[b].end, b);
     });
     // First the parts that differ are found, so that the budget of the search is shared among these alone.
     pack_part(all, 0);
     for (auto& [key, attempt] : known_) {
-      const std::vector<PackingPiece> part = part_of(key);
+      const std::vector<PackingItem> part = part_of(key);
       attempt =
           search_packing(part, static_cast<double>(part.size()) / static_cast<double>(pieces_to_search_));
     }
@@ -56,25 +54,25 @@ class Packer {
   const std::vector<std::int64_t>& offsets() const { return offsets_; }
 
  private:
-  // Pieces that live through the whole part lie at its bottom; what is left may fall apart at instants that
-  // no piece crosses. Returns the height of the part. `members` are sorted by begin.
+  // Items that live through the whole part lie at its bottom; what is left may fall apart at instants that
+  // no item crosses. Returns the height of the part. `members` are sorted by begin.
   std::int64_t pack_part(const Members& members, std::int64_t bottom) {
     if (members.empty()) return 0;
-    std::int64_t first = pieces_[members.front()].begin;
+    std::int64_t first = items_[members.front()].begin;
     std::int64_t last = first;
-    for (const std::size_t i : members) last = std::max(last, pieces_[i].end);
+    for (const std::size_t i : members) last = std::max(last, items_[i].end);
     std::int64_t base = 0;
     std::vector<Members> parts;
     std::int64_t reach = first;
     for (const std::size_t i : members) {
-      if (pieces_[i].begin == first && pieces_[i].end == last) {
+      if (items_[i].begin == first && items_[i].end == last) {
         offsets_[i] = bottom + base;
-        base += pieces_[i].bytes;
+        base += items_[i].bytes;
         continue;
       }
-      if (parts.empty() || pieces_[i].begin >= reach) parts.emplace_back();
+      if (parts.empty() || items_[i].begin >= reach) parts.emplace_back();
       parts.back().push_back(i);
-      reach = std::max(reach, pieces_[i].end);
+      reach = std::max(reach, items_[i].end);
     }
     if (base == 0 && parts.size() == 1) return pack_whole(members, bottom);
     std::int64_t height = 0;
@@ -84,13 +82,13 @@ class Packer {
 
   // A part that cannot be cut further.
   std::int64_t pack_whole(const Members& members, std::int64_t bottom) {
-    std::vector<PackingPiece> part;
+    std::vector<PackingItem> part;
     part.reserve(members.size());
-    for (const std::size_t i : members) part.push_back(pieces_[i]);
+    for (const std::size_t i : members) part.push_back(items_[i]);
     normalize_times(part);
     std::vector<std::int64_t> key;
     key.reserve(3 * part.size());
-    for (const PackingPiece& piece : part) key.insert(key.end(), {piece.begin, piece.end, piece.bytes});
+    for (const PackingItem& item : part) key.insert(key.end(), {item.begin, item.end, item.bytes});
     const auto [found, is_new] = known_.try_emplace(std::move(key));
     if (is_new) pieces_to_search_ += part.size();
     if (found->second.offsets.empty()) return 0;  // the first round
@@ -98,14 +96,14 @@ class Packer {
     return found->second.bytes;
   }
 
-  static std::vector<PackingPiece> part_of(const std::vector<std::int64_t>& key) {
-    std::vector<PackingPiece> part;
+  static std::vector<PackingItem> part_of(const std::vector<std::int64_t>& key) {
+    std::vector<PackingItem> part;
     part.reserve(key.size() / 3);
     for (std::size_t i = 0; i < key.size(); i += 3) part.push_back({key[i], key[i + 1], key[i + 2]});
     return part;
   }
 
-  std::vector<PackingPiece> pieces_;
+  std::vector<PackingItem> items_;
   std::vector<std::int64_t> offsets_;
   std::map<std::vector<std::int64_t>, PackingAttempt> known_;
   std::size_t pieces_to_search_ = 0;
@@ -118,15 +116,15 @@ Packing pack_intervals(std::span<const PackingInterval> intervals) {
   Packing result;
   result.offsets.assign(intervals.size(), 0);
   std::vector<std::size_t> origin;
-  std::vector<PackingPiece> pieces;
+  std::vector<PackingItem> items;
   for (std::size_t i = 0; i < intervals.size(); ++i) {
     if (intervals[i].bytes == 0 || intervals[i].begin == intervals[i].end) continue;
     origin.push_back(i);
-    pieces.push_back({intervals[i].begin, intervals[i].end, aligned_bytes(intervals[i].bytes)});
+    items.push_back({intervals[i].begin, intervals[i].end, aligned_bytes(intervals[i].bytes)});
   }
-  normalize_times(pieces);
-  result.live_peak = packing_live_peak(pieces);
-  Packer packer(std::move(pieces));
+  normalize_times(items);
+  result.live_peak = packing_live_peak(items);
+  Packer packer(std::move(items));
   result.bytes = packer.pack();
   for (std::size_t i = 0; i < origin.size(); ++i) result.offsets[origin[i]] = packer.offsets()[i];
   return result;

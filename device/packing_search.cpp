@@ -11,7 +11,7 @@
 namespace tranche {
 namespace {
 
-// Comparisons of two pieces, two to three nanoseconds each.
+// Comparisons of two items, two to three nanoseconds each.
 constexpr double search_budget = 1.2e7;
 // Nearer to the lower bound than this is not worth searching for.
 constexpr std::int64_t close_enough(std::int64_t live_peak) {
@@ -20,13 +20,13 @@ constexpr std::int64_t close_enough(std::int64_t live_peak) {
 
 using Order = std::vector<std::uint32_t>;
 
-/// Places pieces one after the other, each at the lowest (or tightest) gap among those placed before that
+/// Places items one after the other, each at the lowest (or tightest) gap among those placed before that
 /// live at the same time.
 class Placer {
  public:
-  explicit Placer(const std::vector<PackingPiece>& pieces)
-      : pieces_(pieces), offsets_(pieces.size(), 0), placed_in_(pieces.size(), 0) {
-    placed_.reserve(pieces.size());
+  explicit Placer(const std::vector<PackingItem>& items)
+      : items_(items), offsets_(items.size(), 0), placed_in_(items.size(), 0) {
+    placed_.reserve(items.size());
     find_neighbours();
   }
 
@@ -37,14 +37,14 @@ class Placer {
     work_ += static_cast<std::int64_t>(order.size());  // the caller's copy of the order is work too
     std::int64_t height = 0;
     for (const std::uint32_t index : order) {
-      const PackingPiece& piece = pieces_[index];
+      const PackingItem& item = items_[index];
       const std::vector<Placed>& others = in_the_way(index);
-      const std::int64_t offset = tightest ? tightest_gap(piece, others) : lowest_gap(piece, others);
-      height = std::max(height, offset + piece.bytes);
+      const std::int64_t offset = tightest ? tightest_gap(item, others) : lowest_gap(item, others);
+      height = std::max(height, offset + item.bytes);
       if (height >= give_up) return height;
       offsets_[index] = offset;
       placed_in_[index] = round_;
-      if (scans_) insert({piece.begin, piece.end, offset, offset + piece.bytes});
+      if (scans_) insert({item.begin, item.end, offset, offset + item.bytes});
     }
     return height;
   }
@@ -58,31 +58,31 @@ class Placer {
     std::int64_t begin, end, offset, top;
   };
 
-  // Pieces that overlap few others get the list of these; for the rest all placed pieces are scanned.
+  // Items that overlap few others get the list of these; for the rest all placed items are scanned.
   void find_neighbours() {
-    const std::size_t count = pieces_.size();
+    const std::size_t count = items_.size();
     std::vector<std::int64_t> begins(count), ends(count);
     for (std::size_t i = 0; i < count; ++i) {
-      begins[i] = pieces_[i].begin;
-      ends[i] = pieces_[i].end;
+      begins[i] = items_[i].begin;
+      ends[i] = items_[i].end;
     }
     std::sort(begins.begin(), begins.end());
     std::sort(ends.begin(), ends.end());
     neighbours_.resize(count);
     few_.resize(count);
     for (std::size_t i = 0; i < count; ++i) {
-      const auto before = std::upper_bound(ends.begin(), ends.end(), pieces_[i].begin) - ends.begin();
-      const auto until = std::lower_bound(begins.begin(), begins.end(), pieces_[i].end) - begins.begin();
+      const auto before = std::upper_bound(ends.begin(), ends.end(), items_[i].begin) - ends.begin();
+      const auto until = std::lower_bound(begins.begin(), begins.end(), items_[i].end) - begins.begin();
       few_[i] = 16 * (until - before) < static_cast<std::ptrdiff_t>(count);
       if (!few_[i]) scans_ = true;
     }
     Order by_begin(count);
     std::iota(by_begin.begin(), by_begin.end(), 0u);
     std::stable_sort(by_begin.begin(), by_begin.end(),
-                     [&](std::uint32_t a, std::uint32_t b) { return pieces_[a].begin < pieces_[b].begin; });
+                     [&](std::uint32_t a, std::uint32_t b) { return items_[a].begin < items_[b].begin; });
     Order active;
     for (const std::uint32_t index : by_begin) {
-      std::erase_if(active, [&](std::uint32_t other) { return pieces_[other].end <= pieces_[index].begin; });
+      std::erase_if(active, [&](std::uint32_t other) { return items_[other].end <= items_[index].begin; });
       for (const std::uint32_t other : active) {
         if (few_[index]) neighbours_[index].push_back(other);
         if (few_[other]) neighbours_[other].push_back(index);
@@ -92,14 +92,14 @@ class Placer {
     }
   }
 
-  // Placed pieces by offset; those that live at another time may be among them.
+  // Placed items by offset; those that live at another time may be among them.
   const std::vector<Placed>& in_the_way(std::uint32_t index) {
     if (!few_[index]) return placed_;
     near_.clear();
     for (const std::uint32_t other : neighbours_[index]) {
       if (placed_in_[other] != round_) continue;
-      const PackingPiece& piece = pieces_[other];
-      near_.push_back({piece.begin, piece.end, offsets_[other], offsets_[other] + piece.bytes});
+      const PackingItem& item = items_[other];
+      near_.push_back({item.begin, item.end, offsets_[other], offsets_[other] + item.bytes});
     }
     std::sort(near_.begin(), near_.end(),
               [](const Placed& a, const Placed& b) { return a.offset < b.offset; });
@@ -114,27 +114,27 @@ class Placer {
         entry);
   }
 
-  std::int64_t lowest_gap(const PackingPiece& piece, const std::vector<Placed>& others) {
+  std::int64_t lowest_gap(const PackingItem& item, const std::vector<Placed>& others) {
     std::int64_t offset = 0;
     std::int64_t seen = 0;
     for (const Placed& other : others) {
       ++seen;
-      if (other.begin >= piece.end || piece.begin >= other.end) continue;
-      if (other.offset >= offset + piece.bytes) break;
+      if (other.begin >= item.end || item.begin >= other.end) continue;
+      if (other.offset >= offset + item.bytes) break;
       offset = std::max(offset, other.top);
     }
     work_ += seen;
     return offset;
   }
 
-  std::int64_t tightest_gap(const PackingPiece& piece, const std::vector<Placed>& others) {
+  std::int64_t tightest_gap(const PackingItem& item, const std::vector<Placed>& others) {
     std::int64_t floor = 0;
     std::int64_t best = -1;
     std::int64_t smallest = std::numeric_limits<std::int64_t>::max();
     for (const Placed& other : others) {
-      if (other.begin >= piece.end || piece.begin >= other.end) continue;
+      if (other.begin >= item.end || item.begin >= other.end) continue;
       const std::int64_t gap = other.offset - floor;
-      if (gap >= piece.bytes && gap < smallest) {
+      if (gap >= item.bytes && gap < smallest) {
         smallest = gap;
         best = floor;
       }
@@ -144,9 +144,9 @@ class Placer {
     return best >= 0 ? best : floor;
   }
 
-  const std::vector<PackingPiece>& pieces_;
+  const std::vector<PackingItem>& items_;
   std::vector<std::int64_t> offsets_;
-  std::vector<std::int64_t> placed_in_;  // the round in which a piece was placed last
+  std::vector<std::int64_t> placed_in_;  // the round in which a item was placed last
   std::int64_t round_ = 0;
   std::vector<Order> neighbours_;
   std::vector<char> few_;  // neighbours_ lists all that overlap
@@ -159,13 +159,13 @@ class Placer {
 /// Live bytes at each instant, and the highest of them over ranges of instants (a sparse table).
 class Load {
  public:
-  explicit Load(const std::vector<PackingPiece>& pieces) {
+  explicit Load(const std::vector<PackingItem>& items) {
     std::int64_t instants = 0;
-    for (const PackingPiece& piece : pieces) instants = std::max(instants, piece.end);
+    for (const PackingItem& item : items) instants = std::max(instants, item.end);
     std::vector<std::int64_t> live(static_cast<std::size_t>(instants) + 1, 0);
-    for (const PackingPiece& piece : pieces) {
-      live[static_cast<std::size_t>(piece.begin)] += piece.bytes;
-      live[static_cast<std::size_t>(piece.end)] -= piece.bytes;
+    for (const PackingItem& item : items) {
+      live[static_cast<std::size_t>(item.begin)] += item.bytes;
+      live[static_cast<std::size_t>(item.end)] -= item.bytes;
     }
     std::partial_sum(live.begin(), live.end(), live.begin());
     highest_.push_back(std::move(live));
@@ -179,12 +179,12 @@ class Load {
 
   std::int64_t highest() const { return *std::max_element(highest_[0].begin(), highest_[0].end()); }
 
-  std::int64_t highest_during(const PackingPiece& piece) const {
-    const auto length = static_cast<std::uint64_t>(piece.end - piece.begin);
+  std::int64_t highest_during(const PackingItem& item) const {
+    const auto length = static_cast<std::uint64_t>(item.end - item.begin);
     const auto level = static_cast<std::size_t>(std::bit_width(length)) - 1;
     const std::vector<std::int64_t>& row = highest_[level];
-    return std::max(row[static_cast<std::size_t>(piece.begin)],
-                    row[static_cast<std::size_t>(piece.end) - (std::size_t{1} << level)]);
+    return std::max(row[static_cast<std::size_t>(item.begin)],
+                    row[static_cast<std::size_t>(item.end) - (std::size_t{1} << level)]);
   }
 
  private:
@@ -193,41 +193,41 @@ class Load {
 
 /// Orders in which to place. What lives longest lies lowest, as activations of a forward pass do; what is
 /// alive when memory is scarcest goes first; the rest are for lifetimes that look like neither.
-std::vector<Order> starting_orders(const std::vector<PackingPiece>& pieces) {
+std::vector<Order> starting_orders(const std::vector<PackingItem>& items) {
   const auto by = [&](auto key) {
-    Order order(pieces.size());
+    Order order(items.size());
     std::iota(order.begin(), order.end(), 0u);
     std::stable_sort(order.begin(), order.end(),
-                     [&](std::uint32_t a, std::uint32_t b) { return key(pieces[a]) < key(pieces[b]); });
+                     [&](std::uint32_t a, std::uint32_t b) { return key(items[a]) < key(items[b]); });
     return order;
   };
-  const auto life = [](const PackingPiece& p) { return p.end - p.begin; };
-  const auto area = [&](const PackingPiece& p) {
+  const auto life = [](const PackingItem& p) { return p.end - p.begin; };
+  const auto area = [&](const PackingItem& p) {
     return static_cast<double>(p.bytes) * static_cast<double>(life(p));
   };
-  const Load load(pieces);
-  const auto scarcity = [&](const PackingPiece& p) { return -load.highest_during(p); };
+  const Load load(items);
+  const auto scarcity = [&](const PackingItem& p) { return -load.highest_during(p); };
   std::vector<Order> orders{
-      by([&](const PackingPiece& p) { return std::tuple(-life(p), -p.bytes); }),
-      by([&](const PackingPiece& p) { return std::tuple(scarcity(p), -life(p), -p.bytes); }),
-      by([&](const PackingPiece& p) { return std::tuple(scarcity(p), -p.bytes, -life(p)); }),
-      by([&](const PackingPiece& p) { return std::tuple(-p.bytes, -life(p)); }),
-      by([&](const PackingPiece& p) { return -area(p); }),
-      by([&](const PackingPiece& p) { return std::tuple(p.begin, -p.end, -p.bytes); }),
-      by([&](const PackingPiece& p) { return std::tuple(-p.end, p.begin, -p.bytes); })};
-  // Few big pieces (gathered units, gradients) below many small ones (activations).
+      by([&](const PackingItem& p) { return std::tuple(-life(p), -p.bytes); }),
+      by([&](const PackingItem& p) { return std::tuple(scarcity(p), -life(p), -p.bytes); }),
+      by([&](const PackingItem& p) { return std::tuple(scarcity(p), -p.bytes, -life(p)); }),
+      by([&](const PackingItem& p) { return std::tuple(-p.bytes, -life(p)); }),
+      by([&](const PackingItem& p) { return -area(p); }),
+      by([&](const PackingItem& p) { return std::tuple(p.begin, -p.end, -p.bytes); }),
+      by([&](const PackingItem& p) { return std::tuple(-p.end, p.begin, -p.bytes); })};
+  // Few big items (gathered units, gradients) below many small ones (activations).
   for (const std::int64_t part : {16, 64}) {
     const std::int64_t big = load.highest() / part;
-    const auto small = [big](const PackingPiece& p) { return p.bytes < big; };
-    orders.push_back(by([&](const PackingPiece& p) {
+    const auto small = [big](const PackingItem& p) { return p.bytes < big; };
+    orders.push_back(by([&](const PackingItem& p) {
       return std::tuple(small(p), small(p) ? -life(p) : -p.bytes, -life(p));
     }));
-    orders.push_back(by([&](const PackingPiece& p) { return std::tuple(small(p), -life(p), -p.bytes); }));
-    orders.push_back(by([&](const PackingPiece& p) {
+    orders.push_back(by([&](const PackingItem& p) { return std::tuple(small(p), -life(p), -p.bytes); }));
+    orders.push_back(by([&](const PackingItem& p) {
       return std::tuple(small(p), small(p) ? -life(p) : scarcity(p), -p.bytes, -life(p));
     }));
     orders.push_back(by(
-        [&](const PackingPiece& p) { return std::tuple(small(p), small(p) ? -life(p) : p.begin, -p.end); }));
+        [&](const PackingItem& p) { return std::tuple(small(p), small(p) ? -life(p) : p.begin, -p.end); }));
   }
   return orders;
 }
@@ -237,10 +237,10 @@ constexpr std::int64_t no_limit = std::numeric_limits<std::int64_t>::max();
 class Search {
  public:
   /// `orders` are tried before the usual ones.
-  Search(const std::vector<PackingPiece>& pieces, std::int64_t goal, double budget, PackingAttempt& best,
+  Search(const std::vector<PackingItem>& items, std::int64_t goal, double budget, PackingAttempt& best,
          std::vector<Order> orders = {})
-      : pieces_(pieces),
-        placer_(pieces),
+      : items_(items),
+        placer_(items),
         goal_(goal),
         budget_(budget),
         best_(best),
@@ -248,7 +248,7 @@ class Search {
 
   void run() {
     std::vector<State> starts;
-    for (Order& order : starting_orders(pieces_)) orders_.push_back(std::move(order));
+    for (Order& order : starting_orders(items_)) orders_.push_back(std::move(order));
     for (const Order& order : orders_) {
       for (const bool tightest : {false, true}) {
         if (!best_.offsets.empty() && spent(0.5)) break;
@@ -292,7 +292,7 @@ class Search {
     return static_cast<std::size_t>((random_ >> 33) % below);
   }
 
-  // Places something that sticks out above the goal earlier, or exchanges two pieces, at positions drawn from
+  // Places something that sticks out above the goal earlier, or exchanges two items, at positions drawn from
   // a fixed sequence; takes results that are slightly worse, and less so as the budget runs out (threshold
   // accepting, Dueck and Scheuer 1990).
   void improve(State state, double until) {
@@ -304,7 +304,7 @@ class Search {
       if (stale) {
         above.clear();
         for (std::size_t at = 0; at < state.order.size(); ++at) {
-          if (state.offsets[state.order[at]] + pieces_[state.order[at]].bytes > goal_) above.push_back(at);
+          if (state.offsets[state.order[at]] + items_[state.order[at]].bytes > goal_) above.push_back(at);
         }
         stale = false;
       }
@@ -331,7 +331,7 @@ class Search {
     }
   }
 
-  const std::vector<PackingPiece>& pieces_;
+  const std::vector<PackingItem>& items_;
   Placer placer_;
   std::int64_t goal_;
   double budget_;
@@ -349,23 +349,22 @@ Order upwards(const PackingAttempt& attempt) {
   return order;
 }
 
-/// Packs the few big pieces (gathered units, gradients, wire buffers) by themselves first, where a search is
+/// Packs the few big items (gathered units, gradients, wire buffers) by themselves first, where a search is
 /// cheap, and puts the many small ones (activations) on top, longest lived first. Empty when there are no
 /// such two kinds.
-std::vector<Order> big_pieces_first(const std::vector<PackingPiece>& pieces, std::int64_t goal,
-                                    double budget) {
+std::vector<Order> big_items_first(const std::vector<PackingItem>& items, std::int64_t goal, double budget) {
   Order big, small;
-  for (std::uint32_t i = 0; i < pieces.size(); ++i) (pieces[i].bytes >= goal / 64 ? big : small).push_back(i);
-  if (big.empty() || 2 * big.size() > pieces.size()) return {};
-  std::vector<PackingPiece> part;
-  for (const std::uint32_t i : big) part.push_back(pieces[i]);
+  for (std::uint32_t i = 0; i < items.size(); ++i) (items[i].bytes >= goal / 64 ? big : small).push_back(i);
+  if (big.empty() || 2 * big.size() > items.size()) return {};
+  std::vector<PackingItem> part;
+  for (const std::uint32_t i : big) part.push_back(items[i]);
   normalize_times(part);
   PackingAttempt attempt;
   Search(part, close_enough(packing_live_peak(part)), budget, attempt).run();
   Order order;
   for (const std::uint32_t i : upwards(attempt)) order.push_back(big[i]);
   std::stable_sort(small.begin(), small.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return pieces[a].end - pieces[a].begin > pieces[b].end - pieces[b].begin;
+    return items[a].end - items[a].begin > items[b].end - items[b].begin;
   });
   order.insert(order.end(), small.begin(), small.end());
   return {std::move(order)};
@@ -373,18 +372,18 @@ std::vector<Order> big_pieces_first(const std::vector<PackingPiece>& pieces, std
 
 }  // namespace
 
-void normalize_times(std::vector<PackingPiece>& pieces) {
+void normalize_times(std::vector<PackingItem>& items) {
   struct Edge {
     std::int64_t time;
     bool is_begin;  // at equal times ends come first: they do not overlap
-    std::size_t piece;
-    auto key() const { return std::tuple(time, is_begin, piece); }
+    std::size_t item;
+    auto key() const { return std::tuple(time, is_begin, item); }
   };
   std::vector<Edge> edges;
-  edges.reserve(2 * pieces.size());
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    edges.push_back({pieces[i].begin, true, i});
-    edges.push_back({pieces[i].end, false, i});
+  edges.reserve(2 * items.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    edges.push_back({items[i].begin, true, i});
+    edges.push_back({items[i].end, false, i});
   }
   std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.key() < b.key(); });
   std::int64_t instant = 0;
@@ -393,20 +392,20 @@ void normalize_times(std::vector<PackingPiece>& pieces) {
     if (edge.is_begin) {
       if (released) ++instant;
       released = false;
-      pieces[edge.piece].begin = instant;
+      items[edge.item].begin = instant;
     } else {
       released = true;
-      pieces[edge.piece].end = instant + 1;
+      items[edge.item].end = instant + 1;
     }
   }
 }
 
-std::int64_t packing_live_peak(const std::vector<PackingPiece>& pieces) {
+std::int64_t packing_live_peak(const std::vector<PackingItem>& items) {
   std::vector<std::pair<std::int64_t, std::int64_t>> changes;
-  changes.reserve(2 * pieces.size());
-  for (const PackingPiece& piece : pieces) {
-    changes.emplace_back(piece.begin, piece.bytes);
-    changes.emplace_back(piece.end, -piece.bytes);
+  changes.reserve(2 * items.size());
+  for (const PackingItem& item : items) {
+    changes.emplace_back(item.begin, item.bytes);
+    changes.emplace_back(item.end, -item.bytes);
   }
   std::sort(changes.begin(), changes.end());  // at equal times releases come first, being negative
   std::int64_t live = 0;
@@ -418,28 +417,29 @@ std::int64_t packing_live_peak(const std::vector<PackingPiece>& pieces) {
   return peak;
 }
 
-PackingAttempt search_packing(const std::vector<PackingPiece>& pieces, double share) {
-  const std::int64_t goal = close_enough(packing_live_peak(pieces));
-  // Pieces with the same lifetime as one: fewer to place, and seldom worse.
-  std::vector<PackingPiece> merged;
-  std::vector<std::pair<std::size_t, std::int64_t>> home(pieces.size());  // merged piece and offset inside it
+PackingAttempt search_packing(const std::vector<PackingItem>& items, double share) {
+  const std::int64_t goal = close_enough(packing_live_peak(items));
+  // Items with the same lifetime as one: fewer to place, and seldom worse.
+  std::vector<PackingItem> merged;
+  std::vector<std::pair<std::size_t, std::int64_t>> place_of(
+      items.size());  // merged item and offset inside it
   std::map<std::pair<std::int64_t, std::int64_t>, std::size_t> lifetimes;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const auto [found, is_new] = lifetimes.try_emplace({pieces[i].begin, pieces[i].end}, merged.size());
-    if (is_new) merged.push_back({pieces[i].begin, pieces[i].end, 0});
-    home[i] = {found->second, merged[found->second].bytes};
-    merged[found->second].bytes += pieces[i].bytes;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const auto [found, is_new] = lifetimes.try_emplace({items[i].begin, items[i].end}, merged.size());
+    if (is_new) merged.push_back({items[i].begin, items[i].end, 0});
+    place_of[i] = {found->second, merged[found->second].bytes};
+    merged[found->second].bytes += items[i].bytes;
   }
   const double budget = share * search_budget;
   PackingAttempt coarse;
-  Search(merged, goal, budget / 2, coarse, big_pieces_first(merged, goal, budget / 4)).run();
+  Search(merged, goal, budget / 2, coarse, big_items_first(merged, goal, budget / 4)).run();
   PackingAttempt best;
   best.bytes = coarse.bytes;
-  best.offsets.resize(pieces.size());
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    best.offsets[i] = coarse.offsets[home[i].first] + home[i].second;
+  best.offsets.resize(items.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    best.offsets[i] = coarse.offsets[place_of[i].first] + place_of[i].second;
   }
-  if (best.bytes > goal) Search(pieces, goal, budget / 4, best, {upwards(best)}).run();
+  if (best.bytes > goal) Search(items, goal, budget / 4, best, {upwards(best)}).run();
   return best;
 }
 

@@ -7,7 +7,7 @@
 namespace tranche {
 
 /// An interval with bytes > 0 (aligned) and end > begin.
-struct PackingPiece {
+struct PackingItem {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   std::int64_t bytes = 0;
@@ -19,13 +19,13 @@ struct PackingAttempt {
 };
 
 /// Renames instants without changing who overlaps whom: all acquires between two releases become one instant.
-void normalize_times(std::vector<PackingPiece>& pieces);
+void normalize_times(std::vector<PackingItem>& items);
 
 /// Highest sum of live bytes.
-std::int64_t packing_live_peak(const std::vector<PackingPiece>& pieces);
+std::int64_t packing_live_peak(const std::vector<PackingItem>& items);
 
 /// Packs one indivisible part. `share` in (0, 1] of the whole budget of work may be used; the budget is
 /// counted in comparisons, never in time.
-PackingAttempt search_packing(const std::vector<PackingPiece>& pieces, double share);
+PackingAttempt search_packing(const std::vector<PackingItem>& items, double share);
 
 }  // namespace tranche

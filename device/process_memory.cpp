@@ -74,8 +74,8 @@ struct GroupFiles {
   const char *limit, *used;
 };
 
-/// The least that a group and those above it leave. In a container the path may be the host's, of which only
-/// the mounted root is there.
+/// The least that a group and those above it leave. In a container the path may be the machine's, of which
+/// only the mounted root is there.
 std::int64_t left_in_groups(const std::string& mount, std::string path, const GroupFiles& files) {
   std::int64_t least = unbounded;
   for (;;) {

@@ -8,7 +8,7 @@
 namespace tranche {
 
 /// Resident bytes: pages that were touched, of memory of its own (heap, stacks, buffers), of files (code,
-/// mapped data), and shared with other processes (windows that ranks of a host exchange through).
+/// mapped data), and shared with other processes (windows that ranks of a node exchange through).
 struct ProcessMemory {
   std::int64_t anonymous = 0, file = 0, shared = 0;
 };
@@ -23,9 +23,9 @@ struct AvailableMemory {
   std::int64_t bytes = 0;  ///< the largest int64 where nothing says it
   bool of_group = false;   ///< a control group's limit is what bounds them
 };
-/// Bytes that the processes of this host can still take together without swapping: MemAvailable, or what the
+/// Bytes that the processes of this node can still take together without swapping: MemAvailable, or what the
 /// process's control group and those above it leave (version 2, or the memory controller of version 1), where
-/// that is less; file pages that the kernel can drop count as free. Every rank of a host gets the same
+/// that is less; file pages that the kernel can drop count as free. Every rank of a node gets the same
 /// figure. `root` is the folder that stands for "/", for tests.
 AvailableMemory available_memory(const std::string& root = "/");
 /// Of the text of /proc/meminfo; the largest int64 when it does not say. Kernels before 3.14 have no

@@ -87,7 +87,8 @@ struct StepArena::Impl {
   PoisonFill poison;                                              // empty: none
   alignas(memory_alignment) std::byte nothing[memory_alignment];  // the address of empty buffers
 
-  Impl(MemoryResource& upstream, Ledger& book) : resource(upstream), ledger(book), tier(upstream.tier()) {}
+  Impl(MemoryResource& upstream, Ledger& its_ledger)
+      : resource(upstream), ledger(its_ledger), tier(upstream.tier()) {}
 
   Program* find(std::string_view name) const {
     for (const auto& candidate : programs) {

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "core/nearest.h"
+#include "core/closest_match.h"
 #include "core/text_file.h"
 #include "engine/config_reader.h"
 #include "tranche/core/error.h"
@@ -51,9 +51,9 @@ std::string optimizer_type(const std::string& text, Problems& problems) {
     problems.add_first(fmt::format("optimizer.type: {} is not part of this version; there are {}", there,
                                    joined(optimizer_types)));
   } else {
-    const std::string near = nearest(text, optimizer_types);
+    const std::string closest = closest_match(text, optimizer_types);
     problems.add_first(fmt::format("optimizer.type: '{}' is not one of {}{}", text, joined(optimizer_types),
-                                   near.empty() ? "" : "; did you mean " + near + "?"));
+                                   closest.empty() ? "" : "; did you mean " + closest + "?"));
   }
   return "AdamW";
 }
@@ -61,13 +61,13 @@ std::string optimizer_type(const std::string& text, Problems& problems) {
 std::string schedule_type(const std::string& text, Problems& problems) {
   const std::string known = match(schedule_types, text);
   if (!known.empty()) return known;
-  const std::string near = nearest(text, schedule_types);
+  const std::string closest = closest_match(text, schedule_types);
   problems.add_first(
       lower(text) == "lrrangetest"
           ? fmt::format("scheduler.type: LRRangeTest is not part of this version; there are {}",
                         joined(schedule_types))
           : fmt::format("scheduler.type: '{}' is not one of {}{}", text, joined(schedule_types),
-                        near.empty() ? "" : "; did you mean " + near + "?"));
+                        closest.empty() ? "" : "; did you mean " + closest + "?"));
   return "constant";
 }
 

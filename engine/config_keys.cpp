@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/nearest.h"
+#include "core/closest_match.h"
 #include "tranche/engine/config.h"
 
 namespace tranche::detail {
@@ -88,9 +88,9 @@ std::string suggest_key(std::string_view block, std::string_view name) {
     const std::string_view last = dot == std::string_view::npos ? key.path : key.path.substr(dot + 1);
     if (last == name && key.key_class == KeyClass::honoured) return std::string(key.path);
   }
-  const std::string near = nearest(name, keys_within(block));
-  if (near.empty()) return {};
-  return block.empty() ? near : std::string(block) + "." + near;
+  const std::string closest = closest_match(name, keys_within(block));
+  if (closest.empty()) return {};
+  return block.empty() ? closest : std::string(block) + "." + closest;
 }
 
 std::string mistyped_key(std::string_view name) {

@@ -5,7 +5,7 @@
 #include <bit>
 #include <unordered_set>
 
-#include "core/nearest.h"
+#include "core/closest_match.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
 
@@ -97,9 +97,9 @@ UnitId ModelSpec::find_unit(std::string_view name) const {
     if (units_[i].name == name) return {static_cast<int>(i)};
     names.push_back(units_[i].name);
   }
-  const std::string near = nearest(name, names);
+  const std::string closest = closest_match(name, names);
   throw InvalidArgument(fmt::format("there is no unit '{}' among {}{}", name, names.size(),
-                                    near.empty() ? "" : fmt::format("; did you mean '{}'?", near)));
+                                    closest.empty() ? "" : fmt::format("; did you mean '{}'?", closest)));
 }
 
 std::int64_t ModelSpec::parameters() const {

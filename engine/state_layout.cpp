@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "core/nearest.h"
+#include "core/closest_match.h"
 #include "tranche/core/error.h"
 
 namespace tranche::detail {
@@ -82,11 +82,11 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
   if (!unmatched.empty()) {
     std::string plain = unmatched.front();
     std::erase(plain, '*');
-    const std::string near = nearest(plain, names);
+    const std::string closest = closest_match(plain, names);
     throw ConfigurationError("pattern '" + unmatched.front() +
                              "' in tranche.frozen or tranche.parameter_groups matches no tensor" +
-                             (near.empty() ? "; the first tensor is '" + names.front() + "'"
-                                           : "; the nearest name is '" + near + "'"));
+                             (closest.empty() ? "; the first tensor is '" + names.front() + "'"
+                                              : "; the closest match is '" + closest + "'"));
   }
   if (first == nullptr) throw ConfigurationError("tranche.frozen leaves no tensor to train");
   return layout;

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/nearest.h"
+#include "core/closest_match.h"
 #include "engine/offload_share.h"
 #include "engine/offloaded_state.h"
 #include "tranche/core/error.h"
@@ -60,10 +60,10 @@ int StateStore::find_tensor(std::string_view name) const {
   if (found != tensor_index_.end()) return found->second;
   std::vector<std::string> names;
   for (const TensorState& tensor : layout_.tensors) names.push_back(tensor.name);
-  const std::string near = nearest(name, names);
-  throw InvalidArgument(
-      "the model has no tensor '" + std::string(name) + "'" +
-      (near.empty() ? "; the first is '" + names.front() + "'" : "; the nearest is '" + near + "'"));
+  const std::string closest = closest_match(name, names);
+  throw InvalidArgument("the model has no tensor '" + std::string(name) + "'" +
+                        (closest.empty() ? "; the first is '" + names.front() + "'"
+                                         : "; the closest match is '" + closest + "'"));
 }
 
 int StateStore::index_in_unit(int unit_index, std::string_view tensor) const {

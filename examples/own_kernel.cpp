@@ -1,4 +1,5 @@
-// A kernel of one's own: runs on the stream's device, is counted in plans by the meta device, and named in traces.
+// A kernel of one's own: runs on the stream's device, is counted in plans by the meta device, and named in
+// traces.
 #include <tranche/tranche.h>
 
 #include <cmath>
@@ -11,12 +12,15 @@ using namespace tranche;
 void swish(Stream& stream, const ConstTensorView& x, const TensorView& y) {
   const double elements = static_cast<double>(x.elements());
   const kernels::KernelCost cost{4 * elements, 4 * elements, 4 * elements};
-  kernels::launch(stream, "swish", cost, {.cpu = [=] {
-                    for (std::int64_t i = 0; i < x.elements(); ++i) {
-                      const float value = x.as<float>()[i];
-                      y.as<float>()[i] = value / (1 + std::exp(-value));
-                    }
-                  }, .cuda = {}});
+  kernels::launch(stream, "swish", cost,
+                  {.cpu =
+                       [=] {
+                         for (std::int64_t i = 0; i < x.elements(); ++i) {
+                           const float value = x.as<float>()[i];
+                           y.as<float>()[i] = value / (1 + std::exp(-value));
+                         }
+                       },
+                   .cuda = {}});
 }
 
 int main() {

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/closest_match.h"
 #include "core/json.h"
 #include "core/json_node.h"
-#include "core/nearest.h"
 #include "core/text_file.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
@@ -74,10 +74,11 @@ GptConfig GptConfig::preset(std::string_view name) {
   for (const auto& preset : presets()) {
     if (name == preset.name) return preset.config;
   }
-  const std::string near = nearest(name, preset_names());
-  throw ConfigurationError(fmt::format(
-      "no model preset \"{}\"{}; presets are {}, or give the path of a config.json", name,
-      near.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", near), fmt::join(preset_names(), ", ")));
+  const std::string closest = closest_match(name, preset_names());
+  throw ConfigurationError(
+      fmt::format("no model preset \"{}\"{}; presets are {}, or give the path of a config.json", name,
+                  closest.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", closest),
+                  fmt::join(preset_names(), ", ")));
 }
 
 GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {

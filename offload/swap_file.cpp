@@ -14,7 +14,7 @@ namespace tranche {
 namespace {
 
 constexpr std::string_view remedies =
-    "free space there, use another folder, more ranks on more hosts, or keep part of the state in memory "
+    "free space there, use another folder, more ranks on more nodes, or keep part of the state in memory "
     "(offload_optimizer.ratio)";
 
 }  // namespace
@@ -23,7 +23,7 @@ struct SwapFile::Impl {
   Impl(SwapFileOptions the_options, FileSystem& the_files, Ledger& the_ledger)
       : options(std::move(the_options)), files(the_files), ledger(the_ledger) {}
 
-  struct Booking {
+  struct TrackedRange {
     Category category;
     std::int64_t bytes;
     std::string tag;
@@ -35,7 +35,7 @@ struct SwapFile::Impl {
   const SwapFileOptions options;
   FileSystem& files;
   Ledger& ledger;
-  std::vector<Booking> bookings;
+  std::vector<TrackedRange> tracked_ranges;
   std::int64_t bytes = 0;
   bool created = false;
   std::unique_ptr<File> file;
@@ -68,7 +68,7 @@ SwapFile::SwapFile(SwapFileOptions options, FileSystem& files, Ledger& ledger)
   if (o.directory.empty()) throw InvalidArgument("the nvme tier needs a folder (nvme_path)");
   if (o.ranks_on_host < 1 || o.limit_bytes < 0 || o.rank < 0) {
     throw InvalidArgument(fmt::format(
-        "a swap file of rank {}, {} ranks on the host and a limit of {} B: rank and limit must not be "
+        "a swap file of rank {}, {} ranks on the node and a limit of {} B: rank and limit must not be "
         "negative, ranks must be at least 1",
         o.rank, o.ranks_on_host, o.limit_bytes));
   }
@@ -83,8 +83,8 @@ SwapFile::SwapFile(SwapFileOptions options, FileSystem& files, Ledger& ledger)
 }
 
 SwapFile::~SwapFile() {
-  for (const auto& booking : impl_->bookings) {
-    impl_->ledger.released(Tier::nvme, booking.category, booking.bytes, booking.tag);
+  for (const auto& range : impl_->tracked_ranges) {
+    impl_->ledger.released(Tier::nvme, range.category, range.bytes, range.tag);
   }
 }
 
@@ -115,11 +115,11 @@ std::int64_t SwapFile::reserve(std::int64_t bytes, Category category, std::strin
   const std::int64_t offset = self.bytes;
   const std::int64_t total = checked_add(self.bytes, rounded);
   if (rounded == 0) return offset;
-  self.bookings.push_back({category, rounded, std::string(tag)});
+  self.tracked_ranges.push_back({category, rounded, std::string(tag)});
   try {
     self.ledger.allocated(Tier::nvme, category, rounded, tag);
   } catch (...) {
-    self.bookings.pop_back();
+    self.tracked_ranges.pop_back();
     throw;
   }
   self.bytes = total;
@@ -132,7 +132,7 @@ void SwapFile::check_space() {
   const int ranks = self.options.ranks_on_host;
   self.need(checked_multiply(self.bytes, ranks),
             ranks == 1 ? std::string("this rank")
-                       : fmt::format("the {} ranks of this host, {} each,", ranks, format_bytes(self.bytes)));
+                       : fmt::format("the {} ranks of this node, {} each,", ranks, format_bytes(self.bytes)));
 }
 
 void SwapFile::create() {
@@ -160,7 +160,7 @@ void SwapFile::create() {
   try {
     self.files.remove(path);
   } catch (const IoError& error) {
-    // Another run has taken it for debris: what matters is that the name is gone.
+    // Another run has taken it for stale: what matters is that the name is gone.
     if (error.code() != ENOENT) {
       file.reset();  // some file systems remove nothing that is open
       try {

@@ -17,7 +17,7 @@ struct SwapFileOptions {
   int rank = 0;                  ///< for the file's name and errors
   int ranks_on_host = 1;         ///< that share the disk: so many times this file must fit
   std::int64_t limit_bytes = 0;  ///< the budget of this rank; 0: none
-  bool simulated = false;        ///< books only, no file: for planning
+  bool simulated = false;        ///< accounting only, no file: for planning
 };
 
 /// Life: reserve() what is needed, check_space() on all ranks, then create() once, then file() for transfers.
@@ -28,22 +28,22 @@ class SwapFile {
   /// `files` and `ledger` outlive it. Throws InvalidArgument for options that cannot be, ConfigurationError
   /// when the folder is not there and it is not simulated.
   SwapFile(SwapFileOptions options, FileSystem& files, Ledger& ledger);
-  /// Takes it off the books and closes it.
+  /// Ends its accounting and closes it.
   ~SwapFile();
   SwapFile(const SwapFile&) = delete;
   SwapFile& operator=(const SwapFile&) = delete;
 
-  /// A range for `bytes` (rounded up to 4096), and its offset. Booked under Tier::nvme. Throws OutOfMemory
+  /// A range for `bytes` (rounded up to 4096), and its offset. Tracked under Tier::nvme. Throws OutOfMemory
   /// beyond the limit, with the ledger's words (phase, unit, tag, bytes asked, held, limit); LogicError after
   /// create().
   std::int64_t reserve(std::int64_t bytes, Category category, std::string_view tag);
-  /// Throws OutOfMemory, with what is free, when the disk has not the room for this file times the ranks of
+  /// Throws OutOfMemory, with what is free, when the disk has no space for this file times the ranks of
   /// the host. Only says so much while none of them has created its
   /// file: call it on all of them, with a barrier before create(). No-op when simulated.
   void check_space();
   /// Makes the file with all its blocks (no later write can run out of space) and removes its name. Throws
-  /// OutOfMemory when the disk has not the room for it, IoError otherwise; nothing is left behind then.
-  /// Debris of runs of this host that died between making and removing a name is removed first
+  /// OutOfMemory when the disk has no space for it, IoError otherwise; nothing is left behind then.
+  /// Stale files of runs of this node that died between making and removing a name is removed first
   /// (swap_names.h).
   void create();
 

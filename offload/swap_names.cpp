@@ -33,7 +33,7 @@ std::string swap_name(const ProcessIdentity& owner, int rank) {
 std::optional<ProcessIdentity> owner_of_swap(std::string_view name) {
   if (!name.starts_with(prefix)) return std::nullopt;
   name.remove_prefix(prefix.size());
-  // From the end, as there may be dashes in a host's name: random, rank, started, process, kernel.
+  // From the end, as there may be dashes in a node's name: random, rank, started, process, kernel.
   std::array<std::string_view, 5> parts;
   for (std::string_view& part : parts) {
     const std::size_t dash = name.rfind('-');

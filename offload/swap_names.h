@@ -1,5 +1,5 @@
 #pragma once
-/// Names of swap files, from which a later run tells who made one and whether it is debris. For offload/
+/// Names of swap files, from which a later run tells who made one and whether it is stale. For offload/
 /// only.
 
 #include <cstdint>
@@ -20,7 +20,7 @@ std::optional<ProcessIdentity> owner_of_swap(std::string_view name);
 /// Says, as long as the file is open, that someone uses it. Best effort: false where the file system has no
 /// locks, someone else has locked it, or the file has no native().
 bool lock_swap(File& file);
-/// True when the file of this name in `directory` was left behind. Only files of this host can be: of a
+/// True when the file of this name in `directory` was left behind. Only files of this node can be: of a
 /// process that is no more, or, where that cannot be asked (of an earlier boot, of another container), such
 /// as can be locked.
 bool is_swap_debris(FileSystem& files, const std::string& directory, const std::string& name,

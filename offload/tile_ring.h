@@ -32,7 +32,7 @@ struct TileRegion {
   std::int64_t offset_in_tile(std::int64_t tile, int tensor) const;
   std::int64_t bytes() const;  ///< of all tiles
 };
-/// Reserves the room for a region.
+/// Reserves the space for a region.
 TileRegion reserve_region(SwapFile& file, std::int64_t elements, std::int64_t tile_elements,
                           std::vector<std::int64_t> widths, Category category, std::string_view tag);
 
@@ -76,7 +76,7 @@ struct TileRingCounts {
 /// Threads of the ring wait for transfers and give each free buffer its next read, so that neither the stream
 /// nor the issuing thread waits for a write. Failures of transfers, with file and range, surface as
 /// failures of the stream: by the next event waited for. After one nothing more is read or written, and
-/// begin() throws until abandon(). In a simulation (SwapFile::simulated) there are books and counts only.
+/// begin() throws until abandon(). In a simulation (SwapFile::simulated) there are accounts and counts only.
 class TileRing {
  public:
   /// Buffers come from `host` (Category::optimizer, "nvme tiles"), are registered with `io` (which may be

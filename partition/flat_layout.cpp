@@ -37,7 +37,7 @@ void require_same_tensors(const FlatLayout& from, const FlatLayout& to) {
   }
 }
 
-/// Adds a piece, or lengthens the last one when the new piece continues it. Both sides are the same stretch
+/// Adds a piece, or lengthens the last one when the new piece continues it. Both sides are the same range
 /// of the same list of elements, so what continues in the source continues in the destination.
 void append_merged(std::vector<OverlapPiece>& result, const OverlapPiece& piece) {
   if (!result.empty()) {

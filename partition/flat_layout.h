@@ -78,7 +78,7 @@ class FlatLayout {
   std::int64_t ranks_ = 1;
 };
 
-/// One stretch to copy when a buffer laid out for one number of ranks is read under another.
+/// One range to copy when a buffer laid out for one number of ranks is read under another.
 struct OverlapPiece {
   int source_rank = 0;
   std::int64_t source_begin = 0;       ///< within the source rank's shard

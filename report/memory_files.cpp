@@ -223,9 +223,9 @@ std::string peak_text(const MemoryRecord& record, RankNumber rank) {
       text += fmt::format("  {:>12} {:>5.1f}%  of these in the step's block, free at that moment\n",
                           format_bytes(peak.block_free), share_of(peak.block_free, peak.bytes));
     }
-    text += "who was alive, largest first:\n";
+    text += "alive, largest first:\n";
     const std::vector<BornItem> items = record.live_behind(tier, peak.event);
-    if (items.empty()) text += "  who was alive is not known: the timeline did not keep that stretch\n";
+    if (items.empty()) text += "  what was alive is not known: the timeline did not keep that range\n";
     text += fmt::format("  {:>12} {:>6}  {:<14} {:<14} {:<20} {}\n", "bytes", "share", "category", "unit",
                         "taken in", "tag");
     for (const BornItem& item : items) {

@@ -54,7 +54,7 @@ std::string color_of_phase(std::string_view phase) {
 
 constexpr std::size_t columns = 840;
 
-/// Adds a stretch to a row; one shorter than `least` is left to its neighbour, equal ones are one.
+/// Adds a range to a row; one shorter than `least` is left to its neighbour, equal ones are one.
 void add_band(plot::BandRow& row, double begin, double end, const std::string& label,
               const std::string& color, double least) {
   if (end - begin < least) {

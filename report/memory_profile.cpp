@@ -59,8 +59,8 @@ struct MemoryProfile::Impl {
     sample.process = process_memory();
     // This rank's own, whoever else has it mapped.
     sample.process.anonymous += runtime.window_bytes();
-    sample.booked = runtime.ledger().total(Tier::host);
-    if (runtime.device().host_accessible()) sample.booked += runtime.ledger().total(Tier::device);
+    sample.tracked = runtime.ledger().total(Tier::host);
+    if (runtime.device().host_accessible()) sample.tracked += runtime.ledger().total(Tier::device);
     sample.step = step;
     return sample;
   }
@@ -175,7 +175,7 @@ std::string MemoryProfile::write(const std::string& directory, const MemoryFigur
   mine.highest = impl.highest;
   mine.own_bytes = impl.timeline.own_bytes();
   mine.device = impl.runtime.device().memory_info();
-  mine.device_booked = impl.runtime.ledger().total(Tier::device);
+  mine.device_tracked = impl.runtime.ledger().total(Tier::device);
   Summary summary;
   summary.ranks.resize(static_cast<std::size_t>(number.ranks), mine);
   all.all_gather(&mine, summary.ranks.data(), sizeof(RankFigures), DataType::uint8, 0, {},
@@ -212,13 +212,13 @@ std::string signed_bytes(std::int64_t bytes) {
 
 /// The memory of the process that is not tracked, and its parts.
 struct Unaccounted {
-  std::int64_t total = 0;    ///< process less booked
+  std::int64_t total = 0;    ///< process less tracked
   std::int64_t before = 0;   ///< program, MPI and libraries, when the profile began
   std::int64_t profile = 0;  ///< the profile itself
-  std::int64_t rest = 0;  ///< since: heap of code and libraries; less than nothing: booked but never touched
+  std::int64_t rest = 0;  ///< since: heap of code and libraries; less than nothing: tracked but never touched
   explicit Unaccounted(const RankFigures& rank)
-      : total(rank.highest.process.anonymous - rank.highest.booked),
-        before(rank.before.process.anonymous - rank.before.booked),
+      : total(rank.highest.process.anonymous - rank.highest.tracked),
+        before(rank.before.process.anonymous - rank.before.tracked),
         profile(rank.highest.step > 0 ? rank.own_bytes : 0),
         rest(total - before - profile) {}
 
@@ -229,7 +229,7 @@ struct Unaccounted {
       return text + fmt::format(" + {} since (heap of the code, MPI and libraries, allocator slack)",
                                 format_bytes(rest));
     }
-    return text + fmt::format(" - {} booked but not touched yet (pages count once they are written)",
+    return text + fmt::format(" - {} tracked but not touched yet (pages count once they are written)",
                               format_bytes(-rest));
   }
 };
@@ -290,18 +290,18 @@ std::string summary_text(const Summary& summary) {
     }
     row(fmt::format("{:<8}total", name_of(tier)), rank.predicted.peak[t], rank.measured.peak[t]);
     if (tier == Tier::device && rank.device.total > 0) {
-      lone_row("device  unaccounted", rank.device.total - rank.device.free - rank.device_booked);
+      lone_row("device  unaccounted", rank.device.total - rank.device.free - rank.device_tracked);
       text += fmt::format(
-          "    at the end, when {} of the device's {} were free and {} booked: the driver, the libraries, "
+          "    at the end, when {} of the device's {} were free and {} tracked: the driver, the libraries, "
           "other "
           "processes, and {} of rounding to pages\n",
-          format_bytes(rank.device.free), format_bytes(rank.device.total), format_bytes(rank.device_booked),
+          format_bytes(rank.device.free), format_bytes(rank.device.total), format_bytes(rank.device_tracked),
           format_bytes(rank.device.mapped - rank.device.placed));
     }
   }
   if (rank.highest.process.anonymous > 0) {
     const Unaccounted unaccounted(rank);
-    lone_row("process booked", rank.highest.booked);
+    lone_row("process tracked", rank.highest.tracked);
     lone_row("process unaccounted", unaccounted.total);
     lone_row("process total (RssAnon)", rank.highest.process.anonymous);
     text += fmt::format("    at its highest, {}: unaccounted = {}\n",
@@ -360,7 +360,7 @@ std::string summary_json(const Summary& summary) {
                         {"rss_file", rank.highest.process.file},
                         {"rss_shmem", rank.highest.process.shared},
                         {"step", rank.highest.step},
-                        {"booked", rank.highest.booked},
+                        {"booked", rank.highest.tracked},
                         {"unaccounted", unaccounted.total},
                         {"before_the_engine", unaccounted.before},
                         {"profile", unaccounted.profile},

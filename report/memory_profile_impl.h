@@ -12,11 +12,11 @@
 
 namespace tranche::memory_profile {
 
-/// The process at a moment, and what the ledger had booked in it then.
+/// The process at a moment, and what the ledger tracked in it then.
 struct ProcessSample {
   ProcessMemory process;
-  std::int64_t booked = 0;  ///< of the tiers that lie in the process
-  std::int64_t step = 0;    ///< whose end it was; 0: before the engine
+  std::int64_t tracked = 0;  ///< of the tiers that lie in the process
+  std::int64_t step = 0;     ///< whose end it was; 0: before the engine
 };
 
 /// The figures that a rank sends all others.
@@ -26,7 +26,7 @@ struct RankFigures {
   ProcessSample before, highest;
   std::int64_t own_bytes = 0;  ///< of the profile itself
   MemoryInfo device;
-  std::int64_t device_booked = 0;  ///< at the moment of `device`
+  std::int64_t device_tracked = 0;  ///< at the moment of `device`
 };
 
 struct Summary {

@@ -75,8 +75,8 @@ std::string at(double value) {
   return text == "-0" ? "0" : text;
 }
 
-std::string shortened(std::string_view text, double room) {
-  const auto letters = static_cast<std::size_t>(std::max(room / letter, 0.0));
+std::string shortened(std::string_view text, double width_left) {
+  const auto letters = static_cast<std::size_t>(std::max(width_left / letter, 0.0));
   if (text.size() <= letters) return std::string(text);
   if (letters < 4) return {};
   return std::string(text.substr(0, letters - 2)) + "..";
@@ -210,8 +210,8 @@ void draw_rows(Svg& svg, Frame& frame, const std::vector<BandRow>& rows) {
       if (end - begin < 0.3) continue;
       svg.band(begin, frame.top, end - begin, row_height, band.color.empty() ? "#ffffff" : band.color,
                band.label);
-      const double room = static_cast<double>(band.label.size()) * letter * 11 / 12;
-      if (room > end - begin - 2) continue;  // the beginnings of names tell little: h.1, h.10, h.11
+      const double width_left = static_cast<double>(band.label.size()) * letter * 11 / 12;
+      if (width_left > end - begin - 2) continue;  // the beginnings of names tell little: h.1, h.10, h.11
       svg.text((begin + end) / 2, frame.top + 14, band.label, R"(text-anchor="middle" font-size="11")");
     }
     frame.top += row_height + row_gap;
@@ -286,7 +286,7 @@ std::string to_svg(const AreaChart& chart) {
     for (std::size_t i = 0; i < above.size(); ++i) above[i] += values[i];
     if (above != below) {
       std::string d;
-      // Along the top and back along the bottom; equal neighbours are one stretch.
+      // Along the top and back along the bottom; equal neighbours are one range.
       const auto walk = [&](const std::vector<double>& heights, bool back) {
         const std::size_t n = heights.size();
         for (std::size_t k = 0; k < n;) {
@@ -317,12 +317,12 @@ std::string to_svg(const AreaChart& chart) {
     const double x = frame.x(mark.x), y = frame.y(mark.y);
     svg.line(frame.x0, y, frame.x1, y, ink, R"(stroke-dasharray="5 4")");
     svg.path(fmt::format("M{} {}l-5 -9h10z", at(x), at(y)), fmt::format(R"(fill="{}")", ink));
-    // The label goes where there is room, on white, so that it can be read over any area.
-    const double room = static_cast<double>(mark.label.size()) * letter + 8;
-    const double start = std::clamp(x - room / 2, frame.x0 + 2, frame.x1 - room - 2);
+    // The label goes where there is space, on white, so that it can be read over any area.
+    const double width_left = static_cast<double>(mark.label.size()) * letter + 8;
+    const double start = std::clamp(x - width_left / 2, frame.x0 + 2, frame.x1 - width_left - 2);
     const double line = y - 30 < frame.top ? y + 8 : y - 29;
-    svg.rect(start, line, room, 17, "#ffffff", R"(fill-opacity="0.88")");
-    svg.text(start + room / 2, line + 13, mark.label, R"(text-anchor="middle" font-weight="bold")");
+    svg.rect(start, line, width_left, 17, "#ffffff", R"(fill-opacity="0.88")");
+    svg.text(start + width_left / 2, line + 13, mark.label, R"(text-anchor="middle" font-weight="bold")");
   }
   draw_legend(svg, frame, chart.series, fills, true);
   return svg.finish();
@@ -381,11 +381,11 @@ std::string to_svg(const BarChart& chart) {
       top = std::max(top, base + value);
     }
     if (i % every == 0) {
-      const double room = slot * static_cast<double>(every) + 4;
+      const double width_left = slot * static_cast<double>(every) + 4;
       double line = frame.base + 19;
       for (std::string_view rest = chart.labels[i]; !rest.empty(); line += 16) {
         const std::size_t end = std::min(rest.find('\n'), rest.size());
-        svg.text(middle, line, shortened(rest.substr(0, end), room), R"(text-anchor="middle")");
+        svg.text(middle, line, shortened(rest.substr(0, end), width_left), R"(text-anchor="middle")");
         rest.remove_prefix(std::min(end + 1, rest.size()));
       }
     }

@@ -27,10 +27,10 @@ struct Series {
   std::string name;
   std::string color;
   std::vector<double> values;
-  bool hatched = false;  ///< room that is held but empty, or what is only foretold
+  bool hatched = false;  ///< capacity that is held but empty, or what is only predicted
 };
 
-/// A stretch of the x axis, named in a row above the plot where its name finds room.
+/// A range of the x axis, named in a row above the plot where its name fits.
 struct Band {
   double begin = 0, end = 0;
   std::string label;

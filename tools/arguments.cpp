@@ -8,7 +8,7 @@
 #include <array>
 #include <cstdlib>
 
-#include "core/nearest.h"
+#include "core/closest_match.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
 #include "tranche/version.h"
@@ -49,7 +49,7 @@ void add_model_flags(CLI::App& app, Options& options) {
                  "compute dtype: fp32, bf16 or fp16 (default: --config's, without one bf16)");
   app.add_option("--device", options.device, "cpu or cuda")->capture_default_str();
   app.add_option("--seed", options.seed, "of initial weights, order of samples, dropout (default: 1234)");
-  app.add_option("--threads", options.threads, "of a rank (default: the host's cores over its ranks)");
+  app.add_option("--threads", options.threads, "of a rank (default: the node's cores over its ranks)");
   app.add_option("--device-memory", options.device_memory, "most memory of a rank, like 512MiB");
   app.add_option("--set", options.set, "key.path=value of the configuration; may be repeated")
       ->take_all()
@@ -137,10 +137,10 @@ void add_plan_flags(CLI::App& app, Options& options) {
 
 void add_calibrate_flags(CLI::App& app, Options& options) {
   app.add_option("--out", options.calibration, "file for the description of the machine")->required();
-  app.add_option("--name", options.machine_name, "of the machine (default: the host's name)");
+  app.add_option("--name", options.machine_name, "of the machine (default: the node's name)");
   app.add_option("--dir", options.calibration_dir, "folder on the disk that is measured (default: none is)");
   app.add_option("--threads", options.threads,
-                 "of a rank (default: the host's cores over the ranks at work)");
+                 "of a rank (default: the node's cores over the ranks at work)");
   app.add_option("--seconds", options.calibration_seconds, "about how long to measure")
       ->capture_default_str();
   app.footer(R"(Examples:
@@ -305,10 +305,10 @@ std::string plain_text(const CLI::ParseError& error) {
   std::vector<std::string> known;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     known.push_back(command->get_name());
-  const std::string near = nearest(word, known);
+  const std::string closest = closest_match(word, known);
   throw ConfigurationError(fmt::format("'{}' is no command of {}{}; there are {}", word,
                                        app.get_parent() == nullptr ? "tranche" : "tranche " + app.get_name(),
-                                       near.empty() ? "" : " (did you mean " + near + "?)",
+                                       closest.empty() ? "" : " (did you mean " + closest + "?)",
                                        fmt::join(known, ", ")));
 }
 
@@ -326,9 +326,9 @@ void refuse_unknown(const CLI::App& app) {
       if (!option->get_group().empty() && !option->get_lnames().empty())
         known.push_back("--" + option->get_lnames().front());
     }
-    const std::string near = nearest(flag, known);
+    const std::string closest = closest_match(flag, known);
     throw ConfigurationError(fmt::format("unknown flag {}{}; see tranche {} --help", flag,
-                                         near.empty() ? "" : " (did you mean " + near + "?)", command));
+                                         closest.empty() ? "" : " (did you mean " + closest + "?)", command));
   }
 }
 

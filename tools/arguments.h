@@ -112,7 +112,7 @@ struct Options {
 };
 
 /// Reads arguments (without the program's name). Throws ConfigurationError: unknown flags and commands with
-/// the nearest known one, values that are none, what belongs to later versions.
+/// the closest match, values that are none, what belongs to later versions.
 Options parse_arguments(const std::vector<std::string>& arguments);
 
 }  // namespace tranche::tools

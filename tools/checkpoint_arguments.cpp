@@ -83,7 +83,7 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
   app->add_option("--dtype", options.dtype, "compute dtype: fp32, bf16 or fp16")->capture_default_str();
   app->add_option("--stage", options.stage, "under mpirun: 3 shards the weights over the ranks")
       ->capture_default_str();
-  app->add_option("--threads", options.threads, "of a rank (default: the host's cores over its ranks)");
+  app->add_option("--threads", options.threads, "of a rank (default: the node's cores over its ranks)");
   return app;
 }
 

@@ -16,7 +16,8 @@ int run_evaluate(const Options& options, const Output& output) {
     const std::string memory = run.engine->memory_report();
     if (!run.speaks()) return;
     std::ostream& out = run.output.out;
-    const std::string of = run.origin.folder.empty() ? "the initial weights" : run.origin.folder;
+    const std::string of =
+        run.resume_source.folder.empty() ? "the initial weights" : run.resume_source.folder;
     out << fmt::format("validation loss of {}: {:.4f} over {} tokens\n", of, held_out.loss, held_out.tokens);
     if (run.options.ngrams) {
       const NgramEntropies entropies = run.ngrams();

@@ -67,7 +67,7 @@ void require_probe(const std::string& folder, std::string_view flag, std::int64_
     FileSystem& files = posix_file_system();
     if (!files.exists(probe)) {
       throw CheckpointError(
-          fmt::format("{} '{}': rank {} does not see there what rank 0 wrote; give a folder that all hosts "
+          fmt::format("{} '{}': rank {} does not see there what rank 0 wrote; give a folder that all nodes "
                       "share, by a path that means the same on all of them",
                       flag, folder, rank));
     }

@@ -238,12 +238,12 @@ std::string note_on_cores(const Placement& placement) {
   };
   const int threads = placement.ranks_on_host * placement.threads;
   if (threads > placement.host_cores) {
-    return fmt::format("{} of {} share {} of this host: fewer of either would be as fast",
+    return fmt::format("{} of {} share {} of this node: fewer of either would be as fast",
                        counted(placement.ranks_on_host, "rank"), counted(placement.threads, "thread"),
                        counted(placement.host_cores, "core"));
   }
   if (placement.cores >= placement.host_cores) return {};
-  const std::string bound = fmt::format("this rank may run on {} of the host's {}", placement.cores,
+  const std::string bound = fmt::format("this rank may run on {} of the node's {}", placement.cores,
                                         counted(placement.host_cores, "core"));
   if (placement.threads > placement.cores) {
     return fmt::format(

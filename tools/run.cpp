@@ -86,18 +86,18 @@ int Run::prepare() {
   if (status == 0) {
     status = launch.agree([this] {
       if (!speaks()) return;
-      origin = find_origin(posix_file_system(), options, identity_of(options, settings, data));
+      resume_source = find_resume_source(posix_file_system(), options, identity_of(options, settings, data));
     });
   }
   if (status == 0) status = keep_earlier_defaults();
-  if (status == 0) begins_from_checkpoint = launch.of_first(origin.folder.empty() ? 0 : 1) != 0;
-  if (status == 0) takes_weights_only = launch.of_first(origin.weights_only ? 1 : 0) != 0;
+  if (status == 0) begins_from_checkpoint = launch.of_first(resume_source.folder.empty() ? 0 : 1) != 0;
+  if (status == 0) takes_weights_only = launch.of_first(resume_source.weights_only ? 1 : 0) != 0;
   return status;
 }
 
 int Run::keep_earlier_defaults() {
   EarlierDefaults kept;
-  if (speaks() && !origin.weights_only) kept = earlier_defaults(settings.config, origin.config);
+  if (speaks() && !resume_source.weights_only) kept = earlier_defaults(settings.config, resume_source.config);
   kept.bf16 = launch.of_first(kept.bf16 ? 1 : 0) != 0;
   kept.clipping = launch.of_first(kept.clipping ? 1 : 0) != 0;
   if (!kept.any()) return 0;
@@ -180,26 +180,26 @@ void Run::show_start() {
   }
   const std::string cores = note_on_cores(placement);
   if (!cores.empty() && options.device == "cpu") row("note", cores);
-  for (const std::string& note : origin.notes) row("note", note);
+  for (const std::string& note : resume_source.notes) row("note", note);
   output.out.flush();
 }
 
 void Run::take_over() {
   const bool latest = options.resume == "latest" && !takes_weights_only;
   const LoadResult loaded = engine->load(
-      latest ? options.checkpoint_dir : origin.folder,
+      latest ? options.checkpoint_dir : resume_source.folder,
       {.weights_only = takes_weights_only, .pass_over_damaged = latest && !options.resume_strict});
   const kernels::Digest weights = engine->weights_digest(), state = engine->state_digest();
   if (!speaks()) return;
-  if (loaded.folder != origin.folder)
-    hold_against(identity_of(options, settings, data), loaded.user, loaded.folder, origin);
-  std::vector<std::string> changes = origin.changes;
-  if (!origin.weights_only) {
+  if (loaded.folder != resume_source.folder)
+    hold_against(identity_of(options, settings, data), loaded.user, loaded.folder, resume_source);
+  std::vector<std::string> changes = resume_source.changes;
+  if (!resume_source.weights_only) {
     const auto more = configuration_changes(loaded.config, engine->config().to_json());
     changes.insert(changes.end(), more.begin(), more.end());
   }
-  report.set_resumed(loaded, origin.weights_only, weights, state, changes);
-  if (origin.weights_only) {
+  report.set_resumed(loaded, resume_source.weights_only, weights, state, changes);
+  if (resume_source.weights_only) {
     row("weights from", fmt::format("{} (step {}); all else begins anew", loaded.folder, loaded.step));
   } else {
     row("resumed",
@@ -207,10 +207,11 @@ void Run::take_over() {
                     loaded.samples, loaded.world, loaded.world == 1 ? "" : "s", loaded.stage));
   }
   row("weights", format_digest(weights));
-  if (!origin.weights_only) row("weights and moments", format_digest(state));
+  if (!resume_source.weights_only) row("weights and moments", format_digest(state));
   for (const std::string& change : changes) row("changed", change);
   for (const std::string& note : loaded.notes) {
-    const bool said = std::find(origin.notes.begin(), origin.notes.end(), note) != origin.notes.end();
+    const bool said =
+        std::find(resume_source.notes.begin(), resume_source.notes.end(), note) != resume_source.notes.end();
     if (!said) row("note", note);
   }
   output.out.flush();

@@ -11,8 +11,8 @@
 #include "checkpoint/run_lease.h"
 #include "tools/evaluation.h"
 #include "tools/launch.h"
-#include "tools/origin.h"
 #include "tools/report.h"
+#include "tools/resume_source.h"
 #include "tools/settings.h"
 #include "tranche/engine/engine.h"
 #include "tranche/models/gpt.h"
@@ -44,7 +44,7 @@ struct Run {
   std::unique_ptr<Engine> engine;
   std::unique_ptr<BatchFeeder> feeder;
   Report report;
-  Origin origin;                        ///< on rank 0
+  ResumeSource resume_source;           ///< on rank 0
   bool begins_from_checkpoint = false;  ///< on all ranks
   bool takes_weights_only = false;      ///< on all ranks
   std::string identity;                 ///< what checkpoints say of this run

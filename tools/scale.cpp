@@ -21,13 +21,13 @@ namespace {
 
 /// Open MPI says a lot.
 constexpr int tail_lines = 30;
-/// So many failures before any run has ended well are the launcher's, a host's or the program's: the others
+/// So many failures before any run has ended well are the launcher's, a node's or the program's: the others
 /// would end the same way, each perhaps behind a time-out of its own.
-constexpr int failures_that_tell = 3;
+constexpr int failures_before_giving_up = 3;
 
-class Conductor {
+class StudyRunner {
  public:
-  Conductor(const Options& options, const Output& output)
+  StudyRunner(const Options& options, const Output& output)
       : output_(output),
         // With --json standard output is for programs.
         lines_(options.json ? output.errors : output.out),
@@ -45,7 +45,7 @@ class Conductor {
       if (kept_.count(run.name()) > 0) continue;
       stopped_by = signals.poll();
       if (stopped_by == 0) stopped_by = conduct(run, runs, signals);
-      if (stopped_by != 0 || (kept_.empty() && fruitless_ == failures_that_tell)) break;
+      if (stopped_by != 0 || (kept_.empty() && failed_runs_ == failures_before_giving_up)) break;
     }
     return conclude(runs, stopped_by);
   }
@@ -141,7 +141,7 @@ class Conductor {
         result.status == static_cast<int>(ExitStatus::out_of_memory)) {
       hopeless_.insert({run.ranks, run.stage});
     } else {
-      ++fruitless_;
+      ++failed_runs_;
     }
     failures_.push_back(std::move(failure));
     ++done_;
@@ -195,11 +195,11 @@ class Conductor {
                             results.runs_done, results.runs_wanted)
                      << std::flush;
     } else if (!results.whole()) {
-      if (kept_.empty() && fruitless_ == failures_that_tell) {
+      if (kept_.empty() && failed_runs_ == failures_before_giving_up) {
         output_.errors << fmt::format(
             "tranche: {} runs failed and none ended well, so the others were not tried; mend what their "
             "output says\n",
-            failures_that_tell);
+            failures_before_giving_up);
       }
       output_.errors
           << fmt::format(
@@ -231,7 +231,7 @@ class Conductor {
   std::set<std::string> kept_;              ///< names of runs whose reports are there
   std::set<std::pair<int, int>> hopeless_;  ///< points that no further repeat would mend
   std::vector<RunFailure> failures_;
-  int fruitless_ = 0;     ///< runs that failed for another reason
+  int failed_runs_ = 0;   ///< runs that failed for another reason
   std::size_t done_ = 0;  ///< runs that failed or were left out
   TimeLeft left_;
   std::size_t drawn_ = 0;  ///< characters of the redrawn line
@@ -256,8 +256,8 @@ double TimeLeft::of(const ScaleRun& run) const {
 }
 
 int run_scale(const Options& options, const Output& output) {
-  Conductor conductor(options, output);
-  return conductor();
+  StudyRunner runner(options, output);
+  return runner();
 }
 
 }  // namespace tranche::tools

@@ -27,8 +27,8 @@ double size_of_stage(int stage) {
 std::string what_ran(const StudyFacts& facts) {
   return fmt::format("{}, {} scaling, {}, {} thread{} a rank; {} with {} cores", facts.model,
                      facts.strong ? "strong" : "weak", facts.dtype, facts.threads,
-                     facts.threads == 1 ? "" : "s", facts.host.cpu.empty() ? "a host" : facts.host.cpu,
-                     facts.host.cores);
+                     facts.threads == 1 ? "" : "s", facts.node.cpu.empty() ? "a node" : facts.node.cpu,
+                     facts.node.cores);
 }
 
 /// Stages' points, joined or not, of those that `takes`.
@@ -133,7 +133,7 @@ void add_time(std::vector<Named>& plots, const StudyFacts& facts, const StudyRes
 
 void add_memory(std::vector<Named>& plots, const StudyFacts& facts, const StudyResults& results,
                 const std::string& name, const std::string& title, const std::string& curve,
-                const std::function<std::int64_t(const PointPlan&)>& foretold,
+                const std::function<std::int64_t(const PointPlan&)>& predicted,
                 const std::function<std::int64_t(const PointResult&)>& measured) {
   plot::LineChart chart;
   chart.title = title;
@@ -149,7 +149,7 @@ void add_memory(std::vector<Named>& plots, const StudyFacts& facts, const StudyR
     plot::LineSeries series{fmt::format("stage {}, {}", stage, curve), color_of(stage), {}, {}, true};
     for (const PointPlan& point : points) {
       series.x.push_back(point.ranks);
-      series.y.push_back(static_cast<double>(foretold(point)));
+      series.y.push_back(static_cast<double>(predicted(point)));
     }
     chart.series.push_back(std::move(series));
   }

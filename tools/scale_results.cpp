@@ -182,7 +182,7 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
                             run.bytes, run.formula_elements, run.formula_bytes));
       }
       if (point.plan.placed && run.ranks_on_host != point.plan.ranks_per_node) {
-        differs(fmt::format("{} ranks were on the host of rank 0, {} were planned: say --ranks-per-node",
+        differs(fmt::format("{} ranks were on the node of rank 0, {} were planned: say --ranks-per-node",
                             run.ranks_on_host, point.plan.ranks_per_node));
       }
       if (point.plan.placed && run.bytes != point.plan.bytes) {

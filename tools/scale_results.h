@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tools/host.h"
+#include "tools/node.h"
 #include "tranche/device/ledger.h"
 
 namespace tranche::tools {
@@ -68,8 +68,8 @@ struct StudyFacts {
   std::int64_t parameters = 0, sequence = 0, repeats = 1, warmup = 3, steps = 10, threads = 1;
   std::string dtype;        ///< of compute
   std::string begun;        ///< "2026-11-22 05:10 UTC"
-  double load_average = 0;  ///< of the host then, over a minute
-  HostDescription host;
+  double load_average = 0;  ///< of the node then, over a minute
+  NodeDescription node;
   std::vector<int> ranks, stages;
   std::map<std::pair<int, int>, PointPlan> plans;  ///< by ranks, stage
   /// By stage, also between the ranks that run: what the plots draw as curves.
@@ -112,7 +112,7 @@ struct PointResult {
 struct StudyResults {
   std::vector<PointResult> points;  ///< by ranks, then stage; only those that have a run
   std::vector<RunFailure> failures;
-  std::vector<std::string> differences;  ///< where what was measured is not what was foretold
+  std::vector<std::string> differences;  ///< where what was measured is not what was predicted
   std::int64_t runs_wanted = 0, runs_done = 0;
   int stopped_by = 0;
   bool whole() const { return runs_done == runs_wanted; }

@@ -18,7 +18,7 @@
 #include "core/json.h"
 #include "core/output_file.h"
 #include "core/text_file.h"
-#include "tools/scale_hosts.h"
+#include "tools/scale_nodes.h"
 #include "tools/settings.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
@@ -93,7 +93,7 @@ ScaleStudy::ScaleStudy(const Options& options) : options_(options) {
   facts_.repeats = options.scale.repeats;
   facts_.warmup = options.scale.warmup;
   facts_.steps = options.scale.steps;
-  facts_.host = describe_host();
+  facts_.node = describe_node();
   facts_.ranks = options.scale.ranks;
   facts_.stages = options.scale.stages;
   facts_.launcher_binds = options.scale.launcher == "srun";
@@ -139,7 +139,7 @@ void ScaleStudy::choose_threads() {
   const Config config = read_config(at(facts_.ranks.front(), facts_.stages.front()), facts_.ranks.front());
   facts_.threads = config.threads;
   if (config.threads > 0) return;
-  const int cores = facts_.host.cores;
+  const int cores = facts_.node.cores;
   int most = cores;
   for (const int ranks : facts_.ranks) {
     if (ranks <= cores) most = facts_.ranks.front() > cores ? cores : ranks;
@@ -289,8 +289,8 @@ std::string ScaleStudy::settings_json() const {
                            {"hostfile", scale.hostfile},
                            {"host", scale.host},
                            {"program", fingerprint_of(program_)},
-                           {"cpu", facts_.host.cpu},
-                           {"cores", facts_.host.cores}};
+                           {"cpu", facts_.node.cpu},
+                           {"cores", facts_.node.cores}};
   if (exists(options_.model)) {
     settings["model_file"] = parse_json(read_text_file(options_.model, "the model's file"));
   }

@@ -89,8 +89,8 @@ std::vector<Tier> tiers_of(const StudyResults& results) {
 
 std::string machine_text(const StudyFacts& facts) {
   return fmt::format("{}, {} cores, {:.0f} GiB, {}; begun {} at a load average of {:.2f}",
-                     facts.host.cpu.empty() ? "Processor not named" : facts.host.cpu, facts.host.cores,
-                     static_cast<double>(facts.host.memory_bytes) / (1 << 30), facts.host.system, facts.begun,
+                     facts.node.cpu.empty() ? "Processor not named" : facts.node.cpu, facts.node.cores,
+                     static_cast<double>(facts.node.memory_bytes) / (1 << 30), facts.node.system, facts.begun,
                      facts.load_average);
 }
 
@@ -236,11 +236,11 @@ std::string results_json(const StudyFacts& facts, const StudyResults& results, c
       {"version", facts.version},
       {"commit", facts.commit},
       {"machine",
-       {{"host", facts.host.name},
-        {"cpu", facts.host.cpu},
-        {"cores", facts.host.cores},
-        {"memory_bytes", facts.host.memory_bytes},
-        {"system", facts.host.system}}},
+       {{"host", facts.node.name},
+        {"cpu", facts.node.cpu},
+        {"cores", facts.node.cores},
+        {"memory_bytes", facts.node.memory_bytes},
+        {"system", facts.node.system}}},
       {"begun", {{"time", facts.begun}, {"load_average", facts.load_average}}},
       {"model", {{"name", facts.model}, {"parameters", facts.parameters}, {"sequence", facts.sequence}}},
       {"base_ranks", base_ranks(results)},
@@ -263,7 +263,7 @@ std::string results_csv(const StudyFacts& facts, const StudyResults& results) {
       "memory_measured_bytes,state_formula_bytes,state_measured_bytes,matmul_peak_flops,matmul_peak_share,"
       "cpu,cores,"
       "version,commit\n";
-  std::string cpu = facts.host.cpu;
+  std::string cpu = facts.node.cpu;
   std::replace(cpu.begin(), cpu.end(), '"', ' ');
   for (const PointResult& point : results.points) {
     for (const RunFigures& run : point.runs) {
@@ -276,7 +276,7 @@ std::string results_csv(const StudyFacts& facts, const StudyResults& results) {
       text += fmt::format("{},{},{},{},", run.elements, run.formula_elements, run.bytes, run.formula_bytes);
       text += fmt::format("{},{},{},{},{},{},", point.plan.peak[0], run.peak[0], point.plan.formula_state,
                           run.state, run.peak_flops, run.peak_share(point.peak_flops));
-      text += fmt::format("\"{}\",{},{},{}\n", cpu, facts.host.cores, facts.version, facts.commit);
+      text += fmt::format("\"{}\",{},{},{}\n", cpu, facts.node.cores, facts.version, facts.commit);
     }
   }
   return text;
@@ -310,12 +310,12 @@ std::string results_table(const StudyFacts& facts, const StudyResults& results) 
   }
   if (any(true)) {
     text += fmt::format(
-        "\n## More ranks than cores\n\nThese ranks shared {} of the host, so their speed says nothing of "
+        "\n## More ranks than cores\n\nThese ranks shared {} of the node, so their speed says nothing of "
         "scaling, and none "
         "is claimed. What they sent and held does not depend on it. Work inflation: processor time of a "
         "token against "
         "that of {}.\n\n",
-        plural(facts.host.cores, "core"), base_text(base));
+        plural(facts.node.cores, "core"), base_text(base));
     text += oversubscribed_table(facts, results);
   }
   if (!results.failures.empty()) {
@@ -333,7 +333,7 @@ std::string results_table(const StudyFacts& facts, const StudyResults& results) 
       }
     }
   }
-  text += "\n## Measured against foretold\n\n";
+  text += "\n## Measured against predicted\n\n";
   if (results.differences.empty()) {
     text +=
         "Bytes and elements on the wire are the formula's, and memory is what `tranche plan` says, to the "

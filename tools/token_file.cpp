@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "checkpoint/digest.h"
-#include "core/nearest.h"
+#include "core/closest_match.h"
 #include "offload/file_system.h"
 #include "tranche/core/error.h"
 
@@ -58,9 +58,9 @@ DataFormat parse_data_format(std::string_view text) {
   for (const auto format : {DataFormat::automatic, DataFormat::text, DataFormat::llmc, DataFormat::nanogpt}) {
     if (text == name_of(format)) return format;
   }
-  const std::string near = nearest(text, {"auto", "text", "llmc", "nanogpt"});
+  const std::string closest = closest_match(text, {"auto", "text", "llmc", "nanogpt"});
   throw ConfigurationError(fmt::format("data format '{}' is not one of auto, text, llmc, nanogpt{}", text,
-                                       near.empty() ? "" : "; did you mean " + near + "?"));
+                                       closest.empty() ? "" : "; did you mean " + closest + "?"));
 }
 
 TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), format_(format) {

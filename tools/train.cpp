@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "core/clock.h"
+#include "tools/checkpoint_scheduler.h"
 #include "tools/files.h"
-#include "tools/keeper.h"
 #include "tools/metrics_file.h"
 #include "tools/offload_means.h"
 #include "tools/profiling.h"
@@ -41,9 +41,9 @@ class Training {
       : run_(run),
         signals_(signals),
         progress_(progress_options(run), writer(run)),
-        keeper_(
-            *run.engine, run.options, run.identity, run.speaks() ? &run.report : nullptr,
-            run.speaks() ? [this](std::string_view line) { progress_.say(line); } : CheckpointKeeper::Say()) {
+        keeper_(*run.engine, run.options, run.identity, run.speaks() ? &run.report : nullptr,
+                run.speaks() ? [this](std::string_view line) { progress_.say(line); }
+                             : CheckpointScheduler::Say()) {
     last_.step = begin_ = run.engine->steps();
     if (run.speaks() && !run.options.metrics.empty()) metrics_.emplace(run.options.metrics, begin_);
   }
@@ -311,7 +311,7 @@ class Training {
   Progress progress_;
   OffloadMeans offload_;
   std::optional<MetricsFile> metrics_;  ///< on rank 0, with --metrics
-  CheckpointKeeper keeper_;
+  CheckpointScheduler keeper_;
   StepResult last_;
   double processor_before_ = processor_seconds_now();
   std::vector<double> processor_seconds_;  ///< of each step since share_processor_seconds()

@@ -148,7 +148,7 @@ bool CommunicationThread::run(std::function<void()> work, double seconds) {
   auto outcome = std::make_shared<Outcome>();  // shared: the caller may leave first
   {
     const std::lock_guard lock(impl_->mutex);
-    impl_->commands.push_back([outcome, work = std::move(work)] {
+    impl_->commands.emplace_back([outcome, work = std::move(work)] {
       std::exception_ptr error;
       try {
         work();

@@ -26,7 +26,7 @@ std::string describe(const CudaDeviceInfo& info, int rank, int gpus) {
                      " multiprocessors)";
   // Lower ranks cannot know whether such ranks exist.
   if (rank >= gpus) {
-    text += ", shared: rank " + std::to_string(rank) + " of this host has GPU " +
+    text += ", shared: rank " + std::to_string(rank) + " of this node has GPU " +
             std::to_string(rank % gpus) + " of " + std::to_string(gpus);
   }
   return text;
@@ -138,7 +138,7 @@ std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
   }
   if (options.index < 0) {
     throw ConfigurationError("device cuda " + std::to_string(options.index) +
-                             " was asked for; the index is this rank's among those of its host, from 0");
+                             " was asked for; the index is this rank's among those of its node, from 0");
   }
   return std::make_unique<CudaDevice>(options, probe);
 }

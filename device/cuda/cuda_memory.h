@@ -48,7 +48,7 @@ class PinnedMemory : public MemoryResource {
   void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
   /// How many bytes from `pointer` on lie in one registered piece, so may be copied by one call; 0 when the
   /// memory is not of this resource.
-  std::int64_t bytes_in_piece(const void* pointer) const noexcept;
+  std::int64_t bytes_in_registration(const void* pointer) const noexcept;
   /// Registered now.
   std::int64_t pinned_bytes() const noexcept;
 

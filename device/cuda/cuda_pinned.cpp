@@ -49,7 +49,7 @@ char* map_pages(std::int64_t bytes) {
   throw OutOfMemory(
       fmt::format("'{}' ({}) asks for {} ({} B) of host memory, which could not be had or pinned: {}; this "
                   "rank has pinned {} "
-                  "({} B); use more hosts, fewer ranks on each, or offload less",
+                  "({} B); use more nodes, fewer ranks on each, or offload less",
                   request.tag, name_of(request.category), format_bytes(request.bytes), request.bytes, reason,
                   format_bytes(pinned), pinned));
 }
@@ -149,7 +149,7 @@ void PinnedMemory::deallocate(void* pointer, const AllocationRequest& request) n
   }
 }
 
-std::int64_t PinnedMemory::bytes_in_piece(const void* pointer) const noexcept {
+std::int64_t PinnedMemory::bytes_in_registration(const void* pointer) const noexcept {
   const char* address = static_cast<const char*>(pointer);
   std::lock_guard lock(impl_->mutex);
   auto region = impl_->regions.upper_bound(address);

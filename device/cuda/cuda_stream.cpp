@@ -124,12 +124,13 @@ void CudaStream::synchronize() {
   needs_.forget_settled();
 }
 
-void CudaStream::copy_pieces(void* to, const void* from, const void* pinned, std::int64_t bytes,
-                             cudaMemcpyKind kind) {
+void CudaStream::copy_by_registration(void* to, const void* from, const void* pinned, std::int64_t bytes,
+                                      cudaMemcpyKind kind) {
   const cudaStream_t stream = native();
   // One call may not cross the border of two registrations.
   for (std::int64_t done = 0; done < bytes;) {
-    const std::int64_t left = parts_.pinned->bytes_in_piece(static_cast<const std::byte*>(pinned) + done);
+    const std::int64_t left =
+        parts_.pinned->bytes_in_registration(static_cast<const std::byte*>(pinned) + done);
     if (left <= 0) {
       throw InvalidArgument("a copy of " + std::to_string(bytes) + " B on stream '" + *name_ +
                             "' begins in pinned memory and runs over its end");
@@ -144,8 +145,8 @@ void CudaStream::copy_pieces(void* to, const void* from, const void* pinned, std
 
 void CudaStream::copy_to_host(void* host, const void* device, std::int64_t bytes) {
   const StreamSpan span(*this, "copy to host");
-  if (parts_.pinned->bytes_in_piece(host) > 0) {
-    copy_pieces(host, device, host, bytes, cudaMemcpyDeviceToHost);
+  if (parts_.pinned->bytes_in_registration(host) > 0) {
+    copy_by_registration(host, device, host, bytes, cudaMemcpyDeviceToHost);
   } else {
     refuse_in_capture("copy to memory that is not pinned");
     staging_.to_host(native(), host, device, bytes);
@@ -154,8 +155,8 @@ void CudaStream::copy_to_host(void* host, const void* device, std::int64_t bytes
 
 void CudaStream::copy_from_host(void* device, const void* host, std::int64_t bytes) {
   const StreamSpan span(*this, "copy from host");
-  if (parts_.pinned->bytes_in_piece(host) > 0) {
-    copy_pieces(device, host, host, bytes, cudaMemcpyHostToDevice);
+  if (parts_.pinned->bytes_in_registration(host) > 0) {
+    copy_by_registration(device, host, host, bytes, cudaMemcpyHostToDevice);
   } else {
     refuse_in_capture("copy from memory that is not pinned");
     staging_.from_host(native(), device, host, bytes);

@@ -70,7 +70,8 @@ class CudaStream : public Stream {
   };
   void refuse_in_capture(const char* what) const;
   cudaStream_t native() const;
-  void copy_pieces(void* to, const void* from, const void* pinned, std::int64_t bytes, cudaMemcpyKind kind);
+  void copy_by_registration(void* to, const void* from, const void* pinned, std::int64_t bytes,
+                            cudaMemcpyKind kind);
   void begin_traced_span(std::string_view name);
   void end_traced_span() noexcept;
   void drain_spans(bool all) noexcept;

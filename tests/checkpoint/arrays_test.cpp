@@ -157,7 +157,7 @@ TEST_F(ArraysTest, WhatIsNotThereIsRefused) {
   const std::string path = save(storage, folder / "run", layout, Way::image);
   Reader reader(storage, path);
   EXPECT_THAT(message_of<CheckpointError>([&] { (void)reader.array("randon"); }),
-              HasSubstr("has no array 'randon'; the nearest is 'random'"));
+              HasSubstr("has no array 'randon'; the closest match is 'random'"));
   EXPECT_THAT(message_of<InvalidArgument>([&] {
                 reader.read_array(reader.array("half"), 0, {70, 78}, nullptr);
               }),

@@ -102,7 +102,7 @@ TEST_F(ReaderTest, SaysWhatIsNotThere) {
     };
   };
   EXPECT_THAT(message_of<CheckpointError>(read("h.0.v", "weight", {0, 1})),
-              AllOf(HasSubstr(path), HasSubstr("has no tensor 'h.0.v'; the nearest is 'h.0.w'")));
+              AllOf(HasSubstr(path), HasSubstr("has no tensor 'h.0.v'; the closest match is 'h.0.w'")));
   EXPECT_THAT(message_of<CheckpointError>(read("h.0.w", "momentum", {0, 1})),
               HasSubstr("keeps no 'momentum' of tensor h.0.w; it keeps weight, exp_avg, exp_avg_sq"));
   EXPECT_THAT(message_of<CheckpointError>(read("f.a", "exp_avg", {0, 1})),

@@ -36,7 +36,7 @@ TEST_F(CudaDevice, RanksBeyondTheGpusShareThem) {
   EXPECT_EQ(cuda_ordinal(*second), 0);
   EXPECT_EQ(second->index(), gpus);
   EXPECT_THAT(second->description(), HasSubstr("shared: rank " + std::to_string(gpus) +
-                                               " of this host has GPU 0 of " + std::to_string(gpus)));
+                                               " of this node has GPU 0 of " + std::to_string(gpus)));
   // Each has its own memory and streams; one waits for the other's events.
   Buffer a = memory(1000);
   Buffer b(second->memory(Tier::device), 1000, Category::other, "second");
@@ -82,8 +82,8 @@ TEST_F(CudaDevice, MemoryInfoAddsUp) {
   EXPECT_EQ(device().memory_info().mapped, 0);
 }
 
-// The GPU's books: what the driver says is gone is what the resource says it mapped. Others may use the GPU
-// too, so several tries may be needed; without them the first is right.
+// The GPU's accounts: what the driver says is gone is what the resource says it mapped. Others may use the
+// GPU too, so several tries may be needed; without them the first is right.
 TEST_F(CudaDevice, TheDriverAgreesAboutWhatIsMapped) {
   constexpr std::int64_t bytes = 64 << 20;
   std::int64_t difference = -1;

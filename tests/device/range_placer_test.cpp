@@ -201,8 +201,8 @@ TEST(RangePlacer, WantsWholePages) {
   }
 }
 
-// Random requests: places are aligned, apart, inside mapped memory; the books add up; the same requests get
-// the same places; in the end everything is given back.
+// Random requests: places are aligned, apart, inside mapped memory; the accounts add up; the same requests
+// get the same places; in the end everything is given back.
 TEST(RangePlacer, AnySequence) {
   for (unsigned seed = 1; seed <= 40; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

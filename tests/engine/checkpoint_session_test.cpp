@@ -36,8 +36,8 @@ TEST(CheckpointSession, AnotherStoreReadsWhatOneSaved) {
     const std::vector<float> momentum(1009, 0.125f);
     rank.access().write_state(2, 0, momentum);
     const Logger log(number, LogLevel::off);
-    CheckpointSession session(rank.store, rank.config, *group, *rank.device, rank.host, posix_file_system(), log,
-                              nullptr);
+    CheckpointSession session(rank.store, rank.config, *group, *rank.device, rank.host, posix_file_system(),
+                              log, nullptr);
     EXPECT_FALSE(session.in_progress());
     int described = 0;
     SaveOptions options;
@@ -77,8 +77,8 @@ TEST(CheckpointSession, AFailedSaveIsToldOnceAndTheNextOneWorks) {
   const auto alone = make_self_communicator();
   RankState rank(momentum_config(1), *alone);
   const Logger log(0, LogLevel::off);
-  CheckpointSession session(rank.store, rank.config, *alone, *rank.device, rank.host, posix_file_system(), log,
-                            nullptr);
+  CheckpointSession session(rank.store, rank.config, *alone, *rank.device, rank.host, posix_file_system(),
+                            log, nullptr);
   const std::string blocked = folder / "file";
   posix_file_system().open(blocked, OpenMode::create_new, Caching::buffered);
   EXPECT_THAT(message_of<CheckpointError>([&] {

@@ -316,7 +316,7 @@ TEST(EngineState, WeightsAndMomentsCanBeReadAndSet) {
         scalars.release({});
         engine.end_evaluation();
         EXPECT_THAT(message_of<InvalidArgument>([&] { engine.read_weight("prime.k"); }),
-                    HasSubstr("no tensor 'prime.k'; the nearest is 'prime."));
+                    HasSubstr("no tensor 'prime.k'; the closest match is 'prime."));
         EXPECT_THAT(message_of<InvalidArgument>([&] { engine.read_optimizer_state("prime.c", "momentum"); }),
                     HasSubstr("keeps no state 'momentum'; it keeps exp_avg, exp_avg_sq"));
         EXPECT_THAT(

@@ -36,7 +36,8 @@ void on_each(int ranks, const Config& config, const std::function<void(RankState
 }
 
 /// One use of a unit: adds `value` to all its gradients.
-void use(RankState& rank, GradientReducer& reducer, std::int64_t micro_batch, int unit, float value, bool last) {
+void use(RankState& rank, GradientReducer& reducer, std::int64_t micro_batch, int unit, float value,
+         bool last) {
   reducer.open(micro_batch, unit);
   for (int index = 0; index < 2; ++index) rank.add(reducer.view(micro_batch, unit, index), value);
   reducer.submit(micro_batch, unit, last);
@@ -50,8 +51,8 @@ bool all_equal(const std::vector<float>& values, float value) {
 using ReductionCase = std::tuple<int, ReductionPolicy, int>;
 class GradientReducerSums : public ::testing::TestWithParam<ReductionCase> {};
 
-// Unit b is used twice a pass; two micro-batches are open at once and end in the other order. The sum over uses,
-// micro-batches and ranks is the main gradient.
+// Unit b is used twice a pass; two micro-batches are open at once and end in the other order. The sum over
+// uses, micro-batches and ranks is the main gradient.
 TEST_P(GradientReducerSums, UsesMicroBatchesAndRanks) {
   const auto [stage, policy, ranks] = GetParam();
   Config config = plain_config(stage, 2);
@@ -85,7 +86,8 @@ TEST_P(GradientReducerSums, UsesMicroBatchesAndRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, GradientReducerSums,
-                         ::testing::Values(ReductionCase{0, ReductionPolicy::boundary, 1}, ReductionCase{0, ReductionPolicy::boundary, 3},
+                         ::testing::Values(ReductionCase{0, ReductionPolicy::boundary, 1},
+                                           ReductionCase{0, ReductionPolicy::boundary, 3},
                                            ReductionCase{2, ReductionPolicy::boundary, 3},
                                            ReductionCase{2, ReductionPolicy::micro_batch, 3},
                                            ReductionCase{3, ReductionPolicy::micro_batch, 2}));
@@ -102,7 +104,8 @@ TEST(GradientReducer, TargetsAreWrittenFirstAndAddedToLater) {
     EXPECT_TRUE(reducer.target(0, 0, 1).accumulate) << "a small tensor is cleared with its neighbours";
     const GradientTarget first = reducer.target(0, 0, 0);
     EXPECT_FALSE(first.accumulate);
-    rank.compute.enqueue("write", [view = first.view] { std::fill_n(view.as<float>(), view.elements(), 5.0f); });
+    rank.compute.enqueue("write",
+                         [view = first.view] { std::fill_n(view.as<float>(), view.elements(), 5.0f); });
     EXPECT_TRUE(reducer.target(0, 0, 0).accumulate);
     EXPECT_EQ(message_of<InvalidArgument>([&] { (void)reducer.target(0, 0, 2); }),
               "unit a has 2 tensors, no index 2");
@@ -140,9 +143,10 @@ TEST(GradientReducer, SaysWhatIsOpenAndMissing) {
     EXPECT_EQ(reducer.held(5), "");
     EXPECT_EQ(message_of<LogicError>([&] { reducer.open(5, 0); }),
               "gradients(a) for use 2 of a micro-batch, but the model declares uses_per_pass = 1");
-    EXPECT_EQ(reducer.missing(5),
-              "unit b submitted its gradients 0 of 2 times in micro-batch 5; call skip_gradients() for a unit "
-              "that is not used");
+    EXPECT_EQ(
+        reducer.missing(5),
+        "unit b submitted its gradients 0 of 2 times in micro-batch 5; call skip_gradients() for a unit "
+        "that is not used");
     reducer.open(5, 1);
     reducer.drop(5, 1);
     EXPECT_EQ(reducer.held(5), "");

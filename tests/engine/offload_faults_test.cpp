@@ -141,7 +141,7 @@ TEST_F(OffloadFaults, ADiskThatIsTooSmallIsRefusedOnAllRanks) {
   run_.ranks = 2;
   files_.set_free_bytes(20'000);
   for (const std::string& text : train(1)) {
-    EXPECT_THAT(text, AllOf(HasSubstr("the nvme tier of the 2 ranks of this host"),
+    EXPECT_THAT(text, AllOf(HasSubstr("the nvme tier of the 2 ranks of this node"),
                             HasSubstr("19.53 KiB (20000 B)"), HasSubstr(folder_.string())));
   }
   EXPECT_THAT(left_behind(), IsEmpty());

@@ -93,7 +93,8 @@ TEST(ParameterGatherer, GathersAheadInTheRecordedOrder) {
 // Another order than recorded: what was gathered ahead is dropped, and the new order is the next one's.
 TEST(ParameterGatherer, TakesOverAnotherOrder) {
   on_two_ranks([](RankState& rank, ParameterGatherer& gatherer) {
-    const std::int64_t all = rank.store.units()[0].gathered_elements() + rank.store.units()[1].gathered_elements();
+    const std::int64_t all =
+        rank.store.units()[0].gathered_elements() + rank.store.units()[1].gathered_elements();
     for (int sequence = 0; sequence < 4; ++sequence) {
       gatherer.begin_sequence(Program::train, false);
       const bool reversed = sequence >= 1;
@@ -113,9 +114,10 @@ TEST(ParameterGatherer, RefusesMoreUnitsThanItsDepth) {
         gatherer.begin_sequence(Program::train, false);
         gatherer.acquire(1);
         EXPECT_EQ(gatherer.holders(1), 1);
-        EXPECT_EQ(message_of<LogicError>([&] { gatherer.acquire(0); }),
-                  "gather(a) would hold 2 units at once, but tranche.depth is 1; held now: b. Let a handle go "
-                  "first or raise tranche.depth");
+        EXPECT_EQ(
+            message_of<LogicError>([&] { gatherer.acquire(0); }),
+            "gather(a) would hold 2 units at once, but tranche.depth is 1; held now: b. Let a handle go "
+            "first or raise tranche.depth");
         gatherer.acquire(1);  // a second handle of what is held takes no more memory
         gatherer.release(1, Ahead::now);
         gatherer.release(1, Ahead::now);

@@ -23,8 +23,10 @@ namespace tranche::test {
 /// Two units: `a` with two trainable tensors, `b` with a trainable and a frozen one; no size divides well.
 inline ModelSpec two_units() {
   ModelSpec model;
-  model.add_unit({"a", {{"a.w", {137, 41}, Initializer::normal(1)}, {"a.b", {7}, Initializer::constant(0.5f)}}, 1});
-  model.add_unit({"b", {{"b.w", {1009}, Initializer::uniform(-1, 1)}, {"b.frozen", {13}, Initializer::ones()}}, 2});
+  model.add_unit(
+      {"a", {{"a.w", {137, 41}, Initializer::normal(1)}, {"a.b", {7}, Initializer::constant(0.5f)}}, 1});
+  model.add_unit(
+      {"b", {{"b.w", {1009}, Initializer::uniform(-1, 1)}, {"b.frozen", {13}, Initializer::ones()}}, 2});
   return model;
 }
 
@@ -54,7 +56,9 @@ struct RankState {
         arena(memory, ledger),
         compute(device->compute_stream()),
         exposed(compute),
-        store(config, detail::lay_out(two_units(), ParameterGroups(config.group_rules, config.frozen), *optimizer, group),
+        store(config,
+              detail::lay_out(two_units(), ParameterGroups(config.group_rules, config.frozen), *optimizer,
+                              group),
               {*device, memory, host}),
         scalars(memory, config.accumulation_steps, store.trainable().size()),
         workspace(memory, config.workspace_bytes, Category::workspace, "workspace"),
@@ -64,8 +68,8 @@ struct RankState {
       options.swap.directory = nvme_folder;
       options.swap.rank = group.rank();
       store.set_offload(std::make_unique<detail::OffloadedState>(
-          config, store.residency(), store.state_tensors(), detail::StateResources{*device, memory, host}, files,
-          ledger, options));
+          config, store.residency(), store.state_tensors(), detail::StateResources{*device, memory, host},
+          files, ledger, options));
     }
     for (detail::UnitState& unit : store.units()) store.allocate(unit);
     if (store.offload() != nullptr) {

@@ -191,7 +191,7 @@ TEST_F(Saving, WhatACheckpointDoesNotHoldOfArraysIsNamed) {
       return message_of<CheckpointError>([&] { engine.load_arrays(folder, targets); });
     };
     EXPECT_THAT(text({{"tables", view_of(memory)}}),
-                HasSubstr("has no array 'tables'; the nearest is 'table'"));
+                HasSubstr("has no array 'tables'; the closest match is 'table'"));
     EXPECT_THAT(text({{"mean", {single.data(), DataType::float32, Shape{10}}}}),
                 HasSubstr("is fp64, asked for as fp32"));
     EXPECT_THAT(text({{"mean", view_of(memory), 292}}),

@@ -93,16 +93,20 @@ TEST_P(StateStoreTiers, WhatIsWrittenIsRead) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    StagesAndTiers, StateStoreTiers,
-    ::testing::Values(Kept{0, OffloadTier::none, OffloadTier::none}, Kept{1, OffloadTier::none, OffloadTier::none},
-                      Kept{3, OffloadTier::none, OffloadTier::none}, Kept{2, OffloadTier::cpu, OffloadTier::none},
-                      Kept{3, OffloadTier::nvme, OffloadTier::none}, Kept{3, OffloadTier::cpu, OffloadTier::cpu},
-                      Kept{3, OffloadTier::nvme, OffloadTier::nvme}, Kept{3, OffloadTier::none, OffloadTier::nvme}),
-    [](const auto& info) {
-      const auto name = [](OffloadTier tier) { return std::string(name_of(tier)); };
-      return "Stage" + std::to_string(info.param.stage) + name(info.param.optimizer) + name(info.param.parameters);
-    });
+INSTANTIATE_TEST_SUITE_P(StagesAndTiers, StateStoreTiers,
+                         ::testing::Values(Kept{0, OffloadTier::none, OffloadTier::none},
+                                           Kept{1, OffloadTier::none, OffloadTier::none},
+                                           Kept{3, OffloadTier::none, OffloadTier::none},
+                                           Kept{2, OffloadTier::cpu, OffloadTier::none},
+                                           Kept{3, OffloadTier::nvme, OffloadTier::none},
+                                           Kept{3, OffloadTier::cpu, OffloadTier::cpu},
+                                           Kept{3, OffloadTier::nvme, OffloadTier::nvme},
+                                           Kept{3, OffloadTier::none, OffloadTier::nvme}),
+                         [](const auto& info) {
+                           const auto name = [](OffloadTier tier) { return std::string(name_of(tier)); };
+                           return "Stage" + std::to_string(info.param.stage) + name(info.param.optimizer) +
+                                  name(info.param.parameters);
+                         });
 
 // An observer sees every tile of the nvme tier before the update of a step changes it.
 TEST(StateStore, AnObserverSeesTilesBeforeTheyChange) {
@@ -131,9 +135,8 @@ TEST(StateStore, AnObserverSeesTilesBeforeTheyChange) {
   rank.store.observe(&observer);
   rank.store.offload()->update_each(
       rank.store.trainable(), rank.store.observer(), [](FlatBuffer&, const ShardSlice& slice) {
-        slice.stream->enqueue("change", [slice] {
-          std::fill_n(slice.master.as<float>(), slice.range.size(), 3.0f);
-        });
+        slice.stream->enqueue("change",
+                              [slice] { std::fill_n(slice.master.as<float>(), slice.range.size(), 3.0f); });
       });
   rank.store.offload()->await_updates();
   EXPECT_EQ(observer.elements, rank.store.trainable()[0]->layout.padded_elements() +
@@ -142,15 +145,14 @@ TEST(StateStore, AnObserverSeesTilesBeforeTheyChange) {
   EXPECT_EQ(observer.issued, 1);
   EXPECT_EQ(observer.writes, 0);
   FlatBuffer& flat = *rank.store.trainable()[0];
-  rank.store.visit(flat, {0, 10}, StateStore::Access::update, [&](const ShardSlice& slice) {
-    EXPECT_EQ(slice.master.as<float>()[9], 3.0f);
-  });
+  rank.store.visit(flat, {0, 10}, StateStore::Access::update,
+                   [&](const ShardSlice& slice) { EXPECT_EQ(slice.master.as<float>()[9], 3.0f); });
   EXPECT_EQ(observer.writes, 1);
   rank.store.observe(nullptr);
 }
 
-// Each flat buffer belongs to a group: of two stores in one process, one is sharded over all four ranks and one
-// over pairs of them; their tensors are equal, and gradients are summed over each store's own group.
+// Each flat buffer belongs to a group: of two stores in one process, one is sharded over all four ranks and
+// one over pairs of them; their tensors are equal, and gradients are summed over each store's own group.
 TEST(StateStore, TwoStoresOverDifferentGroups) {
   run_thread_ranks(4, [](int rank_number, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> world = factory({});
@@ -162,7 +164,8 @@ TEST(StateStore, TwoStoresOverDifferentGroups) {
       EXPECT_EQ(all.weight(tensor), two.weight(tensor)) << tensor;
     }
     for (RankState* rank : {&all, &two}) {
-      GradientReducer reducer(rank->store, rank->config, rank->arena, rank->compute, rank->ledger, rank->scalars);
+      GradientReducer reducer(rank->store, rank->config, rank->arena, rank->compute, rank->ledger,
+                              rank->scalars);
       rank->arena.begin("train", false);
       reducer.begin_micro_batch(0);
       reducer.open(0, 0);

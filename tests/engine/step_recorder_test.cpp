@@ -87,7 +87,8 @@ TEST(StepRecorder, TellsTimesAndTraffic) {
   bench.recorder.end_step(alone->meter(), result);
   bench.recorder.stamp(result, began);
   ASSERT_EQ(bench.recorder.traffic().control().size(), 1u);
-  EXPECT_EQ(bench.recorder.traffic().control().begin()->second.calls, 1) << "the call before the step is not of it";
+  EXPECT_EQ(bench.recorder.traffic().control().begin()->second.calls, 1)
+      << "the call before the step is not of it";
   EXPECT_TRUE(bench.recorder.traffic().data().empty());
   EXPECT_GE(result.seconds, result.update_seconds);
   EXPECT_GE(result.update_seconds, 0);

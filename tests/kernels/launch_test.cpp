@@ -50,13 +50,15 @@ TEST(OwnKernel, OnAGpuLaunchesOnTheStreamItself) {
   int calls = 0;
   fill_constant(stream, numbers.view(), 1);
   launch(stream, "doubled", cost,
-         {.cpu = [] { FAIL(); }, .cuda = [&](void* cuda_stream) {
-            ++calls;
-            EXPECT_EQ(cuda_stream, stream.native_handle());
-            EXPECT_NE(cuda_stream, nullptr);
-            // In place of a program's <<<>>>: a launch on that stream, behind the fill.
-            add(stream, numbers.view(), numbers.view(), numbers.view());
-          }});
+         {.cpu = [] { FAIL(); },
+          .cuda =
+              [&](void* cuda_stream) {
+                ++calls;
+                EXPECT_EQ(cuda_stream, stream.native_handle());
+                EXPECT_NE(cuda_stream, nullptr);
+                // In place of a program's <<<>>>: a launch on that stream, behind the fill.
+                add(stream, numbers.view(), numbers.view(), numbers.view());
+              }});
   stream.synchronize();
   EXPECT_EQ(calls, 1);
   EXPECT_EQ(numbers.get(99), 2);
@@ -64,7 +66,8 @@ TEST(OwnKernel, OnAGpuLaunchesOnTheStreamItself) {
 }
 
 TEST(OwnKernel, RefusesByName) {
-  const auto of = [](DeviceKind kind, std::string_view name, const KernelCost& price, const KernelWork& work) {
+  const auto of = [](DeviceKind kind, std::string_view name, const KernelCost& price,
+                     const KernelWork& work) {
     return refusal([&] {
       TestStream stream(1, kind);
       launch(stream, name, price, work);

@@ -1,4 +1,5 @@
-// Swap files: books, limits, room for all ranks, no name left behind, and debris told from what is in use.
+// Swap files: accounting, limits, space for all ranks, no name left behind, and stale files kept apart from
+// those in use.
 #include "offload/swap_file.h"
 
 #include <gmock/gmock.h>
@@ -131,7 +132,7 @@ TEST_F(SwapFileTest, RoomForAllRanksIsAskedBeforeAnythingIsWritten) {
   const auto error = caught<OutOfMemory>([&] { file.check_space(); });
   EXPECT_FALSE(error.of_budget());
   for (const std::string& text :
-       {std::string("the nvme tier of the 3 ranks of this host, 8.00 KiB each, needs"),
+       {std::string("the nvme tier of the 3 ranks of this node, 8.00 KiB each, needs"),
         std::string("(24576 B) in '") + folder_.path(), std::string("(24575 B) of"),
         std::string("use another folder")}) {
     EXPECT_THAT(error.message(), HasSubstr(text));
@@ -224,7 +225,7 @@ TEST_F(SwapFileTest, OptionsAreChecked) {
   wrong = options();
   wrong.ranks_on_host = 0;
   EXPECT_THAT(caught<InvalidArgument>([&] { SwapFile(wrong, posix_file_system(), ledger_); }).message(),
-              HasSubstr("0 ranks on the host"));
+              HasSubstr("0 ranks on the node"));
 }
 
 TEST(SwapNames, TellWhoMadeThem) {
@@ -243,7 +244,7 @@ TEST(SwapNames, TellWhoMadeThem) {
   }
 }
 
-// Files of the dead go, all else stays: of the living, of other hosts, and whatever is not ours.
+// Files of the dead go, all else stays: of the living, of other nodes, and whatever is not ours.
 TEST_F(SwapFileTest, DebrisIsRemovedAndNothingElse) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);

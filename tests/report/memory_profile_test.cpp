@@ -397,7 +397,7 @@ TEST(MemoryProfile, WhatIsNotBookedIsExplainedLessThanNothingToo) {
   EXPECT_THAT(
       text,
       HasSubstr("the end of step 5: unaccounted = 10.00 MiB before the engine (program, MPI, libraries) + "
-                "1.00 MiB this profile - 41.00 MiB booked but not touched yet"));
+                "1.00 MiB this profile - 41.00 MiB tracked but not touched yet"));
   EXPECT_THAT(text, HasSubstr("of `other` 39.00 MiB are the step's block"));
   EXPECT_THAT(text, Not(HasSubstr("pinned")));
 
@@ -405,15 +405,15 @@ TEST(MemoryProfile, WhatIsNotBookedIsExplainedLessThanNothingToo) {
   EXPECT_THAT(summary_text(summary),
               HasSubstr("+ 9.00 MiB since (heap of the code, MPI and libraries, allocator slack)"));
 
-  // A device with memory of its own: what its driver says closes the books.
+  // A device with memory of its own: what its driver says completes the accounts.
   summary.device_in_process = false;
   rank.device.total = 1000 * mebibyte;
   rank.device.free = 300 * mebibyte;
   rank.device.mapped = 92 * mebibyte;
-  rank.device.placed = rank.device_booked = 90 * mebibyte;
+  rank.device.placed = rank.device_tracked = 90 * mebibyte;
   text = summary_text(summary);
   EXPECT_THAT(text, HasSubstr("device  unaccounted                       -     610.00 MiB"));
-  EXPECT_THAT(text, HasSubstr("300.00 MiB of the device's 1000.00 MiB were free and 90.00 MiB booked"));
+  EXPECT_THAT(text, HasSubstr("300.00 MiB of the device's 1000.00 MiB were free and 90.00 MiB tracked"));
   EXPECT_THAT(text, HasSubstr("2.00 MiB of rounding to pages"));
   EXPECT_THAT(text, HasSubstr("pinned host memory may not count as RssAnon"));
 }

@@ -7,7 +7,7 @@
 
 #include "core/clock.h"
 #include "tests/tools/temporary.h"
-#include "tools/host.h"
+#include "tools/node.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {
@@ -117,7 +117,7 @@ TEST(Child, TailIsTheLastLines) {
 }
 
 TEST(Host, IsDescribed) {
-  const HostDescription host = describe_host();
+  const NodeDescription host = describe_node();
   EXPECT_GE(host.cores, 1);
   EXPECT_GT(host.memory_bytes, 1 << 20);
   EXPECT_THAT(host.system, HasSubstr("Linux"));

@@ -173,14 +173,14 @@ TEST(Placement, SaysWhereThreadsWaitForCores) {
   EXPECT_EQ(note(64, 1, 1, 64), "") << "bound to a core each, and all of them busy";
   EXPECT_EQ(note(1, 2, 2, 64), "") << "a container of two cores";
   EXPECT_EQ(note(4, 1, 2, 2),
-            "4 ranks of 1 thread share 2 cores of this host: fewer of either would be as fast");
+            "4 ranks of 1 thread share 2 cores of this node: fewer of either would be as fast");
   EXPECT_EQ(note(1, 500, 2, 2),
-            "1 rank of 500 threads share 2 cores of this host: fewer of either would be as fast");
+            "1 rank of 500 threads share 2 cores of this node: fewer of either would be as fast");
   EXPECT_EQ(note(2, 1, 1, 64),
-            "this rank may run on 1 of the host's 64 cores; where it was mpirun that bound it, mpirun "
+            "this rank may run on 1 of the node's 64 cores; where it was mpirun that bound it, mpirun "
             "--bind-to none lifts that");
   EXPECT_EQ(note(2, 16, 1, 64),
-            "this rank may run on 1 of the host's 64 cores, which its 16 threads share; where it was "
+            "this rank may run on 1 of the node's 64 cores, which its 16 threads share; where it was "
             "mpirun that bound it, mpirun --bind-to none lifts that");
 }
 

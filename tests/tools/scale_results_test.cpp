@@ -121,8 +121,8 @@ StudyFacts facts() {
   facts.sequence = 16;
   facts.repeats = 2;
   facts.dtype = "bf16";
-  facts.host.cpu = "A \"CPU\"";
-  facts.host.cores = 4;
+  facts.node.cpu = "A \"CPU\"";
+  facts.node.cores = 4;
   facts.begun = "2026-11-22 05:10 UTC";
   facts.load_average = 1.25;
   facts.ranks = {1, 2, 8};
@@ -241,7 +241,7 @@ TEST(ScaleResults, PlansAreOfTheNodesThatTheRunsHad) {
   known.plans.at({2, 3}).bytes = 31;
   known.plans.at({2, 3}).placed = false;  // nothing is said of what was not known
   EXPECT_THAT(results_of(known, all_runs()).differences,
-              ElementsAre("2 ranks, stage 0: 2 ranks were on the host of rank 0, 1 were planned: say "
+              ElementsAre("2 ranks, stage 0: 2 ranks were on the node of rank 0, 1 were planned: say "
                           "--ranks-per-node"));
   const json document = json::parse(results_json(known, results_of(known, all_runs()), "{}"));
   EXPECT_EQ(document["points"][2]["ranks_per_node"], 1);

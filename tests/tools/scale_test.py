@@ -305,7 +305,7 @@ def suite_launchers():
         done = scale(HERE / out, [*nodes, *more], environment={"PATH": path})
         results = json.loads(done.stdout)
         assert results["points"][0]["bytes_predicted"] == both["bytes_predicted"], results["points"][0]
-        expect_in(["4 ranks were on the host of rank 0, 2 were planned: say --ranks-per-node",
+        expect_in(["4 ranks were on the node of rank 0, 2 were planned: say --ranks-per-node",
                    f"{one['bytes_predicted']} bytes were sent, {both['bytes_predicted']} were planned"],
                   "\n".join(results["differences"]), "the differences")
 

@@ -48,7 +48,7 @@ class Device {
   virtual DeviceKind kind() const = 0;
   virtual int index() const = 0;
   virtual int threads() const = 0;
-  /// Changes the host threads of the compute stream's kernels; before work is issued (the ranks of a host
+  /// Changes the host threads of the compute stream's kernels; before work is issued (the ranks of a node
   /// share its cores, and their number is known only after the device was made).
   virtual void set_threads(int threads) = 0;
   /// "cpu (16 threads)", "NVIDIA H200 (compute capability 9.0, 132 multiprocessors)", "meta".

@@ -37,7 +37,7 @@ struct LiveItem {
 
 /// Account of one tier. `total` counts what is held from the memory resource. Memory inside an arena is
 /// attributed to the category of the slot that occupies it; what the arena holds but no slot occupies is
-/// booked as `other`, so the categories of `current` always add up to its total.
+/// counted as `other`, so the categories of `current` always add up to its total.
 struct TierAccount {
   CategoryBytes current;        ///< now, persistent and step memory
   CategoryBytes persistent;     ///< now, allocations that outlive a step (outside the arena)
@@ -50,7 +50,7 @@ struct TierAccount {
   std::vector<LiveItem> live_at_peak;  ///< largest first; the bytes add up to `peak`
 };
 
-/// One change of a ledger's books, as an observer is told of it.
+/// One change of a ledger's accounting, as its observer gets it.
 struct LedgerChange {
   enum class Kind : std::uint8_t { allocated, released, occupied, vacated };
   Kind kind = Kind::allocated;
@@ -67,7 +67,7 @@ struct LedgerState {
   std::string_view phase, unit;
 };
 
-/// Is told of every change in order, under the ledger's lock: must be quick and must not call the ledger.
+/// Gets every change in order, under the ledger's lock: must be quick and must not call the ledger.
 class LedgerObserver {
  public:
   virtual ~LedgerObserver() = default;
@@ -89,7 +89,7 @@ class Ledger {
   /// An arena slot starts or stops occupying `bytes` of memory that is already held as `other`.
   void occupied(Tier tier, Category category, std::int64_t bytes, std::string_view tag);
   void vacated(Tier tier, Category category, std::int64_t bytes, std::string_view tag) noexcept;
-  /// Says that `bytes` of what allocated() booked are the step's (an arena's block, a buffer of an unplanned
+  /// Says that `bytes` of what allocated() counted are the step's (an arena's block, a buffer of an unplanned
   /// pass) and so leave `persistent`; called with -bytes just before they are released.
   void lent_to_step(Tier tier, Category category, std::int64_t bytes) noexcept;
 
@@ -102,8 +102,8 @@ class Ledger {
   TierAccount account(Tier tier) const;
   /// Bytes held now.
   std::int64_t total(Tier tier) const;
-  /// Tells `observer` (not owned; nullptr: nobody) what is held, and from then on every change. LogicError
-  /// when another one listens.
+  /// Gives `observer` (not owned; nullptr: none) the present state, and from then on every change. LogicError
+  /// when there is another one.
   void observe(LedgerObserver* observer);
   /// Forgets peaks; `current` becomes the peak.
   void reset_peaks();

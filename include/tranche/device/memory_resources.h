@@ -37,10 +37,10 @@ class LimitResource : public MemoryResource {
   const Ledger* ledger_;
 };
 
-/// Books every allocation in a Ledger and keeps the table of live ones. A free that does not match is counted
-/// and reported through `complain`: unknown addresses go no further, wrong sizes or categories are corrected
-/// from the table. What is still live at destruction is reported too. Records after upstream allocated,
-/// erases before upstream frees.
+/// Tracks every allocation in a Ledger and keeps the table of live ones. A free that does not match is
+/// counted and reported through `complain`: unknown addresses go no further, wrong sizes or categories are
+/// corrected from the table. What is still live at destruction is reported too. Records after upstream
+/// allocated, erases before upstream frees.
 class TrackingResource : public MemoryResource {
  public:
   TrackingResource(MemoryResource& upstream, Ledger& ledger,

@@ -1,5 +1,5 @@
 #pragma once
-/// The timeline of a ledger: every change of its books with time, phase, unit at work and step.
+/// The timeline of a ledger: every change of its accounts with time, phase, unit at work and step.
 
 #include <array>
 #include <cstdint>

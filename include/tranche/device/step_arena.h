@@ -56,7 +56,7 @@ class StepBuffer {
 /// block, which is as large as the largest needs.
 class StepArena {
  public:
-  /// Memory comes from `resource`; occupancy is booked in `ledger` under the resource's tier.
+  /// Memory comes from `resource`; occupancy is tracked in `ledger` under the resource's tier.
   StepArena(MemoryResource& resource, Ledger& ledger);
   ~StepArena();
   StepArena(const StepArena&) = delete;

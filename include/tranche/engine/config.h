@@ -147,7 +147,7 @@ struct Config {
 };
 
 /// Reads DeepSpeed's JSON (with Tranche's own keys under "tranche"). `ranks` completes the batch arithmetic.
-/// Every problem found is reported in one ConfigurationError, a line each: unknown keys with the nearest
+/// Every problem found is reported in one ConfigurationError, a line each: unknown keys with the closest
 /// known one, values out of range, keys that cannot be honoured with the reason, batch arithmetic that does
 /// not fit. Text that is not JSON as core/relaxed_json.h reads it, or gives a key twice, is told alone, with
 /// its place. `overrides` are "key.path=value" strings that replace what the file says (the program's --set);

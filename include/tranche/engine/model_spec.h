@@ -73,7 +73,7 @@ class ModelSpec {
   UnitId add_unit(UnitSpec unit);
   const std::vector<UnitSpec>& units() const noexcept { return units_; }
   const UnitSpec& unit(UnitId id) const;
-  /// The unit of that name; throws InvalidArgument naming the nearest.
+  /// The unit of that name; throws InvalidArgument naming the closest match.
   UnitId find_unit(std::string_view name) const;
   std::int64_t parameters() const;
 

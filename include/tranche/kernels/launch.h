@@ -1,5 +1,6 @@
 #pragma once
-/// Kernels of a program's own on Tranche's streams: ordered, counted, planned and traced as the library's are.
+/// Kernels of a program's own on Tranche's streams: ordered, counted, planned and traced as the library's
+/// are.
 
 #include <functional>
 #include <string_view>
@@ -17,11 +18,11 @@ struct KernelCost {
 
 /// The work of a kernel on each kind of device. Null: there is none for it.
 struct KernelWork {
-  /// Enqueued: it runs after everything that the stream was given before, on the thread of the stream, and may
-  /// use Stream::threads(). It owns what it captures.
+  /// Enqueued: it runs after everything that the stream was given before, on the thread of the stream, and
+  /// may use Stream::threads(). It owns what it captures.
   std::function<void()> cpu;
-  /// Called at once, with the stream's cudaStream_t, to launch on that stream alone and to wait for nothing; a
-  /// source that nvcc compiles defines it. Runs also while the stream's work is captured for a replay.
+  /// Called at once, with the stream's cudaStream_t, to launch on that stream alone and to wait for nothing;
+  /// a source that nvcc compiles defines it. Runs also while the stream's work is captured for a replay.
   std::function<void(void* cuda_stream)> cuda;
 };
 

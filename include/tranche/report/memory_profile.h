@@ -21,7 +21,7 @@ struct MemoryFigures {
 };
 
 /// Made right behind the Runtime, so that it sees all that an Engine takes, and gone before it. It takes no
-/// booked memory, waits for nothing and changes no bits. A Runtime with RuntimeOptions::trace gives it spans
+/// tracked memory, waits for nothing and changes no bits. A Runtime with RuntimeOptions::trace gives it spans
 /// of compute and communication beside the counters.
 ///
 ///     Runtime runtime(options, ...);
@@ -43,8 +43,8 @@ class MemoryProfile {
   const MemoryTimeline& timeline() const;
 
   /// Collective over runtime.all(). Makes `directory` and writes into it: from every rank `rank<r>/` with the
-  /// timeline (CSV, JSON), peaks by phase, who was alive at the peak, a trace for Perfetto and plots of a
-  /// step and of the run; from rank 0 summary.txt, summary.json, and plots of all ranks and of predicted
+  /// timeline (CSV, JSON), peaks by phase, the allocations alive at the peak, a trace for Perfetto and plots
+  /// of a step and of the run; from rank 0 summary.txt, summary.json, and plots of all ranks and of predicted
   /// against measured. Returns the summary, on rank 0 (elsewhere empty). IoError on all ranks when a file
   /// cannot be written, naming it.
   std::string write(const std::string& directory, const MemoryFigures* predicted = nullptr);

@@ -14,11 +14,11 @@ namespace tranche::tools {
 /// Saves at --save-every, on request and at the end; tells of what became complete, on ranks with a `say`.
 /// Without --checkpoint-dir it does nothing. A failed save is a CheckpointError of the call that follows it,
 /// here or of the engine.
-class CheckpointKeeper {
+class CheckpointScheduler {
  public:
   using Say = std::function<void(std::string_view line)>;
   /// `user`: what checkpoints say of the run (RunIdentity). `report`: of the rank that writes it, else null.
-  CheckpointKeeper(Engine& engine, const Options& options, std::string user, Report* report, Say say);
+  CheckpointScheduler(Engine& engine, const Options& options, std::string user, Report* report, Say say);
 
   /// Collective, after each step.
   void after_step(const StepResult& result);

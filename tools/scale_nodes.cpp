@@ -1,4 +1,4 @@
-#include "tools/scale_hosts.h"
+#include "tools/scale_nodes.h"
 
 #include <algorithm>
 #include <charconv>

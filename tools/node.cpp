@@ -1,4 +1,4 @@
-#include "tools/host.h"
+#include "tools/node.h"
 
 #include <fmt/format.h>
 #include <sys/utsname.h>
@@ -38,18 +38,18 @@ bool runs(const std::string& path) {
 
 }  // namespace
 
-HostDescription describe_host() {
-  HostDescription host;
+NodeDescription describe_node() {
+  NodeDescription node;
   utsname system{};
   if (::uname(&system) == 0) {
-    host.name = system.nodename;
-    host.system = std::string(system.sysname) + " " + system.release + " " + system.machine;
+    node.name = system.nodename;
+    node.system = std::string(system.sysname) + " " + system.release + " " + system.machine;
   }
-  host.cpu = processor_name();
-  host.cores = usable_cores();
-  host.memory_bytes = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) *
+  node.cpu = processor_name();
+  node.cores = usable_cores();
+  node.memory_bytes = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) *
                       static_cast<std::int64_t>(::sysconf(_SC_PAGESIZE));
-  return host;
+  return node;
 }
 
 std::string commit_at(const std::string& file) {

@@ -1,4 +1,4 @@
-#include "tools/keeper.h"
+#include "tools/checkpoint_scheduler.h"
 
 #include <fmt/format.h>
 
@@ -10,8 +10,8 @@ std::string format_pause(double seconds) {
   return seconds < 1 ? fmt::format("{:.3g} ms", 1000 * seconds) : fmt::format("{:.2f} s", seconds);
 }
 
-CheckpointKeeper::CheckpointKeeper(Engine& engine, const Options& options, std::string user, Report* report,
-                                   Say say)
+CheckpointScheduler::CheckpointScheduler(Engine& engine, const Options& options, std::string user,
+                                         Report* report, Say say)
     : engine_(engine),
       options_(options),
       user_(std::move(user)),
@@ -19,13 +19,13 @@ CheckpointKeeper::CheckpointKeeper(Engine& engine, const Options& options, std::
       say_(std::move(say)),
       last_step_(engine.steps()) {}
 
-void CheckpointKeeper::after_step(const StepResult& result) {
+void CheckpointScheduler::after_step(const StepResult& result) {
   if (options_.checkpoint_dir.empty()) return;
   if (!result.saved.empty()) completed(result.saved);
   if (options_.save_every > 0 && result.step % options_.save_every == 0) save();
 }
 
-void CheckpointKeeper::save() {
+void CheckpointScheduler::save() {
   if (options_.checkpoint_dir.empty() || last_step_ == engine_.steps()) return;
   const double begun = seconds_now();
   finish();  // one at a time; what it waits is part of this pause
@@ -40,13 +40,13 @@ void CheckpointKeeper::save() {
   last_step_ = pending_.step;
 }
 
-void CheckpointKeeper::finish() {
+void CheckpointScheduler::finish() {
   if (options_.checkpoint_dir.empty()) return;
   const std::string path = engine_.finish_saving();
   if (!path.empty()) completed(path);
 }
 
-void CheckpointKeeper::completed(const std::string& path) {
+void CheckpointScheduler::completed(const std::string& path) {
   newest_ = path;
   pending_.path = path;
   pending_.seconds = seconds_now() - begun_;

@@ -13,7 +13,7 @@ namespace tranche {
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
 /// Closest of `candidates` to `text` by edit distance (insertions, deletions, replacements and swaps of
-/// neighbours), whatever the case of letters; empty when none is near.
-std::string nearest(std::string_view text, const std::vector<std::string>& candidates);
+/// neighbours), whatever the case of letters; empty when none is close.
+std::string closest_match(std::string_view text, const std::vector<std::string>& candidates);
 
 }  // namespace tranche

@@ -1,4 +1,4 @@
-#include "core/nearest.h"
+#include "core/closest_match.h"
 
 #include <algorithm>
 #include <cctype>
@@ -33,7 +33,7 @@ std::size_t edit_distance(std::string_view one, std::string_view other) {
   return previous[b.size()];
 }
 
-std::string nearest(std::string_view text, const std::vector<std::string>& candidates) {
+std::string closest_match(std::string_view text, const std::vector<std::string>& candidates) {
   const std::string wanted = lower(text);
   std::string best, holder;
   std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;

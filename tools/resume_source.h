@@ -11,7 +11,7 @@
 namespace tranche::tools {
 
 /// Found, and held against the run, before an engine is made.
-struct Origin {
+struct ResumeSource {
   std::string folder;                ///< the checkpoint; empty: none, weights are drawn
   bool weights_only = false;         ///< the run is a new one
   std::string config;                ///< effective configuration of the run that saved it
@@ -28,11 +28,11 @@ struct Origin {
 ///
 /// Throws CheckpointError for what is not there, not complete, or of another model or tokenizer (weights
 /// alone may take a new tokenizer); ConfigurationError for a --checkpoint-dir in use.
-Origin find_origin(FileSystem& files, const Options& options, const RunIdentity& present);
+ResumeSource find_resume_source(FileSystem& files, const Options& options, const RunIdentity& present);
 
-/// Holds the user's JSON of another checkpoint against the run, instead of the one that find_origin() found,
-/// which turned out to be damaged: fills in folder and changes. Throws as find_origin() does.
+/// Holds the user's JSON of another checkpoint against the run, instead of the one that find_resume_source()
+/// found, which turned out to be damaged: fills in folder and changes. Throws as find_resume_source() does.
 void hold_against(const RunIdentity& present, const std::string& user, const std::string& folder,
-                  Origin& origin);
+                  ResumeSource& resume_source);
 
 }  // namespace tranche::tools

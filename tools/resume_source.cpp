@@ -1,4 +1,4 @@
-#include "tools/origin.h"
+#include "tools/resume_source.h"
 
 #include <fmt/format.h>
 
@@ -24,47 +24,47 @@ bool lies_in(const std::string& path, const std::string& folder) {
   return inner == outer || inner.parent_path() == outer;
 }
 
-void open_at(FileSystem& files, const std::string& path, Origin& origin, std::string& user) {
+void open_at(FileSystem& files, const std::string& path, ResumeSource& resume_source, std::string& user) {
   checkpoint::Manifest manifest;
-  origin.folder = path;
+  resume_source.folder = path;
   if (files.exists(join_path(path, std::string(checkpoint::manifest_name)))) {
     manifest = checkpoint::open_manifest(files, path);
     user = manifest.run.user;
-    origin.config = manifest.run.config;
+    resume_source.config = manifest.run.config;
     return;
   }
-  checkpoint::Listed newest = checkpoint::newest_checkpoint(files, path, origin.notes);
-  origin.folder = newest.path;
+  checkpoint::Listed newest = checkpoint::newest_checkpoint(files, path, resume_source.notes);
+  resume_source.folder = newest.path;
   user = newest.manifest->run.user;
-  origin.config = newest.manifest->run.config;
+  resume_source.config = newest.manifest->run.config;
 }
 
 }  // namespace
 
 void hold_against(const RunIdentity& present, const std::string& user, const std::string& folder,
-                  Origin& origin) {
-  origin.folder = folder;
-  origin.changes.clear();
+                  ResumeSource& resume_source) {
+  resume_source.folder = folder;
+  resume_source.changes.clear();
   if (!RunIdentity::wrote(user)) {
-    origin.notes.push_back(fmt::format(
+    resume_source.notes.push_back(fmt::format(
         "{} was not written by this program: its tensors are compared, its tokenizer is not known",
-        origin.folder));
+        resume_source.folder));
     return;
   }
-  const RunIdentity saved = RunIdentity::from_json(user, origin.folder);
-  require_same_model(saved, present, origin.folder);
-  if (!origin.weights_only) {
-    require_same_tokenizer(saved, present, origin.folder);
-    origin.changes = identity_changes(saved, present);
+  const RunIdentity saved = RunIdentity::from_json(user, resume_source.folder);
+  require_same_model(saved, present, resume_source.folder);
+  if (!resume_source.weights_only) {
+    require_same_tokenizer(saved, present, resume_source.folder);
+    resume_source.changes = identity_changes(saved, present);
   } else if (!(saved.tokenizer == present.tokenizer)) {
-    origin.notes.push_back(
-        fmt::format("{} was trained on {}, --data holds {}: the same numbers mean other text", origin.folder,
-                    describe(saved.tokenizer), describe(present.tokenizer)));
+    resume_source.notes.push_back(
+        fmt::format("{} was trained on {}, --data holds {}: the same numbers mean other text",
+                    resume_source.folder, describe(saved.tokenizer), describe(present.tokenizer)));
   }
 }
 
-Origin find_origin(FileSystem& files, const Options& options, const RunIdentity& present) {
-  Origin origin;
+ResumeSource find_resume_source(FileSystem& files, const Options& options, const RunIdentity& present) {
+  ResumeSource resume_source;
   std::string path = options.resume, user;
   if (options.resume == "latest") {
     path = options.checkpoint_dir;
@@ -75,10 +75,10 @@ Origin find_origin(FileSystem& files, const Options& options, const RunIdentity&
     }
     if (found.empty()) {
       path.clear();
-      origin.notes.push_back(fmt::format("no checkpoint in {} yet: {}", options.checkpoint_dir,
-                                         options.resume_weights_only.empty()
-                                             ? "training starts from the beginning"
-                                             : "training starts from --resume-weights-only"));
+      resume_source.notes.push_back(fmt::format("no checkpoint in {} yet: {}", options.checkpoint_dir,
+                                                options.resume_weights_only.empty()
+                                                    ? "training starts from the beginning"
+                                                    : "training starts from --resume-weights-only"));
     }
   } else if (!options.checkpoint_dir.empty() && (path.empty() || !lies_in(path, options.checkpoint_dir))) {
     const auto found = checkpoint::list_checkpoints(files, options.checkpoint_dir);
@@ -91,12 +91,12 @@ Origin find_origin(FileSystem& files, const Options& options, const RunIdentity&
   }
   if (path.empty()) {
     path = options.resume_weights_only.empty() ? options.from : options.resume_weights_only;
-    origin.weights_only = !path.empty();
+    resume_source.weights_only = !path.empty();
   }
-  if (path.empty()) return origin;
-  open_at(files, path, origin, user);
-  hold_against(present, user, origin.folder, origin);
-  return origin;
+  if (path.empty()) return resume_source;
+  open_at(files, path, resume_source, user);
+  hold_against(present, user, resume_source.folder, resume_source);
+  return resume_source;
 }
 
 }  // namespace tranche::tools

@@ -6,14 +6,14 @@
 
 namespace tranche::tools {
 
-struct HostDescription {
-  std::string name;    ///< of the host
+struct NodeDescription {
+  std::string name;    ///< of the node
   std::string cpu;     ///< "AMD EPYC 9654 96-Core Processor"; empty where the system does not say
   std::string system;  ///< "Linux 6.1.0 x86_64"
   int cores = 1;       ///< that this process may run on
   std::int64_t memory_bytes = 0;
 };
-HostDescription describe_host();
+NodeDescription describe_node();
 
 /// The commit of the working tree that a file lies in, as `git describe --always --dirty` has it; empty where
 /// there is none, or no git.
