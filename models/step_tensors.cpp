@@ -33,7 +33,7 @@ void StepTensors::lay_views(std::initializer_list<TensorRequest> requests) {
     TensorView view{at, request.dtype, request.shape};
     // Memory of the meta device may have no address at all; there is nothing to add to then.
     if (at != nullptr) at += round_up(view.bytes(), alignment);
-    tensors_.push_back(std::move(view));
+    tensors_.push_back(view);
   }
 }
 

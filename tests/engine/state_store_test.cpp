@@ -29,7 +29,7 @@ TEST(StateStore, SaysWhichTensorsThereAre) {
   EXPECT_EQ(rank.store.buffer_of(rank.store.tensors()[3]).name, "b frozen");
   EXPECT_EQ(rank.store.trainable().size(), 2u);
   EXPECT_EQ(message_of<InvalidArgument>([&] { (void)rank.store.find_tensor("a.v"); }),
-            "the model has no tensor 'a.v'; the nearest is 'a.w'");
+            "the model has no tensor 'a.v'; the closest match is 'a.w'");
   EXPECT_EQ(message_of<InvalidArgument>([&] { (void)rank.store.index_in_unit(0, "b.w"); }),
             "unit a has no tensor b.w; it has a.w, a.b");
   EXPECT_EQ(message_of<InvalidArgument>([&] { (void)rank.store.tensor_in_unit(0, 2); }),
