@@ -103,7 +103,6 @@ run_tests() {  # PRESET
 
 release_suites() {
   suite "include check" scripts/check_includes.py
-  suite "tidy" scripts/tidy.sh --changed
   # Release too is built in few large units here (preset ci): half the time of preset release, which nothing else differs from.
   suite "build release" build ci all
   # Most machines have no CUDA toolkit: a build without one has to link everything, and to say why it skips what it does.
