@@ -80,7 +80,8 @@ class Trainer {
     config.train_batch_size = settings.micro_batch * settings.accumulate;
     config.threads = settings.threads;
     config.activation_checkpointing = settings.checkpointing == "1";
-    if (settings.dtype == "fp32") config.precision.compute = config.precision.wire = DataType::float32;
+    if (settings.dtype == "fp32")
+      config.precision.compute = config.precision.communication = DataType::float32;
     RuntimeOptions options = RuntimeOptions::from(config);
     options.trace = true;
     options.log_level = LogLevel::warning;

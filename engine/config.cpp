@@ -113,7 +113,7 @@ void read_precision(const Values& values, Config& config, Problems& problems) {
     precision.compute = bf16.value_or(automatic) ? DataType::bfloat16 : DataType::float32;
   }
   config.precision_given = bf16.has_value() || automatic || fp16.value_or(false);
-  precision.wire = read_data_type(values, "communication_data_type", precision.compute, problems);
+  precision.communication = read_data_type(values, "communication_data_type", precision.compute, problems);
   precision.accumulation = read_data_type(values, "data_types.grad_accum_dtype", DataType::float32, problems);
   precision.moments = read_data_type(values, "tranche.moments", DataType::float32, problems);
 

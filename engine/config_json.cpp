@@ -93,7 +93,7 @@ namespace {
 
 Json precision_keys(const Config& config) {
   Json json;
-  json["communication_data_type"] = name_of(config.precision.wire);
+  json["communication_data_type"] = name_of(config.precision.communication);
   json["data_types"]["grad_accum_dtype"] = name_of(config.precision.accumulation);
   json["bf16"]["enabled"] = config.precision.compute == DataType::bfloat16;
   Json& fp16 = json["fp16"];

@@ -80,9 +80,9 @@ void check_precision(const Config& config, Problems& problems) {
   if (!trains_in(precision.compute)) {
     problems.add(fmt::format("compute dtype {} is not one of fp32, bf16, fp16", name_of(precision.compute)));
   }
-  if (!trains_in(precision.wire)) {
-    problems.add(
-        fmt::format("communication_data_type: {} is not one of fp32, bf16, fp16", name_of(precision.wire)));
+  if (!trains_in(precision.communication)) {
+    problems.add(fmt::format("communication_data_type: {} is not one of fp32, bf16, fp16",
+                             name_of(precision.communication)));
   }
   const auto lasts = [](DataType dtype) { return dtype == DataType::float32 || dtype == DataType::bfloat16; };
   if (!lasts(precision.accumulation)) {

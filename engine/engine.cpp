@@ -376,11 +376,11 @@ HostCopy Engine::send_to_host(StepBuffer buffer, std::string_view tag) {
                               : HostCopies::keep(std::move(buffer));
   });
 }
-void Engine::fetch_ahead(HostCopy& copy) {
+void Engine::prefetch(HostCopy& copy) {
   impl_->guarded([&] { HostCopies::fetch(copy); });
 }
-StepBuffer Engine::bring_back(HostCopy copy) {
-  return impl_->guarded([&] { return HostCopies::bring_back(std::move(copy)); });
+StepBuffer Engine::restore(HostCopy copy) {
+  return impl_->guarded([&] { return HostCopies::restore(std::move(copy)); });
 }
 int Engine::fail(std::exception_ptr error) noexcept {
   impl_->broken = error;

@@ -68,8 +68,8 @@ std::string Engine::memory_report() {
 std::string Engine::traffic_report() const {
   ordered_json result = traffic_json(impl_->recorder.traffic().data());
   result["control"] = traffic_json(impl_->recorder.traffic().control());
-  result["formula_elements"] = formula_wire_elements();
-  result["formula_bytes"] = formula_wire_bytes();
+  result["formula_elements"] = formula_traffic_elements();
+  result["formula_bytes"] = formula_traffic_bytes();
   return result.dump();
 }
 
@@ -87,7 +87,7 @@ Engine::StepMemory Engine::step_memory() const {
   return {impl_->arena->block_bytes(), impl_->arena->live_peak("train")};
 }
 
-std::int64_t Engine::formula_wire_elements() const {
+std::int64_t Engine::formula_traffic_elements() const {
   const Impl& impl = *impl_;
   if (impl.ranks == 1) return 0;
   std::int64_t padded = 0, elements = 0;
@@ -100,7 +100,7 @@ std::int64_t Engine::formula_wire_elements() const {
   return elements / impl.ranks * (impl.ranks - 1);
 }
 
-std::int64_t Engine::formula_wire_bytes() const {
+std::int64_t Engine::formula_traffic_bytes() const {
   const Impl& impl = *impl_;
   if (impl.ranks == 1) return 0;
   const PrecisionConfig& precision = impl.config.precision;
@@ -112,15 +112,15 @@ std::int64_t Engine::formula_wire_bytes() const {
     if (flat->empty()) continue;
     const std::int64_t reductions = impl.reductions(*flat);
     padded += flat->layout.padded_elements();
-    bytes += reductions * flat->layout.padded_elements() * size_of(precision.wire);
-    summed += reductions *
-              flat->group->summed_elements_sent(flat->layout.shard_elements(), precision.wire, options);
+    bytes += reductions * flat->layout.padded_elements() * size_of(precision.communication);
+    summed += reductions * flat->group->summed_elements_sent(flat->layout.shard_elements(),
+                                                             precision.communication, options);
   }
   const int stage = impl.config.stage;
   bytes += stage < 3 ? padded * size_of(stage == 0 ? precision.accumulation : precision.compute)
                      : impl.recorded_gather_elements * size_of(precision.compute);
   // Sums that cross between hosts are fp32 whatever travels otherwise.
-  const std::int64_t wider = size_of(DataType::float32) - size_of(precision.wire);
+  const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
   return bytes / impl.ranks * (impl.ranks - 1) + summed * wider;
 }
 
@@ -153,7 +153,7 @@ std::string Engine::summary() const {
   row("batch", fmt::format("{} = {} per micro-batch x {} accumulated x {} ranks", config.train_batch_size,
                            config.micro_batch_size, config.accumulation_steps, impl.ranks));
   row("dtypes", fmt::format("compute {}, wire {}, accumulation {}, master fp32, moments {}",
-                            dtype(config.precision.compute), dtype(config.precision.wire),
+                            dtype(config.precision.compute), dtype(config.precision.communication),
                             dtype(config.precision.accumulation), dtype(config.precision.moments)));
   row("matmul", std::string(kernels::matmul_path(impl.runtime.device().kind(), config.precision.compute)));
   row("device", impl.runtime.device().description());
@@ -224,11 +224,12 @@ std::string Engine::summary() const {
     const auto sent = [&](std::int64_t elements, DataType of) {
       return format_bytes(elements / impl.ranks * (impl.ranks - 1) * size_of(of));
     };
-    row("wire per step, rank", fmt::format("{} gradients + {}{} {}", sent(reduced, config.precision.wire),
-                                           config.stage == 3 && declared < 0 ? "about " : "",
-                                           sent(gathered, config.stage == 0 ? config.precision.accumulation
-                                                                            : config.precision.compute),
-                                           config.stage == 0 ? "reduced gradients" : "parameters"));
+    row("wire per step, rank",
+        fmt::format(
+            "{} gradients + {}{} {}", sent(reduced, config.precision.communication),
+            config.stage == 3 && declared < 0 ? "about " : "",
+            sent(gathered, config.stage == 0 ? config.precision.accumulation : config.precision.compute),
+            config.stage == 0 ? "reduced gradients" : "parameters"));
   }
   for (const std::string& note : config.notes) row("note", note);
   for (const std::string& note : impl.start_notes) row("note", note);

@@ -172,17 +172,17 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       bytes += held(of_stage == 0 || boundary) * size_of(precision.accumulation);
       bytes += held(of_stage == 0) * optimizer_bytes;
       // Kernels add into a slot of their own unless the accumulator itself can be one; what is sent is a copy
-      // unless it is in the wire dtype already, or rounded on the way into the main gradient, by a rank
-      // alone.
+      // unless it is in the communication dtype already, or rounded on the way into the main gradient, by a
+      // rank alone.
       const bool slot = !boundary || precision.accumulation != DataType::float32;
       const DataType source = boundary ? precision.accumulation : DataType::float32;
       const std::int64_t slot_bytes = slot ? size_of(DataType::float32) : 0;
-      const bool copied = source != precision.wire && !(ranks == 1 && source == DataType::float32);
-      const std::int64_t wire_bytes = copied ? size_of(precision.wire) : 0;
+      const bool copied = source != precision.communication && !(ranks == 1 && source == DataType::float32);
+      const std::int64_t sent_bytes = copied ? size_of(precision.communication) : 0;
       // A unit that is used several times a pass keeps its slot from the first use in backward to the last.
       const bool stays = unit.uses_per_pass > 1;
       if (stays) tied += elements * slot_bytes;
-      largest_reduction = std::max(largest_reduction, elements * ((stays ? 0 : slot_bytes) + wire_bytes));
+      largest_reduction = std::max(largest_reduction, elements * ((stays ? 0 : slot_bytes) + sent_bytes));
     }
     gathered.push_back(whole_elements * compute_bytes);
   }

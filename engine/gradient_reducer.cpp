@@ -216,7 +216,7 @@ void GradientReducer::reduce(Target& target, FlatBuffer& flat, bool last) {
   const Residency& residency = store_.residency();
   const std::int64_t elements = flat.layout.padded_elements();
   const bool reduce_once = residency.policy(flat) == ReductionPolicy::boundary;
-  const DataType communication = config_.precision.wire;
+  const DataType communication = config_.precision.communication;
   const DataType accumulation = config_.precision.accumulation;
   char& accumulated = accumulated_[static_cast<std::size_t>(flat.trainable_index)];
 

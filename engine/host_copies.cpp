@@ -111,8 +111,8 @@ void HostCopies::fetch(HostCopy& copy) {
   copy.coming_ = true;
 }
 
-StepBuffer HostCopies::bring_back(HostCopy copy) {
-  if (!copy) throw LogicError("bring_back() of an empty copy; what was sent can be brought back once");
+StepBuffer HostCopies::restore(HostCopy copy) {
+  if (!copy) throw LogicError("restore() of an empty copy; what was sent can be restored once");
   if (copy.owner_ == nullptr) {
     copy.bytes_ = 0;
     return std::move(copy.device_);

@@ -61,16 +61,17 @@ struct Runtime::Impl {
   std::unique_ptr<LimitResource> limit, host_limit;
   std::unique_ptr<TrackingResource> tracking;
   std::unique_ptr<TrackingResource> host_tracking;
-  /// Numbered devices: where the host communicator's slab lies, which is there before the device is.
-  std::unique_ptr<MemoryResource> slab_memory;
-  std::unique_ptr<LimitResource> slab_limit;
-  std::unique_ptr<TrackingResource> slab_tracking;
+  /// Numbered devices: where the staging buffer of the communicator in host memory lies, which is
+  /// there before the device is.
+  std::unique_ptr<MemoryResource> staging_memory;
+  std::unique_ptr<LimitResource> staging_limit;
+  std::unique_ptr<TrackingResource> staging_tracking;
   std::unique_ptr<TraceRecorder> trace;
   std::unique_ptr<Communicator> world;
   Logger log;
   std::exception_ptr told;  ///< the last that fail() was called with
 
-  /// The device and its memory with its books.
+  /// The device and its memory with its accounting.
   void make_device(int index);
   /// Makes the window where several processes share the host.
   void make_window(Tier tier);
@@ -198,14 +199,14 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
 // The rank on its host chooses the device, so the ranks meet first.
 void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, int devices) {
   make_window(Tier::host);
-  if (!window) slab_memory = make_host_resource(Tier::host);
-  MemoryResource* slab = window ? window.get() : slab_memory.get();
+  if (!window) staging_memory = make_host_resource(Tier::host);
+  MemoryResource* staging = window ? window.get() : staging_memory.get();
   if (options.host_memory_limit > 0) {
-    slab_limit = std::make_unique<LimitResource>(*slab, options.host_memory_limit, &ledger);
-    slab = slab_limit.get();
+    staging_limit = std::make_unique<LimitResource>(*staging, options.host_memory_limit, &ledger);
+    staging = staging_limit.get();
   }
-  slab_tracking = std::make_unique<TrackingResource>(*slab, ledger);
-  std::unique_ptr<Communicator> host = factory(communicator_options(*slab_tracking));
+  staging_tracking = std::make_unique<TrackingResource>(*staging, ledger);
+  std::unique_ptr<Communicator> host = factory(communicator_options(*staging_tracking));
   make_device(host->local_rank() % devices);
   comm::DeviceCommunicatorOptions communicator;
   communicator.transport = choice.transport;

@@ -85,7 +85,7 @@ std::vector<std::string> notes_on_overlap(const StateStore& store, const Config&
         "may be longer than their way; raise it, or leave it out",
         key, bucket, largest_shard, message));
   };
-  cut("zero_optimization.reduce_bucket_size", config.reduce_bucket_elements, config.precision.wire);
+  cut("zero_optimization.reduce_bucket_size", config.reduce_bucket_elements, config.precision.communication);
   cut("zero_optimization.allgather_bucket_size", config.allgather_bucket_elements, config.precision.compute);
   if (config.offload.optimizer != OffloadTier::none && config.offload.tile_elements < small_tile_elements &&
       config.offload.tile_elements < largest_shard) {

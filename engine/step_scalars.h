@@ -1,5 +1,5 @@
 #pragma once
-/// The numbers of a step that kernels leave in device memory for the boundary. Private to engine/.
+/// The numbers of a step that kernels leave in device memory for its end. Private to engine/.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace tranche::detail {
 
-/// One buffer: losses [micro-batches] fp64, token counts [micro-batches] int64, statistics of G [units].
+/// One buffer: losses [micro-batches] fp64, token counts [micro-batches] int64, statistics of
+/// the main gradient [trainable flat buffers].
 class StepScalars {
  public:
   StepScalars() = default;

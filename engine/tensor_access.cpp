@@ -186,7 +186,7 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
   if (!reduced) {
     // Reduced as the end of the step would reduce it.
     const Shape whole{flat.layout.padded_elements()};
-    const DataType communication = config_.precision.wire;
+    const DataType communication = config_.precision.communication;
     const Buffer rounded(memory_, whole.elements() * size_of(communication), Category::other,
                          "read_gradient");
     const Buffer sum(memory_, mine.size() * size_of(accumulation), Category::other, "read_gradient");

@@ -93,13 +93,12 @@ void forward_blocks(const GptPass& pass, const ConstTensorView& tokens, Trail& t
 void fetch_input_ahead(const GptPass& pass, Trail& trail, std::int64_t keep_every, std::int64_t end) {
   if (end == 0 || !pass.engine.config().overlap) return;
   const std::int64_t begin = (end - 1) / keep_every * keep_every;
-  pass.engine.fetch_ahead(trail.inputs[static_cast<std::size_t>(begin)]);
+  pass.engine.prefetch(trail.inputs[static_cast<std::size_t>(begin)]);
 }
 
 /// The kept input of block `i` is on the device again.
 void bring_input_back(const GptPass& pass, Trail& trail, std::size_t i) {
-  trail.residuals[i] =
-      StepTensors(pass.engine.bring_back(std::move(trail.inputs[i])), {residual_request(pass)});
+  trail.residuals[i] = StepTensors(pass.engine.restore(std::move(trail.inputs[i])), {residual_request(pass)});
 }
 
 /// A group of blocks that are recomputed together stays gathered from its recomputation to its backward when

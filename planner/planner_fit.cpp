@@ -189,7 +189,7 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
   const double forward = cost.compute / 3 / micro_batches * hides;
   const double backward = (cost.compute * 2 / 3 + cost.recompute) / micro_batches * hides;
   const bool boundary = config.effective_reduction(request.ranks) == ReductionPolicy::boundary;
-  const double reduction = seconds(sizes.padded, config.precision.wire);
+  const double reduction = seconds(sizes.padded, config.precision.communication);
   const double reductions_before_last = boundary ? 0 : micro_batches - 1;
   if (config.stage == 3) {
     const double gather = seconds(gathered, config.precision.compute);

@@ -75,7 +75,7 @@ Visit run_probe(const Probe& probe, DataType dtype, Communicator& group, int thr
   config.train_batch_size = 2 * probe.batch;
   config.threads = threads;
   config.precision.compute = dtype;
-  config.precision.wire = dtype;
+  config.precision.communication = dtype;
   config.reduction = probe.micro_batch_policy ? ReductionPolicy::micro_batch : ReductionPolicy::boundary;
   validate_config(config, 1);
   RuntimeOptions options = RuntimeOptions::from(config);

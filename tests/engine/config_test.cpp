@@ -42,7 +42,7 @@ std::vector<std::string> notes_on_keys(const Config& config) {
 TEST(Config, AnEmptyFileIsTheDefaultsOfDeepSpeed) {
   const Config config = parse_config("{}", 3);
   EXPECT_EQ(config.precision.compute, DataType::float32);
-  EXPECT_EQ(config.precision.wire, DataType::float32);
+  EXPECT_EQ(config.precision.communication, DataType::float32);
   EXPECT_EQ(config.gradient_clipping, 0);
   EXPECT_FALSE(config.precision_given);
   EXPECT_FALSE(config.clipping_given);
@@ -59,7 +59,7 @@ TEST(Config, AFileThatSpeaksOfPrecisionAndClippingHasTheDefaultsOfTheRest) {
   EXPECT_EQ(config.accumulation_steps, 1);
   EXPECT_EQ(config.stage, 0);
   EXPECT_EQ(config.precision.compute, DataType::bfloat16);
-  EXPECT_EQ(config.precision.wire, DataType::bfloat16);
+  EXPECT_EQ(config.precision.communication, DataType::bfloat16);
   EXPECT_EQ(config.precision.accumulation, DataType::float32);
   EXPECT_EQ(config.precision.moments, DataType::float32);
   EXPECT_FALSE(config.loss_scaling);
@@ -95,7 +95,7 @@ TEST(Config, EveryFieldIsRead) {
   EXPECT_EQ(config.gradient_clipping, 0.5);
   EXPECT_EQ(config.steps_per_print, 10);
   EXPECT_TRUE(config.wall_clock_breakdown);
-  EXPECT_EQ(config.precision.wire, DataType::float32);
+  EXPECT_EQ(config.precision.communication, DataType::float32);
   EXPECT_EQ(config.precision.accumulation, DataType::bfloat16);
   EXPECT_EQ(config.precision.moments, DataType::bfloat16);
   EXPECT_EQ(config.stage, 3);
@@ -196,17 +196,18 @@ TEST(Config, PrecisionFollowsWhatIsSwitchedOn) {
   EXPECT_EQ(precision(R"({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}})").compute,
             DataType::bfloat16);
   EXPECT_EQ(precision(R"({"fp16": {"enabled": true}})").compute, DataType::float16);
-  EXPECT_EQ(precision(R"({"fp16": {"enabled": true}})").wire, DataType::float16);
+  EXPECT_EQ(precision(R"({"fp16": {"enabled": true}})").communication, DataType::float16);
   EXPECT_EQ(precision(R"({"fp16": {"enabled": true}, "bf16": {"enabled": false}})").compute,
             DataType::float16);
   const PrecisionConfig plain = precision(R"({"fp16": {"enabled": false}, "bf16": {"enabled": false}})");
   EXPECT_EQ(plain.compute, DataType::float32);
-  EXPECT_EQ(plain.wire, DataType::float32) << "fp32 gradients are not rounded on the wire by default";
+  EXPECT_EQ(plain.communication, DataType::float32)
+      << "fp32 gradients are not rounded on the wire by default";
   EXPECT_EQ(precision(R"({"bf16": {"enabled": false}})").compute, DataType::float32);
   for (const char* json : {"{}", R"({"fp16": {"enabled": false}})", R"({"fp16": {"enabled": "auto"}})",
                            R"({"bf16": {}, "fp16": {}})", R"({"bf16": {"enabled": null}})"}) {
     EXPECT_EQ(precision(json).compute, DataType::float32) << json;
-    EXPECT_EQ(precision(json).wire, DataType::float32) << json;
+    EXPECT_EQ(precision(json).communication, DataType::float32) << json;
     EXPECT_FALSE(parse_config(json, 1).precision_given) << json;
   }
   for (const char* json : {R"({"fp16": {"enabled": true}})", R"({"bf16": {"enabled": false}})",

@@ -256,7 +256,7 @@ TEST(CallsOutOfOrder, OneUnitTooManyLeavesTheScheduleAlone) {
       engine.step();
       whole_step(engine, runtime, 0);
       engine.step();
-      if (runtime.rank() == 0) elements.push_back(engine.formula_wire_elements());
+      if (runtime.rank() == 0) elements.push_back(engine.formula_traffic_elements());
     });
   }
   EXPECT_EQ(elements[0], elements[1]);

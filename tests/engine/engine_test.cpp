@@ -239,7 +239,7 @@ TEST(EngineState, ARankAloneRoundsItsGradientsToTheWireToo) {
           for (std::int64_t m = 0; m < accumulation; ++m) odd_micro_batch(engine, 3, 1);
           gradient = engine.read_gradient("prime.c");
         },
-        [&](Config& config, RuntimeOptions&) { config.precision.wire = wire; });
+        [&](Config& config, RuntimeOptions&) { config.precision.communication = wire; });
     return gradient;
   };
   for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
@@ -435,11 +435,11 @@ TEST(EngineEvaluation, AveragesOverRanksAndLeavesTheStepAlone) {
       }
     }
     EXPECT_EQ(engine.state_digest(), before);
-    const std::int64_t elements = engine.formula_wire_elements();
+    const std::int64_t elements = engine.formula_traffic_elements();
     EXPECT_GT(elements, 0);
     whole_step(engine, runtime, 1);
     EXPECT_TRUE(engine.step().applied);
-    EXPECT_EQ(engine.formula_wire_elements(), elements) << "validation is not in the step's figure";
+    EXPECT_EQ(engine.formula_traffic_elements(), elements) << "validation is not in the step's figure";
   });
 }
 

@@ -222,7 +222,7 @@ TEST(GradientHook, SeesWhatTheUpdateTakes) {
           EXPECT_EQ(found.step, 0) << "called after it was taken back";
         },
         [](Config& config, RuntimeOptions&) {
-          config.precision.compute = config.precision.wire = DataType::float16;
+          config.precision.compute = config.precision.communication = DataType::float16;
           config.loss_scaling = true;
           config.gradient_clipping = 0.25;
         });

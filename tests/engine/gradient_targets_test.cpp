@@ -60,7 +60,7 @@ TEST_P(GradientTargets, AreWrittenOnceAndAddedToAfterwards) {
     config.train_batch_size = 2 * c.ranks;
     config.stage = c.stage;
     config.reduction = c.policy;
-    config.precision.compute = config.precision.wire = c.dtype;
+    config.precision.compute = config.precision.communication = c.dtype;
     config.threads = 1;
     config.debug.poison_memory = true;
     RuntimeOptions options = RuntimeOptions::from(config);

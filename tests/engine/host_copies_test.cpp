@@ -84,7 +84,7 @@ TEST_P(HostCopiesTest, BytesComeBackAndMemoryIsPlanned) {
       EXPECT_EQ(held(Tier::host), depth * bytes);
       EXPECT_EQ(held(Tier::device), 0);
       for (int i = depth - 1; i >= 0; --i) {
-        const StepBuffer back = HostCopies::bring_back(std::move(kept[static_cast<std::size_t>(i)]));
+        const StepBuffer back = HostCopies::restore(std::move(kept[static_cast<std::size_t>(i)]));
         if (i > 0) HostCopies::fetch(kept[static_cast<std::size_t>(i) - 1]);
         expect_holds(back, static_cast<unsigned char>(10 * round + i));
         EXPECT_EQ(held(Tier::device), i > 0 ? 2 * bytes : bytes);
@@ -110,7 +110,7 @@ TEST_P(HostCopiesTest, MayBeReadUntilItLeavesAndNeedNotLeave) {
     EXPECT_EQ(copy.bytes(), bytes);
     EXPECT_TRUE(copy);
     HostCopies::fetch(copy);  // it has not left
-    const StepBuffer same = HostCopies::bring_back(std::move(copy));
+    const StepBuffer same = HostCopies::restore(std::move(copy));
     EXPECT_EQ(same.data(), data);
     expect_holds(same, 3);
     EXPECT_EQ(held(Tier::host), 0);
@@ -140,7 +140,7 @@ TEST_P(HostCopiesTest, LetsGoInEveryState) {
       moved = copies_.send(made(5), "assigned");
       HostCopy target(std::move(moved));
       EXPECT_FALSE(moved);  // NOLINT(bugprone-use-after-move)
-      expect_holds(HostCopies::bring_back(std::move(target)), 5);
+      expect_holds(HostCopies::restore(std::move(target)), 5);
       EXPECT_EQ(held(Tier::device), 0);
       EXPECT_EQ(held(Tier::host), 0);
     });
@@ -154,15 +154,15 @@ TEST_P(HostCopiesTest, KeepSendsNothing) {
   copy.leave_device();
   HostCopies::fetch(copy);
   EXPECT_TRUE(copy);
-  expect_holds(HostCopies::bring_back(std::move(copy)), 9);
+  expect_holds(HostCopies::restore(std::move(copy)), 9);
   { const HostCopy dropped = HostCopies::keep(made(8)); }
   EXPECT_EQ(held(Tier::device), 0);
   EXPECT_EQ(link_.counts().copies, 0);
 }
 
 TEST_P(HostCopiesTest, SaysWhatIsWrong) {
-  EXPECT_THAT(message_of<LogicError>([&] { HostCopies::bring_back({}); }),
-              HasSubstr("bring_back() of an empty copy"));
+  EXPECT_THAT(message_of<LogicError>([&] { HostCopies::restore({}); }),
+              HasSubstr("restore() of an empty copy"));
   EXPECT_THAT(message_of<LogicError>([&] { copies_.send({}, "h.3 input"); }),
               HasSubstr("send_to_host() of an empty buffer 'h.3 input'"));
   pass([&] {
@@ -210,7 +210,7 @@ TEST_P(HostCopiesOrder, ComputeGoesOnWhileBytesTravel) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         in_gate->complete();
       });
-      const StepBuffer back = HostCopies::bring_back(std::move(copy));
+      const StepBuffer back = HostCopies::restore(std::move(copy));
       expect_holds(back, 7);  // compute has waited for the bytes
       opener.join();
     });
@@ -228,7 +228,7 @@ TEST_P(HostCopiesOrder, AFailedCopyIsToldWhereTheBytesAreWanted) {
     link_.to_host().wait(Event(failed));
     HostCopy copy = copies_.send(made(7), "block input");
     copy.leave_device();
-    EXPECT_THAT(message_of<CommunicationError>([&] { HostCopies::bring_back(std::move(copy)); }),
+    EXPECT_THAT(message_of<CommunicationError>([&] { HostCopies::restore(std::move(copy)); }),
                 HasSubstr("the link is down"));
     EXPECT_EQ(held(Tier::host), 0);
     EXPECT_EQ(held(Tier::device), 0);
@@ -248,8 +248,8 @@ void send_and_bring_back(Engine& engine, bool early) {
   engine.device().fill_bytes(engine.compute_stream(), buffer.data(), 5, bytes);
   HostCopy copy = engine.send_to_host(std::move(buffer), "kept");
   copy.leave_device();
-  if (early) engine.fetch_ahead(copy);
-  const StepBuffer back = engine.bring_back(std::move(copy));
+  if (early) engine.prefetch(copy);
+  const StepBuffer back = engine.restore(std::move(copy));
   const auto* data = static_cast<const unsigned char*>(back.data());
   EXPECT_EQ(std::count(data, data + bytes, 5), bytes);
 }
@@ -287,7 +287,7 @@ TEST(EngineHostCopies, StepIsRefusedWhileOneIsHeld) {
         for (int unit = 3; unit >= 0; --unit) engine.skip_gradients({unit});
         end_with(engine, 0, 1);
         EXPECT_THAT(message_of<LogicError>([&] { engine.step(); }), HasSubstr("'forgotten input'"));
-        EXPECT_THAT(message_of<LogicError>([&] { engine.bring_back({}); }), HasSubstr("empty copy"));
+        EXPECT_THAT(message_of<LogicError>([&] { engine.restore({}); }), HasSubstr("empty copy"));
         copy.release();
         StepBuffer on_device = engine.acquire(64, Category::activations, "left on the device");
         EXPECT_THAT(message_of<LogicError>([&] { engine.step(); }), HasSubstr("'left on the device'"));

@@ -131,7 +131,7 @@ TEST(MpiLaws, ProfilingInterfaceCountsWhatTheFormulaSays) {
         engine.step();
         runtime.shard().barrier({"", "", Traffic::control}).wait();
         const std::int64_t control_bytes = runtime.shard().meter().total(Traffic::control).bytes - control;
-        EXPECT_EQ(profiled_bytes_sent() - before - control_bytes, 4 * engine.formula_wire_elements())
+        EXPECT_EQ(profiled_bytes_sent() - before - control_bytes, 4 * engine.formula_traffic_elements())
             << run.to_string() << " step " << step;
       }
     }

@@ -167,7 +167,7 @@ Config odd_config(const OddRun& run) {
   config.allgather_bucket_elements = run.gather_bucket;
   config.depth = run.depth;
   config.precision.compute = run.dtype;
-  config.precision.wire = run.dtype;
+  config.precision.communication = run.dtype;
   config.precision.accumulation = run.accumulation_dtype;
   config.loss_scaling = run.dtype == DataType::float16;
   config.loss_scaler.initial_scale = 1024;
@@ -246,9 +246,9 @@ void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& fact
   result.nvme_accounts[r] = nvme_account;
   result.state_bytes[r] = engine.state_bytes();
   result.wire_elements[r] = of_data("\"elements\":");
-  result.formula_elements[r] = engine.formula_wire_elements();
+  result.formula_elements[r] = engine.formula_traffic_elements();
   result.wire_bytes[r] = of_data("\"bytes\":");
-  result.formula_bytes[r] = engine.formula_wire_bytes();
+  result.formula_bytes[r] = engine.formula_traffic_bytes();
   result.memory_calls_per_late_step[r] = late_calls;
   if (rank == 0) {
     result.weights = weights;

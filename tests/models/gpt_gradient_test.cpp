@@ -244,7 +244,7 @@ TEST(Gpt, SavingActivationsChangesNoBitInAnyStage) {
     auto config = plain_config(4, 2);
     config.accumulation_steps = 2;
     config.micro_batch_size = 1;
-    config.precision.compute = config.precision.wire = dtype;
+    config.precision.compute = config.precision.communication = dtype;
     config.reduction = ReductionPolicy::micro_batch;  // stages are compared, and their policies differ
     const auto train = [&] {
       return train_gpt(2, model, config, 2, 13, true, DeviceKind::cpu, nullptr, true);

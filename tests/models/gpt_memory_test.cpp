@@ -54,7 +54,8 @@ MemoryCase tiny_case(std::uint64_t index) {
   }
   auto& precision = config.precision;
   precision.compute = draw.of({DataType::float32, DataType::bfloat16, DataType::bfloat16, DataType::float16});
-  precision.wire = draw.below(3) == 0 ? draw.of({DataType::float32, DataType::bfloat16}) : precision.compute;
+  precision.communication =
+      draw.below(3) == 0 ? draw.of({DataType::float32, DataType::bfloat16}) : precision.compute;
   precision.accumulation = draw.of({DataType::float32, DataType::float32, DataType::bfloat16});
   precision.moments = draw.of({DataType::float32, DataType::float32, DataType::bfloat16});
   config.loss_scaling = precision.compute == DataType::float16;
@@ -117,7 +118,7 @@ TEST(GptMemory, PlansHoldToTheByte) {
     axes.meet("stage", drawn.config.stage);
     axes.meet("reduction", drawn.config.reduction);
     axes.meet("compute", drawn.config.precision.compute);
-    axes.meet("wire", drawn.config.precision.wire);
+    axes.meet("wire", drawn.config.precision.communication);
     axes.meet("accumulation", drawn.config.precision.accumulation);
     axes.meet("moments", drawn.config.precision.moments);
     axes.meet("depth", drawn.config.depth);
@@ -171,7 +172,7 @@ MemoryCase sized_case(std::uint64_t index) {
   config.stage = static_cast<int>(draw.below(4));
   config.depth = 1 + static_cast<int>(draw.below(4));
   config.precision.compute = draw.of({DataType::float32, DataType::bfloat16, DataType::bfloat16});
-  config.precision.wire = config.precision.compute;
+  config.precision.communication = config.precision.compute;
   config.precision.accumulation = draw.of({DataType::float32, DataType::float32, DataType::bfloat16});
   config.activation_checkpointing = draw.flip();
   config.checkpoint_every = 1 + static_cast<int>(draw.below(5));
@@ -247,7 +248,8 @@ std::int64_t units_held(const MemoryCase& drawn, int stage) {
     sizes.push_back(FlatLayout(elements, drawn.ranks).padded_elements());
   }
   // The embedding's slot stays from the head to the end of backward, with a block's and its rounded copy.
-  const std::int64_t wire = config.precision.wire == DataType::float32 ? 0 : size_of(config.precision.wire);
+  const std::int64_t wire =
+      config.precision.communication == DataType::float32 ? 0 : size_of(config.precision.communication);
   std::int64_t bytes = slots ? sizes[0] * 4 + std::max(sizes[1] * (4 + wire), sizes[0] * wire) : 0;
   if (stage == 3 && drawn.ranks > 1) {
     std::sort(sizes.rbegin(), sizes.rend());
@@ -327,8 +329,8 @@ double must_hold(const MemoryCase& drawn) {
   const double state = parameters * (weights + optimizer + (stage == 0 || boundary ? g : g / n));
 
   const double slot = boundary && g == 4 ? 0 : 4;
-  const bool sent_as_is = config.precision.wire == DataType::float32 || drawn.ranks == 1;
-  const double wire = sent_as_is ? 0 : size_of(config.precision.wire);
+  const bool sent_as_is = config.precision.communication == DataType::float32 || drawn.ranks == 1;
+  const double wire = sent_as_is ? 0 : size_of(config.precision.communication);
   const double ahead = stage == 3 ? std::min<double>(config.depth, layers) : 0;  // units gathered
 
   const double stream = rows * w * b;  // one residual
@@ -401,7 +403,7 @@ TEST(GptMemory, TheLargestModelFillsItsBudget) {
     drawn.config.activation_checkpointing = setting.checkpoint_every > 0;
     drawn.config.checkpoint_every = std::max(setting.checkpoint_every, 1);
     drawn.config.vocabulary_chunk = setting.chunk;
-    drawn.config.precision.compute = drawn.config.precision.wire = setting.dtype;
+    drawn.config.precision.compute = drawn.config.precision.communication = setting.dtype;
     drawn = largest_within(drawn, budget);
     const double fill = must_hold(drawn) / static_cast<double>(budget);
     const MemoryRun run = plan_case(drawn);

@@ -15,7 +15,7 @@ constexpr std::int64_t time = 12;
 
 Config recomputing(std::int64_t batch, int ranks, DataType dtype) {
   Config config = plain_config(batch, ranks);
-  config.precision.compute = config.precision.wire = dtype;
+  config.precision.compute = config.precision.communication = dtype;
   config.activation_checkpointing = true;
   return config;
 }

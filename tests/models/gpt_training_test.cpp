@@ -86,7 +86,7 @@ TEST(GptTraining, FiftyStepsInFp32AgreeWithFp64) {
 TEST(GptTraining, Bf16StaysWithinItsBoundOfFp64) {
   auto config = training_config(1);
   const auto wanted = reference_losses(tiny_gpt(), config, 50);
-  config.precision.compute = config.precision.wire = DataType::bfloat16;
+  config.precision.compute = config.precision.communication = DataType::bfloat16;
   const auto run = train_gpt(1, tiny_gpt(), config, 50, time_steps, true);
   // The bound stated for bf16: 0.3 % of the loss at every step. Weights and activations are rounded to 2^-9
   // of their size, and the loss averages over tokens.
@@ -293,7 +293,7 @@ TEST(GptGeneration, AWindowThatSlidesSeesWhatAFreshEngineSees) {
 TEST(GptMeta, FullSizeModelRunsWithoutMemoryOrTokens) {
   auto config = plain_config(8);
   config.stage = 3;
-  config.precision.compute = config.precision.wire = DataType::bfloat16;
+  config.precision.compute = config.precision.communication = DataType::bfloat16;
   config.train_batch_size = 8 * 4;
   config.micro_batch_size = 8;
   const auto model = GptConfig::preset("gpt2-xl");
@@ -348,7 +348,7 @@ TEST(GptTraffic, UnitsAreGatheredTwiceAndReducedOnceAMicroBatch) {
         padded += round_up(elements, 2 * 256);
       }
       // 3MP (N-1)/N: two gathers and a reduction of every unit in each of two micro-batches, over two ranks.
-      EXPECT_EQ(engine.formula_wire_elements(), 3 * 2 * padded / 2);
+      EXPECT_EQ(engine.formula_traffic_elements(), 3 * 2 * padded / 2);
     });
   }
 }
@@ -393,7 +393,7 @@ TEST(GptTraffic, GroupsThatAreRecomputedStayGatheredOrAreGatheredOnceMore) {
           const std::int64_t sent = (gathered + reduced) / ranks * (ranks - 1);
           const std::string where = "ranks " + std::to_string(ranks) + " every " + std::to_string(every) +
                                     " depth " + std::to_string(depth);
-          EXPECT_EQ(engine.formula_wire_elements(), sent) << where;
+          EXPECT_EQ(engine.formula_traffic_elements(), sent) << where;
           EXPECT_EQ(engine.runtime().shard().meter().counts(Traffic::data).at("all_gather").elements,
                     3 * (gathered / ranks * (ranks - 1)))
               << where;

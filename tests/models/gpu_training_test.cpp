@@ -83,7 +83,7 @@ TEST_F(GpuTraining, StagesAndSettingsGiveTheSameBits) {
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
     auto config = gpu_config(2, "AdamW");
     config.reduction = ReductionPolicy::micro_batch;
-    config.precision.compute = config.precision.wire = dtype;
+    config.precision.compute = config.precision.communication = dtype;
     const GptRun wanted = train_gpt(2, tiny_gpt(), config, 3, time_steps, false, DeviceKind::cuda);
     for (int stage = 1; stage <= 3; ++stage) {
       config.stage = stage;

@@ -73,7 +73,7 @@ Measured measure(const PlanRequest& request) {
       measured.traffic = traffic;
       measured.memory = memory;
       measured.offload = offload;
-      measured.formula = engine.formula_wire_elements();
+      measured.formula = engine.formula_traffic_elements();
       measured.work = {after.kernels - before.kernels,
                        after.floating_point_operations - before.floating_point_operations,
                        after.bytes_read - before.bytes_read, after.bytes_written - before.bytes_written};
@@ -112,7 +112,7 @@ PlanRequest draw(std::uint64_t number) {
   precision.compute = pick(3) == 0   ? DataType::float32
                       : pick(2) == 0 ? DataType::bfloat16
                                      : DataType::float16;
-  precision.wire = pick(3) == 0 ? DataType::float32 : precision.compute;
+  precision.communication = pick(3) == 0 ? DataType::float32 : precision.compute;
   precision.accumulation = pick(2) == 0 ? DataType::float32 : DataType::bfloat16;
   precision.moments = pick(2) == 0 ? DataType::float32 : DataType::bfloat16;
   config.loss_scaling = precision.compute == DataType::float16;
@@ -215,7 +215,7 @@ TEST(PlanIsMeasured, ToTheByte) {
     axes.meet("stage", request.config.stage);
     axes.meet("reduction", request.config.reduction);
     axes.meet("compute", request.config.precision.compute);
-    axes.meet("wire", request.config.precision.wire);
+    axes.meet("wire", request.config.precision.communication);
     axes.meet("accumulation", request.config.precision.accumulation);
     axes.meet("moments", request.config.precision.moments);
     axes.meet("optimizer", request.config.optimizer.type);

@@ -262,7 +262,7 @@ TEST(Projected, RefusesWhatItHasNoFiguresFor) {
   nvme.config.offload.nvme_path = "/tmp";
   EXPECT_THAT(text(nvme, machine_of(1)), HasSubstr("has no disk; calibrate with --dir DIR"));
   PlanRequest half = request_of(1, 0, true);
-  half.config.precision.compute = half.config.precision.wire = DataType::float16;
+  half.config.precision.compute = half.config.precision.communication = DataType::float16;
   half.config.loss_scaling = true;
   EXPECT_THAT(text(half, machine_of(1)), HasSubstr("has no rates of fp16 products"));
   Machine silent = machine_of(1);

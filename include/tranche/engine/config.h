@@ -23,9 +23,9 @@ std::string_view name_of(ReductionPolicy policy);
 /// Of a Config made in C++; JSON that does not choose a dtype means fp32, as in DeepSpeed.
 struct PrecisionConfig {
   DataType compute = DataType::bfloat16;
-  DataType wire = DataType::bfloat16;         ///< gradients on the wire
-  DataType accumulation = DataType::float32;  ///< G, the reduced gradient
-  DataType moments = DataType::float32;       ///< optimizer state; master weights are always fp32
+  DataType communication = DataType::bfloat16;  ///< of gradients as they are sent
+  DataType accumulation = DataType::float32;    ///< of the main gradient, which is reduced and accumulated
+  DataType moments = DataType::float32;         ///< optimizer state; master weights are always fp32
 };
 
 /// Type and parameters as read; `make_optimizer()` builds it.
@@ -114,7 +114,7 @@ struct Config {
   std::int64_t communication_slab_bytes = 0;  ///< 0: default_staging_bytes() of the ranks
   double communication_timeout = 300;         ///< seconds
   bool inline_progress = false;               ///< `tranche.progress: inline`
-  std::string collectives = "auto";       ///< auto, ours, messages, shared: the ordered sum; nccl: other bits
+  std::string collectives = "auto";  ///< auto, ours, messages, shared: fixed-order sums; nccl: other bits
   std::string device_transport = "auto";  ///< auto, nccl, staged or shared: how a GPU's memory travels
   int threads = 0;                        ///< per rank; 0: cores / ranks on the host
   std::int64_t device_memory_limit = 0;   ///< bytes; 0: none

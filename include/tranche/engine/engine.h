@@ -32,7 +32,7 @@ namespace tranche {
 ///
 /// A call out of order (LogicError) or with impossible arguments (InvalidArgument) changes nothing. Any other
 /// error in the middle of a step (OutOfMemory, CommunicationError ...) ends the engine, as this rank cannot
-/// follow its peers any more: they are told, and every later call throws the same error.
+/// follow its peers any more: the peers learn of it, and every later call throws the same error.
 ///
 /// A step is M micro-batches and one step():
 ///     for (m = 0; m < M; ++m) {
@@ -75,7 +75,7 @@ class Engine {
   /// Factor for the loss gradient: loss_scale * 2^-k, 2^k the power of two nearest the step's nominal tokens.
   float loss_gradient_scale() const;
 
-  // --- The boundary ------------------------------------------------------------------------------------
+  // --- The end of a step -------------------------------------------------------------------------------
   /// Collective. Agrees on norm and flags, updates, and (stages 1-2) starts gathering new weights. Throws
   /// LogicError, before anything has changed, while memory of the step is held; NumericalError on all ranks
   /// after too many skipped steps in a row, or an overflow at the smallest loss scale. The step has ended
@@ -114,14 +114,14 @@ class Engine {
   StepBuffer acquire(std::int64_t bytes, Category category, std::string_view tag);
   /// Config::offload.activations: sends a buffer that backward will want to host memory, behind what the
   /// compute stream was given so far. Until HostCopy::leave_device() kernels may read it on the device, but
-  /// not write. Host memory is of the step, too: it repeats, is planned, and is booked as activations of
+  /// not write. Host memory is of the step, too: it repeats, is planned, and counts as activations of
   /// Tier::host. Without that setting nothing is sent, and the copy holds the buffer as it is.
   HostCopy send_to_host(StepBuffer buffer, std::string_view tag);
   /// Takes device memory for a copy that has left, and starts the way back behind other work. What
-  /// bring_back() would do, early; no-op for what is on the device or on its way.
-  void fetch_ahead(HostCopy& copy);
+  /// restore() would do, early; no-op for what is on the device or on its way.
+  void prefetch(HostCopy& copy);
   /// The buffer again, with its bytes; the compute stream waits for them. LogicError for an empty copy.
-  StepBuffer bring_back(HostCopy copy);
+  StepBuffer restore(HostCopy copy);
   Runtime& runtime() const;
   const Config& config() const;
   const ModelSpec& model() const;
@@ -134,9 +134,9 @@ class Engine {
   /// Asks for an orderly stop: all ranks find StepResult::stop_requested set in the same step. From any
   /// thread, and from signal handlers. Stays asked for.
   void request_stop() noexcept;
-  /// For whoever catches what the peers have to hear of: Runtime::fail, and every later call of the engine
-  /// throws `error`. Best while the engine lives: its end would wait for collectives. Calling both, or either
-  /// again, is harmless.
+  /// For code that catches an error which the peers must learn of: Runtime::fail, and every later call of the
+  /// engine throws `error`. Best while the engine lives: its end would wait for collectives. Calling both, or
+  /// either again, is harmless.
   int fail(std::exception_ptr error) noexcept;
   /// Index of the open (or next) micro-batch within the step.
   std::int64_t micro_batch() const;
@@ -145,8 +145,9 @@ class Engine {
   // --- State, by tensor name; collective; fp32; any stage ----------------------------------------------
   std::vector<float> read_weight(std::string_view tensor);
   void write_weight(std::string_view tensor, std::span<const float> values);
-  /// The reduced mean gradient so far (before step(), between micro-batches; boundary policy: this call
-  /// reduces a copy). In the gradient hook what the update takes. LogicError when the step holds no gradient.
+  /// The reduced mean gradient so far (before step(), between micro-batches; under ReductionPolicy::boundary
+  /// this call reduces a copy). In the gradient hook what the update takes. LogicError when the step holds no
+  /// gradient.
   std::vector<float> read_gradient(std::string_view tensor);
   /// Replaces the mean gradient of the whole step, rounded to the accumulation dtype: between the last
   /// micro-batch and step(), which takes norm, clipping and overflow from what it finds, or in the gradient
@@ -210,11 +211,11 @@ class Engine {
   StepMemory step_memory() const;
   /// Data elements per rank and step by the formula of docs/design.md, from the layouts and the policy;
   /// stage 3 from the recorded schedule (0 before the first step has ended).
-  std::int64_t formula_wire_elements() const;
-  /// The same in bytes: what is reduced in the wire dtype, what is gathered in the compute dtype (stage 0:
-  /// the reduced gradient, in the accumulation dtype), what hosts add up for others in fp32. Of this rank:
-  /// between hosts ranks send different numbers of sums.
-  std::int64_t formula_wire_bytes() const;
+  std::int64_t formula_traffic_elements() const;
+  /// The same in bytes: what is reduced in the communication dtype, what is gathered in the compute dtype
+  /// (stage 0: the main gradient, in the accumulation dtype), what nodes add up for others in fp32. Of this
+  /// rank: between nodes ranks send different numbers of sums.
+  std::int64_t formula_traffic_bytes() const;
   /// The start-up table for people.
   std::string summary() const;
 

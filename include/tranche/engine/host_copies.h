@@ -16,7 +16,7 @@ class HostLink;
 class Stream;
 
 /// A buffer of step memory whose bytes are, or will be, in host memory. Move-only; made by
-/// Engine::send_to_host and turned into a buffer again by Engine::bring_back. Destroyed before that, it lets
+/// Engine::send_to_host and turned into a buffer again by Engine::restore. Destroyed before that, it lets
 /// go of both places behind what still uses them. Released, as all memory of the step, before step().
 class HostCopy {
  public:
@@ -62,12 +62,12 @@ class HostCopies {
   void set_poison(bool poison) noexcept { arena_.set_poison(poison); }
 
   HostCopy send(StepBuffer buffer, std::string_view tag);
-  /// A copy that is none: bring_back() gives `buffer` as it is.
+  /// A copy that is none: restore() gives `buffer` as it is.
   static HostCopy keep(StepBuffer buffer);
   /// Issues the way back, into device memory taken now. No-op for what is on the device or on its way.
   static void fetch(HostCopy& copy);
   /// Throws LogicError for an empty copy.
-  static StepBuffer bring_back(HostCopy copy);
+  static StepBuffer restore(HostCopy copy);
 
   const StepArena& arena() const noexcept { return arena_; }
 

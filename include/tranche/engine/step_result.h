@@ -10,7 +10,7 @@ namespace tranche {
 struct StepResult {
   std::int64_t step = 0;        ///< 1 for the first call of step(), counts skipped steps too
   bool applied = false;         ///< whether weights were updated
-  std::string skipped_because;  ///< empty when applied; names the first non-finite (tensor, element) of G
+  std::string skipped_because;  ///< empty when applied; names the first non-finite element of the gradient
   double loss = 0;              ///< sum of losses / tokens, over all ranks and micro-batches
   double gradient_norm = 0;     ///< global L2 norm of the mean gradient, before clipping
   double clip_coefficient = 1;  ///< what gradients were multiplied with for clipping
