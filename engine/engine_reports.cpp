@@ -119,7 +119,7 @@ std::int64_t Engine::formula_traffic_bytes() const {
   const int stage = impl.config.stage;
   bytes += stage < 3 ? padded * size_of(stage == 0 ? precision.accumulation : precision.compute)
                      : impl.recorded_gather_elements * size_of(precision.compute);
-  // Sums that cross between hosts are fp32 whatever travels otherwise.
+  // Sums that cross between nodes are fp32 whatever travels otherwise.
   const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
   return bytes / impl.ranks * (impl.ranks - 1) + summed * wider;
 }

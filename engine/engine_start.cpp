@@ -64,10 +64,10 @@ void Engine::Impl::check_host_memory() const {
   if (needed * sharing <= available.bytes) return;
   throw OutOfMemory(
       "model state takes " + format_bytes(needed) + " of host memory on each of " + std::to_string(sharing) +
-      " ranks of this host, " + format_bytes(needed * sharing) + " together, but " +
+      " ranks of this node, " + format_bytes(needed * sharing) + " together, but " +
       format_bytes(available.bytes) + " are " +
       (available.of_group ? "left by the control group's limit" : "available") +
-      "; use a higher stage or more hosts, move the optimizer to nvme, or lower offload_optimizer.ratio");
+      "; use a higher stage or more nodes, move the optimizer to nvme, or lower offload_optimizer.ratio");
 }
 
 void Engine::Impl::agree_on_start() {
@@ -102,7 +102,7 @@ void Engine::Impl::agree_on_start() {
                                " than rank 0; start all ranks with the same program, files and flags");
     }
   }
-  // Hosts may hold different numbers of ranks; the bracket of a sum must be one for all.
+  // Nodes may hold different numbers of ranks; the order of a sum must be one for all.
   reducer.set_reduction_group(config.reduction_group > 0 ? config.reduction_group
                                                          : static_cast<int>(all[0].local_size));
 }

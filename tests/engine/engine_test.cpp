@@ -464,8 +464,8 @@ TEST(EngineReports, StateBeyondWhatTheMachineHasIsRefusedBeforeItIsTaken) {
   Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
   EXPECT_THAT(message_of<OutOfMemory>([&] { const Engine engine(runtime, model, config); }),
               AllOf(HasSubstr("model state takes "),
-                    HasSubstr(" TiB of host memory on each of 1 ranks of this host, "),
-                    HasSubstr("use a higher stage or more hosts")));
+                    HasSubstr(" TiB of host memory on each of 1 ranks of this node, "),
+                    HasSubstr("use a higher stage or more nodes")));
 }
 
 TEST(EngineReports, RunningOutAtTheStartNamesTheUnitAndComparesTheStages) {
