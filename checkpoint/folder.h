@@ -56,8 +56,9 @@ struct Retention {
 /// would. Everything throws CheckpointError.
 class RunFolder {
  public:
-  /// `run`: the number of this run, any but 0, equal on all its ranks. `ancestors`: the lineage of the
-  /// checkpoint that it goes on from (Manifest::lineage), {0} where that has none.
+  /// `run`: the number of this run, any but 0, equal on all its ranks. `ancestors`: {} for a run from
+  /// scratch, else the lineage of the checkpoint that it goes on from (Manifest::lineage), {0} where that is
+  /// older than lineages. prepare() and retain() treat only checkpoints of these runs as own.
   RunFolder(Storage storage, std::string parent, std::uint64_t run,
             std::vector<std::uint64_t> ancestors = {});
 

@@ -17,7 +17,7 @@ inline constexpr std::int64_t format_version = 1;
 inline constexpr std::string_view manifest_name = "manifest.json";
 inline constexpr std::string_view master_name = "model.h5";
 inline constexpr std::string_view latest_name = "latest";
-/// More than `latest` can have.
+/// Upper bound for reading the file `latest`; a larger one is damaged.
 inline constexpr std::int64_t small_file_bytes = 64 * 1024;
 
 /// "step-00000012". Throws InvalidArgument on a negative step, as do the functions below on what cannot be.
@@ -48,8 +48,8 @@ struct UnitRecord {
   friend bool operator==(const UnitRecord&, const UnitRecord&) = default;
 };
 
-/// One kind of number kept for every element of the trainable or of the frozen buffers; one dataset in each
-/// rank's file, in which the units' shards follow each other without gaps.
+/// One quantity (weights, exp_avg ...) of every element of the trainable or of the frozen buffers: one HDF5
+/// dataset in each rank's file, in which the units' shards follow each other without gaps.
 struct SectionRecord {
   std::string dataset;  ///< path in the file: "weights", "frozen", "state/exp_avg"
   std::string kind;     ///< what it is for a tensor: "weight", or the name of an optimizer state
@@ -163,7 +163,7 @@ struct Manifest {
   std::int64_t version = format_version;
   std::string library;        ///< version of Tranche
   std::string hdf5;           ///< version of the HDF5 library
-  std::int64_t sequence = 0;  ///< grows with every save into a folder: the largest is the newest
+  std::int64_t sequence = 0;  ///< of saves into a folder, not of tokens: the largest is the newest
   std::int64_t created = 0;   ///< seconds since 1970, UTC; for people
   /// The run that saved it, last, and before it those that it went on from, the first one first; a run is
   /// its RunFolder's number. Empty: of a version that knew none.

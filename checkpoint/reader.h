@@ -58,9 +58,9 @@ using ReadProgress = std::function<void(std::int64_t bytes)>;
 /// Every byte handed out has been verified: reads are widened to whole leaves of 16 KiB, so a range costs
 /// at most two of them more, and two entries of the digest table (2 KiB each) where it covers only part of a
 /// 4 MiB block. That is under 5 % from ranges of 720 KiB on. Memory taken: staging_bytes, once. Whole
-/// leaves that need no conversion are read to where they belong, without a copy, when the memory lies to a
-/// multiple of what the disk asks for (512 bytes do nearly everywhere) as the range lies in the file; what
-/// is asked for in one call and goes on in file and memory counts as one range.
+/// leaves that need no conversion are read without a copy when memory address and file offset are congruent
+/// modulo the disk's alignment for direct I/O (nearly always 512). Requests of one call that are adjacent in
+/// file and memory are merged.
 class Reader {
  public:
   /// Opens one checkpoint (a step-... folder, whatever its name is now). Throws CheckpointError when it is

@@ -31,9 +31,9 @@ class ShardWriter {
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   /// Writes the whole file from `image`, file_bytes() of memory on a multiple of 4096 into which the caller
-  /// has copied every piece of plan.pieces() at plan.offset_of(piece) and every array at its offset; the rest
-  /// of it is filled in here, by finish() too, until which it must live. No further copy is made, and no
-  /// memory taken. Returns when the disk has taken all (not: made it durable).
+  /// has copied every piece of plan.pieces() at plan.offset_of(piece) and every array at its offset; this
+  /// call and finish() fill in the rest, so the image stays valid until finish() returns. No further copy is
+  /// made, and no memory taken. Returns when the disk has taken all (not: made it durable).
   void write_image(std::span<std::byte> image);
 
   /// Copies a range of this rank's shard; `memory` may be reused on return. Ranges may come in any

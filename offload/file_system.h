@@ -129,7 +129,7 @@ class FileSystem {
 /// The operating system's files. Lives as long as the process.
 FileSystem& posix_file_system();
 
-/// Raw operations below File and BlockIo, for tests of what the kernel may do to them.
+/// System calls below File and BlockIo, which tests hook to make transfers short or fail.
 enum class IoCall : std::uint8_t { open_direct, read, write, sync, preallocate, uring_setup, uring_register };
 /// Asked before each raw operation with the bytes it would transfer. Returns how many it may (fewer: the
 /// transfer comes out short), or -errno to fail it with. Called by several threads at once.

@@ -43,7 +43,7 @@ class HostLink {
   Event copy_to_host(void* host, const void* device, std::int64_t bytes, std::span<const Event> ready);
   Event copy_from_host(void* device, const void* host, std::int64_t bytes, std::span<const Event> ready);
 
-  /// The streams, for device work that goes with a copy (statistics of what is sent).
+  /// The streams of the copies each way, for device work that goes with a copy (statistics of what is sent).
   Stream& to_host();
   Stream& from_host();
 

@@ -37,9 +37,9 @@ class SwapFile {
   /// beyond the limit, with the ledger's words (phase, unit, tag, bytes asked, held, limit); LogicError after
   /// create().
   std::int64_t reserve(std::int64_t bytes, Category category, std::string_view tag);
-  /// Throws OutOfMemory, with what is free, when the disk has no space for this file times the ranks of
-  /// the host. Only says so much while none of them has created its
-  /// file: call it on all of them, with a barrier before create(). No-op when simulated.
+  /// Throws OutOfMemory, with what is free, when the disk has no space for this file times the ranks of the
+  /// node. Valid only before any of them has called create(): all ranks check, then a barrier, then all
+  /// create. No-op when simulated.
   void check_space();
   /// Makes the file with all its blocks (no later write can run out of space) and removes its name. Throws
   /// OutOfMemory when the disk has no space for it, IoError otherwise; nothing is left behind then.

@@ -76,7 +76,8 @@ struct TileRingCounts {
 /// Threads of the ring wait for transfers and give each free buffer its next read, so that neither the stream
 /// nor the issuing thread waits for a write. Failures of transfers, with file and range, surface as
 /// failures of the stream: by the next event waited for. After one nothing more is read or written, and
-/// begin() throws until abandon(). In a simulation (SwapFile::simulated) there are accounts and counts only.
+/// begin() throws until abandon(). In a simulation (SwapFile::simulated) nothing is
+/// transferred and the memory of open() must not be touched; ledger entries and counts are those of a run.
 class TileRing {
  public:
   /// Buffers come from `host` (Category::optimizer, "nvme tiles"), are registered with `io` (which may be
@@ -89,6 +90,8 @@ class TileRing {
   /// `read` false: tiles are written only (first filling); open() gives unspecified content then.
   /// LogicError while another pass is open, InvalidArgument for tiles that do not fit buffer or file.
   void begin(std::vector<TileRef> tiles, bool read = true);
+  /// The next tile in the order of begin(); `stream` waits for it. LogicError while one is open, or when none
+  /// is left.
   TileMemory open(Stream& stream);
   /// `write` false: the tile is left as it is on the disk.
   void close(Stream& stream, bool write);

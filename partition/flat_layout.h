@@ -45,9 +45,10 @@ class FlatLayout {
 
   int ranks() const noexcept { return static_cast<int>(ranks_); }
   int tensors() const noexcept { return static_cast<int>(sizes_.size()); }
-  /// First element of a tensor in the buffer, the same for every number of ranks; and its elements without
-  /// padding. Throw InvalidArgument when there is no such tensor.
+  /// First element of a tensor in the buffer, the same for every number of ranks. Throws InvalidArgument when
+  /// there is no such tensor, as does the next.
   std::int64_t tensor_offset(int tensor) const;
+  /// Its elements, without padding.
   std::int64_t tensor_elements(int tensor) const;
   /// Sum of the tensors' elements, without padding.
   std::int64_t elements() const noexcept { return elements_; }
@@ -91,9 +92,10 @@ struct OverlapPiece {
 /// over tensors. Throws InvalidArgument when the tensors differ.
 std::vector<OverlapPiece> overlaps(const FlatLayout& from, const FlatLayout& to, int destination_rank);
 
-/// Cuts a shard in pieces of at most `bucket_elements` over the whole buffer (bucket_elements / ranks per
-/// shard, rounded down to a multiple of `shard_multiple_elements` and at least that); ranges are within a
-/// shard, all of one size but the last. Throws InvalidArgument when bucket_elements < 1.
+/// Cuts a shard in ranges, which are relative to its begin. `bucket_elements` counts the shards of all ranks
+/// together: a range has bucket_elements / ranks elements, rounded down to a multiple of
+/// `shard_multiple_elements` but at least that many; the last may have fewer. Throws InvalidArgument when
+/// bucket_elements < 1.
 std::vector<ElementRange> bucket_ranges(const FlatLayout& layout, std::int64_t bucket_elements);
 
 }  // namespace tranche

@@ -21,7 +21,8 @@ struct ProcessSample {
 
 /// The figures that a rank sends all others.
 struct RankFigures {
-  std::array<std::int64_t, tier_count> block_free{};  ///< of `other` at the measured peak
+  std::array<std::int64_t, tier_count>
+      block_free{};  ///< bytes of the arena's block that no slot held at the peak (in `other`)
   MemoryFigures measured, predicted;
   ProcessSample before, highest;
   std::int64_t own_bytes = 0;  ///< of the profile itself

@@ -39,9 +39,9 @@ struct Options {
   Command command = Command::none;
   /// Help or version text: print it and end with status 0.
   std::string text;
-  /// The command ("the command") and its flags, given or not, in the order of its help: what has to be the
-  /// same on all ranks. Paths, which nodes may spell differently, are "given" (what lies there is compared
-  /// when it is read); flags that ranks may have different ones of are left out.
+  /// Names and values that ranks compare at the start: the command and each of its flags, set or not, in the
+  /// order of its help. The value of a path is "given", as nodes may spell it differently (what lies there is
+  /// compared when it is read). Flags that may differ among ranks are left out.
   std::vector<Flag> flags;
 
   std::string config;              ///< path of DeepSpeed's JSON; empty: defaults

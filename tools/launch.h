@@ -50,11 +50,11 @@ class Launch {
   std::int64_t of_first(std::int64_t value);
 
   /// Ends the job because of `error` on this rank: posts the cause to the peers, prints it, gives peers
-  /// `patience` seconds in which theirs may end it first, and aborts the job with the status. Errors that all
-  /// ranks meet at once are so printed once, by rank 0; echoes of a peer's failure only by the lowest rank
-  /// that is left, as that peer prints its own cause. A failure without a status of its own ends a job of
-  /// several ranks with status 5, since that is what its peers meet. `advice` is printed below this rank's
-  /// own error. Returns the status (one rank, or no abort).
+  /// `patience` seconds in which theirs may end it first, and aborts the job with the status. Of an error
+  /// that all ranks meet at once only rank 0's is printed; of a peer's failure, which that peer prints, only
+  /// the report of the lowest rank that is left. A failure without a status of its own ends a job of several
+  /// ranks with status 5. `advice` is printed below this rank's own error. Returns the status (one rank, or
+  /// no abort).
   int fail(Communicator& communicator, const std::exception_ptr& error, double patience = 2,
            const std::string& advice = {});
   /// The same before there is another communicator.

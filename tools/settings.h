@@ -18,7 +18,8 @@ namespace tranche::tools {
 /// `config_text` is the file's (keys have older names that it may use).
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text);
 
-/// The configuration where there is no --config: bf16, clipping at 1.0, AdamW.
+/// The configuration where there is no --config: bf16, clipping at 1.0, AdamW. An empty file given with
+/// --config is fp32 without clipping, as in DeepSpeed.
 std::string default_configuration(const Options& options);
 
 /// The configuration of --config with the overrides, for `ranks`. Throws ConfigurationError.

@@ -19,7 +19,7 @@ struct ThreadHub;
 class WindowMemory;
 }  // namespace comm
 
-/// Default size of the exchange buffer of `ranks` ranks: 8 MiB, more where two slots with 256
+/// Default size of the staging buffer of `ranks` ranks: 8 MiB, more where two slots with 256
 /// fp32 elements from each peer need it.
 std::int64_t default_staging_bytes(int ranks);
 
@@ -31,7 +31,7 @@ std::string_view name_of(NodeCollectives collectives);
 
 struct CommunicatorOptions {
   double timeout_seconds = 300;          ///< `tranche.communication_timeout`
-  std::int64_t staging_bytes = 8 << 20;  ///< exchange buffer, allocated at construction
+  std::int64_t staging_bytes = 8 << 20;  ///< staging buffer, allocated at construction
   MemoryResource* memory =
       nullptr;  ///< where the staging buffer comes from (Category::communication); null: heap
   TraceRecorder* trace = nullptr;  ///< spans of operations, not owned
@@ -45,8 +45,8 @@ struct CommunicatorOptions {
   /// place; not owned. Null with `memory` null: one for the staging buffer is made. Only for MPI
   /// communicators.
   comm::WindowMemory* window = nullptr;
-  /// The device that the ranks' buffers belong to, not owned: a rank alone adds with as many threads as its
-  /// kernels have, which wait for it anyway. Null: with one.
+  /// The device that the ranks' buffers belong to, not owned. A group of one rank reduces with as many
+  /// threads as the device's kernels have; with null, one.
   const Device* device = nullptr;
   std::shared_ptr<WorkRecorder> recorder = nullptr;  ///< meta: keeps the operations; none otherwise
 };

@@ -24,7 +24,8 @@ struct OperationLabel {
   std::string_view unit;
   std::string_view phase;
   Traffic traffic = Traffic::data;  ///< data counts towards the formula of docs/design.md, control apart
-  /// The tier of the call's buffers. Calls of either kind are ordered by their `ready` events alone.
+  /// The tier of the call's buffers. Calls on host memory are ordered by their `ready` events alone; those on
+  /// a GPU's memory also run in the order of issue, on one stream.
   Tier memory = Tier::device;
 };
 
@@ -41,7 +42,7 @@ struct ReductionOptions {
 };
 
 /// A group of ranks. Every member function but the accessors is collective over the group: all ranks issue
-/// the same sequence with equal counts, dtypes and labels. Counts are elements per rank.
+/// the same sequence with equal counts, dtypes and labels. Used by one thread at a time.
 ///
 /// Asynchronous calls return a done event: passed once the result is in place and no peer will touch the
 /// local buffers any more. Work starts once every event in `ready` has passed. Waiting on a done event throws
@@ -57,7 +58,8 @@ class Communicator {
   virtual int local_size() const = 0;
   virtual int local_rank() const = 0;
 
-  /// full[r * count ...] = rank r's shard. `shard` may be the rank's own place in `full` (in place).
+  /// full[r * count ...] = rank r's shard of `count` elements. `shard` may be the rank's own place in `full`
+  /// (in place). `bucket_elements`: most elements of all ranks that are exchanged at once; 0: no limit.
   virtual Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
                            std::int64_t bucket_elements, std::span<const Event> ready,
                            const OperationLabel& label) = 0;
@@ -66,21 +68,22 @@ class Communicator {
   virtual Event reduce_scatter(const void* full, DataType dtype, void* output, DataType output_dtype,
                                std::int64_t count, const ReductionOptions& options,
                                std::span<const Event> ready, const OperationLabel& label) = 0;
-  /// True when reduce_scatter takes values in `from` as if they had been rounded to `to` before: those that
-  /// are in `to`, and in a group of one rank, which sends nothing, fp32 values too, without memory in
-  /// between.
+  /// True when reduce_scatter itself rounds values of dtype `from` to `to` (ReductionOptions::round_to):
+  /// where the dtypes are equal, and for fp32 in a group of one rank. Otherwise the caller casts first.
   virtual bool rounds(DataType from, DataType to) const { return from == to; }
-  /// Elements, of the (size() - 1) * count that this rank puts on the wire in such a reduce_scatter, that are
-  /// sums of several ranks of its node and travel in fp32 whatever `dtype`. Arithmetic only, not collective;
-  /// differs among ranks. Zero where all ranks share a node.
+  /// How many of the (size() - 1) * count elements that this rank sends in such a reduce_scatter are sums
+  /// over several ranks of its node: those travel in fp32, whatever `dtype`. Computed without communication;
+  /// differs among ranks; zero where all ranks share a node.
   virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
                                             const ReductionOptions& /*options*/) const {
     return 0;
   }
-  /// values[i] = operation over ranks, in rank order; fp32, fp64, int64; host memory; small.
+  /// values[i] = operation over ranks, in rank order; fp32, fp64, int64. Host memory only, and ready at the
+  /// call: made for flags, counts and norms, not for gradients.
   virtual Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation operation,
                            const OperationLabel& label) = 0;
-  /// received[r * count ...] = what rank r sent here; sent[r * count ...] goes to rank r.
+  /// received[r * count ...] = what rank r sent here; sent[r * count ...] goes to rank r. `count` elements
+  /// for each pair of ranks.
   virtual Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
                            std::span<const Event> ready, const OperationLabel& label) = 0;
   virtual Event broadcast(void* values, std::int64_t count, DataType dtype, int root,
@@ -108,9 +111,9 @@ class Communicator {
   /// with `cause`, and `status` as its exit status. A rank that a peer's failure has ended tells that peer's
   /// instead, so that all name where it began. Returns within `seconds`. Never throws.
   virtual void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept = 0;
-  /// As post_failure, for a rank that an exception is unwinding and that cannot say yet what it says: ends
-  /// this rank's own operations, and has its peers wait for the cause, which post_failure tells them, two
-  /// seconds at most; then they take `where`.
+  /// As post_failure, while an exception unwinds and its text is not known yet: ends this rank's own
+  /// operations and tells the peers to wait for the cause, two seconds at most. post_failure tells it;
+  /// without that they report `where`.
   virtual void post_unwinding(std::string_view where, double seconds) noexcept = 0;
   /// Throws what ended this rank's communication, if anything has: CommunicationError, of a peer's failure
   /// too. Not collective, from any thread, never blocks.

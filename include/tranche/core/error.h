@@ -9,7 +9,8 @@
 
 namespace tranche {
 
-/// Exit statuses of the `tranche` program; part of its interface.
+/// Exit statuses that the library's errors map to; part of the program's interface, which adds 7 (a study
+/// that is not complete) and 8 (storage that fails).
 enum class ExitStatus : int {
   success = 0,
   other = 1,
@@ -46,7 +47,7 @@ class Error : public std::runtime_error {
   int rank_ = -1;
 };
 
-/// A caller passed something that can never be right (shape, dtype, range, order of calls).
+/// An argument that no state makes valid (shape, dtype, range).
 class InvalidArgument : public Error {
  public:
   explicit InvalidArgument(std::string message, std::source_location where = std::source_location::current())

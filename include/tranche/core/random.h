@@ -43,8 +43,8 @@ std::uint32_t random_bits(const RandomKey& key, std::uint64_t index);
 std::array<std::uint32_t, 4> random_block(const RandomKey& key, std::uint64_t block);
 /// Uniform in [0, 1), a multiple of 2^-24.
 float random_uniform(const RandomKey& key, std::uint64_t index);
-/// Standard normal (Box-Muller in double from two 32-bit words of the element's own pair, rounded to fp32).
-/// Elements 2i and 2i + 1 are the two numbers of one pair; no magnitude exceeds 6.67 = sqrt(2 ln 2^32).
+/// Standard normal, computed in double and rounded to fp32: elements 2i and 2i + 1 are the two numbers that
+/// Box-Muller makes of draws 2i and 2i + 1. No magnitude exceeds 6.67 = sqrt(2 ln 2^32).
 float random_normal(const RandomKey& key, std::uint64_t index);
 /// Elements 4*block .. 4*block+3 of random_normal, at about a quarter of their price; for filling loops.
 std::array<float, 4> random_normal_block(const RandomKey& key, std::uint64_t block);

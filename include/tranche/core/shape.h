@@ -12,7 +12,8 @@
 
 namespace tranche {
 
-/// Up to six extents, row-major, outermost first. Rank 0 is a scalar with one element.
+/// Up to six extents of 0 or more, row-major, outermost first. Rank 0 is a scalar with one element. Throws
+/// InvalidArgument for more extents, and for a negative one.
 class Shape {
  public:
   static constexpr int max_rank = 6;

@@ -21,7 +21,7 @@ struct TensorView {
   T* as(std::source_location where = std::source_location::current()) const;
   /// The same elements under another shape; throws InvalidArgument when the element counts differ.
   TensorView reshaped(const Shape& to) const;
-  /// Elements [first, first + count) as a one-dimensional view.
+  /// Elements [first, first + count) as a one-dimensional view; throws InvalidArgument outside the view.
   TensorView slice(std::int64_t first, std::int64_t count) const;
 };
 

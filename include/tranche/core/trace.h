@@ -20,7 +20,7 @@ class TraceRecorder {
 
   /// Names the rank once it is known; it becomes the process of the timeline.
   void set_rank(int rank);
-  /// Adds a finished span; times in seconds of seconds_now().
+  /// Adds a finished span; times in seconds since the epoch of std::chrono::steady_clock.
   void span(std::string_view track, std::string_view name, double begin, double end);
   /// Adds a counter sample (bytes by category, say).
   void counter(std::string_view track, std::string_view name, double time, double value);

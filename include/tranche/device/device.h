@@ -18,7 +18,7 @@ struct DeviceOptions {
   int index = 0;
   /// Host threads for kernels on the compute stream (cpu); 0 takes the cores of the affinity mask.
   int threads = 1;
-  /// meta: keeps what its streams are given; none otherwise.
+  /// meta: records the work of the device's streams as a graph; other kinds ignore it.
   std::shared_ptr<WorkRecorder> recorder = nullptr;
 };
 
@@ -53,11 +53,14 @@ class Device {
   virtual void set_threads(int threads) = 0;
   /// "cpu (16 threads)", "NVIDIA H200 (compute capability 9.0, 132 multiprocessors)", "meta".
   virtual std::string description() const = 0;
-  /// cpu: runs work inline on the calling thread; meta: drops it.
+  /// cpu: enqueue() runs work on the calling thread and returns when it is done; cuda: an asynchronous CUDA
+  /// stream; meta: drops work.
   virtual Stream& compute_stream() = 0;
-  /// A further stream; cpu: with a worker thread of its own; meta: drops work, events already passed.
+  /// A further stream; cpu: with a worker thread of its own; cuda: another CUDA stream; meta: drops work,
+  /// events already passed.
   virtual std::unique_ptr<Stream> create_stream(std::string name) = 0;
-  /// A stream that runs on whichever thread calls it (communication threads calling kernels).
+  /// A stream for kernels that a communication thread calls; cpu: runs work on whichever thread calls, with
+  /// `threads`; cuda: as create_stream, with high priority.
   virtual std::unique_ptr<Stream> create_inline_stream(std::string name, int threads) = 0;
   /// A stream for work on host memory, whatever the device: kernels given to it run on the host, on a worker
   /// thread of its own that may use `threads`; meta: drops work.
@@ -68,8 +71,8 @@ class Device {
   virtual bool host_accessible() const = 0;
   /// Copies between device memory and host memory, ordered on `stream`. `host` holds the bytes once `stream`
   /// has been synchronized (or, for memory of Tier::host, once an event recorded behind the copy has passed).
-  /// `host` may be reused as soon as copy_from_host returns, unless it is memory of Tier::host, which is read
-  /// in stream order.
+  /// Pageable `host` memory may be reused as soon as copy_from_host returns. Memory of Tier::host (pinned on
+  /// cuda) is read in stream order: keep it until the stream has passed the copy.
   virtual void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) = 0;
   virtual void copy_from_host(Stream& stream, void* device, const void* host, std::int64_t bytes) = 0;
   /// Sets `bytes` bytes of device memory to `value`, ordered on `stream`.

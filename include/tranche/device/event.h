@@ -19,7 +19,7 @@ class EventState {
   /// Blocks the calling thread until passed or `seconds` elapsed (negative: no limit); returns whether it
   /// was passed. Rethrows the failure when the work before the event failed.
   virtual bool wait(double seconds) = 0;
-  /// When the point was passed, in seconds_now() of this process; NaN while it is not, or when it is unknown.
+  /// When the point was passed, in seconds of std::chrono::steady_clock; NaN while it is not, or unknown.
   virtual double passed_at() { return std::numeric_limits<double>::quiet_NaN(); }
   /// The device's own event that this state stands in front of (a collective's done event adds a time-out and
   /// the names of those who failed): what a stream of that device waits for. Null: this state itself.
@@ -70,9 +70,9 @@ class HostEvent : public EventState {
   /// Marks the point failed; waiters rethrow `error`.
   void fail(std::exception_ptr error);
   /// A function that moves the work forward when a waiter has nothing else to do (progress of communication);
-  /// returns after one attempt whether anything moved. What `attend` returns is kept for as long as a thread
-  /// waits. With a wake event a waiter pauses on it, and completion from another thread has to notify it. Set
-  /// before the event is shared.
+  /// returns after one attempt whether anything moved. `attend` is called when a thread begins to wait; the
+  /// object that it returns is destroyed when that wait ends. With a wake event a waiter pauses on it, and
+  /// completion from another thread has to notify it. Set before the event is shared.
   void set_progress(std::function<bool()> progress, std::function<std::shared_ptr<void>()> attend = {},
                     std::shared_ptr<WakeEvent> wake_event = nullptr);
 

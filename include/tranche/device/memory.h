@@ -9,17 +9,18 @@
 
 namespace tranche {
 
-/// The memory in which bytes live.
+/// The memory in which bytes live. device: the accelerator's (RAM on the CPU device); host: pinned RAM on
+/// cuda, RAM elsewhere; nvme: the rank's swap file.
 enum class Tier : std::uint8_t { device, host, nvme };
 /// The purpose of bytes. For every tier and instant, the categories add up to the total.
 enum class Category : std::uint8_t {
-  parameters,
-  gathered,
-  gradients,
-  optimizer,
-  activations,
-  communication,
-  workspace,
+  parameters,     ///< weights between gathers
+  gathered,       ///< full weights of units after an all-gather
+  gradients,      ///< slots that kernels add to, and main gradients
+  optimizer,      ///< fp32 master weights and optimizer state
+  activations,    ///< what forward leaves for backward
+  communication,  ///< staging buffers, and gradients rounded for sending
+  workspace,      ///< scratch memory of kernels
   other
 };
 inline constexpr int tier_count = 3;

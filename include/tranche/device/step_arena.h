@@ -62,8 +62,9 @@ class StepArena {
   StepArena(const StepArena&) = delete;
   StepArena& operator=(const StepArena&) = delete;
 
-  /// Begins one pass of `program`. `record` asks that this pass be watched and packed at its end; a pass
-  /// that is neither recorded nor planned allocates each buffer from the resource.
+  /// Begins one pass of `program`, the name of a kind of pass: the engine makes one pass a training step, an
+  /// evaluation's micro-batch and an inference scope. `record` asks that this pass be watched and packed at
+  /// its end; a pass that is neither recorded nor planned allocates each buffer from the resource.
   void begin(std::string_view program, bool record);
   /// Ends the pass: everything acquired in it must have been released (LogicError names the holders). After
   /// a recorded pass packs it and takes the block from the resource.

@@ -90,8 +90,8 @@ class Stream {
   /// the device are known only afterwards, and are recorded by synchronize().
   void set_trace(TraceRecorder* trace) { trace_ = trace; }
   bool tracing() const noexcept { return trace_ != nullptr; }
-  /// Records the stream's work beside doing it (on meta: in place of doing it) as one of the recorder's
-  /// lanes; not owned, nullptr for none.
+  /// Records the stream's work beside doing it (on meta: in place of doing it) as row `lane` of the
+  /// recorder's graph, one row a stream; not owned, nullptr for none.
   void set_recorder(WorkRecorder* recorder, int lane) {
     recorder_ = recorder;
     lane_ = lane;

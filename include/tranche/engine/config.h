@@ -15,8 +15,9 @@
 
 namespace tranche {
 
-/// When gradients are reduced. automatic: boundary for stages 0-1 and for one rank, micro_batch for stages
-/// 2-3.
+/// When gradients are reduced. boundary: once a step, after each rank has accumulated its own; micro_batch:
+/// after every micro-batch, accumulated in the owner's shard. automatic: boundary for stages 0-1 and for one
+/// rank, micro_batch for stages 2-3.
 enum class ReductionPolicy : std::uint8_t { automatic, boundary, micro_batch };
 std::string_view name_of(ReductionPolicy policy);
 
@@ -85,13 +86,13 @@ struct Config {
 
   int stage = 0;
   ReductionPolicy reduction = ReductionPolicy::automatic;
-  int reduction_group = 0;  ///< 0: ranks on a host at the first start
+  int reduction_group = 0;  ///< 0: ranks on rank 0's node at the first start; resumes keep it
   bool overlap = true;      ///< `overlap_comm`: collectives behind compute
   std::int64_t reduce_bucket_elements = 500'000'000;
   std::int64_t allgather_bucket_elements = 500'000'000;
   /// Stage 3 gathers the next unit ahead of its use, as `depth` allows. These bound what is gathered beyond
   /// it:
-  std::int64_t prefetch_elements = 50'000'000;     ///< elements ahead of use, the next unit's apart
+  std::int64_t prefetch_elements = 50'000'000;     ///< most elements ahead of use beyond the next unit
   std::int64_t max_live_elements = 1'000'000'000;  ///< elements gathered at once, in use or ahead
   int depth = 2;                                   ///< most units gathered at once (the one in use included)
 
@@ -120,7 +121,7 @@ struct Config {
   std::int64_t device_memory_limit = 0;   ///< bytes; 0: none
 
   bool activation_checkpointing = false;
-  int checkpoint_every = 1;           ///< blocks between kept inputs
+  int checkpoint_every = 1;           ///< recomputation, not saving: blocks between kept inputs
   std::int64_t vocabulary_chunk = 0;  ///< columns of the head whose logits exist at once; 0: all
   OffloadConfig offload;
   bool save_buffer = false;  ///< take the host memory of asynchronous saves at the start

@@ -28,7 +28,9 @@ namespace tranche {
 
 /// Calls of a rank, those of handles included, are made one at a time, each ordered before the next, by
 /// whichever thread (docs/design.md, "Threads of a program"); request_stop() alone at any time. Calls marked
-/// collective are made by all ranks in the same order.
+/// collective are made by all ranks in the same order. So are gather(), gradients() and their reduce(),
+/// skip_gradients() and the micro-batch calls: any of them may communicate, asynchronously, and a rank that
+/// leaves one out or swaps two is found, or waits until the time-out.
 ///
 /// A call out of order (LogicError) or with impossible arguments (InvalidArgument) changes nothing. Any other
 /// error in the middle of a step (OutOfMemory, CommunicationError ...) ends the engine, as this rank cannot
@@ -72,7 +74,9 @@ class Engine {
   /// Throws LogicError naming a unit that is still held; and, which ends the engine on all ranks, one whose
   /// gradients were dropped or not submitted.
   void end_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count);
-  /// Factor for the loss gradient: loss_scale * 2^-k, 2^k the power of two nearest the step's nominal tokens.
+  /// Multiply the gradient of the summed loss by this before backward: loss_scale * 2^-k, with 2^k the power
+  /// of two nearest the step's nominal tokens. Being a power of two it costs no rounding and keeps 16-bit
+  /// gradients in range; step() undoes it and divides by the true token count.
   float loss_gradient_scale() const;
 
   // --- The end of a step -------------------------------------------------------------------------------
@@ -134,15 +138,19 @@ class Engine {
   /// Asks for an orderly stop: all ranks find StepResult::stop_requested set in the same step. From any
   /// thread, and from signal handlers. Stays asked for.
   void request_stop() noexcept;
-  /// For code that catches an error which the peers must learn of: Runtime::fail, and every later call of the
-  /// engine throws `error`. Best while the engine lives: its end would wait for collectives. Calling both, or
-  /// either again, is harmless.
+  /// Call in a catch block, before the engine is destroyed, for an error that the peers must learn of:
+  /// reports it to them (Runtime::fail), and every later call of the engine throws it. Without it the
+  /// engine's destructor waits for pending collectives. Returns the exit status; calling it again, or
+  /// Runtime::fail too, is harmless.
   int fail(std::exception_ptr error) noexcept;
   /// Index of the open (or next) micro-batch within the step.
   std::int64_t micro_batch() const;
   bool frozen(std::string_view tensor) const;
 
   // --- State, by tensor name; collective; fp32; any stage ----------------------------------------------
+  /// A full tensor, row-major. A write takes the same values on all ranks. LogicError for a write inside a
+  /// step; InvalidArgument for a tensor that is not there and for another number of values. The state of the
+  /// optimizer, below, is read and written likewise.
   std::vector<float> read_weight(std::string_view tensor);
   void write_weight(std::string_view tensor, std::span<const float> values);
   /// The reduced mean gradient so far (before step(), between micro-batches; under ReductionPolicy::boundary
@@ -166,19 +174,22 @@ class Engine {
   // --- Checkpoints; docs/checkpoints.md ------------------------------------------------------------------
   /// Collective; between steps. Saves weights, optimizer state and all that a run needs to go on as a new
   /// checkpoint in `directory`, and returns the path it will have. No byte of state is written by two ranks.
-  /// Returns once this rank's shard is copied to host memory (kept and reused; Config::save_buffer reserves
-  /// it at the start), but for state on the nvme tier, which the next step hands over as it reads it, or a
-  /// pass of its own if anything wants it before; it is written and made durable by a thread behind the next
-  /// steps, and is a checkpoint when StepResult::saved or finish_saving() names it. One is under way at a
-  /// time: a second call first waits for the one before. With options.wait all of it is done on return.
+  /// 1. The call blocks while this rank's shard is copied to host memory, which is kept and reused
+  ///    (Config::save_buffer takes it at the start).
+  /// 2. State on the nvme tier is copied during the next step, as that reads it, or in a pass of its own if
+  ///    something needs it before.
+  /// 3. A thread writes the file and makes it durable behind the next steps.
+  /// 4. The checkpoint is complete when StepResult::saved or finish_saving() names it.
+  /// One save is in progress at a time: a second call first waits for the one before. With options.wait all
+  /// of it is done on return.
   ///
   /// A save that fails throws CheckpointError on all ranks, naming rank, file and reason: from this call, or,
-  /// when it was under way, from the next of begin_micro_batch() that starts a step, save(), load() and
+  /// when it was in progress, from the next of begin_micro_batch() that starts a step, save(), load() and
   /// finish_saving(). Earlier checkpoints and the training state are as before then, and the engine goes on.
-  /// The engine's end waits for the save under way and logs its failure.
+  /// The engine's destructor waits for the save in progress and logs its failure.
   std::string save(const std::string& directory, const SaveOptions& options = {});
-  /// Collective. Waits for the save under way; the path of its checkpoint, empty when there was none. Throws
-  /// as said above.
+  /// Collective. Waits for the save in progress; the path of its checkpoint, empty when there was none.
+  /// Throws as said above.
   std::string finish_saving();
   /// True while a save is in progress; equal on all ranks.
   bool saving() const;

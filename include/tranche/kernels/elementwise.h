@@ -35,8 +35,8 @@ void accumulate(Stream& stream, const ConstTensorView& x, const TensorView& accu
 void add_bias(Stream& stream, const TensorView& x, const ConstTensorView& bias);
 /// bias_gradient[columns] (fp32) += sum over rows of gradient[rows, columns], rows in fixed blocks of 64
 /// summed in order, then the blocks, so the result does not depend on the number of threads. On cuda the
-/// blocks' sums pass through the workspace, 4 bytes a column each (as many at a time as it holds, one at
-/// least beside one row that is kept); the CPU needs none.
+/// blocks' sums pass through the workspace, which holds at least 8 * columns bytes (InvalidArgument
+/// otherwise) and serves more blocks at a time if it holds more; the CPU needs none.
 void bias_gradient(Stream& stream, const ConstTensorView& gradient, const TensorView& bias_gradient,
                    const Workspace& workspace = {});
 

@@ -1,4 +1,8 @@
 #pragma once
+/// Matrix multiplications. As of all kernels: calls enqueue on `stream` and may return before the work is
+/// done; operands lie in memory of the stream's device and stay valid until the stream has passed the work;
+/// outputs do not overlap inputs unless it is said.
+
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
 #include "tranche/kernels/workspace.h"
@@ -12,12 +16,12 @@ struct MatmulOptions {
 };
 
 /// c[m, n] = op(a)[m, k] op(b)[k, n], sums in fp32. a and b share a dtype (fp32, bf16, fp16); c has that
-/// dtype or fp32. cpu: fp32 through oneDNN's sgemm on CPUs with AVX-512, else OpenBLAS; bf16 by our own loops
-/// or, with AMX, oneDNN where the CPU multiplies bf16 faster than fp32, otherwise (and for fp16 always) tiles
-/// widened to fp32. `workspace` has at least minimum_workspace_bytes for 16-bit dtypes. The same operands and
-/// number of threads give the same bits; all but oneDNN's bf16 give them for any number of threads and
-/// size of workspace. cuda: cuBLASLt, an algorithm chosen once for each shape within `workspace`; fp32 is
-/// IEEE fp32 (no TF32); the same shape, size of workspace, library and kind of GPU give the same bits. Throws
+/// dtype or fp32. cpu, fp32: oneDNN's sgemm with AVX-512, else OpenBLAS. cpu, bf16: oneDNN with AMX,
+/// own loops where the CPU multiplies bf16 faster than fp32, else tiles widened to fp32; fp16: always
+/// widened. `workspace` has at least minimum_workspace_bytes for 16-bit dtypes. The same operands and number
+/// of threads give the same bits; all but oneDNN's bf16 give them for any number of threads and size of
+/// workspace. cuda: cuBLASLt, an algorithm chosen once for each shape within `workspace`; fp32 is IEEE fp32
+/// (no TF32); the same shape, size of workspace, library and kind of GPU give the same bits. Throws
 /// InvalidArgument on shapes or dtypes.
 void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView& a, const ConstTensorView& b,
             const TensorView& c, const Workspace& workspace);

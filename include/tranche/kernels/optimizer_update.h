@@ -68,8 +68,8 @@ struct SgdArguments {
   float gradient_scale = 1;
   bool apply = true;
 };
-/// As adam_update. A momentum_buffer with null data means no momentum, whatever the arguments say. Counted as
-/// a step that is neither the first nor nesterov.
+/// As adam_update. A momentum_buffer with null data means no momentum, whatever the arguments say. The cost
+/// model counts a step that is neither the first nor nesterov.
 void sgd_update(Stream& stream, const GroupArguments<SgdArguments>& arguments,
                 std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
                 const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight);

@@ -10,9 +10,8 @@
 
 namespace tranche::kernels {
 
-/// The next reader of an ordered sum: soon, the core that took it, or later, from memory. Then the CPU
-/// writes it past its caches, which saves reading the target first and leaves the caches to others; GPUs make
-/// no difference. The bits are the same.
+/// How a CPU writes a sum. caches: ordinary stores, for a sum that is read again soon; memory: non-temporal
+/// stores, for one that is not, which leave the caches to other data. GPUs ignore it; the bits are the same.
 enum class SumTarget { caches, memory };
 
 /// The ordered sum of docs/design.md: pieces[r] holds rank r's elements in `piece_dtype`; they are summed
@@ -22,10 +21,9 @@ enum class SumTarget { caches, memory };
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
                  bool accumulate, const TensorView& out, SumTarget target = SumTarget::caches);
 
-/// The ordered sum of one rank alone: out = source rounded to `wire` (with accumulate: out = out + that),
-/// which are the bits of a cast to `wire` and the ordered sum of that one piece, in one pass and without
-/// memory between. source is fp32 and may be out; out is fp32 or 16-bit (rounded once). The CPU writes past
-/// its caches.
+/// What a reduce-scatter of one rank does, in one pass and without memory between: rounds source to the
+/// communication dtype `wire`, then writes it to out (with accumulate: adds it). source is fp32 and may be
+/// out; out is fp32 or 16-bit (rounded once). The CPU uses non-temporal stores.
 void rounded_sum(Stream& stream, const ConstTensorView& source, DataType wire, bool accumulate,
                  const TensorView& out);
 

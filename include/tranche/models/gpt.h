@@ -17,7 +17,7 @@ namespace models {
 
 /// A micro-batch of token sequences.
 struct TokenBatch {
-  ConstTensorView tokens;   ///< int32 [batch, time] in device memory, every value below the vocabulary
+  ConstTensorView tokens;   ///< int32 [batch, time] in device memory, in [0, vocabulary): not checked here
   ConstTensorView targets;  ///< int32 [batch, time] in device memory; kernels::ignored_label is left out
   std::span<const std::int64_t> samples;  ///< global index of each sequence, host memory; keys dropout
 };
@@ -37,19 +37,21 @@ class Gpt {
   /// allows.
   static ModelSpec spec(const GptConfig& config, std::int64_t sequence);
 
-  /// One whole micro-batch, begin to end: forward, backward, gradients handed over. Dropout is keyed by
-  /// (Config::seed, engine step, sample, site, element). With Config::activation_checkpointing only the input
-  /// of every checkpoint_every-th block is kept and blocks are recomputed in backward, group by group, with
-  /// the same bits. One gather serves a block's recomputation and its backward when the group is no larger
-  /// than Config::depth: its units stay gathered in between. In a larger group that holds for the last block,
-  /// and the others are gathered once more. Throws InvalidArgument on shapes, ConfigurationError on a
-  /// sequence that is too long.
+  /// One whole micro-batch: calls Engine::begin_micro_batch(), forward, backward, reduce() and
+  /// end_micro_batch(). Call it Config::accumulation_steps times, then Engine::step(), whose result has the
+  /// loss. Dropout is keyed by (Config::seed, engine step, sample, site, element). With
+  /// Config::activation_checkpointing only the input of every checkpoint_every-th block is kept and blocks
+  /// are recomputed in backward, group by group, with the same bits. A block is gathered twice a micro-batch
+  /// when its group is no larger than Config::depth, so that its units stay gathered between recomputation
+  /// and backward; in a larger group, three times but for its last block. Throws InvalidArgument on shapes,
+  /// ConfigurationError on a sequence that is too long.
   void forward_backward(Engine& engine, const TokenBatch& batch) const;
   /// One micro-batch of loss, without dropout, between Engine::begin_evaluation and end_evaluation.
   void evaluate(Engine& engine, const TokenBatch& batch) const;
 
   /// Logits (fp32, one for each of the vocabulary) of the token after `tokens`, at most the last `positions`
-  /// of which are seen. Collective; between steps, in an InferenceScope of its own. Zeros on the meta device.
+  /// of which are seen. Collective; between steps. It opens an InferenceScope itself, so not inside one.
+  /// Zeros on the meta device.
   std::vector<float> next_token_logits(Engine& engine, std::span<const std::int32_t> tokens) const;
   /// softmax(logits / temperature) of the same, in fp64; temperature > 0.
   std::vector<double> next_token_probabilities(Engine& engine, std::span<const std::int32_t> tokens,

@@ -9,7 +9,7 @@ struct LossScalerOptions {
   bool dynamic = true;
   double initial_scale = 65536;  ///< 2^16; the fixed scale when not dynamic
   std::int64_t window = 1000;    ///< clean steps after which the scale doubles
-  int hysteresis = 2;            ///< the scale halves at this overflow, and at each after until refilled
+  int hysteresis = 2;  ///< the scale halves at the hysteresis-th overflow and each later one until refilled
   bool consecutive_hysteresis = false;  ///< refill hysteresis at every clean step
   double minimum_scale = 1;             ///< 0: as small as fp32 allows (2^-80)
 };
@@ -30,7 +30,8 @@ class LossScaler {
   /// Tells the outcome of a step. Throws NumericalError when an overflow meets the minimum scale.
   void update(bool overflow);
   const LossScalerState& state() const noexcept { return state_; }
-  /// Goes on from a saved state; where the present options are narrower they win. Throws InvalidArgument.
+  /// Goes on from a saved state; its counts are clamped to the present window and hysteresis, and a fixed
+  /// scale replaces the saved one. Throws InvalidArgument.
   void restore(const LossScalerState& state);
   const LossScalerOptions& options() const noexcept { return options_; }
 

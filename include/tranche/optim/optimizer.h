@@ -85,11 +85,11 @@ struct UpdateRange {
   UpdateRange part(const TensorSegment& segment) const;
 };
 
-/// An update rule. Stateless over calls: what it remembers is in the state tensors and OptimizerStep, so it
-/// is sharded, offloaded and checkpointed by the engine. At the end of a step all ranks agree on norm,
-/// clipping and scale; then the engine calls, in a fixed order, prepare() for rules with sums, exchanges
-/// these, and calls apply(). In a skipped step (OptimizerStep::apply is false) it calls the same, and nothing
-/// may change.
+/// An optimizer's update rule. Stateless over calls: what it remembers is in the state tensors and
+/// OptimizerStep, so it is sharded, offloaded and checkpointed by the engine. At the end of a step all ranks
+/// agree on norm, clipping and scale; then the engine calls, in a fixed order, prepare() for rules with sums,
+/// exchanges these, and calls apply(). In a skipped step (OptimizerStep::apply is false) it calls the same,
+/// and nothing may change.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -101,18 +101,20 @@ class Optimizer {
   /// tensor, at the start. Unless a rule overrides this, values of the group's own are refused by name, as
   /// apply() would pass over them in silence.
   virtual void check_group(const GroupOptions& group) const;
-  /// The numbers of a step that are the same for all elements of a group (rates, bias corrections), as bytes
-  /// that the rule's kernels read; of one size for all steps and groups. A rule that has them, and takes
-  /// nothing else of OptimizerStep in apply(), is the same work in every step, which a device may record once
-  /// and replay. Rules without are issued anew with the OptimizerStep that they are given.
+  /// The kernels' scalars of a step that are the same for all elements of a group (rate, bias corrections),
+  /// as bytes that the rule's kernels read; of one size for all steps and groups. A rule that has them, and
+  /// takes nothing else of OptimizerStep in apply(), is the same work in every step, which a device may
+  /// record once and replay. Rules without are issued anew with the OptimizerStep that they are given.
   virtual std::vector<std::byte> numbers(const OptimizerStep&, const GroupOptions&) const { return {}; }
 
-  /// How many fp64 sums over all of a tensor's elements the rule needs; 0 for most.
+  /// How many reductions over all of a tensor's elements the rule needs, in fp64 (LAMB's norms of weight and
+  /// update: two); 0 for most.
   virtual int sums(const TrainableTensor&) const { return 0; }
   /// Before apply(), for rules with sums: may change state, and adds each segment's share to `sums` of the
   /// segment, which begin at zero. The gradient's true scale is known. A tensor's sums over all ranks are
-  /// added up in a fixed order. `range` is all that this rank updates of a flat buffer, its segments also cut
-  /// where a rank's own share ends: of elements that several ranks keep the engine counts each once.
+  /// added up in a fixed order. `range` is all that this rank updates of a flat buffer. Where several ranks
+  /// keep the same elements, segments also end at the begin and end of the rank's own shard, and only that
+  /// shard's sums count.
   virtual void prepare(Stream&, const OptimizerStep&, const UpdateRange& /*range*/) const {}
   /// True for tensors whose matrices one rank each must compute whole from what prepare() left (Muon). No
   /// engine does so yet: at the start a rule that says true is refused with ConfigurationError.

@@ -39,8 +39,8 @@ struct WarmupOptions {
 /// Throws InvalidArgument on a step count below 1 or rates that are not finite; so do the other factories.
 std::unique_ptr<Schedule> make_warmup_schedule(const WarmupOptions& options);
 
-/// WarmupLR, then a straight line from the maximum down to 0 at total_num_steps. As in DeepSpeed the line
-/// ends at 0 whatever the minimum: the minimum of the rise is added to it.
+/// WarmupLR, then a straight line from warmup_max_lr down to warmup_min_lr at total_num_steps, where it
+/// stays, as in DeepSpeed.
 struct WarmupDecayOptions {
   WarmupOptions warmup;
   std::int64_t total_num_steps = 0;
@@ -60,8 +60,9 @@ struct WarmupCosineOptions {
 std::unique_ptr<Schedule> make_warmup_cosine_schedule(const WarmupCosineOptions& options);
 
 /// One cycle (Smith, 2018): the rate rises over the first part and falls over the second, momentum the other
-/// way round; after the cycle the rate is divided by, and momentum multiplied with, 1 + decay rate *
-/// intervals. A stair count above 0 moves in that many equal stairs.
+/// way round. After the cycle the rate is divided by 1 + decay_lr_rate * k and momentum multiplied by
+/// 1 + decay_mom_rate * k, with k the updates since then over decay_step_size. A stair count above 0 cuts a
+/// part of the cycle into that many equal steps.
 struct OneCycleOptions {
   double cycle_min_lr = 0;
   double cycle_max_lr = 0;

@@ -74,7 +74,7 @@ struct Machine {
   std::vector<ComputeShare> shares;  ///< ascending in ranks
   std::vector<CollectiveTable> collectives;
   LinkRate host_link;                     ///< each way
-  double host_bytes_per_second = 0;       ///< of one rank's updates in host memory
+  double host_bytes_per_second = 0;       ///< read plus written by one rank's updates in host memory
   std::optional<LinkRate> disk;           ///< bytes read and written, of a rank
   std::optional<LinkRate> network;        ///< of a node
   double disk_read_bytes_per_second = 0;  ///< 0: as `disk`

@@ -42,7 +42,7 @@ struct PlanResult {
   Engine::StateBytes state;
   /// Of a step, as the meter counts what this rank sends, by operation.
   std::map<std::string, TrafficCount> data, control;
-  std::int64_t formula_elements = 0;
+  std::int64_t formula_elements = 0;  ///< that this rank sends a step by Engine::formula_traffic_elements()
   /// Elements of all flat buffers, padding included.
   std::int64_t padded_elements = 0;
   WorkCount work;                  ///< of a step, as the kernels count it
@@ -60,24 +60,26 @@ struct PlanResult {
 /// Throws ConfigurationError for what a run would refuse.
 PlanResult plan_run(const PlanRequest& request);
 
-/// Seconds of a step: docs/memory.md has the formulas.
+/// Seconds of a step in closed form (docs/memory.md has the formulas), to rank candidates of a search. For
+/// times see project() (projection.h), which simulates the recorded step on a machine's measured rates.
 struct StepCost {
   double compute = 0;    ///< the model's own operations
   double recompute = 0;  ///< those done again to save activations
-  double exposed = 0;    ///< on the wire with nothing to hide behind
+  double exposed = 0;    ///< communication that nothing hides
   double offload = 0;    ///< waiting for copies, host updates and the disk
   double total() const { return compute + recompute + exposed + offload; }
 };
+/// `rates` are used in place of request.rates.
 StepCost step_cost(const PlanRequest& request, const CostModel& rates);
 /// The part of it that offloaded state costs, by link.
 OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates);
 
 struct FitRequest {
-  PlanRequest plan;         ///< where the search begins; its global batch is kept
-  std::int64_t budget = 0;  ///< bytes of device memory a rank
-  CostModel rates;
-  bool keep_stage = false;                                         ///< the stage is not searched
-  bool keep_micro_batch = false;                                   ///< nor the micro-batch
+  PlanRequest plan;               ///< where the search begins; its global batch is kept
+  std::int64_t budget = 0;        ///< bytes of device memory a rank
+  CostModel rates;                ///< replace plan.rates
+  bool keep_stage = false;        ///< the stage is not searched
+  bool keep_micro_batch = false;  ///< nor the micro-batch
   bool keep_optimizer_tier = false, keep_parameters_tier = false;  ///< nor where state lives
   std::int64_t nvme_budget = 0;   ///< bytes of a rank; 0: none. Of host memory it is plan.host_memory
   std::function<bool()> give_up;  ///< asked between plans: true ends the search with an Error
@@ -96,7 +98,8 @@ struct FitTrial {
   std::int64_t peak = 0;            ///< bytes of device memory
   std::int64_t host = 0, nvme = 0;  ///< bytes of the other tiers; 0 where it was not run
   bool fits = false;
-  bool state_alone = false;  ///< `peak` is model state, workspace and exchange buffer, which are beyond it
+  bool state_alone =
+      false;  ///< not run: `peak` is model state, workspace and staging buffer, beyond the budget
   StepCost cost;
 };
 

@@ -28,7 +28,7 @@ struct StepBreakdown {
 struct Projection {
   StepBreakdown step;
   double tokens_per_second = 0;  ///< of all ranks
-  double efficiency = 1;         ///< a rank's tokens a second over those of a rank that is alone
+  double efficiency = 1;         ///< weak scaling: a rank's tokens a second over those of one rank alone
   /// Seconds of the chain of work that determines the step, by name; longest first.
   std::vector<std::pair<std::string, double>> critical_path;
   std::vector<std::string> notes;  ///< what was taken from elsewhere than a measurement
@@ -51,8 +51,8 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace = null
 /// Seconds of a collective over `ranks` ranks, `ranks_per_node` of them on a node, of so many bytes of all
 /// ranks' parts together: inside a node by the machine's tables, between nodes each node sends and receives
 /// what it must, and a message's latency for each doubling of the nodes. CPUs of a node send partial sums of
-/// a reduction, in fp32; GPUs each send a piece to every rank elsewhere, unless `by_library` (NCCL's own
-/// reduction) a ring crosses once per node.
+/// a reduction, in fp32; of GPUs every rank sends a part to every rank of other nodes, or with `by_library`
+/// (NCCL's own reduction) one ring crosses each node once.
 double collective_seconds(const Machine& machine, const LinkRate& network, const std::string& operation,
                           int ranks, int ranks_per_node, int element_bytes, double full_bytes,
                           bool by_library = false);

@@ -20,7 +20,8 @@ struct MemoryFigures {
   static MemoryFigures of(const Ledger& ledger);
 };
 
-/// Made right behind the Runtime, so that it sees all that an Engine takes, and gone before it. It takes no
+/// Construct it after the Runtime and before the Engine, so that it sees all that an Engine takes; destroy it
+/// before the Runtime. It takes no
 /// tracked memory, waits for nothing and changes no bits. A Runtime with RuntimeOptions::trace gives it spans
 /// of compute and communication beside the counters.
 ///
@@ -38,7 +39,7 @@ class MemoryProfile {
 
   /// Marks the end of a step and looks at what the process holds. Not collective.
   void end_step(std::int64_t step);
-  /// Ends the measurement; without it write() does. Not collective.
+  /// Stops measuring; write() does so if this was not called. Not collective.
   void end();
   const MemoryTimeline& timeline() const;
 
