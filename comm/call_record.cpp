@@ -24,4 +24,10 @@ bool CallRecord::comes(const CallSignature& theirs) const {
   return sequence == nullptr || theirs.number > sequence->calls.back().number;
 }
 
+const CallRecord::Sequence* CallRecord::find(int context) const {
+  const auto found = std::find_if(sequences_.begin(), sequences_.end(),
+                                  [&](const Sequence& each) { return each.context == context; });
+  return found == sequences_.end() ? nullptr : &*found;
+}
+
 }  // namespace tranche::comm

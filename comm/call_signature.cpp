@@ -1,7 +1,5 @@
 #include "comm/call_signature.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
 
 #include "comm/transport/operation.h"
@@ -49,12 +47,6 @@ std::string difference(const CallSignature& one, const CallSignature& other) {
   const CallSignature &first = one.rank < other.rank ? one : other,
                       &second = one.rank < other.rank ? other : one;
   return said(first, same) + " where " + said(second, same) + ": the ranks' calls differ";
-}
-
-const CallRecord::Sequence* CallRecord::find(int context) const {
-  const auto found = std::find_if(sequences_.begin(), sequences_.end(),
-                                  [&](const Sequence& each) { return each.context == context; });
-  return found == sequences_.end() ? nullptr : &*found;
 }
 
 }  // namespace tranche::comm

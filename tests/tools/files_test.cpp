@@ -32,7 +32,7 @@ TEST(Files, AProbeShowsWhetherRanksShareAFolder) {
   require_probe(path, "--dir", 7, 1);
   EXPECT_THAT(message_of<CheckpointError>([&] { require_probe(path, "--dir", 8, 1); }),
               AllOf(HasSubstr("--dir '" + path + "': rank 1 does not see there what rank 0 wrote"),
-                    HasSubstr("all hosts share")));
+                    HasSubstr("all nodes share")));
   remove_probe(path, 7);
   remove_probe(path, 7);  // gone already
   EXPECT_TRUE(std::filesystem::is_empty(path));
