@@ -81,17 +81,7 @@ Engine::Impl::~Impl() {
                      (in_evaluation ? "an evaluation" : "step " + std::to_string(steps_done + 1)));
   }
   if (session) session->close(!broken && !unwinding() && !in_micro_batch && !in_evaluation);
-  // Collectives and kernels in progress still touch the buffers; a failed communicator has let go of them.
-  for (const UnitState& unit : store.units()) {
-    for (const FlatBuffer& flat : unit.buffers) {
-      for (const Event& event : {flat.gather_done, flat.reduce_done}) {
-        try {
-          event.wait();
-        } catch (...) {
-        }
-      }
-    }
-  }
+  store.await_collectives();
   try {
     compute.synchronize();
   } catch (...) {

@@ -30,7 +30,22 @@ StateStore::StateStore(const Config& config, StateLayout layout, const StateReso
   }
 }
 
-StateStore::~StateStore() = default;
+StateStore::~StateStore() {
+  await_collectives();
+}
+
+void StateStore::await_collectives() noexcept {
+  for (const UnitState& unit : layout_.units) {
+    for (const FlatBuffer& flat : unit.buffers) {
+      for (const Event& event : {flat.gather_done, flat.reduce_done}) {
+        try {
+          event.wait();
+        } catch (...) {  // a failed communicator has let go of the memory
+        }
+      }
+    }
+  }
+}
 
 void StateStore::assign_tiers() {
   for (UnitState& unit : layout_.units) {

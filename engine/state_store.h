@@ -81,6 +81,10 @@ class StateStore {
   void observe(StateObserver* observer) { observer_ = observer; }
   StateObserver* observer() const { return observer_; }
 
+  /// Waits until no collective that was issued touches the buffers any more, here or on a peer; the
+  /// destructor does so too.
+  void await_collectives() noexcept;
+
   // --- Elements ---
   enum class Access { read, replace, update };
   /// Weights and optimizer state of [range), which lies in device or host memory and in what this rank keeps.
