@@ -22,6 +22,10 @@ ParameterGatherer::ParameterGatherer(StateStore& store, const Config& config, St
   }
 }
 
+ParameterGatherer::~ParameterGatherer() {
+  store_.await_collectives();
+}
+
 void ParameterGatherer::begin_sequence(Program program, bool another_follows) {
   program_ = program;
   another_follows_ = another_follows;

@@ -24,6 +24,10 @@ class ParameterGatherer {
   /// All arguments outlive it.
   ParameterGatherer(StateStore& store, const Config& config, StepArena& arena, Stream& compute,
                     ExposedTime& exposed);
+  /// Waits for gathers into slots that it still has.
+  ~ParameterGatherer();
+  ParameterGatherer(const ParameterGatherer&) = delete;
+  ParameterGatherer& operator=(const ParameterGatherer&) = delete;
 
   /// `another_follows`: a sequence of the same program begins right after this one.
   void begin_sequence(Program program, bool another_follows);
