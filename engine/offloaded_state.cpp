@@ -1,4 +1,4 @@
-// What is kept where off the device, how gradients get there, and how new weights come back.
+// Memory of offloaded state, gradients on their way to it, and new weights on their way back.
 
 #include "engine/offloaded_state.h"
 

@@ -25,7 +25,7 @@ class StepBoundary {
   /// Takes the updater's memory; once the store has its own.
   void allocate(MemoryResource& memory);
 
-  /// What the ranks found together.
+  /// The result of the exchange, equal on all ranks.
   struct Agreement {
     std::vector<StepRecord> records;  ///< by rank
     double loss_sum = 0;

@@ -27,7 +27,7 @@ class StepRecorder {
   void begin_pass(Program program);
   /// LogicError, nothing having changed, while memory of the pass is held.
   void end_pass();
-  /// What still holds memory of the pass keeps it; the program's next pass records anew.
+  /// Gives the pass up. Buffers that are still held stay valid; the program's next pass records anew.
   void abandon_pass(Program program);
   bool pass_open() const { return arena_.active(); }
   /// The next pass of each program takes its memory anew and is packed. LogicError while memory is held.

@@ -1,5 +1,5 @@
 #pragma once
-/// What a program under NVTX's injection has shown to the profiler of cuda_nvtx_injection.cpp.
+/// The ranges that a program under NVTX's injection has shown to the profiler of cuda_nvtx_injection.cpp.
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>

@@ -43,7 +43,7 @@ struct Kept {
 };
 class StateStoreTiers : public ::testing::TestWithParam<Kept> {};
 
-// What is written through slices is read again through slices, whichever range is asked for, and becomes the
+// Values written through slices are read again through slices, whichever range is asked for, and become the
 // weights that are read.
 TEST_P(StateStoreTiers, WhatIsWrittenIsRead) {
   const testing::TestFolder folder;

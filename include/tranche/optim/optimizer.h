@@ -94,7 +94,7 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;
-  /// What is kept for every element of a tensor. Up to now the same for all tensors of a model, else the
+  /// The state kept for every element of a tensor. Up to now the same for all tensors of a model, else the
   /// engine throws ConfigurationError.
   virtual std::vector<OptimizerStateTensor> state(const TrainableTensor& tensor) const = 0;
   /// Throws InvalidArgument when this rule cannot honour what the group sets; the engine asks once for each
@@ -128,7 +128,7 @@ class Optimizer {
   virtual std::string describe() const = 0;
 };
 
-/// What Optimizer::numbers() returns for numbers that are kept in one structure.
+/// The value for Optimizer::numbers() to return where the numbers are kept in one structure.
 template <class Numbers>
 std::vector<std::byte> bytes_of_numbers(const Numbers& numbers) {
   static_assert(std::is_trivially_copyable_v<Numbers>);
