@@ -21,9 +21,9 @@ enum class SumTarget { caches, memory };
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
                  bool accumulate, const TensorView& out, SumTarget target = SumTarget::caches);
 
-/// Does the work of a reduce-scatter of one rank, in one pass and without memory between: rounds source to the
-/// communication dtype `wire`, then writes it to out (with accumulate: adds it). source is fp32 and may be
-/// out; out is fp32 or 16-bit (rounded once). The CPU uses non-temporal stores.
+/// Does the work of a reduce-scatter of one rank, in one pass and without memory between: rounds source to
+/// the communication dtype `wire`, then writes it to out (with accumulate: adds it). source is fp32 and may
+/// be out; out is fp32 or 16-bit (rounded once). The CPU uses non-temporal stores.
 void rounded_sum(Stream& stream, const ConstTensorView& source, DataType wire, bool accumulate,
                  const TensorView& out);
 
