@@ -7,6 +7,7 @@
 #include "odd_model.h"
 #include "tests/core/error_text.h"
 #include "tranche/kernels/elementwise.h"
+#include "tranche/kernels/reduction.h"
 
 namespace tranche::test {
 
@@ -22,6 +23,17 @@ inline void on_ranks(const OddRun& run, const std::function<void(Engine&, Runtim
     Engine engine(runtime, odd_model(run.single_unit), config);
     body(engine, runtime);
   });
+}
+
+/// State digest of rank 0 after body has run on all ranks.
+inline kernels::Digest digest_after(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body) {
+  kernels::Digest digest;
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    body(engine, runtime);
+    const kernels::Digest mine = engine.state_digest();
+    if (runtime.rank() == 0) digest = mine;
+  });
+  return digest;
 }
 
 /// All micro-batches of a step.

@@ -43,6 +43,20 @@ inline Config plain_config(int stage, std::int64_t accumulation_steps = 1) {
   return config;
 }
 
+/// State on the tiers given, in tiles so small that a tensor has several; on nvme with little memory for
+/// input and output, and without calibration.
+inline OffloadConfig in_tiles(std::int64_t elements, OffloadTier optimizer,
+                              OffloadTier parameters = OffloadTier::none) {
+  OffloadConfig offload;
+  offload.optimizer = optimizer;
+  offload.parameters = parameters;
+  offload.tile_elements = elements;
+  offload.io_engine = "threads";
+  offload.io_block_bytes = 1 << 20;
+  offload.io_depth = 2;
+  return offload;
+}
+
 /// All that a rank's parts stand on; `group` is the ranks that share the state and outlives it.
 struct RankState {
   RankState(Config with, Communicator& of_group, FileSystem& files = posix_file_system(),

@@ -50,12 +50,7 @@ TEST_P(StateStoreTiers, WhatIsWrittenIsRead) {
   Config config = plain_config(GetParam().stage);
   config.precision.compute = DataType::bfloat16;
   config.optimizer.momentum = 0.5;
-  config.offload.optimizer = GetParam().optimizer;
-  config.offload.parameters = GetParam().parameters;
-  config.offload.tile_elements = 256;
-  config.offload.io_engine = "threads";
-  config.offload.io_block_bytes = 1 << 20;
-  config.offload.io_depth = 2;
+  config.offload = in_tiles(256, GetParam().optimizer, GetParam().parameters);
   run_thread_ranks(3, [&](int, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> group = factory({});
     RankState rank(config, *group, posix_file_system(), folder.path());
@@ -124,11 +119,7 @@ TEST(StateStore, AnObserverSeesTilesBeforeTheyChange) {
   };
   const testing::TestFolder folder;
   Config config = plain_config(1);
-  config.offload.optimizer = OffloadTier::nvme;
-  config.offload.tile_elements = 256;
-  config.offload.io_engine = "threads";
-  config.offload.io_block_bytes = 1 << 20;
-  config.offload.io_depth = 2;
+  config.offload = in_tiles(256, OffloadTier::nvme);
   const auto alone = make_self_communicator();
   RankState rank(config, *alone, posix_file_system(), folder.path());
   Observer observer;

@@ -55,11 +55,7 @@ TEST_P(StepBoundaryStages, AgreesAndUpdates) {
   const auto [stage, tier] = GetParam();
   const testing::TestFolder folder;
   Config config = plain_config(stage);
-  config.offload.optimizer = tier;
-  config.offload.tile_elements = 512;
-  config.offload.io_engine = "threads";
-  config.offload.io_block_bytes = 1 << 20;
-  config.offload.io_depth = 2;
+  config.offload = in_tiles(512, tier);
   run_thread_ranks(3, [&](int, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> group = factory({});
     RankState rank(config, *group, posix_file_system(), folder.path());

@@ -1,0 +1,303 @@
+// Failures in the middle of a step: memory that runs out, gradients that are dropped, ranks that differ,
+// exceptions that unwind a handle. Each ends the engine on all ranks with a text, or changes nothing.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <future>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "on_ranks.h"
+
+namespace tranche::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// Takes what is left under the runtime's limit, so that the next allocation of a page's size fails.
+std::vector<Buffer> take_the_rest(Runtime& runtime) {
+  std::vector<Buffer> taken;
+  for (std::int64_t bytes = 1 << 20; bytes >= 256;) {
+    try {
+      taken.emplace_back(runtime.memory(Tier::device), bytes, Category::other, "hog");
+    } catch (const OutOfMemory&) {
+      bytes /= 2;
+    }
+  }
+  return taken;
+}
+
+/// Two units of which the second is too large for what the first gives back.
+ModelSpec small_and_large() {
+  ModelSpec model;
+  model.add_unit({"small", {{"small.w", Shape{10}, Initializer::zeros()}}, 1});
+  model.add_unit({"large", {{"large.w", Shape{50000}, Initializer::zeros()}}, 1});
+  return model;
+}
+
+/// Runs `body` on two ranks of the two units in stage 3, of which rank 1 has a limit of memory.
+void with_a_poor_rank(const std::function<void(Engine&, Runtime&)>& body) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 3;
+  run.depth = 1;
+  run.frozen = false;
+  run.plan_memory = false;
+  run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
+    const Config config = odd_config(run);
+    RuntimeOptions options = RuntimeOptions::from(config);
+    if (rank == 1) options.device_memory_limit = 8 << 20;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, small_and_large(), config);
+    body(engine, runtime);
+  });
+}
+
+TEST(FailuresHalfWay, OutOfMemoryInAGatherEndsTheEngineOnAllRanks) {
+  EXPECT_THAT(message_of<OutOfMemory>([&] {
+                with_a_poor_rank([](Engine& engine, Runtime& runtime) {
+                  std::vector<Buffer> hog;
+                  if (runtime.rank() == 1) hog = take_the_rest(runtime);
+                  engine.begin_micro_batch();
+                  if (runtime.rank() == 0) {
+                    const std::string told = message_of<CommunicationError>([&] { engine.gather({1}); });
+                    EXPECT_THAT(told, AllOf(HasSubstr("rank 1 failed"), HasSubstr("large gathered")));
+                    return;
+                  }
+                  const std::string first = message_of<OutOfMemory>([&] { engine.gather({1}); });
+                  EXPECT_THAT(first, HasSubstr("large gathered"));
+                  hog.clear();
+                  // With memory again it still cannot go on: its peers are elsewhere.
+                  EXPECT_EQ(message_of<OutOfMemory>([&] { engine.gather({1}); }), first);
+                  EXPECT_EQ(message_of<OutOfMemory>([&] { engine.weights_digest(); }), first);
+                  EXPECT_EQ(message_of<OutOfMemory>([&] { engine.read_weight("small.w"); }), first);
+                  engine.step();
+                });
+              }),
+              HasSubstr("large gathered"));
+}
+
+TEST(FailuresHalfWay, OutOfMemoryInARelease) {
+  // Letting go of a unit fetches the next one ahead; a handle's release cannot throw, so the next call does.
+  EXPECT_THAT(message_of<OutOfMemory>([&] {
+                with_a_poor_rank([](Engine& engine, Runtime& runtime) {
+                  const auto micro_batch = [&](bool hogged) {
+                    std::vector<Buffer> hog;
+                    engine.begin_micro_batch();
+                    GatheredUnit small = engine.gather({0});
+                    if (hogged) hog = take_the_rest(runtime);
+                    small.release();
+                    hog.clear();  // too late: the peers' next collective is a gather that this rank left out
+                    for (int unit = 0; unit < 2; ++unit) engine.skip_gradients({unit});
+                    static_cast<void>(engine.gather({1}));
+                    end_with(engine, 0, 1);
+                    engine.step();
+                  };
+                  micro_batch(false);
+                  if (runtime.rank() == 1) {
+                    micro_batch(true);
+                  } else {
+                    EXPECT_THAT(message_of<CommunicationError>([&] { micro_batch(false); }),
+                                AllOf(HasSubstr("rank 1 failed"), HasSubstr("large gathered")));
+                  }
+                });
+              }),
+              HasSubstr("large gathered"));
+}
+
+TEST(FailuresHalfWay, DroppedGradientsEndTheEngine) {
+  on_ranks({}, [](Engine& engine, Runtime&) {
+    engine.begin_micro_batch();
+    { const UnitGradients dropped = engine.gradients({1}); }
+    const std::string first = message_of<LogicError>([&] { end_with(engine, 0, 1); });
+    EXPECT_THAT(first, HasSubstr("gradients of unit prime were dropped"));
+    EXPECT_EQ(message_of<LogicError>([&] { engine.gather({0}); }), first);
+    EXPECT_EQ(message_of<LogicError>([&] { engine.begin_evaluation(); }), first);
+  });
+}
+
+TEST(FailuresHalfWay, UnitsOfEqualSizeInAnotherOrderAreNamed) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 2;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    EXPECT_THAT(message_of<CommunicationError>([&] {
+                  engine.begin_micro_batch();
+                  engine.skip_gradients({runtime.rank() == 0 ? 0 : 2});
+                  engine.skip_gradients({runtime.rank() == 0 ? 2 : 0});
+                  for (const int unit : {1, 3}) engine.skip_gradients({unit});
+                  end_with(engine, 0, 1);
+                  engine.step();
+                }),
+                AllOf(HasSubstr("rank 0 issued reduce_scatter of unit tied"),
+                      HasSubstr("where rank 1 issued reduce_scatter of unit tiny"),
+                      HasSubstr("the ranks' calls differ")));
+  });
+}
+
+TEST(FailuresHalfWay, SequencesThatDifferAreToldAtTheStepsEnd) {
+  // Operation, unit and size agree, so that every exchange fits: only the sequence's hash has the phase.
+  OddRun run;
+  run.ranks = 2;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    runtime.shard().barrier({"unit", runtime.rank() == 0 ? "one" : "other", Traffic::control}).wait();
+    engine.begin_micro_batch();
+    for (const int unit : {0, 1, 2, 3}) engine.skip_gradients({unit});
+    end_with(engine, 0, 1);
+    EXPECT_THAT(message_of<CommunicationError>([&] { engine.step(); }),
+                AllOf(HasSubstr("rank 1 issued another sequence of collective calls than rank 0 in step 1"),
+                      HasSubstr("in the same order on all ranks")));
+  });
+}
+
+TEST(FailuresHalfWay, OptimizersThatDifferAreNamed) {
+  OddRun run;
+  run.ranks = 2;
+  EXPECT_THAT(message_of<ConfigurationError>([&] {
+                run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
+                  const Config config = odd_config(run);
+                  Runtime runtime(RuntimeOptions::from(config), factory);
+                  AdamOptions options;
+                  options.beta1 = rank == 1 ? 0.8 : 0.9;
+                  Engine engine(runtime, odd_model(), config, make_adam(options));
+                });
+              }),
+              HasSubstr("rank 1 started with another optimizer than rank 0"));
+}
+
+TEST(FailuresHalfWay, ModelsAndThreadsThatDifferAreNamed) {
+  for (const bool model : {true, false}) {
+    OddRun run;
+    run.ranks = 2;
+    run.frozen = false;
+    EXPECT_THAT(message_of<ConfigurationError>([&] {
+                  run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
+                    Config config = odd_config(run);
+                    RuntimeOptions options = RuntimeOptions::from(config);
+                    if (!model && rank == 1) options.threads = 2;
+                    config.threads = 0;  // so that the engine takes whatever the runtime has
+                    Runtime runtime(options, factory);
+                    Engine engine(runtime, odd_model(model && rank == 1), config);
+                  });
+                }),
+                HasSubstr(model ? "rank 1 started with another model than rank 0"
+                                : "rank 1 started with another numerics fingerprint"));
+  }
+}
+
+TEST(FailuresHalfWay, TheProgramTellsThePeersAndGetsItsStatus) {
+  run_thread_ranks(2, [](int rank, const CommunicatorFactory& factory) {
+    Runtime runtime(RuntimeOptions{}, factory);
+    if (rank == 1) {
+      const auto status = [&](auto error) { return runtime.fail(std::make_exception_ptr(error)); };
+      EXPECT_EQ(status(OutOfMemory("no room")), 3);
+      EXPECT_EQ(status(NumericalError("no number")), 6);
+      EXPECT_EQ(status(std::runtime_error("plain")), 1);
+      EXPECT_EQ(status(42), 1);
+      EXPECT_EQ(runtime.fail(nullptr), 1);
+      return;
+    }
+    EXPECT_THAT(message_of<CommunicationError>([&] {
+                  runtime.shard().barrier({"", "test"}).wait();
+                }),
+                HasSubstr("rank 1 failed: no room"));
+  });
+}
+
+TEST(FailuresHalfWay, WhatTheEngineIsToldEndsItsPeersAndItself) {
+  OddRun run;
+  run.ranks = 2;
+  std::promise<void> begun;  // else the failure may meet a peer that is still making its engine
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    if (runtime.rank() == 1) {
+      begun.get_future().wait();
+      const auto error = std::make_exception_ptr(OutOfMemory("a hook found no room"));
+      EXPECT_EQ(engine.fail(error), 3);
+      EXPECT_EQ(runtime.fail(error), 3);
+      EXPECT_EQ(engine.fail(error), 3);
+      EXPECT_EQ(message_of<OutOfMemory>([&] { engine.begin_micro_batch(); }), "a hook found no room");
+      return;
+    }
+    begun.set_value();
+    EXPECT_THAT(message_of<CommunicationError>([&] { static_cast<void>(engine.weights_digest()); }),
+                HasSubstr("rank 1 failed: a hook found no room"));
+  });
+}
+
+TEST(Unwinding, AnExceptionThatTheModelHandlesItselfChangesNoBit) {
+  // Letting go of a unit on the way to the handler fetches nothing ahead; the next call does, so that gathers
+  // and reductions keep their order among the ranks.
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 3;
+  run.depth = 3;
+  const auto digest = [&](bool throws) {
+    return digest_after(run, [&](Engine& engine, Runtime& runtime) {
+      for (int step = 0; step < 3; ++step) {
+        engine.begin_micro_batch();
+        for (int unit = 0; unit < 4; ++unit) {
+          try {
+            const GatheredUnit weights = engine.gather({unit});
+            if (throws && runtime.rank() == 1 && unit != 2) throw std::runtime_error("not this way");
+          } catch (const std::runtime_error&) {
+          }
+          if (unit == 1) engine.skip_gradients({2});
+        }
+        for (const int unit : {3, 1, 0}) engine.skip_gradients({unit});
+        end_with(engine, 0, 1);
+        engine.step();
+      }
+    });
+  };
+  EXPECT_EQ(digest(true), digest(false));
+}
+
+TEST(Unwinding, GradientsThatAnExceptionDropsEndThePeersAtOnce) {
+  OddRun run;
+  run.ranks = 2;
+  run.stage = 2;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    engine.begin_micro_batch();
+    if (runtime.rank() == 1) {
+      try {
+        const UnitGradients gradients = engine.gradients({3});
+        throw std::runtime_error("the model found no number");
+      } catch (const std::runtime_error&) {
+        // Nobody tells the peers the cause, so they say where.
+      }
+      EXPECT_THAT(
+          message_of<LogicError>([&] { engine.skip_gradients({2}); }),
+          HasSubstr(
+              "the engine has ended: an exception unwound it while it held the gradients of unit mixed"));
+      return;
+    }
+    EXPECT_THAT(
+        message_of<CommunicationError>([&] {
+          for (int unit = 3; unit >= 0; --unit) engine.skip_gradients({unit});
+          end_with(engine, 0, 1);
+          engine.step();
+        }),
+        HasSubstr("rank 1 failed: an exception unwound it while it held the gradients of unit mixed"));
+  });
+}
+
+TEST(Unwinding, ARankAloneGoesOnToTheEndOfTheMicroBatch) {
+  on_ranks({}, [](Engine& engine, Runtime&) {
+    engine.begin_micro_batch();
+    try {
+      const UnitGradients gradients = engine.gradients({3});
+      throw std::runtime_error("the model found no number");
+    } catch (const std::runtime_error&) {
+    }
+    for (int unit = 2; unit >= 0; --unit) engine.skip_gradients({unit});
+    EXPECT_THAT(message_of<LogicError>([&] { end_with(engine, 0, 1); }),
+                HasSubstr("gradients of unit mixed were dropped in micro-batch 0 without reduce()"));
+  });
+}
+
+}  // namespace
+}  // namespace tranche::test
