@@ -18,7 +18,14 @@ namespace tranche {
 namespace detail {
 namespace {
 
-const std::vector<std::string> optimizer_types = {"AdamW", "Adam", "SGD"};
+struct OptimizerType {
+  std::string name;
+  std::vector<std::string> parameters;  ///< of optimizer.params
+};
+const std::vector<OptimizerType> known_optimizers = {
+    {"AdamW", {"lr", "betas", "eps", "weight_decay", "adam_w_mode"}},
+    {"Adam", {"lr", "betas", "eps", "weight_decay", "adam_w_mode"}},
+    {"SGD", {"lr", "momentum", "dampening", "nesterov", "weight_decay"}}};
 const std::vector<std::string> schedule_types = {"constant", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR",
                                                  "OneCycle"};
 
@@ -42,17 +49,17 @@ std::string joined(const std::vector<std::string>& names) {
 
 /// One of DeepSpeed's that we lack is told apart from a typing error.
 std::string optimizer_type(const std::string& text, Problems& problems) {
-  const std::string known = match(optimizer_types, text);
+  const std::string known = match(optimizer_types(), text);
   if (!known.empty()) return known;
   const std::vector<std::string> lacking = {"Lamb",    "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Lion",
                                             "Adagrad", "Muon",       "MuAdam",      "MuAdamW",    "MuSGD"};
   const std::string there = match(lacking, text);
   if (!there.empty()) {
     problems.add_first(fmt::format("optimizer.type: {} is not part of this version; there are {}", there,
-                                   joined(optimizer_types)));
+                                   joined(optimizer_types())));
   } else {
-    const std::string closest = closest_match(text, optimizer_types);
-    problems.add_first(fmt::format("optimizer.type: '{}' is not one of {}{}", text, joined(optimizer_types),
+    const std::string closest = closest_match(text, optimizer_types());
+    problems.add_first(fmt::format("optimizer.type: '{}' is not one of {}{}", text, joined(optimizer_types()),
                                    closest.empty() ? "" : "; did you mean " + closest + "?"));
   }
   return "AdamW";
@@ -138,10 +145,7 @@ void read_precision(const Values& values, Config& config, Problems& problems) {
 void read_optimizer(const Values& values, Config& config, Problems& problems) {
   OptimizerConfig& optimizer = config.optimizer;
   if (const auto type = values.text("optimizer.type")) optimizer.type = optimizer_type(*type, problems);
-  const bool sgd = optimizer.type == "SGD";
-  const std::vector<std::string> allowed =
-      sgd ? std::vector<std::string>{"lr", "momentum", "dampening", "nesterov", "weight_decay"}
-          : std::vector<std::string>{"lr", "betas", "eps", "weight_decay", "adam_w_mode"};
+  const std::vector<std::string>& allowed = optimizer_parameters(optimizer.type);
   for (const std::string& name : values.names_within("optimizer.params")) {
     if (std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
       problems.add(fmt::format("optimizer.params.{} is no parameter of {}, which has {}", name,
@@ -285,8 +289,23 @@ void read_size(const Values& values, std::initializer_list<const char*> names, s
 
 }  // namespace
 
+const std::vector<std::string>& optimizer_types() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> result;
+    for (const OptimizerType& type : known_optimizers) result.push_back(type.name);
+    return result;
+  }();
+  return names;
+}
+
+const std::vector<std::string>& optimizer_parameters(std::string_view type) {
+  const auto found = std::find_if(known_optimizers.begin(), known_optimizers.end(),
+                                  [&](const OptimizerType& known) { return known.name == type; });
+  return (found == known_optimizers.end() ? known_optimizers.front() : *found).parameters;
+}
+
 bool is_known_type(std::string_view block, const Json& type) {
-  const std::vector<std::string>& types = block == "scheduler" ? schedule_types : optimizer_types;
+  const std::vector<std::string>& types = block == "scheduler" ? schedule_types : optimizer_types();
   return !type.is_string() || !match(types, type.get<std::string>()).empty();
 }
 

@@ -188,7 +188,8 @@ std::unique_ptr<Optimizer> make_optimizer(const Config& config) {
   } catch (const InvalidArgument& error) {
     throw ConfigurationError("optimizer.params: " + error.message());
   }
-  throw ConfigurationError(fmt::format("optimizer.type: '{}' is not one of AdamW, Adam, SGD", from.type));
+  throw ConfigurationError(fmt::format("optimizer.type: '{}' is not one of {}", from.type,
+                                       fmt::join(detail::optimizer_types(), ", ")));
 }
 
 }  // namespace tranche

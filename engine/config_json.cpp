@@ -113,20 +113,20 @@ Json precision_keys(const Config& config) {
 }
 
 Json optimizer_keys(const OptimizerConfig& optimizer) {
+  const Json all = {{"lr", optimizer.learning_rate},
+                    {"momentum", optimizer.momentum},
+                    {"dampening", optimizer.dampening},
+                    {"nesterov", optimizer.nesterov},
+                    {"betas", {optimizer.beta1, optimizer.beta2}},
+                    {"eps", optimizer.epsilon},
+                    {"adam_w_mode", optimizer.adam_w_mode},
+                    {"weight_decay", optimizer.weight_decay}};
+  const std::vector<std::string>& belonging = optimizer_parameters(optimizer.type);
   Json json;
   json["type"] = optimizer.type;
-  Json& params = json["params"];
-  params["lr"] = optimizer.learning_rate;
-  if (optimizer.type == "SGD") {
-    params["momentum"] = optimizer.momentum;
-    params["dampening"] = optimizer.dampening;
-    params["nesterov"] = optimizer.nesterov;
-  } else {
-    params["betas"] = {optimizer.beta1, optimizer.beta2};
-    params["eps"] = optimizer.epsilon;
-    params["adam_w_mode"] = optimizer.adam_w_mode;
+  for (const auto& [key, value] : all.items()) {
+    if (std::find(belonging.begin(), belonging.end(), key) != belonging.end()) json["params"][key] = value;
   }
-  params["weight_decay"] = optimizer.weight_decay;
   return json;
 }
 
