@@ -7,85 +7,25 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <functional>
 #include <future>
 #include <limits>
 #include <memory>
 
-#include "tranche/core/error.h"
-#include "tranche/device/device.h"
+#include "optimizer_testing.h"
+#include "tests/core/error_text.h"
 
-namespace tranche {
+namespace tranche::test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-/// A tensor of `n` elements with all of its buffers.
-struct Shard {
-  explicit Shard(std::size_t n, std::size_t states)
-      : gradient(n), master(n), state(states, std::vector<float>(n)) {
-    for (std::size_t i = 0; i < n; ++i) {
-      gradient[i] = 0.25f * static_cast<float>(i) - 1.0f;
-      master[i] = 1.0f - 0.125f * static_cast<float>(i);
-    }
-  }
-  UpdateRange range() {
-    const Shape shape{static_cast<std::int64_t>(gradient.size())};
-    UpdateRange range;
-    range.gradient = {gradient.data(), DataType::float32, shape};
-    range.master = {master.data(), DataType::float32, shape};
-    for (auto& tensor : state) range.state.push_back({tensor.data(), DataType::float32, shape});
-    range.weight = {nullptr, DataType::float32, shape};
-    return range;
-  }
-  std::vector<float> gradient, master;
-  std::vector<std::vector<float>> state;
-};
-
-/// Applies a step as an engine does: to `segments` of a range, whose groups' options are `groups`.
-void apply_to(Stream& stream, const Optimizer& optimizer, const OptimizerStep& step, UpdateRange range,
-              const std::vector<TensorSegment>& segments, const std::vector<GroupOptions>& groups) {
-  std::vector<std::byte> numbers;
-  for (const GroupOptions& group : groups) {
-    const std::vector<std::byte> of_group = optimizer.numbers(step, group);
-    range.numbers_stride = static_cast<std::int64_t>(of_group.size());
-    numbers.insert(numbers.end(), of_group.begin(), of_group.end());
-  }
-  range.numbers = numbers.data();
-  range.groups = static_cast<int>(groups.size());
-  range.segments = segments;
-  optimizer.apply(stream, step, range);
-  stream.synchronize();
-}
-
-class OptimizerTest : public testing::Test {
- protected:
-  void apply(const Optimizer& optimizer, const OptimizerStep& step, Shard& shard,
-             const GroupOptions& group = {}) {
-    apply(optimizer, step, shard.range(), group);
-  }
-  void apply(const Optimizer& optimizer, const OptimizerStep& step, const UpdateRange& range,
-             const GroupOptions& group = {}) {
-    apply_to(device_->compute_stream(), optimizer, step, range, {{.count = range.master.elements()}},
-             {group});
-  }
-  std::unique_ptr<Device> device_ = make_device({});
-};
-
-OptimizerStep step_of(std::int64_t step, double rate) {
-  OptimizerStep result;
-  result.step = step;
-  result.learning_rate = rate;
+/// One of each, with weight decay. What every optimizer guarantees is tested on all of them.
+std::vector<std::unique_ptr<Optimizer>> every_optimizer() {
+  std::vector<std::unique_ptr<Optimizer>> result;
+  result.push_back(make_adam({.weight_decay = 0.1}));
+  result.push_back(make_sgd({.weight_decay = 0.1}));
+  result.push_back(make_sgd({.momentum = 0.9, .weight_decay = 0.1}));
   return result;
-}
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.message();
-  }
-  return "nothing was thrown";
 }
 
 /// One element in double, straight from the papers (bias-corrected moments, not the kernel's folded form).
@@ -182,12 +122,14 @@ TEST_F(OptimizerTest, AGroupsOwnValuesAreChecked) {
   group.learning_rate = 0.1;
   EXPECT_NO_THROW(sgd->check_group(group));
   group.betas = {0.5, 1};
-  EXPECT_THAT(message_of([&] { adam->check_group(group); }), HasSubstr("AdamW: betas are [0.5, 1]"));
-  EXPECT_THAT(message_of([&] { sgd->check_group(group); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { adam->check_group(group); }),
+              HasSubstr("AdamW: betas are [0.5, 1]"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { sgd->check_group(group); }),
               HasSubstr("SGD: a parameter group sets betas, which SGD has not"));
   group.betas.reset();
   group.weight_decay = -1;
-  EXPECT_THAT(message_of([&] { sgd->check_group(group); }), HasSubstr("SGD: weight_decay is -1"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { sgd->check_group(group); }),
+              HasSubstr("SGD: weight_decay is -1"));
 }
 
 TEST_F(OptimizerTest, BiasCorrectionBelongsToTheBetaThatTheKernelUses) {
@@ -217,7 +159,7 @@ TEST_F(OptimizerTest, AScheduleMayReplaceBeta1) {
 }
 
 TEST_F(OptimizerTest, AMaskedStepChangesNothing) {
-  for (const auto& optimizer : {make_adam({.weight_decay = 0.1}), make_sgd({.momentum = 0.9})}) {
+  for (const auto& optimizer : every_optimizer()) {
     Shard shard(7, optimizer->state({}).size());
     for (float& g : shard.gradient) g = std::numeric_limits<float>::quiet_NaN();
     for (auto& tensor : shard.state) tensor.assign(7, 0.5f);
@@ -283,9 +225,7 @@ TEST_F(OptimizerTest, SgdHonoursItsGroup) {
 }
 
 TEST_F(OptimizerTest, NumbersAreReadWhenTheUpdateRuns) {
-  const std::unique_ptr<Optimizer> optimizers[] = {
-      make_adam({.weight_decay = 0.1}), make_sgd({.momentum = 0.9, .weight_decay = 0.01}), make_sgd({})};
-  for (const auto& optimizer : optimizers) {
+  for (const auto& optimizer : every_optimizer()) {
     Shard wanted(37, optimizer->state({}).size()), got = wanted;
     const std::unique_ptr<Stream> stream = device_->create_stream("update");
     const OptimizerStep step = step_of(3, 0.25);
@@ -315,9 +255,7 @@ const std::vector<TensorSegment> three_segments{{.first = 0, .count = 11, .first
                                                 {.first = 17, .count = 20, .group = 2}};
 
 TEST_F(OptimizerTest, SegmentsOfARangeGiveTheBitsOfTheirParts) {
-  for (const auto& optimizer :
-       {make_adam({.weight_decay = 0.1}), make_sgd({.momentum = 0.9, .weight_decay = 0.1}),
-        make_sgd({.weight_decay = 0.1})}) {
+  for (const auto& optimizer : every_optimizer()) {
     Shard whole(40, optimizer->state({}).size()), parts = whole;
     const std::vector<float> start = whole.master;
     std::vector<bfloat16> weight(40), weight_of_parts(40);
@@ -379,28 +317,34 @@ TEST_F(OptimizerTest, DescribeThemselves) {
 
 TEST_F(OptimizerTest, RefuseWhatCannotBe) {
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_THAT(message_of([] { make_adam({.beta1 = 1}); }), HasSubstr("AdamW: betas are [1, 0.999]"));
-  EXPECT_THAT(message_of([] { make_adam({.beta2 = nan}); }), HasSubstr("[0.9, nan]"));
-  EXPECT_THAT(message_of([] { make_adam({.epsilon = -1}); }), HasSubstr("eps is -1"));
-  EXPECT_THAT(message_of([] { make_adam({.weight_decay = nan, .decoupled = false}); }),
+  EXPECT_THAT(message_of<InvalidArgument>([] { make_adam({.beta1 = 1}); }),
+              HasSubstr("AdamW: betas are [1, 0.999]"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { make_adam({.beta2 = nan}); }), HasSubstr("[0.9, nan]"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { make_adam({.epsilon = -1}); }), HasSubstr("eps is -1"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { make_adam({.weight_decay = nan, .decoupled = false}); }),
               HasSubstr("Adam: weight_decay is nan"));
-  EXPECT_THAT(message_of([] { make_adam({.moment_dtype = DataType::float16}); }), HasSubstr("not fp16"));
-  EXPECT_THAT(message_of([] { make_sgd({.momentum = -0.5}); }), HasSubstr("momentum is -0.5"));
-  EXPECT_THAT(message_of([] { make_sgd({.dampening = nan}); }), HasSubstr("dampening is nan"));
-  EXPECT_THAT(message_of([] { make_sgd({.weight_decay = -1}); }), HasSubstr("weight_decay is -1"));
-  EXPECT_THAT(message_of([] { make_sgd({.nesterov = true}); }),
+  EXPECT_THAT(message_of<InvalidArgument>([] { make_adam({.moment_dtype = DataType::float16}); }),
+              HasSubstr("not fp16"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { make_sgd({.momentum = -0.5}); }),
+              HasSubstr("momentum is -0.5"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { make_sgd({.dampening = nan}); }),
+              HasSubstr("dampening is nan"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { make_sgd({.weight_decay = -1}); }),
+              HasSubstr("weight_decay is -1"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { make_sgd({.nesterov = true}); }),
               HasSubstr("nesterov needs a momentum above 0"));
-  EXPECT_THAT(message_of([] { make_sgd({.momentum = 0.5, .dampening = 0.1, .nesterov = true}); }),
-              HasSubstr("dampening of 0, not 0.5 and 0.1"));
+  EXPECT_THAT(
+      message_of<InvalidArgument>([] { make_sgd({.momentum = 0.5, .dampening = 0.1, .nesterov = true}); }),
+      HasSubstr("dampening of 0, not 0.5 and 0.1"));
   Shard shard(2, 1);
-  EXPECT_THAT(message_of([&] { apply(*make_adam({}), step_of(1, 0.1), shard); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { apply(*make_adam({}), step_of(1, 0.1), shard); }),
               HasSubstr("AdamW: a range comes with 1 state tensors instead of 2"));
-  EXPECT_THAT(message_of([&] { apply(*make_sgd({}), step_of(1, 0.1), shard); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { apply(*make_sgd({}), step_of(1, 0.1), shard); }),
               HasSubstr("SGD: a range comes with 1 state tensors instead of 0"));
   Shard whole(2, 2);
-  EXPECT_THAT(message_of([&] { apply(*make_adam({}), step_of(0, 0.1), whole); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { apply(*make_adam({}), step_of(0, 0.1), whole); }),
               HasSubstr("update number 0"));
 }
 
 }  // namespace
-}  // namespace tranche
+}  // namespace tranche::test
