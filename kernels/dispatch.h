@@ -38,7 +38,14 @@ std::invoke_result_t<Call> with_cuda(Call&& call) {
 /// Arguments are validated before.
 template <class Cpu, class Cuda>
 void dispatch(Stream& stream, std::string_view name, const meta::Cost& cost, Cpu&& cpu, Cuda&& cuda) {
-  if (stream.kind() == DeviceKind::cuda) with_cuda(std::forward<Cuda>(cuda));
+  switch (stream.kind()) {  // There is no default, so that the compiler names this place for a new kind.
+    case DeviceKind::cuda:
+      with_cuda(std::forward<Cuda>(cuda));
+      break;
+    case DeviceKind::cpu:
+    case DeviceKind::meta:
+      break;
+  }
   stream.count(cost.operations, cost.bytes_read, cost.bytes_written);
   if (stream.recorder() != nullptr) note_work(stream, name, cost);
   if (stream.kind() == DeviceKind::cpu) stream.enqueue(name, std::forward<Cpu>(cpu));
