@@ -110,7 +110,7 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
   bool any_frozen = false;
   bool any_trainable = false;
   for (const UnitDescription& unit : units) {
-    UnitRecord record{unit.name, unit.uses_per_pass, {}, {}, {}};
+    UnitRecord record{unit.name, unit.uses_per_micro_batch, {}, {}, {}};
     if (!unit_names.insert(unit.name).second)
       throw InvalidArgument(fmt::format("unit '{}' is there twice", unit.name));
     std::vector<std::int64_t> sizes[2];

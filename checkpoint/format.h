@@ -40,7 +40,7 @@ struct TensorRecord {
 /// A unit and its two flat buffers. Rank r stores elements [cuts[r], cuts[r + 1]) of each.
 struct UnitRecord {
   std::string name;
-  int uses_per_pass = 1;
+  int uses_per_micro_batch = 1;
   std::vector<TensorRecord> tensors;         ///< in declared order
   std::vector<std::int64_t> trainable_cuts;  ///< ranks + 1 of them, from 0 to the padded elements
   std::vector<std::int64_t> frozen_cuts;     ///< likewise; all 0 when nothing is frozen
@@ -100,7 +100,7 @@ struct TensorDescription {
 };
 struct UnitDescription {
   std::string name;
-  int uses_per_pass = 1;
+  int uses_per_micro_batch = 1;
   std::vector<TensorDescription> tensors;
 };
 struct StateDescription {

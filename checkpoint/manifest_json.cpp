@@ -62,7 +62,7 @@ Json to_json(const UnitRecord& unit) {
                        {"offset", tensor.offset}});
   }
   return {{"name", unit.name},
-          {"uses_per_pass", unit.uses_per_pass},
+          {"uses_per_pass", unit.uses_per_micro_batch},
           {"trainable_cuts", unit.trainable_cuts},
           {"frozen_cuts", unit.frozen_cuts},
           {"tensors", tensors}};
@@ -162,7 +162,7 @@ Shape shape_from(const JsonNode& node, std::int64_t least) {
 UnitRecord unit_from(const JsonNode& node, int world) {
   UnitRecord unit;
   unit.name = node["name"].text();
-  unit.uses_per_pass = node["uses_per_pass"].integer<int>(1);
+  unit.uses_per_micro_batch = node["uses_per_pass"].integer<int>(1);
   unit.trainable_cuts = cuts_from(node["trainable_cuts"], world);
   unit.frozen_cuts = cuts_from(node["frozen_cuts"], world);
   std::int64_t end[2] = {0, 0};

@@ -366,11 +366,11 @@ HostCopy Engine::send_to_host(StepBuffer buffer, std::string_view tag) {
                               : HostCopies::keep(std::move(buffer));
   });
 }
-void Engine::prefetch(HostCopy& copy) {
-  impl_->guarded([&] { HostCopies::fetch(copy); });
+void Engine::prefetch_from_host(HostCopy& copy) {
+  impl_->guarded([&] { HostCopies::prefetch(copy); });
 }
-StepBuffer Engine::restore(HostCopy copy) {
-  return impl_->guarded([&] { return HostCopies::restore(std::move(copy)); });
+StepBuffer Engine::fetch_from_host(HostCopy copy) {
+  return impl_->guarded([&] { return HostCopies::fetch(std::move(copy)); });
 }
 int Engine::fail(std::exception_ptr error) noexcept {
   impl_->broken = error;

@@ -88,7 +88,7 @@ struct FlatBuffer {
 /// A unit of gathering and its flat buffers.
 struct UnitState {
   std::string name;
-  int uses_per_pass = 1;
+  int uses_per_micro_batch = 1;
   std::vector<int> tensors;  ///< engine tensor indices in UnitSpec order
   std::vector<FlatBuffer> buffers;
 

@@ -119,8 +119,9 @@ OffloadTraffic StateFormulas::offload() const {
   const std::int64_t weight = size_of(config_.precision.compute);
   std::int64_t state_bytes = size_of(DataType::float32);
   for (const OptimizerStateTensor& state : store_.state_tensors()) state_bytes += size_of(state.dtype);
-  const std::vector<int> gathers =
-      model_.gathers_per_pass ? model_.gathers_per_pass(config_) : std::vector<int>(store_.units().size(), 2);
+  const std::vector<int> gathers = model_.gathers_per_micro_batch
+                                       ? model_.gathers_per_micro_batch(config_)
+                                       : std::vector<int>(store_.units().size(), 2);
   const bool brings = config_.offload.parameters != OffloadTier::none;
   const bool from_disk = config_.offload.parameters == OffloadTier::nvme;
   for (std::size_t u = 0; u < store_.units().size(); ++u) {
@@ -179,8 +180,9 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       const std::int64_t slot_bytes = slot ? size_of(DataType::float32) : 0;
       const bool copied = source != precision.communication && !(ranks == 1 && source == DataType::float32);
       const std::int64_t sent_bytes = copied ? size_of(precision.communication) : 0;
-      // A unit that is used several times a pass keeps its slot from the first use in backward to the last.
-      const bool stays = unit.uses_per_pass > 1;
+      // A unit that is used several times a micro-batch keeps its slot from the first use in backward to the
+      // last.
+      const bool stays = unit.uses_per_micro_batch > 1;
       if (stays) tied += elements * slot_bytes;
       largest_reduction = std::max(largest_reduction, elements * ((stays ? 0 : slot_bytes) + sent_bytes));
     }
@@ -211,8 +213,8 @@ std::string StateFormulas::stages_for_comparison() const {
 }
 
 std::int64_t StateFormulas::declared_gathers() const {
-  if (!model_.gathers_per_pass) return -1;
-  const std::vector<int> gathers = model_.gathers_per_pass(config_);
+  if (!model_.gathers_per_micro_batch) return -1;
+  const std::vector<int> gathers = model_.gathers_per_micro_batch(config_);
   if (gathers.size() != store_.units().size()) {
     throw LogicError("the model declares gathers of " + std::to_string(gathers.size()) + " units, but has " +
                      std::to_string(store_.units().size()));

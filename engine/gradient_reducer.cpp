@@ -43,10 +43,10 @@ std::string GradientReducer::missing(std::int64_t micro_batch) const {
     const bool trains = std::any_of(unit.buffers.begin(), unit.buffers.end(), [](const FlatBuffer& flat) {
       return flat.trainable && flat.layout.tensors() > 0;
     });
-    if (!trains || uses[u].submitted == unit.uses_per_pass) continue;
+    if (!trains || uses[u].submitted == unit.uses_per_micro_batch) continue;
     return "unit " + unit.name + " submitted its gradients " + std::to_string(uses[u].submitted) + " of " +
-           std::to_string(unit.uses_per_pass) + " times in micro-batch " + std::to_string(micro_batch) +
-           "; call skip_gradients() for a unit that is not used";
+           std::to_string(unit.uses_per_micro_batch) + " times in micro-batch " +
+           std::to_string(micro_batch) + "; call skip_gradients() for a unit that is not used";
   }
   return {};
 }
@@ -67,7 +67,7 @@ bool GradientReducer::backward_begun(std::int64_t micro_batch) const {
 
 bool GradientReducer::submitted(std::int64_t micro_batch, int unit) const {
   return at(micro_batch)[static_cast<std::size_t>(unit)].submitted >=
-         store_.units()[static_cast<std::size_t>(unit)].uses_per_pass;
+         store_.units()[static_cast<std::size_t>(unit)].uses_per_micro_batch;
 }
 
 // --- Where kernels add ----------------------------------------------------------------------------------
@@ -78,10 +78,10 @@ void GradientReducer::check_open(std::int64_t micro_batch, int index) const {
   if (uses.open) {
     throw LogicError("gradients(" + unit.name + ") while another handle of the unit is open");
   }
-  if (uses.begun >= unit.uses_per_pass) {
-    throw LogicError(
-        "gradients(" + unit.name + ") for use " + std::to_string(uses.begun + 1) +
-        " of a micro-batch, but the model declares uses_per_pass = " + std::to_string(unit.uses_per_pass));
+  if (uses.begun >= unit.uses_per_micro_batch) {
+    throw LogicError("gradients(" + unit.name + ") for use " + std::to_string(uses.begun + 1) +
+                     " of a micro-batch, but the model declares uses_per_micro_batch = " +
+                     std::to_string(unit.uses_per_micro_batch));
   }
 }
 
@@ -187,7 +187,7 @@ void GradientReducer::submit(std::int64_t micro_batch, int index, bool last) {
   uses.open = false;
   for (StepBuffer& scratch : uses.scratch) scratch.release(compute_.record());
   ++uses.submitted;
-  if (uses.submitted < unit.uses_per_pass) return;
+  if (uses.submitted < unit.uses_per_micro_batch) return;
   for (std::size_t b = 0; b < unit.buffers.size(); ++b) {
     FlatBuffer& flat = unit.buffers[b];
     if (!flat.trainable) continue;

@@ -100,7 +100,7 @@ HostCopy HostCopies::keep(StepBuffer buffer) {
   return copy;
 }
 
-void HostCopies::fetch(HostCopy& copy) {
+void HostCopies::prefetch(HostCopy& copy) {
   if (copy.owner_ == nullptr || copy.device_ || !copy.host_) return;
   HostCopies& owner = *copy.owner_;
   StepBuffer target = owner.device_.acquire(copy.bytes_, Category::activations, copy.tag_);
@@ -111,14 +111,14 @@ void HostCopies::fetch(HostCopy& copy) {
   copy.coming_ = true;
 }
 
-StepBuffer HostCopies::restore(HostCopy copy) {
-  if (!copy) throw LogicError("restore() of an empty copy; what was sent can be restored once");
+StepBuffer HostCopies::fetch(HostCopy copy) {
+  if (!copy) throw LogicError("fetch_from_host() of an empty copy; what was sent can be fetched once");
   if (copy.owner_ == nullptr) {
     copy.bytes_ = 0;
     return std::move(copy.device_);
   }
   HostCopies& owner = *copy.owner_;
-  if (!copy.device_) fetch(copy);
+  if (!copy.device_) prefetch(copy);
   if (copy.coming_) {
     owner.wait_(copy.in_);
     copy.host_.release(copy.in_);

@@ -41,9 +41,9 @@ Initializer Initializer::from(std::string name, Fill fill) {
 UnitId ModelSpec::add_unit(UnitSpec unit) {
   if (unit.name.empty()) throw InvalidArgument("a unit has no name");
   if (unit.tensors.empty()) throw InvalidArgument(fmt::format("unit '{}' has no tensors", unit.name));
-  if (unit.uses_per_pass < 1) {
-    throw InvalidArgument(fmt::format("unit '{}' is used {} times a pass; it must be at least once",
-                                      unit.name, unit.uses_per_pass));
+  if (unit.uses_per_micro_batch < 1) {
+    throw InvalidArgument(fmt::format("unit '{}' is used {} times a micro-batch; it must be at least once",
+                                      unit.name, unit.uses_per_micro_batch));
   }
   if (unit_names_.count(unit.name) > 0)
     throw InvalidArgument(fmt::format("there are two units '{}'", unit.name));
@@ -116,7 +116,7 @@ std::uint64_t ModelSpec::hash() const {
   hash.add(tokens_per_sample);
   for (const UnitSpec& unit : units_) {
     hash.add(unit.name);
-    hash.add(unit.uses_per_pass);
+    hash.add(unit.uses_per_micro_batch);
     hash.add(static_cast<std::int64_t>(unit.tensors.size()));
     for (const TensorSpec& tensor : unit.tensors) {
       hash.add(tensor.name);

@@ -24,7 +24,7 @@ FlatBuffer& buffer_of_section(StateStore& store, int unit, bool frozen) {
 checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, int ranks) {
   std::vector<checkpoint::UnitDescription> described;
   for (const UnitState& unit : store.units()) {
-    checkpoint::UnitDescription description{unit.name, unit.uses_per_pass, {}};
+    checkpoint::UnitDescription description{unit.name, unit.uses_per_micro_batch, {}};
     for (const int index : unit.tensors) {
       const TensorState& tensor = store.tensors()[static_cast<std::size_t>(index)];
       description.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, tensor.aliases});

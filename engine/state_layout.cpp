@@ -41,7 +41,7 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
   for (const UnitSpec& spec : model.units()) {
     UnitState unit;
     unit.name = spec.name;
-    unit.uses_per_pass = spec.uses_per_pass;
+    unit.uses_per_micro_batch = spec.uses_per_micro_batch;
     Pending trainable, frozen;
     for (const TensorSpec& tensor : spec.tensors) {
       TensorState state;

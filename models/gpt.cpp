@@ -37,104 +37,104 @@ StepTensors acquire_totals(Engine& engine) {
   return totals;
 }
 
-/// The saved activations of the blocks: at index i the input of block i and its activations, where kept; at
-/// index `layers` the last block's output. Inputs that recomputation starts from wait in `inputs`, in host
-/// memory where that is asked for.
-struct Trail {
+/// Activations saved for backward: at index i the input of block i and its activations, where saved; at index
+/// `layers` the last block's output. `inputs` holds activation checkpoints, the inputs that recomputation
+/// starts from, in host memory if Config::offload.activations asks for it.
+struct SavedActivations {
   std::vector<StepTensors> residuals;
   std::vector<StepTensors> activations;
   std::vector<HostCopy> inputs;
-  explicit Trail(std::int64_t layers)
+  explicit SavedActivations(std::int64_t layers)
       : residuals(static_cast<std::size_t>(layers) + 1),
         activations(static_cast<std::size_t>(layers)),
         inputs(static_cast<std::size_t>(layers)) {}
 };
 
 /// Computes block `i` from its input; writes the input of the next.
-void forward_block(const GptPass& pass, Trail& trail, std::size_t i, const GatheredUnit& unit,
-                   const TensorView& input, bool keep) {
+void forward_block(const GptPass& pass, SavedActivations& saved, std::size_t i, const GatheredUnit& unit,
+                   const TensorView& input, bool save) {
   StepTensors activations = acquire_block_activations(pass);
-  if (!trail.residuals[i + 1].held()) trail.residuals[i + 1] = acquire_residual(pass, "residual");
+  if (!saved.residuals[i + 1].held()) saved.residuals[i + 1] = acquire_residual(pass, "residual");
   const auto block = static_cast<std::int64_t>(i);
-  gpt_block_forward(pass, block, unit, input, activations, &trail.residuals[i + 1][0]);
-  if (keep) trail.activations[i] = std::move(activations);
+  gpt_block_forward(pass, block, unit, input, activations, &saved.residuals[i + 1][0]);
+  if (save) saved.activations[i] = std::move(activations);
 }
 
-/// Computes the activations of block `i` again from its kept input, and nothing that only the next block
-/// needs.
-void recompute_block(const GptPass& pass, Trail& trail, std::size_t i, const GatheredUnit& unit) {
-  trail.activations[i] = acquire_block_activations(pass);
-  gpt_block_forward(pass, static_cast<std::int64_t>(i), unit, trail.residuals[i][0], trail.activations[i],
+/// Recomputes the activations of block `i` from its checkpoint, and nothing that only the next block needs.
+void recompute_block(const GptPass& pass, SavedActivations& saved, std::size_t i, const GatheredUnit& unit) {
+  saved.activations[i] = acquire_block_activations(pass);
+  gpt_block_forward(pass, static_cast<std::int64_t>(i), unit, saved.residuals[i][0], saved.activations[i],
                     nullptr);
 }
 
-/// Embedding and all blocks. `keep_every` 0 keeps nothing but the last output, 1 everything that backward
-/// reads; with `inputs_only` only the inputs of blocks 0, keep_every, 2 keep_every ... are kept.
-void forward_blocks(const GptPass& pass, const ConstTensorView& tokens, Trail& trail, std::int64_t keep_every,
-                    bool inputs_only) {
+/// Embedding and all blocks. `save_every` 0 saves nothing but the last output, 1 everything that backward
+/// reads; with `inputs_only` only the inputs of blocks 0, save_every, 2 save_every ... are saved.
+void forward_blocks(const GptPass& pass, const ConstTensorView& tokens, SavedActivations& saved,
+                    std::int64_t save_every, bool inputs_only) {
   Engine& engine = pass.engine;
-  trail.residuals[0] = acquire_residual(pass, "residual");
-  gpt_embedding_forward(pass, engine.gather(embedding), tokens, trail.residuals[0][0]);
-  for (std::size_t i = 0; i < trail.activations.size(); ++i) {
+  saved.residuals[0] = acquire_residual(pass, "residual");
+  gpt_embedding_forward(pass, engine.gather(embedding), tokens, saved.residuals[0][0]);
+  for (std::size_t i = 0; i < saved.activations.size(); ++i) {
     const auto block = static_cast<std::int64_t>(i);
-    const bool kept = keep_every > 0 && block % keep_every == 0;
-    const TensorView input = trail.residuals[i][0];
-    // It leaves while the block reads it, and its memory is free behind both.
-    if (kept && inputs_only) {
-      trail.inputs[i] = engine.send_to_host(trail.residuals[i].take(), "block input");
+    const bool saves = save_every > 0 && block % save_every == 0;
+    const TensorView input = saved.residuals[i][0];
+    // The copy to the host runs while the block reads the input; the memory is free behind both.
+    if (saves && inputs_only) {
+      saved.inputs[i] = engine.send_to_host(saved.residuals[i].take(), "block input");
     }
-    forward_block(pass, trail, i, engine.gather(unit_of(block)), input, keep_every > 0 && !inputs_only);
-    trail.inputs[i].leave_device();
-    if (!kept) trail.residuals[i].release();
+    forward_block(pass, saved, i, engine.gather(unit_of(block)), input, save_every > 0 && !inputs_only);
+    saved.inputs[i].leave_device();
+    if (!saves) saved.residuals[i].release();
   }
 }
 
-/// The kept input of the group of blocks that ends before block `end` starts its way back, if it is away.
-void fetch_input_ahead(const GptPass& pass, Trail& trail, std::int64_t keep_every, std::int64_t end) {
+/// Starts the copy back of the checkpoint of the group of blocks that ends before block `end`.
+void prefetch_input(const GptPass& pass, SavedActivations& saved, std::int64_t save_every, std::int64_t end) {
   if (end == 0 || !pass.engine.config().overlap) return;
-  const std::int64_t begin = (end - 1) / keep_every * keep_every;
-  pass.engine.prefetch(trail.inputs[static_cast<std::size_t>(begin)]);
+  const std::int64_t begin = (end - 1) / save_every * save_every;
+  pass.engine.prefetch_from_host(saved.inputs[static_cast<std::size_t>(begin)]);
 }
 
-/// The kept input of block `i` is on the device again.
-void bring_input_back(const GptPass& pass, Trail& trail, std::size_t i) {
-  trail.residuals[i] = StepTensors(pass.engine.restore(std::move(trail.inputs[i])), {residual_request(pass)});
+/// Puts the checkpoint of block `i` back into the residuals, on the device.
+void fetch_input(const GptPass& pass, SavedActivations& saved, std::size_t i) {
+  saved.residuals[i] =
+      StepTensors(pass.engine.fetch_from_host(std::move(saved.inputs[i])), {residual_request(pass)});
 }
 
 /// A group of blocks that are recomputed together stays gathered from its recomputation to its backward when
 /// that many units may be gathered at once; otherwise all but its last block are gathered once more.
-bool group_stays(const Config& config, std::int64_t blocks) {
+bool group_stays_gathered(const Config& config, std::int64_t blocks) {
   return blocks <= config.depth;
 }
 
-void backward_blocks(const GptPass& pass, Trail& trail, std::int64_t keep_every, bool recompute,
+void backward_blocks(const GptPass& pass, SavedActivations& saved, std::int64_t save_every, bool recompute,
                      const TensorView& gradient) {
   Engine& engine = pass.engine;
   std::vector<GatheredUnit> held;
   for (std::int64_t end = pass.config.layers; end > 0;) {
-    const std::int64_t begin = (end - 1) / keep_every * keep_every;
-    const bool stays = group_stays(engine.config(), end - begin);
+    const std::int64_t begin = (end - 1) / save_every * save_every;
+    const bool stays_gathered = group_stays_gathered(engine.config(), end - begin);
     if (recompute) {
-      bring_input_back(pass, trail, static_cast<std::size_t>(begin));
-      fetch_input_ahead(pass, trail, keep_every, begin);
+      fetch_input(pass, saved, static_cast<std::size_t>(begin));
+      prefetch_input(pass, saved, save_every, begin);
     }
     for (std::int64_t block = begin; recompute && block < end - 1; ++block) {
       GatheredUnit unit = engine.gather(unit_of(block));
       const auto i = static_cast<std::size_t>(block);
-      forward_block(pass, trail, i, unit, trail.residuals[i][0], true);
-      if (stays) held.push_back(std::move(unit));
+      forward_block(pass, saved, i, unit, saved.residuals[i][0], true);
+      if (stays_gathered) held.push_back(std::move(unit));
     }
     for (std::int64_t block = end - 1; block >= begin; --block) {
       const auto i = static_cast<std::size_t>(block);
       const bool last = block == end - 1;
       const GatheredUnit unit = held.empty() || last ? engine.gather(unit_of(block)) : std::move(held.back());
       if (!last && !held.empty()) held.pop_back();
-      if (recompute && last) recompute_block(pass, trail, i, unit);
+      if (recompute && last) recompute_block(pass, saved, i, unit);
       UnitGradients gradients = engine.gradients(unit_of(block));
-      gpt_block_backward(pass, block, unit, gradients, trail.residuals[i][0], trail.activations[i], gradient);
+      gpt_block_backward(pass, block, unit, gradients, saved.residuals[i][0], saved.activations[i], gradient);
       std::move(gradients).reduce();
-      trail.activations[i].release();
-      trail.residuals[i].release();
+      saved.activations[i].release();
+      saved.residuals[i].release();
     }
     end = begin;
   }
@@ -176,13 +176,13 @@ ModelSpec Gpt::spec(const GptConfig& config, std::int64_t sequence) {
   ModelSpec spec;
   spec.add_unit(gpt_embedding_unit(config));
   for (std::int64_t block = 0; block < config.layers; ++block) spec.add_unit(gpt_block_unit(config, block));
-  spec.gathers_per_pass = [layers = config.layers](const Config& training) {
+  spec.gathers_per_micro_batch = [layers = config.layers](const Config& training) {
     // The embedding by the embedding and by the head, a block by its forward and by its backward.
     std::vector<int> gathers(static_cast<std::size_t>(layers) + 1, 2);
     const std::int64_t every = training.checkpoint_every;
     for (std::int64_t block = 0; training.activation_checkpointing && block < layers; ++block) {
       const std::int64_t begin = block / every * every, end = std::min(begin + every, layers);
-      if (block + 1 < end && !group_stays(training, end - begin))
+      if (block + 1 < end && !group_stays_gathered(training, end - begin))
         ++gathers[static_cast<std::size_t>(block) + 1];
     }
     return gathers;
@@ -196,24 +196,24 @@ ModelSpec Gpt::spec(const GptConfig& config, std::int64_t sequence) {
 void Gpt::forward_backward(Engine& engine, const TokenBatch& batch) const {
   const GptPass pass = make_pass(engine, config_, batch, true);
   const bool recompute = engine.config().activation_checkpointing;
-  const std::int64_t keep_every = recompute ? std::max(engine.config().checkpoint_every, 1) : 1;
+  const std::int64_t save_every = recompute ? std::max(engine.config().checkpoint_every, 1) : 1;
 
   engine.begin_micro_batch();
   const StepTensors totals = acquire_totals(engine);
-  Trail trail(config_.layers);
-  forward_blocks(pass, batch.tokens, trail, keep_every, recompute);
+  SavedActivations saved(config_.layers);
+  forward_blocks(pass, batch.tokens, saved, save_every, recompute);
 
-  if (recompute) fetch_input_ahead(pass, trail, keep_every, config_.layers);
+  if (recompute) prefetch_input(pass, saved, save_every, config_.layers);
   StepTensors gradient = acquire_residual(pass, "residual gradient");
   {
     const GatheredUnit unit = engine.gather(embedding);
     UnitGradients gradients = engine.gradients(embedding);
-    gpt_head(pass, unit, &gradients, trail.residuals.back()[0], batch.targets, totals[0], totals[1],
+    gpt_head(pass, unit, &gradients, saved.residuals.back()[0], batch.targets, totals[0], totals[1],
              &gradient[0]);
     std::move(gradients).reduce();
   }
-  trail.residuals.back().release();
-  backward_blocks(pass, trail, keep_every, recompute, gradient[0]);
+  saved.residuals.back().release();
+  backward_blocks(pass, saved, save_every, recompute, gradient[0]);
   UnitGradients gradients = engine.gradients(embedding);
   gpt_embedding_backward(pass, gradients, batch.tokens, gradient[0]);
   std::move(gradients).reduce();
@@ -225,11 +225,11 @@ void Gpt::evaluate(Engine& engine, const TokenBatch& batch) const {
   const GptPass pass = make_pass(engine, config_, batch, false);
   engine.begin_micro_batch();
   const StepTensors totals = acquire_totals(engine);
-  Trail trail(config_.layers);
-  forward_blocks(pass, batch.tokens, trail, 0, false);
-  gpt_head(pass, engine.gather(embedding), nullptr, trail.residuals.back()[0], batch.targets, totals[0],
+  SavedActivations saved(config_.layers);
+  forward_blocks(pass, batch.tokens, saved, 0, false);
+  gpt_head(pass, engine.gather(embedding), nullptr, saved.residuals.back()[0], batch.targets, totals[0],
            totals[1], nullptr);
-  trail.residuals.back().release();
+  saved.residuals.back().release();
   engine.end_micro_batch(totals[0], totals[1]);
 }
 
@@ -251,11 +251,11 @@ std::vector<float> Gpt::next_token_logits(Engine& engine, std::span<const std::i
   const std::int64_t sample = 0;
   const TokenBatch batch{device_tokens[0], device_tokens[0], {&sample, 1}};
   const GptPass pass = make_pass(engine, config_, batch, false);
-  Trail trail(config_.layers);
-  forward_blocks(pass, batch.tokens, trail, 0, false);
+  SavedActivations saved(config_.layers);
+  forward_blocks(pass, batch.tokens, saved, 0, false);
   const StepTensors logits(engine, Category::activations, "next token's logits",
                            {{DataType::float32, {1, config_.vocabulary}}});
-  gpt_logits(pass, engine.gather(embedding), trail.residuals.back()[0], seen - 1, 1, logits[0]);
+  gpt_logits(pass, engine.gather(embedding), saved.residuals.back()[0], seen - 1, 1, logits[0]);
   engine.device().copy_to_host(stream, result.data(), logits[0].data, logits[0].bytes());
   stream.synchronize();
   return result;

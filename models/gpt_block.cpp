@@ -28,22 +28,22 @@ enum Parameter : int {
   mlp_projection_bias,
 };
 
-/// Indices in the block's activations.
-enum Kept : int {
+/// Indices in the block's saved activations.
+enum SavedActivation : int {
   mean_1,
   rstd_1,
   normed_1,
   query_key_value,
   attended,
   log_sum_exp,
-  middle,  ///< the residual between attention and MLP
+  attention_residual,  ///< the residual stream between attention and MLP
   mean_2,
   rstd_2,
   normed_2,
   hidden,
 };
 
-enum Site : std::uint32_t { probabilities, after_attention, after_mlp };
+enum DropoutSite : std::uint32_t { probabilities, after_attention, after_mlp };
 
 }  // namespace
 
@@ -106,7 +106,7 @@ StepTensors acquire_block_activations(const GptPass& pass) {
 }
 
 void gpt_block_forward(const GptPass& pass, std::int64_t block, const GatheredUnit& unit,
-                       const ConstTensorView& input, const StepTensors& kept, const TensorView* output) {
+                       const ConstTensorView& input, const StepTensors& saved, const TensorView* output) {
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
   const GptConfig& config = pass.config;
@@ -116,43 +116,43 @@ void gpt_block_forward(const GptPass& pass, std::int64_t block, const GatheredUn
       .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities))};
 
   kernels::layer_norm_forward(stream, input, unit.tensor(ln_1_weight), unit.tensor(ln_1_bias),
-                              config.layer_norm_epsilon, kept[normed_1], kept[mean_1], kept[rstd_1]);
-  linear_forward(engine, unit, attn_weight, attn_bias, kept[normed_1],
-                 kept[query_key_value].reshaped({rows, 3 * width}));
-  kernels::attention_forward(stream, attention, kept[query_key_value], kept[attended], kept[log_sum_exp],
+                              config.layer_norm_epsilon, saved[normed_1], saved[mean_1], saved[rstd_1]);
+  linear_forward(engine, unit, attn_weight, attn_bias, saved[normed_1],
+                 saved[query_key_value].reshaped({rows, 3 * width}));
+  kernels::attention_forward(stream, attention, saved[query_key_value], saved[attended], saved[log_sum_exp],
                              engine.workspace());
   linear_forward(engine, unit, attn_projection_weight, attn_projection_bias,
-                 kept[attended].reshaped({rows, width}), kept[middle]);
-  const auto attention_residual = pass.dropout(config.residual_dropout, dropout_site(block, after_attention));
-  if (attention_residual.probability > 0) {
-    kernels::dropout(stream, attention_residual, kept[middle], kept[middle]);
+                 saved[attended].reshaped({rows, width}), saved[attention_residual]);
+  const auto attention_dropout = pass.dropout(config.residual_dropout, dropout_site(block, after_attention));
+  if (attention_dropout.probability > 0) {
+    kernels::dropout(stream, attention_dropout, saved[attention_residual], saved[attention_residual]);
   }
-  kernels::residual_layer_norm_forward(stream, input, kept[middle], unit.tensor(ln_2_weight),
-                                       unit.tensor(ln_2_bias), config.layer_norm_epsilon, kept[middle],
-                                       kept[normed_2], kept[mean_2], kept[rstd_2]);
-  linear_forward(engine, unit, mlp_weight, mlp_bias, kept[normed_2], kept[hidden]);
+  kernels::residual_layer_norm_forward(
+      stream, input, saved[attention_residual], unit.tensor(ln_2_weight), unit.tensor(ln_2_bias),
+      config.layer_norm_epsilon, saved[attention_residual], saved[normed_2], saved[mean_2], saved[rstd_2]);
+  linear_forward(engine, unit, mlp_weight, mlp_bias, saved[normed_2], saved[hidden]);
   if (output == nullptr) return;
   {
     const StepTensors activated(engine, Category::activations, "MLP forward",
-                                {{pass.dtype(), kept[hidden].shape}});
-    kernels::gelu_forward(stream, kept[hidden], activated[0]);
+                                {{pass.dtype(), saved[hidden].shape}});
+    kernels::gelu_forward(stream, saved[hidden], activated[0]);
     linear_forward(engine, unit, mlp_projection_weight, mlp_projection_bias, activated[0], *output);
   }
-  const auto mlp_residual = pass.dropout(config.residual_dropout, dropout_site(block, after_mlp));
-  if (mlp_residual.probability > 0) kernels::dropout(stream, mlp_residual, *output, *output);
-  kernels::add(stream, kept[middle], *output, *output);
+  const auto mlp_dropout = pass.dropout(config.residual_dropout, dropout_site(block, after_mlp));
+  if (mlp_dropout.probability > 0) kernels::dropout(stream, mlp_dropout, *output, *output);
+  kernels::add(stream, saved[attention_residual], *output, *output);
 }
 
 void gpt_block_backward(const GptPass& pass, std::int64_t block, const GatheredUnit& unit,
-                        const UnitGradients& gradients, const ConstTensorView& input, const StepTensors& kept,
-                        const TensorView& gradient) {
+                        const UnitGradients& gradients, const ConstTensorView& input,
+                        const StepTensors& saved, const TensorView& gradient) {
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
   const GptConfig& config = pass.config;
   const auto dtype = pass.dtype();
   const std::int64_t rows = pass.rows(), width = config.width, inner = config.inner_width();
 
-  // The residual carries `gradient` on unchanged, so what passes through a dropout needs memory of its own.
+  // The residual carries `gradient` on unchanged, so a gradient behind a dropout needs memory of its own.
   const auto through_dropout = [&](std::uint32_t which, const TensorView& scratch) -> ConstTensorView {
     const auto options = pass.dropout(config.residual_dropout, dropout_site(block, which));
     if (options.probability == 0) return gradient;
@@ -166,14 +166,15 @@ void gpt_block_backward(const GptPass& pass, std::int64_t block, const GatheredU
     const TensorView &narrow_scratch = scratch[0], &d_hidden = scratch[1], &activated = scratch[2];
     const ConstTensorView d_out = through_dropout(after_mlp, narrow_scratch);
     linear_input_gradient(engine, unit, mlp_projection_weight, d_out, d_hidden);
-    // Computed again rather than kept: a quarter of the block's activations for what gelu's gradient needs
-    // as well.
-    kernels::gelu_forward_backward(stream, kept[hidden], d_hidden, activated, d_hidden);
+    // GELU's output is recomputed, not saved: that is a quarter of the block's activations, and its gradient
+    // needs the same input.
+    kernels::gelu_forward_backward(stream, saved[hidden], d_hidden, activated, d_hidden);
     linear_parameter_gradients(engine, gradients, mlp_projection_weight, mlp_projection_bias, activated,
                                d_out);
-    linear_backward(engine, unit, gradients, mlp_weight, mlp_bias, kept[normed_2], d_hidden, &narrow_scratch);
-    kernels::layer_norm_backward(stream, narrow_scratch, kept[middle], unit.tensor(ln_2_weight), kept[mean_2],
-                                 kept[rstd_2], true, gradient, gradients.tensor(ln_2_weight),
+    linear_backward(engine, unit, gradients, mlp_weight, mlp_bias, saved[normed_2], d_hidden,
+                    &narrow_scratch);
+    kernels::layer_norm_backward(stream, narrow_scratch, saved[attention_residual], unit.tensor(ln_2_weight),
+                                 saved[mean_2], saved[rstd_2], true, gradient, gradients.tensor(ln_2_weight),
                                  gradients.tensor(ln_2_bias), engine.workspace());
   }
   {
@@ -185,16 +186,16 @@ void gpt_block_backward(const GptPass& pass, std::int64_t block, const GatheredU
     const ConstTensorView d_out = through_dropout(after_attention, narrow_scratch);
     const TensorView d_attended_rows = d_attended.reshaped({rows, width});
     linear_backward(engine, unit, gradients, attn_projection_weight, attn_projection_bias,
-                    kept[attended].reshaped({rows, width}), d_out, &d_attended_rows);
+                    saved[attended].reshaped({rows, width}), d_out, &d_attended_rows);
     const kernels::AttentionOptions attention{
         .heads = config.heads,
         .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities))};
-    kernels::attention_backward(stream, attention, d_attended, kept[query_key_value], kept[attended],
-                                kept[log_sum_exp], d_query_key_value, engine.workspace());
-    linear_backward(engine, unit, gradients, attn_weight, attn_bias, kept[normed_1],
+    kernels::attention_backward(stream, attention, d_attended, saved[query_key_value], saved[attended],
+                                saved[log_sum_exp], d_query_key_value, engine.workspace());
+    linear_backward(engine, unit, gradients, attn_weight, attn_bias, saved[normed_1],
                     d_query_key_value.reshaped({rows, 3 * width}), &narrow_scratch);
-    kernels::layer_norm_backward(stream, narrow_scratch, input, unit.tensor(ln_1_weight), kept[mean_1],
-                                 kept[rstd_1], true, gradient, gradients.tensor(ln_1_weight),
+    kernels::layer_norm_backward(stream, narrow_scratch, input, unit.tensor(ln_1_weight), saved[mean_1],
+                                 saved[rstd_1], true, gradient, gradients.tensor(ln_1_weight),
                                  gradients.tensor(ln_1_bias), engine.workspace());
   }
 }

@@ -27,11 +27,11 @@ struct GptPass {
 
   std::int64_t rows() const { return batch * time; }
   DataType dtype() const;
-  /// Dropout at a site; probability 0 when not training.
+  /// Dropout at a site, which keys its random numbers; probability 0 when not training.
   kernels::DropoutOptions dropout(float probability, std::uint32_t site) const;
 };
 
-/// Dropout sites: 0 is the embedding's; a block has three, counted from 1 + 3 * block.
+/// Dropout site ids: 0 is the embedding's; a block has three, counted from 1 + 3 * block.
 std::uint32_t dropout_site(std::int64_t block, std::uint32_t which);
 
 /// Unit "h.<index>" with Hugging Face's names, shapes (Conv1D: [in, out]) and initial weights.

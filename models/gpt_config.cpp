@@ -148,7 +148,7 @@ void GptConfig::validate(std::string_view origin) const {
     const char* key;
     std::int64_t value, least, most;
   };
-  // Beyond what anybody trains, and small enough that no product of them overflows.
+  // These limits are beyond any model that is trained, and small enough that no product of them overflows.
   const Size sizes[] = {{"n_layer", layers, 1, most_layers},      {"n_head", heads, 1, most_width},
                         {"n_embd", width, 1, most_width},         {"n_inner", inner, 0, 4 * most_width},
                         {"vocab_size", vocabulary, 1, most_rows}, {"n_positions", positions, 1, most_rows}};

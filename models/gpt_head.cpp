@@ -21,24 +21,24 @@ View rows_of(const View& matrix, std::int64_t first, std::int64_t count) {
   return matrix.slice(first * columns, count * columns).reshaped({count, columns});
 }
 
-/// The vocabulary cut into blocks of columns, each multiplied, exponentiated and summed by itself, one after
-/// the other. Which blocks there are depends on the vocabulary alone; how many of them have logits in memory
-/// at once is a matter of memory and changes no bit.
+/// The vocabulary in blocks of columns, each multiplied, exponentiated and summed by itself, one after the
+/// other. The blocks depend on the vocabulary alone; `resident` of them have logits in memory at once, which
+/// changes no bit.
 struct Blocks {
-  std::int64_t vocabulary, count, kept;
+  std::int64_t vocabulary, count, resident;
   Blocks(std::int64_t vocabulary_size, std::int64_t chunk)
       : vocabulary(vocabulary_size),
         count(divide_round_up(vocabulary, head_block_columns)),
-        kept(chunk > 0 ? std::min(divide_round_up(std::min(chunk, vocabulary), head_block_columns), count)
-                       : count) {}
+        resident(chunk > 0 ? std::min(divide_round_up(std::min(chunk, vocabulary), head_block_columns), count)
+                           : count) {}
   std::int64_t first(std::int64_t block) const { return block * head_block_columns; }
   std::int64_t columns(std::int64_t block) const {
     return std::min(head_block_columns, vocabulary - first(block));
   }
-  /// Of the blocks whose logits are in memory at once.
-  std::int64_t kept_columns() const { return std::min(kept * head_block_columns, vocabulary); }
+  /// Columns of the blocks whose logits are in memory at once.
+  std::int64_t resident_columns() const { return std::min(resident * head_block_columns, vocabulary); }
   /// The column at which a block's logits begin.
-  std::int64_t place(std::int64_t block) const { return block % kept * head_block_columns; }
+  std::int64_t place(std::int64_t block) const { return block % resident * head_block_columns; }
 };
 
 }  // namespace
@@ -51,7 +51,7 @@ UnitSpec gpt_embedding_unit(const GptConfig& config) {
                   {"transformer.wpe.weight", {config.positions, config.width}, normal},
                   {"transformer.ln_f.weight", {config.width}, Initializer::ones()},
                   {"transformer.ln_f.bias", {config.width}, Initializer::zeros()}},
-      .uses_per_pass = 2};
+      .uses_per_micro_batch = 2};
 }
 
 void gpt_embedding_forward(const GptPass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
@@ -94,7 +94,7 @@ void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients
       {{DataType::float32, {rows}}, {DataType::float32, {rows}}, {DataType::float32, {rows}}});
   const kernels::CrossEntropyState state{statistics[0], statistics[1], statistics[2]};
   StepTensors logits_memory(engine, Category::activations, "logits",
-                            {{DataType::float32, {rows * blocks.kept_columns()}}});
+                            {{DataType::float32, {rows * blocks.resident_columns()}}});
   const auto part_of = [&](const TensorView& memory, std::int64_t place, std::int64_t block) {
     const std::int64_t columns = blocks.columns(block);
     return memory.slice(rows * place, rows * columns).reshaped({rows, columns});
@@ -117,7 +117,7 @@ void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients
   if (gradients == nullptr) return;
 
   // fp32 gradients of the logits take the logits' place; 16-bit ones need memory of their own, of one block.
-  // With several blocks the gradient of the normed rows is a sum over blocks, kept in fp32 until it is whole.
+  // With several blocks the gradient of the normed rows is a sum over blocks, in fp32 until it is complete.
   const bool several = blocks.count > 1, in_place = dtype == DataType::float32;
   const StepTensors scratch(engine, Category::activations, "head backward",
                             {{dtype, {rows, width}},
@@ -140,9 +140,9 @@ void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients
     kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, d_logits,
                     rows_of(unit.tensor(token_table), first, columns), summed, engine.workspace());
   };
-  // From the last blocks, whose logits are still there, to the first.
+  // Goes from the last blocks, whose logits are still in memory, to the first.
   for (std::int64_t end = blocks.count; end > 0;) {
-    const std::int64_t begin = (end - 1) / blocks.kept * blocks.kept;
+    const std::int64_t begin = (end - 1) / blocks.resident * blocks.resident;
     for (std::int64_t block = begin; end < blocks.count && block < end; ++block) compute_logits(block);
     for (std::int64_t block = end - 1; block >= begin; --block) backward(block);
     end = begin;

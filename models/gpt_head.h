@@ -5,8 +5,8 @@
 
 namespace tranche::models {
 
-/// Unit "embedding": wte, wpe and ln_f. Its gradients are asked for twice a pass, by the head and, last, by
-/// the embedding.
+/// Unit "embedding": wte, wpe and ln_f. Its gradients are asked for twice a micro-batch, by the head and,
+/// last, by the embedding.
 UnitSpec gpt_embedding_unit(const GptConfig& config);
 
 /// out[rows, width] = dropout(wte[tokens] + wpe).
@@ -16,14 +16,14 @@ void gpt_embedding_forward(const GptPass& pass, const GatheredUnit& unit, const 
 void gpt_embedding_backward(const GptPass& pass, const UnitGradients& gradients,
                             const ConstTensorView& tokens, const TensorView& gradient);
 
-/// Columns of the vocabulary that the head computes together. Sums over the vocabulary are bracketed by these
-/// blocks, so the constant is part of the arithmetic.
+/// Columns of the vocabulary that the head computes together. Sums over the vocabulary are taken within a
+/// block first, so the constant is part of the arithmetic.
 inline constexpr std::int64_t head_block_columns = 4096;
 
 /// Loss of the rows: *loss_sum += ..., *token_count += ... (kernels/cross_entropy.h). With `gradients`, also
 /// the backward of head and final norm: adds to them and writes d_x [rows, width]. Logits exist for
 /// Config::vocabulary_chunk columns at a time (0: all), rounded up to whole blocks; where that is not all of
-/// them they are computed twice. The same kernels see the same blocks in the same order either way, so the
+/// them, logits are computed twice. The same kernels see the same blocks in the same order either way, so the
 /// chunk changes no bit.
 void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients* gradients,
               const ConstTensorView& x, const ConstTensorView& targets, const TensorView& loss_sum,

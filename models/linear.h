@@ -1,5 +1,5 @@
 #pragma once
-/// y = x W + b and its backward, as both models use it.
+/// A linear layer, y = x W + b, and its backward; both models use it.
 
 #include "tranche/core/tensor_view.h"
 

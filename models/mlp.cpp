@@ -90,7 +90,9 @@ ModelSpec Mlp::spec(const MlpConfig& config) {
          .tensors = {{name + ".weight", {in, out}, normal}, {name + ".bias", {out}, Initializer::zeros()}}});
     spec.flops_per_token += 6.0 * static_cast<double>(in) * static_cast<double>(out);
   }
-  spec.gathers_per_pass = [units = spec.units().size()](const Config&) { return std::vector<int>(units, 2); };
+  spec.gathers_per_micro_batch = [units = spec.units().size()](const Config&) {
+    return std::vector<int>(units, 2);
+  };
   return spec;
 }
 

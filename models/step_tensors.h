@@ -1,5 +1,5 @@
 #pragma once
-/// Step memory cut into tensors: what a model keeps or scratches within a micro-batch.
+/// Step memory divided into tensors: a model's activations and scratch memory within a micro-batch.
 
 #include <initializer_list>
 #include <string_view>
@@ -29,7 +29,7 @@ class StepTensors {
   /// Throws OutOfMemory when the device cannot hold it.
   StepTensors(Engine& engine, Category category, std::string_view tag,
               std::initializer_list<TensorRequest> requests);
-  /// Over a buffer that was taken out of another, with the same requests.
+  /// Over a buffer that take() returned, with the same requests.
   StepTensors(StepBuffer buffer, std::initializer_list<TensorRequest> requests);
   ~StepTensors() { release(); }
   StepTensors(StepTensors&& other) noexcept;

@@ -50,7 +50,7 @@ class ListReader {
     const std::string name = node["name"].name();
     const JsonNode repeat = node["repeat"];
     UnitSpec base;
-    base.uses_per_pass = node["uses_per_pass"].integer_or<int>(1, 1, 1000);
+    base.uses_per_micro_batch = node["uses_per_pass"].integer_or<int>(1, 1, 1000);
     std::int64_t elements = 0;
     for (const auto& [tensor, extents] : node["tensors"].members()) {
       base.tensors.push_back({tensor, shape_of(extents), {}});
@@ -66,11 +66,11 @@ class ListReader {
       }
       elements_ += elements;
       require_planned(elements_, node);
-      uses_ += base.uses_per_pass;
+      uses_ += base.uses_per_micro_batch;
       if (uses_ > most_listed_uses) {
-        node.fail(
-            fmt::format("is too much: units that are used more than {} times a pass in all are not planned",
-                        most_listed_uses));
+        node.fail(fmt::format(
+            "is too much: units that are used more than {} times a micro-batch in all are not planned",
+            most_listed_uses));
       }
       UnitSpec each = base;
       each.name = name;
@@ -121,7 +121,7 @@ void pass_over_units(Engine& engine) {
                                    {{DataType::float64, {}}, {DataType::int64, {}}});
   for (int u = 0; u < count; ++u) engine.gather({u}).release();
   for (int u = 0; u < count; ++u) {
-    for (int use = 1; use < units[static_cast<std::size_t>(u)].uses_per_pass; ++use) {
+    for (int use = 1; use < units[static_cast<std::size_t>(u)].uses_per_micro_batch; ++use) {
       const GatheredUnit weights = engine.gather({u});
       engine.gradients({u}).reduce();
     }
@@ -140,7 +140,7 @@ void evaluate_units(Engine& engine) {
                                    {{DataType::float64, {}}, {DataType::int64, {}}});
   for (int round = 0; round < 2; ++round) {
     for (int u = 0; u < static_cast<int>(units.size()); ++u) {
-      const int uses = round == 0 ? 1 : units[static_cast<std::size_t>(u)].uses_per_pass - 1;
+      const int uses = round == 0 ? 1 : units[static_cast<std::size_t>(u)].uses_per_micro_batch - 1;
       for (int use = 0; use < uses; ++use) engine.gather({u}).release();
     }
   }

@@ -43,7 +43,7 @@ Sizes sizes_of(const ModelSpec& spec, bool gpt, int ranks) {
     sizes.padded += padded;
     sizes.shard += static_cast<double>(layout.shard_elements());
     // A GPT's embedding is gathered for each of its uses; a list's units once more, for backward.
-    sizes.gathered_a_pass += padded * (gpt ? 2 : 1 + unit.uses_per_pass);
+    sizes.gathered_a_pass += padded * (gpt ? 2 : 1 + unit.uses_per_micro_batch);
     sizes.block = padded;  // the last unit is one
   }
   return sizes;
@@ -91,12 +91,12 @@ std::vector<UnitVisit> visits_of(const PlanRequest& request, const Config& confi
       return elements;
     };
     for (int u = 0; u < count; ++u) {
-      uses += weight(u) * spec.units()[static_cast<std::size_t>(u)].uses_per_pass;
+      uses += weight(u) * spec.units()[static_cast<std::size_t>(u)].uses_per_micro_batch;
     }
     const auto share = [&](int u) { return spec.flops_per_token * weight(u) / std::max(uses, 1.0); };
     for (int u = 0; u < count; ++u) visits.push_back({u, share(u) / 3, true, false});
     for (int u = 0; u < count; ++u) {
-      for (int use = 1; use < spec.units()[static_cast<std::size_t>(u)].uses_per_pass; ++use) {
+      for (int use = 1; use < spec.units()[static_cast<std::size_t>(u)].uses_per_micro_batch; ++use) {
         visits.push_back({u, share(u), true, false});
       }
     }
@@ -112,7 +112,7 @@ std::vector<UnitVisit> visits_of(const PlanRequest& request, const Config& confi
   for (int u = 1; u < count; ++u) visits.push_back({u, block / 3, true, false});
   visits.push_back({0, head + again.head, true, false});
   // Recomputation of a group that does not stay gathered asks for its blocks on its own.
-  const std::vector<int> gathers = spec.gathers_per_pass(config);
+  const std::vector<int> gathers = spec.gathers_per_micro_batch(config);
   const int every = config.activation_checkpointing ? std::max(1, config.checkpoint_every) : 1;
   const double computed_again = again.blocks / layers;
   for (int begin = (count - 2) / every * every + 1; begin > 0; begin -= every) {
@@ -175,7 +175,7 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
     cost.recompute = tokens * (again.blocks + again.head) / rates.operations;
     // Only blocks are gathered more than twice.
     if (config.activation_checkpointing) {
-      for (const int gathers : spec.gathers_per_pass(config)) gathered += sizes.block * (gathers - 2);
+      for (const int gathers : spec.gathers_per_micro_batch(config)) gathered += sizes.block * (gathers - 2);
     }
   }
   if (config.offload.any()) cost.offload = offload_cost_of(request, config, spec, rates).exposed;

@@ -26,7 +26,7 @@ checkpoint::Layout layout_of(const models::GptConfig& model) {
   std::vector<checkpoint::UnitDescription> units;
   const ModelSpec spec = models::Gpt::spec(model, model.positions);
   for (const UnitSpec& unit : spec.units()) {
-    checkpoint::UnitDescription description{unit.name, unit.uses_per_pass, {}};
+    checkpoint::UnitDescription description{unit.name, unit.uses_per_micro_batch, {}};
     for (const TensorSpec& tensor : unit.tensors) {
       description.tensors.push_back({tensor.name, tensor.shape, false, tensor.aliases});
     }

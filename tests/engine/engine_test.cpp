@@ -32,7 +32,7 @@ TEST(EngineCalls, OrderIsChecked) {
     EXPECT_THAT(message_of<InvalidArgument>([&] { engine.gather({9}); }), HasSubstr("9"));
     for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
     EXPECT_THAT(message_of<LogicError>([&] { engine.gradients({1}); }),
-                AllOf(HasSubstr("gradients(prime) for use 2"), HasSubstr("uses_per_pass = 1")));
+                AllOf(HasSubstr("gradients(prime) for use 2"), HasSubstr("uses_per_micro_batch = 1")));
     StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
     EXPECT_THAT(message_of<InvalidArgument>([&] {
                   engine.end_micro_batch({scalars.data(), DataType::float32, Shape{1}},

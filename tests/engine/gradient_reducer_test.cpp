@@ -142,7 +142,7 @@ TEST(GradientReducer, SaysWhatIsOpenAndMissing) {
     reducer.submit(5, 0, true);
     EXPECT_EQ(reducer.held(5), "");
     EXPECT_EQ(message_of<LogicError>([&] { reducer.open(5, 0); }),
-              "gradients(a) for use 2 of a micro-batch, but the model declares uses_per_pass = 1");
+              "gradients(a) for use 2 of a micro-batch, but the model declares uses_per_micro_batch = 1");
     EXPECT_EQ(
         reducer.missing(5),
         "unit b submitted its gradients 0 of 2 times in micro-batch 5; call skip_gradients() for a unit "

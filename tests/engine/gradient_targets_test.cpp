@@ -25,7 +25,7 @@ ModelSpec model() {
                              {"added", {71, 71}, zeros},
                              {"nobody", {large}, zeros},
                              {"last", {3}, zeros}},
-                 .uses_per_pass = 2});
+                 .uses_per_micro_batch = 2});
   spec.tokens_per_sample = 1;
   return spec;
 }

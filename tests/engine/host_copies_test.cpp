@@ -84,8 +84,8 @@ TEST_P(HostCopiesTest, BytesComeBackAndMemoryIsPlanned) {
       EXPECT_EQ(held(Tier::host), depth * bytes);
       EXPECT_EQ(held(Tier::device), 0);
       for (int i = depth - 1; i >= 0; --i) {
-        const StepBuffer back = HostCopies::restore(std::move(kept[static_cast<std::size_t>(i)]));
-        if (i > 0) HostCopies::fetch(kept[static_cast<std::size_t>(i) - 1]);
+        const StepBuffer back = HostCopies::fetch(std::move(kept[static_cast<std::size_t>(i)]));
+        if (i > 0) HostCopies::prefetch(kept[static_cast<std::size_t>(i) - 1]);
         expect_holds(back, static_cast<unsigned char>(10 * round + i));
         EXPECT_EQ(held(Tier::device), i > 0 ? 2 * bytes : bytes);
         EXPECT_EQ(held(Tier::host), i * bytes);
@@ -109,8 +109,8 @@ TEST_P(HostCopiesTest, MayBeReadUntilItLeavesAndNeedNotLeave) {
     HostCopy copy = copies_.send(std::move(buffer), "block input");
     EXPECT_EQ(copy.bytes(), bytes);
     EXPECT_TRUE(copy);
-    HostCopies::fetch(copy);  // it has not left
-    const StepBuffer same = HostCopies::restore(std::move(copy));
+    HostCopies::prefetch(copy);  // it has not left
+    const StepBuffer same = HostCopies::fetch(std::move(copy));
     EXPECT_EQ(same.data(), data);
     expect_holds(same, 3);
     EXPECT_EQ(held(Tier::host), 0);
@@ -131,8 +131,8 @@ TEST_P(HostCopiesTest, LetsGoInEveryState) {
       {
         HostCopy coming = copies_.send(made(3), "coming");
         coming.leave_device();
-        HostCopies::fetch(coming);
-        HostCopies::fetch(coming);
+        HostCopies::prefetch(coming);
+        HostCopies::prefetch(coming);
         coming.leave_device();  // it is wanted on the device now
         EXPECT_EQ(held(Tier::device), bytes);
       }
@@ -140,7 +140,7 @@ TEST_P(HostCopiesTest, LetsGoInEveryState) {
       moved = copies_.send(made(5), "assigned");
       HostCopy target(std::move(moved));
       EXPECT_FALSE(moved);  // NOLINT(bugprone-use-after-move)
-      expect_holds(HostCopies::restore(std::move(target)), 5);
+      expect_holds(HostCopies::fetch(std::move(target)), 5);
       EXPECT_EQ(held(Tier::device), 0);
       EXPECT_EQ(held(Tier::host), 0);
     });
@@ -152,17 +152,17 @@ TEST_P(HostCopiesTest, KeepSendsNothing) {
   HostCopy copy = HostCopies::keep(made(9));
   EXPECT_EQ(copy.bytes(), bytes);
   copy.leave_device();
-  HostCopies::fetch(copy);
+  HostCopies::prefetch(copy);
   EXPECT_TRUE(copy);
-  expect_holds(HostCopies::restore(std::move(copy)), 9);
+  expect_holds(HostCopies::fetch(std::move(copy)), 9);
   { const HostCopy dropped = HostCopies::keep(made(8)); }
   EXPECT_EQ(held(Tier::device), 0);
   EXPECT_EQ(link_.counts().copies, 0);
 }
 
 TEST_P(HostCopiesTest, SaysWhatIsWrong) {
-  EXPECT_THAT(message_of<LogicError>([&] { HostCopies::restore({}); }),
-              HasSubstr("restore() of an empty copy"));
+  EXPECT_THAT(message_of<LogicError>([&] { HostCopies::fetch({}); }),
+              HasSubstr("fetch_from_host() of an empty copy"));
   EXPECT_THAT(message_of<LogicError>([&] { copies_.send({}, "h.3 input"); }),
               HasSubstr("send_to_host() of an empty buffer 'h.3 input'"));
   pass([&] {
@@ -203,14 +203,14 @@ TEST_P(HostCopiesOrder, ComputeGoesOnWhileBytesTravel) {
         device_->fill_bytes(compute(), reuse.data(), 1, bytes);
       }
       link_.from_host().wait(Event(in_gate));
-      HostCopies::fetch(copy);
+      HostCopies::prefetch(copy);
       device_->fill_bytes(compute(), next.data(), 9, bytes);
       expect_holds(next, 9);
       std::thread opener([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         in_gate->complete();
       });
-      const StepBuffer back = HostCopies::restore(std::move(copy));
+      const StepBuffer back = HostCopies::fetch(std::move(copy));
       expect_holds(back, 7);  // compute has waited for the bytes
       opener.join();
     });
@@ -228,7 +228,7 @@ TEST_P(HostCopiesOrder, AFailedCopyIsToldWhereTheBytesAreWanted) {
     link_.to_host().wait(Event(failed));
     HostCopy copy = copies_.send(made(7), "block input");
     copy.leave_device();
-    EXPECT_THAT(message_of<CommunicationError>([&] { HostCopies::restore(std::move(copy)); }),
+    EXPECT_THAT(message_of<CommunicationError>([&] { HostCopies::fetch(std::move(copy)); }),
                 HasSubstr("the link is down"));
     EXPECT_EQ(held(Tier::host), 0);
     EXPECT_EQ(held(Tier::device), 0);
@@ -248,8 +248,8 @@ void send_and_bring_back(Engine& engine, bool early) {
   engine.device().fill_bytes(engine.compute_stream(), buffer.data(), 5, bytes);
   HostCopy copy = engine.send_to_host(std::move(buffer), "kept");
   copy.leave_device();
-  if (early) engine.prefetch(copy);
-  const StepBuffer back = engine.restore(std::move(copy));
+  if (early) engine.prefetch_from_host(copy);
+  const StepBuffer back = engine.fetch_from_host(std::move(copy));
   const auto* data = static_cast<const unsigned char*>(back.data());
   EXPECT_EQ(std::count(data, data + bytes, 5), bytes);
 }
@@ -287,7 +287,7 @@ TEST(EngineHostCopies, StepIsRefusedWhileOneIsHeld) {
         for (int unit = 3; unit >= 0; --unit) engine.skip_gradients({unit});
         end_with(engine, 0, 1);
         EXPECT_THAT(message_of<LogicError>([&] { engine.step(); }), HasSubstr("'forgotten input'"));
-        EXPECT_THAT(message_of<LogicError>([&] { engine.restore({}); }), HasSubstr("empty copy"));
+        EXPECT_THAT(message_of<LogicError>([&] { engine.fetch_from_host({}); }), HasSubstr("empty copy"));
         copy.release();
         StepBuffer on_device = engine.acquire(64, Category::activations, "left on the device");
         EXPECT_THAT(message_of<LogicError>([&] { engine.step(); }), HasSubstr("'left on the device'"));

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 UnitSpec unit(std::string name, std::vector<std::pair<std::string, Shape>> tensors, int uses = 1) {
   UnitSpec spec;
   spec.name = std::move(name);
-  spec.uses_per_pass = uses;
+  spec.uses_per_micro_batch = uses;
   for (auto& [tensor, shape] : tensors) spec.tensors.push_back({tensor, shape, Initializer::zeros()});
   return spec;
 }
@@ -52,7 +52,7 @@ TEST(ModelSpec, RefusesWhatCannotBe) {
   EXPECT_THAT(message_of<InvalidArgument>([&] {
                 model.add_unit(unit("b", {{"b.w", {2}}}, 0));
               }),
-              HasSubstr("'b' is used 0 times a pass"));
+              HasSubstr("'b' is used 0 times a micro-batch"));
   EXPECT_THAT(message_of<InvalidArgument>([&] {
                 model.add_unit(unit("b", {{"", {2}}}));
               }),

@@ -48,7 +48,8 @@ void idle_micro_batch(Engine& engine, const std::function<void(int unit)>& in_fo
     if (in_forward) in_forward(unit);
   }
   for (int unit = units - 1; unit >= 0; --unit) {
-    for (int use = 0; use < engine.model().units()[static_cast<std::size_t>(unit)].uses_per_pass; ++use) {
+    for (int use = 0; use < engine.model().units()[static_cast<std::size_t>(unit)].uses_per_micro_batch;
+         ++use) {
       UnitGradients gradients = engine.gradients({unit});
       if (in_backward) in_backward(unit);
       std::move(gradients).reduce();

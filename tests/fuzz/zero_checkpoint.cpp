@@ -76,7 +76,7 @@ Manifest sample_manifest(int world) {
   std::vector<UnitDescription> units;
   const ModelSpec spec = models::Gpt::spec(model, model.positions);
   for (const UnitSpec& unit : spec.units()) {
-    UnitDescription description{unit.name, unit.uses_per_pass, {}};
+    UnitDescription description{unit.name, unit.uses_per_micro_batch, {}};
     for (const TensorSpec& tensor : unit.tensors) {
       description.tensors.push_back(
           {tensor.name, tensor.shape, tensor.name == "h.0.ln_1.bias", tensor.aliases});

@@ -53,7 +53,7 @@ TEST(GptConfig, SpecHasTheNamesAndShapesOfHuggingFace) {
   const auto spec = Gpt::spec(GptConfig::preset("gpt2"), 1024);
   ASSERT_EQ(spec.units().size(), 13u);
   EXPECT_EQ(spec.unit({0}).name, "embedding");
-  EXPECT_EQ(spec.unit({0}).uses_per_pass, 2);
+  EXPECT_EQ(spec.unit({0}).uses_per_micro_batch, 2);
   EXPECT_EQ(spec.unit({12}).name, "h.11");
   EXPECT_EQ(spec.tokens_per_sample, 1024);
   std::string listed;

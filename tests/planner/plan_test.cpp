@@ -39,7 +39,7 @@ TEST(UnitList, IsReadInOrder) {
   EXPECT_FALSE(model.covers_activations());
   const ModelSpec spec = model.spec(0);
   ASSERT_EQ(spec.units().size(), 4u);
-  EXPECT_EQ(spec.units()[0].uses_per_pass, 2);
+  EXPECT_EQ(spec.units()[0].uses_per_micro_batch, 2);
   EXPECT_EQ(spec.units()[0].tensors[1].name, "embedding.gain");
   EXPECT_EQ(spec.units()[3].name, "block.2");
   EXPECT_EQ(spec.units()[3].tensors[0].name, "block.2.w");

@@ -123,7 +123,7 @@ TEST_F(HostileFiles, CountsOfAModelAreBounded) {
   plan_refused(R"({"model_type":"gpt2","n_layer":65536,"n_embd":1048576,"n_head":1})",
                {"parameters, but models of at most 17592186044416 are read"});
   plan_refused(R"({"units":[{"name":"a","tensors":{"w":[8]},"uses_per_pass":1000,"repeat":4096}]})",
-               {"units[0] is too much: units that are used more than 65536 times a pass"});
+               {"units[0] is too much: units that are used more than 65536 times a micro-batch"});
   const std::string large = R"("tensors":{"v":[1099511627776,524288],"w":[1099511627776,524288]}})";
   plan_refused(R"({"units":[{"name":"a",)" + large + "]}",
                {"units[0] has too many parameters: models of more than 17592186044416 are not planned"});

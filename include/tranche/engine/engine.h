@@ -66,7 +66,7 @@ class Engine {
   /// Gathers a unit (stage 3) or views it. Throws LogicError, naming the holders, when more units than the
   /// configured depth would be held at once.
   GatheredUnit gather(UnitId unit);
-  /// Gradients of a unit for this micro-batch; LogicError beyond uses_per_pass, or in evaluation.
+  /// Gradients of a unit for this micro-batch; LogicError beyond uses_per_micro_batch, or in evaluation.
   UnitGradients gradients(UnitId unit);
   /// Submits zero gradients for all uses of a unit that this micro-batch still owes.
   void skip_gradients(UnitId unit);
@@ -121,11 +121,12 @@ class Engine {
   /// not write. Host memory is of the step, too: it repeats, is planned, and counts as activations of
   /// Tier::host. Without that setting nothing is sent, and the copy holds the buffer as it is.
   HostCopy send_to_host(StepBuffer buffer, std::string_view tag);
-  /// Takes device memory for a copy that has left, and starts the way back behind other work. What
-  /// restore() would do, early; no-op for what is on the device or on its way.
-  void prefetch(HostCopy& copy);
-  /// The buffer again, with its bytes; the compute stream waits for them. LogicError for an empty copy.
-  StepBuffer restore(HostCopy copy);
+  /// Starts the copy back to the device, into memory taken now, so that it runs behind other work and
+  /// fetch_from_host() finds it done. No-op for a buffer that is on the device or on its way.
+  void prefetch_from_host(HostCopy& copy);
+  /// The buffer on the device again, with its bytes; the compute stream waits for them. LogicError for an
+  /// empty copy.
+  StepBuffer fetch_from_host(HostCopy copy);
   Runtime& runtime() const;
   const Config& config() const;
   const ModelSpec& model() const;

@@ -1,6 +1,5 @@
 #pragma once
-/// Step memory that goes to host memory and comes back: what a model keeps for backward and need not keep on
-/// the device.
+/// Step memory that goes to host memory and comes back: activations that a model saves for backward.
 
 #include <cstdint>
 #include <functional>
@@ -16,8 +15,8 @@ class HostLink;
 class Stream;
 
 /// A buffer of step memory whose bytes are, or will be, in host memory. Move-only; made by
-/// Engine::send_to_host and turned into a buffer again by Engine::restore. Destroyed before that, it lets
-/// go of both places behind what still uses them. Released, as all memory of the step, before step().
+/// Engine::send_to_host and turned into a buffer again by Engine::fetch_from_host. Destroyed before that, it
+/// lets go of both places behind what still uses them. Released, as all memory of the step, before step().
 class HostCopy {
  public:
   HostCopy() = default;
@@ -62,12 +61,12 @@ class HostCopies {
   void set_poison(bool poison) noexcept { arena_.set_poison(poison); }
 
   HostCopy send(StepBuffer buffer, std::string_view tag);
-  /// A copy that is none: restore() gives `buffer` as it is.
+  /// A copy that sends nothing: fetch() returns `buffer` as it is.
   static HostCopy keep(StepBuffer buffer);
-  /// Issues the way back, into device memory taken now. No-op for what is on the device or on its way.
-  static void fetch(HostCopy& copy);
+  /// Issues the copy back, into device memory taken now. No-op for a buffer on the device or on its way.
+  static void prefetch(HostCopy& copy);
   /// Throws LogicError for an empty copy.
-  static StepBuffer restore(HostCopy copy);
+  static StepBuffer fetch(HostCopy copy);
 
   const StepArena& arena() const noexcept { return arena_; }
 

@@ -55,9 +55,9 @@ struct TensorSpec {
 struct UnitSpec {
   std::string name;  ///< unique in the model: "h.0"
   std::vector<TensorSpec> tensors;
-  /// How often a pass asks for the unit's gradients (2 for a tied embedding); the reduction is launched by
-  /// the last.
-  int uses_per_pass = 1;
+  /// How often a micro-batch asks for the unit's gradients (2 for a tied embedding); the reduction is
+  /// launched by the last.
+  int uses_per_micro_batch = 1;
 };
 
 /// Index of a unit in its ModelSpec.
@@ -69,7 +69,7 @@ struct UnitId {
 class ModelSpec {
  public:
   /// Adds a unit after the others. Throws InvalidArgument on a name used twice, a unit without tensors, a
-  /// tensor without elements, or uses_per_pass < 1; nothing is added then.
+  /// tensor without elements, or uses_per_micro_batch < 1; nothing is added then.
   UnitId add_unit(UnitSpec unit);
   const std::vector<UnitSpec>& units() const noexcept { return units_; }
   const UnitSpec& unit(UnitId id) const;
@@ -84,7 +84,7 @@ class ModelSpec {
   double flops_per_token = 0;
   /// How often a micro-batch of training under a configuration gathers each unit when parameters are sharded,
   /// for tables that are wanted before the first step has shown it. Empty: not known.
-  std::function<std::vector<int>(const Config& config)> gathers_per_pass;
+  std::function<std::vector<int>(const Config& config)> gathers_per_micro_batch;
   /// True when the model recomputes activations in backward where Config::activation_checkpointing asks for
   /// it. The engine cannot do that for it; where it is asked for and not done, the table of the start says
   /// so.

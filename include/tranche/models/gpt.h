@@ -40,7 +40,7 @@ class Gpt {
   /// One whole micro-batch: calls Engine::begin_micro_batch(), forward, backward, reduce() and
   /// end_micro_batch(). Call it Config::accumulation_steps times, then Engine::step(), whose result has the
   /// loss. Dropout is keyed by (Config::seed, engine step, sample, site, element). With
-  /// Config::activation_checkpointing only the input of every checkpoint_every-th block is kept and blocks
+  /// Config::activation_checkpointing only the input of every checkpoint_every-th block is saved and blocks
   /// are recomputed in backward, group by group, with the same bits. A block is gathered twice a micro-batch
   /// when its group is no larger than Config::depth, so that its units stay gathered between recomputation
   /// and backward; in a larger group, three times but for its last block. Throws InvalidArgument on shapes,

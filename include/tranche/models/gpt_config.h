@@ -40,7 +40,7 @@ struct GptConfig {
   /// text that is not JSON, other model types, activations or attention variants, and impossible values.
   static GptConfig from_json(std::string_view text, std::string_view file);
   static GptConfig load(const std::string& path);
-  /// A preset's name or the path of a config.json: what --model takes.
+  /// Takes a preset's name or the path of a config.json, as --model does.
   static GptConfig resolve(const std::string& preset_or_path);
   /// A config.json that Hugging Face's GPT2LMHeadModel and from_json read back as this.
   std::string to_json() const;
@@ -55,9 +55,9 @@ struct GptConfig {
   std::int64_t parameters() const;
   /// Operations of forward and backward of one token in a sequence of `sequence`:
   /// 6 * (layers * (4 width^2 + 2 width * inner) + vocabulary * width) + 6 * layers * width * (sequence + 1).
-  /// The first term is 2 operations a matrix weight forward and 4 backward; the second the two products of
-  /// causal attention (on average (sequence + 1) / 2 keys a query, 4 * width operations a key forward, twice
-  /// that backward). Norms, activations and recomputation are not counted.
+  /// The first term is 2 operations a matrix weight forward and 4 backward; the second the two matrix
+  /// products of causal attention (on average (sequence + 1) / 2 keys a query, 4 * width operations a key
+  /// forward, twice that backward). Norms, activations and recomputation are not counted.
   double flops_per_token(std::int64_t sequence) const;
 
   friend bool operator==(const GptConfig&, const GptConfig&) = default;
