@@ -95,12 +95,12 @@ class Case {
                 buffers.weight.as<bfloat16>(),
                 elements};
     const Shape shape{elements};
-    stretch_.gradient = {streams_.gradient, gradient, shape};
-    stretch_.master = {streams_.master, DataType::float32, shape};
+    range_.gradient = {streams_.gradient, gradient, shape};
+    range_.master = {streams_.master, DataType::float32, shape};
     for (int i = 0; i < streams_.states; ++i) {
-      stretch_.state.push_back({streams_.state[i], DataType::float32, shape});
+      range_.state.push_back({streams_.state[i], DataType::float32, shape});
     }
-    stretch_.weight = {streams_.weight, DataType::bfloat16, shape};
+    range_.weight = {streams_.weight, DataType::bfloat16, shape};
     for (std::int64_t i = 0; i < elements; ++i) {
       const float value = static_cast<float>(i % 1999) * 0x1p-17f - 0x1p-7f;
       if (gradient == DataType::bfloat16) buffers.gradient.as<bfloat16>()[i] = to_bfloat16(value);
@@ -125,13 +125,13 @@ class Case {
     step.learning_rate = 1e-4;
     step.gradient_scale = 0.5f;
     numbers_ = rule_->numbers(step, {});
-    stretch_.numbers_stride = static_cast<std::int64_t>(numbers_.size());
+    range_.numbers_stride = static_cast<std::int64_t>(numbers_.size());
     const std::vector<std::byte> without_decay = rule_->numbers(step, {.decay = false});
     numbers_.insert(numbers_.end(), without_decay.begin(), without_decay.end());
-    stretch_.numbers = numbers_.data();
-    stretch_.groups = 2;
-    stretch_.segments = segments_;
-    rule_->apply(device_->compute_stream(), step, stretch_);
+    range_.numbers = numbers_.data();
+    range_.groups = 2;
+    range_.segments = segments_;
+    rule_->apply(device_->compute_stream(), step, range_);
   }
 
   /// Seconds of one call: after one that is not timed, as many as fill the time asked for. What runs first
@@ -217,7 +217,7 @@ class Case {
   std::unique_ptr<Device> device_;
   int threads_;
   bench::HostStreams streams_;
-  UpdateRange stretch_;
+  UpdateRange range_;
   std::vector<TensorSegment> segments_;
   std::vector<std::byte> numbers_;
   std::int64_t step_ = 0;

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/bare_gemms.h"
 #include "bench/figures.h"
 #include "bench/flags.h"
-#include "bench/products_bench.h"
 #include "bench/step_parts.h"
 #include "device/cpu/cpu_streams.h"
 #include "tranche/core/error.h"
@@ -122,7 +122,7 @@ class Trainer {
   std::unique_ptr<Engine> engine_;
 };
 
-std::string text_of(const kernels::Product& p) {
+std::string text_of(const kernels::Gemm& p) {
   return fmt::format("{}x{}x{} {}{}{} {}", p.m, p.n, p.k, p.transpose_a ? 't' : 'n',
                      p.transpose_b ? 't' : 'n', p.accumulate ? '+' : ' ',
                      p.c_dtype == p.dtype ? "" : "to fp32");
@@ -133,11 +133,11 @@ void run(const Settings& settings) {
   const auto chosen = [&](const Seconds& seconds) { return processor ? seconds.processor : seconds.wall; };
 
   Trainer trainer(settings);
-  std::vector<kernels::Product> products;
-  kernels::log_products(trainer.stream(), &products);
+  std::vector<kernels::Gemm> gemms;
+  kernels::log_gemms(trainer.stream(), &gemms);
   trainer.step();
-  kernels::log_products(trainer.stream(), nullptr);
-  BareProducts bare(products, settings.threads);
+  kernels::log_gemms(trainer.stream(), nullptr);
+  BareGemms bare(gemms, settings.threads);
   for (int warm = 0; warm < 2; ++warm) trainer.step();  // the step's memory is packed from here on
 
   std::vector<Seconds> steps;
@@ -167,10 +167,10 @@ void run(const Settings& settings) {
              settings.dtype, settings.sequence, settings.micro_batch, settings.accumulate, settings.threads,
              settings.rounds, settings.clock == "processor" ? "processor seconds" : "wall clock",
              kernels::matmul_libraries(DeviceKind::cpu));
-  fmt::print("\n{:<28}{:>6}{:>12}{:>12}{:>12}  {}\n", "product (m x n x k)", "count", "best ms", "ours ms",
+  fmt::print("\n{:<28}{:>6}{:>12}{:>12}{:>12}  {}\n", "GEMM (m x n x k)", "count", "best ms", "ours ms",
              "GFLOP/s", "best way");
   for (const auto& line : bare.lines()) {
-    fmt::print("{:<28}{:>6}{:>12.3f}{:>12.3f}{:>12.1f}  {}\n", text_of(line.product), line.count,
+    fmt::print("{:<28}{:>6}{:>12.3f}{:>12.3f}{:>12.1f}  {}\n", text_of(line.gemm), line.count,
                1e3 * chosen(line.best), 1e3 * chosen(line.ours), 1e-9 * line.operations / chosen(line.best),
                line.best_by_processor);
   }
@@ -207,7 +207,7 @@ void run(const Settings& settings) {
                      {"wall_bare_of_step", median(wall_ratio)},
                      {"named_share", parts.named_share()}};
   for (const auto& line : bare.lines()) {
-    out["products"].push_back({{"product", text_of(line.product)},
+    out["products"].push_back({{"product", text_of(line.gemm)},
                                {"count", line.count},
                                {"best_seconds", chosen(line.best)},
                                {"our_seconds", chosen(line.ours)},

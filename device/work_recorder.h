@@ -27,11 +27,11 @@ enum class WorkKind : std::uint8_t {
 std::string_view name_of(WorkKind kind);
 
 /// The matrix product in a kernel's work; no rows: none. c[m, n] = op(a)[m, k] op(b)[k, n].
-struct ProductShape {
+struct GemmShape {
   std::int64_t m = 0, n = 0, k = 0;
   DataType dtype = DataType::float32;
   bool transpose_a = false, transpose_b = false;
-  friend bool operator==(const ProductShape&, const ProductShape&) = default;
+  friend bool operator==(const GemmShape&, const GemmShape&) = default;
 };
 
 struct RecordedWork {
@@ -40,7 +40,7 @@ struct RecordedWork {
   std::string detail;  ///< the unit, where one is known
   int lane = 0;
   double operations = 0, bytes_read = 0, bytes_written = 0;
-  ProductShape product;
+  GemmShape gemm;
   DataType dtype = DataType::float32;  ///< kernels: of the first operand where known; collectives: sent
   /// Collectives: bytes of all ranks' parts together, as they are sent, and ranks of the group.
   double full_bytes = 0;

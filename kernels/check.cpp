@@ -17,7 +17,7 @@ void note_work(Stream& stream, std::string_view name, const meta::Cost& cost) {
   work.operations = cost.operations;
   work.bytes_read = cost.bytes_read;
   work.bytes_written = cost.bytes_written;
-  work.product = cost.product;
+  work.gemm = cost.gemm;
   stream.recorder()->add(stream.lane(), std::move(work));
 }
 

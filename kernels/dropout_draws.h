@@ -1,6 +1,5 @@
 #pragma once
-/// Which elements dropout keeps: the arithmetic of masks, for any device. kernels/elementwise.h says what
-/// keys a draw.
+/// The arithmetic of dropout masks, for any device. kernels/elementwise.h says what keys a draw.
 
 #include <array>
 #include <cmath>

@@ -8,8 +8,8 @@
 #include "kernels/check.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/matmul.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/matmul.h"
-#include "kernels/cuda/product.h"
 #include "kernels/dispatch.h"
 #include "kernels/matmul_log.h"
 #include "kernels/meta/matmul_cost.h"
@@ -18,19 +18,19 @@ namespace tranche::kernels {
 
 namespace {
 
-cuda::Product product_of(const cpu::MatmulCall& call) {
-  cuda::Product product = cuda::dense(call.transpose_a, call.transpose_b, call.m, call.n, call.k);
-  product.dtype = call.dtype;
-  product.c_dtype = call.c_dtype;
-  product.a = call.a;
-  product.b = call.b;
-  product.c = call.c;
-  product.beta = call.accumulate ? 1.0f : 0.0f;
-  return product;
+cuda::Gemm gemm_of(const cpu::MatmulCall& call) {
+  cuda::Gemm gemm = cuda::dense(call.transpose_a, call.transpose_b, call.m, call.n, call.k);
+  gemm.dtype = call.dtype;
+  gemm.c_dtype = call.c_dtype;
+  gemm.a = call.a;
+  gemm.b = call.b;
+  gemm.c = call.c;
+  gemm.beta = call.accumulate ? 1.0f : 0.0f;
+  return gemm;
 }
 
-/// Checks a product's operands under the name of the kernel they were given to, and lists it if that is asked
-/// for.
+/// Checks the operands of a GEMM, naming the kernel that was called, and appends it to the log if there is
+/// one.
 cpu::MatmulCall checked(std::string_view kernel, Stream& stream, const MatmulOptions& options,
                         const ConstTensorView& a, const ConstTensorView& b, const TensorView& c,
                         const Workspace& workspace) {
@@ -43,12 +43,11 @@ cpu::MatmulCall checked(std::string_view kernel, Stream& stream, const MatmulOpt
               options.transpose_b ? Shape{n, k} : Shape{k, n});
   check_shape(kernel, "c", c.shape, {m, n});
   if (a.dtype != DataType::float32 && workspace.bytes < minimum_workspace_bytes) {
-    refuse(kernel,
-           fmt::format("workspace has {} bytes; {} products need at least {}: raise tranche.workspace",
-                       workspace.bytes, name_of(a.dtype), minimum_workspace_bytes));
+    refuse(kernel, fmt::format("workspace has {} bytes; {} GEMMs need at least {}: raise tranche.workspace",
+                               workspace.bytes, name_of(a.dtype), minimum_workspace_bytes));
   }
-  if (auto* products = stream.attachment<MatmulLog>().products; products != nullptr) {
-    products->push_back(
+  if (auto* gemms = stream.attachment<MatmulLog>().gemms; gemms != nullptr) {
+    gemms->push_back(
         {options.transpose_a, options.transpose_b, options.accumulate, m, n, k, a.dtype, c.dtype});
   }
   return {options.transpose_a,
@@ -86,11 +85,11 @@ void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView&
   }
   const cpu::MatmulCall call = checked("matmul", stream, options, a, b, c, workspace);
   meta::Cost cost = meta::matmul_cost(call.m, call.n, call.k, a.dtype, c.dtype, options.accumulate);
-  cost.product.transpose_a = options.transpose_a;
-  cost.product.transpose_b = options.transpose_b;
+  cost.gemm.transpose_a = options.transpose_a;
+  cost.gemm.transpose_b = options.transpose_b;
   dispatch(
       stream, "matmul", cost, [call] { cpu::matmul(call); },
-      [&] { cuda::product(stream, product_of(call), workspace); });
+      [&] { cuda::gemm(stream, gemm_of(call), workspace); });
 }
 
 void matmul_bias(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,
@@ -102,7 +101,7 @@ void matmul_bias(Stream& stream, const ConstTensorView& a, const ConstTensorView
   dispatch(
       stream, kernel, meta::matmul_bias_cost(call.m, call.n, call.k, a.dtype),
       [call, out, bias] { cpu::matmul_bias(call, out, bias); },
-      [&] { cuda::matmul_bias(stream, product_of(call), out, bias, workspace); });
+      [&] { cuda::matmul_bias(stream, gemm_of(call), out, bias, workspace); });
 }
 
 void matmul_bias_gelu(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,
@@ -119,7 +118,7 @@ void matmul_bias_gelu(Stream& stream, const ConstTensorView& a, const ConstTenso
         cpu::matmul_bias(call, hidden, bias);
         cpu::gelu_forward(call.threads, hidden, activated);
       },
-      [&] { cuda::matmul_bias_gelu(stream, product_of(call), hidden, activated, bias, workspace); });
+      [&] { cuda::matmul_bias_gelu(stream, gemm_of(call), hidden, activated, bias, workspace); });
 }
 
 void matmul_gelu_backward(Stream& stream, const ConstTensorView& d_out, const ConstTensorView& weight,
@@ -136,7 +135,7 @@ void matmul_gelu_backward(Stream& stream, const ConstTensorView& d_out, const Co
         cpu::matmul(call);
         cpu::gelu_backward(call.threads, hidden, d_hidden, d_hidden);
       },
-      [&] { cuda::matmul_gelu_backward(stream, product_of(call), hidden, d_hidden, workspace); });
+      [&] { cuda::matmul_gelu_backward(stream, gemm_of(call), hidden, d_hidden, workspace); });
 }
 
 std::string_view matmul_path(DeviceKind device, DataType dtype) {

@@ -1,5 +1,5 @@
 #pragma once
-/// A list of the products that are issued to a stream, for measurements.
+/// A list of the GEMMs that are issued to a stream, for measurements.
 
 #include <cstdint>
 #include <vector>
@@ -10,23 +10,23 @@
 namespace tranche::kernels {
 
 /// c[m, n] = op(a)[m, k] op(b)[k, n], or c += ..., as matmul and its fused forms compute it.
-struct Product {
+struct Gemm {
   bool transpose_a = false, transpose_b = false, accumulate = false;
   std::int64_t m = 0, n = 0, k = 0;
   DataType dtype = DataType::float32;    ///< of a and b
   DataType c_dtype = DataType::float32;  ///< of c
-  friend auto operator<=>(const Product&, const Product&) = default;
+  friend auto operator<=>(const Gemm&, const Gemm&) = default;
 };
 
 /// Kept with the stream (Stream::attachment), on every kind of device. Null: nothing is listed.
 struct MatmulLog {
-  std::vector<Product>* products = nullptr;
+  std::vector<Gemm>* gemms = nullptr;
 };
 
-/// From now on every product that is issued to the stream is appended to `products`, which outlives the
-/// recording; null ends it. For the issuing thread.
-inline void log_products(Stream& stream, std::vector<Product>* products) {
-  stream.attachment<MatmulLog>().products = products;
+/// From now on every GEMM that is issued to the stream is appended to `gemms`, which outlives the recording;
+/// null ends it. For the issuing thread.
+inline void log_gemms(Stream& stream, std::vector<Gemm>* gemms) {
+  stream.attachment<MatmulLog>().gemms = gemms;
 }
 
 }  // namespace tranche::kernels

@@ -33,19 +33,19 @@ void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType p
       });
 }
 
-void rounded_sum(Stream& stream, const ConstTensorView& source, DataType wire, bool accumulate,
+void rounded_sum(Stream& stream, const ConstTensorView& source, DataType communication, bool accumulate,
                  const TensorView& out) {
   constexpr std::string_view name = "rounded_sum";
   check_dtype(name, "source", source.dtype, {DataType::float32});
-  check_floating(name, "wire", wire);
+  check_floating(name, "communication", communication);
   check_floating(name, "out", out.dtype);
   check_elements(name, "out", out.elements(), source.elements());
   dispatch(
       stream, name, meta::rounded_sum(source, accumulate, out),
-      [threads = stream.threads(), source, wire, accumulate, out] {
-        cpu::rounded_sum(threads, source, wire, accumulate, out);
+      [threads = stream.threads(), source, communication, accumulate, out] {
+        cpu::rounded_sum(threads, source, communication, accumulate, out);
       },
-      [&] { cuda::rounded_sum(stream, source, wire, accumulate, out); });
+      [&] { cuda::rounded_sum(stream, source, communication, accumulate, out); });
 }
 
 void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics,

@@ -138,7 +138,7 @@ class Costs {
  private:
   static double bytes(const RecordedWork& work) { return work.bytes_read + work.bytes_written; }
 
-  const ProductTable& product_table(const ProductShape& product) const {
+  const ProductTable& product_table(const GemmShape& product) const {
     const std::string layout = product.transpose_a ? "tn" : product.transpose_b ? "nt" : "nn";
     const ProductTable* any = nullptr;
     for (const ProductTable& table : share_.products) {
@@ -155,7 +155,7 @@ class Costs {
 
   double kernel_seconds(const RecordedWork& work) {
     double seconds = 0;
-    const ProductShape& product = work.product;
+    const GemmShape& product = work.gemm;
     if (product.m > 0) {
       const double m = static_cast<double>(product.m), n = static_cast<double>(product.n),
                    k = static_cast<double>(product.k);

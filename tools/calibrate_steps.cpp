@@ -135,11 +135,11 @@ Visit run_probe(const Probe& probe, DataType dtype, Communicator& group, int thr
   return visit;
 }
 
-const char* layout_of(const ProductShape& product) {
+const char* layout_of(const GemmShape& product) {
   return product.transpose_a ? "tn" : product.transpose_b ? "nt" : "nn";
 }
 
-double product_seconds(const planner::ComputeShare& share, const ProductShape& product) {
+double product_seconds(const planner::ComputeShare& share, const GemmShape& product) {
   for (const planner::ProductTable& table : share.products) {
     if (table.dtype != product.dtype || table.layout != layout_of(product)) continue;
     const double m = static_cast<double>(product.m), n = static_cast<double>(product.n),
@@ -154,7 +154,7 @@ void adjust_products(planner::ComputeShare& share, const std::vector<Sample>& sa
   for (planner::ProductTable& table : share.products) {
     double bare = 0, inside = 0;
     for (const Sample& sample : samples) {
-      const ProductShape& product = sample.work.product;
+      const GemmShape& product = sample.work.gemm;
       if (sample.work.name != "matmul" || product.dtype != table.dtype ||
           table.layout != layout_of(product)) {
         continue;
@@ -176,7 +176,7 @@ void add_kernels(planner::ComputeShare& share, const std::vector<Sample>& sample
     const bool pairs = work.name.rfind("attention", 0) == 0;
     const double size = pairs ? work.operations : work.bytes_read + work.bytes_written;
     // Of a product with something behind it, what is behind it.
-    const double product = work.product.m > 0 ? product_seconds(share, work.product) : 0;
+    const double product = work.gemm.m > 0 ? product_seconds(share, work.gemm) : 0;
     if (size <= 0) continue;
     found[{work.name, sample.dtype}].emplace_back(size, std::max(1e-7, sample.seconds - product));
   }

@@ -13,9 +13,9 @@ namespace tranche::kernels::cpu {
 
 namespace {
 
-/// Row-major products on dense fp32 tiles.
-void product(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
-             const float* a, const float* b, float beta, float* c) {
+/// Row-major GEMM on dense fp32 tiles.
+void gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
+          const float* a, const float* b, float beta, float* c) {
   sgemm(
       {transpose_a, transpose_b, m, n, k, alpha, a, transpose_a ? m : k, b, transpose_b ? k : n, beta, c, n});
 }
@@ -39,16 +39,16 @@ void forward_head(const AttentionCall& call, const AttentionHead& head, float* s
       const std::int64_t keys = keys_of(k, q + queries);
       head.load(1, k, keys, key);
       head.load(2, k, keys, value);
-      product(false, true, queries, keys, width, head.scale(), query, key, 0.0f, scores);
+      gemm(false, true, queries, keys, width, head.scale(), query, key, 0.0f, scores);
       softmax_tile(head.tile(q, queries, k, keys), k == 0, scores, maximum, sum, accumulated, width);
-      product(false, false, queries, width, keys, 1.0f, scores, value, k == 0 ? 0.0f : 1.0f, accumulated);
+      gemm(false, false, queries, width, keys, 1.0f, scores, value, k == 0 ? 0.0f : 1.0f, accumulated);
     }
     finish_softmax(queries, maximum, sum, accumulated, width, call.dtype,
                    element_at(call.dtype, call.out, head.row(q)), call.width, head.log_sum_exp(q));
   }
 }
 
-/// Scratch of backward for one head. `d_query` holds all queries when there is room for it, else one tile.
+/// Scratch of backward for one head. `d_query` holds all queries when they fit, else one tile.
 struct BackwardScratch {
   float *scores, *d_scores, *query, *d_out, *key, *value, *d_key, *d_value, *d_query;
 
@@ -76,8 +76,8 @@ void backward_tile(const AttentionCall& call, const AttentionHead& head, const A
   float projection[attention_queries];
   project_rows(tile.queries, width, s.d_out, call.dtype,
                element_at(call.dtype, call.out, head.row(tile.first_query)), call.width, projection);
-  product(false, true, tile.queries, tile.keys, width, head.scale(), s.query, s.key, 0.0f, s.scores);
-  product(false, true, tile.queries, tile.keys, width, 1.0f, s.d_out, s.value, 0.0f, s.d_scores);
+  gemm(false, true, tile.queries, tile.keys, width, head.scale(), s.query, s.key, 0.0f, s.scores);
+  gemm(false, true, tile.queries, tile.keys, width, 1.0f, s.d_out, s.value, 0.0f, s.d_scores);
   softmax_backward_tile(tile, head.scale(), head.log_sum_exp(tile.first_query), projection, s.scores,
                         s.d_scores);
 }
@@ -105,11 +105,11 @@ void backward_keys(const AttentionCall& call, const AttentionHead& head, bool al
       const std::int64_t keys = keys_of(k, q + queries);
       load_query_tile(call, head, q, queries, s);
       backward_tile(call, head, head.tile(q, queries, k, keys), s);
-      product(true, false, keys, width, queries, 1.0f, s.scores, s.d_out, 1.0f, s.d_value);
-      product(true, false, keys, width, queries, 1.0f, s.d_scores, s.query, 1.0f, s.d_key);
+      gemm(true, false, keys, width, queries, 1.0f, s.scores, s.d_out, 1.0f, s.d_value);
+      gemm(true, false, keys, width, queries, 1.0f, s.d_scores, s.query, 1.0f, s.d_key);
       if (all_queries) {
-        product(false, false, queries, width, keys, 1.0f, s.d_scores, s.key, k == 0 ? 0.0f : 1.0f,
-                s.d_query + q * width);
+        gemm(false, false, queries, width, keys, 1.0f, s.d_scores, s.key, k == 0 ? 0.0f : 1.0f,
+             s.d_query + q * width);
       }
     }
     head.store_gradient(1, k, tile_keys, s.d_key);
@@ -130,7 +130,7 @@ void backward_queries(const AttentionCall& call, const AttentionHead& head, cons
       head.load(1, k, keys, s.key);
       head.load(2, k, keys, s.value);
       backward_tile(call, head, head.tile(q, queries, k, keys), s);
-      product(false, false, queries, width, keys, 1.0f, s.d_scores, s.key, k == 0 ? 0.0f : 1.0f, s.d_query);
+      gemm(false, false, queries, width, keys, 1.0f, s.d_scores, s.key, k == 0 ? 0.0f : 1.0f, s.d_query);
     }
     head.store_gradient(0, q, queries, s.d_query);
   }
@@ -143,7 +143,7 @@ constexpr std::int64_t bytes_of(std::int64_t floats) {
 }  // namespace
 
 std::int64_t attention_workspace_bytes(std::int64_t head_width) {
-  // Of the dtype and the CPU it is independent, so that a configuration needs the same everywhere.
+  // The size depends neither on the dtype nor on the CPU, so that a configuration needs the same everywhere.
   const std::int64_t in_bf16 = head_width % bf16_head_multiple == 0 ? bf16_backward_floats(head_width) : 0;
   const std::int64_t tiles = std::max(BackwardScratch::floats(head_width), in_bf16);
   return bytes_of(tiles + attention_queries * head_width);
@@ -155,7 +155,7 @@ void attention_forward(const AttentionCall& call) {
   const bool in_bf16 = attention_runs_in_bf16(call.dtype, width);
   const std::int64_t tasks = std::min<std::int64_t>(call.threads, call.batch * call.heads);
   const std::int64_t whole = bf16_forward_floats(width, call.time);
-  // The whole head's keys and values are packed once where there is room, else tile by tile: the same bits.
+  // The whole head's keys and values are packed once where they fit, else tile by tile: the same bits.
   const bool keep_packed = in_bf16 && call.workspace.bytes / bytes_of(whole) >= tasks;
   const std::int64_t floats = !in_bf16      ? forward_floats(width)
                               : keep_packed ? whole
@@ -180,7 +180,7 @@ void attention_backward(const AttentionCall& call) {
   const bool in_bf16 = attention_runs_in_bf16(call.dtype, width);
   const std::int64_t tiles = in_bf16 ? bf16_backward_floats(width) : BackwardScratch::floats(width);
   // One pass when the query gradient of a whole head fits beside the tiles for half the threads or more (two
-  // passes take 7 products instead of 5); the same bits either way.
+  // passes take 7 GEMMs instead of 5); the same bits either way.
   const std::int64_t whole = tiles + call.time * width;
   const std::int64_t tasks = std::min<std::int64_t>(call.threads, call.batch * call.heads);
   const bool one_pass = call.workspace.bytes / bytes_of(whole) >= std::max<std::int64_t>(1, tasks / 2);

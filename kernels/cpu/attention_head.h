@@ -30,7 +30,7 @@ class AttentionHead {
   const void* part(int part, std::int64_t first) const {
     return element_at(call_.dtype, call_.query_key_value, packed(part, first));
   }
-  /// Of the gradient.
+  /// The same part of the gradient.
   void* d_part(int part, std::int64_t first) const {
     return element_at(call_.dtype, call_.d_query_key_value, packed(part, first));
   }

@@ -1,5 +1,5 @@
 #pragma once
-/// The operations of attention on a tile of scores between two products: masking, softmax and dropout, row by
+/// The operations of attention on a tile of scores between two GEMMs: masking, softmax and dropout, row by
 /// row.
 
 #include <cstdint>

@@ -66,7 +66,7 @@ void fetch_result(const Bf16Panels& p, std::int64_t row, std::int64_t column) {
   }
 }
 
-/// Adds the products of two neighbouring depths: a pair of bf16 of each row, and one line of a panel.
+/// Adds the products of two neighbouring values of k: a pair of bf16 of each row, and one line of a panel.
 template <int Rows>
 [[gnu::always_inline]] inline void add_depths(const int (&left)[Rows], const bfloat16* b,
                                               __m512 (&sum)[Rows][vectors]) {
@@ -80,7 +80,7 @@ template <int Rows>
   }
 }
 
-/// `Rows` rows of one panel, whose sums stay in registers over the whole stretch.
+/// `Rows` rows of one panel, whose sums stay in registers over the whole depth of the call.
 template <int Rows>
 void block(const Bf16Panels& p, std::int64_t row, std::int64_t column) {
   __m512 sum[Rows][vectors];

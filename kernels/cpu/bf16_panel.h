@@ -1,5 +1,5 @@
 #pragma once
-/// The inner loop of bf16 products: rows against panels of columns that were packed beforehand, on the
+/// The inner loop of the bf16 GEMM: rows against panels of columns that were packed beforehand, on the
 /// calling thread.
 
 #include <cstdint>
@@ -19,11 +19,11 @@ struct Bf16Panels {
   const bfloat16* a = nullptr;
   std::int64_t stride_a = 0;
   const bfloat16* b = nullptr;
-  /// Sums over the stretches of the depth so far, [rows][stride_sums], whole panels wide. Not looked at when
-  /// this one is the first and the last. All but the last are even.
+  /// Sums over the blocks of the depth so far, [rows][stride_sums], whole panels wide. Not read when this
+  /// block is the first and the last. All but the last are even.
   float* sums = nullptr;
   std::int64_t stride_sums = 0;
-  bool first = true, last = true;  ///< stretch of the depth; `c` is written with the last
+  bool first = true, last = true;  ///< block of the depth; `c` is written with the last
   void* c = nullptr;               ///< bf16 or fp32
   std::int64_t stride_c = 0;
   bool wide = false;        ///< c is fp32

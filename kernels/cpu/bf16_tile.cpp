@@ -28,7 +28,7 @@ __mmask16 first_lanes(std::int64_t count) {
   return count >= lanes ? __mmask16{0xffff} : static_cast<__mmask16>((1u << count) - 1u);
 }
 
-__m512 add_products(__m512 sum, __m512i a, __m512i b) {
+__m512 add_dot_products(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
@@ -48,7 +48,7 @@ void block(const Bf16Tile& t, std::int64_t row, std::int64_t column) {
       int pair;
       __builtin_memcpy(&pair, a + r * t.stride_a + k, sizeof(pair));
       const __m512i left = _mm512_set1_epi32(pair);
-      for (int v = 0; v < Vectors; ++v) sum[r][v] = add_products(sum[r][v], left, right[v]);
+      for (int v = 0; v < Vectors; ++v) sum[r][v] = add_dot_products(sum[r][v], left, right[v]);
     }
     b += 2 * t.stride_b;
   }

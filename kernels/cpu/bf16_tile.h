@@ -1,7 +1,7 @@
 #pragma once
-/// bf16 products of tiles on the calling thread, by the CPU's dot-product instruction (AVX512_BF16): pairs of
-/// bf16 are multiplied and added to fp32 sums. Every element is one sum over ascending depth, so how a
-/// product is cut into tiles of rows and columns changes no bit.
+/// bf16 GEMM of tiles on the calling thread, by the CPU's dot-product instruction (AVX512_BF16): pairs of
+/// bf16 are multiplied and added to fp32 sums. Every element is one sum over ascending depth, so the tiling
+/// of rows and columns changes no bit.
 ///
 /// The right operand is packed: [depth / 2][columns][2], two neighbouring depths of a column side by side.
 /// Depth is even everywhere; an odd last row is packed with zeros beside it.

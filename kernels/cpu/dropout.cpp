@@ -116,16 +116,16 @@ void DropoutMask::factors(std::int64_t sample, std::int64_t first_element, std::
 
 void dropout(int threads, const DropoutMask& mask, std::span<const std::int64_t> samples,
              const ConstTensorView& x, const TensorView& y) {
-  constexpr std::int64_t stretch = 1024;
+  constexpr std::int64_t block = 1024;
   const std::int64_t elements = x.elements();
   if (elements == 0) return;
   const std::int64_t per_sample = elements / static_cast<std::int64_t>(samples.size());
-  parallel_ranges(threads, elements, 8 * stretch, [&](std::int64_t first, std::int64_t count) {
-    float factors[stretch];
+  parallel_ranges(threads, elements, 8 * block, [&](std::int64_t first, std::int64_t count) {
+    float factors[block];
     const std::int64_t end = first + count;
     while (first < end) {
       const std::int64_t sample = first / per_sample;
-      const std::int64_t now = std::min({stretch, end - first, (sample + 1) * per_sample - first});
+      const std::int64_t now = std::min({block, end - first, (sample + 1) * per_sample - first});
       mask.factors(samples[static_cast<std::size_t>(sample)], first - sample * per_sample, now, factors);
       HWY_DYNAMIC_DISPATCH(apply_factors)(factors, x, y, first, now);
       first += now;

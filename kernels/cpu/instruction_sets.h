@@ -1,5 +1,5 @@
 #pragma once
-/// Which version of the vector loops runs.
+/// The instruction set that the vector loops run on.
 
 #include <string>
 #include <string_view>

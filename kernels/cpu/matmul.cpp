@@ -17,8 +17,8 @@ namespace tranche::kernels::cpu {
 
 namespace {
 
-// How c is cut into tiles, and k into stretches, depends on the shape alone, so neither the number of threads
-// nor the size of the workspace changes a bit of the result.
+// The tiling of c, and the blocks of k, depend on the shape alone, so neither the number of threads nor the
+// size of the workspace changes a bit of the result.
 constexpr std::int64_t fp32_columns =
     384;  // oneDNN packs 48 at a time; 768 become two and not one and a half
 constexpr std::int64_t widened_rows = 256;
@@ -33,7 +33,7 @@ struct TileSize {
   std::int64_t rows, columns;
 };
 
-/// Large tiles pack and widen less; small products are cut finer, so that several threads find work.
+/// Large tiles pack and widen less; small GEMMs have smaller tiles, so that several threads find work.
 TileSize tile_size(const MatmulCall& call, TileSize size) {
   constexpr std::int64_t enough_tiles = 8, least = 128;
   const auto tiles = [&] {
@@ -55,69 +55,68 @@ void matmul_fp32(const MatmulCall& call) {
   parallel_tasks(call.threads, tiles_m * tiles_n, [&](std::int64_t tile, int) {
     const std::int64_t row = tile / tiles_n * size.rows;
     const std::int64_t column = tile % tiles_n * size.columns;
-    SgemmArguments product;
-    product.transpose_a = call.transpose_a;
-    product.transpose_b = call.transpose_b;
-    product.m = std::min(size.rows, call.m - row);
-    product.n = std::min(size.columns, call.n - column);
-    product.k = call.k;
-    product.stride_a = call.transpose_a ? call.m : call.k;
-    product.stride_b = call.transpose_b ? call.k : call.n;
-    product.stride_c = call.n;
-    product.a = a + (call.transpose_a ? row : row * call.k);
-    product.b = b + (call.transpose_b ? column * call.k : column);
-    product.c = c + row * call.n + column;
-    product.beta = call.accumulate ? 1.0f : 0.0f;
-    sgemm(product);
+    SgemmArguments gemm;
+    gemm.transpose_a = call.transpose_a;
+    gemm.transpose_b = call.transpose_b;
+    gemm.m = std::min(size.rows, call.m - row);
+    gemm.n = std::min(size.columns, call.n - column);
+    gemm.k = call.k;
+    gemm.stride_a = call.transpose_a ? call.m : call.k;
+    gemm.stride_b = call.transpose_b ? call.k : call.n;
+    gemm.stride_c = call.n;
+    gemm.a = a + (call.transpose_a ? row : row * call.k);
+    gemm.b = b + (call.transpose_b ? column * call.k : column);
+    gemm.c = c + row * call.n + column;
+    gemm.beta = call.accumulate ? 1.0f : 0.0f;
+    sgemm(gemm);
   });
 }
 
-/// One tile of c at (row, column): stretches of a and b are widened to fp32 in `scratch` and multiplied
-/// there.
+/// One tile of c at (row, column): blocks of a and b are widened to fp32 in `scratch` and multiplied there.
 void widened_tile(const MatmulCall& call, const TileSize& size, std::int64_t row, std::int64_t column,
                   float* scratch) {
   float* a = scratch;
   float* b = a + widened_rows * widened_depth;
   float* tile = b + widened_columns * widened_depth;
-  SgemmArguments product;
-  product.transpose_a = call.transpose_a;
-  product.transpose_b = call.transpose_b;
-  product.m = std::min(size.rows, call.m - row);
-  product.n = std::min(size.columns, call.n - column);
-  product.a = a;
-  product.b = b;
-  product.beta = call.accumulate ? 1.0f : 0.0f;
+  SgemmArguments gemm;
+  gemm.transpose_a = call.transpose_a;
+  gemm.transpose_b = call.transpose_b;
+  gemm.m = std::min(size.rows, call.m - row);
+  gemm.n = std::min(size.columns, call.n - column);
+  gemm.a = a;
+  gemm.b = b;
+  gemm.beta = call.accumulate ? 1.0f : 0.0f;
   const bool direct = call.c_dtype == DataType::float32;
   void* out = element_at(call.c_dtype, call.c, row * call.n + column);
-  product.c = direct ? static_cast<float*>(out) : tile;
-  product.stride_c = direct ? call.n : product.n;
+  gemm.c = direct ? static_cast<float*>(out) : tile;
+  gemm.stride_c = direct ? call.n : gemm.n;
   if (!direct && call.accumulate) {
-    widen_tile(call.c_dtype, out, call.n, product.m, product.n, tile, product.n);
+    widen_tile(call.c_dtype, out, call.n, gemm.m, gemm.n, tile, gemm.n);
   }
   for (std::int64_t depth = 0; depth < call.k; depth += widened_depth) {
-    product.k = std::min(widened_depth, call.k - depth);
+    gemm.k = std::min(widened_depth, call.k - depth);
     if (call.transpose_a) {
-      product.stride_a = product.m;
-      widen_tile(call.dtype, element_at(call.dtype, call.a, depth * call.m + row), call.m, product.k,
-                 product.m, a, product.stride_a);
+      gemm.stride_a = gemm.m;
+      widen_tile(call.dtype, element_at(call.dtype, call.a, depth * call.m + row), call.m, gemm.k, gemm.m, a,
+                 gemm.stride_a);
     } else {
-      product.stride_a = product.k;
-      widen_tile(call.dtype, element_at(call.dtype, call.a, row * call.k + depth), call.k, product.m,
-                 product.k, a, product.stride_a);
+      gemm.stride_a = gemm.k;
+      widen_tile(call.dtype, element_at(call.dtype, call.a, row * call.k + depth), call.k, gemm.m, gemm.k, a,
+                 gemm.stride_a);
     }
     if (call.transpose_b) {
-      product.stride_b = product.k;
-      widen_tile(call.dtype, element_at(call.dtype, call.b, column * call.k + depth), call.k, product.n,
-                 product.k, b, product.stride_b);
+      gemm.stride_b = gemm.k;
+      widen_tile(call.dtype, element_at(call.dtype, call.b, column * call.k + depth), call.k, gemm.n, gemm.k,
+                 b, gemm.stride_b);
     } else {
-      product.stride_b = product.n;
-      widen_tile(call.dtype, element_at(call.dtype, call.b, depth * call.n + column), call.n, product.k,
-                 product.n, b, product.stride_b);
+      gemm.stride_b = gemm.n;
+      widen_tile(call.dtype, element_at(call.dtype, call.b, depth * call.n + column), call.n, gemm.k, gemm.n,
+                 b, gemm.stride_b);
     }
-    sgemm(product);
-    product.beta = 1.0f;
+    sgemm(gemm);
+    gemm.beta = 1.0f;
   }
-  if (!direct) narrow_tile(tile, product.n, product.m, product.n, call.c_dtype, out, call.n);
+  if (!direct) narrow_tile(tile, gemm.n, gemm.m, gemm.n, call.c_dtype, out, call.n);
 }
 
 void matmul_widened(const MatmulCall& call) {
@@ -143,13 +142,13 @@ void matmul(const MatmulCall& call) {
     return;
   }
   if (call.dtype == DataType::float32) return matmul_fp32(call);
-  if (bf16_products_take(call)) return bf16_matmul(call);
+  if (bf16_gemm_takes(call)) return bf16_matmul(call);
   if (call.dtype == DataType::bfloat16 && onednn_bf16_is_fast() && onednn_matmul(call)) return;
   matmul_widened(call);
 }
 
 void matmul_bias(const MatmulCall& call, const TensorView& out, const ConstTensorView& bias) {
-  if (call.m > 0 && call.n > 0 && call.c_dtype == DataType::bfloat16 && bf16_products_take(call)) {
+  if (call.m > 0 && call.n > 0 && call.c_dtype == DataType::bfloat16 && bf16_gemm_takes(call)) {
     return bf16_matmul(call, static_cast<const bfloat16*>(bias.data));
   }
   matmul(call);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t element_bytes = sizeof(bfloat16);
 constexpr std::int64_t most_depth = 65536;
-constexpr std::int64_t strip_rows = 6;  // what the inner loop takes at a time
+constexpr std::int64_t strip_rows = 6;  // rows of one call of the inner loop
 constexpr std::int64_t turned_rows = 64;
 
 /// Rows of a turned left operand are this far apart, so that not all begin at the same place of a page.
@@ -25,22 +25,23 @@ std::int64_t turned_bytes(const MatmulCall& call, std::int64_t rows) {
   return round_up(rows, 16) * turned_stride(call) * element_bytes;
 }
 
-/// Rows [first, first + rows) of the product's left operand, stored [k, m], as [rows, k].
+/// Rows [first, first + rows) of the left operand, stored [k, m], as [rows, k].
 void turn_rows(const MatmulCall& call, std::int64_t first, std::int64_t rows, bfloat16* to) {
   transpose_rows(static_cast<const bfloat16*>(call.a) + first, call.m, call.k, rows, to, turned_stride(call));
 }
 
-/// Columns [column, column + columns) of the right operand as panels, `stretch` of the depth from `depth` on.
+/// Columns [column, column + columns) of the right operand as panels: k from `depth` to `depth` +
+/// `depth_block`.
 void pack_panels(const MatmulCall& call, std::int64_t column, std::int64_t columns, std::int64_t depth,
-                 std::int64_t stretch, bfloat16* to) {
+                 std::int64_t depth_block, bfloat16* to) {
   const auto* b = static_cast<const bfloat16*>(call.b);
   for (std::int64_t at = 0; at < columns; at += panel_columns) {
     const std::int64_t width = std::min(panel_columns, columns - at);
-    bfloat16* panel = to + at * round_up(stretch, 2);
+    bfloat16* panel = to + at * round_up(depth_block, 2);
     if (call.transpose_b) {
-      pack_transposed(b + (column + at) * call.k + depth, call.k, width, stretch, panel, panel_columns);
+      pack_transposed(b + (column + at) * call.k + depth, call.k, width, depth_block, panel, panel_columns);
     } else {
-      pack_rows(b + depth * call.n + column + at, call.n, stretch, width, panel, panel_columns);
+      pack_rows(b + depth * call.n + column + at, call.n, depth_block, width, panel, panel_columns);
     }
   }
 }
@@ -60,63 +61,64 @@ Bf16Panels panels_of(const MatmulCall& call, const bfloat16* bias, std::int64_t 
 }
 
 /// A task packs some panels of the right operand for itself and multiplies them with rows of the left one.
-struct PanelsCut {
-  std::int64_t rows, columns, stretch;
+struct PanelTiling {
+  std::int64_t rows, columns, depth_block;
 
-  bool one_stretch(const MatmulCall& call) const { return stretch >= call.k; }
-  std::int64_t panel_bytes() const { return columns * stretch * element_bytes; }
+  bool whole_depth(const MatmulCall& call) const { return depth_block >= call.k; }
+  std::int64_t panel_bytes() const { return columns * depth_block * element_bytes; }
   std::int64_t bytes(const MatmulCall& call) const {
-    return panel_bytes() + (one_stretch(call) ? 0 : rows * columns * std::int64_t{sizeof(float)});
+    return panel_bytes() + (whole_depth(call) ? 0 : rows * columns * std::int64_t{sizeof(float)});
   }
 };
 
-PanelsCut panels_cut(const MatmulCall& call, std::int64_t rows, std::int64_t room) {
+PanelTiling panel_tiling(const MatmulCall& call, std::int64_t rows, std::int64_t room) {
   constexpr std::int64_t longest = 2048, shortest = 128, cache = 512 << 10;
   constexpr std::int64_t least_rows = 192, most_rows_with_sums = 512, most_panels = 4, tasks_per_thread = 6;
-  PanelsCut cut{};
-  cut.stretch = round_up(divide_round_up(call.k, divide_round_up(call.k, longest)), 2);
-  cut.rows = cut.one_stretch(call) ? rows : std::min(rows, most_rows_with_sums);
-  const std::int64_t fitting = cache / (cut.stretch * element_bytes * panel_columns);
-  cut.columns = std::clamp<std::int64_t>(fitting, 1, most_panels) * panel_columns;
-  cut.columns = std::min(cut.columns, round_up(call.n, panel_columns));
+  PanelTiling tiling{};
+  tiling.depth_block = round_up(divide_round_up(call.k, divide_round_up(call.k, longest)), 2);
+  tiling.rows = tiling.whole_depth(call) ? rows : std::min(rows, most_rows_with_sums);
+  const std::int64_t fitting = cache / (tiling.depth_block * element_bytes * panel_columns);
+  tiling.columns = std::clamp<std::int64_t>(fitting, 1, most_panels) * panel_columns;
+  tiling.columns = std::min(tiling.columns, round_up(call.n, panel_columns));
   const auto few = [&] {
-    return divide_round_up(rows, cut.rows) * divide_round_up(call.n, cut.columns) <
+    return divide_round_up(rows, tiling.rows) * divide_round_up(call.n, tiling.columns) <
            tasks_per_thread * call.threads;
   };
-  while (few() && cut.rows >= 2 * least_rows) {
-    cut.rows = round_up(divide_round_up(cut.rows, 2), strip_rows);
+  while (few() && tiling.rows >= 2 * least_rows) {
+    tiling.rows = round_up(divide_round_up(tiling.rows, 2), strip_rows);
   }
-  while (few() && cut.columns > panel_columns) cut.columns = round_up(cut.columns / 2, panel_columns);
-  const auto fits = [&] { return room / cut.bytes(call) >= call.threads; };
-  if (!fits()) cut.columns = panel_columns;
-  if (!fits()) cut.rows = std::min(cut.rows, least_rows);
-  while (!fits() && cut.stretch > shortest) cut.stretch = round_up(cut.stretch / 2, 2);
-  return cut;
+  while (few() && tiling.columns > panel_columns)
+    tiling.columns = round_up(tiling.columns / 2, panel_columns);
+  const auto fits = [&] { return room / tiling.bytes(call) >= call.threads; };
+  if (!fits()) tiling.columns = panel_columns;
+  if (!fits()) tiling.rows = std::min(tiling.rows, least_rows);
+  while (!fits() && tiling.depth_block > shortest) tiling.depth_block = round_up(tiling.depth_block / 2, 2);
+  return tiling;
 }
 
-/// Rows [first, first + rows) of a product, whose left operand lies at `a` as [rows, k].
+/// Rows [first, first + rows) of a GEMM whose left operand lies at `a` as [rows, k].
 void multiply_by_panels(const MatmulCall& call, const bfloat16* bias, std::int64_t first, std::int64_t rows,
                         const bfloat16* a, std::int64_t stride_a, const Workspace& scratch) {
-  const PanelsCut cut = panels_cut(call, rows, scratch.bytes);
-  const std::int64_t own_bytes = round_up(cut.bytes(call), 256);
+  const PanelTiling tiling = panel_tiling(call, rows, scratch.bytes);
+  const std::int64_t own_bytes = round_up(tiling.bytes(call), 256);
   const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, scratch.bytes / own_bytes));
-  const std::int64_t tasks_n = divide_round_up(call.n, cut.columns);
-  const std::int64_t tasks_m = divide_round_up(rows, cut.rows);
+  const std::int64_t tasks_n = divide_round_up(call.n, tiling.columns);
+  const std::int64_t tasks_m = divide_round_up(rows, tiling.rows);
   parallel_tasks(threads, tasks_m * tasks_n, [&](std::int64_t task, int slot) {
-    const std::int64_t column = task / tasks_m * cut.columns;
-    const std::int64_t row = task % tasks_m * cut.rows;
+    const std::int64_t column = task / tasks_m * tiling.columns;
+    const std::int64_t row = task % tasks_m * tiling.rows;
     char* own = static_cast<char*>(scratch.data) + slot * own_bytes;
     auto* packed = reinterpret_cast<bfloat16*>(own);
-    Bf16Panels panels = panels_of(call, bias, first + row, std::min(cut.rows, rows - row), column,
-                                  std::min(cut.columns, call.n - column));
+    Bf16Panels panels = panels_of(call, bias, first + row, std::min(tiling.rows, rows - row), column,
+                                  std::min(tiling.columns, call.n - column));
     panels.stride_a = stride_a;
     panels.b = packed;
-    panels.sums = reinterpret_cast<float*>(own + cut.panel_bytes());
-    panels.stride_sums = cut.columns;
-    for (std::int64_t depth = 0; depth < call.k; depth += cut.stretch) {
-      panels.depth = std::min(cut.stretch, call.k - depth);
+    panels.sums = reinterpret_cast<float*>(own + tiling.panel_bytes());
+    panels.stride_sums = tiling.columns;
+    for (std::int64_t depth = 0; depth < call.k; depth += tiling.depth_block) {
+      panels.depth = std::min(tiling.depth_block, call.k - depth);
       panels.first = depth == 0;
-      panels.last = depth + cut.stretch >= call.k;
+      panels.last = depth + tiling.depth_block >= call.k;
       panels.a = a + row * stride_a + depth;
       pack_panels(call, column, panels.columns, depth, panels.depth, packed);
       multiply(panels);
@@ -175,7 +177,7 @@ void multiply_turned(const MatmulCall& call, const bfloat16* bias) {
 
 }  // namespace
 
-bool bf16_products_take(const MatmulCall& call) {
+bool bf16_gemm_takes(const MatmulCall& call) {
   return call.dtype == DataType::bfloat16 && call.k > 0 && call.k <= most_depth &&
          (call.k % 2 == 0 || !call.transpose_b) && bf16_tiles_are_fast();
 }
@@ -185,7 +187,8 @@ void bf16_matmul(const MatmulCall& call, const bfloat16* bias) {
     return multiply_by_panels(call, bias, 0, call.m, static_cast<const bfloat16*>(call.a), call.k,
                               call.workspace);
   }
-  // Of two operands that are both laid out anew, the larger one is done piece by piece in a core's own cache.
+  // When both operands have to be laid out anew, the larger one is repacked block by block in a core's own
+  // cache.
   constexpr std::int64_t block_bytes = 384 << 10, least_rows = 48;
   std::int64_t block = block_bytes / (turned_stride(call) * element_bytes) / least_rows * least_rows;
   if (call.m <= call.n || block == 0) return multiply_turned(call, bias);

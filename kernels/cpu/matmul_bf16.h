@@ -1,6 +1,6 @@
 #pragma once
-/// bf16 products by the CPU's own dot-product instruction (AVX512_BF16), the two operands packed block by
-/// block as they are needed, in memory that stays in the core's own cache.
+/// bf16 GEMM by the CPU's own dot-product instruction (AVX512_BF16), the two operands packed block by block
+/// as they are needed, in memory that stays in the core's own cache.
 
 #include "kernels/cpu/matmul.h"
 #include "tranche/core/dtype.h"
@@ -9,12 +9,12 @@ namespace tranche::kernels::cpu {
 
 /// True when a call is computed here: bf16, the CPU's bf16 tiles are fast (bf16_tile.h), k from 1 to 65536,
 /// and even where b is transposed.
-bool bf16_products_take(const MatmulCall& call);
+bool bf16_gemm_takes(const MatmulCall& call);
 
 /// Runs a call that is taken. Every element is one fp32 sum over ascending depth, begun at zero and added to
 /// c at the end where the call accumulates: neither the number of threads nor the workspace nor the other
-/// rows and columns of the product change a bit. With `bias` [n] (bf16, c_dtype bf16, not accumulating) the
-/// sum is rounded, the bias added and the sum rounded again, as add_bias does.
+/// rows and columns of c change a bit. With `bias` [n] (bf16, c_dtype bf16, not accumulating) the sum is
+/// rounded, the bias added and the sum rounded again, as add_bias does.
 void bf16_matmul(const MatmulCall& call, const bfloat16* bias = nullptr);
 
 }  // namespace tranche::kernels::cpu

@@ -36,7 +36,7 @@ bool made_with_matrix_unit() {
 #endif
 }
 
-/// True when oneDNN's bf16 products are known to be right for the shape on every CPU. Its matrix-unit (AMX)
+/// True when oneDNN's bf16 GEMM is known to be right for the shape on every CPU. Its matrix-unit (AMX)
 /// kernels have failed for sums that do not fill whole steps of 32 and for single rows: illegal instructions
 /// at 1 x 80 x 63 (oneDNN issue 1661, version 2.7), values leaked between rows when k is no multiple of 32
 /// (issue 5717, still in 3.14). Both are rare in training and cheap to widen, so they are not handed over

@@ -10,8 +10,9 @@
 
 namespace tranche::kernels::cpu {
 
-/// Stretches of at least this many elements write their weights with non-temporal stores: what passes through
-/// the caches then (28 bytes an element, 7 MiB) has evicted the first weights before the last are written.
+/// Ranges of at least this many elements write their weights with non-temporal stores: such a range moves so
+/// much data (28 bytes an element, 7 MiB) that its first weights are evicted from the caches before the last
+/// are written.
 inline constexpr std::int64_t streaming_elements = 262144;
 
 /// `second` and `weight` may be absent; so may `first`, of SGD without momentum.

@@ -210,8 +210,7 @@ HWY_EXPORT(sgd);
 namespace {
 
 /// Calls update(arguments, first, count) for the parts of all segments, spread over threads by position in
-/// the stretch, whatever the segments' sizes. Each range ends with its streamed weights on their way to
-/// memory.
+/// the range, whatever the segments' sizes. Each range ends with its streamed weights on their way to memory.
 template <class Arguments, class Update>
 void for_each_part(int threads, const GroupArguments<Arguments>& groups,
                    std::span<const UpdateSegment> segments, bool streaming, const Update& update) {
@@ -232,7 +231,7 @@ void for_each_part(int threads, const GroupArguments<Arguments>& groups,
   });
 }
 
-/// The weights of a short stretch are better left in the caches, where their reader finds them.
+/// The weights of a short range stay in the caches, where their reader finds them.
 bool streams(std::span<const UpdateSegment> segments, const TensorView& weight) {
   std::int64_t elements = 0;
   for (const UpdateSegment& segment : segments) elements += segment.count;

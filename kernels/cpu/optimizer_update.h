@@ -10,9 +10,9 @@ namespace tranche::kernels::cpu {
 struct UpdateTuning {
   std::int64_t prefetch_bytes = 384;  ///< how far ahead of the loop each stream is asked for
 };
-/// Of the processor that runs this, as measured. Zen 4: 1024 bytes are 6 to 17 % slower than 384 from memory.
-/// Sapphire Rapids: 512 bytes are 2 to 3 % slower than 1024. Others, none of them measured, are taken for the
-/// former.
+/// The settings of the processor that runs this, as measured. Zen 4: 1024 bytes are 6 to 17 % slower than 384
+/// from memory. Sapphire Rapids: 512 bytes are 2 to 3 % slower than 1024. Others, none of them measured, are
+/// taken for the former.
 UpdateTuning update_tuning();
 
 /// As kernels::adam_update, operands checked, on the calling thread and `threads - 1` more. The weights

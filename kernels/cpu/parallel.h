@@ -1,5 +1,5 @@
 #pragma once
-/// Loops over the host threads of a stream: of the team lent to the calling thread, or OpenMP's.
+/// Loops over the host threads of a stream: the worker team that the calling thread was given, or OpenMP's.
 
 #include <omp.h>
 
@@ -28,8 +28,8 @@ constexpr std::int64_t column_grain(int threads, std::int64_t columns, std::int6
   return (std::max({share, least, std::int64_t{1}}) + line - 1) / line * line;
 }
 
-/// Calls body(first, count) so that [0, total) is covered once, in stretches of `grain` (the last may be
-/// shorter) when several threads run and in one stretch otherwise: the body's result must not depend on it.
+/// Calls body(first, count) so that [0, total) is covered once, in ranges of `grain` (the last may be
+/// shorter) when several threads run and in one range otherwise: the body's result must not depend on it.
 template <class Body>
 void parallel_ranges(int threads, std::int64_t total, std::int64_t grain, const Body& body) {
   const std::int64_t ranges = (total + grain - 1) / grain;

@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
 /// An fp32 element that counts as what is left of it in another dtype.
-template <class Wire>
+template <class Communication>
 struct Rounded {
   float value;
 };
@@ -54,7 +54,7 @@ HWY_INLINE void ordered_sum_loop(std::span<const void* const> pieces, std::size_
   });
 }
 
-/// Vectors that leave past the caches, to an aligned address; of 16-bit elements two at a time.
+/// Writes vectors with non-temporal stores, to an aligned address; two at a time where elements have 16 bits.
 template <class D, class Out>
 HWY_INLINE void stream_out(D d, const hn::VFromD<D>* vectors, int number, Out* to) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -66,13 +66,13 @@ HWY_INLINE void stream_out(D d, const hn::VFromD<D>* vectors, int number, float*
   for (int v = 0; v < number; ++v) hn::Stream(vectors[v], d, to + v * lanes);
 }
 
-/// The same sums for what comes from memory and goes there, a cache line of every piece at a time. The pieces
-/// are as many streams of reads, often in 4 KiB pages, at whose ends a processor's own prefetching stops: so
-/// each is asked for `ahead` bytes before it is read. `flat`: so many pieces in one group, or 0 for any
-/// number of either.
+/// The same sums for operands that are read from memory and a result that goes there, a cache line of every
+/// piece at a time. The pieces are as many streams of reads, often in 4 KiB pages, at whose ends a
+/// processor's own prefetching stops: so each is asked for `ahead` bytes before it is read. `flat`: so many
+/// pieces in one group, or 0 for any number of either.
 template <std::size_t flat, class Piece, class Out>
-HWY_INLINE void ordered_sum_past_caches(std::span<const void* const> pieces, std::size_t group_size,
-                                        bool accumulate, Out* out, std::int64_t first, std::int64_t count) {
+HWY_INLINE void ordered_sum_streaming(std::span<const void* const> pieces, std::size_t group_size,
+                                      bool accumulate, Out* out, std::int64_t first, std::int64_t count) {
   using D = hn::ScalableTag<float>;
   const D d;
   constexpr std::int64_t line = 64;
@@ -127,19 +127,19 @@ HWY_INLINE void ordered_sum_to_memory(std::span<const void* const> pieces, std::
     if (group_size >= pieces.size()) {
       switch (pieces.size()) {
         case 1:
-          return ordered_sum_past_caches<1, Piece>(pieces, group_size, accumulate, out, first, count);
+          return ordered_sum_streaming<1, Piece>(pieces, group_size, accumulate, out, first, count);
         case 2:
-          return ordered_sum_past_caches<2, Piece>(pieces, group_size, accumulate, out, first, count);
+          return ordered_sum_streaming<2, Piece>(pieces, group_size, accumulate, out, first, count);
         case 4:
-          return ordered_sum_past_caches<4, Piece>(pieces, group_size, accumulate, out, first, count);
+          return ordered_sum_streaming<4, Piece>(pieces, group_size, accumulate, out, first, count);
         case 8:
-          return ordered_sum_past_caches<8, Piece>(pieces, group_size, accumulate, out, first, count);
+          return ordered_sum_streaming<8, Piece>(pieces, group_size, accumulate, out, first, count);
         default:
           break;
       }
     }
   }
-  ordered_sum_past_caches<0, Piece>(pieces, group_size, accumulate, out, first, count);
+  ordered_sum_streaming<0, Piece>(pieces, group_size, accumulate, out, first, count);
 }
 
 void sum_pieces(std::span<const void* const> pieces, DataType piece_dtype, int group_size, bool accumulate,
@@ -158,12 +158,12 @@ void sum_pieces(std::span<const void* const> pieces, DataType piece_dtype, int g
   });
 }
 
-void round_and_sum(const ConstTensorView& source, DataType wire, bool accumulate, const TensorView& out,
-                   std::int64_t first, std::int64_t count) {
+void round_and_sum(const ConstTensorView& source, DataType communication, bool accumulate,
+                   const TensorView& out, std::int64_t first, std::int64_t count) {
   const void* const pieces[] = {source.data};
   with_floating(out.dtype, [&](auto result) HWY_ATTR {
     auto* to = static_cast<decltype(result)*>(out.data);
-    switch (wire) {
+    switch (communication) {
       case DataType::bfloat16:
         return ordered_sum_to_memory<Rounded<bfloat16>>(pieces, 1, accumulate, to, first, count);
       case DataType::float16:
@@ -263,10 +263,10 @@ void ordered_sum(int threads, std::span<const void* const> pieces, DataType piec
   });
 }
 
-void rounded_sum(int threads, const ConstTensorView& source, DataType wire, bool accumulate,
+void rounded_sum(int threads, const ConstTensorView& source, DataType communication, bool accumulate,
                  const TensorView& out) {
   parallel_ranges(threads, out.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {
-    HWY_DYNAMIC_DISPATCH(round_and_sum)(source, wire, accumulate, out, first, count);
+    HWY_DYNAMIC_DISPATCH(round_and_sum)(source, communication, accumulate, out, first, count);
   });
 }
 

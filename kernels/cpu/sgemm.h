@@ -1,7 +1,6 @@
 #pragma once
-/// fp32 matrix products on the calling thread: the tile product under matmul and attention. oneDNN on CPUs
-/// with AVX-512 and where OpenBLAS has no kernels for the CPU, else OpenBLAS; or plain loops in builds with
-/// TRANCHE_PLAIN_KERNELS.
+/// fp32 GEMM of tiles on the calling thread, for matmul and attention. oneDNN on CPUs with AVX-512 and where
+/// OpenBLAS has no kernels for the CPU, else OpenBLAS; or plain loops in builds with TRANCHE_PLAIN_KERNELS.
 
 #include <cstdint>
 #include <string>

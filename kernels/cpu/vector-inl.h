@@ -58,8 +58,9 @@ HWY_INLINE void store(D d, hn::VFromD<D> value, float16* to) {
   store_bits(d, bits_of(d, value, float16()), &to->bits);
 }
 
-/// Two neighbouring vectors, of which 16-bit elements leave as one. With `streaming` they go past the caches:
-/// `to` is aligned to a whole vector, and hwy::FlushStream comes before anyone else is told.
+/// Stores two neighbouring vectors; 16-bit elements are stored as one. With `streaming` by non-temporal
+/// stores: `to` is aligned to a whole vector, and the caller calls hwy::FlushStream before another thread may
+/// read.
 template <class D>
 HWY_INLINE void store_pair(D d, hn::VFromD<D> lower, hn::VFromD<D> upper, float* to, bool streaming) {
   const auto lanes = hn::Lanes(d);

@@ -22,19 +22,19 @@ bool empty(const AttentionCall& call) {
 }  // namespace
 
 std::string_view name_of(AttentionPath path) {
-  return path == AttentionPath::flash ? "flash attention on tensor cores" : "cuBLASLt products and softmax";
+  return path == AttentionPath::flash ? "flash attention on tensor cores" : "cuBLASLt GEMMs and softmax";
 }
 
 void attention_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
   if (empty(call)) return;
   if (path_of(call) == AttentionPath::flash) return flash_forward(stream, call);
-  products_forward(stream, call, workspace);
+  gemm_attention_forward(stream, call, workspace);
 }
 
 void attention_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
   if (empty(call)) return;
   if (path_of(call) == AttentionPath::flash) return flash_backward(stream, call, workspace);
-  products_backward(stream, call, workspace);
+  gemm_attention_backward(stream, call, workspace);
 }
 
 }  // namespace tranche::kernels::cuda

@@ -1,5 +1,5 @@
 #pragma once
-/// Which way attention runs on GPUs, and the ways.
+/// The two implementations of attention on GPUs, and the choice between them.
 
 #include <cstdint>
 #include <optional>
@@ -29,19 +29,19 @@ struct AttentionCall {
   std::int64_t head_width() const { return width / heads; }
 };
 
-enum class AttentionPath : std::uint8_t { flash, products };
+enum class AttentionPath : std::uint8_t { flash, gemm };
 
 /// flash: 16-bit, heads of 64 or 128 elements, no dropout, tensors that start on 16 bytes.
 constexpr AttentionPath choose_attention(DataType dtype, std::int64_t head_width, bool dropout,
                                          bool aligned) {
   const bool narrow = dtype == DataType::bfloat16 || dtype == DataType::float16;
   return narrow && (head_width == 64 || head_width == 128) && !dropout && aligned ? AttentionPath::flash
-                                                                                  : AttentionPath::products;
+                                                                                  : AttentionPath::gemm;
 }
 std::string_view name_of(AttentionPath path);
 
-/// The part of the scores that the path of products holds at once: `columns` keys (backward's gradients of
-/// keys and values) or `rows` queries of `heads` heads, rows `stride` elements of fp32 apart.
+/// The part of the scores that the path by GEMM holds at once: `columns` keys (backward's gradients of keys
+/// and values) or `rows` queries of `heads` heads, rows `stride` elements of fp32 apart.
 struct ScoreChunk {
   std::int64_t heads = 1, rows = 0, stride = 0;
   constexpr std::int64_t elements() const { return heads * rows * stride; }
@@ -73,7 +73,7 @@ void attention_backward(Stream& stream, const AttentionCall& call, const Workspa
 
 void flash_forward(Stream& stream, const AttentionCall& call);
 void flash_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace);
-void products_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace);
-void products_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace);
+void gemm_attention_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace);
+void gemm_attention_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace);
 
 }  // namespace tranche::kernels::cuda

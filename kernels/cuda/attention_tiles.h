@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_rows(T* global, std::int64_t stride, const
   }
 }
 
-/// Rows [row, row + 16), columns [16 step, 16 step + 16) as the left operand of a product.
+/// Rows [row, row + 16), columns [16 step, 16 step + 16) as the left operand of an mma.
 template <int head, class T>
 __device__ __forceinline__ void load_left(std::uint32_t (&fragment)[4], const T* tile, int row, int step) {
   const int lane = lane_of_thread();

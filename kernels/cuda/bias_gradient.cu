@@ -1,5 +1,5 @@
-// The bias gradient. Compiled without contraction; the bracket is the CPU's: 64 rows in order, then their
-// sums in order, then the gradient that is there.
+// The bias gradient. Compiled without contraction; the order of additions is the CPU's: 64 rows in order,
+// then their sums in order, then the gradient that is there.
 //
 // First launch: a thread sums 64 rows of four columns, a warp 128 neighbouring ones, 16 rows under way at
 // once; one read of the gradient, 4 / 64 bytes per element written. Second launch: a thread adds a column's
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(warp_size* row_blocks)
   for (int k = 0; k < width; ++k) sums[block * columns + column + k] = sum[k];
 }
 
-/// running = (first ? nothing : running) + sums in order; with `last` it is added to `out` instead of kept.
+/// running = (first ? nothing : running) + sums in order; with `last` it is added to `out` instead of stored.
 __global__ void __launch_bounds__(finish_threads)
     add_row_block_sums_kernel(const float* sums, const std::int64_t blocks, const std::int64_t columns,
                               float* running, const bool first, const bool last, float* out) {

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// Blocks in x are rows, in y stretches of columns. Bytes per logit: 4 + size(d_logits).
+/// Blocks in x are rows, in y ranges of columns. Bytes per logit: 4 + size(d_logits).
 template <int width, class T>
 __global__ void __launch_bounds__(block_threads)
     gradient_kernel(const Elements<float> logits, const std::int32_t* targets, const std::int64_t columns,
@@ -215,13 +215,13 @@ void cross_entropy_gradient(Stream& stream, const ConstTensorView& logits, const
     const int fits = row_width(
         columns, width, {demand_of(logits.data, 4, width), demand_of(d_logits.data, sizeof(T), width)});
     const unsigned threads = threads_for(columns / fits);
-    const auto stretches =
+    const auto ranges =
         static_cast<unsigned>(divide_round_up(columns / fits, std::int64_t{threads} * groups_under_way));
     launch(stream, "cross_entropy_gradient",
            fits == width ? gradient_kernel<width, T> : gradient_kernel<1, T>,
-           {.grid = dim3(static_cast<unsigned>(rows), stretches), .block = threads},
-           elements_of<float>(logits), targets.as<std::int32_t>(), columns, first_column,
-           state.maximum.as<float>(), state.sum.as<float>(), scale, elements_of<T>(d_logits));
+           {.grid = dim3(static_cast<unsigned>(rows), ranges), .block = threads}, elements_of<float>(logits),
+           targets.as<std::int32_t>(), columns, first_column, state.maximum.as<float>(),
+           state.sum.as<float>(), scale, elements_of<T>(d_logits));
   });
 }
 

@@ -6,7 +6,7 @@
 #include "kernels/cuda/elementwise.h"
 
 #include "kernels/cuda/elements.h"
-#include "kernels/cuda/stretch_loop.h"
+#include "kernels/cuda/vector_loop.h"
 
 namespace tranche::kernels::cuda {
 
@@ -87,11 +87,11 @@ template <class A, class B, class Out>
 void sum(Stream& stream, const char* name, const ConstTensorView& a, const ConstTensorView& b,
          const TensorView& out, const Sum<A, B, Out>& operation) {
   constexpr int width = group_width<A, B, Out>;
-  const Stretch stretch =
-      stretch_of(out.elements(), width,
-                 {demand_of(a.data, size_of(a.dtype), width), demand_of(b.data, size_of(b.dtype), width),
-                  demand_of(out.data, size_of(out.dtype), width)});
-  launch_stretch<width, 2>(stream, name, operation, stretch);
+  const VectorRange range =
+      vector_range(out.elements(), width,
+                   {demand_of(a.data, size_of(a.dtype), width), demand_of(b.data, size_of(b.dtype), width),
+                    demand_of(out.data, size_of(out.dtype), width)});
+  launch_vector_loop<width, 2>(stream, name, operation, range);
 }
 
 constexpr int bias_threads = 256;
@@ -149,11 +149,11 @@ void cast(Stream& stream, const ConstTensorView& from, const TensorView& to) {
       using To = Elements<decltype(target)>;
       if constexpr (!std::is_same_v<From, To>) {
         constexpr int width = group_width<From, To>;
-        const Stretch stretch =
-            stretch_of(to.elements(), width,
-                       {demand_of(from.data, From::bytes, width), demand_of(to.data, To::bytes, width)});
-        launch_stretch<width, 4>(stream, "cast",
-                                 Conversion<From, To>{{const_cast<void*>(from.data)}, {to.data}}, stretch);
+        const VectorRange range =
+            vector_range(to.elements(), width,
+                         {demand_of(from.data, From::bytes, width), demand_of(to.data, To::bytes, width)});
+        launch_vector_loop<width, 4>(stream, "cast",
+                                     Conversion<From, To>{{const_cast<void*>(from.data)}, {to.data}}, range);
       }
     });
   });
@@ -171,8 +171,9 @@ void fill_zero(Stream& stream, const TensorView& out) {
   const auto fill = [&](auto storage) {
     using Out = Elements<decltype(storage)>;
     constexpr int width = 16 / Out::bytes;
-    launch_stretch<width, 4>(stream, "fill_zero", Constant<Out>{{out.data}, 0.0f},
-                             stretch_of(bytes / Out::bytes, width, {demand_of(out.data, Out::bytes, width)}));
+    launch_vector_loop<width, 4>(
+        stream, "fill_zero", Constant<Out>{{out.data}, 0.0f},
+        vector_range(bytes / Out::bytes, width, {demand_of(out.data, Out::bytes, width)}));
   };
   const std::uint64_t ends = reinterpret_cast<std::uintptr_t>(out.data) | static_cast<std::uint64_t>(bytes);
   if (ends % 4 == 0) return fill(float{});  // the bits of +0 are zeros in every dtype
@@ -184,8 +185,9 @@ void fill_constant(Stream& stream, const TensorView& out, float value) {
   with_storage(out.dtype, [&](auto target) {
     using Out = Elements<decltype(target)>;
     constexpr int width = 16 / Out::bytes;
-    launch_stretch<width, 4>(stream, "fill_constant", Constant<Out>{{out.data}, value},
-                             stretch_of(out.elements(), width, {demand_of(out.data, Out::bytes, width)}));
+    launch_vector_loop<width, 4>(
+        stream, "fill_constant", Constant<Out>{{out.data}, value},
+        vector_range(out.elements(), width, {demand_of(out.data, Out::bytes, width)}));
   });
 }
 

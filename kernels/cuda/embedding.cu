@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 constexpr int list_capacity = 2048;
-constexpr int scan_tile = 2 * block_threads;  // ids looked at between two looks at the list's room
+constexpr int scan_tile = 2 * block_threads;  // ids scanned between two checks of the list's free space
 constexpr int rows_under_way = 32;
 constexpr int most_buckets = 64;
 constexpr int tokens_each = 64;  // tokens that a bucket should have at least

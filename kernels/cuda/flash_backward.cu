@@ -2,7 +2,7 @@
 // better parallelism and work partitioning", 2023, arXiv 2307.08691, in two kernels: the gradient of the
 // queries with dot(d_out, out) of each, then those of keys and values. A block owns the rows that it writes
 // and goes through the others in order, so there are neither atomics nor partial sums, at the price of 7
-// products instead of 5.
+// GEMMs instead of 5.
 //
 // Two launches for as many (batch, head) as the workspace has 8 bytes a token for. Registers (nvcc 13.0),
 // none spilled: queries 223 (heads of 64) and 220 (128), keys 254 and 255.
@@ -33,7 +33,7 @@ struct BackwardArguments {
   float scale;
 };
 
-/// Of a head: first row of its batch entry, first column in `out`.
+/// The place of a head: first row of its batch entry, first column in `out`.
 struct Place {
   std::int64_t row, column;
 };
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   const int lane = lane_of_thread(), g = lane / 4, t = lane % 4;
   const int warp_row = warp_of_thread() * shape.rows_per_warp(), warp_key = first_key + warp_row;
   const float scale = p.scale * log2_of_e;
-  // Both operands in registers where the accumulators leave room for them.
+  // Both operands in registers where the accumulators leave enough of them.
   constexpr bool value_in_registers = m_tiles == 1;
   std::uint32_t key_fragment[steps][m_tiles][4], value_fragment[value_in_registers ? steps : 1][m_tiles][4];
 #pragma unroll

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/elementwise.h"
-#include "kernels/cuda/stretch_loop.h"
+#include "kernels/cuda/vector_loop.h"
 #include "kernels/gelu_arithmetic.h"
 
 namespace tranche::kernels::cuda {
@@ -92,10 +92,10 @@ using MathOf = std::conditional_t<std::is_same_v<T, float>, Accurate, Fast>;
 
 void gelu_forward(Stream& stream, const ConstTensorView& x, const TensorView& y) {
   const auto run = [&]<int width>(const auto& operation) {
-    launch_stretch<width, 2>(
-        stream, "gelu_forward", operation,
-        stretch_of(x.elements(), width,
-                   {demand_of(x.data, size_of(x.dtype), width), demand_of(y.data, size_of(y.dtype), width)}));
+    launch_vector_loop<width, 2>(stream, "gelu_forward", operation,
+                                 vector_range(x.elements(), width,
+                                              {demand_of(x.data, size_of(x.dtype), width),
+                                               demand_of(y.data, size_of(y.dtype), width)}));
   };
   if (x.dtype != y.dtype) {
     return run.operator()<4>(
@@ -111,11 +111,11 @@ void gelu_forward(Stream& stream, const ConstTensorView& x, const TensorView& y)
 void gelu_backward(Stream& stream, const ConstTensorView& x, const ConstTensorView& dy,
                    const TensorView& dx) {
   const auto run = [&]<int width>(const auto& operation) {
-    launch_stretch<width, 1>(
-        stream, "gelu_backward", operation,
-        stretch_of(x.elements(), width,
-                   {demand_of(x.data, size_of(x.dtype), width), demand_of(dy.data, size_of(dy.dtype), width),
-                    demand_of(dx.data, size_of(dx.dtype), width)}));
+    launch_vector_loop<width, 1>(stream, "gelu_backward", operation,
+                                 vector_range(x.elements(), width,
+                                              {demand_of(x.data, size_of(x.dtype), width),
+                                               demand_of(dy.data, size_of(dy.dtype), width),
+                                               demand_of(dx.data, size_of(dx.dtype), width)}));
   };
   if (x.dtype != dy.dtype || x.dtype != dx.dtype) {
     return run.operator()<4>(Backward<Accurate, AnyElements, AnyElements, AnyElements>{

@@ -1,6 +1,7 @@
 #pragma once
-/// How work is laid over a grid. Plain integer arithmetic without a CUDA name, so that it is tested on any
-/// machine. No result of a kernel depends on the number of multiprocessors, only the grid does.
+/// The division of work over a grid of thread blocks. Plain integer arithmetic without a CUDA name, so that
+/// it is tested on any machine. No result of a kernel depends on the number of multiprocessors, only the grid
+/// does.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace tranche::kernels::cuda {
 /// Elements [0, elements) as groups of `width` that start where every operand is aligned, and the edges left
 /// over before and behind them. Width 1 is the case in which no start suits all operands: every element is a
 /// group.
-struct Stretch {
+struct VectorRange {
   std::int64_t elements = 0;
   std::int64_t groups = 0;
   int width = 1;
@@ -36,7 +37,7 @@ inline Demand demand_of(const void* data, std::int64_t bytes, int width) {
   return {reinterpret_cast<std::uintptr_t>(data), bytes, std::min<std::int64_t>(16, bytes * width)};
 }
 
-constexpr Stretch stretch_of(std::int64_t elements, int width, std::initializer_list<Demand> demands) {
+constexpr VectorRange vector_range(std::int64_t elements, int width, std::initializer_list<Demand> demands) {
   for (int head = 0; head < width && head + width <= elements; ++head) {
     const bool suits = std::all_of(demands.begin(), demands.end(), [head](const Demand& demand) {
       return (demand.offset + static_cast<std::uint64_t>(head * demand.step)) %
@@ -73,8 +74,8 @@ constexpr Tile tile_of(std::int64_t groups, int threads) {
 /// Width of the groups of a row kernel: `width` when every row starts aligned, else 1.
 constexpr int row_width(std::int64_t columns, int width, std::initializer_list<Demand> demands) {
   if (columns % width != 0) return 1;
-  const Stretch stretch = stretch_of(std::max<std::int64_t>(columns, width), width, demands);
-  return stretch.width == width && stretch.head == 0 ? width : 1;
+  const VectorRange range = vector_range(std::max<std::int64_t>(columns, width), width, demands);
+  return range.width == width && range.head == 0 ? width : 1;
 }
 
 }  // namespace tranche::kernels::cuda

@@ -22,37 +22,37 @@ int attribute(cudaDeviceAttr which) {
 
 }  // namespace
 
-void matmul_bias(Stream& stream, Product product, const TensorView& out, const ConstTensorView& bias,
+void matmul_bias(Stream& stream, Gemm gemm, const TensorView& out, const ConstTensorView& bias,
                  const Workspace& workspace) {
-  product.epilogue = Epilogue::bias;
-  product.bias = bias.data;
-  if (try_product(stream, product, workspace)) return;
-  product.epilogue = Epilogue::none;
-  cuda::product(stream, product, workspace);
+  gemm.epilogue = Epilogue::bias;
+  gemm.bias = bias.data;
+  if (try_gemm(stream, gemm, workspace)) return;
+  gemm.epilogue = Epilogue::none;
+  cuda::gemm(stream, gemm, workspace);
   add_bias(stream, out, bias);
 }
 
 // The names of cuBLASLt's GELU epilogues do not say so, but they are the tanh form, as ours.
-void matmul_bias_gelu(Stream& stream, Product product, const TensorView& hidden, const TensorView& activated,
+void matmul_bias_gelu(Stream& stream, Gemm gemm, const TensorView& hidden, const TensorView& activated,
                       const ConstTensorView& bias, const Workspace& workspace) {
-  Product fused = product;
+  Gemm fused = gemm;
   fused.epilogue = Epilogue::bias_gelu;
   fused.bias = bias.data;
   fused.auxiliary = hidden.data;
   fused.c = activated.data;
-  if (try_product(stream, fused, workspace)) return;
-  matmul_bias(stream, product, hidden, bias, workspace);
+  if (try_gemm(stream, fused, workspace)) return;
+  matmul_bias(stream, gemm, hidden, bias, workspace);
   gelu_forward(stream, hidden, activated);
 }
 
-void matmul_gelu_backward(Stream& stream, Product product, const ConstTensorView& hidden,
+void matmul_gelu_backward(Stream& stream, Gemm gemm, const ConstTensorView& hidden,
                           const TensorView& d_hidden, const Workspace& workspace) {
-  product.epilogue = Epilogue::gelu_backward;
-  product.auxiliary = const_cast<void*>(hidden.data);  // only read by this epilogue
-  if (try_product(stream, product, workspace)) return;
-  product.epilogue = Epilogue::none;
-  product.auxiliary = nullptr;
-  cuda::product(stream, product, workspace);
+  gemm.epilogue = Epilogue::gelu_backward;
+  gemm.auxiliary = const_cast<void*>(hidden.data);  // only read by this epilogue
+  if (try_gemm(stream, gemm, workspace)) return;
+  gemm.epilogue = Epilogue::none;
+  gemm.auxiliary = nullptr;
+  cuda::gemm(stream, gemm, workspace);
   gelu_backward(stream, hidden, d_hidden, d_hidden);
 }
 

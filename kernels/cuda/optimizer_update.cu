@@ -12,7 +12,7 @@
 #include <array>
 
 #include "kernels/cuda/elements.h"
-#include "kernels/cuda/stretch_loop.h"
+#include "kernels/cuda/vector_loop.h"
 #include "kernels/update_arithmetic.h"
 
 namespace tranche::kernels::cuda {
@@ -27,7 +27,7 @@ struct Part {
   std::int64_t first, elements;
   unsigned end_block;
   std::uint16_t group;
-  std::uint8_t width, head;  ///< as in Stretch
+  std::uint8_t width, head;  ///< as in VectorRange
 };
 /// As many as the 4 KiB of a kernel's parameters hold beside its operands.
 constexpr int most_parts = 128;
@@ -142,7 +142,7 @@ struct From {
 };
 
 template <class Operation, class Arguments>
-__global__ void __launch_bounds__(stretch_threads)
+__global__ void __launch_bounds__(vector_loop_threads)
     update_kernel(Operation operation, const unsigned char* arguments, const std::int64_t stride,
                   const Parts parts) {
   int lower = 0, upper = parts.count - 1;
@@ -159,12 +159,12 @@ __global__ void __launch_bounds__(stretch_threads)
   if (!operation.arguments.apply) return;
   const unsigned begin_block = lower == 0 ? 0 : parts.list[lower - 1].end_block;
   const unsigned block = blockIdx.x - begin_block, blocks = part.end_block - begin_block;
-  const Stretch stretch{part.elements, (part.elements - part.head) / part.width, part.width, part.head};
+  const VectorRange range{part.elements, (part.elements - part.head) / part.width, part.width, part.head};
   const From<Operation> from{operation, part.first};
   if (part.width == width) {
-    for_stretch<width, unroll>(from, stretch, block, blocks);
+    for_vector_range<width, unroll>(from, range, block, blocks);
   } else {
-    for_stretch<1, unroll>(from, stretch, block, blocks);
+    for_vector_range<1, unroll>(from, range, block, blocks);
   }
 }
 
@@ -178,7 +178,7 @@ void launch_update(Stream& stream, const char* name, const Operation& operation,
   unsigned blocks = 0;
   const auto flush = [&] {
     if (parts.count == 0) return;
-    launch(stream, name, update_kernel<Operation, Arguments>, {.grid = blocks, .block = stretch_threads},
+    launch(stream, name, update_kernel<Operation, Arguments>, {.grid = blocks, .block = vector_loop_threads},
            operation, reinterpret_cast<const unsigned char*>(arguments.first), arguments.stride, parts);
     parts.count = 0;
     blocks = 0;
@@ -189,16 +189,16 @@ void launch_update(Stream& stream, const char* name, const Operation& operation,
       return Demand{demand.offset + static_cast<std::uint64_t>(segment.first * demand.step), demand.step,
                     demand.modulus};
     };
-    const Stretch stretch = stretch_of(
+    const VectorRange range = vector_range(
         segment.count, width,
         {from(demands[0]), from(demands[1]), from(demands[2]), from(demands[3]), from(demands[4])});
-    blocks += stretch_shape(stretch, unroll).grid.x;
+    blocks += vector_loop_shape(range, unroll).grid.x;
     parts.list[parts.count++] = {segment.first,
                                  segment.count,
                                  blocks,
                                  static_cast<std::uint16_t>(segment.group),
-                                 static_cast<std::uint8_t>(stretch.width),
-                                 static_cast<std::uint8_t>(stretch.head)};
+                                 static_cast<std::uint8_t>(range.width),
+                                 static_cast<std::uint8_t>(range.head)};
     if (parts.count == most_parts) flush();
   }
   flush();

@@ -1,20 +1,20 @@
-// The ordered sum and digests. Compiled without contraction; the same additions in the same order as on the
-// CPU.
+// The fixed-order sum over ranks, and digests. Compiled without contraction; the same additions in the same
+// order as on the CPU.
 
 #include <algorithm>
 
 #include "kernels/cuda/conversions.h"
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/reduction.h"
-#include "kernels/cuda/stretch_loop.h"
+#include "kernels/cuda/vector_loop.h"
 #include "kernels/digest_mix.h"
 
 namespace tranche::kernels::cuda {
 
 namespace {
 
-/// Pieces travel in the kernel's parameters, of which CUDA allows 32764 bytes, so their number never cuts the
-/// bracket; most calls need few.
+/// Pieces travel in the kernel's parameters, of which CUDA allows 32764 bytes, so their number never splits a
+/// sum; most calls need few.
 constexpr int few_pieces = 64;
 constexpr int batch = 4;  // pieces whose loads are under way at once
 
@@ -67,28 +67,28 @@ __device__ __forceinline__ void sum_group(const PieceList<capacity>& list, const
 }
 
 template <int width, class Piece, class Out, int capacity>
-__global__ void __launch_bounds__(stretch_threads)
-    ordered_sum_kernel(const PieceList<capacity> list, const Out out, const Stretch stretch) {
-  const std::int64_t step = std::int64_t{gridDim.x} * stretch_threads;
-  for (std::int64_t group = blockIdx.x * std::int64_t{stretch_threads} + threadIdx.x; group < stretch.groups;
-       group += step) {
-    sum_group<width, Piece>(list, out, stretch.first_of(group));
+__global__ void __launch_bounds__(vector_loop_threads)
+    ordered_sum_kernel(const PieceList<capacity> list, const Out out, const VectorRange range) {
+  const std::int64_t step = std::int64_t{gridDim.x} * vector_loop_threads;
+  for (std::int64_t group = blockIdx.x * std::int64_t{vector_loop_threads} + threadIdx.x;
+       group < range.groups; group += step) {
+    sum_group<width, Piece>(list, out, range.first_of(group));
   }
   const int thread = static_cast<int>(threadIdx.x);
-  if (width > 1 && blockIdx.x == 0 && thread < stretch.edges()) {
-    sum_group<1, Piece>(list, out, stretch.edge(thread));
+  if (width > 1 && blockIdx.x == 0 && thread < range.edges()) {
+    sum_group<1, Piece>(list, out, range.edge(thread));
   }
 }
 
-/// The stretch on which all pieces and `out` are aligned.
-Stretch stretch_of_pieces(std::span<const void* const> pieces, std::int64_t piece_bytes, int width,
-                          const TensorView& out) {
+/// The range on which all pieces and `out` are aligned.
+VectorRange range_of_pieces(std::span<const void* const> pieces, std::int64_t piece_bytes, int width,
+                            const TensorView& out) {
   const auto first = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(pieces[0]));
   const bool alike = std::all_of(pieces.begin(), pieces.end(), [&](const void* piece) {
     return (reinterpret_cast<std::uintptr_t>(piece) - first) % 16 == 0;
   });
   if (!alike) return {out.elements(), out.elements(), 1, 0};
-  return stretch_of(
+  return vector_range(
       out.elements(), width,
       {demand_of(pieces[0], piece_bytes, width), demand_of(out.data, size_of(out.dtype), width)});
 }
@@ -102,14 +102,14 @@ void launch_ordered_sum(Stream& stream, std::span<const void* const> pieces, int
   list.count = static_cast<int>(pieces.size());
   list.group_size = group_size;
   list.accumulate = accumulate;
-  const Stretch stretch = stretch_of_pieces(pieces, Elements<Piece>::bytes, width, view);
-  const auto kernel = stretch.width == width ? ordered_sum_kernel<width, Piece, Out, capacity>
-                                             : ordered_sum_kernel<1, Piece, Out, capacity>;
-  launch(stream, "ordered_sum", kernel, stretch_shape(stretch, 1), list, out, stretch);
+  const VectorRange range = range_of_pieces(pieces, Elements<Piece>::bytes, width, view);
+  const auto kernel = range.width == width ? ordered_sum_kernel<width, Piece, Out, capacity>
+                                           : ordered_sum_kernel<1, Piece, Out, capacity>;
+  launch(stream, "ordered_sum", kernel, vector_loop_shape(range, 1), list, out, range);
 }
 
 /// Bytes per element: 4 + size(out), and size(out) again to accumulate.
-template <class Wire, class Out>
+template <class Communication, class Out>
 struct RoundedSum {
   template <int n>
   struct Loaded {
@@ -134,7 +134,8 @@ struct RoundedSum {
     Out::template widen<n>(loaded.held, held);
 #pragma unroll
     for (int k = 0; k < n; ++k) {
-      if constexpr (!std::is_same_v<Wire, float>) values[k] = widened(narrowed<Wire>(values[k]));
+      if constexpr (!std::is_same_v<Communication, float>)
+        values[k] = widened(narrowed<Communication>(values[k]));
       if (accumulate) values[k] = held[k] + values[k];
     }
     out.template store<n>(i, values);
@@ -146,9 +147,9 @@ constexpr int digest_unroll = 4;
 /// Bytes per element: size(values). Bound by arithmetic: six 64-bit products for each lane of an element.
 /// Sums wrap, so the order of the blocks' atomic additions changes nothing.
 template <int width, class Values>
-__global__ void __launch_bounds__(stretch_threads)
+__global__ void __launch_bounds__(vector_loop_threads)
     digest_kernel(const Values values, const Digest origin, const std::int64_t first_element, Digest* digest,
-                  const Stretch stretch) {
+                  const VectorRange range) {
   Digest sum;
   const auto take = [&]<int n>(std::int64_t i) {
     float elements[n];
@@ -158,14 +159,14 @@ __global__ void __launch_bounds__(stretch_threads)
       sum += digest_of(origin, static_cast<std::uint64_t>(first_element + i + k), elements[k]);
     }
   };
-  const std::int64_t step = std::int64_t{gridDim.x} * stretch_threads;
-  for (std::int64_t group = blockIdx.x * std::int64_t{stretch_threads} + threadIdx.x; group < stretch.groups;
-       group += step) {
-    take.template operator()<width>(stretch.first_of(group));
+  const std::int64_t step = std::int64_t{gridDim.x} * vector_loop_threads;
+  for (std::int64_t group = blockIdx.x * std::int64_t{vector_loop_threads} + threadIdx.x;
+       group < range.groups; group += step) {
+    take.template operator()<width>(range.first_of(group));
   }
   const int thread = static_cast<int>(threadIdx.x);
-  if (width > 1 && blockIdx.x == 0 && thread < stretch.edges()) {
-    take.template operator()<1>(stretch.edge(thread));
+  if (width > 1 && blockIdx.x == 0 && thread < range.edges()) {
+    take.template operator()<1>(range.edge(thread));
   }
   unsigned long long lanes[2] = {sum.lanes[0], sum.lanes[1]};
 #pragma unroll
@@ -197,19 +198,19 @@ void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType p
   });
 }
 
-void rounded_sum(Stream& stream, const ConstTensorView& source, DataType wire, bool accumulate,
+void rounded_sum(Stream& stream, const ConstTensorView& source, DataType communication, bool accumulate,
                  const TensorView& out) {
-  with_storage(wire, [&](auto storage) {
+  with_storage(communication, [&](auto storage) {
     with_storage(out.dtype, [&](auto result) {
-      using Wire = decltype(storage);
+      using Communication = decltype(storage);
       using Out = Elements<decltype(result)>;
       constexpr int width = 4;
-      const Stretch stretch = stretch_of(
+      const VectorRange range = vector_range(
           out.elements(), width,
           {demand_of(source.data, size_of(source.dtype), width), demand_of(out.data, Out::bytes, width)});
-      launch_stretch<width, 2>(
+      launch_vector_loop<width, 2>(
           stream, "rounded_sum",
-          RoundedSum<Wire, Out>{{const_cast<void*>(source.data)}, {out.data}, accumulate}, stretch);
+          RoundedSum<Communication, Out>{{const_cast<void*>(source.data)}, {out.data}, accumulate}, range);
     });
   });
 }
@@ -219,11 +220,11 @@ void add_digest(Stream& stream, const ConstTensorView& values, std::uint64_t ten
   with_storage(values.dtype, [&](auto storage) {
     using Values = Elements<decltype(storage)>;
     constexpr int width = 16 / Values::bytes;
-    const Stretch stretch =
-        stretch_of(values.elements(), width, {demand_of(values.data, Values::bytes, width)});
-    const auto kernel = stretch.width == width ? digest_kernel<width, Values> : digest_kernel<1, Values>;
-    launch(stream, "add_digest", kernel, stretch_shape(stretch, digest_unroll),
-           Values{const_cast<void*>(values.data)}, digest_origin(tensor), first_element, digest, stretch);
+    const VectorRange range =
+        vector_range(values.elements(), width, {demand_of(values.data, Values::bytes, width)});
+    const auto kernel = range.width == width ? digest_kernel<width, Values> : digest_kernel<1, Values>;
+    launch(stream, "add_digest", kernel, vector_loop_shape(range, digest_unroll),
+           Values{const_cast<void*>(values.data)}, digest_origin(tensor), first_element, digest, range);
   });
 }
 

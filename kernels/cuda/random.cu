@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/elementwise.h"
-#include "kernels/cuda/stretch_loop.h"
+#include "kernels/cuda/vector_loop.h"
 #include "kernels/dropout_draws.h"
 
 namespace tranche::kernels::cuda {
@@ -103,13 +103,13 @@ struct NormalNumbers {
   }
 };
 
-Stretch fill_stretch(const TensorView& out, const RandomKey& key, std::int64_t first_element) {
+VectorRange fill_range(const TensorView& out, const RandomKey& key, std::int64_t first_element) {
   if (out.elements() > 0) {
     // Refuses streams that are too short, as drawing on the CPU would.
     random_block(key, static_cast<std::uint64_t>(first_element + out.elements() - 1) / 4);
   }
-  return stretch_of(out.elements(), 4,
-                    {demand_of(out.data, 4, 4), {static_cast<std::uint64_t>(first_element), 1, 4}});
+  return vector_range(out.elements(), 4,
+                      {demand_of(out.data, 4, 4), {static_cast<std::uint64_t>(first_element), 1, 4}});
 }
 
 constexpr int sample_capacity = 256;
@@ -145,27 +145,27 @@ struct MaskedScale {
 
 /// Bytes per element: size(x) + size(y). Block row y takes sample y of the list.
 template <int width, class X, class Y>
-__global__ void __launch_bounds__(stretch_threads)
+__global__ void __launch_bounds__(vector_loop_threads)
     dropout_kernel(const X x, const Y y, const DropoutDraws draws, const SampleList list,
-                   const std::int64_t first_sample, const Stretch stretch) {
+                   const std::int64_t first_sample, const VectorRange range) {
   const RandomKey key = draws.key(list.samples[blockIdx.y]);
-  const MaskedScale<X, Y> operation{x, y, draws, key, (first_sample + blockIdx.y) * stretch.elements};
-  for_stretch<width, 2>(operation, stretch, blockIdx.x, gridDim.x);
+  const MaskedScale<X, Y> operation{x, y, draws, key, (first_sample + blockIdx.y) * range.elements};
+  for_vector_range<width, 2>(operation, range, blockIdx.x, gridDim.x);
 }
 
 template <int width, class X, class Y>
 void launch_dropout(Stream& stream, const DropoutOptions& options, const X& x, const Y& y,
-                    const Stretch& stretch) {
+                    const VectorRange& range) {
   const DropoutDraws draws = dropout_draws(options);
   const std::size_t samples = options.samples.size();
   for (std::size_t first = 0; first < samples; first += sample_capacity) {
     const std::size_t count = std::min<std::size_t>(sample_capacity, samples - first);
     SampleList list{};
     std::copy_n(options.samples.begin() + static_cast<std::ptrdiff_t>(first), count, list.samples);
-    LaunchShape shape = stretch_shape(stretch, 2);
+    LaunchShape shape = vector_loop_shape(range, 2);
     shape.grid.y = static_cast<unsigned>(count);
     launch(stream, "dropout", dropout_kernel<width, X, Y>, shape, x, y, draws, list,
-           static_cast<std::int64_t>(first), stretch);
+           static_cast<std::int64_t>(first), range);
   }
 }
 
@@ -173,15 +173,15 @@ template <int width, class X, class Y>
 void dropout_of(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y,
                 const X& from, const Y& to) {
   const std::int64_t per_sample = x.elements() / static_cast<std::int64_t>(options.samples.size());
-  Stretch stretch = stretch_of(
+  VectorRange range = vector_range(
       per_sample, width,
       {demand_of(x.data, size_of(x.dtype), width), demand_of(y.data, size_of(y.dtype), width), {0, 1, 4}});
   // Every sample has to start as the first does.
-  if (options.samples.size() > 1 && per_sample % width != 0) stretch = {per_sample, per_sample, 1, 0};
-  if (stretch.width == width) {
-    launch_dropout<width>(stream, options, from, to, stretch);
+  if (options.samples.size() > 1 && per_sample % width != 0) range = {per_sample, per_sample, 1, 0};
+  if (range.width == width) {
+    launch_dropout<width>(stream, options, from, to, range);
   } else {
-    launch_dropout<1>(stream, options, from, to, stretch);
+    launch_dropout<1>(stream, options, from, to, range);
   }
 }
 
@@ -189,16 +189,16 @@ void dropout_of(Stream& stream, const DropoutOptions& options, const ConstTensor
 
 void fill_normal(Stream& stream, const TensorView& out, const RandomKey& key, std::int64_t first_element,
                  float mean, float standard_deviation) {
-  launch_stretch<4, 1>(stream, "fill_normal",
-                       NormalNumbers{{out.data}, key, first_element, mean, standard_deviation},
-                       fill_stretch(out, key, first_element));
+  launch_vector_loop<4, 1>(stream, "fill_normal",
+                           NormalNumbers{{out.data}, key, first_element, mean, standard_deviation},
+                           fill_range(out, key, first_element));
 }
 
 void fill_uniform(Stream& stream, const TensorView& out, const RandomKey& key, std::int64_t first_element,
                   float low, float high) {
-  launch_stretch<4, 1>(stream, "fill_uniform",
-                       UniformNumbers{{out.data}, key, first_element, low, high - low},
-                       fill_stretch(out, key, first_element));
+  launch_vector_loop<4, 1>(stream, "fill_uniform",
+                           UniformNumbers{{out.data}, key, first_element, low, high - low},
+                           fill_range(out, key, first_element));
 }
 
 void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y) {

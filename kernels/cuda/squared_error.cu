@@ -4,18 +4,18 @@
 
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/squared_error.h"
-#include "kernels/cuda/stretch_loop.h"
+#include "kernels/cuda/vector_loop.h"
 
 namespace tranche::kernels::cuda {
 
 namespace {
 
-__global__ void __launch_bounds__(stretch_threads)
+__global__ void __launch_bounds__(vector_loop_threads)
     squared_error_kernel(const float* y, const float* target, const std::int64_t rows,
                          const std::int64_t columns, double* loss_sum, std::int64_t* row_count) {
-  __shared__ double means[stretch_threads];
+  __shared__ double means[vector_loop_threads];
   double total = 0;
-  for (std::int64_t first = 0; first < rows; first += stretch_threads) {
+  for (std::int64_t first = 0; first < rows; first += vector_loop_threads) {
     const std::int64_t row = first + threadIdx.x;
     double sum = 0;
     if (row < rows) {
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(stretch_threads)
     means[threadIdx.x] = sum / static_cast<double>(columns);
     __syncthreads();
     if (threadIdx.x == 0) {
-      const int count = static_cast<int>(min(std::int64_t{stretch_threads}, rows - first));
+      const int count = static_cast<int>(min(std::int64_t{vector_loop_threads}, rows - first));
       for (int i = 0; i < count; ++i) total = total + means[i];
     }
     __syncthreads();
@@ -66,19 +66,20 @@ struct Gradient {
 
 void squared_error(Stream& stream, const ConstTensorView& y, const ConstTensorView& target,
                    const TensorView& loss_sum, const TensorView& row_count) {
-  launch(stream, "squared_error", squared_error_kernel, {.grid = 1, .block = stretch_threads}, y.as<float>(),
-         target.as<float>(), y.shape[0], y.shape[1], loss_sum.as<double>(), row_count.as<std::int64_t>());
+  launch(stream, "squared_error", squared_error_kernel, {.grid = 1, .block = vector_loop_threads},
+         y.as<float>(), target.as<float>(), y.shape[0], y.shape[1], loss_sum.as<double>(),
+         row_count.as<std::int64_t>());
 }
 
 void squared_error_gradient(Stream& stream, const ConstTensorView& y, const ConstTensorView& target,
                             float scale, const TensorView& d_y) {
   if (d_y.elements() == 0) return;
-  launch_stretch<4, 2>(
+  launch_vector_loop<4, 2>(
       stream, "squared_error_gradient",
       Gradient{elements_of<float>(y), elements_of<float>(target), elements_of<float>(d_y),
                2.0f * scale / static_cast<float>(y.shape[1])},
-      stretch_of(d_y.elements(), 4,
-                 {demand_of(y.data, 4, 4), demand_of(target.data, 4, 4), demand_of(d_y.data, 4, 4)}));
+      vector_range(d_y.elements(), 4,
+                   {demand_of(y.data, 4, 4), demand_of(target.data, 4, 4), demand_of(d_y.data, 4, 4)}));
 }
 
 }  // namespace tranche::kernels::cuda

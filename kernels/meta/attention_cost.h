@@ -11,8 +11,8 @@ inline double attention_pairs(std::int64_t batch, std::int64_t time) {
   return static_cast<double>(batch) * static_cast<double>(time) * static_cast<double>(time + 1) / 2.0;
 }
 
-/// Per pair: two products of `width`, and 5 operations a head for the softmax. What lies above the diagonal
-/// is not counted.
+/// Per pair: two dot products of `width`, and 5 operations a head for the softmax. Pairs above the diagonal
+/// are not counted.
 inline Cost attention_forward_cost(std::int64_t batch, std::int64_t time, std::int64_t width,
                                    std::int64_t heads, DataType dtype) {
   const auto w = static_cast<double>(width), h = static_cast<double>(heads);
@@ -22,7 +22,7 @@ inline Cost attention_forward_cost(std::int64_t batch, std::int64_t time, std::i
           rows * w * bytes + 4.0 * rows * h};
 }
 
-/// Per pair: five products of `width` (one is the scores again), and 6 operations a head.
+/// Per pair: five dot products of `width` (one is the scores again), and 6 operations a head.
 inline Cost attention_backward_cost(std::int64_t batch, std::int64_t time, std::int64_t width,
                                     std::int64_t heads, DataType dtype) {
   const auto w = static_cast<double>(width), h = static_cast<double>(heads);

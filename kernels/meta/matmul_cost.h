@@ -34,7 +34,7 @@ inline Cost matmul_gelu_backward_cost(std::int64_t m, std::int64_t n, std::int64
   const double elements = static_cast<double>(m) * static_cast<double>(n);
   const Cost gelu{gelu_backward_operations * elements, elements * static_cast<double>(size_of(dtype)), 0.0};
   Cost cost = matmul_cost(m, n, k, dtype, dtype, false) += gelu;
-  cost.product.transpose_b = true;
+  cost.gemm.transpose_b = true;
   return cost;
 }
 

@@ -91,14 +91,14 @@ TEST(AttentionPaths, AreChosenByDtypeHeadDropoutAndAlignment) {
   for (DataType dtype : {bf16, fp16}) {
     for (std::int64_t head : {64, 128}) {
       EXPECT_EQ(choose_attention(dtype, head, false, true), AttentionPath::flash);
-      EXPECT_EQ(choose_attention(dtype, head, true, true), AttentionPath::products);
-      EXPECT_EQ(choose_attention(dtype, head, false, false), AttentionPath::products);
+      EXPECT_EQ(choose_attention(dtype, head, true, true), AttentionPath::gemm);
+      EXPECT_EQ(choose_attention(dtype, head, false, false), AttentionPath::gemm);
     }
     for (std::int64_t head : {1, 32, 63, 65, 80, 256}) {
-      EXPECT_EQ(choose_attention(dtype, head, false, true), AttentionPath::products);
+      EXPECT_EQ(choose_attention(dtype, head, false, true), AttentionPath::gemm);
     }
   }
-  EXPECT_EQ(choose_attention(fp32, 64, false, true), AttentionPath::products);
+  EXPECT_EQ(choose_attention(fp32, 64, false, true), AttentionPath::gemm);
 }
 
 TEST(AttentionPaths, ChunksFillTheWorkspaceAndNoMore) {

@@ -1,4 +1,4 @@
-// Attention on a GPU or its emulation: the fused kernels and the path of products against the fp64 reference.
+// Attention on a GPU or its emulation: the fused kernels and the path by GEMM against the fp64 reference.
 
 #include <gmock/gmock.h>
 
@@ -74,8 +74,8 @@ class AttentionGpu : public GpuTest {
     return made;
   }
 
-  /// Through the public kernels; or through the path of products whatever the sizes.
-  Results run(const Problem& p, bool products = false) {
+  /// Through the public kernels; or by GEMM whatever the sizes.
+  Results run(const Problem& p, bool by_gemm = false) {
     const Sizes& s = p.sizes;
     const Shape packed{s.batch, s.time, 3 * s.width()}, row{s.batch, s.time, s.width()},
         statistics{s.batch, s.heads, s.time};
@@ -83,7 +83,7 @@ class AttentionGpu : public GpuTest {
                  d_out = on_gpu(p.d_out, p.dtype, row);
     const Tensor out = poisoned(p.dtype, row), log_sum_exp = poisoned(fp32, statistics),
                  gradient = poisoned(p.dtype, packed);
-    if (products) {
+    if (by_gemm) {
       cuda::AttentionCall call{s.batch,
                                s.time,
                                s.width(),
@@ -96,8 +96,8 @@ class AttentionGpu : public GpuTest {
                                gradient.view().data,
                                {},
                                {}};
-      cuda::products_forward(stream(), call, workspace());
-      cuda::products_backward(stream(), call, workspace());
+      cuda::gemm_attention_forward(stream(), call, workspace());
+      cuda::gemm_attention_backward(stream(), call, workspace());
     } else {
       attention_forward(stream(), p.options, query_key_value.view(), out.view(), log_sum_exp.view(),
                         workspace());
@@ -227,8 +227,7 @@ TEST_F(AttentionGpu, ProductsAgreeWithTheReferenceInOddSizes) {
   for (const Sizes& s : sizes) {
     for (float dropout : {0.0f, 0.3f}) {
       SCOPED_TRACE(text_of(s, fp32) + " dropout " + std::to_string(dropout));
-      ASSERT_EQ(attention_path(DeviceKind::cuda, fp32, s.head_width, dropout),
-                "cuBLASLt products and softmax");
+      ASSERT_EQ(attention_path(DeviceKind::cuda, fp32, s.head_width, dropout), "cuBLASLt GEMMs and softmax");
       const auto p = problem(s, fp32, dropout, 65);
       const Results got = run(*p);
       // As on the CPU: scores of up to 33 carry 33 * 2^-22, relative in the weights.
@@ -264,8 +263,8 @@ TEST_F(AttentionGpu, ProductsTakeScoresInPartsThatFitTheWorkspace) {
                                    gradient.view().data,
                                    dropout_draws(p->options.dropout),
                                    p->samples};
-    cuda::products_forward(stream(), call, workspace());
-    cuda::products_backward(stream(), call, workspace());
+    cuda::gemm_attention_forward(stream(), call, workspace());
+    cuda::gemm_attention_backward(stream(), call, workspace());
     expect_close(out.values(), p->out, 2e-5, 2e-5, "out");
     expect_close(gradient.values(), p->gradient, 5e-5, 1e-4, "d_query_key_value");
   }
@@ -276,14 +275,14 @@ TEST_F(AttentionGpu, BothPathsAgreeInSixteenBits) {
     const Sizes s{1, 40, 2, 64};
     SCOPED_TRACE(text_of(s, dtype));
     const auto p = problem(s, dtype, 0, 67);
-    const Results flash = run(*p), products = run(*p, true);
-    expect_close_to(*p, products);
+    const Results flash = run(*p), by_gemm = run(*p, true);
+    expect_close_to(*p, by_gemm);
     const double r = rounding_of(dtype);
-    expect_close(flash.out, products.out, 2 * r, 4 * r + 2e-4, "out");
-    expect_close(flash.log_sum_exp, products.log_sum_exp, 2e-6, 5e-5, "log_sum_exp");
+    expect_close(flash.out, by_gemm.out, 2 * r, 4 * r + 2e-4, "out");
+    expect_close(flash.log_sum_exp, by_gemm.log_sum_exp, 2e-6, 5e-5, "log_sum_exp");
     std::vector<double> difference(flash.gradient.size());
     for (std::size_t i = 0; i < difference.size(); ++i)
-      difference[i] = flash.gradient[i] - products.gradient[i];
+      difference[i] = flash.gradient[i] - by_gemm.gradient[i];
     EXPECT_LE(norm_of(difference), 4 * r * norm_of(p->gradient)) << repeat_line();
   }
 }

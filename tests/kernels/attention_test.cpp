@@ -104,7 +104,7 @@ TEST(Attention, AgreesWithTheReferenceInOddSizes) {
   }
 }
 
-// Of tiles in fp32, which narrow heads take on every CPU; bf16_tile_test.cpp has the others.
+// For tiles in fp32, which narrow heads take on every CPU; bf16_tile_test.cpp has the others.
 TEST(Attention, SixteenBitsAreTheFp32ResultRoundedOnce) {
   Machine machine(2);
   for (DataType dtype : {DataType::bfloat16, DataType::float16}) {

@@ -9,18 +9,18 @@ namespace tranche::kernels::cuda {
 namespace {
 
 /// Every element is in one group or one edge, and every group starts where all operands are aligned.
-TEST(Geometry, AStretchCoversEveryElementOnce) {
+TEST(Geometry, AVectorRangeCoversEveryElementOnce) {
   for (std::int64_t elements = 0; elements <= 70; ++elements) {
     for (const int width : {1, 2, 4, 8}) {
       for (std::uint64_t a = 0; a < 16; a += 2) {
         for (const std::uint64_t b : {0u, 4u, 8u, 12u}) {
           const Demand first{a, 2, std::min(16, 2 * width)}, second{b, 4, std::min(16, 4 * width)};
-          const Stretch stretch = stretch_of(elements, width, {first, second});
+          const VectorRange range = vector_range(elements, width, {first, second});
           std::multiset<std::int64_t> seen;
-          for (std::int64_t group = 0; group < stretch.groups; ++group) {
-            const std::int64_t start = stretch.first_of(group);
-            for (int k = 0; k < stretch.width; ++k) seen.insert(start + k);
-            if (stretch.width == width) {
+          for (std::int64_t group = 0; group < range.groups; ++group) {
+            const std::int64_t start = range.first_of(group);
+            for (int k = 0; k < range.width; ++k) seen.insert(start + k);
+            if (range.width == width) {
               EXPECT_EQ(
                   (a + static_cast<std::uint64_t>(2 * start)) % static_cast<std::uint64_t>(first.modulus),
                   0u);
@@ -29,14 +29,14 @@ TEST(Geometry, AStretchCoversEveryElementOnce) {
                   0u);
             }
           }
-          for (int i = 0; i < stretch.edges(); ++i) seen.insert(stretch.edge(i));
+          for (int i = 0; i < range.edges(); ++i) seen.insert(range.edge(i));
           ASSERT_EQ(static_cast<std::int64_t>(seen.size()), elements) << width << ' ' << a << ' ' << b;
           if (elements > 0) {
             EXPECT_EQ(*seen.begin(), 0);
             EXPECT_EQ(*seen.rbegin(), elements - 1);
           }
           EXPECT_EQ(std::set<std::int64_t>(seen.begin(), seen.end()).size(), seen.size());
-          EXPECT_LT(stretch.edges(), 2 * width);
+          EXPECT_LT(range.edges(), 2 * width);
         }
       }
     }
@@ -45,16 +45,16 @@ TEST(Geometry, AStretchCoversEveryElementOnce) {
 
 TEST(Geometry, OperandsThatNeverAlignTogetherGoElementByElement) {
   // fp32 numbers of which one starts 4 bytes behind the other.
-  const Stretch stretch = stretch_of(100, 4, {{0, 4, 16}, {4, 4, 16}});
-  EXPECT_EQ(stretch.width, 1);
-  EXPECT_EQ(stretch.groups, 100);
+  const VectorRange range = vector_range(100, 4, {{0, 4, 16}, {4, 4, 16}});
+  EXPECT_EQ(range.width, 1);
+  EXPECT_EQ(range.groups, 100);
   // Both 4 bytes behind: three elements, then groups.
-  const Stretch late = stretch_of(100, 4, {{4, 4, 16}, {20, 4, 16}});
+  const VectorRange late = vector_range(100, 4, {{4, 4, 16}, {20, 4, 16}});
   EXPECT_EQ(late.head, 3);
   EXPECT_EQ(late.groups, 24);
   EXPECT_EQ(late.edges(), 4);
   // The draws of a random stream count like an operand.
-  EXPECT_EQ(stretch_of(100, 4, {{0, 4, 16}, {1, 1, 4}}).width, 1);
+  EXPECT_EQ(vector_range(100, 4, {{0, 4, 16}, {1, 1, 4}}).width, 1);
 }
 
 TEST(Geometry, GridsCoverTheWorkAndStayWithinTheirWaves) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Tensors in a GPU's memory, for tests of products and attention on the device or on its emulation.
+/// Tensors in a GPU's memory, for tests of GEMM and attention on the device or on its emulation.
 
 #include "device/cuda_probe.h"
 #include "tests/kernels/kernel_testing.h"

@@ -7,7 +7,7 @@
 #include "tranche/kernels/matmul.h"
 
 // Without fast bf16 tiles nothing of this file's subject can run; the tests then hold trivially.
-// tests/kernels/matmul_test.cpp holds all products against fp64 in small sizes.
+// tests/kernels/matmul_test.cpp holds all GEMMs against fp64 in small sizes.
 
 namespace tranche::kernels {
 namespace {
@@ -40,8 +40,8 @@ auto multiply(const Problem& p, const MatmulOptions& options, DataType c_dtype, 
   return c.bytes();
 }
 
-// Several panels and groups of them, stretches of the depth, blocks of turned rows, chunks of a workspace
-// that is too small for all of an operand: the same numbers, and the same bits in any cut.
+// Several panels and groups of them, blocks of the depth, blocks of turned rows, chunks of a workspace that
+// is too small for all of an operand: the same numbers, and the same bits in any cut.
 TEST(MatmulBf16, LongSumsAreExactInEveryCut) {
   if (!cpu::bf16_tiles_are_fast()) return;
   int point = 0;
@@ -81,7 +81,7 @@ TEST(MatmulBf16, LongSumsAreExactInEveryCut) {
   }
 }
 
-// A rank's or a micro-batch's part of a product equals that part of the whole.
+// A rank's or a micro-batch's part of a GEMM equals that part of the whole.
 TEST(MatmulBf16, RowsAndColumnsAreTheSameAloneAndAmongOthers) {
   if (!cpu::bf16_tiles_are_fast()) return;
   Random random(92);
@@ -166,16 +166,16 @@ TEST(MatmulBf16, TakesWhatItSaysItTakes) {
   call.m = call.n = call.k = 1;
   call.dtype = bf16;
   const bool fast = cpu::bf16_tiles_are_fast();
-  EXPECT_EQ(cpu::bf16_products_take(call), fast);
+  EXPECT_EQ(cpu::bf16_gemm_takes(call), fast);
   call.transpose_b = true;
-  EXPECT_FALSE(cpu::bf16_products_take(call));
+  EXPECT_FALSE(cpu::bf16_gemm_takes(call));
   call.k = 65536;
-  EXPECT_EQ(cpu::bf16_products_take(call), fast);
+  EXPECT_EQ(cpu::bf16_gemm_takes(call), fast);
   call.k = 65538;
-  EXPECT_FALSE(cpu::bf16_products_take(call));
+  EXPECT_FALSE(cpu::bf16_gemm_takes(call));
   call.k = 2;
   call.dtype = DataType::float16;
-  EXPECT_FALSE(cpu::bf16_products_take(call));
+  EXPECT_FALSE(cpu::bf16_gemm_takes(call));
   EXPECT_EQ(matmul_path(DeviceKind::cpu, bf16) == "own bf16 panels (avx512_bf16)", fast);
 }
 

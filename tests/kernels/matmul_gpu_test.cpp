@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "kernels/cuda/product.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/reference/matmul.h"
 #include "tests/device/as_on_gpu.h"
 #include "tests/kernels/gpu_testing.h"
@@ -45,7 +45,7 @@ class MatmulGpu : public GpuTest {
     }
     return made;
   }
-  /// The operands of one product, and what the device makes of them.
+  /// The operands of one GEMM, and the device's result.
   struct Outcome {
     std::vector<double> a, b, c, got;
   };
@@ -108,7 +108,7 @@ class MatmulGpu : public GpuTest {
       look_at(random.integer(0, p.m - 1), random.integer(0, p.n - 1));
     }
     expect_within(got, wanted, bound(wanted, magnitude, p.k, c_dtype), "c, drawn");
-    // Of those not looked at: c was poisoned with NaNs, and no sum is above k.
+    // The elements that are not compared: c was poisoned with NaNs, and no sum is above k.
     for (const double value : all.got) {
       if (!(std::abs(value) <= static_cast<double>(p.k) + 1)) {
         ADD_FAILURE() << "an element is " << value << "; " << repeat_line();
@@ -142,7 +142,7 @@ TEST_F(MatmulGpu, AgreesWithTheReferenceInLargeSizes) {
         check_drawn({257, 513, 769}, {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0}, dtype, c_dtype,
                     random);
       }
-      // A layer's product and its weight's gradient.
+      // A layer's forward GEMM and its weight's gradient.
       for (const MatmulOptions& options : {MatmulOptions{}, MatmulOptions{true, false, true}}) {
         check_drawn({1024, 768, 3072}, options, dtype, c_dtype, random);
       }

@@ -8,7 +8,7 @@
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/matmul_onednn.h"
 #include "kernels/cpu/tasks.h"
-#include "kernels/cuda/product.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/matmul_log.h"
 #include "kernels/reference/matmul.h"
 #include "tests/kernels/kernel_testing.h"
@@ -28,12 +28,11 @@ Shape stored(bool transposed, std::int64_t rows, std::int64_t columns) {
   return transposed ? Shape{columns, rows} : Shape{rows, columns};
 }
 
-/// Runs one product and holds it against fp64. Whatever the order of the sum, the error of k fp32 products
-/// and additions stays below (k + 2) 2^-24 of the sum of absolute values (Higham, 2002, section 3.1); twice
-/// that allows for pairs added unrounded or truncated by dot-product instructions. The store adds one
-/// rounding.
-void check_product(const Problem& problem, const MatmulOptions& options, DataType dtype, DataType c_dtype,
-                   Machine& machine, Random& random) {
+/// Runs one GEMM and compares it with fp64. Whatever the order of the sum, the error of k fp32 products and
+/// additions stays below (k + 2) 2^-24 of the sum of absolute values (Higham, 2002, section 3.1); twice that
+/// allows for pairs added unrounded or truncated by dot-product instructions. The store adds one rounding.
+void check_gemm(const Problem& problem, const MatmulOptions& options, DataType dtype, DataType c_dtype,
+                Machine& machine, Random& random) {
   const auto [m, n, k] = problem;
   SCOPED_TRACE(::testing::Message() << m << " x " << n << " x " << k << " transposed " << options.transpose_a
                                     << options.transpose_b << " accumulate " << options.accumulate << " "
@@ -99,7 +98,7 @@ TEST_P(Matmul, AgreesWithTheReferenceInOddSizes) {
       {17, 33, 64},   {48, 16, 96},
       {250, 31, 416}, {random.integer(1, 70), random.integer(1, 70), random.integer(1, 70)}};
   for (const Problem& problem : problems) {
-    check_product(problem, {transpose_a, transpose_b, accumulate}, dtype, c_dtype, machine, random);
+    check_gemm(problem, {transpose_a, transpose_b, accumulate}, dtype, c_dtype, machine, random);
   }
 }
 
@@ -108,7 +107,7 @@ TEST_P(Matmul, EmptySizesAreLegal) {
   Random random(12);
   Machine machine;
   for (const Problem& problem : {Problem{0, 3, 2}, Problem{3, 0, 2}, Problem{3, 2, 0}, Problem{0, 0, 0}}) {
-    check_product(problem, {transpose_a, transpose_b, accumulate}, dtype, c_dtype, machine, random);
+    check_gemm(problem, {transpose_a, transpose_b, accumulate}, dtype, c_dtype, machine, random);
   }
 }
 
@@ -221,15 +220,15 @@ TEST(MatmulLog, ListsEveryProductOfTheStreamWhileItIsAsked) {
            machine.workspace());
     matmul_bias(machine.stream(), x.view(), weight.view(), bias.view(), out.view(), machine.workspace());
   };
-  std::vector<Product> products;
+  std::vector<Gemm> gemms;
   issue();
-  log_products(machine.stream(), &products);
+  log_gemms(machine.stream(), &by_gemm);
   issue();
-  log_products(machine.stream(), nullptr);
+  log_gemms(machine.stream(), nullptr);
   issue();
-  const std::vector<Product> wanted{{true, false, true, 3, 4, 5, bf16, fp32},
-                                    {false, false, false, 4, 5, 3, bf16, bf16}};
-  EXPECT_EQ(products, wanted);
+  const std::vector<Gemm> wanted{{true, false, true, 3, 4, 5, bf16, fp32},
+                                 {false, false, false, 4, 5, 3, bf16, bf16}};
+  EXPECT_EQ(gemms, wanted);
 }
 
 TEST(MatmulErrors, NameTheOperandAndWhatWasWanted) {
@@ -253,7 +252,7 @@ TEST(MatmulErrors, NameTheOperandAndWhatWasWanted) {
   EXPECT_THAT(text({}, {nullptr, DataType::int32, {2, 3}}, {nullptr, fp32, {3, 5}}, {nullptr, fp32, {2, 5}}),
               HasSubstr("matmul: `a` has dtype int32"));
   EXPECT_EQ(text({}, {nullptr, bf16, {2, 3}}, {nullptr, bf16, {3, 5}}, {nullptr, bf16, {2, 5}}, 4096),
-            "matmul: workspace has 4096 bytes; bf16 products need at least 8388608: raise tranche.workspace");
+            "matmul: workspace has 4096 bytes; bf16 GEMMs need at least 8388608: raise tranche.workspace");
 }
 
 TEST(MatmulPath, SaysHowEachDtypeRuns) {
@@ -329,24 +328,24 @@ TEST(MatmulFused, ErrorsNameTheOperandAndCostsAddUp) {
   EXPECT_EQ(meta.stream().work().bytes_read, 2.0 * (4 * 8 + 8 * 6 + 6));
 }
 
-TEST(MatmulProduct, AlignmentIsOfAddressAndStridesAndSixteenAtMost) {
-  EXPECT_EQ(cuda::product_alignment(0, 0, 0), 16u);
-  EXPECT_EQ(cuda::product_alignment(4096, 64, 0),
+TEST(MatmulGemm, AlignmentIsOfAddressAndStridesAndSixteenAtMost) {
+  EXPECT_EQ(cuda::gemm_alignment(0, 0, 0), 16u);
+  EXPECT_EQ(cuda::gemm_alignment(4096, 64, 0),
             16u);  // a stage that puts a tensor elsewhere keeps its bits
-  EXPECT_EQ(cuda::product_alignment(4096 + 16, 64, 0), 16u);
-  EXPECT_EQ(cuda::product_alignment(4096 + 8, 64, 0), 8u);
-  EXPECT_EQ(cuda::product_alignment(4096, 6, 0), 2u);
-  EXPECT_EQ(cuda::product_alignment(4096, 64, 12), 4u);
-  EXPECT_EQ(cuda::product_alignment(4097, 64, 12), 1u);
+  EXPECT_EQ(cuda::gemm_alignment(4096 + 16, 64, 0), 16u);
+  EXPECT_EQ(cuda::gemm_alignment(4096 + 8, 64, 0), 8u);
+  EXPECT_EQ(cuda::gemm_alignment(4096, 6, 0), 2u);
+  EXPECT_EQ(cuda::gemm_alignment(4096, 64, 12), 4u);
+  EXPECT_EQ(cuda::gemm_alignment(4097, 64, 12), 1u);
 }
 
-TEST(MatmulProduct, DenseOperandsHaveTheirStoredWidthsAsStrides) {
+TEST(MatmulGemm, DenseOperandsHaveTheirStoredWidthsAsStrides) {
   for (bool transpose_a : {false, true}) {
     for (bool transpose_b : {false, true}) {
-      const cuda::Product product = cuda::dense(transpose_a, transpose_b, 2, 3, 5);
-      EXPECT_EQ(product.row_a, transpose_a ? 2 : 5);
-      EXPECT_EQ(product.row_b, transpose_b ? 5 : 3);
-      EXPECT_EQ(product.row_c, 3);
+      const cuda::Gemm gemm = cuda::dense(transpose_a, transpose_b, 2, 3, 5);
+      EXPECT_EQ(gemm.row_a, transpose_a ? 2 : 5);
+      EXPECT_EQ(gemm.row_b, transpose_b ? 5 : 3);
+      EXPECT_EQ(gemm.row_c, 3);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Stretches of several groups: each segment as an update of its own, and what lies between them untouched.
+// Ranges of several groups: each segment as an update of its own, and what lies between them untouched.
 #include "tranche/kernels/optimizer_update.h"
 
 #include <algorithm>
@@ -50,7 +50,7 @@ TEST(OptimizerUpdate, SegmentsAreTheirOwnUpdatesAndPaddingIsUntouched) {
   }
 }
 
-TEST(OptimizerUpdate, ThreadsShareAStretchNotItsSegments) {
+TEST(OptimizerUpdate, ThreadsShareARangeNotItsSegments) {
   std::vector<AdamArguments> groups(3, adam_arguments(true));
   groups[1].weight_decay = 0;
   groups[2].step_size *= 2;

@@ -126,7 +126,7 @@ inline void sgd_update_all(Stream& stream, const SgdArguments& arguments, const 
   sgd_update(stream, groups, {&all, 1}, gradient, master, momentum_buffer, weight);
 }
 
-/// A stretch of pieces with padding between them, of lengths around vectors, and two groups in turns.
+/// A range of segments with padding between them, of lengths around vectors, and two groups in turns.
 inline std::vector<UpdateSegment> some_segments(std::int64_t elements, std::int64_t gap, unsigned seed) {
   std::mt19937 engine(seed);
   std::vector<UpdateSegment> segments;
@@ -161,8 +161,8 @@ void segments_spec(const std::vector<Arguments>& groups, const std::vector<Updat
   }
 }
 
-/// Long enough for weights past the caches, with a head and a tail of single elements.
-// Stores past the caches are the CPU's; on a GPU, where that length means nothing, sanitized builds take a
+/// Long enough for non-temporal stores of weights, with a head and a tail of single elements.
+// Non-temporal stores are the CPU's; on a GPU, where that length means nothing, sanitized builds take a
 // shorter.
 inline constexpr std::int64_t streamed_from = on_gpu && test::sanitized ? 4096 : cpu::streaming_elements;
 inline constexpr std::int64_t streamed_size = streamed_from + 37;

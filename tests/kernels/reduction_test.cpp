@@ -11,17 +11,17 @@
 namespace tranche::kernels::testing {
 namespace {
 
-/// The bracket by recursion: a group is (group without its last rank) + its last rank, and all groups are
+/// The fixed order by recursion: a group is (group without its last rank) + its last rank, and all groups are
 /// (all groups but the last) + the last group.
 float group_sum(std::span<const float> ranks) {
   if (ranks.size() == 1) return ranks[0];
   const float before = group_sum(ranks.first(ranks.size() - 1));
   return before + ranks.back();
 }
-float bracket(std::span<const float> ranks, std::size_t group_size) {
+float fixed_order_sum(std::span<const float> ranks, std::size_t group_size) {
   if (ranks.size() <= group_size) return group_sum(ranks);
   const std::size_t last = (ranks.size() - 1) / group_size * group_size;
-  const float before = bracket(ranks.first(last), group_size);
+  const float before = fixed_order_sum(ranks.first(last), group_size);
   return before + group_sum(ranks.subspan(last));
 }
 
@@ -36,7 +36,7 @@ struct OrderedSumCase {
   std::int64_t offset = 0;  ///< elements before the result
 };
 
-void expect_bracket(const OrderedSumCase& c, const std::string& set, int threads) {
+void expect_fixed_order(const OrderedSumCase& c, const std::string& set, int threads) {
   std::vector<Guarded> pieces;
   std::vector<const void*> pointers;
   for (int rank = 0; rank < c.ranks; ++rank) {
@@ -50,7 +50,7 @@ void expect_bracket(const OrderedSumCase& c, const std::string& set, int threads
   std::vector<float> values(static_cast<std::size_t>(c.ranks));
   for (std::int64_t i = 0; i < c.n; ++i) {
     for (std::size_t rank = 0; rank < values.size(); ++rank) values[rank] = pieces[rank].get(i);
-    const float sum = bracket(values, static_cast<std::size_t>(c.group));
+    const float sum = fixed_order_sum(values, static_cast<std::size_t>(c.group));
     wanted.set(i, c.accumulate ? wanted.get(i) + sum : sum);
   }
   TestStream stream(threads);
@@ -60,7 +60,7 @@ void expect_bracket(const OrderedSumCase& c, const std::string& set, int threads
       << " in groups of " << c.group << (c.accumulate ? " added to " : " into ") << name_of(c.out);
 }
 
-TEST(OrderedSum, IsTheBracketForEveryRankAndGroup) {
+TEST(OrderedSum, IsInFixedOrderForEveryRankAndGroup) {
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (int ranks = 1; ranks <= 9; ++ranks) {
@@ -68,7 +68,7 @@ TEST(OrderedSum, IsTheBracketForEveryRankAndGroup) {
         for (const DataType piece : floating_types()) {
           for (const DataType out : floating_types()) {
             for (const bool accumulate : {false, true}) {
-              expect_bracket({piece, out, ranks, group, accumulate, 37}, set, 1);
+              expect_fixed_order({piece, out, ranks, group, accumulate, 37}, set, 1);
             }
           }
         }
@@ -81,17 +81,17 @@ TEST(OrderedSum, EverySizeAndThreadCount) {
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const std::int64_t n : vector_sizes()) {
-      expect_bracket({DataType::bfloat16, DataType::float32, 5, 3, true, n}, set, 1);
+      expect_fixed_order({DataType::bfloat16, DataType::float32, 5, 3, true, n}, set, 1);
     }
   }
   for (const int threads : thread_counts()) {
-    expect_bracket({DataType::float32, DataType::bfloat16, 3, 2, false, large_size}, "best", threads);
+    expect_fixed_order({DataType::float32, DataType::bfloat16, 3, 2, false, large_size}, "best", threads);
   }
 }
 
-/// Written past the caches, which only whole and aligned vectors can be: every size around them, results and
-/// pieces at any address.
-TEST(OrderedSum, IsTheBracketPastTheCaches) {
+/// Written with non-temporal stores, which only whole and aligned vectors can be: every size around them,
+/// results and pieces at any address.
+TEST(OrderedSum, IsInFixedOrderWithNonTemporalStores) {
   int point = 0;
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
@@ -102,7 +102,8 @@ TEST(OrderedSum, IsTheBracketPastTheCaches) {
             for (const std::int64_t n : {0, 1, 37, 131, 1029}) {
               if (!test::swept(point++, 7)) continue;
               const bool accumulate = (ranks + n) % 2 == 0;
-              expect_bracket({piece, out, ranks, group, accumulate, n, SumTarget::memory, ranks % 5}, set, 1);
+              expect_fixed_order({piece, out, ranks, group, accumulate, n, SumTarget::memory, ranks % 5}, set,
+                                 1);
             }
           }
         }
@@ -110,15 +111,15 @@ TEST(OrderedSum, IsTheBracketPastTheCaches) {
     }
     for (const DataType out : floating_types()) {
       for (std::int64_t offset = 0; offset <= 33; ++offset) {
-        expect_bracket({DataType::bfloat16, out, 2, 2, false, 333, SumTarget::memory, offset}, set, 1);
-        expect_bracket({DataType::float32, out, 4, 4, false, 300 + offset, SumTarget::memory, offset}, set,
-                       1);
+        expect_fixed_order({DataType::bfloat16, out, 2, 2, false, 333, SumTarget::memory, offset}, set, 1);
+        expect_fixed_order({DataType::float32, out, 4, 4, false, 300 + offset, SumTarget::memory, offset},
+                           set, 1);
       }
     }
   }
   for (const int threads : thread_counts()) {
-    expect_bracket({DataType::float32, DataType::float32, 8, 8, false, large_size, SumTarget::memory, 3},
-                   "best", threads);
+    expect_fixed_order({DataType::float32, DataType::float32, 8, 8, false, large_size, SumTarget::memory, 3},
+                       "best", threads);
   }
 }
 
@@ -143,8 +144,8 @@ TEST(OrderedSum, MayAliasAPiece) {
 }
 
 /// Its definition: a cast to the communication dtype, and the sum of that one piece.
-void expect_cast_and_sum(DataType wire, DataType out, std::int64_t n, std::int64_t offset, bool accumulate,
-                         int threads, const std::string& set) {
+void expect_cast_and_sum(DataType communication, DataType out, std::int64_t n, std::int64_t offset,
+                         bool accumulate, int threads, const std::string& set) {
   Guarded source(DataType::float32, n, offset % 5);
   fill_random(source, static_cast<unsigned>(n));
   if (n > 4) {
@@ -156,25 +157,25 @@ void expect_cast_and_sum(DataType wire, DataType out, std::int64_t n, std::int64
   }
   Guarded got(out, n, offset);
   fill_random(got, 9);
-  Guarded wanted = got, piece(wire, n);
+  Guarded wanted = got, piece(communication, n);
   TestStream stream(threads), one;
   cast(one, source.view(), piece.view());
   const void* pieces[] = {piece.view().data};
-  ordered_sum(one, pieces, wire, 1, accumulate, wanted.view());
-  rounded_sum(stream, source.view(), wire, accumulate, got.view());
+  ordered_sum(one, pieces, communication, 1, accumulate, wanted.view());
+  rounded_sum(stream, source.view(), communication, accumulate, got.view());
   ASSERT_TRUE(got.bits() == wanted.bits())
-      << described(set, n, threads) << ", over " << name_of(wire) << (accumulate ? " added to " : " into ")
-      << name_of(out) << " at offset " << offset;
+      << described(set, n, threads) << ", over " << name_of(communication)
+      << (accumulate ? " added to " : " into ") << name_of(out) << " at offset " << offset;
 }
 
 TEST(RoundedSum, IsACastAndTheSumOfOnePiece) {
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
-    for (const DataType wire : floating_types()) {
+    for (const DataType communication : floating_types()) {
       for (const DataType out : floating_types()) {
         for (const bool accumulate : {false, true}) {
           for (const std::int64_t n : vector_sizes()) {
-            expect_cast_and_sum(wire, out, n, n % 34, accumulate, 1, set);
+            expect_cast_and_sum(communication, out, n, n % 34, accumulate, 1, set);
           }
         }
       }
@@ -457,7 +458,7 @@ TEST(Reduction, RefusesByName) {
   EXPECT_EQ(refusal([&] { rounded_sum(stream, integers.view(), DataType::bfloat16, false, out.view()); }),
             "rounded_sum: `source` has dtype int32, wanted fp32");
   EXPECT_EQ(refusal([&] { rounded_sum(stream, out.view(), DataType::int64, false, out.view()); }),
-            "rounded_sum: `wire` has dtype int64, wanted fp32, bf16 or fp16");
+            "rounded_sum: `communication` has dtype int64, wanted fp32, bf16 or fp16");
   EXPECT_EQ(refusal([&] { rounded_sum(stream, out.view(), DataType::bfloat16, false, integers.view()); }),
             "rounded_sum: `out` has dtype int32, wanted fp32, bf16 or fp16");
   EXPECT_EQ(refusal([&] { gradient_statistics(stream, integers.view(), &statistics); }),

@@ -15,14 +15,14 @@ struct AttentionOptions {
 };
 
 /// Causal self-attention. query_key_value [batch, time, 3 * width] in compute dtype, the three parts side by
-/// side as GPT-2 packs them; out [batch, time, width]; log_sum_exp fp32 [batch, heads, time] is kept for
-/// backward, the score matrix is not. Scores are scaled by 1 / sqrt(width / heads). Softmax in fp32.
-/// cpu: tiles widened to fp32; for bf16 in heads of whole multiples of 32 elements, on CPUs whose bf16 dot
-/// products are faster than fp32 (AVX512-BF16 on AMD), bf16 products with fp32 sums, for which probabilities
-/// and the gradient of the scores are rounded to bf16. cuda: for 16-bit dtypes, heads of 64 or 128 elements
-/// and no dropout one fused kernel on tensor cores, which rounds probabilities to the dtype for their product
-/// with the values; else products through cuBLASLt with a softmax between. Throws InvalidArgument when heads
-/// does not divide width, shapes disagree or the workspace has less than attention_workspace_bytes.
+/// side as GPT-2 packs them; out [batch, time, width]; log_sum_exp fp32 [batch, heads, time] is saved for
+/// backward, the score matrix is not. Scores are scaled by 1 / sqrt(width / heads). Softmax in fp32. cpu:
+/// tiles widened to fp32; for bf16 in heads of whole multiples of 32 elements, on CPUs whose bf16 dot
+/// products are faster than fp32 (AVX512-BF16 on AMD), bf16 GEMMs with fp32 sums, for which probabilities and
+/// the gradient of the scores are rounded to bf16. cuda: for 16-bit dtypes, heads of 64 or 128 elements and
+/// no dropout one fused kernel on tensor cores, which rounds probabilities to the dtype before they multiply
+/// the values; else cuBLASLt GEMMs with a softmax between. Throws InvalidArgument when heads does not divide
+/// width, shapes disagree or the workspace has less than attention_workspace_bytes.
 void attention_forward(Stream& stream, const AttentionOptions& options,
                        const ConstTensorView& query_key_value, const TensorView& out,
                        const TensorView& log_sum_exp, const Workspace& workspace);
@@ -33,13 +33,12 @@ void attention_backward(Stream& stream, const AttentionOptions& options, const C
                         const ConstTensorView& log_sum_exp, const TensorView& d_query_key_value,
                         const Workspace& workspace);
 
-/// Workspace that forward and backward need at least on any device; a function of the shape only. With
+/// The least workspace of forward and backward on any device; a function of the shape only. With
 /// minimum_workspace_bytes times up to 10^6 and heads of up to 1500 elements run.
 std::int64_t attention_workspace_bytes(std::int64_t head_width, std::int64_t time);
 
 /// How attention runs: "tiles in fp32", "tiles in bf16, sums in fp32", "flash attention on tensor cores",
-/// "cuBLASLt products and softmax". Tensors that do not start on 16 bytes take the last on cuda whatever this
-/// says.
+/// "cuBLASLt GEMMs and softmax". On cuda, tensors that do not start on 16 bytes always take the last.
 std::string_view attention_path(DeviceKind device, DataType dtype, std::int64_t head_width, float dropout);
 
 }  // namespace tranche::kernels

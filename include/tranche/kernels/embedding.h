@@ -5,7 +5,7 @@
 namespace tranche::kernels {
 
 /// out[b, t, :] = token_table[tokens[b, t], :] + position_table[t, :]. tokens int32 [batch, time], every
-/// value within the table (checked by who loads data). Tables and out share a dtype.
+/// value within the table (not checked here). Tables and out share a dtype.
 void embedding_forward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& token_table,
                        const ConstTensorView& position_table, const TensorView& out);
 

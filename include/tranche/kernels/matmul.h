@@ -51,8 +51,8 @@ void matmul_gelu_backward(Stream& stream, const ConstTensorView& d_out, const Co
 /// "cuBLASLt bf16, sums in fp32". For `info` and the start-up table. Throws NotCompiled for cuda in a build
 /// without it.
 std::string_view matmul_path(DeviceKind device, DataType dtype);
-/// Workspace that a device's kernels are made for: CPUs are no faster with more than the least; GPUs' matrix
-/// products have more algorithms to choose from in 32 MiB. A plan (meta) is for CPUs unless told otherwise.
+/// Workspace that a device's kernels are made for: CPUs are no faster with more than the least; cuBLASLt has
+/// more algorithms to choose from in 32 MiB. A plan (meta) is for CPUs unless told otherwise.
 std::int64_t default_workspace_bytes(DeviceKind device);
 /// Libraries with versions and the instruction sets they (and our own loops) use, or the compute capability
 /// of the calling thread's GPU, for the numerics fingerprint.

@@ -1,5 +1,5 @@
 #pragma once
-/// Sums whose order is part of the contract: ordered sums over ranks, norms, digests.
+/// Sums whose order is part of the contract: deterministic (fixed-order) sums over ranks, norms, digests.
 
 #include <cstdint>
 #include <span>
@@ -14,17 +14,18 @@ namespace tranche::kernels {
 /// stores, for one that is not, which leave the caches to other data. GPUs ignore it; the bits are the same.
 enum class SumTarget { caches, memory };
 
-/// The ordered sum of docs/design.md: pieces[r] holds rank r's elements in `piece_dtype`; they are summed
-/// in fp32 in rank order inside groups of `group_size` consecutive ranks, then over the groups in order:
-/// ((p0 + p1) + p2) + (p3 + p4) for five ranks and groups of three. With accumulate, out = out + sum (one
-/// addition), else out = sum; out is fp32 or 16-bit (rounded once) and may alias a piece of the same dtype.
+/// The deterministic sum over ranks (docs/design.md): pieces[r] holds rank r's elements in `piece_dtype`;
+/// they are summed in fp32 in rank order inside groups of `group_size` consecutive ranks, then over the
+/// groups in order: ((p0 + p1) + p2) + (p3 + p4) for five ranks and groups of three. With accumulate, out =
+/// out + sum (one addition), else out = sum; out is fp32 or 16-bit (rounded once) and may alias a piece of
+/// the same dtype.
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
                  bool accumulate, const TensorView& out, SumTarget target = SumTarget::caches);
 
 /// Does the work of a reduce-scatter of one rank, in one pass and without memory between: rounds source to
-/// the communication dtype `wire`, then writes it to out (with accumulate: adds it). source is fp32 and may
-/// be out; out is fp32 or 16-bit (rounded once). The CPU uses non-temporal stores.
-void rounded_sum(Stream& stream, const ConstTensorView& source, DataType wire, bool accumulate,
+/// the dtype `communication`, then writes it to out (with accumulate: adds it). source is fp32 and may be
+/// out; out is fp32 or 16-bit (rounded once). The CPU uses non-temporal stores.
+void rounded_sum(Stream& stream, const ConstTensorView& source, DataType communication, bool accumulate,
                  const TensorView& out);
 
 /// Elements of a block of the gradient norm.

@@ -3,8 +3,8 @@
 
 namespace tranche::kernels {
 
-/// Scratch memory lent to a kernel for one call. Its size is a function of the configuration only; a kernel
-/// that would need more picks another algorithm. `data` is aligned to 256 bytes.
+/// Scratch memory of a kernel for the time of one call. Its size is a function of the configuration only; a
+/// kernel that would need more picks another algorithm. `data` is aligned to 256 bytes.
 struct Workspace {
   void* data = nullptr;
   std::int64_t bytes = 0;

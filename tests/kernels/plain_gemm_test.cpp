@@ -1,7 +1,7 @@
-// The kernel for products that cuBLASLt has no algorithm for, against the fp64 reference; on the emulated
-// device also behind a cuBLASLt that refuses what is not aligned.
+// The kernel for GEMMs that cuBLASLt has no algorithm for, against the fp64 reference; on the emulated device
+// also behind a cuBLASLt that refuses what is not aligned.
 
-#include "kernels/cuda/plain_product.h"
+#include "kernels/cuda/plain_gemm.h"
 
 #include <gmock/gmock.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using namespace testing;
 
-class PlainProduct : public GpuTest {
+class PlainGemm : public GpuTest {
  protected:
   /// Twice k roundings of fp32 and one of the store, as in matmul_gpu_test.cpp; magnitudes are below `most`.
   static void expect_near(const std::vector<double>& got, const std::vector<double>& wanted, std::int64_t k,
@@ -28,7 +28,7 @@ class PlainProduct : public GpuTest {
   }
 };
 
-TEST_F(PlainProduct, TakesAnyStridesAndFactors) {
+TEST_F(PlainGemm, TakesAnyStridesAndFactors) {
   Random random(81);
   // Stored rows are longer than they need to be, and so are the distances between matrices.
   const std::int64_t batch = 2, m = 19, n = 35, k = 33;
@@ -38,7 +38,7 @@ TEST_F(PlainProduct, TakesAnyStridesAndFactors) {
       for (DataType c_dtype : {dtype, DataType::float32}) {
         SCOPED_TRACE(::testing::Message()
                      << "flags " << bits << " " << name_of(dtype) << " into " << name_of(c_dtype));
-        cuda::Product p = cuda::dense(transpose_a, transpose_b, m, n, k);
+        cuda::Gemm p = cuda::dense(transpose_a, transpose_b, m, n, k);
         p.dtype = dtype;
         p.c_dtype = c_dtype;
         p.row_a += 1;
@@ -59,7 +59,7 @@ TEST_F(PlainProduct, TakesAnyStridesAndFactors) {
         p.a = on_a.view().data;
         p.b = on_b.view().data;
         p.c = on_c.view().data;
-        cuda::plain_product(stream(), p);
+        cuda::plain_gemm(stream(), p);
         const std::vector<double> va = a.values(), vb = b.values(), before = c.values(),
                                   after = on_c.values();
         std::vector<double> wanted, got;
@@ -98,19 +98,19 @@ TEST_F(PlainProduct, TakesAnyStridesAndFactors) {
 }
 
 #if defined(TRANCHE_CUDA_EMULATION)
-class PlainProductBehindCublas : public PlainProduct {
+class PlainGemmBehindCublas : public PlainGemm {
  protected:
   void SetUp() override {
-    PlainProduct::SetUp();
+    PlainGemm::SetUp();
     cuda_emulation::set_least_alignment(16);
   }
   void TearDown() override {
-    PlainProduct::TearDown();
+    PlainGemm::TearDown();
     cuda_emulation::set_least_alignment(1);
   }
 };
 
-TEST_F(PlainProductBehindCublas, TakesOverWhereNoAlgorithmIsFound) {
+TEST_F(PlainGemmBehindCublas, TakesOverWhereNoAlgorithmIsFound) {
   Random random(82);
   const std::int64_t m = 6, k = 24;
   for (DataType dtype : floating_dtypes) {
@@ -129,7 +129,7 @@ TEST_F(PlainProductBehindCublas, TakesOverWhereNoAlgorithmIsFound) {
   }
 }
 
-TEST_F(PlainProductBehindCublas, ComposesWhatIsFused) {
+TEST_F(PlainGemmBehindCublas, ComposesWhatIsFused) {
   Random random(83);
   const std::int64_t m = 5, n = 9, k = 8;
   const DataType dtype = DataType::float32;

@@ -1,4 +1,4 @@
-// Causal attention by batched products and softmax kernels: for fp32, dropout and head sizes that the fused
+// Causal attention by batched GEMMs and softmax kernels: for fp32, dropout and head sizes that the fused
 // kernels do not have. The scores of as many heads, or queries of one head, as the workspace holds are there
 // at a time. For each such part forward is 3 launches, backward 6 (9 where not even one head's scores fit).
 // Scores above the diagonal are computed and masked.
@@ -8,8 +8,8 @@
 #include <limits>
 
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/product.h"
 #include "kernels/cuda/simt.h"
 
 namespace tranche::kernels::cuda {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// One call's tensors and the products over them.
+/// One call's tensors and the GEMMs over them.
 template <class T>
 class Attention {
  public:
@@ -132,20 +132,20 @@ class Attention {
     for_chunks([&](std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                    std::int64_t queries) {
       const std::int64_t keys = query + queries;
-      Product scores = rows(false, true, queries, keys, call_.head_width(), heads);
+      Gemm scores = rows(false, true, queries, keys, call_.head_width(), heads);
       scores.alpha = scale();
       left(scores, part(0, batch, head, query), 3 * call_.width, call_.head_width());
       right(scores, part(1, batch, head, 0), 3 * call_.width, call_.head_width());
       result(scores, scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
-      product(stream_, scores, scratch_);
+      gemm(stream_, scores, scratch_);
       launch(stream_, "attention_softmax", softmax_rows<T>, grid(queries, heads),
              score_rows(batch, head, query, 0, keys));
-      Product out = rows(false, false, queries, call_.head_width(), keys, heads);
+      Gemm out = rows(false, false, queries, call_.head_width(), keys, heads);
       left(out, scores_, narrow_stride(), chunk_.rows * narrow_stride());
       right(out, part(2, batch, head, 0), 3 * call_.width, call_.head_width());
       result(out, static_cast<T*>(call_.out) + row_at(batch, head, query), call_.dtype, call_.width,
              call_.head_width());
-      product(stream_, out, scratch_);
+      gemm(stream_, out, scratch_);
     });
   }
 
@@ -197,28 +197,28 @@ class Attention {
   T* d_part(int which, std::int64_t batch, std::int64_t head, std::int64_t row) const {
     return static_cast<T*>(call_.d_query_key_value) + packed_at(which, batch, head, row);
   }
-  static Product rows(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k,
-                      std::int64_t heads) {
-    Product product = dense(transpose_a, transpose_b, m, n, k);
-    product.dtype = data_type_of<T>();
-    product.batch = heads;
-    return product;
+  static Gemm rows(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k,
+                   std::int64_t heads) {
+    Gemm gemm = dense(transpose_a, transpose_b, m, n, k);
+    gemm.dtype = data_type_of<T>();
+    gemm.batch = heads;
+    return gemm;
   }
-  static void left(Product& product, const void* a, std::int64_t row, std::int64_t next) {
-    product.a = a;
-    product.row_a = row;
-    product.next_a = next;
+  static void left(Gemm& gemm, const void* a, std::int64_t row, std::int64_t next) {
+    gemm.a = a;
+    gemm.row_a = row;
+    gemm.next_a = next;
   }
-  static void right(Product& product, const void* b, std::int64_t row, std::int64_t next) {
-    product.b = b;
-    product.row_b = row;
-    product.next_b = next;
+  static void right(Gemm& gemm, const void* b, std::int64_t row, std::int64_t next) {
+    gemm.b = b;
+    gemm.row_b = row;
+    gemm.next_b = next;
   }
-  static void result(Product& product, void* c, DataType dtype, std::int64_t row, std::int64_t next) {
-    product.c = c;
-    product.c_dtype = dtype;
-    product.row_c = row;
-    product.next_c = next;
+  static void result(Gemm& gemm, void* c, DataType dtype, std::int64_t row, std::int64_t next) {
+    gemm.c = c;
+    gemm.c_dtype = dtype;
+    gemm.row_c = row;
+    gemm.next_c = next;
   }
   static LaunchShape grid(std::int64_t queries, std::int64_t heads) {
     return {dim3(static_cast<unsigned>(queries), static_cast<unsigned>(heads)), threads};
@@ -261,18 +261,18 @@ class Attention {
   /// Probabilities in place of the scores, gradients of the scores behind them.
   void score_gradients(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                        std::int64_t queries, std::int64_t key, std::int64_t keys) const {
-    Product scores = rows(false, true, queries, keys, call_.head_width(), heads);
+    Gemm scores = rows(false, true, queries, keys, call_.head_width(), heads);
     scores.alpha = scale();
     left(scores, part(0, batch, head, query), 3 * call_.width, call_.head_width());
     right(scores, part(1, batch, head, key), 3 * call_.width, call_.head_width());
     result(scores, scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
-    product(stream_, scores, scratch_);
-    Product d_scores = rows(false, true, queries, keys, call_.head_width(), heads);
+    gemm(stream_, scores, scratch_);
+    Gemm d_scores = rows(false, true, queries, keys, call_.head_width(), heads);
     left(d_scores, static_cast<const T*>(call_.d_out) + row_at(batch, head, query), call_.width,
          call_.head_width());
     right(d_scores, part(2, batch, head, key), 3 * call_.width, call_.head_width());
     result(d_scores, d_scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
-    product(stream_, d_scores, scratch_);
+    gemm(stream_, d_scores, scratch_);
     launch(stream_, "attention_softmax_backward", softmax_backward_rows<T>, grid(queries, heads),
            score_rows(batch, head, query, key, keys),
            static_cast<const T*>(call_.out) + row_at(batch, head, 0),
@@ -280,24 +280,24 @@ class Attention {
   }
   void query_gradient(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                       std::int64_t queries) const {
-    Product gradient = rows(false, false, queries, call_.head_width(), query + queries, heads);
+    Gemm gradient = rows(false, false, queries, call_.head_width(), query + queries, heads);
     left(gradient, d_scores_, narrow_stride(), chunk_.rows * narrow_stride());
     right(gradient, part(1, batch, head, 0), 3 * call_.width, call_.head_width());
     result(gradient, d_part(0, batch, head, query), call_.dtype, 3 * call_.width, call_.head_width());
-    product(stream_, gradient, scratch_);
+    gemm(stream_, gradient, scratch_);
   }
   void key_gradients(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                      std::int64_t queries, std::int64_t key, std::int64_t keys) const {
-    Product gradient = rows(true, false, keys, call_.head_width(), queries, heads);
+    Gemm gradient = rows(true, false, keys, call_.head_width(), queries, heads);
     left(gradient, d_scores_, narrow_stride(), chunk_.rows * narrow_stride());
     right(gradient, part(0, batch, head, query), 3 * call_.width, call_.head_width());
     result(gradient, d_part(1, batch, head, key), call_.dtype, 3 * call_.width, call_.head_width());
-    product(stream_, gradient, scratch_);
+    gemm(stream_, gradient, scratch_);
     left(gradient, scores_, narrow_stride(), chunk_.rows * narrow_stride());
     right(gradient, static_cast<const T*>(call_.d_out) + row_at(batch, head, query), call_.width,
           call_.head_width());
     result(gradient, d_part(2, batch, head, key), call_.dtype, 3 * call_.width, call_.head_width());
-    product(stream_, gradient, scratch_);
+    gemm(stream_, gradient, scratch_);
   }
 
   Stream& stream_;
@@ -317,12 +317,12 @@ void with_type(DataType dtype, Work work) {
 
 }  // namespace
 
-void products_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
+void gemm_attention_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
   with_type(call.dtype,
             [&](auto element) { Attention<decltype(element)>(stream, call, workspace, 1).forward(); });
 }
 
-void products_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
+void gemm_attention_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
   with_type(call.dtype, [&](auto element) {
     Attention<decltype(element)>(stream, call, workspace, 2).backward(workspace);
   });

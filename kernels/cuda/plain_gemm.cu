@@ -1,7 +1,7 @@
 // Products that cuBLASLt has no algorithm for. Copies of the operands in rows that it does take would need
 // device memory that nobody planned; this kernel needs none.
 
-#include "kernels/cuda/plain_product.h"
+#include "kernels/cuda/plain_gemm.h"
 
 #include <algorithm>
 
@@ -27,10 +27,10 @@ struct Operand {
 
 template <class T, class C>
 __global__ void __launch_bounds__(tile* tile)
-    plain_product_kernel(const Operand<T> a, const Operand<T> b, C* c, const std::int64_t m,
-                         const std::int64_t n, const std::int64_t k, const std::int64_t batch,
-                         const std::int64_t row_c, const std::int64_t next_c, const float alpha,
-                         const float beta) {
+    plain_gemm_kernel(const Operand<T> a, const Operand<T> b, C* c, const std::int64_t m,
+                      const std::int64_t n, const std::int64_t k, const std::int64_t batch,
+                      const std::int64_t row_c, const std::int64_t next_c, const float alpha,
+                      const float beta) {
   __shared__ float tile_a[tile][tile + 1];
   __shared__ float tile_b[tile][tile + 1];
   const std::int64_t column = std::int64_t{blockIdx.x} * tile + threadIdx.x;
@@ -58,12 +58,12 @@ __global__ void __launch_bounds__(tile* tile)
 }
 
 template <class T, class C>
-void launch_plain(Stream& stream, const Product& p) {
+void launch_plain(Stream& stream, const Gemm& p) {
   const auto operand = [](const void* data, bool transposed, std::int64_t row, std::int64_t next) {
     return Operand<T>{static_cast<const T*>(data), transposed ? 1 : row, transposed ? row : 1, next};
   };
   const auto blocks = [](std::int64_t elements) { return (elements + tile - 1) / tile; };
-  launch(stream, "plain_product", plain_product_kernel<T, C>,
+  launch(stream, "plain_gemm", plain_gemm_kernel<T, C>,
          {.grid = dim3(static_cast<unsigned>(blocks(p.n)),
                        static_cast<unsigned>(std::min(blocks(p.m), most_blocks)),
                        static_cast<unsigned>(std::min(p.batch, most_blocks))),
@@ -73,7 +73,7 @@ void launch_plain(Stream& stream, const Product& p) {
 }
 
 template <class T>
-void launch_into(Stream& stream, const Product& p) {
+void launch_into(Stream& stream, const Gemm& p) {
   if (p.c_dtype == DataType::float32) {
     launch_plain<T, float>(stream, p);
   } else {
@@ -83,14 +83,14 @@ void launch_into(Stream& stream, const Product& p) {
 
 }  // namespace
 
-void plain_product(Stream& stream, const Product& product) {
-  switch (product.dtype) {
+void plain_gemm(Stream& stream, const Gemm& gemm) {
+  switch (gemm.dtype) {
     case DataType::bfloat16:
-      return launch_into<bfloat16>(stream, product);
+      return launch_into<bfloat16>(stream, gemm);
     case DataType::float16:
-      return launch_into<float16>(stream, product);
+      return launch_into<float16>(stream, gemm);
     default:
-      return launch_plain<float, float>(stream, product);
+      return launch_plain<float, float>(stream, gemm);
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Matrix products through cuBLASLt: what matmul and the fallback of attention are made of. No CUDA type, so
-/// that dispatchers may include it.
+/// GEMM through cuBLASLt, for matmul and for attention without a fused kernel. No CUDA type, so that
+/// dispatchers may include it.
 
 #include <compare>
 #include <cstdint>
@@ -21,7 +21,7 @@ enum class Epilogue : std::uint8_t {
 
 /// c[m, n] = alpha op(a)[m, k] op(b)[k, n] + beta c, row-major, `batch` times. Rows of the stored matrices
 /// are `row_*` elements apart, the matrices of the batch `next_*`.
-struct Product {
+struct Gemm {
   bool transpose_a = false;  ///< a is stored [k, m]
   bool transpose_b = false;  ///< b is stored [n, k]
   std::int64_t m = 0, n = 0, k = 0;
@@ -40,32 +40,32 @@ struct Product {
   void* auxiliary = nullptr;   ///< [m, n] of c's dtype, rows row_c apart
 };
 
-/// A product of dense operands.
-constexpr Product dense(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k) {
-  Product product;
-  product.transpose_a = transpose_a;
-  product.transpose_b = transpose_b;
-  product.m = m;
-  product.n = n;
-  product.k = k;
-  product.row_a = transpose_a ? m : k;
-  product.row_b = transpose_b ? k : n;
-  product.row_c = n;
-  return product;
+/// A GEMM of dense operands.
+constexpr Gemm dense(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k) {
+  Gemm gemm;
+  gemm.transpose_a = transpose_a;
+  gemm.transpose_b = transpose_b;
+  gemm.m = m;
+  gemm.n = n;
+  gemm.k = k;
+  gemm.row_a = transpose_a ? m : k;
+  gemm.row_b = transpose_b ? k : n;
+  gemm.row_c = n;
+  return gemm;
 }
 
 /// Largest power of two up to 16 that divides an address and its strides in bytes. Algorithms are chosen by
 /// it and not by more of the address: 16 bytes are all that a 128-bit load or a bulk copy wants, and where
 /// the engine puts a tensor beyond that (which stages and tiers change) must not change the bits.
-constexpr std::uint32_t product_alignment(std::uint64_t address, std::int64_t row_bytes,
-                                          std::int64_t next_bytes) {
+constexpr std::uint32_t gemm_alignment(std::uint64_t address, std::int64_t row_bytes,
+                                       std::int64_t next_bytes) {
   const std::uint64_t bits =
       address | static_cast<std::uint64_t>(row_bytes) | static_cast<std::uint64_t>(next_bytes) | 16u;
   return static_cast<std::uint32_t>(bits & (~bits + 1));
 }
 
 /// Everything that an algorithm is chosen by.
-struct ProductKey {
+struct GemmKey {
   bool transpose_a, transpose_b, accumulate;
   std::int64_t m, n, k;
   DataType dtype, c_dtype;
@@ -73,20 +73,20 @@ struct ProductKey {
   Epilogue epilogue;
   std::uint32_t align_a, align_b, align_c, align_bias, align_auxiliary;
   std::int64_t workspace_bytes;
-  friend auto operator<=>(const ProductKey&, const ProductKey&) = default;
+  friend auto operator<=>(const GemmKey&, const GemmKey&) = default;
 };
-ProductKey key_of(const Product& product, std::int64_t workspace_bytes);
+GemmKey key_of(const Gemm& gemm, std::int64_t workspace_bytes);
 
 /// True when cuBLASLt's epilogue can be asked for: GELU's matrix has rows of a multiple of 8 elements and
 /// starts on 16 bytes.
-bool epilogue_possible(const Product& product);
+bool epilogue_possible(const Gemm& gemm);
 
-/// Issues the product; m, n, k and batch may be zero (a product over nothing is beta c, with its epilogue not
+/// Issues the GEMM; m, n, k and batch may be zero (with k = 0 the result is beta c, and no epilogue is
 /// allowed). Returns false, having done nothing, when there is an epilogue that no algorithm within the
-/// workspace has; without one a plain kernel (plain_product.h) does what cuBLASLt cannot. fp32 is IEEE fp32
+/// workspace has; without one a plain kernel (plain_gemm.h) does what cuBLASLt cannot. fp32 is IEEE fp32
 /// throughout (no TF32); 16-bit operands are summed in fp32. Sums split over k are allowed only when their
-/// parts are kept in fp32 and added in a separate pass in fixed order, so the same call gives the same bits.
-[[nodiscard]] bool try_product(Stream& stream, const Product& product, const Workspace& workspace);
-void product(Stream& stream, const Product& product, const Workspace& workspace);
+/// parts stay in fp32 and are added in a separate pass in fixed order, so the same call gives the same bits.
+[[nodiscard]] bool try_gemm(Stream& stream, const Gemm& gemm, const Workspace& workspace);
+void gemm(Stream& stream, const Gemm& gemm, const Workspace& workspace);
 
 }  // namespace tranche::kernels::cuda

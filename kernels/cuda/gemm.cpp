@@ -1,4 +1,4 @@
-#include "kernels/cuda/product.h"
+#include "kernels/cuda/gemm.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/cuda/plain_product.h"
+#include "kernels/cuda/plain_gemm.h"
 #include "tranche/core/error.h"
 
 namespace tranche::kernels::cuda {
@@ -92,7 +92,7 @@ Layout layout_of(DataType dtype, std::int64_t rows, std::int64_t columns, std::i
   return layout;
 }
 
-/// Descriptions of one kind of product, and the algorithm for it if there is one.
+/// cuBLASLt's descriptions of one kind of GEMM, and the algorithm for it if there is one.
 struct Plan {
   Operation operation;
   Layout a, b, c;
@@ -100,37 +100,35 @@ struct Plan {
   bool found = false;
 };
 
-void set_pointers(const Plan& plan, const Product& product) {
+void set_pointers(const Plan& plan, const Gemm& gemm) {
   cublasLtMatmulDesc_t operation = plan.operation.get();
-  if (product.epilogue == Epilogue::bias || product.epilogue == Epilogue::bias_gelu) {
-    set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
+  if (gemm.epilogue == Epilogue::bias || gemm.epilogue == Epilogue::bias_gelu) {
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, gemm.bias);
   }
-  if (product.epilogue == Epilogue::bias_gelu || product.epilogue == Epilogue::gelu_backward) {
-    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.auxiliary);
+  if (gemm.epilogue == Epilogue::bias_gelu || gemm.epilogue == Epilogue::gelu_backward) {
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, gemm.auxiliary);
   }
 }
 
-Plan make_plan(cublasLtHandle_t handle, const Product& product, const ProductKey& key) {
+Plan make_plan(cublasLtHandle_t handle, const Gemm& gemm, const GemmKey& key) {
   Plan plan;
   cublasLtMatmulDesc_t operation = nullptr;
-  // CUBLAS_COMPUTE_32F: products of fp32 operands in IEEE fp32; the modes that let them shrink to TF32 or
-  // bf16 are others. 16-bit operands go to tensor cores and are summed in fp32.
+  // CUBLAS_COMPUTE_32F multiplies fp32 operands in IEEE fp32; other modes would round them to TF32 or bf16.
+  // 16-bit operands go to tensor cores and are summed in fp32.
   check(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
   plan.operation.reset(operation);
   // c^T = op(b)^T op(a)^T, and a row-major matrix is its transpose in column-major order: the operands change
   // places and keep their flags.
-  set(operation, CUBLASLT_MATMUL_DESC_TRANSA, product.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-  set(operation, CUBLASLT_MATMUL_DESC_TRANSB, product.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-  set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(product.epilogue));
-  if (product.auxiliary != nullptr) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.row_c);
-  set_pointers(plan, product);
-  plan.a =
-      layout_of(product.dtype, product.transpose_a ? product.k : product.m,
-                product.transpose_a ? product.m : product.k, product.row_a, product.batch, product.next_a);
-  plan.b =
-      layout_of(product.dtype, product.transpose_b ? product.n : product.k,
-                product.transpose_b ? product.k : product.n, product.row_b, product.batch, product.next_b);
-  plan.c = layout_of(product.c_dtype, product.m, product.n, product.row_c, product.batch, product.next_c);
+  set(operation, CUBLASLT_MATMUL_DESC_TRANSA, gemm.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(operation, CUBLASLT_MATMUL_DESC_TRANSB, gemm.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(gemm.epilogue));
+  if (gemm.auxiliary != nullptr) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, gemm.row_c);
+  set_pointers(plan, gemm);
+  plan.a = layout_of(gemm.dtype, gemm.transpose_a ? gemm.k : gemm.m, gemm.transpose_a ? gemm.m : gemm.k,
+                     gemm.row_a, gemm.batch, gemm.next_a);
+  plan.b = layout_of(gemm.dtype, gemm.transpose_b ? gemm.n : gemm.k, gemm.transpose_b ? gemm.k : gemm.n,
+                     gemm.row_b, gemm.batch, gemm.next_b);
+  plan.c = layout_of(gemm.c_dtype, gemm.m, gemm.n, gemm.row_c, gemm.batch, gemm.next_c);
 
   cublasLtMatmulPreference_t made = nullptr;
   check(cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
@@ -155,43 +153,42 @@ Plan make_plan(cublasLtHandle_t handle, const Product& product, const ProductKey
 }
 
 /// The library's handle of one stream, and what it chose there. Choosing takes longer than issuing, so it is
-/// done once for each kind of product.
-class Products {
+/// done once for each kind of GEMM.
+class GemmPlans {
  public:
-  Products() {
+  GemmPlans() {
     cublasLtHandle_t made = nullptr;
     check(cublasLtCreate(&made), "cublasLtCreate");
     handle_.reset(made);
   }
   cublasLtHandle_t handle() const { return handle_.get(); }
-  const Plan& plan(const Product& product, const ProductKey& key) {
+  const Plan& plan(const Gemm& gemm, const GemmKey& key) {
     const auto known = plans_.find(key);
     if (known != plans_.end()) return known->second;
-    return plans_.emplace(key, make_plan(handle(), product, key)).first->second;
+    return plans_.emplace(key, make_plan(handle(), gemm, key)).first->second;
   }
 
  private:
   Handle handle_;
-  std::map<ProductKey, Plan> plans_;
+  std::map<GemmKey, Plan> plans_;
 };
 
-std::string text_of(const Product& p) {
+std::string text_of(const Gemm& p) {
   return fmt::format("[{}, {}]{} [{}, {}]{} of {} into {}, batch {}", p.m, p.k,
                      p.transpose_a ? " (transposed)" : "", p.k, p.n, p.transpose_b ? " (transposed)" : "",
                      name_of(p.dtype), name_of(p.c_dtype), p.batch);
 }
 
 /// c = beta c, rows of zeros for beta 0.
-void over_nothing(Stream& stream, const Product& product) {
-  if (product.beta == 1.0f) return;
-  if (product.beta != 0.0f)
-    throw InvalidArgument("a product over nothing can only keep or clear what it adds to");
-  const auto bytes = static_cast<std::size_t>(size_of(product.c_dtype));
-  for (std::int64_t i = 0; i < product.batch; ++i) {
-    auto* c = static_cast<unsigned char*>(product.c) + static_cast<std::size_t>(i * product.next_c) * bytes;
+void over_nothing(Stream& stream, const Gemm& gemm) {
+  if (gemm.beta == 1.0f) return;
+  if (gemm.beta != 0.0f) throw InvalidArgument("a GEMM with k = 0 can only keep or clear what it adds to");
+  const auto bytes = static_cast<std::size_t>(size_of(gemm.c_dtype));
+  for (std::int64_t i = 0; i < gemm.batch; ++i) {
+    auto* c = static_cast<unsigned char*>(gemm.c) + static_cast<std::size_t>(i * gemm.next_c) * bytes;
     const cudaError_t error = cudaMemset2DAsync(
-        c, static_cast<std::size_t>(product.row_c) * bytes, 0, static_cast<std::size_t>(product.n) * bytes,
-        static_cast<std::size_t>(product.m), static_cast<cudaStream_t>(stream.native_handle()));
+        c, static_cast<std::size_t>(gemm.row_c) * bytes, 0, static_cast<std::size_t>(gemm.n) * bytes,
+        static_cast<std::size_t>(gemm.m), static_cast<cudaStream_t>(stream.native_handle()));
     if (error != cudaSuccess) {
       throw Error(std::string("cudaMemset2DAsync failed: ") + cudaGetErrorString(error));
     }
@@ -200,10 +197,10 @@ void over_nothing(Stream& stream, const Product& product) {
 
 }  // namespace
 
-ProductKey key_of(const Product& p, std::int64_t workspace_bytes) {
+GemmKey key_of(const Gemm& p, std::int64_t workspace_bytes) {
   const auto align = [](const void* data, DataType dtype, std::int64_t row, std::int64_t next) {
-    return product_alignment(reinterpret_cast<std::uintptr_t>(data), row * size_of(dtype),
-                             next * size_of(dtype));
+    return gemm_alignment(reinterpret_cast<std::uintptr_t>(data), row * size_of(dtype),
+                          next * size_of(dtype));
   };
   return {p.transpose_a,
           p.transpose_b,
@@ -229,44 +226,42 @@ ProductKey key_of(const Product& p, std::int64_t workspace_bytes) {
           workspace_bytes};
 }
 
-bool epilogue_possible(const Product& p) {
+bool epilogue_possible(const Gemm& p) {
   if (p.m == 0 || p.n == 0 || p.k == 0) return false;
   if (p.epilogue != Epilogue::bias_gelu && p.epilogue != Epilogue::gelu_backward) return true;
   return p.row_c % 8 == 0 && reinterpret_cast<std::uintptr_t>(p.auxiliary) % 16 == 0;
 }
 
-bool try_product(Stream& stream, const Product& product, const Workspace& workspace) {
-  if (product.m == 0 || product.n == 0 || product.batch == 0) return true;
-  if (product.epilogue != Epilogue::none && !epilogue_possible(product)) return false;
-  if (product.k == 0) {
-    over_nothing(stream, product);
+bool try_gemm(Stream& stream, const Gemm& gemm, const Workspace& workspace) {
+  if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return true;
+  if (gemm.epilogue != Epilogue::none && !epilogue_possible(gemm)) return false;
+  if (gemm.k == 0) {
+    over_nothing(stream, gemm);
     return true;
   }
-  auto& products = stream.attachment<Products>();
-  const ProductKey key = key_of(product, workspace.bytes);
-  const Plan& plan = products.plan(product, key);
+  auto& plans = stream.attachment<GemmPlans>();
+  const GemmKey key = key_of(gemm, workspace.bytes);
+  const Plan& plan = plans.plan(gemm, key);
   if (!plan.found) {
-    if (product.epilogue != Epilogue::none) return false;
-    plain_product(stream, product);
+    if (gemm.epilogue != Epilogue::none) return false;
+    plain_gemm(stream, gemm);
     return true;
   }
-  set_pointers(plan, product);
-  const cublasStatus_t status =
-      cublasLtMatmul(products.handle(), plan.operation.get(), &product.alpha, product.b, plan.b.get(),
-                     product.a, plan.a.get(), &product.beta, product.c, plan.c.get(), product.c, plan.c.get(),
-                     &plan.algorithm, workspace.data, static_cast<std::size_t>(workspace.bytes),
-                     static_cast<cudaStream_t>(stream.native_handle()));
+  set_pointers(plan, gemm);
+  const cublasStatus_t status = cublasLtMatmul(
+      plans.handle(), plan.operation.get(), &gemm.alpha, gemm.b, plan.b.get(), gemm.a, plan.a.get(),
+      &gemm.beta, gemm.c, plan.c.get(), gemm.c, plan.c.get(), &plan.algorithm, workspace.data,
+      static_cast<std::size_t>(workspace.bytes), static_cast<cudaStream_t>(stream.native_handle()));
   if (status != CUBLAS_STATUS_SUCCESS) {
-    throw Error(fmt::format("cublasLtMatmul of {} failed: {} (status {})", text_of(product),
+    throw Error(fmt::format("cublasLtMatmul of {} failed: {} (status {})", text_of(gemm),
                             cublasLtGetStatusString(status), static_cast<int>(status)));
   }
   return true;
 }
 
-void product(Stream& stream, const Product& product, const Workspace& workspace) {
-  if (product.epilogue != Epilogue::none)
-    throw InvalidArgument("product() has no epilogue; see try_product()");
-  static_cast<void>(try_product(stream, product, workspace));
+void gemm(Stream& stream, const Gemm& gemm, const Workspace& workspace) {
+  if (gemm.epilogue != Epilogue::none) throw InvalidArgument("gemm() has no epilogue; see try_gemm()");
+  static_cast<void>(try_gemm(stream, gemm, workspace));
 }
 
 }  // namespace tranche::kernels::cuda

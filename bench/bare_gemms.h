@@ -1,5 +1,5 @@
 #pragma once
-/// The matrix products of a step, run alone: the floor of the step.
+/// The GEMMs of a step, run alone: a lower bound of its time.
 
 #include <cstdint>
 #include <functional>
@@ -12,36 +12,36 @@
 
 namespace tranche::bench {
 
-/// One way to compute a product on its own operands: random numbers, in the layout that the way likes best;
+/// One way to compute a GEMM on its own operands: random numbers, in the layout that the way likes best;
 /// the time to bring them there is not part of run().
-struct ProductWay {
+struct GemmWay {
   std::string_view name;
   std::function<void()> run;
 };
 
-/// Ways that this build knows for the product on `threads` threads: "ours" (kernels::matmul as the step calls
+/// Ways that this build knows for the GEMM on `threads` threads: "ours" (kernels::matmul as the step calls
 /// it), and, where oneDNN and OpenBLAS are, "onednn" (as stored), "onednn packed" (b laid out beforehand as
 /// oneDNN wants it), "onednn packed both", for fp32 also "onednn sgemm" and "openblas". All share one set of
 /// operands.
-std::vector<ProductWay> ways_of(const kernels::Product& product, int threads);
+std::vector<GemmWay> ways_of(const kernels::Gemm& gemm, int threads);
 
-/// A step's list of products, each distinct one with how often it stands there.
-class BareProducts {
+/// A step's list of GEMMs, each distinct one with how often it stands there.
+class BareGemms {
  public:
-  BareProducts(const std::vector<kernels::Product>& list, int threads);
+  BareGemms(const std::vector<kernels::Gemm>& list, int threads);
 
-  /// Runs every distinct product once in every way, keeping times.
+  /// Runs every distinct GEMM once in every way, keeping times.
   void round();
 
   struct Line {
-    kernels::Product product;
+    kernels::Gemm gemm;
     std::int64_t count = 0;
     std::string best_by_processor;
     double operations = 0;  ///< of one
     Seconds best, ours;     ///< seconds of one: medians over rounds; best: the fastest way's
   };
   std::vector<Line> lines() const;
-  /// Seconds of the whole list in round `round`: each product `count` times, in its best way (by the median
+  /// Seconds of the whole list in round `round`: each GEMM `count` times, in its best way (by the median
   /// of the clock over all rounds), or in ours.
   Seconds list_seconds(std::size_t round, bool ours) const;
   double operations() const;
@@ -49,11 +49,11 @@ class BareProducts {
 
  private:
   struct Way {
-    ProductWay way;
+    GemmWay way;
     std::vector<Seconds> times;
   };
   struct Entry {
-    kernels::Product product;
+    kernels::Gemm gemm;
     std::int64_t count = 0;
     std::vector<Way> ways;
   };

@@ -1,4 +1,4 @@
-#include "bench/product_ways.h"
+#include "bench/gemm_ways.h"
 
 #include <cblas.h>
 #include <omp.h>
@@ -40,10 +40,10 @@ struct Primitive {
   std::unordered_map<int, dnnl::memory> arguments;
 };
 
-/// oneDNN with a and b as stored, or laid out beforehand as it prefers. Null where it has no such product.
-std::shared_ptr<Primitive> primitive(ProductOperands& operands, bool packed_a, bool packed_b) {
+/// oneDNN with a and b as stored, or laid out beforehand as it prefers. Null where it has no such GEMM.
+std::shared_ptr<Primitive> primitive(GemmOperands& operands, bool packed_a, bool packed_b) {
   using memory = dnnl::memory;
-  const kernels::Product& p = operands.product;
+  const kernels::Gemm& p = operands.gemm;
   auto made = std::make_shared<Primitive>();
   const memory::desc a({p.m, p.k}, type_of(p.dtype),
                        p.transpose_a ? memory::dims{1, p.m} : memory::dims{p.k, 1});
@@ -76,8 +76,8 @@ std::shared_ptr<Primitive> primitive(ProductOperands& operands, bool packed_a, b
   return made;
 }
 
-void openblas(ProductOperands& operands) {
-  const kernels::Product& p = operands.product;
+void openblas(GemmOperands& operands) {
+  const kernels::Gemm& p = operands.gemm;
   cblas_sgemm(CblasRowMajor, p.transpose_a ? CblasTrans : CblasNoTrans,
               p.transpose_b ? CblasTrans : CblasNoTrans, narrow<blasint>(p.m), narrow<blasint>(p.n),
               narrow<blasint>(p.k), 1.0f, operands.a.view().as<float>(),
@@ -86,8 +86,8 @@ void openblas(ProductOperands& operands) {
               operands.c.view().as<float>(), narrow<blasint>(p.n));
 }
 
-void onednn_sgemm(ProductOperands& operands) {
-  const kernels::Product& p = operands.product;
+void onednn_sgemm(GemmOperands& operands) {
+  const kernels::Gemm& p = operands.gemm;
   dnnl::sgemm(p.transpose_a ? 'T' : 'N', p.transpose_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f,
               operands.a.view().as<float>(), p.transpose_a ? p.m : p.k, operands.b.view().as<float>(),
               p.transpose_b ? p.k : p.n, p.accumulate ? 1.0f : 0.0f, operands.c.view().as<float>(), p.n);
@@ -95,10 +95,10 @@ void onednn_sgemm(ProductOperands& operands) {
 
 }  // namespace
 
-std::vector<ProductWay> ways_of(const kernels::Product& product, int threads) {
-  const auto operands = std::make_shared<ProductOperands>(product, threads);
-  std::vector<ProductWay> ways{our_way(operands)};
-  if (product.dtype == DataType::float16) return ways;
+std::vector<GemmWay> ways_of(const kernels::Gemm& gemm, int threads) {
+  const auto operands = std::make_shared<GemmOperands>(gemm, threads);
+  std::vector<GemmWay> ways{our_way(operands)};
+  if (gemm.dtype == DataType::float16) return ways;
   const ThreadsOfLibraries in_force(threads);  // primitives are made for a number of threads
   const auto add = [&](std::string_view name, bool packed_a, bool packed_b) {
     if (const auto made = primitive(*operands, packed_a, packed_b)) {
@@ -112,7 +112,7 @@ std::vector<ProductWay> ways_of(const kernels::Product& product, int threads) {
   add("onednn", false, false);
   add("onednn packed", false, true);
   add("onednn packed both", true, true);
-  if (product.dtype == DataType::float32) {
+  if (gemm.dtype == DataType::float32) {
     ways.push_back({"onednn sgemm", [operands, threads] {
                       const ThreadsOfLibraries threads_of_run(threads);
                       onednn_sgemm(*operands);

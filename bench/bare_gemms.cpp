@@ -1,4 +1,4 @@
-#include "bench/products_bench.h"
+#include "bench/bare_gemms.h"
 
 #include <algorithm>
 #include <map>
@@ -18,18 +18,18 @@ Seconds medians(const std::vector<Seconds>& times) {
 
 }  // namespace
 
-BareProducts::BareProducts(const std::vector<kernels::Product>& list, int threads) {
-  std::map<kernels::Product, std::int64_t> counts;
-  for (const auto& product : list) ++counts[product];
-  for (const auto& [product, count] : counts) {
-    Entry entry{product, count, {}};
-    for (auto& way : ways_of(product, threads)) entry.ways.push_back({std::move(way), {}});
+BareGemms::BareGemms(const std::vector<kernels::Gemm>& list, int threads) {
+  std::map<kernels::Gemm, std::int64_t> counts;
+  for (const auto& gemm : list) ++counts[gemm];
+  for (const auto& [gemm, count] : counts) {
+    Entry entry{gemm, count, {}};
+    for (auto& way : ways_of(gemm, threads)) entry.ways.push_back({std::move(way), {}});
     for (auto& way : entry.ways) way.way.run();  // pages, primitives and threads are there from now on
     entries_.push_back(std::move(entry));
   }
 }
 
-void BareProducts::round() {
+void BareGemms::round() {
   for (auto& entry : entries_) {
     for (auto& way : entry.ways) {
       const Seconds begin = clocks_now();
@@ -40,14 +40,14 @@ void BareProducts::round() {
   ++rounds_;
 }
 
-std::vector<BareProducts::Line> BareProducts::lines() const {
+std::vector<BareGemms::Line> BareGemms::lines() const {
   std::vector<Line> lines;
   for (const auto& entry : entries_) {
     Line line;
-    line.product = entry.product;
+    line.gemm = entry.gemm;
     line.count = entry.count;
-    line.operations = 2e0 * static_cast<double>(entry.product.m) * static_cast<double>(entry.product.n) *
-                      static_cast<double>(entry.product.k);
+    line.operations = 2e0 * static_cast<double>(entry.gemm.m) * static_cast<double>(entry.gemm.n) *
+                      static_cast<double>(entry.gemm.k);
     line.ours = line.best = medians(entry.ways.front().times);
     line.best_by_processor = entry.ways.front().way.name;
     for (const auto& way : entry.ways) {
@@ -61,7 +61,7 @@ std::vector<BareProducts::Line> BareProducts::lines() const {
   return lines;
 }
 
-Seconds BareProducts::list_seconds(std::size_t round, bool ours) const {
+Seconds BareGemms::list_seconds(std::size_t round, bool ours) const {
   Seconds total;
   for (const auto& entry : entries_) {
     const Way* wall = &entry.ways.front();
@@ -77,7 +77,7 @@ Seconds BareProducts::list_seconds(std::size_t round, bool ours) const {
   return total;
 }
 
-double BareProducts::operations() const {
+double BareGemms::operations() const {
   double total = 0;
   for (const auto& line : lines()) total += static_cast<double>(line.count) * line.operations;
   return total;
