@@ -236,7 +236,7 @@ void Bench::bare(Kind kind, std::int64_t count) {
   for (int piece = 0; piece < ranks_; ++piece) copy_large(full + piece * count, part, count * 4);
 }
 
-/// Seconds of one call, from the first rank's start to the last one's end (the ranks of a host share a clock:
+/// Seconds of one call, from the first rank's start to the last one's end (the ranks of a node share a clock:
 /// where they are more than cores, one may start when another has ended, and its own time says nothing); as
 /// many calls as make the turn long enough.
 double Bench::turn(Way& way) {

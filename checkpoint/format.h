@@ -170,7 +170,7 @@ struct Manifest {
   std::vector<std::uint64_t> lineage;
   int stage = 0;            ///< of the run that saved
   std::string numerics;     ///< its numerics_fingerprint
-  int reduction_group = 1;  ///< of its ordered sums
+  int reduction_group = 1;  ///< of its sums over ranks
   Layout layout;
   std::vector<ShardRecord> shards;  ///< by rank
   FileRecord master;                ///< model.h5

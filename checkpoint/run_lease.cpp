@@ -44,7 +44,7 @@ struct Record {
 
 std::string text_of(const Record& record) {
   std::string text = json{
-      {"host", record.owner.host},
+      {"host", record.owner.node},
       {"kernel", record.owner.kernel},
       {"process", record.owner.process},
       {"started", record.owner.started},
@@ -58,7 +58,7 @@ std::string text_of(const Record& record) {
 
 /// Nobody's, known to be no running process, when the text is none of ours.
 Record record_of(const std::string& text) {
-  Record record{{"an unknown host", "", 0, 0}, "", 0, 0};
+  Record record{{"an unknown node", "", 0, 0}, "", 0, 0};
   try {
     const JsonNode fields = JsonNode::read<CheckpointError>(text, "a lease");
     record.owner = {fields["host"].text(), fields["kernel"].text(), fields["process"].integer(),
@@ -73,7 +73,7 @@ Record record_of(const std::string& text) {
 
 std::string describe(const Record& record) {
   if (record.owner.process == 0) return "another process";
-  std::string text = fmt::format("process {} on host {}", record.owner.process, record.owner.host);
+  std::string text = fmt::format("process {} on node {}", record.owner.process, record.owner.node);
   const auto since = static_cast<std::time_t>(record.since);
   std::tm utc{};
   if (record.since > 0 && ::gmtime_r(&since, &utc) != nullptr) {

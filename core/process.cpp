@@ -51,9 +51,9 @@ ProcessIdentity this_process() {
   ProcessIdentity identity;
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  identity.host = host[0] == '\0' ? "unknown" : host.data();
+  identity.node = host[0] == '\0' ? "unknown" : host.data();
   // It stands in names of files.
-  std::replace(identity.host.begin(), identity.host.end(), '/', '_');
+  std::replace(identity.node.begin(), identity.node.end(), '/', '_');
   std::array<char, 64> container{};  // "pid:[4026531836]"
   if (::readlink("/proc/self/ns/pid", container.data(), container.size() - 1) < 0) container[0] = '\0';
   identity.kernel = hash_of(content_of("/proc/sys/kernel/random/boot_id") + container.data());

@@ -349,9 +349,9 @@ Order upwards(const PackingAttempt& attempt) {
   return order;
 }
 
-/// Packs the few big items (gathered units, gradients, wire buffers) by themselves first, where a search is
-/// cheap, and puts the many small ones (activations) on top, longest lived first. Empty when there are no
-/// such two kinds.
+/// Packs the few big items (gathered units, gradients, communication buffers) by themselves first, where a
+/// search is cheap, and puts the many small ones (activations) on top, longest lived first. Empty when there
+/// are no such two kinds.
 std::vector<Order> big_items_first(const std::vector<PackingItem>& items, std::int64_t goal, double budget) {
   Order big, small;
   for (std::uint32_t i = 0; i < items.size(); ++i) (items[i].bytes >= goal / 64 ? big : small).push_back(i);

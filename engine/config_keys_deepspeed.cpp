@@ -37,7 +37,7 @@ constexpr ConfigKey refused(std::string_view path, std::string_view harmless, st
 constexpr ConfigKey keys[] = {
     // zero_optimization: buffers and traffic.
     no_meaning("zero_optimization.contiguous_gradients", "gradients always live in one flat buffer a unit"),
-    no_meaning("zero_optimization.reduce_scatter", "gradients always go to their owners in an ordered sum"),
+    no_meaning("zero_optimization.reduce_scatter", "gradients always go to their owners in a fixed-order sum"),
     no_meaning("zero_optimization.use_multi_rank_bucket_allreduce",
                "shards are reduced to all owners at once"),
     no_meaning("zero_optimization.allgather_partitions", "weights are always gathered by an all-gather"),
@@ -127,7 +127,7 @@ constexpr ConfigKey keys[] = {
     refused("zero_optimization.zenflow", "null",
             "updates that lag behind their gradients would change the result"),
     refused("zero_optimization.zero_hpz_partition_size", "1",
-            "a second copy of weights inside a host (hpZ) is not "
+            "a second copy of weights inside a node (hpZ) is not "
             "part of this version"),
     refused("zero_optimization.zero_quantized_weights", "false", no_quantization),
     refused("zero_optimization.zero_quantized_nontrainable_weights", "false", no_quantization),

@@ -36,7 +36,7 @@ constexpr ConfigKey keys[] = {
               "steps between progress lines; null leaves it to the program"),
     honoured("wall_clock_breakdown", boolean, "false", "a line of times with each progress line; forward and backward in the report"),
     automatic("communication_data_type", text, "the compute dtype",
-              "dtype of gradients on the wire: fp32, bf16 or fp16"),
+              "dtype of gradients between ranks: fp32, bf16 or fp16"),
     block_of("data_types", "dtypes"),
     automatic("data_types.grad_accum_dtype", text, "\"fp32\"", "dtype of the reduced gradient: fp32 or bf16"),
     refused("data_types.param_dtype", "null",
@@ -139,8 +139,8 @@ constexpr ConfigKey keys[] = {
     block_of("tranche", "what DeepSpeed's schema has no key for"),
     automatic("tranche.reduction", text, "\"auto\"",
               "when gradients are reduced: boundary, micro_batch, or auto (boundary for stages 0-1 and one rank)"),
-    automatic("tranche.reduction_group", integer, "ranks on a host",
-              "ranks in the inner bracket of the ordered sum; recorded in checkpoints; 0 is auto"),
+    automatic("tranche.reduction_group", integer, "ranks on a node",
+              "ranks in the inner groups of the fixed-order sum; recorded in checkpoints; 0 is auto"),
     automatic("tranche.depth", integer, "2", "units gathered at once in stage 3, the one in use included"),
     honoured("tranche.communication_timeout", number, "300", "seconds until a collective counts as hung"),
     honoured("tranche.progress", text, "\"thread\"",
@@ -175,7 +175,7 @@ constexpr ConfigKey keys[] = {
              "Adam and AdamW; also in place of a beta1 that OneCycle cycles"),
     honoured("tranche.parameter_groups[].eps", number, "the optimizer's", "Adam and AdamW"),
     automatic("tranche.collectives", text, "\"auto\"",
-              "auto or ours: the ordered sum; messages, shared: the same bits, and ranks of a host send each other "
+              "auto or ours: the fixed-order sum; messages, shared: the same bits, and ranks of a node send each other "
               "data or read each other's memory (auto takes the quicker by size); nccl: NCCL reduces, and promise 1 "
               "(equal bits) rests; GPUs only"),
     automatic("tranche.device_transport", text, "\"auto\"",
@@ -198,7 +198,7 @@ constexpr ConfigKey keys[] = {
              "bytes per second between device and host tier on the CPU device; 0 is no bound"),
     honoured("tranche.debug.plan_memory", boolean, "true", "pack the step's buffers after it was recorded"),
     honoured("tranche.debug.ranks_per_host", integer, "0",
-             "so many consecutive ranks are taken to share a host, and others not; 0 is as they do"),
+             "so many consecutive ranks are taken to share a node, and others not; 0 is as they do"),
 };
 // clang-format on
 

@@ -152,7 +152,7 @@ std::string Engine::summary() const {
                                   impl.ranks == 1 ? " (one rank: all stages hold the same)" : ""));
   row("batch", fmt::format("{} = {} per micro-batch x {} accumulated x {} ranks", config.train_batch_size,
                            config.micro_batch_size, config.accumulation_steps, impl.ranks));
-  row("dtypes", fmt::format("compute {}, wire {}, accumulation {}, master fp32, moments {}",
+  row("dtypes", fmt::format("compute {}, communication {}, accumulation {}, master fp32, moments {}",
                             dtype(config.precision.compute), dtype(config.precision.communication),
                             dtype(config.precision.accumulation), dtype(config.precision.moments)));
   row("matmul", std::string(kernels::matmul_path(impl.runtime.device().kind(), config.precision.compute)));
@@ -161,7 +161,7 @@ std::string Engine::summary() const {
       fmt::format("{}{}", impl.shard.backend(),
                   impl.ranks == 1                ? ""
                   : config.collectives == "nccl" ? ", sums by NCCL: their bits may differ from run to run"
-                                                 : ", ordered sums"));
+                                                 : ", fixed-order sums"));
   if (config.offload.any()) {
     row("model state, this rank",
         fmt::format("{}; {} of it padding", StateFormulas::by_tier(bytes), format_bytes(bytes.padding)));
@@ -214,7 +214,7 @@ std::string Engine::summary() const {
                     config.offload.activations ? " in host memory" : "", gather_text));
   }
   if (impl.ranks == 1) {
-    row("wire per step, rank", "nothing");
+    row("traffic per step, rank", "nothing");
   } else {
     const std::int64_t declared = impl.formulas.declared_gathers();
     const std::int64_t gathered =
@@ -224,7 +224,7 @@ std::string Engine::summary() const {
     const auto sent = [&](std::int64_t elements, DataType of) {
       return format_bytes(elements / impl.ranks * (impl.ranks - 1) * size_of(of));
     };
-    row("wire per step, rank",
+    row("traffic per step, rank",
         fmt::format(
             "{} gradients + {}{} {}", sent(reduced, config.precision.communication),
             config.stage == 3 && declared < 0 ? "about " : "",

@@ -113,7 +113,7 @@ void Engine::Impl::allocate() {
     OffloadOptions options;
     options.swap.directory = config.offload.nvme_path;
     options.swap.rank = rank;
-    options.swap.ranks_on_host = shard.local_size();
+    options.swap.ranks_on_node = shard.local_size();
     options.swap.limit_bytes = runtime.nvme_limit();
     options.swap.simulated = simulated();
     options.link_bytes_per_second = config.debug.host_link_bytes_per_second;

@@ -242,7 +242,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
       impl.log.warning(warning);
   }
   if (options.threads == 0) {
-    // The ranks of a host share its cores.
+    // The ranks of a node share its cores.
     impl.device->set_threads(std::max(1, impl.device->threads() / std::max(1, impl.world->local_size())));
   }
   if (options.device == DeviceKind::cpu) kernels::start_host_threads(impl.device->threads());

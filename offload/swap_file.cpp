@@ -66,11 +66,11 @@ SwapFile::SwapFile(SwapFileOptions options, FileSystem& files, Ledger& ledger)
     : impl_(std::make_unique<Impl>(std::move(options), files, ledger)) {
   const SwapFileOptions& o = impl_->options;
   if (o.directory.empty()) throw InvalidArgument("the nvme tier needs a folder (nvme_path)");
-  if (o.ranks_on_host < 1 || o.limit_bytes < 0 || o.rank < 0) {
+  if (o.ranks_on_node < 1 || o.limit_bytes < 0 || o.rank < 0) {
     throw InvalidArgument(fmt::format(
         "a swap file of rank {}, {} ranks on the node and a limit of {} B: rank and limit must not be "
         "negative, ranks must be at least 1",
-        o.rank, o.ranks_on_host, o.limit_bytes));
+        o.rank, o.ranks_on_node, o.limit_bytes));
   }
   if (o.simulated) return;
   // It is not made here: a name mistyped, or a disk that is not mounted, would put the state on another disk.
@@ -129,7 +129,7 @@ std::int64_t SwapFile::reserve(std::int64_t bytes, Category category, std::strin
 void SwapFile::check_space() {
   Impl& self = *impl_;
   if (self.options.simulated) return;
-  const int ranks = self.options.ranks_on_host;
+  const int ranks = self.options.ranks_on_node;
   self.need(checked_multiply(self.bytes, ranks),
             ranks == 1 ? std::string("this rank")
                        : fmt::format("the {} ranks of this node, {} each,", ranks, format_bytes(self.bytes)));

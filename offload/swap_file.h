@@ -15,7 +15,7 @@ namespace tranche {
 struct SwapFileOptions {
   std::string directory;         ///< must exist
   int rank = 0;                  ///< for the file's name and errors
-  int ranks_on_host = 1;         ///< that share the disk: so many times this file must fit
+  int ranks_on_node = 1;         ///< that share the disk: so many times this file must fit
   std::int64_t limit_bytes = 0;  ///< the budget of this rank; 0: none
   bool simulated = false;        ///< accounting only, no file: for planning
 };

@@ -26,7 +26,7 @@ std::optional<std::uint64_t> number(std::string_view text, int base) {
 std::string swap_name(const ProcessIdentity& owner, int rank) {
   std::random_device random;
   const std::uint64_t draw = (std::uint64_t{random()} << 32) | random();
-  return fmt::format("{}{}-{}-{:x}-{:x}-{}-{:016x}", prefix, owner.host, owner.kernel, owner.process,
+  return fmt::format("{}{}-{}-{:x}-{:x}-{}-{:016x}", prefix, owner.node, owner.kernel, owner.process,
                      owner.started, rank, draw);
 }
 
@@ -57,7 +57,7 @@ bool lock_swap(File& file) {
 bool is_swap_debris(FileSystem& files, const std::string& directory, const std::string& name,
                     const ProcessIdentity& self) {
   const auto owner = owner_of_swap(name);
-  if (!owner || owner->host != self.host) return false;
+  if (!owner || owner->node != self.node) return false;
   if (owner->same_kernel(self)) return !is_running(*owner);
   try {
     const auto file = files.open(join_path(directory, name), OpenMode::update);

@@ -117,7 +117,7 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
               fmt::format("{} = {} per micro-batch x {} accumulated x {} ranks", effective.train_batch_size,
                           effective.micro_batch_size, effective.accumulation_steps, request.ranks));
   text += row("dtypes",
-              fmt::format("compute {}, wire {}, accumulation {}, master fp32, moments {}",
+              fmt::format("compute {}, communication {}, accumulation {}, master fp32, moments {}",
                           name_of(effective.precision.compute), name_of(effective.precision.communication),
                           name_of(effective.precision.accumulation), name_of(effective.precision.moments)));
   if (request.model.gpt) {

@@ -39,7 +39,7 @@ class StepProbes {
 };
 
 /// Collective over `group` (two ranks at least). Adds tables of every operation on buffers of `memory`, which
-/// is where a run's are: who shares a host may read them in place.
+/// is where a run's are: ranks that share a node may read them in place.
 void measure_collectives(Communicator& group, MemoryResource& memory, double seconds,
                          std::vector<planner::CollectiveTable>& tables);
 

@@ -182,10 +182,10 @@ void Report::add_processor_seconds(const std::vector<double>& steps) {
 }
 
 void Report::set_placement(const Placement& placement) {
-  impl_->document["placement"] = {{"ranks_on_host", placement.ranks_on_host},
+  impl_->document["placement"] = {{"ranks_on_host", placement.ranks_on_node},
                                   {"threads", placement.threads},
                                   {"cores", placement.cores},
-                                  {"host_cores", placement.host_cores}};
+                                  {"host_cores", placement.node_cores}};
 }
 
 void Report::set_sample(const std::string& text) {
@@ -236,21 +236,21 @@ std::string note_on_cores(const Placement& placement) {
   const auto counted = [](int count, const char* of) {
     return fmt::format("{} {}{}", count, of, count == 1 ? "" : "s");
   };
-  const int threads = placement.ranks_on_host * placement.threads;
-  if (threads > placement.host_cores) {
+  const int threads = placement.ranks_on_node * placement.threads;
+  if (threads > placement.node_cores) {
     return fmt::format("{} of {} share {} of this node: fewer of either would be as fast",
-                       counted(placement.ranks_on_host, "rank"), counted(placement.threads, "thread"),
-                       counted(placement.host_cores, "core"));
+                       counted(placement.ranks_on_node, "rank"), counted(placement.threads, "thread"),
+                       counted(placement.node_cores, "core"));
   }
-  if (placement.cores >= placement.host_cores) return {};
+  if (placement.cores >= placement.node_cores) return {};
   const std::string bound = fmt::format("this rank may run on {} of the node's {}", placement.cores,
-                                        counted(placement.host_cores, "core"));
+                                        counted(placement.node_cores, "core"));
   if (placement.threads > placement.cores) {
     return fmt::format(
         "{}, which its {} share; where it was mpirun that bound it, mpirun --bind-to none lifts that", bound,
         counted(placement.threads, "thread"));
   }
-  if (placement.ranks_on_host > 1 && placement.ranks_on_host * placement.cores < placement.host_cores) {
+  if (placement.ranks_on_node > 1 && placement.ranks_on_node * placement.cores < placement.node_cores) {
     return bound + "; where it was mpirun that bound it, mpirun --bind-to none lifts that";
   }
   return {};

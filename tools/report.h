@@ -30,10 +30,10 @@ struct CheckpointRecord {
 
 /// The placement of ranks, as rank 0 sees it.
 struct Placement {
-  int ranks_on_host = 1;  ///< of its host
+  int ranks_on_node = 1;  ///< of its node
   int threads = 1;        ///< of a rank's kernels
   int cores = 1;          ///< that rank 0 may run on
-  int host_cores = 1;     ///< that its host has
+  int node_cores = 1;     ///< that its host has
 };
 
 /// A warning of too few cores for the threads of ranks, or of a rank that was bound to fewer than its

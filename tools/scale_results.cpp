@@ -35,8 +35,8 @@ std::optional<Spread> within_repeats(const PointResult& point, const PointResult
 
 bool is_oversubscribed(const StudyFacts& facts, const RunFigures& run) {
   // A rank that its launcher bound sees its own cores only.
-  const int cores = facts.launcher_binds ? run.host_cores : run.cores;
-  return run.ranks_on_host * run.threads > cores;
+  const int cores = facts.launcher_binds ? run.node_cores : run.cores;
+  return run.ranks_on_node * run.threads > cores;
 }
 
 }  // namespace
@@ -91,10 +91,10 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup) {
   const JsonNode held = memory["device"]["persistent"];
   for (const char* category : {"parameters", "gradients", "optimizer"}) run.state += held[category].integer();
   const JsonNode placement = document["placement"];
-  run.ranks_on_host = placement["ranks_on_host"].integer<int>();
+  run.ranks_on_node = placement["ranks_on_host"].integer<int>();
   run.threads = placement["threads"].integer<int>();
   run.cores = placement["cores"].integer<int>();
-  run.host_cores = placement["host_cores"].integer<int>();
+  run.node_cores = placement["host_cores"].integer<int>();
   run.peak_flops = document["matmul_peak_flops"].number_or(0);
   run.flops_per_token = document["model"]["flops_per_token"].number();
   run.weights_digest = document["weights_digest"].text();
@@ -181,9 +181,9 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
         differs(fmt::format("{} elements and {} bytes were sent, by the formula {} and {}", run.elements,
                             run.bytes, run.formula_elements, run.formula_bytes));
       }
-      if (point.plan.placed && run.ranks_on_host != point.plan.ranks_per_node) {
+      if (point.plan.placed && run.ranks_on_node != point.plan.ranks_per_node) {
         differs(fmt::format("{} ranks were on the node of rank 0, {} were planned: say --ranks-per-node",
-                            run.ranks_on_host, point.plan.ranks_per_node));
+                            run.ranks_on_node, point.plan.ranks_per_node));
       }
       if (point.plan.placed && run.bytes != point.plan.bytes) {
         differs(fmt::format("{} bytes were sent, {} were planned", run.bytes, point.plan.bytes));

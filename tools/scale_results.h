@@ -41,7 +41,7 @@ struct RunFigures {
   std::array<std::int64_t, tier_count> peak{};  ///< highest of all ranks, by tier
   std::int64_t state = 0;  ///< parameters, gradients and optimizer on the device, from start to end
   double peak_flops = 0, flops_per_token = 0;
-  int ranks_on_host = 1, threads = 1, cores = 1, host_cores = 1;
+  int ranks_on_node = 1, threads = 1, cores = 1, node_cores = 1;
   std::string weights_digest, fingerprint;
   /// Of so many operations a second.
   double peak_share(double peak) const;

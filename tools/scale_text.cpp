@@ -186,7 +186,7 @@ ordered_json run_json(const RunFigures& run, double peak_flops) {
           {"state_measured_bytes", run.state},
           {"matmul_peak_flops", run.peak_flops},
           {"matmul_peak_share", run.peak_share(peak_flops)},
-          {"ranks_on_host", run.ranks_on_host},
+          {"ranks_on_host", run.ranks_on_node},
           {"threads", run.threads},
           {"cores", run.cores},
           {"weights_digest", run.weights_digest}};

@@ -119,7 +119,7 @@ HWY_INLINE void ordered_sum_streaming(std::span<const void* const> pieces, std::
   ordered_sum_loop<Piece>(pieces, group_size, accumulate, out, i, end - i);
 }
 
-/// The usual numbers of ranks on a host have loops of their own where the result is fp32.
+/// The usual numbers of ranks on a node have loops of their own where the result is fp32.
 template <class Piece, class Out>
 HWY_INLINE void ordered_sum_to_memory(std::span<const void* const> pieces, std::size_t group_size,
                                       bool accumulate, Out* out, std::int64_t first, std::int64_t count) {

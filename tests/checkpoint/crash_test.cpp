@@ -388,7 +388,7 @@ TEST_F(CrashTest, AFolderThatAnotherRunTookOverIsLeftToIt) {
       R"({"host": "node17", "kernel": "k", "process": 4321, "started": 9, "token": "t", "since": 0, "beat": 1})";
   const auto lease = files.open(join_path(run, std::string(lease_name)), OpenMode::create_or_truncate);
   lease->write(0, other.data(), static_cast<std::int64_t>(other.size()));
-  const auto taken_over = HasSubstr("was taken over by process 4321 on host node17");
+  const auto taken_over = HasSubstr("was taken over by process 4321 on node node17");
   EXPECT_THAT(message_of<CheckpointError>([&] { saves.retain({1, 0}); }), taken_over);
   EXPECT_THAT(message_of<CheckpointError>([&] { save_sample(storage, saves, small_layout(1), 3); }),
               taken_over);

@@ -71,7 +71,7 @@ TEST_F(RunLeaseTest, AnotherProcessIsRefusedUntilTheHolderHasDied) {
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   EXPECT_THAT(refusal(), AllOf(HasSubstr(folder.path() + " is in use by process " + std::to_string(child) +
-                                         " on host " + this_process().host + ", since 2"),
+                                         " on node " + this_process().node + ", since 2"),
                                HasSubstr("two runs cannot share a folder")));
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
@@ -106,7 +106,7 @@ TEST_F(RunLeaseTest, AHolderOnAnotherNodeIsSucceededOnceItsHeartHasStopped) {
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(waited.count(), stale);
   EXPECT_THAT(said,
-              HasSubstr("is held by process 4321 on host node17, since 2023-11-14 22:13:20 UTC: waiting"));
+              HasSubstr("is held by process 4321 on node node17, since 2023-11-14 22:13:20 UTC: waiting"));
   lease.require_held();
 }
 
@@ -120,7 +120,7 @@ TEST_F(RunLeaseTest, AHolderOnAnotherNodeThatLivesIsNamed) {
       file << of_another_node(beats);
     }
   });
-  EXPECT_THAT(refusal(), HasSubstr("is in use by process 4321 on host node17"));
+  EXPECT_THAT(refusal(), HasSubstr("is in use by process 4321 on node node17"));
   done = true;
   other.join();
 }
@@ -139,7 +139,7 @@ TEST_F(RunLeaseTest, ALeaseThatAnotherTookOverIsLostAndLeftToIt) {
     EXPECT_FALSE(lease.lost());
     write(of_another_node(1));
     EXPECT_THAT(message_of<CheckpointError>([&] { lease.require_held(); }),
-                AllOf(HasSubstr("was taken over by process 4321 on host node17"), HasSubstr("stays")));
+                AllOf(HasSubstr("was taken over by process 4321 on node node17"), HasSubstr("stays")));
     for (int turn = 0; turn < 1000 && !lease.lost(); ++turn) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }

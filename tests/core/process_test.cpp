@@ -17,7 +17,7 @@ TEST(Process, IsKnownByHostBootNumberAndStart) {
   other.started += 1;
   EXPECT_FALSE(is_running(other)) << "another process has the number now";
   other = self;
-  other.host += "x";
+  other.node += "x";
   EXPECT_FALSE(other.same_kernel(self));
   EXPECT_FALSE(is_running(other));
   other = self;

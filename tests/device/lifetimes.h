@@ -13,7 +13,7 @@ struct StepShape {
   int micro_batches = 1;
   bool checkpointing = false;
   int depth = 0;            ///< units gathered ahead; 0: parameters are not gathered
-  int wires_in_flight = 1;  ///< reductions whose wire buffers are still out
+  int wires_in_flight = 1;  ///< reductions whose communication buffers are still in use
   std::int64_t width = 768;
   std::int64_t tokens = 512;
   std::int64_t heads = 12;
@@ -21,7 +21,7 @@ struct StepShape {
 };
 
 /// A GPT's step: embedding, blocks, head; forward and backward per micro-batch, with gather slots in both
-/// directions, gradient slots and wire buffers when `depth` > 0. 16-bit activations.
+/// directions, gradient slots and communication buffers when `depth` > 0. 16-bit activations.
 std::vector<PackingInterval> step_lifetimes(const StepShape& shape);
 
 /// Intervals with log-uniform sizes and lifetimes; nothing a step would do.

@@ -132,7 +132,7 @@ struct StepCase {
 };
 
 // Every kind of step: stack-like activations, recomputation, gather windows of depth 1 to 3 in both
-// directions, gradient slots and wire buffers that outlive them; sizes from toys to GPT-2 XL.
+// directions, gradient slots and communication buffers that outlive them; sizes from toys to GPT-2 XL.
 std::vector<StepCase> step_cases() {
   std::vector<StepCase> cases;
   for (const int blocks : {1, 2, 5, 12, 48}) {

@@ -32,7 +32,7 @@ class Hosts : public ::testing::TestWithParam<std::tuple<Layout, DataType>> {
 TEST_P(Hosts, TheBitsAreThoseOfOneHostWithTheSameBracket) {
   int point = 0;
   for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
-    // Nothing said: the ranks of a host. One group over a host's edge, whose members send what they have.
+    // Nothing said: the ranks of a node. One group over a node's edge, whose members send what they have.
     for (const int group : {0, ranks_per_host() + 1, 1}) {
       OddRun one = run();
       one.policy = policy;

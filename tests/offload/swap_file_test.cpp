@@ -126,7 +126,7 @@ TEST_F(SwapFileTest, RoomForAllRanksIsAskedBeforeAnythingIsWritten) {
   FaultyFileSystem files(posix_file_system());
   files.set_free_bytes(3 * 8192 - 1);
   SwapFileOptions shared = options();
-  shared.ranks_on_host = 3;
+  shared.ranks_on_node = 3;
   SwapFile file(shared, files, ledger_);
   file.reserve(8192, Category::optimizer, "states");
   const auto error = caught<OutOfMemory>([&] { file.check_space(); });
@@ -223,7 +223,7 @@ TEST_F(SwapFileTest, OptionsAreChecked) {
   wrong.directory = "";
   EXPECT_THROW(SwapFile(wrong, posix_file_system(), ledger_), InvalidArgument);
   wrong = options();
-  wrong.ranks_on_host = 0;
+  wrong.ranks_on_node = 0;
   EXPECT_THAT(caught<InvalidArgument>([&] { SwapFile(wrong, posix_file_system(), ledger_); }).message(),
               HasSubstr("0 ranks on the node"));
 }
@@ -232,7 +232,7 @@ TEST(SwapNames, TellWhoMadeThem) {
   ProcessIdentity owner = this_process();
   EXPECT_EQ(owner.process, ::getpid());
   EXPECT_GT(owner.started, 0u);
-  owner.host = "a-host-with-dashes.example.org";
+  owner.node = "a-host-with-dashes.example.org";
   const std::string name = swap_name(owner, 12);
   EXPECT_EQ(owner_of_swap(name), owner);
   EXPECT_NE(swap_name(owner, 12), name) << "no two are the same";
@@ -258,7 +258,7 @@ TEST_F(SwapFileTest, DebrisIsRemovedAndNothingElse) {
   ProcessIdentity parent = self;
   parent.process = ::getppid();
   ProcessIdentity elsewhere = dead;
-  elsewhere.host += "2";
+  elsewhere.node += "2";
   ProcessIdentity earlier = dead;  // boot, or another container
   earlier.kernel = "0123456789abcdef";
   std::vector<std::string> gone, stays;

@@ -1,4 +1,4 @@
-// Plans against runs: every byte of every category, and every element on the wire.
+// Plans against runs: every byte of every category, and every element sent.
 
 #include <gtest/gtest.h>
 

@@ -23,7 +23,7 @@ TEST(Program, TrainsAndShowsWhatItDoes) {
   ASSERT_EQ(result.status, 0) << result.errors;
   EXPECT_EQ(result.errors, "");
   EXPECT_THAT(result.out, AllOf(HasSubstr("parameters "), HasSubstr("ranks, stage"), HasSubstr("dtypes"),
-                                HasSubstr("model state"), HasSubstr("wire per step"),
+                                HasSubstr("model state"), HasSubstr("traffic per step"),
                                 HasSubstr("matmul peak"), HasSubstr("windows of 16 tokens")));
   EXPECT_THAT(result.out,
               AllOf(HasSubstr("step 3/3"), HasSubstr("step 2: validation loss"), HasSubstr("trained 3 steps"),

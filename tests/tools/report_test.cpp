@@ -166,7 +166,7 @@ TEST(Report, KeepsNothingWhereNobodyReadsIt) {
 TEST(Placement, SaysWhereThreadsWaitForCores) {
   using testing::HasSubstr;
   const auto note = [](int ranks, int threads, int cores, int host) {
-    return note_on_cores({.ranks_on_host = ranks, .threads = threads, .cores = cores, .host_cores = host});
+    return note_on_cores({.ranks_on_node = ranks, .threads = threads, .cores = cores, .node_cores = host});
   };
   EXPECT_EQ(note(2, 1, 2, 2), "");
   EXPECT_EQ(note(1, 1, 64, 64), "");

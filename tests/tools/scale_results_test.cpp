@@ -147,7 +147,7 @@ StudyFacts facts() {
 
 RunFigures run_of(int ranks, int stage, int repeat, double tokens_per_second) {
   RunFigures run = figures_of(report().dump(), 2);
-  run.ranks = run.ranks_on_host = ranks;
+  run.ranks = run.ranks_on_node = ranks;
   run.stage = stage;
   run.repeat = repeat;
   run.tokens_per_second = tokens_per_second;

@@ -101,7 +101,7 @@ class Communicator {
   /// have sent need not hold it once for each of them.
   virtual bool simulated() const { return false; }
 
-  /// Bytes and elements this rank put on the wire, by operation.
+  /// Bytes and elements this rank sent, by operation.
   virtual const ByteMeter& meter() const = 0;
   virtual ByteMeter& meter() = 0;
   /// Rolling hash of the sequence of collective calls (operation, count, dtype, label); equal on all ranks by

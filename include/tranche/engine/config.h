@@ -75,7 +75,7 @@ struct DebugConfig {
   double host_link_bytes_per_second =
       0;                    ///< the CPU device's copies between device and host tier; 0: as fast as they go
   bool plan_memory = true;  ///< pack the step after it was recorded
-  int ranks_per_host = 0;   ///< declared hosts of so many consecutive ranks; 0: as they are
+  int ranks_per_host = 0;   ///< declared nodes of so many consecutive ranks; 0: as they are
 };
 
 struct Config {
@@ -117,7 +117,7 @@ struct Config {
   bool inline_progress = false;               ///< `tranche.progress: inline`
   std::string collectives = "auto";  ///< auto, ours, messages, shared: fixed-order sums; nccl: other bits
   std::string device_transport = "auto";  ///< auto, nccl, staged or shared: how a GPU's memory travels
-  int threads = 0;                        ///< per rank; 0: cores / ranks on the host
+  int threads = 0;                        ///< per rank; 0: cores / ranks on the node
   std::int64_t device_memory_limit = 0;   ///< bytes; 0: none
 
   bool activation_checkpointing = false;

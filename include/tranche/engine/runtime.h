@@ -19,7 +19,7 @@ struct Config;
 
 struct RuntimeOptions {
   DeviceKind device = DeviceKind::cpu;
-  int threads = 0;                       ///< per rank; 0: cores of the affinity mask / ranks on the host
+  int threads = 0;                       ///< per rank; 0: cores of the affinity mask / ranks on the node
   std::int64_t device_memory_limit = 0;  ///< bytes; 0: none
   std::int64_t host_memory_limit = 0;    ///< bytes of the host tier; 0: none
   std::int64_t nvme_limit = 0;           ///< bytes of the rank's swap file; 0: none
@@ -29,7 +29,7 @@ struct RuntimeOptions {
   std::string device_transport = "auto";  ///< auto, nccl, staged or shared; for cuda
   std::string collectives = "auto";       ///< `tranche.collectives`
   bool inline_progress = false;           ///< `tranche.progress: inline`, for adopted MPI communicators
-  int ranks_per_host = 0;                 ///< declares hosts of so many consecutive ranks; 0: none
+  int ranks_per_host = 0;                 ///< declares nodes of so many consecutive ranks; 0: none
   bool trace = false;                     ///< record spans
   std::int64_t trace_events = 0;          ///< most that are kept, the first and the latest; 0: all
   LogLevel log_level = LogLevel::info;
@@ -80,12 +80,12 @@ class Runtime {
   int rank() const;
   int size() const;
   Device& device() const;
-  /// Threads that this rank's work on host memory may use: its share of the cores of its host.
+  /// Threads that this rank's work on host memory may use: its share of the cores of its node.
   int host_threads() const;
   /// Booked and limited memory of a tier; from any thread. TrackingResource::free() is for allocators of
   /// other libraries, which free by address.
   TrackingResource& memory(Tier tier) const;
-  /// Touched bytes of memory that other ranks of the host can read, which the system counts apart.
+  /// Touched bytes of memory that other ranks of the node can read, which the system counts apart.
   std::int64_t window_bytes() const;
   /// Most bytes that the rank's swap file may have; 0: none but the disk's free space.
   std::int64_t nvme_limit() const;

@@ -17,7 +17,7 @@ inline constexpr const char* plan_schema = "tranche-plan-1";
 /// that there is. Empty when it fits.
 std::vector<std::string> shortages(const PlanRequest& request, const PlanResult& result, std::int64_t budget);
 
-/// Tables: state, memory by tier and category, the peak and who was alive then, the wire, work. A `budget` of
+/// Tables: state, memory by tier and category, the peak and who was alive then, traffic, work. A `budget` of
 /// 0 is none.
 std::string plan_text(const PlanRequest& request, const PlanResult& result, std::int64_t budget);
 /// The ladder of a search, and what came of it.
