@@ -342,7 +342,7 @@ void Bench::measure(Kind kind, std::int64_t size) {
     const double seconds = median(way.seconds);
     const double fastest = *std::min_element(way.seconds.begin(), way.seconds.end());
     const double bus = bytes / seconds * (n - 1) / n * (kind == Kind::all_reduce ? 2 : 1) / 1e9;
-    // Of one rank: what it has to read and to write. Sums of bf16 are twice as long as what is summed.
+    // The bytes that one rank has to read and to write. Sums of bf16 are twice as long as their operands.
     const double written = way.name == "shared bf16" ? 2 : 1;
     const double moved = kind == Kind::reduce_scatter ? bytes + written * bytes / n
                          : kind == Kind::all_gather   ? 2 * bytes

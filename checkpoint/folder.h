@@ -41,7 +41,7 @@ Manifest open_manifest(FileSystem& files, const std::string& folder);
 std::string latest_text(std::string_view name);
 std::string parse_latest(std::string_view text);
 
-/// Which complete checkpoints stay; the newest always does.
+/// The complete checkpoints that retain() keeps; the newest always stays.
 struct Retention {
   int keep_last = 0;            ///< the newest so many; 0: all
   std::int64_t keep_every = 0;  ///< beside them, those whose step is a multiple

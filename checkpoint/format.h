@@ -58,14 +58,15 @@ struct SectionRecord {
   friend bool operator==(const SectionRecord&, const SectionRecord&) = default;
 };
 
-/// An array of the program's own: one of all ranks, of which rank r stores elements [cuts[r], cuts[r + 1]),
-/// or one of each rank. A dataset of its own in the file of each rank that has elements of it.
+/// An array of the user's program: either global, of which rank r stores elements [cuts[r], cuts[r + 1]), or
+/// `per_rank`: each rank stores one of its own shape. A dataset of its own in the file of each rank that has
+/// elements of it.
 struct ArrayRecord {
   std::string name;
   DataType dtype = DataType::float32;  ///< any
   bool per_rank = false;
-  std::vector<Shape> shapes;       ///< of all ranks: one; of each rank: by rank
-  std::vector<std::int64_t> cuts;  ///< of all ranks: ranks + 1 of them; of each rank: none
+  std::vector<Shape> shapes;       ///< global: one; per_rank: by rank
+  std::vector<std::int64_t> cuts;  ///< global: ranks + 1 of them; per_rank: none
   std::string dataset() const { return "arrays/" + name; }
   const Shape& shape(int rank) const { return shapes.at(per_rank ? static_cast<std::size_t>(rank) : 0); }
   /// The elements of shape(rank) that `rank` stores.

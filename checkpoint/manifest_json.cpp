@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view format_name = "tranche-checkpoint";
 constexpr std::string_view digest_prefix = "{\"manifest_digest\": \"";
 constexpr std::string_view digest_suffix = "\",\n";
-/// Of numbers that only grow by adding: far from what runs reach, and as far from overflowing.
+/// The limit of numbers that only grow by adding: far beyond any run, and as far from overflowing.
 constexpr std::int64_t most_counted = INT64_MAX / 2;
 /// Elements of a buffer, and of all units of a rank: times the widest element they are a number of bytes.
 constexpr std::int64_t most_elements = INT64_MAX / 8;

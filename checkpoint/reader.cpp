@@ -183,7 +183,7 @@ void Reader::Impl::fetch(const Task& task) {
   const std::int64_t last = std::min(leaf_ceiling(task.end), record(task.rank).digested_bytes);
   for (std::int64_t at = leaf_floor(task.begin); at < last;) {
     const std::int64_t end = std::min((at / block_bytes + 1) * block_bytes, last);
-    // Of this block, the leaves that the task wants whole.
+    // The leaves of this block that the task wants whole.
     const std::int64_t inner_begin = std::max(at, leaf_ceiling(task.begin));
     const std::int64_t inner_end = task.end >= end ? end : leaf_floor(task.end);
     if (in_place && inner_end - inner_begin >= least_in_place) {

@@ -27,7 +27,7 @@ class ShardPlan {
   int rank() const noexcept { return rank_; }
   std::string file_name() const { return shard_name(rank_, layout_.world); }
   std::int64_t file_bytes() const noexcept { return image_.file.bytes; }
-  /// Of all sections, padding included, and arrays.
+  /// Bytes of all sections, padding included, and arrays.
   std::int64_t payload_bytes() const noexcept { return payload_bytes_; }
   /// Byte of the table of leaf digests; it covers all bytes before.
   std::int64_t table_offset() const noexcept { return image_.table_offset; }

@@ -39,7 +39,7 @@ std::string closest_match(std::string_view text, const std::vector<std::string>&
   std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
     const std::size_t distance = edit_distance(wanted, candidate);
-    // Of two short words without a common letter every distance is small: ask for some likeness.
+    // Two short words without a common letter have a small distance, too: ask for some likeness.
     if (distance < best_distance && distance < std::max(wanted.size(), candidate.size())) {
       best = candidate;
       best_distance = distance;

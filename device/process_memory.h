@@ -28,8 +28,8 @@ struct AvailableMemory {
 /// that is less; file pages that the kernel can drop count as free. Every rank of a node gets the same
 /// figure. `root` is the folder that stands for "/", for tests.
 AvailableMemory available_memory(const std::string& root = "/");
-/// Of the text of /proc/meminfo; the largest int64 when it does not say. Kernels before 3.14 have no
-/// MemAvailable: free, buffers and cached then.
+/// The available bytes by the text of /proc/meminfo; the largest int64 when it does not say. Kernels before
+/// 3.14 have no MemAvailable: free, buffers and cached then.
 std::int64_t parse_available_memory(std::string_view meminfo);
 /// The bytes that a control group leaves, from the texts of its files: the limit ("max", or a number), what
 /// is used, and its memory.stat. The largest int64 when there is no limit.

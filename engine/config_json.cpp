@@ -140,7 +140,7 @@ Json tranche_keys(const Config& config) {
   json["threads"] = config.threads;
   json["device_memory"] = config.device_memory_limit == 0 ? Json(nullptr) : Json(config.device_memory_limit);
   json["workspace"] = config.workspace_bytes;
-  json["communication_slab"] = config.communication_slab_bytes;
+  json["communication_slab"] = config.staging_bytes;
   json["seed"] = config.seed;
   json["frozen"] = config.frozen;
   json["parameter_groups"] = Json::array();

@@ -106,7 +106,7 @@ std::string mistyped_key(std::string_view name) {
       if (core.ends_with(suffix) && name == core.substr(0, core.size() - suffix.size())) return known;
     }
     const std::size_t edits = edit_distance(name, known);
-    // Of a short name two edits leave little: "name" is not "amp".
+    // Two edits leave little of a short name: "name" is not "amp".
     const bool alike =
         edits < 2 || name.size() > short_name || edit_distance(name.substr(0, 1), known.substr(0, 1)) == 0;
     if (edits < least && alike) {

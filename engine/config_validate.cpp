@@ -150,9 +150,9 @@ void check_fields(Config& config, int ranks, Problems& problems) {
   at_least<std::int64_t>(config.maximum_consecutive_skips, 1, "tranche.maximum_consecutive_skips", problems);
   at_least<std::int64_t>(config.device_memory_limit, 0, "tranche.device_memory", problems);
   at_least<std::int64_t>(config.workspace_bytes, 0, "tranche.workspace", problems);
-  at_least<std::int64_t>(config.communication_slab_bytes, 0, "tranche.communication_slab", problems);
-  if (config.communication_slab_bytes == 0 && ranks >= 1) {
-    config.communication_slab_bytes = default_staging_bytes(ranks);
+  at_least<std::int64_t>(config.staging_bytes, 0, "tranche.communication_slab", problems);
+  if (config.staging_bytes == 0 && ranks >= 1) {
+    config.staging_bytes = default_staging_bytes(ranks);
   }
   at_least<std::int64_t>(config.total_steps_hint, 0, "tranche.total_steps", problems);
   if (!(config.communication_timeout > 0) || !std::isfinite(config.communication_timeout)) {

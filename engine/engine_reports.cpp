@@ -181,7 +181,7 @@ std::string Engine::summary() const {
                             format_bytes(largest * size_of(config.precision.compute)));
   }
   if (impl.ranks > 1)
-    resident += ", " + format_bytes(config.communication_slab_bytes) + " communication slab";
+    resident += ", " + format_bytes(config.staging_bytes) + " staging buffer";
   row("also resident", resident);
   // Stages are compared where all of their state is on the device.
   for (int lower = config.stage - 1; lower >= 0 && impl.ranks > 1 && !config.offload.any(); --lower) {

@@ -199,7 +199,7 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
 std::string StateFormulas::stages_for_comparison() const {
   if (config_.offload.any()) {
     return "model state takes, on this rank, " + by_tier(bytes()) +
-           "; the units that a step holds, activations, workspace and exchange buffer come on top";
+           "; the units that a step holds, activations, workspace and staging buffer come on top";
   }
   const int ranks = store_.trainable().front()->layout.ranks();
   std::string text = fmt::format("model state and the units that a step holds take, on each of {} rank{}, ",
@@ -209,7 +209,7 @@ std::string StateFormulas::stages_for_comparison() const {
         fmt::format("{}{} at stage {}{}", of_stage > 0 ? ", " : "", format_bytes(resident_bytes(of_stage)),
                     of_stage, of_stage == config_.stage ? " (this one)" : "");
   }
-  return text + "; activations, workspace and exchange buffer come on top";
+  return text + "; activations, workspace and staging buffer come on top";
 }
 
 std::int64_t StateFormulas::declared_gathers() const {

@@ -28,7 +28,7 @@ class InitialWeights {
  private:
   /// The caller's own values, by way of host memory.
   void fill(const Initializer& how, std::int64_t first, const TensorView& target);
-  /// Of elements of a piece, from the `done`-th on.
+  /// Draws the elements of a piece from the `done`-th on.
   void draw(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done, const TensorView& target);
   bool simulated() const { return device_.kind() == DeviceKind::meta; }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Which units leave the device when only a share of the optimizer's state does.
+/// The choice of units that leave the device when only a share of the optimizer's state does.
 
 #include <cstdint>
 #include <span>

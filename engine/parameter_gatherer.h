@@ -55,7 +55,7 @@ class ParameterGatherer {
   std::int64_t take_gathered_elements();
 
  private:
-  /// Of a unit that must be gathered.
+  /// The gather of a unit that is not kept whole.
   struct UnitGather {
     bool resident = false;            ///< gathered, or being gathered
     int holders = 0;                  ///< handles

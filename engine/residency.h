@@ -1,6 +1,6 @@
 #pragma once
-/// Which elements of a flat buffer's copies a rank keeps by stage, reduction policy and offload settings, and
-/// where they lie in the memory that it keeps them in. Private to engine/.
+/// The elements of a flat buffer's copies that a rank keeps by stage, reduction policy and offload settings,
+/// and their places in its memory. Private to engine/.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ class Residency {
   Residency(const Config& config, const std::vector<OptimizerStateTensor>& state_tensors)
       : config_(config), state_tensors_(state_tensors) {}
 
-  // Of a buffer that is sharded over `ranks`: whether a rank keeps the whole of it.
+  // True when a rank keeps the whole of a buffer that is sharded over `ranks`.
   bool whole_parameters(int ranks) const {
     return (config_.stage < 3 || ranks == 1) && config_.offload.parameters == OffloadTier::none;
   }

@@ -27,7 +27,7 @@ namespace {
 /// Before a configuration is read its time-out is not known.
 constexpr double start_timeout_seconds = 60;
 /// For up to 65,536 ranks: memory that is not used is not taken.
-constexpr std::int64_t start_slab_bytes = 1 << 26;
+constexpr std::int64_t start_staging_bytes = 1 << 26;
 
 std::unique_ptr<Communicator> communicator_of_environment(const CommunicatorOptions& options) {
   return started_by_mpi_launcher() ? make_mpi_communicator(options) : make_self_communicator(options);
@@ -93,7 +93,7 @@ RuntimeOptions RuntimeOptions::from(const Config& config, const RuntimeOptions& 
   take(options.ranks_per_host, config.debug.ranks_per_host, unset.ranks_per_host);
   take(options.communication_timeout, config.communication_timeout, unset.communication_timeout);
   // 0: a Config that was not validated yet.
-  take(options.communication_slab_bytes, config.communication_slab_bytes, std::int64_t{0});
+  take(options.staging_bytes, config.staging_bytes, std::int64_t{0});
   take(options.inline_progress, config.inline_progress, unset.inline_progress);
   take(options.device_transport, config.device_transport, unset.device_transport);
   take(options.collectives, config.collectives, unset.collectives);
@@ -108,7 +108,7 @@ Runtime Runtime::from_config(const std::string& path_or_json, const RuntimeOptio
   // The ranks meet twice: what the configuration says of the runtime may depend on how many there are.
   CommunicatorOptions first;
   first.timeout_seconds = start_timeout_seconds;
-  first.staging_bytes = start_slab_bytes;
+  first.staging_bytes = start_staging_bytes;
   std::unique_ptr<Communicator> world = communicator_of_environment(first);
   Config config;
   std::string problem;
@@ -179,7 +179,7 @@ void Runtime::Impl::make_device(int index) {
 CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) {
   CommunicatorOptions communicator;
   communicator.timeout_seconds = options.communication_timeout;
-  communicator.staging_bytes = options.communication_slab_bytes;
+  communicator.staging_bytes = options.staging_bytes;
   communicator.memory = &memory;
   communicator.window = window.get();
   communicator.collectives = choice.node;
@@ -212,7 +212,7 @@ void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, 
   communicator.transport = choice.transport;
   communicator.library_collectives = choice.by_library;
   communicator.timeout_seconds = options.communication_timeout;
-  communicator.staging_bytes = options.communication_slab_bytes;
+  communicator.staging_bytes = options.staging_bytes;
   communicator.device_memory = tracking.get();
   communicator.host_memory = host_tracking.get();
   communicator.trace = trace.get();
@@ -271,7 +271,7 @@ void Runtime::check(const Config& config) const {
   const auto progress = [](const RuntimeOptions& options) {
     return std::string(options.inline_progress ? "inline" : "thread");
   };
-  compare("tranche.communication_slab", wanted.communication_slab_bytes, made.communication_slab_bytes,
+  compare("tranche.communication_slab", wanted.staging_bytes, made.staging_bytes,
           default_staging_bytes(size()));
   if (made.device != DeviceKind::meta) {
     compare("tranche.threads", std::int64_t{wanted.threads}, std::int64_t{made.threads}, std::int64_t{0});

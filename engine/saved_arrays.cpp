@@ -109,7 +109,7 @@ std::vector<std::int64_t> cuts_of_parts(const std::vector<const Given*>& parts, 
   const std::int64_t elements = parts.front()->shape.elements();
   std::vector<std::int64_t> cuts{0};
   if (simulated) {
-    // Of peers nothing is known: what lies before this rank's part is the first rank's, what lies behind the
+    // Nothing is known of peers: what lies before this rank's part is the first rank's, what lies behind the
     // last one's.
     const ElementRange mine = parts[own]->range;
     for (std::size_t r = 0; r < parts.size(); ++r) cuts.push_back(r < own ? mine.begin : mine.end);

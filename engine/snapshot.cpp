@@ -14,7 +14,7 @@
 namespace tranche::detail {
 
 namespace {
-/// Of one pass over the nvme tier between two looks at the clock.
+/// Tiles of one pass over the nvme tier between two looks at the clock.
 constexpr std::int64_t tiles_a_pass = 16;
 }  // namespace
 

@@ -14,7 +14,7 @@ class StepTraffic {
 
   void begin(const ByteMeter& meter);
   void end(const ByteMeter& meter);
-  /// Of the last whole step, by operation; those that were called.
+  /// Traffic of the last whole step, by operation; those that were called.
   const Counts& data() const { return data_; }
   const Counts& control() const { return control_; }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Which engine, block size and depth a disk likes best, found by trying.
+/// Measures the I/O backend, block size and queue depth that are fastest on a disk.
 
 #include <cstdint>
 #include <string>

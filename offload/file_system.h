@@ -104,7 +104,7 @@ class FileSystem {
   virtual std::vector<DirectoryEntry> list(const std::string& path) = 0;
   /// nullopt when there is nothing of this name. Follows symbolic links.
   virtual std::optional<FileStatus> status(const std::string& path) = 0;
-  /// Of the file system that `path` (which must exist) lies on.
+  /// The space of the file system that `path` (which must exist) lies on.
   virtual SpaceInfo space(const std::string& path) = 0;
   /// Returns when the names made, renamed and removed in this folder would survive a loss of power.
   virtual void sync_directory(const std::string& path) = 0;

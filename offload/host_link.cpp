@@ -137,7 +137,7 @@ class Way {
   const double bytes_per_second_;
   TraceRecorder* const trace_;
   std::deque<std::pair<Event, Event>> pairs_;  // of the issuing thread
-  // Of the stream's work:
+  // Times of the stream's work:
   double began_ = 0;
   double could_begin_ = 0;
   double free_at_ = 0;

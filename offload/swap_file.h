@@ -15,7 +15,7 @@ namespace tranche {
 struct SwapFileOptions {
   std::string directory;         ///< must exist
   int rank = 0;                  ///< for the file's name and errors
-  int ranks_on_node = 1;         ///< that share the disk: so many times this file must fit
+  int ranks_on_node = 1;         ///< ranks that share the disk: this file must fit so many times
   std::int64_t limit_bytes = 0;  ///< the budget of this rank; 0: none
   bool simulated = false;        ///< accounting only, no file: for planning
 };
@@ -43,7 +43,7 @@ class SwapFile {
   void check_space();
   /// Makes the file with all its blocks (no later write can run out of space) and removes its name. Throws
   /// OutOfMemory when the disk has no space for it, IoError otherwise; nothing is left behind then.
-  /// Stale files of runs of this node that died between making and removing a name is removed first
+  /// A stale file of a run of this node that died between making and removing its name is removed first
   /// (swap_names.h).
   void create();
 

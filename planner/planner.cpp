@@ -26,7 +26,7 @@ std::map<std::string, TrafficCount> counts_of(const nlohmann::json& object) {
   return counts;
 }
 
-/// Of Engine::summary().
+/// The notes among the lines of Engine::summary().
 std::vector<std::string> notes_of(const std::string& summary) {
   std::vector<std::string> notes;
   std::istringstream lines(summary);
@@ -53,11 +53,11 @@ PlanResult plan_run(const PlanRequest& request) {
   config.debug.poison_memory = false;
 
   Runtime runtime = planned_runtime(request, meta_options(config, request.device));
-  Buffer host_slab;
+  Buffer host_staging;
   if (request.device == DeviceKind::cuda && request.ranks > 1) {
     // Ranks on GPUs also have the communicator through which they met.
-    host_slab = Buffer(runtime.memory(Tier::host), config.communication_slab_bytes, Category::communication,
-                       "communication slab");
+    host_staging = Buffer(runtime.memory(Tier::host), config.staging_bytes, Category::communication,
+                       "staging buffer");
   }
   PlannedRun run(runtime, request, config);
   Engine& engine = run.engine();

@@ -430,7 +430,7 @@ class Search {
           held(config.stage == 0) * optimizer;
     }
     return static_cast<std::int64_t>(bytes) + config.workspace_bytes +
-           (one ? 0 : config.communication_slab_bytes);
+           (one ? 0 : config.staging_bytes);
   }
 
   FitTrial attempt(const Levers& levers) const {

@@ -113,7 +113,7 @@ class Costs {
   double launch() const { return share_.launch_seconds; }
   const std::set<std::string>& notes() const { return notes_; }
 
-  /// Of a task beside launching it; what it claims goes to `claims`.
+  /// Seconds of a task beside its launch; the resources that it claims go to `claims`.
   double seconds(const RecordedWork& work, const std::string& lane, std::vector<Claim>& claims) {
     switch (work.kind) {
       case WorkKind::kernel:

@@ -66,7 +66,8 @@ std::vector<StepWindow> whole_steps(const MemoryRecord& record);
 struct NamedPlot {
   std::string name, svg;
 };
-/// Of every tier that held anything: the last whole step, the step of the peak where that held more, the run.
+/// Plots of every tier that held anything: the last whole step, the step of the peak where that held more,
+/// the run.
 std::vector<NamedPlot> rank_plots(const MemoryRecord& record, RankNumber rank);
 /// Bars by category for all ranks, and predicted against measured, of every tier that held anything.
 std::vector<NamedPlot> job_plots(const Summary& summary);

@@ -18,7 +18,7 @@ class BytePairEncoding {
   /// The files' texts; `origin` (their folder) is named in errors. Throws ConfigurationError for text that is
   /// neither, numbers that are there twice, bytes without a token, and merges whose result has none.
   BytePairEncoding(std::string_view vocabulary_json, std::string_view merges, std::string_view origin);
-  /// Of a folder; throws the same, also when a file is missing.
+  /// Reads a folder's files; throws the same, also when a file is missing.
   static BytePairEncoding load(const std::string& folder);
   /// True when a folder has both files.
   static bool is_in(const std::string& folder);

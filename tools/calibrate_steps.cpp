@@ -175,7 +175,7 @@ void add_kernels(planner::ComputeShare& share, const std::vector<Sample>& sample
     if (work.name == "matmul" || work.kind != WorkKind::kernel) continue;
     const bool pairs = work.name.rfind("attention", 0) == 0;
     const double size = pairs ? work.operations : work.bytes_read + work.bytes_written;
-    // Of a product with something behind it, what is behind it.
+    // A kernel that is a GEMM and something behind it: only the time of the latter is taken.
     const double product = work.gemm.m > 0 ? product_seconds(share, work.gemm) : 0;
     if (size <= 0) continue;
     found[{work.name, sample.dtype}].emplace_back(size, std::max(1e-7, sample.seconds - product));

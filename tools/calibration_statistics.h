@@ -10,7 +10,7 @@ namespace tranche::tools {
 /// The middle of `values`, the upper one of an even number; at least one value.
 double median(std::vector<double> values);
 
-/// Of each rate the median over the passes, which all have the same tables; at least one pass.
+/// Takes the median of each rate over the passes, which all have the same tables; at least one pass.
 std::vector<planner::ProductTable> median_tables(
     const std::vector<std::vector<planner::ProductTable>>& passes);
 

@@ -53,7 +53,7 @@ std::string ranks_text(const std::vector<Part>& parts) {
   return first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last);
 }
 
-/// Of one kind of numbers of a tensor.
+/// Statistics of one kind of numbers of a tensor.
 struct Values {
   double smallest = std::numeric_limits<double>::infinity(), largest = -smallest;
   double sum = 0, squares = 0;

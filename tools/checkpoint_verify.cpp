@@ -22,7 +22,7 @@ struct Extent {
   int checkpoints = 0;
 };
 
-/// Of all complete checkpoints that verifying looks through.
+/// The number and bytes of all complete checkpoints that are verified.
 Extent extent_of(FileSystem& files, const std::string& path) {
   Extent extent;
   const auto add = [&](const checkpoint::Manifest& manifest) {

@@ -164,7 +164,7 @@ class Writer {
 /// Collective.
 void generate(Engine& engine, const models::Gpt& model, const GenerateOptions& options, const Source& source,
               std::vector<std::int32_t> tokens, Writer* writer) {
-  // Of what can be written: a model's vocabulary may be padded.
+  // Only tokens that can be written are drawn: a model's vocabulary may be padded.
   std::size_t writable = SIZE_MAX;
   if (!options.prompt_tokens)
     writable = source.encoding ? static_cast<std::size_t>(source.encoding->vocabulary()) : 256;

@@ -23,12 +23,12 @@ namespace {
 /// Before the configuration is read its time-out is not known.
 constexpr double start_timeout_seconds = 60;
 /// For up to 65,536 ranks: memory that is not used is not taken.
-constexpr std::int64_t start_slab_bytes = 1 << 26;
+constexpr std::int64_t start_staging_bytes = 1 << 26;
 
 std::unique_ptr<Communicator> make_world() {
   CommunicatorOptions options;
   options.timeout_seconds = start_timeout_seconds;
-  options.staging_bytes = start_slab_bytes;
+  options.staging_bytes = start_staging_bytes;
   return started_by_mpi_launcher() ? make_mpi_communicator(options) : make_self_communicator(options);
 }
 

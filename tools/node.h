@@ -19,7 +19,7 @@ NodeDescription describe_node();
 /// there is none, or no git.
 std::string commit_at(const std::string& file);
 
-/// Of a file's bytes, as hexadecimal digits: whether two are the same. Empty where it cannot be read.
+/// A hash of a file's bytes as hexadecimal digits; equal for equal files. Empty where it cannot be read.
 std::string fingerprint_of(const std::string& file);
 
 /// Path of this program's file.

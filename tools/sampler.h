@@ -1,6 +1,6 @@
 #pragma once
-/// Which samples a step sees: a pure function of the seed and of how many were seen before, the same for
-/// every number of ranks.
+/// The samples of a step: a pure function of the seed and of how many were seen before, the same for every
+/// number of ranks.
 
 #include <cstdint>
 #include <vector>

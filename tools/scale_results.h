@@ -43,7 +43,7 @@ struct RunFigures {
   double peak_flops = 0, flops_per_token = 0;
   int ranks_on_node = 1, threads = 1, cores = 1, node_cores = 1;
   std::string weights_digest, fingerprint;
-  /// Of so many operations a second.
+  /// The share of a peak of so many operations a second.
   double peak_share(double peak) const;
 };
 

@@ -405,7 +405,7 @@ bool ScaleStudy::open_folder() {
   try {
     facts_.begun = begun.value("time", "");
     facts_.load_average = begun.value("load_average", 0.0);
-    // Of the same program, whatever has been committed since.
+    // The version is that of the program that was run, whatever has been committed since.
     facts_.version = begun.value("version", "");
     facts_.commit = begun.value("commit", "");
   } catch (const ordered_json::exception&) {

@@ -22,7 +22,7 @@ class StopSignals {
   /// once, whatever it does, as people expect. Where SIGINT is ignored (nohup, a script's background job) it
   /// stays so. Throws LogicError on another thread than the process's first.
   StopSignals() : StopSignals({signals.begin(), signals.end()}) { take_first_interrupt(); }
-  /// Of these none ends anything.
+  /// None of the signals `which` ends the process from now on.
   explicit StopSignals(std::vector<int> which);
   /// Forgets signals that have come and were not asked for; then signals do what they did before.
   ~StopSignals();

@@ -29,7 +29,7 @@ constexpr double sample_temperature = 0.8;
 /// Steps whose processor seconds are added up over the ranks together.
 constexpr std::size_t steps_shared = 64;
 
-/// Of all threads of this process so far, user and system.
+/// Processor time of all threads of this process so far, user and system.
 double processor_seconds_now() {
   return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }

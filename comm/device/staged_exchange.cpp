@@ -32,7 +32,7 @@ class StagedExchange : public DeviceExchange {
         exchange_(group.device->create_stream("exchange")) {
     const std::int64_t least = staging_granule * 8 * (group.size() + 1);
     if (slot_bytes_ < least || scratch_bytes_ < staging_granule * 4) {
-      throw ConfigurationError("a communication slab of " + std::to_string(group.staging_bytes) +
+      throw ConfigurationError("a staging buffer of " + std::to_string(group.staging_bytes) +
                                " bytes cannot stage 64 elements for each of " + std::to_string(group.size()) +
                                " ranks; give tranche.communication_slab (staging_bytes in C++) at least " +
                                std::to_string(4 * least));

@@ -62,7 +62,7 @@ class NcclExchange : public DeviceExchange {
              "ncclCommInitRankConfig");
       const bool reduces = group.size() > 1 || own_reductions;
       staging_ = Buffer(*group.device_memory, reduces ? group.staging_bytes : 0, Category::communication,
-                        "communication slab");
+                        "staging buffer");
       // Zero-copy where memory and driver allow it; where they do not, NCCL copies as it always can.
       if (reduces &&
           ncclCommRegister(communicator_, staging_.data(), static_cast<std::size_t>(staging_.bytes()),
@@ -190,7 +190,7 @@ class NcclExchange : public DeviceExchange {
     const std::int64_t least = 256 * std::int64_t{4} * std::max(1, group_.size() - 1);
     if (staging_.bytes() >= least || (group_.size() == 1 && !own_reductions_)) return;
     throw ConfigurationError(fmt::format(
-        "a communication slab of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
+        "a staging buffer of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
         "tranche.communication_slab (staging_bytes in C++) at least {}",
         group_.staging_bytes, group_.size() - 1, least));
   }

@@ -15,12 +15,12 @@ StagingBuffer::StagingBuffer(MemoryResource* memory, std::int64_t bytes, int ran
   const std::int64_t least = least_bytes(ranks);
   if (bytes < least) {
     throw ConfigurationError(fmt::format(
-        "a communication slab of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
+        "a staging buffer of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
         "tranche.communication_slab (staging_bytes in C++) at least {}",
         bytes, ranks - 1, least));
   }
   if (memory != nullptr) {
-    buffer_ = Buffer(*memory, bytes, Category::communication, "communication slab");
+    buffer_ = Buffer(*memory, bytes, Category::communication, "staging buffer");
     base_ = static_cast<unsigned char*>(buffer_.data());
   } else {
     heap_ = std::make_unique_for_overwrite<unsigned char[]>(static_cast<std::size_t>(bytes));

@@ -107,7 +107,7 @@ bool WindowExchange::publish(StagingBuffer& staging) {
     auto* data = static_cast<unsigned char*>(staging.data(slot));
     slots_.push_back({slot, published_, {}, data});  // first, so that the slot is given back whatever happens
     const auto place = transport().register_memory(data, staging.slot_bytes());
-    if (!place) throw LogicError("the exchange buffer lies outside of the window");
+    if (!place) throw LogicError("the staging buffer lies outside of the window");
     slots_.back().registration = *place;
     if (!call_.registration) {
       fill(published_, data);

@@ -21,7 +21,7 @@ class StagingMemory {
  public:
   StagingMemory(std::shared_ptr<CudaState> state, PinnedMemory& pinned)
       : state_(std::move(state)), pinned_(pinned) {}
-  /// Of exactly `bytes`; thread-safe.
+  /// A buffer of exactly `bytes`; thread-safe.
   Buffer take(std::int64_t bytes);
   void give(Buffer buffer) noexcept;
   const std::shared_ptr<CudaState>& state() const noexcept { return state_; }
@@ -33,7 +33,8 @@ class StagingMemory {
   std::vector<Buffer> free_;
 };
 
-/// Of one stream; used by its issuing thread. Takes its memory at the first copy that needs it.
+/// The staging memory of one stream; used by its issuing thread. Takes its memory at the first copy that
+/// needs it.
 class Staging {
  public:
   static constexpr std::int64_t small_bytes = 64 << 10;  ///< up to here a copy goes through the ring

@@ -52,8 +52,8 @@ class CudaState : public std::enable_shared_from_this<CudaState> {
   /// is idle. Also called at creation.
   void renew_clock(cudaStream_t stream);
 
-  /// Of streams of this device that are being captured: queries are refused to the capturing thread then,
-  /// unless it asks for less care (RelaxedCapture).
+  /// Counts the streams of this device that are being captured: queries are refused to the capturing thread
+  /// then, unless it asks for less care (RelaxedCapture).
   void count_capture(int change) noexcept { captures_.fetch_add(change, std::memory_order_relaxed); }
   bool capturing() const noexcept { return captures_.load(std::memory_order_relaxed) > 0; }
 

@@ -13,7 +13,8 @@
 
 namespace tranche::cuda {
 
-/// Of one stream. Pieces of host work are numbered from 1 in the order of issue, and end in that order.
+/// The outcome of one stream's host work. Pieces of it are numbered from 1 in the order of issue, and end in
+/// that order.
 class HostOutcome {
  public:
   /// Issuing thread: the number of the next piece.

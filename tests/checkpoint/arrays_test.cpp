@@ -26,7 +26,7 @@ std::byte byte_of(const ArrayRecord& array, int rank, std::int64_t at) {
   return static_cast<std::byte>((at * 37 + of * 101 + static_cast<std::int64_t>(array.name.size())) % 251);
 }
 
-/// Of every dtype, smaller than a leaf and larger than a block, with ranks that hold nothing of them.
+/// Adds arrays of every dtype, smaller than a leaf and larger than a block, of which some ranks hold nothing.
 Layout layout_with_arrays() {
   Layout layout = sample_layout(world);
   std::vector<ArrayRecord> arrays{

@@ -552,7 +552,7 @@ TEST(Arguments, OfGroupsAndStagingBuffers) {
   CommunicatorOptions small;
   small.staging_bytes = 3071;
   EXPECT_EQ(refusal_of([&] { group.communicator(0, small); }),
-            "a communication slab of 3071 bytes cannot hold 256 fp32 elements from each of 3 peers; give "
+            "a staging buffer of 3071 bytes cannot hold 256 fp32 elements from each of 3 peers; give "
             "tranche.communication_slab (staging_bytes in C++) at "
             "least 3072");
   const auto comm = group.communicator(1);

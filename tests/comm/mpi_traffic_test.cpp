@@ -56,7 +56,7 @@ TEST(Traffic, MeterAndProfilingInterfaceAgreeToTheByte) {
   EXPECT_GT(test::profiled_messages_sent() - messages, 0);
 }
 
-/// Of a control message of a collective in a window.
+/// The size of a control message of a collective in a window.
 constexpr std::int64_t control_bytes = 48;
 
 TEST(Traffic, OnlyControlMessagesTravelWhereRanksReadEachOthersMemory) {

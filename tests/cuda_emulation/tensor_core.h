@@ -17,7 +17,7 @@ struct Multiply {
   const std::uint32_t* a;
   std::uint32_t b[2];
 };
-/// Of bf16, else of fp16.
+/// Multiplies bf16, or else fp16.
 template <bool is_bfloat16>
 void exchange_products(void* const (&payloads)[32], unsigned mask);
 

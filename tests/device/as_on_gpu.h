@@ -1,5 +1,5 @@
 #pragma once
-/// Which sizes and comparisons a test takes: a GPU's, or those that its emulation manages.
+/// The sizes and comparisons that a test takes: a GPU's, or those that its emulation manages.
 
 #include <cstdlib>
 #include <string_view>

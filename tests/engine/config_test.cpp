@@ -122,7 +122,7 @@ TEST(Config, EveryFieldIsRead) {
   EXPECT_EQ(config.threads, 3);
   EXPECT_EQ(config.device_memory_limit, 1610612736);
   EXPECT_EQ(config.workspace_bytes, 1024);
-  EXPECT_EQ(config.communication_slab_bytes, 2'000'000);
+  EXPECT_EQ(config.staging_bytes, 2'000'000);
   EXPECT_EQ(config.seed, 99U);
   EXPECT_THAT(config.frozen, ElementsAre("wte.*"));
   EXPECT_THAT(config.group_rules, ElementsAre(ParameterGroupRule{"*.scale", std::nullopt, true},

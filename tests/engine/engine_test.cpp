@@ -472,7 +472,7 @@ TEST(EngineReports, RunningOutAtTheStartNamesTheUnitAndComparesTheStages) {
   OddRun run;
   run.ranks = 2;
   Config config = odd_config(run);
-  config.device_memory_limit = (64 << 10) + (8 << 10);  // the exchange buffer and less than the first unit
+  config.device_memory_limit = (64 << 10) + (8 << 10);  // the staging buffer and less than the first unit
   std::string text;
   run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
     const std::string heard = message_of<OutOfMemory>([&] {

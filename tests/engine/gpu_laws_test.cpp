@@ -119,7 +119,7 @@ TEST_F(GpuLaws, MemoryIsPlannedAndStepsAllocateNothing) {
     EXPECT_THAT(measured.memory_calls_per_late_step, Each(0)) << run.to_string();
     for (const TierAccount& account : measured.accounts) EXPECT_EQ(account.at_peak.total(), account.peak);
     for (const Category category : all_categories) {
-      // The communicator's exchange buffers are the transport's own.
+      // The communicator's staging buffers are the transport's own.
       if (category == Category::communication) continue;
       EXPECT_EQ(predicted.accounts[0].category_peak[category], measured.accounts[0].category_peak[category])
           << name_of(category) << " " << run.to_string();

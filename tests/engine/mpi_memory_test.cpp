@@ -33,7 +33,7 @@ int main() {
   using namespace tranche;
   RuntimeOptions options;
   options.threads = 1;
-  options.communication_slab_bytes = 1 << 20;
+  options.staging_bytes = 1 << 20;
   options.communication_timeout = 10;
   if (world_rank() == 1) options.device_memory_limit = 2 << 20;
   Runtime runtime = Runtime::from_environment(options);

@@ -178,7 +178,7 @@ Config odd_config(const OddRun& run) {
   if (run.frozen) config.frozen = {"mixed.froz*"};
   if (!run.also_frozen.empty()) config.frozen.push_back(run.also_frozen);
   config.workspace_bytes = 64 << 10;  // no kernel of this model wants more; poison fills all of it
-  config.communication_slab_bytes = 64 << 10;
+  config.staging_bytes = 64 << 10;
   config.communication_timeout = 60;
   config.threads = 1;
   config.debug.poison_memory = run.poison;

@@ -22,7 +22,7 @@ std::string start(const std::function<void(Config&)>& change, int ranks = 2) {
   change(config);
   RuntimeOptions options;
   options.device = DeviceKind::meta;
-  options.communication_slab_bytes = config.communication_slab_bytes;
+  options.staging_bytes = config.staging_bytes;
   Runtime runtime(options, [&](const CommunicatorOptions& communicator) {
     return make_meta_communicator(0, ranks, ranks, communicator);
   });

@@ -19,7 +19,7 @@ namespace {
 constexpr std::string_view first_line = "{\"manifest_digest\": \"0123456789abcdef\",\n";
 constexpr std::int64_t most_leaves = 512;
 
-/// Of so many zero bytes from a block's beginning on.
+/// The leaf digests of so many zero bytes from a block's beginning on.
 std::vector<std::uint64_t> zero_leaves(std::int64_t bytes) {
   static const std::array<std::byte, leaf_bytes> zeros{};
   static const std::uint64_t whole = digest_of(zeros);

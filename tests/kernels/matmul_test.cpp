@@ -222,7 +222,7 @@ TEST(MatmulLog, ListsEveryProductOfTheStreamWhileItIsAsked) {
   };
   std::vector<Gemm> gemms;
   issue();
-  log_gemms(machine.stream(), &by_gemm);
+  log_gemms(machine.stream(), &gemms);
   issue();
   log_gemms(machine.stream(), nullptr);
   issue();

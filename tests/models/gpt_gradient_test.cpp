@@ -62,7 +62,7 @@ reference_training::DropoutMasks masks_of(const GptConfig& model, const Config& 
   };
 }
 
-/// Of the same step; with `config`, under its dropout.
+/// Gradients of the same step by the reference; with `config`, under its dropout.
 Gradients reference_gradients(const GptConfig& model, const Tensors& weights,
                               const Config* config = nullptr) {
   Gradients result{reference_training::zeros(weights)};

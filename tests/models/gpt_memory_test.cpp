@@ -65,7 +65,7 @@ MemoryCase tiny_case(std::uint64_t index) {
   config.checkpoint_every = 1 + static_cast<int>(draw.below(4));
   config.vocabulary_chunk = draw.flip() ? 0 : 1 + draw.below(model.vocabulary);
   config.workspace_bytes = kernels::minimum_workspace_bytes;
-  config.communication_slab_bytes = (std::int64_t{1} << 16) + 256 * draw.below(1000);
+  config.staging_bytes = (std::int64_t{1} << 16) + 256 * draw.below(1000);
   config.threads = 1;
   config.communication_timeout = 60;
   config.offload.activations = config.activation_checkpointing && draw.flip();
@@ -293,7 +293,7 @@ TEST(GptMemory, AHigherStageTakesLessWhenItSavesMoreThanTheUnitsItHolds) {
 }
 
 TEST(GptMemory, BucketsTakeNoMemory) {
-  // Exchange passes through a slab of fixed size: nothing is allocated by the size of a bucket, however large
+  // Exchange passes through a staging buffer of fixed size: nothing is allocated by the size of a bucket, however large
   // or small beside the model.
   for (int stage = 0; stage < 4; ++stage) {
     MemoryCase drawn = sized_case(3);
@@ -309,7 +309,7 @@ TEST(GptMemory, BucketsTakeNoMemory) {
 }
 
 /// The bytes that a step must hold at its highest moment, by the formulas of docs/memory.md: model state
-/// without padding, units, activations. Nothing of workspace, exchange buffer, alignment or packing.
+/// without padding, units, activations. Nothing of workspace, staging buffer, alignment or packing.
 double must_hold(const MemoryCase& drawn) {
   const GptConfig& model = drawn.model;
   const Config& config = drawn.config;

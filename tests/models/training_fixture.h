@@ -29,7 +29,7 @@ inline Config plain_config(std::int64_t batch, int ranks = 1) {
   config.threads = 1;
   config.communication_timeout = 60;
   config.workspace_bytes = kernels::minimum_workspace_bytes;
-  config.communication_slab_bytes = std::int64_t{1} << 20;
+  config.staging_bytes = std::int64_t{1} << 20;
   return config;
 }
 

@@ -40,7 +40,7 @@ struct Fault {
   int times = 1;
   /// errno that the operation fails with; 0: it is only delayed.
   int code = 0;
-  /// Of a read or write that fails: so many bytes are transferred before it does.
+  /// Bytes that a read or write transfers before it fails.
   std::int64_t done_bytes = 0;
   std::chrono::milliseconds delay{0};
   std::string path_contains = {};

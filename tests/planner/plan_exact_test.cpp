@@ -127,7 +127,7 @@ PlanRequest draw(std::uint64_t number) {
   config.allgather_bucket_elements = pick(2) == 0 ? 1024 : 500'000'000;
   if (pick(3) == 0) config.frozen = {"transformer.wte.weight", "*ln_1*"};
   config.workspace_bytes = std::int64_t{8} << 20;
-  config.communication_slab_bytes = std::int64_t{64} << 10;
+  config.staging_bytes = std::int64_t{64} << 10;
   // Half of the draws offload something.
   OffloadConfig& offload = config.offload;
   const std::array tiers{OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme};

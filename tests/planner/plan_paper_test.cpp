@@ -118,7 +118,7 @@ TEST(Plan, OfATrillionParametersTakesSecondsAndLittleMemory) {
   EXPECT_GT(peaks[0], peaks[1]);
   EXPECT_GT(peaks[1], peaks[2]);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // Of which 230 MiB are the libraries that the program is linked with.
+  // 230 MiB of it are the libraries that the program is linked with.
   EXPECT_LT(peak_resident(), 400 * 1024);
 #endif
 }

@@ -100,7 +100,7 @@ TEST(UnitList, GathersAndReducesAsUnitsAreUsed) {
   request.config.stage = 3;
   request.config.accumulation_steps = 2;
   const PlanResult plan = plan_run(request);
-  // Of every unit half is another rank's. The blocks are gathered forward and backward, the tied unit once
+  // Half of every unit is another rank's. The blocks are gathered forward and backward, the tied unit once
   // more.
   EXPECT_EQ(plan.data.at("all_gather").elements, 2 * (3 * 512 + 2 * 2 * 1024) / 2);
   EXPECT_EQ(plan.data.at("reduce_scatter").elements, 2 * (512 + 2 * 1024) / 2);
@@ -134,10 +134,10 @@ TEST(Plan, EveryRankHoldsTheSame) {
 }
 
 TEST(Plan, ExchangeBuffersGrowWithTheRanksUnlessGiven) {
-  EXPECT_EQ(parse_config("{}", 1).communication_slab_bytes, 8 << 20);
-  EXPECT_EQ(parse_config("{}", 4096).communication_slab_bytes, 8 << 20);
-  EXPECT_EQ(parse_config("{}", 65536).communication_slab_bytes, 128 << 20);  // 2 x 1 KiB of each peer
-  EXPECT_EQ(parse_config(R"({"tranche": {"communication_slab": "1MiB"}})", 65536).communication_slab_bytes,
+  EXPECT_EQ(parse_config("{}", 1).staging_bytes, 8 << 20);
+  EXPECT_EQ(parse_config("{}", 4096).staging_bytes, 8 << 20);
+  EXPECT_EQ(parse_config("{}", 65536).staging_bytes, 128 << 20);  // 2 x 1 KiB of each peer
+  EXPECT_EQ(parse_config(R"({"tranche": {"communication_slab": "1MiB"}})", 65536).staging_bytes,
             1 << 20);
 }
 
@@ -155,7 +155,7 @@ TEST(Plan, GpusTakeHostMemoryToo) {
   EXPECT_EQ(plan_run(request).tier(Tier::host).peak, 0);
   request.device = DeviceKind::cuda;
   const PlanResult plan = plan_run(request);
-  // Two places for a micro-batch of 128 tokens and targets, and the exchange buffer.
+  // Two places for a micro-batch of 128 tokens and targets, and the staging buffer.
   EXPECT_EQ(plan.tier(Tier::host).peak, 2 * 2 * 128 * 4 + (8 << 20));
 }
 
@@ -194,7 +194,7 @@ TEST(Plan, ImpossibleRanksAreRefused) {
   EXPECT_THAT(error([](PlanRequest& r) { r.ranks = 65537; }), HasSubstr("1 to 65536 ranks, not 65537"));
   EXPECT_THAT(error([](PlanRequest& r) { r.rank = 2; }), HasSubstr("no rank 2 among 2; the last is 1"));
   EXPECT_THAT(error([](PlanRequest& r) { r.ranks_per_node = -1; }), HasSubstr("-1 ranks on a node"));
-  EXPECT_THAT(error([](PlanRequest& r) { r.config.communication_slab_bytes = 512; }),
+  EXPECT_THAT(error([](PlanRequest& r) { r.config.staging_bytes = 512; }),
               HasSubstr("cannot hold 256 fp32 elements from each of 1 peers"));
 }
 

@@ -176,7 +176,7 @@ TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
     EXPECT_EQ(other["state_digest"], plain["state_digest"]);
     EXPECT_EQ(other["validation_loss"], plain["validation_loss"]);
     EXPECT_GT(other["steps"].back()["offload_bytes"]["to_host"].get<std::int64_t>(), 0);
-    // Of all steps: an update that ends behind the step's end counts to the next.
+    // The sum is over all steps: an update that ends behind the step's end counts to the next.
     double updates = 0;
     for (const auto& step : other["steps"]) {
       updates += step["offload"]["host_update_seconds"].get<double>();

@@ -41,7 +41,8 @@ TEST(Permutation, DiffersByEpochAndSeedAndHasNoOrderLeft) {
     same_c += a(i) == c(i);
     if (i > 0) ascents += a(i) > a(i - 1);
   }
-  // Of two random permutations one place in common is expected (Poisson); 12 or more have probability 1e-9.
+  // Two random permutations are expected to have one place in common (Poisson); 12 or more have probability
+  // 1e-9.
   EXPECT_LT(same_b, 12);
   EXPECT_LT(same_c, 12);
   // Half of the steps rise; the deviation of their number is sqrt(size / 12) = 29.

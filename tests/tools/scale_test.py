@@ -197,7 +197,7 @@ def suite_failures():
     assert [failure["status"] for failure in results["failures"]] == [2, 5, 5] and not results["complete"], results["failures"]
     expect_in(["## Runs that failed", "told to fail in step 2"], (out / "table.md").read_text(encoding="utf-8"), "the table")
 
-    # One point fails, the others go on: memory for one rank is not enough for two with their exchange buffer.
+    # One point fails, the others go on: memory for one rank is not enough for two with their staging buffer.
     out = HERE / "partly"
     peak = json.loads(scale(HERE / "sizes", ["--ranks", "1,2", "--stages", "0", "--repeats", "1", "--json"]).stdout)["points"]
     sizes = [point["memory_predicted_bytes"]["device"] for point in peak]

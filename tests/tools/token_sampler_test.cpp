@@ -42,7 +42,7 @@ TEST(TokenSampler, TopKLeavesOutTheRest) {
   EXPECT_GT(two[3], 900);
   EXPECT_GT(three[5], 300);
   EXPECT_EQ(three[0] + three[1] + three[4] + three[6], 0);
-  // Of equals the first; more than there are is all.
+  // The first of equals is drawn; a top-k above the vocabulary means all of it.
   for (std::int64_t position = 0; position < 50; ++position) {
     EXPECT_EQ(draw_token(logits, {5, 1, 7}, position), 2);
     EXPECT_EQ(draw_token(logits, {5, 100, 7}, position), draw_token(logits, {5, 0, 7}, position));

@@ -87,9 +87,11 @@ void run_thread_ranks(int size, const std::function<void(int rank, const Communi
                       const FaultInjection& faults = {});
 
 /// The world of mpirun (MPI_COMM_WORLD duplicated), initialised with MPI_THREAD_SERIALIZED and finalised by
-/// the last communicator made so. Without mpirun: one rank. Throws NotCompiled without TRANCHE_MPI.
+/// the last communicator made so. A thread of the communicator calls MPI, so the program must not while it
+/// lives; a program that uses MPI itself adopts a communicator (comm/mpi.h). Without mpirun: one rank. Throws
+/// NotCompiled without TRANCHE_MPI.
 std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& options = {});
-/// True when the environment says that the process was started by mpirun or srun with MPI support.
+/// True when the environment shows that the process was started by mpirun or srun with MPI support.
 bool started_by_mpi_launcher();
 /// The number of ranks that the launcher started on this node; 0 when it does not say.
 int ranks_of_node_by_launcher();

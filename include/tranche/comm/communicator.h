@@ -82,8 +82,8 @@ class Communicator {
   /// call: made for flags, counts and norms, not for gradients.
   virtual Event all_reduce(void* values, std::int64_t count, DataType dtype, ReduceOperation operation,
                            const OperationLabel& label) = 0;
-  /// received[r * count ...] = what rank r sent here; sent[r * count ...] goes to rank r. `count` elements
-  /// for each pair of ranks.
+  /// received[r * count ...] = the elements that rank r sent here; sent[r * count ...] goes to rank r.
+  /// `count` elements for each pair of ranks.
   virtual Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
                            std::span<const Event> ready, const OperationLabel& label) = 0;
   virtual Event broadcast(void* values, std::int64_t count, DataType dtype, int root,
@@ -97,8 +97,8 @@ class Communicator {
   /// Groups of equal colour, ordered by key then rank; nullptr for colour < 0. Blocking.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
-  /// True when the peers are not there (plans): nothing is received, and who stands in for what they would
-  /// have sent need not hold it once for each of them.
+  /// True when there are no peers (plans): nothing is received, and a caller that simulates their data need
+  /// not hold it once for each of them.
   virtual bool simulated() const { return false; }
 
   /// Bytes and elements this rank sent, by operation.
@@ -115,8 +115,8 @@ class Communicator {
   /// operations and tells the peers to wait for the cause, two seconds at most. post_failure tells it;
   /// without that they report `where`.
   virtual void post_unwinding(std::string_view where, double seconds) noexcept = 0;
-  /// Throws what ended this rank's communication, if anything has: CommunicationError, of a peer's failure
-  /// too. Not collective, from any thread, never blocks.
+  /// Throws the error that ended this rank's communication, if there was one: CommunicationError, of a peer's
+  /// failure too. Not collective, from any thread, never blocks.
   virtual void check_health() {}
   /// Ends the whole job with `status` (MPI_Abort); in-process communicators only post the failure.
   virtual void abort_job(int status) noexcept = 0;

@@ -83,7 +83,7 @@ class OutOfMemory : public Error {
  public:
   explicit OutOfMemory(std::string message, std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::out_of_memory, where) {}
-  /// Of a budget, which refused although there may be memory; not of the system or a device.
+  /// With `of_budget`, a limit that was set refused although there may be memory, not the system or a device.
   OutOfMemory(std::string message, bool of_budget,
               std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::out_of_memory, where), of_budget_(of_budget) {}
@@ -94,7 +94,8 @@ class OutOfMemory : public Error {
 };
 
 /// The operating system failed an operation on a file; the text names operation, file, byte range, reason and
-/// remedy. Exit status 1: who knows what the file was for rethrows (a checkpoint's as CheckpointError).
+/// remedy. Exit status 1; a caller that knows what the file was for rethrows (a checkpoint's as
+/// CheckpointError).
 class IoError : public Error {
  public:
   IoError(std::string message, int code, std::source_location where = std::source_location::current())

@@ -18,7 +18,7 @@ enum class Category : std::uint8_t {
   gathered,       ///< full weights of units after an all-gather
   gradients,      ///< slots that kernels add to, and main gradients
   optimizer,      ///< fp32 master weights and optimizer state
-  activations,    ///< what forward leaves for backward
+  activations,    ///< values that forward saves for backward
   communication,  ///< staging buffers, and gradients rounded for sending
   workspace,      ///< scratch memory of kernels
   other

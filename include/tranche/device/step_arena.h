@@ -18,9 +18,9 @@ namespace tranche {
 class StepArena;
 class Stream;
 
-/// Move-only piece of the step's memory, returned at end of scope. What must be waited for before the
-/// memory may be touched is in ready(); who releases while work is pending says until when, by release(event)
-/// or used_on(stream).
+/// Move-only owner of memory of the step, given back at the end of its scope. ready() holds the events to
+/// wait for before the memory may be touched. A caller that releases it while work is pending passes the
+/// event of that work to release(), or the stream to used_on().
 class StepBuffer {
  public:
   StepBuffer() = default;

@@ -21,7 +21,8 @@ namespace tranche {
 enum class ReductionPolicy : std::uint8_t { automatic, boundary, micro_batch };
 std::string_view name_of(ReductionPolicy policy);
 
-/// Of a Config made in C++; JSON that does not choose a dtype means fp32, as in DeepSpeed.
+/// The values are those of a Config made in C++; JSON that does not choose a dtype means fp32, as in
+/// DeepSpeed.
 struct PrecisionConfig {
   DataType compute = DataType::bfloat16;
   DataType communication = DataType::bfloat16;  ///< of gradients as they are sent
@@ -112,7 +113,7 @@ struct Config {
 
   std::uint64_t seed = 1234;
   std::int64_t workspace_bytes = 0;           ///< 0: kernels::default_workspace_bytes of the device
-  std::int64_t communication_slab_bytes = 0;  ///< 0: default_staging_bytes() of the ranks
+  std::int64_t staging_bytes = 0;  ///< `tranche.communication_slab`; 0: default_staging_bytes()
   double communication_timeout = 300;         ///< seconds
   bool inline_progress = false;               ///< `tranche.progress: inline`
   std::string collectives = "auto";  ///< auto, ours, messages, shared: fixed-order sums; nccl: other bits

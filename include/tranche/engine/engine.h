@@ -60,8 +60,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // --- A micro-batch -----------------------------------------------------------------------------------
-  /// Collective in sequence (no communication of its own). LogicError inside an open micro-batch or when the
-  /// step's accumulation_steps are already done.
+  /// Same order on all ranks, as said above; it sends nothing itself. LogicError inside an open micro-batch
+  /// or when the step's accumulation_steps are already done.
   void begin_micro_batch();
   /// Gathers a unit (stage 3) or views it. Throws LogicError, naming the holders, when more units than the
   /// configured depth would be held at once.
@@ -113,8 +113,8 @@ class Engine {
   Stream& compute_stream() const;
   kernels::Workspace workspace() const;
   /// Memory that repeats every micro-batch (activations); ready to be written on the compute stream, and
-  /// reused once that has passed the point where the buffer is released. Who uses it on another stream
-  /// releases it with an event.
+  /// reused once that has passed the point where the buffer is released. A caller that uses it on another
+  /// stream releases it with an event.
   StepBuffer acquire(std::int64_t bytes, Category category, std::string_view tag);
   /// Config::offload.activations: sends a buffer that backward will want to host memory, behind what the
   /// compute stream was given so far. Until HostCopy::leave_device() kernels may read it on the device, but
@@ -213,7 +213,7 @@ class Engine {
   std::string traffic_report() const;
   std::string model_report() const;
   using StateBytes = tranche::StateBytes;
-  /// Of this rank.
+  /// Bytes of this rank.
   StateBytes state_bytes() const;
   /// The packed memory of a step, all 0 until it has been recorded (two steps).
   struct StepMemory {

@@ -25,7 +25,7 @@ struct RuntimeOptions {
   std::int64_t nvme_limit = 0;           ///< bytes of the rank's swap file; 0: none
   bool poison_memory = false;
   double communication_timeout = 300;  ///< seconds
-  std::int64_t communication_slab_bytes = std::int64_t{8} << 20;
+  std::int64_t staging_bytes = std::int64_t{8} << 20;  ///< `tranche.communication_slab`
   std::string device_transport = "auto";  ///< auto, nccl, staged or shared; for cuda
   std::string collectives = "auto";       ///< `tranche.collectives`
   bool inline_progress = false;           ///< `tranche.progress: inline`, for adopted MPI communicators
@@ -71,10 +71,10 @@ class Runtime {
   /// communication_slab, progress, collectives, device_transport, debug.poison_memory, debug.ranks_per_host)
   /// are neither at their default nor what this runtime was made with. A key at its default asks for nothing:
   /// RuntimeOptions given in C++ stand. On the meta device, which predicts what a run would take, only
-  /// communication_slab is looked at.
+  /// communication_slab is compared.
   void check(const Config& config) const;
 
-  /// Groups: shard (ranks that partition state), replicate (copies of a shard; one for now), all.
+  /// Groups of ranks: `all`, and `shard`, which partitions state; today both are every rank.
   Communicator& all() const;
   Communicator& shard() const;
   int rank() const;
@@ -82,7 +82,7 @@ class Runtime {
   Device& device() const;
   /// Threads that this rank's work on host memory may use: its share of the cores of its node.
   int host_threads() const;
-  /// Booked and limited memory of a tier; from any thread. TrackingResource::free() is for allocators of
+  /// Tracked and limited memory of a tier; from any thread. TrackingResource::free() is for allocators of
   /// other libraries, which free by address.
   TrackingResource& memory(Tier tier) const;
   /// Touched bytes of memory that other ranks of the node can read, which the system counts apart.

@@ -29,7 +29,7 @@ struct SavedArray {
   static SavedArray part(std::string name, Shape whole, std::int64_t first, ConstTensorView values) {
     return {std::move(name), whole, first, values, true, false};
   }
-  /// Of this rank alone; shapes may differ between ranks. Given back to as many ranks only.
+  /// An array of this rank alone; shapes may differ between ranks. Given back to as many ranks only.
   static SavedArray of_rank(std::string name, ConstTensorView values) {
     return {std::move(name), values.shape, 0, values, false, true};
   }
@@ -62,8 +62,8 @@ struct SaveOptions {
 struct LoadOptions {
   /// Only weights: optimizer state, step and loss scale stay as they are.
   bool weights_only = false;
-  /// Of a folder of checkpoints, where the newest complete one turns out to be damaged as it is read: takes
-  /// the next older one, with a line in LoadResult::notes, until one is whole. Without it that is an error.
+  /// For a folder of checkpoints whose newest complete one turns out to be damaged as it is read: takes the
+  /// next older one, with a line in LoadResult::notes, until one is whole. Without it that is an error.
   bool pass_over_damaged = false;
 };
 

@@ -1,7 +1,8 @@
 #pragma once
 /// Casts, fills, copies, sums, GELU, biases, dropout. Floating dtypes are fp32, bf16, fp16 unless stated;
 /// arithmetic is fp32. Views of one call have equal element counts unless stated, and do not overlap unless
-/// they are the same view ("in place is allowed").
+/// they are the same view ("in place is allowed"). matmul.h says how calls run and how long operands stay
+/// valid.
 
 #include <cstdint>
 #include <span>
@@ -45,9 +46,9 @@ void bias_gradient(Stream& stream, const ConstTensorView& gradient, const Tensor
 void gelu_forward(Stream& stream, const ConstTensorView& x, const TensorView& y);
 /// dx = dy * gelu'(x); in place on dy is allowed.
 void gelu_backward(Stream& stream, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& dx);
-/// y = gelu(x) and dx = dy * gelu'(x), the bits of the two above: what a backward wants that computes y again
-/// instead of keeping it. One pass with one exponential an element on the CPU; on cuda the two launches. dx
-/// in place on dy is allowed.
+/// y = gelu(x) and dx = dy * gelu'(x), the bits of the two above: for a backward that recomputes y instead of
+/// saving it. One pass with one exponential an element on the CPU; on cuda the two launches. dx in place on
+/// dy is allowed.
 void gelu_forward_backward(Stream& stream, const ConstTensorView& x, const ConstTensorView& dy,
                            const TensorView& y, const TensorView& dx);
 

@@ -22,7 +22,7 @@ struct MatmulOptions {
 /// of threads give the same bits; all but oneDNN's bf16 give them for any number of threads and size of
 /// workspace. cuda: cuBLASLt, an algorithm chosen once for each shape within `workspace`; fp32 is IEEE fp32
 /// (no TF32); the same shape, size of workspace, library and kind of GPU give the same bits. Throws
-/// InvalidArgument on shapes or dtypes.
+/// InvalidArgument on shapes or dtypes. Accumulating into a 16-bit c rounds once.
 void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView& a, const ConstTensorView& b,
             const TensorView& c, const Workspace& workspace);
 

@@ -2,7 +2,7 @@
 /// Fused optimizer updates of a range of a flat buffer, all its tensors at once: one pass reads the gradient,
 /// updates fp32 master and moments in place and writes the compute-dtype weight. Arithmetic (bit-equal on
 /// every instruction set): separate multiplies and adds in fp32, IEEE division and square root, no flush to
-/// zero.
+/// zero. matmul.h says how calls run and how long operands stay valid.
 
 #include <cstddef>
 #include <cstdint>

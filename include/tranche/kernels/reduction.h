@@ -1,5 +1,6 @@
 #pragma once
 /// Sums whose order is part of the contract: deterministic (fixed-order) sums over ranks, norms, digests.
+/// matmul.h says how calls run and how long operands stay valid.
 
 #include <cstdint>
 #include <span>

@@ -1,6 +1,6 @@
 #pragma once
-/// Which tensors have values of their own in the update (decay, learning rate ...), and which are frozen: by
-/// name pattern.
+/// Parameter groups: the values that tensors have of their own in the update (decay, learning rate ...), and
+/// frozen tensors, by name pattern.
 
 #include <array>
 #include <optional>

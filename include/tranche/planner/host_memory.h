@@ -20,8 +20,8 @@ struct HostMemory {
   bool found_here() const { return source == Source::this_machine || source == Source::control_group; }
 };
 
-/// Of `ranks_per_node` ranks: the limit that the configuration has (`configured`, in bytes; 0: none), else an
-/// equal share of available_memory(root).
+/// The memory of each of `ranks_per_node` ranks: the limit that the configuration has (`configured`, in
+/// bytes; 0: none), else an equal share of available_memory(root).
 HostMemory host_memory_of(std::int64_t configured, int ranks_per_node, const std::string& root = "/");
 
 /// "11.70 GiB a rank, half of this machine's 23.40 GiB available; --host-memory sets it"; of a control group

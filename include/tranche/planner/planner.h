@@ -40,7 +40,7 @@ struct PlanRequest {
 struct PlanResult {
   std::array<TierAccount, tier_count> tiers;
   Engine::StateBytes state;
-  /// Of a step, as the meter counts what this rank sends, by operation.
+  /// Traffic of a step, as the meter counts it for this rank, by operation.
   std::map<std::string, TrafficCount> data, control;
   std::int64_t formula_elements = 0;  ///< that this rank sends a step by Engine::formula_traffic_elements()
   /// Elements of all flat buffers, padding included.
@@ -93,7 +93,7 @@ struct FitTrial {
   int checkpoint_every = 0;  ///< 0: no activation checkpointing
   std::int64_t vocabulary_chunk = 0;
   OffloadTier optimizer = OffloadTier::none, parameters = OffloadTier::none;
-  bool activations = false;  ///< what checkpointing keeps waits in host memory
+  bool activations = false;  ///< activation checkpoints wait in host memory
   std::int64_t micro_batch = 1, accumulation = 1;
   std::int64_t peak = 0;            ///< bytes of device memory
   std::int64_t host = 0, nvme = 0;  ///< bytes of the other tiers; 0 where it was not run

@@ -21,9 +21,8 @@ struct MemoryFigures {
 };
 
 /// Construct it after the Runtime and before the Engine, so that it sees all that an Engine takes; destroy it
-/// before the Runtime. It takes no
-/// tracked memory, waits for nothing and changes no bits. A Runtime with RuntimeOptions::trace gives it spans
-/// of compute and communication beside the counters.
+/// before the Runtime. It takes no tracked memory, waits for nothing and changes no bits. A Runtime with
+/// RuntimeOptions::trace gives it spans of compute and communication beside the counters.
 ///
 ///     Runtime runtime(options, ...);
 ///     MemoryProfile profile(runtime);
@@ -37,7 +36,7 @@ class MemoryProfile {
   MemoryProfile(const MemoryProfile&) = delete;
   MemoryProfile& operator=(const MemoryProfile&) = delete;
 
-  /// Marks the end of a step and looks at what the process holds. Not collective.
+  /// Marks the end of a step and samples the process's memory. Not collective.
   void end_step(std::int64_t step);
   /// Stops measuring; write() does so if this was not called. Not collective.
   void end();
