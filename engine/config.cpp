@@ -250,8 +250,7 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
       values.number("tranche.communication_timeout").value_or(config.communication_timeout);
   config.device_memory_limit = values.size("tranche.device_memory").value_or(config.device_memory_limit);
   config.workspace_bytes = values.size("tranche.workspace").value_or(config.workspace_bytes);
-  config.staging_bytes =
-      values.size("tranche.communication_slab").value_or(config.staging_bytes);
+  config.staging_bytes = values.size("tranche.communication_slab").value_or(config.staging_bytes);
   const std::int64_t seed = values.integer("tranche.seed").value_or(static_cast<std::int64_t>(config.seed));
   if (seed < 0) problems.add(fmt::format("tranche.seed: {} is negative", seed));
   config.seed = static_cast<std::uint64_t>(seed);

@@ -180,8 +180,7 @@ std::string Engine::summary() const {
     resident += fmt::format(", up to {} x {} gathered", config.depth,
                             format_bytes(largest * size_of(config.precision.compute)));
   }
-  if (impl.ranks > 1)
-    resident += ", " + format_bytes(config.staging_bytes) + " staging buffer";
+  if (impl.ranks > 1) resident += ", " + format_bytes(config.staging_bytes) + " staging buffer";
   row("also resident", resident);
   // Stages are compared where all of their state is on the device.
   for (int lower = config.stage - 1; lower >= 0 && impl.ranks > 1 && !config.offload.any(); --lower) {

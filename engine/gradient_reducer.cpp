@@ -242,7 +242,8 @@ void GradientReducer::reduce(Target& target, FlatBuffer& flat, bool last) {
   StepBuffer rounded;
   ConstTensorView sent = source;
   if (!flat.group->rounds(source.dtype, communication)) {
-    rounded = arena_.acquire(elements * size_of(communication), Category::communication, flat.name + " communication");
+    rounded = arena_.acquire(elements * size_of(communication), Category::communication,
+                             flat.name + " communication");
     for (const Event& event : rounded.ready()) compute_.wait(event);
     const TensorView to{rounded.data(), communication, Shape{elements}};
     kernels::cast(compute_, source, to);

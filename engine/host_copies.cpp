@@ -39,8 +39,8 @@ void HostCopy::leave_device() noexcept {
   Event after = out_;
   try {
     if (const Event used = owner_->compute_.record(); !used.query()) {
-      owner_->link_.to_host().wait(used);
-      after = owner_->link_.to_host().record();
+      owner_->link_.to_host_stream().wait(used);
+      after = owner_->link_.to_host_stream().record();
     }
   } catch (...) {
     // Without an event the memory could be reused too early. A stream that fails reads nothing any more.

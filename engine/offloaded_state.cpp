@@ -56,7 +56,7 @@ OffloadedState::~OffloadedState() {
   host_.reset();
   disk_writes_.reset();
   disk_reads_.reset();
-  for (Stream* stream : {&link_.from_host(), &link_.to_host()}) {
+  for (Stream* stream : {&link_.from_host_stream(), &link_.to_host_stream()}) {
     try {
       stream->synchronize();
     } catch (...) {  // the one who used what failed has the error
@@ -164,8 +164,8 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
 
 void OffloadedState::close() noexcept {
   if (ring_) ring_->abandon();  // of a pass that an error left open, while its stream lives
-  for (Stream* stream :
-       {host_.get(), disk_writes_.get(), disk_reads_.get(), &link_.from_host(), &link_.to_host()}) {
+  for (Stream* stream : {host_.get(), disk_writes_.get(), disk_reads_.get(), &link_.from_host_stream(),
+                         &link_.to_host_stream()}) {
     if (stream == nullptr) continue;
     try {
       stream->synchronize();
@@ -177,7 +177,7 @@ void OffloadedState::close() noexcept {
 // --- Gradients ------------------------------------------------------------------------------------------
 
 void OffloadedState::send_gradients(FlatBuffer& flat, kernels::GradientStatistics* statistics) {
-  Stream& stream = link_.to_host();
+  Stream& stream = link_.to_host_stream();
   stream.wait(flat.reduce_done);
   kernels::gradient_statistics(stream, residency_.gradients(flat, flat.shard()), statistics,
                                statistics_workspace());

@@ -201,7 +201,8 @@ void StateStore::read_parameters(FlatBuffer& flat, ElementRange range, void* to)
     offload_->read_parameters(flat, range, to);
     return;
   }
-  if (offload_) offload_->link().to_host().synchronize();  // of weights that were updated on the device
+  if (offload_)
+    offload_->link().to_host_stream().synchronize();  // of weights that were updated on the device
   read(to, residency_.parameters(flat, range).data, bytes, flat.parameters_tier == OffloadTier::cpu);
 }
 
@@ -215,8 +216,8 @@ void StateStore::write_parameters(FlatBuffer& flat, ElementRange range, const vo
     return;
   }
   if (offload_) {
-    offload_->link().to_host().synchronize();
-    offload_->link().from_host().synchronize();
+    offload_->link().to_host_stream().synchronize();
+    offload_->link().from_host_stream().synchronize();
   }
   write(residency_.parameters(flat, range).data, from, bytes, flat.parameters_tier == OffloadTier::cpu);
 }

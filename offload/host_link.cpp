@@ -191,11 +191,11 @@ Event HostLink::copy_from_host(void* device, const void* host, std::int64_t byte
   return done;
 }
 
-Stream& HostLink::to_host() {
+Stream& HostLink::to_host_stream() {
   return impl_->to_host.stream();
 }
 
-Stream& HostLink::from_host() {
+Stream& HostLink::from_host_stream() {
   return impl_->from_host.stream();
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// The link between device memory and host memory: one stream each way, a meter, and on devices whose memory
-/// is the host's a speed that can be set, so that overlap can be tested without a GPU.
+/// The link between device memory and host memory (PCIe): one copy stream each way, a meter, and on devices
+/// whose memory is the host's a speed that can be set, so that overlap can be tested without a GPU.
 
 #include <cstdint>
 #include <memory>
@@ -44,8 +44,8 @@ class HostLink {
   Event copy_from_host(void* device, const void* host, std::int64_t bytes, std::span<const Event> ready);
 
   /// The streams of the copies each way, for device work that goes with a copy (statistics of what is sent).
-  Stream& to_host();
-  Stream& from_host();
+  Stream& to_host_stream();
+  Stream& from_host_stream();
 
   HostLinkCounts counts() const;
   /// Seconds that each way has been copying since the last call (waits for events not included); from the

@@ -56,8 +56,8 @@ PlanResult plan_run(const PlanRequest& request) {
   Buffer host_staging;
   if (request.device == DeviceKind::cuda && request.ranks > 1) {
     // Ranks on GPUs also have the communicator through which they met.
-    host_staging = Buffer(runtime.memory(Tier::host), config.staging_bytes, Category::communication,
-                       "staging buffer");
+    host_staging =
+        Buffer(runtime.memory(Tier::host), config.staging_bytes, Category::communication, "staging buffer");
   }
   PlannedRun run(runtime, request, config);
   Engine& engine = run.engine();

@@ -429,8 +429,7 @@ class Search {
           held(config.stage == 0 || boundary) * static_cast<double>(size_of(config.precision.accumulation)) +
           held(config.stage == 0) * optimizer;
     }
-    return static_cast<std::int64_t>(bytes) + config.workspace_bytes +
-           (one ? 0 : config.staging_bytes);
+    return static_cast<std::int64_t>(bytes) + config.workspace_bytes + (one ? 0 : config.staging_bytes);
   }
 
   FitTrial attempt(const Levers& levers) const {

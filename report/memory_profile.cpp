@@ -39,9 +39,15 @@ constexpr std::int64_t steps_always_seen = 4;
 }  // namespace
 
 MemoryFigures MemoryFigures::of(const Ledger& ledger) {
+  std::array<TierAccount, tier_count> tiers;
+  for (const Tier tier : all_tiers) tiers[index_of(tier)] = ledger.account(tier);
+  return of(tiers);
+}
+
+MemoryFigures MemoryFigures::of(const std::array<TierAccount, tier_count>& tiers) {
   MemoryFigures figures;
   for (const Tier tier : all_tiers) {
-    const TierAccount account = ledger.account(tier);
+    const TierAccount& account = tiers[index_of(tier)];
     figures.peak[index_of(tier)] = account.peak;
     figures.at_peak[index_of(tier)] = account.at_peak;
     figures.highest[index_of(tier)] = account.category_peak;

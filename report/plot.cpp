@@ -227,10 +227,10 @@ std::string_view color(int index) {
   return palette[static_cast<std::size_t>(std::abs(index)) % palette.size()];
 }
 
-Ticks ticks(double low, double high, Scale scale, int about) {
+Ticks ticks(double low, double high, Scale scale, int target_count) {
   require(std::isfinite(low) && std::isfinite(high), "an axis that is not finite");
   if (!(high > low)) high = low + 1;
-  const double wanted = (high - low) / std::max(about, 1);
+  const double wanted = (high - low) / std::max(target_count, 1);
   double step = 1;
   if (scale == Scale::bytes) {
     step = std::exp2(std::ceil(std::log2(wanted)));

@@ -21,7 +21,8 @@ struct Ticks {
   std::vector<double> values;
   std::vector<std::string> labels;  ///< "256 MiB", "1.5 GiB"; "0.25", "2000"
 };
-Ticks ticks(double low, double high, Scale scale, int about = 6);
+/// About `target_count` of them.
+Ticks ticks(double low, double high, Scale scale, int target_count = 6);
 
 struct Series {
   std::string name;

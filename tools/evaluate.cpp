@@ -14,7 +14,7 @@ int run_evaluate(const Options& options, const Output& output) {
     const EvaluationResult held_out = run.validate(0);
     const kernels::Digest weights = run.engine->weights_digest(), state = run.engine->state_digest();
     const std::string memory = run.engine->memory_report();
-    if (!run.speaks()) return;
+    if (!run.is_root()) return;
     std::ostream& out = run.output.out;
     const std::string of =
         run.resume_source.folder.empty() ? "the initial weights" : run.resume_source.folder;

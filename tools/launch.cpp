@@ -103,7 +103,7 @@ int Launch::meet(const Failure& failure, std::uint64_t digest, bool& same) {
 std::string Launch::difference_to_first() {
   std::string texts;  // names and values of rank 0, each with its end
   for (const Common& common : common_) texts += common.name + '\0' + common.value + '\0';
-  texts.resize(static_cast<std::size_t>(of_first(static_cast<std::int64_t>(texts.size()))));
+  texts.resize(static_cast<std::size_t>(broadcast_from_root(static_cast<std::int64_t>(texts.size()))));
   world_
       ->broadcast(texts.data(), static_cast<std::int64_t>(texts.size()), DataType::uint8, 0, {},
                   {"start", "values", Traffic::control})
@@ -143,7 +143,7 @@ int Launch::agree(const std::function<void()>& work) {
   return meet({difference, status, false}, 0, same);
 }
 
-std::int64_t Launch::of_first(std::int64_t value) {
+std::int64_t Launch::broadcast_from_root(std::int64_t value) {
   world_->broadcast(&value, 1, DataType::int64, 0, {}, {"start", "first", Traffic::control}).wait();
   return value;
 }

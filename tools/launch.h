@@ -46,8 +46,8 @@ class Launch {
   /// threw nowhere, but a value of require_same() is not rank 0's, the lowest such rank names it with both
   /// values, and the status is 2. 0 when all is well.
   int agree(const std::function<void()>& work);
-  /// Collective. Rank 0's number, on every rank.
-  std::int64_t of_first(std::int64_t value);
+  /// Collective. Returns rank 0's number on every rank.
+  std::int64_t broadcast_from_root(std::int64_t value);
 
   /// Ends the job because of `error` on this rank: posts the cause to the peers, prints it, gives peers
   /// `patience` seconds in which theirs may end it first, and aborts the job with the status. Of an error

@@ -18,16 +18,7 @@ MemoryFigures predict(const Run& run) {
   request.ranks_per_node = ranks.local_size();
   request.rank = ranks.rank();
   request.device = run.runtime->device().kind();
-  const planner::PlanResult plan = planner::plan_run(request);
-  MemoryFigures figures;
-  for (const Tier tier : all_tiers) {
-    const TierAccount& account = plan.tier(tier);
-    const auto t = static_cast<std::size_t>(tier);
-    figures.peak[t] = account.peak;
-    figures.at_peak[t] = account.at_peak;
-    figures.highest[t] = account.category_peak;
-  }
-  return figures;
+  return MemoryFigures::of(planner::plan_run(request).tiers);
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ int Run::prepare() {
     if (options.out_of_memory.rank >= 0 && settings.config.device_memory_limit == 0) {
       throw ConfigurationError("--debug-out-of-memory takes away what --device-memory leaves; give that too");
     }
-    if (speaks()) {
+    if (is_root()) {
       require_writable(options.report, "--report");
       if (!options.report.empty()) report.keep_for(options.report);
       require_metrics(options.metrics, !options.resume.empty());
@@ -85,21 +85,23 @@ int Run::prepare() {
   if (status == 0 && !options.checkpoint_dir.empty()) status = require_folder();
   if (status == 0) {
     status = launch.agree([this] {
-      if (!speaks()) return;
+      if (!is_root()) return;
       resume_source = find_resume_source(posix_file_system(), options, identity_of(options, settings, data));
     });
   }
   if (status == 0) status = keep_earlier_defaults();
-  if (status == 0) begins_from_checkpoint = launch.of_first(resume_source.folder.empty() ? 0 : 1) != 0;
-  if (status == 0) takes_weights_only = launch.of_first(resume_source.weights_only ? 1 : 0) != 0;
+  if (status == 0)
+    begins_from_checkpoint = launch.broadcast_from_root(resume_source.folder.empty() ? 0 : 1) != 0;
+  if (status == 0) takes_weights_only = launch.broadcast_from_root(resume_source.weights_only ? 1 : 0) != 0;
   return status;
 }
 
 int Run::keep_earlier_defaults() {
   EarlierDefaults kept;
-  if (speaks() && !resume_source.weights_only) kept = earlier_defaults(settings.config, resume_source.config);
-  kept.bf16 = launch.of_first(kept.bf16 ? 1 : 0) != 0;
-  kept.clipping = launch.of_first(kept.clipping ? 1 : 0) != 0;
+  if (is_root() && !resume_source.weights_only)
+    kept = earlier_defaults(settings.config, resume_source.config);
+  kept.bf16 = launch.broadcast_from_root(kept.bf16 ? 1 : 0) != 0;
+  kept.clipping = launch.broadcast_from_root(kept.clipping ? 1 : 0) != 0;
   if (!kept.any()) return 0;
   return launch.agree([&] {
     if (kept.bf16) options.set.insert(options.set.begin(), "bf16.enabled=true");
@@ -117,14 +119,14 @@ int Run::keep_earlier_defaults() {
 
 int Run::require_folder() {
   std::random_device draw;
-  const std::int64_t token = launch.of_first(static_cast<std::int64_t>(draw()) << 16 ^ draw());
+  const std::int64_t token = launch.broadcast_from_root(static_cast<std::int64_t>(draw()) << 16 ^ draw());
   const std::string& folder = options.checkpoint_dir;
   int status = launch.agree([&] {
-    if (!speaks()) return;
+    if (!is_root()) return;
     place_probe(folder, "--checkpoint-dir", token);
     checkpoint::LeaseOptions lease_options;
     lease_options.say = [this](const std::string& line) {
-      row("note", line);
+      print_row("note", line);
       output.out.flush();
     };
     lease.emplace(checkpoint::RunLease::take(folder, lease_options));
@@ -133,11 +135,11 @@ int Run::require_folder() {
   if (status == 0) {
     status = launch.agree([&] { require_probe(folder, "--checkpoint-dir", token, launch.rank()); });
   }
-  if (speaks()) remove_probe(folder, token);
+  if (is_root()) remove_probe(folder, token);
   return status;
 }
 
-void Run::row(std::string_view name, std::string_view value) const {
+void Run::print_row(std::string_view name, std::string_view value) const {
   output.out << fmt::format("  {:<22} {}\n", name, value);
 }
 
@@ -154,13 +156,13 @@ void Run::start() {
                   {"start", "peak", Traffic::control})
       .wait();
   if (!options.memory_profile.empty()) profile = std::make_unique<MemoryProfile>(*runtime);
-  take_memory_away(0);
+  withhold_memory(0);
   model = std::make_unique<models::Gpt>(settings.model);
   engine = std::make_unique<Engine>(*runtime, models::Gpt::spec(settings.model, settings.sequence),
                                     settings.config);
   feeder = std::make_unique<BatchFeeder>(*engine, settings.model, settings.batch, settings.sequence);
-  if (speaks()) show_start();
-  if (begins_from_checkpoint) take_over();
+  if (is_root()) show_start();
+  if (begins_from_checkpoint) load_resume_source();
 }
 
 void Run::show_start() {
@@ -170,27 +172,28 @@ void Run::show_start() {
                             static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)))};
   report.set_placement(placement);
   output.out << engine->summary();
-  row("matmul peak", fmt::format("{:.0f} GFLOP/s measured, all ranks together", peak_flops / 1e9));
-  row("data", fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",
-                          options.data, name_of(data.training_file->format()), data.training->count(),
-                          settings.sequence, data.validation->count(), data.evaluation.size()));
+  print_row("matmul peak", fmt::format("{:.0f} GFLOP/s measured, all ranks together", peak_flops / 1e9));
+  print_row("data",
+            fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",
+                        options.data, name_of(data.training_file->format()), data.training->count(),
+                        settings.sequence, data.validation->count(), data.evaluation.size()));
   if (data.text() && settings.model.vocabulary != 256) {
-    row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,
-                            settings.model.vocabulary));
+    print_row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,
+                                  settings.model.vocabulary));
   }
   const std::string cores = note_on_cores(placement);
-  if (!cores.empty() && options.device == "cpu") row("note", cores);
-  for (const std::string& note : resume_source.notes) row("note", note);
+  if (!cores.empty() && options.device == "cpu") print_row("note", cores);
+  for (const std::string& note : resume_source.notes) print_row("note", note);
   output.out.flush();
 }
 
-void Run::take_over() {
+void Run::load_resume_source() {
   const bool latest = options.resume == "latest" && !takes_weights_only;
   const LoadResult loaded = engine->load(
       latest ? options.checkpoint_dir : resume_source.folder,
       {.weights_only = takes_weights_only, .pass_over_damaged = latest && !options.resume_strict});
   const kernels::Digest weights = engine->weights_digest(), state = engine->state_digest();
-  if (!speaks()) return;
+  if (!is_root()) return;
   if (loaded.folder != resume_source.folder)
     hold_against(identity_of(options, settings, data), loaded.user, loaded.folder, resume_source);
   std::vector<std::string> changes = resume_source.changes;
@@ -200,35 +203,35 @@ void Run::take_over() {
   }
   report.set_resumed(loaded, resume_source.weights_only, weights, state, changes);
   if (resume_source.weights_only) {
-    row("weights from", fmt::format("{} (step {}); all else begins anew", loaded.folder, loaded.step));
+    print_row("weights from", fmt::format("{} (step {}); all else begins anew", loaded.folder, loaded.step));
   } else {
-    row("resumed",
-        fmt::format("{}: step {}, {} samples, saved by {} rank{} at stage {}", loaded.folder, loaded.step,
-                    loaded.samples, loaded.world, loaded.world == 1 ? "" : "s", loaded.stage));
+    print_row("resumed", fmt::format("{}: step {}, {} samples, saved by {} rank{} at stage {}", loaded.folder,
+                                     loaded.step, loaded.samples, loaded.world, loaded.world == 1 ? "" : "s",
+                                     loaded.stage));
   }
-  row("weights", format_digest(weights));
-  if (!resume_source.weights_only) row("weights and moments", format_digest(state));
-  for (const std::string& change : changes) row("changed", change);
+  print_row("weights", format_digest(weights));
+  if (!resume_source.weights_only) print_row("weights and moments", format_digest(state));
+  for (const std::string& change : changes) print_row("changed", change);
   for (const std::string& note : loaded.notes) {
     const bool said =
         std::find(resume_source.notes.begin(), resume_source.notes.end(), note) != resume_source.notes.end();
-    if (!said) row("note", note);
+    if (!said) print_row("note", note);
   }
   output.out.flush();
 }
 
-void Run::take_memory_away(std::int64_t step) {
+void Run::withhold_memory(std::int64_t step) {
   if (options.out_of_memory.rank != runtime->rank() || options.out_of_memory.step != step) return;
   constexpr std::int64_t left = 1024;
   const std::int64_t held = runtime->ledger().total(Tier::device);
-  taken_away = Buffer(runtime->memory(Tier::device), settings.config.device_memory_limit - held - left,
-                      Category::other, "taken away by --debug-out-of-memory");
+  withheld_memory = Buffer(runtime->memory(Tier::device), settings.config.device_memory_limit - held - left,
+                           Category::other, "taken away by --debug-out-of-memory");
 }
 
 EvaluationResult Run::validate(std::int64_t step) {
   const EvaluationResult result =
       evaluate_windows(*engine, *model, *feeder, *data.validation, data.evaluation);
-  if (speaks()) report.add_validation(step, result);
+  if (is_root()) report.add_validation(step, result);
   return result;
 }
 

@@ -20,8 +20,8 @@
 
 namespace tranche::tools {
 
-/// The streams of a command: results for people, from rank 0, and errors. The program's streams make visible
-/// what a terminal would obey (core/printable.h), so commands write names as they are in files.
+/// The streams of a command: results for people, from rank 0, and errors. The program's streams escape
+/// control characters (core/printable.h), so commands write names as they are in files.
 struct Output {
   std::ostream& out;
   std::ostream& errors;
@@ -38,7 +38,7 @@ struct Run {
   std::optional<checkpoint::RunLease> lease;  ///< of --checkpoint-dir, on rank 0
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<MemoryProfile> profile;  ///< with --memory-profile
-  Buffer taken_away;                       ///< by --debug-out-of-memory
+  Buffer withheld_memory;                  ///< held by --debug-out-of-memory
   std::unique_ptr<models::Gpt> model;
   double peak_flops = 0;  ///< of all ranks together
   std::unique_ptr<Engine> engine;
@@ -47,32 +47,34 @@ struct Run {
   ResumeSource resume_source;           ///< on rank 0
   bool begins_from_checkpoint = false;  ///< on all ranks
   bool takes_weights_only = false;      ///< on all ranks
-  std::string identity;                 ///< what checkpoints say of this run
+  std::string identity;                 ///< the description of this run in its checkpoints
 
   Run(const Options& run_options, const Output& run_output)
       : options(run_options), output(run_output), launch(run_output.errors, run_options.flags) {}
-  bool speaks() const { return launch.rank() == 0; }
-  /// A row of the table of the start, on rank 0.
-  void row(std::string_view name, std::string_view value) const;
+  bool is_root() const { return launch.rank() == 0; }
+  /// Prints a row of the table of the start, on rank 0.
+  void print_row(std::string_view name, std::string_view value) const;
 
   /// Collective. Reads configuration, model and data; returns the exit status.
   int prepare();
   /// Collective. Runtime, matmul's speed, engine; prints the table of the start. Throws.
   void start();
   void show_start();
-  /// Collective. From a checkpoint to the engine; says what is not as it was.
-  void take_over();
-  /// --debug-out-of-memory, on the rank and at the step that it names.
-  void take_memory_away(std::int64_t step);
+  /// Collective. Loads the checkpoint that the run resumes from into the engine; prints and reports what
+  /// differs from the run that saved it.
+  void load_resume_source();
+  /// --debug-out-of-memory: allocates what --device-memory leaves, on the rank and at the step that the flag
+  /// names.
+  void withhold_memory(std::int64_t step);
   /// Collective. Held-out loss now; said and reported.
   EvaluationResult validate(std::int64_t step);
   /// n-gram cross-entropies of the held-out text, on rank 0.
   NgramEntropies ngrams() const;
-  /// Collective. Where a run goes on whose configuration leaves out what earlier versions had another default
-  /// for, it keeps what it was saved with.
+  /// Collective. Keeps the settings that a resumed run was saved with where its configuration leaves out keys
+  /// that had another default in earlier versions. Returns the exit status.
   int keep_earlier_defaults();
-  /// Collective. Whether checkpoints can be written where they are to go, by all ranks to one folder, and by
-  /// no other run.
+  /// Collective. Checks that all ranks can write checkpoints to one folder, and that no other run does.
+  /// Returns the exit status.
   int require_folder();
   /// The advice below an error: of OutOfMemory, the configuration that would have fitted the budget.
   std::string advice_on(const std::exception_ptr& error, int ranks_per_node) const;

@@ -1,5 +1,5 @@
 #pragma once
-/// From flags and files to what a run is made with.
+/// Turns flags and files into the settings of a run.
 
 #include <cstdint>
 #include <memory>

@@ -13,7 +13,7 @@
 #include "tools/checkpoint_scheduler.h"
 #include "tools/files.h"
 #include "tools/metrics_file.h"
-#include "tools/offload_means.h"
+#include "tools/offload_summary.h"
 #include "tools/profiling.h"
 #include "tools/progress.h"
 #include "tools/run.h"
@@ -41,25 +41,25 @@ class Training {
       : run_(run),
         signals_(signals),
         progress_(progress_options(run), writer(run)),
-        keeper_(*run.engine, run.options, run.identity, run.speaks() ? &run.report : nullptr,
-                run.speaks() ? [this](std::string_view line) { progress_.say(line); }
-                             : CheckpointScheduler::Say()) {
+        keeper_(*run.engine, run.options, run.identity, run.is_root() ? &run.report : nullptr,
+                run.is_root() ? [this](std::string_view line) { progress_.say(line); }
+                              : CheckpointScheduler::Say()) {
     last_.step = begin_ = run.engine->steps();
-    if (run.speaks() && !run.options.metrics.empty()) metrics_.emplace(run.options.metrics, begin_);
+    if (run.is_root() && !run.options.metrics.empty()) metrics_.emplace(run.options.metrics, begin_);
   }
 
   void operator()() {
     const Stopwatch clock;
     std::int64_t step = run_.engine->steps();
     bool enough = false;
-    if (step >= run_.settings.steps && run_.speaks()) {
+    if (step >= run_.settings.steps && run_.is_root()) {
       progress_.say(
           fmt::format("step {} of {} is reached already: nothing to train; --steps is the step to reach",
                       step, run_.settings.steps));
     }
     while (step < run_.settings.steps && !enough) {
       const StepResult result = train_step(++step);
-      if (run_.speaks()) {
+      if (run_.is_root()) {
         run_.report.add_step(result);
         progress_.step(result, clock.seconds());
         if (metrics_) add_metrics(step_line(result));
@@ -67,12 +67,12 @@ class Training {
         if (offloads) offload_.add(result);
         if (run_.settings.config.wall_clock_breakdown && progress_.due(step)) {
           progress_.say(format_step_times(result));
-          if (offloads) progress_.say(OffloadMeans::line_of(result));
+          if (offloads) progress_.say(OffloadSummary::line_of(result));
         }
       }
       if (due(run_.options.digest_every, step)) {
         const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
-        if (run_.speaks()) run_.report.add_step_digest(weights, state);
+        if (run_.is_root()) run_.report.add_step_digest(weights, state);
       }
       last_ = result;
       if (run_.lease && run_.lease->lost()) run_.lease->require_held();  // which says who has it
@@ -82,7 +82,7 @@ class Training {
       enough = time_is_up(clock.seconds(), step);
       if (due(run_.options.eval_every, step) && step < run_.settings.steps && !enough) {
         const EvaluationResult held_out = run_.validate(step);
-        if (run_.speaks()) {
+        if (run_.is_root()) {
           progress_.say(fmt::format("step {}: validation loss {:.4f}", step, held_out.loss));
           if (metrics_) add_metrics(validation_line(step, held_out));
         }
@@ -132,7 +132,7 @@ class Training {
     // Before the ranks agree on the step, so that all of them end with this one.
     if (signals_ != nullptr && signals_->poll() != 0) {
       run_.engine->request_stop();
-      if (signals_->poll() == SIGINT && run_.speaks()) {
+      if (signals_->poll() == SIGINT && run_.is_root()) {
         progress_.say(fmt::format(
             "SIGINT: the run is saved after step {} and ends; a second one ends it at once", step));
       }
@@ -152,7 +152,7 @@ class Training {
 
   void inject(int rank, std::int64_t step, std::int64_t micro_batch) {
     const Options& options = run_.options;
-    run_.take_memory_away(step);
+    run_.withhold_memory(step);
     if (options.fail.rank == rank && options.fail.step == step) {
       throw Error(fmt::format("--debug-fail: told to fail in step {}, micro-batch {}", step, micro_batch));
     }
@@ -180,7 +180,7 @@ class Training {
     if (run_.profile) run_.profile->end();  // what comes now is not the training's
     save_trace();
     save_profile();
-    if (!run_.speaks()) return;
+    if (!run_.is_root()) return;
     const int signal = signals_->poll();
     const std::string by = signal != 0 ? name_of_signal(signal) : "a signal to another rank";
     run_.report.set_stopped(by);
@@ -212,7 +212,7 @@ class Training {
                     DataType::float64, ReduceOperation::sum,
                     {"report", "processor seconds", Traffic::control})
         .wait();
-    if (run_.speaks()) run_.report.add_processor_seconds(processor_seconds_);
+    if (run_.is_root()) run_.report.add_processor_seconds(processor_seconds_);
     processor_seconds_.clear();
   }
 
@@ -233,7 +233,7 @@ class Training {
 
   void finish(double seconds) {
     keeper_.finish();  // first: who is ended while validating has the last checkpoint
-    if (run_.speaks()) {
+    if (run_.is_root()) {
       progress_.say(fmt::format("validating on {} held-out windows", run_.data.evaluation.size()));
     }
     const EvaluationResult held_out = run_.validate(last_.step);
@@ -247,7 +247,7 @@ class Training {
       sample = sample_text(*run_.engine, *run_.model, "\n\n", run_.options.sample_bytes,
                            run_.settings.sequence, sample_temperature, run_.settings.config.seed);
     }
-    if (run_.speaks()) conclude(held_out, weights, state, memory, sample, seconds);
+    if (run_.is_root()) conclude(held_out, weights, state, memory, sample, seconds);
     save_trace();
     save_profile();
   }
@@ -309,7 +309,7 @@ class Training {
   Run& run_;
   StopSignals* signals_;
   Progress progress_;
-  OffloadMeans offload_;
+  OffloadSummary offload_;
   std::optional<MetricsFile> metrics_;  ///< on rank 0, with --metrics
   CheckpointScheduler keeper_;
   StepResult last_;

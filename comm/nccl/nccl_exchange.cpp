@@ -189,10 +189,10 @@ class NcclExchange : public DeviceExchange {
   void require_staging() const {
     const std::int64_t least = 256 * std::int64_t{4} * std::max(1, group_.size() - 1);
     if (staging_.bytes() >= least || (group_.size() == 1 && !own_reductions_)) return;
-    throw ConfigurationError(fmt::format(
-        "a staging buffer of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
-        "tranche.communication_slab (staging_bytes in C++) at least {}",
-        group_.staging_bytes, group_.size() - 1, least));
+    throw ConfigurationError(
+        fmt::format("a staging buffer of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
+                    "tranche.communication_slab (staging_bytes in C++) at least {}",
+                    group_.staging_bytes, group_.size() - 1, least));
   }
 
   void move(const DeviceCall& call) {

@@ -14,10 +14,10 @@ StagingBuffer::StagingBuffer(MemoryResource* memory, std::int64_t bytes, int ran
   if (ranks < 2) return;
   const std::int64_t least = least_bytes(ranks);
   if (bytes < least) {
-    throw ConfigurationError(fmt::format(
-        "a staging buffer of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
-        "tranche.communication_slab (staging_bytes in C++) at least {}",
-        bytes, ranks - 1, least));
+    throw ConfigurationError(
+        fmt::format("a staging buffer of {} bytes cannot hold 256 fp32 elements from each of {} peers; give "
+                    "tranche.communication_slab (staging_bytes in C++) at least {}",
+                    bytes, ranks - 1, least));
   }
   if (memory != nullptr) {
     buffer_ = Buffer(*memory, bytes, Category::communication, "staging buffer");

@@ -187,7 +187,7 @@ TEST_P(HostCopiesOrder, ComputeGoesOnWhileBytesTravel) {
       in_gate->complete();
     }
     pass([&] {
-      link_.to_host().wait(Event(out_gate));
+      link_.to_host_stream().wait(Event(out_gate));
       HostCopy copy = copies_.send(made(7), "block input");
       StepBuffer next = made(8);  // beside what travels: this thread has not stopped
       copy.leave_device();
@@ -202,7 +202,7 @@ TEST_P(HostCopiesOrder, ComputeGoesOnWhileBytesTravel) {
         for (const Event& event : reuse.ready()) compute().wait(event);
         device_->fill_bytes(compute(), reuse.data(), 1, bytes);
       }
-      link_.from_host().wait(Event(in_gate));
+      link_.from_host_stream().wait(Event(in_gate));
       HostCopies::prefetch(copy);
       device_->fill_bytes(compute(), next.data(), 9, bytes);
       expect_holds(next, 9);
@@ -225,7 +225,7 @@ TEST_P(HostCopiesOrder, AFailedCopyIsToldWhereTheBytesAreWanted) {
   pass([&] {
     auto failed = std::make_shared<HostEvent>();
     failed->fail(std::make_exception_ptr(CommunicationError("the link is down")));
-    link_.to_host().wait(Event(failed));
+    link_.to_host_stream().wait(Event(failed));
     HostCopy copy = copies_.send(made(7), "block input");
     copy.leave_device();
     EXPECT_THAT(message_of<CommunicationError>([&] { HostCopies::fetch(std::move(copy)); }),

@@ -293,8 +293,8 @@ TEST(GptMemory, AHigherStageTakesLessWhenItSavesMoreThanTheUnitsItHolds) {
 }
 
 TEST(GptMemory, BucketsTakeNoMemory) {
-  // Exchange passes through a staging buffer of fixed size: nothing is allocated by the size of a bucket, however large
-  // or small beside the model.
+  // Exchange passes through a staging buffer of fixed size: nothing is allocated by the size of a bucket,
+  // however large or small beside the model.
   for (int stage = 0; stage < 4; ++stage) {
     MemoryCase drawn = sized_case(3);
     drawn.ranks = 4;

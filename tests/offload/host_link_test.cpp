@@ -159,11 +159,11 @@ TEST_P(HostLinkTest, AFailedEventFailsWhatFollows) {
 
 TEST_P(HostLinkTest, WorkMayGoWithACopyOnItsStream) {
   HostLink link(*device_);
-  EXPECT_EQ(link.to_host().name(), "to host");
-  EXPECT_EQ(link.from_host().name(), "from host");
+  EXPECT_EQ(link.to_host_stream().name(), "to host");
+  EXPECT_EQ(link.from_host_stream().name(), "from host");
   if (meta()) return;
   clear_host();
-  device_->fill_bytes(link.to_host(), on_device(), 7, 256);
+  device_->fill_bytes(link.to_host_stream(), on_device(), 7, 256);
   link.copy_to_host(on_host(), on_device(), 256, {}).wait();
   EXPECT_EQ(on_host()[0], 7);
   EXPECT_EQ(on_host()[255], 7);
@@ -175,8 +175,8 @@ TEST_P(HostLinkTest, CopiesAreTraced) {
     HostLink link(*device_, {.trace = &trace});
     const Event there = link.copy_from_host(on_device(), on_host(), 256, {});
     link.copy_to_host(on_host(), on_device(), 256, std::span(&there, 1));
-    link.to_host().synchronize();
-    link.from_host().synchronize();
+    link.to_host_stream().synchronize();
+    link.from_host_stream().synchronize();
   }
   EXPECT_EQ(trace.size(), meta() ? 0 : 2) << "bookkeeping is not shown: " << trace.to_json();
   if (!meta()) {
@@ -245,7 +245,7 @@ TEST_F(ThrottledLinkTest, IsNoFasterThanToldEitherWay) {
     last = link.copy_to_host(host_.data(), on_device_.data(), bytes, {});
   }
   const double issued = seconds_now();
-  link.from_host().synchronize();
+  link.from_host_stream().synchronize();
   last.wait();
   const double end = seconds_now();
   EXPECT_GE(end - begin, 3 * bytes / speed);

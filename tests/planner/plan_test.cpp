@@ -137,8 +137,7 @@ TEST(Plan, ExchangeBuffersGrowWithTheRanksUnlessGiven) {
   EXPECT_EQ(parse_config("{}", 1).staging_bytes, 8 << 20);
   EXPECT_EQ(parse_config("{}", 4096).staging_bytes, 8 << 20);
   EXPECT_EQ(parse_config("{}", 65536).staging_bytes, 128 << 20);  // 2 x 1 KiB of each peer
-  EXPECT_EQ(parse_config(R"({"tranche": {"communication_slab": "1MiB"}})", 65536).staging_bytes,
-            1 << 20);
+  EXPECT_EQ(parse_config(R"({"tranche": {"communication_slab": "1MiB"}})", 65536).staging_bytes, 1 << 20);
 }
 
 TEST(Plan, ABudgetDoesNotStopIt) {

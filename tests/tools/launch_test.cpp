@@ -206,7 +206,7 @@ TEST(Fail, ATypedErrorKeepsItsStatusOnEveryRank) {
 
 TEST(OfFirst, IsRankZerosNumberEverywhere) {
   on_ranks(3, [](Launch& launch) {
-    EXPECT_EQ(launch.of_first(launch.rank() + 5), 5);
+    EXPECT_EQ(launch.broadcast_from_root(launch.rank() + 5), 5);
     return 0;
   });
 }

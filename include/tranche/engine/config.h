@@ -112,11 +112,11 @@ struct Config {
   std::vector<std::string> frozen;
 
   std::uint64_t seed = 1234;
-  std::int64_t workspace_bytes = 0;           ///< 0: kernels::default_workspace_bytes of the device
-  std::int64_t staging_bytes = 0;  ///< `tranche.communication_slab`; 0: default_staging_bytes()
-  double communication_timeout = 300;         ///< seconds
-  bool inline_progress = false;               ///< `tranche.progress: inline`
-  std::string collectives = "auto";  ///< auto, ours, messages, shared: fixed-order sums; nccl: other bits
+  std::int64_t workspace_bytes = 0;    ///< 0: kernels::default_workspace_bytes of the device
+  std::int64_t staging_bytes = 0;      ///< `tranche.communication_slab`; 0: default_staging_bytes()
+  double communication_timeout = 300;  ///< seconds
+  bool inline_progress = false;        ///< `tranche.progress: inline`
+  std::string collectives = "auto";    ///< auto, ours, messages, shared: fixed-order sums; nccl: other bits
   std::string device_transport = "auto";  ///< auto, nccl, staged or shared: how a GPU's memory travels
   int threads = 0;                        ///< per rank; 0: cores / ranks on the node
   std::int64_t device_memory_limit = 0;   ///< bytes; 0: none

@@ -24,14 +24,14 @@ struct RuntimeOptions {
   std::int64_t host_memory_limit = 0;    ///< bytes of the host tier; 0: none
   std::int64_t nvme_limit = 0;           ///< bytes of the rank's swap file; 0: none
   bool poison_memory = false;
-  double communication_timeout = 300;  ///< seconds
+  double communication_timeout = 300;                  ///< seconds
   std::int64_t staging_bytes = std::int64_t{8} << 20;  ///< `tranche.communication_slab`
-  std::string device_transport = "auto";  ///< auto, nccl, staged or shared; for cuda
-  std::string collectives = "auto";       ///< `tranche.collectives`
-  bool inline_progress = false;           ///< `tranche.progress: inline`, for adopted MPI communicators
-  int ranks_per_host = 0;                 ///< declares nodes of so many consecutive ranks; 0: none
-  bool trace = false;                     ///< record spans
-  std::int64_t trace_events = 0;          ///< most that are kept, the first and the latest; 0: all
+  std::string device_transport = "auto";               ///< auto, nccl, staged or shared; for cuda
+  std::string collectives = "auto";                    ///< `tranche.collectives`
+  bool inline_progress = false;   ///< `tranche.progress: inline`, for adopted MPI communicators
+  int ranks_per_host = 0;         ///< declares nodes of so many consecutive ranks; 0: none
+  bool trace = false;             ///< record spans
+  std::int64_t trace_events = 0;  ///< most that are kept, the first and the latest; 0: all
   LogLevel log_level = LogLevel::info;
   std::shared_ptr<WorkRecorder> recorder =
       nullptr;                  ///< of device meta: keeps work and operations; null: nobody does

@@ -7,17 +7,20 @@
 #include <memory>
 #include <string>
 
+#include "tranche/device/ledger.h"
 #include "tranche/device/memory_timeline.h"
 #include "tranche/engine/runtime.h"
 
 namespace tranche {
 
-/// Peaks by tier and category: measured, or predicted by the ledger of the same program on the meta device.
+/// Peaks by tier and category: measured, or predicted by a plan of the same run.
 struct MemoryFigures {
   std::array<std::int64_t, tier_count> peak{};
   std::array<CategoryBytes, tier_count> at_peak;  ///< adds up to `peak`
   std::array<CategoryBytes, tier_count> highest;  ///< each category's own
   static MemoryFigures of(const Ledger& ledger);
+  /// By tier, as planner::PlanResult::tiers has them.
+  static MemoryFigures of(const std::array<TierAccount, tier_count>& tiers);
 };
 
 /// Construct it after the Runtime and before the Engine, so that it sees all that an Engine takes; destroy it
@@ -28,6 +31,7 @@ struct MemoryFigures {
 ///     MemoryProfile profile(runtime);
 ///     Engine engine(runtime, ...);
 ///     for (...) { ... profile.end_step(engine.step().step); }
+///     MemoryFigures predicted = MemoryFigures::of(planner::plan_run(request).tiers);
 ///     std::string table = profile.write("profile", &predicted);
 class MemoryProfile {
  public:

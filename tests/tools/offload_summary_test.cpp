@@ -1,4 +1,4 @@
-#include "tools/offload_means.h"
+#include "tools/offload_summary.h"
 
 #include <gtest/gtest.h>
 
@@ -15,22 +15,22 @@ StepResult step(double scale) {
   return result;
 }
 
-TEST(OffloadMeans, SaysWhatIsExposedBesideTheBound) {
-  EXPECT_EQ(OffloadMeans::line_of(step(1)),
+TEST(OffloadSummary, SaysWhatIsExposedBesideTheBound) {
+  EXPECT_EQ(OffloadSummary::line_of(step(1)),
             "offload: 20.0 ms of a step of 100 ms exposed (20.0%); bound 90.0 ms, the longest of compute "
             "75.0, copies "
             "out 50.0, copies back 25.0, host update 90.0, disk 5.10");
 }
 
-TEST(OffloadMeans, LeavesTheFirstTwoStepsOutOnceThereAreOthers) {
-  OffloadMeans means;
-  EXPECT_EQ(means.line(), "offload: no steps");
-  means.add(step(10));
-  means.add(step(10));
-  EXPECT_EQ(means.line(), OffloadMeans::line_of(step(10)));
-  means.add(step(1));
-  means.add(step(3));
-  EXPECT_EQ(means.line(), OffloadMeans::line_of(step(2)));
+TEST(OffloadSummary, LeavesTheFirstTwoStepsOutOnceThereAreOthers) {
+  OffloadSummary summary;
+  EXPECT_EQ(summary.line(), "offload: no steps");
+  summary.add(step(10));
+  summary.add(step(10));
+  EXPECT_EQ(summary.line(), OffloadSummary::line_of(step(10)));
+  summary.add(step(1));
+  summary.add(step(3));
+  EXPECT_EQ(summary.line(), OffloadSummary::line_of(step(2)));
 }
 
 }  // namespace

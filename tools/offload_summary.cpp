@@ -1,4 +1,4 @@
-#include "tools/offload_means.h"
+#include "tools/offload_summary.h"
 
 #include <fmt/format.h>
 
@@ -19,7 +19,7 @@ std::string in_milliseconds(double seconds) {
 
 }  // namespace
 
-void OffloadMeans::Sums::add(const StepResult& result) {
+void OffloadSummary::Sums::add(const StepResult& result) {
   steps += 1;
   seconds += result.seconds;
   exposed += result.exposed_offload_seconds;
@@ -31,7 +31,7 @@ void OffloadMeans::Sums::add(const StepResult& result) {
   disk += result.offload.disk;
 }
 
-std::string OffloadMeans::Sums::text() const {
+std::string OffloadSummary::Sums::text() const {
   if (steps == 0) return "offload: no steps";
   const std::array<std::pair<const char*, double>, 5> roads{{{"compute", compute / steps},
                                                              {"copies out", to_host / steps},
@@ -49,15 +49,15 @@ std::string OffloadMeans::Sums::text() const {
                      seconds > 0 ? 100 * exposed / seconds : 0.0, in_milliseconds(bound), text);
 }
 
-void OffloadMeans::add(const StepResult& result) {
+void OffloadSummary::add(const StepResult& result) {
   (first_.steps < first_steps ? first_ : others_).add(result);
 }
 
-std::string OffloadMeans::line() const {
+std::string OffloadSummary::line() const {
   return (others_.steps > 0 ? others_ : first_).text();
 }
 
-std::string OffloadMeans::line_of(const StepResult& result) {
+std::string OffloadSummary::line_of(const StepResult& result) {
   Sums sums;
   sums.add(result);
   return sums.text();

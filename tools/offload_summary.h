@@ -10,7 +10,7 @@ namespace tranche::tools {
 
 /// Adds steps up; the first two, which plan memory and have nothing running behind them, are left out once
 /// there are others.
-class OffloadMeans {
+class OffloadSummary {
  public:
   void add(const StepResult& result);
   /// "offload: 12.1 ms of a step of 340 ms exposed (3.6%); no step can be shorter than 328 ms: compute 328,
