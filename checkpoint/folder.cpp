@@ -17,7 +17,7 @@ constexpr std::string_view replaced_suffix = ".old";
 constexpr std::string_view stale_suffix = ".tmp";
 
 /// step-N.TOKEN.tmp: a save that has not ended, or a checkpoint that is being removed.
-bool is_debris(std::string_view name) {
+bool is_stale_folder(std::string_view name) {
   const std::size_t dot = name.find('.');
   return dot != std::string_view::npos && parse_step_name(name.substr(0, dot)) >= 0 &&
          name.ends_with(stale_suffix);
@@ -182,7 +182,7 @@ void RunFolder::require_own(const std::string& target) {
                         "its own, or remove that checkpoint");
 }
 
-void RunFolder::clear_debris(const std::string& own) {
+void RunFolder::remove_stale_folders(const std::string& own) {
   FileSystem& files = storage_.files;
   for (const DirectoryEntry& entry : files.list(parent_)) {
     const std::string path = join_path(parent_, entry.name);
@@ -197,7 +197,7 @@ void RunFolder::clear_debris(const std::string& own) {
         files.rename(path, replacing);
         files.sync_directory(parent_);
       }
-    } else if (is_debris(entry.name)) {
+    } else if (is_stale_folder(entry.name)) {
       files.remove_all(path);  // of the dead: who holds the lease is the only one that saves
     }
   }
@@ -229,7 +229,7 @@ void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
     require_held();
     require_own(final_path(step));
     storage_.files.create_directories(own);
-    clear_debris(own);
+    remove_stale_folders(own);
     // Other ranks may have taken their part already. Looked at after the free space: what is taken in between
     // counts for the save, and cannot refuse one that fits.
     std::int64_t free_bytes = storage_.files.space(parent_).free_bytes;

@@ -89,7 +89,7 @@ class RunFolder {
   void require_held();
   /// Refuses to replace a checkpoint of a run that has nothing in common with this one.
   void require_own(const std::string& target);
-  void clear_debris(const std::string& own);
+  void remove_stale_folders(const std::string& own);
   void remove_folder(const std::string& name);
   std::int64_t next_sequence();
 

@@ -52,7 +52,7 @@ struct UnitRecord {
 /// dataset in each rank's file, in which the units' shards follow each other without gaps.
 struct SectionRecord {
   std::string dataset;  ///< path in the file: "weights", "frozen", "state/exp_avg"
-  std::string kind;     ///< what it is for a tensor: "weight", or the name of an optimizer state
+  std::string kind;     ///< "weight", or the name of an optimizer state
   DataType dtype = DataType::float32;
   bool frozen = false;
   friend bool operator==(const SectionRecord&, const SectionRecord&) = default;

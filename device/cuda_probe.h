@@ -25,7 +25,7 @@ struct CudaProbe {
   int driver_version = 0;   ///< 0 when there is no driver
   std::vector<CudaDeviceInfo> devices;
   std::string problem;  ///< why there are no devices; empty when there are
-  std::string warning;  ///< what the first call changed in the environment, against what was set there
+  std::string warning;  ///< changes of the first call to variables that were set in the environment
 };
 
 /// Never throws on a machine without GPU or driver: `problem` says so. The first call sets

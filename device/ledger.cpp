@@ -225,7 +225,7 @@ void Ledger::vacated(Tier tier, Category category, std::int64_t bytes, std::stri
   impl_->tell(LedgerChange::Kind::vacated, tier, category, bytes, tag);
 }
 
-void Ledger::lent_to_step(Tier tier, Category category, std::int64_t bytes) noexcept {
+void Ledger::assigned_to_step(Tier tier, Category category, std::int64_t bytes) noexcept {
   std::lock_guard lock(impl_->mutex);
   impl_->accounting(tier).count_as_step_memory(category, bytes);
 }

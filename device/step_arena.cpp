@@ -117,7 +117,7 @@ struct StepArena::Impl {
   void free_block() noexcept {
     if (!block) return;
     settle();
-    ledger.lent_to_step(tier, Category::other, -aligned_bytes(block.bytes()));
+    ledger.assigned_to_step(tier, Category::other, -aligned_bytes(block.bytes()));
     block.reset();
   }
 
@@ -127,7 +127,7 @@ struct StepArena::Impl {
     if (bytes <= block.bytes() || !occupied.empty()) return;
     free_block();
     block = Buffer(resource, bytes, Category::other, std::string(step_arena_tag));
-    ledger.lent_to_step(tier, Category::other, aligned_bytes(bytes));
+    ledger.assigned_to_step(tier, Category::other, aligned_bytes(bytes));
   }
 
   bool block_is_free(std::int64_t offset, std::int64_t end) const {
@@ -354,7 +354,7 @@ StepBuffer StepArena::acquire(std::int64_t bytes, Category category, std::string
     } else {
       entry.data = arena.resource.allocate({bytes, category, tag});
       entry.source = Source::resource;
-      arena.ledger.lent_to_step(arena.tier, category, aligned_bytes(bytes));
+      arena.ledger.assigned_to_step(arena.tier, category, aligned_bytes(bytes));
     }
   } catch (...) {
     if (entry.recorded_as >= 0) arena.recorded.pop_back();
@@ -389,7 +389,7 @@ void StepArena::give_back(StepBuffer& buffer, const Event& after) noexcept {
   } else if (entry.source == Source::resource) {
     // Blocking here keeps the peak of an unplanned pass free of timing.
     wait_quietly(after);
-    arena.ledger.lent_to_step(arena.tier, entry.category, -aligned);
+    arena.ledger.assigned_to_step(arena.tier, entry.category, -aligned);
     arena.resource.deallocate(entry.data, {entry.bytes, entry.category, entry.tag});
   }
   if (arena.mode == Mode::recording && entry.pass == arena.pass) {

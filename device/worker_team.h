@@ -28,10 +28,10 @@ class WorkerTeam {
   /// others are then not begun. From one thread at a time, and not from inside a part.
   void run(int parts, const std::function<void(int)>& part);
 
-  /// The team that is lent to the calling thread; null: none.
+  /// The team that the calling thread may use; null: none.
   static WorkerTeam* of_this_thread() noexcept;
 
-  /// Lends a team to the calling thread as long as it lives.
+  /// Lets the calling thread use a team as long as it lives.
   class Loan {
    public:
     explicit Loan(WorkerTeam& team) noexcept;

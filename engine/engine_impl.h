@@ -160,7 +160,7 @@ struct Engine::Impl {
   std::int64_t consecutive_skips = 0;
   std::string failure;                          ///< set when a gradient handle was dropped
   int exceptions = std::uncaught_exceptions();  ///< in flight when the engine was made
-  std::exception_ptr broken;                    ///< what every call throws after break_down()
+  std::exception_ptr broken;                    ///< thrown by every call after break_down()
   double evaluation_loss = 0;
   std::int64_t evaluation_tokens = 0;
   std::vector<std::string> start_notes;

@@ -31,7 +31,8 @@ class StepBoundary {
     double loss_sum = 0;
     std::int64_t tokens = 0;
     double sum_of_squares = 0;  ///< of the main gradient
-    std::string non_finite;     ///< where the first infinity or NaN of the main gradient is; empty: nowhere
+    std::string
+        non_finite;  ///< place of the first infinity or NaN of the main gradient; empty: there is none
   };
   /// Collective. Takes the statistics of this rank's share of the main gradient and exchanges them with
   /// `mine`, whose loss, tokens and non-finite position it fills in. `nominal_tokens`: of a micro-batch,

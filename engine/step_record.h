@@ -15,7 +15,7 @@ struct StepRecord {
   std::uint64_t sequence_hash = 0;
   std::int64_t save_at_rest = 1;  ///< 0: this rank's part of a save is being written
   std::int64_t stop_requested = 0;
-  double learning_rate = 0, momentum = 0;  ///< what this rank would update with
+  double learning_rate = 0, momentum = 0;  ///< the rates of this rank's update
   std::int64_t has_hook = 0;
 };
 

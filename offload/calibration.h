@@ -25,7 +25,7 @@ struct BlockIoCalibration {
   BlockIoOptions options;
   /// All that were tried, the best (shortest time to write and read the same bytes) first.
   std::vector<BlockIoCandidate> candidates;
-  bool direct = false;      ///< whether the disk takes direct I/O; if not, this measured the page cache
+  bool direct = false;      ///< the disk takes direct I/O; if not, this measured the page cache
   bool remembered = false;  ///< from the memory file, nothing was measured
 };
 

@@ -29,7 +29,7 @@ struct SwapFile::Impl {
     std::string tag;
   };
 
-  void remove_debris(const ProcessIdentity& self);
+  void remove_stale_files(const ProcessIdentity& self);
   void need(std::int64_t wanted, std::string_view by) const;
 
   const SwapFileOptions options;
@@ -41,9 +41,9 @@ struct SwapFile::Impl {
   std::unique_ptr<File> file;
 };
 
-void SwapFile::Impl::remove_debris(const ProcessIdentity& self) {
+void SwapFile::Impl::remove_stale_files(const ProcessIdentity& self) {
   for (const DirectoryEntry& entry : files.list(options.directory)) {
-    if (entry.is_directory || !is_swap_debris(files, options.directory, entry.name, self)) continue;
+    if (entry.is_directory || !is_stale_swap_file(files, options.directory, entry.name, self)) continue;
     try {
       files.remove(join_path(options.directory, entry.name));
     } catch (const IoError&) {
@@ -144,7 +144,7 @@ void SwapFile::create() {
     return;
   }
   const ProcessIdentity owner = this_process();
-  self.remove_debris(owner);
+  self.remove_stale_files(owner);
   const std::string by = fmt::format("rank {}", self.options.rank);
   self.need(self.bytes, by);
   const std::string path = join_path(self.options.directory, swap_name(owner, self.options.rank));

@@ -54,8 +54,8 @@ bool lock_swap(File& file) {
   return native && ::flock(native->buffered, LOCK_EX | LOCK_NB) == 0;
 }
 
-bool is_swap_debris(FileSystem& files, const std::string& directory, const std::string& name,
-                    const ProcessIdentity& self) {
+bool is_stale_swap_file(FileSystem& files, const std::string& directory, const std::string& name,
+                        const ProcessIdentity& self) {
   const auto owner = owner_of_swap(name);
   if (!owner || owner->node != self.node) return false;
   if (owner->same_kernel(self)) return !is_running(*owner);

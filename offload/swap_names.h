@@ -23,7 +23,7 @@ bool lock_swap(File& file);
 /// True when the file of this name in `directory` was left behind. Only files of this node can be: of a
 /// process that is no more, or, where that cannot be asked (of an earlier boot, of another container), such
 /// as can be locked.
-bool is_swap_debris(FileSystem& files, const std::string& directory, const std::string& name,
-                    const ProcessIdentity& self);
+bool is_stale_swap_file(FileSystem& files, const std::string& directory, const std::string& name,
+                        const ProcessIdentity& self);
 
 }  // namespace tranche

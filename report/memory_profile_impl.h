@@ -16,7 +16,7 @@ namespace tranche::memory_profile {
 struct ProcessSample {
   ProcessMemory process;
   std::int64_t tracked = 0;  ///< of the tiers that lie in the process
-  std::int64_t step = 0;     ///< whose end it was; 0: before the engine
+  std::int64_t step = 0;     ///< the step that had ended; 0: before the engine
 };
 
 /// The figures that a rank sends all others.

@@ -26,7 +26,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# What the fractions are of. A key that a bench prints and that is none of these is kept as a figure only.
+# The denominators of the fractions. A key that a bench prints and that is none of these is kept as a figure only.
 FLOORS = {
     "share": "rate of the fastest square products of this dtype, same threads",
     "of_copy": "bandwidth of the same threads' copy",

@@ -21,7 +21,7 @@ LAYER = {folder: number for number, folders in enumerate(LAYERS) for folder in f
 OUTSIDE = ["tests", "bench", "examples"]
 # The models are written as a user's own would be; they read files of others, for which core/ has what is needed.
 MODELS_MAY = ["core", "device", "kernels", "engine", "models"]
-# What a user's own model and training loop are written with.
+# The folders that a user's own model and training loop are written with.
 UMBRELLA_MAY = ["core", "kernels", "engine", "report"]
 PUBLIC = "include/tranche/"
 # The engine's façade knows its parts; they do not know it.

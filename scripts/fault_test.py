@@ -103,7 +103,7 @@ class Test:
             file.write(b"the cat sat on a mat and saw seven rats\n" * 100)
         with open(os.path.join(self.base, "config.json"), "w", encoding="utf-8") as file:
             json.dump(MODEL, file)
-        # What a run that nothing disturbs has after each step.
+        # The state of an undisturbed run after each step.
         work = self.copy("reference")
         report = os.path.join(self.folder, "reference.json")
         self.sound(command(options, work, 4, ["--digest-every", "1", "--report", report]))

@@ -31,7 +31,8 @@ done
 
 scripts/setup.sh || exit 2
 
-# What two build folders compile alike comes from the compiler's cache the second time: paths are as seen from the folder.
+# Sources that two build folders compile alike come from the compiler's cache the second time: paths are as seen from
+# the folder.
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
 
 # A compiler takes up to 1.5 GB: as many at once as cores and memory allow.
@@ -117,7 +118,7 @@ release_suites() {
 sanitizer_suites() {
   suite "build asan" build asan unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
   suite "tests asan" run_tests asan
-  # Where our own threads meet; kernels and models are run by those of the engine's tests.
+  # Tests in which our own threads meet; kernels and models are run by those of the engine's tests.
   suite "build tsan" build tsan test_core test_device test_comm test_offload test_engine test_engine_parts
   suite "tests tsan" run_tests tsan
 }

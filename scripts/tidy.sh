@@ -65,7 +65,7 @@ if [ ${#files[@]} -eq 0 ]; then
   fi
 fi
 
-# What the build compiles, and headers, whose flags are guessed from the sources beside them.
+# The sources that the build compiles, and headers, whose flags are guessed from the sources beside them.
 checked=()
 for file in "${files[@]}"; do
   [[ -f $file && $file =~ \.(h|cpp)$ ]] || continue

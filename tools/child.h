@@ -19,7 +19,7 @@ struct ChildCommand {
 };
 
 struct ChildResult {
-  int status = 0;          ///< what it ended with; 128 + the signal that ended it
+  int status = 0;          ///< its exit status; 128 + the signal that ended it
   double seconds = 0;      ///< that it took
   bool timed_out = false;  ///< it was ended because of its time
   int stopped_by = 0;  ///< SIGINT or SIGTERM that this process got meanwhile, because of which it was ended

@@ -14,7 +14,7 @@ struct ProgressOptions {
   std::int64_t begin = 0;          ///< steps that were done before (a resumed run)
   std::int64_t steps = 0;          ///< step to reach
   double maximum_seconds = 0;      ///< of training; 0: no bound
-  std::int64_t minimum_steps = 0;  ///< whatever the seconds say
+  std::int64_t minimum_steps = 0;  ///< steps that are taken even beyond maximum_seconds
   std::int64_t log_every = 0;      ///< in a file: steps between lines; 0: chosen so that about 50 are written
   double flops_per_token = 0;
   double peak_flops = 0;  ///< of all ranks together; 0: not measured, the share is left out

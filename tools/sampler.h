@@ -28,11 +28,11 @@ class Permutation {
 };
 
 /// Windows of sequence + 1 tokens (inputs, and the same shifted by one as targets) at multiples of `sequence`
-/// in a stretch of a file: every token but the first is a target once.
+/// in a range of a file: every token but the first is a target once.
 class Windows {
  public:
-  /// Throws ConfigurationError naming the file when the stretch is shorter than one window; `part` says what
-  /// it is for ("training").
+  /// Throws ConfigurationError naming the file when the range is shorter than one window; `part` says what it
+  /// is for ("training").
   Windows(TokenRange range, std::int64_t sequence, std::string_view part);
   std::int64_t count() const noexcept { return count_; }
   std::int64_t sequence() const noexcept { return sequence_; }

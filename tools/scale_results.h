@@ -20,7 +20,7 @@ inline constexpr const char* scale_schema = "tranche-scale-1";
 
 /// The parts of a step's time, on rank 0, mean over the timed steps of a run; adds up to `seconds`.
 struct StepParts {
-  double compute = 0;  ///< what is left
+  double compute = 0;  ///< the rest of the step
   double gather = 0;   ///< exposed
   double reduce = 0;   ///< exposed
   double update = 0;   ///< norm, agreement, optimizer
@@ -112,7 +112,7 @@ struct PointResult {
 struct StudyResults {
   std::vector<PointResult> points;  ///< by ranks, then stage; only those that have a run
   std::vector<RunFailure> failures;
-  std::vector<std::string> differences;  ///< where what was measured is not what was predicted
+  std::vector<std::string> differences;  ///< measured values that differ from the prediction
   std::int64_t runs_wanted = 0, runs_done = 0;
   int stopped_by = 0;
   bool whole() const { return runs_done == runs_wanted; }

@@ -71,7 +71,7 @@ class TokenFile {
       0;  ///< time of the file's last change for which the digest is known to hold
 };
 
-/// A stretch [begin, begin + size) of a file.
+/// A range [begin, begin + size) of a file.
 struct TokenRange {
   const TokenFile* file = nullptr;
   std::int64_t begin = 0;

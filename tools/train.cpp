@@ -41,9 +41,9 @@ class Training {
       : run_(run),
         signals_(signals),
         progress_(progress_options(run), writer(run)),
-        keeper_(*run.engine, run.options, run.identity, run.is_root() ? &run.report : nullptr,
-                run.is_root() ? [this](std::string_view line) { progress_.say(line); }
-                              : CheckpointScheduler::Say()) {
+        checkpoints_(*run.engine, run.options, run.identity, run.is_root() ? &run.report : nullptr,
+                     run.is_root() ? [this](std::string_view line) { progress_.say(line); }
+                                   : CheckpointScheduler::Say()) {
     last_.step = begin_ = run.engine->steps();
     if (run.is_root() && !run.options.metrics.empty()) metrics_.emplace(run.options.metrics, begin_);
   }
@@ -76,7 +76,7 @@ class Training {
       }
       last_ = result;
       if (run_.lease && run_.lease->lost()) run_.lease->require_held();  // which says who has it
-      keeper_.after_step(result);
+      checkpoints_.after_step(result);
       if (result.stop_requested) break;
       if (processor_seconds_.size() == steps_shared) share_processor_seconds();
       enough = time_is_up(clock.seconds(), step);
@@ -89,7 +89,7 @@ class Training {
       }
     }
     progress_.finish();
-    keeper_.save();
+    checkpoints_.save();
     if (last_.stop_requested) {
       stop(clock.seconds());
     } else {
@@ -173,7 +173,7 @@ class Training {
 
   /// Collective. Ends a run that was asked to before its last step: what counts is that its state is safe.
   void stop(double seconds) {
-    keeper_.finish();
+    checkpoints_.finish();
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
     share_processor_seconds();
@@ -188,7 +188,7 @@ class Training {
     run_.output.out << fmt::format(
         "stopped after step {} of {} by {}, {} after the start; {} is complete: the same command with "
         "--resume latest goes on from it\n",
-        last_.step, run_.settings.steps, by, format_duration(seconds), keeper_.newest());
+        last_.step, run_.settings.steps, by, format_duration(seconds), checkpoints_.newest());
     write_report();
   }
 
@@ -232,7 +232,7 @@ class Training {
   }
 
   void finish(double seconds) {
-    keeper_.finish();  // first: who is ended while validating has the last checkpoint
+    checkpoints_.finish();  // first: who is ended while validating has the last checkpoint
     if (run_.is_root()) {
       progress_.say(fmt::format("validating on {} held-out windows", run_.data.evaluation.size()));
     }
@@ -311,7 +311,7 @@ class Training {
   Progress progress_;
   OffloadSummary offload_;
   std::optional<MetricsFile> metrics_;  ///< on rank 0, with --metrics
-  CheckpointScheduler keeper_;
+  CheckpointScheduler checkpoints_;
   StepResult last_;
   double processor_before_ = processor_seconds_now();
   std::vector<double> processor_seconds_;  ///< of each step since share_processor_seconds()

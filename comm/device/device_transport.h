@@ -37,7 +37,7 @@ std::string reductions_of(const CollectiveChoice& choice);
 struct DevicePlace {
   std::uint64_t process = 0;  ///< equal for ranks of one process only
   std::string node;           ///< its name
-  std::string nccl_node;      ///< what NCCL takes for it: NCCL_HOSTID, or else the node
+  std::string nccl_node;      ///< the node as NCCL sees it: NCCL_HOSTID, or else the node's name
   std::string gpu;            ///< PCI bus id, or its number without NCCL; empty for other devices
   int index = 0;              ///< of the device in its process
 };

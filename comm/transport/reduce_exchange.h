@@ -17,7 +17,7 @@ namespace tranche::comm {
 struct Reduction {
   std::vector<int> members;         ///< job ranks of the group, in group order
   int self = 0;                     ///< index in members
-  std::vector<const void*> pieces;  ///< what goes to each member; [self] stays here
+  std::vector<const void*> pieces;  ///< data for each member; [self] stays here
   std::int64_t count = 0;           ///< elements of a piece
   std::int64_t chunk = 0;           ///< elements exchanged at once
   DataType dtype = DataType::float32;

@@ -17,7 +17,7 @@ namespace tranche::comm {
 
 /// A failed rank's message to its peers.
 struct FailureReport {
-  int rank = 0;  ///< where it began, which need not be who told of it
+  int rank = 0;  ///< the rank where it began, which need not be the one that reported it
   std::string cause;
   ExitStatus status = ExitStatus::communication;  ///< of the cause
   /// An exception is unwinding there, and nobody knows yet what it says: another report follows.

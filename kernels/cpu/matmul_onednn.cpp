@@ -153,7 +153,7 @@ void onednn_sgemm(const SgemmArguments& s) {
   const ThreadsInForce one_thread(1);
   const dnnl::status status = dnnl::sgemm(s.transpose_a ? 'T' : 'N', s.transpose_b ? 'T' : 'N', s.m, s.n, s.k,
                                           s.alpha, s.a, s.stride_a, s.b, s.stride_b, s.beta, s.c, s.stride_c);
-  if (status != dnnl::status::success) throw Error("oneDNN refused an fp32 product it should know");
+  if (status != dnnl::status::success) throw Error("oneDNN refused an fp32 GEMM that it should have");
 }
 
 std::string_view onednn_bf16_path() {

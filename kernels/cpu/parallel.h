@@ -38,11 +38,11 @@ void parallel_ranges(int threads, std::int64_t total, std::int64_t grain, const 
     return;
   }
   const int team = static_cast<int>(std::min<std::int64_t>(threads, ranges));
-  if (WorkerTeam* lent = WorkerTeam::of_this_thread()) {
+  if (WorkerTeam* workers = WorkerTeam::of_this_thread()) {
     // Several parts a thread: one that is not let run leaves its share to the others.
     const auto parts =
         static_cast<int>(std::min<std::int64_t>(ranges, std::int64_t{team} * parts_of_a_thread));
-    lent->run(parts, [&](int part) {
+    workers->run(parts, [&](int part) {
       const std::int64_t end = (part + 1) * ranges / parts;
       for (std::int64_t range = part * ranges / parts; range < end; ++range) {
         body(range * grain, std::min(grain, total - range * grain));

@@ -19,9 +19,9 @@ void parallel_tasks(int threads, std::int64_t count, const Body& body) {
     for (std::int64_t i = 0; i < count; ++i) body(i, 0);
     return;
   }
-  if (WorkerTeam* lent = WorkerTeam::of_this_thread()) {
+  if (WorkerTeam* workers = WorkerTeam::of_this_thread()) {
     std::atomic<std::int64_t> first{0};
-    lent->run(threads, [&](int slot) {
+    workers->run(threads, [&](int slot) {
       for (std::int64_t i; (i = first.fetch_add(1, std::memory_order_relaxed)) < count;) body(i, slot);
     });
     return;

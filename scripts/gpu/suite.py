@@ -34,7 +34,7 @@ PROBE_SECONDS = 20
 CASE_SECONDS = 20
 SAVE_SECONDS = 10  # How often a program that runs has its state written.
 ARGUMENT_BYTES = 100 << 10  # Linux takes no argument and no variable of more than 128 KiB.
-# What later tests stand on comes first; what waits for others, and so hangs likeliest, comes last.
+# Tests that later ones stand on come first; those that wait for others, and so hang likeliest, come last.
 ORDER = [r"device", r"kernels_gpu", r"kernels_layers", r"kernels", r"models", r"engine", r"offload", r"", r"comm", r"nccl|mpi"]
 RANKS_ARE_THREADS = r"comm|engine|models"
 GTEST_KEYS = {"name", "file", "line", "status", "result", "timestamp", "time", "classname", "failures", "skipped",

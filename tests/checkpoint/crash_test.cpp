@@ -342,14 +342,14 @@ TEST_F(CrashTest, AFullDiskAtAnyOperationLeavesThePreviousCheckpointAndSaysSo) {
         files.remove_all(run + "/step-00000002");
       }
     }
-    // Debris of all of these is gone after a save that went through; back to the start.
+    // The stale folders of all of these are gone after a save that went through; back to the start.
     EXPECT_THAT(names(), ElementsAre("latest", "step-00000001", "step-00000002"));
     files.remove_all(run + "/step-00000002");
   }
   EXPECT_GT(failures, 25);
 }
 
-TEST_F(CrashTest, DebrisOfDeadSavesIsClearedAndNobodySavesBesideALiveOne) {
+TEST_F(CrashTest, StaleFoldersOfDeadSavesAreRemovedAndNobodySavesBesideALiveOne) {
   save_sample(storage, run, small_layout(1), 1);
   // A process that has begun to save, and waits.
   int ready[2];

@@ -23,7 +23,7 @@ CASES = {
     ], ["is done", "no data"], 20),
     "throw-two": (2, ["throw"], 6, ["rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 failed: "],
                   ["is done"], 20),
-    # Of the ranks that wait for the one that hangs, the second may hear of the first's time-out before its own.
+    # Two ranks wait for the one that hangs; the second may hear of the first's time-out before its own.
     "hang": (3, ["hang"], 5, [NO_DATA], ["is done"], 20),
     "hang-two": (2, ["hang"], 5, ["rank 0 ends: [rank 0] " + NO_DATA], ["is done"], 20),
     "differ": (2, ["differ"], 5, [f"rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: {DIFFER}"], ["is done", "no data"], 20),
@@ -59,7 +59,7 @@ CASES = {
     "adopt-serialized-thread": (2, ["serialized", "thread"], 0, [
         "MPI was initialised with MPI_THREAD_SERIALIZED, but a communication thread beside the program's own calls "
         "needs MPI_THREAD_MULTIPLE; initialise MPI with that, or choose progress: inline"], ["adopted: ok"], 20),
-    # Of tests/engine/mpi_memory_test.cpp: all ranks learn why.
+    # The program of tests/engine/mpi_memory_test.cpp: all ranks learn why.
     "memory": (3, [], 3, ["rank 1 was told: start of wide: 'wide parameters' (parameters) asks for"] + [
         f"rank {rank} was told: rank 1 ran out of memory: start of wide: 'wide parameters' (parameters) asks for" for rank in (0, 2)], [], 30),
 }

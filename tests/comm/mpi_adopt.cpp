@@ -1,5 +1,6 @@
-/// A program that owns MPI and lends its communicator. Arguments: the thread level to ask of MPI (serialized,
-/// multiple) and who moves operations (thread, inline). Prints "adopted: ok" on rank 0, or the refusal.
+/// A program that owns MPI and hands over its communicator. Arguments: the thread level to ask of MPI
+/// (serialized, multiple) and who moves operations (thread, inline). Prints "adopted: ok" on rank 0, or the
+/// refusal.
 #include <cstdio>
 #include <cstring>
 

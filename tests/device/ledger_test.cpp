@@ -68,7 +68,7 @@ TEST(Ledger, NamesThePeak) {
 TEST(Ledger, ArenaSlotsTakeFromOtherAndExplainALevelPeak) {
   Ledger ledger;
   ledger.allocated(Tier::device, Category::other, 4096, step_arena_tag);
-  ledger.lent_to_step(Tier::device, Category::other, 4096);
+  ledger.assigned_to_step(Tier::device, Category::other, 4096);
   ledger.occupied(Tier::device, Category::activations, 1024, "a");
   ledger.occupied(Tier::device, Category::gathered, 2048, "g");
   ledger.vacated(Tier::device, Category::activations, 1024, "a");

@@ -137,7 +137,7 @@ TEST_F(GpuLaws, SameBitsAndBytesWhereverTheStateLives) {
       run.ranks = ranks;
       run.dtype = dtype;
       run.policy = ReductionPolicy::micro_batch;
-      run.accumulation = ranks;  // one micro-batch a step lends its gradients, two keep them
+      run.accumulation = ranks;  // gradients are transient with one micro-batch a step, and stay with two
       run.stage = 3;
       const OddResult expected = train_odd(run);
       for (const OffloadTier optimizer : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {

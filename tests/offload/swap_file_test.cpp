@@ -245,7 +245,7 @@ TEST(SwapNames, TellWhoMadeThem) {
 }
 
 // Files of the dead go, all else stays: of the living, of other nodes, and whatever is not ours.
-TEST_F(SwapFileTest, DebrisIsRemovedAndNothingElse) {
+TEST_F(SwapFileTest, StaleFilesAreRemovedAndNothingElse) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
   const ProcessIdentity self = this_process();

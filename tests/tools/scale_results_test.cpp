@@ -210,7 +210,7 @@ TEST(ScaleResults, ThreadsCountAndWhoIsBoundSeesItsOwnCoresOnly) {
   EXPECT_FALSE(results_of(known, runs).points[2].oversubscribed) << "the host has 8";
 }
 
-TEST(ScaleResults, SayWhatIsNotAsForetold) {
+TEST(ScaleResults, SayWhatIsNotAsPredicted) {
   std::vector<RunFigures> runs = all_runs();
   for (RunFigures& run : runs) {
     if (run.ranks == 2 && run.stage == 3) run.bytes += 2;

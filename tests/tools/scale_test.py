@@ -277,7 +277,7 @@ def suite_launchers():
     (HERE / "list").write_text("localhost slots=1\n")
     done = scale(HERE / "few", [*point, "--hostfile", str(HERE / "list")], status=7)
     expect_in([f"mpirun -n 2 --hostfile {HERE / 'list'} ", "not enough slots"], done.stderr, "mpirun's own refusal")
-    # What ends every run alike ends the study after three, not after all.
+    # A failure that ends every run alike ends the study after three, not after all.
     many = ["--ranks", "2", "--stages", "0,1,2,3", "--repeats", "2", "--hostfile", str(HERE / "list")]
     done = scale(HERE / "none", many, status=7)
     expect_in(["3 runs failed and none ended well, so the others were not tried", "8 of 8 runs are missing, as 3 failed"],
@@ -295,7 +295,8 @@ def suite_launchers():
     one = json.loads(scale(HERE / "one", nodes).stdout)["points"][0]
     assert one["ranks_per_node"] == 4 and one["bytes_predicted"] < both["bytes_predicted"], one
     assert one["oversubscribed"] == (4 > CORES) and ("efficiency" in one) == (4 <= CORES), one
-    # What is said of nodes goes to the plans. Here it is not so, which is told. What stands in for mpirun takes two hosts for one.
+    # The nodes that are declared go to the plans. Here it is not so, which is told. What stands in for mpirun takes two
+    # hosts for one.
     folder = HERE / "mpi"
     folder.mkdir()
     (folder / "mpirun").write_text(f'#!/bin/sh\nshift 4\nPATH={shlex.quote(os.environ["PATH"])} exec {RUN_MPI} 4 "$@"\n')

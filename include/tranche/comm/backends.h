@@ -32,9 +32,8 @@ std::string_view name_of(NodeCollectives collectives);
 struct CommunicatorOptions {
   double timeout_seconds = 300;          ///< `tranche.communication_timeout`
   std::int64_t staging_bytes = 8 << 20;  ///< staging buffer, allocated at construction
-  MemoryResource* memory =
-      nullptr;  ///< where the staging buffer comes from (Category::communication); null: heap
-  TraceRecorder* trace = nullptr;  ///< spans of operations, not owned
+  MemoryResource* memory = nullptr;  ///< source of the staging buffer (Category::communication); null: heap
+  TraceRecorder* trace = nullptr;    ///< spans of operations, not owned
   /// `tranche.progress: inline`: no communication thread; only for adopted MPI communicators, refused
   /// elsewhere.
   bool inline_progress = false;

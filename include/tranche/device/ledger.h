@@ -91,7 +91,7 @@ class Ledger {
   void vacated(Tier tier, Category category, std::int64_t bytes, std::string_view tag) noexcept;
   /// Says that `bytes` of what allocated() counted are the step's (an arena's block, a buffer of an unplanned
   /// pass) and so leave `persistent`; called with -bytes just before they are released.
-  void lent_to_step(Tier tier, Category category, std::int64_t bytes) noexcept;
+  void assigned_to_step(Tier tier, Category category, std::int64_t bytes) noexcept;
 
   /// Names what the rank is doing ("forward", "backward", "reduce", "step", "save") and the unit at work.
   void set_phase(std::string_view phase, std::string_view unit = {});

@@ -50,7 +50,7 @@ struct MemoryRecord {
   double began = 0, ended = 0;     ///< seconds_now() of the attachment and of this copy
   std::vector<MemoryEvent> first;  ///< from the start on
   std::int64_t dropped = 0;        ///< events after them of which only the sum is known:
-  MemoryState resumed;             ///< what is held behind them (behind `first` when there are none)
+  MemoryState resumed;             ///< memory held behind them (behind `first` when there are none)
   std::vector<MemoryEvent> latest;
 
   /// The highest total of a tier: the instant that the ledger calls the peak, as far as it came after the

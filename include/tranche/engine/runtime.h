@@ -35,7 +35,7 @@ struct RuntimeOptions {
   LogLevel log_level = LogLevel::info;
   std::shared_ptr<WorkRecorder> recorder =
       nullptr;                  ///< of device meta: keeps work and operations; null: nobody does
-  FileSystem* files = nullptr;  ///< where checkpoints are kept; outlives the Runtime; null: the system's
+  FileSystem* files = nullptr;  ///< the file system of checkpoints; outlives the Runtime; null: the system's
   /// `beside` with the fields of a Config that concern the runtime, where the Config does not leave them at
   /// their default.
   static RuntimeOptions from(const Config& config, const RuntimeOptions& beside);

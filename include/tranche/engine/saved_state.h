@@ -16,7 +16,7 @@ struct SavedArray {
   std::string name;        ///< unique among arrays; parts between '/' neither empty nor "." nor ".."
   Shape shape;             ///< of the whole array, or of this rank's
   std::int64_t first = 0;  ///< the element of the whole array at which `values` begins
-  ConstTensorView values;  ///< what this rank gives
+  ConstTensorView values;  ///< this rank's part
   bool partial = false;    ///< a part of an array of all ranks
   bool per_rank = false;   ///< this rank's own
 
@@ -72,8 +72,8 @@ struct LoadResult {
   std::string folder;  ///< the checkpoint
   std::int64_t step = 0, applied_steps = 0, samples = 0, tokens = 0;
   int world = 1, stage = 0;        ///< of the run that saved
-  std::string user = "{}";         ///< what SaveOptions held
-  std::vector<ArrayInfo> arrays;   ///< what load_arrays() can be asked for
+  std::string user = "{}";         ///< as SaveOptions had it
+  std::vector<ArrayInfo> arrays;   ///< the arrays that load_arrays() can read
   std::string config = "{}";       ///< the effective configuration of that run
   std::string optimizer;           ///< as Optimizer::describe() put it
   std::int64_t bytes_read = 0;     ///< by this rank

@@ -9,11 +9,11 @@ namespace tranche {
 /// The outcome of a step; equal on all ranks except for the seconds.
 struct StepResult {
   std::int64_t step = 0;        ///< 1 for the first call of step(), counts skipped steps too
-  bool applied = false;         ///< whether weights were updated
+  bool applied = false;         ///< true when weights were updated
   std::string skipped_because;  ///< empty when applied; names the first non-finite element of the gradient
   double loss = 0;              ///< sum of losses / tokens, over all ranks and micro-batches
   double gradient_norm = 0;     ///< global L2 norm of the mean gradient, before clipping
-  double clip_coefficient = 1;  ///< what gradients were multiplied with for clipping
+  double clip_coefficient = 1;  ///< factor of the gradients for clipping
   double learning_rate = 0;
   double loss_scale = 1;
   std::int64_t tokens = 0;  ///< over all ranks and micro-batches
@@ -26,7 +26,7 @@ struct StepResult {
   double exposed_offload_seconds = 0;  ///< compute or step waited for copies, host updates or the disk
   double update_seconds = 0;   ///< norm, agreement of the ranks and update, from when gradients were there
   double between_seconds = 0;  ///< from the end of the step before to the first begin_micro_batch()
-  OffloadSeconds offload;      ///< what offloading was busy with during this step; it overlaps
+  OffloadSeconds offload;      ///< time of offloading's parts in this step; they overlap
   OffloadTraffic offload_traffic;  ///< and what it moved
   std::string saved;               ///< path of the checkpoint that became complete in this step; else empty
   bool stop_requested = false;     ///< some rank's Engine::request_stop() came before this step was agreed on

@@ -8,10 +8,10 @@ namespace tranche::planner {
 
 struct HostMemory {
   enum class Source {
-    unlimited,      ///< nobody says it
+    unlimited,      ///< no limit is known
     configuration,  ///< tranche.host_memory, or --host-memory
-    this_machine,   ///< what the machine that plans has available, shared by the ranks of a node
-    control_group,  ///< what the limit of its control group (a container, a job) leaves, likewise
+    this_machine,   ///< the memory available on the machine that plans, shared by the ranks of a node
+    control_group,  ///< the rest of its control group's limit (a container, a job), likewise
   };
   Source source = Source::unlimited;
   std::int64_t bytes = 0;      ///< of a rank; 0: no limit

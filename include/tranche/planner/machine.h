@@ -25,7 +25,7 @@ struct TimeTable {
   double seconds(double size) const;
 };
 
-/// Rates of matrix products of one dtype and layout over a grid of sizes.
+/// Rates of GEMMs of one dtype and layout over a grid of sizes.
 struct ProductTable {
   DataType dtype = DataType::float32;
   std::string layout;               ///< "nn", "nt" (b transposed), "tn" (a transposed, c in fp32 added to)
@@ -35,7 +35,7 @@ struct ProductTable {
   double rate(double m, double n, double k) const;
 };
 
-/// A kernel by its name, beside the matrix product in it.
+/// A kernel by its name, beside the GEMM in it.
 struct KernelTable {
   std::string name;
   DataType dtype = DataType::float32;  ///< that the model computes in

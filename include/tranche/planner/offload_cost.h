@@ -30,7 +30,7 @@ struct OffloadUnit {
   bool moves = false;         ///< the optimizer state is not on the device
 };
 
-/// A stretch of a micro-batch that computes with one unit's weights.
+/// The part of a micro-batch that computes with one unit's weights.
 struct UnitVisit {
   int unit = 0;
   double operations = 0;        ///< a token
@@ -49,9 +49,9 @@ struct OffloadSchedule {
 /// Seconds of a step and rank.
 struct OffloadCost {
   OffloadSeconds busy;           ///< each road by itself
-  OffloadTraffic bytes;          ///< what they move, without the disk's padding
+  OffloadTraffic bytes;          ///< bytes that they move, without the disk's padding
   double compute = 0;            ///< with what is computed again
-  double exposed = 0;            ///< what compute and the boundary wait for them
+  double exposed = 0;            ///< seconds that compute and the step boundary wait for them
   double least_exposed = 0;      ///< of it, what no number of tokens hides
   double break_even_tokens = 0;  ///< of the rank and step, from which on only least_exposed is exposed (0:
                                  ///< nothing to hide; infinity: nothing computes)

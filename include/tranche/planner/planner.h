@@ -75,7 +75,7 @@ StepCost step_cost(const PlanRequest& request, const CostModel& rates);
 OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates);
 
 struct FitRequest {
-  PlanRequest plan;               ///< where the search begins; its global batch is kept
+  PlanRequest plan;               ///< the first candidate; its global batch is kept
   std::int64_t budget = 0;        ///< bytes of device memory a rank
   CostModel rates;                ///< replace plan.rates
   bool keep_stage = false;        ///< the stage is not searched

@@ -31,7 +31,7 @@ struct Projection {
   double efficiency = 1;         ///< weak scaling: a rank's tokens a second over those of one rank alone
   /// Seconds of the chain of work that determines the step, by name; longest first.
   std::vector<std::pair<std::string, double>> critical_path;
-  std::vector<std::string> notes;  ///< what was taken from elsewhere than a measurement
+  std::vector<std::string> notes;  ///< figures that are not measured, and their sources
 };
 
 struct ProjectionRequest {
