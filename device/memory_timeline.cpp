@@ -168,7 +168,7 @@ std::vector<BornItem> MemoryRecord::live_behind(Tier tier, std::int64_t number) 
   if (block_free > 0) {
     items.push_back({std::string(step_arena_tag) + ", free", {}, {}, Category::other, block_free, 1});
   }
-  // The unit in a tag counts more than the current activity: units are also gathered ahead.
+  // The unit in a tag counts more than the current activity: units are also prefetched.
   for (BornItem& item : items) {
     std::size_t longest = 0;
     for (const std::string& unit : units) {

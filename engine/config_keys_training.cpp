@@ -127,11 +127,11 @@ constexpr ConfigKey keys[] = {
     automatic("zero_optimization.reduce_bucket_size", integer, "500000000", "elements reduced at once"),
     automatic("zero_optimization.allgather_bucket_size", integer, "500000000", "elements gathered at once"),
     automatic("zero_optimization.stage3_prefetch_bucket_size", integer, "50000000",
-              "elements gathered ahead of use in stage 3 beyond the next unit, which always is where tranche.depth is above 1"),
+              "elements prefetched in stage 3 beyond the next unit, which always is where tranche.depth is above 1"),
     automatic("zero_optimization.prefetch_bucket_size", integer, "50000000",
               "other name of stage3_prefetch_bucket_size"),
     automatic("zero_optimization.stage3_max_live_parameters", integer, "1000000000",
-              "elements gathered at once in stage 3; bounds what is gathered ahead beyond the next unit"),
+              "elements gathered at once in stage 3; bounds what is prefetched beyond the next unit"),
     automatic("zero_optimization.max_live_parameters", integer, "1000000000",
               "other name of stage3_max_live_parameters"),
 

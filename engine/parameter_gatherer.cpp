@@ -38,8 +38,8 @@ void ParameterGatherer::acquire(int index) {
   const bool in_order = expected.known && expected.position < expected.units.size() &&
                         expected.units[expected.position] == index;
   if (expected.known && !in_order) {
-    // Another order than recorded: what was gathered ahead is of no use, and nothing more is gathered ahead
-    // in this sequence, whose order is recorded for the next.
+    // Another order than recorded: the prefetched units are of no use, and nothing more is prefetched in this
+    // sequence, whose order is recorded for the next.
     expected.known = false;
     drop_unused();
   }
@@ -106,7 +106,7 @@ void ParameterGatherer::gather_ahead() {
   Order& expected = order();
   if (!expected.known) return;
   const std::size_t length = expected.units.size();
-  std::int64_t beyond = 0;  // elements gathered ahead of use, the next unit's apart
+  std::int64_t beyond = 0;  // elements that are prefetched, the next unit's apart
   std::int64_t live = 0;
   for (std::size_t u = 0; u < states_.size(); ++u) {
     if (!states_[u].resident) continue;

@@ -33,7 +33,7 @@ class ParameterGatherer {
   void begin_sequence(Program program, bool another_follows);
   /// The sequence is over: its order is the next one's, where it was another than recorded.
   void end_sequence();
-  /// The sequence was given up: nothing is recorded, and what was gathered ahead goes.
+  /// The sequence was given up: nothing is recorded, and prefetched units are released.
   void abandon_sequence();
   bool in_sequence() const { return in_sequence_; }
 

@@ -41,13 +41,12 @@ std::vector<std::string> notes_on_overlap(const StateStore& store, const Config&
     const std::string both = "the unit in use and the next (" + one.name + " and " + other.name + ")";
     if (!config.overlap) {
       notes.emplace_back(
-          "zero_optimization.overlap_comm false: no unit is gathered ahead of its use, and every gather is "
-          "waited for");
+          "zero_optimization.overlap_comm false: no unit is prefetched, and every gather is waited for");
     } else if (config.depth == 1) {
       notes.emplace_back(
-          "tranche.depth 1: no unit is gathered ahead of its use, and every gather is waited for; 2 gathers "
-          "the "
-          "next while one is in use");
+          "tranche.depth 1: no unit is prefetched, and every gather is waited for; 2 gathers the next while "
+          "one "
+          "is in use");
     } else {
       if (pair > config.max_live_elements) {
         notes.push_back(fmt::format(

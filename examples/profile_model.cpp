@@ -7,7 +7,7 @@ using namespace tranche;
 
 constexpr std::int64_t width = 384, layers = 8, batch = 256, steps = 8;
 
-/// Rows of numbers in the engine's step memory: so it is packed, booked and profiled.
+/// Rows of numbers in the engine's step memory: so it is packed, tracked and profiled.
 struct Matrix {
   StepBuffer memory;
   TensorView view;

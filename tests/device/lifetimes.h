@@ -12,7 +12,7 @@ struct StepShape {
   int blocks = 12;
   int micro_batches = 1;
   bool checkpointing = false;
-  int depth = 0;            ///< units gathered ahead; 0: parameters are not gathered
+  int depth = 0;            ///< units prefetched; 0: parameters are not gathered
   int wires_in_flight = 1;  ///< reductions whose communication buffers are still in use
   std::int64_t width = 768;
   std::int64_t tokens = 512;

@@ -1,4 +1,5 @@
-// Communication beside compute: what is fetched ahead or reduced behind, how far, and when not.
+// Communication beside compute: the units that are prefetched and reductions behind compute, how far, and
+// when not.
 
 #include <gtest/gtest.h>
 
@@ -79,7 +80,7 @@ TEST(EngineOverlap, ReductionsMoveWhileTheRankComputes) {
 
 TEST(EngineOverlap, GathersRunAheadWhileTheRankComputes) {
   EXPECT_TRUE(collective_ends_inside_compute(3, true));
-  // The test can fail: without overlap nothing is fetched ahead.
+  // The test can fail: without overlap nothing is prefetched.
   EXPECT_FALSE(collective_ends_inside_compute(3, false, 0.2));
 }
 

@@ -1,4 +1,5 @@
-// Offloaded state: the same bits wherever it lives, exact bytes over the link and to the disk, exact books.
+// Offloaded state: the same bits wherever it lives, exact bytes over the link and to the disk, exact
+// accounting.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

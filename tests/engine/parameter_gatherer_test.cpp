@@ -90,7 +90,7 @@ TEST(ParameterGatherer, GathersAheadInTheRecordedOrder) {
   });
 }
 
-// Another order than recorded: what was gathered ahead is dropped, and the new order is the next one's.
+// Another order than recorded: the prefetched unit is dropped, and the new order is the next one's.
 TEST(ParameterGatherer, TakesOverAnotherOrder) {
   on_two_ranks([](RankState& rank, ParameterGatherer& gatherer) {
     const std::int64_t all =

@@ -47,7 +47,7 @@ TEST(RuntimeBudgets, HostMemoryIsRefusedBeforeItIsTaken) {
                           HasSubstr("of the limit of 1.00 MiB (1048576 B) 600.00 KiB"),
                           HasSubstr("only 424.00 KiB are left"), HasSubstr("optimizer")))
       << "with the ledger's table";
-  EXPECT_EQ(runtime.ledger().total(Tier::host), 600 << 10) << "nothing was booked";
+  EXPECT_EQ(runtime.ledger().total(Tier::host), 600 << 10) << "nothing was tracked";
   const Buffer fits(runtime.memory(Tier::host), 424 << 10, Category::gradients, "gradients");
   // The device's budget is another.
   EXPECT_NO_THROW(Buffer(runtime.memory(Tier::device), 2 << 20, Category::other, "on the device"));

@@ -31,7 +31,7 @@ std::string start(const std::function<void(Config&)>& change, int ranks = 2) {
 
 TEST(StartNotes, NothingIsSaidOfWhatCostsNothing) {
   const std::string text = start([](Config&) {});
-  EXPECT_THAT(text, AllOf(Not(HasSubstr("ahead of its use")), Not(HasSubstr("stage3_max_live_parameters")),
+  EXPECT_THAT(text, AllOf(Not(HasSubstr("is prefetched")), Not(HasSubstr("stage3_max_live_parameters")),
                           Not(HasSubstr("bucket_size")), Not(HasSubstr("tranche.device_memory"))));
   EXPECT_THAT(start([](Config& c) { c.prefetch_elements = 0; }), Not(HasSubstr("bucket_size")));
   // One rank keeps everything, other stages gather once a step.
@@ -39,19 +39,17 @@ TEST(StartNotes, NothingIsSaidOfWhatCostsNothing) {
     c.overlap = false;
     c.max_live_elements = 0;
   };
-  EXPECT_THAT(start(all, 1), Not(HasSubstr("ahead of its use")));
-  EXPECT_THAT(start([&](Config& c) { all(c), c.stage = 2; }), Not(HasSubstr("ahead of its use")));
+  EXPECT_THAT(start(all, 1), Not(HasSubstr("is prefetched")));
+  EXPECT_THAT(start([&](Config& c) { all(c), c.stage = 2; }), Not(HasSubstr("is prefetched")));
 }
 
 TEST(StartNotes, GathersThatAreWaitedFor) {
-  EXPECT_THAT(
-      start([](Config& c) { c.overlap = false; }),
-      HasSubstr("note                   zero_optimization.overlap_comm false: no unit is gathered ahead of "
-                "its use, and every gather is waited for"));
-  EXPECT_THAT(
-      start([](Config& c) { c.depth = 1; }),
-      HasSubstr("tranche.depth 1: no unit is gathered ahead of its use, and every gather is waited for; 2 "
-                "gathers the next while one is in use"));
+  EXPECT_THAT(start([](Config& c) { c.overlap = false; }),
+              HasSubstr("note                   zero_optimization.overlap_comm false: no unit is "
+                        "prefetched, and every gather is waited for"));
+  EXPECT_THAT(start([](Config& c) { c.depth = 1; }),
+              HasSubstr("tranche.depth 1: no unit is prefetched, and every gather is waited for; 2 "
+                        "gathers the next while one is in use"));
 }
 
 TEST(StartNotes, MemoryThatTwoUnitsNeed) {
