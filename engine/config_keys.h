@@ -30,6 +30,26 @@ struct ConfigKey {
   std::string_view text;           ///< meaning, or why it has none, or why it is refused
 };
 
+/// One row of the table, by what becomes of the key.
+constexpr ConfigKey block_of(std::string_view path, std::string_view text) {
+  return {path, KeyClass::honoured, ValueKind::block, false, "{}", text};
+}
+constexpr ConfigKey honoured(std::string_view path, ValueKind kind, std::string_view default_value,
+                             std::string_view text) {
+  return {path, KeyClass::honoured, kind, false, default_value, text};
+}
+/// Hugging Face writes "auto" here.
+constexpr ConfigKey automatic(std::string_view path, ValueKind kind, std::string_view default_value,
+                              std::string_view text) {
+  return {path, KeyClass::honoured, kind, true, default_value, text};
+}
+constexpr ConfigKey no_meaning(std::string_view path, std::string_view text) {
+  return {path, KeyClass::no_meaning, ValueKind::any, true, "", text};
+}
+constexpr ConfigKey refused(std::string_view path, std::string_view harmless, std::string_view text) {
+  return {path, KeyClass::refused, ValueKind::any, false, harmless, text};
+}
+
 /// All keys, parents before their children.
 std::span<const ConfigKey> configuration_keys();
 /// nullptr when the table does not have it.

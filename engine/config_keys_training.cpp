@@ -5,25 +5,6 @@ namespace {
 
 using enum ValueKind;
 
-constexpr ConfigKey block_of(std::string_view path, std::string_view text) {
-  return {path, KeyClass::honoured, block, false, "{}", text};
-}
-constexpr ConfigKey honoured(std::string_view path, ValueKind kind, std::string_view default_value,
-                             std::string_view text) {
-  return {path, KeyClass::honoured, kind, false, default_value, text};
-}
-/// Hugging Face writes "auto" here.
-constexpr ConfigKey automatic(std::string_view path, ValueKind kind, std::string_view default_value,
-                              std::string_view text) {
-  return {path, KeyClass::honoured, kind, true, default_value, text};
-}
-constexpr ConfigKey no_meaning(std::string_view path, std::string_view text) {
-  return {path, KeyClass::no_meaning, any, true, "", text};
-}
-constexpr ConfigKey refused(std::string_view path, std::string_view harmless, std::string_view text) {
-  return {path, KeyClass::refused, any, false, harmless, text};
-}
-
 // clang-format off
 constexpr ConfigKey keys[] = {
     // Batch, steps, clipping.
