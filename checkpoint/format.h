@@ -1,6 +1,6 @@
 #pragma once
-/// The parts of a checkpoint: names, the layout of what is stored, the manifest. docs/checkpoints.md is
-/// the specification, byte for byte; this is its image in C++.
+/// The parts of a checkpoint: names, the layout of what is stored, the manifest.
+/// docs/reference/checkpoint-format.md is the specification, byte for byte; this is its image in C++.
 
 #include <cstdint>
 #include <string>

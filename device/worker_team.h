@@ -11,7 +11,7 @@ namespace tranche {
 /// Streams beside the compute stream use it instead of OpenMP. GNU's OpenMP gives every thread that starts a
 /// loop a team of its own, and as soon as all teams together have more threads than the machine has cores
 /// none of them waits actively any more, the compute stream's neither: its kernels, some ten microseconds
-/// apart, then pay a wake-up each (measured: a step of 71 ms takes 136; docs/offload.md).
+/// apart, then pay a wake-up each (measured: a step of 71 ms takes 136; docs/internals/offload.md).
 class WorkerTeam {
  public:
   /// Throws InvalidArgument below one thread, std::system_error when the system gives none.

@@ -1,6 +1,6 @@
 #pragma once
-/// The one table of configuration keys: what becomes of each. docs/configuration.md mirrors it; a test
-/// compares.
+/// The one table of configuration keys: what becomes of each. docs/reference/configuration.md mirrors it; a
+/// test compares.
 
 #include <cstdint>
 #include <span>

@@ -152,7 +152,7 @@ Machine parse_machine(std::string_view json, const std::string& origin) {
   if (const std::string schema = file["schema"].text(); schema != machine_schema) {
     file["schema"].fail(
         fmt::format("is '{}', not '{}', of which tranche calibrate writes files "
-                    "(docs/projection.md)",
+                    "(docs/reference/plan-files.md)",
                     schema, machine_schema));
   }
   if (const std::int64_t version = file["version"].integer(); version != machine_version) {

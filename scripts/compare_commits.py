@@ -10,7 +10,7 @@ program has alone are named, and are no difference. What OLD refuses (exit statu
 every value of a dimension is in the draw at least twice (40 configurations). Each row has a number: --only NUMBER repeats it, and where something
 differs its files stay in --folder, with the commands in repeat.sh.
 
-Between 1f4c68f and fb2dcd2 bits are equal and some bytes are not, as is meant (CHANGELOG.md): at the end of a step each rank tells each other 24 bytes
+Between 1f4c68f and fb2dcd2 bits are equal and some bytes are not, as is meant: at the end of a step each rank tells each other 24 bytes
 more (learning rate, momentum, whether there is a hook: traffic.control), and stage 3 gathers the next unit ahead whatever its size (memory.device and
 peak.device, where the size of prefetch, of live parameters or the depth held it back). --bits names such differences and does not count them.
 

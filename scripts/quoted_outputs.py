@@ -4,12 +4,15 @@
     scripts/quoted_outputs.py PROGRAM [PAGE ...]            says what differs; exit status 1 then
     scripts/quoted_outputs.py PROGRAM [PAGE ...] --update   writes what the program prints into the pages
 
-PROGRAM is a built `tranche`. The pages are README.md and docs/*.md unless given. In a page there are two kinds of quotation:
+PROGRAM is a built `tranche`. The pages are README.md and all of docs/ unless given. In a page there are two kinds of quotation:
 
   - a block fenced as ```console (indented blocks are not read). Lines that begin with "$ " are commands, a "\\" at their
     end continues them; what follows a command is all of its standard output and error. A line "..." stands for any lines.
   - any other block below a comment `<!-- $ COMMAND -->`: a table, which ends at an empty line, or a fence with what it
     holds. Readers do not see the command.
+
+Where figures depend on the machine (```console numbers, or `<!-- $ numbers: COMMAND -->`) all words have to be the same, while
+every number, with its unit, is as good as every other, and blanks do not count.
 
 Commands run by bash, those of a page in one empty folder, in which `scripts` is this repository's; `tranche` is PROGRAM.
 A command that ends with another status than 0 says so itself: `... || echo "status $?"`.
@@ -28,14 +31,23 @@ ANY = "..."
 SECONDS = 120  # of a command
 
 
+NUMBER = re.compile(r"\b[0-9a-f]{16,}\b|(?<![A-Za-z_])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?: ?(?:[KMGT]i?B|B|us|ms|s|min|h)\b)?")
+
+
 class Quotation:
-    """lines[begin:end] of a page are what `command` prints."""
+    """lines[begin:end] of a page are what `command` prints; `masked`: but for numbers."""
 
-    def __init__(self, line, command, begin, end):
-        self.line, self.command, self.begin, self.end = line, command, begin, end
+    def __init__(self, line, command, begin, end, masked=False):
+        self.line, self.command, self.begin, self.end, self.masked = line, command, begin, end, masked
+
+    def compared(self, lines):
+        """`lines` as they are compared."""
+        if not self.masked:
+            return lines
+        return [re.sub(r"#(?: #)+", "#", " ".join(NUMBER.sub("#", line).split())) for line in lines]
 
 
-def of_console(lines, begin, end):
+def of_console(lines, begin, end, masked):
     """The quotations of lines[begin:end], the inside of a fence."""
     found = []
     number = begin
@@ -51,7 +63,7 @@ def of_console(lines, begin, end):
         output = number
         while number < end and not lines[number].startswith("$ "):
             number += 1
-        found.append(Quotation(first + 1, command, output, number))
+        found.append(Quotation(first + 1, command, output, number, masked))
     return found
 
 
@@ -61,10 +73,10 @@ def quotations(lines):
     fence = None  # where the one around this line begins
     while number < len(lines):
         line = lines[number]
-        comment = re.fullmatch(r"<!-- \$ (.*) -->", line)
+        comment = re.fullmatch(r"<!-- \$ (numbers: )?(.*) -->", line)
         if fence is not None and line.startswith("```"):
             if lines[fence].startswith("```console"):
-                found += of_console(lines, fence + 1, number)
+                found += of_console(lines, fence + 1, number, lines[fence] == "```console numbers")
             fence = None
         elif fence is None and line.startswith("```"):
             fence = number
@@ -77,7 +89,7 @@ def quotations(lines):
             else:
                 while end < len(lines) and lines[end] != "":
                     end += 1
-            found.append(Quotation(number + 1, comment.group(1), begin, end))
+            found.append(Quotation(number + 1, comment.group(2), begin, end, comment.group(1) is not None))
             number = end
         number += 1
     if fence is not None:
@@ -146,9 +158,10 @@ def check_page(page, program, update):
         for quotation in found:
             quoted = lines[quotation.begin:quotation.end]
             printed = run(quotation.command, folder, program)
-            if matches(quoted, printed):
+            if matches(quotation.compared(quoted), quotation.compared(printed)):
                 continue
-            difference = "\n".join(difflib.unified_diff(quoted, printed, "quoted", "printed", lineterm=""))
+            difference = "\n".join(difflib.unified_diff(quotation.compared(quoted), quotation.compared(printed),
+                                                        "quoted", "printed", lineterm=""))
             problems.append(f"{page}:{quotation.line}: $ {quotation.command}\n{difference}")
             if update:
                 replacements.append((quotation, renewed(quoted, printed)))
@@ -168,7 +181,7 @@ def main():
     program = arguments.program.resolve()
     if not os.access(program, os.X_OK):
         sys.exit(f"{arguments.program} is no program")
-    pages = arguments.pages or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = arguments.pages or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     count, problems = 0, []
     for page in pages:
         quoted, differ = check_page(page, program, arguments.update)

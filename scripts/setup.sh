@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Tranche is built from; does nothing when all are there.
-#   scripts/setup.sh [--checks]      --checks: those of the checks of sources too, 55 MB of LLVM that no build needs
+#   scripts/setup.sh [--checks]      --checks: those of the checks of sources too, clang-tidy and Doxygen, which no build needs
 # Exit status: 0 all there, 2 packages are missing and only root can install them, else apt's.
 set -euo pipefail
 
@@ -24,7 +24,7 @@ packages=(
 )
 case ${1:-} in
   "") ;;
-  --checks) packages+=(clang-tidy-16) ;;  # scripts/tidy.sh
+  --checks) packages+=(clang-tidy-16 doxygen) ;;  # scripts/tidy.sh, scripts/api_pages.sh
   *) echo "usage: scripts/setup.sh [--checks]" >&2; exit 2 ;;
 esac
 

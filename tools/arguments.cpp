@@ -85,7 +85,7 @@ void add_data_flags(CLI::App& app, Options& options) {
 void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
   add_model_flags(app, options);
   add_data_flags(app, options);
-  app.add_option("--report", options.report, "JSON report (docs/report.md)");
+  app.add_option("--report", options.report, "JSON report (docs/reference/report.md)");
   app.add_flag("--ngrams", options.ngrams,
                "n-gram cross-entropies of the held-out text beside the validation loss");
   app.add_option("--debug-fail", raw.debug_fail)->group("");
@@ -96,7 +96,7 @@ void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
 
 void add_plan_flags(CLI::App& app, Options& options) {
   app.get_option("--model")->description(
-      "preset, config.json of a GPT-2, or a list of units (docs/memory.md)");
+      "preset, config.json of a GPT-2, or a list of units (docs/reference/plan-files.md)");
   app.add_option("--ranks", options.ranks, "ranks of the run, 1 to 65536")->capture_default_str();
   app.add_option("--ranks-per-node", options.ranks_per_node, "ranks of a node (default 0: all on one)");
   app.add_option("--rank", options.rank, "the rank that is planned")->capture_default_str();
@@ -124,9 +124,9 @@ void add_plan_flags(CLI::App& app, Options& options) {
   app.add_option(
       "--machine", options.machine,
       "step time on this machine: a file of tranche calibrate, or one that comes with the program, "
-      "like dgx-h100 (docs/projection.md)");
+      "like dgx-h100 (docs/reference/plan-files.md)");
   app.add_option("--trace", options.trace, "with --machine: timeline of the simulated step for Perfetto");
-  app.add_flag("--json", options.json, "as JSON (docs/memory.md)");
+  app.add_flag("--json", options.json, "as JSON (docs/reference/plan-files.md)");
   app.footer(R"(Examples:
   tranche plan --model gpt2-xl --ranks 8 --stage 3
   tranche plan --model gpt2-xl --ranks 8 --set train_batch_size=512 --fit 16GiB --write fitting.json
@@ -178,18 +178,18 @@ void add_train_flags(CLI::App& app, Options& options) {
                  "steps between progress lines in a file (default: about 50 lines)");
   app.add_option("--metrics", options.metrics,
                  "file of a JSON line for every step and validation, written as they come; goes on with "
-                 "--resume (docs/report.md)");
+                 "--resume (docs/reference/report.md)");
   app.add_option("--trace", options.trace, "timeline for Perfetto; with several ranks one file each");
   app.add_option(
       "--memory-profile", options.memory_profile,
       "directory for what every rank held over time and at its peak: tables, timelines, a trace and plots, "
-      "beside what a plan of the run says (docs/memory.md)");
+      "beside what a plan of the run says (docs/guides/memory.md)");
   app.add_option("--sample-bytes", options.sample_bytes,
                  "print text of this many bytes from the trained model");
   app.add_option(
       "--checkpoint-dir", options.checkpoint_dir,
       "folder of checkpoints, one that all ranks share; saves at the end, and on SIGUSR1 or SIGTERM, "
-      "after which the run ends with status 0 (docs/preemption.md)");
+      "after which the run ends with status 0 (docs/guides/preemption.md)");
   app.add_option("--save-every", options.save_every,
                  "steps between checkpoints (default 0: at the end only)");
   app.add_option("--keep-last", options.keep_last,

@@ -16,8 +16,8 @@ using nlohmann::json;
 
 namespace {
 
-/// Keys, and blocks of keys, that change no weight, loss or schedule (docs/numerics.md), or that only
-/// summarise others.
+/// Keys, and blocks of keys, that change no weight, loss or schedule (docs/internals/numerics.md), or that
+/// only summarise others.
 constexpr std::array<std::string_view, 28> quiet_keys{
     "steps_per_print",
     "wall_clock_breakdown",

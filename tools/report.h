@@ -1,5 +1,5 @@
 #pragma once
-/// The report of a run; docs/report.md is its schema.
+/// The report of a run; docs/reference/report.md is its schema.
 
 #include <cstdint>
 #include <memory>

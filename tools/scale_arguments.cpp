@@ -66,7 +66,7 @@ void add_scale_flags(CLI::App& command, ScaleOptions& options, ScaleTexts& texts
   tranche scale --ranks 1,2,4,8 --out study
   tranche scale --ranks 8,16,32 --stages 1,3 --strong --set train_batch_size=256 --model gpt2-xl --data tokens.bin \
       --threads 8 --hostfile hosts --out study -- --map-by ppr:8:node --bind-to core
-docs/scaling.md tells what the table and the plots say.)");
+docs/guides/scaling.md tells what the table and the plots say.)");
 }
 
 std::vector<int> parse_numbers(const std::string& text, const char* flag, const char* what, int least,

@@ -46,7 +46,7 @@ double RunFigures::peak_share(double peak) const {
 }
 
 RunFigures figures_of(const std::string& report, std::int64_t warmup) {
-  const JsonNode document = JsonNode::read<Error>(report, "a report (docs/report.md)");
+  const JsonNode document = JsonNode::read<Error>(report, "a report (docs/reference/report.md)");
   RunFigures run;
   run.ranks = document["world"].integer<int>();
   run.stage = document["stage"].integer<int>();

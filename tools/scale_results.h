@@ -47,7 +47,8 @@ struct RunFigures {
   double peak_share(double peak) const;
 };
 
-/// Reads a report (docs/report.md) without its first `warmup` steps. Throws Error naming what it lacks.
+/// Reads a report (docs/reference/report.md) without its first `warmup` steps. Throws Error naming what it
+/// lacks.
 RunFigures figures_of(const std::string& report, std::int64_t warmup);
 
 /// The facts that are known of a point before it runs.
@@ -124,7 +125,7 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
 /// Ranks that all stages' efficiencies are against: the smallest that ran.
 int base_ranks(const StudyResults& results);
 
-/// docs/scaling.md has the keys and columns. `settings`: the study's, as JSON.
+/// docs/guides/scaling.md has the keys and columns. `settings`: the study's, as JSON.
 std::string results_json(const StudyFacts& facts, const StudyResults& results, const std::string& settings);
 std::string results_csv(const StudyFacts& facts, const StudyResults& results);
 /// The page: what ran where, the table, the points with more ranks than cores apart, what differs.

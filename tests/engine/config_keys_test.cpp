@@ -1,4 +1,4 @@
-// Every row of the table of keys does what its class says, and docs/configuration.md says the same.
+// Every row of the table of keys does what its class says, and docs/reference/configuration.md says the same.
 #include "engine/config_keys.h"
 
 #include <fmt/core.h>
@@ -158,7 +158,7 @@ TEST(ConfigKeys, HonouredOnesRefuseTheWrongType) {
 
 TEST(ConfigKeys, TheDocumentationHasEachWithItsClassAndText) {
   std::ifstream file(std::string(TRANCHE_DOCS) + "/configuration.md");
-  ASSERT_TRUE(file) << "docs/configuration.md cannot be read";
+  ASSERT_TRUE(file) << "docs/reference/configuration.md cannot be read";
   std::map<std::string, std::vector<std::string>> rows;  // path -> the other cells
   for (std::string line; std::getline(file, line);) {
     if (!line.starts_with("| `")) continue;
@@ -179,7 +179,7 @@ TEST(ConfigKeys, TheDocumentationHasEachWithItsClassAndText) {
   for (const ConfigKey& key : configuration_keys()) {
     const auto row = rows.find(std::string(key.path));
     if (row == rows.end()) {
-      ADD_FAILURE() << "docs/configuration.md lacks " << key.path;
+      ADD_FAILURE() << "docs/reference/configuration.md lacks " << key.path;
       continue;
     }
     const std::string default_value = key.default_value.empty() ? "" : fmt::format("`{}`", key.default_value);
@@ -189,7 +189,7 @@ TEST(ConfigKeys, TheDocumentationHasEachWithItsClassAndText) {
     rows.erase(row);
   }
   for (const auto& [path, cells] : rows)
-    ADD_FAILURE() << "docs/configuration.md has " << path << ", the code has not";
+    ADD_FAILURE() << "docs/reference/configuration.md has " << path << ", the code has not";
 }
 
 }  // namespace

@@ -6,5 +6,5 @@ tranche_test(test_engine_config
   ALONE ${here}/config_files_test.cpp ${here}/config_offload_test.cpp
   LINK tranche::engine nlohmann_json::nlohmann_json fmt::fmt
   LABELS unit)
-target_compile_definitions(test_engine_config PRIVATE TRANCHE_DOCS="${PROJECT_SOURCE_DIR}/docs"
+target_compile_definitions(test_engine_config PRIVATE TRANCHE_DOCS="${PROJECT_SOURCE_DIR}/docs/reference"
                            TRANCHE_CONFIGS="${PROJECT_SOURCE_DIR}/tests/configs")

@@ -74,6 +74,15 @@ class Quotations(unittest.TestCase):
                        PLAN + "\n...\nend"):
             self.differs(f"```console\n$ tranche plan gpt2\n{quoted}\n```\n", "$ tranche plan gpt2")
 
+    def test_numbers_of_the_machine_are_masked_and_words_are_not(self):
+        other = PLAN.replace("peak 28.11 GiB", "peak  7 MiB").replace("wire 7", "wire -1,234.5")
+        self.holds(f"```console numbers\n$ tranche plan gpt2\n{other}\n```\n")
+        self.holds(f"<!-- $ numbers: tranche plan gpt2 -->\n```\n{other}\n```\n")
+        self.holds("<!-- $ numbers: echo 1 min 05 s, 0123456789abcdef of gpt2 -->\n3 s, fedcba9876543210 of gpt2\n")
+        self.differs(f"```console\n$ tranche plan gpt2\n{other}\n```\n", "-peak  7 MiB")
+        self.differs(f"```console numbers\n$ tranche plan gpt2\n{other.replace('backward', 'forward')}\n```\n", "-in forward")
+        self.differs("<!-- $ numbers: echo of gpt2 -->\nof gpt3\n", "-of gpt3", "+of gpt2")
+
     def test_update_writes_what_is_printed_and_nothing_else(self):
         stale = PLAN.replace("28.11", "28.21")
         self.assertEqual(self.updated(f"a\n```console\n$ tranche plan gpt2\n{stale}\n$ tranche table 2\n```\nb\n"),

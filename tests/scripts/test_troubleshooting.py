@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds docs/troubleshooting.md to the program: what stands there in quotation marks as said by the program has to be
+"""Holds docs/reference/troubleshooting.md to the program: what stands there in quotation marks as said by the program has to be
 in the sources, word for word; "..." stands for anything.
 """
 import pathlib
@@ -23,7 +23,7 @@ def literals():
 
 def main():
     sources = literals()
-    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted, missing = 0, []
     for line in page.splitlines():
         cells = line.split(" | ")

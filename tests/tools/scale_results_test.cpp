@@ -67,12 +67,12 @@ TEST(ScaleFigures, SayWhatAReportLacks) {
   const auto message = [](const std::string& text, std::int64_t warmup = 2) {
     return test::message_of<Error>([&] { figures_of(text, warmup); });
   };
-  EXPECT_THAT(message("{"), HasSubstr("a report (docs/report.md) is not JSON: line 1, column 2"));
+  EXPECT_THAT(message("{"), HasSubstr("a report (docs/reference/report.md) is not JSON: line 1, column 2"));
   EXPECT_EQ(message(report().dump(), 4), "a report of 4 steps, of which none is behind 4 of warm-up");
   for (const char* key : {"world", "traffic", "placement", "memory", "weights_digest"}) {
     json document = report();
     document.erase(key);
-    EXPECT_THAT(message(document.dump()), AllOf(HasSubstr("docs/report.md"), HasSubstr(key)));
+    EXPECT_THAT(message(document.dump()), AllOf(HasSubstr("docs/reference/report.md"), HasSubstr(key)));
   }
   json document = report();
   document["steps"][3].erase("update_seconds");

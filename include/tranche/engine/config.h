@@ -1,5 +1,6 @@
 #pragma once
-/// The engine's configuration, and its reading from DeepSpeed's JSON. docs/configuration.md has every key.
+/// The engine's configuration, and its reading from DeepSpeed's JSON. docs/reference/configuration.md has
+/// every key.
 
 #include <cstdint>
 #include <memory>
@@ -49,7 +50,7 @@ struct ScheduleConfig {
 enum class OffloadTier : std::uint8_t { none, cpu, nvme };
 std::string_view name_of(OffloadTier tier);
 
-/// State in host memory and on NVMe. docs/offload.md.
+/// State in host memory and on NVMe. docs/guides/offload.md.
 struct OffloadConfig {
   OffloadTier optimizer =
       OffloadTier::none;  ///< `offload_optimizer.device`: master weights and moments; any stage

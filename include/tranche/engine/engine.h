@@ -172,7 +172,8 @@ class Engine {
   /// Weights and optimizer state.
   kernels::Digest state_digest();
 
-  // --- Checkpoints; docs/checkpoints.md ------------------------------------------------------------------
+  // --- Checkpoints; docs/guides/checkpoints.md
+  // ------------------------------------------------------------------
   /// Collective; between steps. Saves weights, optimizer state and all that a run needs to go on as a new
   /// checkpoint in `directory`, and returns the path it will have. No byte of state is written by two ranks.
   /// 1. The call blocks while this rank's shard is copied to host memory, which is kept and reused

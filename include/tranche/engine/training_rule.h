@@ -1,5 +1,5 @@
 #pragma once
-/// Parts of the training rule that a program supplies beside the configuration: docs/training-rule.md.
+/// Parts of the training rule that a program supplies beside the configuration: docs/guides/training-rule.md.
 
 #include <functional>
 #include <memory>

@@ -1,6 +1,6 @@
 #pragma once
 /// A machine's rates, measured by `tranche calibrate` or taken from datasheets: the JSON file that
-/// `tranche plan --machine` reads. docs/projection.md has every field.
+/// `tranche plan --machine` reads. docs/reference/plan-files.md has every field.
 
 #include <cstdint>
 #include <map>

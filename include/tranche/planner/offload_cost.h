@@ -1,6 +1,7 @@
 #pragma once
 /// The seconds that offloaded state costs a step, by stated rates: a step's copies, host updates and disk
-/// transfers, walked through in the order in which the engine issues them. docs/offload.md has the model.
+/// transfers, walked through in the order in which the engine issues them. docs/internals/offload.md has the
+/// model.
 
 #include <cstdint>
 #include <vector>

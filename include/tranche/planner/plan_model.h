@@ -31,8 +31,8 @@ struct PlanModel {
   ModelSpec spec(std::int64_t sequence) const;
 };
 
-/// A preset's name, or the path of a GPT-2's config.json or of a list of units (docs/memory.md has its keys;
-/// a JSON object with "units" is one). Throws ConfigurationError naming file and key.
+/// A preset's name, or the path of a GPT-2's config.json or of a list of units (docs/reference/plan-files.md
+/// has its keys; a JSON object with "units" is one). Throws ConfigurationError naming file and key.
 PlanModel load_plan_model(const std::string& preset_or_path);
 /// A list of units from JSON text; `origin` is named in errors.
 PlanModel parse_unit_list(std::string_view json_text, const std::string& origin);

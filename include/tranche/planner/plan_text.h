@@ -23,7 +23,7 @@ std::string plan_text(const PlanRequest& request, const PlanResult& result, std:
 /// The ladder of a search, and what came of it.
 std::string fit_text(const FitRequest& request, const FitResult& result);
 
-/// docs/memory.md has the keys.
+/// docs/reference/plan-files.md has the keys.
 std::string plan_json(const PlanRequest& request, const PlanResult& result, std::int64_t budget);
 /// The plan of the chosen configuration with "ladder", "cost_model", "budget_bytes" and "missing_bytes".
 std::string fit_json(const FitRequest& request, const FitResult& result);

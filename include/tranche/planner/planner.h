@@ -60,8 +60,9 @@ struct PlanResult {
 /// Throws ConfigurationError for what a run would refuse.
 PlanResult plan_run(const PlanRequest& request);
 
-/// Seconds of a step in closed form (docs/memory.md has the formulas), to rank candidates of a search. For
-/// times see project() (projection.h), which simulates the recorded step on a machine's measured rates.
+/// Seconds of a step in closed form (docs/internals/memory-formulas.md has the formulas), to rank candidates
+/// of a search. For times see project() (projection.h), which simulates the recorded step on a machine's
+/// measured rates.
 struct StepCost {
   double compute = 0;    ///< the model's own operations
   double recompute = 0;  ///< those done again to save activations

@@ -1,6 +1,6 @@
 #pragma once
 /// Step time before a run: the work that a step asks of streams and communicators, as recorded on the meta
-/// device, in the time that a machine takes for each piece. docs/projection.md has the model.
+/// device, in the time that a machine takes for each piece. docs/internals/projection-model.md has the model.
 
 #include <string>
 #include <utility>

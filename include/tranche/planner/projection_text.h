@@ -7,7 +7,7 @@ namespace tranche::planner {
 
 /// The table below a plan's.
 std::string projection_text(const ProjectionRequest& request, const Projection& projection);
-/// A plan's JSON with the key "projection" (docs/projection.md).
+/// A plan's JSON with the key "projection" (docs/guides/projection.md).
 std::string with_projection(const std::string& plan_json, const ProjectionRequest& request,
                             const Projection& projection);
 

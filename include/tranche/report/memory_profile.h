@@ -1,6 +1,6 @@
 #pragma once
 /// The memory profile of a run: what a program held over time and at its peak, as tables, timelines, a trace
-/// and plots. docs/memory.md tells how to read it.
+/// and plots. docs/guides/memory.md tells how to read it.
 
 #include <array>
 #include <cstdint>
