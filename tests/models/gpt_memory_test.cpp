@@ -308,8 +308,9 @@ TEST(GptMemory, BucketsTakeNoMemory) {
   }
 }
 
-/// The bytes that a step must hold at its highest moment, by the formulas of docs/internals/memory-formulas.md: model state
-/// without padding, units, activations. Nothing of workspace, staging buffer, alignment or packing.
+/// The bytes that a step must hold at its highest moment, by the formulas of
+/// docs/internals/memory-formulas.md: model state without padding, units, activations. Nothing of workspace,
+/// staging buffer, alignment or packing.
 double must_hold(const MemoryCase& drawn) {
   const GptConfig& model = drawn.model;
   const Config& config = drawn.config;
