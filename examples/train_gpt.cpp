@@ -16,7 +16,7 @@ int main() {
     gpt.forward_backward(
         engine,
         {{text.data(), DataType::int32, {2, 32}}, {text.data() + 1, DataType::int32, {2, 32}}, samples});
-    const StepResult result = engine.step();  // reduce, clip, update
+    const StepResult result = engine.step();  // agree on the norm, update
     if (runtime.rank() == 0 && step % 25 == 0) std::printf("step %d loss %.4f\n", step, result.loss);
   }
 }
