@@ -31,7 +31,7 @@ ANY = "..."
 SECONDS = 120  # of a command
 
 
-NUMBER = re.compile(r"\b[0-9a-f]{16,}\b|(?<![A-Za-z_])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?: ?(?:[KMGT]i?B|B|us|ms|s|min|h)\b)?")
+NUMBER = re.compile(r"\b[0-9a-f]{16,}\b|(?<![A-Za-z_])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?(?: ?(?:[KMGT]i?B|B|us|ms|s|min|h)\b)?")
 
 
 class Quotation:

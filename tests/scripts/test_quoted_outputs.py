@@ -78,6 +78,7 @@ class Quotations(unittest.TestCase):
         other = PLAN.replace("peak 28.11 GiB", "peak  7 MiB").replace("wire 7", "wire -1,234.5")
         self.holds(f"```console numbers\n$ tranche plan gpt2\n{other}\n```\n")
         self.holds(f"<!-- $ numbers: tranche plan gpt2 -->\n```\n{other}\n```\n")
+        self.holds("<!-- $ numbers: echo compute 343, copies -->\ncompute 82.8, copies\n")
         self.holds("<!-- $ numbers: echo 1 min 05 s, 0123456789abcdef of gpt2 -->\n3 s, fedcba9876543210 of gpt2\n")
         self.differs(f"```console\n$ tranche plan gpt2\n{other}\n```\n", "-peak  7 MiB")
         self.differs(f"```console numbers\n$ tranche plan gpt2\n{other.replace('backward', 'forward')}\n```\n", "-in forward")
