@@ -1,37 +1,59 @@
-# Finds the serial HDF5 library through pkg-config's hdf5-serial, never plain "hdf5", which is the MPI variant where
-# both are installed. Takes the static archive where there is one: the shared library draws in libcurl and libcrypto.
-# Defines HDF5Serial_FOUND, HDF5Serial_VERSION and the target HDF5::serial.
+# Finds the serial HDF5 library. Debian's lies beside the MPI variant and is found through pkg-config's hdf5-serial,
+# never plain "hdf5", which is the MPI variant where both are installed; its static archive is taken where there is one:
+# the shared library draws in libcurl and libcrypto. Other systems have one HDF5, which CMake's own module finds
+# (HDF5_ROOT says where). Defines HDF5Serial_FOUND, HDF5Serial_VERSION and the target HDF5::serial.
 find_package(PkgConfig QUIET)
 pkg_check_modules(HDF5Serial_pc QUIET hdf5-serial)
-set(HDF5Serial_VERSION "${HDF5Serial_pc_VERSION}")
-find_path(HDF5Serial_INCLUDE_DIR hdf5.h HINTS ${HDF5Serial_pc_INCLUDE_DIRS} NO_DEFAULT_PATH)
-find_library(HDF5Serial_LIBRARY NAMES libhdf5.a hdf5 HINTS ${HDF5Serial_pc_LIBRARY_DIRS} NO_DEFAULT_PATH)
-set(HDF5Serial_extra_found TRUE)
+set(HDF5Serial_reason "the serial HDF5 with its headers was not found: it is Debian's package libhdf5-dev \
+(scripts/setup.sh), hdf5-devel or hdf5 elsewhere (-DHDF5_ROOT=FOLDER says where one lies)")
+set(HDF5Serial_usable TRUE)
 set(HDF5Serial_extra)
-if(HDF5Serial_LIBRARY MATCHES "\\.a$")
-  # Compression that Tranche does not use, but which the archive refers to.
-  foreach(name z sz)
-    find_library(HDF5Serial_${name}_LIBRARY NAMES ${name})
-    mark_as_advanced(HDF5Serial_${name}_LIBRARY)
-    if(HDF5Serial_${name}_LIBRARY)
-      list(APPEND HDF5Serial_extra ${HDF5Serial_${name}_LIBRARY})
-    else()
-      set(HDF5Serial_extra_found FALSE)
-    endif()
-  endforeach()
-  list(APPEND HDF5Serial_extra ${CMAKE_DL_LIBS} m)
+if(HDF5Serial_pc_FOUND)
+  set(HDF5Serial_VERSION "${HDF5Serial_pc_VERSION}")
+  find_path(HDF5Serial_INCLUDE_DIR hdf5.h HINTS ${HDF5Serial_pc_INCLUDE_DIRS} NO_DEFAULT_PATH)
+  find_library(HDF5Serial_LIBRARY NAMES libhdf5.a hdf5 HINTS ${HDF5Serial_pc_LIBRARY_DIRS} NO_DEFAULT_PATH)
+  mark_as_advanced(HDF5Serial_LIBRARY HDF5Serial_INCLUDE_DIR)
+  set(HDF5Serial_libraries ${HDF5Serial_LIBRARY})
+  set(HDF5Serial_includes ${HDF5Serial_INCLUDE_DIR})
+  if(HDF5Serial_LIBRARY MATCHES "\\.a$")
+    # Compression that Tranche does not use, but which the archive refers to.
+    foreach(name z sz)
+      find_library(HDF5Serial_${name}_LIBRARY NAMES ${name})
+      mark_as_advanced(HDF5Serial_${name}_LIBRARY)
+      if(HDF5Serial_${name}_LIBRARY)
+        list(APPEND HDF5Serial_extra ${HDF5Serial_${name}_LIBRARY})
+      else()
+        set(HDF5Serial_usable FALSE)
+        set(HDF5Serial_reason "${HDF5Serial_LIBRARY} needs the library '${name}', which was not found")
+      endif()
+    endforeach()
+    list(APPEND HDF5Serial_extra ${CMAKE_DL_LIBS} m)
+  endif()
+else()
+  get_property(HDF5Serial_languages GLOBAL PROPERTY ENABLED_LANGUAGES)
+  if(NOT C IN_LIST HDF5Serial_languages)
+    enable_language(C)  # CMake's module looks for a library of C
+  endif()
+  find_package(HDF5 QUIET COMPONENTS C)
+  set(HDF5Serial_VERSION "${HDF5_VERSION}")
+  set(HDF5Serial_libraries ${HDF5_C_LIBRARIES})
+  set(HDF5Serial_includes ${HDF5_C_INCLUDE_DIRS} ${HDF5_INCLUDE_DIRS})
+  list(REMOVE_DUPLICATES HDF5Serial_includes)
+  if(HDF5_IS_PARALLEL)
+    set(HDF5Serial_usable FALSE)
+    set(HDF5Serial_reason "the HDF5 that was found (${HDF5_C_LIBRARIES}) is the MPI variant, and checkpoints are written \
+by the serial one (-DHDF5_ROOT=FOLDER says where one lies)")
+  endif()
 endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(HDF5Serial
-  REQUIRED_VARS HDF5Serial_LIBRARY HDF5Serial_INCLUDE_DIR HDF5Serial_extra_found VERSION_VAR HDF5Serial_VERSION
-  REASON_FAILURE_MESSAGE "the serial HDF5 with its headers is Debian's package libhdf5-dev (scripts/setup.sh)")
-mark_as_advanced(HDF5Serial_LIBRARY HDF5Serial_INCLUDE_DIR)
+  REQUIRED_VARS HDF5Serial_libraries HDF5Serial_includes HDF5Serial_usable VERSION_VAR HDF5Serial_VERSION
+  REASON_FAILURE_MESSAGE "${HDF5Serial_reason}")
 
 if(HDF5Serial_FOUND AND NOT TARGET HDF5::serial)
-  add_library(HDF5::serial UNKNOWN IMPORTED GLOBAL)
+  add_library(HDF5::serial INTERFACE IMPORTED GLOBAL)
   set_target_properties(HDF5::serial PROPERTIES
-    IMPORTED_LOCATION ${HDF5Serial_LIBRARY}
-    INTERFACE_INCLUDE_DIRECTORIES ${HDF5Serial_INCLUDE_DIR}
-    INTERFACE_LINK_LIBRARIES "${HDF5Serial_extra}")
+    INTERFACE_INCLUDE_DIRECTORIES "${HDF5Serial_includes}"
+    INTERFACE_LINK_LIBRARIES "${HDF5Serial_libraries};${HDF5Serial_extra}")
 endif()
