@@ -37,7 +37,7 @@ constexpr std::uint64_t dropout_mix(std::uint64_t z) {
   return z ^ (z >> 31);
 }
 
-/// `options.probability` is in [0, 1); options.samples is not looked at.
+/// `options.probability` is in [0, 1); options.samples is not read.
 inline DropoutDraws dropout_draws(const DropoutOptions& options) {
   return {dropout_mix(options.seed + options.step * 0x9e3779b97f4a7c15u), std::uint64_t{options.site} << 40,
           static_cast<std::uint32_t>(std::llround(std::ldexp(double{options.probability}, 32))),

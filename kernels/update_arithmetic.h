@@ -21,7 +21,7 @@ constexpr void adam_element(const AdamArguments& a, float g, float& w, float& m,
   w = w - a.step_size * (m / (square_root(v) + a.corrected_epsilon));
 }
 
-/// One element of sgd_update with momentum; the buffer's old value is not looked at in the first step.
+/// One element of sgd_update with momentum; the buffer's old value is not read in the first step.
 constexpr void sgd_momentum_element(const SgdArguments& a, float g, float& w, float& buffer) {
   g = g * a.gradient_scale + a.weight_decay * w;
   buffer = a.first_step ? g : a.momentum * buffer + (1.0f - a.dampening) * g;

@@ -5,7 +5,7 @@
 
 namespace tranche::models {
 
-/// Unit "embedding": wte, wpe and ln_f. Its gradients are asked for twice a micro-batch, by the head and,
+/// Unit "embedding": wte, wpe and ln_f. Its gradients are requested twice a micro-batch, by the head and,
 /// last, by the embedding.
 UnitSpec gpt_embedding_unit(const GptConfig& config);
 

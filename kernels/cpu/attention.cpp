@@ -160,8 +160,8 @@ void attention_forward(const AttentionCall& call) {
   const std::int64_t floats = !in_bf16      ? forward_floats(width)
                               : keep_packed ? whole
                                             : bf16_forward_floats(width, attention_keys);
-  const std::int64_t room = call.workspace.bytes / bytes_of(floats);
-  const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, room));
+  const std::int64_t space = call.workspace.bytes / bytes_of(floats);
+  const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, space));
   auto* scratch = static_cast<float*>(call.workspace.data);
   parallel_tasks(threads, call.batch * call.heads, [&](std::int64_t index, int slot) {
     const AttentionHead head(call, index);
@@ -185,8 +185,8 @@ void attention_backward(const AttentionCall& call) {
   const std::int64_t tasks = std::min<std::int64_t>(call.threads, call.batch * call.heads);
   const bool one_pass = call.workspace.bytes / bytes_of(whole) >= std::max<std::int64_t>(1, tasks / 2);
   const std::int64_t floats = one_pass ? whole : tiles + attention_queries * width;
-  const std::int64_t room = call.workspace.bytes / bytes_of(floats);
-  const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, room));
+  const std::int64_t space = call.workspace.bytes / bytes_of(floats);
+  const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, space));
   auto* scratch = static_cast<float*>(call.workspace.data);
   parallel_tasks(threads, call.batch * call.heads, [&](std::int64_t index, int slot) {
     const AttentionHead head(call, index);

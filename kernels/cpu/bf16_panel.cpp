@@ -150,7 +150,7 @@ void multiply(const Bf16Panels& p) {
 
 namespace tranche::kernels::cpu {
 void multiply(const Bf16Panels&) {
-  throw LogicError("bf16 panels were asked of a CPU that does not have them");
+  throw LogicError("this CPU has no bf16 panels");
 }
 }  // namespace tranche::kernels::cpu
 

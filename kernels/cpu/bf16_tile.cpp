@@ -295,7 +295,7 @@ namespace tranche::kernels::cpu {
 
 namespace {
 [[noreturn]] void absent() {
-  throw LogicError("bf16 tiles were asked of a CPU that does not have them");
+  throw LogicError("this CPU has no bf16 tiles");
 }
 }  // namespace
 

@@ -25,7 +25,7 @@ void apply_factors(const float* factors, const ConstTensorView& x, const TensorV
 /// Factors of the four draws of each of `blocks` blocks from first_block on, a 64-bit lane a block, as long
 /// as whole vectors remain; returns the number of blocks done. The counter is core's (core/random.h:
 /// RandomKey). Each of its four words is in the lower half of a lane, where a product finds it; whatever
-/// stands above is not looked at.
+/// stands above is not read.
 std::int64_t factors_of_blocks([[maybe_unused]] const RandomKey& key, std::uint64_t first_block,
                                std::int64_t blocks, [[maybe_unused]] std::uint32_t threshold,
                                [[maybe_unused]] float scale, [[maybe_unused]] float* factors) {

@@ -12,7 +12,7 @@ namespace tranche::kernels::cpu {
 /// for any elements in any order.
 class DropoutMask {
  public:
-  /// `options.probability` is in [0, 1); options.samples is not looked at.
+  /// `options.probability` is in [0, 1); options.samples is not read.
   explicit DropoutMask(const DropoutOptions& options) : draws_(dropout_draws(options)) {}
 
   /// Factor of kept elements, 1 / (1 - probability).

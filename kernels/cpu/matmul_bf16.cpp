@@ -15,19 +15,21 @@ namespace {
 constexpr std::int64_t element_bytes = sizeof(bfloat16);
 constexpr std::int64_t most_depth = 65536;
 constexpr std::int64_t strip_rows = 6;  // rows of one call of the inner loop
-constexpr std::int64_t turned_rows = 64;
+constexpr std::int64_t transposed_rows = 64;
 
-/// Rows of a turned left operand are this far apart, so that not all begin at the same place of a page.
-std::int64_t turned_stride(const MatmulCall& call) {
+/// Rows of a left operand that was copied transposed are this far apart, so that not all begin at the same
+/// place of a page.
+std::int64_t transposed_stride(const MatmulCall& call) {
   return round_up(call.k, 16) + 32;
 }
-std::int64_t turned_bytes(const MatmulCall& call, std::int64_t rows) {
-  return round_up(rows, 16) * turned_stride(call) * element_bytes;
+std::int64_t transposed_bytes(const MatmulCall& call, std::int64_t rows) {
+  return round_up(rows, 16) * transposed_stride(call) * element_bytes;
 }
 
 /// Rows [first, first + rows) of the left operand, stored [k, m], as [rows, k].
-void turn_rows(const MatmulCall& call, std::int64_t first, std::int64_t rows, bfloat16* to) {
-  transpose_rows(static_cast<const bfloat16*>(call.a) + first, call.m, call.k, rows, to, turned_stride(call));
+void copy_transposed(const MatmulCall& call, std::int64_t first, std::int64_t rows, bfloat16* to) {
+  transpose_rows(static_cast<const bfloat16*>(call.a) + first, call.m, call.k, rows, to,
+                 transposed_stride(call));
 }
 
 /// Columns [column, column + columns) of the right operand as panels: k from `depth` to `depth` +
@@ -71,7 +73,7 @@ struct PanelTiling {
   }
 };
 
-PanelTiling panel_tiling(const MatmulCall& call, std::int64_t rows, std::int64_t room) {
+PanelTiling panel_tiling(const MatmulCall& call, std::int64_t rows, std::int64_t space) {
   constexpr std::int64_t longest = 2048, shortest = 128, cache = 512 << 10;
   constexpr std::int64_t least_rows = 192, most_rows_with_sums = 512, most_panels = 4, tasks_per_thread = 6;
   PanelTiling tiling{};
@@ -89,7 +91,7 @@ PanelTiling panel_tiling(const MatmulCall& call, std::int64_t rows, std::int64_t
   }
   while (few() && tiling.columns > panel_columns)
     tiling.columns = round_up(tiling.columns / 2, panel_columns);
-  const auto fits = [&] { return room / tiling.bytes(call) >= call.threads; };
+  const auto fits = [&] { return space / tiling.bytes(call) >= call.threads; };
   if (!fits()) tiling.columns = panel_columns;
   if (!fits()) tiling.rows = std::min(tiling.rows, least_rows);
   while (!fits() && tiling.depth_block > shortest) tiling.depth_block = round_up(tiling.depth_block / 2, 2);
@@ -126,17 +128,17 @@ void multiply_by_panels(const MatmulCall& call, const bfloat16* bias, std::int64
   });
 }
 
-/// All panels are packed beforehand, as many as fit into half of the workspace; a task turns some rows of the
-/// left operand for itself and multiplies them with each.
+/// All panels are packed beforehand, as many as fit into half of the workspace; a task copies some rows of
+/// the transposed left operand for itself and multiplies them with each.
 void multiply_by_rows(const MatmulCall& call, std::int64_t block, const bfloat16* bias) {
   const std::int64_t column_bytes = round_up(call.k, 2) * element_bytes;
   const std::int64_t most = call.workspace.bytes / 2 / (panel_columns * column_bytes) * panel_columns;
   const std::int64_t columns = std::min(round_up(call.n, panel_columns), most);
-  const std::int64_t own_bytes = turned_bytes(call, block);
+  const std::int64_t own_bytes = transposed_bytes(call, block);
   auto* packed = static_cast<bfloat16*>(call.workspace.data);
   char* scratch = static_cast<char*>(call.workspace.data) + columns * column_bytes;
-  const std::int64_t room = call.workspace.bytes - columns * column_bytes;
-  const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, room / own_bytes));
+  const std::int64_t space = call.workspace.bytes - columns * column_bytes;
+  const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, space / own_bytes));
   for (std::int64_t column = 0; column < call.n; column += columns) {
     const std::int64_t width = std::min(columns, call.n - column);
     parallel_tasks(threads, divide_round_up(width, panel_columns), [&](std::int64_t panel, int) {
@@ -146,32 +148,34 @@ void multiply_by_rows(const MatmulCall& call, std::int64_t block, const bfloat16
     });
     parallel_tasks(threads, divide_round_up(call.m, block), [&](std::int64_t task, int slot) {
       const std::int64_t row = task * block;
-      auto* turned = reinterpret_cast<bfloat16*>(scratch + slot * own_bytes);
+      auto* transposed = reinterpret_cast<bfloat16*>(scratch + slot * own_bytes);
       Bf16Panels panels = panels_of(call, bias, row, std::min(block, call.m - row), column, width);
-      turn_rows(call, row, panels.rows, turned);
-      panels.a = turned;
-      panels.stride_a = turned_stride(call);
+      copy_transposed(call, row, panels.rows, transposed);
+      panels.a = transposed;
+      panels.stride_a = transposed_stride(call);
       panels.b = packed;
       multiply(panels);
     });
   }
 }
 
-/// The left operand is turned, as many rows as fit into half of the workspace at a time.
-void multiply_turned(const MatmulCall& call, const bfloat16* bias) {
+/// The transposed left operand is copied in row order, as many rows as fit into half of the workspace at a
+/// time.
+void multiply_transposed(const MatmulCall& call, const bfloat16* bias) {
   constexpr std::int64_t least = 16;
-  const std::int64_t fitting = call.workspace.bytes / 2 / turned_bytes(call, least) * least;
+  const std::int64_t fitting = call.workspace.bytes / 2 / transposed_bytes(call, least) * least;
   const std::int64_t chunk = std::min(round_up(call.m, least), fitting);
-  const std::int64_t taken = turned_bytes(call, chunk);
-  auto* turned = static_cast<bfloat16*>(call.workspace.data);
+  const std::int64_t taken = transposed_bytes(call, chunk);
+  auto* transposed = static_cast<bfloat16*>(call.workspace.data);
   const Workspace rest{static_cast<char*>(call.workspace.data) + taken, call.workspace.bytes - taken};
   for (std::int64_t first = 0; first < call.m; first += chunk) {
     const std::int64_t rows = std::min(chunk, call.m - first);
-    parallel_tasks(call.threads, divide_round_up(rows, turned_rows), [&](std::int64_t piece, int) {
-      const std::int64_t at = piece * turned_rows;
-      turn_rows(call, first + at, std::min(turned_rows, rows - at), turned + at * turned_stride(call));
+    parallel_tasks(call.threads, divide_round_up(rows, transposed_rows), [&](std::int64_t piece, int) {
+      const std::int64_t at = piece * transposed_rows;
+      copy_transposed(call, first + at, std::min(transposed_rows, rows - at),
+                      transposed + at * transposed_stride(call));
     });
-    multiply_by_panels(call, bias, first, rows, turned, turned_stride(call), rest);
+    multiply_by_panels(call, bias, first, rows, transposed, transposed_stride(call), rest);
   }
 }
 
@@ -190,9 +194,9 @@ void bf16_matmul(const MatmulCall& call, const bfloat16* bias) {
   // When both operands have to be laid out anew, the larger one is repacked block by block in a core's own
   // cache.
   constexpr std::int64_t block_bytes = 384 << 10, least_rows = 48;
-  std::int64_t block = block_bytes / (turned_stride(call) * element_bytes) / least_rows * least_rows;
-  if (call.m <= call.n || block == 0) return multiply_turned(call, bias);
-  if (call.workspace.bytes / 2 / turned_bytes(call, block) < call.threads) block = least_rows;
+  std::int64_t block = block_bytes / (transposed_stride(call) * element_bytes) / least_rows * least_rows;
+  if (call.m <= call.n || block == 0) return multiply_transposed(call, bias);
+  if (call.workspace.bytes / 2 / transposed_bytes(call, block) < call.threads) block = least_rows;
   multiply_by_rows(call, block, bias);
 }
 

@@ -41,7 +41,7 @@ bool made_with_matrix_unit() {
 /// at 1 x 80 x 63 (oneDNN issue 1661, version 2.7), values leaked between rows when k is no multiple of 32
 /// (issue 5717, still in 3.14). Both are rare in training and cheap to widen, so they are not handed over
 /// anywhere, lest some CPUs run what others never test.
-bool is_well_trodden(const MatmulCall& call) {
+bool is_reliable(const MatmulCall& call) {
   constexpr std::int64_t tile_rows = 16, tile_depth = 32;
   return call.m >= tile_rows && call.n >= tile_rows && call.k % tile_depth == 0;
 }
@@ -120,7 +120,7 @@ class Primitives {
 }  // namespace
 
 bool onednn_matmul(const MatmulCall& call) {
-  if (bf16_instructions().empty() || !is_well_trodden(call)) return false;
+  if (bf16_instructions().empty() || !is_reliable(call)) return false;
   thread_local Primitives primitives;
   const ThreadsInForce threads(call.threads);
   const Prepared& prepared = primitives.find(call);

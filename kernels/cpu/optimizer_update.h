@@ -8,7 +8,7 @@ namespace tranche::kernels::cpu {
 
 /// The fastest settings for a processor; they change no bit.
 struct UpdateTuning {
-  std::int64_t prefetch_bytes = 384;  ///< how far ahead of the loop each stream is asked for
+  std::int64_t prefetch_bytes = 384;  ///< distance of software prefetches ahead of the loop
 };
 /// The settings of the processor that runs this, as measured. Zen 4: 1024 bytes are 6 to 17 % slower than 384
 /// from memory. Sapphire Rapids: 512 bytes are 2 to 3 % slower than 1024. Others, none of them measured, are

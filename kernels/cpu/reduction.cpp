@@ -68,7 +68,7 @@ HWY_INLINE void stream_out(D d, const hn::VFromD<D>* vectors, int number, float*
 
 /// The same sums for operands that are read from memory and a result that goes there, a cache line of every
 /// piece at a time. The pieces are as many streams of reads, often in 4 KiB pages, at whose ends a
-/// processor's own prefetching stops: so each is asked for `ahead` bytes before it is read. `flat`: so many
+/// processor's own prefetching stops: so each is prefetched `ahead` bytes before it is read. `flat`: so many
 /// pieces in one group, or 0 for any number of either.
 template <std::size_t flat, class Piece, class Out>
 HWY_INLINE void ordered_sum_streaming(std::span<const void* const> pieces, std::size_t group_size,

@@ -1,9 +1,9 @@
 // The bias gradient. Compiled without contraction; the order of additions is the CPU's: 64 rows in order,
 // then their sums in order, then the gradient that is there.
 //
-// First launch: a thread sums 64 rows of four columns, a warp 128 neighbouring ones, 16 rows under way at
+// First launch: a thread sums 64 rows of four columns, a warp 128 neighbouring ones, 16 rows in flight at
 // once; one read of the gradient, 4 / 64 bytes per element written. Second launch: a thread adds a column's
-// block sums, 32 under way at once. When the workspace does not hold them all, the two are launched again for
+// block sums, 32 in flight at once. When the workspace does not hold them all, the two are launched again for
 // the next rows.
 
 #include "kernels/cuda/elements.h"

@@ -95,7 +95,7 @@ void sum(Stream& stream, const char* name, const ConstTensorView& a, const Const
 }
 
 constexpr int bias_threads = 256;
-constexpr int bias_rows = 8;  // rows a thread has under way
+constexpr int bias_rows = 8;  // rows a thread has in flight
 
 /// Thread x owns a group of columns, whose bias it keeps; y walks rows.
 template <class T, class Bias, int width>

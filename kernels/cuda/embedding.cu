@@ -5,7 +5,7 @@
 // ids fall into buckets (id modulo the number of buckets, which spreads the frequent low ids); a block owns a
 // bucket and a chunk of 128 bytes of columns. It reads the ids, collects (id, row) of its bucket in shared
 // memory, sorts them, and gives each run of equal ids to a warp, which reads the table's row once, adds the
-// run's rows with 32 loads under way, and writes it back. When the list is full it is worked off before the
+// run's rows with 32 loads in flight, and writes it back. When the list is full it is worked off before the
 // search goes on, which keeps the order. The cost beside the rows themselves: every block reads all ids,
 // buckets * chunks * 4 bytes a token out of the second level cache (64 buckets, 768 columns of 16 bits: 3 KB
 // a token, beside 1.5 KB of gradient read, which comes from memory, and up to 6 KB of table). The most
@@ -25,7 +25,7 @@ namespace tranche::kernels::cuda {
 namespace {
 
 constexpr int block_threads = 256;
-constexpr int forward_rows = 4;  // rows a thread has under way
+constexpr int forward_rows = 4;  // rows a thread has in flight
 
 /// Bytes per element: size(out) read of the token's row and written; the position table stays in cache.
 template <int width, class T>

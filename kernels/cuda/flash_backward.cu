@@ -399,11 +399,12 @@ void launch_backward(Stream& stream, const AttentionCall& call, const Workspace&
                                  0,
                                  call.width,
                                  1.0f / std::sqrt(static_cast<float>(head))};
-  const std::int64_t heads = call.batch * call.heads, room = workspace.bytes / flash_scratch_bytes(call.time);
+  const std::int64_t heads = call.batch * call.heads,
+                     space = workspace.bytes / flash_scratch_bytes(call.time);
   const auto blocks = static_cast<unsigned>(tiles_of(call.time, shape.own));
-  for (std::int64_t first = 0; first < heads; first += room) {
+  for (std::int64_t first = 0; first < heads; first += space) {
     arguments.first_head = static_cast<int>(first);
-    const dim3 grid(static_cast<unsigned>(std::min(room, heads - first)), blocks);
+    const dim3 grid(static_cast<unsigned>(std::min(space, heads - first)), blocks);
     const auto threads = static_cast<unsigned>(shape.threads());
     launch(stream, "flash_backward_queries", query_gradient_kernel<T, head>,
            {grid, threads, tiles + shape.own * row}, arguments);

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
   const int tiles = key_tiles_seen(first_query, queries, p.time, keys);
   for (int tile = 0; tile < tiles; ++tile) {
     cp_async_wait<0>();
-    __syncthreads();  // the tile is there for all, and nobody reads the one before any more
+    __syncthreads();  // the tile is visible to all, and no thread reads the one before any more
     if (tile + 1 < tiles) load_keys(tile + 1);
     if constexpr (query_in_registers) {
       if (tile == 0) {

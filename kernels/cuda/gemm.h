@@ -77,8 +77,8 @@ struct GemmKey {
 };
 GemmKey key_of(const Gemm& gemm, std::int64_t workspace_bytes);
 
-/// True when cuBLASLt's epilogue can be asked for: GELU's matrix has rows of a multiple of 8 elements and
-/// starts on 16 bytes.
+/// True when cuBLASLt's epilogue is possible: GELU's matrix has rows of a multiple of 8 elements and starts
+/// on 16 bytes.
 bool epilogue_possible(const Gemm& gemm);
 
 /// Issues the GEMM; m, n, k and batch may be zero (with k = 0 the result is beta c, and no epilogue is

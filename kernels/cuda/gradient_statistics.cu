@@ -3,8 +3,8 @@
 // bits are the CPU's.
 //
 // First launch: eight threads a block, a thread a lane. Rows of 512 bytes of each of eight blocks go to
-// shared memory by 16-byte asynchronous copies, `stages` of them under way; one read of the gradient, 8 bytes
-// a block written. Second launch: one thread adds the blocks' sums, which the others bring. It reads next to
+// shared memory by 16-byte asynchronous copies, `stages` of them in flight; one read of the gradient, 8 bytes
+// a block written. Second launch: one thread adds the blocks' sums, which the others load. It reads next to
 // nothing but is a chain of one dependent fp64 addition (some 8 cycles) for each 4096 elements: 5 us for a
 // shard of 4M elements, whose first launch takes 4 us at the bandwidth of an H200 when it fills the device;
 // the share of the chain stays the same for larger shards.
@@ -35,8 +35,8 @@ constexpr std::int64_t no_index = INT64_MAX;
 /// Copies row `row` (of row_bytes) of the thread block's norm blocks to a stage. What lies behind the
 /// gradient's end is zero, whose square changes no sum.
 template <class T>
-__device__ __forceinline__ void bring(const T* gradient, std::int64_t elements, std::int64_t first_block,
-                                      int row, unsigned char* stage, bool aligned) {
+__device__ __forceinline__ void load(const T* gradient, std::int64_t elements, std::int64_t first_block,
+                                     int row, unsigned char* stage, bool aligned) {
   constexpr int row_elements = row_bytes / static_cast<int>(sizeof(T));
   constexpr int chunk_elements = 16 / static_cast<int>(sizeof(T));
 #pragma unroll
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(block_threads)
   const int lane = static_cast<int>(threadIdx.x) % lanes;
 #pragma unroll
   for (int s = 0; s < stages - 1; ++s) {
-    bring(gradient, elements, first_block, s, stage[s], aligned);
+    load(gradient, elements, first_block, s, stage[s], aligned);
     cp_async_commit();
   }
   double sum = 0;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(block_threads)
     cp_async_wait<stages - 2>();
     __syncthreads();
     if (row + stages - 1 < rows) {
-      bring(gradient, elements, first_block, row + stages - 1, stage[(row + stages - 1) % stages], aligned);
+      load(gradient, elements, first_block, row + stages - 1, stage[(row + stages - 1) % stages], aligned);
     }
     cp_async_commit();
     const T* values = reinterpret_cast<const T*>(stage[row % stages] + block * pitch) + lane;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(finish_threads)
   for (std::int64_t start = 0; start < count; start += tile) {
     __syncthreads();
     const int now = static_cast<int>(start / tile % 2);
-    if (thread == finish_threads - 1) {  // the chain; the other warps bring the next tile meanwhile
+    if (thread == finish_threads - 1) {  // the chain; the other warps load the next tile meanwhile
       const int end = static_cast<int>(min(std::int64_t{tile}, count - start));
 #pragma unroll 8
       for (int i = 0; i < end; ++i) total = total + staged[now][i];

@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T
     column[v] = (std::int64_t{v} * blockDim.x + threadIdx.x) * width;
     if (column[v] < call.columns) weight[v] = call.weight.template load<width>(column[v]);
   }
-  int turn = 0;
-  for (std::int64_t row = begin; row < end; row += together, turn ^= 1) {
+  int parity = 0;
+  for (std::int64_t row = begin; row < end; row += together, parity ^= 1) {
     Group x[together][vectors] = {}, dy[together][vectors] = {}, held[together][vectors] = {};
     float mean[together] = {}, rstd[together] = {};
 #pragma unroll
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T
         }
       }
     }
-    block_sums(sums, shared[turn]);
+    block_sums(sums, shared[parity]);
 #pragma unroll
     for (int r = 0; r < together; ++r) {
       if (row + r >= end) break;
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(any_threads) backward_any_kernel(const Backwar
   const auto count = static_cast<float>(call.columns);
   float* weight_sums = call.sums + std::int64_t{blockIdx.x} * 2 * call.columns;
   float* bias_sums = weight_sums + call.columns;
-  int turn = 0;
-  for (std::int64_t row = begin; row < end; ++row, turn ^= 1) {
+  int parity = 0;
+  for (std::int64_t row = begin; row < end; ++row, parity ^= 1) {
     const std::int64_t start = row * call.columns;
     const float mean = call.mean[row], rstd = call.rstd[row];
     float sums[2] = {};
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(any_threads) backward_any_kernel(const Backwar
       weight_sums[c] = (row == begin ? 0.0f : weight_sums[c]) + dy * h;
       bias_sums[c] = (row == begin ? 0.0f : bias_sums[c]) + dy;
     }
-    block_sums(sums, shared[turn]);
+    block_sums(sums, shared[parity]);
     for (std::int64_t c = threadIdx.x; c < call.columns; c += blockDim.x) {
       float x[1] = {widened(*call.x.at(start + c))}, dy[1] = {widened(*call.dy.at(start + c))};
       float weight[1] = {widened(*call.weight.at(c))}, gradient[1];

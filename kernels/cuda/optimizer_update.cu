@@ -20,7 +20,7 @@ namespace tranche::kernels::cuda {
 namespace {
 
 constexpr int width = 4;   // 16 bytes of the fp32 state, 8 of what is 16-bit
-constexpr int unroll = 2;  // 112 bytes of loads under way in a thread
+constexpr int unroll = 2;  // 112 bytes of loads in flight in a thread
 
 /// A segment and the thread blocks that compute it: those from where the one before ends up to `end_block`.
 struct Part {

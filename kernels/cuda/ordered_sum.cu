@@ -16,7 +16,7 @@ namespace {
 /// Pieces travel in the kernel's parameters, of which CUDA allows 32764 bytes, so their number never splits a
 /// sum; most calls need few.
 constexpr int few_pieces = 64;
-constexpr int batch = 4;  // pieces whose loads are under way at once
+constexpr int batch = 4;  // pieces whose loads are in flight at once
 
 template <int capacity>
 struct PieceList {

@@ -1,5 +1,5 @@
 // Products that cuBLASLt has no algorithm for. Copies of the operands in rows that it does take would need
-// device memory that nobody planned; this kernel needs none.
+// device memory that is in no plan; this kernel needs none.
 
 #include "kernels/cuda/plain_gemm.h"
 

@@ -50,7 +50,7 @@ __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 #endif
 }
-/// Waits until at most `pending` of this thread's newest groups are still under way.
+/// Waits until at most `pending` of this thread's newest groups are still in flight.
 template <int pending>
 __device__ __forceinline__ void cp_async_wait() {
 #if defined(TRANCHE_CUDA_EMULATION)

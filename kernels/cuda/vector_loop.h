@@ -3,7 +3,7 @@
 ///   template <int n> struct or alias Loaded;
 ///   template <int n> Loaded<n> load(std::int64_t first) const;      reads the inputs of n elements
 ///   template <int n> void finish(std::int64_t first, const Loaded<n>&) const;   computes and stores them
-/// so that the loads of several groups are under way before the first is used.
+/// so that the loads of several groups are in flight before the first is used.
 
 #include <cstdint>
 
