@@ -275,7 +275,7 @@ std::string RunFolder::commit(Manifest manifest) {
             .count();
     const std::string path = join_path(own, std::string(manifest_name));
     const std::string text = to_text(manifest);
-    manifest_from_text(text, path);  // what could not be read back must not be written
+    manifest_from_text(text, path);  // a manifest that cannot be read back must not be written
     files.replace_file(path, text);
     require_held();
     const std::string replaced = target + std::string(replaced_suffix);

@@ -22,15 +22,15 @@ struct ControlSegment;
 /// process's memory does, and are taken when touched (or, as huge pages, when allocated: below). It also
 /// grows piece by piece, and a piece that is freed goes back to the system at once, as with ordinary memory.
 ///
-/// In the file: parameters, gradients, gathered tensors, communication buffers and the step arena; of the
-/// first three and the last from 64 KiB on. What a request holds is counted as everywhere
-/// (aligned_bytes); the rounding to pages is the system's.
+/// The file holds parameters, gradients, gathered tensors, communication buffers and the step arena; the
+/// first three and the last from 64 KiB on. The bytes of a request are counted as everywhere (aligned_bytes);
+/// the rounding to pages is the system's.
 ///
 /// A piece's whole 2 MiB blocks are made huge pages at once, zeroed, where the system can (MADV_COLLAPSE,
 /// Linux 6.1: it needs neither rights nor a setting, where shared memory otherwise has huge pages only if
 /// /sys/kernel/mm/transparent_hugepage/shmem_enabled says so). Reading and writing such memory is quicker by
 /// a sixth to a third (bench/results/archive/2026-11-22-collectives-idle.md), and first use takes a fault for
-/// each block and not for each 4 KiB. What the system cannot give stays small pages, taken when touched.
+/// each block and not for each 4 KiB. The rest stays small pages, taken when touched.
 class WindowMemory : public MemoryResource {
  public:
   explicit WindowMemory(Tier tier);

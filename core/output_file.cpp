@@ -107,7 +107,7 @@ void OutputFile::fail(int error) const {
 
 void OutputFile::open_as_it_stands() {
   if (const auto there = status_of(path_); there && standard_descriptor(*there) >= 0) {
-    std::fflush(nullptr);  // what was printed before comes before
+    std::fflush(nullptr);  // keeps the order of what was printed before
     file_ = ::fcntl(standard_descriptor(*there), F_DUPFD_CLOEXEC, 0);
   } else {
     // To open a FIFO would wait for a reader; to write to it may.

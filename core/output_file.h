@@ -8,8 +8,8 @@ namespace tranche {
 
 /// Writes a file as a whole: readers see the earlier one or the new one and never a part, and without
 /// commit() the earlier one stays. Symbolic links are followed: the file that they name is replaced, or made,
-/// with the permissions that it had. What is no regular file (a device, a FIFO), and what standard output or
-/// error go to, is written to as it stands. A folder is refused, and a FIFO that nobody reads. Throws IoError
+/// with the permissions that it had. A file that is not regular (a device, a FIFO), or that standard output
+/// or error go to, is written to in place. A folder is refused, and a FIFO without a reader. Throws IoError
 /// "'PATH' cannot be written: REASON".
 class OutputFile {
  public:

@@ -65,8 +65,8 @@ class ExposedTime {
 
  private:
   struct Wait {
-    Event
-        arrived;  ///< where the compute stream began to wait; without a time of its own where work is inline
+    Event arrived;  ///< the point at which the compute stream began to wait; without a time of its own where
+                    ///< work is inline
     double issued = 0;
     Event awaited;
     Exposed what;

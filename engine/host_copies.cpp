@@ -58,7 +58,7 @@ void HostCopy::release() noexcept {
     host_.release(in_);
   } else {
     leave_device();
-    device_.release();  // what was never sent
+    device_.release();  // the buffer was never sent
     host_.release(out_);
   }
   owner_ = nullptr;

@@ -8,8 +8,8 @@
 namespace tranche::detail {
 
 /// `padded_elements`: of each unit's trainable flat buffer, in forward order; `ratio`: the share that is
-/// asked to move, 0 to 1. Whole units move, so that the share that does is `ratio` or above. What a forward
-/// pass uses first stays: its gradients come last, and its weights are wanted first.
+/// asked to move, 0 to 1. Whole units move, so that the share that does is `ratio` or above. The units that a
+/// forward pass uses first stay: their gradients come last, and their weights are needed first.
 std::vector<bool> units_that_move(std::span<const std::int64_t> padded_elements, double ratio);
 
 }  // namespace tranche::detail

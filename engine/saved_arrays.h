@@ -10,7 +10,7 @@
 
 namespace tranche::detail {
 
-/// Collective. What the ranks give, together: one record of each array, equal on all ranks. Throws
+/// Collective. Combines what the ranks give: one record of each array, equal on all ranks. Throws
 /// InvalidArgument on all of them, naming rank and array, when it does not fit together. `simulated`: there
 /// are no peers, and all that is known is what this rank gives.
 std::vector<checkpoint::ArrayRecord> agree_on_arrays(Communicator& ranks, const std::vector<SavedArray>& mine,

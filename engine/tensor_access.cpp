@@ -241,7 +241,7 @@ void TensorAccess::take_statistics(FlatBuffer& flat, kernels::GradientStatistics
     shard = {copy.data(), on_host.dtype, on_host.shape};
   }
   OffloadedState& offload = *store_.offload();
-  offload.link().to_host_stream().synchronize();  // where other buffers' are taken, in the same workspace
+  offload.link().to_host_stream().synchronize();  // other buffers' are taken there, in the same workspace
   kernels::gradient_statistics(compute_, shard, statistics, offload.statistics_workspace());
   compute_.synchronize();
 }

@@ -117,7 +117,7 @@ IoBlock BlockIoBase::cut_block(const std::shared_ptr<IoTransfer>& transfer) cons
 std::optional<IoBlock> BlockIoBase::take_from(Queue& queue) {
   while (!queue.empty()) {
     const std::shared_ptr<IoTransfer>& transfer = queue.front();
-    if (transfer->failure) {  // what has failed once is not gone on with
+    if (transfer->failure) {  // a transfer that failed once is not continued
       queue.pop_front();
       continue;
     }

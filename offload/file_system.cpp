@@ -80,7 +80,7 @@ void FileSystem::replace_file(const std::string& path, std::string_view content)
   } catch (const IoError&) {
     try {
       remove(temporary);
-    } catch (const IoError&) {  // what has failed first is told
+    } catch (const IoError&) {  // the first failure is reported
     }
     throw;
   }

@@ -27,7 +27,7 @@ struct HostLinkCounts {
   std::int64_t copies = 0;
 };
 
-/// Used by the issuing thread. What it issues is ordered by events alone; a failed event makes what follows
+/// Used by the issuing thread. Its copies are ordered by events alone; a failed event makes the copies behind
 /// it fail.
 class HostLink {
  public:

@@ -196,7 +196,7 @@ class UringBlockIo final : public BlockIoBase {
     std::int64_t done = 0;
     bool direct = false;             // false from where the page cache has to go on
     bool registered = false;         // the operation in flight
-    std::int64_t forced_result = 1;  // what the hook said instead of the kernel; > 0: nothing
+    std::int64_t forced_result = 1;  // the hook's result in place of the kernel's; > 0: none
   };
 
   void work_arrived() override { ring_.wake(); }

@@ -187,7 +187,7 @@ OffloadCost offload_cost(const OffloadSchedule& schedule, const Config& config, 
   cost.exposed = walk.exposed(tokens);
   const double roads = cost.busy.to_host + cost.busy.from_host + cost.busy.host_update + cost.busy.disk;
   if (roads > 0 && operations > 0) {
-    // Far beyond every road. What is exposed falls with the tokens to what it is there.
+    // Far beyond every road. The exposed time falls with the tokens to its value there.
     constexpr double far = 1e6, near = 1e-6;
     double above = far * roads * rates.operations / operations;
     cost.least_exposed = walk.exposed(above);

@@ -39,7 +39,7 @@ class PlannedRun {
   std::unique_ptr<models::Gpt> gpt_;
   std::vector<std::int64_t> samples_;
   Buffer tokens_, targets_;
-  Buffer staging_;  ///< where the host cannot reach the device's memory
+  Buffer staging_;  ///< used if the host cannot reach the device's memory
   models::TokenBatch batch_;
 };
 

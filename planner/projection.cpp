@@ -259,7 +259,7 @@ Graph graph_of(const WorkRecorder& recorder, Costs& costs) {
   for (std::size_t i = 0; i < recorder.work().size(); ++i) {
     const RecordedWork& work = recorder.work()[i];
     begun |= work.kind == WorkKind::mark;
-    if (!begun) continue;  // what was settled before has passed
+    if (!begun) continue;  // the settled part has passed
     SimulatedTask task;
     task.lane = work.lane;
     for (const int before : work.after) {

@@ -194,7 +194,7 @@ std::vector<std::size_t> shown_ranks(const Summary& summary, Tier tier, std::siz
 std::vector<StepWindow> whole_steps(const MemoryRecord& record) {
   std::vector<StepWindow> steps;
   double began = -1;
-  bool from_its_start = true;  // what comes next is a step's beginning, not its middle
+  bool from_its_start = true;  // the next record is a step's beginning, not its middle
   const std::int64_t jump =
       record.dropped > 0 ? static_cast<std::int64_t>(record.first.size()) + record.dropped : -1;
   record.replay([&](const MemoryEvent& event, std::int64_t number, const MemoryState&) {

@@ -200,7 +200,7 @@ void add_kernels(planner::ComputeShare& share, const std::vector<Sample>& sample
     }
     tables.push_back(std::move(table));
   }
-  replace_tables(share, std::move(tables));  // what steps showed is nearer to steps
+  replace_tables(share, std::move(tables));  // times taken in steps are closer to steps
 }
 
 }  // namespace

@@ -177,7 +177,7 @@ class Training {
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
     share_processor_seconds();
-    if (run_.profile) run_.profile->end();  // what comes now is not the training's
+    if (run_.profile) run_.profile->end();  // the rest is not the training's
     save_trace();
     save_profile();
     if (!run_.is_root()) return;
@@ -232,7 +232,7 @@ class Training {
   }
 
   void finish(double seconds) {
-    checkpoints_.finish();  // first: who is ended while validating has the last checkpoint
+    checkpoints_.finish();  // first: a run that is ended while validating has the last checkpoint
     if (run_.is_root()) {
       progress_.say(fmt::format("validating on {} held-out windows", run_.data.evaluation.size()));
     }
@@ -241,7 +241,7 @@ class Training {
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
     share_processor_seconds();
-    if (run_.profile) run_.profile->end();  // what comes now is not the training's
+    if (run_.profile) run_.profile->end();  // the rest is not the training's
     std::string sample;
     if (run_.options.sample_bytes > 0) {
       sample = sample_text(*run_.engine, *run_.model, "\n\n", run_.options.sample_bytes,

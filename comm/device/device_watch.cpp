@@ -73,7 +73,7 @@ struct DeviceWatch::Impl {
     } catch (...) {
       const std::exception_ptr error = std::current_exception();
       try {
-        check();  // what a peer posted says more than what its device met
+        check();  // a peer's report says more than its device's failure
         failure->fail(what, error);
       } catch (...) {
         failure->fail({}, std::current_exception());

@@ -356,7 +356,7 @@ class MpiTransport : public Transport {
   std::deque<SentSignature> sent_signatures_;
   double next_poll_ = 0;  ///< for failures and signatures
   std::optional<FailureReport> failure_;
-  std::array<OutgoingReport, 2> outgoing_;  ///< whose cause follows; others
+  std::array<OutgoingReport, 2> outgoing_;  ///< with a cause that follows; others
 };
 
 }  // namespace

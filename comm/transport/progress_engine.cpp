@@ -242,7 +242,7 @@ bool ProgressEngine::compare_signatures() {
 }
 
 void ProgressEngine::expire(Operation& operation, double now) {
-  if (cause_awaited_ > 0) return;  // who is missing is known
+  if (cause_awaited_ > 0) return;  // the missing ranks are known
   if (operation.waits_for_staging()) operation.last_move = now;
   const double waited = now - operation.last_move, timeout = options_.timeout_seconds;
   if (!operation.signature_sent && !operation.info().tag.point_to_point &&

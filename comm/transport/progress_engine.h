@@ -112,9 +112,10 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   CallRecord record_;
   std::uint64_t next_order_ = 0;
   std::string failure_;                    ///< "rank 2 failed: disk full"; empty while all is well
-  std::optional<ExitStatus> peer_status_;  ///< of a failure that was told; none of this rank's own
-  std::optional<FailureReport> heard_;  ///< what a peer told, if that ended this rank; of who makes progress
-  double cause_awaited_ = 0;            ///< until when, from a peer that an exception unwinds; 0: from none
+  std::optional<ExitStatus> peer_status_;  ///< of a failure that a peer reported; none of this rank's own
+  std::optional<FailureReport>
+      heard_;  ///< a peer's report, if that ended this rank; used by the thread that makes progress
+  double cause_awaited_ = 0;  ///< until when, from a peer that an exception unwinds; 0: from none
   std::atomic<bool> failed_{false};
   std::atomic<bool> busy_{false};
 };

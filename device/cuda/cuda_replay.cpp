@@ -36,7 +36,7 @@ void GraphReplay::run(Stream& stream, const std::function<void()>& issue) {
     launch(*cuda_stream);
     return;
   }
-  stream.count(difference(before, stream.work()));  // what was only captured did not run
+  stream.count(difference(before, stream.work()));  // captured work did not run
   next_ = Next::issue;
   issue();
 }

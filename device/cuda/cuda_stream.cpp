@@ -59,7 +59,7 @@ void CudaStream::refuse_in_capture(const char* what) const {
 }
 
 cudaStream_t CudaStream::native() const {
-  parts_.state->make_current_quietly();  // what is called next says what fails, and for whom
+  parts_.state->make_current_quietly();  // the next call reports the failure, and for whom
   if (owned_ && !capturing_) bound_.before_operation(stream_);
   return stream_;
 }

@@ -52,7 +52,7 @@ class CudaStream : public Stream {
   void begin_span(std::string_view name) override;
   void end_span() noexcept override;
 
-  /// See Device; bytes > 0. What is pinned is copied as it is, the rest through staging.
+  /// See Device; bytes > 0. Pinned memory is copied directly, the rest through staging.
   void copy_to_host(void* host, const void* device, std::int64_t bytes);
   void copy_from_host(void* device, const void* host, std::int64_t bytes);
   void fill(void* device, unsigned char value, std::int64_t bytes);

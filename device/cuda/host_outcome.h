@@ -48,8 +48,8 @@ class HostOutcome {
   std::exception_ptr error_;
 };
 
-/// Host work that something depends on: of each stream, everything up to a number. What has ended well is
-/// forgotten, so this stays short however long a run is.
+/// Host work that something depends on: of each stream, everything up to a number. Work that has ended
+/// without failure is forgotten, so this stays short however long a run is.
 class HostDependencies {
  public:
   void add(const std::shared_ptr<HostOutcome>& outcome, std::int64_t number) {

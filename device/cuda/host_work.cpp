@@ -61,7 +61,7 @@ struct HostWork::Impl {
       running = true;
     }
     perform(task.first, task.second);
-    task.second = {};  // what the work holds goes before anybody learns that it ended
+    task.second = {};  // the work's objects are destroyed before its end is reported
     std::lock_guard lock(mutex);
     outcome->ended(task.first);
     // Released: the device, and the host behind it, see what the work wrote.

@@ -62,8 +62,9 @@ tranche_environment() {
   local usr=$TRANCHE_BUNDLE/deps/usr libraries folder name path known older=
   libraries=$usr/lib/x86_64-linux-gnu
   path=$libraries:$libraries/pmix2/lib
-  # What the host has of these is taken if it is new enough, as the host's own libraries may need the newer one. The C++
-  # library and the compiler's come from one release: an old one of the host is replaced together with the other.
+  # The host's own versions of these are taken if they are new enough, as the host's own libraries may need the newer
+  # one. The C++ library and the compiler's come from one release: an old one of the host is replaced together with the
+  # other.
   known=$( { ldconfig -p || /sbin/ldconfig -p; } 2> /dev/null || true)
   name=$( { tr : '\n' <<< "$TRANCHE_HOST_LIBRARY_PATH" | sed -n 's|.$|&/libstdc++.so.6|p' | xargs -r -d '\n' ls -d
             sed -n 's|.*libstdc++\.so\.6 (.*x86-64.*) => \(/.*\)|\1|p' <<< "$known"; } 2> /dev/null | head -n 1 || true)

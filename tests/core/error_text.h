@@ -13,7 +13,7 @@ namespace tranche::test {
 inline constexpr const char* nothing_thrown = "nothing was thrown";
 
 /// The text of the E that `call` throws, an Error's without position and rank; nothing_thrown when it throws
-/// nothing. What is no E passes through and fails the test.
+/// nothing. Another error passes through and fails the test.
 template <typename E, typename Call>
 std::string message_of(Call&& call) {
   try {

@@ -3,8 +3,8 @@
 ///
 /// The method is that of crash-consistency checkers (Pillai et al., "All File Systems Are Not Created Equal",
 /// OSDI 2014): of the operations before the crash, those that a later sync covers are on the disk; of the
-/// others any part may be. What a sync covers is read as narrowly as POSIX allows: File::sync the content and
-/// size of its file, and not its name; sync_directory the names in that folder, and not what is in them.
+/// others any part may be. The effect of a sync is read as narrowly as POSIX allows: File::sync the content
+/// and size of its file, and not its name; sync_directory the names in that folder, and not what is in them.
 
 #include <cstddef>
 #include <cstdint>

@@ -39,7 +39,7 @@ class LimitResource : public MemoryResource {
 
 /// Tracks every allocation in a Ledger and keeps the table of live ones. A free that does not match is
 /// counted and reported through `complain`: unknown addresses go no further, wrong sizes or categories are
-/// corrected from the table. What is still live at destruction is reported too. Records after upstream
+/// corrected from the table. Allocations still live at destruction are reported too. Records after upstream
 /// allocated, erases before upstream frees.
 class TrackingResource : public MemoryResource {
  public:

@@ -15,9 +15,9 @@ class Engine;
 /// the memory may then be another unit's at once, for work issued later. Move-only. The compute stream
 /// already waits for them. Let go while an exception unwinds, it issues nothing and waits for nothing.
 ///
-/// They are read-only. What is written through a cast is lost at the next gather or update, or, where the
-/// compute weights are the master weights (fp32), changes those on this rank alone, which weights_digest()
-/// reports; Engine::write_weight() changes weights.
+/// They are read-only. A write through a cast is lost at the next gather or update, or, where the compute
+/// weights are the master weights (fp32), changes those on this rank alone, which weights_digest() reports;
+/// Engine::write_weight() changes weights.
 class GatheredUnit {
  public:
   GatheredUnit() = default;

@@ -53,9 +53,9 @@ class Runtime {
   /// One rank without a launcher; the world of mpirun under one (needs TRANCHE_MPI).
   static Runtime from_environment(const RuntimeOptions& options = {});
   /// The same, as a configuration wants it: DeepSpeed's JSON (text with a '{' in it) or the path of a file of
-  /// it. Read once, for the ranks that there are; config() is for the engine. What the configuration leaves
-  /// open (device, trace, log_level, recorder, files; keys at their default) is as in `beside`. Throws
-  /// ConfigurationError on all ranks when any of them cannot read it.
+  /// it. Read once, for the ranks that there are; config() is for the engine. Options that the configuration
+  /// leaves open (device, trace, log_level, recorder, files; keys at their default) are as in `beside`.
+  /// Throws ConfigurationError on all ranks when any of them cannot read it.
   static Runtime from_config(const std::string& path_or_json, const RuntimeOptions& beside = {});
   /// Ranks as the factory makes them: make_mpi_communicator, adopting(comm) of <tranche/comm/mpi.h>, a
   /// ThreadGroup's ...
