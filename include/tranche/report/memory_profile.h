@@ -42,7 +42,8 @@ class MemoryProfile {
 
   /// Marks the end of a step and samples the process's memory. Not collective.
   void end_step(std::int64_t step);
-  /// Stops measuring; write() does so if this was not called. Not collective.
+  /// Takes the measurement that write() writes; write() does so itself if this was not called. Steps that end
+  /// later are not in it. Not collective.
   void end();
   const MemoryTimeline& timeline() const;
 
