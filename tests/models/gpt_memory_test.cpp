@@ -335,7 +335,7 @@ double must_hold(const MemoryCase& drawn) {
   const double ahead = stage == 3 ? std::min<double>(config.depth, layers) : 0;  // units gathered
 
   const double stream = rows * w * b;  // one residual
-  const double kept = rows * (7 * w + i) * b + rows * 16 + rows * static_cast<double>(model.heads) * 4;
+  const double saved = rows * (7 * w + i) * b + rows * 16 + rows * static_cast<double>(model.heads) * 4;
   const bool again = config.activation_checkpointing;
   const double group = again ? std::min<double>(config.checkpoint_every, layers) : 1;
   const double inputs = std::ceil(layers / group);
@@ -346,12 +346,12 @@ double must_hold(const MemoryCase& drawn) {
   const bool several = model.vocabulary > head_block_columns;
   // The head's backward, with every block's activations.
   const double at_head = (stage == 3 ? b * (embedding + (ahead - 1) * block) : 0) + slot * embedding +
-                         (again ? 0 : layers * kept) + (inputs + 1) * stream + stream + stream + 8 * rows +
+                         (again ? 0 : layers * saved) + (inputs + 1) * stream + stream + stream + 8 * rows +
                          12 * rows + rows * columns * 4 + stream + (b < 4 && several ? rows * w * 4 : 0) +
                          (b < 4 ? rows * std::min<double>(v, head_block_columns) * b : 0);
   // The backward of the first block after it, and its reduction.
   const double blocks =
-      again ? group * kept + (inputs + group - 1) * stream : layers * kept + layers * stream;
+      again ? group * saved + (inputs + group - 1) * stream : layers * saved + layers * stream;
   const double units = b * ahead * block + slot * (embedding + block);
   const double at_block = units + blocks + stream + rows * (w + 2 * i) * b;
   const double at_reduction = units + wire * block + blocks + stream;

@@ -127,7 +127,7 @@ TEST(GptOffloadTraffic, IsEveryKeptInputOnceEachWay) {
       MemoryCase run = deep_case(6, every, 1, 0);
       run.config.accumulation_steps = 3;
       run.config.train_batch_size = 6;
-      const std::int64_t kept = (6 + every - 1) / every;
+      const std::int64_t saved = (6 + every - 1) / every;
       on_ranks(
           1, Gpt::spec(run.model, run.sequence), run.config,
           [&](Engine& engine) {
@@ -142,8 +142,8 @@ TEST(GptOffloadTraffic, IsEveryKeptInputOnceEachWay) {
             for (int step = 0; step < 4; ++step) {
               for (int m = 0; m < 3; ++m) gpt.forward_backward(engine, data.batch());
               const StepResult result = engine.step();
-              EXPECT_EQ(result.offload_traffic.to_host, 3 * kept * input_bytes(run));
-              EXPECT_EQ(result.offload_traffic.from_host, 3 * kept * input_bytes(run));
+              EXPECT_EQ(result.offload_traffic.to_host, 3 * saved * input_bytes(run));
+              EXPECT_EQ(result.offload_traffic.from_host, 3 * saved * input_bytes(run));
             }
           },
           kind);

@@ -1,4 +1,4 @@
-// GPTs past the device's memory: state on NVMe, kept activations in host memory, the same bits.
+// GPTs past the device's memory: state on NVMe, saved activations in host memory, the same bits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

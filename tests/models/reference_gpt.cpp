@@ -18,7 +18,7 @@ struct Norm {
 };
 
 struct Block {
-  Tensor input, query_key_value, attended, middle, hidden, activated;
+  Tensor input, query_key_value, attended, attention_residual, hidden, activated;
   Norm norm_1, norm_2;
   Tensor probability_mask, attention_mask, mlp_mask;  // empty without dropout
 };
@@ -114,16 +114,17 @@ class Evaluation {
     Tensor log_sum_exp(size(config_.heads));
     plain::attention_forward(attention_, block.query_key_value, block.probability_mask, block.attended,
                              log_sum_exp);
-    apply(block.attended, name + "attn.c_proj", block.middle);
-    multiply(block.middle, block.attention_mask);
-    for (std::size_t i = 0; i < block.middle.size(); ++i) block.middle[i] += block.input[i];
-    block.norm_2 = norm(block.middle, name + "ln_2");
+    apply(block.attended, name + "attn.c_proj", block.attention_residual);
+    multiply(block.attention_residual, block.attention_mask);
+    for (std::size_t i = 0; i < block.attention_residual.size(); ++i)
+      block.attention_residual[i] += block.input[i];
+    block.norm_2 = norm(block.attention_residual, name + "ln_2");
     apply(block.norm_2.y, name + "mlp.c_fc", block.hidden);
     gelu(block.hidden, block.activated);
     Tensor output;
     apply(block.activated, name + "mlp.c_proj", output);
     multiply(output, block.mlp_mask);
-    for (std::size_t i = 0; i < output.size(); ++i) output[i] += block.middle[i];
+    for (std::size_t i = 0; i < output.size(); ++i) output[i] += block.attention_residual[i];
     return output;
   }
 
@@ -136,7 +137,7 @@ class Evaluation {
     apply_backward(block.activated, name + "mlp.c_proj", d_out, d_hidden);
     gelu_backward(block.hidden, d_hidden);
     apply_backward(block.norm_2.y, name + "mlp.c_fc", d_hidden, d_normed);
-    norm_backward(d_normed, block.middle, block.norm_2, name + "ln_2", d_x);
+    norm_backward(d_normed, block.attention_residual, block.norm_2, name + "ln_2", d_x);
     d_out = d_x;
     multiply(d_out, block.attention_mask);
     apply_backward(block.attended, name + "attn.c_proj", d_out, d_attended);
