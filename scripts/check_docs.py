@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the pages: every link leads somewhere, every page that a source names is there, every C++ block is compiled.
+"""Checks the pages: links lead somewhere, pages that sources name are there, blocks of C++ are compiled, JSON is JSON.
 
     scripts/check_docs.py [REPOSITORY]       says what is wrong, a line each; exit status 1 then
 
@@ -8,7 +8,9 @@
   - A block fenced as ```cpp follows a comment `<!-- FILE -->` and consists of lines of FILE, in order, indented alike: a line
     `// ...` stands for lines that are left out. FILE is an example or a test, so the build compiles it. C++ is fenced, never
     only indented.
+  - A block fenced as ```json is JSON.
 """
+import json
 import pathlib
 import posixpath
 import re
@@ -47,11 +49,11 @@ def anchors(text):
     return found | set(re.findall(r"<a id=\"([^\"]+)\"", text))
 
 
-def blocks(text):
-    """(number of the line, comment in front or None, lines) of each block of C++."""
+def blocks(text, language):
+    """(number of the line, comment in front or None, lines) of each block of a language."""
     lines = text.split("\n")
     for number, line in enumerate(lines):
-        if not line.startswith("```cpp"):
+        if line != f"```{language}":
             continue
         end = next(at for at in range(number + 1, len(lines)) if lines[at].startswith("```"))
         comment = re.fullmatch(r"<!-- (\S+) -->", lines[number - 1]) if number > 0 else None
@@ -115,13 +117,20 @@ class Check:
                     self.problems.append(f"{file}:{number}: there is no {cited}")
 
     def code(self, page, text):
-        for number, source, lines in blocks(text):
+        for number, source, lines in blocks(text, "cpp"):
             if source is None:
                 self.problems.append(f"{page}:{number}: nothing says which file this C++ is of: <!-- FILE --> in the line before")
             elif source not in self.known or not source.startswith(COMPILED):
                 self.problems.append(f"{page}:{number}: {source} is no example or test")
             elif not is_of(lines, [line.rstrip() for line in self.text(source).split("\n")]):
                 self.problems.append(f"{page}:{number}: these are not lines of {source}")
+
+    def data(self, page, text):
+        for number, _, lines in blocks(text, "json"):
+            try:
+                json.loads("\n".join(lines))
+            except json.JSONDecodeError as error:
+                self.problems.append(f"{page}:{number}: this is not JSON: {error}")
 
     def run(self):
         for file in self.files:
@@ -134,6 +143,7 @@ class Check:
             if file.endswith(".md"):
                 self.links(file, text)
                 self.code(file, text)
+                self.data(file, text)
         return self.problems
 
 

@@ -61,6 +61,10 @@ class Pages(unittest.TestCase):
         self.finds("```cpp\nint a = 1;\n```\n", "nothing says which file this C++ is of")
         self.finds("<!-- docs/a.md -->\n```cpp\nint a = 1;\n```\n", "docs/a.md is no example or test")
 
+    def test_json(self):
+        self.holds('```json\n{"a": [1]}\n```\n')
+        self.finds('\n```json\n{"a": 1,}\n```\n', "README.md:2: this is not JSON")
+
     def test_sentences(self):
         short, long = "One two three. " * 9, "word " * 26 + "end.\n"
         self.write("a.md", f"# {long}\n{short}{long}\n```\n{long}```\n| {long}")
