@@ -3,7 +3,8 @@
 
     scripts/check_docs.py [REPOSITORY]       says what is wrong, a line each; exit status 1 then
 
-  - A relative link in a Markdown file names a file or folder of the repository; its #anchor is a heading of that page.
+  - A relative link in a Markdown file names a file or folder of the repository; its #anchor is a heading of that page. Some page
+    links every page of docs/.
   - `docs/` and a name that ends in `.md`, in any text of the repository, comments and messages of the program included, names a page.
   - A block fenced as ```cpp follows a comment `<!-- FILE -->` and consists of lines of FILE, in order, indented alike: a line
     `// ...` stands for lines that are left out. FILE is an example or a test, so the build compiles it. C++ is fenced, never
@@ -91,6 +92,7 @@ class Check:
         self.files = [file for file in listed if (root / file).is_file()]
         self.known = set(self.files) | {str(parent) for file in self.files for parent in pathlib.PurePosixPath(file).parents}
         self.problems = []
+        self.linked = set()
 
     def text(self, file):
         return (self.root / file).read_text(encoding="utf-8", errors="replace")
@@ -105,6 +107,8 @@ class Check:
                     continue
                 path, _, anchor = target.partition("#")
                 full = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else page
+                if full != page:
+                    self.linked.add(full)
                 if full not in self.known:
                     self.problems.append(f"{page}:{number}: the link to {target} leads nowhere")
                 elif anchor and full.endswith(".md") and anchor not in anchors(self.text(full)):
@@ -144,6 +148,8 @@ class Check:
                 self.links(file, text)
                 self.code(file, text)
                 self.data(file, text)
+        self.problems += [f"{file}: no page links it" for file in self.files
+                          if file.startswith("docs/") and file.endswith(".md") and file not in self.linked]
         return self.problems
 
 

@@ -28,12 +28,12 @@ class Pages(unittest.TestCase):
         return done.returncode, done.stdout + done.stderr
 
     def holds(self, page):
-        self.write("README.md", page)
+        self.write("README.md", page + "\n[A page](docs/a.md)\n")
         status, said = self.run_script("check_docs.py", self.root)
         self.assertEqual(status, 0, said)
 
     def finds(self, page, problem, count=1):
-        self.write("README.md", page)
+        self.write("README.md", page + "\n[A page](docs/a.md)\n")
         status, said = self.run_script("check_docs.py", self.root)
         self.assertEqual(status, 1, said)
         self.assertIn(problem, said)
@@ -46,6 +46,10 @@ class Pages(unittest.TestCase):
         self.finds("\n![p](docs/p.svg)", "README.md:2: the link to docs/p.svg leads nowhere")
         self.finds("[a](docs/a.md#three)", "docs/a.md has no heading #three")
         self.finds('<img src="p.svg">', "p.svg leads nowhere")
+
+    def test_pages_that_nobody_finds(self):
+        self.write("docs/b.md", "# Alone\n[itself](b.md)\n")
+        self.finds("text", "docs/b.md: no page links it")
 
     def test_citations(self):
         self.write("examples/one.cpp", "// See docs/a.md.\nint main() {}\n")
