@@ -24,6 +24,9 @@ namespace {
 
 using namespace tranche;
 using bench::median;
+using detail::BlockIo;
+using detail::BlockIoEngine;
+using detail::FileSystem;
 
 struct Settings {
   std::string directory = ".";
@@ -33,7 +36,7 @@ struct Settings {
   int repeats = 5;
 };
 
-void ours(BlockIo& io, File& file, bool writing, char* memory, const Settings& settings) {
+void ours(BlockIo& io, detail::File& file, bool writing, char* memory, const Settings& settings) {
   io.wait(writing ? io.write(file, 0, memory, settings.bytes) : io.read(file, 0, memory, settings.bytes));
 }
 
@@ -51,14 +54,14 @@ Settings parse(int argc, char** argv) {
 }
 
 void run(const Settings& settings) {
-  const std::string path = join_path(settings.directory, "tranche-bench-block-io");
+  const std::string path = detail::join_path(settings.directory, "tranche-bench-block-io");
   const auto host = make_host_resource(Tier::host);
-  AlignedBuffer buffer(*host, settings.bytes, Category::workspace, "bench");
+  detail::AlignedBuffer buffer(*host, settings.bytes, Category::workspace, "bench");
   auto* memory = static_cast<char*>(buffer.data());
   for (std::int64_t i = 0; i < settings.bytes; ++i) memory[i] = static_cast<char>(i * 31 + (i >> 12));
 
-  FileSystem& files = posix_file_system();
-  const auto file = files.open(path, OpenMode::create_or_truncate, Caching::direct);
+  FileSystem& files = detail::posix_file_system();
+  const auto file = files.open(path, detail::OpenMode::create_or_truncate, detail::Caching::direct);
   struct Removal {
     FileSystem& files;
     std::string path;
@@ -83,10 +86,10 @@ void run(const Settings& settings) {
     fmt::print("note: no raw io_uring: {}\n", error.message());
   }
   std::vector<std::unique_ptr<BlockIo>> engines;
-  std::vector<std::unique_ptr<RegisteredMemory>> registrations;
+  std::vector<std::unique_ptr<detail::RegisteredMemory>> registrations;
   for (const BlockIoEngine engine : {BlockIoEngine::uring, BlockIoEngine::threads}) {
     try {
-      engines.push_back(make_block_io(
+      engines.push_back(detail::make_block_io(
           {.engine = engine, .block_bytes = settings.block, .depth = settings.depth, .hook = {}}));
     } catch (const Error& error) {
       fmt::print("note: {}\n", error.message());

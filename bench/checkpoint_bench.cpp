@@ -30,6 +30,11 @@ namespace {
 
 using namespace tranche;
 using bench::median;
+using detail::AlignedBuffer;
+using detail::ElementRange;
+using detail::io_alignment;
+using detail::join_path;
+using detail::OpenMode;
 using namespace tranche::checkpoint;
 
 struct Settings {
@@ -131,7 +136,7 @@ class Bench {
 
 void Bench::raw(bool writing, const std::string& path) {
   const auto file =
-      storage().files.open(path, writing ? OpenMode::create_new : OpenMode::read, Caching::direct);
+      storage().files.open(path, writing ? OpenMode::create_new : OpenMode::read, detail::Caching::direct);
   if (writing) file->preallocate(plan_.file_bytes());
   const auto native = file->native();
   auto& ring = writing ? write_ring_ : read_ring_;
@@ -215,7 +220,7 @@ void Bench::read(int world, bool by_unit, bool compare) {
         const ElementRange shard = wanted.shard_range(section, unit, rank);
         for (const TensorRecord& tensor : wanted.units[static_cast<std::size_t>(unit)].tensors) {
           const ElementRange part =
-              intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, shard);
+              detail::intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, shard);
           if (part.empty()) continue;
           requests.push_back(reader.request_for(tensor.name, kept.kind,
                                                 {part.begin - tensor.offset, part.end - tensor.offset},
@@ -246,8 +251,8 @@ void Bench::read(int world, bool by_unit, bool compare) {
 
 /// Removes what the ways have written, and lets the disk come to rest; the page cache keeps nothing.
 void Bench::forget() {
-  FileSystem& files = storage().files;
-  for (const DirectoryEntry& entry : files.list(folder_)) {
+  detail::FileSystem& files = storage().files;
+  for (const detail::DirectoryEntry& entry : files.list(folder_)) {
     if (entry.name != "run") files.remove_all(in_folder(entry.name));
   }
   const int descriptor = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -214,7 +214,7 @@ std::vector<Way> Bench::streams() {
        {std::pair{"stream", &heap_stream_}, std::pair{"window stream", &window_stream_}}) {
     result.push_back({name,
                       [data = static_cast<unsigned char*>(from->data())] {
-                        copy_past_caches(data + stream_bytes, data, stream_bytes);
+                        detail::copy_past_caches(data + stream_bytes, data, stream_bytes);
                       },
                       {}});
   }
@@ -233,7 +233,7 @@ void Bench::bare(Kind kind, std::int64_t count) {
                          elements * 4 >= 1 << 20 ? kernels::SumTarget::memory : kernels::SumTarget::caches);
   };
   if (kind == Kind::reduce_scatter) return sum(count, part);
-  for (int piece = 0; piece < ranks_; ++piece) copy_large(full + piece * count, part, count * 4);
+  for (int piece = 0; piece < ranks_; ++piece) detail::copy_large(full + piece * count, part, count * 4);
 }
 
 /// Seconds of one call, from the first rank's start to the last one's end (the ranks of a node share a clock:
@@ -243,9 +243,9 @@ double Bench::turn(Way& way) {
   int calls = 1;
   for (;;) {
     MPI_Barrier(MPI_COMM_WORLD);
-    double begin_and_end[2] = {-seconds_now(), 0};
+    double begin_and_end[2] = {-detail::seconds_now(), 0};
     for (int i = 0; i < calls; ++i) way.call();
-    begin_and_end[1] = seconds_now();
+    begin_and_end[1] = detail::seconds_now();
     double outermost[2];
     MPI_Allreduce(begin_and_end, outermost, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     const double seconds = outermost[0] + outermost[1];

@@ -23,7 +23,7 @@ std::unique_ptr<Device> device_of(DeviceKind kind, int threads) {
 
 DeviceBench::DeviceBench(DeviceKind kind, int threads, bool small)
     : device_(device_of(kind, threads)),
-      small_(small || (kind == DeviceKind::cuda && probe_cuda().emulated)),
+      small_(small || (kind == DeviceKind::cuda && detail::probe_cuda().emulated)),
       scratch_(device_->memory(Tier::device), std::int64_t{32} << 20, Category::workspace,
                "bench workspace") {}
 
@@ -89,7 +89,7 @@ double DeviceBench::seconds_of(const std::vector<Call>& sets, int calls) {
     for (int call = 0; call < calls; ++call) sets[static_cast<std::size_t>(call) % sets.size()](stream());
   };
   if (device_->kind() == DeviceKind::cpu) {
-    const Stopwatch watch;
+    const detail::Stopwatch watch;
     issue();
     stream().synchronize();
     return watch.seconds() / calls;

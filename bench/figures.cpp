@@ -12,7 +12,7 @@ namespace tranche::bench {
 Seconds clocks_now() {
   timespec now{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return {seconds_now(), static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec)};
+  return {detail::seconds_now(), static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec)};
 }
 
 Seconds operator-(const Seconds& a, const Seconds& b) {

@@ -75,7 +75,7 @@ std::string unknown_flag(const std::string& word, const std::vector<std::string>
     return fmt::format("'{}' is no flag; values stand behind their flags, and --help lists those", word);
   }
   const std::string flag = word.substr(0, word.find('='));
-  const std::string closest = closest_match(flag, known);
+  const std::string closest = detail::closest_match(flag, known);
   return fmt::format("unknown flag {}{}; --help lists the flags", flag,
                      closest.empty() ? "" : " (did you mean " + closest + "?)");
 }

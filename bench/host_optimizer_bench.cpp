@@ -139,7 +139,7 @@ class Case {
   template <class Call>
   double time(const Call& call) {
     const auto now = [&] {
-      return settings_.processor ? bench::clocks_now().processor / threads_ : seconds_now();
+      return settings_.processor ? bench::clocks_now().processor / threads_ : detail::seconds_now();
     };
     call();
     const double start = now();

@@ -11,7 +11,7 @@ using kernels::bench::DeviceBench;
 
 /// Null, with state's reason given, where there is no GPU.
 DeviceBench* gpu_bench(benchmark::State& state) {
-  static const CudaProbe probe = probe_cuda();
+  static const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) {
     state.SkipWithError(("no GPU: " + probe.problem).c_str());
     return nullptr;

@@ -14,7 +14,7 @@ double matmul_peak(DataType dtype, int threads) {
   for (const std::int64_t size : {768, 1024, 2048}) {
     BenchTensor a(dtype, {size, size}), b(dtype, {size, size}), c(dtype, {size, size});
     for (int repetition = 0; repetition < 5; ++repetition) {
-      const Stopwatch watch;
+      const detail::Stopwatch watch;
       matmul(machine.stream(), {}, a.view(), b.view(), c.view(), machine.workspace());
       peak = std::max(peak, 2e0 * static_cast<double>(size * size * size) / watch.seconds());
     }

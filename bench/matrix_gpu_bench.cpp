@@ -71,13 +71,13 @@ class Gpu {
 
 /// Skips with the reason where there is no GPU.
 bool absent(benchmark::State& state) {
-  const CudaProbe probe = probe_cuda();
+  const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) state.SkipWithError(probe.problem.c_str());
   return probe.devices.empty();
 }
 /// The emulation is there to see that the bench runs.
 std::int64_t scaled(std::int64_t size, std::int64_t tiny) {
-  return probe_cuda().emulated ? tiny : size;
+  return detail::probe_cuda().emulated ? tiny : size;
 }
 
 double peak() {

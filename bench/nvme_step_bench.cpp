@@ -32,6 +32,12 @@ namespace {
 
 using namespace tranche;
 using bench::median;
+using detail::AlignedBuffer;
+using detail::BlockIoEngine;
+using detail::BlockIoOptions;
+using detail::join_path;
+using detail::posix_file_system;
+using detail::TileRef;
 
 struct Settings {
   std::string directory = ".";
@@ -68,11 +74,11 @@ class Bench {
   Ledger ledger_;
   MemoryResource& host_;
   BlockIoOptions options_;
-  std::unique_ptr<BlockIo> io_;
+  std::unique_ptr<detail::BlockIo> io_;
   std::unique_ptr<Stream> stream_;
-  SwapFile swap_;
-  TileRegion region_;
-  std::optional<TileRing> ring_;
+  detail::SwapFile swap_;
+  detail::TileRegion region_;
+  std::optional<detail::TileRing> ring_;
   AlignedBuffer gradient_, weight_;
   std::vector<AlignedBuffer> tiles_;  // for the update alone
   bool fio_usable_ = true;
@@ -83,15 +89,15 @@ Bench::Bench(const Settings& settings)
       device_(make_device({})),
       host_(device_->memory(Tier::host)),
       options_(io_options()),
-      io_(make_block_io(options_)),
+      io_(detail::make_block_io(options_)),
       stream_(device_->create_host_stream("update", settings.threads)),
       swap_({.directory = settings.directory}, posix_file_system(), ledger_),
-      region_(
-          reserve_region(swap_, settings.elements, settings.tile, {4, 4, 4}, Category::optimizer, "states")),
+      region_(detail::reserve_region(swap_, settings.elements, settings.tile, {4, 4, 4}, Category::optimizer,
+                                     "states")),
       gradient_(host_, 4 * settings.elements, Category::gradients, "gradient"),
       weight_(host_, 2 * settings.elements, Category::parameters, "weight") {
   swap_.create();
-  ring_.emplace(TileRingOptions{settings.buffers, region_.bytes_of(0)}, swap_, io_.get(), host_);
+  ring_.emplace(detail::TileRingOptions{settings.buffers, region_.bytes_of(0)}, swap_, io_.get(), host_);
   for (int i = 0; i < settings.buffers; ++i) {
     tiles_.emplace_back(host_, region_.bytes_of(0), Category::workspace, "tile");
   }
@@ -101,10 +107,10 @@ BlockIoOptions Bench::io_options() {
   if (settings_.block > 0 && settings_.depth > 0) {
     return {settings_.engine, settings_.block, settings_.depth, {}};
   }
-  CalibrationRequest request;
+  detail::CalibrationRequest request;
   request.directory = settings_.directory;
   request.engine = settings_.engine;
-  BlockIoOptions options = calibrate_block_io(request, host_).options;
+  BlockIoOptions options = detail::calibrate_block_io(request, host_).options;
   if (settings_.block > 0) options.block_bytes = settings_.block;
   if (settings_.depth > 0) options.depth = settings_.depth;
   return options;
@@ -129,7 +135,7 @@ void Bench::prepare() {
   for (std::int64_t tile = 0; tile < region_.tiles(); ++tile) refs.push_back({&region_, tile});
   ring_->begin(refs, false);
   for (std::size_t tile = 0; tile < refs.size(); ++tile) {
-    const TileMemory memory = ring_->open(*stream_);
+    const detail::TileMemory memory = ring_->open(*stream_);
     stream_->enqueue("fill", [memory, fill] {
       for (std::size_t t = 0; t < memory.data.size(); ++t) fill(memory.data[t], memory.elements, t == 2);
     });

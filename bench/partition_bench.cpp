@@ -13,6 +13,8 @@
 namespace {
 
 using namespace tranche;
+using detail::FlatLayout;
+using detail::TensorPiece;
 
 /// Tensors of a GPT of `blocks` blocks, in elements: 12 a block, weights and biases in turns.
 std::vector<std::int64_t> tensors_of(std::int64_t blocks) {
@@ -33,7 +35,7 @@ template <class Piece>
 double seconds_of_writing(std::size_t pieces) {
   std::vector<Piece> answer(pieces);
   const int repeats = static_cast<int>(2'000'000 / (pieces + 1)) + 1;
-  const Stopwatch watch;
+  const detail::Stopwatch watch;
   for (int repeat = 0; repeat < repeats; ++repeat) {
     for (std::size_t i = 0; i < pieces; ++i) answer[i] = Piece{repeat, static_cast<std::int64_t>(i), 0, 1};
     benchmark::DoNotOptimize(answer.data());
@@ -90,18 +92,18 @@ void reshard(benchmark::State& state) {
   const FlatLayout from(tensors, 2 * ranks + 1), to(tensors, ranks);
   std::size_t pieces = 0;
   for (auto _ : state) {
-    const auto answer = overlaps(from, to, ranks / 2);
+    const auto answer = detail::overlaps(from, to, ranks / 2);
     pieces = answer.size();
     benchmark::DoNotOptimize(answer.data());
   }
-  report<OverlapPiece>(state, pieces);
+  report<detail::OverlapPiece>(state, pieces);
 }
 
 void buckets(benchmark::State& state) {
   const FlatLayout flat(tensors_of(state.range(0)), static_cast<int>(state.range(1)));
   std::size_t pieces = 0;
   for (auto _ : state) {
-    const auto answer = bucket_ranges(flat, 8 << 20);
+    const auto answer = detail::bucket_ranges(flat, 8 << 20);
     pieces = answer.size();
     benchmark::DoNotOptimize(answer.data());
   }

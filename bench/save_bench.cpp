@@ -136,16 +136,16 @@ void print(const char* name, const std::vector<double>& seconds, const char* flo
 }
 
 void run(Runtime& runtime, const Settings& settings) {
-  const std::string folder = join_path(settings.directory, "tranche-bench-save");
-  FileSystem& files = posix_file_system();
+  const std::string folder = detail::join_path(settings.directory, "tranche-bench-save");
+  detail::FileSystem& files = detail::posix_file_system();
   if (runtime.rank() == 0) files.remove_all(folder);
   Chain chain(runtime, settings);
   Engine& engine = chain.engine();
   // fp32 weights, which are their own masters, and both moments.
   const std::int64_t shard_bytes = engine.model().parameters() / runtime.size() * 12;
   MemoryResource& host = runtime.memory(Tier::host);
-  const AlignedBuffer source(host, shard_bytes, Category::workspace, "source");
-  const AlignedBuffer target(host, shard_bytes, Category::workspace, "target");
+  const detail::AlignedBuffer source(host, shard_bytes, Category::workspace, "source");
+  const detail::AlignedBuffer target(host, shard_bytes, Category::workspace, "target");
   std::memset(source.data(), 1, static_cast<std::size_t>(shard_bytes));
   std::memset(target.data(), 2, static_cast<std::size_t>(shard_bytes));
   for (int i = 0; i < 3; ++i) chain.step();

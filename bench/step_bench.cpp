@@ -88,7 +88,7 @@ class Trainer {
     runtime_ = std::make_unique<Runtime>(options, [](const CommunicatorOptions& communicator) {
       return make_self_communicator(communicator);
     });
-    if (settings.clock == "processor") stream().attachment<SpanClock>().now = &processor_now;
+    if (settings.clock == "processor") stream().attachment<detail::SpanClock>().now = &processor_now;
     engine_ =
         std::make_unique<Engine>(*runtime_, models::Gpt::spec(model_.config(), settings.sequence), config);
     std::minstd_rand draw(7);

@@ -11,6 +11,10 @@
 
 namespace tranche::checkpoint {
 
+using detail::DirectoryEntry;
+using detail::FileSystem;
+using detail::join_path;
+
 namespace {
 
 constexpr std::string_view replaced_suffix = ".old";
@@ -154,7 +158,7 @@ std::string RunFolder::temporary(std::int64_t step) const {
 }
 
 void RunFolder::write_synced(const std::string& path, const void* bytes, std::int64_t size) {
-  const auto file = storage_.files.open(path, OpenMode::create_or_truncate);
+  const auto file = storage_.files.open(path, detail::OpenMode::create_or_truncate);
   file->write(0, bytes, size);
   file->sync();
 }
@@ -186,7 +190,7 @@ void RunFolder::remove_stale_folders(const std::string& own) {
   FileSystem& files = storage_.files;
   for (const DirectoryEntry& entry : files.list(parent_)) {
     const std::string path = join_path(parent_, entry.name);
-    if (!entry.is_directory && is_temporary_name(entry.name)) files.remove(path);  // of `latest`
+    if (!entry.is_directory && detail::is_temporary_name(entry.name)) files.remove(path);  // of `latest`
     if (!entry.is_directory || path == own) continue;
     if (is_replaced(entry.name)) {
       const std::string name = entry.name.substr(0, entry.name.size() - replaced_suffix.size());

@@ -26,16 +26,16 @@ struct Listed {
 /// All that look like checkpoints in `parent`, newest first (by sequence, then step), those that are not
 /// complete at the end. Complete: the manifest's digest is right, it can be read, and all files have their
 /// sizes. Throws CheckpointError when the folder cannot be read; an absent one has none.
-std::vector<Listed> list_checkpoints(FileSystem& files, const std::string& parent);
+std::vector<Listed> list_checkpoints(detail::FileSystem& files, const std::string& parent);
 
 /// The newest complete checkpoint whose path is not among `except`, and in `notes` a line for each that was
 /// passed over and when `latest` is damaged or names another. Throws CheckpointError, with these lines, when
 /// there is none.
-Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vector<std::string>& notes,
-                         const std::vector<std::string>& except = {});
+Listed newest_checkpoint(detail::FileSystem& files, const std::string& parent,
+                         std::vector<std::string>& notes, const std::vector<std::string>& except = {});
 
 /// Reads and checks the manifest of one checkpoint and the sizes of its files. Throws CheckpointError.
-Manifest open_manifest(FileSystem& files, const std::string& folder);
+Manifest open_manifest(detail::FileSystem& files, const std::string& folder);
 
 /// The text of `latest` for a name, and the reverse: empty when the text is damaged.
 std::string latest_text(std::string_view name);
@@ -65,7 +65,7 @@ class RunFolder {
   const std::string& parent() const noexcept { return parent_; }
   /// The folder that the ranks write to; known without communication.
   std::string temporary(std::int64_t step) const;
-  std::string final_path(std::int64_t step) const { return join_path(parent_, step_name(step)); }
+  std::string final_path(std::int64_t step) const { return detail::join_path(parent_, step_name(step)); }
 
   /// Rank 0. Makes the folder, takes its lease (RunLease), removes the partial files of dead saves, and
   /// checks that `total_bytes` of all ranks are free. Refused while another process holds the lease, and

@@ -45,13 +45,13 @@ std::int64_t Layout::unit_begin(int section, int unit, int rank) const {
   return begin;
 }
 
-ElementRange Layout::shard_range(int section, int unit, int rank) const {
+detail::ElementRange Layout::shard_range(int section, int unit, int rank) const {
   const bool frozen = sections.at(static_cast<std::size_t>(section)).frozen;
   const auto& cuts = units.at(static_cast<std::size_t>(unit)).cuts(frozen);
   return {cuts.at(static_cast<std::size_t>(rank)), cuts.at(static_cast<std::size_t>(rank) + 1)};
 }
 
-ElementRange ArrayRecord::range(int rank) const {
+detail::ElementRange ArrayRecord::range(int rank) const {
   if (per_rank) return {0, shape(rank).elements()};
   return {cuts.at(static_cast<std::size_t>(rank)), cuts.at(static_cast<std::size_t>(rank) + 1)};
 }
@@ -89,7 +89,7 @@ void require_storable(std::string_view what, DataType dtype) {
   }
 }
 
-std::vector<std::int64_t> cuts_of(const FlatLayout& flat) {
+std::vector<std::int64_t> cuts_of(const detail::FlatLayout& flat) {
   std::vector<std::int64_t> cuts{0};
   for (int rank = 0; rank < flat.ranks(); ++rank) cuts.push_back(flat.shard_range(rank).end);
   return cuts;
@@ -121,8 +121,8 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
       record.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, tensor.aliases, 0});
       (tensor.frozen ? any_frozen : any_trainable) = true;
     }
-    const FlatLayout trainable(sizes[0], world);
-    const FlatLayout frozen(sizes[1], world);
+    const detail::FlatLayout trainable(sizes[0], world);
+    const detail::FlatLayout frozen(sizes[1], world);
     int next[2] = {0, 0};
     for (TensorRecord& tensor : record.tensors) {
       tensor.offset = (tensor.frozen ? frozen : trainable).tensor_offset(next[tensor.frozen ? 1 : 0]++);

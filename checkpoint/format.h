@@ -70,7 +70,7 @@ struct ArrayRecord {
   std::string dataset() const { return "arrays/" + name; }
   const Shape& shape(int rank) const { return shapes.at(per_rank ? static_cast<std::size_t>(rank) : 0); }
   /// The elements of shape(rank) that `rank` stores.
-  ElementRange range(int rank) const;
+  detail::ElementRange range(int rank) const;
   friend bool operator==(const ArrayRecord&, const ArrayRecord&) = default;
 };
 
@@ -86,7 +86,7 @@ struct Layout {
   /// First element of `unit`'s shard in `rank`'s dataset of `section`.
   std::int64_t unit_begin(int section, int unit, int rank) const;
   /// The part of `unit` that `rank` stores in `section`, as a range of the unit's flat buffer.
-  ElementRange shard_range(int section, int unit, int rank) const;
+  detail::ElementRange shard_range(int section, int unit, int rank) const;
   /// The section that holds `kind` of trainable or frozen tensors; -1 when there is none.
   int find_section(std::string_view kind, bool frozen) const;
   friend bool operator==(const Layout&, const Layout&) = default;

@@ -98,10 +98,10 @@ class MasterFile {
     const hid_t type = types_[section_index];
     hdf5_check(H5Pset_obj_track_times(creation, false), what);
     set_not_a_number(creation, type, section.dtype, what);
-    const ElementRange whole{tensor.offset, tensor.offset + tensor.shape.elements()};
+    const detail::ElementRange whole{tensor.offset, tensor.offset + tensor.shape.elements()};
     const auto& cuts = unit.cuts(section.frozen);
     for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
-      const ElementRange part = intersect(whole, {cuts[rank], cuts[rank + 1]});
+      const detail::ElementRange part = detail::intersect(whole, {cuts[rank], cuts[rank + 1]});
       if (part.empty()) continue;
       const hid_t source = sources_[section_index * shards_.size() + rank];
       auto at =

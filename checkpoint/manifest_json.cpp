@@ -12,6 +12,8 @@
 
 namespace tranche::checkpoint {
 
+using detail::JsonNode;
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -92,7 +94,7 @@ Json object_text(const std::string& text, std::string_view key) {
                     "things in a file beside it",
                     text.size(), user_limit));
   }
-  const Json json = parse_json(text);
+  const Json json = detail::parse_json(text);
   if (!json.is_object()) {
     throw InvalidArgument(fmt::format("'{}' of a checkpoint is not a JSON object: {:.60}", key, text));
   }

@@ -12,6 +12,10 @@
 
 namespace tranche::checkpoint {
 
+using detail::AlignedBuffer;
+using detail::ElementRange;
+using detail::join_path;
+
 namespace {
 
 constexpr std::size_t most_open_files = 16;
@@ -75,13 +79,13 @@ void Reader::Impl::abandon() noexcept {
   flights.clear();
 }
 
-const std::shared_ptr<File>& Reader::Impl::file(int rank) {
+const std::shared_ptr<detail::File>& Reader::Impl::file(int rank) {
   auto found = std::find_if(files.begin(), files.end(), [&](const auto& open) { return open.first == rank; });
   if (found != files.end()) {
     files.splice(files.begin(), files, found);
   } else {
-    files.emplace_front(
-        rank, storage.files.open(join_path(folder, record(rank).name), OpenMode::read, Caching::direct));
+    files.emplace_front(rank, storage.files.open(join_path(folder, record(rank).name), detail::OpenMode::read,
+                                                 detail::Caching::direct));
     if (files.size() > most_open_files) files.pop_back();
   }
   return files.front().second;
@@ -279,7 +283,7 @@ const StoredTensor& Reader::tensor(std::string_view name) const {
   if (const StoredTensor* found = find(name)) return *found;
   std::vector<std::string> names;
   for (const StoredTensor& tensor : impl_->tensors) names.push_back(tensor.name);
-  const std::string closest = closest_match(name, names);
+  const std::string closest = detail::closest_match(name, names);
   throw CheckpointError(fmt::format("checkpoint {} has no tensor '{}'{}", impl_->folder, name,
                                     closest.empty() ? "" : "; the closest match is '" + closest + "'"));
 }
@@ -342,7 +346,7 @@ const ArrayRecord& Reader::array(std::string_view name) const {
     if (array.name == name) return array;
     names.push_back(array.name);
   }
-  const std::string closest = closest_match(name, names);
+  const std::string closest = detail::closest_match(name, names);
   const std::string others = !closest.empty() ? "; the closest match is '" + closest + "'"
                              : names.empty()  ? ", nor any other"
                                               : fmt::format("; it has {}", fmt::join(names, ", "));
@@ -362,7 +366,7 @@ void Reader::read_array(const ArrayRecord& array, int rank, ElementRange element
   const std::int64_t width = size_of(array.dtype);
   std::vector<Impl::Task> tasks;
   for (int from = array.per_rank ? rank : 0; from <= (array.per_rank ? rank : layout().world - 1); ++from) {
-    const ElementRange held = array.range(from), part = intersect(held, elements);
+    const ElementRange held = array.range(from), part = detail::intersect(held, elements);
     if (part.empty()) continue;
     const std::int64_t offset = impl_->manifest.shards[static_cast<std::size_t>(from)].array_offsets[index];
     tasks.push_back({from, offset + (part.begin - held.begin) * width,

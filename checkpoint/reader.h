@@ -23,7 +23,7 @@ namespace tranche::checkpoint {
 struct ReadRequest {
   int section = 0;
   int unit = 0;
-  ElementRange range;  ///< padding included if it is asked for
+  detail::ElementRange range;  ///< padding included if it is asked for
   DataType dtype = DataType::float32;
   void* memory = nullptr;
 };
@@ -95,17 +95,17 @@ class Reader {
   void read(std::span<const ReadRequest> requests);
   void read(const ReadRequest& request) { read(std::span(&request, 1)); }
   /// Reads elements of one tensor. Throws as above, and CheckpointError when the kind is not stored.
-  void read_tensor(std::string_view name, std::string_view kind, ElementRange elements, DataType dtype,
-                   void* memory);
+  void read_tensor(std::string_view name, std::string_view kind, detail::ElementRange elements,
+                   DataType dtype, void* memory);
   /// The program's own array of that name; CheckpointError naming the closest match when there is none.
   const ArrayRecord& array(std::string_view name) const;
   /// Reads elements of an array of all ranks, or of `rank`'s of one of each rank, in its own dtype. Throws as
   /// read() does.
-  void read_array(const ArrayRecord& array, int rank, ElementRange elements, void* memory);
+  void read_array(const ArrayRecord& array, int rank, detail::ElementRange elements, void* memory);
 
   /// The request of read_tensor(), to be read with others as one pipeline.
-  ReadRequest request_for(std::string_view name, std::string_view kind, ElementRange elements, DataType dtype,
-                          void* memory) const;
+  ReadRequest request_for(std::string_view name, std::string_view kind, detail::ElementRange elements,
+                          DataType dtype, void* memory) const;
 
   /// Reads every byte of every file that the manifest lists, and returns what is not as it was written.
   /// Reading errors of the system are damage too. (The manifest itself was verified by opening it.)

@@ -30,11 +30,11 @@ struct Reader::Impl {
     std::int64_t end = 0;
     std::byte* memory = nullptr;
     bool staged = false;  ///< memory is a staging buffer
-    std::shared_ptr<File> file;
-    IoTicket ticket;
+    std::shared_ptr<detail::File> file;
+    detail::IoTicket ticket;
   };
 
-  const std::shared_ptr<File>& file(int rank);
+  const std::shared_ptr<detail::File>& file(int rank);
   const FileRecord& record(int rank) const { return manifest.shards[static_cast<std::size_t>(rank)].file; }
   void add_tasks(const ReadRequest& request, std::vector<Task>& tasks) const;
   void run(const std::vector<Task>& tasks);
@@ -58,9 +58,9 @@ struct Reader::Impl {
   std::vector<StoredTensor> tensors;
   std::unordered_map<std::string, int> names;
   std::vector<std::int64_t> begins;  ///< by section, unit and rank: first element in the dataset
-  std::list<std::pair<int, std::shared_ptr<File>>> files;  ///< most recently used first
+  std::list<std::pair<int, std::shared_ptr<detail::File>>> files;  ///< most recently used first
   std::list<std::pair<std::pair<int, std::int64_t>, std::vector<std::uint64_t>>> tables;
-  AlignedBuffer staging;
+  detail::AlignedBuffer staging;
   std::vector<std::byte*> free_buffers;
   std::deque<Flight> flights;
   ReadStatistics statistics;

@@ -36,7 +36,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t record_bytes = 512;
 
 struct Record {
-  ProcessIdentity owner;
+  detail::ProcessIdentity owner;
   std::string token;
   std::int64_t since = 0;  ///< seconds since 1970, for people
   std::int64_t beat = 0;
@@ -60,7 +60,7 @@ std::string text_of(const Record& record) {
 Record record_of(const std::string& text) {
   Record record{{"an unknown node", "", 0, 0}, "", 0, 0};
   try {
-    const JsonNode fields = JsonNode::read<CheckpointError>(text, "a lease");
+    const detail::JsonNode fields = detail::JsonNode::read<CheckpointError>(text, "a lease");
     record.owner = {fields["host"].text(), fields["kernel"].text(), fields["process"].integer(),
                     static_cast<std::uint64_t>(fields["started"].integer(0))};
     record.token = fields["token"].text();
@@ -167,7 +167,9 @@ class LeaseFile {
 
 struct RunLease::Impl {
   Impl(std::string in, LeaseOptions with)
-      : folder(std::move(in)), path(join_path(folder, std::string(lease_name))), options(std::move(with)) {}
+      : folder(std::move(in)),
+        path(detail::join_path(folder, std::string(lease_name))),
+        options(std::move(with)) {}
   ~Impl() {
     {
       const std::lock_guard guard(mutex);
@@ -234,7 +236,7 @@ void RunLease::Impl::take() {
   if (!found) fail("read", errno);
   const std::string& text = *found;
   const Record holder = record_of(text);
-  const ProcessIdentity self = this_process();
+  const detail::ProcessIdentity self = detail::this_process();
   if (refused == EWOULDBLOCK && holder.owner == self) {
     token = holder.token;
     return;
@@ -246,7 +248,7 @@ void RunLease::Impl::take() {
     } else if (refused != 0 && holder.owner == self) {  // no locks here
       token = holder.token;
       return;
-    } else if (refused != 0 && is_running(holder.owner)) {
+    } else if (refused != 0 && detail::is_running(holder.owner)) {
       refuse(holder);
     }
   }
@@ -254,7 +256,7 @@ void RunLease::Impl::take() {
   const Record own{self, token, static_cast<std::int64_t>(std::time(nullptr)), 0};
   if (!opened.write(text_of(own))) fail("written", errno);
   file = std::move(opened);
-  if (!heart.joinable()) heart = start_quiet_thread([this] { beat(); });
+  if (!heart.joinable()) heart = detail::start_quiet_thread([this] { beat(); });
 }
 
 void RunLease::Impl::beat() {

@@ -52,14 +52,14 @@ struct SafeTensor {
 /// byte of data belonging to exactly one tensor. Throws CheckpointError naming file and tensor.
 class SafetensorsFolder {
  public:
-  SafetensorsFolder(FileSystem& files, std::string path);
+  SafetensorsFolder(detail::FileSystem& files, std::string path);
 
   const std::vector<SafeTensor>& tensors() const noexcept { return tensors_; }
   /// nullptr when there is none.
   const SafeTensor* find(std::string_view name) const;
   /// Reads elements of an F32, BF16 or F16 tensor, in `dtype`. Throws CheckpointError for others,
   /// InvalidArgument for ranges outside the tensor.
-  void read(const SafeTensor& tensor, ElementRange elements, DataType dtype, void* memory) const;
+  void read(const SafeTensor& tensor, detail::ElementRange elements, DataType dtype, void* memory) const;
   /// Text of config.json; empty when there is none.
   std::string config() const;
 
@@ -67,10 +67,10 @@ class SafetensorsFolder {
   void open_file(const std::string& name, const std::string& path);
   void open_index(const std::string& path);
 
-  FileSystem& files_;
+  detail::FileSystem& files_;
   std::string folder_;
   std::vector<std::string> paths_;
-  std::vector<std::unique_ptr<File>> open_;
+  std::vector<std::unique_ptr<detail::File>> open_;
   std::vector<SafeTensor> tensors_;
   std::unordered_map<std::string, std::size_t> names_;
 };

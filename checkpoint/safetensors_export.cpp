@@ -78,10 +78,10 @@ class Exporter {
         piece_(storage.memory, piece_bytes, Category::other, "safetensors export") {}
 
   void write(const std::string& name, const std::vector<Entry>& entries) {
-    const std::string path = join_path(folder_, name);
-    const std::string temporary = temporary_name(path);
+    const std::string path = detail::join_path(folder_, name);
+    const std::string temporary = detail::temporary_name(path);
     {
-      const auto file = storage_.files.open(temporary, OpenMode::create_new);
+      const auto file = storage_.files.open(temporary, detail::OpenMode::create_new);
       const std::string header = header_of(entries, dtype_);
       file->write(0, header.data(), static_cast<std::int64_t>(header.size()));
       auto at = static_cast<std::int64_t>(header.size());
@@ -107,7 +107,7 @@ class Exporter {
   std::string folder_;
   DataType dtype_;
   const std::function<void(std::int64_t)>& progress_;
-  AlignedBuffer piece_;
+  detail::AlignedBuffer piece_;
 };
 
 }  // namespace
@@ -122,7 +122,7 @@ ExportSummary export_safetensors(Reader& reader, Storage storage, const std::str
   const auto files = cut(entries_of(reader, options), options.largest_file);
   with_reason(fmt::format("cannot export {} to {}", reader.folder(), folder), [&] {
     storage.files.create_directories(folder);
-    for (const DirectoryEntry& entry : storage.files.list(folder)) {
+    for (const detail::DirectoryEntry& entry : storage.files.list(folder)) {
       if (entry.name.ends_with(".safetensors") || entry.name.ends_with(".safetensors.index.json")) {
         throw CheckpointError(fmt::format("it holds {} already: name an empty folder", entry.name));
       }
@@ -145,11 +145,11 @@ ExportSummary export_safetensors(Reader& reader, Storage storage, const std::str
     if (files.size() > 1) {
       const Json index = {{"metadata", {{"total_size", summary.bytes}}}, {"weight_map", map}};
       summary.files.emplace_back("model.safetensors.index.json");
-      storage.files.replace_file(join_path(folder, summary.files.back()), index.dump(2) + "\n");
+      storage.files.replace_file(detail::join_path(folder, summary.files.back()), index.dump(2) + "\n");
     }
     if (!options.config_json.empty()) {
       summary.files.emplace_back("config.json");
-      storage.files.replace_file(join_path(folder, "config.json"), options.config_json);
+      storage.files.replace_file(detail::join_path(folder, "config.json"), options.config_json);
     }
   });
   return summary;

@@ -10,6 +10,8 @@
 
 namespace tranche::checkpoint {
 
+using detail::join_path;
+
 namespace {
 
 constexpr std::int64_t largest_header = 100'000'000;
@@ -42,7 +44,7 @@ std::int64_t element_bytes(std::string_view dtype) {
   return 0;
 }
 
-SafeTensor tensor_from(const std::string& name, const JsonNode& node) {
+SafeTensor tensor_from(const std::string& name, const detail::JsonNode& node) {
   SafeTensor tensor;
   tensor.name = name;
   tensor.dtype = node["dtype"].text();
@@ -96,14 +98,14 @@ void check_cover(std::vector<SafeTensor> tensors, std::int64_t bytes, const std:
 
 }  // namespace
 
-SafetensorsFolder::SafetensorsFolder(FileSystem& files, std::string path)
+SafetensorsFolder::SafetensorsFolder(detail::FileSystem& files, std::string path)
     : files_(files), folder_(std::move(path)) {
   with_reason("cannot import " + folder_, [&] {
     const auto status = files_.status(folder_);
     if (!status) throw CheckpointError("there is nothing of this name");
     if (!status->is_directory) {
       const std::string file = folder_;
-      folder_ = parent_path(file);
+      folder_ = detail::parent_path(file);
       open_file(file, file);
       return;
     }
@@ -120,7 +122,7 @@ SafetensorsFolder::SafetensorsFolder(FileSystem& files, std::string path)
 }
 
 void SafetensorsFolder::open_file(const std::string& name, const std::string& path) {
-  auto file = files_.open(path, OpenMode::read);
+  auto file = files_.open(path, detail::OpenMode::read);
   const std::int64_t size = file->size();
   std::array<unsigned char, 8> raw{};
   if (size < 8)
@@ -137,7 +139,8 @@ void SafetensorsFolder::open_file(const std::string& name, const std::string& pa
   std::string text(static_cast<std::size_t>(length), '\0');
   file->read(8, text.data(), static_cast<std::int64_t>(length));
   std::vector<SafeTensor> found;
-  for (const auto& [key, node] : JsonNode::read<CheckpointError>(text, path + " (header)").members()) {
+  for (const auto& [key, node] :
+       detail::JsonNode::read<CheckpointError>(text, path + " (header)").members()) {
     if (key != "__metadata__") found.push_back(tensor_from(key, node));
   }
   const std::int64_t data = 8 + static_cast<std::int64_t>(length);
@@ -156,7 +159,8 @@ void SafetensorsFolder::open_file(const std::string& name, const std::string& pa
 }
 
 void SafetensorsFolder::open_index(const std::string& path) {
-  const auto entries = JsonNode::read<CheckpointError>(files_.read_file(path), path)["weight_map"].members();
+  const auto entries =
+      detail::JsonNode::read<CheckpointError>(files_.read_file(path), path)["weight_map"].members();
   std::vector<std::string> names;
   for (const auto& [tensor, file] : entries) {
     const std::string name = file.text();
@@ -178,7 +182,7 @@ const SafeTensor* SafetensorsFolder::find(std::string_view name) const {
   return found == names_.end() ? nullptr : &tensors_[found->second];
 }
 
-void SafetensorsFolder::read(const SafeTensor& tensor, ElementRange elements, DataType dtype,
+void SafetensorsFolder::read(const SafeTensor& tensor, detail::ElementRange elements, DataType dtype,
                              void* memory) const {
   DataType stored = DataType::float32;
   if (tensor.dtype == "BF16") {

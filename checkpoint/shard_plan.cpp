@@ -6,6 +6,8 @@
 
 namespace tranche::checkpoint {
 
+using detail::ElementRange;
+
 namespace {
 
 int checked_rank(const Layout& layout, int rank) {

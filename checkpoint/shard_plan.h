@@ -14,7 +14,7 @@ namespace tranche::checkpoint {
 struct SectionPiece {
   int section = 0;
   int unit = 0;
-  ElementRange range;  ///< of the unit's flat buffer
+  detail::ElementRange range;  ///< of the unit's flat buffer
 };
 
 /// A rank's file. Sizes are the same on all ranks of a layout whose shards are equal.
@@ -38,22 +38,22 @@ class ShardPlan {
   /// Bytes of this rank's elements of an array.
   std::int64_t array_bytes(int array) const;
   /// The ranges of the file that hold payload: sections, then arrays, ascending.
-  const std::vector<ElementRange>& payload() const noexcept { return payload_; }
+  const std::vector<detail::ElementRange>& payload() const noexcept { return payload_; }
   const SparseImage& image() const noexcept { return image_.file; }
 
   /// All that this rank stores, in the order of the file.
   std::vector<SectionPiece> pieces() const;
   /// Byte in the file of an element of this rank's shard. Throws InvalidArgument when `range` is not within
   /// it.
-  std::int64_t offset_of(int section, int unit, ElementRange range) const;
+  std::int64_t offset_of(int section, int unit, detail::ElementRange range) const;
 
  private:
   Layout layout_;
   int rank_;
   ShardImage image_;
   std::int64_t payload_bytes_ = 0;
-  std::vector<ElementRange> payload_;  ///< bytes of the file
-  std::vector<std::int64_t> begins_;   ///< by section and unit, in elements
+  std::vector<detail::ElementRange> payload_;  ///< bytes of the file
+  std::vector<std::int64_t> begins_;           ///< by section and unit, in elements
 };
 
 }  // namespace tranche::checkpoint

@@ -10,6 +10,10 @@
 
 namespace tranche::checkpoint {
 
+using detail::AlignedBuffer;
+using detail::ElementRange;
+using detail::io_alignment;
+
 namespace {
 
 /// Transfers of up to a block that are submitted before the first of them is waited for: of the caller's
@@ -21,18 +25,18 @@ constexpr std::size_t most_block_flights = 6;
 }  // namespace
 
 ShardWriter::ShardWriter(Storage storage, const ShardPlan& plan, std::string folder)
-    : storage_(storage), plan_(plan), path_(join_path(folder, plan.file_name())) {
+    : storage_(storage), plan_(plan), path_(detail::join_path(folder, plan.file_name())) {
   leaves_.resize(static_cast<std::size_t>(plan.leaves()));
   with_reason(context(), [&] {
     storage_.files.create_directories(folder);
-    const SpaceInfo space = storage_.files.space(folder);
+    const detail::SpaceInfo space = storage_.files.space(folder);
     if (space.free_bytes < plan.file_bytes()) {
       throw CheckpointError(
           fmt::format("it needs {} bytes, and {} are free there: remove old checkpoints, or save to "
                       "another file system",
                       plan.file_bytes(), space.free_bytes));
     }
-    file_ = storage_.files.open(path_, OpenMode::create_or_truncate, Caching::direct);
+    file_ = storage_.files.open(path_, detail::OpenMode::create_or_truncate, detail::Caching::direct);
     file_->preallocate(plan.file_bytes());
   });
 }
@@ -66,7 +70,8 @@ std::int64_t ShardWriter::block_end(std::int64_t begin) const {
 
 std::int64_t ShardWriter::payload_within(std::int64_t begin, std::int64_t end) const {
   std::int64_t bytes = 0;
-  for (const ElementRange& dataset : plan_.payload()) bytes += intersect(dataset, {begin, end}).size();
+  for (const ElementRange& dataset : plan_.payload())
+    bytes += detail::intersect(dataset, {begin, end}).size();
   return bytes;
 }
 
@@ -75,7 +80,7 @@ void ShardWriter::clear_gaps(std::int64_t begin, std::span<std::byte> bytes) con
   const std::int64_t end = begin + static_cast<std::int64_t>(bytes.size());
   std::int64_t at = begin;
   const auto clear_to = [&](std::int64_t to) {
-    const ElementRange gap = intersect({at, to}, {begin, end});
+    const ElementRange gap = detail::intersect({at, to}, {begin, end});
     if (!gap.empty())
       std::memset(bytes.data() + (gap.begin - begin), 0, static_cast<std::size_t>(gap.size()));
   };

@@ -39,7 +39,7 @@ class ShardWriter {
   /// Copies a range of this rank's shard; `memory` may be reused on return. Ranges may come in any
   /// order, each element once (else LogicError); blocks of 4 MiB are written as they fill up, so memory stays
   /// small, one block a section and some under way, when each section's ranges come in ascending order.
-  void put(int section, int unit, ElementRange range, const void* memory);
+  void put(int section, int unit, detail::ElementRange range, const void* memory);
 
   /// The same for all of this rank's elements of an array.
   void put_array(int array, const void* memory);
@@ -56,12 +56,12 @@ class ShardWriter {
 
  private:
   struct Block {
-    AlignedBuffer memory;
+    detail::AlignedBuffer memory;
     std::int64_t missing = 0;  ///< payload bytes yet to come
   };
   struct Flight {
-    IoTicket ticket;
-    AlignedBuffer memory;  ///< empty when the caller's memory is written
+    detail::IoTicket ticket;
+    detail::AlignedBuffer memory;  ///< empty when the caller's memory is written
   };
 
   std::string context() const;
@@ -76,7 +76,7 @@ class ShardWriter {
   Block& open_block(std::int64_t begin);
   void seal(std::int64_t begin, Block block);
   void digest(std::int64_t begin, std::span<const std::byte> bytes);
-  void submit(std::int64_t offset, const std::byte* memory, std::int64_t bytes, AlignedBuffer keep);
+  void submit(std::int64_t offset, const std::byte* memory, std::int64_t bytes, detail::AlignedBuffer keep);
   void await_oldest();
   void require_complete() const;
   void write_table();
@@ -84,12 +84,12 @@ class ShardWriter {
   Storage storage_;
   const ShardPlan& plan_;
   std::string path_;
-  std::unique_ptr<File> file_;
+  std::unique_ptr<detail::File> file_;
   std::vector<std::uint64_t> leaves_;
   std::map<std::int64_t, std::int64_t> given_;  ///< ranges of the file's payload that have come: begin -> end
   std::map<std::int64_t, Block> open_;
   std::deque<Flight> flights_;
-  std::vector<AlignedBuffer> spare_;
+  std::vector<detail::AlignedBuffer> spare_;
   std::int64_t staging_bytes_ = 0;
   std::span<std::byte> image_;  ///< of write_image()
 };

@@ -6,7 +6,9 @@
 namespace tranche::checkpoint {
 
 LocalStorage::LocalStorage()
-    : files_(posix_file_system()), io_(make_block_io()), memory_(make_host_resource(Tier::host)) {}
+    : files_(detail::posix_file_system()),
+      io_(detail::make_block_io()),
+      memory_(make_host_resource(Tier::host)) {}
 
 void with_reason(const std::string& what, const std::function<void()>& body) {
   try {

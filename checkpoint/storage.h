@@ -13,8 +13,8 @@ namespace tranche::checkpoint {
 
 /// Everything outlives what was made with it. `memory` is of Tier::host; buffers for transfers come from it.
 struct Storage {
-  FileSystem& files;
-  BlockIo& io;
+  detail::FileSystem& files;
+  detail::BlockIo& io;
   MemoryResource& memory;
 };
 
@@ -27,8 +27,8 @@ class LocalStorage {
   operator Storage() const { return {files_, *io_, *memory_}; }
 
  private:
-  FileSystem& files_;
-  std::unique_ptr<BlockIo> io_;
+  detail::FileSystem& files_;
+  std::unique_ptr<detail::BlockIo> io_;
   std::unique_ptr<MemoryResource> memory_;
 };
 

@@ -11,6 +11,13 @@
 
 namespace tranche::checkpoint {
 
+using detail::BlockIo;
+using detail::ElementRange;
+using detail::File;
+using detail::intersect;
+using detail::IoTicket;
+using detail::join_path;
+
 namespace {
 
 /// "elements 0 to 9 of weight of tensor a"
@@ -197,7 +204,7 @@ std::vector<Damage> Reader::verify(const ReadProgress& progress) {
   }
   guarded(impl.manifest.master, [&] {
     const auto open =
-        impl.storage.files.open(join_path(impl.folder, impl.manifest.master.name), OpenMode::read);
+        impl.storage.files.open(join_path(impl.folder, impl.manifest.master.name), detail::OpenMode::read);
     check_blocks(impl.manifest.master, *open, -1);
   });
   return found;

@@ -71,8 +71,8 @@ class DeviceCommunicator : public CommunicatorBase {
 
   ~DeviceCommunicator() override {
     if (std::uncaught_exceptions() == exceptions_) {
-      const double limit = seconds_now() + options_.timeout_seconds;
-      for (const Event& event : pending_) wait_quietly(event, limit - seconds_now());
+      const double limit = detail::seconds_now() + options_.timeout_seconds;
+      for (const Event& event : pending_) wait_quietly(event, limit - detail::seconds_now());
       const bool done =
           std::all_of(pending_.begin(), pending_.end(), [](const Event& e) { return e.query(); });
       if (done && !failure_->failed()) {

@@ -25,7 +25,8 @@ namespace {
 class MetaCommunicator : public comm::CommunicatorBase {
  public:
   MetaCommunicator(int rank, int size, int local_size, NodeCollectives collectives,
-                   std::shared_ptr<comm::StagingBuffer> staging, std::shared_ptr<WorkRecorder> recorder)
+                   std::shared_ptr<comm::StagingBuffer> staging,
+                   std::shared_ptr<detail::WorkRecorder> recorder)
       : rank_(rank),
         size_(size),
         node_size_(local_size),
@@ -38,7 +39,8 @@ class MetaCommunicator : public comm::CommunicatorBase {
     // The ranks of a node begin an operation when it is ready; devices have a stream for all of them.
     if (!recorder_) return;
     lane_ = recorder_->add_lane("communication", !recorder_->inline_compute());
-    alone_->set_recorder(recorder_.get(), recorder_->inline_compute() ? WorkRecorder::host_lane : lane_);
+    alone_->set_recorder(recorder_.get(),
+                         recorder_->inline_compute() ? detail::WorkRecorder::host_lane : lane_);
   }
 
   int rank() const override { return rank_; }
@@ -122,8 +124,8 @@ class MetaCommunicator : public comm::CommunicatorBase {
   Event record(const char* operation, std::int64_t elements, DataType dtype, std::span<const Event> ready,
                const OperationLabel& label) {
     if (!recorder_) return {};
-    RecordedWork work;
-    work.kind = WorkKind::collective;
+    detail::RecordedWork work;
+    work.kind = detail::WorkKind::collective;
     work.name = operation;
     work.detail = label.unit;
     work.dtype = dtype;
@@ -137,7 +139,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
   comm::NodeLayout layout_;
   mutable std::map<std::pair<int, std::int64_t>, std::unique_ptr<comm::ReducePlan>> plans_;
   std::shared_ptr<comm::StagingBuffer> staging_;  // tracked like the real one, never touched
-  std::shared_ptr<WorkRecorder> recorder_;
+  std::shared_ptr<detail::WorkRecorder> recorder_;
   int lane_ = 0;
   std::unique_ptr<Device> device_ = make_device({.kind = DeviceKind::meta});
   std::unique_ptr<Stream> alone_ = device_->create_inline_stream("communication", 1);  ///< of one rank's sums

@@ -123,7 +123,7 @@ void* WindowMemory::allocate(const AllocationRequest& request) {
         "'" + std::string(request.tag) + "' (" + std::string(name_of(request.category)) + ") asks for " +
         format_bytes(request.bytes) + " (" + std::to_string(request.bytes) +
         " B) of memory shared with the ranks of this node, which the operating system refused: " + reason +
-        "; " + std::string(memory_advice(tier(), request.category)));
+        "; " + std::string(detail::memory_advice(tier(), request.category)));
   }
   take_huge_pages(static_cast<unsigned char*>(data), bytes);
   allocations_.emplace(static_cast<const unsigned char*>(data), Allocation{end_, bytes});

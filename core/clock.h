@@ -1,7 +1,7 @@
 #pragma once
 #include <chrono>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Seconds from a steady clock with an arbitrary origin.
 inline double seconds_now() {
@@ -19,4 +19,4 @@ class Stopwatch {
   double start_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <cstddef>
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 std::string lower(std::string_view text) {
@@ -51,4 +51,4 @@ std::string closest_match(std::string_view text, const std::vector<std::string>&
   return best_distance > 2 && !holder.empty() ? holder : best;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Least number of insertions, deletions, replacements and swaps of neighbours between the two, whatever the
 /// case of letters.
@@ -16,4 +16,4 @@ std::size_t edit_distance(std::string_view a, std::string_view b);
 /// neighbours), whatever the case of letters; empty when none is close.
 std::string closest_match(std::string_view text, const std::vector<std::string>& candidates);
 
-}  // namespace tranche
+}  // namespace tranche::detail

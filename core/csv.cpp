@@ -1,6 +1,6 @@
 #include "core/csv.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 std::string csv_field(std::string_view text) {
   if (text.find_first_of(",\"\n\r") == std::string_view::npos) return std::string(text);
@@ -12,4 +12,4 @@ std::string csv_field(std::string_view text) {
   return quoted + '"';
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

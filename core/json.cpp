@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -176,4 +176,4 @@ bool is_utf8(std::string_view text) {
   }
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Blocks and lists that may stand within each other: whatever walks, prints or frees a value recurses.
 inline constexpr std::size_t deepest_json = 64;
@@ -35,4 +35,4 @@ std::string brief_json(const nlohmann::ordered_json& value);
 /// True when JSON can hold a text as it is.
 bool is_utf8(std::string_view text);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -11,7 +11,7 @@
 #include "core/relaxed_json.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -178,4 +178,4 @@ std::string JsonNode::object() const {
   return block().dump();
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

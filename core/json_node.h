@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// A value of a text and its path in it. A getter returns a value of the type and range that were asked for,
 /// or throws an error of the type that the text was read with: "m.json: shares[0].ranks is not an integer:
@@ -96,4 +96,4 @@ class JsonNode {
   std::string path_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -64,7 +64,7 @@ class FunctionSink final : public spdlog::sinks::base_sink<std::mutex> {
 class PrintableErrorSink final : public spdlog::sinks::stderr_sink_mt {
  public:
   void log(const spdlog::details::log_msg& message) override {
-    const std::string text = printable({message.payload.data(), message.payload.size()});
+    const std::string text = detail::printable({message.payload.data(), message.payload.size()});
     spdlog::details::log_msg shown = message;
     shown.payload = spdlog::string_view_t(text.data(), text.size());
     spdlog::sinks::stderr_sink_mt::log(shown);

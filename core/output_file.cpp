@@ -15,7 +15,7 @@
 
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 namespace {
 
@@ -174,4 +174,4 @@ void require_output_file(const std::string& path) {
   }
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Writes a file as a whole: readers see the earlier one or the new one and never a part, and without
 /// commit() the earlier one stays. Symbolic links are followed: the file that they name is replaced, or made,
@@ -41,4 +41,4 @@ void write_output_file(const std::string& path, std::string_view content);
 /// opened, so that nothing waits for a reader.
 void require_output_file(const std::string& path);
 
-}  // namespace tranche
+}  // namespace tranche::detail

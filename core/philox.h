@@ -7,7 +7,7 @@
 
 #include "tranche/core/random.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Philox4x32-10; see core/random.h.
 constexpr std::array<std::uint32_t, 4> philox_rounds(std::array<std::uint32_t, 4> counter,
@@ -43,4 +43,4 @@ constexpr float uniform_of(std::uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1p-24f;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

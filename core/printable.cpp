@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <iterator>
 
-namespace tranche {
+namespace tranche::detail {
 
 namespace {
 
@@ -123,4 +123,4 @@ void write_unchanged(std::ostream& out, std::string_view text) {
   }
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// UTF-8 text for people. Newline, tab and what can be seen stay. Other control characters (C0, DEL, C1) and
 /// those that turn the direction of writing become "\u001b", so that JSON stays the same JSON; bytes that are
@@ -42,4 +42,4 @@ class PrintableBuffer final : public std::streambuf {
 /// program's own codes, and for bytes that are no text.
 void write_unchanged(std::ostream& out, std::string_view text);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -11,7 +11,7 @@
 #include <optional>
 #include <string_view>
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 std::string content_of(const std::string& path) {
@@ -67,4 +67,4 @@ bool is_running(const ProcessIdentity& identity) {
          start_of(identity.process) == identity.started;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

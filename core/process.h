@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// A process, told apart from every other one, on this node and on others, now and earlier.
 struct ProcessIdentity {
@@ -24,4 +24,4 @@ ProcessIdentity this_process();
 /// processes of this kernel (same_kernel); of another nothing can be known, and the answer is false.
 bool is_running(const ProcessIdentity& identity);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -36,14 +36,14 @@ std::pair<float, float> box_muller(std::uint32_t a, std::uint32_t b) {
 
 std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
                                         std::array<std::uint32_t, 2> key) {
-  return philox_rounds(counter, key);
+  return detail::philox_rounds(counter, key);
 }
 
 std::array<std::uint32_t, 4> random_block(const RandomKey& key, std::uint64_t block) {
   const auto purpose = static_cast<std::uint32_t>(key.purpose);
   if (block >> block_bits != 0) refuse_block(block);
   if (purpose > 0xffu) refuse_purpose(purpose);
-  return unchecked_random_block(key, block);
+  return detail::unchecked_random_block(key, block);
 }
 
 std::uint32_t random_bits(const RandomKey& key, std::uint64_t index) {
@@ -51,7 +51,7 @@ std::uint32_t random_bits(const RandomKey& key, std::uint64_t index) {
 }
 
 float random_uniform(const RandomKey& key, std::uint64_t index) {
-  return uniform_of(random_bits(key, index));
+  return detail::uniform_of(random_bits(key, index));
 }
 
 float random_normal(const RandomKey& key, std::uint64_t index) {

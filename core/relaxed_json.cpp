@@ -9,7 +9,7 @@
 #include "core/json.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 bool is_blank(char c) {
@@ -243,4 +243,4 @@ std::string place_in(std::string_view text, std::size_t offset) {
                      before.size() - line_begin + 1);
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tranche {
+namespace tranche::detail {
 
 struct StrictJson {
   std::string text;
@@ -25,4 +25,4 @@ StrictJson strict_json(std::string_view relaxed);
 /// "line 3, column 5", both from 1, columns in bytes.
 std::string place_in(std::string_view text, std::size_t offset);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -11,7 +11,7 @@
 
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 std::string read_text_file(const std::string& path, const std::string& what, Pipes pipes,
                            std::int64_t most_bytes) {
@@ -46,4 +46,4 @@ std::string read_text_file(const std::string& path, const std::string& what, Pip
   }
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Refuses or allows pipes and devices. Opening a pipe that nobody writes to waits for ever.
 enum class Pipes : std::uint8_t { refused, allowed };
@@ -17,4 +17,4 @@ inline constexpr std::int64_t largest_text_file = std::int64_t{64} << 20;
 std::string read_text_file(const std::string& path, const std::string& what, Pipes pipes = Pipes::refused,
                            std::int64_t most_bytes = largest_text_file);
 
-}  // namespace tranche
+}  // namespace tranche::detail

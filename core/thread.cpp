@@ -2,7 +2,7 @@
 
 #include <csignal>
 
-namespace tranche {
+namespace tranche::detail {
 
 std::thread start_quiet_thread(std::function<void()> body) {
   sigset_t all, before;
@@ -18,4 +18,4 @@ std::thread start_quiet_thread(std::function<void()> body) {
   }
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

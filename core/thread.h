@@ -4,9 +4,9 @@
 #include <functional>
 #include <thread>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// A thread that takes no signals: they are for the program's own.
 std::thread start_quiet_thread(std::function<void()> body);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -169,7 +169,7 @@ std::string TraceRecorder::to_json(const TraceRecorder* more) const {
 }
 
 void TraceRecorder::save(const std::string& path, const TraceRecorder* more) const {
-  write_output_file(path, to_json(more));
+  detail::write_output_file(path, to_json(more));
 }
 
 std::int64_t TraceRecorder::size() const {

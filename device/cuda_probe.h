@@ -8,7 +8,7 @@
 
 #include "tranche/device/device.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 struct CudaDeviceInfo {
   std::string name;
@@ -36,4 +36,4 @@ CudaProbe probe_cuda();
 /// build has no CUDA, ConfigurationError when no GPU or driver was found.
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);
 
-}  // namespace tranche
+}  // namespace tranche::detail

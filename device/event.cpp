@@ -37,7 +37,7 @@ struct HostEvent::Impl {
       std::lock_guard lock(mutex);
       if (done.load(std::memory_order_relaxed)) return false;
       error = std::move(failure);
-      when = seconds_now();
+      when = detail::seconds_now();
       done.store(true, std::memory_order_release);
     }
     passed.notify_all();

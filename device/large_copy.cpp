@@ -7,7 +7,7 @@
 #include <emmintrin.h>
 #endif
 
-namespace tranche {
+namespace tranche::detail {
 
 #if defined(__SSE2__)
 
@@ -69,4 +69,4 @@ void copy_large(void* to, const void* from, std::int64_t bytes) {
 
 #endif
 
-}  // namespace tranche
+}  // namespace tranche::detail

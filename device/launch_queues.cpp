@@ -5,7 +5,7 @@
 
 #include "device/cuda_probe.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 std::string ask_for_launch_queues() {
   constexpr const char* variable = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -26,4 +26,4 @@ std::string launch_queue_warning(const Device& device) {
   return device.kind() == DeviceKind::cuda ? probe_cuda().warning : std::string();
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -5,7 +5,7 @@
 
 #include "tranche/device/device.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// The most that CUDA offers, and what Tranche asks for. The default of 8 is few for the ranks of one
 /// process.
@@ -18,4 +18,4 @@ std::string ask_for_launch_queues();
 /// queues.
 std::string launch_queue_warning(const Device& device);
 
-}  // namespace tranche
+}  // namespace tranche::detail

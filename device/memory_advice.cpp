@@ -1,6 +1,6 @@
 #include "device/memory_advice.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 namespace {
 
@@ -47,4 +47,4 @@ std::string_view memory_advice(Tier tier, Category category) {
   return tier == Tier::device ? for_device(category) : for_host(category);
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

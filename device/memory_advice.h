@@ -5,10 +5,10 @@
 
 #include "tranche/device/memory.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// "use a smaller tranche.workspace, ...", for the end of an error; the remedy that is closest to the
 /// category comes first. What frees device memory is not what frees host memory.
 std::string_view memory_advice(Tier tier, Category category);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -38,8 +38,9 @@ void* LimitResource::allocate(const AllocationRequest& request) {
               "held and only {} are left; {}, or raise the limit{}{}",
               doing, doing.empty() ? "" : ": ", request.tag, name_of(request.category),
               format_bytes(request.bytes), request.bytes, name_of(tier()), format_bytes(limit_), limit_,
-              format_bytes(held), held, format_bytes(limit_ - held), memory_advice(tier(), request.category),
-              ledger_ != nullptr ? "\n" : "", ledger_ != nullptr ? ledger_->table() : ""),
+              format_bytes(held), held, format_bytes(limit_ - held),
+              detail::memory_advice(tier(), request.category), ledger_ != nullptr ? "\n" : "",
+              ledger_ != nullptr ? ledger_->table() : ""),
           true);
     }
     if (held_.compare_exchange_weak(held, held + aligned_bytes(request.bytes))) break;
@@ -244,8 +245,9 @@ namespace {
 
 std::string log_line(std::string_view action, Tier tier, const AllocationRequest& request,
                      const void* pointer) {
-  return fmt::format("{:.6f},{},{},{},{},{},{}", seconds_now(), action, name_of(tier),
-                     name_of(request.category), csv_field(request.tag), request.bytes, fmt::ptr(pointer));
+  return fmt::format("{:.6f},{},{},{},{},{},{}", detail::seconds_now(), action, name_of(tier),
+                     name_of(request.category), detail::csv_field(request.tag), request.bytes,
+                     fmt::ptr(pointer));
 }
 
 }  // namespace

@@ -15,6 +15,9 @@
 #include "tranche/core/error.h"
 
 namespace tranche {
+
+using detail::seconds_now;
+
 namespace {
 
 std::size_t index_of(Tier tier) {

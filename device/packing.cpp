@@ -9,7 +9,7 @@
 #include "tranche/core/error.h"
 #include "tranche/device/memory.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 void check(std::span<const PackingInterval> intervals) {
@@ -130,4 +130,4 @@ Packing pack_intervals(std::span<const PackingInterval> intervals) {
   return result;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

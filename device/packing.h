@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// A buffer that lives from instant `begin` up to but not including `end`; instants are positions in the
 /// sequence of acquires and releases.
@@ -27,4 +27,4 @@ struct Packing {
 /// Throws InvalidArgument on a negative size or an interval that ends before it begins.
 Packing pack_intervals(std::span<const PackingInterval> intervals);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 // Comparisons of two items, two to three nanoseconds each.
@@ -443,4 +443,4 @@ PackingAttempt search_packing(const std::vector<PackingItem>& items, double shar
   return best;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// An interval with bytes > 0 (aligned) and end > begin.
 struct PackingItem {
@@ -28,4 +28,4 @@ std::int64_t packing_live_peak(const std::vector<PackingItem>& items);
 /// counted in comparisons, never in time.
 PackingAttempt search_packing(const std::vector<PackingItem>& items, double share);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -11,7 +11,7 @@
 #include <optional>
 #include <sstream>
 
-namespace tranche {
+namespace tranche::detail {
 
 namespace {
 
@@ -149,4 +149,4 @@ ProcessMemory process_memory() {
   return parse_process_status({text.data(), size});
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

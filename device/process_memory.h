@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Resident bytes: pages that were touched, of memory of its own (heap, stacks, buffers), of files (code,
 /// mapped data), and shared with other processes (windows that ranks of a node exchange through).
@@ -35,4 +35,4 @@ std::int64_t parse_available_memory(std::string_view meminfo);
 /// is used, and its memory.stat. The largest int64 when there is no limit.
 std::int64_t parse_group_memory(std::string_view limit, std::string_view used, std::string_view statistics);
 
-}  // namespace tranche
+}  // namespace tranche::detail

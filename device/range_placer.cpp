@@ -6,7 +6,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 std::int64_t unit_bytes(std::int64_t bytes) {
@@ -184,4 +184,4 @@ void RangePlacer::occupy(std::int64_t begin, std::int64_t end) {
   }
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -8,7 +8,7 @@
 
 #include "tranche/device/memory.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Physical memory for the pages of one range of addresses.
 class PageSource {
@@ -71,4 +71,4 @@ class RangePlacer {
   std::map<std::int64_t, std::int64_t> pieces_;  // first page -> count
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

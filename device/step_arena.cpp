@@ -19,7 +19,7 @@ namespace {
 struct PlannedSlot {
   std::int64_t bytes = 0;
   Category category = Category::other;
-  PackingInterval interval;
+  detail::PackingInterval interval;
   std::int64_t offset = 0;
 };
 
@@ -190,10 +190,10 @@ struct StepArena::Impl {
   }
 
   void pack_recorded() {
-    std::vector<PackingInterval> intervals;
+    std::vector<detail::PackingInterval> intervals;
     intervals.reserve(recorded.size());
     for (const PlannedSlot& slot : recorded) intervals.push_back(slot.interval);
-    const Packing packing = pack_intervals(intervals);
+    const detail::Packing packing = detail::pack_intervals(intervals);
     for (std::size_t i = 0; i < recorded.size(); ++i) recorded[i].offset = packing.offsets[i];
     program->slots = std::move(recorded);
     program->live_peak = packing.live_peak;

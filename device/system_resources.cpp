@@ -80,7 +80,7 @@ class HostResource : public MemoryResource {
                         ") asks for " + format_bytes(request.bytes) + " (" + std::to_string(request.bytes) +
                         " B) of " + std::string(name_of(tier_)) +
                         " memory, which the operating system refused: " + reason + "; " +
-                        std::string(memory_advice(tier_, request.category)));
+                        std::string(detail::memory_advice(tier_, request.category)));
     }
     return pointer;
   }

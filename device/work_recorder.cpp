@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace tranche {
+namespace tranche::detail {
 
 std::string_view name_of(WorkKind kind) {
   switch (kind) {
@@ -142,4 +142,4 @@ void WorkRecorder::mark(std::string name) {
   add(host_lane, std::move(work));
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -12,7 +12,7 @@
 #include "tranche/core/dtype.h"
 #include "tranche/device/event.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 enum class WorkKind : std::uint8_t {
   kernel,          ///< on a stream
@@ -99,4 +99,4 @@ class WorkRecorder : public std::enable_shared_from_this<WorkRecorder> {
   std::vector<bool> passed_;  ///< by work: the host knows that it is done
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

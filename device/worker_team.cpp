@@ -14,7 +14,7 @@
 #include "core/thread.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 /// Loops of one update follow each other at once; waking a thread takes some 50 microseconds on a virtual
@@ -154,4 +154,4 @@ WorkerTeam::Loan::~Loan() {
   lent_team = before_;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

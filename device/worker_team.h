@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// `threads` - 1 threads of its own, which share loops with the thread that calls run().
 ///
@@ -48,4 +48,4 @@ class WorkerTeam {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -398,7 +398,7 @@ Config parse_config(std::string_view json_text, int ranks, const std::vector<std
 
 Config load_config(const std::string& path, int ranks, const std::vector<std::string>& overrides,
                    bool strict) {
-  const std::string text = read_text_file(path, "configuration file", Pipes::allowed);
+  const std::string text = detail::read_text_file(path, "configuration file", detail::Pipes::allowed);
   return parse(text, ranks, overrides, strict, fmt::format("configuration file '{}'", path));
 }
 

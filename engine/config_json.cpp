@@ -174,7 +174,7 @@ Json tranche_keys(const Config& config) {
 }  // namespace detail
 
 EarlierDefaults earlier_defaults(const Config& config, std::string_view saved) {
-  const detail::Json json = parse_json(saved);
+  const detail::Json json = detail::parse_json(saved);
   const auto was = [&](const char* path, const detail::Json& value) {
     const detail::Json::json_pointer place(path);
     return json.is_object() && json.contains(place) && json[place] == value;

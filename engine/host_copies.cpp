@@ -67,7 +67,7 @@ void HostCopy::release() noexcept {
   out_ = in_ = {};
 }
 
-HostCopies::HostCopies(HostLink& link, Stream& compute, StepArena& device, MemoryResource& host,
+HostCopies::HostCopies(detail::HostLink& link, Stream& compute, StepArena& device, MemoryResource& host,
                        Ledger& ledger, std::function<void(const Event&)> wait)
     : link_(link), compute_(compute), device_(device), arena_(host, ledger), wait_(std::move(wait)) {}
 

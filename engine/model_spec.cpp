@@ -97,7 +97,7 @@ UnitId ModelSpec::find_unit(std::string_view name) const {
     if (units_[i].name == name) return {static_cast<int>(i)};
     names.push_back(units_[i].name);
   }
-  const std::string closest = closest_match(name, names);
+  const std::string closest = detail::closest_match(name, names);
   throw InvalidArgument(fmt::format("there is no unit '{}' among {}{}", name, names.size(),
                                     closest.empty() ? "" : fmt::format("; did you mean '{}'?", closest)));
 }

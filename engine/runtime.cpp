@@ -238,7 +238,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
   }
   impl.log = Logger(impl.world->rank(), options.log_level);
   if (impl.world->local_rank() == 0) {
-    if (const std::string warning = launch_queue_warning(*impl.device); !warning.empty())
+    if (const std::string warning = detail::launch_queue_warning(*impl.device); !warning.empty())
       impl.log.warning(warning);
   }
   if (options.threads == 0) {
@@ -317,8 +317,8 @@ int Runtime::host_threads() const {
 Ledger& Runtime::ledger() const {
   return impl_->ledger;
 }
-FileSystem& Runtime::files() const {
-  return impl_->options.files != nullptr ? *impl_->options.files : posix_file_system();
+detail::FileSystem& Runtime::files() const {
+  return impl_->options.files != nullptr ? *impl_->options.files : detail::posix_file_system();
 }
 const Logger& Runtime::log() const {
   return impl_->log;

@@ -11,8 +11,8 @@
 namespace tranche::kernels {
 
 void note_work(Stream& stream, std::string_view name, const meta::Cost& cost) {
-  RecordedWork work;
-  work.kind = WorkKind::kernel;
+  detail::RecordedWork work;
+  work.kind = detail::WorkKind::kernel;
   work.name = name;
   work.operations = cost.operations;
   work.bytes_read = cost.bytes_read;

@@ -25,7 +25,7 @@ struct DropoutDraws {
   }
   /// The draws of elements 4 * block ... of a sample.
   constexpr std::array<std::uint32_t, 4> block(std::int64_t sample, std::int64_t block) const {
-    return unchecked_random_block(key(sample), static_cast<std::uint64_t>(block));
+    return detail::unchecked_random_block(key(sample), static_cast<std::uint64_t>(block));
   }
   constexpr bool keeps(std::uint32_t draw) const { return draw >= threshold; }
 };

@@ -12,7 +12,7 @@ namespace tranche::kernels {
 void start_host_threads(int threads) {
   if (threads <= 1) return;
   try {
-    const WorkerTeam as_many(threads);
+    const detail::WorkerTeam as_many(threads);
   } catch (const std::system_error& refusal) {
     throw ConfigurationError(fmt::format(
         "the system does not start {} threads for this rank: {}; lower tranche.threads (--threads), or raise "

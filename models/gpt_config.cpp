@@ -18,6 +18,7 @@
 
 namespace tranche::models {
 
+using detail::JsonNode;
 using json = nlohmann::json;
 
 namespace {
@@ -53,8 +54,8 @@ std::vector<Preset> presets() {
 /// Refuses a key of config.json unless it is absent, null or `wanted`.
 void require(const JsonNode& node, const nlohmann::ordered_json& wanted, std::string_view because) {
   if (!node || node.json() == wanted) return;
-  node.fail(
-      fmt::format("is {}: {}; only {} can be trained here", brief_json(node.json()), because, wanted.dump()));
+  node.fail(fmt::format("is {}: {}; only {} can be trained here", detail::brief_json(node.json()), because,
+                        wanted.dump()));
 }
 
 float float_or(float otherwise, const JsonNode& node) {
@@ -74,7 +75,7 @@ GptConfig GptConfig::preset(std::string_view name) {
   for (const auto& preset : presets()) {
     if (name == preset.name) return preset.config;
   }
-  const std::string closest = closest_match(name, preset_names());
+  const std::string closest = detail::closest_match(name, preset_names());
   throw ConfigurationError(
       fmt::format("no model preset \"{}\"{}; presets are {}, or give the path of a config.json", name,
                   closest.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", closest),
@@ -111,7 +112,7 @@ GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
 }
 
 GptConfig GptConfig::load(const std::string& path) {
-  return from_json(read_text_file(path, "a model's config.json"), path);
+  return from_json(detail::read_text_file(path, "a model's config.json"), path);
 }
 
 GptConfig GptConfig::resolve(const std::string& preset_or_path) {

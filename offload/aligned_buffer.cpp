@@ -5,7 +5,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 AlignedBuffer::AlignedBuffer(MemoryResource& resource, std::int64_t bytes, Category category, std::string tag)
     : bytes_(bytes) {
@@ -19,4 +19,4 @@ AlignedBuffer::AlignedBuffer(MemoryResource& resource, std::int64_t bytes, Categ
   data_ = static_cast<char*>(buffer_.data()) + (round_up(address, io_alignment) - address);
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

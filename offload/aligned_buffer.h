@@ -6,7 +6,7 @@
 
 #include "tranche/device/memory.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// The alignment that direct I/O asks of memory, offsets and sizes, on every disk and page size of 4 KiB.
 inline constexpr std::int64_t io_alignment = 4096;
@@ -31,4 +31,4 @@ class AlignedBuffer {
   std::int64_t bytes_ = 0;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

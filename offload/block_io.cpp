@@ -6,7 +6,7 @@
 #include "offload/block_transfers.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 class ThreadBlockIo final : public BlockIoBase {
@@ -59,4 +59,4 @@ std::unique_ptr<BlockIo> make_block_io(const BlockIoOptions& options) {
   }
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -9,7 +9,7 @@
 
 #include "offload/file_system.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 enum class BlockIoEngine : std::uint8_t {
   automatic,  ///< io_uring, or threads where it is not built or the kernel refuses it
@@ -94,4 +94,4 @@ class BlockIo {
 /// refused (containers often do), InvalidArgument for block sizes and depths out of range.
 std::unique_ptr<BlockIo> make_block_io(const BlockIoOptions& options = {});
 
-}  // namespace tranche
+}  // namespace tranche::detail

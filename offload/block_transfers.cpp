@@ -11,7 +11,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 class UnregisteredMemory : public RegisteredMemory {
@@ -252,4 +252,4 @@ BlockIoStatistics BlockIoBase::statistics() const {
   return statistics_;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -14,7 +14,7 @@
 #include "offload/block_io.h"
 #include "offload/posix_file.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 struct IoTransfer {
   std::uint64_t id = 0;
@@ -100,4 +100,4 @@ std::unique_ptr<BlockIo> make_thread_block_io(const BlockIoOptions& options, std
 /// Throws NotCompiled, or IoError when the kernel refuses.
 std::unique_ptr<BlockIo> make_uring_block_io(const BlockIoOptions& options);
 
-}  // namespace tranche
+}  // namespace tranche::detail

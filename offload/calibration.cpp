@@ -15,7 +15,7 @@
 #include "offload/io_failure.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 using Json = nlohmann::json;
@@ -195,4 +195,4 @@ BlockIoCalibration calibrate_block_io(const CalibrationRequest& request, MemoryR
   return result;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -9,7 +9,7 @@
 #include "offload/block_io.h"
 #include "tranche/device/memory.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 struct BlockIoCandidate {
   BlockIoEngine engine = BlockIoEngine::threads;
@@ -54,4 +54,4 @@ std::string remember_calibration(std::string_view earlier, const std::string& ke
 /// False when the text holds no usable entry for `key`.
 bool recall_calibration(std::string_view text, const std::string& key, BlockIoCalibration& calibration);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -9,7 +9,7 @@
 #include "offload/io_failure.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 constexpr std::string_view temporary_mark = ".new-";
@@ -116,4 +116,4 @@ std::string join_path(const std::string& folder, const std::string& name) {
   return folder.back() == '/' ? folder + name : folder + "/" + name;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

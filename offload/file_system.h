@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tranche {
+namespace tranche::detail {
 
 enum class OpenMode : std::uint8_t {
   read,                ///< must exist; reading only
@@ -148,4 +148,4 @@ std::string parent_path(const std::string& path);
 /// Two parts with one slash between.
 std::string join_path(const std::string& folder, const std::string& name);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -12,7 +12,7 @@
 #include "core/clock.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 // A sleep ends late by what the scheduler likes. The next copies may make up for this much, so that the speed
@@ -207,4 +207,4 @@ HostLink::Busy HostLink::take_busy_seconds() {
   return {impl_->to_host.take_busy(), impl_->from_host.take_busy()};
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -10,8 +10,10 @@
 #include "tranche/device/device.h"
 
 namespace tranche {
-
 class TraceRecorder;
+}
+
+namespace tranche::detail {
 
 struct HostLinkOptions {
   /// Each way; 0: as fast as the device copies. Only for devices whose memory the host may touch (and meta,
@@ -60,4 +62,4 @@ class HostLink {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

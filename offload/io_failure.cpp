@@ -9,7 +9,7 @@
 #include "offload/file_system.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 // strerror is not thread-safe everywhere; the GNU variant of strerror_r returns the text.
@@ -83,4 +83,4 @@ void throw_io_error(const IoFailure& failure, std::source_location where) {
   throw IoError(describe(failure), failure.code, where);
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

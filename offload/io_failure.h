@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace tranche {
+namespace tranche::detail {
 
 struct IoFailure {
   std::string operation;  ///< "write", "sync", "rename to b" ...
@@ -22,4 +22,4 @@ std::string describe(const IoFailure& failure);
 [[noreturn]] void throw_io_error(const IoFailure& failure,
                                  std::source_location where = std::source_location::current());
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -12,7 +12,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 // Blocks of a size that all disks can do, and never less than a page: a page of the cache must not hold both
@@ -245,4 +245,4 @@ void PosixFile::sync() {
   if (result < 0) throw_io_error({"sync", path(), static_cast<int>(-result), -1, 0});
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -5,7 +5,7 @@
 
 #include "offload/file_system.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// The part of a range that can go past the page cache: [begin, end), empty when begin == end.
 struct DirectPart {
@@ -47,4 +47,4 @@ class PosixFile : public File {
   std::string refusal_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

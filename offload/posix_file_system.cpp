@@ -13,7 +13,7 @@
 #include "offload/posix_file.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 class PosixFileSystem : public FileSystem {
@@ -116,4 +116,4 @@ std::unique_ptr<FileSystem> make_posix_file_system(IoHook hook) {
   return std::make_unique<PosixFileSystem>(std::move(hook));
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -10,7 +10,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 constexpr std::string_view remedies =
@@ -210,4 +210,4 @@ std::string SwapFile::description() const {
   return fmt::format("{} in {} ({})", format_bytes(impl_->bytes), impl_->options.directory, how);
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -10,7 +10,7 @@
 #include "offload/file_system.h"
 #include "tranche/device/ledger.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 struct SwapFileOptions {
   std::string directory;         ///< must exist
@@ -59,4 +59,4 @@ class SwapFile {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

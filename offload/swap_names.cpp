@@ -9,7 +9,7 @@
 
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 constexpr std::string_view prefix = "tranche-swap-";
@@ -67,4 +67,4 @@ bool is_stale_swap_file(FileSystem& files, const std::string& directory, const s
   }
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

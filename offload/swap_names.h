@@ -10,7 +10,7 @@
 #include "core/process.h"
 #include "offload/file_system.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// "tranche-swap-<host>-<kernel>-<process>-<started>-<rank>-<random>", all numbers but rank hexadecimal.
 std::string swap_name(const ProcessIdentity& owner, int rank);
@@ -26,4 +26,4 @@ bool lock_swap(File& file);
 bool is_stale_swap_file(FileSystem& files, const std::string& directory, const std::string& name,
                         const ProcessIdentity& self);
 
-}  // namespace tranche
+}  // namespace tranche::detail

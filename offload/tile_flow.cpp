@@ -8,7 +8,7 @@
 #include "core/thread.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers) : io_(io), buffers_(std::move(buffers)) {
   for (Lane* lane : {&reads_, &writes_}) {
@@ -212,4 +212,4 @@ double TileFlow::take_busy_seconds() {
   return std::exchange(busy_seconds_, 0.0);
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -12,7 +12,7 @@
 
 #include "offload/block_io.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Tiles have positions, counted over all passes; the tile at position p uses buffer p % buffers.
 /// Thread-safe. One thread waits for transfers; reads are submitted in order by whoever makes one possible.
@@ -89,4 +89,4 @@ class TileFlow {
   Lane reads_, writes_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

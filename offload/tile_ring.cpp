@@ -13,7 +13,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 /// The stream's work for the ring. A stream that has failed destroys its work undone: the flow stops then,
@@ -303,4 +303,4 @@ double TileRing::take_busy_seconds() {
   return impl_->flow ? impl_->flow->take_busy_seconds() : 0;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -12,7 +12,7 @@
 #include "tranche/device/memory.h"
 #include "tranche/device/stream.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 class WorkRecorder;
 
@@ -111,4 +111,4 @@ class TileRing {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -16,7 +16,7 @@
 #include "offload/io_failure.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 constexpr unsigned registered_entries = 64;
@@ -320,4 +320,4 @@ std::unique_ptr<BlockIo> make_uring_block_io(const BlockIoOptions& options) {
   return std::make_unique<UringBlockIo>(options);
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -2,10 +2,10 @@
 #include "offload/block_transfers.h"
 #include "tranche/core/error.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 std::unique_ptr<BlockIo> make_uring_block_io(const BlockIoOptions&) {
   throw NotCompiled("io_uring", "TRANCHE_URING");
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -46,10 +46,10 @@ class Adam final : public Optimizer {
   }
 
   void apply(Stream& stream, const OptimizerStep&, const UpdateRange& range) const override {
-    check_states(name(), range, 2);
-    kernels::adam_update(stream, group_arguments<kernels::AdamArguments>(range),
-                         kernel_segments(range.segments), range.gradient, range.master, range.state[0],
-                         range.state[1], range.weight);
+    detail::check_states(name(), range, 2);
+    kernels::adam_update(stream, detail::group_arguments<kernels::AdamArguments>(range),
+                         detail::kernel_segments(range.segments), range.gradient, range.master,
+                         range.state[0], range.state[1], range.weight);
   }
 
   std::string describe() const override {

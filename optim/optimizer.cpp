@@ -29,7 +29,7 @@ UpdateRange UpdateRange::part(const TensorSegment& segment) const {
   return result;
 }
 
-std::vector<kernels::UpdateSegment> kernel_segments(std::span<const TensorSegment> segments) {
+std::vector<kernels::UpdateSegment> detail::kernel_segments(std::span<const TensorSegment> segments) {
   std::vector<kernels::UpdateSegment> result;
   result.reserve(segments.size());
   for (const TensorSegment& segment : segments) {
@@ -38,7 +38,7 @@ std::vector<kernels::UpdateSegment> kernel_segments(std::span<const TensorSegmen
   return result;
 }
 
-void check_states(std::string_view optimizer, const UpdateRange& range, std::size_t wanted) {
+void detail::check_states(std::string_view optimizer, const UpdateRange& range, std::size_t wanted) {
   if (range.state.size() == wanted) return;
   throw InvalidArgument(fmt::format("{}: a range comes with {} state tensors instead of {}", optimizer,
                                     range.state.size(), wanted));

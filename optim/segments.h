@@ -8,7 +8,7 @@
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/optim/optimizer.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 std::vector<kernels::UpdateSegment> kernel_segments(std::span<const TensorSegment> segments);
 
@@ -20,4 +20,4 @@ kernels::GroupArguments<Arguments> group_arguments(const UpdateRange& range) {
 /// Throws InvalidArgument unless the range comes with as many state tensors as the rule has.
 void check_states(std::string_view optimizer, const UpdateRange& range, std::size_t wanted);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -53,9 +53,9 @@ class Sgd final : public Optimizer {
   }
 
   void apply(Stream& stream, const OptimizerStep&, const UpdateRange& range) const override {
-    check_states(name(), range, states());
-    kernels::sgd_update(stream, group_arguments<kernels::SgdArguments>(range),
-                        kernel_segments(range.segments), range.gradient, range.master,
+    detail::check_states(name(), range, states());
+    kernels::sgd_update(stream, detail::group_arguments<kernels::SgdArguments>(range),
+                        detail::kernel_segments(range.segments), range.gradient, range.master,
                         states() == 1 ? range.state[0] : TensorView{}, range.weight);
   }
 

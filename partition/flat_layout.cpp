@@ -6,7 +6,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 namespace {
 
@@ -178,4 +178,4 @@ std::vector<ElementRange> bucket_ranges(const FlatLayout& layout, std::int64_t b
   return result;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

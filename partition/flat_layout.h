@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Constants of the format (checkpoints depend on them).
 inline constexpr std::int64_t tensor_alignment_elements = 64;
@@ -98,4 +98,4 @@ std::vector<OverlapPiece> overlaps(const FlatLayout& from, const FlatLayout& to,
 /// bucket_elements < 1.
 std::vector<ElementRange> bucket_ranges(const FlatLayout& layout, std::int64_t bucket_elements);
 
-}  // namespace tranche
+}  // namespace tranche::detail

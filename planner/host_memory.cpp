@@ -17,7 +17,7 @@ HostMemory host_memory_of(std::int64_t configured, int ranks_per_node, const std
     memory.bytes = configured;
     return memory;
   }
-  const AvailableMemory available = available_memory(root);
+  const detail::AvailableMemory available = detail::available_memory(root);
   if (available.bytes == std::numeric_limits<std::int64_t>::max()) return memory;
   memory.source = available.of_group ? HostMemory::Source::control_group : HostMemory::Source::this_machine;
   memory.available = available.bytes;

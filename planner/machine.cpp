@@ -16,6 +16,8 @@
 
 namespace tranche::planner {
 
+using detail::JsonNode;
+
 namespace {
 
 using nlohmann::ordered_json;
@@ -205,7 +207,7 @@ Machine load_machine(const std::string& path_or_name) {
                     "the program: {}",
                     path_or_name, fmt::join(names, ", ")));
   }
-  return parse_machine(read_text_file(path_or_name, "--machine"), path_or_name);
+  return parse_machine(detail::read_text_file(path_or_name, "--machine"), path_or_name);
 }
 
 std::string machine_json(const Machine& machine) {

@@ -16,6 +16,8 @@
 
 namespace tranche::planner {
 
+using detail::JsonNode;
+
 namespace {
 
 /// A sum of what is within this and one tensor does not overflow.
@@ -104,8 +106,8 @@ PlanModel parse_unit_list(std::string_view json_text, const std::string& origin)
 PlanModel load_plan_model(const std::string& preset_or_path) {
   std::error_code ignored;
   if (std::filesystem::is_regular_file(preset_or_path, ignored)) {
-    const std::string text = read_text_file(preset_or_path, "the model's file");
-    if (parse_json(text).contains("units")) return parse_unit_list(text, preset_or_path);
+    const std::string text = detail::read_text_file(preset_or_path, "the model's file");
+    if (detail::parse_json(text).contains("units")) return parse_unit_list(text, preset_or_path);
   }
   PlanModel model;
   model.name = preset_or_path;

@@ -92,7 +92,7 @@ PlanResult plan_run(const PlanRequest& request) {
   for (const UnitSpec& unit : engine.model().units()) {
     std::vector<std::int64_t> sizes;
     for (const TensorSpec& tensor : unit.tensors) sizes.push_back(tensor.shape.elements());
-    result.padded_elements += FlatLayout(sizes, request.ranks).padded_elements();
+    result.padded_elements += detail::FlatLayout(sizes, request.ranks).padded_elements();
   }
   return result;
 }

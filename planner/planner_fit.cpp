@@ -38,7 +38,7 @@ Sizes sizes_of(const ModelSpec& spec, bool gpt, int ranks) {
   for (const UnitSpec& unit : spec.units()) {
     std::vector<std::int64_t> elements;
     for (const TensorSpec& tensor : unit.tensors) elements.push_back(tensor.shape.elements());
-    const FlatLayout layout(elements, ranks);
+    const detail::FlatLayout layout(elements, ranks);
     const auto padded = static_cast<double>(layout.padded_elements());
     sizes.padded += padded;
     sizes.shard += static_cast<double>(layout.shard_elements());
@@ -139,7 +139,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     for (const TensorSpec& tensor : unit.tensors) {
       (groups.frozen(tensor.name) ? frozen : elements).push_back(tensor.shape.elements());
     }
-    const FlatLayout layout(elements, request.ranks), other(frozen, request.ranks);
+    const detail::FlatLayout layout(elements, request.ranks), other(frozen, request.ranks);
     OffloadUnit& of = schedule.units.emplace_back();
     of.kept = config.stage == 0 ? layout.padded_elements() : layout.shard_elements();
     of.shard = layout.shard_elements() + other.shard_elements();

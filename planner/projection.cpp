@@ -16,6 +16,11 @@ namespace tranche::planner {
 
 namespace {
 
+using detail::GemmShape;
+using detail::RecordedWork;
+using detail::WorkKind;
+using detail::WorkRecorder;
+
 /// Steps that are simulated: those before the last fill the pipeline that it then finds.
 constexpr int simulated_steps = 3;
 /// A step of more micro-batches costs as many times more of what lies between the third and the fourth.
@@ -248,7 +253,7 @@ struct Graph {
 Graph graph_of(const WorkRecorder& recorder, Costs& costs) {
   Graph graph;
   const auto& lanes = recorder.lanes();
-  for (const RecordedLane& lane : lanes) graph.ordered.push_back(lane.ordered);
+  for (const detail::RecordedLane& lane : lanes) graph.ordered.push_back(lane.ordered);
   if (!recorder.inline_compute()) {
     for (std::size_t i = 0; i < lanes.size(); ++i) {
       if (lanes[i].name == "compute") graph.compute_lane = static_cast<int>(i);

@@ -4,10 +4,11 @@
 
 namespace tranche::planner {
 
-std::shared_ptr<WorkRecorder> record_steps(const PlanRequest& request, int steps) {
+std::shared_ptr<detail::WorkRecorder> record_steps(const PlanRequest& request, int steps) {
   Config config = checked_config(request);
   config.debug.poison_memory = false;
-  const std::shared_ptr<WorkRecorder> recorder = WorkRecorder::make(request.device != DeviceKind::cuda);
+  const std::shared_ptr<detail::WorkRecorder> recorder =
+      detail::WorkRecorder::make(request.device != DeviceKind::cuda);
   RuntimeOptions options = meta_options(config, request.device);
   options.recorder = recorder;
   Runtime runtime = planned_runtime(request, options);

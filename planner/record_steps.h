@@ -16,6 +16,6 @@ inline constexpr const char* end_mark = "end";
 /// Records what `steps` steps of the run ask of streams and communicators, as one rank on meta issues it,
 /// behind two steps that settle memory and order. A model of which only sizes are known computes what its
 /// formula says, in kernels named "units". Throws ConfigurationError for what a run would refuse.
-std::shared_ptr<WorkRecorder> record_steps(const PlanRequest& request, int steps);
+std::shared_ptr<detail::WorkRecorder> record_steps(const PlanRequest& request, int steps);
 
 }  // namespace tranche::planner

@@ -67,7 +67,7 @@ double share_of(std::int64_t part, std::int64_t whole) {
 
 std::vector<std::string> csv_fields(const std::vector<std::string>& texts) {
   std::vector<std::string> fields;
-  for (const std::string& text : texts) fields.push_back(csv_field(text));
+  for (const std::string& text : texts) fields.push_back(detail::csv_field(text));
   return fields;
 }
 

@@ -18,6 +18,7 @@
 
 namespace tranche {
 
+using detail::write_output_file;
 using namespace memory_profile;
 using nlohmann::ordered_json;
 
@@ -62,7 +63,7 @@ struct MemoryProfile::Impl {
   /// Samples the memory that the process holds, and the part of it that is tracked.
   ProcessSample look(std::int64_t step) const {
     ProcessSample sample;
-    sample.process = process_memory();
+    sample.process = detail::process_memory();
     // This rank's own, whoever else has it mapped.
     sample.process.anonymous += runtime.window_bytes();
     sample.tracked = runtime.ledger().total(Tier::host);
@@ -89,7 +90,7 @@ MemoryProfile::~MemoryProfile() = default;
 void MemoryProfile::end_step(std::int64_t step) {
   Impl& impl = *impl_;
   impl.timeline.end_step(step);
-  const double now = seconds_now();
+  const double now = detail::seconds_now();
   if (++impl.steps > steps_always_seen && now - impl.last_look < seconds_between_looks) return;
   impl.last_look = now;
   const ProcessSample sample = impl.look(step);
@@ -112,7 +113,7 @@ void MemoryProfile::require_directory(const std::string& directory, int rank) {
   int reason = error.value();
   if (!error) {
     try {
-      require_output_file((std::filesystem::path(own) / "summary.txt").string());
+      detail::require_output_file((std::filesystem::path(own) / "summary.txt").string());
     } catch (const IoError& refused) {
       reason = refused.code();
     }

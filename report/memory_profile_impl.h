@@ -14,7 +14,7 @@ namespace tranche::memory_profile {
 
 /// The process at a moment, and what the ledger tracked in it then.
 struct ProcessSample {
-  ProcessMemory process;
+  detail::ProcessMemory process;
   std::int64_t tracked = 0;  ///< of the tiers that lie in the process
   std::int64_t step = 0;     ///< the step that had ended; 0: before the engine
 };

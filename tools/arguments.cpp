@@ -305,7 +305,7 @@ std::string plain_text(const CLI::ParseError& error) {
   std::vector<std::string> known;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     known.push_back(command->get_name());
-  const std::string closest = closest_match(word, known);
+  const std::string closest = detail::closest_match(word, known);
   throw ConfigurationError(fmt::format("'{}' is no command of {}{}; there are {}", word,
                                        app.get_parent() == nullptr ? "tranche" : "tranche " + app.get_name(),
                                        closest.empty() ? "" : " (did you mean " + closest + "?)",
@@ -326,7 +326,7 @@ void refuse_unknown(const CLI::App& app) {
       if (!option->get_group().empty() && !option->get_lnames().empty())
         known.push_back("--" + option->get_lnames().front());
     }
-    const std::string closest = closest_match(flag, known);
+    const std::string closest = detail::closest_match(flag, known);
     throw ConfigurationError(fmt::format("unknown flag {}{}; see tranche {} --help", flag,
                                          closest.empty() ? "" : " (did you mean " + closest + "?)", command));
   }

@@ -115,8 +115,8 @@ BytePairEncoding::BytePairEncoding(std::string_view vocabulary_json, std::string
   const auto refuse = [&](const std::string& what) {
     throw ConfigurationError(fmt::format("{}: {}", origin, what));
   };
-  const JsonNode vocabulary =
-      JsonNode::read<ConfigurationError>(vocabulary_json, fmt::format("{}: vocab.json", origin));
+  const detail::JsonNode vocabulary =
+      detail::JsonNode::read<ConfigurationError>(vocabulary_json, fmt::format("{}: vocab.json", origin));
   const Alphabet alphabet;
   std::unordered_map<std::string, std::int32_t> tokens;
   std::string bytes;
@@ -168,7 +168,8 @@ bool BytePairEncoding::is_in(const std::string& folder) {
 
 BytePairEncoding BytePairEncoding::load(const std::string& folder) {
   constexpr const char* what = "tokenizer file";
-  return {read_text_file(folder + "/vocab.json", what), read_text_file(folder + "/merges.txt", what), folder};
+  return {detail::read_text_file(folder + "/vocab.json", what),
+          detail::read_text_file(folder + "/merges.txt", what), folder};
 }
 
 void BytePairEncoding::encode_word(std::string_view word, std::vector<std::int32_t>& tokens) const {

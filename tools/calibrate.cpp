@@ -26,6 +26,8 @@
 
 namespace tranche::tools {
 
+using detail::Stopwatch;
+
 namespace {
 
 /// Shares of --seconds that the parts of one number of ranks get, among all of them.
@@ -37,7 +39,7 @@ constexpr std::int64_t copied_bytes = std::int64_t{32} << 20;
 
 void measure_link(planner::Machine& machine, double seconds) {
   const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, 1});
-  HostLink link(*device);
+  detail::HostLink link(*device);
   const Buffer here(device->memory(Tier::device), copied_bytes, Category::workspace, "calibration");
   const Buffer there(device->memory(Tier::host), copied_bytes, Category::workspace, "calibration");
   const auto copy = [&](std::int64_t bytes) {
@@ -50,11 +52,11 @@ void measure_link(planner::Machine& machine, double seconds) {
 
 void measure_disk(planner::Machine& machine, const std::string& folder, double seconds) {
   const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, 1});
-  CalibrationRequest request;
+  detail::CalibrationRequest request;
   request.directory = folder;
   request.seconds_per_candidate = seconds / 14;
-  const BlockIoCalibration found = calibrate_block_io(request, device->memory(Tier::host));
-  const BlockIoCandidate& best = found.candidates.front();
+  const detail::BlockIoCalibration found = detail::calibrate_block_io(request, device->memory(Tier::host));
+  const detail::BlockIoCandidate& best = found.candidates.front();
   machine.disk = planner::LinkRate{best.write_bytes_per_second, 1e-4};
   machine.disk_read_bytes_per_second = best.read_bytes_per_second;
 }
@@ -241,7 +243,7 @@ int run_calibrate(const Options& options, const Output& output) {
     }
     all.barrier(calibrating).wait();
     if (speaks) {
-      write_output_file(options.calibration, planner::machine_json(machine));
+      detail::write_output_file(options.calibration, planner::machine_json(machine));
       say(fmt::format("{:5.1f} s  machine: {}", clock.seconds(), options.calibration));
     }
   } catch (...) {

@@ -116,12 +116,12 @@ struct SingleKernel {
 }  // namespace
 
 double (*clock_of(int threads))() {
-  return threads == 1 ? &thread_seconds : &seconds_now;
+  return threads == 1 ? &thread_seconds : &detail::seconds_now;
 }
 
 double time_calls(double seconds, const std::function<void()>& call, double (*now)()) {
   std::vector<double> taken;
-  const Stopwatch all;
+  const detail::Stopwatch all;
   do {
     const double begin = now();
     call();

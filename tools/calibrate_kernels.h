@@ -17,7 +17,7 @@ double (*clock_of(int threads))();
 
 /// Seconds of a call, by `now`: the median of as many as fit into `seconds`, at least one; the first of
 /// several is not counted.
-double time_calls(double seconds, const std::function<void()>& call, double (*now)() = &seconds_now);
+double time_calls(double seconds, const std::function<void()>& call, double (*now)() = &detail::seconds_now);
 
 /// Bytes a second that the device's threads read and write.
 double measure_memory(Device& device, double seconds);

@@ -21,6 +21,10 @@ namespace tranche::tools {
 
 namespace {
 
+using detail::GemmShape;
+using detail::RecordedWork;
+using detail::WorkRecorder;
+
 /// A step that is timed: of a GPT.
 struct Probe {
   std::int64_t layers, width, heads, sequence, batch, vocabulary;
@@ -99,14 +103,14 @@ Visit run_probe(const Probe& probe, DataType dtype, Communicator& group, int thr
   SharedSteps steps;
   Stream& compute = engine.compute_stream();
   const auto now = clock_of(threads);
-  compute.attachment<SpanClock>().now = now;
-  const Stopwatch all;
+  compute.attachment<detail::SpanClock>().now = now;
+  const detail::Stopwatch all;
   const int least = warm_steps + static_cast<int>(least_steps);
   for (int step = 0; meet(group, step < least || (step < 60 && all.seconds() < seconds)); ++step) {
     const std::shared_ptr<WorkRecorder> recorder = WorkRecorder::make(true);
     const bool settled = step >= warm_steps;
     if (settled) compute.set_recorder(recorder.get(), WorkRecorder::host_lane);
-    const Stopwatch wall;
+    const detail::Stopwatch wall;
     const double begin = now();
     for (int m = 0; m < 2; ++m) gpt.forward_backward(engine, data);
     (void)engine.step();
@@ -172,7 +176,7 @@ void add_kernels(planner::ComputeShare& share, const std::vector<Sample>& sample
   std::map<std::pair<std::string, DataType>, std::vector<std::pair<double, double>>> found;
   for (const Sample& sample : samples) {
     const RecordedWork& work = sample.work;
-    if (work.name == "matmul" || work.kind != WorkKind::kernel) continue;
+    if (work.name == "matmul" || work.kind != detail::WorkKind::kernel) continue;
     const bool pairs = work.name.rfind("attention", 0) == 0;
     const double size = pairs ? work.operations : work.bytes_read + work.bytes_written;
     // A kernel that is a GEMM and something behind it: only the time of the latter is taken.

@@ -48,7 +48,7 @@ int run_checkpoint(const Options& all_options, const Output& output) {
   return failed != 0 ? failed : status;
 }
 
-std::string chosen_checkpoint(FileSystem& files, const std::string& path, const Output& output) {
+std::string chosen_checkpoint(detail::FileSystem& files, const std::string& path, const Output& output) {
   std::vector<std::string> notes;
   const std::string found = find_checkpoint(files, path, notes);
   for (const std::string& note : notes) output.errors << "note: " << note << "\n";

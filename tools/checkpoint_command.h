@@ -23,7 +23,7 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output);
 int checkpoint_diff(const CheckpointOptions& options, const Output& output);
 
 /// find_checkpoint() with its notes written to output.errors.
-std::string chosen_checkpoint(FileSystem& files, const std::string& path, const Output& output);
+std::string chosen_checkpoint(detail::FileSystem& files, const std::string& path, const Output& output);
 /// "2026-11-20 23:43:34", UTC.
 std::string format_time(std::int64_t seconds_since_1970);
 /// The last name of a path.

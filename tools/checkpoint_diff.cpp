@@ -58,8 +58,8 @@ std::string title(const Reader& reader) {
 
 int checkpoint_diff(const CheckpointOptions& options, const Output& output) {
   const checkpoint::LocalStorage local;
-  Reader first(local, chosen_checkpoint(posix_file_system(), options.path, output));
-  Reader second(local, chosen_checkpoint(posix_file_system(), options.second, output));
+  Reader first(local, chosen_checkpoint(detail::posix_file_system(), options.path, output));
+  Reader second(local, chosen_checkpoint(detail::posix_file_system(), options.second, output));
   const checkpoint::Comparison comparison = checkpoint::compare(first, second);
   if (options.json) {
     ordered_json differences = ordered_json::array();

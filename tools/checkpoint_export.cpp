@@ -32,7 +32,7 @@ std::string config_text(const models::GptConfig& model, DataType dtype) {
 
 int checkpoint_export(const CheckpointOptions& options, const Output& output) {
   const checkpoint::LocalStorage local;
-  checkpoint::Reader reader(local, chosen_checkpoint(posix_file_system(), options.path, output));
+  checkpoint::Reader reader(local, chosen_checkpoint(detail::posix_file_system(), options.path, output));
   const models::GptConfig model = identity_of(reader.manifest(), reader.folder(), options.model).model;
   require_tensors(model, options.model.empty() ? "its own 'user'" : "--model " + options.model, reader);
   checkpoint::ExportOptions how;

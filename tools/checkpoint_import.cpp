@@ -47,7 +47,7 @@ class Copier {
     for (const checkpoint::TensorRecord& tensor : unit.tensors) {
       zeros(index, {at, tensor.offset});
       for (std::int64_t begin = 0; begin < tensor.shape.elements(); begin += stride) {
-        const ElementRange part{begin, std::min(begin + stride, tensor.shape.elements())};
+        const detail::ElementRange part{begin, std::min(begin + stride, tensor.shape.elements())};
         source_.read(tensor.name, part, DataType::float32, piece_.data());
         put(index, {tensor.offset + part.begin, tensor.offset + part.end});
       }
@@ -59,13 +59,13 @@ class Copier {
  private:
   static constexpr std::int64_t stride = std::int64_t{1} << 20;
 
-  void zeros(int unit, ElementRange range) {
+  void zeros(int unit, detail::ElementRange range) {
     if (range.empty()) return;
     // Padding is shorter than a piece: it only aligns tensors and shards.
     std::fill_n(piece_.begin(), range.size(), 0.0f);
     put(unit, range);
   }
-  void put(int unit, ElementRange range) {
+  void put(int unit, detail::ElementRange range) {
     writer_.put(weights_, unit, range, piece_.data());
     progress_.add(range.size() * static_cast<std::int64_t>(sizeof(float)));
   }
@@ -86,7 +86,7 @@ std::uint64_t draw_token() {
 
 int checkpoint_import(const CheckpointOptions& options, const Output& output) {
   const checkpoint::LocalStorage local;
-  FileSystem& files = posix_file_system();
+  detail::FileSystem& files = detail::posix_file_system();
   const HuggingFaceModel source(files, options.path, options.model);
   if (!checkpoint::list_checkpoints(files, options.to).empty()) {
     throw CheckpointError(

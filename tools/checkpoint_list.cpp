@@ -13,6 +13,8 @@
 namespace tranche::tools {
 
 using checkpoint::Listed;
+using detail::FileSystem;
+using detail::join_path;
 using nlohmann::ordered_json;
 
 namespace {
@@ -43,7 +45,7 @@ Latest read_latest(FileSystem& files, const std::string& folder, const std::vect
 
 std::vector<std::string> saves_under_way(FileSystem& files, const std::string& folder) {
   std::vector<std::string> names;
-  for (const DirectoryEntry& entry : files.list(folder)) {
+  for (const detail::DirectoryEntry& entry : files.list(folder)) {
     if (entry.is_directory && entry.name.ends_with(".tmp") &&
         checkpoint::parse_step_name(entry.name.substr(0, entry.name.find('.'))) >= 0) {
       names.push_back(entry.name);
@@ -72,7 +74,7 @@ ordered_json json_of(const Listed& listed) {
 }  // namespace
 
 int checkpoint_list(const CheckpointOptions& options, const Output& output) {
-  FileSystem& files = posix_file_system();
+  FileSystem& files = detail::posix_file_system();
   const std::string& folder = options.path;
   std::vector<Listed> found;
   Latest latest;

@@ -27,7 +27,7 @@ void CheckpointScheduler::after_step(const StepResult& result) {
 
 void CheckpointScheduler::save() {
   if (options_.checkpoint_dir.empty() || last_step_ == engine_.steps()) return;
-  const double begun = seconds_now();
+  const double begun = detail::seconds_now();
   finish();  // one at a time; what it waits is part of this pause
   SaveOptions options;
   options.user = user_;
@@ -36,7 +36,7 @@ void CheckpointScheduler::save() {
   begun_ = begun;
   pending_.step = engine_.steps();
   pending_.path = engine_.save(options_.checkpoint_dir, options);
-  pending_.pause_seconds = seconds_now() - begun;
+  pending_.pause_seconds = detail::seconds_now() - begun;
   last_step_ = pending_.step;
 }
 
@@ -49,7 +49,7 @@ void CheckpointScheduler::finish() {
 void CheckpointScheduler::completed(const std::string& path) {
   newest_ = path;
   pending_.path = path;
-  pending_.seconds = seconds_now() - begun_;
+  pending_.seconds = detail::seconds_now() - begun_;
   if (report_ != nullptr) report_->add_checkpoint(pending_);
   if (say_) {
     say_(fmt::format("checkpoint {} is complete: training paused for {}, all in {}", path,

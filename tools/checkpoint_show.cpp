@@ -24,6 +24,8 @@ using nlohmann::ordered_json;
 
 namespace {
 
+using detail::ElementRange;
+
 /// Elements of a tensor that a rank's file holds.
 struct Part {
   int rank = 0;
@@ -41,7 +43,8 @@ std::vector<Part> parts_of(const Layout& layout, const StoredTensor& tensor) {
   std::vector<Part> parts;
   for (int rank = 0; rank < layout.world; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
-    const ElementRange part = intersect({cuts[r], cuts[r + 1]}, {offset, offset + tensor.shape.elements()});
+    const ElementRange part =
+        detail::intersect({cuts[r], cuts[r + 1]}, {offset, offset + tensor.shape.elements()});
     if (!part.empty()) parts.push_back({rank, {part.begin - offset, part.end - offset}});
   }
   return parts;
@@ -134,7 +137,7 @@ ordered_json json_of(const Layout& layout, const checkpoint::ArrayRecord& array)
 
 ordered_json json_of(const Reader& reader) {
   const Manifest& manifest = reader.manifest();
-  const auto object = [](const std::string& text) { return parse_json(text); };
+  const auto object = [](const std::string& text) { return detail::parse_json(text); };
   return {{"path", reader.folder()},
           {"step", manifest.run.step},
           {"applied", manifest.run.applied},
@@ -260,7 +263,7 @@ void print_tensor(std::ostream& out, Reader& reader, const StoredTensor& tensor)
 
 int checkpoint_show(const CheckpointOptions& options, const Output& output) {
   const checkpoint::LocalStorage local;
-  Reader reader(local, chosen_checkpoint(posix_file_system(), options.path, output));
+  Reader reader(local, chosen_checkpoint(detail::posix_file_system(), options.path, output));
   const StoredTensor* only = options.tensor.empty() ? nullptr : &reader.tensor(options.tensor);
   if (options.json) {
     ordered_json json = json_of(reader);

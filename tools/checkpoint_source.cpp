@@ -25,7 +25,8 @@ std::string some_of(const std::vector<std::string>& names) {
 
 }  // namespace
 
-std::string find_checkpoint(FileSystem& files, const std::string& path, std::vector<std::string>& notes) {
+std::string find_checkpoint(detail::FileSystem& files, const std::string& path,
+                            std::vector<std::string>& notes) {
   std::string found;
   checkpoint::with_reason("cannot open checkpoint " + path, [&] {
     std::string folder = path;
@@ -34,9 +35,9 @@ std::string find_checkpoint(FileSystem& files, const std::string& path, std::vec
     if (!status) throw CheckpointError("there is nothing of this name");
     if (!status->is_directory) {
       if (!folder.ends_with(checkpoint::latest_name)) throw CheckpointError("it is a file, not a folder");
-      folder = parent_path(folder);
+      folder = detail::parent_path(folder);
     }
-    found = files.exists(join_path(folder, std::string(checkpoint::manifest_name)))
+    found = files.exists(detail::join_path(folder, std::string(checkpoint::manifest_name)))
                 ? folder
                 : checkpoint::newest_checkpoint(files, folder, notes).path;
   });

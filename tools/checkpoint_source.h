@@ -14,7 +14,8 @@ namespace tranche::tools {
 
 /// The checkpoint that a path means: itself, or the newest complete one of a run's folder ("x", or its file
 /// "x/latest"); `notes` get a line for each that was passed over. Throws CheckpointError.
-std::string find_checkpoint(FileSystem& files, const std::string& path, std::vector<std::string>& notes);
+std::string find_checkpoint(detail::FileSystem& files, const std::string& path,
+                            std::vector<std::string>& notes);
 
 /// The model that a checkpoint describes. With `model` (a preset or a config.json; what --model takes) the
 /// model is that one. Throws CheckpointError when neither says it.

@@ -23,13 +23,13 @@ struct Extent {
 };
 
 /// The number and bytes of all complete checkpoints that are verified.
-Extent extent_of(FileSystem& files, const std::string& path) {
+Extent extent_of(detail::FileSystem& files, const std::string& path) {
   Extent extent;
   const auto add = [&](const checkpoint::Manifest& manifest) {
     extent.bytes += manifest.bytes();
     ++extent.checkpoints;
   };
-  if (files.exists(join_path(path, std::string(checkpoint::manifest_name)))) {
+  if (files.exists(detail::join_path(path, std::string(checkpoint::manifest_name)))) {
     try {
       add(checkpoint::open_manifest(files, path));
     } catch (const CheckpointError&) {  // verify() says it
@@ -46,7 +46,7 @@ Extent extent_of(FileSystem& files, const std::string& path) {
 
 int checkpoint_verify(const CheckpointOptions& options, const Output& output) {
   const checkpoint::LocalStorage local;
-  FileSystem& files = posix_file_system();
+  detail::FileSystem& files = detail::posix_file_system();
   std::string path = options.path;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   Extent extent;

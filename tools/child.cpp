@@ -24,6 +24,8 @@ extern char** environ;
 
 namespace tranche::tools {
 
+using detail::seconds_now;
+
 namespace {
 
 constexpr double patience_seconds = 10;

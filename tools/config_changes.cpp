@@ -68,7 +68,7 @@ void flatten(const json& value, const std::string& key, Flat& into) {
 
 Flat flatten(std::string_view text) {
   Flat flat;
-  const json document = parse_json(text);
+  const json document = detail::parse_json(text);
   if (document.is_object()) flatten(document, "", flat);
   return flat;
 }

@@ -10,6 +10,11 @@
 
 namespace tranche::tools {
 
+using detail::FileSystem;
+using detail::join_path;
+using detail::OpenMode;
+using detail::posix_file_system;
+
 namespace {
 
 constexpr std::string_view probe_prefix = ".probe-";
@@ -35,7 +40,7 @@ CheckpointError not_written(std::string_view flag, const std::string& folder, co
 void require_writable(const std::string& path, std::string_view flag) {
   if (path.empty()) return;
   try {
-    require_output_file(path);
+    detail::require_output_file(path);
   } catch (const IoError& problem) {
     throw ConfigurationError(fmt::format("{} {}", flag, problem.message()));
   }
@@ -53,7 +58,7 @@ void place_probe(const std::string& folder, std::string_view flag, std::int64_t 
 
 void clear_probes(const std::string& folder, std::int64_t token) noexcept {
   try {
-    for (const DirectoryEntry& entry : posix_file_system().list(folder)) {
+    for (const detail::DirectoryEntry& entry : posix_file_system().list(folder)) {
       const std::string path = join_path(folder, entry.name);
       if (entry.name.starts_with(probe_prefix) && path != probe_of(folder, token)) remove_quietly(path);
     }

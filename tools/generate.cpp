@@ -43,7 +43,7 @@ void open_encoding(const GenerateOptions& options, Source& source) {
 }
 
 Source open_source(const GenerateOptions& options) {
-  FileSystem& files = posix_file_system();
+  detail::FileSystem& files = detail::posix_file_system();
   Source source;
   bool folder = false;
   checkpoint::with_reason("cannot generate from " + options.from, [&] {
@@ -152,7 +152,7 @@ class Writer {
     if (output_.terminal) {
       output_.out << bytes;
     } else {
-      write_unchanged(output_.out, bytes);
+      detail::write_unchanged(output_.out, bytes);
     }
   }
   const Output& output_;

@@ -35,17 +35,17 @@ Shape shape_of(const SafeTensor& tensor, const std::string& path) {
 
 }  // namespace
 
-bool is_hugging_face(FileSystem& files, const std::string& path) {
+bool is_hugging_face(detail::FileSystem& files, const std::string& path) {
   if (path.ends_with(file_suffix)) return true;
-  return files.exists(join_path(path, "model.safetensors")) ||
-         files.exists(join_path(path, "model.safetensors.index.json"));
+  return files.exists(detail::join_path(path, "model.safetensors")) ||
+         files.exists(detail::join_path(path, "model.safetensors.index.json"));
 }
 
-HuggingFaceModel::HuggingFaceModel(FileSystem& files, std::string path, const std::string& model)
+HuggingFaceModel::HuggingFaceModel(detail::FileSystem& files, std::string path, const std::string& model)
     : path_(std::move(path)), folder_(files, path_) {
   const std::string text = folder_.config();
-  const std::string folder = path_.ends_with(file_suffix) ? parent_path(path_) : path_;
-  const std::string origin = model.empty() ? join_path(folder, "config.json") : model;
+  const std::string folder = path_.ends_with(file_suffix) ? detail::parent_path(path_) : path_;
+  const std::string origin = model.empty() ? detail::join_path(folder, "config.json") : model;
   if (!model.empty()) {
     config_ = models::GptConfig::resolve(model);
   } else if (!text.empty()) {
@@ -86,7 +86,7 @@ void HuggingFaceModel::require_tied(const SafeTensor& head) const {
   std::vector<float> a(static_cast<std::size_t>(stride)), b(a.size());
   bool same = head.shape == embedding.shape;
   for (std::int64_t at = 0; same && at < head.elements; at += stride) {
-    const ElementRange range{at, std::min(at + stride, head.elements)};
+    const detail::ElementRange range{at, std::min(at + stride, head.elements)};
     folder_.read(head, range, DataType::float32, a.data());
     folder_.read(embedding, range, DataType::float32, b.data());
     same = std::memcmp(a.data(), b.data(), static_cast<std::size_t>(range.size()) * sizeof(float)) == 0;
@@ -97,7 +97,7 @@ void HuggingFaceModel::require_tied(const SafeTensor& head) const {
       head.name, embedding.name));
 }
 
-void HuggingFaceModel::read(const std::string& tensor, ElementRange elements, DataType dtype,
+void HuggingFaceModel::read(const std::string& tensor, detail::ElementRange elements, DataType dtype,
                             void* memory) const {
   const auto found = tensors_.find(tensor);
   if (found == tensors_.end()) throw InvalidArgument("there is no tensor " + tensor + " in " + path_);

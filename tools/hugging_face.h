@@ -12,7 +12,7 @@
 namespace tranche::tools {
 
 /// True when the path is a safetensors file or a folder with such files, rather than a checkpoint.
-bool is_hugging_face(FileSystem& files, const std::string& path);
+bool is_hugging_face(detail::FileSystem& files, const std::string& path);
 
 class HuggingFaceModel {
  public:
@@ -21,14 +21,14 @@ class HuggingFaceModel {
   /// equal to the token embedding; the buffers attn.bias and attn.masked_bias (masks) are left alone. Throws
   /// CheckpointError naming both sides for tensors that are missing, too many or of other shapes or dtypes;
   /// ConfigurationError for a config.json that is no GPT-2's or is missing.
-  HuggingFaceModel(FileSystem& files, std::string path, const std::string& model);
+  HuggingFaceModel(detail::FileSystem& files, std::string path, const std::string& model);
 
   const models::GptConfig& config() const noexcept { return config_; }
   const std::string& path() const noexcept { return path_; }
   /// Dtype of its weights, "F32"; of the first tensor where they are mixed.
   const std::string& dtype() const noexcept { return folder_.tensors().front().dtype; }
   /// Elements of a tensor by our name.
-  void read(const std::string& tensor, ElementRange elements, DataType dtype, void* memory) const;
+  void read(const std::string& tensor, detail::ElementRange elements, DataType dtype, void* memory) const;
 
  private:
   void require_tied(const checkpoint::SafeTensor& head) const;

@@ -18,9 +18,9 @@ using nlohmann::ordered_json;
 namespace {
 
 ordered_json cuda_json() {
-  const CudaProbe probe = probe_cuda();
+  const detail::CudaProbe probe = detail::probe_cuda();
   ordered_json devices = ordered_json::array();
-  for (const CudaDeviceInfo& device : probe.devices) {
+  for (const detail::CudaDeviceInfo& device : probe.devices) {
     devices.push_back(
         {{"name", device.name},
          {"compute_capability", fmt::format("{}.{}", device.compute_major, device.compute_minor)},

@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
   occupy_standard_descriptors();
   // A file that grows beyond `ulimit -f` is an error of the write, with a text, and no end without one.
   std::signal(SIGXFSZ, SIG_IGN);
-  tranche::PrintableBuffer out_buffer(*std::cout.rdbuf()), errors_buffer(*std::cerr.rdbuf());
+  tranche::detail::PrintableBuffer out_buffer(*std::cout.rdbuf()), errors_buffer(*std::cerr.rdbuf());
   std::ostream out(&out_buffer), errors(&errors_buffer);
   const tranche::tools::Output output{out, errors, tranche::tools::people_watch_output()};
   int status = 0;

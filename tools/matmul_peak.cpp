@@ -40,7 +40,7 @@ double best_of(Device& device, DataType dtype, std::int64_t n, const std::functi
   stream.synchronize();
   double best = 0;
   for (int call = 0; more(call); ++call) {
-    const Stopwatch one;
+    const detail::Stopwatch one;
     kernels::matmul(stream, {}, left, right, product, {scratch.data(), scratch.bytes()});
     stream.synchronize();
     best = std::max(best, 2.0 * std::pow(n, 3) / std::max(one.seconds(), 1e-9));
@@ -52,7 +52,7 @@ double best_of(Device& device, DataType dtype, std::int64_t n, const std::functi
 
 double measure_matmul_peak(Device& device, DataType dtype, double seconds) {
   if (device.kind() == DeviceKind::meta) return 0;
-  const Stopwatch whole;
+  const detail::Stopwatch whole;
   double best = 0;
   // Larger matrices are nearer to the peak; the largest of which a few calls fit into the time is taken.
   std::int64_t n = 96;

@@ -19,8 +19,9 @@ namespace {
 
 /// The step of a whole line of such a file; -1 of anything else.
 std::int64_t step_of(const std::string& line) {
-  const auto object = parse_json(line);
-  return object.is_object() && object.contains("step") ? json_integer(object["step"]).value_or(-1) : -1;
+  const auto object = detail::parse_json(line);
+  return object.is_object() && object.contains("step") ? detail::json_integer(object["step"]).value_or(-1)
+                                                       : -1;
 }
 
 }  // namespace
@@ -52,7 +53,7 @@ MetricsFile::MetricsFile(const std::string& path, std::int64_t step)
     }
     if (at >= 0 && at <= step) kept += line + "\n";
   }
-  if (before.is_open()) write_output_file(path, kept);
+  if (before.is_open()) detail::write_output_file(path, kept);
   file_.reset(std::fopen(path.c_str(), "a"));
   if (!file_) {
     throw ConfigurationError(fmt::format("--metrics '{}' cannot be written: {}", path, std::strerror(errno)));

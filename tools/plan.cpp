@@ -142,7 +142,7 @@ planner::PlanRequest plan_request(const Options& options) {
 
 std::string what_would_have_fitted(const planner::PlanRequest& request, double seconds) {
   planner::FitRequest fit;
-  const Stopwatch clock;
+  const detail::Stopwatch clock;
   fit.give_up = [&] { return clock.seconds() > seconds; };
   fit.plan = request;
   fit.budget = request.config.device_memory_limit;
@@ -209,7 +209,7 @@ int run_plan(const Options& options, const Output& output) {
     Config written = result.config;
     // The steps that plan_request() made up must not end a training's schedule.
     written.total_steps_hint = read_config(options, request.ranks).total_steps_hint;
-    write_output_file(options.write, written.to_json() + "\n");
+    detail::write_output_file(options.write, written.to_json() + "\n");
     if (!options.json) output.out << "configuration: " << options.write << "\n";
   }
   output.out.flush();

@@ -78,7 +78,7 @@ class Entries {
     }
     spool_.add(text);
   }
-  void write(OutputFile& file, std::string_view name) {
+  void write(detail::OutputFile& file, std::string_view name) {
     file.write(fmt::format(",\n \"{}\": [", name));
     spool_.read([&file](std::string_view piece) { file.write(piece); });
     file.write(spool_.empty() ? "]" : "\n ]");
@@ -223,7 +223,7 @@ void Report::write() {
   while (!kept.open_steps.empty()) kept.close_step();
   std::string text = dumped(impl_->document);
   text.resize(text.size() - 2);  // without the end of the object
-  OutputFile file(kept.path);
+  detail::OutputFile file(kept.path);
   file.write(text);
   kept.checkpoints.write(file, "checkpoints");
   kept.validation.write(file, "validation");

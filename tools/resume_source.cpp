@@ -24,10 +24,11 @@ bool lies_in(const std::string& path, const std::string& folder) {
   return inner == outer || inner.parent_path() == outer;
 }
 
-void open_at(FileSystem& files, const std::string& path, ResumeSource& resume_source, std::string& user) {
+void open_at(detail::FileSystem& files, const std::string& path, ResumeSource& resume_source,
+             std::string& user) {
   checkpoint::Manifest manifest;
   resume_source.folder = path;
-  if (files.exists(join_path(path, std::string(checkpoint::manifest_name)))) {
+  if (files.exists(detail::join_path(path, std::string(checkpoint::manifest_name)))) {
     manifest = checkpoint::open_manifest(files, path);
     user = manifest.run.user;
     resume_source.config = manifest.run.config;
@@ -63,7 +64,8 @@ void hold_against(const RunIdentity& present, const std::string& user, const std
   }
 }
 
-ResumeSource find_resume_source(FileSystem& files, const Options& options, const RunIdentity& present) {
+ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,
+                                const RunIdentity& present) {
   ResumeSource resume_source;
   std::string path = options.resume, user;
   if (options.resume == "latest") {

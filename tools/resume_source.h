@@ -28,7 +28,8 @@ struct ResumeSource {
 ///
 /// Throws CheckpointError for what is not there, not complete, or of another model or tokenizer (weights
 /// alone may take a new tokenizer); ConfigurationError for a --checkpoint-dir in use.
-ResumeSource find_resume_source(FileSystem& files, const Options& options, const RunIdentity& present);
+ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,
+                                const RunIdentity& present);
 
 /// Holds the user's JSON of another checkpoint against the run, instead of the one that find_resume_source()
 /// found, which turned out to be damaged: fills in folder and changes. Throws as find_resume_source() does.

@@ -86,7 +86,8 @@ int Run::prepare() {
   if (status == 0) {
     status = launch.agree([this] {
       if (!is_root()) return;
-      resume_source = find_resume_source(posix_file_system(), options, identity_of(options, settings, data));
+      resume_source =
+          find_resume_source(detail::posix_file_system(), options, identity_of(options, settings, data));
     });
   }
   if (status == 0) status = keep_earlier_defaults();

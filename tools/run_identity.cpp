@@ -10,6 +10,7 @@
 
 namespace tranche::tools {
 
+using detail::JsonNode;
 using Json = nlohmann::ordered_json;
 
 namespace {
@@ -48,7 +49,7 @@ std::string RunIdentity::to_json() const {
 }
 
 bool RunIdentity::wrote(std::string_view text) {
-  const Json json = parse_json(text);
+  const Json json = detail::parse_json(text);
   return json.contains("program") && json["program"] == program_name;
 }
 

@@ -19,6 +19,8 @@ namespace tranche::tools {
 
 namespace {
 
+using detail::write_output_file;
+
 /// Open MPI says a lot.
 constexpr int tail_lines = 30;
 /// So many failures before any run has ended well are the launcher's, a node's or the program's: the others

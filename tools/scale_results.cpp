@@ -11,6 +11,8 @@
 
 namespace tranche::tools {
 
+using detail::JsonNode;
+
 namespace {
 
 const PointResult* find_point(const std::vector<PointResult>& points, int ranks, int stage) {

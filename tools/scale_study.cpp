@@ -26,6 +26,9 @@
 
 namespace tranche::tools {
 
+using detail::parse_json;
+using detail::read_text_file;
+using detail::write_output_file;
 using nlohmann::ordered_json;
 
 namespace {
@@ -418,7 +421,7 @@ bool ScaleStudy::open_folder() {
 
 RunFigures ScaleStudy::read(const ScaleRun& run) const {
   RunFigures figures = figures_of(
-      read_text_file(report_path(run), "the report of a run", Pipes::refused, std::int64_t{1} << 30),
+      read_text_file(report_path(run), "the report of a run", detail::Pipes::refused, std::int64_t{1} << 30),
       facts_.warmup);
   if (figures.ranks != run.ranks || figures.stage != run.stage) {
     throw Error(fmt::format("'{}' is the report of {} ranks at stage {}", report_path(run), figures.ranks,

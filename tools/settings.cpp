@@ -20,7 +20,7 @@ namespace {
 /// The text of a file as an object to look keys up in; empty where it is not JSON, as reading it will tell.
 nlohmann::json keys_of(const std::string& text) {
   try {
-    return parse_json(strict_json(text).text);
+    return detail::parse_json(detail::strict_json(text).text);
   } catch (const InvalidArgument&) {
     return {};
   }
@@ -41,7 +41,7 @@ void override_offload(const Options& options, const nlohmann::json& document,
   tier("offload_optimizer", "cpu_offload", options.offload_optimizer);
   tier("offload_param", "cpu_offload_param", options.offload_parameters);
   if (options.nvme_path) {
-    if (!is_utf8(*options.nvme_path)) {
+    if (!detail::is_utf8(*options.nvme_path)) {
       throw ConfigurationError(
           fmt::format("--nvme-path '{}' is not UTF-8, as a configuration is; give a folder with another name",
                       *options.nvme_path));
@@ -124,8 +124,9 @@ std::string default_configuration(const Options& options) {
 Config read_config(const Options& options, int ranks) {
   const bool given = !options.config.empty();
   // Read once: it may be a pipe.
-  const std::string text = given ? read_text_file(options.config, "configuration file", Pipes::allowed)
-                                 : default_configuration(options);
+  const std::string text =
+      given ? detail::read_text_file(options.config, "configuration file", detail::Pipes::allowed)
+            : default_configuration(options);
   const std::string origin =
       given ? fmt::format("configuration file '{}'", options.config) : std::string("configuration");
   const Config config = parse_config(text, ranks, overrides_of(options, text), options.strict, origin);

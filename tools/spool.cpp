@@ -22,7 +22,7 @@ int nameless_file(const std::string& folder) {
   const int file = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (file >= 0) return file;
   // File systems that know only files with names.
-  std::string name = join_path(folder, ".tranche-XXXXXX");
+  std::string name = detail::join_path(folder, ".tranche-XXXXXX");
   const int named = ::mkostemp(name.data(), O_CLOEXEC);
   if (named >= 0) ::unlink(name.c_str());
   return named;
@@ -35,7 +35,7 @@ Spool::Spool(const std::string& path) : path_(path), file_(nullptr, &std::fclose
   const auto status = std::filesystem::status(path, none);
   int file = -1;
   if (!std::filesystem::exists(status) || std::filesystem::is_regular_file(status)) {
-    file = nameless_file(parent_path(path));
+    file = nameless_file(detail::parent_path(path));
   }
   if (file < 0) file = nameless_file(std::filesystem::temp_directory_path(none).string());
   if (file >= 0) file_.reset(::fdopen(file, "w+"));

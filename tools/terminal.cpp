@@ -28,9 +28,9 @@ bool people_watch_output() {
 void draw(std::ostream& out, std::string_view text) {
   const std::size_t begin = std::min(text.find_first_not_of('\r'), text.size());
   const std::size_t end = std::max(text.find_last_not_of('\r') + 1, begin);
-  write_unchanged(out, text.substr(0, begin));
+  detail::write_unchanged(out, text.substr(0, begin));
   out << text.substr(begin, end - begin);
-  write_unchanged(out, text.substr(end));
+  detail::write_unchanged(out, text.substr(end));
   out.flush();
 }
 

@@ -38,7 +38,7 @@ struct Stamp {
   std::int64_t changed = 0;  ///< nanoseconds since 1970
 };
 
-Stamp stamp_of(const File& file) {
+Stamp stamp_of(const detail::File& file) {
   struct stat status {};
   if (::fstat(file.native()->buffered, &status) != 0) {
     throw ConfigurationError(
@@ -58,7 +58,7 @@ DataFormat parse_data_format(std::string_view text) {
   for (const auto format : {DataFormat::automatic, DataFormat::text, DataFormat::llmc, DataFormat::nanogpt}) {
     if (text == name_of(format)) return format;
   }
-  const std::string closest = closest_match(text, {"auto", "text", "llmc", "nanogpt"});
+  const std::string closest = detail::closest_match(text, {"auto", "text", "llmc", "nanogpt"});
   throw ConfigurationError(fmt::format("data format '{}' is not one of auto, text, llmc, nanogpt{}", text,
                                        closest.empty() ? "" : "; did you mean " + closest + "?"));
 }
@@ -73,7 +73,7 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
     fail("is not a file");
   }
   try {
-    file_ = posix_file_system().open(path, OpenMode::read);
+    file_ = detail::posix_file_system().open(path, detail::OpenMode::read);
   } catch (const IoError& problem) {
     fail(fmt::format("cannot be opened: {}", std::strerror(problem.code())));
   }

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace tranche {
+namespace tranche::detail {
 class File;
 }
 
@@ -62,7 +62,7 @@ class TokenFile {
   void read_bytes(std::int64_t offset, std::span<std::uint8_t> into) const;
   std::string path_;
   DataFormat format_;
-  std::shared_ptr<File> file_;
+  std::shared_ptr<detail::File> file_;
   std::int64_t bytes_ = 0;  ///< of the file when it was opened
   std::int64_t begin_ = 0;  ///< of the first token
   std::int64_t size_ = 0;

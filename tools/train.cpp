@@ -49,7 +49,7 @@ class Training {
   }
 
   void operator()() {
-    const Stopwatch clock;
+    const detail::Stopwatch clock;
     std::int64_t step = run_.engine->steps();
     bool enough = false;
     if (step >= run_.settings.steps && run_.is_root()) {

@@ -32,7 +32,7 @@ TransferProgress::TransferProgress(std::string verb, std::int64_t total, bool te
       shown_(start_) {}
 
 TransferProgress::TransferProgress(std::string verb, std::int64_t total, bool terminal, Writer write)
-    : TransferProgress(std::move(verb), total, terminal, std::move(write), seconds_now) {}
+    : TransferProgress(std::move(verb), total, terminal, std::move(write), detail::seconds_now) {}
 
 void TransferProgress::add(std::int64_t bytes) {
   done_ += bytes;

@@ -13,7 +13,7 @@ void DeviceFailure::set(std::string cause, std::optional<ExitStatus> peer) noexc
   if (failed_.load(std::memory_order_relaxed)) return;
   cause_ = std::move(cause);
   peer_status_ = peer;
-  when_ = seconds_now();
+  when_ = detail::seconds_now();
   failed_.store(true, std::memory_order_release);
 }
 
@@ -47,7 +47,7 @@ void DeviceFailure::end(const std::string& cause) noexcept {
 double DeviceFailure::failed_for() const {
   if (!failed()) return -1;
   const std::lock_guard lock(mutex_);
-  return std::max(0.0, seconds_now() - when_);
+  return std::max(0.0, detail::seconds_now() - when_);
 }
 
 bool DeviceFailure::well_at(double when) const {

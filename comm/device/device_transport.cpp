@@ -31,7 +31,7 @@ std::pair<int, int> first_alike(std::span<const DevicePlace> places, Key&& key) 
 
 /// Each thread rank has three to eight streams, and all of a process share the GPU's launch queues: with more
 /// ranks two streams may share one, and a stream that waits for the host holds up a peer's behind it.
-constexpr std::size_t most_thread_ranks_of_gpu = launch_queues / 8;
+constexpr std::size_t most_thread_ranks_of_gpu = detail::launch_queues / 8;
 
 void require_queues(std::span<const DevicePlace> places) {
   std::map<std::pair<std::uint64_t, std::string>, std::vector<std::size_t>> sharing;
@@ -44,7 +44,7 @@ void require_queues(std::span<const DevicePlace> places) {
         "{} ranks of one process (rank {} is the first) share GPU {} of node {}, and its {} launch "
         "queues suffice for {}: with more, a rank that waits may hold up the one it waits for; start "
         "fewer ranks, or each as a process of its own",
-        ranks.size(), ranks.front(), place.second, places[ranks.front()].node, launch_queues,
+        ranks.size(), ranks.front(), place.second, places[ranks.front()].node, detail::launch_queues,
         most_thread_ranks_of_gpu));
   }
 }

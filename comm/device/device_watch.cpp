@@ -64,7 +64,7 @@ struct DeviceWatch::Impl {
     std::string what;
     try {
       check();
-      const double now = seconds_now();
+      const double now = detail::seconds_now();
       const std::lock_guard lock(mutex);
       for (auto it = entries.begin(); it != entries.end();) {
         what = it->operation.done->what();

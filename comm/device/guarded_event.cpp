@@ -12,6 +12,8 @@
 
 namespace tranche::comm {
 
+using detail::seconds_now;
+
 namespace {
 /// A wait sleeps so long before it checks for failures again.
 constexpr double slice_seconds = 0.02;

@@ -23,7 +23,7 @@ class DeferredEvent : public EventState {
     return set_ && std::all_of(events_.begin(), events_.end(), [](const Event& e) { return e.query(); });
   }
   bool wait(double seconds) override {
-    const Stopwatch watch;
+    const detail::Stopwatch watch;
     {
       std::unique_lock lock(mutex_);
       const auto there = [&] { return set_; };

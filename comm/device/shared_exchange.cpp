@@ -111,7 +111,7 @@ class SharedExchange : public DeviceExchange {
   /// Sleeps until `come` holds; throws when the group fails or the time-out has passed.
   template <typename Come, typename Absent>
   void wait_until(std::unique_lock<std::mutex>& lock, const DeviceCall& call, Come&& come, Absent&& absent) {
-    const double limit = seconds_now() + group_.timeout_seconds;
+    const double limit = detail::seconds_now() + group_.timeout_seconds;
     constexpr std::chrono::milliseconds slice{20};
     while (!meeting_->changed.wait_for(lock, slice, come)) {
       lock.unlock();
@@ -123,7 +123,7 @@ class SharedExchange : public DeviceExchange {
         group_.failure->check(call.what());
       }
       lock.lock();
-      if (seconds_now() < limit) continue;
+      if (detail::seconds_now() < limit) continue;
       PendingPeers pending;
       for (const int peer : absent())
         pending.ranks.push_back(group_.job_ranks[static_cast<std::size_t>(peer)]);

@@ -148,12 +148,12 @@ class NcclExchange : public DeviceExchange {
 
   /// A call of a nonblocking communicator has to be over before the next.
   void settle(ncclResult_t result, const char* what) {
-    const double limit = seconds_now() + group_.timeout_seconds;
+    const double limit = detail::seconds_now() + group_.timeout_seconds;
     for (int tries = 0; result == ncclInProgress; ++tries) {
       if (tries > 100) std::this_thread::sleep_for(std::chrono::microseconds(50));
       group_.failure->check(what);
       if (tries % 1000 == 999) group_.host->check_health();
-      if (seconds_now() > limit) {
+      if (detail::seconds_now() > limit) {
         throw CommunicationError(
             fmt::format("{} has not come to its end after {:.1f} s: a peer has not called it, "
                         "or a link hangs (NCCL_DEBUG=WARN says more)",

@@ -53,7 +53,7 @@ void HierarchicalAllGather::place(int member, std::int64_t chunk, const void* fr
   const std::int64_t bytes = elements_of(chunk) * width;
   if (to == from) return;
   if (call().count * width * layout().ranks() >= streamed_gather_bytes) {
-    copy_past_caches(to, from, bytes);
+    detail::copy_past_caches(to, from, bytes);
   } else {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }

@@ -16,7 +16,7 @@ constexpr std::int64_t piece_bytes = std::int64_t{1} << 20;
 void copy(void* to, const void* from, std::int64_t bytes, bool streamed) {
   if (bytes == 0 || to == from) return;
   if (streamed) {
-    copy_past_caches(to, from, bytes);
+    detail::copy_past_caches(to, from, bytes);
   } else {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }

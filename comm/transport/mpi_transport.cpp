@@ -28,6 +28,8 @@ void require_mpi(int code, const char* call) {
 
 namespace {
 
+using detail::seconds_now;
+
 // A tag's 30 bits: 8 of context, 1 for point to point, 21 of sequence, of which a collective gives 9 to its
 // hash. Messages of one tag match in order, so a number may come again once 4096 later collectives have been
 // issued: an operation and those of its unit wait for each other, and are not as far apart. Where hashes are

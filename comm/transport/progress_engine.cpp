@@ -13,6 +13,8 @@
 
 namespace tranche::comm {
 
+using detail::seconds_now;
+
 namespace {
 /// An exception that unwinds is at its handler within milliseconds; one that is handled without a word to the
 /// peers does not keep them for longer.

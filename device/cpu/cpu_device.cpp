@@ -51,14 +51,14 @@ class CpuDevice : public Device {
   }
   Stream& compute_stream() override { return compute_; }
   std::unique_ptr<Stream> create_stream(std::string name) override {
-    return std::make_unique<CpuWorkerStream>(std::move(name), 1);
+    return std::make_unique<detail::CpuWorkerStream>(std::move(name), 1);
   }
   std::unique_ptr<Stream> create_inline_stream(std::string name, int threads) override {
     if (threads < 1) throw InvalidArgument("stream '" + name + "' needs at least one thread");
-    return std::make_unique<CpuInlineStream>(std::move(name), threads);
+    return std::make_unique<detail::CpuInlineStream>(std::move(name), threads);
   }
   std::unique_ptr<Stream> create_host_stream(std::string name, int threads) override {
-    return make_host_stream(std::move(name), threads);
+    return detail::make_host_stream(std::move(name), threads);
   }
   MemoryResource& memory(Tier tier) override {
     if (tier == Tier::device) return *device_memory_;
@@ -73,7 +73,7 @@ class CpuDevice : public Device {
   }
   std::unique_ptr<Replay> create_replay(std::string) override { return std::make_unique<DirectReplay>(); }
   void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) override {
-    copy_bytes(stream, "copy to host", host, device, bytes, copy_large);
+    copy_bytes(stream, "copy to host", host, device, bytes, detail::copy_large);
   }
   void copy_from_host(Stream& stream, void* device, const void* host, std::int64_t bytes) override {
     copy_bytes(stream, "copy from host", device, host, bytes,
@@ -85,7 +85,7 @@ class CpuDevice : public Device {
  private:
   int index_;
   int threads_;
-  CpuInlineStream compute_;
+  detail::CpuInlineStream compute_;
   std::unique_ptr<MemoryResource> device_memory_;
   std::unique_ptr<MemoryResource> host_memory_;
 };
@@ -100,7 +100,7 @@ int usable_cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-std::unique_ptr<Device> make_cpu_device(const DeviceOptions& options) {
+std::unique_ptr<Device> detail::make_cpu_device(const DeviceOptions& options) {
   return std::make_unique<CpuDevice>(options);
 }
 

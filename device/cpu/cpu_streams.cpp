@@ -12,7 +12,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/trace.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 void run_traced(TraceRecorder* trace, const std::string& track, std::string_view name,
@@ -171,4 +171,4 @@ std::unique_ptr<Stream> make_host_stream(std::string name, int threads) {
   return std::make_unique<CpuWorkerStream>(std::move(name), threads);
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -7,7 +7,7 @@
 #include "device/span_clock.h"
 #include "tranche/device/stream.h"
 
-namespace tranche {
+namespace tranche::detail {
 
 /// Runs work at once on the calling thread, so every recorded point has been passed. A failure of the work
 /// leaves enqueue() directly.
@@ -56,4 +56,4 @@ class CpuWorkerStream : public Stream {
 /// Device::create_host_stream of every device with real memory. Throws InvalidArgument below one thread.
 std::unique_ptr<Stream> make_host_stream(std::string name, int threads);
 
-}  // namespace tranche
+}  // namespace tranche::detail

@@ -20,7 +20,7 @@ using cuda::check;
 using cuda::CudaState;
 using cuda::CudaStream;
 
-std::string describe(const CudaDeviceInfo& info, int rank, int gpus) {
+std::string describe(const detail::CudaDeviceInfo& info, int rank, int gpus) {
   std::string text = info.name + " (compute capability " + std::to_string(info.compute_major) + "." +
                      std::to_string(info.compute_minor) + ", " + std::to_string(info.multiprocessors) +
                      " multiprocessors)";
@@ -34,7 +34,7 @@ std::string describe(const CudaDeviceInfo& info, int rank, int gpus) {
 
 class CudaDevice : public Device {
  public:
-  CudaDevice(const DeviceOptions& options, const CudaProbe& probe)
+  CudaDevice(const DeviceOptions& options, const detail::CudaProbe& probe)
       : index_(options.index), threads_(std::max(1, options.threads)) {
     const int gpus = static_cast<int>(probe.devices.size());
     const int gpu = options.index % gpus;
@@ -65,7 +65,7 @@ class CudaDevice : public Device {
     return create_stream(std::move(name));
   }
   std::unique_ptr<Stream> create_host_stream(std::string name, int threads) override {
-    return make_host_stream(std::move(name), threads);
+    return detail::make_host_stream(std::move(name), threads);
   }
   MemoryResource& memory(Tier tier) override {
     if (tier == Tier::device) return *device_memory_;
@@ -131,7 +131,7 @@ class CudaDevice : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
+std::unique_ptr<Device> detail::make_cuda_device(const DeviceOptions& options) {
   const CudaProbe probe = probe_cuda();
   if (probe.devices.empty()) {
     throw ConfigurationError("device cuda was asked for, but " + probe.problem + "; choose device cpu");

@@ -36,7 +36,7 @@ void check_request(const AllocationRequest& request) {
                                       format_bytes(static_cast<std::int64_t>(free)), free)
                         : "the GPU does not say what is free",
                   format_bytes(held.mapped), held.mapped, format_bytes(held.placed),
-                  memory_advice(Tier::device, request.category)));
+                  detail::memory_advice(Tier::device, request.category)));
 }
 
 void check_driver(CUresult result, const char* call) {
@@ -45,7 +45,7 @@ void check_driver(CUresult result, const char* call) {
 }
 
 // The pages of one range of addresses of the GPU.
-class GpuPages : public PageSource {
+class GpuPages : public detail::PageSource {
  public:
   GpuPages(std::shared_ptr<CudaState> state, const DriverFunctions& driver)
       : state_(std::move(state)), driver_(driver) {
@@ -166,7 +166,7 @@ class MappedMemory : public GpuMemory {
  private:
   mutable std::mutex mutex_;
   GpuPages pages_;
-  RangePlacer placer_;
+  detail::RangePlacer placer_;
 };
 
 class PlainMemory : public GpuMemory {

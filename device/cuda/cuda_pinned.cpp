@@ -56,14 +56,14 @@ char* map_pages(std::int64_t bytes) {
 
 }  // namespace
 
-struct PinnedMemory::Impl : PageSource {
+struct PinnedMemory::Impl : detail::PageSource {
   std::shared_ptr<CudaState> state;
   mutable std::mutex mutex;
   std::map<const char*, std::int64_t> regions;  // start -> bytes, all registered
   std::int64_t pinned = 0;
   char* slab = nullptr;
-  std::unique_ptr<RangePlacer> placer;  // over the slab, which is its only page
-  std::string reason;                   // of the last refusal
+  std::unique_ptr<detail::RangePlacer> placer;  // over the slab, which is its only page
+  std::string reason;                           // of the last refusal
 
   std::int64_t page_bytes() const override { return slab_bytes; }
   std::int64_t pages() const override { return 1; }
@@ -118,7 +118,7 @@ struct PinnedMemory::Impl : PageSource {
 
 PinnedMemory::PinnedMemory(std::shared_ptr<CudaState> state) : impl_(std::make_unique<Impl>()) {
   impl_->state = std::move(state);
-  impl_->placer = std::make_unique<RangePlacer>(*impl_);
+  impl_->placer = std::make_unique<detail::RangePlacer>(*impl_);
 }
 
 PinnedMemory::~PinnedMemory() {

@@ -6,7 +6,7 @@
 
 #include "device/launch_queues.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 std::string describe(cudaError_t error) {
@@ -53,4 +53,4 @@ CudaProbe probe_cuda() {
   return probe;
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

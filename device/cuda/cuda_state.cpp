@@ -8,6 +8,9 @@
 #include "tranche/core/error.h"
 
 namespace tranche::cuda {
+
+using detail::seconds_now;
+
 namespace {
 
 constexpr unsigned timed_flags = cudaEventBlockingSync;

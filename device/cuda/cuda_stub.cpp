@@ -4,13 +4,13 @@
 
 namespace tranche {
 
-CudaProbe probe_cuda() {
+detail::CudaProbe detail::probe_cuda() {
   CudaProbe probe;
   probe.problem = "CUDA is not part of this build";
   return probe;
 }
 
-std::unique_ptr<Device> make_cuda_device(const DeviceOptions&) {
+std::unique_ptr<Device> detail::make_cuda_device(const DeviceOptions&) {
   throw NotCompiled("device cuda", "TRANCHE_CUDA");
 }
 

@@ -14,6 +14,8 @@
 
 namespace tranche::cuda {
 
+using detail::seconds_now;
+
 struct HostWork::Impl {
   std::shared_ptr<CudaState> state;
   PinnedMemory& pinned;

@@ -6,7 +6,7 @@
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"
 
-namespace tranche {
+namespace tranche::detail {
 namespace {
 
 class MetaStream : public Stream {
@@ -99,4 +99,4 @@ std::unique_ptr<Device> make_meta_device(const DeviceOptions& options) {
   return std::make_unique<MetaDevice>(options);
 }
 
-}  // namespace tranche
+}  // namespace tranche::detail

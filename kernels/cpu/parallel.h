@@ -38,7 +38,7 @@ void parallel_ranges(int threads, std::int64_t total, std::int64_t grain, const 
     return;
   }
   const int team = static_cast<int>(std::min<std::int64_t>(threads, ranges));
-  if (WorkerTeam* workers = WorkerTeam::of_this_thread()) {
+  if (detail::WorkerTeam* workers = detail::WorkerTeam::of_this_thread()) {
     // Several parts a thread: one that is not let run leaves its share to the others.
     const auto parts =
         static_cast<int>(std::min<std::int64_t>(ranges, std::int64_t{team} * parts_of_a_thread));

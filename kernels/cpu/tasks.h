@@ -19,7 +19,7 @@ void parallel_tasks(int threads, std::int64_t count, const Body& body) {
     for (std::int64_t i = 0; i < count; ++i) body(i, 0);
     return;
   }
-  if (WorkerTeam* workers = WorkerTeam::of_this_thread()) {
+  if (detail::WorkerTeam* workers = detail::WorkerTeam::of_this_thread()) {
     std::atomic<std::int64_t> first{0};
     workers->run(threads, [&](int slot) {
       for (std::int64_t i; (i = first.fetch_add(1, std::memory_order_relaxed)) < count;) body(i, slot);

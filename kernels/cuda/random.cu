@@ -16,6 +16,8 @@ namespace tranche::kernels::cuda {
 
 namespace {
 
+using detail::unchecked_random_block;
+
 /// Draws of elements [first, first + n) of a stream; first is a multiple of 4 unless n is 1.
 template <int n>
 __device__ __forceinline__ void draw(const RandomKey& key, std::int64_t first, std::uint32_t (&draws)[n]) {
@@ -54,7 +56,7 @@ struct UniformNumbers {
     float values[n];
     draw<n>(key, first_element + i, draws);
 #pragma unroll
-    for (int k = 0; k < n; ++k) values[k] = low + range * uniform_of(draws[k]);
+    for (int k = 0; k < n; ++k) values[k] = low + range * detail::uniform_of(draws[k]);
     out.store<n>(i, values);
   }
 };

@@ -13,6 +13,8 @@
 namespace tranche::checkpoint {
 namespace {
 
+using detail::ElementRange;
+using detail::join_path;
 using namespace tranche::testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -66,7 +68,7 @@ std::string save(Storage storage, const std::string& parent, const Layout& layou
     const ShardPlan plan(layout, rank, 5);
     if (rank == 0) run.prepare(5, plan.file_bytes() * world);
     ShardWriter writer(storage, plan, run.temporary(5));
-    AlignedBuffer image(storage.memory, plan.file_bytes(), Category::other, "image");
+    detail::AlignedBuffer image(storage.memory, plan.file_bytes(), Category::other, "image");
     auto* memory = static_cast<std::byte*>(image.data());
     std::memset(memory, 0xee, static_cast<std::size_t>(plan.file_bytes()));
     for (const SectionPiece& piece : plan.pieces()) {
@@ -90,7 +92,7 @@ std::string save(Storage storage, const std::string& parent, const Layout& layou
 
 class ArraysTest : public ::testing::Test {
  protected:
-  FileSystem& files = posix_file_system();
+  detail::FileSystem& files = detail::posix_file_system();
   TestFolder folder{fast_folder()};
   TestStorage storage{files};
   const Layout layout = layout_with_arrays();
@@ -98,7 +100,7 @@ class ArraysTest : public ::testing::Test {
   void flip(const std::string& path, const std::string& name, std::int64_t at) {
     std::string text = files.read_file(join_path(path, name));
     text[static_cast<std::size_t>(at)] = static_cast<char>(text[static_cast<std::size_t>(at)] ^ 1);
-    files.open(join_path(path, name), OpenMode::create_or_truncate)
+    files.open(join_path(path, name), detail::OpenMode::create_or_truncate)
         ->write(0, text.data(), static_cast<std::int64_t>(text.size()));
   }
 };

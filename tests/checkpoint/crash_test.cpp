@@ -22,6 +22,8 @@
 namespace tranche::checkpoint {
 namespace {
 
+using detail::join_path;
+using detail::OpenMode;
 using namespace tranche::testing;
 using ::testing::AllOf;
 using ::testing::AnyOf;
@@ -40,7 +42,7 @@ Layout small_layout(int world) {
 
 class CrashTest : public ::testing::Test {
  protected:
-  FileSystem& files = posix_file_system();
+  detail::FileSystem& files = detail::posix_file_system();
   TestFolder folder{fast_folder()};
   TestStorage storage{files};
   const std::string run = folder / "run";
@@ -400,8 +402,8 @@ TEST_F(CrashTest, WhatPeersHaveTakenOfTheSpaceCountsForTheSave) {
   class Allocating : public RecordingFileSystem {
    public:
     using RecordingFileSystem::RecordingFileSystem;
-    SpaceInfo space(const std::string&) override { return {10'000, 400}; }
-    std::optional<FileStatus> status(const std::string& path) override {
+    detail::SpaceInfo space(const std::string&) override { return {10'000, 400}; }
+    std::optional<detail::FileStatus> status(const std::string& path) override {
       auto found = RecordingFileSystem::status(path);
       if (found && path.ends_with(".h5")) *found = {0, 700, false};
       return found;

@@ -16,6 +16,9 @@
 namespace tranche::checkpoint {
 namespace {
 
+using detail::join_path;
+using detail::OpenMode;
+using detail::posix_file_system;
 using namespace tranche::testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -24,7 +27,7 @@ using ::testing::SizeIs;
 
 class DamageTest : public ::testing::Test {
  protected:
-  FileSystem& files = posix_file_system();
+  detail::FileSystem& files = posix_file_system();
   TestFolder folder{fast_folder()};
   TestStorage storage{files};
   const std::string run = folder / "run";
@@ -182,8 +185,8 @@ TEST_F(DamageTest, DamagedTensorsAreNamedAndNeverLoaded) {
       const SectionRecord& section = layout.sections[static_cast<std::size_t>(piece.section)];
       for (const TensorRecord& tensor : layout.units[static_cast<std::size_t>(piece.unit)].tensors) {
         if (tensor.frozen != section.frozen) continue;
-        const ElementRange part =
-            intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, piece.range);
+        const detail::ElementRange part =
+            detail::intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, piece.range);
         if (part.empty()) continue;
         std::string damaged = content;
         const auto at =

@@ -12,9 +12,9 @@ namespace {
 using namespace tranche::testing;
 
 TEST(CheckpointFixture, TheFirstVersionIsReadForEver) {
-  const TestStorage storage(posix_file_system());
+  const TestStorage storage(detail::posix_file_system());
   std::vector<std::string> notes;
-  const Listed newest = newest_checkpoint(posix_file_system(), TRANCHE_FIXTURES "/version-1", notes);
+  const Listed newest = newest_checkpoint(detail::posix_file_system(), TRANCHE_FIXTURES "/version-1", notes);
   EXPECT_THAT(notes, ::testing::IsEmpty());
   Reader reader(storage, newest.path);
   EXPECT_THAT(reader.verify(), ::testing::IsEmpty());

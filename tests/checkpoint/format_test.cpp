@@ -58,7 +58,7 @@ TEST(CheckpointLayout, FollowsFlatLayout) {
   EXPECT_EQ(layout.sections[1].dataset, "frozen");
   EXPECT_EQ(layout.sections[3].dataset, "state/exp_avg_sq");
   const UnitRecord& unit = layout.units[1];
-  const FlatLayout trainable(std::vector<std::int64_t>{935, 3, 1}, 3);
+  const detail::FlatLayout trainable(std::vector<std::int64_t>{935, 3, 1}, 3);
   EXPECT_EQ(unit.tensors[1].offset, trainable.tensor_offset(1));
   EXPECT_EQ(unit.tensors[2].offset, trainable.tensor_offset(2));
   EXPECT_EQ(unit.tensors[3].offset, 0) << "frozen tensors have their own buffer";

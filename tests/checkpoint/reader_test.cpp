@@ -15,6 +15,8 @@
 namespace tranche::checkpoint {
 namespace {
 
+using detail::ElementRange;
+using detail::intersect;
 using namespace tranche::testing;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -23,7 +25,7 @@ using ::testing::IsEmpty;
 
 class ReaderTest : public ::testing::Test {
  protected:
-  FileSystem& files = posix_file_system();
+  detail::FileSystem& files = detail::posix_file_system();
   TestFolder folder;
   TestStorage storage{files};
   std::string save(int world, int variant = 0) {
@@ -193,11 +195,12 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
     manifest.shards.push_back(writer.finish());
   }
   const std::string path = run.commit(manifest);
-  const AlignedBuffer memory(Storage(storage).memory, whole.size() * 4 + 65'536, Category::other, "target");
+  const detail::AlignedBuffer memory(Storage(storage).memory, whole.size() * 4 + 65'536, Category::other,
+                                     "target");
   auto* const first = static_cast<std::byte*>(memory.data());
   Reader reader(storage, path);
   // The place of element 0 of the first rank's weights in a page of its file: with it direct transfers fit.
-  const std::int64_t fitting = reader.manifest().shards[0].offsets[0] % io_alignment;
+  const std::int64_t fitting = reader.manifest().shards[0].offsets[0] % detail::io_alignment;
   for (const std::int64_t place : {fitting, fitting + 512, fitting + 256, std::int64_t{2}}) {
     for (int section = 0; section < 2; ++section) {
       const DataType dtype = layout.sections[static_cast<std::size_t>(section)].dtype;
@@ -246,7 +249,7 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
   const std::int64_t element = 1'500'000;
   const std::string shard = path + "/" + reader.manifest().shards[0].file.name;
   const std::int64_t byte = reader.manifest().shards[0].offsets[0] + element * 4;
-  const auto file = files.open(shard, OpenMode::update);
+  const auto file = files.open(shard, detail::OpenMode::update);
   char bad = 0;
   file->read(byte, &bad, 1);
   bad = static_cast<char>(bad ^ 4);

@@ -71,7 +71,7 @@ TEST_F(RunLeaseTest, AnotherProcessIsRefusedUntilTheHolderHasDied) {
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   EXPECT_THAT(refusal(), AllOf(HasSubstr(folder.path() + " is in use by process " + std::to_string(child) +
-                                         " on node " + this_process().node + ", since 2"),
+                                         " on node " + detail::this_process().node + ", since 2"),
                                HasSubstr("two runs cannot share a folder")));
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);

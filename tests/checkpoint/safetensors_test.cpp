@@ -19,14 +19,14 @@ using ::testing::StartsWith;
 
 class SafetensorsTest : public ::testing::Test {
  protected:
-  FileSystem& files = posix_file_system();
+  detail::FileSystem& files = detail::posix_file_system();
   TestFolder folder{fast_folder()};
   TestStorage storage{files};
 
   void write(const std::string& name, const std::string& content) {
     const std::string path = folder / name;
-    files.create_directories(parent_path(path));
-    files.open(path, OpenMode::create_or_truncate)
+    files.create_directories(detail::parent_path(path));
+    files.open(path, detail::OpenMode::create_or_truncate)
         ->write(0, content.data(), static_cast<std::int64_t>(content.size()));
   }
   static std::string file_of(const std::string& header, const std::string& data) {

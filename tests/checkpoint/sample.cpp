@@ -10,9 +10,9 @@ namespace tranche::testing {
 
 using namespace checkpoint;
 
-TestStorage::TestStorage(FileSystem& files)
+TestStorage::TestStorage(detail::FileSystem& files)
     : files_(files),
-      io_(make_block_io({BlockIoEngine::threads, std::int64_t{1} << 20, 1, {}})),
+      io_(detail::make_block_io({detail::BlockIoEngine::threads, std::int64_t{1} << 20, 1, {}})),
       memory_(make_host_resource(Tier::host)) {}
 
 std::vector<UnitDescription> sample_units() {
@@ -46,13 +46,14 @@ float sample_value(std::string_view kind, std::string_view tensor, std::int64_t 
   return dtype == DataType::bfloat16 ? to_float(to_bfloat16(value)) : value;
 }
 
-std::vector<std::byte> sample_shard(const Layout& layout, int section, int unit, ElementRange range,
+std::vector<std::byte> sample_shard(const Layout& layout, int section, int unit, detail::ElementRange range,
                                     int variant) {
   const SectionRecord& kept = layout.sections[static_cast<std::size_t>(section)];
   std::vector<std::byte> bytes(static_cast<std::size_t>(range.size() * size_of(kept.dtype)));
   for (const TensorRecord& tensor : layout.units[static_cast<std::size_t>(unit)].tensors) {
     if (tensor.frozen != kept.frozen) continue;
-    const ElementRange part = intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, range);
+    const detail::ElementRange part =
+        detail::intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, range);
     for (std::int64_t e = part.begin; e < part.end; ++e) {
       const float value = sample_value(kept.kind, tensor.name, e - tensor.offset, kept.dtype, variant);
       convert(DataType::float32, &value, kept.dtype, bytes.data() + (e - range.begin) * size_of(kept.dtype),
@@ -88,8 +89,9 @@ std::string fast_folder() {
 ShardRecord write_sample_shard(Storage storage, const ShardPlan& plan, const std::string& folder, Way way,
                                int variant) {
   ShardWriter writer(storage, plan, folder);
-  AlignedBuffer image;
-  if (way == Way::image) image = AlignedBuffer(storage.memory, plan.file_bytes(), Category::other, "image");
+  detail::AlignedBuffer image;
+  if (way == Way::image)
+    image = detail::AlignedBuffer(storage.memory, plan.file_bytes(), Category::other, "image");
   auto* memory = static_cast<std::byte*>(image.data());
   if (memory != nullptr) std::memset(memory, 0xee, static_cast<std::size_t>(plan.file_bytes()));
   for (const SectionPiece& piece : plan.pieces()) {

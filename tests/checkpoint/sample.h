@@ -19,12 +19,12 @@ namespace tranche::testing {
 /// Files given by the test, I/O by one thread (so that recorded operations have one order), process memory.
 class TestStorage {
  public:
-  explicit TestStorage(FileSystem& files);
+  explicit TestStorage(detail::FileSystem& files);
   operator checkpoint::Storage() const { return {files_, *io_, *memory_}; }
 
  private:
-  FileSystem& files_;
-  std::unique_ptr<BlockIo> io_;
+  detail::FileSystem& files_;
+  std::unique_ptr<detail::BlockIo> io_;
   std::unique_ptr<MemoryResource> memory_;
 };
 
@@ -37,7 +37,7 @@ float sample_value(std::string_view kind, std::string_view tensor, std::int64_t 
                    int variant = 0);
 /// A rank's shard of a section of a unit, padding zero.
 std::vector<std::byte> sample_shard(const checkpoint::Layout& layout, int section, int unit,
-                                    ElementRange range, int variant = 0);
+                                    detail::ElementRange range, int variant = 0);
 checkpoint::RunState sample_run(std::int64_t step);
 
 /// The folder of tests of many small files: in memory where the system has such a folder, else in the build.

@@ -15,7 +15,7 @@ int main(int count, char** arguments) {
   }
   try {
     const std::string folder = arguments[1];
-    const testing::TestStorage storage(posix_file_system());
+    const testing::TestStorage storage(detail::posix_file_system());
     const std::string path =
         testing::save_sample(storage, folder + "/run", testing::sample_layout(3), std::atoll(arguments[2]));
     checkpoint::Reader reader(storage, path);

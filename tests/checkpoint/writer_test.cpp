@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 class ShardWriterTest : public ::testing::Test {
  protected:
-  FileSystem& files = posix_file_system();
+  detail::FileSystem& files = detail::posix_file_system();
   TestFolder folder;
   TestStorage storage{files};
 };
@@ -85,7 +85,7 @@ TEST_F(ShardWriterTest, LargeFilesHaveLittleOverheadAndTakeLittleMemory) {
   const ShardPlan plan(layout, 0, 5);
   EXPECT_LE(static_cast<double>(plan.file_bytes()), 1.0015 * static_cast<double>(plan.payload_bytes()));
   const auto image = [&] {
-    AlignedBuffer buffer(Storage(storage).memory, plan.file_bytes(), Category::other, "image");
+    detail::AlignedBuffer buffer(Storage(storage).memory, plan.file_bytes(), Category::other, "image");
     auto* memory = static_cast<std::byte*>(buffer.data());
     for (const SectionPiece& piece : plan.pieces()) {
       std::vector<float> values(static_cast<std::size_t>(piece.range.size()));
@@ -105,7 +105,7 @@ TEST_F(ShardWriterTest, LargeFilesHaveLittleOverheadAndTakeLittleMemory) {
     const std::int64_t elements = layout.units[0].trainable_cuts[1];
     for (std::int64_t at = 0; at < elements; at += 65536) {
       for (int section = 0; section < 3; ++section) {
-        const ElementRange range{at, std::min(at + 65536, elements)};
+        const detail::ElementRange range{at, std::min(at + 65536, elements)};
         std::vector<float> values(static_cast<std::size_t>(range.size()));
         for (std::size_t i = 0; i < values.size(); ++i) {
           values[i] =
@@ -163,7 +163,7 @@ TEST_F(ShardWriterTest, SaysWhatWasGivenTwiceOrNever) {
   const ShardPlan plan(layout, 1, 5);
   std::vector<std::byte> bytes(static_cast<std::size_t>(plan.file_bytes()));
   ShardWriter writer(storage, plan, folder / "a");
-  const ElementRange range = layout.shard_range(0, 0, 1);
+  const detail::ElementRange range = layout.shard_range(0, 0, 1);
   EXPECT_THAT(
       message_of<LogicError>([&] { writer.finish(); }),
       AllOf(HasSubstr("shard-00001-of-00002.h5 was never given element " + std::to_string(range.begin)),

@@ -231,10 +231,10 @@ TEST(DeviceCommunicator, ServesADeviceWhoseIndexIsBeyondTheGpus) {
   if (const std::string why = obstacle(comm::DeviceTransport::nccl, 1); !why.empty()) GTEST_SKIP() << why;
   DeviceOptions options;
   options.kind = DeviceKind::cuda;
-  options.index = static_cast<int>(probe_cuda().devices.size()) + 1;
+  options.index = static_cast<int>(detail::probe_cuda().devices.size()) + 1;
   const auto device = make_device(options);
   EXPECT_NE(comm::nccl_gpu_of(*device), "");
-  options.index %= static_cast<int>(probe_cuda().devices.size());
+  options.index %= static_cast<int>(detail::probe_cuda().devices.size());
   EXPECT_EQ(comm::nccl_gpu_of(*device), comm::nccl_gpu_of(*make_device(options)));
   const auto comm = comm::make_device_communicator(*device, make_self_communicator(),
                                                    device_options(comm::DeviceTransport::nccl, 60));

@@ -57,7 +57,7 @@ struct Sum {
 };
 
 TEST_P(DeviceFailures, ARankThatHangsEndsAllWithinTheTimeOutAndIsNamed) {
-  const Stopwatch watch;
+  const detail::Stopwatch watch;
   std::atomic<int> ended{0};
   std::mutex mutex;
   std::vector<std::string> texts;
@@ -138,7 +138,7 @@ TEST_P(DeviceFailures, SlowComputeOnThisRankIsNoTimeOut) {
 }
 
 TEST_P(DeviceFailures, ARankThatThrowsEndsAllWithItsCause) {
-  const Stopwatch watch;
+  const detail::Stopwatch watch;
   std::atomic<int> echoes{0}, ready{0};
   try {
     run_device_ranks(
@@ -243,7 +243,7 @@ TEST_P(DeviceFailures, CallsThatDoNotMatchAreFound) {
 }
 
 TEST_P(DeviceFailures, UnwindingDoesNotWaitForPeers) {
-  const Stopwatch watch;
+  const detail::Stopwatch watch;
   std::string at_peer;
   try {
     run_device_ranks(

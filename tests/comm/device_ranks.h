@@ -47,7 +47,7 @@ inline constexpr bool on_gpu = false;
 inline std::string obstacle(comm::DeviceTransport transport, int ranks) {
   if (!on_gpu) return {};
   setenv("TRANCHE_EMULATED_GPUS", "4", 0);  // read at the first look, if the GPUs are emulated
-  const CudaProbe probe = probe_cuda();
+  const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) return probe.problem;
   if (transport != comm::DeviceTransport::nccl) return {};
   if (nccl_version() == "not compiled") return "NCCL is not part of this build";

@@ -17,6 +17,7 @@
 namespace tranche {
 namespace {
 
+using detail::Stopwatch;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;

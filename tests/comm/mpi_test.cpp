@@ -144,7 +144,7 @@ TEST(Mpi, CarriesDeviceMemoryThroughStaging) {
   staged.timeout_seconds = 60;
   std::vector<DeviceOptions> devices(1);
   // A GPU is taken too where there is one; the ranks share it.
-  if (!probe_cuda().devices.empty()) devices.push_back({DeviceKind::cuda});
+  if (!detail::probe_cuda().devices.empty()) devices.push_back({DeviceKind::cuda});
   for (const DeviceOptions& each : devices) {
     SCOPED_TRACE(name_of(each.kind));
     const auto device = make_device(each);

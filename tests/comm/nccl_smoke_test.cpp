@@ -16,7 +16,7 @@ namespace tranche {
 namespace {
 
 TEST(NcclSmoke, ProcessesOnOneGpuExchangeOverLoopback) {
-  const CudaProbe probe = probe_cuda();
+  const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   if (probe.emulated) GTEST_SKIP() << "the emulated NCCL joins threads, not processes";
   if (nccl_version() == "not compiled") GTEST_SKIP() << "NCCL is not part of this build";

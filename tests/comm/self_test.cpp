@@ -141,7 +141,7 @@ TEST(OneRank, RoundsAndAddsInAGroupSplitFromMore) {
 TEST(OneRank, IsPlannedAsTheKernelsThatItRuns) {
   for (const bool inline_compute : {true, false}) {
     CommunicatorOptions options;
-    options.recorder = WorkRecorder::make(inline_compute);
+    options.recorder = detail::WorkRecorder::make(inline_compute);
     const auto comm = make_meta_communicator(0, 1, 1, options);
     float* const nowhere = reinterpret_cast<float*>(64);
     float* const elsewhere = nowhere + 1000;
@@ -155,14 +155,14 @@ TEST(OneRank, IsPlannedAsTheKernelsThatItRuns) {
     EXPECT_EQ(reduce(nowhere, DataType::float32, false), 0u) << "the sum is there already";
     ASSERT_EQ(reduce(nowhere, DataType::bfloat16, false), 1u);
     ASSERT_EQ(reduce(elsewhere, DataType::float32, true), 2u);
-    const RecordedWork rounding = options.recorder->work()[0], sum = options.recorder->work()[1];
-    EXPECT_EQ(rounding.kind, WorkKind::kernel);
+    const detail::RecordedWork rounding = options.recorder->work()[0], sum = options.recorder->work()[1];
+    EXPECT_EQ(rounding.kind, detail::WorkKind::kernel);
     EXPECT_EQ(rounding.name, "rounded_sum");
     EXPECT_EQ(rounding.bytes_read, 40);
     EXPECT_EQ(rounding.bytes_written, 40);
     EXPECT_EQ(sum.name, "ordered_sum");
     EXPECT_EQ(sum.bytes_read, 80);
-    EXPECT_EQ(rounding.lane == WorkRecorder::host_lane, inline_compute);
+    EXPECT_EQ(rounding.lane == detail::WorkRecorder::host_lane, inline_compute);
     EXPECT_EQ(comm->meter().total(Traffic::data).bytes, 0);
   }
 }

@@ -8,6 +8,8 @@
 namespace tranche {
 namespace {
 
+using detail::closest_match;
+
 TEST(ClosestMatch, FindsTypingErrorsAndNothingFarAway) {
   const std::vector<std::string> names = {"stage", "overlap_comm", "fp16", "bf16"};
   EXPECT_EQ(closest_match("stgae", names), "stage");

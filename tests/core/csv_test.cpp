@@ -5,6 +5,8 @@
 namespace tranche {
 namespace {
 
+using detail::csv_field;
+
 TEST(CsvField, IsQuotedWhereItMustBe) {
   EXPECT_EQ(csv_field(""), "");
   EXPECT_EQ(csv_field("h.3 attn"), "h.3 attn");

@@ -11,6 +11,7 @@
 namespace tranche {
 namespace {
 
+using detail::JsonNode;
 using test::message_of;
 using test::nothing_thrown;
 

@@ -9,6 +9,10 @@
 namespace tranche {
 namespace {
 
+using detail::brief_json;
+using detail::is_utf8;
+using detail::JsonRemarks;
+using detail::parse_json;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
@@ -70,7 +74,9 @@ TEST(Json, ProblemsAreNoExceptionsOfTheLibrary) {
 }
 
 TEST(Json, IntegersMayBeWrittenInAnyWayThatIsExact) {
-  const auto integer = [](std::string_view text) { return json_integer(parse_json(text)).value_or(-7); };
+  const auto integer = [](std::string_view text) {
+    return detail::json_integer(parse_json(text)).value_or(-7);
+  };
   EXPECT_EQ(integer("9223372036854775807"), INT64_MAX);
   EXPECT_EQ(integer("-9223372036854775808"), INT64_MIN);
   EXPECT_EQ(integer("5e8"), 500'000'000);

@@ -19,6 +19,9 @@
 namespace tranche {
 namespace {
 
+using detail::OutputFile;
+using detail::require_output_file;
+using detail::write_output_file;
 namespace fs = std::filesystem;
 
 class OutputFileTest : public testing::Test {

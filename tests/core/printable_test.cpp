@@ -11,6 +11,10 @@
 namespace tranche {
 namespace {
 
+using detail::printable;
+using detail::PrintableBuffer;
+using detail::write_unchanged;
+
 TEST(Printable, KeepsLettersOfAllWritings) {
   for (const char* text :
        {"", "a\tb\nc", "caf\u00e9 \u20ac \u4e2d\u6587 \u05d0\u0628 \U0001f600", "\\x1b \\u001b"}) {

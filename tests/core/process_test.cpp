@@ -7,6 +7,10 @@
 namespace tranche {
 namespace {
 
+using detail::is_running;
+using detail::ProcessIdentity;
+using detail::this_process;
+
 TEST(Process, IsKnownByHostBootNumberAndStart) {
   const ProcessIdentity self = this_process();
   EXPECT_EQ(self.process, ::getpid());

@@ -10,6 +10,9 @@
 namespace tranche {
 namespace {
 
+using detail::place_in;
+using detail::strict_json;
+using detail::StrictJson;
 using ::testing::HasSubstr;
 
 std::string read(std::string_view relaxed) {

@@ -15,6 +15,8 @@
 namespace tranche {
 namespace {
 
+using detail::Pipes;
+using detail::read_text_file;
 using ::testing::EndsWith;
 
 class TextFile : public ::testing::Test {

@@ -169,12 +169,12 @@ TEST(Trace, SaveSaysWhichPathFailed) {
 }
 
 TEST(Clock, GoesForward) {
-  const double before = seconds_now();
-  Stopwatch watch;
+  const double before = detail::seconds_now();
+  detail::Stopwatch watch;
   EXPECT_GE(watch.seconds(), 0.0);
   watch.restart();
   EXPECT_GE(watch.seconds(), 0.0);
-  EXPECT_GE(seconds_now(), before);
+  EXPECT_GE(detail::seconds_now(), before);
 }
 
 TEST(Trace, ABoundKeepsTheFirstHalfAndTheLatest) {

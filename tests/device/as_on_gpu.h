@@ -13,7 +13,7 @@ namespace tranche::test {
 /// emulation otherwise, which takes milliseconds for what a GPU does in microseconds.
 inline bool as_on_gpu() {
   const char* asked = std::getenv("TRANCHE_TEST_AS_ON_GPU");
-  return !probe_cuda().emulated || (asked != nullptr && std::string_view(asked) == "1");
+  return !detail::probe_cuda().emulated || (asked != nullptr && std::string_view(asked) == "1");
 }
 
 }  // namespace tranche::test

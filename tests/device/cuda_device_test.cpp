@@ -13,7 +13,7 @@ using testing_support::message_of;
 class CudaDevice : public testing_support::CudaTest {};
 
 TEST_F(CudaDevice, SaysWhatItIs) {
-  const CudaDeviceInfo info = probe_cuda().devices[0];
+  const detail::CudaDeviceInfo info = detail::probe_cuda().devices[0];
   EXPECT_EQ(device().kind(), DeviceKind::cuda);
   EXPECT_EQ(device().index(), 0);
   EXPECT_FALSE(device().host_accessible());
@@ -31,7 +31,7 @@ TEST_F(CudaDevice, SaysWhatItIs) {
 }
 
 TEST_F(CudaDevice, RanksBeyondTheGpusShareThem) {
-  const int gpus = static_cast<int>(probe_cuda().devices.size());
+  const int gpus = static_cast<int>(detail::probe_cuda().devices.size());
   const auto second = make_device({DeviceKind::cuda, gpus, 1});
   EXPECT_EQ(cuda_ordinal(*second), 0);
   EXPECT_EQ(second->index(), gpus);

@@ -10,6 +10,7 @@
 namespace tranche {
 namespace {
 
+using detail::seconds_now;
 using ::testing::HasSubstr;
 using testing_support::message_of;
 

@@ -23,7 +23,7 @@ using test::message_of;
 class CudaTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const CudaProbe probe = probe_cuda();
+    const detail::CudaProbe probe = detail::probe_cuda();
     if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
     device_ = make_device({DeviceKind::cuda, 0, 1});
   }

@@ -116,7 +116,7 @@ class CaseGuard : public ::testing::EmptyTestEventListener {
   // The fixture is gone, and the watchdog still watches: the question waits for what the case has issued.
   void OnTestEnd(const ::testing::TestInfo& test) override {
     // Not asked before the first case, which may set what the first look at GPUs reads.
-    static const bool has_gpu = !probe_cuda().devices.empty();
+    static const bool has_gpu = !detail::probe_cuda().devices.empty();
     if (const std::string error = has_gpu ? lasting_cuda_error() : std::string(); !error.empty()) {
       std::fflush(nullptr);
       const std::chrono::duration<double> taken = Clock::now() - begin_;

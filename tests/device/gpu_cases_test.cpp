@@ -19,7 +19,7 @@ using ::testing::Not;
 class GpuCases : public ::testing::Test {
  protected:
   void SetUp() override {
-    const CudaProbe probe = probe_cuda();
+    const detail::CudaProbe probe = detail::probe_cuda();
     if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   }
   /// Runs cases of DISABLED_Child, in the order in which they stand below.

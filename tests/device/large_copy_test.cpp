@@ -23,7 +23,7 @@ TEST(LargeCopy, CopiesAllBytesAndNoOthers) {
     for (const int from : {0, 1, 48}) {
       for (const int to : {0, 1, 16, 63, 64}) {
         std::fill(target.begin(), target.end(), 0xcc);
-        copy_large(target.data() + to, source.data() + from, bytes);
+        detail::copy_large(target.data() + to, source.data() + from, bytes);
         ASSERT_TRUE(std::equal(source.begin() + from, source.begin() + from + bytes, target.begin() + to))
             << bytes << " bytes from " << from << " to " << to;
         const auto touched = [](unsigned char byte) { return byte != 0xcc; };

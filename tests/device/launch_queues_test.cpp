@@ -24,7 +24,7 @@ class LaunchQueues : public ::testing::Test {
   void TearDown() override { before_ ? setenv(variable, before_->c_str(), 1) : unsetenv(variable); }
   static std::string asked(const char* value) {
     value != nullptr ? setenv(variable, value, 1) : unsetenv(variable);
-    return ask_for_launch_queues();
+    return detail::ask_for_launch_queues();
   }
   static std::string now() { return std::getenv(variable); }
 
@@ -35,7 +35,7 @@ class LaunchQueues : public ::testing::Test {
 TEST_F(LaunchQueues, AreAskedForWhereNothingIsSaid) {
   EXPECT_EQ(asked(nullptr), "");
   EXPECT_EQ(now(), "32");
-  EXPECT_EQ(ask_for_launch_queues(), "") << "what was asked for before is enough";
+  EXPECT_EQ(detail::ask_for_launch_queues(), "") << "what was asked for before is enough";
   EXPECT_EQ(asked(""), "");
   EXPECT_EQ(now(), "32");
 }

@@ -6,6 +6,8 @@
 
 namespace tranche::testing_support {
 
+using detail::PackingInterval;
+
 namespace {
 
 /// Writes down acquires and releases in order, as a step arena does.

@@ -22,9 +22,9 @@ struct StepShape {
 
 /// A GPT's step: embedding, blocks, head; forward and backward per micro-batch, with gather slots in both
 /// directions, gradient slots and communication buffers when `depth` > 0. 16-bit activations.
-std::vector<PackingInterval> step_lifetimes(const StepShape& shape);
+std::vector<detail::PackingInterval> step_lifetimes(const StepShape& shape);
 
 /// Intervals with log-uniform sizes and lifetimes; nothing a step would do.
-std::vector<PackingInterval> random_lifetimes(std::uint64_t seed, int count, std::int64_t span);
+std::vector<detail::PackingInterval> random_lifetimes(std::uint64_t seed, int count, std::int64_t span);
 
 }  // namespace tranche::testing_support

@@ -11,6 +11,7 @@
 namespace tranche {
 namespace {
 
+using detail::memory_advice;
 using test::message_of;
 using testing::AllOf;
 using testing::HasSubstr;

@@ -13,6 +13,9 @@
 namespace tranche {
 namespace {
 
+using detail::pack_intervals;
+using detail::Packing;
+using detail::PackingInterval;
 using ::testing::HasSubstr;
 using testing_support::random_lifetimes;
 using testing_support::step_lifetimes;

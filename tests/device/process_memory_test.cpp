@@ -12,6 +12,14 @@
 namespace tranche {
 namespace {
 
+using detail::available_memory;
+using detail::AvailableMemory;
+using detail::parse_available_memory;
+using detail::parse_group_memory;
+using detail::parse_process_status;
+using detail::process_memory;
+using detail::ProcessMemory;
+
 constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max();
 
 /// A folder that stands for "/", with the files that a test gives it.

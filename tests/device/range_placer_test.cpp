@@ -13,10 +13,12 @@
 namespace tranche {
 namespace {
 
+using detail::RangePlacer;
+
 constexpr std::int64_t page = 4096;
 
 /// Counts pages, and complains about what a driver would not forgive.
-class FakePages : public PageSource {
+class FakePages : public detail::PageSource {
  public:
   explicit FakePages(std::int64_t pages, std::int64_t limit = 1 << 20)
       : memory(limit), pages_(pages), backed_(static_cast<std::size_t>(pages), 0) {}

@@ -191,7 +191,7 @@ TEST(InlineStream, SpansAreTakenByTheClockThatIsKeptWithIt) {
   Stream& stream = device->compute_stream();
   TraceRecorder trace(0);
   stream.set_trace(&trace);
-  stream.attachment<SpanClock>().now = [] {
+  stream.attachment<detail::SpanClock>().now = [] {
     static double time = 100;
     return time += 0.25;
   };
@@ -423,7 +423,7 @@ TEST(MetaDevice, DropsWorkAndNeverBlocks) {
 }
 
 TEST(CudaDevice, SaysWhyItCannotBeUsed) {
-  const CudaProbe probe = probe_cuda();
+  const detail::CudaProbe probe = detail::probe_cuda();
   const DeviceOptions options{DeviceKind::cuda, 0, 1};
   if (!probe.compiled) {
     EXPECT_THAT(message_of<NotCompiled>([&] { make_device(options); }), HasSubstr("-DTRANCHE_CUDA=ON"));

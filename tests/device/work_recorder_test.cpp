@@ -8,6 +8,9 @@
 namespace tranche {
 namespace {
 
+using detail::RecordedWork;
+using detail::WorkKind;
+using detail::WorkRecorder;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 

@@ -17,6 +17,7 @@
 namespace tranche {
 namespace {
 
+using detail::WorkerTeam;
 using testing::Each;
 using testing::HasSubstr;
 
@@ -91,7 +92,7 @@ TEST(WorkerTeam, NeedsAThread) {
 
 TEST(WorkerTeam, IsLentToAStreamsThreadAlone) {
   EXPECT_EQ(WorkerTeam::of_this_thread(), nullptr);
-  CpuWorkerStream stream("host update", 3);
+  detail::CpuWorkerStream stream("host update", 3);
   int threads = 0;
   stream.enqueue("look", [&] { threads = WorkerTeam::of_this_thread()->threads(); });
   stream.synchronize();

@@ -16,6 +16,9 @@
 namespace tranche::test {
 namespace {
 
+using detail::FileSystem;
+using detail::OpenMode;
+using detail::posix_file_system;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using tranche::testing::Fault;
@@ -32,7 +35,8 @@ class GatedFileSystem : public FileSystem {
     open_ = true;
     opened_.notify_all();
   }
-  std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override {
+  std::unique_ptr<detail::File> open(const std::string& path, OpenMode mode,
+                                     detail::Caching caching) override {
     if (mode == OpenMode::create_or_truncate && path.find("shard-") != std::string::npos) {
       std::unique_lock lock(mutex_);
       opened_.wait(lock, [this] { return open_; });
@@ -42,9 +46,11 @@ class GatedFileSystem : public FileSystem {
   void rename(const std::string& from, const std::string& to) override { upstream_.rename(from, to); }
   void remove(const std::string& path) override { upstream_.remove(path); }
   bool create_directory(const std::string& path) override { return upstream_.create_directory(path); }
-  std::vector<DirectoryEntry> list(const std::string& path) override { return upstream_.list(path); }
-  std::optional<FileStatus> status(const std::string& path) override { return upstream_.status(path); }
-  SpaceInfo space(const std::string& path) override { return upstream_.space(path); }
+  std::vector<detail::DirectoryEntry> list(const std::string& path) override { return upstream_.list(path); }
+  std::optional<detail::FileStatus> status(const std::string& path) override {
+    return upstream_.status(path);
+  }
+  detail::SpaceInfo space(const std::string& path) override { return upstream_.space(path); }
   void sync_directory(const std::string& path) override { upstream_.sync_directory(path); }
 
  private:

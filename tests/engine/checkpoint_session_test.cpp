@@ -17,6 +17,7 @@ namespace tranche::test {
 namespace {
 
 using detail::CheckpointSession;
+using detail::posix_file_system;
 using ::testing::HasSubstr;
 
 Config momentum_config(int stage) {
@@ -62,7 +63,7 @@ TEST(CheckpointSession, AnotherStoreReadsWhatOneSaved) {
   run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> group = factory({});
     RankState rank(momentum_config(3), *group);
-    const std::unique_ptr<BlockIo> io = make_block_io();
+    const std::unique_ptr<detail::BlockIo> io = detail::make_block_io();
     checkpoint::Reader reader({posix_file_system(), *io, rank.host}, path);
     EXPECT_EQ(reader.manifest().run.user, R"({"run":"says"})");
     read_sections(rank.store, reader, detail::checkpoint_layout(rank.store, DataType::float32, 2).sections,
@@ -80,7 +81,7 @@ TEST(CheckpointSession, AFailedSaveIsToldOnceAndTheNextOneWorks) {
   CheckpointSession session(rank.store, rank.config, *alone, *rank.device, rank.host, posix_file_system(),
                             log, nullptr);
   const std::string blocked = folder / "file";
-  posix_file_system().open(blocked, OpenMode::create_new, Caching::buffered);
+  posix_file_system().open(blocked, detail::OpenMode::create_new, detail::Caching::buffered);
   EXPECT_THAT(message_of<CheckpointError>([&] {
                 (void)session.save(blocked, {}, 1, [](checkpoint::Manifest&) {});
                 (void)session.finish();

@@ -24,7 +24,7 @@ int spans_of(Runtime& runtime, const std::string& unit) {
 
 /// Waits at most `seconds` until there are more spans of `unit` than `before`; returns whether there are.
 bool more_spans(Runtime& runtime, const std::string& unit, int before, double seconds) {
-  const Stopwatch watch;
+  const detail::Stopwatch watch;
   while (spans_of(runtime, unit) <= before && watch.seconds() < seconds) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

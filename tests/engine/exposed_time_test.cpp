@@ -33,7 +33,7 @@ class Awaited : public EventState {
 
 /// Far ahead, so that it does not matter how long the test takes.
 Event passed_in(double seconds) {
-  return Event(std::make_shared<Awaited>(seconds_now() + seconds));
+  return Event(std::make_shared<Awaited>(detail::seconds_now() + seconds));
 }
 constexpr double hour = 3600;
 

@@ -19,7 +19,7 @@ using ::testing::Each;
 class GpuLaws : public ::testing::Test {
  protected:
   void SetUp() override {
-    const CudaProbe probe = probe_cuda();
+    const detail::CudaProbe probe = detail::probe_cuda();
     if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   }
 };

@@ -115,7 +115,7 @@ class Gradients : public Saving {
 
 #if defined(TRANCHE_ENGINE_TESTS_ON_GPU)
 TEST_F(Gradients, WrittenAreWhatTheStepUsesOnAGpu) {
-  const CudaProbe probe = probe_cuda();
+  const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   expect_doubled_of_all(DeviceKind::cuda);
 }

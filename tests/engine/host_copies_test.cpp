@@ -58,7 +58,7 @@ class HostCopiesTest : public ::testing::TestWithParam<DeviceKind> {
   TrackingResource memory_{device_->memory(Tier::device), ledger_};
   TrackingResource host_memory_{device_->memory(Tier::host), ledger_};
   StepArena arena_{memory_, ledger_};
-  HostLink link_{*device_};
+  detail::HostLink link_{*device_};
   HostCopies copies_{link_,        compute(), arena_,
                      host_memory_, ledger_,   [this](const Event& e) { compute().wait(e); }};
 };

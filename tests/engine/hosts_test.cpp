@@ -112,7 +112,7 @@ TEST_P(Hosts, WhatIsSentIsTheFormula) {
           for (const UnitSpec& unit : model.units()) {
             std::vector<std::int64_t> sizes;
             for (const TensorSpec& tensor : unit.tensors) sizes.push_back(tensor.shape.elements());
-            shards += FlatLayout(sizes, several.ranks).shard_elements();
+            shards += detail::FlatLayout(sizes, several.ranks).shard_elements();
           }
           const std::int64_t reductions = policy == ReductionPolicy::boundary ? 1 : several.accumulation;
           for (int rank = 0; rank < several.ranks; ++rank) {

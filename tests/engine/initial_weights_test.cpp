@@ -129,7 +129,7 @@ class InitialWeights : public Saving {
 
 #if defined(TRANCHE_ENGINE_TESTS_ON_GPU)
 TEST_F(InitialWeights, OfTheCallersOwnAreThereOnAGpu) {
-  const CudaProbe probe = probe_cuda();
+  const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   expect_own_values_everywhere(DeviceKind::cuda);
 }

@@ -266,7 +266,7 @@ TEST(ExactTraffic, ElementsOnTheWireEqualTheFormula) {
           for (const UnitSpec& unit : model.units()) {
             std::vector<std::int64_t> sizes;
             for (const TensorSpec& tensor : unit.tensors) sizes.push_back(tensor.shape.elements());
-            const std::int64_t size = FlatLayout(sizes, ranks).padded_elements();
+            const std::int64_t size = detail::FlatLayout(sizes, ranks).padded_elements();
             padded += size;
             if (unit.name == "tied") tied = size;
           }

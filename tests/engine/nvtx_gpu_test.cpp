@@ -17,7 +17,7 @@ namespace {
 using testing_support::take_nvtx_log;
 
 TEST(NvtxRangesOfAStep, NamePhasesUnitsCopiesAndKernels) {
-  const CudaProbe probe = probe_cuda();
+  const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   OddRun run;
   run.ranks = 2;

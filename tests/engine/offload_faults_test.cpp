@@ -73,7 +73,7 @@ class OffloadFaults : public ::testing::Test {
   }
 
   std::filesystem::path folder_;
-  FaultyFileSystem files_{posix_file_system()};
+  FaultyFileSystem files_{detail::posix_file_system()};
   OddRun run_;
 };
 

@@ -58,7 +58,7 @@ class OffloadHandOver : public OffloadSaving {
 
 #if defined(TRANCHE_ENGINE_TESTS_ON_GPU)
 TEST_F(OffloadHandOver, OnAGpu) {
-  const CudaProbe probe = probe_cuda();
+  const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   expect_same_bits_of_all(DeviceKind::cuda);
 }

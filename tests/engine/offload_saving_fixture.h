@@ -42,7 +42,7 @@ class OffloadSaving : public Saving {
     return run;
   }
   static void on_tiled_ranks(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body,
-                             FileSystem* files = nullptr, bool save_buffer = false) {
+                             detail::FileSystem* files = nullptr, bool save_buffer = false) {
     run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
       Config config = odd_config(run);
       config.save_buffer = save_buffer;

@@ -80,7 +80,7 @@ TEST_F(OffloadSaving, NeitherSaveNorWhatWaitsForItBehindAStepTouchesTheNvmeTier)
   for (const int ranks : {1, 2}) {
     const OddRun run = setup(ranks, 2);
     const std::string folder = path(std::to_string(ranks));
-    FaultyFileSystem files(posix_file_system());
+    FaultyFileSystem files(detail::posix_file_system());
     const std::vector<kernels::Digest> expected = undisturbed(run, 3);
     on_tiled_ranks(
         run,
@@ -218,7 +218,7 @@ TEST_F(OffloadSaving, AFailedWriteIsToldOnceAndTrainingGoesOn) {
   for (const bool stepping : {true, false}) {
     for (const Fault& one : faults) {
       const std::string folder = path(std::to_string(number++));
-      FaultyFileSystem files(posix_file_system());
+      FaultyFileSystem files(detail::posix_file_system());
       on_tiled_ranks(
           run,
           [&](Engine& engine, Runtime& runtime) {
@@ -290,7 +290,7 @@ TEST_F(OffloadSaving, ADiskThatFailsUnderTheTilesEndsTheRunAndLeavesTheLastCheck
         const OddRun run = setup(ranks, 2);
         const std::string folder =
             path(std::to_string(ranks) + (stepping ? "stepping" : "") + std::to_string(nth));
-        FaultyFileSystem files(posix_file_system());
+        FaultyFileSystem files(detail::posix_file_system());
         on_tiled_ranks(
             run,
             [&](Engine& engine, Runtime& runtime) {

@@ -94,7 +94,7 @@ OffloadTraffic expected_traffic(const OddRun& run, int rank) {
       (run.frozen && tensor.name == odd_frozen_tensor ? frozen : trainable)
           .push_back(tensor.shape.elements());
     }
-    const FlatLayout layout(trainable, run.ranks), kept_still(frozen, run.ranks);
+    const detail::FlatLayout layout(trainable, run.ranks), kept_still(frozen, run.ranks);
     const std::int64_t kept =
         run.stage == 0 || run.ranks == 1 ? layout.padded_elements() : layout.shard_elements();
     const bool away = run.offload.optimizer != OffloadTier::none;
@@ -114,7 +114,7 @@ OffloadTraffic expected_traffic(const OddRun& run, int rank) {
     // Each micro-batch gathers a unit in forward and in backward; the tied one a third time, as its two uses
     // in backward are the first and the last.
     const std::int64_t gathers = run.accumulation * (unit.name == "tied" ? 3 : 2);
-    for (const FlatLayout* flat : {&layout, &kept_still}) {
+    for (const detail::FlatLayout* flat : {&layout, &kept_still}) {
       expected.from_host += gathers * flat->shard_elements() * compute;
       if (run.offload.parameters != OffloadTier::nvme) continue;
       expected.nvme_read += gathers * disk(flat->shard_elements() * compute);

@@ -127,7 +127,7 @@ class OwnGroups : public Saving {
 
 #if defined(TRANCHE_ENGINE_TESTS_ON_GPU)
 TEST_F(OwnGroups, HaveTheBitsOfAnEngineWithTheirValuesOnAGpu) {
-  const CudaProbe probe = probe_cuda();
+  const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   expect_bits_of_all(DeviceKind::cuda);
 }

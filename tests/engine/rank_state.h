@@ -59,7 +59,7 @@ inline OffloadConfig in_tiles(std::int64_t elements, OffloadTier optimizer,
 
 /// All that a rank's parts stand on; `group` is the ranks that share the state and outlives it.
 struct RankState {
-  RankState(Config with, Communicator& of_group, FileSystem& files = posix_file_system(),
+  RankState(Config with, Communicator& of_group, detail::FileSystem& files = detail::posix_file_system(),
             const std::string& nvme_folder = {})
       : config(std::move(with)),
         group(of_group),

@@ -12,6 +12,8 @@
 namespace tranche {
 namespace {
 
+using detail::CudaProbe;
+using detail::probe_cuda;
 using test::message_of;
 using ::testing::HasSubstr;
 

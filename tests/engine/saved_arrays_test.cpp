@@ -33,7 +33,7 @@ TensorView view_of(std::vector<double>& values) {
 }
 
 /// A rank's part of a table of `elements`, cut unevenly: rank r has r + 1 of every ranks (ranks + 1) / 2.
-ElementRange part_of(int rank, int ranks, std::int64_t elements) {
+detail::ElementRange part_of(int rank, int ranks, std::int64_t elements) {
   const std::int64_t all = ranks * (ranks + 1) / 2;
   return {elements * (rank * (rank + 1) / 2) / all, elements * ((rank + 1) * (rank + 2) / 2) / all};
 }
@@ -48,7 +48,7 @@ struct OwnState {
 
   OwnState(int rank, int ranks) : mean(301), random(static_cast<std::size_t>(2 + rank)) {
     std::iota(mean.begin(), mean.end(), 0.5);
-    const ElementRange part = part_of(rank, ranks, table_elements);
+    const detail::ElementRange part = part_of(rank, ranks, table_elements);
     table.resize(static_cast<std::size_t>(part.size()));
     std::iota(table.begin(), table.end(), 10.0 + static_cast<double>(part.begin));
     std::iota(random.begin(), random.end(), 1000 * rank);
@@ -78,7 +78,7 @@ TEST_F(Saving, ArraysOfAllRanksAreGivenToAnyNumberOfThem) {
         EXPECT_EQ(loaded.arrays[1].dtype, DataType::float64);
         EXPECT_EQ(loaded.arrays[1].shape, Shape{table_elements});
         EXPECT_TRUE(loaded.arrays[2].per_rank);
-        const ElementRange part = part_of(runtime.rank(), m, table_elements);
+        const detail::ElementRange part = part_of(runtime.rank(), m, table_elements);
         std::vector<double> mean(301), table(static_cast<std::size_t>(part.size()));
         engine.load_arrays(loaded.folder, {{"table", view_of(table), part.begin}, {"mean", view_of(mean)}});
         std::vector<double> all(301);
@@ -201,7 +201,7 @@ TEST_F(Saving, WhatACheckpointDoesNotHoldOfArraysIsNamed) {
                                          : std::vector<ArrayTarget>{}),
                 HasSubstr("rank 1: checkpoint "));
   });
-  const auto manifest = checkpoint::open_manifest(posix_file_system(), path("run/step-00000000"));
+  const auto manifest = checkpoint::open_manifest(detail::posix_file_system(), path("run/step-00000000"));
   std::fstream file(path("run/step-00000000/shard-00001-of-00002.h5"),
                     std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(manifest.shards[1].array_offsets[1] + 4321);

@@ -15,6 +15,7 @@
 namespace tranche::test {
 namespace {
 
+using detail::ElementRange;
 using detail::FlatBuffer;
 using detail::GradientReducer;
 using detail::ShardSlice;
@@ -53,7 +54,7 @@ TEST_P(StateStoreTiers, WhatIsWrittenIsRead) {
   config.offload = in_tiles(256, GetParam().optimizer, GetParam().parameters);
   run_thread_ranks(3, [&](int, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> group = factory({});
-    RankState rank(config, *group, posix_file_system(), folder.path());
+    RankState rank(config, *group, detail::posix_file_system(), folder.path());
     FlatBuffer& flat = *rank.store.trainable()[1];
     const ElementRange kept = rank.store.residency().optimizer_range(flat);
     ASSERT_EQ(kept, GetParam().stage == 0 ? (ElementRange{0, flat.layout.padded_elements()}) : flat.shard());
@@ -121,7 +122,7 @@ TEST(StateStore, AnObserverSeesTilesBeforeTheyChange) {
   Config config = plain_config(1);
   config.offload = in_tiles(256, OffloadTier::nvme);
   const auto alone = make_self_communicator();
-  RankState rank(config, *alone, posix_file_system(), folder.path());
+  RankState rank(config, *alone, detail::posix_file_system(), folder.path());
   Observer observer;
   rank.store.observe(&observer);
   rank.store.offload()->update_each(

@@ -58,7 +58,7 @@ TEST_P(StepBoundaryStages, AgreesAndUpdates) {
   config.offload = in_tiles(512, tier);
   run_thread_ranks(3, [&](int, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> group = factory({});
-    RankState rank(config, *group, posix_file_system(), folder.path());
+    RankState rank(config, *group, detail::posix_file_system(), folder.path());
     StepBoundary boundary(rank.store, rank.config, rank.updater, *group, *rank.device, rank.scalars);
     boundary.allocate(rank.memory);
     const std::vector<float> before = rank.weight("b.w"), frozen = rank.weight("b.frozen");

@@ -81,7 +81,7 @@ TEST(StepRecorder, TellsTimesAndTraffic) {
   bench.recorder.begin_pass(Program::train);
   bench.recorder.begin_step(alone->meter());
   alone->all_reduce(&sum, 1, DataType::float64, ReduceOperation::sum, label).wait();
-  const double began = seconds_now();
+  const double began = detail::seconds_now();
   bench.recorder.end_pass();
   StepResult result;
   bench.recorder.end_step(alone->meter(), result);

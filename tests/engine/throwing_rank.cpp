@@ -25,7 +25,7 @@ struct Way {
 
 void throw_at(const Engine& engine, const Way& way, const char* place) {
   if (way.where != place || engine.runtime().rank() != 1 || engine.steps() != 1) return;
-  std::printf("threw at %.3f\n", seconds_now());
+  std::printf("threw at %.3f\n", detail::seconds_now());
   std::fflush(stdout);
   throw std::runtime_error("file 7 of rank 1 has no tokens");
 }

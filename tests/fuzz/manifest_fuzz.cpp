@@ -69,7 +69,8 @@ void read_manifest(std::string_view input) {
   (void)tools::configuration_changes(manifest.run.config, "{}");
   MemoryFiles files;
   for (auto& [name, content] : zero_checkpoint(manifest)) files.add("ck/" + name, std::move(content));
-  static const auto io = make_block_io({BlockIoEngine::threads, std::int64_t{1} << 20, 1, {}});
+  static const auto io =
+      detail::make_block_io({detail::BlockIoEngine::threads, std::int64_t{1} << 20, 1, {}});
   static KeptMemory memory;
   Reader reader({files, *io, memory}, "ck");
   read_values(reader);

@@ -8,6 +8,11 @@
 
 namespace tranche::fuzz {
 
+using detail::DirectoryEntry;
+using detail::File;
+using detail::FileStatus;
+using detail::OpenMode;
+
 namespace {
 
 [[noreturn]] void read_only(const std::string& path) {
@@ -45,7 +50,7 @@ class MemoryFile : public File {
 
 }  // namespace
 
-std::unique_ptr<File> MemoryFiles::open(const std::string& path, OpenMode mode, Caching) {
+std::unique_ptr<File> MemoryFiles::open(const std::string& path, OpenMode mode, detail::Caching) {
   if (mode != OpenMode::read) read_only(path);
   const auto found = contents_.find(path);
   if (found == contents_.end()) throw IoError("opening '" + path + "' failed: there is none", ENOENT);
@@ -82,7 +87,7 @@ void MemoryFiles::remove(const std::string& path) {
 bool MemoryFiles::create_directory(const std::string& path) {
   read_only(path);
 }
-SpaceInfo MemoryFiles::space(const std::string&) {
+detail::SpaceInfo MemoryFiles::space(const std::string&) {
   return {};
 }
 void MemoryFiles::sync_directory(const std::string& path) {

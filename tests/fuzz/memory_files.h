@@ -13,7 +13,7 @@
 namespace tranche::fuzz {
 
 /// Read-only. Folders are there by the names of what is in them.
-class MemoryFiles : public FileSystem {
+class MemoryFiles : public detail::FileSystem {
  public:
   /// Zeros, with texts at their offsets.
   struct Content {
@@ -26,13 +26,14 @@ class MemoryFiles : public FileSystem {
     add(path, {static_cast<std::int64_t>(text.size()), {{0, std::string(text)}}});
   }
 
-  std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override;
-  std::vector<DirectoryEntry> list(const std::string& path) override;
-  std::optional<FileStatus> status(const std::string& path) override;
+  std::unique_ptr<detail::File> open(const std::string& path, detail::OpenMode mode,
+                                     detail::Caching caching) override;
+  std::vector<detail::DirectoryEntry> list(const std::string& path) override;
+  std::optional<detail::FileStatus> status(const std::string& path) override;
   void rename(const std::string& from, const std::string& to) override;
   void remove(const std::string& path) override;
   bool create_directory(const std::string& path) override;
-  SpaceInfo space(const std::string& path) override;
+  detail::SpaceInfo space(const std::string& path) override;
   void sync_directory(const std::string& path) override;
 
  private:

@@ -39,8 +39,8 @@ void read_units(std::string_view input) {
   for (const UnitSpec& unit : model.list.units()) {
     std::vector<std::int64_t> elements;
     for (const TensorSpec& tensor : unit.tensors) elements.push_back(tensor.shape.elements());
-    (void)FlatLayout(elements, 1);
-    if (&unit == &model.list.units().front()) (void)FlatLayout(elements, 64).shard_pieces(63);
+    (void)detail::FlatLayout(elements, 1);
+    if (&unit == &model.list.units().front()) (void)detail::FlatLayout(elements, 64).shard_pieces(63);
   }
 }
 

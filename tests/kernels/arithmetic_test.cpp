@@ -12,7 +12,8 @@
 namespace tranche::kernels::testing {
 namespace {
 
-static_assert(unchecked_random_block({}, 0) == unchecked_random_block({}, 0));  // it is constexpr
+static_assert(detail::unchecked_random_block({}, 0) ==
+              detail::unchecked_random_block({}, 0));  // it is constexpr
 
 TEST(Arithmetic, AdamOfOneElementIsTheLoops) {
   for (const bool decoupled : {true, false}) {

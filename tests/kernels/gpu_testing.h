@@ -10,7 +10,7 @@ namespace tranche::kernels::testing {
 class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const CudaProbe probe = probe_cuda();
+    const detail::CudaProbe probe = detail::probe_cuda();
     if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
     device_ = make_device({.kind = DeviceKind::cuda});
     lend_workspace(minimum_workspace_bytes);

@@ -29,13 +29,13 @@ TEST(OwnKernel, RunsBehindWhatTheStreamWasGivenAndIsCounted) {
 
 TEST(OwnKernel, OnMetaIsCountedAndRecordedByItsNameButNotRun) {
   TestStream stream(1, DeviceKind::meta);
-  const auto recorder = WorkRecorder::make(false);
+  const auto recorder = detail::WorkRecorder::make(false);
   stream.set_recorder(recorder.get(), recorder->add_lane("compute"));
   launch(stream, "swish", cost, {.cpu = [] { FAIL(); }, .cuda = [](void*) { FAIL(); }});
   EXPECT_EQ(stream.work(), (WorkCount{1, 30, 40, 20}));
   ASSERT_EQ(recorder->work().size(), 1u);
   EXPECT_EQ(recorder->work()[0].name, "swish");
-  EXPECT_EQ(recorder->work()[0].kind, WorkKind::kernel);
+  EXPECT_EQ(recorder->work()[0].kind, detail::WorkKind::kernel);
   EXPECT_EQ(recorder->work()[0].operations, 30);
   EXPECT_EQ(recorder->work()[0].bytes_read, 40);
   EXPECT_EQ(recorder->work()[0].bytes_written, 20);

@@ -260,7 +260,7 @@ TEST(MatmulPath, SaysHowEachDtypeRuns) {
   EXPECT_THAT(matmul_path(DeviceKind::cpu, fp16), HasSubstr("widened to fp32"));
   EXPECT_EQ(matmul_path(DeviceKind::meta, bf16), "counted, not computed");
   EXPECT_FALSE(matmul_libraries(DeviceKind::cpu).empty());
-  if (probe_cuda().compiled) {
+  if (detail::probe_cuda().compiled) {
     EXPECT_EQ(matmul_path(DeviceKind::cuda, bf16), "cuBLASLt bf16, sums in fp32");
     EXPECT_EQ(matmul_path(DeviceKind::cuda, fp16), "cuBLASLt fp16, sums in fp32");
     EXPECT_EQ(matmul_path(DeviceKind::cuda, fp32), "cuBLASLt IEEE fp32 (no TF32)");

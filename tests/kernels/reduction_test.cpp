@@ -472,7 +472,7 @@ TEST(Reduction, RefusesByName) {
             "add_digest: first_element is -1, wanted at least 0");
   TestStream cuda(1, DeviceKind::cuda);
   const std::vector<const void*> many(4001, nullptr);
-  if (probe_cuda().compiled) {
+  if (detail::probe_cuda().compiled) {
     EXPECT_EQ(refusal([&] { gradient_statistics(cuda, out.view(), &statistics); }),
               "gradient_statistics: the workspace has 0 bytes, wanted at least 8 on a GPU");
     EXPECT_EQ(refusal([&] { ordered_sum(cuda, many, DataType::float32, 8, false, out.view()); }),

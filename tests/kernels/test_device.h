@@ -111,7 +111,7 @@ inline Workspace test_workspace() {
 class NeedsGpu : public ::testing::Environment {
  public:
   void SetUp() override {
-    const CudaProbe probe = probe_cuda();
+    const detail::CudaProbe probe = detail::probe_cuda();
     if (!probe.devices.empty()) return;
     std::cout << "[  SKIPPED ] all: " << probe.problem << std::endl;  // what CTest looks for
     GTEST_SKIP() << probe.problem;

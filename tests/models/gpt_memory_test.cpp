@@ -245,7 +245,7 @@ std::int64_t units_held(const MemoryCase& drawn, int stage) {
   for (const UnitSpec& unit : spec.units()) {
     std::vector<std::int64_t> elements;
     for (const TensorSpec& tensor : unit.tensors) elements.push_back(tensor.shape.elements());
-    sizes.push_back(FlatLayout(elements, drawn.ranks).padded_elements());
+    sizes.push_back(detail::FlatLayout(elements, drawn.ranks).padded_elements());
   }
   // The embedding's slot stays from the head to the end of backward, with a block's and its rounded copy.
   const std::int64_t wire =

@@ -14,7 +14,7 @@ constexpr std::int64_t time_steps = 11;
 class GpuTraining : public ::testing::Test {
  protected:
   void SetUp() override {
-    const CudaProbe probe = probe_cuda();
+    const detail::CudaProbe probe = detail::probe_cuda();
     if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   }
 };

@@ -25,6 +25,16 @@
 namespace tranche {
 namespace {
 
+using detail::AlignedBuffer;
+using detail::BlockIoEngine;
+using detail::BlockIoOptions;
+using detail::Caching;
+using detail::File;
+using detail::IoCall;
+using detail::IoTicket;
+using detail::make_block_io;
+using detail::OpenMode;
+using detail::posix_file_system;
 using testing::FaultyFileSystem;
 using testing::FileOperation;
 using ::testing::HasSubstr;
@@ -46,7 +56,7 @@ class BlockIoTest : public ::testing::TestWithParam<Case> {
   }
   BlockIoOptions options_;
   TestFolder folder_;
-  FileSystem& files_ = posix_file_system();
+  detail::FileSystem& files_ = posix_file_system();
 };
 
 std::vector<std::byte> pattern(std::size_t bytes, std::uint64_t seed) {
@@ -159,7 +169,7 @@ TEST_P(BlockIoTest, CountsBytesAndBlocks) {
   EXPECT_EQ(registration->registered(), registration->refusal().empty());
   io->wait(io->write(*file, 0, memory.data(), 100'000));
   io->wait(io->read(*file, 0, memory.data(), 40'960));
-  const BlockIoStatistics counted = io->statistics();
+  const detail::BlockIoStatistics counted = io->statistics();
   EXPECT_EQ(counted.written_bytes, 100'000);
   EXPECT_EQ(counted.read_bytes, 40'960);
   // 6 pieces of 16384 and an end; 2.5 pieces.

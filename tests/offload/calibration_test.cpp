@@ -13,6 +13,10 @@
 namespace tranche {
 namespace {
 
+using detail::BlockIoCalibration;
+using detail::BlockIoEngine;
+using detail::calibrate_block_io;
+using detail::posix_file_system;
 using testing::FaultyFileSystem;
 using testing::FileOperation;
 using ::testing::HasSubstr;
@@ -28,7 +32,7 @@ class CalibrationTest : public ::testing::Test {
   }
   TestFolder folder_;
   std::unique_ptr<MemoryResource> host_ = make_host_resource(Tier::host);
-  CalibrationRequest request_;
+  detail::CalibrationRequest request_;
 };
 
 TEST_F(CalibrationTest, MeasuresOnceAndRemembers) {
@@ -56,7 +60,7 @@ TEST_F(CalibrationTest, MeasuresOnceAndRemembers) {
   EXPECT_EQ(second.options.engine, first.options.engine);
 
   // Other engines are another measurement, beside the first.
-  if (make_block_io()->engine() == BlockIoEngine::uring) {
+  if (detail::make_block_io()->engine() == BlockIoEngine::uring) {
     request_.engine = BlockIoEngine::threads;
     const BlockIoCalibration threads = calibrate_block_io(request_, *host_);
     EXPECT_FALSE(threads.remembered);
@@ -84,7 +88,7 @@ TEST_F(CalibrationTest, DamagedMemoryIsReplaced) {
        R"({"direct": true, "candidates": [{"engine": "mmap", "block_bytes": 4096, "depth": 1,
             "write_bytes_per_second": 1, "read_bytes_per_second": 1}]})"}) {
     const std::string text = R"({"schema": 1, "results": {"key": )" + entry + "}}";
-    EXPECT_FALSE(recall_calibration(text, "key", calibration)) << text;
+    EXPECT_FALSE(detail::recall_calibration(text, "key", calibration)) << text;
   }
 }
 

@@ -7,6 +7,11 @@
 #include "offload/io_failure.h"
 
 namespace tranche::testing {
+
+using detail::File;
+using detail::SpaceInfo;
+using detail::throw_io_error;
+
 namespace {
 
 std::string_view text_of(FileOperation operation) {
@@ -119,7 +124,8 @@ void FaultyFileSystem::pass(FileOperation operation, const std::string& path, co
   if (fault) throw_io_error({std::string(text_of(operation)), path, fault->code, -1, 0});
 }
 
-std::unique_ptr<File> FaultyFileSystem::open(const std::string& path, OpenMode mode, Caching caching) {
+std::unique_ptr<File> FaultyFileSystem::open(const std::string& path, detail::OpenMode mode,
+                                             detail::Caching caching) {
   pass(FileOperation::open, path);
   return std::make_unique<FaultyFile>(*this, upstream_.open(path, mode, caching));
 }
@@ -139,12 +145,12 @@ bool FaultyFileSystem::create_directory(const std::string& path) {
   return upstream_.create_directory(path);
 }
 
-std::vector<DirectoryEntry> FaultyFileSystem::list(const std::string& path) {
+std::vector<detail::DirectoryEntry> FaultyFileSystem::list(const std::string& path) {
   pass(FileOperation::list, path);
   return upstream_.list(path);
 }
 
-std::optional<FileStatus> FaultyFileSystem::status(const std::string& path) {
+std::optional<detail::FileStatus> FaultyFileSystem::status(const std::string& path) {
   pass(FileOperation::status, path);
   return upstream_.status(path);
 }

@@ -49,9 +49,9 @@ struct Fault {
 /// Passes everything on to `upstream` (another test's layer, or the system's), but for the faults injected.
 /// Its files have no native(), so asynchronous engines transfer by File::read and File::write, block by
 /// block. Thread-safe.
-class FaultyFileSystem : public FileSystem {
+class FaultyFileSystem : public detail::FileSystem {
  public:
-  explicit FaultyFileSystem(FileSystem& upstream) : upstream_(upstream) {}
+  explicit FaultyFileSystem(detail::FileSystem& upstream) : upstream_(upstream) {}
 
   void inject(Fault fault);
   /// Forgets all faults.
@@ -61,13 +61,14 @@ class FaultyFileSystem : public FileSystem {
   /// Sets the free space that space() reports from now on.
   void set_free_bytes(std::int64_t bytes);
 
-  std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override;
+  std::unique_ptr<detail::File> open(const std::string& path, detail::OpenMode mode,
+                                     detail::Caching caching) override;
   void rename(const std::string& from, const std::string& to) override;
   void remove(const std::string& path) override;
   bool create_directory(const std::string& path) override;
-  std::vector<DirectoryEntry> list(const std::string& path) override;
-  std::optional<FileStatus> status(const std::string& path) override;
-  SpaceInfo space(const std::string& path) override;
+  std::vector<detail::DirectoryEntry> list(const std::string& path) override;
+  std::optional<detail::FileStatus> status(const std::string& path) override;
+  detail::SpaceInfo space(const std::string& path) override;
   void sync_directory(const std::string& path) override;
 
   /// Counts an operation, delays it, and returns the fault that it has to fail with. Of the layer's own
@@ -81,7 +82,7 @@ class FaultyFileSystem : public FileSystem {
     Fault fault;
     int seen = 0;
   };
-  FileSystem& upstream_;
+  detail::FileSystem& upstream_;
   mutable std::mutex mutex_;
   std::vector<Pending> pending_;
   std::array<std::int64_t, file_operation_count> counts_{};

@@ -20,6 +20,15 @@
 namespace tranche {
 namespace {
 
+using detail::AlignedBuffer;
+using detail::Caching;
+using detail::File;
+using detail::IoCall;
+using detail::is_temporary_name;
+using detail::join_path;
+using detail::make_posix_file_system;
+using detail::OpenMode;
+using detail::temporary_name;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
@@ -32,7 +41,7 @@ using testing::TestFolder;
 class FileSystemTest : public ::testing::Test {
  protected:
   TestFolder folder_;
-  FileSystem& files_ = posix_file_system();
+  detail::FileSystem& files_ = detail::posix_file_system();
 };
 
 template <class Action>
@@ -171,7 +180,7 @@ TEST_F(FileSystemTest, FilesAreReplacedByOnesOfRandomNames) {
   for (const FileOperation operation : {FileOperation::write, FileOperation::sync, FileOperation::rename}) {
     faulty.inject({.operation = operation, .code = EIO});
     EXPECT_THROW(faulty.replace_file(path, "newer"), IoError);
-    for (const DirectoryEntry& entry : files_.list(folder_.path())) {
+    for (const detail::DirectoryEntry& entry : files_.list(folder_.path())) {
       EXPECT_FALSE(is_temporary_name(entry.name)) << entry.name;
     }
     EXPECT_EQ(files_.read_file(path), "new");
@@ -213,7 +222,7 @@ TEST_F(FileSystemTest, Names) {
               HasSubstr("sync of the folder"));
   EXPECT_THAT(failure_of([&] { files_.space(folder_ / "y"); }, ENOENT), HasSubstr("free space"));
   files_.sync_directory(folder_.path());
-  const SpaceInfo space = files_.space(folder_.path());
+  const detail::SpaceInfo space = files_.space(folder_.path());
   EXPECT_GT(space.free_bytes, 0);
   EXPECT_GE(space.total_bytes, space.free_bytes);
 }
@@ -227,7 +236,7 @@ TEST(Paths, Parents) {
                                                                                      {"/", "/"},
                                                                                      {"", "."},
                                                                                      {"/a/b", "/a"}}) {
-    EXPECT_EQ(parent_path(path), parent) << path;
+    EXPECT_EQ(detail::parent_path(path), parent) << path;
   }
   EXPECT_EQ(join_path("a", "b"), "a/b");
   EXPECT_EQ(join_path("a/", "b"), "a/b");
@@ -313,7 +322,7 @@ TEST(IoFailureText, SaysWhatToDo) {
                                                 {ECANCELED, "it was called off"},
                                                 {ESTALE, "removed on its server"},
                                                 {ENODEV, "see the system's log"}}) {
-    EXPECT_THAT(describe({"write", "a", code, 0, 10}), HasSubstr(remedy));
+    EXPECT_THAT(detail::describe({"write", "a", code, 0, 10}), HasSubstr(remedy));
   }
 }
 
@@ -361,7 +370,7 @@ TEST(AlignedBufferTest, AlignedAndAccounted) {
   StatisticsResource counted(*host);
   for (const std::int64_t bytes : {0, 1, 4095, 4096, 5'000'000}) {
     AlignedBuffer buffer(counted, bytes, Category::workspace, "test");
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % io_alignment, 0u);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % detail::io_alignment, 0u);
     EXPECT_EQ(buffer.bytes(), bytes);
     EXPECT_EQ(counted.bytes().current, aligned_bytes(AlignedBuffer::requested_bytes(bytes)));
     AlignedBuffer moved = std::move(buffer);

@@ -21,6 +21,8 @@
 namespace tranche {
 namespace {
 
+using detail::HostLink;
+using detail::seconds_now;
 using test::message_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -32,7 +34,7 @@ class HostLinkTest : public ::testing::TestWithParam<DeviceKind> {
  protected:
   void SetUp() override {
     if (GetParam() == DeviceKind::cuda) {
-      const CudaProbe probe = probe_cuda();
+      const detail::CudaProbe probe = detail::probe_cuda();
       if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
     }
     device_ = make_device({GetParam(), 0, 1});
@@ -72,7 +74,7 @@ TEST_P(HostLinkTest, BytesArriveBothWaysAndAreCounted) {
   // A part of a buffer, and nothing at all.
   link.copy_to_host(on_host() + 256, on_device() + 512, 100, {}).wait();
   link.copy_to_host(nullptr, nullptr, 0, {}).wait();
-  const HostLinkCounts counts = link.counts();
+  const detail::HostLinkCounts counts = link.counts();
   EXPECT_EQ(counts.bytes_from_host, bytes);
   EXPECT_EQ(counts.bytes_to_host, bytes + 100);
   EXPECT_EQ(counts.copies, 3);

@@ -12,6 +12,11 @@
 #include "tranche/core/error.h"
 
 namespace tranche::testing {
+
+using detail::File;
+using detail::join_path;
+using detail::OpenMode;
+
 namespace {
 
 using Kind = RecordedOperation::Kind;
@@ -80,7 +85,7 @@ std::string last_name(const std::string& path) {
 
 }  // namespace
 
-RecordingFileSystem::RecordingFileSystem(FileSystem& upstream, std::string root)
+RecordingFileSystem::RecordingFileSystem(detail::FileSystem& upstream, std::string root)
     : upstream_(upstream), root_(std::filesystem::path(root).lexically_normal().string()) {
   if (!std::filesystem::is_directory(root_))
     throw InvalidArgument("'" + root_ + "' is not a folder to record");
@@ -92,7 +97,7 @@ RecordingFileSystem::RecordingFileSystem(FileSystem& upstream, std::string root)
 void RecordingFileSystem::scan(const std::string& path, std::uint64_t id) {
   const std::string full = path.empty() ? root_ : join_path(root_, path);
   initial_[id].is_directory = true;
-  for (const DirectoryEntry& entry : upstream_.list(full)) {
+  for (const detail::DirectoryEntry& entry : upstream_.list(full)) {
     const std::string inner = path.empty() ? entry.name : join_path(path, entry.name);
     const std::uint64_t inner_id = ++last_id_;
     ids_[inner] = inner_id;
@@ -123,7 +128,7 @@ std::uint64_t RecordingFileSystem::id_of(const std::string& relative) const {
 }
 
 std::uint64_t RecordingFileSystem::folder_of(const std::string& relative) const {
-  const std::string parent = parent_path(relative);
+  const std::string parent = detail::parent_path(relative);
   return id_of(parent == "." ? "" : parent);
 }
 
@@ -147,7 +152,8 @@ std::uint64_t RecordingFileSystem::adopt(const std::string& path, const std::str
   return created.object;
 }
 
-std::unique_ptr<File> RecordingFileSystem::open(const std::string& path, OpenMode mode, Caching caching) {
+std::unique_ptr<File> RecordingFileSystem::open(const std::string& path, OpenMode mode,
+                                                detail::Caching caching) {
   const std::string name = relative(path);
   const std::lock_guard lock(names_mutex_);
   const bool there = upstream_.exists(path);

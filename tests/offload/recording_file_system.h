@@ -71,9 +71,9 @@ struct CrashPolicy {
 /// Passes everything on to `upstream` and records what changes anything below `root` (an existing folder;
 /// what is in it counts as durable). Its files have no native(). Thread-safe. A file that was made past this
 /// layer is taken up when it is opened, as if it had been created and written at that moment.
-class RecordingFileSystem : public FileSystem {
+class RecordingFileSystem : public detail::FileSystem {
  public:
-  RecordingFileSystem(FileSystem& upstream, std::string root);
+  RecordingFileSystem(detail::FileSystem& upstream, std::string root);
 
   /// Puts a text into the log: "save 1 reported done".
   void mark(const std::string& text);
@@ -90,13 +90,16 @@ class RecordingFileSystem : public FileSystem {
   /// operations were complete; torn and reordered may also show parts of operations that were under way.
   void replay(std::size_t prefix, const CrashPolicy& policy, const std::string& folder) const;
 
-  std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override;
+  std::unique_ptr<detail::File> open(const std::string& path, detail::OpenMode mode,
+                                     detail::Caching caching) override;
   void rename(const std::string& from, const std::string& to) override;
   void remove(const std::string& path) override;
   bool create_directory(const std::string& path) override;
-  std::vector<DirectoryEntry> list(const std::string& path) override { return upstream_.list(path); }
-  std::optional<FileStatus> status(const std::string& path) override { return upstream_.status(path); }
-  SpaceInfo space(const std::string& path) override { return upstream_.space(path); }
+  std::vector<detail::DirectoryEntry> list(const std::string& path) override { return upstream_.list(path); }
+  std::optional<detail::FileStatus> status(const std::string& path) override {
+    return upstream_.status(path);
+  }
+  detail::SpaceInfo space(const std::string& path) override { return upstream_.space(path); }
   void sync_directory(const std::string& path) override;
 
   /// For its files: the present end of the log, and a new entry.
@@ -122,7 +125,7 @@ class RecordingFileSystem : public FileSystem {
                             std::uint64_t seed);
   static void materialise(const Objects& objects, std::uint64_t id, const std::string& path);
 
-  FileSystem& upstream_;
+  detail::FileSystem& upstream_;
   const std::string root_;
   std::mutex names_mutex_;                    // changes of names go one by one, so that ids_ follows them
   std::map<std::string, std::uint64_t> ids_;  // of what is there now, by relative path

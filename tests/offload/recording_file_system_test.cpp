@@ -15,6 +15,10 @@
 namespace tranche::testing {
 namespace {
 
+using detail::Caching;
+using detail::FileSystem;
+using detail::OpenMode;
+using detail::posix_file_system;
 using ::testing::HasSubstr;
 
 class RecordingTest : public ::testing::Test {
@@ -29,7 +33,7 @@ class RecordingTest : public ::testing::Test {
     FileSystem& plain = posix_file_system();
     return plain.exists(place + "/" + name) ? plain.read_file(place + "/" + name) : "-";
   }
-  static void put(File& file, std::int64_t offset, std::string_view text) {
+  static void put(detail::File& file, std::int64_t offset, std::string_view text) {
     file.write(offset, text.data(), static_cast<std::int64_t>(text.size()));
   }
   TestFolder folder_;
@@ -159,9 +163,9 @@ TEST_F(RecordingTest, AsynchronousTransfersAreRecordedByBlock) {
   RecordingFileSystem files(posix_file_system(), root_);
   auto file = files.open(root_ + "/a", OpenMode::create_new, Caching::direct);
   EXPECT_FALSE(file->native());
-  BlockIoOptions options;
+  detail::BlockIoOptions options;
   options.block_bytes = 4096;
-  const auto io = make_block_io(options);
+  const auto io = detail::make_block_io(options);
   const std::string data(10'000, 'x');
   io->wait(io->write(*file, 50, data.data(), 10'000));
   EXPECT_EQ(files.operations(), 4u) << "creation and three blocks";

@@ -20,6 +20,14 @@
 namespace tranche {
 namespace {
 
+using detail::IoCall;
+using detail::owner_of_swap;
+using detail::posix_file_system;
+using detail::ProcessIdentity;
+using detail::swap_name;
+using detail::SwapFile;
+using detail::SwapFileOptions;
+using detail::this_process;
 using ::testing::AllOf;
 using testing::FaultyFileSystem;
 using testing::FileOperation;
@@ -208,7 +216,7 @@ TEST_F(SwapFileTest, AFolderThatTakesNoFilesIsTheUsersToMend) {
 }
 
 TEST_F(SwapFileTest, WithoutDirectTransfers) {
-  const auto files = make_posix_file_system([](IoCall call, std::int64_t bytes) -> std::int64_t {
+  const auto files = detail::make_posix_file_system([](IoCall call, std::int64_t bytes) -> std::int64_t {
     return call == IoCall::open_direct ? -EINVAL : bytes;
   });
   SwapFile file(options(), *files, ledger_);
@@ -270,8 +278,8 @@ TEST_F(SwapFileTest, StaleFilesAreRemovedAndNothingElse) {
   for (const auto& name : stays) std::ofstream(folder_ / name) << "x";
   std::filesystem::create_directory(folder_ / swap_name(dead, 1));
   // In use by someone whom we cannot see.
-  const auto used = posix_file_system().open(folder_ / stays[2], OpenMode::update);
-  ASSERT_TRUE(lock_swap(*used));
+  const auto used = posix_file_system().open(folder_ / stays[2], detail::OpenMode::update);
+  ASSERT_TRUE(detail::lock_swap(*used));
 
   SwapFile file(options(), posix_file_system(), ledger_);
   file.reserve(4096, Category::optimizer, "states");

@@ -16,41 +16,41 @@ namespace tranche::testing {
 
 /// A device, a swap file and an engine.
 struct TileBench {
-  TileBench(const std::string& folder, FileSystem& files, BlockIoOptions io_options = {},
+  TileBench(const std::string& folder, detail::FileSystem& files, detail::BlockIoOptions io_options = {},
             bool simulated = false)
       : device(make_device({.kind = simulated ? DeviceKind::meta : DeviceKind::cpu})),
         host(device->memory(Tier::host), ledger),
         swap({.directory = folder, .simulated = simulated}, files, ledger),
-        io(simulated ? nullptr : make_block_io(io_options)),
+        io(simulated ? nullptr : detail::make_block_io(io_options)),
         stream(device->create_host_stream("host", 1)) {}
-  TileRegion region(std::int64_t elements, std::int64_t tile, std::vector<std::int64_t> widths) {
-    return reserve_region(swap, elements, tile, std::move(widths), Category::optimizer, "states");
+  detail::TileRegion region(std::int64_t elements, std::int64_t tile, std::vector<std::int64_t> widths) {
+    return detail::reserve_region(swap, elements, tile, std::move(widths), Category::optimizer, "states");
   }
-  TileRing ring(int buffers, std::int64_t bytes) {
-    return TileRing({.buffers = buffers, .buffer_bytes = bytes}, swap, io.get(), host);
+  detail::TileRing ring(int buffers, std::int64_t bytes) {
+    return detail::TileRing({.buffers = buffers, .buffer_bytes = bytes}, swap, io.get(), host);
   }
 
   Ledger ledger;
   std::unique_ptr<Device> device;
   TrackingResource host;
-  SwapFile swap;
-  std::unique_ptr<BlockIo> io;
+  detail::SwapFile swap;
+  std::unique_ptr<detail::BlockIo> io;
   std::unique_ptr<Stream> stream;
 };
 
-inline std::vector<TileRef> tiles_of(const TileRegion& region) {
-  std::vector<TileRef> result;
+inline std::vector<detail::TileRef> tiles_of(const detail::TileRegion& region) {
+  std::vector<detail::TileRef> result;
   for (std::int64_t tile = 0; tile < region.tiles(); ++tile) result.push_back({&region, tile});
   return result;
 }
 
 /// Work on a region of one tensor of int64: `work` on the element's value and number.
-inline void pass(TileBench& bench, TileRing& ring, const TileRegion& region, bool read,
+inline void pass(TileBench& bench, detail::TileRing& ring, const detail::TileRegion& region, bool read,
                  const std::function<std::int64_t(std::int64_t value, std::int64_t element)>& work,
                  bool write = true) {
   ring.begin(tiles_of(region), read);
   for (std::int64_t tile = 0; tile < region.tiles(); ++tile) {
-    const TileMemory memory = ring.open(*bench.stream);
+    const detail::TileMemory memory = ring.open(*bench.stream);
     bench.stream->enqueue("work", [memory, work] {
       auto* values = static_cast<std::int64_t*>(memory.data[0]);
       for (std::int64_t i = 0; i < memory.elements; ++i) values[i] = work(values[i], memory.first + i);

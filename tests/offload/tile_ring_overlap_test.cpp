@@ -17,6 +17,9 @@
 namespace tranche {
 namespace {
 
+using detail::BlockIoEngine;
+using detail::TileRegion;
+using detail::TileRing;
 using testing::FileOperation;
 using testing::pass;
 using testing::TestFolder;

@@ -25,6 +25,15 @@
 namespace tranche {
 namespace {
 
+using detail::BlockIoEngine;
+using detail::BlockIoOptions;
+using detail::IoCall;
+using detail::posix_file_system;
+using detail::reserve_region;
+using detail::TileMemory;
+using detail::TileRef;
+using detail::TileRegion;
+using detail::TileRing;
 using test::message_of;
 using testing::FaultyFileSystem;
 using testing::FileOperation;
@@ -83,7 +92,7 @@ TEST_P(TileRingTest, ManyTilesManyPasses) {
   EXPECT_EQ(ring.counts().tiles, 8 * 61);
   EXPECT_GT(ring.take_busy_seconds(), 0);
   EXPECT_EQ(ring.take_busy_seconds(), 0) << "nothing is under way";
-  const BlockIoStatistics statistics = bench.io->statistics();
+  const detail::BlockIoStatistics statistics = bench.io->statistics();
   EXPECT_EQ(statistics.read_bytes, 7 * bytes);
   EXPECT_EQ(statistics.written_bytes, 6 * bytes);
   EXPECT_EQ(statistics.direct_bytes, bench.swap.file().direct() ? 13 * bytes : 0);
@@ -313,7 +322,7 @@ TEST_P(TileRingTest, ShortAndInterruptedTransfersAreResumed) {
     if (number % 5 == 2 && bytes > 8192) return bytes / 2 / 4096 * 4096;
     return number % 5 == 3 ? (bytes + 2) / 3 : bytes;
   };
-  const auto files = make_posix_file_system(hook);
+  const auto files = detail::make_posix_file_system(hook);
   if (GetParam().engine == BlockIoEngine::uring) io_.hook = hook;
   TileBench bench(folder_.path(), GetParam().engine == BlockIoEngine::uring ? posix_file_system() : *files,
                   io_);
@@ -365,7 +374,7 @@ TEST(TileRingFallback, WorksWhereUringIsRefused) {
 }
 
 TEST(TileRingSimulated, CountsTheSameAndTouchesNothing) {
-  TileRingCounts counts[2];
+  detail::TileRingCounts counts[2];
   std::int64_t peaks[2][2];
   for (const bool simulated : {false, true}) {
     const TestFolder folder;
@@ -413,7 +422,7 @@ TEST(TileRingSimulated, CountsTheSameAndTouchesNothing) {
 
 TEST(TileRegionTest, CutsStartAtMultiplesOf4096) {
   Ledger ledger;
-  SwapFile swap({.directory = "x", .simulated = true}, posix_file_system(), ledger);
+  detail::SwapFile swap({.directory = "x", .simulated = true}, posix_file_system(), ledger);
   swap.reserve(4096, Category::other, "before");
   const TileRegion region = reserve_region(swap, 2500, 1024, {4, 2}, Category::optimizer, "states");
   EXPECT_EQ(region.offset, 4096);

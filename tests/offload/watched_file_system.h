@@ -15,33 +15,36 @@
 namespace tranche::testing {
 
 /// A file system whose reads and writes call a function first, which may block.
-class WatchedFileSystem : public FileSystem {
+class WatchedFileSystem : public detail::FileSystem {
  public:
   using Watch = std::function<void(FileOperation, std::int64_t offset)>;
   explicit WatchedFileSystem(Watch watch) : watch_(std::move(watch)) {}
-  std::unique_ptr<File> open(const std::string& path, OpenMode mode, Caching caching) override {
-    return std::make_unique<Watched>(posix_file_system().open(path, mode, caching), watch_);
+  std::unique_ptr<detail::File> open(const std::string& path, detail::OpenMode mode,
+                                     detail::Caching caching) override {
+    return std::make_unique<Watched>(detail::posix_file_system().open(path, mode, caching), watch_);
   }
   void rename(const std::string& from, const std::string& to) override {
-    posix_file_system().rename(from, to);
+    detail::posix_file_system().rename(from, to);
   }
-  void remove(const std::string& path) override { posix_file_system().remove(path); }
+  void remove(const std::string& path) override { detail::posix_file_system().remove(path); }
   bool create_directory(const std::string& path) override {
-    return posix_file_system().create_directory(path);
+    return detail::posix_file_system().create_directory(path);
   }
-  std::vector<DirectoryEntry> list(const std::string& path) override {
-    return posix_file_system().list(path);
+  std::vector<detail::DirectoryEntry> list(const std::string& path) override {
+    return detail::posix_file_system().list(path);
   }
-  std::optional<FileStatus> status(const std::string& path) override {
-    return posix_file_system().status(path);
+  std::optional<detail::FileStatus> status(const std::string& path) override {
+    return detail::posix_file_system().status(path);
   }
-  SpaceInfo space(const std::string& path) override { return posix_file_system().space(path); }
-  void sync_directory(const std::string& path) override { posix_file_system().sync_directory(path); }
+  detail::SpaceInfo space(const std::string& path) override {
+    return detail::posix_file_system().space(path);
+  }
+  void sync_directory(const std::string& path) override { detail::posix_file_system().sync_directory(path); }
 
  private:
-  struct Watched : File {
-    Watched(std::unique_ptr<File> the_file, const Watch& the_watch)
-        : File(the_file->path()), file(std::move(the_file)), watch(the_watch) {}
+  struct Watched : detail::File {
+    Watched(std::unique_ptr<detail::File> the_file, const Watch& the_watch)
+        : detail::File(the_file->path()), file(std::move(the_file)), watch(the_watch) {}
     std::int64_t size() const override { return file->size(); }
     void preallocate(std::int64_t bytes) override { file->preallocate(bytes); }
     void read(std::int64_t offset, void* memory, std::int64_t bytes) override {
@@ -54,7 +57,7 @@ class WatchedFileSystem : public FileSystem {
     }
     void truncate(std::int64_t bytes) override { file->truncate(bytes); }
     void sync() override { file->sync(); }
-    std::unique_ptr<File> file;
+    std::unique_ptr<detail::File> file;
     const Watch& watch;
   };
   Watch watch_;

@@ -13,6 +13,11 @@
 namespace tranche {
 namespace {
 
+using detail::ElementRange;
+using detail::FlatLayout;
+using detail::shard_multiple_elements;
+using detail::TensorPiece;
+
 constexpr std::uint64_t cases = 300;
 using Element = std::pair<int, std::int64_t>;  // tensor, element within it
 constexpr Element padding{-1, 0};
@@ -162,7 +167,7 @@ TEST(FlatLayoutLaws, OverlapsMoveEveryElementOnceToItsPlace) {
       std::vector<Element> moved(shard, padding);
       std::vector<int> written(shard, 0);
       std::int64_t previous_end = 0;
-      for (const OverlapPiece& piece : overlaps(from, to, rank)) {
+      for (const detail::OverlapPiece& piece : detail::overlaps(from, to, rank)) {
         ASSERT_GT(piece.elements, 0);
         ASSERT_LE(piece.source_begin + piece.elements, from.shard_elements());
         ASSERT_GE(piece.destination_begin, previous_end);
@@ -191,7 +196,7 @@ TEST(FlatLayoutLaws, BucketsTileTheShard) {
     const Drawn drawn = draw(seed);
     SCOPED_TRACE(drawn.text);
     const FlatLayout layout(drawn.sizes, drawn.ranks);
-    const auto buckets = bucket_ranges(layout, drawn.bucket);
+    const auto buckets = detail::bucket_ranges(layout, drawn.bucket);
     std::int64_t end = 0;
     for (const ElementRange& bucket : buckets) {
       ASSERT_EQ(bucket.begin, end);

@@ -13,6 +13,13 @@
 namespace tranche {
 namespace {
 
+using detail::bucket_ranges;
+using detail::ElementRange;
+using detail::FlatLayout;
+using detail::intersect;
+using detail::OverlapPiece;
+using detail::overlaps;
+using detail::TensorPiece;
 using test::message_of;
 using testing::ElementsAre;
 using testing::HasSubstr;

@@ -98,7 +98,7 @@ TEST(Plan, OfATrillionParametersTakesSecondsAndLittleMemory) {
   std::int64_t peaks[3] = {};
   int at = 0;
   for (const int ranks : {1, 1024, 65536}) {
-    const Stopwatch clock;
+    const detail::Stopwatch clock;
     PlanRequest request;
     request.model.gpt = gpt;
     request.ranks = ranks;
@@ -129,7 +129,7 @@ TEST(Plan, ManyUnitsAndRanksTakeLittleToo) {
       parse_unit_list(R"({"units": [{"name": "u", "repeat": 3000, "tensors": {"w": [77]}}]})", "many");
   request.ranks = 65536;
   request.config.stage = 1;
-  const Stopwatch clock;
+  const detail::Stopwatch clock;
   const PlanResult plan = plan_run(request);
   EXPECT_EQ(plan.state.parameters, std::int64_t{3000} * 65536 * 256 * 2);  // the least shard of each unit
   EXPECT_LT(clock.seconds(), 60);

@@ -16,6 +16,9 @@
 namespace tranche::planner {
 namespace {
 
+using detail::RecordedWork;
+using detail::WorkKind;
+using detail::WorkRecorder;
 using namespace tools;  // whose program runs what is planned
 
 using nlohmann::json;

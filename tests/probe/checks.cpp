@@ -48,7 +48,7 @@ int small_number(std::size_t i) {
 }  // namespace
 
 void check_device() {
-  const CudaProbe probe = probe_cuda();
+  const detail::CudaProbe probe = detail::probe_cuda();
   expect(!probe.devices.empty(), probe.problem);
   const auto device = gpu();
   const MemoryInfo info = device->memory_info();

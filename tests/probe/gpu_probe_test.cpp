@@ -23,7 +23,7 @@ ProgramOutput probe(const std::string& arguments, const std::string& environment
 class GpuProbe : public ::testing::Test {
  protected:
   void SetUp() override {
-    const CudaProbe found = probe_cuda();
+    const detail::CudaProbe found = detail::probe_cuda();
     if (found.devices.empty()) GTEST_SKIP() << found.problem;
   }
 };
@@ -34,7 +34,7 @@ TEST_F(GpuProbe, EachCheckIsOk) {
   for (const char* name : {"device", "copy", "tensor_core", "product", "graph", "host_wait"}) {
     EXPECT_THAT(run.text, HasSubstr("probe " + std::string(name) + ": ok\n"));
   }
-  EXPECT_THAT(run.text, AllOf(HasSubstr(probe_cuda().devices[0].name), Not(HasSubstr("FAILED"))));
+  EXPECT_THAT(run.text, AllOf(HasSubstr(detail::probe_cuda().devices[0].name), Not(HasSubstr("FAILED"))));
 }
 
 TEST_F(GpuProbe, TheChecksAskedForRun) {
@@ -44,7 +44,7 @@ TEST_F(GpuProbe, TheChecksAskedForRun) {
 }
 
 TEST_F(GpuProbe, ACheckThatFailsLeavesTheOthers) {
-  if (!probe_cuda().emulated) GTEST_SKIP() << "only the emulation can be given so little memory";
+  if (!detail::probe_cuda().emulated) GTEST_SKIP() << "only the emulation can be given so little memory";
   const ProgramOutput run = probe("copy device host_wait", "TRANCHE_EMULATED_MEMORY=60000000");
   EXPECT_EQ(run.status, 1) << run.text;
   EXPECT_THAT(run.text,

@@ -127,7 +127,7 @@ TEST_F(CheckpointCommand, VerifiesOneAndAll) {
 
 TEST_F(CheckpointCommand, VerifyNamesFileTensorAndElements) {
   const std::string path = save({.world = 2});
-  const auto manifest = checkpoint::open_manifest(posix_file_system(), path);
+  const auto manifest = checkpoint::open_manifest(detail::posix_file_system(), path);
   const auto section = static_cast<std::size_t>(manifest.layout.find_section("exp_avg", false));
   const std::int64_t byte = manifest.shards[1].offsets[section] + 4 * 100;
   test::flip(path + "/shard-00001-of-00002.h5", byte);
@@ -240,7 +240,7 @@ TEST_F(CheckpointCommand, ShowsArraysOfTheProgramsOwn) {
             R"("shards":[{"begin":0,"end":1000,"rank":0},{"begin":1000,"end":30000,"rank":1}]},)"
             R"({"dtype":"int64","name":"generator","of":"each rank","shapes":[[3],[4]],)"
             R"("shards":[{"begin":0,"end":3,"rank":0},{"begin":0,"end":4,"rank":1}]}])");
-  const checkpoint::Manifest manifest = checkpoint::open_manifest(posix_file_system(), path);
+  const checkpoint::Manifest manifest = checkpoint::open_manifest(detail::posix_file_system(), path);
   test::flip(path + "/shard-00001-of-00002.h5", manifest.shards[1].array_offsets[0] + 50000);
   const ProgramResult damaged = checkpoint_command({"verify", path});
   EXPECT_EQ(damaged.status, 4);
@@ -335,7 +335,7 @@ TEST_F(CheckpointCommand, DiffOfOtherModels) {
 
 TEST_F(CheckpointCommand, DamageIsAnErrorOfDiffNotADifference) {
   const std::string one = save({.step = 1}), two = save({.step = 2});
-  const auto manifest = checkpoint::open_manifest(posix_file_system(), two);
+  const auto manifest = checkpoint::open_manifest(detail::posix_file_system(), two);
   test::flip(two + "/shard-00000-of-00001.h5", manifest.shards[0].offsets[0]);
   const ProgramResult result = checkpoint_command({"diff", one, two});
   EXPECT_EQ(result.status, 4);

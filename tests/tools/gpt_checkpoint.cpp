@@ -75,8 +75,8 @@ std::string save_gpt(const std::string& folder, const models::GptConfig& model,
       const auto& unit = manifest.layout.units[static_cast<std::size_t>(piece.unit)];
       std::vector<float> values(static_cast<std::size_t>(piece.range.size()), 0.0f);
       for (const checkpoint::TensorRecord& tensor : unit.tensors) {
-        const ElementRange part =
-            intersect(piece.range, {tensor.offset, tensor.offset + tensor.shape.elements()});
+        const detail::ElementRange part =
+            detail::intersect(piece.range, {tensor.offset, tensor.offset + tensor.shape.elements()});
         for (std::int64_t e = part.begin; e < part.end; ++e) {
           values[static_cast<std::size_t>(e - piece.range.begin)] =
               sample_value(section.kind, tensor.name, e - tensor.offset, options.variant);

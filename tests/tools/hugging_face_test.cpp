@@ -122,7 +122,7 @@ TEST_F(HuggingFace, ExportsWholeTensorsFromAnyNumberOfRanks) {
     const ProgramResult result = checkpoint_command({"export", path, "--to", folder_.path(name)});
     ASSERT_EQ(result.status, 0) << result.errors;
     EXPECT_THAT(result.out, HasSubstr("28 tensors of step 7 in fp32"));
-    const checkpoint::SafetensorsFolder written(posix_file_system(), folder_.path(name));
+    const checkpoint::SafetensorsFolder written(detail::posix_file_system(), folder_.path(name));
     EXPECT_EQ(written.tensors().size(), 28u) << "the tied head is written once, as transformers does";
     const HandMade expected = tiny_tensors("transformer.");
     for (const auto& [tensor, shape] : expected.tensors) {
@@ -146,7 +146,7 @@ TEST_F(HuggingFace, ExportsWholeTensorsFromAnyNumberOfRanks) {
 TEST_F(HuggingFace, ExportsRoundToNearestEven) {
   const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {.world = 2});
   ASSERT_EQ(checkpoint_command({"export", path, "--to", folder_.path("out"), "--dtype", "bf16"}).status, 0);
-  const checkpoint::SafetensorsFolder written(posix_file_system(), folder_.path("out"));
+  const checkpoint::SafetensorsFolder written(detail::posix_file_system(), folder_.path("out"));
   EXPECT_EQ(ordered_json::parse(written.config())["torch_dtype"], "bfloat16");
   int up = 0, down = 0;
   for (const checkpoint::SafeTensor& tensor : written.tensors()) {
@@ -310,7 +310,7 @@ TEST_F(HuggingFace, ExportNeedsToKnowTheModel) {
 
 TEST_F(HuggingFace, ADamagedCheckpointIsNotExported) {
   const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
-  const auto manifest = checkpoint::open_manifest(posix_file_system(), path);
+  const auto manifest = checkpoint::open_manifest(detail::posix_file_system(), path);
   const int weights = manifest.layout.find_section("weight", false);
   test::flip(path + "/shard-00000-of-00001.h5",
              manifest.shards[0].offsets[static_cast<std::size_t>(weights)] + 40);

@@ -98,7 +98,7 @@ TEST_F(ProgramErrors, HeadsThatDoNotDivideTheWidth) {
 }
 
 TEST_F(ProgramErrors, TheDeviceThatIsNotThere) {
-  if (!probe_cuda().devices.empty()) GTEST_SKIP() << "this machine has the device";
+  if (!detail::probe_cuda().devices.empty()) GTEST_SKIP() << "this machine has the device";
   const ProgramResult result = test::run(tiny_train(folder_, {"--device", "cuda"}));
   EXPECT_EQ(result.status, 2);
   EXPECT_THAT(result.errors, HasSubstr("device cuda"));

@@ -153,7 +153,7 @@ TEST(Duration, IsReadable) {
 
 TEST(Draw, OnlyTheProgramsOwnCarriageReturnsReachTheTerminal) {
   std::ostringstream to;
-  PrintableBuffer buffer(*to.rdbuf());
+  detail::PrintableBuffer buffer(*to.rdbuf());
   std::ostream out(&buffer);
   draw(out, "\rstep 1 of a\rb \x1b[2J  \r");
   draw(out, "\r");

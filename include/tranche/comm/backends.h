@@ -12,12 +12,15 @@ namespace tranche {
 
 class Device;
 class TraceRecorder;
-class WorkRecorder;
 
 namespace comm {
 struct ThreadHub;
 class WindowMemory;
 }  // namespace comm
+
+namespace detail {
+class WorkRecorder;
+}  // namespace detail
 
 /// Default size of the staging buffer of `ranks` ranks: 8 MiB, more where two slots with 256
 /// fp32 elements from each peer need it.
@@ -47,7 +50,7 @@ struct CommunicatorOptions {
   /// The device that the ranks' buffers belong to, not owned. A group of one rank reduces with as many
   /// threads as the device's kernels have; with null, one.
   const Device* device = nullptr;
-  std::shared_ptr<WorkRecorder> recorder = nullptr;  ///< meta: keeps the operations; none otherwise
+  std::shared_ptr<detail::WorkRecorder> recorder = nullptr;  ///< meta: keeps the operations; none otherwise
 };
 
 /// One rank; collectives are copies.

@@ -19,7 +19,7 @@ struct DeviceOptions {
   /// Host threads for kernels on the compute stream (cpu); 0 takes the cores of the affinity mask.
   int threads = 1;
   /// meta: records the work of the device's streams as a graph; other kinds ignore it.
-  std::shared_ptr<WorkRecorder> recorder = nullptr;
+  std::shared_ptr<detail::WorkRecorder> recorder = nullptr;
 };
 
 /// Calls that the host made of a device since it was made; for tests.

@@ -15,7 +15,10 @@
 namespace tranche {
 
 class TraceRecorder;
+
+namespace detail {
 class WorkRecorder;
+}  // namespace detail
 
 enum class DeviceKind : std::uint8_t { cpu, cuda, meta };
 std::string_view name_of(DeviceKind kind);
@@ -92,11 +95,11 @@ class Stream {
   bool tracing() const noexcept { return trace_ != nullptr; }
   /// Records the stream's work beside doing it (on meta: in place of doing it) as row `lane` of the
   /// recorder's graph, one row a stream; not owned, nullptr for none.
-  void set_recorder(WorkRecorder* recorder, int lane) {
+  void set_recorder(detail::WorkRecorder* recorder, int lane) {
     recorder_ = recorder;
     lane_ = lane;
   }
-  WorkRecorder* recorder() const noexcept { return recorder_; }
+  detail::WorkRecorder* recorder() const noexcept { return recorder_; }
   int lane() const noexcept { return lane_; }
   /// True when spans go anywhere: to the trace, or to a profiler of the device.
   bool spans_wanted() const noexcept { return trace_ != nullptr || profiled_; }
@@ -115,7 +118,7 @@ class Stream {
   std::vector<std::pair<std::type_index, std::shared_ptr<void>>> attachments_;
   TraceRecorder* trace_ = nullptr;
   bool profiled_ = false;
-  WorkRecorder* recorder_ = nullptr;
+  detail::WorkRecorder* recorder_ = nullptr;
   int lane_ = 0;
 };
 

@@ -11,8 +11,11 @@
 namespace tranche {
 
 class HostCopies;
-class HostLink;
 class Stream;
+
+namespace detail {
+class HostLink;
+}  // namespace detail
 
 /// A buffer of step memory whose bytes are, or will be, in host memory. Move-only; made by
 /// Engine::send_to_host and turned into a buffer again by Engine::fetch_from_host. Destroyed before that, it
@@ -47,7 +50,7 @@ class HostCopy {
 class HostCopies {
  public:
   /// `wait` has the compute stream wait for an event. `host` is the resource of Tier::host. All outlive this.
-  HostCopies(HostLink& link, Stream& compute, StepArena& device, MemoryResource& host, Ledger& ledger,
+  HostCopies(detail::HostLink& link, Stream& compute, StepArena& device, MemoryResource& host, Ledger& ledger,
              std::function<void(const Event&)> wait);
 
   /// The host's step arena goes through the same passes as the device's. end_pass() throws LogicError naming
@@ -72,7 +75,7 @@ class HostCopies {
 
  private:
   friend class HostCopy;
-  HostLink& link_;
+  detail::HostLink& link_;
   Stream& compute_;
   StepArena& device_;
   StepArena arena_;

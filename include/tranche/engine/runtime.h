@@ -13,9 +13,12 @@
 
 namespace tranche {
 
+struct Config;
+
+namespace detail {
 class FileSystem;
 class WorkRecorder;
-struct Config;
+}  // namespace detail
 
 struct RuntimeOptions {
   DeviceKind device = DeviceKind::cpu;
@@ -33,9 +36,9 @@ struct RuntimeOptions {
   bool trace = false;             ///< record spans
   std::int64_t trace_events = 0;  ///< most that are kept, the first and the latest; 0: all
   LogLevel log_level = LogLevel::info;
-  std::shared_ptr<WorkRecorder> recorder =
-      nullptr;                  ///< of device meta: keeps work and operations; null: nobody does
-  FileSystem* files = nullptr;  ///< the file system of checkpoints; outlives the Runtime; null: the system's
+  std::shared_ptr<detail::WorkRecorder> recorder =
+      nullptr;                          ///< of device meta: keeps work and operations; null: nobody does
+  detail::FileSystem* files = nullptr;  ///< of checkpoints; outlives the Runtime; null: the system's
   /// `beside` with the fields of a Config that concern the runtime, where the Config does not leave them at
   /// their default.
   static RuntimeOptions from(const Config& config, const RuntimeOptions& beside);
@@ -92,7 +95,7 @@ class Runtime {
   /// Calls of a tier's memory resource so far.
   std::int64_t memory_calls(Tier tier = Tier::device) const;
   Ledger& ledger() const;
-  FileSystem& files() const;
+  detail::FileSystem& files() const;
   const Logger& log() const;
   /// nullptr unless options.trace.
   TraceRecorder* trace() const;
