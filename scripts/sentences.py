@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Counts the words of sentences: the 90th percentile of the pages is at most 25.
+"""Counts words: the 90th percentile of the sentences is at most 25, and README has at most 700 in all.
 
     scripts/sentences.py [PAGE ...]     README.md and docs/start/*.md unless given; exit status 1 beyond that
 
-Paragraphs and list items count. Headings, tables, code, comments and pictures do not; of a link its text does.
+Of sentences, paragraphs and list items count; of README headings and tables, too. Code, comments and pictures do not; of a link its
+text does.
 """
 import pathlib
 import re
@@ -11,14 +12,23 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST = 25
+README_WORDS = 700
 
 
-def paragraphs(text):
+def prose(text):
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("**", "")
+
+
+def words(text):
+    return [word for word in text.split() if re.search(r"\w", word)]
+
+
+def paragraphs(text):
     current = []
-    for line in [*text.split("\n"), ""]:
+    for line in [*prose(text).split("\n"), ""]:
         item = re.match(r"\s*(?:[-*]|\d+\.) +(.*)", line)
         if item or not line.strip() or line.startswith(("#", "|", "    ", "<")):
             if current:
@@ -30,11 +40,9 @@ def paragraphs(text):
 
 def sentences(text):
     for paragraph in paragraphs(text):
-        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph).replace("**", "")
-        for sentence in re.split(r"(?<=[.!?])[\"')]?\s+", plain):
-            words = [word for word in sentence.split() if re.search(r"\w", word)]
-            if words:
-                yield len(words), sentence
+        for sentence in re.split(r"(?<=[.!?])[\"')]?\s+", paragraph):
+            if words(sentence):
+                yield len(words(sentence)), sentence
 
 
 def percentile(lengths):
@@ -48,6 +56,10 @@ def main():
         sys.exit("no sentence was found")
     reached = percentile([length for length, _, _ in found])
     print(f"{len(found)} sentences on {len(pages)} pages, 90th percentile {reached} words")
+    for page in pages:
+        count = len(words(prose(page.read_text(encoding="utf-8"))))
+        if page.name == "README.md" and count > README_WORDS:
+            sys.exit(f"{page} has {count} words, and at most {README_WORDS} are wanted: what is more belongs to docs/")
     if reached > MOST:
         longest = sorted(found, reverse=True)[:10]
         sys.exit(f"at most {MOST} are wanted; the longest:\n" + "\n".join(f"  {length} {page}: {text}" for length, text, page in longest))
