@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Proves that no #include climbs the layers of docs/design.md, that public headers (include/tranche/) need no private one, and that
+"""Proves that no #include climbs the layers of docs/internals/design.md, that public headers (include/tranche/) need no private one, and that
 MPI, CUDA, NCCL, HDF5 and liburing stay where they belong: their headers, and the names of CUDA and NCCL. The engine, the models,
 the optimizers and the checkpoints do not even know that there is such a device.
 

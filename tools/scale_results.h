@@ -77,9 +77,9 @@ struct StudyFacts {
   std::map<int, std::vector<PointPlan>> curves;
 };
 
-/// The table of docs/design.md: bytes of model state a parameter takes on one of `ranks`, for a compute dtype
-/// and an accumulation dtype of so many bytes, fp32 master weights (none in fp32 training) and `moments`
-/// bytes of moments.
+/// The table of docs/internals/design.md: bytes of model state a parameter takes on a rank, for a compute
+/// dtype and an accumulation dtype of so many bytes, fp32 master weights (none in fp32 training) and
+/// `moments` bytes of moments.
 double state_bytes_per_parameter(int stage, bool boundary, int ranks, int compute, int accumulation,
                                  int moments);
 

@@ -11,8 +11,8 @@
 
 namespace tranche::comm {
 
-/// The deterministic reduction of docs/design.md, bit for bit, however the ranks are spread over nodes. The
-/// ranks of a node share out the sums that leave it.
+/// The deterministic reduction of docs/internals/design.md, bit for bit, for any spread of ranks over nodes.
+/// The ranks of a node share out the sums that leave it.
 class HierarchicalReduceScatter : public HierarchicalExchange {
  public:
   struct Result {

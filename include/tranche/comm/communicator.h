@@ -23,7 +23,7 @@ enum class ReduceOperation : std::uint8_t { sum, minimum, maximum };
 struct OperationLabel {
   std::string_view unit;
   std::string_view phase;
-  Traffic traffic = Traffic::data;  ///< data counts towards the formula of docs/design.md, control apart
+  Traffic traffic = Traffic::data;  ///< data: the formula of docs/internals/design.md; control: apart
   /// The tier of the call's buffers. Calls on host memory are ordered by their `ready` events alone; those on
   /// a GPU's memory also run in the order of issue, on one stream.
   Tier memory = Tier::device;

@@ -11,7 +11,7 @@
 
 namespace tranche {
 
-/// data: parameters and gradients, the formula of docs/design.md. control: norm, flags, loss, hashes.
+/// data: weights and gradients, the formula of docs/internals/design.md. control: norm, flags, loss, hashes.
 enum class Traffic : std::uint8_t { data, control };
 
 struct TrafficCount {

@@ -27,10 +27,10 @@
 namespace tranche {
 
 /// Calls of a rank, those of handles included, are made one at a time, each ordered before the next, by
-/// whichever thread (docs/design.md, "Threads of a program"); request_stop() alone at any time. Calls marked
-/// collective are made by all ranks in the same order. So are gather(), gradients() and their reduce(),
-/// skip_gradients() and the micro-batch calls: any of them may communicate, asynchronously, and a rank that
-/// leaves one out or swaps two is found, or waits until the time-out.
+/// whichever thread (docs/internals/design.md, "Threads of a program"); request_stop() at any time. Calls
+/// marked collective are made by all ranks in the same order. So are gather(), gradients() and their
+/// reduce(), skip_gradients() and the micro-batch calls: any of them may communicate, asynchronously, and a
+/// rank that leaves one out or swaps two is found, or waits until the time-out.
 ///
 /// A call out of order (LogicError) or with impossible arguments (InvalidArgument) changes nothing. Any other
 /// error in the middle of a step (OutOfMemory, CommunicationError ...) ends the engine, as this rank cannot
@@ -222,7 +222,7 @@ class Engine {
     std::int64_t live_peak = 0;  ///< most bytes of a training step's buffers that are held at once
   };
   StepMemory step_memory() const;
-  /// Data elements per rank and step by the formula of docs/design.md, from the layouts and the policy;
+  /// Data elements per rank and step by the formula of docs/internals/design.md, from layouts and policy;
   /// stage 3 from the recorded schedule (0 before the first step has ended).
   std::int64_t formula_traffic_elements() const;
   /// The same in bytes: what is reduced in the communication dtype, what is gathered in the compute dtype

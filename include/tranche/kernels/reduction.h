@@ -15,7 +15,7 @@ namespace tranche::kernels {
 /// stores, for one that is not, which leave the caches to other data. GPUs ignore it; the bits are the same.
 enum class SumTarget { caches, memory };
 
-/// The deterministic sum over ranks (docs/design.md): pieces[r] holds rank r's elements in `piece_dtype`;
+/// The sum over ranks of docs/internals/design.md: pieces[r] holds rank r's elements in `piece_dtype`;
 /// they are summed in fp32 in rank order inside groups of `group_size` consecutive ranks, then over the
 /// groups in order: ((p0 + p1) + p2) + (p3 + p4) for five ranks and groups of three. With accumulate, out =
 /// out + sum (one addition), else out = sum; out is fp32 or 16-bit (rounded once) and may alias a piece of
