@@ -27,7 +27,7 @@
 namespace tranche {
 
 /// Calls of a rank, those of handles included, are made one at a time, each ordered before the next, by
-/// whichever thread (docs/internals/design.md, "Threads of a program"); only request_stop() at any time. Calls
+/// whichever thread (docs/internals/design.md, "Threads of a program"); request_stop() at any time. Calls
 /// marked collective are made by all ranks in the same order. So are gather(), gradients() and their
 /// reduce(), skip_gradients() and the micro-batch calls: any of them may communicate, asynchronously, and a
 /// rank that leaves one out or swaps two is found, or waits until the time-out.
