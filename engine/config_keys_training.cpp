@@ -167,7 +167,7 @@ constexpr ConfigKey keys[] = {
              "keep block inputs only, compute blocks again"),
     honoured("tranche.checkpoint_every", integer, "1", "blocks between kept inputs; up to tranche.depth of them stay gathered from recomputation to backward"),
     honoured("tranche.vocabulary_chunk", integer, "0", "columns of the head whose logits exist at once, in blocks of 4096; 0 is all"),
-    honoured("tranche.moments", text, "\"fp32\"", "dtype of the optimizer's moments: fp32 or bf16"),
+    honoured("tranche.moments", text, "\"fp32\"", "dtype of Adam's and AdamW's moments: fp32 or bf16"),
     honoured("tranche.save_buffer", boolean, "false",
              "take the host memory of asynchronous saves at the start, not at the first save"),
     honoured("tranche.total_steps", integer, "the program's --steps",

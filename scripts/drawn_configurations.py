@@ -30,7 +30,7 @@ DIMENSIONS = {
     "checkpoint_tier": (["device", "cpu"], AT("checkpointing", True)),
     "frozen": ([[], ["*wpe*"], ["*h.0.*", "*.bias"]], ALWAYS),
     "optimizer": (["AdamW", "Adam", "Adam L2", "SGD", "SGD momentum", "SGD nesterov"], ALWAYS),
-    "moments": (["fp32", "bf16"], NOT("optimizer", "SGD")),
+    "moments": (["fp32", "bf16"], ADAM),
     "weight_decay": ([0.0, 0.1], ALWAYS),
     "groups": (["none", "factor", "decay", "no_decay"], ALWAYS),
     "schedule": (["constant", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle"], ALWAYS),

@@ -60,6 +60,7 @@ MemoryCase tiny_case(std::uint64_t index) {
   precision.moments = draw.of({DataType::float32, DataType::float32, DataType::bfloat16});
   config.loss_scaling = precision.compute == DataType::float16;
   config.optimizer.type = draw.below(4) == 0 ? "SGD" : "AdamW";
+  if (config.optimizer.type == "SGD") precision.moments = DataType::float32;  // refused otherwise
   if (draw.below(4) == 0) config.frozen = {"transformer.wpe.weight", "*.ln_2.bias", "transformer.h.0.attn.*"};
   config.activation_checkpointing = draw.flip();
   config.checkpoint_every = 1 + static_cast<int>(draw.below(4));

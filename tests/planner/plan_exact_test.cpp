@@ -117,6 +117,7 @@ PlanRequest draw(std::uint64_t number) {
   precision.moments = pick(2) == 0 ? DataType::float32 : DataType::bfloat16;
   config.loss_scaling = precision.compute == DataType::float16;
   if (pick(4) == 0) config.optimizer.type = "SGD";
+  if (config.optimizer.type == "SGD") precision.moments = DataType::float32;  // refused otherwise
   config.activation_checkpointing = pick(2) == 0;
   config.checkpoint_every = 1 + pick(3);
   config.vocabulary_chunk = pick(2) == 0 ? 0 : 7 + pick(40);

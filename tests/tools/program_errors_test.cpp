@@ -111,11 +111,23 @@ TEST_F(ProgramErrors, FlagsAndCommands) {
   refused({"--offload-optimizer", "nvme", "--nvme-path", folder_.path("none")},
           {"the folder of the nvme tier, '" + folder_.path("none") + "', is not there", "--nvme-path"});
   EXPECT_FALSE(std::filesystem::exists(folder_.path("none")));
-  refused({"--offload-param", "cpu", "--stage", "2"}, {"needs zero_optimization.stage 3", "the stage is 2"});
   refused({"--debug-fail", "3:1"}, {"no rank 3"});
   refused({"--device-memory", "much"}, {"'much' is not a size"});
   refused({"--host-memory", "more"}, {"'more' is not a size"});
   EXPECT_EQ(test::run({"trian"}).status, 2);
+}
+
+TEST_F(ProgramErrors, SettingsThatDoNotGoTogether) {
+  for (const char* tier : {"cpu", "nvme"}) {
+    for (const char* stage : {"0", "1", "2"}) {
+      refused({"--offload-param", tier, "--nvme-path", folder_.path(""), "--stage", stage},
+              {std::string("--offload-param ") + tier +
+                   " needs zero_optimization.stage 3, where weights are sharded and come when they are used",
+               std::string("the stage is ") + stage});
+    }
+  }
+  refused({"--set", "optimizer.type=SGD", "--set", "tranche.moments=bf16"},
+          {"tranche.moments: bf16 is for Adam and AdamW; SGD keeps its momentum in fp32"});
 }
 
 TEST_F(ProgramErrors, ReportsWithoutAPlaceAreToldBeforeTraining) {
