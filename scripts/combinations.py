@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Makes docs/combinations.md of tests/combinations.json: what holds any two capabilities together.
+
+    scripts/combinations.py            says what is wrong with the table or stale in the page; exit status 1 then
+    scripts/combinations.py --update   writes the page
+
+The table has capabilities, each on an axis, of which a training has one value, and cells: the first whose two sides hold a pair of
+capabilities of different axes is the pair's. "@name" stands for a group of capabilities. A cell has one of
+  test         "Suite.Case" of a GoogleTest program, or "file.py suite" of a test in Python
+  refused      the same, and `text`, which that file's literals hold word for word
+  independent  why the two share no code path
+and may have a `note`.
+A pair without a cell, a cell that is no pair's and a test or a text that is not there are errors.
+"""
+import argparse
+import difflib
+import itertools
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KINDS = ("test", "refused", "independent")
+MARKS = {"test": "abcdefghijklmnopqrstuvwxyz", "refused": "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "independent": "123456789"}
+
+
+def pair(a, b):
+    return tuple(sorted((a, b)))
+
+
+def expanded(table, side):
+    return [key for name in side for key in (table["groups"][name[1:]] if name.startswith("@") else [name])]
+
+
+def settle(table):
+    """({pair: cell}, what is wrong)"""
+    wrong = []
+    axis = {capability["key"]: capability["axis"] for capability in table["capabilities"]}
+    if len(axis) != len(table["capabilities"]):
+        wrong.append("two capabilities have the same key")
+    settled = {}
+    for number, cell in enumerate(table["cells"]):
+        if sum(kind in cell for kind in KINDS) != 1 or ("refused" in cell) != ("text" in cell):
+            wrong.append(f"cell {number} is not one of {', '.join(KINDS)}: {cell}")
+        before = len(settled)
+        for a, b in itertools.product(expanded(table, cell["between"]), expanded(table, cell["and"])):
+            if a not in axis or b not in axis:
+                wrong.append(f"cell {number}: there is no capability '{b if a in axis else a}'")
+            elif axis[a] != axis[b]:
+                settled.setdefault(pair(a, b), cell)
+        if len(settled) == before:
+            wrong.append(f"cell {number} is no pair's, or earlier ones have all of its: {cell}")
+    for a, b in itertools.combinations(axis, 2):
+        if axis[a] != axis[b] and pair(a, b) not in settled:
+            wrong.append(f"nothing holds {a} and {b}")
+    return settled, wrong
+
+
+def literals(source):
+    """The text of a source's literals, neighbours joined."""
+    return re.sub(r'"\s*\n\s*"', "", source.replace('\\"', "'"))
+
+
+class Tests:
+    """The tests of the repository by name, and the files that they are in."""
+
+    def __init__(self, root):
+        self.root = root
+        self.cases = {}
+        for path in sorted((root / "tests").rglob("*.cpp")):
+            source = path.read_text(encoding="utf-8")
+            for suite, case in re.findall(r"^TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\)", source, re.M):
+                self.cases[f"{suite}.{case}"] = source
+        for path in sorted((root / "tests").rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            for suite in re.findall(r"^def suite_(\w+)\(", source, re.M):
+                self.cases[f"{path.name} {suite}"] = source
+
+    def check(self, name, text=None):
+        if name not in self.cases:
+            return [f"there is no test {name}"]
+        if text is not None and text.replace('"', "'") not in literals(self.cases[name]):
+            return [f"the file of {name} does not hold the text: {text}"]
+        return []
+
+
+def check_lists(table, tests):
+    wrong = [line for entry in table["behind"] for test in entry["tests"] for line in tests.check(test)]
+    sources = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "engine").glob("config_keys*.cpp")))
+    for entry in table["absent"]:
+        if "test" in entry:
+            wrong += tests.check(entry["test"])
+        wrong += [f"no configuration key {key} is refused" for key in entry.get("keys", ()) if f'refused("{key}"' not in sources]
+    return wrong
+
+
+def page(table, settled):
+    capabilities = table["capabilities"]
+    marks, notes, legend = {}, {}, {kind: [] for kind in KINDS}
+    for cell in table["cells"]:
+        kind = next(kind for kind in KINDS if kind in cell)
+        text = (kind, cell[kind], cell.get("text"))
+        if text not in marks:
+            marks[text] = MARKS[kind][len(legend[kind])]
+            legend[kind].append(text)
+        if "note" in cell:
+            notes[text] = cell["note"]
+
+    def mark(a, b):
+        if a["axis"] == b["axis"]:
+            return "."
+        cell = settled[pair(a["key"], b["key"])]
+        kind = next(kind for kind in KINDS if kind in cell)
+        return marks[kind, cell[kind], cell.get("text")]
+
+    counts = {kind: 0 for kind in KINDS}
+    for cell in settled.values():
+        counts[next(kind for kind in KINDS if kind in cell)] += 1
+    lines = [
+        "<!-- Written by scripts/combinations.py from tests/combinations.json. -->",
+        "# Any two capabilities at once", "",
+        f"{len(capabilities)} capabilities make {len(settled)} pairs. {counts['test']} are held by a test, {counts['refused']} are refused "
+        f"before the first step, and {counts['independent']} share no code. No pair is left out: `scripts/combinations.py` looks for each,",
+        "for the tests by their names and for the texts of refusals, and the tests look whether their pairs have met.", "",
+        "## How pairs are trained", "",
+        "`tests/models/combinations_test.cpp` trains a small GPT with dozens of configurations. They are a covering array: any two values of two axes",
+        "stand together in at least one of them. Four steps (as they come, recorded, and two as planned) are followed by two of another engine where a",
+        "checkpoint is loaded elsewhere. Each configuration is trained twice:", "",
+        "- as it is, and",
+        "- with the same arithmetic at stage 0, nothing offloaded, no overlap, no memory plan.", "",
+        "Weights, optimizer state, losses, norms, evaluations and logits have to be equal to the last bit. The same rows are planned on the meta",
+        "device, to the byte and to the sent element, and run by MPI processes.", "",
+        "What is refused ends a program with status 2 (`ProgramErrors`), and an engine's constructor with `ConfigurationError`, before the first step.", "",
+        "## The pairs", "",
+        "Values of one axis (`.`) exclude each other; a checkpoint goes from one to the other.", "", "```"]
+    width = max(len(c["name"]) for c in capabilities)
+    for number, row in enumerate(capabilities):
+        cells = "".join(mark(row, column) for column in capabilities[:number])
+        lines.append(f"{number + 1:>2} {row['name']:<{width}} {cells}".rstrip())
+    tens = "".join(str((n + 1) // 10 % 10 or " ") for n in range(len(capabilities)))
+    ones = "".join(str((n + 1) % 10) for n in range(len(capabilities)))
+    lines += [" " * (width + 4) + tens.rstrip(), " " * (width + 4) + ones, "```", "", "| mark | what holds the pair |", "|---|---|"]
+    for kind, says in (("test", "held by `{}`"), ("refused", "refused, \"{}\": `{}`"), ("independent", "share no code: {}")):
+        for text in legend[kind]:
+            said = (says.format(text[2], text[1]) if kind == "refused" else says.format(text[1])) + (f"; {notes[text]}" if text in notes else "")
+            lines.append(f"| `{marks[text]}` | {said} |")
+    lines += ["", "## Behind one interface", "",
+              "These have no row: what uses them knows the interface alone, so that tests of the interface hold them together with every row.", ""]
+    lines += [f"- {entry['name']}: {entry['interface']} ({', '.join(f'`{test}`' for test in entry['tests'])})" for entry in table["behind"]]
+    lines += ["", "## What there is not", "",
+              "These are not part of this version and have no row. Keys of DeepSpeed's that ask for them are refused with a reason",
+              "(`ConfigKeys.RefusedOnesSayWhyAndTakeWhatAsksForNothing`).", ""]
+    for entry in table["absent"]:
+        keys = ", ".join(f"`{key}`" for key in entry.get("keys", ()))
+        test = f"refused: `{entry['test']}`" if "test" in entry else ""
+        lines.append(f"- {entry['name']}" + (f" ({keys or test})" if keys or test else ""))
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--update", action="store_true", help="write the page")
+    parser.add_argument("--table", type=pathlib.Path, default=ROOT / "tests" / "combinations.json")
+    parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs" / "combinations.md")
+    options = parser.parse_args()
+    table = json.loads(options.table.read_text(encoding="utf-8"))
+    tests = Tests(ROOT)
+    settled, wrong = settle(table)
+    for cell in table["cells"]:
+        name = cell.get("test") or cell.get("refused")
+        if name:
+            wrong += tests.check(name, cell.get("text"))
+    wrong += check_lists(table, tests)
+    if wrong:
+        sys.exit("\n".join(f"combinations: {line}" for line in wrong))
+    text = page(table, settled)
+    if options.update:
+        options.page.write_text(text, encoding="utf-8")
+        return
+    now = options.page.read_text(encoding="utf-8") if options.page.exists() else ""
+    if now != text:
+        sys.stdout.writelines(difflib.unified_diff(now.splitlines(True), text.splitlines(True), str(options.page), "what the table gives"))
+        sys.exit("combinations: the page is stale: scripts/combinations.py --update writes it")
+    print(f"combinations: {len(settled)} pairs")
+
+
+if __name__ == "__main__":
+    main()

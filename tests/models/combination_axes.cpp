@@ -1,0 +1,257 @@
+// The axes of the covering arrays, and what may not meet.
+
+#include "combinations.h"
+
+namespace tranche::models {
+namespace {
+
+using Value = CombinationAxis::Value;
+
+Value dtype(const char* capability, DataType compute) {
+  return {capability, [compute](Combination& c) {
+            c.config.precision.compute = c.config.precision.communication = compute;
+            c.config.loss_scaling = compute == DataType::float16;
+            c.config.loss_scaler.initial_scale = 1024;
+            c.config.loss_scaler.hysteresis = 1;
+          }};
+}
+
+Value nothing(const char* capability = "") {
+  return {capability, [](Combination&) {}};
+}
+
+CombinationAxis of_two(const char* name, bool changes_bits, const char* capability,
+                       std::function<void(Combination&)> apply) {
+  return {name, changes_bits, {nothing(), {capability, std::move(apply)}}};
+}
+
+Value optimizer(const char* capability, const char* type, bool decoupled = true) {
+  return {capability, [type, decoupled](Combination& c) {
+            c.config.optimizer.type = type;
+            c.config.optimizer.adam_w_mode = decoupled;
+            c.config.optimizer.learning_rate = c.config.optimizer.type == "SGD" ? 0.05 : 0.003;
+            c.config.optimizer.momentum = c.config.optimizer.type == "SGD" ? 0.9 : 0;
+          }};
+}
+
+Value tier(const char* capability, OffloadTier of_optimizer, double ratio = 1) {
+  return {capability, [of_optimizer, ratio](Combination& c) {
+            c.config.offload.optimizer = of_optimizer;
+            c.config.offload.ratio = ratio;
+          }};
+}
+
+Value activations(const char* capability, bool recomputed, int every, bool away) {
+  return {capability, [=](Combination& c) {
+            c.config.activation_checkpointing = recomputed;
+            c.config.checkpoint_every = every;
+            c.config.offload.activations = away;
+          }};
+}
+
+Value schedule(const char* capability, const char* type, const char* parameters) {
+  return {capability, [=](Combination& c) { c.config.schedule = {type, parameters}; }};
+}
+
+}  // namespace
+
+std::vector<CombinationAxis> combination_axes() {
+  std::vector<CombinationAxis> axes;
+  const auto add = [&](const char* name, bool changes_bits, std::vector<Value> values) {
+    axes.push_back({name, changes_bits, std::move(values)});
+  };
+  const auto stage = [](const char* capability, int number) -> Value {
+    return {capability, [number](Combination& c) { c.config.stage = number; }};
+  };
+  add("stage", false, {stage("stage-0", 0), stage("stage-1", 1), stage("stage-2", 2), stage("stage-3", 3)});
+  add("optimizer state", false,
+      {nothing(), tier("optimizer-cpu", OffloadTier::cpu), tier("optimizer-nvme", OffloadTier::nvme),
+       tier("optimizer-ratio", OffloadTier::cpu, 0.5)});
+  add("parameters", false,
+      {nothing(),
+       {"parameters-cpu", [](Combination& c) { c.config.offload.parameters = OffloadTier::cpu; }},
+       {"parameters-nvme", [](Combination& c) { c.config.offload.parameters = OffloadTier::nvme; }}});
+  const auto policy = [](const char* capability, ReductionPolicy reduction) -> Value {
+    return {capability, [reduction](Combination& c) { c.config.reduction = reduction; }};
+  };
+  add("reduction", true,
+      {policy("boundary", ReductionPolicy::boundary), policy("micro-batch", ReductionPolicy::micro_batch)});
+  add("ranks", true,
+      {{"several-ranks", [](Combination& c) { c.ranks = 3; }},
+       {"one-rank", [](Combination& c) { c.ranks = 1; }},
+       {"several-ranks", [](Combination& c) { c.ranks = 2; }}});
+  axes.push_back(of_two("nodes", false, "nodes", [](Combination& c) { c.config.debug.ranks_per_host = 2; }));
+  axes.push_back(of_two("reduction group", true, "reduction-group",
+                        [](Combination& c) { c.config.reduction_group = c.ranks - 1; }));
+  const auto collectives = [](const char* capability, const char* way) -> Value {
+    return {capability, [way](Combination& c) { c.config.collectives = way; }};
+  };
+  add("collectives", false,
+      {nothing(), collectives("messages", "messages"), collectives("shared", "shared")});
+  add("dtype", true,
+      {dtype("fp32", DataType::float32), dtype("bf16", DataType::bfloat16),
+       dtype("fp16", DataType::float16)});
+  axes.push_back(of_two("communication dtype", true, "communication-dtype", [](Combination& c) {
+    c.config.precision.communication =
+        c.config.precision.compute == DataType::bfloat16 ? DataType::float32 : DataType::bfloat16;
+  }));
+  axes.push_back(of_two("main gradient", true, "gradient-bf16",
+                        [](Combination& c) { c.config.precision.accumulation = DataType::bfloat16; }));
+  add("optimizer", true,
+      {optimizer("adamw", "AdamW"),
+       optimizer("adam-l2", "Adam", false),
+       optimizer("sgd", "SGD"),
+       {"own-rule", [](Combination& c) {
+          c.rule = Rule::own;
+          c.config.optimizer.learning_rate = 0.02;
+        }}});
+  axes.push_back(of_two("moments", true, "moments-bf16",
+                        [](Combination& c) { c.config.precision.moments = DataType::bfloat16; }));
+  axes.push_back(of_two("frozen", true, "frozen", [](Combination& c) {
+    // Tensors of the embedding, some of a block, and a whole block.
+    c.config.frozen = {"transformer.wpe.weight", "transformer.h.0.ln_1.*", "transformer.h.2.*"};
+  }));
+  axes.push_back(
+      of_two("clipping", true, "clipping", [](Combination& c) { c.config.gradient_clipping = 0.25; }));
+  axes.push_back(of_two("parameter groups", true, "groups", [](Combination& c) {
+    ParameterGroupRule rate{.pattern = "*.h.0.mlp.*", .learning_rate_factor = 0.5, .decay = {}};
+    rate.weight_decay = 0.1;
+    ParameterGroupRule own{.pattern = "*.bias", .learning_rate_factor = {}, .decay = {}};
+    own.learning_rate = 0.01;
+    c.config.group_rules = {rate, own};
+  }));
+  add("schedule", true,
+      {nothing(),
+       schedule("schedule", "WarmupCosineLR", R"({"warmup_num_steps": 2, "total_num_steps": 6})"),
+       schedule("cycled-momentum", "OneCycle",
+                R"({"cycle_min_lr": 0.001, "cycle_max_lr": 0.01, "cycle_first_step_size": 3,
+                    "cycle_min_mom": 0.8, "cycle_max_mom": 0.9})"),
+       {"own-schedule", [](Combination& c) { c.rates = Rates::own_schedule; }},
+       {"set-rate", [](Combination& c) { c.rates = Rates::set; }}});
+  const auto gradients = [](const char* capability, Gradients how) -> Value {
+    return {capability, [how](Combination& c) { c.gradients = how; }};
+  };
+  add("gradients", true,
+      {nothing(), gradients("hook", Gradients::in_hook), gradients("write-gradient", Gradients::before_step),
+       gradients("skipped-step", Gradients::not_finite)});
+  add("batch", true,
+      {nothing(),
+       {"accumulation", [](Combination& c) { c.config.accumulation_steps = 2; }},
+       {"set-batch", [](Combination& c) { c.change_batch = true; }}});
+  axes.push_back(of_two("dropout", true, "dropout", [](Combination& c) { c.dropout = 0.1f; }));
+  axes.push_back(
+      of_two("initial weights", true, "own-weights", [](Combination& c) { c.own_weights = true; }));
+  add("activations", false,
+      {nothing(), activations("recomputation", true, 1, false),
+       activations("recomputation-groups", true, 2, false), activations("activations-cpu", true, 1, true)});
+  axes.push_back(
+      of_two("head", false, "vocabulary-chunk", [](Combination& c) { c.config.vocabulary_chunk = 17; }));
+  axes.push_back(of_two("overlap", false, "overlap-off", [](Combination& c) { c.config.overlap = false; }));
+  axes.push_back(of_two("buckets", false, "buckets", [](Combination& c) {
+    c.config.depth = 3;
+    c.config.reduce_bucket_elements = 1000;
+    c.config.allgather_bucket_elements = 700;
+    c.config.prefetch_elements = 10'000;
+  }));
+  add("memory", false,
+      {nothing(),
+       {"unplanned", [](Combination& c) { c.config.debug.plan_memory = false; }},
+       {"poison", [](Combination& c) { c.config.debug.poison_memory = true; }}});
+  axes.push_back(of_two("evaluation", false, "evaluation", [](Combination& c) { c.evaluate = true; }));
+  axes.push_back(of_two("generation", false, "generation", [](Combination& c) { c.generate = true; }));
+  add("saving", false,
+      {nothing(),
+       {"saving", [](Combination& c) { c.save_meanwhile = true; }},
+       {"save-buffer", [](Combination& c) { c.save_meanwhile = c.config.save_buffer = true; }}});
+  axes.push_back(of_two("stop", false, "stop", [](Combination& c) { c.stop = true; }));
+  axes.push_back(of_two("trace", false, "trace",
+                        [](Combination& c) { c.trace = c.config.wall_clock_breakdown = true; }));
+  const auto continued = [](const char* capability, Continued how) -> Value {
+    return {capability, [how](Combination& c) { c.continued = how; }};
+  };
+  add("continued", true,
+      {nothing(), continued("load-other-stage", Continued::at_another_stage),
+       continued("load-other-ranks", Continued::by_other_ranks),
+       continued("load-other-dtype", Continued::in_another_dtype),
+       continued("load-weights", Continued::from_weights)});
+  return axes;
+}
+
+bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int other) {
+  const std::string& x = a.values[static_cast<std::size_t>(value)].capability;
+  const std::string& y = b.values[static_cast<std::size_t>(other)].capability;
+  const auto are = [&](const char* p, const char* q) { return (x == p && y == q) || (x == q && y == p); };
+  const auto with = [&](const char* p, auto&& of) {
+    return (x.starts_with(p) && of(y, b, other)) || (y.starts_with(p) && of(x, a, value));
+  };
+  // Refused: weights that are not sharded do not leave the device; a rule that looks at all state before it
+  // updates would read the nvme tier twice; only Adam has moments that may be bf16.
+  if (with("parameters-", [](const std::string& key, const CombinationAxis& axis, int) {
+        return axis.name == "stage" && key != "stage-3";
+      })) {
+    return false;
+  }
+  if (are("own-rule", "optimizer-nvme") || are("sgd", "moments-bf16")) return false;
+  // Two nodes take three ranks here.
+  if (with("nodes", [](const std::string&, const CombinationAxis& axis, int at) {
+        return axis.name == "ranks" && at != 0;
+      })) {
+    return false;
+  }
+  // Without effect: a rule of the program's declares its state's dtype itself; one rank has no peers.
+  return !are("own-rule", "moments-bf16") && !are("one-rank", "messages") && !are("one-rank", "shared") &&
+         !are("one-rank", "reduction-group");
+}
+
+namespace {
+
+Combination start() {
+  Combination c;
+  c.config = plain_config(0);
+  c.config.train_batch_size = 0;
+  c.config.optimizer.weight_decay = 0.1;
+  c.config.staging_bytes = std::int64_t{1} << 18;
+  c.config.offload.tile_elements = 4096;
+  c.config.loss_scaling = false;
+  return c;
+}
+
+/// What follows from several values.
+void complete(Combination& c) {
+  c.config.micro_batch_size = 12 / (c.ranks * c.config.accumulation_steps);
+}
+
+}  // namespace
+
+Combination combination_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row) {
+  Combination c = start();
+  for (std::size_t i = 0; i < axes.size(); ++i) axes[i].values[static_cast<std::size_t>(row[i])].apply(c);
+  complete(c);
+  return c;
+}
+
+Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row) {
+  const Combination whole = combination_of(axes, row);
+  Combination c = start();
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    axes[i].values[axes[i].changes_bits ? static_cast<std::size_t>(row[i]) : 0].apply(c);
+  }
+  complete(c);
+  // The bracket of sums is that of the nodes where nothing else is said.
+  if (c.config.reduction_group == 0) c.config.reduction_group = whole.config.debug.ranks_per_host;
+  c.config.overlap = false;
+  c.config.debug.plan_memory = false;
+  return c;
+}
+
+std::string text_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row) {
+  std::string text;
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    const std::string& capability = axes[i].values[static_cast<std::size_t>(row[i])].capability;
+    if (row[i] == 0 && axes[i].name != "stage" && axes[i].name != "dtype") continue;
+    text += (text.empty() ? "" : ", ") + axes[i].name + " " + capability + "#" + std::to_string(row[i]);
+  }
+  return text;
+}
+
+}  // namespace tranche::models

@@ -1,0 +1,277 @@
+// The trainings themselves.
+
+#include "combinations.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <mutex>
+#include <numeric>
+
+#include "relative_rule.h"
+
+namespace tranche::models {
+namespace {
+
+constexpr std::int64_t time_steps = 7;
+constexpr int first_steps = 4;  // as they come, recorded, and two as planned
+constexpr int later_steps = 2;
+constexpr const char* touched = "transformer.h.1.mlp.c_fc.bias";
+
+GptConfig model_of(const Combination& c) {
+  GptConfig model = tiny_gpt();
+  model.layers = 3;
+  model.embedding_dropout = model.attention_dropout = model.residual_dropout = c.dropout;
+  return model;
+}
+
+ModelSpec spec_of(const Combination& c) {
+  const ModelSpec drawn = Gpt::spec(model_of(c), time_steps);
+  if (!c.own_weights) return drawn;
+  ModelSpec spec;
+  spec.tokens_per_sample = drawn.tokens_per_sample;
+  spec.gathers_per_micro_batch = drawn.gathers_per_micro_batch;
+  spec.recomputes_activations = drawn.recomputes_activations;
+  for (UnitSpec unit : drawn.units()) {
+    for (TensorSpec& tensor : unit.tensors) {
+      if (tensor.name != "transformer.wte.weight") continue;
+      tensor.initializer = Initializer::from("ripples", [](std::int64_t first, std::span<float> values) {
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          values[i] = 0.05f * std::sin(static_cast<float>(first + static_cast<std::int64_t>(i)));
+        }
+      });
+    }
+    spec.add_unit(std::move(unit));
+  }
+  return spec;
+}
+
+/// Half the rate in every update.
+class Halving final : public Schedule {
+ public:
+  double learning_rate(std::int64_t step) const override { return std::ldexp(0.02, static_cast<int>(-step)); }
+  std::string describe() const override { return R"({"type": "halving"})"; }
+};
+
+/// The engine that goes on where another one saved. `plain` keeps what changes no bit as plain as it was.
+Combination continued_from(const Combination& before, bool plain) {
+  Combination c = before;
+  if (c.continued == Continued::by_other_ranks) {
+    c.ranks = before.ranks == 3 ? 2 : 3;
+    c.config.micro_batch_size = 12 / (c.ranks * c.config.accumulation_steps);
+  }
+  if (c.continued == Continued::in_another_dtype) {
+    PrecisionConfig& precision = c.config.precision;
+    precision.compute = precision.communication = precision.compute == DataType::float32 ? DataType::bfloat16
+                                                  : precision.compute == DataType::bfloat16
+                                                      ? DataType::float16
+                                                      : DataType::float32;
+    c.config.loss_scaling = precision.compute == DataType::float16;
+  }
+  if (plain) return c;
+  c.config.stage = (before.config.stage + 1 + static_cast<int>(c.continued)) % 4;
+  OffloadConfig& offload = c.config.offload;
+  offload.optimizer = offload.optimizer == OffloadTier::none  ? OffloadTier::cpu
+                      : offload.optimizer == OffloadTier::cpu ? OffloadTier::nvme
+                                                              : OffloadTier::none;
+  if (c.rule == Rule::own && offload.optimizer == OffloadTier::nvme) offload.optimizer = OffloadTier::none;
+  offload.parameters = c.config.stage == 3 ? OffloadTier::nvme : OffloadTier::none;
+  return c;
+}
+
+/// One engine of a training, on one rank.
+class Training {
+ public:
+  Training(const Combination& c, Engine& engine, CombinationOutcome& outcome)
+      : c_(c), engine_(engine), outcome_(outcome), gpt_(model_of(c)), device_batch_(engine) {
+    if (c.gradients == Gradients::in_hook) {
+      engine.set_gradient_hook([this](const StepResult&) {
+        scale_gradient(0.5f);
+        return std::string();
+      });
+    }
+  }
+
+  void step() {
+    const Config& config = engine_.config();
+    const std::int64_t first = engine_.samples();
+    for (std::int64_t m = 0; m < config.accumulation_steps; ++m) {
+      const std::int64_t block = m * engine_.runtime().size() + engine_.runtime().rank();
+      gpt_.forward_backward(engine_, batch(first + block * config.micro_batch_size, config.micro_batch_size));
+    }
+    if (c_.gradients == Gradients::before_step) scale_gradient(2);
+    if (c_.gradients == Gradients::not_finite && engine_.steps() % 4 == 2) {
+      scale_gradient(std::numeric_limits<float>::infinity());
+    }
+    if (c_.rates == Rates::set && engine_.steps() == 2) engine_.set_learning_rate(0.004);
+    if (c_.stop && engine_.steps() == 2 && engine_.runtime().rank() + 1 == engine_.runtime().size()) {
+      engine_.request_stop();
+    }
+    outcome_.steps.push_back(engine_.step());
+  }
+
+  void look() {
+    if (c_.evaluate) {
+      engine_.begin_evaluation();
+      for (std::int64_t m = 0; m < 2; ++m) {
+        gpt_.evaluate(engine_, batch(1000 + m * engine_.runtime().size() + engine_.runtime().rank(), 1));
+      }
+      outcome_.evaluations.push_back(engine_.end_evaluation());
+    }
+    if (!c_.generate) return;
+    const std::vector<std::int32_t> prompt{5, 60, 0, 17, 23};
+    outcome_.logits.push_back(gpt_.next_token_logits(engine_, prompt));
+  }
+
+ private:
+  TokenBatch batch(std::int64_t first, std::int64_t count) {
+    data_.draw(first, count);
+    if (engine_.device().kind() != DeviceKind::meta) return device_batch_.of(data_);
+    TokenBatch nowhere = data_.batch();
+    nowhere.tokens.data = nowhere.targets.data = nullptr;
+    return nowhere;
+  }
+  void scale_gradient(float by) {
+    std::vector<float> values = engine_.read_gradient(touched);
+    for (float& value : values) value *= by;
+    if (std::isinf(by)) values[1] = by;
+    engine_.write_gradient(touched, values);
+  }
+
+  const Combination& c_;
+  Engine& engine_;
+  CombinationOutcome& outcome_;
+  Gpt gpt_;
+  TokenData data_{time_steps, 61, true};
+  DeviceBatch device_batch_;
+};
+
+constexpr std::int64_t own_array_elements = 100;
+
+void with_engine(const Combination& c, DeviceKind device, const CommunicatorFactory& factory,
+                 const std::function<void(Engine&, Runtime&)>& body) {
+  Config config = c.config;
+  validate_config(config, c.ranks);
+  RuntimeOptions options = RuntimeOptions::from(config);
+  options.device = device;
+  options.log_level = LogLevel::off;
+  options.trace = c.trace;
+  Runtime runtime(options, factory);
+  EngineOptions own;
+  if (c.rule == Rule::own) own.optimizer = make_relative_rule();
+  if (c.rates == Rates::own_schedule) own.schedule = std::make_unique<Halving>();
+  Engine engine(runtime, spec_of(c), config, std::move(own));
+  body(engine, runtime);
+}
+
+/// The first engine; its state stays in `folder` where another goes on from it.
+void first_engine(const Combination& c, Engine& engine, Runtime& runtime, const std::string& folder,
+                  bool plain, CombinationOutcome& outcome) {
+  Training training(c, engine, outcome);
+  std::vector<std::int64_t> order(own_array_elements);
+  std::iota(order.begin(), order.end(), 7);
+  for (int step = 1; step <= first_steps; ++step) {
+    training.step();
+    if (step < 2) continue;
+    if (step == 2 && c.save_meanwhile) {
+      const ConstTensorView values{order.data(), DataType::int64, Shape{own_array_elements}};
+      engine.save(folder + "/meanwhile", {.arrays = {SavedArray::whole("order", values)}});
+    }
+    if (step == 2 && plain) outcome.second = engine.state_digest();
+    training.look();
+    if (step == 2 && c.change_batch) {
+      const std::int64_t micro_batches = engine.config().accumulation_steps;
+      engine.set_batch(engine.config().micro_batch_size, micro_batches == 1 ? 2 : 1);
+    }
+  }
+  for (const Tier tier : all_tiers)
+    outcome.tiers[static_cast<std::size_t>(tier)] = runtime.ledger().account(tier);
+  outcome.traffic = engine.traffic_report();
+  (void)engine.finish_saving();
+  if (engine.device().kind() == DeviceKind::meta) return;
+  outcome.last = engine.state_digest();
+  if (c.continued != Continued::not_at_all) engine.save(folder + "/whole", {.wait = true});
+}
+
+}  // namespace
+
+CombinationOutcome train_combination(const Combination& combination, const CombinationPlace& place,
+                                     bool plain) {
+  CombinationOutcome outcome;
+  std::mutex mutex;
+  Combination c = combination;
+  c.config.offload.nvme_path = place.folder + "/swap";
+  std::filesystem::create_directories(c.config.offload.nvme_path);
+  const auto on = [&](const Combination& with,
+                      const std::function<void(Engine&, Runtime&, CombinationOutcome&)>& body) {
+    const auto rank_body = [&](int, const CommunicatorFactory& factory) {
+      CombinationOutcome mine;
+      bool first = false;
+      with_engine(with, place.device, factory, [&](Engine& engine, Runtime& runtime) {
+        {
+          const std::lock_guard lock(mutex);
+          mine = outcome;
+        }
+        runtime.all().barrier({"test", "combinations", Traffic::control}).wait();
+        body(engine, runtime, mine);
+        first = runtime.rank() == 0;
+      });
+      const std::lock_guard lock(mutex);
+      if (first) outcome = std::move(mine);
+    };
+    if (place.on_ranks) {
+      place.on_ranks(with.ranks, rank_body);
+    } else {
+      run_thread_ranks(with.ranks, rank_body);
+    }
+  };
+  on(c, [&](Engine& engine, Runtime& runtime, CombinationOutcome& mine) {
+    first_engine(c, engine, runtime, place.folder, plain, mine);
+  });
+  if (c.save_meanwhile) {
+    Combination as_saved = c;
+    as_saved.save_meanwhile = false;
+    on(as_saved, [&](Engine& engine, Runtime&, CombinationOutcome& mine) {
+      const LoadResult loaded = engine.load(place.folder + "/meanwhile");
+      mine.saved = engine.state_digest();
+      mine.array.assign(own_array_elements, 0);
+      const TensorView array{mine.array.data(), DataType::int64, Shape{own_array_elements}};
+      engine.load_arrays(loaded.folder, {{"order", array}});
+    });
+  }
+  if (c.continued == Continued::not_at_all) return outcome;
+  const Combination next = continued_from(c, plain);
+  on(next, [&](Engine& engine, Runtime&, CombinationOutcome& mine) {
+    const bool weights_only = c.continued == Continued::from_weights;
+    engine.load(place.folder + "/whole", {.weights_only = weights_only});
+    const kernels::Digest loaded = engine.state_digest();
+    // Frozen weights are kept in the compute dtype.
+    if (c.continued != Continued::in_another_dtype && !weights_only && engine.runtime().rank() == 0) {
+      EXPECT_EQ(loaded, mine.last) << "what was loaded is not what was saved";
+    }
+    Training training(next, engine, mine);
+    for (int step = 0; step < later_steps; ++step) training.step();
+    training.look();
+    mine.last = engine.state_digest();
+  });
+  return outcome;
+}
+
+CombinationOutcome plan_combination(const Combination& combination) {
+  CombinationOutcome outcome;
+  Combination c = combination;
+  c.config.offload.nvme_path = std::filesystem::temp_directory_path().string();
+  with_engine(
+      c, DeviceKind::meta,
+      [&](const CommunicatorOptions& options) {
+        return make_meta_communicator(0, c.ranks, c.ranks, options);
+      },
+      [&](Engine& engine, Runtime& runtime) {
+        first_engine(c, engine, runtime, std::filesystem::temp_directory_path().string(), false, outcome);
+      });
+  return outcome;
+}
+
+}  // namespace tranche::models

@@ -1,0 +1,91 @@
+#pragma once
+/// Short trainings in which any two capabilities meet: what docs/combinations.md is made of.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/core/covering.h"
+#include "training_fixture.h"
+#include "tranche/device/ledger.h"
+
+namespace tranche::models {
+
+enum class Rule : std::uint8_t { configured, own };
+enum class Gradients : std::uint8_t { as_they_are, in_hook, before_step, not_finite };
+enum class Rates : std::uint8_t { configured, own_schedule, set };
+enum class Continued : std::uint8_t {
+  not_at_all,
+  at_another_stage,
+  by_other_ranks,
+  in_another_dtype,
+  from_weights
+};
+
+/// One training of a small GPT.
+struct Combination {
+  int ranks = 2;
+  Config config;
+  float dropout = 0;
+  Rule rule = Rule::configured;
+  Gradients gradients = Gradients::as_they_are;
+  Rates rates = Rates::configured;
+  Continued continued = Continued::not_at_all;
+  bool own_weights = false;     ///< what the embedding begins with is a function's
+  bool change_batch = false;    ///< behind the second step
+  bool evaluate = false;        ///< behind the second and all later steps
+  bool generate = false;        ///< likewise
+  bool save_meanwhile = false;  ///< behind the second step, in the background, with an array of the program's
+  bool stop = false;            ///< the last rank asks for it behind the second step
+  bool trace = false;
+};
+
+/// A setting and its values. `changes_bits`: a run is compared with one that has the same value of it, and
+/// else with one that has the first.
+struct CombinationAxis {
+  struct Value {
+    std::string capability;  ///< its key in tests/combinations.json; empty: nothing worth a row there
+    std::function<void(Combination&)> apply;
+  };
+  std::string name;
+  bool changes_bits = false;
+  std::vector<Value> values;
+};
+
+/// The axes in the order in which values are applied.
+std::vector<CombinationAxis> combination_axes();
+/// False for values that are refused together, or where one of the two has no effect.
+bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int other);
+Combination combination_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row);
+/// The same arithmetic at stage 0, with everything else as plain as it gets.
+Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row);
+/// The values of a row that are not the first of their axis.
+std::string text_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row);
+
+/// What a training gave, as its rank 0 saw it.
+struct CombinationOutcome {
+  std::vector<StepResult> steps;
+  std::vector<EvaluationResult> evaluations;
+  std::vector<std::vector<float>> logits;
+  kernels::Digest second;           ///< of all state behind the second step; of plain trainings alone
+  kernels::Digest last;             ///< and at the end
+  kernels::Digest saved;            ///< of the checkpoint that was written meanwhile
+  std::vector<std::int64_t> array;  ///< the program's own in it
+  std::array<TierAccount, tier_count> tiers;  ///< of the first engine
+  std::string traffic;
+};
+
+struct CombinationPlace {
+  DeviceKind device = DeviceKind::cpu;
+  std::string folder;  ///< for swap files and checkpoints
+  /// Runs body(rank, factory) as one of `ranks` ranks; thread ranks unless set.
+  std::function<void(int ranks, const std::function<void(int, const CommunicatorFactory&)>&)> on_ranks = {};
+};
+
+/// `plain`: the state behind the second step is digested.
+CombinationOutcome train_combination(const Combination& combination, const CombinationPlace& place,
+                                     bool plain = false);
+/// The first engine of it on the meta device, as rank 0.
+CombinationOutcome plan_combination(const Combination& combination);
+
+}  // namespace tranche::models

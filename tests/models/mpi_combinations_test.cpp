@@ -1,0 +1,77 @@
+// The covering array of trainings under mpirun: each world runs the rows of as many ranks, with the bits of
+// thread ranks at stage 0.
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+#include <filesystem>
+
+#include "combination_checks.h"
+#include "tests/comm/mpi_main.h"
+#include "tranche/comm/mpi.h"
+
+namespace tranche::models {
+namespace {
+
+/// The same folder on all ranks, empty.
+std::string shared_folder() {
+  Communicator& world = test::world();
+  std::int64_t number = world.rank() == 0 ? ::getpid() : 0;
+  world.all_reduce(&number, 1, DataType::int64, ReduceOperation::sum, {"", "folder", Traffic::control})
+      .wait();
+  const std::string folder =
+      (std::filesystem::temp_directory_path() / ("tranche_mpi_combinations_" + std::to_string(number)))
+          .string();
+  if (world.rank() == 0) {
+    std::filesystem::remove_all(folder);
+    std::filesystem::create_directories(folder);
+  }
+  world.barrier({"", "folder", Traffic::control}).wait();
+  return folder;
+}
+
+TEST(MpiCombinations, HaveTheBitsOfThreadRanks) {
+  Communicator& world = test::world();
+  const std::vector<CombinationAxis> axes = combination_axes();
+  const std::vector<test::CoveringRow> rows = rows_of(axes);
+  expect_pairs_of_the_table("MpiCombinations.HaveTheBitsOfThreadRanks", axes, rows, {"cpu", "mpi"});
+  int met = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    Combination whole = combination_of(axes, rows[i]);
+    if (whole.ranks != world.size()) continue;
+    SCOPED_TRACE("row " + std::to_string(i) + ": " + text_of(axes, rows[i]));
+    Combination plain = plain_combination_of(axes, rows[i]);
+    plain.evaluate = whole.evaluate;
+    plain.generate = whole.generate;
+    // mpirun has started as many ranks as there are: program.checkpoints_resume starts others.
+    for (Combination* c : {&whole, &plain}) {
+      if (c->continued == Continued::by_other_ranks) c->continued = Continued::at_another_stage;
+    }
+    ++met;
+    const std::string folder = shared_folder();
+    CombinationOutcome expected;
+    if (world.rank() == 0) expected = train_combination(plain, {.folder = folder + "/plain"}, true);
+    for (const bool inline_progress : {false, true}) {
+      SCOPED_TRACE(inline_progress ? "inline progress" : "a thread for progress");
+      whole.config.inline_progress = inline_progress;
+      CombinationPlace place;
+      place.folder = folder + (inline_progress ? "/inline" : "/thread");
+      place.on_ranks = [&](int, const std::function<void(int, const CommunicatorFactory&)>& body) {
+        if (inline_progress) {
+          body(world.rank(), adopting(MPI_COMM_WORLD));
+        } else {
+          body(world.rank(),
+               [](const CommunicatorOptions& options) { return make_mpi_communicator(options); });
+        }
+      };
+      const CombinationOutcome actual = train_combination(whole, place);
+      if (world.rank() == 0) expect_same(expected, actual, whole);
+    }
+    world.barrier({"", "folder", Traffic::control}).wait();
+    if (world.rank() == 0) std::filesystem::remove_all(folder);
+  }
+  EXPECT_GT(met, 0);
+}
+
+}  // namespace
+}  // namespace tranche::models

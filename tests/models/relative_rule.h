@@ -1,0 +1,54 @@
+#pragma once
+/// An update rule of a program's own: momentum whose step is as long, relative to the
+/// tensor, as the rate says. It looks at whole tensors before it updates, as LARS and LAMB do.
+
+#include <cstdint>
+#include <memory>
+
+#include "tranche/core/dtype.h"
+#include "tranche/optim/optimizer.h"
+
+namespace tranche::models {
+
+std::unique_ptr<Optimizer> make_relative_rule();
+
+/// The memory and numbers of one segment of a range.
+struct RelativeSegment {
+  const void* gradient = nullptr;
+  DataType gradient_dtype = DataType::float32;
+  float* master = nullptr;
+  float* direction = nullptr;
+  void* weight = nullptr;  ///< null: the master is the weight
+  DataType weight_dtype = DataType::float32;
+  std::int64_t count = 0;
+  double* sums = nullptr;
+  float scale = 1, decay = 0;
+  double rate = 0;
+  bool apply = true;
+};
+
+/// Moves the direction and adds to the sums.
+constexpr void prepare_relative(const RelativeSegment& s) {
+  for (std::int64_t i = 0; i < s.count; ++i) {
+    const float gradient = s.gradient_dtype == DataType::float32
+                               ? static_cast<const float*>(s.gradient)[i]
+                               : to_float(static_cast<const bfloat16*>(s.gradient)[i]);
+    const float w = s.master[i];
+    if (s.apply) s.direction[i] = 0.5f * s.direction[i] + (gradient * s.scale + s.decay * w);
+    s.sums[0] += static_cast<double>(w) * w;
+    s.sums[1] += static_cast<double>(s.direction[i]) * s.direction[i];
+  }
+}
+
+/// `ratio` is the root of the quotient of the sums.
+constexpr void apply_relative(const RelativeSegment& s, double ratio) {
+  for (std::int64_t i = 0; i < s.count; ++i) {
+    s.master[i] -= static_cast<float>(s.rate * ratio) * s.direction[i];
+    if (s.weight == nullptr) continue;
+    if (s.weight_dtype == DataType::float32) static_cast<float*>(s.weight)[i] = s.master[i];
+    if (s.weight_dtype == DataType::bfloat16) static_cast<bfloat16*>(s.weight)[i] = to_bfloat16(s.master[i]);
+    if (s.weight_dtype == DataType::float16) static_cast<float16*>(s.weight)[i] = to_float16(s.master[i]);
+  }
+}
+
+}  // namespace tranche::models
