@@ -3,6 +3,7 @@
 
     scripts/quoted_outputs.py PROGRAM [PAGE ...]            says what differs; exit status 1 then
     scripts/quoted_outputs.py PROGRAM [PAGE ...] --update   writes what the program prints into the pages
+    scripts/quoted_outputs.py PROGRAM [PAGE ...] --renew    the same, and where only masked numbers differ, too
 
 PROGRAM is a built `tranche`. The pages are README.md and all of docs/ unless given. In a page there are two kinds of quotation:
 
@@ -145,7 +146,7 @@ def renewed(quoted, printed):
     return printed[:before] + [ANY] + printed[len(printed) - behind:]
 
 
-def check_page(page, program, update):
+def check_page(page, program, update, renew):
     """Number of quotations, and what differs."""
     lines = page.read_text(encoding="utf-8").split("\n")
     found, problems = quotations(lines), []
@@ -159,6 +160,8 @@ def check_page(page, program, update):
             quoted = lines[quotation.begin:quotation.end]
             printed = run(quotation.command, folder, program)
             if matches(quotation.compared(quoted), quotation.compared(printed)):
+                if renew and quotation.masked:
+                    replacements.append((quotation, renewed(quoted, printed)))
                 continue
             difference = "\n".join(difflib.unified_diff(quotation.compared(quoted), quotation.compared(printed),
                                                         "quoted", "printed", lineterm=""))
@@ -177,14 +180,16 @@ def main():
     parser.add_argument("program", type=pathlib.Path)
     parser.add_argument("pages", nargs="*", type=pathlib.Path)
     parser.add_argument("--update", action="store_true", help="write what the program prints into the pages")
+    parser.add_argument("--renew", action="store_true", help="as --update, and masked numbers as they are now")
     arguments = parser.parse_args()
     program = arguments.program.resolve()
     if not os.access(program, os.X_OK):
         sys.exit(f"{arguments.program} is no program")
     pages = arguments.pages or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    arguments.update |= arguments.renew
     count, problems = 0, []
     for page in pages:
-        quoted, differ = check_page(page, program, arguments.update)
+        quoted, differ = check_page(page, program, arguments.update, arguments.renew)
         count += quoted
         problems += differ
     print("\n\n".join(problems), end="\n\n" if problems else "")

@@ -83,6 +83,10 @@ class Quotations(unittest.TestCase):
         self.differs(f"```console\n$ tranche plan gpt2\n{other}\n```\n", "-peak  7 MiB")
         self.differs(f"```console numbers\n$ tranche plan gpt2\n{other.replace('backward', 'forward')}\n```\n", "-in forward")
         self.differs("<!-- $ numbers: echo of gpt2 -->\nof gpt3\n", "-of gpt3", "+of gpt2")
+        masked = "<!-- $ numbers: echo 7 s -->\n{} s\n"
+        for flag, number in (("--update", 8), ("--renew", 7)):
+            self.assertEqual(self.check(masked.format(8), flag)[0], 0)
+            self.assertEqual(self.page.read_text(encoding="utf-8"), masked.format(number))
 
     def test_update_writes_what_is_printed_and_nothing_else(self):
         stale = PLAN.replace("28.11", "28.21")
