@@ -2,11 +2,13 @@
 
 #include "tranche/engine/config.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "core/closest_match.h"
@@ -344,28 +346,73 @@ Config config_from(const Values& values, Problems& problems) {
   return config;
 }
 
+/// As many ranks as the three figures of the batch are for; 1 where they say nothing of it.
+int ranks_of_batch(const Config& config) {
+  const std::int64_t micro = config.micro_batch_size, steps = config.accumulation_steps;
+  if (micro < 1 || steps < 1 || config.train_batch_size < 1) return 1;
+  // Without their product, which may overflow.
+  const std::int64_t of_step = config.train_batch_size / steps, ranks = of_step / micro;
+  const bool exact = of_step * steps == config.train_batch_size && ranks * micro == of_step;
+  return exact && ranks <= INT32_MAX ? static_cast<int>(ranks) : 1;
+}
+
+Reading read_config_text(std::string_view text, std::optional<int> ranks,
+                         const std::vector<std::string>& overrides, bool strict, const std::string& origin) {
+  Json document = read_json(text, origin);
+  Reading reading;
+  std::vector<std::string> notes;
+  std::vector<IgnoredKey> ignored;
+  expand_zero_optimization(document, notes);
+  apply_overrides(document, overrides, reading.problems);
+  expand_zero_optimization(document, notes);  // an override may be of that form too
+  reading.values = check_keys(document, strict, reading.problems, ignored);
+  reading.config = config_from(reading.values, reading.problems);
+  Config& config = reading.config;
+  config.ignored = std::move(ignored);
+  config.notes.insert(config.notes.begin(), notes.begin(), notes.end());
+  reading.ranks = ranks.value_or(ranks_of_batch(config));
+  check_fields(config, reading.ranks, reading.problems);
+  if (reading.problems.empty()) note_differences(reading.values, config);
+  return reading;
+}
+
 }  // namespace detail
 
 namespace {
 
 Config parse(std::string_view text, int ranks, const std::vector<std::string>& overrides, bool strict,
              const std::string& origin) {
-  detail::Json document = detail::read_json(text, origin);
-  detail::Problems problems;
-  std::vector<std::string> notes;
-  detail::expand_zero_optimization(document, notes);
-  detail::apply_overrides(document, overrides, problems);
-  detail::expand_zero_optimization(document, notes);  // an override may be of that form too
-  const detail::Values values = detail::check_keys(document, strict, problems, notes);
-  Config config = detail::config_from(values, problems);
-  config.notes.insert(config.notes.begin(), notes.begin(), notes.end());
-  detail::check_fields(config, ranks, problems);
-  problems.raise(origin);
-  detail::note_differences(values, config);
-  return config;
+  detail::Reading reading = detail::read_config_text(text, ranks, overrides, strict, origin);
+  reading.problems.raise(origin);
+  return std::move(reading.config);
 }
 
 }  // namespace
+
+std::string describe(const IgnoredKey& ignored) {
+  if (!ignored.unknown) return fmt::format("{}: no meaning here: {}", ignored.key, ignored.reason);
+  return fmt::format("unknown key '{}': ignored{}{}", ignored.key, ignored.reason.empty() ? "" : "; ",
+                     ignored.reason);
+}
+
+std::string describe(const std::vector<IgnoredKey>& ignored) {
+  constexpr std::size_t most_names = 3;
+  std::vector<std::string> unknown;
+  for (const IgnoredKey& key : ignored) {
+    if (key.unknown) unknown.push_back(fmt::format("'{}'", key.key));
+  }
+  std::string names;
+  if (!unknown.empty()) {
+    const std::size_t shown = std::min(unknown.size(), most_names);
+    names =
+        fmt::format("; unknown: {}{}",
+                    fmt::join(unknown.begin(), unknown.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+                    shown < unknown.size() ? fmt::format(" and {} more", unknown.size() - shown) : "");
+  }
+  return fmt::format("{} key{} of the configuration {} no effect here{} (--verbose lists {})", ignored.size(),
+                     ignored.size() == 1 ? "" : "s", ignored.size() == 1 ? "has" : "have", names,
+                     ignored.size() == 1 ? "it" : "them");
+}
 
 std::string_view name_of(OffloadTier tier) {
   switch (tier) {

@@ -112,8 +112,8 @@ std::unique_ptr<Schedule> build(const Config& config, const Values& values, std:
 Values schedule_values(const ScheduleConfig& schedule, Problems& problems) {
   Json document;
   document["scheduler"]["params"] = read_json(schedule.parameters_json, "the schedule's parameters");
-  std::vector<std::string> notes;
-  Values values = check_keys(document, true, problems, notes);
+  std::vector<IgnoredKey> ignored;
+  Values values = check_keys(document, true, problems, ignored);
   const std::vector<std::string>& allowed = parameters_of(schedule.type);
   for (const std::string& name : values.names_within("scheduler.params")) {
     if (std::find(allowed.begin(), allowed.end(), name) != allowed.end()) continue;

@@ -17,8 +17,9 @@ constexpr std::array<std::string_view, 9> arithmetic{"train_",      "gradient_",
                                                      "data_types.", "bf16.",      "bfloat16.",
                                                      "fp16.",       "optimizer.", "scheduler."};
 
-/// The value that "auto" became: as the effective configuration writes it, else the default of the table.
-std::string value_of(const std::string& path, const Json& effective) {
+/// As the effective configuration writes it, else the default of the table.
+std::string value_of(const std::string& given, const Json& effective) {
+  const std::string path = given.starts_with("bfloat16.") ? "bf16" + given.substr(8) : given;
   std::string pointer = "/" + path;
   std::replace(pointer.begin(), pointer.end(), '.', '/');
   const Json::json_pointer place(pointer);
@@ -34,8 +35,7 @@ void note_automatic(const Values& values, Config& config) {
                                      [&](std::string_view begin) { return path.starts_with(begin); });
     const bool idle = path.starts_with("fp16.") && path != "fp16.enabled" && !config.loss_scaling;
     if (!matters || idle) continue;
-    const std::string shown = path.starts_with("bfloat16.") ? "bf16" + path.substr(8) : path;
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", path, value_of(shown, effective));
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", path, value_of(path, effective));
   }
   if (text.empty()) return;
   config.notes.push_back("\"auto\", which Hugging Face's trainer fills in, is " + text);
@@ -94,6 +94,10 @@ void note_schedule(const Values& values, Config& config) {
 }
 
 }  // namespace
+
+std::string value_of_automatic(const std::string& path, const Config& config) {
+  return value_of(path, Json::parse(config.to_json()));
+}
 
 void note_differences(const Values& values, Config& config) {
   note_automatic(values, config);

@@ -82,8 +82,8 @@ bool asks_for_nothing(const Json& value, const ConfigKey& key) {
 
 class Walker {
  public:
-  Walker(bool strict, Problems& problems, std::vector<std::string>& notes)
-      : strict_(strict), problems_(problems), notes_(notes) {}
+  Walker(bool strict, Problems& problems, std::vector<IgnoredKey>& ignored)
+      : strict_(strict), problems_(problems), ignored_(ignored) {}
 
   void walk(const Json& block, const std::string& path) {
     for (const auto& [name, value] : block.items()) {
@@ -100,14 +100,14 @@ class Walker {
           honoured(*key, value);
           break;
         case KeyClass::no_meaning:
-          notes_.push_back(fmt::format("{}: no meaning here: {}", key->path, key->text));
+          ignored_.push_back({std::string(key->path), std::string(key->text)});
           known_names_only(value, key_path);
           break;
         case KeyClass::refused:
           if (!asks_for_nothing(value, *key)) {
             problems_.add(fmt::format("{}: {} cannot be honoured: {}", key->path, shown(value), key->text));
           } else if (value == Json(true)) {
-            notes_.push_back(fmt::format("{}: no meaning here: {}", key->path, key->text));
+            ignored_.push_back({std::string(key->path), std::string(key->text)});
           }
           break;
       }
@@ -177,8 +177,7 @@ class Walker {
       const std::string meant = mistyped_key(name);
       if (meant.empty()) {
         const bool elsewhere = suggestion.ends_with("." + name);
-        notes_.push_back(fmt::format("unknown key '{}': ignored{}", path,
-                                     elsewhere ? fmt::format("; there is '{}'", suggestion) : ""));
+        ignored_.push_back({path, elsewhere ? fmt::format("there is '{}'", suggestion) : "", true});
         return;
       }
       suggestion = meant;
@@ -189,7 +188,7 @@ class Walker {
 
   bool strict_;
   Problems& problems_;
-  std::vector<std::string>& notes_;
+  std::vector<IgnoredKey>& ignored_;
   Values values_;
 };
 
@@ -215,6 +214,11 @@ bool Values::is_automatic(std::string_view path) const {
 }
 std::vector<std::string> Values::automatic_paths() const {
   return store_->automatic;
+}
+std::vector<std::string> Values::paths() const {
+  std::vector<std::string> paths;
+  for (const auto& [path, value] : store_->entries) paths.push_back(path);
+  return paths;
 }
 const Json* Values::json(std::string_view path) const {
   const auto entry = store_->entries.find(path);
@@ -261,8 +265,8 @@ std::vector<std::string> Values::names_within(std::string_view block) const {
   return names;
 }
 
-Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<std::string>& notes) {
-  Walker walker(strict, problems, notes);
+Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<IgnoredKey>& ignored) {
+  Walker walker(strict, problems, ignored);
   walker.walk(document, "");
   return walker.take();
 }

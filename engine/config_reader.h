@@ -25,6 +25,7 @@ class Problems {
     lines_.insert(lines_.begin() + static_cast<std::ptrdiff_t>(first_++), std::move(line));
   }
   bool empty() const noexcept { return lines_.empty(); }
+  const std::vector<std::string>& lines() const noexcept { return lines_; }
   /// Throws ConfigurationError with every line, `origin` in front, unless there are none.
   void raise(const std::string& origin) const;
 
@@ -66,6 +67,8 @@ class Values {
   /// True when it is given as "auto".
   bool is_automatic(std::string_view path) const;
   std::vector<std::string> automatic_paths() const;
+  /// Paths of all that is given but not as "auto", in ascending order.
+  std::vector<std::string> paths() const;
   /// Last names of the given keys within a block.
   std::vector<std::string> names_within(std::string_view block) const;
 
@@ -78,9 +81,22 @@ class Values {
 };
 
 /// Walks a document along the table: unknown keys, refused ones and wrong types go to `problems`, keys
-/// without a meaning to `notes`, the rest is returned. Unknown keys of the top level that are not near a
-/// known one go to `notes` too, unless `strict`.
-Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<std::string>& notes);
+/// without a meaning to `ignored`, the rest is returned. Unknown keys of the top level that are not near a
+/// known one go to `ignored` too, unless `strict`.
+Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<IgnoredKey>& ignored);
+
+/// A configuration before its problems are raised.
+struct Reading {
+  Values values;
+  Problems problems;
+  Config config;  ///< complete when there are no problems
+  int ranks = 1;
+};
+/// Reads JSON text. Without `ranks`: for as many as its three batch figures say, else 1.
+Reading read_config_text(std::string_view text, std::optional<int> ranks,
+                         const std::vector<std::string>& overrides, bool strict, const std::string& origin);
+/// The value that "auto" became, as JSON.
+std::string value_of_automatic(const std::string& path, const Config& config);
 
 /// The names of the optimizers that make_optimizer() makes.
 const std::vector<std::string>& optimizer_types();

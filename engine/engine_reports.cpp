@@ -124,7 +124,7 @@ std::int64_t Engine::formula_traffic_bytes() const {
   return bytes / impl.ranks * (impl.ranks - 1) + summed * wider;
 }
 
-std::string Engine::summary() const {
+std::string Engine::summary(bool verbose) const {
   const Impl& impl = *impl_;
   const Config& config = impl.config;
   const StateBytes bytes = state_bytes();
@@ -229,6 +229,11 @@ std::string Engine::summary() const {
             config.stage == 3 && declared < 0 ? "about " : "",
             sent(gathered, config.stage == 0 ? config.precision.accumulation : config.precision.compute),
             config.stage == 0 ? "reduced gradients" : "parameters"));
+  }
+  if (verbose) {
+    for (const IgnoredKey& key : config.ignored) row("note", describe(key));
+  } else if (!config.ignored.empty()) {
+    row("note", describe(config.ignored));
   }
   for (const std::string& note : config.notes) row("note", note);
   for (const std::string& note : impl.start_notes) row("note", note);

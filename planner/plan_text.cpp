@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/folded_name.h"
 #include "tranche/version.h"
 
 namespace tranche::planner {
@@ -21,11 +21,11 @@ using nlohmann::ordered_json;
 
 constexpr std::size_t listed_items = 12;
 
-/// "31.41 GB": of 10^9 bytes, as papers and vendors count them; below 0.1 of them MB.
-std::string gigabytes(std::int64_t bytes) {
-  const double value = static_cast<double>(bytes) / 1e9;
-  if (value < 0.1) return fmt::format("{:.2f} MB", value * 1e3);
-  return fmt::format("{:.{}f} GB", value, value < 10 ? 3 : value < 1000 ? 2 : 1);
+/// "50.00 GB/s": of 10^9 bytes, as vendors count the speed of links; below 0.1 of them MB.
+std::string link_speed(double bytes_per_second) {
+  const double value = bytes_per_second / 1e9;
+  if (value < 0.1) return fmt::format("{:.2f} MB/s", value * 1e3);
+  return fmt::format("{:.{}f} GB/s", value, value < 10 ? 3 : value < 1000 ? 2 : 1);
 }
 
 std::string operations_text(double operations) {
@@ -43,21 +43,6 @@ std::string grouped(std::int64_t value) {
   std::string text = std::to_string(value);
   for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) {
     text.insert(static_cast<std::size_t>(at), ",");
-  }
-  return text;
-}
-
-/// "transformer.h.12 master" as "transformer.h.* master", so that the blocks of a model are one line.
-std::string without_numbers(const std::string& tag) {
-  std::string text;
-  for (std::size_t i = 0; i < tag.size(); ++i) {
-    const bool digit = std::isdigit(static_cast<unsigned char>(tag[i])) != 0;
-    const bool starts = i == 0 || std::isalnum(static_cast<unsigned char>(tag[i - 1])) == 0;
-    if (!digit || (!starts && text.back() != '*')) {
-      text += tag[i];
-    } else if (starts) {
-      text += '*';
-    }
   }
   return text;
 }
@@ -142,12 +127,12 @@ std::string state_rows(const PlanResult& result) {
   std::string text = "\nmodel state of this rank\n";
   const bool split = tiers.size() > 1;
   if (split) {
-    text += fmt::format("  {:<16}{:>14}{:>14}", "", "", "in all");
+    text += fmt::format("  {:<16}{:>14}", "", "in all");
     for (const Tier tier : tiers) text += fmt::format("{:>14}", name_of(tier));
     text += "\n";
   }
   const auto line = [&](const char* name, std::int64_t bytes, auto&& part) {
-    text += fmt::format("  {:<16}{:>14}{:>14}", name, gigabytes(bytes), format_bytes(bytes));
+    text += fmt::format("  {:<16}{:>14}", name, format_bytes(bytes));
     for (const Tier tier : tiers) {
       if (split)
         text += fmt::format("{:>14}", format_bytes(part(state.tiers[static_cast<std::size_t>(tier)])));
@@ -160,8 +145,7 @@ std::string state_rows(const PlanResult& result) {
   line("optimizer", state.optimizer, [](const OnTier& on) { return on.optimizer; });
   line("in all", state.parameters + state.gradients + state.optimizer,
        [](const OnTier& on) { return on.parameters + on.gradients + on.optimizer; });
-  text += fmt::format("  {:<16}{:>14}{:>14}\n", "of it padding", gigabytes(state.padding),
-                      format_bytes(state.padding));
+  text += fmt::format("  {:<16}{:>14}\n", "of it padding", format_bytes(state.padding));
   return text;
 }
 
@@ -178,12 +162,11 @@ std::string offload_rows(const PlanRequest& request, const PlanResult& result) {
   const OffloadTraffic& bytes = result.offload_bytes;
   const OffloadCost& cost = result.offload;
   const CostModel& rates = request.rates;
-  const auto rate = [](double per_second) { return gigabytes(std::llround(per_second)); };
   std::string text = fmt::format("\n{:<22}{:>14}{:>14}  {}\n", "offload in a step", "bytes", "takes", "at");
   const auto line = [&](const char* name, const std::string& count, double seconds, const std::string& at) {
     text += fmt::format("  {:<20}{:>14}{:>14}  {}\n", name, count, milliseconds(seconds), at);
   };
-  const std::string link = rate(rates.host_link) + "/s, --host-link";
+  const std::string link = link_speed(rates.host_link) + ", --host-link";
   line("device to host", format_bytes(bytes.to_host), cost.busy.to_host, link);
   line("host to device", format_bytes(bytes.from_host), cost.busy.from_host, link);
   if (cost.busy.host_update > 0) {
@@ -192,7 +175,7 @@ std::string offload_rows(const PlanRequest& request, const PlanResult& result) {
   }
   if (bytes.nvme_read + bytes.nvme_written > 0) {
     line("read from nvme", format_bytes(bytes.nvme_read), static_cast<double>(bytes.nvme_read) / rates.nvme,
-         rate(rates.nvme) + "/s, --nvme-bandwidth");
+         link_speed(rates.nvme) + ", --nvme-bandwidth");
     line("written to nvme", format_bytes(bytes.nvme_written),
          static_cast<double>(bytes.nvme_written) / rates.nvme, "reads and writes share it");
   }
@@ -248,7 +231,7 @@ std::string memory_rows(const PlanRequest& request, const PlanResult& result) {
     const auto [phase, unit] = phase_and_unit(account);
     text += fmt::format("  peak of {} ({} B) in {}{}; held then:\n", format_bytes(account.peak),
                         grouped(account.peak), phase, unit.empty() ? "" : " of " + unit);
-    const std::vector<LiveGroup> live = live_groups(account, without_numbers);
+    const std::vector<LiveGroup> live = live_groups(account, detail::with_folded_numbers);
     std::int64_t rest = 0, more = 0;
     for (std::size_t i = 0; i < live.size(); ++i) {
       if (i >= listed_items) {
@@ -482,16 +465,15 @@ std::string describe(const FitTrial& trial) {
 
 std::string fit_text(const FitRequest& request, const FitResult& result) {
   const CostModel& rates = request.rates;
-  const auto rate = [](double per_second) { return gigabytes(std::llround(per_second)); };
-  std::string text = fmt::format("a rank sends {} and computes {} in a second", rate(rates.network),
+  std::string text = fmt::format("a rank sends {} and computes {}/s", link_speed(rates.network),
                                  operations_text(rates.operations));
   const bool offload = std::any_of(result.ladder.begin(), result.ladder.end(),
                                    [](const FitTrial& trial) { return tiers_text(trial) != "-"; });
   if (offload) {
-    text += fmt::format(", copies {} to and from the host, updates {:.3g} G parameters there",
-                        rate(rates.host_link), rates.host_update / 1e9);
+    text += fmt::format(", copies {} to and from the host, updates {:.3g} G parameters/s there",
+                        link_speed(rates.host_link), rates.host_update / 1e9);
     if (!request.plan.config.offload.nvme_path.empty()) {
-      text += fmt::format(", reads and writes {} on nvme", rate(rates.nvme));
+      text += fmt::format(", reads and writes {} on nvme", link_speed(rates.nvme));
     }
   }
   text += fmt::format("; cheapest first, each with the largest micro-batch that fits in {}",

@@ -81,7 +81,7 @@ PlanResult plan_run(const PlanRequest& request) {
   result.memory = engine.memory_report();
   result.model = engine.model_report();
   result.state = engine.state_bytes();
-  result.notes = notes_of(engine.summary());
+  result.notes = notes_of(engine.summary(request.verbose));
   const auto traffic = nlohmann::json::parse(result.traffic);
   result.data = counts_of(traffic);
   result.control = counts_of(traffic["control"]);

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <tuple>
+#include <utility>
 
 #include "core/csv.h"
+#include "core/folded_name.h"
 #include "report/memory_profile_impl.h"
 
 namespace tranche::memory_profile {
@@ -63,6 +66,28 @@ bool held_anything(const MemoryRecord& record, Tier tier) {
 
 double share_of(std::int64_t part, std::int64_t whole) {
   return 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+/// Those that differ in the numbers of their names alone, the blocks of a model, as one of their count.
+std::vector<BornItem> folded(const std::vector<BornItem>& items) {
+  std::vector<BornItem> result;
+  for (BornItem item : items) {
+    item.tag = detail::with_folded_numbers(item.tag);
+    item.unit = detail::with_folded_numbers(item.unit);
+    const auto same = std::find_if(result.begin(), result.end(), [&](const BornItem& other) {
+      return std::tie(item.tag, item.unit, item.phase, item.category, item.bytes) ==
+             std::tie(other.tag, other.unit, other.phase, other.category, other.bytes);
+    });
+    if (same == result.end()) {
+      result.push_back(std::move(item));
+    } else {
+      same->count += item.count;
+    }
+  }
+  std::stable_sort(result.begin(), result.end(), [](const BornItem& a, const BornItem& b) {
+    return a.bytes * a.count > b.bytes * b.count;
+  });
+  return result;
 }
 
 std::vector<std::string> csv_fields(const std::vector<std::string>& texts) {
@@ -224,7 +249,7 @@ std::string peak_text(const MemoryRecord& record, RankNumber rank) {
                           format_bytes(peak.block_free), share_of(peak.block_free, peak.bytes));
     }
     text += "alive, largest first:\n";
-    const std::vector<BornItem> items = record.live_behind(tier, peak.event);
+    const std::vector<BornItem> items = folded(record.live_behind(tier, peak.event));
     if (items.empty()) text += "  what was alive is not known: the timeline did not keep that range\n";
     text += fmt::format("  {:>12} {:>6}  {:<14} {:<14} {:<20} {}\n", "bytes", "share", "category", "unit",
                         "taken in", "tag");

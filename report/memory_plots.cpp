@@ -23,19 +23,19 @@ constexpr std::array<Category, category_count> stacking{
 std::string color_of(Category category) {
   switch (category) {
     case Category::parameters:
-      return std::string(plot::color(0));
+      return std::string(plot::color(plot::Palette::category, 0));
     case Category::gathered:
-      return std::string(plot::color(4));
+      return std::string(plot::color(plot::Palette::category, 4));
     case Category::gradients:
-      return std::string(plot::color(3));
+      return std::string(plot::color(plot::Palette::category, 3));
     case Category::optimizer:
-      return std::string(plot::color(2));
+      return std::string(plot::color(plot::Palette::category, 2));
     case Category::activations:
-      return std::string(plot::color(1));
+      return std::string(plot::color(plot::Palette::category, 1));
     case Category::communication:
-      return std::string(plot::color(5));
+      return std::string(plot::color(plot::Palette::category, 5));
     case Category::workspace:
-      return std::string(plot::color(6));
+      return std::string(plot::color(plot::Palette::category, 6));
     case Category::other:
       break;
   }
@@ -214,6 +214,27 @@ std::vector<StepWindow> whole_steps(const MemoryRecord& record) {
   return steps;
 }
 
+namespace {
+
+/// The end of the run's plot: where what comes after the last step lasted longer than the training, and does
+/// not hold the peak, a fifth of the plot shows how it begins.
+double end_of_axis(const MemoryRecord& record, const std::vector<StepWindow>& steps,
+                   const MemoryRecord::Peak& peak) {
+  if (steps.empty()) return record.ended;
+  const double trained = steps.back().end - record.began;
+  const double cut = steps.back().end + 0.25 * trained;
+  return record.ended - steps.back().end > trained && peak.seconds < cut ? cut : record.ended;
+}
+
+/// True when all of them held the same of each category.
+bool are_equal(const std::vector<RankFigures>& ranks, std::size_t tier) {
+  return std::all_of(ranks.begin(), ranks.end(), [&](const RankFigures& rank) {
+    return rank.measured.at_peak[tier].bytes == ranks.front().measured.at_peak[tier].bytes;
+  });
+}
+
+}  // namespace
+
 std::vector<NamedPlot> rank_plots(const MemoryRecord& record, RankNumber rank) {
   std::vector<NamedPlot> plots;
   const std::vector<StepWindow> steps = whole_steps(record);
@@ -249,7 +270,14 @@ std::vector<NamedPlot> rank_plots(const MemoryRecord& record, RankNumber rank) {
     if (record.dropped > 0) {
       note += fmt::format("; {} changes in the middle were not kept and are drawn level", record.dropped);
     }
-    if (record.ended > record.began) draw("run", "the whole run", note, record.began, record.ended);
+    if (record.ended <= record.began) continue;
+    const double shown = end_of_axis(record, steps, peak);
+    if (shown < record.ended) {
+      note +=
+          fmt::format("; the axis ends after {:.3g} s: what comes until {:.3g} s is of after the training",
+                      shown - record.began, record.ended - record.began);
+    }
+    draw("run", "the whole run", note, record.began, shown);
   }
   return plots;
 }
@@ -263,21 +291,26 @@ std::vector<NamedPlot> job_plots(const Summary& summary) {
                      [&](const RankFigures& rank) { return rank.measured.peak[t] > 0; })) {
       continue;
     }
-    const std::vector<std::size_t> shown = shown_ranks(summary, tier, most_bars);
+    const bool equal = summary.ranks.size() > 1 && are_equal(summary.ranks, t);
+    const std::vector<std::size_t> shown =
+        equal ? std::vector<std::size_t>{0} : shown_ranks(summary, tier, most_bars);
     plot::BarChart ranks;
     ranks.title = fmt::format("{} memory at the peak, by category and rank", tier == Tier::device ? "Device"
                                                                              : tier == Tier::host ? "Host"
                                                                                                   : "NVMe");
     ranks.subtitle =
-        shown.size() == summary.ranks.size()
+        equal ? fmt::format("all {} ranks held the same: one bar stands for each; above it what a rank held",
+                            summary.ranks.size())
+        : shown.size() == summary.ranks.size()
             ? fmt::format("all {} ranks; above the bars what a rank held", shown.size())
             : fmt::format("{} of {} ranks, the fullest among them; above the bars what a rank held",
                           shown.size(), summary.ranks.size());
     ranks.stacked = true;
-    ranks.x_label = "rank";
+    ranks.x_label = equal ? "" : "rank";
     ranks.y_label = "bytes held at the peak";
     for (const std::size_t r : shown) {
-      ranks.labels.push_back(std::to_string(r));
+      ranks.labels.push_back(equal ? fmt::format("each of {} ranks", summary.ranks.size())
+                                   : std::to_string(r));
       ranks.notes.push_back(format_bytes(summary.ranks[r].measured.peak[t]));
     }
     for (const Category category : stacking) {
@@ -291,9 +324,9 @@ std::vector<NamedPlot> job_plots(const Summary& summary) {
     }
     if (!ranks.series.empty())
       plots.push_back({fmt::format("ranks_{}.svg", name_of(tier)), plot::to_svg(ranks)});
-    if (!summary.predicted) continue;
-
     const RankFigures& rank = summary.ranks.front();
+    // Bars that are equal two by two would say nothing that the summary does not.
+    if (!summary.predicted || rank.predicted.at_peak[t].bytes == rank.measured.at_peak[t].bytes) continue;
     plot::BarChart both;
     both.title =
         fmt::format("{} memory of rank 0 at the peak: predicted and measured", tier == Tier::device ? "Device"
@@ -304,8 +337,8 @@ std::vector<NamedPlot> job_plots(const Summary& summary) {
         "program "
         "on the meta device";
     both.y_label = "bytes";
-    both.series = {{"predicted", std::string(plot::color(0)), {}, true},
-                   {"measured", std::string(plot::color(1)), {}, false}};
+    both.series = {{"predicted", std::string(plot::color(plot::Palette::category, 0)), {}, true},
+                   {"measured", std::string(plot::color(plot::Palette::category, 1)), {}, false}};
     const auto add = [&](const std::string& label, std::int64_t predicted, std::int64_t measured) {
       both.labels.push_back(label + "\n" + format_bytes(measured));
       both.series[0].values.push_back(static_cast<double>(predicted));

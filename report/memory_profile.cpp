@@ -196,12 +196,17 @@ std::string MemoryProfile::write(const std::string& directory, const MemoryFigur
   std::string text;
   attempt([&] {
     if (number.rank != 0) return;
-    text = summary_text(summary);
+    text = summary_text(summary, false);
     const auto path = [&](const std::string& name) {
       return (std::filesystem::path(directory) / name).string();
     };
-    write_output_file(path("summary.txt"), text);
+    write_output_file(path("summary.txt"), summary_text(summary, true));
     write_output_file(path("summary.json"), summary_json(summary));
+    for (const Tier tier :
+         all_tiers) {  // of an earlier run in this folder: drawn only where there are differences
+      std::error_code ignored;
+      std::filesystem::remove(path(fmt::format("predicted_{}.svg", name_of(tier))), ignored);
+    }
     for (const NamedPlot& plot : job_plots(summary)) write_output_file(path(plot.name), plot.svg);
   });
   return text;
@@ -268,12 +273,42 @@ Difference largest_difference(const Summary& summary) {
   return largest;
 }
 
+/// "memory: predicted = measured on 2 ranks; device peak 74.53 MiB, backward h.5 of step 2; process +5.98
+/// MiB".
+std::string verdict(const Summary& summary) {
+  const RankFigures& rank = summary.ranks.front();
+  const std::size_t count = summary.ranks.size();
+  std::string text = "memory: ";
+  if (summary.predicted) {
+    const Difference largest = largest_difference(summary);
+    text += largest.bytes == 0
+                ? fmt::format("predicted = measured on {}; ",
+                              count == 1 ? std::string("the one rank") : fmt::format("all {} ranks", count))
+                : fmt::format("NOT AS PREDICTED, {} of {} {} on rank {}; ", signed_bytes(largest.bytes),
+                              name_of(largest.tier), name_of(largest.category), largest.rank);
+  }
+  std::int64_t lowest = INT64_MAX, highest = 0;
+  for (const RankFigures& one : summary.ranks) {
+    lowest = std::min(lowest, one.measured.peak[index_of(Tier::device)]);
+    highest = std::max(highest, one.measured.peak[index_of(Tier::device)]);
+  }
+  text += "device peak ";
+  if (lowest != highest) text += format_bytes(lowest) + " to ";
+  text += format_bytes(highest);
+  if (!summary.peak_moment.empty()) text += ", " + summary.peak_moment;
+  if (rank.highest.process.anonymous > 0) {
+    text += fmt::format("; process {}", signed_bytes(Unaccounted(rank).total));
+  }
+  return text + "\n";
+}
+
 }  // namespace
 
-std::string summary_text(const Summary& summary) {
+std::string summary_text(const Summary& summary, bool explained) {
   const RankFigures& rank = summary.ranks.front();
-  std::string text =
-      fmt::format("memory at the peak of rank 0{:>17}{:>15}{:>14}\n", "predicted", "measured", "difference");
+  std::string text = verdict(summary);
+  text += fmt::format("  {:<28}{:>15}{:>15}{:>14}\n", "at the peak of rank 0", "predicted", "measured",
+                      "difference");
   const auto row = [&](std::string_view name, std::int64_t predicted, std::int64_t measured) {
     text +=
         fmt::format("  {:<28}{:>15}{:>15}{:>14}\n", name, summary.predicted ? format_bytes(predicted) : "-",
@@ -281,6 +316,9 @@ std::string summary_text(const Summary& summary) {
   };
   const auto lone_row = [&](std::string_view name, std::int64_t measured) {
     text += fmt::format("  {:<28}{:>15}{:>15}{:>14}\n", name, "-", format_bytes(measured), "-");
+  };
+  const auto explain = [&](const std::string& line) {
+    if (explained) text += "    " + line + "\n";
   };
   for (const Tier tier : all_tiers) {
     if (!holds(summary, tier)) continue;
@@ -292,18 +330,17 @@ std::string summary_text(const Summary& summary) {
       row(fmt::format("{:<8}{}", name_of(tier), name_of(category)), predicted, measured);
     }
     if (rank.block_free[t] > 0) {
-      text += fmt::format("    of `other` {} are the step's block, which nothing lay in at that moment\n",
+      text += fmt::format("    of `other` {} are the step's block: reserved, idle at that moment\n",
                           format_bytes(rank.block_free[t]));
     }
     row(fmt::format("{:<8}total", name_of(tier)), rank.predicted.peak[t], rank.measured.peak[t]);
     if (tier == Tier::device && rank.device.total > 0) {
       lone_row("device  unaccounted", rank.device.total - rank.device.free - rank.device_tracked);
-      text += fmt::format(
-          "    at the end, when {} of the device's {} were free and {} tracked: the driver, the libraries, "
-          "other "
-          "processes, and {} of rounding to pages\n",
+      explain(fmt::format(
+          "at the end, when {} of the device's {} were free and {} tracked: the driver, the libraries, other "
+          "processes, and {} of rounding to pages",
           format_bytes(rank.device.free), format_bytes(rank.device.total), format_bytes(rank.device_tracked),
-          format_bytes(rank.device.mapped - rank.device.placed));
+          format_bytes(rank.device.mapped - rank.device.placed)));
     }
   }
   if (rank.highest.process.anonymous > 0) {
@@ -311,35 +348,15 @@ std::string summary_text(const Summary& summary) {
     lone_row("process tracked", rank.highest.tracked);
     lone_row("process unaccounted", unaccounted.total);
     lone_row("process total (RssAnon)", rank.highest.process.anonymous);
-    text += fmt::format("    at its highest, {}: unaccounted = {}\n",
+    explain(fmt::format("at its highest, {}: unaccounted = {}",
                         rank.highest.step > 0 ? fmt::format("the end of step {}", rank.highest.step)
                                               : std::string("before the first step"),
-                        unaccounted.explanation());
+                        unaccounted.explanation()));
     if (!summary.device_in_process) {
-      text += "    device memory is not the process's own; pinned host memory may not count as RssAnon\n";
+      explain("device memory is not the process's own; pinned host memory may not count as RssAnon");
     }
   }
-  if (!summary.peak_moment.empty()) text += fmt::format("  device peak in {}\n", summary.peak_moment);
-  if (summary.ranks.size() > 1) {
-    std::int64_t lowest = INT64_MAX, highest = 0;
-    for (const RankFigures& one : summary.ranks) {
-      lowest = std::min(lowest, one.measured.peak[index_of(Tier::device)]);
-      highest = std::max(highest, one.measured.peak[index_of(Tier::device)]);
-    }
-    text += fmt::format("  device peaks of all {} ranks: {} to {}\n", summary.ranks.size(),
-                        format_bytes(lowest), format_bytes(highest));
-  }
-  if (summary.predicted) {
-    const Difference largest = largest_difference(summary);
-    text += largest.bytes == 0
-                ? fmt::format("  predicted = measured to the byte on {}\n",
-                              summary.ranks.size() == 1 ? std::string("the one rank")
-                                                        : fmt::format("all {} ranks", summary.ranks.size()))
-                : fmt::format("  largest difference: {} of {} {} on rank {}\n", signed_bytes(largest.bytes),
-                              name_of(largest.tier), name_of(largest.category), largest.rank);
-  }
-  text += fmt::format("  files: {}\n", summary.directory);
-  return text;
+  return text + fmt::format("  files: {}\n", summary.directory);
 }
 
 std::string summary_json(const Summary& summary) {

@@ -39,7 +39,8 @@ struct Summary {
 };
 
 // --- memory_profile.cpp
-std::string summary_text(const Summary& summary);
+/// The verdict, then the table of rank 0. `explained`: also what the figures are made of, for the file.
+std::string summary_text(const Summary& summary, bool explained);
 std::string summary_json(const Summary& summary);
 
 // --- memory_files.cpp

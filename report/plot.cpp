@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <utility>
 
 #include "tranche/core/error.h"
 
@@ -17,7 +18,8 @@ namespace {
 constexpr double width = 1120, height = 600;
 constexpr double left = 92, right = 216, bottom = 64, head = 66;
 constexpr double row_height = 20, row_gap = 5;
-constexpr double letter = 6.3;  // mean width of a letter at 12 pixels
+constexpr double mark_height = 18;  // of a line of labels above the areas
+constexpr double letter = 6.3;      // mean width of a letter at 12 pixels
 constexpr std::string_view ink = "#222222", faint = "#dddddd";
 
 /// Bytes of the UTF-8 character that begins `text`; 0 when none does.
@@ -85,14 +87,15 @@ std::string shortened(std::string_view text, double width_left) {
 /// The file as it grows.
 class Svg {
  public:
-  Svg(const std::string& title, const std::string& subtitle) {
+  /// `description`: what the plot shows, for readers who do not see it.
+  Svg(const std::string& title, const std::string& subtitle, const std::string& description) {
     add(R"(<?xml version="1.0" encoding="UTF-8"?>)"
         "\n"
         R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" )"
         R"(font-family="Helvetica, Arial, 'DejaVu Sans', sans-serif" font-size="12" fill="{2}" role="img">)"
         "\n",
         at(width), at(height), ink);
-    add("<title>{}</title>\n", escaped(title));
+    add("<title>{}</title>\n<desc>{}</desc>\n", escaped(title), escaped(description));
     add(R"(<rect width="{}" height="{}" fill="#ffffff"/>)"
         "\n",
         at(width), at(height));
@@ -195,6 +198,24 @@ void draw_legend(Svg& svg, const Frame& frame, const std::vector<Series>& series
   }
 }
 
+/// "Stacked areas over seconds: parameters, gradients. Label."; names as they are in the legend.
+template <typename Each>
+std::string description(std::string_view kind, const std::string& over, const std::vector<Each>& series,
+                        const std::vector<std::string>& more) {
+  std::string text = fmt::format("{}{}", kind, over.empty() ? "" : " over " + over);
+  std::string_view separator = ": ";
+  for (const Each& one : series) {
+    if (one.name.empty()) continue;
+    text += fmt::format("{}{}", separator, one.name);
+    separator = ", ";
+  }
+  text += ".";
+  for (const std::string& sentence : more) {
+    if (!sentence.empty()) text += fmt::format(" {}.", sentence);
+  }
+  return text;
+}
+
 std::vector<std::string> fills_of(Svg& svg, const std::vector<Series>& series) {
   std::vector<std::string> fills;
   for (const Series& one : series) fills.push_back(svg.fill(one));
@@ -221,10 +242,23 @@ void draw_rows(Svg& svg, Frame& frame, const std::vector<BandRow>& rows) {
 
 }  // namespace
 
-std::string_view color(int index) {
-  static constexpr std::array<std::string_view, 8> palette{"#0072b2", "#e69f00", "#009e73", "#d55e00",
-                                                           "#56b4e9", "#cc79a7", "#f0e442", "#000000"};
-  return palette[static_cast<std::size_t>(std::abs(index)) % palette.size()];
+std::string_view color(Palette palette, int index) {
+  static constexpr std::array<std::string_view, 8> categories{"#0072b2", "#e69f00", "#009e73", "#d55e00",
+                                                              "#56b4e9", "#cc79a7", "#f0e442", "#000000"};
+  static constexpr std::array<std::string_view, 4> stages{"#2d1160", "#8c2981", "#de4968", "#fe9f6d"};
+  static constexpr std::array<std::string_view, 4> parts{"#9fb3c8", "#7a1f2b", "#b56576", "#4a6a8a"};
+  const auto of = [&](const auto& colors) {
+    return colors[static_cast<std::size_t>(std::abs(index)) % colors.size()];
+  };
+  switch (palette) {
+    case Palette::stage:
+      return of(stages);
+    case Palette::part:
+      return of(parts);
+    case Palette::category:
+      break;
+  }
+  return of(categories);
 }
 
 Ticks ticks(double low, double high, Scale scale, int target_count) {
@@ -271,11 +305,15 @@ std::string to_svg(const AreaChart& chart) {
   }
   const double highest = *std::max_element(stacked.begin(), stacked.end());
 
-  Svg svg(chart.title, chart.subtitle);
+  std::vector<std::string> marked;
+  for (const Mark& mark : chart.marks) marked.push_back(mark.label);
+  Svg svg(chart.title, chart.subtitle, description("Stacked areas", chart.x_label, chart.series, marked));
   Frame frame;
   frame.low_x = chart.edges.front();
   frame.high_x = chart.edges.back();
   draw_rows(svg, frame, chart.rows);
+  const double labels = frame.top;
+  frame.top += mark_height * static_cast<double>(chart.marks.size());
   const Ticks vertical = ticks(0, highest, chart.y_scale);
   frame.high_y = vertical.values.back();
   draw_y_axis(svg, frame, vertical, chart.y_label);
@@ -313,20 +351,37 @@ std::string to_svg(const AreaChart& chart) {
     svg.text(x, frame.base + 19, horizontal.labels[i], R"(text-anchor="middle")");
   }
   draw_x_name(svg, frame, chart.x_label);
+  // The labels stand above the areas, so that they cover none.
+  double label_y = labels;
   for (const Mark& mark : chart.marks) {
     const double x = frame.x(mark.x), y = frame.y(mark.y);
+    const double wide = static_cast<double>(mark.label.size()) * letter * 1.2;  // bold
+    const double start = std::clamp(x - wide / 2, frame.x0, std::max(frame.x0, frame.x1 - wide));
+    svg.text(start + wide / 2, label_y + 13, mark.label, R"(text-anchor="middle" font-weight="bold")");
+    svg.line(x, label_y + mark_height - 1, x, y - 9, ink, R"(stroke-width="0.8")");
     svg.line(frame.x0, y, frame.x1, y, ink, R"(stroke-dasharray="5 4")");
     svg.path(fmt::format("M{} {}l-5 -9h10z", at(x), at(y)), fmt::format(R"(fill="{}")", ink));
-    // The label goes where there is space, on white, so that it can be read over any area.
-    const double width_left = static_cast<double>(mark.label.size()) * letter + 8;
-    const double start = std::clamp(x - width_left / 2, frame.x0 + 2, frame.x1 - width_left - 2);
-    const double line = y - 30 < frame.top ? y + 8 : y - 29;
-    svg.rect(start, line, width_left, 17, "#ffffff", R"(fill-opacity="0.88")");
-    svg.text(start + width_left / 2, line + 13, mark.label, R"(text-anchor="middle" font-weight="bold")");
+    label_y += mark_height;
   }
   draw_legend(svg, frame, chart.series, fills, true);
   return svg.finish();
 }
+
+namespace {
+
+/// "0: 1.5, 3: 2": what stands above each bar, of as many as can be listened to.
+std::vector<std::string> values_of(const BarChart& chart) {
+  constexpr std::size_t most_bars = 24;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(chart.notes.size(), most_bars); ++i) {
+    std::string label = chart.labels[i];
+    std::replace(label.begin(), label.end(), '\n', ' ');
+    text += fmt::format("{}{}: {}", text.empty() ? "" : ", ", label, chart.notes[i]);
+  }
+  return {text};
+}
+
+}  // namespace
 
 std::string to_svg(const BarChart& chart) {
   require(!chart.labels.empty() && !chart.series.empty(), "a bar chart without bars");
@@ -342,7 +397,7 @@ std::string to_svg(const BarChart& chart) {
     }
     highest = std::max(highest, sum);
   }
-  Svg svg(chart.title, chart.subtitle);
+  Svg svg(chart.title, chart.subtitle, description("Bars", chart.x_label, chart.series, values_of(chart)));
   Frame frame;
   frame.high_x = static_cast<double>(chart.labels.size());
   draw_rows(svg, frame, chart.rows);
@@ -398,20 +453,23 @@ std::string to_svg(const BarChart& chart) {
   return svg.finish();
 }
 
-/// Marks of a logarithmic axis, their places as powers of two: from the last of 1, 2, 5, 10, 20 ... that is
-/// not above `low` to the first that is not below `high`, and at least two.
+namespace {
+
+/// Marks of a logarithmic axis, their places as powers of two: from the last round number that is not above
+/// `low` to the first that is not below `high`, and at least two. Round are 1, 2 and 5 times powers of ten,
+/// over many decades the powers alone, and over less than one also 1.5, 3 and 7.
 Ticks decimal_marks(double low, double high) {
   Ticks marks;
   const auto add = [&](double value) {
     marks.values.push_back(std::log2(value));
     marks.labels.push_back(fmt::format("{:.6g}", value));
   };
-  // Over many decades only their beginnings.
-  const bool wide = high / low > 2e3;
+  const double range = high / low;
   double before = 0;
   for (int exponent = static_cast<int>(std::floor(std::log10(low))) - 1;; ++exponent) {
-    for (const double factor : {1.0, 2.0, 5.0}) {
-      if (wide && factor != 1) continue;
+    for (const double factor : {1.0, 1.5, 2.0, 3.0, 5.0, 7.0}) {
+      if (range > 2e3 && factor != 1) continue;
+      if (range > 10 && factor != 1 && factor != 2 && factor != 5) continue;
       const double value = factor * std::pow(10.0, exponent);
       if (value <= low) {
         before = value;
@@ -424,18 +482,92 @@ Ticks decimal_marks(double low, double high) {
   }
 }
 
+void draw_point(Svg& svg, const LineSeries& series, double x, double y) {
+  constexpr double half = 4.5;
+  std::string d;
+  switch (series.shape) {
+    case Shape::circle:
+      d = fmt::format("M{} {}a{r} {r} 0 1 0 {w} 0a{r} {r} 0 1 0 -{w} 0z", at(x - half), at(y),
+                      fmt::arg("r", at(half)), fmt::arg("w", at(2 * half)));
+      break;
+    case Shape::square:
+      d = fmt::format("M{} {}h{w}v{w}h-{w}z", at(x - half + 0.5), at(y - half + 0.5),
+                      fmt::arg("w", at(2 * half - 1)));
+      break;
+    case Shape::triangle:
+      d = fmt::format("M{} {}l{} {}h-{}z", at(x), at(y - half - 1), at(half + 1), at(2 * half),
+                      at(2 * half + 2));
+      break;
+    case Shape::diamond:
+      d = fmt::format("M{} {}l{w} {w}l-{w} {w}l-{w} -{w}z", at(x), at(y - half - 1),
+                      fmt::arg("w", at(half + 1)));
+      break;
+  }
+  svg.path(d, series.hollow ? fmt::format(R"(fill="none" stroke="{}" stroke-width="2")", series.color)
+                            : fmt::format(R"(fill="{}" stroke="#ffffff" stroke-width="0.8")", series.color));
+}
+
+/// From the lowest to the highest of a point's repeats.
+void draw_range(Svg& svg, const LineSeries& series, double x, double low, double high) {
+  svg.line(x, low, x, high, series.color, R"(stroke-width="1.5")");
+  for (const double y : {low, high}) svg.line(x - 5, y, x + 5, y, series.color, R"(stroke-width="1.5")");
+}
+
+/// A row of the names of lines above the plot.
+void draw_line_legend(Svg& svg, Frame& frame, const std::vector<const LineSeries*>& entries) {
+  if (entries.empty()) return;
+  double x = frame.x0;
+  const double y = frame.top + 8;
+  for (const LineSeries* entry : entries) {
+    if (entry->joined || entry->dashed) {
+      svg.line(x, y, x + 24, y, entry->color,
+               entry->dashed ? R"(stroke-width="2" stroke-dasharray="6 4")" : R"(stroke-width="2")");
+    }
+    if (!entry->dashed) draw_point(svg, *entry, x + 12, y);
+    svg.text(x + 30, y + 4, entry->name);
+    x += 30 + static_cast<double>(entry->name.size()) * letter + 22;
+  }
+  frame.top += 26;
+}
+
+/// The texts beside the last points, moved apart where they would touch.
+void draw_ends(Svg& svg, const Frame& frame, std::vector<Mark> ends) {
+  constexpr double apart = 15;
+  std::sort(ends.begin(), ends.end(), [](const Mark& a, const Mark& b) { return a.y < b.y; });
+  double last = -INFINITY;
+  for (Mark& end : ends) {
+    end.y = std::max(end.y, last + apart);
+    last = end.y;
+  }
+  // What went below the plot goes up again, and moves what is above it.
+  double next = frame.base + apart;
+  for (auto end = ends.rbegin(); end != ends.rend(); ++end) {
+    end->y = std::min(end->y, next - apart);
+    next = end->y;
+  }
+  for (const Mark& end : ends) svg.text(end.x + 12, end.y + 4, end.label, R"(font-weight="bold")");
+}
+
+}  // namespace
+
 std::string to_svg(const LineChart& chart) {
   require(!chart.series.empty(), "a line chart without lines");
   double low_x = INFINITY, high_x = -INFINITY, low_y = INFINITY, high_y = -INFINITY;
   for (const LineSeries& series : chart.series) {
     require(!series.x.empty() && series.x.size() == series.y.size(), "a line whose x and y differ in length");
-    require(usable(series.x) && usable(series.y), "a value that is negative or not finite");
+    require(usable(series.x) && usable(series.y) && usable(series.low) && usable(series.high),
+            "a value that is negative or not finite");
+    require(series.low.size() == series.high.size() &&
+                (series.low.empty() || series.low.size() == series.y.size()),
+            "ranges of some of a line's points only");
     for (std::size_t i = 0; i < series.x.size(); ++i) {
-      require(!chart.logarithmic || (series.x[i] > 0 && series.y[i] > 0), "a zero on a logarithmic axis");
+      const double low = series.low.empty() ? series.y[i] : series.low[i];
+      require(!chart.logarithmic || (series.x[i] > 0 && std::min(low, series.y[i]) > 0),
+              "a zero on a logarithmic axis");
       low_x = std::min(low_x, series.x[i]);
       high_x = std::max(high_x, series.x[i]);
-      low_y = std::min(low_y, series.y[i]);
-      high_y = std::max(high_y, series.y[i]);
+      low_y = std::min({low_y, series.y[i], low});
+      high_y = std::max({high_y, series.y[i], series.high.empty() ? series.y[i] : series.high[i]});
     }
   }
   const bool log_x = chart.logarithmic || chart.logarithmic_x;
@@ -458,8 +590,16 @@ std::string to_svg(const LineChart& chart) {
                    : chart.y_scale == Scale::bytes ? powers(low_y, high_y, chart.y_scale)
                                                    : decimal_marks(low_y, high_y);
   const Ticks horizontal = log_x ? powers(low_x, high_x, Scale::number) : ticks(0, high_x, Scale::number, 10);
-  Svg svg(chart.title, chart.subtitle);
+  std::vector<std::string> ends;
+  std::vector<const LineSeries*> entries;
+  for (const LineSeries& series : chart.series) {
+    if (!series.name.empty()) entries.push_back(&series);
+    if (!series.end.empty()) ends.push_back(fmt::format("{} ends at {:.6g}", series.end, series.y.back()));
+  }
+  for (const LineSeries& entry : chart.legend) entries.push_back(&entry);
+  Svg svg(chart.title, chart.subtitle, description("Lines", chart.x_label, chart.series, ends));
   Frame frame;
+  draw_line_legend(svg, frame, entries);
   frame.low_x = horizontal.values.front();
   frame.high_x = horizontal.values.back();
   for (const Band& band : chart.bands) {
@@ -481,36 +621,33 @@ std::string to_svg(const LineChart& chart) {
     svg.text(x, frame.base + 19, horizontal.labels[i], R"(text-anchor="middle")");
   }
   draw_x_name(svg, frame, chart.x_label);
-  double legend = frame.top + 4;
   int dashed = 0;
+  std::vector<Mark> labels;
   for (const LineSeries& series : chart.series) {
     std::string d;
     // Dashed lines that lie on each other show in turn.
     const std::string dashes =
         series.dashed ? fmt::format(R"( stroke-dasharray="6 8" stroke-dashoffset="{}")", 7 * dashed++) : "";
-    const auto point = [&](double x, double y) {
-      const double half = series.size / 2;
-      if (series.hollow) {
-        svg.rect(x - half, y - half, series.size, series.size, "none",
-                 fmt::format(R"(stroke="{}" stroke-width="2")", series.color));
-      } else {
-        svg.rect(x - half, y - half, series.size, series.size, series.color);
-      }
-    };
+    const auto height_of = [&](double value) { return frame.y(place_y(value) - floor_y); };
     for (std::size_t i = 0; i < series.x.size(); ++i) {
-      const double x = frame.x(place_x(series.x[i])), y = frame.y(place_y(series.y[i]) - floor_y);
-      d += fmt::format("{}{} {}", i == 0 ? "M" : "L", at(x), at(y));
-      if (!series.dashed) point(x, y);
+      d += fmt::format("{}{} {}", i == 0 ? "M" : "L", at(frame.x(place_x(series.x[i]))),
+                       at(height_of(series.y[i])));
     }
     if (series.joined || series.dashed) {
       svg.path(d, fmt::format(R"(fill="none" stroke="{}" stroke-width="2"{})", series.color, dashes));
-      svg.line(frame.x1 + 18, legend + 7, frame.x1 + 42, legend + 7, series.color,
-               fmt::format(R"(stroke-width="2"{})", dashes));
     }
-    if (!series.dashed) point(frame.x1 + 30, legend + 7);
-    svg.text(frame.x1 + 48, legend + 11, series.name);
-    legend += 22;
+    for (std::size_t i = 0; i < series.x.size() && !series.dashed; ++i) {
+      const double x = frame.x(place_x(series.x[i]));
+      if (!series.low.empty() && series.high[i] > series.low[i]) {
+        draw_range(svg, series, x, height_of(series.low[i]), height_of(series.high[i]));
+      }
+      draw_point(svg, series, x, height_of(series.y[i]));
+    }
+    if (!series.end.empty()) {
+      labels.push_back({frame.x(place_x(series.x.back())), height_of(series.y.back()), series.end});
+    }
   }
+  draw_ends(svg, frame, std::move(labels));
   return svg.finish();
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 /// Plots as SVG text: stacked areas over time, bars, lines. One file each, no scripts and no fonts of their
-/// own, so that browsers, editors and converters all show the same. Colours are those of Okabe and Ito
-/// ("Color universal design", 2008), which people with any form of colour vision tell apart.
+/// own, so that browsers, editors and converters all show the same. Each has a description for readers who do
+/// not see it.
 
 #include <cstdint>
 #include <string>
@@ -10,8 +10,12 @@
 
 namespace tranche::plot {
 
-/// "#rrggbb" of the palette: blue, orange, green, vermilion, sky blue, purple, yellow, black; then again.
-std::string_view color(int index);
+/// A colour means one kind of thing: a category of memory (the colours of Okabe and Ito, "Color universal
+/// design", 2008, which people with any form of colour vision tell apart), a ZeRO stage (dark to light), or a
+/// part of a step's time.
+enum class Palette : std::uint8_t { category, stage, part };
+/// "#rrggbb"; beyond the last colour they come again.
+std::string_view color(Palette palette, int index);
 inline constexpr std::string_view grey = "#9a9a9a";
 
 /// How the numbers of an axis are written.
@@ -68,13 +72,19 @@ struct BarChart {
   std::vector<BandRow> rows;       ///< over the bars: label i is from i to i + 1
 };
 
+/// Points that may lie on each other are told apart by their shape.
+enum class Shape : std::uint8_t { circle, square, triangle, diamond };
+
 struct LineSeries {
-  std::string name, color;
+  std::string name;  ///< in the legend; empty: not there
+  std::string color;
   std::vector<double> x, y;
   bool dashed = false;  ///< a line without points
   bool joined = true;   ///< points with a line
   bool hollow = false;  ///< points that are only outlined
-  double size = 7;      ///< of points, in pixels: what may lie on each other is told apart by it
+  Shape shape = Shape::circle;
+  std::string end = {};                     ///< beside the last point
+  std::vector<double> low = {}, high = {};  ///< the ranges of y; empty: none
 };
 /// Points joined by lines. A logarithmic x axis and bytes have their marks at powers of two, other numbers at
 /// 1, 2 and 5 times powers of ten.
@@ -84,7 +94,8 @@ struct LineChart {
   bool logarithmic = false;    ///< both axes
   bool logarithmic_x = false;  ///< the x axis
   std::vector<LineSeries> series;
-  std::vector<Band> bands;  ///< shaded, with their names at the top
+  std::vector<LineSeries> legend;  ///< more entries of the legend, without points
+  std::vector<Band> bands;         ///< shaded, with their names at the top
 };
 
 /// The whole file. Throws InvalidArgument where lengths do not fit or numbers are negative or not finite.

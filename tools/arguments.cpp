@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <memory>
 
 #include "core/closest_match.h"
+#include "tools/help_formatter.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
 #include "tranche/version.h"
@@ -18,7 +20,7 @@ namespace tranche::tools {
 namespace {
 
 constexpr const char* commands_text =
-    "train, evaluate, generate, plan, calibrate, scale, checkpoint and info";
+    "train, evaluate, generate, plan, config, calibrate, scale, checkpoint and info";
 
 Fault parse_fault(const std::string& text, const char* flag, long long first_step = 1) {
   int rank = 0, used = 0;
@@ -34,60 +36,84 @@ struct Raw {
   std::string debug_fail, debug_hang, debug_out_of_memory;
 };
 
+/// A flag with the type of its value, as the help names it: FILE, DIR, SIZE, or the values there are.
+template <typename Value>
+CLI::Option* add(CLI::App& app, const char* flag, Value& value, const char* type, const char* text) {
+  return app.add_option(flag, value, text)->type_name(type);
+}
+/// A number, whose type CLI11 knows.
+template <typename Value>
+CLI::Option* add_number(CLI::App& app, const char* flag, Value& value, const char* text) {
+  return app.add_option(flag, value, text);
+}
+
+/// The heading under which the help has the flags that are added from now on.
+void heading(CLI::App& app, const char* group) {
+  app.option_defaults()->group(group);
+}
+
 /// Model and configuration: what `train`, `evaluate` and `plan` read alike.
 void add_model_flags(CLI::App& app, Options& options) {
-  app.add_option("--config", options.config, "configuration in DeepSpeed's JSON; flags override it");
-  app.add_flag("--strict", options.strict, "refuse every key of the configuration that is not known");
-  app.add_option("--model", options.model, "preset or Hugging Face config.json of a GPT-2")
+  heading(app, "Model");
+  add(app, "--model", options.model, "NAME|FILE", "preset or Hugging Face config.json of a GPT-2")
       ->capture_default_str();
-  app.add_option("--stage", options.stage, "ZeRO stage: 0 to 3");
-  app.add_option("--micro-batch", options.micro_batch, "sequences of a micro-batch on a rank");
-  app.add_option("--accumulate", options.accumulate, "micro-batches of a step");
-  app.add_option("--sequence", options.sequence,
-                 "tokens of a sequence (default: all the model has positions for)");
-  app.add_option("--dtype", options.dtype,
-                 "compute dtype: fp32, bf16 or fp16 (default: --config's, without one bf16)");
-  app.add_option("--device", options.device, "cpu or cuda")->capture_default_str();
-  app.add_option("--seed", options.seed, "of initial weights, order of samples, dropout (default: 1234)");
-  app.add_option("--threads", options.threads, "of a rank (default: the node's cores over its ranks)");
-  app.add_option("--device-memory", options.device_memory, "most memory of a rank, like 512MiB");
-  app.add_option("--set", options.set, "key.path=value of the configuration; may be repeated")
+  add_number(app, "--sequence", options.sequence,
+             "tokens of a sequence (default: all the model has positions for)");
+  add(app, "--dtype", options.dtype, "fp32|bf16|fp16",
+      "compute dtype (default: --config's, without one bf16)");
+  add_number(app, "--seed", options.seed, "of initial weights, order of samples, dropout (default: 1234)");
+  heading(app, "Configuration");
+  add(app, "--config", options.config, "FILE", "configuration in DeepSpeed's JSON; flags override it");
+  add(app, "--set", options.set, "KEY=VALUE", "key.path=value of the configuration; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
-  app.add_option("--offload-optimizer", options.offload_optimizer,
-                 "where master weights and the optimizer's state live: none (on the device), cpu or nvme");
-  app.add_option("--offload-param", options.offload_parameters,
-                 "where the shards of weights live in stage 3: none (on the device), cpu or nvme");
-  app.add_option("--nvme-path", options.nvme_path, "folder for swap files, on the disk that nvme means");
-  app.add_option("--offload-ratio", options.offload_ratio,
-                 "share of the optimizer's state that leaves the device, 0 to 1 (default: 1)");
+  app.add_flag("--strict", options.strict, "refuse every key of the configuration that is not known");
+  app.add_flag("--verbose", options.verbose, "a line for each key of the configuration without effect");
+  heading(app, "Batch");
+  add_number(app, "--micro-batch", options.micro_batch, "sequences of a micro-batch on a rank");
+  add_number(app, "--accumulate", options.accumulate, "micro-batches of a step");
+  heading(app, "ZeRO and offload");
+  add(app, "--stage", options.stage, "0|1|2|3", "ZeRO stage");
+  add(app, "--offload-optimizer", options.offload_optimizer, "none|cpu|nvme",
+      "where master weights and the optimizer's state live; none: on the device");
+  add(app, "--offload-param", options.offload_parameters, "none|cpu|nvme",
+      "where the shards of weights live in stage 3; none: on the device");
+  add_number(app, "--offload-ratio", options.offload_ratio,
+             "share of the optimizer's state that leaves the device, 0 to 1 (default: 1)");
   app.add_flag(
       "--offload-activations", options.offload_activations,
       "keep the inputs of blocks in host memory until backward; switches activation checkpointing on");
-  app.add_option("--host-memory", options.host_memory,
-                 "most host memory of a rank, like 64GiB (plan: else its share of what this machine has "
-                 "available; 0 is no "
-                 "limit)");
-  app.add_option("--nvme-space", options.nvme_space, "most room of a rank's swap file, like 1TiB");
+  add(app, "--nvme-path", options.nvme_path, "DIR", "folder for swap files, on the disk that nvme means");
+  heading(app, "Device and memory");
+  add(app, "--device", options.device, "cpu|cuda", "where a rank computes")->capture_default_str();
+  add_number(app, "--threads", options.threads, "of a rank (default: the node's cores over its ranks)");
+  add(app, "--device-memory", options.device_memory, "SIZE", "most memory of a rank, like 512MiB");
+  add(app, "--host-memory", options.host_memory, "SIZE", "most host memory of a rank, like 64GiB");
+  add(app, "--nvme-space", options.nvme_space, "SIZE", "most room of a rank's swap file, like 1TiB");
 }
 
 /// Flags that `train` and the runs of `scale` have in common, beside model and configuration.
 void add_data_flags(CLI::App& app, Options& options) {
-  app.add_option("--data", options.data, "text file (bytes), or tokens of llm.c or nanoGPT");
-  app.add_option("--data-format", options.data_format, "auto, text, llmc or nanogpt")->capture_default_str();
-  app.add_option("--validation-data", options.validation_data, "held-out file instead of the tail of --data");
-  app.add_option("--validation-fraction", options.validation_fraction, "held-out tail of --data")
+  heading(app, "Data and validation");
+  add(app, "--data", options.data, "FILE", "text file (bytes), or tokens of llm.c or nanoGPT");
+  add(app, "--data-format", options.data_format, "auto|text|llmc|nanogpt", "of --data and --validation-data")
       ->capture_default_str();
-  app.add_option("--eval-batches", options.eval_batches,
-                 "held-out windows in an evaluation, in units of the step's batch (default 0: all)");
+  add(app, "--validation-data", options.validation_data, "FILE",
+      "held-out file instead of the tail of --data");
+  add_number(app, "--validation-fraction", options.validation_fraction, "held-out tail of --data")
+      ->capture_default_str();
+  add_number(app, "--eval-batches", options.eval_batches,
+             "held-out windows of a validation, in units of the step's batch; 0: all (default: windows of "
+             "131072 tokens; all with --ngrams and in tranche evaluate)");
 }
 
 void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
   add_model_flags(app, options);
   add_data_flags(app, options);
-  app.add_option("--report", options.report, "JSON report (docs/reference/report.md)");
   app.add_flag("--ngrams", options.ngrams,
                "n-gram cross-entropies of the held-out text beside the validation loss");
+  heading(app, "Output");
+  add(app, "--report", options.report, "FILE", "JSON report (docs/reference/report.md)");
   app.add_option("--debug-fail", raw.debug_fail)->group("");
   app.add_option("--debug-hang", raw.debug_hang)->group("");
   app.add_option("--debug-peak-seconds", options.peak_seconds)->group("");
@@ -97,55 +123,61 @@ void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
 void add_plan_flags(CLI::App& app, Options& options) {
   app.get_option("--model")->description(
       "preset, config.json of a GPT-2, or a list of units (docs/reference/plan-files.md)");
-  app.add_option("--ranks", options.ranks, "ranks of the run, 1 to 65536")->capture_default_str();
-  app.add_option("--ranks-per-node", options.ranks_per_node, "ranks of a node (default 0: all on one)");
-  app.add_option("--rank", options.rank, "the rank that is planned")->capture_default_str();
-  app.add_option(
-      "--fit", options.fit,
+  app.get_option("--host-memory")
+      ->description(
+          "most host memory of a rank, like 64GiB (default: its share of what this machine has available; "
+          "0: no limit)");
+  heading(app, "Ranks");
+  add_number(app, "--ranks", options.ranks, "ranks of the run, 1 to 65536")->capture_default_str();
+  add_number(app, "--ranks-per-node", options.ranks_per_node, "ranks of a node (default 0: all on one)");
+  add_number(app, "--rank", options.rank, "the rank that is planned")->capture_default_str();
+  heading(app, "Search");
+  add(app, "--fit", options.fit, "SIZE",
       "search the cheapest configuration that takes at most this device memory, like 80GiB; "
       "--stage, --micro-batch, --offload-optimizer and --offload-param are kept where given; nvme is "
       "tried with --nvme-path");
-  app.add_option("--write", options.write, "with --fit: file for the configuration that was chosen");
-  app.add_option(
-         "--network", options.network,
-         "with --fit: bytes that a rank sends in a second, like 12.5GB; with --machine: of a node, and "
-         "a message's latency, like 50GB/s,5us")
-      ->capture_default_str();
-  app.add_option("--flops", options.flops, "operations of a rank in a second, like 100T")
-      ->capture_default_str();
-  app.add_option("--host-link", options.host_link,
-                 "bytes between device and host memory in a second, each way, of a rank")
-      ->capture_default_str();
-  app.add_option("--nvme-bandwidth", options.nvme_bandwidth, "bytes that a rank reads and writes in a second")
-      ->capture_default_str();
-  app.add_option("--host-update", options.host_update,
-                 "parameters that a rank updates in host memory in a second (default: 0.85G for each of "
-                 "--threads)");
-  app.add_option(
-      "--machine", options.machine,
+  add(app, "--write", options.write, "FILE", "with --fit: file for the configuration that was chosen");
+  heading(app, "Speeds");
+  add(app, "--machine", options.machine, "NAME|FILE",
       "step time on this machine: a file of tranche calibrate, or one that comes with the program, "
       "like dgx-h100 (docs/reference/plan-files.md)");
-  app.add_option("--trace", options.trace, "with --machine: timeline of the simulated step for Perfetto");
+  add(app, "--network", options.network, "SIZE",
+      "with --fit: bytes that a rank sends in a second, like 12.5GB; with --machine: of a node, and "
+      "a message's latency, like 50GB/s,5us")
+      ->capture_default_str();
+  add(app, "--flops", options.flops, "RATE", "operations of a rank in a second, like 100T")
+      ->capture_default_str();
+  add(app, "--host-link", options.host_link, "SIZE",
+      "bytes between device and host memory in a second, each way, of a rank")
+      ->capture_default_str();
+  add(app, "--nvme-bandwidth", options.nvme_bandwidth, "SIZE",
+      "bytes that a rank reads and writes in a second")
+      ->capture_default_str();
+  add(app, "--host-update", options.host_update, "RATE",
+      "parameters that a rank updates in host memory in a second (default: 0.85G for each of --threads)");
+  heading(app, "Output");
+  add(app, "--trace", options.trace, "FILE", "with --machine: timeline of the simulated step for Perfetto");
   app.add_flag("--json", options.json, "as JSON (docs/reference/plan-files.md)");
   app.footer(R"(Examples:
   tranche plan --model gpt2-xl --ranks 8 --stage 3
-  tranche plan --model gpt2-xl --ranks 8 --set train_batch_size=512 --fit 16GiB --write fitting.json
+  tranche plan --model gpt2-xl --ranks 8 --set train_batch_size=512 --fit 16GiB --write f.json
   tranche plan --model gpt2-xl --offload-optimizer cpu --host-link 25GB --flops 300T
   tranche plan --model units.json --ranks 1024 --ranks-per-node 8 --stage 3 --json
-  tranche plan --model gpt2-xl --device cuda --ranks 1024 --ranks-per-node 8 --stage 3 --machine dgx-h100)");
+  tranche plan --model gpt2-xl --device cuda --ranks 1024 --ranks-per-node 8 --stage 3 \
+      --machine dgx-h100)");
 }
 
 void add_calibrate_flags(CLI::App& app, Options& options) {
-  app.add_option("--out", options.calibration, "file for the description of the machine")->required();
-  app.add_option("--name", options.machine_name, "of the machine (default: the node's name)");
-  app.add_option("--dir", options.calibration_dir, "folder on the disk that is measured (default: none is)");
-  app.add_option("--threads", options.threads,
-                 "of a rank (default: the node's cores over the ranks at work)");
-  app.add_option("--seconds", options.calibration_seconds, "about how long to measure")
+  add(app, "--out", options.calibration, "FILE", "file for the description of the machine")->required();
+  add(app, "--name", options.machine_name, "NAME", "of the machine (default: the node's name)");
+  add(app, "--dir", options.calibration_dir, "DIR", "folder on the disk that is measured (default: none is)");
+  add_number(app, "--threads", options.threads,
+             "of a rank (default: the node's cores over the ranks at work)");
+  add_number(app, "--seconds", options.calibration_seconds, "about how long to measure")
       ->capture_default_str();
   app.footer(R"(Examples:
   tranche calibrate --out machine.json
-  mpirun -n 2 --bind-to none tranche calibrate --out machine.json --dir /scratch    # collectives, too
+  mpirun -n 2 --bind-to none tranche calibrate --out machine.json --dir /scratch  # collectives, too
   tranche plan --model gpt2 --ranks 2 --stage 3 --machine machine.json)");
 }
 
@@ -154,7 +186,8 @@ std::vector<std::string> add_study_flags(CLI::App& app, Options& options, Raw& r
   add_model_flags(app, options);
   app.remove_option(app.get_option("--stage"));
   add_data_flags(app, options);
-  app.add_option("--lr", options.learning_rate, "learning rate (default: the configuration's, else 0.001)");
+  heading(app, "Steps");
+  add_number(app, "--lr", options.learning_rate, "learning rate (default: the configuration's, else 0.001)");
   app.add_option("--debug-fail", raw.debug_fail)->group("");
   app.add_option("--debug-peak-seconds", options.peak_seconds)->group("");
   std::vector<std::string> names;
@@ -166,37 +199,24 @@ std::vector<std::string> add_study_flags(CLI::App& app, Options& options, Raw& r
 }
 
 void add_train_flags(CLI::App& app, Options& options) {
-  app.add_option("--steps", options.steps, "step to reach (default: tranche.total_steps, else 100)");
-  app.add_option("--lr", options.learning_rate, "learning rate (default: the configuration's, else 0.001)");
-  app.add_option("--max-seconds", options.max_seconds, "end training after the first step beyond these");
-  app.add_option("--min-steps", options.min_steps, "least steps, whatever --max-seconds says");
-  app.add_option("--eval-every", options.eval_every,
-                 "steps between validations (default 0: at the end only)");
-  app.add_option("--digest-every", options.digest_every,
-                 "steps between digests of all weights in the report");
-  app.add_option("--log-every", options.log_every,
-                 "steps between progress lines in a file (default: about 50 lines)");
-  app.add_option("--metrics", options.metrics,
-                 "file of a JSON line for every step and validation, written as they come; goes on with "
-                 "--resume (docs/reference/report.md)");
-  app.add_option("--trace", options.trace, "timeline for Perfetto; with several ranks one file each");
-  app.add_option(
-      "--memory-profile", options.memory_profile,
-      "directory for what every rank held over time and at its peak: tables, timelines, a trace and plots, "
-      "beside what a plan of the run says (docs/guides/memory.md)");
-  app.add_option("--sample-bytes", options.sample_bytes,
-                 "print text of this many bytes from the trained model");
-  app.add_option(
-      "--checkpoint-dir", options.checkpoint_dir,
+  heading(app, "Steps");
+  add_number(app, "--steps", options.steps, "step to reach (default: tranche.total_steps, else 100)");
+  add_number(app, "--lr", options.learning_rate, "learning rate (default: the configuration's, else 0.001)");
+  add_number(app, "--max-seconds", options.max_seconds, "end training after the first step beyond these");
+  add_number(app, "--min-steps", options.min_steps, "least steps, whatever --max-seconds says");
+  heading(app, "Data and validation");
+  add_number(app, "--eval-every", options.eval_every,
+             "steps between validations (default 0: at the end only)");
+  heading(app, "Checkpoints");
+  add(app, "--checkpoint-dir", options.checkpoint_dir, "DIR",
       "folder of checkpoints, one that all ranks share; saves at the end, and on SIGUSR1 or SIGTERM, "
       "after which the run ends with status 0 (docs/guides/preemption.md)");
-  app.add_option("--save-every", options.save_every,
-                 "steps between checkpoints (default 0: at the end only)");
-  app.add_option("--keep-last", options.keep_last,
-                 "keep only the newest so many checkpoints (default 0: all)");
-  app.add_option("--keep-every", options.keep_every, "keep those whose step is a multiple of this, too");
-  app.add_option(
-      "--resume", options.resume,
+  add_number(app, "--save-every", options.save_every,
+             "steps between checkpoints (default 0: at the end only)");
+  add_number(app, "--keep-last", options.keep_last,
+             "keep only the newest so many checkpoints (default 0: all)");
+  add_number(app, "--keep-every", options.keep_every, "keep those whose step is a multiple of this, too");
+  add(app, "--resume", options.resume, "latest|DIR",
       "latest: the newest complete checkpoint in --checkpoint-dir, or from the start while there is "
       "none (one that is damaged is passed over, and named); or the path of a checkpoint or a folder of "
       "them");
@@ -204,13 +224,27 @@ void add_train_flags(CLI::App& app, Options& options) {
       "--resume-strict", options.resume_strict,
       "with --resume latest: a damaged checkpoint ends the run, with status 4, instead of being passed "
       "over");
-  app.add_option(
-      "--resume-weights-only", options.resume_weights_only,
+  add(app, "--resume-weights-only", options.resume_weights_only, "DIR",
       "start a new run from the weights of a checkpoint; with --resume latest, while there is none");
+  heading(app, "Output");
+  add_number(app, "--log-every", options.log_every,
+             "steps between progress lines in a file (default: about 50 lines)");
+  add(app, "--metrics", options.metrics, "FILE",
+      "file of a JSON line for every step and validation, written as they come; goes on with "
+      "--resume (docs/reference/report.md)");
+  add_number(app, "--digest-every", options.digest_every,
+             "steps between digests of all weights in the report");
+  add(app, "--trace", options.trace, "FILE", "timeline for Perfetto; with several ranks one file each");
+  add(app, "--memory-profile", options.memory_profile, "DIR",
+      "directory for what every rank held over time and at its peak: tables, timelines, a trace and plots, "
+      "beside what a plan of the run says (docs/guides/memory.md)");
+  add_number(app, "--sample-bytes", options.sample_bytes,
+             "print text of this many bytes from the trained model");
   app.footer(R"(Examples:
   tranche train --data my.txt --model gpt-mini --steps 1000
-  mpirun -n 4 tranche train --data my.txt --stage 3 --steps 100000 --checkpoint-dir run1 --save-every 500 \
-      --keep-last 3 --resume latest         # the same line starts and continues the run, on any number of ranks
+  mpirun -n 4 tranche train --data my.txt --stage 3 --steps 100000 --checkpoint-dir run1 \
+      --save-every 500 --keep-last 3 --resume latest
+      # the same line starts and continues the run, on any number of ranks
   tranche train --data other.txt --resume-weights-only run1 --lr 1e-4 --checkpoint-dir run2
   kill -USR1 PID_OF_MPIRUN                  # save after the present step, and end)");
 }
@@ -253,7 +287,8 @@ std::string full_name(const CLI::App& app) {
 
 /// Flags that only rank 0 reads. These need not be the same on all ranks, nor hidden ones, which make single
 /// ranks fail.
-constexpr std::array<std::string_view, 3> flags_of_one_rank{"--report", "--metrics", "--log-every"};
+constexpr std::array<std::string_view, 4> flags_of_one_rank{"--report", "--metrics", "--log-every",
+                                                            "--verbose"};
 /// Paths of what each rank reads or writes: nodes may have it in different places.
 constexpr std::array<std::string_view, 12> paths{"--config",          "--model",     "--data",
                                                  "--validation-data", "--from",      "--checkpoint-dir",
@@ -347,7 +382,8 @@ void check(const Options& options) {
   at_least("--ranks-per-node", std::optional(options.ranks_per_node), 0);
   at_least("--rank", std::optional(options.rank), 0);
   for (const auto& [flag, value] :
-       {std::pair("--eval-every", options.eval_every), std::pair("--eval-batches", options.eval_batches),
+       {std::pair("--eval-every", options.eval_every),
+        std::pair("--eval-batches", options.eval_batches.value_or(0)),
         std::pair("--digest-every", options.digest_every), std::pair("--log-every", options.log_every),
         std::pair("--sample-bytes", options.sample_bytes), std::pair("--min-steps", options.min_steps),
         std::pair("--save-every", options.save_every), std::pair("--keep-last", options.keep_last),
@@ -393,7 +429,20 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
   Raw raw;
   CLI::App app("Trains models too large for one device. Started alone, or by mpirun -n N tranche ...",
                "tranche");
-  app.set_version_flag("--version", std::string("tranche ") + version);
+  app.formatter(std::make_shared<HelpFormatter>());  // subcommands inherit it
+  app.set_version_flag("--version", std::string("tranche ") + version, "print the version");
+  app.set_help_flag("-h,--help", "print this text");
+  app.footer(R"(Examples:
+  tranche plan --model gpt2-xl --ranks 8 --stage 3      # what would it take?
+  tranche config check ds_config.json                   # which keys carry over?
+  mpirun -n 4 tranche train --data my.txt --config ds_config.json --steps 1000
+
+Exit status:
+  0 success                                   5 communication, or a time-out
+  1 other errors; diff: a difference          6 a numerical stop: steps were skipped again and again
+  2 flags, configuration or data              7 a scaling study with runs missing
+  3 out of memory; plan: it does not fit      8 storage: a disk fails under other than checkpoints
+  4 a checkpoint is damaged or missing)");
   app.require_subcommand(0, 1);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // subcommands inherit it
   CLI::App* train = app.add_subcommand("train", "train a GPT on text or tokens");
@@ -402,8 +451,8 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
   CLI::App* evaluate = app.add_subcommand(
       "evaluate", "validation loss of a checkpoint, or of the initial weights of --seed; n-gram entropies");
   add_run_flags(*evaluate, options, raw);
-  evaluate->add_option(
-      "--from", options.from,
+  heading(*evaluate, "Model");
+  add(*evaluate, "--from", options.from, "DIR",
       "weights of this checkpoint, or of the newest in this folder of them; any number of ranks "
       "and any stage may have saved it");
   evaluate->footer(R"(Example:
@@ -420,12 +469,15 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
   const std::vector<std::string> study_flags = add_study_flags(*scale, options, raw);
   ScaleTexts scale_texts;
   add_scale_flags(*scale, options.scale, scale_texts);
+  heading(*scale, "Output");
   scale->add_flag("--json", options.json, "print the results as JSON instead of the table");
+  CLI::App* config = add_config_command(app, options.config_check);
   CLI::App* info = app.add_subcommand("info", "what this build and machine offer");
   info->add_flag("--json", options.json, "as JSON");
   CLI::App* checkpoint = add_checkpoint_command(app, options.checkpoint);
   CLI::App* generate = add_generate_command(app, options.generate);
-  for (CLI::App* command : {&app, train, evaluate, plan, calibrate, scale, info, checkpoint, generate})
+  for (CLI::App* command :
+       {&app, train, evaluate, plan, config, calibrate, scale, info, checkpoint, generate})
     command->allow_extras()->prefix_command(false);
 
   std::vector<std::string> own = arguments;
@@ -461,6 +513,7 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
                     : used == calibrate  ? Command::calibrate
                     : used == scale      ? Command::scale
                     : used == checkpoint ? Command::checkpoint
+                    : used == config     ? Command::config
                                          : Command::info;
   if (used == checkpoint && options.checkpoint.action == CheckpointAction::none) {
     const std::vector<std::string> rest = used->remaining();
@@ -468,6 +521,12 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
       throw ConfigurationError(
           "which of list, verify, show, export, import and diff? see tranche checkpoint --help");
     refuse_command(*checkpoint, rest.front());
+  }
+  if (used == config && config->get_subcommands().empty()) {
+    const std::vector<std::string> rest = used->remaining();
+    if (rest.empty() || rest.front().starts_with("-"))
+      throw ConfigurationError("which of check? see tranche config --help");
+    refuse_command(*config, rest.front());
   }
   if (used == scale) refuse_flags_of_train(used->remaining());
   refuse_unknown(*innermost(*used));
@@ -477,6 +536,7 @@ Options parse_arguments(const std::vector<std::string>& arguments) {
     options.scale.train_flags = given_flags(*scale, study_flags);
   }
   if (used == checkpoint) check(options.checkpoint);
+  if (used == config) check(options.config_check);
   if (used == generate) check(options.generate);
   if (!raw.debug_fail.empty()) options.fail = parse_fault(raw.debug_fail, "--debug-fail");
   if (!raw.debug_hang.empty()) options.hang = parse_fault(raw.debug_hang, "--debug-hang");

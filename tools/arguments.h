@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/checkpoint_arguments.h"
+#include "tools/config_arguments.h"
 #include "tools/scale_arguments.h"
 
 namespace tranche::tools {
@@ -20,6 +21,7 @@ enum class Command : std::uint8_t {
   calibrate,
   scale,
   checkpoint,
+  config,
   info
 };
 
@@ -61,9 +63,11 @@ struct Options {
   std::string device = "cpu";
   std::vector<std::string> set;  ///< "key.path=value"
   bool strict = false;           ///< unknown keys are errors wherever they stand
+  bool verbose = false;          ///< a line for each key without effect
 
-  std::int64_t eval_every = 0;    ///< steps; 0: only at the end
-  std::int64_t eval_batches = 0;  ///< times the step's batch, of held-out windows; 0: all of them
+  std::int64_t eval_every = 0;  ///< steps; 0: only at the end
+  /// Times the step's batch, of held-out windows; 0: all of them. Not given: default_validation_tokens.
+  std::optional<std::int64_t> eval_batches;
   std::int64_t digest_every = 0;
   double max_seconds = 0;
   std::int64_t min_steps = 1;
@@ -106,9 +110,10 @@ struct Options {
   std::string calibration_dir;  ///< on the disk that is measured; empty: none is
   double calibration_seconds = 30;
 
-  CheckpointOptions checkpoint;  ///< of the command of this name
-  GenerateOptions generate;      ///< likewise
-  ScaleOptions scale;            ///< likewise
+  CheckpointOptions checkpoint;     ///< of the command of this name
+  GenerateOptions generate;         ///< likewise
+  ScaleOptions scale;               ///< likewise
+  ConfigCheckOptions config_check;  ///< of `tranche config check`
 };
 
 /// Reads arguments (without the program's name). Throws ConfigurationError: unknown flags and commands with

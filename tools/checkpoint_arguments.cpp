@@ -35,21 +35,26 @@ CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) 
                        CheckpointAction::show);
   show->add_option("path", options.path, path)->required();
   show->add_option("--tensor", options.tensor,
-                   "only this tensor, with the ranges of its shards and its values");
+                   "only this tensor, with the ranges of its shards and its values")
+      ->type_name("NAME");
   json(show);
 
   CLI::App* to = add("export", "write the weights as a folder that Hugging Face's GPT2LMHeadModel opens",
                      CheckpointAction::export_folder);
   to->add_option("path", options.path, path)->required();
-  to->add_option("--to", options.to, "folder to write")->required();
-  to->add_option("--dtype", options.dtype, "fp32 or bf16")->capture_default_str();
-  to->add_option("--model", options.model, "preset or config.json, where the checkpoint does not say it");
+  to->add_option("--to", options.to, "folder to write")->type_name("DIR")->required();
+  to->add_option("--dtype", options.dtype, "of the weights")->type_name("fp32|bf16")->capture_default_str();
+  to->add_option("--model", options.model, "preset or config.json, where the checkpoint does not say it")
+      ->type_name("NAME|FILE");
 
   CLI::App* from = add("import", "make a checkpoint (step 0) from a folder of Hugging Face's GPT2LMHeadModel",
                        CheckpointAction::import_folder);
   from->add_option("path", options.path, "folder with safetensors and config.json")->required();
-  from->add_option("--to", options.to, "a run's folder, without checkpoints so far")->required();
-  from->add_option("--model", options.model, "preset or config.json instead of the folder's own");
+  from->add_option("--to", options.to, "a run's folder, without checkpoints so far")
+      ->type_name("DIR")
+      ->required();
+  from->add_option("--model", options.model, "preset or config.json instead of the folder's own")
+      ->type_name("NAME|FILE");
 
   CLI::App* diff =
       add("diff", "compare two checkpoints by value, of any numbers of ranks; status 1 when they differ",
@@ -66,22 +71,29 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
   app->add_option("--from", options.from,
                   "a checkpoint, a run's folder (the newest complete one), or a folder with safetensors and "
                   "config.json")
+      ->type_name("DIR")
       ->required();
-  app->add_option("--prompt", options.prompt, "text to go on from");
+  app->add_option("--prompt", options.prompt, "text to go on from")->type_name("TEXT");
   app->add_option("--prompt-tokens", options.prompt_tokens,
-                  "numbers to go on from, like 1,2,3; numbers are printed");
+                  "numbers to go on from, like 1,2,3; numbers are printed")
+      ->type_name("N,N...");
   app->add_option("--tokens", options.tokens, "tokens to write")->capture_default_str();
   app->add_option("--temperature", options.temperature, "of the draws; 0: always the likeliest token")
       ->capture_default_str();
   app->add_flag("--greedy", options.greedy, "always the likeliest token, as --temperature 0");
   app->add_option("--top-k", options.top_k, "draw among this many likeliest tokens (default: all)");
   app->add_option("--seed", options.seed, "of the draws")->capture_default_str();
-  app->add_option("--model", options.model, "preset or config.json, where --from does not say it");
+  app->add_option("--model", options.model, "preset or config.json, where --from does not say it")
+      ->type_name("NAME|FILE");
   app->add_option(
-      "--tokenizer", options.tokenizer,
-      "folder with GPT-2's vocab.json and merges.txt (default: --from, where it holds them; else bytes)");
-  app->add_option("--dtype", options.dtype, "compute dtype: fp32, bf16 or fp16")->capture_default_str();
+         "--tokenizer", options.tokenizer,
+         "folder with GPT-2's vocab.json and merges.txt (default: --from, where it holds them; else bytes)")
+      ->type_name("DIR");
+  app->add_option("--dtype", options.dtype, "compute dtype")
+      ->type_name("fp32|bf16|fp16")
+      ->capture_default_str();
   app->add_option("--stage", options.stage, "under mpirun: 3 shards the weights over the ranks")
+      ->type_name("0|1|2|3")
       ->capture_default_str();
   app->add_option("--threads", options.threads, "of a rank (default: the node's cores over its ranks)");
   return app;

@@ -5,13 +5,18 @@
 #include <ostream>
 
 #include "tools/run.h"
+#include "tools/terminal.h"
 
 namespace tranche::tools {
 
 int run_evaluate(const Options& options, const Output& output) {
   Run run(options, output);
   return run.execute([&run] {
-    const EvaluationResult held_out = run.validate(0);
+    ProgressOptions shown;
+    shown.terminal = run.output.terminal;
+    Progress progress(shown, [&run](std::string_view text) { draw(run.output.out, text); });
+    const EvaluationResult held_out = run.validate(0, progress);
+    progress.finish();
     const kernels::Digest weights = run.engine->weights_digest(), state = run.engine->state_digest();
     const std::string memory = run.engine->memory_report();
     if (!run.is_root()) return;

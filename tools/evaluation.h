@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "tools/sampler.h"
@@ -34,10 +35,14 @@ class BatchFeeder {
   std::vector<std::int64_t> samples_;
 };
 
+/// Called on every rank with the windows that were begun, before the first and after each round of all ranks.
+using EvaluationProgress = std::function<void(std::int64_t done, std::int64_t windows)>;
+
 /// Collective. Mean loss in nats a token over the windows `numbers`, spread over the ranks; the sum's order
 /// depends on the number of ranks only.
 EvaluationResult evaluate_windows(Engine& engine, const models::Gpt& model, BatchFeeder& feeder,
-                                  const Windows& windows, const std::vector<std::int64_t>& numbers);
+                                  const Windows& windows, const std::vector<std::int64_t>& numbers,
+                                  const EvaluationProgress& progress = {});
 
 /// Collective. Continues `prompt` by `count` bytes drawn from the model at a temperature, the draws keyed by
 /// seed: every rank returns the same. The model sees the last `context` bytes: as many as it was trained on,

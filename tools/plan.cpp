@@ -118,6 +118,7 @@ planner::PlanRequest plan_request(const Options& options) {
   }
   request.rank = static_cast<int>(options.rank);
   request.ranks_per_node = static_cast<int>(std::min(options.ranks_per_node, options.ranks));
+  request.verbose = options.verbose;
   request.model = planner::load_plan_model(options.model);
   request.config = read_config(options, request.ranks);
   // Schedules may want to know where the run ends; a plan does not depend on it.

@@ -4,6 +4,7 @@
 
 #include "tools/calibrate.h"
 #include "tools/checkpoint_command.h"
+#include "tools/config_command.h"
 #include "tools/generate.h"
 #include "tools/info.h"
 #include "tools/plan.h"
@@ -30,6 +31,7 @@ int run_program(const std::vector<std::string>& arguments, const Output& output)
       if (launch.rank() == 0) output.out << options.text << std::flush;
     });
   }
+  if (options.command == Command::config) return run_config(options, output);
   if (options.command == Command::checkpoint) return run_checkpoint(options, output);
   if (options.command == Command::calibrate) return run_calibrate(options, output);
   if (options.command == Command::generate) return run_generate(options, output);

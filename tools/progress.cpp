@@ -29,20 +29,62 @@ std::string format_step_times(const StepResult& result) {
 Progress::Progress(const ProgressOptions& options, Writer write)
     : options_(options), write_(std::move(write)) {}
 
-std::string Progress::line(const StepResult& result, double tokens_per_second, double remaining) const {
+namespace {
+
+/// Norms that a step's is compared with, and how many there must be.
+constexpr std::size_t remembered_norms = 32, least_norms = 4;
+/// A norm of so many medians is said.
+constexpr double unusual_norm = 8;
+/// Between the lines of a validation in a file.
+constexpr double seconds_between_lines = 10;
+
+/// Fewer digits for small numbers would move the columns behind them: each has its width.
+std::string figures(const StepResult& result) {
+  return fmt::format("  loss {:<7.4f}  norm {:<8.3g}  lr {:<8.3g}", result.loss, result.gradient_norm,
+                     result.learning_rate);
+}
+
+}  // namespace
+
+std::string Progress::line(const StepResult& result, double tokens_per_second, double remaining,
+                           const std::string& remark) const {
   std::string text =
       fmt::format("step {:>{}}/{}", result.step, fmt::formatted_size("{}", options_.steps), options_.steps);
-  text += fmt::format("  loss {:.4f}  norm {:.3g}  lr {:.3g}", result.loss, result.gradient_norm,
-                      result.learning_rate);
+  text += figures(result);
   if (result.loss_scale != 1) text += fmt::format("  scale {:g}", result.loss_scale);
-  text += fmt::format("  {:.0f} tokens/s", tokens_per_second);
+  text += fmt::format("  {:>7.0f} tokens/s", tokens_per_second);
   if (options_.peak_flops > 0) {
-    text += fmt::format("  {:.0f}% of peak",
+    text += fmt::format("  {:>3.0f}% of peak",
                         100 * tokens_per_second * options_.flops_per_token / options_.peak_flops);
   }
   text += fmt::format("  {} to go", format_duration(remaining));
-  if (!result.applied) text += fmt::format("  SKIPPED: {}", result.skipped_because);
+  if (!result.applied) {
+    text += fmt::format("  SKIPPED: {}", result.skipped_because);
+  } else if (result.clip_coefficient < 1) {
+    text += fmt::format("  clipped x{:.2g}", result.clip_coefficient);
+  }
+  if (!remark.empty()) text += "  UNUSUAL: " + remark;
   return text;
+}
+
+std::string Progress::unusual(const StepResult& result) {
+  if (!result.applied || !std::isfinite(result.gradient_norm)) return {};  // which the line says
+  std::string remark;
+  if (norms_.size() >= least_norms) {
+    std::vector<double> sorted = norms_;
+    const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+    std::nth_element(sorted.begin(), middle, sorted.end());
+    if (*middle > 0 && result.gradient_norm >= unusual_norm * *middle) {
+      remark = fmt::format("norm is {:.2g}x the recent median", result.gradient_norm / *middle);
+    }
+  }
+  if (norms_.size() < remembered_norms) {
+    norms_.push_back(result.gradient_norm);
+  } else {
+    norms_[next_norm_] = result.gradient_norm;
+    next_norm_ = (next_norm_ + 1) % remembered_norms;
+  }
+  return remark;
 }
 
 bool Progress::due(std::int64_t step) const {
@@ -71,13 +113,34 @@ void Progress::step(const StepResult& result, double elapsed) {
     const double least = per_step * static_cast<double>(options_.minimum_steps - result.step);
     remaining = std::min(remaining, std::max(options_.maximum_seconds - elapsed, least));
   }
-  const std::string text = line(result, recent_, remaining);
+  const std::string remark = unusual(result);
+  const std::string text = line(result, recent_, remaining, remark);
+  const bool stays = !result.applied || !remark.empty();
   if (options_.terminal) {
-    // Blanks cover what a longer line left behind.
-    write_(fmt::format("\r{:<{}}", text, drawn_));
-    drawn_ = text.size();
-    if (!result.applied) finish();
-  } else if (due(result.step) || !result.applied) {
+    redraw(text);
+    if (stays) finish();
+  } else if (due(result.step) || stays) {
+    write_(text + "\n");
+  }
+}
+
+void Progress::redraw(const std::string& text) {
+  // Blanks cover what a longer line left behind.
+  write_(fmt::format("\r{:<{}}", text, drawn_));
+  drawn_ = text.size();
+}
+
+void Progress::validating(std::int64_t done, std::int64_t windows, double seconds) {
+  if (done == 0) written_seconds_ = 0;
+  std::string text = fmt::format("validating: {} of {} windows", done, windows);
+  if (done > 0) {
+    const double remaining = seconds / static_cast<double>(done) * static_cast<double>(windows - done);
+    text += fmt::format(", {} to go", format_duration(remaining));
+  }
+  if (options_.terminal) {
+    redraw(text);
+  } else if (done < windows && seconds >= written_seconds_ + seconds_between_lines) {
+    written_seconds_ = seconds;
     write_(text + "\n");
   }
 }

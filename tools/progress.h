@@ -1,10 +1,12 @@
 #pragma once
 /// The progress line.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tranche/engine/step_result.h"
 
@@ -28,6 +30,9 @@ class Progress {
   Progress(const ProgressOptions& options, Writer write);
   /// A step that ended `elapsed` seconds after training began.
   void step(const StepResult& result, double elapsed);
+  /// A validation that is under way for `seconds`, with `done` of its windows. In a terminal the line is
+  /// redrawn; in a file one is written every ten seconds.
+  void validating(std::int64_t done, std::int64_t windows, double seconds);
   /// A line that stays (validation, notes); in a terminal the progress line goes on below it.
   void say(std::string_view line);
   /// Ends a redrawn line.
@@ -41,14 +46,21 @@ class Progress {
   bool due(std::int64_t step) const;
 
  private:
-  std::string line(const StepResult& result, double tokens_per_second, double remaining) const;
+  std::string line(const StepResult& result, double tokens_per_second, double remaining,
+                   const std::string& remark) const;
+  /// "norm is 11x its recent median": of a step that people should look at; else empty. Remembers the norm.
+  std::string unusual(const StepResult& result);
+  void redraw(const std::string& text);
   ProgressOptions options_;
   Writer write_;
   std::size_t drawn_ = 0;  ///< characters of the redrawn line
   std::int64_t counted_steps_ = 0;
   double counted_tokens_ = 0, counted_seconds_ = 0;  ///< without the first two steps
   double first_tokens_ = 0, first_seconds_ = 0;
-  double recent_ = 0;  ///< smoothed tokens per second
+  double recent_ = 0;           ///< smoothed tokens per second
+  std::vector<double> norms_;   ///< of the last steps, a ring
+  std::size_t next_norm_ = 0;   ///< where the next one goes
+  double written_seconds_ = 0;  ///< of the validation, at the last line in a file
 };
 
 /// The parts of a step in milliseconds, for wall_clock_breakdown:

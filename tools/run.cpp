@@ -8,6 +8,7 @@
 #include <ostream>
 #include <random>
 
+#include "core/clock.h"
 #include "offload/file_system.h"
 #include "tools/config_changes.h"
 #include "tools/files.h"
@@ -172,7 +173,7 @@ void Run::show_start() {
   const Placement placement{runtime->all().local_size(), runtime->device().threads(), usable_cores(),
                             static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)))};
   report.set_placement(placement);
-  output.out << engine->summary();
+  output.out << engine->summary(options.verbose);
   print_row("matmul peak", fmt::format("{:.0f} GFLOP/s measured, all ranks together", peak_flops / 1e9));
   print_row("data",
             fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",
@@ -229,9 +230,13 @@ void Run::withhold_memory(std::int64_t step) {
                            Category::other, "taken away by --debug-out-of-memory");
 }
 
-EvaluationResult Run::validate(std::int64_t step) {
+EvaluationResult Run::validate(std::int64_t step, Progress& progress) {
+  const detail::Stopwatch clock;
+  const auto show = [&](std::int64_t done, std::int64_t windows) {
+    if (is_root()) progress.validating(done, windows, clock.seconds());
+  };
   const EvaluationResult result =
-      evaluate_windows(*engine, *model, *feeder, *data.validation, data.evaluation);
+      evaluate_windows(*engine, *model, *feeder, *data.validation, data.evaluation, show);
   if (is_root()) report.add_validation(step, result);
   return result;
 }

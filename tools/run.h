@@ -11,6 +11,7 @@
 #include "checkpoint/run_lease.h"
 #include "tools/evaluation.h"
 #include "tools/launch.h"
+#include "tools/progress.h"
 #include "tools/report.h"
 #include "tools/resume_source.h"
 #include "tools/settings.h"
@@ -66,8 +67,8 @@ struct Run {
   /// --debug-out-of-memory: allocates what --device-memory leaves, on the rank and at the step that the flag
   /// names.
   void withhold_memory(std::int64_t step);
-  /// Collective. Held-out loss now; said and reported.
-  EvaluationResult validate(std::int64_t step);
+  /// Collective. Held-out loss now, reported; rank 0 shows its progress.
+  EvaluationResult validate(std::int64_t step, Progress& progress);
   /// n-gram cross-entropies of the held-out text, on rank 0.
   NgramEntropies ngrams() const;
   /// Collective. Keeps the settings that a resumed run was saved with where its configuration leaves out keys

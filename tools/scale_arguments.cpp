@@ -40,32 +40,39 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 18> not_of_a
 }  // namespace
 
 void add_scale_flags(CLI::App& command, ScaleOptions& options, ScaleTexts& texts) {
-  command.add_option("--ranks", texts.ranks, "numbers of ranks, like 1,2,4,8");
-  command.add_option("--stages", texts.stages, "ZeRO stages")->capture_default_str();
+  command.option_defaults()->group("Study");
+  command.add_option("--ranks", texts.ranks, "numbers of ranks, like 1,2,4,8")->type_name("N,N...");
+  command.add_option("--stages", texts.stages, "ZeRO stages")->type_name("N,N...")->capture_default_str();
   command.add_flag("--weak", texts.weak, "each rank keeps its batch, whatever their number (default)");
   command.add_flag("--strong", texts.strong, "a step keeps its batch: ranks share it");
-  command.add_option("--out", options.out,
-                     "folder of the study: made if need be; one that is there goes on where it stopped");
+  command
+      .add_option("--out", options.out,
+                  "folder of the study: made if need be; one that is there goes on where it stopped")
+      ->type_name("DIR");
   command.add_option("--repeats", options.repeats, "runs of every point, interleaved")->capture_default_str();
   command
       .add_option("--warmup", options.warmup, "steps of a run before it is timed; the first two plan memory")
       ->capture_default_str();
   command.add_option("--steps", options.steps, "steps of a run that are timed")->capture_default_str();
-  command.add_option("--launcher", options.launcher, "mpirun, or srun (not yet run)")->capture_default_str();
-  command.add_option("--hostfile", options.hostfile, "mpirun's: hosts and their slots");
-  command.add_option("--host", options.host, "mpirun's: hosts, like a:8,b:8");
+  command.add_option("--run-timeout", options.run_timeout, "seconds after which a run is ended")
+      ->capture_default_str();
+  command.option_defaults()->group("Launcher");
+  command.add_option("--launcher", options.launcher, "srun has not been run yet")
+      ->type_name("mpirun|srun")
+      ->capture_default_str();
+  command.add_option("--hostfile", options.hostfile, "mpirun's: hosts and their slots")->type_name("FILE");
+  command.add_option("--host", options.host, "mpirun's: hosts, like a:8,b:8")->type_name("HOSTS");
   command
       .add_option("--ranks-per-node", options.ranks_per_node,
                   "where the launcher puts ranks, for the plans (default 0: as its hosts or arguments tell)")
       ->capture_default_str();
-  command.add_option("--run-timeout", options.run_timeout, "seconds after which a run is ended")
-      ->capture_default_str();
   command.add_option("--debug-program", options.program)->group("");
   command.footer(
-      R"(Everything else goes to each run (tranche train --help); what follows -- goes to mpirun. Examples:
+      R"(Everything else goes to each run (tranche train --help); what follows -- goes to mpirun.
+Examples:
   tranche scale --ranks 1,2,4,8 --out study
-  tranche scale --ranks 8,16,32 --stages 1,3 --strong --set train_batch_size=256 --model gpt2-xl --data tokens.bin \
-      --threads 8 --hostfile hosts --out study -- --map-by ppr:8:node --bind-to core
+  tranche scale --ranks 8,16,32 --stages 1,3 --strong --set train_batch_size=256 --model gpt2-xl \
+      --data tokens.bin --threads 8 --hostfile hosts --out study -- --map-by ppr:8:node
 docs/guides/scaling.md tells what the table and the plots say.)");
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 
@@ -16,12 +17,21 @@ namespace {
 using Named = std::pair<std::string, std::string>;
 
 std::string color_of(int stage) {
-  return std::string(plot::color(stage));
+  return std::string(plot::color(plot::Palette::stage, stage));
 }
 
-/// Points of stages may lie on each other: those drawn later are smaller.
-double size_of_stage(int stage) {
-  return 13 - 2.5 * stage;
+plot::Shape shape_of(int stage) {
+  constexpr std::array shapes{plot::Shape::circle, plot::Shape::square, plot::Shape::triangle,
+                              plot::Shape::diamond};
+  return shapes[static_cast<std::size_t>(stage) % shapes.size()];
+}
+
+/// An entry of the legend that stands for the series of all stages.
+plot::LineSeries entry(const std::string& name, bool joined, bool hollow, bool dashed = false) {
+  plot::LineSeries series{name, "#222222", {}, {}, dashed};
+  series.joined = joined;
+  series.hollow = hollow;
+  return series;
 }
 
 std::string what_ran(const StudyFacts& facts) {
@@ -31,23 +41,30 @@ std::string what_ran(const StudyFacts& facts) {
                      facts.node.cores);
 }
 
-/// Stages' points, joined or not, of those that `takes`.
-void add_points(plot::LineChart& chart, const StudyFacts& facts, const StudyResults& results,
-                const std::string& what, bool joined, bool hollow,
-                const std::function<bool(const PointResult&)>& takes,
-                const std::function<double(const PointResult&)>& value) {
+/// Stages' points, joined or not, of those that `takes`, with `value`'s range over the repeats. Returns
+/// whether there are any.
+bool add_points(plot::LineChart& chart, const StudyFacts& facts, const StudyResults& results, bool joined,
+                bool hollow, const std::function<bool(const PointResult&)>& takes,
+                const std::function<Spread(const PointResult&)>& value) {
+  bool any = false;
   for (const int stage : facts.stages) {
-    plot::LineSeries series{fmt::format("stage {}{}", stage, what), color_of(stage), {}, {}};
+    plot::LineSeries series{"", color_of(stage), {}, {}};
     series.joined = joined;
     series.hollow = hollow;
-    series.size = size_of_stage(stage);
+    series.shape = shape_of(stage);
     for (const PointResult& point : results.points) {
       if (point.plan.stage != stage || !takes(point)) continue;
+      const Spread spread = value(point);
       series.x.push_back(point.plan.ranks);
-      series.y.push_back(value(point));
+      series.y.push_back(spread.middle);
+      series.low.push_back(spread.low);
+      series.high.push_back(spread.high);
     }
-    if (!series.x.empty()) chart.series.push_back(std::move(series));
+    if (series.x.empty()) continue;
+    any = true;
+    chart.series.push_back(std::move(series));
   }
+  return any;
 }
 
 /// From between the last number of ranks that has its cores and the first that has not.
@@ -70,16 +87,19 @@ void add_throughput(std::vector<Named>& plots, const StudyFacts& facts, const St
   chart.x_label = "ranks";
   chart.y_label = "tokens per second, all ranks, logarithmic";
   chart.logarithmic = true;
-  const auto speed = [](const PointResult& point) { return point.tokens_per_second.middle; };
-  add_points(
-      chart, facts, results, "", true, false, [](const PointResult& p) { return !p.oversubscribed; }, speed);
+  const auto speed = [](const PointResult& point) { return point.tokens_per_second; };
+  if (add_points(
+          chart, facts, results, true, false, [](const PointResult& p) { return !p.oversubscribed; },
+          speed)) {
+    chart.legend.push_back(entry("median, lowest and highest of the repeats", true, false));
+  }
   const int base = base_ranks(results);
   std::vector<double> speeds;
   double last = 0;
   for (const PointResult& point : results.points) {
     if (point.oversubscribed) continue;
     last = std::max(last, static_cast<double>(point.plan.ranks));
-    if (point.plan.ranks == base) speeds.push_back(speed(point));
+    if (point.plan.ranks == base) speeds.push_back(speed(point).middle);
   }
   if (!speeds.empty() && last > base) {
     const double of_rank = spread_of(speeds).middle / base;
@@ -89,9 +109,15 @@ void add_throughput(std::vector<Named>& plots, const StudyFacts& facts, const St
                             {of_rank * base, of_rank * last},
                             true});
   }
-  add_points(
-      chart, facts, results, ", shared cores", false, true,
-      [](const PointResult& p) { return p.oversubscribed; }, speed);
+  if (add_points(
+          chart, facts, results, false, true, [](const PointResult& p) { return p.oversubscribed; }, speed)) {
+    chart.legend.push_back(entry("on shared cores", false, true));
+  }
+  for (const int stage : facts.stages) {
+    const auto last = std::find_if(chart.series.rbegin(), chart.series.rend(),
+                                   [&](const plot::LineSeries& s) { return s.color == color_of(stage); });
+    if (last != chart.series.rend()) last->end = fmt::format("stage {}", stage);
+  }
   chart.bands = shaded(results);
   if (!chart.bands.empty()) chart.subtitle += "; where ranks share cores, no speed-up is claimed";
   if (!chart.series.empty()) plots.emplace_back("throughput.svg", plot::to_svg(chart));
@@ -105,12 +131,14 @@ void add_time(std::vector<Named>& plots, const StudyFacts& facts, const StudyRes
   chart.subtitle = what_ran(facts);
   chart.stacked = true;
   chart.x_label = "stage";
-  chart.y_label = "milliseconds, on rank 0, of the repeat of median speed";
+  chart.subtitle += "; rank 0 in the repeat of median speed";
+  chart.y_label = "step time (ms)";
   chart.y_scale = plot::Scale::number;
-  chart.series = {{"compute", std::string(plot::color(0)), {}},
-                  {"exposed gather", std::string(plot::color(1)), {}},
-                  {"exposed reduce", std::string(plot::color(3)), {}},
-                  {"step: norm, agree, update", std::string(plot::color(2)), {}},
+  const auto part = [](int index) { return std::string(plot::color(plot::Palette::part, index)); };
+  chart.series = {{"compute", part(0), {}},
+                  {"exposed gather", part(1), {}},
+                  {"exposed reduce", part(2), {}},
+                  {"step: norm, agree, update", part(3), {}},
                   {"other", std::string(plot::grey), {}}};
   plot::BandRow row{"ranks", {}};
   for (const PointResult& point : results.points) {
@@ -143,10 +171,15 @@ void add_memory(std::vector<Named>& plots, const StudyFacts& facts, const StudyR
   chart.y_scale = plot::Scale::bytes;
   chart.logarithmic_x = true;
   add_points(
-      chart, facts, results, ", measured", false, false, [](const PointResult&) { return true; },
-      [&](const PointResult& point) { return static_cast<double>(measured(point)); });
+      chart, facts, results, false, false, [](const PointResult&) { return true; },
+      [&](const PointResult& point) {
+        const auto bytes = static_cast<double>(measured(point));
+        return Spread{bytes, bytes, bytes};
+      });
+  chart.legend = {entry("measured", false, false), entry(curve, true, false, true)};
   for (const auto& [stage, points] : facts.curves) {
-    plot::LineSeries series{fmt::format("stage {}, {}", stage, curve), color_of(stage), {}, {}, true};
+    plot::LineSeries series{"", color_of(stage), {}, {}, true};
+    series.end = fmt::format("stage {}", stage);
     for (const PointPlan& point : points) {
       series.x.push_back(point.ranks);
       series.y.push_back(static_cast<double>(predicted(point)));
@@ -164,11 +197,7 @@ std::vector<Named> results_plots(const StudyFacts& facts, const StudyResults& re
   add_throughput(plots, facts, results);
   add_time(plots, facts, results, false);
   add_time(plots, facts, results, true);
-  constexpr auto device = static_cast<std::size_t>(Tier::device);
-  add_memory(
-      plots, facts, results, "memory.svg", "Memory of a rank at its peak", "predicted",
-      [](const PointPlan& plan) { return plan.peak[device]; },
-      [](const PointResult& point) { return point.shown.peak[device]; });
+  // Model state first: the workspace and the activations in the peak, which no stage shards, hide its fall.
   // Elsewhere the formula is of all tiers together.
   if (!facts.any_offload) {
     add_memory(
@@ -176,6 +205,11 @@ std::vector<Named> results_plots(const StudyFacts& facts, const StudyResults& re
         "formula", [](const PointPlan& plan) { return plan.formula_state; },
         [](const PointResult& point) { return point.shown.state; });
   }
+  constexpr auto device = static_cast<std::size_t>(Tier::device);
+  add_memory(
+      plots, facts, results, "memory.svg", "Memory of a rank at its peak", "predicted",
+      [](const PointPlan& plan) { return plan.peak[device]; },
+      [](const PointResult& point) { return point.shown.peak[device]; });
   return plots;
 }
 

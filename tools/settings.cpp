@@ -59,6 +59,14 @@ void override_offload(const Options& options, const nlohmann::json& document,
   }
 }
 
+/// Windows that a validation takes; 0: all.
+std::int64_t held_out_windows(const Options& options, const Settings& settings) {
+  if (options.eval_batches) return *options.eval_batches * settings.batch.step();
+  // The n-grams' figures are of the whole held-out text, and `evaluate` has nothing else to do.
+  if (options.ngrams || options.command != Command::train) return 0;
+  return std::max<std::int64_t>(1, default_validation_tokens / settings.sequence);
+}
+
 }  // namespace
 
 DataType compute_dtype(const std::string& name) {
@@ -177,8 +185,7 @@ Data open_data(const Options& options, const Settings& settings) {
   if (data.validation_file) data.validation_file->require_within(settings.model.vocabulary, looked_through);
   data.training = std::make_unique<Windows>(data.training_range, settings.sequence, "training");
   data.validation = std::make_unique<Windows>(data.validation_range, settings.sequence, "validation");
-  data.evaluation =
-      evaluation_windows(data.validation->count(), options.eval_batches * settings.batch.step());
+  data.evaluation = evaluation_windows(data.validation->count(), held_out_windows(options, settings));
   if ((options.ngrams || options.sample_bytes > 0) && (!data.text() || settings.model.vocabulary < 256)) {
     throw ConfigurationError(
         fmt::format("--ngrams and --sample-bytes are for text, of which every byte is a token; '{}' is read "

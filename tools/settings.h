@@ -18,6 +18,10 @@ namespace tranche::tools {
 /// `config_text` is the file's (keys have older names that it may use).
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text);
 
+/// Held-out tokens that a validation of `train` takes where nothing says how many (--eval-batches, --ngrams):
+/// all of them may take longer than the training.
+inline constexpr std::int64_t default_validation_tokens = std::int64_t{1} << 17;
+
 /// The configuration where there is no --config: bf16, clipping at 1.0, AdamW. An empty file given with
 /// --config is fp32 without clipping, as in DeepSpeed.
 std::string default_configuration(const Options& options);

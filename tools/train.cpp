@@ -34,6 +34,22 @@ double processor_seconds_now() {
   return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }
 
+/// The highest moment of each tier of rank 0, the verdict first.
+std::string memory_at_peak(const Ledger& ledger) {
+  std::string text;
+  for (const Tier tier : all_tiers) {
+    const TierAccount account = ledger.account(tier);
+    if (account.peak == 0) continue;
+    text += fmt::format("memory of rank 0: {} peak {}{}\n", name_of(tier), format_bytes(account.peak),
+                        account.peak_phase.empty() ? "" : " in " + account.peak_phase);
+    for (const Category category : all_categories) {
+      if (account.at_peak[category] == 0) continue;
+      text += fmt::format("  {:<14}{:>14}\n", name_of(category), format_bytes(account.at_peak[category]));
+    }
+  }
+  return text.empty() ? "memory of rank 0: none\n" : text;
+}
+
 class Training {
  public:
   /// `signals`: null where nothing asks for a stop.
@@ -81,7 +97,7 @@ class Training {
       if (processor_seconds_.size() == steps_shared) share_processor_seconds();
       enough = time_is_up(clock.seconds(), step);
       if (due(run_.options.eval_every, step) && step < run_.settings.steps && !enough) {
-        const EvaluationResult held_out = run_.validate(step);
+        const EvaluationResult held_out = run_.validate(step, progress_);
         if (run_.is_root()) {
           progress_.say(fmt::format("step {}: validation loss {:.4f}", step, held_out.loss));
           if (metrics_) add_metrics(validation_line(step, held_out));
@@ -234,9 +250,13 @@ class Training {
   void finish(double seconds) {
     checkpoints_.finish();  // first: a run that is ended while validating has the last checkpoint
     if (run_.is_root()) {
-      progress_.say(fmt::format("validating on {} held-out windows", run_.data.evaluation.size()));
+      const std::size_t taken = run_.data.evaluation.size();
+      const auto all = static_cast<std::size_t>(run_.data.validation->count());
+      progress_.say(fmt::format("validating on {} held-out windows{}", taken,
+                                taken < all ? fmt::format(" of {}", all) : ""));
     }
-    const EvaluationResult held_out = run_.validate(last_.step);
+    const EvaluationResult held_out = run_.validate(last_.step, progress_);
+    progress_.finish();
     if (metrics_ && last_.step > begin_) add_metrics(validation_line(last_.step, held_out));
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
@@ -274,7 +294,7 @@ class Training {
           "bigram)\n",
           entropies.bigram, entropies.trigram, held_out.loss, held_out.loss - entropies.bigram);
     }
-    out << "memory of rank 0:\n" << run_.runtime->ledger().table();
+    if (!run_.profile) out << memory_at_peak(run_.runtime->ledger());  // which says it all at its end
     out << traffic_line(run_.engine->traffic_report());
     if (run_.settings.config.offload.any()) out << offload_lines();
     if (!sample.empty()) {

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "tests/engine/every_note.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
 
@@ -43,10 +44,9 @@ std::string document(std::string_view path, const Json& value) {
 /// The notes on keys of the file, without those on keys that it lacks.
 std::vector<std::string> said_of_keys(const Config& config) {
   std::vector<std::string> notes;
-  std::copy_if(config.notes.begin(), config.notes.end(), std::back_inserter(notes),
-               [](const std::string& note) {
-                 return note.find("not given") == std::string::npos && !note.starts_with("\"auto\"");
-               });
+  for (const std::string& note : test::every_note(config)) {
+    if (note.find("not given") == std::string::npos && !note.starts_with("\"auto\"")) notes.push_back(note);
+  }
   return notes;
 }
 

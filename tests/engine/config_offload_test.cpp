@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "tests/engine/every_note.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
 
@@ -55,7 +56,7 @@ void expect_round_trip(const Config& config) {
   Config again;
   ASSERT_NO_THROW(again = parse_config(text, 2)) << text;
   EXPECT_EQ(again.to_json(), text);
-  EXPECT_THAT(again.notes, IsEmpty());
+  EXPECT_THAT(test::every_note(again), IsEmpty());
 }
 
 TEST(ConfigOffload, NothingMovesUnlessAskedFor) {
@@ -101,7 +102,7 @@ TEST(ConfigOffload, EveryFieldIsReadAndWritten) {
   EXPECT_EQ(offload.host_memory_limit, std::int64_t{3} << 30);
   EXPECT_EQ(offload.nvme_limit, std::int64_t{1} << 40);
   EXPECT_EQ(config.debug.host_link_bytes_per_second, 2e9);
-  EXPECT_THAT(config.notes, IsEmpty());
+  EXPECT_THAT(test::every_note(config), IsEmpty());
   expect_round_trip(config);
   const Config again = parse_config(config.to_json(), 2);
   EXPECT_EQ(again.offload.optimizer, OffloadTier::nvme);
@@ -132,9 +133,9 @@ TEST(ConfigOffload, TheBlocksOfDeepSpeedsTutorialsAreRead) {
   EXPECT_TRUE(config.offload.uses_nvme());
   EXPECT_EQ(config.offload.io_block_bytes, 262144);
   EXPECT_EQ(config.offload.parameter_buffers, 5);
-  EXPECT_THAT(config.notes, ::testing::SizeIs(11));
-  EXPECT_THAT(config.notes, ::testing::Each(HasSubstr(": no meaning here: ")));
-  EXPECT_THAT(config.notes,
+  EXPECT_THAT(test::every_note(config), ::testing::SizeIs(11));
+  EXPECT_THAT(test::every_note(config), ::testing::Each(HasSubstr(": no meaning here: ")));
+  EXPECT_THAT(test::every_note(config),
               Contains(HasSubstr("offload_param.buffer_size: no meaning here: a buffer is as large as the "
                                  "largest unit's shard")));
 }
@@ -147,7 +148,7 @@ TEST(ConfigOffload, HuggingFacesAutoIsTheDefault) {
     "aio": {"block_size": "auto", "queue_depth": "auto"}, "tranche": {"io_engine": "auto"}})",
                    2);
   EXPECT_EQ(config.to_json(), read({"zero_optimization.stage=3"}).to_json());
-  EXPECT_THAT(config.notes, IsEmpty());
+  EXPECT_THAT(test::every_note(config), IsEmpty());
 }
 
 TEST(ConfigOffload, TheOlderBooleansMeanHostMemory) {
@@ -157,7 +158,7 @@ TEST(ConfigOffload, TheOlderBooleansMeanHostMemory) {
   EXPECT_EQ(config.offload.optimizer, OffloadTier::cpu);
   EXPECT_EQ(config.offload.parameters, OffloadTier::cpu);
   EXPECT_THAT(
-      config.notes,
+      test::every_note(config),
       ElementsAre(StartsWith("zero_optimization.cpu_offload_use_pin_memory: no meaning here"),
                   "zero_optimization.cpu_offload: taken as zero_optimization.offload_optimizer.device: "
                   "\"cpu\", its present name",
@@ -168,7 +169,7 @@ TEST(ConfigOffload, TheOlderBooleansMeanHostMemory) {
       read({"zero_optimization.cpu_offload=false", "zero_optimization.offload_optimizer.device=nvme",
             "zero_optimization.offload_optimizer.nvme_path=/d"});
   EXPECT_EQ(off.offload.optimizer, OffloadTier::nvme);
-  EXPECT_THAT(off.notes, IsEmpty());
+  EXPECT_THAT(test::every_note(off), IsEmpty());
   EXPECT_EQ(read({"zero_optimization.cpu_offload=true", "zero_optimization.offload_optimizer.device=cpu"})
                 .offload.optimizer,
             OffloadTier::cpu);
@@ -186,7 +187,7 @@ TEST(ConfigOffload, TheOptimizerMovesInEveryStageParametersInTheThird) {
     if (std::string(stage) == "3") continue;
     const Config without = read({key, "zero_optimization.offload_param.device=cpu"});
     EXPECT_EQ(without.offload.parameters, OffloadTier::none);
-    EXPECT_THAT(without.notes,
+    EXPECT_THAT(test::every_note(without),
                 Contains(std::string("zero_optimization.offload_param.device: cpu has no effect: at stage ") +
                          stage + " every rank has all weights; they leave the device at stage 3"));
     EXPECT_EQ(problems({key, "zero_optimization.cpu_offload_param=true"}), "nothing was thrown");

@@ -1,5 +1,6 @@
 // Reading of DeepSpeed's JSON: what is honoured, how problems are told.
 #include "tranche/engine/config.h"
+#include "tests/engine/every_note.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,7 +35,7 @@ std::string problems(std::string_view json, int ranks = 1, const std::vector<std
 
 /// The notes on keys of the file, without those on keys that it lacks.
 std::vector<std::string> notes_on_keys(const Config& config) {
-  std::vector<std::string> notes = config.notes;
+  std::vector<std::string> notes = test::every_note(config);
   std::erase_if(notes, [](const std::string& note) { return note.find("not given") != std::string::npos; });
   return notes;
 }
@@ -66,7 +67,7 @@ TEST(Config, AFileThatSpeaksOfPrecisionAndClippingHasTheDefaultsOfTheRest) {
   EXPECT_EQ(config.gradient_clipping, 1.0);
   EXPECT_EQ(config.optimizer.type, "AdamW");
   EXPECT_EQ(config.schedule.type, "constant");
-  EXPECT_THAT(config.notes, IsEmpty());
+  EXPECT_THAT(test::every_note(config), IsEmpty());
   EXPECT_EQ(config.effective_reduction(2), ReductionPolicy::boundary);
 }
 
@@ -490,13 +491,13 @@ TEST(Config, TheOlderBooleanOfZeroOptimizationIsAStage) {
 }
 
 TEST(Config, WhatAsksForWhatIsAlwaysSoIsSaid) {
-  EXPECT_THAT(
-      parse_config(R"({"optimizer": {"type": "AdamW", "params": {"bias_correction": true}}})", 1).notes,
-      Contains("optimizer.params.bias_correction: no meaning here: Adam is always bias-corrected"));
+  EXPECT_THAT(test::every_note(parse_config(
+                  R"({"optimizer": {"type": "AdamW", "params": {"bias_correction": true}}})", 1)),
+              Contains("optimizer.params.bias_correction: no meaning here: Adam is always bias-corrected"));
   EXPECT_EQ(problems(R"({"optimizer": {"params": {"bias_correction": false}}})"),
             "configuration: optimizer.params.bias_correction: false cannot be honoured: Adam is always "
             "bias-corrected");
-  EXPECT_THAT(parse_config(R"({"compile": {"deepcompile": true}})", 1).notes,
+  EXPECT_THAT(test::every_note(parse_config(R"({"compile": {"deepcompile": true}})", 1)),
               Contains("compile: no meaning here: there is no graph compiler"));
   // Hugging Face's older files.
   EXPECT_EQ(problems(R"({"amp": {"enabled": "auto", "opt_level": "auto"}})"), "nothing was thrown");
@@ -665,7 +666,8 @@ void expect_round_trip(const std::string& json, int ranks) {
   Config again;
   ASSERT_NO_THROW(again = parse_config(text, ranks)) << text;
   EXPECT_EQ(again.to_json(), text) << json;
-  EXPECT_THAT(again.notes, Not(Contains(HasSubstr("no meaning")))) << "only honoured keys are printed";
+  EXPECT_THAT(test::every_note(again), Not(Contains(HasSubstr("no meaning"))))
+      << "only honoured keys are printed";
 }
 
 TEST(Config, TheEffectiveConfigurationReadsBackToItself) {

@@ -353,7 +353,7 @@ TEST(Fit, StateLeavesTheDeviceWhereNothingElseFits) {
   EXPECT_GT(chosen.cost.offload, 0);
   EXPECT_EQ(chosen.host, result.plan.tier(Tier::host).peak);
   EXPECT_THAT(fit_text(request, result),
-              AllOf(HasSubstr("cpu/none"), HasSubstr("updates 0.85 G parameters there"),
+              AllOf(HasSubstr("cpu/none"), HasSubstr("updates 0.85 G parameters/s there"),
                     HasSubstr("offloaded: optimizer cpu"), Not(HasSubstr("nvme"))));
   // Without the host memory for it nothing fits; the disk does, once there is one.
   const auto host_memory = [](std::int64_t bytes) {

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tranche/core/error.h"
@@ -48,7 +51,7 @@ AreaChart area() {
   chart.subtitle = "step 3";
   chart.x_label = "ms";
   chart.edges = {0, 1, 2.5, 4};
-  chart.series = {{"parameters", std::string(color(0)), {1 << 20, 1 << 20, 1 << 20}},
+  chart.series = {{"parameters", std::string(color(Palette::category, 0)), {1 << 20, 1 << 20, 1 << 20}},
                   {"empty", std::string(grey), {0, 3 << 20, 0}, true}};
   chart.rows = {{"phase", {{0, 2, "forward", "#cfe2f3"}, {2, 2.0001, "reduce", ""}, {2, 4, "backward", ""}}}};
   chart.marks = {{1.5, 4 << 20, "peak 4.00 MiB"}};
@@ -96,8 +99,8 @@ TEST(Plot, BarsSideBySideAndStacked) {
   chart.title = "By rank";
   chart.labels = {"rank 0", "rank 1"};
   chart.notes = {"1 MiB", "2 MiB"};
-  chart.series = {{"parameters", std::string(color(0)), {1 << 20, 1 << 20}},
-                  {"gradients", std::string(color(3)), {0, 1 << 20}, true}};
+  chart.series = {{"parameters", std::string(color(Palette::category, 0)), {1 << 20, 1 << 20}},
+                  {"gradients", std::string(color(Palette::category, 3)), {0, 1 << 20}, true}};
   for (const bool stacked : {false, true}) {
     chart.stacked = stacked;
     const std::string svg = to_svg(chart);
@@ -107,7 +110,7 @@ TEST(Plot, BarsSideBySideAndStacked) {
   // Many labels leave room for each other.
   BarChart many;
   for (int i = 0; i < 200; ++i) many.labels.push_back("r" + std::to_string(i));
-  many.series = {{"one", std::string(color(1)), std::vector<double>(200, 5.0)}};
+  many.series = {{"one", std::string(color(Palette::category, 1)), std::vector<double>(200, 5.0)}};
   const std::string svg = to_svg(many);
   EXPECT_THAT(svg, HasSubstr(">r0<"));
   EXPECT_THAT(svg, Not(HasSubstr(">r1<")));
@@ -116,8 +119,9 @@ TEST(Plot, BarsSideBySideAndStacked) {
 TEST(Plot, LinesOnLinearAndLogarithmicAxes) {
   LineChart chart;
   chart.title = "Speed";
-  chart.series = {{"measured", std::string(color(0)), {1, 2, 4, 8}, {10, 19, 36, 66}, false},
-                  {"ideal", std::string(grey), {1, 8}, {10, 80}, true}};
+  chart.series = {
+      {"measured", std::string(color(Palette::category, 0)), {1, 2, 4, 8}, {10, 19, 36, 66}, false},
+      {"ideal", std::string(grey), {1, 8}, {10, 80}, true}};
   EXPECT_EQ(problem_of(to_svg(chart)), "");
   chart.logarithmic = true;
   const std::string svg = to_svg(chart);
@@ -139,12 +143,15 @@ TEST(Plot, LogarithmicMarksAreRoundNumbersAroundTheData) {
   LineChart chart;
   chart.logarithmic = true;
   const auto marks = [&](double low, double high) {
-    chart.series = {{"s", std::string(color(0)), {1, 2}, {low, high}, false}};
+    chart.series = {{"s", std::string(color(Palette::category, 0)), {1, 2}, {low, high}, false}};
     return to_svg(chart);
   };
-  EXPECT_THAT(marks(64934, 153354), AllOf(HasSubstr(">50000<"), HasSubstr(">100000<"), HasSubstr(">200000<"),
-                                          Not(HasSubstr(">20000<"))));
-  EXPECT_THAT(marks(100, 100), AllOf(HasSubstr(">100<"), HasSubstr(">200<")));
+  EXPECT_THAT(marks(64934, 153354),
+              AllOf(HasSubstr(">50000<"), HasSubstr(">70000<"), HasSubstr(">100000<"), HasSubstr(">150000<"),
+                    HasSubstr(">200000<"), Not(HasSubstr(">30000<"))));
+  EXPECT_THAT(marks(100, 100), AllOf(HasSubstr(">100<"), HasSubstr(">150<")));
+  EXPECT_THAT(marks(9, 400),
+              AllOf(HasSubstr(">5<"), HasSubstr(">20<"), HasSubstr(">500<"), Not(HasSubstr(">30<"))));
   EXPECT_THAT(marks(0.3, 1e6),
               AllOf(HasSubstr(">0.1<"), HasSubstr(">1000<"), HasSubstr(">1e+06<"), Not(HasSubstr(">500<"))));
 }
@@ -152,21 +159,96 @@ TEST(Plot, LogarithmicMarksAreRoundNumbersAroundTheData) {
 TEST(Plot, PointsAloneBandsAndRowsOverBars) {
   LineChart chart;
   chart.logarithmic_x = true;
-  chart.series = {{"measured", std::string(color(0)), {1, 2}, {3, 4}, false, false, true, 11},
-                  {"one", std::string(color(1)), {1, 2}, {3, 4}, true},
-                  {"other", std::string(color(2)), {1, 2}, {3, 4}, true}};
+  chart.series = {{"measured",
+                   std::string(color(Palette::category, 0)),
+                   {1, 2},
+                   {3, 4},
+                   false,
+                   false,
+                   true,
+                   Shape::square},
+                  {"one", std::string(color(Palette::category, 1)), {1, 2}, {3, 4}, true},
+                  {"other", std::string(color(Palette::category, 2)), {1, 2}, {3, 4}, true}};
   chart.bands = {{1.5, 1e9, "shared cores", ""}};
   const std::string svg = to_svg(chart);
   EXPECT_EQ(problem_of(svg), "");
-  EXPECT_THAT(svg, AllOf(HasSubstr(">shared cores<"), HasSubstr(R"(height="11" fill="none")"),
+  EXPECT_THAT(svg, AllOf(HasSubstr(">shared cores<"), HasSubstr(R"(v8h-8z" fill="none" stroke="#0072b2")"),
                          HasSubstr(R"(stroke-dashoffset="0")"), HasSubstr(R"(stroke-dashoffset="7")")));
-  EXPECT_EQ(svg.find("<path"), svg.rfind("<path", svg.rfind("<path") - 1)) << "the two dashed lines";
   BarChart bars;
   bars.labels = {"0", "3", "0"};
-  bars.series = {{"s", std::string(color(0)), {1, 2, 3}}};
+  bars.series = {{"s", std::string(color(Palette::category, 0)), {1, 2, 3}}};
   bars.rows = {{"ranks", {{0, 2, "four", ""}, {2, 3, "eight", ""}}}};
   EXPECT_EQ(problem_of(to_svg(bars)), "");
   EXPECT_THAT(to_svg(bars), AllOf(HasSubstr(">ranks<"), HasSubstr(">four<"), HasSubstr(">eight<")));
+}
+
+TEST(Plot, LabelsAtTheEndsOfCurvesStandApart) {
+  LineChart chart;
+  for (int i = 0; i < 3; ++i) {
+    LineSeries series{"", std::string(color(Palette::stage, i)), {1, 2}, {5, 5}};
+    series.end = "stage " + std::to_string(i);
+    chart.series.push_back(series);
+  }
+  chart.legend = {{"measured", "#222222", {}, {}}};
+  const std::string svg = to_svg(chart);
+  EXPECT_EQ(problem_of(svg), "");
+  EXPECT_THAT(svg, HasSubstr(">measured<"));
+  std::vector<double> heights;
+  for (int i = 0; i < 3; ++i) {
+    const std::size_t end = svg.find(">stage " + std::to_string(i) + "<");
+    ASSERT_NE(end, std::string::npos);
+    heights.push_back(std::stod(svg.substr(svg.rfind(" y=\"", end) + 4)));
+  }
+  std::sort(heights.begin(), heights.end());
+  EXPECT_GE(heights[1] - heights[0], 15);
+  EXPECT_GE(heights[2] - heights[1], 15);
+  EXPECT_LE(heights[2], 600 - 64 + 5) << "not below the axis";
+}
+
+TEST(Plot, RangesAreDrawnWhereThereAreAny) {
+  LineChart chart;
+  chart.series = {{"a", "#123456", {1, 2}, {5, 6}}};
+  chart.series[0].joined = false;
+  const auto lines = [&] {
+    const std::string svg = to_svg(chart);
+    int count = 0;
+    for (std::size_t i = svg.find("stroke=\"#123456\" stroke-width=\"1.5\""); i != std::string::npos;
+         i = svg.find("stroke=\"#123456\" stroke-width=\"1.5\"", i + 1))
+      ++count;
+    return count;
+  };
+  EXPECT_EQ(lines(), 0);
+  chart.series[0].low = {4, 6};
+  chart.series[0].high = {7, 6};
+  EXPECT_EQ(lines(), 3) << "one from 4 to 7, and its two ends";
+  EXPECT_THAT(to_svg(chart), HasSubstr(">8<")) << "the axis reaches over the range";
+  chart.series[0].high = {7};
+  EXPECT_THROW(to_svg(chart), InvalidArgument);
+}
+
+TEST(Plot, EachHasADescription) {
+  EXPECT_THAT(to_svg(area()),
+              HasSubstr("<desc>Stacked areas over ms: parameters, empty. peak 4.00 MiB.</desc>"));
+  BarChart bars;
+  bars.labels = {"a\nb", "c"};
+  bars.notes = {"1", "2 & 3"};
+  bars.series = {{"s", "#000000", {1, 2}}};
+  EXPECT_THAT(to_svg(bars), HasSubstr("<desc>Bars: s. a b: 1, c: 2 &amp; 3.</desc>"));
+  LineChart lines;
+  lines.x_label = "ranks";
+  lines.series = {{"", "#000000", {1, 2}, {3, 4}}};
+  lines.series[0].end = "stage 1";
+  EXPECT_THAT(to_svg(lines), HasSubstr("<desc>Lines over ranks. stage 1 ends at 4.</desc>"));
+}
+
+TEST(Plot, PalettesHaveNoColourInCommon) {
+  std::set<std::string_view> colors;
+  for (int i = 0; i < 8; ++i) colors.insert(color(Palette::category, i));
+  for (int i = 0; i < 4; ++i) {
+    colors.insert(color(Palette::stage, i));
+    colors.insert(color(Palette::part, i));
+  }
+  EXPECT_EQ(colors.size(), 16u);
 }
 
 TEST(Plot, RefusesWhatDoesNotFit) {

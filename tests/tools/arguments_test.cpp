@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <map>
+#include <sstream>
 
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
@@ -217,8 +218,8 @@ TEST(Arguments, Studies) {
   EXPECT_EQ(options.scale.hostfile, "h");
   EXPECT_THAT(options.scale.launcher_arguments, ElementsAre("--map-by", "node", "--set"));
   // The flags that runs get, as they were given; the model is theirs in any case.
-  EXPECT_THAT(options.scale.train_flags, ElementsAre("--model", "m", "--threads", "2", "--set", "a.b=1",
-                                                     "--set", "c=2", "--offload-activations"));
+  EXPECT_THAT(options.scale.train_flags, ElementsAre("--model", "m", "--set", "a.b=1", "--set", "c=2",
+                                                     "--offload-activations", "--threads", "2"));
   EXPECT_THAT(options.set, ElementsAre("a.b=1", "c=2"));
   const Options plain = parse_arguments({"scale", "--out", "s", "--ranks", "1"});
   EXPECT_THAT(plain.scale.stages, ElementsAre(0, 1, 2, 3));
@@ -326,8 +327,70 @@ TEST(Arguments, HelpAndVersionAreTexts) {
   const std::string help = parse_arguments({"train", "--help"}).text;
   EXPECT_THAT(help, AllOf(HasSubstr("--accumulate"), HasSubstr("--digest-every"),
                           HasSubstr("--memory-profile"), Not(HasSubstr("--debug-fail")),
-                          HasSubstr("--resume latest "), HasSubstr("mpirun -n 4 tranche train")));
+                          HasSubstr("--resume latest|DIR "), HasSubstr("mpirun -n 4 tranche train")));
   EXPECT_THAT(parse_arguments({"evaluate", "--help"}).text, HasSubstr("initial weights"));
+}
+
+TEST(Arguments, HelpNamesTypesValuesAndDefaultsInGroups) {
+  const std::string help = parse_arguments({"train", "--help"}).text;
+  std::size_t last = 0;
+  for (const char* group : {"\nModel:\n", "\nConfiguration:\n", "\nBatch:\n", "\nZeRO and offload:\n",
+                            "\nDevice and memory:\n", "\nData and validation:\n", "\nOutput:\n"}) {
+    const std::size_t at = help.find(group);
+    ASSERT_NE(at, std::string::npos) << group << help;
+    EXPECT_GT(at, last) << group;
+    last = at;
+  }
+  for (const char* group : {"\nSteps:\n", "\nCheckpoints:\n"}) EXPECT_THAT(help, HasSubstr(group));
+  for (const char* line :
+       {"  --model NAME|FILE           preset or Hugging Face config.json of a GPT-2 [gpt-mini]\n",
+        "  --stage 0|1|2|3             ZeRO stage\n",
+        "  --device cpu|cuda           where a rank computes [cpu]\n",
+        "  --offload-optimizer none|cpu|nvme\n                              where master weights",
+        "  --device-memory SIZE        most memory of a rank, like 512MiB\n",
+        "  --steps N                   step to reach", "  --lr X                      learning rate",
+        "  --checkpoint-dir DIR        folder of checkpoints, one that all ranks share; saves at "
+        "the end, and\n                              on SIGUSR1 or SIGTERM"}) {
+    EXPECT_THAT(help, HasSubstr(line));
+  }
+  const std::string program = parse_arguments({"--help"}).text;
+  EXPECT_THAT(program,
+              AllOf(HasSubstr("\nExamples:\n  tranche plan --model gpt2-xl"), HasSubstr("\nExit status:\n"),
+                    HasSubstr("2 flags, configuration or data"), HasSubstr("tranche config check")));
+}
+
+TEST(Arguments, HelpHasLinesOfAHundredColumnsAndNoNamelessTypes) {
+  for (const std::vector<std::string>& command : {std::vector<std::string>{},
+                                                  {"train"},
+                                                  {"evaluate"},
+                                                  {"generate"},
+                                                  {"plan"},
+                                                  {"calibrate"},
+                                                  {"scale"},
+                                                  {"info"},
+                                                  {"config"},
+                                                  {"config", "check"},
+                                                  {"checkpoint"},
+                                                  {"checkpoint", "list"},
+                                                  {"checkpoint", "verify"},
+                                                  {"checkpoint", "show"},
+                                                  {"checkpoint", "export"},
+                                                  {"checkpoint", "import"},
+                                                  {"checkpoint", "diff"}}) {
+    std::vector<std::string> arguments = command;
+    arguments.emplace_back("--help");
+    const std::string help = parse_arguments(arguments).text;
+    std::istringstream lines(help);
+    for (std::string line; std::getline(lines, line);) {
+      EXPECT_LE(line.size(), 100u) << line;
+      EXPECT_FALSE(line.ends_with(' ')) << "'" << line << "'";
+      if (!line.starts_with("  --prompt ")) {
+        EXPECT_THAT(line, Not(HasSubstr(" TEXT")));
+      }
+      for (const char* type : {" INT", " UINT", " FLOAT"}) EXPECT_THAT(line, Not(HasSubstr(type)));
+    }
+    EXPECT_THAT(help, Not(HasSubstr("\n\n\n")));
+  }
 }
 
 }  // namespace

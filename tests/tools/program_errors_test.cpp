@@ -36,7 +36,11 @@ TEST_F(ProgramErrors, UnknownConfigurationKeys) {
   const std::string other = folder_.write("other.json", "{epochs: 3, bf16: {enabled: true}}  # ours");
   const ProgramResult done = test::run(tiny_train(folder_, {"--config", other, "--steps", "1"}));
   EXPECT_EQ(done.status, 0) << done.errors;
-  EXPECT_THAT(done.out, HasSubstr("unknown key 'epochs': ignored"));
+  EXPECT_THAT(done.out,
+              HasSubstr("  note                   1 key of the configuration has no effect here; unknown: "
+                        "'epochs' (--verbose lists it)\n"));
+  const ProgramResult all = test::run(tiny_train(folder_, {"--config", other, "--steps", "1", "--verbose"}));
+  EXPECT_THAT(all.out, HasSubstr("  note                   unknown key 'epochs': ignored\n"));
   refused({"--config", other, "--strict"}, {other, "unknown key 'epochs'"});
   for (const char* command : {"plan", "evaluate"}) {
     const ProgramResult strict = test::run({command, "--model", "gpt-nano", "--config", other, "--strict"});
@@ -50,7 +54,8 @@ TEST_F(ProgramErrors, EveryFileOfTheTableIsPlannedOrRefusedWithItsText) {
   const std::string folder = TRANCHE_CONFIGS "/";
   const auto outcomes = nlohmann::json::parse(test::read_file(folder + "outcomes.json"));
   for (const auto& [name, expected] : outcomes.items()) {
-    const ProgramResult result = test::run({"plan", "--model", "gpt-nano", "--config", folder + name});
+    const ProgramResult result =
+        test::run({"plan", "--model", "gpt-nano", "--verbose", "--config", folder + name});
     EXPECT_EQ(result.status, expected.contains("refused") ? 2 : 0) << name << result.errors;
     if (expected.contains("refused")) {
       EXPECT_THAT(result.errors, HasSubstr(folder + name + "'" + expected["refused"].get<std::string>()));

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
 #include <sstream>
 
 #include "core/printable.h"
@@ -61,6 +62,107 @@ TEST(Progress, LineSaysAllThatMatters) {
                                 HasSubstr("lr 0.001"), HasSubstr("2000 tokens/s"), HasSubstr("20% of peak"),
                                 HasSubstr("50 s to go"), Not(HasSubstr("\r"))));
   EXPECT_EQ(shown.text.back(), '\n');
+}
+
+TEST(Progress, ColumnsStayWhereTheyAre) {
+  ProgressOptions options;
+  options.steps = 9;
+  Shown shown(options);
+  for (int i = 1; i <= 2; ++i) {
+    StepResult result = step(i);
+    if (i == 2) {
+      result.loss = 11.0924;
+      result.gradient_norm = 0.00123;
+      result.learning_rate = 1.25e-5;
+      result.tokens = 7;
+    }
+    shown.progress.step(result, 0.5 * i);
+  }
+  const std::string first = shown.text.substr(0, shown.text.find('\n')),
+                    second = shown.text.substr(first.size() + 1);
+  for (const char* column : {" loss ", " norm ", " lr ", " tokens/s"})
+    EXPECT_EQ(first.find(column), second.find(column)) << shown.text;
+}
+
+TEST(Progress, ClippedStepsSayByHowMuch) {
+  ProgressOptions options;
+  options.steps = 9;
+  Shown shown(options);
+  shown.progress.step(step(1), 0.5);
+  EXPECT_THAT(shown.text, Not(HasSubstr("clipped")));
+  StepResult clipped = step(2);
+  clipped.clip_coefficient = 0.00526;
+  shown.progress.step(clipped, 1);
+  EXPECT_THAT(shown.text, HasSubstr(" to go  clipped x0.0053\n"));
+}
+
+TEST(Progress, ANormFarFromItsMedianIsUnusualAndStays) {
+  ProgressOptions options;
+  options.steps = 100;
+  options.log_every = 50;
+  Shown shown(options);
+  const auto take = [&](int number, double norm) {
+    StepResult result = step(number);
+    result.gradient_norm = norm;
+    shown.text.clear();
+    shown.progress.step(result, 0.5 * number);
+    return shown.text;
+  };
+  EXPECT_THAT(take(1, 100), Not(HasSubstr("UNUSUAL"))) << "there is nothing to compare it with";
+  for (int i = 2; i <= 4; ++i) EXPECT_EQ(take(i, 2), "");
+  EXPECT_EQ(take(5, 15.9), "") << "8 medians are unusual, less is not";
+  EXPECT_THAT(take(6, 22.5), testing::EndsWith("  UNUSUAL: norm is 11x the recent median\n"));
+  // What is so from now on is usual again.
+  int said = 0;
+  for (int i = 7; i <= 49; ++i) said += take(i, 200).empty() ? 0 : 1;
+  EXPECT_GT(said, 0);
+  EXPECT_EQ(take(51, 200), "");
+
+  options.terminal = true;
+  Shown terminal(options);
+  for (int i = 1; i <= 5; ++i) terminal.progress.step(step(i), 0.5 * i);
+  EXPECT_THAT(terminal.text, Not(HasSubstr("\n")));
+  StepResult large = step(6);
+  large.gradient_norm = 100;
+  terminal.progress.step(large, 3);
+  EXPECT_EQ(terminal.text.back(), '\n') << "the next step does not overwrite it";
+}
+
+TEST(Progress, SkippedStepsAreNotCompared) {
+  ProgressOptions options;
+  options.steps = 100;
+  options.log_every = 50;
+  Shown shown(options);
+  for (int i = 1; i <= 5; ++i) shown.progress.step(step(i), 0.5 * i);
+  StepResult skipped = step(6);
+  skipped.applied = false;
+  skipped.skipped_because = "inf or nan";
+  skipped.gradient_norm = std::numeric_limits<double>::infinity();
+  shown.progress.step(skipped, 3);
+  EXPECT_THAT(shown.text, AllOf(testing::EndsWith("  SKIPPED: inf or nan\n"), Not(HasSubstr("UNUSUAL"))));
+}
+
+TEST(Progress, AValidationIsDrawnInATerminal) {
+  ProgressOptions options;
+  options.terminal = true;
+  Shown shown(options);
+  shown.progress.validating(0, 500, 0);
+  shown.progress.validating(100, 500, 2);
+  EXPECT_THAT(shown.text,
+              AllOf(StartsWith("\rvalidating: 0 of 500 windows"),
+                    HasSubstr("\rvalidating: 100 of 500 windows, 8 s to go"), Not(HasSubstr("\n"))));
+  shown.progress.say("step 5: validation loss 1");
+  EXPECT_THAT(shown.text, testing::EndsWith("validation loss 1" + std::string(16, ' ') + "\n"));
+}
+
+TEST(Progress, ALongValidationSaysSoInAFileEveryTenSeconds) {
+  Shown shown(ProgressOptions{});
+  for (int second = 0; second <= 25; ++second) shown.progress.validating(second * 4, 100, second);
+  EXPECT_EQ(shown.text,
+            "validating: 40 of 100 windows, 15 s to go\nvalidating: 80 of 100 windows, 5 s to go\n");
+  shown.text.clear();
+  for (int second = 0; second <= 12; second += 2) shown.progress.validating(second * 4, 100, second);
+  EXPECT_EQ(shown.text, "validating: 40 of 100 windows, 15 s to go\n") << "the next validation begins anew";
 }
 
 TEST(Progress, InAFileItLogsAtIntervals) {

@@ -299,13 +299,15 @@ TEST(ScalePlots, ShowIdealMarksAndCurves) {
   ASSERT_EQ(plots.size(), 5u);
   EXPECT_THAT(plots["throughput.svg"],
               AllOf(HasSubstr("ideal, from 1 rank<"), HasSubstr(">ranks share cores<"),
-                    HasSubstr(">stage 3, shared cores<"), HasSubstr("stroke-dasharray")));
+                    HasSubstr(">on shared cores<"), HasSubstr(">stage 3<"), HasSubstr("stroke-dasharray"),
+                    HasSubstr(">median, lowest and highest of the repeats<")));
   EXPECT_THAT(plots["time.svg"],
-              AllOf(HasSubstr(">exposed gather<"), HasSubstr(">1000<"), Not(HasSubstr(">8<"))));
+              AllOf(HasSubstr(">step time (ms)<"), HasSubstr("rank 0 in the repeat of median speed"),
+                    HasSubstr(">exposed gather<"), HasSubstr(">1000<"), Not(HasSubstr(">8<"))));
   EXPECT_THAT(plots["time_shared_cores.svg"], AllOf(HasSubstr("no speed-up is claimed"), HasSubstr(">8<")));
-  EXPECT_THAT(plots["memory.svg"],
-              AllOf(HasSubstr(">stage 0, measured<"), HasSubstr(">stage 3, predicted<")));
-  EXPECT_THAT(plots["model_state.svg"], HasSubstr(">stage 3, formula<"));
+  EXPECT_THAT(plots["memory.svg"], AllOf(HasSubstr(">measured<"), HasSubstr(">predicted<"),
+                                         HasSubstr(">stage 0<"), HasSubstr(">stage 3<")));
+  EXPECT_THAT(plots["model_state.svg"], AllOf(HasSubstr(">formula<"), HasSubstr(">stage 3<")));
   StudyFacts away = facts();
   away.any_offload = true;
   EXPECT_EQ(results_plots(away, results).size(), 4u) << "the formula is of all tiers together";

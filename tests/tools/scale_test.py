@@ -112,8 +112,8 @@ def suite_study():
     for name, words in (("throughput.svg", ["Throughput", "stage 0", "stage 3", "tokens per second"]),
                         ("time.svg", ["Time of a step", "compute", "exposed gather", "exposed reduce", "step: norm, agree, update",
                                       "other", "ranks"]),
-                        ("memory.svg", ["stage 3, measured", "stage 3, predicted"]),
-                        ("model_state.svg", ["stage 0, measured", "stage 0, formula"])):
+                        ("memory.svg", ["stage 3", "measured", "predicted"]),
+                        ("model_state.svg", ["stage 0", "measured", "formula"])):
         expect_in(words, texts_of(out / name), name)
 
     # Once more: nothing runs, all is there. With other settings: refused, both sides named.

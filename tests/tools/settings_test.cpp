@@ -163,5 +163,24 @@ TEST(Settings, HeldOutTextIsTheTailOrASecondFile) {
   EXPECT_EQ(both.evaluation.size(), 12u) << "two batches of 2 ranks x 3";
 }
 
+TEST(Settings, ValidationsDuringTrainingAreBounded) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("a.txt", test::some_text(400000));
+  const auto taken = [&](std::vector<std::string> more, const char* command = "train") {
+    std::vector<std::string> arguments{command, "--data", text, "--sequence", "10", "--validation-fraction",
+                                       "0.9"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Options options = parse_arguments(arguments);
+    return open_data(options, resolve_settings(options, 1)).evaluation.size();
+  };
+  const auto bound = static_cast<std::size_t>(default_validation_tokens / 10);
+  EXPECT_EQ(bound, 13107u);
+  EXPECT_EQ(taken({}), bound);
+  EXPECT_EQ(taken({"--eval-batches", "0"}), 35999u) << "all of them, when asked for";
+  EXPECT_EQ(taken({"--eval-batches", "2"}), 2u);
+  EXPECT_EQ(taken({"--ngrams"}), 35999u) << "n-grams are of the whole held-out text";
+  EXPECT_EQ(taken({}, "evaluate"), 35999u);
+}
+
 }  // namespace
 }  // namespace tranche::tools

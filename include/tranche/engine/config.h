@@ -80,6 +80,16 @@ struct DebugConfig {
   int ranks_per_host = 0;   ///< declared nodes of so many consecutive ranks; 0: as they are
 };
 
+/// A key that was accepted without effect, and the reason.
+struct IgnoredKey {
+  std::string key, reason;
+  bool unknown = false;  ///< in no table: a typing error, or another program's
+};
+/// "wandb: no meaning here: ...", "unknown key 'epochs': ignored".
+std::string describe(const IgnoredKey& ignored);
+/// All of them in one line: their number, and names of those that are not known.
+std::string describe(const std::vector<IgnoredKey>& ignored);
+
 struct Config {
   // Batch arithmetic: train_batch_size = micro_batch_size * accumulation_steps * ranks. 0: from the others.
   std::int64_t train_batch_size = 0;
@@ -135,8 +145,10 @@ struct Config {
   /// bf16 and 1.0 where it did not.
   bool precision_given = true, clipping_given = true;
 
-  /// Lines to be printed once: keys that were accepted but have no meaning here or are not known, values that
-  /// were taken as others, and what the JSON means otherwise in DeepSpeed.
+  /// Keys of the JSON that have no meaning here or are not known. To be said once, with `notes`.
+  std::vector<IgnoredKey> ignored;
+  /// Lines to be printed once: values that were taken as others, and what the JSON means otherwise in
+  /// DeepSpeed.
   std::vector<std::string> notes;
 
   /// The policy on so many ranks with `automatic` resolved. One rank keeps all of the gradients in every
@@ -154,9 +166,9 @@ struct Config {
 /// known one, values out of range, keys that cannot be honoured with the reason, batch arithmetic that does
 /// not fit. Text that is not JSON as core/relaxed_json.h reads it, or gives a key twice, is told alone, with
 /// its place. `overrides` are "key.path=value" strings that replace what the file says (the program's --set);
-/// a value is JSON, or else text. Unknown keys of the top level that are not near a known one are ignored, a
-/// line each in Config::notes; with `strict` they are errors as well. `origin` says in errors where the text
-/// is from.
+/// a value is JSON, or else text. Unknown keys of the top level that are not near a known one are kept
+/// in Config::ignored; with `strict` they are errors as well. `origin` says in errors where the text is
+/// from.
 Config parse_config(std::string_view json_text, int ranks, const std::vector<std::string>& overrides = {},
                     bool strict = false, const std::string& origin = "configuration");
 /// Reads a file, or a pipe until its end; errors name it.

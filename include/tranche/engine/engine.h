@@ -229,8 +229,9 @@ class Engine {
   /// (stage 0: the main gradient, in the accumulation dtype), what nodes add up for others in fp32. Of this
   /// rank: between nodes ranks send different numbers of sums.
   std::int64_t formula_traffic_bytes() const;
-  /// The start-up table for people.
-  std::string summary() const;
+  /// The start-up table for people. Keys of the configuration without effect have a line each, or, unless
+  /// `verbose`, one line together.
+  std::string summary(bool verbose = true) const;
 
  private:
   friend class GatheredUnit;

@@ -34,6 +34,7 @@ struct PlanRequest {
   DeviceKind device = DeviceKind::cpu;  ///< cuda: also the host memory that GPUs need beside theirs
   CostModel rates;                      ///< of what is said about seconds
   HostMemory host_memory;               ///< the budget of a search, and what is said of it
+  bool verbose = false;                 ///< the notes have a line for each key without effect, not one in all
 };
 
 /// One rank of a run of at least three steps (the first two record and pack its memory) with an evaluation.
