@@ -24,18 +24,17 @@ namespace {
 /// Checks, counts and hashes as the real ones do; moves nothing and touches no buffer.
 class MetaCommunicator : public comm::CommunicatorBase {
  public:
-  MetaCommunicator(int rank, int size, int local_size, NodeCollectives collectives,
+  /// `nodes`: the node of each rank.
+  MetaCommunicator(int rank, std::vector<int> nodes, NodeCollectives collectives,
                    std::shared_ptr<comm::StagingBuffer> staging,
                    std::shared_ptr<detail::WorkRecorder> recorder)
       : rank_(rank),
-        size_(size),
-        node_size_(local_size),
+        size_(static_cast<int>(nodes.size())),
+        nodes_(std::move(nodes)),
         collectives_(collectives),
+        layout_(nodes_),
         staging_(std::move(staging)),
         recorder_(std::move(recorder)) {
-    std::vector<int> nodes;
-    for (int member = 0; member < size; ++member) nodes.push_back(member / local_size);
-    layout_ = comm::NodeLayout(nodes);
     // The ranks of a node begin an operation when it is ready; devices have a stream for all of them.
     if (!recorder_) return;
     lane_ = recorder_->add_lane("communication", !recorder_->inline_compute());
@@ -48,10 +47,11 @@ class MetaCommunicator : public comm::CommunicatorBase {
   std::string_view backend() const override { return "meta"; }
   bool simulated() const override { return true; }
   int local_size() const override {
-    const int first = rank_ / node_size_ * node_size_;
-    return std::min(node_size_, size_ - first);
+    return static_cast<int>(std::count(nodes_.begin(), nodes_.end(), node()));
   }
-  int local_rank() const override { return rank_ % node_size_; }
+  int local_rank() const override {
+    return static_cast<int>(std::count(nodes_.begin(), nodes_.begin() + rank_, node()));
+  }
 
   Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
                    std::int64_t bucket_elements, std::span<const Event> ready,
@@ -114,7 +114,17 @@ class MetaCommunicator : public comm::CommunicatorBase {
   std::unique_ptr<Communicator> split(int color, int) override {
     validate_and_record_split();
     if (color < 0) return nullptr;
-    return std::make_unique<MetaCommunicator>(rank_, size_, node_size_, collectives_, staging_, recorder_);
+    return std::make_unique<MetaCommunicator>(rank_, nodes_, collectives_, staging_, recorder_);
+  }
+  std::unique_ptr<Communicator> subgroup(std::span<const int> ranks) override {
+    validate_and_record_split();
+    std::vector<int> nodes;
+    int own = 0;
+    for (const int member : ranks) {
+      if (member < rank_) ++own;
+      nodes.push_back(nodes_.at(static_cast<std::size_t>(member)));
+    }
+    return std::make_unique<MetaCommunicator>(own, std::move(nodes), collectives_, staging_, recorder_);
   }
   void post_failure(std::string_view, ExitStatus, double) noexcept override {}
   void post_unwinding(std::string_view, double) noexcept override {}
@@ -134,7 +144,10 @@ class MetaCommunicator : public comm::CommunicatorBase {
     return recorder_->add(lane_, std::move(work), ready);
   }
 
-  int rank_, size_, node_size_;
+  int node() const { return nodes_[static_cast<std::size_t>(rank_)]; }
+
+  int rank_, size_;
+  std::vector<int> nodes_;
   NodeCollectives collectives_;
   comm::NodeLayout layout_;
   mutable std::map<std::pair<int, std::int64_t>, std::unique_ptr<comm::ReducePlan>> plans_;
@@ -156,8 +169,10 @@ std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, int loc
   if (local_size <= 0) local_size = size;
   // Without a resource there is no account to keep, and so no reason to take memory.
   const bool tracked = options.memory != nullptr;
+  std::vector<int> nodes;
+  for (int member = 0; member < size; ++member) nodes.push_back(member / local_size);
   return std::make_unique<MetaCommunicator>(
-      rank, size, local_size, options.collectives,
+      rank, std::move(nodes), options.collectives,
       std::make_shared<comm::StagingBuffer>(options.memory, options.staging_bytes, tracked ? size : 1),
       options.recorder);
 }

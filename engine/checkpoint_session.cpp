@@ -129,11 +129,11 @@ CheckpointSession::CheckpointSession(StateStore& store, const Config& config, Co
       snapshot_(store, device, host_memory) {}
 
 void CheckpointSession::reserve() {
-  snapshot_.reserve(checkpoint::ShardPlan(whole_layout(), ranks_.rank(), 0));
+  snapshot_.reserve(checkpoint::ShardPlan(whole_layout(), shard().rank(), 0));
 }
 
 checkpoint::Layout CheckpointSession::whole_layout() const {
-  return checkpoint_layout(store_, config_.precision.compute, ranks_.size());
+  return checkpoint_layout(store_, config_.precision.compute, shard().size());
 }
 
 std::string CheckpointSession::save(const std::string& directory, const SaveOptions& options,
@@ -142,6 +142,12 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
   (void)finish();
   checkpoint::Layout stored = whole_layout();
   const bool simulated = device_.kind() == DeviceKind::meta;
+  if (!options.arrays.empty() && !(shard().size() == ranks_.size())) {
+    throw InvalidArgument(
+        "save(): arrays beside the model's state cannot be saved on a mesh with replicas; save them on a "
+        "mesh of "
+        "shard alone, or in a file of your own");
+  }
   checkpoint::add_arrays(stored, agree_on_arrays(ranks_, options.arrays, simulated));
   if (token_ == 0) {
     std::int64_t drawn = 0;
@@ -162,7 +168,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
       if (!folder_ || folder_->parent() != directory) {
         folder_.emplace(checkpoint::Storage{files_, *io_, host_memory_}, directory, token_, ancestors_);
       }
-      plan_ = std::make_unique<checkpoint::ShardPlan>(stored, ranks_.rank(), step);
+      plan_ = std::make_unique<checkpoint::ShardPlan>(stored, shard().rank(), step);
       retention_ = {options.keep_last, options.keep_every};
       manifest_ = {};
       if (ranks_.rank() == 0) {
@@ -170,7 +176,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
         manifest_.run.step = step;
         manifest(manifest_);
       }
-      snapshot_.take(*plan_, options.arrays, ranks_.rank());
+      if (writes()) snapshot_.take(*plan_, options.arrays, shard().rank());
       return {};
     });
   } catch (const CheckpointError& error) {
@@ -189,14 +195,26 @@ void CheckpointSession::goes_on_from(const checkpoint::Manifest& loaded) {
   folder_.reset();  // the next save is by the new lineage
 }
 
+Communicator& CheckpointSession::shard() const {
+  return *store_.trainable()[0]->group;
+}
+
+bool CheckpointSession::writes() const {
+  return store_.trainable()[0]->first_replica();
+}
+
 std::string CheckpointSession::text() const {
   return "cannot save step " + std::to_string(step_) + " to " + directory_ + ": ";
 }
 
 void CheckpointSession::start_writing() {
   phase_ = Phase::writing;
+  if (!writes()) {
+    work_.start([] { return std::string(); });
+    return;
+  }
   snapshot_.open_tile_feed();
-  work_.start([this, rank = ranks_.rank(), ranks = ranks_.size(), tiles = snapshot_.feed()] {
+  work_.start([this, rank = ranks_.rank(), ranks = shard().size(), tiles = snapshot_.feed()] {
     const DiskSpan span(trace_, "write shard of step " + std::to_string(step_));
     const FeedCloser closer(tiles);
     if (rank == 0) folder_->prepare(step_, plan_->file_bytes() * ranks);
@@ -222,6 +240,7 @@ std::string CheckpointSession::advance() {
       (void)together(ranks_, save_label, [&]() -> std::string {
         if (ranks_.rank() != 0) return {};
         for (std::size_t r = 0; r < results.size(); ++r) {
+          if (results[r].empty()) continue;  // of another replica
           manifest_.shards.push_back(
               checkpoint::shard_record_from_text(results[r], "record of rank " + std::to_string(r)));
         }

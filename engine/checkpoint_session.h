@@ -56,6 +56,10 @@ class CheckpointSession {
 
  private:
   enum class Phase { none, writing, committing };
+  /// The ranks that hold the state once among them, as this rank's part of it is numbered.
+  Communicator& shard() const;
+  /// One of the replicas writes what all of them hold.
+  bool writes() const;
   std::string text() const;
   void start_writing();
   std::string advance();

@@ -243,6 +243,18 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
   }
   config.collectives = values.text("tranche.collectives").value_or(config.collectives);
   config.device_transport = values.text("tranche.device_transport").value_or(config.device_transport);
+  config.mesh = values.text("tranche.mesh").value_or(config.mesh);
+  const int shared_by = small_integer(values, "zero_optimization.mics_shard_size", -1, problems);
+  if (shared_by == 0 || shared_by < -1) {
+    problems.add(fmt::format(
+        "zero_optimization.mics_shard_size: {} is neither a number of ranks nor -1 (all)", shared_by));
+  } else if (shared_by > 0 && !config.mesh.empty()) {
+    problems.add(
+        "zero_optimization.mics_shard_size and tranche.mesh both say how the state is sharded; give one of "
+        "them");
+  } else if (shared_by > 0) {
+    config.mesh = fmt::format("replicate=*, shard={}", shared_by);
+  }
   config.reduction_group = small_integer(values, "tranche.reduction_group", config.reduction_group, problems);
   config.depth = small_integer(values, "tranche.depth", config.depth, problems);
   config.threads = small_integer(values, "tranche.threads", config.threads, problems);

@@ -133,6 +133,7 @@ Json optimizer_keys(const OptimizerConfig& optimizer) {
 Json tranche_keys(const Config& config) {
   Json json;
   json["reduction"] = name_of(config.reduction);
+  json["mesh"] = config.mesh;
   json["reduction_group"] = config.reduction_group;
   json["depth"] = config.depth;
   json["communication_timeout"] = config.communication_timeout;

@@ -114,10 +114,10 @@ constexpr ConfigKey keys[] = {
     refused("zero_optimization.zero_quantized_nontrainable_weights", "false", no_quantization),
     refused("zero_optimization.zero_quantized_gradients", "false", no_quantization),
     refused("zero_optimization.zeropp_loco_param", "null", no_quantization),
-    refused("zero_optimization.mics_shard_size", "-1",
-            "sharding inside a sub-group (MiCS) is not part of this version"),
+    honoured("zero_optimization.mics_shard_size", integer, "-1",
+             "ranks that share one copy of the state: tranche.mesh \"replicate=*, shard=SIZE\"; -1 is all"),
     refused("zero_optimization.mics_hierarchical_params_gather", "false",
-            "sharding inside a sub-group (MiCS) is not part of this version"),
+            "a unit is gathered in one step from the ranks that share it"),
     refused("zero_optimization.legacy_stage1", "false", "there is one stage 1"),
     refused("allgather_size", "null", "write zero_optimization.allgather_bucket_size instead"),
 

@@ -120,6 +120,8 @@ constexpr ConfigKey keys[] = {
     block_of("tranche", "what DeepSpeed's schema has no key for"),
     automatic("tranche.reduction", text, "\"auto\"",
               "when gradients are reduced: boundary, micro_batch, or auto (boundary for stages 0-1 and one rank)"),
+    honoured("tranche.mesh", text, "\"shard=*\"",
+             "axes of the ranks with their sizes, slowest first: replicate (copies of the sharded state) and shard; * takes the rest"),
     automatic("tranche.reduction_group", integer, "ranks on a node",
               "ranks in the inner groups of the fixed-order sum; recorded in checkpoints; 0 is auto"),
     automatic("tranche.depth", integer, "2", "units gathered at once in stage 3, the one in use included"),

@@ -9,6 +9,7 @@
 #include "engine/config_reader.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::detail {
 namespace {
@@ -112,6 +113,23 @@ void check_precision(const Config& config, Problems& problems) {
   }
 }
 
+void check_mesh(const Config& config, int ranks, Problems& problems) {
+  try {
+    const Mesh mesh = Mesh::parse(config.mesh, ranks);
+    const int shards = mesh.size(MeshAxis::shard);
+    if (mesh.size(MeshAxis::replicate) == 1 || config.reduction_group == 0 ||
+        config.reduction_group == shards)
+      return;
+    problems.add(
+        fmt::format("tranche.reduction_group: {} with tranche.mesh \"{}\", where gradients are added within "
+                    "the {} ranks of shard "
+                    "first; leave it out",
+                    config.reduction_group, config.mesh, shards));
+  } catch (const ConfigurationError& error) {
+    problems.add("tranche.mesh: " + error.message());
+  }
+}
+
 void check_names(const Config& config, Problems& problems) {
   try {
     const ParameterGroups probe(config.group_rules, config.frozen);
@@ -132,6 +150,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
     problems.add(fmt::format("{} ranks; there must be at least one", ranks));
   } else {
     complete_batch(config, ranks, problems);
+    check_mesh(config, ranks, problems);
   }
   if (config.stage < 0 || config.stage > 3) {
     problems.add(fmt::format("zero_optimization.stage: stage is 0 to 3, not {}", config.stage));

@@ -28,27 +28,31 @@ LossScalerOptions scaler_options(const Config& config) {
 Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, EngineOptions options)
     : runtime(runtime_in),
       model(std::move(model_in)),
-      config((validate_config(config_in, runtime_in.shard().size()), runtime_in.check(config_in),
-              std::move(config_in))),
+      config(
+          (validate_config(config_in, runtime_in.size()), runtime_in.check(config_in), std::move(config_in))),
       optimizer(options.optimizer ? std::move(options.optimizer) : make_optimizer(config)),
       own_schedule(options.schedule ? std::optional(options.schedule->describe()) : std::nullopt),
       schedule(options.schedule ? std::move(options.schedule) : make_schedule(config)),
       groups(config.group_rules, config.frozen),
       scaler(scaler_options(config)),
+      world(runtime_in.all()),
       shard(runtime_in.shard()),
+      replicas(runtime_in.replicas()),
+      communicators(replicas == nullptr ? std::vector<Communicator*>{&world}
+                                        : std::vector<Communicator*>{&world, &shard, replicas}),
       compute(runtime_in.device().compute_stream()),
       memory(runtime_in.memory(Tier::device)),
-      rank(shard.rank()),
-      ranks(shard.size()),
+      rank(world.rank()),
+      ranks(world.size()),
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
       recorder(*arena, compute, config.debug.plan_memory),
-      store(config, lay_out(model, groups, *optimizer, shard),
+      store(config, lay_out(model, groups, *optimizer, shard, replicas),
             {runtime.device(), memory, runtime.memory(Tier::host)}),
       formulas(config, model, store),
       updater(*optimizer, store.tensors()),
       gatherer(store, config, *arena, compute, recorder.exposed()),
       reducer(store, config, *arena, compute, runtime.ledger(), scalars),
-      boundary(store, config, updater, shard, runtime.device(), scalars) {
+      boundary(store, config, updater, world, runtime.device(), scalars) {
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
     config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());
@@ -59,7 +63,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   agree_on_start();
   allocate_on_all([this] {
     allocate();
-    session = std::make_unique<CheckpointSession>(store, config, shard, runtime.device(),
+    session = std::make_unique<CheckpointSession>(store, config, world, runtime.device(),
                                                   runtime.memory(Tier::host), runtime.files(), runtime.log(),
                                                   runtime.trace());
     if (config.save_buffer) session->reserve();
@@ -101,7 +105,7 @@ void Engine::Impl::break_down(std::exception_ptr error) noexcept {
   } catch (const CommunicationError&) {
     // The peers learn of it by their own failed calls and from the program (Runtime::fail).
   } catch (...) {
-    shard.post_failure(message_of(error), exit_status_of(error), 2.0);
+    world.post_failure(message_of(error), exit_status_of(error), 2.0);
   }
 }
 
@@ -110,9 +114,9 @@ void Engine::Impl::end_by_unwinding(const std::string& where) noexcept {
   try {
     const std::string what = "an exception unwound it " + where;
     broken = std::make_exception_ptr(LogicError("the engine has ended: " + what));
-    shard.post_unwinding(what, 2.0);
+    world.post_unwinding(what, 2.0);
   } catch (...) {
-    shard.post_unwinding("an exception unwound it", 2.0);
+    world.post_unwinding("an exception unwound it", 2.0);
   }
 }
 
@@ -162,7 +166,7 @@ void Engine::Impl::open_micro_batch() {
       require_whole_state("begin_micro_batch()");
       recorder.begin_pass(Program::train);
       in_step = true;
-      recorder.begin_step(shard.meter());
+      recorder.begin_step(communicators);
       if (store.offload() != nullptr) store.offload()->begin_report();
     }
     if (micro_batch + 1 == config.accumulation_steps && store.offload() != nullptr) {
@@ -213,7 +217,7 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
     runtime.device().copy_to_host(compute, &loss, losses, sizeof(loss));
     runtime.device().copy_to_host(compute, &count, tokens, sizeof(count));
     compute.synchronize();
-    evaluation_loss += loss;
+    evaluation_loss.add(loss);
     evaluation_tokens += count;
     return;
   }
@@ -271,7 +275,7 @@ void Engine::begin_evaluation() {
                "begin_evaluation() inside a step; evaluate between step() and the next micro-batch");
   impl.require(!impl.in_evaluation, "begin_evaluation() inside an evaluation");
   impl.in_evaluation = true;
-  impl.evaluation_loss = 0;
+  impl.evaluation_loss = {};
   impl.evaluation_tokens = 0;
 }
 
@@ -284,22 +288,22 @@ EvaluationResult Engine::Impl::finish_evaluation() {
           "end_evaluation() without begin_evaluation(), or inside a micro-batch");
   if (recorder.pass_open()) recorder.end_pass();
   struct Share {
-    double loss;
+    detail::LossTotal loss;
     std::int64_t tokens;
   };
   const Share mine{evaluation_loss, evaluation_tokens};
   std::vector<Share> all(static_cast<std::size_t>(ranks), mine);
-  shard
+  world
       .all_gather(&mine, all.data(), sizeof(Share), DataType::uint8, 0, {},
                   OperationLabel{"evaluation", "agree", Traffic::control, Tier::host})
       .wait();
   EvaluationResult result;
-  double loss = 0;
+  detail::LossTotal loss;
   for (const Share& share : all) {
     loss += share.loss;
     result.tokens += share.tokens;
   }
-  result.loss = result.tokens > 0 ? loss / static_cast<double>(result.tokens) : 0.0;
+  result.loss = result.tokens > 0 ? loss.value() / static_cast<double>(result.tokens) : 0.0;
   in_evaluation = false;
   (void)gatherer.take_gathered_elements();
   recorder.clear_times();

@@ -22,15 +22,15 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
     std::string text() const { return std::to_string(steps) + " x " + std::to_string(size) + " samples"; }
   };
   const Batch mine{micro_batch_size, accumulation_steps};
-  std::vector<Batch> all(static_cast<std::size_t>(ranks), mine);
-  shard
-      .all_gather(&mine, all.data(), sizeof(Batch), DataType::uint8, 0, {},
+  std::vector<Batch> batches(static_cast<std::size_t>(ranks), mine);
+  world
+      .all_gather(&mine, batches.data(), sizeof(Batch), DataType::uint8, 0, {},
                   OperationLabel{"batch", "agree", Traffic::control, Tier::host})
       .wait();
-  for (std::size_t r = 1; r < all.size(); ++r) {
-    if (all[r] == all[0]) continue;
-    throw InvalidArgument("set_batch(): rank " + std::to_string(r) + " asks for " + all[r].text() +
-                          " a step, rank 0 for " + all[0].text() + "; nothing has changed");
+  for (std::size_t r = 1; r < batches.size(); ++r) {
+    if (batches[r] == batches[0]) continue;
+    throw InvalidArgument("set_batch(): rank " + std::to_string(r) + " asks for " + batches[r].text() +
+                          " a step, rank 0 for " + batches[0].text() + "; nothing has changed");
   }
   if (micro_batch_size < 1 || accumulation_steps < 1) {
     throw InvalidArgument("set_batch() to " + mine.text() + " a step; both must be at least 1");

@@ -119,8 +119,8 @@ void Engine::Impl::load_arrays(const std::string& path, const std::vector<ArrayT
   const std::unique_ptr<BlockIo> io = make_block_io();
   const checkpoint::Storage storage{runtime.files(), *io, runtime.memory(Tier::host)};
   std::vector<std::string> notes;
-  const std::string chosen = choose_checkpoint(shard, storage.files, path, notes);
-  (void)together(shard, load_label, [&]() -> std::string {
+  const std::string chosen = choose_checkpoint(world, storage.files, path, notes);
+  (void)together(world, load_label, [&]() -> std::string {
     checkpoint::Reader reader(storage, chosen);
     for (const ArrayTarget& target : targets) {
       const checkpoint::ArrayRecord& array = reader.array(target.name);
@@ -129,7 +129,7 @@ void Engine::Impl::load_arrays(const std::string& path, const std::vector<ArrayT
         throw CheckpointError(what + " is " + std::string(name_of(array.dtype)) + ", asked for as " +
                               std::string(name_of(target.values.dtype)));
       }
-      if (const int world = reader.layout().world; array.per_rank && world != ranks) {
+      if (const int world = reader.layout().world; array.per_rank && world != shard.size()) {
         throw CheckpointError(what + " is one of each rank, saved by " + std::to_string(world) +
                               ": it cannot be given to " + std::to_string(ranks) +
                               "; save an array of all ranks, whole or in parts, to load it on any number");
@@ -201,12 +201,12 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   std::vector<std::string> damaged, passed_over;
   for (bool whole = false; !whole;) {
     result.notes = passed_over;
-    chosen = choose_checkpoint(shard, storage.files, path, result.notes, damaged);
-    (void)together(shard, load_label, find_all);
+    chosen = choose_checkpoint(world, storage.files, path, result.notes, damaged);
+    (void)together(world, load_label, find_all);
     // From here on weights change: a failure leaves an engine whose state is no run's.
     half_loaded = chosen;
     try {
-      (void)together(shard, load_label, read_all);
+      (void)together(world, load_label, read_all);
       whole = true;
     } catch (const CheckpointError& damage) {
       if (!options.pass_over_damaged || chosen == path) throw;
@@ -252,13 +252,13 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
                                std::to_string(static_cast<std::int64_t>(scale.scale)));
       }
     }
-    if (result.world == ranks && config.reduction_group == 0) {
+    if (result.world == shard.size() && replicas == nullptr && config.reduction_group == 0) {
       reducer.set_reduction_group(manifest.reduction_group);
     }
-    if (result.world != ranks) {
+    if (result.world != shard.size()) {
       result.notes.push_back("saved by " + std::to_string(result.world) +
                              (result.world == 1 ? " rank" : " ranks") + ", loaded by " +
-                             std::to_string(ranks) +
+                             std::to_string(shard.size()) +
                              ": state is equal to the bit, sums over ranks round differently from here on");
     } else if (reducer.reduction_group() != manifest.reduction_group) {
       result.notes.push_back("tranche.reduction_group is " + std::to_string(reducer.reduction_group()) +

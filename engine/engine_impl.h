@@ -127,7 +127,10 @@ struct Engine::Impl {
   std::optional<double> hook_scale;  ///< while the hook runs: from the main gradient to what the update takes
   ParameterGroups groups;
   LossScaler scaler;
-  Communicator& shard;
+  Communicator& world;                       ///< every rank
+  Communicator& shard;                       ///< the ranks that this one shards state with
+  Communicator* replicas;                    ///< the ranks that hold the same shards; null: only this one
+  std::vector<Communicator*> communicators;  ///< those of the above that differ
   Stream& compute;
   MemoryResource& memory;
   int rank = 0;
@@ -161,7 +164,7 @@ struct Engine::Impl {
   std::string failure;                          ///< set when a gradient handle was dropped
   int exceptions = std::uncaught_exceptions();  ///< in flight when the engine was made
   std::exception_ptr broken;                    ///< thrown by every call after break_down()
-  double evaluation_loss = 0;
+  LossTotal evaluation_loss;
   std::int64_t evaluation_tokens = 0;
   std::vector<std::string> start_notes;
   std::string half_loaded;  ///< the checkpoint whose load failed in between: the state is no run's

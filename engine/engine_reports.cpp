@@ -33,7 +33,7 @@ std::string Engine::memory_report() {
     std::vector<std::int64_t> values{account.peak};
     for (const Category category : all_categories) values.push_back(account.category_peak[category]);
     for (const Category category : all_categories) values.push_back(account.persistent[category]);
-    impl.shard
+    impl.world
         .all_reduce(values.data(), static_cast<std::int64_t>(values.size()), DataType::int64,
                     ReduceOperation::maximum,
                     OperationLabel{"report", "memory", Traffic::control, Tier::host})
@@ -53,7 +53,7 @@ std::string Engine::memory_report() {
     // the driver's, the libraries' and that of other processes (ranks that share the device among them).
     std::int64_t values[] = {info.total, info.mapped, info.mapped - info.placed,
                              info.total - info.free - info.mapped};
-    impl.shard
+    impl.world
         .all_reduce(values, std::size(values), DataType::int64, ReduceOperation::maximum,
                     OperationLabel{"report", "memory", Traffic::control, Tier::host})
         .wait();
@@ -89,25 +89,29 @@ Engine::StepMemory Engine::step_memory() const {
 
 std::int64_t Engine::formula_traffic_elements() const {
   const Impl& impl = *impl_;
-  if (impl.ranks == 1) return 0;
-  std::int64_t padded = 0, elements = 0;
+  std::int64_t padded = 0, elements = 0, over_replicas = 0;
   for (const FlatBuffer* flat : impl.store.trainable()) {
+    if (flat->empty()) continue;
+    const std::int64_t reductions = impl.reductions(*flat);
     padded += flat->layout.padded_elements();
-    elements += impl.reductions(*flat) * flat->layout.padded_elements();
+    elements += reductions * flat->layout.padded_elements();
+    if (flat->replicas != nullptr) {  // a part is reduced each time, and gathered once
+      over_replicas += (reductions + 1) * flat->replica_part() * (flat->replicas->size() - 1);
+    }
   }
   // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says.
   elements += impl.config.stage < 3 ? padded : impl.recorded_gather_elements;
-  return elements / impl.ranks * (impl.ranks - 1);
+  const int shards = impl.shard.size();
+  return elements / shards * (shards - 1) + over_replicas;
 }
 
 std::int64_t Engine::formula_traffic_bytes() const {
   const Impl& impl = *impl_;
-  if (impl.ranks == 1) return 0;
   const PrecisionConfig& precision = impl.config.precision;
   ReductionOptions options;
   options.group_size = impl.reducer.reduction_group();
   options.bucket_elements = impl.config.reduce_bucket_elements;
-  std::int64_t padded = 0, summed = 0, bytes = 0;
+  std::int64_t padded = 0, summed = 0, bytes = 0, over_replicas = 0;
   for (const FlatBuffer* flat : impl.store.trainable()) {
     if (flat->empty()) continue;
     const std::int64_t reductions = impl.reductions(*flat);
@@ -115,13 +119,18 @@ std::int64_t Engine::formula_traffic_bytes() const {
     bytes += reductions * flat->layout.padded_elements() * size_of(precision.communication);
     summed += reductions * flat->group->summed_elements_sent(flat->layout.shard_elements(),
                                                              precision.communication, options);
+    if (flat->replicas != nullptr) {
+      over_replicas += (reductions * size_of(DataType::float32) + size_of(precision.accumulation)) *
+                       flat->replica_part() * (flat->replicas->size() - 1);
+    }
   }
   const int stage = impl.config.stage;
   bytes += stage < 3 ? padded * size_of(stage == 0 ? precision.accumulation : precision.compute)
                      : impl.recorded_gather_elements * size_of(precision.compute);
   // Sums that cross between nodes are fp32 whatever travels otherwise.
   const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
-  return bytes / impl.ranks * (impl.ranks - 1) + summed * wider;
+  const int shards = impl.shard.size();
+  return bytes / shards * (shards - 1) + summed * wider + over_replicas;
 }
 
 std::string Engine::summary(bool verbose) const {
@@ -158,7 +167,7 @@ std::string Engine::summary(bool verbose) const {
   row("matmul", std::string(kernels::matmul_path(impl.runtime.device().kind(), config.precision.compute)));
   row("device", impl.runtime.device().description());
   row("collectives",
-      fmt::format("{}{}", impl.shard.backend(),
+      fmt::format("{}{}", impl.world.backend(),
                   impl.ranks == 1                ? ""
                   : config.collectives == "nccl" ? ", sums by NCCL: their bits may differ from run to run"
                                                  : ", fixed-order sums"));

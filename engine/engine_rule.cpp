@@ -95,7 +95,7 @@ std::string Engine::Impl::ask_gradient_hook(const StepResult& found, const Optim
   }
   hook_scale.reset();
   const std::vector<std::string> all =
-      exchange_texts(shard, reason, OperationLabel{"step", "gradient hook", Traffic::control, Tier::host});
+      exchange_texts(world, reason, OperationLabel{"step", "gradient hook", Traffic::control, Tier::host});
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
     throw CommunicationError(fmt::format(

@@ -60,7 +60,7 @@ void Engine::Impl::check_host_memory() const {
     needed += here.parameters + here.gradients + here.optimizer;
   }
   const AvailableMemory available = available_memory();
-  const std::int64_t sharing = std::max(1, shard.local_size());
+  const std::int64_t sharing = std::max(1, world.local_size());
   if (needed * sharing <= available.bytes) return;
   throw OutOfMemory(
       "model state takes " + format_bytes(needed) + " of host memory on each of " + std::to_string(sharing) +
@@ -82,19 +82,19 @@ void Engine::Impl::agree_on_start() {
                    hash_text(own_schedule.value_or("the configuration's")),
                    model.hash(),
                    hash_text(runtime.numerics_fingerprint()),
-                   shard.local_size()};
-  std::vector<Start> all(static_cast<std::size_t>(ranks), mine);
-  shard
-      .all_gather(&mine, all.data(), sizeof(Start), DataType::uint8, 0, {},
+                   world.local_size()};
+  std::vector<Start> starts(static_cast<std::size_t>(ranks), mine);
+  world
+      .all_gather(&mine, starts.data(), sizeof(Start), DataType::uint8, 0, {},
                   OperationLabel{"start", "agree", Traffic::control, Tier::host})
       .wait();
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    const char* differs = all[r].version != all[0].version               ? "library version"
-                          : all[r].configuration != all[0].configuration ? "configuration"
-                          : all[r].optimizer != all[0].optimizer         ? "optimizer"
-                          : all[r].schedule != all[0].schedule           ? "schedule"
-                          : all[r].model_hash != all[0].model_hash       ? "model"
-                          : all[r].fingerprint != all[0].fingerprint
+  for (std::size_t r = 0; r < starts.size(); ++r) {
+    const char* differs = starts[r].version != starts[0].version               ? "library version"
+                          : starts[r].configuration != starts[0].configuration ? "configuration"
+                          : starts[r].optimizer != starts[0].optimizer         ? "optimizer"
+                          : starts[r].schedule != starts[0].schedule           ? "schedule"
+                          : starts[r].model_hash != starts[0].model_hash       ? "model"
+                          : starts[r].fingerprint != starts[0].fingerprint
                               ? "numerics fingerprint (device kind, instruction set, libraries, threads)"
                               : nullptr;
     if (differs != nullptr) {
@@ -103,8 +103,9 @@ void Engine::Impl::agree_on_start() {
     }
   }
   // Nodes may hold different numbers of ranks; the order of a sum must be one for all.
-  reducer.set_reduction_group(config.reduction_group > 0 ? config.reduction_group
-                                                         : static_cast<int>(all[0].local_size));
+  reducer.set_reduction_group(replicas != nullptr          ? shard.size()
+                              : config.reduction_group > 0 ? config.reduction_group
+                                                           : static_cast<int>(starts[0].local_size));
 }
 
 void Engine::Impl::allocate() {
@@ -113,7 +114,7 @@ void Engine::Impl::allocate() {
     OffloadOptions options;
     options.swap.directory = config.offload.nvme_path;
     options.swap.rank = rank;
-    options.swap.ranks_on_node = shard.local_size();
+    options.swap.ranks_on_node = world.local_size();
     options.swap.limit_bytes = runtime.nvme_limit();
     options.swap.simulated = simulated();
     options.link_bytes_per_second = config.debug.host_link_bytes_per_second;
@@ -160,17 +161,17 @@ void Engine::Impl::allocate_on_all(const std::function<void()>& work) {
   // Ranks need not run out together; all of them end with the same kind of error.
   const OperationLabel label{"start", "memory", Traffic::control, Tier::host};
   std::int64_t first = problem.empty() ? ranks : rank;
-  shard.all_reduce(&first, 1, DataType::int64, ReduceOperation::minimum, label).wait();
+  world.all_reduce(&first, 1, DataType::int64, ReduceOperation::minimum, label).wait();
   if (first == ranks) return;
   std::array<char, 4096> text{};
   if (rank == first) problem.copy(text.data(), text.size() - 1);
   const auto bytes = static_cast<std::int64_t>(text.size());
-  shard.broadcast(text.data(), bytes, DataType::uint8, static_cast<int>(first), {}, label).wait();
+  world.broadcast(text.data(), bytes, DataType::uint8, static_cast<int>(first), {}, label).wait();
   if (problem.empty()) problem = "rank " + std::to_string(first) + " ran out of memory: " + text.data();
   try {
     // Before all have the text none may end: its failure ends the sender's broadcast too, and who receives
     // after that reads what has taken the text's place.
-    shard.barrier(label).wait();
+    world.barrier(label).wait();
   } catch (const CommunicationError&) {
     // A peer that has left the barrier ended first, and this rank knows why.
   }

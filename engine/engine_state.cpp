@@ -9,7 +9,7 @@ namespace tranche {
 
 TensorAccess Engine::Impl::access() {
   return {
-      store, config, shard, runtime.device(), memory, {workspace_buffer.data(), workspace_buffer.bytes()}};
+      store, config, world, runtime.device(), memory, {workspace_buffer.data(), workspace_buffer.bytes()}};
 }
 
 void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, const char* call) const {
@@ -74,7 +74,7 @@ double Engine::Impl::gradient_scale() {
   compute.synchronize();
   std::int64_t tokens = 0;
   for (const std::int64_t count : counts) tokens += count;
-  shard
+  world
       .all_reduce(&tokens, 1, DataType::int64, ReduceOperation::sum,
                   OperationLabel{"tokens", "access", Traffic::control, Tier::host})
       .wait();
@@ -95,6 +95,10 @@ std::vector<float> Engine::Impl::read_gradient(std::string_view name) {
       "read_gradient(" + tensor.name + ") outside a step: call it after end_micro_batch() and before step()");
   const bool reduced = store.residency().policy(store.buffer_of(tensor)) == ReductionPolicy::micro_batch ||
                        micro_batch == config.accumulation_steps;
+  require(replicas == nullptr || !reduced || micro_batch == config.accumulation_steps,
+          "read_gradient(" + tensor.name +
+              ") before the last micro-batch of a step, on a mesh with replicas and " +
+              "reduction per micro-batch: the replicas' sums are complete at the end of the step only");
   std::vector<float> values = access().main_gradient(index, reduced, reducer.reduction_group());
   const double scale = gradient_scale();
   for (float& value : values) value = static_cast<float>(value * scale);

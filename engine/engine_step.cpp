@@ -39,8 +39,7 @@ StepResult Engine::Impl::finish_step() {
   mine.momentum = optimizer_step.momentum;
   mine.has_hook = gradient_hook ? 1 : 0;
   const StepBoundary::Agreement found =
-      boundary.agree(mine, {workspace_buffer.data(), workspace_buffer.bytes()},
-                     config.micro_batch_size * model.tokens_per_sample, result.step);
+      boundary.agree(mine, config.micro_batch_size * model.tokens_per_sample, result.step);
   check_rule(found.records);
   // A device has passed the point by now: agree() has synchronized.
   const double arrived = gradients_arrived.state() ? gradients_arrived.passed_at() : issued;
@@ -97,7 +96,7 @@ StepResult Engine::Impl::finish_step() {
   in_step = false;
   reducer.begin_step();
 
-  recorder.end_step(shard.meter(), result);
+  recorder.end_step(communicators, result);
   if (store.offload() != nullptr) store.offload()->report(result);
   recorded_gather_elements = gatherer.take_gathered_elements();
   if (recorder.passes(Program::train) == 2) {

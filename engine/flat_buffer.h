@@ -40,12 +40,14 @@ struct TensorState {
 /// group; and the copies of them that this rank keeps. Trainable tensors, which have gradients and optimizer
 /// state, and frozen ones, which have neither, are in different buffers.
 struct FlatBuffer {
-  /// `of_group` contributes gradients to the tensors and owns their shards; it outlives the buffer.
-  FlatBuffer(std::string buffer_name, bool is_trainable, Communicator& of_group,
+  /// `of_group` contributes gradients to the tensors and owns their shards; `other_replicas` (null: none)
+  /// hold the same shard as this rank. Both outlive the buffer.
+  FlatBuffer(std::string buffer_name, bool is_trainable, Communicator& of_group, Communicator* other_replicas,
              std::span<const std::int64_t> sizes, std::vector<int> tensor_indices)
       : name(std::move(buffer_name)),
         trainable(is_trainable),
         group(&of_group),
+        replicas(other_replicas),
         layout(sizes, of_group.size()),
         tensors(std::move(tensor_indices)) {}
 
@@ -53,6 +55,7 @@ struct FlatBuffer {
   bool trainable;
   int trainable_index = -1;  ///< position among the trainable buffers of all units
   Communicator* group;
+  Communicator* replicas;  ///< ranks with the same shard, this one among them; null: only this one
   FlatLayout layout;
   std::vector<int> tensors;  ///< engine tensor index of each layout tensor
 
@@ -76,7 +79,19 @@ struct FlatBuffer {
   Event gradients_on_host;  ///< host_gradients is filled, its statistics are taken
 
   int rank() const { return group->rank(); }
+  /// Of the replicas one counts and writes what all of them hold.
+  bool first_replica() const { return replicas == nullptr || replicas->rank() == 0; }
   ElementRange shard() const { return layout.shard_range(rank()); }
+  /// Elements of the shard's gradient that each replica adds up over all of them; where they do not divide
+  /// the shard, the last parts go beyond it.
+  std::int64_t replica_part() const {
+    const int count = replicas == nullptr ? 1 : replicas->size();
+    return (layout.shard_elements() + count - 1) / count;
+  }
+  /// Elements by which the parts go beyond the shard, for which gradients have room.
+  std::int64_t replica_padding() const {
+    return replicas == nullptr ? 0 : replica_part() * replicas->size() - layout.shard_elements();
+  }
   bool empty() const { return layout.padded_elements() == 0; }
   void* gradients_data() const { return gradients ? gradients.data() : transient_gradients.data(); }
   /// Gathers the shards of all ranks of the group, of which `whole` holds this rank's in its place.

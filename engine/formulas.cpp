@@ -23,8 +23,9 @@ StateFormulas::Bytes StateFormulas::bytes() const {
     for (const FlatBuffer& flat : unit.buffers) {
       const FlatLayout& layout = flat.layout;
       if (flat.empty()) continue;
-      const auto add = [&](bool whole, std::int64_t element_bytes, std::int64_t& sum, std::int64_t& on_tier) {
-        const std::int64_t held = whole ? layout.padded_elements() : layout.shard_elements();
+      const auto add = [&](bool whole, std::int64_t element_bytes, std::int64_t& sum, std::int64_t& on_tier,
+                           std::int64_t more_padding = 0) {
+        const std::int64_t held = (whole ? layout.padded_elements() : layout.shard_elements()) + more_padding;
         const std::int64_t used = whole ? layout.elements() : layout.owned_elements(flat.rank());
         sum += held * element_bytes;
         on_tier += held * element_bytes;
@@ -40,7 +41,7 @@ StateFormulas::Bytes StateFormulas::bytes() const {
       Bytes::OnTier& home = bytes.tiers[of_tier(flat.optimizer_tier)];
       if (!store_.residency().transient_gradients(flat)) {
         add(store_.residency().whole_gradients(flat), accumulation_bytes, bytes.gradients,
-            bytes.tiers[static_cast<std::size_t>(Tier::device)].gradients);
+            bytes.tiers[static_cast<std::size_t>(Tier::device)].gradients, flat.replica_padding());
       }
       if (away) {
         add(store_.residency().whole_optimizer(flat), accumulation_bytes, bytes.gradients,

@@ -15,7 +15,6 @@ namespace tranche::detail {
 namespace {
 
 /// For norms of gradients on their way to the host; a GPU takes as many blocks at a time as fit.
-constexpr std::int64_t norm_workspace_bytes = 64 * 1024;
 
 /// For a plan's simulation: what streams are given besides kernels and copies.
 void note_disk(Stream& stream, WorkKind kind, const std::string& unit, std::int64_t bytes) {
@@ -105,10 +104,6 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
       }
     }
   }
-  if (optimizer_away) {
-    norm_workspace_ = Buffer(resources_.device_memory, norm_workspace_bytes, Category::workspace,
-                             "norms of offloaded gradients");
-  }
   const auto slots = [&](std::vector<HostSlot>& into, int count, std::int64_t bytes, Category category,
                          const char* tag) {
     for (int i = 0; i < count; ++i) {
@@ -179,8 +174,7 @@ void OffloadedState::close() noexcept {
 void OffloadedState::send_gradients(FlatBuffer& flat, kernels::GradientStatistics* statistics) {
   Stream& stream = link_.to_host_stream();
   stream.wait(flat.reduce_done);
-  kernels::gradient_statistics(stream, residency_.gradients(flat, flat.shard()), statistics,
-                               statistics_workspace());
+  kernels::gradient_statistics(stream, residency_.gradients(flat, flat.shard()), statistics);
   const TensorView kept = residency_.gradients(flat, residency_.optimizer_range(flat));
   flat.gradients_on_host = link_.copy_to_host(flat.host_gradients.data(), kept.data, kept.bytes(), {});
   flat.transient_gradients.release(flat.gradients_on_host);

@@ -20,7 +20,6 @@
 #include "tranche/core/trace.h"
 #include "tranche/engine/step_result.h"
 #include "tranche/kernels/reduction.h"
-#include "tranche/kernels/workspace.h"
 
 namespace tranche::detail {
 
@@ -70,10 +69,6 @@ class OffloadedState {
   /// Sends the main gradient of what this rank keeps to host memory, behind its reduction, and takes its
   /// statistics (device memory) on the way.
   void send_gradients(FlatBuffer& flat, kernels::GradientStatistics* statistics);
-  /// For the statistics of such gradients, on the link's stream to the host.
-  kernels::Workspace statistics_workspace() const {
-    return {norm_workspace_.data(), norm_workspace_.bytes()};
-  }
   /// Has the disk begin to read what the step will update.
   void read_ahead();
   /// This rank's shard on its way to `place` in device memory, once `ready` have passed.
@@ -131,7 +126,6 @@ class OffloadedState {
   std::unique_ptr<BlockIo> io_;
   std::unique_ptr<SwapFile> swap_;
   std::unique_ptr<TileRing> ring_;
-  Buffer norm_workspace_;
   std::vector<HostSlot> host_weights_;      ///< updated on the host, on their way to device or disk
   std::vector<DeviceSlot> device_weights_;  ///< updated on the device, on their way to the host
   std::vector<HostSlot> shards_;            ///< of parameters, on their way from the disk

@@ -68,6 +68,8 @@ struct Runtime::Impl {
   std::unique_ptr<TrackingResource> staging_tracking;
   std::unique_ptr<TraceRecorder> trace;
   std::unique_ptr<Communicator> world;
+  Mesh mesh{1};
+  std::unique_ptr<Communicator> shards, replicas;  ///< null without replicas
   Logger log;
   std::exception_ptr told;  ///< the last that fail() was called with
 
@@ -90,6 +92,7 @@ RuntimeOptions RuntimeOptions::from(const Config& config, const RuntimeOptions& 
   take(options.host_memory_limit, config.offload.host_memory_limit, unset.host_memory_limit);
   take(options.nvme_limit, config.offload.nvme_limit, unset.nvme_limit);
   take(options.poison_memory, config.debug.poison_memory, unset.poison_memory);
+  take(options.mesh, config.mesh, unset.mesh);
   take(options.ranks_per_host, config.debug.ranks_per_host, unset.ranks_per_host);
   take(options.communication_timeout, config.communication_timeout, unset.communication_timeout);
   // 0: a Config that was not validated yet.
@@ -236,6 +239,12 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
     impl.trace->set_rank(impl.world->rank());
     impl.device->compute_stream().set_trace(impl.trace.get());
   }
+  impl.mesh = Mesh::parse(options.mesh, impl.world->size());
+  if (impl.mesh.size(MeshAxis::replicate) > 1) {
+    const int rank = impl.world->rank();
+    impl.shards = impl.world->subgroup(impl.mesh.group({MeshAxis::shard}, rank));
+    impl.replicas = impl.world->subgroup(impl.mesh.group({MeshAxis::replicate}, rank));
+  }
   impl.log = Logger(impl.world->rank(), options.log_level);
   if (impl.world->local_rank() == 0) {
     if (const std::string warning = detail::launch_queue_warning(*impl.device); !warning.empty())
@@ -271,6 +280,9 @@ void Runtime::check(const Config& config) const {
   const auto progress = [](const RuntimeOptions& options) {
     return std::string(options.inline_progress ? "inline" : "thread");
   };
+  const Mesh wanted_mesh = Mesh::parse(wanted.mesh, size());
+  compare("tranche.mesh", wanted_mesh.to_string(), mesh().to_string(),
+          wanted.mesh.empty() ? wanted_mesh.to_string() : std::string());
   compare("tranche.communication_slab", wanted.staging_bytes, made.staging_bytes,
           default_staging_bytes(size()));
   if (made.device != DeviceKind::meta) {
@@ -298,7 +310,13 @@ Communicator& Runtime::all() const {
   return *impl_->world;
 }
 Communicator& Runtime::shard() const {
-  return *impl_->world;
+  return impl_->shards ? *impl_->shards : *impl_->world;
+}
+Communicator* Runtime::replicas() const {
+  return impl_->replicas.get();
+}
+const Mesh& Runtime::mesh() const {
+  return impl_->mesh;
 }
 int Runtime::rank() const {
   return impl_->world->rank();

@@ -30,7 +30,7 @@ struct Pending {
 }  // namespace
 
 StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,
-                    Communicator& group) {
+                    Communicator& group, Communicator* replicas) {
   if (model.units().empty()) throw ConfigurationError("the model has no units");
   StateLayout layout;
   std::vector<std::string> names;
@@ -74,8 +74,10 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
             optimizer.name(), added.name, first->name));
       }
     }
-    unit.buffers.emplace_back(spec.name, true, group, trainable.sizes, std::move(trainable.tensors));
-    unit.buffers.emplace_back(spec.name + " frozen", false, group, frozen.sizes, std::move(frozen.tensors));
+    unit.buffers.emplace_back(spec.name, true, group, replicas, trainable.sizes,
+                              std::move(trainable.tensors));
+    unit.buffers.emplace_back(spec.name + " frozen", false, group, replicas, frozen.sizes,
+                              std::move(frozen.tensors));
     layout.units.push_back(std::move(unit));
   }
   const std::vector<std::string> unmatched = groups.unmatched(names);

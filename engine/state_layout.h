@@ -15,10 +15,10 @@ struct StateLayout {
 };
 
 /// Two flat buffers for each unit, trainable and frozen (empty where there are no such tensors), sharded over
-/// `group`. Throws ConfigurationError for a pattern that matches no tensor, a model without units or without
-/// trainable tensors, settings of a parameter group that the optimizer cannot honour, and optimizer state
-/// that differs from tensor to tensor.
+/// `group`; `replicas` (null: none) hold the same shards. Throws ConfigurationError for a pattern that
+/// matches no tensor, a model without units or without trainable tensors, settings of a parameter group that
+/// the optimizer cannot honour, and optimizer state that differs from tensor to tensor.
 StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,
-                    Communicator& group);
+                    Communicator& group, Communicator* replicas = nullptr);
 
 }  // namespace tranche::detail

@@ -109,7 +109,8 @@ void StateStore::set_offload(std::unique_ptr<OffloadedState> offload) {
 
 void StateStore::allocate_gradients(FlatBuffer& flat) {
   const std::int64_t elements =
-      residency_.whole_gradients(flat) ? flat.layout.padded_elements() : flat.layout.shard_elements();
+      (residency_.whole_gradients(flat) ? flat.layout.padded_elements() : flat.layout.shard_elements()) +
+      flat.replica_padding();
   if (flat.gradients || elements == 0) return;
   flat.gradients = Buffer(resources_.device_memory, elements * size_of(config_.precision.accumulation),
                           Category::gradients, flat.name + " gradients");

@@ -1,7 +1,7 @@
 #include "engine/step_boundary.h"
 
 #include <algorithm>
-#include <cstring>
+#include <limits>
 #include <utility>
 
 #include "engine/offloaded_state.h"
@@ -36,8 +36,7 @@ void StepBoundary::allocate(MemoryResource& memory) {
 
 // --- Agreement ------------------------------------------------------------------------------------------
 
-StepBoundary::Agreement StepBoundary::agree(StepRecord mine, kernels::Workspace workspace,
-                                            std::int64_t nominal_tokens, std::int64_t step) {
+StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nominal_tokens, std::int64_t step) {
   const std::vector<FlatBuffer*>& trainable = store_.trainable();
   const std::size_t count = trainable.size();
   const std::int64_t micro_batches = config_.accumulation_steps;
@@ -45,13 +44,14 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, kernels::Workspace 
     const FlatBuffer& flat = *trainable[i];
     if (flat.optimizer_tier != OffloadTier::none) continue;  // taken when the gradient left the device
     kernels::gradient_statistics(compute_, store_.residency().gradients(flat, flat.shard()),
-                                 scalars_.statistics() + i, workspace);
+                                 scalars_.statistics() + i);
   }
-  // Defaults stay in place where no kernel writes (the meta device): norm one, clean flags, nominal tokens.
+  // Defaults stay in place where no kernel writes (the meta device): clean flags, nominal tokens, and no norm
+  // of zero.
   std::vector<double> losses(static_cast<std::size_t>(micro_batches), 0.0);
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(micro_batches), nominal_tokens);
   std::vector<kernels::GradientStatistics> statistics(count);
-  statistics[0].sum_of_squares = 1.0 / ranks_.size();
+  statistics[0].squares.add(1.0);
   device_.copy_to_host(compute_, losses.data(), scalars_.losses(), micro_batches * 8);
   device_.copy_to_host(compute_, tokens.data(), scalars_.tokens(), micro_batches * 8);
   device_.copy_to_host(compute_, statistics.data(), scalars_.statistics(),
@@ -59,56 +59,45 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, kernels::Workspace 
   compute_.synchronize();
 
   for (std::size_t m = 0; m < losses.size(); ++m) {
-    mine.loss_sum += losses[m];
+    mine.losses.add(losses[m]);
     mine.tokens += tokens[m];
   }
-  std::vector<double> sums(count);
   for (std::size_t i = 0; i < count; ++i) {
-    sums[i] = statistics[i].sum_of_squares;
+    if (trainable[i]->first_replica()) mine.squares += statistics[i].squares;
     if (statistics[i].first_non_finite >= 0 && mine.non_finite_buffer < 0) {
       mine.non_finite_buffer = static_cast<std::int64_t>(i);
       mine.non_finite_element = trainable[i]->shard().begin + statistics[i].first_non_finite;
     }
   }
   mine.sequence_hash = ranks_.sequence_hash();
-
-  // One exchange carries everything: [sums of squares by buffer][record]. Without peers that answer (a plan)
-  // every rank is taken to say what this one says.
-  const std::size_t sum_bytes = count * sizeof(double);
-  const std::size_t blob = sum_bytes + sizeof(StepRecord);
-  const auto rank_count = static_cast<std::size_t>(ranks_.size());
-  std::vector<std::byte> sent(blob);
-  std::memcpy(sent.data(), sums.data(), sum_bytes);
-  std::memcpy(sent.data() + sum_bytes, &mine, sizeof(mine));
-  const std::size_t stride = ranks_.simulated() ? 0 : blob;  // one for all of them, however many
-  std::vector<std::byte> received(blob + stride * (rank_count - 1));
-  for (std::size_t at = 0; at < received.size(); at += blob) {
-    std::memcpy(received.data() + at, sent.data(), blob);
+  if (const FlatBuffer& flat = *trainable[0]; flat.replicas != nullptr) {
+    mine.sequence_hash += 3 * flat.group->sequence_hash() + 5 * flat.replicas->sequence_hash();
   }
+
+  // One exchange carries everything. Without peers that answer (a plan) every rank is taken to say what this
+  // one says.
+  const auto rank_count = static_cast<std::size_t>(ranks_.size());
+  Agreement all;
+  all.records.assign(rank_count, mine);
+  std::vector<StepRecord> received(ranks_.simulated() ? 1 : rank_count, mine);
   ranks_
-      .all_gather(sent.data(), received.data(), static_cast<std::int64_t>(blob), DataType::uint8, 0, {},
+      .all_gather(&mine, received.data(), sizeof(StepRecord), DataType::uint8, 0, {},
                   OperationLabel{"step", "agree", Traffic::control, Tier::host})
       .wait();
+  if (!ranks_.simulated()) all.records = std::move(received);
 
-  Agreement all;
-  for (std::size_t i = 0; i < count; ++i) {
-    for (std::size_t r = 0; r < rank_count; ++r) {
-      double sum;
-      std::memcpy(&sum, received.data() + stride * r + i * sizeof(double), sizeof(sum));
-      all.sum_of_squares += sum;
-    }
-  }
-  all.records.resize(rank_count);
+  SquareSum squares;
+  LossTotal loss;
   const StepRecord* bad = nullptr;
   for (std::size_t r = 0; r < rank_count; ++r) {
-    StepRecord& record = all.records[r];
-    std::memcpy(&record, received.data() + stride * r + sum_bytes, sizeof(StepRecord));
+    const StepRecord& record = all.records[r];
     if (record.sequence_hash != all.records[0].sequence_hash) {
       throw CommunicationError(
           "rank " + std::to_string(r) + " issued another sequence of collective calls than rank 0 in step " +
           std::to_string(step) + ": gather and reduce units in the same order on all ranks");
     }
-    all.loss_sum += record.loss_sum;
+    squares += record.squares;
+    loss += record.losses;
     all.tokens += record.tokens;
     if (record.non_finite_buffer >= 0 &&
         (bad == nullptr || std::pair(record.non_finite_buffer, record.non_finite_element) <
@@ -116,6 +105,8 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, kernels::Workspace 
       bad = &record;
     }
   }
+  all.loss_sum = loss.value();
+  all.sum_of_squares = bad == nullptr ? squares.value() : std::numeric_limits<double>::quiet_NaN();
   if (bad != nullptr) {
     const FlatBuffer& flat = *trainable[static_cast<std::size_t>(bad->non_finite_buffer)];
     const TensorPiece piece = flat.layout.locate(bad->non_finite_element);
@@ -145,7 +136,7 @@ void StepBoundary::prepare(const OptimizerStep& step) {
     }
     updater_.prepare(step, *flat, kept);
   }
-  updater_.exchange_sums(device_, compute_, host, ranks_);
+  updater_.exchange_sums(device_, compute_, host, *store_.trainable()[0]->group);
 }
 
 void StepBoundary::update(const OptimizerStep& step) {

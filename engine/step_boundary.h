@@ -12,7 +12,6 @@
 #include "engine/step_record.h"
 #include "engine/step_scalars.h"
 #include "tranche/device/replay.h"
-#include "tranche/kernels/workspace.h"
 
 namespace tranche::detail {
 
@@ -28,9 +27,9 @@ class StepBoundary {
   /// The result of the exchange, equal on all ranks.
   struct Agreement {
     std::vector<StepRecord> records;  ///< by rank
-    double loss_sum = 0;
+    double loss_sum = 0;              ///< rounded once
     std::int64_t tokens = 0;
-    double sum_of_squares = 0;  ///< of the main gradient
+    double sum_of_squares = 0;  ///< of the main gradient, rounded once; NaN where it is not finite
     std::string
         non_finite;  ///< place of the first infinity or NaN of the main gradient; empty: there is none
   };
@@ -38,8 +37,7 @@ class StepBoundary {
   /// `mine`, whose loss, tokens and non-finite position it fills in. `nominal_tokens`: of a micro-batch,
   /// where no kernel writes (the meta device). Waits for the compute stream. Throws CommunicationError naming
   /// a rank that issued other collectives than rank 0 in `step`.
-  Agreement agree(StepRecord mine, kernels::Workspace workspace, std::int64_t nominal_tokens,
-                  std::int64_t step);
+  Agreement agree(StepRecord mine, std::int64_t nominal_tokens, std::int64_t step);
 
   /// Issues the update of all state, and the gathers of new weights. A skipped step issues the same work,
   /// masked: memory and traffic never depend on data. Collective over each buffer's group, and over `ranks`

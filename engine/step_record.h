@@ -1,13 +1,37 @@
 #pragma once
 /// The record that ranks exchange at the end of a step. Private to engine/.
 
+#include <cmath>
 #include <cstdint>
+
+#include "tranche/core/exact_sum.h"
 
 namespace tranche::detail {
 
-/// The record that each rank sends all others at the end of a step, after its sums of squares by flat buffer.
+/// A sum of losses, rounded once; an infinity or NaN makes the whole of it one.
+struct LossTotal {
+  LossSum finite;
+  double not_finite = 0;
+
+  void add(double loss) {
+    if (std::isfinite(loss)) {
+      finite.add(loss);
+    } else {
+      not_finite += loss;
+    }
+  }
+  LossTotal& operator+=(const LossTotal& other) {
+    finite += other.finite;
+    not_finite += other.not_finite;
+    return *this;
+  }
+  double value() const { return finite.value() + not_finite; }
+};
+
+/// The record that each rank sends all others at the end of a step.
 struct StepRecord {
-  double loss_sum = 0;
+  SquareSum squares;  ///< of this rank's share of the main gradient
+  LossTotal losses;   ///< of its micro-batches
   std::int64_t tokens = 0;
   std::int64_t non_finite_buffer =
       -1;  ///< first trainable buffer with an infinity or NaN in this rank's shard

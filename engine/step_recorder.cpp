@@ -50,20 +50,20 @@ void StepRecorder::forget_passes() {
   for (std::int64_t& passes : passes_) passes = std::min<std::int64_t>(passes, 1);
 }
 
-void StepRecorder::begin_step(const ByteMeter& meter) {
+void StepRecorder::begin_step(std::span<Communicator* const> groups) {
   step_started_ = seconds_now();
   between_steps_ = step_started_ - step_ended_;
-  traffic_.begin(meter);
+  traffic_.begin(groups);
 }
 
-void StepRecorder::end_step(const ByteMeter& meter, StepResult& result) {
+void StepRecorder::end_step(std::span<Communicator* const> groups, StepResult& result) {
   ++passes_[static_cast<std::size_t>(Program::train)];
   exposed_.settle();
   std::tie(result.forward_seconds, result.backward_seconds) = pass_times_.take();
   result.exposed_gather_seconds = exposed_.take(Exposed::gather);
   result.exposed_reduce_seconds = exposed_.take(Exposed::reduce);
   result.exposed_offload_seconds = exposed_.take(Exposed::offload);
-  traffic_.end(meter);
+  traffic_.end(groups);
 }
 
 void StepRecorder::stamp(StepResult& result, double update_began) {

@@ -39,10 +39,10 @@ class StepRecorder {
   PassTimes& pass_times() { return pass_times_; }
   const StepTraffic& traffic() const { return traffic_; }
   /// The first micro-batch of a step begins.
-  void begin_step(const ByteMeter& meter);
+  void begin_step(std::span<Communicator* const> groups);
   /// The step is complete: its times, and the passes of the training program. The device has passed the
   /// step's end.
-  void end_step(const ByteMeter& meter, StepResult& result);
+  void end_step(std::span<Communicator* const> groups, StepResult& result);
   /// `update_began`: when gradients were there, in seconds_now().
   void stamp(StepResult& result, double update_began);
   /// Forgets times of a forward pass alone.

@@ -18,16 +18,29 @@ StepTraffic::Counts difference(StepTraffic::Counts after, const StepTraffic::Cou
   return after;
 }
 
-}  // namespace
-
-void StepTraffic::begin(const ByteMeter& meter) {
-  data_before_ = meter.counts(Traffic::data);
-  control_before_ = meter.counts(Traffic::control);
+StepTraffic::Counts counts_of(std::span<Communicator* const> groups, Traffic traffic) {
+  StepTraffic::Counts sum;
+  for (const Communicator* group : groups) {
+    for (const auto& [operation, count] : group->meter().counts(traffic)) {
+      TrafficCount& all = sum[operation];
+      all.calls += count.calls;
+      all.elements += count.elements;
+      all.bytes += count.bytes;
+    }
+  }
+  return sum;
 }
 
-void StepTraffic::end(const ByteMeter& meter) {
-  data_ = difference(meter.counts(Traffic::data), data_before_);
-  control_ = difference(meter.counts(Traffic::control), control_before_);
+}  // namespace
+
+void StepTraffic::begin(std::span<Communicator* const> groups) {
+  data_before_ = counts_of(groups, Traffic::data);
+  control_before_ = counts_of(groups, Traffic::control);
+}
+
+void StepTraffic::end(std::span<Communicator* const> groups) {
+  data_ = difference(counts_of(groups, Traffic::data), data_before_);
+  control_ = difference(counts_of(groups, Traffic::control), control_before_);
 }
 
 }  // namespace tranche::detail

@@ -1,9 +1,11 @@
 #pragma once
-/// The traffic of a step between ranks, by the communicator's meter. Private to engine/.
+/// The traffic of a step between ranks, by the communicators' meters. Private to engine/.
 
 #include <map>
+#include <span>
 #include <string>
 
+#include "tranche/comm/communicator.h"
 #include "tranche/comm/meter.h"
 
 namespace tranche::detail {
@@ -12,8 +14,9 @@ class StepTraffic {
  public:
   using Counts = std::map<std::string, TrafficCount>;
 
-  void begin(const ByteMeter& meter);
-  void end(const ByteMeter& meter);
+  /// `groups`: the communicators of a rank, each once.
+  void begin(std::span<Communicator* const> groups);
+  void end(std::span<Communicator* const> groups);
   /// Traffic of the last whole step, by operation; those that were called.
   const Counts& data() const { return data_; }
   const Counts& control() const { return control_; }

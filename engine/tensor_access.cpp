@@ -1,5 +1,6 @@
 #include "engine/tensor_access.h"
 
+#include <array>
 #include <cstring>
 #include <string>
 
@@ -178,7 +179,7 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
   const ElementRange mine = flat.shard();
   compute_.wait(flat.reduce_done);
   const auto from = [&](const TensorView& shard, bool on_host) {
-    return gather(index, accumulation, mine, [&](ElementRange range, void* to) {
+    return gather(index, shard.dtype, mine, [&](ElementRange range, void* to) {
       const TensorView part = part_of(shard, mine.begin, range);
       store_.read(to, part.data, part.bytes(), on_host);
     });
@@ -189,17 +190,29 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
     const DataType communication = config_.precision.communication;
     const Buffer rounded(memory_, whole.elements() * size_of(communication), Category::other,
                          "read_gradient");
-    const Buffer sum(memory_, mine.size() * size_of(accumulation), Category::other, "read_gradient");
+    const DataType summed = flat.replicas == nullptr ? accumulation : DataType::float32;
+    const Buffer sum(memory_, mine.size() * size_of(summed), Category::other, "read_gradient");
     const TensorView sent{rounded.data(), communication, whole};
     kernels::cast(compute_, {flat.gradients_data(), accumulation, whole}, sent);
     ReductionOptions options;
     options.group_size = reduction_group;
     const std::vector<Event> ready{compute_.record()};
     flat.group
-        ->reduce_scatter(sent.data, communication, sum.data(), accumulation, mine.size(), options, ready,
+        ->reduce_scatter(sent.data, communication, sum.data(), summed, mine.size(), options, ready,
                          access_label(tensor.name, Tier::device))
         .wait();
-    return from({sum.data(), accumulation, Shape{mine.size()}}, false);
+    std::vector<float> values = from({sum.data(), summed, Shape{mine.size()}}, false);
+    if (flat.replicas == nullptr) return values;
+    flat.replicas
+        ->all_reduce(values.data(), static_cast<std::int64_t>(values.size()), DataType::float32,
+                     ReduceOperation::sum, access_label(tensor.name))
+        .wait();
+    std::array<std::byte, sizeof(float)> rounded_once{};
+    for (float& value : values) {
+      store_from_float(rounded_once.data(), 0, accumulation, value);
+      value = load_as_float(rounded_once.data(), 0, accumulation);
+    }
+    return values;
   }
   if (flat.gradients) return from(store_.residency().gradients(flat, mine), false);
   // It is in host memory already, as the step has one micro-batch.
@@ -240,9 +253,7 @@ void TensorAccess::take_statistics(FlatBuffer& flat, kernels::GradientStatistics
     store_.write(copy.data(), on_host.data, copy.bytes(), false);
     shard = {copy.data(), on_host.dtype, on_host.shape};
   }
-  OffloadedState& offload = *store_.offload();
-  offload.link().to_host_stream().synchronize();  // other buffers' are taken there, in the same workspace
-  kernels::gradient_statistics(compute_, shard, statistics, offload.statistics_workspace());
+  kernels::gradient_statistics(compute_, shard, statistics);
   compute_.synchronize();
 }
 
@@ -326,17 +337,28 @@ kernels::Digest TensorAccess::digest(bool with_state) {
   device_.copy_to_host(compute_, host, sums, sizeof(host));
   compute_.synchronize();
   for (int i = 0; i < 3; ++i) host[i] += host_sums[i];
-  const auto rank_count = static_cast<std::size_t>(ranks_.size());
+  const FlatBuffer& any = store_.units()[0].buffers[0];
+  Communicator& group = *any.group;
+  const auto rank_count = static_cast<std::size_t>(group.size());
   std::vector<kernels::Digest> all(3 * rank_count);
   for (std::size_t r = 0; r < rank_count; ++r) std::memcpy(&all[3 * r], host, sizeof(host));
-  ranks_.all_gather(host, all.data(), sizeof(host), DataType::uint8, 0, {}, access_label("digest")).wait();
+  group.all_gather(host, all.data(), sizeof(host), DataType::uint8, 0, {}, access_label("digest")).wait();
   kernels::Digest total;
+  const auto differ = [](std::size_t r, const char* what) {
+    return CommunicationError("replicas differ: rank " + std::to_string(r) + " holds other " + what +
+                              " than rank 0");
+  };
   for (std::size_t r = 0; r < rank_count; ++r) {
     total += all[3 * r];
-    if (!(all[3 * r + 1] == all[1]) || !(all[3 * r + 2] == all[2])) {
-      throw CommunicationError("replicas differ: rank " + std::to_string(r) + " holds other " +
-                               (all[3 * r + 1] == all[1] ? "optimizer state" : "weights") + " than rank 0");
-    }
+    if (!(all[3 * r + 1] == all[1])) throw differ(r, "weights");
+    if (!(all[3 * r + 2] == all[2])) throw differ(r, "optimizer state");
+  }
+  if (any.replicas == nullptr) return total;
+  std::vector<kernels::Digest> totals(static_cast<std::size_t>(ranks_.size()), total);
+  ranks_.all_gather(&total, totals.data(), sizeof(total), DataType::uint8, 0, {}, access_label("digest"))
+      .wait();
+  for (std::size_t r = 0; r < totals.size(); ++r) {
+    if (!(totals[r] == totals[0])) throw differ(r, "weights or optimizer state");
   }
   return total;
 }

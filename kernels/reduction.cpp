@@ -48,8 +48,7 @@ void rounded_sum(Stream& stream, const ConstTensorView& source, DataType communi
       [&] { cuda::rounded_sum(stream, source, communication, accumulate, out); });
 }
 
-void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics,
-                         const Workspace& workspace) {
+void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics) {
   constexpr std::string_view name = "gradient_statistics";
   check_floating(name, "gradient", gradient.dtype);
   if (statistics == nullptr) refuse(name, "`statistics` is null");
@@ -58,10 +57,7 @@ void gradient_statistics(Stream& stream, const ConstTensorView& gradient, Gradie
       [threads = stream.threads(), gradient, statistics] {
         cpu::gradient_statistics(threads, gradient, statistics);
       },
-      [&] {
-        check_workspace(name, workspace, 8);
-        cuda::gradient_statistics(stream, gradient, statistics, workspace);
-      });
+      [&] { cuda::gradient_statistics(stream, gradient, statistics); });
 }
 
 void add_digest(Stream& stream, const ConstTensorView& values, std::uint64_t tensor,

@@ -5,7 +5,8 @@ namespace tranche::kernels {
 
 /// Counted up whenever what a kernel gives on the same machine, by the same libraries, changes in any bit.
 /// Part of Runtime::numerics_fingerprint(), so that a run which goes on from older state says that bits may
-/// differ. 2: Adam's bias corrections are folded into its step size and epsilon.
-inline constexpr int arithmetic_revision = 2;
+/// differ. 2: Adam's bias corrections are folded into its step size and epsilon. 3: the gradient norm
+/// and sums of losses are exact, rounded once.
+inline constexpr int arithmetic_revision = 3;
 
 }  // namespace tranche::kernels

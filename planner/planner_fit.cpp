@@ -228,6 +228,7 @@ class Search {
         spec_(request.plan.model.spec(sequence_of(request.plan))),
         sizes_(sizes_of(spec_, request.plan.model.gpt.has_value(), request.plan.ranks)) {
     validate_config(base_, request.plan.ranks);
+    require_one_copy(base_, request.plan.ranks, "a search for what fits");
     if (request.keep_micro_batch) {
       micro_batches_.push_back(base_.micro_batch_size);
       return;

@@ -541,6 +541,7 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
   }
   Config config = request.plan.config;
   validate_config(config, request.plan.ranks);
+  require_one_copy(config, request.plan.ranks, "a projection");
   Simulated simulated = whole_step(request, trace);
   Projection projection;
   projection.step = simulated.step;

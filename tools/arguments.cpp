@@ -74,6 +74,8 @@ void add_model_flags(CLI::App& app, Options& options) {
   add_number(app, "--accumulate", options.accumulate, "micro-batches of a step");
   heading(app, "ZeRO and offload");
   add(app, "--stage", options.stage, "0|1|2|3", "ZeRO stage");
+  add(app, "--mesh", options.mesh, "AXES",
+      "axes of the ranks, like 'replicate=2, shard=*': copies of the state, and the ranks that share one");
   add(app, "--offload-optimizer", options.offload_optimizer, "none|cpu|nvme",
       "where master weights and the optimizer's state live; none: on the device");
   add(app, "--offload-param", options.offload_parameters, "none|cpu|nvme",

@@ -55,7 +55,7 @@ struct Options {
 
   std::optional<std::int64_t> stage, steps, micro_batch, accumulate, sequence, seed, threads;
   std::optional<double> learning_rate;
-  std::optional<std::string> dtype, device_memory;
+  std::optional<std::string> dtype, device_memory, mesh;
   std::optional<std::string> offload_optimizer, offload_parameters;  ///< none, cpu or nvme
   std::optional<std::string> nvme_path, host_memory, nvme_space;
   std::optional<double> offload_ratio;

@@ -22,6 +22,7 @@
 #include "tools/settings.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
+#include "tranche/partition/mesh.h"
 #include "tranche/version.h"
 
 namespace tranche::tools {
@@ -218,6 +219,13 @@ void ScaleStudy::plan_points() {
     request.model.gpt = models::GptConfig::resolve(options_.model);
     const Options options = at(ranks, stage);
     request.config = read_config(options, ranks);
+    if (Mesh::parse(request.config.mesh, ranks).size(MeshAxis::replicate) > 1) {
+      throw ConfigurationError(
+          fmt::format("tranche.mesh \"{}\": a study compares its runs with one copy of the model's state, "
+                      "and does not know replicas "
+                      "yet; leave the mesh out",
+                      request.config.mesh));
+    }
     if (request.config.total_steps_hint == 0) request.config.total_steps_hint = *options.steps;
     request.sequence = options.sequence.value_or(request.model.gpt->positions);
     request.model.gpt->require_sequence(request.sequence);

@@ -91,6 +91,7 @@ std::vector<std::string> overrides_of(const Options& options, const std::string&
   number("tranche.seed", options.seed);
   number("tranche.threads", options.threads);
   number("optimizer.params.lr", options.learning_rate);
+  if (options.mesh) overrides.push_back(fmt::format("tranche.mesh={}", nlohmann::json(*options.mesh).dump()));
   const auto size = [&](const char* key, const std::optional<std::string>& value) {
     if (!value) return;
     (void)parse_byte_size(*value);  // its error names the accepted forms

@@ -1,9 +1,10 @@
 #include "kernels/cpu/reduction.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <bit>
+#include <cmath>
+#include <mutex>
 
 #include "hwy/cache_control.h"
 #include "kernels/cpu/parallel.h"
@@ -174,48 +175,118 @@ void round_and_sum(const ConstTensorView& source, DataType communication, bool a
   });
 }
 
-/// Eight fp64 lanes as however many vectors this instruction set needs for them.
+/// The least and the greatest magnitude of a block, as bits of fp32; zeros count for neither.
+struct MagnitudeRange {
+  std::uint32_t least = 0xffffffffu, greatest = 0;
+};
+
 template <class T>
-HWY_INLINE double block_sum_of_squares(const T* values, std::int64_t count, bool& finite) {
-  const hn::CappedTag<double, 8> wide;
-  const hn::Rebind<float, decltype(wide)> d;
-  const hn::RebindToSigned<decltype(d)> integers;
-  constexpr std::size_t lanes = hn::MaxLanes(wide);
-  constexpr std::size_t vectors = 8 / lanes;
-  hn::VFromD<decltype(wide)> sums[vectors];
-  for (auto& sum : sums) sum = hn::Zero(wide);
-  auto largest = hn::Zero(integers);
-  const auto add_eight = [&](const auto* eight) HWY_ATTR {
-    for (std::size_t vector = 0; vector < vectors; ++vector) {
-      const auto x = load(d, eight + vector * lanes);
-      const auto magnitude = hn::And(hn::BitCast(integers, x), hn::Set(integers, 0x7fffffff));
-      largest = hn::Max(largest, magnitude);
-      const auto y = hn::PromoteTo(wide, x);
-      sums[vector] = hn::Add(sums[vector], hn::Mul(y, y));
-    }
+HWY_INLINE MagnitudeRange magnitude_range(const T* values, std::int64_t count) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> bits;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  auto least = hn::Set(bits, 0xffffffffu), greatest = hn::Zero(bits);
+  const auto take = [&](const T* from) HWY_ATTR {
+    const auto magnitude = hn::And(hn::BitCast(bits, load(d, from)), hn::Set(bits, 0x7fffffffu));
+    greatest = hn::Max(greatest, magnitude);
+    least = hn::Min(least, hn::Sub(magnitude, hn::Set(bits, 1)));  // zero becomes the greatest number
   };
   std::int64_t i = 0;
-  for (; i + 8 <= count; i += 8) add_eight(values + i);
+  for (; i + lanes <= count; i += lanes) take(values + i);
   if (i < count) {
-    T last[8] = {};  // absent elements add +0, which changes no sum of squares
-    for (std::int64_t j = i; j < count; ++j) last[j - i] = values[j];
-    add_eight(last);
+    T last[hn::MaxLanes(d)] = {};
+    std::copy(values + i, values + count, last);
+    take(last);
   }
-  const auto limit = hn::Set(integers, 0x7f7fffff);
-  finite = hn::AllFalse(integers, hn::Gt(largest, limit));
-  double s[8];
-  for (std::size_t vector = 0; vector < vectors; ++vector) hn::StoreU(sums[vector], wide, s + vector * lanes);
-  return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+  return {hn::GetLane(hn::MinOfLanes(bits, least)) + 1, hn::GetLane(hn::MaxOfLanes(bits, greatest))};
 }
 
-/// Sum of squares of one block; `finite` tells whether it holds neither infinity nor NaN.
-double block_statistics(const ConstTensorView& gradient, std::int64_t first, std::int64_t count,
-                        bool& finite) {
-  double sum = 0;
+/// Adds the squares of a block of at most 4096 elements, all finite, whose exponents differ by at most
+/// `narrow_exponents`. Each fp64 lane is two: `upper` counts multiples of 2^unit in the mantissa of a number
+/// between 2^(unit + 52) and twice that, so that adding a square rounds it to a multiple, and `lower` takes
+/// what the rounding left, of which the sum is exact too.
+constexpr int narrow_exponents = 17;
+
+template <class T>
+HWY_INLINE void add_narrow_squares(const T* values, std::int64_t count, int greatest_exponent,
+                                   SquareSum& squares) {
+  const hn::CappedTag<double, 8> wide;
+  const hn::Rebind<float, decltype(wide)> d;
+  const hn::RebindToSigned<decltype(wide)> integers;
+  using Wide = hn::VFromD<decltype(wide)>;
+  constexpr auto lanes = static_cast<std::int64_t>(hn::MaxLanes(wide));
+  // An element is below 2^(exponent - 126), so a lane's squares, 2048 at most, are below 2^(unit + 51). What
+  // all upper lanes leave is at most 2^(unit + 11), and a multiple of 2^(unit - 42).
+  const int unit = 2 * greatest_exponent - 292;
+  const auto begin = hn::Set(wide, std::ldexp(1.0, unit + 52));
+  auto upper0 = begin, upper1 = begin, upper2 = begin, upper3 = begin;
+  auto lower0 = hn::Zero(wide), lower1 = lower0, lower2 = lower0, lower3 = lower0;
+  const auto add = [&](const T* from, Wide& upper, Wide& lower) HWY_ATTR {
+    const auto x = hn::PromoteTo(wide, load(d, from));
+    const auto sum = hn::MulAdd(x, x, upper);  // fused or not: the square is exact
+    lower = hn::Add(lower, hn::MulSub(x, x, hn::Sub(sum, upper)));
+    upper = sum;
+  };
+  std::int64_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    // The next block is on its way from memory while this one, which is in the core's own cache, is worked
+    // on.
+    const char* const next = reinterpret_cast<const char*>(values + count + i);
+    for (std::size_t line = 0; line < 4 * lanes * sizeof(T); line += 64) hwy::Prefetch(next + line);
+    add(values + i, upper0, lower0);
+    add(values + i + lanes, upper1, lower1);
+    add(values + i + 2 * lanes, upper2, lower2);
+    add(values + i + 3 * lanes, upper3, lower3);
+  }
+  for (; i < count; i += lanes) {
+    T last[lanes] = {};
+    std::copy(values + i, values + std::min(count, i + lanes), last);
+    add(last, upper0, lower0);
+  }
+  const auto multiples = [&](const Wide& upper) HWY_ATTR {
+    return hn::Sub(hn::BitCast(integers, upper), hn::BitCast(integers, begin));
+  };
+  const auto sum =
+      hn::Add(hn::Add(multiples(upper0), multiples(upper1)), hn::Add(multiples(upper2), multiples(upper3)));
+  const auto rest = hn::Add(hn::Add(lower0, lower1), hn::Add(lower2, lower3));
+  squares.add(hn::GetLane(hn::SumOfLanes(integers, sum)), unit);
+  squares.add(hn::GetLane(hn::SumOfLanes(wide, rest)));
+}
+
+/// The same for any finite elements: a sum of squares of mantissas for each exponent.
+template <class T>
+HWY_INLINE void add_wide_squares(const T* values, std::int64_t count, SquareSum& squares) {
+  std::uint64_t by_exponent[256] = {};
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(to_float(values[i])) & 0x7fffffffu;
+    const std::uint32_t exponent = bits >> 23;
+    const std::uint64_t mantissa = exponent == 0 ? bits : ((bits & 0x7fffffu) | 0x800000u);
+    by_exponent[std::max(exponent, 1u)] += mantissa * mantissa;
+  }
+  for (int exponent = 1; exponent < 255; ++exponent) {
+    const std::uint64_t sum = by_exponent[exponent];
+    if (sum != 0) squares.add(static_cast<std::int64_t>(sum), 2 * exponent - 300);
+  }
+}
+
+/// Adds a block's squares, and returns true, unless an element is not finite.
+bool add_block_squares(const ConstTensorView& gradient, std::int64_t first, std::int64_t count,
+                       SquareSum& squares) {
+  bool finite = true;
   with_floating(gradient.dtype, [&](auto value) HWY_ATTR {
-    sum = block_sum_of_squares(static_cast<const decltype(value)*>(gradient.data) + first, count, finite);
+    const auto* values = static_cast<const decltype(value)*>(gradient.data) + first;
+    const MagnitudeRange range = magnitude_range(values, count);
+    finite = range.greatest < 0x7f800000u;
+    if (!finite || range.greatest == 0) return;
+    const auto exponent_of = [](std::uint32_t bits) { return std::max(static_cast<int>(bits >> 23), 1); };
+    const int greatest = exponent_of(range.greatest);
+    if (greatest - exponent_of(range.least) <= narrow_exponents) {
+      add_narrow_squares(values, count, greatest, squares);
+    } else {
+      add_wide_squares(values, count, squares);
+    }
   });
-  return sum;
+  return finite;
 }
 
 }  // namespace tranche::kernels::cpu::HWY_NAMESPACE
@@ -226,7 +297,7 @@ namespace tranche::kernels::cpu {
 
 HWY_EXPORT(sum_pieces);
 HWY_EXPORT(round_and_sum);
-HWY_EXPORT(block_statistics);
+HWY_EXPORT(add_block_squares);
 
 namespace {
 
@@ -271,40 +342,28 @@ void rounded_sum(int threads, const ConstTensorView& source, DataType communicat
 }
 
 void gradient_statistics(int threads, const ConstTensorView& gradient, GradientStatistics* statistics) {
-  // Blocks are worked on in windows, so that their sums, which are added in order, need no memory that grows.
-  constexpr std::int64_t window_blocks = 512;
-  struct Block {
-    double sum_of_squares;
-    bool finite;
-  };
-  std::array<Block, window_blocks> blocks;
-  GradientStatistics result;
+  constexpr std::int64_t block_elements = 4096;
+  constexpr std::int64_t grain = parallel_grain / block_elements;
   const std::int64_t elements = gradient.elements();
-  const auto size_of_block = [&](std::int64_t first) {
-    return std::min(norm_block_elements, elements - first);
-  };
-  for (std::int64_t window = 0; window < elements; window += window_blocks * norm_block_elements) {
-    const std::int64_t count =
-        std::min(window_blocks, divide_round_up(elements - window, norm_block_elements));
-    constexpr std::int64_t grain = parallel_grain / norm_block_elements;
-    parallel_ranges(threads, count, grain, [&](std::int64_t first, std::int64_t number) {
-      for (std::int64_t block = first; block < first + number; ++block) {
-        const std::int64_t start = window + block * norm_block_elements;
-        auto& slot = blocks[static_cast<std::size_t>(block)];
-        slot.sum_of_squares =
-            HWY_DYNAMIC_DISPATCH(block_statistics)(gradient, start, size_of_block(start), slot.finite);
-      }
-    });
-    for (std::int64_t block = 0; block < count; ++block) {
-      const auto& slot = blocks[static_cast<std::size_t>(block)];
-      const std::int64_t start = window + block * norm_block_elements;
-      // Added to the first block's sum as it is to zero: squares are never -0.
-      result.sum_of_squares += slot.sum_of_squares;
-      if (!slot.finite && result.first_non_finite < 0) {
-        result.first_non_finite = find_non_finite(gradient, start, size_of_block(start));
-      }
-    }
-  }
+  GradientStatistics result;
+  std::mutex mutex;
+  parallel_ranges(
+      threads, divide_round_up(elements, block_elements), grain,
+      [&](std::int64_t first, std::int64_t number) {
+        SquareSum squares;
+        std::int64_t non_finite = -1;
+        for (std::int64_t block = first; block < first + number; ++block) {
+          const std::int64_t start = block * block_elements;
+          const std::int64_t count = std::min(block_elements, elements - start);
+          if (!HWY_DYNAMIC_DISPATCH(add_block_squares)(gradient, start, count, squares) && non_finite < 0) {
+            non_finite = find_non_finite(gradient, start, count);
+          }
+        }
+        const std::lock_guard lock(mutex);  // the sum is exact: any order gives the same
+        result.squares += squares;
+        if (non_finite >= 0 && (result.first_non_finite < 0 || non_finite < result.first_non_finite))
+          result.first_non_finite = non_finite;
+      });
   *statistics = result;
 }
 

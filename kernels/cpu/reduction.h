@@ -20,7 +20,7 @@ inline std::int64_t sum_prefetch_bytes(std::size_t pieces) {
 /// As in kernels/reduction.h, arguments checked, on the calling thread and `threads - 1` more.
 OnThreads<decltype(kernels::ordered_sum)> ordered_sum;
 OnThreads<decltype(kernels::rounded_sum)> rounded_sum;
-void gradient_statistics(int threads, const ConstTensorView& gradient, GradientStatistics* statistics);
+OnThreads<decltype(kernels::gradient_statistics)> gradient_statistics;
 OnThreads<decltype(kernels::add_digest)> add_digest;
 
 }  // namespace tranche::kernels::cpu

@@ -1,188 +1,148 @@
-// Norm and finite check. The contract fixes the order of every addition: eight fp64 lanes a block of 4096
-// elements, each a chain of 512, then the chain of the blocks' sums. Compiled without contraction, so the
-// bits are the CPU's.
+// Norm and finite check. A square is exact in fp64 and is cut in whole multiples of descending powers of two,
+// which are added as integers: the sum is exact, so the order in which threads and blocks come to it changes
+// no bit.
 //
-// First launch: eight threads a block, a thread a lane. Rows of 512 bytes of each of eight blocks go to
-// shared memory by 16-byte asynchronous copies, `stages` of them in flight; one read of the gradient, 8 bytes
-// a block written. Second launch: one thread adds the blocks' sums, which the others load. It reads next to
-// nothing but is a chain of one dependent fp64 addition (some 8 cycles) for each 4096 elements: 5 us for a
-// shard of 4M elements, whose first launch takes 4 us at the bandwidth of an H200 when it fills the device;
-// the share of the chain stays the same for larger shards.
+// A thread block takes blocks of 4096 elements, 16 a thread, in registers. The greatest magnitude of a
+// block decides the first power of two; each round takes 50 bits, and two rounds are enough where exponents
+// differ by at most 26. One read of the gradient; 176 bytes are added to by atomics, once a thread block, and
+// carried by a second launch.
 
 #include <algorithm>
 
 #include "kernels/cuda/conversions.h"
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/reduce.h"
 #include "kernels/cuda/reduction.h"
 
 namespace tranche::kernels::cuda {
 
 namespace {
 
-constexpr int lanes = 8;
-constexpr int norm_blocks = 8;  // of a thread block
-constexpr int block_threads = norm_blocks * lanes;
-constexpr int row_bytes = 512;
-constexpr int row_chunks = row_bytes / 16;
-constexpr int pitch =
-    row_bytes + 32;  // warps read eight numbers of four rows at once: other banks for each row
-constexpr int stages = 4;
-constexpr int finish_threads = 256;
-constexpr int sums_each = 8;  // block sums that a thread brings at a time
-constexpr std::int64_t no_index = INT64_MAX;
+constexpr int threads = 256;
+constexpr int warps = threads / warp_size;
+constexpr int each = 16;  // elements of a thread
+constexpr std::int64_t block_elements = threads * each;
+constexpr std::int64_t most_thread_blocks = 2048;
+constexpr int round_bits = 50;  // 4096 multiples below 2^50 fit 63 bits
 
-/// Copies row `row` (of row_bytes) of the thread block's norm blocks to a stage. What lies behind the
-/// gradient's end is zero, whose square changes no sum.
-template <class T>
-__device__ __forceinline__ void load(const T* gradient, std::int64_t elements, std::int64_t first_block,
-                                     int row, unsigned char* stage, bool aligned) {
-  constexpr int row_elements = row_bytes / static_cast<int>(sizeof(T));
-  constexpr int chunk_elements = 16 / static_cast<int>(sizeof(T));
+__device__ __forceinline__ std::uint32_t block_maximum(std::uint32_t value, std::uint32_t* shared) {
 #pragma unroll
-  for (int c = 0; c < norm_blocks * row_chunks / block_threads; ++c) {
-    const int chunk = c * block_threads + static_cast<int>(threadIdx.x);
-    const int block = chunk / row_chunks;
-    const int column = chunk % row_chunks;
-    const std::int64_t first = (first_block + block) * norm_block_elements +
-                               std::int64_t{row} * row_elements + column * chunk_elements;
-    unsigned char* to = stage + block * pitch + column * 16;
-    if (aligned && (first + chunk_elements <= elements || first >= elements)) {
-      cp_async_16(to, first < elements ? gradient + first : gradient, first < elements);
-    } else {
-#pragma unroll
-      for (int e = 0; e < chunk_elements; ++e) {
-        reinterpret_cast<T*>(to)[e] = first + e < elements ? gradient[first + e] : T{};
-      }
-    }
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(block_threads)
-    block_sums_kernel(const T* gradient, const std::int64_t elements, const std::int64_t first_norm_block,
-                      const std::int64_t norm_block_count, double* sums, const bool aligned) {
-  __shared__ __align__(16) unsigned char stage[stages][norm_blocks * pitch];
-  constexpr int row_elements = row_bytes / static_cast<int>(sizeof(T));
-  constexpr int rows = static_cast<int>(norm_block_elements) / row_elements;
-  const std::int64_t first_block = first_norm_block + std::int64_t{blockIdx.x} * norm_blocks;
-  const int block = static_cast<int>(threadIdx.x) / lanes;
-  const int lane = static_cast<int>(threadIdx.x) % lanes;
-#pragma unroll
-  for (int s = 0; s < stages - 1; ++s) {
-    load(gradient, elements, first_block, s, stage[s], aligned);
-    cp_async_commit();
-  }
-  double sum = 0;
-  for (int row = 0; row < rows; ++row) {
-    cp_async_wait<stages - 2>();
-    __syncthreads();
-    if (row + stages - 1 < rows) {
-      load(gradient, elements, first_block, row + stages - 1, stage[(row + stages - 1) % stages], aligned);
-    }
-    cp_async_commit();
-    const T* values = reinterpret_cast<const T*>(stage[row % stages] + block * pitch) + lane;
-#pragma unroll 16
-    for (int i = 0; i < row_elements; i += lanes) {
-      const auto x = static_cast<double>(widened(values[i]));
-      sum = sum + x * x;
-    }
-  }
-  // ((0+1)+(2+3))+((4+5)+(6+7))
-#pragma unroll
-  for (int distance = 1; distance < lanes; distance *= 2) {
-    sum = sum + __shfl_xor_sync(0xffffffffu, sum, distance);
-  }
-  const std::int64_t mine = std::int64_t{blockIdx.x} * norm_blocks + block;
-  if (lane == 0 && mine < norm_block_count) sums[mine] = sum;
-}
-
-/// The least of the block's values, for every thread.
-__device__ __forceinline__ std::int64_t least_of_block(std::int64_t value, std::int64_t* shared) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = min(value, __shfl_xor_sync(0xffffffffu, value, distance));
+  for (int distance = warp_size / 2; distance > 0; distance /= 2) {
+    value = max(value, __shfl_xor_sync(0xffffffffu, value, distance));
   }
   __syncthreads();
   if (threadIdx.x % warp_size == 0) shared[threadIdx.x / warp_size] = value;
   __syncthreads();
-  for (int warp = 0; warp < finish_threads / warp_size; ++warp) value = min(value, shared[warp]);
+  for (int warp = 0; warp < warps; ++warp) value = max(value, shared[warp]);
   return value;
 }
 
-/// Adds `count` block sums in order to statistics' (or to zero with `first`). A block's sum is finite exactly
-/// when its elements are: squares of fp32 numbers stay far below the range of fp64.
+/// sum * 2^exponent, with the sum below 2^63, in limbs that one thread has to itself.
+__device__ void add_to_limbs(std::int64_t* limbs, std::uint64_t sum, int exponent) {
+  const int position = exponent - SquareSum::lowest_exponent;
+  const int shift = position % 32;
+  std::int64_t* const limb = limbs + position / 32;
+  const std::uint64_t low = sum << shift;
+  limb[0] += static_cast<std::int64_t>(low & 0xffffffffu);
+  limb[1] += static_cast<std::int64_t>(low >> 32);
+  limb[2] += shift == 0 ? 0 : static_cast<std::int64_t>(sum >> (64 - shift));
+}
+
 template <class T>
-__global__ void __launch_bounds__(finish_threads)
-    finish_statistics_kernel(const T* gradient, const std::int64_t elements,
-                             const std::int64_t first_norm_block, const std::int64_t count,
-                             const double* sums, GradientStatistics* statistics, const bool first) {
-  constexpr int tile = finish_threads * sums_each;
-  __shared__ double staged[2][tile];
-  __shared__ std::int64_t least[finish_threads / warp_size];
+__global__ void __launch_bounds__(threads)
+    gradient_statistics_kernel(const T* gradient, const std::int64_t elements,
+                               GradientStatistics* statistics) {
+  __shared__ std::int64_t limbs[SquareSum::limb_count];
+  __shared__ std::uint32_t greatest_of_warps[warps];
+  __shared__ unsigned long long sums[warps];
   const int thread = static_cast<int>(threadIdx.x);
-  std::int64_t suspect = no_index;
-  const auto stage_tile = [&](std::int64_t start, double* to) {
+  if (thread < SquareSum::limb_count) limbs[thread] = 0;
+  const std::int64_t blocks = (elements + block_elements - 1) / block_elements;
+  for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const std::int64_t begin = block * block_elements;
+    float values[each];
+    std::uint32_t greatest = 0;
 #pragma unroll
-    for (int k = 0; k < sums_each; ++k) {
-      const std::int64_t block = start + k * finish_threads + thread;
-      const double sum = block < count ? sums[block] : 0.0;
-      to[k * finish_threads + thread] = sum;
-      if (!isfinite(sum)) suspect = min(suspect, block);
+    for (int k = 0; k < each; ++k) {
+      const std::int64_t i = begin + k * threads + thread;
+      values[k] = i < elements ? widened(gradient[i]) : 0.0f;
+      greatest = max(greatest, __float_as_uint(values[k]) & 0x7fffffffu);
     }
-  };
-  double total = first ? 0.0 : statistics->sum_of_squares;
-  const std::int64_t found_before = first ? -1 : statistics->first_non_finite;
-  stage_tile(0, staged[0]);
-  for (std::int64_t start = 0; start < count; start += tile) {
-    __syncthreads();
-    const int now = static_cast<int>(start / tile % 2);
-    if (thread == finish_threads - 1) {  // the chain; the other warps load the next tile meanwhile
-      const int end = static_cast<int>(min(std::int64_t{tile}, count - start));
-#pragma unroll 8
-      for (int i = 0; i < end; ++i) total = total + staged[now][i];
+    greatest = block_maximum(greatest, greatest_of_warps);
+    if (greatest >= 0x7f800000u) {
+#pragma unroll
+      for (int k = 0; k < each; ++k) {
+        const std::int64_t i = begin + k * threads + thread;
+        if ((__float_as_uint(values[k]) & 0x7fffffffu) >=
+            0x7f800000u) {  // -1 is the greatest unsigned number
+          atomicMin(reinterpret_cast<unsigned long long*>(&statistics->first_non_finite),
+                    static_cast<unsigned long long>(i));
+        }
+      }
+      continue;
     }
-    if (start + tile < count) stage_tile(start + tile, staged[1 - now]);
+    double squares[each];
+#pragma unroll
+    for (int k = 0; k < each; ++k) {
+      const auto x = static_cast<double>(values[k]);
+      squares[k] = x * x;
+    }
+    // A square is below 2^(2 exponent - 252), its last bit not below 2^-298.
+    int unit = 2 * max(static_cast<int>(greatest >> 23), 1) - 252 - round_bits;
+    for (int left = greatest != 0; left != 0; unit -= round_bits) {
+      const double to_unit = ldexp(1.0, -unit), from_unit = ldexp(1.0, unit);
+      unsigned long long sum = 0;
+      int rest = 0;
+#pragma unroll
+      for (int k = 0; k < each; ++k) {
+        const auto multiples = static_cast<long long>(squares[k] * to_unit);
+        sum += static_cast<unsigned long long>(multiples);
+        squares[k] = squares[k] - static_cast<double>(multiples) * from_unit;
+        rest |= squares[k] != 0;
+      }
+      sum = warp_sum(sum);
+      left = __syncthreads_or(rest);
+      if (thread % warp_size == 0) sums[thread / warp_size] = sum;
+      __syncthreads();
+      if (thread == 0) {
+        for (int warp = 1; warp < warps; ++warp) sum += sums[warp];
+        add_to_limbs(limbs, sum, unit);
+      }
+    }
   }
-  const std::int64_t bad_block = least_of_block(suspect, least);
-  std::int64_t found = no_index;
-  if (bad_block != no_index) {
-    const std::int64_t begin = (first_norm_block + bad_block) * norm_block_elements;
-    const std::int64_t end = min(begin + norm_block_elements, elements);
-    for (std::int64_t i = begin + thread; i < end; i += finish_threads) {
-      if (!isfinite(widened(gradient[i]))) found = min(found, i);
-    }
+  __syncthreads();
+  if (thread < SquareSum::limb_count && limbs[thread] != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&statistics->squares.limbs[thread]),
+              static_cast<unsigned long long>(limbs[thread]));
   }
-  found = least_of_block(found, least);
-  if (thread == finish_threads - 1) {
-    statistics->sum_of_squares = total;
-    statistics->first_non_finite = found_before >= 0 ? found_before : found == no_index ? -1 : found;
+}
+
+__global__ void normalize_kernel(GradientStatistics* statistics) {
+  std::int64_t* const limbs = statistics->squares.limbs;
+  for (int i = 0; i + 1 < SquareSum::limb_count; ++i) {
+    limbs[i + 1] += limbs[i] >> 32;
+    limbs[i] &= 0xffffffff;
   }
 }
 
 }  // namespace
 
-void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics,
-                         const Workspace& workspace) {
+void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics) {
   const std::int64_t elements = gradient.elements();
-  const std::int64_t blocks = divide_round_up(elements, norm_block_elements);
-  const std::int64_t capacity = std::min<std::int64_t>(workspace.bytes / 8, std::int64_t{1} << 20);
-  auto* sums = static_cast<double*>(workspace.data);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(gradient.data) % 16 == 0;
+  const auto grid = std::min(divide_round_up(elements, block_elements), most_thread_blocks);
+  check_cuda(cudaMemsetAsync(&statistics->squares, 0, sizeof(SquareSum), native(stream)),
+             "gradient_statistics");
+  check_cuda(cudaMemsetAsync(&statistics->first_non_finite, 0xff, sizeof(std::int64_t), native(stream)),
+             "gradient_statistics");
+  if (elements == 0) return;
   with_storage(gradient.dtype, [&](auto storage) {
     using T = decltype(storage);
-    const auto* data = static_cast<const T*>(gradient.data);
-    std::int64_t first = 0;
-    do {  // once for no elements, whose statistics are written too
-      const std::int64_t count = std::min(capacity, blocks - first);
-      launch(stream, "gradient_statistics", block_sums_kernel<T>,
-             {.grid = static_cast<unsigned>(divide_round_up(count, norm_blocks)), .block = block_threads},
-             data, elements, first, count, sums, aligned);
-      launch(stream, "gradient_statistics", finish_statistics_kernel<T>, {.grid = 1, .block = finish_threads},
-             data, elements, first, count, sums, statistics, first == 0);
-      first += count;
-    } while (first < blocks);
+    launch(stream, "gradient_statistics", gradient_statistics_kernel<T>,
+           {.grid = static_cast<unsigned>(grid), .block = threads}, static_cast<const T*>(gradient.data),
+           elements, statistics);
   });
+  launch(stream, "gradient_statistics", normalize_kernel, {.grid = 1, .block = 1}, statistics);
 }
 
 }  // namespace tranche::kernels::cuda

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "odd_model.h"
+#include "same_bits.h"
 #include "tests/comm/mpi_main.h"
 #include "tests/comm/profiling_count.h"
 
@@ -101,6 +102,35 @@ TEST(MpiLaws, DeclaredHostsGiveTheBitsOfOneHost) {
         const OddResult expected = train_odd(one);
         EXPECT_EQ(mine.weights, expected.weights) << run.to_string();
         EXPECT_EQ(mine.state, expected.state) << run.to_string();
+      }
+    }
+  }
+}
+
+TEST(MpiLaws, HybridShardingHasTheBitsOfOneShardedModel) {
+  Communicator& comm = world();
+  const auto r = static_cast<std::size_t>(comm.rank());
+  for (const int shards : comm.size() == 4 ? std::vector{1, 2} : std::vector{1}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (const char* collectives : {"messages", "shared"}) {
+        OddRun run;
+        run.ranks = comm.size();
+        run.stage = stage;
+        run.policy = ReductionPolicy::micro_batch;
+        run.accumulation = 2;
+        run.steps = 3;
+        run.collectives = collectives;
+        run.reduction_group = shards;
+        OddRun flat = run;
+        run.mesh = "replicate=*, shard=" + std::to_string(shards);
+        OddResult mine(run.ranks);
+        std::mutex mutex;
+        train_odd_rank(
+            run, comm.rank(),
+            [](const CommunicatorOptions& options) { return make_mpi_communicator(options); }, mine, mutex);
+        EXPECT_EQ(mine.wire_elements[r], mine.formula_elements[r]) << run.to_string();
+        EXPECT_EQ(mine.wire_bytes[r], mine.formula_bytes[r]) << run.to_string();
+        if (comm.rank() == 0) expect_same(train_odd(flat), mine, run);
       }
     }
   }

@@ -58,6 +58,7 @@ struct OddRun {
   std::int64_t samples_per_micro_batch = 3;
   FaultInjection faults;
   int ranks_per_host = 0;  ///< declared; 0: all on one
+  std::string mesh = {};
   std::string collectives = "auto";
   DeviceKind device = DeviceKind::cpu;
   OffloadConfig offload;

@@ -66,7 +66,7 @@ TEST_P(StepBoundaryStages, AgreesAndUpdates) {
       reduce_all(rank);
       StepRecord mine;
       mine.learning_rate = 0.25;
-      const StepBoundary::Agreement found = boundary.agree(mine, rank.kernel_workspace(), 1, 1);
+      const StepBoundary::Agreement found = boundary.agree(mine, 1, 1);
       EXPECT_EQ(found.loss_sum, 7.5);
       EXPECT_EQ(found.tokens, 30);
       EXPECT_EQ(found.non_finite, "");
@@ -101,7 +101,7 @@ TEST(StepBoundary, NamesTheFirstElementThatIsNotFinite) {
     StepBoundary boundary(rank.store, rank.config, rank.updater, *group, *rank.device, rank.scalars);
     boundary.allocate(rank.memory);
     reduce_all(rank, std::numeric_limits<float>::infinity());
-    EXPECT_EQ(boundary.agree({}, rank.kernel_workspace(), 1, 1).non_finite, "a.b at element 0");
+    EXPECT_EQ(boundary.agree({}, 1, 1).non_finite, "a.b at element 0");
   });
 }
 

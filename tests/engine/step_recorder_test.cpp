@@ -34,7 +34,7 @@ TEST(StepRecorder, TheSecondPassOfAProgramIsPacked) {
     bench.recorder.end_pass();
     if (program == Program::train) {
       StepResult result;
-      bench.recorder.end_step(make_self_communicator()->meter(), result);
+      bench.recorder.end_step({}, result);
     }
   };
   pass(Program::train);
@@ -79,12 +79,13 @@ TEST(StepRecorder, TellsTimesAndTraffic) {
   const OperationLabel label{"x", "test", Traffic::control, Tier::host};
   alone->all_reduce(&sum, 1, DataType::float64, ReduceOperation::sum, label).wait();
   bench.recorder.begin_pass(Program::train);
-  bench.recorder.begin_step(alone->meter());
+  Communicator* const groups[] = {alone.get()};
+  bench.recorder.begin_step(groups);
   alone->all_reduce(&sum, 1, DataType::float64, ReduceOperation::sum, label).wait();
   const double began = detail::seconds_now();
   bench.recorder.end_pass();
   StepResult result;
-  bench.recorder.end_step(alone->meter(), result);
+  bench.recorder.end_step(groups, result);
   bench.recorder.stamp(result, began);
   ASSERT_EQ(bench.recorder.traffic().control().size(), 1u);
   EXPECT_EQ(bench.recorder.traffic().control().begin()->second.calls, 1)

@@ -215,8 +215,7 @@ TEST(CpuAndGpu, StatisticsAndDigestsAreEqual) {
     const DataType dtype = dtypes[round % 3];
     const std::int64_t n = round % 4 == 3 ? cases.random().integer(30000, 50000) : cases.size();
     Operand numbers = cases.numbers(dtype, n);
-    const bool finite = n == 0 || round % 3 != 1;
-    if (!finite) {  // an infinity, whose sum of squares is one too
+    if (n > 0 && round % 3 == 1) {
       const std::int64_t at = cases.random().integer(0, n - 1);
       const std::uint32_t infinity = dtype == DataType::float32    ? 0x7f800000u
                                      : dtype == DataType::bfloat16 ? 0x7f80u
@@ -224,17 +223,16 @@ TEST(CpuAndGpu, StatisticsAndDigestsAreEqual) {
       std::memcpy(numbers.bytes.data() + at * size_of(dtype), &infinity,
                   static_cast<std::size_t>(size_of(dtype)));
     }
-    Operand statistics = cases.poisoned(DataType::int64, 2);
+    Operand statistics = cases.poisoned(DataType::int64, sizeof(GradientStatistics) / 8);
     Operand digest{DataType::int64, 2, std::vector<unsigned char>(16, 7)};
     statistics.shift_elements = 0;
-    // A workspace for two block sums makes the launches come again.
     expect_equal_bits(
         {numbers, statistics, digest},
-        [&](Stream& stream, const auto& v, const Workspace& workspace) {
-          gradient_statistics(stream, v[0], static_cast<GradientStatistics*>(v[1].data), workspace);
+        [&](Stream& stream, const auto& v, const Workspace&) {
+          gradient_statistics(stream, v[0], static_cast<GradientStatistics*>(v[1].data));
           add_digest(stream, v[0], 3, 11, static_cast<Digest*>(v[2].data));
         },
-        std::to_string(n) + " of " + std::string(name_of(dtype)), round % 2 == 0 ? 16 : 65536);
+        std::to_string(n) + " of " + std::string(name_of(dtype)));
   }
 }
 

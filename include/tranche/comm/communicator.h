@@ -96,6 +96,11 @@ class Communicator {
   virtual Event barrier(const OperationLabel& label) = 0;
   /// Groups of equal colour, ordered by key then rank; nullptr for colour < 0. Blocking.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+  /// The group of these ranks, ascending, this one among them. All ranks call it at once, each with the ranks
+  /// of its own group; the groups are disjoint. Blocking.
+  virtual std::unique_ptr<Communicator> subgroup(std::span<const int> ranks) {
+    return split(ranks.front(), rank());
+  }
 
   /// True when there are no peers (plans): nothing is received, and a caller that simulates their data need
   /// not hold it once for each of them.

@@ -96,6 +96,8 @@ struct Config {
   std::int64_t micro_batch_size = 1;
   std::int64_t accumulation_steps = 1;
 
+  /// `tranche.mesh`: axes of the ranks, as Mesh::parse reads them; empty: all ranks shard.
+  std::string mesh;
   int stage = 0;
   ReductionPolicy reduction = ReductionPolicy::automatic;
   int reduction_group = 0;  ///< 0: ranks on rank 0's node at the first start; resumes keep it

@@ -10,6 +10,7 @@
 #include "tranche/device/device.h"
 #include "tranche/device/ledger.h"
 #include "tranche/device/memory_resources.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche {
 
@@ -32,6 +33,7 @@ struct RuntimeOptions {
   std::string device_transport = "auto";               ///< auto, nccl, staged or shared; for cuda
   std::string collectives = "auto";                    ///< `tranche.collectives`
   bool inline_progress = false;   ///< `tranche.progress: inline`, for adopted MPI communicators
+  std::string mesh = {};          ///< `tranche.mesh`; empty: all ranks shard
   int ranks_per_host = 0;         ///< declares nodes of so many consecutive ranks; 0: none
   bool trace = false;             ///< record spans
   std::int64_t trace_events = 0;  ///< most that are kept, the first and the latest; 0: all
@@ -71,15 +73,18 @@ class Runtime {
   const Config& config() const;
   /// Every Engine calls this first. Throws ConfigurationError, a line for each, when keys of `config` that
   /// concern the runtime (`tranche.threads`, device_memory, host_memory, nvme_space, communication_timeout,
-  /// communication_slab, progress, collectives, device_transport, debug.poison_memory, debug.ranks_per_host)
-  /// are neither at their default nor what this runtime was made with. A key at its default asks for nothing:
-  /// RuntimeOptions given in C++ stand. On the meta device, which predicts what a run would take, only
-  /// communication_slab is compared.
+  /// communication_slab, mesh, progress, collectives, device_transport, debug.poison_memory,
+  /// debug.ranks_per_host) are neither at their default nor what this runtime was made with. A key at its
+  /// default asks for nothing: RuntimeOptions given in C++ stand. On the meta device, which predicts what a
+  /// run would take, only communication_slab is compared.
   void check(const Config& config) const;
 
-  /// Groups of ranks: `all`, and `shard`, which partitions state; today both are every rank.
+  const Mesh& mesh() const;
+  /// Groups of ranks: all of them, those of this rank's `shard` axis, which partition state, and those of its
+  /// `replicate` axis, which hold the same part of it (null where there is one copy).
   Communicator& all() const;
   Communicator& shard() const;
+  Communicator* replicas() const;
   int rank() const;
   int size() const;
   Device& device() const;

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <span>
 
+#include "tranche/core/exact_sum.h"
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
-#include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels {
 
@@ -29,20 +29,15 @@ void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType p
 void rounded_sum(Stream& stream, const ConstTensorView& source, DataType communication, bool accumulate,
                  const TensorView& out);
 
-/// Elements of a block of the gradient norm.
-inline constexpr std::int64_t norm_block_elements = 4096;
-
-/// One shard's share of norm and finite check; lives in device memory, 16 bytes.
+/// One shard's share of norm and finite check; lives in device memory, 176 bytes.
 struct GradientStatistics {
-  double sum_of_squares = 0;  ///< blocks of 4096 elements, each summed in order in fp64, added in order
+  SquareSum squares;                   ///< of the finite elements, without rounding
   std::int64_t first_non_finite = -1;  ///< lowest index with an infinity or NaN, -1 if none
 };
-/// Writes *statistics from gradient (any floating dtype). Blocks count from the view's start. Within a block
-/// the sum runs over eight interleaved lanes (element i goes to lane i mod 8) added pairwise at the end
-/// ((0+1)+(2+3))+((4+5)+(6+7)), so it vectorises the same way everywhere. On cuda the blocks' sums pass
-/// through the workspace, 8 bytes each (as many at a time as it holds); the CPU needs none.
-void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics,
-                         const Workspace& workspace = {});
+/// Writes *statistics from gradient (any floating dtype). Each square is exact and is added without rounding:
+/// neither the position of an element nor the cut in shards and buffers changes a bit. The limbs of `squares`
+/// are normalized.
+void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics);
 
 /// Two 64-bit lanes, each the wrapping sum over elements of a mix of (tensor index, element index, bits of
 /// the value as fp32). Sums over any split of the elements, in any order, are equal.

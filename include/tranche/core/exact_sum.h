@@ -1,0 +1,81 @@
+#pragma once
+/// Sums without rounding, whose result depends on nothing but the set of summands: not on their order, and
+/// not on how they are spread over blocks, threads and ranks.
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace tranche {
+
+/// A fixed-point number: the sum over i of limbs[i] * 2^(lowest_exponent + 32 i). A limb takes 32 bits of
+/// each summand and has 64, so carries wait until normalize() (Kulisch's long accumulator; the carry-save
+/// limbs are those of R. M. Neal, Fast Exact Summation Using Small and Large Superaccumulators, 2015, section
+/// 3). At most 2^30 additions may pass between two calls of normalize(). Plain memory: kernels write the
+/// limbs, and ranks send them.
+template <int LowestExponent, int LimbCount>
+struct ExactSum {
+  static constexpr int lowest_exponent = LowestExponent;
+  static constexpr int limb_count = LimbCount;
+  std::int64_t limbs[LimbCount] = {};
+
+  /// Adds integer * 2^exponent. The exponent is at least lowest_exponent and below
+  /// lowest_exponent + 32 (limb_count - 2).
+  constexpr void add(std::int64_t integer, int exponent) {
+    const int position = exponent - lowest_exponent, shift = position % 32;
+    std::int64_t* const limb = limbs + position / 32;
+    const std::uint64_t low = static_cast<std::uint64_t>(integer) << shift;
+    limb[0] += static_cast<std::int64_t>(low & 0xffffffff);
+    limb[1] += static_cast<std::int64_t>(low >> 32);
+    limb[2] += shift == 0 ? integer >> 63 : integer >> (64 - shift);
+  }
+  /// Adds a finite number whose last bit is not below lowest_exponent.
+  void add(double number) {
+    int exponent = 0;
+    const double fraction = std::frexp(number, &exponent);  // of 53 bits, but fewer where it is subnormal
+    const int last = exponent - 53 < lowest_exponent ? lowest_exponent : exponent - 53;
+    add(static_cast<std::int64_t>(std::ldexp(fraction, exponent - last)), last);
+  }
+  constexpr ExactSum& operator+=(const ExactSum& other) {
+    for (int i = 0; i < limb_count; ++i) limbs[i] += other.limbs[i];
+    normalize();
+    return *this;
+  }
+  /// Carries: every limb but the last is in [0, 2^32) then, so that equal sums have equal limbs.
+  constexpr void normalize() {
+    for (int i = 0; i + 1 < limb_count; ++i) {
+      limbs[i + 1] += limbs[i] >> 32;
+      limbs[i] &= 0xffffffff;
+    }
+  }
+  /// The sum, rounded once, to the nearest fp64 number (ties to even).
+  double value() const {
+    ExactSum sum = *this;
+    sum.normalize();
+    const bool negative = sum.limbs[limb_count - 1] < 0;
+    if (negative) {
+      for (std::int64_t& limb : sum.limbs) limb = -limb;
+      sum.normalize();
+    }
+    int top = limb_count - 1;
+    while (top > 0 && sum.limbs[top] == 0) --top;
+    // 64 bits from the highest on; of those below them only counts that there are any.
+    const auto limb = [&sum](int i) { return i < 0 ? 0 : static_cast<std::uint64_t>(sum.limbs[i]); };
+    std::uint64_t bits = limb(top) << 32 | limb(top - 1);
+    const int shift = bits == 0 ? 0 : std::countl_zero(bits);
+    bits = bits << shift | limb(top - 2) >> (32 - shift);
+    bool below = (limb(top - 2) << shift & 0xffffffff) != 0;
+    for (int i = 0; i < top - 2; ++i) below |= limb(i) != 0;
+    const double magnitude =
+        std::ldexp(static_cast<double>(bits | (below ? 1 : 0)), lowest_exponent + 32 * (top - 1) - shift);
+    return negative ? -magnitude : magnitude;
+  }
+  friend bool operator==(const ExactSum&, const ExactSum&) = default;
+};
+
+/// Squares of fp32 numbers are multiples of 2^-298 below 2^256; there is room for 2^64 of them.
+using SquareSum = ExactSum<-352, 21>;
+/// Any finite fp64 numbers.
+using LossSum = ExactSum<-1074, 69>;
+
+}  // namespace tranche

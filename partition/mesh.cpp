@@ -1,0 +1,164 @@
+#include "tranche/partition/mesh.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "core/closest_match.h"
+#include "tranche/core/error.h"
+
+namespace tranche {
+
+namespace {
+
+constexpr std::array<std::string_view, mesh_axes> names = {"replicate", "pipeline", "shard", "context",
+                                                           "tensor"};
+constexpr std::string_view example = "axes with sizes are expected, such as \"replicate=2, shard=*\"";
+
+std::string_view trimmed(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+[[noreturn]] void refuse(std::string_view text, const std::string& reason) {
+  throw ConfigurationError("mesh \"" + std::string(text) + "\": " + reason);
+}
+
+MeshAxis axis_of(std::string_view name, std::string_view text) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found != names.end()) return static_cast<MeshAxis>(found - names.begin());
+  const std::string closest = detail::closest_match(name, {names.begin(), names.end()});
+  refuse(text, "there is no axis '" + std::string(name) + "'" +
+                   (closest.empty() ? "; the axes are replicate, pipeline, shard, context, tensor"
+                                    : "; the closest is " + closest));
+}
+
+}  // namespace
+
+std::string_view name_of(MeshAxis axis) {
+  return names[static_cast<std::size_t>(axis)];
+}
+
+Mesh::Mesh(int ranks) : ranks_(ranks) {
+  if (ranks < 1) throw InvalidArgument("a mesh of " + std::to_string(ranks) + " ranks");
+  sizes_[index(MeshAxis::shard)] = ranks;
+  if (ranks > 1) order_ = {MeshAxis::shard};
+}
+
+Mesh Mesh::parse(std::string_view text, int ranks) {
+  Mesh mesh(ranks);
+  if (trimmed(text).empty()) return mesh;
+  std::vector<std::pair<MeshAxis, std::int64_t>> axes;  // size 0: `*`
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view one = trimmed(rest.substr(0, comma));
+    rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
+    const std::size_t equals = one.find('=');
+    if (equals == std::string_view::npos)
+      refuse(text, "'" + std::string(one) + "' has no size; " + std::string(example));
+    const MeshAxis axis = axis_of(trimmed(one.substr(0, equals)), text);
+    const std::string name(name_of(axis));
+    const std::string_view size = trimmed(one.substr(equals + 1));
+    if (std::any_of(axes.begin(), axes.end(), [&](const auto& before) { return before.first == axis; })) {
+      refuse(text, "axis " + name + " is named twice");
+    }
+    std::int64_t number = 0;
+    if (size == "*") {
+      const auto other = std::find_if(axes.begin(), axes.end(), [](const auto& a) { return a.second == 0; });
+      if (other != axes.end()) {
+        refuse(text, "both " + std::string(name_of(other->first)) + " and " + name +
+                         " are *; one axis at most can take what the others leave");
+      }
+    } else {
+      const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), number);
+      if (error != std::errc() || end != size.data() + size.size() || number < 1 || number > INT32_MAX) {
+        refuse(text, "the size of " + name + " is '" + std::string(size) + "'; it has to be 1 or more, or *");
+      }
+    }
+    axes.emplace_back(axis, number);
+  }
+  std::int64_t product = 1;
+  std::string arithmetic;
+  for (const auto& [axis, size] : axes) {
+    if (size == 0) continue;
+    arithmetic += (arithmetic.empty() ? "" : " x ") + std::string(name_of(axis)) + " " + std::to_string(size);
+    product = product > ranks ? product : product * size;  // no overflow: more than all ranks is told as that
+  }
+  const std::string has = std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
+  const auto open = std::find_if(axes.begin(), axes.end(), [](const auto& a) { return a.second == 0; });
+  if (open != axes.end()) {
+    if (ranks % product != 0) {
+      refuse(text, arithmetic + " does not divide the " + has + ", so " + std::string(name_of(open->first)) +
+                       " cannot take the rest");
+    }
+    open->second = ranks / product;
+  } else if (product != ranks) {
+    refuse(text, arithmetic +
+                     (axes.size() > 1 ? " is " + (product > ranks ? "more than " + std::to_string(ranks)
+                                                                  : std::to_string(product))
+                                      : "") +
+                     ", but there " + (ranks == 1 ? "is " : "are ") + has +
+                     "; give one axis the size * to take the rest");
+  }
+  mesh.order_.clear();
+  mesh.sizes_.fill(1);
+  int stride = ranks;
+  for (const auto& [axis, size] : axes) {
+    if (size == 1) continue;
+    if (axis != MeshAxis::replicate && axis != MeshAxis::shard) {
+      refuse(text, std::string(name_of(axis)) + " is " + std::to_string(size) + ", but this version has no " +
+                       std::string(name_of(axis)) + " parallelism: its size has to be 1");
+    }
+    stride /= static_cast<int>(size);
+    mesh.sizes_[index(axis)] = static_cast<int>(size);
+    mesh.strides_[index(axis)] = stride;
+    mesh.order_.push_back(axis);
+  }
+  return mesh;
+}
+
+void Mesh::require_rank(int rank) const {
+  if (rank < 0 || rank >= ranks_) {
+    throw InvalidArgument("rank " + std::to_string(rank) + " of a mesh of " + std::to_string(ranks_));
+  }
+}
+
+int Mesh::coordinate(MeshAxis axis, int rank) const {
+  require_rank(rank);
+  return rank / strides_[index(axis)] % sizes_[index(axis)];
+}
+
+std::vector<int> Mesh::group(std::initializer_list<MeshAxis> axes, int rank) const {
+  require_rank(rank);
+  std::vector<int> ranks;
+  for (int other = 0; other < ranks_; ++other) {
+    const bool together = std::all_of(order_.begin(), order_.end(), [&](MeshAxis axis) {
+      return std::find(axes.begin(), axes.end(), axis) != axes.end() ||
+             coordinate(axis, other) == coordinate(axis, rank);
+    });
+    if (together) ranks.push_back(other);
+  }
+  return ranks;
+}
+
+std::string Mesh::to_string() const {
+  std::string text;
+  for (const MeshAxis axis : order_) {
+    text += (text.empty() ? "" : ", ") + std::string(name_of(axis)) + "=" + std::to_string(size(axis));
+  }
+  return text.empty() ? "shard=1" : text;
+}
+
+std::string Mesh::describe(int rank) const {
+  require_rank(rank);
+  if (order_.size() < 2) return {};
+  std::string text;
+  for (const MeshAxis axis : order_) {
+    text += (text.empty() ? "" : ", ") + std::string(name_of(axis)) + " " +
+            std::to_string(coordinate(axis, rank));
+  }
+  return text;
+}
+
+}  // namespace tranche

@@ -1,0 +1,125 @@
+#include "tranche/partition/mesh.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "tranche/core/error.h"
+
+namespace tranche {
+namespace {
+
+using enum MeshAxis;
+
+std::string refusal(std::string_view text, int ranks) {
+  try {
+    (void)Mesh::parse(text, ranks);
+  } catch (const ConfigurationError& error) {
+    return error.message();
+  }
+  return "accepted";
+}
+
+TEST(Mesh, WithoutTextAllRanksShard) {
+  for (const int ranks : {1, 2, 7}) {
+    const Mesh mesh = Mesh::parse(" ", ranks);
+    EXPECT_EQ(mesh, Mesh(ranks));
+    EXPECT_EQ(mesh, Mesh::parse("shard=*", ranks));
+    EXPECT_EQ(mesh.size(shard), ranks);
+    EXPECT_EQ(mesh.to_string(), "shard=" + std::to_string(ranks));
+    EXPECT_EQ(mesh.describe(ranks - 1), "");
+    EXPECT_EQ(mesh.data_ranks(), ranks);
+  }
+}
+
+TEST(Mesh, TheLastAxisIsOfNeighbours) {
+  const Mesh mesh = Mesh::parse("replicate=2, shard=3", 6);
+  EXPECT_EQ(mesh.group({shard}, 4), (std::vector{3, 4, 5}));
+  EXPECT_EQ(mesh.group({replicate}, 4), (std::vector{1, 4}));
+  EXPECT_EQ(mesh.group({replicate, shard}, 4), (std::vector{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(mesh.group({pipeline}, 4), (std::vector{4}));
+  EXPECT_EQ(mesh.coordinate(replicate, 4), 1);
+  EXPECT_EQ(mesh.coordinate(shard, 4), 1);
+  EXPECT_EQ(mesh.coordinate(tensor, 4), 0);
+  EXPECT_EQ(mesh.describe(5), "replicate 1, shard 2");
+  const Mesh strided = Mesh::parse("shard=3, replicate=2", 6);
+  EXPECT_EQ(strided.group({shard}, 4), (std::vector{0, 2, 4}));
+  EXPECT_EQ(strided.group({replicate}, 4), (std::vector{4, 5}));
+  EXPECT_EQ(strided.to_string(), "shard=3, replicate=2");
+  EXPECT_NE(strided, mesh);
+}
+
+TEST(Mesh, GroupsOfAnAxisCoverTheRanksOnce) {
+  for (int ranks = 1; ranks <= 12; ++ranks) {
+    for (int k = 1; k <= ranks; ++k) {
+      if (ranks % k != 0) continue;
+      const Mesh mesh = Mesh::parse("replicate=*,shard=" + std::to_string(k), ranks);
+      EXPECT_EQ(mesh.size(replicate), ranks / k);
+      EXPECT_EQ(mesh.data_ranks(), ranks);
+      for (const MeshAxis axis : {replicate, shard}) {
+        std::vector<int> seen(static_cast<std::size_t>(ranks), 0);
+        for (int rank = 0; rank < ranks; ++rank) {
+          const std::vector<int> group = mesh.group({axis}, rank);
+          ASSERT_EQ(static_cast<int>(group.size()), mesh.size(axis));
+          ASSERT_EQ(group[static_cast<std::size_t>(mesh.coordinate(axis, rank))], rank);
+          if (group.front() == rank) {
+            for (const int member : group) ++seen[static_cast<std::size_t>(member)];
+          }
+        }
+        EXPECT_EQ(std::accumulate(seen.begin(), seen.end(), 0), ranks);
+        EXPECT_EQ(*std::max_element(seen.begin(), seen.end()), 1);
+      }
+    }
+  }
+}
+
+TEST(Mesh, WhatIsRefusedNamesTheAxisAndTheArithmetic) {
+  EXPECT_EQ(refusal("replicate=3, shard=*", 8),
+            "mesh \"replicate=3, shard=*\": replicate 3 does not divide the 8 ranks, so shard cannot take "
+            "the rest");
+  EXPECT_EQ(refusal("replicate=2, shard=3", 8),
+            "mesh \"replicate=2, shard=3\": replicate 2 x shard 3 is 6, but there are 8 ranks; give one axis "
+            "the size "
+            "* to take the rest");
+  EXPECT_EQ(refusal("shard=4", 1),
+            "mesh \"shard=4\": shard 4, but there is 1 rank; give one axis the size * to take "
+            "the rest");
+  EXPECT_EQ(refusal("replicate=2000000000, shard=2000000000", 8),
+            "mesh \"replicate=2000000000, shard=2000000000\": replicate 2000000000 x shard 2000000000 is "
+            "more than 8, "
+            "but there are 8 ranks; give one axis the size * to take the rest");
+  EXPECT_EQ(refusal("replicate=*, shard=*", 8),
+            "mesh \"replicate=*, shard=*\": both replicate and shard are *; one axis at most can take what "
+            "the others "
+            "leave");
+  EXPECT_EQ(refusal("shard=2, shard=4", 8), "mesh \"shard=2, shard=4\": axis shard is named twice");
+  EXPECT_EQ(refusal("shart=8", 8), "mesh \"shart=8\": there is no axis 'shart'; the closest is shard");
+  EXPECT_EQ(refusal("x=8", 8),
+            "mesh \"x=8\": there is no axis 'x'; the axes are replicate, pipeline, shard, context, tensor");
+  for (const std::string_view size : {"0", "-2", "2.5", "", "two", "99999999999999999999"}) {
+    EXPECT_EQ(refusal("shard=" + std::string(size), 8), "mesh \"shard=" + std::string(size) +
+                                                            "\": the size of shard is '" + std::string(size) +
+                                                            "'; it has to be 1 or more, or *");
+  }
+  EXPECT_EQ(
+      refusal("shard", 8),
+      "mesh \"shard\": 'shard' has no size; axes with sizes are expected, such as \"replicate=2, shard=*\"");
+  EXPECT_EQ(refusal("shard=8, , replicate=1", 8).substr(0, 48),
+            "mesh \"shard=8, , replicate=1\": '' has no size; a");
+  EXPECT_EQ(refusal("tensor=2, shard=*", 8),
+            "mesh \"tensor=2, shard=*\": tensor is 2, but this version has no tensor parallelism: its size "
+            "has to be 1");
+  EXPECT_EQ(refusal("pipeline=1, shard=*, context=1, tensor=1", 8), "accepted");
+}
+
+TEST(Mesh, RanksThatAreNotThere) {
+  EXPECT_THROW(Mesh(0), InvalidArgument);
+  const Mesh mesh(3);
+  EXPECT_THROW((void)mesh.coordinate(shard, 3), InvalidArgument);
+  EXPECT_THROW((void)mesh.group({shard}, -1), InvalidArgument);
+  EXPECT_THROW((void)mesh.describe(3), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tranche
