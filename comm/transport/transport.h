@@ -43,7 +43,8 @@ class Transport {
   virtual int node_of(int rank) const = 0;
   /// True when this rank and `peer` can read each other's memory; agreed on when the transport was made.
   virtual bool reads(int) const { return false; }
-  /// Why reads() is false for ranks of one node; empty when it is not.
+  /// Why reads() is false for ranks of one node; empty when it is not. A transport that has ranks on one node
+  /// and leaves reads() false overrides this too: an empty text lets collectives read peers' memory.
   virtual std::string window_obstacle() const { return {}; }
   /// Names memory of this rank to peers; nullopt when they cannot read it. From any thread.
   virtual std::optional<MemoryRegistration> register_memory(const void*, std::int64_t) {
