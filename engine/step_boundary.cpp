@@ -106,7 +106,7 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
     }
   }
   all.loss_sum = loss.value();
-  all.sum_of_squares = bad == nullptr ? squares.value() : std::numeric_limits<double>::quiet_NaN();
+  all.sum_of_squares = bad == nullptr ? squares.value() : std::numeric_limits<double>::infinity();
   if (bad != nullptr) {
     const FlatBuffer& flat = *trainable[static_cast<std::size_t>(bad->non_finite_buffer)];
     const TensorPiece piece = flat.layout.locate(bad->non_finite_element);

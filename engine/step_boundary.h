@@ -29,7 +29,7 @@ class StepBoundary {
     std::vector<StepRecord> records;  ///< by rank
     double loss_sum = 0;              ///< rounded once
     std::int64_t tokens = 0;
-    double sum_of_squares = 0;  ///< of the main gradient, rounded once; NaN where it is not finite
+    double sum_of_squares = 0;  ///< of the main gradient, rounded once; infinite where it is not finite
     std::string
         non_finite;  ///< place of the first infinity or NaN of the main gradient; empty: there is none
   };
