@@ -129,7 +129,7 @@ CheckpointSession::CheckpointSession(StateStore& store, const Config& config, Co
       snapshot_(store, device, host_memory) {}
 
 void CheckpointSession::reserve() {
-  snapshot_.reserve(checkpoint::ShardPlan(whole_layout(), shard().rank(), 0));
+  if (writes()) snapshot_.reserve(checkpoint::ShardPlan(whole_layout(), shard().rank(), 0));
 }
 
 checkpoint::Layout CheckpointSession::whole_layout() const {
@@ -142,13 +142,14 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
   (void)finish();
   checkpoint::Layout stored = whole_layout();
   const bool simulated = device_.kind() == DeviceKind::meta;
-  if (!options.arrays.empty() && !(shard().size() == ranks_.size())) {
+  const auto arrays = agree_on_arrays(ranks_, options.arrays, simulated);
+  if (!arrays.empty() && shard().size() != ranks_.size()) {
     throw InvalidArgument(
         "save(): arrays beside the model's state cannot be saved on a mesh with replicas; save them on a "
         "mesh of "
         "shard alone, or in a file of your own");
   }
-  checkpoint::add_arrays(stored, agree_on_arrays(ranks_, options.arrays, simulated));
+  checkpoint::add_arrays(stored, arrays);
   if (token_ == 0) {
     std::int64_t drawn = 0;
     if (ranks_.rank() == 0) {

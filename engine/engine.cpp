@@ -25,11 +25,18 @@ LossScalerOptions scaler_options(const Config& config) {
 
 }  // namespace
 
+/// With the mesh that the runtime was made with, where the configuration leaves it open.
+Config Engine::Impl::checked(Config config, const Runtime& runtime) {
+  if (config.mesh.empty() && runtime.replicas() != nullptr) config.mesh = runtime.mesh().to_string();
+  validate_config(config, runtime.size());
+  runtime.check(config);
+  return config;
+}
+
 Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, EngineOptions options)
     : runtime(runtime_in),
       model(std::move(model_in)),
-      config(
-          (validate_config(config_in, runtime_in.size()), runtime_in.check(config_in), std::move(config_in))),
+      config(checked(std::move(config_in), runtime_in)),
       optimizer(options.optimizer ? std::move(options.optimizer) : make_optimizer(config)),
       own_schedule(options.schedule ? std::optional(options.schedule->describe()) : std::nullopt),
       schedule(options.schedule ? std::move(options.schedule) : make_schedule(config)),

@@ -129,7 +129,7 @@ void Engine::Impl::load_arrays(const std::string& path, const std::vector<ArrayT
         throw CheckpointError(what + " is " + std::string(name_of(array.dtype)) + ", asked for as " +
                               std::string(name_of(target.values.dtype)));
       }
-      if (const int world = reader.layout().world; array.per_rank && world != shard.size()) {
+      if (const int world = reader.layout().world; array.per_rank && world != ranks) {
         throw CheckpointError(what + " is one of each rank, saved by " + std::to_string(world) +
                               ": it cannot be given to " + std::to_string(ranks) +
                               "; save an array of all ranks, whole or in parts, to load it on any number");

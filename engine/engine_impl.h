@@ -30,6 +30,7 @@ using namespace detail;
 
 struct Engine::Impl {
   Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, EngineOptions options);
+  static Config checked(Config config, const Runtime& runtime);
   ~Impl();
 
   // --- engine.cpp: life, micro-batches, forward passes ---

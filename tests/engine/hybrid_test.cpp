@@ -165,6 +165,13 @@ TEST(Hybrid, WhatIsRefused) {
       HasSubstr("tranche.reduction_group: 4 with tranche.mesh \"replicate=*, shard=2\", where gradients are "
                 "added within the 2 ranks of shard first; leave it out"));
   run.reduction_group = 0;
+  on_ranks(run, [](Engine& engine, Runtime&) {
+    const std::int64_t number = 7;
+    const ConstTensorView values{&number, DataType::int64, Shape{1}};
+    EXPECT_THAT(message_of<InvalidArgument>(
+                    [&] { (void)engine.save("x", {.arrays = {SavedArray::whole("order", values)}}); }),
+                HasSubstr("arrays beside the model's state cannot be saved on a mesh with replicas"));
+  });
   run.accumulation = 2;
   run.policy = ReductionPolicy::micro_batch;
   on_ranks(run, [](Engine& engine, Runtime& runtime) {
@@ -172,6 +179,14 @@ TEST(Hybrid, WhatIsRefused) {
     EXPECT_THAT(message_of<Error>([&] { (void)engine.read_gradient("prime.c"); }),
                 HasSubstr("replicas' sums"));
   });
+}
+
+TEST(Hybrid, ARuntimesMeshIsTheConfigurations) {
+  OddRun run;
+  run.ranks = 4;
+  on_ranks(
+      run, [](Engine& engine, Runtime&) { EXPECT_EQ(engine.config().mesh, "replicate=2, shard=2"); },
+      [](Config&, RuntimeOptions& options) { options.mesh = hybrid(2); });
 }
 
 }  // namespace

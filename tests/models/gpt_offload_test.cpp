@@ -192,7 +192,10 @@ int computed_while_copying(bool overlap) {
 }
 
 TEST(GptOffloadOverlap, BlocksAreComputedWhileTheInputOfTheNextTravels) {
-  EXPECT_GT(computed_while_copying(true), 0);
+  // A machine with other work may keep the copying thread from its core just then: seen once is enough.
+  int seen = 0;
+  for (int tries = 0; tries < 20 && seen == 0; ++tries) seen = computed_while_copying(true);
+  EXPECT_GT(seen, 0);
   EXPECT_EQ(computed_while_copying(false), 0) << "the test can fail";
 }
 
