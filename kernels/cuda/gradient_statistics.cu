@@ -4,8 +4,8 @@
 //
 // A thread block takes blocks of 4096 elements, 16 a thread, in registers. The greatest magnitude of a
 // block decides the first power of two; each round takes 50 bits, and two rounds are enough where exponents
-// differ by at most 26. One read of the gradient; 176 bytes are added to by atomics, once a thread block, and
-// carried by a second launch.
+// differ by at most 26. One read of the gradient; 176 bytes, which a launch before has cleared, are added to
+// by atomics, once a thread block; a launch behind carries.
 
 #include <algorithm>
 
@@ -118,6 +118,11 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+__global__ void clear_kernel(GradientStatistics* statistics) {
+  if (threadIdx.x < SquareSum::limb_count) statistics->squares.limbs[threadIdx.x] = 0;
+  if (threadIdx.x == 0) statistics->first_non_finite = -1;
+}
+
 __global__ void normalize_kernel(GradientStatistics* statistics) {
   std::int64_t* const limbs = statistics->squares.limbs;
   for (int i = 0; i + 1 < SquareSum::limb_count; ++i) {
@@ -131,10 +136,7 @@ __global__ void normalize_kernel(GradientStatistics* statistics) {
 void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics) {
   const std::int64_t elements = gradient.elements();
   const auto grid = std::min(divide_round_up(elements, block_elements), most_thread_blocks);
-  check_cuda(cudaMemsetAsync(&statistics->squares, 0, sizeof(SquareSum), native(stream)),
-             "gradient_statistics");
-  check_cuda(cudaMemsetAsync(&statistics->first_non_finite, 0xff, sizeof(std::int64_t), native(stream)),
-             "gradient_statistics");
+  launch(stream, "gradient_statistics", clear_kernel, {.grid = 1, .block = warp_size}, statistics);
   if (elements == 0) return;
   with_storage(gradient.dtype, [&](auto storage) {
     using T = decltype(storage);

@@ -6,8 +6,8 @@ namespace tranche::kernels::cuda {
 /// Pieces that one launch of ordered_sum takes.
 inline constexpr int most_pieces = 4000;
 
-/// As in kernels/reduction.h, arguments checked. Each is one launch, gradient_statistics
-/// two.
+/// As in kernels/reduction.h, arguments checked. Each is one launch,
+/// gradient_statistics three.
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
                  bool accumulate, const TensorView& out);
 decltype(kernels::rounded_sum) rounded_sum;
