@@ -14,8 +14,6 @@ namespace tranche::detail {
 
 namespace {
 
-/// For norms of gradients on their way to the host; a GPU takes as many blocks at a time as fit.
-
 /// For a plan's simulation: what streams are given besides kernels and copies.
 void note_disk(Stream& stream, WorkKind kind, const std::string& unit, std::int64_t bytes) {
   if (stream.recorder() == nullptr) return;

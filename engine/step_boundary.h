@@ -40,8 +40,8 @@ class StepBoundary {
   Agreement agree(StepRecord mine, std::int64_t nominal_tokens, std::int64_t step);
 
   /// Issues the update of all state, and the gathers of new weights. A skipped step issues the same work,
-  /// masked: memory and traffic never depend on data. Collective over each buffer's group, and over `ranks`
-  /// for rules with sums.
+  /// masked: memory and traffic never depend on data. Collective over each buffer's group, for
+  /// rules with sums too.
   void update(const OptimizerStep& step);
   /// Problems of replaying the update, for the log.
   std::vector<std::string> replay_problems() const;

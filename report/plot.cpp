@@ -539,7 +539,7 @@ void draw_ends(Svg& svg, const Frame& frame, std::vector<Mark> ends) {
     end.y = std::max(end.y, last + apart);
     last = end.y;
   }
-  // What went below the plot goes up again, and moves what is above it.
+  // Labels that went below the plot go up again, and move those above them.
   double next = frame.base + apart;
   for (auto end = ends.rbegin(); end != ends.rend(); ++end) {
     end->y = std::min(end->y, next - apart);

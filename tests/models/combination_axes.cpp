@@ -216,7 +216,7 @@ Combination start() {
   return c;
 }
 
-/// What follows from several values.
+/// Sets the fields that follow from several values.
 void complete(Combination& c) {
   c.config.micro_batch_size = 12 / (c.ranks * c.config.accumulation_steps);
 }

@@ -62,7 +62,7 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
 /// The values of a row that are not the first of their axis.
 std::string text_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row);
 
-/// What a training gave, as its rank 0 saw it.
+/// The results of a training, as its rank 0 saw them.
 struct CombinationOutcome {
   std::vector<StepResult> steps;
   std::vector<EvaluationResult> evaluations;

@@ -112,7 +112,7 @@ TEST(Progress, ANormFarFromItsMedianIsUnusualAndStays) {
   for (int i = 2; i <= 4; ++i) EXPECT_EQ(take(i, 2), "");
   EXPECT_EQ(take(5, 15.9), "") << "8 medians are unusual, less is not";
   EXPECT_THAT(take(6, 22.5), testing::EndsWith("  UNUSUAL: norm is 11x the recent median\n"));
-  // What is so from now on is usual again.
+  // A norm that stays so high is usual again.
   int said = 0;
   for (int i = 7; i <= 49; ++i) said += take(i, 200).empty() ? 0 : 1;
   EXPECT_GT(said, 0);

@@ -76,7 +76,7 @@ class Runtime {
   /// communication_slab, mesh, progress, collectives, device_transport, debug.poison_memory,
   /// debug.ranks_per_host) are neither at their default nor what this runtime was made with. A key at its
   /// default asks for nothing: RuntimeOptions given in C++ stand. On the meta device, which predicts what a
-  /// run would take, only communication_slab is compared.
+  /// run would take, only communication_slab and mesh are compared.
   void check(const Config& config) const;
 
   const Mesh& mesh() const;

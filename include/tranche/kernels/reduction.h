@@ -31,7 +31,7 @@ void rounded_sum(Stream& stream, const ConstTensorView& source, DataType communi
 
 /// One shard's share of norm and finite check; lives in device memory, 176 bytes.
 struct GradientStatistics {
-  SquareSum squares;                   ///< of the finite elements, without rounding
+  SquareSum squares;                   ///< without rounding; meaningful where all elements are finite
   std::int64_t first_non_finite = -1;  ///< lowest index with an infinity or NaN, -1 if none
 };
 /// Writes *statistics from gradient (any floating dtype). Each square is exact and is added without rounding:
