@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Counts words: the 90th percentile of the sentences is at most 25, and README has at most 700 in all.
+"""Counts words: of README and docs/start the 90th percentile of the sentences is at most 25, and README has at most 700 in all; no
+sentence of docs/internals has more than 35.
 
-    scripts/sentences.py [PAGE ...]     README.md and docs/start/*.md unless given; exit status 1 beyond that
+    scripts/sentences.py            these pages; exit status 1 beyond that
+    scripts/sentences.py PAGE ...   the percentile of these pages
 
 Of sentences, paragraphs and list items count; of README headings and tables, too. Code, comments and pictures do not; of a link its
 text does.
@@ -13,6 +15,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST = 25
 README_WORDS = 700
+INTERNALS_MOST = 35  # of one sentence
 
 
 def prose(text):
@@ -49,9 +52,17 @@ def percentile(lengths):
     return sorted(lengths)[max(0, -(-9 * len(lengths) // 10) - 1)]
 
 
+def lengths(pages):
+    return [(length, sentence, page.name) for page in pages for length, sentence in sentences(page.read_text(encoding="utf-8"))]
+
+
+def listed(found):
+    return "\n".join(f"  {length} {page}: {text}" for length, text, page in found)
+
+
 def main():
     pages = [pathlib.Path(page) for page in sys.argv[1:]] or [ROOT / "README.md", *sorted((ROOT / "docs" / "start").glob("*.md"))]
-    found = [(length, sentence, page.name) for page in pages for length, sentence in sentences(page.read_text(encoding="utf-8"))]
+    found = lengths(pages)
     if not found:
         sys.exit("no sentence was found")
     reached = percentile([length for length, _, _ in found])
@@ -61,8 +72,13 @@ def main():
         if page.name == "README.md" and count > README_WORDS:
             sys.exit(f"{page} has {count} words, and at most {README_WORDS} are wanted: what is more belongs to docs/")
     if reached > MOST:
-        longest = sorted(found, reverse=True)[:10]
-        sys.exit(f"at most {MOST} are wanted; the longest:\n" + "\n".join(f"  {length} {page}: {text}" for length, text, page in longest))
+        sys.exit(f"at most {MOST} are wanted; the longest:\n" + listed(sorted(found, reverse=True)[:10]))
+    if len(sys.argv) == 1:
+        of_internals = lengths(sorted((ROOT / "docs" / "internals").glob("*.md")))
+        long = [entry for entry in of_internals if entry[0] > INTERNALS_MOST]
+        print(f"{len(of_internals)} sentences in docs/internals, {len(long)} of more than {INTERNALS_MOST} words")
+        if long or not of_internals:
+            sys.exit(f"at most {INTERNALS_MOST} words a sentence are wanted:\n" + listed(long))
 
 
 if __name__ == "__main__":
