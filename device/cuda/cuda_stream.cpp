@@ -113,6 +113,7 @@ Event CudaStream::record() {
 
 void CudaStream::synchronize() {
   refuse_in_capture("synchronize");
+  const RelaxedCapture relaxed(*parts_.state);  // another stream of this thread may be captured
   parts_.state->count_host_wait();
   parts_.state->wait_for(native(), "stream '" + *name_ + "'");
   staging_.deliver();
@@ -224,6 +225,7 @@ void CudaStream::end_traced_span() noexcept {
 
 // Hands finished spans to the trace; with `all` the stream is idle, or what is not finished is dropped.
 void CudaStream::drain_spans(bool all) noexcept {
+  const RelaxedCapture relaxed(*parts_.state);
   while (!spans_.empty()) {
     const Span& span = spans_.front();
     const bool finished = cudaEventQuery(span.end) == cudaSuccess;

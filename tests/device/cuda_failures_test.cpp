@@ -9,6 +9,7 @@
 
 #include "tests/cuda_emulation/control.h"
 #include "tests/device/cuda_support.h"
+#include "tranche/core/trace.h"
 
 namespace tranche {
 namespace {
@@ -253,6 +254,26 @@ TEST_F(CudaFailures, LookingAtEventsDoesNotSpoilACapture) {
   EXPECT_EQ(replay->problem(), "");
   EXPECT_EQ(device().counters().replays, 2);
   EXPECT_EQ(read(a.data(), 64), std::vector<unsigned char>(64, 2));
+}
+
+// Another stream may be waited for, and its trace written, while one is captured.
+TEST_F(CudaFailures, WaitingForATracedStreamDoesNotSpoilACapture) {
+  TraceRecorder trace(0);
+  Buffer a = memory(64), b = memory(64);
+  auto other = device().create_stream("other");
+  other->set_trace(&trace);
+  auto replay = device().create_replay("step");
+  for (int run = 0; run < 3; ++run) {
+    device().fill_bytes(*other, b.data(), 1, 64);
+    replay->run(compute(), [&] {
+      other->synchronize();
+      device().fill_bytes(compute(), a.data(), 3, 64);
+    });
+  }
+  other->set_trace(nullptr);
+  EXPECT_EQ(replay->problem(), "");
+  EXPECT_EQ(device().counters().replays, 2);
+  EXPECT_EQ(read(a.data(), 64), std::vector<unsigned char>(64, 3));
 }
 
 TEST_F(CudaFailures, WaitsLeaveTheCoreToOthers) {
