@@ -172,7 +172,7 @@ class Case {
                                      static_cast<double>(updated));
         }};
     for (std::size_t k = 0; k < loops; ++k) {
-      measurements.push_back(
+      measurements.emplace_back(
           [&, k] { loop_times[k].push_back(time([&] { bench_pass(settings_.ahead[k]); })); });
     }
     // In another order each round, so that none has always the same before it.

@@ -43,7 +43,9 @@ struct RawRing::Impl {
   bool registered = false;
 };
 
-RawRing::RawRing(int depth, char* memory, std::int64_t bytes) : impl_(std::make_unique<Impl>()) {
+RawRing::RawRing(int depth, char* memory,  // NOLINT(readability-non-const-parameter): the system writes to it
+                 std::int64_t bytes)
+    : impl_(std::make_unique<Impl>()) {
   impl_->depth = depth;
   check(io_uring_queue_init(static_cast<unsigned>(depth), &impl_->ring, 0), "io_uring");
   const iovec range{memory, static_cast<std::size_t>(bytes)};

@@ -51,7 +51,7 @@ class ScratchFile {
   std::unique_ptr<File> file_;
 };
 
-BlockIoCandidate try_candidate(const CalibrationRequest& request, BlockIoOptions options, File& file,
+BlockIoCandidate try_candidate(const CalibrationRequest& request, const BlockIoOptions& options, File& file,
                                AlignedBuffer& memory) {
   BlockIoCandidate candidate{options.engine, options.block_bytes, options.depth, 0, 0};
   const auto io = make_block_io(options);
