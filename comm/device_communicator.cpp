@@ -147,9 +147,7 @@ class DeviceCommunicator : public CommunicatorBase {
     open("broadcast", label);
     validate_and_record_broadcast(values, count, dtype, root, label);
     if (on_host(label)) return host_->broadcast(values, count, dtype, root, ready, label);
-    DeviceCall call = call_of("broadcast", values, values, count, dtype, label);
-    call.other = root;
-    return enqueue(std::move(call), ready);
+    return enqueue(call_of("broadcast", values, values, count, dtype, label, root), ready);
   }
 
   Event send(const void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
@@ -157,9 +155,7 @@ class DeviceCommunicator : public CommunicatorBase {
     open("send", label);
     validate_and_record_send(values, count, dtype, peer, label);
     if (on_host(label)) return host_->send(values, count, dtype, peer, ready, label);
-    DeviceCall call = call_of("send", values, nullptr, count, dtype, label);
-    call.other = peer;
-    return enqueue(std::move(call), ready);
+    return enqueue(call_of("send", values, nullptr, count, dtype, label, peer), ready);
   }
 
   Event recv(void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
@@ -167,9 +163,7 @@ class DeviceCommunicator : public CommunicatorBase {
     open("recv", label);
     validate_and_record_recv(values, count, dtype, peer, label);
     if (on_host(label)) return host_->recv(values, count, dtype, peer, ready, label);
-    DeviceCall call = call_of("recv", nullptr, values, count, dtype, label);
-    call.other = peer;
-    return enqueue(std::move(call), ready);
+    return enqueue(call_of("recv", nullptr, values, count, dtype, label, peer), ready);
   }
 
   Event barrier(const OperationLabel& label) override {
@@ -232,7 +226,7 @@ class DeviceCommunicator : public CommunicatorBase {
   }
 
   static DeviceCall call_of(std::string_view name, const void* from, void* to, std::int64_t count,
-                            DataType dtype, const OperationLabel& label) {
+                            DataType dtype, const OperationLabel& label, int other = 0) {
     DeviceCall call;
     call.name = name;
     call.unit = label.unit;
@@ -241,6 +235,7 @@ class DeviceCommunicator : public CommunicatorBase {
     call.to = to;
     call.count = count;
     call.dtype = dtype;
+    call.other = other;
     return call;
   }
 

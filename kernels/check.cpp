@@ -48,6 +48,12 @@ void check_elements(std::string_view kernel, std::string_view operand, std::int6
   }
 }
 
+void check_tensor(std::string_view kernel, std::string_view operand, const ConstTensorView& held,
+                  std::initializer_list<DataType> wanted, std::int64_t elements, std::source_location where) {
+  check_dtype(kernel, operand, held.dtype, wanted, where);
+  check_elements(kernel, operand, held.elements(), elements, where);
+}
+
 void check_rank(std::string_view kernel, std::string_view operand, const Shape& held, int wanted,
                 std::source_location where) {
   if (held.rank() != wanted) {

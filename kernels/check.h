@@ -24,6 +24,10 @@ void check_floating(std::string_view kernel, std::string_view operand, DataType 
 /// "cast: `to` has 7 elements, wanted 8".
 void check_elements(std::string_view kernel, std::string_view operand, std::int64_t held, std::int64_t wanted,
                     std::source_location where = std::source_location::current());
+/// Both: the dtype is one of `wanted`, the number of elements is `elements`.
+void check_tensor(std::string_view kernel, std::string_view operand, const ConstTensorView& held,
+                  std::initializer_list<DataType> wanted, std::int64_t elements,
+                  std::source_location where = std::source_location::current());
 /// "add_bias: `x` has shape [7], wanted 2 dimensions".
 void check_rank(std::string_view kernel, std::string_view operand, const Shape& held, int wanted,
                 std::source_location where = std::source_location::current());

@@ -15,24 +15,18 @@ namespace {
 /// Checks the state against `rows` and fills in what the calls have in common.
 cpu::CrossEntropyCall checked_call(std::string_view kernel, const Stream& stream,
                                    const CrossEntropyState& state, std::int64_t rows) {
-  check_dtype(kernel, "state.maximum", state.maximum.dtype, {DataType::float32});
-  check_dtype(kernel, "state.sum", state.sum.dtype, {DataType::float32});
-  check_dtype(kernel, "state.target_logit", state.target_logit.dtype, {DataType::float32});
-  check_elements(kernel, "state.maximum", state.maximum.elements(), rows);
-  check_elements(kernel, "state.sum", state.sum.elements(), rows);
-  check_elements(kernel, "state.target_logit", state.target_logit.elements(), rows);
-  cpu::CrossEntropyCall call;
-  call.rows = rows;
-  call.maximum = state.maximum.as<float>();
-  call.sum = state.sum.as<float>();
-  call.target_logit = state.target_logit.as<float>();
-  call.threads = stream.threads();
-  return call;
+  check_tensor(kernel, "state.maximum", state.maximum, {DataType::float32}, rows);
+  check_tensor(kernel, "state.sum", state.sum, {DataType::float32}, rows);
+  check_tensor(kernel, "state.target_logit", state.target_logit, {DataType::float32}, rows);
+  return {.rows = rows,
+          .maximum = state.maximum.as<float>(),
+          .sum = state.sum.as<float>(),
+          .target_logit = state.target_logit.as<float>(),
+          .threads = stream.threads()};
 }
 
 void add_targets(std::string_view kernel, const ConstTensorView& targets, cpu::CrossEntropyCall& call) {
-  check_dtype(kernel, "targets", targets.dtype, {DataType::int32});
-  check_elements(kernel, "targets", targets.elements(), call.rows);
+  check_tensor(kernel, "targets", targets, {DataType::int32}, call.rows);
   call.targets = targets.as<std::int32_t>();
 }
 
@@ -73,10 +67,8 @@ void cross_entropy_finish(Stream& stream, const ConstTensorView& targets, const 
   constexpr std::string_view kernel = "cross_entropy_finish";
   cpu::CrossEntropyCall call = checked_call(kernel, stream, state, state.maximum.elements());
   add_targets(kernel, targets, call);
-  check_dtype(kernel, "loss_sum", loss_sum.dtype, {DataType::float64});
-  check_dtype(kernel, "token_count", token_count.dtype, {DataType::int64});
-  check_elements(kernel, "loss_sum", loss_sum.elements(), 1);
-  check_elements(kernel, "token_count", token_count.elements(), 1);
+  check_tensor(kernel, "loss_sum", loss_sum, {DataType::float64}, 1);
+  check_tensor(kernel, "token_count", token_count, {DataType::int64}, 1);
   call.loss_sum = loss_sum.as<double>();
   call.token_count = token_count.as<std::int64_t>();
   dispatch(

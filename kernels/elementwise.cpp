@@ -39,8 +39,7 @@ void cast(Stream& stream, const ConstTensorView& from, const TensorView& to) {
 
 void copy(Stream& stream, const ConstTensorView& from, const TensorView& to) {
   constexpr std::string_view name = "copy";
-  check_dtype(name, "to", to.dtype, {from.dtype});
-  check_elements(name, "to", to.elements(), from.elements());
+  check_tensor(name, "to", to, {from.dtype}, from.elements());
   dispatch(
       stream, name, meta::elementwise(0, to, from),
       [threads = stream.threads(), from, to] { cpu::copy(threads, from, to); },

@@ -45,16 +45,15 @@ void embedding_forward(Stream& stream, const ConstTensorView& tokens, const Cons
   check_dtype(kernel, "position_table", position_table.dtype, {out.dtype});
   const Sizes sizes = check_sizes(kernel, tokens, "token_table", token_table, "position_table",
                                   position_table, "out", out.elements());
-  cpu::EmbeddingForward call;
-  call.batch = sizes.batch;
-  call.time = sizes.time;
-  call.width = sizes.width;
-  call.dtype = out.dtype;
-  call.tokens = tokens.as<std::int32_t>();
-  call.token_table = token_table.data;
-  call.position_table = position_table.data;
-  call.out = out.data;
-  call.threads = stream.threads();
+  const cpu::EmbeddingForward call{.batch = sizes.batch,
+                                   .time = sizes.time,
+                                   .width = sizes.width,
+                                   .dtype = out.dtype,
+                                   .tokens = tokens.as<std::int32_t>(),
+                                   .token_table = token_table.data,
+                                   .position_table = position_table.data,
+                                   .out = out.data,
+                                   .threads = stream.threads()};
   dispatch(
       stream, kernel, meta::embedding_forward_cost(tokens.elements(), sizes.width, out.dtype),
       [call] { cpu::embedding_forward(call); },
@@ -69,16 +68,15 @@ void embedding_backward(Stream& stream, const ConstTensorView& tokens, const Con
   check_dtype(kernel, "position_gradient", position_gradient.dtype, {DataType::float32});
   const Sizes sizes = check_sizes(kernel, tokens, "token_gradient", token_gradient, "position_gradient",
                                   position_gradient, "d_out", d_out.elements());
-  cpu::EmbeddingBackward call;
-  call.batch = sizes.batch;
-  call.time = sizes.time;
-  call.width = sizes.width;
-  call.dtype = d_out.dtype;
-  call.tokens = tokens.as<std::int32_t>();
-  call.d_out = d_out.data;
-  call.token_gradient = token_gradient.as<float>();
-  call.position_gradient = position_gradient.as<float>();
-  call.threads = stream.threads();
+  const cpu::EmbeddingBackward call{.batch = sizes.batch,
+                                    .time = sizes.time,
+                                    .width = sizes.width,
+                                    .dtype = d_out.dtype,
+                                    .tokens = tokens.as<std::int32_t>(),
+                                    .d_out = d_out.data,
+                                    .token_gradient = token_gradient.as<float>(),
+                                    .position_gradient = position_gradient.as<float>(),
+                                    .threads = stream.threads()};
   dispatch(
       stream, kernel, meta::embedding_backward_cost(tokens.elements(), sizes.width, d_out.dtype),
       [call] { cpu::embedding_backward(call); },

@@ -29,29 +29,15 @@ cpu::LayerNormForward checked_forward(std::string_view kernel, std::string_view 
                                       const ConstTensorView& bias, float epsilon, const TensorView& y,
                                       const TensorView& mean, const TensorView& rstd, int threads) {
   check_floating(kernel, x_name, x.dtype);
-  check_dtype(kernel, "weight", weight.dtype, {x.dtype});
-  check_dtype(kernel, "bias", bias.dtype, {x.dtype});
-  check_dtype(kernel, "y", y.dtype, {x.dtype});
-  check_dtype(kernel, "mean", mean.dtype, {DataType::float32});
-  check_dtype(kernel, "rstd", rstd.dtype, {DataType::float32});
-  cpu::LayerNormForward call;
-  call.columns = columns_of(kernel, x_name, x);
-  call.rows = x.elements() / call.columns;
-  check_elements(kernel, "weight", weight.elements(), call.columns);
-  check_elements(kernel, "bias", bias.elements(), call.columns);
-  check_elements(kernel, "y", y.elements(), x.elements());
-  check_elements(kernel, "mean", mean.elements(), call.rows);
-  check_elements(kernel, "rstd", rstd.elements(), call.rows);
-  call.dtype = x.dtype;
-  call.x = x.data;
-  call.weight = weight.data;
-  call.bias = bias.data;
-  call.epsilon = epsilon;
-  call.y = y.data;
-  call.mean = mean.as<float>();
-  call.rstd = rstd.as<float>();
-  call.threads = threads;
-  return call;
+  const std::int64_t columns = columns_of(kernel, x_name, x);
+  const std::int64_t rows = x.elements() / columns;
+  check_tensor(kernel, "weight", weight, {x.dtype}, columns);
+  check_tensor(kernel, "bias", bias, {x.dtype}, columns);
+  check_tensor(kernel, "y", y, {x.dtype}, x.elements());
+  check_tensor(kernel, "mean", mean, {DataType::float32}, rows);
+  check_tensor(kernel, "rstd", rstd, {DataType::float32}, rows);
+  return {rows,    columns, x.dtype,          x.data,           weight.data, bias.data,
+          epsilon, y.data,  mean.as<float>(), rstd.as<float>(), threads};
 }
 
 }  // namespace
@@ -98,36 +84,28 @@ void layer_norm_backward(Stream& stream, const ConstTensorView& dy, const ConstT
                          const Workspace& workspace) {
   constexpr std::string_view kernel = "layer_norm_backward";
   check_floating(kernel, "x", x.dtype);
-  check_dtype(kernel, "dy", dy.dtype, {x.dtype});
-  check_dtype(kernel, "weight", weight.dtype, {x.dtype});
-  check_dtype(kernel, "dx", dx.dtype, {x.dtype});
-  check_dtype(kernel, "mean", mean.dtype, {DataType::float32});
-  check_dtype(kernel, "rstd", rstd.dtype, {DataType::float32});
-  check_dtype(kernel, "weight_gradient", weight_gradient.dtype, {DataType::float32});
-  check_dtype(kernel, "bias_gradient", bias_gradient.dtype, {DataType::float32});
   const std::int64_t columns = columns_of(kernel, "x", x);
   const std::int64_t rows = x.elements() / columns;
-  check_elements(kernel, "dy", dy.elements(), x.elements());
-  check_elements(kernel, "weight", weight.elements(), columns);
-  check_elements(kernel, "mean", mean.elements(), rows);
-  check_elements(kernel, "rstd", rstd.elements(), rows);
-  check_elements(kernel, "dx", dx.elements(), x.elements());
-  check_elements(kernel, "weight_gradient", weight_gradient.elements(), columns);
-  check_elements(kernel, "bias_gradient", bias_gradient.elements(), columns);
-  cpu::LayerNormBackward call;
-  call.rows = rows;
-  call.columns = columns;
-  call.dtype = x.dtype;
-  call.dy = dy.data;
-  call.x = x.data;
-  call.weight = weight.data;
-  call.mean = mean.as<float>();
-  call.rstd = rstd.as<float>();
-  call.accumulate_dx = accumulate_dx;
-  call.dx = dx.data;
-  call.weight_gradient = weight_gradient.as<float>();
-  call.bias_gradient = bias_gradient.as<float>();
-  call.threads = stream.threads();
+  check_tensor(kernel, "dy", dy, {x.dtype}, x.elements());
+  check_tensor(kernel, "weight", weight, {x.dtype}, columns);
+  check_tensor(kernel, "mean", mean, {DataType::float32}, rows);
+  check_tensor(kernel, "rstd", rstd, {DataType::float32}, rows);
+  check_tensor(kernel, "dx", dx, {x.dtype}, x.elements());
+  check_tensor(kernel, "weight_gradient", weight_gradient, {DataType::float32}, columns);
+  check_tensor(kernel, "bias_gradient", bias_gradient, {DataType::float32}, columns);
+  const cpu::LayerNormBackward call{.rows = rows,
+                                    .columns = columns,
+                                    .dtype = x.dtype,
+                                    .dy = dy.data,
+                                    .x = x.data,
+                                    .weight = weight.data,
+                                    .mean = mean.as<float>(),
+                                    .rstd = rstd.as<float>(),
+                                    .accumulate_dx = accumulate_dx,
+                                    .dx = dx.data,
+                                    .weight_gradient = weight_gradient.as<float>(),
+                                    .bias_gradient = bias_gradient.as<float>(),
+                                    .threads = stream.threads()};
   dispatch(
       stream, kernel, meta::layer_norm_backward_cost(rows, columns, x.dtype, accumulate_dx),
       [call] { cpu::layer_norm_backward(call); },

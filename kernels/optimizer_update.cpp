@@ -27,8 +27,7 @@ void check_common(std::string_view kernel, const ConstTensorView& gradient, cons
 
 void check_moment(std::string_view kernel, std::string_view operand, const TensorView& moment,
                   const TensorView& master) {
-  check_dtype(kernel, operand, moment.dtype, {DataType::float32, DataType::bfloat16});
-  check_elements(kernel, operand, moment.elements(), master.elements());
+  check_tensor(kernel, operand, moment, {DataType::float32, DataType::bfloat16}, master.elements());
 }
 
 /// Groups that are there, and the list's own order and bounds.

@@ -24,10 +24,8 @@ void squared_error(Stream& stream, const ConstTensorView& y, const ConstTensorVi
                    const TensorView& loss_sum, const TensorView& row_count) {
   constexpr std::string_view name = "squared_error";
   check_pair(name, "y", y, target);
-  check_dtype(name, "loss_sum", loss_sum.dtype, {DataType::float64});
-  check_dtype(name, "row_count", row_count.dtype, {DataType::int64});
-  check_elements(name, "loss_sum", loss_sum.elements(), 1);
-  check_elements(name, "row_count", row_count.elements(), 1);
+  check_tensor(name, "loss_sum", loss_sum, {DataType::float64}, 1);
+  check_tensor(name, "row_count", row_count, {DataType::int64}, 1);
   dispatch(
       stream, name, meta::squared_error(y),
       [y, target, loss_sum, row_count] { cpu::squared_error(y, target, loss_sum, row_count); },
