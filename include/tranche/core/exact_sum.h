@@ -13,11 +13,11 @@ namespace tranche {
 /// limbs are those of R. M. Neal, Fast Exact Summation Using Small and Large Superaccumulators, 2015, section
 /// 3). At most 2^30 additions may pass between two calls of normalize(). Plain memory: kernels write the
 /// limbs, and ranks send them.
-template <int LowestExponent, int LimbCount>
+template <int lowest, int count>
 struct ExactSum {
-  static constexpr int lowest_exponent = LowestExponent;
-  static constexpr int limb_count = LimbCount;
-  std::int64_t limbs[LimbCount] = {};
+  static constexpr int lowest_exponent = lowest;
+  static constexpr int limb_count = count;
+  std::int64_t limbs[count] = {};
 
   /// Adds integer * 2^exponent. The exponent is at least lowest_exponent and below
   /// lowest_exponent + 32 (limb_count - 2).
