@@ -2,7 +2,7 @@
 # Runs clang-tidy 16 with the checks of .clang-tidy; any finding is an error.
 #   scripts/tidy.sh [--changed [COMMITS]] [--build DIR] [FILE...]
 #     --changed [COMMITS]  only files that the last COMMITS commits (5) or the working tree changed, the newest first, at most
-#                          40 of them; in a shallow clone as far as its history goes. Without FILE and --changed: all files.
+#                          20 of them; in a shallow clone as far as its history goes. Without FILE and --changed: all files.
 #     --build DIR          where compile_commands.json lies; by default build/tidy, which is configured if need be (no unity
 #                          build, no CUDA: CUDA sources are nvcc's, and are not checked)
 # Exit status: 0 clean, or clang-tidy 16 is not installed (it says so); 1 findings; 2 usage, or the build cannot be configured.
@@ -52,7 +52,7 @@ if [ -z "$build" ]; then
     { cat "$build/configure.log" >&2; exit 2; }
 fi
 
-most=40
+most=20
 if [ ${#files[@]} -eq 0 ]; then
   if [ "$changed" -gt 0 ]; then
     # The newest first, each once; a file that is gone again is not there to be checked. Without history as deep as

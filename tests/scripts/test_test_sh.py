@@ -99,7 +99,7 @@ class TestScript(unittest.TestCase):
             self.assertRegex(output, r"\ntotal +[0-9.]+  FAILED")
         self.assertEqual(output.splitlines()[-1], "50% tests passed, 1 tests failed out of 2")
 
-    def test_continuous_integration_runs_both(self):
+    def test_continuous_integration_runs_both_and_tidy(self):
         status, output, steps = self.run_script(".ci/run")
         self.assertEqual((status, steps), (0, RELEASE + SANITIZERS))
         self.assertEqual(output.count("\nsuite "), 2)
@@ -108,6 +108,11 @@ class TestScript(unittest.TestCase):
             status, output, steps = self.run_script(".ci/run", failing=preset)
             self.assertEqual((status, steps), (1, ran))
             self.assertEqual(output.splitlines()[-1], "50% tests passed, 1 tests failed out of 2")
+        for script, arguments in (("tidy", "--changed"), ("setup", "--checks")):
+            path = self.root / f"scripts/{script}.sh"
+            path.write_text(f'#!/bin/sh\n[ "$*" != {arguments} ] || {{ echo {script} fails; exit 1; }}\n')
+            status, output, steps = self.run_script(".ci/run")
+            self.assertEqual((status, steps, output.splitlines()[-1]), (1, RELEASE, f"{script} fails"))
 
 
 if __name__ == "__main__":
