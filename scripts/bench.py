@@ -69,7 +69,6 @@ BENCHES = [
     Bench("kernels", "", "--benchmark_filter=attention/bf16_forward/batch:8/time:256/width:256/heads:8 --benchmark_min_time=0.001",
           ["share"], google=True),
     Bench("memory_bound", "", "--small", ["of_copy"], google=True),
-    Bench("partition", "", "--benchmark_min_time=0.001", ["of_floor", "pieces/s"], google=True),
     Bench("host_optimizer", "--sizes 1M,32M --threads 1,all", "--sizes 1M --rounds 1 --seconds 0.001 --gradients bf16 --threads 1",
           ["update_of_loop", "update_of_bound"]),
     Bench("block_io", "", "--mib 4 --repeats 1", ["write_of_raw", "read_of_raw"], disk=True),

@@ -82,9 +82,9 @@ class Lot(unittest.TestCase):
         self.assertIn("unreadable figures: copy/threads:1/iterations:1/manual_time: no memory", result.stderr)
 
     def test_a_program_that_is_not_built_is_named(self):
-        result = self.run_script("--only", "partition")
+        result = self.run_script("--only", "nvme_step")
         self.assertEqual(result.returncode, 1)
-        self.assertIn("no program bench_partition; build with TRANCHE_BENCHES=ON", result.stderr)
+        self.assertIn("no program bench_nvme_step; build with TRANCHE_BENCHES=ON", result.stderr)
 
     def test_results_are_never_written_over(self):
         self.out.mkdir()
@@ -95,7 +95,7 @@ class Lot(unittest.TestCase):
     def test_an_unknown_bench_is_refused_with_the_known_ones(self):
         result = self.run_script("--only", "nothing_like_it")
         self.assertEqual(result.returncode, 2)
-        self.assertIn("--only nothing_like_it: none of kernels, memory_bound, partition", result.stderr)
+        self.assertIn("--only nothing_like_it: none of kernels, memory_bound, host_optimizer", result.stderr)
 
 
 if __name__ == "__main__":
