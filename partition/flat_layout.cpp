@@ -57,10 +57,14 @@ ElementRange intersect(ElementRange a, ElementRange b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-FlatLayout::FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks)
+FlatLayout::FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks, int parts)
     : sizes_(tensor_elements.begin(), tensor_elements.end()), ranks_(ranks) {
   if (ranks < 1) {
     throw InvalidArgument("flat layout over " + std::to_string(ranks) + " ranks; at least 1 is needed");
+  }
+  if (parts < 1) {
+    throw InvalidArgument("shards of a flat layout in " + std::to_string(parts) +
+                          " parts; at least 1 is needed");
   }
   if (sizes_.size() > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
     refuse_size(sizes_.size(), ranks);
@@ -80,8 +84,10 @@ FlatLayout::FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks)
     end = offset + sizes_[i];
     elements_ += sizes_[i];
   }
-  shard_ = round_up(divide_round_up(end, ranks_), shard_multiple_elements);
-  if (shard_ > max_buffer_elements / ranks_) refuse_size(sizes_.size(), ranks);
+  const std::int64_t owners = ranks_ * parts;
+  const std::int64_t part = round_up(divide_round_up(end, owners), shard_multiple_elements);
+  if (part > max_buffer_elements / owners) refuse_size(sizes_.size(), ranks);
+  shard_ = part * parts;
 }
 
 void FlatLayout::require_tensor(int tensor) const {

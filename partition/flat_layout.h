@@ -33,15 +33,16 @@ struct TensorPiece {
 };
 
 /// Layout of one flat buffer: tensors in declared order, each starting on a multiple of 64 elements, cut in
-/// `ranks` equal shards of a multiple of 256 elements; padding otherwise only at the end.
+/// `ranks` equal shards; padding otherwise only at the end. A shard can be cut in `parts` of a multiple of
+/// 256 elements, which are the shards of a layout over ranks * parts.
 ///
 /// Example: tensors of 10 and 300 elements over 3 ranks start at 0 and 64, end at 364; shards hold 256
 /// elements, so the buffer has 768: rank 0 owns [0, 256), rank 1 [256, 512), rank 2 owns only padding.
 class FlatLayout {
  public:
-  /// `tensor_elements` may be empty (then every size is 0). Throws InvalidArgument when ranks < 1, a tensor
-  /// has no elements, or the buffer could pass 2^63 bytes with 8-byte elements.
-  FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks);
+  /// `tensor_elements` may be empty (then every size is 0). Throws InvalidArgument when ranks or parts are
+  /// below 1, a tensor has no elements, or the buffer could pass 2^63 bytes with 8-byte elements.
+  FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks, int parts = 1);
 
   int ranks() const noexcept { return static_cast<int>(ranks_); }
   int tensors() const noexcept { return static_cast<int>(sizes_.size()); }

@@ -121,6 +121,22 @@ TEST(FlatLayout, ShardsGrowJustBeyondAMultiple) {
   EXPECT_EQ(layout_of({63, 64}, 1).tensor_offset(1), 64);
 }
 
+TEST(FlatLayout, PartsOfShardsAreTheShardsOfMoreRanks) {
+  const std::vector<std::int64_t> sizes{127, 2, 521, 61, 1031};
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (int parts = 1; parts <= 8; ++parts) {
+      const FlatLayout cut(sizes, ranks, parts), over_all(sizes, ranks * parts);
+      EXPECT_EQ(cut.ranks(), ranks);
+      EXPECT_EQ(cut.padded_elements(), over_all.padded_elements());
+      EXPECT_EQ(cut.shard_elements(), parts * over_all.shard_elements());
+      EXPECT_EQ(cut.shard_range(ranks - 1).begin, over_all.shard_range((ranks - 1) * parts).begin);
+      EXPECT_EQ(cut.tensor_offset(4), over_all.tensor_offset(4));
+    }
+  }
+  EXPECT_THAT(message_of<InvalidArgument>([&] { FlatLayout(sizes, 2, 0); }),
+              HasSubstr("shards of a flat layout in 0 parts; at least 1 is needed"));
+}
+
 TEST(FlatLayout, OneHugeTensor) {
   const std::int64_t huge = (std::int64_t{1} << 50) + 1;
   const FlatLayout layout = layout_of({huge}, 1000);
