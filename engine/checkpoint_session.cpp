@@ -2,6 +2,7 @@
 
 #include "engine/checkpoint_session.h"
 
+#include <algorithm>
 #include <random>
 #include <span>
 
@@ -129,11 +130,11 @@ CheckpointSession::CheckpointSession(StateStore& store, const Config& config, Co
       snapshot_(store, device, host_memory) {}
 
 void CheckpointSession::reserve() {
-  if (writes()) snapshot_.reserve(checkpoint::ShardPlan(whole_layout(), shard().rank(), 0));
+  snapshot_.reserve(checkpoint::ShardPlan(whole_layout(), owner(), 0));
 }
 
 checkpoint::Layout CheckpointSession::whole_layout() const {
-  return checkpoint_layout(store_, config_.precision.compute, shard().size());
+  return checkpoint_layout(store_, config_.precision.compute, store_.trainable()[0]->owners());
 }
 
 std::string CheckpointSession::save(const std::string& directory, const SaveOptions& options,
@@ -143,11 +144,10 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
   checkpoint::Layout stored = whole_layout();
   const bool simulated = device_.kind() == DeviceKind::meta;
   const auto arrays = agree_on_arrays(ranks_, options.arrays, simulated);
-  if (!arrays.empty() && shard().size() != ranks_.size()) {
+  if (!arrays.empty() && store_.trainable()[0]->replicas != nullptr) {
     throw InvalidArgument(
         "save(): arrays beside the model's state cannot be saved on a mesh with replicas; save them on a "
-        "mesh of "
-        "shard alone, or in a file of your own");
+        "mesh of shard alone, or in a file of your own");
   }
   checkpoint::add_arrays(stored, arrays);
   if (token_ == 0) {
@@ -169,7 +169,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
       if (!folder_ || folder_->parent() != directory) {
         folder_.emplace(checkpoint::Storage{files_, *io_, host_memory_}, directory, token_, ancestors_);
       }
-      plan_ = std::make_unique<checkpoint::ShardPlan>(stored, shard().rank(), step);
+      plan_ = std::make_unique<checkpoint::ShardPlan>(stored, owner(), step);
       retention_ = {options.keep_last, options.keep_every};
       manifest_ = {};
       if (ranks_.rank() == 0) {
@@ -177,7 +177,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
         manifest_.run.step = step;
         manifest(manifest_);
       }
-      if (writes()) snapshot_.take(*plan_, options.arrays, shard().rank());
+      snapshot_.take(*plan_, options.arrays, owner());
       return {};
     });
   } catch (const CheckpointError& error) {
@@ -196,12 +196,8 @@ void CheckpointSession::goes_on_from(const checkpoint::Manifest& loaded) {
   folder_.reset();  // the next save is by the new lineage
 }
 
-Communicator& CheckpointSession::shard() const {
-  return *store_.trainable()[0]->group;
-}
-
-bool CheckpointSession::writes() const {
-  return store_.trainable()[0]->first_replica();
+int CheckpointSession::owner() const {
+  return store_.trainable()[0]->owner();
 }
 
 std::string CheckpointSession::text() const {
@@ -210,12 +206,8 @@ std::string CheckpointSession::text() const {
 
 void CheckpointSession::start_writing() {
   phase_ = Phase::writing;
-  if (!writes()) {
-    work_.start([] { return std::string(); });
-    return;
-  }
   snapshot_.open_tile_feed();
-  work_.start([this, rank = ranks_.rank(), ranks = shard().size(), tiles = snapshot_.feed()] {
+  work_.start([this, rank = ranks_.rank(), ranks = ranks_.size(), tiles = snapshot_.feed()] {
     const DiskSpan span(trace_, "write shard of step " + std::to_string(step_));
     const FeedCloser closer(tiles);
     if (rank == 0) folder_->prepare(step_, plan_->file_bytes() * ranks);
@@ -241,10 +233,11 @@ std::string CheckpointSession::advance() {
       (void)together(ranks_, save_label, [&]() -> std::string {
         if (ranks_.rank() != 0) return {};
         for (std::size_t r = 0; r < results.size(); ++r) {
-          if (results[r].empty()) continue;  // of another replica
           manifest_.shards.push_back(
               checkpoint::shard_record_from_text(results[r], "record of rank " + std::to_string(r)));
         }
+        std::sort(manifest_.shards.begin(), manifest_.shards.end(),
+                  [](const auto& a, const auto& b) { return a.rank < b.rank; });
         work_.start([this] {
           const DiskSpan span(trace_, "commit checkpoint of step " + std::to_string(step_));
           std::string path = folder_->commit(std::move(manifest_));

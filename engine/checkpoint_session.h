@@ -56,10 +56,8 @@ class CheckpointSession {
 
  private:
   enum class Phase { none, writing, committing };
-  /// The ranks that hold the state once among them, as this rank's part of it is numbered.
-  Communicator& shard() const;
-  /// One of the replicas writes what all of them hold.
-  bool writes() const;
+  /// The number of this rank's part among those of the ranks that own the state (FlatBuffer::owner()).
+  int owner() const;
   std::string text() const;
   void start_writing();
   std::string advance();

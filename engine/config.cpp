@@ -227,6 +227,51 @@ void read_groups(const Values& values, Config& config, Problems& problems) {
   }
 }
 
+/// Copies of the sharded state, as tranche's keys or one of DeepSpeed's say.
+void read_replicas(const Values& values, Config& config, Problems& problems) {
+  const auto replicate = values.text("tranche.replicate");
+  if (replicate && *replicate != "all" && *replicate != "parameters") {
+    problems.add(fmt::format("tranche.replicate: '{}' is not one of all, parameters", *replicate));
+  }
+  config.replicate = replicate == "parameters" ? Replicate::parameters : Replicate::all;
+  const std::string sum = values.text("tranche.replica_sum").value_or("micro_batch");
+  config.replica_sum = sum == "step" ? ReplicaSum::step : ReplicaSum::micro_batch;
+  if (sum != "step" && sum != "micro_batch") {
+    problems.add(fmt::format("tranche.replica_sum: '{}' is not one of micro_batch, step", sum));
+  }
+  constexpr const char* mics = "zero_optimization.mics_shard_size";
+  constexpr const char* hpz = "zero_optimization.zero_hpz_partition_size";
+  const int of_mics = small_integer(values, mics, -1, problems);
+  const int of_hpz = small_integer(values, hpz, 1, problems);
+  if (of_mics == 0 || of_mics < -1) {
+    problems.add(fmt::format("{}: {} is neither a number of ranks nor -1 (all)", mics, of_mics));
+  } else if (of_mics > 0) {
+    config.shard_size_key = mics;
+    config.shard_size = of_mics;
+  }
+  if (of_hpz < 1) {
+    problems.add(fmt::format("{}: {} is neither a number of ranks nor 1 (off)", hpz, of_hpz));
+  } else if (of_hpz > 1) {
+    if (of_mics > 0) {
+      problems.add(
+          fmt::format("{} and {} both say how many ranks share a copy; give one of them", mics, hpz));
+    }
+    if (config.stage != 3)
+      problems.add(fmt::format("{}: {} needs stage 3, not {}", hpz, of_hpz, config.stage));
+    if (replicate == "all") {
+      problems.add(
+          fmt::format("{}: {} replicates parameters alone, but tranche.replicate is all", hpz, of_hpz));
+    }
+    config.shard_size_key = hpz;
+    config.shard_size = of_hpz;
+    config.replicate = Replicate::parameters;
+  }
+  // A mesh that is given too has to agree, which validation tells once it knows the ranks.
+  if (config.shard_size > 0 && config.mesh.empty()) {
+    config.mesh = fmt::format("replicate=*, shard={}", config.shard_size);
+  }
+}
+
 void read_tranche(const Values& values, Config& config, Problems& problems) {
   const std::string reduction = values.text("tranche.reduction").value_or("auto");
   if (reduction == "boundary") {
@@ -244,17 +289,7 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
   config.collectives = values.text("tranche.collectives").value_or(config.collectives);
   config.device_transport = values.text("tranche.device_transport").value_or(config.device_transport);
   config.mesh = values.text("tranche.mesh").value_or(config.mesh);
-  const int shared_by = small_integer(values, "zero_optimization.mics_shard_size", -1, problems);
-  if (shared_by == 0 || shared_by < -1) {
-    problems.add(fmt::format(
-        "zero_optimization.mics_shard_size: {} is neither a number of ranks nor -1 (all)", shared_by));
-  } else if (shared_by > 0 && !config.mesh.empty()) {
-    problems.add(
-        "zero_optimization.mics_shard_size and tranche.mesh both say how the state is sharded; give one of "
-        "them");
-  } else if (shared_by > 0) {
-    config.mesh = fmt::format("replicate=*, shard={}", shared_by);
-  }
+  read_replicas(values, config, problems);
   config.reduction_group = small_integer(values, "tranche.reduction_group", config.reduction_group, problems);
   config.depth = small_integer(values, "tranche.depth", config.depth, problems);
   config.threads = small_integer(values, "tranche.threads", config.threads, problems);
@@ -436,6 +471,14 @@ std::string_view name_of(OffloadTier tier) {
       return "nvme";
   }
   return "?";
+}
+
+std::string_view name_of(Replicate replicate) {
+  return replicate == Replicate::all ? "all" : "parameters";
+}
+
+std::string_view name_of(ReplicaSum sum) {
+  return sum == ReplicaSum::micro_batch ? "micro_batch" : "step";
 }
 
 std::string_view name_of(ReductionPolicy policy) {

@@ -134,6 +134,8 @@ Json tranche_keys(const Config& config) {
   Json json;
   json["reduction"] = name_of(config.reduction);
   json["mesh"] = config.mesh;
+  json["replicate"] = name_of(config.replicate);
+  json["replica_sum"] = name_of(config.replica_sum);
   json["reduction_group"] = config.reduction_group;
   json["depth"] = config.depth;
   json["communication_timeout"] = config.communication_timeout;

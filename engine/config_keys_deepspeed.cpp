@@ -107,9 +107,9 @@ constexpr ConfigKey keys[] = {
     // zero_optimization: what this version does not do.
     refused("zero_optimization.zenflow", "null",
             "updates that lag behind their gradients would change the result"),
-    refused("zero_optimization.zero_hpz_partition_size", "1",
-            "a second copy of weights inside a node (hpZ) is not "
-            "part of this version"),
+    honoured("zero_optimization.zero_hpz_partition_size", integer, "1",
+             "ranks that share one copy of the parameters in stage 3: tranche.mesh \"replicate=*, shard=SIZE\" and "
+             "tranche.replicate parameters; 1 is off"),
     refused("zero_optimization.zero_quantized_weights", "false", no_quantization),
     refused("zero_optimization.zero_quantized_nontrainable_weights", "false", no_quantization),
     refused("zero_optimization.zero_quantized_gradients", "false", no_quantization),

@@ -113,20 +113,48 @@ void check_precision(const Config& config, Problems& problems) {
   }
 }
 
+/// What replicas that differ in their gradients and optimizer state cannot have.
+void check_replicas(const Config& config, Problems& problems) {
+  if (config.replica_sum == ReplicaSum::step && config.precision.accumulation != DataType::float32) {
+    problems.add(fmt::format(
+        "tranche.replica_sum: step accumulates in fp32, but data_types.grad_accum_dtype is {}; write fp32 "
+        "there, or micro_batch here",
+        name_of(config.precision.accumulation)));
+  }
+  if (config.replicate != Replicate::parameters) return;
+  if (config.stage == 0) {
+    problems.add(
+        "tranche.replicate: parameters shards gradients and optimizer state over all ranks, but stage 0 "
+        "shards nothing; write stage 1, 2 or 3, or all here");
+  }
+  if (config.offload.parameters != OffloadTier::none) {
+    problems.add(fmt::format(
+        "tranche.replicate: parameters with offload_param.device {}: the ranks of all replicas bring each "
+        "other new weights on the device; leave offload_param out, or write all here",
+        name_of(config.offload.parameters)));
+  }
+}
+
 void check_mesh(const Config& config, int ranks, Problems& problems) {
   try {
     const Mesh mesh = Mesh::parse(config.mesh, ranks);
     const int shards = mesh.size(MeshAxis::shard);
-    if (mesh.size(MeshAxis::replicate) == 1 || config.reduction_group == 0 ||
-        config.reduction_group == shards)
-      return;
+    if (config.shard_size > 0 && config.shard_size != shards) {
+      problems.add(fmt::format(
+          "{}: {} with tranche.mesh (--mesh) \"{}\", where {} ranks share a copy; give one of the two",
+          config.shard_size_key, config.shard_size, config.mesh, shards));
+    }
+    if (mesh.size(MeshAxis::replicate) == 1) return;
+    check_replicas(config, problems);
+    if (config.reduction_group == 0 || config.reduction_group == shards) return;
     problems.add(
         fmt::format("tranche.reduction_group: {} with tranche.mesh \"{}\", where gradients are added within "
                     "the {} ranks of shard "
                     "first; leave it out",
                     config.reduction_group, config.mesh, shards));
   } catch (const ConfigurationError& error) {
-    problems.add("tranche.mesh: " + error.message());
+    problems.add((config.shard_size > 0 ? config.shard_size_key + ", tranche.mesh: " : "tranche.mesh: ") +
+                 error.message());
   }
 }
 

@@ -252,13 +252,13 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
                                std::to_string(static_cast<std::int64_t>(scale.scale)));
       }
     }
-    if (result.world == shard.size() && replicas == nullptr && config.reduction_group == 0) {
+    if (result.world == ranks && replicas == nullptr && config.reduction_group == 0) {
       reducer.set_reduction_group(manifest.reduction_group);
     }
-    if (result.world != shard.size()) {
+    if (result.world != ranks) {
       result.notes.push_back("saved by " + std::to_string(result.world) +
                              (result.world == 1 ? " rank" : " ranks") + ", loaded by " +
-                             std::to_string(shard.size()) +
+                             std::to_string(ranks) +
                              ": state is equal to the bit, sums over ranks round differently from here on");
     } else if (reducer.reduction_group() != manifest.reduction_group) {
       result.notes.push_back("tranche.reduction_group is " + std::to_string(reducer.reduction_group()) +

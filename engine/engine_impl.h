@@ -113,6 +113,10 @@ struct Engine::Impl {
   std::int64_t reductions(const FlatBuffer& flat) const {
     return store.residency().policy(flat) == ReductionPolicy::boundary ? 1 : config.accumulation_steps;
   }
+  /// How often the replicas add up their sums of it.
+  std::int64_t replica_reductions(const FlatBuffer& flat) const {
+    return store.residency().sums_replicas_once(flat) ? 1 : reductions(flat);
+  }
 
   // --- engine_step.cpp ---
   StepResult finish_step();

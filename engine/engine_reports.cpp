@@ -96,7 +96,8 @@ std::int64_t Engine::formula_traffic_elements() const {
     padded += flat->layout.padded_elements();
     elements += reductions * flat->layout.padded_elements();
     if (flat->replicas != nullptr) {  // a part is reduced each time, and gathered once
-      over_replicas += (reductions + 1) * flat->replica_part() * (flat->replicas->size() - 1);
+      over_replicas +=
+          (impl.replica_reductions(*flat) + 1) * flat->owned().size() * (flat->replicas->size() - 1);
     }
   }
   // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says.
@@ -120,8 +121,10 @@ std::int64_t Engine::formula_traffic_bytes() const {
     summed += reductions * flat->group->summed_elements_sent(flat->layout.shard_elements(),
                                                              precision.communication, options);
     if (flat->replicas != nullptr) {
-      over_replicas += (reductions * size_of(DataType::float32) + size_of(precision.accumulation)) *
-                       flat->replica_part() * (flat->replicas->size() - 1);
+      const DataType gathered =
+          impl.store.residency().over_replicas(*flat) ? precision.compute : precision.accumulation;
+      over_replicas += (impl.replica_reductions(*flat) * size_of(DataType::float32) + size_of(gathered)) *
+                       flat->owned().size() * (flat->replicas->size() - 1);
     }
   }
   const int stage = impl.config.stage;
@@ -157,7 +160,7 @@ std::string Engine::summary(bool verbose) const {
   row("parameters",
       fmt::format("{:L} in {} units ({:L} with padding)", impl.model.parameters(), units.size(), padded));
   row("ranks, stage", fmt::format("{} x stage {}, {} reduction{}", impl.ranks, config.stage,
-                                  name_of(residency.policy(impl.ranks)),
+                                  name_of(residency.policy(*impl.store.trainable().front())),
                                   impl.ranks == 1 ? " (one rank: all stages hold the same)" : ""));
   row("batch", fmt::format("{} = {} per micro-batch x {} accumulated x {} ranks", config.train_batch_size,
                            config.micro_batch_size, config.accumulation_steps, impl.ranks));

@@ -93,9 +93,13 @@ std::vector<float> Engine::Impl::read_gradient(std::string_view name) {
   require(
       in_step && !in_micro_batch && micro_batch > 0,
       "read_gradient(" + tensor.name + ") outside a step: call it after end_micro_batch() and before step()");
-  const bool reduced = store.residency().policy(store.buffer_of(tensor)) == ReductionPolicy::micro_batch ||
-                       micro_batch == config.accumulation_steps;
-  require(replicas == nullptr || !reduced || micro_batch == config.accumulation_steps,
+  const Residency& residency = store.residency();
+  const FlatBuffer& flat = store.buffer_of(tensor);
+  const bool last = micro_batch == config.accumulation_steps;
+  const bool reduced = residency.policy(flat) == ReductionPolicy::micro_batch || last;
+  // The replicas keep what they own: complete behind each micro-batch where they add it up that often.
+  const bool complete = residency.over_replicas(flat) && !residency.sums_replicas_once(flat);
+  require(flat.replicas == nullptr || !reduced || last || complete,
           "read_gradient(" + tensor.name +
               ") before the last micro-batch of a step, on a mesh with replicas and " +
               "reduction per micro-batch: the replicas' sums are complete at the end of the step only");

@@ -40,15 +40,15 @@ struct TensorState {
 /// group; and the copies of them that this rank keeps. Trainable tensors, which have gradients and optimizer
 /// state, and frozen ones, which have neither, are in different buffers.
 struct FlatBuffer {
-  /// `of_group` contributes gradients to the tensors and owns their shards; `other_replicas` (null: none)
-  /// hold the same shard as this rank. Both outlive the buffer.
+  /// `of_group` contributes gradients to the tensors and shards them; `other_replicas` (null: none) have the
+  /// same shard as this rank. Both outlive the buffer.
   FlatBuffer(std::string buffer_name, bool is_trainable, Communicator& of_group, Communicator* other_replicas,
              std::span<const std::int64_t> sizes, std::vector<int> tensor_indices)
       : name(std::move(buffer_name)),
         trainable(is_trainable),
         group(&of_group),
         replicas(other_replicas),
-        layout(sizes, of_group.size()),
+        layout(sizes, of_group.size(), other_replicas == nullptr ? 1 : other_replicas->size()),
         tensors(std::move(tensor_indices)) {}
 
   std::string name;  ///< the unit's, and " frozen" for its frozen tensors
@@ -79,19 +79,21 @@ struct FlatBuffer {
   Event gradients_on_host;  ///< host_gradients is filled, its statistics are taken
 
   int rank() const { return group->rank(); }
-  /// Of the replicas one counts and writes what all of them hold.
-  bool first_replica() const { return replicas == nullptr || replicas->rank() == 0; }
   ElementRange shard() const { return layout.shard_range(rank()); }
-  /// Elements of the shard's gradient that each replica adds up over all of them; where they do not divide
-  /// the shard, the last parts go beyond it.
-  std::int64_t replica_part() const {
-    const int count = replicas == nullptr ? 1 : replicas->size();
-    return (layout.shard_elements() + count - 1) / count;
+  int replica_count() const { return replicas == nullptr ? 1 : replicas->size(); }
+  int replica() const { return replicas == nullptr ? 0 : replicas->rank(); }
+  /// Every element has one owner among the ranks of the group and their replicas, each of which owns an equal
+  /// part of the buffer: it adds the part up over the replicas, counts it in norms and digests, and stores it
+  /// in checkpoints.
+  int owners() const { return group->size() * replica_count(); }
+  int owner() const { return rank() * replica_count() + replica(); }
+  /// The part of a rank's shard that it, or one of its replicas, owns.
+  ElementRange owned_by(int of_rank, int of_replica) const {
+    const std::int64_t part = layout.shard_elements() / replica_count();
+    const std::int64_t first = layout.shard_range(of_rank).begin + of_replica * part;
+    return {first, first + part};
   }
-  /// Elements by which the parts go beyond the shard, for which gradients have room.
-  std::int64_t replica_padding() const {
-    return replicas == nullptr ? 0 : replica_part() * replicas->size() - layout.shard_elements();
-  }
+  ElementRange owned() const { return owned_by(rank(), replica()); }
   bool empty() const { return layout.padded_elements() == 0; }
   void* gradients_data() const { return gradients ? gradients.data() : transient_gradients.data(); }
   /// Gathers the shards of all ranks of the group, of which `whole` holds this rank's in its place.

@@ -113,7 +113,7 @@ void FlatUpdater::prepare(const OptimizerStep& step, const FlatBuffer& flat, con
   std::vector<TensorSegment> segments;
   double* const counted = sums_of(slice);
   double* const uncounted = counted + sum_count_;  // only written to where a rank keeps other ranks' shares
-  const ElementRange kept = slice.range, own = flat.shard();
+  const ElementRange kept = slice.range, own = flat.owned();
   add_segments(flat, {kept.begin, own.begin}, kept.begin, uncounted, segments);
   add_segments(flat, own, kept.begin, counted, segments);
   add_segments(flat, {own.end, kept.end}, kept.begin, uncounted, segments);
@@ -122,10 +122,11 @@ void FlatUpdater::prepare(const OptimizerStep& step, const FlatBuffer& flat, con
   optimizer_.prepare(*slice.stream, step, range);
 }
 
-void FlatUpdater::exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& group) {
+void FlatUpdater::exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& all_ranks,
+                                int owner) {
   const auto count = static_cast<std::size_t>(sum_count_);
   const std::int64_t bytes = sum_count_ * 8;
-  std::vector<double> sums(count, 0.0);
+  std::vector<double> sums(count + 1, 0.0);
   device.copy_to_host(compute, sums.data(), sums_.data(), bytes);
   compute.synchronize();
   if (host != nullptr) {
@@ -133,18 +134,24 @@ void FlatUpdater::exchange_sums(Device& device, Stream& compute, Stream* host, C
     host->synchronize();
     for (std::size_t i = 0; i < count; ++i) sums[i] += (*host_sums_)[i];
   }
+  sums[count] = owner;
   // Without peers that answer (a plan) every rank is taken to say what this one says.
-  const auto ranks = static_cast<std::size_t>(group.size());
-  const std::size_t stride = group.simulated() ? 0 : count;
-  std::vector<double> all(count + stride * (ranks - 1));
+  const auto ranks = static_cast<std::size_t>(all_ranks.size());
+  const std::size_t stride = all_ranks.simulated() ? 0 : count + 1;
+  std::vector<double> all(count + 1 + stride * (ranks - 1));
   std::copy(sums.begin(), sums.end(), all.begin());
-  group
-      .all_gather(sums.data(), all.data(), bytes, DataType::uint8, 0, {},
+  all_ranks
+      .all_gather(sums.data(), all.data(), bytes + 8, DataType::uint8, 0, {},
                   OperationLabel{"step", "optimizer sums", Traffic::control, Tier::host})
       .wait();
-  for (std::size_t i = 0; i < count; ++i) {
-    sums[i] = 0;
-    for (std::size_t r = 0; r < ranks; ++r) sums[i] += all[stride * r + i];
+  // On a mesh the order of the ranks is not that of the elements, in which one sharded model would add.
+  std::vector<const double*> in_order;
+  for (std::size_t r = 0; r < ranks; ++r) in_order.push_back(all.data() + stride * r);
+  std::stable_sort(in_order.begin(), in_order.end(),
+                   [count](const double* a, const double* b) { return a[count] < b[count]; });
+  sums.assign(count, 0.0);
+  for (const double* of_rank : in_order) {
+    for (std::size_t i = 0; i < count; ++i) sums[i] += of_rank[i];
   }
   device.copy_from_host(compute, sums_.data(), sums.data(), bytes);
   if (host == nullptr) return;

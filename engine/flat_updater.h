@@ -36,11 +36,12 @@ class FlatUpdater {
 
   /// Before the step's prepare().
   void clear_sums(Stream& compute, Stream* host);
-  /// Optimizer::prepare() on the slice's stream for all that a rank keeps of a flat buffer, of which its own
-  /// shard counts.
+  /// Optimizer::prepare() on the slice's stream for all that a rank keeps of a flat buffer, of which counts
+  /// what it owns.
   void prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice);
-  /// Adds up the sums of all ranks, rank by rank, and sends the results to where apply() reads them.
-  void exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& group);
+  /// Adds up the sums of all ranks, in the order of what they own (`owner` is this rank's place in it), and
+  /// sends the results to where apply() reads them.
+  void exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& all_ranks, int owner);
 
   /// Optimizer::apply() on the slice's stream. `fresh_weights`: the memory of the weights held something else
   /// before, so padding is set to zero.

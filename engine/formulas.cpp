@@ -19,39 +19,38 @@ StateFormulas::Bytes StateFormulas::bytes() const {
                                     : tier == OffloadTier::cpu ? Tier::host
                                                                : Tier::nvme);
   };
+  const Residency& residency = store_.residency();
   for (const UnitState& unit : store_.units()) {
     for (const FlatBuffer& flat : unit.buffers) {
-      const FlatLayout& layout = flat.layout;
       if (flat.empty()) continue;
-      const auto add = [&](bool whole, std::int64_t element_bytes, std::int64_t& sum, std::int64_t& on_tier,
-                           std::int64_t more_padding = 0) {
-        const std::int64_t held = (whole ? layout.padded_elements() : layout.shard_elements()) + more_padding;
-        const std::int64_t used = whole ? layout.elements() : layout.owned_elements(flat.rank());
-        sum += held * element_bytes;
-        on_tier += held * element_bytes;
-        bytes.padding += (held - used) * element_bytes;
+      const auto add = [&](ElementRange held, std::int64_t element_bytes, std::int64_t& sum,
+                           std::int64_t& on_tier) {
+        std::int64_t padding = held.size();
+        for (const TensorPiece& piece : flat.layout.pieces(held)) padding -= piece.elements;
+        sum += held.size() * element_bytes;
+        on_tier += held.size() * element_bytes;
+        bytes.padding += padding * element_bytes;
       };
-      add(store_.residency().whole_parameters(flat), compute_bytes, bytes.parameters,
+      add(residency.parameters_range(flat), compute_bytes, bytes.parameters,
           bytes.tiers[of_tier(flat.parameters_tier)].parameters);
       if (!flat.trainable) continue;
       const bool away = flat.optimizer_tier != OffloadTier::none;
-      const std::int64_t kept = store_.residency().optimizer_range(flat).size();
-      bytes.kept_elements += kept;
-      if (away) bytes.moved_elements += kept;
+      const ElementRange kept = residency.optimizer_range(flat);
+      bytes.kept_elements += kept.size();
+      if (away) bytes.moved_elements += kept.size();
       Bytes::OnTier& home = bytes.tiers[of_tier(flat.optimizer_tier)];
-      if (!store_.residency().transient_gradients(flat)) {
-        add(store_.residency().whole_gradients(flat), accumulation_bytes, bytes.gradients,
-            bytes.tiers[static_cast<std::size_t>(Tier::device)].gradients, flat.replica_padding());
+      if (!residency.transient_gradients(flat)) {
+        add(residency.gradients_range(flat), accumulation_bytes, bytes.gradients,
+            bytes.tiers[static_cast<std::size_t>(Tier::device)].gradients);
       }
       if (away) {
-        add(store_.residency().whole_optimizer(flat), accumulation_bytes, bytes.gradients,
+        add(kept, accumulation_bytes, bytes.gradients,
             bytes.tiers[static_cast<std::size_t>(Tier::host)].gradients);
       }
       const bool master = config_.precision.compute != DataType::float32 ||
                           flat.optimizer_tier != flat.parameters_tier ||
                           flat.optimizer_tier == OffloadTier::nvme;
-      add(store_.residency().whole_optimizer(flat), moment_bytes + (master ? size_of(DataType::float32) : 0),
-          bytes.optimizer, home.optimizer);
+      add(kept, moment_bytes + (master ? size_of(DataType::float32) : 0), bytes.optimizer, home.optimizer);
     }
   }
   return bytes;
@@ -153,6 +152,7 @@ OffloadTraffic StateFormulas::offload() const {
 std::int64_t StateFormulas::resident_bytes(int of_stage) const {
   Config other = config_;
   other.stage = of_stage;
+  const Residency residency(other, store_.state_tensors());
   const PrecisionConfig& precision = config_.precision;
   const std::int64_t compute_bytes = size_of(precision.compute);
   std::int64_t optimizer_bytes = precision.compute == DataType::float32 ? 0 : 4;
@@ -164,15 +164,12 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
     for (const FlatBuffer& flat : unit.buffers) {
       const int ranks = flat.layout.ranks();
       const std::int64_t elements = flat.layout.padded_elements();
-      const auto held = [&](bool whole) {
-        return whole || ranks == 1 ? elements : flat.layout.shard_elements();
-      };
-      bytes += held(of_stage < 3) * compute_bytes;
-      if (of_stage == 3 && ranks > 1) whole_elements += elements;
+      bytes += residency.parameters_range(flat).size() * compute_bytes;
+      if (!residency.whole_parameters(flat)) whole_elements += elements;
       if (!flat.trainable) continue;
-      const bool boundary = other.effective_reduction(ranks) == ReductionPolicy::boundary;
-      bytes += held(of_stage == 0 || boundary) * size_of(precision.accumulation);
-      bytes += held(of_stage == 0) * optimizer_bytes;
+      const bool boundary = residency.policy(flat) == ReductionPolicy::boundary;
+      bytes += residency.gradients_range(flat).size() * size_of(precision.accumulation);
+      bytes += residency.optimizer_range(flat).size() * optimizer_bytes;
       // Kernels add into a slot of their own unless the accumulator itself can be one; what is sent is a copy
       // unless it is in the communication dtype already, or rounded on the way into the main gradient, by a
       // rank alone.
@@ -181,11 +178,15 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       const std::int64_t slot_bytes = slot ? size_of(DataType::float32) : 0;
       const bool copied = source != precision.communication && !(ranks == 1 && source == DataType::float32);
       const std::int64_t sent_bytes = copied ? size_of(precision.communication) : 0;
+      const std::int64_t of_replica = flat.replicas == nullptr || residency.sums_replicas_once(flat)
+                                          ? 0
+                                          : flat.layout.shard_elements() * size_of(DataType::float32);
       // A unit that is used several times a micro-batch keeps its slot from the first use in backward to the
       // last.
       const bool stays = unit.uses_per_micro_batch > 1;
       if (stays) tied += elements * slot_bytes;
-      largest_reduction = std::max(largest_reduction, elements * ((stays ? 0 : slot_bytes) + sent_bytes));
+      largest_reduction =
+          std::max(largest_reduction, elements * ((stays ? 0 : slot_bytes) + sent_bytes) + of_replica);
     }
     gathered.push_back(whole_elements * compute_bytes);
   }
@@ -202,7 +203,7 @@ std::string StateFormulas::stages_for_comparison() const {
     return "model state takes, on this rank, " + by_tier(bytes()) +
            "; the units that a step holds, activations, workspace and staging buffer come on top";
   }
-  const int ranks = store_.trainable().front()->layout.ranks();
+  const int ranks = store_.trainable().front()->owners();
   std::string text = fmt::format("model state and the units that a step holds take, on each of {} rank{}, ",
                                  ranks, ranks == 1 ? "" : "s");
   for (int of_stage = 0; of_stage <= 3; ++of_stage) {

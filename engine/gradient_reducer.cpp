@@ -205,12 +205,49 @@ void GradientReducer::drop(std::int64_t micro_batch, int unit) noexcept {
 }
 
 void GradientReducer::take_transient_gradients(FlatBuffer& flat) {
-  const std::int64_t elements = (store_.residency().whole_gradients(flat) ? flat.layout.padded_elements()
-                                                                          : flat.layout.shard_elements()) +
-                                flat.replica_padding();
+  const std::int64_t elements = store_.residency().gradients_range(flat).size();
   flat.transient_gradients = arena_.acquire(elements * size_of(config_.precision.accumulation),
                                             Category::gradients, flat.name + " reduced gradients");
   for (const Event& event : flat.transient_gradients.ready()) compute_.wait(event);
+}
+
+void GradientReducer::reduce_over_replicas(FlatBuffer& flat, const ConstTensorView& sent,
+                                           const ReductionOptions& options, std::vector<Event> ready,
+                                           bool last, const OperationLabel& label) {
+  // The group's sum, in fp32, is added up over the replicas in their order, each of which keeps what it owns;
+  // with a reduction group of the group's size these are the bits of one reduction over all of them.
+  const Residency& residency = store_.residency();
+  const DataType accumulation = config_.precision.accumulation;
+  const bool once = residency.sums_replicas_once(flat);
+  ReductionOptions inner = options, outer = options;
+  StepBuffer of_replica;
+  void* sum = nullptr;
+  if (once) {
+    sum = residency.gradients(flat, flat.shard()).data;
+  } else {
+    of_replica = arena_.acquire(flat.layout.shard_elements() * size_of(DataType::float32),
+                                Category::communication, flat.name + " replica's sum");
+    sum = of_replica.data();
+    ready.insert(ready.end(), of_replica.ready().begin(), of_replica.ready().end());
+    inner.accumulate = false;
+  }
+  flat.reduce_done = flat.group->reduce_scatter(sent.data, sent.dtype, sum, DataType::float32,
+                                                flat.layout.shard_elements(), inner, ready, label);
+  if (once && !last) return;
+  if (once) outer.accumulate = false;
+  outer.group_size = flat.replicas->size();
+  outer.round_to = std::nullopt;
+  const TensorView own = residency.gradients(flat, flat.owned());
+  const std::vector<Event> reduced{flat.reduce_done};
+  flat.reduce_done = flat.replicas->reduce_scatter(sum, DataType::float32, own.data, accumulation,
+                                                   own.elements(), outer, reduced, label);
+  of_replica.release(flat.reduce_done);
+  if (!last || residency.over_replicas(flat)) return;
+  // Once the step's gradients are complete, every replica takes the other parts.
+  const std::vector<Event> summed{flat.reduce_done};
+  flat.reduce_done =
+      flat.replicas->all_gather(own.data, residency.gradients(flat, flat.shard()).data, own.elements(),
+                                accumulation, config_.allgather_bucket_elements, summed, label);
 }
 
 void GradientReducer::reduce(Target& target, FlatBuffer& flat, bool last) {
@@ -258,39 +295,13 @@ void GradientReducer::reduce(Target& target, FlatBuffer& flat, bool last) {
   options.bucket_elements = config_.reduce_bucket_elements;
   options.round_to = communication;
   const std::vector<Event> ready{compute_.record(), flat.reduce_done};
-  const TensorView shard = residency.gradients(flat, flat.shard());
   const OperationLabel label{flat.name, "backward", Traffic::data};
-  StepBuffer of_replica;
   if (flat.replicas == nullptr) {
-    flat.reduce_done = flat.group->reduce_scatter(sent.data, sent.dtype, shard.data, accumulation,
-                                                  flat.layout.shard_elements(), options, ready, label);
+    flat.reduce_done =
+        flat.group->reduce_scatter(sent.data, sent.dtype, residency.gradients(flat, flat.shard()).data,
+                                   accumulation, flat.layout.shard_elements(), options, ready, label);
   } else {
-    // The group's sum, in fp32, is added up over the replicas in their order, each of which keeps a part;
-    // with a reduction group of the group's size these are the bits of one reduction over all of them. Once
-    // the step's gradients are complete, every replica takes the other parts.
-    const std::int64_t part = flat.replica_part();
-    of_replica = arena_.acquire(part * flat.replicas->size() * size_of(DataType::float32),
-                                Category::communication, flat.name + " replica's sum");
-    std::vector<Event> taken(ready);
-    taken.insert(taken.end(), of_replica.ready().begin(), of_replica.ready().end());
-    ReductionOptions inner = options;
-    inner.accumulate = false;
-    const std::vector<Event> reduced{
-        flat.group->reduce_scatter(sent.data, sent.dtype, of_replica.data(), DataType::float32,
-                                   flat.layout.shard_elements(), inner, taken, label)};
-    ReductionOptions outer = options;
-    outer.group_size = flat.replicas->size();
-    outer.round_to = std::nullopt;
-    void* const own =
-        static_cast<std::byte*>(shard.data) + part * flat.replicas->rank() * size_of(accumulation);
-    flat.reduce_done = flat.replicas->reduce_scatter(of_replica.data(), DataType::float32, own, accumulation,
-                                                     part, outer, reduced, label);
-    of_replica.release(flat.reduce_done);
-    if (last) {
-      const std::vector<Event> summed{flat.reduce_done};
-      flat.reduce_done = flat.replicas->all_gather(own, shard.data, part, accumulation,
-                                                   config_.allgather_bucket_elements, summed, label);
-    }
+    reduce_over_replicas(flat, sent, options, ready, last, label);
   }
   if (config_.stage == 0 && last) {
     // Stage 0 keeps all of it: the shards are gathered in the accumulation dtype, behind the rest of

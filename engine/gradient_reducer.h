@@ -82,6 +82,10 @@ class GradientReducer {
   /// Takes memory of the step for the main gradient.
   void take_transient_gradients(FlatBuffer& flat);
   void reduce(Target& target, FlatBuffer& flat, bool last);
+  /// The reduction of a buffer that has replicas; flat.reduce_done follows it call by call, so that it covers
+  /// what was issued before an error too.
+  void reduce_over_replicas(FlatBuffer& flat, const ConstTensorView& sent, const ReductionOptions& options,
+                            std::vector<Event> ready, bool last, const OperationLabel& label);
 
   StateStore& store_;
   const Config& config_;

@@ -172,7 +172,7 @@ void OffloadedState::close() noexcept {
 void OffloadedState::send_gradients(FlatBuffer& flat, kernels::GradientStatistics* statistics) {
   Stream& stream = link_.to_host_stream();
   stream.wait(flat.reduce_done);
-  kernels::gradient_statistics(stream, residency_.gradients(flat, flat.shard()), statistics);
+  kernels::gradient_statistics(stream, residency_.gradients(flat, flat.owned()), statistics);
   const TensorView kept = residency_.gradients(flat, residency_.optimizer_range(flat));
   flat.gradients_on_host = link_.copy_to_host(flat.host_gradients.data(), kept.data, kept.bytes(), {});
   flat.transient_gradients.release(flat.gradients_on_host);

@@ -6,10 +6,9 @@ namespace tranche::detail {
 
 namespace {
 
-/// Elements [range) in `memory`, which holds the whole buffer or this rank's shard.
-TensorView view(const FlatBuffer& flat, void* memory, bool whole, ElementRange range, DataType dtype) {
-  const std::int64_t first = whole ? 0 : flat.shard().begin;
-  return {static_cast<std::byte*>(memory) + (range.begin - first) * size_of(dtype), dtype,
+/// Elements [range) in `memory`, which holds the elements `kept` of the buffer.
+TensorView view(void* memory, ElementRange kept, ElementRange range, DataType dtype) {
+  return {static_cast<std::byte*>(memory) + (range.begin - kept.begin) * size_of(dtype), dtype,
           Shape{range.size()}};
 }
 
@@ -26,24 +25,24 @@ bool Residency::offloaded(const UnitState& unit) const {
 }
 
 TensorView Residency::parameters(const FlatBuffer& flat, ElementRange range) const {
-  return view(flat, flat.parameters.data(), whole_parameters(flat), range, config_.precision.compute);
+  return view(flat.parameters.data(), parameters_range(flat), range, config_.precision.compute);
 }
 
 TensorView Residency::gradients(const FlatBuffer& flat, ElementRange range) const {
-  return view(flat, flat.gradients_data(), whole_gradients(flat), range, config_.precision.accumulation);
+  return view(flat.gradients_data(), gradients_range(flat), range, config_.precision.accumulation);
 }
 
 TensorView Residency::host_gradients(const FlatBuffer& flat, ElementRange range) const {
-  return view(flat, flat.host_gradients.data(), whole_optimizer(flat), range, config_.precision.accumulation);
+  return view(flat.host_gradients.data(), optimizer_range(flat), range, config_.precision.accumulation);
 }
 
 TensorView Residency::master(const FlatBuffer& flat, ElementRange range) const {
-  return flat.master ? view(flat, flat.master.data(), whole_optimizer(flat), range, DataType::float32)
-                     : view(flat, flat.parameters.data(), whole_parameters(flat), range, DataType::float32);
+  return flat.master ? view(flat.master.data(), optimizer_range(flat), range, DataType::float32)
+                     : view(flat.parameters.data(), parameters_range(flat), range, DataType::float32);
 }
 
 TensorView Residency::state(const FlatBuffer& flat, std::size_t which, ElementRange range) const {
-  return view(flat, flat.state[which].data(), whole_optimizer(flat), range, state_tensors_[which].dtype);
+  return view(flat.state[which].data(), optimizer_range(flat), range, state_tensors_[which].dtype);
 }
 
 ShardSlice Residency::slice(const FlatBuffer& flat, ElementRange range) const {
@@ -56,7 +55,13 @@ ShardSlice Residency::slice(const FlatBuffer& flat, ElementRange range) const {
 }
 
 ElementRange Residency::optimizer_range(const FlatBuffer& flat) const {
-  return whole_optimizer(flat) ? ElementRange{0, flat.layout.padded_elements()} : flat.shard();
+  if (whole_optimizer(flat)) return {0, flat.layout.padded_elements()};
+  return over_replicas(flat) ? flat.owned() : flat.shard();
+}
+
+ElementRange Residency::gradients_range(const FlatBuffer& flat) const {
+  if (whole_gradients(flat)) return {0, flat.layout.padded_elements()};
+  return over_replicas(flat) && !sums_replicas_once(flat) ? flat.owned() : flat.shard();
 }
 
 ElementRange Residency::parameters_range(const FlatBuffer& flat) const {

@@ -18,27 +18,35 @@ class Residency {
   Residency(const Config& config, const std::vector<OptimizerStateTensor>& state_tensors)
       : config_(config), state_tensors_(state_tensors) {}
 
-  // True when a rank keeps the whole of a buffer that is sharded over `ranks`.
-  bool whole_parameters(int ranks) const {
-    return (config_.stage < 3 || ranks == 1) && config_.offload.parameters == OffloadTier::none;
+  /// The gradients and the optimizer's state are sharded over the replicas of the buffer too, each of which
+  /// keeps what it owns.
+  bool over_replicas(const FlatBuffer& flat) const {
+    return flat.replicas != nullptr && config_.stage > 0 && config_.replicate == Replicate::parameters;
   }
-  bool whole_optimizer(int ranks) const { return config_.stage == 0 || ranks == 1; }
+  /// The group's sums are accumulated in the shard, and added up over the replicas once a step.
+  bool sums_replicas_once(const FlatBuffer& flat) const {
+    return flat.replicas != nullptr && config_.replica_sum == ReplicaSum::step &&
+           policy(flat) == ReductionPolicy::micro_batch;
+  }
+  ReductionPolicy policy(const FlatBuffer& flat) const {
+    return config_.effective_reduction(over_replicas(flat) ? flat.owners() : flat.layout.ranks());
+  }
+  // True when a rank keeps the whole of a buffer.
+  bool whole_parameters(const FlatBuffer& flat) const {
+    return (config_.stage < 3 || flat.layout.ranks() == 1) && config_.offload.parameters == OffloadTier::none;
+  }
+  bool whole_optimizer(const FlatBuffer& flat) const {
+    return config_.stage == 0 || (flat.layout.ranks() == 1 && !over_replicas(flat));
+  }
   /// The main gradient has room for the whole buffer: it is the local accumulator, or stage 0 wants all of
   /// it.
-  bool whole_gradients(int ranks) const {
-    return ranks == 1 || config_.stage == 0 || policy(ranks) == ReductionPolicy::boundary;
+  bool whole_gradients(const FlatBuffer& flat) const {
+    return whole_optimizer(flat) || policy(flat) == ReductionPolicy::boundary;
   }
   /// Kernels add straight into the persistent accumulator.
-  bool direct_accumulation(int ranks) const {
-    return policy(ranks) == ReductionPolicy::boundary && config_.precision.accumulation == DataType::float32;
+  bool direct_accumulation(const FlatBuffer& flat) const {
+    return policy(flat) == ReductionPolicy::boundary && config_.precision.accumulation == DataType::float32;
   }
-  ReductionPolicy policy(int ranks) const { return config_.effective_reduction(ranks); }
-
-  bool whole_parameters(const FlatBuffer& flat) const { return whole_parameters(flat.layout.ranks()); }
-  bool whole_optimizer(const FlatBuffer& flat) const { return whole_optimizer(flat.layout.ranks()); }
-  bool whole_gradients(const FlatBuffer& flat) const { return whole_gradients(flat.layout.ranks()); }
-  bool direct_accumulation(const FlatBuffer& flat) const { return direct_accumulation(flat.layout.ranks()); }
-  ReductionPolicy policy(const FlatBuffer& flat) const { return policy(flat.layout.ranks()); }
   /// Some of the unit's parameters must be gathered before they can be used.
   bool gathers(const UnitState& unit) const;
   /// The main gradient takes memory of the step only: one micro-batch makes the step, and nothing needs it on
@@ -54,6 +62,8 @@ class Residency {
 
   /// Range of the flat buffer whose optimizer state this rank keeps.
   ElementRange optimizer_range(const FlatBuffer& flat) const;
+  /// Range of the flat buffer whose main gradient this rank keeps, wherever it lies.
+  ElementRange gradients_range(const FlatBuffer& flat) const;
   /// Range of the flat buffer whose parameters this rank keeps between gathers.
   ElementRange parameters_range(const FlatBuffer& flat) const;
 

@@ -108,9 +108,7 @@ void StateStore::set_offload(std::unique_ptr<OffloadedState> offload) {
 }
 
 void StateStore::allocate_gradients(FlatBuffer& flat) {
-  const std::int64_t elements =
-      (residency_.whole_gradients(flat) ? flat.layout.padded_elements() : flat.layout.shard_elements()) +
-      flat.replica_padding();
+  const std::int64_t elements = residency_.gradients_range(flat).size();
   if (flat.gradients || elements == 0) return;
   flat.gradients = Buffer(resources_.device_memory, elements * size_of(config_.precision.accumulation),
                           Category::gradients, flat.name + " gradients");
@@ -224,14 +222,21 @@ void StateStore::write_parameters(FlatBuffer& flat, ElementRange range, const vo
 }
 
 void StateStore::gather_updated(FlatBuffer& flat, const char* phase) {
-  if (flat.layout.ranks() == 1 || !residency_.whole_parameters(flat) || residency_.whole_optimizer(flat) ||
-      flat.empty()) {
-    return;
+  if (residency_.whole_optimizer(flat) || flat.empty()) return;
+  const OperationLabel label{flat.name, phase, Traffic::data};
+  const DataType dtype = config_.precision.compute;
+  if (residency_.over_replicas(flat)) {
+    const std::vector<Event> updated{flat.shard_ready};
+    const TensorView own = residency_.parameters(flat, flat.owned());
+    flat.shard_ready = flat.gather_done =
+        flat.replicas->all_gather(own.data, residency_.parameters(flat, flat.shard()).data, own.elements(),
+                                  dtype, config_.allgather_bucket_elements, updated, label);
+    if (!config_.overlap) flat.gather_done.wait();
   }
+  if (flat.layout.ranks() == 1 || !residency_.whole_parameters(flat)) return;
   const std::vector<Event> ready{flat.shard_ready};
   flat.gather_done =
-      flat.all_gather(flat.parameters.data(), config_.precision.compute, config_.allgather_bucket_elements,
-                      ready, OperationLabel{flat.name, phase, Traffic::data});
+      flat.all_gather(flat.parameters.data(), dtype, config_.allgather_bucket_elements, ready, label);
   if (!config_.overlap) flat.gather_done.wait();
 }
 

@@ -100,11 +100,11 @@ class StateStore {
   /// This rank's parameters in [range), read to or written from host memory, wherever they live.
   void read_parameters(FlatBuffer& flat, ElementRange range, void* to);
   void write_parameters(FlatBuffer& flat, ElementRange range, const void* from);
-  /// Makes the weights that models read from new master weights, and begins to gather them where every rank
-  /// keeps all parameters but not all of the optimizer's state. Collective over the buffer's group in that
-  /// case. `phase` names the gather in traces.
+  /// Makes the weights that models read from new master weights, and begins to gather them where a rank keeps
+  /// more parameters than it has optimizer state of. Collective over the buffer's replicas and group in that
+  /// case. `phase` names the gathers in traces.
   void publish(FlatBuffer& flat, const char* phase);
-  /// The gather of publish() alone.
+  /// The gathers of publish() alone.
   void gather_updated(FlatBuffer& flat, const char* phase);
 
  private:

@@ -24,7 +24,7 @@ StepBoundary::StepBoundary(StateStore& store, const Config& config, FlatUpdater&
 void StepBoundary::allocate(MemoryResource& memory) {
   const std::vector<FlatBuffer*>& trainable = store_.trainable();
   const bool shares = std::any_of(trainable.begin(), trainable.end(), [&](const FlatBuffer* flat) {
-    return flat->layout.ranks() > 1 && store_.residency().whole_optimizer(*flat);
+    return !(store_.residency().optimizer_range(*flat) == flat->owned());
   });
   updater_.allocate(memory, shares);
   if (!updater_.replayable()) return;
@@ -43,7 +43,7 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   for (std::size_t i = 0; i < count; ++i) {
     const FlatBuffer& flat = *trainable[i];
     if (flat.optimizer_tier != OffloadTier::none) continue;  // taken when the gradient left the device
-    kernels::gradient_statistics(compute_, store_.residency().gradients(flat, flat.shard()),
+    kernels::gradient_statistics(compute_, store_.residency().gradients(flat, flat.owned()),
                                  scalars_.statistics() + i);
   }
   // Defaults stay in place where no kernel writes (the meta device): clean flags, nominal tokens, and no norm
@@ -63,15 +63,21 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
     mine.tokens += tokens[m];
   }
   for (std::size_t i = 0; i < count; ++i) {
-    if (trainable[i]->first_replica()) mine.squares += statistics[i].squares;
+    mine.squares += statistics[i].squares;
     if (statistics[i].first_non_finite >= 0 && mine.non_finite_buffer < 0) {
       mine.non_finite_buffer = static_cast<std::int64_t>(i);
-      mine.non_finite_element = trainable[i]->shard().begin + statistics[i].first_non_finite;
+      mine.non_finite_element = trainable[i]->owned().begin + statistics[i].first_non_finite;
     }
   }
   mine.sequence_hash = ranks_.sequence_hash();
-  if (const FlatBuffer& flat = *trainable[0]; flat.replicas != nullptr) {
-    mine.sequence_hash += 3 * flat.group->sequence_hash() + 5 * flat.replicas->sequence_hash();
+  std::vector<const Communicator*> hashed{&ranks_, nullptr};
+  for (const FlatBuffer* flat : trainable) {
+    for (const Communicator* of_flat :
+         {static_cast<const Communicator*>(flat->group), static_cast<const Communicator*>(flat->replicas)}) {
+      if (std::find(hashed.begin(), hashed.end(), of_flat) != hashed.end()) continue;
+      hashed.push_back(of_flat);
+      mine.sequence_hash += (2 * hashed.size() - 3) * of_flat->sequence_hash();
+    }
   }
 
   // One exchange carries everything. Without peers that answer (a plan) every rank is taken to say what this
@@ -136,7 +142,7 @@ void StepBoundary::prepare(const OptimizerStep& step) {
     }
     updater_.prepare(step, *flat, kept);
   }
-  updater_.exchange_sums(device_, compute_, host, *store_.trainable()[0]->group);
+  updater_.exchange_sums(device_, compute_, host, ranks_, store_.trainable()[0]->owner());
 }
 
 void StepBoundary::update(const OptimizerStep& step) {

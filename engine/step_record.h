@@ -34,7 +34,7 @@ struct StepRecord {
   LossTotal losses;   ///< of its micro-batches
   std::int64_t tokens = 0;
   std::int64_t non_finite_buffer =
-      -1;  ///< first trainable buffer with an infinity or NaN in this rank's shard
+      -1;  ///< first trainable buffer with an infinity or NaN in what this rank owns
   std::int64_t non_finite_element = -1;  ///< its position in the flat buffer
   std::uint64_t sequence_hash = 0;
   std::int64_t save_at_rest = 1;  ///< 0: this rank's part of a save is being written

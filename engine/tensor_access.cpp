@@ -3,6 +3,8 @@
 #include <array>
 #include <cstring>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "engine/offloaded_state.h"
 #include "tranche/core/error.h"
@@ -77,19 +79,30 @@ std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange 
   std::vector<float> values(static_cast<std::size_t>(elements), 0.0f);
   std::vector<std::byte> raw;
   const bool everywhere = local_range == ElementRange{0, flat.layout.padded_elements()};
+  const bool in_parts = !everywhere && !(local_range == flat.shard());
   for (int owner = 0; owner < flat.layout.ranks(); ++owner) {
     const ElementRange part = intersect(flat.layout.shard_range(owner), {offset, offset + elements});
     if (part.empty()) continue;
-    float* target = values.data() + (part.begin - offset);
-    if (everywhere || owner == flat.rank()) {
-      raw.assign(static_cast<std::size_t>(part.size() * size_of(dtype)), std::byte{0});
-      read(part, raw.data());
-      for (std::int64_t i = 0; i < part.size(); ++i) target[i] = load_as_float(raw.data(), i, dtype);
+    const bool mine = owner == flat.rank();
+    const ElementRange here = in_parts ? intersect(part, local_range) : part;
+    if ((everywhere || mine) && !here.empty()) {
+      float* const target = values.data() + (here.begin - offset);
+      raw.assign(static_cast<std::size_t>(here.size() * size_of(dtype)), std::byte{0});
+      read(here, raw.data());
+      for (std::int64_t i = 0; i < here.size(); ++i) target[i] = load_as_float(raw.data(), i, dtype);
     }
-    if (!everywhere) {
-      flat.group->broadcast(target, part.size(), DataType::float32, owner, {}, access_label(tensor.name))
+    const auto send = [&](Communicator& ranks, ElementRange range, int root) {
+      if (range.empty()) return;
+      ranks
+          .broadcast(values.data() + (range.begin - offset), range.size(), DataType::float32, root, {},
+                     access_label(tensor.name))
           .wait();
+    };
+    // Ranks of other shards have nothing to send, but have to issue as many calls as these.
+    for (int replica = 0; in_parts && replica < flat.replica_count(); ++replica) {
+      send(*flat.replicas, intersect(part, flat.owned_by(owner, replica)), replica);
     }
+    if (!everywhere) send(*flat.group, part, owner);
   }
   return values;
 }
@@ -176,11 +189,11 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
   const TensorState& tensor = tensor_at(index);
   FlatBuffer& flat = store_.buffer_of(tensor);
   const DataType accumulation = config_.precision.accumulation;
-  const ElementRange mine = flat.shard();
+  const ElementRange shard_range = flat.shard();
   compute_.wait(flat.reduce_done);
-  const auto from = [&](const TensorView& shard, bool on_host) {
-    return gather(index, shard.dtype, mine, [&](ElementRange range, void* to) {
-      const TensorView part = part_of(shard, mine.begin, range);
+  const auto from = [&](const TensorView& kept, ElementRange mine, bool on_host) {
+    return gather(index, kept.dtype, mine, [&](ElementRange range, void* to) {
+      const TensorView part = part_of(kept, mine.begin, range);
       store_.read(to, part.data, part.bytes(), on_host);
     });
   };
@@ -191,17 +204,17 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
     const Buffer rounded(memory_, whole.elements() * size_of(communication), Category::other,
                          "read_gradient");
     const DataType summed = flat.replicas == nullptr ? accumulation : DataType::float32;
-    const Buffer sum(memory_, mine.size() * size_of(summed), Category::other, "read_gradient");
+    const Buffer sum(memory_, shard_range.size() * size_of(summed), Category::other, "read_gradient");
     const TensorView sent{rounded.data(), communication, whole};
     kernels::cast(compute_, {flat.gradients_data(), accumulation, whole}, sent);
     ReductionOptions options;
     options.group_size = reduction_group;
     const std::vector<Event> ready{compute_.record()};
     flat.group
-        ->reduce_scatter(sent.data, communication, sum.data(), summed, mine.size(), options, ready,
+        ->reduce_scatter(sent.data, communication, sum.data(), summed, shard_range.size(), options, ready,
                          access_label(tensor.name, Tier::device))
         .wait();
-    std::vector<float> values = from({sum.data(), summed, Shape{mine.size()}}, false);
+    std::vector<float> values = from({sum.data(), summed, Shape{shard_range.size()}}, shard_range, false);
     if (flat.replicas == nullptr) return values;
     flat.replicas
         ->all_reduce(values.data(), static_cast<std::int64_t>(values.size()), DataType::float32,
@@ -214,10 +227,12 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
     }
     return values;
   }
-  if (flat.gradients) return from(store_.residency().gradients(flat, mine), false);
+  const Residency& residency = store_.residency();
+  const ElementRange mine = residency.over_replicas(flat) ? flat.owned() : shard_range;
+  if (flat.gradients) return from(residency.gradients(flat, mine), mine, false);
   // It is in host memory already, as the step has one micro-batch.
   flat.gradients_on_host.wait();
-  return from(store_.residency().host_gradients(flat, mine), true);
+  return from(residency.host_gradients(flat, mine), mine, true);
 }
 
 void TensorAccess::write_main_gradient(int index, std::span<const std::byte> raw) {
@@ -242,7 +257,7 @@ void TensorAccess::write_main_gradient(int index, std::span<const std::byte> raw
 }
 
 void TensorAccess::take_statistics(FlatBuffer& flat, kernels::GradientStatistics* statistics) {
-  const ElementRange mine = flat.shard();
+  const ElementRange mine = flat.owned();
   TensorView shard;
   Buffer copy;
   if (flat.gradients) {
@@ -260,29 +275,30 @@ void TensorAccess::take_statistics(FlatBuffer& flat, kernels::GradientStatistics
 // --- Digests --------------------------------------------------------------------------------------------
 
 kernels::Digest TensorAccess::digest(bool with_state) {
+  // Sums of what this rank owns, of weights and of state that all ranks keep alike, and of those parts of a
+  // shard that its replicas keep alike.
+  enum Sum { own_elements, weights_of_all, state_of_all, weights_of_shard, state_of_shard, sum_count };
   // In the workspace, which nothing uses between steps, so that a digest never makes the peak.
-  constexpr auto sum_bytes = static_cast<std::int64_t>(3 * sizeof(kernels::Digest));
+  constexpr auto sum_bytes = static_cast<std::int64_t>(sum_count * sizeof(kernels::Digest));
   Buffer instead;
   if (workspace_.bytes < sum_bytes) instead = Buffer(memory_, sum_bytes, Category::other, "digest");
-  void* const sums = instead ? instead.data() : workspace_.data;
-  kernels::fill_zero(compute_, {sums, DataType::uint8, Shape{sum_bytes}});
-  auto* own = static_cast<kernels::Digest*>(sums);
-  kernels::Digest* weights_copy = own + 1;  // of everything this rank holds whole: must agree over ranks
-  kernels::Digest* state_copy = own + 2;
+  void* const memory = instead ? instead.data() : workspace_.data;
+  kernels::fill_zero(compute_, {memory, DataType::uint8, Shape{sum_bytes}});
+  auto* const sums = static_cast<kernels::Digest*>(memory);
   const auto tensor_count = static_cast<std::uint64_t>(store_.tensors().size());
   const Residency& residency = store_.residency();
-  kernels::Digest host_sums[3];  // of what lives in host memory
-  const auto add_parameters = [&](const FlatBuffer& flat, ElementRange range, kernels::Digest* target) {
+  kernels::Digest host_sums[sum_count];  // of what lives in host memory
+  const auto add_parameters = [&](const FlatBuffer& flat, ElementRange range, Sum sum) {
     for (const TensorPiece& piece : flat.layout.pieces(range)) {
       const TensorView values =
           residency.parameters(flat, {piece.buffer_begin, piece.buffer_begin + piece.elements});
       kernels::add_digest(compute_, values, store_.tensor_of(flat, piece).model_index, piece.tensor_begin,
-                          target);
+                          sums + sum);
     }
   };
-  const auto add_state = [&](FlatBuffer& flat, ElementRange range, std::ptrdiff_t sum) {
+  const auto add_state = [&](FlatBuffer& flat, ElementRange range, Sum sum) {
     const auto add = [&](const ShardSlice& slice) {
-      kernels::Digest* target = (slice.on_host ? host_sums : own) + sum;
+      kernels::Digest* target = (slice.on_host ? host_sums : sums) + sum;
       for (const TensorPiece& piece : flat.layout.pieces(slice.range)) {
         const std::uint64_t index = store_.tensor_of(flat, piece).model_index;
         const ShardSlice part = part_of(slice, {piece.buffer_begin, piece.buffer_begin + piece.elements});
@@ -306,11 +322,11 @@ kernels::Digest TensorAccess::digest(bool with_state) {
       compute_.wait(flat.gather_done);
       if (residency.offloaded(flat)) compute_.wait(flat.shard_ready);
       const ElementRange whole{0, flat.layout.padded_elements()};
-      const ElementRange mine = flat.shard();
+      const ElementRange mine = flat.owned();
       if (flat.trainable) {
-        add_state(flat, mine, 0);
+        add_state(flat, mine, own_elements);
       } else if (flat.parameters_tier == OffloadTier::none) {
-        add_parameters(flat, mine, own);
+        add_parameters(flat, mine, own_elements);
       } else {
         for (const TensorPiece& piece : flat.layout.pieces(mine)) {
           frozen.assign(static_cast<std::size_t>(piece.elements * size_of(config_.precision.compute)),
@@ -323,42 +339,48 @@ kernels::Digest TensorAccess::digest(bool with_state) {
           store_.offload()->host().synchronize();
         }
       }
-      if (flat.layout.ranks() == 1) continue;
-      if (residency.whole_parameters(flat)) add_parameters(flat, whole, weights_copy);
-      if (!residency.whole_optimizer(flat)) continue;
-      if (flat.trainable) {
-        add_state(flat, whole, 2);
-      } else {
-        add_parameters(flat, whole, state_copy);
+      if (flat.owners() == 1) continue;
+      if (residency.whole_parameters(flat)) {
+        add_parameters(flat, whole, weights_of_all);
+      } else if (flat.replicas != nullptr && flat.parameters_tier == OffloadTier::none) {
+        add_parameters(flat, flat.shard(), weights_of_shard);
+      }
+      if (!flat.trainable) continue;
+      if (residency.whole_optimizer(flat)) {
+        add_state(flat, whole, state_of_all);
+      } else if (flat.replicas != nullptr && !residency.over_replicas(flat)) {
+        add_state(flat, flat.shard(), state_of_shard);
       }
     }
   }
-  kernels::Digest host[3];
-  device_.copy_to_host(compute_, host, sums, sizeof(host));
+  std::array<kernels::Digest, sum_count> mine;
+  device_.copy_to_host(compute_, mine.data(), memory, sizeof(mine));
   compute_.synchronize();
-  for (int i = 0; i < 3; ++i) host[i] += host_sums[i];
-  const FlatBuffer& any = store_.units()[0].buffers[0];
-  Communicator& group = *any.group;
-  const auto rank_count = static_cast<std::size_t>(group.size());
-  std::vector<kernels::Digest> all(3 * rank_count);
-  for (std::size_t r = 0; r < rank_count; ++r) std::memcpy(&all[3 * r], host, sizeof(host));
-  group.all_gather(host, all.data(), sizeof(host), DataType::uint8, 0, {}, access_label("digest")).wait();
-  kernels::Digest total;
-  const auto differ = [](std::size_t r, const char* what) {
-    return CommunicationError("replicas differ: rank " + std::to_string(r) + " holds other " + what +
-                              " than rank 0");
+  for (std::size_t i = 0; i < mine.size(); ++i) mine[i] += host_sums[i];
+  const auto gathered = [](Communicator& ranks, const auto& values) {
+    std::vector<std::decay_t<decltype(values)>> all(static_cast<std::size_t>(ranks.size()), values);
+    ranks.all_gather(&values, all.data(), sizeof(values), DataType::uint8, 0, {}, access_label("digest"))
+        .wait();
+    return all;
   };
-  for (std::size_t r = 0; r < rank_count; ++r) {
-    total += all[3 * r];
-    if (!(all[3 * r + 1] == all[1])) throw differ(r, "weights");
-    if (!(all[3 * r + 2] == all[2])) throw differ(r, "optimizer state");
+  // Each replica's shards together are the whole model again, which all of them keep alike.
+  if (const FlatBuffer& any = store_.units()[0].buffers[0]; any.replicas != nullptr) {
+    const auto of_group = gathered(*any.group, mine);
+    for (const Sum sum : {weights_of_shard, state_of_shard}) {
+      mine[sum] = {};
+      for (const auto& rank : of_group) mine[sum] += rank[sum];
+    }
   }
-  if (any.replicas == nullptr) return total;
-  std::vector<kernels::Digest> totals(static_cast<std::size_t>(ranks_.size()), total);
-  ranks_.all_gather(&total, totals.data(), sizeof(total), DataType::uint8, 0, {}, access_label("digest"))
-      .wait();
-  for (std::size_t r = 0; r < totals.size(); ++r) {
-    if (!(totals[r] == totals[0])) throw differ(r, "weights or optimizer state");
+  const auto all = gathered(ranks_, mine);
+  kernels::Digest total;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    total += all[r][own_elements];
+    for (const Sum sum : {weights_of_all, state_of_all, weights_of_shard, state_of_shard}) {
+      if (all[r][sum] == all[0][sum]) continue;
+      const bool weights = sum == weights_of_all || sum == weights_of_shard;
+      throw CommunicationError("replicas differ: rank " + std::to_string(r) + " holds other " +
+                               (weights ? "weights" : "optimizer state") + " than rank 0");
+    }
   }
   return total;
 }

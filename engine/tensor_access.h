@@ -16,8 +16,8 @@ namespace tranche::detail {
 float load_as_float(const std::byte* raw, std::int64_t index, DataType dtype);
 void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float value);
 
-/// All calls but write_main_gradient() are collective over the group of the tensor's buffer, digest() over
-/// `ranks`; they wait for the work that they need and are done on return.
+/// All calls but write_main_gradient() are collective over the group and the replicas of the tensor's buffer,
+/// digest() over `ranks`; they wait for the work that they need and are done on return.
 class TensorAccess {
  public:
   /// All arguments outlive it; nothing else uses the workspace during a call.
@@ -49,8 +49,8 @@ class TensorAccess {
  private:
   using Read = std::function<void(ElementRange, void*)>;
   /// Assembles a whole tensor on every rank. `read` fills host memory with elements, in `dtype`, of the flat
-  /// buffer in `local_range`: all of them on all ranks, or this rank's shard; then every element is sent by
-  /// the rank whose shard it lies in.
+  /// buffer in `local_range`: all of them on all ranks, this rank's shard, or what it owns; then every
+  /// element is sent by the rank whose range it lies in.
   std::vector<float> gather(int tensor, DataType dtype, ElementRange local_range, const Read& read);
   /// Optimizer state, or the master weight with state -1.
   std::vector<float> gather_state(int tensor, int which);

@@ -121,7 +121,7 @@ def configuration(drawn):
             "offload_optimizer": {"device": get["optimizer_tier"], "nvme_path": "swap", "ratio": get["ratio"] or 1.0, "buffer_count": 4},
             "offload_param": {"device": get["parameter_tier"] or "none", "nvme_path": "swap", "buffer_count": 3}}
     groups = get["groups"]
-    own = {"reduction": get["reduction"], "mesh": "", "reduction_group": get["reduction_group"] or 0, "depth": get["depth"] or 2, "communication_timeout": 120,
+    own = {"reduction": get["reduction"], "mesh": "", "replicate": "all", "replica_sum": "micro_batch", "reduction_group": get["reduction_group"] or 0, "depth": get["depth"] or 2, "communication_timeout": 120,
            "progress": get["progress"] or "thread", "threads": get["threads"] or 1, "device_memory": None, "host_memory": None, "nvme_space": None,
            "offload_tile": get["tile"] or 1048576, "io_engine": get["io_engine"], "workspace": 8 << 20, "communication_slab": get["slab"], "seed": 1234,
            "frozen": get["frozen"], "decay": ["*"] if groups == "decay" else [], "no_decay": ["*wte*"] if groups == "no_decay" else [],

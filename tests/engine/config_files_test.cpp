@@ -112,6 +112,7 @@ TEST(ConfigFiles, EachHasItsOutcome) {
     const nlohmann::json otherwise = expected.value("on 8 ranks", nlohmann::json::object());
     expected.erase("on 8 ranks");
     EXPECT_EQ(outcome_of(entry.path().string(), 1), expected) << name;
+    if (expected.contains("refused") && !otherwise.empty()) expected.clear();
     expected.update(otherwise);
     EXPECT_EQ(outcome_of(entry.path().string(), 8), expected) << name << " on 8 ranks";
   }

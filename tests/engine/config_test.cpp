@@ -583,6 +583,49 @@ TEST(Config, OverridesReachEveryKeyBeforeAnythingIsChecked) {
   EXPECT_EQ(config.train_batch_size, 6);
 }
 
+TEST(Config, CopiesOfTheStateByDeepSpeedsKeys) {
+  const auto zero = [](const std::string& keys) {
+    return R"({"zero_optimization": {"stage": 3, )" + keys + "}}";
+  };
+  const Config hpz = parse_config(zero(R"("zero_hpz_partition_size": 2)"), 8);
+  EXPECT_EQ(hpz.mesh, "replicate=*, shard=2");
+  EXPECT_EQ(hpz.replicate, Replicate::parameters);
+  const Config off = parse_config(zero(R"("zero_hpz_partition_size": 1)"), 8);
+  EXPECT_EQ(off.mesh, "");
+  EXPECT_EQ(off.replicate, Replicate::all);
+  const Config mics = parse_config(zero(R"("mics_shard_size": 4)"), 8, {"tranche.replica_sum=step"});
+  EXPECT_EQ(mics.mesh, "replicate=*, shard=4");
+  EXPECT_EQ(mics.replicate, Replicate::all);
+  EXPECT_EQ(mics.replica_sum, ReplicaSum::step);
+  // A mesh of the same copies may stand beside it; another may not.
+  const std::string four = zero(R"("mics_shard_size": 4)"), two = zero(R"("zero_hpz_partition_size": 2)");
+  EXPECT_EQ(parse_config(four, 8, {"tranche.mesh=\"shard=4, replicate=*\""}).mesh, "shard=4, replicate=*");
+  EXPECT_EQ(problems(four, 8, {"tranche.mesh=\"replicate=4, shard=*\""}),
+            "configuration: zero_optimization.mics_shard_size: 4 with tranche.mesh (--mesh) \"replicate=4, "
+            "shard=*\", where 2 ranks share a copy; give one of the two");
+  EXPECT_EQ(problems(two, 8, {"tranche.mesh=\"replicate=2, shard=*\""}),
+            "configuration: zero_optimization.zero_hpz_partition_size: 2 with tranche.mesh (--mesh) "
+            "\"replicate=2, shard=*\", where 4 ranks share a copy; give one of the two");
+  EXPECT_EQ(problems(two, 3),
+            "configuration: zero_optimization.zero_hpz_partition_size, tranche.mesh: mesh \"replicate=*, "
+            "shard=2\": shard 2 does not divide the 3 ranks, so replicate cannot take the rest");
+  EXPECT_EQ(problems(two, 8, {"zero_optimization.stage=2"}),
+            "configuration: zero_optimization.zero_hpz_partition_size: 2 needs stage 3, not 2");
+  EXPECT_EQ(problems(two, 8, {"tranche.replicate=all"}),
+            "configuration: zero_optimization.zero_hpz_partition_size: 2 replicates parameters alone, but "
+            "tranche.replicate is all");
+  EXPECT_THAT(
+      problems(two, 8, {"zero_optimization.mics_shard_size=2"}),
+      HasSubstr("zero_optimization.mics_shard_size and zero_optimization.zero_hpz_partition_size both "
+                "say how many ranks share a copy; give one of them"));
+  EXPECT_THAT(problems(zero(R"("zero_hpz_partition_size": 0)"), 8),
+              HasSubstr("zero_hpz_partition_size: 0 is neither a number of ranks nor 1 (off)"));
+  EXPECT_THAT(problems("{}", 8, {"tranche.replicate=weights"}),
+              HasSubstr("tranche.replicate: 'weights' is not one of all, parameters"));
+  EXPECT_THAT(problems("{}", 8, {"tranche.replica_sum=never"}),
+              HasSubstr("tranche.replica_sum: 'never' is not one of micro_batch, step"));
+}
+
 TEST(Config, OverrideProblems) {
   EXPECT_EQ(problems("{}", 1, {"stage"}),
             "configuration: override 'stage' is not of the form key.path=value");

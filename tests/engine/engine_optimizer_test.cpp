@@ -224,6 +224,40 @@ TEST(OptimizerSums, SeeTheTrueScaleOfClippedGradientsInEveryStage) {
   }
 }
 
+TEST(OptimizerSums, AreThoseOfOneShardedModelOnAMesh) {
+  std::optional<kernels::Digest> digest;
+  for (const char* mesh : {"", "replicate=*, shard=2", "shard=2, replicate=2"}) {
+    for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
+      for (int stage = 1; stage <= 3; ++stage) {
+        OddRun run;
+        run.ranks = 4;
+        run.stage = stage;
+        run.policy = ReductionPolicy::micro_batch;
+        run.reduction_group = 2;
+        run.mesh = mesh;
+        run.replicate = replicate;
+        run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
+          const Config config = odd_config(run);
+          RuntimeOptions options = RuntimeOptions::from(config);
+          options.log_level = LogLevel::off;
+          Runtime runtime(options, factory);
+          Engine engine(runtime, odd_model(), config, std::make_unique<TrustRatio>());
+          // Each rank's samples are those that the rank of the same shards has without a mesh.
+          const int of_block = std::string(mesh).starts_with("shard") ? rank / 2 + rank % 2 * 2 : rank;
+          for (int step = 0; step < 3; ++step) {
+            odd_micro_batch(engine, (step * 4 + of_block) * 3, 3);
+            EXPECT_TRUE(engine.step().applied);
+          }
+          const kernels::Digest state = engine.state_digest();
+          if (rank != 0) return;
+          if (!digest) digest = state;
+          EXPECT_EQ(*digest, state) << run.to_string();
+        });
+      }
+    }
+  }
+}
+
 /// A rule that asks for what engines do not do.
 class Beyond final : public Optimizer {
  public:

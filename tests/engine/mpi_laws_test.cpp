@@ -131,6 +131,16 @@ TEST(MpiLaws, HybridShardingHasTheBitsOfOneShardedModel) {
         EXPECT_EQ(mine.wire_elements[r], mine.formula_elements[r]) << run.to_string();
         EXPECT_EQ(mine.wire_bytes[r], mine.formula_bytes[r]) << run.to_string();
         if (comm.rank() == 0) expect_same(train_odd(flat), mine, run);
+        if (stage == 0) continue;
+        run.replicate = Replicate::parameters;
+        OddResult over_all(run.ranks);
+        train_odd_rank(
+            run, comm.rank(),
+            [](const CommunicatorOptions& options) { return make_mpi_communicator(options); }, over_all,
+            mutex);
+        EXPECT_EQ(over_all.wire_elements[r], over_all.formula_elements[r]) << run.to_string();
+        EXPECT_EQ(over_all.wire_bytes[r], over_all.formula_bytes[r]) << run.to_string();
+        if (comm.rank() == 0) expect_same(mine, over_all, run);
       }
     }
   }

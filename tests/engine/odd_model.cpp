@@ -145,13 +145,14 @@ std::string OddRun::to_string() const {
       "clipping={}, also_frozen={}, single_unit={}, "
       "accumulation_dtype={}, samples={}, delay={}, seed={}, offload_optimizer={}, offload_param={}, "
       "ratio={}, "
-      "tile={}, buffers={}, io={}, ranks_per_host={}, mesh=\"{}\", collectives={}, copy_in={}}}",
+      "tile={}, buffers={}, io={}, ranks_per_host={}, mesh=\"{}\", replicate={}, "
+      "replica_sum={}, collectives={}, copy_in={}}}",
       ranks, stage, accumulation, name_of(dtype), name_of(policy), reduction_group, optimizer, overlap,
       reduce_bucket, gather_bucket, depth, poison, plan_memory, frozen, steps, clipping, also_frozen,
       single_unit, name_of(accumulation_dtype), samples_per_micro_batch, faults.maximum_delay_seconds,
       faults.seed, name_of(offload.optimizer), name_of(offload.parameters), offload.ratio,
-      offload.tile_elements, offload.tile_buffers, offload.io_engine, ranks_per_host, mesh, collectives,
-      faults.copy_in);
+      offload.tile_elements, offload.tile_buffers, offload.io_engine, ranks_per_host, mesh,
+      name_of(replicate), name_of(replica_sum), collectives, faults.copy_in);
 }
 
 Config odd_config(const OddRun& run) {
@@ -185,6 +186,8 @@ Config odd_config(const OddRun& run) {
   config.debug.plan_memory = run.plan_memory;
   config.debug.ranks_per_host = run.ranks_per_host;
   config.mesh = run.mesh;
+  config.replicate = run.replicate;
+  config.replica_sum = run.replica_sum;
   config.collectives = run.collectives;
   config.offload = run.offload;
   config.debug.host_link_bytes_per_second = run.link_bytes_per_second;

@@ -59,6 +59,8 @@ struct OddRun {
   FaultInjection faults;
   int ranks_per_host = 0;  ///< declared; 0: all on one
   std::string mesh = {};
+  Replicate replicate = Replicate::all;
+  ReplicaSum replica_sum = ReplicaSum::micro_batch;
   std::string collectives = "auto";
   DeviceKind device = DeviceKind::cpu;
   OffloadConfig offload;

@@ -1,6 +1,7 @@
 #pragma once
 /// The state of one rank over a group, without an engine: what tests of the engine's parts are made of.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -57,10 +58,12 @@ inline OffloadConfig in_tiles(std::int64_t elements, OffloadTier optimizer,
   return offload;
 }
 
-/// All that a rank's parts stand on; `group` is the ranks that share the state and outlives it.
+/// All that a rank's parts stand on; `group` is the ranks that share the state and outlives it. `regroup` may
+/// give buffers groups of their own.
 struct RankState {
   RankState(Config with, Communicator& of_group, detail::FileSystem& files = detail::posix_file_system(),
-            const std::string& nvme_folder = {})
+            const std::string& nvme_folder = {},
+            const std::function<void(detail::StateLayout&)>& regroup = {})
       : config(std::move(with)),
         group(of_group),
         optimizer(make_optimizer(config)),
@@ -70,10 +73,7 @@ struct RankState {
         arena(memory, ledger),
         compute(device->compute_stream()),
         exposed(compute),
-        store(config,
-              detail::lay_out(two_units(), ParameterGroups(config.group_rules, config.frozen), *optimizer,
-                              group),
-              {*device, memory, host}),
+        store(config, layout(regroup), {*device, memory, host}),
         scalars(memory, config.accumulation_steps, store.trainable().size()),
         workspace(memory, config.workspace_bytes, Category::workspace, "workspace"),
         updater(*optimizer, store.tensors()) {
@@ -97,6 +97,12 @@ struct RankState {
     if (store.offload() != nullptr) store.offload()->close();
   }
 
+  detail::StateLayout layout(const std::function<void(detail::StateLayout&)>& regroup) {
+    detail::StateLayout laid =
+        detail::lay_out(two_units(), ParameterGroups(config.group_rules, config.frozen), *optimizer, group);
+    if (regroup) regroup(laid);
+    return laid;
+  }
   kernels::Workspace kernel_workspace() const { return {workspace.data(), workspace.bytes()}; }
   detail::TensorAccess access() { return {store, config, group, *device, memory, kernel_workspace()}; }
   std::vector<float> weight(std::string_view tensor) { return access().weight(store.find_tensor(tensor)); }

@@ -22,6 +22,17 @@ namespace tranche {
 enum class ReductionPolicy : std::uint8_t { automatic, boundary, micro_batch };
 std::string_view name_of(ReductionPolicy policy);
 
+/// The state that every replica of a mesh keeps a copy of, sharded in its group. all: parameters, gradients
+/// and optimizer state (HSDP, MiCS); parameters: only these, while gradients and optimizer state are sharded
+/// over all ranks (hpZ).
+enum class Replicate : std::uint8_t { all, parameters };
+std::string_view name_of(Replicate replicate);
+
+/// How often the replicas' gradients are added up, where a group reduces each micro-batch: then too, which
+/// has the bits of one group of all ranks, or once a step.
+enum class ReplicaSum : std::uint8_t { micro_batch, step };
+std::string_view name_of(ReplicaSum sum);
+
 /// The values are those of a Config made in C++; JSON that does not choose a dtype means fp32, as in
 /// DeepSpeed.
 struct PrecisionConfig {
@@ -98,6 +109,11 @@ struct Config {
 
   /// `tranche.mesh`: axes of the ranks, as Mesh::parse reads them; empty: all ranks shard.
   std::string mesh;
+  Replicate replicate = Replicate::all;  ///< stages 1 to 3
+  ReplicaSum replica_sum = ReplicaSum::micro_batch;
+  /// The DeepSpeed key that says how many ranks share the parameters, and its number; empty: none does.
+  std::string shard_size_key;
+  int shard_size = 0;
   int stage = 0;
   ReductionPolicy reduction = ReductionPolicy::automatic;
   int reduction_group = 0;  ///< 0: ranks on rank 0's node at the first start; resumes keep it
