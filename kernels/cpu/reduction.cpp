@@ -344,6 +344,7 @@ void rounded_sum(int threads, const ConstTensorView& source, DataType communicat
 void gradient_statistics(int threads, const ConstTensorView& gradient, GradientStatistics* statistics) {
   constexpr std::int64_t block_elements = 4096;
   constexpr std::int64_t grain = parallel_grain / block_elements;
+  constexpr std::int64_t blocks_between_carries = 65536;
   const std::int64_t elements = gradient.elements();
   GradientStatistics result;
   std::mutex mutex;
@@ -358,6 +359,8 @@ void gradient_statistics(int threads, const ConstTensorView& gradient, GradientS
           if (!HWY_DYNAMIC_DISPATCH(add_block_squares)(gradient, start, count, squares) && non_finite < 0) {
             non_finite = find_non_finite(gradient, start, count);
           }
+          // A block makes at most some 260 additions, of which 2^30 may pass between two carries.
+          if ((block - first) % blocks_between_carries == blocks_between_carries - 1) squares.normalize();
         }
         const std::lock_guard lock(mutex);  // the sum is exact: any order gives the same
         result.squares += squares;
