@@ -29,7 +29,7 @@ FlatUpdater::FlatUpdater(const Optimizer& optimizer, std::span<const TensorState
         sum_count_ += sums;
       }
     }
-    tensors_.push_back(std::move(entry));
+    tensors_.push_back(entry);
   }
   if (!groups_.empty()) number_bytes_ = optimizer.numbers(OptimizerStep{}, groups_.front()).size();
   stride_ = aligned_bytes(static_cast<std::int64_t>(number_bytes_));
