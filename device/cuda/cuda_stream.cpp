@@ -178,10 +178,12 @@ void CudaStream::begin_capture() {
 }
 
 cudaGraph_t CudaStream::end_capture() {
+  cudaGraph_t graph = nullptr;
+  // Under the flag, native() does not wait for the stream's earlier work, which would spoil the capture.
+  const cudaError_t error = cudaStreamEndCapture(native(), &graph);
   capturing_ = false;
   parts_.state->count_capture(-1);
-  cudaGraph_t graph = nullptr;
-  check(cudaStreamEndCapture(native(), &graph), "cudaStreamEndCapture", "stream '" + *name_ + "'");
+  check(error, "cudaStreamEndCapture", "stream '" + *name_ + "'");
   return graph;
 }
 

@@ -276,6 +276,20 @@ TEST_F(CudaFailures, WaitingForATracedStreamDoesNotSpoilACapture) {
   EXPECT_EQ(read(a.data(), 64), std::vector<unsigned char>(64, 3));
 }
 
+// Every so many operations a stream waits for its earlier work, wherever in the life of a replay that falls.
+TEST_F(CudaFailures, TheBoundOfAQueueDoesNotSpoilACapture) {
+  Buffer a = memory(64);
+  for (int capture = 0; capture < 1000; ++capture) {
+    for (int i = 0; i < capture % 3; ++i) device().fill_bytes(compute(), a.data(), 3, 64);
+    auto replay = device().create_replay("step");
+    for (int run = 0; run < 2; ++run) {
+      replay->run(compute(), [&] { device().fill_bytes(compute(), a.data(), 4, 64); });
+    }
+    ASSERT_EQ(replay->problem(), "") << "capture " << capture;
+    ASSERT_EQ(device().counters().replays, capture + 1);
+  }
+}
+
 TEST_F(CudaFailures, WaitsLeaveTheCoreToOthers) {
   auto stream = device().create_stream("slow");
   const cuda_emulation::Counters before = cuda_emulation::counters();
