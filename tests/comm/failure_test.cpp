@@ -18,7 +18,6 @@ namespace tranche {
 namespace {
 
 using detail::Stopwatch;
-using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;

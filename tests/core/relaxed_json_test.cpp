@@ -13,7 +13,6 @@ namespace {
 using detail::place_in;
 using detail::strict_json;
 using detail::StrictJson;
-using ::testing::HasSubstr;
 
 std::string read(std::string_view relaxed) {
   const StrictJson strict = strict_json(relaxed);

@@ -13,7 +13,6 @@ namespace tranche {
 namespace {
 
 using detail::available_memory;
-using detail::AvailableMemory;
 using detail::parse_available_memory;
 using detail::parse_group_memory;
 using detail::parse_process_status;

@@ -238,7 +238,7 @@ TEST(RangePlacer, AnySequence) {
               if (whole) {
                 ASSERT_EQ(pages.piece_at(*at), pages.piece_at(*at + size - 1));
               }
-              live.push_back({*at, bytes});
+              live.emplace_back(*at, bytes);
               placed += size;
             }
           }

@@ -11,7 +11,6 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 
 /// A file to which none of the differences applies, with overrides.
 std::vector<std::string> notes(const std::vector<std::string>& overrides) {
