@@ -1,6 +1,7 @@
 // The axes of the covering arrays, and what may not meet.
 
 #include "combinations.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::models {
 namespace {
@@ -79,7 +80,12 @@ std::vector<CombinationAxis> combination_axes() {
   add("ranks", true,
       {{"several-ranks", [](Combination& c) { c.ranks = 3; }},
        {"one-rank", [](Combination& c) { c.ranks = 1; }},
-       {"several-ranks", [](Combination& c) { c.ranks = 2; }}});
+       {"several-ranks", [](Combination& c) { c.ranks = 2; }},
+       {"several-ranks", [](Combination& c) { c.ranks = 4; }}});
+  add("mesh", false,
+      {nothing(),
+       {"replicas", [](Combination& c) { c.config.mesh = "replicate=*, shard=1"; }},
+       {"replicas", [](Combination& c) { c.config.mesh = "replicate=2, shard=2"; }}});
   axes.push_back(of_two("nodes", false, "nodes", [](Combination& c) { c.config.debug.ranks_per_host = 2; }));
   axes.push_back(of_two("reduction group", true, "reduction-group",
                         [](Combination& c) { c.config.reduction_group = c.ranks - 1; }));
@@ -185,22 +191,29 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
     return (x.starts_with(p) && of(y, b, other)) || (y.starts_with(p) && of(x, a, value));
   };
   // Refused: weights that are not sharded do not leave the device; a rule that looks at all state before it
-  // updates would read the nvme tier twice; only Adam has moments that may be bf16.
+  // updates would read the nvme tier twice; only Adam has moments that may be bf16; copies add their sums up
+  // in a bracket of their own.
   if (with("parameters-", [](const std::string& key, const CombinationAxis& axis, int) {
         return axis.name == "stage" && key != "stage-3";
       })) {
     return false;
   }
-  if (are("own-rule", "optimizer-nvme") || are("sgd", "moments-bf16")) return false;
-  // Two nodes take three ranks here.
+  if (are("own-rule", "optimizer-nvme") || are("sgd", "moments-bf16") || are("replicas", "reduction-group")) {
+    return false;
+  }
+  // Two nodes take three or four ranks here, two copies of two ranks take four.
   if (with("nodes", [](const std::string&, const CombinationAxis& axis, int at) {
-        return axis.name == "ranks" && at != 0;
+        return axis.name == "ranks" && at != 0 && at != 3;
       })) {
     return false;
   }
+  const auto halves_without_four = [](const CombinationAxis& p, int at, const CombinationAxis& q, int ranks) {
+    return p.name == "mesh" && at == 2 && q.name == "ranks" && ranks != 3;
+  };
+  if (halves_without_four(a, value, b, other) || halves_without_four(b, other, a, value)) return false;
   // Without effect: a rule of the program's declares its state's dtype itself; one rank has no peers.
   return !are("own-rule", "moments-bf16") && !are("one-rank", "messages") && !are("one-rank", "shared") &&
-         !are("one-rank", "reduction-group");
+         !are("one-rank", "reduction-group") && !are("one-rank", "replicas");
 }
 
 namespace {
@@ -237,11 +250,19 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
     axes[i].values[axes[i].changes_bits ? static_cast<std::size_t>(row[i]) : 0].apply(c);
   }
   complete(c);
-  // The bracket of sums is that of the nodes where nothing else is said.
-  if (c.config.reduction_group == 0) c.config.reduction_group = whole.config.debug.ranks_per_host;
+  // The bracket of sums is that of the copies, and else of the nodes, where nothing else is said.
+  if (!whole.config.mesh.empty()) {
+    c.config.reduction_group = ranks_of_a_copy(whole);
+  } else if (c.config.reduction_group == 0) {
+    c.config.reduction_group = whole.config.debug.ranks_per_host;
+  }
   c.config.overlap = false;
   c.config.debug.plan_memory = false;
   return c;
+}
+
+int ranks_of_a_copy(const Combination& c) {
+  return Mesh::parse(c.config.mesh, c.ranks).size(MeshAxis::shard);
 }
 
 std::string text_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row) {

@@ -70,6 +70,10 @@ Combination continued_from(const Combination& before, bool plain) {
                                                       : DataType::float32;
     c.config.loss_scaling = precision.compute == DataType::float16;
   }
+  if (!c.config.mesh.empty()) {  // copies are saved, one sharded model goes on
+    c.config.reduction_group = ranks_of_a_copy(before);
+    c.config.mesh.clear();
+  }
   if (plain) return c;
   c.config.stage = (before.config.stage + 1 + static_cast<int>(c.continued)) % 4;
   OffloadConfig& offload = c.config.offload;
@@ -177,7 +181,9 @@ void first_engine(const Combination& c, Engine& engine, Runtime& runtime, const 
     if (step < 2) continue;
     if (step == 2 && c.save_meanwhile) {
       const ConstTensorView values{order.data(), DataType::int64, Shape{own_array_elements}};
-      engine.save(folder + "/meanwhile", {.arrays = {SavedArray::whole("order", values)}});
+      SaveOptions options;
+      if (saves_array(c)) options.arrays = {SavedArray::whole("order", values)};
+      engine.save(folder + "/meanwhile", options);
     }
     if (step == 2 && plain) outcome.second = engine.state_digest();
     training.look();
@@ -236,6 +242,7 @@ CombinationOutcome train_combination(const Combination& combination, const Combi
     on(as_saved, [&](Engine& engine, Runtime&, CombinationOutcome& mine) {
       const LoadResult loaded = engine.load(place.folder + "/meanwhile");
       mine.saved = engine.state_digest();
+      if (!saves_array(c)) return;
       mine.array.assign(own_array_elements, 0);
       const TensorView array{mine.array.data(), DataType::int64, Shape{own_array_elements}};
       engine.load_arrays(loaded.folder, {{"order", array}});
