@@ -10,6 +10,7 @@ constexpr std::string_view tiles_overlap = "reading, updating and writing of til
 constexpr std::string_view own_queue =
     "files are read and written by Tranche's own engine; see tranche.io_engine";
 constexpr std::string_view whole_units = "units are gathered whole into one buffer each";
+constexpr std::string_view drawn_in_place = "each rank draws just those initial weights that it keeps";
 constexpr std::string_view no_quantization = "quantized communication is not part of this version";
 constexpr std::string_view in_report =
     "every step's figures are in the report file, and with --metrics in a file as the run goes";
@@ -44,11 +45,10 @@ constexpr ConfigKey keys[] = {
     no_meaning("zero_optimization.use_all_reduce_for_fetch_params", whole_units),
     no_meaning("zero_optimization.stage3_allgather_sequential", whole_units),
     no_meaning("zero_optimization.allgather_sequential", whole_units),
-    no_meaning("zero_optimization.stage3_partition_stream_chunk_size",
-               "the whole model never exists in one place"),
-    no_meaning("zero_optimization.partition_stream_chunk_size", "the whole model never exists in one place"),
+    no_meaning("zero_optimization.stage3_partition_stream_chunk_size", drawn_in_place),
+    no_meaning("zero_optimization.partition_stream_chunk_size", drawn_in_place),
     no_meaning("zero_optimization.memory_efficient_linear", "gathered weights are never kept for backward"),
-    no_meaning("zero_optimization.override_module_apply", "weights are born sharded"),
+    no_meaning("zero_optimization.override_module_apply", drawn_in_place),
     no_meaning("zero_optimization.pipeline_loading_checkpoint", "ranks read only their own shards"),
     no_meaning("zero_optimization.log_trace_cache_warnings", "units are declared, not traced"),
     no_meaning("zero_optimization.enable_sanity_checks", "the sequence of collectives is always checked"),

@@ -49,8 +49,8 @@ namespace tranche {
 /// the global token count.
 class Engine {
  public:
-  /// Collective over runtime.all(). Validates, lays out, allocates this rank's shards and draws initial
-  /// weights; the full model never exists. Throws OutOfMemory, and ConfigurationError, also when ranks
+  /// Collective over runtime.all(). Validates, lays out, allocates this rank's part of the state and draws
+  /// the initial weights in it. Throws OutOfMemory, and ConfigurationError, also when ranks
   /// disagree on version, configuration, optimizer, schedule, model or numerics. `options` replace the
   /// configured optimizer and schedule.
   Engine(Runtime& runtime, ModelSpec model, Config config, EngineOptions options);
