@@ -281,6 +281,19 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
   } else if (reduction != "auto") {
     problems.add(fmt::format("tranche.reduction: '{}' is not one of auto, boundary, micro_batch", reduction));
   }
+  const std::string gather_for = values.text("tranche.gather_for").value_or("use");
+  if (gather_for == "step") {
+    config.gather_for = GatherFor::step;
+  } else if (gather_for != "use") {
+    problems.add(fmt::format("tranche.gather_for: '{}' is not one of use, step", gather_for));
+  }
+  if (config.gather_for == GatherFor::step && config.stage >= 0 && config.stage < 3) {
+    config.notes.push_back(fmt::format(
+        "tranche.gather_for: step has no effect: at stage {} every rank has all weights; they are "
+        "gathered at stage 3",
+        config.stage));
+    config.gather_for = GatherFor::use;
+  }
   const std::string progress = values.text("tranche.progress").value_or("thread");
   config.inline_progress = progress == "inline";
   if (progress != "thread" && progress != "inline") {
@@ -335,6 +348,13 @@ void read_size(const Values& values, std::initializer_list<const char*> names, s
   }
 }
 
+/// An element count that may be 0 and has two names.
+void read_count(const Values& values, const char* path, const char* other, std::int64_t& field,
+                Problems& problems) {
+  const auto integer = [&](const char* name) { return values.integer(name); };
+  field = either(values, path, other, integer, problems).value_or(field);
+}
+
 }  // namespace
 
 const std::vector<std::string>& optimizer_types() {
@@ -387,6 +407,10 @@ Config config_from(const Values& values, Problems& problems) {
        config.prefetch_elements);
   size({"zero_optimization.stage3_max_live_parameters", "zero_optimization.max_live_parameters"},
        config.max_live_elements);
+  read_count(values, "zero_optimization.stage3_param_persistence_threshold",
+             "zero_optimization.param_persistence_threshold", config.persistent_tensor_elements, problems);
+  read_count(values, "zero_optimization.stage3_model_persistence_threshold",
+             "zero_optimization.model_persistence_threshold", config.persistent_model_elements, problems);
   read_groups(values, config, problems);
   read_tranche(values, config, problems);
   read_offload(values, config, problems);
@@ -491,6 +515,10 @@ std::string_view name_of(ReductionPolicy policy) {
       return "micro_batch";
   }
   return "?";
+}
+
+std::string_view name_of(GatherFor gather_for) {
+  return gather_for == GatherFor::step ? "step" : "use";
 }
 
 Config parse_config(std::string_view json_text, int ranks, const std::vector<std::string>& overrides,

@@ -138,6 +138,7 @@ Json tranche_keys(const Config& config) {
   json["replica_sum"] = name_of(config.replica_sum);
   json["reduction_group"] = config.reduction_group;
   json["depth"] = config.depth;
+  json["gather_for"] = name_of(config.gather_for);
   json["communication_timeout"] = config.communication_timeout;
   json["progress"] = config.inline_progress ? "inline" : "thread";
   json["threads"] = config.threads;
@@ -208,6 +209,8 @@ std::string Config::to_json() const {
   // A 0 that a program set would be read as the default; 1 bounds as much.
   zero["stage3_prefetch_bucket_size"] = std::max<std::int64_t>(prefetch_elements, 1);
   zero["stage3_max_live_parameters"] = std::max<std::int64_t>(max_live_elements, 1);
+  zero["stage3_param_persistence_threshold"] = persistent_tensor_elements;
+  zero["stage3_model_persistence_threshold"] = persistent_model_elements;
   json["tranche"] = detail::tranche_keys(*this);
   detail::write_offload(*this, json);
   return json.dump(2);

@@ -115,6 +115,14 @@ constexpr ConfigKey keys[] = {
               "elements gathered at once in stage 3; bounds what is prefetched beyond the next unit"),
     automatic("zero_optimization.max_live_parameters", integer, "1000000000",
               "other name of stage3_max_live_parameters"),
+    automatic("zero_optimization.stage3_param_persistence_threshold", integer, "0",
+              "a unit's tensors stay whole on every rank in stage 3 where each has at most so many elements; 0 is none"),
+    automatic("zero_optimization.param_persistence_threshold", integer, "0",
+              "other name of stage3_param_persistence_threshold"),
+    automatic("zero_optimization.stage3_model_persistence_threshold", integer, "9223372036854775807",
+              "most elements that stay whole so, in the order of units"),
+    automatic("zero_optimization.model_persistence_threshold", integer, "9223372036854775807",
+              "other name of stage3_model_persistence_threshold"),
 
     // Tranche's own.
     block_of("tranche", "what DeepSpeed's schema has no key for"),
@@ -129,6 +137,9 @@ constexpr ConfigKey keys[] = {
     automatic("tranche.reduction_group", integer, "ranks on a node",
               "ranks in the inner groups of the fixed-order sum; recorded in checkpoints; 0 is auto"),
     automatic("tranche.depth", integer, "2", "units gathered at once in stage 3, the one in use included"),
+    honoured("tranche.gather_for", text, "\"use\"",
+             "use: stage 3 frees a unit after each use and gathers it again; step: it stays from its first use in a "
+             "step to the step's end, gathered once"),
     honoured("tranche.communication_timeout", number, "300", "seconds until a collective counts as hung"),
     honoured("tranche.progress", text, "\"thread\"",
              "thread: one thread a rank makes all MPI calls; inline: the caller's thread does"),

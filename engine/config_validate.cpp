@@ -190,6 +190,10 @@ void check_fields(Config& config, int ranks, Problems& problems) {
                          problems);
   at_least<std::int64_t>(config.max_live_elements, 0, "zero_optimization.stage3_max_live_parameters",
                          problems);
+  at_least<std::int64_t>(config.persistent_tensor_elements, 0,
+                         "zero_optimization.stage3_param_persistence_threshold", problems);
+  at_least<std::int64_t>(config.persistent_model_elements, 0,
+                         "zero_optimization.stage3_model_persistence_threshold", problems);
   at_least<std::int64_t>(config.steps_per_print, 0, "steps_per_print", problems);
   at_least(config.reduction_group, 0, "tranche.reduction_group", problems);
   at_least(config.debug.ranks_per_host, 0, "tranche.debug.ranks_per_host", problems);

@@ -100,8 +100,10 @@ std::int64_t Engine::formula_traffic_elements() const {
           (impl.replica_reductions(*flat) + 1) * flat->owned().size() * (flat->replicas->size() - 1);
     }
   }
-  // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says.
-  elements += impl.config.stage < 3 ? padded : impl.recorded_gather_elements;
+  // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says, and
+  // the new weights of what it keeps whole.
+  elements +=
+      impl.config.stage == 0 ? padded : impl.formulas.published_elements() + impl.recorded_gather_elements;
   const int shards = impl.shard.size();
   return elements / shards * (shards - 1) + over_replicas;
 }
@@ -128,8 +130,9 @@ std::int64_t Engine::formula_traffic_bytes() const {
     }
   }
   const int stage = impl.config.stage;
-  bytes += stage < 3 ? padded * size_of(stage == 0 ? precision.accumulation : precision.compute)
-                     : impl.recorded_gather_elements * size_of(precision.compute);
+  bytes += stage == 0 ? padded * size_of(precision.accumulation)
+                      : (impl.formulas.published_elements() + impl.recorded_gather_elements) *
+                            size_of(precision.compute);
   // Sums that cross between nodes are fp32 whatever travels otherwise.
   const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
   const int shards = impl.shard.size();
@@ -188,9 +191,12 @@ std::string Engine::summary(bool verbose) const {
             format_bytes(bytes.parameters + bytes.gradients + bytes.optimizer), format_bytes(bytes.padding)));
   }
   std::string resident = format_bytes(config.workspace_bytes) + " workspace";
-  if (gathers) {
-    resident += fmt::format(", up to {} x {} gathered", config.depth,
-                            format_bytes(largest * size_of(config.precision.compute)));
+  const std::int64_t weight = size_of(config.precision.compute);
+  if (gathers && config.gather_for == GatherFor::step) {
+    resident += fmt::format(", {} gathered, kept for the step",
+                            format_bytes(impl.formulas.gathered_elements() * weight));
+  } else if (gathers) {
+    resident += fmt::format(", up to {} x {} gathered", config.depth, format_bytes(largest * weight));
   }
   if (impl.ranks > 1) resident += ", " + format_bytes(config.staging_bytes) + " staging buffer";
   row("also resident", resident);
@@ -210,7 +216,7 @@ std::string Engine::summary(bool verbose) const {
         "is kept");
   } else if (config.activation_checkpointing) {
     std::string gather_text;
-    if (gathers) {
+    if (gathers && config.gather_for == GatherFor::use) {
       gather_text = config.checkpoint_every <= config.depth
                         ? "; one gather serves recomputation and backward"
                         : fmt::format(
@@ -231,7 +237,9 @@ std::string Engine::summary(bool verbose) const {
     const std::int64_t gathered =
         config.stage < 3
             ? padded
-            : config.accumulation_steps * (declared >= 0 ? declared : 2 * impl.formulas.gathered_elements());
+            : impl.formulas.published_elements() +
+                  (declared >= 0 ? declared
+                                 : 2 * config.accumulation_steps * impl.formulas.gathered_elements());
     const auto sent = [&](std::int64_t elements, DataType of) {
       return format_bytes(elements / impl.ranks * (impl.ranks - 1) * size_of(of));
     };

@@ -42,7 +42,9 @@ void Engine::Impl::check_host_memory() const {
   for (const UnitState& unit : store.units()) {
     std::int64_t shard_bytes = 0;
     for (const FlatBuffer& flat : unit.buffers) {
-      shard_bytes += flat.layout.shard_elements() * size_of(config.precision.compute);
+      if (flat.parameters_tier != OffloadTier::none) {
+        shard_bytes += flat.layout.shard_elements() * size_of(config.precision.compute);
+      }
       const std::int64_t kept = store.residency().optimizer_range(flat).size();
       if (flat.optimizer_tier != OffloadTier::none) needed += kept * accumulation;
       if (flat.optimizer_tier == OffloadTier::cpu) needed += kept * state_bytes;

@@ -17,6 +17,7 @@ StepResult Engine::Impl::finish_step() {
           "step() after " + std::to_string(micro_batch) + " of " + std::to_string(config.accumulation_steps) +
               " micro-batches");
   set_phase("step");
+  gatherer.end_step();
   recorder.end_pass();  // refuses while the model still holds memory of the step: before anything has changed
   for (const FlatBuffer* flat : store.trainable()) {
     recorder.exposed().wait_for(flat->reduce_done, Exposed::reduce);

@@ -53,6 +53,7 @@ struct FlatBuffer {
 
   std::string name;  ///< the unit's, and " frozen" for its frozen tensors
   bool trainable;
+  bool persistent = false;   ///< so small that stage 3 keeps its parameters whole on the device
   int trainable_index = -1;  ///< position among the trainable buffers of all units
   Communicator* group;
   Communicator* replicas;  ///< ranks with the same shard, this one among them; null: only this one
@@ -109,7 +110,7 @@ struct UnitState {
   std::vector<int> tensors;  ///< engine tensor indices in UnitSpec order
   std::vector<FlatBuffer> buffers;
 
-  /// Elements of its whole buffers, padding included.
+  /// Elements of its whole buffers but the persistent ones, padding included.
   std::int64_t gathered_elements() const;
 };
 

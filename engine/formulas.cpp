@@ -119,14 +119,11 @@ OffloadTraffic StateFormulas::offload() const {
   const std::int64_t weight = size_of(config_.precision.compute);
   std::int64_t state_bytes = size_of(DataType::float32);
   for (const OptimizerStateTensor& state : store_.state_tensors()) state_bytes += size_of(state.dtype);
-  const std::vector<int> gathers = model_.gathers_per_micro_batch
-                                       ? model_.gathers_per_micro_batch(config_)
-                                       : std::vector<int>(store_.units().size(), 2);
-  const bool brings = config_.offload.parameters != OffloadTier::none;
-  const bool from_disk = config_.offload.parameters == OffloadTier::nvme;
+  const std::vector<std::int64_t> gathers = gathers_of_step();
   for (std::size_t u = 0; u < store_.units().size(); ++u) {
     for (const FlatBuffer& flat : store_.units()[u].buffers) {
       const std::int64_t kept = flat.trainable ? store_.residency().optimizer_range(flat).size() : 0;
+      const bool brings = flat.parameters_tier != OffloadTier::none;
       if (flat.optimizer_tier != OffloadTier::none) {
         bytes.to_host += kept * size_of(config_.precision.accumulation);
         if (!brings) bytes.from_host += kept * weight;
@@ -138,10 +135,9 @@ OffloadTraffic StateFormulas::offload() const {
         bytes.to_host += kept * weight;
       }
       if (!brings) continue;
-      const std::int64_t brought =
-          config_.accumulation_steps * gathers[u] * flat.layout.shard_elements() * weight;
+      const std::int64_t brought = gathers[u] * flat.layout.shard_elements() * weight;
       bytes.from_host += brought;
-      if (!from_disk) continue;
+      if (flat.parameters_tier != OffloadTier::nvme) continue;
       bytes.nvme_read += brought;
       bytes.nvme_written += kept * weight;
     }
@@ -192,9 +188,10 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
   }
   bytes += tied + largest_reduction;
   std::sort(gathered.rbegin(), gathered.rend());
-  for (std::size_t i = 0; i < gathered.size() && i < static_cast<std::size_t>(config_.depth); ++i) {
-    bytes += gathered[i];
-  }
+  const std::size_t at_once = config_.gather_for == GatherFor::step
+                                  ? gathered.size()
+                                  : std::min(gathered.size(), static_cast<std::size_t>(config_.depth));
+  for (std::size_t i = 0; i < at_once; ++i) bytes += gathered[i];
   return bytes;
 }
 
@@ -214,13 +211,25 @@ std::string StateFormulas::stages_for_comparison() const {
   return text + "; activations, workspace and staging buffer come on top";
 }
 
-std::int64_t StateFormulas::declared_gathers() const {
-  if (!model_.gathers_per_micro_batch) return -1;
-  const std::vector<int> gathers = model_.gathers_per_micro_batch(config_);
-  if (gathers.size() != store_.units().size()) {
-    throw LogicError("the model declares gathers of " + std::to_string(gathers.size()) + " units, but has " +
+std::vector<std::int64_t> StateFormulas::gathers_of_step() const {
+  const std::vector<int> declared = model_.gathers_per_micro_batch
+                                        ? model_.gathers_per_micro_batch(config_)
+                                        : std::vector<int>(store_.units().size(), 2);
+  if (declared.size() != store_.units().size()) {
+    throw LogicError("the model declares gathers of " + std::to_string(declared.size()) + " units, but has " +
                      std::to_string(store_.units().size()));
   }
+  std::vector<std::int64_t> gathers;
+  for (const int count : declared) {
+    gathers.push_back(config_.gather_for == GatherFor::step ? std::min(count, 1)
+                                                            : config_.accumulation_steps * count);
+  }
+  return gathers;
+}
+
+std::int64_t StateFormulas::declared_gathers() const {
+  if (!model_.gathers_per_micro_batch && config_.gather_for == GatherFor::use) return -1;
+  const std::vector<std::int64_t> gathers = gathers_of_step();
   std::int64_t elements = 0;
   for (std::size_t u = 0; u < gathers.size(); ++u)
     elements += gathers[u] * store_.units()[u].gathered_elements();
@@ -230,6 +239,17 @@ std::int64_t StateFormulas::declared_gathers() const {
 std::int64_t StateFormulas::gathered_elements() const {
   std::int64_t elements = 0;
   for (const UnitState& unit : store_.units()) elements += unit.gathered_elements();
+  return elements;
+}
+
+std::int64_t StateFormulas::published_elements() const {
+  std::int64_t elements = 0;
+  for (const FlatBuffer* flat : store_.trainable()) {
+    const Residency& residency = store_.residency();
+    if (flat->layout.ranks() > 1 && residency.whole_parameters(*flat) && !residency.whole_optimizer(*flat)) {
+      elements += flat->layout.padded_elements();
+    }
+  }
   return elements;
 }
 

@@ -35,12 +35,17 @@ class StateFormulas {
   /// Lines of the start-up table about offload: what moves, the disk (`swap_file` describes it; empty: none),
   /// bytes of a step.
   std::vector<std::pair<std::string, std::string>> offload_rows(const std::string& swap_file) const;
-  /// Padded elements that one micro-batch gathers in stage 3 by what the model declares; -1: not known.
+  /// Padded elements that a step gathers for use in stage 3 by what the model declares; -1: not known.
   std::int64_t declared_gathers() const;
-  /// Padded elements of all units.
+  /// Padded elements of all units, where stage 3 gathers them.
   std::int64_t gathered_elements() const;
+  /// Padded elements of the buffers whose new parameters a step gathers behind the update.
+  std::int64_t published_elements() const;
 
  private:
+  /// How often a step gathers each unit; where the model does not say, twice a micro-batch.
+  std::vector<std::int64_t> gathers_of_step() const;
+
   const Config& config_;
   const ModelSpec& model_;
   const StateStore& store_;

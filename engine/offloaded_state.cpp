@@ -82,17 +82,23 @@ std::unique_ptr<Stream> OffloadedState::make_host_stream(const char* name, int t
 std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   const OffloadConfig& offload = config_.offload;
   const std::int64_t compute_bytes = size_of(config_.precision.compute);
-  bool optimizer_away = false, optimizer_here = false;
+  bool through_host = false, through_device = false;  // new weights on the way to where they live
   std::int64_t largest_update = 0, largest_shard = 0, largest_tile = 0;
   for (UnitState& unit : units) {
     for (FlatBuffer& flat : unit.buffers) {
-      largest_shard = std::max(largest_shard, flat.layout.shard_elements() * compute_bytes);
-      if (offload.parameters == OffloadTier::nvme && !flat.empty()) {
+      const bool on_disk = flat.parameters_tier == OffloadTier::nvme && !flat.empty();
+      if (on_disk) {
+        largest_shard = std::max(largest_shard, flat.layout.shard_elements() * compute_bytes);
         flat.parameters_offset = swap_->reserve(flat.layout.shard_elements() * compute_bytes,
                                                 Category::parameters, flat.name + " parameters");
       }
+      through_host = through_host || on_disk;
       if (!flat.trainable) continue;
-      (flat.optimizer_tier != OffloadTier::none ? optimizer_away : optimizer_here) |= !flat.empty();
+      if (!flat.empty() && flat.optimizer_tier != OffloadTier::none) {
+        through_host = through_host || flat.parameters_tier != OffloadTier::cpu;
+      } else if (!flat.empty()) {
+        through_device = through_device || flat.parameters_tier != OffloadTier::none;
+      }
       largest_update =
           std::max(largest_update, std::min(offload.tile_elements, residency_.optimizer_range(flat).size()));
       if (flat.tiles.elements == 0) continue;
@@ -113,18 +119,18 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
       }
     }
   };
-  if ((optimizer_away && offload.parameters != OffloadTier::cpu) || offload.parameters == OffloadTier::nvme) {
+  if (through_host) {
     slots(host_weights_, offload.tile_buffers, largest_update * compute_bytes, Category::parameters,
           "updated weights");
   }
-  if (optimizer_here && offload.parameters != OffloadTier::none) {
+  if (through_device) {
     for (int i = 0; i < 2; ++i) {
       device_weights_.push_back({Buffer(resources_.device_memory, largest_update * compute_bytes,
                                         Category::parameters, "updated weights"),
                                  {}});
     }
   }
-  if (offload.parameters == OffloadTier::nvme) {
+  if (largest_shard > 0) {
     slots(shards_, offload.parameter_buffers, largest_shard, Category::parameters, "shards from nvme");
   }
   host_ = make_host_stream("host update", host_threads_);

@@ -43,9 +43,10 @@ void ParameterGatherer::acquire(int index) {
     expected.known = false;
     drop_unused();
   }
+  if (std::exchange(at(index).kept, false)) ++resident_units_;
   if (store_.residency().gathers(unit) && !at(index).resident) {
     if (resident_units_ >= config_.depth) drop_unused();
-    if (resident_units_ >= config_.depth) {
+    if (resident_units_ >= config_.depth && !keeps()) {
       std::string held;
       for (std::size_t u = 0; u < states_.size(); ++u) {
         if (states_[u].holders > 0) held += (held.empty() ? "" : ", ") + store_.units()[u].name;
@@ -108,20 +109,22 @@ void ParameterGatherer::gather_ahead() {
   const std::size_t length = expected.units.size();
   std::int64_t beyond = 0;  // elements that are prefetched, the next unit's apart
   std::int64_t live = 0;
+  bool first = true;  // of those that are still to be gathered
   for (std::size_t u = 0; u < states_.size(); ++u) {
     if (!states_[u].resident) continue;
     const std::int64_t elements = store_.units()[u].gathered_elements();
     live += elements;
-    if (states_[u].holders == 0) beyond += elements;
+    if (states_[u].holders == 0 && !states_[u].kept) beyond += elements;
   }
   for (std::size_t next = expected.position; resident_units_ < config_.depth; ++next) {
     // The next sequence begins with the same units; the last one has no successor.
     if (next >= length && (!another_follows_ || next >= 2 * length)) return;
     const int index = expected.units[next % length];
     const UnitState& unit = store_.units()[static_cast<std::size_t>(index)];
-    if (!store_.residency().gathers(unit)) continue;
+    if (!store_.residency().gathers(unit) || at(index).kept) continue;
+    if (keeps() && at(index).holders > 0) continue;
     const std::int64_t elements = unit.gathered_elements();
-    const bool is_next = next == expected.position;
+    const bool is_next = std::exchange(first, false);
     if (at(index).resident) {
       // Held now and wanted again: it will be gathered on demand, and nothing behind it overtakes.
       if (at(index).holders > 0) return;
@@ -141,6 +144,7 @@ void ParameterGatherer::gather_ahead() {
 }
 
 void ParameterGatherer::drop_unused() {
+  if (keeps()) return;  // it is used later in the step, or freed with it
   for (std::size_t u = 0; u < states_.size(); ++u) {
     if (states_[u].resident && states_[u].holders == 0) free_unit(static_cast<int>(u), /*read=*/false);
   }
@@ -169,7 +173,12 @@ void ParameterGatherer::release(int index, Ahead ahead) {
   UnitGather& state = at(index);
   --state.holders;
   if (!state.resident || state.holders > 0) return;
-  free_unit(index, /*read=*/true);
+  if (keeps()) {
+    state.kept = true;
+    --resident_units_;
+  } else {
+    free_unit(index, /*read=*/true);
+  }
   if (ahead == Ahead::later) owes_gathers_ = true;
   if (ahead == Ahead::now && in_sequence_) gather_ahead();
 }
@@ -188,6 +197,15 @@ void ParameterGatherer::end_sequence() {
   observed_.clear();
   expected.position = 0;
   in_sequence_ = false;
+}
+
+void ParameterGatherer::end_step() {
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    if (!states_[u].resident) continue;
+    const bool read = std::exchange(states_[u].kept, false);
+    if (read) ++resident_units_;
+    free_unit(static_cast<int>(u), read);
+  }
 }
 
 void ParameterGatherer::abandon_sequence() {

@@ -18,6 +18,7 @@ inline constexpr std::size_t program_count = 3;
 
 /// Gathers units (stage 3) on demand, and ahead of their use in the order that the first sequence of requests
 /// of a program had. A sequence is what its caller says it is: a micro-batch, or several in one order.
+/// Training with GatherFor::step keeps a gathered unit for the sequences that follow, up to end_step().
 /// Gathers are collective over each buffer's group; all ranks of it make the same calls in the same order.
 class ParameterGatherer {
  public:
@@ -36,9 +37,12 @@ class ParameterGatherer {
   /// The sequence was given up: nothing is recorded, and prefetched units are released.
   void abandon_sequence();
   bool in_sequence() const { return in_sequence_; }
+  /// The step's gradients are complete: frees what GatherFor::step kept. No unit is held.
+  void end_step();
 
   /// Makes the unit's parameters whole; the compute stream waits for them. Throws LogicError, naming the
-  /// holders, when more units than the configured depth would be held at once.
+  /// holders, when more units than the configured depth would be held at once; GatherFor::step has no such
+  /// bound.
   void acquire(int unit);
   /// Gathering ahead after a release. Where an exception lets the unit go it is not known whether the rank
   /// goes on: what would be gathered now is gathered by the next call (catch_up), so that the ranks'
@@ -58,6 +62,7 @@ class ParameterGatherer {
   /// The gather of a unit that is not kept whole.
   struct UnitGather {
     bool resident = false;            ///< gathered, or being gathered
+    bool kept = false;                ///< read before, not held now, and kept for the step
     int holders = 0;                  ///< handles
     std::vector<StepBuffer> buffers;  ///< the whole buffers while resident, by flat buffer
   };
@@ -67,6 +72,7 @@ class ParameterGatherer {
     bool known = false;
     std::size_t position = 0;  ///< next expected request
   };
+  bool keeps() const { return program_ == Program::train && config_.gather_for == GatherFor::step; }
   Order& order() { return orders_[static_cast<std::size_t>(program_)]; }
   UnitGather& at(int unit) { return states_[static_cast<std::size_t>(unit)]; }
   void issue(int unit);
@@ -85,7 +91,7 @@ class ParameterGatherer {
   Program program_ = Program::train;
   bool in_sequence_ = false, another_follows_ = false;
   std::vector<int> observed_;  ///< requests of the open sequence
-  int resident_units_ = 0;
+  int resident_units_ = 0;     ///< held or gathered ahead; those that are kept apart
   bool owes_gathers_ = false;
   std::int64_t gathered_elements_ = 0;
 };

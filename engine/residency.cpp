@@ -14,9 +14,18 @@ TensorView view(void* memory, ElementRange kept, ElementRange range, DataType dt
 
 }  // namespace
 
+bool PersistentBuffers::keeps(const FlatLayout& buffer) {
+  if (buffer.tensors() == 0 || buffer.elements() > left_) return false;
+  for (int tensor = 0; tensor < buffer.tensors(); ++tensor) {
+    if (buffer.tensor_elements(tensor) > largest_) return false;
+  }
+  left_ -= buffer.elements();
+  return true;
+}
+
 bool Residency::gathers(const UnitState& unit) const {
   return std::any_of(unit.buffers.begin(), unit.buffers.end(),
-                     [this](const FlatBuffer& flat) { return !whole_parameters(flat); });
+                     [this](const FlatBuffer& flat) { return !flat.empty() && !whole_parameters(flat); });
 }
 
 bool Residency::offloaded(const UnitState& unit) const {

@@ -12,6 +12,19 @@
 
 namespace tranche::detail {
 
+/// Decides, in the order of units, which buffers stage 3 keeps whole on the device.
+class PersistentBuffers {
+ public:
+  explicit PersistentBuffers(const Config& config)
+      : largest_(config.stage < 3 ? 0 : config.persistent_tensor_elements),
+        left_(config.persistent_model_elements) {}
+  /// True when each tensor of the next buffer is small enough, and the bound on all of them has room for it.
+  bool keeps(const FlatLayout& buffer);
+
+ private:
+  std::int64_t largest_, left_;
+};
+
 class Residency {
  public:
   /// Both outlive it.
@@ -33,6 +46,7 @@ class Residency {
   }
   // True when a rank keeps the whole of a buffer.
   bool whole_parameters(const FlatBuffer& flat) const {
+    if (flat.persistent) return true;
     return (config_.stage < 3 || flat.layout.ranks() == 1) && config_.offload.parameters == OffloadTier::none;
   }
   bool whole_optimizer(const FlatBuffer& flat) const {
@@ -56,7 +70,7 @@ class Residency {
   }
   /// Anything of the buffer, or of the unit, lives off the device.
   bool offloaded(const FlatBuffer& flat) const {
-    return flat.optimizer_tier != OffloadTier::none || config_.offload.parameters != OffloadTier::none;
+    return flat.optimizer_tier != OffloadTier::none || flat.parameters_tier != OffloadTier::none;
   }
   bool offloaded(const UnitState& unit) const;
 

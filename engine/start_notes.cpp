@@ -25,6 +25,70 @@ std::size_t largest_pair(const std::vector<UnitState>& units) {
   return first;
 }
 
+/// A line where less memory is left than `needed` bytes of what the steps gather at once.
+void note_memory(std::int64_t needed, const std::string& of, const char* advice, const Config& config,
+                 const Ledger& ledger, Device& device, std::vector<std::string>& notes) {
+  const auto must_hold = [&](const std::string& whose, std::int64_t left) {
+    if (left >= needed) return;
+    notes.push_back(
+        fmt::format("{} leaves {} for the steps, less than the {} of {}: the run will end out of memory; {}",
+                    whose, format_bytes(std::max<std::int64_t>(left, 0)), format_bytes(needed), of, advice));
+  };
+  if (const std::int64_t limit = config.device_memory_limit; limit > 0) {
+    must_hold("tranche.device_memory " + format_bytes(limit), limit - ledger.total(Tier::device));
+  }
+  if (const MemoryInfo memory = device.memory_info(); memory.total > 0) {
+    must_hold("the device's memory", memory.free + memory.mapped - memory.placed);
+  }
+}
+
+void note_kept_for_step(const StateStore& store, const Config& config, const Ledger& ledger, Device& device,
+                        std::vector<std::string>& notes) {
+  std::int64_t elements = 0;
+  for (const UnitState& unit : store.units()) elements += unit.gathered_elements();
+  if (!config.overlap || config.depth == 1) {
+    notes.push_back(
+        fmt::format("{}: no unit is prefetched, and the first use of each in a step waits for its gather",
+                    config.overlap ? "tranche.depth 1" : "zero_optimization.overlap_comm false"));
+  }
+  if (elements > config.max_live_elements) {
+    notes.push_back(fmt::format(
+        "zero_optimization.stage3_max_live_parameters {} bounds prefetching alone: tranche.gather_for step "
+        "keeps all {} elements gathered",
+        config.max_live_elements, elements));
+  }
+  note_memory(elements * size_of(config.precision.compute), "all units, which tranche.gather_for step keeps",
+              "tranche.gather_for use gathers them anew for each use", config, ledger, device, notes);
+}
+
+/// What stays whole at stage 3, and its price.
+void note_persistent(const StateStore& store, const Config& config, std::vector<std::string>& notes) {
+  std::int64_t elements = 0, bytes = 0;
+  std::size_t count = 0;
+  for (const UnitState& unit : store.units()) {
+    bool any = false;
+    for (const FlatBuffer& flat : unit.buffers) {
+      if (!flat.persistent) continue;
+      any = true;
+      elements += flat.layout.elements();
+      bytes += flat.layout.padded_elements() - flat.layout.shard_elements();
+    }
+    count += any ? 1 : 0;
+  }
+  const std::string key = fmt::format("zero_optimization.stage3_param_persistence_threshold {}",
+                                      config.persistent_tensor_elements);
+  if (count == 0) {
+    notes.push_back(key +
+                    " keeps nothing whole: tensors are gathered with their unit, and every unit has a larger "
+                    "one, or is beyond stage3_model_persistence_threshold");
+    return;
+  }
+  notes.push_back(fmt::format(
+      "{} keeps {} elements of {} of {} units whole on every rank: {} beyond their shards, and no gather but "
+      "that of new weights behind the update",
+      key, elements, count, store.units().size(), format_bytes(bytes * size_of(config.precision.compute))));
+}
+
 }  // namespace
 
 std::vector<std::string> notes_on_overlap(const StateStore& store, const Config& config, const Ledger& ledger,
@@ -33,7 +97,15 @@ std::vector<std::string> notes_on_overlap(const StateStore& store, const Config&
   std::vector<std::string> notes;
   const bool gathers = std::any_of(units.begin(), units.end(),
                                    [&](const UnitState& unit) { return store.residency().gathers(unit); });
-  if (gathers && units.size() > 1) {
+  if (config.gather_for == GatherFor::step && config.stage == 3 && !gathers) {
+    notes.emplace_back("tranche.gather_for: step has no effect: every rank has all weights");
+  }
+  if (config.stage == 3 && config.persistent_tensor_elements > 0 && units[0].buffers[0].layout.ranks() > 1) {
+    note_persistent(store, config, notes);
+  }
+  if (gathers && config.gather_for == GatherFor::step) {
+    note_kept_for_step(store, config, ledger, device, notes);
+  } else if (gathers && units.size() > 1) {
     const UnitState& one = units[largest_pair(units)];
     const UnitState& other = units[largest_pair(units) + 1];
     const std::int64_t pair = one.gathered_elements() + other.gathered_elements();
@@ -54,20 +126,8 @@ std::vector<std::string> notes_on_overlap(const StateStore& store, const Config&
             "are gathered all the same; tranche.depth 1 gathers one at a time, without overlap",
             config.max_live_elements, pair, both));
       }
-      const auto must_hold = [&](const std::string& whose, std::int64_t left) {
-        if (left >= pair_bytes) return;
-        notes.push_back(fmt::format(
-            "{} leaves {} for the steps, less than the {} of {}: the run will end out of memory; "
-            "tranche.depth 1 "
-            "gathers one at a time, without overlap",
-            whose, format_bytes(std::max<std::int64_t>(left, 0)), format_bytes(pair_bytes), both));
-      };
-      if (const std::int64_t limit = config.device_memory_limit; limit > 0) {
-        must_hold("tranche.device_memory " + format_bytes(limit), limit - ledger.total(Tier::device));
-      }
-      if (const MemoryInfo memory = device.memory_info(); memory.total > 0) {
-        must_hold("the device's memory", memory.free + memory.mapped - memory.placed);
-      }
+      note_memory(pair_bytes, both, "tranche.depth 1 gathers one at a time, without overlap", config, ledger,
+                  device, notes);
     }
   }
   std::int64_t largest_shard = 0;

@@ -48,8 +48,12 @@ void StateStore::await_collectives() noexcept {
 }
 
 void StateStore::assign_tiers() {
+  PersistentBuffers persistent(config_);
   for (UnitState& unit : layout_.units) {
-    for (FlatBuffer& flat : unit.buffers) flat.parameters_tier = config_.offload.parameters;
+    for (FlatBuffer& flat : unit.buffers) {
+      flat.persistent = persistent.keeps(flat.layout);
+      flat.parameters_tier = flat.persistent ? OffloadTier::none : config_.offload.parameters;
+    }
   }
   if (config_.offload.optimizer == OffloadTier::none) return;
   std::vector<std::int64_t> sizes;

@@ -40,7 +40,7 @@ class Walk {
         const auto index = static_cast<std::size_t>(visit.unit);
         const OffloadUnit& unit = schedule_.units[index];
         double ready = arrival_[index];
-        const bool brings = parameters() != OffloadTier::none && visit.gathers;
+        const bool brings = parameters() != OffloadTier::none && visit.gathers && (m == 0 || !keeps());
         if (brings) {
           gathered.push_back(unit.gathered);
           const std::size_t ahead = units_at_once(gathered);
@@ -75,21 +75,21 @@ class Walk {
     for (const OffloadUnit& unit : schedule_.units) {
       if (unit.moves) {
         bytes.to_host += unit.kept * size_of(config_.precision.accumulation);
-        if (parameters() == OffloadTier::none) bytes.from_host += unit.kept * weight;
+        if (parameters_of(unit) == OffloadTier::none) bytes.from_host += unit.kept * weight;
         if (config_.offload.optimizer == OffloadTier::nvme) {
           bytes.nvme_read += unit.kept * schedule_.state_bytes;
           bytes.nvme_written += unit.kept * schedule_.state_bytes;
         }
-      } else if (parameters() != OffloadTier::none) {
+      } else if (parameters_of(unit) != OffloadTier::none) {
         bytes.to_host += unit.kept * weight;
       }
-      if (parameters() == OffloadTier::nvme) bytes.nvme_written += unit.kept * weight;
+      if (parameters_of(unit) == OffloadTier::nvme) bytes.nvme_written += unit.kept * weight;
     }
     if (parameters() == OffloadTier::none) return bytes;
     for (const UnitVisit& visit : schedule_.visits) {
       if (!visit.gathers) continue;
-      const std::int64_t brought =
-          schedule_.units[static_cast<std::size_t>(visit.unit)].shard * weight * config_.accumulation_steps;
+      const std::int64_t brought = schedule_.units[static_cast<std::size_t>(visit.unit)].shard * weight *
+                                   (keeps() ? 1 : config_.accumulation_steps);
       bytes.from_host += brought;
       if (parameters() == OffloadTier::nvme) bytes.nvme_read += brought;
     }
@@ -105,7 +105,11 @@ class Walk {
   }
 
  private:
+  bool keeps() const { return config_.gather_for == GatherFor::step; }
   OffloadTier parameters() const { return config_.offload.parameters; }
+  OffloadTier parameters_of(const OffloadUnit& unit) const {
+    return unit.persistent ? OffloadTier::none : parameters();
+  }
   double gradient_bytes(const OffloadUnit& unit) const {
     return static_cast<double>(unit.kept * size_of(config_.precision.accumulation));
   }
@@ -143,13 +147,13 @@ class Walk {
             updated = std::max(updated, disk);
           }
           arrived = updated = updated + elements / rates_.host_update;
-          if (parameters() == OffloadTier::none) {
+          if (parameters_of(unit) == OffloadTier::none) {
             arrived = copied = std::max(copied, updated) + bytes / rates_.host_link;
           }
-        } else if (parameters() != OffloadTier::none) {
+        } else if (parameters_of(unit) != OffloadTier::none) {
           arrived = weights_out_ = weights_out_ + bytes / rates_.host_link;
         }
-        if (parameters() == OffloadTier::nvme) {
+        if (parameters_of(unit) == OffloadTier::nvme) {
           disk += bytes / rates_.nvme;
           arrived = std::max(arrived, disk);
         }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <tuple>
 #include <utility>
@@ -283,6 +284,16 @@ std::string traffic_rows(const PlanRequest& request, const PlanResult& result) {
                 (pairwise ? "" : "at most ") + format_bytes(static_cast<std::int64_t>(
                                                    std::llround(static_cast<double>(data.bytes) * share))));
   }
+  if (const std::optional<OtherGathering>& other = result.other_gathering) {
+    const auto change = [](std::int64_t there, std::int64_t here, const std::string& text) {
+      return fmt::format("{} {}", text, there < here ? "less" : "more");
+    };
+    const std::int64_t peak = result.tier(Tier::device).peak;
+    text += row(fmt::format("with gather_for {}", name_of(other->gather_for)),
+                change(other->peak, peak, format_bytes(std::abs(other->peak - peak))) + " at the peak, " +
+                    change(other->bytes, data.bytes, format_bytes(std::abs(other->bytes - data.bytes))) +
+                    " sent in a step");
+  }
   const OffloadTraffic& moved = result.offload_bytes;
   const auto bytes = [](std::int64_t count) {
     return count > 0 ? format_bytes(count) : std::string("nothing");
@@ -378,6 +389,12 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
   document["peak"] = std::move(peaks);
   document["traffic"] = ordered_json::parse(result.traffic);
   document["traffic_total"] = traffic_count_json(sum_of(result.data));
+  const std::optional<OtherGathering>& other = result.other_gathering;
+  document["other_gathering"] = other ? ordered_json{{"gather_for", name_of(other->gather_for)},
+                                                     {"peak_bytes", other->peak},
+                                                     {"elements", other->elements},
+                                                     {"bytes", other->bytes}}
+                                      : ordered_json(nullptr);
   const OffloadTraffic& bytes = result.offload_bytes;
   document["host_device_bytes"] = bytes.to_host + bytes.from_host;
   document["nvme_bytes"] = bytes.nvme_read + bytes.nvme_written;

@@ -97,4 +97,20 @@ PlanResult plan_run(const PlanRequest& request) {
   return result;
 }
 
+std::optional<OtherGathering> plan_other_gathering(const PlanRequest& request, const PlanResult& result) {
+  if (request.config.stage < 3 || request.ranks == 1) return std::nullopt;
+  if (result.tier(Tier::device).category_peak[Category::gathered] == 0) return std::nullopt;
+  PlanRequest other = request;
+  other.config.gather_for = request.config.gather_for == GatherFor::step ? GatherFor::use : GatherFor::step;
+  const PlanResult plan = plan_run(other);
+  OtherGathering price;
+  price.gather_for = other.config.gather_for;
+  price.peak = plan.tier(Tier::device).peak;
+  for (const auto& [operation, count] : plan.data) {
+    price.elements += count.elements;
+    price.bytes += count.bytes;
+  }
+  return price;
+}
+
 }  // namespace tranche::planner

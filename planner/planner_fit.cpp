@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "engine/offload_share.h"
+#include "engine/residency.h"
 #include "models/gpt_head.h"
 #include "partition/flat_layout.h"
+#include "planner/planned_run.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/planner/planner.h"
@@ -134,6 +136,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   OffloadSchedule schedule;
   const ParameterGroups groups(config.group_rules, config.frozen);
   std::vector<std::int64_t> padded;
+  detail::PersistentBuffers persistent(config);
   for (const UnitSpec& unit : spec.units()) {
     std::vector<std::int64_t> elements, frozen;
     for (const TensorSpec& tensor : unit.tensors) {
@@ -142,8 +145,12 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     const detail::FlatLayout layout(elements, request.ranks), other(frozen, request.ranks);
     OffloadUnit& of = schedule.units.emplace_back();
     of.kept = config.stage == 0 ? layout.padded_elements() : layout.shard_elements();
-    of.shard = layout.shard_elements() + other.shard_elements();
-    of.gathered = layout.padded_elements() + other.padded_elements();
+    of.persistent = persistent.keeps(layout);
+    for (const auto* buffer : {&layout, &other}) {
+      if (buffer == &layout ? of.persistent : persistent.keeps(other)) continue;
+      of.shard += buffer->shard_elements();
+      of.gathered += buffer->padded_elements();
+    }
     padded.push_back(layout.padded_elements());
   }
   const std::vector<bool> moves = detail::units_that_move(padded, config.offload.ratio);
@@ -155,6 +162,12 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     schedule.state_bytes += size_of(state.dtype);
   }
   schedule.visits = visits_of(request, config, spec);
+  if (config.gather_for == GatherFor::step) {
+    std::set<int> gathered;
+    for (UnitVisit& visit : schedule.visits) {
+      visit.gathers = visit.gathers && gathered.insert(visit.unit).second;
+    }
+  }
   if (request.model.gpt && config.activation_checkpointing) {
     schedule.kept_inputs = divide_round_up(request.model.gpt->layers, std::max(1, config.checkpoint_every));
     schedule.input_bytes = request.model.gpt->width * size_of(config.precision.compute);
@@ -191,6 +204,12 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
   const bool boundary = config.effective_reduction(request.ranks) == ReductionPolicy::boundary;
   const double reduction = seconds(sizes.padded, config.precision.communication);
   const double reductions_before_last = boundary ? 0 : micro_batches - 1;
+  if (config.stage == 3 && config.gather_for == GatherFor::step) {
+    // All of it in the first forward pass.
+    cost.exposed = beyond(seconds(sizes.padded, config.precision.compute), config.depth > 1 ? forward : 0) +
+                   (reductions_before_last + 1) * beyond(reduction, backward);
+    return cost;
+  }
   if (config.stage == 3) {
     const double gather = seconds(gathered, config.precision.compute);
     const double window = config.depth > 1 ? forward + backward : 0;

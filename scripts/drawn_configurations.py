@@ -6,7 +6,7 @@ import collections
 import random
 
 STEPS, MORE = 5, 2  # steps of a run, and of the run that resumes it
-OPTIONAL = {"tensor_sums": "tranche.tensor_sums"}  # dimensions that are not drawn where a program does not know their key
+OPTIONAL = {"tensor_sums": "tranche.tensor_sums", "gather_for": "tranche.gather_for", "persistent": "tranche.gather_for"}  # dimensions that are not drawn where a program does not know their key
 ALWAYS = lambda drawn: True
 AT = lambda name, *values: lambda drawn: drawn[name] in values
 NOT = lambda name, *values: lambda drawn: drawn[name] not in values
@@ -45,6 +45,8 @@ DIMENSIONS = {
     "prefetch": ([1, 10000, 50000000], AT("stage", 3)),
     "live": ([1, 20000, 1000000000], AT("stage", 3)),
     "depth": ([1, 2, 3], AT("stage", 3)),
+    "gather_for": (["use", "step"], AT("stage", 3)),
+    "persistent": ([0, 100, 3000], AT("stage", 3)),
     "overlap": ([False, True], ALWAYS),
     "progress": (["thread", "inline"], AT("ranks", 1)),  # more ranks refuse inline, unless the caller brings a communicator
     "collectives": (["auto", "messages", "shared"], ALWAYS),
@@ -118,10 +120,11 @@ def configuration(drawn):
     scale = get["loss_scale"]
     zero = {"stage": get["stage"], "overlap_comm": get["overlap"], "reduce_bucket_size": get["reduce_bucket"], "allgather_bucket_size": get["gather_bucket"],
             "stage3_prefetch_bucket_size": get["prefetch"] or 50000000, "stage3_max_live_parameters": get["live"] or 1000000000, "sub_group_size": 1000000000,
+            "stage3_param_persistence_threshold": get["persistent"] or 0, "stage3_model_persistence_threshold": 1 << 62,
             "offload_optimizer": {"device": get["optimizer_tier"], "nvme_path": "swap", "ratio": get["ratio"] or 1.0, "buffer_count": 4},
             "offload_param": {"device": get["parameter_tier"] or "none", "nvme_path": "swap", "buffer_count": 3}}
     groups = get["groups"]
-    own = {"reduction": get["reduction"], "mesh": "", "replicate": "all", "replica_sum": "micro_batch", "reduction_group": get["reduction_group"] or 0, "depth": get["depth"] or 2, "communication_timeout": 120,
+    own = {"reduction": get["reduction"], "mesh": "", "replicate": "all", "replica_sum": "micro_batch", "reduction_group": get["reduction_group"] or 0, "depth": get["depth"] or 2, "gather_for": get["gather_for"] or "use", "communication_timeout": 120,
            "progress": get["progress"] or "thread", "threads": get["threads"] or 1, "device_memory": None, "host_memory": None, "nvme_space": None,
            "offload_tile": get["tile"] or 1048576, "io_engine": get["io_engine"], "workspace": 8 << 20, "communication_slab": get["slab"], "seed": 1234,
            "frozen": get["frozen"], "decay": ["*"] if groups == "decay" else [], "no_decay": ["*wte*"] if groups == "no_decay" else [],

@@ -18,7 +18,7 @@ namespace {
 
 /// Keys, and blocks of keys, that change no weight, loss or schedule (docs/internals/numerics.md), or that
 /// only summarise others.
-constexpr std::array<std::string_view, 28> quiet_keys{
+constexpr std::array<std::string_view, 31> quiet_keys{
     "steps_per_print",
     "wall_clock_breakdown",
     "zero_optimization.overlap_comm",
@@ -26,11 +26,14 @@ constexpr std::array<std::string_view, 28> quiet_keys{
     "zero_optimization.allgather_bucket_size",
     "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_max_live_parameters",
+    "zero_optimization.stage3_param_persistence_threshold",
+    "zero_optimization.stage3_model_persistence_threshold",
     "zero_optimization.offload_optimizer",
     "zero_optimization.offload_param",
     "activation_checkpointing",
     "aio",
     "tranche.depth",
+    "tranche.gather_for",
     "tranche.communication_timeout",
     "tranche.progress",
     "tranche.threads",

@@ -174,7 +174,8 @@ int run_plan(const Options& options, const Output& output) {
   const std::int64_t limit = request.config.device_memory_limit;
   if (!options.fit) {
     const std::optional<Projected> step = projected(options, request);
-    const planner::PlanResult result = planner::plan_run(request);
+    planner::PlanResult result = planner::plan_run(request);
+    result.other_gathering = planner::plan_other_gathering(request, result);
     if (options.json) {
       const std::string text = planner::plan_json(request, result, limit);
       output.out << (step ? planner::with_projection(text, step->request, step->projection) : text)

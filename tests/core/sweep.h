@@ -57,7 +57,7 @@ class AxesMet {
     if constexpr (requires { name_of(value); }) {
       return std::string(name_of(value));
     } else {
-      return testing::PrintToString(value);
+      return ::testing::PrintToString(value);
     }
   }
 

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "tests/engine/every_note.h"
@@ -47,7 +48,8 @@ TEST(ConfigFiles, StageThreeWithFp16AndEveryStageThreeKey) {
   EXPECT_EQ(config.max_live_elements, 1'000'000'000);
   EXPECT_EQ(make_optimizer(config)->name(), "AdamW") << "DeepSpeed's Adam has adam_w_mode on";
   const std::vector<std::string> notes = test::every_note(config);
-  EXPECT_THAT(notes, Contains(HasSubstr("stage3_param_persistence_threshold: no meaning here")));
+  EXPECT_EQ(config.persistent_tensor_elements, 100'000);
+  EXPECT_EQ(config.persistent_model_elements, std::numeric_limits<std::int64_t>::max());
   EXPECT_THAT(notes, Contains(HasSubstr("tensorboard: no meaning here: every step's figures")));
 }
 

@@ -59,6 +59,17 @@ TEST(ConfigNotes, WhatDoesNotDecay) {
   EXPECT_THAT(notes({"optimizer.params.weight_decay=0"}), IsEmpty());
 }
 
+TEST(ConfigNotes, WhereKeepingForAStepHasNoEffect) {
+  for (const char* stage : {"0", "1", "2"}) {
+    const std::string at = std::string("zero_optimization.stage=") + stage;
+    EXPECT_THAT(notes({"tranche.gather_for=step", at}),
+                ElementsAre("tranche.gather_for: step has no effect: at stage " + std::string(stage) +
+                            " every rank has all weights; they are gathered at stage 3"));
+    EXPECT_THAT(notes({"tranche.gather_for=use", at}), IsEmpty());
+  }
+  EXPECT_THAT(notes({"tranche.gather_for=step", "zero_optimization.stage=3"}), IsEmpty());
+}
+
 TEST(ConfigNotes, WhereASchedulesStepsLie) {
   const std::string line =
       "scheduler: step 1 has its first rate (DeepSpeed: step 1 has the rate from before it began, and each "

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <limits>
 
 #include "tests/core/error_text.h"
 #include "tranche/core/error.h"
@@ -711,6 +712,38 @@ void expect_round_trip(const std::string& json, int ranks) {
   EXPECT_EQ(again.to_json(), text) << json;
   EXPECT_THAT(test::every_note(again), Not(Contains(HasSubstr("no meaning"))))
       << "only honoured keys are printed";
+}
+
+TEST(Config, SaysHowLongParametersStayWhole) {
+  const Config plain = parse_config("{}", 2);
+  EXPECT_EQ(plain.gather_for, GatherFor::use);
+  EXPECT_EQ(plain.persistent_tensor_elements, 0);
+  EXPECT_EQ(plain.persistent_model_elements, std::numeric_limits<std::int64_t>::max());
+  const auto of = [](const std::string& zero, const std::string& own) {
+    return parse_config(R"({"zero_optimization": {"stage": 3, )" + zero + R"(}, "tranche": {)" + own + "}}",
+                        2);
+  };
+  const Config stages =
+      of(R"("stage3_param_persistence_threshold": 1e5, "stage3_model_persistence_threshold": 0)",
+         R"("gather_for": "step")");
+  EXPECT_EQ(stages.gather_for, GatherFor::step);
+  EXPECT_EQ(stages.persistent_tensor_elements, 100'000);
+  EXPECT_EQ(stages.persistent_model_elements, 0);
+  const Config others = of(R"("param_persistence_threshold": 7, "model_persistence_threshold": 8)", "");
+  EXPECT_EQ(others.persistent_tensor_elements, 7);
+  EXPECT_EQ(others.persistent_model_elements, 8);
+  EXPECT_EQ(of(R"("stage3_param_persistence_threshold": "auto")", "").persistent_tensor_elements, 0);
+  const auto problem = [&](const std::string& zero, const std::string& own) {
+    return test::message_of<ConfigurationError>([&] { (void)of(zero, own); });
+  };
+  EXPECT_THAT(problem(R"("overlap_comm": true)", R"("gather_for": "epoch")"),
+              HasSubstr("tranche.gather_for: 'epoch' is not one of use, step"));
+  EXPECT_THAT(problem(R"("stage3_param_persistence_threshold": -1)", ""),
+              HasSubstr("zero_optimization.stage3_param_persistence_threshold: -1 is not at least 0"));
+  EXPECT_THAT(problem(R"("stage3_model_persistence_threshold": -1)", ""),
+              HasSubstr("zero_optimization.stage3_model_persistence_threshold: -1 is not at least 0"));
+  EXPECT_THAT(problem(R"("stage3_param_persistence_threshold": 1, "param_persistence_threshold": 1)", ""),
+              HasSubstr("are two names of one key; write one"));
 }
 
 TEST(Config, TheEffectiveConfigurationReadsBackToItself) {

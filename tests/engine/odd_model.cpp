@@ -141,18 +141,20 @@ std::string OddRun::to_string() const {
   return fmt::format(
       "OddRun{{ranks={}, stage={}, accumulation={}, dtype={}, policy={}, reduction_group={}, optimizer={}, "
       "overlap={}, "
-      "reduce_bucket={}, gather_bucket={}, depth={}, poison={}, plan_memory={}, frozen={}, steps={}, "
+      "reduce_bucket={}, gather_bucket={}, depth={}, gather_for={}, persistent={} of {}, prefetch={}, "
+      "poison={}, plan_memory={}, frozen={}, steps={}, "
       "clipping={}, also_frozen={}, single_unit={}, "
       "accumulation_dtype={}, samples={}, delay={}, seed={}, offload_optimizer={}, offload_param={}, "
       "ratio={}, "
       "tile={}, buffers={}, io={}, ranks_per_host={}, mesh=\"{}\", replicate={}, "
       "replica_sum={}, collectives={}, copy_in={}}}",
       ranks, stage, accumulation, name_of(dtype), name_of(policy), reduction_group, optimizer, overlap,
-      reduce_bucket, gather_bucket, depth, poison, plan_memory, frozen, steps, clipping, also_frozen,
-      single_unit, name_of(accumulation_dtype), samples_per_micro_batch, faults.maximum_delay_seconds,
-      faults.seed, name_of(offload.optimizer), name_of(offload.parameters), offload.ratio,
-      offload.tile_elements, offload.tile_buffers, offload.io_engine, ranks_per_host, mesh,
-      name_of(replicate), name_of(replica_sum), collectives, faults.copy_in);
+      reduce_bucket, gather_bucket, depth, name_of(gather_for), persistent, persistent_in_all, prefetch,
+      poison, plan_memory, frozen, steps, clipping, also_frozen, single_unit, name_of(accumulation_dtype),
+      samples_per_micro_batch, faults.maximum_delay_seconds, faults.seed, name_of(offload.optimizer),
+      name_of(offload.parameters), offload.ratio, offload.tile_elements, offload.tile_buffers,
+      offload.io_engine, ranks_per_host, mesh, name_of(replicate), name_of(replica_sum), collectives,
+      faults.copy_in);
 }
 
 Config odd_config(const OddRun& run) {
@@ -167,6 +169,10 @@ Config odd_config(const OddRun& run) {
   config.reduce_bucket_elements = run.reduce_bucket;
   config.allgather_bucket_elements = run.gather_bucket;
   config.depth = run.depth;
+  config.gather_for = run.gather_for;
+  config.persistent_tensor_elements = run.persistent;
+  config.persistent_model_elements = run.persistent_in_all;
+  config.prefetch_elements = run.prefetch;
   config.precision.compute = run.dtype;
   config.precision.communication = run.dtype;
   config.precision.accumulation = run.accumulation_dtype;

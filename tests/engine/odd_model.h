@@ -5,6 +5,7 @@
 /// gradients are known in closed form.
 
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -47,6 +48,10 @@ struct OddRun {
   std::int64_t reduce_bucket = 500'000'000;
   std::int64_t gather_bucket = 500'000'000;
   int depth = 2;
+  GatherFor gather_for = GatherFor::use;
+  std::int64_t persistent = 0;  ///< largest tensor of what stage 3 keeps whole
+  std::int64_t persistent_in_all = std::numeric_limits<std::int64_t>::max();
+  std::int64_t prefetch = 50'000'000;
   bool poison = false;
   bool plan_memory = true;
   bool frozen = true;

@@ -24,11 +24,13 @@ std::vector<float> values_of(RankState& rank, const ConstTensorView& view) {
 }
 
 /// Runs `body` on two ranks at stage 3 with an open pass of the arena.
-void on_two_ranks(const std::function<void(RankState&, ParameterGatherer&)>& body, int depth = 2) {
+void on_two_ranks(const std::function<void(RankState&, ParameterGatherer&)>& body, int depth = 2,
+                  GatherFor gather_for = GatherFor::use) {
   run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> group = factory({});
     Config config = plain_config(3);
     config.depth = depth;
+    config.gather_for = gather_for;
     RankState rank(config, *group);
     rank.arena.begin("train", false);
     {
@@ -145,6 +147,60 @@ TEST(ParameterGatherer, OwesWhatAnExceptionLetGo) {
         }
       },
       1);
+}
+
+// A unit stays for the later sequences of its step, whatever their order and however many are held; the next
+// step gathers it again.
+TEST(ParameterGatherer, KeepsForAStep) {
+  for (const int depth : {1, 2}) {
+    on_two_ranks(
+        [depth](RankState& rank, ParameterGatherer& gatherer) {
+          const std::int64_t a = rank.store.units()[0].gathered_elements();
+          const std::int64_t b = rank.store.units()[1].gathered_elements();
+          for (int step = 0; step < 3; ++step) {
+            const bool ahead = step > 0 && depth > 1;
+            gatherer.begin_sequence(Program::train, true);
+            gatherer.acquire(0);
+            EXPECT_EQ(gatherer.take_gathered_elements(), ahead ? a + b : a);
+            gatherer.acquire(1);  // beyond a depth of 1
+            EXPECT_EQ(gatherer.take_gathered_elements(), ahead ? 0 : b);
+            const void* const place = gatherer.view(1, 0).data;
+            EXPECT_EQ(values_of(rank, gatherer.view(1, 0)), rank.weight("b.w"));
+            gatherer.release(0, Ahead::now);
+            gatherer.release(1, Ahead::now);
+            gatherer.end_sequence();
+            gatherer.begin_sequence(Program::train, false);
+            for (const int unit : {1, 0, 0, 1}) {
+              gatherer.acquire(unit);
+              gatherer.release(unit, Ahead::now);
+            }
+            EXPECT_EQ(gatherer.view(1, 0).data, place);
+            gatherer.end_sequence();
+            gatherer.end_step();
+            EXPECT_EQ(gatherer.take_gathered_elements(), 0) << "gathered once a step";
+            // Forward passes between the steps gather for use.
+            gatherer.begin_sequence(Program::infer, false);
+            gatherer.acquire(1);
+            if (depth == 1) {
+              EXPECT_THAT(message_of<LogicError>([&] { gatherer.acquire(0); }),
+                          ::testing::HasSubstr("tranche.depth is 1"));
+            }
+            gatherer.release(1, Ahead::now);
+            gatherer.end_sequence();
+            EXPECT_EQ(gatherer.take_gathered_elements(), b);
+            // The order of training is the first sequence's again.
+            gatherer.begin_sequence(Program::train, false);
+            for (const int unit : {0, 1}) {
+              gatherer.acquire(unit);
+              gatherer.release(unit, Ahead::now);
+            }
+            gatherer.end_sequence();
+            gatherer.end_step();
+            EXPECT_EQ(gatherer.take_gathered_elements(), a + b);
+          }
+        },
+        depth, GatherFor::step);
+  }
 }
 
 // Forward passes have an order of their own, and one that was given up leaves nothing behind.

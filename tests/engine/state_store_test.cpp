@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <mutex>
 
 #include "engine/gradient_reducer.h"
@@ -35,6 +36,42 @@ TEST(StateStore, SaysWhichTensorsThereAre) {
             "unit a has no tensor b.w; it has a.w, a.b");
   EXPECT_EQ(message_of<InvalidArgument>([&] { (void)rank.store.tensor_in_unit(0, 2); }),
             "unit a has 2 tensors, no index 2");
+}
+
+// Stage 3 keeps a buffer whole whose tensors are all small, as long as the bound on all of them has room.
+TEST(StateStore, KeepsSmallBuffersWhole) {
+  run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
+    const std::unique_ptr<Communicator> group = factory({});
+    // Tensors of 5617 and 7 elements in `a`, of 1009 in `b`, of 13 in `b frozen`.
+    const auto whole = [&](int stage, std::int64_t largest, std::int64_t in_all) {
+      Config config = plain_config(stage);
+      config.persistent_tensor_elements = largest;
+      config.persistent_model_elements = in_all;
+      config.offload = in_tiles(4096, OffloadTier::cpu, stage == 3 ? OffloadTier::cpu : OffloadTier::none);
+      RankState rank(config, *group);
+      std::string names;
+      for (const detail::UnitState& unit : rank.store.units()) {
+        for (const FlatBuffer& flat : unit.buffers) {
+          if (!flat.persistent) continue;
+          names += (names.empty() ? "" : ", ") + flat.name;
+          EXPECT_TRUE(rank.store.residency().whole_parameters(flat));
+          EXPECT_EQ(flat.parameters_tier, OffloadTier::none);
+          EXPECT_EQ(flat.parameters.bytes(), flat.layout.padded_elements() * size_of(DataType::float32));
+        }
+      }
+      return names;
+    };
+    constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
+    EXPECT_EQ(whole(3, 0, any), "");
+    EXPECT_EQ(whole(3, 7, any), "") << "a has a larger tensor";
+    EXPECT_EQ(whole(3, 13, any), "b frozen");
+    EXPECT_EQ(whole(3, 1009, any), "b, b frozen");
+    EXPECT_EQ(whole(3, 1009, 1022), "b, b frozen");
+    EXPECT_EQ(whole(3, 1009, 1021), "b");
+    EXPECT_EQ(whole(3, 1009, 13), "b frozen");
+    EXPECT_EQ(whole(3, 5617, any), "a, b, b frozen");
+    EXPECT_EQ(whole(2, 1009, any), "");
+  });
 }
 
 /// Stages and tiers under which state is written and read back.

@@ -159,6 +159,10 @@ std::vector<CombinationAxis> combination_axes() {
     c.config.allgather_bucket_elements = 700;
     c.config.prefetch_elements = 10'000;
   }));
+  add("gathers", false,
+      {nothing(),
+       {"gather-step", [](Combination& c) { c.config.gather_for = GatherFor::step; }},
+       {"persistent", [](Combination& c) { c.config.persistent_tensor_elements = 1500; }}});
   add("memory", false,
       {nothing(),
        {"unplanned", [](Combination& c) { c.config.debug.plan_memory = false; }},

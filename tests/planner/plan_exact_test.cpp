@@ -124,6 +124,8 @@ PlanRequest draw(std::uint64_t number) {
   config.overlap = pick(4) != 0;
   config.depth = 1 + pick(3);
   config.prefetch_elements = pick(3) == 0 ? 500 : 50'000'000;
+  config.gather_for = pick(3) == 0 ? GatherFor::step : GatherFor::use;
+  if (pick(3) == 0) config.persistent_tensor_elements = 20 * (1 + pick(60));
   config.reduce_bucket_elements = pick(2) == 0 ? 1024 : 500'000'000;
   config.allgather_bucket_elements = pick(2) == 0 ? 1024 : 500'000'000;
   if (pick(3) == 0) config.frozen = {"transformer.wte.weight", "*ln_1*"};
@@ -220,6 +222,7 @@ TEST(PlanIsMeasured, ToTheByte) {
     axes.meet("accumulation", request.config.precision.accumulation);
     axes.meet("moments", request.config.precision.moments);
     axes.meet("optimizer", request.config.optimizer.type);
+    axes.meet("gathered for", name_of(request.config.gather_for));
     axes.meet("checkpointing", request.config.activation_checkpointing);
     axes.meet("offloaded optimizer", request.config.offload.optimizer);
     axes.meet("offloaded parameters", request.config.offload.parameters);
@@ -236,6 +239,7 @@ TEST(PlanIsMeasured, ToTheByte) {
     axes.expect(axis, {DataType::float32, DataType::bfloat16});
   }
   axes.expect<std::string>("optimizer", {"AdamW", "SGD"});
+  axes.expect<std::string>("gathered for", {"use", "step"});
   for (const char* axis : {"checkpointing", "offloaded activations"}) axes.expect(axis, {false, true});
   for (const char* axis : {"offloaded optimizer", "offloaded parameters"}) {
     axes.expect(axis, {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme});

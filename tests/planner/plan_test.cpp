@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "tests/tools/program_fixture.h"
 #include "tranche/core/error.h"
@@ -388,6 +389,44 @@ TEST(StepCost, CountsWhatOffloadExposes) {
   EXPECT_DOUBLE_EQ(step_cost(request, {}).total(), step_cost(request, {}).compute + cost.exposed);
 }
 
+TEST(OtherGathering, IsThePlanOfTheOtherSetting) {
+  PlanRequest request = small_gpt(4);
+  request.config.stage = 3;
+  request.config.accumulation_steps = 3;
+  const PlanResult use = plan_run(request);
+  const auto sent = [](const PlanResult& plan) {
+    std::int64_t elements = 0;
+    for (const auto& [operation, count] : plan.data) elements += count.elements;
+    return elements;
+  };
+  PlanRequest other = request;
+  other.config.gather_for = GatherFor::step;
+  const PlanResult step = plan_run(other);
+  const std::optional<OtherGathering> price = plan_other_gathering(request, use);
+  const std::optional<OtherGathering> back = plan_other_gathering(other, step);
+  ASSERT_TRUE(price && back);
+  EXPECT_EQ(price->gather_for, GatherFor::step);
+  EXPECT_EQ(price->peak, step.tier(Tier::device).peak);
+  EXPECT_EQ(price->elements, sent(step));
+  EXPECT_EQ(back->gather_for, GatherFor::use);
+  EXPECT_EQ(back->peak, use.tier(Tier::device).peak);
+  EXPECT_EQ(back->elements, sent(use));
+  // A unit is gathered twice in each of three micro-batches, or once.
+  EXPECT_EQ(sent(use) - sent(step), 5 * use.padded_elements / 4 * 3);
+  EXPECT_GT(price->peak, back->peak);
+
+  CostModel slow;
+  slow.network = 1e6;
+  EXPECT_LT(step_cost(other, slow).exposed, step_cost(request, slow).exposed);
+  request.config.persistent_tensor_elements = std::numeric_limits<std::int64_t>::max();
+  EXPECT_FALSE(plan_other_gathering(request, plan_run(request))) << "nothing is gathered for its use";
+  request.config.stage = 2;
+  EXPECT_FALSE(plan_other_gathering(request, plan_run(request)));
+  request.config.stage = 3;
+  request.ranks = 1;
+  EXPECT_FALSE(plan_other_gathering(request, plan_run(request)));
+}
+
 // --- The command -------------------------------------------------------------------------------------------
 
 std::vector<std::string> plan_of(const std::vector<std::string>& more) {
@@ -405,6 +444,7 @@ TEST(PlanCommand, PrintsItsTables) {
                                 HasSubstr("3, micro_batch reduction"), HasSubstr("model state of this rank"),
                                 HasSubstr("device memory"), HasSubstr("gathered"), HasSubstr("activations"),
                                 HasSubstr("peak of"), HasSubstr("held then")));
+  EXPECT_THAT(result.out, HasSubstr("  with gather_for step   "));
   EXPECT_THAT(result.out,
               AllOf(HasSubstr("6 x h.* master (optimizer)"), HasSubstr("all_gather"),
                     HasSubstr("reduce_scatter"), HasSubstr("by the formula"), HasSubstr("control"),

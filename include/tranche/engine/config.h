@@ -3,6 +3,7 @@
 /// every key.
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -32,6 +33,12 @@ std::string_view name_of(Replicate replicate);
 /// has the bits of one group of all ranks, or once a step.
 enum class ReplicaSum : std::uint8_t { micro_batch, step };
 std::string_view name_of(ReplicaSum sum);
+
+/// How long stage 3 keeps a unit gathered. use: until its handles are released; the next use gathers it
+/// again. step: from its first use in a training step until the step's gradients are complete, so that a step
+/// gathers it once. Evaluation and inference gather for use.
+enum class GatherFor : std::uint8_t { use, step };
+std::string_view name_of(GatherFor gather_for);
 
 /// The values are those of a Config made in C++; JSON that does not choose a dtype means fp32, as in
 /// DeepSpeed.
@@ -124,7 +131,15 @@ struct Config {
   /// it:
   std::int64_t prefetch_elements = 50'000'000;     ///< most elements ahead of use beyond the next unit
   std::int64_t max_live_elements = 1'000'000'000;  ///< elements gathered at once, in use or ahead
-  int depth = 2;                                   ///< most units gathered at once (the one in use included)
+  /// Most units gathered at once, the one in use included. With GatherFor::step it bounds no more than what
+  /// is gathered ahead of its use.
+  int depth = 2;
+  GatherFor gather_for = GatherFor::use;  ///< `tranche.gather_for`; of no effect below stage 3
+  /// `stage3_param_persistence_threshold`: stage 3 keeps a unit's tensors whole on every rank when each of
+  /// them has at most so many elements. 0: none.
+  std::int64_t persistent_tensor_elements = 0;
+  /// `stage3_model_persistence_threshold`: most elements that are kept whole so; units in their order.
+  std::int64_t persistent_model_elements = std::numeric_limits<std::int64_t>::max();
 
   PrecisionConfig precision;
   bool loss_scaling = false;  ///< fp16 only

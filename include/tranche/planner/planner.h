@@ -37,6 +37,14 @@ struct PlanRequest {
   bool verbose = false;                 ///< the notes have a line for each key without effect, not one in all
 };
 
+/// A plan with the other value of Config::gather_for.
+struct OtherGathering {
+  GatherFor gather_for = GatherFor::step;
+  std::int64_t peak = 0;      ///< bytes of device memory
+  std::int64_t elements = 0;  ///< that this rank sends in a step
+  std::int64_t bytes = 0;     ///< the same
+};
+
 /// One rank of a run of at least three steps (the first two record and pack its memory) with an evaluation.
 struct PlanResult {
   std::array<TierAccount, tier_count> tiers;
@@ -46,11 +54,12 @@ struct PlanResult {
   std::int64_t formula_elements = 0;  ///< that this rank sends a step by Engine::formula_traffic_elements()
   /// Elements of all flat buffers, padding included.
   std::int64_t padded_elements = 0;
-  WorkCount work;                  ///< of a step, as the kernels count it
-  double model_operations = 0;     ///< of a step by the model's formula: flops_per_token x tokens
-  std::int64_t tokens = 0;         ///< of a step, this rank
-  OffloadTraffic offload_bytes;    ///< of a step
-  OffloadCost offload;             ///< by PlanRequest::rates
+  WorkCount work;                ///< of a step, as the kernels count it
+  double model_operations = 0;   ///< of a step by the model's formula: flops_per_token x tokens
+  std::int64_t tokens = 0;       ///< of a step, this rank
+  OffloadTraffic offload_bytes;  ///< of a step
+  OffloadCost offload;           ///< by PlanRequest::rates
+  std::optional<OtherGathering> other_gathering;  ///< by plan_other_gathering()
   std::vector<std::string> notes;  ///< as at the start of a run: cheaper stages, keys without a meaning
   /// The effective configuration, and the `memory`, `traffic` and `model` objects of a run's report, as JSON.
   std::string config, memory, traffic, model;
@@ -60,6 +69,9 @@ struct PlanResult {
 
 /// Throws ConfigurationError for what a run would refuse.
 PlanResult plan_run(const PlanRequest& request);
+/// The price of what `result`, the plan of the request, does not do; none where no unit is gathered from
+/// other ranks for its use.
+std::optional<OtherGathering> plan_other_gathering(const PlanRequest& request, const PlanResult& result);
 
 /// Seconds of a step in closed form (docs/internals/memory-formulas.md has the formulas), to rank candidates
 /// of a search. For times see project() (projection.h), which simulates the recorded step on a machine's
