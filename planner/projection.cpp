@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "planner/planned_run.h"
 #include "planner/record_steps.h"
 #include "planner/simulation.h"
 #include "tranche/core/error.h"
