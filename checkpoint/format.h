@@ -1,5 +1,5 @@
 #pragma once
-/// The parts of a checkpoint: names, the layout of what is stored, the manifest.
+/// The parts of a checkpoint: names, files, the manifest; layout.h has what is stored.
 /// docs/reference/checkpoint-format.md is the specification, byte for byte; this is its image in C++.
 
 #include <cstdint>
@@ -7,13 +7,12 @@
 #include <string_view>
 #include <vector>
 
-#include "partition/flat_layout.h"
-#include "tranche/core/dtype.h"
-#include "tranche/core/shape.h"
+#include "checkpoint/layout.h"
 
 namespace tranche::checkpoint {
 
-inline constexpr std::int64_t format_version = 1;
+/// The version that is written. All before it are read too.
+inline constexpr std::int64_t format_version = 2, format_minor = 0;
 inline constexpr std::string_view manifest_name = "manifest.json";
 inline constexpr std::string_view master_name = "model.h5";
 inline constexpr std::string_view latest_name = "latest";
@@ -26,100 +25,6 @@ std::string step_name(std::int64_t step);
 std::string shard_name(int rank, int world);
 /// The step of a folder named as step_name() does it, -1 for every other name.
 std::int64_t parse_step_name(std::string_view name);
-
-/// One tensor of a unit.
-struct TensorRecord {
-  std::string name;
-  Shape shape;
-  bool frozen = false;               ///< stored once, in its own dtype, without optimizer state
-  std::vector<std::string> aliases;  ///< other names of the same elements (tied tensors), stored once
-  std::int64_t offset = 0;           ///< first element in its unit's trainable or frozen flat buffer
-  friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
-};
-
-/// A unit and its two flat buffers. Rank r stores elements [cuts[r], cuts[r + 1]) of each.
-struct UnitRecord {
-  std::string name;
-  int uses_per_micro_batch = 1;
-  std::vector<TensorRecord> tensors;         ///< in declared order
-  std::vector<std::int64_t> trainable_cuts;  ///< ranks + 1 of them, from 0 to the padded elements
-  std::vector<std::int64_t> frozen_cuts;     ///< likewise; all 0 when nothing is frozen
-  const std::vector<std::int64_t>& cuts(bool frozen) const { return frozen ? frozen_cuts : trainable_cuts; }
-  friend bool operator==(const UnitRecord&, const UnitRecord&) = default;
-};
-
-/// One quantity (weights, exp_avg ...) of every element of the trainable or of the frozen buffers: one HDF5
-/// dataset in each rank's file, in which the units' shards follow each other without gaps.
-struct SectionRecord {
-  std::string dataset;  ///< path in the file: "weights", "frozen", "state/exp_avg"
-  std::string kind;     ///< "weight", or the name of an optimizer state
-  DataType dtype = DataType::float32;
-  bool frozen = false;
-  friend bool operator==(const SectionRecord&, const SectionRecord&) = default;
-};
-
-/// An array of the user's program: either global, of which rank r stores elements [cuts[r], cuts[r + 1]), or
-/// `per_rank`: each rank stores one of its own shape. A dataset of its own in the file of each rank that has
-/// elements of it.
-struct ArrayRecord {
-  std::string name;
-  DataType dtype = DataType::float32;  ///< any
-  bool per_rank = false;
-  std::vector<Shape> shapes;       ///< global: one; per_rank: by rank
-  std::vector<std::int64_t> cuts;  ///< global: ranks + 1 of them; per_rank: none
-  std::string dataset() const { return "arrays/" + name; }
-  const Shape& shape(int rank) const { return shapes.at(per_rank ? static_cast<std::size_t>(rank) : 0); }
-  /// The elements of shape(rank) that `rank` stores.
-  detail::ElementRange range(int rank) const;
-  friend bool operator==(const ArrayRecord&, const ArrayRecord&) = default;
-};
-
-/// The contents of a checkpoint and their places; equal on all ranks and, but for arrays, computable by each.
-struct Layout {
-  int world = 1;
-  std::vector<UnitRecord> units;
-  std::vector<SectionRecord> sections;
-  std::vector<ArrayRecord> arrays;
-
-  /// Elements of `section` in `rank`'s file.
-  std::int64_t section_elements(int section, int rank) const;
-  /// First element of `unit`'s shard in `rank`'s dataset of `section`.
-  std::int64_t unit_begin(int section, int unit, int rank) const;
-  /// The part of `unit` that `rank` stores in `section`, as a range of the unit's flat buffer.
-  detail::ElementRange shard_range(int section, int unit, int rank) const;
-  /// The section that holds `kind` of trainable or frozen tensors; -1 when there is none.
-  int find_section(std::string_view kind, bool frozen) const;
-  friend bool operator==(const Layout&, const Layout&) = default;
-};
-
-/// A tensor, a unit and a state kind as the caller knows them, before anything is laid out.
-struct TensorDescription {
-  std::string name;
-  Shape shape;
-  bool frozen = false;
-  std::vector<std::string> aliases;
-};
-struct UnitDescription {
-  std::string name;
-  int uses_per_micro_batch = 1;
-  std::vector<TensorDescription> tensors;
-};
-struct StateDescription {
-  std::string name;
-  DataType dtype = DataType::float32;
-};
-
-/// Lays units out over `world` ranks as FlatLayout does (trainable and frozen tensors of a unit apart, each
-/// in declared order). `weight_dtype` is that of the trainable tensors' stored weights (the master weights),
-/// `frozen_dtype` that of frozen ones. Throws InvalidArgument on names used twice (aliases included), empty
-/// or such as HDF5 cannot show ("a//b", "." ...), a state named "weight", dtypes that are not fp32, bf16 or
-/// fp16.
-Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states,
-                   DataType weight_dtype, DataType frozen_dtype, int world);
-
-/// Adds the program's own arrays. Throws InvalidArgument on names as make_layout() does, and on cuts or
-/// shapes that do not fit the layout's ranks.
-void add_arrays(Layout& layout, std::vector<ArrayRecord> arrays);
 
 /// A file of the checkpoint as the manifest knows it.
 struct FileRecord {
@@ -161,7 +66,8 @@ struct RunState {
 inline constexpr std::size_t user_limit = 1 << 20;
 
 struct Manifest {
-  std::int64_t version = format_version;
+  std::int64_t version = format_version;  ///< of the text that it was read from
+  std::int64_t minor = format_minor;
   std::string library;        ///< version of Tranche
   std::string hdf5;           ///< version of the HDF5 library
   std::int64_t sequence = 0;  ///< of saves into a folder, not of tokens: the largest is the newest
@@ -181,8 +87,8 @@ struct Manifest {
   std::int64_t bytes() const;  ///< of all files that it lists
 };
 
-/// The manifest's text, its own digest included. Throws InvalidArgument when a text of `run` is not a JSON
-/// object or is too large.
+/// The manifest's text in the newest version, its own digest included. Throws InvalidArgument when a text of
+/// `run` is not a JSON object or is too large.
 std::string to_text(const Manifest& manifest);
 /// The reverse; strict: a wrong digest, an unknown version, a missing key, a wrong type or a layout that
 /// contradicts itself is a CheckpointError naming `origin` (the file) and the key. Keys that it does not know

@@ -2,6 +2,7 @@
 /// HDF5 files made in memory: the library lays them out, our own I/O writes them. Nothing here touches a
 /// disk, and no payload is held: a shard's image is its metadata and the places where its datasets will lie.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -22,6 +23,13 @@ struct SparseImage {
   void overlay(std::int64_t begin, std::byte* target, std::int64_t size) const;
 };
 
+/// Smaller datasets would not be aligned.
+inline constexpr std::int64_t least_aligned_bytes = 512;
+/// Elements of a shard's dataset that holds so many bytes; zero behind them.
+constexpr std::int64_t dataset_extent(std::int64_t bytes, DataType dtype) {
+  return std::max(bytes, least_aligned_bytes) / size_of(dtype);
+}
+
 struct ShardImage {
   SparseImage file;
   std::vector<std::int64_t> offsets;        ///< byte of each section's dataset; -1: none
@@ -31,13 +39,14 @@ struct ShardImage {
 };
 
 /// The empty file of one rank: contiguous datasets aligned to 4096 bytes, one for each section with elements
-/// here, one for each array with elements here (of 512 bytes at least, behind its elements zero), and then
-/// "digests"; attributes of the root group say what it is. Throws CheckpointError.
+/// here, one for each array with elements here (each of 512 bytes at least, behind its elements zero), and
+/// then "digests"; attributes of the root group say what it is. Throws CheckpointError.
 ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step);
 
 /// model.h5: every weight ("weights/NAME") and optimizer state ("state/KIND/NAME") as a virtual dataset of
 /// its tensor's shape over the shards beside it; NaN where a shard is missing. Aliases are soft links. A
-/// tensor without extents is shown as [1]. Throws CheckpointError.
+/// tensor without extents is shown as [1]. What is stored in blocks with a meaning of their own is not shown.
+/// Throws CheckpointError.
 std::vector<std::byte> make_master_image(const Layout& layout, const std::vector<ShardRecord>& shards);
 
 }  // namespace tranche::checkpoint

@@ -9,40 +9,23 @@ namespace tranche::checkpoint {
 
 namespace {
 
-/// A box of a row-major tensor whose elements are one range of its flat order.
-struct Box {
-  std::vector<hsize_t> start;
-  std::vector<hsize_t> count;
-  std::int64_t elements = 1;
-};
-
-/// Cuts elements [begin, end) of a tensor into boxes, in flat order: at most 2 * rank - 1 of them.
-std::vector<Box> boxes_of(const std::vector<hsize_t>& extents, std::int64_t begin, std::int64_t end) {
-  std::vector<std::int64_t> strides(extents.size(), 1);
-  for (std::size_t axis = extents.size() - 1; axis > 0; --axis) {
-    strides[axis - 1] = strides[axis] * static_cast<std::int64_t>(extents[axis]);
-  }
-  std::vector<Box> boxes;
-  while (begin < end) {
-    // The outermost axis of which a whole step fits from here to the end and begin lies on one of its steps.
-    std::size_t axis = 0;
-    while (begin % strides[axis] != 0 || begin + strides[axis] > end) ++axis;
-    Box box;
-    std::int64_t rest = begin;
-    for (std::size_t a = 0; a < extents.size(); ++a) {
-      box.start.push_back(static_cast<hsize_t>(rest / strides[a]));
-      rest %= strides[a];
-      box.count.push_back(a < axis ? 1 : extents[a]);
+/// A box as HDF5 has it.
+struct Hyperslab {
+  explicit Hyperslab(const Box& box) {
+    for (const Slice& slice : box) {
+      start.push_back(static_cast<hsize_t>(slice.start));
+      stride.push_back(static_cast<hsize_t>(slice.stride));
+      count.push_back(static_cast<hsize_t>(slice.count));
+      block.push_back(static_cast<hsize_t>(slice.block));
     }
-    const std::int64_t left = static_cast<std::int64_t>(extents[axis] - box.start[axis]);
-    const std::int64_t steps = std::min((end - begin) / strides[axis], left);
-    box.count[axis] = static_cast<hsize_t>(steps);
-    box.elements = steps * strides[axis];
-    begin += box.elements;
-    boxes.push_back(std::move(box));
   }
-  return boxes;
-}
+  void select(hid_t space, const std::string& what) const {
+    hdf5_check(
+        H5Sselect_hyperslab(space, H5S_SELECT_SET, start.data(), stride.data(), count.data(), block.data()),
+        what);
+  }
+  std::vector<hsize_t> start, stride, count, block;
+};
 
 void set_not_a_number(hid_t creation, hid_t type, DataType dtype, const std::string& what) {
   const std::uint32_t single = 0x7fc00000u;
@@ -60,31 +43,31 @@ class MasterFile {
         links_(H5Pcreate(H5P_LINK_CREATE), H5Pclose, "make a list") {
     hdf5_check(H5Pset_create_intermediate_group(links_, 1), "choose intermediate groups");
     for (std::size_t s = 0; s < layout.sections.size(); ++s) {
-      types_.push_back(file_type(layout.sections[s].dtype));
+      const SectionRecord& section = layout.sections[s];
+      types_.push_back(file_type(section.dtype));
       for (int rank = 0; rank < layout.world; ++rank) {
-        const auto elements = static_cast<hsize_t>(layout.section_elements(static_cast<int>(s), rank));
-        sources_.push_back(elements == 0 ? Hdf5Handle()
-                                         : Hdf5Handle(H5Screate_simple(1, &elements, nullptr), H5Sclose,
-                                                      "describe a shard"));
-        begins_.push_back(0);
+        const std::int64_t bytes = section.bytes(layout.section_elements(static_cast<int>(s), rank));
+        const auto elements = static_cast<hsize_t>(dataset_extent(bytes, section.dtype));
+        sources_.push_back(
+            bytes == 0 ? Hdf5Handle()
+                       : Hdf5Handle(H5Screate_simple(1, &elements, nullptr), H5Sclose, "describe a shard"));
       }
     }
   }
 
   void add_unit(const UnitRecord& unit) {
     for (std::size_t s = 0; s < layout_.sections.size(); ++s) {
-      for (const TensorRecord& tensor : unit.tensors) {
-        if (tensor.frozen == layout_.sections[s].frozen) add(unit, tensor, s);
-      }
-      for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
-        const auto& cuts = unit.cuts(layout_.sections[s].frozen);
-        begins_[s * shards_.size() + rank] += cuts[rank + 1] - cuts[rank];
+      const SectionRecord& section = layout_.sections[s];
+      if (!section.block.name.empty()) continue;
+      for (std::size_t t = 0; t < unit.tensors.size(); ++t) {
+        if (unit.tensors[t].frozen == section.frozen) add(unit, t, s);
       }
     }
   }
 
  private:
-  void add(const UnitRecord& unit, const TensorRecord& tensor, std::size_t section_index) {
+  void add(const UnitRecord& unit, std::size_t index, std::size_t section_index) {
+    const TensorRecord& tensor = unit.tensors[index];
     const SectionRecord& section = layout_.sections[section_index];
     const std::string folder = section.kind == "weight" ? "weights/" : section.dataset + "/";
     const std::string name = folder + tensor.name;
@@ -98,24 +81,13 @@ class MasterFile {
     const hid_t type = types_[section_index];
     hdf5_check(H5Pset_obj_track_times(creation, false), what);
     set_not_a_number(creation, type, section.dtype, what);
-    const detail::ElementRange whole{tensor.offset, tensor.offset + tensor.shape.elements()};
-    const auto& cuts = unit.cuts(section.frozen);
-    for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
-      const detail::ElementRange part = detail::intersect(whole, {cuts[rank], cuts[rank + 1]});
-      if (part.empty()) continue;
-      const hid_t source = sources_[section_index * shards_.size() + rank];
-      auto at =
-          static_cast<hsize_t>(begins_[section_index * shards_.size() + rank] + part.begin - cuts[rank]);
-      for (const Box& box : boxes_of(extents, part.begin - whole.begin, part.end - whole.begin)) {
-        const auto count = static_cast<hsize_t>(box.elements);
-        hdf5_check(H5Sselect_hyperslab(source, H5S_SELECT_SET, &at, nullptr, &count, nullptr), what);
-        hdf5_check(
-            H5Sselect_hyperslab(space, H5S_SELECT_SET, box.start.data(), nullptr, box.count.data(), nullptr),
-            what);
-        hdf5_check(H5Pset_virtual(creation, space, shards_[rank].file.name.c_str(),
-                                  ("/" + section.dataset).c_str(), source),
-                   what);
-        at += count;
+    for (const BufferRecord& buffer : unit.buffers) {
+      for (const InstanceRecord& instance : buffer.instances) {
+        for (const PlacedTensor& placed : instance.tensors) {
+          if (placed.tensor == static_cast<int>(index)) {
+            map(placed, instance, section_index, space, creation, what);
+          }
+        }
       }
     }
     hdf5_check(H5Sselect_all(space), what);
@@ -127,13 +99,35 @@ class MasterFile {
     }
   }
 
+  /// Adds what an instance of a buffer holds of a tensor to the tensor's view.
+  void map(const PlacedTensor& placed, const InstanceRecord& instance, std::size_t section, hid_t space,
+           hid_t creation, const std::string& what) {
+    const detail::ElementRange whole{placed.offset, placed.offset + elements_of(placed.box)};
+    for (const StoredRange& range : instance.ranges) {
+      const detail::ElementRange part = detail::intersect(whole, range.range());
+      if (part.empty()) continue;
+      const auto rank = static_cast<std::size_t>(range.rank);
+      const hid_t source = sources_[section * shards_.size() + rank];
+      auto at = static_cast<hsize_t>(range.first + part.begin - range.begin);
+      for (Box& box : boxes_of(placed.box, {part.begin - whole.begin, part.end - whole.begin})) {
+        const auto count = static_cast<hsize_t>(elements_of(box));
+        if (box.empty()) box.emplace_back();  // a tensor without extents is shown as [1]
+        hdf5_check(H5Sselect_hyperslab(source, H5S_SELECT_SET, &at, nullptr, &count, nullptr), what);
+        Hyperslab(box).select(space, what);
+        hdf5_check(H5Pset_virtual(creation, space, shards_[rank].file.name.c_str(),
+                                  ("/" + layout_.sections[section].dataset).c_str(), source),
+                   what);
+        at += count;
+      }
+    }
+  }
+
   hid_t file_;
   const Layout& layout_;
   const std::vector<ShardRecord>& shards_;
   Hdf5Handle links_;
-  std::vector<Hdf5Handle> types_;     ///< by section
-  std::vector<Hdf5Handle> sources_;   ///< by section and rank
-  std::vector<std::int64_t> begins_;  ///< by section and rank: where the present unit's shard starts
+  std::vector<Hdf5Handle> types_;    ///< by section
+  std::vector<Hdf5Handle> sources_;  ///< by section and rank
 };
 
 }  // namespace

@@ -10,9 +10,6 @@ namespace tranche::checkpoint {
 
 namespace {
 
-/// Smaller datasets would not be aligned.
-constexpr std::int64_t least_aligned_bytes = 512;
-
 /// Makes the groups that a dataset's path goes through, without their times: equal state has equal bytes.
 void make_groups(hid_t file, const std::string& dataset) {
   const std::string what = "make groups for " + dataset;
@@ -54,10 +51,10 @@ ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step) {
   const Hdf5Session session;
   ShardImage image;
   // Measured: less than 2 KiB, and 400 bytes for each dataset; names are kept beside them.
-  std::int64_t bytes = 8192 + 1024 * static_cast<std::int64_t>(layout.sections.size());
+  std::int64_t room = 8192 + 1024 * static_cast<std::int64_t>(layout.sections.size());
   for (const ArrayRecord& array : layout.arrays)
-    bytes += 2048 + 4 * static_cast<std::int64_t>(array.name.size());
-  const std::int64_t metadata = round_up(bytes, SparseImage::page_bytes);
+    room += 2048 + 4 * static_cast<std::int64_t>(array.name.size());
+  const std::int64_t metadata = round_up(room, SparseImage::page_bytes);
   Hdf5Handle file = create_memory_file(image.file, shard_name(rank, layout.world), metadata);
   set_attribute(file, "format", std::string("tranche-shard"));
   set_attribute(file, "version", format_version);
@@ -68,21 +65,22 @@ ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step) {
   std::int64_t end = 0;
   for (std::size_t s = 0; s < layout.sections.size(); ++s) {
     const SectionRecord& section = layout.sections[s];
-    const std::int64_t elements = layout.section_elements(static_cast<int>(s), rank);
-    if (elements == 0) {
+    const std::int64_t bytes = section.bytes(layout.section_elements(static_cast<int>(s), rank));
+    if (bytes == 0) {
       image.offsets.push_back(-1);
       continue;
     }
-    image.offsets.push_back(lay_out(file, section.dataset, file_type(section.dtype), elements));
-    end = std::max(end, image.offsets.back() + elements * size_of(section.dtype));
+    const std::int64_t held = dataset_extent(bytes, section.dtype);
+    image.offsets.push_back(lay_out(file, section.dataset, file_type(section.dtype), held));
+    end = std::max(end, image.offsets.back() + held * size_of(section.dtype));
   }
   for (const ArrayRecord& array : layout.arrays) {
-    const std::int64_t elements = array.range(rank).size();
-    if (elements == 0) {
+    const std::int64_t bytes = array.range(rank).size() * size_of(array.dtype);
+    if (bytes == 0) {
       image.array_offsets.push_back(-1);
       continue;
     }
-    const std::int64_t held = std::max(elements, least_aligned_bytes / size_of(array.dtype));
+    const std::int64_t held = dataset_extent(bytes, array.dtype);
     image.array_offsets.push_back(lay_out(file, array.dataset(), file_type(array.dtype), held));
     end = std::max(end, image.array_offsets.back() + held * size_of(array.dtype));
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/digest.h"
@@ -23,13 +24,11 @@ constexpr std::string_view digest_prefix = "{\"manifest_digest\": \"";
 constexpr std::string_view digest_suffix = "\",\n";
 /// The limit of numbers that only grow by adding: far beyond any run, and as far from overflowing.
 constexpr std::int64_t most_counted = INT64_MAX / 2;
-/// Elements of a buffer, and of all units of a rank: times the widest element they are a number of bytes.
-constexpr std::int64_t most_elements = INT64_MAX / 8;
 constexpr std::size_t most_sections = 64;
 constexpr std::size_t most_units = 1 << 17;
 constexpr int most_ranks = 1 << 20;
-/// A reader's table has a place for each of a section's units on each rank.
-constexpr std::int64_t most_places = std::int64_t{1} << 27;
+/// Elements of a block of quantised state, and the bytes that it takes.
+constexpr std::int64_t most_block = std::int64_t{1} << 20;
 /// The years 1 to 9999, in seconds since 1970.
 constexpr std::int64_t first_time = -62'135'596'800, last_time = 253'402'300'799;
 constexpr std::size_t first_line = digest_prefix.size() + 16 + digest_suffix.size();
@@ -54,27 +53,55 @@ std::vector<std::int64_t> extents_of(const Shape& shape) {
   return {shape.extents().begin(), shape.extents().end()};
 }
 
+Json to_json(const std::vector<StoredRange>& ranges) {
+  Json json = Json::array();
+  for (const StoredRange& range : ranges) json.push_back({range.rank, range.begin, range.end});
+  return json;
+}
+
+Json to_json(const BufferRecord& buffer, const UnitRecord& unit) {
+  Json instances = Json::array();
+  for (const InstanceRecord& instance : buffer.instances) {
+    Json tensors = Json::array();
+    for (const PlacedTensor& placed : instance.tensors) {
+      Json one = {{"tensor", placed.tensor}, {"offset", placed.offset}};
+      if (placed.box != whole_box(unit.tensors[static_cast<std::size_t>(placed.tensor)].shape)) {
+        for (const Slice& slice : placed.box) {
+          one["box"].push_back({slice.start, slice.stride, slice.count, slice.block});
+        }
+      }
+      tensors.push_back(std::move(one));
+    }
+    instances.push_back({{"tensors", tensors}, {"ranges", to_json(instance.ranges)}});
+  }
+  return {
+      {"name", buffer.name}, {"frozen", buffer.frozen}, {"group", buffer.group}, {"instances", instances}};
+}
+
 Json to_json(const UnitRecord& unit) {
-  Json tensors = Json::array();
+  Json tensors = Json::array(), buffers = Json::array();
   for (const TensorRecord& tensor : unit.tensors) {
     tensors.push_back({{"name", tensor.name},
                        {"shape", extents_of(tensor.shape)},
                        {"frozen", tensor.frozen},
-                       {"aliases", tensor.aliases},
-                       {"offset", tensor.offset}});
+                       {"aliases", tensor.aliases}});
   }
+  for (const BufferRecord& buffer : unit.buffers) buffers.push_back(to_json(buffer, unit));
   return {{"name", unit.name},
           {"uses_per_pass", unit.uses_per_micro_batch},
-          {"trainable_cuts", unit.trainable_cuts},
-          {"frozen_cuts", unit.frozen_cuts},
-          {"tensors", tensors}};
+          {"tensors", tensors},
+          {"buffers", buffers}};
 }
 
 Json to_json(const SectionRecord& section) {
-  return {{"dataset", section.dataset},
-          {"kind", section.kind},
-          {"dtype", std::string(name_of(section.dtype))},
-          {"frozen", section.frozen}};
+  Json json = {{"dataset", section.dataset},
+               {"kind", section.kind},
+               {"dtype", std::string(name_of(section.dtype))},
+               {"frozen", section.frozen}};
+  if (const BlockFormat& block = section.block; !block.name.empty()) {
+    json["block"] = {{"format", block.name}, {"elements", block.elements}, {"bytes", block.bytes}};
+  }
+  return json;
 }
 
 Json to_json(const ArrayRecord& array) {
@@ -83,7 +110,7 @@ Json to_json(const ArrayRecord& array) {
                {"of", array.per_rank ? "each rank" : "all ranks"},
                {"shapes", Json::array()}};
   for (const Shape& shape : array.shapes) json["shapes"].push_back(extents_of(shape));
-  if (!array.per_rank) json["cuts"] = array.cuts;
+  if (!array.per_rank) json["ranges"] = to_json(array.ranges);
   return json;
 }
 
@@ -140,13 +167,24 @@ ShardRecord shard_from(const JsonNode& node) {
   return shard;
 }
 
-std::vector<std::int64_t> cuts_from(const JsonNode& node, int world) {
+/// Version 1: rank r stores elements [cuts[r], cuts[r + 1]).
+std::vector<StoredRange> ranges_from_cuts(const JsonNode& node, int world) {
   const std::vector<std::int64_t> cuts = node.integers();
-  bool good =
-      cuts.size() == static_cast<std::size_t>(world) + 1 && cuts.front() == 0 && cuts.back() <= most_elements;
-  for (std::size_t i = 1; good && i < cuts.size(); ++i) good = cuts[i] >= cuts[i - 1];
-  if (!good) node.fail(fmt::format("does not cut a buffer from 0 on into {} shards", world));
-  return cuts;
+  if (cuts.size() != static_cast<std::size_t>(world) + 1 || cuts.front() != 0 ||
+      !std::is_sorted(cuts.begin(), cuts.end())) {
+    node.fail(fmt::format("does not cut a buffer from 0 on into {} shards", world));
+  }
+  return ranges_between(cuts);
+}
+
+std::vector<StoredRange> ranges_from(const JsonNode& node) {
+  std::vector<StoredRange> ranges;
+  for (const JsonNode& item : node.items()) {
+    const std::vector<std::int64_t> numbers = item.integers(0);
+    if (numbers.size() != 3 || numbers[0] >= most_ranks) item.fail("is not a rank and two elements");
+    ranges.push_back({static_cast<int>(numbers[0]), numbers[1], numbers[2], 0});
+  }
+  return ranges;
 }
 
 Shape shape_from(const JsonNode& node, std::int64_t least) {
@@ -161,28 +199,69 @@ Shape shape_from(const JsonNode& node, std::int64_t least) {
   }
 }
 
-UnitRecord unit_from(const JsonNode& node, int world) {
+TensorRecord tensor_from(const JsonNode& node) {
+  return {node["name"].text(), shape_from(node["shape"], 1), node["frozen"].boolean(),
+          node["aliases"].texts()};
+}
+
+/// Version 1: two buffers, each over all ranks, with whole tensors.
+void buffers_from_cuts(const JsonNode& node, const Layout& layout, UnitRecord& unit) {
+  for (const bool frozen : {false, true}) {
+    BufferRecord& buffer = unit.buffers.emplace_back();
+    buffer.name = frozen ? "frozen" : "trainable";
+    buffer.frozen = frozen;
+    for (const AxisRecord& axis : layout.mesh) buffer.group.push_back(axis.name);
+    InstanceRecord instance;
+    instance.ranges = ranges_from_cuts(node[buffer.name + "_cuts"], layout.world);
+    const std::vector<JsonNode> tensors = node["tensors"].items();
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      if (unit.tensors[t].frozen != frozen) continue;
+      instance.tensors.push_back(
+          {static_cast<int>(t), whole_box(unit.tensors[t].shape), tensors[t]["offset"].integer(0)});
+    }
+    if (!instance.ranges.empty() || !instance.tensors.empty())
+      buffer.instances.push_back(std::move(instance));
+  }
+}
+
+Box box_from(const JsonNode& node) {
+  Box box;
+  for (const JsonNode& item : node.items(0, Shape::max_rank)) {
+    const std::vector<std::int64_t> numbers = item.integers(0);
+    if (numbers.size() != 4) item.fail("is not start, stride, count and block");
+    box.push_back({numbers[0], numbers[1], numbers[2], numbers[3]});
+  }
+  return box;
+}
+
+BufferRecord buffer_from(const JsonNode& node, const UnitRecord& unit) {
+  BufferRecord buffer{node["name"].text(), node["frozen"].boolean(), node["group"].texts(), {}};
+  for (const JsonNode& item : node["instances"].items()) {
+    InstanceRecord& instance = buffer.instances.emplace_back();
+    instance.ranges = ranges_from(item["ranges"]);
+    for (const JsonNode& placed : item["tensors"].items()) {
+      const int most = static_cast<int>(unit.tensors.size()) - 1;
+      const int tensor = placed["tensor"].integer<int>(0, std::max(0, most));
+      if (most < 0) placed["tensor"].fail("is of a unit without tensors");
+      instance.tensors.push_back({tensor,
+                                  placed["box"]
+                                      ? box_from(placed["box"])
+                                      : whole_box(unit.tensors[static_cast<std::size_t>(tensor)].shape),
+                                  placed["offset"].integer(0)});
+    }
+  }
+  return buffer;
+}
+
+UnitRecord unit_from(const JsonNode& node, const Layout& layout, std::int64_t version) {
   UnitRecord unit;
   unit.name = node["name"].text();
   unit.uses_per_micro_batch = node["uses_per_pass"].integer<int>(1);
-  unit.trainable_cuts = cuts_from(node["trainable_cuts"], world);
-  unit.frozen_cuts = cuts_from(node["frozen_cuts"], world);
-  std::int64_t end[2] = {0, 0};
-  for (const JsonNode& item : node["tensors"].items()) {
-    TensorRecord tensor;
-    tensor.name = item["name"].text();
-    tensor.shape = shape_from(item["shape"], 1);
-    tensor.frozen = item["frozen"].boolean();
-    tensor.aliases = item["aliases"].texts();
-    const int which = tensor.frozen ? 1 : 0;
-    const std::int64_t most = unit.cuts(tensor.frozen).back() - tensor.shape.elements();
-    tensor.offset = item["offset"].integer();
-    if (tensor.offset < end[which] || tensor.offset > most) {
-      item["offset"].fail(
-          fmt::format("is {}, where the tensor overlaps another or leaves the buffer", tensor.offset));
-    }
-    end[which] = tensor.offset + tensor.shape.elements();
-    unit.tensors.push_back(std::move(tensor));
+  for (const JsonNode& item : node["tensors"].items()) unit.tensors.push_back(tensor_from(item));
+  if (version == 1) {
+    buffers_from_cuts(node, layout, unit);
+  } else {
+    for (const JsonNode& item : node["buffers"].items()) unit.buffers.push_back(buffer_from(item, unit));
   }
   return unit;
 }
@@ -191,12 +270,18 @@ SectionRecord section_from(const JsonNode& node) {
   SectionRecord section;
   section.dataset = node["dataset"].text();
   section.kind = node["kind"].text();
-  section.dtype = parse_data_type(node["dtype"].choice({"fp32", "bf16", "fp16"}));
+  if (const JsonNode block = node["block"]) {
+    section.dtype = parse_data_type(node["dtype"].choice({"uint8"}));
+    section.block = {block["format"].name(), block["elements"].integer(1, most_block),
+                     block["bytes"].integer(1, most_block)};
+  } else {
+    section.dtype = parse_data_type(node["dtype"].choice({"fp32", "bf16", "fp16"}));
+  }
   section.frozen = node["frozen"].boolean();
   return section;
 }
 
-ArrayRecord array_from(const JsonNode& node, int world) {
+ArrayRecord array_from(const JsonNode& node, int world, std::int64_t version) {
   ArrayRecord array;
   array.name = node["name"].text();
   try {
@@ -206,13 +291,8 @@ ArrayRecord array_from(const JsonNode& node, int world) {
   }
   array.per_rank = node["of"].choice({"each rank", "all ranks"}) == "each rank";
   for (const JsonNode& item : node["shapes"].items()) array.shapes.push_back(shape_from(item, 0));
-  if (array.shapes.size() != (array.per_rank ? static_cast<std::size_t>(world) : 1)) {
-    node["shapes"].fail(fmt::format("has {} entries for {} ranks", array.shapes.size(), world));
-  }
   if (!array.per_rank) {
-    array.cuts = cuts_from(node["cuts"], world);
-    if (array.cuts.back() != array.shapes[0].elements())
-      node["cuts"].fail("does not end where the array does");
+    array.ranges = version == 1 ? ranges_from_cuts(node["cuts"], world) : ranges_from(node["ranges"]);
   }
   return array;
 }
@@ -232,24 +312,8 @@ RunState run_from(const JsonNode& node) {
   return run;
 }
 
-/// Each rank's sum over the units, and of each rank's bytes, is a number.
+/// The sum of the files' bytes is a number.
 void check_sizes(const Manifest& manifest, const JsonNode& root) {
-  const Layout& layout = manifest.layout;
-  const auto places = static_cast<std::int64_t>(layout.sections.size() * (layout.units.size() + 1));
-  if (places > most_places / layout.world) {
-    root["units"].fail(fmt::format("are {}: with {} sections and {} ranks more than are read",
-                                   layout.units.size(), layout.sections.size(), layout.world));
-  }
-  for (const bool frozen : {false, true}) {
-    std::int64_t sum = 0;
-    for (const UnitRecord& unit : layout.units) {
-      const std::int64_t elements = unit.cuts(frozen).back();
-      if (elements > most_elements - sum) {
-        root["units"].fail(fmt::format("hold more than {} elements", most_elements));
-      }
-      sum += elements;
-    }
-  }
   std::int64_t bytes = manifest.master.bytes;
   for (const ShardRecord& shard : manifest.shards) {
     if (shard.file.bytes > most_counted - bytes) {
@@ -273,43 +337,71 @@ void check_sections(const Layout& layout, const JsonNode& root) {
   }
 }
 
+/// Of blocks larger than any file where they are no number.
+std::int64_t bytes_of(const SectionRecord& section, std::int64_t elements) {
+  const bool much = elements / section.block.elements > most_counted / most_block;
+  return much && !section.block.name.empty() ? most_counted : section.bytes(elements);
+}
+
 void check_shards(const Manifest& manifest, const JsonNode& root) {
   const Layout& layout = manifest.layout;
   const std::vector<JsonNode> nodes = root["shards"].items();
   if (static_cast<int>(nodes.size()) != layout.world) {
     root["shards"].fail(fmt::format("has {} entries for {} ranks", nodes.size(), layout.world));
   }
-  for (int rank = 0; rank < layout.world; ++rank) {
-    const ShardRecord& shard = manifest.shards[static_cast<std::size_t>(rank)];
-    const JsonNode& node = nodes[static_cast<std::size_t>(rank)];
-    if (shard.rank != rank) node["rank"].fail(fmt::format("is {}, not {}", shard.rank, rank));
-    if (shard.file.name != shard_name(rank, layout.world)) {
-      node["name"].fail(fmt::format("is '{}', not {}", shard.file.name, shard_name(rank, layout.world)));
+  const auto check = [&](std::size_t rank, const char* key, const std::string& dataset, std::int64_t bytes,
+                         std::int64_t offset) {
+    if (bytes == 0 ? offset != -1
+                   : offset < 0 || offset > manifest.shards[rank].file.digested_bytes - bytes) {
+      nodes[rank][key].fail(fmt::format("puts {} at byte {}, outside the file", dataset, offset));
     }
+  };
+  for (std::size_t rank = 0; rank < nodes.size(); ++rank) {
+    const ShardRecord& shard = manifest.shards[rank];
+    const JsonNode& node = nodes[rank];
+    const std::string name = shard_name(static_cast<int>(rank), layout.world);
+    if (shard.rank != static_cast<int>(rank))
+      node["rank"].fail(fmt::format("is {}, not {}", shard.rank, rank));
+    if (shard.file.name != name) node["name"].fail(fmt::format("is '{}', not {}", shard.file.name, name));
     if (shard.offsets.size() != layout.sections.size()) {
       node["offsets"].fail(
           fmt::format("has {} entries for {} sections", shard.offsets.size(), layout.sections.size()));
-    }
-    const auto check = [&](const char* key, const std::string& dataset, std::int64_t bytes,
-                           std::int64_t offset) {
-      if (bytes == 0 ? offset != -1 : offset < 0 || offset > shard.file.digested_bytes - bytes) {
-        node[key].fail(fmt::format("puts {} at byte {}, outside the file", dataset, offset));
-      }
-    };
-    for (std::size_t s = 0; s < shard.offsets.size(); ++s) {
-      check("offsets", layout.sections[s].dataset,
-            layout.section_elements(static_cast<int>(s), rank) * size_of(layout.sections[s].dtype),
-            shard.offsets[s]);
     }
     if (shard.array_offsets.size() != layout.arrays.size()) {
       node["array_offsets"].fail(
           fmt::format("has {} entries for {} arrays", shard.array_offsets.size(), layout.arrays.size()));
     }
-    for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
-      const ArrayRecord& array = layout.arrays[a];
-      check("array_offsets", array.dataset(), array.range(rank).size() * size_of(array.dtype),
-            shard.array_offsets[a]);
+    for (std::size_t s = 0; s < shard.offsets.size(); ++s) {
+      const std::int64_t elements = layout.section_elements(static_cast<int>(s), static_cast<int>(rank));
+      check(rank, "offsets", layout.sections[s].dataset, bytes_of(layout.sections[s], elements),
+            shard.offsets[s]);
     }
+  }
+  for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
+    const ArrayRecord& array = layout.arrays[a];
+    std::vector<std::int64_t> elements(nodes.size());
+    for (const StoredRange& range : array.ranges) {
+      elements[static_cast<std::size_t>(range.rank)] = range.range().size();
+    }
+    for (std::size_t rank = 0; rank < nodes.size(); ++rank) {
+      if (array.per_rank) elements[rank] = array.shapes[rank].elements();
+      check(rank, "array_offsets", array.dataset(), elements[rank] * size_of(array.dtype),
+            manifest.shards[rank].array_offsets[a]);
+    }
+  }
+}
+
+/// Version 1 knew one axis. Where it was not cut by element, this program never wrote it.
+void read_mesh(const JsonNode& root, std::int64_t version, Layout& layout) {
+  if (version == 1) {
+    if (const std::string cut = root["cut"].text(); cut != "element") {
+      root["cut"].fail(fmt::format("is '{}'; this program reads shards cut by 'element'", cut));
+    }
+    if (layout.world > 1) layout.mesh.push_back({std::string(name_of(MeshAxis::shard)), layout.world});
+    return;
+  }
+  for (const JsonNode& item : root["mesh"].items()) {
+    layout.mesh.push_back({item["axis"].name(), item["size"].integer<int>(1)});
   }
 }
 
@@ -332,17 +424,21 @@ std::string to_text(const Manifest& manifest) {
   for (const ShardRecord& shard : manifest.shards) shards.push_back(to_json(shard));
   Json arrays = Json::array();
   for (const ArrayRecord& array : manifest.layout.arrays) arrays.push_back(to_json(array));
+  Json mesh = Json::array();
+  for (const AxisRecord& axis : manifest.layout.mesh)
+    mesh.push_back({{"axis", axis.name}, {"size", axis.size}});
   Json json = {{"format", format_name},
-               {"version", manifest.version},
+               {"version", format_version},
+               {"minor", format_minor},
                {"library", manifest.library},
                {"hdf5", manifest.hdf5},
                {"sequence", manifest.sequence},
                {"created", manifest.created},
                {"world", manifest.layout.world},
+               {"mesh", mesh},
                {"stage", manifest.stage},
                {"numerics_fingerprint", manifest.numerics},
                {"reduction_group", manifest.reduction_group},
-               {"cut", "element"},
                {"run", to_json(manifest.run)},
                {"sections", sections},
                {"units", units},
@@ -376,9 +472,13 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
   }
   Manifest manifest;
   manifest.version = root["version"].integer();
-  if (manifest.version != format_version) {
+  manifest.minor = manifest.version == 1 ? 0 : root["minor"].integer_or(0, 0);
+  if (manifest.version < 1 || manifest.version > format_version ||
+      (manifest.version == format_version && manifest.minor > format_minor)) {
     root["version"].fail(
-        fmt::format("is {}; this program reads version {}", manifest.version, format_version));
+        fmt::format("is {}.{}; this program reads version 1 and versions up to {}.{}: a newer "
+                    "release of it has to read this one",
+                    manifest.version, manifest.minor, format_version, format_minor));
   }
   manifest.library = root["library"].text();
   manifest.hdf5 = root["hdf5"].text();
@@ -394,23 +494,25 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
   manifest.stage = root["stage"].integer<int>(0, 3);
   manifest.numerics = root["numerics_fingerprint"].text();
   manifest.reduction_group = root["reduction_group"].integer<int>(1);
-  if (const std::string cut = root["cut"].text(); cut != "element") {
-    root["cut"].fail(fmt::format("is '{}'; this program reads shards cut by 'element'", cut));
-  }
   manifest.run = run_from(root["run"]);
   Layout& layout = manifest.layout;
   layout.world = root["world"].integer<int>(1, most_ranks);
+  read_mesh(root, manifest.version, layout);
   for (const JsonNode& node : root["sections"].items(0, most_sections)) {
     layout.sections.push_back(section_from(node));
   }
   check_sections(layout, root);
   for (const JsonNode& node : root["units"].items(0, most_units)) {
-    layout.units.push_back(unit_from(node, layout.world));
+    layout.units.push_back(unit_from(node, layout, manifest.version));
   }
   if (root["arrays"]) {
     for (const JsonNode& node : root["arrays"].items())
-      layout.arrays.push_back(array_from(node, layout.world));
+      layout.arrays.push_back(array_from(node, layout.world, manifest.version));
   }
+  if (const std::string fault = layout.fault(); !fault.empty()) {
+    throw CheckpointError(fmt::format("{}: {}", origin, fault));
+  }
+  layout.place();
   manifest.master = file_from(root["master"]);
   if (manifest.master.name != master_name) {
     root["master"]["name"].fail(fmt::format("is '{}', not {}", manifest.master.name, master_name));

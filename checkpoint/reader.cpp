@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "checkpoint/convert.h"
 #include "checkpoint/reader_impl-inl.h"
@@ -40,6 +41,7 @@ Reader::Impl::Impl(Storage given, const std::string& path)
     : storage(given), folder(path), manifest(open_manifest(given.files, path)) {
   const Layout& layout = manifest.layout;
   for (std::size_t u = 0; u < layout.units.size(); ++u) {
+    const std::size_t first = tensors.size();
     for (std::size_t t = 0; t < layout.units[u].tensors.size(); ++t) {
       const TensorRecord& tensor = layout.units[u].tensors[t];
       const auto number = static_cast<int>(tensors.size());
@@ -49,14 +51,13 @@ Reader::Impl::Impl(Storage given, const std::string& path)
         throw CheckpointError(fmt::format("{}: a name of tensor {} is there twice", path, tensor.name));
       tensors.push_back({tensor.name, static_cast<int>(u), static_cast<int>(t), tensor.shape, tensor.frozen});
     }
-  }
-  for (std::size_t s = 0; s < layout.sections.size(); ++s) {
-    std::vector<std::int64_t> at(manifest.shards.size(), 0);
-    for (std::size_t u = 0; u <= layout.units.size(); ++u) {
-      begins.insert(begins.end(), at.begin(), at.end());
-      if (u == layout.units.size()) break;
-      const auto& cuts = layout.units[u].cuts(layout.sections[s].frozen);
-      for (std::size_t r = 0; r < at.size(); ++r) at[r] += cuts[r + 1] - cuts[r];
+    holders.resize(tensors.size());
+    for (const BufferRecord& buffer : layout.units[u].buffers) {
+      for (const InstanceRecord& instance : buffer.instances) {
+        for (const PlacedTensor& placed : instance.tensors) {
+          holders[first + static_cast<std::size_t>(placed.tensor)].push_back({&instance, &placed});
+        }
+      }
     }
   }
   staging =
@@ -125,7 +126,8 @@ const std::vector<std::uint64_t>& Reader::Impl::table(int rank, std::int64_t blo
 }
 
 void Reader::Impl::check(const Flight& flight, std::span<const std::byte> bytes) {
-  const FileRecord& shard = record(flight.task.rank);
+  const int rank = flight.tasks.front().rank;
+  const FileRecord& shard = record(rank);
   const std::int64_t block = flight.begin / block_bytes;
   const std::int64_t block_end = std::min((block + 1) * block_bytes, shard.digested_bytes);
   std::array<std::uint64_t, static_cast<std::size_t>(leaves_per_block)> leaves;
@@ -133,7 +135,7 @@ void Reader::Impl::check(const Flight& flight, std::span<const std::byte> bytes)
   const auto count = static_cast<std::size_t>(divide_round_up(flight.end - flight.begin, leaf_bytes));
   const bool whole = flight.begin == block * block_bytes && flight.end == block_end;
   if (whole && block_digest({leaves.data(), count}) == shard.blocks[static_cast<std::size_t>(block)]) return;
-  const auto& expected = table(flight.task.rank, block);
+  const auto& expected = table(rank, block);
   const auto first = static_cast<std::size_t>((flight.begin - block * block_bytes) / leaf_bytes);
   for (std::size_t i = 0; i < count; ++i) {
     if (leaves[i] == expected[first + i]) continue;
@@ -141,14 +143,15 @@ void Reader::Impl::check(const Flight& flight, std::span<const std::byte> bytes)
     const std::int64_t end = std::min(begin + leaf_bytes, flight.end);
     throw CheckpointError(fmt::format("{} is damaged in bytes {} to {}, which hold {}",
                                       join_path(folder, shard.name), begin, end - 1,
-                                      content(flight.task.rank, begin, end)));
+                                      content(rank, begin, end)));
   }
 }
 
-void Reader::Impl::launch(const Task& task, std::int64_t begin, std::int64_t end, bool in_place) {
+void Reader::Impl::launch(std::span<const Task> group, std::int64_t begin, std::int64_t end, bool in_place) {
   if (begin == end) return;
   while (flights.size() >= most_flights || (!in_place && free_buffers.empty())) land();
-  Flight flight{task, begin, end, nullptr, !in_place, file(task.rank), {}};
+  const Task& task = group.front();
+  Flight flight{group, begin, end, nullptr, !in_place, file(task.rank), {}};
   flight.memory = in_place ? task.target + (begin - task.begin) : free_buffers.back();
   flight.ticket = storage.io.read(*flight.file, begin, flight.memory, end - begin);
   if (flight.staged) free_buffers.pop_back();
@@ -163,12 +166,15 @@ void Reader::Impl::land() {
   storage.io.wait(flight.ticket);
   check(flight, {flight.memory, static_cast<std::size_t>(flight.end - flight.begin)});
   if (!flight.staged) return;
-  const Task& task = flight.task;
-  const std::int64_t from = std::max(flight.begin, task.begin);
-  const std::int64_t to = std::min(flight.end, task.end);
-  const std::int64_t element = size_of(task.stored);
-  convert(task.stored, flight.memory + (from - flight.begin), task.wanted,
-          task.target + (from - task.begin) / element * size_of(task.wanted), (to - from) / element);
+  auto task = std::partition_point(flight.tasks.begin(), flight.tasks.end(),
+                                   [&](const Task& before) { return before.end <= flight.begin; });
+  for (; task != flight.tasks.end() && task->begin < flight.end; ++task) {
+    const std::int64_t from = std::max(flight.begin, task->begin);
+    const std::int64_t to = std::min(flight.end, task->end);
+    const std::int64_t element = size_of(task->stored);
+    convert(task->stored, flight.memory + (from - flight.begin), task->wanted,
+            task->target + (from - task->begin) / element * size_of(task->wanted), (to - from) / element);
+  }
 }
 
 /// True when whole leaves can be read to where they belong: nothing is to be converted, and the memory suits
@@ -182,37 +188,53 @@ bool Reader::Impl::can_read_in_place(const Task& task) {
   return shift % native->memory_alignment == 0;
 }
 
-void Reader::Impl::fetch(const Task& task) {
-  const bool in_place = can_read_in_place(task);
-  const std::int64_t last = std::min(leaf_ceiling(task.end), record(task.rank).digested_bytes);
+void Reader::Impl::fetch(std::span<const Task> group) {
+  const Task& task = group.front();
+  const bool in_place = group.size() == 1 && can_read_in_place(task);
+  const std::int64_t wanted_end = group.back().end;
+  const std::int64_t last = std::min(leaf_ceiling(wanted_end), record(task.rank).digested_bytes);
   for (std::int64_t at = leaf_floor(task.begin); at < last;) {
     const std::int64_t end = std::min((at / block_bytes + 1) * block_bytes, last);
     // The leaves of this block that the task wants whole.
     const std::int64_t inner_begin = std::max(at, leaf_ceiling(task.begin));
-    const std::int64_t inner_end = task.end >= end ? end : leaf_floor(task.end);
+    const std::int64_t inner_end = wanted_end >= end ? end : leaf_floor(wanted_end);
     if (in_place && inner_end - inner_begin >= least_in_place) {
-      launch(task, at, inner_begin, false);
-      launch(task, inner_begin, inner_end, true);
-      launch(task, inner_end, end, false);
+      launch(group, at, inner_begin, false);
+      launch(group, inner_begin, inner_end, true);
+      launch(group, inner_end, end, false);
     } else {
-      launch(task, at, end, false);
+      launch(group, at, end, false);
     }
     at = end;
   }
 }
 
-void Reader::Impl::run(const std::vector<Task>& tasks) {
+void Reader::Impl::run(std::vector<Task> tasks) {
   /// Goes on in the file and in memory where `task` ends, as the tensors of a buffer do.
   const auto continues = [](const Task& task, const Task& next) {
     return next.rank == task.rank && next.begin == task.end && next.stored == task.stored &&
            next.wanted == task.wanted &&
            next.target == task.target + (task.end - task.begin) / size_of(task.stored) * size_of(task.wanted);
   };
+  // Small ones with a leaf in common are read together, which boxes of a tensor are many of.
+  const auto shares_leaf = [](const Task& task, const Task& next) {
+    const auto small = [](const Task& one) { return one.end - one.begin < least_in_place; };
+    return next.rank == task.rank && next.begin >= task.end && next.begin < leaf_ceiling(task.end) &&
+           small(task) && small(next);
+  };
+  std::size_t kept = 0;
+  for (std::size_t i = 1; i < tasks.size(); ++i) {
+    if (continues(tasks[kept], tasks[i])) {
+      tasks[kept].end = tasks[i].end;
+    } else {
+      tasks[++kept] = tasks[i];
+    }
+  }
+  if (!tasks.empty()) tasks.resize(kept + 1);
   const auto all = [&] {
-    for (std::size_t i = 0; i < tasks.size();) {
-      Task task = tasks[i];
-      for (++i; i < tasks.size() && continues(task, tasks[i]); ++i) task.end = tasks[i].end;
-      fetch(task);
+    for (std::size_t i = 0, next = 0; i < tasks.size(); i = next) {
+      for (next = i + 1; next < tasks.size() && shares_leaf(tasks[next - 1], tasks[next]);) ++next;
+      fetch(std::span(tasks).subspan(i, next - i));
     }
     while (!flights.empty()) land();
   };
@@ -227,30 +249,60 @@ void Reader::Impl::run(const std::vector<Task>& tasks) {
 void Reader::Impl::add_tasks(const ReadRequest& request, std::vector<Task>& tasks) const {
   const Layout& layout = manifest.layout;
   if (request.section < 0 || request.section >= static_cast<int>(layout.sections.size()) ||
-      request.unit < 0 || request.unit >= static_cast<int>(layout.units.size())) {
-    throw InvalidArgument(fmt::format("section {}, unit {}: {} has {} sections and {} units", request.section,
-                                      request.unit, folder, layout.sections.size(), layout.units.size()));
+      request.tensor < 0 || request.tensor >= static_cast<int>(tensors.size())) {
+    throw InvalidArgument(fmt::format("section {}, tensor {}: {} has {} sections and {} tensors",
+                                      request.section, request.tensor, folder, layout.sections.size(),
+                                      tensors.size()));
   }
   const auto s = static_cast<std::size_t>(request.section);
-  const auto u = static_cast<std::size_t>(request.unit);
+  const auto t = static_cast<std::size_t>(request.tensor);
   const SectionRecord& section = layout.sections[s];
-  const auto& cuts = layout.units[u].cuts(section.frozen);
-  const ElementRange range = request.range;
-  if (range.begin < 0 || range.end < range.begin || range.end > cuts.back()) {
-    throw InvalidArgument(fmt::format("elements {} to {} of {} of unit {}: its buffer has {}", range.begin,
-                                      range.end, section.dataset, layout.units[u].name, cuts.back()));
+  const StoredTensor& tensor = tensors[t];
+  const Box box = request.box.empty() ? whole_box(tensor.shape) : request.box;
+  if (section.frozen != tensor.frozen || !lies_within(box, tensor.shape)) {
+    throw InvalidArgument(fmt::format("box {} of {} of tensor {}, which has shape {}{}", to_string(box),
+                                      section.dataset, tensor.name, tensor.shape.to_string(),
+                                      tensor.frozen ? " and is frozen" : ""));
   }
-  auto rank =
-      static_cast<std::size_t>(std::upper_bound(cuts.begin(), cuts.end(), range.begin) - cuts.begin() - 1);
-  for (std::int64_t at = range.begin; at < range.end; ++rank) {
-    const std::int64_t end = std::min(range.end, cuts[rank + 1]);
-    if (end <= at) continue;  // a rank that stores none of this unit
-    const std::int64_t element = begin_of(s, u, rank) + at - cuts[rank];
-    const std::int64_t begin = manifest.shards[rank].offsets[s] + element * size_of(section.dtype);
-    tasks.push_back({static_cast<int>(rank), begin, begin + (end - at) * size_of(section.dtype),
-                     section.dtype, request.dtype,
-                     static_cast<std::byte*>(request.memory) + (at - range.begin) * size_of(request.dtype)});
-    at = end;
+  const ElementRange range = request.range;
+  if (range.begin < 0 || range.end < range.begin || range.end > elements_of(box)) {
+    throw InvalidArgument(fmt::format("elements {} to {} of tensor {}, which has {}", range.begin, range.end,
+                                      tensor.name, elements_of(box)));
+  }
+  const std::int64_t block = section.block.elements;
+  const auto whole_blocks = [&](std::int64_t begin, std::int64_t end) {
+    return begin % block == 0 && (end % block == 0 || end == tensor.shape.elements());
+  };
+  const bool plain = section.block.name.empty();
+  for (const Holder& holder : holders[t]) {
+    const auto add_run = [&](const CommonRun& run) {
+      if (!plain && (request.dtype != DataType::uint8 || range.begin % block != 0 ||
+                     !whole_blocks(run.tensor, run.tensor + run.elements))) {
+        throw CheckpointError(fmt::format(
+            "{} of tensor {} is stored as {} in blocks of {} elements: elements {} to {} as {} need a "
+            "conversion from {} to {} first; whole blocks are read as uint8",
+            section.kind, tensor.name, section.block.name, block, run.tensor, run.tensor + run.elements,
+            name_of(request.dtype), section.block.name,
+            name_of(request.dtype == DataType::uint8 ? DataType::float32 : request.dtype)));
+      }
+      const std::vector<StoredRange>& ranges = holder.instance->ranges;
+      const std::int64_t first = holder.placed->offset + run.second;
+      const std::int64_t last = first + run.elements;
+      auto stored = std::partition_point(ranges.begin(), ranges.end(),
+                                         [&](const StoredRange& before) { return before.end <= first; });
+      for (std::int64_t at = first; at < last; ++stored) {
+        const std::int64_t end = std::min(last, stored->end);
+        const std::int64_t begin = manifest.shards[static_cast<std::size_t>(stored->rank)].offsets[s] +
+                                   section.bytes(stored->first + at - stored->begin);
+        const std::int64_t bytes = section.bytes(round_up(end - at, block));
+        const std::int64_t before = run.first + at - first - range.begin;
+        tasks.push_back({stored->rank, begin, begin + bytes, section.dtype, request.dtype,
+                         static_cast<std::byte*>(request.memory) +
+                             (plain ? before * size_of(request.dtype) : section.bytes(before))});
+        at = end;
+      }
+    };
+    common_runs(tensor.shape, box, holder.placed->box, range, add_run);
   }
 }
 
@@ -312,32 +364,27 @@ void Reader::read(std::span<const ReadRequest> requests) {
   std::vector<Impl::Task> tasks;
   for (const ReadRequest& request : requests) {
     impl_->add_tasks(request, tasks);
-    const DataType stored = layout().sections[static_cast<std::size_t>(request.section)].dtype;
-    impl_->statistics.bytes_wanted += request.range.size() * size_of(stored);
+    const SectionRecord& section = layout().sections[static_cast<std::size_t>(request.section)];
+    impl_->statistics.bytes_wanted += section.bytes(round_up(request.range.size(), section.block.elements));
   }
-  impl_->run(tasks);
+  impl_->run(std::move(tasks));
 }
 
 ReadRequest Reader::request_for(std::string_view name, std::string_view kind, ElementRange elements,
-                                DataType dtype, void* memory) const {
+                                DataType dtype, void* memory, Box box) const {
   const StoredTensor& found = tensor(name);
   this->dtype(found, kind);  // says what is kept when this is not
-  if (elements.begin < 0 || elements.end < elements.begin || elements.end > found.shape.elements()) {
-    throw InvalidArgument(fmt::format("elements {} to {} of tensor {}, which has {}", elements.begin,
-                                      elements.end, name, found.shape.elements()));
-  }
-  const TensorRecord& record =
-      layout().units[static_cast<std::size_t>(found.unit)].tensors[static_cast<std::size_t>(found.index)];
   return {layout().find_section(kind, found.frozen),
-          found.unit,
-          {record.offset + elements.begin, record.offset + elements.end},
+          static_cast<int>(&found - impl_->tensors.data()),
+          elements,
           dtype,
-          memory};
+          memory,
+          std::move(box)};
 }
 
 void Reader::read_tensor(std::string_view name, std::string_view kind, ElementRange elements, DataType dtype,
-                         void* memory) {
-  read(request_for(name, kind, elements, dtype, memory));
+                         void* memory, Box box) {
+  read(request_for(name, kind, elements, dtype, memory, std::move(box)));
 }
 
 const ArrayRecord& Reader::array(std::string_view name) const {
@@ -365,16 +412,18 @@ void Reader::read_array(const ArrayRecord& array, int rank, ElementRange element
   }
   const std::int64_t width = size_of(array.dtype);
   std::vector<Impl::Task> tasks;
-  for (int from = array.per_rank ? rank : 0; from <= (array.per_rank ? rank : layout().world - 1); ++from) {
-    const ElementRange held = array.range(from), part = detail::intersect(held, elements);
+  const std::vector<StoredRange> whole{{rank, 0, array.shape(rank).elements(), 0}};
+  for (const StoredRange& held : array.per_rank ? whole : array.ranges) {
+    const ElementRange part = detail::intersect(held.range(), elements);
     if (part.empty()) continue;
-    const std::int64_t offset = impl_->manifest.shards[static_cast<std::size_t>(from)].array_offsets[index];
-    tasks.push_back({from, offset + (part.begin - held.begin) * width,
+    const std::int64_t offset =
+        impl_->manifest.shards[static_cast<std::size_t>(held.rank)].array_offsets[index];
+    tasks.push_back({held.rank, offset + (part.begin - held.begin) * width,
                      offset + (part.end - held.begin) * width, array.dtype, array.dtype,
                      static_cast<std::byte*>(memory) + (part.begin - elements.begin) * width});
   }
   impl_->statistics.bytes_wanted += elements.size() * width;
-  impl_->run(tasks);
+  impl_->run(std::move(tasks));
 }
 
 }  // namespace tranche::checkpoint

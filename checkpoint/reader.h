@@ -19,13 +19,15 @@
 
 namespace tranche::checkpoint {
 
-/// A range of a unit's flat buffer, to be read to `memory` in `dtype`.
+/// Elements of a tensor, or of a box of it, to be read to `memory` in `dtype`. What is stored in blocks is
+/// read as it is, whole blocks of the tensor, as bytes (uint8).
 struct ReadRequest {
   int section = 0;
-  int unit = 0;
-  detail::ElementRange range;  ///< padding included if it is asked for
+  int tensor = 0;              ///< index in Reader::tensors()
+  detail::ElementRange range;  ///< of the box's row-major elements
   DataType dtype = DataType::float32;
   void* memory = nullptr;
+  Box box = {};  ///< empty: all of the tensor
 };
 
 /// A tensor as a checkpoint has it.
@@ -60,7 +62,7 @@ using ReadProgress = std::function<void(std::int64_t bytes)>;
 /// 4 MiB block. That is under 5 % from ranges of 720 KiB on. Memory taken: staging_bytes, once. Whole
 /// leaves that need no conversion are read without a copy when memory address and file offset are congruent
 /// modulo the disk's alignment for direct I/O (nearly always 512). Requests of one call that are adjacent in
-/// file and memory are merged.
+/// file and memory are merged; small ones that follow each other in a file share the leaves between them.
 class Reader {
  public:
   /// Opens one checkpoint (a step-... folder, whatever its name is now). Throws CheckpointError when it is
@@ -89,14 +91,15 @@ class Reader {
   /// The dtype in which `kind` of this tensor is stored. Throws CheckpointError when it is not.
   DataType dtype(const StoredTensor& tensor, std::string_view kind) const;
 
-  /// Reads all ranges, as one pipeline. Throws InvalidArgument on ranges outside a buffer; CheckpointError
+  /// Reads all ranges, as one pipeline. Throws InvalidArgument on ranges outside a tensor; CheckpointError
   /// naming file, tensor and elements when something is damaged (memory is then undefined), and on what
   /// cannot be read.
   void read(std::span<const ReadRequest> requests);
   void read(const ReadRequest& request) { read(std::span(&request, 1)); }
-  /// Reads elements of one tensor. Throws as above, and CheckpointError when the kind is not stored.
+  /// Reads elements of one tensor, or of a box of it. Throws as above, and CheckpointError when the kind is
+  /// not stored.
   void read_tensor(std::string_view name, std::string_view kind, detail::ElementRange elements,
-                   DataType dtype, void* memory);
+                   DataType dtype, void* memory, Box box = {});
   /// The program's own array of that name; CheckpointError naming the closest match when there is none.
   const ArrayRecord& array(std::string_view name) const;
   /// Reads elements of an array of all ranks, or of `rank`'s of one of each rank, in its own dtype. Throws as
@@ -105,7 +108,7 @@ class Reader {
 
   /// The request of read_tensor(), to be read with others as one pipeline.
   ReadRequest request_for(std::string_view name, std::string_view kind, detail::ElementRange elements,
-                          DataType dtype, void* memory) const;
+                          DataType dtype, void* memory, Box box = {}) const;
 
   /// Reads every byte of every file that the manifest lists, and returns what is not as it was written.
   /// Reading errors of the system are damage too. (The manifest itself was verified by opening it.)

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <deque>
+#include <span>
 
 #include "checkpoint/digest.h"
 #include "checkpoint/reader.h"
@@ -23,9 +24,10 @@ struct Reader::Impl {
     DataType wanted = DataType::float32;
     std::byte* target = nullptr;
   };
-  /// A part of a task that lies in one block, on its way to where it belongs or to a staging buffer.
+  /// A part, within one block, of tasks that follow each other in a file: on its way to where it belongs or
+  /// to a staging buffer.
   struct Flight {
-    Task task;
+    std::span<const Task> tasks;
     std::int64_t begin = 0;  ///< of the leaves being read
     std::int64_t end = 0;
     std::byte* memory = nullptr;
@@ -37,10 +39,10 @@ struct Reader::Impl {
   const std::shared_ptr<detail::File>& file(int rank);
   const FileRecord& record(int rank) const { return manifest.shards[static_cast<std::size_t>(rank)].file; }
   void add_tasks(const ReadRequest& request, std::vector<Task>& tasks) const;
-  void run(const std::vector<Task>& tasks);
+  void run(std::vector<Task> tasks);
   bool can_read_in_place(const Task& task);
-  void fetch(const Task& task);
-  void launch(const Task& task, std::int64_t begin, std::int64_t end, bool in_place);
+  void fetch(std::span<const Task> tasks);
+  void launch(std::span<const Task> tasks, std::int64_t begin, std::int64_t end, bool in_place);
   void land();
   void abandon() noexcept;
   void check(const Flight& flight, std::span<const std::byte> bytes);
@@ -57,7 +59,12 @@ struct Reader::Impl {
   Manifest manifest;
   std::vector<StoredTensor> tensors;
   std::unordered_map<std::string, int> names;
-  std::vector<std::int64_t> begins;  ///< by section, unit and rank: first element in the dataset
+  /// A buffer that holds a part of a tensor.
+  struct Holder {
+    const InstanceRecord* instance;
+    const PlacedTensor* placed;
+  };
+  std::vector<std::vector<Holder>> holders;                        ///< by tensor
   std::list<std::pair<int, std::shared_ptr<detail::File>>> files;  ///< most recently used first
   std::list<std::pair<std::pair<int, std::int64_t>, std::vector<std::uint64_t>>> tables;
   detail::AlignedBuffer staging;
@@ -65,9 +72,6 @@ struct Reader::Impl {
   std::deque<Flight> flights;
   ReadStatistics statistics;
 
-  std::int64_t begin_of(std::size_t section, std::size_t unit, std::size_t rank) const {
-    return begins[(section * (manifest.layout.units.size() + 1) + unit) * manifest.shards.size() + rank];
-  }
   std::byte* buffer(std::size_t index) const {
     return static_cast<std::byte*>(staging.data()) + static_cast<std::int64_t>(index) * block_bytes;
   }

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <tuple>
+
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {
@@ -22,13 +25,24 @@ int checked_rank(const Layout& layout, int rank) {
 ShardPlan::ShardPlan(const Layout& layout, int rank, std::int64_t step)
     : layout_(layout), rank_(checked_rank(layout, rank)), image_(make_shard_image(layout, rank, step)) {
   for (std::size_t s = 0; s < layout.sections.size(); ++s) {
-    std::int64_t begin = 0;
+    const SectionRecord& section = layout.sections[s];
+    const std::int64_t bytes = section.bytes(layout.section_elements(static_cast<int>(s), rank));
+    if (bytes == 0) continue;
+    payload_.push_back({image_.offsets[s], image_.offsets[s] + bytes});
     for (std::size_t u = 0; u < layout.units.size(); ++u) {
-      begins_.push_back(begin);
-      begin += layout.shard_range(static_cast<int>(s), static_cast<int>(u), rank).size();
+      const std::vector<BufferRecord>& buffers = layout.units[u].buffers;
+      for (std::size_t b = 0; b < buffers.size(); ++b) {
+        if (buffers[b].frozen != section.frozen) continue;
+        for (std::size_t i = 0; i < buffers[b].instances.size(); ++i) {
+          for (const StoredRange& range : buffers[b].instances[i].ranges) {
+            if (range.rank != rank) continue;
+            pieces_.push_back({static_cast<int>(s), static_cast<int>(u), static_cast<int>(b),
+                               static_cast<int>(i), range.range()});
+            offsets_.push_back(image_.offsets[s] + section.bytes(range.first));
+          }
+        }
+      }
     }
-    const std::int64_t bytes = begin * size_of(layout.sections[s].dtype);
-    if (bytes > 0) payload_.push_back({image_.offsets[s], image_.offsets[s] + bytes});
   }
   for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
     const std::int64_t bytes = array_bytes(static_cast<int>(a));
@@ -42,33 +56,30 @@ std::int64_t ShardPlan::array_bytes(int array) const {
   return record.range(rank_).size() * size_of(record.dtype);
 }
 
-std::vector<SectionPiece> ShardPlan::pieces() const {
-  std::vector<SectionPiece> pieces;
-  for (int s = 0; s < static_cast<int>(layout_.sections.size()); ++s) {
-    for (int u = 0; u < static_cast<int>(layout_.units.size()); ++u) {
-      const ElementRange range = layout_.shard_range(s, u, rank_);
-      if (!range.empty()) pieces.push_back({s, u, range});
-    }
+std::int64_t ShardPlan::offset_of(const SectionPiece& part) const {
+  const auto place = [](const SectionPiece& piece) {
+    return std::tuple(piece.section, piece.unit, piece.buffer, piece.instance);
+  };
+  // The last piece that begins no later.
+  const auto next = std::upper_bound(
+      pieces_.begin(), pieces_.end(), part, [&](const SectionPiece& a, const SectionPiece& b) {
+        return std::tuple(place(a), a.range.begin) < std::tuple(place(b), b.range.begin);
+      });
+  const auto piece = next - pieces_.begin() - 1;
+  const std::int64_t width = part.section >= 0 && part.section < static_cast<int>(layout_.sections.size())
+                                 ? layout_.sections[static_cast<std::size_t>(part.section)].block.elements
+                                 : 1;
+  if (piece < 0 || place(pieces_[static_cast<std::size_t>(piece)]) != place(part) ||
+      part.range.end > pieces_[static_cast<std::size_t>(piece)].range.end ||
+      part.range.end < part.range.begin || part.range.begin % width != 0 || part.range.end % width != 0) {
+    throw InvalidArgument(fmt::format(
+        "elements {} to {} of section {}, unit {}, buffer {}, instance {}: rank {} of {} does not store them",
+        part.range.begin, part.range.end, part.section, part.unit, part.buffer, part.instance, rank_,
+        layout_.world));
   }
-  return pieces;
-}
-
-std::int64_t ShardPlan::offset_of(int section, int unit, ElementRange range) const {
-  if (section < 0 || section >= static_cast<int>(layout_.sections.size()) || unit < 0 ||
-      unit >= static_cast<int>(layout_.units.size())) {
-    throw InvalidArgument(fmt::format("section {}, unit {}: the checkpoint has {} sections and {} units",
-                                      section, unit, layout_.sections.size(), layout_.units.size()));
-  }
-  const ElementRange mine = layout_.shard_range(section, unit, rank_);
-  const auto s = static_cast<std::size_t>(section);
-  const auto u = static_cast<std::size_t>(unit);
-  if (range.begin < mine.begin || range.end > mine.end || range.end < range.begin) {
-    throw InvalidArgument(fmt::format("elements {} to {} of {} of unit {}: rank {} of {} stores {} to {}",
-                                      range.begin, range.end, layout_.sections[s].dataset,
-                                      layout_.units[u].name, rank_, layout_.world, mine.begin, mine.end));
-  }
-  const std::int64_t element = begins_[s * layout_.units.size() + u] + range.begin - mine.begin;
-  return image_.offsets[s] + element * size_of(layout_.sections[s].dtype);
+  const auto found = static_cast<std::size_t>(piece);
+  return offsets_[found] + layout_.sections[static_cast<std::size_t>(part.section)].bytes(
+                               part.range.begin - pieces_[found].range.begin);
 }
 
 }  // namespace tranche::checkpoint

@@ -10,11 +10,13 @@
 
 namespace tranche::checkpoint {
 
-/// A range of one section of one unit in a rank's file.
+/// A range of one section of one flat buffer in a rank's file.
 struct SectionPiece {
   int section = 0;
   int unit = 0;
-  detail::ElementRange range;  ///< of the unit's flat buffer
+  int buffer = 0;              ///< of the unit
+  int instance = 0;            ///< of the buffer
+  detail::ElementRange range;  ///< of the flat buffer
 };
 
 /// A rank's file. Sizes are the same on all ranks of a layout whose shards are equal.
@@ -42,10 +44,10 @@ class ShardPlan {
   const SparseImage& image() const noexcept { return image_.file; }
 
   /// All that this rank stores, in the order of the file.
-  std::vector<SectionPiece> pieces() const;
-  /// Byte in the file of an element of this rank's shard. Throws InvalidArgument when `range` is not within
+  const std::vector<SectionPiece>& pieces() const noexcept { return pieces_; }
+  /// Byte in the file of a piece, or of a range of one. Throws InvalidArgument when this rank does not store
   /// it.
-  std::int64_t offset_of(int section, int unit, detail::ElementRange range) const;
+  std::int64_t offset_of(const SectionPiece& part) const;
 
  private:
   Layout layout_;
@@ -53,7 +55,8 @@ class ShardPlan {
   ShardImage image_;
   std::int64_t payload_bytes_ = 0;
   std::vector<detail::ElementRange> payload_;  ///< bytes of the file
-  std::vector<std::int64_t> begins_;           ///< by section and unit, in elements
+  std::vector<SectionPiece> pieces_;
+  std::vector<std::int64_t> offsets_;  ///< of the pieces
 };
 
 }  // namespace tranche::checkpoint

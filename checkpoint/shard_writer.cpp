@@ -174,12 +174,12 @@ void ShardWriter::seal(std::int64_t begin, Block block) {
   submit(begin, bytes, size, std::move(block.memory));
 }
 
-void ShardWriter::put(int section, int unit, ElementRange range, const void* memory) {
-  const std::int64_t at = plan_.offset_of(section, unit, range);
-  const SectionRecord& record = plan_.layout().sections[static_cast<std::size_t>(section)];
-  put_bytes(at, at + range.size() * size_of(record.dtype), memory, [&] {
-    return fmt::format("elements {} to {} of {} of unit {}", range.begin, range.end, record.dataset,
-                       plan_.layout().units[static_cast<std::size_t>(unit)].name);
+void ShardWriter::put(const SectionPiece& part, const void* memory) {
+  const std::int64_t at = plan_.offset_of(part);
+  const SectionRecord& section = plan_.layout().sections[static_cast<std::size_t>(part.section)];
+  put_bytes(at, at + section.bytes(part.range.size()), memory, [&] {
+    return fmt::format("elements {} to {} of {} of unit {}", part.range.begin, part.range.end,
+                       section.dataset, plan_.layout().units[static_cast<std::size_t>(part.unit)].name);
   });
 }
 
@@ -224,14 +224,14 @@ std::int64_t ShardWriter::first_missing(std::int64_t begin, std::int64_t end) co
 void ShardWriter::require_complete() const {
   for (const SectionPiece& piece : plan_.pieces()) {
     const SectionRecord& section = plan_.layout().sections[static_cast<std::size_t>(piece.section)];
-    const std::int64_t begin = plan_.offset_of(piece.section, piece.unit, piece.range);
-    const std::int64_t element = size_of(section.dtype);
-    const std::int64_t end = begin + piece.range.size() * element;
+    const std::int64_t begin = plan_.offset_of(piece);
+    const std::int64_t end = begin + section.bytes(piece.range.size());
     const std::int64_t at = first_missing(begin, end);
     if (at < end) {
-      throw LogicError(fmt::format("{} was never given element {} of {} of unit {}", path_,
-                                   piece.range.begin + (at - begin) / element, section.dataset,
-                                   plan_.layout().units[static_cast<std::size_t>(piece.unit)].name));
+      throw LogicError(fmt::format(
+          "{} was never given element {} of {} of unit {}", path_,
+          piece.range.begin + (at - begin) / section.bytes(section.block.elements) * section.block.elements,
+          section.dataset, plan_.layout().units[static_cast<std::size_t>(piece.unit)].name));
     }
   }
   for (std::size_t a = 0; a < plan_.layout().arrays.size(); ++a) {

@@ -36,10 +36,10 @@ class ShardWriter {
   /// made, and no memory taken. Returns when the disk has taken all (not: made it durable).
   void write_image(std::span<std::byte> image);
 
-  /// Copies a range of this rank's shard; `memory` may be reused on return. Ranges may come in any
-  /// order, each element once (else LogicError); blocks of 4 MiB are written as they fill up, so memory stays
-  /// small, one block a section and some under way, when each section's ranges come in ascending order.
-  void put(int section, int unit, detail::ElementRange range, const void* memory);
+  /// Copies a piece of plan.pieces(), or a range of one; `memory` may be reused on return. Ranges may come in
+  /// any order, each element once (else LogicError); blocks of 4 MiB are written as they fill up, so memory
+  /// stays small, one block a section and some under way, when each section's ranges come in ascending order.
+  void put(const SectionPiece& part, const void* memory);
 
   /// The same for all of this rank's elements of an array.
   void put_array(int array, const void* memory);

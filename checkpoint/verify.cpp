@@ -90,31 +90,43 @@ std::string Reader::Impl::content(int rank, std::int64_t begin, std::int64_t end
       ++more;
     }
   };
+  const auto name_tensors = [&](const SectionRecord& section, const UnitRecord& unit,
+                                const InstanceRecord& instance, ElementRange flat) {
+    bool any = false;
+    for (const PlacedTensor& placed : instance.tensors) {
+      const std::int64_t elements = elements_of(placed.box);
+      const ElementRange part = intersect({placed.offset, placed.offset + elements}, flat);
+      if (part.empty()) continue;
+      any = true;
+      const TensorRecord& tensor = unit.tensors[static_cast<std::size_t>(placed.tensor)];
+      name(fmt::format("elements {} to {} of {} of tensor {}{}", part.begin - placed.offset,
+                       part.end - placed.offset - 1, section.kind, tensor.name,
+                       elements == tensor.shape.elements() ? "" : to_string(placed.box)));
+    }
+    if (!any) name(fmt::format("padding of {} of unit {}", section.dataset, unit.name));
+  };
   for (std::size_t s = 0; s < layout.sections.size(); ++s) {
     const SectionRecord& section = layout.sections[s];
     const std::int64_t offset = manifest.shards[r].offsets[s];
     if (offset < 0) continue;
-    const std::int64_t element = size_of(section.dtype);
-    for (std::size_t u = 0; u < layout.units.size(); ++u) {
-      const UnitRecord& unit = layout.units[u];
-      const auto& cuts = unit.cuts(section.frozen);
-      const std::int64_t unit_byte = offset + begin_of(s, u, r) * element;
-      const ElementRange bytes =
-          intersect({unit_byte, unit_byte + (cuts[r + 1] - cuts[r]) * element}, {begin, end});
-      if (bytes.empty()) continue;
-      // Elements that the bytes touch, in the unit's flat buffer.
-      const ElementRange flat{cuts[r] + (bytes.begin - unit_byte) / element,
-                              cuts[r] + divide_round_up(bytes.end - unit_byte, element)};
-      bool any = false;
-      for (const TensorRecord& tensor : unit.tensors) {
-        if (tensor.frozen != section.frozen) continue;
-        const ElementRange part = intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, flat);
-        if (part.empty()) continue;
-        any = true;
-        name(fmt::format("elements {} to {} of {} of tensor {}", part.begin - tensor.offset,
-                         part.end - tensor.offset - 1, section.kind, tensor.name));
+    for (const UnitRecord& unit : layout.units) {
+      for (const BufferRecord& buffer : unit.buffers) {
+        if (buffer.frozen != section.frozen) continue;
+        for (const InstanceRecord& instance : buffer.instances) {
+          for (const StoredRange& range : instance.ranges) {
+            if (range.rank != rank) continue;
+            const std::int64_t first = offset + section.bytes(range.first);
+            const ElementRange bytes =
+                intersect({first, first + section.bytes(range.range().size())}, {begin, end});
+            if (bytes.empty()) continue;
+            // Elements that the bytes touch, in the flat buffer.
+            const std::int64_t block = section.block.elements, width = section.bytes(block);
+            name_tensors(section, unit, instance,
+                         {range.begin + (bytes.begin - first) / width * block,
+                          range.begin + divide_round_up(bytes.end - first, width) * block});
+          }
+        }
       }
-      if (!any) name(fmt::format("padding of {} of unit {}", section.dataset, unit.name));
     }
   }
   for (std::size_t a = 0; a < layout.arrays.size(); ++a) {

@@ -2,7 +2,6 @@
 
 #include "engine/checkpoint_session.h"
 
-#include <algorithm>
 #include <random>
 #include <span>
 
@@ -76,14 +75,16 @@ std::string write_pieces(const checkpoint::Storage& storage, const checkpoint::S
   auto part = layout.parts.begin();
   for (std::size_t u = 0; u < layout.tiles.size(); ++u) {
     for (; part != layout.parts.end() && part->piece.unit == static_cast<int>(u); ++part) {
-      writer.put(part->piece.section, part->piece.unit, part->piece.range, snapshot.data() + part->offset);
+      writer.put(part->piece, snapshot.data() + part->offset);
     }
-    std::int64_t missing = layout.tiles[u].size();
+    std::int64_t missing = layout.tiles[u].range.size();
     const auto put = [&](const TileFeed::Tile& tile) {
       const ShardSlice& slice = tile.slice;
-      writer.put(kept.front(), tile.unit, slice.range, static_cast<const std::byte*>(slice.master.data));
-      for (std::size_t i = 1; i < kept.size(); ++i) {
-        writer.put(kept[i], tile.unit, slice.range, static_cast<const std::byte*>(slice.state[i - 1].data));
+      checkpoint::SectionPiece piece = layout.tiles[static_cast<std::size_t>(tile.unit)];
+      piece.range = slice.range;
+      for (std::size_t i = 0; i < kept.size(); ++i) {
+        piece.section = kept[i];
+        writer.put(piece, i == 0 ? slice.master.data : slice.state[i - 1].data);
       }
       missing -= slice.range.size();
     };
@@ -130,11 +131,11 @@ CheckpointSession::CheckpointSession(StateStore& store, const Config& config, Co
       snapshot_(store, device, host_memory) {}
 
 void CheckpointSession::reserve() {
-  snapshot_.reserve(checkpoint::ShardPlan(whole_layout(), owner(), 0));
+  snapshot_.reserve(checkpoint::ShardPlan(whole_layout(), ranks_.rank(), 0));
 }
 
 checkpoint::Layout CheckpointSession::whole_layout() const {
-  return checkpoint_layout(store_, config_.precision.compute, store_.trainable()[0]->owners());
+  return checkpoint_layout(store_, config_.precision.compute, Mesh::parse(config_.mesh, ranks_.size()));
 }
 
 std::string CheckpointSession::save(const std::string& directory, const SaveOptions& options,
@@ -143,13 +144,8 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
   (void)finish();
   checkpoint::Layout stored = whole_layout();
   const bool simulated = device_.kind() == DeviceKind::meta;
-  const auto arrays = agree_on_arrays(ranks_, options.arrays, simulated);
-  if (!arrays.empty() && store_.trainable()[0]->replicas != nullptr) {
-    throw InvalidArgument(
-        "save(): arrays beside the model's state cannot be saved on a mesh with replicas; save them on a "
-        "mesh of shard alone, or in a file of your own");
-  }
-  checkpoint::add_arrays(stored, arrays);
+  const bool replicas = stored.axis(MeshAxis::replicate) > 1;
+  checkpoint::add_arrays(stored, agree_on_arrays(ranks_, options.arrays, replicas, simulated));
   if (token_ == 0) {
     std::int64_t drawn = 0;
     if (ranks_.rank() == 0) {
@@ -169,7 +165,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
       if (!folder_ || folder_->parent() != directory) {
         folder_.emplace(checkpoint::Storage{files_, *io_, host_memory_}, directory, token_, ancestors_);
       }
-      plan_ = std::make_unique<checkpoint::ShardPlan>(stored, owner(), step);
+      plan_ = std::make_unique<checkpoint::ShardPlan>(stored, ranks_.rank(), step);
       retention_ = {options.keep_last, options.keep_every};
       manifest_ = {};
       if (ranks_.rank() == 0) {
@@ -177,7 +173,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
         manifest_.run.step = step;
         manifest(manifest_);
       }
-      snapshot_.take(*plan_, options.arrays, owner());
+      snapshot_.take(*plan_, options.arrays, ranks_.rank());
       return {};
     });
   } catch (const CheckpointError& error) {
@@ -194,10 +190,6 @@ void CheckpointSession::goes_on_from(const checkpoint::Manifest& loaded) {
   ancestors_ = loaded.lineage.empty() ? std::vector<std::uint64_t>{0} : loaded.lineage;
   if (token_ != 0 && ancestors_.back() == token_) ancestors_.pop_back();  // one of its own
   folder_.reset();  // the next save is by the new lineage
-}
-
-int CheckpointSession::owner() const {
-  return store_.trainable()[0]->owner();
 }
 
 std::string CheckpointSession::text() const {
@@ -236,8 +228,6 @@ std::string CheckpointSession::advance() {
           manifest_.shards.push_back(
               checkpoint::shard_record_from_text(results[r], "record of rank " + std::to_string(r)));
         }
-        std::sort(manifest_.shards.begin(), manifest_.shards.end(),
-                  [](const auto& a, const auto& b) { return a.rank < b.rank; });
         work_.start([this] {
           const DiskSpan span(trace_, "commit checkpoint of step " + std::to_string(step_));
           std::string path = folder_->commit(std::move(manifest_));

@@ -56,8 +56,6 @@ class CheckpointSession {
 
  private:
   enum class Phase { none, writing, committing };
-  /// The number of this rank's part among those of the ranks that own the state (FlatBuffer::owner()).
-  int owner() const;
   std::string text() const;
   void start_writing();
   std::string advance();

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <utility>
 
 #include "checkpoint/digest.h"
 #include "engine/rank_texts.h"
@@ -33,7 +35,7 @@ Kind kind_of(const SavedArray& array) {
   return array.partial ? Kind::part : Kind::whole;
 }
 
-json described(const std::vector<SavedArray>& arrays, bool simulated) {
+json described(const std::vector<SavedArray>& arrays, bool replicas, bool simulated) {
   json list = json::array();
   for (const SavedArray& array : arrays) {
     const std::int64_t elements = array.values.elements();
@@ -47,7 +49,7 @@ json described(const std::vector<SavedArray>& arrays, bool simulated) {
           fmt::format("has {} elements from {} on of {}", elements, array.first, array.shape.elements());
     }
     std::string digest;
-    if (kind == Kind::whole && !simulated && problem.empty()) {
+    if ((kind == Kind::whole || (kind == Kind::part && replicas)) && !simulated && problem.empty()) {
       digest = checkpoint::to_hex(checkpoint::digest_of(std::span(
           static_cast<const std::byte*>(array.values.data), static_cast<std::size_t>(array.values.bytes()))));
     }
@@ -103,42 +105,64 @@ bool same_array(const Given& a, const Given& b) {
          (a.kind == Kind::of_rank || a.shape == b.shape);
 }
 
-/// Parts follow each other in the order of ranks.
-std::vector<std::int64_t> cuts_of_parts(const std::vector<const Given*>& parts, std::size_t own,
-                                        bool simulated) {
+/// Parts follow each other in the order of ranks; of those that give the same part each stores a share.
+std::vector<checkpoint::StoredRange> ranges_of_parts(const std::vector<const Given*>& parts, std::size_t own,
+                                                     bool simulated) {
   const std::int64_t elements = parts.front()->shape.elements();
-  std::vector<std::int64_t> cuts{0};
   if (simulated) {
     // Nothing is known of peers: what lies before this rank's part is the first rank's, what lies behind the
     // last one's.
     const ElementRange mine = parts[own]->range;
+    std::vector<std::int64_t> cuts{0};
     for (std::size_t r = 0; r < parts.size(); ++r) cuts.push_back(r < own ? mine.begin : mine.end);
     cuts.back() = elements;
-    return cuts;
+    return checkpoint::ranges_between(cuts);
   }
+  std::vector<std::pair<ElementRange, std::vector<std::size_t>>> held;  // parts, and the ranks that have them
+  std::int64_t end = 0;
   for (std::size_t r = 0; r < parts.size(); ++r) {
-    if (parts[r]->range.begin != cuts.back()) {
+    const ElementRange part = parts[r]->range;
+    const auto same =
+        std::find_if(held.begin(), held.end(), [&](const auto& one) { return one.first == part; });
+    if (same != held.end() && !part.empty()) {
+      if (parts[r]->digest != parts[same->second.front()]->digest) {
+        refuse(r, fmt::format("gives other values of its part of {} than rank {}, which has the same part",
+                              words(*parts[r]), same->second.front()));
+      }
+      same->second.push_back(r);
+      continue;
+    }
+    if (part.begin != end) {
       refuse(r,
              fmt::format("gives {} from element {} on, and the ranks before it end at {}: parts follow each "
                          "other in the order of ranks, without gaps",
-                         words(*parts[r]), parts[r]->range.begin, cuts.back()));
+                         words(*parts[r]), part.begin, end));
     }
-    cuts.push_back(parts[r]->range.end);
+    held.push_back({part, {r}});
+    end = part.end;
   }
-  if (cuts.back() != elements) {
-    refuse(parts.size() - 1, fmt::format("ends its part of '{}' at element {} of {}", parts.back()->name,
-                                         cuts.back(), elements));
+  if (end != elements) {
+    refuse(parts.size() - 1,
+           fmt::format("ends its part of '{}' at element {} of {}", parts.back()->name, end, elements));
   }
-  return cuts;
+  std::vector<checkpoint::StoredRange> ranges;
+  for (const auto& [part, ranks] : held) {
+    const std::int64_t share = divide_round_up(part.size(), static_cast<std::int64_t>(ranks.size()));
+    std::int64_t begin = part.begin;
+    for (std::size_t i = 0; i < ranks.size() && begin < part.end; ++i, begin += share) {
+      ranges.push_back({static_cast<int>(ranks[i]), begin, std::min(begin + share, part.end), 0});
+    }
+  }
+  return ranges;
 }
 
 }  // namespace
 
 std::vector<ArrayRecord> agree_on_arrays(Communicator& ranks, const std::vector<SavedArray>& mine,
-                                         bool simulated) {
+                                         bool replicas, bool simulated) {
   const OperationLabel label{"checkpoint", "arrays", Traffic::control, Tier::host};
   const std::vector<std::vector<Given>> all =
-      parse(exchange_texts(ranks, described(mine, simulated).dump(), label));
+      parse(exchange_texts(ranks, described(mine, replicas, simulated).dump(), label));
   const std::vector<Given>& first = all.front();
   std::vector<ArrayRecord> records;
   for (std::size_t r = 0; r < all.size(); ++r) {
@@ -149,7 +173,7 @@ std::vector<ArrayRecord> agree_on_arrays(Communicator& ranks, const std::vector<
         refuse(r, fmt::format("gives {} where rank 0 gives {}: all ranks give the same, in the same order",
                               theirs, firsts));
       }
-      if (!simulated && all[r][a].digest != first[a].digest) {
+      if (!simulated && first[a].kind == Kind::whole && all[r][a].digest != first[a].digest) {
         refuse(r,
                fmt::format("gives other values of {} than rank 0: give it as one of each rank, or in parts",
                            theirs));
@@ -164,11 +188,13 @@ std::vector<ArrayRecord> agree_on_arrays(Communicator& ranks, const std::vector<
       record.shapes.clear();
       for (const Given* one : given) record.shapes.push_back(one->shape);
     } else if (first[a].kind == Kind::part) {
-      record.cuts = cuts_of_parts(given, static_cast<std::size_t>(ranks.rank()), simulated);
+      record.ranges = ranges_of_parts(given, static_cast<std::size_t>(ranks.rank()), simulated);
     } else {  // every rank has all of it, and stores its share
       const std::int64_t elements = first[a].shape.elements(), size = ranks.size();
       const std::int64_t share = (elements + size - 1) / size;
-      for (std::int64_t r = 0; r <= size; ++r) record.cuts.push_back(std::min(r * share, elements));
+      std::vector<std::int64_t> cuts;
+      for (std::int64_t r = 0; r <= size; ++r) cuts.push_back(std::min(r * share, elements));
+      record.ranges = checkpoint::ranges_between(cuts);
     }
     records.push_back(std::move(record));
   }

@@ -15,13 +15,7 @@ TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& 
   return slice.state.at(static_cast<std::size_t>(found - state_tensors.begin()));
 }
 
-FlatBuffer& buffer_of_section(StateStore& store, int unit, bool frozen) {
-  std::vector<FlatBuffer>& buffers = store.units()[static_cast<std::size_t>(unit)].buffers;
-  return *std::find_if(buffers.begin(), buffers.end(),
-                       [frozen](const FlatBuffer& flat) { return flat.trainable != frozen; });
-}
-
-checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, int ranks) {
+checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh) {
   std::vector<checkpoint::UnitDescription> described;
   for (const UnitState& unit : store.units()) {
     checkpoint::UnitDescription description{unit.name, unit.uses_per_micro_batch, {}};
@@ -33,7 +27,7 @@ checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, 
   }
   std::vector<checkpoint::StateDescription> states;
   for (const OptimizerStateTensor& state : store.state_tensors()) states.push_back({state.name, state.dtype});
-  return checkpoint::make_layout(described, states, DataType::float32, compute, ranks);
+  return checkpoint::make_layout(described, states, DataType::float32, compute, mesh);
 }
 
 }  // namespace tranche::detail

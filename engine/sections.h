@@ -1,10 +1,13 @@
 #pragma once
 /// A rank's state as the sections of a checkpoint name it. Private to engine/.
 
+#include <cstddef>
 #include <vector>
 
-#include "checkpoint/format.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/shard_plan.h"
 #include "engine/state_store.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::detail {
 
@@ -12,10 +15,12 @@ namespace tranche::detail {
 TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& section,
                       const std::vector<OptimizerStateTensor>& state_tensors);
 
-/// The flat buffer that a section of trainable, or of frozen, tensors stores of a unit.
-FlatBuffer& buffer_of_section(StateStore& store, int unit, bool frozen);
+/// The flat buffer of which a piece is: a unit's buffers are laid out as the store has them.
+inline FlatBuffer& buffer_of(StateStore& store, const checkpoint::SectionPiece& piece) {
+  return store.units()[static_cast<std::size_t>(piece.unit)].buffers[static_cast<std::size_t>(piece.buffer)];
+}
 
-/// The layout of a checkpoint of everything in the store, over `ranks`.
-checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, int ranks);
+/// The layout of a checkpoint of everything in the store, over the ranks of `mesh`.
+checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh);
 
 }  // namespace tranche::detail

@@ -33,12 +33,12 @@ SnapshotLayout Snapshot::lay_out(const checkpoint::ShardPlan& plan) const {
   for (std::size_t u = 0; u < laid.tiles.size(); ++u) {
     for (const checkpoint::SectionPiece& piece : plan.pieces()) {
       if (piece.unit != static_cast<int>(u) || piece.range.empty()) continue;
-      const bool frozen = plan.layout().sections[static_cast<std::size_t>(piece.section)].frozen;
-      if (!frozen && buffer_of_section(store_, piece.unit, frozen).optimizer_tier == OffloadTier::nvme) {
-        laid.tiles[u] = piece.range;  // the same in every section
+      if (const FlatBuffer& flat = buffer_of(store_, piece);
+          flat.trainable && flat.optimizer_tier == OffloadTier::nvme) {
+        laid.tiles[u] = piece;
         laid.image = false;
       } else {
-        laid.parts.push_back({piece, plan.offset_of(piece.section, piece.unit, piece.range)});
+        laid.parts.push_back({piece, plan.offset_of(piece)});
       }
     }
   }
@@ -94,7 +94,7 @@ void Snapshot::take(const checkpoint::ShardPlan& plan, const std::vector<SavedAr
   std::vector<std::vector<const SnapshotLayout::Part*>> trainable(store_.units().size());
   for (const SnapshotLayout::Part& part : layout_.parts) {
     if (section_at(part).frozen) {
-      store_.read_parameters(buffer_of_section(store_, part.piece.unit, true), part.piece.range,
+      store_.read_parameters(buffer_of(store_, part.piece), part.piece.range,
                              place_of(part, part.piece.range));
     } else {
       trainable[static_cast<std::size_t>(part.piece.unit)].push_back(&part);
@@ -120,7 +120,7 @@ void Snapshot::take(const checkpoint::ShardPlan& plan, const std::vector<SavedAr
       }
     };
     const ElementRange range = trainable[u].front()->piece.range;
-    FlatBuffer& flat = buffer_of_section(store_, static_cast<int>(u), false);
+    FlatBuffer& flat = buffer_of(store_, trainable[u].front()->piece);
     if (flat.optimizer_tier == OffloadTier::none) {
       copy_out(store_.slice(flat, range));  // waited for once, below
     } else {
@@ -144,7 +144,7 @@ void Snapshot::open_tile_feed() {
 void Snapshot::before_update(const FlatBuffer& flat, const ShardSlice& slice) {
   if (!giver_) return;
   const int unit = store_.tensors()[static_cast<std::size_t>(flat.tensors.front())].unit;
-  ElementRange& rest = missing_[static_cast<std::size_t>(unit)];
+  ElementRange& rest = missing_[static_cast<std::size_t>(unit)].range;
   const ElementRange range = intersect(rest, slice.range);
   if (range.empty()) return;
   slice.stream->enqueue("tile to checkpoint",
@@ -168,10 +168,10 @@ bool Snapshot::hand_over_tiles(double seconds) {
   if (!giver_) return true;
   const double until = seconds_now() + seconds;
   for (std::size_t u = 0; u < missing_.size(); ++u) {
-    ElementRange& rest = missing_[u];
+    ElementRange& rest = missing_[u].range;
     while (!rest.empty() && feed_->wanted()) {
       if (seconds_now() >= until) return false;
-      FlatBuffer& flat = buffer_of_section(store_, static_cast<int>(u), false);
+      FlatBuffer& flat = buffer_of(store_, missing_[u]);
       const std::int64_t first = store_.residency().optimizer_range(flat).begin;
       const std::int64_t tile = (rest.begin - first) / flat.tiles.tile_elements;
       const std::int64_t end = std::min(rest.end, first + (tile + tiles_a_pass) * flat.tiles.tile_elements);

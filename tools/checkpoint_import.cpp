@@ -38,43 +38,45 @@ checkpoint::Layout layout_of(const models::GptConfig& model) {
 /// All elements of the layout's weights, in order and in pieces.
 class Copier {
  public:
-  Copier(const HuggingFaceModel& source, int weights, checkpoint::ShardWriter& writer,
-         TransferProgress& progress)
-      : source_(source), weights_(weights), writer_(writer), progress_(progress), piece_(stride) {}
+  Copier(const HuggingFaceModel& source, checkpoint::ShardWriter& writer, TransferProgress& progress)
+      : source_(source), writer_(writer), progress_(progress), memory_(stride) {}
 
-  void unit(int index, const checkpoint::UnitRecord& unit) {
+  /// `piece`: the weights of a whole flat buffer.
+  void copy(checkpoint::SectionPiece piece, const checkpoint::UnitRecord& unit) {
     std::int64_t at = 0;
-    for (const checkpoint::TensorRecord& tensor : unit.tensors) {
-      zeros(index, {at, tensor.offset});
+    const auto& buffer = unit.buffers[static_cast<std::size_t>(piece.buffer)];
+    for (const checkpoint::PlacedTensor& placed : buffer.instances.front().tensors) {
+      const checkpoint::TensorRecord& tensor = unit.tensors[static_cast<std::size_t>(placed.tensor)];
+      zeros(piece, {at, placed.offset});
       for (std::int64_t begin = 0; begin < tensor.shape.elements(); begin += stride) {
         const detail::ElementRange part{begin, std::min(begin + stride, tensor.shape.elements())};
-        source_.read(tensor.name, part, DataType::float32, piece_.data());
-        put(index, {tensor.offset + part.begin, tensor.offset + part.end});
+        source_.read(tensor.name, part, DataType::float32, memory_.data());
+        put(piece, {placed.offset + part.begin, placed.offset + part.end});
       }
-      at = tensor.offset + tensor.shape.elements();
+      at = placed.offset + tensor.shape.elements();
     }
-    zeros(index, {at, unit.trainable_cuts.back()});
+    zeros(piece, {at, buffer.instances.front().elements()});
   }
 
  private:
   static constexpr std::int64_t stride = std::int64_t{1} << 20;
 
-  void zeros(int unit, detail::ElementRange range) {
+  void zeros(const checkpoint::SectionPiece& piece, detail::ElementRange range) {
     if (range.empty()) return;
-    // Padding is shorter than a piece: it only aligns tensors and shards.
-    std::fill_n(piece_.begin(), range.size(), 0.0f);
-    put(unit, range);
+    // Padding is shorter than the memory: it only aligns tensors and shards.
+    std::fill_n(memory_.begin(), range.size(), 0.0f);
+    put(piece, range);
   }
-  void put(int unit, detail::ElementRange range) {
-    writer_.put(weights_, unit, range, piece_.data());
+  void put(checkpoint::SectionPiece piece, detail::ElementRange range) {
+    piece.range = range;
+    writer_.put(piece, memory_.data());
     progress_.add(range.size() * static_cast<std::int64_t>(sizeof(float)));
   }
 
   const HuggingFaceModel& source_;
-  int weights_;  ///< section
   checkpoint::ShardWriter& writer_;
   TransferProgress& progress_;
-  std::vector<float> piece_;
+  std::vector<float> memory_;
 };
 
 std::uint64_t draw_token() {
@@ -112,9 +114,9 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
   std::string path;
   try {
     checkpoint::ShardWriter writer(local, plan, folder.temporary(0));
-    Copier copier(source, manifest.layout.find_section("weight", false), writer, progress);
-    for (std::size_t u = 0; u < manifest.layout.units.size(); ++u) {
-      copier.unit(static_cast<int>(u), manifest.layout.units[u]);
+    Copier copier(source, writer, progress);
+    for (const checkpoint::SectionPiece& piece : plan.pieces()) {
+      copier.copy(piece, manifest.layout.units[static_cast<std::size_t>(piece.unit)]);
     }
     manifest.shards.push_back(writer.finish());
     path = folder.commit(manifest);

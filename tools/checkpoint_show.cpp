@@ -26,10 +26,11 @@ namespace {
 
 using detail::ElementRange;
 
-/// Elements of a tensor that a rank's file holds.
+/// Elements of a tensor, or of a box of it, that a rank's file holds.
 struct Part {
   int rank = 0;
   ElementRange elements;
+  const checkpoint::Box* box = nullptr;  ///< null: all of the tensor
 };
 
 const checkpoint::TensorRecord& record_of(const Layout& layout, const StoredTensor& tensor) {
@@ -37,22 +38,32 @@ const checkpoint::TensorRecord& record_of(const Layout& layout, const StoredTens
 }
 
 std::vector<Part> parts_of(const Layout& layout, const StoredTensor& tensor) {
-  const std::int64_t offset = record_of(layout, tensor).offset;
-  const std::vector<std::int64_t>& cuts =
-      layout.units[static_cast<std::size_t>(tensor.unit)].cuts(tensor.frozen);
   std::vector<Part> parts;
-  for (int rank = 0; rank < layout.world; ++rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    const ElementRange part =
-        detail::intersect({cuts[r], cuts[r + 1]}, {offset, offset + tensor.shape.elements()});
-    if (!part.empty()) parts.push_back({rank, {part.begin - offset, part.end - offset}});
+  for (const checkpoint::BufferRecord& buffer : layout.units[static_cast<std::size_t>(tensor.unit)].buffers) {
+    for (const checkpoint::InstanceRecord& instance : buffer.instances) {
+      for (const checkpoint::PlacedTensor& placed : instance.tensors) {
+        if (placed.tensor != tensor.index) continue;
+        const std::int64_t elements = elements_of(placed.box);
+        const bool whole = elements == tensor.shape.elements();
+        for (const checkpoint::StoredRange& range : instance.ranges) {
+          const ElementRange part =
+              detail::intersect(range.range(), {placed.offset, placed.offset + elements});
+          if (part.empty()) continue;
+          parts.push_back({range.rank,
+                           {part.begin - placed.offset, part.end - placed.offset},
+                           whole ? nullptr : &placed.box});
+        }
+      }
+    }
   }
   return parts;
 }
 
 /// "3", "0-2"
 std::string ranks_text(const std::vector<Part>& parts) {
-  const int first = parts.front().rank, last = parts.back().rank;
+  const auto by_rank = [](const Part& a, const Part& b) { return a.rank < b.rank; };
+  const auto [least, most] = std::minmax_element(parts.begin(), parts.end(), by_rank);
+  const int first = least->rank, last = most->rank;
   return first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last);
 }
 
@@ -108,6 +119,10 @@ ordered_json json_of(const Reader& reader, const StoredTensor& tensor) {
   for (const std::string& kind : reader.kinds(tensor)) kinds[kind] = name_of(reader.dtype(tensor, kind));
   for (const Part& part : parts_of(layout, tensor)) {
     shards.push_back({{"rank", part.rank}, {"begin", part.elements.begin}, {"end", part.elements.end}});
+    if (part.box == nullptr) continue;
+    for (const checkpoint::Slice& slice : *part.box) {
+      shards.back()["box"].push_back({slice.start, slice.stride, slice.count, slice.block});
+    }
   }
   const auto extents = tensor.shape.extents();
   return {{"name", tensor.name},
@@ -137,6 +152,8 @@ ordered_json json_of(const Layout& layout, const checkpoint::ArrayRecord& array)
 
 ordered_json json_of(const Reader& reader) {
   const Manifest& manifest = reader.manifest();
+  ordered_json mesh = ordered_json::object();
+  for (const checkpoint::AxisRecord& axis : manifest.layout.mesh) mesh[axis.name] = axis.size;
   const auto object = [](const std::string& text) { return detail::parse_json(text); };
   return {{"path", reader.folder()},
           {"step", manifest.run.step},
@@ -147,7 +164,9 @@ ordered_json json_of(const Reader& reader) {
           {"created", manifest.created},
           {"library", manifest.library},
           {"hdf5", manifest.hdf5},
+          {"version", fmt::format("{}.{}", manifest.version, manifest.minor)},
           {"world", manifest.layout.world},
+          {"mesh", mesh},
           {"stage", manifest.stage},
           {"reduction_group", manifest.reduction_group},
           {"numerics_fingerprint", manifest.numerics},
@@ -171,8 +190,14 @@ void print_run(std::ostream& out, const Reader& reader) {
   row("consumed", fmt::format("{} samples, {} tokens", run.samples, run.tokens));
   row("saved", fmt::format("{} UTC, sequence {}, by tranche {} with HDF5 {}", format_time(manifest.created),
                            manifest.sequence, manifest.library, manifest.hdf5));
-  row("by", fmt::format("{} rank{} at stage {}, reduction group {}", manifest.layout.world,
-                        manifest.layout.world == 1 ? "" : "s", manifest.stage, manifest.reduction_group));
+  std::string axes;
+  for (const checkpoint::AxisRecord& axis : manifest.layout.mesh) {
+    axes += fmt::format("{}{}={}", axes.empty() ? "" : ", ", axis.name, axis.size);
+  }
+  row("by", fmt::format("{} rank{}{} at stage {}, reduction group {}", manifest.layout.world,
+                        manifest.layout.world == 1 ? "" : "s",
+                        manifest.layout.mesh.size() > 1 ? " (" + axes + ")" : "", manifest.stage,
+                        manifest.reduction_group));
   row("size", fmt::format("{} in {} files", format_bytes(manifest.bytes()), manifest.shards.size() + 1));
   if (RunIdentity::wrote(run.user)) {
     const RunIdentity identity = RunIdentity::from_json(run.user, reader.folder());
@@ -249,8 +274,8 @@ void print_tensor(std::ostream& out, Reader& reader, const StoredTensor& tensor)
                      tensor.frozen ? ", frozen" : "",
                      aliases.empty() ? "" : fmt::format(", also {}", fmt::join(aliases, ", ")));
   for (const Part& part : parts_of(layout, tensor)) {
-    out << fmt::format("  rank {:<5} elements {} to {} in {}\n", part.rank, part.elements.begin,
-                       part.elements.end - 1,
+    out << fmt::format("  rank {:<5} elements {} to {}{} in {}\n", part.rank, part.elements.begin,
+                       part.elements.end - 1, part.box == nullptr ? "" : " of box " + to_string(*part.box),
                        reader.manifest().shards[static_cast<std::size_t>(part.rank)].file.name);
   }
   for (const std::string& kind : reader.kinds(tensor)) {

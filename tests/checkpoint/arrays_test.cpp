@@ -32,11 +32,15 @@ std::byte byte_of(const ArrayRecord& array, int rank, std::int64_t at) {
 Layout layout_with_arrays() {
   Layout layout = sample_layout(world);
   std::vector<ArrayRecord> arrays{
-      {"count", DataType::int64, false, {Shape{}}, {0, 1, 1, 1}},
-      {"average/of.weights", DataType::float32, false, {Shape{7, 401, 601}}, {0, 300001, 300001, 1687007}},
-      {"half", DataType::float16, false, {Shape{77}}, {0, 11, 33, 77}},
-      {"brain", DataType::bfloat16, false, {Shape{5, 5}}, {0, 0, 0, 25}},
-      {"double", DataType::float64, false, {Shape{3000}}, {0, 1000, 2000, 3000}},
+      {"count", DataType::int64, false, {Shape{}}, ranges_between({0, 1, 1, 1})},
+      {"average/of.weights",
+       DataType::float32,
+       false,
+       {Shape{7, 401, 601}},
+       ranges_between({0, 300001, 300001, 1687007})},
+      {"half", DataType::float16, false, {Shape{77}}, ranges_between({0, 11, 33, 77})},
+      {"brain", DataType::bfloat16, false, {Shape{5, 5}}, ranges_between({0, 0, 0, 25})},
+      {"double", DataType::float64, false, {Shape{3000}}, ranges_between({0, 1000, 2000, 3000})},
       {"random", DataType::uint8, true, {Shape{5}, Shape{0}, Shape{16385}}, {}},
       {"draws", DataType::int32, true, {Shape{2, 3}, Shape{2, 3}, Shape{2, 3}}, {}},
       {"words", DataType::uint16, true, {Shape{1}, Shape{2}, Shape{3}}, {}}};
@@ -45,7 +49,7 @@ Layout layout_with_arrays() {
                       DataType::int32,
                       false,
                       {Shape{9}},
-                      {0, 3, 6, 9}});
+                      ranges_between({0, 3, 6, 9})});
   }
   add_arrays(layout, std::move(arrays));
   return layout;
@@ -72,10 +76,9 @@ std::string save(Storage storage, const std::string& parent, const Layout& layou
     auto* memory = static_cast<std::byte*>(image.data());
     std::memset(memory, 0xee, static_cast<std::size_t>(plan.file_bytes()));
     for (const SectionPiece& piece : plan.pieces()) {
-      const auto bytes = sample_shard(layout, piece.section, piece.unit, piece.range);
-      std::memcpy(memory + plan.offset_of(piece.section, piece.unit, piece.range), bytes.data(),
-                  bytes.size());
-      if (way == Way::pieces) writer.put(piece.section, piece.unit, piece.range, bytes.data());
+      const auto bytes = sample_piece(layout, piece);
+      std::memcpy(memory + plan.offset_of(piece), bytes.data(), bytes.size());
+      if (way == Way::pieces) writer.put(piece, bytes.data());
     }
     for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
       const auto bytes = bytes_of(layout.arrays[a], rank, layout.arrays[a].range(rank));
@@ -175,8 +178,7 @@ TEST_F(ArraysTest, WriterWantsEachOnce) {
   const ShardPlan plan(layout, 0, 5);
   ShardWriter writer(storage, plan, folder / "w");
   for (const SectionPiece& piece : plan.pieces()) {
-    writer.put(piece.section, piece.unit, piece.range,
-               sample_shard(layout, piece.section, piece.unit, piece.range).data());
+    writer.put(piece, sample_piece(layout, piece).data());
   }
   const std::int64_t count = 7;
   writer.put_array(0, &count);
@@ -193,14 +195,18 @@ TEST(ArrayRecords, MustFitTheRanks) {
       add_arrays(layout, std::move(arrays));
     });
   };
-  const ArrayRecord good{"a", DataType::int32, false, {Shape{4}}, {0, 2, 4}};
+  const ArrayRecord good{"a", DataType::int32, false, {Shape{4}}, ranges_between({0, 2, 4})};
   EXPECT_EQ(add({good}), test::nothing_thrown);
   EXPECT_THAT(add({good, good}), HasSubstr("array 'a' is there twice"));
-  for (const std::vector<std::int64_t>& cuts :
-       std::vector<std::vector<std::int64_t>>{{0, 4}, {0, 2, 3}, {0, 5, 4}, {1, 2, 4}, {}}) {
+  for (const std::vector<StoredRange>& ranges : std::vector<std::vector<StoredRange>>{{{0, 0, 3}},
+                                                                                      {{0, 0, 2}, {2, 2, 4}},
+                                                                                      {{0, 0, 5}, {1, 5, 4}},
+                                                                                      {{0, 1, 4}},
+                                                                                      {{0, 0, 2}, {0, 2, 4}},
+                                                                                      {}}) {
     ArrayRecord bad = good;
-    bad.cuts = cuts;
-    EXPECT_THAT(add({bad}), HasSubstr("array 'a' does not have the shapes or cuts of 2 ranks"));
+    bad.ranges = ranges;
+    EXPECT_THAT(add({bad}), HasSubstr("array 'a' does not have the shapes or ranges of 2 ranks"));
   }
   EXPECT_THAT(add({{"a", DataType::int32, true, {Shape{4}}, {}}}), HasSubstr("does not have the shapes"));
   EXPECT_THAT(add({{"a//b", DataType::int32, true, {Shape{4}, Shape{4}}, {}}}),
@@ -216,9 +222,10 @@ TEST_F(ArraysTest, AManifestThatContradictsItselfIsRefused) {
     return message_of<CheckpointError>([&] { (void)manifest_from_text(to_text(bad), "m"); });
   };
   EXPECT_EQ(refused([](Manifest&) {}), test::nothing_thrown);
-  EXPECT_THAT(refused([](Manifest& m) { m.layout.arrays[2].cuts[3] = 70; }), HasSubstr("arrays[2].cuts"));
+  EXPECT_THAT(refused([](Manifest& m) { m.layout.arrays[2].ranges[2].end = 70; }),
+              HasSubstr("m: array 'half': its ranges end at element 70 of 77"));
   EXPECT_THAT(refused([](Manifest& m) { m.layout.arrays[6].shapes.pop_back(); }),
-              HasSubstr("arrays[6].shapes has 2 entries for 3 ranks"));
+              HasSubstr("m: array 'draws': it has 2 shapes"));
   EXPECT_THAT(refused([](Manifest& m) { m.shards[1].array_offsets[2] = 1 << 30; }),
               HasSubstr("shards[1].array_offsets puts arrays/half at byte 1073741824, outside the file"));
   EXPECT_THAT(refused([](Manifest& m) { m.shards[1].array_offsets.pop_back(); }),

@@ -34,10 +34,20 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 
-/// Small, so that hundreds of saves take seconds.
+/// Small, so that hundreds of saves take seconds. Two ranks hold every other element each.
 Layout small_layout(int world) {
-  return make_layout({{"u", 1, {{"w", Shape{401}, false, {}}, {"f", Shape{3}, true, {}}}}},
-                     {{"m", DataType::bfloat16}}, DataType::float32, DataType::bfloat16, world);
+  Layout layout = make_layout({{"u", 1, {{"w", Shape{401}, false, {}}, {"f", Shape{3}, true, {}}}}},
+                              {{"m", DataType::bfloat16}}, DataType::float32, DataType::bfloat16, world);
+  if (world != 2) return layout;
+  layout.mesh = {{"tensor", 2}};
+  layout.units[0].buffers[0] = {
+      "split",
+      false,
+      {},
+      {{{{0, {{0, 2, 201, 1}}, 0}}, {{0, 0, 201, 0}}}, {{{0, {{1, 2, 200, 1}}, 0}}, {{1, 0, 200, 0}}}}};
+  layout.units[0].buffers[1].group = {"tensor"};
+  layout.place();
+  return layout;
 }
 
 class CrashTest : public ::testing::Test {
@@ -200,8 +210,7 @@ TEST_F(CrashTest, ThreeRanksWhoseWritesInterleave) {
     const auto pieces = plans[rank]->pieces();
     if (piece >= pieces.size()) return;
     const SectionPiece& one = pieces[piece];
-    writers[rank]->put(one.section, one.unit, one.range,
-                       sample_shard(layout, one.section, one.unit, one.range, 1).data());
+    writers[rank]->put(one, sample_piece(layout, one, 1).data());
   };
   begin(2);
   put(2, 0);

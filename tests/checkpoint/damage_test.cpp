@@ -25,13 +25,15 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-class DamageTest : public ::testing::Test {
+/// Of three ranks, and of four whose tensors are cut into boxes.
+class DamageTest : public ::testing::TestWithParam<bool> {
  protected:
   detail::FileSystem& files = posix_file_system();
   TestFolder folder{fast_folder()};
   TestStorage storage{files};
   const std::string run = folder / "run";
-  const std::string path = save_sample(storage, run, sample_layout(3), 10);
+  const Layout layout = GetParam() ? boxed_layout() : sample_layout(3);
+  const std::string path = save_sample(storage, run, layout, 10);
 
   std::vector<std::string> all_files() const {
     std::vector<std::string> names{"latest"};
@@ -55,8 +57,9 @@ class DamageTest : public ::testing::Test {
       std::vector<float> values(2000);
       for (const StoredTensor& tensor : reader.tensors()) {
         for (const std::string& kind : reader.kinds(tensor)) {
-          reader.read_tensor(tensor.name, kind, {0, tensor.shape.elements()}, DataType::float32,
-                             values.data());
+          const DataType stored = reader.dtype(tensor, kind);
+          reader.read_tensor(tensor.name, kind, {0, tensor.shape.elements()},
+                             stored == DataType::uint8 ? stored : DataType::float32, values.data());
         }
       }
     } catch (const CheckpointError& problem) {
@@ -66,17 +69,17 @@ class DamageTest : public ::testing::Test {
   }
 };
 
-TEST_F(DamageTest, NothingIsFoundWhereNothingIs) {
+TEST_P(DamageTest, NothingIsFoundWhereNothingIs) {
   EXPECT_EQ(found(), "");
   EXPECT_EQ(load(), "");
   EXPECT_THAT(verify(storage, run, false), IsEmpty());
   EXPECT_THAT(verify(storage, path, true), IsEmpty());
-  EXPECT_THAT(all_files(), SizeIs(6));
+  EXPECT_THAT(all_files(), SizeIs(static_cast<std::size_t>(layout.world) + 3));
 }
 
 // An archive can hold both. A pipe that nobody writes to would be waited for, and a file that is larger than
 // memory would end the program before its first line is looked at.
-TEST_F(DamageTest, PipesAndHugeFilesAreToldAtOnce) {
+TEST_P(DamageTest, PipesAndHugeFilesAreToldAtOnce) {
   std::vector<std::string> notes;
   for (const std::string& name : {join_path(path, std::string(manifest_name)), join_path(run, "latest")}) {
     const std::string content = files.read_file(name);
@@ -99,7 +102,7 @@ TEST_F(DamageTest, PipesAndHugeFilesAreToldAtOnce) {
   EXPECT_EQ(found(), "");
 }
 
-TEST_F(DamageTest, EveryFlippedByteIsFoundAndItsFileNamed) {
+TEST_P(DamageTest, EveryFlippedByteIsFoundAndItsFileNamed) {
   const Manifest manifest = open_manifest(files, path);
   std::mt19937 random(20);
   int flips = 0;
@@ -135,7 +138,7 @@ TEST_F(DamageTest, EveryFlippedByteIsFoundAndItsFileNamed) {
 
 /// Data and its digests that were replaced together, by bytes of an older file say: the manifest knows
 /// better.
-TEST_F(DamageTest, ALeafWhoseDigestFitsIsRefusedAllTheSame) {
+TEST_P(DamageTest, ALeafWhoseDigestFitsIsRefusedAllTheSame) {
   const Manifest manifest = open_manifest(files, path);
   const FileRecord& shard = manifest.shards[1].file;
   const std::string name = "step-00000010/" + shard.name;
@@ -152,7 +155,7 @@ TEST_F(DamageTest, ALeafWhoseDigestFitsIsRefusedAllTheSame) {
                             HasSubstr("are not those that were written")));
 }
 
-TEST_F(DamageTest, EveryTruncatedFileIsFound) {
+TEST_P(DamageTest, EveryTruncatedFileIsFound) {
   for (const std::string& name : all_files()) {
     const std::string content = files.read_file(join_path(run, name));
     const std::size_t lengths[] = {0, 1, content.size() / 2, content.size() - 1};
@@ -174,23 +177,25 @@ TEST_F(DamageTest, EveryTruncatedFileIsFound) {
 }
 
 /// Every leaf of a payload, one byte each: the file, the tensor and elements that hold it.
-TEST_F(DamageTest, DamagedTensorsAreNamedAndNeverLoaded) {
-  const Manifest manifest = open_manifest(files, path);
-  const Layout& layout = manifest.layout;
-  for (int rank = 0; rank < 3; ++rank) {
+TEST_P(DamageTest, DamagedTensorsAreNamedAndNeverLoaded) {
+  for (int rank = 0; rank < layout.world; ++rank) {
     const ShardPlan plan(layout, rank, 10);
     const std::string name = "step-00000010/" + plan.file_name();
     const std::string content = files.read_file(join_path(run, name));
     for (const SectionPiece& piece : plan.pieces()) {
       const SectionRecord& section = layout.sections[static_cast<std::size_t>(piece.section)];
-      for (const TensorRecord& tensor : layout.units[static_cast<std::size_t>(piece.unit)].tensors) {
-        if (tensor.frozen != section.frozen) continue;
+      const UnitRecord& unit = layout.units[static_cast<std::size_t>(piece.unit)];
+      const InstanceRecord& instance = unit.buffers[static_cast<std::size_t>(piece.buffer)]
+                                           .instances[static_cast<std::size_t>(piece.instance)];
+      for (const PlacedTensor& placed : instance.tensors) {
+        const TensorRecord& tensor = unit.tensors[static_cast<std::size_t>(placed.tensor)];
         const detail::ElementRange part =
-            detail::intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, piece.range);
+            detail::intersect({placed.offset, placed.offset + elements_of(placed.box)}, piece.range);
         if (part.empty()) continue;
         std::string damaged = content;
-        const auto at =
-            static_cast<std::size_t>(plan.offset_of(piece.section, piece.unit, {part.begin, part.begin + 1}));
+        SectionPiece first = piece;
+        first.range = {part.begin, part.begin + section.block.elements};
+        const auto at = static_cast<std::size_t>(plan.offset_of(first));
         damaged[at] = static_cast<char>(damaged[at] ^ 16);
         write(name, damaged);
         const std::string text = found();
@@ -206,7 +211,7 @@ TEST_F(DamageTest, DamagedTensorsAreNamedAndNeverLoaded) {
   EXPECT_EQ(load(), "");
 }
 
-TEST_F(DamageTest, ElementRangesAreExact) {
+TEST_P(DamageTest, ElementRangesAreExact) {
   // 40,000 elements of 4 bytes: leaves of 4096 elements, which the first dataset's place shifts.
   const std::string large = save_sample(
       storage, folder / "large",
@@ -241,7 +246,7 @@ TEST_F(DamageTest, ElementRangesAreExact) {
       HasSubstr(expected));
 }
 
-TEST_F(DamageTest, AFolderWithoutCheckpointsSaysSo) {
+TEST_P(DamageTest, AFolderWithoutCheckpointsSaysSo) {
   EXPECT_THAT(describe(verify(storage, folder / "nothing", true).at(0)),
               HasSubstr("there is no checkpoint here"));
   std::vector<std::string> notes;
@@ -249,7 +254,7 @@ TEST_F(DamageTest, AFolderWithoutCheckpointsSaysSo) {
               HasSubstr("there is no complete checkpoint in"));
 }
 
-TEST_F(DamageTest, ATornNewerOneIsPassedOverAndReported) {
+TEST_P(DamageTest, ATornNewerOneIsPassedOverAndReported) {
   const std::string newer = save_sample(storage, run, sample_layout(2), 11);
   std::vector<std::string> notes;
   EXPECT_EQ(newest_checkpoint(files, run, notes).path, newer);
@@ -266,6 +271,8 @@ TEST_F(DamageTest, ATornNewerOneIsPassedOverAndReported) {
   EXPECT_EQ(newest_checkpoint(files, run, notes).path, path);
   EXPECT_THAT(notes.at(1), HasSubstr("latest is damaged; it is not needed"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Layouts, DamageTest, ::testing::Bool());
 
 }  // namespace
 }  // namespace tranche::checkpoint

@@ -27,16 +27,23 @@ TEST(CheckpointFixture, TheFirstVersionIsReadForEver) {
   EXPECT_EQ(run.user, R"({"note":"café"})");
   run.user = sample_run(7).user;
   EXPECT_EQ(run, sample_run(7));
-  for (const StoredTensor& tensor : reader.tensors()) {
-    std::vector<float> values(static_cast<std::size_t>(tensor.shape.elements()));
-    for (const std::string& kind : reader.kinds(tensor)) {
-      reader.read_tensor(tensor.name, kind, {0, tensor.shape.elements()}, DataType::float32, values.data());
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        ASSERT_EQ(values[i],
-                  sample_value(kind, tensor.name, static_cast<std::int64_t>(i), reader.dtype(tensor, kind)))
-            << kind << " of " << tensor.name << " element " << i;
-      }
-    }
+  expect_sample(reader);
+}
+
+TEST(CheckpointFixture, VersionTwoIsReadForEver) {
+  const TestStorage storage(detail::posix_file_system());
+  for (const auto& [name, layout] :
+       {std::pair("hybrid", sample_layout("replicate=2, shard=*", 4)), std::pair("boxed", boxed_layout())}) {
+    std::vector<std::string> notes;
+    const Listed newest = newest_checkpoint(detail::posix_file_system(),
+                                            TRANCHE_FIXTURES "/version-2/" + std::string(name), notes);
+    EXPECT_THAT(notes, ::testing::IsEmpty());
+    Reader reader(storage, newest.path);
+    EXPECT_THAT(reader.verify(), ::testing::IsEmpty());
+    EXPECT_EQ(reader.manifest().version, 2);
+    EXPECT_EQ(reader.manifest().minor, 0);
+    EXPECT_EQ(reader.layout(), layout);
+    expect_sample(reader);
   }
 }
 

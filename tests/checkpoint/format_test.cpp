@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <fstream>
 #include <functional>
+#include <iterator>
 
 #include "checkpoint/digest.h"
 #include "sample.h"
@@ -14,6 +16,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+using tranche::testing::boxed_layout;
 using tranche::testing::message_of;
 using tranche::testing::sample_layout;
 using tranche::testing::sample_run;
@@ -59,15 +62,30 @@ TEST(CheckpointLayout, FollowsFlatLayout) {
   EXPECT_EQ(layout.sections[3].dataset, "state/exp_avg_sq");
   const UnitRecord& unit = layout.units[1];
   const detail::FlatLayout trainable(std::vector<std::int64_t>{935, 3, 1}, 3);
-  EXPECT_EQ(unit.tensors[1].offset, trainable.tensor_offset(1));
-  EXPECT_EQ(unit.tensors[2].offset, trainable.tensor_offset(2));
-  EXPECT_EQ(unit.tensors[3].offset, 0) << "frozen tensors have their own buffer";
-  EXPECT_EQ(unit.trainable_cuts, (std::vector<std::int64_t>{0, 512, 1024, 1536}));
-  EXPECT_EQ(layout.units[2].trainable_cuts, (std::vector<std::int64_t>{0, 0, 0, 0}));
+  const InstanceRecord& instance = unit.buffers[0].instances[0];
+  EXPECT_EQ(instance.tensors[1].offset, trainable.tensor_offset(1));
+  EXPECT_EQ(instance.tensors[2].offset, trainable.tensor_offset(2));
+  EXPECT_EQ(unit.buffers[1].instances[0].tensors[0].offset, 0) << "frozen tensors have their own buffer";
+  EXPECT_EQ(instance.ranges,
+            (std::vector<StoredRange>{{0, 0, 512, 256}, {1, 512, 1024, 256}, {2, 1024, 1536, 256}}));
+  EXPECT_TRUE(layout.units[2].buffers[0].instances.empty());
   EXPECT_EQ(layout.find_section("weight", true), 1);
   EXPECT_EQ(layout.find_section("exp_avg", true), -1);
-  EXPECT_EQ(layout.unit_begin(0, 1, 2), 256);
   EXPECT_EQ(layout.section_elements(1, 0), 256 * 3);
+}
+
+TEST(CheckpointLayout, ReplicasTakeTurnsWithinAShard) {
+  const Layout layout = make_layout({{"u", 1, {{"w", Shape{300}, false, {}}}}}, {}, DataType::float32,
+                                    DataType::float32, Mesh::parse("shard=2, replicate=3", 6));
+  EXPECT_EQ(layout.mesh, (std::vector<AxisRecord>{{"shard", 2}, {"replicate", 3}}));
+  EXPECT_EQ(layout.axis(MeshAxis::replicate), 3);
+  EXPECT_EQ(layout.axis(MeshAxis::tensor), 1);
+  EXPECT_EQ(layout.units[0].buffers[0].instances[0].ranges, (std::vector<StoredRange>{{0, 0, 256, 0},
+                                                                                      {1, 256, 512, 0},
+                                                                                      {2, 512, 768, 0},
+                                                                                      {3, 768, 1024, 0},
+                                                                                      {4, 1024, 1280, 0},
+                                                                                      {5, 1280, 1536, 0}}));
 }
 
 TEST(CheckpointLayout, RefusesNamesThatCannotBe) {
@@ -155,14 +173,20 @@ TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
     const char* complaint;
   };
   const Case cases[] = {
-      {"\"version\": 1", "\"version\": 2", "version is 2; this program reads version 1"},
+      {"\"version\": 2", "\"version\": 3",
+       "version is 3.0; this program reads version 1 and versions up to 2.0: a newer release of it has to"},
+      {"\"minor\": 0", "\"minor\": 1", "version is 2.1; this program reads"},
+      {"\"version\": 2", "\"version\": 0", "version is 0.0; this program reads"},
       {"\"version\"", "\"revision\"", "version is missing"},
       {"\"format\": \"tranche", "\"format\": \"branche",
        "format is 'branche-checkpoint', not tranche-checkpoint"},
       {"\"stage\": 3", "\"stage\": 4", "stage is 4, which cannot be"},
       {"\"stage\": 3", "\"stage\": \"3\"", "stage is not an integer"},
-      {"\"world\": 2", "\"world\": 3", "does not cut a buffer from 0 on into 3 shards"},
-      {"\"cut\": \"element\"", "\"cut\": \"block\"", "cut is 'block'"},
+      {"\"world\": 2", "\"world\": 3", "its mesh is not of its ranks"},
+      {"\"size\":2", "\"size\":4", "its mesh is not of its ranks"},
+      {"\"size\":2", "\"size\":0", "mesh[0].size is 0, which cannot be"},
+      {"\"group\":[\"shard\"]", "\"group\":[\"tensor\"]",
+       "unit 'embedding': buffer 'trainable' is spread over 'tensor', which is no axis of the mesh"},
       {"\"step\":12", "\"step\":1.5", "run.step is not an integer"},
       {"\"step\":12", "\"step\":99999999999999999999", "run.step is not an integer"},
       {"\"user\":{\"note\":\"café\"}", "\"user\":7", "run.user is not an object"},
@@ -172,7 +196,24 @@ TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
       {"\"shape\":[101,7]", "\"shape\":[101,0]", "units[0].tensors[0].shape is not a shape"},
       {"\"shape\":[101,7]", "\"shape\":[101,\"7\"]", "units[0].tensors[0].shape[1] is not an integer"},
       {"\"shape\":[101,7]", "\"shape\":[101,700]",
-       "units[0].tensors[0].offset is 0, where the tensor overlaps"},
+       "unit 'embedding': buffer 'trainable', instance 0: tensor wte.weight begins at element 0, where it "
+       "overlaps another or leaves the buffer"},
+      {"\"tensor\":0,\"offset\":0", "\"tensor\":5,\"offset\":0",
+       "units[0].buffers[0].instances[0].tensors[0].tensor is 5, which cannot be"},
+      {"\"tensor\":0,\"offset\":0", "\"tensor\":1,\"offset\":0", "tensor wpe.weight is frozen"},
+      {"\"tensor\":0,\"offset\":0", "\"tensor\":0,\"offset\":0,\"box\":[[0,101,1,101]]",
+       "a box of tensor wte.weight does not lie in its shape [101, 7]"},
+      {"\"tensor\":0,\"offset\":0", "\"tensor\":0,\"offset\":0,\"box\":[[0,101,1,101],[0,4,2,4]]",
+       "a box of tensor wte.weight does not lie in its shape [101, 7]"},
+      {"\"tensor\":0,\"offset\":0", "\"tensor\":0,\"offset\":0,\"box\":[[0,101,1,101],[0,2,3,1]]",
+       "of tensor wte.weight 303 of 707 elements are stored"},
+      {"\"tensor\":0,\"offset\":0", "\"tensor\":0,\"offset\":0,\"box\":[[0,101,1]]",
+       "tensors[0].box[0] is not start, stride, count and block"},
+      {"\"ranges\":[[0,0,", "\"ranges\":[[0,1,",
+       "range 0 is of elements 1 to 512, where element 0 comes next"},
+      {"\"ranges\":[[0,0,", "\"ranges\":[[7,0,", "range 0 is stored by rank 7 of 2"},
+      {"\"ranges\":[[0,0,", "\"ranges\":[[0,0,0],[0,0,", "range 0 is of elements 0 to 0"},
+      {"\"ranges\":[[0,0,", "\"ranges\":[[0,0],[0,0,", "ranges[0] is not a rank and two elements"},
       {"\"aliases\":[\"lm_head.weight\"]", "\"aliases\":{}", "units[0].tensors[0].aliases is not an array"},
       {"\"name\":\"wte.weight\"", "\"name\":[]", "units[0].tensors[0].name is not a string"},
       {"shard-00001-of-00002.h5", "../00001-of-00002.h5",
@@ -194,6 +235,34 @@ TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
       << "keys of later versions are left alone";
 }
 
+TEST(CheckpointManifest, OfTheFirstVersionIsCheckedToo) {
+  std::ifstream file(TRANCHE_FIXTURES "/version-1/step-00000007/manifest.json");
+  const std::string first{std::istreambuf_iterator<char>(file), {}};
+  const auto refused = [&](const std::string& from, const std::string& to) {
+    std::string text = first;
+    const std::size_t body = text.find('\n') + 1, at = text.find(from, body);
+    if (at == std::string::npos) throw LogicError("no " + from);
+    text.replace(at, from.size(), to);
+    const std::string digest = to_hex(digest_of(std::string_view(text).substr(body)));
+    text.replace(text.find(": \"") + 3, 16, digest);
+    return message_of<CheckpointError>([&] { (void)manifest_from_text(text, "m"); });
+  };
+  const std::string largest = "9223372036854775807", cuts = "\"trainable_cuts\":[0,";
+  EXPECT_EQ(refused("\"stage\": 2", "\"stage\": 2"), test::nothing_thrown);
+  for (const std::string& bad : {"0," + largest + ",", std::string("-1,"), largest + ",1,"}) {
+    EXPECT_THAT(refused(cuts, cuts + bad),
+                HasSubstr("units[0].trainable_cuts does not cut a buffer from 0 on"));
+  }
+  EXPECT_THAT(refused("\"world\": 3", "\"world\": 2"),
+              HasSubstr("does not cut a buffer from 0 on into 2 shards"));
+  EXPECT_THAT(refused("\"cut\": \"element\"", "\"cut\": \"block\""), HasSubstr("cut is 'block'"));
+  EXPECT_THAT(refused("\"offset\":0", "\"offset\":-1"),
+              HasSubstr("units[0].tensors[0].offset is -1, which cannot be"));
+  EXPECT_THAT(
+      refused("\"shape\":[101,7]", "\"shape\":[101,700]"),
+      HasSubstr("tensor wte.weight begins at element 0, where it overlaps another or leaves the buffer"));
+}
+
 // Each of these has its right digest.
 TEST(CheckpointManifest, RefusesNumbersAndCountsThatCannotBe) {
   const std::string largest = "9223372036854775807", units = "\"units\": [";
@@ -202,17 +271,17 @@ TEST(CheckpointManifest, RefusesNumbersAndCountsThatCannotBe) {
     sections += R"({"dataset":"s/)" + std::to_string(i) + R"(","kind":")" + std::to_string(i) +
                 R"(","dtype":"fp32","frozen":false},)";
   }
-  const std::string repeated =
-      R"({"name":"u0","uses_per_pass":1,"trainable_cuts":[0,0,0],"frozen_cuts":[0,0,0],"tensors":[]},)";
+  const std::string repeated = R"({"name":"u0","uses_per_pass":1,"tensors":[],"buffers":[]},)";
   for (int i = 0; i < (1 << 17); ++i) empty_units += repeated;
-  const std::string wide = R"({"name":"w","uses_per_pass":1,"trainable_cuts":[0,0,1000000000000000000],)"
-                           R"("frozen_cuts":[0,0,0],"tensors":[]},)";
+  const std::string wide =
+      R"({"name":"w","uses_per_pass":1,"tensors":[],"buffers":[{"name":"b","frozen":false,)"
+      R"("group":[],"instances":[{"tensors":[],"ranges":[[0,0,1000000000000000000]]}]}]},)";
   const std::string numbers[][3] = {
       {"\"sequence\": 3", "\"sequence\": " + largest, "sequence is " + largest + ", which cannot be"},
       {"\"created\": 1700000000", "\"created\": 4611686018427387904", "created is 4611686018427387904"},
       {"\"tokens\":", "\"tokens\":" + largest + ",\"t\":", "run.tokens is " + largest},
-      {"\"trainable_cuts\":[0,", "\"trainable_cuts\":[0,0," + largest + "],\"x\":[0,",
-       "units[0].trainable_cuts does not cut a buffer"},
+      {"\"ranges\":[[0,0,", "\"ranges\":[[0,0," + largest + "]],\"x\":[[0,0,",
+       "units hold more than 11529215046068"},
       {"\"bytes\":", "\"bytes\":" + largest + ",\"b\":", "bytes is " + largest},
       {units, units + wide + wide, "units hold more than 1152921504606846975 elements"},
       {units, units + empty_units, "units has 131076 entries; at most 131072 are read"},
@@ -231,19 +300,48 @@ TEST(CheckpointManifest, RefusesNumbersAndCountsThatCannotBe) {
   }
 }
 
-// A reader's table of a few megabytes of manifest would take gigabytes.
-TEST(CheckpointManifest, RefusesMoreUnitsTimesSectionsTimesRanksThanAreRead) {
+TEST(CheckpointManifest, ABoxedLayoutReadsBack) {
   Manifest manifest = sample_manifest(1);
-  const int world = 1 << 20;
-  const std::vector<std::int64_t> cuts(world + 1, 0);
-  manifest.layout = {world, {{"a", 1, {}, cuts, cuts}, {"b", 1, {}, cuts, cuts}}, {}, {}};
-  for (int s = 0; s < 64; ++s) {
-    const std::string name = std::to_string(s);
-    manifest.layout.sections.push_back({"state/" + name, name, DataType::float32, false});
+  manifest.layout = boxed_layout();
+  manifest.shards.clear();
+  for (int rank = 0; rank < 4; ++rank) {
+    const ShardPlan plan(manifest.layout, rank, 12);
+    manifest.shards.push_back(
+        {rank, {plan.file_name(), plan.file_bytes(), plan.table_offset(), {1}}, plan.offsets(), {}});
   }
-  const std::string text = to_text(manifest);
-  EXPECT_THAT(message_of<CheckpointError>([&] { manifest_from_text(text, "m"); }),
-              HasSubstr("units are 2: with 64 sections and 1048576 ranks more than are read"));
+  Manifest back = manifest_from_text(to_text(manifest), "m");
+  back.run.user = manifest.run.user;
+  EXPECT_EQ(back, manifest);
+  const auto refused = [&](const std::function<void(Layout&)>& change) {
+    Manifest bad = manifest;
+    change(bad.layout);
+    return message_of<CheckpointError>([&] { (void)manifest_from_text(to_text(bad), "m"); });
+  };
+  const auto split = [](Layout& layout) -> BufferRecord& { return layout.units[0].buffers[0]; };
+  EXPECT_EQ(refused([](Layout&) {}), test::nothing_thrown);
+  EXPECT_THAT(refused([&](Layout& l) { split(l).instances[1].tensors[0].box[0].start = 0; }),
+              HasSubstr("unit 'h': tensor h.qkv: boxes [0:20 by 8 of 4, 0:5] and [0:20 by 8 of 4, 0:5] have "
+                        "elements in common"));
+  EXPECT_THAT(refused([&](Layout& l) { split(l).instances.pop_back(); }),
+              HasSubstr("of tensor h.qkv 60 of 120 elements are stored"));
+  EXPECT_THAT(refused([&](Layout& l) { split(l).instances.push_back(split(l).instances[0]); }),
+              HasSubstr("tensor h.qkv is stored more than once"));
+  EXPECT_THAT(
+      refused([&](Layout& l) {
+        split(l).instances[0].ranges[0].end = split(l).instances[0].ranges[1].begin = 51;
+      }),
+      HasSubstr("buffer 'split', instance 0: elements 0 to 51 are not whole blocks of 4; to cut exp_avg_sq "
+                "elsewhere, convert it from q8 to fp32 first"));
+  EXPECT_THAT(refused([&](Layout& l) {
+                split(l).instances[0].tensors[1].box[1] = {0, 6, 1, 6};
+                split(l).instances[1].tensors[1].box[1] = {6, 10, 1, 10};
+              }),
+              HasSubstr("box [0:7, 0:6] of tensor h.out, at element 64, is not whole blocks of 4; to cut"));
+  EXPECT_THAT(refused([&](Layout& l) {
+                l.sections[2].block = {"odd", 3, 1};
+                l.sections[2].dtype = DataType::uint8;
+              }),
+              HasSubstr("have blocks of 3 and 4, of which none divides the other"));
 }
 
 TEST(CheckpointManifest, NoticesEveryFlippedByteAndEveryTruncation) {

@@ -42,7 +42,85 @@ def round_to_bf16(values):
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype("<u4").view("<f4").reshape(values.shape)
 
 
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "uint8": 1}
+
+
+def indices(start, stride, count, block):
+    return [start + i * stride + j for i in range(count) for j in range(block)]
+
+
+def read_tensor(step, manifest, unit, number, section):
+    """A tensor by the format's page alone: its bytes in an array of its shape, or of its blocks."""
+    shape = unit["tensors"][number]["shape"]
+    block = section.get("block", {"elements": 1, "bytes": BYTES[section["dtype"]]})
+    elements = int(numpy.prod(shape, dtype=int))
+    whole = numpy.zeros((-(-elements // block["elements"]), block["bytes"]), "u1")
+    seen = numpy.zeros(len(whole), int)
+    which, places = manifest["sections"].index(section), [0] * manifest["world"]
+    for other in manifest["units"]:
+        for buffer in other["buffers"]:
+            if buffer["frozen"] != section["frozen"]:
+                continue
+            for instance in buffer["instances"]:
+                parts = []
+                for rank, begin, end in instance["ranges"]:
+                    with open(step / manifest["shards"][rank]["name"], "rb") as file:
+                        first = places[rank] // block["elements"] * block["bytes"]
+                        file.seek(manifest["shards"][rank]["offsets"][which] + first)
+                        parts.append(file.read((end - begin) // block["elements"] * block["bytes"]))
+                    places[rank] += end - begin
+                flat = numpy.frombuffer(b"".join(parts), "u1").reshape(-1, block["bytes"])
+                for placed in instance["tensors"]:
+                    if other is not unit or placed["tensor"] != number:
+                        continue
+                    numbers = numpy.arange(elements).reshape(shape)
+                    if "box" in placed:
+                        numbers = numbers[numpy.ix_(*[indices(*dimension) for dimension in placed["box"]])]
+                    numbers = numbers.ravel()[:: block["elements"]] // block["elements"]
+                    first = placed["offset"] // block["elements"]
+                    whole[numbers] = flat[first : first + len(numbers)]
+                    seen[numbers] += 1
+    assert (seen == 1).all(), (unit["tensors"][number], section)
+    if "block" in section:
+        return whole
+    if section["dtype"] == "bf16":
+        values = (whole.copy().view("<u2").astype("<u4") << 16).view("<f4")
+    else:
+        values = whole.copy().view("<f4")
+    return values.reshape(shape)
+
+
+def other_layouts(sample, folder):
+    for kind in ("hybrid", "boxed"):
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sample, folder, "7", kind], check=True)
+        step = pathlib.Path(folder) / "run" / "step-00000007"
+        manifest = json.loads((step / "manifest.json").read_text())
+        assert (manifest["version"], manifest["minor"]) == (2, 0) and manifest["world"] == 4
+        exported, blocks = read_safetensors(pathlib.Path(folder) / "fp32" / "model.safetensors"), 0
+        with h5py.File(step / "model.h5", "r") as master:
+            for section in manifest["sections"]:
+                for unit in manifest["units"]:
+                    for number, tensor in enumerate(unit["tensors"]):
+                        if tensor["frozen"] != section["frozen"]:
+                            continue
+                        values = read_tensor(step, manifest, unit, number, section)
+                        if "block" in section:
+                            blocks += len(values)
+                            assert section["dataset"] not in master
+                            continue
+                        if section["kind"] == "weight":
+                            assert numpy.array_equal(values, exported[tensor["name"]]), tensor
+                        shown = master["weights" if section["kind"] == "weight" else section["dataset"]][tensor["name"]]
+                        assert numpy.array_equal(shown[...].reshape(values.shape), values), (section, tensor)
+        assert (blocks > 0) == (kind == "boxed")
+        held = {rank for unit in manifest["units"] for buffer in unit["buffers"] for instance in buffer["instances"]
+                for rank, _, _ in instance["ranges"]}
+        assert held == {0, 1, 2, 3}, "replicas share the load"
+
+
 def main(sample, folder):
+    other_layouts(sample, folder)
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sample, folder, "7"], check=True)
     folder = pathlib.Path(folder)
@@ -68,7 +146,7 @@ def main(sample, folder):
     # The shards themselves: flat, as the manifest says.
     for shard in manifest["shards"]:
         with h5py.File(step / shard["name"], "r") as file:
-            assert file.attrs["rank"] == shard["rank"] and file.attrs["world"] == 3 and file.attrs["step"] == 7
+            assert file.attrs["version"] == 2 and file.attrs["rank"] == shard["rank"] and file.attrs["world"] == 3 and file.attrs["step"] == 7
             for section, offset in zip(manifest["sections"], shard["offsets"]):
                 assert file[section["dataset"]].id.get_offset() == offset and offset % 4096 == 0
 

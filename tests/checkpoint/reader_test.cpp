@@ -28,40 +28,118 @@ class ReaderTest : public ::testing::Test {
   detail::FileSystem& files = detail::posix_file_system();
   TestFolder folder;
   TestStorage storage{files};
+  std::string newest(const std::string& run) {
+    std::vector<std::string> notes;
+    return newest_checkpoint(files, run, notes).path;
+  }
   std::string save(int world, int variant = 0) {
     return save_sample(storage, folder / ("run" + std::to_string(world) + "-" + std::to_string(variant)),
                        sample_layout(world), 10, world % 2 == 0 ? Way::image : Way::pieces, variant);
   }
 };
 
-TEST_F(ReaderTest, AnyNumberOfRanksReadsWhatAnyOtherWrote) {
-  for (const int from : {1, 2, 3, 4, 8}) {
-    Reader reader(storage, save(from));
-    for (const int to : {1, 2, 3, 4, 8}) {
-      const Layout wanted = sample_layout(to);
-      for (int rank = 0; rank < to; ++rank) {
-        std::vector<ReadRequest> requests;
-        std::vector<std::vector<std::byte>> memory;
-        std::vector<std::vector<std::byte>> expected;
-        for (int s = 0; s < static_cast<int>(wanted.sections.size()); ++s) {
-          for (int u = 0; u < static_cast<int>(wanted.units.size()); ++u) {
-            // The elements of this rank under its own layout, without padding that the other may not have.
-            ElementRange range = wanted.shard_range(s, u, rank);
-            const auto& cuts = reader.layout().units[static_cast<std::size_t>(u)].cuts(
-                wanted.sections[static_cast<std::size_t>(s)].frozen);
-            range = intersect(range, {0, cuts.back()});
-            if (range.empty()) continue;
-            expected.push_back(sample_shard(wanted, s, u, range));
-            memory.emplace_back(expected.back().size(), std::byte{0xcc});
-            requests.push_back({s, u, range, wanted.sections[static_cast<std::size_t>(s)].dtype, nullptr});
-          }
-        }
-        for (std::size_t i = 0; i < requests.size(); ++i) requests[i].memory = memory[i].data();
-        reader.read(requests);
-        EXPECT_EQ(memory, expected) << from << " ranks to rank " << rank << " of " << to;
+/// What a rank of `wanted` keeps, read from a checkpoint: the requests, and where they go.
+struct OwnPieces {
+  std::vector<std::vector<std::byte>> memory, expected;
+  std::vector<ReadRequest> requests;
+
+  OwnPieces(const Reader& reader, const Layout& wanted, int rank) {
+    const ShardPlan plan(wanted, rank, 10);
+    for (const SectionPiece& piece : plan.pieces()) {
+      const SectionRecord& section = wanted.sections[static_cast<std::size_t>(piece.section)];
+      const UnitRecord& unit = wanted.units[static_cast<std::size_t>(piece.unit)];
+      expected.push_back(sample_piece(wanted, piece));
+      memory.emplace_back(expected.back().size());
+      for (const PlacedTensor& placed : unit.buffers[static_cast<std::size_t>(piece.buffer)]
+                                            .instances[static_cast<std::size_t>(piece.instance)]
+                                            .tensors) {
+        const ElementRange part =
+            intersect(piece.range, {placed.offset, placed.offset + elements_of(placed.box)});
+        if (part.empty()) continue;
+        requests.push_back(reader.request_for(
+            unit.tensors[static_cast<std::size_t>(placed.tensor)].name, section.kind,
+            {part.begin - placed.offset, part.end - placed.offset}, section.dtype,
+            memory.back().data() + section.bytes(part.begin - piece.range.begin), placed.box));
       }
     }
   }
+};
+
+TEST_F(ReaderTest, AnyMeshReadsWhatAnyOtherWrote) {
+  std::vector<Layout> layouts;
+  for (const int world : {1, 2, 3, 4, 8}) layouts.push_back(sample_layout(world));
+  for (const auto& [mesh, ranks] :
+       {std::pair("replicate=2, shard=*", 4), std::pair("shard=3, replicate=*", 6),
+        std::pair("replicate=7", 7), std::pair("replicate=2, shard=4", 8)}) {
+    layouts.push_back(sample_layout(mesh, ranks));
+  }
+  for (std::size_t from = 0; from < layouts.size(); ++from) {
+    ASSERT_EQ(layouts[from].fault(), "");
+    Reader reader(storage, save_sample(storage, folder / std::to_string(from), layouts[from], 10));
+    expect_sample(reader);
+    for (const Layout& to : layouts) {
+      for (int rank = 0; rank < to.world; ++rank) {
+        OwnPieces own(reader, to, rank);
+        reader.read(own.requests);
+        EXPECT_EQ(own.memory, own.expected) << "layout " << from << " to rank " << rank << " of " << to.world;
+      }
+    }
+  }
+}
+
+TEST_F(ReaderTest, BoxesAreReadAsWholeTensorsAndTheReverse) {
+  const Layout boxed = boxed_layout();
+  ASSERT_EQ(boxed.fault(), "");
+  Layout whole = boxed;
+  whole.world = 1;
+  whole.mesh.clear();
+  UnitRecord& unit = whole.units[0];
+  unit.buffers = {{"trainable",
+                   false,
+                   {},
+                   {{{{0, whole_box(unit.tensors[0].shape), 0},
+                      {1, whole_box(unit.tensors[1].shape), 128},
+                      {2, whole_box(unit.tensors[2].shape), 256}},
+                     {{0, 0, 272, 0}}}}},
+                  {"frozen", true, {}, {{{{3, whole_box(unit.tensors[3].shape), 0}}, {{0, 0, 9, 0}}}}}};
+  whole.place();
+  ASSERT_EQ(whole.fault(), "");
+  const Layout* const layouts[] = {&boxed, &whole};
+  for (const Layout* from : layouts) {
+    const std::string path = save_sample(storage, folder / std::to_string(from->world), *from, 10);
+    Reader reader(storage, path);
+    EXPECT_EQ(reader.layout(), *from) << "by way of the manifest";
+    EXPECT_THAT(reader.verify(), IsEmpty());
+    expect_sample(reader);
+    for (const Layout* to : layouts) {
+      for (int rank = 0; rank < to->world; ++rank) {
+        OwnPieces own(reader, *to, rank);
+        reader.read(own.requests);
+        EXPECT_EQ(own.memory, own.expected)
+            << from->world << " ranks to rank " << rank << " of " << to->world;
+      }
+    }
+  }
+  Reader first(storage, newest(folder / "1")), second(storage, newest(folder / "4"));
+  EXPECT_THAT(
+      message_of<CheckpointError>([&] { (void)compare(first, second); }),
+      HasSubstr("exp_avg_sq of tensor h.qkv is stored as q8 in blocks of 4 elements: elements 0 to 120 as "
+                "fp32 need a conversion from q8 to fp32 first; whole blocks are read as uint8"));
+  std::vector<std::byte> bytes(1000);
+  EXPECT_THAT(message_of<CheckpointError>([&] {
+                first.read_tensor("h.qkv", "exp_avg_sq", {2, 8}, DataType::uint8, bytes.data());
+              }),
+              HasSubstr("elements 2 to 8 as uint8 need a conversion from q8 to fp32 first"));
+  EXPECT_THAT(message_of<CheckpointError>([&] {
+                first.read_tensor("h.qkv", "exp_avg_sq", {0, 24}, DataType::uint8, bytes.data(),
+                                  {{0, 24, 1, 24}, {2, 1, 1, 1}});
+              }),
+              HasSubstr("elements 2 to 3 as uint8 need a conversion"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                first.read_tensor("h.qkv", "weight", {0, 1}, DataType::float32, bytes.data(),
+                                  {{0, 1, 1, 25}, {0, 1, 1, 1}});
+              }),
+              HasSubstr("box [0:25, 0:1] of weights of tensor h.qkv, which has shape [24, 5]"));
 }
 
 TEST_F(ReaderTest, ReadsTensorsByNameInAnyDtype) {
@@ -114,7 +192,7 @@ TEST_F(ReaderTest, SaysWhatIsNotThere) {
   EXPECT_THAT(message_of<InvalidArgument>([&] {
                 reader.read({0, 0, {0, 1 << 20}, DataType::float32, &value});
               }),
-              HasSubstr("of weights of unit embedding: its buffer has"));
+              HasSubstr("elements 0 to 1048576 of tensor wte.weight, which has 707"));
   EXPECT_THAT(message_of<InvalidArgument>([&] {
                 reader.read({7, 0, {0, 1}, DataType::float32, &value});
               }),
@@ -144,8 +222,10 @@ TEST_F(ReaderTest, ReadsOnlyTheBytesThatAreNeeded) {
         std::vector<ReadRequest> requests;
         for (int s = 0; s < 2; ++s) {
           for (int u = 0; u < 2; ++u) {
-            const auto& cuts = reader.layout().units[0].trainable_cuts;
-            const ElementRange range = intersect(wanted.shard_range(s, u, rank), {0, cuts.back()});
+            const std::vector<StoredRange>& ranges =
+                wanted.units[static_cast<std::size_t>(u)].buffers[0].instances[0].ranges;
+            const ElementRange range =
+                intersect(ranges[static_cast<std::size_t>(rank)].range(), {0, 1'500'007});
             memory.emplace_back(static_cast<std::size_t>(range.size()));
             requests.push_back({s, u, range, DataType::float32, memory.back().data()});
           }
@@ -153,8 +233,7 @@ TEST_F(ReaderTest, ReadsOnlyTheBytesThatAreNeeded) {
         reader.read(requests);
       }
       const ReadStatistics& statistics = reader.statistics();
-      EXPECT_EQ(statistics.bytes_wanted / 4 / 4, std::min(wanted.units[0].trainable_cuts.back(),
-                                                          reader.layout().units[0].trainable_cuts.back()));
+      EXPECT_EQ(statistics.bytes_wanted, 4 * 4 * 1'500'007);
       EXPECT_LE(static_cast<double>(statistics.bytes_read),
                 1.05 * static_cast<double>(statistics.bytes_wanted))
           << from << " to " << to;
@@ -164,17 +243,81 @@ TEST_F(ReaderTest, ReadsOnlyTheBytesThatAreNeeded) {
   }
 }
 
+/// What each rank of each mesh keeps, read from a checkpoint of each other mesh.
+void expect_few_bytes(const std::vector<std::pair<int, std::string>>& meshes) {
+  const TestFolder folder{fast_folder()};
+  const TestStorage storage(detail::posix_file_system());
+  constexpr std::int64_t elements = 4'200'011;
+  const auto layout_of = [](const std::pair<int, std::string>& mesh) {
+    return make_layout({{"u", 1, {{"w", Shape{elements}, false, {}}}}}, {{"m", DataType::float32}},
+                       DataType::float32, DataType::float32, Mesh::parse(mesh.second, mesh.first));
+  };
+  std::vector<float> values(elements + 4096);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 8191);
+  for (const auto& from : meshes) {
+    Manifest manifest;
+    manifest.layout = layout_of(from);
+    RunFolder run(storage, folder / "run", 1);
+    run.prepare(0, 1);
+    for (int rank = 0; rank < from.first; ++rank) {
+      const ShardPlan plan(manifest.layout, rank, 0);
+      ShardWriter writer(storage, plan, run.temporary(0));
+      for (const SectionPiece& piece : plan.pieces()) writer.put(piece, values.data() + piece.range.begin);
+      manifest.shards.push_back(writer.finish());
+    }
+    const std::string path = run.commit(manifest);
+    for (const auto& to : meshes) {
+      if (to == from) continue;
+      Reader reader(storage, path);
+      const int shards = Mesh::parse(to.second, to.first).size(MeshAxis::shard);
+      const detail::FlatLayout flat(std::vector{elements}, shards);
+      for (int shard = 0; shard < shards; ++shard) {
+        const ElementRange range = intersect(flat.shard_range(shard), {0, elements});
+        std::vector<float> weights(static_cast<std::size_t>(range.size())), m(weights.size());
+        const ReadRequest requests[] = {{0, 0, range, DataType::float32, weights.data()},
+                                        {1, 0, range, DataType::float32, m.data()}};
+        reader.read(requests);
+        ASSERT_TRUE(std::equal(weights.begin(), weights.end(), values.begin() + range.begin));
+        ASSERT_EQ(weights, m);
+      }
+      EXPECT_EQ(reader.statistics().bytes_wanted, 2 * 4 * elements);
+      EXPECT_LE(static_cast<double>(reader.statistics().bytes_read), 1.02 * 2 * 4 * elements)
+          << from.second << " of " << from.first << " to " << to.second << " of " << to.first;
+    }
+  }
+}
+
+TEST(MeshesRead, FewBytesMoreThanTheyNeed) {
+  expect_few_bytes({{8, ""}, {8, "replicate=2, shard=*"}, {6, "shard=3, replicate=*"}, {1, ""}});
+}
+
+TEST(MeshesReadSlow, FewBytesMoreThanTheyNeed) {
+  expect_few_bytes({{1, ""},
+                    {2, ""},
+                    {2, "replicate=2"},
+                    {3, ""},
+                    {4, ""},
+                    {4, "replicate=2, shard=*"},
+                    {4, "shard=2, replicate=*"},
+                    {5, "replicate=5"},
+                    {6, "shard=3, replicate=*"},
+                    {6, "replicate=3, shard=*"},
+                    {8, ""},
+                    {8, "replicate=2, shard=*"}});
+}
+
 /// Blocks that are read without a copy, to memory of any alignment, in one stretch or in tensors that go on
 /// where the one before ends: the same elements, nothing beside them, and damage is found all the same.
 TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
   const Layout layout =
       make_layout({{"u", 1, {{"v", Shape{64'000}, false, {}}, {"w", Shape{4'300'003}, false, {}}}}},
                   {{"m", DataType::bfloat16}}, DataType::float32, DataType::float32, 2);
-  const ElementRange whole{0, layout.units[0].trainable_cuts.back()};
+  const ElementRange whole{0, 64'000 + 4'300'003};
+  const std::int64_t buffer = layout.units[0].buffers[0].instances[0].elements();
   std::vector<std::vector<std::uint16_t>> expected;
   std::uint32_t bits = 1;
   for (const SectionRecord& section : layout.sections) {
-    expected.emplace_back(static_cast<std::size_t>(whole.size() * size_of(section.dtype) / 2));
+    expected.emplace_back(static_cast<std::size_t>(buffer * size_of(section.dtype) / 2));
     for (auto& half : expected.back()) {
       bits = bits * 1664525u + 1013904223u;
       half = static_cast<std::uint16_t>(bits >> 16);
@@ -190,7 +333,7 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
     for (const SectionPiece& piece : plan.pieces()) {
       const auto section = static_cast<std::size_t>(piece.section);
       const std::int64_t halves = size_of(layout.sections[section].dtype) / 2;
-      writer.put(piece.section, 0, piece.range, expected[section].data() + piece.range.begin * halves);
+      writer.put(piece, expected[section].data() + piece.range.begin * halves);
     }
     manifest.shards.push_back(writer.finish());
   }
@@ -199,6 +342,20 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
                                      "target");
   auto* const first = static_cast<std::byte*>(memory.data());
   Reader reader(storage, path);
+  // Elements of the buffer, in which the second tensor follows the first without padding.
+  const auto add_range = [&](int section, ElementRange range, void* to, std::vector<ReadRequest>& requests) {
+    const DataType dtype = layout.sections[static_cast<std::size_t>(section)].dtype;
+    for (int tensor = 0; tensor < 2; ++tensor) {
+      const ElementRange held = tensor == 0 ? ElementRange{0, 64'000} : ElementRange{64'000, whole.end};
+      const ElementRange part = intersect(range, held);
+      if (part.empty()) continue;
+      requests.push_back({section,
+                          tensor,
+                          {part.begin - held.begin, part.end - held.begin},
+                          dtype,
+                          static_cast<std::byte*>(to) + (part.begin - range.begin) * size_of(dtype)});
+    }
+  };
   // The place of element 0 of the first rank's weights in a page of its file: with it direct transfers fit.
   const std::int64_t fitting = reader.manifest().shards[0].offsets[0] % detail::io_alignment;
   for (const std::int64_t place : {fitting, fitting + 512, fitting + 256, std::int64_t{2}}) {
@@ -211,11 +368,8 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
           std::byte* const target = first + 4096 + place + range.begin * width % 4096;
           std::vector<ReadRequest> requests;
           for (std::int64_t at = range.begin; at < range.end; at += piece) {
-            requests.push_back({section,
-                                0,
-                                {at, std::min(at + piece, range.end)},
-                                dtype,
-                                target + (at - range.begin) * width});
+            add_range(section, {at, std::min(at + piece, range.end)}, target + (at - range.begin) * width,
+                      requests);
           }
           reader.read(requests);
           const auto bytes = static_cast<std::size_t>(range.size() * width);
@@ -235,9 +389,10 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
   // Neighbours in the file that go apart in memory, and the reverse: neither is one stretch.
   std::memset(first, 0xcc, static_cast<std::size_t>(memory.bytes()));
   auto* const values = reinterpret_cast<std::uint16_t*>(first);  // two of them are one of a weight
-  const ReadRequest apart[] = {{0, 0, {0, 100'000}, DataType::float32, values},
-                               {0, 0, {100'000, 200'000}, DataType::float32, values + 210'000},
-                               {0, 0, {300'000, 400'000}, DataType::float32, values + 410'000}};
+  std::vector<ReadRequest> apart;
+  add_range(0, {0, 100'000}, values, apart);
+  add_range(0, {100'000, 200'000}, values + 210'000, apart);
+  add_range(0, {300'000, 400'000}, values + 410'000, apart);
   reader.read(apart);
   const std::vector<std::uint16_t>& weights = expected[0];
   EXPECT_TRUE(std::equal(values, values + 200'000, weights.begin()));
@@ -256,13 +411,16 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
   file->write(byte, &bad, 1);
   file->sync();
   for (const ElementRange range : {whole, ElementRange{1'400'003, 1'600'000}}) {
-    const ReadRequest request{0, 0, range, DataType::float32, first + 4096 + fitting};
-    EXPECT_THAT(message_of<CheckpointError>([&] { reader.read(request); }),
+    std::vector<ReadRequest> requests;
+    add_range(0, range, first + 4096 + fitting, requests);
+    EXPECT_THAT(message_of<CheckpointError>([&] { reader.read(requests); }),
                 AllOf(HasSubstr("shard-00000-of-00002.h5 is damaged in bytes"), HasSubstr("of tensor w")));
   }
   // Elements that do not need the damaged leaf are still read.
   std::vector<float> some(100);
-  EXPECT_NO_THROW(reader.read({0, 0, {element + 5000, element + 5100}, DataType::float32, some.data()}));
+  std::vector<ReadRequest> beside;
+  add_range(0, {element + 5000, element + 5100}, some.data(), beside);
+  EXPECT_NO_THROW(reader.read(beside));
 }
 
 TEST_F(ReaderTest, ComparesByValueWhateverTheRanks) {

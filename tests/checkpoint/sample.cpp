@@ -1,5 +1,7 @@
 #include "sample.h"
 
+#include <gtest/gtest.h>
+
 #include <cstring>
 #include <filesystem>
 
@@ -30,9 +32,64 @@ std::vector<UnitDescription> sample_units() {
       {"tail", 1, {{"tail.w", Shape{1009}, false, {}}}}};
 }
 
-Layout sample_layout(int world) {
+namespace {
+
+Layout layout_on(const Mesh& mesh) {
   return make_layout(sample_units(), {{"exp_avg", DataType::float32}, {"exp_avg_sq", DataType::bfloat16}},
-                     DataType::float32, DataType::bfloat16, world);
+                     DataType::float32, DataType::bfloat16, mesh);
+}
+
+}  // namespace
+
+Layout sample_layout(int world) {
+  return layout_on(Mesh(world));
+}
+
+Layout sample_layout(const std::string& mesh, int ranks) {
+  return layout_on(Mesh::parse(mesh, ranks));
+}
+
+Layout boxed_layout() {
+  Layout layout;
+  layout.world = 4;
+  layout.mesh = {{"shard", 2}, {"tensor", 2}};
+  const Shape fused{24, 5}, out{7, 16};
+  UnitRecord unit{"h", 1, {}, {}};
+  unit.tensors = {{"h.qkv", fused, false, {"h.alias"}},
+                  {"h.out", out, false, {}},
+                  {"h.ln", Shape{13}, false, {}},
+                  {"h.mask", Shape{9}, true, {}}};
+  BufferRecord split{"split", false, {"shard"}, {}};
+  for (int t = 0; t < 2; ++t) {
+    // Of queries, keys and values the rows of one head each; of the output its columns.
+    const Box heads{{4 * t, 8, 3, 4}, {0, 5, 1, 5}}, columns{{0, 7, 1, 7}, {8 * t, 8, 1, 8}};
+    split.instances.push_back({{{0, heads, 0}, {1, columns, 64}}, {{t, 0, 52, 0}, {2 + t, 52, 128, 0}}});
+  }
+  const BufferRecord alike{
+      "alike",
+      false,
+      {"shard", "tensor"},
+      {{{{2, whole_box(Shape{13}), 0}}, {{2, 0, 4, 0}, {0, 4, 8, 0}, {1, 8, 12, 0}, {3, 12, 16, 0}}}}};
+  const BufferRecord frozen{
+      "frozen", true, {"shard", "tensor"}, {{{{3, whole_box(Shape{9}), 0}}, {{1, 0, 7, 0}, {3, 7, 9, 0}}}}};
+  unit.buffers = {split, alike, frozen};
+  layout.units = {unit};
+  layout.sections = {{"weights", "weight", DataType::float32, false},
+                     {"frozen", "weight", DataType::bfloat16, true},
+                     {"state/exp_avg", "exp_avg", DataType::bfloat16, false},
+                     {"state/exp_avg_sq", "exp_avg_sq", DataType::uint8, false, {"q8", 4, 6}}};
+  layout.place();
+  return layout;
+}
+
+std::int64_t element_of(const Box& box, const Shape& shape, std::int64_t number) {
+  std::int64_t element = 0, row = 1;
+  for (std::size_t a = box.size(); a-- > 0;) {
+    element += box[a].index(number % box[a].size()) * row;
+    number /= box[a].size();
+    row *= shape.extents()[a];
+  }
+  return element;
 }
 
 float sample_value(std::string_view kind, std::string_view tensor, std::int64_t element, DataType dtype,
@@ -46,21 +103,66 @@ float sample_value(std::string_view kind, std::string_view tensor, std::int64_t 
   return dtype == DataType::bfloat16 ? to_float(to_bfloat16(value)) : value;
 }
 
-std::vector<std::byte> sample_shard(const Layout& layout, int section, int unit, detail::ElementRange range,
-                                    int variant) {
-  const SectionRecord& kept = layout.sections[static_cast<std::size_t>(section)];
-  std::vector<std::byte> bytes(static_cast<std::size_t>(range.size() * size_of(kept.dtype)));
-  for (const TensorRecord& tensor : layout.units[static_cast<std::size_t>(unit)].tensors) {
-    if (tensor.frozen != kept.frozen) continue;
+std::byte sample_byte(std::string_view kind, std::string_view tensor, std::int64_t block, std::int64_t byte,
+                      int variant) {
+  const float value = sample_value(kind, tensor, block * 64 + byte, DataType::float32, variant);
+  return static_cast<std::byte>(static_cast<int>((value + 0.5f) * 255));
+}
+
+std::vector<std::byte> sample_piece(const Layout& layout, const SectionPiece& piece, int variant) {
+  const SectionRecord& kept = layout.sections[static_cast<std::size_t>(piece.section)];
+  const UnitRecord& unit = layout.units[static_cast<std::size_t>(piece.unit)];
+  const InstanceRecord& instance = unit.buffers[static_cast<std::size_t>(piece.buffer)]
+                                       .instances[static_cast<std::size_t>(piece.instance)];
+  const detail::ElementRange range = piece.range;
+  std::vector<std::byte> bytes(static_cast<std::size_t>(kept.bytes(range.size())));
+  for (const PlacedTensor& placed : instance.tensors) {
+    const TensorRecord& tensor = unit.tensors[static_cast<std::size_t>(placed.tensor)];
     const detail::ElementRange part =
-        detail::intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, range);
-    for (std::int64_t e = part.begin; e < part.end; ++e) {
-      const float value = sample_value(kept.kind, tensor.name, e - tensor.offset, kept.dtype, variant);
-      convert(DataType::float32, &value, kept.dtype, bytes.data() + (e - range.begin) * size_of(kept.dtype),
-              1);
+        detail::intersect({placed.offset, placed.offset + elements_of(placed.box)}, range);
+    const std::int64_t block = kept.block.elements;
+    for (std::int64_t e = part.begin; e < part.end; e += block) {
+      const std::int64_t element = element_of(placed.box, tensor.shape, e - placed.offset);
+      std::byte* const to = bytes.data() + kept.bytes(e - range.begin);
+      if (block > 1) {
+        for (std::int64_t b = 0; b < kept.block.bytes; ++b) {
+          to[b] = sample_byte(kept.kind, tensor.name, element / block, b, variant);
+        }
+        continue;
+      }
+      const float value = sample_value(kept.kind, tensor.name, element, kept.dtype, variant);
+      convert(DataType::float32, &value, kept.dtype, to, 1);
     }
   }
   return bytes;
+}
+
+void expect_sample(Reader& reader, int variant) {
+  for (const StoredTensor& tensor : reader.tensors()) {
+    const std::int64_t elements = tensor.shape.elements();
+    for (const std::string& kind : reader.kinds(tensor)) {
+      const auto section = static_cast<std::size_t>(reader.layout().find_section(kind, tensor.frozen));
+      const BlockFormat& block = reader.layout().sections[section].block;
+      if (!block.name.empty()) {
+        const std::int64_t blocks = divide_round_up(elements, block.elements);
+        std::vector<std::byte> bytes(static_cast<std::size_t>(blocks * block.bytes));
+        reader.read_tensor(tensor.name, kind, {0, elements}, DataType::uint8, bytes.data());
+        for (std::int64_t b = 0; b < blocks * block.bytes; ++b) {
+          ASSERT_EQ(bytes[static_cast<std::size_t>(b)],
+                    sample_byte(kind, tensor.name, b / block.bytes, b % block.bytes, variant))
+              << kind << " of " << tensor.name << " byte " << b;
+        }
+        continue;
+      }
+      std::vector<float> values(static_cast<std::size_t>(elements));
+      reader.read_tensor(tensor.name, kind, {0, elements}, DataType::float32, values.data());
+      for (std::int64_t e = 0; e < elements; ++e) {
+        ASSERT_EQ(values[static_cast<std::size_t>(e)],
+                  sample_value(kind, tensor.name, e, reader.dtype(tensor, kind), variant))
+            << kind << " of " << tensor.name << " element " << e;
+      }
+    }
+  }
 }
 
 RunState sample_run(std::int64_t step) {
@@ -95,12 +197,11 @@ ShardRecord write_sample_shard(Storage storage, const ShardPlan& plan, const std
   auto* memory = static_cast<std::byte*>(image.data());
   if (memory != nullptr) std::memset(memory, 0xee, static_cast<std::size_t>(plan.file_bytes()));
   for (const SectionPiece& piece : plan.pieces()) {
-    const auto bytes = sample_shard(plan.layout(), piece.section, piece.unit, piece.range, variant);
+    const auto bytes = sample_piece(plan.layout(), piece, variant);
     if (way == Way::image) {
-      std::memcpy(memory + plan.offset_of(piece.section, piece.unit, piece.range), bytes.data(),
-                  bytes.size());
+      std::memcpy(memory + plan.offset_of(piece), bytes.data(), bytes.size());
     } else {
-      writer.put(piece.section, piece.unit, piece.range, bytes.data());
+      writer.put(piece, bytes.data());
     }
   }
   if (way == Way::image) writer.write_image({memory, static_cast<std::size_t>(plan.file_bytes())});

@@ -9,6 +9,7 @@
 
 #include "checkpoint/folder.h"
 #include "checkpoint/format.h"
+#include "checkpoint/reader.h"
 #include "checkpoint/shard_writer.h"
 #include "checkpoint/storage.h"
 #include "tests/core/error_text.h"
@@ -32,12 +33,23 @@ class TestStorage {
 std::vector<checkpoint::UnitDescription> sample_units();
 /// fp32 weights, bf16 frozen tensors; exp_avg in fp32 and exp_avg_sq in bf16.
 checkpoint::Layout sample_layout(int world);
+checkpoint::Layout sample_layout(const std::string& mesh, int ranks);
+/// Four ranks, (shard 2) x (tensor 2): a fused projection split by heads, so in strided boxes, one split by
+/// columns, tensors that all ranks have alike, and a state in blocks of 4 elements and 6 bytes.
+checkpoint::Layout boxed_layout();
+/// The element of a tensor that is number `number` of a box.
+std::int64_t element_of(const checkpoint::Box& box, const Shape& shape, std::int64_t number);
 /// The value of an element of a tensor, in the dtype it is stored in.
 float sample_value(std::string_view kind, std::string_view tensor, std::int64_t element, DataType dtype,
                    int variant = 0);
-/// A rank's shard of a section of a unit, padding zero.
-std::vector<std::byte> sample_shard(const checkpoint::Layout& layout, int section, int unit,
-                                    detail::ElementRange range, int variant = 0);
+/// A byte of a block of a tensor.
+std::byte sample_byte(std::string_view kind, std::string_view tensor, std::int64_t block, std::int64_t byte,
+                      int variant = 0);
+/// The contents of a piece of a rank's file, padding zero.
+std::vector<std::byte> sample_piece(const checkpoint::Layout& layout, const checkpoint::SectionPiece& piece,
+                                    int variant = 0);
+/// Every tensor of a checkpoint, read whole, has the sample's values.
+void expect_sample(checkpoint::Reader& reader, int variant = 0);
 checkpoint::RunState sample_run(std::int64_t step);
 
 /// The folder of tests of many small files: in memory where the system has such a folder, else in the build.

@@ -1,23 +1,27 @@
-// checkpoint_sample FOLDER STEP: a checkpoint of three ranks in FOLDER/run and its exports in FOLDER/fp32 and
-// FOLDER/bf16.
+// checkpoint_sample FOLDER STEP [hybrid|boxed]: a checkpoint in FOLDER/run, and its exports in FOLDER/fp32
+// and FOLDER/bf16: of three ranks, of two replicas of two, or of four whose tensors are cut into boxes.
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include "checkpoint/safetensors.h"
 #include "sample.h"
 
 int main(int count, char** arguments) {
   using namespace tranche;
-  if (count != 3) {
-    std::fputs("usage: checkpoint_sample FOLDER STEP\n", stderr);
+  const std::string kind = count == 4 ? arguments[3] : "";
+  if (count < 3 || count > 4 || (count == 4 && kind != "hybrid" && kind != "boxed")) {
+    std::fputs("usage: checkpoint_sample FOLDER STEP [hybrid|boxed]\n", stderr);
     return 2;
   }
   try {
     const std::string folder = arguments[1];
     const testing::TestStorage storage(detail::posix_file_system());
-    const std::string path =
-        testing::save_sample(storage, folder + "/run", testing::sample_layout(3), std::atoll(arguments[2]));
+    const checkpoint::Layout layout = kind == "boxed"    ? testing::boxed_layout()
+                                      : kind == "hybrid" ? testing::sample_layout("replicate=2, shard=2", 4)
+                                                         : testing::sample_layout(3);
+    const std::string path = testing::save_sample(storage, folder + "/run", layout, std::atoll(arguments[2]));
     checkpoint::Reader reader(storage, path);
     checkpoint::ExportOptions options;
     options.config_json = "{\"model_type\": \"gpt2\"}\n";

@@ -40,15 +40,15 @@ TEST_F(ShardWriterTest, PiecesInAnyOrderGiveTheBytesOfAnImage) {
       std::vector<SectionPiece> parts;
       for (const SectionPiece& piece : plan.pieces()) {
         for (std::int64_t at = piece.range.begin; at < piece.range.end; at += 37) {
-          parts.push_back({piece.section, piece.unit, {at, std::min(at + 37, piece.range.end)}});
+          parts.push_back(piece);
+          parts.back().range = {at, std::min(at + 37, piece.range.end)};
         }
       }
       std::mt19937 random(static_cast<unsigned>(world * 100 + rank));
       std::shuffle(parts.begin(), parts.end(), random);
       ShardWriter writer(storage, plan, folder / "shuffled");
       for (const SectionPiece& part : parts) {
-        writer.put(part.section, part.unit, part.range,
-                   sample_shard(layout, part.section, part.unit, part.range).data());
+        writer.put(part, sample_piece(layout, part).data());
       }
       EXPECT_EQ(writer.finish(), image);
       EXPECT_EQ(files.read_file((folder / "shuffled") + "/" + plan.file_name()), expected);
@@ -91,8 +91,7 @@ TEST_F(ShardWriterTest, LargeFilesHaveLittleOverheadAndTakeLittleMemory) {
       std::vector<float> values(static_cast<std::size_t>(piece.range.size()));
       for (std::size_t i = 0; i < values.size(); ++i)
         values[i] = static_cast<float>(i % 1021) + static_cast<float>(piece.section);
-      std::memcpy(memory + plan.offset_of(piece.section, piece.unit, piece.range), values.data(),
-                  values.size() * 4);
+      std::memcpy(memory + plan.offset_of(piece), values.data(), values.size() * 4);
     }
     ShardWriter writer(storage, plan, folder / "image");
     writer.write_image({memory, static_cast<std::size_t>(plan.file_bytes())});
@@ -102,7 +101,7 @@ TEST_F(ShardWriterTest, LargeFilesHaveLittleOverheadAndTakeLittleMemory) {
   ShardWriter writer(storage, plan, folder / "pieces");
   // As a pipeline has them: each tile with all of its states.
   for (int unit = 0; unit < 2; ++unit) {
-    const std::int64_t elements = layout.units[0].trainable_cuts[1];
+    const std::int64_t elements = layout.units[0].buffers[0].instances[0].elements();
     for (std::int64_t at = 0; at < elements; at += 65536) {
       for (int section = 0; section < 3; ++section) {
         const detail::ElementRange range{at, std::min(at + 65536, elements)};
@@ -111,7 +110,7 @@ TEST_F(ShardWriterTest, LargeFilesHaveLittleOverheadAndTakeLittleMemory) {
           values[i] =
               static_cast<float>((static_cast<std::size_t>(at) + i) % 1021) + static_cast<float>(section);
         }
-        writer.put(section, unit, range, values.data());
+        writer.put({section, unit, 0, 0, range}, values.data());
       }
     }
   }
@@ -127,11 +126,11 @@ TEST_F(ShardWriterTest, BlocksTakeNoMoreThanIsSaid) {
   const std::int64_t most = ShardWriter::most_staging_bytes(plan);
   EXPECT_LT(most, plan.file_bytes());
   ShardWriter writer(storage, plan, folder / "pieces");
-  const std::int64_t elements = layout.units[0].trainable_cuts[1];
+  const std::int64_t elements = layout.units[0].buffers[0].instances[0].elements();
   const std::vector<float> values(1 << 19, 1.0f);
   for (std::int64_t at = 0; at < elements; at += 1 << 19) {
     for (int section = 0; section < 2; ++section) {
-      writer.put(section, 0, {at, std::min<std::int64_t>(at + (1 << 19), elements)}, values.data());
+      writer.put({section, 0, 0, 0, {at, std::min<std::int64_t>(at + (1 << 19), elements)}}, values.data());
     }
   }
   (void)writer.finish();
@@ -163,24 +162,25 @@ TEST_F(ShardWriterTest, SaysWhatWasGivenTwiceOrNever) {
   const ShardPlan plan(layout, 1, 5);
   std::vector<std::byte> bytes(static_cast<std::size_t>(plan.file_bytes()));
   ShardWriter writer(storage, plan, folder / "a");
-  const detail::ElementRange range = layout.shard_range(0, 0, 1);
+  const detail::ElementRange range = plan.pieces().front().range;
   EXPECT_THAT(
       message_of<LogicError>([&] { writer.finish(); }),
       AllOf(HasSubstr("shard-00001-of-00002.h5 was never given element " + std::to_string(range.begin)),
             HasSubstr("of weights of unit embedding")));
-  writer.put(0, 0, {range.begin, range.begin + 7}, bytes.data());
+  writer.put({0, 0, 0, 0, {range.begin, range.begin + 7}}, bytes.data());
   EXPECT_THAT(message_of<LogicError>([&] {
-                writer.put(0, 0, {range.begin + 6, range.begin + 8}, bytes.data());
+                writer.put({0, 0, 0, 0, {range.begin + 6, range.begin + 8}}, bytes.data());
               }),
               HasSubstr("of weights of unit embedding are given twice"));
   EXPECT_THAT(message_of<LogicError>([&] { writer.finish(); }),
               HasSubstr("never given element " + std::to_string(range.begin + 7)));
+  EXPECT_THAT(
+      message_of<InvalidArgument>([&] {
+        writer.put({0, 0, 0, 0, {0, 7}}, bytes.data());
+      }),
+      HasSubstr("elements 0 to 7 of section 0, unit 0, buffer 0, instance 0: rank 1 of 2 does not store"));
   EXPECT_THAT(message_of<InvalidArgument>([&] {
-                writer.put(0, 0, {0, 7}, bytes.data());
-              }),
-              HasSubstr("elements 0 to 7 of weights of unit embedding: rank 1 of 2 stores"));
-  EXPECT_THAT(message_of<InvalidArgument>([&] {
-                writer.put(9, 0, {0, 7}, bytes.data());
+                writer.put({9, 0, 0, 0, {0, 7}}, bytes.data());
               }),
               HasSubstr("section 9"));
   EXPECT_THAT(message_of<LogicError>([&] { writer.write_image(bytes); }),

@@ -3,8 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
 #include <tuple>
+#include <utility>
 
+#include "checkpoint/reader.h"
 #include "on_ranks.h"
 #include "same_bits.h"
 #include "tests/offload/test_folder.h"
@@ -298,6 +303,174 @@ TEST(Hybrid, CheckpointsGoFromMeshToMesh) {
   }
 }
 
+/// Ranks and mesh; the order of the axes is the user's.
+const std::vector<std::pair<int, std::string>> twelve_meshes = {{1, ""},
+                                                                {2, ""},
+                                                                {2, hybrid(1)},
+                                                                {3, ""},
+                                                                {4, ""},
+                                                                {4, hybrid(2)},
+                                                                {4, "shard=2, replicate=2"},
+                                                                {5, hybrid(1)},
+                                                                {6, hybrid(3)},
+                                                                {6, "shard=2, replicate=3"},
+                                                                {8, hybrid(4)},
+                                                                {8, ""}};
+
+TEST(Hybrid, TwelveMeshesReadEachOthersCheckpoints) {
+  const testing::TestFolder folder;
+  int stage = 0;
+  const auto replicate = [](const OddRun& run) {
+    return !run.mesh.empty() && run.stage % 2 == 1 ? Replicate::parameters : Replicate::all;
+  };
+  for (std::size_t from = 0; from < twelve_meshes.size(); ++from) {
+    OddRun run;
+    std::tie(run.ranks, run.mesh) = twelve_meshes[from];
+    run.stage = stage++ % 4;
+    run.replicate = replicate(run);
+    std::string path;
+    kernels::Digest saved, weights;
+    on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      whole_step(engine, runtime, 0);
+      (void)engine.step();
+      const std::string written = engine.save(folder / std::to_string(from), {.wait = true});
+      const kernels::Digest digest = engine.state_digest(), of_weights = engine.weights_digest();
+      if (runtime.rank() == 0) path = written, saved = digest, weights = of_weights;
+    });
+    for (int rank = 0; rank < run.ranks; ++rank) {
+      EXPECT_GT(std::filesystem::file_size(path + "/" + checkpoint::shard_name(rank, run.ranks)), 4096u);
+    }
+    for (std::size_t to = 0; to < twelve_meshes.size(); ++to) {
+      if (to == from) continue;
+      std::tie(run.ranks, run.mesh) = twelve_meshes[to];
+      run.stage = stage++ % 4;
+      run.replicate = replicate(run);
+      on_ranks(run, [&](Engine& engine, Runtime&) {
+        EXPECT_EQ(engine.load(path).step, 1);
+        EXPECT_EQ(engine.state_digest(), saved) << from << " to " << run.to_string();
+        EXPECT_EQ(engine.weights_digest(), weights) << from << " to " << run.to_string();
+      });
+    }
+  }
+}
+
+/// Of the first version, which three ranks wrote.
+TEST(Hybrid, TheFirstFormatIsLoadedOnAnyMesh) {
+  const std::string folder = TRANCHE_FIXTURES "/version-1";
+  const checkpoint::LocalStorage local;
+  std::vector<std::string> notes;
+  const std::string path = checkpoint::newest_checkpoint(detail::posix_file_system(), folder, notes).path;
+  checkpoint::Reader reader(local, path);
+  ModelSpec model;
+  std::vector<std::string> frozen;
+  for (const checkpoint::UnitRecord& unit : reader.layout().units) {
+    UnitSpec spec{unit.name, {}, unit.uses_per_micro_batch};
+    for (const checkpoint::TensorRecord& tensor : unit.tensors) {
+      spec.tensors.push_back({tensor.name, tensor.shape, Initializer::zeros(), tensor.aliases});
+      if (tensor.frozen) frozen.push_back(tensor.name);
+    }
+    model.add_unit(std::move(spec));
+  }
+  std::vector<kernels::Digest> digests;
+  for (const auto& [ranks, mesh] :
+       {std::pair(1, std::string()), std::pair(4, hybrid(2)), std::pair(3, hybrid(1)),
+        std::pair(6, std::string("shard=3, replicate=2"))}) {
+    OddRun run;
+    run.ranks = ranks;
+    run.mesh = mesh;
+    run.stage = ranks % 4;
+    run_thread_ranks(ranks, [&](int rank, const CommunicatorFactory& factory) {
+      Config config = odd_config(run);
+      config.frozen = frozen;
+      RuntimeOptions options = RuntimeOptions::from(config);
+      options.log_level = LogLevel::off;
+      Runtime runtime(options, factory);
+      Engine engine(runtime, model, config);
+      EXPECT_EQ(engine.load(folder, {.weights_only = false}).step, 7);
+      for (const UnitSpec& unit : model.units()) {
+        for (const TensorSpec& tensor : unit.tensors) {
+          const std::vector<float> values = engine.read_weight(tensor.name);
+          if (rank != 0) continue;
+          std::vector<float> expected(values.size());
+          reader.read_tensor(tensor.name, "weight", {0, tensor.shape.elements()}, DataType::float32,
+                             expected.data());
+          EXPECT_EQ(values, expected) << tensor.name << " on " << mesh;
+        }
+      }
+      const kernels::Digest digest = engine.state_digest();
+      if (rank == 0) digests.push_back(digest);
+    });
+  }
+  for (const kernels::Digest& digest : digests) EXPECT_EQ(digest, digests[0]);
+}
+
+ConstTensorView doubles_of(const std::vector<double>& values) {
+  return {values.data(), DataType::float64, Shape{static_cast<std::int64_t>(values.size())}};
+}
+
+TEST(Hybrid, ArraysAreSavedOnceAndGivenToAnyMesh) {
+  const testing::TestFolder folder;
+  constexpr std::int64_t elements = 10'007;
+  for (const std::string& mesh : {hybrid(2), std::string("shard=3, replicate=2"), hybrid(1)}) {
+    OddRun run;
+    run.ranks = 6;
+    run.mesh = mesh;
+    std::string path;
+    on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      // What a rank of the axis `shard` has, as all its replicas do; and what each rank has by itself.
+      const int shards = runtime.mesh().size(MeshAxis::shard);
+      const std::int64_t shard = runtime.mesh().coordinate(MeshAxis::shard, runtime.rank());
+      const std::int64_t begin = elements * shard / shards, end = elements * (shard + 1) / shards;
+      std::vector<double> whole(301, 2.5), part(static_cast<std::size_t>(end - begin)),
+          own(3, runtime.rank());
+      std::iota(part.begin(), part.end(), static_cast<double>(begin));
+      const std::string written = engine.save(
+          folder / mesh, {.arrays = {SavedArray::whole("mean", doubles_of(whole)),
+                                     SavedArray::part("table", Shape{elements}, begin, doubles_of(part)),
+                                     SavedArray::of_rank("own", doubles_of(own))}});
+      if (runtime.rank() == 0) path = written;
+      engine.finish_saving();
+      if (shards < 6) {
+        if (runtime.rank() == 5) part.back() = -1;
+        EXPECT_THAT(
+            message_of<InvalidArgument>([&] {
+              (void)engine.save(
+                  folder / "no",
+                  {.arrays = {SavedArray::part("table", Shape{elements}, begin, doubles_of(part))}});
+            }),
+            HasSubstr(
+                "rank 5 gives other values of its part of 'table' (a part of, fp64 [10007]) than rank "));
+      }
+    });
+    const checkpoint::LocalStorage local;
+    checkpoint::Reader reader(local, path);
+    std::vector<bool> stores(6, false);
+    for (const checkpoint::StoredRange& range : reader.array("table").ranges) {
+      stores[static_cast<std::size_t>(range.rank)] = true;
+    }
+    EXPECT_EQ(std::count(stores.begin(), stores.end(), true), 6) << "replicas share the load";
+    for (const auto& [ranks, other] : {std::pair(6, hybrid(3)), std::pair(2, std::string())}) {
+      run.ranks = ranks;
+      run.mesh = other;
+      on_ranks(run, [&, ranks = ranks](Engine& engine, Runtime& runtime) {
+        std::vector<double> table(elements), mean(301), own(3), counted(elements);
+        std::iota(counted.begin(), counted.end(), 0.0);
+        const auto target = [](std::vector<double>& values) {
+          return TensorView{values.data(), DataType::float64,
+                            Shape{static_cast<std::int64_t>(values.size())}};
+        };
+        engine.load_arrays(path, {{"table", target(table)}, {"mean", target(mean)}});
+        EXPECT_EQ(table, counted);
+        EXPECT_EQ(mean, std::vector<double>(301, 2.5));
+        if (ranks != 6) return;
+        engine.load_arrays(path, {{"own", target(own)}});
+        EXPECT_EQ(own, std::vector<double>(3, runtime.rank()));
+      });
+    }
+    run.ranks = 6;
+  }
+}
+
 TEST(Hybrid, WhatIsRefused) {
   OddRun run;
   run.ranks = 4;
@@ -330,13 +503,6 @@ TEST(Hybrid, WhatIsRefused) {
       HasSubstr("tranche.reduction_group: 4 with tranche.mesh \"replicate=*, shard=2\", where gradients are "
                 "added within the 2 ranks of shard first; leave it out"));
   run.reduction_group = 0;
-  on_ranks(run, [](Engine& engine, Runtime&) {
-    const std::int64_t number = 7;
-    const ConstTensorView values{&number, DataType::int64, Shape{1}};
-    EXPECT_THAT(message_of<InvalidArgument>(
-                    [&] { (void)engine.save("x", {.arrays = {SavedArray::whole("order", values)}}); }),
-                HasSubstr("arrays beside the model's state cannot be saved on a mesh with replicas"));
-  });
   run.accumulation = 2;
   run.policy = ReductionPolicy::micro_batch;
   on_ranks(run, [](Engine& engine, Runtime& runtime) {

@@ -67,7 +67,40 @@ std::vector<std::pair<std::string, MemoryFiles::Content>> zero_checkpoint(Manife
   return files;
 }
 
-Manifest sample_manifest(int world) {
+namespace {
+
+/// Of each tensor's first dimension two ranks hold every other index, those of trainable tensors in blocks
+/// too.
+Layout boxed(Layout layout) {
+  layout.world = 2;
+  layout.mesh = {{"tensor", 2}};
+  for (UnitRecord& unit : layout.units) {
+    for (BufferRecord& buffer : unit.buffers) {
+      if (buffer.instances.empty()) continue;
+      const InstanceRecord whole = buffer.instances.front();
+      buffer.instances.clear();
+      for (int rank = 0; rank < 2; ++rank) {
+        InstanceRecord instance;
+        std::int64_t end = 0;
+        for (PlacedTensor placed : whole.tensors) {
+          Slice& rows = placed.box.front();
+          rows = {rank, 2, (rows.size() + 1 - rank) / 2, 1};
+          placed.offset = end;
+          end = round_up(end + elements_of(placed.box), 64);
+          instance.tensors.push_back(placed);
+        }
+        instance.ranges = {{rank, 0, end, 0}};
+        buffer.instances.push_back(instance);
+      }
+    }
+  }
+  layout.place();
+  return layout;
+}
+
+}  // namespace
+
+Manifest sample_manifest(int world, bool in_boxes) {
   models::GptConfig model;
   model.layers = model.heads = 1;
   model.width = 4;
@@ -90,10 +123,12 @@ Manifest sample_manifest(int world) {
   Manifest manifest;
   Layout& layout = manifest.layout;
   layout = make_layout(units, {{"exp_avg", DataType::float32}}, DataType::float32, DataType::bfloat16, world);
+  if (in_boxes) layout = boxed(layout);
+  world = layout.world;
   const auto ranks = static_cast<std::size_t>(world);
   std::vector<std::int64_t> cuts(ranks + 1, 6);
   cuts.front() = 0;
-  add_arrays(layout, {{"order", DataType::int64, false, {Shape{2, 3}}, cuts},
+  add_arrays(layout, {{"order", DataType::int64, false, {Shape{2, 3}}, ranges_between(cuts)},
                       {"left", DataType::uint8, true, std::vector<Shape>(ranks, Shape{5}), {}}});
   for (int rank = 0; rank < world; ++rank) {
     const ShardPlan plan(layout, rank, 6);

@@ -22,7 +22,7 @@ std::string without_digest(std::string_view text);
 std::vector<std::pair<std::string, MemoryFiles::Content>> zero_checkpoint(checkpoint::Manifest manifest);
 
 /// A small model's manifest: two units, frozen and tied tensors, optimizer state, arrays of a program's own,
-/// the run of a GPT.
-checkpoint::Manifest sample_manifest(int world);
+/// the run of a GPT. In boxes: of two ranks, which hold every other row each.
+checkpoint::Manifest sample_manifest(int world, bool in_boxes = false);
 
 }  // namespace tranche::fuzz

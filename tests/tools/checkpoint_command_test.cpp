@@ -132,7 +132,7 @@ TEST_F(CheckpointCommand, VerifyNamesFileTensorAndElements) {
   const std::int64_t byte = manifest.shards[1].offsets[section] + 4 * 100;
   test::flip(path + "/shard-00001-of-00002.h5", byte);
   // Element 100 of rank 1's first unit, whose first tensor is the token embedding.
-  const std::int64_t element = manifest.layout.units[0].trainable_cuts[1] + 100;
+  const std::int64_t element = manifest.layout.units[0].buffers[0].instances[0].ranges[1].begin + 100;
   ASSERT_LT(element, 256 * 15);
   ProgramResult result = checkpoint_command({"verify", path});
   EXPECT_EQ(result.status, 4);
@@ -225,11 +225,14 @@ TEST_F(CheckpointCommand, ShowAsJson) {
 
 TEST_F(CheckpointCommand, ShowsArraysOfTheProgramsOwn) {
   EXPECT_THAT((save(), checkpoint_command({"show", run_})).out, Not(HasSubstr("\narray")));
-  const std::string path =
-      save({.world = 2,
-            .step = 9,
-            .arrays = {{"average", DataType::float32, false, {Shape{300, 100}}, {0, 1000, 30000}},
-                       {"generator", DataType::int64, true, {Shape{3}, Shape{4}}, {}}}});
+  const std::string path = save({.world = 2,
+                                 .step = 9,
+                                 .arrays = {{"average",
+                                             DataType::float32,
+                                             false,
+                                             {Shape{300, 100}},
+                                             checkpoint::ranges_between({0, 1000, 30000})},
+                                            {"generator", DataType::int64, true, {Shape{3}, Shape{4}}, {}}}});
   const ProgramResult result = checkpoint_command({"show", run_});
   EXPECT_THAT(result.out, HasSubstr("\narray      dtype   of         shape\n"
                                     "average    fp32    all ranks  [300, 100]\n"

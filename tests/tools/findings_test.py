@@ -223,7 +223,7 @@ def finding_8():
 def finding_9():
     """Layouts that cannot be."""
     refused_checkpoint("9: sequence", crafted("sequence", lambda manifest: manifest.update(sequence=2**63 - 1)), "sequence")
-    refused_checkpoint("9: cuts", crafted("cuts", lambda manifest: manifest["units"][0].update(trainable_cuts=[0, 2**63 - 1])), "cut")
+    refused_checkpoint("9: cuts", crafted("cuts", lambda manifest: manifest["units"][0]["buffers"][0]["instances"][0].update(ranges=[[0, 0, 2**63 - 1]])), "elements")
     refused_checkpoint("9: a section twice", crafted("twice", lambda manifest: manifest["sections"].append(manifest["sections"][0])), "section")
 
 

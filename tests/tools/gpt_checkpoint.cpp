@@ -74,15 +74,17 @@ std::string save_gpt(const std::string& folder, const models::GptConfig& model,
       const auto& section = manifest.layout.sections[static_cast<std::size_t>(piece.section)];
       const auto& unit = manifest.layout.units[static_cast<std::size_t>(piece.unit)];
       std::vector<float> values(static_cast<std::size_t>(piece.range.size()), 0.0f);
-      for (const checkpoint::TensorRecord& tensor : unit.tensors) {
+      for (const checkpoint::PlacedTensor& placed :
+           unit.buffers[static_cast<std::size_t>(piece.buffer)].instances.front().tensors) {
+        const checkpoint::TensorRecord& tensor = unit.tensors[static_cast<std::size_t>(placed.tensor)];
         const detail::ElementRange part =
-            detail::intersect(piece.range, {tensor.offset, tensor.offset + tensor.shape.elements()});
+            detail::intersect(piece.range, {placed.offset, placed.offset + tensor.shape.elements()});
         for (std::int64_t e = part.begin; e < part.end; ++e) {
           values[static_cast<std::size_t>(e - piece.range.begin)] =
-              sample_value(section.kind, tensor.name, e - tensor.offset, options.variant);
+              sample_value(section.kind, tensor.name, e - placed.offset, options.variant);
         }
       }
-      writer.put(piece.section, piece.unit, piece.range, values.data());
+      writer.put(piece, values.data());
     }
     for (std::size_t a = 0; a < options.arrays.size(); ++a) {
       const auto array = static_cast<int>(a);

@@ -160,8 +160,8 @@ TEST_F(HostileFiles, CountsOfAManifestAreBounded) {
 
 TEST_F(HostileFiles, NumbersThatOverflowAreRefused) {
   const std::string largest = "9223372036854775807";
-  checkpoint_refused(crafted("\"trainable_cuts\":[0,", "\"trainable_cuts\":[0," + largest + "],\"x\":[0,"),
-                     {"units[0].trainable_cuts does not cut a buffer"});
+  checkpoint_refused(crafted("\"ranges\":[[0,0,", "\"ranges\":[[0,0," + largest + "]],\"x\":[[0,0,"),
+                     {"its units hold more than"});
   checkpoint_refused(crafted("\"sequence\": 1", "\"sequence\": " + largest), {"sequence is " + largest});
   checkpoint_refused(crafted("\"created\": ", "\"created\": 4611686018427387904,\"c\": "),
                      {"created is 4611686018427387904, which cannot be"});

@@ -25,7 +25,7 @@ struct SavedArray {
     return {std::move(name), values.shape, 0, values, false, false};
   }
   /// This rank's part of an array of all ranks. Parts follow each other in the order of ranks, without gaps;
-  /// some may be empty.
+  /// some may be empty. Ranks may give the same part, alike bit for bit: each stores a share of it.
   static SavedArray part(std::string name, Shape whole, std::int64_t first, ConstTensorView values) {
     return {std::move(name), whole, first, values, true, false};
   }

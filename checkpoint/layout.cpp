@@ -1,0 +1,386 @@
+#include "checkpoint/layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "tranche/core/error.h"
+
+namespace tranche::checkpoint {
+
+using detail::ElementRange;
+
+namespace {
+
+/// Elements of all units of a rank: times the widest element they are a number of bytes.
+constexpr std::int64_t most_elements = INT64_MAX / 8;
+/// Pairs of boxes of one tensor that are compared, over all tensors.
+constexpr std::int64_t most_pairs = std::int64_t{1} << 26;
+
+/// HDF5 paths are parted by '/', and "." means "here".
+void require_name(std::string_view what, std::string_view name) {
+  bool good = !name.empty() && name.size() <= 1024 && name.find('\0') == std::string_view::npos;
+  for (std::size_t begin = 0; good && begin <= name.size();) {
+    const std::size_t end = std::min(name.find('/', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    good = !part.empty() && part != "." && part != "..";
+    begin = end + 1;
+  }
+  if (!good) {
+    throw InvalidArgument(
+        fmt::format("{} '{}' cannot be shown as a path in an HDF5 file: parts between '/' must "
+                    "not be empty, '.' or '..'",
+                    what, name));
+  }
+}
+
+void require_storable(std::string_view what, DataType dtype) {
+  if (dtype != DataType::float32 && dtype != DataType::bfloat16 && dtype != DataType::float16) {
+    throw InvalidArgument(
+        fmt::format("{} of {}: checkpoints store fp32, bf16 and fp16", what, name_of(dtype)));
+  }
+}
+
+/// What is wrong with ranges that ought to follow each other from 0 on; empty: nothing.
+std::string fault_of(const std::vector<StoredRange>& ranges, int world) {
+  std::int64_t end = 0;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const StoredRange& range = ranges[i];
+    if (range.rank < 0 || range.rank >= world) {
+      return fmt::format("range {} is stored by rank {} of {}", i, range.rank, world);
+    }
+    if (range.begin != end || range.end <= range.begin) {
+      return fmt::format("range {} is of elements {} to {}, where element {} comes next", i, range.begin,
+                         range.end, end);
+    }
+    end = range.end;
+  }
+  return {};
+}
+
+std::string array_fault(const ArrayRecord& array, int world) {
+  if (array.shapes.size() != (array.per_rank ? static_cast<std::size_t>(world) : 1)) {
+    return fmt::format("it has {} shapes", array.shapes.size());
+  }
+  for (const Shape& shape : array.shapes) {
+    if (shape.elements() > most_elements) return fmt::format("it has more than {} elements", most_elements);
+  }
+  if (array.per_rank) return array.ranges.empty() ? "" : "it is of each rank, and has ranges";
+  if (std::string fault = fault_of(array.ranges, world); !fault.empty()) return fault;
+  const std::int64_t end = array.ranges.empty() ? 0 : array.ranges.back().end;
+  if (end != array.shapes[0].elements()) {
+    return fmt::format("its ranges end at element {} of {}", end, array.shapes[0].elements());
+  }
+  std::unordered_set<int> ranks;
+  for (const StoredRange& range : array.ranges) {
+    if (!ranks.insert(range.rank).second) return fmt::format("rank {} stores two ranges of it", range.rank);
+  }
+  return {};
+}
+
+/// The faults of one unit.
+class UnitCheck {
+ public:
+  UnitCheck(const Layout& layout, const UnitRecord& unit, std::int64_t& pairs)
+      : layout_(layout), unit_(unit), pairs_(pairs), boxes_(unit.tensors.size()) {}
+
+  std::string fault() {
+    for (const BufferRecord& buffer : unit_.buffers) {
+      for (const std::string& name : buffer.group) {
+        if (std::none_of(layout_.mesh.begin(), layout_.mesh.end(),
+                         [&](const AxisRecord& axis) { return axis.name == name; })) {
+          return fmt::format("buffer '{}' is spread over '{}', which is no axis of the mesh", buffer.name,
+                             name);
+        }
+      }
+      block_ = 1;
+      for (const SectionRecord& section : layout_.sections) {
+        if (section.frozen == buffer.frozen) block_ = std::max(block_, section.block.elements);
+      }
+      for (std::size_t i = 0; i < buffer.instances.size(); ++i) {
+        const std::string fault = fault_of_instance(buffer, buffer.instances[i]);
+        if (!fault.empty()) return fmt::format("buffer '{}', instance {}: {}", buffer.name, i, fault);
+      }
+    }
+    for (std::size_t t = 0; t < unit_.tensors.size(); ++t) {
+      if (std::string fault = fault_of_tensor(unit_.tensors[t], boxes_[t]); !fault.empty()) return fault;
+    }
+    return {};
+  }
+
+ private:
+  std::string fault_of_instance(const BufferRecord& buffer, const InstanceRecord& instance) {
+    if (std::string fault = fault_of(instance.ranges, layout_.world); !fault.empty()) return fault;
+    if (block_ > 1) {
+      for (const StoredRange& range : instance.ranges) {
+        if (range.begin % block_ == 0 && range.end % block_ == 0) continue;
+        return fmt::format("elements {} to {} are not whole blocks of {}; {}", range.begin, range.end, block_,
+                           conversion(buffer.frozen));
+      }
+    }
+    std::int64_t end = 0;
+    for (const PlacedTensor& placed : instance.tensors) {
+      if (placed.tensor < 0 || static_cast<std::size_t>(placed.tensor) >= unit_.tensors.size()) {
+        return fmt::format("there is no tensor {}", placed.tensor);
+      }
+      const TensorRecord& tensor = unit_.tensors[static_cast<std::size_t>(placed.tensor)];
+      if (tensor.frozen != buffer.frozen) {
+        return fmt::format("tensor {} is {}", tensor.name, tensor.frozen ? "frozen" : "trainable");
+      }
+      if (!lies_within(placed.box, tensor.shape)) {
+        return fmt::format("a box of tensor {} does not lie in its shape {}", tensor.name,
+                           tensor.shape.to_string());
+      }
+      if (block_ > 1 &&
+          (placed.offset % block_ != 0 || !holds_whole_blocks(placed.box, tensor.shape, block_))) {
+        return fmt::format("box {} of tensor {}, at element {}, is not whole blocks of {}; {}",
+                           to_string(placed.box), tensor.name, placed.offset, block_,
+                           conversion(buffer.frozen));
+      }
+      const std::int64_t elements = elements_of(placed.box);
+      if (placed.offset < end || elements > instance.elements() - placed.offset) {
+        return fmt::format("tensor {} begins at element {}, where it overlaps another or leaves the buffer",
+                           tensor.name, placed.offset);
+      }
+      // What follows begins with a block; a sum beyond the buffer is found there.
+      end = round_up(placed.offset + elements, block_);
+      boxes_[static_cast<std::size_t>(placed.tensor)].push_back(&placed.box);
+    }
+    return {};
+  }
+
+  std::string fault_of_tensor(const TensorRecord& tensor, const std::vector<const Box*>& boxes) {
+    std::int64_t elements = 0;
+    for (const Box* box : boxes) {
+      if (elements_of(*box) > tensor.shape.elements() - elements) {
+        return fmt::format("tensor {} is stored more than once", tensor.name);
+      }
+      elements += elements_of(*box);
+    }
+    if (elements != tensor.shape.elements()) {
+      return fmt::format("of tensor {} {} of {} elements are stored", tensor.name, elements,
+                         tensor.shape.elements());
+    }
+    for (std::size_t a = 0; a < boxes.size(); ++a) {
+      for (std::size_t b = 0; b < a; ++b) {
+        if (++pairs_ > most_pairs) return "its tensors are cut into more boxes than are read";
+        if (!meet(*boxes[a], *boxes[b])) continue;
+        return fmt::format("tensor {}: boxes {} and {} have elements in common", tensor.name,
+                           to_string(*boxes[b]), to_string(*boxes[a]));
+      }
+    }
+    return {};
+  }
+
+  std::string conversion(bool frozen) const {
+    for (const SectionRecord& section : layout_.sections) {
+      if (section.frozen != frozen || section.block.name.empty()) continue;
+      return fmt::format("to cut {} elsewhere, convert it from {} to {} first", section.kind,
+                         section.block.name, name_of(DataType::float32));
+    }
+    return {};
+  }
+
+  const Layout& layout_;
+  const UnitRecord& unit_;
+  std::int64_t& pairs_;
+  std::vector<std::vector<const Box*>> boxes_;  ///< by tensor
+  std::int64_t block_ = 1;
+};
+
+/// The axes above 1, slowest first.
+std::vector<MeshAxis> axes_of(const Mesh& mesh) {
+  std::vector<std::pair<int, MeshAxis>> strides;
+  for (int a = 0; a < mesh_axes; ++a) {
+    const auto axis = static_cast<MeshAxis>(a);
+    if (mesh.size(axis) > 1) strides.emplace_back(mesh.group({axis}, 0)[1], axis);
+  }
+  std::sort(strides.rbegin(), strides.rend());
+  std::vector<MeshAxis> axes;
+  for (const auto& [stride, axis] : strides) axes.push_back(axis);
+  return axes;
+}
+
+/// The tensors of one kind in declared order, whole, over the mesh.
+InstanceRecord lay_out(const std::vector<TensorRecord>& tensors, bool frozen, const Mesh& mesh) {
+  InstanceRecord instance;
+  std::vector<std::int64_t> sizes;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    if (tensors[t].frozen != frozen) continue;
+    instance.tensors.push_back({static_cast<int>(t), whole_box(tensors[t].shape), 0});
+    sizes.push_back(tensors[t].shape.elements());
+  }
+  // A shard's parts, one a replica, are the shards of a layout over all of them.
+  const int parts = mesh.size(MeshAxis::replicate);
+  const detail::FlatLayout flat(sizes, mesh.size(MeshAxis::shard) * parts);
+  for (std::size_t i = 0; i < instance.tensors.size(); ++i) {
+    instance.tensors[i].offset = flat.tensor_offset(static_cast<int>(i));
+  }
+  for (const int shard : mesh.group({MeshAxis::shard}, 0)) {
+    for (const int rank : mesh.group({MeshAxis::replicate}, shard)) {
+      const int owner =
+          mesh.coordinate(MeshAxis::shard, rank) * parts + mesh.coordinate(MeshAxis::replicate, rank);
+      const ElementRange part = flat.shard_range(owner);
+      if (!part.empty()) instance.ranges.push_back({rank, part.begin, part.end, 0});
+    }
+  }
+  return instance;
+}
+
+}  // namespace
+
+detail::ElementRange ArrayRecord::range(int rank) const {
+  if (per_rank) return {0, shape(rank).elements()};
+  const auto found = std::find_if(ranges.begin(), ranges.end(),
+                                  [rank](const StoredRange& range) { return range.rank == rank; });
+  return found == ranges.end() ? ElementRange{} : found->range();
+}
+
+std::vector<StoredRange> ranges_between(const std::vector<std::int64_t>& cuts) {
+  std::vector<StoredRange> ranges;
+  for (std::size_t r = 0; r + 1 < cuts.size(); ++r) {
+    if (cuts[r] != cuts[r + 1]) ranges.push_back({static_cast<int>(r), cuts[r], cuts[r + 1], 0});
+  }
+  return ranges;
+}
+
+std::string Layout::fault() const {
+  std::int64_t ranks = 1;
+  for (const AxisRecord& axis : mesh) {
+    if (axis.size < 1 || ranks > world / axis.size) return "its mesh is not of its ranks";
+    ranks *= axis.size;
+  }
+  if (ranks != world) return "its mesh is not of its ranks";
+  for (const SectionRecord& a : sections) {
+    for (const SectionRecord& b : sections) {
+      const std::int64_t large = std::max(a.block.elements, b.block.elements);
+      if (a.frozen == b.frozen && (large % a.block.elements != 0 || large % b.block.elements != 0)) {
+        return fmt::format("sections {} and {} have blocks of {} and {}, of which none divides the other",
+                           a.dataset, b.dataset, a.block.elements, b.block.elements);
+      }
+    }
+  }
+  std::int64_t pairs = 0, sums[2] = {0, 0};
+  for (const UnitRecord& unit : units) {
+    for (const BufferRecord& buffer : unit.buffers) {
+      std::int64_t& sum = sums[buffer.frozen ? 1 : 0];
+      for (const InstanceRecord& instance : buffer.instances) {
+        if (instance.elements() < 0 || instance.elements() > most_elements - sum) {
+          return fmt::format("its units hold more than {} elements", most_elements);
+        }
+        sum += instance.elements();
+      }
+    }
+    if (std::string fault = UnitCheck(*this, unit, pairs).fault(); !fault.empty()) {
+      return fmt::format("unit '{}': {}", unit.name, fault);
+    }
+  }
+  for (const ArrayRecord& array : arrays) {
+    if (std::string fault = array_fault(array, world); !fault.empty()) {
+      return fmt::format("array '{}': {}", array.name, fault);
+    }
+  }
+  return {};
+}
+
+void Layout::place() {
+  for (auto& elements : file_elements) elements.assign(static_cast<std::size_t>(world), 0);
+  for (UnitRecord& unit : units) {
+    for (BufferRecord& buffer : unit.buffers) {
+      for (InstanceRecord& instance : buffer.instances) {
+        for (StoredRange& range : instance.ranges) {
+          std::int64_t& next = file_elements[buffer.frozen ? 1 : 0][static_cast<std::size_t>(range.rank)];
+          range.first = next;
+          next += range.end - range.begin;
+        }
+      }
+    }
+  }
+}
+
+std::int64_t Layout::section_elements(int section, int rank) const {
+  const bool frozen = sections.at(static_cast<std::size_t>(section)).frozen;
+  return file_elements[frozen ? 1 : 0].at(static_cast<std::size_t>(rank));
+}
+
+int Layout::find_section(std::string_view kind, bool frozen) const {
+  for (std::size_t s = 0; s < sections.size(); ++s) {
+    if (sections[s].kind == kind && sections[s].frozen == frozen) return static_cast<int>(s);
+  }
+  return -1;
+}
+
+int Layout::axis(MeshAxis axis) const {
+  for (const AxisRecord& record : mesh) {
+    if (record.name == name_of(axis)) return record.size;
+  }
+  return 1;
+}
+
+Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states,
+                   DataType weight_dtype, DataType frozen_dtype, const Mesh& mesh) {
+  Layout layout;
+  layout.world = mesh.ranks();
+  std::vector<std::string> axes;
+  for (const MeshAxis axis : axes_of(mesh)) {
+    axes.emplace_back(name_of(axis));
+    layout.mesh.push_back({axes.back(), mesh.size(axis)});
+  }
+  std::unordered_set<std::string> names;
+  std::unordered_set<std::string> unit_names;
+  const auto claim = [&](std::string_view what, const std::string& name) {
+    require_name(what, name);
+    if (!names.insert(name).second) throw InvalidArgument(fmt::format("{} '{}' is there twice", what, name));
+  };
+  bool any_frozen = false;
+  bool any_trainable = false;
+  for (const UnitDescription& unit : units) {
+    UnitRecord record{unit.name, unit.uses_per_micro_batch, {}, {}};
+    if (!unit_names.insert(unit.name).second)
+      throw InvalidArgument(fmt::format("unit '{}' is there twice", unit.name));
+    for (const TensorDescription& tensor : unit.tensors) {
+      claim("tensor", tensor.name);
+      for (const std::string& alias : tensor.aliases) claim("alias", alias);
+      record.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, tensor.aliases});
+      (tensor.frozen ? any_frozen : any_trainable) = true;
+    }
+    for (const bool frozen : {false, true}) {
+      record.buffers.push_back({frozen ? "frozen" : "trainable", frozen, axes, {}});
+      InstanceRecord instance = lay_out(record.tensors, frozen, mesh);
+      if (!instance.ranges.empty()) record.buffers.back().instances.push_back(std::move(instance));
+    }
+    layout.units.push_back(std::move(record));
+  }
+  require_storable("weights", weight_dtype);
+  require_storable("frozen tensors", frozen_dtype);
+  if (any_trainable) layout.sections.push_back({"weights", "weight", weight_dtype, false});
+  if (any_frozen) layout.sections.push_back({"frozen", "weight", frozen_dtype, true});
+  names = {"weight"};
+  for (const StateDescription& state : states) {
+    claim("optimizer state", state.name);
+    require_storable("optimizer state " + state.name, state.dtype);
+    if (any_trainable) layout.sections.push_back({"state/" + state.name, state.name, state.dtype, false});
+  }
+  layout.place();
+  return layout;
+}
+
+void add_arrays(Layout& layout, std::vector<ArrayRecord> arrays) {
+  std::unordered_set<std::string> names;
+  for (const ArrayRecord& array : arrays) {
+    require_name("array", array.name);
+    if (!names.insert(array.name).second) {
+      throw InvalidArgument(fmt::format("array '{}' is there twice", array.name));
+    }
+    const bool good = array_fault(array, layout.world).empty();
+    if (!good) {
+      throw InvalidArgument(
+          fmt::format("array '{}' does not have the shapes or ranges of {} ranks", array.name, layout.world));
+    }
+  }
+  layout.arrays = std::move(arrays);
+}
+
+}  // namespace tranche::checkpoint

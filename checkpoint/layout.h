@@ -1,0 +1,179 @@
+#pragma once
+/// The contents of a checkpoint and the ranks that store them: tensors, flat buffers, sections, arrays.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/box.h"
+#include "partition/flat_layout.h"
+#include "tranche/core/dtype.h"
+#include "tranche/core/shape.h"
+#include "tranche/partition/mesh.h"
+
+namespace tranche::checkpoint {
+
+/// One tensor of a unit.
+struct TensorRecord {
+  std::string name;
+  Shape shape;                       ///< of the whole tensor, whatever its ranks hold of it
+  bool frozen = false;               ///< stored once, in its own dtype, without optimizer state
+  std::vector<std::string> aliases;  ///< other names of the same elements (tied tensors), stored once
+  friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
+};
+
+/// Rank `rank` stores elements [begin, end) of a flat buffer.
+struct StoredRange {
+  int rank = 0;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t first = 0;  ///< element of the rank's datasets that `begin` is; Layout::place() fills it in
+  detail::ElementRange range() const { return {begin, end}; }
+  friend bool operator==(const StoredRange&, const StoredRange&) = default;
+};
+
+/// The part of a tensor that a flat buffer holds.
+struct PlacedTensor {
+  int tensor = 0;  ///< index in its unit
+  Box box;
+  std::int64_t offset = 0;  ///< of the box's first element in the flat buffer, in which they are row-major
+  friend bool operator==(const PlacedTensor&, const PlacedTensor&) = default;
+};
+
+/// One flat buffer's contents and the ranks that store them: ranges in ascending order, without gaps.
+struct InstanceRecord {
+  std::vector<PlacedTensor> tensors;  ///< in ascending order, with padding between and behind them
+  std::vector<StoredRange> ranges;
+  std::int64_t elements() const { return ranges.empty() ? 0 : ranges.back().end; }
+  friend bool operator==(const InstanceRecord&, const InstanceRecord&) = default;
+};
+
+/// A flat buffer of a unit. Ranks that hold other boxes of its tensors have an instance of their own;
+/// together the instances of a unit's buffers hold each element once. A buffer without elements has no
+/// instance.
+struct BufferRecord {
+  std::string name;  ///< "trainable", "frozen"
+  bool frozen = false;
+  std::vector<std::string> group;  ///< the axes of the mesh over which an instance is spread
+  std::vector<InstanceRecord> instances;
+  friend bool operator==(const BufferRecord&, const BufferRecord&) = default;
+};
+
+struct UnitRecord {
+  std::string name;
+  int uses_per_micro_batch = 1;
+  std::vector<TensorRecord> tensors;  ///< in declared order
+  std::vector<BufferRecord> buffers;
+  friend bool operator==(const UnitRecord&, const UnitRecord&) = default;
+};
+
+/// Elements that are stored in blocks with a meaning of their own, such as quantised ones with their scale. A
+/// block is of elements that follow each other in the whole tensor, from a multiple of its size on.
+struct BlockFormat {
+  std::string name;           ///< empty: plain elements
+  std::int64_t elements = 1;  ///< of a block
+  std::int64_t bytes = 0;     ///< that it takes
+  friend bool operator==(const BlockFormat&, const BlockFormat&) = default;
+};
+
+/// One quantity (weights, exp_avg ...) of every element of the trainable or of the frozen buffers: one HDF5
+/// dataset in each rank's file, in which the rank's ranges follow each other without gaps.
+struct SectionRecord {
+  std::string dataset;                 ///< path in the file: "weights", "frozen", "state/exp_avg"
+  std::string kind;                    ///< "weight", or the name of an optimizer state
+  DataType dtype = DataType::float32;  ///< uint8 where elements are stored in blocks
+  bool frozen = false;
+  BlockFormat block = {};
+  /// Bytes of so many elements, whole blocks.
+  std::int64_t bytes(std::int64_t elements) const {
+    return block.name.empty() ? elements * size_of(dtype) : elements / block.elements * block.bytes;
+  }
+  friend bool operator==(const SectionRecord&, const SectionRecord&) = default;
+};
+
+/// An array of the user's program: either global, of which ranks store ranges, or `per_rank`: each rank
+/// stores one of its own shape. A dataset of its own in the file of each rank that has elements of it.
+struct ArrayRecord {
+  std::string name;
+  DataType dtype = DataType::float32;  ///< any
+  bool per_rank = false;
+  std::vector<Shape> shapes;        ///< global: one; per_rank: by rank
+  std::vector<StoredRange> ranges;  ///< global: ascending, without gaps, one a rank at most; per_rank: none
+  std::string dataset() const { return "arrays/" + name; }
+  const Shape& shape(int rank) const { return shapes.at(per_rank ? static_cast<std::size_t>(rank) : 0); }
+  /// The elements of shape(rank) that `rank` stores.
+  detail::ElementRange range(int rank) const;
+  friend bool operator==(const ArrayRecord&, const ArrayRecord&) = default;
+};
+/// Rank r stores elements [cuts[r], cuts[r + 1]).
+std::vector<StoredRange> ranges_between(const std::vector<std::int64_t>& cuts);
+
+/// An axis of the mesh that saved, by name: a reader need not know it.
+struct AxisRecord {
+  std::string name;
+  int size = 1;
+  friend bool operator==(const AxisRecord&, const AxisRecord&) = default;
+};
+
+/// The contents of a checkpoint and their places; equal on all ranks and, but for arrays, computable by each.
+struct Layout {
+  int world = 1;                 ///< ranks, each with a file
+  std::vector<AxisRecord> mesh;  ///< axes above 1, slowest first
+  std::vector<UnitRecord> units;
+  std::vector<SectionRecord> sections;
+  std::vector<ArrayRecord> arrays;
+  std::array<std::vector<std::int64_t>, 2> file_elements;  ///< trainable, frozen: of each rank's datasets
+
+  /// The fault of a layout that contradicts itself, in words; empty: each element of each tensor is stored
+  /// exactly once, blocks are whole, and no sum overflows. Takes time by the layout's records, not elements.
+  std::string fault() const;
+  /// Fills in where ranges lie in the files. The layout must have no fault.
+  void place();
+  /// Elements of `section` in `rank`'s file.
+  std::int64_t section_elements(int section, int rank) const;
+  /// The section that holds `kind` of trainable or frozen tensors; -1 when there is none.
+  int find_section(std::string_view kind, bool frozen) const;
+  /// Size of an axis of the mesh; 1 where there is no such axis above 1.
+  int axis(MeshAxis axis) const;
+  friend bool operator==(const Layout&, const Layout&) = default;
+};
+
+/// A tensor, a unit and a state kind as the caller knows them, before anything is laid out.
+struct TensorDescription {
+  std::string name;
+  Shape shape;
+  bool frozen = false;
+  std::vector<std::string> aliases;
+};
+struct UnitDescription {
+  std::string name;
+  int uses_per_micro_batch = 1;
+  std::vector<TensorDescription> tensors;
+};
+struct StateDescription {
+  std::string name;
+  DataType dtype = DataType::float32;
+};
+
+/// Lays units out over the ranks of `mesh` as FlatLayout does (trainable and frozen tensors of a unit apart,
+/// each in declared order), sharded over the axis `shard`; of a shard the replicas store a part each, so that
+/// each element is stored once. `weight_dtype` is that of the trainable tensors' stored weights (the master
+/// weights), `frozen_dtype` that of frozen ones. Throws InvalidArgument on names used twice (aliases
+/// included), empty or such as HDF5 cannot show ("a//b", "." ...), a state named "weight", dtypes that are
+/// not fp32, bf16 or fp16.
+Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states,
+                   DataType weight_dtype, DataType frozen_dtype, const Mesh& mesh);
+/// The same over one axis.
+inline Layout make_layout(const std::vector<UnitDescription>& units,
+                          const std::vector<StateDescription>& states, DataType weight_dtype,
+                          DataType frozen_dtype, int world) {
+  return make_layout(units, states, weight_dtype, frozen_dtype, Mesh(world));
+}
+
+/// Adds the program's own arrays. Throws InvalidArgument on names as make_layout() does, and on ranges
+/// or shapes that do not fit the layout's ranks.
+void add_arrays(Layout& layout, std::vector<ArrayRecord> arrays);
+
+}  // namespace tranche::checkpoint
