@@ -18,7 +18,7 @@ namespace {
 
 /// Keys, and blocks of keys, that change no weight, loss or schedule (docs/internals/numerics.md), or that
 /// only summarise others.
-constexpr std::array<std::string_view, 31> quiet_keys{
+constexpr std::array<std::string_view, 32> quiet_keys{
     "steps_per_print",
     "wall_clock_breakdown",
     "zero_optimization.overlap_comm",
@@ -47,6 +47,7 @@ constexpr std::array<std::string_view, 31> quiet_keys{
     "tranche.activation_checkpointing",
     "tranche.checkpoint_every",
     "tranche.vocabulary_chunk",
+    "tranche.replicate",
     "tranche.save_buffer",
     "tranche.maximum_consecutive_skips",
     "tranche.debug",
@@ -115,6 +116,8 @@ std::vector<std::string> configuration_changes(std::string_view saved, std::stri
   const auto compare = [&](const std::string& key) {
     const json *is = find(now, key), *was = find(before, key);
     if (is_quiet(key) || (is != nullptr && was != nullptr && *is == *was)) return;
+    if (key == "tranche.replica_sum" && was == nullptr && *is == "micro_batch")
+      return;  // as versions without it
     if (key == "tranche.total_steps" && !follows_the_end(now) && !follows_the_end(before)) return;
     lines.push_back(change(key, shown(is), shown(was)));
   };

@@ -47,6 +47,19 @@ TEST(ConfigurationChanges, KeysOfOneSideOnly) {
                          "scheduler.params.warmup_num_steps is 10, was not set: the command line wins"));
 }
 
+TEST(ConfigurationChanges, ReplicasAddedUpAsVersionsWithoutTheKeyDidAreNoChange) {
+  const std::string hybrid =
+      R"({"tranche": {"mesh": "replicate=2, shard=*"}, "zero_optimization": {"stage": 3}})";
+  std::string before = parse_config(hybrid, 2).to_json();
+  const std::string key = R"("replica_sum": "micro_batch",)";
+  ASSERT_NE(before.find(key), std::string::npos);
+  before.erase(before.find(key), key.size());
+  EXPECT_THAT(configuration_changes(before, parse_config(hybrid, 2).to_json()), IsEmpty());
+  EXPECT_THAT(configuration_changes(before, parse_config(hybrid, 2, {"tranche.replica_sum=step"}).to_json()),
+              ElementsAre("tranche.replica_sum is 'step', was not set: the command line wins"));
+  EXPECT_THAT(changes(hybrid, {"tranche.replicate=parameters"}), IsEmpty());
+}
+
 TEST(ConfigurationChanges, KeysThatChangeNoBitsAreQuiet) {
   EXPECT_THAT(
       changes("{}", {"tranche.threads=1", "tranche.communication_timeout=7", "steps_per_print=9",
