@@ -85,7 +85,11 @@ std::vector<CombinationAxis> combination_axes() {
   add("mesh", false,
       {nothing(),
        {"replicas", [](Combination& c) { c.config.mesh = "replicate=*, shard=1"; }},
-       {"replicas", [](Combination& c) { c.config.mesh = "replicate=2, shard=2"; }}});
+       {"replicas", [](Combination& c) { c.config.mesh = "replicate=2, shard=2"; }},
+       {"copies-of-parameters", [](Combination& c) {
+          c.config.mesh = "replicate=2, shard=2";
+          c.config.replicate = Replicate::parameters;
+        }}});
   axes.push_back(of_two("nodes", false, "nodes", [](Combination& c) { c.config.debug.ranks_per_host = 2; }));
   axes.push_back(of_two("reduction group", true, "reduction-group",
                         [](Combination& c) { c.config.reduction_group = c.ranks - 1; }));
@@ -205,6 +209,12 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
   if (are("own-rule", "optimizer-nvme") || are("sgd", "moments-bf16") || are("replicas", "reduction-group")) {
     return false;
   }
+  // What is sharded over the copies too is sharded, and the copies bring each other weights on the device.
+  if (with("copies-of-parameters", [](const std::string& key, const CombinationAxis&, int) {
+        return key == "stage-0" || key == "reduction-group" || key.starts_with("parameters-");
+      })) {
+    return false;
+  }
   // Two nodes take three or four ranks here, two copies of two ranks take four.
   if (with("nodes", [](const std::string&, const CombinationAxis& axis, int at) {
         return axis.name == "ranks" && at != 0 && at != 3;
@@ -212,7 +222,7 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
     return false;
   }
   const auto halves_without_four = [](const CombinationAxis& p, int at, const CombinationAxis& q, int ranks) {
-    return p.name == "mesh" && at == 2 && q.name == "ranks" && ranks != 3;
+    return p.name == "mesh" && at >= 2 && q.name == "ranks" && ranks != 3;
   };
   if (halves_without_four(a, value, b, other) || halves_without_four(b, other, a, value)) return false;
   // Without effect: a rule of the program's declares its state's dtype itself; one rank has no peers.
