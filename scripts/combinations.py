@@ -130,7 +130,8 @@ def page(table, settled):
         "- as it is, and",
         "- with the same arithmetic at stage 0, nothing offloaded, no overlap, no memory plan.", "",
         "Weights, optimizer state, losses, norms, evaluations and logits have to be equal to the last bit. The same rows are planned on the meta",
-        "device, to the byte and to the sent element, and run by MPI processes.", "",
+        "device, to the byte and to the sent element, and run by MPI processes. A GPU, which is emulated in CI, runs rows in which each capability",
+        "stands once, and with `test_combinations_gpu` all.", "",
         "What is refused ends a program with status 2 (`ProgramErrors`), and an engine's constructor with `ConfigurationError`, before the first step.", "",
         "## The pairs", "",
         "Values of one axis (`.`) exclude each other; a checkpoint goes from one to the other.", "", "```"]

@@ -40,6 +40,24 @@ std::vector<test::CoveringRow> rows_of(const std::vector<CombinationAxis>& axes)
       .rows();
 }
 
+std::vector<test::CoveringRow> rows_of_every_value(std::vector<test::CoveringRow> rows) {
+  std::vector<test::CoveringRow> few;
+  std::set<std::pair<std::size_t, int>> met;
+  const auto values_new_in = [&](const test::CoveringRow& row) {
+    int count = 0;
+    for (std::size_t axis = 0; axis < row.size(); ++axis) count += met.contains({axis, row[axis]}) ? 0 : 1;
+    return count;
+  };
+  for (;;) {
+    const auto best = std::max_element(rows.begin(), rows.end(), [&](const auto& a, const auto& b) {
+      return values_new_in(a) < values_new_in(b);
+    });
+    if (best == rows.end() || values_new_in(*best) == 0) return few;
+    for (std::size_t axis = 0; axis < best->size(); ++axis) met.insert({axis, (*best)[axis]});
+    few.push_back(*best);
+  }
+}
+
 void expect_pairs_of_the_table(const std::string& test, const std::vector<CombinationAxis>& axes,
                                const std::vector<test::CoveringRow>& rows,
                                const std::vector<std::string>& everywhere) {

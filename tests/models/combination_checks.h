@@ -11,6 +11,9 @@ namespace tranche::models {
 /// Rows in which every two values meet that can.
 std::vector<test::CoveringRow> rows_of(const std::vector<CombinationAxis>& axes);
 
+/// Few of them, in which each value of each axis still is.
+std::vector<test::CoveringRow> rows_of_every_value(std::vector<test::CoveringRow> rows);
+
 /// Fails where a pair that tests/combinations.json says is held by `test` meets in none of the rows, all of
 /// which also have the capabilities of `everywhere`.
 void expect_pairs_of_the_table(const std::string& test, const std::vector<CombinationAxis>& axes,

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <filesystem>
 
+#include "device/cuda_probe.h"
 #include "tests/core/rounds.h"
 
 namespace tranche::models {
@@ -57,6 +58,29 @@ class EveryRow : public Combinations {
   }
 };
 
+#if defined(TRANCHE_COMBINATIONS_ON_GPU)
+class CombinationsOnAGpu : public EveryRow {
+ protected:
+  void SetUp() override {
+    const detail::CudaProbe probe = detail::probe_cuda();
+    if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
+  }
+};
+
+TEST_F(CombinationsOnAGpu, HaveTheBitsOfStageZero) {
+  const std::vector<CombinationAxis> axes = combination_axes();
+  const std::vector<CoveringRow> rows = rows_of_every_value(rows_of(axes));
+  expect_pairs_of_the_table("CombinationsOnAGpu.HaveTheBitsOfStageZero", axes, rows, {"cuda", "threads"});
+  expect_bits_of_stage_zero(axes, rows, DeviceKind::cuda);
+}
+
+// The emulation takes minutes for them.
+class CombinationsOnAGpuSlow : public CombinationsOnAGpu {};
+TEST_F(CombinationsOnAGpuSlow, HaveTheBitsOfStageZero) {
+  const std::vector<CombinationAxis> axes = combination_axes();
+  expect_bits_of_stage_zero(axes, rows_of(axes), DeviceKind::cuda);
+}
+#else
 class CombinationsOfTwo : public EveryRow {};
 
 TEST_F(CombinationsOfTwo, HaveTheBitsOfStageZero) {
@@ -112,6 +136,7 @@ TEST(CoveringRows, HoldEveryPairThatCanMeet) {
   }
   EXPECT_EQ(CoveringRows(counts, can).rows(), rows);
 }
+#endif
 
 }  // namespace
 }  // namespace tranche::models

@@ -21,6 +21,9 @@ class Relative final : public Optimizer {
       const RelativeSegment s = of(range, segment, step);
       kernels::KernelWork work;
       work.cpu = [s] { prepare_relative(s); };
+#if defined(TRANCHE_COMBINATIONS_WITH_CUDA)
+      work.cuda = [s, &stream](void*) { launch_prepare_relative(stream, s); };  // called at once
+#endif
       kernels::launch(stream, "prepare_relative", {}, work);
     }
   }
@@ -32,6 +35,9 @@ class Relative final : public Optimizer {
       work.cpu = [s] {
         apply_relative(s, s.sums[0] > 0 && s.sums[1] > 0 ? std::sqrt(s.sums[0] / s.sums[1]) : 1);
       };
+#if defined(TRANCHE_COMBINATIONS_WITH_CUDA)
+      work.cuda = [s, &stream](void*) { launch_apply_relative(stream, s); };  // called at once
+#endif
       kernels::launch(stream, "apply_relative", {}, work);
     }
   }

@@ -1,5 +1,5 @@
 #pragma once
-/// An update rule of a program's own: momentum whose step is as long, relative to the
+/// An update rule of a program's own, on every device: momentum whose step is as long, relative to the
 /// tensor, as the rate says. It looks at whole tensors before it updates, as LARS and LAMB do.
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct RelativeSegment {
   bool apply = true;
 };
 
-/// Moves the direction and adds to the sums.
+/// Moves the direction and adds to the sums. Constexpr, so that device code may call it too.
 constexpr void prepare_relative(const RelativeSegment& s) {
   for (std::int64_t i = 0; i < s.count; ++i) {
     const float gradient = s.gradient_dtype == DataType::float32
@@ -50,5 +50,9 @@ constexpr void apply_relative(const RelativeSegment& s, double ratio) {
     if (s.weight_dtype == DataType::float16) static_cast<float16*>(s.weight)[i] = to_float16(s.master[i]);
   }
 }
+
+/// The same on the device; one thread, as the tensors of tests are small.
+void launch_prepare_relative(Stream& stream, const RelativeSegment& segment);
+void launch_apply_relative(Stream& stream, const RelativeSegment& segment);
 
 }  // namespace tranche::models
