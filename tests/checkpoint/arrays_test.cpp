@@ -224,6 +224,10 @@ TEST_F(ArraysTest, AManifestThatContradictsItselfIsRefused) {
   EXPECT_EQ(refused([](Manifest&) {}), test::nothing_thrown);
   EXPECT_THAT(refused([](Manifest& m) { m.layout.arrays[2].ranges[2].end = 70; }),
               HasSubstr("m: array 'half': its ranges end at element 70 of 77"));
+  EXPECT_THAT(refused([](Manifest& m) { m.layout.arrays[2].ranges[1].rank = 0; }),
+              HasSubstr("m: array 'half': rank 0 stores two ranges of it"));
+  EXPECT_THAT(refused([](Manifest& m) { m.layout.arrays[2].ranges[1].begin = 10; }),
+              HasSubstr("m: array 'half': range 1 is of elements 10 to 33, where element 11 comes next"));
   EXPECT_THAT(refused([](Manifest& m) { m.layout.arrays[6].shapes.pop_back(); }),
               HasSubstr("m: array 'draws': it has 2 shapes"));
   EXPECT_THAT(refused([](Manifest& m) { m.shards[1].array_offsets[2] = 1 << 30; }),

@@ -216,6 +216,20 @@ Layout draw_layout(Draw& draw, std::int64_t block) {
   return layout;
 }
 
+TEST(Layouts, OfMoreBoxesThanAreReadAreRefusedSoon) {
+  const std::int64_t boxes = 4200;  // which are 8.8 million pairs
+  Layout layout;
+  layout.sections = {{"weights", "weight", DataType::float32, false}};
+  layout.units = {{"u", 1, {{"w", Shape{boxes}, false, {}}}, {{"a", false, {}, {}}}}};
+  for (std::int64_t i = 0; i < boxes; ++i) {
+    layout.units[0].buffers[0].instances.push_back({{{0, {{i, 1, 1, 1}}, 0}}, {{0, 0, 1, 0}}});
+  }
+  EXPECT_EQ(layout.fault(), "unit 'u': its tensors are cut into more boxes than are read");
+  for (std::int64_t i = 1000; i < boxes; ++i) layout.units[0].buffers[0].instances.pop_back();
+  layout.units[0].tensors[0].shape = Shape{1000};
+  EXPECT_EQ(layout.fault(), "");
+}
+
 TEST(DrawnLayouts, AreWrittenAndReadInBoxes) {
   const TestFolder folder{fast_folder()};
   const TestStorage storage(detail::posix_file_system());
