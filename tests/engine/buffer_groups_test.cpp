@@ -6,12 +6,14 @@
 
 #include <array>
 #include <cstring>
+#include <thread>
 
 #include "engine/formulas.h"
 #include "engine/gradient_reducer.h"
 #include "engine/parameter_gatherer.h"
 #include "engine/step_boundary.h"
 #include "rank_state.h"
+#include "tranche/core/error.h"
 
 namespace tranche::test {
 namespace {
@@ -161,6 +163,40 @@ TEST(BufferCopies, TheFormulaHasTheSumOfAReplica) {
       EXPECT_EQ(formulas.bytes().parameters + formulas.bytes().gradients, 4 * state);
     }
     all->barrier({"test", "end"}).wait();
+  });
+}
+
+// Whoever waits for the buffer after an error, waits for what was issued before it.
+TEST(BufferCopies, AnErrorOfTheSumOverReplicasLeavesTheEventOfTheGroups) {
+  run_thread_ranks(2, [&](int rank_number, const CommunicatorFactory& factory) {
+    const std::unique_ptr<Communicator> all = factory({}), alone = make_self_communicator();
+    RankState rank(plain_config(2), *alone, detail::posix_file_system(), {},
+                   [&](StateLayout& layout) { regroup(layout.units[0].buffers[0], *alone, all.get()); });
+    all->barrier({"test", "begin"}).wait();
+    if (rank_number == 1) {
+      all->post_failure("ended by the test", ExitStatus::communication, 1);
+      return;
+    }
+    const auto failed = [&] {
+      try {
+        all->check_health();
+        return false;
+      } catch (const CommunicationError&) {
+        return true;
+      }
+    };
+    while (!failed()) std::this_thread::yield();
+    rank.arena.begin("train", false);
+    {
+      GradientReducer reducer(rank.store, rank.config, rank.arena, rank.compute, rank.ledger, rank.scalars);
+      reducer.begin_micro_batch(0);
+      reducer.open(0, 0);
+      EXPECT_THROW(reducer.submit(0, 0, true), CommunicationError);
+      const Event& reduced = rank.store.trainable()[0]->reduce_done;
+      EXPECT_TRUE(reduced.state()) << "the sum of the group was issued";
+      reduced.wait();
+    }
+    rank.arena.end();
   });
 }
 

@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
+#include <optional>
+#include <random>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "checkpoint/reader.h"
@@ -247,6 +250,164 @@ TEST(Hybrid, TensorsGradientsHookAndSkipsAreThoseOfOneShardedModel) {
     EXPECT_EQ(seen.gradient, all[0].gradient) << mesh;
     EXPECT_EQ(seen.state, all[0].state) << mesh;
     EXPECT_EQ(seen.weight, all[0].weight) << mesh;
+  }
+}
+
+/// One of many meshes, stages, policies, dtypes and tiers.
+OddRun drawn_run(std::mt19937& draw, const std::string& nvme_folder) {
+  const auto one_of = [&draw](auto... values) {
+    const std::common_type_t<decltype(values)...> list[] = {values...};
+    return list[draw() % sizeof...(values)];
+  };
+  OddRun run;
+  run.ranks = one_of(2, 3, 4, 6, 8);
+  const std::vector<int> shards = shard_sizes(run.ranks);
+  const std::size_t which = draw() % (shards.size() + 1);
+  if (which < shards.size()) run.mesh = hybrid(shards[which]);
+  run.stage = one_of(0, 1, 2, 3);
+  run.policy = one_of(ReductionPolicy::boundary, ReductionPolicy::micro_batch);
+  if (run.stage > 0) run.replicate = one_of(Replicate::all, Replicate::parameters);
+  run.replica_sum = one_of(ReplicaSum::micro_batch, ReplicaSum::step);
+  run.dtype = one_of(DataType::float32, DataType::bfloat16);
+  if (run.replica_sum == ReplicaSum::micro_batch) {
+    run.accumulation_dtype = one_of(DataType::float32, DataType::bfloat16);
+  }
+  run.accumulation = one_of(1, 2);
+  run.gather_for = one_of(GatherFor::use, GatherFor::step);
+  run.persistent = one_of(0, 300);
+  run.steps = 3;
+  run.offload.optimizer = one_of(OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme);
+  run.offload.ratio = one_of(0.5, 1.0);
+  if (run.stage == 3 && run.replicate == Replicate::all) {
+    run.offload.parameters = one_of(OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme);
+  }
+  run.offload.nvme_path = nvme_folder;
+  run.offload.tile_elements = 4096;
+  return run;
+}
+
+TEST(Hybrid, DrawnConfigurationsArePlannedToTheByte) {
+  const testing::TestFolder folder;
+  std::mt19937 draw(21);
+  for (int i = 0; i < 60; ++i) {
+    OddRun run = drawn_run(draw, folder.path());
+    const OddResult real = train_odd(run);
+    run.device = DeviceKind::meta;
+    const OddResult planned = train_odd(run);
+    for (const auto accounts : {&OddResult::accounts, &OddResult::host_accounts, &OddResult::nvme_accounts}) {
+      const TierAccount &is = (real.*accounts)[0], &was = (planned.*accounts)[0];
+      EXPECT_EQ(was.peak, is.peak) << run.to_string();
+      for (const Category category : all_categories) {
+        EXPECT_EQ(was.category_peak[category], is.category_peak[category])
+            << name_of(category) << " " << run.to_string();
+        EXPECT_EQ(was.persistent[category], is.persistent[category])
+            << name_of(category) << " " << run.to_string();
+      }
+    }
+    const Engine::StateBytes& state = real.state_bytes[0];
+    const Engine::StateBytes::OnTier& on_device = state.tiers[static_cast<std::size_t>(Tier::device)];
+    const Engine::StateBytes::OnTier& on_host = state.tiers[static_cast<std::size_t>(Tier::host)];
+    EXPECT_EQ(real.accounts[0].persistent[Category::optimizer], on_device.optimizer) << run.to_string();
+    EXPECT_EQ(real.accounts[0].persistent[Category::gradients], on_device.gradients) << run.to_string();
+    EXPECT_EQ(real.host_accounts[0].persistent[Category::gradients], on_host.gradients) << run.to_string();
+    EXPECT_EQ(planned.wire_elements[0], real.wire_elements[0]) << run.to_string();
+    EXPECT_EQ(planned.wire_bytes[0], real.wire_bytes[0]) << run.to_string();
+    EXPECT_EQ(real.wire_elements, real.formula_elements) << run.to_string();
+    EXPECT_EQ(real.wire_bytes, real.formula_bytes) << run.to_string();
+    EXPECT_EQ(planned.steps.back().offload_traffic.nvme_written,
+              real.steps.back().offload_traffic.nvme_written)
+        << run.to_string();
+  }
+}
+
+TEST(Hybrid, BucketsOverlapDelaysAndNodesChangeNoBit) {
+  for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
+    for (const ReplicaSum sum : {ReplicaSum::micro_batch, ReplicaSum::step}) {
+      for (const int stage : {2, 3}) {
+        OddRun plain;
+        plain.ranks = 6;
+        plain.stage = stage;
+        plain.dtype = DataType::bfloat16;
+        plain.accumulation = 2;
+        plain.mesh = hybrid(2);
+        plain.replicate = replicate;
+        plain.replica_sum = sum;
+        const OddResult expected = train_odd(plain);
+        std::vector<OddRun> runs(8, plain);
+        runs[0].overlap = false;
+        runs[1].reduce_bucket = runs[1].gather_bucket = 600;
+        runs[2].depth = 3;
+        runs[2].poison = true;
+        runs[3].faults = {0.0005, 3};
+        runs[4].plan_memory = false;
+        runs[4].faults = {0.0005, 4};
+        runs[5].ranks_per_host = 2;
+        runs[6].gather_for = GatherFor::step;
+        runs[7].persistent = 300;
+        for (const OddRun& run : runs) {
+          const OddResult result = train_odd(run);
+          expect_same(expected, result, run);
+          EXPECT_EQ(result.wire_elements, result.formula_elements) << run.to_string();
+          EXPECT_EQ(result.wire_bytes, result.formula_bytes) << run.to_string();
+        }
+      }
+    }
+  }
+}
+
+// Evaluation, inference, a step in which no unit is gathered, and saves behind the steps.
+TEST(Hybrid, WhatGoesOnBetweenStepsChangesNoBit) {
+  const testing::TestFolder folder;
+  std::optional<kernels::Digest> expected;
+  for (const auto& [mesh, replicate] :
+       {std::pair(std::string(), Replicate::all), std::pair(hybrid(2), Replicate::all),
+        std::pair(hybrid(2), Replicate::parameters)}) {
+    for (const OffloadTier tier : {OffloadTier::none, OffloadTier::nvme}) {
+      OddRun run;
+      run.ranks = 4;
+      run.reduction_group = 2;
+      run.policy = ReductionPolicy::micro_batch;
+      run.mesh = mesh;
+      run.replicate = replicate;
+      run.offload.optimizer = tier;
+      run.offload.nvme_path = folder.path();
+      for (run.stage = 1; run.stage <= 3; ++run.stage) {
+        const std::string saves = folder.path() + "/" + std::to_string(run.stage) + mesh.substr(0, 2) +
+                                  std::to_string(static_cast<int>(replicate) * 3 + static_cast<int>(tier));
+        on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+          kernels::Digest saved;
+          for (int step = 0; step < 4; ++step) {
+            whole_step(engine, runtime, step);
+            EXPECT_TRUE(engine.step().applied);
+            engine.begin_evaluation();
+            engine.begin_micro_batch();
+            for (int unit = 0; unit < 4; ++unit) static_cast<void>(engine.gather({unit}));
+            end_with(engine, 1, 1);
+            EXPECT_EQ(engine.end_evaluation().tokens, 4);
+            {
+              const InferenceScope scope(engine);
+              static_cast<void>(engine.gather({3}));
+            }
+            if (step == 1) {
+              saved = engine.state_digest();
+              (void)engine.save(saves);
+            }
+            if (step != 2) continue;
+            engine.begin_micro_batch();
+            for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
+            end_with(engine, 0, 1);
+            EXPECT_TRUE(engine.step().applied);
+          }
+          (void)engine.finish_saving();
+          const kernels::Digest digest = engine.state_digest();
+          if (runtime.rank() == 0 && !expected) expected = digest;
+          runtime.all().barrier({"test", "digest", Traffic::control}).wait();
+          EXPECT_EQ(digest, *expected) << run.to_string();
+          EXPECT_EQ(engine.load(saves).step, 2);
+          EXPECT_EQ(engine.state_digest(), saved) << run.to_string();
+        });
+      }
+    }
   }
 }
 
