@@ -181,9 +181,7 @@ void first_engine(const Combination& c, Engine& engine, Runtime& runtime, const 
     if (step < 2) continue;
     if (step == 2 && c.save_meanwhile) {
       const ConstTensorView values{order.data(), DataType::int64, Shape{own_array_elements}};
-      SaveOptions options;
-      if (saves_array(c)) options.arrays = {SavedArray::whole("order", values)};
-      engine.save(folder + "/meanwhile", options);
+      engine.save(folder + "/meanwhile", {.arrays = {SavedArray::whole("order", values)}});
     }
     if (step == 2 && plain) outcome.second = engine.state_digest();
     training.look();
@@ -242,7 +240,6 @@ CombinationOutcome train_combination(const Combination& combination, const Combi
     on(as_saved, [&](Engine& engine, Runtime&, CombinationOutcome& mine) {
       const LoadResult loaded = engine.load(place.folder + "/meanwhile");
       mine.saved = engine.state_digest();
-      if (!saves_array(c)) return;
       mine.array.assign(own_array_elements, 0);
       const TensorView array{mine.array.data(), DataType::int64, Shape{own_array_elements}};
       engine.load_arrays(loaded.folder, {{"order", array}});

@@ -60,10 +60,6 @@ Combination combination_of(const std::vector<CombinationAxis>& axes, const test:
 /// The same arithmetic at stage 0, with everything else as plain as it gets.
 Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row);
 int ranks_of_a_copy(const Combination& c);
-/// Arrays beside the model's state are refused where it has copies.
-inline bool saves_array(const Combination& c) {
-  return c.save_meanwhile && c.config.mesh.empty();
-}
 /// The values of a row that are not the first of their axis.
 std::string text_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row);
 
