@@ -17,9 +17,7 @@
 namespace tranche::checkpoint {
 namespace {
 
-using detail::ElementRange;
 using namespace tranche::testing;
-using ::testing::HasSubstr;
 
 class Draw {
  public:
