@@ -21,7 +21,6 @@ using detail::FlatBuffer;
 using detail::GradientReducer;
 using detail::ShardSlice;
 using detail::StateStore;
-using ::testing::HasSubstr;
 
 TEST(StateStore, SaysWhichTensorsThereAre) {
   const auto alone = make_self_communicator();

@@ -489,7 +489,7 @@ TEST(PlanCommand, SaysWhatOffloadMovesAndWhenItIsHidden) {
             HasSubstr("1.000 GB/s, --host-link"), HasSubstr("2 G parameters/s, --host-update"),
             HasSubstr("tokens per step at which offload is hidden: "), Not(HasSubstr("read from nvme"))));
   std::vector<std::string> as_json = flags;
-  as_json.push_back("--json");
+  as_json.emplace_back("--json");
   const json plan = json::parse(tools::test::run(plan_of(as_json)).out);
   const json& offload = plan["offload"];
   const auto bytes = plan["offload_bytes"]["to_host"].get<double>();

@@ -15,7 +15,6 @@ namespace {
 
 using test::checkpoint_command;
 using test::ProgramResult;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
