@@ -59,7 +59,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       updater(*optimizer, store.tensors()),
       gatherer(store, config, *arena, compute, recorder.exposed()),
       reducer(store, config, *arena, compute, runtime.ledger(), scalars),
-      boundary(store, config, updater, world, runtime.device(), scalars) {
+      boundary(store, config, updater, world, runtime.mesh(), runtime.device(), scalars) {
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
     config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());

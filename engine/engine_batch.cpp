@@ -29,7 +29,7 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
       .wait();
   for (std::size_t r = 1; r < batches.size(); ++r) {
     if (batches[r] == batches[0]) continue;
-    throw InvalidArgument("set_batch(): rank " + std::to_string(r) + " asks for " + batches[r].text() +
+    throw InvalidArgument("set_batch(): " + name_of_rank(r) + " asks for " + batches[r].text() +
                           " a step, rank 0 for " + batches[0].text() + "; nothing has changed");
   }
   if (micro_batch_size < 1 || accumulation_steps < 1) {

@@ -11,6 +11,7 @@
 #include "core/json.h"
 #include "engine/engine_impl.h"
 #include "engine/rank_texts.h"
+#include "engine/saved_mesh.h"
 #include "engine/state_reader.h"
 #include "offload/block_io.h"
 
@@ -253,12 +254,16 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
       }
     }
     if (result.world == ranks && replicas == nullptr && config.reduction_group == 0) {
+      // Copies of a model add gradients up as one that is sharded over all ranks does with the same groups.
       reducer.set_reduction_group(manifest.reduction_group);
     }
     if (result.world != ranks) {
+      const auto on = [](const std::optional<Mesh>& mesh) {
+        return mesh && mesh->size(MeshAxis::replicate) > 1 ? " (" + mesh->to_string() + ")" : std::string();
+      };
       result.notes.push_back("saved by " + std::to_string(result.world) +
-                             (result.world == 1 ? " rank" : " ranks") + ", loaded by " +
-                             std::to_string(ranks) +
+                             (result.world == 1 ? " rank" : " ranks") + on(saved_mesh(manifest.run.config)) +
+                             ", loaded by " + std::to_string(ranks) + on(runtime.mesh()) +
                              ": state is equal to the bit, sums over ranks round differently from here on");
     } else if (reducer.reduction_group() != manifest.reduction_group) {
       result.notes.push_back("tranche.reduction_group is " + std::to_string(reducer.reduction_group()) +

@@ -59,6 +59,8 @@ struct Engine::Impl {
   void begin_inference();
   void end_inference(bool unwinding);
   bool simulated() const { return runtime.device().kind() == DeviceKind::meta; }
+  /// "rank 5 (replicate 1, shard 1)", in errors that name a rank.
+  std::string name_of_rank(std::size_t of) const { return runtime.mesh().name_of_rank(static_cast<int>(of)); }
 
   // --- engine_handles.cpp ---
   void acquire(int unit);
@@ -109,6 +111,8 @@ struct Engine::Impl {
   std::string ask_gradient_hook(const StepResult& found, const OptimizerStep& step);
 
   // --- engine_reports.cpp ---
+  /// Elements and bytes that this rank sends to its group of the axis in a step, by the formula.
+  TrafficCount formula_traffic(MeshAxis axis) const;
   /// How often a step reduces a flat buffer's gradients.
   std::int64_t reductions(const FlatBuffer& flat) const {
     return store.residency().policy(flat) == ReductionPolicy::boundary ? 1 : config.accumulation_steps;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "engine/engine_impl.h"
@@ -66,10 +67,29 @@ std::string Engine::memory_report() {
 }
 
 std::string Engine::traffic_report() const {
-  ordered_json result = traffic_json(impl_->recorder.traffic().data());
-  result["control"] = traffic_json(impl_->recorder.traffic().control());
+  const Impl& impl = *impl_;
+  ordered_json result = traffic_json(impl.recorder.traffic().data());
+  result["control"] = traffic_json(impl.recorder.traffic().control());
   result["formula_elements"] = formula_traffic_elements();
   result["formula_bytes"] = formula_traffic_bytes();
+  // Data goes to groups of the axes alone; to all ranks at once goes control.
+  std::map<MeshAxis, TrafficCount> axes{{MeshAxis::shard, {}}};
+  const std::vector<TrafficCount>& sent = impl.recorder.traffic().data_of_groups();
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    TrafficCount& of = axes[impl.communicators[i] == impl.replicas ? MeshAxis::replicate : MeshAxis::shard];
+    of.elements += sent[i].elements;
+    of.bytes += sent[i].bytes;
+  }
+  ordered_json by_axis = ordered_json::array();
+  for (const auto& [axis, count] : axes) {
+    const TrafficCount formula = impl.formula_traffic(axis);
+    by_axis.push_back({{"axis", name_of(axis)},
+                       {"elements", count.elements},
+                       {"bytes", count.bytes},
+                       {"formula_elements", formula.elements},
+                       {"formula_bytes", formula.bytes}});
+  }
+  result["by_axis"] = std::move(by_axis);
   return result.dump();
 }
 
@@ -87,56 +107,54 @@ Engine::StepMemory Engine::step_memory() const {
   return {impl_->arena->block_bytes(), impl_->arena->live_peak("train")};
 }
 
-std::int64_t Engine::formula_traffic_elements() const {
-  const Impl& impl = *impl_;
-  std::int64_t padded = 0, elements = 0, over_replicas = 0;
-  for (const FlatBuffer* flat : impl.store.trainable()) {
-    if (flat->empty()) continue;
-    const std::int64_t reductions = impl.reductions(*flat);
-    padded += flat->layout.padded_elements();
-    elements += reductions * flat->layout.padded_elements();
-    if (flat->replicas != nullptr) {  // a part is reduced each time, and gathered once
-      over_replicas +=
-          (impl.replica_reductions(*flat) + 1) * flat->owned().size() * (flat->replicas->size() - 1);
+TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
+  const PrecisionConfig& precision = config.precision;
+  TrafficCount sent;
+  if (axis == MeshAxis::replicate) {
+    for (const FlatBuffer* flat : store.trainable()) {
+      if (flat->empty() || flat->replicas == nullptr) continue;
+      // What a rank owns is reduced each time, in fp32, and gathered once: the sums, or new weights.
+      const std::int64_t sums = replica_reductions(*flat);
+      const std::int64_t part = flat->owned().size() * (flat->replicas->size() - 1);
+      const DataType gathered =
+          store.residency().over_replicas(*flat) ? precision.compute : precision.accumulation;
+      sent.elements += (sums + 1) * part;
+      sent.bytes += (sums * size_of(DataType::float32) + size_of(gathered)) * part;
     }
+    return sent;
+  }
+  ReductionOptions options;
+  options.group_size = reducer.reduction_group();
+  options.bucket_elements = config.reduce_bucket_elements;
+  std::int64_t gathered = 0, reduced = 0, summed = 0;
+  for (const FlatBuffer* flat : store.trainable()) {
+    if (flat->empty()) continue;
+    gathered += flat->layout.padded_elements();
+    reduced += reductions(*flat) * flat->layout.padded_elements();
+    summed += reductions(*flat) * flat->group->summed_elements_sent(flat->layout.shard_elements(),
+                                                                    precision.communication, options);
   }
   // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says, and
   // the new weights of what it keeps whole.
-  elements +=
-      impl.config.stage == 0 ? padded : impl.formulas.published_elements() + impl.recorded_gather_elements;
-  const int shards = impl.shard.size();
-  return elements / shards * (shards - 1) + over_replicas;
+  if (config.stage > 0) gathered = formulas.published_elements() + recorded_gather_elements;
+  const std::int64_t gathered_bytes =
+      gathered * size_of(config.stage == 0 ? precision.accumulation : precision.compute);
+  // Sums that cross between nodes are fp32 whatever travels otherwise.
+  const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
+  const int shards = shard.size();
+  sent.elements = (reduced + gathered) / shards * (shards - 1);
+  sent.bytes =
+      (reduced * size_of(precision.communication) + gathered_bytes) / shards * (shards - 1) + summed * wider;
+  return sent;
+}
+
+std::int64_t Engine::formula_traffic_elements() const {
+  return impl_->formula_traffic(MeshAxis::shard).elements +
+         impl_->formula_traffic(MeshAxis::replicate).elements;
 }
 
 std::int64_t Engine::formula_traffic_bytes() const {
-  const Impl& impl = *impl_;
-  const PrecisionConfig& precision = impl.config.precision;
-  ReductionOptions options;
-  options.group_size = impl.reducer.reduction_group();
-  options.bucket_elements = impl.config.reduce_bucket_elements;
-  std::int64_t padded = 0, summed = 0, bytes = 0, over_replicas = 0;
-  for (const FlatBuffer* flat : impl.store.trainable()) {
-    if (flat->empty()) continue;
-    const std::int64_t reductions = impl.reductions(*flat);
-    padded += flat->layout.padded_elements();
-    bytes += reductions * flat->layout.padded_elements() * size_of(precision.communication);
-    summed += reductions * flat->group->summed_elements_sent(flat->layout.shard_elements(),
-                                                             precision.communication, options);
-    if (flat->replicas != nullptr) {
-      const DataType gathered =
-          impl.store.residency().over_replicas(*flat) ? precision.compute : precision.accumulation;
-      over_replicas += (impl.replica_reductions(*flat) * size_of(DataType::float32) + size_of(gathered)) *
-                       flat->owned().size() * (flat->replicas->size() - 1);
-    }
-  }
-  const int stage = impl.config.stage;
-  bytes += stage == 0 ? padded * size_of(precision.accumulation)
-                      : (impl.formulas.published_elements() + impl.recorded_gather_elements) *
-                            size_of(precision.compute);
-  // Sums that cross between nodes are fp32 whatever travels otherwise.
-  const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
-  const int shards = impl.shard.size();
-  return bytes / shards * (shards - 1) + summed * wider + over_replicas;
+  return impl_->formula_traffic(MeshAxis::shard).bytes + impl_->formula_traffic(MeshAxis::replicate).bytes;
 }
 
 std::string Engine::summary(bool verbose) const {
@@ -144,6 +162,7 @@ std::string Engine::summary(bool verbose) const {
   const Config& config = impl.config;
   const StateBytes bytes = state_bytes();
   const auto dtype = [](DataType d) { return std::string(name_of(d)); };
+  const int shards = impl.shard.size();  // which is what the stages share state among
   const Residency& residency = impl.store.residency();
   const std::vector<UnitState>& units = impl.store.units();
   std::int64_t padded = 0, reduced = 0, largest = 0;
@@ -162,9 +181,17 @@ std::string Engine::summary(bool verbose) const {
   };
   row("parameters",
       fmt::format("{:L} in {} units ({:L} with padding)", impl.model.parameters(), units.size(), padded));
-  row("ranks, stage", fmt::format("{} x stage {}, {} reduction{}", impl.ranks, config.stage,
-                                  name_of(residency.policy(*impl.store.trainable().front())),
-                                  impl.ranks == 1 ? " (one rank: all stages hold the same)" : ""));
+  const FlatBuffer& any = *impl.store.trainable().front();
+  row("ranks, stage",
+      fmt::format("{} x stage {}, {} reduction{}", impl.ranks, config.stage, name_of(residency.policy(any)),
+                  impl.ranks == 1 ? " (one rank: all stages hold the same)"
+                  : shards == 1 && !residency.over_replicas(any)
+                      ? " (nothing is sharded: all stages hold the same)"
+                      : ""));
+  if (impl.replicas != nullptr) {
+    row("mesh", fmt::format("{}; this is {}", impl.runtime.mesh().to_string(),
+                            impl.runtime.mesh().name_of_rank(impl.rank)));
+  }
   row("batch", fmt::format("{} = {} per micro-batch x {} accumulated x {} ranks", config.train_batch_size,
                            config.micro_batch_size, config.accumulation_steps, impl.ranks));
   row("dtypes", fmt::format("compute {}, communication {}, accumulation {}, master fp32, moments {}",
@@ -201,7 +228,7 @@ std::string Engine::summary(bool verbose) const {
   if (impl.ranks > 1) resident += ", " + format_bytes(config.staging_bytes) + " staging buffer";
   row("also resident", resident);
   // Stages are compared where all of their state is on the device.
-  for (int lower = config.stage - 1; lower >= 0 && impl.ranks > 1 && !config.offload.any(); --lower) {
+  for (int lower = config.stage - 1; lower >= 0 && shards > 1 && !config.offload.any(); --lower) {
     const std::int64_t here = impl.formulas.resident_bytes(config.stage),
                        there = impl.formulas.resident_bytes(lower);
     if (there >= here) continue;
@@ -241,14 +268,17 @@ std::string Engine::summary(bool verbose) const {
                   (declared >= 0 ? declared
                                  : 2 * config.accumulation_steps * impl.formulas.gathered_elements());
     const auto sent = [&](std::int64_t elements, DataType of) {
-      return format_bytes(elements / impl.ranks * (impl.ranks - 1) * size_of(of));
+      return format_bytes(elements / shards * (shards - 1) * size_of(of));
     };
     row("traffic per step, rank",
         fmt::format(
-            "{} gradients + {}{} {}", sent(reduced, config.precision.communication),
+            "{} gradients + {}{} {}{}", sent(reduced, config.precision.communication),
             config.stage == 3 && declared < 0 ? "about " : "",
             sent(gathered, config.stage == 0 ? config.precision.accumulation : config.precision.compute),
-            config.stage == 0 ? "reduced gradients" : "parameters"));
+            config.stage == 0 ? "reduced gradients" : "parameters",
+            impl.replicas == nullptr ? ""
+                                     : " + " + format_bytes(impl.formula_traffic(MeshAxis::replicate).bytes) +
+                                           " sums over replicas"));
   }
   if (verbose) {
     for (const IgnoredKey& key : config.ignored) row("note", describe(key));

@@ -31,16 +31,16 @@ void Engine::Impl::check_rule(const std::vector<StepRecord>& records) {
     const auto compare = [&](const char* what, double is, double was) {
       if (std::bit_cast<std::uint64_t>(is) == std::bit_cast<std::uint64_t>(was)) return;
       throw CommunicationError(fmt::format(
-          "rank {} has a {} of {}{}, rank 0 one of {}: schedules and set_learning_rate() must give all ranks "
+          "{} has a {} of {}{}, rank 0 one of {}: schedules and set_learning_rate() must give all ranks "
           "the same",
-          r, what, is, of_step, was));
+          name_of_rank(r), what, is, of_step, was));
     };
     compare("learning rate", records[r].learning_rate, records[0].learning_rate);
     compare("momentum", records[r].momentum, records[0].momentum);
     if (records[r].has_hook != records[0].has_hook) {
-      throw CommunicationError(fmt::format(
-          "rank {} has {} gradient hook{}, rank 0 has {}: set it on all ranks", r,
-          records[r].has_hook != 0 ? "a" : "no", of_step, records[0].has_hook != 0 ? "one" : "none"));
+      throw CommunicationError(fmt::format("{} has {} gradient hook{}, rank 0 has {}: set it on all ranks",
+                                           name_of_rank(r), records[r].has_hook != 0 ? "a" : "no", of_step,
+                                           records[0].has_hook != 0 ? "one" : "none"));
     }
   }
   if (!std::isfinite(records[0].learning_rate) || !std::isfinite(records[0].momentum)) {
@@ -98,10 +98,10 @@ std::string Engine::Impl::ask_gradient_hook(const StepResult& found, const Optim
       exchange_texts(world, reason, OperationLabel{"step", "gradient hook", Traffic::control, Tier::host});
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
-    throw CommunicationError(fmt::format(
-        "the gradient hook of rank {} says '{}' in step {}, that of rank 0 '{}': all ranks must go "
-        "on, or skip for the same reason",
-        r, all[r], found.step, all[0]));
+    throw CommunicationError(
+        fmt::format("the gradient hook of {} says '{}' in step {}, that of rank 0 '{}': all ranks must go "
+                    "on, or skip for the same reason",
+                    name_of_rank(r), all[r], found.step, all[0]));
   }
   return reason;
 }

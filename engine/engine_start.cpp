@@ -100,7 +100,7 @@ void Engine::Impl::agree_on_start() {
                               ? "numerics fingerprint (device kind, instruction set, libraries, threads)"
                               : nullptr;
     if (differs != nullptr) {
-      throw ConfigurationError("rank " + std::to_string(r) + " started with another " + differs +
+      throw ConfigurationError(name_of_rank(r) + " started with another " + differs +
                                " than rank 0; start all ranks with the same program, files and flags");
     }
   }
@@ -169,7 +169,8 @@ void Engine::Impl::allocate_on_all(const std::function<void()>& work) {
   if (rank == first) problem.copy(text.data(), text.size() - 1);
   const auto bytes = static_cast<std::int64_t>(text.size());
   world.broadcast(text.data(), bytes, DataType::uint8, static_cast<int>(first), {}, label).wait();
-  if (problem.empty()) problem = "rank " + std::to_string(first) + " ran out of memory: " + text.data();
+  if (problem.empty())
+    problem = name_of_rank(static_cast<std::size_t>(first)) + " ran out of memory: " + text.data();
   try {
     // Before all have the text none may end: its failure ends the sender's broadcast too, and who receives
     // after that reads what has taken the text's place.

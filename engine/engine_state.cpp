@@ -8,8 +8,13 @@
 namespace tranche {
 
 TensorAccess Engine::Impl::access() {
-  return {
-      store, config, world, runtime.device(), memory, {workspace_buffer.data(), workspace_buffer.bytes()}};
+  return {store,
+          config,
+          world,
+          runtime.mesh(),
+          runtime.device(),
+          memory,
+          {workspace_buffer.data(), workspace_buffer.bytes()}};
 }
 
 void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, const char* call) const {

@@ -33,6 +33,28 @@ std::unique_ptr<Communicator> communicator_of_environment(const CommunicatorOpti
   return started_by_mpi_launcher() ? make_mpi_communicator(options) : make_self_communicator(options);
 }
 
+/// The mesh that all ranks were started with; how they were not, for all to throw, in `problem`. Collective:
+/// groups of different meshes would wait for each other for ever.
+Mesh agreed_mesh(Communicator& world, const std::string& text, std::string& problem) {
+  if (world.simulated()) return Mesh::parse(text, world.size());
+  const std::vector<std::string> texts =
+      detail::exchange_texts(world, text, {"start", "mesh", Traffic::control, Tier::host});
+  try {
+    const Mesh mesh = Mesh::parse(texts[0], world.size());
+    for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+      if (texts[rank] == texts[0] || Mesh::parse(texts[rank], world.size()) == mesh) continue;
+      problem = fmt::format(
+          "rank {} was started with tranche.mesh \"{}\", rank 0 with \"{}\"; start all ranks with the same",
+          rank, texts[rank], texts[0]);
+      break;
+    }
+    return mesh;
+  } catch (const ConfigurationError& error) {
+    problem = error.message();
+  }
+  return Mesh(world.size());
+}
+
 std::string said(const std::string& value) {
   return value;
 }
@@ -239,7 +261,14 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
     impl.trace->set_rank(impl.world->rank());
     impl.device->compute_stream().set_trace(impl.trace.get());
   }
-  impl.mesh = Mesh::parse(options.mesh, impl.world->size());
+  std::string problem;
+  impl.mesh = agreed_mesh(*impl.world, options.mesh, problem);
+  if (!problem.empty()) {
+    ConfigurationError error(problem);
+    error.attach_rank(impl.world->rank());
+    impl.world.reset();  // in order, as in from_config()
+    throw error;
+  }
   if (impl.mesh.size(MeshAxis::replicate) > 1) {
     const int rank = impl.world->rank();
     impl.shards = impl.world->subgroup(impl.mesh.group({MeshAxis::shard}, rank));

@@ -11,11 +11,12 @@
 namespace tranche::detail {
 
 StepBoundary::StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater, Communicator& ranks,
-                           Device& device, const StepScalars& scalars)
+                           const Mesh& mesh, Device& device, const StepScalars& scalars)
     : store_(store),
       config_(config),
       updater_(updater),
       ranks_(ranks),
+      mesh_(mesh),
       device_(device),
       compute_(device.compute_stream()),
       scalars_(scalars),
@@ -98,9 +99,10 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   for (std::size_t r = 0; r < rank_count; ++r) {
     const StepRecord& record = all.records[r];
     if (record.sequence_hash != all.records[0].sequence_hash) {
-      throw CommunicationError(
-          "rank " + std::to_string(r) + " issued another sequence of collective calls than rank 0 in step " +
-          std::to_string(step) + ": gather and reduce units in the same order on all ranks");
+      throw CommunicationError(mesh_.name_of_rank(static_cast<int>(r)) +
+                               " issued another sequence of collective calls than rank 0 in step " +
+                               std::to_string(step) +
+                               ": gather and reduce units in the same order on all ranks");
     }
     squares += record.squares;
     loss += record.losses;

@@ -12,6 +12,7 @@
 #include "engine/step_record.h"
 #include "engine/step_scalars.h"
 #include "tranche/device/replay.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::detail {
 
@@ -19,7 +20,7 @@ class StepBoundary {
  public:
   /// All arguments outlive it. `ranks` are those whose gradients make the step.
   StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater, Communicator& ranks,
-               Device& device, const StepScalars& scalars);
+               const Mesh& mesh, Device& device, const StepScalars& scalars);
 
   /// Takes the updater's memory; once the store has its own.
   void allocate(MemoryResource& memory);
@@ -56,6 +57,7 @@ class StepBoundary {
   const Config& config_;
   FlatUpdater& updater_;
   Communicator& ranks_;
+  const Mesh& mesh_;
   Device& device_;
   Stream& compute_;
   const StepScalars& scalars_;

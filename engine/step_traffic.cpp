@@ -31,16 +31,29 @@ StepTraffic::Counts counts_of(std::span<Communicator* const> groups, Traffic tra
   return sum;
 }
 
+std::vector<TrafficCount> totals_of(std::span<Communicator* const> groups) {
+  std::vector<TrafficCount> totals;
+  for (const Communicator* group : groups) totals.push_back(group->meter().total(Traffic::data));
+  return totals;
+}
+
 }  // namespace
 
 void StepTraffic::begin(std::span<Communicator* const> groups) {
   data_before_ = counts_of(groups, Traffic::data);
   control_before_ = counts_of(groups, Traffic::control);
+  of_groups_before_ = totals_of(groups);
 }
 
 void StepTraffic::end(std::span<Communicator* const> groups) {
   data_ = difference(counts_of(groups, Traffic::data), data_before_);
   control_ = difference(counts_of(groups, Traffic::control), control_before_);
+  of_groups_ = totals_of(groups);
+  for (std::size_t i = 0; i < of_groups_.size() && i < of_groups_before_.size(); ++i) {
+    of_groups_[i].calls -= of_groups_before_[i].calls;
+    of_groups_[i].elements -= of_groups_before_[i].elements;
+    of_groups_[i].bytes -= of_groups_before_[i].bytes;
+  }
 }
 
 }  // namespace tranche::detail

@@ -4,6 +4,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tranche/comm/communicator.h"
 #include "tranche/comm/meter.h"
@@ -20,9 +21,12 @@ class StepTraffic {
   /// Traffic of the last whole step, by operation; those that were called.
   const Counts& data() const { return data_; }
   const Counts& control() const { return control_; }
+  /// The sum of data() by group.
+  const std::vector<TrafficCount>& data_of_groups() const { return of_groups_; }
 
  private:
   Counts data_before_, control_before_, data_, control_;
+  std::vector<TrafficCount> of_groups_before_, of_groups_;
 };
 
 }  // namespace tranche::detail

@@ -3,7 +3,6 @@
 #include <array>
 #include <cstring>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "engine/offloaded_state.h"
@@ -60,11 +59,12 @@ void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float 
   }
 }
 
-TensorAccess::TensorAccess(StateStore& store, const Config& config, Communicator& ranks, Device& device,
-                           MemoryResource& memory, kernels::Workspace workspace)
+TensorAccess::TensorAccess(StateStore& store, const Config& config, Communicator& ranks, const Mesh& mesh,
+                           Device& device, MemoryResource& memory, kernels::Workspace workspace)
     : store_(store),
       config_(config),
       ranks_(ranks),
+      mesh_(mesh),
       device_(device),
       compute_(device.compute_stream()),
       memory_(memory),
@@ -357,30 +357,25 @@ kernels::Digest TensorAccess::digest(bool with_state) {
   device_.copy_to_host(compute_, mine.data(), memory, sizeof(mine));
   compute_.synchronize();
   for (std::size_t i = 0; i < mine.size(); ++i) mine[i] += host_sums[i];
-  const auto gathered = [](Communicator& ranks, const auto& values) {
-    std::vector<std::decay_t<decltype(values)>> all(static_cast<std::size_t>(ranks.size()), values);
-    ranks.all_gather(&values, all.data(), sizeof(values), DataType::uint8, 0, {}, access_label("digest"))
-        .wait();
-    return all;
-  };
-  // Each replica's shards together are the whole model again, which all of them keep alike.
-  if (const FlatBuffer& any = store_.units()[0].buffers[0]; any.replicas != nullptr) {
-    const auto of_group = gathered(*any.group, mine);
-    for (const Sum sum : {weights_of_shard, state_of_shard}) {
-      mine[sum] = {};
-      for (const auto& rank : of_group) mine[sum] += rank[sum];
-    }
-  }
-  const auto all = gathered(ranks_, mine);
+  // All sums of all ranks at once, so that where copies differ all throw, whichever group they are of.
+  std::vector<decltype(mine)> all(static_cast<std::size_t>(ranks_.size()), mine);
+  ranks_.all_gather(&mine, all.data(), sizeof(mine), DataType::uint8, 0, {}, access_label("digest")).wait();
   kernels::Digest total;
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    total += all[r][own_elements];
-    for (const Sum sum : {weights_of_all, state_of_all, weights_of_shard, state_of_shard}) {
-      if (all[r][sum] == all[0][sum]) continue;
-      const bool weights = sum == weights_of_all || sum == weights_of_shard;
-      throw CommunicationError("replicas differ: rank " + std::to_string(r) + " holds other " +
-                               (weights ? "weights" : "optimizer state") + " than rank 0");
-    }
+  std::vector<int> first(static_cast<std::size_t>(mesh_.size(MeshAxis::shard)), -1);  // of those with a shard
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    const auto& sums_of_rank = all[static_cast<std::size_t>(rank)];
+    total += sums_of_rank[own_elements];
+    int& holder = first[static_cast<std::size_t>(mesh_.coordinate(MeshAxis::shard, rank))];
+    if (holder < 0) holder = rank;
+    const auto compare = [&](Sum sum, int with, const char* what) {
+      if (sums_of_rank[sum] == all[static_cast<std::size_t>(with)][sum]) return;
+      throw CommunicationError("replicas differ: " + mesh_.name_of_rank(rank) + " holds other " + what +
+                               " than " + mesh_.name_of_rank(with));
+    };
+    compare(weights_of_all, 0, "weights");
+    compare(state_of_all, 0, "optimizer state");
+    compare(weights_of_shard, holder, "weights");
+    compare(state_of_shard, holder, "optimizer state");
   }
   return total;
 }

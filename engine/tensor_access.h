@@ -10,6 +10,7 @@
 #include "engine/state_store.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/kernels/workspace.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::detail {
 
@@ -21,7 +22,7 @@ void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float 
 class TensorAccess {
  public:
   /// All arguments outlive it; nothing else uses the workspace during a call.
-  TensorAccess(StateStore& store, const Config& config, Communicator& ranks, Device& device,
+  TensorAccess(StateStore& store, const Config& config, Communicator& ranks, const Mesh& mesh, Device& device,
                MemoryResource& memory, kernels::Workspace workspace);
 
   /// The tensor in fp32: master weights, or the compute-dtype values of a frozen one.
@@ -43,7 +44,7 @@ class TensorAccess {
   void take_statistics(FlatBuffer& flat, kernels::GradientStatistics* statistics);
 
   /// Over all ranks; `with_state` adds the optimizer state under indices behind the weights'. Throws
-  /// CommunicationError when replicas differ.
+  /// CommunicationError on all ranks when copies differ, naming the first rank that holds another.
   kernels::Digest digest(bool with_state);
 
  private:
@@ -60,6 +61,7 @@ class TensorAccess {
   StateStore& store_;
   const Config& config_;
   Communicator& ranks_;
+  const Mesh& mesh_;
   Device& device_;
   Stream& compute_;
   MemoryResource& memory_;

@@ -50,10 +50,11 @@ Mesh Mesh::parse(std::string_view text, int ranks) {
   Mesh mesh(ranks);
   if (trimmed(text).empty()) return mesh;
   std::vector<std::pair<MeshAxis, std::int64_t>> axes;  // size 0: `*`
-  for (std::string_view rest = text; !rest.empty();) {
-    const std::size_t comma = rest.find(',');
-    const std::string_view one = trimmed(rest.substr(0, comma));
-    rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
+  for (std::size_t begin = 0, comma = 0; comma != std::string_view::npos; begin = comma + 1) {
+    comma = text.find(',', begin);
+    const std::string_view one =
+        trimmed(text.substr(begin, comma == std::string_view::npos ? comma : comma - begin));
+    if (one.empty()) refuse(text, "there is no axis on one side of a comma; " + std::string(example));
     const std::size_t equals = one.find('=');
     if (equals == std::string_view::npos)
       refuse(text, "'" + std::string(one) + "' has no size; " + std::string(example));
@@ -159,6 +160,11 @@ std::string Mesh::describe(int rank) const {
             std::to_string(coordinate(axis, rank));
   }
   return text;
+}
+
+std::string Mesh::name_of_rank(int rank) const {
+  const std::string coordinates = describe(rank);
+  return "rank " + std::to_string(rank) + (coordinates.empty() ? "" : " (" + coordinates + ")");
 }
 
 }  // namespace tranche

@@ -8,7 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json.h"
+#include "engine/saved_mesh.h"
 #include "tranche/core/error.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::tools {
 
@@ -99,6 +101,14 @@ bool follows_the_end(const Flat& flat) {
          find(flat, "scheduler.params.total_num_steps") == nullptr;
 }
 
+/// True where two configurations mean one mesh, in whatever words: '' and 'shard=*', say.
+bool of_one_mesh(std::string_view saved, std::string_view present) {
+  const auto was = detail::saved_mesh(saved), is = detail::saved_mesh(present);
+  if (!was || !is) return false;
+  const auto replicas = [](const Mesh& mesh) { return mesh.size(MeshAxis::replicate); };
+  return *was == *is || (replicas(*was) == 1 && replicas(*is) == 1);
+}
+
 /// The policy that `auto` stands for at this stage.
 std::string reduction_policy(const Flat& flat) {
   const json* policy = find(flat, "tranche.reduction");
@@ -118,6 +128,7 @@ std::vector<std::string> configuration_changes(std::string_view saved, std::stri
     if (is_quiet(key) || (is != nullptr && was != nullptr && *is == *was)) return;
     if (key == "tranche.replica_sum" && was == nullptr && *is == "micro_batch")
       return;  // as versions without it
+    if (key == "tranche.mesh" && of_one_mesh(saved, present)) return;
     if (key == "tranche.total_steps" && !follows_the_end(now) && !follows_the_end(before)) return;
     lines.push_back(change(key, shown(is), shown(was)));
   };

@@ -22,6 +22,12 @@ std::unique_ptr<Communicator> ThreadGroup::communicator(int rank, const Communic
   if (rank < 0 || rank >= hub_->size) {
     throw InvalidArgument(fmt::format("rank {} of a group of {} thread ranks", rank, hub_->size));
   }
+  if (options.inline_progress) {
+    throw ConfigurationError(
+        "tranche.progress: inline is for MPI communicators that a program hands over "
+        "(adopt_mpi_communicator); ranks that are threads have a communication thread each: leave the key "
+        "out");
+  }
   {
     const std::lock_guard lock(hub_->mutex);
     if (hub_->made[static_cast<std::size_t>(rank)]) {

@@ -4,20 +4,26 @@
 
 #include <mpi.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 
 #include "comm/transport/mpi_transport.h"
 
 namespace {
 
+constexpr int counted_ranks = 64;
 std::atomic<std::int64_t> bytes_sent{0}, messages_sent{0}, collectives{0};
+std::array<std::atomic<std::int64_t>, counted_ranks> bytes_to{};
 
-void count(int elements, MPI_Datatype type, int tag) {
+void count(int elements, MPI_Datatype type, int peer, int tag) {
   // Asking peers which call they are at depends on how long they are waited for.
   if (tag == tranche::comm::signature_tag) return;
   int size = 0;
   PMPI_Type_size(type, &size);
   bytes_sent += static_cast<std::int64_t>(elements) * size;
+  if (peer >= 0 && peer < counted_ranks)
+    bytes_to[static_cast<std::size_t>(peer)] += static_cast<std::int64_t>(elements) * size;
   ++messages_sent;
 }
 
@@ -26,26 +32,26 @@ void count(int elements, MPI_Datatype type, int tag) {
 extern "C" {
 
 int MPI_Send(const void* data, int n, MPI_Datatype type, int peer, int tag, MPI_Comm comm) {
-  count(n, type, tag);
+  count(n, type, peer, tag);
   return PMPI_Send(data, n, type, peer, tag, comm);
 }
 int MPI_Ssend(const void* data, int n, MPI_Datatype type, int peer, int tag, MPI_Comm comm) {
-  count(n, type, tag);
+  count(n, type, peer, tag);
   return PMPI_Ssend(data, n, type, peer, tag, comm);
 }
 int MPI_Isend(const void* data, int n, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
               MPI_Request* request) {
-  count(n, type, tag);
+  count(n, type, peer, tag);
   return PMPI_Isend(data, n, type, peer, tag, comm, request);
 }
 int MPI_Issend(const void* data, int n, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
                MPI_Request* request) {
-  count(n, type, tag);
+  count(n, type, peer, tag);
   return PMPI_Issend(data, n, type, peer, tag, comm, request);
 }
 int MPI_Sendrecv(const void* data, int n, MPI_Datatype type, int peer, int tag, void* in, int in_n,
                  MPI_Datatype in_type, int from, int in_tag, MPI_Comm comm, MPI_Status* status) {
-  count(n, type, tag);
+  count(n, type, peer, tag);
   return PMPI_Sendrecv(data, n, type, peer, tag, in, in_n, in_type, from, in_tag, comm, status);
 }
 // Data that travelled in a collective of MPI's would escape the count above: there must be none.
@@ -64,7 +70,7 @@ int MPI_Bcast(void* data, int n, MPI_Datatype type, int root, MPI_Comm comm) {
 }
 int MPI_Put(const void* data, int n, MPI_Datatype type, int peer, MPI_Aint at, int m, MPI_Datatype to,
             MPI_Win window) {
-  count(n, type, 0);
+  count(n, type, peer, 0);
   return PMPI_Put(data, n, type, peer, at, m, to, window);
 }
 
@@ -74,6 +80,9 @@ namespace tranche::test {
 
 std::int64_t profiled_bytes_sent() {
   return bytes_sent;
+}
+std::int64_t profiled_bytes_sent_to(int rank) {
+  return bytes_to.at(static_cast<std::size_t>(rank));
 }
 std::int64_t profiled_messages_sent() {
   return messages_sent;

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <functional>
 #include <mutex>
+#include <utility>
 
 #include "odd_model.h"
 #include "tranche/comm/mpi.h"
@@ -37,10 +38,12 @@ int run(int world_rank) {
   MPI_Comm_size(half, &ranks);
   MPI_Comm_rank(half, &rank);
   for (const bool inline_progress : {false, true}) {
-    for (const int stage : {0, 3}) {
+    for (const auto& [stage, mesh] :
+         {std::pair(0, ""), {3, ""}, {0, "replicate=*, shard=1"}, {3, "replicate=*, shard=1"}}) {
       OddRun odd;
       odd.ranks = ranks;
       odd.stage = stage;
+      odd.mesh = mesh;
       odd.dtype = DataType::bfloat16;
       odd.accumulation = 1 + world_rank % 2;  // the halves do different things at the same time
       OddResult mine(ranks);
@@ -54,7 +57,7 @@ int run(int world_rank) {
           mine, mutex);
       if (rank != 0) continue;
       odd.overlap = false;
-      odd.reduction_group = ranks;
+      if (odd.mesh.empty()) odd.reduction_group = ranks;
       const OddResult expected = train_odd(odd);
       check(mine.state == expected.state, "an adopted communicator gave other bits than thread ranks",
             world_rank);

@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
+
 #include "odd_model.h"
 #include "same_bits.h"
 #include "tests/comm/mpi_main.h"
@@ -173,6 +178,69 @@ TEST(MpiLaws, ProfilingInterfaceCountsWhatTheFormulaSays) {
         const std::int64_t control_bytes = runtime.shard().meter().total(Traffic::control).bytes - control;
         EXPECT_EQ(profiled_bytes_sent() - before - control_bytes, 4 * engine.formula_traffic_elements())
             << run.to_string() << " step " << step;
+      }
+    }
+  }
+}
+
+/// Bytes of data that the report says went along an axis.
+std::int64_t sent_along(Engine& engine, MeshAxis axis, const char* key) {
+  const auto report = nlohmann::json::parse(engine.traffic_report());
+  for (const auto& each : report["by_axis"]) {
+    if (each["axis"] == name_of(axis)) return each[key].get<std::int64_t>();
+  }
+  return 0;
+}
+
+TEST(MpiLaws, ProfilingInterfaceCountsWhatGoesAlongEachAxis) {
+  Communicator& comm = world();
+  const int ranks = comm.size();
+  for (const char* mesh :
+       {"shard=*", "replicate=*, shard=1", "replicate=*, shard=2", "shard=2, replicate=*"}) {
+    if (ranks % 2 != 0 && std::string_view(mesh).find("shard=2") != std::string_view::npos) continue;
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
+        OddRun run;
+        run.ranks = ranks;
+        run.stage = stage;
+        run.policy = policy;
+        run.dtype = DataType::bfloat16;
+        run.accumulation = 3;
+        run.frozen = false;
+        run.mesh = mesh;
+        run.collectives = "messages";  // what ranks read in each other's memory never comes to MPI
+        const Config config = odd_config(run);
+        Runtime runtime(RuntimeOptions::from(config),
+                        [](const CommunicatorOptions& options) { return make_mpi_communicator(options); });
+        Engine engine(runtime, odd_model(), config);
+        const auto control = [](const Communicator& group) {
+          return group.meter().total(Traffic::control).bytes;
+        };
+        for (int step = 0; step < 3; ++step) {
+          runtime.all().barrier({"", "", Traffic::control}).wait();
+          std::vector<std::int64_t> before;
+          for (int peer = 0; peer < ranks; ++peer) before.push_back(profiled_bytes_sent_to(peer));
+          const std::int64_t agreed = control(runtime.all());
+          for (std::int64_t m = 0; m < run.accumulation; ++m) {
+            odd_micro_batch(engine, ((step * 3 + m) * run.ranks + comm.rank()) * 3, 3);
+          }
+          engine.step();
+          runtime.all().barrier({"", "", Traffic::control}).wait();
+          const std::int64_t control_of_peer = (control(runtime.all()) - agreed) / (ranks - 1);
+          for (int peer = 0; peer < ranks; ++peer) {
+            if (peer == comm.rank()) continue;
+            std::int64_t expected = control_of_peer;
+            for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::shard}) {
+              const std::vector<int> group = runtime.mesh().group({axis}, comm.rank());
+              const std::int64_t formula = sent_along(engine, axis, "formula_bytes");
+              EXPECT_EQ(sent_along(engine, axis, "bytes"), formula) << run.to_string();
+              if (std::find(group.begin(), group.end(), peer) == group.end()) continue;
+              expected += formula / (static_cast<std::int64_t>(group.size()) - 1);
+            }
+            EXPECT_EQ(profiled_bytes_sent_to(peer) - before[static_cast<std::size_t>(peer)], expected)
+                << run.to_string() << " step " << step << " rank " << peer;
+          }
+        }
       }
     }
   }

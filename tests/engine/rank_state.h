@@ -18,6 +18,7 @@
 #include "tranche/device/device.h"
 #include "tranche/device/memory_resources.h"
 #include "tranche/device/step_arena.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::test {
 
@@ -104,7 +105,7 @@ struct RankState {
     return laid;
   }
   kernels::Workspace kernel_workspace() const { return {workspace.data(), workspace.bytes()}; }
-  detail::TensorAccess access() { return {store, config, group, *device, memory, kernel_workspace()}; }
+  detail::TensorAccess access() { return {store, config, group, mesh, *device, memory, kernel_workspace()}; }
   std::vector<float> weight(std::string_view tensor) { return access().weight(store.find_tensor(tensor)); }
   /// Adds `value` to every element of a view on the compute stream.
   void add(const TensorView& view, float value) {
@@ -116,6 +117,7 @@ struct RankState {
 
   Config config;
   Communicator& group;
+  Mesh mesh{group.size()};
   std::unique_ptr<Optimizer> optimizer;
   Ledger ledger;
   std::unique_ptr<Device> device;

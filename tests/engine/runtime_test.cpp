@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "kernels/revision.h"
 #include "tests/core/error_text.h"
@@ -107,6 +108,45 @@ TEST(RuntimeFail, NamesTheRankOnce) {
   EXPECT_THAT(said, ::testing::MatchesRegex(front + "no such data \\(runtime_test.cpp:[0-9]+\\)\n" + front +
                                             "\\[rank 3\\] no such model \\(runtime_test.cpp:[0-9]+\\)\n" +
                                             front + "of the user\n"));
+}
+
+TEST(RuntimeFromOptions, InlineProgressIsNotForRanksThatAreThreads) {
+  RuntimeOptions options;
+  options.inline_progress = true;
+  EXPECT_THAT(message_of<ConfigurationError>([&] {
+                run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
+                  const Runtime runtime(options, factory);
+                });
+              }),
+              HasSubstr("tranche.progress: inline is for MPI communicators that a program hands over"));
+}
+
+TEST(RuntimeMesh, RanksWithAnotherMeshAreToldOf) {
+  const auto refusal = [](const std::vector<std::string>& meshes) {
+    std::vector<std::string> texts(meshes.size());
+    run_thread_ranks(static_cast<int>(meshes.size()), [&](int rank, const CommunicatorFactory& factory) {
+      RuntimeOptions options;
+      options.mesh = meshes[static_cast<std::size_t>(rank)];
+      std::string& text = texts[static_cast<std::size_t>(rank)];
+      try {
+        const Runtime runtime(options, factory);
+        text = runtime.mesh().to_string();
+      } catch (const ConfigurationError& error) {
+        text = error.message();
+        EXPECT_EQ(error.rank(), rank);
+      }
+    });
+    EXPECT_THAT(texts, ::testing::Each(texts[0])) << "all ranks end alike";
+    return texts[0];
+  };
+  EXPECT_EQ(
+      refusal({"replicate=2, shard=*", "replicate=2, shard=*", "shard=*", ""}),
+      "rank 2 was started with tranche.mesh \"shard=*\", rank 0 with \"replicate=2, shard=*\"; start all "
+      "ranks with the same");
+  EXPECT_THAT(refusal({"", "shard=5", "", ""}),
+              HasSubstr("mesh \"shard=5\": shard 5, but there are 4 ranks"));
+  EXPECT_EQ(refusal({"", "shard=*", "shard=4", "replicate=1, shard=4"}), "shard=4")
+      << "other words of one mesh";
 }
 
 TEST(RuntimeFromConfig, HonoursTheKeysAndKeepsTheConfiguration) {

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
@@ -24,6 +26,18 @@ std::vector<std::string> changes(const std::string& saved, const std::vector<std
 
 TEST(ConfigurationChanges, NoneInTheSameRun) {
   EXPECT_THAT(changes("{}", {}), IsEmpty());
+}
+
+TEST(ConfigurationChanges, OtherWordsOfOneMeshAreNone) {
+  EXPECT_THAT(changes("{}", {"tranche.mesh=shard=*"}), IsEmpty());
+  EXPECT_THAT(changes("{}", {"tranche.mesh=replicate=1, shard=2"}, {"tranche.mesh=shard=*"}), IsEmpty());
+  EXPECT_THAT(changes("{}", {"tranche.mesh=replicate=2"}, {"tranche.mesh=shard=1, replicate=*"}), IsEmpty());
+  EXPECT_THAT(changes("{}", {"tranche.mesh=replicate=2"}),
+              ElementsAre("tranche.mesh is 'replicate=2', was '': the command line wins"));
+  const std::string now = parse_config("{}", 2).to_json();
+  auto before_meshes = nlohmann::json::parse(now);
+  before_meshes["tranche"].erase("mesh");
+  EXPECT_THAT(configuration_changes(before_meshes.dump(), now), IsEmpty());
 }
 
 TEST(ConfigurationChanges, ALineForEachWithBothSides) {

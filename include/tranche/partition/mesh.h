@@ -42,6 +42,8 @@ class Mesh {
   /// "replicate 1, shard 3": the coordinates of a rank on the axes above 1; empty where there is one such
   /// axis at most, since the rank says it all.
   std::string describe(int rank) const;
+  /// "rank 5 (replicate 1, shard 1)", or "rank 5" where describe() is empty.
+  std::string name_of_rank(int rank) const;
   friend bool operator==(const Mesh&, const Mesh&) = default;
 
  private:
