@@ -35,6 +35,8 @@ class MetaCommunicator : public comm::CommunicatorBase {
         layout_(nodes_),
         staging_(std::move(staging)),
         recorder_(std::move(recorder)) {
+    std::map<int, int> ranks_of;
+    for (const int node : nodes_) most_on_node_ = std::max(most_on_node_, ++ranks_of[node]);
     // The ranks of a node begin an operation when it is ready; devices have a stream for all of them.
     if (!recorder_) return;
     lane_ = recorder_->add_lane("communication", !recorder_->inline_compute());
@@ -141,12 +143,13 @@ class MetaCommunicator : public comm::CommunicatorBase {
     work.dtype = dtype;
     work.full_bytes = static_cast<double>(elements * size_of(dtype));
     work.ranks = size_;
+    work.ranks_on_node = most_on_node_;
     return recorder_->add(lane_, std::move(work), ready);
   }
 
   int node() const { return nodes_[static_cast<std::size_t>(rank_)]; }
 
-  int rank_, size_;
+  int rank_, size_, most_on_node_ = 0;
   std::vector<int> nodes_;
   NodeCollectives collectives_;
   comm::NodeLayout layout_;

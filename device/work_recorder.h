@@ -45,6 +45,7 @@ struct RecordedWork {
   /// Collectives: bytes of all ranks' parts together, as they are sent, and ranks of the group.
   double full_bytes = 0;
   int ranks = 0;
+  int ranks_on_node = 0;   ///< the most of them that share one
   double seconds = 0;      ///< that it took, where it was done and timed
   std::vector<int> after;  ///< indices of what must be done before; lower than its own
 };

@@ -96,9 +96,18 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
       "rank",
       fmt::format("{} of {}{}", request.rank, request.ranks,
                   request.ranks_per_node > 0 ? fmt::format(", {} on a node", request.ranks_per_node) : ""));
+  const bool shared = effective.replicate == Replicate::parameters && effective.stage > 0;
+  const int owners = shared ? request.ranks : result.mesh.size(MeshAxis::shard);
+  if (const std::string coordinates = result.mesh.describe(request.rank); !coordinates.empty()) {
+    text += row("mesh", fmt::format("{}; this is {}", result.mesh.to_string(), coordinates));
+  } else if (result.mesh.size(MeshAxis::replicate) > 1) {
+    text += row("mesh", result.mesh.to_string());
+  }
   text += row("stage", fmt::format("{}, {} reduction{}", effective.stage,
-                                   name_of(effective.effective_reduction(request.ranks)),
-                                   request.ranks == 1 ? " (one rank: all stages hold the same)" : ""));
+                                   name_of(effective.effective_reduction(owners)),
+                                   request.ranks == 1 ? " (one rank: all stages hold the same)"
+                                   : owners == 1      ? " (nothing is sharded: all stages hold the same)"
+                                                      : ""));
   text += row("batch",
               fmt::format("{} = {} per micro-batch x {} accumulated x {} ranks", effective.train_batch_size,
                           effective.micro_batch_size, effective.accumulation_steps, request.ranks));
@@ -264,25 +273,23 @@ std::string traffic_rows(const PlanRequest& request, const PlanResult& result) {
   std::string text =
       fmt::format("\n{:<22}{:>10}{:>22}{:>14}\n", "sent in a step", "calls", "elements", "bytes");
   const auto line = [&](const std::string& name, const TrafficCount& count) {
-    text += fmt::format("  {:<20}{:>10}{:>22}{:>14}\n", name, grouped(count.calls), grouped(count.elements),
-                        format_bytes(count.bytes));
+    text += fmt::format("  {:<20}{:>10}{:>22}{:>14}\n", name, count.calls > 0 ? grouped(count.calls) : "",
+                        grouped(count.elements), format_bytes(count.bytes));
   };
   for (const auto& [operation, count] : result.data) line(operation, count);
   const TrafficCount data = sum_of(result.data);
   line("data in all", data);
+  if (result.axes.size() > 1) {
+    for (const auto& [axis, sent] : result.axes) {
+      line(fmt::format("  by {}", name_of(axis)), {0, sent.elements, sent.bytes});
+    }
+  }
   text += fmt::format("  {:<20}{:>10}{:>22}{}\n", "by the formula", "", grouped(result.formula_elements),
                       result.formula_elements == data.elements ? "" : "  (differs)");
   line("control", sum_of(result.control));
   if (request.ranks > 1 && request.ranks_per_node > 0) {
-    // Every peer is sent the same amount.
-    const int first = request.rank / request.ranks_per_node * request.ranks_per_node;
-    const int here = std::min(request.ranks_per_node, request.ranks - first);
-    const double share = static_cast<double>(request.ranks - here) / (request.ranks - 1);
-    // Ranks of a node that read each other's memory let a sum or a shard cross once for all of them.
-    const bool pairwise = here == 1 || request.device == DeviceKind::cuda;
     text += row("data to other nodes",
-                (pairwise ? "" : "at most ") + format_bytes(static_cast<std::int64_t>(
-                                                   std::llround(static_cast<double>(data.bytes) * share))));
+                (result.crossing_exact ? "" : "at most ") + format_bytes(result.crossing_bytes));
   }
   if (const std::optional<OtherGathering>& other = result.other_gathering) {
     const auto change = [](std::int64_t there, std::int64_t here, const std::string& text) {
@@ -347,6 +354,9 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
   document["world"] = request.ranks;
   document["ranks_per_node"] = request.ranks_per_node > 0 ? request.ranks_per_node : request.ranks;
   document["rank"] = request.rank;
+  document["mesh"] = result.mesh.to_string();
+  document["coordinate"] = {{"replicate", result.mesh.coordinate(MeshAxis::replicate, request.rank)},
+                            {"shard", result.mesh.coordinate(MeshAxis::shard, request.rank)}};
   document["config"] = ordered_json::parse(result.config);
   document["stage"] = document["config"]["zero_optimization"]["stage"];
   document["covers_activations"] = request.model.covers_activations();
@@ -395,6 +405,7 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
                                                      {"elements", other->elements},
                                                      {"bytes", other->bytes}}
                                       : ordered_json(nullptr);
+  document["bytes_to_other_nodes"] = {{"bytes", result.crossing_bytes}, {"exact", result.crossing_exact}};
   const OffloadTraffic& bytes = result.offload_bytes;
   document["host_device_bytes"] = bytes.to_host + bytes.from_host;
   document["nvme_bytes"] = bytes.nvme_read + bytes.nvme_written;

@@ -6,7 +6,6 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/kernels/matmul.h"
-#include "tranche/partition/mesh.h"
 
 namespace tranche::planner {
 
@@ -38,15 +37,6 @@ Config checked_config(const PlanRequest& request) {
   validate_config(config, request.ranks);
   if (config.workspace_bytes == 0) config.workspace_bytes = kernels::default_workspace_bytes(request.device);
   return config;
-}
-
-void require_one_copy(const Config& config, int ranks, std::string_view asked) {
-  if (Mesh::parse(config.mesh, ranks).size(MeshAxis::replicate) == 1) return;
-  throw ConfigurationError(
-      fmt::format("tranche.mesh \"{}\": {} does not know replicas of the model's state yet; leave the mesh "
-                  "out, or plan its memory "
-                  "and traffic alone",
-                  config.mesh, asked));
 }
 
 RuntimeOptions meta_options(const Config& config, DeviceKind device) {

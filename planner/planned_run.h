@@ -21,9 +21,6 @@ inline constexpr int settling_steps = 2;
 /// refuse.
 Config checked_config(const PlanRequest& request);
 
-/// Throws ConfigurationError for a mesh with replicas: `asked` ("a projection") does not know them.
-void require_one_copy(const Config& config, int ranks, std::string_view asked);
-
 /// Without limits, as the whole need is wanted and not where it ends.
 RuntimeOptions meta_options(const Config& config, DeviceKind device);
 

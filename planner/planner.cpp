@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <vector>
 
 #include "partition/flat_layout.h"
 #include "planner/planned_run.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::planner {
 
@@ -39,6 +41,33 @@ std::vector<std::string> notes_of(const std::string& summary) {
   return notes;
 }
 
+/// Fills in the mesh, what goes along its axes, and what of that leaves the node.
+void take_axes(PlanResult& result, const PlanRequest& request, const Config& config,
+               const nlohmann::json& by_axis) {
+  result.mesh = Mesh::parse(config.mesh, request.ranks);
+  int per_node = config.debug.ranks_per_host > 0 ? config.debug.ranks_per_host : request.ranks_per_node;
+  if (per_node == 0) per_node = request.ranks;
+  for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::shard}) {
+    const auto counts = std::find_if(by_axis.begin(), by_axis.end(),
+                                     [&](const auto& each) { return each["axis"] == name_of(axis); });
+    if (counts == by_axis.end()) continue;
+    const auto number = [&](const char* key) { return (*counts)[key].get<std::int64_t>(); };
+    AxisTraffic& sent = result.axes[axis];
+    sent.elements = number("elements");
+    sent.bytes = number("bytes");
+    sent.formula_elements = number("formula_elements");
+    sent.formula_bytes = number("formula_bytes");
+    const std::vector<int> group = result.mesh.group({axis}, request.rank);
+    sent.group = static_cast<int>(group.size());
+    sent.elsewhere = static_cast<int>(std::count_if(
+        group.begin(), group.end(), [&](int other) { return other / per_node != request.rank / per_node; }));
+    result.crossing_bytes += sent.bytes_to_other_nodes();
+    const bool alone = sent.elsewhere == sent.group - 1;
+    const bool by_window = request.device != DeviceKind::cuda && config.collectives != "messages";
+    if (sent.elsewhere > 0 && !alone && by_window) result.crossing_exact = false;
+  }
+}
+
 WorkCount difference(const WorkCount& after, const WorkCount& before) {
   return {after.kernels - before.kernels, after.floating_point_operations - before.floating_point_operations,
           after.bytes_read - before.bytes_read, after.bytes_written - before.bytes_written};
@@ -54,10 +83,17 @@ PlanResult plan_run(const PlanRequest& request) {
 
   Runtime runtime = planned_runtime(request, meta_options(config, request.device));
   Buffer host_staging;
+  std::vector<Buffer> group_staging;
   if (request.device == DeviceKind::cuda && request.ranks > 1) {
     // Ranks on GPUs also have the communicator through which they met.
     host_staging =
         Buffer(runtime.memory(Tier::host), config.staging_bytes, Category::communication, "staging buffer");
+    // There each group has a staging buffer of its own, beside that of all ranks.
+    for (const Communicator* group : {&runtime.shard(), runtime.replicas()}) {
+      if (runtime.replicas() == nullptr || group->size() == 1) continue;
+      group_staging.emplace_back(runtime.memory(Tier::device), config.staging_bytes, Category::communication,
+                                 "staging buffer");
+    }
   }
   PlannedRun run(runtime, request, config);
   Engine& engine = run.engine();
@@ -86,19 +122,23 @@ PlanResult plan_run(const PlanRequest& request) {
   result.data = counts_of(traffic);
   result.control = counts_of(traffic["control"]);
   result.formula_elements = traffic["formula_elements"].get<std::int64_t>();
+  take_axes(result, request, config, traffic["by_axis"]);
   result.tokens = config.micro_batch_size * config.accumulation_steps * engine.model().tokens_per_sample;
   result.model_operations = engine.model().flops_per_token * static_cast<double>(result.tokens);
   result.offload = step_offload_cost(request, request.rates);
   for (const UnitSpec& unit : engine.model().units()) {
     std::vector<std::int64_t> sizes;
     for (const TensorSpec& tensor : unit.tensors) sizes.push_back(tensor.shape.elements());
-    result.padded_elements += detail::FlatLayout(sizes, request.ranks).padded_elements();
+    result.padded_elements +=
+        detail::FlatLayout(sizes, result.mesh.size(MeshAxis::shard), result.mesh.size(MeshAxis::replicate))
+            .padded_elements();
   }
   return result;
 }
 
 std::optional<OtherGathering> plan_other_gathering(const PlanRequest& request, const PlanResult& result) {
-  if (request.config.stage < 3 || request.ranks == 1) return std::nullopt;
+  const int shards = Mesh::parse(request.config.mesh, request.ranks).size(MeshAxis::shard);
+  if (request.config.stage < 3 || shards == 1) return std::nullopt;
   if (result.tier(Tier::device).category_peak[Category::gathered] == 0) return std::nullopt;
   PlanRequest other = request;
   other.config.gather_for = request.config.gather_for == GatherFor::step ? GatherFor::use : GatherFor::step;

@@ -13,6 +13,7 @@
 #include "planner/planned_run.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
+#include "tranche/partition/mesh.h"
 #include "tranche/planner/planner.h"
 
 namespace tranche::planner {
@@ -35,12 +36,22 @@ struct Sizes {
   double block = 0;            ///< of a GPT's block
 };
 
-Sizes sizes_of(const ModelSpec& spec, bool gpt, int ranks) {
+/// Ranks that share one copy of the state.
+int shards_of(const Config& config, int ranks) {
+  return Mesh::parse(config.mesh, ranks).size(MeshAxis::shard);
+}
+
+/// Ranks that share the gradients and the optimizer's state.
+int owners_of(const Config& config, int ranks) {
+  return config.replicate == Replicate::parameters && config.stage > 0 ? ranks : shards_of(config, ranks);
+}
+
+Sizes sizes_of(const ModelSpec& spec, bool gpt, int ranks, int shards) {
   Sizes sizes;
   for (const UnitSpec& unit : spec.units()) {
     std::vector<std::int64_t> elements;
     for (const TensorSpec& tensor : unit.tensors) elements.push_back(tensor.shape.elements());
-    const detail::FlatLayout layout(elements, ranks);
+    const detail::FlatLayout layout(elements, shards, ranks / shards);
     const auto padded = static_cast<double>(layout.padded_elements());
     sizes.padded += padded;
     sizes.shard += static_cast<double>(layout.shard_elements());
@@ -134,6 +145,8 @@ std::vector<UnitVisit> visits_of(const PlanRequest& request, const Config& confi
 OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, const ModelSpec& spec,
                             const CostModel& rates) {
   OffloadSchedule schedule;
+  const int shards = shards_of(config, request.ranks), replicas = request.ranks / shards;
+  const int copies = shards == owners_of(config, request.ranks) ? 1 : replicas;
   const ParameterGroups groups(config.group_rules, config.frozen);
   std::vector<std::int64_t> padded;
   detail::PersistentBuffers persistent(config);
@@ -142,9 +155,9 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     for (const TensorSpec& tensor : unit.tensors) {
       (groups.frozen(tensor.name) ? frozen : elements).push_back(tensor.shape.elements());
     }
-    const detail::FlatLayout layout(elements, request.ranks), other(frozen, request.ranks);
+    const detail::FlatLayout layout(elements, shards, replicas), other(frozen, shards, replicas);
     OffloadUnit& of = schedule.units.emplace_back();
-    of.kept = config.stage == 0 ? layout.padded_elements() : layout.shard_elements();
+    of.kept = config.stage == 0 ? layout.padded_elements() : layout.shard_elements() / copies;
     of.persistent = persistent.keeps(layout);
     for (const auto* buffer : {&layout, &other}) {
       if (buffer == &layout ? of.persistent : persistent.keeps(other)) continue;
@@ -194,20 +207,34 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
   if (config.offload.any()) cost.offload = offload_cost_of(request, config, spec, rates).exposed;
   if (request.ranks == 1) return cost;
 
-  const double share = (request.ranks - 1.0) / request.ranks;
+  const int shards = shards_of(config, request.ranks), replicas = request.ranks / shards;
+  const double share = (shards - 1.0) / shards, among_replicas = (replicas - 1.0) / replicas;
   const auto seconds = [&](double elements, DataType dtype) {
     return elements * share * static_cast<double>(size_of(dtype)) / rates.network;
+  };
+  const auto over_replicas = [&](DataType dtype) {
+    return sizes.shard * among_replicas * static_cast<double>(size_of(dtype)) / rates.network;
   };
   const double hides = config.overlap ? 1 : 0;
   const double forward = cost.compute / 3 / micro_batches * hides;
   const double backward = (cost.compute * 2 / 3 + cost.recompute) / micro_batches * hides;
-  const bool boundary = config.effective_reduction(request.ranks) == ReductionPolicy::boundary;
-  const double reduction = seconds(sizes.padded, config.precision.communication);
+  const int owners = owners_of(config, request.ranks);
+  const bool boundary = config.effective_reduction(owners) == ReductionPolicy::boundary;
+  // Replicas add their sums in fp32 each time, or once, and take each other's parts once a step: the sums, or
+  // the new weights.
+  const bool each_time = config.replica_sum == ReplicaSum::micro_batch;
+  const double sum_of_replicas = over_replicas(DataType::float32);
+  const double reduction =
+      seconds(sizes.padded, config.precision.communication) + (each_time ? sum_of_replicas : 0);
+  const double whole_sums =
+      over_replicas(owners == shards ? config.precision.accumulation : config.precision.compute) +
+      (each_time ? 0 : sum_of_replicas);
   const double reductions_before_last = boundary ? 0 : micro_batches - 1;
   if (config.stage == 3 && config.gather_for == GatherFor::step) {
     // All of it in the first forward pass.
     cost.exposed = beyond(seconds(sizes.padded, config.precision.compute), config.depth > 1 ? forward : 0) +
-                   (reductions_before_last + 1) * beyond(reduction, backward);
+                   reductions_before_last * beyond(reduction, backward) +
+                   beyond(reduction + whole_sums, backward);
     return cost;
   }
   if (config.stage == 3) {
@@ -215,10 +242,11 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
     const double window = config.depth > 1 ? forward + backward : 0;
     cost.exposed = reductions_before_last * beyond(gather + reduction, window) +
                    (micro_batches - 1 - reductions_before_last) * beyond(gather, window) +
-                   beyond(gather + reduction, window);
+                   beyond(gather + reduction + whole_sums, window);
     return cost;
   }
-  const double sums = config.stage == 0 ? seconds(sizes.padded, config.precision.accumulation) : 0;
+  const double sums =
+      whole_sums + (config.stage == 0 ? seconds(sizes.padded, config.precision.accumulation) : 0);
   cost.exposed = reductions_before_last * beyond(reduction, backward) + beyond(reduction + sums, backward);
   if (config.stage > 0) cost.exposed += beyond(seconds(sizes.padded, config.precision.compute), forward);
   return cost;
@@ -244,10 +272,10 @@ class Search {
   explicit Search(const FitRequest& request)
       : request_(request),
         base_(request.plan.config),
-        spec_(request.plan.model.spec(sequence_of(request.plan))),
-        sizes_(sizes_of(spec_, request.plan.model.gpt.has_value(), request.plan.ranks)) {
+        spec_(request.plan.model.spec(sequence_of(request.plan))) {
     validate_config(base_, request.plan.ranks);
-    require_one_copy(base_, request.plan.ranks, "a search for what fits");
+    shards_ = shards_of(base_, request.plan.ranks);
+    sizes_ = sizes_of(spec_, request.plan.model.gpt.has_value(), request.plan.ranks, shards_);
     if (request.keep_micro_batch) {
       micro_batches_.push_back(base_.micro_batch_size);
       return;
@@ -346,14 +374,16 @@ class Search {
 
   /// The values of each lever that are worth a trial, simplest first.
   std::vector<Levers> all_levers() const {
-    const bool several = request_.plan.ranks > 1;
+    const bool several = owners_of(base_, request_.plan.ranks) > 1;
+    // Where replicas share gradients and optimizer state, stage 0 and offloaded parameters are refused.
+    const bool shared = shards_ < request_.plan.ranks && base_.replicate == Replicate::parameters;
     std::vector<int> stages{base_.stage};
-    if (several && !request_.keep_stage) stages = {0, 1, 2, 3};
+    if (several && !request_.keep_stage) stages = shared ? std::vector{1, 2, 3} : std::vector{0, 1, 2, 3};
     std::vector<ReductionPolicy> policies{base_.reduction};
     if (base_.reduction == ReductionPolicy::automatic) {
       // On one rank nothing is ever less with the other.
       policies = {ReductionPolicy::boundary};
-      if (several) policies.push_back(ReductionPolicy::micro_batch);
+      if (request_.plan.ranks > 1) policies.push_back(ReductionPolicy::micro_batch);
     }
     std::vector<int> every{base_.activation_checkpointing ? base_.checkpoint_every : 0};
     std::vector<std::int64_t> chunks{base_.vocabulary_chunk};
@@ -370,7 +400,7 @@ class Search {
       std::erase(optimizer_tiers, OffloadTier::nvme);
     }
     const std::vector<OffloadTier> parameters_tiers =
-        tiers(request_.keep_parameters_tier, base_.offload.parameters);
+        tiers(request_.keep_parameters_tier || shared, base_.offload.parameters);
     std::vector<Levers> all;
     for (const int stage : stages) {
       for (const ReductionPolicy policy : policies) {
@@ -431,13 +461,15 @@ class Search {
   /// Bytes that are held whatever a step does; less where tensors are frozen.
   std::int64_t least_bytes(const Levers& levers) const {
     const Config config = config_of(levers, 1);
-    const bool one = request_.plan.ranks == 1;
-    const auto held = [&](bool whole) { return whole || one ? sizes_.padded : sizes_.shard; };
-    const bool boundary = config.effective_reduction(request_.plan.ranks) == ReductionPolicy::boundary;
+    const auto held = [&](bool whole, int among) {
+      return whole || among == 1 ? sizes_.padded : sizes_.padded / among;
+    };
+    const int owners = owners_of(config, request_.plan.ranks);
+    const bool boundary = config.effective_reduction(owners) == ReductionPolicy::boundary;
     const DataType compute = config.precision.compute;
     double bytes = 0;
     if (levers.parameters == OffloadTier::none) {
-      bytes = held(config.stage < 3) * static_cast<double>(size_of(compute));
+      bytes = held(config.stage < 3, shards_) * static_cast<double>(size_of(compute));
     }
     // State that leaves the device takes the main gradient with it where one micro-batch makes the step.
     if (config.frozen.empty() && levers.optimizer == OffloadTier::none) {
@@ -445,11 +477,12 @@ class Search {
       for (const OptimizerStateTensor& state : make_optimizer(config)->state({})) {
         optimizer += static_cast<double>(size_of(state.dtype));
       }
-      bytes +=
-          held(config.stage == 0 || boundary) * static_cast<double>(size_of(config.precision.accumulation)) +
-          held(config.stage == 0) * optimizer;
+      bytes += held(config.stage == 0 || boundary, owners) *
+                   static_cast<double>(size_of(config.precision.accumulation)) +
+               held(config.stage == 0, owners) * optimizer;
     }
-    return static_cast<std::int64_t>(bytes) + config.workspace_bytes + (one ? 0 : config.staging_bytes);
+    return static_cast<std::int64_t>(bytes) + config.workspace_bytes +
+           (request_.plan.ranks == 1 ? 0 : config.staging_bytes);
   }
 
   FitTrial attempt(const Levers& levers) const {
@@ -508,6 +541,7 @@ class Search {
   const FitRequest& request_;
   Config base_;
   ModelSpec spec_;
+  int shards_ = 1;
   Sizes sizes_;
   std::vector<std::int64_t> micro_batches_;  ///< ascending
 };
@@ -520,7 +554,9 @@ StepCost step_cost(const PlanRequest& request, const CostModel& rates) {
   std::int64_t sequence = request.sequence;
   if (sequence == 0 && request.model.gpt) sequence = request.model.gpt->positions;
   const ModelSpec spec = request.model.spec(sequence);
-  return cost_of(request, config, spec, sizes_of(spec, request.model.gpt.has_value(), request.ranks), rates);
+  const int shards = shards_of(config, request.ranks);
+  return cost_of(request, config, spec, sizes_of(spec, request.model.gpt.has_value(), request.ranks, shards),
+                 rates);
 }
 
 OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates) {

@@ -88,6 +88,7 @@ class Costs {
   Costs(const ProjectionRequest& request, const Config& config)
       : machine_(request.machine),
         config_(config),
+        ranks_(request.plan.ranks),
         ranks_per_node_(request.plan.ranks_per_node > 0
                             ? std::min(request.plan.ranks_per_node, request.plan.ranks)
                             : request.plan.ranks),
@@ -204,7 +205,8 @@ class Costs {
     // Barriers are small; what every rank sends to every other is gathered and scattered at once.
     const std::string operation =
         work.name == "barrier" || work.name == "all_to_all" ? "all_gather" : work.name;
-    const int inside = std::min(ranks_per_node_, work.ranks);
+    const bool all = work.ranks == ranks_;
+    const int inside = all ? std::min(ranks_per_node_, work.ranks) : work.ranks_on_node;
     if (on_cpu_) {
       if (const CollectiveTable* table = nearest_table(machine_, operation, inside, element)) {
         claims.push_back({cores, std::min(table->cores, 1.0)});
@@ -214,8 +216,10 @@ class Costs {
         }
       }
     }
-    return collective_seconds(machine_, network_, operation, work.ranks, ranks_per_node_, element,
-                              work.full_bytes, config_.collectives == "nccl");
+    // The other ranks of the node are in groups of their own, which do the same at the same time.
+    const int groups = all ? 1 : std::max(1, ranks_per_node_ / inside);
+    return collective_seconds(machine_, network_, operation, work.ranks, inside, element, work.full_bytes,
+                              config_.collectives == "nccl", groups);
   }
 
   double disk_seconds(const RecordedWork& work, std::vector<Claim>& claims) const {
@@ -233,6 +237,7 @@ class Costs {
 
   const Machine& machine_;
   const Config& config_;
+  int ranks_;
   int ranks_per_node_;
   LinkRate network_;
   int sharing_;
@@ -477,6 +482,7 @@ ProjectionRequest with(const ProjectionRequest& request, std::int64_t micro_batc
   if (ranks != request.plan.ranks) {
     changed.plan.ranks = ranks;
     changed.plan.rank = 0;
+    changed.plan.config.mesh.clear();  // which is for the others
   }
   return changed;
 }
@@ -511,12 +517,14 @@ Simulated whole_step(const ProjectionRequest& request, TraceRecorder* trace) {
 
 double collective_seconds(const Machine& machine, const LinkRate& network, const std::string& operation,
                           int ranks, int ranks_per_node, int element_bytes, double full_bytes,
-                          bool by_library) {
+                          bool by_library, int groups_on_node) {
   const int inside = std::max(1, std::min(ranks, ranks_per_node));
   double seconds = node_seconds(machine, operation, inside, element_bytes, full_bytes);
+  // CPUs' groups move their bytes through one memory; GPUs each have a link of their own.
+  if (machine.device == DeviceKind::cpu) seconds *= groups_on_node;
   const int nodes = (ranks + inside - 1) / inside;
   if (nodes > 1) {
-    double sent = full_bytes * (nodes - 1) / nodes;
+    double sent = full_bytes * (nodes - 1) / nodes * groups_on_node;
     if (operation == "all_reduce") sent *= 2;
     if (operation == "reduce_scatter" && inside > 1 && !by_library) {
       // Partial sums of a node's CPUs travel in fp32; of GPUs every piece travels, and none is added before.
@@ -542,7 +550,6 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
   }
   Config config = request.plan.config;
   validate_config(config, request.plan.ranks);
-  require_one_copy(config, request.plan.ranks, "a projection");
   Simulated simulated = whole_step(request, trace);
   Projection projection;
   projection.step = simulated.step;

@@ -142,6 +142,16 @@ PlanRequest draw(std::uint64_t number) {
   offload.tile_buffers = 3 + pick(3);
   offload.parameter_buffers = 2 + pick(3);
   offload.nvme_path = std::filesystem::temp_directory_path().string();
+  // A third of the draws have copies of the state, where the ranks divide.
+  const int shards = 1 + pick(4);
+  if (pick(3) == 0 && request.ranks > 1 && request.ranks % shards == 0) {
+    config.mesh = (pick(2) == 0 ? "replicate=*, shard=" : "shard=") + std::to_string(shards);
+    if (config.mesh.starts_with("shard")) config.mesh += ", replicate=*";
+    if (pick(2) == 0 && config.stage > 0 && offload.parameters == OffloadTier::none) {
+      config.replicate = Replicate::parameters;
+    }
+    if (pick(2) == 0 && precision.accumulation == DataType::float32) config.replica_sum = ReplicaSum::step;
+  }
   return request;
 }
 
@@ -187,6 +197,19 @@ void expect_plan_is_measured(std::uint64_t number) {
   std::int64_t bytes = 0;
   for (const auto& [operation, count] : plan.data) bytes += count.bytes;
   EXPECT_EQ(traffic["formula_bytes"], bytes) << line;
+  // Along each axis the plan counts what the run sends, and both are the formula.
+  std::size_t axes = 0;
+  for (const json& sent : traffic["by_axis"]) {
+    ++axes;
+    for (const auto& [axis, planned] : plan.axes) {
+      if (sent["axis"] != name_of(axis)) continue;
+      EXPECT_EQ(sent["elements"], planned.elements) << line;
+      EXPECT_EQ(sent["formula_elements"], planned.elements) << line;
+      EXPECT_EQ(sent["bytes"], planned.bytes) << line;
+      EXPECT_EQ(planned.formula_bytes, planned.bytes) << line;
+    }
+  }
+  EXPECT_EQ(plan.axes.size(), axes) << line;
   EXPECT_EQ(plan.work, run.work) << line;
   EXPECT_EQ(plan.offload_bytes.to_host, run.offload.to_host) << line;
   EXPECT_EQ(plan.offload_bytes.from_host, run.offload.from_host) << line;

@@ -247,6 +247,23 @@ TEST(Projected, StepsHaveTheNodesAndTheNetworkOfTheRequest) {
   EXPECT_NEAR(exposed(2, LinkRate{1e8, 0}), 15 * 1e-4 + sent / 1e8, 1e-4 + 0.01 * sent / 1e8);
 }
 
+TEST(Projected, CopiesInANodeEachGatherInsideOfIt) {
+  // Of the collectives at stage 3, only the sums over the two copies cross the network.
+  Machine machine = machine_of(1e-4);
+  const auto exposed = [&](const char* mesh) {
+    PlanRequest request = request_of(4, 3, false);  // nothing hides
+    request.ranks_per_node = 2;
+    request.config.mesh = mesh;
+    const StepBreakdown step = project({request, machine, LinkRate{1e18, 5e-3}, 0}).step;
+    return step.exposed_gather + step.exposed_reduce;
+  };
+  // Five units are reduced inside of a node, and over the copies, which also gather the sums. A node has two
+  // groups of copies, and two ranks' groups cross at once.
+  EXPECT_NEAR(exposed("replicate=2, shard=2"), 15 * 1e-4 + 10 * 5e-3, 2e-3);
+  EXPECT_NEAR(exposed("shard=2, replicate=2"), 15 * 5e-3 + 10 * 1e-4, 2e-3) << "the other way round";
+  EXPECT_NEAR(exposed(""), 15 * (1e-4 + 5e-3), 1e-3);
+}
+
 TEST(Projected, EfficiencyIsAgainstARankWithTheSameShareOfItsNode) {
   // At stage 0 a rank alone does much the same work; with collectives of no time it is no faster, and would
   // be twice as fast on both cores.

@@ -16,6 +16,7 @@
 #include "tranche/engine/config.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/offload_traffic.h"
+#include "tranche/partition/mesh.h"
 #include "tranche/planner/host_memory.h"
 #include "tranche/planner/offload_cost.h"
 #include "tranche/planner/plan_model.h"
@@ -45,6 +46,17 @@ struct OtherGathering {
   std::int64_t bytes = 0;     ///< the same
 };
 
+/// Data that the planned rank sends to its group of an axis of the mesh in a step, as the meter counts it and
+/// by the engine's formula.
+struct AxisTraffic {
+  std::int64_t elements = 0, bytes = 0;
+  std::int64_t formula_elements = 0, formula_bytes = 0;
+  int group = 1;      ///< ranks of it
+  int elsewhere = 0;  ///< those of them on other nodes
+  /// Every rank of the group is sent the same.
+  std::int64_t bytes_to_other_nodes() const { return group > 1 ? bytes / (group - 1) * elsewhere : 0; }
+};
+
 /// One rank of a run of at least three steps (the first two record and pack its memory) with an evaluation.
 struct PlanResult {
   std::array<TierAccount, tier_count> tiers;
@@ -52,6 +64,12 @@ struct PlanResult {
   /// Traffic of a step, as the meter counts it for this rank, by operation.
   std::map<std::string, TrafficCount> data, control;
   std::int64_t formula_elements = 0;  ///< that this rank sends a step by Engine::formula_traffic_elements()
+  Mesh mesh{1};
+  std::map<MeshAxis, AxisTraffic> axes;  ///< shard; replicate where the mesh has replicas
+  /// To ranks of other nodes in a step. Where ranks of a node read each other's memory, a sum or a shard may
+  /// cross once for all of them: then `crossing_exact` is false, and it is at most this.
+  std::int64_t crossing_bytes = 0;
+  bool crossing_exact = true;
   /// Elements of all flat buffers, padding included.
   std::int64_t padded_elements = 0;
   WorkCount work;                ///< of a step, as the kernels count it

@@ -52,9 +52,10 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace = null
 /// ranks' parts together: inside a node by the machine's tables, between nodes each node sends and receives
 /// what it must, and a message's latency for each doubling of the nodes. CPUs of a node send partial sums of
 /// a reduction, in fp32; of GPUs every rank sends a part to every rank of other nodes, or with `by_library`
-/// (NCCL's own reduction) one ring crosses each node once.
+/// (NCCL's own reduction) one ring crosses each node once. `groups_on_node` groups do the same at once and
+/// share the node's network, and its memory where that carries the data of CPUs.
 double collective_seconds(const Machine& machine, const LinkRate& network, const std::string& operation,
                           int ranks, int ranks_per_node, int element_bytes, double full_bytes,
-                          bool by_library = false);
+                          bool by_library = false, int groups_on_node = 1);
 
 }  // namespace tranche::planner

@@ -1,0 +1,125 @@
+// Plans of copies of a model: bytes by axis of the mesh and to other nodes, the search, the cost of a step.
+
+#include <gmock/gmock.h>
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/tools/program_fixture.h"
+#include "tranche/planner/planner.h"
+
+namespace tranche::planner {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+using tools::test::ProgramResult;
+
+PlanRequest gpt_on(int ranks) {
+  PlanRequest request;
+  request.model.name = "gpt-mini";
+  request.model.gpt = models::GptConfig::preset("gpt-mini");
+  request.sequence = 128;
+  request.ranks = ranks;
+  request.config.workspace_bytes = 8 << 20;
+  return request;
+}
+
+std::vector<std::string> planned_with(const std::vector<std::string>& more) {
+  std::vector<std::string> arguments{"plan", "--model", "gpt-mini", "--set", "tranche.workspace=8MiB"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+TEST(PlanOfAMesh, TellsWhatGoesAlongEachAxis) {
+  const auto plan_on = [](const std::string& mesh, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = planned_with(
+        {"--ranks", "8", "--ranks-per-node", "4", "--rank", "5", "--stage", "2", "--mesh", mesh});
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult result = tools::test::run(arguments);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.out;
+  };
+  const auto along = [](const json& plan, std::string_view axis, const char* key) {
+    for (const json& sent : plan["traffic"]["by_axis"]) {
+      if (sent["axis"] == axis) return sent[key].get<std::int64_t>();
+    }
+    return std::int64_t{0};
+  };
+  // Copies lie in a node each: to the other one go their sums alone.
+  json plan = json::parse(plan_on("replicate=2, shard=*", {"--json"}));
+  EXPECT_EQ(plan["mesh"], "replicate=2, shard=4");
+  EXPECT_EQ(plan["coordinate"], (json{{"replicate", 1}, {"shard", 1}}));
+  EXPECT_GT(along(plan, "shard", "bytes"), 0);
+  EXPECT_GT(along(plan, "replicate", "bytes"), 0);
+  EXPECT_EQ(plan["bytes_to_other_nodes"]["bytes"], along(plan, "replicate", "bytes"));
+  EXPECT_EQ(plan["bytes_to_other_nodes"]["exact"], true);
+  EXPECT_EQ(plan["traffic_total"]["bytes"],
+            along(plan, "shard", "bytes") + along(plan, "replicate", "bytes"));
+  EXPECT_EQ(along(plan, "shard", "formula_bytes"), along(plan, "shard", "bytes"));
+  // Copies side by side: two of a rank's three peers on the axis of shards are in the other node.
+  plan = json::parse(plan_on("shard=4, replicate=2", {"--json", "--set", "tranche.collectives=messages"}));
+  EXPECT_EQ(plan["coordinate"], (json{{"replicate", 1}, {"shard", 2}}));
+  EXPECT_EQ(plan["bytes_to_other_nodes"]["bytes"], along(plan, "shard", "bytes") / 3 * 2);
+  EXPECT_EQ(plan["bytes_to_other_nodes"]["exact"], true);
+  plan = json::parse(plan_on("shard=4, replicate=2", {"--json"}));
+  EXPECT_EQ(plan["bytes_to_other_nodes"]["exact"], false) << "a sum may cross once for two ranks";
+  EXPECT_THAT(
+      plan_on("replicate=2, shard=*", {}),
+      AllOf(HasSubstr("5 of 8, 4 on a node"), HasSubstr("replicate=2, shard=4; this is replicate 1, shard 1"),
+            HasSubstr("    by shard"), HasSubstr("    by replicate"), Not(HasSubstr("at most")),
+            Not(HasSubstr("differs"))));
+  EXPECT_THAT(plan_on("replicate=8, shard=1", {}),
+              AllOf(HasSubstr("2, boundary reduction (nothing is sharded: all stages hold the same)"),
+                    HasSubstr("replicate=8\n")));
+}
+
+TEST(PlanOfAMesh, IsKeptByTheSearch) {
+  const ProgramResult result = tools::test::run(
+      planned_with({"--ranks", "8", "--mesh", "replicate=2, shard=*", "--fit", "80MiB", "--json"}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const json plan = json::parse(result.out);
+  EXPECT_EQ(plan["mesh"], "replicate=2, shard=4");
+  EXPECT_EQ(plan["config"]["tranche"]["mesh"], "replicate=2, shard=*");
+  EXPECT_EQ(plan["fits"], true);
+}
+
+TEST(PlanOfAMesh, CostsTheGroupsStepAndTheSumsOverReplicas) {
+  PlanRequest request = gpt_on(8);
+  request.config.stage = 1;
+  request.config.overlap = false;
+  const double flat = step_cost(request, {}).exposed;
+  request.config.mesh = "replicate=2, shard=4";
+  const double copies = step_cost(request, {}).exposed;
+  request.ranks = 4;
+  request.config.mesh = "";
+  const double one_copy = step_cost(request, {}).exposed;
+  EXPECT_GT(copies, one_copy) << "their sums over replicas";
+  // Of a quarter of the elements, half goes to the other copy: fp32 sums, and the fp32 main gradient back.
+  const PlanResult plan = plan_run(request);
+  const double sent = static_cast<double>(plan.padded_elements) / 4 / 2 * 8;
+  EXPECT_NEAR(copies - one_copy, sent / CostModel().network, 0.02 * sent / CostModel().network)
+      << "more parts have more padding";
+  EXPECT_GT(flat, one_copy);
+}
+
+TEST(PlanOfAMesh, HasAStagingBufferForEachGroupOnGpus) {
+  PlanRequest request = gpt_on(4);
+  request.device = DeviceKind::cuda;
+  request.config.staging_bytes = 3 << 20;
+  const auto staged = [&](const char* mesh) {
+    request.config.mesh = mesh;
+    return plan_run(request).tier(Tier::device).persistent[Category::communication];
+  };
+  EXPECT_EQ(staged(""), 3 << 20);
+  EXPECT_EQ(staged("replicate=2, shard=2"), 3 * (3 << 20)) << "all ranks', and two groups'";
+  EXPECT_EQ(staged("replicate=4, shard=1"), 2 * (3 << 20)) << "a group of one has none";
+}
+
+}  // namespace
+}  // namespace tranche::planner
