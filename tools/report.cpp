@@ -181,6 +181,15 @@ void Report::add_processor_seconds(const std::vector<double>& steps) {
   }
 }
 
+void Report::set_mesh(const Mesh& mesh) {
+  ordered_json coordinates = ordered_json::array();
+  for (int rank = 0; rank < mesh.ranks(); ++rank) {
+    coordinates.push_back({{"replicate", mesh.coordinate(MeshAxis::replicate, rank)},
+                           {"shard", mesh.coordinate(MeshAxis::shard, rank)}});
+  }
+  impl_->document["mesh"] = {{"axes", mesh.to_string()}, {"coordinates", std::move(coordinates)}};
+}
+
 void Report::set_placement(const Placement& placement) {
   impl_->document["placement"] = {{"ranks_on_host", placement.ranks_on_node},
                                   {"threads", placement.threads},

@@ -11,6 +11,7 @@
 #include "tranche/engine/saved_state.h"
 #include "tranche/engine/step_result.h"
 #include "tranche/kernels/reduction.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::tools {
 
@@ -67,6 +68,7 @@ class Report {
   /// Processor seconds of all ranks in each of the oldest steps that have none yet, in their order.
   void add_processor_seconds(const std::vector<double>& steps);
   void set_placement(const Placement& placement);
+  void set_mesh(const Mesh& mesh);
   void set_sample(const std::string& text);
   void add_checkpoint(const CheckpointRecord& record);
   /// `changes` has a line for each setting that is not as it was.

@@ -173,6 +173,7 @@ void Run::show_start() {
   const Placement placement{runtime->all().local_size(), runtime->device().threads(), usable_cores(),
                             static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)))};
   report.set_placement(placement);
+  report.set_mesh(runtime->mesh());
   output.out << engine->summary(options.verbose);
   print_row("matmul peak", fmt::format("{:.0f} GFLOP/s measured, all ranks together", peak_flops / 1e9));
   print_row("data",

@@ -60,11 +60,11 @@ class StudyRunner {
     const StudyFacts& facts = study_.facts();
     std::string points;
     lines_ << fmt::format(
-        "{} scaling of {}: {} x {} points, {} repeats: {} runs of {} + {} steps, {} thread{} a rank, into "
+        "{} scaling of {}: {} x {}{} points, {} repeats: {} runs of {} + {} steps, {} thread{} a rank, into "
         "{}\n",
-        facts.strong ? "strong" : "weak", facts.model, facts.ranks.size(), facts.stages.size(), facts.repeats,
-        runs.size(), facts.warmup, facts.steps, facts.threads, facts.threads == 1 ? "" : "s",
-        study_.options().out);
+        facts.strong ? "strong" : "weak", facts.model, facts.ranks.size(), facts.stages.size(),
+        facts.meshes.size() > 1 ? fmt::format(" x {}", facts.meshes.size()) : "", facts.repeats, runs.size(),
+        facts.warmup, facts.steps, facts.threads, facts.threads == 1 ? "" : "s", study_.options().out);
     if (there) {
       lines_ << fmt::format("going on with the study that is there: {} of {} runs are kept\n", kept_.size(),
                             runs.size());
@@ -85,9 +85,8 @@ class StudyRunner {
 
   /// Returns the signal that ended it, 0 for none.
   int conduct(const ScaleRun& run, const std::vector<ScaleRun>& all, StopSignals& signals) {
-    const std::string name = fmt::format("repeat {}, {} rank{}, stage {}", run.repeat, run.ranks,
-                                         run.ranks == 1 ? "" : "s", run.stage);
-    if (hopeless_.count({run.ranks, run.stage}) > 0) {
+    const std::string name = fmt::format("repeat {}, {}", run.repeat, run.point().text());
+    if (hopeless_.count(run.point()) > 0) {
       say(fmt::format("{}: left out, as it failed before", name));
       ++done_;
       return 0;
@@ -127,7 +126,8 @@ class StudyRunner {
                        result.status,
                        fmt::format("{} {}", name, problem),
                        shell_line(command.arguments),
-                       tail_of(command.log, tail_lines)};
+                       tail_of(command.log, tail_lines),
+                       run.mesh};
     finish_line();
     output_.errors << fmt::format("tranche: the run of {}\n  command: {}\n  its output ends with ({}):\n",
                                   failure.what, failure.command, command.log);
@@ -141,7 +141,7 @@ class StudyRunner {
     // The request cannot be met, and memory does not grow: other repeats would end the same way.
     if (result.status == static_cast<int>(ExitStatus::configuration) ||
         result.status == static_cast<int>(ExitStatus::out_of_memory)) {
-      hopeless_.insert({run.ranks, run.stage});
+      hopeless_.insert(run.point());
     } else {
       ++failed_runs_;
     }
@@ -157,9 +157,10 @@ class StudyRunner {
   std::string remaining(const std::vector<ScaleRun>& all) const {
     double seconds = 0;
     for (const ScaleRun& run : all) {
-      if (kept_.count(run.name()) > 0 || hopeless_.count({run.ranks, run.stage}) > 0) continue;
+      if (kept_.count(run.name()) > 0 || hopeless_.count(run.point()) > 0) continue;
       const bool failed = std::any_of(failures_.begin(), failures_.end(), [&](const RunFailure& failure) {
-        return failure.ranks == run.ranks && failure.stage == run.stage && failure.repeat == run.repeat;
+        return PointKey{failure.ranks, failure.stage, failure.mesh} == run.point() &&
+               failure.repeat == run.repeat;
       });
       if (!failed) seconds += left_.of(run);
     }
@@ -230,8 +231,8 @@ class StudyRunner {
   std::ostream& lines_;
   bool json_, terminal_;
   ScaleStudy study_;
-  std::set<std::string> kept_;              ///< names of runs whose reports are there
-  std::set<std::pair<int, int>> hopeless_;  ///< points that no further repeat would mend
+  std::set<std::string> kept_;   ///< names of runs whose reports are there
+  std::set<PointKey> hopeless_;  ///< points that no further repeat would mend
   std::vector<RunFailure> failures_;
   int failed_runs_ = 0;   ///< runs that failed for another reason
   std::size_t done_ = 0;  ///< runs that failed or were left out

@@ -43,6 +43,10 @@ void add_scale_flags(CLI::App& command, ScaleOptions& options, ScaleTexts& texts
   command.option_defaults()->group("Study");
   command.add_option("--ranks", texts.ranks, "numbers of ranks, like 1,2,4,8")->type_name("N,N...");
   command.add_option("--stages", texts.stages, "ZeRO stages")->type_name("N,N...")->capture_default_str();
+  command
+      .add_option("--meshes", texts.meshes,
+                  "meshes to compare, like 'replicate=1; replicate=2, shard=*' (--mesh of train)")
+      ->type_name("AXES;AXES...");
   command.add_flag("--weak", texts.weak, "each rank keeps its batch, whatever their number (default)");
   command.add_flag("--strong", texts.strong, "a step keeps its batch: ranks share it");
   command
@@ -101,6 +105,26 @@ std::vector<int> parse_numbers(const std::string& text, const char* flag, const 
   return numbers;
 }
 
+std::vector<std::string> parse_meshes(const std::string& text) {
+  std::vector<std::string> meshes;
+  for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = text.find(';', begin);
+    std::string mesh = text.substr(begin, end == std::string::npos ? end : end - begin);
+    mesh.erase(0, std::min(mesh.find_first_not_of(' '), mesh.size()));
+    mesh.erase(mesh.find_last_not_of(' ') + 1);
+    if (mesh.empty()) {
+      throw ConfigurationError(fmt::format(
+          "--meshes '{}' has nothing on one side of a ';'; write them like 'replicate=1; replicate=2'",
+          text));
+    }
+    if (std::find(meshes.begin(), meshes.end(), mesh) != meshes.end()) {
+      throw ConfigurationError(fmt::format("--meshes '{}' has '{}' twice", text, mesh));
+    }
+    meshes.push_back(std::move(mesh));
+  }
+  return meshes;
+}
+
 std::vector<std::string> take_launcher_arguments(std::vector<std::string>& arguments) {
   if (arguments.empty() || arguments.front() != "scale") return {};
   const auto mark = std::find(arguments.begin(), arguments.end(), "--");
@@ -143,6 +167,7 @@ void check(ScaleOptions& options, const ScaleTexts& texts) {
   if (texts.ranks.empty()) refuse("which numbers of ranks? give --ranks, like --ranks 1,2,4,8");
   options.ranks = parse_numbers(texts.ranks, "--ranks", "number of ranks", 1, planner::most_planned_ranks);
   options.stages = parse_numbers(texts.stages, "--stages", "stage", 0, 3);
+  if (!texts.meshes.empty()) options.meshes = parse_meshes(texts.meshes);
   if (texts.weak && texts.strong) refuse("--weak and --strong are two studies; give one of them");
   options.strong = texts.strong;
   if (options.out.empty()) refuse("where does the study go? give --out a folder");

@@ -12,9 +12,10 @@ class App;
 namespace tranche::tools {
 
 struct ScaleOptions {
-  std::vector<int> ranks;   ///< rising
-  std::vector<int> stages;  ///< rising
-  bool strong = false;      ///< the batch of a step stays, and not that of a rank
+  std::vector<int> ranks;               ///< rising
+  std::vector<int> stages;              ///< rising
+  std::vector<std::string> meshes{""};  ///< as given; one empty: what the configuration or --mesh says
+  bool strong = false;                  ///< the batch of a step stays, and not that of a rank
   std::int64_t repeats = 3;
   std::int64_t warmup = 3;  ///< steps of a run that are not timed
   std::int64_t steps = 10;  ///< steps of a run that are
@@ -30,7 +31,7 @@ struct ScaleOptions {
 
 /// The flags' texts; check() makes numbers of them.
 struct ScaleTexts {
-  std::string ranks, stages = "0,1,2,3";
+  std::string ranks, stages = "0,1,2,3", meshes;
   bool weak = false, strong = false;
 };
 
@@ -41,6 +42,10 @@ void add_scale_flags(CLI::App& command, ScaleOptions& options, ScaleTexts& texts
 /// "1,2,4" in rising order. Throws ConfigurationError naming `flag` and what is wrong.
 std::vector<int> parse_numbers(const std::string& text, const char* flag, const char* what, int least,
                                int most);
+
+/// "replicate=1; replicate=2, shard=*" at the semicolons, in that order. Throws ConfigurationError for an
+/// empty one and for one that is there twice.
+std::vector<std::string> parse_meshes(const std::string& text);
 
 /// Those of the arguments of `tranche scale` behind the first "--", which are the launcher's; they are taken
 /// off.

@@ -6,6 +6,9 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <iterator>
+#include <string>
+#include <utility>
 
 #include "report/plot.h"
 #include "tools/scale_results.h"
@@ -16,8 +19,18 @@ namespace {
 
 using Named = std::pair<std::string, std::string>;
 
-std::string color_of(int stage) {
-  return std::string(plot::color(plot::Palette::stage, stage));
+using Curve = std::pair<int, std::string>;  ///< stage, mesh
+
+/// By stage; in a study of several meshes no two of its curves have the same.
+std::string color_of(const StudyFacts& facts, const Curve& curve) {
+  if (facts.meshes.size() == 1) return std::string(plot::color(plot::Palette::stage, curve.first));
+  const auto number = std::distance(facts.curves.begin(), facts.curves.find(curve));
+  return std::string(plot::color(plot::Palette::category, static_cast<int>(number)));
+}
+
+/// "stage 3", with the mesh in a study of several.
+std::string label_of(const StudyFacts& facts, const Curve& curve) {
+  return fmt::format("stage {}{}", curve.first, facts.meshes.size() > 1 ? ", " + curve.second : "");
 }
 
 plot::Shape shape_of(int stage) {
@@ -47,13 +60,14 @@ bool add_points(plot::LineChart& chart, const StudyFacts& facts, const StudyResu
                 bool hollow, const std::function<bool(const PointResult&)>& takes,
                 const std::function<Spread(const PointResult&)>& value) {
   bool any = false;
-  for (const int stage : facts.stages) {
-    plot::LineSeries series{"", color_of(stage), {}, {}};
+  for (const auto& [curve, planned] : facts.curves) {
+    const auto& [stage, mesh] = curve;
+    plot::LineSeries series{"", color_of(facts, curve), {}, {}};
     series.joined = joined;
     series.hollow = hollow;
     series.shape = shape_of(stage);
     for (const PointResult& point : results.points) {
-      if (point.plan.stage != stage || !takes(point)) continue;
+      if (point.plan.stage != stage || point.plan.mesh != mesh || !takes(point)) continue;
       const Spread spread = value(point);
       series.x.push_back(point.plan.ranks);
       series.y.push_back(spread.middle);
@@ -113,10 +127,11 @@ void add_throughput(std::vector<Named>& plots, const StudyFacts& facts, const St
           chart, facts, results, false, true, [](const PointResult& p) { return p.oversubscribed; }, speed)) {
     chart.legend.push_back(entry("on shared cores", false, true));
   }
-  for (const int stage : facts.stages) {
+  for (const auto& [curve, planned] : facts.curves) {
+    const std::string color = color_of(facts, curve);
     const auto last = std::find_if(chart.series.rbegin(), chart.series.rend(),
-                                   [&](const plot::LineSeries& s) { return s.color == color_of(stage); });
-    if (last != chart.series.rend()) last->end = fmt::format("stage {}", stage);
+                                   [&](const plot::LineSeries& s) { return s.color == color; });
+    if (last != chart.series.rend()) last->end = label_of(facts, curve);
   }
   chart.bands = shaded(results);
   if (!chart.bands.empty()) chart.subtitle += "; where ranks share cores, no speed-up is claimed";
@@ -131,6 +146,9 @@ void add_time(std::vector<Named>& plots, const StudyFacts& facts, const StudyRes
   chart.subtitle = what_ran(facts);
   chart.stacked = true;
   chart.x_label = "stage";
+  for (std::size_t m = 0; facts.meshes.size() > 1 && m < facts.meshes.size(); ++m) {
+    chart.x_label += fmt::format("{}{}: {}", m == 0 ? ", mesh " : "; ", m + 1, facts.meshes[m]);
+  }
   chart.subtitle += "; rank 0 in the repeat of median speed";
   chart.y_label = "step time (ms)";
   chart.y_scale = plot::Scale::number;
@@ -147,7 +165,12 @@ void add_time(std::vector<Named>& plots, const StudyFacts& facts, const StudyRes
     const double parts[] = {step.compute, step.gather, step.reduce, step.update, step.other};
     for (std::size_t i = 0; i < chart.series.size(); ++i) chart.series[i].values.push_back(1e3 * parts[i]);
     const auto at = static_cast<double>(chart.labels.size());
-    chart.labels.push_back(std::to_string(point.plan.stage));
+    std::string label = std::to_string(point.plan.stage);
+    if (facts.meshes.size() > 1) {
+      const auto mesh = std::find(facts.meshes.begin(), facts.meshes.end(), point.plan.mesh);
+      label += fmt::format(" ({})", mesh - facts.meshes.begin() + 1);
+    }
+    chart.labels.push_back(std::move(label));
     const double total = 1e3 * step.seconds();
     chart.notes.push_back(fmt::format("{:.{}f}", total, total < 10 ? 2 : total < 100 ? 1 : 0));
     const std::string name = fmt::format("{}", point.plan.ranks);
@@ -177,9 +200,9 @@ void add_memory(std::vector<Named>& plots, const StudyFacts& facts, const StudyR
         return Spread{bytes, bytes, bytes};
       });
   chart.legend = {entry("measured", false, false), entry(curve, true, false, true)};
-  for (const auto& [stage, points] : facts.curves) {
-    plot::LineSeries series{"", color_of(stage), {}, {}, true};
-    series.end = fmt::format("stage {}", stage);
+  for (const auto& [curve, points] : facts.curves) {
+    plot::LineSeries series{"", color_of(facts, curve), {}, {}, true};
+    series.end = label_of(facts, curve);
     for (const PointPlan& point : points) {
       series.x.push_back(point.ranks);
       series.y.push_back(static_cast<double>(predicted(point)));

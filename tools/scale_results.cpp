@@ -15,9 +15,9 @@ using detail::JsonNode;
 
 namespace {
 
-const PointResult* find_point(const std::vector<PointResult>& points, int ranks, int stage) {
+const PointResult* find_point(const std::vector<PointResult>& points, const PointKey& key) {
   for (const PointResult& point : points) {
-    if (point.plan.ranks == ranks && point.plan.stage == stage) return &point;
+    if (PointKey{point.plan.ranks, point.plan.stage, point.plan.mesh} == key) return &point;
   }
   return nullptr;
 }
@@ -43,6 +43,24 @@ bool is_oversubscribed(const StudyFacts& facts, const RunFigures& run) {
 
 }  // namespace
 
+std::string PointKey::text() const {
+  return fmt::format("{} rank{}, stage {}{}", ranks, ranks == 1 ? "" : "s", stage,
+                     mesh.empty() ? "" : ", mesh " + mesh);
+}
+
+std::vector<std::pair<PointKey, PointPlan>> StudyFacts::plans_in_order() const {
+  std::vector<std::pair<PointKey, PointPlan>> list;
+  for (const int of_ranks : ranks) {
+    for (const int stage : stages) {
+      for (const std::string& mesh : meshes) {
+        const PointKey key{of_ranks, stage, mesh};
+        list.emplace_back(key, plans.at(key));
+      }
+    }
+  }
+  return list;
+}
+
 double RunFigures::peak_share(double peak) const {
   return peak > 0 ? tokens_per_second * flops_per_token / peak : 0;
 }
@@ -52,6 +70,7 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup) {
   RunFigures run;
   run.ranks = document["world"].integer<int>();
   run.stage = document["stage"].integer<int>();
+  if (const JsonNode mesh = document["mesh"]) run.mesh = mesh["axes"].text();
   const std::vector<JsonNode> steps = document["steps"].items();
   double tokens = 0, seconds = 0, processor = 0, timed = 0;
   for (std::size_t i = static_cast<std::size_t>(warmup); i < steps.size(); ++i) {
@@ -125,40 +144,39 @@ Spread spread_of(std::vector<double> values) {
 
 StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& runs) {
   StudyResults results;
-  for (const int ranks : facts.ranks) {
-    for (const int stage : facts.stages) {
-      PointResult point;
-      point.plan = facts.plans.at({ranks, stage});
-      for (const RunFigures& run : runs) {
-        if (run.ranks == ranks && run.stage == stage) point.runs.push_back(run);
-      }
-      if (point.runs.empty()) continue;
-      const auto speeds_below = [](const RunFigures& a, const RunFigures& b) {
-        return a.tokens_per_second < b.tokens_per_second;
-      };
-      std::vector<RunFigures> by_speed = point.runs;
-      std::stable_sort(by_speed.begin(), by_speed.end(), speeds_below);
-      point.shown = by_speed[(by_speed.size() - 1) / 2];
-      std::sort(point.runs.begin(), point.runs.end(),
-                [](const RunFigures& a, const RunFigures& b) { return a.repeat < b.repeat; });
-      std::vector<double> speeds;
-      for (const RunFigures& run : point.runs) {
-        speeds.push_back(run.tokens_per_second);
-        point.oversubscribed |= is_oversubscribed(facts, run);
-      }
-      point.tokens_per_second = spread_of(speeds);
-      for (const RunFigures& run : runs) {
-        if (run.ranks == ranks) point.peak_flops = std::max(point.peak_flops, run.peak_flops);
-      }
-      results.points.push_back(std::move(point));
+  for (const auto& [key, plan] : facts.plans_in_order()) {
+    const int ranks = key.ranks;
+    PointResult point;
+    point.plan = plan;
+    for (const RunFigures& run : runs) {
+      if (PointKey{run.ranks, run.stage, run.mesh} == key) point.runs.push_back(run);
     }
+    if (point.runs.empty()) continue;
+    const auto speeds_below = [](const RunFigures& a, const RunFigures& b) {
+      return a.tokens_per_second < b.tokens_per_second;
+    };
+    std::vector<RunFigures> by_speed = point.runs;
+    std::stable_sort(by_speed.begin(), by_speed.end(), speeds_below);
+    point.shown = by_speed[(by_speed.size() - 1) / 2];
+    std::sort(point.runs.begin(), point.runs.end(),
+              [](const RunFigures& a, const RunFigures& b) { return a.repeat < b.repeat; });
+    std::vector<double> speeds;
+    for (const RunFigures& run : point.runs) {
+      speeds.push_back(run.tokens_per_second);
+      point.oversubscribed |= is_oversubscribed(facts, run);
+    }
+    point.tokens_per_second = spread_of(speeds);
+    for (const RunFigures& run : runs) {
+      if (run.ranks == ranks) point.peak_flops = std::max(point.peak_flops, run.peak_flops);
+    }
+    results.points.push_back(std::move(point));
   }
-  results.runs_wanted = static_cast<std::int64_t>(facts.ranks.size() * facts.stages.size()) * facts.repeats;
+  results.runs_wanted = static_cast<std::int64_t>(facts.plans.size()) * facts.repeats;
   results.runs_done = static_cast<std::int64_t>(runs.size());
 
   const int base = base_ranks(results);
   for (PointResult& point : results.points) {
-    const PointResult* first = find_point(results.points, base, point.plan.stage);
+    const PointResult* first = find_point(results.points, {base, point.plan.stage, point.plan.mesh});
     if (first == nullptr) continue;
     point.work_inflation = within_repeats(point, *first, [](const RunFigures& run, const RunFigures& other) {
       return other.cpu_seconds_per_token > 0 ? run.cpu_seconds_per_token / other.cpu_seconds_per_token : 0.0;
@@ -170,8 +188,7 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
   }
 
   for (const PointResult& point : results.points) {
-    const std::string where = fmt::format("{} rank{}, stage {}", point.plan.ranks,
-                                          point.plan.ranks == 1 ? "" : "s", point.plan.stage);
+    const std::string where = PointKey{point.plan.ranks, point.plan.stage, point.plan.mesh}.text();
     std::set<std::string> digests;
     std::set<std::string> said;
     const auto differs = [&](const std::string& text) {

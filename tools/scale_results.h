@@ -3,6 +3,7 @@
 /// says otherwise.
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -32,6 +33,7 @@ struct StepParts {
 /// One run, from its report.
 struct RunFigures {
   int ranks = 1, stage = 0, repeat = 1;
+  std::string mesh;  ///< as the study has it; of a report alone, in full, or empty where it says none
   double tokens_per_second = 0;
   StepParts step;
   double tokens_per_step = 0;
@@ -54,6 +56,7 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup);
 /// The facts that are known of a point before it runs.
 struct PointPlan {
   int ranks = 1, stage = 0;
+  std::string mesh;
   std::int64_t micro_batch = 1, accumulation = 1, batch = 1;
   int ranks_per_node = 1;  ///< of this number of ranks
   bool placed = true;      ///< false: where ranks go is not known, and they are planned as on one node
@@ -61,6 +64,13 @@ struct PointPlan {
   std::array<std::int64_t, tier_count> peak{};
   std::int64_t state = 0;          ///< on the device, as the plan says
   std::int64_t formula_state = 0;  ///< by state_bytes_per_parameter()
+};
+
+struct PointKey {
+  int ranks = 1, stage = 0;
+  std::string mesh = {};
+  auto operator<=>(const PointKey&) const = default;
+  std::string text() const;  ///< "4 ranks, stage 3, mesh replicate=2"
 };
 
 struct StudyFacts {
@@ -72,9 +82,12 @@ struct StudyFacts {
   double load_average = 0;  ///< of the node then, over a minute
   NodeDescription node;
   std::vector<int> ranks, stages;
-  std::map<std::pair<int, int>, PointPlan> plans;  ///< by ranks, stage
-  /// By stage, also between the ranks that run: what the plots draw as curves.
-  std::map<int, std::vector<PointPlan>> curves;
+  std::vector<std::string> meshes{""};  ///< as ScaleOptions has them
+  std::map<PointKey, PointPlan> plans;
+  /// By stage and mesh, also between the ranks that run: what the plots draw as curves.
+  std::map<std::pair<int, std::string>, std::vector<PointPlan>> curves;
+  /// By ranks, then stage, then mesh, each as the study names them.
+  std::vector<std::pair<PointKey, PointPlan>> plans_in_order() const;
 };
 
 /// The table of docs/internals/design.md: bytes of model state a parameter takes on a rank, for a compute
@@ -87,6 +100,7 @@ double state_bytes_per_parameter(int stage, bool boundary, int ranks, int comput
 struct RunFailure {
   int ranks = 1, stage = 0, repeat = 1, status = 1;
   std::string what, command, tail;
+  std::string mesh = {};
 };
 
 struct Spread {
@@ -111,7 +125,7 @@ struct PointResult {
 };
 
 struct StudyResults {
-  std::vector<PointResult> points;  ///< by ranks, then stage; only those that have a run
+  std::vector<PointResult> points;  ///< by ranks, then stage, then mesh; only those that have a run
   std::vector<RunFailure> failures;
   std::vector<std::string> differences;  ///< measured values that differ from the prediction
   std::int64_t runs_wanted = 0, runs_done = 0;

@@ -63,6 +63,16 @@ double load_average() {
   return ::getloadavg(&minute, 1) == 1 ? minute : 0;
 }
 
+/// Whether so many ranks can have this mesh.
+bool is_mesh_of(const std::string& mesh, int ranks) {
+  try {
+    (void)Mesh::parse(mesh, ranks);
+    return true;
+  } catch (const ConfigurationError&) {
+    return false;
+  }
+}
+
 /// A line for each setting that two studies do not share.
 std::vector<std::string> differing(const ordered_json& saved, const ordered_json& present) {
   std::vector<std::string> lines;
@@ -84,7 +94,8 @@ std::vector<std::string> differing(const ordered_json& saved, const ordered_json
 }  // namespace
 
 std::string ScaleRun::name() const {
-  return fmt::format("n{}-stage{}-r{}", ranks, stage, repeat);
+  return fmt::format("n{}-stage{}{}-r{}", ranks, stage,
+                     mesh_number > 0 ? fmt::format("-mesh{}", mesh_number) : "", repeat);
 }
 
 ScaleStudy::ScaleStudy(const Options& options) : options_(options) {
@@ -100,6 +111,10 @@ ScaleStudy::ScaleStudy(const Options& options) : options_(options) {
   facts_.node = describe_node();
   facts_.ranks = options.scale.ranks;
   facts_.stages = options.scale.stages;
+  facts_.meshes = options.scale.meshes;
+  if (!facts_.meshes.front().empty() && options.mesh) {
+    throw ConfigurationError("--mesh and --meshes both say how state is sharded; give one of them");
+  }
   facts_.launcher_binds = options.scale.launcher == "srun";
   for (const std::string& word : options.scale.launcher_arguments) {
     facts_.launcher_binds |= word.find("bind") != std::string::npos;
@@ -199,8 +214,9 @@ void ScaleStudy::choose_batches() {
   }
 }
 
-Options ScaleStudy::at(int ranks, int stage) const {
+Options ScaleStudy::at(int ranks, int stage, const std::string& mesh) const {
   Options options = options_;
+  if (!mesh.empty()) options.mesh = mesh;
   options.ranks = ranks;
   options.stage = stage;
   options.steps = facts_.warmup + facts_.steps;
@@ -213,19 +229,12 @@ void ScaleStudy::plan_points() {
     if (read_text_file(hosts, "--hostfile").empty())
       throw ConfigurationError(fmt::format("--hostfile '{}' is empty", hosts));
   }
-  const auto plan = [&](int ranks, int stage) {
+  const auto plan = [&](int ranks, int stage, const std::string& mesh) {
     planner::PlanRequest request;
     request.model.name = options_.model;
     request.model.gpt = models::GptConfig::resolve(options_.model);
-    const Options options = at(ranks, stage);
+    const Options options = at(ranks, stage, mesh);
     request.config = read_config(options, ranks);
-    if (Mesh::parse(request.config.mesh, ranks).size(MeshAxis::replicate) > 1) {
-      throw ConfigurationError(
-          fmt::format("tranche.mesh \"{}\": a study compares its runs with one copy of the model's state, "
-                      "and does not know replicas "
-                      "yet; leave the mesh out",
-                      request.config.mesh));
-    }
     if (request.config.total_steps_hint == 0) request.config.total_steps_hint = *options.steps;
     request.sequence = options.sequence.value_or(request.model.gpt->positions);
     request.model.gpt->require_sequence(request.sequence);
@@ -240,6 +249,7 @@ void ScaleStudy::plan_points() {
     PointPlan point;
     point.ranks = ranks;
     point.stage = stage;
+    point.mesh = mesh;
     point.micro_batch = config.micro_batch_size;
     point.accumulation = config.accumulation_steps;
     point.batch = config.train_batch_size;
@@ -255,11 +265,16 @@ void ScaleStudy::plan_points() {
     for (const OptimizerStateTensor& tensor : make_optimizer(config)->state({})) {
       moments += static_cast<int>(size_of(tensor.dtype));
     }
-    const bool boundary = config.effective_reduction(ranks) == ReductionPolicy::boundary;
-    point.formula_state = std::llround(
-        state_bytes_per_parameter(stage, boundary, ranks, static_cast<int>(size_of(config.precision.compute)),
-                                  static_cast<int>(size_of(config.precision.accumulation)), moments) *
-        static_cast<double>(result.padded_elements));
+    const int shards = result.mesh.size(MeshAxis::shard);
+    const bool shared = config.replicate == Replicate::parameters && stage > 0;
+    const int owners = shared ? ranks : shards;  // of gradients and optimizer state
+    const bool boundary = config.effective_reduction(owners) == ReductionPolicy::boundary;
+    const int compute = static_cast<int>(size_of(config.precision.compute));
+    const double more_weights = stage == 3 ? compute * (1.0 / shards - 1.0 / owners) : 0;
+    const double each = more_weights + state_bytes_per_parameter(
+                                           stage, boundary, owners, compute,
+                                           static_cast<int>(size_of(config.precision.accumulation)), moments);
+    point.formula_state = std::llround(each * static_cast<double>(result.padded_elements));
     facts_.any_offload |= config.offload.any();
     facts_.dtype = name_of(config.precision.compute);
     facts_.sequence = request.sequence;
@@ -274,11 +289,13 @@ void ScaleStudy::plan_points() {
     }
     std::sort(along.begin(), along.end());
     along.erase(std::unique(along.begin(), along.end()), along.end());
-    for (const int ranks : along) {
-      const PointPlan point = plan(ranks, stage);
-      facts_.curves[stage].push_back(point);
-      if (std::find(facts_.ranks.begin(), facts_.ranks.end(), ranks) != facts_.ranks.end()) {
-        facts_.plans[{ranks, stage}] = point;
+    for (const std::string& mesh : facts_.meshes) {
+      for (const int ranks : along) {
+        const bool runs = std::find(facts_.ranks.begin(), facts_.ranks.end(), ranks) != facts_.ranks.end();
+        if (!runs && !is_mesh_of(mesh, ranks)) continue;
+        const PointPlan point = plan(ranks, stage, mesh);
+        facts_.curves[{stage, mesh}].push_back(point);
+        if (runs) facts_.plans[{ranks, stage, mesh}] = point;
       }
     }
   }
@@ -302,6 +319,7 @@ std::string ScaleStudy::settings_json() const {
                            {"program", fingerprint_of(program_)},
                            {"cpu", facts_.node.cpu},
                            {"cores", facts_.node.cores}};
+  if (!scale.meshes.front().empty()) settings["meshes"] = scale.meshes;
   if (exists(options_.model)) {
     settings["model_file"] = parse_json(read_text_file(options_.model, "the model's file"));
   }
@@ -316,7 +334,12 @@ std::vector<ScaleRun> ScaleStudy::runs() const {
   std::vector<ScaleRun> all;
   for (int repeat = 1; repeat <= facts_.repeats; ++repeat) {
     for (const int ranks : facts_.ranks) {
-      for (const int stage : facts_.stages) all.push_back({ranks, stage, repeat});
+      for (const int stage : facts_.stages) {
+        for (std::size_t m = 0; m < facts_.meshes.size(); ++m) {
+          const std::string& mesh = facts_.meshes[m];
+          all.push_back({ranks, stage, repeat, mesh, mesh.empty() ? 0 : static_cast<int>(m) + 1});
+        }
+      }
     }
   }
   return all;
@@ -340,6 +363,7 @@ ChildCommand ScaleStudy::command(const ScaleRun& run) const {
   words.insert(words.end(), added_flags_.begin(), added_flags_.end());
   add({"--stage", std::to_string(run.stage), "--steps", std::to_string(facts_.warmup + facts_.steps),
        "--report", report_path(run)});
+  if (!run.mesh.empty()) add({"--mesh", run.mesh});
   auto& environment = command.environment;
   environment.emplace_back("OMP_NUM_THREADS", "1");
   if (scale.launcher != "mpirun") return command;
@@ -435,6 +459,10 @@ RunFigures ScaleStudy::read(const ScaleRun& run) const {
     throw Error(fmt::format("'{}' is the report of {} ranks at stage {}", report_path(run), figures.ranks,
                             figures.stage));
   }
+  if (!run.mesh.empty() && figures.mesh != Mesh::parse(run.mesh, run.ranks).to_string()) {
+    throw Error(fmt::format("'{}' is the report of a run on the mesh '{}'", report_path(run), figures.mesh));
+  }
+  figures.mesh = run.mesh;
   figures.repeat = run.repeat;
   return figures;
 }

@@ -20,7 +20,10 @@ namespace tranche::tools {
 
 struct ScaleRun {
   int ranks = 1, stage = 0, repeat = 1;
-  std::string name() const;  ///< "n2-stage3-r1"
+  std::string mesh = {};     ///< as ScaleOptions has it
+  int mesh_number = 0;       ///< from 1 on; 0: the study names none
+  std::string name() const;  ///< "n2-stage3-r1", "n2-stage3-mesh1-r1"
+  PointKey point() const { return {ranks, stage, mesh}; }
 };
 
 class ScaleStudy {
@@ -52,7 +55,9 @@ class ScaleStudy {
   const std::string& settings() const { return settings_; }
 
  private:
-  Options at(int ranks, int stage) const;
+  Options at(int ranks, int stage, const std::string& mesh) const;
+  /// With the first of the study's meshes.
+  Options at(int ranks, int stage) const { return at(ranks, stage, facts_.meshes.front()); }
   void choose_threads();
   void choose_batches();
   void plan_points();

@@ -87,6 +87,11 @@ std::vector<Tier> tiers_of(const StudyResults& results) {
   return tiers;
 }
 
+/// Behind the stage's cell, where the study compares meshes.
+void add_mesh(std::vector<std::string>& cells, const StudyFacts& facts, const std::string& text) {
+  if (!facts.meshes.front().empty()) cells.insert(cells.begin() + 2, text);
+}
+
 std::string machine_text(const StudyFacts& facts) {
   return fmt::format("{}, {} cores, {:.0f} GiB, {}; begun {} at a load average of {:.2f}",
                      facts.node.cpu.empty() ? "Processor not named" : facts.node.cpu, facts.node.cores,
@@ -111,6 +116,7 @@ std::string main_table(const StudyFacts& facts, const StudyResults& results) {
     names.push_back("measured");
   }
   names.emplace_back("of matmul peak");
+  add_mesh(names, facts, "mesh");
   std::string text = heading(names);
   for (const PointResult& point : results.points) {
     if (point.oversubscribed) continue;
@@ -127,6 +133,7 @@ std::string main_table(const StudyFacts& facts, const StudyResults& results) {
                                    against(run.bytes, run.formula_bytes, grouped(run.formula_bytes))};
     add_memory(cells, point, tiers);
     cells.push_back(fmt::format("{:.1f} %", 100 * run.peak_share(point.peak_flops)));
+    add_mesh(cells, facts, point.plan.mesh);
     text += row(cells);
   }
   return text;
@@ -140,6 +147,7 @@ std::string oversubscribed_table(const StudyFacts& facts, const StudyResults& re
     names.push_back(of + " predicted, MiB");
     names.push_back("measured");
   }
+  add_mesh(names, facts, "mesh");
   std::string text = heading(names);
   for (const PointResult& point : results.points) {
     if (!point.oversubscribed) continue;
@@ -154,9 +162,9 @@ std::string oversubscribed_table(const StudyFacts& facts, const StudyResults& re
         grouped(run.bytes),
         against(run.bytes, run.formula_bytes, grouped(run.formula_bytes))};
     add_memory(cells, point, tiers);
+    add_mesh(cells, facts, point.plan.mesh);
     text += row(cells);
   }
-  (void)facts;
   return text;
 }
 
@@ -205,6 +213,7 @@ std::string results_json(const StudyFacts& facts, const StudyResults& results, c
     ordered_json one = {
         {"ranks", point.plan.ranks},
         {"stage", point.plan.stage},
+        {"mesh", point.plan.mesh},
         {"micro_batch", point.plan.micro_batch},
         {"accumulation", point.plan.accumulation},
         {"batch", point.plan.batch},
@@ -225,6 +234,7 @@ std::string results_json(const StudyFacts& facts, const StudyResults& results, c
   for (const RunFailure& failure : results.failures) {
     failures.push_back({{"ranks", failure.ranks},
                         {"stage", failure.stage},
+                        {"mesh", failure.mesh},
                         {"repeat", failure.repeat},
                         {"status", failure.status},
                         {"what", failure.what},
@@ -262,7 +272,7 @@ std::string results_csv(const StudyFacts& facts, const StudyResults& results) {
       "cpu_seconds_per_token,elements_sent,formula_elements,bytes_sent,formula_bytes,memory_predicted_bytes,"
       "memory_measured_bytes,state_formula_bytes,state_measured_bytes,matmul_peak_flops,matmul_peak_share,"
       "cpu,cores,"
-      "version,commit\n";
+      "version,commit,mesh\n";
   std::string cpu = facts.node.cpu;
   std::replace(cpu.begin(), cpu.end(), '"', ' ');
   for (const PointResult& point : results.points) {
@@ -276,7 +286,8 @@ std::string results_csv(const StudyFacts& facts, const StudyResults& results) {
       text += fmt::format("{},{},{},{},", run.elements, run.formula_elements, run.bytes, run.formula_bytes);
       text += fmt::format("{},{},{},{},{},{},", point.plan.peak[0], run.peak[0], point.plan.formula_state,
                           run.state, run.peak_flops, run.peak_share(point.peak_flops));
-      text += fmt::format("\"{}\",{},{},{}\n", cpu, facts.node.cores, facts.version, facts.commit);
+      text += fmt::format("\"{}\",{},{},{},\"{}\"\n", cpu, facts.node.cores, facts.version, facts.commit,
+                          point.plan.mesh);
     }
   }
   return text;
@@ -303,10 +314,10 @@ std::string results_table(const StudyFacts& facts, const StudyResults& results) 
   if (any(false)) {
     text += main_table(facts, results);
     text += fmt::format(
-        "\nEfficiency: tokens/s of a rank against those of a rank among {}, same stage, within repeats: "
+        "\nEfficiency: tokens/s of a rank against those of a rank among {}, same stage{}, within repeats: "
         "median, least and "
         "most. Times, bytes and memory are of the repeat of median speed; bytes of one rank and step.\n",
-        base == 1 ? "1" : std::to_string(base));
+        base == 1 ? "1" : std::to_string(base), facts.meshes.size() > 1 ? " and mesh" : "");
   }
   if (any(true)) {
     text += fmt::format(

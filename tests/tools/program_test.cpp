@@ -130,8 +130,11 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
                                       {"workspace", number_integer},
                                       {"other", number_integer}});
   expect_keys(report["model"], {{"parameters", number_integer}, {"flops_per_token", number_float}});
-  expect_keys(report["traffic"],
-              {{"formula_elements", number_integer}, {"formula_bytes", number_integer}, {"control", object}});
+  expect_keys(report["traffic"], {{"formula_elements", number_integer},
+                                  {"formula_bytes", number_integer},
+                                  {"control", object},
+                                  {"by_axis", array}});
+  expect_keys(report["mesh"], {{"axes", json::value_t::string}, {"coordinates", array}});
   expect_keys(report["placement"], {{"ranks_on_host", number_integer},
                                     {"threads", number_integer},
                                     {"cores", number_integer},

@@ -49,6 +49,7 @@ TEST(Report, WritesWhatItWasGiven) {
   report.set_ngrams({1, 2, 3});
   report.add_processor_seconds({1.5});
   report.set_placement({2, 3, 4, 5});
+  report.set_mesh(Mesh::parse("replicate=2, shard=*", 4));
   const json document = json::parse(written.text());
   EXPECT_EQ(document["schema"], "tranche-report-1");
   EXPECT_EQ(document["world"], 2);
@@ -64,6 +65,9 @@ TEST(Report, WritesWhatItWasGiven) {
   EXPECT_EQ(document["steps"][0]["between_seconds"], 0.125);
   EXPECT_EQ(document["steps"][0]["cpu_seconds"], 1.5);
   EXPECT_FALSE(document["steps"][1].contains("cpu_seconds")) << "only as many as there are";
+  EXPECT_EQ(document["mesh"]["axes"], "replicate=2, shard=2");
+  EXPECT_EQ(document["mesh"]["coordinates"].size(), 4u);
+  EXPECT_EQ(document["mesh"]["coordinates"][2], (nlohmann::json{{"replicate", 1}, {"shard", 0}}));
   EXPECT_EQ(document["placement"],
             json::parse(R"({"ranks_on_host": 2, "threads": 3, "cores": 4, "host_cores": 5})"));
   EXPECT_EQ(document["steps"][0]["offload"], json::parse(R"({"to_host_seconds": 1.0, "from_host_seconds": 2.0,

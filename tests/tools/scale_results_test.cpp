@@ -138,7 +138,7 @@ StudyFacts facts() {
       plan.bytes = 30;
       plan.peak = {1000, 0, 0};
       plan.state = plan.formula_state = 600;
-      facts.curves[stage].push_back(plan);
+      facts.curves[{stage, ""}].push_back(plan);
       if (ranks != 4) facts.plans[{ranks, stage}] = plan;
     }
   }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """scale_test.py PROGRAM SUITE: `tranche scale` as people run it, on one and two ranks of a tiny model.
 
-Suites: study (a whole one, with --json and its files; another study in its folder), resume (killed in the middle, gone on
+Suites: study (a whole one, with --json and its files; another study in its folder), meshes (several in one), resume (killed in the middle, gone on
 with), failures (points that fail, die and hang), refusals (what is told before any run), launchers (mpirun's arguments, srun).
 """
 
@@ -138,6 +138,37 @@ def suite_study():
     # Strong scaling where the flags give a rank's part: the batch of the most ranks is that of all.
     strong = json.loads(scale(HERE / "strong", ["--ranks", "1,2", "--stages", "0", "--repeats", "1", "--strong", "--json"]).stdout)
     assert [(point["micro_batch"], point["accumulation"], point["batch"]) for point in strong["points"]] == [(2, 2, 4), (2, 1, 4)], strong["points"]
+
+
+def suite_meshes():
+    out = HERE / "meshes"
+    meshes = ["shard=*", "replicate=2, shard=1"]
+    done = scale(out, ["--ranks", "2", "--stages", "0,3", "--repeats", "1", "--meshes", "; ".join(meshes), "--json"])
+    expect_in(["1 x 2 x 2 points, 1 repeats: 4 runs", "repeat 1, 2 ranks, stage 3, mesh replicate=2, shard=1: "],
+              done.stderr, "progress")
+    results = json.loads(done.stdout)
+    assert results["complete"] and results["differences"] == [], results["differences"]
+    assert [(point["stage"], point["mesh"]) for point in results["points"]] == [
+        (stage, mesh) for stage in (0, 3) for mesh in meshes], results["points"]
+    runs = {(point["stage"], point["mesh"]): point["runs"][0] for point in results["points"]}
+    # With one copy on each rank no stage shards anything: all hold and send the same.
+    assert runs[0, meshes[1]]["state_measured_bytes"] == runs[3, meshes[1]]["state_measured_bytes"], runs
+    assert runs[3, meshes[0]]["state_measured_bytes"] < runs[3, meshes[1]]["state_measured_bytes"], runs
+    assert sorted(path.name for path in (out / "runs").glob("*.json")) == [
+        f"n2-stage{stage}-mesh{number}-r1.json" for stage in (0, 3) for number in (1, 2)]
+    report = json.loads((out / "runs" / "n2-stage3-mesh2-r1.json").read_text(encoding="utf-8"))
+    assert report["mesh"] == {"axes": "replicate=2", "coordinates": [{"replicate": 0, "shard": 0}, {"replicate": 1, "shard": 0}]}
+    assert [one["axis"] for one in report["traffic"]["by_axis"]] == ["replicate", "shard"], report["traffic"]
+    table = (out / "table.md").read_text(encoding="utf-8")
+    expect_in(["| ranks | stage | mesh | batch |", "| 2 | 3 | replicate=2, shard=1 | 4 |"], table, "the table")
+    with open(out / "results.csv", newline="", encoding="utf-8") as file:
+        assert [row["mesh"] for row in csv.DictReader(file)] == meshes * 2
+    expect_in(["stage 3, shard=*", "stage 3, replicate=2, shard=1"], texts_of(out / "memory.svg"), "memory.svg")
+    for wrong, text in (("shard=*;", "has nothing on one side of a ';'"), ("shard=*; shard=*", "has 'shard=*' twice"),
+                        ("replicate=3", 'mesh "replicate=3": replicate 3, but there are 2 ranks')):
+        expect_in([text], scale(HERE / "wrong", ["--ranks", "2", "--meshes", wrong], 2).stderr, "the refusal")
+    expect_in(["--mesh and --meshes both say how state is sharded"],
+              scale(HERE / "wrong", ["--ranks", "2", "--meshes", "shard=*", "--mesh", "shard=2"], 2).stderr, "the refusal")
 
 
 def suite_resume():
@@ -324,6 +355,6 @@ def suite_launchers():
     assert json.loads((HERE / "slurm" / "results.json").read_text(encoding="utf-8"))["complete"]
 
 
-{"study": suite_study, "resume": suite_resume, "failures": suite_failures, "refusals": suite_refusals,
+{"study": suite_study, "meshes": suite_meshes, "resume": suite_resume, "failures": suite_failures, "refusals": suite_refusals,
  "launchers": suite_launchers}[SUITE]()
 print(f"scale {SUITE}: passed")
