@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <future>
+#include <latch>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -190,8 +191,10 @@ TEST(FailuresHalfWay, ModelsAndThreadsThatDifferAreNamed) {
 }
 
 TEST(FailuresHalfWay, TheProgramTellsThePeersAndGetsItsStatus) {
-  run_thread_ranks(2, [](int rank, const CommunicatorFactory& factory) {
+  std::latch made(2);
+  run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
     Runtime runtime(RuntimeOptions{}, factory);
+    made.arrive_and_wait();
     if (rank == 1) {
       const auto status = [&](auto error) { return runtime.fail(std::make_exception_ptr(error)); };
       EXPECT_EQ(status(OutOfMemory("no room")), 3);

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <latch>
 #include <string>
 #include <vector>
 
@@ -82,10 +83,12 @@ TEST(RuntimeFail, EveryRankEndsWithTheStatusOfTheCause) {
   };
   for (const auto& [cause, status] : causes) {
     int statuses[3] = {-1, -1, -1};
+    std::latch made(3);  // else the failure may meet a peer that is still making its runtime
     run_thread_ranks(3, [&, cause = cause](int rank, const CommunicatorFactory& factory) {
       RuntimeOptions options;
       options.log_level = LogLevel::off;
       Runtime runtime(options, factory);
+      made.arrive_and_wait();
       const auto error = rank == 1 ? cause : error_of([&] {
         runtime.all().barrier({"", "test", Traffic::control}).wait();
       });
