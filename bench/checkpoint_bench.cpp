@@ -75,8 +75,7 @@ class Bench {
         target_(storage().memory, target_bytes(), Category::workspace, "target") {
     std::uint32_t bits = 1;
     for (const SectionPiece& piece : plan_.pieces()) {
-      auto* values = reinterpret_cast<std::uint32_t*>(
-          memory() + plan_.offset_of(piece.section, piece.unit, piece.range));
+      auto* values = reinterpret_cast<std::uint32_t*>(memory() + plan_.offset_of(piece));
       for (std::int64_t i = 0; i < piece.range.size(); ++i) values[i] = bits = bits * 1664525u + 1013904223u;
     }
     std::memset(target_.data(), 1, static_cast<std::size_t>(target_.bytes()));  // its pages are there
@@ -161,12 +160,13 @@ ShardRecord Bench::write_image(const std::string& folder) {
 void Bench::write_pieces(const std::string& folder) {
   constexpr std::int64_t tile = 1 << 20;
   ShardWriter writer(storage(), plan_, folder);
-  for (int unit = 0; unit < static_cast<int>(layout_.units.size()); ++unit) {
-    const ElementRange all = layout_.shard_range(0, unit, 0);
-    for (std::int64_t at = all.begin; at < all.end; at += tile) {
-      const ElementRange range{at, std::min(at + tile, all.end)};
-      for (int section = 0; section < static_cast<int>(layout_.sections.size()); ++section) {
-        writer.put(section, unit, range, memory() + plan_.offset_of(section, unit, range));
+  for (const SectionPiece& whole : plan_.pieces()) {
+    if (whole.section != 0) continue;
+    for (std::int64_t at = whole.range.begin; at < whole.range.end; at += tile) {
+      SectionPiece piece = whole;
+      piece.range = {at, std::min(at + tile, whole.range.end)};
+      for (; piece.section < static_cast<int>(layout_.sections.size()); ++piece.section) {
+        writer.put(piece, memory() + plan_.offset_of(piece));
       }
     }
   }
@@ -214,21 +214,21 @@ void Bench::read(int world, bool by_unit, bool compare) {
     Reader reader(storage(), saved());
     std::vector<ReadRequest> requests;
     std::vector<std::size_t> ends;
-    for (int section = 0; section < static_cast<int>(wanted.sections.size()); ++section) {
-      const SectionRecord& kept = wanted.sections[static_cast<std::size_t>(section)];
-      for (int unit = 0; unit < static_cast<int>(wanted.units.size()); ++unit) {
-        const ElementRange shard = wanted.shard_range(section, unit, rank);
-        for (const TensorRecord& tensor : wanted.units[static_cast<std::size_t>(unit)].tensors) {
-          const ElementRange part =
-              detail::intersect({tensor.offset, tensor.offset + tensor.shape.elements()}, shard);
-          if (part.empty()) continue;
-          requests.push_back(reader.request_for(tensor.name, kept.kind,
-                                                {part.begin - tensor.offset, part.end - tensor.offset},
-                                                kept.dtype, at + (part.begin - shard.begin) * 4));
-        }
-        at += round_up(shard.size() * 4, io_alignment);
-        ends.push_back(requests.size());
+    for (const SectionPiece& piece : ShardPlan(wanted, rank, step).pieces()) {
+      const SectionRecord& kept = wanted.sections[static_cast<std::size_t>(piece.section)];
+      const UnitRecord& unit = wanted.units[static_cast<std::size_t>(piece.unit)];
+      const BufferRecord& buffer = unit.buffers[static_cast<std::size_t>(piece.buffer)];
+      for (const PlacedTensor& placed : buffer.instances[static_cast<std::size_t>(piece.instance)].tensors) {
+        const ElementRange part =
+            detail::intersect({placed.offset, placed.offset + elements_of(placed.box)}, piece.range);
+        if (part.empty()) continue;
+        requests.push_back(reader.request_for(unit.tensors[static_cast<std::size_t>(placed.tensor)].name,
+                                              kept.kind,
+                                              {part.begin - placed.offset, part.end - placed.offset},
+                                              kept.dtype, at + (part.begin - piece.range.begin) * 4));
       }
+      at += round_up(piece.range.size() * 4, io_alignment);
+      ends.push_back(requests.size());
     }
     if (by_unit) {
       std::size_t begin = 0;
