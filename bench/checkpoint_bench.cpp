@@ -214,7 +214,8 @@ void Bench::read(int world, bool by_unit, bool compare) {
     Reader reader(storage(), saved());
     std::vector<ReadRequest> requests;
     std::vector<std::size_t> ends;
-    for (const SectionPiece& piece : ShardPlan(wanted, rank, step).pieces()) {
+    const ShardPlan plan(wanted, rank, step);
+    for (const SectionPiece& piece : plan.pieces()) {
       const SectionRecord& kept = wanted.sections[static_cast<std::size_t>(piece.section)];
       const UnitRecord& unit = wanted.units[static_cast<std::size_t>(piece.unit)];
       const BufferRecord& buffer = unit.buffers[static_cast<std::size_t>(piece.buffer)];
@@ -241,8 +242,15 @@ void Bench::read(int world, bool by_unit, bool compare) {
     }
     if (!compare) continue;
     for (const ReadRequest& request : requests) {
-      if (std::memcmp(request.memory,
-                      memory() + plan_.offset_of(request.section, request.unit, request.range),
+      const StoredTensor& tensor = reader.tensors()[static_cast<std::size_t>(request.tensor)];
+      const std::int64_t offset = layout_.units[static_cast<std::size_t>(tensor.unit)]
+                                      .buffers[0]
+                                      .instances[0]
+                                      .tensors[static_cast<std::size_t>(tensor.index)]
+                                      .offset;
+      const SectionPiece piece{
+          request.section, tensor.unit, 0, 0, {offset + request.range.begin, offset + request.range.end}};
+      if (std::memcmp(request.memory, memory() + plan_.offset_of(piece),
                       static_cast<std::size_t>(request.range.size() * 4)) != 0)
         throw Error("what was read is not what was written");
     }
