@@ -476,6 +476,9 @@ Exit status:
   CLI::App* config = add_config_command(app, options.config_check);
   CLI::App* info = app.add_subcommand("info", "what this build and machine offer");
   info->add_flag("--json", options.json, "as JSON");
+  add(*info, "--mesh", options.mesh, "AXES",
+      "axes of ranks, like 'replicate=2, shard=*': each rank's place on them");
+  add_number(*info, "--ranks", options.ranks, "ranks of the mesh, 1 to 65536")->capture_default_str();
   CLI::App* checkpoint = add_checkpoint_command(app, options.checkpoint);
   CLI::App* generate = add_generate_command(app, options.generate);
   for (CLI::App* command :

@@ -6,6 +6,7 @@
 
 #include "checkpoint/format.h"
 #include "device/cuda_probe.h"
+#include "tools/mesh_json.h"
 #include "tranche/comm/backends.h"
 #include "tranche/device/device.h"
 #include "tranche/kernels/matmul.h"
@@ -73,8 +74,9 @@ ordered_json info_json() {
 
 }  // namespace
 
-std::string info_text(bool json) {
-  const ordered_json info = info_json();
+std::string info_text(bool json, const std::optional<Mesh>& mesh) {
+  ordered_json info = info_json();
+  if (mesh) info["mesh"] = mesh_json(*mesh);
   if (json) return info.dump(2) + "\n";
   const auto text = [&](const char* key) { return info[key].get<std::string>(); };
   std::string table;
@@ -101,6 +103,10 @@ std::string info_text(bool json) {
   for (const auto& [dtype, path] : info["matmul"].items()) row("  " + dtype, path.get<std::string>());
   row("CPU", text("cpu"));
   row("threads", fmt::format("{}", info["threads"].get<int>()));
+  if (mesh) row("mesh", mesh->to_string());
+  for (int rank = 0; mesh && rank < mesh->ranks(); ++rank) {
+    row(fmt::format("  rank {}", rank), mesh->describe(rank));
+  }
   return table;
 }
 

@@ -1,9 +1,13 @@
 #pragma once
+#include <optional>
 #include <string>
+
+#include "tranche/partition/mesh.h"
 
 namespace tranche::tools {
 
-/// Version, build, backends found, and how this machine computes; as a table or as JSON.
-std::string info_text(bool json);
+/// Version, build, backends found, how this machine computes, and the places of ranks on a mesh; as a table
+/// or as JSON.
+std::string info_text(bool json, const std::optional<Mesh>& mesh);
 
 }  // namespace tranche::tools

@@ -1,5 +1,8 @@
 #include "tools/program.h"
 
+#include <fmt/format.h>
+
+#include <optional>
 #include <ostream>
 
 #include "tools/calibrate.h"
@@ -9,6 +12,7 @@
 #include "tools/info.h"
 #include "tools/plan.h"
 #include "tools/scale.h"
+#include "tranche/core/error.h"
 
 namespace tranche::tools {
 
@@ -16,7 +20,16 @@ int run_program(const std::vector<std::string>& arguments, const Output& output)
   Options options;
   try {
     options = parse_arguments(arguments);
-    if (options.command == Command::info) options.text = info_text(options.json);
+    if (options.command == Command::info) {
+      constexpr int most_ranks = 65536;  // a line each
+      if (options.ranks > most_ranks) {
+        throw ConfigurationError(
+            fmt::format("--ranks is {}; the mesh of at most {} is shown", options.ranks, most_ranks));
+      }
+      options.text =
+          info_text(options.json,
+                    options.mesh ? std::optional(Mesh::parse(*options.mesh, options.ranks)) : std::nullopt);
+    }
     if (options.command == Command::plan) return run_plan(options, output);
     if (options.command == Command::scale) return run_scale(options, output);
   } catch (...) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/output_file.h"
+#include "tools/mesh_json.h"
 #include "tools/spool.h"
 #include "tranche/version.h"
 
@@ -182,12 +183,7 @@ void Report::add_processor_seconds(const std::vector<double>& steps) {
 }
 
 void Report::set_mesh(const Mesh& mesh) {
-  ordered_json coordinates = ordered_json::array();
-  for (int rank = 0; rank < mesh.ranks(); ++rank) {
-    coordinates.push_back({{"replicate", mesh.coordinate(MeshAxis::replicate, rank)},
-                           {"shard", mesh.coordinate(MeshAxis::shard, rank)}});
-  }
-  impl_->document["mesh"] = {{"axes", mesh.to_string()}, {"coordinates", std::move(coordinates)}};
+  impl_->document["mesh"] = mesh_json(mesh);
 }
 
 void Report::set_placement(const Placement& placement) {

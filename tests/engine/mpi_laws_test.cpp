@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "odd_model.h"
@@ -195,10 +196,15 @@ std::int64_t sent_along(Engine& engine, MeshAxis axis, const char* key) {
 TEST(MpiLaws, ProfilingInterfaceCountsWhatGoesAlongEachAxis) {
   Communicator& comm = world();
   const int ranks = comm.size();
-  for (const char* mesh :
-       {"shard=*", "replicate=*, shard=1", "replicate=*, shard=2", "shard=2, replicate=*"}) {
+  // Forward and backward gather within a copy, where the copies share gradients and optimizer state (hpZ)
+  // too.
+  for (const auto& [mesh, replicate] :
+       {std::pair("shard=*", Replicate::all), std::pair("replicate=*, shard=1", Replicate::all),
+        std::pair("replicate=*, shard=2", Replicate::all), std::pair("shard=2, replicate=*", Replicate::all),
+        std::pair("replicate=*, shard=2", Replicate::parameters),
+        std::pair("shard=2, replicate=*", Replicate::parameters)}) {
     if (ranks % 2 != 0 && std::string_view(mesh).find("shard=2") != std::string_view::npos) continue;
-    for (int stage = 0; stage <= 3; ++stage) {
+    for (int stage = replicate == Replicate::all ? 0 : 1; stage <= 3; ++stage) {
       for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
         OddRun run;
         run.ranks = ranks;
@@ -208,6 +214,7 @@ TEST(MpiLaws, ProfilingInterfaceCountsWhatGoesAlongEachAxis) {
         run.accumulation = 3;
         run.frozen = false;
         run.mesh = mesh;
+        run.replicate = replicate;
         run.collectives = "messages";  // what ranks read in each other's memory never comes to MPI
         const Config config = odd_config(run);
         Runtime runtime(RuntimeOptions::from(config),

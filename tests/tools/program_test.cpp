@@ -287,6 +287,19 @@ TEST(Program, InfoIsATableOrJson) {
     EXPECT_TRUE(info.contains(key)) << key;
   }
   EXPECT_TRUE(info["matmul"].contains("bf16"));
+  EXPECT_FALSE(info.contains("mesh"));
+  const std::vector<std::string> on_a_mesh{"info", "--mesh", "replicate=2, shard=*", "--ranks", "6"};
+  EXPECT_THAT(test::run(on_a_mesh).out, HasSubstr("  rank 4         replicate 1, shard 1\n"));
+  std::vector<std::string> as_json = on_a_mesh;
+  as_json.emplace_back("--json");
+  const json mesh = json::parse(test::run(as_json).out)["mesh"];
+  EXPECT_EQ(mesh["axes"], "replicate=2, shard=3");
+  EXPECT_EQ(mesh["coordinates"][4], (json{{"replicate", 1}, {"shard", 1}}));
+  const ProgramResult refused = test::run({"info", "--mesh", "replicate=4", "--ranks", "6"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.errors, HasSubstr("replicate=4"));
+  EXPECT_THAT(test::run({"info", "--mesh", "shard=*", "--ranks", "65537"}).errors,
+              HasSubstr("--ranks is 65537; the mesh of at most 65536 is shown"));
   EXPECT_EQ(test::run({"--version"}).status, 0);
 }
 
