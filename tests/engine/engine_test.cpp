@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <latch>
 
 #include "on_ranks.h"
 #include "tranche/kernels/elementwise.h"
@@ -527,8 +528,10 @@ TEST(EngineReports, OneRankThatRunsOutTellsTheOthers) {
 TEST(RuntimeFailure, IsLoggedPostedAndTurnedIntoAStatus) {
   ::testing::internal::CaptureStderr();
   std::string heard;
+  std::latch made(2);  // else the failure may meet a peer that is still making its runtime
   run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
     Runtime runtime({}, factory);
+    made.arrive_and_wait();
     if (rank == 1) {
       EXPECT_EQ(runtime.fail(std::make_exception_ptr(ConfigurationError("no such model"))), 2);
       EXPECT_EQ(runtime.fail(std::make_exception_ptr(std::runtime_error("plain"))), 1);
