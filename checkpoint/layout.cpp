@@ -43,7 +43,7 @@ void require_storable(std::string_view what, DataType dtype) {
   }
 }
 
-/// What is wrong with ranges that ought to follow each other from 0 on; empty: nothing.
+/// The fault of ranges that ought to follow each other from 0 on, in words; empty: there is none.
 std::string fault_of(const std::vector<StoredRange>& ranges, int world) {
   std::int64_t end = 0;
   for (std::size_t i = 0; i < ranges.size(); ++i) {
@@ -141,7 +141,7 @@ class UnitCheck {
         return fmt::format("tensor {} begins at element {}, where it overlaps another or leaves the buffer",
                            tensor.name, placed.offset);
       }
-      // What follows begins with a block; a sum beyond the buffer is found there.
+      // The next tensor begins with a block; a sum beyond the buffer is found there.
       end = round_up(placed.offset + elements, block_);
       boxes_[static_cast<std::size_t>(placed.tensor)].push_back(&placed.box);
     }

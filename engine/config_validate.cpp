@@ -113,7 +113,7 @@ void check_precision(const Config& config, Problems& problems) {
   }
 }
 
-/// What replicas that differ in their gradients and optimizer state cannot have.
+/// Refuses the settings that replicas with different gradients and optimizer state cannot have.
 void check_replicas(const Config& config, Problems& problems) {
   if (config.replica_sum == ReplicaSum::step && config.precision.accumulation != DataType::float32) {
     problems.add(fmt::format(

@@ -113,7 +113,7 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   if (axis == MeshAxis::replicate) {
     for (const FlatBuffer* flat : store.trainable()) {
       if (flat->empty() || flat->replicas == nullptr) continue;
-      // What a rank owns is reduced each time, in fp32, and gathered once: the sums, or new weights.
+      // A rank's own part is reduced each time, in fp32, and gathered once: the sums, or new weights.
       const std::int64_t sums = replica_reductions(*flat);
       const std::int64_t part = flat->owned().size() * (flat->replicas->size() - 1);
       const DataType gathered =

@@ -61,7 +61,7 @@ void note_kept_for_step(const StateStore& store, const Config& config, const Led
               "tranche.gather_for use gathers them anew for each use", config, ledger, device, notes);
 }
 
-/// What stays whole at stage 3, and its price.
+/// A note of the buffers that stay whole at stage 3, and of their price.
 void note_persistent(const StateStore& store, const Config& config, std::vector<std::string>& notes) {
   std::int64_t elements = 0, bytes = 0;
   std::size_t count = 0;

@@ -375,7 +375,7 @@ class Search {
   /// The values of each lever that are worth a trial, simplest first.
   std::vector<Levers> all_levers() const {
     const bool several = owners_of(base_, request_.plan.ranks) > 1;
-    // Where replicas share gradients and optimizer state, stage 0 and offloaded parameters are refused.
+    // Stage 0 and offloaded parameters are refused with replicas that share gradients and optimizer state.
     const bool shared = shards_ < request_.plan.ranks && base_.replicate == Replicate::parameters;
     std::vector<int> stages{base_.stage};
     if (several && !request_.keep_stage) stages = shared ? std::vector{1, 2, 3} : std::vector{0, 1, 2, 3};

@@ -38,7 +38,7 @@ class ReaderTest : public ::testing::Test {
   }
 };
 
-/// What a rank of `wanted` keeps, read from a checkpoint: the requests, and where they go.
+/// The requests by which a rank of `wanted` reads its part of a checkpoint, and the memory that they fill.
 struct OwnPieces {
   std::vector<std::vector<std::byte>> memory, expected;
   std::vector<ReadRequest> requests;
@@ -243,7 +243,7 @@ TEST_F(ReaderTest, ReadsOnlyTheBytesThatAreNeeded) {
   }
 }
 
-/// What each rank of each mesh keeps, read from a checkpoint of each other mesh.
+/// Each rank of each mesh reads its part from a checkpoint of each other mesh.
 void expect_few_bytes(const std::vector<std::pair<int, std::string>>& meshes) {
   const TestFolder folder{fast_folder()};
   const TestStorage storage(detail::posix_file_system());
