@@ -54,7 +54,7 @@ class FindHdf5(unittest.TestCase):
     def configure(self, *flags):
         # No package is known to pkg-config, and no compiler wrapper tells CMake's module of another HDF5.
         command = [CMAKE, "-E", "env", f"PKG_CONFIG_LIBDIR={self.root / 'no_packages'}", "PKG_CONFIG_PATH=", CMAKE, "-S", str(self.root),
-                   "-B", str(self.root / "build"), *flags]
+                   "-B", str(self.root / "build"), "-G", "Ninja", *flags]
         return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def test_one_prefix(self):
