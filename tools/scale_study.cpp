@@ -63,7 +63,7 @@ double load_average() {
   return ::getloadavg(&minute, 1) == 1 ? minute : 0;
 }
 
-/// Whether so many ranks can have this mesh.
+/// True when so many ranks can have this mesh.
 bool is_mesh_of(const std::string& mesh, int ranks) {
   try {
     (void)Mesh::parse(mesh, ranks);

@@ -133,7 +133,8 @@ INSTANTIATE_TEST_SUITE_P(Stages, BufferGroups,
                                                               ReductionPolicy::micro_batch),
                                             ::testing::Bool()));
 
-// What a step holds beside the state: the slot of a unit, and the group's sum on its way to the other copies.
+// A step holds two things beside the state: the slot of a unit, and the group's sum on its way to the other
+// copies.
 TEST(BufferCopies, TheFormulaHasTheSumOfAReplica) {
   run_thread_ranks(4, [&](int rank_number, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> all = factory({});

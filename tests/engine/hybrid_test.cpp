@@ -202,7 +202,7 @@ TEST(Hybrid, OffloadedStateHasTheSameBits) {
   }
 }
 
-// What looks at single tensors sees the same values, and the same skips, wherever the state is cut.
+// Reads, writes and hooks of single tensors see the same values, and the same skips, wherever state is cut.
 TEST(Hybrid, TensorsGradientsHookAndSkipsAreThoseOfOneShardedModel) {
   struct Seen {
     std::vector<float> gradient, state, weight;
@@ -578,7 +578,8 @@ TEST(Hybrid, ArraysAreSavedOnceAndGivenToAnyMesh) {
     run.mesh = mesh;
     std::string path;
     on_ranks(run, [&](Engine& engine, Runtime& runtime) {
-      // What a rank of the axis `shard` has, as all its replicas do; and what each rank has by itself.
+      // A part of `table` by the place on `shard`, which all replicas give alike, and an array of each rank's
+      // own.
       const int shards = runtime.mesh().size(MeshAxis::shard);
       const std::int64_t shard = runtime.mesh().coordinate(MeshAxis::shard, runtime.rank());
       const std::int64_t begin = elements * shard / shards, end = elements * (shard + 1) / shards;

@@ -209,7 +209,8 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
   if (are("own-rule", "optimizer-nvme") || are("sgd", "moments-bf16") || are("replicas", "reduction-group")) {
     return false;
   }
-  // What is sharded over the copies too is sharded, and the copies bring each other weights on the device.
+  // Gradients and state are sharded over the copies, so stage 0 is out; new weights are exchanged on the
+  // device.
   if (with("copies-of-parameters", [](const std::string& key, const CombinationAxis&, int) {
         return key == "stage-0" || key == "reduction-group" || key.starts_with("parameters-");
       })) {
