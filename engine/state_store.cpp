@@ -160,6 +160,7 @@ ShardSlice StateStore::slice(FlatBuffer& flat, ElementRange range) {
 void StateStore::visit(FlatBuffer& flat, ElementRange range, Access access,
                        const std::function<void(const ShardSlice&)>& visit) {
   if (range.empty()) return;
+  if (access != Access::read) await_gathers(flat);  // fp32 weights may be the master weights
   if (flat.optimizer_tier != OffloadTier::nvme) {
     const ShardSlice whole = slice(flat, range);
     if (whole.on_host) whole.stream->synchronize();  // an update may be in progress
@@ -195,10 +196,14 @@ void StateStore::write(void* to, const void* from, std::int64_t bytes, bool on_h
   compute_.synchronize();
 }
 
-void StateStore::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
-  const std::int64_t bytes = range.size() * size_of(config_.precision.compute);
+void StateStore::await_gathers(const FlatBuffer& flat) {
   flat.gather_done.wait();
   flat.shard_ready.wait();
+}
+
+void StateStore::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
+  const std::int64_t bytes = range.size() * size_of(config_.precision.compute);
+  await_gathers(flat);
   if (offload_) offload_->await_updates();
   if (flat.parameters_tier == OffloadTier::nvme) {
     offload_->read_parameters(flat, range, to);
@@ -211,8 +216,7 @@ void StateStore::read_parameters(FlatBuffer& flat, ElementRange range, void* to)
 
 void StateStore::write_parameters(FlatBuffer& flat, ElementRange range, const void* from) {
   const std::int64_t bytes = range.size() * size_of(config_.precision.compute);
-  flat.gather_done.wait();
-  flat.shard_ready.wait();
+  await_gathers(flat);
   if (offload_) offload_->await_updates();
   if (flat.parameters_tier == OffloadTier::nvme) {
     offload_->write_parameters(flat, range, from);
@@ -247,6 +251,7 @@ void StateStore::gather_updated(FlatBuffer& flat, const char* phase) {
 void StateStore::publish(FlatBuffer& flat, const char* phase) {
   const DataType compute_dtype = config_.precision.compute;
   const ElementRange kept = residency_.optimizer_range(flat);
+  await_gathers(flat);
   if (residency_.offloaded(flat)) {
     visit(flat, kept, Access::read, [&](const ShardSlice& slice) { offload_->publish(flat, slice); });
     gather_updated(flat, phase);

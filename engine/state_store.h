@@ -110,6 +110,8 @@ class StateStore {
  private:
   void assign_tiers();
   void allocate(FlatBuffer& flat);
+  /// Waits until no gather reads or writes the weights, so that the host may.
+  static void await_gathers(const FlatBuffer& flat);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
   const Config& config_;
