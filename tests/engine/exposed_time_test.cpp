@@ -16,7 +16,6 @@ namespace {
 
 using detail::Exposed;
 using detail::ExposedTime;
-using detail::PassTimes;
 using ::testing::HasSubstr;
 
 /// A point that has not been passed when it is asked, and was passed at a time that the test says.

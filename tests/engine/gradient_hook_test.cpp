@@ -14,8 +14,8 @@
 namespace tranche::test {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+using ::testing::AllOf;      // NOLINT(misc-unused-using-decls): generic lambdas use it
+using ::testing::HasSubstr;  // NOLINT(misc-unused-using-decls): generic lambdas use it
 
 /// All micro-batches of a step, with a power of two of samples, so that means are exact.
 void micro_batches(Engine& engine, Runtime& runtime, const std::string& poison = {}) {

@@ -11,7 +11,6 @@
 namespace tranche::test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 float first_value(const ConstTensorView& view) {

@@ -17,8 +17,8 @@
 namespace tranche::test {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+using ::testing::AllOf;      // NOLINT(misc-unused-using-decls): generic lambdas use it
+using ::testing::HasSubstr;  // NOLINT(misc-unused-using-decls): generic lambdas use it
 
 /// Exact in bf16 too: a multiple of 1/8 below 16.
 float own_value(int tensor, std::int64_t element) {

@@ -18,7 +18,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using tranche::testing::Fault;
 using tranche::testing::FaultyFileSystem;
 using tranche::testing::FileOperation;
 

@@ -37,7 +37,8 @@ struct Packed {
 TEST(Bf16Tile, PackingsHoldTheirElementsAndZerosBehind) {
   if (!bf16_tiles_are_fast()) return;
   Random random(81);
-  for (const auto& [rows, columns] : {std::pair{1, 1}, {2, 16}, {7, 33}, {64, 64}, {31, 90}}) {
+  for (const auto& shape : {std::pair{1, 1}, {2, 16}, {7, 33}, {64, 64}, {31, 90}}) {
+    const std::int64_t rows = shape.first, columns = shape.second;
     const std::int64_t stride = columns + 5;
     const auto from = draw(random, rows * stride);
     std::vector<float> wide(from.size());

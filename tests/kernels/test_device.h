@@ -61,7 +61,7 @@ class SharedGpuStream : public Stream {
 /// Memory that kernels of the tested device may touch.
 template <class T>
 struct TestAllocator {
-  using value_type = T;
+  using value_type = T;  // NOLINT(readability-identifier-naming): the name that allocators have
   TestAllocator() = default;
   template <class U>
   TestAllocator(const TestAllocator<U>&) {}

@@ -16,8 +16,6 @@
 namespace tranche::models {
 namespace {
 
-using ::testing::HasSubstr;
-
 /// A GPT whose step takes a moment, everything else as it comes.
 MemoryCase tiny_case(std::uint64_t index) {
   Draw draw(31, index);

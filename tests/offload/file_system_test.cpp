@@ -32,7 +32,6 @@ using detail::temporary_name;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
-using testing::Fault;
 using testing::FaultyFileSystem;
 using testing::FileOperation;
 using ::testing::HasSubstr;

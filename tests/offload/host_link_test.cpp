@@ -22,7 +22,7 @@ namespace tranche {
 namespace {
 
 using detail::HostLink;
-using detail::seconds_now;
+using detail::seconds_now;  // NOLINT(misc-unused-using-decls): generic lambdas use it
 using test::message_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

@@ -354,15 +354,14 @@ void RecordingFileSystem::replay(std::size_t prefix, const CrashPolicy& policy,
     if (!complete && (!partial || operation.started > prefix)) continue;  // not begun, or it left nothing
     if (!operation.of_names() && !operation.of_content()) continue;
     const std::uint64_t draw = random();
-    if ((complete && policy.crash == Crash::kept) || (complete && durable_by_locked(i, prefix))) {
-      apply(objects, operation);
-    } else if (policy.crash == Crash::torn && operation.of_names()) {
-      if (i <= names_until) apply(objects, operation);
-    } else if (policy.crash == Crash::torn && operation.kind == Kind::write) {
+    bool reached = complete && (policy.crash == Crash::kept || durable_by_locked(i, prefix));
+    if (!reached && policy.crash == Crash::torn && operation.kind == Kind::write) {
       write_sectors(objects[operation.object], operation, policy, draw);
-    } else if (partial && draw % 8 < eighths) {
-      apply(objects, operation);
+    } else if (!reached) {
+      const bool torn_name = policy.crash == Crash::torn && operation.of_names();
+      reached = torn_name ? i <= names_until : partial && draw % 8 < eighths;
     }
+    if (reached) apply(objects, operation);
   }
   materialise(objects, 0, folder);
 }

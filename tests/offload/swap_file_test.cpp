@@ -272,8 +272,8 @@ TEST_F(SwapFileTest, StaleFilesAreRemovedAndNothingElse) {
   std::vector<std::string> gone, stays;
   for (const auto& owner : {dead, reused, earlier}) gone.push_back(swap_name(owner, 0));
   for (const auto& owner : {self, elsewhere, earlier}) stays.push_back(swap_name(owner, 0));
-  stays.push_back(swap_name(dead, 0) + ".bak");
-  stays.push_back("weights.bin");
+  stays.push_back(swap_name(dead, 0).append(".bak"));
+  stays.emplace_back("weights.bin");
   for (const auto& name : gone) std::ofstream(folder_ / name) << "x";
   for (const auto& name : stays) std::ofstream(folder_ / name) << "x";
   std::filesystem::create_directory(folder_ / swap_name(dead, 1));

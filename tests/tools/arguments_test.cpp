@@ -349,8 +349,8 @@ TEST(Arguments, HelpNamesTypesValuesAndDefaultsInGroups) {
         "  --offload-optimizer none|cpu|nvme\n                              where master weights",
         "  --device-memory SIZE        most memory of a rank, like 512MiB\n",
         "  --steps N                   step to reach", "  --lr X                      learning rate",
-        "  --checkpoint-dir DIR        folder of checkpoints, one that all ranks share; saves at "
-        "the end, and\n                              on SIGUSR1 or SIGTERM"}) {
+        "  --checkpoint-dir DIR        folder of checkpoints", " saves at the end, and\n",
+        "\n                              on SIGUSR1 or SIGTERM"}) {
     EXPECT_THAT(help, HasSubstr(line));
   }
   const std::string program = parse_arguments({"--help"}).text;

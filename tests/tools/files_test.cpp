@@ -11,7 +11,6 @@ namespace {
 using test::message_of;
 using test::TemporaryFolder;
 using testing::AllOf;
-using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 

@@ -18,7 +18,6 @@ namespace {
 
 using nlohmann::ordered_json;
 using test::checkpoint_command;
-using test::message_of;
 using test::ProgramResult;
 using testing::AllOf;
 using testing::HasSubstr;

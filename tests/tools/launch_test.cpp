@@ -16,7 +16,6 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::Not;
 
 /// The output and status of a rank.
 struct Outcome {

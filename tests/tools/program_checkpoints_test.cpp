@@ -348,7 +348,7 @@ TEST_F(ProgramCheckpoints, ADamagedNewestOneIsPassedOverUnlessToldOtherwise) {
   }
   const std::vector<std::string> line{"--checkpoint-dir", folder(), "--resume", "latest", "--steps", "5"};
   std::vector<std::string> strict = line;
-  strict.push_back("--resume-strict");
+  strict.emplace_back("--resume-strict");
   refused(4, strict, {"step-00000004/shard-00000-of-00001.h5"});
   std::string out;
   const json resumed = report(line, &out);
