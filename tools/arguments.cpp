@@ -98,7 +98,8 @@ void add_model_flags(CLI::App& app, Options& options) {
 void add_data_flags(CLI::App& app, Options& options) {
   heading(app, "Data and validation");
   add(app, "--data", options.data, "FILE", "text file (bytes), or tokens of llm.c or nanoGPT");
-  add(app, "--data-format", options.data_format, "auto|text|llmc|nanogpt", "of --data and --validation-data")
+  add(app, "--data-format", options.data_format, "auto|text|llmc|nanogpt|uint32",
+      "of --data and --validation-data")
       ->capture_default_str();
   add(app, "--validation-data", options.validation_data, "FILE",
       "held-out file instead of the tail of --data");

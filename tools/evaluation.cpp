@@ -9,7 +9,7 @@
 
 namespace tranche::tools {
 
-BatchFeeder::BatchFeeder(Engine& engine, const models::GptConfig& model, const BatchShape& shape,
+BatchFeeder::BatchFeeder(Engine& engine, const models::GptConfig& model, const data::BatchShape& shape,
                          std::int64_t sequence)
     : engine_(engine), shape_(shape), vocabulary_(model.vocabulary), sequence_(sequence) {
   const std::int64_t bytes = checked_multiply(checked_multiply(shape.micro_batch, sequence), 4);
@@ -24,11 +24,11 @@ BatchFeeder::BatchFeeder(Engine& engine, const models::GptConfig& model, const B
   staged_.resize(static_cast<std::size_t>(places));
 }
 
-models::TokenBatch BatchFeeder::fill(const Windows& windows, const std::vector<std::int64_t>& numbers,
+models::TokenBatch BatchFeeder::fill(const data::Windows& windows, const std::vector<std::int64_t>& numbers,
                                      std::vector<std::int64_t> samples) {
   // The copies are ordered behind the micro-batch before, which reads the same buffers.
   Stream& stream = engine_.compute_stream();
-  read_windows(windows, numbers, vocabulary_, tokens_, targets_);
+  data::read_windows(windows, numbers, vocabulary_, tokens_, targets_);
   samples_ = std::move(samples);
   const Shape shape{static_cast<std::int64_t>(numbers.size()), sequence_};
   auto* place = static_cast<std::byte*>(staging_.data());
@@ -56,7 +56,7 @@ models::TokenBatch BatchFeeder::fill(const Windows& windows, const std::vector<s
 }
 
 EvaluationResult evaluate_windows(Engine& engine, const models::Gpt& model, BatchFeeder& feeder,
-                                  const Windows& windows, const std::vector<std::int64_t>& numbers,
+                                  const data::Windows& windows, const std::vector<std::int64_t>& numbers,
                                   const EvaluationProgress& progress) {
   const std::int64_t ranks = feeder.shape().ranks, rank = engine.runtime().rank();
   const std::int64_t micro_batch = feeder.shape().micro_batch;

@@ -3,7 +3,7 @@
 #include <functional>
 #include <vector>
 
-#include "tools/sampler.h"
+#include "tranche/data/sampler.h"
 #include "tranche/device/memory.h"
 #include "tranche/engine/engine.h"
 #include "tranche/models/gpt.h"
@@ -13,16 +13,17 @@ namespace tranche::tools {
 /// Device memory for the micro-batches of a run, and its filling.
 class BatchFeeder {
  public:
-  BatchFeeder(Engine& engine, const models::GptConfig& model, const BatchShape& shape, std::int64_t sequence);
+  BatchFeeder(Engine& engine, const models::GptConfig& model, const data::BatchShape& shape,
+              std::int64_t sequence);
   /// Reads windows (sampler.h) into device memory; `samples` are their global numbers. Valid until the next
   /// call.
-  models::TokenBatch fill(const Windows& windows, const std::vector<std::int64_t>& numbers,
+  models::TokenBatch fill(const data::Windows& windows, const std::vector<std::int64_t>& numbers,
                           std::vector<std::int64_t> samples);
-  const BatchShape& shape() const noexcept { return shape_; }
+  const data::BatchShape& shape() const noexcept { return shape_; }
 
  private:
   Engine& engine_;
-  BatchShape shape_;
+  data::BatchShape shape_;
   std::int64_t vocabulary_;
   std::int64_t sequence_;
   Buffer device_tokens_, device_targets_;
@@ -41,7 +42,7 @@ using EvaluationProgress = std::function<void(std::int64_t done, std::int64_t wi
 /// Collective. Mean loss in nats a token over the windows `numbers`, spread over the ranks; the sum's order
 /// depends on the number of ranks only.
 EvaluationResult evaluate_windows(Engine& engine, const models::Gpt& model, BatchFeeder& feeder,
-                                  const Windows& windows, const std::vector<std::int64_t>& numbers,
+                                  const data::Windows& windows, const std::vector<std::int64_t>& numbers,
                                   const EvaluationProgress& progress = {});
 
 /// Collective. Continues `prompt` by `count` bytes drawn from the model at a temperature, the draws keyed by

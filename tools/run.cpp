@@ -36,8 +36,8 @@ void require_same(Launch& launch, const Settings& settings, const Data& data) {
   };
   require_keys("the configuration's", settings.config.to_json());
   require_keys("the model's", settings.model.to_json());
-  const auto require_file = [&](const Windows& windows, std::string_view part) {
-    const TokenFile& file = *windows.range().file;
+  const auto require_file = [&](const data::Windows& windows, std::string_view part) {
+    const data::TokenFile& file = *windows.range().file;
     const auto require = [&](std::string_view what, std::string value) {
       launch.require_same(
           fmt::format("{} data file '{}'", what, file.path()), std::move(value),
@@ -178,7 +178,7 @@ void Run::show_start() {
   print_row("matmul peak", fmt::format("{:.0f} GFLOP/s measured, all ranks together", peak_flops / 1e9));
   print_row("data",
             fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",
-                        options.data, name_of(data.training_file->format()), data.training->count(),
+                        options.data, data::name_of(data.training_file->format()), data.training->count(),
                         settings.sequence, data.validation->count(), data.evaluation.size()));
   if (data.text() && settings.model.vocabulary != 256) {
     print_row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,
@@ -243,7 +243,7 @@ EvaluationResult Run::validate(std::int64_t step, Progress& progress) {
 }
 
 NgramEntropies Run::ngrams() const {
-  const auto text = [](const TokenRange& range) -> TextPieces {
+  const auto text = [](const data::TokenRange& range) -> TextPieces {
     return [range](const auto& visit) { range.file->read_text(range.begin, range.size, visit); };
   };
   return NgramModel(text(data.training_range)).entropies(text(data.validation_range));

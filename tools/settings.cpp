@@ -167,13 +167,13 @@ Settings resolve_settings(const Options& options, int ranks) {
 
 Data open_data(const Options& options, const Settings& settings) {
   if (options.data.empty()) throw ConfigurationError("no data: give --data a text file or a file of tokens");
-  const DataFormat format = parse_data_format(options.data_format);
+  const data::DataFormat format = data::parse_data_format(options.data_format);
   Data data;
-  data.training_file = std::make_unique<TokenFile>(options.data, format);
-  const TokenFile& file = *data.training_file;
+  data.training_file = std::make_unique<data::TokenFile>(options.data, format);
+  const data::TokenFile& file = *data.training_file;
   data.training_range = {&file, 0, file.size()};
   if (!options.validation_data.empty()) {
-    data.validation_file = std::make_unique<TokenFile>(options.validation_data, format);
+    data.validation_file = std::make_unique<data::TokenFile>(options.validation_data, format);
     data.validation_range = {data.validation_file.get(), 0, data.validation_file->size()};
   } else {
     const auto held_out = static_cast<std::int64_t>(
@@ -181,17 +181,19 @@ Data open_data(const Options& options, const Settings& settings) {
     data.training_range.size = file.size() - held_out;
     data.validation_range = {&file, file.size() - held_out, held_out};
   }
-  constexpr std::int64_t looked_through = std::int64_t{1} << 29;  // tokens of two bytes
-  file.require_within(settings.model.vocabulary, looked_through);
-  if (data.validation_file) data.validation_file->require_within(settings.model.vocabulary, looked_through);
-  data.training = std::make_unique<Windows>(data.training_range, settings.sequence, "training");
-  data.validation = std::make_unique<Windows>(data.validation_range, settings.sequence, "validation");
-  data.evaluation = evaluation_windows(data.validation->count(), held_out_windows(options, settings));
+  const auto look_through = [&](const data::TokenFile& each) {
+    each.require_within(settings.model.vocabulary, (std::int64_t{1} << 30) / each.width());
+  };
+  look_through(file);
+  if (data.validation_file) look_through(*data.validation_file);
+  data.training = std::make_unique<data::Windows>(data.training_range, settings.sequence, "training");
+  data.validation = std::make_unique<data::Windows>(data.validation_range, settings.sequence, "validation");
+  data.evaluation = data::evaluation_windows(data.validation->count(), held_out_windows(options, settings));
   if ((options.ngrams || options.sample_bytes > 0) && (!data.text() || settings.model.vocabulary < 256)) {
     throw ConfigurationError(
         fmt::format("--ngrams and --sample-bytes are for text, of which every byte is a token; '{}' is read "
                     "as {}, and the model's vocabulary is {}",
-                    options.data, name_of(file.format()), settings.model.vocabulary));
+                    options.data, data::name_of(file.format()), settings.model.vocabulary));
   }
   return data;
 }

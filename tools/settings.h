@@ -8,7 +8,7 @@
 
 #include "tools/arguments.h"
 #include "tools/run_identity.h"
-#include "tools/sampler.h"
+#include "tranche/data/sampler.h"
 #include "tranche/engine/config.h"
 #include "tranche/models/gpt_config.h"
 
@@ -34,7 +34,7 @@ struct Settings {
   models::GptConfig model;
   std::int64_t sequence = 0;
   std::int64_t steps = 0;
-  BatchShape batch;
+  data::BatchShape batch;
 };
 
 /// Throws ConfigurationError for whatever does not fit.
@@ -42,12 +42,12 @@ Settings resolve_settings(const Options& options, int ranks);
 
 /// Training and held-out windows.
 struct Data {
-  std::unique_ptr<TokenFile> training_file,
+  std::unique_ptr<data::TokenFile> training_file,
       validation_file;  ///< the second empty when it is the first's tail
-  TokenRange training_range, validation_range;
-  std::unique_ptr<Windows> training, validation;
+  data::TokenRange training_range, validation_range;
+  std::unique_ptr<data::Windows> training, validation;
   std::vector<std::int64_t> evaluation;  ///< numbers of the held-out windows in use
-  bool text() const { return training_file->format() == DataFormat::text; }
+  bool text() const { return training_file->format() == data::DataFormat::text; }
 };
 
 /// Opens and checks the data against the model: format, length, vocabulary. Files of tokens of up to 1 GiB

@@ -133,15 +133,16 @@ class Training {
   static bool due(std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; }
 
   StepResult train_step(std::int64_t step) {
-    const BatchShape& shape = run_.settings.batch;
+    const data::BatchShape& shape = run_.settings.batch;
     const int rank = run_.runtime->rank();
     for (std::int64_t m = 0; m < shape.accumulation; ++m) {
       // In the middle of a step, where peers are waiting.
       if (m == shape.accumulation - 1) inject(rank, step, m);
-      const std::vector<std::int64_t> samples = sample_numbers(shape, run_.engine->samples(), m, rank);
+      const std::vector<std::int64_t> samples = data::sample_numbers(shape, run_.engine->samples(), m, rank);
       std::vector<std::int64_t> windows;
       for (const std::int64_t sample : samples) {
-        windows.push_back(window_of_sample(sample, run_.data.training->count(), run_.settings.config.seed));
+        windows.push_back(
+            data::window_of_sample(sample, run_.data.training->count(), run_.settings.config.seed));
       }
       run_.model->forward_backward(*run_.engine, run_.feeder->fill(*run_.data.training, windows, samples));
     }

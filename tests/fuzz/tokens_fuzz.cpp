@@ -8,16 +8,17 @@
 #include <cstring>
 
 #include "tests/fuzz/fuzz_target.h"
-#include "tools/token_file.h"
+#include "tranche/data/token_file.h"
 
 namespace tranche::fuzz {
 
 namespace {
 
-using tools::DataFormat;
-using tools::TokenFile;
+using data::DataFormat;
+using data::TokenFile;
 
-constexpr std::array formats{DataFormat::automatic, DataFormat::text, DataFormat::llmc, DataFormat::nanogpt};
+constexpr std::array formats{DataFormat::automatic, DataFormat::text, DataFormat::llmc, DataFormat::nanogpt,
+                             DataFormat::uint32};
 
 /// A file without a name that goes away with this.
 class NamelessFile {
@@ -55,7 +56,14 @@ std::vector<std::string> tokens_seeds() {
   const std::string words(reinterpret_cast<const char*>(numbers.data()), sizeof numbers);
   std::array<std::int32_t, 256> header{20240520, 1, 5};
   const std::string llmc = std::string(reinterpret_cast<const char*>(header.data()), sizeof header) + words;
-  return {std::string(1, '\0') + llmc, '\1' + std::string("a text of some words"), '\2' + llmc, '\3' + words};
+  header[0] = 20240801;
+  header[1] = 7;
+  const std::array<std::uint32_t, 5> wide{1, 2, 255, 7, 50256};
+  const std::string wide_words(reinterpret_cast<const char*>(wide.data()), sizeof wide);
+  const std::string wide_llmc =
+      std::string(reinterpret_cast<const char*>(header.data()), sizeof header) + wide_words;
+  return {std::string(1, '\x0a') + wide_llmc,         '\4' + wide_words, std::string(1, '\0') + llmc,
+          '\1' + std::string("a text of some words"), '\2' + llmc,       '\3' + words};
 }
 
 }  // namespace

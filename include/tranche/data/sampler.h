@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "tools/token_file.h"
+#include "tranche/data/token_file.h"
 
-namespace tranche::tools {
+namespace tranche::data {
 
 /// A permutation of 0 .. size-1 as a function: a Feistel network over the next even number of bits, keyed by
 /// counter-based random numbers, walked until it falls inside (Black & Rogaway, "Ciphers with arbitrary
@@ -73,4 +73,4 @@ std::vector<std::int64_t> evaluation_windows(std::int64_t windows, std::int64_t 
 void read_windows(const Windows& windows, const std::vector<std::int64_t>& numbers, std::int64_t vocabulary,
                   std::vector<std::int32_t>& inputs, std::vector<std::int32_t>& targets);
 
-}  // namespace tranche::tools
+}  // namespace tranche::data

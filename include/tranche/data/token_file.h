@@ -12,12 +12,12 @@ namespace tranche::detail {
 class File;
 }
 
-namespace tranche::tools {
+namespace tranche::data {
 
-/// automatic: llm.c by its magic number, nanoGPT by the ending .bin, else text.
-enum class DataFormat : std::uint8_t { automatic, text, llmc, nanogpt };
+/// automatic: llm.c by its magic numbers, nanoGPT by the ending .bin, else text.
+enum class DataFormat : std::uint8_t { automatic, text, llmc, nanogpt, uint32 };
 std::string_view name_of(DataFormat format);
-/// "auto", "text", "llmc", "nanogpt"; throws ConfigurationError naming them.
+/// "auto", "text", "llmc", "nanogpt", "uint32"; throws ConfigurationError naming them.
 DataFormat parse_data_format(std::string_view text);
 
 /// Files up to this size have a digest of all their bytes, larger ones of samples.
@@ -27,8 +27,11 @@ inline constexpr std::int64_t largest_whole_digest = std::int64_t{64} << 20;
 /// reads from the file and throws ConfigurationError, naming it, when it cannot be read any more, was cut
 /// off, or holds other bytes than when it was opened (as digest() tells). Formats:
 /// - text: every byte is a token, vocabulary 256;
-/// - llmc: as llm.c writes it: 256 int32 of header (magic 20240520, version 1, token count), then uint16;
-/// - nanogpt: as nanoGPT writes it: uint16 from the first byte on.
+/// - llmc: as llm.c writes it: 256 int32 of header (magic, version, token count), then the tokens: uint16
+/// with
+///   magic 20240520 and version 1, uint32 with magic 20240801 and version 7;
+/// - nanogpt: as nanoGPT writes it: uint16 from the first byte on;
+/// - uint32: the same of four bytes a token, for vocabularies beyond 65,536.
 class TokenFile {
  public:
   /// Throws ConfigurationError naming the file when it is missing, empty, cut off, or not of the format.
@@ -42,11 +45,14 @@ class TokenFile {
   /// between them.
   const std::string& digest() const noexcept { return digest_; }
   /// The largest number that a token of the format can have, plus one.
-  std::int64_t possible_vocabulary() const noexcept { return format_ == DataFormat::text ? 256 : 65536; }
+  std::int64_t possible_vocabulary() const noexcept { return std::int64_t{1} << 8 * width_; }
+  /// Bytes of a token: 1, 2 or 4.
+  int width() const noexcept { return width_; }
   /// Tokens [first, first + into.size()). Throws ConfigurationError, naming file, position and value, for a
   /// token that is not below `vocabulary`, and InvalidArgument outside of the file.
   void read(std::int64_t first, std::span<std::int32_t> into, std::int64_t vocabulary) const;
-  /// Looks at the first `count` tokens (all by default) and throws as read() does.
+  /// Looks at the first `count` tokens (all by default) and throws as read() does. Also throws where the
+  /// format was chosen by the ending alone and the vocabulary exceeds its 16 bits: the tokens may have 32.
   void require_within(std::int64_t vocabulary, std::int64_t count = INT64_MAX) const;
   /// Calls `visit` with bytes [first, first + count) of a text file, in order and in pieces. Throws
   /// InvalidArgument for other formats and outside of the file.
@@ -66,6 +72,8 @@ class TokenFile {
   std::int64_t bytes_ = 0;  ///< of the file when it was opened
   std::int64_t begin_ = 0;  ///< of the first token
   std::int64_t size_ = 0;
+  int width_ = 1;
+  bool by_ending_ = false;  ///< the format was chosen by the file's name
   std::string digest_;
   mutable std::int64_t changed_ =
       0;  ///< time of the file's last change for which the digest is known to hold
@@ -78,4 +86,4 @@ struct TokenRange {
   std::int64_t size = 0;
 };
 
-}  // namespace tranche::tools
+}  // namespace tranche::data

@@ -1,4 +1,4 @@
-#include "tools/sampler.h"
+#include "tranche/data/sampler.h"
 
 #include <gmock/gmock.h>
 
@@ -10,13 +10,13 @@
 #include "tranche/core/error.h"
 #include "tranche/kernels/cross_entropy.h"
 
-namespace tranche::tools {
+namespace tranche::data {
 namespace {
 
-using test::message_of;
-using test::TemporaryFolder;
 using testing::AllOf;
 using testing::HasSubstr;
+using tools::test::message_of;
+using tools::test::TemporaryFolder;
 
 TEST(Permutation, HoldsEveryElementOnce) {
   for (const std::int64_t size : {1, 2, 3, 4, 5, 7, 16, 17, 63, 64, 65, 97, 1000, 4096, 4099}) {
@@ -125,4 +125,4 @@ TEST(EvaluationWindows, AreSpreadEvenlyAndAllWhenFew) {
 }
 
 }  // namespace
-}  // namespace tranche::tools
+}  // namespace tranche::data

@@ -1,4 +1,4 @@
-#include "tools/token_file.h"
+#include "tranche/data/token_file.h"
 
 #include <gmock/gmock.h>
 
@@ -7,15 +7,15 @@
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
 
-namespace tranche::tools {
+namespace tranche::data {
 namespace {
 
-using test::llmc_tokens;
-using test::message_of;
-using test::nanogpt_tokens;
-using test::TemporaryFolder;
 using testing::AllOf;
 using testing::HasSubstr;
+using tools::test::llmc_tokens;
+using tools::test::message_of;
+using tools::test::nanogpt_tokens;
+using tools::test::TemporaryFolder;
 
 std::vector<std::int32_t> read(const TokenFile& file, std::int64_t first, std::size_t count) {
   std::vector<std::int32_t> tokens(count);
@@ -49,6 +49,62 @@ TEST(TokenFile, KnowsFilesOfTokensByMagicAndEnding) {
   EXPECT_EQ(asked.size(), 5);
   const TokenFile text(folder.path("b.bin"), DataFormat::text);
   EXPECT_EQ(text.size(), 10);
+}
+
+template <typename Integer>
+std::string bytes_of(const std::vector<Integer>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(Integer)};
+}
+
+/// Tokens of 32 bits as llm.c writes them.
+std::string wide_llmc(const std::vector<std::uint32_t>& tokens, std::int32_t version = 7) {
+  std::vector<std::int32_t> header(256, 0);
+  header[0] = 20240801;
+  header[1] = version;
+  header[2] = static_cast<std::int32_t>(tokens.size());
+  return bytes_of(header) + bytes_of(tokens);
+}
+
+TEST(TokenFile, ReadsTokensOf32Bits) {
+  const TemporaryFolder folder;
+  const std::vector<std::uint32_t> tokens{0, 65536, 128255, 7, 151935};
+  const TokenFile llmc(folder.write("a.bin", wide_llmc(tokens)));
+  EXPECT_EQ(llmc.format(), DataFormat::llmc);
+  EXPECT_EQ(llmc.width(), 4);
+  const TokenFile plain(folder.write("b.bin", bytes_of(tokens)), DataFormat::uint32);
+  for (const TokenFile* file : {&llmc, &plain}) {
+    EXPECT_EQ(file->size(), 5);
+    std::vector<std::int32_t> read_back(4);
+    file->read(1, read_back, 151936);
+    EXPECT_EQ(read_back, (std::vector<std::int32_t>{65536, 128255, 7, 151935}));
+    file->require_within(151936);
+    EXPECT_THAT(message_of<ConfigurationError>([&] { file->require_within(151935); }),
+                AllOf(HasSubstr(file->path()), HasSubstr("token 151935 at position 4"),
+                      HasSubstr("vocabulary is 151935")));
+  }
+  const TokenFile negative(folder.write("c.bin", bytes_of<std::uint32_t>({1, 0xffffffff})),
+                           DataFormat::uint32);
+  EXPECT_THAT(message_of<ConfigurationError>([&] { negative.require_within(INT32_MAX); }),
+              HasSubstr("token 4294967295 at position 1"));
+}
+
+TEST(TokenFile, RefusesWideFilesThatAreNotWhatTheyShouldBe) {
+  const TemporaryFolder folder;
+  const auto open = [&](const std::string& path, DataFormat format = DataFormat::automatic) {
+    return message_of<ConfigurationError>([&] { TokenFile(path, format); });
+  };
+  EXPECT_THAT(open(folder.write("v.bin", wide_llmc({1, 2}, 1))),
+              HasSubstr("version 1; version 7 (uint32 tokens)"));
+  EXPECT_THAT(open(folder.write("cut.bin", wide_llmc({1, 2, 3}).substr(0, 1034))),
+              HasSubstr("says that it holds 3 tokens, but there are 10 bytes"));
+  EXPECT_THAT(open(folder.write("odd.bin", "abcdef"), DataFormat::uint32),
+              HasSubstr("holds 6 bytes, no multiple of 4"));
+  const TokenFile file(folder.write("plain.bin", nanogpt_tokens({1, 0, 2, 0})));
+  file.require_within(65536);
+  EXPECT_THAT(message_of<ConfigurationError>([&] { file.require_within(128256); }),
+              AllOf(HasSubstr("plain.bin"), HasSubstr("16 bits (nanogpt) or 32 (uint32)")));
+  const TokenFile said(folder.path("plain.bin"), DataFormat::nanogpt);
+  said.require_within(128256);
 }
 
 TEST(TokenFile, RefusesFilesThatAreNotWhatTheyShouldBe) {
@@ -199,4 +255,4 @@ TEST(DataFormat, IsReadWithTheNearestNameOnError) {
 }
 
 }  // namespace
-}  // namespace tranche::tools
+}  // namespace tranche::data

@@ -1,4 +1,4 @@
-#include "tools/token_file.h"
+#include "tranche/data/token_file.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -15,12 +15,16 @@
 #include "offload/file_system.h"
 #include "tranche/core/error.h"
 
-namespace tranche::tools {
+namespace tranche::data {
 
 namespace {
 
-constexpr std::int32_t llmc_magic = 20240520;
-constexpr std::int32_t llmc_version = 1;
+/// The two kinds of llm.c's header (dev/data/data_common.py there).
+struct LlmcKind {
+  std::int32_t magic, version;
+  int width;
+};
+constexpr std::array<LlmcKind, 2> llmc_kinds{{{20240520, 1, 2}, {20240801, 7, 4}}};
 constexpr std::int64_t llmc_header_bytes = 256 * 4;
 
 constexpr std::int64_t page_bytes = 4096;
@@ -50,17 +54,18 @@ Stamp stamp_of(const detail::File& file) {
 }  // namespace
 
 std::string_view name_of(DataFormat format) {
-  constexpr std::array<std::string_view, 4> names{"auto", "text", "llmc", "nanogpt"};
+  constexpr std::array<std::string_view, 5> names{"auto", "text", "llmc", "nanogpt", "uint32"};
   return names[static_cast<std::size_t>(format)];
 }
 
 DataFormat parse_data_format(std::string_view text) {
-  for (const auto format : {DataFormat::automatic, DataFormat::text, DataFormat::llmc, DataFormat::nanogpt}) {
+  for (const auto format :
+       {DataFormat::automatic, DataFormat::text, DataFormat::llmc, DataFormat::nanogpt, DataFormat::uint32}) {
     if (text == name_of(format)) return format;
   }
-  const std::string closest = detail::closest_match(text, {"auto", "text", "llmc", "nanogpt"});
-  throw ConfigurationError(fmt::format("data format '{}' is not one of auto, text, llmc, nanogpt{}", text,
-                                       closest.empty() ? "" : "; did you mean " + closest + "?"));
+  const std::string closest = detail::closest_match(text, {"auto", "text", "llmc", "nanogpt", "uint32"});
+  throw ConfigurationError(fmt::format("data format '{}' is not one of auto, text, llmc, nanogpt, uint32{}",
+                                       text, closest.empty() ? "" : "; did you mean " + closest + "?"));
 }
 
 TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), format_(format) {
@@ -85,27 +90,43 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
 
   std::array<std::uint8_t, 12> header{};
   read_bytes(0, std::span(header).first(static_cast<std::size_t>(std::min<std::int64_t>(12, bytes_))));
-  const bool magic = bytes_ >= 4 && word(header, 0) == llmc_magic;
+  const auto* const kind = std::find_if(llmc_kinds.begin(), llmc_kinds.end(), [&](const LlmcKind& each) {
+    return bytes_ >= 4 && word(header, 0) == each.magic;
+  });
+  const bool magic = kind != llmc_kinds.end();
   if (format_ == DataFormat::automatic) {
-    format_ = magic ? DataFormat::llmc : path_.ends_with(".bin") ? DataFormat::nanogpt : DataFormat::text;
+    by_ending_ = !magic && path_.ends_with(".bin");
+    format_ = magic ? DataFormat::llmc : by_ending_ ? DataFormat::nanogpt : DataFormat::text;
   }
   if (format_ == DataFormat::text) {
     size_ = bytes_;
   } else if (format_ == DataFormat::nanogpt) {
+    width_ = 2;
     if (bytes_ % 2 != 0) {
       fail(fmt::format("holds {} bytes, an odd number: it is not the uint16 tokens of nanoGPT", bytes_));
     }
     size_ = bytes_ / 2;
+  } else if (format_ == DataFormat::uint32) {
+    width_ = 4;
+    if (bytes_ % 4 != 0) {
+      fail(fmt::format("holds {} bytes, no multiple of 4: it is not tokens of 32 bits", bytes_));
+    }
+    size_ = bytes_ / 4;
   } else {
-    if (!magic) fail(fmt::format("does not begin with llm.c's magic number {}", llmc_magic));
+    if (!magic) {
+      fail(fmt::format("does not begin with llm.c's magic number {} or {}", llmc_kinds[0].magic,
+                       llmc_kinds[1].magic));
+    }
+    width_ = kind->width;
     if (bytes_ < llmc_header_bytes)
       fail(fmt::format("ends within llm.c's header of {} bytes", llmc_header_bytes));
-    if (word(header, 1) != llmc_version) {
-      fail(fmt::format("is of llm.c's version {}; version {} (uint16 tokens) can be read", word(header, 1),
-                       llmc_version));
+    if (word(header, 1) != kind->version) {
+      fail(
+          fmt::format("is of llm.c's version {}; version {} (uint{} tokens) can be read with magic number {}",
+                      word(header, 1), kind->version, 8 * kind->width, kind->magic));
     }
     size_ = word(header, 2);
-    if (size_ < 1 || llmc_header_bytes + 2 * size_ != bytes_) {
+    if (size_ < 1 || llmc_header_bytes + width_ * size_ != bytes_) {
       fail(fmt::format(
           "says that it holds {} tokens, but there are {} bytes after its header; it is damaged or "
           "cut off",
@@ -176,26 +197,44 @@ void TokenFile::check_range(std::int64_t first, std::int64_t count) const {
 
 void TokenFile::read(std::int64_t first, std::span<std::int32_t> into, std::int64_t vocabulary) const {
   check_range(first, static_cast<std::int64_t>(into.size()));
-  const std::size_t width = format_ == DataFormat::text ? 1 : 2;
+  const auto width = static_cast<std::size_t>(width_);
   std::vector<std::uint8_t> bytes(into.size() * width);
-  read_bytes(begin_ + first * static_cast<std::int64_t>(width), bytes);
-  std::int32_t highest = 0;
-  for (std::size_t i = 0; i < into.size(); ++i) {
-    std::uint16_t token = bytes[i];
-    if (width == 2) std::memcpy(&token, bytes.data() + 2 * i, 2);
-    into[i] = token;
-    highest = std::max(highest, into[i]);
-  }
+  read_bytes(begin_ + first * width_, bytes);
+  // A type of 32 bits holds every token of every width; above INT32_MAX none is below a vocabulary.
+  const auto token_at = [&](std::size_t i) {
+    std::uint32_t token = 0;
+    std::memcpy(&token, bytes.data() + width * i, width);
+    return token;
+  };
+  std::uint32_t highest = 0;
+  const auto convert = [&](auto constant) {
+    using Token = decltype(constant);
+    for (std::size_t i = 0; i < into.size(); ++i) {
+      Token token = 0;
+      std::memcpy(&token, bytes.data() + sizeof(Token) * i, sizeof(Token));
+      into[i] = static_cast<std::int32_t>(token);
+      highest = std::max<std::uint32_t>(highest, token);
+    }
+  };
+  if (width_ == 1) convert(std::uint8_t{});
+  if (width_ == 2) convert(std::uint16_t{});
+  if (width_ == 4) convert(std::uint32_t{});
   if (highest < vocabulary) return;
-  const auto culprit =
-      std::find_if(into.begin(), into.end(), [&](std::int32_t token) { return token >= vocabulary; });
+  std::size_t culprit = 0;
+  while (token_at(culprit) < vocabulary) ++culprit;
   throw ConfigurationError(fmt::format(
       "data file '{}' holds token {} at position {}, but the model's vocabulary is {}; choose another "
       "model, or the file's right format with --data-format (now {})",
-      path_, *culprit, first + (culprit - into.begin()), vocabulary, name_of(format_)));
+      path_, token_at(culprit), first + static_cast<std::int64_t>(culprit), vocabulary, name_of(format_)));
 }
 
 void TokenFile::require_within(std::int64_t vocabulary, std::int64_t count) const {
+  if (by_ending_ && vocabulary > possible_vocabulary()) {
+    throw ConfigurationError(
+        fmt::format("data file '{}' is tokens without a header, and the model's vocabulary of {} exceeds 16 "
+                    "bits: say with --data-format whether its tokens have 16 bits (nanogpt) or 32 (uint32)",
+                    path_, vocabulary));
+  }
   if (vocabulary >= possible_vocabulary()) return;
   count = std::min(count, size_);
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(std::min(piece_bytes / 4, count)));
@@ -221,4 +260,4 @@ void TokenFile::read_text(std::int64_t first, std::int64_t count,
   }
 }
 
-}  // namespace tranche::tools
+}  // namespace tranche::data

@@ -1,4 +1,4 @@
-#include "tools/sampler.h"
+#include "tranche/data/sampler.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include "tranche/core/random.h"
 #include "tranche/kernels/cross_entropy.h"
 
-namespace tranche::tools {
+namespace tranche::data {
 
 namespace {
 /// Three rounds already pass statistical tests of order; a fourth costs nothing here.
@@ -95,4 +95,4 @@ void read_windows(const Windows& windows, const std::vector<std::int64_t>& numbe
   }
 }
 
-}  // namespace tranche::tools
+}  // namespace tranche::data
