@@ -4,14 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/closest_match.h"
-#include "core/json.h"
 #include "core/json_node.h"
 #include "core/text_file.h"
+#include "models/config_json.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/engine/config.h"
@@ -51,18 +50,6 @@ std::vector<Preset> presets() {
           {"gpt-mini", byte_model(6, 6, 192, 256)}, {"gpt-nano", byte_model(2, 2, 32, 64)}};
 }
 
-/// Refuses a key of config.json unless it is absent, null or `wanted`.
-void require(const JsonNode& node, const nlohmann::ordered_json& wanted, std::string_view because) {
-  if (!node || node.json() == wanted) return;
-  node.fail(fmt::format("is {}: {}; only {} can be trained here", detail::brief_json(node.json()), because,
-                        wanted.dump()));
-}
-
-float float_or(float otherwise, const JsonNode& node) {
-  constexpr double most = std::numeric_limits<float>::max();
-  return static_cast<float>(node.number_or(otherwise, -most, most));
-}
-
 }  // namespace
 
 std::vector<std::string> GptConfig::preset_names() {
@@ -85,13 +72,13 @@ GptConfig GptConfig::preset(std::string_view name) {
 GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
   const JsonNode root = JsonNode::read<ConfigurationError>(text, file);
   if (!root["model_type"]) root["model_type"].fail("is missing; in that of a GPT2LMHeadModel it is \"gpt2\"");
-  require(root["model_type"], "gpt2", "another architecture");
-  require(root["activation_function"], "gelu_new", "another activation");
-  require(root["scale_attn_weights"], true, "unscaled attention scores are not GPT-2's");
-  require(root["scale_attn_by_inverse_layer_idx"], false, "scores scaled by layer are not GPT-2's");
-  require(root["reorder_and_upcast_attn"], false, "scores are always fp32 here, and never reordered");
-  require(root["add_cross_attention"], false, "there is no encoder to attend to");
-  require(root["tie_word_embeddings"], true, "the head is the token embedding");
+  require_value(root["model_type"], "gpt2", "another architecture");
+  require_value(root["activation_function"], "gelu_new", "another activation");
+  require_value(root["scale_attn_weights"], true, "unscaled attention scores are not GPT-2's");
+  require_value(root["scale_attn_by_inverse_layer_idx"], false, "scores scaled by layer are not GPT-2's");
+  require_value(root["reorder_and_upcast_attn"], false, "scores are always fp32 here, and never reordered");
+  require_value(root["add_cross_attention"], false, "there is no encoder to attend to");
+  require_value(root["tie_word_embeddings"], true, "the head is the token embedding");
 
   GptConfig config;
   config.layers = root["n_layer"].integer_or(config.layers);
@@ -123,8 +110,6 @@ GptConfig GptConfig::resolve(const std::string& preset_or_path) {
 }
 
 std::string GptConfig::to_json() const {
-  // Through the shortest decimal that reads back as the float, so 0.1f is written 0.1.
-  const auto number = [](float value) { return json::parse(fmt::format("{}", value)); };
   const json object = {{"architectures", {"GPT2LMHeadModel"}},
                        {"model_type", "gpt2"},
                        {"activation_function", "gelu_new"},
@@ -135,11 +120,11 @@ std::string GptConfig::to_json() const {
                        {"n_positions", positions},
                        {"n_ctx", positions},
                        {"vocab_size", vocabulary},
-                       {"embd_pdrop", number(embedding_dropout)},
-                       {"attn_pdrop", number(attention_dropout)},
-                       {"resid_pdrop", number(residual_dropout)},
-                       {"layer_norm_epsilon", number(layer_norm_epsilon)},
-                       {"initializer_range", number(initializer_range)},
+                       {"embd_pdrop", shortest_number(embedding_dropout)},
+                       {"attn_pdrop", shortest_number(attention_dropout)},
+                       {"resid_pdrop", shortest_number(residual_dropout)},
+                       {"layer_norm_epsilon", shortest_number(layer_norm_epsilon)},
+                       {"initializer_range", shortest_number(initializer_range)},
                        {"tie_word_embeddings", true}};
   return object.dump(2) + "\n";
 }

@@ -29,6 +29,7 @@ Target folder_target();
 Target gpt_config_target();
 Target hugging_face_target();
 Target index_target();
+Target llama_config_target();
 Target machine_target();
 Target manifest_target();
 Target network_target();

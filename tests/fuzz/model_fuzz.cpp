@@ -1,8 +1,9 @@
-// The files that --model names: a config.json of GPT-2, or a list of units.
+// The files that --model names: a config.json of GPT-2 or of the Llama family, or a list of units.
 
 #include "partition/flat_layout.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tranche/models/gpt.h"
+#include "tranche/models/llama_config.h"
 #include "tranche/planner/plan_model.h"
 
 namespace tranche::fuzz {
@@ -33,6 +34,26 @@ std::vector<std::string> gpt_config_seeds() {
   return seeds;
 }
 
+void read_llama_config(std::string_view input) {
+  const models::LlamaConfig config = models::LlamaConfig::from_json(input, "config.json");
+  require(models::LlamaConfig::from_json(config.to_json(), "again") == config,
+          "a model's configuration changes when it is written");
+  require(config.parameters() > 0, "a model has no parameters");
+  (void)config.flops_per_token(config.positions);
+}
+
+std::vector<std::string> llama_config_seeds() {
+  std::vector<std::string> seeds;
+  for (const char* name : {"llama-nano", "qwen3-nano", "llama-3.1-8b", "mistral-7b"}) {
+    seeds.push_back(models::LlamaConfig::preset(name).to_json());
+  }
+  seeds.push_back(
+      R"({"model_type": "qwen2", "num_hidden_layers": 2, "use_sliding_window": true, "sliding_window": 8, "layer_types":
+          ["full_attention", "sliding_attention"], "rope_parameters": {"rope_type": "linear", "factor": 2.0,
+          "rope_theta": 1e6}, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "pretraining_tp": 1})");
+  return seeds;
+}
+
 void read_units(std::string_view input) {
   const planner::PlanModel model = planner::parse_unit_list(input, "units.json");
   (void)model.list.parameters();
@@ -55,6 +76,9 @@ std::vector<std::string> units_seeds() {
 
 Target gpt_config_target() {
   return {"gpt_config", read_gpt_config, gpt_config_seeds, {ExitStatus::configuration}};
+}
+Target llama_config_target() {
+  return {"llama_config", read_llama_config, llama_config_seeds, {ExitStatus::configuration}};
 }
 Target units_target() {
   return {"units", read_units, units_seeds, {ExitStatus::configuration}};
