@@ -1,168 +1,18 @@
+// The two ends of GPT-2, which share one unit, and what it says of itself; its blocks are in gpt_block.cpp.
 #include "tranche/models/gpt.h"
 
 #include <fmt/core.h>
 
-#include <algorithm>
-#include <cmath>
-#include <utility>
-
-#include "models/gpt_block.h"
-#include "models/gpt_head.h"
-#include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
+#include "tranche/kernels/embedding.h"
+#include "tranche/kernels/layer_norm.h"
 
 namespace tranche::models {
 
 namespace {
 
-constexpr UnitId embedding{0};
-UnitId unit_of(std::int64_t block) {
-  return {narrow<int>(block + 1)};
-}
-
-TensorRequest residual_request(const GptPass& pass) {
-  return {pass.dtype(), {pass.rows(), pass.config.width}};
-}
-
-StepTensors acquire_residual(const GptPass& pass, std::string_view tag) {
-  return {pass.engine, Category::activations, tag, {residual_request(pass)}};
-}
-
-/// Loss and token count of the micro-batch, zero.
-StepTensors acquire_totals(Engine& engine) {
-  StepTensors totals(engine, Category::activations, "loss and tokens",
-                     {{DataType::float64, {}}, {DataType::int64, {}}});
-  kernels::fill_zero(engine.compute_stream(), totals[0]);
-  kernels::fill_zero(engine.compute_stream(), totals[1]);
-  return totals;
-}
-
-/// Activations saved for backward: at index i the input of block i and its activations, where saved; at index
-/// `layers` the last block's output. `inputs` holds activation checkpoints, the inputs that recomputation
-/// starts from, in host memory if Config::offload.activations asks for it.
-struct SavedActivations {
-  std::vector<StepTensors> residuals;
-  std::vector<StepTensors> activations;
-  std::vector<HostCopy> inputs;
-  explicit SavedActivations(std::int64_t layers)
-      : residuals(static_cast<std::size_t>(layers) + 1),
-        activations(static_cast<std::size_t>(layers)),
-        inputs(static_cast<std::size_t>(layers)) {}
-};
-
-/// Computes block `i` from its input; writes the input of the next.
-void forward_block(const GptPass& pass, SavedActivations& saved, std::size_t i, const GatheredUnit& unit,
-                   const TensorView& input, bool save) {
-  StepTensors activations = acquire_block_activations(pass);
-  if (!saved.residuals[i + 1].held()) saved.residuals[i + 1] = acquire_residual(pass, "residual");
-  const auto block = static_cast<std::int64_t>(i);
-  gpt_block_forward(pass, block, unit, input, activations, &saved.residuals[i + 1][0]);
-  if (save) saved.activations[i] = std::move(activations);
-}
-
-/// Recomputes the activations of block `i` from its checkpoint, and nothing that only the next block needs.
-void recompute_block(const GptPass& pass, SavedActivations& saved, std::size_t i, const GatheredUnit& unit) {
-  saved.activations[i] = acquire_block_activations(pass);
-  gpt_block_forward(pass, static_cast<std::int64_t>(i), unit, saved.residuals[i][0], saved.activations[i],
-                    nullptr);
-}
-
-/// Embedding and all blocks. `save_every` 0 saves nothing but the last output, 1 everything that backward
-/// reads; with `inputs_only` only the inputs of blocks 0, save_every, 2 save_every ... are saved.
-void forward_blocks(const GptPass& pass, const ConstTensorView& tokens, SavedActivations& saved,
-                    std::int64_t save_every, bool inputs_only) {
-  Engine& engine = pass.engine;
-  saved.residuals[0] = acquire_residual(pass, "residual");
-  gpt_embedding_forward(pass, engine.gather(embedding), tokens, saved.residuals[0][0]);
-  for (std::size_t i = 0; i < saved.activations.size(); ++i) {
-    const auto block = static_cast<std::int64_t>(i);
-    const bool saves = save_every > 0 && block % save_every == 0;
-    const TensorView input = saved.residuals[i][0];
-    // The copy to the host runs while the block reads the input; the memory is free behind both.
-    if (saves && inputs_only) {
-      saved.inputs[i] = engine.send_to_host(saved.residuals[i].take(), "block input");
-    }
-    forward_block(pass, saved, i, engine.gather(unit_of(block)), input, save_every > 0 && !inputs_only);
-    saved.inputs[i].leave_device();
-    if (!saves) saved.residuals[i].release();
-  }
-}
-
-/// Starts the copy back of the checkpoint of the group of blocks that ends before block `end`.
-void prefetch_input(const GptPass& pass, SavedActivations& saved, std::int64_t save_every, std::int64_t end) {
-  if (end == 0 || !pass.engine.config().overlap) return;
-  const std::int64_t begin = (end - 1) / save_every * save_every;
-  pass.engine.prefetch_from_host(saved.inputs[static_cast<std::size_t>(begin)]);
-}
-
-/// Puts the checkpoint of block `i` back into the residuals, on the device.
-void fetch_input(const GptPass& pass, SavedActivations& saved, std::size_t i) {
-  saved.residuals[i] =
-      StepTensors(pass.engine.fetch_from_host(std::move(saved.inputs[i])), {residual_request(pass)});
-}
-
-/// A group of blocks that are recomputed together stays gathered from its recomputation to its backward when
-/// that many units may be gathered at once; otherwise all but its last block are gathered once more.
-bool group_stays_gathered(const Config& config, std::int64_t blocks) {
-  return blocks <= config.depth;
-}
-
-void backward_blocks(const GptPass& pass, SavedActivations& saved, std::int64_t save_every, bool recompute,
-                     const TensorView& gradient) {
-  Engine& engine = pass.engine;
-  std::vector<GatheredUnit> held;
-  for (std::int64_t end = pass.config.layers; end > 0;) {
-    const std::int64_t begin = (end - 1) / save_every * save_every;
-    const bool stays_gathered = group_stays_gathered(engine.config(), end - begin);
-    if (recompute) {
-      fetch_input(pass, saved, static_cast<std::size_t>(begin));
-      prefetch_input(pass, saved, save_every, begin);
-    }
-    for (std::int64_t block = begin; recompute && block < end - 1; ++block) {
-      GatheredUnit unit = engine.gather(unit_of(block));
-      const auto i = static_cast<std::size_t>(block);
-      forward_block(pass, saved, i, unit, saved.residuals[i][0], true);
-      if (stays_gathered) held.push_back(std::move(unit));
-    }
-    for (std::int64_t block = end - 1; block >= begin; --block) {
-      const auto i = static_cast<std::size_t>(block);
-      const bool last = block == end - 1;
-      const GatheredUnit unit = held.empty() || last ? engine.gather(unit_of(block)) : std::move(held.back());
-      if (!last && !held.empty()) held.pop_back();
-      if (recompute && last) recompute_block(pass, saved, i, unit);
-      UnitGradients gradients = engine.gradients(unit_of(block));
-      gpt_block_backward(pass, block, unit, gradients, saved.residuals[i][0], saved.activations[i], gradient);
-      std::move(gradients).reduce();
-      saved.activations[i].release();
-      saved.residuals[i].release();
-    }
-    end = begin;
-  }
-}
-
-GptPass make_pass(Engine& engine, const GptConfig& config, const TokenBatch& batch, bool training) {
-  if (batch.tokens.shape.rank() != 2 || batch.tokens.dtype != DataType::int32) {
-    throw InvalidArgument(fmt::format("tokens must be int32 [batch, time], not {} {}",
-                                      name_of(batch.tokens.dtype), batch.tokens.shape.to_string()));
-  }
-  if (batch.targets.dtype != DataType::int32 || !(batch.targets.shape == batch.tokens.shape)) {
-    throw InvalidArgument(fmt::format("targets must be int32 {} as the tokens are, not {} {}",
-                                      batch.tokens.shape.to_string(), name_of(batch.targets.dtype),
-                                      batch.targets.shape.to_string()));
-  }
-  const std::int64_t sequences = batch.tokens.shape[0];
-  if (static_cast<std::int64_t>(batch.samples.size()) != sequences) {
-    throw InvalidArgument(
-        fmt::format("{} sample indices were given for {} sequences", batch.samples.size(), sequences));
-  }
-  config.require_sequence(batch.tokens.shape[1]);
-  if (engine.model().units().size() != static_cast<std::size_t>(config.layers) + 1) {
-    throw InvalidArgument(
-        fmt::format("the engine holds {} units, but this GPT has {}: make it with Gpt::spec()",
-                    engine.model().units().size(), config.layers + 1));
-  }
-  return {engine, config, sequences, batch.tokens.shape[1], batch.samples, training};
-}
+/// Indices in unit "embedding", of which the head's weight is the first.
+enum EmbeddingParameter : int { token_table, position_table, ln_f_weight, ln_f_bias };
 
 }  // namespace
 
@@ -171,111 +21,86 @@ Gpt::Gpt(GptConfig config) : config_(config) {
 }
 
 ModelSpec Gpt::spec(const GptConfig& config, std::int64_t sequence) {
-  config.validate("model configuration");
-  config.require_sequence(sequence);
-  ModelSpec spec;
-  spec.add_unit(gpt_embedding_unit(config));
-  for (std::int64_t block = 0; block < config.layers; ++block) spec.add_unit(gpt_block_unit(config, block));
-  spec.gathers_per_micro_batch = [layers = config.layers](const Config& training) {
-    // The embedding by the embedding and by the head, a block by its forward and by its backward.
-    std::vector<int> gathers(static_cast<std::size_t>(layers) + 1, 2);
-    const std::int64_t every = training.checkpoint_every;
-    for (std::int64_t block = 0; training.activation_checkpointing && block < layers; ++block) {
-      const std::int64_t begin = block / every * every, end = std::min(begin + every, layers);
-      if (block + 1 < end && !group_stays_gathered(training, end - begin))
-        ++gathers[static_cast<std::size_t>(block) + 1];
-    }
-    return gathers;
-  };
-  spec.tokens_per_sample = sequence;
-  spec.flops_per_token = config.flops_per_token(sequence);
-  spec.recomputes_activations = true;
-  return spec;
+  return Gpt(config).spec(sequence);
 }
 
-void Gpt::forward_backward(Engine& engine, const TokenBatch& batch) const {
-  const GptPass pass = make_pass(engine, config_, batch, true);
-  const bool recompute = engine.config().activation_checkpointing;
-  const std::int64_t save_every = recompute ? std::max(engine.config().checkpoint_every, 1) : 1;
-
-  engine.begin_micro_batch();
-  const StepTensors totals = acquire_totals(engine);
-  SavedActivations saved(config_.layers);
-  forward_blocks(pass, batch.tokens, saved, save_every, recompute);
-
-  if (recompute) prefetch_input(pass, saved, save_every, config_.layers);
-  StepTensors gradient = acquire_residual(pass, "residual gradient");
-  {
-    const GatheredUnit unit = engine.gather(embedding);
-    UnitGradients gradients = engine.gradients(embedding);
-    gpt_head(pass, unit, &gradients, saved.residuals.back()[0], batch.targets, totals[0], totals[1],
-             &gradient[0]);
-    std::move(gradients).reduce();
-  }
-  saved.residuals.back().release();
-  backward_blocks(pass, saved, save_every, recompute, gradient[0]);
-  UnitGradients gradients = engine.gradients(embedding);
-  gpt_embedding_backward(pass, gradients, batch.tokens, gradient[0]);
-  std::move(gradients).reduce();
-  gradient.release();
-  engine.end_micro_batch(totals[0], totals[1]);
+ModelShape Gpt::shape() const {
+  return {.layers = config_.layers,
+          .width = config_.width,
+          .vocabulary = config_.vocabulary,
+          .positions = config_.positions,
+          .tied_head = true,
+          .head_weight = token_table};
 }
 
-void Gpt::evaluate(Engine& engine, const TokenBatch& batch) const {
-  const GptPass pass = make_pass(engine, config_, batch, false);
-  engine.begin_micro_batch();
-  const StepTensors totals = acquire_totals(engine);
-  SavedActivations saved(config_.layers);
-  forward_blocks(pass, batch.tokens, saved, 0, false);
-  gpt_head(pass, engine.gather(embedding), nullptr, saved.residuals.back()[0], batch.targets, totals[0],
-           totals[1], nullptr);
-  saved.residuals.back().release();
-  engine.end_micro_batch(totals[0], totals[1]);
+std::string Gpt::describe() const {
+  return fmt::format("GPT-2 of {} layers, {} heads, width {}, vocabulary {}, {} positions: {} parameters",
+                     config_.layers, config_.heads, config_.width, config_.vocabulary, config_.positions,
+                     config_.parameters());
 }
 
-std::vector<float> Gpt::next_token_logits(Engine& engine, std::span<const std::int32_t> tokens) const {
-  if (tokens.empty()) throw InvalidArgument("no tokens were given to continue; give at least one");
-  const auto seen = std::min(static_cast<std::int64_t>(tokens.size()), config_.positions);
-  tokens = tokens.last(static_cast<std::size_t>(seen));
-  for (const auto token : tokens) {
-    if (token < 0 || token >= config_.vocabulary) {
-      throw InvalidArgument(
-          fmt::format("token {} is not in the vocabulary of {}", token, config_.vocabulary));
-    }
-  }
-  std::vector<float> result(static_cast<std::size_t>(config_.vocabulary));
-  Stream& stream = engine.compute_stream();
-  const InferenceScope scope(engine);
-  const StepTensors device_tokens(engine, Category::activations, "prompt", {{DataType::int32, {1, seen}}});
-  engine.device().copy_from_host(stream, device_tokens[0].data, tokens.data(), device_tokens[0].bytes());
-  const std::int64_t sample = 0;
-  const TokenBatch batch{device_tokens[0], device_tokens[0], {&sample, 1}};
-  const GptPass pass = make_pass(engine, config_, batch, false);
-  SavedActivations saved(config_.layers);
-  forward_blocks(pass, batch.tokens, saved, 0, false);
-  const StepTensors logits(engine, Category::activations, "next token's logits",
-                           {{DataType::float32, {1, config_.vocabulary}}});
-  gpt_logits(pass, engine.gather(embedding), saved.residuals.back()[0], seen - 1, 1, logits[0]);
-  engine.device().copy_to_host(stream, result.data(), logits[0].data, logits[0].bytes());
-  stream.synchronize();
-  return result;
+std::string Gpt::tensor_of(std::string_view stored) const {
+  // Masks that older versions of transformers saved with the weights.
+  if (stored.ends_with(".attn.bias") || stored.ends_with(".attn.masked_bias")) return {};
+  // A GPT2Model without a head has no prefix.
+  if (stored.starts_with("transformer.") || stored.starts_with("lm_head.")) return std::string(stored);
+  return "transformer." + std::string(stored);
 }
 
-std::vector<double> Gpt::next_token_probabilities(Engine& engine, std::span<const std::int32_t> tokens,
-                                                  double temperature) const {
-  if (!(temperature > 0)) {
-    throw InvalidArgument(fmt::format("temperature is {}, but must be positive", temperature));
-  }
-  const std::vector<float> logits = next_token_logits(engine, tokens);
-  const double highest = *std::max_element(logits.begin(), logits.end());
-  std::vector<double> probabilities(logits.size());
-  double sum = 0;
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    probabilities[i] = std::exp((logits[i] - highest) / temperature);
-    sum += probabilities[i];
-  }
-  for (auto& p : probabilities) p /= sum;
-  return probabilities;
+double Gpt::block_operations(std::int64_t sequence) const {
+  const auto width = static_cast<double>(config_.width);
+  // On average (sequence + 1) / 2 keys a query, 4 * width operations a key.
+  return 2 * width *
+         (4 * width + 2 * static_cast<double>(config_.inner_width()) + static_cast<double>(sequence + 1));
+}
+
+double Gpt::skipped_operations() const {
+  return 2 * static_cast<double>(config_.width) * static_cast<double>(config_.inner_width());
+}
+
+UnitSpec Gpt::embedding_unit() const {
+  const auto normal = Initializer::normal(config_.initializer_range);
+  const std::int64_t width = config_.width;
+  return {.name = "embedding",
+          .tensors = {{"transformer.wte.weight", {config_.vocabulary, width}, normal, {"lm_head.weight"}},
+                      {"transformer.wpe.weight", {config_.positions, width}, normal},
+                      {"transformer.ln_f.weight", {width}, Initializer::ones()},
+                      {"transformer.ln_f.bias", {width}, Initializer::zeros()}},
+          .uses_per_micro_batch = 2};
+}
+
+void Gpt::embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
+                            const TensorView& out) const {
+  Stream& stream = pass.engine.compute_stream();
+  kernels::embedding_forward(stream, tokens, unit.tensor(token_table), unit.tensor(position_table),
+                             out.reshaped({pass.batch, pass.time, config_.width}));
+  const auto options = pass.dropout(config_.embedding_dropout, 0);
+  if (options.probability > 0) kernels::dropout(stream, options, out, out);
+}
+
+void Gpt::embedding_backward(const Pass& pass, const UnitGradients& gradients, const ConstTensorView& tokens,
+                             const TensorView& gradient) const {
+  Stream& stream = pass.engine.compute_stream();
+  const auto options = pass.dropout(config_.embedding_dropout, 0);
+  if (options.probability > 0) kernels::dropout(stream, options, gradient, gradient);
+  if (!gradients.wanted(token_table) && !gradients.wanted(position_table)) return;
+  kernels::embedding_backward(stream, tokens, gradient.reshaped({pass.batch, pass.time, config_.width}),
+                              gradients.tensor(token_table), gradients.tensor(position_table));
+}
+
+void Gpt::final_norm_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& x,
+                             const FinalNorm& norm) const {
+  kernels::layer_norm_forward(pass.engine.compute_stream(), x, unit.tensor(ln_f_weight),
+                              unit.tensor(ln_f_bias), config_.layer_norm_epsilon, norm.normed, norm.mean,
+                              norm.rstd);
+}
+
+void Gpt::final_norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGradients& gradients,
+                              const TensorView& d_normed, const ConstTensorView& x, const FinalNorm& norm,
+                              const TensorView& d_x) const {
+  kernels::layer_norm_backward(pass.engine.compute_stream(), d_normed, x, unit.tensor(ln_f_weight), norm.mean,
+                               norm.rstd, false, d_x, gradients.tensor(ln_f_weight),
+                               gradients.tensor(ln_f_bias), pass.engine.workspace());
 }
 
 }  // namespace tranche::models

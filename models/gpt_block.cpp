@@ -1,12 +1,15 @@
-#include "models/gpt_block.h"
+// The blocks of GPT-2: attention and MLP, each behind a layer norm, each added to the residual.
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "models/linear.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/layer_norm.h"
+#include "tranche/models/gpt.h"
+#include "tranche/models/weight_gradients.h"
 
 namespace tranche::models {
 
@@ -45,33 +48,22 @@ enum SavedActivation : int {
 
 enum DropoutSite : std::uint32_t { probabilities, after_attention, after_mlp };
 
-}  // namespace
-
-DataType GptPass::dtype() const {
-  return engine.config().precision.compute;
-}
-
-kernels::DropoutOptions GptPass::dropout(float probability, std::uint32_t site) const {
-  return {.probability = training ? probability : 0.0f,
-          .seed = engine.config().seed,
-          .step = static_cast<std::uint64_t>(engine.steps()),
-          .site = site,
-          .samples = samples};
-}
-
-std::uint32_t dropout_site(std::int64_t block, std::uint32_t which) {
+/// Site 0 is the embedding's; a block has three, counted from 1 + 3 * block.
+std::uint32_t dropout_site(std::int64_t block, DropoutSite which) {
   return narrow<std::uint32_t>(1 + 3 * block + which);
 }
 
-UnitSpec gpt_block_unit(const GptConfig& config, std::int64_t index) {
-  const std::string prefix = "transformer.h." + std::to_string(index) + ".";
-  const std::int64_t width = config.width, inner = config.inner_width();
-  const auto normal = Initializer::normal(config.initializer_range);
+}  // namespace
+
+UnitSpec Gpt::block_unit(std::int64_t block) const {
+  const std::string prefix = "transformer.h." + std::to_string(block) + ".";
+  const std::int64_t width = config_.width, inner = config_.inner_width();
+  const auto normal = Initializer::normal(config_.initializer_range);
   // Each block adds twice to the residual; scaling keeps its variance at the end independent of the depth.
   const auto residual =
-      Initializer::normal(config.initializer_range / std::sqrt(2.0f * static_cast<float>(config.layers)));
+      Initializer::normal(config_.initializer_range / std::sqrt(2.0f * static_cast<float>(config_.layers)));
   const auto zeros = Initializer::zeros(), ones = Initializer::ones();
-  return {.name = "h." + std::to_string(index),
+  return {.name = "h." + std::to_string(block),
           .tensors = {{prefix + "ln_1.weight", {width}, ones},
                       {prefix + "ln_1.bias", {width}, zeros},
                       {prefix + "attn.c_attn.weight", {width, 3 * width}, normal},
@@ -86,9 +78,9 @@ UnitSpec gpt_block_unit(const GptConfig& config, std::int64_t index) {
                       {prefix + "mlp.c_proj.bias", {width}, zeros}}};
 }
 
-StepTensors acquire_block_activations(const GptPass& pass) {
+StepTensors Gpt::acquire_block_activations(const Pass& pass) const {
   const auto dtype = pass.dtype();
-  const std::int64_t rows = pass.rows(), width = pass.config.width, inner = pass.config.inner_width();
+  const std::int64_t rows = pass.rows(), width = config_.width, inner = config_.inner_width();
   return {pass.engine,
           Category::activations,
           "block activations",
@@ -97,7 +89,7 @@ StepTensors acquire_block_activations(const GptPass& pass) {
            {dtype, {rows, width}},
            {dtype, {pass.batch, pass.time, 3 * width}},
            {dtype, {pass.batch, pass.time, width}},
-           {DataType::float32, {pass.batch, pass.config.heads, pass.time}},
+           {DataType::float32, {pass.batch, config_.heads, pass.time}},
            {dtype, {rows, width}},
            {DataType::float32, {rows}},
            {DataType::float32, {rows}},
@@ -105,11 +97,12 @@ StepTensors acquire_block_activations(const GptPass& pass) {
            {dtype, {rows, inner}}}};
 }
 
-void gpt_block_forward(const GptPass& pass, std::int64_t block, const GatheredUnit& unit,
-                       const ConstTensorView& input, const StepTensors& saved, const TensorView* output) {
+void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
+                        const ConstTensorView& input, const StepTensors& saved,
+                        const TensorView* output) const {
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
-  const GptConfig& config = pass.config;
+  const GptConfig& config = config_;
   const std::int64_t rows = pass.rows(), width = config.width;
   const kernels::AttentionOptions attention{
       .heads = config.heads,
@@ -143,60 +136,62 @@ void gpt_block_forward(const GptPass& pass, std::int64_t block, const GatheredUn
   kernels::add(stream, saved[attention_residual], *output, *output);
 }
 
-void gpt_block_backward(const GptPass& pass, std::int64_t block, const GatheredUnit& unit,
-                        const UnitGradients& gradients, const ConstTensorView& input,
-                        const StepTensors& saved, const TensorView& gradient) {
+void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
+                         WeightGradients& weights, const ConstTensorView& input, const StepTensors& saved,
+                         const TensorView& gradient) const {
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
-  const GptConfig& config = pass.config;
+  const GptConfig& config = config_;
   const auto dtype = pass.dtype();
   const std::int64_t rows = pass.rows(), width = config.width, inner = config.inner_width();
 
+  const UnitGradients& gradients = weights.unit();
+
   // The residual carries `gradient` on unchanged, so a gradient behind a dropout needs memory of its own.
-  const auto through_dropout = [&](std::uint32_t which, const TensorView& scratch) -> ConstTensorView {
+  const auto through_dropout = [&](DropoutSite which, const TensorView& scratch) -> ConstTensorView {
     const auto options = pass.dropout(config.residual_dropout, dropout_site(block, which));
-    if (options.probability == 0) return gradient;
+    if (options.probability == 0) return weights.lasting(engine, gradient);
     kernels::dropout(stream, options, gradient, scratch);
-    return scratch;
+    return weights.lasting(engine, scratch);
   };
 
   {
-    const StepTensors scratch(engine, Category::activations, "MLP backward",
-                              {{dtype, {rows, width}}, {dtype, {rows, inner}}, {dtype, {rows, inner}}});
-    const TensorView &narrow_scratch = scratch[0], &d_hidden = scratch[1], &activated = scratch[2];
+    StepTensors scratch(engine, Category::activations, "MLP backward",
+                        {{dtype, {rows, width}}, {dtype, {rows, inner}}, {dtype, {rows, inner}}});
+    const TensorView narrow_scratch = scratch[0], d_hidden = scratch[1], activated = scratch[2];
     const ConstTensorView d_out = through_dropout(after_mlp, narrow_scratch);
     linear_input_gradient(engine, unit, mlp_projection_weight, d_out, d_hidden);
     // GELU's output is recomputed, not saved: that is a quarter of the block's activations, and its gradient
     // needs the same input.
     kernels::gelu_forward_backward(stream, saved[hidden], d_hidden, activated, d_hidden);
-    linear_parameter_gradients(engine, gradients, mlp_projection_weight, mlp_projection_bias, activated,
-                               d_out);
-    linear_backward(engine, unit, gradients, mlp_weight, mlp_bias, saved[normed_2], d_hidden,
-                    &narrow_scratch);
+    linear_parameter_gradients(engine, weights, mlp_projection_weight, mlp_projection_bias, activated, d_out);
+    linear_backward(engine, unit, weights, mlp_weight, mlp_bias, saved[normed_2], d_hidden, &narrow_scratch);
     kernels::layer_norm_backward(stream, narrow_scratch, saved[attention_residual], unit.tensor(ln_2_weight),
                                  saved[mean_2], saved[rstd_2], true, gradient, gradients.tensor(ln_2_weight),
                                  gradients.tensor(ln_2_bias), engine.workspace());
+    weights.keep(std::move(scratch));
   }
   {
-    const StepTensors scratch(engine, Category::activations, "attention backward",
-                              {{dtype, {rows, width}},
-                               {dtype, {pass.batch, pass.time, width}},
-                               {dtype, {pass.batch, pass.time, 3 * width}}});
-    const TensorView &narrow_scratch = scratch[0], &d_attended = scratch[1], &d_query_key_value = scratch[2];
+    StepTensors scratch(engine, Category::activations, "attention backward",
+                        {{dtype, {rows, width}},
+                         {dtype, {pass.batch, pass.time, width}},
+                         {dtype, {pass.batch, pass.time, 3 * width}}});
+    const TensorView narrow_scratch = scratch[0], d_attended = scratch[1], d_query_key_value = scratch[2];
     const ConstTensorView d_out = through_dropout(after_attention, narrow_scratch);
     const TensorView d_attended_rows = d_attended.reshaped({rows, width});
-    linear_backward(engine, unit, gradients, attn_projection_weight, attn_projection_bias,
+    linear_backward(engine, unit, weights, attn_projection_weight, attn_projection_bias,
                     saved[attended].reshaped({rows, width}), d_out, &d_attended_rows);
     const kernels::AttentionOptions attention{
         .heads = config.heads,
         .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities))};
     kernels::attention_backward(stream, attention, d_attended, saved[query_key_value], saved[attended],
                                 saved[log_sum_exp], d_query_key_value, engine.workspace());
-    linear_backward(engine, unit, gradients, attn_weight, attn_bias, saved[normed_1],
+    linear_backward(engine, unit, weights, attn_weight, attn_bias, saved[normed_1],
                     d_query_key_value.reshaped({rows, 3 * width}), &narrow_scratch);
     kernels::layer_norm_backward(stream, narrow_scratch, input, unit.tensor(ln_1_weight), saved[mean_1],
                                  saved[rstd_1], true, gradient, gradients.tensor(ln_1_weight),
                                  gradients.tensor(ln_1_bias), engine.workspace());
+    weights.keep(std::move(scratch));
   }
 }
 

@@ -3,6 +3,7 @@
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
+#include "tranche/models/weight_gradients.h"
 
 namespace tranche::models {
 
@@ -30,10 +31,23 @@ void linear_parameter_gradients(Engine& engine, const UnitGradients& gradients, 
     kernels::bias_gradient(stream, d_out, gradients.tensor(bias), engine.workspace());
 }
 
+void linear_parameter_gradients(Engine& engine, WeightGradients& weights, int weight, int bias,
+                                const ConstTensorView& x, const ConstTensorView& d_out) {
+  weights.add([&engine, &gradients = weights.unit(), weight, bias, x, d_out] {
+    linear_parameter_gradients(engine, gradients, weight, bias, x, d_out);
+  });
+}
+
 void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients, int weight,
                      int bias, const ConstTensorView& x, const ConstTensorView& d_out,
                      const TensorView* d_x) {
   linear_parameter_gradients(engine, gradients, weight, bias, x, d_out);
+  if (d_x != nullptr) linear_input_gradient(engine, unit, weight, d_out, *d_x);
+}
+
+void linear_backward(Engine& engine, const GatheredUnit& unit, WeightGradients& weights, int weight, int bias,
+                     const ConstTensorView& x, const ConstTensorView& d_out, const TensorView* d_x) {
+  linear_parameter_gradients(engine, weights, weight, bias, x, d_out);
   if (d_x != nullptr) linear_input_gradient(engine, unit, weight, d_out, *d_x);
 }
 

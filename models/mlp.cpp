@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "models/linear.h"
-#include "models/step_tensors.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/squared_error.h"
+#include "tranche/models/step_tensors.h"
 
 namespace tranche::models {
 

@@ -1,4 +1,4 @@
-#include "models/step_tensors.h"
+#include "tranche/models/step_tensors.h"
 
 #include <utility>
 

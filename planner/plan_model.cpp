@@ -9,10 +9,10 @@
 #include "core/json.h"
 #include "core/json_node.h"
 #include "core/text_file.h"
-#include "models/step_tensors.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/models/gpt.h"
+#include "tranche/models/step_tensors.h"
 
 namespace tranche::planner {
 

@@ -8,7 +8,7 @@
 
 #include "engine/offload_share.h"
 #include "engine/residency.h"
-#include "models/gpt_head.h"
+#include "models/language_head.h"
 #include "partition/flat_layout.h"
 #include "planner/planned_run.h"
 #include "tranche/core/error.h"

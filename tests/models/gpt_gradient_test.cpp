@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "models/gpt_head.h"
+#include "models/language_head.h"
 #include "training_fixture.h"
 #include "tranche/device/device.h"
 #include "tranche/kernels/cross_entropy.h"
@@ -369,7 +369,8 @@ TEST(Gpt, RefusesBatchesThatDoNotFit) {
       Gpt(deeper).forward_backward(engine, data.batch());
       FAIL() << "a deeper model was accepted";
     } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.message(), HasSubstr("the engine holds 3 units, but this GPT has 8"));
+      EXPECT_THAT(error.message(),
+                  HasSubstr("the engine holds 3 units, but this model of GPT2LMHeadModel has 8"));
     }
   });
 }

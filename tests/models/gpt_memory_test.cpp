@@ -8,7 +8,7 @@
 #include <filesystem>
 
 #include "memory_draw.h"
-#include "models/gpt_head.h"
+#include "models/language_head.h"
 #include "partition/flat_layout.h"
 #include "tests/core/rounds.h"
 #include "tests/core/sweep.h"

@@ -10,7 +10,7 @@
 
 namespace tranche::reference_training {
 
-/// The factors of dropout for the elements at a site (0 or 1 / (1 - p)); sites as models/gpt_block.h counts
+/// The factors of dropout for the elements at a site (0 or 1 / (1 - p)); sites as models/gpt_block.cpp counts
 /// them.
 using DropoutMasks = std::function<Tensor(std::uint32_t site, std::int64_t elements)>;
 

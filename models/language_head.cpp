@@ -1,18 +1,15 @@
-#include "models/gpt_head.h"
+#include "models/language_head.h"
 
 #include <algorithm>
 
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/cross_entropy.h"
-#include "tranche/kernels/embedding.h"
-#include "tranche/kernels/layer_norm.h"
+#include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 
 namespace tranche::models {
 
 namespace {
-
-enum Parameter : int { token_table, position_table, ln_f_weight, ln_f_bias };
 
 /// Rows [first, first + count) of a matrix.
 template <typename View>
@@ -41,53 +38,35 @@ struct Blocks {
   std::int64_t place(std::int64_t block) const { return block % resident * head_block_columns; }
 };
 
+/// Memory for the final norm of so many rows.
+StepTensors acquire_final_norm(const Pass& pass, std::int64_t rows) {
+  return {
+      pass.engine,
+      Category::activations,
+      "final norm",
+      {{pass.dtype(), {rows, pass.shape.width}}, {DataType::float32, {rows}}, {DataType::float32, {rows}}}};
+}
+
+FinalNorm final_norm(const StepTensors& memory) {
+  return {memory[0], memory[1], memory[2]};
+}
+
 }  // namespace
 
-UnitSpec gpt_embedding_unit(const GptConfig& config) {
-  const auto normal = Initializer::normal(config.initializer_range);
-  return {
-      .name = "embedding",
-      .tensors = {{"transformer.wte.weight", {config.vocabulary, config.width}, normal, {"lm_head.weight"}},
-                  {"transformer.wpe.weight", {config.positions, config.width}, normal},
-                  {"transformer.ln_f.weight", {config.width}, Initializer::ones()},
-                  {"transformer.ln_f.bias", {config.width}, Initializer::zeros()}},
-      .uses_per_micro_batch = 2};
-}
-
-void gpt_embedding_forward(const GptPass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
-                           const TensorView& out) {
-  Stream& stream = pass.engine.compute_stream();
-  kernels::embedding_forward(stream, tokens, unit.tensor(token_table), unit.tensor(position_table),
-                             out.reshaped({pass.batch, pass.time, pass.config.width}));
-  const auto options = pass.dropout(pass.config.embedding_dropout, 0);
-  if (options.probability > 0) kernels::dropout(stream, options, out, out);
-}
-
-void gpt_embedding_backward(const GptPass& pass, const UnitGradients& gradients,
-                            const ConstTensorView& tokens, const TensorView& gradient) {
-  Stream& stream = pass.engine.compute_stream();
-  const auto options = pass.dropout(pass.config.embedding_dropout, 0);
-  if (options.probability > 0) kernels::dropout(stream, options, gradient, gradient);
-  if (!gradients.wanted(token_table) && !gradients.wanted(position_table)) return;
-  kernels::embedding_backward(stream, tokens, gradient.reshaped({pass.batch, pass.time, pass.config.width}),
-                              gradients.tensor(token_table), gradients.tensor(position_table));
-}
-
-void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients* gradients,
-              const ConstTensorView& x, const ConstTensorView& targets, const TensorView& loss_sum,
-              const TensorView& token_count, const TensorView* d_x) {
+void language_head(const LanguageModel& model, const Pass& pass, const GatheredUnit& unit,
+                   const UnitGradients* gradients, const ConstTensorView& x, const ConstTensorView& targets,
+                   const TensorView& loss_sum, const TensorView& token_count, const TensorView* d_x) {
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
-  const std::int64_t rows = pass.rows(), width = pass.config.width;
+  const std::int64_t rows = pass.rows(), width = pass.shape.width;
   const auto dtype = pass.dtype();
-  const Blocks blocks(pass.config.vocabulary, engine.config().vocabulary_chunk);
+  const int weight = pass.shape.head_weight;
+  const Blocks blocks(pass.shape.vocabulary, engine.config().vocabulary_chunk);
   const ConstTensorView labels = targets.reshaped({rows});
 
-  const StepTensors normed(
-      engine, Category::activations, "final norm",
-      {{dtype, {rows, width}}, {DataType::float32, {rows}}, {DataType::float32, {rows}}});
-  kernels::layer_norm_forward(stream, x, unit.tensor(ln_f_weight), unit.tensor(ln_f_bias),
-                              pass.config.layer_norm_epsilon, normed[0], normed[1], normed[2]);
+  const StepTensors norm_memory = acquire_final_norm(pass, rows);
+  const FinalNorm norm = final_norm(norm_memory);
+  model.final_norm_forward(pass, unit, x, norm);
 
   const StepTensors statistics(
       engine, Category::activations, "cross-entropy statistics",
@@ -103,8 +82,8 @@ void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients
     return part_of(logits_memory[0], blocks.place(block), block);
   };
   const auto compute_logits = [&](std::int64_t block) {
-    kernels::matmul(stream, {.transpose_b = true}, normed[0],
-                    rows_of(unit.tensor(token_table), blocks.first(block), blocks.columns(block)),
+    kernels::matmul(stream, {.transpose_b = true}, norm.normed,
+                    rows_of(unit.tensor(weight), blocks.first(block), blocks.columns(block)),
                     logits_of(block), engine.workspace());
   };
 
@@ -126,19 +105,19 @@ void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients
   const TensorView& d_normed = scratch[0];
   const TensorView& summed = several && !in_place ? scratch[1] : d_normed;
   // Every block writes rows of its own.
-  const bool wanted = gradients->wanted(token_table);
-  const GradientTarget d_table = wanted ? gradients->target(token_table) : GradientTarget{};
+  const bool wanted = gradients->wanted(weight);
+  const GradientTarget d_table = wanted ? gradients->target(weight) : GradientTarget{};
   const auto backward = [&](std::int64_t block) {
     const std::int64_t first = blocks.first(block), columns = blocks.columns(block);
     const TensorView d_logits = in_place ? logits_of(block) : part_of(scratch[2], 0, block);
     kernels::cross_entropy_gradient(stream, logits_of(block), labels, first, state,
                                     engine.loss_gradient_scale(), d_logits);
     if (wanted) {
-      kernels::matmul(stream, {.transpose_a = true, .accumulate = d_table.accumulate}, d_logits, normed[0],
+      kernels::matmul(stream, {.transpose_a = true, .accumulate = d_table.accumulate}, d_logits, norm.normed,
                       rows_of(d_table.view, first, columns), engine.workspace());
     }
     kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, d_logits,
-                    rows_of(unit.tensor(token_table), first, columns), summed, engine.workspace());
+                    rows_of(unit.tensor(weight), first, columns), summed, engine.workspace());
   };
   // Goes from the last blocks, whose logits are still in memory, to the first.
   for (std::int64_t end = blocks.count; end > 0;) {
@@ -149,24 +128,17 @@ void gpt_head(const GptPass& pass, const GatheredUnit& unit, const UnitGradients
   }
   logits_memory.release();
   if (several && !in_place) kernels::cast(stream, summed, d_normed);
-  kernels::layer_norm_backward(stream, d_normed, x, unit.tensor(ln_f_weight), normed[1], normed[2], false,
-                               *d_x, gradients->tensor(ln_f_weight), gradients->tensor(ln_f_bias),
-                               engine.workspace());
+  model.final_norm_backward(pass, unit, *gradients, d_normed, x, norm, *d_x);
 }
 
-void gpt_logits(const GptPass& pass, const GatheredUnit& unit, const ConstTensorView& x, std::int64_t first,
-                std::int64_t count, const TensorView& logits) {
-  Engine& engine = pass.engine;
-  Stream& stream = engine.compute_stream();
-  const StepTensors normed(engine, Category::activations, "final norm",
-                           {{pass.dtype(), {count, pass.config.width}},
-                            {DataType::float32, {count}},
-                            {DataType::float32, {count}}});
-  kernels::layer_norm_forward(stream, rows_of(x, first, count), unit.tensor(ln_f_weight),
-                              unit.tensor(ln_f_bias), pass.config.layer_norm_epsilon, normed[0], normed[1],
-                              normed[2]);
-  kernels::matmul(stream, {.transpose_b = true}, normed[0], unit.tensor(token_table), logits,
-                  engine.workspace());
+void language_logits(const LanguageModel& model, const Pass& pass, const GatheredUnit& unit,
+                     const ConstTensorView& x, std::int64_t first, std::int64_t count,
+                     const TensorView& logits) {
+  const StepTensors norm_memory = acquire_final_norm(pass, count);
+  const FinalNorm norm = final_norm(norm_memory);
+  model.final_norm_forward(pass, unit, rows_of(x, first, count), norm);
+  kernels::matmul(pass.engine.compute_stream(), {.transpose_b = true}, norm.normed,
+                  unit.tensor(pass.shape.head_weight), logits, pass.engine.workspace());
 }
 
 }  // namespace tranche::models

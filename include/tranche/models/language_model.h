@@ -1,0 +1,176 @@
+#pragma once
+/// Causal language models under the engine: what an architecture defines, and the training that all share.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tranche/core/tensor_view.h"
+#include "tranche/engine/model_spec.h"
+#include "tranche/kernels/elementwise.h"
+#include "tranche/models/step_tensors.h"
+
+namespace tranche {
+
+class Engine;
+class GatheredUnit;
+class UnitGradients;
+
+namespace models {
+
+class WeightGradients;
+
+/// A micro-batch of token sequences.
+struct TokenBatch {
+  ConstTensorView tokens;   ///< int32 [batch, time] in device memory, in [0, vocabulary): not checked here
+  ConstTensorView targets;  ///< int32 [batch, time] in device memory; kernels::ignored_label is left out
+  std::span<const std::int64_t> samples;  ///< global index of each sequence, host memory; keys dropout
+  /// int32 [batch, time] in device memory, for rows that hold several documents: the index in its row at
+  /// which a token's document begins, before which it sees nothing. Empty: a row is one document.
+  std::optional<ConstTensorView> document_begin = {};
+  /// int32 [batch, time] in device memory: the position of each token. Empty: its index in its row.
+  std::optional<ConstTensorView> positions = {};
+};
+
+/// The sizes that all language models have.
+struct ModelShape {
+  std::int64_t layers = 0;
+  std::int64_t width = 0;  ///< of the residual stream
+  std::int64_t vocabulary = 0;
+  std::int64_t positions = 0;  ///< longest sequence
+  /// True where head and embedding are one matrix: unit 0 then holds the final norm too and is used twice.
+  bool tied_head = false;
+  int head_weight = 0;  ///< index of the head's [vocabulary, width] in its unit
+};
+
+/// A micro-batch while it is computed.
+struct Pass {
+  Engine& engine;
+  ModelShape shape;
+  std::int64_t batch = 0;
+  std::int64_t time = 0;
+  std::span<const std::int64_t> samples;  ///< global sample indices
+  bool training = false;                  ///< dropout on
+  std::optional<ConstTensorView> document_begin = {}, positions = {};
+  StepTensors tables = {};  ///< LanguageModel::acquire_tables()
+
+  std::int64_t rows() const { return batch * time; }
+  DataType dtype() const;  ///< of activations and of gathered weights
+  /// Dropout at a site, which keys its random numbers; probability 0 when not training.
+  kernels::DropoutOptions dropout(float probability, std::uint32_t site) const;
+};
+
+/// Rows behind the final norm, and what its backward reads.
+struct FinalNorm {
+  TensorView normed;      ///< [rows, width]
+  TensorView mean, rstd;  ///< fp32 [rows]; a norm without a mean leaves it
+};
+
+/// A causal language model: an embedding, equal blocks on a residual stream [rows, width] in the compute
+/// dtype, a final norm and a linear head. It holds no weights: those are the engine's. Units: 0 is the
+/// embedding, then the blocks, then, unless the head is tied to the embedding, "head" with final norm and
+/// head weight. An architecture overrides the virtual functions. Under stage 3 a block is gathered twice and
+/// reduced once a micro-batch (some are gathered three times, see forward_backward).
+class LanguageModel {
+ public:
+  virtual ~LanguageModel() = default;
+
+  /// The name in config.json's "architectures": "GPT2LMHeadModel".
+  virtual std::string architecture() const = 0;
+  virtual ModelShape shape() const = 0;
+  /// A config.json that its architecture in transformers, and the registry, read back as this model.
+  virtual std::string to_json() const = 0;
+  /// One line for people: "GPT-2 of 12 layers, ...".
+  virtual std::string describe() const = 0;
+  /// The model's name of a tensor that Hugging Face's files may hold under `stored`; empty for one that is
+  /// no weight (a mask, a table) and is passed over.
+  virtual std::string tensor_of(std::string_view stored) const { return std::string(stored); }
+
+  /// Operations a token in a sequence of `sequence` that a block's forward takes, as the blocks' mean: 2 for
+  /// each element of a matrix, and those of attention's two products. Norms and activations do not count.
+  virtual double block_operations(std::int64_t sequence) const = 0;
+  /// The part of them that is left out where only the activations are wanted (block_forward without output).
+  virtual double skipped_operations() const = 0;
+  /// Operations of forward and backward of one token: three times those of all blocks and of the head.
+  double flops_per_token(std::int64_t sequence) const;
+  /// Throws ConfigurationError unless 1 <= sequence <= positions.
+  void require_sequence(std::int64_t sequence) const;
+
+  /// The model that the Engine is made with. `sequence` is the length of the training sequences, for
+  /// tokens_per_sample and flops_per_token. Throws ConfigurationError when it is longer than the model
+  /// allows.
+  ModelSpec spec(std::int64_t sequence) const;
+
+  /// One whole micro-batch: calls Engine::begin_micro_batch(), forward, backward, reduce() and
+  /// end_micro_batch(). Call it Config::accumulation_steps times, then Engine::step(), whose result has the
+  /// loss. Dropout is keyed by (Config::seed, engine step, sample, site, element). With
+  /// Config::activation_checkpointing only the input of every checkpoint_every-th block is saved and blocks
+  /// are recomputed in backward, group by group, with the same bits. A block is gathered twice a micro-batch
+  /// when its group is no larger than Config::depth, so that its units stay gathered between recomputation
+  /// and backward; in a larger group, three times but for its last block. Throws InvalidArgument on shapes,
+  /// ConfigurationError on a sequence that is too long.
+  void forward_backward(Engine& engine, const TokenBatch& batch) const;
+  /// One micro-batch of loss, without dropout, between Engine::begin_evaluation and end_evaluation.
+  void evaluate(Engine& engine, const TokenBatch& batch) const;
+
+  /// Logits (fp32, one for each of the vocabulary) of the token after `tokens`, at most the last `positions`
+  /// of which are seen. Collective; between steps. It opens an InferenceScope itself, so not inside one.
+  /// Zeros on the meta device.
+  std::vector<float> next_token_logits(Engine& engine, std::span<const std::int32_t> tokens) const;
+  /// softmax(logits / temperature) of the same, in fp64; temperature > 0.
+  std::vector<double> next_token_probabilities(Engine& engine, std::span<const std::int32_t> tokens,
+                                               double temperature = 1) const;
+
+  // What follows is for the training above, and for schedules of a caller's own. None of it depends on data,
+  // and block_forward writes the same bits each time.
+
+  virtual UnitSpec embedding_unit() const = 0;
+  virtual UnitSpec block_unit(std::int64_t block) const = 0;
+  /// Only where the head is not tied.
+  virtual UnitSpec head_unit() const;
+  UnitId unit_of_block(std::int64_t block) const;
+  UnitId unit_of_head() const;
+
+  /// True when the model can use TokenBatch::document_begin and TokenBatch::positions; else a batch with
+  /// them is refused.
+  virtual bool takes_documents() const { return false; }
+  /// Checks a batch against model and engine. Its tables are acquired inside the micro-batch.
+  Pass pass_of(Engine& engine, const TokenBatch& batch, bool training) const;
+  /// Tables that all blocks of a micro-batch read (rotary positions, say), filled.
+  virtual StepTensors acquire_tables(const Pass& /*pass*/) const { return {}; }
+
+  /// out[rows, width]; tokens [batch, time].
+  virtual void embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
+                                 const TensorView& out) const = 0;
+  /// Adds to the unit's gradients; needs no weights. `gradient` [rows, width] may be overwritten.
+  virtual void embedding_backward(const Pass& pass, const UnitGradients& gradients,
+                                  const ConstTensorView& tokens, const TensorView& gradient) const = 0;
+
+  /// Memory for what a block's forward saves for its backward.
+  virtual StepTensors acquire_block_activations(const Pass& pass) const = 0;
+  /// *output = block(input), not the same memory. Without output only the activations are computed, for a
+  /// backward that follows.
+  virtual void block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
+                             const ConstTensorView& input, const StepTensors& activations,
+                             const TensorView* output) const = 0;
+  /// Turns `gradient`, that of the output, into that of the input, in place; hands the weights' gradients
+  /// to `weights`, which may compute them later. Activations and input are forward's.
+  virtual void block_backward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
+                              WeightGradients& weights, const ConstTensorView& input,
+                              const StepTensors& activations, const TensorView& gradient) const = 0;
+
+  /// Final norm of x [rows, width], with the head's unit.
+  virtual void final_norm_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& x,
+                                  const FinalNorm& norm) const = 0;
+  /// d_x = its input gradient; adds to the unit's gradients.
+  virtual void final_norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGradients& gradients,
+                                   const TensorView& d_normed, const ConstTensorView& x,
+                                   const FinalNorm& norm, const TensorView& d_x) const = 0;
+};
+
+}  // namespace models
+}  // namespace tranche
