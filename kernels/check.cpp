@@ -72,6 +72,20 @@ void check_shape(std::string_view kernel, std::string_view operand, const Shape&
   }
 }
 
+Rows check_rows(std::string_view kernel, std::string_view operand, const ConstTensorView& held,
+                std::source_location where) {
+  if (held.shape.rank() == 0) {
+    refuse(kernel, fmt::format("`{}` is a scalar, wanted at least 1 dimension", operand), where);
+  }
+  const std::int64_t columns = held.shape[held.shape.rank() - 1];
+  if (columns == 0) {
+    refuse(kernel,
+           fmt::format("`{}` has shape {}, wanted a last dimension above 0", operand, held.shape.to_string()),
+           where);
+  }
+  return {held.elements() / columns, columns};
+}
+
 void check_workspace(std::string_view kernel, const Workspace& workspace, std::int64_t least,
                      std::source_location where) {
   if (workspace.bytes >= least && workspace.data != nullptr) return;

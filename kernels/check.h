@@ -35,6 +35,14 @@ void check_rank(std::string_view kernel, std::string_view operand, const Shape& 
 void check_shape(std::string_view kernel, std::string_view operand, const Shape& held, const Shape& wanted,
                  std::source_location where = std::source_location::current());
 
+/// A tensor as rows of its last dimension. Refuses "layer_norm_forward: `x` has shape [6, 0], wanted a last
+/// dimension above 0", and a scalar.
+struct Rows {
+  std::int64_t rows = 0, columns = 0;
+};
+Rows check_rows(std::string_view kernel, std::string_view operand, const ConstTensorView& held,
+                std::source_location where = std::source_location::current());
+
 /// "bias_gradient: the workspace has 0 bytes, wanted at least 8 on a GPU".
 void check_workspace(std::string_view kernel, const Workspace& workspace, std::int64_t least,
                      std::source_location where = std::source_location::current());

@@ -18,6 +18,7 @@
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/kernels/reduction.h"
+#include "tranche/kernels/rms_norm.h"
 #include "tranche/kernels/squared_error.h"
 #include "tranche/report/memory_profile.h"
 #include "tranche/version.h"

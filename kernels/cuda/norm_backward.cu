@@ -1,9 +1,10 @@
-// Layer norm, backward. First launch: a block walks its rows, several at a time, and keeps both parameters'
-// gradients of its columns in registers: one read of x and dy, one write of dx. Second launch: the blocks'
-// sums are added in a fixed tree. Which rows a block has depends on the shape and the workspace alone.
+// Layer norm and RMS norm, backward. First launch: a block walks its rows, several at a time, and keeps the
+// parameters' gradients of its columns in registers: one read of x and dy, one write of dx. Second launch:
+// the blocks' sums are added in a fixed tree. Which rows a block has depends on the shape and the workspace
+// alone.
 //
 // Bytes per element: size(x) + size(dy) + size(dx), size(dx) again to accumulate; 16 bytes a column and block
-// for the sums (16 rows a block and more), which stay in the second-level cache.
+// for the sums (16 rows a block and more), 8 of RMS norm, which stay in the second-level cache.
 
 #include <algorithm>
 
@@ -11,7 +12,7 @@
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/geometry.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/layer_norm.h"
+#include "kernels/cuda/norm.h"
 #include "kernels/cuda/reduce.h"
 
 namespace tranche::kernels::cuda {
@@ -25,17 +26,22 @@ constexpr std::int64_t most_blocks = 1024;
 constexpr int finish_columns = warp_size;
 constexpr int finish_slices = 16;
 
+/// Weight and bias; RMS norm, whose `mean` is null, has the weight alone.
+template <bool centred>
+inline constexpr int parameters = centred ? 2 : 1;
+
 template <class T>
 struct Backward {
   Elements<T> dy, x, weight, dx;
   const float* mean;
   const float* rstd;
-  float* sums;  ///< [blocks][2][columns]: weight, bias
+  float* sums;  ///< [blocks][parameters][columns]
   std::int64_t rows, columns, rows_each;
   bool accumulate;
 };
 
-/// dx of one group. With h = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - h mean(g h)).
+/// dx of one group. With h = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - h mean(g h)), where
+/// RMS norm has 0 for both means but the last.
 template <int n>
 __device__ __forceinline__ void gradient_of(const float (&x)[n], const float (&dy)[n],
                                             const float (&weight)[n], float mean, float rstd, float mean_g,
@@ -47,12 +53,13 @@ __device__ __forceinline__ void gradient_of(const float (&x)[n], const float (&d
   }
 }
 
-template <class T, int vectors, int together>
+template <class T, bool centred, int vectors, int together>
 __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T> call) {
   constexpr int width = 16 / static_cast<int>(sizeof(T));
   using Operand = Elements<T>;
   using Group = typename Operand::template Loaded<width>;
-  __shared__ float shared[2][most_threads / warp_size][2 * together];
+  constexpr int each = parameters<centred>;  // sums of a row: those of g, where it is centred, and of g h
+  __shared__ float shared[2][most_threads / warp_size][each * together];
   const std::int64_t begin = blockIdx.x * call.rows_each;
   const std::int64_t end = min(begin + call.rows_each, call.rows);
   const auto count = static_cast<float>(call.columns);
@@ -79,11 +86,11 @@ __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T
         dy[r][v] = call.dy.template load<width>(i);
         if (call.accumulate) held[r][v] = call.dx.template load<width>(i);
       }
-      mean[r] = call.mean[row + r];
+      if constexpr (centred) mean[r] = call.mean[row + r];
       rstd[r] = call.rstd[row + r];
     }
     // Rows and columns that are not there have dy = 0 and add nothing.
-    float sums[2 * together] = {};
+    float sums[each * together] = {};
 #pragma unroll
     for (int r = 0; r < together; ++r) {
 #pragma unroll
@@ -96,10 +103,10 @@ __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T
         for (int k = 0; k < width; ++k) {
           const float h = (xs[k] - mean[r]) * rstd[r];
           const float g = dys[k] * weights[k];
-          sums[2 * r] += g;
-          sums[2 * r + 1] += g * h;
+          if constexpr (centred) sums[each * r] += g;
+          sums[each * r + each - 1] += g * h;
           weight_sum[v][k] += dys[k] * h;
-          bias_sum[v][k] += dys[k];
+          if constexpr (centred) bias_sum[v][k] += dys[k];
         }
       }
     }
@@ -114,8 +121,8 @@ __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T
         Operand::template widen<width>(x[r][v], xs);
         Operand::template widen<width>(dy[r][v], dys);
         Operand::template widen<width>(weight[v], weights);
-        gradient_of<width>(xs, dys, weights, mean[r], rstd[r], sums[2 * r] / count, sums[2 * r + 1] / count,
-                           gradient);
+        gradient_of<width>(xs, dys, weights, mean[r], rstd[r], centred ? sums[each * r] / count : 0.0f,
+                           sums[each * r + each - 1] / count, gradient);
         if (call.accumulate) {
           float before[width];
           Operand::template widen<width>(held[r][v], before);
@@ -126,40 +133,40 @@ __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T
       }
     }
   }
-  float* sums = call.sums + std::int64_t{blockIdx.x} * 2 * call.columns;
+  float* sums = call.sums + std::int64_t{blockIdx.x} * parameters<centred> * call.columns;
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     if (column[v] >= call.columns) continue;
 #pragma unroll
     for (int k = 0; k < width; ++k) {
       sums[column[v] + k] = weight_sum[v][k];
-      sums[call.columns + column[v] + k] = bias_sum[v][k];
+      if constexpr (centred) sums[call.columns + column[v] + k] = bias_sum[v][k];
     }
   }
 }
 
 /// Any number of columns at any address; the sums of a block's columns lie in the workspace.
-template <class T>
+template <class T, bool centred>
 __global__ void __launch_bounds__(any_threads) backward_any_kernel(const Backward<T> call) {
   __shared__ float shared[2][any_threads / warp_size][2];
   const std::int64_t begin = blockIdx.x * call.rows_each;
   const std::int64_t end = min(begin + call.rows_each, call.rows);
   const auto count = static_cast<float>(call.columns);
-  float* weight_sums = call.sums + std::int64_t{blockIdx.x} * 2 * call.columns;
+  float* weight_sums = call.sums + std::int64_t{blockIdx.x} * parameters<centred> * call.columns;
   float* bias_sums = weight_sums + call.columns;
   int parity = 0;
   for (std::int64_t row = begin; row < end; ++row, parity ^= 1) {
     const std::int64_t start = row * call.columns;
-    const float mean = call.mean[row], rstd = call.rstd[row];
+    const float mean = centred ? call.mean[row] : 0.0f, rstd = call.rstd[row];
     float sums[2] = {};
     for (std::int64_t c = threadIdx.x; c < call.columns; c += blockDim.x) {
       const float h = (widened(*call.x.at(start + c)) - mean) * rstd;
       const float dy = widened(*call.dy.at(start + c));
       const float g = dy * widened(*call.weight.at(c));
-      sums[0] += g;
+      if constexpr (centred) sums[0] += g;
       sums[1] += g * h;
       weight_sums[c] = (row == begin ? 0.0f : weight_sums[c]) + dy * h;
-      bias_sums[c] = (row == begin ? 0.0f : bias_sums[c]) + dy;
+      if constexpr (centred) bias_sums[c] = (row == begin ? 0.0f : bias_sums[c]) + dy;
     }
     block_sums(sums, shared[parity]);
     for (std::int64_t c = threadIdx.x; c < call.columns; c += blockDim.x) {
@@ -173,22 +180,23 @@ __global__ void __launch_bounds__(any_threads) backward_any_kernel(const Backwar
 }
 
 /// out += the blocks' sums: each of the slices adds every finish_slices-th block in order, then slices in
-/// order.
+/// order. `bias_gradient` is null for RMS norm.
 __global__ void __launch_bounds__(finish_columns* finish_slices)
     add_block_sums_kernel(const float* sums, const std::int64_t blocks, const std::int64_t columns,
                           float* weight_gradient, float* bias_gradient) {
   __shared__ float slices[finish_slices][finish_columns];
   const std::int64_t i = std::int64_t{blockIdx.x} * finish_columns + threadIdx.x;
+  const std::int64_t width = bias_gradient == nullptr ? columns : 2 * columns;
   float total = 0;
-  if (i < 2 * columns) {
+  if (i < width) {
 #pragma unroll 8
     for (std::int64_t block = threadIdx.y; block < blocks; block += finish_slices) {
-      total += sums[block * 2 * columns + i];
+      total += sums[block * width + i];
     }
   }
   slices[threadIdx.y][threadIdx.x] = total;
   __syncthreads();
-  if (threadIdx.y != 0 || i >= 2 * columns) return;
+  if (threadIdx.y != 0 || i >= width) return;
   for (int slice = 1; slice < finish_slices; ++slice) total += slices[slice][threadIdx.x];
   if (i < columns) {
     weight_gradient[i] += total;
@@ -197,9 +205,8 @@ __global__ void __launch_bounds__(finish_columns* finish_slices)
   }
 }
 
-template <class T>
-void launch_backward(Stream& stream, const Backward<T>& call, std::int64_t blocks) {
-  constexpr const char* name = "layer_norm_backward";
+template <bool centred, class T>
+void launch_backward(Stream& stream, const char* name, const Backward<T>& call, std::int64_t blocks) {
   constexpr int width = 16 / static_cast<int>(sizeof(T));
   const std::int64_t groups = divide_round_up(call.columns, width);
   const bool fits =
@@ -212,14 +219,41 @@ void launch_backward(Stream& stream, const Backward<T>& call, std::int64_t block
   if (!fits || groups > most_vectors * most_threads) {
     const auto threads =
         static_cast<unsigned>(std::min<std::int64_t>(any_threads, round_up(call.columns, 32)));
-    return launch(stream, name, backward_any_kernel<T>, {.grid = grid, .block = threads}, call);
+    return launch(stream, name, backward_any_kernel<T, centred>, {.grid = grid, .block = threads}, call);
   }
   const std::int64_t vectors = groups <= most_threads ? 1 : groups <= 2 * most_threads ? 2 : 4;
   const auto threads = static_cast<unsigned>(round_up(divide_round_up(groups, vectors), warp_size));
-  const auto kernel = vectors == 1   ? backward_kernel<T, 1, 2>
-                      : vectors == 2 ? backward_kernel<T, 2, 1>
-                                     : backward_kernel<T, most_vectors, 1>;
+  const auto kernel = vectors == 1   ? backward_kernel<T, centred, 1, 2>
+                      : vectors == 2 ? backward_kernel<T, centred, 2, 1>
+                                     : backward_kernel<T, centred, most_vectors, 1>;
   launch(stream, name, kernel, {.grid = grid, .block = threads}, call);
+}
+
+template <bool centred>
+void backward(Stream& stream, const char* name, const ConstTensorView& dy, const ConstTensorView& x,
+              const ConstTensorView& weight, const ConstTensorView& mean, const ConstTensorView& rstd,
+              bool accumulate_dx, const TensorView& dx, const TensorView& weight_gradient,
+              const TensorView& bias_gradient, const Workspace& workspace) {
+  const std::int64_t rows = rstd.elements();
+  const std::int64_t columns = weight.elements();
+  if (rows == 0) return;
+  const std::int64_t sum_bytes = 4 * parameters<centred> * columns;
+  const std::int64_t most = std::min(most_blocks, workspace.bytes / sum_bytes);
+  const std::int64_t rows_each = std::max(least_rows, divide_round_up(rows, most));
+  const std::int64_t blocks = divide_round_up(rows, rows_each);
+  auto* sums = static_cast<float*>(workspace.data);
+  with_storage(x.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    launch_backward<centred>(
+        stream, name,
+        Backward<T>{elements_of<T>(dy), elements_of<T>(x), elements_of<T>(weight), elements_of<T>(dx),
+                    mean.as<float>(), rstd.as<float>(), sums, rows, columns, rows_each, accumulate_dx},
+        blocks);
+  });
+  launch(stream, name, add_block_sums_kernel,
+         {.grid = static_cast<unsigned>(divide_round_up(parameters<centred> * columns, finish_columns)),
+          .block = dim3(finish_columns, finish_slices)},
+         sums, blocks, columns, weight_gradient.as<float>(), bias_gradient.as<float>());
 }
 
 }  // namespace
@@ -229,25 +263,15 @@ void layer_norm_backward(Stream& stream, const ConstTensorView& dy, const ConstT
                          const ConstTensorView& rstd, bool accumulate_dx, const TensorView& dx,
                          const TensorView& weight_gradient, const TensorView& bias_gradient,
                          const Workspace& workspace) {
-  const std::int64_t rows = mean.elements();
-  const std::int64_t columns = weight.elements();
-  if (rows == 0) return;
-  const std::int64_t most = std::min(most_blocks, workspace.bytes / (columns * 8));
-  const std::int64_t rows_each = std::max(least_rows, divide_round_up(rows, most));
-  const std::int64_t blocks = divide_round_up(rows, rows_each);
-  auto* sums = static_cast<float*>(workspace.data);
-  with_storage(x.dtype, [&](auto storage) {
-    using T = decltype(storage);
-    launch_backward(
-        stream,
-        Backward<T>{elements_of<T>(dy), elements_of<T>(x), elements_of<T>(weight), elements_of<T>(dx),
-                    mean.as<float>(), rstd.as<float>(), sums, rows, columns, rows_each, accumulate_dx},
-        blocks);
-  });
-  launch(stream, "layer_norm_backward", add_block_sums_kernel,
-         {.grid = static_cast<unsigned>(divide_round_up(2 * columns, finish_columns)),
-          .block = dim3(finish_columns, finish_slices)},
-         sums, blocks, columns, weight_gradient.as<float>(), bias_gradient.as<float>());
+  backward<true>(stream, "layer_norm_backward", dy, x, weight, mean, rstd, accumulate_dx, dx, weight_gradient,
+                 bias_gradient, workspace);
+}
+
+void rms_norm_backward(Stream& stream, const ConstTensorView& d_out, const ConstTensorView& x,
+                       const ConstTensorView& weight, const ConstTensorView& rstd, bool accumulate,
+                       const TensorView& d_x, const TensorView& weight_gradient, const Workspace& workspace) {
+  backward<false>(stream, "rms_norm_backward", d_out, x, weight, {}, rstd, accumulate, d_x, weight_gradient,
+                  {}, workspace);
 }
 
 }  // namespace tranche::kernels::cuda

@@ -6,16 +6,18 @@
 namespace tranche::kernels::cpu {
 
 /// Rows that are summed on their own before they are added to a column's gradient: part of the contract.
-inline constexpr std::int64_t layer_norm_row_block = 64;
+inline constexpr std::int64_t norm_row_block = 64;
 /// Columns that one thread sums at a time; a multiple of every vector width. Their sums stay in the first
 /// cache.
-inline constexpr std::int64_t layer_norm_column_chunk = 512;
+inline constexpr std::int64_t norm_column_chunk = 512;
 
-/// Checked operands of kernels::layer_norm_forward.
-struct LayerNormForward {
+/// Checked operands of layer norm and RMS norm, which has neither `bias` nor `mean`.
+struct NormForward {
   std::int64_t rows = 0, columns = 0;
   DataType dtype = DataType::float32;
   const void* x = nullptr;
+  const void* addend = nullptr;  ///< with `sum`: x + addend is written there and normed
+  void* sum = nullptr;
   const void* weight = nullptr;
   const void* bias = nullptr;
   float epsilon = 0;
@@ -24,10 +26,10 @@ struct LayerNormForward {
   float* rstd = nullptr;
   int threads = 1;
 };
-void layer_norm_forward(const LayerNormForward& call);
+void norm_forward(const NormForward& call);
 
-/// Checked operands of kernels::layer_norm_backward.
-struct LayerNormBackward {
+/// RMS norm has neither `mean` nor `bias_gradient`.
+struct NormBackward {
   std::int64_t rows = 0, columns = 0;
   DataType dtype = DataType::float32;
   const void* dy = nullptr;
@@ -41,6 +43,6 @@ struct LayerNormBackward {
   float* bias_gradient = nullptr;
   int threads = 1;
 };
-void layer_norm_backward(const LayerNormBackward& call);
+void norm_backward(const NormBackward& call);
 
 }  // namespace tranche::kernels::cpu

@@ -1,7 +1,7 @@
-// Layer norm, forward: one read of x, which stays in registers for the mean, the variance around it and the
-// result; statistics in fp32. A row is a warp's (eight rows a block) up to 1024 columns of 16 bits or 512 of
-// fp32, and a block's up to 8192 or 4096; rows that are wider, or start where 16-byte accesses cannot, are
-// read three times.
+// Layer norm and RMS norm, forward: one read of x, which stays in registers for the mean, the variance around
+// it and the result; statistics in fp32. RMS norm is the norm around 0 and has no bias. A row is a warp's
+// (eight rows a block) up to 1024 columns of 16 bits or 512 of fp32, and a block's up to 8192 or 4096; rows
+// that are wider, or start where 16-byte accesses cannot, are read three times.
 //
 // Bytes per element: size(x) + size(y), 8 a row; with the residual sum size(a) + size(b) + size(residual) +
 // size(y).
@@ -12,7 +12,7 @@
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/geometry.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/layer_norm.h"
+#include "kernels/cuda/norm.h"
 #include "kernels/cuda/reduce.h"
 
 namespace tranche::kernels::cuda {
@@ -22,7 +22,8 @@ namespace {
 constexpr int block_threads = 256;
 constexpr int rows_of_warps = block_threads / warp_size;
 
-/// x is a, or the rounded sum of a and b, which is stored, when `residual` is not null.
+/// x is a, or the rounded sum of a and b, which is stored, when `residual` is not null. `mean` and `bias` are
+/// null for RMS norm.
 template <class T>
 struct Forward {
   Elements<T> a, b, residual, weight, bias, y;
@@ -46,9 +47,9 @@ struct Forward {
   template <int n>
   __device__ __forceinline__ void write(std::int64_t i, std::int64_t column, float row_mean, float row_rstd,
                                         float (&values)[n]) const {
-    float scale[n], shift[n];
+    float scale[n], shift[n] = {};
     Elements<T>::template widen<n>(weight.template load<n>(column), scale);
-    Elements<T>::template widen<n>(bias.template load<n>(column), shift);
+    if (bias.data != nullptr) Elements<T>::template widen<n>(bias.template load<n>(column), shift);
 #pragma unroll
     for (int k = 0; k < n; ++k) values[k] = (values[k] - row_mean) * row_rstd * scale[k] + shift[k];
     y.template store_fast<n>(i, values);
@@ -64,19 +65,22 @@ __global__ void __launch_bounds__(block_threads) forward_kernel(const Forward<T>
   const std::int64_t start = row * call.columns;
   const auto count = static_cast<float>(call.columns);
   float x[vectors][width] = {};
-  float sum[1] = {0};
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     const std::int64_t column = (std::int64_t{v} * blockDim.x + threadIdx.x) * width;
     if (column < call.columns) call.template read<width>(start + column, x[v]);
   }
+  float mean = 0;
+  if (call.mean != nullptr) {
+    float sum[1] = {0};
 #pragma unroll
-  for (int v = 0; v < vectors; ++v) {
+    for (int v = 0; v < vectors; ++v) {
 #pragma unroll
-    for (int k = 0; k < width; ++k) sum[0] += x[v][k];
+      for (int k = 0; k < width; ++k) sum[0] += x[v][k];
+    }
+    block_sums(sum, shared[0]);
+    mean = sum[0] / count;
   }
-  block_sums(sum, shared[0]);
-  const float mean = sum[0] / count;
   float squares[1] = {0};
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
@@ -92,7 +96,7 @@ __global__ void __launch_bounds__(block_threads) forward_kernel(const Forward<T>
     if (column < call.columns) call.template write<width>(start + column, column, mean, rstd, x[v]);
   }
   if (threadIdx.x == 0) {
-    call.mean[row] = mean;
+    if (call.mean != nullptr) call.mean[row] = mean;
     call.rstd[row] = rstd;
   }
 }
@@ -115,7 +119,7 @@ __global__ void __launch_bounds__(block_threads) forward_any_kernel(const Forwar
     sum[0] += x[0];
   }
   block_sums(sum, shared[0]);
-  const float mean = sum[0] / count;
+  const float mean = call.mean == nullptr ? 0.0f : sum[0] / count;
   float squares[1] = {0};
   for (std::int64_t c = threadIdx.x; c < call.columns; c += blockDim.x) {
     again.template read<1>(start + c, x);
@@ -128,7 +132,7 @@ __global__ void __launch_bounds__(block_threads) forward_any_kernel(const Forwar
     call.template write<1>(start + c, c, mean, rstd, x);
   }
   if (threadIdx.x == 0) {
-    call.mean[row] = mean;
+    if (call.mean != nullptr) call.mean[row] = mean;
     call.rstd[row] = rstd;
   }
 }
@@ -173,7 +177,7 @@ void forward(Stream& stream, const char* name, const ConstTensorView& a, const C
         stream, name,
         Forward<T>{elements_of<T>(a), elements_of<T>(b), elements_of<T>(residual), elements_of<T>(weight),
                    elements_of<T>(bias), elements_of<T>(y), mean.as<float>(), rstd.as<float>(), epsilon,
-                   mean.elements(), weight.elements()});
+                   rstd.elements(), weight.elements()});
   });
 }
 
@@ -190,6 +194,17 @@ void residual_layer_norm_forward(Stream& stream, const ConstTensorView& a, const
                                  const TensorView& residual, const TensorView& y, const TensorView& mean,
                                  const TensorView& rstd) {
   forward(stream, "residual_layer_norm_forward", a, b, residual, weight, bias, epsilon, y, mean, rstd);
+}
+
+void rms_norm_forward(Stream& stream, const ConstTensorView& x, const ConstTensorView& weight, float epsilon,
+                      const TensorView& out, const TensorView& rstd) {
+  forward(stream, "rms_norm_forward", x, {}, {}, weight, {}, epsilon, out, {}, rstd);
+}
+
+void residual_rms_norm_forward(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,
+                               const ConstTensorView& weight, float epsilon, const TensorView& sum,
+                               const TensorView& out, const TensorView& rstd) {
+  forward(stream, "residual_rms_norm_forward", a, b, sum, weight, {}, epsilon, out, {}, rstd);
 }
 
 }  // namespace tranche::kernels::cuda
