@@ -19,14 +19,15 @@ void attention(benchmark::State& state, DataType dtype, bool backward) {
   BenchTensor out(dtype, {batch, time, width}), d_out(dtype, {batch, time, width});
   BenchTensor log_sum_exp(DataType::float32, {batch, options.heads, time});
   const auto run_forward = [&] {
-    attention_forward(machine.stream(), options, packed.view(), out.view(), log_sum_exp.view(),
-                      machine.workspace());
+    attention_forward(machine.stream(), options, {packed.view()}, {packed.view(), width},
+                      {packed.view(), 2 * width}, out.view(), log_sum_exp.view(), machine.workspace());
   };
   run_forward();
   for (auto _ : state) {
     if (backward) {
-      attention_backward(machine.stream(), options, d_out.view(), packed.view(), out.view(),
-                         log_sum_exp.view(), gradient.view(), machine.workspace());
+      attention_backward(machine.stream(), options, d_out.view(), {packed.view()}, {packed.view(), width},
+                         {packed.view(), 2 * width}, out.view(), log_sum_exp.view(), {gradient.view()},
+                         {gradient.view(), width}, {gradient.view(), 2 * width}, machine.workspace());
     } else {
       run_forward();
     }

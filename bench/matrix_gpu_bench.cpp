@@ -156,9 +156,11 @@ void attention(benchmark::State& state, bool backward) {
                    d_out = gpu.tensor(bf16, out.shape),
                    log_sum_exp = gpu.tensor(DataType::float32, {batch, heads, time});
   const double pairs = static_cast<double>(batch) * static_cast<double>(time) * static_cast<double>(time) / 2;
-  attention_forward(gpu.stream(), options, packed, out, log_sum_exp, gpu.workspace());
+  attention_forward(gpu.stream(), options, {packed}, {packed, width}, {packed, 2 * width}, out, log_sum_exp,
+                    gpu.workspace());
   const auto run_forward = [&] {
-    attention_forward(gpu.stream(), options, packed, out, log_sum_exp, gpu.workspace());
+    attention_forward(gpu.stream(), options, {packed}, {packed, width}, {packed, 2 * width}, out, log_sum_exp,
+                      gpu.workspace());
   };
   const double width_pairs = pairs * static_cast<double>(width);
   if (!backward) {
@@ -168,7 +170,8 @@ void attention(benchmark::State& state, bool backward) {
   } else {
     const double forward_rate = 4 * width_pairs / gpu.seconds_of(run_forward);
     measure(state, gpu, 10 * width_pairs, 0, [&] {
-      attention_backward(gpu.stream(), options, d_out, packed, out, log_sum_exp, gradient, gpu.workspace());
+      attention_backward(gpu.stream(), options, d_out, {packed}, {packed, width}, {packed, 2 * width}, out,
+                         log_sum_exp, {gradient}, {gradient, width}, {gradient, 2 * width}, gpu.workspace());
     });
     state.counters["of_forward"] = state.counters["of_peak"] * peak() / forward_rate;
     state.counters["floor_of_forward"] = 0.8;

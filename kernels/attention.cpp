@@ -3,10 +3,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 
+#include "kernels/attention_operands.h"
 #include "kernels/check.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/attention_bf16.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/dispatch.h"
 #include "kernels/meta/attention_cost.h"
@@ -15,31 +18,68 @@ namespace tranche::kernels {
 
 namespace {
 
+/// `operand` has rows of every token that hold `heads` heads from its first column on.
+template <class Held>
+auto checked_rows(std::string_view kernel, std::string_view operand, const Held& held,
+                  const AttentionOperands& of, std::int64_t heads) {
+  check_dtype(kernel, operand, held.rows.dtype, {of.dtype});
+  const Shape& shape = held.rows.shape;
+  const bool by_token = shape.rank() == 2 && shape[0] == of.batch * of.time;
+  if (!by_token && !(shape.rank() == 3 && shape[0] == of.batch && shape[1] == of.time)) {
+    refuse(kernel, fmt::format("`{}` has shape {}, wanted [{}, {}, n] or [{}, n]", operand, shape.to_string(),
+                               of.batch, of.time, of.batch * of.time));
+  }
+  const std::int64_t stride = shape[shape.rank() - 1];
+  if (held.first_column < 0 || held.first_column + heads * of.head_width > stride) {
+    refuse(kernel,
+           fmt::format("`{}` has rows of {} elements, which do not hold {} heads of {} from column {}",
+                       operand, stride, heads, of.head_width, held.first_column));
+  }
+  return HeadRows{cpu::element_at(of.dtype, held.rows.data, held.first_column), stride};
+}
+
 /// Checks what forward and backward have in common. `out` is named as given.
 cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
-                                const AttentionOptions& options, const ConstTensorView& query_key_value,
-                                const ConstTensorView& out, const ConstTensorView& log_sum_exp,
-                                const Workspace& workspace) {
-  check_floating(kernel, "query_key_value", query_key_value.dtype);
-  check_dtype(kernel, "out", out.dtype, {query_key_value.dtype});
+                                const AttentionOptions& options, const ConstHeads& query,
+                                const ConstHeads& key, const ConstHeads& value, const ConstTensorView& out,
+                                const ConstTensorView& log_sum_exp, const Workspace& workspace) {
+  check_floating(kernel, "query", query.rows.dtype);
+  check_dtype(kernel, "out", out.dtype, {query.rows.dtype});
   check_dtype(kernel, "log_sum_exp", log_sum_exp.dtype, {DataType::float32});
-  check_rank(kernel, "query_key_value", query_key_value.shape, 3);
   check_rank(kernel, "out", out.shape, 3);
   cpu::AttentionCall call;
   call.batch = out.shape[0];
   call.time = out.shape[1];
-  call.width = out.shape[2];
   call.heads = options.heads;
   call.dtype = out.dtype;
-  check_shape(kernel, "query_key_value", query_key_value.shape, {call.batch, call.time, 3 * call.width});
-  if (call.heads < 1 || call.width % call.heads != 0) {
-    refuse(kernel, fmt::format("{} heads do not divide the width {}", call.heads, call.width));
+  if (call.heads < 1 || out.shape[2] % call.heads != 0) {
+    refuse(kernel, fmt::format("{} heads do not divide the width {}", call.heads, out.shape[2]));
   }
+  call.head_width = out.shape[2] / call.heads;
+  call.key_value_heads = options.key_value_heads == 0 ? call.heads : options.key_value_heads;
+  if (call.key_value_heads < 1 || call.heads % call.key_value_heads != 0) {
+    refuse(kernel,
+           fmt::format("{} key_value_heads do not divide the {} heads", call.key_value_heads, call.heads));
+  }
+  if (options.window < 0) refuse(kernel, fmt::format("window is {}, wanted 0 or more", options.window));
+  call.window = options.window;
+  if (!(options.scale >= 0.0f && std::isfinite(options.scale))) {
+    refuse(kernel, fmt::format("scale is {}, wanted a positive number or 0", options.scale));
+  }
+  call.scale = options.scale > 0 ? options.scale : 1.0f / std::sqrt(static_cast<float>(call.head_width));
+  call.parts = {checked_rows(kernel, "query", query, call, call.heads),
+                checked_rows(kernel, "key", key, call, call.key_value_heads),
+                checked_rows(kernel, "value", value, call, call.key_value_heads)};
   check_shape(kernel, "log_sum_exp", log_sum_exp.shape, {call.batch, call.heads, call.time});
-  const std::int64_t scratch = attention_workspace_bytes(call.head_width(), call.time);
+  if (options.document_begin.shape.rank() > 0) {
+    check_dtype(kernel, "document_begin", options.document_begin.dtype, {DataType::int32});
+    check_shape(kernel, "document_begin", options.document_begin.shape, {call.batch, call.time});
+    call.document_begin = options.document_begin.as<std::int32_t>();
+  }
+  const std::int64_t scratch = attention_workspace_bytes(call.head_width, call.time);
   if (workspace.bytes < scratch) {
     refuse(kernel, fmt::format("workspace has {} bytes; heads of width {} need at least {}", workspace.bytes,
-                               call.head_width(), scratch));
+                               call.head_width, scratch));
   }
   const DropoutOptions& dropout = options.dropout;
   if (!(dropout.probability >= 0.0f && dropout.probability < 1.0f)) {
@@ -53,26 +93,14 @@ cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
     call.dropout.emplace(dropout);
     call.samples.assign(dropout.samples.begin(), dropout.samples.end());
   }
-  call.query_key_value = query_key_value.data;
   call.workspace = workspace;
   call.threads = stream.threads();
   return call;
 }
 
 cuda::AttentionCall on_gpu(const cpu::AttentionCall& call, const AttentionOptions& options) {
-  cuda::AttentionCall made;
-  made.batch = call.batch;
-  made.time = call.time;
-  made.width = call.width;
-  made.heads = call.heads;
-  made.dtype = call.dtype;
-  made.query_key_value = call.query_key_value;
-  made.out = call.out;
-  made.log_sum_exp = call.log_sum_exp;
-  made.d_out = call.d_out;
-  made.d_query_key_value = call.d_query_key_value;
+  cuda::AttentionCall made{call, {}};
   if (call.dropout) made.dropout = dropout_draws(options.dropout);
-  made.samples = call.samples;
   return made;
 }
 
@@ -94,40 +122,37 @@ std::string_view attention_path(DeviceKind device, DataType dtype, std::int64_t 
   return with_cuda([&] { return name_of(cuda::choose_attention(dtype, head_width, dropout > 0.0f, true)); });
 }
 
-void attention_forward(Stream& stream, const AttentionOptions& options,
-                       const ConstTensorView& query_key_value, const TensorView& out,
+void attention_forward(Stream& stream, const AttentionOptions& options, const ConstHeads& query,
+                       const ConstHeads& key, const ConstHeads& value, const TensorView& out,
                        const TensorView& log_sum_exp, const Workspace& workspace) {
   constexpr std::string_view kernel = "attention_forward";
   cpu::AttentionCall call =
-      checked_call(kernel, stream, options, query_key_value, out, log_sum_exp, workspace);
+      checked_call(kernel, stream, options, query, key, value, out, log_sum_exp, workspace);
   call.out = out.data;
   call.log_sum_exp = log_sum_exp.as<float>();
   dispatch(
-      stream, kernel, meta::attention_forward_cost(call.batch, call.time, call.width, call.heads, call.dtype),
-      [call] { cpu::attention_forward(call); },
+      stream, kernel, meta::attention_forward_cost(call), [call] { cpu::attention_forward(call); },
       [&] { cuda::attention_forward(stream, on_gpu(call, options), workspace); });
 }
 
 void attention_backward(Stream& stream, const AttentionOptions& options, const ConstTensorView& d_out,
-                        const ConstTensorView& query_key_value, const ConstTensorView& out,
-                        const ConstTensorView& log_sum_exp, const TensorView& d_query_key_value,
-                        const Workspace& workspace) {
+                        const ConstHeads& query, const ConstHeads& key, const ConstHeads& value,
+                        const ConstTensorView& out, const ConstTensorView& log_sum_exp, const Heads& d_query,
+                        const Heads& d_key, const Heads& d_value, const Workspace& workspace) {
   constexpr std::string_view kernel = "attention_backward";
   cpu::AttentionCall call =
-      checked_call(kernel, stream, options, query_key_value, out, log_sum_exp, workspace);
+      checked_call(kernel, stream, options, query, key, value, out, log_sum_exp, workspace);
   check_dtype(kernel, "d_out", d_out.dtype, {call.dtype});
-  check_dtype(kernel, "d_query_key_value", d_query_key_value.dtype, {call.dtype});
   check_shape(kernel, "d_out", d_out.shape, out.shape);
-  check_shape(kernel, "d_query_key_value", d_query_key_value.shape, query_key_value.shape);
+  call.d_parts = {checked_rows(kernel, "d_query", d_query, call, call.heads),
+                  checked_rows(kernel, "d_key", d_key, call, call.key_value_heads),
+                  checked_rows(kernel, "d_value", d_value, call, call.key_value_heads)};
   // One description serves both directions; backward only reads these two.
   call.out = const_cast<void*>(out.data);
   call.log_sum_exp = const_cast<float*>(log_sum_exp.as<float>());
   call.d_out = d_out.data;
-  call.d_query_key_value = d_query_key_value.data;
   dispatch(
-      stream, kernel,
-      meta::attention_backward_cost(call.batch, call.time, call.width, call.heads, call.dtype),
-      [call] { cpu::attention_backward(call); },
+      stream, kernel, meta::attention_backward_cost(call), [call] { cpu::attention_backward(call); },
       [&] { cuda::attention_backward(stream, on_gpu(call, options), workspace); });
 }
 

@@ -112,8 +112,9 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
                               config.layer_norm_epsilon, saved[normed_1], saved[mean_1], saved[rstd_1]);
   linear_forward(engine, unit, attn_weight, attn_bias, saved[normed_1],
                  saved[query_key_value].reshaped({rows, 3 * width}));
-  kernels::attention_forward(stream, attention, saved[query_key_value], saved[attended], saved[log_sum_exp],
-                             engine.workspace());
+  const TensorView& packed = saved[query_key_value];
+  kernels::attention_forward(stream, attention, {packed}, {packed, width}, {packed, 2 * width},
+                             saved[attended], saved[log_sum_exp], engine.workspace());
   linear_forward(engine, unit, attn_projection_weight, attn_projection_bias,
                  saved[attended].reshaped({rows, width}), saved[attention_residual]);
   const auto attention_dropout = pass.dropout(config.residual_dropout, dropout_site(block, after_attention));
@@ -184,8 +185,11 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
     const kernels::AttentionOptions attention{
         .heads = config.heads,
         .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities))};
-    kernels::attention_backward(stream, attention, d_attended, saved[query_key_value], saved[attended],
-                                saved[log_sum_exp], d_query_key_value, engine.workspace());
+    const TensorView& packed = saved[query_key_value];
+    kernels::attention_backward(stream, attention, d_attended, {packed}, {packed, width}, {packed, 2 * width},
+                                saved[attended], saved[log_sum_exp], {d_query_key_value},
+                                {d_query_key_value, width}, {d_query_key_value, 2 * width},
+                                engine.workspace());
     linear_backward(engine, unit, weights, attn_weight, attn_bias, saved[normed_1],
                     d_query_key_value.reshaped({rows, 3 * width}), &narrow_scratch);
     kernels::layer_norm_backward(stream, narrow_scratch, input, unit.tensor(ln_1_weight), saved[mean_1],

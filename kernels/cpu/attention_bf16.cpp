@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/bf16_tile.h"
+#include "tranche/core/shape.h"
 
 namespace tranche::kernels::cpu {
 
@@ -41,7 +42,7 @@ void score(const AttentionTile& tile, std::int64_t width, const bfloat16* a, std
   multiply({tile.queries, tile.keys, width, a, stride_a, b, attention_keys, scores, tile.keys, alpha, false});
 }
 
-/// Scratch of backward for one head.
+/// Scratch of backward for the heads that share one key and value.
 struct BackwardTiles {
   float *scores, *d_scores, *d_out, *d_key, *d_value, *d_query;
   bfloat16 *key_columns, *value_columns, *key_rows;          // of a tile of keys, packed
@@ -69,78 +70,88 @@ struct BackwardTiles {
 };
 
 void pack_keys(const AttentionHead& head, std::int64_t first, std::int64_t keys, const BackwardTiles& s) {
-  const std::int64_t width = head.width(), stride = head.packed_stride();
-  pack_transposed(rows_of(head, 1, first), stride, keys, width, s.key_columns, attention_keys);
-  pack_transposed(rows_of(head, 2, first), stride, keys, width, s.value_columns, attention_keys);
-  pack_rows(rows_of(head, 1, first), stride, keys, width, s.key_rows, width);
+  const std::int64_t width = head.width();
+  pack_transposed(rows_of(head, 1, first), head.stride(1), keys, width, s.key_columns, attention_keys);
+  pack_transposed(rows_of(head, 2, first), head.stride(2), keys, width, s.value_columns, attention_keys);
+  pack_rows(rows_of(head, 1, first), head.stride(1), keys, width, s.key_rows, width);
 }
 
-/// Scores and their gradient for one tile, from the packed keys and values in scratch.
+/// Scores and their gradient for one tile, whose first key is number `skipped` of the packed ones in scratch.
 void backward_tile(const AttentionCall& call, const AttentionHead& head, const AttentionTile& tile,
-                   const BackwardTiles& s) {
+                   std::int64_t skipped, const BackwardTiles& s) {
   const std::int64_t width = head.width(), q = tile.first_query;
   float projection[attention_queries];
-  widen_tile(call.dtype, d_out_of(call, head, q), call.width, tile.queries, width, s.d_out, width);
+  widen_tile(call.dtype, d_out_of(call, head, q), call.width(), tile.queries, width, s.d_out, width);
   project_rows(tile.queries, width, s.d_out, call.dtype, element_at(call.dtype, call.out, head.row(q)),
-               call.width, projection);
-  score(tile, width, rows_of(head, 0, q), head.packed_stride(), s.key_columns, head.scale(), s.scores);
-  score(tile, width, d_out_of(call, head, q), call.width, s.value_columns, 1.0f, s.d_scores);
+               call.width(), projection);
+  score(tile, width, rows_of(head, 0, q), head.stride(0), s.key_columns + 2 * skipped, head.scale(),
+        s.scores);
+  score(tile, width, d_out_of(call, head, q), call.width(), s.value_columns + 2 * skipped, 1.0f, s.d_scores);
   softmax_backward_tile(tile, head.scale(), head.log_sum_exp(q), projection, s.scores, s.d_scores);
 }
 
 /// d_query [queries, width] (+)= gradient of the scores times keys.
-void add_query_gradient(const AttentionTile& tile, std::int64_t width, const BackwardTiles& s,
-                        float* d_query) {
+void add_query_gradient(const AttentionTile& tile, std::int64_t skipped, std::int64_t width,
+                        const BackwardTiles& s, float* d_query, bool first) {
   narrow_rows(s.d_scores, tile.keys, tile.queries, tile.keys, s.d_score_rows, attention_keys);
-  multiply({tile.queries, width, even(tile.keys), s.d_score_rows, attention_keys, s.key_rows, width, d_query,
-            width, 1.0f, tile.first_key > 0});
+  multiply({tile.queries, width, even(tile.keys), s.d_score_rows, attention_keys,
+            s.key_rows + skipped * width, width, d_query, width, 1.0f, !first});
 }
 
-/// Gradients of keys and values, tile of keys by tile of keys over ascending queries, as transposes [width,
-/// keys]: so the scores are their right operands, which are packed as they stand.
-void backward_keys(const AttentionCall& call, const AttentionHead& head, bool all_queries,
+/// Gradients of the keys and values that heads [first_head, first_head + group) share, tile of keys by tile
+/// of keys over ascending heads and queries, as transposes [width, keys]: so the scores are their right
+/// operands, which are packed as they stand.
+void backward_keys(const AttentionCall& call, std::int64_t first_head, bool all_queries,
                    const BackwardTiles& s) {
-  const std::int64_t width = head.width(), time = call.time;
+  const std::int64_t width = call.head_width, time = call.time;
+  const AttentionHead shared(call, first_head);
   for (std::int64_t k = 0; k < time; k += attention_keys) {
     const std::int64_t tile_keys = std::min(attention_keys, time - k);
-    pack_keys(head, k, tile_keys, s);
+    pack_keys(shared, k, tile_keys, s);
     std::fill_n(s.d_key, attention_keys * width, 0.0f);
     std::fill_n(s.d_value, attention_keys * width, 0.0f);
-    for (std::int64_t q = k; q < time; q += attention_queries) {
-      const std::int64_t queries = queries_of(time, q), keys = keys_of(k, q + queries);
-      const AttentionTile tile = head.tile(q, queries, k, keys);
-      backward_tile(call, head, tile, s);
-      transpose_rows(rows_of(head, 0, q), head.packed_stride(), queries, width, s.query_transposed,
-                     attention_queries);
-      transpose_rows(d_out_of(call, head, q), call.width, queries, width, s.d_out_transposed,
-                     attention_queries);
-      pack_rows(s.scores, keys, queries, keys, s.packed_scores, attention_keys);
-      pack_rows(s.d_scores, keys, queries, keys, s.packed_d_scores, attention_keys);
-      multiply({width, keys, even(queries), s.d_out_transposed, attention_queries, s.packed_scores,
-                attention_keys, s.d_value, attention_keys, 1.0f, true});
-      multiply({width, keys, even(queries), s.query_transposed, attention_queries, s.packed_d_scores,
-                attention_keys, s.d_key, attention_keys, 1.0f, true});
-      if (all_queries) add_query_gradient(tile, width, s, s.d_query + q * width);
+    for (std::int64_t g = 0; g < call.group(); ++g) {
+      const AttentionHead head(call, first_head + g);
+      for (std::int64_t q = k; q < time && head.sees(q, k); q += attention_queries) {
+        const AttentionTile tile = head.tile(q, k);
+        const std::int64_t queries = tile.queries, keys = tile.keys, skipped = tile.first_key - k;
+        backward_tile(call, head, tile, skipped, s);
+        transpose_rows(rows_of(head, 0, q), head.stride(0), queries, width, s.query_transposed,
+                       attention_queries);
+        transpose_rows(d_out_of(call, head, q), call.width(), queries, width, s.d_out_transposed,
+                       attention_queries);
+        pack_rows(s.scores, keys, queries, keys, s.packed_scores, attention_keys);
+        pack_rows(s.d_scores, keys, queries, keys, s.packed_d_scores, attention_keys);
+        multiply({width, keys, even(queries), s.d_out_transposed, attention_queries, s.packed_scores,
+                  attention_keys, s.d_value + skipped, attention_keys, 1.0f, true});
+        multiply({width, keys, even(queries), s.query_transposed, attention_queries, s.packed_d_scores,
+                  attention_keys, s.d_key + skipped, attention_keys, 1.0f, true});
+        if (all_queries) {
+          add_query_gradient(tile, skipped, width, s, s.d_query + (g * time + q) * width,
+                             k == head.first_key_tile(q));
+        }
+      }
     }
-    narrow_transposed(s.d_key, attention_keys, width, tile_keys, static_cast<bfloat16*>(head.d_part(1, k)),
-                      head.packed_stride());
-    narrow_transposed(s.d_value, attention_keys, width, tile_keys, static_cast<bfloat16*>(head.d_part(2, k)),
-                      head.packed_stride());
+    narrow_transposed(s.d_key, attention_keys, width, tile_keys, static_cast<bfloat16*>(shared.d_part(1, k)),
+                      shared.d_stride(1));
+    narrow_transposed(s.d_value, attention_keys, width, tile_keys,
+                      static_cast<bfloat16*>(shared.d_part(2, k)), shared.d_stride(2));
   }
-  if (all_queries) head.store_gradient(0, 0, time, s.d_query);
+  for (std::int64_t g = 0; all_queries && g < call.group(); ++g) {
+    AttentionHead(call, first_head + g).store_gradient(0, 0, time, s.d_query + g * time * width);
+  }
 }
 
 /// The gradient of the queries where all of it does not fit: the tiles once more, the same sums in the same
 /// order.
 void backward_queries(const AttentionCall& call, const AttentionHead& head, const BackwardTiles& s) {
   for (std::int64_t q = 0; q < call.time; q += attention_queries) {
-    const std::int64_t queries = queries_of(call.time, q);
-    for (std::int64_t k = 0; k < q + queries; k += attention_keys) {
-      const std::int64_t keys = keys_of(k, q + queries);
-      const AttentionTile tile = head.tile(q, queries, k, keys);
-      pack_keys(head, k, keys, s);
-      backward_tile(call, head, tile, s);
-      add_query_gradient(tile, head.width(), s, s.d_query);
+    const std::int64_t queries = head.queries(q), first = head.first_key_tile(q);
+    for (std::int64_t k = first; k < q + queries; k += attention_keys) {
+      const AttentionTile tile = head.tile(q, k);
+      pack_keys(head, tile.first_key, tile.keys, s);
+      backward_tile(call, head, tile, 0, s);
+      add_query_gradient(tile, 0, head.width(), s, s.d_query, k == first);
     }
     head.store_gradient(0, q, queries, s.d_query);
   }
@@ -159,7 +170,7 @@ std::int64_t bf16_forward_floats(std::int64_t head_width, std::int64_t keys) {
 
 void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, bool keep_packed,
                        float* scratch) {
-  const std::int64_t width = head.width(), stride = head.packed_stride();
+  const std::int64_t width = head.width();
   const std::int64_t tile_elements = attention_keys * width;
   const std::int64_t kept = keep_packed ? divide_round_up(call.time, attention_keys) : 1;
   Scratch at(scratch);
@@ -169,30 +180,30 @@ void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, boo
   bfloat16* key_columns = at.halves(kept * tile_elements);
   bfloat16* value_rows = at.halves(kept * tile_elements);
   const auto pack = [&](std::int64_t k, std::int64_t keys, std::int64_t place) {
-    pack_transposed(rows_of(head, 1, k), stride, keys, width, key_columns + place * tile_elements,
+    pack_transposed(rows_of(head, 1, k), head.stride(1), keys, width, key_columns + place * tile_elements,
                     attention_keys);
-    pack_rows(rows_of(head, 2, k), stride, keys, width, value_rows + place * tile_elements, width);
+    pack_rows(rows_of(head, 2, k), head.stride(2), keys, width, value_rows + place * tile_elements, width);
   };
   for (std::int64_t k = 0; keep_packed && k < call.time; k += attention_keys) {
     pack(k, std::min(attention_keys, call.time - k), k / attention_keys);
   }
   float maximum[attention_queries], sum[attention_queries];
   for (std::int64_t q = 0; q < call.time; q += attention_queries) {
-    const std::int64_t queries = queries_of(call.time, q);
-    for (std::int64_t k = 0; k < q + queries; k += attention_keys) {
-      const std::int64_t keys = keys_of(k, q + queries);
-      const std::int64_t place = keep_packed ? k / attention_keys : 0;
-      if (!keep_packed) pack(k, keys, 0);
-      const AttentionTile tile = head.tile(q, queries, k, keys);
-      score(tile, width, rows_of(head, 0, q), stride, key_columns + place * tile_elements, head.scale(),
-            scores);
-      softmax_tile(tile, k == 0, scores, maximum, sum, accumulated, width);
-      narrow_rows(scores, keys, queries, keys, probabilities, attention_keys);
-      multiply({queries, width, even(keys), probabilities, attention_keys, value_rows + place * tile_elements,
-                width, accumulated, width, 1.0f, k > 0});
+    const std::int64_t queries = head.queries(q), first = head.first_key_tile(q);
+    for (std::int64_t k = first; k < q + queries; k += attention_keys) {
+      const AttentionTile tile = head.tile(q, k);
+      if (!keep_packed) pack(tile.first_key, tile.keys, 0);
+      const std::int64_t packed = keep_packed ? k / attention_keys * tile_elements : 0;
+      const std::int64_t skipped = keep_packed ? tile.first_key - k : 0;
+      score(tile, width, rows_of(head, 0, q), head.stride(0), key_columns + packed + 2 * skipped,
+            head.scale(), scores);
+      softmax_tile(tile, k == first, scores, maximum, sum, accumulated, width);
+      narrow_rows(scores, tile.keys, queries, tile.keys, probabilities, attention_keys);
+      multiply({queries, width, even(tile.keys), probabilities, attention_keys,
+                value_rows + packed + skipped * width, width, accumulated, width, 1.0f, k > first});
     }
     finish_softmax(queries, maximum, sum, accumulated, width, call.dtype,
-                   element_at(call.dtype, call.out, head.row(q)), call.width, head.log_sum_exp(q));
+                   element_at(call.dtype, call.out, head.row(q)), call.width(), head.log_sum_exp(q));
   }
 }
 
@@ -202,10 +213,12 @@ std::int64_t bf16_backward_floats(std::int64_t head_width) {
          (3 * tile + (3 * attention_keys + 2 * attention_queries) * head_width) / 2;
 }
 
-void bf16_backward_head(const AttentionCall& call, const AttentionHead& head, bool one_pass, float* scratch) {
-  const BackwardTiles own(scratch, head.width());
-  backward_keys(call, head, one_pass, own);
-  if (!one_pass) backward_queries(call, head, own);
+void bf16_backward_heads(const AttentionCall& call, std::int64_t first_head, bool one_pass, float* scratch) {
+  const BackwardTiles own(scratch, call.head_width);
+  backward_keys(call, first_head, one_pass, own);
+  for (std::int64_t g = 0; !one_pass && g < call.group(); ++g) {
+    backward_queries(call, AttentionHead(call, first_head + g), own);
+  }
 }
 
 }  // namespace tranche::kernels::cpu

@@ -18,9 +18,10 @@ std::int64_t bf16_forward_floats(std::int64_t head_width, std::int64_t keys);
 void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, bool keep_packed,
                        float* scratch);
 
-/// Scratch of a head without the gradient of its queries, which lies behind it: of all queries with one_pass,
-/// else of one tile.
+/// Scratch of the heads that share a key and value, without the gradient of their queries, which lies behind
+/// it: of all queries of all of them with one_pass, else of one tile.
 std::int64_t bf16_backward_floats(std::int64_t head_width);
-void bf16_backward_head(const AttentionCall& call, const AttentionHead& head, bool one_pass, float* scratch);
+/// Of heads [first_head, first_head + group), which share a key and value.
+void bf16_backward_heads(const AttentionCall& call, std::int64_t first_head, bool one_pass, float* scratch);
 
 }  // namespace tranche::kernels::cpu

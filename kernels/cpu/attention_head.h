@@ -2,58 +2,72 @@
 /// The layout of one head of attention in memory, and its division into tiles.
 
 #include <algorithm>
-#include <cmath>
+#include <cstddef>
+#include <cstdint>
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/attention_tile.h"
 #include "kernels/cpu/convert.h"
-#include "tranche/core/shape.h"
 
 namespace tranche::kernels::cpu {
 
-inline std::int64_t queries_of(std::int64_t time, std::int64_t first) {
-  return std::min(attention_queries, time - first);
-}
+/// A tile's first key is cut at these multiples of its own where a mask hides those before it.
+inline constexpr std::int64_t attention_key_step = 16;
 
-/// Keys from first_key on that some query below `end` sees, within one tile.
-inline std::int64_t keys_of(std::int64_t first_key, std::int64_t end) {
-  return std::min(attention_keys, end - first_key);
-}
-
-/// The layout of one head of one batch entry in the packed tensors.
+/// The layout of one head of one batch entry in the operands, and the tiles of its scores: key tiles start at
+/// multiples of attention_keys, query tiles at multiples of attention_queries.
 class AttentionHead {
  public:
   AttentionHead(const AttentionCall& call, std::int64_t index)
-      : call_(call), index_(index), batch_(index / call.heads), head_(index % call.heads) {}
+      : call_(call),
+        index_(index),
+        batch_(index / call.heads),
+        head_(index % call.heads),
+        mask_(call.mask(batch_)) {}
 
-  /// Rows from `first` on of part 0 (query), 1 (key) or 2 (value) where they lie, packed_stride() apart.
+  /// Rows from `first` on of part 0 (query), 1 (key) or 2 (value) where they lie, stride(part) apart.
   const void* part(int part, std::int64_t first) const {
-    return element_at(call_.dtype, call_.query_key_value, packed(part, first));
+    const auto& rows = call_.parts[static_cast<std::size_t>(part)];
+    return element_at(call_.dtype, rows.data, element(part, first, rows.stride));
   }
+  std::int64_t stride(int part) const { return call_.parts[static_cast<std::size_t>(part)].stride; }
   /// The same part of the gradient.
   void* d_part(int part, std::int64_t first) const {
-    return element_at(call_.dtype, call_.d_query_key_value, packed(part, first));
+    const auto& rows = call_.d_parts[static_cast<std::size_t>(part)];
+    return element_at(call_.dtype, rows.data, element(part, first, rows.stride));
   }
-  std::int64_t packed_stride() const { return 3 * call_.width; }
-  /// Widens rows [first, first + rows) of part 0 (query), 1 (key) or 2 (value).
+  std::int64_t d_stride(int part) const { return call_.d_parts[static_cast<std::size_t>(part)].stride; }
+  /// Widens rows [first, first + rows) of a part.
   void load(int part, std::int64_t first, std::int64_t rows, float* to) const {
-    widen_tile(call_.dtype, this->part(part, first), packed_stride(), rows, width(), to, width());
+    widen_tile(call_.dtype, this->part(part, first), stride(part), rows, width(), to, width());
   }
   /// Writes rows of the gradient of a part.
   void store_gradient(int part, std::int64_t first, std::int64_t rows, const float* from) const {
-    narrow_tile(from, width(), rows, width(), call_.dtype, d_part(part, first), packed_stride());
+    narrow_tile(from, width(), rows, width(), call_.dtype, d_part(part, first), d_stride(part));
   }
-  /// Element of `out` and `d_out` where row `first` of this head starts; rows are call.width apart.
+  /// Element of `out` and `d_out` where row `first` of this head starts; rows are call.width() apart.
   std::int64_t row(std::int64_t first) const {
-    return (batch_ * call_.time + first) * call_.width + head_ * width();
+    return (batch_ * call_.time + first) * call_.width() + head_ * width();
   }
   float* log_sum_exp(std::int64_t first) const { return call_.log_sum_exp + index_ * call_.time + first; }
-  float scale() const { return 1.0f / std::sqrt(static_cast<float>(width())); }
-  std::int64_t width() const { return call_.head_width(); }
+  float scale() const { return call_.scale; }
+  std::int64_t width() const { return call_.head_width; }
 
-  AttentionTile tile(std::int64_t first_query, std::int64_t queries, std::int64_t first_key,
-                     std::int64_t keys) const {
-    AttentionTile made{first_query, queries, first_key, keys};
+  std::int64_t queries(std::int64_t first) const { return std::min(attention_queries, call_.time - first); }
+  /// The first key tile that a tile of queries sees.
+  std::int64_t first_key_tile(std::int64_t query) const {
+    return mask_.first(query) / attention_keys * attention_keys;
+  }
+  /// Queries from `query` on see some of a key tile: no later queries do once they do not.
+  bool sees(std::int64_t query, std::int64_t key) const { return mask_.first(query) < key + attention_keys; }
+  /// The scores of a tile of queries with those keys of a key tile that they may see.
+  AttentionTile tile(std::int64_t query, std::int64_t key) const {
+    AttentionTile made;
+    made.first_query = query;
+    made.queries = queries(query);
+    made.first_key = std::max(key, mask_.first(query) / attention_key_step * attention_key_step);
+    made.keys = std::min(key + attention_keys, query + made.queries) - made.first_key;
+    made.mask = mask_;
     made.time = call_.time;
     made.first_element = head_ * call_.time * call_.time;
     if (call_.dropout) {
@@ -64,11 +78,13 @@ class AttentionHead {
   }
 
  private:
-  std::int64_t packed(int part, std::int64_t first) const {
-    return (batch_ * call_.time + first) * 3 * call_.width + part * call_.width + head_ * width();
+  std::int64_t element(int part, std::int64_t first, std::int64_t stride) const {
+    const std::int64_t head = part == 0 ? head_ : head_ / call_.group();
+    return (batch_ * call_.time + first) * stride + head * width();
   }
   const AttentionCall& call_;
   std::int64_t index_, batch_, head_;
+  AttentionMask mask_;
 };
 
 }  // namespace tranche::kernels::cpu

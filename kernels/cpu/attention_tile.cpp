@@ -26,8 +26,15 @@ void softmax_rows(const AttentionTile& tile, bool first, float* scores, float* m
   constexpr float infinity = std::numeric_limits<float>::infinity();
   float factors[attention_keys];
   for (std::int64_t row = 0; row < tile.queries; ++row) {
-    float* score = scores + row * tile.keys;
-    const std::int64_t visible = tile.visible(row);
+    const std::int64_t hidden = tile.hidden(row), visible = tile.visible(row) - hidden;
+    float* score = scores + row * tile.keys + hidden;
+    std::fill(score - hidden, score, 0.0f);
+    std::fill(score + visible, score + tile.keys - hidden, 0.0f);
+    if (visible == 0) {
+      if (first) maximum[row] = -infinity;
+      if (first) sum[row] = 0.0f;
+      continue;
+    }
     FloatVector highest = hn::Set(d, -infinity);
     for_vectors(visible, [&](std::int64_t i, std::int64_t lanes) {
       highest = hn::Max(highest, keep_first(load_at(score, i, lanes), lanes, hn::Set(d, -infinity)));
@@ -41,9 +48,8 @@ void softmax_rows(const AttentionTile& tile, bool first, float* scores, float* m
       total = hn::Add(total, keep_first(term, lanes, hn::Zero(d)));
       store_at(term, score, i, lanes);
     });
-    std::fill(score + visible, score + tile.keys, 0.0f);
     if (tile.dropout != nullptr) {
-      tile.dropout->factors(tile.sample, tile.element(row), visible, factors);
+      tile.dropout->factors(tile.sample, tile.element(row, hidden), visible, factors);
       for_vectors(visible, [&](std::int64_t i, std::int64_t lanes) {
         store_at(hn::Mul(load_at(score, i, lanes), load_at(factors, i, lanes)), score, i, lanes);
       });
@@ -51,6 +57,7 @@ void softmax_rows(const AttentionTile& tile, bool first, float* scores, float* m
     if (first) {
       sum[row] = sum_of(total);
     } else {
+      // 0 where no tile before had a key that the row sees.
       const float decay = now == before ? 1.0f : std::exp(before - now);
       sum[row] = sum[row] * decay + sum_of(total);
       if (decay != 1.0f) scale_row(accumulated + row * head_width, head_width, decay);
@@ -97,12 +104,14 @@ void softmax_backward_rows(const AttentionTile& tile, float scale, const float* 
   float factors[attention_keys];
   if (tile.dropout == nullptr) std::fill(factors, factors + attention_keys, 1.0f);
   for (std::int64_t row = 0; row < tile.queries; ++row) {
-    float* score = scores + row * tile.keys;
-    float* gradient = d_probabilities + row * tile.keys;
-    const std::int64_t visible = tile.visible(row);
+    const std::int64_t hidden = tile.hidden(row), visible = tile.visible(row) - hidden;
+    float* score = scores + row * tile.keys + hidden;
+    float* gradient = d_probabilities + row * tile.keys + hidden;
     const FloatVector offset = hn::Set(d, log_sum_exp[row]);
     const FloatVector projected = hn::Set(d, projection[row]);
-    if (tile.dropout != nullptr) tile.dropout->factors(tile.sample, tile.element(row), visible, factors);
+    if (tile.dropout != nullptr) {
+      tile.dropout->factors(tile.sample, tile.element(row, hidden), visible, factors);
+    }
     for_vectors(visible, [&](std::int64_t i, std::int64_t lanes) {
       const FloatVector probability = exp(hn::Sub(load_at(score, i, lanes), offset));
       const FloatVector factor = load_at(factors, i, lanes);
@@ -110,8 +119,10 @@ void softmax_backward_rows(const AttentionTile& tile, float scale, const float* 
       store_at(hn::Mul(hn::Mul(probability, hn::Sub(dropped, projected)), scales), gradient, i, lanes);
       store_at(hn::Mul(probability, factor), score, i, lanes);
     });
-    std::fill(score + visible, score + tile.keys, 0.0f);
-    std::fill(gradient + visible, gradient + tile.keys, 0.0f);
+    for (float* masked : {score, gradient}) {
+      std::fill(masked - hidden, masked, 0.0f);
+      std::fill(masked + visible, masked + tile.keys - hidden, 0.0f);
+    }
   }
 }
 

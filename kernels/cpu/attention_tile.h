@@ -2,34 +2,38 @@
 /// The operations of attention on a tile of scores between two GEMMs: masking, softmax and dropout, row by
 /// row.
 
+#include <algorithm>
 #include <cstdint>
 
+#include "kernels/attention_operands.h"
 #include "kernels/cpu/dropout_mask.h"
 #include "tranche/core/dtype.h"
 
 namespace tranche::kernels::cpu {
 
 // Tiles are cut at these multiples whatever the number of threads and the size of the workspace. Key tiles
-// are a multiple of query tiles, so each row of a tile that is not skipped sees its first key.
+// are a multiple of query tiles, so under the causal mask alone each row of a tile that is not skipped sees
+// its first key.
 inline constexpr std::int64_t attention_queries = 64;
 inline constexpr std::int64_t attention_keys = 256;
 
 /// The position of a tile of scores [queries, keys]: rows are queries first_query ..., columns keys first_key
-/// ....
+/// .... Row `row` may see columns [hidden(row), visible(row)).
 struct AttentionTile {
   std::int64_t first_query = 0, queries = 0, first_key = 0, keys = 0;
+  AttentionMask mask;
   const DropoutMask* dropout = nullptr;  ///< null without dropout
   std::int64_t sample = 0;
   std::int64_t first_element = 0;  ///< of the head's score matrix among the sample's mask elements
   std::int64_t time = 0;
 
-  /// Keys of the tile that row `row` may see.
-  std::int64_t visible(std::int64_t row) const {
-    const std::int64_t seen = first_query + row - first_key + 1;
-    return seen < keys ? seen : keys;
+  std::int64_t visible(std::int64_t row) const { return std::min(first_query + row - first_key + 1, keys); }
+  std::int64_t hidden(std::int64_t row) const {
+    if (mask.causal_only()) return 0;
+    return std::clamp(mask.first(first_query + row) - first_key, std::int64_t{0}, visible(row));
   }
-  std::int64_t element(std::int64_t row) const {
-    return first_element + (first_query + row) * time + first_key;
+  std::int64_t element(std::int64_t row, std::int64_t column) const {
+    return first_element + (first_query + row) * time + first_key + column;
   }
 };
 

@@ -1,22 +1,33 @@
 #include "kernels/cuda/attention.h"
 
-#include <initializer_list>
+#include <cstdint>
+
+#include "tranche/core/error.h"
 
 namespace tranche::kernels::cuda {
 
 namespace {
 
+bool aligned(const void* data, std::int64_t row_bytes) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && row_bytes % 16 == 0;
+}
+
 AttentionPath path_of(const AttentionCall& call) {
-  bool aligned = true;
-  for (const void* data : {call.query_key_value, static_cast<const void*>(call.out), call.d_out,
-                           static_cast<const void*>(call.d_query_key_value)}) {
-    aligned = aligned && reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
-  }
-  return choose_attention(call.dtype, call.head_width(), call.dropout.has_value(), aligned);
+  const std::int64_t bytes = size_of(call.dtype);
+  bool rows_aligned = aligned(call.out, 0) && aligned(call.d_out, 0);
+  for (const auto& part : call.parts) rows_aligned &= aligned(part.data, part.stride * bytes);
+  for (const auto& part : call.d_parts) rows_aligned &= aligned(part.data, part.stride * bytes);
+  return choose_attention(call.dtype, call.head_width, call.dropout.has_value(), rows_aligned);
 }
 
 bool empty(const AttentionCall& call) {
-  return call.batch == 0 || call.time == 0 || call.width == 0;
+  return call.batch == 0 || call.time == 0 || call.width() == 0;
+}
+
+void refuse_what_is_absent(const AttentionCall& call) {
+  if (call.group() > 1 || !call.mask(0).causal_only()) {
+    throw InvalidArgument("attention on a GPU has no grouped heads, windows and documents yet; use a CPU");
+  }
 }
 
 }  // namespace
@@ -27,12 +38,14 @@ std::string_view name_of(AttentionPath path) {
 
 void attention_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
   if (empty(call)) return;
+  refuse_what_is_absent(call);
   if (path_of(call) == AttentionPath::flash) return flash_forward(stream, call);
   gemm_attention_forward(stream, call, workspace);
 }
 
 void attention_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
   if (empty(call)) return;
+  refuse_what_is_absent(call);
   if (path_of(call) == AttentionPath::flash) return flash_backward(stream, call, workspace);
   gemm_attention_backward(stream, call, workspace);
 }

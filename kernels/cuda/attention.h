@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <vector>
 
+#include "kernels/attention_operands.h"
 #include "kernels/cuda/attention_geometry.h"
 #include "kernels/dropout_draws.h"
 #include "tranche/core/dtype.h"
@@ -14,24 +14,14 @@
 
 namespace tranche::kernels::cuda {
 
-/// Checked operands of kernels::attention_forward and attention_backward; forward leaves the last two null.
-struct AttentionCall {
-  std::int64_t batch = 0, time = 0, width = 0, heads = 1;
-  DataType dtype = DataType::float32;
-  const void* query_key_value = nullptr;
-  void* out = nullptr;           ///< written by forward, read by backward
-  float* log_sum_exp = nullptr;  ///< the same
-  const void* d_out = nullptr;
-  void* d_query_key_value = nullptr;
+/// Checked operands of kernels::attention_forward and attention_backward.
+struct AttentionCall : AttentionOperands {
   std::optional<DropoutDraws> dropout;
-  std::vector<std::int64_t> samples;  ///< global sample of each batch entry when there is dropout
-
-  std::int64_t head_width() const { return width / heads; }
 };
 
 enum class AttentionPath : std::uint8_t { flash, gemm };
 
-/// flash: 16-bit, heads of 64 or 128 elements, no dropout, tensors that start on 16 bytes.
+/// flash: 16-bit, heads of 64 or 128 elements, no dropout, rows that start on 16 bytes.
 constexpr AttentionPath choose_attention(DataType dtype, std::int64_t head_width, bool dropout,
                                          bool aligned) {
   const bool narrow = dtype == DataType::bfloat16 || dtype == DataType::float16;

@@ -2,6 +2,7 @@
 /// Moves of 16-bit tiles between global memory, shared memory and registers for the flash attention kernels.
 /// Device code; see attention_geometry.h for where things lie.
 
+#include "kernels/attention_operands.h"
 #include "kernels/cuda/attention_geometry.h"
 #include "kernels/cuda/simt.h"
 
@@ -14,6 +15,16 @@ __device__ __forceinline__ int lane_of_thread() {
 }
 __device__ __forceinline__ int warp_of_thread() {
   return static_cast<int>(threadIdx.x) / warp_size;
+}
+
+/// Rows of a checked operand as elements of T.
+template <class T>
+HeadRows<const T> rows_of(const HeadRows<const void>& rows) {
+  return {static_cast<const T*>(rows.data), rows.stride};
+}
+template <class T>
+HeadRows<T> rows_of(const HeadRows<void>& rows) {
+  return {static_cast<T*>(rows.data), rows.stride};
 }
 
 /// Starts copying `rows` rows of `head` elements, `stride` apart in global memory; rows from `valid` on

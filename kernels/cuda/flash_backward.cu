@@ -8,7 +8,6 @@
 // none spilled: queries 223 (heads of 64) and 220 (128), keys 254 and 255.
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "kernels/cuda/attention.h"
@@ -22,10 +21,10 @@ namespace {
 template <class T>
 struct BackwardArguments {
   const T* d_out;
-  const T* query_key_value;
+  HeadRows<const T> query, key, value;
   const T* out;
   const float* log_sum_exp;
-  T* d_query_key_value;
+  HeadRows<T> d_query, d_key, d_value;
   QueryStatistics* statistics;  ///< [heads of this launch, padded time]
   int time, heads;
   int first_head;  ///< of this launch, over batch and head
@@ -90,10 +89,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   const int head_number = p.first_head + static_cast<int>(blockIdx.x);
   const std::int64_t first_row =
       static_cast<std::int64_t>(head_number / p.heads) * p.time;  // of the batch entry
-  const std::int64_t packed = 3 * p.width, column = static_cast<std::int64_t>(head_number % p.heads) * head;
-  const T* query = p.query_key_value + (first_row + first_query) * packed + column;
-  const T* key =
-      p.query_key_value + first_row * packed + column + p.width;  // of the next tile; values p.width behind
+  const std::int64_t column = static_cast<std::int64_t>(head_number % p.heads) * head;
   const std::int64_t out_at = (first_row + first_query) * p.width + column;
 
   T* shared_query = dynamic_shared<T>();
@@ -103,12 +99,16 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   auto* statistics = reinterpret_cast<QueryStatistics*>(shared_value + 2 * keys * stride);
   const auto load_keys = [&](int tile) {
     const int at = tile % 2 * keys * stride, there = p.time - tile * keys;
-    load_tile<head, keys, threads>(shared_key + at, key, packed, there);
-    load_tile<head, keys, threads>(shared_value + at, key + p.width, packed, there);
+    const std::int64_t row = first_row + tile * keys;
+    load_tile<head, keys, threads>(shared_key + at, p.key.data + row * p.key.stride + column, p.key.stride,
+                                   there);
+    load_tile<head, keys, threads>(shared_value + at, p.value.data + row * p.value.stride + column,
+                                   p.value.stride, there);
     cp_async_commit();
-    key += keys * packed;
   };
-  load_tile<head, queries, threads>(shared_query, query, packed, p.time - first_query);
+  load_tile<head, queries, threads>(shared_query,
+                                    p.query.data + (first_row + first_query) * p.query.stride + column,
+                                    p.query.stride, p.time - first_query);
   load_tile<head, queries, threads>(shared_d_out, p.d_out + out_at, p.width, p.time - first_query);
   cp_async_commit();
   load_keys(0);
@@ -209,8 +209,9 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     }
   }
   __syncwarp();
-  store_rows<head, shape.rows_per_warp()>(p.d_query_key_value + (first_row + first_query) * packed + column,
-                                          packed, shared_query, warp_row, p.time - first_query);
+  store_rows<head, shape.rows_per_warp()>(
+      p.d_query.data + (first_row + first_query) * p.d_query.stride + column, p.d_query.stride, shared_query,
+      warp_row, p.time - first_query);
 }
 
 /// A block computes the gradients of `own` keys and values of one head, over tiles of queries. It works on
@@ -226,7 +227,6 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
 
   const int first_key = static_cast<int>(blockIdx.y) * keys;  // the first see most queries and start first
   const int head_number = p.first_head + static_cast<int>(blockIdx.x);
-  const std::int64_t packed = 3 * p.width;
   const int first_tile = first_query_tile(first_key, queries);
   const int tiles = static_cast<int>(tiles_of(p.time, queries));
   T* shared_key = dynamic_shared<T>();
@@ -246,7 +246,8 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     const int at = tile % 2 * queries, there = p.time - tile * queries;
     const std::int64_t first_row = place->row + tile * queries, column = place->column;
     load_tile<head, queries, threads>(shared_query + at * stride,
-                                      p.query_key_value + first_row * packed + column, packed, there);
+                                      p.query.data + first_row * p.query.stride + column, p.query.stride,
+                                      there);
     load_tile<head, queries, threads>(shared_d_out + at * stride, p.d_out + first_row * p.width + column,
                                       p.width, there);
     if (threadIdx.x < queries / 2) {
@@ -256,9 +257,11 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     }
     cp_async_commit();
   };
-  const T* key = p.query_key_value + (place->row + first_key) * packed + place->column + p.width;
-  load_tile<head, keys, threads>(shared_key, key, packed, p.time - first_key);
-  load_tile<head, keys, threads>(shared_value, key + p.width, packed, p.time - first_key);
+  const auto at_first_key = [&](const auto& rows) {
+    return rows.data + (place->row + first_key) * rows.stride + place->column;
+  };
+  load_tile<head, keys, threads>(shared_key, at_first_key(p.key), p.key.stride, p.time - first_key);
+  load_tile<head, keys, threads>(shared_value, at_first_key(p.value), p.value.stride, p.time - first_key);
   cp_async_commit();
   load_queries(first_tile);
   cp_async_wait<1>();
@@ -378,9 +381,9 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     }
   }
   __syncwarp();
-  T* d_key_rows = p.d_query_key_value + (place->row + first_key) * packed + place->column + p.width;
-  store_rows<head, shape.rows_per_warp()>(d_key_rows, packed, shared_key, warp_row, p.time - first_key);
-  store_rows<head, shape.rows_per_warp()>(d_key_rows + p.width, packed, shared_value, warp_row,
+  store_rows<head, shape.rows_per_warp()>(at_first_key(p.d_key), p.d_key.stride, shared_key, warp_row,
+                                          p.time - first_key);
+  store_rows<head, shape.rows_per_warp()>(at_first_key(p.d_value), p.d_value.stride, shared_value, warp_row,
                                           p.time - first_key);
 }
 
@@ -389,16 +392,20 @@ void launch_backward(Stream& stream, const AttentionCall& call, const Workspace&
   constexpr BackwardShape shape = backward_shape(head);
   constexpr std::size_t tiles = shape.tile_bytes(head), row = sizeof(QueryStatistics);
   BackwardArguments<T> arguments{static_cast<const T*>(call.d_out),
-                                 static_cast<const T*>(call.query_key_value),
+                                 rows_of<T>(call.parts[0]),
+                                 rows_of<T>(call.parts[1]),
+                                 rows_of<T>(call.parts[2]),
                                  static_cast<const T*>(call.out),
                                  call.log_sum_exp,
-                                 static_cast<T*>(call.d_query_key_value),
+                                 rows_of<T>(call.d_parts[0]),
+                                 rows_of<T>(call.d_parts[1]),
+                                 rows_of<T>(call.d_parts[2]),
                                  static_cast<QueryStatistics*>(workspace.data),
                                  static_cast<int>(call.time),
                                  static_cast<int>(call.heads),
                                  0,
-                                 call.width,
-                                 1.0f / std::sqrt(static_cast<float>(head))};
+                                 call.width(),
+                                 call.scale};
   const std::int64_t heads = call.batch * call.heads,
                      space = workspace.bytes / flash_scratch_bytes(call.time);
   const auto blocks = static_cast<unsigned>(tiles_of(call.time, shape.own));
@@ -415,7 +422,7 @@ void launch_backward(Stream& stream, const AttentionCall& call, const Workspace&
 
 template <class T>
 void launch_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
-  if (call.width / call.heads == 64) return launch_backward<T, 64>(stream, call, workspace);
+  if (call.head_width == 64) return launch_backward<T, 64>(stream, call, workspace);
   launch_backward<T, 128>(stream, call, workspace);
 }
 

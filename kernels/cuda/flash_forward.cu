@@ -1,11 +1,10 @@
 // Fused causal attention on tensor cores, forward. Algorithm: Dao, "FlashAttention-2: faster attention with
 // better parallelism and work partitioning", 2023, arXiv 2307.08691.
 //
-// One launch without scratch. Reads query_key_value once from memory and keys and values again from the L2
-// cache for each tile of 128 queries; writes out and log_sum_exp once. Registers (nvcc 13.0), none spilled:
-// 236 for heads of 64, 254 for 128: two blocks of 4 warps on a multiprocessor.
+// One launch without scratch. Reads queries, keys and values once from memory and keys and values again from
+// the L2 cache for each tile of 128 queries; writes out and log_sum_exp once. Registers (nvcc 13.0), none
+// spilled: 236 for heads of 64, 254 for 128: two blocks of 4 warps on a multiprocessor.
 
-#include <cmath>
 #include <limits>
 
 #include "kernels/cuda/attention.h"
@@ -18,12 +17,12 @@ namespace {
 
 template <class T>
 struct ForwardArguments {
-  const T* query_key_value;
+  HeadRows<const T> query, key, value;
   T* out;
   float* log_sum_exp;
   int time;
-  std::int64_t width, packed;  ///< elements of a row of out, and of query_key_value
-  float scale, log2_scale;     ///< of scores, and of scores in units of log(2)
+  std::int64_t width;       ///< elements of a row of out
+  float scale, log2_scale;  ///< of scores, and of scores in units of log(2)
 };
 
 constexpr float log2_of_e = 1.4426950408889634f;
@@ -43,23 +42,22 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
 
   // Blocks start in the order of x, y, z: all heads' longest rows of tiles first.
   const int first_query = longest_first(static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)) * queries;
-  const T* query =
-      p.query_key_value + static_cast<std::int64_t>(blockIdx.y) * p.time * p.packed + blockIdx.x * head;
-
-  const T* key = query + p.width;  // of the next tile to load; values lie p.width behind
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * p.time;  // of the batch entry
+  const T* query = p.query.data + (first_row + first_query) * p.query.stride + blockIdx.x * head;
 
   T* shared_query = dynamic_shared<T>();
   T* shared_keys = shared_query + queries * stride;  // two stages of keys and values
+  // Addresses are made from the block's number for each tile: registers are what this kernel lacks.
   const auto load_keys = [&](int tile) {
     T* to = shared_keys + tile % 2 * 2 * keys * stride;
+    const std::int64_t row = first_row + tile * keys, column = blockIdx.x * head;
     const int there = p.time - tile * keys;
-    load_tile<head, keys, threads>(to, key, p.packed, there);
-    load_tile<head, keys, threads>(to + keys * stride, key + p.width, p.packed, there);
+    load_tile<head, keys, threads>(to, p.key.data + row * p.key.stride + column, p.key.stride, there);
+    load_tile<head, keys, threads>(to + keys * stride, p.value.data + row * p.value.stride + column,
+                                   p.value.stride, there);
     cp_async_commit();
-    key += keys * p.packed;
   };
-  load_tile<head, queries, threads>(shared_query, query + first_query * p.packed, p.packed,
-                                    p.time - first_query);
+  load_tile<head, queries, threads>(shared_query, query, p.query.stride, p.time - first_query);
   load_keys(0);
 
   const int lane = lane_of_thread(), g = lane / 4, t = lane % 4;
@@ -208,23 +206,22 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
     }
   }
   __syncwarp();
-  T* out_rows =
-      p.out + (static_cast<std::int64_t>(blockIdx.y) * p.time + first_query) * p.width + blockIdx.x * head;
+  T* out_rows = p.out + (first_row + first_query) * p.width + blockIdx.x * head;
   store_rows<head, shape.rows_per_warp()>(out_rows, p.width, shared_query, warp_row, p.time - first_query);
 }
 
 template <class T, int head>
 void launch_forward(Stream& stream, const AttentionCall& call) {
   constexpr ForwardShape shape = forward_shape;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head));
-  const ForwardArguments<T> arguments{static_cast<const T*>(call.query_key_value),
+  const ForwardArguments<T> arguments{rows_of<T>(call.parts[0]),
+                                      rows_of<T>(call.parts[1]),
+                                      rows_of<T>(call.parts[2]),
                                       static_cast<T*>(call.out),
                                       call.log_sum_exp,
                                       static_cast<int>(call.time),
-                                      call.width,
-                                      3 * call.width,
-                                      scale,
-                                      scale * log2_of_e};
+                                      call.width(),
+                                      call.scale,
+                                      call.scale * log2_of_e};
   const dim3 grid(static_cast<unsigned>(call.heads), static_cast<unsigned>(call.batch),
                   static_cast<unsigned>(tiles_of(call.time, shape.queries)));
   launch(stream, "flash_forward", flash_forward_kernel<T, head>,
@@ -234,7 +231,7 @@ void launch_forward(Stream& stream, const AttentionCall& call) {
 
 template <class T>
 void launch_forward(Stream& stream, const AttentionCall& call) {
-  if (call.width / call.heads == 64) return launch_forward<T, 64>(stream, call);
+  if (call.head_width == 64) return launch_forward<T, 64>(stream, call);
   launch_forward<T, 128>(stream, call);
 }
 

@@ -132,19 +132,19 @@ class Attention {
     for_chunks([&](std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                    std::int64_t queries) {
       const std::int64_t keys = query + queries;
-      Gemm scores = rows(false, true, queries, keys, call_.head_width(), heads);
+      Gemm scores = rows(false, true, queries, keys, call_.head_width, heads);
       scores.alpha = scale();
-      left(scores, part(0, batch, head, query), 3 * call_.width, call_.head_width());
-      right(scores, part(1, batch, head, 0), 3 * call_.width, call_.head_width());
+      left(scores, part(0, batch, head, query), call_.parts[0].stride, call_.head_width);
+      right(scores, part(1, batch, head, 0), call_.parts[1].stride, call_.head_width);
       result(scores, scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
       gemm(stream_, scores, scratch_);
       launch(stream_, "attention_softmax", softmax_rows<T>, grid(queries, heads),
              score_rows(batch, head, query, 0, keys));
-      Gemm out = rows(false, false, queries, call_.head_width(), keys, heads);
+      Gemm out = rows(false, false, queries, call_.head_width, keys, heads);
       left(out, scores_, narrow_stride(), chunk_.rows * narrow_stride());
-      right(out, part(2, batch, head, 0), 3 * call_.width, call_.head_width());
-      result(out, static_cast<T*>(call_.out) + row_at(batch, head, query), call_.dtype, call_.width,
-             call_.head_width());
+      right(out, part(2, batch, head, 0), call_.parts[2].stride, call_.head_width);
+      result(out, static_cast<T*>(call_.out) + row_at(batch, head, query), call_.dtype, call_.width(),
+             call_.head_width);
       gemm(stream_, out, scratch_);
     });
   }
@@ -181,21 +181,23 @@ class Attention {
                    ? Workspace{static_cast<unsigned char*>(workspace.data) + taken, workspace.bytes - taken}
                    : Workspace{};
   }
-  float scale() const { return 1.0f / std::sqrt(static_cast<float>(call_.head_width())); }
+  float scale() const { return call_.scale; }
   std::int64_t narrow_stride() const {
     return chunk_.stride * static_cast<std::int64_t>(sizeof(float) / sizeof(T));
   }
   std::int64_t row_at(std::int64_t batch, std::int64_t head, std::int64_t row) const {
-    return (batch * call_.time + row) * call_.width + head * call_.head_width();
+    return (batch * call_.time + row) * call_.width() + head * call_.head_width;
   }
-  std::int64_t packed_at(int which, std::int64_t batch, std::int64_t head, std::int64_t row) const {
-    return (batch * call_.time + row) * 3 * call_.width + which * call_.width + head * call_.head_width();
+  std::int64_t part_at(std::int64_t stride, std::int64_t batch, std::int64_t head, std::int64_t row) const {
+    return (batch * call_.time + row) * stride + head * call_.head_width;
   }
   const T* part(int which, std::int64_t batch, std::int64_t head, std::int64_t row) const {
-    return static_cast<const T*>(call_.query_key_value) + packed_at(which, batch, head, row);
+    const auto& rows = call_.parts[static_cast<std::size_t>(which)];
+    return static_cast<const T*>(rows.data) + part_at(rows.stride, batch, head, row);
   }
   T* d_part(int which, std::int64_t batch, std::int64_t head, std::int64_t row) const {
-    return static_cast<T*>(call_.d_query_key_value) + packed_at(which, batch, head, row);
+    const auto& rows = call_.d_parts[static_cast<std::size_t>(which)];
+    return static_cast<T*>(rows.data) + part_at(rows.stride, batch, head, row);
   }
   static Gemm rows(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k,
                    std::int64_t heads) {
@@ -261,42 +263,42 @@ class Attention {
   /// Probabilities in place of the scores, gradients of the scores behind them.
   void score_gradients(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                        std::int64_t queries, std::int64_t key, std::int64_t keys) const {
-    Gemm scores = rows(false, true, queries, keys, call_.head_width(), heads);
+    Gemm scores = rows(false, true, queries, keys, call_.head_width, heads);
     scores.alpha = scale();
-    left(scores, part(0, batch, head, query), 3 * call_.width, call_.head_width());
-    right(scores, part(1, batch, head, key), 3 * call_.width, call_.head_width());
+    left(scores, part(0, batch, head, query), call_.parts[0].stride, call_.head_width);
+    right(scores, part(1, batch, head, key), call_.parts[1].stride, call_.head_width);
     result(scores, scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
     gemm(stream_, scores, scratch_);
-    Gemm d_scores = rows(false, true, queries, keys, call_.head_width(), heads);
-    left(d_scores, static_cast<const T*>(call_.d_out) + row_at(batch, head, query), call_.width,
-         call_.head_width());
-    right(d_scores, part(2, batch, head, key), 3 * call_.width, call_.head_width());
+    Gemm d_scores = rows(false, true, queries, keys, call_.head_width, heads);
+    left(d_scores, static_cast<const T*>(call_.d_out) + row_at(batch, head, query), call_.width(),
+         call_.head_width);
+    right(d_scores, part(2, batch, head, key), call_.parts[2].stride, call_.head_width);
     result(d_scores, d_scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
     gemm(stream_, d_scores, scratch_);
     launch(stream_, "attention_softmax_backward", softmax_backward_rows<T>, grid(queries, heads),
            score_rows(batch, head, query, key, keys),
            static_cast<const T*>(call_.out) + row_at(batch, head, 0),
-           static_cast<const T*>(call_.d_out) + row_at(batch, head, 0), call_.width, call_.head_width());
+           static_cast<const T*>(call_.d_out) + row_at(batch, head, 0), call_.width(), call_.head_width);
   }
   void query_gradient(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                       std::int64_t queries) const {
-    Gemm gradient = rows(false, false, queries, call_.head_width(), query + queries, heads);
+    Gemm gradient = rows(false, false, queries, call_.head_width, query + queries, heads);
     left(gradient, d_scores_, narrow_stride(), chunk_.rows * narrow_stride());
-    right(gradient, part(1, batch, head, 0), 3 * call_.width, call_.head_width());
-    result(gradient, d_part(0, batch, head, query), call_.dtype, 3 * call_.width, call_.head_width());
+    right(gradient, part(1, batch, head, 0), call_.parts[1].stride, call_.head_width);
+    result(gradient, d_part(0, batch, head, query), call_.dtype, call_.d_parts[0].stride, call_.head_width);
     gemm(stream_, gradient, scratch_);
   }
   void key_gradients(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                      std::int64_t queries, std::int64_t key, std::int64_t keys) const {
-    Gemm gradient = rows(true, false, keys, call_.head_width(), queries, heads);
+    Gemm gradient = rows(true, false, keys, call_.head_width, queries, heads);
     left(gradient, d_scores_, narrow_stride(), chunk_.rows * narrow_stride());
-    right(gradient, part(0, batch, head, query), 3 * call_.width, call_.head_width());
-    result(gradient, d_part(1, batch, head, key), call_.dtype, 3 * call_.width, call_.head_width());
+    right(gradient, part(0, batch, head, query), call_.parts[0].stride, call_.head_width);
+    result(gradient, d_part(1, batch, head, key), call_.dtype, call_.d_parts[1].stride, call_.head_width);
     gemm(stream_, gradient, scratch_);
     left(gradient, scores_, narrow_stride(), chunk_.rows * narrow_stride());
-    right(gradient, static_cast<const T*>(call_.d_out) + row_at(batch, head, query), call_.width,
-          call_.head_width());
-    result(gradient, d_part(2, batch, head, key), call_.dtype, 3 * call_.width, call_.head_width());
+    right(gradient, static_cast<const T*>(call_.d_out) + row_at(batch, head, query), call_.width(),
+          call_.head_width);
+    result(gradient, d_part(2, batch, head, key), call_.dtype, call_.d_parts[2].stride, call_.head_width);
     gemm(stream_, gradient, scratch_);
   }
 

@@ -1,35 +1,42 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
+#include "kernels/attention_operands.h"
 #include "kernels/meta/cost.h"
 #include "tranche/core/dtype.h"
 
 namespace tranche::kernels::meta {
 
-/// Pairs of query and key that see each other, over the batch.
-inline double attention_pairs(std::int64_t batch, std::int64_t time) {
-  return static_cast<double>(batch) * static_cast<double>(time) * static_cast<double>(time + 1) / 2.0;
+/// Pairs of a query and a key that it sees, over the batch, by the causal mask and the window.
+inline double attention_pairs(const AttentionOperands& of) {
+  const std::int64_t seen = of.window > 0 ? std::min(of.window, of.time) : of.time;  // by the last query
+  const auto time = static_cast<double>(of.time), most = static_cast<double>(seen);
+  return static_cast<double>(of.batch) * (most * (most + 1) / 2.0 + (time - most) * most);
 }
 
-/// Per pair: two dot products of `width`, and 5 operations a head for the softmax. Pairs above the diagonal
-/// are not counted.
-inline Cost attention_forward_cost(std::int64_t batch, std::int64_t time, std::int64_t width,
-                                   std::int64_t heads, DataType dtype) {
-  const auto w = static_cast<double>(width), h = static_cast<double>(heads);
-  const double rows = static_cast<double>(batch) * static_cast<double>(time);
-  const auto bytes = static_cast<double>(size_of(dtype));
-  return {attention_pairs(batch, time) * (4.0 * w + 5.0 * h), 3.0 * rows * w * bytes,
-          rows * w * bytes + 4.0 * rows * h};
+/// Bytes of a tensor with `heads` heads a token.
+inline double attention_bytes(const AttentionOperands& of, std::int64_t heads) {
+  return static_cast<double>(of.batch) * static_cast<double>(of.time) *
+         static_cast<double>(heads * of.head_width) * static_cast<double>(size_of(of.dtype));
 }
 
-/// Per pair: five dot products of `width` (one is the scores again), and 6 operations a head.
-inline Cost attention_backward_cost(std::int64_t batch, std::int64_t time, std::int64_t width,
-                                    std::int64_t heads, DataType dtype) {
-  const auto w = static_cast<double>(width), h = static_cast<double>(heads);
-  const double rows = static_cast<double>(batch) * static_cast<double>(time);
-  const auto bytes = static_cast<double>(size_of(dtype));
-  return {attention_pairs(batch, time) * (10.0 * w + 6.0 * h) + 2.0 * rows * w,
-          5.0 * rows * w * bytes + 4.0 * rows * h, 3.0 * rows * w * bytes};
+/// Per pair: two dot products of all heads' width, and 5 operations a head for the softmax. Pairs that the
+/// mask hides are not counted.
+inline Cost attention_forward_cost(const AttentionOperands& of) {
+  const auto w = static_cast<double>(of.width()), h = static_cast<double>(of.heads);
+  const double rows = static_cast<double>(of.batch) * static_cast<double>(of.time);
+  const double queries = attention_bytes(of, of.heads), keys = attention_bytes(of, of.key_value_heads);
+  return {attention_pairs(of) * (4.0 * w + 5.0 * h), queries + 2.0 * keys, queries + 4.0 * rows * h};
+}
+
+/// Per pair: five dot products of all heads' width (one is the scores again), and 6 operations a head.
+inline Cost attention_backward_cost(const AttentionOperands& of) {
+  const auto w = static_cast<double>(of.width()), h = static_cast<double>(of.heads);
+  const double rows = static_cast<double>(of.batch) * static_cast<double>(of.time);
+  const double queries = attention_bytes(of, of.heads), keys = attention_bytes(of, of.key_value_heads);
+  return {attention_pairs(of) * (10.0 * w + 6.0 * h) + 2.0 * rows * w,
+          3.0 * queries + 2.0 * keys + 4.0 * rows * h, queries + 2.0 * keys};
 }
 
 }  // namespace tranche::kernels::meta

@@ -9,47 +9,70 @@ namespace tranche::kernels::reference {
 
 namespace {
 
-/// The offsets of one head's parts in the packed tensors.
+/// One head of queries of one batch entry, with the keys and values that it uses.
 struct Head {
-  std::size_t time, width, head_width, batch, head;
+  std::size_t time, width, first_row, first_query_column, first_key_column, out_stride;
   double scale;
 
-  /// Index of element `c` of part 0 (query), 1 (key) or 2 (value) at time `t`.
-  std::size_t packed(std::size_t part, std::size_t t, std::size_t c) const {
-    return (batch * time + t) * 3 * width + part * width + head * head_width + c;
+  template <class T>
+  T& query(const HeadRows<T>& rows, std::size_t t, std::size_t c) const {
+    return rows.elements[(first_row + t) * static_cast<std::size_t>(rows.stride) + first_query_column + c];
+  }
+  /// Of keys and of values.
+  template <class T>
+  T& key(const HeadRows<T>& rows, std::size_t t, std::size_t c) const {
+    return rows.elements[(first_row + t) * static_cast<std::size_t>(rows.stride) + first_key_column + c];
   }
   std::size_t out(std::size_t t, std::size_t c) const {
-    return (batch * time + t) * width + head * head_width + c;
+    return (first_row + t) * out_stride + first_query_column + c;
   }
 };
 
 Head head_at(const AttentionShape& shape, std::int64_t batch, std::int64_t head) {
-  const std::int64_t head_width = shape.width / shape.heads;
-  return {static_cast<std::size_t>(shape.time), static_cast<std::size_t>(shape.width),
-          static_cast<std::size_t>(head_width), static_cast<std::size_t>(batch),
-          static_cast<std::size_t>(head),       1.0 / std::sqrt(static_cast<double>(head_width))};
+  const std::int64_t key_head = head / (shape.heads / shape.key_value_heads);
+  const auto size = [](std::int64_t count) { return static_cast<std::size_t>(count); };
+  return {size(shape.time),
+          size(shape.head_width),
+          size(batch * shape.time),
+          size(head * shape.head_width),
+          size(key_head * shape.head_width),
+          size(shape.heads * shape.head_width),
+          shape.scale > 0 ? shape.scale : 1.0 / std::sqrt(static_cast<double>(shape.head_width))};
 }
 
-/// Probabilities of one query over keys 0 ... query; returns log(sum(exp(score))).
-double probabilities(const Head& at, std::span<const double> query_key_value, std::size_t query,
-                     std::vector<double>& result) {
+/// The first key that a query sees.
+std::size_t first_key(const AttentionShape& shape, std::int64_t batch, std::size_t query) {
+  const auto t = static_cast<std::int64_t>(query);
+  std::int64_t first = 0;
+  if (shape.window > 0) first = std::max(first, t - shape.window + 1);
+  if (!shape.document_begin.empty()) {
+    const std::int32_t begin = shape.document_begin[static_cast<std::size_t>(batch * shape.time + t)];
+    first = std::max<std::int64_t>(first, begin);
+  }
+  return static_cast<std::size_t>(first);
+}
+
+/// Probabilities of one query over keys 0 ... query, zero before `first`; returns log(sum(exp(score))).
+double probabilities(const Head& at, const QueryKeyValue<const double>& operands, std::size_t first,
+                     std::size_t query, std::vector<double>& result) {
   result.assign(query + 1, 0.0);
-  for (std::size_t key = 0; key <= query; ++key) {
-    for (std::size_t c = 0; c < at.head_width; ++c) {
-      result[key] += query_key_value[at.packed(0, query, c)] * query_key_value[at.packed(1, key, c)];
+  for (std::size_t key = first; key <= query; ++key) {
+    for (std::size_t c = 0; c < at.width; ++c) {
+      result[key] += at.query(operands.query, query, c) * at.key(operands.key, key, c);
     }
     result[key] *= at.scale;
   }
-  const double maximum = *std::max_element(result.begin(), result.end());
+  const auto seen = result.begin() + static_cast<std::ptrdiff_t>(first);
+  const double maximum = *std::max_element(seen, result.end());
   double sum = 0;
-  for (double& score : result) sum += (score = std::exp(score - maximum));
+  for (std::size_t key = first; key <= query; ++key) sum += (result[key] = std::exp(result[key] - maximum));
   for (double& score : result) score /= sum;
   return maximum + std::log(sum);
 }
 
 }  // namespace
 
-void attention_forward(const AttentionShape& shape, std::span<const double> query_key_value,
+void attention_forward(const AttentionShape& shape, const QueryKeyValue<const double>& operands,
                        std::span<const double> keep_scale, std::span<double> out,
                        std::span<double> log_sum_exp) {
   std::vector<double> probability;
@@ -58,12 +81,13 @@ void attention_forward(const AttentionShape& shape, std::span<const double> quer
       const Head at = head_at(shape, b, h);
       const auto row = static_cast<std::size_t>(b * shape.heads + h) * at.time;
       for (std::size_t query = 0; query < at.time; ++query) {
-        log_sum_exp[row + query] = probabilities(at, query_key_value, query, probability);
-        for (std::size_t c = 0; c < at.head_width; ++c) {
+        const std::size_t first = first_key(shape, b, query);
+        log_sum_exp[row + query] = probabilities(at, operands, first, query, probability);
+        for (std::size_t c = 0; c < at.width; ++c) {
           double sum = 0;
-          for (std::size_t key = 0; key <= query; ++key) {
+          for (std::size_t key = first; key <= query; ++key) {
             const double keep = keep_scale.empty() ? 1.0 : keep_scale[(row + query) * at.time + key];
-            sum += probability[key] * keep * query_key_value[at.packed(2, key, c)];
+            sum += probability[key] * keep * at.key(operands.value, key, c);
           }
           out[at.out(query, c)] = sum;
         }
@@ -73,32 +97,42 @@ void attention_forward(const AttentionShape& shape, std::span<const double> quer
 }
 
 void attention_backward(const AttentionShape& shape, std::span<const double> d_out,
-                        std::span<const double> query_key_value, std::span<const double> keep_scale,
-                        std::span<double> d_query_key_value) {
-  std::fill(d_query_key_value.begin(), d_query_key_value.end(), 0.0);
+                        const QueryKeyValue<const double>& operands, std::span<const double> keep_scale,
+                        const QueryKeyValue<double>& gradients) {
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    for (std::int64_t h = 0; h < shape.heads; ++h) {
+      const Head at = head_at(shape, b, h);
+      for (std::size_t t = 0; t < at.time; ++t) {
+        for (std::size_t c = 0; c < at.width; ++c) {
+          at.query(gradients.query, t, c) = at.key(gradients.key, t, c) = at.key(gradients.value, t, c) = 0;
+        }
+      }
+    }
+  }
   std::vector<double> probability, d_probability;
   for (std::int64_t b = 0; b < shape.batch; ++b) {
     for (std::int64_t h = 0; h < shape.heads; ++h) {
       const Head at = head_at(shape, b, h);
       const auto row = static_cast<std::size_t>(b * shape.heads + h) * at.time;
       for (std::size_t query = 0; query < at.time; ++query) {
-        probabilities(at, query_key_value, query, probability);
+        const std::size_t first = first_key(shape, b, query);
+        probabilities(at, operands, first, query, probability);
         d_probability.assign(query + 1, 0.0);
         double weighted = 0;  // sum over keys of probability * d_probability
-        for (std::size_t key = 0; key <= query; ++key) {
+        for (std::size_t key = first; key <= query; ++key) {
           const double keep = keep_scale.empty() ? 1.0 : keep_scale[(row + query) * at.time + key];
-          for (std::size_t c = 0; c < at.head_width; ++c) {
+          for (std::size_t c = 0; c < at.width; ++c) {
             const double gradient = d_out[at.out(query, c)];
-            d_probability[key] += gradient * keep * query_key_value[at.packed(2, key, c)];
-            d_query_key_value[at.packed(2, key, c)] += gradient * keep * probability[key];
+            d_probability[key] += gradient * keep * at.key(operands.value, key, c);
+            at.key(gradients.value, key, c) += gradient * keep * probability[key];
           }
           weighted += probability[key] * d_probability[key];
         }
-        for (std::size_t key = 0; key <= query; ++key) {
+        for (std::size_t key = first; key <= query; ++key) {
           const double d_score = probability[key] * (d_probability[key] - weighted) * at.scale;
-          for (std::size_t c = 0; c < at.head_width; ++c) {
-            d_query_key_value[at.packed(0, query, c)] += d_score * query_key_value[at.packed(1, key, c)];
-            d_query_key_value[at.packed(1, key, c)] += d_score * query_key_value[at.packed(0, query, c)];
+          for (std::size_t c = 0; c < at.width; ++c) {
+            at.query(gradients.query, query, c) += d_score * at.key(operands.key, key, c);
+            at.key(gradients.key, key, c) += d_score * at.query(operands.query, query, c);
           }
         }
       }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "kernels/cuda/attention.h"
@@ -65,13 +66,48 @@ class AttentionGpu : public GpuTest {
         }
       }
     }
-    const reference::AttentionShape shape{s.batch, s.time, s.width(), s.heads};
+    const reference::AttentionShape shape{.batch = s.batch,
+                                          .time = s.time,
+                                          .heads = s.heads,
+                                          .key_value_heads = s.heads,
+                                          .head_width = s.head_width,
+                                          .document_begin = {}};
     p.out.resize(static_cast<std::size_t>(s.batch * s.time * s.width()));
     p.log_sum_exp.resize(static_cast<std::size_t>(s.batch * s.heads * s.time));
     p.gradient.resize(3 * p.out.size());
-    reference::attention_forward(shape, p.query_key_value.values(), keep, p.out, p.log_sum_exp);
-    reference::attention_backward(shape, p.d_out.values(), p.query_key_value.values(), keep, p.gradient);
+    const auto values = p.query_key_value.values();
+    const auto packed = reference::packed<const double>(values, s.width());
+    reference::attention_forward(shape, packed, keep, p.out, p.log_sum_exp);
+    reference::attention_backward(shape, p.d_out.values(), packed, keep,
+                                  reference::packed<double>(p.gradient, s.width()));
     return made;
+  }
+
+  /// The operands after the checks, for a path by its own name.
+  static cuda::AttentionCall call_of(const Problem& p, const TensorView& query_key_value,
+                                     const TensorView& out, const TensorView& log_sum_exp,
+                                     const TensorView& d_out, const TensorView& d_query_key_value) {
+    const Sizes& s = p.sizes;
+    cuda::AttentionCall call;
+    call.batch = s.batch;
+    call.time = s.time;
+    call.heads = call.key_value_heads = s.heads;
+    call.head_width = s.head_width;
+    call.dtype = p.dtype;
+    call.scale = 1.0f / std::sqrt(static_cast<float>(s.head_width));
+    for (std::size_t part = 0; part < 3; ++part) {
+      const std::int64_t first = static_cast<std::int64_t>(part) * s.width() * size_of(p.dtype);
+      call.parts[part] = {static_cast<const char*>(query_key_value.data) + first, 3 * s.width()};
+      call.d_parts[part] = {static_cast<char*>(d_query_key_value.data) + first, 3 * s.width()};
+    }
+    call.out = out.data;
+    call.log_sum_exp = log_sum_exp.as<float>();
+    call.d_out = d_out.data;
+    if (p.options.dropout.probability > 0) {
+      call.dropout = dropout_draws(p.options.dropout);
+      call.samples = p.samples;
+    }
+    return call;
   }
 
   /// Through the public kernels; or by GEMM whatever the sizes.
@@ -84,25 +120,18 @@ class AttentionGpu : public GpuTest {
     const Tensor out = poisoned(p.dtype, row), log_sum_exp = poisoned(fp32, statistics),
                  gradient = poisoned(p.dtype, packed);
     if (by_gemm) {
-      cuda::AttentionCall call{s.batch,
-                               s.time,
-                               s.width(),
-                               s.heads,
-                               p.dtype,
-                               query_key_value.view().data,
-                               out.view().data,
-                               log_sum_exp.view().as<float>(),
-                               d_out.view().data,
-                               gradient.view().data,
-                               {},
-                               {}};
+      const cuda::AttentionCall call =
+          call_of(p, query_key_value.view(), out.view(), log_sum_exp.view(), d_out.view(), gradient.view());
       cuda::gemm_attention_forward(stream(), call, workspace());
       cuda::gemm_attention_backward(stream(), call, workspace());
     } else {
-      attention_forward(stream(), p.options, query_key_value.view(), out.view(), log_sum_exp.view(),
-                        workspace());
-      attention_backward(stream(), p.options, d_out.view(), query_key_value.view(), out.view(),
-                         log_sum_exp.view(), gradient.view(), workspace());
+      const TensorView rows = query_key_value.view(), d_rows = gradient.view();
+      const std::int64_t width = s.width();
+      attention_forward(stream(), p.options, {rows}, {rows, width}, {rows, 2 * width}, out.view(),
+                        log_sum_exp.view(), workspace());
+      attention_backward(stream(), p.options, d_out.view(), {rows}, {rows, width}, {rows, 2 * width},
+                         out.view(), log_sum_exp.view(), {d_rows}, {d_rows, width}, {d_rows, 2 * width},
+                         workspace());
     }
     return {out.values(),
             log_sum_exp.values(),
@@ -191,18 +220,8 @@ TEST_F(AttentionGpu, FlashTakesTheHeadsInPartsThatFitTheWorkspace) {
                d_out = on_gpu(p->d_out, fp16, row);
   const Tensor out = poisoned(fp16, row), log_sum_exp = poisoned(fp32, {s.batch, s.heads, s.time}),
                gradient = poisoned(fp16, packed);
-  const cuda::AttentionCall call{s.batch,
-                                 s.time,
-                                 s.width(),
-                                 s.heads,
-                                 fp16,
-                                 query_key_value.view().data,
-                                 out.view().data,
-                                 log_sum_exp.view().as<float>(),
-                                 d_out.view().data,
-                                 gradient.view().data,
-                                 {},
-                                 {}};
+  const cuda::AttentionCall call =
+      call_of(*p, query_key_value.view(), out.view(), log_sum_exp.view(), d_out.view(), gradient.view());
   cuda::flash_forward(stream(), call);
   cuda::flash_backward(stream(), call,
                        {workspace().data, 4 * cuda::flash_scratch_bytes(s.time)});  // 4 of 6 heads
@@ -251,18 +270,8 @@ TEST_F(AttentionGpu, ProductsTakeScoresInPartsThatFitTheWorkspace) {
                  d_out = on_gpu(p->d_out, fp32, row);
     const Tensor out = poisoned(fp32, row), log_sum_exp = poisoned(fp32, {z.batch, z.heads, z.time}),
                  gradient = poisoned(fp32, packed);
-    const cuda::AttentionCall call{z.batch,
-                                   z.time,
-                                   z.width(),
-                                   z.heads,
-                                   fp32,
-                                   query_key_value.view().data,
-                                   out.view().data,
-                                   log_sum_exp.view().as<float>(),
-                                   d_out.view().data,
-                                   gradient.view().data,
-                                   dropout_draws(p->options.dropout),
-                                   p->samples};
+    const cuda::AttentionCall call =
+        call_of(*p, query_key_value.view(), out.view(), log_sum_exp.view(), d_out.view(), gradient.view());
     cuda::gemm_attention_forward(stream(), call, workspace());
     cuda::gemm_attention_backward(stream(), call, workspace());
     expect_close(out.values(), p->out, 2e-5, 2e-5, "out");

@@ -158,10 +158,12 @@ Outcome attend(const Sizes& s, float dropout, int threads, std::int64_t workspac
   Outcome made{HostTensor(bf16, {s.batch, s.time, s.width}), HostTensor(fp32, {s.batch, s.heads, s.time}),
                HostTensor(bf16, {s.batch, s.time, 3 * s.width})};
   HostTensor in = packed, gradient_in = d_out;
-  attention_forward(machine.stream(), options, in.view(), made.out.view(), made.log_sum_exp.view(),
-                    machine.workspace());
-  attention_backward(machine.stream(), options, gradient_in.view(), in.view(), made.out.view(),
-                     made.log_sum_exp.view(), made.gradient.view(), machine.workspace());
+  const TensorView rows = in.view(), gradient = made.gradient.view();
+  attention_forward(machine.stream(), options, {rows}, {rows, s.width}, {rows, 2 * s.width}, made.out.view(),
+                    made.log_sum_exp.view(), machine.workspace());
+  attention_backward(machine.stream(), options, gradient_in.view(), {rows}, {rows, s.width},
+                     {rows, 2 * s.width}, made.out.view(), made.log_sum_exp.view(), {gradient},
+                     {gradient, s.width}, {gradient, 2 * s.width}, machine.workspace());
   EXPECT_TRUE(made.out.guard_intact() && made.log_sum_exp.guard_intact() && made.gradient.guard_intact());
   return made;
 }
@@ -178,9 +180,17 @@ TEST(AttentionBf16, AgreesWithTheReference) {
     const Outcome made = attend(s, 0.0f, 2, minimum_workspace_bytes, packed, d_out);
     std::vector<double> out(made.out.values().size()), sums(made.log_sum_exp.values().size());
     std::vector<double> gradient(made.gradient.values().size());
-    const reference::AttentionShape shape{s.batch, s.time, s.width, s.heads};
-    reference::attention_forward(shape, packed.values(), {}, out, sums);
-    reference::attention_backward(shape, d_out.values(), packed.values(), {}, gradient);
+    const reference::AttentionShape shape{.batch = s.batch,
+                                          .time = s.time,
+                                          .heads = s.heads,
+                                          .key_value_heads = s.heads,
+                                          .head_width = s.width / s.heads,
+                                          .document_begin = {}};
+    const auto values = packed.values();
+    const auto parts = reference::packed<const double>(values, s.width);
+    reference::attention_forward(shape, parts, {}, out, sums);
+    reference::attention_backward(shape, d_out.values(), parts, {},
+                                  reference::packed<double>(gradient, s.width));
     // Probabilities, and results below 2 in magnitude, are rounded by 2^-9; the gradient of a score carries
     // the roundings of `out` as well, in a sum over the head.
     expect_close(made.out.values(), out, 0.004, 0.006, "out");
@@ -222,9 +232,12 @@ TEST(AttentionBf16, DropsOutWhatTheMaskSays) {
   AttentionOptions options;
   options.heads = s.heads;
   options.dropout = {.probability = 0.4f, .seed = 5, .step = 7, .site = 3, .samples = samples};
-  attention_forward(machine.stream(), options, wide.view(), out.view(), sums.view(), machine.workspace());
-  attention_backward(machine.stream(), options, wide_d_out.view(), wide.view(), out.view(), sums.view(),
-                     gradient.view(), machine.workspace());
+  const TensorView rows = wide.view(), d_rows = gradient.view();
+  attention_forward(machine.stream(), options, {rows}, {rows, s.width}, {rows, 2 * s.width}, out.view(),
+                    sums.view(), machine.workspace());
+  attention_backward(machine.stream(), options, wide_d_out.view(), {rows}, {rows, s.width},
+                     {rows, 2 * s.width}, out.view(), sums.view(), {d_rows}, {d_rows, s.width},
+                     {d_rows, 2 * s.width}, machine.workspace());
   expect_close(made.out.values(), out.values(), 0.004, 0.01, "out");
   expect_close(made.gradient.values(), gradient.values(), 0.01, 0.02, "gradient");
 }

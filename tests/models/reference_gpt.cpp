@@ -36,7 +36,12 @@ class Evaluation {
       : config_(config),
         weights_(weights),
         rows_(batch * time),
-        attention_{.batch = batch, .time = time, .width = config.width, .heads = config.heads},
+        attention_{.batch = batch,
+                   .time = time,
+                   .heads = config.heads,
+                   .key_value_heads = config.heads,
+                   .head_width = config.width / config.heads,
+                   .document_begin = {}},
         masks_(masks) {}
 
   LossSum forward(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets) {
@@ -112,8 +117,8 @@ class Evaluation {
     block.mlp_mask = mask(3 + 3 * index, rows_ * config_.width);
     block.attended.resize(size(config_.width));
     Tensor log_sum_exp(size(config_.heads));
-    plain::attention_forward(attention_, block.query_key_value, block.probability_mask, block.attended,
-                             log_sum_exp);
+    plain::attention_forward(attention_, plain::packed<const double>(block.query_key_value, config_.width),
+                             block.probability_mask, block.attended, log_sum_exp);
     apply(block.attended, name + "attn.c_proj", block.attention_residual);
     multiply(block.attention_residual, block.attention_mask);
     for (std::size_t i = 0; i < block.attention_residual.size(); ++i)
@@ -141,8 +146,9 @@ class Evaluation {
     d_out = d_x;
     multiply(d_out, block.attention_mask);
     apply_backward(block.attended, name + "attn.c_proj", d_out, d_attended);
-    plain::attention_backward(attention_, d_attended, block.query_key_value, block.probability_mask,
-                              d_query_key_value);
+    plain::attention_backward(
+        attention_, d_attended, plain::packed<const double>(block.query_key_value, config_.width),
+        block.probability_mask, plain::packed<double>(d_query_key_value, config_.width));
     apply_backward(block.norm_1.y, name + "attn.c_attn", d_query_key_value, d_normed);
     norm_backward(d_normed, block.input, block.norm_1, name + "ln_1", d_x);
   }

@@ -9,29 +9,54 @@
 
 namespace tranche::kernels {
 
-struct AttentionOptions {
-  std::int64_t heads = 1;
-  DropoutOptions dropout;  ///< on the probabilities; element index is (head * time + query) * time + key
+/// The heads of every token side by side, in the columns from first_column on of `rows`, [batch, time, n] or
+/// [batch * time, n]: a tensor of their own, or a part of wider rows (GPT-2 packs queries, keys and values).
+struct ConstHeads {
+  ConstTensorView rows;
+  std::int64_t first_column = 0;
+};
+struct Heads {
+  TensorView rows;
+  std::int64_t first_column = 0;
 };
 
-/// Causal self-attention. query_key_value [batch, time, 3 * width] in compute dtype, the three parts side by
-/// side as GPT-2 packs them; out [batch, time, width]; log_sum_exp fp32 [batch, heads, time] is saved for
-/// backward, the score matrix is not. Scores are scaled by 1 / sqrt(width / heads). Softmax in fp32. cpu:
-/// tiles widened to fp32; for bf16 in heads of whole multiples of 32 elements, on CPUs whose bf16 dot
+struct AttentionOptions {
+  std::int64_t heads = 1;
+  std::int64_t key_value_heads = 0;  ///< divides heads, which share each in groups of neighbours; 0: heads
+  std::int64_t window = 0;           ///< a query sees the last `window` keys, its own among them; 0: all
+  float scale = 0;                   ///< of scores; 0: 1 / sqrt(head width)
+  DropoutOptions dropout;  ///< on the probabilities; element index is (head * time + query) * time + key
+  /// int32 [batch, time] in memory of the stream's device, or nothing: the first token, within its row, of
+  /// each token's document. Never decreases along a row; keys before it are not seen.
+  ConstTensorView document_begin = {};
+};
+
+/// Causal self-attention: query t sees keys [max(document_begin, t - window + 1, 0), t]. query, d_query and
+/// out hold `heads` heads, key and value key_value_heads. out [batch, time, heads * head width], in the
+/// compute dtype, says the head width; log_sum_exp fp32 [batch, heads, time] is saved for backward, the score
+/// matrix is not. Softmax in fp32. Tiles of which no query sees a key are skipped on cpu and by the fused
+/// kernels.
+///
+/// cpu: tiles widened to fp32; for bf16 in heads of whole multiples of 32 elements, on CPUs whose bf16 dot
 /// products are faster than fp32 (AVX512-BF16 on AMD), bf16 GEMMs with fp32 sums, for which probabilities and
 /// the gradient of the scores are rounded to bf16. cuda: for 16-bit dtypes, heads of 64 or 128 elements and
 /// no dropout one fused kernel on tensor cores, which rounds probabilities to the dtype before they multiply
-/// the values; else cuBLASLt GEMMs with a softmax between. Throws InvalidArgument when heads does not divide
-/// width, shapes disagree or the workspace has less than attention_workspace_bytes.
-void attention_forward(Stream& stream, const AttentionOptions& options,
-                       const ConstTensorView& query_key_value, const TensorView& out,
+/// the values; else cuBLASLt GEMMs with a softmax between.
+///
+/// Counted are the pairs of query and key that the window leaves; documents are not known before the kernel
+/// runs. Throws InvalidArgument when heads does not divide the width of out, key_value_heads does not divide
+/// heads, shapes disagree or the workspace has less than attention_workspace_bytes.
+void attention_forward(Stream& stream, const AttentionOptions& options, const ConstHeads& query,
+                       const ConstHeads& key, const ConstHeads& value, const TensorView& out,
                        const TensorView& log_sum_exp, const Workspace& workspace);
 
-/// d_query_key_value is written (not added to). `out` is forward's result.
+/// d_query, d_key and d_value are written (not added to), other columns of their rows are left alone. The
+/// gradients of a key and value that a group of heads shares are summed in fp32, in the order of the heads.
+/// `out` is forward's result.
 void attention_backward(Stream& stream, const AttentionOptions& options, const ConstTensorView& d_out,
-                        const ConstTensorView& query_key_value, const ConstTensorView& out,
-                        const ConstTensorView& log_sum_exp, const TensorView& d_query_key_value,
-                        const Workspace& workspace);
+                        const ConstHeads& query, const ConstHeads& key, const ConstHeads& value,
+                        const ConstTensorView& out, const ConstTensorView& log_sum_exp, const Heads& d_query,
+                        const Heads& d_key, const Heads& d_value, const Workspace& workspace);
 
 /// The least workspace of forward and backward on any device; a function of the shape only. With
 /// minimum_workspace_bytes times up to 10^6 and heads of up to 1500 elements run.
