@@ -110,12 +110,12 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
 
   kernels::layer_norm_forward(stream, input, unit.tensor(ln_1_weight), unit.tensor(ln_1_bias),
                               config.layer_norm_epsilon, saved[normed_1], saved[mean_1], saved[rstd_1]);
-  linear_forward(engine, unit, attn_weight, attn_bias, saved[normed_1],
+  linear_forward(engine, unit, {attn_weight, attn_bias}, saved[normed_1],
                  saved[query_key_value].reshaped({rows, 3 * width}));
   const TensorView& packed = saved[query_key_value];
   kernels::attention_forward(stream, attention, {packed}, {packed, width}, {packed, 2 * width},
                              saved[attended], saved[log_sum_exp], engine.workspace());
-  linear_forward(engine, unit, attn_projection_weight, attn_projection_bias,
+  linear_forward(engine, unit, {attn_projection_weight, attn_projection_bias},
                  saved[attended].reshaped({rows, width}), saved[attention_residual]);
   const auto attention_dropout = pass.dropout(config.residual_dropout, dropout_site(block, after_attention));
   if (attention_dropout.probability > 0) {
@@ -124,13 +124,13 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
   kernels::residual_layer_norm_forward(
       stream, input, saved[attention_residual], unit.tensor(ln_2_weight), unit.tensor(ln_2_bias),
       config.layer_norm_epsilon, saved[attention_residual], saved[normed_2], saved[mean_2], saved[rstd_2]);
-  linear_forward(engine, unit, mlp_weight, mlp_bias, saved[normed_2], saved[hidden]);
+  linear_forward(engine, unit, {mlp_weight, mlp_bias}, saved[normed_2], saved[hidden]);
   if (output == nullptr) return;
   {
     const StepTensors activated(engine, Category::activations, "MLP forward",
                                 {{pass.dtype(), saved[hidden].shape}});
     kernels::gelu_forward(stream, saved[hidden], activated[0]);
-    linear_forward(engine, unit, mlp_projection_weight, mlp_projection_bias, activated[0], *output);
+    linear_forward(engine, unit, {mlp_projection_weight, mlp_projection_bias}, activated[0], *output);
   }
   const auto mlp_dropout = pass.dropout(config.residual_dropout, dropout_site(block, after_mlp));
   if (mlp_dropout.probability > 0) kernels::dropout(stream, mlp_dropout, *output, *output);
@@ -161,12 +161,14 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
                         {{dtype, {rows, width}}, {dtype, {rows, inner}}, {dtype, {rows, inner}}});
     const TensorView narrow_scratch = scratch[0], d_hidden = scratch[1], activated = scratch[2];
     const ConstTensorView d_out = through_dropout(after_mlp, narrow_scratch);
-    linear_input_gradient(engine, unit, mlp_projection_weight, d_out, d_hidden);
+    linear_input_gradient(engine, unit, {mlp_projection_weight}, d_out, d_hidden);
     // GELU's output is recomputed, not saved: that is a quarter of the block's activations, and its gradient
     // needs the same input.
     kernels::gelu_forward_backward(stream, saved[hidden], d_hidden, activated, d_hidden);
-    linear_parameter_gradients(engine, weights, mlp_projection_weight, mlp_projection_bias, activated, d_out);
-    linear_backward(engine, unit, weights, mlp_weight, mlp_bias, saved[normed_2], d_hidden, &narrow_scratch);
+    linear_parameter_gradients(engine, weights, {mlp_projection_weight, mlp_projection_bias}, activated,
+                               d_out);
+    linear_backward(engine, unit, weights, {mlp_weight, mlp_bias}, saved[normed_2], d_hidden,
+                    &narrow_scratch);
     kernels::layer_norm_backward(stream, narrow_scratch, saved[attention_residual], unit.tensor(ln_2_weight),
                                  saved[mean_2], saved[rstd_2], true, gradient, gradients.tensor(ln_2_weight),
                                  gradients.tensor(ln_2_bias), engine.workspace());
@@ -180,7 +182,7 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
     const TensorView narrow_scratch = scratch[0], d_attended = scratch[1], d_query_key_value = scratch[2];
     const ConstTensorView d_out = through_dropout(after_attention, narrow_scratch);
     const TensorView d_attended_rows = d_attended.reshaped({rows, width});
-    linear_backward(engine, unit, weights, attn_projection_weight, attn_projection_bias,
+    linear_backward(engine, unit, weights, {attn_projection_weight, attn_projection_bias},
                     saved[attended].reshaped({rows, width}), d_out, &d_attended_rows);
     const kernels::AttentionOptions attention{
         .heads = config.heads,
@@ -190,7 +192,7 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
                                 saved[attended], saved[log_sum_exp], {d_query_key_value},
                                 {d_query_key_value, width}, {d_query_key_value, 2 * width},
                                 engine.workspace());
-    linear_backward(engine, unit, weights, attn_weight, attn_bias, saved[normed_1],
+    linear_backward(engine, unit, weights, {attn_weight, attn_bias}, saved[normed_1],
                     d_query_key_value.reshaped({rows, 3 * width}), &narrow_scratch);
     kernels::layer_norm_backward(stream, narrow_scratch, input, unit.tensor(ln_1_weight), saved[mean_1],
                                  saved[rstd_1], true, gradient, gradients.tensor(ln_1_weight),

@@ -7,48 +7,60 @@
 
 namespace tranche::models {
 
-void linear_forward(Engine& engine, const GatheredUnit& unit, int weight, int bias, const ConstTensorView& x,
+void linear_forward(Engine& engine, const GatheredUnit& unit, const Linear& linear, const ConstTensorView& x,
                     const TensorView& out) {
-  kernels::matmul_bias(engine.compute_stream(), x, unit.tensor(weight), unit.tensor(bias), out,
-                       engine.workspace());
-}
-
-void linear_input_gradient(Engine& engine, const GatheredUnit& unit, int weight, const ConstTensorView& d_out,
-                           const TensorView& d_x) {
-  kernels::matmul(engine.compute_stream(), {.transpose_b = true}, d_out, unit.tensor(weight), d_x,
+  Stream& stream = engine.compute_stream();
+  const bool transposed = linear.layout == Linear::Layout::out_in;
+  if (linear.bias >= 0 && !transposed) {
+    kernels::matmul_bias(stream, x, unit.tensor(linear.weight), unit.tensor(linear.bias), out,
+                         engine.workspace());
+    return;
+  }
+  kernels::matmul(stream, {.transpose_b = transposed}, x, unit.tensor(linear.weight), out,
                   engine.workspace());
+  if (linear.bias >= 0) kernels::add_bias(stream, out, unit.tensor(linear.bias));
 }
 
-void linear_parameter_gradients(Engine& engine, const UnitGradients& gradients, int weight, int bias,
+void linear_input_gradient(Engine& engine, const GatheredUnit& unit, const Linear& linear,
+                           const ConstTensorView& d_out, const TensorView& d_x, bool accumulate) {
+  kernels::matmul(engine.compute_stream(),
+                  {.transpose_b = linear.layout == Linear::Layout::in_out, .accumulate = accumulate}, d_out,
+                  unit.tensor(linear.weight), d_x, engine.workspace());
+}
+
+void linear_parameter_gradients(Engine& engine, const UnitGradients& gradients, const Linear& linear,
                                 const ConstTensorView& x, const ConstTensorView& d_out) {
   Stream& stream = engine.compute_stream();
-  if (gradients.wanted(weight)) {
-    const GradientTarget d_weight = gradients.target(weight);
-    kernels::matmul(stream, {.transpose_a = true, .accumulate = d_weight.accumulate}, x, d_out, d_weight.view,
-                    engine.workspace());
+  if (gradients.wanted(linear.weight)) {
+    const GradientTarget d_weight = gradients.target(linear.weight);
+    const bool transposed = linear.layout == Linear::Layout::out_in;
+    kernels::matmul(stream, {.transpose_a = true, .accumulate = d_weight.accumulate}, transposed ? d_out : x,
+                    transposed ? x : d_out, d_weight.view, engine.workspace());
   }
-  if (gradients.wanted(bias))
-    kernels::bias_gradient(stream, d_out, gradients.tensor(bias), engine.workspace());
+  if (linear.bias >= 0 && gradients.wanted(linear.bias)) {
+    kernels::bias_gradient(stream, d_out, gradients.tensor(linear.bias), engine.workspace());
+  }
 }
 
-void linear_parameter_gradients(Engine& engine, WeightGradients& weights, int weight, int bias,
+void linear_parameter_gradients(Engine& engine, WeightGradients& weights, const Linear& linear,
                                 const ConstTensorView& x, const ConstTensorView& d_out) {
-  weights.add([&engine, &gradients = weights.unit(), weight, bias, x, d_out] {
-    linear_parameter_gradients(engine, gradients, weight, bias, x, d_out);
+  weights.add([&engine, &gradients = weights.unit(), linear, x, d_out] {
+    linear_parameter_gradients(engine, gradients, linear, x, d_out);
   });
 }
 
-void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients, int weight,
-                     int bias, const ConstTensorView& x, const ConstTensorView& d_out,
+void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients,
+                     const Linear& linear, const ConstTensorView& x, const ConstTensorView& d_out,
                      const TensorView* d_x) {
-  linear_parameter_gradients(engine, gradients, weight, bias, x, d_out);
-  if (d_x != nullptr) linear_input_gradient(engine, unit, weight, d_out, *d_x);
+  linear_parameter_gradients(engine, gradients, linear, x, d_out);
+  if (d_x != nullptr) linear_input_gradient(engine, unit, linear, d_out, *d_x);
 }
 
-void linear_backward(Engine& engine, const GatheredUnit& unit, WeightGradients& weights, int weight, int bias,
-                     const ConstTensorView& x, const ConstTensorView& d_out, const TensorView* d_x) {
-  linear_parameter_gradients(engine, weights, weight, bias, x, d_out);
-  if (d_x != nullptr) linear_input_gradient(engine, unit, weight, d_out, *d_x);
+void linear_backward(Engine& engine, const GatheredUnit& unit, WeightGradients& weights, const Linear& linear,
+                     const ConstTensorView& x, const ConstTensorView& d_out, const TensorView* d_x,
+                     bool accumulate) {
+  linear_parameter_gradients(engine, weights, linear, x, d_out);
+  if (d_x != nullptr) linear_input_gradient(engine, unit, linear, d_out, *d_x, accumulate);
 }
 
 }  // namespace tranche::models

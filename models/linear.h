@@ -1,5 +1,5 @@
 #pragma once
-/// A linear layer, y = x W + b, and its backward; both models use it.
+/// A linear layer, y = x W + b, and its backward; all models use it.
 
 #include "tranche/core/tensor_view.h"
 
@@ -13,29 +13,39 @@ namespace models {
 
 class WeightGradients;
 
-/// out[rows, columns] = x[rows, inner] weight[inner, columns] + bias[columns]. `weight` and `bias` are
-/// indices in the unit.
-void linear_forward(Engine& engine, const GatheredUnit& unit, int weight, int bias, const ConstTensorView& x,
+/// A linear layer's tensors, by their indices in the unit.
+struct Linear {
+  /// How W is stored: [in, out], as GPT-2 has it, or transposed, as torch.nn.Linear.
+  enum class Layout : std::uint8_t { in_out, out_in };
+  int weight = -1;
+  int bias = -1;  ///< negative: none
+  Layout layout = Layout::in_out;
+};
+
+/// out[rows, columns] = x[rows, inner] W[inner, columns] + b[columns].
+void linear_forward(Engine& engine, const GatheredUnit& unit, const Linear& linear, const ConstTensorView& x,
                     const TensorView& out);
 
-/// d_x = d_out weight^T.
-void linear_input_gradient(Engine& engine, const GatheredUnit& unit, int weight, const ConstTensorView& d_out,
-                           const TensorView& d_x);
+/// d_x = d_out W^T, or += when `accumulate`.
+void linear_input_gradient(Engine& engine, const GatheredUnit& unit, const Linear& linear,
+                           const ConstTensorView& d_out, const TensorView& d_x, bool accumulate = false);
 
 /// Adds the gradients of weight and bias, left out where frozen.
-void linear_parameter_gradients(Engine& engine, const UnitGradients& gradients, int weight, int bias,
+void linear_parameter_gradients(Engine& engine, const UnitGradients& gradients, const Linear& linear,
                                 const ConstTensorView& x, const ConstTensorView& d_out);
 
 /// The same, now or later; x and d_out are then read later.
-void linear_parameter_gradients(Engine& engine, WeightGradients& weights, int weight, int bias,
+void linear_parameter_gradients(Engine& engine, WeightGradients& weights, const Linear& linear,
                                 const ConstTensorView& x, const ConstTensorView& d_out);
 
-/// Both: adds the gradients of weight and bias (left out where frozen) and, when d_x is given, writes
-/// d_x = d_out weight^T.
-void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients, int weight,
-                     int bias, const ConstTensorView& x, const ConstTensorView& d_out, const TensorView* d_x);
-void linear_backward(Engine& engine, const GatheredUnit& unit, WeightGradients& weights, int weight, int bias,
-                     const ConstTensorView& x, const ConstTensorView& d_out, const TensorView* d_x);
+/// Both: adds the gradients of weight and bias (left out where frozen) and, when d_x is given, writes it or,
+/// when `accumulate`, adds to it.
+void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients,
+                     const Linear& linear, const ConstTensorView& x, const ConstTensorView& d_out,
+                     const TensorView* d_x);
+void linear_backward(Engine& engine, const GatheredUnit& unit, WeightGradients& weights, const Linear& linear,
+                     const ConstTensorView& x, const ConstTensorView& d_out, const TensorView* d_x,
+                     bool accumulate = false);
 
 }  // namespace models
 }  // namespace tranche

@@ -136,7 +136,7 @@ void Mlp::run(Engine& engine, const ConstTensorView& inputs, const ConstTensorVi
   for (int layer = 0; layer < layers; ++layer) {
     const auto i = static_cast<std::size_t>(layer);
     sums[i] = acquire(dtype, config_.widths[i + 1], "layer output");
-    linear_forward(engine, engine.gather({layer}), weight, bias, entry(layer), sums[i][0]);
+    linear_forward(engine, engine.gather({layer}), {weight, bias}, entry(layer), sums[i][0]);
     if (layer + 1 < layers) {
       entries[i + 1] = acquire(dtype, config_.widths[i + 1], "layer input");
       kernels::gelu_forward(stream, sums[i][0], entries[i + 1][0]);
@@ -162,7 +162,7 @@ void Mlp::run(Engine& engine, const ConstTensorView& inputs, const ConstTensorVi
     UnitGradients gradients = engine.gradients({layer});
     StepTensors next;
     if (layer > 0) next = acquire(dtype, config_.widths[i], "layer gradient");
-    linear_backward(engine, unit, gradients, weight, bias, entry(layer), gradient[0],
+    linear_backward(engine, unit, gradients, {weight, bias}, entry(layer), gradient[0],
                     layer > 0 ? &next[0] : nullptr);
     std::move(gradients).reduce();
     if (layer > 0) {
