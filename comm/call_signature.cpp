@@ -13,8 +13,8 @@ void put(std::array<char, size>& field, std::string_view text) {
   text.copy(field.data(), size - 1);
 }
 
-std::string said(const CallSignature& signature, bool with_bytes) {
-  return fmt::format("rank {} issued {}{} (number {})", signature.rank,
+std::string said(const CallSignature& signature, bool with_bytes, const RankNames& names) {
+  return fmt::format("{} issued {}{} (number {})", names.of(signature.rank),
                      describe(signature.operation.data(), signature.unit.data(), {}),
                      with_bytes ? fmt::format(" of {} bytes", signature.bytes) : "", signature.number);
 }
@@ -41,12 +41,12 @@ CallSignature make_call_signature(int rank, const Tag& tag, std::int64_t bytes, 
   return signature;
 }
 
-std::string difference(const CallSignature& one, const CallSignature& other) {
+std::string difference(const CallSignature& one, const CallSignature& other, const RankNames& names) {
   const bool same = one.operation == other.operation && one.unit == other.unit;
   if (same && one.bytes == other.bytes) return {};
   const CallSignature &first = one.rank < other.rank ? one : other,
                       &second = one.rank < other.rank ? other : one;
-  return said(first, same) + " where " + said(second, same) + ": the ranks' calls differ";
+  return said(first, same, names) + " where " + said(second, same, names) + ": the ranks' calls differ";
 }
 
 }  // namespace tranche::comm

@@ -29,6 +29,6 @@ CallSignature make_call_signature(int rank, const Tag& tag, std::int64_t bytes, 
                                   std::string_view unit);
 /// "rank 0 issued all_gather of unit a (number 17) where rank 1 issued reduce_scatter of unit b (number 17):
 /// the ranks' calls differ"; empty when they are the same call.
-std::string difference(const CallSignature& one, const CallSignature& other);
+std::string difference(const CallSignature& one, const CallSignature& other, const RankNames& names);
 
 }  // namespace tranche::comm

@@ -33,7 +33,8 @@ class DeviceCommunicator : public CommunicatorBase {
       : device_(device),
         options_(options),
         host_(std::move(host)),
-        failure_(std::make_shared<DeviceFailure>(job_ranks[static_cast<std::size_t>(host_->rank())])),
+        failure_(std::make_shared<DeviceFailure>(job_ranks[static_cast<std::size_t>(host_->rank())],
+                                                 options.rank_names)),
         exceptions_(std::uncaught_exceptions()),
         stream_(device.create_stream("communication")) {
     stream_->set_trace(options_.trace);

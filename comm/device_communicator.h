@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "comm/device/device_transport.h"
+#include "comm/rank_names.h"
 #include "tranche/comm/backends.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/device/device.h"
@@ -27,6 +28,7 @@ struct DeviceCommunicatorOptions {
   MemoryResource* device_memory = nullptr;  ///< Category::communication; null: the device's own
   MemoryResource* host_memory = nullptr;
   TraceRecorder* trace = nullptr;  ///< of the communication stream, not owned
+  RankNames rank_names;            ///< of the job, for error texts
   /// The host communicator has no thread of its own; refused, since device work ends while no call is made.
   bool inline_progress = false;
 };

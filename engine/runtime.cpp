@@ -212,6 +212,7 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
   communicator.local_size = options.ranks_per_host;
   communicator.device = device.get();
   communicator.recorder = options.recorder;
+  communicator.mesh = options.mesh;
   if (options.trace) {
     // The recorder wants the rank, which only the communicator knows: it is made once that is there.
     trace = std::make_unique<TraceRecorder>(0);
@@ -241,6 +242,7 @@ void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, 
   communicator.device_memory = tracking.get();
   communicator.host_memory = host_tracking.get();
   communicator.trace = trace.get();
+  communicator.rank_names = {options.mesh, host->size()};
   communicator.inline_progress = options.inline_progress;
   world = comm::make_device_communicator(*device, std::move(host), communicator);
 }

@@ -247,8 +247,7 @@ int run_calibrate(const Options& options, const Output& output) {
       say(fmt::format("{:5.1f} s  machine: {}", clock.seconds(), options.calibration));
     }
   } catch (...) {
-    return runtime ? launch.fail(runtime->all(), std::current_exception(), 2)
-                   : launch.fail(std::current_exception(), 2);
+    return launch.fail(std::current_exception(), 2, {}, runtime.get());
   }
   return 0;
 }

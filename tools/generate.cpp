@@ -220,8 +220,7 @@ int run_generate(const Options& all_options, const Output& output) {
     generate(*engine, model, options, source, std::move(prompt), speaks ? &writer : nullptr);
   } catch (...) {
     // Before anything is unwound: an Engine waits for its collectives, and peers have to know first.
-    if (runtime) return launch.fail(runtime->all(), std::current_exception());
-    return launch.fail(std::current_exception());
+    return launch.fail(std::current_exception(), 2, {}, runtime.get());
   }
   return 0;
 }

@@ -148,8 +148,9 @@ std::int64_t Launch::broadcast_from_root(std::int64_t value) {
   return value;
 }
 
-int Launch::fail(Communicator& communicator, const std::exception_ptr& error, double patience,
-                 const std::string& advice) {
+int Launch::fail(const std::exception_ptr& error, double patience, const std::string& advice,
+                 Runtime* runtime) {
+  Communicator& communicator = runtime != nullptr ? runtime->all() : *world_;
   const int own_rank = communicator.rank(), ranks = communicator.size();
   try {
     std::rethrow_exception(error);
@@ -162,25 +163,25 @@ int Launch::fail(Communicator& communicator, const std::exception_ptr& error, do
     errors_ << "tranche: " << failure.text << advice << std::endl;
     return failure.status;
   }
-  if (failure.text.find("[rank") == std::string::npos) {
-    failure.text = fmt::format("[rank {}] {}", own_rank, failure.text);
-  }
+  // The cause travels without the rank in front: whoever receives it names this rank.
+  const std::string own_number = fmt::format("[rank {}] ", own_rank);
+  const std::string cause =
+      failure.text.starts_with(own_number) ? failure.text.substr(own_number.size()) : failure.text;
+  const Mesh mesh = runtime != nullptr ? runtime->mesh() : Mesh(ranks);
+  failure.text = fmt::format("[{}] {}", mesh.name_of_rank(own_rank), cause);
   // An error without a type of its own is this rank's alone; typed errors are often met by all ranks at once,
   // and then the lowest rank speaks and has ended the job before the next would.
   const bool alone = failure.status == static_cast<int>(ExitStatus::other);
   if (alone) failure.status = static_cast<int>(ExitStatus::communication);
   const double turn = own_rank == 0 ? 0 : std::min(0.375 + 0.125 * own_rank, 1.0) * patience;
   if (!failure.echo) {
-    // The cause travels without the rank in front: whoever receives it names this rank.
-    const std::size_t mark = failure.text.find("] ");
-    communicator.post_failure(failure.text.substr(mark == std::string::npos ? 0 : mark + 2),
-                              static_cast<ExitStatus>(failure.status), patience);
+    communicator.post_failure(cause, static_cast<ExitStatus>(failure.status), patience);
     if (!alone) sleep_for(turn);
     errors_ << "tranche: " << failure.text << advice << std::endl;
     sleep_for(0.15 * patience);  // for a peer to say where it stood
   } else {
     const bool speaks =
-        own_rank == 0 || (own_rank == 1 && failure.text.find("rank 0 failed") != std::string::npos);
+        own_rank == 0 || (own_rank == 1 && cause.find(mesh.name_of_rank(0) + " failed") != std::string::npos);
     if (speaks) errors_ << "tranche: " << failure.text << std::endl;
     // The rank that failed ends the job with its own status; if it cannot, this one does.
     sleep_for(patience);

@@ -12,6 +12,10 @@
 #include "tools/arguments.h"
 #include "tranche/comm/communicator.h"
 
+namespace tranche {
+class Runtime;
+}
+
 namespace tranche::tools {
 
 /// Exit status where a disk fails under what is no checkpoint: swap files of the nvme tier, a report at the
@@ -54,13 +58,9 @@ class Launch {
   /// that all ranks meet at once only rank 0's is printed; of a peer's failure, which that peer prints, only
   /// the report of the lowest rank that is left. A failure without a status of its own ends a job of several
   /// ranks with status 5. `advice` is printed below this rank's own error. Returns the status (one rank, or
-  /// no abort).
-  int fail(Communicator& communicator, const std::exception_ptr& error, double patience = 2,
-           const std::string& advice = {});
-  /// The same before there is another communicator.
-  int fail(const std::exception_ptr& error, double patience = 2, const std::string& advice = {}) {
-    return fail(*world_, error, patience, advice);
-  }
+  /// no abort). `runtime`: the job's once there is one; its mesh names the rank.
+  int fail(const std::exception_ptr& error, double patience = 2, const std::string& advice = {},
+           Runtime* runtime = nullptr);
 
  private:
   struct Common {

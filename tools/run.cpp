@@ -277,9 +277,8 @@ int Run::execute(const std::function<void()>& work) {
   } catch (...) {
     // Before anything is unwound: an Engine waits for its collectives, and peers have to know first.
     const std::exception_ptr error = std::current_exception();
-    Communicator* const all = runtime ? &runtime->all() : nullptr;
-    const std::string advice = advice_on(error, all != nullptr ? all->local_size() : launch.size());
-    return all != nullptr ? launch.fail(*all, error, 2, advice) : launch.fail(error, 2, advice);
+    const std::string advice = advice_on(error, runtime ? runtime->all().local_size() : launch.size());
+    return launch.fail(error, 2, advice, runtime.get());
   }
   return 0;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/rank_names.h"
 #include "tranche/core/error.h"
 #include "tranche/device/event.h"
 
@@ -18,7 +19,7 @@ namespace tranche::comm {
 /// The first failure of a device communicator. Thread-safe.
 class DeviceFailure {
  public:
-  explicit DeviceFailure(int rank) : rank_(rank) {}
+  explicit DeviceFailure(int rank, RankNames names = {}) : rank_(rank), names_(std::move(names)) {}
 
   /// `error` ended `what`; the first wins. An echo of a peer's failure stays one.
   void fail(const std::string& what, const std::exception_ptr& error) noexcept;
@@ -32,11 +33,13 @@ class DeviceFailure {
   /// Throws CommunicationError "<what>: <cause>" if anything failed; PeerFailure when a peer was first.
   void check(const std::string& what) const;
   int rank() const noexcept { return rank_; }
+  const RankNames& rank_names() const noexcept { return names_; }
 
  private:
   /// `peer`: the exit status of the failure that a peer told of; none for this rank's own.
   void set(std::string cause, std::optional<ExitStatus> peer) noexcept;
   const int rank_;
+  const RankNames names_;
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   std::string cause_;

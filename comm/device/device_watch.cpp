@@ -57,7 +57,7 @@ struct DeviceWatch::Impl {
     }
     std::sort(pending.ranks.begin(), pending.ranks.end());
     pending.ranks.erase(std::unique(pending.ranks.begin(), pending.ranks.end()), pending.ranks.end());
-    throw CommunicationError(timeout_message(done->what(), pending, timeout));
+    throw CommunicationError(timeout_message(done->what(), pending, timeout, failure->rank_names()));
   }
 
   void visit() {

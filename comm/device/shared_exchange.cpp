@@ -128,7 +128,8 @@ class SharedExchange : public DeviceExchange {
       for (const int peer : absent())
         pending.ranks.push_back(group_.job_ranks[static_cast<std::size_t>(peer)]);
       if (!pending.ranks.empty()) {
-        throw CommunicationError(timeout_message(call.what(), pending, group_.timeout_seconds));
+        throw CommunicationError(timeout_message(call.what(), pending, group_.timeout_seconds,
+                                                 group_.failure->rank_names()));
       }
     }
   }
@@ -161,17 +162,19 @@ class SharedExchange : public DeviceExchange {
   void require_same(const DeviceCall& call, int peer, const Post& post, std::int64_t bytes) const {
     const int here = group_.job_ranks[static_cast<std::size_t>(group_.rank())];
     const int there = group_.job_ranks[static_cast<std::size_t>(peer)];
+    const RankNames& names = group_.failure->rank_names();
     if (call.name != "recv" && (post.name != call.name || post.unit != call.unit)) {
       // Two meetings a call.
       const Tag tag{0, false, (meetings_ - 1) / 2, 0};
       throw CommunicationError(call.what() + ": " +
                                difference(make_call_signature(here, tag, 0, call.name, call.unit),
-                                          make_call_signature(there, tag, 0, post.name, post.unit)));
+                                          make_call_signature(there, tag, 0, post.name, post.unit),
+                                          names));
     }
     if (post.bytes == bytes) return;
     throw CommunicationError(
-        fmt::format("{}: rank {} sent {} bytes where rank {} expects {}: the ranks' calls differ",
-                    call.what(), there, post.bytes, here, bytes));
+        fmt::format("{}: {} sent {} bytes where {} expects {}: the ranks' calls differ", call.what(),
+                    names.of(there), post.bytes, names.of(here), bytes));
   }
 
   Issued send(const DeviceCall& call, const Event& started) {

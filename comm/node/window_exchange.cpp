@@ -38,8 +38,10 @@ void WindowExchange::take(Peer& peer) {
   const ControlMessage& message = peer.incoming;
   if (message.bytes != call_.mine_bytes) {
     throw CommunicationError(
-        fmt::format("rank {} sent {} bytes where rank {} expects {}: the ranks' calls differ", peer.rank,
-                    message.bytes, call_.members[static_cast<std::size_t>(call_.self)], call_.mine_bytes));
+        fmt::format("{} sent {} bytes where {} expects {}: the ranks' calls differ",
+                    transport().rank_names().of(peer.rank), message.bytes,
+                    transport().rank_names().of(call_.members[static_cast<std::size_t>(call_.self)]),
+                    call_.mine_bytes));
   }
   const bool all = message.chunk < 0;
   switch (message.kind) {

@@ -53,7 +53,8 @@ int pack(const Tag& tag) {
 
 class MpiMessage : public Message {
  public:
-  MpiMessage(MPI_Request request, std::int64_t bytes, int self, int peer, bool sending)
+  MpiMessage(MPI_Request request, std::int64_t bytes, int self, int peer, bool sending,
+             const RankNames& names)
       : request_(request), bytes_(bytes), self_(self), peer_(peer), sending_(sending) {}
 
   ~MpiMessage() override {
@@ -94,13 +95,14 @@ class MpiMessage : public Message {
  private:
   [[noreturn]] void refuse(const std::string& sent) const {
     throw CommunicationError(
-        fmt::format("rank {} sent {} where rank {} expects {} bytes: the ranks' calls differ", peer_, sent,
-                    self_, bytes_));
+        fmt::format("{} sent {} where {} expects {} bytes: the ranks' calls differ", names_.of(peer_), sent,
+                    names_.of(self_), bytes_));
   }
   MPI_Request request_;
   std::int64_t bytes_;
   int self_, peer_;
   bool sending_;
+  const RankNames& names_;
 };
 
 /// In front of the text of a report.
@@ -173,13 +175,13 @@ class MpiTransport : public Transport {
     require_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, pack(tag), comm_, &request),
                 "MPI_Isend");
     if (window_->reads(peer)) window_->segment(peer).notify();
-    return std::make_unique<MpiMessage>(request, bytes, rank_, peer, true);
+    return std::make_unique<MpiMessage>(request, bytes, rank_, peer, true, rank_names());
   }
   std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) override {
     MPI_Request request = MPI_REQUEST_NULL;
     require_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, pack(tag), comm_, &request),
                 "MPI_Irecv");
-    return std::make_unique<MpiMessage>(request, bytes, rank_, peer, false);
+    return std::make_unique<MpiMessage>(request, bytes, rank_, peer, false, rank_names());
   }
 
   std::optional<FailureReport> poll_failure() override {

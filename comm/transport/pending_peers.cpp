@@ -2,26 +2,30 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+
 namespace tranche::comm {
 
 namespace {
-std::string rank_list(const std::vector<int>& ranks) {
+std::string rank_list(const std::vector<int>& ranks, const RankNames& names) {
+  constexpr std::string_view rank = "rank ";
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
+    text += names.of(ranks[i]).substr(rank.size());
   }
   return text;
 }
 }  // namespace
 
-std::string timeout_message(const std::string& what, const PendingPeers& pending, double timeout) {
+std::string timeout_message(const std::string& what, const PendingPeers& pending, double timeout,
+                            const RankNames& names) {
   const std::string seconds = fmt::format("{:.1f} s", timeout);
   if (pending.ranks.empty()) {
     return fmt::format("{}: not done after {} (no rank is known to be missing: a device or its link hangs)",
                        what, seconds);
   }
-  const std::string who = rank_list(pending.ranks);
+  const std::string who = rank_list(pending.ranks, names);
   const bool one = pending.ranks.size() == 1;
   const std::string observed = pending.sending
                                    ? fmt::format("{}: {} {} not taken the data of this rank after {}", what,

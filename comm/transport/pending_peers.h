@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/rank_names.h"
+
 namespace tranche::comm {
 
 /// The peers that an operation waits for.
@@ -14,6 +16,7 @@ struct PendingPeers {
 };
 
 /// "<what>: no data from rank 2 after 0.2 s (rank 2 has not entered ...)".
-std::string timeout_message(const std::string& what, const PendingPeers& pending, double seconds);
+std::string timeout_message(const std::string& what, const PendingPeers& pending, double seconds,
+                            const RankNames& names);
 
 }  // namespace tranche::comm

@@ -37,6 +37,7 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport,
       stream_(device_->create_inline_stream("communication", 1)),
       staging_(options.memory, options.staging_bytes, transport_->size()),
       wake_event_(transport_->wake_event()) {
+  transport_->set_rank_names({options_.mesh, transport_->size()});
   if (transport_->size() > 1 || transport_->needs_polling()) attach();
 }
 
@@ -208,7 +209,8 @@ bool ProgressEngine::poll_peer_failure(double now) {
   }
   cause_awaited_ = 0;
   heard_ = *report;
-  fail_all(fmt::format("rank {} failed: {}", report->rank, report->cause), report->status);
+  fail_all(fmt::format("{} failed: {}", transport_->rank_names().of(report->rank), report->cause),
+           report->status);
   return true;
 }
 
@@ -232,7 +234,7 @@ bool ProgressEngine::compare_signatures() {
       if (!text.empty()) return true;
       if (record_.comes(theirs)) return false;
       mine = record_.same_number(theirs);
-      if (mine) text = difference(*mine, theirs);
+      if (mine) text = difference(*mine, theirs, transport_->rank_names());
       if (!text.empty())
         transport_->send_signature(*mine, theirs.rank);  // lest it waits until it asks itself
       return true;
@@ -255,7 +257,7 @@ void ProgressEngine::expire(Operation& operation, double now) {
   const PendingPeers pending = operation.pending_peers();
   // A rank that sees no more than that others wait leaves it to them to name the cause.
   if (pending.indirect && waited < timeout + std::min(1.0, timeout / 4)) return;
-  throw CommunicationError(timeout_message(operation.describe(), pending, timeout));
+  throw CommunicationError(timeout_message(operation.describe(), pending, timeout, transport_->rank_names()));
 }
 
 ProgressEngine::Step ProgressEngine::step(Operation& operation, double now) {
@@ -387,7 +389,9 @@ void ProgressEngine::post_failure(std::string_view cause, ExitStatus status, dou
           heard_.value_or(FailureReport{transport_->rank(), text, status, cause_follows});
       while (!transport_->post_failure(report) && seconds_now() < limit) std::this_thread::yield();
       cause_awaited_ = 0;
-      if (!failed_) fail_all(fmt::format("rank {} failed: {}", transport_->rank(), text), status);
+      if (!failed_) {
+        fail_all(fmt::format("{} failed: {}", transport_->rank_names().of(transport_->rank()), text), status);
+      }
     };
     execute(post, std::max(seconds, 0.0));
   } catch (...) {

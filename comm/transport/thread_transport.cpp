@@ -124,11 +124,11 @@ class ThreadTransport : public Transport {
     return std::make_unique<ThreadMessage>(channel, std::move(mine), sending);
   }
 
-  static void deliver(ThreadPost& from, ThreadPost& to) {
+  void deliver(ThreadPost& from, ThreadPost& to) const {
     if (from.bytes != to.bytes) {
-      from.error = to.error =
-          fmt::format("rank {} sent {} bytes where rank {} expects {}: the ranks' calls differ", from.owner,
-                      from.bytes, to.owner, to.bytes);
+      from.error = to.error = fmt::format("{} sent {} bytes where {} expects {}: the ranks' calls differ",
+                                          rank_names().of(from.owner), from.bytes, rank_names().of(to.owner),
+                                          to.bytes);
     } else if (from.bytes > 0) {
       std::memcpy(to.data, from.data, static_cast<std::size_t>(from.bytes));
     }

@@ -7,8 +7,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "comm/peer_failure.h"
+#include "comm/rank_names.h"
 #include "comm/transport/message.h"
 #include "tranche/core/error.h"
 #include "tranche/device/event.h"
@@ -79,6 +81,12 @@ class Transport {
   /// Called once, last. `clean` says that nothing failed and nothing was abandoned; then peers may be waited
   /// for `seconds` at most.
   virtual void close(bool clean, double seconds) noexcept = 0;
+  /// Names of the job's ranks in error texts, set before the first message.
+  const RankNames& rank_names() const { return rank_names_; }
+  void set_rank_names(RankNames names) { rank_names_ = std::move(names); }
+
+ private:
+  RankNames rank_names_;
 };
 
 /// Largest message; longer transfers are cut. Also keeps counts inside MPI's int.
