@@ -73,8 +73,8 @@ LlamaConfig defaults_of(LlamaKind kind) {
   return config;
 }
 
-/// Keys that other models of transformers have beside those of this family. Where they are at work the numbers
-/// differ.
+/// Keys that other models of transformers have beside those of this family. Where they are at work the
+/// numbers differ.
 void require_no_others(const JsonNode& root) {
   const std::pair<const char*, const char*> switches[] = {
       {"add_cross_attention", "there is no encoder to attend to"},
@@ -95,9 +95,10 @@ void require_no_others(const JsonNode& root) {
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
                           "no_rope_layers", "attention_chunk_size", "num_local_experts", "num_experts"}) {
     if (root[key]) {
-      root[key].fail(fmt::format("is {}: no architecture of the Llama family has it; remove the key where "
-                                 "the weights were trained without",
-                                 detail::brief_json(root[key].json())));
+      root[key].fail(
+          fmt::format("is {}: no architecture of the Llama family has it; remove the key where "
+                      "the weights were trained without",
+                      detail::brief_json(root[key].json())));
     }
   }
   if (root["quantization_config"]) {
@@ -110,9 +111,10 @@ RopeScaling read_scaling(const JsonNode& block) {
   const JsonNode type = block["rope_type"] ? block["rope_type"] : block["type"];
   const std::string kind = type.text();
   if (kind != "default" && kind != "linear" && kind != "llama3") {
-    type.fail(fmt::format("is \"{}\": of the kinds of rotary positions default, linear and llama3 can be "
-                          "trained here",
-                          kind));
+    type.fail(
+        fmt::format("is \"{}\": of the kinds of rotary positions default, linear and llama3 can be "
+                    "trained here",
+                    kind));
   }
   block.allow({"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor",
                "high_freq_factor", "original_max_position_embeddings"});
@@ -135,7 +137,8 @@ RopeScaling read_scaling(const JsonNode& block) {
 void read_rope(const JsonNode& root, LlamaConfig& config) {
   const JsonNode scaling = root["rope_scaling"], parameters = root["rope_parameters"];
   if (scaling && parameters) {
-    parameters.fail("and rope_scaling are both given; keep one, as transformers 5 or as transformers 4 has it");
+    parameters.fail(
+        "and rope_scaling are both given; keep one, as transformers 5 or as transformers 4 has it");
   }
   const JsonNode block = scaling ? scaling : parameters;
   const JsonNode outer = root["rope_theta"];
@@ -149,8 +152,7 @@ void read_rope(const JsonNode& root, LlamaConfig& config) {
   config.rope = read_scaling(block);
   const double theta = block["rope_theta"].number_or(config.rope_theta);
   if (outer && theta != config.rope_theta) {
-    block["rope_theta"].fail(
-        fmt::format("is {}, but rope_theta {}; keep one", theta, config.rope_theta));
+    block["rope_theta"].fail(fmt::format("is {}, but rope_theta {}; keep one", theta, config.rope_theta));
   }
   config.rope_theta = theta;
 }
@@ -205,8 +207,9 @@ void read_windows(const JsonNode& root, LlamaConfig& config) {
     }
     const bool all = std::find(given.begin(), given.end(), false) == given.end();
     if (config.kind == LlamaKind::mistral && config.window > 0 && !all) {
-      types.fail("has full_attention, but a MistralForCausalLM gives its window to every layer; remove the "
-                 "key, or set sliding_window to null");
+      types.fail(
+          "has full_attention, but a MistralForCausalLM gives its window to every layer; remove the "
+          "key, or set sliding_window to null");
     }
     config.windowed = given;
   }
@@ -277,8 +280,9 @@ LlamaConfig LlamaConfig::from_json(std::string_view text, std::string_view file)
     config.head_dim = head_dim.integer(1, most_width);
   } else if (config.kind != LlamaKind::qwen3) {
     if (config.width % config.heads != 0) {
-      root["num_attention_heads"].fail(fmt::format(
-          "is {}, which does not divide hidden_size {}, and there is no head_dim", config.heads, config.width));
+      root["num_attention_heads"].fail(
+          fmt::format("is {}, which does not divide hidden_size {}, and there is no head_dim", config.heads,
+                      config.width));
     }
     config.head_dim = config.width / config.heads;
   }
@@ -367,14 +371,16 @@ void LlamaConfig::validate(std::string_view origin) const {
     }
   }
   if (query_width() > 4 * most_width) {
-    refuse(fmt::format("\"num_attention_heads\" {} times \"head_dim\" {} is {}, but models of at most {} are "
-                       "read",
-                       heads, head_dim, query_width(), 4 * most_width));
+    refuse(
+        fmt::format("\"num_attention_heads\" {} times \"head_dim\" {} is {}, but models of at most {} are "
+                    "read",
+                    heads, head_dim, query_width(), 4 * most_width));
   }
   if (heads % key_value_heads != 0) {
-    refuse(fmt::format("\"num_key_value_heads\" {} does not divide \"num_attention_heads\" {}; every group of "
-                       "heads needs the same size",
-                       key_value_heads, heads));
+    refuse(
+        fmt::format("\"num_key_value_heads\" {} does not divide \"num_attention_heads\" {}; every group of "
+                    "heads needs the same size",
+                    key_value_heads, heads));
   }
   if (head_dim % 2 != 0) {
     refuse(fmt::format("\"head_dim\" is {}, but must be even: rotary positions turn pairs", head_dim));
@@ -393,8 +399,8 @@ void LlamaConfig::validate(std::string_view origin) const {
                        rope.high_frequency_factor, rope.low_frequency_factor));
   }
   if (!(attention_dropout >= 0 && attention_dropout < 1)) {
-    refuse(fmt::format("\"attention_dropout\" is {}, but a probability in [0, 1) is wanted",
-                       attention_dropout));
+    refuse(
+        fmt::format("\"attention_dropout\" is {}, but a probability in [0, 1) is wanted", attention_dropout));
   }
   if (!(norm_epsilon > 0)) {
     refuse(fmt::format("\"rms_norm_eps\" is {}, but must be positive", norm_epsilon));
@@ -419,7 +425,8 @@ void LlamaConfig::require_sequence(std::int64_t sequence) const {
 
 std::int64_t LlamaConfig::parameters() const {
   const std::int64_t q = query_width(), kv = key_value_width();
-  std::int64_t block = checked_add(checked_multiply(width, 2 * q + 2 * kv), checked_multiply(3 * width, inner));
+  std::int64_t block =
+      checked_add(checked_multiply(width, 2 * q + 2 * kv), checked_multiply(3 * width, inner));
   block += 2 * width;
   if (query_key_value_bias()) block += q + 2 * kv;
   if (output_bias()) block += width;

@@ -128,10 +128,9 @@ LlamaConfig LlamaConfig::preset(std::string_view name) {
     if (name == preset.name) return preset.config;
   }
   const std::string closest = detail::closest_match(name, preset_names());
-  throw ConfigurationError(
-      fmt::format("no preset of the Llama family is \"{}\"{}; presets are {}", name,
-                  closest.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", closest),
-                  fmt::join(preset_names(), ", ")));
+  throw ConfigurationError(fmt::format("no preset of the Llama family is \"{}\"{}; presets are {}", name,
+                                       closest.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", closest),
+                                       fmt::join(preset_names(), ", ")));
 }
 
 }  // namespace tranche::models

@@ -15,6 +15,7 @@
 #include "comm/peer_failure.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
+#include "tranche/engine/runtime.h"
 
 namespace tranche::tools {
 

@@ -73,8 +73,9 @@ bool GuardedEvent::wait_inner(double seconds) {
     const int rank = culprit();
     if (rank < 0) throw;
     const std::exception_ptr cause = std::current_exception();
-    PeerFailure error(fmt::format("{}: {} failed: {}", what_, failure_->rank_names().of(rank), message_of(cause)),
-                      exit_status_of(cause));
+    PeerFailure error(
+        fmt::format("{}: {} failed: {}", what_, failure_->rank_names().of(rank), message_of(cause)),
+        exit_status_of(cause));
     error.attach_rank(failure_->rank());
     throw error;
   }

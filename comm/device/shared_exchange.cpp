@@ -128,8 +128,8 @@ class SharedExchange : public DeviceExchange {
       for (const int peer : absent())
         pending.ranks.push_back(group_.job_ranks[static_cast<std::size_t>(peer)]);
       if (!pending.ranks.empty()) {
-        throw CommunicationError(timeout_message(call.what(), pending, group_.timeout_seconds,
-                                                 group_.failure->rank_names()));
+        throw CommunicationError(
+            timeout_message(call.what(), pending, group_.timeout_seconds, group_.failure->rank_names()));
       }
     }
   }
@@ -168,13 +168,11 @@ class SharedExchange : public DeviceExchange {
       const Tag tag{0, false, (meetings_ - 1) / 2, 0};
       throw CommunicationError(call.what() + ": " +
                                difference(make_call_signature(here, tag, 0, call.name, call.unit),
-                                          make_call_signature(there, tag, 0, post.name, post.unit),
-                                          names));
+                                          make_call_signature(there, tag, 0, post.name, post.unit), names));
     }
     if (post.bytes == bytes) return;
-    throw CommunicationError(
-        fmt::format("{}: {} sent {} bytes where {} expects {}: the ranks' calls differ", call.what(),
-                    names.of(there), post.bytes, names.of(here), bytes));
+    throw CommunicationError(fmt::format("{}: {} sent {} bytes where {} expects {}: the ranks' calls differ",
+                                         call.what(), names.of(there), post.bytes, names.of(here), bytes));
   }
 
   Issued send(const DeviceCall& call, const Event& started) {

@@ -37,11 +37,10 @@ std::int64_t WindowExchange::expected(const Peer& peer) const {
 void WindowExchange::take(Peer& peer) {
   const ControlMessage& message = peer.incoming;
   if (message.bytes != call_.mine_bytes) {
-    throw CommunicationError(
-        fmt::format("{} sent {} bytes where {} expects {}: the ranks' calls differ",
-                    transport().rank_names().of(peer.rank), message.bytes,
-                    transport().rank_names().of(call_.members[static_cast<std::size_t>(call_.self)]),
-                    call_.mine_bytes));
+    throw CommunicationError(fmt::format(
+        "{} sent {} bytes where {} expects {}: the ranks' calls differ",
+        transport().rank_names().of(peer.rank), message.bytes,
+        transport().rank_names().of(call_.members[static_cast<std::size_t>(call_.self)]), call_.mine_bytes));
   }
   const bool all = message.chunk < 0;
   switch (message.kind) {

@@ -55,7 +55,7 @@ class MpiMessage : public Message {
  public:
   MpiMessage(MPI_Request request, std::int64_t bytes, int self, int peer, bool sending,
              const RankNames& names)
-      : request_(request), bytes_(bytes), self_(self), peer_(peer), sending_(sending) {}
+      : request_(request), bytes_(bytes), self_(self), peer_(peer), sending_(sending), names_(names) {}
 
   ~MpiMessage() override {
     if (request_ == MPI_REQUEST_NULL) return;
@@ -94,9 +94,8 @@ class MpiMessage : public Message {
 
  private:
   [[noreturn]] void refuse(const std::string& sent) const {
-    throw CommunicationError(
-        fmt::format("{} sent {} where {} expects {} bytes: the ranks' calls differ", names_.of(peer_), sent,
-                    names_.of(self_), bytes_));
+    throw CommunicationError(fmt::format("{} sent {} where {} expects {} bytes: the ranks' calls differ",
+                                         names_.of(peer_), sent, names_.of(self_), bytes_));
   }
   MPI_Request request_;
   std::int64_t bytes_;

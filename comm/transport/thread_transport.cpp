@@ -126,9 +126,9 @@ class ThreadTransport : public Transport {
 
   void deliver(ThreadPost& from, ThreadPost& to) const {
     if (from.bytes != to.bytes) {
-      from.error = to.error = fmt::format("{} sent {} bytes where {} expects {}: the ranks' calls differ",
-                                          rank_names().of(from.owner), from.bytes, rank_names().of(to.owner),
-                                          to.bytes);
+      from.error = to.error =
+          fmt::format("{} sent {} bytes where {} expects {}: the ranks' calls differ",
+                      rank_names().of(from.owner), from.bytes, rank_names().of(to.owner), to.bytes);
     } else if (from.bytes > 0) {
       std::memcpy(to.data, from.data, static_cast<std::size_t>(from.bytes));
     }

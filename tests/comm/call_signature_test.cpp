@@ -17,13 +17,13 @@ TEST(CallSignature, TheLowerRankIsNamedFirst) {
       "rank 1 issued reduce_scatter of unit b (number 17) where rank 3 issued all_gather of unit a (number "
       "17): the "
       "ranks' calls differ";
-  EXPECT_EQ(difference(one, other), text);
-  EXPECT_EQ(difference(other, one), text);
+  EXPECT_EQ(difference(one, other, {}), text);
+  EXPECT_EQ(difference(other, one, {}), text);
 }
 
 TEST(CallSignature, BytesAreNamedWhereNothingElseDiffers) {
-  EXPECT_EQ(difference(signature(0, 2, "barrier", ""), signature(1, 2, "barrier", "")), "");
-  EXPECT_EQ(difference(signature(0, 2, "broadcast", "", 8), signature(1, 2, "broadcast", "", 16)),
+  EXPECT_EQ(difference(signature(0, 2, "barrier", ""), signature(1, 2, "barrier", ""), {}), "");
+  EXPECT_EQ(difference(signature(0, 2, "broadcast", "", 8), signature(1, 2, "broadcast", "", 16), {}),
             "rank 0 issued broadcast of 8 bytes (number 2) where rank 1 issued broadcast of 16 bytes (number "
             "2): the "
             "ranks' calls differ");
@@ -32,9 +32,9 @@ TEST(CallSignature, BytesAreNamedWhereNothingElseDiffers) {
 TEST(CallSignature, LongUnitsAreCut) {
   const std::string name(500, 'x');
   EXPECT_EQ(std::string(signature(0, 0, "all_gather", name.c_str()).unit.data()), name.substr(0, 103));
-  EXPECT_EQ(
-      difference(signature(0, 0, "all_gather", name.c_str()), signature(1, 0, "all_gather", name.c_str())),
-      "");
+  EXPECT_EQ(difference(signature(0, 0, "all_gather", name.c_str()),
+                       signature(1, 0, "all_gather", name.c_str()), {}),
+            "");
 }
 
 TEST(CallSignature, HashesTellOperationAndUnitApart) {

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/rank_names.h"
 #include "core/clock.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
@@ -17,6 +18,7 @@
 namespace tranche {
 namespace {
 
+using comm::RankNames;
 using detail::Stopwatch;
 using testing::AnyOf;
 using testing::HasSubstr;
@@ -86,6 +88,37 @@ TEST_P(Failures, ATimeOutNamesAllMissingRanks) {
       }),
       HasSubstr("barrier in start: no data from ranks 2, 3 and 0 after 0.1 s (ranks 2, 3 and 0 have not "
                 "entered the operation, or hang)"));
+}
+
+TEST_P(Failures, RanksOfAMeshAreNamedWithTheirCoordinates) {
+  const ThreadGroup group(6);
+  CommunicatorOptions options = with_timeout(0.1);
+  options.mesh = "replicate=2, shard=*";
+  const auto comm = group.communicator(0, options), other = group.communicator(1, options);
+  const float value = 1;
+  float values[2];
+  const Event unlike = other->recv(values, 2, DataType::float32, 0, {}, {});
+  EXPECT_THAT(failure_of([&] { comm->send(&value, 1, DataType::float32, 1, {}, {}).wait(); }),
+              HasSubstr("rank 0 (replicate 0, shard 0) sent 4 bytes where rank 1 (replicate 0, shard 1) "
+                        "expects 8: the ranks' calls differ"));
+  const auto last = group.communicator(5, options);
+  EXPECT_THAT(
+      failure_of([&] {
+        last->barrier({"", "start"}).wait();
+      }),
+      HasSubstr(
+          "barrier in start: no data from ranks 0 (replicate 0, shard 0), 1 (replicate 0, shard 1), "
+          "2 (replicate 0, shard 2), 3 (replicate 1, shard 0) and 4 (replicate 1, shard 1) after 0.1 s"));
+  group.post_failure(4, "disk on fire", ExitStatus::checkpoint);
+  EXPECT_THAT(failure_of([&] { group.communicator(3, options)->barrier({}).wait(); }, ExitStatus::checkpoint),
+              HasSubstr("rank 4 (replicate 1, shard 1) failed: disk on fire"));
+}
+
+TEST(RankNames, AreNumbersWhereTheMeshIsNoneOfTheJob) {
+  EXPECT_EQ(RankNames().of(3), "rank 3");
+  EXPECT_EQ(RankNames("shard=*", 6).of(3), "rank 3");
+  EXPECT_EQ(RankNames("replicate=4, shard=*", 6).of(3), "rank 3") << "the start refuses it";
+  EXPECT_EQ(RankNames("replicate=2, shard=*", 6).of(3), "rank 3 (replicate 1, shard 0)");
 }
 
 TEST_P(Failures, ASenderWhoseDataNobodyTakesSaysSo) {

@@ -41,10 +41,10 @@ std::string refusal_with(const std::string& type, const std::string& rest) {
 
 TEST(LlamaConfig, PresetsHaveThePublishedNumbersOfParameters) {
   const std::map<std::string, std::int64_t> published = {
-      {"llama-160m", 162'417'408},      {"llama-2-7b", 6'738'415'616},    {"llama-3.1-8b", 8'030'261'248},
+      {"llama-160m", 162'417'408},       {"llama-2-7b", 6'738'415'616},       {"llama-3.1-8b", 8'030'261'248},
       {"llama-3.1-70b", 70'553'706'496}, {"llama-3.1-405b", 405'853'388'800}, {"llama-3.2-1b", 1'235'814'400},
-      {"llama-3.2-3b", 3'212'749'824},  {"mistral-7b", 7'241'732'096},    {"qwen2.5-0.5b", 494'032'768},
-      {"qwen2.5-7b", 7'615'616'512},    {"qwen3-0.6b", 596'049'920},      {"qwen3-8b", 8'190'735'360}};
+      {"llama-3.2-3b", 3'212'749'824},   {"mistral-7b", 7'241'732'096},       {"qwen2.5-0.5b", 494'032'768},
+      {"qwen2.5-7b", 7'615'616'512},     {"qwen3-0.6b", 596'049'920},         {"qwen3-8b", 8'190'735'360}};
   for (const auto& [name, parameters] : published) {
     EXPECT_EQ(LlamaConfig::preset(name).parameters(), parameters) << name;
   }
@@ -54,9 +54,10 @@ TEST(LlamaConfig, PresetsAreValidAndKnownByName) {
   for (const auto& name : LlamaConfig::preset_names()) {
     EXPECT_NO_THROW(LlamaConfig::preset(name).validate(name)) << name;
   }
-  EXPECT_THAT(refused([] { (void)LlamaConfig::preset("llama-3.1-9b"); }),
-              AllOf(HasSubstr("no preset of the Llama family is \"llama-3.1-9b\" (did you mean \"llama-3.1-8b\"?)"),
-                    HasSubstr("llama-nano, qwen3-nano, llama-mini")));
+  EXPECT_THAT(
+      refused([] { (void)LlamaConfig::preset("llama-3.1-9b"); }),
+      AllOf(HasSubstr("no preset of the Llama family is \"llama-3.1-9b\" (did you mean \"llama-3.1-8b\"?)"),
+            HasSubstr("llama-nano, qwen3-nano, llama-mini")));
 }
 
 TEST(LlamaConfig, WritesWhatItReads) {
@@ -133,12 +134,14 @@ TEST(LlamaConfig, KeysThatAreMissingHaveTheArchitecturesDefaults) {
 TEST(LlamaConfig, ReadsBothSpellingsOfRotaryPositions) {
   const Scaling linear{.kind = Scaling::Kind::linear, .factor = 4};
   EXPECT_EQ(read("llama", R"("rope_scaling": {"type": "linear", "factor": 4.0})").rope, linear);
-  EXPECT_EQ(read("llama", R"("rope_parameters": {"rope_type": "linear", "factor": 4, "rope_theta": 77})").rope,
-            linear);
+  EXPECT_EQ(
+      read("llama", R"("rope_parameters": {"rope_type": "linear", "factor": 4, "rope_theta": 77})").rope,
+      linear);
   EXPECT_EQ(read("llama", R"("rope_parameters": {"rope_type": "default", "rope_theta": 77})").rope_theta, 77);
   EXPECT_EQ(read("llama", R"("rope_theta": 77, "rope_scaling": null)").rope_theta, 77);
-  EXPECT_EQ(read("llama", R"("rope_theta": 77, "rope_parameters": {"rope_type": "default", "rope_theta": 77})"),
-            read("llama", R"("rope_theta": 77)"));
+  EXPECT_EQ(
+      read("llama", R"("rope_theta": 77, "rope_parameters": {"rope_type": "default", "rope_theta": 77})"),
+      read("llama", R"("rope_theta": 77)"));
 }
 
 TEST(LlamaConfig, ReadsWindowsByLayer) {
@@ -149,7 +152,8 @@ TEST(LlamaConfig, ReadsWindowsByLayer) {
   const auto all = read("qwen2", four + R"(, "max_window_layers": 0)");
   EXPECT_TRUE(all.windowed.empty());
   EXPECT_EQ(all.window_of(0), 7);
-  EXPECT_EQ(read("qwen2", four), read("qwen2", R"("num_hidden_layers": 4)")) << "28 layers come before windows";
+  EXPECT_EQ(read("qwen2", four), read("qwen2", R"("num_hidden_layers": 4)"))
+      << "28 layers come before windows";
   const auto listed = read("qwen3", four + R"(, "layer_types": ["full_attention", "sliding_attention",
                                                "full_attention", "full_attention"])");
   EXPECT_THAT(listed.windowed, ElementsAre(false, true, false, false));
@@ -170,9 +174,10 @@ TEST(LlamaConfig, OperationsFollowTheStatedFormula) {
 }
 
 TEST(LlamaConfig, RefusesOtherArchitecturesNamingKeyAndFile) {
-  EXPECT_THAT(refusal_with("gpt2", ""),
-              HasSubstr("model_type is \"gpt2\": another architecture; of the Llama family llama, mistral, qwen2, "
-                        "qwen3 can be trained here"));
+  EXPECT_THAT(
+      refusal_with("gpt2", ""),
+      HasSubstr("model_type is \"gpt2\": another architecture; of the Llama family llama, mistral, qwen2, "
+                "qwen3 can be trained here"));
   EXPECT_THAT(refused([] { (void)LlamaConfig::from_json("{}", "f"); }),
               HasSubstr("f: model_type is missing; in that of a LlamaForCausalLM it is \"llama\""));
   EXPECT_THAT(refused([] { (void)LlamaConfig::from_json("[]", "f"); }), HasSubstr("f is not an object"));
@@ -184,8 +189,10 @@ TEST(LlamaConfig, RefusesOtherArchitecturesNamingKeyAndFile) {
 }
 
 TEST(LlamaConfig, RefusesWhatChangesNumbersAndIsNotSupported) {
-  EXPECT_THAT(refusal_with("llama", R"("pretraining_tp": 2)"), HasSubstr("pretraining_tp is 2: sums in slices"));
-  EXPECT_THAT(refusal_with("llama", R"("partial_rotary_factor": 0.5)"), HasSubstr("partial_rotary_factor is 0.5"));
+  EXPECT_THAT(refusal_with("llama", R"("pretraining_tp": 2)"),
+              HasSubstr("pretraining_tp is 2: sums in slices"));
+  EXPECT_THAT(refusal_with("llama", R"("partial_rotary_factor": 0.5)"),
+              HasSubstr("partial_rotary_factor is 0.5"));
   for (const char* key : {"logits_scaling", "logit_scale", "attention_multiplier", "embedding_multiplier",
                           "residual_multiplier"}) {
     EXPECT_THAT(refusal_with("llama", std::string("\"") + key + "\": 2.0"),
@@ -204,81 +211,105 @@ TEST(LlamaConfig, RefusesWhatChangesNumbersAndIsNotSupported) {
   }
   EXPECT_THAT(refusal_with("llama", R"("quantization_config": {"bits": 4})"),
               HasSubstr("quantization_config is there: quantized weights cannot be trained here"));
-  EXPECT_THAT(refusal_with("mistral", R"("attention_bias": true)"), HasSubstr("a MistralForCausalLM has no biases"));
-  EXPECT_THAT(refusal_with("qwen2", R"("mlp_bias": true)"), HasSubstr("mlp_bias is true: only a LlamaForCausalLM"));
+  EXPECT_THAT(refusal_with("mistral", R"("attention_bias": true)"),
+              HasSubstr("a MistralForCausalLM has no biases"));
+  EXPECT_THAT(refusal_with("qwen2", R"("mlp_bias": true)"),
+              HasSubstr("mlp_bias is true: only a LlamaForCausalLM"));
 }
 
 TEST(LlamaConfig, RefusesRotaryPositionsOfOtherKinds) {
   for (const char* kind : {"yarn", "dynamic", "longrope", "mrope"}) {
-    EXPECT_THAT(refusal_with("llama", std::string(R"("rope_scaling": {"factor": 2.0, "rope_type": ")") + kind + "\"}"),
-                HasSubstr(std::string("rope_scaling.rope_type is \"") + kind +
-                          "\": of the kinds of rotary positions default, linear and llama3 can be trained here"));
+    EXPECT_THAT(
+        refusal_with("llama",
+                     std::string(R"("rope_scaling": {"factor": 2.0, "rope_type": ")") + kind + "\"}"),
+        HasSubstr(std::string("rope_scaling.rope_type is \"") + kind +
+                  "\": of the kinds of rotary positions default, linear and llama3 can be trained here"));
   }
   EXPECT_THAT(refusal_with("llama", R"("rope_scaling": {"rope_type": "linear"})"),
               HasSubstr("rope_scaling.factor is missing"));
   EXPECT_THAT(refusal_with("llama", R"("rope_scaling": {"rope_type": "linear", "factor": -1})"),
               HasSubstr("rope_scaling.factor is -1, which cannot be"));
-  EXPECT_THAT(refusal_with("llama", R"("rope_scaling": {"factor": 2})"), HasSubstr("rope_scaling.type is missing"));
+  EXPECT_THAT(refusal_with("llama", R"("rope_scaling": {"factor": 2})"),
+              HasSubstr("rope_scaling.type is missing"));
   EXPECT_THAT(refusal_with("llama", R"("rope_scaling": {"rope_type": "llama3", "factor": 8})"),
               HasSubstr("rope_scaling.low_freq_factor is missing"));
-  EXPECT_THAT(refusal_with("llama", R"("rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4,
+  EXPECT_THAT(
+      refusal_with("llama", R"("rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4,
                                         "high_freq_factor": 4, "original_max_position_embeddings": 64})"),
-              HasSubstr("\"high_freq_factor\" is 4, but must be above \"low_freq_factor\" 4"));
+      HasSubstr("\"high_freq_factor\" is 4, but must be above \"low_freq_factor\" 4"));
   EXPECT_THAT(refusal_with("llama", R"("rope_scaling": {"rope_type": "default", "beta_fast": 32})"),
               HasSubstr("rope_scaling.beta_fast is an unknown key"));
-  EXPECT_THAT(refusal_with("llama", R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25})"),
-              HasSubstr("rope_parameters.partial_rotary_factor is 0.25: all of a head is rotated"));
+  EXPECT_THAT(
+      refusal_with("llama", R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25})"),
+      HasSubstr("rope_parameters.partial_rotary_factor is 0.25: all of a head is rotated"));
   EXPECT_THAT(refusal_with("llama", R"("rope_parameters": {"full_attention": {"rope_type": "default"}})"),
               HasSubstr("rope_parameters.full_attention is a block: rotary positions that differ by layer"));
-  EXPECT_THAT(refusal_with("llama", R"("rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "default"})"),
-              HasSubstr("rope_parameters and rope_scaling are both given; keep one"));
-  EXPECT_THAT(refusal_with("llama", R"("rope_theta": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 6})"),
-              HasSubstr("rope_parameters.rope_theta is 6, but rope_theta 5; keep one"));
+  EXPECT_THAT(
+      refusal_with("llama",
+                   R"("rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "default"})"),
+      HasSubstr("rope_parameters and rope_scaling are both given; keep one"));
+  EXPECT_THAT(
+      refusal_with("llama",
+                   R"("rope_theta": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 6})"),
+      HasSubstr("rope_parameters.rope_theta is 6, but rope_theta 5; keep one"));
 }
 
 TEST(LlamaConfig, RefusesWindowsThatContradictEachOther) {
-  EXPECT_THAT(refusal_with("llama", R"("sliding_window": 4096)"),
-              HasSubstr("sliding_window is 4096: a LlamaForCausalLM has no window; a MistralForCausalLM has"));
-  EXPECT_THAT(refusal_with("mistral", R"("sliding_window": 0)"), HasSubstr("sliding_window is 0, which cannot be"));
+  EXPECT_THAT(
+      refusal_with("llama", R"("sliding_window": 4096)"),
+      HasSubstr("sliding_window is 4096: a LlamaForCausalLM has no window; a MistralForCausalLM has"));
+  EXPECT_THAT(refusal_with("mistral", R"("sliding_window": 0)"),
+              HasSubstr("sliding_window is 0, which cannot be"));
   const std::string two = R"("num_hidden_layers": 2, )";
   EXPECT_THAT(refusal_with("llama", two + R"("layer_types": ["full_attention", "sliding_attention"])"),
               HasSubstr("layer_types has sliding_attention, but there is no window"));
-  EXPECT_THAT(refusal_with("qwen2", two + R"("layer_types": ["full_attention", "sliding_attention"])"),
-              HasSubstr("layer_types has sliding_attention, but use_sliding_window or sliding_window say that there is "
-                        "no window"));
+  EXPECT_THAT(
+      refusal_with("qwen2", two + R"("layer_types": ["full_attention", "sliding_attention"])"),
+      HasSubstr(
+          "layer_types has sliding_attention, but use_sliding_window or sliding_window say that there is "
+          "no window"));
   EXPECT_THAT(refusal_with("mistral", two + R"("layer_types": ["full_attention", "sliding_attention"])"),
               HasSubstr("a MistralForCausalLM gives its window to every layer"));
   EXPECT_THAT(refusal_with("qwen3", two + R"("layer_types": ["full_attention"])"),
               HasSubstr("layer_types has 1 entries, but num_hidden_layers is 2"));
-  EXPECT_THAT(refusal_with("qwen3", two + R"("layer_types": ["full_attention", "linear_attention"])"),
-              HasSubstr("layer_types[1] is \"linear_attention\"; full_attention and sliding_attention can be trained"));
+  EXPECT_THAT(
+      refusal_with("qwen3", two + R"("layer_types": ["full_attention", "linear_attention"])"),
+      HasSubstr(
+          "layer_types[1] is \"linear_attention\"; full_attention and sliding_attention can be trained"));
 }
 
 TEST(LlamaConfig, RefusesImpossibleValuesNamingKeyAndFile) {
-  EXPECT_THAT(refusal_with("llama", R"("num_attention_heads": 7)"),
-              HasSubstr("num_attention_heads is 7, which does not divide hidden_size 4096, and there is no head_dim"));
+  EXPECT_THAT(
+      refusal_with("llama", R"("num_attention_heads": 7)"),
+      HasSubstr(
+          "num_attention_heads is 7, which does not divide hidden_size 4096, and there is no head_dim"));
   EXPECT_THAT(refusal_with("llama", R"("num_key_value_heads": 5)"),
               HasSubstr("\"num_key_value_heads\" 5 does not divide \"num_attention_heads\" 32"));
   EXPECT_THAT(refusal_with("llama", R"("head_dim": 3)"), HasSubstr("\"head_dim\" is 3, but must be even"));
   EXPECT_THAT(refusal_with("llama", R"("num_hidden_layers": 0)"), HasSubstr("num_hidden_layers is 0"));
-  EXPECT_THAT(refusal_with("llama", R"("num_hidden_layers": "two")"), HasSubstr("is not an integer: \"two\""));
+  EXPECT_THAT(refusal_with("llama", R"("num_hidden_layers": "two")"),
+              HasSubstr("is not an integer: \"two\""));
   EXPECT_THAT(refusal_with("llama", R"("intermediate_size": 0)"),
               HasSubstr("\"intermediate_size\" is 0, but must be positive"));
   EXPECT_THAT(refusal_with("llama", R"("vocab_size": 100000000)"),
               HasSubstr("\"vocab_size\" is 100000000, but models of at most"));
   EXPECT_THAT(refusal_with("llama", R"("tie_word_embeddings": "no")"),
               HasSubstr("tie_word_embeddings is neither true nor false: \"no\""));
-  EXPECT_THAT(refusal_with("llama", R"("attention_dropout": 1.0)"), HasSubstr("\"attention_dropout\" is 1, but a"));
+  EXPECT_THAT(refusal_with("llama", R"("attention_dropout": 1.0)"),
+              HasSubstr("\"attention_dropout\" is 1, but a"));
   EXPECT_THAT(refusal_with("llama", R"("rms_norm_eps": 0)"), HasSubstr("\"rms_norm_eps\" is 0"));
   EXPECT_THAT(refusal_with("llama", R"("initializer_range": -1)"), HasSubstr("\"initializer_range\" is -1"));
-  EXPECT_THAT(refusal_with("llama", R"("rope_theta": 0)"), HasSubstr("\"rope_theta\" is 0, but must be positive"));
+  EXPECT_THAT(refusal_with("llama", R"("rope_theta": 0)"),
+              HasSubstr("\"rope_theta\" is 0, but must be positive"));
   EXPECT_THAT(refusal_with("llama", R"("num_attention_heads": 1000000, "head_dim": 1000000)"),
               HasSubstr("\"num_attention_heads\" 1000000 times \"head_dim\" 1000000 is"));
-  EXPECT_THAT(refusal_with("llama", R"("hidden_size": 1000000, "head_dim": 128, "intermediate_size": 4000000)"),
-              AllOf(HasSubstr("the model has"), HasSubstr("parameters, but models of at most")));
+  EXPECT_THAT(
+      refusal_with("llama", R"("hidden_size": 1000000, "head_dim": 128, "intermediate_size": 4000000)"),
+      AllOf(HasSubstr("the model has"), HasSubstr("parameters, but models of at most")));
   auto config = LlamaConfig::preset("llama-nano");
   config.windowed = {true};
-  EXPECT_THAT(refused([&] { config.validate("here"); }), HasSubstr("here: \"layer_types\" has 1 entries for 2 layers"));
+  EXPECT_THAT(refused([&] { config.validate("here"); }),
+              HasSubstr("here: \"layer_types\" has 1 entries for 2 layers"));
   config.windowed.clear();
   config.window = -1;
   EXPECT_THAT(refused([&] { config.validate("here"); }), HasSubstr("here: \"sliding_window\" is -1"));

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <latch>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "comm/transport/transport.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
+#include "tranche/engine/runtime.h"
 
 namespace tranche::tools {
 namespace {
@@ -185,6 +187,31 @@ TEST(Fail, TheRankThatFailedAndTheLowestPeerSpeakWithRankAndOperation) {
   EXPECT_THAT(outcomes[0].errors, AllOf(HasSubstr("[rank 0]"), HasSubstr("all_reduce"),
                                         HasSubstr("rank 1 failed: disk on fire")));
   EXPECT_EQ(outcomes[2].errors, "");
+}
+
+TEST(Fail, RanksOfAMeshAreNamedWithTheirCoordinates) {
+  const ThreadGroup group(4);
+  std::latch started(4);
+  const auto outcomes = on_ranks(4, [&](Launch& launch) {
+    RuntimeOptions options;
+    options.mesh = "replicate=2, shard=*";
+    Runtime runtime(options, [&](const CommunicatorOptions& communicator) {
+      return group.communicator(launch.rank(), communicator);
+    });
+    started.arrive_and_wait();
+    try {
+      if (launch.rank() == 0) throw std::runtime_error("disk on fire");
+      runtime.all().barrier({"", "step"}).wait();
+    } catch (...) {
+      return launch.fail(std::current_exception(), 0.3, {}, &runtime);
+    }
+    return 0;
+  });
+  EXPECT_THAT(outcomes[0].errors, HasSubstr("tranche: [rank 0 (replicate 0, shard 0)] disk on fire"));
+  EXPECT_THAT(outcomes[1].errors,
+              AllOf(HasSubstr("[rank 1 (replicate 0, shard 1)] "), HasSubstr("barrier in step"),
+                    HasSubstr("rank 0 (replicate 0, shard 0) failed: disk on fire")));
+  EXPECT_EQ(outcomes[2].errors + outcomes[3].errors, "");
 }
 
 TEST(Fail, ATypedErrorKeepsItsStatusOnEveryRank) {

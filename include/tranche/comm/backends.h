@@ -37,7 +37,7 @@ struct CommunicatorOptions {
   std::int64_t staging_bytes = 8 << 20;  ///< staging buffer, allocated at construction
   MemoryResource* memory = nullptr;  ///< source of the staging buffer (Category::communication); null: heap
   TraceRecorder* trace = nullptr;    ///< spans of operations, not owned
-  std::string mesh;  ///< `tranche.mesh`: error texts name ranks with their coordinates in it
+  std::string mesh;                  ///< `tranche.mesh`: error texts name ranks with their coordinates in it
   /// `tranche.progress: inline`: no communication thread; only for adopted MPI communicators, refused
   /// elsewhere.
   bool inline_progress = false;

@@ -5,8 +5,8 @@
 
 namespace tranche::kernels {
 
-/// transformers' "rope_type": default (none), linear (Chen et al., 2023) or llama3 (Llama 3.1, 2024). `factor` is read by
-/// the last two, the others by llama3 alone.
+/// transformers' "rope_type": default (none), linear (Chen et al., 2023) or llama3 (Llama 3.1, 2024).
+/// `factor` is read by the last two, the others by llama3 alone.
 struct RopeScaling {
   enum class Kind : std::uint8_t { none, linear, llama3 };
   Kind kind = Kind::none;
