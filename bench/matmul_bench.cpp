@@ -27,25 +27,27 @@ namespace {
 enum Pass { forward, input_gradient, weight_gradient };
 
 /// A linear layer of `tokens` rows from `inputs` to `outputs` columns; the weight is stored [inputs,
-/// outputs].
-void linear(benchmark::State& state, DataType dtype, Pass pass) {
+/// outputs], or `transposed`, as the Llama family has it.
+void linear(benchmark::State& state, DataType dtype, Pass pass, bool transposed = false) {
   const std::int64_t tokens = state.range(0), inputs = state.range(1), outputs = state.range(2);
   const int threads = static_cast<int>(state.range(3));
   BenchMachine machine(threads);
-  BenchTensor x(dtype, {tokens, inputs}), weight(dtype, {inputs, outputs}), y(dtype, {tokens, outputs});
-  BenchTensor weight_sum(DataType::float32, {inputs, outputs});
+  const Shape stored = transposed ? Shape{outputs, inputs} : Shape{inputs, outputs};
+  BenchTensor x(dtype, {tokens, inputs}), weight(dtype, stored), y(dtype, {tokens, outputs});
+  BenchTensor weight_sum(DataType::float32, stored);
   for (auto _ : state) {
     switch (pass) {
       case forward:
-        matmul(machine.stream(), {}, x.view(), weight.view(), y.view(), machine.workspace());
+        matmul(machine.stream(), {.transpose_b = transposed}, x.view(), weight.view(), y.view(),
+               machine.workspace());
         break;
       case input_gradient:
-        matmul(machine.stream(), {.transpose_b = true}, y.view(), weight.view(), x.view(),
+        matmul(machine.stream(), {.transpose_b = !transposed}, y.view(), weight.view(), x.view(),
                machine.workspace());
         break;
       case weight_gradient:
-        matmul(machine.stream(), {.transpose_a = true, .accumulate = true}, x.view(), y.view(),
-               weight_sum.view(), machine.workspace());
+        matmul(machine.stream(), {.transpose_a = true, .accumulate = true}, transposed ? y.view() : x.view(),
+               transposed ? x.view() : y.view(), weight_sum.view(), machine.workspace());
         break;
     }
   }
@@ -58,7 +60,9 @@ void layers(benchmark::internal::Benchmark* bench) {
     bench->Args({2048, 256, 768, threads})
         ->Args({2048, 256, 1024, threads})
         ->Args({2048, 1024, 256, threads});
-    bench->Args({1024, 768, 3072, threads})->Args({1024, 3072, 768, threads});
+    bench->Args({1024, 768, 3072, threads})
+        ->Args({1024, 3072, 768, threads})
+        ->Args({1024, 768, 768, threads});
   }
 }
 
@@ -68,6 +72,11 @@ BENCHMARK_CAPTURE(linear, fp32_weight_gradient, DataType::float32, weight_gradie
 BENCHMARK_CAPTURE(linear, bf16_forward, DataType::bfloat16, forward)->Apply(layers);
 BENCHMARK_CAPTURE(linear, bf16_input_gradient, DataType::bfloat16, input_gradient)->Apply(layers);
 BENCHMARK_CAPTURE(linear, bf16_weight_gradient, DataType::bfloat16, weight_gradient)->Apply(layers);
+BENCHMARK_CAPTURE(linear, bf16_transposed_forward, DataType::bfloat16, forward, true)->Apply(layers);
+BENCHMARK_CAPTURE(linear, bf16_transposed_input_gradient, DataType::bfloat16, input_gradient, true)
+    ->Apply(layers);
+BENCHMARK_CAPTURE(linear, bf16_transposed_weight_gradient, DataType::bfloat16, weight_gradient, true)
+    ->Apply(layers);
 BENCHMARK_CAPTURE(linear, fp16_forward, DataType::float16, forward)->Apply(layers);
 
 }  // namespace

@@ -11,6 +11,9 @@
 #include "tranche/kernels/layer_norm.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/kernels/reduction.h"
+#include "tranche/kernels/rms_norm.h"
+#include "tranche/kernels/rope.h"
+#include "tranche/kernels/swiglu.h"
 
 namespace tranche::kernels::bench {
 
@@ -70,6 +73,17 @@ void add_elementwise(const Entries& entry) {
       const Shape shape{b.sized(flat)};
       const auto x = b.tensor(dtype, shape), dy = b.tensor(dtype, shape), dx = b.tensor(dtype, shape);
       return [=](Stream& stream) { gelu_backward(stream, x, dy, dx); };
+    });
+    entry(with_elements("swiglu_forward" + suffix, flat), [=](Bench& b) -> Bench::Call {
+      const Shape shape{b.sized(flat)};
+      const auto gate = b.tensor(dtype, shape), up = b.tensor(dtype, shape), out = b.tensor(dtype, shape);
+      return [=](Stream& stream) { swiglu_forward(stream, gate, up, out); };
+    });
+    entry(with_elements("swiglu_forward_backward" + suffix, flat), [=](Bench& b) -> Bench::Call {
+      const Shape shape{b.sized(flat)};
+      const auto gate = b.tensor(dtype, shape), up = b.tensor(dtype, shape), d_out = b.tensor(dtype, shape),
+                 out = b.tensor(dtype, shape), d_gate = b.tensor(dtype, shape), d_up = b.tensor(dtype, shape);
+      return [=](Stream& stream) { swiglu_forward_backward(stream, gate, up, d_out, out, d_gate, d_up); };
     });
     entry(with_elements("dropout" + suffix, flat), [=](Bench& b) -> Bench::Call {
       const auto x = b.tensor(dtype, {b.sized(flat)}), y = b.tensor(dtype, {b.sized(flat)});
@@ -137,6 +151,48 @@ void add_reductions(const Entries& entry) {
   });
 }
 
+/// Of the Llama family; rows of 128 are of heads.
+void add_llama_layers(const Entries& entry) {
+  for (const auto& [rows, columns] :
+       {std::pair<std::int64_t, std::int64_t>{32768, 768}, {8192, 4096}, {262144, 128}}) {
+    const std::string shape_name = "/rows:" + std::to_string(rows) + "/columns:" + std::to_string(columns);
+    const auto shape_of = [rows = rows, columns = columns](const Bench& b) {
+      return Shape{b.small() ? 70 : rows, columns};
+    };
+    entry("rms_norm_forward" + shape_name, [=](Bench& b) -> Bench::Call {
+      const Shape shape = shape_of(b);
+      const auto x = b.tensor(bf16, shape), out = b.tensor(bf16, shape), weight = b.tensor(bf16, {shape[1]}),
+                 rstd = b.tensor(fp32, {shape[0]});
+      return [=](Stream& stream) { rms_norm_forward(stream, x, weight, 1e-5f, out, rstd); };
+    });
+    entry("residual_rms_norm_forward" + shape_name, [=](Bench& b) -> Bench::Call {
+      const Shape shape = shape_of(b);
+      const auto x = b.tensor(bf16, shape), other = b.tensor(bf16, shape), out = b.tensor(bf16, shape),
+                 sum = b.tensor(bf16, shape), weight = b.tensor(bf16, {shape[1]}),
+                 rstd = b.tensor(fp32, {shape[0]});
+      return
+          [=](Stream& stream) { residual_rms_norm_forward(stream, x, other, weight, 1e-5f, sum, out, rstd); };
+    });
+    entry("rms_norm_backward" + shape_name, [=](Bench& b) -> Bench::Call {
+      const Shape shape = shape_of(b);
+      const auto x = b.tensor(bf16, shape), d_out = b.tensor(bf16, shape), d_x = b.tensor(bf16, shape),
+                 weight = b.tensor(bf16, {shape[1]}), rstd = b.tensor(fp32, {shape[0]}),
+                 d_weight = b.tensor(fp32, {shape[1]});
+      return [=, workspace = b.workspace()](Stream& stream) {
+        rms_norm_backward(stream, d_out, x, weight, rstd, true, d_x, d_weight, workspace);
+      };
+    });
+  }
+  constexpr std::int64_t heads = 32;
+  for (const std::int64_t head_dim : {64, 128}) {
+    entry("rope/rows:8192/heads:32/head_dim:" + std::to_string(head_dim), [=](Bench& b) -> Bench::Call {
+      const std::int64_t rows = b.small() ? 24 : 8192;
+      const auto x = b.tensor(bf16, {rows, heads * head_dim}), table = b.tensor(fp32, {rows, head_dim});
+      return [=](Stream& stream) { rope(stream, false, table, heads, head_dim, x); };
+    });
+  }
+}
+
 void add_layers(const Entries& entry) {
   for (const std::int64_t columns : {768, 1600}) {
     const std::int64_t rows = 32768;
@@ -194,6 +250,15 @@ void add_layers(const Entries& entry) {
           return [=](Stream& stream) { embedding_forward(stream, tokens, table, positions, out); };
         },
         2.0 * 2 * static_cast<double>(batch * time * width));
+    entry(
+        "embedding_forward_without_positions" + tokens_name,
+        [=](Bench& b) -> Bench::Call {
+          const std::int64_t t = time_of(b);
+          const auto tokens = b.tensor(DataType::int32, {batch, t}, 0, static_cast<float>(rows_of(b)));
+          const auto table = b.tensor(bf16, {rows_of(b), width}), out = b.tensor(bf16, {batch, t, width});
+          return [=](Stream& stream) { embedding_forward(stream, tokens, table, {}, out); };
+        },
+        2.0 * 2 * static_cast<double>(batch * time * width));
     // d_out once, and the rows of the tables that tokens draw (uniformly) read and written.
     const double distinct =
         vocabulary * (1 - std::pow(1 - 1.0 / vocabulary, static_cast<double>(batch * time)));
@@ -243,6 +308,7 @@ void add_memory_bound_kernels(std::int64_t flat, const AddBench& add) {
   add_updates(entry);
   add_reductions(entry);
   add_layers(entry);
+  add_llama_layers(entry);
 }
 
 }  // namespace tranche::kernels::bench

@@ -10,7 +10,7 @@
 namespace tranche::bench {
 
 std::string part_of_step(std::string_view span) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 27> parts{{
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 34> parts{{
       {"matmul", "matmul"},
       {"matmul_bias", "matmul, bias"},
       {"matmul_bias_gelu", "matmul, bias, gelu"},
@@ -20,6 +20,13 @@ std::string part_of_step(std::string_view span) {
       {"layer_norm_forward", "layer norm forward"},
       {"residual_layer_norm_forward", "residual and layer norm forward"},
       {"layer_norm_backward", "layer norm backward"},
+      {"rms_norm_forward", "RMS norm forward"},
+      {"residual_rms_norm_forward", "residual and RMS norm forward"},
+      {"rms_norm_backward", "RMS norm backward"},
+      {"swiglu_forward", "SwiGLU forward"},
+      {"swiglu_forward_backward", "SwiGLU again and backward"},
+      {"rope", "rotary positions"},
+      {"rope_table", "rotary positions"},
       {"gelu_forward", "gelu forward"},
       {"gelu_backward", "gelu backward"},
       {"gelu_forward_backward", "gelu again and backward"},

@@ -10,6 +10,11 @@
 
 namespace tranche::kernels {
 
+/// An operand that may be left out is: `{}`.
+inline bool is_given(const ConstTensorView& operand) {
+  return operand.shape.rank() > 0;
+}
+
 /// Throws InvalidArgument "<kernel>: <what>".
 [[noreturn]] void refuse(std::string_view kernel, std::string_view what,
                          std::source_location where = std::source_location::current());

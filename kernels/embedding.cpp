@@ -16,20 +16,23 @@ struct Sizes {
   std::int64_t batch, time, width;
 };
 
-/// Checks tokens and the two tables (or their gradients) against `rows_name`, [batch, time, width] or
-/// [batch * time, width].
+/// Checks tokens and the two tables (or their gradients, of positions if there are any) against `rows_name`,
+/// [batch, time, width] or [batch * time, width].
 Sizes check_sizes(std::string_view kernel, const ConstTensorView& tokens, std::string_view token_name,
                   const ConstTensorView& token_table, std::string_view position_name,
                   const ConstTensorView& position_table, std::string_view rows_name, std::int64_t elements) {
   check_dtype(kernel, "tokens", tokens.dtype, {DataType::int32});
   check_rank(kernel, "tokens", tokens.shape, 2);
   check_rank(kernel, token_name, token_table.shape, 2);
-  check_rank(kernel, position_name, position_table.shape, 2);
   const Sizes sizes{tokens.shape[0], tokens.shape[1], token_table.shape[1]};
-  check_shape(kernel, position_name, position_table.shape, {position_table.shape[0], sizes.width});
-  if (sizes.time > position_table.shape[0]) {
-    refuse(kernel, fmt::format("`tokens` has {} positions, `{}` only {}", sizes.time, position_name,
-                               position_table.shape[0]));
+  if (is_given(position_table)) {
+    check_dtype(kernel, position_name, position_table.dtype, {token_table.dtype});
+    check_rank(kernel, position_name, position_table.shape, 2);
+    check_shape(kernel, position_name, position_table.shape, {position_table.shape[0], sizes.width});
+    if (sizes.time > position_table.shape[0]) {
+      refuse(kernel, fmt::format("`tokens` has {} positions, `{}` only {}", sizes.time, position_name,
+                                 position_table.shape[0]));
+    }
   }
   check_elements(kernel, rows_name, elements, tokens.elements() * sizes.width);
   return sizes;
@@ -42,7 +45,6 @@ void embedding_forward(Stream& stream, const ConstTensorView& tokens, const Cons
   constexpr std::string_view kernel = "embedding_forward";
   check_floating(kernel, "out", out.dtype);
   check_dtype(kernel, "token_table", token_table.dtype, {out.dtype});
-  check_dtype(kernel, "position_table", position_table.dtype, {out.dtype});
   const Sizes sizes = check_sizes(kernel, tokens, "token_table", token_table, "position_table",
                                   position_table, "out", out.elements());
   const cpu::EmbeddingForward call{.batch = sizes.batch,
@@ -52,10 +54,11 @@ void embedding_forward(Stream& stream, const ConstTensorView& tokens, const Cons
                                    .tokens = tokens.as<std::int32_t>(),
                                    .token_table = token_table.data,
                                    .position_table = position_table.data,
+                                   .positions = is_given(position_table),
                                    .out = out.data,
                                    .threads = stream.threads()};
   dispatch(
-      stream, kernel, meta::embedding_forward_cost(tokens.elements(), sizes.width, out.dtype),
+      stream, kernel, meta::embedding_forward_cost(tokens.elements(), sizes.width, out.dtype, call.positions),
       [call] { cpu::embedding_forward(call); },
       [&] { cuda::embedding_forward(stream, tokens, token_table, position_table, out); });
 }
@@ -65,7 +68,6 @@ void embedding_backward(Stream& stream, const ConstTensorView& tokens, const Con
   constexpr std::string_view kernel = "embedding_backward";
   check_floating(kernel, "d_out", d_out.dtype);
   check_dtype(kernel, "token_gradient", token_gradient.dtype, {DataType::float32});
-  check_dtype(kernel, "position_gradient", position_gradient.dtype, {DataType::float32});
   const Sizes sizes = check_sizes(kernel, tokens, "token_gradient", token_gradient, "position_gradient",
                                   position_gradient, "d_out", d_out.elements());
   const cpu::EmbeddingBackward call{.batch = sizes.batch,
@@ -76,9 +78,11 @@ void embedding_backward(Stream& stream, const ConstTensorView& tokens, const Con
                                     .d_out = d_out.data,
                                     .token_gradient = token_gradient.as<float>(),
                                     .position_gradient = position_gradient.as<float>(),
+                                    .positions = is_given(position_gradient),
                                     .threads = stream.threads()};
   dispatch(
-      stream, kernel, meta::embedding_backward_cost(tokens.elements(), sizes.width, d_out.dtype),
+      stream, kernel,
+      meta::embedding_backward_cost(tokens.elements(), sizes.width, d_out.dtype, call.positions),
       [call] { cpu::embedding_backward(call); },
       [&] { cuda::embedding_backward(stream, tokens, d_out, token_gradient, position_gradient); });
 }

@@ -5,39 +5,18 @@
 /// The tanh form is x / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): one exponential and, unlike
 /// 1 + tanh(u), no cancellation for negative x.
 
-#include <bit>
-#include <cstdint>
+#include "kernels/exponential.h"
 
 namespace tranche::kernels {
 
 inline constexpr float gelu_two_root = -1.5957691216057308f;     ///< -2 sqrt(2 / pi)
 inline constexpr float gelu_two_root_cubic = -0.0713548162726f;  ///< the same times 0.044715
 
-/// exp(x) for x in [-80, 80], error within 2 units in the last place: 2^n times a polynomial on
-/// [-ln 2 / 2, ln 2 / 2] (coefficients of Cephes' expf).
-constexpr float gelu_exponential(float x) {
-  const float rounder =
-      12582912.0f;  // adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits
-  const float shifted = x * 1.44269504088896341f + rounder;
-  const float n = shifted - rounder;
-  float r = x - n * 0.693359375f;  // ln 2 in two parts; the first product is exact
-  r = r - n * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = (p * (r * r) + r) + 1.0f;
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(p) +
-                              (std::bit_cast<std::uint32_t>(shifted) << 23));
-}
-
 /// exp(-2u), kept within the range of the exponential; beyond it 1 + exp(-2u) is 1 or the result vanishes.
 constexpr float gelu_exponential_of_minus_2u(float x) {
   const float argument = x * (gelu_two_root + gelu_two_root_cubic * (x * x));
   const float below = argument < 80.0f ? argument : 80.0f;
-  return gelu_exponential(below > -80.0f ? below : -80.0f);
+  return exponential_element(below > -80.0f ? below : -80.0f);
 }
 
 constexpr float gelu_element(float x) {

@@ -101,6 +101,7 @@ void layer_norm_backward(Stream& stream, const ConstTensorView& dy, const ConstT
                                .dx = dx.data,
                                .weight_gradient = weight_gradient.as<float>(),
                                .bias_gradient = bias_gradient.as<float>(),
+                               .workspace = workspace,
                                .threads = stream.threads()};
   dispatch(
       stream, kernel, meta::layer_norm_backward_cost(rows, columns, x.dtype, accumulate_dx),

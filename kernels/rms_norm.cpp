@@ -82,6 +82,7 @@ void rms_norm_backward(Stream& stream, const ConstTensorView& d_out, const Const
                                .accumulate_dx = accumulate,
                                .dx = d_x.data,
                                .weight_gradient = weight_gradient.as<float>(),
+                               .workspace = workspace,
                                .threads = stream.threads()};
   dispatch(
       stream, kernel, meta::rms_norm_backward_cost(rows, columns, x.dtype, accumulate),

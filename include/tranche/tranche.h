@@ -19,6 +19,8 @@
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/kernels/rms_norm.h"
+#include "tranche/kernels/rope.h"
 #include "tranche/kernels/squared_error.h"
+#include "tranche/kernels/swiglu.h"
 #include "tranche/report/memory_profile.h"
 #include "tranche/version.h"

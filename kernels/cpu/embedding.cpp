@@ -15,25 +15,30 @@ namespace tranche::kernels::cpu::HWY_NAMESPACE {
 template <class T>
 void forward_row(const EmbeddingForward& call, std::int64_t row) {
   const T* token = static_cast<const T*>(call.token_table) + call.tokens[row] * call.width;
-  const T* position = static_cast<const T*>(call.position_table) + row % call.time * call.width;
   T* out = static_cast<T*>(call.out) + row * call.width;
+  if (!call.positions) {
+    std::copy_n(token, call.width, out);
+    return;
+  }
+  const T* position = static_cast<const T*>(call.position_table) + row % call.time * call.width;
   for_vectors(call.width, [&](std::int64_t i, std::int64_t lanes) {
     store_at(hn::Add(load_at(token, i, lanes), load_at(position, i, lanes)), out, i, lanes);
   });
 }
 
-/// Both gradients of columns [first, first + width). A thread walks all rows for its columns, so every sum
+/// The gradients of columns [first, first + width). A thread walks all rows for its columns, so every sum
 /// runs in ascending (b, t) order.
 template <class T>
 void backward_columns(const EmbeddingBackward& call, std::int64_t first, std::int64_t width) {
   for (std::int64_t row = 0; row < call.batch * call.time; ++row) {
     const T* gradient = static_cast<const T*>(call.d_out) + row * call.width + first;
     float* token = call.token_gradient + call.tokens[row] * call.width + first;
-    float* position = call.position_gradient + row % call.time * call.width + first;
+    float* position =
+        call.positions ? call.position_gradient + row % call.time * call.width + first : nullptr;
     for_vectors(width, [&](std::int64_t i, std::int64_t lanes) {
       const FloatVector value = load_at(gradient, i, lanes);
       store_at(hn::Add(load_at(token, i, lanes), value), token, i, lanes);
-      store_at(hn::Add(load_at(position, i, lanes), value), position, i, lanes);
+      if (position != nullptr) store_at(hn::Add(load_at(position, i, lanes), value), position, i, lanes);
     });
   }
 }

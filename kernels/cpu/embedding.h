@@ -15,6 +15,7 @@ struct EmbeddingForward {
   const std::int32_t* tokens = nullptr;
   const void* token_table = nullptr;
   const void* position_table = nullptr;
+  bool positions = true;  ///< false: there is no position_table
   void* out = nullptr;
   int threads = 1;
 };
@@ -28,6 +29,7 @@ struct EmbeddingBackward {
   const void* d_out = nullptr;
   float* token_gradient = nullptr;
   float* position_gradient = nullptr;
+  bool positions = true;
   int threads = 1;
 };
 void embedding_backward(const EmbeddingBackward& call);

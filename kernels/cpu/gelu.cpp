@@ -4,6 +4,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/gelu.cpp"
 #include "hwy/foreach_target.h"
+#include "kernels/cpu/exponential-inl.h"
 #include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -14,27 +15,6 @@ namespace tranche::kernels::cpu::HWY_NAMESPACE {
 // instruction set. Measured against fp64: 2.3 units in the last place for x >= -1; left of it the relative
 // error grows with |2u|, whose own rounding the exponential magnifies, to 1.2e-5 at 2u = -69 (gelu = -1e-29).
 // The derivative's error is 2e-7 at most.
-
-/// exp(x) for x in [-80, 80], error within 2 units in the last place: 2^n times a polynomial on
-/// [-ln 2 / 2, ln 2 / 2] (coefficients of Cephes' expf).
-template <class D>
-HWY_INLINE hn::VFromD<D> exponential(D d, hn::VFromD<D> x) {
-  const hn::RebindToSigned<D> integers;
-  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
-  const auto rounder = hn::Set(d, 12582912.0f);
-  const auto shifted = hn::Add(hn::Mul(x, hn::Set(d, 1.44269504088896341f)), rounder);
-  const auto n = hn::Sub(shifted, rounder);
-  auto r = hn::Sub(x, hn::Mul(n, hn::Set(d, 0.693359375f)));  // ln 2 in two parts; the first product is exact
-  r = hn::Sub(r, hn::Mul(n, hn::Set(d, -2.12194440e-4f)));
-  auto p = hn::Set(d, 1.9875691500e-4f);
-  p = hn::Add(hn::Mul(p, r), hn::Set(d, 1.3981999507e-3f));
-  p = hn::Add(hn::Mul(p, r), hn::Set(d, 8.3334519073e-3f));
-  p = hn::Add(hn::Mul(p, r), hn::Set(d, 4.1665795894e-2f));
-  p = hn::Add(hn::Mul(p, r), hn::Set(d, 1.6666665459e-1f));
-  p = hn::Add(hn::Mul(p, r), hn::Set(d, 5.0000001201e-1f));
-  p = hn::Add(hn::Add(hn::Mul(p, hn::Mul(r, r)), r), hn::Set(d, 1.0f));
-  return hn::BitCast(d, hn::Add(hn::BitCast(integers, p), hn::ShiftLeft<23>(hn::BitCast(integers, shifted))));
-}
 
 inline constexpr float two_root = -1.5957691216057308f;     // -2 sqrt(2 / pi)
 inline constexpr float two_root_cubic = -0.0713548162726f;  // the same times 0.044715

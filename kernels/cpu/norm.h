@@ -2,6 +2,8 @@
 #include <cstdint>
 
 #include "tranche/core/dtype.h"
+#include "tranche/core/shape.h"
+#include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels::cpu {
 
@@ -10,6 +12,10 @@ inline constexpr std::int64_t norm_row_block = 64;
 /// Columns that one thread sums at a time; a multiple of every vector width. Their sums stay in the first
 /// cache.
 inline constexpr std::int64_t norm_column_chunk = 512;
+/// Numbers that hold the sums of a parameter's columns: whole vectors of every width.
+constexpr std::int64_t norm_sums_width(std::int64_t columns) {
+  return round_up(columns, 16);
+}
 
 /// Checked operands of layer norm and RMS norm, which has neither `bias` nor `mean`.
 struct NormForward {
@@ -28,7 +34,7 @@ struct NormForward {
 };
 void norm_forward(const NormForward& call);
 
-/// RMS norm has neither `mean` nor `bias_gradient`.
+/// RMS norm has neither `mean` nor `bias_gradient`. The workspace, which may be empty, changes no bit.
 struct NormBackward {
   std::int64_t rows = 0, columns = 0;
   DataType dtype = DataType::float32;
@@ -41,6 +47,7 @@ struct NormBackward {
   void* dx = nullptr;
   float* weight_gradient = nullptr;
   float* bias_gradient = nullptr;
+  Workspace workspace;
   int threads = 1;
 };
 void norm_backward(const NormBackward& call);

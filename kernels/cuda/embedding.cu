@@ -27,7 +27,8 @@ namespace {
 constexpr int block_threads = 256;
 constexpr int forward_rows = 4;  // rows a thread has in flight
 
-/// Bytes per element: size(out) read of the token's row and written; the position table stays in cache.
+/// Bytes per element: size(out) read of the token's row and written; the position table, if there is one,
+/// stays in cache.
 template <int width, class T>
 __global__ void __launch_bounds__(block_threads)
     forward_kernel(const std::int32_t* tokens, const Elements<T> token_table,
@@ -42,7 +43,9 @@ __global__ void __launch_bounds__(block_threads)
     const std::int64_t row = first + u * static_cast<int>(blockDim.y);
     if (row >= rows) break;
     token[u] = token_table.template load<width>(tokens[row] * columns + column);
-    position[u] = position_table.template load<width>(row % time * columns + column);
+    if (position_table.data != nullptr) {
+      position[u] = position_table.template load<width>(row % time * columns + column);
+    }
   }
 #pragma unroll
   for (int u = 0; u < forward_rows; ++u) {
@@ -51,8 +54,10 @@ __global__ void __launch_bounds__(block_threads)
     float a[width], b[width];
     Elements<T>::template widen<width>(token[u], a);
     Elements<T>::template widen<width>(position[u], b);
+    if (position_table.data != nullptr) {
 #pragma unroll
-    for (int k = 0; k < width; ++k) a[k] = a[k] + b[k];
+      for (int k = 0; k < width; ++k) a[k] = a[k] + b[k];
+    }
     out.template store<width>(row * columns + column, a);
   }
 }
@@ -261,6 +266,7 @@ void embedding_backward(Stream& stream, const ConstTensorView& tokens, const Con
     launch(stream, name, share == width ? token_kernel<width, T> : token_kernel<1, T>,
            {.grid = dim3(buckets, chunks), .block = block_threads}, tokens.as<std::int32_t>(),
            elements_of<T>(d_out), elements_of<float>(token_gradient), rows, columns);
+    if (position_gradient.shape.rank() == 0) return;
     const int group = fits(4, position_gradient);
     launch(stream, name, group == 4 ? position_kernel<4, T> : position_kernel<1, T>,
            row_shape(time, columns, group, 1), elements_of<T>(d_out), elements_of<float>(position_gradient),

@@ -12,7 +12,8 @@ void embedding_forward(std::int64_t time, std::int64_t width, std::span<const st
     const std::size_t token = static_cast<std::size_t>(tokens[i]);
     const std::size_t position = i % static_cast<std::size_t>(time);
     for (std::size_t c = 0; c < columns; ++c) {
-      out[i * columns + c] = token_table[token * columns + c] + position_table[position * columns + c];
+      out[i * columns + c] = token_table[token * columns + c];
+      if (!position_table.empty()) out[i * columns + c] += position_table[position * columns + c];
     }
   }
 }
@@ -26,7 +27,7 @@ void embedding_backward(std::int64_t time, std::int64_t width, std::span<const s
     const std::size_t position = i % static_cast<std::size_t>(time);
     for (std::size_t c = 0; c < columns; ++c) {
       token_gradient[token * columns + c] += d_out[i * columns + c];
-      position_gradient[position * columns + c] += d_out[i * columns + c];
+      if (!position_gradient.empty()) position_gradient[position * columns + c] += d_out[i * columns + c];
     }
   }
 }

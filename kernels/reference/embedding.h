@@ -6,7 +6,8 @@
 
 namespace tranche::kernels::reference {
 
-/// out[b, t, :] = token_table[tokens[b, t], :] + position_table[t, :]; tokens holds batch * time values.
+/// out[b, t, :] = token_table[tokens[b, t], :] + position_table[t, :]; tokens holds batch * time values. An
+/// empty position_table, or gradient of it, means none.
 void embedding_forward(std::int64_t time, std::int64_t width, std::span<const std::int32_t> tokens,
                        std::span<const double> token_table, std::span<const double> position_table,
                        std::span<double> out);

@@ -79,6 +79,41 @@ TEST(Embedding, AgreesWithTheReferenceInEveryDtypeAndOddSizes) {
   }
 }
 
+TEST(Embedding, WithoutPositionsIsTheRowsOfTheTable) {
+  Random random(35);
+  for (int threads : {1, 3}) {
+    Machine machine(threads);
+    for (DataType dtype : floating_dtypes) {
+      for (const std::int64_t width : {1, 17, 64, 131}) {
+        SCOPED_TRACE(::testing::Message() << name_of(dtype) << " " << width);
+        Operands run(dtype, 3, 5, width, random);
+        std::vector<double> out(run.out.values().size());
+        reference::embedding_forward(run.time, width, run.ids, run.token_table.values(), {}, out);
+        embedding_forward(machine.stream(), run.tokens.view(), run.token_table.view(), {}, run.out.view());
+        EXPECT_EQ(run.out.values(), out);
+        std::vector<double> gradient = run.token_gradient.values();
+        reference::embedding_backward(run.time, width, run.ids, run.d_out.values(), gradient, {});
+        HostTensor with_positions = run.token_gradient;
+        embedding_backward(machine.stream(), run.tokens.view(), run.d_out.view(), run.token_gradient.view(),
+                           {});
+        expect_close(run.token_gradient.values(), gradient, 0, 1e-5, "token_gradient");
+        embedding_backward(machine.stream(), run.tokens.view(), run.d_out.view(), with_positions.view(),
+                           run.position_gradient.view());
+        EXPECT_EQ(run.token_gradient.bytes(), with_positions.bytes());
+        EXPECT_TRUE(run.out.guard_intact() && run.token_gradient.guard_intact());
+      }
+    }
+  }
+  Machine meta(1, 0, DeviceKind::meta);
+  const TensorView tokens{nullptr, DataType::int32, {2, 3}}, table{nullptr, DataType::bfloat16, {7, 8}},
+      out{nullptr, DataType::bfloat16, {2, 3, 8}}, gradient{nullptr, fp32, {7, 8}};
+  embedding_forward(meta.stream(), tokens, table, {}, out);
+  embedding_backward(meta.stream(), tokens, out, gradient, {});
+  EXPECT_EQ(meta.stream().work().floating_point_operations, 48.0);
+  EXPECT_EQ(meta.stream().work().bytes_read, (2.0 * 48 + 24) + (6.0 * 48 + 24));
+  EXPECT_EQ(meta.stream().work().bytes_written, 2.0 * 48 + 4.0 * 48);
+}
+
 TEST(Embedding, BackwardAgreesWithFiniteDifferencesOfTheReference) {
   Random random(32);
   Machine machine;

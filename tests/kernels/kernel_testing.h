@@ -80,6 +80,11 @@ std::string refusal(const F& f) {
   return {};
 }
 
+/// Numbers of threads whose results are compared; a GPU has none of them.
+inline std::vector<int> compared_threads() {
+  return on_gpu ? std::vector<int>{1} : std::vector<int>{1, 2, 3, 8};
+}
+
 inline constexpr DataType floating_dtypes[] = {DataType::float32, DataType::bfloat16, DataType::float16};
 
 }  // namespace tranche::kernels::testing

@@ -9,6 +9,7 @@
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/kernels/reduction.h"
+#include "tranche/kernels/rope.h"
 #include "tranche/kernels/squared_error.h"
 
 namespace tranche::kernels::testing {
@@ -335,6 +336,24 @@ TEST(CpuAndGpu, NormalNumbersAreWithinOneUnit) {
   }
 }
 
+TEST(CpuAndGpu, RotationsAreEqual) {
+  Cases cases(9);
+  for (int round = 0; round < 2 * rounds(); ++round) {
+    cases.draw_shifts(round % 2 == 0);
+    const DataType dtype = dtypes[round % 3];
+    const std::int64_t half =
+        round % 2 == 0 ? 8 * cases.random().integer(1, 9) : cases.random().integer(1, 40);
+    const std::int64_t head_dim = 2 * half + (round % 4 < 2 ? 0 : cases.random().integer(0, 9));
+    const std::int64_t rows = cases.random().integer(0, 40), heads = cases.random().integer(1, 9);
+    expect_equal_bits(
+        {cases.numbers(dtype, rows * heads * head_dim), cases.numbers(DataType::float32, rows * 2 * half)},
+        [&](Stream& stream, const auto& v, const Workspace&) {
+          rope(stream, round % 3 == 1, v[1].reshaped({rows, 2 * half}), heads, head_dim, v[0]);
+        },
+        std::to_string(rows) + " rows of " + std::to_string(heads) + " heads of " + std::to_string(head_dim));
+  }
+}
+
 TEST(CpuAndGpu, EmbeddingAndSquaredErrorAreEqual) {
   Cases cases(8);
   for (int round = 0; round < 2 * rounds(); ++round) {
@@ -361,10 +380,11 @@ TEST(CpuAndGpu, EmbeddingAndSquaredErrorAreEqual) {
          cases.numbers(DataType::float32, rows), totals},
         [&](Stream& stream, const auto& v, const Workspace&) {
           const TensorView ids = v[0].reshaped({batch, time});
-          embedding_forward(stream, ids, v[1].reshaped({vocabulary, width}), v[2].reshaped({time, width}),
-                            v[3]);
+          const bool positions = round % 4 != 3;
+          embedding_forward(stream, ids, v[1].reshaped({vocabulary, width}),
+                            positions ? v[2].reshaped({time, width}) : TensorView{}, v[3]);
           embedding_backward(stream, ids, v[3], v[4].reshaped({vocabulary, width}),
-                             v[5].reshaped({time, width}));
+                             positions ? v[5].reshaped({time, width}) : TensorView{});
           const TensorView y = v[6].reshaped({batch, time}), target = v[7].reshaped({batch, time});
           auto* sums = static_cast<char*>(v[8].data);
           squared_error(stream, y, target, {sums, DataType::float64, {}}, {sums + 8, DataType::int64, {}});

@@ -40,9 +40,9 @@ struct Operands {
     layer_norm_forward(stream, x.view(), weight.view(), bias.view(), epsilon, y.view(), mean.view(),
                        rstd.view());
   }
-  void backward(Stream& stream, bool accumulate_dx) {
+  void backward(Stream& stream, bool accumulate_dx, const Workspace& workspace = test_workspace()) {
     layer_norm_backward(stream, dy.view(), x.view(), weight.view(), mean.view(), rstd.view(), accumulate_dx,
-                        dx.view(), weight_gradient.view(), bias_gradient.view(), test_workspace());
+                        dx.view(), weight_gradient.view(), bias_gradient.view(), workspace);
   }
 };
 
@@ -131,7 +131,23 @@ TEST(LayerNorm, BitsDoNotDependOnThreads) {
                          run.bias_gradient.bytes()};
     };
     const auto one = run_with(1);
-    for (int threads : {2, 3, 8}) EXPECT_EQ(one, run_with(threads)) << name_of(dtype) << " " << threads;
+    for (int threads : compared_threads())
+      EXPECT_EQ(one, run_with(threads)) << name_of(dtype) << " " << threads;
+  }
+}
+
+TEST(LayerNorm, BitsDoNotDependOnTheWorkspaceOfTheCpu) {
+  if (on_gpu) GTEST_SKIP() << "a GPU's blocks follow from the shape and the workspace";
+  for (DataType dtype : floating_dtypes) {
+    const auto run_with = [&](std::int64_t bytes) {
+      Random random(25);
+      Machine machine(3);
+      Operands run(dtype, {1000, 67}, random);
+      run.forward(machine.stream());
+      run.backward(machine.stream(), true, {test_workspace().data, bytes});
+      return std::vector{run.dx.bytes(), run.weight_gradient.bytes(), run.bias_gradient.bytes()};
+    };
+    for (const std::int64_t sums : {4, 5, 100}) EXPECT_EQ(run_with(0), run_with(sums * 8 * 80)) << sums;
   }
 }
 

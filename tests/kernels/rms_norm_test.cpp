@@ -39,9 +39,9 @@ struct Operands {
   void forward(Stream& stream) {
     rms_norm_forward(stream, x.view(), weight.view(), epsilon, out.view(), rstd.view());
   }
-  void backward(Stream& stream, bool accumulate) {
+  void backward(Stream& stream, bool accumulate, const Workspace& workspace = test_workspace()) {
     rms_norm_backward(stream, d_out.view(), x.view(), weight.view(), rstd.view(), accumulate, d_x.view(),
-                      weight_gradient.view(), test_workspace());
+                      weight_gradient.view(), workspace);
   }
 };
 
@@ -141,7 +141,30 @@ TEST(RmsNorm, BitsDoNotDependOnThreads) {
         return std::vector{run.out.bytes(), run.rstd.bytes(), run.d_x.bytes(), run.weight_gradient.bytes()};
       };
       const auto one = run_with(1);
-      for (int threads : {2, 3, 8}) EXPECT_EQ(one, run_with(threads)) << name_of(dtype) << " " << threads;
+      for (int threads : compared_threads())
+        EXPECT_EQ(one, run_with(threads)) << name_of(dtype) << " " << threads;
+    }
+  }
+}
+
+/// The sums of a few blocks at a time, of all at once, or none beside a second pass.
+TEST(RmsNorm, BitsDoNotDependOnTheWorkspaceOfTheCpu) {
+  if (on_gpu) GTEST_SKIP() << "a GPU's blocks follow from the shape and the workspace";
+  for (DataType dtype : floating_dtypes) {
+    const auto run_with = [&](int threads, std::int64_t bytes) {
+      Random random(65);
+      Machine machine(threads);
+      Operands run(dtype, {1000, 67}, random);
+      run.forward(machine.stream());
+      run.backward(machine.stream(), false, {test_workspace().data, bytes});
+      return std::vector{run.d_x.bytes(), run.weight_gradient.bytes()};
+    };
+    const auto wanted = run_with(1, 0);
+    for (int threads : {1, 3}) {
+      for (const std::int64_t sums : {1, 2, 4, 5, 100}) {
+        EXPECT_EQ(wanted, run_with(threads, sums * 4 * 80))
+            << name_of(dtype) << " " << threads << " " << sums;
+      }
     }
   }
 }

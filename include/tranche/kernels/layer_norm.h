@@ -20,8 +20,8 @@ void residual_layer_norm_forward(Stream& stream, const ConstTensorView& a, const
 
 /// dx (= or += when accumulate_dx) in x's dtype; weight_gradient and bias_gradient (fp32 [columns]) are added
 /// to: the rows in fixed blocks, summed in an order that depends on the shape only (on the CPU blocks of 64
-/// in order; on cuda on the workspace's size too, through which the blocks' sums pass, 8 bytes a column
-/// each).
+/// in order; on cuda on the workspace's size too). The blocks' sums pass through the workspace, 8 bytes a
+/// column each; the CPU takes a second pass over x and dy where it has room for few of them or none.
 void layer_norm_backward(Stream& stream, const ConstTensorView& dy, const ConstTensorView& x,
                          const ConstTensorView& weight, const ConstTensorView& mean,
                          const ConstTensorView& rstd, bool accumulate_dx, const TensorView& dx,

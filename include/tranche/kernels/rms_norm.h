@@ -21,7 +21,8 @@ void residual_rms_norm_forward(Stream& stream, const ConstTensorView& a, const C
 
 /// d_x (= or += when `accumulate`) in x's dtype; weight_gradient (fp32 [columns]) is added to: the rows in
 /// fixed blocks, summed in an order that depends on the shape only (on the CPU blocks of 64 in order; on cuda
-/// on the workspace's size too, through which the blocks' sums pass, 4 bytes a column each).
+/// on the workspace's size too). The blocks' sums pass through the workspace, 4 bytes a column each; the CPU
+/// takes a second pass over x and d_out where it has room for few of them or none.
 void rms_norm_backward(Stream& stream, const ConstTensorView& d_out, const ConstTensorView& x,
                        const ConstTensorView& weight, const ConstTensorView& rstd, bool accumulate,
                        const TensorView& d_x, const TensorView& weight_gradient, const Workspace& workspace);

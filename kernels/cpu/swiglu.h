@@ -1,0 +1,11 @@
+#pragma once
+#include "kernels/versions.h"
+#include "tranche/kernels/swiglu.h"
+
+namespace tranche::kernels::cpu {
+
+/// As in kernels/swiglu.h, arguments checked, on the calling thread and `threads - 1` more.
+OnThreads<decltype(kernels::swiglu_forward)> swiglu_forward;
+OnThreads<decltype(kernels::swiglu_forward_backward)> swiglu_forward_backward;
+
+}  // namespace tranche::kernels::cpu

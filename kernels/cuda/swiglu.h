@@ -1,0 +1,10 @@
+#pragma once
+#include "tranche/kernels/swiglu.h"
+
+namespace tranche::kernels::cuda {
+
+/// As in kernels/swiglu.h, arguments checked. One launch each.
+decltype(kernels::swiglu_forward) swiglu_forward;
+decltype(kernels::swiglu_forward_backward) swiglu_forward_backward;
+
+}  // namespace tranche::kernels::cuda

@@ -1,0 +1,28 @@
+#pragma once
+/// SiLU of one element, x / (1 + exp(-x)), and its derivative: the scalar form of what cpu/swiglu.cpp
+/// computes in vectors (the same bits where contraction is off) and what GPUs compute.
+
+#include "kernels/exponential.h"
+
+namespace tranche::kernels {
+
+struct SiluElement {
+  float value = 0, derivative = 0;
+};
+
+/// `Math` has exponential(x) for x in [-80, 80], and inverse(x). Beyond 80 SiLU is x or below every fp32
+/// number, and its derivative 1 or 0, to the last bit; -0 stands far left, NaN for -infinity. NaNs stay NaNs.
+template <class Math>
+constexpr SiluElement silu_element(float x) {
+  const float bounded = x > 80.0f ? 80.0f : x < -80.0f ? -80.0f : x;
+  const float e = Math::exponential(-bounded);
+  const float s = Math::inverse(1.0f + e);
+  return {x < -80.0f ? x * 0.0f : x * s, s + (bounded * s) * (e * s)};
+}
+
+struct AccurateSilu {
+  static constexpr float exponential(float x) { return exponential_element(x); }
+  static constexpr float inverse(float x) { return 1.0f / x; }
+};
+
+}  // namespace tranche::kernels
