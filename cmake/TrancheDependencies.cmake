@@ -14,6 +14,10 @@ mark_as_advanced(tranche_xxhash_include)
 if(NOT tranche_xxhash_include)
   message(FATAL_ERROR "xxhash.h was not found: it is in Debian's package libxxhash-dev (scripts/setup.sh)")
 endif()
+# Tokenizers: patterns, normalization form C, and the models of Llama 2 and Mistral.
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET GLOBAL libpcre2-8)        # PkgConfig::pcre2
+pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET GLOBAL libutf8proc)    # PkgConfig::utf8proc
+pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET GLOBAL sentencepiece)  # PkgConfig::sentencepiece
 if(NOT TRANCHE_PLAIN_KERNELS)
   pkg_check_modules(OpenBLAS REQUIRED IMPORTED_TARGET GLOBAL openblas)  # PkgConfig::OpenBLAS
   find_package(OneDNN REQUIRED)                                        # OneDNN::dnnl

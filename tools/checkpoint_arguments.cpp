@@ -85,9 +85,10 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
   app->add_option("--seed", options.seed, "of the draws")->capture_default_str();
   app->add_option("--model", options.model, "preset or config.json, where --from does not say it")
       ->type_name("NAME|FILE");
-  app->add_option(
-         "--tokenizer", options.tokenizer,
-         "folder with GPT-2's vocab.json and merges.txt (default: --from, where it holds them; else bytes)")
+  app->add_option("--tokenizer", options.tokenizer,
+                  "folder with tokenizer.json, tokenizer.model, or vocab.json and merges.txt (default: "
+                  "--from, where it "
+                  "holds one; else bytes)")
       ->type_name("DIR");
   app->add_option("--dtype", options.dtype, "compute dtype")
       ->type_name("fp32|bf16|fp16")

@@ -28,7 +28,7 @@ struct CheckpointOptions {
 struct GenerateOptions {
   std::string from;       ///< a checkpoint, a run's folder, or a folder of Hugging Face's
   std::string model;      ///< as above
-  std::string tokenizer;  ///< folder with vocab.json and merges.txt
+  std::string tokenizer;  ///< folder that data::load_tokenizer() reads
   std::optional<std::string> prompt;
   std::optional<std::string> prompt_tokens;  ///< "1,2,3"
   std::int64_t tokens = 200;

@@ -9,11 +9,11 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/storage.h"
 #include "core/printable.h"
-#include "tools/byte_pair_encoding.h"
 #include "tools/checkpoint_source.h"
 #include "tools/hugging_face.h"
 #include "tools/token_sampler.h"
 #include "tranche/core/error.h"
+#include "tranche/data/tokenizer.h"
 #include "tranche/models/gpt.h"
 
 namespace tranche::tools {
@@ -25,16 +25,16 @@ struct Source {
   RunIdentity identity;
   std::string checkpoint;                          ///< its path; empty: a folder of Hugging Face's
   std::unique_ptr<HuggingFaceModel> hugging_face;  ///< else
-  std::unique_ptr<BytePairEncoding> encoding;      ///< of the text, when it is not bytes
+  std::unique_ptr<data::Tokenizer> encoding;       ///< of the text, when it is not bytes
   std::vector<std::string> notes;
 };
 
 /// From --tokenizer, or from the folder that the weights are in.
 void open_encoding(const GenerateOptions& options, Source& source) {
   std::string folder = options.tokenizer;
-  if (folder.empty() && source.hugging_face && BytePairEncoding::is_in(options.from)) folder = options.from;
+  if (folder.empty() && source.hugging_face && data::has_tokenizer(options.from)) folder = options.from;
   if (folder.empty() || options.prompt_tokens) return;
-  source.encoding = std::make_unique<BytePairEncoding>(BytePairEncoding::load(folder));
+  source.encoding = data::load_tokenizer(folder);
   if (source.encoding->vocabulary() > source.identity.model.vocabulary) {
     throw ConfigurationError(
         fmt::format("{} has {} tokens, the model of {} only {}: they do not belong together", folder,
@@ -73,11 +73,13 @@ std::vector<std::int32_t> prompt_of(const GenerateOptions& options, const Source
   if (options.prompt_tokens) {
     tokens = parse_tokens(*options.prompt_tokens);
   } else if (source.encoding) {
-    tokens = source.encoding->encode(*options.prompt);
+    tokens = source.encoding->special().before;
+    const std::vector<std::int32_t> prompt = source.encoding->encode(*options.prompt);
+    tokens.insert(tokens.end(), prompt.begin(), prompt.end());
   } else if (identity.tokenizer.kind != Tokenizer::Kind::bytes) {
     throw ConfigurationError(fmt::format(
         "{} is of {}: which numbers the --prompt is in them is not known; give --tokenizer a folder with "
-        "vocab.json and merges.txt, or give --prompt-tokens",
+        "its tokenizer, or give --prompt-tokens",
         options.from, describe(identity.tokenizer)));
   } else {
     for (const char c : *options.prompt) tokens.push_back(static_cast<unsigned char>(c));
@@ -130,7 +132,7 @@ void fill(Engine& engine, const HuggingFaceModel& source) {
 class Writer {
  public:
   /// `encoding` of the text; absent: bytes.
-  Writer(const Output& output, bool numbers, const BytePairEncoding* encoding)
+  Writer(const Output& output, bool numbers, const data::Tokenizer* encoding)
       : output_(output), numbers_(numbers), encoding_(encoding) {}
   void add(std::int32_t token) {
     if (numbers_) {
@@ -157,7 +159,7 @@ class Writer {
   }
   const Output& output_;
   bool numbers_;
-  const BytePairEncoding* encoding_;
+  const data::Tokenizer* encoding_;
   bool first_ = true;
 };
 

@@ -88,8 +88,15 @@ TEST(AttentionMasks, AgreeWithTheReferenceOverManyTiles) {
 
 TEST(AttentionMasks, BitsDependNeitherOnThreadsNorOnWorkspace) {
   const AttentionSizes sizes[] = {
-      {.batch = 2, .time = 330, .heads = 4, .key_value_heads = 2, .head_width = 32, .window = 90,
-       .documents = {200, 1, 63}, .padding = 2, .dropout = 0.2f},
+      {.batch = 2,
+       .time = 330,
+       .heads = 4,
+       .key_value_heads = 2,
+       .head_width = 32,
+       .window = 90,
+       .documents = {200, 1, 63},
+       .padding = 2,
+       .dropout = 0.2f},
       {.time = 270, .heads = 7, .key_value_heads = 1, .head_width = 16, .documents = {64, 1, 150}},
   };
   for (const AttentionSizes& s : sizes) {
@@ -156,8 +163,12 @@ TEST(AttentionMasks, AMaskThatHidesNothingAndWiderRowsChangeNoBit) {
 TEST(AttentionMasks, PackedDocumentsAreEachDocumentAlone) {
   Machine machine(2);
   for (const std::int64_t window : {0, 20}) {
-    const AttentionSizes packed{.time = 400, .heads = 4, .key_value_heads = 2, .head_width = 16,
-                                .window = window, .documents = {1, 131, 3, 200, 65}};
+    const AttentionSizes packed{.time = 400,
+                                .heads = 4,
+                                .key_value_heads = 2,
+                                .head_width = 16,
+                                .window = window,
+                                .documents = {1, 131, 3, 200, 65}};
     AttentionProblem p(packed, fp32, 94);
     const AttentionResults whole = run(p, machine).values();
     std::int64_t begin = 0;
@@ -182,7 +193,8 @@ TEST(AttentionMasks, PackedDocumentsAreEachDocumentAlone) {
         const std::vector<double>& wanted = got.gradient[part];
         double largest = 1;
         for (double x : wanted) largest = std::max(largest, std::abs(x));
-        expect_close(cut(whole.gradient[part], sizes.rows(part)[2]), wanted, 1e-6, 1e-6 * largest, "gradient");
+        expect_close(cut(whole.gradient[part], sizes.rows(part)[2]), wanted, 1e-6, 1e-6 * largest,
+                     "gradient");
       }
       begin += length;
     }
@@ -254,7 +266,8 @@ TEST(AttentionMasks, TheReferencesBackwardAgreesWithFiniteDifferences) {
 
 TEST(AttentionMasks, CostsCountWhatTheWindowLeavesAndTheHeadsThatAreRead) {
   Machine meta(1, 0, DeviceKind::meta);
-  const TensorView query{nullptr, bf16, {2, 9, 8}}, key{nullptr, bf16, {18, 4}}, value{nullptr, bf16, {18, 6}};
+  const TensorView query{nullptr, bf16, {2, 9, 8}}, key{nullptr, bf16, {18, 4}},
+      value{nullptr, bf16, {18, 6}};
   const TensorView statistics{nullptr, fp32, {2, 4, 9}};
   const Workspace workspace{nullptr, minimum_workspace_bytes};
   AttentionOptions options;
@@ -311,9 +324,13 @@ TEST(AttentionMasks, ErrorsNameTheOperandAndWhatWasWanted) {
             "attention_forward: scale is -0.5, wanted a positive number or 0");
   EXPECT_EQ(with([](auto& o) { o.scale = std::nanf(""); }),
             "attention_forward: scale is nan, wanted a positive number or 0");
-  EXPECT_EQ(with([&](auto& o) { o.document_begin = {nullptr, DataType::int64, {2, 9}}; }),
+  EXPECT_EQ(with([&](auto& o) {
+              o.document_begin = {nullptr, DataType::int64, {2, 9}};
+            }),
             "attention_forward: `document_begin` has dtype int64, wanted int32");
-  EXPECT_EQ(with([&](auto& o) { o.document_begin = {nullptr, DataType::int32, {9, 2}}; }),
+  EXPECT_EQ(with([&](auto& o) {
+              o.document_begin = {nullptr, DataType::int32, {9, 2}};
+            }),
             "attention_forward: `document_begin` has shape [9, 2], wanted [2, 9]");
   EXPECT_EQ(with([](auto& o) { o.dropout.probability = 1; }),
             "attention_forward: dropout probability is 1, wanted [0, 1)");
@@ -328,15 +345,16 @@ TEST(AttentionMasks, ErrorsNameTheOperandAndWhatWasWanted) {
   EXPECT_EQ(with([&](auto& options) { options.key_value_heads = 1; }), "");
   o = fine;
   o.value.first_column = 17;
-  EXPECT_EQ(forward(two, o), "attention_forward: `value` has rows of 24 elements, which do not hold 2 heads "
-                             "of 4 from column 17");
+  EXPECT_EQ(forward(two, o),
+            "attention_forward: `value` has rows of 24 elements, which do not hold 2 heads "
+            "of 4 from column 17");
   o.value.first_column = -1;
-  EXPECT_EQ(forward(two, o), "attention_forward: `value` has rows of 24 elements, which do not hold 2 heads "
-                             "of 4 from column -1");
+  EXPECT_EQ(forward(two, o),
+            "attention_forward: `value` has rows of 24 elements, which do not hold 2 heads "
+            "of 4 from column -1");
   o = fine;
   o.query.rows.shape = {9, 2, 24};
-  EXPECT_EQ(forward(two, o),
-            "attention_forward: `query` has shape [9, 2, 24], wanted [2, 9, n] or [18, n]");
+  EXPECT_EQ(forward(two, o), "attention_forward: `query` has shape [9, 2, 24], wanted [2, 9, n] or [18, n]");
   o = fine;
   o.key.rows.dtype = bf16;
   EXPECT_EQ(forward(two, o), "attention_forward: `key` has dtype bf16, wanted fp32");
@@ -359,8 +377,9 @@ TEST(AttentionMasks, ErrorsNameTheOperandAndWhatWasWanted) {
   };
   EXPECT_EQ(backward(packed, {packed, 16}),
             "attention_backward: `d_out` has shape [2, 9, 24], wanted [2, 9, 8]");
-  EXPECT_EQ(backward(out, {narrow}), "attention_backward: `d_value` has rows of 4 elements, which do not "
-                                     "hold 2 heads of 4 from column 0");
+  EXPECT_EQ(backward(out, {narrow}),
+            "attention_backward: `d_value` has rows of 4 elements, which do not "
+            "hold 2 heads of 4 from column 0");
 }
 
 }  // namespace

@@ -87,8 +87,7 @@ struct AttentionProblem {
     made.key_value_heads = sizes.key_value_heads;
     made.window = sizes.window;
     made.scale = sizes.scale;
-    made.dropout = {
-        .probability = sizes.dropout, .seed = 5, .step = 7, .site = 3, .samples = samples};
+    made.dropout = {.probability = sizes.dropout, .seed = 5, .step = 7, .site = 3, .samples = samples};
     if (!sizes.documents.empty()) made.document_begin = begins;
     return made;
   }
@@ -145,7 +144,8 @@ struct AttentionProblem {
     for (std::size_t part = 0; part < 3; ++part) {
       ASSERT_EQ(got.gradient[part].size(), wanted.gradient[part].size());
       double norm = 0, difference = 0, largest = 0;
-      for (double x : wanted.gradient[part]) largest = std::isnan(x) ? largest : std::max(largest, std::abs(x));
+      for (double x : wanted.gradient[part])
+        largest = std::isnan(x) ? largest : std::max(largest, std::abs(x));
       for (std::size_t i = 0; i < wanted.gradient[part].size(); ++i) {
         const double x = wanted.gradient[part][i], error = got.gradient[part][i] - x;
         if (std::isnan(x)) {
@@ -156,13 +156,13 @@ struct AttentionProblem {
         difference += error * error;
         const double bound = wide ? 5e-5 * std::abs(x) + 1e-4 * std::max(1.0, largest / 8)
                                   : 2 * r * std::abs(x) + 4 * r * std::max(2.0, largest);
-        ASSERT_LE(std::abs(error), bound)
-            << names[part] << " " << i << " is " << got.gradient[part][i] << ", wanted " << x << "; "
-            << repeat_line();
+        ASSERT_LE(std::abs(error), bound) << names[part] << " " << i << " is " << got.gradient[part][i]
+                                          << ", wanted " << x << "; " << repeat_line();
       }
       // The second term is for gradients that cancel, as those of a query that sees only itself: they are 0.
       const auto count = static_cast<double>(wanted.gradient[part].size());
-      EXPECT_LE(std::sqrt(difference), (wide ? 2e-5 : 3 * r) * std::sqrt(norm) + (wide ? 1e-6 : r) * std::sqrt(count))
+      EXPECT_LE(std::sqrt(difference),
+                (wide ? 2e-5 : 3 * r) * std::sqrt(norm) + (wide ? 1e-6 : r) * std::sqrt(count))
           << names[part] << "; " << repeat_line();
     }
   }
@@ -175,9 +175,8 @@ inline std::vector<AttentionSizes> attention_sweep(std::vector<std::int64_t> hea
     std::int64_t window;
     std::vector<std::int64_t> documents;
   };
-  const Mask masks[] = {{0, {}},         {1, {}},          {3, {}},         {time + 9, {}},
-                        {0, {1}},        {0, {1, 7, 33}},  {0, {time + 3}}, {5, {1, 19, 2}},
-                        {40, {64, 1, 9}}};
+  const Mask masks[] = {{0, {}},         {1, {}},         {3, {}},         {time + 9, {}},  {0, {1}},
+                        {0, {1, 7, 33}}, {0, {time + 3}}, {5, {1, 19, 2}}, {40, {64, 1, 9}}};
   std::vector<AttentionSizes> made;
   for (const Mask& mask : masks) {
     for (const std::int64_t group : {1, 2, 4, 7}) {
