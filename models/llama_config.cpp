@@ -310,7 +310,6 @@ std::string LlamaConfig::to_json() const {
                                    {"intermediate_size", inner},
                                    {"num_attention_heads", heads},
                                    {"num_key_value_heads", key_value_heads},
-                                   {"head_dim", head_dim},
                                    {"vocab_size", vocabulary},
                                    {"max_position_embeddings", positions},
                                    {"rms_norm_eps", shortest_number(norm_epsilon)},
@@ -330,6 +329,8 @@ std::string LlamaConfig::to_json() const {
                               {"high_freq_factor", rope.high_frequency_factor},
                               {"original_max_position_embeddings", rope.original_positions}};
   }
+  // A Qwen2Config has no such field; transformers takes one that is there all the same.
+  if (kind != LlamaKind::qwen2 || query_width() != width) object["head_dim"] = head_dim;
   const json window_or_null = window > 0 ? json(window) : json(nullptr);
   if (kind == LlamaKind::llama || kind == LlamaKind::qwen3) object["attention_bias"] = attention_bias;
   if (kind == LlamaKind::llama) object["mlp_bias"] = mlp_bias;

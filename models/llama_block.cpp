@@ -1,0 +1,279 @@
+// The blocks of the Llama family: attention and SwiGLU, each behind an RMSNorm, each added to the residual.
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "models/linear.h"
+#include "tranche/engine/engine.h"
+#include "tranche/kernels/attention.h"
+#include "tranche/kernels/elementwise.h"
+#include "tranche/kernels/rms_norm.h"
+#include "tranche/kernels/rope.h"
+#include "tranche/kernels/swiglu.h"
+#include "tranche/models/llama.h"
+#include "tranche/models/weight_gradients.h"
+
+namespace tranche::models {
+
+namespace {
+
+/// Indices in the block's unit; those that an architecture lacks are -1.
+struct LlamaBlockIndices {
+  int norm_1 = -1, norm_2 = -1, query_norm = -1, key_norm = -1;
+  Linear query, key, value, output, gate, up, down;
+};
+
+/// Lays the block's tensors out, in the order of its forward; into `tensors` unless that is null.
+LlamaBlockIndices lay_out(const LlamaConfig& config, std::int64_t block, std::vector<TensorSpec>* tensors) {
+  const auto normal = Initializer::normal(config.initializer_range);
+  int next = 0;
+  const auto add = [&](const char* name, const Shape& shape, const Initializer& initializer) {
+    if (tensors != nullptr) {
+      tensors->push_back({fmt::format("model.layers.{}.{}.{}", block, name,
+                                      shape.rank() == 1 && initializer.a == 0 ? "bias" : "weight"),
+                          shape, initializer});
+    }
+    return next++;
+  };
+  const auto linear = [&](const char* name, std::int64_t out, std::int64_t in, bool bias) {
+    Linear result{.weight = add(name, {out, in}, normal), .layout = Linear::Layout::out_in};
+    if (bias) result.bias = add(name, {out}, Initializer::zeros());
+    return result;
+  };
+  const auto norm = [&](const char* name, std::int64_t width) {
+    return add(name, {width}, Initializer::ones());
+  };
+  const std::int64_t width = config.width, queries = config.query_width(), keys = config.key_value_width();
+  const bool biases = config.query_key_value_bias();
+  LlamaBlockIndices at;
+  at.norm_1 = norm("input_layernorm", width);
+  at.query = linear("self_attn.q_proj", queries, width, biases);
+  at.key = linear("self_attn.k_proj", keys, width, biases);
+  at.value = linear("self_attn.v_proj", keys, width, biases);
+  if (config.query_key_norm()) {
+    at.query_norm = norm("self_attn.q_norm", config.head_dim);
+    at.key_norm = norm("self_attn.k_norm", config.head_dim);
+  }
+  at.output = linear("self_attn.o_proj", width, queries, config.output_bias());
+  at.norm_2 = norm("post_attention_layernorm", width);
+  at.gate = linear("mlp.gate_proj", config.inner, width, config.mlp_bias);
+  at.up = linear("mlp.up_proj", config.inner, width, config.mlp_bias);
+  at.down = linear("mlp.down_proj", width, config.inner, config.mlp_bias);
+  return at;
+}
+
+/// Indices in the block's saved activations.
+enum LlamaActivation : int {
+  rstd_1,
+  normed_1,
+  query,  ///< rotated, or, where it has a norm of its own, before that
+  key,
+  value,
+  query_rstd,  ///< of those norms, for each head; empty where there are none
+  key_rstd,
+  attended,
+  log_sum_exp,
+  attention_residual,  ///< the residual stream between attention and MLP
+  rstd_2,
+  normed_2,
+  gate,
+  up,
+};
+
+/// Queries and keys as attention reads them.
+struct Rotated {
+  TensorView query, key;
+};
+
+/// A step of a block: the sizes, and the kernels that forward and backward call alike.
+struct LlamaStep {
+  const LlamaConfig& config;
+  const Pass& pass;
+  const GatheredUnit& unit;
+  const StepTensors& saved;
+  LlamaBlockIndices at;
+  Engine& engine = pass.engine;
+  Stream& stream = engine.compute_stream();
+
+  TensorView by_head(const TensorView& x, std::int64_t heads) const {
+    return x.reshaped({pass.rows() * heads, config.head_dim});
+  }
+  void rotate(bool inverse, const Rotated& x) const {
+    kernels::rope(stream, inverse, pass.tables[0], config.heads, config.head_dim, x.query);
+    kernels::rope(stream, inverse, pass.tables[0], config.key_value_heads, config.head_dim, x.key);
+  }
+  /// Norms, where there are any, and rotation of the saved queries and keys, into `scratch` where there are
+  /// norms, else in place.
+  Rotated norm_and_rotate(const StepTensors& scratch) const {
+    if (!config.query_key_norm()) {
+      const Rotated result{saved[query], saved[key]};
+      rotate(false, result);
+      return result;
+    }
+    const Rotated result{scratch[0], scratch[1]};
+    kernels::rms_norm_forward(stream, by_head(saved[query], config.heads), unit.tensor(at.query_norm),
+                              config.norm_epsilon, by_head(result.query, config.heads), saved[query_rstd]);
+    kernels::rms_norm_forward(stream, by_head(saved[key], config.key_value_heads), unit.tensor(at.key_norm),
+                              config.norm_epsilon, by_head(result.key, config.key_value_heads),
+                              saved[key_rstd]);
+    rotate(false, result);
+    return result;
+  }
+  /// Memory for norm_and_rotate(); empty where it works in place.
+  StepTensors acquire_rotated() const {
+    if (!config.query_key_norm()) return {};
+    return {engine,
+            Category::activations,
+            "rotated queries and keys",
+            {{pass.dtype(), {pass.rows(), config.query_width()}},
+             {pass.dtype(), {pass.rows(), config.key_value_width()}}}};
+  }
+  kernels::AttentionOptions attention(std::int64_t block) const {
+    return {.heads = config.heads,
+            .key_value_heads = config.key_value_heads,
+            .window = config.window_of(block),
+            .dropout = pass.dropout(config.attention_dropout, narrow<std::uint32_t>(1 + block)),
+            .document_begin = pass.document_begin.value_or(ConstTensorView{})};
+  }
+  /// [batch, time, n] of [rows, n].
+  TensorView by_sequence(const TensorView& x) const {
+    return x.reshaped({pass.batch, pass.time, x.shape[1]});
+  }
+};
+
+}  // namespace
+
+UnitSpec Llama::block_unit(std::int64_t block) const {
+  UnitSpec unit{.name = fmt::format("layers.{}", block), .tensors = {}};
+  (void)lay_out(config_, block, &unit.tensors);
+  return unit;
+}
+
+StepTensors Llama::acquire_block_activations(const Pass& pass) const {
+  const auto dtype = pass.dtype();
+  const std::int64_t rows = pass.rows(), queries = config_.query_width(), keys = config_.key_value_width(),
+                     norms = config_.query_key_norm() ? rows : 0;
+  return {pass.engine,
+          Category::activations,
+          "block activations",
+          {{DataType::float32, {rows}},
+           {dtype, {rows, config_.width}},
+           {dtype, {rows, queries}},
+           {dtype, {rows, keys}},
+           {dtype, {rows, keys}},
+           {DataType::float32, {norms * config_.heads}},
+           {DataType::float32, {norms * config_.key_value_heads}},
+           {dtype, {rows, queries}},
+           {DataType::float32, {pass.batch, config_.heads, pass.time}},
+           {dtype, {rows, config_.width}},
+           {DataType::float32, {rows}},
+           {dtype, {rows, config_.width}},
+           {dtype, {rows, config_.inner}},
+           {dtype, {rows, config_.inner}}}};
+}
+
+void Llama::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
+                          const ConstTensorView& input, const StepTensors& saved,
+                          const TensorView* output) const {
+  const LlamaStep step{config_, pass, unit, saved, lay_out(config_, block, nullptr)};
+  Engine& engine = pass.engine;
+  Stream& stream = engine.compute_stream();
+  const LlamaBlockIndices& at = step.at;
+
+  kernels::rms_norm_forward(stream, input, unit.tensor(at.norm_1), config_.norm_epsilon, saved[normed_1],
+                            saved[rstd_1]);
+  linear_forward(engine, unit, at.query, saved[normed_1], saved[query]);
+  linear_forward(engine, unit, at.key, saved[normed_1], saved[key]);
+  linear_forward(engine, unit, at.value, saved[normed_1], saved[value]);
+  {
+    const StepTensors scratch = step.acquire_rotated();
+    const Rotated rotated = step.norm_and_rotate(scratch);
+    kernels::attention_forward(stream, step.attention(block), {step.by_sequence(rotated.query)},
+                               {step.by_sequence(rotated.key)}, {step.by_sequence(saved[value])},
+                               step.by_sequence(saved[attended]), saved[log_sum_exp], engine.workspace());
+  }
+  linear_forward(engine, unit, at.output, saved[attended], saved[attention_residual]);
+  kernels::residual_rms_norm_forward(stream, input, saved[attention_residual], unit.tensor(at.norm_2),
+                                     config_.norm_epsilon, saved[attention_residual], saved[normed_2],
+                                     saved[rstd_2]);
+  linear_forward(engine, unit, at.gate, saved[normed_2], saved[gate]);
+  linear_forward(engine, unit, at.up, saved[normed_2], saved[up]);
+  if (output == nullptr) return;
+  const StepTensors activated(engine, Category::activations, "MLP forward",
+                              {{pass.dtype(), saved[gate].shape}});
+  kernels::swiglu_forward(stream, saved[gate], saved[up], activated[0]);
+  linear_forward(engine, unit, at.down, activated[0], *output);
+  kernels::add(stream, saved[attention_residual], *output, *output);
+}
+
+void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
+                           WeightGradients& weights, const ConstTensorView& input, const StepTensors& saved,
+                           const TensorView& gradient) const {
+  const LlamaStep step{config_, pass, unit, saved, lay_out(config_, block, nullptr)};
+  Engine& engine = pass.engine;
+  Stream& stream = engine.compute_stream();
+  const UnitGradients& gradients = weights.unit();
+  const LlamaBlockIndices& at = step.at;
+  const auto dtype = pass.dtype();
+  const std::int64_t rows = pass.rows(), width = config_.width, inner = config_.inner,
+                     queries = config_.query_width(), keys = config_.key_value_width();
+
+  {
+    StepTensors scratch(engine, Category::activations, "MLP backward",
+                        {{dtype, {rows, width}}, {dtype, {rows, inner}}});
+    const TensorView d_normed = scratch[0], activated = scratch[1];
+    const ConstTensorView d_out = weights.lasting(engine, gradient);
+    linear_input_gradient(engine, unit, at.down, d_out, activated);
+    // SwiGLU's output is recomputed, not saved: its gradient needs the same inputs. It takes the place of its
+    // gradient, and the gradients of gate and up take theirs.
+    kernels::swiglu_forward_backward(stream, saved[gate], saved[up], activated, activated, saved[gate],
+                                     saved[up]);
+    linear_parameter_gradients(engine, weights, at.down, activated, d_out);
+    linear_backward(engine, unit, weights, at.gate, saved[normed_2], saved[gate], &d_normed);
+    linear_backward(engine, unit, weights, at.up, saved[normed_2], saved[up], &d_normed, true);
+    kernels::rms_norm_backward(stream, d_normed, saved[attention_residual], unit.tensor(at.norm_2),
+                               saved[rstd_2], true, gradient, gradients.tensor(at.norm_2),
+                               engine.workspace());
+    weights.keep(std::move(scratch));
+  }
+  StepTensors scratch(engine, Category::activations, "attention backward",
+                      {{dtype, {rows, width}},
+                       {dtype, {rows, queries}},
+                       {dtype, {rows, queries}},
+                       {dtype, {rows, keys}},
+                       {dtype, {rows, keys}}});
+  const TensorView d_normed = scratch[0], d_attended = scratch[1], d_value = scratch[4];
+  Rotated d{scratch[2], scratch[3]};
+  const ConstTensorView d_out = weights.lasting(engine, gradient);
+  linear_backward(engine, unit, weights, at.output, saved[attended], d_out, &d_attended);
+  StepTensors again = step.acquire_rotated();
+  const Rotated rotated =
+      config_.query_key_norm() ? step.norm_and_rotate(again) : Rotated{saved[query], saved[key]};
+  kernels::attention_backward(stream, step.attention(block), step.by_sequence(d_attended),
+                              {step.by_sequence(rotated.query)}, {step.by_sequence(rotated.key)},
+                              {step.by_sequence(saved[value])}, step.by_sequence(saved[attended]),
+                              saved[log_sum_exp], {step.by_sequence(d.query)}, {step.by_sequence(d.key)},
+                              {step.by_sequence(d_value)}, engine.workspace());
+  step.rotate(true, d);
+  if (config_.query_key_norm()) {
+    const auto norm_backward = [&](const TensorView& d_normed_heads, const TensorView& x, std::int64_t heads,
+                                   int norm, const TensorView& rstd, const TensorView& d_x) {
+      kernels::rms_norm_backward(stream, step.by_head(d_normed_heads, heads), step.by_head(x, heads),
+                                 unit.tensor(norm), rstd, false, step.by_head(d_x, heads),
+                                 gradients.tensor(norm), engine.workspace());
+    };
+    norm_backward(d.query, saved[query], config_.heads, at.query_norm, saved[query_rstd], rotated.query);
+    norm_backward(d.key, saved[key], config_.key_value_heads, at.key_norm, saved[key_rstd], rotated.key);
+    d = rotated;
+  }
+  linear_backward(engine, unit, weights, at.query, saved[normed_1], d.query, &d_normed);
+  linear_backward(engine, unit, weights, at.key, saved[normed_1], d.key, &d_normed, true);
+  linear_backward(engine, unit, weights, at.value, saved[normed_1], d_value, &d_normed, true);
+  kernels::rms_norm_backward(stream, d_normed, input, unit.tensor(at.norm_1), saved[rstd_1], true, gradient,
+                             gradients.tensor(at.norm_1), engine.workspace());
+  weights.keep(std::move(scratch));
+  weights.keep(std::move(again));
+}
+
+}  // namespace tranche::models
