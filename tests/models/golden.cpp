@@ -1,0 +1,137 @@
+#include "golden.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "checkpoint/safetensors.h"
+#include "offload/file_system.h"
+#include "training_fixture.h"
+#include "tranche/core/error.h"
+#include "tranche/models/llama.h"
+
+namespace tranche::models {
+
+namespace {
+
+using Floats = std::vector<float>;
+
+Floats values_of(const checkpoint::SafetensorsFolder& file, const checkpoint::SafeTensor& tensor) {
+  Floats values(static_cast<std::size_t>(tensor.elements));
+  file.read(tensor, {0, tensor.elements}, DataType::float32, values.data());
+  return values;
+}
+
+/// The vectors of golden.safetensors.
+class Golden {
+ public:
+  explicit Golden(const std::string& path) : file_(detail::posix_file_system(), path), path_(path) {}
+  const checkpoint::SafeTensor& tensor(const std::string& name) const {
+    const checkpoint::SafeTensor* found = file_.find(name);
+    if (found == nullptr) throw CheckpointError(path_ + " has no tensor " + name);
+    return *found;
+  }
+  Floats operator[](const std::string& name) const { return values_of(file_, tensor(name)); }
+
+ private:
+  checkpoint::SafetensorsFolder file_;
+  std::string path_;
+};
+
+/// The batch of a step: tokens and targets [steps, batch, time], as floats.
+struct GoldenBatches {
+  std::int64_t steps, batch, time;
+  std::vector<std::int32_t> tokens, targets;
+  std::vector<std::int64_t> samples;
+  explicit GoldenBatches(const Golden& golden) {
+    const auto& shape = golden.tensor("tokens").shape;
+    steps = shape.at(0), batch = shape.at(1), time = shape.at(2);
+    const Floats read_tokens = golden["tokens"], read_targets = golden["targets"];
+    tokens.assign(read_tokens.begin(), read_tokens.end());
+    targets.assign(read_targets.begin(), read_targets.end());
+    for (std::int64_t i = 0; i < batch; ++i) samples.push_back(i);
+  }
+  TokenBatch of(std::int64_t step) const {
+    const Shape shape{batch, time};
+    const std::int64_t first = step * batch * time;
+    return {{tokens.data() + first, DataType::int32, shape},
+            {targets.data() + first, DataType::int32, shape},
+            samples};
+  }
+};
+
+double relative(const Floats& found, const Floats& wanted) {
+  return relative_distance({found.begin(), found.end()}, {wanted.begin(), wanted.end()});
+}
+
+void load_weights(Engine& engine, const std::string& path) {
+  const checkpoint::SafetensorsFolder weights(detail::posix_file_system(), path);
+  std::size_t used = 0;
+  for (const auto& unit : engine.model().units()) {
+    for (const auto& tensor : unit.tensors) {
+      const checkpoint::SafeTensor* found = weights.find(tensor.name);
+      if (found == nullptr || !(Shape(found->shape) == tensor.shape)) {
+        throw CheckpointError(path + " has no " + tensor.name + tensor.shape.to_string());
+      }
+      engine.write_weight(tensor.name, values_of(weights, *found));
+      ++used;
+    }
+  }
+  if (used != weights.tensors().size()) throw CheckpointError(path + " has tensors that the model lacks");
+}
+
+/// Every logit of the first batch: a token's row is that behind the tokens up to it.
+double logits_difference(const Llama& model, Engine& engine, const GoldenBatches& batches,
+                         const Floats& wanted) {
+  double largest = 0, difference = 0;
+  std::size_t at = 0;
+  for (std::int64_t sequence = 0; sequence < batches.batch; ++sequence) {
+    for (std::int64_t t = 1; t <= batches.time; ++t) {
+      const std::span<const std::int32_t> tokens(batches.tokens.data() + sequence * batches.time,
+                                                 static_cast<std::size_t>(t));
+      for (const float logit : model.next_token_logits(engine, tokens)) {
+        const float theirs = wanted.at(at++);
+        largest = std::max<double>(largest, std::abs(theirs));
+        difference = std::max<double>(difference, std::abs(logit - theirs));
+      }
+    }
+  }
+  return difference / largest;
+}
+
+}  // namespace
+
+GoldenDifferences compare_with_golden(const std::string& folder) {
+  const checkpoint::SafetensorsFolder weights(detail::posix_file_system(), folder + "/model.safetensors");
+  const Llama model(LlamaConfig::from_json(weights.config(), folder + "/config.json"));
+  const Golden golden(folder + "/golden.safetensors");
+  const GoldenBatches batches(golden);
+  GoldenDifferences result{.worst_gradient = {}, .config = model.to_json()};
+
+  Config config = plain_config(batches.batch);
+  config.optimizer.learning_rate = 1e-3;
+  config.optimizer.weight_decay = 0.1;
+  on_ranks(1, model.spec(batches.time), config, [&](Engine& engine) {
+    load_weights(engine, folder + "/model.safetensors");
+    result.logits = logits_difference(model, engine, batches, golden["logits"]);
+    const Floats losses = golden["losses"];
+    for (std::int64_t step = 0; step < batches.steps; ++step) {
+      model.forward_backward(engine, batches.of(step));
+      for (const auto& unit : engine.model().units()) {
+        for (const auto& tensor : unit.tensors) {
+          if (step > 0) continue;
+          const double difference =
+              relative(engine.read_gradient(tensor.name), golden["gradient." + tensor.name]);
+          if (difference < result.gradients) continue;
+          result.gradients = difference;
+          result.worst_gradient = tensor.name;
+        }
+      }
+      const double loss = engine.step().loss, theirs = losses.at(static_cast<std::size_t>(step));
+      result.training = std::max(result.training, std::abs(loss - theirs) / theirs);
+      if (step == 0) result.loss = std::abs(loss - golden["loss"].at(0)) / theirs;
+    }
+  });
+  return result;
+}
+
+}  // namespace tranche::models

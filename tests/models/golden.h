@@ -1,0 +1,23 @@
+#pragma once
+/// A model of the Llama family against what transformers computed of it (scripts/compare_transformers.py).
+
+#include <string>
+
+namespace tranche::models {
+
+/// Relative differences; those of vectors and matrices in the 2-norm.
+struct GoldenDifferences {
+  double logits = 0;     ///< the largest, over the largest logit
+  double loss = 0;       ///< of the first step
+  double gradients = 0;  ///< of the tensor of which it is largest
+  double training = 0;   ///< of the loss of the step of which it is largest
+  std::string worst_gradient;
+  std::string config;  ///< LlamaConfig::to_json() of what was read
+};
+
+/// Reads config.json, model.safetensors and golden.safetensors of a folder, and computes logits, loss,
+/// gradients and AdamW steps in fp32 on one rank. Throws Error for a folder that cannot be read or does not
+/// fit its model.
+GoldenDifferences compare_with_golden(const std::string& folder);
+
+}  // namespace tranche::models
