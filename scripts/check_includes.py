@@ -37,6 +37,7 @@ LIBRARIES = [
     ("CUDA", ["cuda*", "cublas*", "cub/*", "thrust/*", "cooperative_groups*", "nvtx*", "device_launch_parameters.h"],
      ["*/cuda*", "comm/nccl*", "tests/comm/nccl*", "tests/probe/nccl*"]),
     ("HDF5", ["hdf5*.h", "H5*.h"], ["checkpoint/*", "tests/checkpoint/*", "bench/checkpoint*"]),
+    ("a library of tokenizers", ["pcre2*.h", "utf8proc.h", "sentencepiece*.h"], ["data/*", "tests/data/*"]),
     ("liburing", ["liburing*"], ["offload/*", "tests/offload/*", "bench/raw_io*"]),
 ]
 # Each costs every file that includes it a second or more to compile.

@@ -19,6 +19,8 @@ packages=(
   libhdf5-dev libxxhash-dev           # checkpoints, and their digests
   python3-h5py                        # tests open checkpoints as users do
   liburing-dev                        # transfers past the page cache; threads do without
+  libpcre2-dev libutf8proc-dev        # tokenizers: patterns and normalization of Unicode
+  libsentencepiece-dev                # tokenizers of Llama 2 and Mistral
   xz-utils                            # packs the bundle for GPU hosts
   dictzip                             # opens the quickstart's text
 )

@@ -1,24 +1,29 @@
-// GPT-2's vocab.json and merges.txt, and texts as their tokens.
+// Tokenizer files, and texts as their tokens.
 
 #include <nlohmann/json.hpp>
 
 #include "tests/fuzz/fuzz_target.h"
-#include "tools/byte_pair_encoding.h"
-#include "tools/unicode_classes.h"
+#include "tranche/data/tokenizer.h"
 
 namespace tranche::fuzz {
 
 namespace {
 
+using Json = nlohmann::ordered_json;
+
+/// A character of two bytes in UTF-8, or of one.
+std::string utf8(unsigned character) {
+  if (character < 128) return {static_cast<char>(character)};
+  return {static_cast<char>(0xc0 | character >> 6), static_cast<char>(0x80 | (character & 0x3f))};
+}
+
 /// A vocabulary of the bytes and a few merges.
-nlohmann::ordered_json small_vocabulary() {
-  nlohmann::ordered_json vocabulary = nlohmann::ordered_json::object();
-  char32_t next = 256;
-  for (char32_t byte = 0; byte < 256; ++byte) {
+Json small_vocabulary() {
+  Json vocabulary = Json::object();
+  unsigned next = 256;
+  for (unsigned byte = 0; byte < 256; ++byte) {
     const bool visible = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
-    std::string name;
-    tools::append_utf8(visible ? byte : next++, name);
-    vocabulary[name] = byte;
+    vocabulary[utf8(visible ? byte : next++)] = byte;
   }
   int token = 256;
   for (const char* name : {"he", "ll", "hell", "hello", "oo", "<|endoftext|>"}) vocabulary[name] = token++;
@@ -27,16 +32,20 @@ nlohmann::ordered_json small_vocabulary() {
 
 constexpr const char* small_merges = "#version: 0.2\nh e\nl l\nhe ll\nhell o\no o\n";
 
-void use(const tools::BytePairEncoding& encoding, std::string_view text) {
-  const std::vector<std::int32_t> tokens = encoding.encode(text);
-  require(encoding.decode(tokens) == text, "a text changes when it is encoded");
-  for (const std::int32_t token : tokens) require(token < encoding.vocabulary(), "a token is too large");
+/// `exact`: the text comes back as it was.
+void use(const data::Tokenizer& tokenizer, std::string_view text, bool exact) {
+  const std::vector<std::int32_t> tokens = tokenizer.encode(text);
+  const std::string decoded = tokenizer.decode(tokens);
+  require(!exact || decoded == text, "a text changes when it is encoded");
+  for (const std::int32_t token : tokens) {
+    require(token >= 0 && token < tokenizer.vocabulary(), "a token is not in the vocabulary");
+  }
 }
 
 /// vocab.json, merges.txt, a text.
 void read_bpe(std::string_view input) {
   const auto parts = split(input, 3);
-  use(tools::BytePairEncoding(parts[0], parts[1], "folder"), parts[2]);
+  use(*data::read_vocabulary_and_merges(parts[0], parts[1], "folder"), parts[2], true);
 }
 
 std::vector<std::string> bpe_seeds() {
@@ -47,12 +56,78 @@ std::vector<std::string> bpe_seeds() {
 void read_merges(std::string_view input) {
   static const std::string vocabulary = small_vocabulary().dump();
   const auto parts = split(input, 2);
-  use(tools::BytePairEncoding(vocabulary, parts[0], "folder"), parts[1]);
+  use(*data::read_vocabulary_and_merges(vocabulary, parts[0], "folder"), parts[1], true);
 }
 
 std::vector<std::string> merges_seeds() {
   return {join({small_merges, "hello hello"}),
           join({"h e\r\nl l\r\n\r\no o\r\n", "we'll  see:\t\xc3\xa9\xe4\xb8\xad 123<|endoftext|>he"})};
+}
+
+/// What tokenizer.json says beside the vocabulary and the merges, and a text. The vocabulary is put in: it is
+/// most of the bytes, and read as that of `bpe` is.
+void read_tokenizer(std::string_view input) {
+  static const Json bytes = small_vocabulary();
+  static const Json characters = [] {
+    Json vocabulary = Json::object();
+    for (int byte = 0; byte < 256; ++byte) {
+      constexpr std::string_view digits = "0123456789ABCDEF";
+      const auto high = static_cast<std::size_t>(byte / 16), low = static_cast<std::size_t>(byte % 16);
+      vocabulary[std::string("<0x") + digits[high] + digits[low] + ">"] = byte;
+    }
+    int token = 256;
+    for (const char* name : {"h", "e", "l", "o", "\u2581", "he", "ll", "hell", "hello", "oo"})
+      vocabulary[name] = token++;
+    return vocabulary;
+  }();
+  const auto parts = split(input, 2);
+  Json document = Json::parse(parts[0], nullptr, false);
+  if (document.is_object() && document.contains("model") && document["model"].is_object() &&
+      document["model"].contains("vocab") && document["model"]["vocab"].is_string()) {
+    document["model"]["vocab"] = document["model"]["vocab"] == "bytes" ? bytes : characters;
+  }
+  // What is no JSON, or not UTF-8, is given as it is.
+  const bool plain = document.is_discarded() || !document.is_object() || !document.contains("model");
+  const std::string text =
+      plain ? std::string(parts[0]) : document.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const bool exact = !plain && document.value("normalizer", Json()).is_null() &&
+                     document.value("pre_tokenizer", Json()).dump().find("Metaspace") == std::string::npos;
+  use(*data::read_tokenizer_json(text, "tokenizer.json"), parts[1], exact);
+}
+
+std::vector<std::string> tokenizer_seeds() {
+  constexpr const char* merges = R"([["h","e"],["l","l"],["he","ll"],["hell","o"],"o o"])";
+  const std::string gpt2 =
+      std::string(
+          R"({"version":"1.0","truncation":null,"padding":null,"added_tokens":[{"id":300,"content":"<|x|>",)") +
+      R"("single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],"normalizer":null,)" +
+      R"("pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true},)" +
+      R"("post_processor":{"type":"ByteLevel"},"decoder":{"type":"ByteLevel"},"model":{"type":"BPE","dropout":null,)" +
+      R"("unk_token":null,"fuse_unk":false,"ignore_merges":true,"vocab":"bytes","merges":)" + merges + "}}";
+  const std::string llama3 =
+      std::string(
+          R"({"added_tokens":[{"id":300,"content":"<|x|>","normalized":true}],"normalizer":{"type":"NFC"},)") +
+      R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":)" +
+      R"("(?i:'s|'t)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s+(?!\\S)|\\s+"},)" +
+      R"("behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},)" +
+      R"("post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<|x|>","type_id":0}},)" +
+      R"({"Sequence":{"id":"A","type_id":0}}],"pair":[],"special_tokens":{"<|x|>":{"id":"<|x|>","ids":[300]}}},)" +
+      R"("decoder":{"type":"ByteLevel"},"model":{"type":"BPE","vocab":"bytes","merges":)" + merges + "}}";
+  const std::string llama2 =
+      std::string(
+          R"({"added_tokens":[{"id":300,"content":"<s>"}],"normalizer":{"type":"Sequence","normalizers":[)") +
+      R"({"type":"Prepend","prepend":"\u2581"},{"type":"Replace","pattern":{"String":" "},"content":"\u2581"}]},)" +
+      R"("pre_tokenizer":null,"decoder":{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":)" +
+      R"("\u2581"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,)" +
+      R"("stop":0}]},"model":{"type":"BPE","byte_fallback":true,"fuse_unk":true,"vocab":"characters","merges":)" +
+      merges + "}}";
+  const std::string mistral =
+      std::string(
+          R"({"pre_tokenizer":{"type":"Metaspace","replacement":"\u2581","prepend_scheme":"first",)") +
+      R"("split":false},"decoder":null,"model":{"type":"BPE","byte_fallback":true,"vocab":"characters","merges":)" +
+      merges + "}}";
+  return {join({gpt2, "hello<|x|> world's"}), join({llama3, "hello<|x|>\n 1234 e\u0301"}),
+          join({llama2, "hello <s> world\u4e2d"}), join({mistral, " hello world"})};
 }
 
 }  // namespace
@@ -62,6 +137,9 @@ Target bpe_target() {
 }
 Target merges_target() {
   return {"merges", read_merges, merges_seeds, {ExitStatus::configuration}};
+}
+Target tokenizer_target() {
+  return {"tokenizer", read_tokenizer, tokenizer_seeds, {ExitStatus::configuration}};
 }
 
 }  // namespace tranche::fuzz

@@ -35,6 +35,7 @@ Target manifest_target();
 Target network_target();
 Target planted_target();
 Target safetensors_target();
+Target tokenizer_target();
 Target tokens_target();
 Target units_target();
 
