@@ -12,7 +12,7 @@
 #include "bench/flags.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
-#include "tranche/models/gpt.h"
+#include "tranche/models/model_registry.h"
 #include "tranche/report/memory_profile.h"
 
 using namespace tranche;
@@ -29,7 +29,7 @@ struct Settings {
 class Side {
  public:
   Side(const Settings& settings, bool profiled)
-      : model_(models::GptConfig::preset(settings.model)),
+      : model_(models::ModelRegistry::with_builtin().resolve(settings.model)),
         tokens_(static_cast<std::size_t>(settings.micro_batch * settings.sequence), 1),
         samples_(static_cast<std::size_t>(settings.micro_batch), 0) {
     Config config;
@@ -42,13 +42,12 @@ class Side {
       return make_self_communicator(communicator);
     });
     if (profiled) profile_ = std::make_unique<MemoryProfile>(*runtime_);
-    engine_ =
-        std::make_unique<Engine>(*runtime_, models::Gpt::spec(model_.config(), settings.sequence), config);
+    engine_ = std::make_unique<Engine>(*runtime_, model_->spec(settings.sequence), config);
     view_ = {tokens_.data(), DataType::int32, {settings.micro_batch, settings.sequence}};
   }
   Seconds step() {
     const Seconds begin = clocks_now();
-    model_.forward_backward(*engine_, {view_, view_, samples_});
+    model_->forward_backward(*engine_, {view_, view_, samples_});
     const StepResult result = engine_->step();
     if (profile_) profile_->end_step(result.step);
     return clocks_now() - begin;
@@ -57,7 +56,7 @@ class Side {
   std::int64_t spans() const { return runtime_->trace() != nullptr ? runtime_->trace()->size() : 0; }
 
  private:
-  models::Gpt model_;
+  std::shared_ptr<const models::LanguageModel> model_;
   std::vector<std::int32_t> tokens_;
   std::vector<std::int64_t> samples_;
   TensorView view_;

@@ -23,7 +23,7 @@
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/matmul.h"
-#include "tranche/models/gpt.h"
+#include "tranche/models/model_registry.h"
 
 using namespace tranche;
 using namespace tranche::bench;
@@ -60,13 +60,15 @@ double processor_now() {
   return clocks_now().processor;
 }
 
-models::GptConfig model_of(const Settings& settings) {
-  models::GptConfig config = models::GptConfig::resolve(settings.model);
-  if (settings.dropout >= 0) {
-    config.embedding_dropout = config.attention_dropout = config.residual_dropout =
-        static_cast<float>(settings.dropout);
+std::shared_ptr<const models::LanguageModel> model_of(const Settings& settings) {
+  const models::ModelRegistry registry = models::ModelRegistry::with_builtin();
+  const std::shared_ptr<const models::LanguageModel> model = registry.resolve(settings.model);
+  if (settings.dropout < 0) return model;
+  nlohmann::json config = nlohmann::json::parse(model->to_json());
+  for (const auto& [key, value] : config.items()) {
+    if (key.ends_with("dropout") || key.ends_with("pdrop")) value = settings.dropout;
   }
-  return config;
+  return registry.from_json(config.dump(), settings.model);
 }
 
 /// An engine of one rank and a batch of random tokens for it.
@@ -89,11 +91,10 @@ class Trainer {
       return make_self_communicator(communicator);
     });
     if (settings.clock == "processor") stream().attachment<detail::SpanClock>().now = &processor_now;
-    engine_ =
-        std::make_unique<Engine>(*runtime_, models::Gpt::spec(model_.config(), settings.sequence), config);
+    engine_ = std::make_unique<Engine>(*runtime_, model_->spec(settings.sequence), config);
     std::minstd_rand draw(7);
     std::uniform_int_distribution<std::int32_t> token(
-        0, static_cast<std::int32_t>(model_.config().vocabulary) - 1);
+        0, static_cast<std::int32_t>(model_->shape().vocabulary) - 1);
     tokens_.resize(static_cast<std::size_t>(settings.micro_batch * (settings.sequence + 1)));
     for (auto& id : tokens_) id = token(draw);
     for (std::int64_t i = 0; i < settings.micro_batch; ++i) samples_.push_back(i);
@@ -104,7 +105,7 @@ class Trainer {
 
   Seconds step() {
     const Seconds begin = clocks_now();
-    for (std::int64_t i = 0; i < micro_batches_; ++i) model_.forward_backward(*engine_, batch_);
+    for (std::int64_t i = 0; i < micro_batches_; ++i) model_->forward_backward(*engine_, batch_);
     engine_->step();
     return clocks_now() - begin;
   }
@@ -113,7 +114,7 @@ class Trainer {
   const Engine& engine() const { return *engine_; }
 
  private:
-  models::Gpt model_;
+  std::shared_ptr<const models::LanguageModel> model_;
   std::int64_t micro_batches_;
   std::vector<std::int32_t> tokens_;
   std::vector<std::int64_t> samples_;

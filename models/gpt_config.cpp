@@ -3,13 +3,11 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/closest_match.h"
 #include "core/json_node.h"
-#include "core/text_file.h"
 #include "models/config_json.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
@@ -98,34 +96,26 @@ GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
   return config;
 }
 
-GptConfig GptConfig::load(const std::string& path) {
-  return from_json(detail::read_text_file(path, "a model's config.json"), path);
-}
-
-GptConfig GptConfig::resolve(const std::string& preset_or_path) {
-  std::error_code ignored;
-  const bool path = preset_or_path.ends_with(".json") || preset_or_path.find('/') != std::string::npos ||
-                    std::filesystem::is_regular_file(preset_or_path, ignored);
-  return path ? load(preset_or_path) : preset(preset_or_path);
-}
-
 std::string GptConfig::to_json() const {
-  const json object = {{"architectures", {"GPT2LMHeadModel"}},
-                       {"model_type", "gpt2"},
-                       {"activation_function", "gelu_new"},
-                       {"n_layer", layers},
-                       {"n_head", heads},
-                       {"n_embd", width},
-                       {"n_inner", inner > 0 ? json(inner) : json(nullptr)},
-                       {"n_positions", positions},
-                       {"n_ctx", positions},
-                       {"vocab_size", vocabulary},
-                       {"embd_pdrop", shortest_number(embedding_dropout)},
-                       {"attn_pdrop", shortest_number(attention_dropout)},
-                       {"resid_pdrop", shortest_number(residual_dropout)},
-                       {"layer_norm_epsilon", shortest_number(layer_norm_epsilon)},
-                       {"initializer_range", shortest_number(initializer_range)},
-                       {"tie_word_embeddings", true}};
+  json object = {{"architectures", {"GPT2LMHeadModel"}},
+                 {"model_type", "gpt2"},
+                 {"activation_function", "gelu_new"},
+                 {"n_layer", layers},
+                 {"n_head", heads},
+                 {"n_embd", width},
+                 {"n_inner", inner_width() != 4 * width ? json(inner) : json(nullptr)},
+                 {"n_positions", positions},
+                 {"n_ctx", positions},
+                 {"vocab_size", vocabulary},
+                 {"embd_pdrop", shortest_number(embedding_dropout)},
+                 {"attn_pdrop", shortest_number(attention_dropout)},
+                 {"resid_pdrop", shortest_number(residual_dropout)},
+                 {"layer_norm_epsilon", shortest_number(layer_norm_epsilon)},
+                 {"initializer_range", shortest_number(initializer_range)},
+                 {"tie_word_embeddings", true}};
+  // The defaults of transformers are GPT-2's end of text, which smaller vocabularies do not have.
+  constexpr std::int64_t end_of_text = 50256;
+  if (vocabulary <= end_of_text) object["bos_token_id"] = object["eos_token_id"] = nullptr;
   return object.dump(2) + "\n";
 }
 
@@ -171,15 +161,6 @@ void GptConfig::validate(std::string_view origin) const {
   if (parameters() > most_parameters) {
     throw ConfigurationError(fmt::format("{}: the model has {} parameters, but models of at most {} are read",
                                          origin, parameters(), most_parameters));
-  }
-}
-
-void GptConfig::require_sequence(std::int64_t sequence) const {
-  if (sequence < 1 || sequence > positions) {
-    throw ConfigurationError(
-        fmt::format("sequence length {} is not in 1..{}: the model has \"n_positions\" {}; shorten the "
-                    "sequence or change the model",
-                    sequence, positions, positions));
   }
 }
 

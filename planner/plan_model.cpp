@@ -11,7 +11,7 @@
 #include "core/text_file.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
-#include "tranche/models/gpt.h"
+#include "tranche/models/gpt_config.h"
 #include "tranche/models/step_tensors.h"
 
 namespace tranche::planner {
@@ -93,7 +93,11 @@ class ListReader {
 }  // namespace
 
 ModelSpec PlanModel::spec(std::int64_t sequence) const {
-  return gpt ? models::Gpt::spec(*gpt, sequence) : list;
+  return language ? language->spec(sequence) : list;
+}
+
+std::int64_t PlanModel::sequence_or_longest(std::int64_t sequence) const {
+  return sequence > 0 || !language ? sequence : language->shape().positions;
 }
 
 PlanModel parse_unit_list(std::string_view json_text, const std::string& origin) {
@@ -103,7 +107,7 @@ PlanModel parse_unit_list(std::string_view json_text, const std::string& origin)
   return model;
 }
 
-PlanModel load_plan_model(const std::string& preset_or_path) {
+PlanModel load_plan_model(const std::string& preset_or_path, const models::ModelRegistry& models) {
   std::error_code ignored;
   if (std::filesystem::is_regular_file(preset_or_path, ignored)) {
     const std::string text = detail::read_text_file(preset_or_path, "the model's file");
@@ -111,7 +115,7 @@ PlanModel load_plan_model(const std::string& preset_or_path) {
   }
   PlanModel model;
   model.name = preset_or_path;
-  model.gpt = models::GptConfig::resolve(preset_or_path);
+  model.language = models.resolve(preset_or_path);
   return model;
 }
 

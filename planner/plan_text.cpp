@@ -115,7 +115,7 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
               fmt::format("compute {}, communication {}, accumulation {}, master fp32, moments {}",
                           name_of(effective.precision.compute), name_of(effective.precision.communication),
                           name_of(effective.precision.accumulation), name_of(effective.precision.moments)));
-  if (request.model.gpt) {
+  if (request.model.language) {
     text += row("activations", effective.activation_checkpointing
                                    ? fmt::format("checkpointed every {} block{}", effective.checkpoint_every,
                                                  effective.checkpoint_every == 1 ? "" : "s")

@@ -25,10 +25,6 @@ void check(const PlanRequest& request) {
   }
 }
 
-std::int64_t sequence_of(const PlanRequest& request) {
-  return request.sequence > 0 || !request.model.gpt ? request.sequence : request.model.gpt->positions;
-}
-
 }  // namespace
 
 Config checked_config(const PlanRequest& request) {
@@ -61,11 +57,13 @@ Runtime planned_runtime(const PlanRequest& request, const RuntimeOptions& option
 }
 
 PlannedRun::PlannedRun(Runtime& runtime, const PlanRequest& request, const Config& config)
-    : engine_(runtime, request.model.spec(sequence_of(request)), config),
-      gpt_(request.model.gpt ? std::make_unique<models::Gpt>(*request.model.gpt) : nullptr),
-      samples_(static_cast<std::size_t>(gpt_ ? config.micro_batch_size : 0), 0) {
-  if (!gpt_) return;
-  const TensorView none{nullptr, DataType::int32, {config.micro_batch_size, sequence_of(request)}};
+    : engine_(runtime, request.model.spec(request.model.sequence_or_longest(request.sequence)), config),
+      language_(request.model.language),
+      samples_(static_cast<std::size_t>(language_ ? config.micro_batch_size : 0), 0) {
+  if (!language_) return;
+  const TensorView none{nullptr,
+                        DataType::int32,
+                        {config.micro_batch_size, request.model.sequence_or_longest(request.sequence)}};
   MemoryResource& device = runtime.memory(Tier::device);
   tokens_ = Buffer(device, none.bytes(), Category::other, "tokens of a micro-batch");
   targets_ = Buffer(device, none.bytes(), Category::other, "targets of a micro-batch");
@@ -77,16 +75,16 @@ PlannedRun::PlannedRun(Runtime& runtime, const PlanRequest& request, const Confi
 }
 
 void PlannedRun::micro_batch() {
-  if (gpt_) {
-    gpt_->forward_backward(engine_, batch_);
+  if (language_) {
+    language_->forward_backward(engine_, batch_);
   } else {
     pass_over_units(engine_);
   }
 }
 
 void PlannedRun::evaluate() {
-  if (gpt_) {
-    gpt_->evaluate(engine_, batch_);
+  if (language_) {
+    language_->evaluate(engine_, batch_);
   } else {
     evaluate_units(engine_);
   }

@@ -8,7 +8,7 @@
 #include "tranche/device/memory.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/runtime.h"
-#include "tranche/models/gpt.h"
+#include "tranche/models/language_model.h"
 #include "tranche/planner/planner.h"
 
 namespace tranche::planner {
@@ -36,7 +36,7 @@ class PlannedRun {
 
  private:
   Engine engine_;
-  std::unique_ptr<models::Gpt> gpt_;
+  std::shared_ptr<const models::LanguageModel> language_;  ///< empty: a list of units
   std::vector<std::int64_t> samples_;
   Buffer tokens_, targets_;
   Buffer staging_;  ///< used if the host cannot reach the device's memory

@@ -33,7 +33,7 @@ struct Sizes {
   double padded = 0;           ///< elements of all flat buffers
   double shard = 0;            ///< of this rank's shards
   double gathered_a_pass = 0;  ///< stage 3, without recomputation
-  double block = 0;            ///< of a GPT's block
+  double block = 0;            ///< of a language model's first block
 };
 
 /// Ranks that share one copy of the state.
@@ -46,8 +46,10 @@ int owners_of(const Config& config, int ranks) {
   return config.replicate == Replicate::parameters && config.stage > 0 ? ranks : shards_of(config, ranks);
 }
 
-Sizes sizes_of(const ModelSpec& spec, bool gpt, int ranks, int shards) {
+Sizes sizes_of(const ModelSpec& spec, bool language, int ranks, int shards) {
   Sizes sizes;
+  const std::vector<int> gathers = language ? spec.gathers_per_micro_batch({}) : std::vector<int>{};
+  std::size_t index = 0;
   for (const UnitSpec& unit : spec.units()) {
     std::vector<std::int64_t> elements;
     for (const TensorSpec& tensor : unit.tensors) elements.push_back(tensor.shape.elements());
@@ -55,9 +57,10 @@ Sizes sizes_of(const ModelSpec& spec, bool gpt, int ranks, int shards) {
     const auto padded = static_cast<double>(layout.padded_elements());
     sizes.padded += padded;
     sizes.shard += static_cast<double>(layout.shard_elements());
-    // A GPT's embedding is gathered for each of its uses; a list's units once more, for backward.
-    sizes.gathered_a_pass += padded * (gpt ? 2 : 1 + unit.uses_per_micro_batch);
-    sizes.block = padded;  // the last unit is one
+    // A list's units are gathered for each use, and once more for backward.
+    sizes.gathered_a_pass += padded * (language ? gathers[index] : 1 + unit.uses_per_micro_batch);
+    if (index == 1) sizes.block = padded;
+    ++index;
   }
   return sizes;
 }
@@ -71,21 +74,20 @@ struct Again {
   double blocks = 0, head = 0;
 };
 
-Again again_of(const models::GptConfig& gpt, const Config& config, std::int64_t tokens_per_sample) {
-  const auto layers = static_cast<double>(gpt.layers), width = static_cast<double>(gpt.width);
+Again again_of(const models::LanguageModel& model, const Config& config, std::int64_t tokens_per_sample) {
+  const models::ModelShape shape = model.shape();
   Again again;
   if (config.activation_checkpointing) {
-    again.blocks =
-        2 * layers * width *
-        (4 * width + 2 * static_cast<double>(gpt.inner_width()) + static_cast<double>(tokens_per_sample + 1));
-    // A group's last block is computed again without its last product.
-    const std::int64_t groups = divide_round_up(gpt.layers, std::max(1, config.checkpoint_every));
-    again.blocks -= 2 * static_cast<double>(groups) * width * static_cast<double>(gpt.inner_width());
+    // Of a group's last block only the activations are computed again.
+    const std::int64_t groups = divide_round_up(shape.layers, std::max(1, config.checkpoint_every));
+    again.blocks = static_cast<double>(shape.layers) * model.block_operations(tokens_per_sample) -
+                   static_cast<double>(groups) * model.skipped_operations();
   }
-  if (config.vocabulary_chunk > 0 && config.vocabulary_chunk < gpt.vocabulary) {
+  if (config.vocabulary_chunk > 0 && config.vocabulary_chunk < shape.vocabulary) {
     const std::int64_t chunk = round_up(config.vocabulary_chunk, models::head_block_columns);
-    const auto chunks = static_cast<double>(divide_round_up(gpt.vocabulary, chunk));
-    again.head = 2 * static_cast<double>(gpt.vocabulary) * width * (chunks - 1) / chunks;
+    const auto chunks = static_cast<double>(divide_round_up(shape.vocabulary, chunk));
+    again.head =
+        2 * static_cast<double>(shape.vocabulary) * static_cast<double>(shape.width) * (chunks - 1) / chunks;
   }
   return again;
 }
@@ -94,7 +96,7 @@ Again again_of(const models::GptConfig& gpt, const Config& config, std::int64_t 
 std::vector<UnitVisit> visits_of(const PlanRequest& request, const Config& config, const ModelSpec& spec) {
   std::vector<UnitVisit> visits;
   const auto count = static_cast<int>(spec.units().size());
-  if (!request.model.gpt) {
+  if (!request.model.language) {
     double uses = 0;  // elements, as often as they are used
     const auto weight = [&](int u) {
       double elements = 0;
@@ -116,20 +118,22 @@ std::vector<UnitVisit> visits_of(const PlanRequest& request, const Config& confi
     for (int u = count - 1; u >= 0; --u) visits.push_back({u, share(u) * 2 / 3, true, true});
     return visits;
   }
-  const models::GptConfig& gpt = *request.model.gpt;
-  const Again again = again_of(gpt, config, spec.tokens_per_sample);
-  const auto layers = static_cast<double>(gpt.layers);
-  const double head = 6 * static_cast<double>(gpt.vocabulary) * static_cast<double>(gpt.width);
+  const models::LanguageModel& model = *request.model.language;
+  const models::ModelShape shape = model.shape();
+  const Again again = again_of(model, config, spec.tokens_per_sample);
+  const auto layers = static_cast<double>(shape.layers);
+  const int past_blocks = model.unit_of_block(shape.layers).index;
+  const double head = 6 * static_cast<double>(shape.vocabulary) * static_cast<double>(shape.width);
   const double block = (spec.flops_per_token - head) / layers;
   visits.push_back({0, 0, true, false});
-  for (int u = 1; u < count; ++u) visits.push_back({u, block / 3, true, false});
-  visits.push_back({0, head + again.head, true, false});
+  for (int u = 1; u < past_blocks; ++u) visits.push_back({u, block / 3, true, false});
+  visits.push_back({model.unit_of_head().index, head + again.head, true, !shape.tied_head});
   // Recomputation of a group that does not stay gathered asks for its blocks on its own.
   const std::vector<int> gathers = spec.gathers_per_micro_batch(config);
   const int every = config.activation_checkpointing ? std::max(1, config.checkpoint_every) : 1;
   const double computed_again = again.blocks / layers;
-  for (int begin = (count - 2) / every * every + 1; begin > 0; begin -= every) {
-    const int end = std::min(begin + every, count);
+  for (int begin = (past_blocks - 2) / every * every + 1; begin > 0; begin -= every) {
+    const int end = std::min(begin + every, past_blocks);
     const auto apart = [&](int u) { return gathers[static_cast<std::size_t>(u)] > 2; };
     for (int u = begin; u < end; ++u) {
       if (apart(u)) visits.push_back({u, computed_again, true, false});
@@ -181,9 +185,10 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
       visit.gathers = visit.gathers && gathered.insert(visit.unit).second;
     }
   }
-  if (request.model.gpt && config.activation_checkpointing) {
-    schedule.kept_inputs = divide_round_up(request.model.gpt->layers, std::max(1, config.checkpoint_every));
-    schedule.input_bytes = request.model.gpt->width * size_of(config.precision.compute);
+  if (request.model.language && config.activation_checkpointing) {
+    const models::ModelShape shape = request.model.language->shape();
+    schedule.kept_inputs = divide_round_up(shape.layers, std::max(1, config.checkpoint_every));
+    schedule.input_bytes = shape.width * size_of(config.precision.compute);
   }
   const auto tokens = static_cast<double>(config.micro_batch_size * spec.tokens_per_sample);
   return offload_cost(schedule, config, tokens, rates);
@@ -196,12 +201,13 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
   StepCost cost;
   cost.compute = tokens * spec.flops_per_token / rates.operations;
   double gathered = sizes.gathered_a_pass;
-  if (request.model.gpt) {
-    const Again again = again_of(*request.model.gpt, config, spec.tokens_per_sample);
+  if (request.model.language) {
+    const Again again = again_of(*request.model.language, config, spec.tokens_per_sample);
     cost.recompute = tokens * (again.blocks + again.head) / rates.operations;
     // Only blocks are gathered more than twice.
     if (config.activation_checkpointing) {
-      for (const int gathers : spec.gathers_per_micro_batch(config)) gathered += sizes.block * (gathers - 2);
+      for (const int gathers : spec.gathers_per_micro_batch(config))
+        gathered += sizes.block * std::max(0, gathers - 2);
     }
   }
   if (config.offload.any()) cost.offload = offload_cost_of(request, config, spec, rates).exposed;
@@ -272,10 +278,10 @@ class Search {
   explicit Search(const FitRequest& request)
       : request_(request),
         base_(request.plan.config),
-        spec_(request.plan.model.spec(sequence_of(request.plan))) {
+        spec_(request.plan.model.spec(request.plan.model.sequence_or_longest(request.plan.sequence))) {
     validate_config(base_, request.plan.ranks);
     shards_ = shards_of(base_, request.plan.ranks);
-    sizes_ = sizes_of(spec_, request.plan.model.gpt.has_value(), request.plan.ranks, shards_);
+    sizes_ = sizes_of(spec_, request.plan.model.covers_activations(), request.plan.ranks, shards_);
     if (request.keep_micro_batch) {
       micro_batches_.push_back(base_.micro_batch_size);
       return;
@@ -329,11 +335,6 @@ class Search {
   }
 
  private:
-  static std::int64_t sequence_of(const PlanRequest& plan) {
-    if (plan.sequence > 0 || !plan.model.gpt) return plan.sequence;
-    return plan.model.gpt->positions;
-  }
-
   /// Bytes beyond the budgets.
   std::int64_t excess(const Peaks& peaks) const {
     const auto over = [](std::int64_t bytes, std::int64_t budget) {
@@ -387,12 +388,13 @@ class Search {
     }
     std::vector<int> every{base_.activation_checkpointing ? base_.checkpoint_every : 0};
     std::vector<std::int64_t> chunks{base_.vocabulary_chunk};
-    if (const auto& gpt = request_.plan.model.gpt) {
+    if (const auto& model = request_.plan.model.language) {
+      const models::ModelShape shape = model->shape();
       const int given = every.front();
       every = {0, 1};
-      for (int k = 2; static_cast<std::int64_t>(k) * k <= gpt->layers; k *= 2) every.push_back(k);
+      for (int k = 2; static_cast<std::int64_t>(k) * k <= shape.layers; k *= 2) every.push_back(k);
       if (std::find(every.begin(), every.end(), given) == every.end()) every.push_back(given);
-      if (chunks.front() == 0 && gpt->vocabulary >= 2 * tried_chunk) chunks.push_back(tried_chunk);
+      if (chunks.front() == 0 && shape.vocabulary >= 2 * tried_chunk) chunks.push_back(tried_chunk);
     }
     // An optimizer that looks at all of its state before it updates is not read from a disk twice.
     std::vector<OffloadTier> optimizer_tiers = tiers(request_.keep_optimizer_tier, base_.offload.optimizer);
@@ -551,20 +553,17 @@ class Search {
 StepCost step_cost(const PlanRequest& request, const CostModel& rates) {
   Config config = request.config;
   validate_config(config, request.ranks);
-  std::int64_t sequence = request.sequence;
-  if (sequence == 0 && request.model.gpt) sequence = request.model.gpt->positions;
-  const ModelSpec spec = request.model.spec(sequence);
+  const ModelSpec spec = request.model.spec(request.model.sequence_or_longest(request.sequence));
   const int shards = shards_of(config, request.ranks);
-  return cost_of(request, config, spec, sizes_of(spec, request.model.gpt.has_value(), request.ranks, shards),
-                 rates);
+  return cost_of(request, config, spec,
+                 sizes_of(spec, request.model.covers_activations(), request.ranks, shards), rates);
 }
 
 OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates) {
   Config config = request.config;
   validate_config(config, request.ranks);
-  std::int64_t sequence = request.sequence;
-  if (sequence == 0 && request.model.gpt) sequence = request.model.gpt->positions;
-  return offload_cost_of(request, config, request.model.spec(sequence), rates);
+  const ModelSpec spec = request.model.spec(request.model.sequence_or_longest(request.sequence));
+  return offload_cost_of(request, config, spec, rates);
 }
 
 FitResult find_fit(const FitRequest& request) {

@@ -536,10 +536,10 @@ double collective_seconds(const Machine& machine, const LinkRate& network, const
 }
 
 Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
-  if (!request.plan.model.gpt) {
+  if (!request.plan.model.language) {
     throw ConfigurationError(
         fmt::format("--machine: {} is a list of units, of whose kernels nothing is known; the step time of "
-                    "a GPT can be projected",
+                    "a language model can be projected",
                     request.plan.model.name));
   }
   if (request.plan.device != request.machine.device) {
@@ -555,8 +555,7 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
   projection.step = simulated.step;
   projection.critical_path = std::move(simulated.critical_path);
   projection.notes = std::move(simulated.notes);
-  const std::int64_t sequence =
-      request.plan.sequence > 0 ? request.plan.sequence : request.plan.model.gpt->positions;
+  const std::int64_t sequence = request.plan.model.sequence_or_longest(request.plan.sequence);
   const double tokens = static_cast<double>(config.micro_batch_size * config.accumulation_steps * sequence);
   projection.tokens_per_second = tokens * request.plan.ranks / projection.step.total();
   if (request.plan.ranks > 1) {

@@ -427,8 +427,9 @@ void check(const Options& options) {
 
 }  // namespace
 
-Options parse_arguments(const std::vector<std::string>& arguments) {
+Options parse_arguments(const std::vector<std::string>& arguments, const models::ModelRegistry& models) {
   Options options;
+  options.models = options.checkpoint.models = options.generate.models = models;
   Raw raw;
   CLI::App app("Trains models too large for one device. Started alone, or by mpirun -n N tranche ...",
                "tranche");

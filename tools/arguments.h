@@ -9,6 +9,7 @@
 #include "tools/checkpoint_arguments.h"
 #include "tools/config_arguments.h"
 #include "tools/scale_arguments.h"
+#include "tranche/models/model_registry.h"
 
 namespace tranche::tools {
 
@@ -46,6 +47,7 @@ struct Options {
   /// compared when it is read). Flags that may differ among ranks are left out.
   std::vector<Flag> flags;
 
+  models::ModelRegistry models;    ///< that --model is looked up in
   std::string config;              ///< path of DeepSpeed's JSON; empty: defaults
   std::string model = "gpt-mini";  ///< preset or config.json
   std::string data;
@@ -117,7 +119,9 @@ struct Options {
 };
 
 /// Reads arguments (without the program's name). Throws ConfigurationError: unknown flags and commands with
-/// the closest match, values that are none, what belongs to later versions.
-Options parse_arguments(const std::vector<std::string>& arguments);
+/// the closest match, values that are none, what belongs to later versions. `models` are those that --model
+/// and checkpoints may name.
+Options parse_arguments(const std::vector<std::string>& arguments,
+                        const models::ModelRegistry& models = models::ModelRegistry::with_builtin());
 
 }  // namespace tranche::tools

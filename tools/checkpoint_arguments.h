@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tranche/models/model_registry.h"
+
 namespace CLI {
 class App;
 }
@@ -20,13 +22,15 @@ struct CheckpointOptions {
   std::string second;  ///< diff's other one
   std::string to;      ///< folder that is written
   std::string tensor;  ///< show: only this one
-  std::string model;   ///< preset or config.json, where the checkpoint or folder does not say it
+  models::ModelRegistry models;
+  std::string model;  ///< preset or config.json, where the checkpoint or folder does not say it
   std::string dtype = "fp32";
   bool json = false;
 };
 
 struct GenerateOptions {
-  std::string from;       ///< a checkpoint, a run's folder, or a folder of Hugging Face's
+  std::string from;  ///< a checkpoint, a run's folder, or a folder of Hugging Face's
+  models::ModelRegistry models;
   std::string model;      ///< as above
   std::string tokenizer;  ///< folder that data::load_tokenizer() reads
   std::optional<std::string> prompt;

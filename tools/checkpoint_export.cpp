@@ -16,15 +16,9 @@ namespace tranche::tools {
 namespace {
 
 /// The model's config.json with what transformers should know besides.
-std::string config_text(const models::GptConfig& model, DataType dtype) {
+std::string config_text(const models::LanguageModel& model, DataType dtype) {
   auto json = nlohmann::json::parse(model.to_json());
   json["torch_dtype"] = dtype == DataType::float32 ? "float32" : "bfloat16";
-  // Its defaults are GPT-2's end of text, which smaller vocabularies do not have.
-  constexpr std::int64_t end_of_text = 50256;
-  if (model.vocabulary <= end_of_text) {
-    json["bos_token_id"] = nullptr;
-    json["eos_token_id"] = nullptr;
-  }
   return json.dump(2) + "\n";
 }
 
@@ -33,13 +27,15 @@ std::string config_text(const models::GptConfig& model, DataType dtype) {
 int checkpoint_export(const CheckpointOptions& options, const Output& output) {
   const checkpoint::LocalStorage local;
   checkpoint::Reader reader(local, chosen_checkpoint(detail::posix_file_system(), options.path, output));
-  const models::GptConfig model = identity_of(reader.manifest(), reader.folder(), options.model).model;
-  require_tensors(model, options.model.empty() ? "its own 'user'" : "--model " + options.model, reader);
+  const std::shared_ptr<const models::LanguageModel> model =
+      identity_of(reader.manifest(), reader.folder(), options.model, options.models).model;
+  require_tensors(*model, options.model.empty() ? "its own 'user'" : "--model " + options.model, reader);
   checkpoint::ExportOptions how;
   how.dtype = options.dtype == "bf16" ? DataType::bfloat16 : DataType::float32;
-  how.config_json = config_text(model, how.dtype);
-  TransferProgress progress("exported", model.parameters() * size_of(how.dtype), output.terminal,
-                            [&](std::string_view text) { draw(output.out, text); });
+  how.config_json = config_text(*model, how.dtype);
+  TransferProgress progress("exported",
+                            model->spec(model->shape().positions).parameters() * size_of(how.dtype),
+                            output.terminal, [&](std::string_view text) { draw(output.out, text); });
   how.progress = [&](std::int64_t bytes) { progress.add(bytes); };
   const checkpoint::ExportSummary written = checkpoint::export_safetensors(reader, local, options.to, how);
   progress.finish();

@@ -15,16 +15,14 @@
 #include "tools/terminal.h"
 #include "tools/transfer_progress.h"
 #include "tranche/core/error.h"
-#include "tranche/models/gpt.h"
 
 namespace tranche::tools {
 
 namespace {
 
 /// Weights as a training run of one rank keeps them; no optimizer state.
-checkpoint::Layout layout_of(const models::GptConfig& model) {
+checkpoint::Layout layout_of(const ModelSpec& spec) {
   std::vector<checkpoint::UnitDescription> units;
-  const ModelSpec spec = models::Gpt::spec(model, model.positions);
   for (const UnitSpec& unit : spec.units()) {
     checkpoint::UnitDescription description{unit.name, unit.uses_per_micro_batch, {}};
     for (const TensorSpec& tensor : unit.tensors) {
@@ -89,7 +87,7 @@ std::uint64_t draw_token() {
 int checkpoint_import(const CheckpointOptions& options, const Output& output) {
   const checkpoint::LocalStorage local;
   detail::FileSystem& files = detail::posix_file_system();
-  const HuggingFaceModel source(files, options.path, options.model);
+  const HuggingFaceModel source(files, options.path, options.model, options.models);
   if (!checkpoint::list_checkpoints(files, options.to).empty()) {
     throw CheckpointError(
         fmt::format("cannot import to {}: it holds checkpoints already, of which this would be the newest; "
@@ -97,12 +95,9 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
                     options.to));
   }
   checkpoint::Manifest manifest;
-  manifest.layout = layout_of(source.config());
-  RunIdentity identity;
-  identity.model = source.config();
-  identity.sequence = source.config().positions;
-  if (source.config().vocabulary != 256)
-    identity.tokenizer = {Tokenizer::Kind::tokens, source.config().vocabulary};
+  const RunIdentity identity = identity_of(source.model());
+  const ModelSpec spec = identity.model->spec(identity.sequence);
+  manifest.layout = layout_of(spec);
   manifest.numerics = "imported from " + source.dtype();
   manifest.run.user = identity.to_json();
 
@@ -126,7 +121,7 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
   }
   progress.finish();
   output.out << fmt::format("{}: {} parameters ({})\ntrain on from it with --resume-weights-only {}\n", path,
-                            source.config().parameters(), progress.summary(), options.to);
+                            spec.parameters(), progress.summary(), options.to);
   return 0;
 }
 

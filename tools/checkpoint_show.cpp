@@ -179,7 +179,7 @@ ordered_json json_of(const Reader& reader) {
           {"config", object(manifest.run.config)}};
 }
 
-void print_run(std::ostream& out, const Reader& reader) {
+void print_run(std::ostream& out, const Reader& reader, const models::ModelRegistry& models) {
   const Manifest& manifest = reader.manifest();
   const checkpoint::RunState& run = manifest.run;
   const auto row = [&out](std::string_view name, const std::string& value) {
@@ -200,12 +200,8 @@ void print_run(std::ostream& out, const Reader& reader) {
                         manifest.reduction_group));
   row("size", fmt::format("{} in {} files", format_bytes(manifest.bytes()), manifest.shards.size() + 1));
   if (RunIdentity::wrote(run.user)) {
-    const RunIdentity identity = RunIdentity::from_json(run.user, reader.folder());
-    const models::GptConfig& model = identity.model;
-    row("model",
-        fmt::format("GPT-2 of {} layers, {} heads, width {}, vocabulary {}, {} positions: {} parameters",
-                    model.layers, model.heads, model.width, model.vocabulary, model.positions,
-                    model.parameters()));
+    const RunIdentity identity = RunIdentity::from_json(run.user, reader.folder(), models);
+    row("model", identity.model->describe());
     row("trained on", fmt::format("sequences of {} {}{}", identity.sequence, describe(identity.tokenizer),
                                   identity.data.empty() ? "" : " of " + identity.data));
   } else if (run.user != "{}") {
@@ -304,7 +300,7 @@ int checkpoint_show(const CheckpointOptions& options, const Output& output) {
   } else if (only != nullptr) {
     print_tensor(output.out, reader, *only);
   } else {
-    print_run(output.out, reader);
+    print_run(output.out, reader, options.models);
     print_table(output.out, reader);
     print_arrays(output.out, reader.layout());
   }

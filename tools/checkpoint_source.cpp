@@ -7,7 +7,6 @@
 
 #include "checkpoint/storage.h"
 #include "tranche/core/error.h"
-#include "tranche/models/gpt.h"
 
 namespace tranche::tools {
 
@@ -45,17 +44,13 @@ std::string find_checkpoint(detail::FileSystem& files, const std::string& path,
 }
 
 RunIdentity identity_of(const checkpoint::Manifest& manifest, const std::string& path,
-                        const std::string& model) {
+                        const std::string& model, const models::ModelRegistry& models) {
   RunIdentity identity;
   const bool known = RunIdentity::wrote(manifest.run.user);
-  if (known) identity = RunIdentity::from_json(manifest.run.user, path);
+  if (known) identity = RunIdentity::from_json(manifest.run.user, path, models);
   if (!model.empty()) {
-    identity.model = models::GptConfig::resolve(model);
-    if (!known) {
-      identity.sequence = identity.model.positions;
-      if (identity.model.vocabulary != 256)
-        identity.tokenizer = {Tokenizer::Kind::tokens, identity.model.vocabulary};
-    }
+    if (!known) return identity_of(models.resolve(model));
+    identity.model = models.resolve(model);
   } else if (!known) {
     throw CheckpointError(
         fmt::format("{} does not say which model it holds (tranche train writes it; another program saved "
@@ -66,37 +61,42 @@ RunIdentity identity_of(const checkpoint::Manifest& manifest, const std::string&
   return identity;
 }
 
-std::vector<NamedShape> tensors_of(const models::GptConfig& model) {
-  std::vector<NamedShape> tensors;
-  const ModelSpec spec = models::Gpt::spec(model, model.positions);
-  for (const UnitSpec& unit : spec.units()) {
-    for (const TensorSpec& tensor : unit.tensors) tensors.push_back({tensor.name, tensor.shape});
-  }
-  return tensors;
+RunIdentity identity_of(std::shared_ptr<const models::LanguageModel> model) {
+  RunIdentity identity;
+  identity.model = std::move(model);
+  const models::ModelShape shape = identity.model->shape();
+  identity.sequence = shape.positions;
+  if (shape.vocabulary != 256) identity.tokenizer = {Tokenizer::Kind::tokens, shape.vocabulary};
+  return identity;
 }
 
-void require_tensors(const models::GptConfig& model, std::string_view model_origin,
+void require_tensors(const models::LanguageModel& model, std::string_view model_origin,
                      const std::vector<NamedShape>& found, std::string_view found_origin) {
+  const std::int64_t layers = model.shape().layers;
   // Each layer has tensors of its own. A model that claims millions of them is not even laid out.
-  if (model.layers > static_cast<std::int64_t>(found.size())) {
+  if (layers > static_cast<std::int64_t>(found.size())) {
     throw CheckpointError(
         fmt::format("{} does not hold the model of {}: it has {} tensors, the model {} layers", found_origin,
-                    model_origin, found.size(), model.layers));
+                    model_origin, found.size(), layers));
   }
   std::unordered_map<std::string, const Shape*> left;
   for (const NamedShape& tensor : found) left.emplace(tensor.name, &tensor.shape);
   std::vector<std::string> missing, shapes, extra;
-  for (const NamedShape& wanted : tensors_of(model)) {
-    const auto at = left.find(wanted.name);
-    if (at == left.end()) {
-      missing.push_back(wanted.name);
-      continue;
+  const ModelSpec spec = model.spec(model.shape().positions);
+  for (const UnitSpec& unit : spec.units()) {
+    for (const TensorSpec& wanted : unit.tensors) {
+      const auto at = left.find(wanted.name);
+      if (at == left.end()) {
+        missing.push_back(wanted.name);
+        continue;
+      }
+      if (!(*at->second == wanted.shape)) {
+        shapes.push_back(fmt::format("{} is {} and not {}", wanted.name, at->second->to_string(),
+                                     wanted.shape.to_string()));
+      }
+      left.erase(at);
+      for (const std::string& alias : wanted.aliases) left.erase(alias);
     }
-    if (!(*at->second == wanted.shape)) {
-      shapes.push_back(
-          fmt::format("{} is {} and not {}", wanted.name, at->second->to_string(), wanted.shape.to_string()));
-    }
-    left.erase(at);
   }
   for (const NamedShape& tensor : found) {
     if (left.count(tensor.name) > 0) extra.push_back(tensor.name);
@@ -109,7 +109,7 @@ void require_tensors(const models::GptConfig& model, std::string_view model_orig
   throw CheckpointError(text);
 }
 
-void require_tensors(const models::GptConfig& model, std::string_view model_origin,
+void require_tensors(const models::LanguageModel& model, std::string_view model_origin,
                      const checkpoint::Reader& reader) {
   std::vector<NamedShape> found;
   for (const checkpoint::StoredTensor& tensor : reader.tensors())

@@ -1,5 +1,5 @@
 #pragma once
-/// From a path that somebody typed to a checkpoint, and to the GPT that is in it.
+/// From a path that somebody typed to a checkpoint, and to the model that is in it.
 
 #include <string>
 #include <string_view>
@@ -20,20 +20,19 @@ std::string find_checkpoint(detail::FileSystem& files, const std::string& path,
 /// The model that a checkpoint describes. With `model` (a preset or a config.json; what --model takes) the
 /// model is that one. Throws CheckpointError when neither says it.
 RunIdentity identity_of(const checkpoint::Manifest& manifest, const std::string& path,
-                        const std::string& model);
+                        const std::string& model, const models::ModelRegistry& models);
+/// A model of which nothing else is known: it takes bytes where its vocabulary holds 256.
+RunIdentity identity_of(std::shared_ptr<const models::LanguageModel> model);
 
 struct NamedShape {
   std::string name;
   Shape shape;
 };
-/// Tensors of a GPT in declared order.
-std::vector<NamedShape> tensors_of(const models::GptConfig& model);
-
 /// Throws CheckpointError, naming both sides, unless `found` are the tensors of the model: missing ones, ones
 /// too many, other shapes.
-void require_tensors(const models::GptConfig& model, std::string_view model_origin,
+void require_tensors(const models::LanguageModel& model, std::string_view model_origin,
                      const std::vector<NamedShape>& found, std::string_view found_origin);
-void require_tensors(const models::GptConfig& model, std::string_view model_origin,
+void require_tensors(const models::LanguageModel& model, std::string_view model_origin,
                      const checkpoint::Reader& reader);
 
 }  // namespace tranche::tools

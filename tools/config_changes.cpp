@@ -118,6 +118,39 @@ std::string reduction_policy(const Flat& flat) {
   return stage->get<int>() >= 2 ? "micro_batch" : "boundary";
 }
 
+/// A key of config.json that two models have different values of, as texts.
+struct ModelDifference {
+  std::string key, is, was;
+};
+
+std::vector<ModelDifference> model_differences(const RunIdentity& saved, const RunIdentity& present) {
+  const Flat before = flatten(saved.model->to_json()), now = flatten(present.model->to_json());
+  std::vector<ModelDifference> differences;
+  const auto compare = [&](const std::string& key) {
+    const json *is = find(now, key), *was = find(before, key);
+    if (is != nullptr && was != nullptr && *is == *was) return;
+    differences.push_back({key, shown(is), shown(was)});
+  };
+  for (const auto& [key, value] : now) compare(key);
+  for (const auto& [key, value] : before) {
+    if (find(now, key) == nullptr) compare(key);
+  }
+  return differences;
+}
+
+/// True for a key that leaves a model the same one: dropout, and the epsilon of norms.
+bool is_adjustable(std::string_view key) {
+  for (const std::string_view end : {"dropout", "pdrop", "epsilon", "eps"}) {
+    if (key.ends_with(end)) return true;
+  }
+  return false;
+}
+
+/// True for a key that matters to weights that are drawn alone, or to nobody but a tokenizer.
+bool is_of_the_beginning(std::string_view key) {
+  return key == "initializer_range" || key.ends_with("_token_id");
+}
+
 }  // namespace
 
 std::vector<std::string> configuration_changes(std::string_view saved, std::string_view present) {
@@ -152,11 +185,11 @@ std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIde
   const auto compare = [&](const std::string& what, const auto& is, const auto& was) {
     if (is != was) lines.push_back(change(what, fmt::format("{}", is), fmt::format("{}", was)));
   };
-  const models::GptConfig &is = present.model, &was = saved.model;
-  compare("the model's embd_pdrop", is.embedding_dropout, was.embedding_dropout);
-  compare("the model's attn_pdrop", is.attention_dropout, was.attention_dropout);
-  compare("the model's resid_pdrop", is.residual_dropout, was.residual_dropout);
-  compare("the model's layer_norm_epsilon", is.layer_norm_epsilon, was.layer_norm_epsilon);
+  for (const ModelDifference& difference : model_differences(saved, present)) {
+    if (is_adjustable(difference.key)) {
+      lines.push_back(change("the model's " + difference.key, difference.is, difference.was));
+    }
+  }
   compare("--sequence", present.sequence, saved.sequence);
   if (!saved.data.empty()) compare("--data", "'" + present.data + "'", "'" + saved.data + "'");
   if (saved.training_windows > 0 && present.sequence == saved.sequence) {
@@ -174,20 +207,13 @@ std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIde
 }
 
 void require_same_model(const RunIdentity& saved, const RunIdentity& present, std::string_view checkpoint) {
-  const models::GptConfig &of = saved.model, &own = present.model;
-  std::vector<std::string> differences;
-  const auto compare = [&](const char* name, std::int64_t was, std::int64_t is) {
-    if (was != is) differences.push_back(fmt::format("{} is {} there, {} here", name, was, is));
-  };
-  compare("n_layer", of.layers, own.layers);
-  compare("n_head", of.heads, own.heads);
-  compare("n_embd", of.width, own.width);
-  compare("n_inner", of.inner_width(), own.inner_width());
-  compare("n_positions", of.positions, own.positions);
-  compare("vocab_size", of.vocabulary, own.vocabulary);
-  if (differences.empty()) return;
   std::string text;
-  for (const std::string& line : differences) text += (text.empty() ? "" : ", ") + line;
+  for (const ModelDifference& difference : model_differences(saved, present)) {
+    if (is_adjustable(difference.key) || is_of_the_beginning(difference.key)) continue;
+    text += fmt::format("{}{} is {} there, {} here", text.empty() ? "" : ", ", difference.key, difference.was,
+                        difference.is);
+  }
+  if (text.empty()) return;
   throw CheckpointError(
       fmt::format("{} is of another model than --model gives: {}; give its own --model, or start a run of "
                   "this one without the checkpoint",

@@ -9,9 +9,9 @@
 
 namespace tranche::tools {
 
-BatchFeeder::BatchFeeder(Engine& engine, const models::GptConfig& model, const data::BatchShape& shape,
+BatchFeeder::BatchFeeder(Engine& engine, std::int64_t vocabulary, const data::BatchShape& shape,
                          std::int64_t sequence)
-    : engine_(engine), shape_(shape), vocabulary_(model.vocabulary), sequence_(sequence) {
+    : engine_(engine), shape_(shape), vocabulary_(vocabulary), sequence_(sequence) {
   const std::int64_t bytes = checked_multiply(checked_multiply(shape.micro_batch, sequence), 4);
   MemoryResource& memory = engine.runtime().memory(Tier::device);
   device_tokens_ = Buffer(memory, bytes, Category::other, "tokens of a micro-batch");
@@ -55,7 +55,7 @@ models::TokenBatch BatchFeeder::fill(const data::Windows& windows, const std::ve
   return {tokens, targets, samples_};
 }
 
-EvaluationResult evaluate_windows(Engine& engine, const models::Gpt& model, BatchFeeder& feeder,
+EvaluationResult evaluate_windows(Engine& engine, const models::LanguageModel& model, BatchFeeder& feeder,
                                   const data::Windows& windows, const std::vector<std::int64_t>& numbers,
                                   const EvaluationProgress& progress) {
   const std::int64_t ranks = feeder.shape().ranks, rank = engine.runtime().rank();
@@ -77,8 +77,8 @@ EvaluationResult evaluate_windows(Engine& engine, const models::Gpt& model, Batc
   return engine.end_evaluation();
 }
 
-std::string sample_text(Engine& engine, const models::Gpt& model, std::string_view prompt, std::int64_t count,
-                        std::int64_t context, double temperature, std::uint64_t seed) {
+std::string sample_text(Engine& engine, const models::LanguageModel& model, std::string_view prompt,
+                        std::int64_t count, std::int64_t context, double temperature, std::uint64_t seed) {
   std::vector<std::int32_t> tokens;
   for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
   std::string text;

@@ -6,15 +6,14 @@
 #include "tranche/data/sampler.h"
 #include "tranche/device/memory.h"
 #include "tranche/engine/engine.h"
-#include "tranche/models/gpt.h"
+#include "tranche/models/language_model.h"
 
 namespace tranche::tools {
 
 /// Device memory for the micro-batches of a run, and its filling.
 class BatchFeeder {
  public:
-  BatchFeeder(Engine& engine, const models::GptConfig& model, const data::BatchShape& shape,
-              std::int64_t sequence);
+  BatchFeeder(Engine& engine, std::int64_t vocabulary, const data::BatchShape& shape, std::int64_t sequence);
   /// Reads windows (sampler.h) into device memory; `samples` are their global numbers. Valid until the next
   /// call.
   models::TokenBatch fill(const data::Windows& windows, const std::vector<std::int64_t>& numbers,
@@ -41,14 +40,14 @@ using EvaluationProgress = std::function<void(std::int64_t done, std::int64_t wi
 
 /// Collective. Mean loss in nats a token over the windows `numbers`, spread over the ranks; the sum's order
 /// depends on the number of ranks only.
-EvaluationResult evaluate_windows(Engine& engine, const models::Gpt& model, BatchFeeder& feeder,
+EvaluationResult evaluate_windows(Engine& engine, const models::LanguageModel& model, BatchFeeder& feeder,
                                   const data::Windows& windows, const std::vector<std::int64_t>& numbers,
                                   const EvaluationProgress& progress = {});
 
 /// Collective. Continues `prompt` by `count` bytes drawn from the model at a temperature, the draws keyed by
 /// seed: every rank returns the same. The model sees the last `context` bytes: as many as it was trained on,
 /// since positions beyond have no trained embedding.
-std::string sample_text(Engine& engine, const models::Gpt& model, std::string_view prompt, std::int64_t count,
-                        std::int64_t context, double temperature, std::uint64_t seed);
+std::string sample_text(Engine& engine, const models::LanguageModel& model, std::string_view prompt,
+                        std::int64_t count, std::int64_t context, double temperature, std::uint64_t seed);
 
 }  // namespace tranche::tools

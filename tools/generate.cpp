@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "checkpoint/reader.h"
@@ -14,7 +15,6 @@
 #include "tools/token_sampler.h"
 #include "tranche/core/error.h"
 #include "tranche/data/tokenizer.h"
-#include "tranche/models/gpt.h"
 
 namespace tranche::tools {
 
@@ -35,10 +35,10 @@ void open_encoding(const GenerateOptions& options, Source& source) {
   if (folder.empty() && source.hugging_face && data::has_tokenizer(options.from)) folder = options.from;
   if (folder.empty() || options.prompt_tokens) return;
   source.encoding = data::load_tokenizer(folder);
-  if (source.encoding->vocabulary() > source.identity.model.vocabulary) {
+  if (source.encoding->vocabulary() > source.identity.model->shape().vocabulary) {
     throw ConfigurationError(
         fmt::format("{} has {} tokens, the model of {} only {}: they do not belong together", folder,
-                    source.encoding->vocabulary(), options.from, source.identity.model.vocabulary));
+                    source.encoding->vocabulary(), options.from, source.identity.model->shape().vocabulary));
   }
 }
 
@@ -51,18 +51,16 @@ Source open_source(const GenerateOptions& options) {
     folder = is_hugging_face(files, options.from);
   });
   if (folder) {
-    source.hugging_face = std::make_unique<HuggingFaceModel>(files, options.from, options.model);
-    source.identity.model = source.hugging_face->config();
-    source.identity.sequence = source.identity.model.positions;
-    const std::int64_t vocabulary = source.identity.model.vocabulary;
-    if (vocabulary != 256) source.identity.tokenizer = {Tokenizer::Kind::tokens, vocabulary};
+    source.hugging_face =
+        std::make_unique<HuggingFaceModel>(files, options.from, options.model, options.models);
+    source.identity = identity_of(source.hugging_face->model());
     return source;
   }
   source.checkpoint = find_checkpoint(files, options.from, source.notes);
   const checkpoint::LocalStorage local;
   const checkpoint::Reader reader(local, source.checkpoint);
-  source.identity = identity_of(reader.manifest(), source.checkpoint, options.model);
-  require_tensors(source.identity.model,
+  source.identity = identity_of(reader.manifest(), source.checkpoint, options.model, options.models);
+  require_tensors(*source.identity.model,
                   options.model.empty() ? "its own 'user'" : "--model " + options.model, reader);
   return source;
 }
@@ -85,28 +83,37 @@ std::vector<std::int32_t> prompt_of(const GenerateOptions& options, const Source
     for (const char c : *options.prompt) tokens.push_back(static_cast<unsigned char>(c));
   }
   for (const std::int32_t token : tokens) {
-    if (token >= identity.model.vocabulary) {
+    if (token >= identity.model->shape().vocabulary) {
       throw ConfigurationError(fmt::format("token {} of the prompt is not below the model's vocabulary of {}",
-                                           token, identity.model.vocabulary));
+                                           token, identity.model->shape().vocabulary));
     }
   }
   return tokens;
 }
 
-/// Weights only: nothing but one vector is trainable, so that there are no gradients and no optimizer state.
-Config config_of(const GenerateOptions& options, int ranks) {
-  std::vector<std::string> overrides{
-      fmt::format("zero_optimization.stage={}", options.stage),
-      fmt::format("bf16.enabled={}", options.dtype == "bf16"),
-      fmt::format("fp16.enabled={}", options.dtype == "fp16"),
-      R"(tranche.frozen=["transformer.h.*", "transformer.w*", "transformer.ln_f.weight"])"};
+/// Weights only: nothing but the smallest tensor is trainable, so that there are next to no gradients and no
+/// optimizer state.
+Config config_of(const GenerateOptions& options, const ModelSpec& spec, int ranks) {
+  std::vector<const TensorSpec*> tensors;
+  for (const UnitSpec& unit : spec.units()) {
+    for (const TensorSpec& tensor : unit.tensors) tensors.push_back(&tensor);
+  }
+  tensors.erase(std::min_element(tensors.begin(), tensors.end(), [](const auto* a, const auto* b) {
+    return a->shape.elements() < b->shape.elements();
+  }));
+  nlohmann::json frozen = nlohmann::json::array();
+  for (const TensorSpec* tensor : tensors) frozen.push_back(tensor->name);
+  std::vector<std::string> overrides{fmt::format("zero_optimization.stage={}", options.stage),
+                                     fmt::format("bf16.enabled={}", options.dtype == "bf16"),
+                                     fmt::format("fp16.enabled={}", options.dtype == "fp16"),
+                                     "tranche.frozen=" + frozen.dump()};
   if (options.threads) overrides.push_back(fmt::format("tranche.threads={}", *options.threads));
   return parse_config("{}", ranks, overrides);
 }
 
 /// The model, its weights zero until they are read: drawing initial ones would take longer than reading.
 ModelSpec spec_of(const RunIdentity& identity) {
-  const ModelSpec drawn = models::Gpt::spec(identity.model, identity.sequence);
+  const ModelSpec drawn = identity.model->spec(identity.sequence);
   ModelSpec spec;
   spec.tokens_per_sample = drawn.tokens_per_sample;
   spec.flops_per_token = drawn.flops_per_token;
@@ -164,8 +171,8 @@ class Writer {
 };
 
 /// Collective.
-void generate(Engine& engine, const models::Gpt& model, const GenerateOptions& options, const Source& source,
-              std::vector<std::int32_t> tokens, Writer* writer) {
+void generate(Engine& engine, const models::LanguageModel& model, const GenerateOptions& options,
+              const Source& source, std::vector<std::int32_t> tokens, Writer* writer) {
   // Only tokens that can be written are drawn: a model's vocabulary may be padded.
   std::size_t writable = SIZE_MAX;
   if (!options.prompt_tokens)
@@ -193,20 +200,21 @@ int run_generate(const Options& all_options, const Output& output) {
   Launch launch(output.errors, all_options.flags);
   Source source;
   std::vector<std::int32_t> prompt;
+  ModelSpec spec;
   Config config;
   const int status = launch.agree([&] {
     source = open_source(options);
     open_encoding(options, source);
     prompt = prompt_of(options, source);
-    config = config_of(options, launch.size());
+    spec = spec_of(source.identity);
+    config = config_of(options, spec, launch.size());
   });
   if (status != 0) return status;
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<Engine> engine;
   try {
     runtime = std::make_unique<Runtime>(Runtime::from_environment(RuntimeOptions::from(config)));
-    const models::Gpt model(source.identity.model);
-    engine = std::make_unique<Engine>(*runtime, spec_of(source.identity), config);
+    engine = std::make_unique<Engine>(*runtime, spec, config);
     if (source.hugging_face) {
       fill(*engine, *source.hugging_face);
     } else {
@@ -219,7 +227,7 @@ int run_generate(const Options& all_options, const Output& output) {
     for (const std::string& note : source.notes) {
       if (speaks) output.errors << "note: " << note << "\n";
     }
-    generate(*engine, model, options, source, std::move(prompt), speaks ? &writer : nullptr);
+    generate(*engine, *source.identity.model, options, source, std::move(prompt), speaks ? &writer : nullptr);
   } catch (...) {
     // Before anything is unwound: an Engine waits for its collectives, and peers have to know first.
     return launch.fail(std::current_exception(), 2, {}, runtime.get());

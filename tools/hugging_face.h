@@ -1,13 +1,14 @@
 #pragma once
-/// A folder of Hugging Face's GPT2LMHeadModel as a GPT of ours. Names and layouts are the same (Conv1D
-/// stores [in, out], as our linear layers do), so weights are taken as they are.
+/// A folder of Hugging Face's as a model of ours. Layouts are the same, so weights are taken as they are;
+/// names are LanguageModel::tensor_of()'s.
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 
 #include "checkpoint/safetensors.h"
-#include "tranche/models/gpt_config.h"
+#include "tranche/models/model_registry.h"
 
 namespace tranche::tools {
 
@@ -17,13 +18,13 @@ bool is_hugging_face(detail::FileSystem& files, const std::string& path);
 class HuggingFaceModel {
  public:
   /// Opens and checks all but the values. `model` (a preset or a config.json) replaces the folder's
-  /// config.json. Names may have the prefix "transformer." or not; lm_head.weight may be there, when it is
-  /// equal to the token embedding; the buffers attn.bias and attn.masked_bias (masks) are left alone. Throws
-  /// CheckpointError naming both sides for tensors that are missing, too many or of other shapes or dtypes;
-  /// ConfigurationError for a config.json that is no GPT-2's or is missing.
-  HuggingFaceModel(detail::FileSystem& files, std::string path, const std::string& model);
+  /// config.json; `models` reads either. A second name of a tensor (lm_head.weight of a tied head) may be
+  /// there, with equal values. Throws CheckpointError naming both sides for tensors that are missing, too
+  /// many or of other shapes or dtypes; ConfigurationError for a config.json of another architecture or none.
+  HuggingFaceModel(detail::FileSystem& files, std::string path, const std::string& model,
+                   const models::ModelRegistry& models);
 
-  const models::GptConfig& config() const noexcept { return config_; }
+  const std::shared_ptr<const models::LanguageModel>& model() const noexcept { return model_; }
   const std::string& path() const noexcept { return path_; }
   /// Dtype of its weights, "F32"; of the first tensor where they are mixed.
   const std::string& dtype() const noexcept { return folder_.tensors().front().dtype; }
@@ -31,11 +32,11 @@ class HuggingFaceModel {
   void read(const std::string& tensor, detail::ElementRange elements, DataType dtype, void* memory) const;
 
  private:
-  void require_tied(const checkpoint::SafeTensor& head) const;
+  void require_equal(const checkpoint::SafeTensor& alias, const checkpoint::SafeTensor& tensor) const;
 
   std::string path_;
   checkpoint::SafetensorsFolder folder_;
-  models::GptConfig config_;
+  std::shared_ptr<const models::LanguageModel> model_;
   std::unordered_map<std::string, const checkpoint::SafeTensor*> tensors_;  ///< by our names
 };
 

@@ -119,7 +119,7 @@ planner::PlanRequest plan_request(const Options& options) {
   request.rank = static_cast<int>(options.rank);
   request.ranks_per_node = static_cast<int>(std::min(options.ranks_per_node, options.ranks));
   request.verbose = options.verbose;
-  request.model = planner::load_plan_model(options.model);
+  request.model = planner::load_plan_model(options.model, options.models);
   request.config = read_config(options, request.ranks);
   // Schedules may want to know where the run ends; a plan does not depend on it.
   if (request.config.total_steps_hint == 0) request.config.total_steps_hint = 100;
@@ -130,9 +130,9 @@ planner::PlanRequest plan_request(const Options& options) {
   if (host_limit > 0 || (!options.host_memory && options.machine.empty())) {
     request.host_memory = planner::host_memory_of(host_limit, ranks_of_a_node(request), options.system_root);
   }
-  if (request.model.gpt) {
-    request.sequence = options.sequence.value_or(request.model.gpt->positions);
-    request.model.gpt->require_sequence(request.sequence);
+  if (request.model.language) {
+    request.sequence = options.sequence.value_or(request.model.language->shape().positions);
+    request.model.language->require_sequence(request.sequence);
   } else if (options.sequence) {
     throw ConfigurationError(fmt::format(
         "--sequence: {} is a list of units, which has no sequences; write tokens_per_sample in it",

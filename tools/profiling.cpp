@@ -11,7 +11,7 @@ MemoryFigures predict(const Run& run) {
   const Communicator& ranks = run.runtime->all();
   planner::PlanRequest request;
   request.model.name = run.options.model;
-  request.model.gpt = run.settings.model;
+  request.model.language = run.settings.model;
   request.config = run.settings.config;
   request.sequence = run.settings.sequence;
   request.ranks = ranks.size();

@@ -16,10 +16,11 @@
 
 namespace tranche::tools {
 
-int run_program(const std::vector<std::string>& arguments, const Output& output) {
+int run_program(const std::vector<std::string>& arguments, const Output& output,
+                const models::ModelRegistry& models) {
   Options options;
   try {
-    options = parse_arguments(arguments);
+    options = parse_arguments(arguments, models);
     if (options.command == Command::info) {
       constexpr int most_ranks = 65536;  // a line each
       if (options.ranks > most_ranks) {

@@ -6,7 +6,9 @@
 
 namespace tranche::tools {
 
-/// The program: arguments (without its name) in, exit status out (ExitStatus of core/error.h).
-int run_program(const std::vector<std::string>& arguments, const Output& output);
+/// The program: arguments (without its name) in, exit status out (ExitStatus of core/error.h). `models` are
+/// those that it trains.
+int run_program(const std::vector<std::string>& arguments, const Output& output,
+                const models::ModelRegistry& models = models::ModelRegistry::with_builtin());
 
 }  // namespace tranche::tools

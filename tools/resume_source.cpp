@@ -42,8 +42,8 @@ void open_at(detail::FileSystem& files, const std::string& path, ResumeSource& r
 
 }  // namespace
 
-void hold_against(const RunIdentity& present, const std::string& user, const std::string& folder,
-                  ResumeSource& resume_source) {
+void hold_against(const RunIdentity& present, const models::ModelRegistry& models, const std::string& user,
+                  const std::string& folder, ResumeSource& resume_source) {
   resume_source.folder = folder;
   resume_source.changes.clear();
   if (!RunIdentity::wrote(user)) {
@@ -52,7 +52,7 @@ void hold_against(const RunIdentity& present, const std::string& user, const std
         resume_source.folder));
     return;
   }
-  const RunIdentity saved = RunIdentity::from_json(user, resume_source.folder);
+  const RunIdentity saved = RunIdentity::from_json(user, resume_source.folder, models);
   require_same_model(saved, present, resume_source.folder);
   if (!resume_source.weights_only) {
     require_same_tokenizer(saved, present, resume_source.folder);
@@ -97,7 +97,7 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
   }
   if (path.empty()) return resume_source;
   open_at(files, path, resume_source, user);
-  hold_against(present, user, resume_source.folder, resume_source);
+  hold_against(present, options.models, user, resume_source.folder, resume_source);
   return resume_source;
 }
 

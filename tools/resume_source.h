@@ -33,7 +33,7 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
 
 /// Holds the user's JSON of another checkpoint against the run, instead of the one that find_resume_source()
 /// found, which turned out to be damaged: fills in folder and changes. Throws as find_resume_source() does.
-void hold_against(const RunIdentity& present, const std::string& user, const std::string& folder,
-                  ResumeSource& resume_source);
+void hold_against(const RunIdentity& present, const models::ModelRegistry& models, const std::string& user,
+                  const std::string& folder, ResumeSource& resume_source);
 
 }  // namespace tranche::tools

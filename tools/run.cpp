@@ -35,7 +35,7 @@ void require_same(Launch& launch, const Settings& settings, const Data& data) {
     }
   };
   require_keys("the configuration's", settings.config.to_json());
-  require_keys("the model's", settings.model.to_json());
+  require_keys("the model's", settings.model->to_json());
   const auto require_file = [&](const data::Windows& windows, std::string_view part) {
     const data::TokenFile& file = *windows.range().file;
     const auto require = [&](std::string_view what, std::string value) {
@@ -159,10 +159,9 @@ void Run::start() {
       .wait();
   if (!options.memory_profile.empty()) profile = std::make_unique<MemoryProfile>(*runtime);
   withhold_memory(0);
-  model = std::make_unique<models::Gpt>(settings.model);
-  engine = std::make_unique<Engine>(*runtime, models::Gpt::spec(settings.model, settings.sequence),
-                                    settings.config);
-  feeder = std::make_unique<BatchFeeder>(*engine, settings.model, settings.batch, settings.sequence);
+  engine = std::make_unique<Engine>(*runtime, settings.model->spec(settings.sequence), settings.config);
+  feeder = std::make_unique<BatchFeeder>(*engine, settings.model->shape().vocabulary, settings.batch,
+                                         settings.sequence);
   if (is_root()) show_start();
   if (begins_from_checkpoint) load_resume_source();
 }
@@ -180,9 +179,9 @@ void Run::show_start() {
             fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",
                         options.data, data::name_of(data.training_file->format()), data.training->count(),
                         settings.sequence, data.validation->count(), data.evaluation.size()));
-  if (data.text() && settings.model.vocabulary != 256) {
+  if (data.text() && settings.model->shape().vocabulary != 256) {
     print_row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,
-                                  settings.model.vocabulary));
+                                  settings.model->shape().vocabulary));
   }
   const std::string cores = note_on_cores(placement);
   if (!cores.empty() && options.device == "cpu") print_row("note", cores);
@@ -198,7 +197,8 @@ void Run::load_resume_source() {
   const kernels::Digest weights = engine->weights_digest(), state = engine->state_digest();
   if (!is_root()) return;
   if (loaded.folder != resume_source.folder)
-    hold_against(identity_of(options, settings, data), loaded.user, loaded.folder, resume_source);
+    hold_against(identity_of(options, settings, data), options.models, loaded.user, loaded.folder,
+                 resume_source);
   std::vector<std::string> changes = resume_source.changes;
   if (!resume_source.weights_only) {
     const auto more = configuration_changes(loaded.config, engine->config().to_json());
@@ -237,7 +237,7 @@ EvaluationResult Run::validate(std::int64_t step, Progress& progress) {
     if (is_root()) progress.validating(done, windows, clock.seconds());
   };
   const EvaluationResult result =
-      evaluate_windows(*engine, *model, *feeder, *data.validation, data.evaluation, show);
+      evaluate_windows(*engine, *settings.model, *feeder, *data.validation, data.evaluation, show);
   if (is_root()) report.add_validation(step, result);
   return result;
 }
@@ -256,7 +256,7 @@ std::string Run::advice_on(const std::exception_ptr& error, int ranks_per_node) 
     if (!refusal.of_budget() || options.command != Command::train) return {};
     planner::PlanRequest request;
     request.model.name = options.model;
-    request.model.gpt = settings.model;
+    request.model.language = settings.model;
     request.config = settings.config;
     request.sequence = settings.sequence;
     request.ranks = launch.size();

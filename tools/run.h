@@ -16,7 +16,6 @@
 #include "tools/resume_source.h"
 #include "tools/settings.h"
 #include "tranche/engine/engine.h"
-#include "tranche/models/gpt.h"
 #include "tranche/report/memory_profile.h"
 
 namespace tranche::tools {
@@ -40,8 +39,7 @@ struct Run {
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<MemoryProfile> profile;  ///< with --memory-profile
   Buffer withheld_memory;                  ///< held by --debug-out-of-memory
-  std::unique_ptr<models::Gpt> model;
-  double peak_flops = 0;  ///< of all ranks together
+  double peak_flops = 0;                   ///< of all ranks together
   std::unique_ptr<Engine> engine;
   std::unique_ptr<BatchFeeder> feeder;
   Report report;

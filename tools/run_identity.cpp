@@ -36,7 +36,7 @@ std::string describe(const Tokenizer& tokenizer) {
 
 std::string RunIdentity::to_json() const {
   Json json{{"program", program_name},
-            {"model", Json::parse(model.to_json())},
+            {"model", Json::parse(model->to_json())},
             {"sequence", sequence},
             {"tokenizer", tokenizer_json(tokenizer)},
             {"data", data}};
@@ -53,7 +53,8 @@ bool RunIdentity::wrote(std::string_view text) {
   return json.contains("program") && json["program"] == program_name;
 }
 
-RunIdentity RunIdentity::from_json(std::string_view text, std::string_view origin) {
+RunIdentity RunIdentity::from_json(std::string_view text, std::string_view origin,
+                                   const models::ModelRegistry& models) {
   const JsonNode root = JsonNode::read<CheckpointError>(text, origin, "user");
   if (!wrote(text)) {
     throw CheckpointError(fmt::format(
@@ -62,11 +63,11 @@ RunIdentity RunIdentity::from_json(std::string_view text, std::string_view origi
   RunIdentity identity;
   const std::string model = root["model"].object();
   try {
-    identity.model = models::GptConfig::from_json(model, fmt::format("{}: user.model", origin));
+    identity.model = models.from_json(model, fmt::format("{}: user.model", origin));
   } catch (const ConfigurationError& problem) {
     throw CheckpointError(problem.message());
   }
-  identity.sequence = root["sequence"].integer(1, identity.model.positions);
+  identity.sequence = root["sequence"].integer(1, identity.model->shape().positions);
   identity.tokenizer = tokenizer_from(root["tokenizer"]);
   identity.data = root["data"].text();
   if (root["windows"]) {

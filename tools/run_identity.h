@@ -3,10 +3,11 @@
 /// without its flags, and to refuse to go on with another model or other tokens.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
-#include "tranche/models/gpt_config.h"
+#include "tranche/models/model_registry.h"
 
 namespace tranche::tools {
 
@@ -21,13 +22,13 @@ struct Tokenizer {
 std::string describe(const Tokenizer& tokenizer);
 
 /// A checkpoint's user JSON (SaveOptions::user):
-///     {"program": "tranche", "model": {config.json of the GPT}, "sequence": 256,
+///     {"program": "tranche", "model": {config.json of the model}, "sequence": 256,
 ///      "tokenizer": {"kind": "bytes"} or {"kind": "tokens", "vocabulary": 50257}, "data": "a/path",
 ///      "windows": {"training": 1000, "held_out": 50}, "digests": {"data": "0123456789abcdef"}}
 /// "windows" and "digests" may be missing; "digests" has "validation_data" too where that is a file of its
 /// own.
 struct RunIdentity {
-  models::GptConfig model;
+  std::shared_ptr<const models::LanguageModel> model;
   std::int64_t sequence = 0;  ///< tokens of the training sequences
   Tokenizer tokenizer;
   std::string data;  ///< as it was given; empty: none (an imported model)
@@ -37,13 +38,15 @@ struct RunIdentity {
   std::string data_digest{}, validation_digest{};
 
   std::string to_json() const;
-  /// Strict but for keys that it does not know. Throws CheckpointError naming `origin` (the checkpoint) and
-  /// the key: text that another program wrote, a missing key, a wrong type, a model that cannot be.
-  static RunIdentity from_json(std::string_view text, std::string_view origin);
+  /// Strict but for keys that it does not know; `models` reads the model. Throws CheckpointError naming
+  /// `origin` (the checkpoint) and the key: text that another program wrote, a missing key, a wrong type, a
+  /// model that cannot be.
+  static RunIdentity from_json(std::string_view text, std::string_view origin,
+                               const models::ModelRegistry& models);
   /// True when the text says that this program wrote it; what from_json() then makes of it is another matter.
   static bool wrote(std::string_view text);
 
-  friend bool operator==(const RunIdentity&, const RunIdentity&) = default;
+  friend bool operator==(const RunIdentity& a, const RunIdentity& b) { return a.to_json() == b.to_json(); }
 };
 
 }  // namespace tranche::tools

@@ -232,12 +232,12 @@ void ScaleStudy::plan_points() {
   const auto plan = [&](int ranks, int stage, const std::string& mesh) {
     planner::PlanRequest request;
     request.model.name = options_.model;
-    request.model.gpt = models::GptConfig::resolve(options_.model);
+    request.model.language = options_.models.resolve(options_.model);
     const Options options = at(ranks, stage, mesh);
     request.config = read_config(options, ranks);
     if (request.config.total_steps_hint == 0) request.config.total_steps_hint = *options.steps;
-    request.sequence = options.sequence.value_or(request.model.gpt->positions);
-    request.model.gpt->require_sequence(request.sequence);
+    request.sequence = options.sequence.value_or(request.model.language->shape().positions);
+    request.model.language->require_sequence(request.sequence);
     request.ranks = ranks;
     const std::string& hostfile = options_.scale.hostfile;
     const std::optional<int> per_node = tools::ranks_per_node(

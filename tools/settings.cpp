@@ -11,7 +11,6 @@
 #include "core/text_file.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
-#include "tranche/models/gpt.h"
 
 namespace tranche::tools {
 
@@ -153,9 +152,9 @@ Settings resolve_settings(const Options& options, int ranks) {
   Settings settings;
   settings.config = read_config(options, ranks);
   Config& config = settings.config;
-  settings.model = models::GptConfig::resolve(options.model);
-  settings.sequence = options.sequence.value_or(settings.model.positions);
-  settings.model.require_sequence(settings.sequence);
+  settings.model = options.models.resolve(options.model);
+  settings.sequence = options.sequence.value_or(settings.model->shape().positions);
+  settings.model->require_sequence(settings.sequence);
   settings.steps = options.steps.value_or(config.total_steps_hint > 0 ? config.total_steps_hint : 100);
   if (config.total_steps_hint == 0) config.total_steps_hint = settings.steps;
   (void)make_schedule(config);
@@ -182,25 +181,26 @@ Data open_data(const Options& options, const Settings& settings) {
     data.validation_range = {&file, file.size() - held_out, held_out};
   }
   const auto look_through = [&](const data::TokenFile& each) {
-    each.require_within(settings.model.vocabulary, (std::int64_t{1} << 30) / each.width());
+    each.require_within(settings.model->shape().vocabulary, (std::int64_t{1} << 30) / each.width());
   };
   look_through(file);
   if (data.validation_file) look_through(*data.validation_file);
   data.training = std::make_unique<data::Windows>(data.training_range, settings.sequence, "training");
   data.validation = std::make_unique<data::Windows>(data.validation_range, settings.sequence, "validation");
   data.evaluation = data::evaluation_windows(data.validation->count(), held_out_windows(options, settings));
-  if ((options.ngrams || options.sample_bytes > 0) && (!data.text() || settings.model.vocabulary < 256)) {
+  if ((options.ngrams || options.sample_bytes > 0) &&
+      (!data.text() || settings.model->shape().vocabulary < 256)) {
     throw ConfigurationError(
         fmt::format("--ngrams and --sample-bytes are for text, of which every byte is a token; '{}' is read "
                     "as {}, and the model's vocabulary is {}",
-                    options.data, data::name_of(file.format()), settings.model.vocabulary));
+                    options.data, data::name_of(file.format()), settings.model->shape().vocabulary));
   }
   return data;
 }
 
 RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data) {
   Tokenizer tokenizer;
-  if (!data.text()) tokenizer = {Tokenizer::Kind::tokens, settings.model.vocabulary};
+  if (!data.text()) tokenizer = {Tokenizer::Kind::tokens, settings.model->shape().vocabulary};
   return {settings.model,
           settings.sequence,
           tokenizer,

@@ -10,7 +10,7 @@
 #include "tools/run_identity.h"
 #include "tranche/data/sampler.h"
 #include "tranche/engine/config.h"
-#include "tranche/models/gpt_config.h"
+#include "tranche/models/language_model.h"
 
 namespace tranche::tools {
 
@@ -31,7 +31,7 @@ Config read_config(const Options& options, int ranks);
 
 struct Settings {
   Config config;
-  models::GptConfig model;
+  std::shared_ptr<const models::LanguageModel> model;
   std::int64_t sequence = 0;
   std::int64_t steps = 0;
   data::BatchShape batch;

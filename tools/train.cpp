@@ -122,7 +122,7 @@ class Training {
     options.minimum_steps = run.options.min_steps;
     options.log_every =
         run.options.log_every > 0 ? run.options.log_every : run.settings.config.steps_per_print;
-    options.flops_per_token = run.settings.model.flops_per_token(run.settings.sequence);
+    options.flops_per_token = run.settings.model->flops_per_token(run.settings.sequence);
     options.peak_flops = run.peak_flops;
     options.terminal = run.output.terminal;
     return options;
@@ -144,7 +144,8 @@ class Training {
         windows.push_back(
             data::window_of_sample(sample, run_.data.training->count(), run_.settings.config.seed));
       }
-      run_.model->forward_backward(*run_.engine, run_.feeder->fill(*run_.data.training, windows, samples));
+      run_.settings.model->forward_backward(*run_.engine,
+                                            run_.feeder->fill(*run_.data.training, windows, samples));
     }
     // Before the ranks agree on the step, so that all of them end with this one.
     if (signals_ != nullptr && signals_->poll() != 0) {
@@ -265,7 +266,7 @@ class Training {
     if (run_.profile) run_.profile->end();  // the rest is not the training's
     std::string sample;
     if (run_.options.sample_bytes > 0) {
-      sample = sample_text(*run_.engine, *run_.model, "\n\n", run_.options.sample_bytes,
+      sample = sample_text(*run_.engine, *run_.settings.model, "\n\n", run_.options.sample_bytes,
                            run_.settings.sequence, sample_temperature, run_.settings.config.seed);
     }
     if (run_.is_root()) conclude(held_out, weights, state, memory, sample, seconds);

@@ -79,8 +79,9 @@ void read_manifest(std::string_view input) {
   Reader reader({files, *io, memory}, "ck");
   read_values(reader);
   if (manifest.bytes() <= most_verified_bytes) (void)reader.verify();
-  const tools::RunIdentity identity = tools::identity_of(manifest, "ck", "");
-  tools::require_tensors(identity.model, "its own 'user'", reader);
+  const tools::RunIdentity identity =
+      tools::identity_of(manifest, "ck", "", models::ModelRegistry::with_builtin());
+  tools::require_tensors(*identity.model, "its own 'user'", reader);
 }
 
 std::vector<std::string> manifest_seeds() {

@@ -7,6 +7,7 @@
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/memory_files.h"
 #include "tools/hugging_face.h"
+#include "tranche/models/gpt_config.h"
 
 namespace tranche::fuzz {
 
@@ -106,7 +107,7 @@ void read_hugging_face(std::string_view input) {
   files.add("hf/config.json", parts[0]);
   files.add("hf/model.safetensors",
             {static_cast<std::int64_t>(file.size()) + claimed(parts[1]), {{0, file}}});
-  const tools::HuggingFaceModel model(files, "hf", "");
+  const tools::HuggingFaceModel model(files, "hf", "", models::ModelRegistry::with_builtin());
   (void)model.dtype();
   std::vector<float> values(most_elements_read);
   for (const char* name :

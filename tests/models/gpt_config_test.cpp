@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 
 #include "tranche/core/error.h"
@@ -189,22 +187,10 @@ TEST(GptConfig, RefusesImpossibleValuesNamingKeyAndFile) {
 
 TEST(GptConfig, RefusesSequencesThatTheModelDoesNotAllow) {
   const auto config = GptConfig::preset("gpt-nano");
-  EXPECT_NO_THROW(config.require_sequence(64));
-  EXPECT_THAT(refusal([&] { config.require_sequence(65); }),
-              AllOf(HasSubstr("sequence length 65"), HasSubstr("\"n_positions\" 64")));
+  EXPECT_NO_THROW((void)Gpt::spec(config, 64));
+  EXPECT_THAT(refusal([&] { (void)Gpt::spec(config, 65); }),
+              AllOf(HasSubstr("sequence length 65"), HasSubstr("the model has 64 positions")));
   EXPECT_THAT(refusal([&] { (void)Gpt::spec(config, 0); }), HasSubstr("sequence length 0"));
-}
-
-TEST(GptConfig, ResolvesPresetsAndFiles) {
-  EXPECT_EQ(GptConfig::resolve("gpt-mini"), GptConfig::preset("gpt-mini"));
-  EXPECT_THAT(refusal([] { (void)GptConfig::resolve("gpt2-mediun"); }),
-              AllOf(HasSubstr("did you mean \"gpt2-medium\"?"), HasSubstr("gpt2, gpt2-medium, gpt2-large")));
-  EXPECT_THAT(refusal([] { (void)GptConfig::resolve("no/such.json"); }),
-              AllOf(HasSubstr("no/such.json"), HasSubstr("cannot be read")));
-  const auto path = std::filesystem::path(::testing::TempDir()) / "tranche_gpt_config_test.json";
-  std::ofstream(path) << GptConfig::preset("gpt-nano").to_json();
-  EXPECT_EQ(GptConfig::resolve(path.string()), GptConfig::preset("gpt-nano"));
-  std::filesystem::remove(path);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "tools/evaluation.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/random.h"
+#include "tranche/models/gpt.h"
 #include "tranche/planner/planner.h"
 
 namespace tranche::planner {
@@ -41,10 +42,9 @@ Measured measure(const PlanRequest& request) {
     options.threads = 1;
     options.log_level = LogLevel::off;
     Runtime runtime(options, factory);
-    const models::Gpt gpt(*request.model.gpt);
     Engine engine(runtime, request.model.spec(request.sequence), config);
-    const BatchShape shape{config.micro_batch_size, config.accumulation_steps, request.ranks};
-    const BatchFeeder feeder(engine, gpt.config(), shape, request.sequence);
+    const data::BatchShape shape{config.micro_batch_size, config.accumulation_steps, request.ranks};
+    const BatchFeeder feeder(engine, request.model.language->shape().vocabulary, shape, request.sequence);
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.micro_batch * request.sequence), 1);
     const std::vector<std::int64_t> samples(static_cast<std::size_t>(shape.micro_batch), 0);
     const TensorView view{tokens.data(), DataType::int32, {shape.micro_batch, request.sequence}};
@@ -53,13 +53,14 @@ Measured measure(const PlanRequest& request) {
     OffloadTraffic offload;
     for (int step = 0; step < 4; ++step) {
       before = engine.compute_stream().work();
-      for (std::int64_t m = 0; m < shape.accumulation; ++m) gpt.forward_backward(engine, batch);
+      for (std::int64_t m = 0; m < shape.accumulation; ++m)
+        request.model.language->forward_backward(engine, batch);
       offload = engine.step().offload_traffic;
     }
     const WorkCount after = engine.compute_stream().work();
     const std::string traffic = engine.traffic_report();
     engine.begin_evaluation();
-    for (int pass = 0; pass < 4; ++pass) gpt.evaluate(engine, batch);
+    for (int pass = 0; pass < 4; ++pass) request.model.language->evaluate(engine, batch);
     (void)engine.end_evaluation();
     (void)engine.weights_digest();
     (void)engine.state_digest();
@@ -97,7 +98,7 @@ PlanRequest draw(std::uint64_t number) {
   gpt.inner = pick(2) == 0 ? 0 : 11 + pick(30);
   gpt.residual_dropout = pick(2) == 0 ? 0.0f : 0.1f;
   request.model.name = "drawn";
-  request.model.gpt = gpt;
+  request.model.language = std::make_shared<models::Gpt>(gpt);
   request.sequence = 2 + pick(8);
   request.ranks = 1 + pick(8);
   request.rank = pick(static_cast<std::uint32_t>(request.ranks));
@@ -175,7 +176,7 @@ void expect_plan_is_measured(std::uint64_t number) {
   const Measured run = measure(request);
   const std::string line = "draw " + std::to_string(number) + ": rank " + std::to_string(request.rank) +
                            " of " + std::to_string(request.ranks) + ", model " +
-                           request.model.gpt->to_json() + ", config " + plan.config;
+                           request.model.language->to_json() + ", config " + plan.config;
   for (const Tier tier : all_tiers) {
     const TierAccount& planned = plan.tier(tier);
     const TierAccount& measured = run.tiers[static_cast<std::size_t>(tier)];

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/tools/program_fixture.h"
+#include "tranche/models/gpt.h"
 #include "tranche/planner/planner.h"
 
 namespace tranche::planner {
@@ -23,7 +24,7 @@ using tools::test::ProgramResult;
 PlanRequest gpt_on(int ranks) {
   PlanRequest request;
   request.model.name = "gpt-mini";
-  request.model.gpt = models::GptConfig::preset("gpt-mini");
+  request.model.language = std::make_shared<models::Gpt>(models::GptConfig::preset("gpt-mini"));
   request.sequence = 128;
   request.ranks = ranks;
   request.config.workspace_bytes = 8 << 20;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/clock.h"
+#include "tranche/models/gpt.h"
 #include "tranche/planner/planner.h"
 
 namespace tranche::planner {
@@ -100,7 +101,7 @@ TEST(Plan, OfATrillionParametersTakesSecondsAndLittleMemory) {
   for (const int ranks : {1, 1024, 65536}) {
     const detail::Stopwatch clock;
     PlanRequest request;
-    request.model.gpt = gpt;
+    request.model.language = std::make_shared<models::Gpt>(gpt);
     request.ranks = ranks;
     request.rank = ranks - 1;
     request.ranks_per_node = 8;

@@ -9,6 +9,7 @@
 #include "tests/tools/program_fixture.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
+#include "tranche/models/gpt.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/planner/planner.h"
 
@@ -116,7 +117,7 @@ TEST(UnitList, GathersAndReducesAsUnitsAreUsed) {
 PlanRequest small_gpt(int ranks) {
   PlanRequest request;
   request.model.name = "gpt-mini";
-  request.model.gpt = models::GptConfig::preset("gpt-mini");
+  request.model.language = std::make_shared<models::Gpt>(models::GptConfig::preset("gpt-mini"));
   request.sequence = 128;
   request.ranks = ranks;
   request.config.workspace_bytes = 8 << 20;
@@ -173,7 +174,8 @@ TEST(Plan, TheNextUnitIsGatheredAheadWhateverThePrefetchBucket) {
   // 6.7 billion parameters, of which a block is 201 million, above what the key's default would let ahead.
   PlanRequest request;
   request.model.name = "6.7B";
-  request.model.gpt = models::GptConfig{.layers = 32, .heads = 32, .width = 4096, .vocabulary = 32000};
+  request.model.language = std::make_shared<models::Gpt>(
+      models::GptConfig{.layers = 32, .heads = 32, .width = 4096, .vocabulary = 32000});
   request.sequence = 512;
   request.ranks = 16;
   request.config.stage = 3;

@@ -1,6 +1,7 @@
 // Recorded steps and their simulation.
 
 #include "tranche/planner/projection.h"
+#include "tranche/models/gpt.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,8 +32,9 @@ using tools::test::TemporaryFolder;
 PlanRequest request_of(int ranks, int stage, bool overlap) {
   PlanRequest request;
   request.model.name = "gpt-nano";
-  request.model.gpt = models::GptConfig::preset("gpt-nano");
-  request.model.gpt->layers = 4;
+  models::GptConfig gpt = models::GptConfig::preset("gpt-nano");
+  gpt.layers = 4;
+  request.model.language = std::make_shared<models::Gpt>(gpt);
   request.sequence = 16;
   request.ranks = ranks;
   request.config.stage = stage;

@@ -7,6 +7,7 @@
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
+#include "tranche/models/gpt.h"
 
 namespace tranche::tools {
 namespace {
@@ -121,14 +122,15 @@ TEST(ConfigurationChanges, ValuesOfParameterGroups) {
       ElementsAre(HasSubstr(R"(tranche.parameter_groups is [{"betas":[0.5,0.5],"pattern":"h.*"}], was )")));
 }
 
-RunIdentity identity() {
-  return {models::GptConfig::preset("gpt-nano"), 16, {}, "a.txt"};
+RunIdentity identity(models::GptConfig model = models::GptConfig::preset("gpt-nano")) {
+  return {std::make_shared<models::Gpt>(model), 16, {}, "a.txt"};
 }
 
 TEST(IdentityChanges, DropoutSequenceAndData) {
-  RunIdentity now = identity();
-  EXPECT_THAT(identity_changes(identity(), now), IsEmpty());
-  now.model.residual_dropout += 0.25f;
+  EXPECT_THAT(identity_changes(identity(), identity()), IsEmpty());
+  models::GptConfig model = models::GptConfig::preset("gpt-nano");
+  model.residual_dropout += 0.25f;
+  RunIdentity now = identity(model);
   now.sequence = 32;
   now.data = "b.txt";
   EXPECT_THAT(
@@ -152,14 +154,16 @@ TEST(IdentityChanges, OtherBytesInTheSameFiles) {
 }
 
 TEST(RequireSameModel, NamesBothSides) {
-  RunIdentity now = identity();
-  now.model.inner = now.model.inner_width();  // said, but the same
-  now.model.residual_dropout = 0.5f;
-  EXPECT_NO_THROW(require_same_model(identity(), now, "ckpt/step-00000004"));
-  now.model.layers = 3;
-  now.model.vocabulary = 300;
+  models::GptConfig model = models::GptConfig::preset("gpt-nano");
+  model.inner = model.inner_width();  // said, but the same
+  model.residual_dropout = 0.5f;
+  model.initializer_range = 0.5f;
+  EXPECT_NO_THROW(require_same_model(identity(), identity(model), "ckpt/step-00000004"));
+  model.layers = 3;
+  model.vocabulary = 300;
   EXPECT_THAT(
-      message_of<CheckpointError>([&] { require_same_model(identity(), now, "ckpt/step-00000004"); }),
+      message_of<CheckpointError>(
+          [&] { require_same_model(identity(), identity(model), "ckpt/step-00000004"); }),
       AllOf(HasSubstr("ckpt/step-00000004 is of another model"), HasSubstr("n_layer is 2 there, 3 here"),
             HasSubstr("vocab_size is 256 there, 300 here"), HasSubstr("--model")));
 }

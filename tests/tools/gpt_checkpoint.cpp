@@ -23,7 +23,7 @@ models::GptConfig tiny_gpt(std::int64_t vocabulary) {
 
 RunIdentity tiny_identity(std::int64_t vocabulary) {
   RunIdentity identity;
-  identity.model = tiny_gpt(vocabulary);
+  identity.model = std::make_shared<models::Gpt>(tiny_gpt(vocabulary));
   identity.sequence = 16;
   identity.data = "some/text.txt";
   if (vocabulary != 256) identity.tokenizer = {Tokenizer::Kind::tokens, vocabulary};

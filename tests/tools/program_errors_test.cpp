@@ -92,7 +92,7 @@ TEST_F(ProgramErrors, ATokenBeyondTheVocabulary) {
 }
 
 TEST_F(ProgramErrors, SequencesLongerThanTheModelAllows) {
-  refused({"--sequence", "65"}, {"sequence length 65", "n_positions", "64"});
+  refused({"--sequence", "65"}, {"sequence length 65", "the model has 64 positions"});
 }
 
 TEST_F(ProgramErrors, HeadsThatDoNotDivideTheWidth) {

@@ -4,6 +4,7 @@
 
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
+#include "tranche/models/gpt.h"
 
 namespace tranche::tools {
 namespace {
@@ -13,26 +14,31 @@ using testing::HasSubstr;
 
 RunIdentity sample() {
   RunIdentity identity;
-  identity.model = models::GptConfig::preset("gpt-nano");
-  identity.model.inner = 61;
-  identity.model.embedding_dropout = 0.1f;
+  models::GptConfig model = models::GptConfig::preset("gpt-nano");
+  model.inner = 61;
+  model.embedding_dropout = 0.1f;
+  identity.model = std::make_shared<models::Gpt>(model);
   identity.sequence = 48;
   identity.data = "texts/a \"quoted\" name.txt";
   return identity;
 }
 
+RunIdentity read(std::string_view text, std::string_view origin) {
+  return RunIdentity::from_json(text, origin, models::ModelRegistry::with_builtin());
+}
+
 TEST(RunIdentity, ReadsBackWhatItWrote) {
   RunIdentity identity = sample();
-  EXPECT_EQ(RunIdentity::from_json(identity.to_json(), "here"), identity);
+  EXPECT_EQ(read(identity.to_json(), "here"), identity);
   identity.tokenizer = {Tokenizer::Kind::tokens, 50257};
   identity.data = "";
-  EXPECT_EQ(RunIdentity::from_json(identity.to_json(), "here"), identity);
-  EXPECT_NE(RunIdentity::from_json(sample().to_json(), "here"), identity);
+  EXPECT_EQ(read(identity.to_json(), "here"), identity);
+  EXPECT_NE(read(sample().to_json(), "here"), identity);
   identity.data_digest = "0123456789abcdef";
-  EXPECT_EQ(RunIdentity::from_json(identity.to_json(), "here"), identity);
+  EXPECT_EQ(read(identity.to_json(), "here"), identity);
   EXPECT_THAT(identity.to_json(), HasSubstr(R"("digests":{"data":"0123456789abcdef"}})"));
   identity.validation_digest = "fedcba9876543210";
-  EXPECT_EQ(RunIdentity::from_json(identity.to_json(), "here"), identity);
+  EXPECT_EQ(read(identity.to_json(), "here"), identity);
 }
 
 TEST(RunIdentity, IsTheTextThatDocsPromise) {
@@ -45,16 +51,16 @@ TEST(RunIdentity, IsTheTextThatDocsPromise) {
 TEST(RunIdentity, PathsMayHoldAnyBytes) {
   RunIdentity identity = sample();
   identity.data = "\xff.txt";
-  EXPECT_EQ(RunIdentity::from_json(identity.to_json(), "here").data, "\xef\xbf\xbd.txt");
+  EXPECT_EQ(read(identity.to_json(), "here").data, "\xef\xbf\xbd.txt");
 }
 
 TEST(RunIdentity, KnowsItsOwnTexts) {
   EXPECT_TRUE(RunIdentity::wrote(sample().to_json()));
   for (const char* text : {"{}", "[]", "no JSON", R"({"program": "another"})", R"({"program": 1})"}) {
     EXPECT_FALSE(RunIdentity::wrote(text)) << text;
-    EXPECT_NE(message_of<CheckpointError>([&] { RunIdentity::from_json(text, "step-1"); }), "") << text;
+    EXPECT_NE(message_of<CheckpointError>([&] { read(text, "step-1"); }), "") << text;
   }
-  EXPECT_THAT(message_of<CheckpointError>([] { RunIdentity::from_json("{}", "step-1"); }),
+  EXPECT_THAT(message_of<CheckpointError>([] { read("{}", "step-1"); }),
               HasSubstr("step-1: its 'user' does not say which model it is of"));
 }
 
@@ -64,7 +70,7 @@ TEST(RunIdentity, ComplaintsNameCheckpointAndKey) {
     const std::size_t at = text.find(from);
     EXPECT_NE(at, std::string::npos) << from;
     text.replace(at, from.size(), to);
-    return message_of<CheckpointError>([&] { RunIdentity::from_json(text, "step-1"); });
+    return message_of<CheckpointError>([&] { read(text, "step-1"); });
   };
   EXPECT_EQ(refused("\"sequence\":48,", ""), "step-1: user.sequence is missing");
   EXPECT_THAT(refused("\"sequence\":48", "\"sequence\":65"),

@@ -39,17 +39,12 @@ struct GptConfig {
   /// Hugging Face's config.json. `file` is named in errors. Throws ConfigurationError naming key and file for
   /// text that is not JSON, other model types, activations or attention variants, and impossible values.
   static GptConfig from_json(std::string_view text, std::string_view file);
-  static GptConfig load(const std::string& path);
-  /// Takes a preset's name or the path of a config.json, as --model does.
-  static GptConfig resolve(const std::string& preset_or_path);
   /// A config.json that Hugging Face's GPT2LMHeadModel and from_json read back as this.
   std::string to_json() const;
 
   /// Throws ConfigurationError when values are too large or do not fit together; `origin` says where they
   /// come from.
   void validate(std::string_view origin) const;
-  /// Throws ConfigurationError unless 1 <= sequence <= positions.
-  void require_sequence(std::int64_t sequence) const;
 
   /// All parameters, the tied head once.
   std::int64_t parameters() const;

@@ -1,13 +1,14 @@
 #pragma once
-/// Models as a plan takes them: a GPT, whose steps are run, or a list of units of which only sizes are known.
+/// Models as a plan takes them: a language model, whose steps are run, or a list of units of which only sizes
+/// are known.
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "tranche/engine/model_spec.h"
-#include "tranche/models/gpt_config.h"
+#include "tranche/models/model_registry.h"
 
 namespace tranche {
 class Engine;
@@ -21,19 +22,23 @@ inline constexpr std::int64_t most_listed_units = 4096;
 inline constexpr std::int64_t most_listed_uses = 65'536;
 
 struct PlanModel {
-  std::string name;                      ///< as given to --model
-  std::optional<models::GptConfig> gpt;  ///< empty: a list
-  ModelSpec list;                        ///< of a list
+  std::string name;                                       ///< as given to --model
+  std::shared_ptr<const models::LanguageModel> language;  ///< empty: a list
+  ModelSpec list;                                         ///< of a list
 
   /// Nothing is known of the activations of a list.
-  bool covers_activations() const noexcept { return gpt.has_value(); }
-  /// The model that the Engine is made with; `sequence` matters to a GPT.
+  bool covers_activations() const noexcept { return language != nullptr; }
+  /// The model that the Engine is made with; `sequence` matters to a language model.
   ModelSpec spec(std::int64_t sequence) const;
+  /// `sequence`, or where it is 0 the longest that a language model takes.
+  std::int64_t sequence_or_longest(std::int64_t sequence) const;
 };
 
-/// A preset's name, or the path of a GPT-2's config.json or of a list of units (docs/reference/plan-files.md
-/// has its keys; a JSON object with "units" is one). Throws ConfigurationError naming file and key.
-PlanModel load_plan_model(const std::string& preset_or_path);
+/// A preset's name, or the path of a config.json that `models` reads, or of a list of units
+/// (docs/reference/plan-files.md has its keys; a JSON object with "units" is one). Throws ConfigurationError
+/// naming file and key.
+PlanModel load_plan_model(const std::string& preset_or_path,
+                          const models::ModelRegistry& models = models::ModelRegistry::with_builtin());
 /// A list of units from JSON text; `origin` is named in errors.
 PlanModel parse_unit_list(std::string_view json_text, const std::string& origin);
 

@@ -1,0 +1,83 @@
+// The registry of language models.
+#include "tranche/models/model_registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tranche/core/error.h"
+#include "tranche/models/gpt.h"
+
+namespace tranche::models {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+template <typename Problem = ConfigurationError, typename Call>
+std::string refused(const Call& call) {
+  try {
+    call();
+  } catch (const Problem& error) {
+    return error.message();
+  }
+  return "not refused";
+}
+
+const GptConfig& gpt_of(const std::shared_ptr<const LanguageModel>& model) {
+  return dynamic_cast<const Gpt&>(*model).config();
+}
+
+TEST(ModelRegistry, ResolvesPresetsAndFiles) {
+  const ModelRegistry models = ModelRegistry::with_builtin();
+  EXPECT_EQ(gpt_of(models.resolve("gpt-mini")), GptConfig::preset("gpt-mini"));
+  EXPECT_THAT(refused([&] { (void)models.resolve("gpt2-mediun"); }),
+              AllOf(HasSubstr("did you mean \"gpt2-medium\"?"), HasSubstr("gpt2, gpt2-medium, gpt2-large"),
+                    HasSubstr("or give the path of a config.json")));
+  EXPECT_THAT(refused([&] { (void)models.resolve("no/such.json"); }),
+              AllOf(HasSubstr("no/such.json"), HasSubstr("cannot be read")));
+  const auto path = std::filesystem::path(::testing::TempDir()) / "tranche_model_registry_test.json";
+  std::ofstream(path) << GptConfig::preset("gpt-nano").to_json();
+  EXPECT_EQ(gpt_of(models.resolve(path.string())), GptConfig::preset("gpt-nano"));
+  std::filesystem::remove(path);
+}
+
+TEST(ModelRegistry, GoesByArchitectureThenByModelType) {
+  const ModelRegistry models = ModelRegistry::with_builtin();
+  const auto read = [&](const char* text) { return models.from_json(text, "some/config.json"); };
+  EXPECT_EQ(read(R"({"model_type": "gpt2"})")->architecture(), "GPT2LMHeadModel");
+  EXPECT_EQ(read(R"({"architectures": ["GPT2Model"], "model_type": "gpt2"})")->architecture(),
+            "GPT2LMHeadModel");
+  EXPECT_THAT(refused([&] { (void)read(R"({"architectures": ["GPT2LMHeadMdoel"]})"); }),
+              AllOf(HasSubstr("some/config.json: architectures is \"GPT2LMHeadMdoel\""),
+                    HasSubstr("did you mean \"GPT2LMHeadModel\"?"), HasSubstr("can be trained here: GPT2")));
+  EXPECT_THAT(refused([&] { (void)read(R"({"model_type": "bert"})"); }),
+              AllOf(HasSubstr("some/config.json: model_type is \"bert\""), HasSubstr("trained here: gpt2")));
+  EXPECT_THAT(refused([&] { (void)read(R"({"n_layer": 2})"); }),
+              HasSubstr("some/config.json: model_type is missing; known are gpt2"));
+  EXPECT_THAT(refused([&] { (void)read("{"); }), HasSubstr("some/config.json is not JSON"));
+}
+
+TEST(ModelRegistry, HoldsEachNameOnce) {
+  ModelRegistry models = ModelRegistry::with_builtin();
+  const auto again = [&](const Architecture& architecture) {
+    return refused<InvalidArgument>([&] { models.add(architecture); });
+  };
+  EXPECT_THAT(again({"GPT2LMHeadModel", "other", {}}),
+              HasSubstr("holds the architecture \"GPT2LMHeadModel\""));
+  EXPECT_THAT(again({"Other", "gpt2", {}}), HasSubstr("holds the model_type \"gpt2\""));
+  EXPECT_THAT(again({"Other", "other", {}, {{"gpt2-xl", nullptr}}}),
+              HasSubstr("holds the preset \"gpt2-xl\""));
+  const auto made = [](std::string_view, std::string_view) {
+    return std::make_shared<const Gpt>(GptConfig::preset("gpt-nano"));
+  };
+  models.add({"MineForCausalLM", "mine", made, {{"mine-1", made("", "")}}});
+  EXPECT_EQ(models.from_json(R"({"architectures": ["MineForCausalLM"]})", "f")->shape().width, 32);
+  EXPECT_EQ(models.resolve("mine-1")->shape().layers, 2);
+  EXPECT_THAT(models.architecture_names(), testing::Contains("MineForCausalLM"));
+}
+
+}  // namespace
+}  // namespace tranche::models
