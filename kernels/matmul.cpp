@@ -93,14 +93,16 @@ void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView&
 }
 
 void matmul_bias(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,
-                 const ConstTensorView& bias, const TensorView& out, const Workspace& workspace) {
+                 const ConstTensorView& bias, const TensorView& out, const Workspace& workspace,
+                 bool transpose_b) {
   constexpr std::string_view kernel = "matmul_bias";
   check_one_dtype(kernel, a.dtype, {{"b", b}, {"bias", bias}, {"c", out}});
-  const cpu::MatmulCall call = checked(kernel, stream, {}, a, b, out, workspace);
+  const cpu::MatmulCall call = checked(kernel, stream, {.transpose_b = transpose_b}, a, b, out, workspace);
   check_shape(kernel, "bias", bias.shape, {call.n});
+  meta::Cost cost = meta::matmul_bias_cost(call.m, call.n, call.k, a.dtype);
+  cost.gemm.transpose_b = transpose_b;
   dispatch(
-      stream, kernel, meta::matmul_bias_cost(call.m, call.n, call.k, a.dtype),
-      [call, out, bias] { cpu::matmul_bias(call, out, bias); },
+      stream, kernel, cost, [call, out, bias] { cpu::matmul_bias(call, out, bias); },
       [&] { cuda::matmul_bias(stream, gemm_of(call), out, bias, workspace); });
 }
 

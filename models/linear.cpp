@@ -11,14 +11,13 @@ void linear_forward(Engine& engine, const GatheredUnit& unit, const Linear& line
                     const TensorView& out) {
   Stream& stream = engine.compute_stream();
   const bool transposed = linear.layout == Linear::Layout::out_in;
-  if (linear.bias >= 0 && !transposed) {
+  if (linear.bias < 0) {
+    kernels::matmul(stream, {.transpose_b = transposed}, x, unit.tensor(linear.weight), out,
+                    engine.workspace());
+  } else {
     kernels::matmul_bias(stream, x, unit.tensor(linear.weight), unit.tensor(linear.bias), out,
-                         engine.workspace());
-    return;
+                         engine.workspace(), transposed);
   }
-  kernels::matmul(stream, {.transpose_b = transposed}, x, unit.tensor(linear.weight), out,
-                  engine.workspace());
-  if (linear.bias >= 0) kernels::add_bias(stream, out, unit.tensor(linear.bias));
 }
 
 void linear_input_gradient(Engine& engine, const GatheredUnit& unit, const Linear& linear,

@@ -189,6 +189,17 @@ TEST_F(MatmulGpu, FusedFormsAgreeWithTheReference) {
       // argument counts as one of its result. 1e-4 is what approximations of tanh may err by.
       const double r = rounding_of(dtype);
       expect_close(out.values(), wanted, 2.1 * r, 2 * r + 1e-5, "out");
+      std::vector<double> turned;
+      const auto values = b.values();
+      for (std::int64_t j = 0; j < p.n; ++j) {
+        for (std::int64_t i = 0; i < p.k; ++i)
+          turned.push_back(values[static_cast<std::size_t>(i * p.n + j)]);
+      }
+      const Tensor on_turned = on_gpu(HostTensor(dtype, {p.n, p.k}, turned), dtype, {p.n, p.k});
+      const Tensor from_transposed = poisoned(dtype, {p.m, p.n});
+      matmul_bias(stream(), on_a.view(), on_turned.view(), on_bias.view(), from_transposed.view(),
+                  workspace(), true);
+      expect_close(from_transposed.values(), wanted, 2.1 * r, 2 * r + 1e-5, "b stored [n, k]");
       expect_close(hidden.values(), wanted, 2.1 * r, 2 * r + 1e-5, "hidden");
       expect_close(activated.values(), gelu, 4 * r, 4 * r + 1e-4, "activated");
     }

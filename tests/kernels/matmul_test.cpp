@@ -291,6 +291,11 @@ TEST(MatmulFused, OnTheCpuIsItsPartsToTheBit) {
       add_bias(stream, wanted.view(), bias.view());
       gelu_forward(stream, wanted.view(), wanted_gelu.view());
       EXPECT_EQ(out.bytes(), wanted.bytes());
+      HostTensor from_transposed(dtype, {p.m, p.n}), product(dtype, {p.m, p.n});
+      matmul_bias(stream, a.view(), weight.view(), bias.view(), from_transposed.view(), workspace, true);
+      matmul(stream, {.transpose_b = true}, a.view(), weight.view(), product.view(), workspace);
+      add_bias(stream, product.view(), bias.view());
+      EXPECT_EQ(from_transposed.bytes(), product.bytes());
       EXPECT_EQ(hidden.bytes(), wanted.bytes());
       EXPECT_EQ(activated.bytes(), wanted_gelu.bytes());
       matmul_gelu_backward(stream, a.view(), weight.view(), hidden.view(), d_hidden.view(), workspace);
@@ -322,6 +327,10 @@ TEST(MatmulFused, ErrorsNameTheOperandAndCostsAddUp) {
                                    workspace);
             }),
             "matmul_gelu_backward: `hidden` has shape [6, 4], wanted [4, 6]");
+  EXPECT_EQ(refusal([&] {
+              matmul_bias(meta.stream(), a, b, {nullptr, bf16, {6}}, out, workspace, true);
+            }),
+            "matmul_bias: `b (transposed)` has shape [8, 6], wanted [8, 8]");
   matmul_bias(meta.stream(), a, b, {nullptr, bf16, {6}}, out, workspace);
   EXPECT_EQ(meta.stream().work().kernels, 1);
   EXPECT_EQ(meta.stream().work().floating_point_operations, 2.0 * 4 * 6 * 8 + 4 * 6);

@@ -26,10 +26,12 @@ struct MatmulOptions {
 void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView& a, const ConstTensorView& b,
             const TensorView& c, const Workspace& workspace);
 
-/// out[m, n] = a[m, k] b[k, n] + bias[n], all of one dtype. cpu: matmul, then add_bias, which rounds 16-bit
-/// sums twice; cuda: one launch, rounded once (where cuBLASLt has no such algorithm: as on the cpu).
+/// out[m, n] = a[m, k] b[k, n] + bias[n], all of one dtype; with `transpose_b` b is stored [n, k]. cpu:
+/// matmul, then add_bias, which rounds 16-bit sums twice; cuda: one launch, rounded once (where cuBLASLt has
+/// no such algorithm: as on the cpu).
 void matmul_bias(Stream& stream, const ConstTensorView& a, const ConstTensorView& b,
-                 const ConstTensorView& bias, const TensorView& out, const Workspace& workspace);
+                 const ConstTensorView& bias, const TensorView& out, const Workspace& workspace,
+                 bool transpose_b = false);
 
 /// hidden[m, n] = a b + bias, activated[m, n] = gelu(hidden), the tanh form; all of one dtype. cpu:
 /// matmul_bias, then gelu_forward of the rounded hidden; cuda: one launch where cuBLASLt has it for the shape
