@@ -107,7 +107,8 @@ cuda::AttentionCall on_gpu(const cpu::AttentionCall& call, const AttentionOption
 }  // namespace
 
 std::int64_t attention_workspace_bytes(std::int64_t head_width, std::int64_t time) {
-  return std::max(cpu::attention_workspace_bytes(head_width), cuda::attention_workspace_bytes(time));
+  return std::max(cpu::attention_workspace_bytes(head_width),
+                  cuda::attention_workspace_bytes(head_width, time));
 }
 
 std::string_view attention_path(DeviceKind device, DataType dtype, std::int64_t head_width, float dropout) {

@@ -2,8 +2,6 @@
 
 #include <cstdint>
 
-#include "tranche/core/error.h"
-
 namespace tranche::kernels::cuda {
 
 namespace {
@@ -14,20 +12,15 @@ bool aligned(const void* data, std::int64_t row_bytes) {
 
 AttentionPath path_of(const AttentionCall& call) {
   const std::int64_t bytes = size_of(call.dtype);
-  bool rows_aligned = aligned(call.out, 0) && aligned(call.d_out, 0);
-  for (const auto& part : call.parts) rows_aligned &= aligned(part.data, part.stride * bytes);
-  for (const auto& part : call.d_parts) rows_aligned &= aligned(part.data, part.stride * bytes);
-  return choose_attention(call.dtype, call.head_width, call.dropout.has_value(), rows_aligned);
+  bool rows_fit = aligned(call.out, 0) && aligned(call.d_out, 0);
+  for (const auto& part : call.parts) rows_fit = rows_fit && aligned(part.data, part.stride * bytes);
+  for (const auto& part : call.d_parts) rows_fit = rows_fit && aligned(part.data, part.stride * bytes);
+  rows_fit = rows_fit && call.parts[1].stride == call.parts[2].stride;
+  return choose_attention(call.dtype, call.head_width, call.dropout.has_value(), rows_fit);
 }
 
 bool empty(const AttentionCall& call) {
   return call.batch == 0 || call.time == 0 || call.width() == 0;
-}
-
-void refuse_what_is_absent(const AttentionCall& call) {
-  if (call.group() > 1 || !call.mask(0).causal_only()) {
-    throw InvalidArgument("attention on a GPU has no grouped heads, windows and documents yet; use a CPU");
-  }
 }
 
 }  // namespace
@@ -38,15 +31,15 @@ std::string_view name_of(AttentionPath path) {
 
 void attention_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
   if (empty(call)) return;
-  refuse_what_is_absent(call);
   if (path_of(call) == AttentionPath::flash) return flash_forward(stream, call);
   gemm_attention_forward(stream, call, workspace);
 }
 
 void attention_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
   if (empty(call)) return;
-  refuse_what_is_absent(call);
-  if (path_of(call) == AttentionPath::flash) return flash_backward(stream, call, workspace);
+  // The statistics of a group of heads that share a key have to fit.
+  const bool fits = flash_heads(call.time, call.group(), workspace.bytes) > 0;
+  if (fits && path_of(call) == AttentionPath::flash) return flash_backward(stream, call, workspace);
   gemm_attention_backward(stream, call, workspace);
 }
 

@@ -47,15 +47,16 @@ constexpr ScoreChunk query_chunk(std::int64_t heads, std::int64_t time, std::int
   if (rows >= time) return {rows / time < heads ? rows / time : heads, time, aligned_stride(time)};
   return {1, rows, aligned_stride(time)};
 }
-/// As many keys of one head as `bytes` hold `copies` of columns of, a multiple of 8 of them if it can be;
-/// `rows` is the time, the number of keys is `stride`.
-constexpr ScoreChunk key_chunk(std::int64_t time, std::int64_t bytes, int copies) {
-  const std::int64_t columns = bytes / (copies * time * std::int64_t{sizeof(float)});
+/// As many keys of one head as `bytes` hold `copies` of columns of, with `more` elements beside each column,
+/// a multiple of 8 of them if it can be; `rows` is the time, the number of keys is `stride`.
+constexpr ScoreChunk key_chunk(std::int64_t time, std::int64_t bytes, int copies, std::int64_t more) {
+  const std::int64_t columns = bytes / (copies * (time + more) * std::int64_t{sizeof(float)});
   return {1, time, columns < 8 ? columns : columns / 8 * 8};
 }
-/// Workspace with which either path runs.
-constexpr std::int64_t attention_workspace_bytes(std::int64_t time) {
-  return 8 * padded_time(time);  // statistics of one head; a row of scores and one of their gradients
+/// Workspace with which either path runs: the statistics of one head; or a row of scores and one of their
+/// gradients, with the gradients of a key and value.
+constexpr std::int64_t attention_workspace_bytes(std::int64_t head_width, std::int64_t time) {
+  return 8 * (padded_time(time) + head_width);
 }
 
 void attention_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace);

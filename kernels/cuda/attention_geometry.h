@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/attention_operands.h"
+
 namespace tranche::kernels::cuda {
 
 constexpr std::int64_t tiles_of(std::int64_t elements, std::int64_t tile) {
@@ -32,6 +34,20 @@ constexpr int key_tiles_seen(int first, int count, int time, int keys) {
 /// First query tile that sees keys from `first_key` on.
 constexpr int first_query_tile(int first_key, int queries) {
   return first_key / queries;
+}
+/// One past the last of `tiles` query tiles of which some query sees a key below end_key, from `first` on,
+/// which does: what a tile's first query sees begins first, and never earlier than for the tile before.
+constexpr int end_query_tile(const AttentionMask& mask, int first, int tiles, int queries, int end_key) {
+  int seeing = first, end = tiles;  // the tile `seeing` does, and `end` does not
+  while (end - seeing > 1) {
+    const int middle = seeing + (end - seeing) / 2;
+    if (mask.first(static_cast<std::int64_t>(middle) * queries) < end_key) {
+      seeing = middle;
+    } else {
+      end = middle;
+    }
+  }
+  return end;
 }
 /// No query of [first_query, first_query + queries) sees a key from first_key on.
 constexpr bool above_diagonal(int first_query, int queries, int first_key) {
@@ -84,6 +100,10 @@ static_assert(backward_shape(64).own == 128 && backward_shape(128).own == 128);
 /// Scratch that flash_backward takes for one (batch, head).
 constexpr std::int64_t flash_scratch_bytes(std::int64_t time) {
   return padded_time(time) * static_cast<std::int64_t>(sizeof(QueryStatistics));
+}
+/// (batch, head) that flash_backward takes at once: whole groups of heads that share a key.
+constexpr std::int64_t flash_heads(std::int64_t time, std::int64_t group, std::int64_t workspace_bytes) {
+  return workspace_bytes / (group * flash_scratch_bytes(time)) * group;
 }
 
 }  // namespace tranche::kernels::cuda

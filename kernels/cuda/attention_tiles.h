@@ -27,6 +27,36 @@ HeadRows<T> rows_of(const HeadRows<void>& rows) {
   return {static_cast<T*>(rows.data), rows.stride};
 }
 
+/// Keys and values, whose rows are equally far apart: a value lies `to_value` elements behind its key.
+template <class T>
+struct KeyRows {
+  const T* data;
+  std::int64_t stride, to_value;
+};
+template <class T>
+KeyRows<T> key_rows_of(const AttentionOperands& call) {
+  const auto key = reinterpret_cast<std::intptr_t>(call.parts[1].data),
+             value = reinterpret_cast<std::intptr_t>(call.parts[2].data);
+  return {static_cast<const T*>(call.parts[1].data), call.parts[1].stride,
+          (value - key) / static_cast<std::intptr_t>(sizeof(T))};
+}
+
+/// The window and the documents of all batch entries, for kernels compiled for them.
+struct FlashMask {
+  std::int64_t window;
+  const std::int32_t* document_begin;
+  int time;
+
+  /// Of the batch entry whose first token is number `row`.
+  __device__ __forceinline__ AttentionMask of(std::int64_t row) const {
+    return {window, document_begin == nullptr ? nullptr : document_begin + row};
+  }
+  /// The first key that a query sees; queries beyond the last one are taken for it.
+  __device__ __forceinline__ int first(std::int64_t row, int query) const {
+    return static_cast<int>(of(row).first(query < time ? query : time - 1));
+  }
+};
+
 /// Starts copying `rows` rows of `head` elements, `stride` apart in global memory; rows from `valid` on
 /// become zeros. 8 or 16 neighbouring lanes read one row: 128 or 256 bytes at once.
 template <int head, int rows, int threads, class T>

@@ -4,7 +4,8 @@
 // and goes through the others in order, so there are neither atomics nor partial sums, at the price of 7
 // GEMMs instead of 5.
 //
-// Two launches for as many (batch, head) as the workspace has 8 bytes a token for. Registers (nvcc 13.0),
+// Two launches for as many (batch, head), in whole groups that share a key, as the workspace has 8 bytes a
+// token for. Registers (nvcc 13.0),
 // none spilled: queries 223 (heads of 64) and 220 (128), keys 254 and 255.
 
 #include <algorithm>
@@ -21,20 +22,22 @@ namespace {
 template <class T>
 struct BackwardArguments {
   const T* d_out;
-  HeadRows<const T> query, key, value;
+  HeadRows<const T> query;
+  KeyRows<T> key;
   const T* out;
   const float* log_sum_exp;
   HeadRows<T> d_query, d_key, d_value;
   QueryStatistics* statistics;  ///< [heads of this launch, padded time]
-  int time, heads;
-  int first_head;  ///< of this launch, over batch and head
+  int time, heads, group;       ///< group: heads that share a key
+  int first_head;               ///< of this launch, over batch and head; the launch has whole groups
   std::int64_t width;
   float scale;
+  FlashMask mask;
 };
 
-/// The place of a head: first row of its batch entry, first column in `out`.
+/// The place of a head: first row of its batch entry, first column in `out` and queries, and in keys.
 struct Place {
-  std::int64_t row, column;
+  std::int64_t row, column, key_column;
 };
 
 constexpr float log2_of_e = 1.4426950408889634f;
@@ -76,8 +79,9 @@ __device__ __forceinline__ void query_statistics(const T* shared_d_out, const T*
   }
 }
 
-/// A block computes the gradient of `own` queries of one head, over tiles of keys.
-template <class T, int head>
+/// A block computes the gradient of `own` queries of one head, over tiles of keys. With `masked` a window or
+/// documents hide keys before those that a query sees.
+template <class T, int head, bool masked>
 __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2 : 1)
     query_gradient_kernel(BackwardArguments<T> p) {
   constexpr BackwardShape shape = backward_shape(head);
@@ -97,21 +101,22 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   T* shared_key = shared_d_out + queries * stride;   // two stages
   T* shared_value = shared_key + 2 * keys * stride;  // two stages
   auto* statistics = reinterpret_cast<QueryStatistics*>(shared_value + 2 * keys * stride);
+  const int first_tile = masked ? p.mask.first(first_row, first_query) / keys : 0;
+  const T* key = p.key.data + (first_row + first_tile * keys) * p.key.stride +
+                 static_cast<std::int64_t>(head_number % p.heads / p.group) * head;  // of the next tile
   const auto load_keys = [&](int tile) {
     const int at = tile % 2 * keys * stride, there = p.time - tile * keys;
-    const std::int64_t row = first_row + tile * keys;
-    load_tile<head, keys, threads>(shared_key + at, p.key.data + row * p.key.stride + column, p.key.stride,
-                                   there);
-    load_tile<head, keys, threads>(shared_value + at, p.value.data + row * p.value.stride + column,
-                                   p.value.stride, there);
+    load_tile<head, keys, threads>(shared_key + at, key, p.key.stride, there);
+    load_tile<head, keys, threads>(shared_value + at, key + p.key.to_value, p.key.stride, there);
     cp_async_commit();
+    key += keys * p.key.stride;
   };
   load_tile<head, queries, threads>(shared_query,
                                     p.query.data + (first_row + first_query) * p.query.stride + column,
                                     p.query.stride, p.time - first_query);
   load_tile<head, queries, threads>(shared_d_out, p.d_out + out_at, p.width, p.time - first_query);
   cp_async_commit();
-  load_keys(0);
+  load_keys(first_tile);
   cp_async_wait<1>();
   __syncthreads();
   query_statistics<T, head, queries, threads>(
@@ -125,6 +130,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   const float scale = p.scale * log2_of_e;
   std::uint32_t query_fragment[steps][m_tiles][4], d_out_fragment[steps][m_tiles][4];
   float log2_sum_exp[m_tiles][2], projection[m_tiles][2];
+  [[maybe_unused]] int lowest[m_tiles][2];  // key that the row sees
 #pragma unroll
   for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
@@ -137,12 +143,13 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
       const QueryStatistics row = statistics[warp_row + 16 * m + 8 * half + g];
       log2_sum_exp[m][half] = row.log2_sum_exp;
       projection[m][half] = row.projection;
+      if constexpr (masked) lowest[m][half] = p.mask.first(first_row, warp_query + 16 * m + 8 * half + g);
     }
   }
 
   float gradient[m_tiles][o_tiles][4] = {};
   const int tiles = key_tiles_seen(first_query, queries, p.time, keys);
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = first_tile; tile < tiles; ++tile) {
     cp_async_wait<0>();
     __syncthreads();
     if (tile + 1 < tiles) load_keys(tile + 1);
@@ -152,6 +159,9 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     for (int slice = 0; slice < keys / 16; ++slice) {
       const int first_key = tile * keys + 16 * slice;
       if (above_diagonal(warp_query, shape.rows_per_warp(), first_key)) break;
+      if constexpr (masked) {
+        if (p.mask.first(first_row, warp_query) >= first_key + 16) continue;
+      }
       float score[m_tiles][2][4] = {}, d_probability[m_tiles][2][4] = {};
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
@@ -169,7 +179,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
           multiply_accumulate_16x8x16<T>(d_probability[m][1], d_out_fragment[step][m], right[2], right[3]);
         }
       }
-      const bool masked = crosses_diagonal(warp_query, first_key, 16);
+      const bool crossing = crosses_diagonal(warp_query, first_key, 16);
       const int base = warp_query - first_key + g - 2 * t;
 #pragma unroll
       for (int m = 0; m < m_tiles; ++m) {
@@ -179,7 +189,10 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
           for (int e = 0; e < 4; ++e) {
             const int half = e / 2;
             float probability = exponential_of_two(fmaf(score[m][n][e], scale, -log2_sum_exp[m][half]));
-            if (masked && 8 * n + e % 2 > base + 16 * m + 8 * half) probability = 0.0f;
+            if (crossing && 8 * n + e % 2 > base + 16 * m + 8 * half) probability = 0.0f;
+            if constexpr (masked) {
+              if (first_key + 8 * n + 2 * t + e % 2 < lowest[m][half]) probability = 0.0f;
+            }
             score[m][n][e] = probability * (d_probability[m][n][e] - projection[m][half]);
           }
         }
@@ -216,8 +229,9 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
 
 /// A block computes the gradients of `own` keys and values of one head, over tiles of queries. It works on
 /// the transposed scores, rows of keys: so the probabilities are a left operand for both gradients as they
-/// stand.
-template <class T, int head>
+/// stand. With `general` several heads may share the keys, whose queries come one head after the other, and a
+/// window or documents may hide keys from late queries.
+template <class T, int head, bool general>
 __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2 : 1)
     key_gradient_kernel(BackwardArguments<T> p) {
   constexpr BackwardShape shape = backward_shape(head);
@@ -226,9 +240,16 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   constexpr int m_tiles = shape.rows_per_warp() / 16, o_tiles = head / 8, steps = head / 16;
 
   const int first_key = static_cast<int>(blockIdx.y) * keys;  // the first see most queries and start first
-  const int head_number = p.first_head + static_cast<int>(blockIdx.x);
+  // The first of the heads that share the keys.
+  const int head_number = p.first_head + static_cast<int>(blockIdx.x) * (general ? p.group : 1);
+  const std::int64_t batch_row = static_cast<std::int64_t>(head_number / p.heads) * p.time;
   const int first_tile = first_query_tile(first_key, queries);
-  const int tiles = static_cast<int>(tiles_of(p.time, queries));
+  int tiles = static_cast<int>(tiles_of(p.time, queries));
+  if constexpr (general) {
+    tiles = end_query_tile(p.mask.of(batch_row), first_tile, tiles, queries, first_key + keys);
+  }
+  // Turns first_tile, ... go through the tiles of the first head, then through those of the next.
+  const int span = tiles - first_tile, end_turn = first_tile + (general ? p.group * span : span);
   T* shared_key = dynamic_shared<T>();
   T* shared_value = shared_key + keys * stride;
   T* shared_query = shared_value + keys * stride;         // two stages
@@ -238,30 +259,35 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   // The head's offsets are read again when needed: accumulators take nearly all registers.
   auto* place = reinterpret_cast<Place*>(shared_statistics + 2 * queries);
   if (threadIdx.x == 0) {
-    place->row = static_cast<std::int64_t>(head_number / p.heads) * p.time;
+    place->row = batch_row;
     place->column = static_cast<std::int64_t>(head_number % p.heads) * head;
+    place->key_column = static_cast<std::int64_t>(head_number % p.heads / p.group) * head;
   }
   __syncthreads();
-  const auto load_queries = [&](int tile) {
-    const int at = tile % 2 * queries, there = p.time - tile * queries;
-    const std::int64_t first_row = place->row + tile * queries, column = place->column;
+  const auto load_queries = [&](int turn) {
+    const int number =
+        general ? (turn - first_tile) / span : 0;  // of the head among those that share the keys
+    const int tile = turn - number * span;
+    const int at = turn % 2 * queries, there = p.time - tile * queries;
+    const std::int64_t first_row = place->row + tile * queries, column = place->column + number * head;
     load_tile<head, queries, threads>(shared_query + at * stride,
                                       p.query.data + first_row * p.query.stride + column, p.query.stride,
                                       there);
     load_tile<head, queries, threads>(shared_d_out + at * stride, p.d_out + first_row * p.width + column,
                                       p.width, there);
     if (threadIdx.x < queries / 2) {
+      const std::int64_t scratch = static_cast<std::int64_t>(blockIdx.x) * (general ? p.group : 1) + number;
       cp_async_16(shared_statistics + at + 2 * threadIdx.x,
-                  p.statistics + static_cast<std::int64_t>(blockIdx.x) * padded_time(p.time) +
-                      tile * queries + 2 * threadIdx.x);
+                  p.statistics + scratch * padded_time(p.time) + tile * queries + 2 * threadIdx.x);
     }
     cp_async_commit();
   };
-  const auto at_first_key = [&](const auto& rows) {
-    return rows.data + (place->row + first_key) * rows.stride + place->column;
+  const auto at_first_key = [&](auto* data, std::int64_t row_stride) {
+    return data + (place->row + first_key) * row_stride + place->key_column;
   };
-  load_tile<head, keys, threads>(shared_key, at_first_key(p.key), p.key.stride, p.time - first_key);
-  load_tile<head, keys, threads>(shared_value, at_first_key(p.value), p.value.stride, p.time - first_key);
+  const T* key = at_first_key(p.key.data, p.key.stride);
+  load_tile<head, keys, threads>(shared_key, key, p.key.stride, p.time - first_key);
+  load_tile<head, keys, threads>(shared_value, key + p.key.to_value, p.key.stride, p.time - first_key);
   cp_async_commit();
   load_queries(first_tile);
   cp_async_wait<1>();
@@ -285,17 +311,21 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   }
 
   float d_key[m_tiles][o_tiles][4] = {}, d_value[m_tiles][o_tiles][4] = {};
-  for (int tile = first_tile; tile < tiles; ++tile) {
+  for (int turn = first_tile; turn < end_turn; ++turn) {
     cp_async_wait<0>();
     __syncthreads();
-    if (tile + 1 < tiles) load_queries(tile + 1);
-    const T* query_tile = shared_query + tile % 2 * queries * stride;
-    const T* d_out_tile = shared_d_out + tile % 2 * queries * stride;
-    const QueryStatistics* row = shared_statistics + tile % 2 * queries + 2 * t;
+    if (turn + 1 < end_turn) load_queries(turn + 1);
+    const int tile = general ? first_tile + (turn - first_tile) % span : turn;
+    const T* query_tile = shared_query + turn % 2 * queries * stride;
+    const T* d_out_tile = shared_d_out + turn % 2 * queries * stride;
+    const QueryStatistics* row = shared_statistics + turn % 2 * queries + 2 * t;
 #pragma unroll 1
     for (int slice = 0; slice < queries / 16; ++slice) {
       const int first_query = tile * queries + 16 * slice;
       if (above_diagonal(first_query, 16, warp_key)) continue;
+      if constexpr (general) {
+        if (p.mask.first(place->row, first_query) >= warp_key + shape.rows_per_warp()) break;
+      }
       float score[m_tiles][2][4] = {};
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
@@ -307,7 +337,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
           multiply_accumulate_16x8x16<T>(score[m][1], key_fragment[step][m], right[2], right[3]);
         }
       }
-      const bool masked = crosses_diagonal(first_query, warp_key, shape.rows_per_warp());
+      const bool crossing = crosses_diagonal(first_query, warp_key, shape.rows_per_warp());
       const int base = first_query - warp_key + 2 * t - g;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -317,7 +347,23 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
 #pragma unroll
           for (int m = 0; m < m_tiles; ++m) {
             score[m][n][e] = exponential_of_two(fmaf(score[m][n][e], scale, -log2_sum_exp));
-            if (masked && 16 * m + e / 2 * 8 > base + 8 * n + e % 2) score[m][n][e] = 0.0f;
+            if (crossing && 16 * m + e / 2 * 8 > base + 8 * n + e % 2) score[m][n][e] = 0.0f;
+          }
+        }
+      }
+      if constexpr (general) {
+        if (p.mask.first(place->row, first_query + 15) > warp_key) {
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              const int lowest = p.mask.first(place->row, first_query + 8 * n + 2 * t + e) - warp_key - g;
+#pragma unroll
+              for (int m = 0; m < m_tiles; ++m) {
+                if (16 * m < lowest) score[m][n][e] = 0.0f;
+                if (16 * m + 8 < lowest) score[m][n][2 + e] = 0.0f;
+              }
+            }
           }
         }
       }
@@ -381,10 +427,10 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     }
   }
   __syncwarp();
-  store_rows<head, shape.rows_per_warp()>(at_first_key(p.d_key), p.d_key.stride, shared_key, warp_row,
-                                          p.time - first_key);
-  store_rows<head, shape.rows_per_warp()>(at_first_key(p.d_value), p.d_value.stride, shared_value, warp_row,
-                                          p.time - first_key);
+  store_rows<head, shape.rows_per_warp()>(at_first_key(p.d_key.data, p.d_key.stride), p.d_key.stride,
+                                          shared_key, warp_row, p.time - first_key);
+  store_rows<head, shape.rows_per_warp()>(at_first_key(p.d_value.data, p.d_value.stride), p.d_value.stride,
+                                          shared_value, warp_row, p.time - first_key);
 }
 
 template <class T, int head>
@@ -393,8 +439,7 @@ void launch_backward(Stream& stream, const AttentionCall& call, const Workspace&
   constexpr std::size_t tiles = shape.tile_bytes(head), row = sizeof(QueryStatistics);
   BackwardArguments<T> arguments{static_cast<const T*>(call.d_out),
                                  rows_of<T>(call.parts[0]),
-                                 rows_of<T>(call.parts[1]),
-                                 rows_of<T>(call.parts[2]),
+                                 key_rows_of<T>(call),
                                  static_cast<const T*>(call.out),
                                  call.log_sum_exp,
                                  rows_of<T>(call.d_parts[0]),
@@ -403,20 +448,27 @@ void launch_backward(Stream& stream, const AttentionCall& call, const Workspace&
                                  static_cast<QueryStatistics*>(workspace.data),
                                  static_cast<int>(call.time),
                                  static_cast<int>(call.heads),
+                                 static_cast<int>(call.group()),
                                  0,
                                  call.width(),
-                                 call.scale};
+                                 call.scale,
+                                 {call.window, call.document_begin, static_cast<int>(call.time)}};
   const std::int64_t heads = call.batch * call.heads,
-                     space = workspace.bytes / flash_scratch_bytes(call.time);
+                     space = flash_heads(call.time, call.group(), workspace.bytes);
+  const bool masked = !call.mask(0).causal_only(), general = masked || call.group() > 1;
   const auto blocks = static_cast<unsigned>(tiles_of(call.time, shape.own));
   for (std::int64_t first = 0; first < heads; first += space) {
     arguments.first_head = static_cast<int>(first);
-    const dim3 grid(static_cast<unsigned>(std::min(space, heads - first)), blocks);
+    const std::int64_t taken = std::min(space, heads - first);
+    const dim3 grid(static_cast<unsigned>(taken), blocks),
+        key_grid(static_cast<unsigned>(taken / call.group()), blocks);
     const auto threads = static_cast<unsigned>(shape.threads());
-    launch(stream, "flash_backward_queries", query_gradient_kernel<T, head>,
+    launch(stream, "flash_backward_queries",
+           masked ? query_gradient_kernel<T, head, true> : query_gradient_kernel<T, head, false>,
            {grid, threads, tiles + shape.own * row}, arguments);
-    launch(stream, "flash_backward_keys", key_gradient_kernel<T, head>,
-           {grid, threads, tiles + 2 * shape.other * row + sizeof(Place)}, arguments);
+    launch(stream, "flash_backward_keys",
+           general ? key_gradient_kernel<T, head, true> : key_gradient_kernel<T, head, false>,
+           {key_grid, threads, tiles + 2 * shape.other * row + sizeof(Place)}, arguments);
   }
 }
 

@@ -17,20 +17,22 @@ namespace {
 
 template <class T>
 struct ForwardArguments {
-  HeadRows<const T> query, key, value;
+  HeadRows<const T> query;
+  KeyRows<T> key;
   T* out;
   float* log_sum_exp;
-  int time;
+  int time, group;          ///< group: heads that share a key
   std::int64_t width;       ///< elements of a row of out
   float scale, log2_scale;  ///< of scores, and of scores in units of log(2)
+  FlashMask mask;
 };
 
 constexpr float log2_of_e = 1.4426950408889634f;
 
 /// A block computes `queries` rows of one head. Each warp holds its rows of scores and of the output in
 /// registers; tiles of keys and values pass through shared memory, one being loaded while the other is worked
-/// on.
-template <class T, int head>
+/// on. With `masked` a window or documents hide keys before those that a query sees.
+template <class T, int head, bool masked>
 __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kernel(ForwardArguments<T> p) {
   constexpr ForwardShape shape = forward_shape;
   constexpr int queries = shape.queries, keys = shape.keys, threads = shape.threads();
@@ -43,22 +45,24 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
   // Blocks start in the order of x, y, z: all heads' longest rows of tiles first.
   const int first_query = longest_first(static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)) * queries;
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * p.time;  // of the batch entry
-  const T* query = p.query.data + (first_row + first_query) * p.query.stride + blockIdx.x * head;
+  const int first_tile = masked ? p.mask.first(first_row, first_query) / keys : 0;
+  const T* query = p.query.data + first_row * p.query.stride + blockIdx.x * head;
+  const T* key = p.key.data + (first_row + first_tile * keys) * p.key.stride +
+                 blockIdx.x / static_cast<unsigned>(p.group) * head;  // of the next tile to load
 
   T* shared_query = dynamic_shared<T>();
   T* shared_keys = shared_query + queries * stride;  // two stages of keys and values
-  // Addresses are made from the block's number for each tile: registers are what this kernel lacks.
   const auto load_keys = [&](int tile) {
     T* to = shared_keys + tile % 2 * 2 * keys * stride;
-    const std::int64_t row = first_row + tile * keys, column = blockIdx.x * head;
     const int there = p.time - tile * keys;
-    load_tile<head, keys, threads>(to, p.key.data + row * p.key.stride + column, p.key.stride, there);
-    load_tile<head, keys, threads>(to + keys * stride, p.value.data + row * p.value.stride + column,
-                                   p.value.stride, there);
+    load_tile<head, keys, threads>(to, key, p.key.stride, there);
+    load_tile<head, keys, threads>(to + keys * stride, key + p.key.to_value, p.key.stride, there);
     cp_async_commit();
+    key += keys * p.key.stride;
   };
-  load_tile<head, queries, threads>(shared_query, query, p.query.stride, p.time - first_query);
-  load_keys(0);
+  load_tile<head, queries, threads>(shared_query, query + first_query * p.query.stride, p.query.stride,
+                                    p.time - first_query);
+  load_keys(first_tile);
 
   const int lane = lane_of_thread(), g = lane / 4, t = lane % 4;
   const int warp_row = warp_of_thread() * shape.rows_per_warp();
@@ -71,12 +75,12 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
   std::uint32_t query_fragment[query_in_registers ? steps : 1][m_tiles][4];
 
   const int tiles = key_tiles_seen(first_query, queries, p.time, keys);
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = first_tile; tile < tiles; ++tile) {
     cp_async_wait<0>();
     __syncthreads();  // the tile is visible to all, and no thread reads the one before any more
     if (tile + 1 < tiles) load_keys(tile + 1);
     if constexpr (query_in_registers) {
-      if (tile == 0) {
+      if (tile == first_tile) {
 #pragma unroll
         for (int step = 0; step < steps; ++step) {
 #pragma unroll
@@ -88,6 +92,9 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
     }
     const int first_key = tile * keys;
     if (above_diagonal(warp_query, shape.rows_per_warp(), first_key)) continue;
+    if constexpr (masked) {
+      if (p.mask.first(first_row, warp_query) >= first_key + keys) continue;
+    }
     const T* key_tile = shared_keys + tile % 2 * 2 * keys * stride;
     const T* value_tile = key_tile + keys * stride;
 
@@ -127,6 +134,23 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
         }
       }
     }
+    if constexpr (masked) {
+      if (p.mask.first(first_row, warp_query + shape.rows_per_warp() - 1) > first_key) {
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int lowest =
+                p.mask.first(first_row, warp_query + 16 * m + 8 * half + g) - first_key - 2 * t;
+#pragma unroll
+            for (int n = 0; n < n_tiles; ++n) {
+              if (8 * n < lowest) score[m][n][2 * half] = -infinity;
+              if (8 * n + 1 < lowest) score[m][n][2 * half + 1] = -infinity;
+            }
+          }
+        }
+      }
+    }
     float decay[m_tiles][2];
     bool grown = false;
 #pragma unroll
@@ -138,8 +162,10 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
         for (int n = 0; n < n_tiles; ++n) {
           highest = fmaxf(highest, fmaxf(score[m][n][2 * half], score[m][n][2 * half + 1]));
         }
-        // Finite from the first tile on, since every query sees key 0.
-        const float now = fmaxf(maximum[m][half], row_maximum(highest));
+        // Finite from the first tile on where every query sees key 0. Where a query has not seen a key yet,
+        // any finite number will do in place of -infinity: its terms are 0.
+        float now = fmaxf(maximum[m][half], row_maximum(highest));
+        if (masked && now == -infinity) now = -1e30f;
         decay[m][half] = exponential_of_two((maximum[m][half] - now) * p.log2_scale);
         grown = grown || now != maximum[m][half];
         maximum[m][half] = now;
@@ -210,23 +236,30 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
   store_rows<head, shape.rows_per_warp()>(out_rows, p.width, shared_query, warp_row, p.time - first_query);
 }
 
-template <class T, int head>
+template <class T, int head, bool masked>
 void launch_forward(Stream& stream, const AttentionCall& call) {
   constexpr ForwardShape shape = forward_shape;
   const ForwardArguments<T> arguments{rows_of<T>(call.parts[0]),
-                                      rows_of<T>(call.parts[1]),
-                                      rows_of<T>(call.parts[2]),
+                                      key_rows_of<T>(call),
                                       static_cast<T*>(call.out),
                                       call.log_sum_exp,
                                       static_cast<int>(call.time),
+                                      static_cast<int>(call.group()),
                                       call.width(),
                                       call.scale,
-                                      call.scale * log2_of_e};
+                                      call.scale * log2_of_e,
+                                      {call.window, call.document_begin, static_cast<int>(call.time)}};
   const dim3 grid(static_cast<unsigned>(call.heads), static_cast<unsigned>(call.batch),
                   static_cast<unsigned>(tiles_of(call.time, shape.queries)));
-  launch(stream, "flash_forward", flash_forward_kernel<T, head>,
+  launch(stream, "flash_forward", flash_forward_kernel<T, head, masked>,
          {grid, static_cast<unsigned>(shape.threads()), static_cast<std::size_t>(shape.shared_bytes(head))},
          arguments);
+}
+
+template <class T, int head>
+void launch_forward(Stream& stream, const AttentionCall& call) {
+  if (call.mask(0).causal_only()) return launch_forward<T, head, false>(stream, call);
+  launch_forward<T, head, true>(stream, call);
 }
 
 template <class T>

@@ -1,10 +1,11 @@
 // Causal attention by batched GEMMs and softmax kernels: for fp32, dropout and head sizes that the fused
 // kernels do not have. The scores of as many heads, or queries of one head, as the workspace holds are there
-// at a time. For each such part forward is 3 launches, backward 6 (9 where not even one head's scores fit).
-// Scores above the diagonal are computed and masked.
+// at a time. For each such part forward is 3 launches, backward 6 (9 where not even one head's scores fit);
+// where heads share keys, products with these are launched for each group, and the gradients of a key, whose
+// heads are summed in fp32, for each head. Scores that the mask hides are computed, but for keys before the
+// window of a part's first query.
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "kernels/cuda/attention.h"
@@ -28,6 +29,7 @@ struct ScoreRows {
   std::int64_t stride, rows, time;
   std::int64_t first_head, first_query, first_key, keys;
   float scale;
+  AttentionMask mask;
   bool dropped;
   DropoutDraws draws;
   std::int64_t sample;
@@ -64,12 +66,13 @@ template <class T>
 __global__ void __launch_bounds__(threads) softmax_rows(ScoreRows p) {
   const std::int64_t head = p.first_head + blockIdx.y, query = p.first_query + blockIdx.x;
   float* row = p.scores + (static_cast<std::int64_t>(blockIdx.y) * p.rows + blockIdx.x) * p.stride;
-  const std::int64_t visible = query + 1;
+  // Columns of the keys that the query sees.
+  const std::int64_t begin = p.mask.first(query) - p.first_key, end = query + 1 - p.first_key;
   float maximum = -std::numeric_limits<float>::infinity();
-  for (std::int64_t k = threadIdx.x; k < visible; k += threads) maximum = fmaxf(maximum, row[k]);
+  for (std::int64_t k = begin + threadIdx.x; k < end; k += threads) maximum = fmaxf(maximum, row[k]);
   maximum = over_block(maximum, [](float a, float b) { return fmaxf(a, b); });
   float sum = 0.0f;
-  for (std::int64_t k = threadIdx.x; k < visible; k += threads) sum += expf(row[k] - maximum);
+  for (std::int64_t k = begin + threadIdx.x; k < end; k += threads) sum += expf(row[k] - maximum);
   sum = over_block(sum, [](float a, float b) { return a + b; });
   if (threadIdx.x == 0) p.log_sum_exp[head * p.time + query] = maximum + logf(sum);
   const float factor = 1.0f / sum;
@@ -77,7 +80,9 @@ __global__ void __launch_bounds__(threads) softmax_rows(ScoreRows p) {
   for (std::int64_t first = 0; first < p.keys; first += threads) {
     const std::int64_t k = first + threadIdx.x;
     float probability = 0.0f;
-    if (k < visible) probability = expf(row[k] - maximum) * factor * keep_factor(p, head, query, k);
+    if (k >= begin && k < end) {
+      probability = expf(row[k] - maximum) * factor * keep_factor(p, head, query, p.first_key + k);
+    }
     __syncthreads();
     if (k < p.keys) narrow[k] = from_float<T>(probability);
   }
@@ -99,13 +104,14 @@ __global__ void __launch_bounds__(threads)
   }
   projection = over_block(projection, [](float a, float b) { return a + b; });
   const float log_sum_exp = p.log_sum_exp[head * p.time + query];
+  const std::int64_t first_seen = p.mask.first(query);
   const float *scores = p.scores + at, *gradients = p.d_scores + at;
   T *narrow_scores = reinterpret_cast<T*>(p.scores + at),
     *narrow_gradients = reinterpret_cast<T*>(p.d_scores + at);
   for (std::int64_t first = 0; first < p.keys; first += threads) {
     const std::int64_t k = first + threadIdx.x, key = p.first_key + k;
     float probability = 0.0f, gradient = 0.0f;
-    if (k < p.keys && key <= query) {
+    if (k < p.keys && key >= first_seen && key <= query) {
       const float undropped = expf(scores[k] - log_sum_exp), keep = keep_factor(p, head, query, key);
       probability = undropped * keep;
       gradient = undropped * (gradients[k] * keep - projection) * p.scale;
@@ -118,92 +124,143 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+/// A block rounds the gradients of one key and its value, from sums [keys, head width] that lie one behind
+/// the other, to the rows of a head.
+template <class T>
+__global__ void __launch_bounds__(threads)
+    store_key_gradients(const float* d_key_sums, const float* d_value_sums, HeadRows<T> d_key,
+                        HeadRows<T> d_value, std::int64_t head_width) {
+  const std::int64_t key = blockIdx.x;
+  for (std::int64_t i = threadIdx.x; i < head_width; i += threads) {
+    d_key.data[key * d_key.stride + i] = from_float<T>(d_key_sums[key * head_width + i]);
+    d_value.data[key * d_value.stride + i] = from_float<T>(d_value_sums[key * head_width + i]);
+  }
+}
+
 /// One call's tensors and the GEMMs over them.
 template <class T>
 class Attention {
  public:
-  Attention(Stream& stream, const AttentionCall& call, const Workspace& workspace, int copies)
-      : stream_(stream), call_(call), scores_(static_cast<float*>(workspace.data)) {
-    chunk_ = query_chunk(call.heads, call.time, workspace.bytes, copies);
-    use(workspace, copies);
-  }
+  Attention(Stream& stream, const AttentionCall& call, const Workspace& workspace)
+      : stream_(stream), call_(call), workspace_(workspace), scores_(static_cast<float*>(workspace.data)) {}
 
   void forward() {
+    lay_out(query_chunk(call_.heads, call_.time, workspace_.bytes, 1), 1, 0);
     for_chunks([&](std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                    std::int64_t queries) {
-      const std::int64_t keys = query + queries;
-      Gemm scores = rows(false, true, queries, keys, call_.head_width, heads);
-      scores.alpha = scale();
+      const std::int64_t key = first_key(query), keys = query + queries - key;
+      Gemm scores = rows(false, true, queries, keys, call_.head_width);
+      scores.alpha = call_.scale;
       left(scores, part(0, batch, head, query), call_.parts[0].stride, call_.head_width);
-      right(scores, part(1, batch, head, 0), call_.parts[1].stride, call_.head_width);
+      right(scores, part(1, batch, head, key), call_.parts[1].stride);
       result(scores, scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
-      gemm(stream_, scores, scratch_);
+      for_heads(head, heads, scores);
       launch(stream_, "attention_softmax", softmax_rows<T>, grid(queries, heads),
-             score_rows(batch, head, query, 0, keys));
-      Gemm out = rows(false, false, queries, call_.head_width, keys, heads);
+             score_rows(batch, head, query, key, keys));
+      Gemm out = rows(false, false, queries, call_.head_width, keys);
       left(out, scores_, narrow_stride(), chunk_.rows * narrow_stride());
-      right(out, part(2, batch, head, 0), call_.parts[2].stride, call_.head_width);
+      right(out, part(2, batch, head, key), call_.parts[2].stride);
       result(out, static_cast<T*>(call_.out) + row_at(batch, head, query), call_.dtype, call_.width(),
              call_.head_width);
-      gemm(stream_, out, scratch_);
+      for_heads(head, heads, out);
     });
   }
 
-  void backward(const Workspace& workspace) {
-    const bool whole = chunk_.rows == call_.time;
+  void backward() {
+    // Whole heads' scores fit, beside the sums of the gradients of a group's key where heads share it.
+    const std::int64_t sums = call_.group() > 1 ? 2 * call_.time * call_.head_width : 0;
+    const std::int64_t left_over = workspace_.bytes - sums * std::int64_t{sizeof(float)};
+    ScoreChunk chunk = query_chunk(call_.heads, call_.time, std::max<std::int64_t>(left_over, 0), 2);
+    const bool whole = chunk.rows == call_.time;
+    if (!whole) chunk = query_chunk(call_.heads, call_.time, workspace_.bytes, 2);
+    lay_out(chunk, 2, whole ? sums : 0);
     for_chunks([&](std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                    std::int64_t queries) {
-      score_gradients(batch, head, heads, query, queries, 0, query + queries);
-      query_gradient(batch, head, heads, query, queries);
+      const std::int64_t key = first_key(query);
+      score_gradients(batch, head, heads, query, queries, key, query + queries - key);
+      query_gradient(batch, head, heads, query, queries, key);
       if (whole) key_gradients(batch, head, heads, 0, call_.time, 0, call_.time);
     });
     if (whole) return;
-    // Not even one head's scores fit: columns of them once more, each with all of its queries.
-    chunk_ = key_chunk(call_.time, workspace.bytes, 2);
-    use(workspace, 2);
-    for (std::int64_t index = 0; index < call_.batch * call_.heads; ++index) {
-      const std::int64_t batch = index / call_.heads, head = index % call_.heads;
+    // Not even one head's scores fit: columns of them once more, each with all queries that may see it.
+    const bool shared = call_.group() > 1;
+    chunk = key_chunk(call_.time, workspace_.bytes, 2, shared ? call_.head_width : 0);
+    lay_out(chunk, 2, shared ? 2 * chunk.stride * call_.head_width : 0);
+    for (std::int64_t index = 0; index < call_.batch * call_.key_value_heads; ++index) {
+      const std::int64_t batch = index / call_.key_value_heads;
+      const std::int64_t head = index % call_.key_value_heads * call_.group();
       for (std::int64_t key = 0; key < call_.time; key += chunk_.stride) {
         const std::int64_t keys = std::min(chunk_.stride, call_.time - key);
-        score_gradients(batch, head, 1, key, call_.time - key, key, keys);
-        key_gradients(batch, head, 1, key, call_.time - key, key, keys);
+        const std::int64_t end =
+            call_.window > 0 ? std::min(call_.time, key + keys - 1 + call_.window) : call_.time;
+        for (std::int64_t g = 0; g < call_.group(); ++g) {
+          score_gradients(batch, head + g, 1, key, end - key, key, keys);
+          key_gradients(batch, head + g, 1, key, end - key, key, keys);
+        }
       }
     }
   }
 
  private:
-  /// The layout of scores and their gradients. The rest, in whole 256 bytes, is cuBLASLt's; it may be
-  /// nothing.
-  void use(const Workspace& workspace, int copies) {
+  /// Scores, their gradients with two copies, and `sums` floats. The rest, in whole 256 bytes, is cuBLASLt's;
+  /// it may be nothing.
+  void lay_out(ScoreChunk chunk, int copies, std::int64_t sums) {
+    // Parts are of whole groups of heads, or divide one.
+    const std::int64_t group = call_.group();
+    if (chunk.heads > group) chunk.heads = chunk.heads / group * group;
+    while (chunk.heads < group && group % chunk.heads != 0) --chunk.heads;
+    chunk_ = chunk;
     d_scores_ = scores_ + chunk_.elements();
-    const std::int64_t taken = (copies * chunk_.elements() * std::int64_t{sizeof(float)} + 255) / 256 * 256;
-    scratch_ = taken < workspace.bytes
-                   ? Workspace{static_cast<unsigned char*>(workspace.data) + taken, workspace.bytes - taken}
+    sums_ = scores_ + copies * chunk_.elements();
+    const std::int64_t floats = copies * chunk_.elements() + sums;
+    const std::int64_t taken = (floats * std::int64_t{sizeof(float)} + 255) / 256 * 256;
+    scratch_ = taken < workspace_.bytes
+                   ? Workspace{static_cast<unsigned char*>(workspace_.data) + taken, workspace_.bytes - taken}
                    : Workspace{};
   }
-  float scale() const { return call_.scale; }
+  /// No query from this one on sees an earlier key. Multiples of 8, so that rows keep their alignment.
+  std::int64_t first_key(std::int64_t query) const {
+    return call_.window > 0 ? std::max<std::int64_t>(0, query - call_.window + 1) / 8 * 8 : 0;
+  }
+  /// The product for `heads` heads: at once, or for each key that some of them share.
+  void for_heads(std::int64_t head, std::int64_t heads, Gemm product) const {
+    const std::int64_t group = call_.group();
+    product.next_b = group == 1 ? call_.head_width : 0;
+    const auto advance = [](const void* data, std::int64_t elements, DataType dtype) {
+      return static_cast<const char*>(data) + elements * size_of(dtype);
+    };
+    for (std::int64_t end = head + heads; head < end;) {
+      product.batch = group == 1 ? heads : std::min(group - head % group, end - head);
+      gemm(stream_, product, scratch_);
+      head += product.batch;
+      product.a = advance(product.a, product.batch * product.next_a, product.dtype);
+      product.b = advance(product.b, call_.head_width, product.dtype);
+      product.c = const_cast<char*>(advance(product.c, product.batch * product.next_c, product.c_dtype));
+    }
+  }
   std::int64_t narrow_stride() const {
     return chunk_.stride * static_cast<std::int64_t>(sizeof(float) / sizeof(T));
   }
   std::int64_t row_at(std::int64_t batch, std::int64_t head, std::int64_t row) const {
     return (batch * call_.time + row) * call_.width() + head * call_.head_width;
   }
-  std::int64_t part_at(std::int64_t stride, std::int64_t batch, std::int64_t head, std::int64_t row) const {
-    return (batch * call_.time + row) * stride + head * call_.head_width;
+  /// Element of a part, 0 (query), 1 (key) or 2 (value), that a head of queries uses.
+  std::int64_t part_at(int which, std::int64_t stride, std::int64_t batch, std::int64_t head,
+                       std::int64_t row) const {
+    const std::int64_t own = which == 0 ? head : head / call_.group();
+    return (batch * call_.time + row) * stride + own * call_.head_width;
   }
   const T* part(int which, std::int64_t batch, std::int64_t head, std::int64_t row) const {
     const auto& rows = call_.parts[static_cast<std::size_t>(which)];
-    return static_cast<const T*>(rows.data) + part_at(rows.stride, batch, head, row);
+    return static_cast<const T*>(rows.data) + part_at(which, rows.stride, batch, head, row);
   }
   T* d_part(int which, std::int64_t batch, std::int64_t head, std::int64_t row) const {
     const auto& rows = call_.d_parts[static_cast<std::size_t>(which)];
-    return static_cast<T*>(rows.data) + part_at(rows.stride, batch, head, row);
+    return static_cast<T*>(rows.data) + part_at(which, rows.stride, batch, head, row);
   }
-  static Gemm rows(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k,
-                   std::int64_t heads) {
+  static Gemm rows(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k) {
     Gemm gemm = dense(transpose_a, transpose_b, m, n, k);
     gemm.dtype = data_type_of<T>();
-    gemm.batch = heads;
     return gemm;
   }
   static void left(Gemm& gemm, const void* a, std::int64_t row, std::int64_t next) {
@@ -211,10 +268,9 @@ class Attention {
     gemm.row_a = row;
     gemm.next_a = next;
   }
-  static void right(Gemm& gemm, const void* b, std::int64_t row, std::int64_t next) {
+  static void right(Gemm& gemm, const void* b, std::int64_t row) {
     gemm.b = b;
     gemm.row_b = row;
-    gemm.next_b = next;
   }
   static void result(Gemm& gemm, void* c, DataType dtype, std::int64_t row, std::int64_t next) {
     gemm.c = c;
@@ -237,7 +293,8 @@ class Attention {
                    query,
                    key,
                    keys,
-                   scale(),
+                   call_.scale,
+                   call_.mask(batch),
                    call_.dropout.has_value(),
                    {},
                    0};
@@ -263,49 +320,75 @@ class Attention {
   /// Probabilities in place of the scores, gradients of the scores behind them.
   void score_gradients(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                        std::int64_t queries, std::int64_t key, std::int64_t keys) const {
-    Gemm scores = rows(false, true, queries, keys, call_.head_width, heads);
-    scores.alpha = scale();
+    Gemm scores = rows(false, true, queries, keys, call_.head_width);
+    scores.alpha = call_.scale;
     left(scores, part(0, batch, head, query), call_.parts[0].stride, call_.head_width);
-    right(scores, part(1, batch, head, key), call_.parts[1].stride, call_.head_width);
+    right(scores, part(1, batch, head, key), call_.parts[1].stride);
     result(scores, scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
-    gemm(stream_, scores, scratch_);
-    Gemm d_scores = rows(false, true, queries, keys, call_.head_width, heads);
+    for_heads(head, heads, scores);
+    Gemm d_scores = rows(false, true, queries, keys, call_.head_width);
     left(d_scores, static_cast<const T*>(call_.d_out) + row_at(batch, head, query), call_.width(),
          call_.head_width);
-    right(d_scores, part(2, batch, head, key), call_.parts[2].stride, call_.head_width);
+    right(d_scores, part(2, batch, head, key), call_.parts[2].stride);
     result(d_scores, d_scores_, DataType::float32, chunk_.stride, chunk_.rows * chunk_.stride);
-    gemm(stream_, d_scores, scratch_);
+    for_heads(head, heads, d_scores);
     launch(stream_, "attention_softmax_backward", softmax_backward_rows<T>, grid(queries, heads),
            score_rows(batch, head, query, key, keys),
            static_cast<const T*>(call_.out) + row_at(batch, head, 0),
            static_cast<const T*>(call_.d_out) + row_at(batch, head, 0), call_.width(), call_.head_width);
   }
   void query_gradient(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
-                      std::int64_t queries) const {
-    Gemm gradient = rows(false, false, queries, call_.head_width, query + queries, heads);
+                      std::int64_t queries, std::int64_t key) const {
+    Gemm gradient = rows(false, false, queries, call_.head_width, query + queries - key);
     left(gradient, d_scores_, narrow_stride(), chunk_.rows * narrow_stride());
-    right(gradient, part(1, batch, head, 0), call_.parts[1].stride, call_.head_width);
+    right(gradient, part(1, batch, head, key), call_.parts[1].stride);
     result(gradient, d_part(0, batch, head, query), call_.dtype, call_.d_parts[0].stride, call_.head_width);
-    gemm(stream_, gradient, scratch_);
+    for_heads(head, heads, gradient);
   }
   void key_gradients(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                      std::int64_t queries, std::int64_t key, std::int64_t keys) const {
-    Gemm gradient = rows(true, false, keys, call_.head_width, queries, heads);
-    left(gradient, d_scores_, narrow_stride(), chunk_.rows * narrow_stride());
-    right(gradient, part(0, batch, head, query), call_.parts[0].stride, call_.head_width);
-    result(gradient, d_part(1, batch, head, key), call_.dtype, call_.d_parts[1].stride, call_.head_width);
-    gemm(stream_, gradient, scratch_);
-    left(gradient, scores_, narrow_stride(), chunk_.rows * narrow_stride());
-    right(gradient, static_cast<const T*>(call_.d_out) + row_at(batch, head, query), call_.width(),
-          call_.head_width);
-    result(gradient, d_part(2, batch, head, key), call_.dtype, call_.d_parts[2].stride, call_.head_width);
-    gemm(stream_, gradient, scratch_);
+    Gemm gradient = rows(true, false, keys, call_.head_width, queries);
+    gradient.next_b = call_.head_width;
+    const T* const d_out = static_cast<const T*>(call_.d_out) + row_at(batch, head, query);
+    if (call_.group() == 1) {
+      gradient.batch = heads;
+      left(gradient, d_scores_, narrow_stride(), chunk_.rows * narrow_stride());
+      right(gradient, part(0, batch, head, query), call_.parts[0].stride);
+      result(gradient, d_part(1, batch, head, key), call_.dtype, call_.d_parts[1].stride, call_.head_width);
+      gemm(stream_, gradient, scratch_);
+      left(gradient, scores_, narrow_stride(), chunk_.rows * narrow_stride());
+      right(gradient, d_out, call_.width());
+      result(gradient, d_part(2, batch, head, key), call_.dtype, call_.d_parts[2].stride, call_.head_width);
+      gemm(stream_, gradient, scratch_);
+      return;
+    }
+    float* const d_value_sums = sums_ + keys * call_.head_width;
+    for (std::int64_t i = 0; i < heads; ++i) {  // in order, each added to the sums of those before
+      const std::int64_t number = (head + i) % call_.group();
+      const std::int64_t scores = i * chunk_.rows * chunk_.stride;
+      gradient.beta = number == 0 ? 0.0f : 1.0f;
+      left(gradient, d_scores_ + scores, narrow_stride(), 0);
+      right(gradient, part(0, batch, head + i, query), call_.parts[0].stride);
+      result(gradient, sums_, DataType::float32, call_.head_width, 0);
+      gemm(stream_, gradient, scratch_);
+      left(gradient, scores_ + scores, narrow_stride(), 0);
+      right(gradient, d_out + i * call_.head_width, call_.width());
+      result(gradient, d_value_sums, DataType::float32, call_.head_width, 0);
+      gemm(stream_, gradient, scratch_);
+      if (number + 1 < call_.group()) continue;
+      launch(stream_, "attention_store_key_gradients", store_key_gradients<T>,
+             {static_cast<unsigned>(keys), threads}, sums_, d_value_sums,
+             HeadRows<T>{d_part(1, batch, head + i, key), call_.d_parts[1].stride},
+             HeadRows<T>{d_part(2, batch, head + i, key), call_.d_parts[2].stride}, call_.head_width);
+    }
   }
 
   Stream& stream_;
   const AttentionCall& call_;
+  Workspace workspace_;
   float* scores_ = nullptr;
   float* d_scores_ = nullptr;
+  float* sums_ = nullptr;  ///< of the gradients of keys that heads share, then of values
   ScoreChunk chunk_;
   Workspace scratch_;
 };
@@ -321,13 +404,12 @@ void with_type(DataType dtype, Work work) {
 
 void gemm_attention_forward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
   with_type(call.dtype,
-            [&](auto element) { Attention<decltype(element)>(stream, call, workspace, 1).forward(); });
+            [&](auto element) { Attention<decltype(element)>(stream, call, workspace).forward(); });
 }
 
 void gemm_attention_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
-  with_type(call.dtype, [&](auto element) {
-    Attention<decltype(element)>(stream, call, workspace, 2).backward(workspace);
-  });
+  with_type(call.dtype,
+            [&](auto element) { Attention<decltype(element)>(stream, call, workspace).backward(); });
 }
 
 }  // namespace tranche::kernels::cuda

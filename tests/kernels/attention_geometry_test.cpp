@@ -105,8 +105,8 @@ TEST(AttentionPaths, ChunksFillTheWorkspaceAndNoMore) {
   for (std::int64_t time : {1, 5, 8, 100, 257, 4096}) {
     for (int copies : {1, 2}) {
       for (std::int64_t bytes :
-           {attention_workspace_bytes(time), std::int64_t{100000}, std::int64_t{8} << 20}) {
-        if (bytes < attention_workspace_bytes(time)) continue;
+           {attention_workspace_bytes(64, time), std::int64_t{100000}, std::int64_t{8} << 20}) {
+        if (bytes < attention_workspace_bytes(64, time)) continue;
         const ScoreChunk rows = query_chunk(3, time, bytes, copies);
         EXPECT_GE(rows.rows, 1);
         EXPECT_LE(rows.rows, time);
@@ -114,9 +114,11 @@ TEST(AttentionPaths, ChunksFillTheWorkspaceAndNoMore) {
         EXPECT_LE(rows.heads, 3);
         EXPECT_GE(rows.stride, time);
         EXPECT_LE(rows.elements() * copies * 4, bytes);
-        const ScoreChunk columns = key_chunk(time, bytes, copies);
-        EXPECT_GE(columns.stride, 1);
-        EXPECT_LE(columns.elements() * copies * 4, bytes);
+        for (std::int64_t more : {0, 64}) {
+          const ScoreChunk columns = key_chunk(time, bytes, copies, more);
+          EXPECT_GE(columns.stride, 1);
+          EXPECT_LE((time + more) * columns.stride * copies * 4, bytes);
+        }
       }
     }
   }

@@ -260,8 +260,8 @@ TEST_F(AttentionGpu, ProductsAgreeWithTheReferenceInOddSizes) {
 TEST_F(AttentionGpu, ProductsTakeScoresInPartsThatFitTheWorkspace) {
   const Sizes s{1, 61, 3, 20};
   const auto p = problem(s, fp32, 0.2f, 66);
-  for (std::int64_t bytes : {cuda::attention_workspace_bytes(s.time), 2 * 30 * 64 * std::int64_t{4},
-                             2 * 2 * 61 * 64 * std::int64_t{4}}) {
+  for (std::int64_t bytes : {cuda::attention_workspace_bytes(s.head_width, s.time),
+                             2 * 30 * 64 * std::int64_t{4}, 2 * 2 * 61 * 64 * std::int64_t{4}}) {
     SCOPED_TRACE(bytes);
     lend_workspace(bytes);
     const Sizes& z = p->sizes;

@@ -162,7 +162,7 @@ struct AttentionProblem {
       // The second term is for gradients that cancel, as those of a query that sees only itself: they are 0.
       const auto count = static_cast<double>(wanted.gradient[part].size());
       EXPECT_LE(std::sqrt(difference),
-                (wide ? 2e-5 : 3 * r) * std::sqrt(norm) + (wide ? 1e-6 : r) * std::sqrt(count))
+                (wide ? 2e-5 : 3 * r) * std::sqrt(norm) + (wide ? 1e-6 : 3 * r) * std::sqrt(count))
           << names[part] << "; " << repeat_line();
     }
   }

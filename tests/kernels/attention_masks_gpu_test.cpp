@@ -1,0 +1,224 @@
+// Attention with groups of heads, windows, documents and rows wider than the heads, on a GPU or its
+// emulation.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/cuda/attention.h"
+#include "tests/device/as_on_gpu.h"
+#include "tests/kernels/attention_problem.h"
+#include "tests/kernels/gpu_testing.h"
+#include "tranche/kernels/attention.h"
+
+namespace tranche::kernels {
+namespace {
+
+using namespace testing;
+
+constexpr auto fp32 = DataType::float32, bf16 = DataType::bfloat16, fp16 = DataType::float16;
+constexpr std::string_view flash = "flash attention on tensor cores";
+
+class AttentionMasksGpu : public GpuTest {
+ protected:
+  /// Of the sweep's points an emulation takes one in three, which still have every mask and every group.
+  static int stride() { return test::as_on_gpu() ? 1 : 3; }
+
+  struct Outcome {
+    AttentionResults values;
+    std::vector<std::vector<unsigned char>> bytes;
+  };
+
+  enum class Through : std::uint8_t { public_kernels, choice, products };
+  /// Below the public kernels any size of workspace will do: by the choice of a path, or by GEMM.
+  Outcome run(const AttentionProblem& p, Through through = Through::public_kernels) {
+    const AttentionSizes& s = p.sizes;
+    std::vector<Tensor> parts, gradients;
+    for (std::size_t part = 0; part < 3; ++part) {
+      parts.push_back(on_gpu(p.parts[part], p.dtype, s.rows(part)));
+      gradients.push_back(poisoned(p.dtype, s.rows(part)));
+    }
+    const Tensor d_out = on_gpu(p.d_out, p.dtype, s.out()), out = poisoned(p.dtype, s.out()),
+                 log_sum_exp = poisoned(fp32, s.statistics());
+    const Tensor begins = on_gpu(p.document_begin, DataType::int32, Shape{0});
+    const AttentionOptions options = p.options({begins.view().data, DataType::int32, {s.batch, s.time}});
+    const ConstHeads query{parts[0].view(), s.padding}, key{parts[1].view(), s.padding},
+        value{parts[2].view(), s.padding};
+    if (through != Through::public_kernels) {
+      cuda::AttentionCall call;
+      call.batch = s.batch;
+      call.time = s.time;
+      call.heads = s.heads;
+      call.key_value_heads = s.key_value_heads;
+      call.head_width = s.head_width;
+      call.dtype = p.dtype;
+      call.scale = 1.0f / std::sqrt(static_cast<float>(s.head_width));
+      call.window = s.window;
+      if (!s.documents.empty()) call.document_begin = static_cast<const std::int32_t*>(begins.view().data);
+      for (std::size_t part = 0; part < 3; ++part) {
+        call.parts[part] = {parts[part].view().data, s.rows(part)[2]};
+        call.d_parts[part] = {gradients[part].view().data, s.rows(part)[2]};
+      }
+      call.out = out.view().data;
+      call.log_sum_exp = log_sum_exp.view().as<float>();
+      call.d_out = d_out.view().data;
+      if (s.dropout > 0) {
+        call.dropout = dropout_draws(options.dropout);
+        call.samples = p.samples;
+      }
+      const bool choice = through == Through::choice;
+      (choice ? cuda::attention_forward : cuda::gemm_attention_forward)(stream(), call, workspace());
+      (choice ? cuda::attention_backward : cuda::gemm_attention_backward)(stream(), call, workspace());
+    } else {
+      attention_forward(stream(), options, query, key, value, out.view(), log_sum_exp.view(), workspace());
+      attention_backward(stream(), options, d_out.view(), query, key, value, out.view(), log_sum_exp.view(),
+                         {gradients[0].view(), s.padding}, {gradients[1].view(), s.padding},
+                         {gradients[2].view(), s.padding}, workspace());
+    }
+    return {{out.values(),
+             log_sum_exp.values(),
+             {gradients[0].values(), gradients[1].values(), gradients[2].values()}},
+            {out.bytes(), log_sum_exp.bytes(), gradients[0].bytes(), gradients[1].bytes(),
+             gradients[2].bytes()}};
+  }
+
+  void expect_agreement(const AttentionSizes& sizes, DataType dtype) {
+    SCOPED_TRACE(sizes.text() + " " + std::string(name_of(dtype)));
+    const AttentionProblem p(sizes, dtype, 97);
+    p.expect_close_to(p.expected(), run(p).values);
+  }
+};
+
+TEST_F(AttentionMasksGpu, FlashAgreesWithTheReferenceForEveryGroupAndMask) {
+  int point = 0;
+  for (AttentionSizes& sizes : attention_sweep({64, 128, 64}, 70, 8)) {
+    if (point++ % stride() != 0) continue;
+    sizes.dropout = 0;
+    const DataType dtype = point % 2 == 0 ? bf16 : fp16;
+    ASSERT_EQ(attention_path(DeviceKind::cuda, dtype, sizes.head_width, 0), flash);
+    expect_agreement(sizes, dtype);
+  }
+}
+
+TEST_F(AttentionMasksGpu, FlashAgreesWithTheReferenceOverManyTiles) {
+  // Around tiles of 64 and 128: beginnings within tiles and at their edges.
+  const AttentionSizes sizes[] = {
+      {.time = 330, .heads = 1, .head_width = 64, .window = 1},
+      {.time = 270, .heads = 2, .key_value_heads = 1, .head_width = 64, .window = 65},
+      {.time = 300, .heads = 1, .head_width = 128, .window = 130},
+      {.batch = 2, .time = 200, .heads = 2, .key_value_heads = 1, .head_width = 64, .documents = {127, 1, 64}},
+      {.time = 330, .heads = 1, .head_width = 128, .documents = {192, 65}},
+      {.time = 330, .heads = 2, .key_value_heads = 2, .head_width = 64, .window = 40, .documents = {200, 63}},
+  };
+  bool narrow = false;
+  for (const AttentionSizes& s : sizes) {
+    narrow = !narrow;
+    expect_agreement(s, narrow ? bf16 : fp16);
+  }
+}
+
+TEST_F(AttentionMasksGpu, FlashAgreesWithTheReferenceInLargeSizes) {
+  if (!test::as_on_gpu()) GTEST_SKIP() << "for a GPU, and for test_kernels_matrix_gpu.as_on_gpu";
+  for (const std::int64_t head : {64, 128}) {
+    for (const DataType dtype : {bf16, fp16}) {
+      expect_agreement({.batch = 2, .time = 640, .heads = 4, .key_value_heads = 2, .head_width = head}, dtype);
+      expect_agreement({.time = 800, .heads = 2, .key_value_heads = 1, .head_width = head, .window = 300}, dtype);
+      expect_agreement({.time = 800, .heads = 1, .head_width = head, .documents = {400, 1, 250}}, dtype);
+    }
+  }
+}
+
+TEST_F(AttentionMasksGpu, ProductsAgreeWithTheReferenceForEveryGroupAndMask) {
+  int point = 0;
+  for (const AttentionSizes& sizes : attention_sweep({5, 48, 80}, 40, 3)) {
+    if (point++ % stride() != 0) continue;
+    const DataType dtype = floating_dtypes[point / stride() % 3];
+    ASSERT_NE(attention_path(DeviceKind::cuda, dtype, sizes.head_width, sizes.dropout), flash);
+    expect_agreement(sizes, dtype);
+  }
+}
+
+TEST_F(AttentionMasksGpu, ProductsTakeScoresInPartsThatFitTheWorkspace) {
+  for (const AttentionSizes& s : {
+           AttentionSizes{.time = 37, .heads = 6, .key_value_heads = 2, .head_width = 20, .window = 7},
+           AttentionSizes{.time = 37, .heads = 4, .key_value_heads = 1, .head_width = 20, .documents = {9, 20},
+                          .dropout = 0.2f},
+       }) {
+    // The least; rows of one head; the scores of one head, and of two, beside the sums of a key's gradients.
+    const std::int64_t sums = 2 * 37 * 20 * 4, head = 2 * 37 * 40 * 4;
+    for (const std::int64_t bytes :
+         {cuda::attention_workspace_bytes(20, 37), 2 * 15 * 40 * std::int64_t{4}, head + sums, 2 * head + sums}) {
+      SCOPED_TRACE(bytes);
+      lend_workspace(bytes);
+      const AttentionProblem p(s, fp32, 98);
+      p.expect_close_to(p.expected(), run(p, Through::products).values);
+    }
+  }
+}
+
+TEST_F(AttentionMasksGpu, AMaskThatHidesNothingChangesNoBit) {
+  for (const std::int64_t head : {64, 128, 48}) {
+    SCOPED_TRACE(head);
+    AttentionProblem p({.time = 150, .heads = 2, .key_value_heads = 2, .head_width = head}, bf16, 99);
+    const auto wanted = run(p).bytes;
+    p.sizes.window = 150;
+    EXPECT_EQ(run(p).bytes, wanted);
+    p.sizes.window = 0;
+    p.sizes.documents = {400};
+    p.document_begin = HostTensor(DataType::int32, {1, 150}, document_begins(p.sizes));
+    EXPECT_EQ(run(p).bytes, wanted);
+  }
+}
+
+TEST_F(AttentionMasksGpu, FlashTakesWholeGroupsAndProductsTakeWhatIsLarger) {
+  const AttentionProblem p({.time = 20, .heads = 6, .key_value_heads = 2, .head_width = 64, .window = 9}, fp16,
+                           100);
+  const auto whole = run(p).bytes;
+  const std::int64_t head = cuda::flash_scratch_bytes(20);
+  lend_workspace(5 * head);
+  EXPECT_EQ(run(p, Through::choice).bytes, whole);  // one group of three after the other
+  lend_workspace(2 * head);
+  const Outcome got = run(p, Through::choice);
+  EXPECT_NE(got.bytes, whole);
+  p.expect_close_to(p.expected(), got.values);
+}
+
+// A product with a masked NaN would be NaN: so no product with tiles out of sight is computed.
+TEST_F(AttentionMasksGpu, FlashSkipsTilesThatNoQuerySees) {
+  for (const bool by_window : {true, false}) {
+    AttentionSizes sizes{.time = 330, .heads = 2, .key_value_heads = 1, .head_width = 64};
+    if (by_window) {
+      sizes.window = 33;
+    } else {
+      sizes.documents = {256, 74};
+    }
+    AttentionProblem p(sizes, bf16, 101);
+    const AttentionResults wanted = run(p).values;
+    // Queries from 256 on see keys from 224 on, of the tile that starts at 192.
+    for (std::size_t part = 0; part < 3; ++part) {
+      const std::int64_t width = sizes.rows(part)[2], hidden = by_window ? 192 : 256;
+      std::vector<double> values = p.parts[part].values();
+      std::fill_n(values.begin(), static_cast<std::ptrdiff_t>(hidden * width), std::nan(""));
+      p.parts[part] = HostTensor(bf16, sizes.rows(part), values);
+    }
+    const AttentionResults got = run(p).values;
+    const auto expect_same_end = [](const std::vector<double>& x, const std::vector<double>& y,
+                                    std::size_t from) {
+      for (std::size_t i = from; i < x.size(); ++i) ASSERT_EQ(x[i], y[i]) << i;
+    };
+    expect_same_end(got.out, wanted.out, 256 * 128);
+    expect_same_end(got.gradient[0], wanted.gradient[0], 256 * 128);
+    expect_same_end(got.gradient[1], wanted.gradient[1], 256 * 64);
+    expect_same_end(got.gradient[2], wanted.gradient[2], 256 * 64);
+  }
+}
+
+}  // namespace
+}  // namespace tranche::kernels
