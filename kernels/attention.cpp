@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/attention_operands.h"
 #include "kernels/check.h"
@@ -35,7 +36,8 @@ auto checked_rows(std::string_view kernel, std::string_view operand, const Held&
            fmt::format("`{}` has rows of {} elements, which do not hold {} heads of {} from column {}",
                        operand, stride, heads, of.head_width, held.first_column));
   }
-  return HeadRows{cpu::element_at(of.dtype, held.rows.data, held.first_column), stride};
+  auto* const data = cpu::element_at(of.dtype, held.rows.data, held.first_column);
+  return HeadRows<std::remove_pointer_t<decltype(data)>>{data, stride};
 }
 
 /// Checks what forward and backward have in common. `out` is named as given.
@@ -99,7 +101,8 @@ cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
 }
 
 cuda::AttentionCall on_gpu(const cpu::AttentionCall& call, const AttentionOptions& options) {
-  cuda::AttentionCall made{call, {}};
+  const AttentionOperands& operands = call;
+  cuda::AttentionCall made{operands, {}};
   if (call.dropout) made.dropout = dropout_draws(options.dropout);
   return made;
 }
