@@ -107,6 +107,12 @@ int small_integer(const Values& values, const char* path, int otherwise, Problem
   return static_cast<int>(value);
 }
 
+void read_monitor(const Values& values, const std::string& block, MonitorConfig& monitor) {
+  monitor.enabled = values.boolean(block + ".enabled").value_or(monitor.enabled);
+  monitor.output_path = values.text(block + ".output_path").value_or(monitor.output_path);
+  monitor.job_name = values.text(block + ".job_name").value_or(monitor.job_name);
+}
+
 void read_precision(const Values& values, Config& config, Problems& problems) {
   const auto boolean = [&](const char* path) { return values.boolean(path); };
   const std::optional<bool> bf16 = either(values, "bf16.enabled", "bfloat16.enabled", boolean, problems);
@@ -393,6 +399,8 @@ Config config_from(const Values& values, Problems& problems) {
   config.clipping_given = clips || values.has("gradient_clipping");
   config.steps_per_print = values.integer("steps_per_print").value_or(config.steps_per_print);
   config.wall_clock_breakdown = values.boolean("wall_clock_breakdown").value_or(config.wall_clock_breakdown);
+  read_monitor(values, "tensorboard", config.tensorboard);
+  read_monitor(values, "csv_monitor", config.csv_monitor);
   read_precision(values, config, problems);
   read_optimizer(values, config, problems);
 

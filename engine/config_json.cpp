@@ -195,6 +195,11 @@ std::string Config::to_json() const {
   json["gradient_clipping"] = gradient_clipping;
   json["steps_per_print"] = steps_per_print;
   json["wall_clock_breakdown"] = wall_clock_breakdown;
+  for (const auto& [key, monitor] :
+       {std::pair("tensorboard", &tensorboard), std::pair("csv_monitor", &csv_monitor)}) {
+    if (!monitor->enabled) continue;
+    json[key] = {{"enabled", true}, {"output_path", monitor->output_path}, {"job_name", monitor->job_name}};
+  }
   json.update(detail::precision_keys(*this));
   json["optimizer"] = detail::optimizer_keys(optimizer);
   json["scheduler"]["type"] = schedule.type;

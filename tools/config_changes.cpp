@@ -20,9 +20,11 @@ namespace {
 
 /// Keys, and blocks of keys, that change no weight, loss or schedule (docs/internals/numerics.md), or that
 /// only summarise others.
-constexpr std::array<std::string_view, 32> quiet_keys{
+constexpr std::array<std::string_view, 34> quiet_keys{
     "steps_per_print",
     "wall_clock_breakdown",
+    "tensorboard",
+    "csv_monitor",
     "zero_optimization.overlap_comm",
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.allgather_bucket_size",

@@ -4,10 +4,12 @@
 
 #include <chrono>
 #include <ctime>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
 #include <thread>
+#include <vector>
 
 #include "core/clock.h"
 #include "tools/checkpoint_scheduler.h"
@@ -20,6 +22,7 @@
 #include "tools/stop_signals.h"
 #include "tools/terminal.h"
 #include "tranche/core/error.h"
+#include "tranche/report/scalar_log.h"
 
 namespace tranche::tools {
 
@@ -62,6 +65,7 @@ class Training {
                                    : CheckpointScheduler::Say()) {
     last_.step = begin_ = run.engine->steps();
     if (run.is_root() && !run.options.metrics.empty()) metrics_.emplace(run.options.metrics, begin_);
+    if (run.is_root()) open_curves();
   }
 
   void operator()() {
@@ -79,6 +83,7 @@ class Training {
         run_.report.add_step(result);
         progress_.step(result, clock.seconds());
         if (metrics_) add_metrics(step_line(result));
+        add_curves(curves_of(result));
         const bool offloads = run_.settings.config.offload.any();
         if (offloads) offload_.add(result);
         if (run_.settings.config.wall_clock_breakdown && progress_.due(step)) {
@@ -101,6 +106,7 @@ class Training {
         if (run_.is_root()) {
           progress_.say(fmt::format("step {}: validation loss {:.4f}", step, held_out.loss));
           if (metrics_) add_metrics(validation_line(step, held_out));
+          add_curves({{"Validation/Samples/loss", held_out.loss}});
         }
       }
     }
@@ -166,6 +172,39 @@ class Training {
   void add_metrics(const std::string& line) {
     const std::string problem = metrics_->add(line);
     if (!problem.empty()) progress_.say(problem);
+  }
+
+  void open_curves() {
+    const Config& config = run_.settings.config;
+    const std::int64_t samples = run_.engine->samples();
+    if (config.tensorboard.enabled) {
+      curves_.push_back(make_tensorboard_log(config.tensorboard.folder(), samples));
+    }
+    if (config.csv_monitor.enabled) curves_.push_back(make_csv_log(config.csv_monitor.folder(), samples));
+  }
+
+  /// DeepSpeed's names, over samples as there.
+  std::vector<Scalar> curves_of(const StepResult& result) const {
+    std::vector<Scalar> scalars{{"Train/Samples/train_loss", result.loss},
+                                {"Train/Samples/lr", result.learning_rate},
+                                {"Train/Samples/gradient_norm", result.gradient_norm}};
+    if (run_.settings.config.precision.compute == DataType::float16) {
+      scalars.push_back({"Train/Samples/loss_scale", result.loss_scale});
+    }
+    if (result.seconds > 0) {
+      scalars.push_back(
+          {"Train/Samples/tokens_per_second", static_cast<double>(result.tokens) / result.seconds});
+    }
+    return scalars;
+  }
+
+  void add_curves(const std::vector<Scalar>& scalars) {
+    try {
+      for (const auto& log : curves_) log->add(run_.engine->samples(), scalars);
+    } catch (const IoError& problem) {  // once, since training goes on without
+      curves_.clear();
+      progress_.say(fmt::format("curves: {}; training goes on without", problem.message()));
+    }
   }
 
   void inject(int rank, std::int64_t step, std::int64_t micro_batch) {
@@ -260,6 +299,7 @@ class Training {
     const EvaluationResult held_out = run_.validate(last_.step, progress_);
     progress_.finish();
     if (metrics_ && last_.step > begin_) add_metrics(validation_line(last_.step, held_out));
+    if (last_.step > begin_) add_curves({{"Validation/Samples/loss", held_out.loss}});
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
     share_processor_seconds();
@@ -332,7 +372,8 @@ class Training {
   StopSignals* signals_;
   Progress progress_;
   OffloadSummary offload_;
-  std::optional<MetricsFile> metrics_;  ///< on rank 0, with --metrics
+  std::optional<MetricsFile> metrics_;              ///< on rank 0, with --metrics
+  std::vector<std::unique_ptr<ScalarLog>> curves_;  ///< on rank 0: `tensorboard` and `csv_monitor`
   CheckpointScheduler checkpoints_;
   StepResult last_;
   double processor_before_ = processor_seconds_now();

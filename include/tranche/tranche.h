@@ -23,4 +23,5 @@
 #include "tranche/kernels/squared_error.h"
 #include "tranche/kernels/swiglu.h"
 #include "tranche/report/memory_profile.h"
+#include "tranche/report/scalar_log.h"
 #include "tranche/version.h"

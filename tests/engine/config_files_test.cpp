@@ -50,7 +50,10 @@ TEST(ConfigFiles, StageThreeWithFp16AndEveryStageThreeKey) {
   const std::vector<std::string> notes = test::every_note(config);
   EXPECT_EQ(config.persistent_tensor_elements, 100'000);
   EXPECT_EQ(config.persistent_model_elements, std::numeric_limits<std::int64_t>::max());
-  EXPECT_THAT(notes, Contains(HasSubstr("tensorboard: no meaning here: every step's figures")));
+  EXPECT_TRUE(config.tensorboard.enabled);
+  EXPECT_EQ(config.tensorboard.folder(), "logs/run");
+  EXPECT_FALSE(config.csv_monitor.enabled);
+  EXPECT_EQ(config.csv_monitor.folder(), "DeepSpeedJobName");
 }
 
 TEST(ConfigFiles, HuggingFaceWithAutoEverywhere) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tranche/core/dtype.h"
+#include "tranche/engine/monitor_config.h"
 #include "tranche/optim/loss_scaler.h"
 #include "tranche/optim/optimizer.h"
 #include "tranche/optim/parameter_groups.h"
@@ -172,6 +173,8 @@ struct Config {
   bool save_buffer = false;  ///< take the host memory of asynchronous saves at the start
   std::int64_t steps_per_print = 0;
   bool wall_clock_breakdown = false;
+  /// `tensorboard`, `csv_monitor`: for the program; an Engine does not look at them.
+  MonitorConfig tensorboard, csv_monitor;
   DebugConfig debug;
 
   /// True when the JSON that this was read from chose a compute dtype, or a clipping. Earlier versions saved

@@ -1,0 +1,16 @@
+#pragma once
+#include <filesystem>
+#include <string>
+
+namespace tranche {
+
+/// DeepSpeed's monitor blocks: curves for other programs' viewers (tranche/report/scalar_log.h).
+struct MonitorConfig {
+  bool enabled = false;
+  std::string output_path;
+  std::string job_name = "DeepSpeedJobName";
+  /// "OUTPUT_PATH/JOB_NAME"; without a path the job's name alone.
+  std::string folder() const { return (std::filesystem::path(output_path) / job_name).string(); }
+};
+
+}  // namespace tranche
