@@ -12,6 +12,7 @@
 #include "core/text_file.h"
 #include "tranche/core/error.h"
 #include "tranche/models/gpt.h"
+#include "tranche/models/llama.h"
 
 namespace tranche::models {
 
@@ -34,11 +35,26 @@ Architecture gpt2() {
   return gpt;
 }
 
+/// One architecture of the Llama family, with the presets that are of it.
+Architecture llama(std::string name, std::string model_type) {
+  Architecture llama{std::move(name), std::move(model_type), [](std::string_view text, std::string_view file) {
+                       return std::make_shared<const Llama>(LlamaConfig::from_json(text, file));
+                     }};
+  for (const std::string& preset : LlamaConfig::preset_names()) {
+    const LlamaConfig config = LlamaConfig::preset(preset);
+    if (config.architecture() == llama.name)
+      llama.presets.emplace_back(preset, std::make_shared<const Llama>(config));
+  }
+  return llama;
+}
+
 }  // namespace
 
 ModelRegistry ModelRegistry::with_builtin() {
   ModelRegistry registry;
   registry.add(gpt2());
+  const std::vector<std::string> names = LlamaConfig::architectures(), types = LlamaConfig::model_types();
+  for (std::size_t i = 0; i < names.size(); ++i) registry.add(llama(names[i], types[i]));
   return registry;
 }
 

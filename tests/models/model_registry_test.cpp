@@ -60,6 +60,21 @@ TEST(ModelRegistry, GoesByArchitectureThenByModelType) {
   EXPECT_THAT(refused([&] { (void)read("{"); }), HasSubstr("some/config.json is not JSON"));
 }
 
+TEST(ModelRegistry, HoldsTheLlamaFamily) {
+  const ModelRegistry models = ModelRegistry::with_builtin();
+  EXPECT_EQ(models.architecture_names(),
+            (std::vector<std::string>{"GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM",
+                                      "Qwen2ForCausalLM", "Qwen3ForCausalLM"}));
+  for (const std::string& name : models.preset_names()) {
+    const auto model = models.preset(name);
+    const auto again = models.from_json(model->to_json(), name);
+    EXPECT_EQ(again->to_json(), model->to_json()) << name;
+    EXPECT_EQ(again->architecture(), model->architecture()) << name;
+  }
+  EXPECT_EQ(models.preset("llama-3.1-8b")->spec(8192).parameters(), 8'030'261'248);
+  EXPECT_EQ(models.preset("qwen3-0.6b")->architecture(), "Qwen3ForCausalLM");
+}
+
 TEST(ModelRegistry, HoldsEachNameOnce) {
   ModelRegistry models = ModelRegistry::with_builtin();
   const auto again = [&](const Architecture& architecture) {
