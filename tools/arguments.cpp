@@ -55,7 +55,7 @@ void heading(CLI::App& app, const char* group) {
 /// Model and configuration: what `train`, `evaluate` and `plan` read alike.
 void add_model_flags(CLI::App& app, Options& options) {
   heading(app, "Model");
-  add(app, "--model", options.model, "NAME|FILE", "preset or Hugging Face config.json of a GPT-2")
+  add(app, "--model", options.model, "NAME|FILE", "preset or Hugging Face config.json")
       ->capture_default_str();
   add_number(app, "--sequence", options.sequence,
              "tokens of a sequence (default: all the model has positions for)");
@@ -125,7 +125,7 @@ void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
 
 void add_plan_flags(CLI::App& app, Options& options) {
   app.get_option("--model")->description(
-      "preset, config.json of a GPT-2, or a list of units (docs/reference/plan-files.md)");
+      "preset, config.json, or a list of units (docs/reference/plan-files.md)");
   app.get_option("--host-memory")
       ->description(
           "most host memory of a rank, like 64GiB (default: its share of what this machine has available; "
@@ -449,7 +449,7 @@ Exit status:
   4 a checkpoint is damaged or missing)");
   app.require_subcommand(0, 1);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // subcommands inherit it
-  CLI::App* train = app.add_subcommand("train", "train a GPT on text or tokens");
+  CLI::App* train = app.add_subcommand("train", "train a language model on text or tokens");
   add_run_flags(*train, options, raw);
   add_train_flags(*train, options);
   CLI::App* evaluate = app.add_subcommand(

@@ -39,7 +39,7 @@ CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) 
       ->type_name("NAME");
   json(show);
 
-  CLI::App* to = add("export", "write the weights as a folder that Hugging Face's GPT2LMHeadModel opens",
+  CLI::App* to = add("export", "write the weights as a folder that Hugging Face's transformers opens",
                      CheckpointAction::export_folder);
   to->add_option("path", options.path, path)->required();
   to->add_option("--to", options.to, "folder to write")->type_name("DIR")->required();
@@ -47,7 +47,7 @@ CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) 
   to->add_option("--model", options.model, "preset or config.json, where the checkpoint does not say it")
       ->type_name("NAME|FILE");
 
-  CLI::App* from = add("import", "make a checkpoint (step 0) from a folder of Hugging Face's GPT2LMHeadModel",
+  CLI::App* from = add("import", "make a checkpoint (step 0) from a folder of Hugging Face's transformers",
                        CheckpointAction::import_folder);
   from->add_option("path", options.path, "folder with safetensors and config.json")->required();
   from->add_option("--to", options.to, "a run's folder, without checkpoints so far")

@@ -268,8 +268,8 @@ TEST_F(HuggingFace, FoldersThatAreNone) {
   const std::string source = write("hf", tiny_tensors("").file());
   std::filesystem::remove(source + "/config.json");
   EXPECT_THAT(refused(source, 2), HasSubstr("there is no config.json in " + source));
-  folder_.write("hf/config.json", R"({"model_type": "llama"})");
-  EXPECT_THAT(refused(source, 2), AllOf(HasSubstr("hf/config.json: model_type is"), HasSubstr("llama")));
+  folder_.write("hf/config.json", R"({"model_type": "bert"})");
+  EXPECT_THAT(refused(source, 2), AllOf(HasSubstr("hf/config.json: model_type is"), HasSubstr("bert")));
   // A file is read as its folder is.
   EXPECT_THAT(refused(source + "/model.safetensors", 2), HasSubstr("hf/config.json: model_type is"));
   // With --model the folder's own does not matter.
