@@ -1,6 +1,6 @@
 # tranche::tranche, the one target that users link, and the rules that install and export it.
 get_property(tranche_public_libraries GLOBAL PROPERTY tranche_libraries)
-list(REMOVE_ITEM tranche_public_libraries tranche_tools)  # the program's own parts
+list(REMOVE_ITEM tranche_public_libraries tranche_tools)  # the program: tranche::tools, for those that want it
 
 add_library(tranche_all INTERFACE)
 add_library(tranche::tranche ALIAS tranche_all)
@@ -38,7 +38,7 @@ endif()
 if(tranche_has_NCCL)
   list(APPEND tranche_cuda_libraries tranche_nccl)
 endif()
-install(TARGETS tranche_all ${tranche_public_libraries} ${tranche_cuda_libraries} EXPORT tranche-targets
+install(TARGETS tranche_all ${tranche_public_libraries} tranche_tools ${tranche_cuda_libraries} EXPORT tranche-targets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT tranche-targets NAMESPACE tranche:: DESTINATION ${tranche_config_dir})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/tranche-config.cmake.in

@@ -4,11 +4,11 @@
 #include <string>
 #include <utility>
 
-#include "models/linear.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/layer_norm.h"
 #include "tranche/models/gpt.h"
+#include "tranche/models/linear.h"
 #include "tranche/models/weight_gradients.h"
 
 namespace tranche::models {

@@ -1,4 +1,4 @@
-#include "models/linear.h"
+#include "tranche/models/linear.h"
 
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/elementwise.h"

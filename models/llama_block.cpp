@@ -4,13 +4,13 @@
 
 #include <utility>
 
-#include "models/linear.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/rms_norm.h"
 #include "tranche/kernels/rope.h"
 #include "tranche/kernels/swiglu.h"
+#include "tranche/models/linear.h"
 #include "tranche/models/llama.h"
 #include "tranche/models/weight_gradients.h"
 

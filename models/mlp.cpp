@@ -6,12 +6,12 @@
 #include <string>
 #include <utility>
 
-#include "models/linear.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/squared_error.h"
+#include "tranche/models/linear.h"
 #include "tranche/models/step_tensors.h"
 
 namespace tranche::models {

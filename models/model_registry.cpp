@@ -37,7 +37,8 @@ Architecture gpt2() {
 
 /// One architecture of the Llama family, with the presets that are of it.
 Architecture llama(std::string name, std::string model_type) {
-  Architecture llama{std::move(name), std::move(model_type), [](std::string_view text, std::string_view file) {
+  Architecture llama{std::move(name), std::move(model_type),
+                     [](std::string_view text, std::string_view file) {
                        return std::make_shared<const Llama>(LlamaConfig::from_json(text, file));
                      }};
   for (const std::string& preset : LlamaConfig::preset_names()) {

@@ -1,0 +1,18 @@
+#pragma once
+/// The program `tranche`, for programs with models of their own. Link tranche::tools.
+
+#include "tranche/models/model_registry.h"
+
+namespace tranche::tools {
+
+/// All of `tranche` (train, evaluate, plan, checkpoint, generate ...), with the models of a registry. Returns the exit
+/// status. Called once, from main() with its arguments:
+///
+///     int main(int argc, char** argv) {
+///       auto models = tranche::models::ModelRegistry::with_builtin();
+///       models.add(my_architecture());
+///       return tranche::tools::program_main(argc, argv, models);
+///     }
+int program_main(int argc, char** argv, const models::ModelRegistry& models);
+
+}  // namespace tranche::tools
