@@ -101,6 +101,7 @@ class TokenMlp final : public LanguageModel {
 
 int main(int argc, char** argv) {
   ModelRegistry models = ModelRegistry::with_builtin();
-  models.add({"TokenMlp", "token_mlp", TokenMlp::from_json, {{"token-mlp", std::make_shared<TokenMlp>(4, 64)}}});
+  models.add(
+      {"TokenMlp", "token_mlp", TokenMlp::from_json, {{"token-mlp", std::make_shared<TokenMlp>(4, 64)}}});
   return tools::program_main(argc, argv, models);
 }

@@ -13,8 +13,8 @@ namespace tranche::models {
 /// Takes the work on weight gradients that a block's backward finds, so that the backward is written once for
 /// both schedules: computed at once, or kept, with the tensors that it reads, until run(). A pipeline
 /// computes it then where a rank would wait (zero bubble, Qi et al., 2023). Gradients have the same bits
-/// either way, as each tensor sees the same additions in the same order. The block's activations must live
-/// until run().
+/// either way, as each tensor sees the same additions in the same order. The block's input and activations
+/// must live until run().
 class WeightGradients {
  public:
   enum class When : std::uint8_t { now, later };

@@ -5,8 +5,8 @@
 
 namespace tranche::tools {
 
-/// All of `tranche` (train, evaluate, plan, checkpoint, generate ...), with the models of a registry. Returns the exit
-/// status. Called once, from main() with its arguments:
+/// All of `tranche` (train, evaluate, plan, checkpoint, generate ...), with the models of a registry. Returns
+/// the exit status. Called once, from main() with its arguments:
 ///
 ///     int main(int argc, char** argv) {
 ///       auto models = tranche::models::ModelRegistry::with_builtin();
