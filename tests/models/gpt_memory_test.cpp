@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "memory_draw.h"
+#include "memory_checks.h"
 #include "models/language_head.h"
 #include "partition/flat_layout.h"
 #include "tests/core/rounds.h"
@@ -31,81 +31,8 @@ MemoryCase tiny_case(std::uint64_t index) {
   model.positions = 1 + draw.below(24);
   model.embedding_dropout = model.attention_dropout = model.residual_dropout = draw.flip() ? 0.1f : 0.0f;
   drawn.sequence = 1 + draw.below(model.positions);
-  drawn.ranks = 1 + static_cast<int>(draw.below(8));
-  drawn.rank = static_cast<int>(draw.below(drawn.ranks));
-  Config& config = drawn.config;
-  config.micro_batch_size = 1 + draw.below(3);
-  config.accumulation_steps = 1 + draw.below(3);
-  config.stage = static_cast<int>(draw.below(4));
-  config.reduction =
-      draw.of({ReductionPolicy::automatic, ReductionPolicy::boundary, ReductionPolicy::micro_batch});
-  config.reduction_group = static_cast<int>(draw.below(drawn.ranks + 1));
-  config.overlap = draw.below(4) != 0;
-  config.depth = 1 + static_cast<int>(draw.below(4));
-  if (draw.flip()) {
-    config.reduce_bucket_elements = 1 + draw.below(20000);
-    config.allgather_bucket_elements = 1 + draw.below(20000);
-  }
-  if (draw.below(3) == 0) {
-    config.prefetch_elements = draw.below(20000);
-    config.max_live_elements = draw.below(40000);
-  }
-  auto& precision = config.precision;
-  precision.compute = draw.of({DataType::float32, DataType::bfloat16, DataType::bfloat16, DataType::float16});
-  precision.communication =
-      draw.below(3) == 0 ? draw.of({DataType::float32, DataType::bfloat16}) : precision.compute;
-  precision.accumulation = draw.of({DataType::float32, DataType::float32, DataType::bfloat16});
-  precision.moments = draw.of({DataType::float32, DataType::float32, DataType::bfloat16});
-  config.loss_scaling = precision.compute == DataType::float16;
-  config.optimizer.type = draw.below(4) == 0 ? "SGD" : "AdamW";
-  if (config.optimizer.type == "SGD") precision.moments = DataType::float32;  // refused otherwise
-  if (draw.below(4) == 0) config.frozen = {"transformer.wpe.weight", "*.ln_2.bias", "transformer.h.0.attn.*"};
-  config.activation_checkpointing = draw.flip();
-  config.checkpoint_every = 1 + static_cast<int>(draw.below(4));
-  config.vocabulary_chunk = draw.flip() ? 0 : 1 + draw.below(model.vocabulary);
-  config.workspace_bytes = kernels::minimum_workspace_bytes;
-  config.staging_bytes = (std::int64_t{1} << 16) + 256 * draw.below(1000);
-  config.threads = 1;
-  config.communication_timeout = 60;
-  config.offload.activations = config.activation_checkpointing && draw.flip();
-  const auto tier = [&] { return draw.of({OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}); };
-  if (draw.flip()) config.offload.optimizer = tier();
-  if (draw.flip() && config.stage == 3) config.offload.parameters = tier();
-  config.offload.ratio = draw.of({1.0, 1.0, 0.6, 0.3});
-  config.offload.tile_elements = 4096 * (1 + draw.below(4));
-  config.offload.tile_buffers = 3 + static_cast<int>(draw.below(3));
-  config.offload.parameter_buffers = 2 + static_cast<int>(draw.below(3));
-  config.offload.nvme_path = std::filesystem::temp_directory_path().string();
+  draw_configuration(draw, {"transformer.wpe.weight", "*.ln_2.bias", "transformer.h.0.attn.*"}, drawn);
   return drawn;
-}
-
-void expect_equal(const TierAccount& planned, const TierAccount& measured) {
-  EXPECT_EQ(planned.peak, measured.peak);
-  EXPECT_EQ(planned.current.bytes, measured.current.bytes);
-  EXPECT_EQ(planned.persistent.bytes, measured.persistent.bytes);
-  EXPECT_EQ(planned.category_peak.bytes, measured.category_peak.bytes);
-  EXPECT_EQ(planned.at_peak.bytes, measured.at_peak.bytes);
-  EXPECT_EQ(planned.peak_phase, measured.peak_phase);
-}
-
-/// Plans and measures each.
-void expect_plans_hold(const test::Sweep& cases) {
-  for (std::uint64_t index = cases.first; index < cases.end(); ++index) {
-    const MemoryCase drawn = tiny_case(index);
-    SCOPED_TRACE("tiny_case(" + std::to_string(index) + "): " + drawn.to_string());
-    const MemoryRun planned = plan_case(drawn, 3, 2);
-    const std::vector<MemoryRun> runs = measure_case(drawn, 3, 2);
-    const MemoryRun& measured = runs[static_cast<std::size_t>(drawn.rank)];
-    for (std::size_t tier = 0; tier < tier_count; ++tier)
-      expect_equal(planned.tiers[tier], measured.tiers[tier]);
-    EXPECT_EQ(planned.traffic, measured.traffic);
-    EXPECT_EQ(planned.step.block, measured.step.block);
-    for (const MemoryRun& run : runs) {
-      EXPECT_EQ(run.device().peak, measured.device().peak) << "all ranks hold the same";
-      EXPECT_EQ(run.device().at_peak.total(), run.device().peak) << "categories add up";
-    }
-    if (::testing::Test::HasFailure()) return;  // one line to reproduce is enough
-  }
 }
 
 TEST(GptMemory, PlansHoldToTheByte) {
@@ -146,11 +73,11 @@ TEST(GptMemory, PlansHoldToTheByte) {
   for (const char* axis : {"offloaded optimizer", "offloaded parameters"}) {
     axes.expect(axis, {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme});
   }
-  expect_plans_hold(cases);
+  expect_plans_hold(tiny_case, cases);
 }
 
 TEST(GptMemorySlow, PlansHoldToTheByteOverMany) {
-  expect_plans_hold(test::sweep({60, 400}));
+  expect_plans_hold(tiny_case, test::sweep({60, 400}));
 }
 
 /// A GPT of some size, on meta only.

@@ -4,6 +4,7 @@
 
 #include "own_schedule.h"
 #include "reference_llama.h"
+#include "tiny_llama.h"
 #include "training_fixture.h"
 #include "tranche/core/error.h"
 #include "tranche/models/llama.h"
@@ -14,32 +15,6 @@ namespace {
 using reference_training::Tensors;
 
 constexpr std::int64_t row_tokens = 13;
-
-/// Sizes that are no multiples of a vector, and everything of its architecture switched on.
-LlamaConfig tiny_llama(LlamaKind kind) {
-  LlamaConfig config = LlamaConfig::preset("qwen3-nano");
-  config.kind = kind;
-  config.vocabulary = 61;
-  config.positions = 32;
-  config.inner = 37;
-  config.head_dim = 6;
-  config.tied = kind == LlamaKind::qwen3;
-  config.rope_theta = 100;
-  if (kind == LlamaKind::llama) {
-    config.attention_bias = config.mlp_bias = true;
-    config.rope = {.kind = kernels::RopeScaling::Kind::llama3, .factor = 8, .original_positions = 8};
-  }
-  if (kind == LlamaKind::mistral) config.window = 4;
-  if (kind == LlamaKind::qwen2) {
-    config.window = 3;
-    config.windowed = {false, true};
-    config.rope = {.kind = kernels::RopeScaling::Kind::linear, .factor = 2};
-  }
-  config.validate("test");
-  return config;
-}
-
-constexpr LlamaKind all_kinds[] = {LlamaKind::llama, LlamaKind::mistral, LlamaKind::qwen2, LlamaKind::qwen3};
 
 /// Weights of which no norm is one and no bias zero.
 Tensors moved_weights(const LlamaConfig& model, double by = 0.3) {

@@ -1,17 +1,21 @@
 #pragma once
-/// GPTs and configurations drawn for the laws of memory, and what a run of them holds and sends, really or on
-/// the meta device.
+/// Models and configurations drawn for the laws of memory, and what a run of them holds and sends, really or
+/// on the meta device.
 
 #include <fmt/format.h>
 
 #include <array>
+#include <filesystem>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "training_fixture.h"
 #include "tranche/device/ledger.h"
+#include "tranche/models/llama.h"
 
 namespace tranche::models {
 
@@ -36,11 +40,20 @@ class Draw {
 
 struct MemoryCase {
   GptConfig model;
+  std::optional<LlamaConfig> llama = {};  ///< in place of `model`
   std::int64_t sequence = 8;
   int ranks = 1;
   int rank = 0;  ///< the one that is planned
   Config config;
+  std::unique_ptr<const LanguageModel> language_model() const {
+    if (llama) return std::make_unique<const Llama>(*llama);
+    return std::make_unique<const Gpt>(model);
+  }
   std::string to_string() const {
+    if (llama) {
+      return fmt::format("MemoryCase{{{} sequence {}, rank {} of {}, config {}}}", llama->to_json(), sequence,
+                         rank, ranks, config.to_json());
+    }
     const auto& m = model;
     return fmt::format(
         "MemoryCase{{layers {}, heads {}, width {}, inner {}, vocabulary {}, positions {}, sequence {}, rank "
@@ -63,9 +76,9 @@ struct MemoryRun {
 
 /// Steps until memory is packed and used so, then `evaluations` micro-batches of validation and another step.
 inline void run_case(const MemoryCase& drawn, Engine& engine, int steps, int evaluations) {
-  const Gpt gpt(drawn.model);
+  const auto model = drawn.language_model();
   const Config& config = engine.config();
-  TokenData data(drawn.sequence, drawn.model.vocabulary, false);
+  TokenData data(drawn.sequence, model->shape().vocabulary, false);
   const bool meta = engine.device().kind() == DeviceKind::meta;
   std::vector<std::int64_t> samples(static_cast<std::size_t>(config.micro_batch_size), 0);
   const Shape shape{config.micro_batch_size, drawn.sequence};
@@ -75,13 +88,13 @@ inline void run_case(const MemoryCase& drawn, Engine& engine, int steps, int eva
     return data.batch();
   };
   const auto step = [&] {
-    for (std::int64_t m = 0; m < config.accumulation_steps; ++m) gpt.forward_backward(engine, batch());
+    for (std::int64_t m = 0; m < config.accumulation_steps; ++m) model->forward_backward(engine, batch());
     (void)engine.step();
   };
   for (int s = 0; s < steps; ++s) step();
   if (evaluations == 0) return;
   engine.begin_evaluation();
-  for (int e = 0; e < evaluations; ++e) gpt.evaluate(engine, batch());
+  for (int e = 0; e < evaluations; ++e) model->evaluate(engine, batch());
   (void)engine.end_evaluation();
   step();
 }
@@ -108,7 +121,7 @@ inline MemoryRun plan_case(const MemoryCase& drawn, int steps = 3, int evaluatio
   Runtime runtime(options, [&](const CommunicatorOptions& o) {
     return make_meta_communicator(drawn.rank, drawn.ranks, drawn.ranks, o);
   });
-  Engine engine(runtime, Gpt::spec(drawn.model, drawn.sequence), config);
+  Engine engine(runtime, drawn.language_model()->spec(drawn.sequence), config);
   run_case(drawn, engine, steps, evaluations);
   return results_of(engine);
 }
@@ -116,11 +129,60 @@ inline MemoryRun plan_case(const MemoryCase& drawn, int steps = 3, int evaluatio
 /// The same on all ranks, as threads of this process; by rank.
 inline std::vector<MemoryRun> measure_case(const MemoryCase& drawn, int steps = 3, int evaluations = 0) {
   std::vector<MemoryRun> runs(static_cast<std::size_t>(drawn.ranks));
-  on_ranks(drawn.ranks, Gpt::spec(drawn.model, drawn.sequence), drawn.config, [&](Engine& engine) {
+  on_ranks(drawn.ranks, drawn.language_model()->spec(drawn.sequence), drawn.config, [&](Engine& engine) {
     run_case(drawn, engine, steps, evaluations);
     runs[static_cast<std::size_t>(engine.runtime().rank())] = results_of(engine);
   });
   return runs;
+}
+
+/// Draws all but the model and its sequence; `frozen` are patterns that are frozen now and then.
+inline void draw_configuration(Draw& draw, const std::vector<std::string>& frozen, MemoryCase& drawn) {
+  drawn.ranks = 1 + static_cast<int>(draw.below(8));
+  drawn.rank = static_cast<int>(draw.below(drawn.ranks));
+  Config& config = drawn.config;
+  config.micro_batch_size = 1 + draw.below(3);
+  config.accumulation_steps = 1 + draw.below(3);
+  config.stage = static_cast<int>(draw.below(4));
+  config.reduction =
+      draw.of({ReductionPolicy::automatic, ReductionPolicy::boundary, ReductionPolicy::micro_batch});
+  config.reduction_group = static_cast<int>(draw.below(drawn.ranks + 1));
+  config.overlap = draw.below(4) != 0;
+  config.depth = 1 + static_cast<int>(draw.below(4));
+  if (draw.flip()) {
+    config.reduce_bucket_elements = 1 + draw.below(20000);
+    config.allgather_bucket_elements = 1 + draw.below(20000);
+  }
+  if (draw.below(3) == 0) {
+    config.prefetch_elements = draw.below(20000);
+    config.max_live_elements = draw.below(40000);
+  }
+  auto& precision = config.precision;
+  precision.compute = draw.of({DataType::float32, DataType::bfloat16, DataType::bfloat16, DataType::float16});
+  precision.communication =
+      draw.below(3) == 0 ? draw.of({DataType::float32, DataType::bfloat16}) : precision.compute;
+  precision.accumulation = draw.of({DataType::float32, DataType::float32, DataType::bfloat16});
+  precision.moments = draw.of({DataType::float32, DataType::float32, DataType::bfloat16});
+  config.loss_scaling = precision.compute == DataType::float16;
+  config.optimizer.type = draw.below(4) == 0 ? "SGD" : "AdamW";
+  if (config.optimizer.type == "SGD") precision.moments = DataType::float32;  // refused otherwise
+  if (draw.below(4) == 0) config.frozen = frozen;
+  config.activation_checkpointing = draw.flip();
+  config.checkpoint_every = 1 + static_cast<int>(draw.below(4));
+  config.vocabulary_chunk = draw.flip() ? 0 : 1 + draw.below(drawn.language_model()->shape().vocabulary);
+  config.workspace_bytes = kernels::minimum_workspace_bytes;
+  config.staging_bytes = (std::int64_t{1} << 16) + 256 * draw.below(1000);
+  config.threads = 1;
+  config.communication_timeout = 60;
+  config.offload.activations = config.activation_checkpointing && draw.flip();
+  const auto tier = [&] { return draw.of({OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}); };
+  if (draw.flip()) config.offload.optimizer = tier();
+  if (draw.flip() && config.stage == 3) config.offload.parameters = tier();
+  config.offload.ratio = draw.of({1.0, 1.0, 0.6, 0.3});
+  config.offload.tile_elements = 4096 * (1 + draw.below(4));
+  config.offload.tile_buffers = 3 + static_cast<int>(draw.below(3));
+  config.offload.parameter_buffers = 2 + static_cast<int>(draw.below(3));
+  config.offload.nvme_path = std::filesystem::temp_directory_path().string();
 }
 
 }  // namespace tranche::models

@@ -12,7 +12,8 @@ const double gelu_factor = std::sqrt(2.0 / std::numbers::pi);
 constexpr double gelu_cubic = 0.044715;
 
 bool decays(const std::string& name) {
-  return name.ends_with(".weight") && name.find("ln_") == std::string::npos;
+  return name.ends_with(".weight") && name.find("ln_") == std::string::npos &&
+         name.find("norm") == std::string::npos;
 }
 }  // namespace
 

@@ -149,18 +149,17 @@ struct GptRun {
 
 /// Trains `steps` steps with the global batch of step n being samples [n * B, (n + 1) * B): each rank takes
 /// its part of each micro-batch. `start` replaces the drawn weights.
-inline GptRun train_gpt(int ranks, const GptConfig& model, const Config& config, int steps, std::int64_t time,
-                        bool ignore_some = false, DeviceKind device = DeviceKind::cpu,
-                        const reference_training::Tensors* start = nullptr, bool want_gradients = false) {
+inline GptRun train_model(int ranks, const LanguageModel& model, const Config& config, int steps,
+                          std::int64_t time, bool ignore_some = false, DeviceKind device = DeviceKind::cpu,
+                          const reference_training::Tensors* start = nullptr, bool want_gradients = false) {
   GptRun run;
   std::mutex mutex;
   on_ranks(
-      ranks, Gpt::spec(model, time), config,
+      ranks, model.spec(time), config,
       [&](Engine& engine) {
-        const Gpt gpt(model);
         const int rank = engine.runtime().rank();
         const Config& used = engine.config();
-        TokenData data(time, model.vocabulary, ignore_some);
+        TokenData data(time, model.shape().vocabulary, ignore_some);
         DeviceBatch device_batch(engine);
         std::vector<double> losses, norms;
         reference_training::Tensors gradients;
@@ -173,7 +172,7 @@ inline GptRun train_gpt(int ranks, const GptConfig& model, const Config& config,
           for (std::int64_t m = 0; m < used.accumulation_steps; ++m) {
             const std::int64_t block = m * ranks + rank;
             data.draw(step * used.train_batch_size + block * used.micro_batch_size, used.micro_batch_size);
-            gpt.forward_backward(engine, device_batch.of(data));
+            model.forward_backward(engine, device_batch.of(data));
           }
           if (want_gradients && step + 1 == steps) gradients = read_all(engine, true);
           const StepResult result = engine.step();
@@ -188,6 +187,12 @@ inline GptRun train_gpt(int ranks, const GptConfig& model, const Config& config,
       },
       device);
   return run;
+}
+
+inline GptRun train_gpt(int ranks, const GptConfig& model, const Config& config, int steps, std::int64_t time,
+                        bool ignore_some = false, DeviceKind device = DeviceKind::cpu,
+                        const reference_training::Tensors* start = nullptr, bool want_gradients = false) {
+  return train_model(ranks, Gpt(model), config, steps, time, ignore_some, device, start, want_gradients);
 }
 
 }  // namespace tranche::models
