@@ -49,8 +49,8 @@ void forward_head(const AttentionCall& call, const AttentionHead& head, float* s
   }
 }
 
-/// Scratch of backward for the heads that share one key and value. `d_query` holds all queries of each head
-/// when they fit, else one tile.
+/// Scratch of a task of backward. `d_query`, at the end, holds one tile, or all queries of all heads that
+/// share a key and value.
 struct BackwardScratch {
   float *scores, *d_scores, *query, *d_out, *key, *value, *d_key, *d_value, *d_query;
 
@@ -92,59 +92,52 @@ void load_query_tile(const AttentionCall& call, const AttentionHead& head, std::
              head.width(), s.d_out, head.width());
 }
 
-/// Gradients of the keys and values that heads [first_head, first_head + group) share, tile of keys by tile
-/// of keys over ascending heads and queries; with all_queries the gradient of the queries is summed beside
-/// them, over ascending keys.
-void backward_keys(const AttentionCall& call, std::int64_t first_head, bool all_queries,
-                   const BackwardScratch& s) {
+/// Gradients of a tile of the keys and values that heads [first_head, first_head + group) share, over
+/// ascending heads and queries; with all_queries the gradient of the queries is summed beside them, over
+/// ascending tiles of keys.
+void backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::int64_t k, bool all_queries,
+                       const BackwardScratch& s) {
   const std::int64_t width = call.head_width, time = call.time;
   const AttentionHead shared(call, first_head);
-  for (std::int64_t k = 0; k < time; k += attention_keys) {
-    const std::int64_t tile_keys = std::min(attention_keys, time - k);
-    shared.load(1, k, tile_keys, s.key);
-    shared.load(2, k, tile_keys, s.value);
-    std::fill_n(s.d_key, tile_keys * width, 0.0f);
-    std::fill_n(s.d_value, tile_keys * width, 0.0f);
-    for (std::int64_t g = 0; g < call.group(); ++g) {
-      const AttentionHead head(call, first_head + g);
-      for (std::int64_t q = k; q < time && head.sees(q, k); q += attention_queries) {
-        const AttentionTile tile = head.tile(q, k);
-        const std::int64_t queries = tile.queries, keys = tile.keys, skipped = (tile.first_key - k) * width;
-        load_query_tile(call, head, q, s);
-        backward_tile(call, head, tile, s.key + skipped, s.value + skipped, s);
-        gemm(true, false, keys, width, queries, 1.0f, s.scores, s.d_out, 1.0f, s.d_value + skipped);
-        gemm(true, false, keys, width, queries, 1.0f, s.d_scores, s.query, 1.0f, s.d_key + skipped);
-        if (all_queries) {
-          gemm(false, false, queries, width, keys, 1.0f, s.d_scores, s.key + skipped,
-               k == head.first_key_tile(q) ? 0.0f : 1.0f, s.d_query + (g * time + q) * width);
-        }
+  const std::int64_t tile_keys = std::min(attention_keys, time - k);
+  shared.load(1, k, tile_keys, s.key);
+  shared.load(2, k, tile_keys, s.value);
+  std::fill_n(s.d_key, tile_keys * width, 0.0f);
+  std::fill_n(s.d_value, tile_keys * width, 0.0f);
+  for (std::int64_t g = 0; g < call.group(); ++g) {
+    const AttentionHead head(call, first_head + g);
+    for (std::int64_t q = k; q < time && head.sees(q, k); q += attention_queries) {
+      const AttentionTile tile = head.tile(q, k);
+      const std::int64_t queries = tile.queries, keys = tile.keys, skipped = (tile.first_key - k) * width;
+      load_query_tile(call, head, q, s);
+      backward_tile(call, head, tile, s.key + skipped, s.value + skipped, s);
+      gemm(true, false, keys, width, queries, 1.0f, s.scores, s.d_out, 1.0f, s.d_value + skipped);
+      gemm(true, false, keys, width, queries, 1.0f, s.d_scores, s.query, 1.0f, s.d_key + skipped);
+      if (all_queries) {
+        gemm(false, false, queries, width, keys, 1.0f, s.d_scores, s.key + skipped,
+             k == head.first_key_tile(q) ? 0.0f : 1.0f, s.d_query + (g * time + q) * width);
       }
     }
-    shared.store_gradient(1, k, tile_keys, s.d_key);
-    shared.store_gradient(2, k, tile_keys, s.d_value);
   }
-  for (std::int64_t g = 0; all_queries && g < call.group(); ++g) {
-    AttentionHead(call, first_head + g).store_gradient(0, 0, time, s.d_query + g * time * width);
-  }
+  shared.store_gradient(1, k, tile_keys, s.d_key);
+  shared.store_gradient(2, k, tile_keys, s.d_value);
 }
 
-/// The gradient of the queries where all of it does not fit: the tiles once more, the same sums in the same
-/// order.
-void backward_queries(const AttentionCall& call, const AttentionHead& head, const BackwardScratch& s) {
-  const std::int64_t width = head.width();
-  for (std::int64_t q = 0; q < call.time; q += attention_queries) {
-    const std::int64_t queries = head.queries(q), first = head.first_key_tile(q);
-    load_query_tile(call, head, q, s);
-    for (std::int64_t k = first; k < q + queries; k += attention_keys) {
-      const AttentionTile tile = head.tile(q, k);
-      head.load(1, tile.first_key, tile.keys, s.key);
-      head.load(2, tile.first_key, tile.keys, s.value);
-      backward_tile(call, head, tile, s.key, s.value, s);
-      gemm(false, false, queries, width, tile.keys, 1.0f, s.d_scores, s.key, k == first ? 0.0f : 1.0f,
-           s.d_query);
-    }
-    head.store_gradient(0, q, queries, s.d_query);
+/// The gradient of a tile of queries where not all of them go along with the keys: its tiles once more, the
+/// same sums in the same order.
+void backward_query_tile(const AttentionCall& call, const AttentionHead& head, std::int64_t q,
+                         const BackwardScratch& s) {
+  const std::int64_t width = head.width(), queries = head.queries(q), first = head.first_key_tile(q);
+  load_query_tile(call, head, q, s);
+  for (std::int64_t k = first; k < q + queries; k += attention_keys) {
+    const AttentionTile tile = head.tile(q, k);
+    head.load(1, tile.first_key, tile.keys, s.key);
+    head.load(2, tile.first_key, tile.keys, s.value);
+    backward_tile(call, head, tile, s.key, s.value, s);
+    gemm(false, false, queries, width, tile.keys, 1.0f, s.d_scores, s.key, k == first ? 0.0f : 1.0f,
+         s.d_query);
   }
+  head.store_gradient(0, q, queries, s.d_query);
 }
 
 constexpr std::int64_t bytes_of(std::int64_t floats) {
@@ -185,31 +178,75 @@ void attention_forward(const AttentionCall& call) {
   });
 }
 
+namespace {
+
+/// Runs the tasks of backward, which share no sums. `key_tile` and `query_tile` are called with (scratch,
+/// first head or head, first key or query, ...).
+template <class KeyTile, class QueryTile>
+void run_backward(const AttentionCall& call, std::int64_t tiles, const KeyTile& key_tile,
+                  const QueryTile& query_tile) {
+  const std::int64_t width = call.head_width, time = call.time;
+  const std::int64_t shared = call.batch * call.key_value_heads, heads = call.batch * call.heads;
+  auto* scratch = static_cast<float*>(call.workspace.data);
+  const auto threads_with = [&](std::int64_t floats) {
+    return std::min<std::int64_t>(call.threads, call.workspace.bytes / bytes_of(floats));
+  };
+  // One pass, a task for each key and value head, when the query gradients of all heads that share it fit
+  // beside the tiles for half the threads or more. Two passes, a task for each tile, take 7 GEMMs instead of
+  // 5, and occupy threads that would idle. The same bits either way.
+  const std::int64_t whole = tiles + call.group() * time * width, parted = tiles + attention_queries * width;
+  const std::int64_t least = std::max<std::int64_t>(1, std::min<std::int64_t>(call.threads, shared) / 2);
+  if (threads_with(whole) >= least && threads_with(parted) < 2 * shared) {
+    parallel_tasks(static_cast<int>(threads_with(whole)), shared, [&](std::int64_t index, int slot) {
+      float* const own = scratch + slot * whole;
+      const std::int64_t first_head = index * call.group();
+      for (std::int64_t k = 0; k < time; k += attention_keys) key_tile(own, first_head, k, true);
+      for (std::int64_t g = 0; g < call.group(); ++g) {
+        AttentionHead(call, first_head + g).store_gradient(0, 0, time, own + tiles + g * time * width);
+      }
+    });
+    return;
+  }
+  // The longest start first: the first keys are seen by most queries, the last queries see most keys.
+  const std::int64_t key_tiles = divide_round_up(time, attention_keys),
+                     query_tiles = divide_round_up(time, attention_queries);
+  parallel_tasks(static_cast<int>(threads_with(parted)), shared * key_tiles + heads * query_tiles,
+                 [&](std::int64_t index, int slot) {
+                   float* const own = scratch + slot * parted;
+                   if (index < shared * key_tiles) {
+                     key_tile(own, index % shared * call.group(), index / shared * attention_keys, false);
+                   } else {
+                     index -= shared * key_tiles;
+                     query_tile(own, AttentionHead(call, index % heads),
+                                (query_tiles - 1 - index / heads) * attention_queries);
+                   }
+                 });
+}
+
+}  // namespace
+
 void attention_backward(const AttentionCall& call) {
   if (call.time == 0 || call.width() == 0) return;
   const std::int64_t width = call.head_width;
-  const bool in_bf16 = attention_runs_in_bf16(call.dtype, width);
-  const std::int64_t tiles = in_bf16 ? bf16_backward_floats(width) : BackwardScratch::floats(width);
-  // One pass when the query gradients of all heads that share a key fit beside the tiles for half the threads
-  // or more (two passes take 7 GEMMs instead of 5); the same bits either way.
-  const std::int64_t whole = tiles + call.group() * call.time * width;
-  const std::int64_t shared = call.batch * call.key_value_heads;
-  const std::int64_t tasks = std::min<std::int64_t>(call.threads, shared);
-  const bool one_pass = call.workspace.bytes / bytes_of(whole) >= std::max<std::int64_t>(1, tasks / 2);
-  const std::int64_t floats = one_pass ? whole : tiles + attention_queries * width;
-  const std::int64_t space = call.workspace.bytes / bytes_of(floats);
-  const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, space));
-  auto* scratch = static_cast<float*>(call.workspace.data);
-  parallel_tasks(threads, shared, [&](std::int64_t index, int slot) {
-    const std::int64_t first_head = index * call.group();
-    float* at = scratch + slot * floats;
-    if (in_bf16) return bf16_backward_heads(call, first_head, one_pass, at);
-    const BackwardScratch own(at, width);
-    backward_keys(call, first_head, one_pass, own);
-    for (std::int64_t g = 0; !one_pass && g < call.group(); ++g) {
-      backward_queries(call, AttentionHead(call, first_head + g), own);
-    }
-  });
+  if (attention_runs_in_bf16(call.dtype, width)) {
+    run_backward(
+        call, bf16_backward_floats(width),
+        [&](float* own, std::int64_t first_head, std::int64_t k, bool all_queries) {
+          bf16_backward_key_tile(call, first_head, k, all_queries, own);
+        },
+        [&](float* own, const AttentionHead& head, std::int64_t q) {
+          bf16_backward_query_tile(call, head, q, own);
+        });
+    return;
+  }
+  run_backward(
+      call, BackwardScratch::floats(width),
+      [&](float* own, std::int64_t first_head, std::int64_t k, bool all_queries) {
+        backward_key_tile(call, first_head, k, all_queries, BackwardScratch(own, width));
+      },
+      [&](float* own, const AttentionHead& head, std::int64_t q) {
+        backward_query_tile(call, head, q, BackwardScratch(own, width));
+      });
 }
 
 }  // namespace tranche::kernels::cpu

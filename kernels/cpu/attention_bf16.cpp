@@ -42,7 +42,7 @@ void score(const AttentionTile& tile, std::int64_t width, const bfloat16* a, std
   multiply({tile.queries, tile.keys, width, a, stride_a, b, attention_keys, scores, tile.keys, alpha, false});
 }
 
-/// Scratch of backward for the heads that share one key and value.
+/// Scratch of a task of backward.
 struct BackwardTiles {
   float *scores, *d_scores, *d_out, *d_key, *d_value, *d_query;
   bfloat16 *key_columns, *value_columns, *key_rows;          // of a tile of keys, packed
@@ -96,65 +96,6 @@ void add_query_gradient(const AttentionTile& tile, std::int64_t skipped, std::in
   narrow_rows(s.d_scores, tile.keys, tile.queries, tile.keys, s.d_score_rows, attention_keys);
   multiply({tile.queries, width, even(tile.keys), s.d_score_rows, attention_keys,
             s.key_rows + skipped * width, width, d_query, width, 1.0f, !first});
-}
-
-/// Gradients of the keys and values that heads [first_head, first_head + group) share, tile of keys by tile
-/// of keys over ascending heads and queries, as transposes [width, keys]: so the scores are their right
-/// operands, which are packed as they stand.
-void backward_keys(const AttentionCall& call, std::int64_t first_head, bool all_queries,
-                   const BackwardTiles& s) {
-  const std::int64_t width = call.head_width, time = call.time;
-  const AttentionHead shared(call, first_head);
-  for (std::int64_t k = 0; k < time; k += attention_keys) {
-    const std::int64_t tile_keys = std::min(attention_keys, time - k);
-    pack_keys(shared, k, tile_keys, s);
-    std::fill_n(s.d_key, attention_keys * width, 0.0f);
-    std::fill_n(s.d_value, attention_keys * width, 0.0f);
-    for (std::int64_t g = 0; g < call.group(); ++g) {
-      const AttentionHead head(call, first_head + g);
-      for (std::int64_t q = k; q < time && head.sees(q, k); q += attention_queries) {
-        const AttentionTile tile = head.tile(q, k);
-        const std::int64_t queries = tile.queries, keys = tile.keys, skipped = tile.first_key - k;
-        backward_tile(call, head, tile, skipped, s);
-        transpose_rows(rows_of(head, 0, q), head.stride(0), queries, width, s.query_transposed,
-                       attention_queries);
-        transpose_rows(d_out_of(call, head, q), call.width(), queries, width, s.d_out_transposed,
-                       attention_queries);
-        pack_rows(s.scores, keys, queries, keys, s.packed_scores, attention_keys);
-        pack_rows(s.d_scores, keys, queries, keys, s.packed_d_scores, attention_keys);
-        multiply({width, keys, even(queries), s.d_out_transposed, attention_queries, s.packed_scores,
-                  attention_keys, s.d_value + skipped, attention_keys, 1.0f, true});
-        multiply({width, keys, even(queries), s.query_transposed, attention_queries, s.packed_d_scores,
-                  attention_keys, s.d_key + skipped, attention_keys, 1.0f, true});
-        if (all_queries) {
-          add_query_gradient(tile, skipped, width, s, s.d_query + (g * time + q) * width,
-                             k == head.first_key_tile(q));
-        }
-      }
-    }
-    narrow_transposed(s.d_key, attention_keys, width, tile_keys, static_cast<bfloat16*>(shared.d_part(1, k)),
-                      shared.d_stride(1));
-    narrow_transposed(s.d_value, attention_keys, width, tile_keys,
-                      static_cast<bfloat16*>(shared.d_part(2, k)), shared.d_stride(2));
-  }
-  for (std::int64_t g = 0; all_queries && g < call.group(); ++g) {
-    AttentionHead(call, first_head + g).store_gradient(0, 0, time, s.d_query + g * time * width);
-  }
-}
-
-/// The gradient of the queries where all of it does not fit: the tiles once more, the same sums in the same
-/// order.
-void backward_queries(const AttentionCall& call, const AttentionHead& head, const BackwardTiles& s) {
-  for (std::int64_t q = 0; q < call.time; q += attention_queries) {
-    const std::int64_t queries = head.queries(q), first = head.first_key_tile(q);
-    for (std::int64_t k = first; k < q + queries; k += attention_keys) {
-      const AttentionTile tile = head.tile(q, k);
-      pack_keys(head, tile.first_key, tile.keys, s);
-      backward_tile(call, head, tile, 0, s);
-      add_query_gradient(tile, 0, head.width(), s, s.d_query, k == first);
-    }
-    head.store_gradient(0, q, queries, s.d_query);
-  }
 }
 
 }  // namespace
@@ -213,12 +154,56 @@ std::int64_t bf16_backward_floats(std::int64_t head_width) {
          (3 * tile + (3 * attention_keys + 2 * attention_queries) * head_width) / 2;
 }
 
-void bf16_backward_heads(const AttentionCall& call, std::int64_t first_head, bool one_pass, float* scratch) {
-  const BackwardTiles own(scratch, call.head_width);
-  backward_keys(call, first_head, one_pass, own);
-  for (std::int64_t g = 0; !one_pass && g < call.group(); ++g) {
-    backward_queries(call, AttentionHead(call, first_head + g), own);
+/// The gradients of keys and values are summed as transposes [width, keys]: so the scores are their right
+/// operands, which are packed as they stand.
+void bf16_backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::int64_t k,
+                            bool all_queries, float* scratch) {
+  const std::int64_t width = call.head_width, time = call.time;
+  const BackwardTiles s(scratch, width);
+  const AttentionHead shared(call, first_head);
+  const std::int64_t tile_keys = std::min(attention_keys, time - k);
+  pack_keys(shared, k, tile_keys, s);
+  std::fill_n(s.d_key, attention_keys * width, 0.0f);
+  std::fill_n(s.d_value, attention_keys * width, 0.0f);
+  for (std::int64_t g = 0; g < call.group(); ++g) {
+    const AttentionHead head(call, first_head + g);
+    for (std::int64_t q = k; q < time && head.sees(q, k); q += attention_queries) {
+      const AttentionTile tile = head.tile(q, k);
+      const std::int64_t queries = tile.queries, keys = tile.keys, skipped = tile.first_key - k;
+      backward_tile(call, head, tile, skipped, s);
+      transpose_rows(rows_of(head, 0, q), head.stride(0), queries, width, s.query_transposed,
+                     attention_queries);
+      transpose_rows(d_out_of(call, head, q), call.width(), queries, width, s.d_out_transposed,
+                     attention_queries);
+      pack_rows(s.scores, keys, queries, keys, s.packed_scores, attention_keys);
+      pack_rows(s.d_scores, keys, queries, keys, s.packed_d_scores, attention_keys);
+      multiply({width, keys, even(queries), s.d_out_transposed, attention_queries, s.packed_scores,
+                attention_keys, s.d_value + skipped, attention_keys, 1.0f, true});
+      multiply({width, keys, even(queries), s.query_transposed, attention_queries, s.packed_d_scores,
+                attention_keys, s.d_key + skipped, attention_keys, 1.0f, true});
+      if (all_queries) {
+        add_query_gradient(tile, skipped, width, s, s.d_query + (g * time + q) * width,
+                           k == head.first_key_tile(q));
+      }
+    }
   }
+  narrow_transposed(s.d_key, attention_keys, width, tile_keys, static_cast<bfloat16*>(shared.d_part(1, k)),
+                    shared.d_stride(1));
+  narrow_transposed(s.d_value, attention_keys, width, tile_keys, static_cast<bfloat16*>(shared.d_part(2, k)),
+                    shared.d_stride(2));
+}
+
+void bf16_backward_query_tile(const AttentionCall& call, const AttentionHead& head, std::int64_t q,
+                              float* scratch) {
+  const BackwardTiles s(scratch, call.head_width);
+  const std::int64_t queries = head.queries(q), first = head.first_key_tile(q);
+  for (std::int64_t k = first; k < q + queries; k += attention_keys) {
+    const AttentionTile tile = head.tile(q, k);
+    pack_keys(head, tile.first_key, tile.keys, s);
+    backward_tile(call, head, tile, 0, s);
+    add_query_gradient(tile, 0, head.width(), s, s.d_query, k == first);
+  }
+  head.store_gradient(0, q, queries, s.d_query);
 }
 
 }  // namespace tranche::kernels::cpu

@@ -18,10 +18,14 @@ std::int64_t bf16_forward_floats(std::int64_t head_width, std::int64_t keys);
 void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, bool keep_packed,
                        float* scratch);
 
-/// Scratch of the heads that share a key and value, without the gradient of their queries, which lies behind
-/// it: of all queries of all of them with one_pass, else of one tile.
+/// Scratch of a task of backward without the gradient of its queries, which lies behind it: of one tile, or
+/// of all queries of all heads that share a key and value.
 std::int64_t bf16_backward_floats(std::int64_t head_width);
-/// Of heads [first_head, first_head + group), which share a key and value.
-void bf16_backward_heads(const AttentionCall& call, std::int64_t first_head, bool one_pass, float* scratch);
+/// The tiles of attention.cpp, in bf16: gradients of the keys and values from `k` on that heads [first_head,
+/// first_head + group) share, and of a tile of queries alone.
+void bf16_backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::int64_t k,
+                            bool all_queries, float* scratch);
+void bf16_backward_query_tile(const AttentionCall& call, const AttentionHead& head, std::int64_t q,
+                              float* scratch);
 
 }  // namespace tranche::kernels::cpu
