@@ -99,7 +99,7 @@ class Strings:
         return self.random.choice([whole, whole, whole[:-1], whole + "x"])
 
     def draw(self):
-        return "".join(self.random.choice(self.kinds)() for _ in range(self.random.randint(0, 12)))
+        return "".join(self.random.choice(self.kinds)() for _ in range(self.random.randint(1, 12)))
 
 
 def byte_level(library, name, text, size):

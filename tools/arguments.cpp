@@ -20,7 +20,7 @@ namespace tranche::tools {
 namespace {
 
 constexpr const char* commands_text =
-    "train, evaluate, generate, plan, config, calibrate, scale, checkpoint and info";
+    "train, evaluate, generate, plan, config, calibrate, scale, checkpoint, tokenize and info";
 
 Fault parse_fault(const std::string& text, const char* flag, long long first_step = 1) {
   int rank = 0, used = 0;
@@ -483,8 +483,9 @@ Exit status:
   add_number(*info, "--ranks", options.ranks, "ranks of the mesh, 1 to 65536")->capture_default_str();
   CLI::App* checkpoint = add_checkpoint_command(app, options.checkpoint);
   CLI::App* generate = add_generate_command(app, options.generate);
+  CLI::App* tokenize = add_tokenize_command(app, options.tokenize);
   for (CLI::App* command :
-       {&app, train, evaluate, plan, config, calibrate, scale, info, checkpoint, generate})
+       {&app, train, evaluate, plan, config, calibrate, scale, info, checkpoint, generate, tokenize})
     command->allow_extras()->prefix_command(false);
 
   std::vector<std::string> own = arguments;
@@ -516,6 +517,7 @@ Exit status:
   options.command = used == train        ? Command::train
                     : used == evaluate   ? Command::evaluate
                     : used == generate   ? Command::generate
+                    : used == tokenize   ? Command::tokenize
                     : used == plan       ? Command::plan
                     : used == calibrate  ? Command::calibrate
                     : used == scale      ? Command::scale

@@ -9,6 +9,7 @@
 #include "tools/checkpoint_arguments.h"
 #include "tools/config_arguments.h"
 #include "tools/scale_arguments.h"
+#include "tools/tokenize.h"
 #include "tranche/models/model_registry.h"
 
 namespace tranche::tools {
@@ -23,7 +24,8 @@ enum class Command : std::uint8_t {
   scale,
   checkpoint,
   config,
-  info
+  info,
+  tokenize
 };
 
 /// A rank and a step (1 is the first), for failures on purpose.
@@ -115,6 +117,7 @@ struct Options {
   CheckpointOptions checkpoint;     ///< of the command of this name
   GenerateOptions generate;         ///< likewise
   ScaleOptions scale;               ///< likewise
+  TokenizeFlags tokenize;           ///< likewise
   ConfigCheckOptions config_check;  ///< of `tranche config check`
 };
 

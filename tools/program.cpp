@@ -12,6 +12,7 @@
 #include "tools/info.h"
 #include "tools/plan.h"
 #include "tools/scale.h"
+#include "tools/tokenize.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {
@@ -48,6 +49,7 @@ int run_program(const std::vector<std::string>& arguments, const Output& output,
   if (options.command == Command::config) return run_config(options, output);
   if (options.command == Command::checkpoint) return run_checkpoint(options, output);
   if (options.command == Command::calibrate) return run_calibrate(options, output);
+  if (options.command == Command::tokenize) return run_tokenize(options, output);
   if (options.command == Command::generate) return run_generate(options, output);
   return options.command == Command::evaluate ? run_evaluate(options, output) : run_train(options, output);
 }

@@ -1,0 +1,195 @@
+#include "tranche/data/tokenize.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "tests/tools/temporary.h"
+#include "tranche/core/error.h"
+
+namespace tranche::data {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using tools::test::message_of;
+using tools::test::read_file;
+using tools::test::TemporaryFolder;
+
+Document read(std::string_view line, ChatTemplate chat = ChatTemplate::none) {
+  return read_json_line(line, chat, "line 7");
+}
+
+/// The text, with what is learned in braces.
+std::string marked(const Document& document) {
+  std::string text;
+  for (const Segment& segment : document.segments) {
+    text += segment.target ? "{" + segment.text + "}" : segment.text;
+  }
+  return text;
+}
+
+TEST(Documents, TextPromptsAndConversations) {
+  EXPECT_EQ(marked(read(R"({"text": "a b", "other": 1})")), "{a b}");
+  EXPECT_EQ(marked(read(R"({"prompt": "2+2=", "completion": "4"})")), "2+2={4}");
+  constexpr const char* talk = R"({"messages": [{"role": "user", "content": " Hi "},
+      {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "No"}]})";
+  EXPECT_EQ(marked(read(talk, ChatTemplate::chatml)),
+            "<|im_start|>user\n Hi <|im_end|>\n<|im_start|>assistant\n{Yes?<|im_end|>}\n<|im_start|>user\nNo<|im_end|>\n");
+  EXPECT_EQ(marked(read(talk, ChatTemplate::qwen)),
+            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+            "<|im_start|>user\n Hi <|im_end|>\n<|im_start|>assistant\n{Yes?<|im_end|>}\n<|im_start|>user\nNo<|im_end|>\n");
+  EXPECT_EQ(marked(read(talk, ChatTemplate::llama3)),
+            "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n{Yes?<|eot_id|>}"
+            "<|start_header_id|>user<|end_header_id|>\n\nNo<|eot_id|>");
+  EXPECT_EQ(marked(read(talk, ChatTemplate::mistral)), "<s>[INST]  Hi  [/INST]{Yes?</s>}[INST] No [/INST]");
+  EXPECT_TRUE(read(talk, ChatTemplate::chatml).rendered);
+}
+
+TEST(Documents, WhatIsNotOneIsRefused) {
+  const auto refused = [](std::string_view line, ChatTemplate chat = ChatTemplate::none) {
+    return message_of<ConfigurationError>([&] { (void)read(line, chat); });
+  };
+  EXPECT_THAT(refused("{"), HasSubstr("line 7 is not JSON"));
+  EXPECT_THAT(refused("{}"), HasSubstr("has neither \"text\", nor \"prompt\" and \"completion\", nor \"messages\""));
+  EXPECT_EQ(refused(R"({"prompt": "a"})"), "line 7: completion is missing");
+  EXPECT_EQ(refused(R"({"text": 3})"), "line 7: text is not a string: 3");
+  constexpr const char* talk = R"({"messages": [{"role": "user", "content": "a"}]})";
+  EXPECT_THAT(refused(talk), HasSubstr("say how it is written with a chat template, which are chatml, llama3"));
+  EXPECT_THAT(refused(R"({"messages": [{"role": "tool", "content": "a"}]})", ChatTemplate::chatml),
+              AllOf(HasSubstr("line 7: messages[0].role"), HasSubstr("tool")));
+  EXPECT_EQ(refused(R"({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]})", ChatTemplate::chatml),
+            "line 7: messages[0].tool_calls is in a message, which is not supported: role and content are");
+  EXPECT_EQ(refused(R"({"messages": [{"role": "system", "content": "a"}]})", ChatTemplate::mistral),
+            "line 7: messages[0].role is \"system\", but in template mistral user and assistant take turns");
+  EXPECT_EQ(parse_chat_template("qwen"), ChatTemplate::qwen);
+  EXPECT_EQ(message_of<ConfigurationError>([] { (void)parse_chat_template("lama3"); }),
+            "chat template 'lama3' is not one of chatml, llama3, mistral, qwen; did you mean llama3?");
+  EXPECT_EQ(message_of<ConfigurationError>([] { require_names(*make_byte_tokenizer(), ChatTemplate::qwen); }),
+            "the tokenizer has no token '<|im_start|>', which chat template qwen writes");
+}
+
+TEST(Documents, TokensOfAPromptAreNotLearned) {
+  const auto bytes = make_byte_tokenizer();
+  bytes->set_special({{1}, {}, 2});
+  TokenDocuments documents;
+  append_document(*bytes, read(R"({"prompt": "ab", "completion": "c"})"), true, documents);
+  append_document(*bytes, read(R"({"text": "d"})"), true, documents);
+  append_document(*bytes, read(R"({"text": ""})"), false, documents);
+  EXPECT_THAT(documents.tokens, ElementsAre(1, 'a', 'b', 'c', 2, 1, 'd', 2));
+  EXPECT_THAT(documents.targets, ElementsAre(0, 0, 0, 1, 1, 1, 1, 1));
+  EXPECT_THAT(documents.ends, ElementsAre(5, 8)) << "an empty document has none";
+}
+
+/// Numbered lines of which every third has a prompt.
+std::string json_lines(int count) {
+  std::string lines;
+  for (int i = 0; i < count; ++i) {
+    const std::string word(static_cast<std::size_t>(i % 13), 'x');
+    lines += i % 3 == 0 ? R"({"prompt": "p)" + word + R"(", "completion": "c"})" : R"({"text": "t)" + word + "\"}";
+    lines += i % 5 == 0 ? "\r\n\n" : "\n";
+  }
+  return lines;
+}
+
+TEST(Tokenize, IsTheSameForEveryNumberOfThreadsAndSizeOfParts) {
+  const TemporaryFolder folder;
+  TokenizeOptions options;
+  options.inputs = {folder.write("a.jsonl", json_lines(200)), folder.write("b.txt", "plain text")};
+  const auto bytes = make_byte_tokenizer();
+  const auto tokenized = [&](int threads, std::int64_t part_bytes) {
+    options.output = folder.path("out.safetensors");
+    options.threads = threads;
+    options.part_bytes = part_bytes;
+    const TokenizeSummary summary = tokenize_files(*bytes, options);
+    EXPECT_EQ(summary.documents, 201);
+    EXPECT_EQ(summary.reused, 0);
+    EXPECT_FALSE(std::filesystem::exists(options.output + ".parts"));
+    return read_file(options.output);
+  };
+  const std::string alone = tokenized(1, 1 << 20);
+  EXPECT_THAT(alone, AllOf(HasSubstr(R"("tokens":{"dtype":"U16")"), HasSubstr(R"("targets":{"dtype":"U8")")));
+  for (const std::int64_t part_bytes : {37, 100, 1000}) EXPECT_EQ(tokenized(3, part_bytes), alone) << part_bytes;
+}
+
+TEST(Tokenize, GoesOnWithThePartsThatAreThere) {
+  const TemporaryFolder folder;
+  TokenizeOptions options;
+  options.inputs = {folder.write("a.jsonl", json_lines(100))};
+  options.output = folder.path("out.safetensors");
+  options.part_bytes = 500;
+  const auto bytes = make_byte_tokenizer();
+  const TokenizeSummary whole = tokenize_files(*bytes, options);
+  const std::string expected = read_file(options.output);
+  int done = 0;
+  options.progress = [&](std::int64_t) {
+    if (++done == 3) throw std::runtime_error("stopped");
+  };
+  EXPECT_THROW((void)tokenize_files(*bytes, options), std::runtime_error);
+  options.progress = {};
+  const TokenizeSummary second = tokenize_files(*bytes, options);
+  EXPECT_EQ(second.reused, 3);
+  EXPECT_EQ(second.tokens, whole.tokens);
+  EXPECT_EQ(read_file(options.output), expected);
+
+  done = 0;
+  options.progress = [&](std::int64_t) { throw std::runtime_error("stopped"); };
+  EXPECT_THROW((void)tokenize_files(*bytes, options), std::runtime_error);
+  options.progress = {};
+  options.special = false;
+  EXPECT_EQ(tokenize_files(*bytes, options).reused, 0) << "of other options";
+  const std::string part = folder.path("out.safetensors.parts/00000000.safetensors");
+  options.progress = [&](std::int64_t) { throw std::runtime_error("stopped"); };
+  EXPECT_THROW((void)tokenize_files(*bytes, options), std::runtime_error);
+  options.progress = {};
+  std::filesystem::resize_file(part, 100);
+  EXPECT_THAT(message_of<ConfigurationError>([&] { (void)tokenize_files(*bytes, options); }),
+              AllOf(HasSubstr(part), HasSubstr("remove its folder and start again")));
+}
+
+TEST(Tokenize, LlmcFilesHaveNoMask) {
+  const TemporaryFolder folder;
+  TokenizeOptions options;
+  options.inputs = {folder.write("b.txt", "ab")};
+  options.output = folder.path("out.bin");
+  const auto bytes = make_byte_tokenizer();
+  EXPECT_EQ(tokenize_files(*bytes, options).tokens, 2);
+  EXPECT_EQ(read_file(options.output), tools::test::llmc_tokens({'a', 'b'}));
+  options.inputs = {folder.write("a.jsonl", json_lines(3))};
+  EXPECT_THAT(message_of<ConfigurationError>([&] { (void)tokenize_files(*bytes, options); }),
+              HasSubstr("llm.c's files cannot tell which tokens are learned"));
+}
+
+TEST(Tokenize, NamesFileAndLineOfWhatIsWrong) {
+  const TemporaryFolder folder;
+  const auto refused = [&](const std::string& name, const std::string& content, const std::string& output) {
+    TokenizeOptions options;
+    options.inputs = {folder.write(name, content)};
+    options.output = folder.path(output);
+    options.part_bytes = 64;
+    return message_of<ConfigurationError>([&] { (void)tokenize_files(*make_byte_tokenizer(), options); });
+  };
+  EXPECT_THAT(refused("a.jsonl", json_lines(30) + "{\"text\": 1}\n", "o.safetensors"),
+              HasSubstr("a.jsonl', line 37: text is not a string: 1"));
+  EXPECT_THAT(refused("a.jsonl", "\n\n", "o.safetensors"), HasSubstr("the data files hold no documents"));
+  EXPECT_THAT(refused("a.parquet", "x", "o.safetensors"),
+              HasSubstr("a.parquet' is neither text nor JSON lines (.jsonl)"));
+  EXPECT_THAT(refused("e.txt", "", "o.safetensors"), HasSubstr("e.txt' is empty"));
+  EXPECT_THAT(refused("a.txt", "x", "o.npy"), HasSubstr("o.npy' ends neither in .safetensors nor in .bin"));
+}
+
+TEST(Tokenize, PatternsAreSortedNames) {
+  const TemporaryFolder folder;
+  for (const char* name : {"b.txt", "a.txt", "c.md"}) folder.write(name, "x");
+  EXPECT_THAT(expand_pattern(folder.path("*.txt")), ElementsAre(folder.path("a.txt"), folder.path("b.txt")));
+  EXPECT_THAT(expand_pattern("none"), ElementsAre("none"));
+  EXPECT_THAT(message_of<ConfigurationError>([&] { (void)expand_pattern(folder.path("*.bin")); }),
+              HasSubstr("no file matches"));
+}
+
+}  // namespace
+}  // namespace tranche::data

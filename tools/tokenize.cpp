@@ -1,0 +1,82 @@
+#include "tools/tokenize.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <ostream>
+
+#include "tools/run.h"
+#include "tools/terminal.h"
+#include "tools/transfer_progress.h"
+#include "tranche/core/error.h"
+#include "tranche/data/tokenize.h"
+#include "tranche/device/device.h"
+
+namespace tranche::tools {
+
+CLI::App* add_tokenize_command(CLI::App& program, TokenizeFlags& flags) {
+  CLI::App* app = program.add_subcommand("tokenize", "writes text and JSON lines as a file of tokens");
+  app->add_option("--data", flags.data,
+                  "text file, JSON lines (.jsonl), or a pattern like 'data/*.jsonl'; may be repeated")
+      ->type_name("FILE")
+      ->required()
+      ->take_all()
+      ->allow_extra_args(false);
+  app->add_option("--tokenizer", flags.tokenizer,
+                  "folder with tokenizer.json, tokenizer.model, or vocab.json and merges.txt (default: bytes)")
+      ->type_name("DIR");
+  app->add_option("--out", flags.out,
+                  "tokens.safetensors, with the ends of documents and the tokens that are learned; or tokens.bin, "
+                  "as llm.c writes it")
+      ->type_name("FILE")
+      ->required();
+  app->add_option("--chat-template", flags.chat, "how the messages of conversations are written")
+      ->type_name("chatml|llama3|mistral|qwen");
+  app->add_flag("--no-special", flags.no_special, "no tokens around documents, such as the one that ends them");
+  app->add_option("--threads", flags.threads, "(default: the node's cores)");
+  app->footer(R"(Example:
+  tranche tokenize --data 'corpus/*.jsonl' --tokenizer llama-3/ --out corpus.safetensors
+      # the same line goes on where it was stopped)");
+  return app;
+}
+
+int run_tokenize(const Options& options, const Output& output) {
+  const TokenizeFlags& flags = options.tokenize;
+  Launch launch(output.errors, options.flags);
+  return launch.agree([&] {
+    if (launch.rank() != 0) return;
+    if (flags.threads && *flags.threads < 1) {
+      throw ConfigurationError(fmt::format("--threads is {}, but must be at least 1", *flags.threads));
+    }
+    data::TokenizeOptions how;
+    std::int64_t bytes = 0;
+    for (const std::string& pattern : flags.data) {
+      for (const std::string& file : data::expand_pattern(pattern)) {
+        std::error_code none;
+        const auto size = std::filesystem::file_size(file, none);
+        if (!none) bytes += static_cast<std::int64_t>(size);
+        how.inputs.push_back(file);
+      }
+    }
+    how.output = flags.out;
+    if (!flags.chat.empty()) how.chat = data::parse_chat_template(flags.chat);
+    how.special = !flags.no_special;
+    how.threads = static_cast<int>(flags.threads.value_or(usable_cores()));
+    if (!flags.tokenizer.empty()) how.tokenizer_digest = data::tokenizer_digest(flags.tokenizer);
+    const auto tokenizer =
+        flags.tokenizer.empty() ? data::make_byte_tokenizer() : data::load_tokenizer(flags.tokenizer);
+    TransferProgress progress("tokenized", bytes, output.terminal,
+                              [&](std::string_view text) { draw(output.out, text); });
+    how.progress = [&](std::int64_t more) { progress.add(more); };
+    const data::TokenizeSummary summary = data::tokenize_files(*tokenizer, how);
+    progress.finish();
+    output.out << fmt::format("{}: {} tokens of {} documents, {} of them learned; {}\n", flags.out, summary.tokens,
+                              summary.documents, summary.targets, progress.summary());
+    if (summary.reused > 0) {
+      output.out << fmt::format("{} of {} parts were there already\n", summary.reused, summary.parts);
+    }
+  });
+}
+
+}  // namespace tranche::tools

@@ -1,0 +1,32 @@
+#pragma once
+/// `tranche tokenize`.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace tranche::tools {
+
+struct Options;
+struct Output;
+
+struct TokenizeFlags {
+  std::vector<std::string> data;  ///< files and patterns
+  std::string tokenizer;          ///< folder; empty: bytes
+  std::string out;
+  std::string chat;  ///< name of a template
+  bool no_special = false;
+  std::optional<std::int64_t> threads;
+};
+
+/// Adds the subcommand. `flags` must outlive parsing.
+CLI::App* add_tokenize_command(CLI::App& program, TokenizeFlags& flags);
+/// Returns the exit status. Under mpirun rank 0 does the work.
+int run_tokenize(const Options& options, const Output& output);
+
+}  // namespace tranche::tools
