@@ -25,7 +25,8 @@ class CsvLog : public ScalarLog {
     for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
       if (entry.path().extension() != ".csv") continue;
       throw ConfigurationError(fmt::format(
-          "'{}' has the CSV files of another run; name another folder, remove it, or go on with that run", folder_));
+          "'{}' has the CSV files of another run; name another folder, remove it, or go on with that run",
+          folder_));
     }
   }
 
@@ -40,7 +41,8 @@ class CsvLog : public ScalarLog {
 
  private:
   std::string path_of(std::string tag) const {
-    std::replace_if(tag.begin(), tag.end(), [](char c) { return c == '/' || c == ' '; }, '_');
+    std::replace_if(
+        tag.begin(), tag.end(), [](char c) { return c == '/' || c == ' '; }, '_');
     return (std::filesystem::path(folder_) / (tag + ".csv")).string();
   }
 
@@ -51,7 +53,8 @@ class CsvLog : public ScalarLog {
     for (std::string line; last_step_ > 0 && std::getline(before, line) && !before.eof();) {
       std::int64_t step = 0;
       const auto read = std::from_chars(line.data(), line.data() + line.size(), step);
-      if (read.ec == std::errc() && read.ptr != line.data() + line.size() && *read.ptr == ',' && step <= last_step_) {
+      if (read.ec == std::errc() && read.ptr != line.data() + line.size() && *read.ptr == ',' &&
+          step <= last_step_) {
         kept += line + "\n";
       }
     }

@@ -14,7 +14,8 @@ namespace tranche::detail {
 void make_log_folder(const std::string& folder) {
   std::error_code problem;
   std::filesystem::create_directories(folder, problem);
-  if (problem) throw IoError(fmt::format("'{}' cannot be made: {}", folder, problem.message()), problem.value());
+  if (problem)
+    throw IoError(fmt::format("'{}' cannot be made: {}", folder, problem.message()), problem.value());
 }
 
 void fail_to_log(const std::string& path) {

@@ -20,8 +20,8 @@ namespace tranche {
 
 namespace {
 
-/// CRC-32C (Castagnoli; RFC 3720, appendix B.4), rotated and offset as TFRecord stores it, so that the checksum
-/// of data with checksums in it stays of use.
+/// CRC-32C (Castagnoli; RFC 3720, appendix B.4), rotated and offset as TFRecord stores it, so that the
+/// checksum of data with checksums in it stays of use.
 std::uint32_t masked_checksum(std::string_view data) {
   std::uint32_t crc = 0xffffffffu;
   for (const char c : data) {
@@ -59,15 +59,17 @@ class TensorboardLog : public ScalarLog {
     const double now = seconds_since_epoch();
     // The name has to contain "tfevents"; the time puts the files of a run in order.
     for (int number = 0;; ++number) {
-      path_ = (std::filesystem::path(folder) /
-               fmt::format("events.out.tfevents.{:010}.{}.{}", static_cast<std::int64_t>(now), ::getpid(), number))
-                  .string();
+      path_ =
+          (std::filesystem::path(folder) / fmt::format("events.out.tfevents.{:010}.{}.{}",
+                                                       static_cast<std::int64_t>(now), ::getpid(), number))
+              .string();
       if (!std::filesystem::exists(path_)) break;
     }
     file_.open(path_, std::ios::binary);
     write(event(0) + field(3, Wire::bytes, "brain.Event:2"));
     // SessionLog with status START: points of earlier files at this step and behind it are no longer shown.
-    write(event(last_step > 0 ? last_step + 1 : 0) + field(7, Wire::bytes, field(1, Wire::varint, varint(1))));
+    write(event(last_step > 0 ? last_step + 1 : 0) +
+          field(7, Wire::bytes, field(1, Wire::varint, varint(1))));
     flush();
   }
 
@@ -92,7 +94,8 @@ class TensorboardLog : public ScalarLog {
   }
   void write(const std::string& record) {
     const std::string length = little_endian(static_cast<std::uint64_t>(record.size()));
-    file_ << length << little_endian(masked_checksum(length)) << record << little_endian(masked_checksum(record));
+    file_ << length << little_endian(masked_checksum(length)) << record
+          << little_endian(masked_checksum(record));
   }
   void flush() {
     if (!file_.flush()) detail::fail_to_log(path_);

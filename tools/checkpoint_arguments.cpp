@@ -82,6 +82,13 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
       ->capture_default_str();
   app->add_flag("--greedy", options.greedy, "always the likeliest token, as --temperature 0");
   app->add_option("--top-k", options.top_k, "draw among this many likeliest tokens (default: all)");
+  app->add_option("--top-p", options.top_p,
+                  "draw among the likeliest tokens that have this probability together")
+      ->capture_default_str();
+  app->add_option("--stop", options.stop, "end behind this text; may be given several times")
+      ->type_name("TEXT")
+      ->expected(1)
+      ->take_all();
   app->add_option("--seed", options.seed, "of the draws")->capture_default_str();
   app->add_option("--model", options.model, "preset or config.json, where --from does not say it")
       ->type_name("NAME|FILE");
@@ -112,6 +119,14 @@ void check(const GenerateOptions& options) {
   if (options.tokens < 1) refuse("--tokens", options.tokens, "must be at least 1");
   if (!(options.temperature >= 0)) refuse("--temperature", options.temperature, "must not be negative");
   if (options.top_k < 0) refuse("--top-k", options.top_k, "must not be negative");
+  if (!(options.top_p > 0 && options.top_p <= 1))
+    refuse("--top-p", options.top_p, "must be above 0 and at most 1");
+  for (const std::string& text : options.stop) {
+    if (text.empty()) throw ConfigurationError("--stop is empty; give it the text to end behind");
+  }
+  if (!options.stop.empty() && options.prompt_tokens) {
+    throw ConfigurationError("--stop is a text, but --prompt-tokens are numbers; give a --prompt");
+  }
   if (options.seed < 0) refuse("--seed", options.seed, "must not be negative");
   if (options.stage < 0 || options.stage > 3) refuse("--stage", options.stage, "must be 0 to 3");
   if (options.threads && *options.threads < 1) refuse("--threads", *options.threads, "must be at least 1");

@@ -39,6 +39,8 @@ struct GenerateOptions {
   double temperature = 0.8;
   bool greedy = false;
   std::int64_t top_k = 0;  ///< 0: all
+  double top_p = 1;
+  std::vector<std::string> stop;  ///< texts that end generation
   std::int64_t seed = 1234;
   std::string dtype = "fp32";
   std::int64_t stage = 0;

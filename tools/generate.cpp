@@ -135,20 +135,22 @@ void fill(Engine& engine, const HuggingFaceModel& source) {
   }
 }
 
+/// The text of a token, which is a byte where there is no tokenizer.
+std::string bytes_of(const Source& source, std::int32_t token) {
+  if (source.encoding) return std::string(source.encoding->decode(token));
+  return {static_cast<char>(static_cast<unsigned char>(token))};
+}
+
 /// Writes tokens as text or as numbers.
 class Writer {
  public:
-  /// `encoding` of the text; absent: bytes.
-  Writer(const Output& output, bool numbers, const data::Tokenizer* encoding)
-      : output_(output), numbers_(numbers), encoding_(encoding) {}
+  Writer(const Output& output, bool numbers, const Source& source)
+      : output_(output), numbers_(numbers), source_(source) {}
   void add(std::int32_t token) {
     if (numbers_) {
       output_.out << (first_ ? "" : " ") << token;
-    } else if (encoding_ != nullptr) {
-      add(encoding_->decode(token));
     } else {
-      const char byte = static_cast<char>(static_cast<unsigned char>(token));
-      add({&byte, 1});
+      add(bytes_of(source_, token));
     }
     first_ = false;
     output_.out.flush();
@@ -166,7 +168,7 @@ class Writer {
   }
   const Output& output_;
   bool numbers_;
-  const data::Tokenizer* encoding_;
+  const Source& source_;
   bool first_ = true;
 };
 
@@ -177,8 +179,10 @@ void generate(Engine& engine, const models::LanguageModel& model, const Generate
   std::size_t writable = SIZE_MAX;
   if (!options.prompt_tokens)
     writable = source.encoding ? static_cast<std::size_t>(source.encoding->vocabulary()) : 256;
-  const SamplingOptions sampling{options.greedy ? 0 : options.temperature, options.top_k,
+  const SamplingOptions sampling{options.greedy ? 0 : options.temperature, options.top_k, options.top_p,
                                  static_cast<std::uint64_t>(options.seed)};
+  const std::int32_t end = source.encoding ? source.encoding->special().end.value_or(-1) : -1;
+  std::string text;  // what is generated, where something ends it
   const auto context = static_cast<std::size_t>(source.identity.sequence);
   if (writer != nullptr) {
     for (const std::int32_t token : tokens) writer->add(token);
@@ -188,7 +192,14 @@ void generate(Engine& engine, const models::LanguageModel& model, const Generate
     const std::vector<float> logits =
         model.next_token_logits(engine, std::span(tokens).last(std::min(tokens.size(), context)));
     tokens.push_back(draw_token(std::span(logits).first(std::min(logits.size(), writable)), sampling, i));
+    if (tokens.back() == end) break;  // of a document
     if (writer != nullptr) writer->add(tokens.back());
+    if (options.stop.empty()) continue;
+    text += bytes_of(source, tokens.back());
+    if (std::any_of(options.stop.begin(), options.stop.end(),
+                    [&](const std::string& stop) { return text.find(stop) != std::string::npos; })) {
+      break;
+    }
   }
   if (writer != nullptr) writer->finish();
 }
@@ -222,7 +233,7 @@ int run_generate(const Options& all_options, const Output& output) {
       load.weights_only = true;
       (void)engine->load(source.checkpoint, load);
     }
-    Writer writer(output, options.prompt_tokens.has_value(), source.encoding.get());
+    Writer writer(output, options.prompt_tokens.has_value(), source);
     const bool speaks = launch.rank() == 0;
     for (const std::string& note : source.notes) {
       if (speaks) output.errors << "note: " << note << "\n";

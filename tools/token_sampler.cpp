@@ -28,6 +28,23 @@ std::vector<float> keep_largest(std::span<const float> logits, std::int64_t k) {
   return kept;
 }
 
+/// Leaves the likeliest, first of equals first, that add up to `share` of the sum; the others become zero.
+/// Returns what is left of the sum.
+double keep_share(std::vector<double>& weights, double sum, double share) {
+  std::vector<std::size_t> order(weights.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return weights[a] > weights[b]; });
+  double kept = 0;
+  for (const std::size_t token : order) {
+    if (kept >= share * sum) {
+      weights[token] = 0;
+    } else {
+      kept += weights[token];
+    }
+  }
+  return kept;
+}
+
 }  // namespace
 
 std::int32_t draw_token(std::span<const float> logits, const SamplingOptions& options,
@@ -46,6 +63,7 @@ std::int32_t draw_token(std::span<const float> logits, const SamplingOptions& op
     weights[i] = std::exp((static_cast<double>(logits[i]) - highest) / options.temperature);
     sum += weights[i];
   }
+  if (options.top_p < 1) sum = keep_share(weights, sum, options.top_p);
   const double draw =
       sum * random_uniform({options.seed, RandomPurpose::sampling, 0}, static_cast<std::uint64_t>(position));
   double passed = 0;

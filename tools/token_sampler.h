@@ -10,6 +10,9 @@ namespace tranche::tools {
 struct SamplingOptions {
   double temperature = 1;  ///< 0: always the likeliest, the first of equals
   std::int64_t top_k = 0;  ///< 0: all tokens; else so many of the likeliest, the first of equals
+  /// The least of the likeliest tokens whose probabilities, after top_k, add up to this at least; 1: all
+  /// (nucleus sampling, Holtzman et al. 2020).
+  double top_p = 1;
   std::uint64_t seed = 0;
 };
 

@@ -63,11 +63,11 @@ TEST(TensorboardLog, WritesEventsAsTensorFlowDoes) {
   using namespace std::string_literals;
   // The length of the first record and its checksum begin every event file of TensorFlow's.
   EXPECT_EQ(content_of(files[0]).substr(0, 12), "\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x22"s);
-  EXPECT_THAT(events_of(files[0]),
-              ElementsAre("\x1a\x0d"s + "brain.Event:2", "\x3a\x02\x08\x01"s,
-                          "\x10\xac\x02\x2a\x23"s  // step 300, a summary of 35 bytes
-                          "\x0a\x17\x0a\x10Train/Samples/lr\x15\0\0\0\x3f"
-                          "\x0a\x08\x0a\x01" "a\x15\0\0\0\xc0"s));
+  EXPECT_THAT(events_of(files[0]), ElementsAre("\x1a\x0d"s + "brain.Event:2", "\x3a\x02\x08\x01"s,
+                                               "\x10\xac\x02\x2a\x23"s  // step 300, a summary of 35 bytes
+                                               "\x0a\x17\x0a\x10Train/Samples/lr\x15\0\0\0\x3f"
+                                               "\x0a\x08\x0a\x01"
+                                               "a\x15\0\0\0\xc0"s));
 }
 
 TEST(TensorboardLog, ARunThatGoesOnHidesWhatCameBehind) {

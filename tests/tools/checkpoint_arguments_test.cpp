@@ -107,6 +107,9 @@ TEST(GenerateArguments, RefusesWhatCannotBe) {
   EXPECT_THAT(refused({"--temperature", "-1"}), HasSubstr("--temperature is -1, but must not be negative"));
   EXPECT_THAT(refused({"--temperature", "nan"}), HasSubstr("--temperature is nan"));
   EXPECT_THAT(refused({"--top-k", "-2"}), HasSubstr("--top-k is -2"));
+  EXPECT_THAT(refused({"--top-p", "0"}), HasSubstr("--top-p is 0, but must be above 0 and at most 1"));
+  EXPECT_THAT(refused({"--top-p", "1.5"}), HasSubstr("--top-p is 1.5"));
+  EXPECT_THAT(refused({"--stop", ""}), HasSubstr("--stop is empty"));
   EXPECT_THAT(refused({"--seed", "-2"}), HasSubstr("--seed is -2"));
   EXPECT_THAT(refused({"--stage", "4"}), HasSubstr("--stage is 4, but must be 0 to 3"));
   EXPECT_THAT(refused({"--threads", "0"}), HasSubstr("--threads is 0"));

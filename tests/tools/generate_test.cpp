@@ -8,6 +8,7 @@
 #include "tests/tools/program_fixture.h"
 #include "tools/evaluation.h"
 #include "tranche/core/error.h"
+#include "tranche/models/gpt.h"
 
 namespace tranche::tools {
 namespace {
@@ -103,6 +104,25 @@ TEST_F(Generate, DrawsDependOnTheSeed) {
   EXPECT_EQ(drawn("5", {"--stage", "3"}), drawn("5", {}));
 }
 
+TEST_F(Generate, EndsBehindAStopText) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
+  const auto text = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"--from", path, "--prompt", "The", "--tokens", "20", "--greedy"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult result = generate(arguments);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.out.substr(0, result.out.size() - 1);
+  };
+  const std::string whole = text({});
+  ASSERT_EQ(whole.size(), 23u);
+  const std::string stop = whole.substr(9, 2);
+  const std::string cut = whole.substr(0, whole.find(stop, 3) + 2);
+  ASSERT_LT(cut.size(), whole.size());
+  EXPECT_EQ(text({"--stop", stop}), cut) << "the text is written too";
+  EXPECT_EQ(text({"--stop", "not there", "--stop", stop}), cut);
+  EXPECT_EQ(text({"--stop", "The"}), whole) << "of the prompt";
+}
+
 TEST_F(Generate, InHalfPrecision) {
   const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
   for (const char* dtype : {"bf16", "fp16"}) {
@@ -132,6 +152,7 @@ TEST_F(Generate, SaysWhatItCannotDo) {
       {{"--from", bytes}, 2, "give a --prompt, or --prompt-tokens like 1,2,3: one of the two"},
       {{"--from", bytes, "--prompt", "a", "--prompt-tokens", "1"}, 2, "one of the two"},
       {{"--from", bytes, "--prompt", ""}, 2, "the --prompt is empty"},
+      {{"--from", bytes, "--prompt-tokens", "1", "--stop", "a"}, 2, "--stop is a text"},
       {{"--prompt", "a"}, 2, "--from"},
       {{"--from", folder_.path("none"), "--prompt", "a"}, 4, "cannot generate from " + folder_.path("none")},
       {{"--from", folder_.path(""), "--prompt", "a"}, 4, "there is no complete checkpoint in"},
