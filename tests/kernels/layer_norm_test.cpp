@@ -138,10 +138,10 @@ TEST(LayerNorm, BitsDoNotDependOnThreads) {
 
 TEST(LayerNorm, BitsDoNotDependOnTheWorkspaceOfTheCpu) {
   if (on_gpu) GTEST_SKIP() << "a GPU's blocks follow from the shape and the workspace";
+  Machine machine(3);
   for (DataType dtype : floating_dtypes) {
     const auto run_with = [&](std::int64_t bytes) {
       Random random(25);
-      Machine machine(3);
       Operands run(dtype, {1000, 67}, random);
       run.forward(machine.stream());
       run.backward(machine.stream(), true, {test_workspace().data, bytes});

@@ -130,19 +130,20 @@ TEST(RmsNorm, BackwardAgreesWithFiniteDifferencesOfTheReference) {
 }
 
 TEST(RmsNorm, BitsDoNotDependOnThreads) {
-  for (DataType dtype : floating_dtypes) {
-    for (const Sizes& sizes : {Sizes{201, 131}, {1031, 64}}) {
-      const auto run_with = [&](int threads) {
-        Random random(63);
-        Machine machine(threads);
-        Operands run(dtype, sizes, random);
-        run.forward(machine.stream());
-        run.backward(machine.stream(), true);
-        return std::vector{run.out.bytes(), run.rstd.bytes(), run.d_x.bytes(), run.weight_gradient.bytes()};
-      };
-      const auto one = run_with(1);
-      for (int threads : compared_threads())
-        EXPECT_EQ(one, run_with(threads)) << name_of(dtype) << " " << threads;
+  Machine alone;
+  for (int threads : compared_threads()) {
+    Machine several(threads);
+    for (DataType dtype : floating_dtypes) {
+      for (const Sizes& sizes : {Sizes{201, 131}, {1031, 64}}) {
+        const auto run_on = [&](Machine& machine) {
+          Random random(63);
+          Operands run(dtype, sizes, random);
+          run.forward(machine.stream());
+          run.backward(machine.stream(), true);
+          return std::vector{run.out.bytes(), run.rstd.bytes(), run.d_x.bytes(), run.weight_gradient.bytes()};
+        };
+        EXPECT_EQ(run_on(alone), run_on(several)) << name_of(dtype) << " " << threads;
+      }
     }
   }
 }
@@ -150,21 +151,19 @@ TEST(RmsNorm, BitsDoNotDependOnThreads) {
 /// The sums of a few blocks at a time, of all at once, or none beside a second pass.
 TEST(RmsNorm, BitsDoNotDependOnTheWorkspaceOfTheCpu) {
   if (on_gpu) GTEST_SKIP() << "a GPU's blocks follow from the shape and the workspace";
+  Machine alone, several(3);
   for (DataType dtype : floating_dtypes) {
-    const auto run_with = [&](int threads, std::int64_t bytes) {
+    const auto run_on = [&](Machine& machine, std::int64_t bytes) {
       Random random(65);
-      Machine machine(threads);
       Operands run(dtype, {1000, 67}, random);
       run.forward(machine.stream());
       run.backward(machine.stream(), false, {test_workspace().data, bytes});
       return std::vector{run.d_x.bytes(), run.weight_gradient.bytes()};
     };
-    const auto wanted = run_with(1, 0);
-    for (int threads : {1, 3}) {
-      for (const std::int64_t sums : {1, 2, 4, 5, 100}) {
-        EXPECT_EQ(wanted, run_with(threads, sums * 4 * 80))
-            << name_of(dtype) << " " << threads << " " << sums;
-      }
+    const auto wanted = run_on(alone, 0);
+    for (const std::int64_t sums : {1, 2, 4, 5, 100}) {
+      EXPECT_EQ(wanted, run_on(alone, sums * 4 * 80)) << name_of(dtype) << " " << sums;
+      EXPECT_EQ(wanted, run_on(several, sums * 4 * 80)) << name_of(dtype) << " " << sums;
     }
   }
 }
