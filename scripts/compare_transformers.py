@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Holds the Llama family against Hugging Face transformers: logits, loss, every gradient and the losses of 20 AdamW steps of tiny random
-models, 8 of each architecture (grouped heads, odd sizes, kinds of rotary positions, windows, tied heads and not), in fp32 on the CPU.
+"""Holds the Llama family against Hugging Face transformers: logits, loss, every gradient, 50 tokens of greedy generation and the losses of
+20 AdamW steps of tiny random models, 8 of each architecture (grouped heads, odd sizes, kinds of rotary positions, windows, tied heads and
+not), in fp32 on the CPU. Each is imported and exported, too: the weights have to come back bit for bit.
 
-usage: compare_transformers.py [PROGRAM]         PROGRAM is build/release/tests/compare_with_golden by default: build the target
-                                                 compare_with_golden first
+usage: compare_transformers.py [BUILD]           BUILD is build/release by default: build its targets compare_with_golden and tranche first
        compare_transformers.py --write FOLDER    only writes one small model of each architecture with its golden vectors into
                                                  FOLDER/ARCHITECTURE, as tests/models/golden has them
 
@@ -25,13 +25,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 try:
     import torch
     import transformers
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
 except ImportError as missing:
     print(f"{missing}\n{__doc__}", file=sys.stderr)
     sys.exit(2)
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BATCH, TIME, STEPS = 3, 23, 20
+PROMPT, GENERATED = 8, 50
 # Relative: of logits to the largest logit, of the loss, of each gradient in the 2-norm, of the worst loss of the 20 steps.
 TOLERANCE = 1e-5
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
@@ -128,6 +129,11 @@ def write(name, shape, folder, seed, batch=BATCH, time=TIME, steps=STEPS):
     loss, logits = loss_of(model, tokens[0], targets[0])
     loss.backward()
     golden["logits"] = logits.detach().clone()
+    # Its cache keeps all tokens where a window of one should keep none: then its tokens are not those of its own whole forward.
+    greedy = transformers.GenerationConfig(do_sample=False, max_new_tokens=GENERATED, eos_token_id=None, pad_token_id=0,
+                                           use_cache=shape.get("sliding_window") != 1)
+    prompt = tokens[0][:1, :PROMPT]  # without a mask, token 0 would be taken for padding
+    golden["generated"] = model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=greedy)[0].float()
     golden["loss"] = loss.detach().reshape(1).clone()
     for key, parameter in model.named_parameters():
         golden["gradient." + key] = parameter.grad.detach().clone()
@@ -152,6 +158,19 @@ def reads_back(name, text):
     return {**ours.to_dict(), "dtype": None}
 
 
+def comes_back(program, folder):
+    """True when what is imported and exported has the same weights, bit for bit, and transformers opens it."""
+    run, out = folder / "run", folder / "out"
+    for command in (["import", folder, "--to", run], ["export", run, "--to", out]):
+        done = subprocess.run([program, "checkpoint", *map(str, command)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            print(done.stdout + done.stderr)
+            return False
+    ours, theirs = load_file(out / "model.safetensors"), load_file(folder / "model.safetensors")
+    same = ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    return same and transformers.AutoModelForCausalLM.from_pretrained(out) is not None
+
+
 def main():
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
@@ -162,7 +181,8 @@ def main():
         for name, shape in TINY.items():
             write(name, shape, pathlib.Path(arguments[1]) / name.lower(), seed=1, batch=2, time=9, steps=5)
         return 0
-    program = arguments[0] if arguments else str(ROOT / "build/release/tests/compare_with_golden")
+    build = pathlib.Path(arguments[0]) if arguments else ROOT / "build/release"
+    program, tranche = str(build / "tests/compare_with_golden"), str(build / "bin/tranche")
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
         for name, shapes in MODELS.items():
@@ -180,11 +200,13 @@ def main():
                 other = {key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)}
                 other -= {"architectures", "_attn_implementation", "attn_implementation", "transformers_version", "max_window_layers"}
                 worst = found.pop("worst_gradient")
-                good = all(value <= TOLERANCE for value in found.values()) and not other
+                back = comes_back(tranche, folder)
+                good = all(value <= TOLERANCE for value in found.values()) and not other and back
                 failed += not good
                 figures = ", ".join(f"{key} {value:.1e}" for key, value in found.items())
                 print(f"{'ok' if good else 'FAILED':7} {folder.name:10} {figures} ({worst})" +
-                      (f"; config.json differs in {sorted(other)}" if other else ""), flush=True)
+                      (f"; config.json differs in {sorted(other)}" if other else "") + ("" if back else "; comes back otherwise"),
+                      flush=True)
     print(f"{sum(map(len, MODELS.values()))} models, {failed} failed")
     return 1 if failed else 0
 

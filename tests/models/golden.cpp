@@ -98,6 +98,20 @@ double logits_difference(const Llama& model, Engine& engine, const GoldenBatches
   return difference / largest;
 }
 
+/// Tokens of greedy generation, behind the first tokens of the first sequence, that are not `wanted`'s.
+int generation_differences(const Llama& model, Engine& engine, const Floats& wanted) {
+  constexpr std::size_t prompt = 8;
+  std::vector<std::int32_t> tokens(wanted.begin(), wanted.begin() + prompt);
+  int different = 0;
+  while (tokens.size() < wanted.size()) {
+    const Floats logits = model.next_token_logits(engine, tokens);
+    const auto next = std::max_element(logits.begin(), logits.end()) - logits.begin();
+    different += next != static_cast<std::ptrdiff_t>(wanted[tokens.size()]);
+    tokens.push_back(static_cast<std::int32_t>(next));
+  }
+  return different;
+}
+
 }  // namespace
 
 GoldenDifferences compare_with_golden(const std::string& folder) {
@@ -113,6 +127,7 @@ GoldenDifferences compare_with_golden(const std::string& folder) {
   on_ranks(1, model.spec(batches.time), config, [&](Engine& engine) {
     load_weights(engine, folder + "/model.safetensors");
     result.logits = logits_difference(model, engine, batches, golden["logits"]);
+    result.generated = generation_differences(model, engine, golden["generated"]);
     const Floats losses = golden["losses"];
     for (std::int64_t step = 0; step < batches.steps; ++step) {
       model.forward_backward(engine, batches.of(step));

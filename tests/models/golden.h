@@ -11,6 +11,7 @@ struct GoldenDifferences {
   double loss = 0;       ///< of the first step
   double gradients = 0;  ///< of the tensor of which it is largest
   double training = 0;   ///< of the loss of the step of which it is largest
+  int generated = 0;     ///< tokens of greedy generation that are others
   std::string worst_gradient;
   std::string config;  ///< LlamaConfig::to_json() of what was read
 };

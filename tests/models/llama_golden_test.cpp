@@ -20,6 +20,7 @@ TEST_P(LlamaGolden, AgreesWithTransformers) {
   EXPECT_LE(found.loss, 1e-5);
   EXPECT_LE(found.gradients, 1e-5) << found.worst_gradient;
   EXPECT_LE(found.training, 1e-5);
+  EXPECT_EQ(found.generated, 0) << "tokens of greedy generation";
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, LlamaGolden, ::testing::Values("llama", "mistral", "qwen2", "qwen3"),

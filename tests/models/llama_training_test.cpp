@@ -1,4 +1,5 @@
-// Training runs of the Llama family: against fp64, over ranks, stages, tiers and meshes; evaluation and logits.
+// Training runs of the Llama family: against fp64, over ranks, stages, tiers and meshes; evaluation and
+// logits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -62,7 +63,9 @@ struct Placement {
 std::vector<Placement> placements(int ranks) {
   std::vector<Placement> all;
   for (const int stage : {1, 2, 3}) {
-    all.push_back({stage == 1 ? "stage 1" : stage == 2 ? "stage 2" : "stage 3",
+    all.push_back({stage == 1   ? "stage 1"
+                   : stage == 2 ? "stage 2"
+                                : "stage 3",
                    [stage](Config& config) { config.stage = stage; }});
   }
   all.push_back({"optimizer in host memory", [](Config& config) {
@@ -107,8 +110,8 @@ TEST(LlamaTraining, StagesTiersAndMeshesGiveTheSameBits) {
           placement.apply(other);
           const GptRun& wanted = other.mesh.empty() ? one_group : brackets;
           const GptRun run = train_model(ranks, model, other, 3, sequence, true);
-          const std::string trace = std::string(model.architecture()) + ", " + std::to_string(ranks) + " ranks, " +
-                                    std::string(name_of(dtype)) + ", " + placement.name;
+          const std::string trace = std::string(model.architecture()) + ", " + std::to_string(ranks) +
+                                    " ranks, " + std::string(name_of(dtype)) + ", " + placement.name;
           EXPECT_EQ(run.digest, wanted.digest) << trace;
           EXPECT_EQ(run.losses, wanted.losses) << trace;
         }
@@ -185,8 +188,9 @@ TEST(LlamaTraining, PackedDocumentsHaveTheLossOfEachAlone) {
                           {data.targets.data() + from, DataType::int32, {1, count}},
                           data.samples};
       };
-      const double apart = (loss_of(part(0, first)) * first + loss_of(part(first, sequence - first)) * (sequence - first)) /
-                           sequence;
+      const double apart =
+          (loss_of(part(0, first)) * first + loss_of(part(first, sequence - first)) * (sequence - first)) /
+          sequence;
       EXPECT_NEAR(loss_of(packed), apart, 1e-6 * apart) << model.architecture();
       EXPECT_GT(std::abs(loss_of(data.batch()) - apart), 1e-5) << "boundaries have an effect";
     });

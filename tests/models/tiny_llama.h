@@ -28,6 +28,7 @@ inline LlamaConfig tiny_llama(LlamaKind kind) {
   return config;
 }
 
-inline constexpr LlamaKind all_kinds[] = {LlamaKind::llama, LlamaKind::mistral, LlamaKind::qwen2, LlamaKind::qwen3};
+inline constexpr LlamaKind all_kinds[] = {LlamaKind::llama, LlamaKind::mistral, LlamaKind::qwen2,
+                                          LlamaKind::qwen3};
 
 }  // namespace tranche::models
