@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "reference_llama.h"
+#include "tests/core/rounds.h"
 #include "tiny_llama.h"
 #include "training_fixture.h"
 #include "tranche/models/llama.h"
@@ -28,6 +29,7 @@ Config llama_training(int ranks) {
 }
 
 TEST(LlamaTraining, FiftyStepsInFp32AgreeWithFp64) {
+  const int steps = test::rounds(50);
   for (const LlamaKind kind : all_kinds) {
     const LlamaConfig model = tiny_llama(kind);
     Config config = llama_training(1);
@@ -37,10 +39,10 @@ TEST(LlamaTraining, FiftyStepsInFp32AgreeWithFp64) {
     on_ranks(1, Llama(model).spec(sequence), config, [&](Engine& engine) { weights = read_all(engine); });
     reference_training::Optimizer optimizer(
         {.learning_rate = 2e-3, .weight_decay = 0.1, .clipping = config.gradient_clipping});
-    const GptRun run = train_model(1, Llama(model), config, 50, sequence, true);
+    const GptRun run = train_model(1, Llama(model), config, steps, sequence, true);
     TokenData data(sequence, model.vocabulary, true);
     double largest = 0;
-    for (int step = 0; step < 50; ++step) {
+    for (int step = 0; step < steps; ++step) {
       data.draw(8 * step, 8);
       auto gradients = reference_training::zeros(weights);
       const auto loss =
@@ -50,7 +52,7 @@ TEST(LlamaTraining, FiftyStepsInFp32AgreeWithFp64) {
       (void)optimizer.update(weights, gradients, loss.tokens);
     }
     EXPECT_LE(largest, 1e-5) << model.architecture();
-    EXPECT_LT(run.losses.back(), run.losses.front() - 0.2) << "it learns";
+    if (steps == 50) EXPECT_LT(run.losses.back(), run.losses.front() - 0.2) << "it learns";
   }
 }
 
@@ -93,6 +95,7 @@ std::vector<Placement> placements(int ranks) {
 }
 
 TEST(LlamaTraining, StagesTiersAndMeshesGiveTheSameBits) {
+  int point = 0;
   for (const LlamaKind kind : {LlamaKind::llama, LlamaKind::qwen3}) {
     const Llama model(tiny_llama(kind));
     for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
@@ -106,6 +109,7 @@ TEST(LlamaTraining, StagesTiersAndMeshesGiveTheSameBits) {
         const GptRun brackets = train_model(ranks, model, config, 3, sequence, true);
         config.reduction_group = 0;
         for (const Placement& placement : placements(ranks)) {
+          if (!test::swept(point++, 7)) continue;
           Config other = config;
           placement.apply(other);
           const GptRun& wanted = other.mesh.empty() ? one_group : brackets;
