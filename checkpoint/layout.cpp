@@ -316,6 +316,15 @@ int Layout::axis(MeshAxis axis) const {
   return 1;
 }
 
+std::string Layout::saved_by() const {
+  std::string axes;
+  for (const AxisRecord& record : mesh) {
+    axes += fmt::format("{}{}={}", axes.empty() ? "" : ", ", record.name, record.size);
+  }
+  const bool all_shard = mesh.empty() || (mesh.size() == 1 && mesh[0].name == name_of(MeshAxis::shard));
+  return fmt::format("{} rank{}{}", world, world == 1 ? "" : "s", all_shard ? "" : " (" + axes + ")");
+}
+
 Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states,
                    DataType weight_dtype, DataType frozen_dtype, const Mesh& mesh) {
   Layout layout;

@@ -137,6 +137,8 @@ struct Layout {
   int find_section(std::string_view kind, bool frozen) const;
   /// Size of an axis of the mesh; 1 where there is no such axis above 1.
   int axis(MeshAxis axis) const;
+  /// "6 ranks (replicate=2, shard=3)"; the mesh is left out where all ranks shard.
+  std::string saved_by() const;
   friend bool operator==(const Layout&, const Layout&) = default;
 };
 

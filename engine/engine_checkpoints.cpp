@@ -11,7 +11,6 @@
 #include "core/json.h"
 #include "engine/engine_impl.h"
 #include "engine/rank_texts.h"
-#include "engine/saved_mesh.h"
 #include "engine/state_reader.h"
 #include "offload/block_io.h"
 
@@ -258,12 +257,9 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
       reducer.set_reduction_group(manifest.reduction_group);
     }
     if (result.world != ranks) {
-      const auto on = [](const std::optional<Mesh>& mesh) {
-        return mesh && mesh->size(MeshAxis::replicate) > 1 ? " (" + mesh->to_string() + ")" : std::string();
-      };
-      result.notes.push_back("saved by " + std::to_string(result.world) +
-                             (result.world == 1 ? " rank" : " ranks") + on(saved_mesh(manifest.run.config)) +
-                             ", loaded by " + std::to_string(ranks) + on(runtime.mesh()) +
+      const std::string on = replicas == nullptr ? "" : " (" + runtime.mesh().to_string() + ")";
+      result.notes.push_back("saved by " + manifest.layout.saved_by() + ", loaded by " +
+                             std::to_string(ranks) + on +
                              ": state is equal to the bit, sums over ranks round differently from here on");
     } else if (reducer.reduction_group() != manifest.reduction_group) {
       result.notes.push_back("tranche.reduction_group is " + std::to_string(reducer.reduction_group()) +

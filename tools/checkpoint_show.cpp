@@ -190,13 +190,7 @@ void print_run(std::ostream& out, const Reader& reader, const models::ModelRegis
   row("consumed", fmt::format("{} samples, {} tokens", run.samples, run.tokens));
   row("saved", fmt::format("{} UTC, sequence {}, by tranche {} with HDF5 {}", format_time(manifest.created),
                            manifest.sequence, manifest.library, manifest.hdf5));
-  std::string axes;
-  for (const checkpoint::AxisRecord& axis : manifest.layout.mesh) {
-    axes += fmt::format("{}{}={}", axes.empty() ? "" : ", ", axis.name, axis.size);
-  }
-  row("by", fmt::format("{} rank{}{} at stage {}, reduction group {}", manifest.layout.world,
-                        manifest.layout.world == 1 ? "" : "s",
-                        manifest.layout.mesh.size() > 1 ? " (" + axes + ")" : "", manifest.stage,
+  row("by", fmt::format("{} at stage {}, reduction group {}", manifest.layout.saved_by(), manifest.stage,
                         manifest.reduction_group));
   row("size", fmt::format("{} in {} files", format_bytes(manifest.bytes()), manifest.shards.size() + 1));
   if (RunIdentity::wrote(run.user)) {

@@ -6,9 +6,9 @@
 #include <array>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/json.h"
-#include "engine/saved_mesh.h"
 #include "tranche/core/error.h"
 #include "tranche/partition/mesh.h"
 
@@ -103,9 +103,35 @@ bool follows_the_end(const Flat& flat) {
          find(flat, "scheduler.params.total_num_steps") == nullptr;
 }
 
+/// The mesh that an effective configuration (Config::to_json()) means, for the ranks that its batch is
+/// divided among; nothing where the text says of no such mesh. Without the key, as before there were meshes,
+/// all ranks shard.
+std::optional<Mesh> saved_mesh(std::string_view config_json) {
+  const auto config = detail::parse_json(config_json);
+  if (!config.is_object()) return std::nullopt;
+  const auto number = [&](const char* key) {
+    const auto found = config.find(key);
+    return found != config.end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
+  };
+  const std::int64_t of_rank =
+      number("train_micro_batch_size_per_gpu") * number("gradient_accumulation_steps");
+  const std::int64_t ranks = of_rank > 0 ? number("train_batch_size") / of_rank : 0;
+  if (ranks < 1 || ranks > INT32_MAX) return std::nullopt;
+  std::string text;
+  if (const auto block = config.find("tranche"); block != config.end() && block->is_object()) {
+    const auto found = block->find("mesh");
+    if (found != block->end() && found->is_string()) text = found->get<std::string>();
+  }
+  try {
+    return Mesh::parse(text, static_cast<int>(ranks));
+  } catch (const ConfigurationError&) {
+    return std::nullopt;
+  }
+}
+
 /// True where two configurations mean one mesh, in whatever words: '' and 'shard=*', say.
 bool of_one_mesh(std::string_view saved, std::string_view present) {
-  const auto was = detail::saved_mesh(saved), is = detail::saved_mesh(present);
+  const auto was = saved_mesh(saved), is = saved_mesh(present);
   if (!was || !is) return false;
   const auto replicas = [](const Mesh& mesh) { return mesh.size(MeshAxis::replicate); };
   return *was == *is || (replicas(*was) == 1 && replicas(*is) == 1);

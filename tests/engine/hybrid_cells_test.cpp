@@ -240,7 +240,8 @@ TEST(HybridCells, ARankOfTheSecondCopyThatFailsIsNamed) {
                 }),
                 HasSubstr("no more samples"));
     told.pop_back();
-    EXPECT_THAT(told, ::testing::Each(HasSubstr("rank 3 failed: no more samples"))) << run.to_string();
+    EXPECT_THAT(told, ::testing::Each(HasSubstr("rank 3 (replicate 1, shard 1) failed: no more samples")))
+        << run.to_string();
   }
 }
 
