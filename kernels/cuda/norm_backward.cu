@@ -22,6 +22,9 @@ namespace {
 constexpr int most_threads = 512;
 constexpr int any_threads = 256;
 constexpr std::int64_t least_rows = 16;  // of a block
+// Rows of RMS norm that fit a warp, as heads do, share a block of this size.
+constexpr int narrow_threads = 256;
+constexpr std::int64_t least_narrow_rows = 64;
 constexpr std::int64_t most_blocks = 1024;
 constexpr int finish_columns = warp_size;
 constexpr int finish_slices = 16;
@@ -53,6 +56,7 @@ __device__ __forceinline__ void gradient_of(const float (&x)[n], const float (&d
   }
 }
 
+/// x runs over a row's columns, y over rows that are walked side by side (RMS norm alone).
 template <class T, bool centred, int vectors, int together>
 __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T> call) {
   constexpr int width = 16 / static_cast<int>(sizeof(T));
@@ -71,23 +75,25 @@ __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T
     column[v] = (std::int64_t{v} * blockDim.x + threadIdx.x) * width;
     if (column[v] < call.columns) weight[v] = call.weight.template load<width>(column[v]);
   }
+  const std::int64_t side = centred ? 1 : blockDim.y;
   int parity = 0;
-  for (std::int64_t row = begin; row < end; row += together, parity ^= 1) {
+  for (std::int64_t base = begin; base < end; base += together * side, parity ^= 1) {
+    const auto row_of = [&](int r) { return base + r * side + threadIdx.y; };
     Group x[together][vectors] = {}, dy[together][vectors] = {}, held[together][vectors] = {};
     float mean[together] = {}, rstd[together] = {};
 #pragma unroll
     for (int r = 0; r < together; ++r) {
-      if (row + r >= end) break;
+      if (row_of(r) >= end) break;
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
         if (column[v] >= call.columns) continue;
-        const std::int64_t i = (row + r) * call.columns + column[v];
+        const std::int64_t i = row_of(r) * call.columns + column[v];
         x[r][v] = call.x.template load<width>(i);
         dy[r][v] = call.dy.template load<width>(i);
         if (call.accumulate) held[r][v] = call.dx.template load<width>(i);
       }
-      if constexpr (centred) mean[r] = call.mean[row + r];
-      rstd[r] = call.rstd[row + r];
+      if constexpr (centred) mean[r] = call.mean[row_of(r)];
+      rstd[r] = call.rstd[row_of(r)];
     }
     // Rows and columns that are not there have dy = 0 and add nothing.
     float sums[each * together] = {};
@@ -113,7 +119,7 @@ __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T
     block_sums(sums, shared[parity]);
 #pragma unroll
     for (int r = 0; r < together; ++r) {
-      if (row + r >= end) break;
+      if (row_of(r) >= end) break;
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
         if (column[v] >= call.columns) continue;
@@ -129,7 +135,20 @@ __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T
 #pragma unroll
           for (int k = 0; k < width; ++k) gradient[k] = before[k] + gradient[k];
         }
-        call.dx.template store_fast<width>((row + r) * call.columns + column[v], gradient);
+        call.dx.template store_fast<width>(row_of(r) * call.columns + column[v], gradient);
+      }
+    }
+  }
+  if constexpr (!centred && vectors == 1) {
+    __shared__ float gathered[narrow_threads][width];
+    if (blockDim.y > 1) {
+#pragma unroll
+      for (int k = 0; k < width; ++k) gathered[threadIdx.y * blockDim.x + threadIdx.x][k] = weight_sum[0][k];
+      __syncthreads();
+      if (threadIdx.y > 0) return;
+      for (unsigned y = 1; y < blockDim.y; ++y) {
+#pragma unroll
+        for (int k = 0; k < width; ++k) weight_sum[0][k] += gathered[y * blockDim.x + threadIdx.x][k];
       }
     }
   }
@@ -222,7 +241,10 @@ void launch_backward(Stream& stream, const char* name, const Backward<T>& call, 
     return launch(stream, name, backward_any_kernel<T, centred>, {.grid = grid, .block = threads}, call);
   }
   const std::int64_t vectors = groups <= most_threads ? 1 : groups <= 2 * most_threads ? 2 : 4;
-  const auto threads = static_cast<unsigned>(round_up(divide_round_up(groups, vectors), warp_size));
+  const bool narrow = !centred && groups <= warp_size;
+  const auto team = static_cast<unsigned>(narrow ? tile_of(groups, warp_size).x
+                                                 : round_up(divide_round_up(groups, vectors), warp_size));
+  const dim3 threads(team, narrow ? narrow_threads / team : 1);
   const auto kernel = vectors == 1   ? backward_kernel<T, centred, 1, 2>
                       : vectors == 2 ? backward_kernel<T, centred, 2, 1>
                                      : backward_kernel<T, centred, most_vectors, 1>;
@@ -239,7 +261,9 @@ void backward(Stream& stream, const char* name, const ConstTensorView& dy, const
   if (rows == 0) return;
   const std::int64_t sum_bytes = 4 * parameters<centred> * columns;
   const std::int64_t most = std::min(most_blocks, workspace.bytes / sum_bytes);
-  const std::int64_t rows_each = std::max(least_rows, divide_round_up(rows, most));
+  const bool narrow = !centred && columns * size_of(x.dtype) <= warp_size * 16;
+  const std::int64_t rows_each =
+      std::max(narrow ? least_narrow_rows : least_rows, divide_round_up(rows, most));
   const std::int64_t blocks = divide_round_up(rows, rows_each);
   auto* sums = static_cast<float*>(workspace.data);
   with_storage(x.dtype, [&](auto storage) {

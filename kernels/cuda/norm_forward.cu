@@ -1,7 +1,8 @@
 // Layer norm and RMS norm, forward: one read of x, which stays in registers for the mean, the variance around
 // it and the result; statistics in fp32. RMS norm is the norm around 0 and has no bias. A row is a warp's
-// (eight rows a block) up to 1024 columns of 16 bits or 512 of fp32, and a block's up to 8192 or 4096; rows
-// that are wider, or start where 16-byte accesses cannot, are read three times.
+// (eight rows a block) up to 1024 columns of 16 bits or 512 of fp32, a part of one up to 128 or 64, as heads
+// have, and a block's up to 8192 or 4096; rows that are wider, or start where 16-byte accesses cannot, are
+// read three times.
 //
 // Bytes per element: size(x) + size(y), 8 a row; with the residual sum size(a) + size(b) + size(residual) +
 // size(y).
@@ -20,7 +21,6 @@ namespace tranche::kernels::cuda {
 namespace {
 
 constexpr int block_threads = 256;
-constexpr int rows_of_warps = block_threads / warp_size;
 
 /// x is a, or the rounded sum of a and b, which is stored, when `residual` is not null. `mean` and `bias` are
 /// null for RMS norm.
@@ -61,14 +61,15 @@ __global__ void __launch_bounds__(block_threads) forward_kernel(const Forward<T>
   constexpr int width = 16 / static_cast<int>(sizeof(T));
   __shared__ float shared[2][most_warps][1];
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  if (row >= call.rows) return;  // a whole warp, and no barrier follows where blocks have several rows
+  // A row that is not there has no columns; its threads may share a warp with one that is.
+  const std::int64_t columns = row < call.rows ? call.columns : 0;
   const std::int64_t start = row * call.columns;
   const auto count = static_cast<float>(call.columns);
   float x[vectors][width] = {};
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     const std::int64_t column = (std::int64_t{v} * blockDim.x + threadIdx.x) * width;
-    if (column < call.columns) call.template read<width>(start + column, x[v]);
+    if (column < columns) call.template read<width>(start + column, x[v]);
   }
   float mean = 0;
   if (call.mean != nullptr) {
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(block_threads) forward_kernel(const Forward<T>
   float squares[1] = {0};
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
-    if ((std::int64_t{v} * blockDim.x + threadIdx.x) * width >= call.columns) continue;
+    if ((std::int64_t{v} * blockDim.x + threadIdx.x) * width >= columns) continue;
 #pragma unroll
     for (int k = 0; k < width; ++k) squares[0] += (x[v][k] - mean) * (x[v][k] - mean);
   }
@@ -93,9 +94,9 @@ __global__ void __launch_bounds__(block_threads) forward_kernel(const Forward<T>
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     const std::int64_t column = (std::int64_t{v} * blockDim.x + threadIdx.x) * width;
-    if (column < call.columns) call.template write<width>(start + column, column, mean, rstd, x[v]);
+    if (column < columns) call.template write<width>(start + column, column, mean, rstd, x[v]);
   }
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0 && row < call.rows) {
     if (call.mean != nullptr) call.mean[row] = mean;
     call.rstd[row] = rstd;
   }
@@ -156,9 +157,9 @@ void launch_forward(Stream& stream, const char* name, const Forward<T>& call) {
   const bool warps = groups <= 4 * warp_size;
   const std::int64_t most = warps ? warp_size : block_threads;
   const std::int64_t vectors = divide_round_up(groups, most);
-  const auto team =
-      static_cast<unsigned>(warps ? warp_size : round_up(divide_round_up(groups, vectors), warp_size));
-  const unsigned rows_each = warps ? rows_of_warps : 1;
+  const auto team = static_cast<unsigned>(warps ? tile_of(groups, warp_size).x
+                                                : round_up(divide_round_up(groups, vectors), warp_size));
+  const unsigned rows_each = warps ? block_threads / team : 1;
   const LaunchShape shape{.grid = static_cast<unsigned>(divide_round_up(call.rows, rows_each)),
                           .block = dim3(team, rows_each)};
   const auto kernel = vectors == 1   ? forward_kernel<T, 1>

@@ -16,14 +16,21 @@ __device__ __forceinline__ T warp_sum(T value) {
   return value;
 }
 
-/// Sums of `count` numbers each over the block's threads in x (whole warps), warps in order. Beyond one warp
-/// it is a barrier of the block, and `shared` is not used again before another one.
+/// Sums of `count` numbers each over the block's threads in x: whole warps, in order, or a power of two that
+/// shares its warp with other rows of threads. Beyond one warp it is a barrier of the block, and `shared` is
+/// not used again before another one.
 template <int count>
 __device__ __forceinline__ void block_sums(float (&values)[count], float (*shared)[count]) {
+  const int lanes = static_cast<int>(blockDim.x);
 #pragma unroll
-  for (float& value : values) value = warp_sum(value);
-  const int warps = static_cast<int>(blockDim.x) / warp_size;
-  if (warps == 1) return;
+  for (float& value : values) {
+#pragma unroll
+    for (int distance = warp_size / 2; distance > 0; distance /= 2) {
+      if (distance < lanes) value += __shfl_xor_sync(0xffffffffu, value, distance);
+    }
+  }
+  const int warps = lanes / warp_size;
+  if (warps <= 1) return;
   if (threadIdx.x % warp_size == 0) {
 #pragma unroll
     for (int k = 0; k < count; ++k) shared[threadIdx.x / warp_size][k] = values[k];
