@@ -52,7 +52,9 @@ TEST(LlamaTraining, FiftyStepsInFp32AgreeWithFp64) {
       (void)optimizer.update(weights, gradients, loss.tokens);
     }
     EXPECT_LE(largest, 1e-5) << model.architecture();
-    if (steps == 50) EXPECT_LT(run.losses.back(), run.losses.front() - 0.2) << "it learns";
+    if (steps == 50) {
+      EXPECT_LT(run.losses.back(), run.losses.front() - 0.2) << "it learns";
+    }
   }
 }
 
