@@ -29,8 +29,9 @@ class Conversation {
 
   std::vector<Segment> write(ChatTemplate chat) {
     if (chat == ChatTemplate::none) {
-      messages_.front().fail("is a message of a conversation: say how it is written with a chat template, which are "
-                             "chatml, llama3, mistral and qwen");
+      messages_.front().fail(
+          "is a message of a conversation: say how it is written with a chat template, which are "
+          "chatml, llama3, mistral and qwen");
     }
     for (std::size_t i = 0; i < messages_.size(); ++i) {
       for (const auto& [key, value] : messages_[i].members()) {
@@ -43,11 +44,13 @@ class Conversation {
       if (chat == ChatTemplate::mistral) {
         write_mistral(i, role, content);
       } else if (chat == ChatTemplate::llama3) {
-        add((i == 0 ? "<|begin_of_text|>" : "") + ("<|start_header_id|>" + role) + "<|end_header_id|>\n\n", false);
+        add((i == 0 ? "<|begin_of_text|>" : "") + ("<|start_header_id|>" + role) + "<|end_header_id|>\n\n",
+            false);
         add(trimmed(content) + "<|eot_id|>", role == "assistant");
       } else {
         if (chat == ChatTemplate::qwen && i == 0 && role != "system") {
-          add("<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n",
+          add("<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+              "assistant.<|im_end|>\n",
               false);
         }
         add("<|im_start|>" + role + "\n", false);
@@ -84,10 +87,9 @@ ChatTemplate parse_chat_template(std::string_view name) {
   for (std::size_t i = 1; i < template_names.size(); ++i) {
     if (template_names[i] == name) return static_cast<ChatTemplate>(i);
   }
-  const std::string closest =
-      detail::closest_match(name, {template_names.begin() + 1, template_names.end()});
-  throw ConfigurationError(fmt::format("chat template '{}' is not one of chatml, llama3, mistral, qwen{}", name,
-                                       closest.empty() ? "" : "; did you mean " + closest + "?"));
+  const std::string closest = detail::closest_match(name, {template_names.begin() + 1, template_names.end()});
+  throw ConfigurationError(fmt::format("chat template '{}' is not one of chatml, llama3, mistral, qwen{}",
+                                       name, closest.empty() ? "" : "; did you mean " + closest + "?"));
 }
 
 Document read_json_line(std::string_view line, ChatTemplate chat, std::string_view origin) {
@@ -106,7 +108,8 @@ Document read_json_line(std::string_view line, ChatTemplate chat, std::string_vi
   return document;
 }
 
-void append_document(const Tokenizer& tokenizer, const Document& document, bool special, TokenDocuments& documents) {
+void append_document(const Tokenizer& tokenizer, const Document& document, bool special,
+                     TokenDocuments& documents) {
   std::string text;
   for (const Segment& segment : document.segments) text += segment.text;
   const auto add = [&](std::int32_t token, bool target) {
@@ -119,8 +122,9 @@ void append_document(const Tokenizer& tokenizer, const Document& document, bool 
     for (const std::int32_t token : added.before) add(token, document.segments.front().target);
   }
   const std::vector<std::int32_t> tokens = tokenizer.encode(text);
-  const bool same = std::all_of(document.segments.begin(), document.segments.end(),
-                                [&](const Segment& each) { return each.target == document.segments[0].target; });
+  const bool same = std::all_of(document.segments.begin(), document.segments.end(), [&](const Segment& each) {
+    return each.target == document.segments[0].target;
+  });
   if (same) {
     for (const std::int32_t token : tokens) add(token, document.segments.front().target);
   } else {
@@ -150,7 +154,8 @@ void append_document(const Tokenizer& tokenizer, const Document& document, bool 
     for (const std::int32_t token : added.after) add(token, document.segments.back().target);
     if (added.end && added.after.empty()) add(*added.end, document.segments.back().target);
   }
-  if (documents.tokens.size() > static_cast<std::size_t>(documents.ends.empty() ? 0 : documents.ends.back())) {
+  if (documents.tokens.size() >
+      static_cast<std::size_t>(documents.ends.empty() ? 0 : documents.ends.back())) {
     documents.ends.push_back(static_cast<std::int64_t>(documents.tokens.size()));
   }
 }
@@ -164,8 +169,8 @@ void require_names(const Tokenizer& tokenizer, ChatTemplate chat) {
        {"<|im_start|>", "<|im_end|>"}}};
   for (const std::string_view name : names[static_cast<std::size_t>(chat)]) {
     if (!tokenizer.find(name)) {
-      throw ConfigurationError(fmt::format("the tokenizer has no token '{}', which chat template {} writes", name,
-                                           template_names[static_cast<std::size_t>(chat)]));
+      throw ConfigurationError(fmt::format("the tokenizer has no token '{}', which chat template {} writes",
+                                           name, template_names[static_cast<std::size_t>(chat)]));
     }
   }
 }

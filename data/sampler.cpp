@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 
 #include "tranche/core/error.h"
 #include "tranche/core/random.h"
@@ -82,16 +83,42 @@ std::vector<std::int64_t> evaluation_windows(std::int64_t windows, std::int64_t 
 }
 
 void read_windows(const Windows& windows, const std::vector<std::int64_t>& numbers, std::int64_t vocabulary,
-                  std::vector<std::int32_t>& inputs, std::vector<std::int32_t>& targets) {
+                  std::vector<std::int32_t>& inputs, std::vector<std::int32_t>& targets,
+                  RowDocuments* documents) {
   const auto sequence = static_cast<std::size_t>(windows.sequence());
   inputs.assign(numbers.size() * sequence, 0);
   targets.assign(numbers.size() * sequence, kernels::ignored_label);
+  if (documents != nullptr) {
+    documents->begin.assign(numbers.size() * sequence, 0);
+    documents->positions.resize(numbers.size() * sequence);
+    for (std::size_t i = 0; i < documents->positions.size(); ++i) {
+      documents->positions[i] = static_cast<std::int32_t>(i % sequence);
+    }
+  }
   std::vector<std::int32_t> window(sequence + 1);
+  std::vector<std::uint8_t> learned(sequence);
+  const TokenFile& file = *windows.range().file;
   for (std::size_t row = 0; row < numbers.size(); ++row) {
     if (numbers[row] < 0) continue;
-    windows.range().file->read(windows.start(numbers[row]), window, vocabulary);
-    std::copy_n(window.begin(), sequence, inputs.begin() + static_cast<std::ptrdiff_t>(row * sequence));
-    std::copy_n(window.begin() + 1, sequence, targets.begin() + static_cast<std::ptrdiff_t>(row * sequence));
+    const std::int64_t start = windows.start(numbers[row]);
+    const std::size_t first = row * sequence;
+    file.read(start, window, vocabulary);
+    file.read_targets(start + 1, learned);
+    std::copy_n(window.begin(), sequence, inputs.begin() + static_cast<std::ptrdiff_t>(first));
+    for (std::size_t i = 0; i < sequence; ++i) {
+      if (learned[i] != 0) targets[first + i] = window[i + 1];
+    }
+    // Documents that end in the row, which is where the next one begins.
+    const std::span<const std::int64_t> ends = file.document_ends();
+    auto end = std::upper_bound(ends.begin(), ends.end(), start);
+    for (; end != ends.end() && *end <= start + windows.sequence(); ++end) {
+      const auto next = static_cast<std::size_t>(*end - start);
+      targets[first + next - 1] = kernels::ignored_label;
+      for (std::size_t i = next; documents != nullptr && i < sequence; ++i) {
+        documents->begin[first + i] = static_cast<std::int32_t>(next);
+        documents->positions[first + i] = static_cast<std::int32_t>(i - next);
+      }
+    }
   }
 }
 

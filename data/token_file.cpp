@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/digest.h"
+#include "checkpoint/safetensors.h"
 #include "core/closest_match.h"
 #include "offload/file_system.h"
 #include "tranche/core/error.h"
@@ -54,18 +55,20 @@ Stamp stamp_of(const detail::File& file) {
 }  // namespace
 
 std::string_view name_of(DataFormat format) {
-  constexpr std::array<std::string_view, 5> names{"auto", "text", "llmc", "nanogpt", "uint32"};
+  constexpr std::array<std::string_view, 6> names{"auto", "text", "llmc", "nanogpt", "uint32", "safetensors"};
   return names[static_cast<std::size_t>(format)];
 }
 
 DataFormat parse_data_format(std::string_view text) {
-  for (const auto format :
-       {DataFormat::automatic, DataFormat::text, DataFormat::llmc, DataFormat::nanogpt, DataFormat::uint32}) {
+  for (const auto format : {DataFormat::automatic, DataFormat::text, DataFormat::llmc, DataFormat::nanogpt,
+                            DataFormat::uint32, DataFormat::safetensors}) {
     if (text == name_of(format)) return format;
   }
-  const std::string closest = detail::closest_match(text, {"auto", "text", "llmc", "nanogpt", "uint32"});
-  throw ConfigurationError(fmt::format("data format '{}' is not one of auto, text, llmc, nanogpt, uint32{}",
-                                       text, closest.empty() ? "" : "; did you mean " + closest + "?"));
+  const std::string closest =
+      detail::closest_match(text, {"auto", "text", "llmc", "nanogpt", "uint32", "safetensors"});
+  throw ConfigurationError(
+      fmt::format("data format '{}' is not one of auto, text, llmc, nanogpt, uint32, safetensors{}", text,
+                  closest.empty() ? "" : "; did you mean " + closest + "?"));
 }
 
 TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), format_(format) {
@@ -96,10 +99,15 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
   const bool magic = kind != llmc_kinds.end();
   if (format_ == DataFormat::automatic) {
     by_ending_ = !magic && path_.ends_with(".bin");
-    format_ = magic ? DataFormat::llmc : by_ending_ ? DataFormat::nanogpt : DataFormat::text;
+    format_ = magic                             ? DataFormat::llmc
+              : by_ending_                      ? DataFormat::nanogpt
+              : path_.ends_with(".safetensors") ? DataFormat::safetensors
+                                                : DataFormat::text;
   }
   if (format_ == DataFormat::text) {
     size_ = bytes_;
+  } else if (format_ == DataFormat::safetensors) {
+    open_safetensors();
   } else if (format_ == DataFormat::nanogpt) {
     width_ = 2;
     if (bytes_ % 2 != 0) {
@@ -133,6 +141,45 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
           size_, bytes_ - llmc_header_bytes));
     }
     begin_ = llmc_header_bytes;
+  }
+}
+
+void TokenFile::open_safetensors() {
+  const auto fail = [&](const std::string& why) {
+    throw ConfigurationError(fmt::format("data file '{}' {}", path_, why));
+  };
+  try {
+    const checkpoint::SafetensorsFolder folder(detail::posix_file_system(), path_);
+    const checkpoint::SafeTensor* tokens = folder.find("tokens");
+    if (tokens == nullptr || (tokens->dtype != "U16" && tokens->dtype != "U32") || tokens->elements == 0) {
+      fail("has no array \"tokens\" of U16 or U32: it is not what tranche tokenize writes");
+    }
+    width_ = tokens->dtype == "U16" ? 2 : 4;
+    size_ = tokens->elements;
+    begin_ = tokens->begin;
+    if (const checkpoint::SafeTensor* targets = folder.find("targets")) {
+      if (targets->dtype != "U8" || targets->elements != size_)
+        fail("has other \"targets\" than a U8 a token");
+      targets_begin_ = targets->begin;
+    }
+    if (const checkpoint::SafeTensor* ends = folder.find("document_ends")) {
+      if (ends->dtype != "I64" || ends->elements == 0) fail("has other \"document_ends\" than I64");
+      document_ends_.resize(static_cast<std::size_t>(ends->elements));
+      file_->read(ends->begin, document_ends_.data(), ends->end - ends->begin);
+    }
+  } catch (const CheckpointError& problem) {
+    fail(fmt::format("is no safetensors file: {}", problem.message()));
+  } catch (const IoError& problem) {
+    fail(fmt::format("cannot be read: {}", problem.message()));
+  }
+  std::int64_t before = 0;
+  for (const std::int64_t end : document_ends_) {
+    if (end <= before)
+      fail(fmt::format("has a document that ends at {} behind one that ends at {}", end, before));
+    before = end;
+  }
+  if (!document_ends_.empty() && before != size_) {
+    fail(fmt::format("has {} tokens, but its last document ends at {}", size_, before));
   }
 }
 
@@ -226,6 +273,15 @@ void TokenFile::read(std::int64_t first, std::span<std::int32_t> into, std::int6
       "data file '{}' holds token {} at position {}, but the model's vocabulary is {}; choose another "
       "model, or the file's right format with --data-format (now {})",
       path_, token_at(culprit), first + static_cast<std::int64_t>(culprit), vocabulary, name_of(format_)));
+}
+
+void TokenFile::read_targets(std::int64_t first, std::span<std::uint8_t> into) const {
+  check_range(first, static_cast<std::int64_t>(into.size()));
+  if (targets_begin_ == 0) {
+    std::fill(into.begin(), into.end(), std::uint8_t{1});
+  } else {
+    read_bytes(targets_begin_ + first, into);
+  }
 }
 
 void TokenFile::require_within(std::int64_t vocabulary, std::int64_t count) const {

@@ -91,7 +91,8 @@ TokenDocuments read_part(const std::string& path) {
     const auto file = detail::posix_file_system().open(path, detail::OpenMode::read);
     const auto read = [&](const char* name, const char* type, auto& values) {
       const checkpoint::SafeTensor* tensor = folder.find(name);
-      if (tensor == nullptr || tensor->dtype != type) throw ConfigurationError("it is no part of `tranche tokenize`");
+      if (tensor == nullptr || tensor->dtype != type)
+        throw ConfigurationError("it is no part of `tranche tokenize`");
       values.resize(static_cast<std::size_t>(tensor->elements));
       if (!values.empty()) file->read(tensor->begin, values.data(), tensor->end - tensor->begin);
     };
@@ -99,8 +100,8 @@ TokenDocuments read_part(const std::string& path) {
     read("tokens", "U32", documents.tokens);
     read("targets", "U8", documents.targets);
   } catch (const Error& problem) {
-    throw ConfigurationError(fmt::format("'{}' cannot be read: {}; remove its folder and start again", path,
-                                         problem.message()));
+    throw ConfigurationError(
+        fmt::format("'{}' cannot be read: {}; remove its folder and start again", path, problem.message()));
   }
   return documents;
 }
@@ -127,9 +128,10 @@ void join_as_safetensors(const std::vector<std::string>& parts, const PartSizes&
 void join_as_llmc(const std::vector<std::string>& parts, const PartSizes& sizes, int width,
                   const std::string& path) {
   if (sizes.tokens > INT32_MAX) {
-    throw ConfigurationError(fmt::format("'{}': {} tokens are more than llm.c's header can count; write a "
-                                         ".safetensors file",
-                                         path, sizes.tokens));
+    throw ConfigurationError(
+        fmt::format("'{}': {} tokens are more than llm.c's header can count; write a "
+                    ".safetensors file",
+                    path, sizes.tokens));
   }
   std::array<std::int32_t, 256> header{};
   header[0] = width == 2 ? 20240520 : 20240801;

@@ -37,14 +37,16 @@ struct Part {
 
 struct stat status_of(const std::string& input) {
   struct stat status {};
-  if (::stat(input.c_str(), &status) != 0) fail(input, fmt::format("cannot be opened: {}", std::strerror(errno)));
+  if (::stat(input.c_str(), &status) != 0)
+    fail(input, fmt::format("cannot be opened: {}", std::strerror(errno)));
   if (!S_ISREG(status.st_mode)) fail(input, "is not a file");
   if (status.st_size == 0) fail(input, "is empty");
   return status;
 }
 
 bool ends_with_any(std::string_view name, std::initializer_list<std::string_view> endings) {
-  return std::any_of(endings.begin(), endings.end(), [&](std::string_view each) { return name.ends_with(each); });
+  return std::any_of(endings.begin(), endings.end(),
+                     [&](std::string_view each) { return name.ends_with(each); });
 }
 
 std::vector<Part> parts_of(const TokenizeOptions& options, const std::string& folder) {
@@ -117,15 +119,16 @@ TokenDocuments encode(const Tokenizer& tokenizer, const TokenizeOptions& options
   if (part.lines) {
     encode_lines(tokenizer, options, part, documents);
   } else {
-    const Document whole{{{detail::read_text_file(part.input, "data file", detail::Pipes::refused, INT64_MAX), true}},
-                         false};
+    const Document whole{
+        {{detail::read_text_file(part.input, "data file", detail::Pipes::refused, INT64_MAX), true}}, false};
     append_document(tokenizer, whole, options.special, documents);
   }
   return documents;
 }
 
 PartSizes sizes_of(const TokenDocuments& documents) {
-  return {static_cast<std::int64_t>(documents.tokens.size()), static_cast<std::int64_t>(documents.ends.size()),
+  return {static_cast<std::int64_t>(documents.tokens.size()),
+          static_cast<std::int64_t>(documents.ends.size()),
           std::count(documents.targets.begin(), documents.targets.end(), std::uint8_t{1})};
 }
 
@@ -137,8 +140,8 @@ void open_folder(const std::string& folder, const std::string& fingerprint) {
   if (files.exists(folder) && !files.exists(name)) {
     for (const detail::DirectoryEntry& entry : files.list(folder)) {
       if (!entry.name.ends_with(".safetensors") && !detail::is_temporary_name(entry.name)) {
-        throw ConfigurationError(fmt::format("'{}' holds '{}', which is no part of this command; move it away",
-                                             folder, entry.name));
+        throw ConfigurationError(fmt::format(
+            "'{}' holds '{}', which is no part of this command; move it away", folder, entry.name));
       }
     }
   }
@@ -152,7 +155,8 @@ void open_folder(const std::string& folder, const std::string& fingerprint) {
 TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions& options) {
   const bool llmc = options.output.ends_with(".bin");
   if (!llmc && !options.output.ends_with(".safetensors")) {
-    throw ConfigurationError(fmt::format("'{}' ends neither in .safetensors nor in .bin (llm.c's)", options.output));
+    throw ConfigurationError(
+        fmt::format("'{}' ends neither in .safetensors nor in .bin (llm.c's)", options.output));
   }
   require_names(tokenizer, options.chat);
   const std::string folder = options.output + ".parts";
@@ -170,7 +174,8 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
     for (std::size_t i = next++; i < parts.size(); i = next++) {
       try {
         const bool there = detail::posix_file_system().exists(parts[i].file);
-        const TokenDocuments documents = there ? read_part(parts[i].file) : encode(tokenizer, options, parts[i]);
+        const TokenDocuments documents =
+            there ? read_part(parts[i].file) : encode(tokenizer, options, parts[i]);
         if (!there) write_part(parts[i].file, documents);
         const PartSizes own = sizes_of(documents);
         const std::lock_guard lock(mutex);
@@ -195,9 +200,10 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
 
   if (sizes.tokens == 0) throw ConfigurationError("the data files hold no documents");
   if (llmc && sizes.targets < sizes.tokens) {
-    throw ConfigurationError(fmt::format("'{}': llm.c's files cannot tell which tokens are learned, and of {} tokens {} "
-                                         "are not; write a .safetensors file",
-                                         options.output, sizes.tokens, sizes.tokens - sizes.targets));
+    throw ConfigurationError(
+        fmt::format("'{}': llm.c's files cannot tell which tokens are learned, and of {} tokens {} "
+                    "are not; write a .safetensors file",
+                    options.output, sizes.tokens, sizes.tokens - sizes.targets));
   }
   std::vector<std::string> names;
   for (const Part& part : parts) names.push_back(part.file);

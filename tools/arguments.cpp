@@ -97,8 +97,9 @@ void add_model_flags(CLI::App& app, Options& options) {
 /// Flags that `train` and the runs of `scale` have in common, beside model and configuration.
 void add_data_flags(CLI::App& app, Options& options) {
   heading(app, "Data and validation");
-  add(app, "--data", options.data, "FILE", "text file (bytes), or tokens of llm.c or nanoGPT");
-  add(app, "--data-format", options.data_format, "auto|text|llmc|nanogpt|uint32",
+  add(app, "--data", options.data, "FILE",
+      "text file (bytes), or tokens of tranche tokenize, llm.c or nanoGPT");
+  add(app, "--data-format", options.data_format, "auto|text|llmc|nanogpt|uint32|safetensors",
       "of --data and --validation-data")
       ->capture_default_str();
   add(app, "--validation-data", options.validation_data, "FILE",

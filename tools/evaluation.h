@@ -13,7 +13,9 @@ namespace tranche::tools {
 /// Device memory for the micro-batches of a run, and its filling.
 class BatchFeeder {
  public:
-  BatchFeeder(Engine& engine, std::int64_t vocabulary, const data::BatchShape& shape, std::int64_t sequence);
+  /// With `documents` batches tell where the documents of a row begin.
+  BatchFeeder(Engine& engine, std::int64_t vocabulary, const data::BatchShape& shape, std::int64_t sequence,
+              bool documents = false);
   /// Reads windows (sampler.h) into device memory; `samples` are their global numbers. Valid until the next
   /// call.
   models::TokenBatch fill(const data::Windows& windows, const std::vector<std::int64_t>& numbers,
@@ -26,12 +28,14 @@ class BatchFeeder {
   std::int64_t vocabulary_;
   std::int64_t sequence_;
   Buffer device_tokens_, device_targets_;
+  Buffer device_begin_, device_positions_;  ///< with documents
   /// Used if host code cannot reach the device: memory that is copied from behind the host's back, one place
   /// for each micro-batch of a step and one more, so that no step waits for a place.
   Buffer staging_;
   std::vector<Event> staged_;  ///< by place: its last copy is done
   std::size_t place_ = 0;
   std::vector<std::int32_t> tokens_, targets_;
+  data::RowDocuments documents_;
   std::vector<std::int64_t> samples_;
 };
 

@@ -161,7 +161,8 @@ void Run::start() {
   withhold_memory(0);
   engine = std::make_unique<Engine>(*runtime, settings.model->spec(settings.sequence), settings.config);
   feeder = std::make_unique<BatchFeeder>(*engine, settings.model->shape().vocabulary, settings.batch,
-                                         settings.sequence);
+                                         settings.sequence,
+                                         data.has_documents() && settings.model->takes_documents());
   if (is_root()) show_start();
   if (begins_from_checkpoint) load_resume_source();
 }
@@ -182,6 +183,10 @@ void Run::show_start() {
   if (data.text() && settings.model->shape().vocabulary != 256) {
     print_row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,
                                   settings.model->shape().vocabulary));
+  }
+  if (data.has_documents() && !settings.model->takes_documents()) {
+    print_row("note", fmt::format("{} attends from one document to those before it in its sequence",
+                                  settings.model->architecture()));
   }
   const std::string cores = note_on_cores(placement);
   if (!cores.empty() && options.device == "cpu") print_row("note", cores);

@@ -47,6 +47,10 @@ struct Data {
   data::TokenRange training_range, validation_range;
   std::unique_ptr<data::Windows> training, validation;
   std::vector<std::int64_t> evaluation;  ///< numbers of the held-out windows in use
+  bool has_documents() const {
+    return !training_file->document_ends().empty() ||
+           (validation_file && !validation_file->document_ends().empty());
+  }
   bool text() const { return training_file->format() == data::DataFormat::text; }
 };
 

@@ -23,17 +23,20 @@ CLI::App* add_tokenize_command(CLI::App& program, TokenizeFlags& flags) {
       ->required()
       ->take_all()
       ->allow_extra_args(false);
-  app->add_option("--tokenizer", flags.tokenizer,
-                  "folder with tokenizer.json, tokenizer.model, or vocab.json and merges.txt (default: bytes)")
+  app->add_option(
+         "--tokenizer", flags.tokenizer,
+         "folder with tokenizer.json, tokenizer.model, or vocab.json and merges.txt (default: bytes)")
       ->type_name("DIR");
-  app->add_option("--out", flags.out,
-                  "tokens.safetensors, with the ends of documents and the tokens that are learned; or tokens.bin, "
-                  "as llm.c writes it")
+  app->add_option(
+         "--out", flags.out,
+         "tokens.safetensors, with the ends of documents and the tokens that are learned; or tokens.bin, "
+         "as llm.c writes it")
       ->type_name("FILE")
       ->required();
   app->add_option("--chat-template", flags.chat, "how the messages of conversations are written")
       ->type_name("chatml|llama3|mistral|qwen");
-  app->add_flag("--no-special", flags.no_special, "no tokens around documents, such as the one that ends them");
+  app->add_flag("--no-special", flags.no_special,
+                "no tokens around documents, such as the one that ends them");
   app->add_option("--threads", flags.threads, "(default: the node's cores)");
   app->footer(R"(Example:
   tranche tokenize --data 'corpus/*.jsonl' --tokenizer llama-3/ --out corpus.safetensors
@@ -71,8 +74,8 @@ int run_tokenize(const Options& options, const Output& output) {
     how.progress = [&](std::int64_t more) { progress.add(more); };
     const data::TokenizeSummary summary = data::tokenize_files(*tokenizer, how);
     progress.finish();
-    output.out << fmt::format("{}: {} tokens of {} documents, {} of them learned; {}\n", flags.out, summary.tokens,
-                              summary.documents, summary.targets, progress.summary());
+    output.out << fmt::format("{}: {} tokens of {} documents, {} of them learned; {}\n", flags.out,
+                              summary.tokens, summary.documents, summary.targets, progress.summary());
     if (summary.reused > 0) {
       output.out << fmt::format("{} of {} parts were there already\n", summary.reused, summary.parts);
     }

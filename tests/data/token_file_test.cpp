@@ -6,6 +6,8 @@
 
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
+#include "tranche/data/sampler.h"
+#include "tranche/kernels/cross_entropy.h"
 
 namespace tranche::data {
 namespace {
@@ -105,6 +107,95 @@ TEST(TokenFile, RefusesWideFilesThatAreNotWhatTheyShouldBe) {
               AllOf(HasSubstr("plain.bin"), HasSubstr("16 bits (nanogpt) or 32 (uint32)")));
   const TokenFile said(folder.path("plain.bin"), DataFormat::nanogpt);
   said.require_within(128256);
+}
+
+/// Arrays as safetensors holds them: name, type, bytes an element, content.
+struct Array {
+  std::string name, type;
+  std::size_t width;
+  std::string bytes;
+};
+std::string safetensors(const std::vector<Array>& arrays) {
+  std::string header = "{", content;
+  for (const Array& array : arrays) {
+    header += (header.size() > 1 ? "," : "") + ("\"" + array.name) + R"(":{"dtype":")" + array.type +
+              R"(","shape":[)" + std::to_string(array.bytes.size() / array.width) + R"(],"data_offsets":[)" +
+              std::to_string(content.size()) + "," + std::to_string(content.size() + array.bytes.size()) +
+              "]}";
+    content += array.bytes;
+  }
+  header += "}";
+  return bytes_of<std::uint64_t>({header.size()}) + header + content;
+}
+Array ends_of(const std::vector<std::int64_t>& ends) {
+  return {"document_ends", "I64", 8, bytes_of(ends)};
+}
+Array tokens_of(const std::vector<std::uint32_t>& tokens) {
+  return {"tokens", "U32", 4, bytes_of(tokens)};
+}
+
+TEST(TokenFile, ReadsDocumentsAndWhatIsLearned) {
+  const TemporaryFolder folder;
+  const TokenFile file(folder.write(
+      "a.safetensors", safetensors({ends_of({2, 5}),
+                                    tokens_of({9, 70000, 7, 6, 5}),
+                                    {"targets", "U8", 1, bytes_of<std::uint8_t>({0, 1, 0, 0, 1})}})));
+  EXPECT_EQ(file.format(), DataFormat::safetensors);
+  EXPECT_EQ(file.size(), 5);
+  std::vector<std::int32_t> tokens(3);
+  file.read(1, tokens, 70001);
+  EXPECT_EQ(tokens, (std::vector<std::int32_t>{70000, 7, 6}));
+  EXPECT_THAT(file.document_ends(), testing::ElementsAre(2, 5));
+  std::vector<std::uint8_t> learned(4);
+  file.read_targets(1, learned);
+  EXPECT_THAT(learned, testing::ElementsAre(1, 0, 0, 1));
+  EXPECT_THAT(message_of<ConfigurationError>([&] { file.require_within(70000); }),
+              HasSubstr("token 70000 at position 1"));
+
+  const TokenFile narrow(
+      folder.write("b.safetensors", safetensors({{"tokens", "U16", 2, bytes_of<std::uint16_t>({3, 4})}})));
+  EXPECT_TRUE(narrow.document_ends().empty());
+  narrow.read_targets(0, std::span(learned).first(2));
+  EXPECT_EQ(learned[1], 1);
+}
+
+TEST(TokenFile, RefusesSafetensorsThatAreNoTokens) {
+  const TemporaryFolder folder;
+  const auto refused = [&](const std::string& content) {
+    const std::string path = folder.write("a.safetensors", content);
+    return message_of<ConfigurationError>([&] { TokenFile{path}; });
+  };
+  EXPECT_THAT(refused("text"), AllOf(HasSubstr("a.safetensors"), HasSubstr("is no safetensors file")));
+  EXPECT_THAT(refused(safetensors({ends_of({1})})), HasSubstr("has no array \"tokens\" of U16 or U32"));
+  EXPECT_THAT(refused(safetensors({{"tokens", "F32", 4, bytes_of<float>({1})}})), HasSubstr("has no array"));
+  EXPECT_THAT(refused(safetensors({tokens_of({1, 2}), {"targets", "U8", 1, "x"}})),
+              HasSubstr("has other \"targets\" than a U8 a token"));
+  EXPECT_THAT(refused(safetensors({tokens_of({1, 2}), {"document_ends", "U8", 1, "x"}})),
+              HasSubstr("has other \"document_ends\" than I64"));
+  EXPECT_THAT(refused(safetensors({tokens_of({1, 2}), ends_of({1})})),
+              HasSubstr("has 2 tokens, but its last document ends at 1"));
+  EXPECT_THAT(refused(safetensors({tokens_of({1, 2}), ends_of({2, 2})})),
+              HasSubstr("has a document that ends at 2 behind one that ends at 2"));
+  EXPECT_THAT(refused(safetensors({tokens_of({1, 2}), ends_of({2})}).substr(0, 100)),
+              HasSubstr("is no safetensors file"));
+}
+
+TEST(TokenFile, RowsTellTheirDocuments) {
+  const TemporaryFolder folder;
+  const TokenFile file(
+      folder.write("a.safetensors",
+                   safetensors({ends_of({3, 4, 9}),
+                                tokens_of({10, 11, 12, 20, 30, 31, 32, 33, 34}),
+                                {"targets", "U8", 1, bytes_of<std::uint8_t>({1, 1, 1, 1, 1, 0, 1, 1, 1})}})));
+  const Windows windows({&file, 0, 9}, 4, "training");
+  std::vector<std::int32_t> inputs, targets;
+  RowDocuments documents;
+  read_windows(windows, {0, 1, -1}, 100, inputs, targets, &documents);
+  constexpr std::int32_t none = kernels::ignored_label;
+  EXPECT_THAT(inputs, testing::ElementsAre(10, 11, 12, 20, 30, 31, 32, 33, 0, 0, 0, 0));
+  EXPECT_THAT(targets, testing::ElementsAre(11, 12, none, none, none, 32, 33, 34, none, none, none, none));
+  EXPECT_THAT(documents.begin, testing::ElementsAre(0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0));
+  EXPECT_THAT(documents.positions, testing::ElementsAre(0, 1, 2, 0, 0, 1, 2, 3, 0, 1, 2, 3));
 }
 
 TEST(TokenFile, RefusesFilesThatAreNotWhatTheyShouldBe) {

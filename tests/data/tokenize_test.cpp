@@ -38,10 +38,13 @@ TEST(Documents, TextPromptsAndConversations) {
   constexpr const char* talk = R"({"messages": [{"role": "user", "content": " Hi "},
       {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "No"}]})";
   EXPECT_EQ(marked(read(talk, ChatTemplate::chatml)),
-            "<|im_start|>user\n Hi <|im_end|>\n<|im_start|>assistant\n{Yes?<|im_end|>}\n<|im_start|>user\nNo<|im_end|>\n");
-  EXPECT_EQ(marked(read(talk, ChatTemplate::qwen)),
-            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-            "<|im_start|>user\n Hi <|im_end|>\n<|im_start|>assistant\n{Yes?<|im_end|>}\n<|im_start|>user\nNo<|im_end|>\n");
+            "<|im_start|>user\n Hi "
+            "<|im_end|>\n<|im_start|>assistant\n{Yes?<|im_end|>}\n<|im_start|>user\nNo<|im_end|>\n");
+  EXPECT_EQ(
+      marked(read(talk, ChatTemplate::qwen)),
+      "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+      "<|im_start|>user\n Hi "
+      "<|im_end|>\n<|im_start|>assistant\n{Yes?<|im_end|>}\n<|im_start|>user\nNo<|im_end|>\n");
   EXPECT_EQ(marked(read(talk, ChatTemplate::llama3)),
             "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
             "<|start_header_id|>assistant<|end_header_id|>\n\n{Yes?<|eot_id|>}"
@@ -55,15 +58,18 @@ TEST(Documents, WhatIsNotOneIsRefused) {
     return message_of<ConfigurationError>([&] { (void)read(line, chat); });
   };
   EXPECT_THAT(refused("{"), HasSubstr("line 7 is not JSON"));
-  EXPECT_THAT(refused("{}"), HasSubstr("has neither \"text\", nor \"prompt\" and \"completion\", nor \"messages\""));
+  EXPECT_THAT(refused("{}"),
+              HasSubstr("has neither \"text\", nor \"prompt\" and \"completion\", nor \"messages\""));
   EXPECT_EQ(refused(R"({"prompt": "a"})"), "line 7: completion is missing");
   EXPECT_EQ(refused(R"({"text": 3})"), "line 7: text is not a string: 3");
   constexpr const char* talk = R"({"messages": [{"role": "user", "content": "a"}]})";
-  EXPECT_THAT(refused(talk), HasSubstr("say how it is written with a chat template, which are chatml, llama3"));
+  EXPECT_THAT(refused(talk),
+              HasSubstr("say how it is written with a chat template, which are chatml, llama3"));
   EXPECT_THAT(refused(R"({"messages": [{"role": "tool", "content": "a"}]})", ChatTemplate::chatml),
               AllOf(HasSubstr("line 7: messages[0].role"), HasSubstr("tool")));
-  EXPECT_EQ(refused(R"({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]})", ChatTemplate::chatml),
-            "line 7: messages[0].tool_calls is in a message, which is not supported: role and content are");
+  EXPECT_EQ(
+      refused(R"({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]})", ChatTemplate::chatml),
+      "line 7: messages[0].tool_calls is in a message, which is not supported: role and content are");
   EXPECT_EQ(refused(R"({"messages": [{"role": "system", "content": "a"}]})", ChatTemplate::mistral),
             "line 7: messages[0].role is \"system\", but in template mistral user and assistant take turns");
   EXPECT_EQ(parse_chat_template("qwen"), ChatTemplate::qwen);
@@ -90,7 +96,8 @@ std::string json_lines(int count) {
   std::string lines;
   for (int i = 0; i < count; ++i) {
     const std::string word(static_cast<std::size_t>(i % 13), 'x');
-    lines += i % 3 == 0 ? R"({"prompt": "p)" + word + R"(", "completion": "c"})" : R"({"text": "t)" + word + "\"}";
+    lines +=
+        i % 3 == 0 ? R"({"prompt": "p)" + word + R"(", "completion": "c"})" : R"({"text": "t)" + word + "\"}";
     lines += i % 5 == 0 ? "\r\n\n" : "\n";
   }
   return lines;
@@ -113,7 +120,8 @@ TEST(Tokenize, IsTheSameForEveryNumberOfThreadsAndSizeOfParts) {
   };
   const std::string alone = tokenized(1, 1 << 20);
   EXPECT_THAT(alone, AllOf(HasSubstr(R"("tokens":{"dtype":"U16")"), HasSubstr(R"("targets":{"dtype":"U8")")));
-  for (const std::int64_t part_bytes : {37, 100, 1000}) EXPECT_EQ(tokenized(3, part_bytes), alone) << part_bytes;
+  for (const std::int64_t part_bytes : {37, 100, 1000})
+    EXPECT_EQ(tokenized(3, part_bytes), alone) << part_bytes;
 }
 
 TEST(Tokenize, GoesOnWithThePartsThatAreThere) {

@@ -17,8 +17,8 @@ namespace {
 using data::DataFormat;
 using data::TokenFile;
 
-constexpr std::array formats{DataFormat::automatic, DataFormat::text, DataFormat::llmc, DataFormat::nanogpt,
-                             DataFormat::uint32};
+constexpr std::array formats{DataFormat::automatic, DataFormat::text,   DataFormat::llmc,
+                             DataFormat::nanogpt,   DataFormat::uint32, DataFormat::safetensors};
 
 /// A file without a name that goes away with this.
 class NamelessFile {
@@ -47,7 +47,12 @@ void read_tokens(std::string_view input) {
   if (tokens.format() == DataFormat::text) {
     tokens.read_text(0, tokens.size(), [](std::span<const std::uint8_t>) {});
   }
+  for (const std::int64_t end : tokens.document_ends()) {
+    require(end > 0 && end <= tokens.size(), "a document ends outside of the file");
+  }
   tokens.require_within(vocabulary);
+  std::vector<std::uint8_t> learned(into.size());
+  tokens.read_targets(tokens.size() - static_cast<std::int64_t>(into.size()), learned);
   tokens.read(tokens.size() - static_cast<std::int64_t>(into.size()), into, vocabulary);
 }
 
@@ -62,8 +67,21 @@ std::vector<std::string> tokens_seeds() {
   const std::string wide_words(reinterpret_cast<const char*>(wide.data()), sizeof wide);
   const std::string wide_llmc =
       std::string(reinterpret_cast<const char*>(header.data()), sizeof header) + wide_words;
-  return {std::string(1, '\x0a') + wide_llmc,         '\4' + wide_words, std::string(1, '\0') + llmc,
-          '\1' + std::string("a text of some words"), '\2' + llmc,       '\3' + words};
+  const std::string table = R"({"document_ends":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},)"
+                            R"("tokens":{"dtype":"U16","shape":[5],"data_offsets":[8,18]},)"
+                            R"("targets":{"dtype":"U8","shape":[5],"data_offsets":[18,23]}})";
+  const std::array<std::int64_t, 1> ends{5};
+  const auto length = static_cast<std::uint64_t>(table.size());
+  const std::string documents = std::string(reinterpret_cast<const char*>(&length), 8) + table +
+                                std::string(reinterpret_cast<const char*>(ends.data()), 8) + words +
+                                "\1\1\1\1\1";
+  return {std::string(1, '\x30') + wide_llmc,
+          '\x0b' + documents,
+          '\x0a' + wide_words,
+          std::string(1, '\0') + llmc,
+          '\1' + std::string("a text of some words"),
+          '\2' + llmc,
+          '\3' + words};
 }
 
 }  // namespace

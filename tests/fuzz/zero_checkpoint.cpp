@@ -117,7 +117,7 @@ Manifest sample_manifest(int world, bool in_boxes) {
     units.push_back(std::move(description));
   }
   tools::RunIdentity identity;
-  identity.model = model;
+  identity.model = std::make_shared<const models::Gpt>(model);
   identity.sequence = model.positions;
   identity.data = "text.txt";
   Manifest manifest;

@@ -47,7 +47,8 @@ struct TokenDocuments {
 /// Encodes a document as one text. A token that begins in a segment without target is not learned. With
 /// `special` the tokenizer's tokens around a text are added, and the one that ends a document, unless the
 /// document is `rendered`.
-void append_document(const Tokenizer& tokenizer, const Document& document, bool special, TokenDocuments& documents);
+void append_document(const Tokenizer& tokenizer, const Document& document, bool special,
+                     TokenDocuments& documents);
 
 /// Throws ConfigurationError where a tokenizer lacks a name that the template writes.
 void require_names(const Tokenizer& tokenizer, ChatTemplate chat);

@@ -68,9 +68,18 @@ std::int64_t window_of_sample(std::int64_t sample, std::int64_t windows, std::ui
 /// the held-out windows are the same in every evaluation and for every number of ranks.
 std::vector<std::int64_t> evaluation_windows(std::int64_t windows, std::int64_t wanted);
 
+/// Documents within the rows of a batch, an element a token.
+struct RowDocuments {
+  std::vector<std::int32_t> begin;      ///< index in the row at which the token's document begins
+  std::vector<std::int32_t> positions;  ///< from there on
+};
+
 /// Reads inputs and targets, one row of `sequence` each a window. A window number of -1 is a row of zeros
-/// whose targets are kernels::ignored_label.
+/// whose targets are kernels::ignored_label. So are targets that the file says are not learned, and the first
+/// token of a document, of which the document before it tells nothing. A document that a window's end cuts is
+/// two: what comes later does not see what came before.
 void read_windows(const Windows& windows, const std::vector<std::int64_t>& numbers, std::int64_t vocabulary,
-                  std::vector<std::int32_t>& inputs, std::vector<std::int32_t>& targets);
+                  std::vector<std::int32_t>& inputs, std::vector<std::int32_t>& targets,
+                  RowDocuments* documents = nullptr);
 
 }  // namespace tranche::data

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tranche::detail {
 class File;
@@ -14,10 +15,11 @@ class File;
 
 namespace tranche::data {
 
-/// automatic: llm.c by its magic numbers, nanoGPT by the ending .bin, else text.
-enum class DataFormat : std::uint8_t { automatic, text, llmc, nanogpt, uint32 };
+/// automatic: llm.c by its magic numbers, nanoGPT and safetensors by the endings .bin and .safetensors, else
+/// text.
+enum class DataFormat : std::uint8_t { automatic, text, llmc, nanogpt, uint32, safetensors };
 std::string_view name_of(DataFormat format);
-/// "auto", "text", "llmc", "nanogpt", "uint32"; throws ConfigurationError naming them.
+/// "auto", "text", "llmc", "nanogpt", "uint32", "safetensors"; throws ConfigurationError naming them.
 DataFormat parse_data_format(std::string_view text);
 
 /// Files up to this size have a digest of all their bytes, larger ones of samples.
@@ -31,7 +33,9 @@ inline constexpr std::int64_t largest_whole_digest = std::int64_t{64} << 20;
 /// with
 ///   magic 20240520 and version 1, uint32 with magic 20240801 and version 7;
 /// - nanogpt: as nanoGPT writes it: uint16 from the first byte on;
-/// - uint32: the same of four bytes a token, for vocabularies beyond 65,536.
+/// - uint32: the same of four bytes a token, for vocabularies beyond 65,536;
+/// - safetensors: as `tranche tokenize` writes it: arrays "tokens" (U16 or U32), "document_ends" (I64) and
+///   "targets" (U8), of which the last two may be missing.
 class TokenFile {
  public:
   /// Throws ConfigurationError naming the file when it is missing, empty, cut off, or not of the format.
@@ -51,6 +55,11 @@ class TokenFile {
   /// Tokens [first, first + into.size()). Throws ConfigurationError, naming file, position and value, for a
   /// token that is not below `vocabulary`, and InvalidArgument outside of the file.
   void read(std::int64_t first, std::span<std::int32_t> into, std::int64_t vocabulary) const;
+  /// For each document the index after its last token, ascending; empty: the file does not tell.
+  std::span<const std::int64_t> document_ends() const noexcept { return document_ends_; }
+  /// For each of tokens [first, first + into.size()) whether it is learned: 1 everywhere where the file does
+  /// not tell. Throws as read().
+  void read_targets(std::int64_t first, std::span<std::uint8_t> into) const;
   /// Looks at the first `count` tokens (all by default) and throws as read() does. Also throws where the
   /// format was chosen by the ending alone and the vocabulary exceeds its 16 bits: the tokens may have 32.
   void require_within(std::int64_t vocabulary, std::int64_t count = INT64_MAX) const;
@@ -60,6 +69,7 @@ class TokenFile {
                  const std::function<void(std::span<const std::uint8_t>)>& visit) const;
 
  private:
+  void open_safetensors();
   void check_range(std::int64_t first, std::int64_t count) const;
   [[noreturn]] void refuse_cut(std::int64_t missing) const;
   void fetch(std::int64_t offset, std::span<std::uint8_t> into) const;
@@ -74,6 +84,8 @@ class TokenFile {
   std::int64_t size_ = 0;
   int width_ = 1;
   bool by_ending_ = false;  ///< the format was chosen by the file's name
+  std::vector<std::int64_t> document_ends_;
+  std::int64_t targets_begin_ = 0;  ///< of the first byte that tells what is learned; 0: none does
   std::string digest_;
   mutable std::int64_t changed_ =
       0;  ///< time of the file's last change for which the digest is known to hold

@@ -14,9 +14,9 @@ struct TokenizeOptions {
   std::vector<std::string> inputs;  ///< .jsonl: a document a line; any other: a text file is a document
   std::string output;               ///< .safetensors, or .bin as llm.c writes it
   ChatTemplate chat = ChatTemplate::none;
-  bool special = true;              ///< see append_document()
+  bool special = true;  ///< see append_document()
   int threads = 1;
-  std::string tokenizer_digest;     ///< what the tokenizer was made of: parts of another are not used
+  std::string tokenizer_digest;  ///< what the tokenizer was made of: parts of another are not used
   std::int64_t part_bytes = std::int64_t{16} << 20;  ///< of a .jsonl file, that one thread encodes at a time
   std::function<void(std::int64_t)> progress;        ///< told from any thread how many bytes more are done
 };
@@ -27,9 +27,10 @@ struct TokenizeSummary {
 };
 
 /// Encodes files in the order given. The output is the same for every number of threads. A safetensors file
-/// has "tokens" (U16 or, beyond a vocabulary of 65,536, U32), "document_ends" (I64) and, where some tokens are
-/// not learned, "targets" (U8). Finished parts lie in the folder "OUTPUT.parts" until all are done: a call
-/// with the same files and options takes those that it finds. Throws ConfigurationError naming file and line.
+/// has "tokens" (U16 or, beyond a vocabulary of 65,536, U32), "document_ends" (I64) and, where some tokens
+/// are not learned, "targets" (U8). Finished parts lie in the folder "OUTPUT.parts" until all are done: a
+/// call with the same files and options takes those that it finds. Throws ConfigurationError naming file and
+/// line.
 TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions& options);
 
 /// Digest of the files that load_tokenizer() reads of a folder.
