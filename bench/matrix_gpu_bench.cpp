@@ -143,35 +143,39 @@ void linear(benchmark::State& state, Kind kind) {
   });
 }
 
-/// Operations of the lower triangle: 2 products forward, 5 backward, whatever a kernel computes twice.
-void attention(benchmark::State& state, bool backward) {
+/// Operations of the pairs that see each other: 2 products forward, 5 backward, whatever a kernel computes
+/// twice. `group` heads share a key; a window of 0 is none.
+void attention(benchmark::State& state, bool backward, std::int64_t group, std::int64_t window) {
   if (absent(state)) return;
-  const std::int64_t head = state.range(0), time = scaled(state.range(1), 32), heads = scaled(2048 / head, 1),
-                     batch = scaled(state.range(2), 1), width = heads * head;
+  const std::int64_t head = state.range(0), time = scaled(state.range(1), 32),
+                     heads = group * scaled(2048 / head / group, 1), batch = scaled(state.range(2), 1),
+                     width = heads * head, key_width = width / group;
   Gpu gpu;
   AttentionOptions options;
   options.heads = heads;
-  const TensorView packed = gpu.tensor(bf16, {batch, time, 3 * width}),
+  options.key_value_heads = heads / group;
+  options.window = window;
+  const TensorView packed = gpu.tensor(bf16, {batch, time, width + 2 * key_width}),
                    gradient = gpu.tensor(bf16, packed.shape), out = gpu.tensor(bf16, {batch, time, width}),
                    d_out = gpu.tensor(bf16, out.shape),
                    log_sum_exp = gpu.tensor(DataType::float32, {batch, heads, time});
-  const double pairs = static_cast<double>(batch) * static_cast<double>(time) * static_cast<double>(time) / 2;
-  attention_forward(gpu.stream(), options, {packed}, {packed, width}, {packed, 2 * width}, out, log_sum_exp,
-                    gpu.workspace());
+  const auto seen = static_cast<double>(window > 0 ? std::min(window, time) : time);
+  const double pairs = static_cast<double>(batch) * seen * (static_cast<double>(time) - seen / 2);
+  const ConstHeads query{packed}, key{packed, width}, value{packed, width + key_width};
   const auto run_forward = [&] {
-    attention_forward(gpu.stream(), options, {packed}, {packed, width}, {packed, 2 * width}, out, log_sum_exp,
-                      gpu.workspace());
+    attention_forward(gpu.stream(), options, query, key, value, out, log_sum_exp, gpu.workspace());
   };
+  run_forward();
   const double width_pairs = pairs * static_cast<double>(width);
   if (!backward) {
     const bool long_rows = state.range(1) >= 4096;
     const double floor = head == 64 ? (long_rows ? 0.35 : 0.28) : (long_rows ? 0.42 : 0.35);
-    measure(state, gpu, 4 * width_pairs, floor, run_forward);
+    measure(state, gpu, 4 * width_pairs, window > 0 ? 0 : floor, run_forward);
   } else {
     const double forward_rate = 4 * width_pairs / gpu.seconds_of(run_forward);
     measure(state, gpu, 10 * width_pairs, 0, [&] {
-      attention_backward(gpu.stream(), options, d_out, {packed}, {packed, width}, {packed, 2 * width}, out,
-                         log_sum_exp, {gradient}, {gradient, width}, {gradient, 2 * width}, gpu.workspace());
+      attention_backward(gpu.stream(), options, d_out, query, key, value, out, log_sum_exp, {gradient},
+                         {gradient, width}, {gradient, width + key_width}, gpu.workspace());
     });
     state.counters["of_forward"] = state.counters["of_peak"] * peak() / forward_rate;
     state.counters["floor_of_forward"] = 0.8;
@@ -207,8 +211,21 @@ BENCHMARK_CAPTURE(linear, input_gradient, input_gradient)->Name("linear_input_gr
 BENCHMARK_CAPTURE(linear, weight_gradient, weight_gradient)
     ->Name("linear_weight_gradient")
     ->Apply(head_layers);
-BENCHMARK_CAPTURE(attention, forward, false)->Name("attention_forward")->Apply(sequences);
-BENCHMARK_CAPTURE(attention, backward, true)->Name("attention_backward")->Apply(sequences);
+BENCHMARK_CAPTURE(attention, forward, false, 1, 0)->Name("attention_forward")->Apply(sequences);
+BENCHMARK_CAPTURE(attention, backward, true, 1, 0)->Name("attention_backward")->Apply(sequences);
+// Four heads share a key, as in Llama 3 and Mistral; and Mistral's window, scaled to these rows.
+BENCHMARK_CAPTURE(attention, grouped_forward, false, 4, 0)
+    ->Name("attention_grouped_forward")
+    ->Apply(sequences);
+BENCHMARK_CAPTURE(attention, grouped_backward, true, 4, 0)
+    ->Name("attention_grouped_backward")
+    ->Apply(sequences);
+BENCHMARK_CAPTURE(attention, window_forward, false, 4, 512)
+    ->Name("attention_window_forward")
+    ->Apply(sequences);
+BENCHMARK_CAPTURE(attention, window_backward, true, 4, 512)
+    ->Name("attention_window_backward")
+    ->Apply(sequences);
 
 }  // namespace
 }  // namespace tranche::kernels::bench

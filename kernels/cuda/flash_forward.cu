@@ -3,7 +3,8 @@
 //
 // One launch without scratch. Reads queries, keys and values once from memory and keys and values again from
 // the L2 cache for each tile of 128 queries; writes out and log_sum_exp once. Registers (nvcc 13.0), none
-// spilled: 236 for heads of 64, 254 for 128: two blocks of 4 warps on a multiprocessor.
+// spilled: 236 for heads of 64, 253 for 128 (248 and 255 with a mask): two blocks of 4 warps on a
+// multiprocessor.
 
 #include <limits>
 

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <set>
+#include <vector>
 
 #include "kernels/cuda/attention.h"
 #include "tranche/kernels/attention.h"
@@ -63,6 +65,27 @@ TEST(AttentionGeometry, MasksAreAskedForWhereATileCrossesTheDiagonal) {
       }
       EXPECT_EQ(above_diagonal(query, 16, key), all_hidden) << query << " " << key;
       EXPECT_EQ(crosses_diagonal(query, key, 8), some_hidden) << query << " " << key;
+    }
+  }
+}
+
+TEST(AttentionGeometry, QueryTilesEndWithTheLastThatSeesAKey) {
+  for (int time : {1, 64, 65, 300, 1000}) {
+    std::vector<std::int32_t> begins;
+    for (int t = 0; t < time; ++t) begins.push_back(t / 97 * 97);
+    for (const AttentionMask& mask : {AttentionMask{}, AttentionMask{1, nullptr}, AttentionMask{150, nullptr},
+                                      AttentionMask{0, begins.data()}, AttentionMask{40, begins.data()}}) {
+      const int tiles = static_cast<int>(tiles_of(time, 64));
+      for (int first_key = 0; first_key < time; first_key += 128) {
+        const int first = first_query_tile(first_key, 64), end_key = first_key + 128;
+        int wanted = first;
+        while (wanted < tiles && mask.first(wanted * 64) < end_key) ++wanted;
+        EXPECT_EQ(end_query_tile(mask, first, tiles, 64, end_key), wanted) << time << " " << first_key;
+      }
+      for (int t = 0; t < time; ++t) {
+        EXPECT_GE(mask.first(t), t > 0 ? mask.first(t - 1) : 0);
+        EXPECT_LE(mask.first(t), t);
+      }
     }
   }
 }
