@@ -415,15 +415,6 @@ void LlamaConfig::validate(std::string_view origin) const {
   }
 }
 
-void LlamaConfig::require_sequence(std::int64_t sequence) const {
-  if (sequence < 1 || sequence > positions) {
-    throw ConfigurationError(fmt::format(
-        "sequence length {} is not in 1..{}: the model has \"max_position_embeddings\" {}; shorten the "
-        "sequence or change the model",
-        sequence, positions, positions));
-  }
-}
-
 std::int64_t LlamaConfig::parameters() const {
   const std::int64_t q = query_width(), kv = key_value_width();
   std::int64_t block =

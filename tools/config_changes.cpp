@@ -236,7 +236,10 @@ std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIde
 
 void require_same_model(const RunIdentity& saved, const RunIdentity& present, std::string_view checkpoint) {
   std::string text;
+  const std::string was = saved.model->architecture(), is = present.model->architecture();
+  if (was != is) text = fmt::format("it is a {} there, a {} here", was, is);
   for (const ModelDifference& difference : model_differences(saved, present)) {
+    if (was != is) break;  // their keys are others, too
     if (is_adjustable(difference.key) || is_of_the_beginning(difference.key)) continue;
     text += fmt::format("{}{} is {} there, {} here", text.empty() ? "" : ", ", difference.key, difference.was,
                         difference.is);

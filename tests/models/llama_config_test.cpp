@@ -315,13 +315,5 @@ TEST(LlamaConfig, RefusesImpossibleValuesNamingKeyAndFile) {
   EXPECT_THAT(refused([&] { config.validate("here"); }), HasSubstr("here: \"sliding_window\" is -1"));
 }
 
-TEST(LlamaConfig, RefusesSequencesThatTheModelDoesNotAllow) {
-  const auto config = LlamaConfig::preset("llama-nano");
-  EXPECT_NO_THROW(config.require_sequence(64));
-  EXPECT_THAT(refused([&] { config.require_sequence(65); }),
-              AllOf(HasSubstr("sequence length 65"), HasSubstr("\"max_position_embeddings\" 64")));
-  EXPECT_THAT(refused([&] { config.require_sequence(0); }), HasSubstr("sequence length 0"));
-}
-
 }  // namespace
 }  // namespace tranche::models

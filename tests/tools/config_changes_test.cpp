@@ -8,6 +8,7 @@
 #include "tranche/core/error.h"
 #include "tranche/engine/config.h"
 #include "tranche/models/gpt.h"
+#include "tranche/models/llama.h"
 
 namespace tranche::tools {
 namespace {
@@ -17,6 +18,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using testing::UnorderedElementsAre;
 
 std::vector<std::string> changes(const std::string& saved, const std::vector<std::string>& overrides,
@@ -166,6 +168,33 @@ TEST(RequireSameModel, NamesBothSides) {
           [&] { require_same_model(identity(), identity(model), "ckpt/step-00000004"); }),
       AllOf(HasSubstr("ckpt/step-00000004 is of another model"), HasSubstr("n_layer is 2 there, 3 here"),
             HasSubstr("vocab_size is 256 there, 300 here"), HasSubstr("--model")));
+}
+
+TEST(RequireSameModel, NamesTheArchitecturesWhereTheyDiffer) {
+  RunIdentity now = identity();
+  now.model = models::ModelRegistry::with_builtin().preset("llama-nano");
+  const std::string refused =
+      message_of<CheckpointError>([&] { require_same_model(identity(), now, "ckpt"); });
+  EXPECT_THAT(
+      refused,
+      HasSubstr("gives: it is a GPT2LMHeadModel there, a LlamaForCausalLM here; give its own --model"));
+}
+
+TEST(RequireSameModel, ComparesModelsOfAnyArchitecture) {
+  const models::ModelRegistry models = models::ModelRegistry::with_builtin();
+  RunIdentity saved = identity(), now = identity();
+  saved.model = models.preset("llama-nano");
+  models::LlamaConfig config = models::LlamaConfig::preset("llama-nano");
+  config.attention_dropout = 0.25f;
+  now.model = std::make_shared<models::Llama>(config);
+  EXPECT_NO_THROW(require_same_model(saved, now, "ckpt"));
+  EXPECT_THAT(identity_changes(saved, now),
+              ElementsAre(HasSubstr("the model's attention_dropout is 0.25, was 0")));
+  config.key_value_heads = 1;
+  now.model = std::make_shared<models::Llama>(config);
+  EXPECT_THAT(
+      message_of<CheckpointError>([&] { require_same_model(saved, now, "ckpt"); }),
+      AllOf(HasSubstr("num_key_value_heads is "), HasSubstr(" there, 1 here"), Not(HasSubstr("dropout"))));
 }
 
 TEST(RequireSameTokenizer, NamesBothSides) {

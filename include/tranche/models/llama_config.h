@@ -76,8 +76,6 @@ struct LlamaConfig {
   /// Throws ConfigurationError when values are too large or do not fit together; `origin` says where they
   /// come from.
   void validate(std::string_view origin) const;
-  /// Throws ConfigurationError unless 1 <= sequence <= positions.
-  void require_sequence(std::int64_t sequence) const;
 
   /// All parameters, a tied head once.
   std::int64_t parameters() const;
