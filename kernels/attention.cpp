@@ -37,9 +37,8 @@ auto checked_rows(std::string_view kernel, std::string_view operand, const Held&
                        operand, stride, heads, of.head_width, held.first_column));
   }
   // A tensor on meta has no address, and none is made from it.
-  auto* const data = held.rows.data == nullptr
-                         ? held.rows.data
-                         : cpu::element_at(of.dtype, held.rows.data, held.first_column);
+  auto* const data = held.rows.data == nullptr ? held.rows.data
+                                               : cpu::element_at(of.dtype, held.rows.data, held.first_column);
   return HeadRows<std::remove_pointer_t<decltype(data)>>{data, stride};
 }
 
