@@ -1,10 +1,13 @@
-// A GPT on the GPU (or the emulated one): against the CPU, over stages, and what a step asks of the host.
+// Language models on the GPU (or the emulated one): against the CPU, over stages, and what a step asks of the
+// host.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "device/cuda_probe.h"
 #include "tests/core/rounds.h"
+#include "tiny_llama.h"
 #include "training_fixture.h"
+#include "tranche/models/llama.h"
 
 namespace tranche::models {
 namespace {
@@ -76,6 +79,40 @@ TEST_F(GpuTraining, FirstGradientsInFp32AgreeWithTheCpu) {
     return train_gpt(1, tiny_gpt(), config, 1, time_steps, true, device, &start, true).gradients;
   };
   EXPECT_LE(distance(run(DeviceKind::cuda), run(DeviceKind::cpu)), 1e-5);
+}
+
+TEST_F(GpuTraining, TheLlamaFamilyAgreesWithTheCpu) {
+  for (const LlamaKind kind : all_kinds) {
+    const Llama model(tiny_llama(kind));
+    const Config config = gpu_config(1, "SGD");
+    reference_training::Tensors start;
+    on_ranks(1, model.spec(time_steps), config, [&](Engine& engine) { start = read_all(engine); });
+    const auto run = [&](int steps, DeviceKind device) {
+      return train_model(1, model, config, steps, time_steps, true, device, &start, true);
+    };
+    EXPECT_LE(distance(run(1, DeviceKind::cuda).gradients, run(1, DeviceKind::cpu).gradients), 1e-5)
+        << model.architecture();
+    const int steps = test::rounds(4);
+    const GptRun cpu = run(steps, DeviceKind::cpu), gpu = run(steps, DeviceKind::cuda);
+    for (std::size_t step = 0; step < cpu.losses.size(); ++step) {
+      EXPECT_NEAR(gpu.losses[step], cpu.losses[step], 1e-5 * cpu.losses[step])
+          << model.architecture() << " step " << step + 1;
+    }
+  }
+}
+
+TEST_F(GpuTraining, TheLlamaFamilysStagesGiveTheSameBits) {
+  const Llama model(tiny_llama(LlamaKind::qwen3));
+  Config config = gpu_config(2, "AdamW");
+  config.precision.compute = config.precision.communication = DataType::bfloat16;
+  config.reduction = ReductionPolicy::micro_batch;
+  const auto run = [&] { return train_model(2, model, config, 3, time_steps, true, DeviceKind::cuda); };
+  const GptRun wanted = run();
+  config.stage = 3;
+  config.activation_checkpointing = true;
+  const GptRun sharded = run();
+  EXPECT_EQ(sharded.digest, wanted.digest);
+  EXPECT_EQ(sharded.losses, wanted.losses);
 }
 
 TEST_F(GpuTraining, StagesAndSettingsGiveTheSameBits) {
