@@ -103,7 +103,7 @@ std::vector<std::string> overrides_of(const Options& options, const std::string&
   override_offload(options, document, overrides);
   // The memory of saves is there from the start, so that the report's peak does not depend on whether one
   // came.
-  if (!options.checkpoint_dir.empty()) overrides.push_back("tranche.save_buffer=true");
+  if (!options.checkpoint_dir.empty()) overrides.emplace_back("tranche.save_buffer=true");
   if (options.dtype) {
     const DataType dtype = compute_dtype(*options.dtype);
     // Two names of one key are refused, so the one that the file uses is replaced.
