@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <span>
+#include <utility>
 
 #include "tranche/core/error.h"
 #include "tranche/core/random.h"
@@ -50,15 +52,66 @@ std::int64_t Permutation::operator()(std::int64_t index) const {
   return static_cast<std::int64_t>(value);
 }
 
-Windows::Windows(TokenRange range, std::int64_t sequence, std::string_view part)
-    : range_(range), sequence_(sequence), count_((range.size - 1) / std::max<std::int64_t>(sequence, 1)) {
+Windows::Windows(std::vector<TokenRange> ranges, std::int64_t sequence, std::string_view part)
+    : ranges_(std::move(ranges)), sequence_(sequence), first_{0} {
   if (sequence < 1) throw InvalidArgument(fmt::format("a window of {} tokens", sequence));
-  if (count_ < 1) {
-    throw ConfigurationError(fmt::format(
-        "data file '{}' has {} tokens for {}, but one sequence of {} needs {}; give more data or a "
-        "shorter --sequence",
-        range.file->path(), range.size, part, sequence, sequence + 1));
+  for (const TokenRange& range : ranges_) {
+    const std::int64_t count = (range.size - 1) / sequence;
+    if (count < 1) {
+      throw ConfigurationError(fmt::format(
+          "data file '{}' has {} tokens for {}, but one sequence of {} needs {}; give more data or a "
+          "shorter --sequence",
+          range.file->path(), range.size, part, sequence, sequence + 1));
+    }
+    first_.push_back(first_.back() + count);
   }
+}
+
+std::size_t Windows::range_of(std::int64_t index) const {
+  return static_cast<std::size_t>(std::upper_bound(first_.begin(), first_.end() - 1, index) -
+                                  first_.begin()) -
+         1;
+}
+
+std::int64_t Windows::start(std::int64_t index) const {
+  const std::size_t range = range_of(index);
+  return ranges_[range].begin + (index - first_[range]) * sequence_;
+}
+
+Mixture::Mixture(std::vector<Source> sources, std::uint64_t seed)
+    : sources_(std::move(sources)), seed_(seed) {
+  double sum = 0, passed = 0;
+  for (const Source& source : sources_) {
+    if (!(source.weight > 0) || !std::isfinite(source.weight)) {
+      throw ConfigurationError(
+          fmt::format("'{}' has the weight {}, but weights are above 0", source.name, source.weight));
+    }
+    sum += source.weight;
+  }
+  for (const Source& source : sources_) {
+    passed += source.weight;
+    const auto end = static_cast<std::int64_t>(std::llround(passed / sum * static_cast<double>(block)));
+    if (end == (slots_.empty() ? 0 : slots_.back())) {
+      throw ConfigurationError(fmt::format("'{}' has the weight {} of {}: less than one of {} samples",
+                                           source.name, source.weight, sum, block));
+    }
+    slots_.push_back(end);
+  }
+}
+
+std::int64_t Mixture::window(std::int64_t sample) const {
+  if (sources_.size() == 1) return window_of_sample(sample, sources_[0].windows, seed_);
+  // A seed of its own for the places in blocks, and one for each source.
+  const std::int64_t place =
+      Permutation(block, seed_ + sources_.size(), static_cast<std::uint64_t>(sample / block))(sample % block);
+  std::int64_t begin = 0, first = 0;
+  std::size_t source = 0;
+  for (; place >= slots_[source]; ++source) {
+    begin = slots_[source];
+    first += sources_[source].windows;
+  }
+  const std::int64_t own = sample / block * (slots_[source] - begin) + (place - begin);
+  return first + window_of_sample(own, sources_[source].windows, seed_ + source);
 }
 
 std::vector<std::int64_t> sample_numbers(const BatchShape& shape, std::int64_t first,
@@ -97,9 +150,9 @@ void read_windows(const Windows& windows, const std::vector<std::int64_t>& numbe
   }
   std::vector<std::int32_t> window(sequence + 1);
   std::vector<std::uint8_t> learned(sequence);
-  const TokenFile& file = *windows.range().file;
   for (std::size_t row = 0; row < numbers.size(); ++row) {
     if (numbers[row] < 0) continue;
+    const TokenFile& file = windows.file(numbers[row]);
     const std::int64_t start = windows.start(numbers[row]);
     const std::size_t first = row * sequence;
     file.read(start, window, vocabulary);

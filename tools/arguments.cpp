@@ -97,8 +97,12 @@ void add_model_flags(CLI::App& app, Options& options) {
 /// Flags that `train` and the runs of `scale` have in common, beside model and configuration.
 void add_data_flags(CLI::App& app, Options& options) {
   heading(app, "Data and validation");
-  add(app, "--data", options.data, "FILE",
-      "text file (bytes), or tokens of tranche tokenize, llm.c or nanoGPT");
+  add(app, "--data", options.data_sources, "FILE[:WEIGHT]",
+      "text file (bytes), or tokens of tranche tokenize, llm.c or nanoGPT, or a pattern like 'data/*.bin'; "
+      "may be "
+      "repeated, with weights like a.bin:0.7 for a mixture")
+      ->take_all()
+      ->allow_extra_args(false);
   add(app, "--data-format", options.data_format, "auto|text|llmc|nanogpt|uint32|safetensors",
       "of --data and --validation-data")
       ->capture_default_str();
@@ -553,6 +557,7 @@ Exit status:
   if (!raw.debug_out_of_memory.empty()) {
     options.out_of_memory = parse_fault(raw.debug_out_of_memory, "--debug-out-of-memory", 0);
   }
+  options.data = fmt::format("{}", fmt::join(options.data_sources, " "));
   check(options);
   check_checkpoints(options);
   return options;

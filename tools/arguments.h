@@ -49,10 +49,11 @@ struct Options {
   /// compared when it is read). Flags that may differ among ranks are left out.
   std::vector<Flag> flags;
 
-  models::ModelRegistry models;    ///< that --model is looked up in
-  std::string config;              ///< path of DeepSpeed's JSON; empty: defaults
-  std::string model = "gpt-mini";  ///< preset or config.json
-  std::string data;
+  models::ModelRegistry models;           ///< that --model is looked up in
+  std::string config;                     ///< path of DeepSpeed's JSON; empty: defaults
+  std::string model = "gpt-mini";         ///< preset or config.json
+  std::vector<std::string> data_sources;  ///< --data as it was given: PATTERN or PATTERN:WEIGHT
+  std::string data;                       ///< the same in one line
   std::string data_format = "auto";
   std::string validation_data;  ///< a second file; empty: the tail of `data`
   double validation_fraction = 0.05;

@@ -37,18 +37,26 @@ void require_same(Launch& launch, const Settings& settings, const Data& data) {
   require_keys("the configuration's", settings.config.to_json());
   require_keys("the model's", settings.model->to_json());
   const auto require_file = [&](const data::Windows& windows, std::string_view part) {
-    const data::TokenFile& file = *windows.range().file;
-    const auto require = [&](std::string_view what, std::string value) {
-      launch.require_same(
-          fmt::format("{} data file '{}'", what, file.path()), std::move(value),
-          "all ranks have to read the same data: copy rank 0's file to the other nodes, or give a "
-          "path that all of them share");
-    };
-    require("the format of", std::string(name_of(file.format())));
-    require("the number of tokens in", std::to_string(file.size()));
-    require(fmt::format("the number of {} windows in", part), std::to_string(windows.count()));
-    require("the digest of", file.digest());
+    launch.require_same(fmt::format("the number of {} files of", part),
+                        std::to_string(windows.ranges().size()), "give all ranks the same files");
+    for (const data::TokenRange& range : windows.ranges()) {
+      const data::TokenFile& file = *range.file;
+      const auto require = [&](std::string_view what, std::string value) {
+        launch.require_same(
+            fmt::format("{} data file '{}'", what, file.path()), std::move(value),
+            "all ranks have to read the same data: copy rank 0's file to the other nodes, or give a "
+            "path that all of them share");
+      };
+      require("the format of", std::string(name_of(file.format())));
+      require("the number of tokens in", std::to_string(file.size()));
+      require(fmt::format("the number of {} windows in", part), std::to_string(windows.count()));
+      require("the digest of", file.digest());
+    }
   };
+  std::string weights;
+  for (const data::Mixture::Source& source : data.mixture->sources())
+    weights += fmt::format("{} ", source.weight);
+  launch.require_same("the weights of --data", weights, "give all ranks the same weights");
   require_file(*data.training, "training");
   require_file(*data.validation, "held-out");
 }
@@ -176,10 +184,11 @@ void Run::show_start() {
   report.set_mesh(runtime->mesh());
   output.out << engine->summary(options.verbose);
   print_row("matmul peak", fmt::format("{:.0f} GFLOP/s measured, all ranks together", peak_flops / 1e9));
-  print_row("data",
-            fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",
-                        options.data, data::name_of(data.training_file->format()), data.training->count(),
-                        settings.sequence, data.validation->count(), data.evaluation.size()));
+  print_row(
+      "data",
+      fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",
+                  options.data, data::name_of(data.training_files.front()->format()), data.training->count(),
+                  settings.sequence, data.validation->count(), data.evaluation.size()));
   if (data.text() && settings.model->shape().vocabulary != 256) {
     print_row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,
                                   settings.model->shape().vocabulary));
@@ -248,10 +257,14 @@ EvaluationResult Run::validate(std::int64_t step, Progress& progress) {
 }
 
 NgramEntropies Run::ngrams() const {
-  const auto text = [](const data::TokenRange& range) -> TextPieces {
-    return [range](const auto& visit) { range.file->read_text(range.begin, range.size, visit); };
+  const auto text = [](const data::Windows& windows) -> TextPieces {
+    return [&windows](const auto& visit) {
+      for (const data::TokenRange& range : windows.ranges()) {
+        range.file->read_text(range.begin, range.size, visit);
+      }
+    };
   };
-  return NgramModel(text(data.training_range)).entropies(text(data.validation_range));
+  return NgramModel(text(*data.training)).entropies(text(*data.validation));
 }
 
 std::string Run::advice_on(const std::exception_ptr& error, int ranks_per_node) const {

@@ -3,13 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/digest.h"
 #include "core/json.h"
 #include "core/relaxed_json.h"
 #include "core/text_file.h"
 #include "tranche/core/error.h"
+#include "tranche/data/tokenize.h"
 #include "tranche/device/device.h"
 
 namespace tranche::tools {
@@ -164,36 +168,104 @@ Settings resolve_settings(const Options& options, int ranks) {
   return settings;
 }
 
+namespace {
+
+/// One --data: files that are one after the other, and their share of a mixture.
+struct DataSource {
+  std::string text;
+  std::vector<std::string> files;
+  std::optional<double> weight;
+};
+
+DataSource parse_source(const std::string& text) {
+  DataSource source{text, {}, std::nullopt};
+  const std::size_t colon = text.rfind(':');
+  double weight = 0;
+  if (colon != std::string::npos && colon > 0 && !std::filesystem::exists(text)) {
+    const char* const end = text.data() + text.size();
+    const auto [at, error] = std::from_chars(text.data() + colon + 1, end, weight);
+    if (error == std::errc() && at == end) source.weight = weight;
+  }
+  source.files = data::expand_pattern(source.weight ? text.substr(0, colon) : text);
+  return source;
+}
+
+std::vector<DataSource> data_sources(const Options& options) {
+  std::vector<DataSource> sources;
+  for (const std::string& text : options.data_sources) sources.push_back(parse_source(text));
+  for (const DataSource& source : sources) {
+    if (source.weight.has_value() != sources.front().weight.has_value()) {
+      throw ConfigurationError(fmt::format("--data '{}' and --data '{}': give all of them a weight, or none",
+                                           sources.front().text, source.text));
+    }
+  }
+  return sources;
+}
+
+/// The digest of a file, or of the digests of several.
+std::string digest_of(const std::vector<std::unique_ptr<data::TokenFile>>& files) {
+  if (files.empty()) return "";
+  if (files.size() == 1) return files.front()->digest();
+  std::string digests;
+  for (const auto& file : files) digests += file->digest();
+  return checkpoint::to_hex(checkpoint::digest_of(digests));
+}
+
+}  // namespace
+
 Data open_data(const Options& options, const Settings& settings) {
-  if (options.data.empty()) throw ConfigurationError("no data: give --data a text file or a file of tokens");
+  const std::vector<DataSource> sources = data_sources(options);
+  if (sources.empty()) throw ConfigurationError("no data: give --data a text file or a file of tokens");
   const data::DataFormat format = data::parse_data_format(options.data_format);
   Data data;
-  data.training_file = std::make_unique<data::TokenFile>(options.data, format);
-  const data::TokenFile& file = *data.training_file;
-  data.training_range = {&file, 0, file.size()};
-  if (!options.validation_data.empty()) {
-    data.validation_file = std::make_unique<data::TokenFile>(options.validation_data, format);
-    data.validation_range = {data.validation_file.get(), 0, data.validation_file->size()};
-  } else {
-    const auto held_out = static_cast<std::int64_t>(
-        std::llround(static_cast<double>(file.size()) * options.validation_fraction));
-    data.training_range.size = file.size() - held_out;
-    data.validation_range = {&file, file.size() - held_out, held_out};
-  }
-  const auto look_through = [&](const data::TokenFile& each) {
-    each.require_within(settings.model->shape().vocabulary, (std::int64_t{1} << 30) / each.width());
+  const auto open = [&](const std::string& path, auto& files) -> const data::TokenFile& {
+    const data::TokenFile& file = *files.emplace_back(std::make_unique<data::TokenFile>(path, format));
+    file.require_within(settings.model->shape().vocabulary, (std::int64_t{1} << 30) / file.width());
+    return file;
   };
-  look_through(file);
-  if (data.validation_file) look_through(*data.validation_file);
-  data.training = std::make_unique<data::Windows>(data.training_range, settings.sequence, "training");
-  data.validation = std::make_unique<data::Windows>(data.validation_range, settings.sequence, "validation");
+  const bool tails = options.validation_data.empty();
+  std::vector<data::TokenRange> training, validation;
+  std::vector<std::size_t> ends;  // of each source, among the files
+  for (const DataSource& source : sources) {
+    for (const std::string& path : source.files) {
+      const data::TokenFile& file = open(path, data.training_files);
+      const auto held_out =
+          tails ? std::llround(static_cast<double>(file.size()) * options.validation_fraction) : 0;
+      training.push_back({&file, 0, file.size() - held_out});
+      if (tails) validation.push_back({&file, file.size() - held_out, held_out});
+    }
+    ends.push_back(training.size());
+  }
+  if (!tails) {
+    for (const std::string& path : data::expand_pattern(options.validation_data)) {
+      const data::TokenFile& file = open(path, data.validation_files);
+      validation.push_back({&file, 0, file.size()});
+    }
+  }
+  data.training = std::make_unique<data::Windows>(std::move(training), settings.sequence, "training");
+  data.validation = std::make_unique<data::Windows>(std::move(validation), settings.sequence, "validation");
+  std::vector<data::Mixture::Source> mixed;
+  if (sources.front().weight && sources.size() > 1) {
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      const std::int64_t begin = i == 0 ? 0 : data.training->first(ends[i - 1]);
+      mixed.push_back({sources[i].text, data.training->first(ends[i]) - begin, *sources[i].weight});
+    }
+  } else {
+    mixed.push_back({options.data, data.training->count(), sources.front().weight.value_or(1)});
+  }
+  data.mixture = std::make_unique<data::Mixture>(std::move(mixed), settings.config.seed);
   data.evaluation = data::evaluation_windows(data.validation->count(), held_out_windows(options, settings));
   if ((options.ngrams || options.sample_bytes > 0) &&
       (!data.text() || settings.model->shape().vocabulary < 256)) {
+    const auto other =
+        std::find_if(data.training_files.begin(), data.training_files.end(),
+                     [](const auto& file) { return file->format() != data::DataFormat::text; });
+    const data::TokenFile& named =
+        other != data.training_files.end() ? **other : *data.training_files.front();
     throw ConfigurationError(
         fmt::format("--ngrams and --sample-bytes are for text, of which every byte is a token; '{}' is read "
                     "as {}, and the model's vocabulary is {}",
-                    options.data, data::name_of(file.format()), settings.model->shape().vocabulary));
+                    named.path(), data::name_of(named.format()), settings.model->shape().vocabulary));
   }
   return data;
 }
@@ -207,8 +279,8 @@ RunIdentity identity_of(const Options& options, const Settings& settings, const 
           options.data,
           data.training->count(),
           data.validation->count(),
-          data.training_file->digest(),
-          data.validation_file ? data.validation_file->digest() : ""};
+          digest_of(data.training_files),
+          digest_of(data.validation_files)};
 }
 
 }  // namespace tranche::tools

@@ -1,6 +1,7 @@
 #pragma once
 /// Turns flags and files into the settings of a run.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -42,16 +43,22 @@ Settings resolve_settings(const Options& options, int ranks);
 
 /// Training and held-out windows.
 struct Data {
-  std::unique_ptr<data::TokenFile> training_file,
-      validation_file;  ///< the second empty when it is the first's tail
-  data::TokenRange training_range, validation_range;
+  std::vector<std::unique_ptr<data::TokenFile>> training_files,
+      validation_files;  ///< the second empty when the first files' tails are held out
   std::unique_ptr<data::Windows> training, validation;
-  std::vector<std::int64_t> evaluation;  ///< numbers of the held-out windows in use
+  std::unique_ptr<data::Mixture> mixture;  ///< of the training windows
+  std::vector<std::int64_t> evaluation;    ///< numbers of the held-out windows in use
   bool has_documents() const {
-    return !training_file->document_ends().empty() ||
-           (validation_file && !validation_file->document_ends().empty());
+    const auto some = [](const auto& files) {
+      return std::any_of(files.begin(), files.end(),
+                         [](const auto& file) { return !file->document_ends().empty(); });
+    };
+    return some(training_files) || some(validation_files);
   }
-  bool text() const { return training_file->format() == data::DataFormat::text; }
+  bool text() const {
+    return std::all_of(training_files.begin(), training_files.end(),
+                       [](const auto& file) { return file->format() == data::DataFormat::text; });
+  }
 };
 
 /// Opens and checks the data against the model: format, length, vocabulary. Files of tokens of up to 1 GiB

@@ -147,8 +147,7 @@ class Training {
       const std::vector<std::int64_t> samples = data::sample_numbers(shape, run_.engine->samples(), m, rank);
       std::vector<std::int64_t> windows;
       for (const std::int64_t sample : samples) {
-        windows.push_back(
-            data::window_of_sample(sample, run_.data.training->count(), run_.settings.config.seed));
+        windows.push_back(run_.data.mixture->window(sample));
       }
       run_.settings.model->forward_backward(*run_.engine,
                                             run_.feeder->fill(*run_.data.training, windows, samples));

@@ -124,5 +124,66 @@ TEST(EvaluationWindows, AreSpreadEvenlyAndAllWhenFew) {
   EXPECT_LT(many.back(), std::int64_t{1} << 40);
 }
 
+TEST(Windows, OfSeveralFilesAreNumberedThrough) {
+  const TemporaryFolder folder;
+  const TokenFile a(folder.write("a.txt", "0123456789")), b(folder.write("b.txt", "abcdefg"));
+  const Windows windows({{&a, 0, 10}, {&b, 1, 6}}, 2, "training");
+  EXPECT_EQ(windows.count(), 6);  // 4 and 2
+  EXPECT_EQ(windows.first(1), 4);
+  EXPECT_EQ(windows.first(2), 6);
+  EXPECT_EQ(windows.file(3).path(), a.path());
+  EXPECT_EQ(windows.start(3), 6);
+  EXPECT_EQ(windows.file(4).path(), b.path());
+  EXPECT_EQ(windows.start(4), 1);
+  EXPECT_EQ(windows.start(5), 3);
+  std::vector<std::int32_t> inputs, targets;
+  read_windows(windows, {5, 0}, 256, inputs, targets);
+  EXPECT_EQ(inputs, (std::vector<std::int32_t>{'d', 'e', '0', '1'}));
+  EXPECT_EQ(targets, (std::vector<std::int32_t>{'e', 'f', '1', '2'}));
+  EXPECT_THAT(message_of<ConfigurationError>([&] {
+                Windows({{&a, 0, 10}, {&b, 5, 2}}, 2, "training");
+              }),
+              AllOf(HasSubstr("b.txt"), HasSubstr("2 tokens for training")));
+}
+
+TEST(Mixture, OfOneSourceIsItsPermutation) {
+  const Mixture mixture({{"a", 11, 3.0}}, 5);
+  for (std::int64_t sample = 0; sample < 50; ++sample) {
+    EXPECT_EQ(mixture.window(sample), window_of_sample(sample, 11, 5));
+  }
+}
+
+TEST(Mixture, GivesEachSourceItsShareAndAllOfItsWindows) {
+  const Mixture mixture({{"a", 70000, 0.75}, {"b", 1000, 0.25}}, 5);
+  std::vector<int> seen(71000, 0);
+  std::int64_t of_a = 0;
+  for (std::int64_t sample = 0; sample < 2 * Mixture::block; ++sample) {
+    const std::int64_t window = mixture.window(sample);
+    of_a += window < 70000 ? 1 : 0;
+    ++seen[static_cast<std::size_t>(window)];
+    // Also nearly so in short runs of samples.
+    if (sample == 3999) {
+      EXPECT_NEAR(static_cast<double>(of_a), 3000, 150);
+    }
+  }
+  EXPECT_EQ(of_a, 2 * Mixture::block * 3 / 4);
+  const auto [least, most] = std::minmax_element(seen.begin() + 70000, seen.end());
+  EXPECT_EQ(*least, 32);
+  EXPECT_EQ(*most, 33);  // 32768 samples of 1000 windows
+  const auto [least_a, most_a] = std::minmax_element(seen.begin(), seen.begin() + 70000);
+  EXPECT_EQ(*least_a, 1);
+  EXPECT_EQ(*most_a, 2);
+  EXPECT_NE(mixture.window(7), Mixture({{"a", 70000, 0.75}, {"b", 1000, 0.25}}, 6).window(7));
+}
+
+TEST(Mixture, RefusesWeightsThatCannotBe) {
+  const auto refused = [](double weight) {
+    return message_of<ConfigurationError>([&] { Mixture({{"a", 5, 1.0}, {"b", 5, weight}}, 1); });
+  };
+  EXPECT_EQ(refused(0), "'b' has the weight 0, but weights are above 0");
+  EXPECT_EQ(refused(-1), "'b' has the weight -1, but weights are above 0");
+  EXPECT_EQ(refused(1e-7), "'b' has the weight 1e-07 of 1.0000001: less than one of 65536 samples");
+}
+
 }  // namespace
 }  // namespace tranche::data

@@ -42,6 +42,11 @@ TINY = ["train", "--model", MODEL, "--data", TEXT, "--sequence", "13", "--steps"
         "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
 
 
+def with_data(line, data):
+    """A command line with another file than TEXT. A second --data would be read beside it."""
+    return [data if word == TEXT else word for word in line]
+
+
 def command(arguments, ranks):
     """Of `ranks` ranks, or of one rank for each of several lists of arguments."""
     if arguments and isinstance(arguments[0], list):
@@ -145,10 +150,10 @@ def suite_agreement():
         return f"the digest of data file '{name}' is ", f" on rank {rank}"
 
     refused = [
-        (TINY, TINY + ["--data", other], digest(0, TEXT) + digest(1, other) + ("copy rank 0's file",)),
+        (TINY, with_data(TINY, other), digest(0, TEXT) + digest(1, other) + ("copy rank 0's file",)),
         (TINY + ["--validation-data", TEXT], TINY + ["--validation-data", other], digest(0, TEXT) + digest(1, other)),
-        (evaluate, evaluate + ["--data", other], digest(0, TEXT) + digest(1, other)),
-        (TINY, TINY + ["--data", shorter], (f"the number of tokens in data file '{TEXT}' is 8000 on rank 0, "
+        (evaluate, with_data(evaluate, other), digest(0, TEXT) + digest(1, other)),
+        (TINY, with_data(TINY, shorter), (f"the number of tokens in data file '{TEXT}' is 8000 on rank 0, "
                                             f"the number of tokens in data file '{shorter}' is 7960 on rank 1",)),
         (TINY, TINY + ["--data-format", "text"], ("--data-format is not given on rank 0, --data-format is text on rank 1",)),
         (TINY, evaluate, ("the command is tranche train on rank 0, the command is tranche evaluate on rank 1",
@@ -167,7 +172,7 @@ def suite_agreement():
         before = first[1] if flag in first else "not given"
         refused.append((TINY + first, TINY + second + [flag, value], (f"{flag} is {before} on rank 0, {flag} is {shown} on rank 1",)))
     refused.append((TINY + ["--eval-every", "1"], TINY, ("--eval-every is 1 on rank 0, --eval-every is not given on rank 1",)))
-    accepted = [TINY, TINY + ["--data", copied, "--log-every", "1", "--debug-fail", "0:9", "--metrics", path("m.jsonl")]]
+    accepted = [TINY, with_data(TINY, copied) + ["--log-every", "1", "--debug-fail", "0:9", "--metrics", path("m.jsonl")]]
     with concurrent.futures.ThreadPoolExecutor(3) as jobs:
         begun = [jobs.submit(expect, [first, second], 2, 2, list(texts), once="tranche: ") for first, second, texts in refused]
         begun.append(jobs.submit(expect, accepted, 2, 0))
@@ -200,7 +205,7 @@ def suite_data():
 def changed_in_use(ranks, change, status, text):
     data = write("used.txt", open(TEXT, "rb").read())
     limit = "100" if status else "3"
-    arguments = TINY + ["--data", data, "--steps", "100000000", "--max-seconds", limit, "--log-every", "1"]
+    arguments = with_data(TINY, data) + ["--steps", "100000000", "--max-seconds", limit, "--log-every", "1"]
     output = path("used.out")
     with open(output, "wb") as out:
         begin = time.time()

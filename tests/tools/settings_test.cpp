@@ -149,18 +149,48 @@ TEST(Settings, HeldOutTextIsTheTailOrASecondFile) {
   const std::string text = folder.write("a.txt", test::some_text(2000));
   const Options tail = train({"--data", text, "--sequence", "10", "--validation-fraction", "0.1"});
   const Data data = open_data(tail, resolve_settings(tail, 1));
-  EXPECT_EQ(data.training_range.size, 1800);
-  EXPECT_EQ(data.validation_range.begin, 1800);
-  EXPECT_EQ(data.validation_range.size, 200);
+  EXPECT_EQ(data.training->ranges()[0].size, 1800);
+  EXPECT_EQ(data.validation->ranges()[0].begin, 1800);
+  EXPECT_EQ(data.validation->ranges()[0].size, 200);
   EXPECT_EQ(data.validation->count(), 19);
   EXPECT_EQ(data.evaluation.size(), 19u);
   const std::string other = folder.write("b.txt", test::some_text(500));
   const Options second = train({"--data", text, "--validation-data", other, "--sequence", "10",
                                 "--eval-batches", "2", "--micro-batch", "3"});
   const Data both = open_data(second, resolve_settings(second, 2));
-  EXPECT_EQ(both.training_range.size, 2000);
-  EXPECT_EQ(both.validation_range.file->path(), other);
+  EXPECT_EQ(both.training->ranges()[0].size, 2000);
+  EXPECT_EQ(both.validation->ranges()[0].file->path(), other);
   EXPECT_EQ(both.evaluation.size(), 12u) << "two batches of 2 ranks x 3";
+}
+
+TEST(Settings, ManyFilesAndMixtures) {
+  const TemporaryFolder folder;
+  const std::string a = folder.write("a.txt", test::some_text(2000)),
+                    b = folder.write("b.txt", test::some_text(500));
+  const auto open = [&](std::vector<std::string> data) {
+    std::vector<std::string> flags{"--sequence", "10", "--validation-fraction", "0.1"};
+    for (const std::string& each : data) flags.insert(flags.end(), {"--data", each});
+    const Options options = train(flags);
+    return open_data(options, resolve_settings(options, 1));
+  };
+  const auto refused = [&](const std::vector<std::string>& data) {
+    return test::message_of<ConfigurationError>([&] { (void)open(data); });
+  };
+  for (const Data& data : {open({a, b}), open({folder.path("*.txt")})}) {
+    EXPECT_EQ(data.training->count(), 179 + 44);
+    EXPECT_EQ(data.validation->count(), 19 + 4);
+    EXPECT_EQ(data.mixture->window(7), data::window_of_sample(7, 179 + 44, 1234));
+  }
+  const Data mixed = open({a + ":0.25", b + ":0.75"});
+  int of_b = 0;
+  for (std::int64_t sample = 0; sample < data::Mixture::block; ++sample) {
+    of_b += mixed.mixture->window(sample) >= 179 ? 1 : 0;
+  }
+  EXPECT_EQ(of_b, data::Mixture::block * 3 / 4);
+  EXPECT_EQ(refused({a + ":0.5", b}),
+            "--data '" + a + ":0.5' and --data '" + b + "': give all of them a weight, or none");
+  EXPECT_EQ(refused({a + ":0", b + ":1"}), "'" + a + ":0' has the weight 0, but weights are above 0");
+  EXPECT_EQ(refused({folder.path("*.bin")}), "no file matches '" + folder.path("*.bin") + "'");
 }
 
 TEST(Settings, ValidationsDuringTrainingAreBounded) {

@@ -3,6 +3,8 @@
 /// number of ranks.
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "tranche/data/token_file.h"
@@ -28,22 +30,55 @@ class Permutation {
 };
 
 /// Windows of sequence + 1 tokens (inputs, and the same shifted by one as targets) at multiples of `sequence`
-/// in a range of a file: every token but the first is a target once.
+/// in ranges of files: every token but the first of a range is a target once. Windows are numbered through,
+/// range by range.
 class Windows {
  public:
-  /// Throws ConfigurationError naming the file when the range is shorter than one window; `part` says what it
+  /// Throws ConfigurationError naming the file when a range is shorter than one window; `part` says what it
   /// is for ("training").
-  Windows(TokenRange range, std::int64_t sequence, std::string_view part);
-  std::int64_t count() const noexcept { return count_; }
+  Windows(std::vector<TokenRange> ranges, std::int64_t sequence, std::string_view part);
+  Windows(TokenRange range, std::int64_t sequence, std::string_view part)
+      : Windows(std::vector<TokenRange>{range}, sequence, part) {}
+  std::int64_t count() const noexcept { return first_.back(); }
   std::int64_t sequence() const noexcept { return sequence_; }
-  const TokenRange& range() const noexcept { return range_; }
-  /// Position in the file of window `index`.
-  std::int64_t start(std::int64_t index) const { return range_.begin + index * sequence_; }
+  const std::vector<TokenRange>& ranges() const noexcept { return ranges_; }
+  /// Number of the first window of a range; of the number of ranges: count().
+  std::int64_t first(std::size_t range) const { return first_[range]; }
+  /// The file of window `index`, and its position there.
+  const TokenFile& file(std::int64_t index) const { return *ranges_[range_of(index)].file; }
+  std::int64_t start(std::int64_t index) const;
 
  private:
-  TokenRange range_;
+  std::size_t range_of(std::int64_t index) const;
+  std::vector<TokenRange> ranges_;
   std::int64_t sequence_;
-  std::int64_t count_;
+  std::vector<std::int64_t> first_;
+};
+
+/// The windows of a training's samples, from sources with weights: a pure function of the seed and of the
+/// sample's number.
+class Mixture {
+ public:
+  struct Source {
+    std::string name;          ///< for errors
+    std::int64_t windows = 0;  ///< numbered through, source by source
+    double weight = 1;         ///< share of the samples; only ratios count
+  };
+  /// Of every `block` samples each source has the same number, the nearest to its share.
+  static constexpr std::int64_t block = 65536;
+
+  /// Throws ConfigurationError for weights that are not above 0, or so small that a block has no sample.
+  Mixture(std::vector<Source> sources, std::uint64_t seed);
+  /// With one source: window_of_sample(). With several: the place of a sample in its block is shuffled, and
+  /// says source and how many of it came before; each source is passed through in an order of its own, again
+  /// and again.
+  std::int64_t window(std::int64_t sample) const;
+  const std::vector<Source>& sources() const noexcept { return sources_; }
+
+ private:
+  std::vector<Source> sources_;
+  std::uint64_t seed_;
+  std::vector<std::int64_t> slots_;  ///< where a source's places in a block end
 };
 
 /// Shape of a step: `micro_batch` sequences on each of `ranks` ranks, `accumulation` times.
