@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <vector>
@@ -52,6 +54,13 @@ Stamp stamp_of(const detail::File& file) {
   return {status.st_size, std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
 }
 
+/// True when a time of change tells of all bytes. One of this moment does not: a system sets it before it
+/// copies a write's bytes, and several writes may have one time.
+bool has_settled(std::int64_t changed) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::abs(std::chrono::nanoseconds(now).count() - changed) > 2'000'000'000;
+}
+
 }  // namespace
 
 std::string_view name_of(DataFormat format) {
@@ -87,7 +96,7 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
   }
   const Stamp stamp = stamp_of(*file_);
   bytes_ = stamp.bytes;
-  changed_ = stamp.changed;
+  if (has_settled(stamp.changed)) changed_ = stamp.changed;
   if (bytes_ == 0) fail("is empty; give a text file, or tokens as llm.c or nanoGPT write them");
   digest_ = take_digest();
 
@@ -151,10 +160,10 @@ void TokenFile::open_safetensors() {
   try {
     const checkpoint::SafetensorsFolder folder(detail::posix_file_system(), path_);
     const checkpoint::SafeTensor* tokens = folder.find("tokens");
-    if (tokens == nullptr || (tokens->dtype != "U16" && tokens->dtype != "U32") || tokens->elements == 0) {
-      fail("has no array \"tokens\" of U16 or U32: it is not what tranche tokenize writes");
-    }
-    width_ = tokens->dtype == "U16" ? 2 : 4;
+    const bool known = tokens != nullptr && tokens->elements > 0 &&
+                       (tokens->dtype == "U8" || tokens->dtype == "U16" || tokens->dtype == "U32");
+    if (!known) fail("has no array \"tokens\" of U8, U16 or U32: it is not what tranche tokenize writes");
+    width_ = tokens->dtype == "U8" ? 1 : tokens->dtype == "U16" ? 2 : 4;
     size_ = tokens->elements;
     begin_ = tokens->begin;
     if (const checkpoint::SafeTensor* targets = folder.find("targets")) {
@@ -233,7 +242,7 @@ void TokenFile::read_bytes(std::int64_t offset, std::span<std::uint8_t> into) co
                     "one harms no run)",
                     path_, digest_, digest));
   }
-  changed_ = now.changed;
+  if (has_settled(now.changed)) changed_ = now.changed;
 }
 
 void TokenFile::check_range(std::int64_t first, std::int64_t count) const {

@@ -67,6 +67,7 @@ void write_tokens(NewFile& file, const std::vector<std::int32_t>& tokens) {
 }
 
 void write_tokens(NewFile& file, const std::vector<std::int32_t>& tokens, int width) {
+  if (width == 1) write_tokens<std::uint8_t>(file, tokens);
   if (width == 2) write_tokens<std::uint16_t>(file, tokens);
   if (width == 4) write_tokens<std::uint32_t>(file, tokens);
 }
@@ -110,7 +111,11 @@ void join_as_safetensors(const std::vector<std::string>& parts, const PartSizes&
                          const std::string& path) {
   NewFile file(path);
   const bool masked = sizes.targets < sizes.tokens;
-  file.write(std::span<const char>(header_of(sizes, width == 2 ? "U16" : "U32", width, masked)));
+  file.write(std::span<const char>(header_of(sizes,
+                                             width == 1   ? "U8"
+                                             : width == 2 ? "U16"
+                                                          : "U32",
+                                             width, masked)));
   std::int64_t before = 0;
   for (const std::string& part : parts) {
     TokenDocuments documents = read_part(part);

@@ -207,7 +207,10 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
   }
   std::vector<std::string> names;
   for (const Part& part : parts) names.push_back(part.file);
-  const int width = tokenizer.vocabulary() <= 65536 ? 2 : 4;
+  const std::int64_t vocabulary = tokenizer.vocabulary();
+  // U8 says that every byte is a token; other tokenizers of so few tokens number them differently.
+  const bool bytes = vocabulary == 256 && options.tokenizer_digest.empty();
+  const int width = bytes && !llmc ? 1 : vocabulary <= 65536 ? 2 : 4;
   (llmc ? join_as_llmc : join_as_safetensors)(names, sizes, width, options.output);
   detail::posix_file_system().remove_all(folder);
   summary.documents = sizes.documents;

@@ -189,7 +189,7 @@ void Run::show_start() {
       fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",
                   options.data, data::name_of(data.training_files.front()->format()), data.training->count(),
                   settings.sequence, data.validation->count(), data.evaluation.size()));
-  if (data.text() && settings.model->shape().vocabulary != 256) {
+  if (data.bytes() && settings.model->shape().vocabulary != 256) {
     print_row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,
                                   settings.model->shape().vocabulary));
   }

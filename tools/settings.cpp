@@ -272,7 +272,7 @@ Data open_data(const Options& options, const Settings& settings) {
 
 RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data) {
   Tokenizer tokenizer;
-  if (!data.text()) tokenizer = {Tokenizer::Kind::tokens, settings.model->shape().vocabulary};
+  if (!data.bytes()) tokenizer = {Tokenizer::Kind::tokens, settings.model->shape().vocabulary};
   return {settings.model,
           settings.sequence,
           tokenizer,

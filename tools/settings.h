@@ -55,6 +55,11 @@ struct Data {
     };
     return some(training_files) || some(validation_files);
   }
+  /// Every token is a byte.
+  bool bytes() const {
+    return std::all_of(training_files.begin(), training_files.end(),
+                       [](const auto& file) { return file->width() == 1; });
+  }
   bool text() const {
     return std::all_of(training_files.begin(), training_files.end(),
                        [](const auto& file) { return file->format() == data::DataFormat::text; });

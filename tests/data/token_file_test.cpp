@@ -166,7 +166,7 @@ TEST(TokenFile, RefusesSafetensorsThatAreNoTokens) {
     return message_of<ConfigurationError>([&] { TokenFile{path}; });
   };
   EXPECT_THAT(refused("text"), AllOf(HasSubstr("a.safetensors"), HasSubstr("is no safetensors file")));
-  EXPECT_THAT(refused(safetensors({ends_of({1})})), HasSubstr("has no array \"tokens\" of U16 or U32"));
+  EXPECT_THAT(refused(safetensors({ends_of({1})})), HasSubstr("has no array \"tokens\" of U8, U16 or U32"));
   EXPECT_THAT(refused(safetensors({{"tokens", "F32", 4, bytes_of<float>({1})}})), HasSubstr("has no array"));
   EXPECT_THAT(refused(safetensors({tokens_of({1, 2}), {"targets", "U8", 1, "x"}})),
               HasSubstr("has other \"targets\" than a U8 a token"));
@@ -286,6 +286,18 @@ TEST(TokenFileInUse, ThatWasWrittenToIsAnError) {
               AllOf(HasSubstr("data file '" + path + "' was written to while it was in use"),
                     HasSubstr("was " + file.digest() + " and now is " + digest)))
       << "also where other bytes are read";
+}
+
+TEST(TokenFileInUse, ThatIsWrittenToAtTheMomentOfItsLastChangeIsAnError) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("a.txt", "abcdefgh");
+  const TokenFile file(path);
+  const auto time = std::filesystem::last_write_time(path);
+  read(file, 0, 2);
+  overwrite(path, 6, "x");
+  std::filesystem::last_write_time(path, time);
+  EXPECT_THAT(message_of<ConfigurationError>([&] { read(file, 0, 2); }),
+              HasSubstr("was written to while it was in use"));
 }
 
 TEST(TokenFileInUse, MayBeReplacedByNameOrTouchedOrGrow) {

@@ -119,7 +119,7 @@ TEST(Tokenize, IsTheSameForEveryNumberOfThreadsAndSizeOfParts) {
     return read_file(options.output);
   };
   const std::string alone = tokenized(1, 1 << 20);
-  EXPECT_THAT(alone, AllOf(HasSubstr(R"("tokens":{"dtype":"U16")"), HasSubstr(R"("targets":{"dtype":"U8")")));
+  EXPECT_THAT(alone, AllOf(HasSubstr(R"("tokens":{"dtype":"U8")"), HasSubstr(R"("targets":{"dtype":"U8")")));
   for (const std::int64_t part_bytes : {37, 100, 1000})
     EXPECT_EQ(tokenized(3, part_bytes), alone) << part_bytes;
 }

@@ -34,8 +34,9 @@ inline constexpr std::int64_t largest_whole_digest = std::int64_t{64} << 20;
 ///   magic 20240520 and version 1, uint32 with magic 20240801 and version 7;
 /// - nanogpt: as nanoGPT writes it: uint16 from the first byte on;
 /// - uint32: the same of four bytes a token, for vocabularies beyond 65,536;
-/// - safetensors: as `tranche tokenize` writes it: arrays "tokens" (U16 or U32), "document_ends" (I64) and
-///   "targets" (U8), of which the last two may be missing.
+/// - safetensors: as `tranche tokenize` writes it: arrays "tokens" (U8 for bytes, U16 or U32),
+/// "document_ends"
+///   (I64) and "targets" (U8), of which the last two may be missing.
 class TokenFile {
  public:
   /// Throws ConfigurationError naming the file when it is missing, empty, cut off, or not of the format.
@@ -87,8 +88,8 @@ class TokenFile {
   std::vector<std::int64_t> document_ends_;
   std::int64_t targets_begin_ = 0;  ///< of the first byte that tells what is learned; 0: none does
   std::string digest_;
-  mutable std::int64_t changed_ =
-      0;  ///< time of the file's last change for which the digest is known to hold
+  /// Time of the file's last change for which the digest is known to hold; 0: none yet.
+  mutable std::int64_t changed_ = 0;
 };
 
 /// A range [begin, begin + size) of a file.
