@@ -12,6 +12,7 @@
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/zero_checkpoint.h"
 #include "tools/checkpoint_command.h"
+#include "tranche/models/model_registry.h"
 
 namespace tranche::fuzz {
 
@@ -91,6 +92,7 @@ void read_folder(std::string_view input) {
   const tools::Output output{out, errors, false};
   tools::CheckpointOptions options;
   options.path = folder;
+  options.models = models::ModelRegistry::with_builtin();
   tools::checkpoint_verify(options, output);
   for (const bool json : {false, true}) {
     options.json = json;
