@@ -21,7 +21,7 @@ struct BpeTokenizer::Call {
   std::vector<std::int32_t> tokens;
   PairEncoding::Scratch scratch;
   std::deque<std::string> texts;  ///< that `known` refers to
-  /// Where in `tokens` a word stands that was encoded before: its first, and how many.
+  /// By word that was encoded before: its first token's place in `tokens`, and how many it has.
   std::unordered_map<std::string_view, std::pair<std::size_t, std::size_t>> known;
 };
 

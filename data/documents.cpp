@@ -128,8 +128,8 @@ void append_document(const Tokenizer& tokenizer, const Document& document, bool 
   if (same) {
     for (const std::int32_t token : tokens) add(token, document.segments.front().target);
   } else {
-    // Where segments end in the bytes that tokens stand for. These are not the text's own where the tokenizer
-    // normalizes it or adds a space.
+    // Segments end at places in the bytes that tokens stand for. These are not the text's own where the
+    // tokenizer normalizes it or adds a space.
     std::size_t bytes = 0;
     for (const std::int32_t token : tokens) bytes += tokenizer.decode(token).size();
     std::vector<std::size_t> ends;

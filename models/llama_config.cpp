@@ -271,7 +271,7 @@ LlamaConfig LlamaConfig::from_json(std::string_view text, std::string_view file)
   config.layers = root["num_hidden_layers"].integer_or(config.layers, 1, most_layers);
   config.width = root["hidden_size"].integer_or(config.width, 1, most_width);
   config.heads = root["num_attention_heads"].integer_or(config.heads, 1, most_width);
-  // Where the key is missing Llama has as many as heads; null says the same in every class.
+  // Llama has as many as heads if the key is missing; null says the same in every class.
   const JsonNode grouped = root["num_key_value_heads"];
   const bool as_heads = config.kind == LlamaKind::llama || root.json().contains("num_key_value_heads");
   config.key_value_heads = grouped.integer_or(as_heads ? config.heads : config.key_value_heads);

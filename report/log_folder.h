@@ -1,5 +1,5 @@
 #pragma once
-/// What the logs of scalars share: their folder and its errors. Private to report/.
+/// The logs of scalars share their folder and its errors. Private to report/.
 
 #include <string>
 

@@ -64,8 +64,8 @@ std::vector<std::string> merges_seeds() {
           join({"h e\r\nl l\r\n\r\no o\r\n", "we'll  see:\t\xc3\xa9\xe4\xb8\xad 123<|endoftext|>he"})};
 }
 
-/// What tokenizer.json says beside the vocabulary and the merges, and a text. The vocabulary is put in: it is
-/// most of the bytes, and read as that of `bpe` is.
+/// The input is the rest of a tokenizer.json, without vocabulary and merges, and a text. The vocabulary is
+/// put in: it is most of the bytes, and read as that of `bpe` is.
 void read_tokenizer(std::string_view input) {
   static const Json bytes = small_vocabulary();
   static const Json characters = [] {
@@ -86,7 +86,7 @@ void read_tokenizer(std::string_view input) {
       document["model"].contains("vocab") && document["model"]["vocab"].is_string()) {
     document["model"]["vocab"] = document["model"]["vocab"] == "bytes" ? bytes : characters;
   }
-  // What is no JSON, or not UTF-8, is given as it is.
+  // An input that is no JSON, or not UTF-8, is given as it is.
   const bool plain = document.is_discarded() || !document.is_object() || !document.contains("model");
   const std::string text =
       plain ? std::string(parts[0]) : document.dump(-1, ' ', false, Json::error_handler_t::replace);

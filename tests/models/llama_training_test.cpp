@@ -58,7 +58,7 @@ TEST(LlamaTraining, FiftyStepsInFp32AgreeWithFp64) {
   }
 }
 
-/// What may change where state lies and how it travels, and no bit.
+/// A setting that may change where state lies and how it travels, and no bit.
 struct Placement {
   const char* name;
   std::function<void(Config&)> apply;

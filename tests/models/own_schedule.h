@@ -11,8 +11,8 @@
 
 namespace tranche::models {
 
-/// What LanguageModel::forward_backward computes, without recomputation: the gradients of the blocks' weights
-/// are left until all input gradients are there.
+/// Computes what LanguageModel::forward_backward does, without recomputation: the gradients of the blocks'
+/// weights are left until all input gradients are there.
 inline void weights_last(const LanguageModel& model, Engine& engine, const TokenBatch& batch) {
   Pass pass = model.pass_of(engine, batch, true);
   engine.begin_micro_batch();

@@ -125,8 +125,8 @@ class LanguageModel {
   std::vector<double> next_token_probabilities(Engine& engine, std::span<const std::int32_t> tokens,
                                                double temperature = 1) const;
 
-  // What follows is for the training above, and for schedules of a caller's own. None of it depends on data,
-  // and block_forward writes the same bits each time.
+  // These functions are for the training above, and for schedules of a caller's own. None of it depends on
+  // data, and block_forward writes the same bits each time.
 
   virtual UnitSpec embedding_unit() const = 0;
   virtual UnitSpec block_unit(std::int64_t block) const = 0;
