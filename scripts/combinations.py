@@ -124,7 +124,7 @@ def page(table, settled):
         f"before the first step, and {counts['independent']} share no code. No pair is left out: `scripts/combinations.py` looks for each,",
         "for the tests by their names and for the texts of refusals, and the tests look whether their pairs have met.", "",
         "## How pairs are trained", "",
-        "`tests/models/combinations_test.cpp` trains a small GPT with dozens of configurations. They are a covering array: any two values of two axes",
+        "`tests/models/combinations_test.cpp` trains a small model with dozens of configurations. They are a covering array: any two values of two axes",
         "stand together in at least one of them. Four steps (as they come, recorded, and two as planned) are followed by two of another engine where a",
         "checkpoint is loaded elsewhere. Each configuration is trained twice:", "",
         "- as it is, and",

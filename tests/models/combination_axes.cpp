@@ -61,6 +61,13 @@ std::vector<CombinationAxis> combination_axes() {
   const auto add = [&](const char* name, bool changes_bits, std::vector<Value> values) {
     axes.push_back({name, changes_bits, std::move(values)});
   };
+  const auto model = [](const char* capability, Architecture architecture) -> Value {
+    return {capability, [architecture](Combination& c) { c.architecture = architecture; }};
+  };
+  add("model", true,
+      {model("gpt", Architecture::gpt), model("llama", Architecture::llama),
+       model("qwen3", Architecture::qwen3)});
+  axes.push_back(of_two("documents", true, "documents", [](Combination& c) { c.documents = true; }));
   const auto stage = [](const char* capability, int number) -> Value {
     return {capability, [number](Combination& c) { c.config.stage = number; }};
   };
@@ -118,15 +125,24 @@ std::vector<CombinationAxis> combination_axes() {
   axes.push_back(of_two("moments", true, "moments-bf16",
                         [](Combination& c) { c.config.precision.moments = DataType::bfloat16; }));
   axes.push_back(of_two("frozen", true, "frozen", [](Combination& c) {
-    // Tensors of the embedding, some of a block, and a whole block.
-    c.config.frozen = {"transformer.wpe.weight", "transformer.h.0.ln_1.*", "transformer.h.2.*"};
+    // Tensors of the embedding (of the head's unit where that is tied), some of a block, and a whole block.
+    if (c.architecture == Architecture::gpt) {
+      c.config.frozen = {"transformer.wpe.weight", "transformer.h.0.ln_1.*", "transformer.h.2.*"};
+    } else {
+      const char* const outside =
+          c.architecture == Architecture::llama ? "model.embed_tokens.weight" : "model.norm.weight";
+      c.config.frozen = {outside, "model.layers.0.self_attn.k_proj.*", "model.layers.2.*"};
+    }
   }));
   axes.push_back(
       of_two("clipping", true, "clipping", [](Combination& c) { c.config.gradient_clipping = 0.25; }));
   axes.push_back(of_two("parameter groups", true, "groups", [](Combination& c) {
-    ParameterGroupRule rate{.pattern = "*.h.0.mlp.*", .learning_rate_factor = 0.5, .decay = {}};
+    const bool gpt = c.architecture == Architecture::gpt;
+    ParameterGroupRule rate{
+        .pattern = gpt ? "*.h.0.mlp.*" : "*.layers.0.mlp.*", .learning_rate_factor = 0.5, .decay = {}};
     rate.weight_decay = 0.1;
-    ParameterGroupRule own{.pattern = "*.bias", .learning_rate_factor = {}, .decay = {}};
+    ParameterGroupRule own{
+        .pattern = gpt ? "*.bias" : "*layernorm.weight", .learning_rate_factor = {}, .decay = {}};
     own.learning_rate = 0.01;
     c.config.group_rules = {rate, own};
   }));
@@ -198,6 +214,8 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
   const auto with = [&](const char* p, auto&& of) {
     return (x.starts_with(p) && of(y, b, other)) || (y.starts_with(p) && of(x, a, value));
   };
+  // Refused: GPT-2 has learnt positions, and takes one document a row.
+  if (are("gpt", "documents")) return false;
   // Refused: weights that are not sharded do not leave the device; a rule that looks at all state before it
   // updates would read the nvme tier twice; only Adam has moments that may be bf16; copies add their sums up
   // in a bracket of their own.

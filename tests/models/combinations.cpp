@@ -11,6 +11,8 @@
 #include <numeric>
 
 #include "relative_rule.h"
+#include "tiny_llama.h"
+#include "tranche/models/llama.h"
 
 namespace tranche::models {
 namespace {
@@ -18,25 +20,38 @@ namespace {
 constexpr std::int64_t time_steps = 7;
 constexpr int first_steps = 4;  // as they come, recorded, and two as planned
 constexpr int later_steps = 2;
-constexpr const char* touched = "transformer.h.1.mlp.c_fc.bias";
-
-GptConfig model_of(const Combination& c) {
-  GptConfig model = tiny_gpt();
+std::unique_ptr<const LanguageModel> model_of(const Combination& c) {
+  if (c.architecture == Architecture::gpt) {
+    GptConfig model = tiny_gpt();
+    model.layers = 3;
+    model.embedding_dropout = model.attention_dropout = model.residual_dropout = c.dropout;
+    return std::make_unique<Gpt>(model);
+  }
+  LlamaConfig model =
+      tiny_llama(c.architecture == Architecture::llama ? LlamaKind::llama : LlamaKind::qwen3);
   model.layers = 3;
-  model.embedding_dropout = model.attention_dropout = model.residual_dropout = c.dropout;
-  return model;
+  model.attention_dropout = c.dropout;
+  return std::make_unique<Llama>(model);
+}
+
+/// The tensor whose gradient a program changes.
+const char* touched_by(const Combination& c) {
+  return c.architecture == Architecture::gpt ? "transformer.h.1.mlp.c_fc.bias"
+                                             : "model.layers.1.post_attention_layernorm.weight";
 }
 
 ModelSpec spec_of(const Combination& c) {
-  const ModelSpec drawn = Gpt::spec(model_of(c), time_steps);
+  const ModelSpec drawn = model_of(c)->spec(time_steps);
   if (!c.own_weights) return drawn;
   ModelSpec spec;
   spec.tokens_per_sample = drawn.tokens_per_sample;
   spec.gathers_per_micro_batch = drawn.gathers_per_micro_batch;
   spec.recomputes_activations = drawn.recomputes_activations;
+  const std::string embedding =
+      c.architecture == Architecture::gpt ? "transformer.wte.weight" : "model.embed_tokens.weight";
   for (UnitSpec unit : drawn.units()) {
     for (TensorSpec& tensor : unit.tensors) {
-      if (tensor.name != "transformer.wte.weight") continue;
+      if (tensor.name != embedding) continue;
       tensor.initializer = Initializer::from("ripples", [](std::int64_t first, std::span<float> values) {
         for (std::size_t i = 0; i < values.size(); ++i) {
           values[i] = 0.05f * std::sin(static_cast<float>(first + static_cast<std::int64_t>(i)));
@@ -89,7 +104,7 @@ Combination continued_from(const Combination& before, bool plain) {
 class Training {
  public:
   Training(const Combination& c, Engine& engine, CombinationOutcome& outcome)
-      : c_(c), engine_(engine), outcome_(outcome), gpt_(model_of(c)), device_batch_(engine) {
+      : c_(c), engine_(engine), outcome_(outcome), model_(model_of(c)), device_batch_(engine) {
     if (c.gradients == Gradients::in_hook) {
       engine.set_gradient_hook([this](const StepResult&) {
         scale_gradient(0.5f);
@@ -103,7 +118,7 @@ class Training {
     const std::int64_t first = engine_.samples();
     for (std::int64_t m = 0; m < config.accumulation_steps; ++m) {
       const std::int64_t block = m * engine_.runtime().size() + engine_.runtime().rank();
-      gpt_.forward_backward(engine_, batch(first + block * config.micro_batch_size, config.micro_batch_size));
+      model_->forward_backward(engine_, batch(first + block * config.micro_batch_size, config.micro_batch_size));
     }
     if (c_.gradients == Gradients::before_step) scale_gradient(2);
     if (c_.gradients == Gradients::not_finite && engine_.steps() % 4 == 2) {
@@ -120,34 +135,36 @@ class Training {
     if (c_.evaluate) {
       engine_.begin_evaluation();
       for (std::int64_t m = 0; m < 2; ++m) {
-        gpt_.evaluate(engine_, batch(1000 + m * engine_.runtime().size() + engine_.runtime().rank(), 1));
+        model_->evaluate(engine_, batch(1000 + m * engine_.runtime().size() + engine_.runtime().rank(), 1));
       }
       outcome_.evaluations.push_back(engine_.end_evaluation());
     }
     if (!c_.generate) return;
     const std::vector<std::int32_t> prompt{5, 60, 0, 17, 23};
-    outcome_.logits.push_back(gpt_.next_token_logits(engine_, prompt));
+    outcome_.logits.push_back(model_->next_token_logits(engine_, prompt));
   }
 
  private:
   TokenBatch batch(std::int64_t first, std::int64_t count) {
     data_.draw(first, count);
+    if (c_.documents) data_.split();
     if (engine_.device().kind() != DeviceKind::meta) return device_batch_.of(data_);
     TokenBatch nowhere = data_.batch();
     nowhere.tokens.data = nowhere.targets.data = nullptr;
+    if (c_.documents) nowhere.document_begin->data = nowhere.positions->data = nullptr;
     return nowhere;
   }
   void scale_gradient(float by) {
-    std::vector<float> values = engine_.read_gradient(touched);
+    std::vector<float> values = engine_.read_gradient(touched_by(c_));
     for (float& value : values) value *= by;
     if (std::isinf(by)) values[1] = by;
-    engine_.write_gradient(touched, values);
+    engine_.write_gradient(touched_by(c_), values);
   }
 
   const Combination& c_;
   Engine& engine_;
   CombinationOutcome& outcome_;
-  Gpt gpt_;
+  std::unique_ptr<const LanguageModel> model_;
   TokenData data_{time_steps, 61, true};
   DeviceBatch device_batch_;
 };

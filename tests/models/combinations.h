@@ -11,6 +11,7 @@
 
 namespace tranche::models {
 
+enum class Architecture : std::uint8_t { gpt, llama, qwen3 };
 enum class Rule : std::uint8_t { configured, own };
 enum class Gradients : std::uint8_t { as_they_are, in_hook, before_step, not_finite };
 enum class Rates : std::uint8_t { configured, own_schedule, set };
@@ -22,8 +23,10 @@ enum class Continued : std::uint8_t {
   from_weights
 };
 
-/// One training of a small GPT.
+/// One training of a small model.
 struct Combination {
+  Architecture architecture = Architecture::gpt;
+  bool documents = false;  ///< several in a row
   int ranks = 2;
   Config config;
   float dropout = 0;

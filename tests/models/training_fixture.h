@@ -77,6 +77,7 @@ struct TokenData {
   bool ignore_some;
   std::vector<std::int32_t> tokens, targets;
   std::vector<std::int64_t> samples;
+  std::vector<std::int32_t> document_begin, positions;  ///< empty: a row is one document
 
   TokenData(std::int64_t length, std::int64_t vocabulary_size, bool ignored)
       : time(length), vocabulary(vocabulary_size), ignore_some(ignored) {}
@@ -98,9 +99,27 @@ struct TokenData {
       samples.push_back(s);
     }
   }
+  /// Makes two documents of each row that was drawn, parted where its sample says.
+  void split() {
+    document_begin.clear();
+    positions.clear();
+    for (const std::int64_t sample : samples) {
+      const std::int64_t second = 1 + sample % (time - 1);
+      for (std::int64_t t = 0; t < time; ++t) {
+        const std::int64_t begin = t < second ? 0 : second;
+        document_begin.push_back(static_cast<std::int32_t>(begin));
+        positions.push_back(static_cast<std::int32_t>(t - begin));
+      }
+    }
+  }
   TokenBatch batch() const {
     const Shape shape{static_cast<std::int64_t>(samples.size()), time};
-    return {{tokens.data(), DataType::int32, shape}, {targets.data(), DataType::int32, shape}, samples};
+    TokenBatch made{{tokens.data(), DataType::int32, shape}, {targets.data(), DataType::int32, shape}, samples};
+    if (!document_begin.empty()) {
+      made.document_begin = {document_begin.data(), DataType::int32, shape};
+      made.positions = {positions.data(), DataType::int32, shape};
+    }
+    return made;
   }
 };
 
@@ -115,10 +134,12 @@ class DeviceBatch {
     if (device.host_accessible()) return batch;
     const std::int64_t bytes = aligned_bytes(batch.tokens.bytes());
     if (!buffer_) {
-      buffer_ = Buffer(engine_.runtime().memory(Tier::device), 2 * bytes, Category::other, "test batch");
+      buffer_ = Buffer(engine_.runtime().memory(Tier::device), 4 * bytes, Category::other, "test batch");
     }
     std::byte* at = static_cast<std::byte*>(buffer_.data());
-    for (ConstTensorView* view : {&batch.tokens, &batch.targets}) {
+    std::vector<ConstTensorView*> views{&batch.tokens, &batch.targets};
+    if (batch.document_begin) views.insert(views.end(), {&*batch.document_begin, &*batch.positions});
+    for (ConstTensorView* view : views) {
       device.copy_from_host(engine_.compute_stream(), at, view->data, view->bytes());
       view->data = at;
       at += bytes;
