@@ -140,6 +140,25 @@ TEST(Embedding, BackwardAgreesWithFiniteDifferencesOfTheReference) {
                "position");
 }
 
+TEST(Embedding, BackwardWithoutPositionsAgreesWithFiniteDifferencesOfTheReference) {
+  Random random(36);
+  Machine machine;
+  Operands run(fp32, 2, 4, 5, random);
+  const auto d_out = run.d_out.values(), table = run.token_table.values();
+  const auto slopes = finite_differences(table, [&](const std::vector<double>& rows) {
+    std::vector<double> out(d_out.size());
+    reference::embedding_forward(run.time, run.width, run.ids, rows, {}, out);
+    return dot(out, d_out);
+  });
+  std::vector<double> gradient(table.size(), 0.0);
+  reference::embedding_backward(run.time, run.width, run.ids, d_out, gradient, {});
+  expect_close(gradient, slopes, 0, 1e-9, "reference");  // the loss is linear
+  run.token_gradient =
+      HostTensor(fp32, {run.vocabulary, run.width}, std::vector<double>(table.size(), 0.0));
+  embedding_backward(machine.stream(), run.tokens.view(), run.d_out.view(), run.token_gradient.view(), {});
+  expect_close(run.token_gradient.values(), slopes, 1e-6, 1e-6, "token_gradient");
+}
+
 TEST(Embedding, BackwardAddsInAscendingOrderWhateverTheThreads) {
   // Every token is the same row: its gradient must be the plain loop's, bit for bit.
   Random random(33);

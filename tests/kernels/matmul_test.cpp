@@ -10,6 +10,7 @@
 #include "kernels/cpu/tasks.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/matmul_log.h"
+#include "kernels/reference/elementwise.h"
 #include "kernels/reference/matmul.h"
 #include "tests/kernels/kernel_testing.h"
 #include "tranche/kernels/elementwise.h"
@@ -304,6 +305,49 @@ TEST(MatmulFused, OnTheCpuIsItsPartsToTheBit) {
       EXPECT_EQ(d_hidden.bytes(), out.bytes());
     }
   }
+}
+
+/// A linear layer with its weight stored [out, in], as Qwen2's with biases: the calls of models/linear.cpp.
+TEST(MatmulFused, OutByInWeightsWithABiasAgreeWithFiniteDifferences) {
+  constexpr std::int64_t rows = 5, in = 7, outs = 6;
+  Random random(21);
+  Machine machine(2);
+  const DataType fp32 = DataType::float32;
+  HostTensor x = random.tensor(fp32, {rows, in}), weight = random.tensor(fp32, {outs, in}),
+             bias = random.tensor(fp32, {outs}), d_out = random.tensor(fp32, {rows, outs});
+  const auto loss = [&](const std::vector<double>& at, const std::vector<double>& w,
+                        const std::vector<double>& b) {
+    std::vector<double> out(rows * outs);
+    reference::matmul({rows, outs, in, false, true}, at, w, false, out);
+    reference::add_bias(rows, outs, out, b);
+    return dot(out, d_out.values());
+  };
+  const auto at = x.values(), w = weight.values(), b = bias.values(), gradient = d_out.values();
+  const auto x_slopes = finite_differences(at, [&](const auto& v) { return loss(v, w, b); });
+  const auto weight_slopes = finite_differences(w, [&](const auto& v) { return loss(at, v, b); });
+  const auto bias_slopes = finite_differences(b, [&](const auto& v) { return loss(at, w, v); });
+
+  // The loss is linear in each: differences err by roundings over 2h.
+  std::vector<double> d_x(rows * in), d_weight(outs * in), d_bias(outs, 0.0);
+  reference::matmul({rows, in, outs, false, false}, gradient, w, false, d_x);
+  reference::matmul({outs, in, rows, true, false}, gradient, at, false, d_weight);
+  reference::bias_gradient(rows, outs, gradient, d_bias);
+  expect_close(d_x, x_slopes, 0, 1e-9, "reference d_x");
+  expect_close(d_weight, weight_slopes, 0, 1e-9, "reference d_weight");
+  expect_close(d_bias, bias_slopes, 0, 1e-9, "reference d_bias");
+
+  Stream& stream = machine.stream();
+  const Workspace& workspace = machine.workspace();
+  HostTensor out(fp32, {rows, outs}), got_x(fp32, {rows, in}), got_weight(fp32, {outs, in});
+  HostTensor got_bias(fp32, {outs}, std::vector<double>(outs, 0.0));
+  matmul_bias(stream, x.view(), weight.view(), bias.view(), out.view(), workspace, true);
+  EXPECT_NEAR(dot(out.values(), gradient), loss(at, w, b), 1e-5);
+  matmul(stream, {}, d_out.view(), weight.view(), got_x.view(), workspace);
+  matmul(stream, {.transpose_a = true}, d_out.view(), x.view(), got_weight.view(), workspace);
+  bias_gradient(stream, d_out.view(), got_bias.view(), workspace);
+  expect_close(got_x.values(), x_slopes, 1e-6, 2e-6, "d_x");
+  expect_close(got_weight.values(), weight_slopes, 1e-6, 2e-6, "d_weight");
+  expect_close(got_bias.values(), bias_slopes, 1e-6, 1e-6, "d_bias");
 }
 
 TEST(MatmulFused, ErrorsNameTheOperandAndCostsAddUp) {

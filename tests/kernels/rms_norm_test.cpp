@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/reference/elementwise.h"
 #include "kernels/reference/rms_norm.h"
 #include "tests/kernels/kernel_testing.h"
 
@@ -126,6 +127,45 @@ TEST(RmsNorm, BackwardAgreesWithFiniteDifferencesOfTheReference) {
   run.forward(machine.stream());
   run.backward(machine.stream(), false);
   expect_close(run.d_x.values(), x_slopes, 1e-5, 1e-5, "d_x");
+  expect_close(run.weight_gradient.values(), weight_slopes, 1e-5, 1e-5, "weight_gradient");
+}
+
+/// The sum is what goes on, too: its gradient is that of the norm on top of what came from further on, and is
+/// the gradient of both addends.
+TEST(RmsNorm, OfAResidualSumHasTheGradientOfFiniteDifferences) {
+  Random random(67);
+  Machine machine;
+  const Sizes sizes{4, 13};
+  Operands run(fp32, sizes, random);
+  HostTensor other = random.tensor(fp32, {4, 13}), sum(fp32, {4, 13});
+  const auto a = run.x.values(), b = other.values(), weight = run.weight.values(),
+             d_out = run.d_out.values(), d_sum = run.d_x.values();
+  const auto loss = [&](const std::vector<double>& x, const std::vector<double>& y,
+                        const std::vector<double>& scale) {
+    std::vector<double> added(x.size()), out(x.size()), rstd(4);
+    reference::add(x, y, added);
+    reference::rms_norm_forward(sizes.rows, sizes.columns, added, scale, epsilon, out, rstd);
+    return dot(out, d_out) + dot(added, d_sum);
+  };
+  const auto a_slopes = finite_differences(a, [&](const auto& v) { return loss(v, b, weight); });
+  const auto b_slopes = finite_differences(b, [&](const auto& v) { return loss(a, v, weight); });
+  const auto weight_slopes = finite_differences(weight, [&](const auto& v) { return loss(a, b, v); });
+
+  std::vector<double> added(a.size()), out(a.size()), rstd(4), d_x = d_sum, weight_gradient(13, 0.0);
+  reference::add(a, b, added);
+  reference::rms_norm_forward(sizes.rows, sizes.columns, added, weight, epsilon, out, rstd);
+  reference::rms_norm_backward(sizes.rows, sizes.columns, d_out, added, weight, rstd, true, d_x,
+                               weight_gradient);
+  expect_close(d_x, a_slopes, 1e-7, 1e-8, "reference d_a");
+  expect_close(d_x, b_slopes, 1e-7, 1e-8, "reference d_b");
+  expect_close(weight_gradient, weight_slopes, 1e-7, 1e-8, "reference weight_gradient");
+
+  run.weight_gradient = HostTensor(fp32, {13}, std::vector<double>(13, 0.0));
+  residual_rms_norm_forward(machine.stream(), run.x.view(), other.view(), run.weight.view(), epsilon,
+                            sum.view(), run.out.view(), run.rstd.view());
+  run.x = sum;
+  run.backward(machine.stream(), true);
+  expect_close(run.d_x.values(), a_slopes, 1e-5, 1e-5, "d_x");
   expect_close(run.weight_gradient.values(), weight_slopes, 1e-5, 1e-5, "weight_gradient");
 }
 
