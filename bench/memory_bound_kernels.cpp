@@ -151,46 +151,93 @@ void add_reductions(const Entries& entry) {
   });
 }
 
+/// "" for bf16, in which most kernels are benched.
+std::string suffix_of(DataType dtype) {
+  return dtype == bf16 ? "" : "_" + std::string(name_of(dtype));
+}
+
+void add_rms_norm(const Entries& entry, DataType dtype, std::int64_t rows, std::int64_t columns) {
+  const std::string shape_name =
+      suffix_of(dtype) + "/rows:" + std::to_string(rows) + "/columns:" + std::to_string(columns);
+  const auto shape_of = [=](const Bench& b) { return Shape{b.small() ? 70 : rows, columns}; };
+  entry("rms_norm_forward" + shape_name, [=](Bench& b) -> Bench::Call {
+    const Shape shape = shape_of(b);
+    const auto x = b.tensor(dtype, shape), out = b.tensor(dtype, shape), weight = b.tensor(dtype, {columns}),
+               rstd = b.tensor(fp32, {shape[0]});
+    return [=](Stream& stream) { rms_norm_forward(stream, x, weight, 1e-5f, out, rstd); };
+  });
+  entry("residual_rms_norm_forward" + shape_name, [=](Bench& b) -> Bench::Call {
+    const Shape shape = shape_of(b);
+    const auto x = b.tensor(dtype, shape), other = b.tensor(dtype, shape), out = b.tensor(dtype, shape),
+               sum = b.tensor(dtype, shape), weight = b.tensor(dtype, {columns}),
+               rstd = b.tensor(fp32, {shape[0]});
+    return [=](Stream& stream) { residual_rms_norm_forward(stream, x, other, weight, 1e-5f, sum, out, rstd); };
+  });
+  entry("rms_norm_backward" + shape_name, [=](Bench& b) -> Bench::Call {
+    const Shape shape = shape_of(b);
+    const auto x = b.tensor(dtype, shape), d_out = b.tensor(dtype, shape), d_x = b.tensor(dtype, shape),
+               weight = b.tensor(dtype, {columns}), rstd = b.tensor(fp32, {shape[0]}),
+               d_weight = b.tensor(fp32, {columns});
+    return [=, workspace = b.workspace()](Stream& stream) {
+      rms_norm_backward(stream, d_out, x, weight, rstd, true, d_x, d_weight, workspace);
+    };
+  });
+}
+
 /// Of the Llama family; rows of 128 are of heads.
 void add_llama_layers(const Entries& entry) {
-  for (const auto& [rows, columns] :
-       {std::pair<std::int64_t, std::int64_t>{32768, 768}, {8192, 4096}, {262144, 128}}) {
-    const std::string shape_name = "/rows:" + std::to_string(rows) + "/columns:" + std::to_string(columns);
-    const auto shape_of = [rows = rows, columns = columns](const Bench& b) {
-      return Shape{b.small() ? 70 : rows, columns};
-    };
-    entry("rms_norm_forward" + shape_name, [=](Bench& b) -> Bench::Call {
-      const Shape shape = shape_of(b);
-      const auto x = b.tensor(bf16, shape), out = b.tensor(bf16, shape), weight = b.tensor(bf16, {shape[1]}),
-                 rstd = b.tensor(fp32, {shape[0]});
-      return [=](Stream& stream) { rms_norm_forward(stream, x, weight, 1e-5f, out, rstd); };
-    });
-    entry("residual_rms_norm_forward" + shape_name, [=](Bench& b) -> Bench::Call {
-      const Shape shape = shape_of(b);
-      const auto x = b.tensor(bf16, shape), other = b.tensor(bf16, shape), out = b.tensor(bf16, shape),
-                 sum = b.tensor(bf16, shape), weight = b.tensor(bf16, {shape[1]}),
-                 rstd = b.tensor(fp32, {shape[0]});
-      return
-          [=](Stream& stream) { residual_rms_norm_forward(stream, x, other, weight, 1e-5f, sum, out, rstd); };
-    });
-    entry("rms_norm_backward" + shape_name, [=](Bench& b) -> Bench::Call {
-      const Shape shape = shape_of(b);
-      const auto x = b.tensor(bf16, shape), d_out = b.tensor(bf16, shape), d_x = b.tensor(bf16, shape),
-                 weight = b.tensor(bf16, {shape[1]}), rstd = b.tensor(fp32, {shape[0]}),
-                 d_weight = b.tensor(fp32, {shape[1]});
-      return [=, workspace = b.workspace()](Stream& stream) {
-        rms_norm_backward(stream, d_out, x, weight, rstd, true, d_x, d_weight, workspace);
-      };
-    });
+  for (const DataType dtype : {bf16, fp32}) {
+    for (const auto& [rows, columns] :
+         {std::pair<std::int64_t, std::int64_t>{32768, 768}, {8192, 4096}, {262144, 128}}) {
+      add_rms_norm(entry, dtype, rows, columns);
+    }
+    constexpr std::int64_t heads = 32;
+    for (const std::int64_t head_dim : {64, 128}) {
+      entry("rope" + suffix_of(dtype) + "/rows:8192/heads:32/head_dim:" + std::to_string(head_dim),
+            [=](Bench& b) -> Bench::Call {
+              const std::int64_t rows = b.small() ? 24 : 8192;
+              const auto x = b.tensor(dtype, {rows, heads * head_dim}),
+                         table = b.tensor(fp32, {rows, head_dim});
+              return [=](Stream& stream) { rope(stream, false, table, heads, head_dim, x); };
+            });
+    }
   }
-  constexpr std::int64_t heads = 32;
-  for (const std::int64_t head_dim : {64, 128}) {
-    entry("rope/rows:8192/heads:32/head_dim:" + std::to_string(head_dim), [=](Bench& b) -> Bench::Call {
-      const std::int64_t rows = b.small() ? 24 : 8192;
-      const auto x = b.tensor(bf16, {rows, heads * head_dim}), table = b.tensor(fp32, {rows, head_dim});
-      return [=](Stream& stream) { rope(stream, false, table, heads, head_dim, x); };
-    });
-  }
+}
+
+constexpr std::int64_t vocabulary = 50257, embedding_width = 768, embedding_time = 1024;
+
+/// Bytes are what uniform tokens need: the rows that are drawn, each once where they are added to.
+void add_embedding(const Entries& entry, DataType dtype, std::int64_t batch, bool with_positions) {
+  constexpr std::int64_t width = embedding_width, time = embedding_time;
+  const std::string name = (with_positions ? "" : "_without_positions") + suffix_of(dtype) +
+                           "/tokens:" + std::to_string(batch * time);
+  const auto time_of = [](const Bench& b) { return b.small() ? 24 : time; };
+  const auto rows_of = [](const Bench& b) { return b.small() ? 256 : vocabulary; };
+  const auto tokens_of = [=](Bench& b) {
+    return b.tensor(DataType::int32, {batch, time_of(b)}, 0, static_cast<float>(rows_of(b)));
+  };
+  const auto positions_of = [=](Bench& b, DataType type) {
+    return with_positions ? b.tensor(type, {time_of(b), width}) : TensorView{};
+  };
+  const auto bytes = static_cast<double>(size_of(dtype) * batch * time * width);
+  entry(
+      "embedding_forward" + name,
+      [=](Bench& b) -> Bench::Call {
+        const auto tokens = tokens_of(b), table = b.tensor(dtype, {rows_of(b), width}),
+                   positions = positions_of(b, dtype), out = b.tensor(dtype, {batch, time_of(b), width});
+        return [=](Stream& stream) { embedding_forward(stream, tokens, table, positions, out); };
+      },
+      2 * bytes);
+  const double distinct =
+      vocabulary * (1 - std::pow(1 - 1.0 / vocabulary, static_cast<double>(batch * time)));
+  entry(
+      "embedding_backward" + name,
+      [=](Bench& b) -> Bench::Call {
+        const auto tokens = tokens_of(b), table = b.tensor(fp32, {rows_of(b), width}),
+                   positions = positions_of(b, fp32), d_out = b.tensor(dtype, {batch, time_of(b), width});
+        return [=](Stream& stream) { embedding_backward(stream, tokens, d_out, table, positions); };
+      },
+      bytes + 8.0 * width * (distinct + (with_positions ? static_cast<double>(time) : 0)));
 }
 
 void add_layers(const Entries& entry) {
@@ -235,44 +282,9 @@ void add_layers(const Entries& entry) {
       return [=](Stream& stream) { add_bias(stream, x, bias); };
     });
   }
-  constexpr std::int64_t vocabulary = 50257, width = 768, time = 1024;
   for (const std::int64_t batch : {8, 64}) {
-    const std::string tokens_name = "/tokens:" + std::to_string(batch * time);
-    const auto time_of = [](const Bench& b) { return b.small() ? 24 : time; };
-    const auto rows_of = [](const Bench& b) { return b.small() ? 256 : vocabulary; };
-    entry(
-        "embedding_forward" + tokens_name,
-        [=](Bench& b) -> Bench::Call {
-          const std::int64_t t = time_of(b);
-          const auto tokens = b.tensor(DataType::int32, {batch, t}, 0, static_cast<float>(rows_of(b)));
-          const auto table = b.tensor(bf16, {rows_of(b), width}), positions = b.tensor(bf16, {t, width}),
-                     out = b.tensor(bf16, {batch, t, width});
-          return [=](Stream& stream) { embedding_forward(stream, tokens, table, positions, out); };
-        },
-        2.0 * 2 * static_cast<double>(batch * time * width));
-    entry(
-        "embedding_forward_without_positions" + tokens_name,
-        [=](Bench& b) -> Bench::Call {
-          const std::int64_t t = time_of(b);
-          const auto tokens = b.tensor(DataType::int32, {batch, t}, 0, static_cast<float>(rows_of(b)));
-          const auto table = b.tensor(bf16, {rows_of(b), width}), out = b.tensor(bf16, {batch, t, width});
-          return [=](Stream& stream) { embedding_forward(stream, tokens, table, {}, out); };
-        },
-        2.0 * 2 * static_cast<double>(batch * time * width));
-    // d_out once, and the rows of the tables that tokens draw (uniformly) read and written.
-    const double distinct =
-        vocabulary * (1 - std::pow(1 - 1.0 / vocabulary, static_cast<double>(batch * time)));
-    entry(
-        "embedding_backward" + tokens_name,
-        [=](Bench& b) -> Bench::Call {
-          const std::int64_t t = time_of(b);
-          const auto tokens = b.tensor(DataType::int32, {batch, t}, 0, static_cast<float>(rows_of(b)));
-          const auto table = b.tensor(fp32, {rows_of(b), width}), positions = b.tensor(fp32, {t, width}),
-                     d_out = b.tensor(bf16, {batch, t, width});
-          return [=](Stream& stream) { embedding_backward(stream, tokens, d_out, table, positions); };
-        },
-        2.0 * static_cast<double>(batch * time * width) +
-            8.0 * width * (distinct + static_cast<double>(time)));
+    add_embedding(entry, bf16, batch, true);
+    for (const DataType dtype : {bf16, fp32}) add_embedding(entry, dtype, batch, false);
   }
   for (const std::int64_t columns : {8192, 50257}) {
     const std::string shape_name = "/rows:4096/columns:" + std::to_string(columns);

@@ -1,6 +1,6 @@
 // The speed of a training step on CPUs: steps of the engine in turns with the list of their own matrix
-// products run bare, and every millisecond of the step named. bench_step [--model gpt2] [--dtype bf16|fp32]
-// [--sequence 1024] [--micro-batch 1] [--accumulate 1] [--threads 2]
+// products run bare, and every millisecond of the step named. Several models take turns, and each is held
+// against the first. bench_step [--model gpt2[,llama-160m,...]] [--dtype bf16|fp32] [--sequence 1024] [--micro-batch 1] [--accumulate 1] [--threads 2]
 //            [--rounds 7] [--dropout P] [--checkpointing 0|1] [--clock wall|processor] [--json FILE]
 #include <fmt/format.h>
 
@@ -60,22 +60,22 @@ double processor_now() {
   return clocks_now().processor;
 }
 
-std::shared_ptr<const models::LanguageModel> model_of(const Settings& settings) {
+std::shared_ptr<const models::LanguageModel> model_of(const std::string& name, const Settings& settings) {
   const models::ModelRegistry registry = models::ModelRegistry::with_builtin();
-  const std::shared_ptr<const models::LanguageModel> model = registry.resolve(settings.model);
+  const std::shared_ptr<const models::LanguageModel> model = registry.resolve(name);
   if (settings.dropout < 0) return model;
   nlohmann::json config = nlohmann::json::parse(model->to_json());
   for (const auto& [key, value] : config.items()) {
     if (key.ends_with("dropout") || key.ends_with("pdrop")) value = settings.dropout;
   }
-  return registry.from_json(config.dump(), settings.model);
+  return registry.from_json(config.dump(), name);
 }
 
 /// An engine of one rank and a batch of random tokens for it.
 class Trainer {
  public:
-  explicit Trainer(const Settings& settings)
-      : model_(model_of(settings)), micro_batches_(settings.accumulate) {
+  Trainer(const std::string& model, const Settings& settings)
+      : model_(model_of(model, settings)), micro_batches_(settings.accumulate) {
     Config config;
     config.micro_batch_size = settings.micro_batch;
     config.accumulation_steps = settings.accumulate;
@@ -129,93 +129,143 @@ std::string text_of(const kernels::Gemm& p) {
                      p.c_dtype == p.dtype ? "" : "to fp32");
 }
 
+/// A model's steps and products, a round at a time.
+class ModelRun {
+ public:
+  ModelRun(const std::string& model, const Settings& settings)
+      : model_(model),
+        settings_(settings),
+        trainer_(model, settings),
+        bare_(products_of_step(trainer_), settings.threads) {
+    for (int warm = 0; warm < 2; ++warm) trainer_.step();  // the step's memory is packed from here on
+  }
+
+  void round() {
+    const std::int64_t spans = trainer_.trace().size();
+    const Seconds step = trainer_.step();
+    parts_.add_step(trainer_.trace(), trainer_.stream().name(), spans, chosen(step));
+    bare_.round();
+    step_wall_.push_back(step.wall);
+    step_processor_.push_back(step.processor);
+    ++rounds_;
+  }
+
+  /// Of the chosen clock: the median over rounds of bare products over step.
+  double bare_of_step() const { return median(ratios(processor())); }
+
+  void print() const {
+    const double step = median(processor() ? step_processor_ : step_wall_);
+    fmt::print("{} {}, sequence {}, micro-batch {} x {}, {} threads, {} rounds; {}, {}\n", model_,
+               settings_.dtype, settings_.sequence, settings_.micro_batch, settings_.accumulate,
+               settings_.threads, rounds_, processor() ? "processor seconds" : "wall clock",
+               kernels::matmul_libraries(DeviceKind::cpu));
+    fmt::print("\n{:<28}{:>6}{:>12}{:>12}{:>12}  {}\n", "GEMM (m x n x k)", "count", "best ms", "ours ms",
+               "GFLOP/s", "best way");
+    for (const auto& line : bare_.lines()) {
+      fmt::print("{:<28}{:>6}{:>12.3f}{:>12.3f}{:>12.1f}  {}\n", text_of(line.gemm), line.count,
+                 1e3 * chosen(line.best), 1e3 * chosen(line.ours),
+                 1e-9 * line.operations / chosen(line.best), line.best_by_processor);
+    }
+    fmt::print("\n{:<34}{:>8}{:>12}{:>9}\n", "part of the step", "calls", "ms", "share");
+    for (const auto& part : parts_.lines()) {
+      fmt::print("{:<34}{:>8}{:>12.2f}{:>8.1f}%\n", part.name, part.calls, 1e3 * part.seconds,
+                 100 * part.seconds / step);
+    }
+    fmt::print("\nstep_ms={:.1f} bare_ms={:.1f} bare_ours_ms={:.1f} tokens_per_s={:.1f}\n", 1e3 * step,
+               1e3 * median(bare_seconds(processor(), false)), 1e3 * median(bare_seconds(processor(), true)),
+               static_cast<double>(settings_.sequence * settings_.micro_batch * settings_.accumulate) /
+                   median(step_wall_));
+    fmt::print("bare_of_step={:.4f} (quartiles {:.4f} to {:.4f}) processor_bare_of_step={:.4f} named={:.4f}\n",
+               bare_of_step(), quantile(ratios(processor()), 0.25), quantile(ratios(processor()), 0.75),
+               median(ratios(true)), parts_.named_share());
+  }
+
+  nlohmann::json to_json() const {
+    nlohmann::json out{
+        {"schema", "tranche-bench-step-1"},
+        {"model", model_},
+        {"dtype", settings_.dtype},
+        {"sequence", settings_.sequence},
+        {"micro_batch", settings_.micro_batch},
+        {"accumulate", settings_.accumulate},
+        {"threads", settings_.threads},
+        {"rounds", rounds_},
+        {"clock", settings_.clock},
+        {"libraries", kernels::matmul_libraries(DeviceKind::cpu)},
+        {"step_seconds", {{"wall", step_wall_}, {"processor", step_processor_}}},
+        {"bare_seconds", {{"wall", bare_seconds(false, false)}, {"processor", bare_seconds(true, false)}}},
+        {"bare_of_step", bare_of_step()},
+        {"processor_bare_of_step", median(ratios(true))},
+        {"wall_bare_of_step", median(ratios(false))},
+        {"named_share", parts_.named_share()}};
+    for (const auto& line : bare_.lines()) {
+      out["products"].push_back({{"product", text_of(line.gemm)},
+                                 {"count", line.count},
+                                 {"best_seconds", chosen(line.best)},
+                                 {"our_seconds", chosen(line.ours)},
+                                 {"best_way", line.best_by_processor}});
+    }
+    for (const auto& part : parts_.lines()) {
+      out["parts"].push_back({{"part", part.name}, {"calls", part.calls}, {"seconds", part.seconds}});
+    }
+    return out;
+  }
+
+ private:
+  static std::vector<kernels::Gemm> products_of_step(Trainer& trainer) {
+    std::vector<kernels::Gemm> gemms;
+    kernels::log_gemms(trainer.stream(), &gemms);
+    trainer.step();
+    kernels::log_gemms(trainer.stream(), nullptr);
+    return gemms;
+  }
+  bool processor() const { return settings_.clock == "processor"; }
+  double chosen(const Seconds& seconds) const { return processor() ? seconds.processor : seconds.wall; }
+  std::vector<double> bare_seconds(bool by_processor, bool ours) const {
+    std::vector<double> made;
+    for (std::size_t round = 0; round < rounds_; ++round) {
+      const Seconds list = bare_.list_seconds(round, ours);
+      made.push_back(by_processor ? list.processor : list.wall);
+    }
+    return made;
+  }
+  std::vector<double> ratios(bool by_processor) const {
+    std::vector<double> made = bare_seconds(by_processor, false);
+    for (std::size_t round = 0; round < made.size(); ++round) {
+      made[round] /= by_processor ? step_processor_[round] : step_wall_[round];
+    }
+    return made;
+  }
+
+  std::string model_;
+  Settings settings_;
+  Trainer trainer_;
+  BareGemms bare_;
+  StepParts parts_;
+  std::size_t rounds_ = 0;
+  std::vector<double> step_wall_, step_processor_;
+};
+
 void run(const Settings& settings) {
-  const bool processor = settings.clock == "processor";
-  const auto chosen = [&](const Seconds& seconds) { return processor ? seconds.processor : seconds.wall; };
-
-  Trainer trainer(settings);
-  std::vector<kernels::Gemm> gemms;
-  kernels::log_gemms(trainer.stream(), &gemms);
-  trainer.step();
-  kernels::log_gemms(trainer.stream(), nullptr);
-  BareGemms bare(gemms, settings.threads);
-  for (int warm = 0; warm < 2; ++warm) trainer.step();  // the step's memory is packed from here on
-
-  std::vector<Seconds> steps;
-  StepParts parts;
+  const std::vector<std::string> models = comma_list(settings.model);
+  std::vector<std::unique_ptr<ModelRun>> runs;
+  for (const std::string& model : models) runs.push_back(std::make_unique<ModelRun>(model, settings));
   for (std::int64_t round = 0; round < settings.rounds; ++round) {
-    const std::int64_t spans = trainer.trace().size();
-    steps.push_back(trainer.step());
-    parts.add_step(trainer.trace(), trainer.stream().name(), spans, chosen(steps.back()));
-    bare.round();
+    for (const auto& run : runs) run->round();
   }
-
-  std::vector<double> step_wall, step_processor, wall_ratio, processor_ratio, bare_wall, bare_processor, ours;
-  for (std::size_t round = 0; round < steps.size(); ++round) {
-    const Seconds best = bare.list_seconds(round, false);
-    step_wall.push_back(steps[round].wall);
-    step_processor.push_back(steps[round].processor);
-    bare_wall.push_back(best.wall);
-    bare_processor.push_back(best.processor);
-    wall_ratio.push_back(best.wall / steps[round].wall);
-    processor_ratio.push_back(best.processor / steps[round].processor);
-    ours.push_back(chosen(bare.list_seconds(round, true)));
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (i > 0) fmt::print("\n");
+    runs[i]->print();
   }
-
-  const double step = median(processor ? step_processor : step_wall);
-  const double list = median(processor ? bare_processor : bare_wall);
-  fmt::print("{} {}, sequence {}, micro-batch {} x {}, {} threads, {} rounds; {}, {}\n", settings.model,
-             settings.dtype, settings.sequence, settings.micro_batch, settings.accumulate, settings.threads,
-             settings.rounds, settings.clock == "processor" ? "processor seconds" : "wall clock",
-             kernels::matmul_libraries(DeviceKind::cpu));
-  fmt::print("\n{:<28}{:>6}{:>12}{:>12}{:>12}  {}\n", "GEMM (m x n x k)", "count", "best ms", "ours ms",
-             "GFLOP/s", "best way");
-  for (const auto& line : bare.lines()) {
-    fmt::print("{:<28}{:>6}{:>12.3f}{:>12.3f}{:>12.1f}  {}\n", text_of(line.gemm), line.count,
-               1e3 * chosen(line.best), 1e3 * chosen(line.ours), 1e-9 * line.operations / chosen(line.best),
-               line.best_by_processor);
+  for (std::size_t i = 1; i < runs.size(); ++i) {
+    fmt::print("{}_of_{}={:.4f}\n", models[i], models[0], runs[i]->bare_of_step() / runs[0]->bare_of_step());
   }
-  fmt::print("\n{:<34}{:>8}{:>12}{:>9}\n", "part of the step", "calls", "ms", "share");
-  for (const auto& part : parts.lines()) {
-    fmt::print("{:<34}{:>8}{:>12.2f}{:>8.1f}%\n", part.name, part.calls, 1e3 * part.seconds,
-               100 * part.seconds / step);
-  }
-  const double ratio = median(processor ? processor_ratio : wall_ratio);
-  fmt::print("\nstep_ms={:.1f} bare_ms={:.1f} bare_ours_ms={:.1f} tokens_per_s={:.1f}\n", 1e3 * step,
-             1e3 * list, 1e3 * median(ours),
-             static_cast<double>(settings.sequence * settings.micro_batch * settings.accumulate) /
-                 median(step_wall));
-  fmt::print("bare_of_step={:.4f} (quartiles {:.4f} to {:.4f}) processor_bare_of_step={:.4f} named={:.4f}\n",
-             ratio, quantile(processor ? processor_ratio : wall_ratio, 0.25),
-             quantile(processor ? processor_ratio : wall_ratio, 0.75), median(processor_ratio),
-             parts.named_share());
   if (settings.json.empty()) return;
 
-  nlohmann::json out{{"schema", "tranche-bench-step-1"},
-                     {"model", settings.model},
-                     {"dtype", settings.dtype},
-                     {"sequence", settings.sequence},
-                     {"micro_batch", settings.micro_batch},
-                     {"accumulate", settings.accumulate},
-                     {"threads", settings.threads},
-                     {"rounds", settings.rounds},
-                     {"clock", settings.clock},
-                     {"libraries", kernels::matmul_libraries(DeviceKind::cpu)},
-                     {"step_seconds", {{"wall", step_wall}, {"processor", step_processor}}},
-                     {"bare_seconds", {{"wall", bare_wall}, {"processor", bare_processor}}},
-                     {"bare_of_step", ratio},
-                     {"processor_bare_of_step", median(processor_ratio)},
-                     {"wall_bare_of_step", median(wall_ratio)},
-                     {"named_share", parts.named_share()}};
-  for (const auto& line : bare.lines()) {
-    out["products"].push_back({{"product", text_of(line.gemm)},
-                               {"count", line.count},
-                               {"best_seconds", chosen(line.best)},
-                               {"our_seconds", chosen(line.ours)},
-                               {"best_way", line.best_by_processor}});
-  }
-  for (const auto& part : parts.lines()) {
-    out["parts"].push_back({{"part", part.name}, {"calls", part.calls}, {"seconds", part.seconds}});
+  nlohmann::json out = runs[0]->to_json();
+  if (runs.size() > 1) {
+    out = nlohmann::json::array();
+    for (const auto& run : runs) out.push_back(run->to_json());
   }
   std::ofstream file(settings.json);
   file << out.dump(1) << "\n";
