@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """checkpoint_test.py PROGRAM SUITE: the tranche program saves, resumes and is asked to stop, in processes of its own.
 
-Suites: resume, stop, disk. Every failed check prints the command that shows it.
+Suites: resume, mixture, stop, disk. Every failed check prints the command that shows it.
 """
 
 import json
@@ -66,12 +66,12 @@ def run(arguments, ranks, status=0, texts=(), line=None):
     return done.stdout
 
 
-def train(arguments, ranks, texts=()):
+def train(arguments, ranks, texts=(), base=None):
     """The report of a run that ends well; None when it does not."""
     report = path("report.json")
     if os.path.exists(report):
         os.remove(report)
-    run(TINY + arguments + ["--report", report], ranks, 0, texts)
+    run((base or TINY) + arguments + ["--report", report], ranks, 0, texts)
     if not os.path.exists(report):
         return {"steps": [], "checkpoints": [], "resumed": {}}
     with open(report, encoding="utf-8") as file:
@@ -120,6 +120,44 @@ def suite_resume():
     run(["evaluate", "--model", MODEL, "--data", TEXT, "--sequence", "13", "--threads", "1",
          "--debug-peak-seconds", "0.01", "--from", path("kept")], 3, 0,
         ["validation loss of " + path("kept", "step-00000004")])
+
+
+def token_file(name, documents):
+    """A file as `tranche tokenize` writes it: bytes, ends of documents, and of each document its first half not learned."""
+    tokens, ends, targets = b"", b"", b""
+    for document in documents:
+        tokens += document
+        targets += bytes(len(document) // 2) + b"\x01" * (len(document) - len(document) // 2)
+        ends += len(tokens).to_bytes(8, "little")
+    header, at = {}, 0
+    for key, dtype, size, data in (("document_ends", "I64", 8, ends), ("tokens", "U8", 1, tokens), ("targets", "U8", 1, targets)):
+        header[key] = {"dtype": dtype, "shape": [len(data) // size], "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return write(name, len(text).to_bytes(8, "little") + text + ends + tokens + targets)
+
+
+def suite_mixture():
+    """A mixture of packed documents and text goes on in the middle, by other numbers of ranks, with the samples that would have come."""
+    shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 32, "initializer_range": 0.3}
+    documents = [bytes(33 + (7 * i + j * j) % 90 for j in range(3 + 5 * i % 17)) for i in range(300)]
+    replaced = {MODEL: write("llama.json", json.dumps(shape).encode()), TEXT: token_file("documents.safetensors", documents) + ":0.6"}
+    base = [replaced.get(word, word) for word in TINY] + ["--data", TEXT + ":0.4", "--dtype", "fp32", "--accumulate", "1"]
+    folder = path("mixture")
+    save = ["--checkpoint-dir", folder, "--resume", "latest"]
+    reference = train(["--micro-batch", "12", "--steps", "7"], 0, base=base)
+    expect(len(set(losses(reference))) == 7, "steps have losses of their own")
+    train(["--micro-batch", "12", "--steps", "4"] + save, 0, ["step-00000004 is complete"], base)
+    shutil.copytree(folder, path("mixture-kept"))
+    for ranks, micro, more in ((3, 4, ["--stage", "3"]), (2, 6, ["--mesh", "replicate=2,shard=1"])):
+        shutil.rmtree(folder)
+        shutil.copytree(path("mixture-kept"), folder)
+        other = train(["--micro-batch", str(micro), "--steps", "7"] + more + save, ranks, [f"loaded by {ranks}"], base)
+        expect(other["resumed"].get("samples") == 48, "4 steps of 12 samples came before")
+        worst = max((abs(a - b) for a, b in zip(losses(other), losses(reference)[4:])), default=1)
+        expect(worst < 1e-5 and len(other["steps"]) == 3, f"losses of {ranks} ranks differ by {worst} from those of one")
 
 
 class Job:
@@ -284,6 +322,6 @@ def suite_disk():
 
 
 begin = time.time()
-{"resume": suite_resume, "stop": suite_stop, "disk": suite_disk}[SUITE]()
+{"resume": suite_resume, "mixture": suite_mixture, "stop": suite_stop, "disk": suite_disk}[SUITE]()
 print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
 sys.exit(1 if failures else 0)
