@@ -171,7 +171,8 @@ void add_rms_norm(const Entries& entry, DataType dtype, std::int64_t rows, std::
     const auto x = b.tensor(dtype, shape), other = b.tensor(dtype, shape), out = b.tensor(dtype, shape),
                sum = b.tensor(dtype, shape), weight = b.tensor(dtype, {columns}),
                rstd = b.tensor(fp32, {shape[0]});
-    return [=](Stream& stream) { residual_rms_norm_forward(stream, x, other, weight, 1e-5f, sum, out, rstd); };
+    return
+        [=](Stream& stream) { residual_rms_norm_forward(stream, x, other, weight, 1e-5f, sum, out, rstd); };
   });
   entry("rms_norm_backward" + shape_name, [=](Bench& b) -> Bench::Call {
     const Shape shape = shape_of(b);

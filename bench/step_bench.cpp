@@ -1,6 +1,7 @@
 // The speed of a training step on CPUs: steps of the engine in turns with the list of their own matrix
 // products run bare, and every millisecond of the step named. Several models take turns, and each is held
-// against the first. bench_step [--model gpt2[,llama-160m,...]] [--dtype bf16|fp32] [--sequence 1024] [--micro-batch 1] [--accumulate 1] [--threads 2]
+// against the first. bench_step [--model gpt2[,llama-160m,...]] [--dtype bf16|fp32] [--sequence 1024]
+// [--micro-batch 1] [--accumulate 1] [--threads 2]
 //            [--rounds 7] [--dropout P] [--checkpointing 0|1] [--clock wall|processor] [--json FILE]
 #include <fmt/format.h>
 
@@ -163,8 +164,8 @@ class ModelRun {
                "GFLOP/s", "best way");
     for (const auto& line : bare_.lines()) {
       fmt::print("{:<28}{:>6}{:>12.3f}{:>12.3f}{:>12.1f}  {}\n", text_of(line.gemm), line.count,
-                 1e3 * chosen(line.best), 1e3 * chosen(line.ours),
-                 1e-9 * line.operations / chosen(line.best), line.best_by_processor);
+                 1e3 * chosen(line.best), 1e3 * chosen(line.ours), 1e-9 * line.operations / chosen(line.best),
+                 line.best_by_processor);
     }
     fmt::print("\n{:<34}{:>8}{:>12}{:>9}\n", "part of the step", "calls", "ms", "share");
     for (const auto& part : parts_.lines()) {
@@ -175,9 +176,10 @@ class ModelRun {
                1e3 * median(bare_seconds(processor(), false)), 1e3 * median(bare_seconds(processor(), true)),
                static_cast<double>(settings_.sequence * settings_.micro_batch * settings_.accumulate) /
                    median(step_wall_));
-    fmt::print("bare_of_step={:.4f} (quartiles {:.4f} to {:.4f}) processor_bare_of_step={:.4f} named={:.4f}\n",
-               bare_of_step(), quantile(ratios(processor()), 0.25), quantile(ratios(processor()), 0.75),
-               median(ratios(true)), parts_.named_share());
+    fmt::print(
+        "bare_of_step={:.4f} (quartiles {:.4f} to {:.4f}) processor_bare_of_step={:.4f} named={:.4f}\n",
+        bare_of_step(), quantile(ratios(processor()), 0.25), quantile(ratios(processor()), 0.75),
+        median(ratios(true)), parts_.named_share());
   }
 
   nlohmann::json to_json() const {

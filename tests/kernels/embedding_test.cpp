@@ -153,8 +153,7 @@ TEST(Embedding, BackwardWithoutPositionsAgreesWithFiniteDifferencesOfTheReferenc
   std::vector<double> gradient(table.size(), 0.0);
   reference::embedding_backward(run.time, run.width, run.ids, d_out, gradient, {});
   expect_close(gradient, slopes, 0, 1e-9, "reference");  // the loss is linear
-  run.token_gradient =
-      HostTensor(fp32, {run.vocabulary, run.width}, std::vector<double>(table.size(), 0.0));
+  run.token_gradient = HostTensor(fp32, {run.vocabulary, run.width}, std::vector<double>(table.size(), 0.0));
   embedding_backward(machine.stream(), run.tokens.view(), run.d_out.view(), run.token_gradient.view(), {});
   expect_close(run.token_gradient.values(), slopes, 1e-6, 1e-6, "token_gradient");
 }

@@ -138,8 +138,8 @@ TEST(RmsNorm, OfAResidualSumHasTheGradientOfFiniteDifferences) {
   const Sizes sizes{4, 13};
   Operands run(fp32, sizes, random);
   HostTensor other = random.tensor(fp32, {4, 13}), sum(fp32, {4, 13});
-  const auto a = run.x.values(), b = other.values(), weight = run.weight.values(),
-             d_out = run.d_out.values(), d_sum = run.d_x.values();
+  const auto a = run.x.values(), b = other.values(), weight = run.weight.values(), d_out = run.d_out.values(),
+             d_sum = run.d_x.values();
   const auto loss = [&](const std::vector<double>& x, const std::vector<double>& y,
                         const std::vector<double>& scale) {
     std::vector<double> added(x.size()), out(x.size()), rstd(4);

@@ -27,8 +27,7 @@ std::unique_ptr<const LanguageModel> model_of(const Combination& c) {
     model.embedding_dropout = model.attention_dropout = model.residual_dropout = c.dropout;
     return std::make_unique<Gpt>(model);
   }
-  LlamaConfig model =
-      tiny_llama(c.architecture == Architecture::llama ? LlamaKind::llama : LlamaKind::qwen3);
+  LlamaConfig model = tiny_llama(c.architecture == Architecture::llama ? LlamaKind::llama : LlamaKind::qwen3);
   model.layers = 3;
   model.attention_dropout = c.dropout;
   return std::make_unique<Llama>(model);
@@ -118,7 +117,8 @@ class Training {
     const std::int64_t first = engine_.samples();
     for (std::int64_t m = 0; m < config.accumulation_steps; ++m) {
       const std::int64_t block = m * engine_.runtime().size() + engine_.runtime().rank();
-      model_->forward_backward(engine_, batch(first + block * config.micro_batch_size, config.micro_batch_size));
+      model_->forward_backward(engine_,
+                               batch(first + block * config.micro_batch_size, config.micro_batch_size));
     }
     if (c_.gradients == Gradients::before_step) scale_gradient(2);
     if (c_.gradients == Gradients::not_finite && engine_.steps() % 4 == 2) {

@@ -114,7 +114,8 @@ struct TokenData {
   }
   TokenBatch batch() const {
     const Shape shape{static_cast<std::int64_t>(samples.size()), time};
-    TokenBatch made{{tokens.data(), DataType::int32, shape}, {targets.data(), DataType::int32, shape}, samples};
+    TokenBatch made{
+        {tokens.data(), DataType::int32, shape}, {targets.data(), DataType::int32, shape}, samples};
     if (!document_begin.empty()) {
       made.document_begin = {document_begin.data(), DataType::int32, shape};
       made.positions = {positions.data(), DataType::int32, shape};
