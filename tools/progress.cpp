@@ -15,6 +15,10 @@ std::string format_duration(double seconds) {
   return fmt::format("{} h {:02} min", whole / 3600, whole / 60 % 60);
 }
 
+std::string format_pause(double seconds) {
+  return seconds < 1 ? fmt::format("{:.3g} ms", 1000 * seconds) : fmt::format("{:.2f} s", seconds);
+}
+
 std::string format_step_times(const StepResult& result) {
   const auto ms = [](double seconds) { return fmt::format("{:.3g}", 1e3 * seconds); };
   return fmt::format(

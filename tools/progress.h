@@ -71,5 +71,7 @@ std::string format_step_times(const StepResult& result);
 
 /// "45 s", "3 min 20 s", "2 h 05 min".
 std::string format_duration(double seconds);
+/// "3 ms", "1.24 s".
+std::string format_pause(double seconds);
 
 }  // namespace tranche::tools

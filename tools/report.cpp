@@ -2,63 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <deque>
 #include <nlohmann/json.hpp>
 
 #include "core/output_file.h"
 #include "tools/mesh_json.h"
 #include "tools/spool.h"
+#include "trainer/metrics_json.h"
 #include "tranche/version.h"
 
 namespace tranche::tools {
 
 using nlohmann::ordered_json;
-
-namespace {
-
-/// JSON has no infinities and no NaN: null stands for them.
-ordered_json number(double value) {
-  return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
-}
-
-ordered_json bytes_json(const OffloadTraffic& bytes) {
-  return {{"to_host", bytes.to_host},
-          {"from_host", bytes.from_host},
-          {"nvme_read", bytes.nvme_read},
-          {"nvme_written", bytes.nvme_written}};
-}
-
-ordered_json step_object(const StepResult& result) {
-  ordered_json object{{"step", result.step},
-                      {"loss", number(result.loss)},
-                      {"grad_norm", number(result.gradient_norm)},
-                      {"clip_coefficient", number(result.clip_coefficient)},
-                      {"applied", result.applied},
-                      {"skipped_because", result.skipped_because},
-                      {"lr", number(result.learning_rate)},
-                      {"loss_scale", number(result.loss_scale)},
-                      {"tokens", result.tokens},
-                      {"seconds", number(result.seconds)},
-                      {"between_seconds", number(result.between_seconds)},
-                      {"update_seconds", number(result.update_seconds)},
-                      {"exposed_gather_seconds", number(result.exposed_gather_seconds)},
-                      {"exposed_reduce_seconds", number(result.exposed_reduce_seconds)},
-                      {"exposed_offload_seconds", number(result.exposed_offload_seconds)},
-                      {"offload",
-                       {{"to_host_seconds", number(result.offload.to_host)},
-                        {"from_host_seconds", number(result.offload.from_host)},
-                        {"host_update_seconds", number(result.offload.host_update)},
-                        {"disk_seconds", number(result.offload.disk)}}},
-                      {"offload_bytes", bytes_json(result.offload_traffic)}};
-  if (result.forward_seconds > 0 || result.backward_seconds > 0) {  // measured
-    object["forward_seconds"] = number(result.forward_seconds);
-    object["backward_seconds"] = number(result.backward_seconds);
-  }
-  return object;
-}
-
-}  // namespace
+using trainer::json_number;
 
 namespace {
 
@@ -133,7 +89,7 @@ void Report::set_start(int world, int stage, const std::string& config_json, con
 }
 
 void Report::add_step(const StepResult& result) {
-  if (impl_->kept) impl_->kept->open_steps.push_back(step_object(result));
+  if (impl_->kept) impl_->kept->open_steps.push_back(trainer::step_json(result));
 }
 
 void Report::add_step_digest(const kernels::Digest& weights, const kernels::Digest& state) {
@@ -145,15 +101,16 @@ void Report::add_step_digest(const kernels::Digest& weights, const kernels::Dige
 
 void Report::add_validation(std::int64_t step, const EvaluationResult& result) {
   if (impl_->kept) {
-    impl_->kept->validation.add({{"step", step}, {"loss", number(result.loss)}, {"tokens", result.tokens}});
+    impl_->kept->validation.add(
+        {{"step", step}, {"loss", json_number(result.loss)}, {"tokens", result.tokens}});
   }
-  impl_->document["validation_loss"] = number(result.loss);
+  impl_->document["validation_loss"] = json_number(result.loss);
 }
 
 void Report::set_ngrams(const NgramEntropies& entropies) {
-  impl_->document["unigram_entropy"] = number(entropies.unigram);
-  impl_->document["bigram_entropy"] = number(entropies.bigram);
-  impl_->document["trigram_entropy"] = number(entropies.trigram);
+  impl_->document["unigram_entropy"] = json_number(entropies.unigram);
+  impl_->document["bigram_entropy"] = json_number(entropies.bigram);
+  impl_->document["trigram_entropy"] = json_number(entropies.trigram);
 }
 
 void Report::set_engine(const std::string& memory, const std::string& traffic, const std::string& model) {
@@ -168,16 +125,16 @@ void Report::set_digests(const kernels::Digest& weights, const kernels::Digest& 
 }
 
 void Report::set_speed(double tokens_per_second, double peak_flops, double peak_share) {
-  impl_->document["tokens_per_second"] = number(tokens_per_second);
-  impl_->document["matmul_peak_flops"] = number(peak_flops);
-  impl_->document["matmul_peak_share"] = number(peak_share);
+  impl_->document["tokens_per_second"] = json_number(tokens_per_second);
+  impl_->document["matmul_peak_flops"] = json_number(peak_flops);
+  impl_->document["matmul_peak_share"] = json_number(peak_share);
 }
 
 void Report::add_processor_seconds(const std::vector<double>& steps) {
   if (!impl_->kept) return;
   for (const double seconds : steps) {
     if (impl_->kept->open_steps.empty()) return;
-    impl_->kept->open_steps.front()["cpu_seconds"] = number(seconds);
+    impl_->kept->open_steps.front()["cpu_seconds"] = json_number(seconds);
     impl_->kept->close_step();
   }
 }
@@ -197,12 +154,12 @@ void Report::set_sample(const std::string& text) {
   impl_->document["sample"] = text;
 }
 
-void Report::add_checkpoint(const CheckpointRecord& record) {
+void Report::add_checkpoint(const trainer::CompletedCheckpoint& record) {
   if (!impl_->kept) return;
   impl_->kept->checkpoints.add({{"step", record.step},
                                 {"path", record.path},
-                                {"pause_seconds", number(record.pause_seconds)},
-                                {"seconds", number(record.seconds)}});
+                                {"pause_seconds", json_number(record.pause_seconds)},
+                                {"seconds", json_number(record.seconds)}});
 }
 
 void Report::set_resumed(const LoadResult& loaded, bool weights_only, const kernels::Digest& weights,
@@ -259,15 +216,6 @@ std::string note_on_cores(const Placement& placement) {
     return bound + "; where it was mpirun that bound it, mpirun --bind-to none lifts that";
   }
   return {};
-}
-
-std::string step_line(const StepResult& result) {
-  return step_object(result).dump();
-}
-
-std::string validation_line(std::int64_t step, const EvaluationResult& result) {
-  return ordered_json{{"step", step}, {"validation_loss", number(result.loss)}, {"tokens", result.tokens}}
-      .dump();
 }
 
 }  // namespace tranche::tools

@@ -12,6 +12,7 @@
 #include "tranche/engine/step_result.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/partition/mesh.h"
+#include "tranche/trainer/checkpoint_schedule.h"
 
 namespace tranche::tools {
 
@@ -20,14 +21,6 @@ inline constexpr const char* report_schema = "tranche-report-1";
 
 /// Two lanes as 32 hexadecimal digits.
 std::string format_digest(const kernels::Digest& digest);
-
-/// A checkpoint that became complete.
-struct CheckpointRecord {
-  std::int64_t step = 0;
-  std::string path;
-  double pause_seconds = 0;  ///< training waited
-  double seconds = 0;        ///< from the request to when it was found complete
-};
 
 /// The placement of ranks, as rank 0 sees it.
 struct Placement {
@@ -70,7 +63,7 @@ class Report {
   void set_placement(const Placement& placement);
   void set_mesh(const Mesh& mesh);
   void set_sample(const std::string& text);
-  void add_checkpoint(const CheckpointRecord& record);
+  void add_checkpoint(const trainer::CompletedCheckpoint& record);
   /// `changes` has a line for each setting that is not as it was.
   void set_resumed(const LoadResult& loaded, bool weights_only, const kernels::Digest& weights,
                    const kernels::Digest& state, const std::vector<std::string>& changes);
@@ -83,10 +76,5 @@ class Report {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-/// The entry that add_step() adds, as one line of JSON.
-std::string step_line(const StepResult& result);
-/// {"step", "validation_loss", "tokens"}, likewise.
-std::string validation_line(std::int64_t step, const EvaluationResult& result);
 
 }  // namespace tranche::tools

@@ -13,10 +13,10 @@
 #include "tools/config_changes.h"
 #include "tools/files.h"
 #include "tools/matmul_peak.h"
-#include "tools/metrics_file.h"
 #include "tools/plan.h"
 #include "tools/profiling.h"
 #include "tranche/core/error.h"
+#include "tranche/trainer/metrics.h"
 
 namespace tranche::tools {
 
@@ -79,7 +79,9 @@ int Run::prepare() {
     if (is_root()) {
       require_writable(options.report, "--report");
       if (!options.report.empty()) report.keep_for(options.report);
-      require_metrics(options.metrics, !options.resume.empty());
+      if (!options.metrics.empty()) {
+        trainer::MetricsFile::require(options.metrics, !options.resume.empty(), "--metrics");
+      }
     }
     if (!options.trace.empty()) {
       require_writable(path_of_rank(options.trace, launch.rank(), launch.size()), "--trace");
@@ -168,9 +170,9 @@ void Run::start() {
   if (!options.memory_profile.empty()) profile = std::make_unique<MemoryProfile>(*runtime);
   withhold_memory(0);
   engine = std::make_unique<Engine>(*runtime, settings.model->spec(settings.sequence), settings.config);
-  feeder = std::make_unique<BatchFeeder>(*engine, settings.model->shape().vocabulary, settings.batch,
-                                         settings.sequence,
-                                         data.has_documents() && settings.model->takes_documents());
+  feeder = std::make_unique<trainer::BatchFeeder>(*engine, settings.model->shape().vocabulary, settings.batch,
+                                                  settings.sequence,
+                                                  data.has_documents() && settings.model->takes_documents());
   if (is_root()) show_start();
   if (begins_from_checkpoint) load_resume_source();
 }
@@ -251,7 +253,7 @@ EvaluationResult Run::validate(std::int64_t step, Progress& progress) {
     if (is_root()) progress.validating(done, windows, clock.seconds());
   };
   const EvaluationResult result =
-      evaluate_windows(*engine, *settings.model, *feeder, *data.validation, data.evaluation, show);
+      trainer::evaluate_windows(*engine, *settings.model, *feeder, *data.validation, data.evaluation, show);
   if (is_root()) report.add_validation(step, result);
   return result;
 }

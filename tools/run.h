@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "checkpoint/run_lease.h"
-#include "tools/evaluation.h"
 #include "tools/launch.h"
 #include "tools/progress.h"
 #include "tools/report.h"
@@ -17,6 +16,7 @@
 #include "tools/settings.h"
 #include "tranche/engine/engine.h"
 #include "tranche/report/memory_profile.h"
+#include "tranche/trainer/evaluation.h"
 
 namespace tranche::tools {
 
@@ -41,7 +41,7 @@ struct Run {
   Buffer withheld_memory;                  ///< held by --debug-out-of-memory
   double peak_flops = 0;                   ///< of all ranks together
   std::unique_ptr<Engine> engine;
-  std::unique_ptr<BatchFeeder> feeder;
+  std::unique_ptr<trainer::BatchFeeder> feeder;
   Report report;
   ResumeSource resume_source;           ///< on rank 0
   bool begins_from_checkpoint = false;  ///< on all ranks

@@ -38,7 +38,7 @@ class StudyRunner {
         study_(options) {}
 
   int operator()() {
-    StopSignals signals({SIGINT, SIGTERM});
+    trainer::StopSignals signals({SIGINT, SIGTERM});
     const bool there = study_.open_folder();
     const std::vector<ScaleRun> runs = study_.runs();
     introduce(there, runs);
@@ -84,7 +84,7 @@ class StudyRunner {
   }
 
   /// Returns the signal that ended it, 0 for none.
-  int conduct(const ScaleRun& run, const std::vector<ScaleRun>& all, StopSignals& signals) {
+  int conduct(const ScaleRun& run, const std::vector<ScaleRun>& all, trainer::StopSignals& signals) {
     const std::string name = fmt::format("repeat {}, {}", run.repeat, run.point().text());
     if (hopeless_.count(run.point()) > 0) {
       say(fmt::format("{}: left out, as it failed before", name));

@@ -12,17 +12,18 @@
 #include <vector>
 
 #include "core/clock.h"
-#include "tools/checkpoint_scheduler.h"
+#include "tools/evaluation.h"
 #include "tools/files.h"
-#include "tools/metrics_file.h"
 #include "tools/offload_summary.h"
 #include "tools/profiling.h"
 #include "tools/progress.h"
 #include "tools/run.h"
-#include "tools/stop_signals.h"
 #include "tools/terminal.h"
 #include "tranche/core/error.h"
 #include "tranche/report/scalar_log.h"
+#include "tranche/trainer/checkpoint_schedule.h"
+#include "tranche/trainer/metrics.h"
+#include "tranche/trainer/stop_signals.h"
 
 namespace tranche::tools {
 
@@ -56,15 +57,15 @@ std::string memory_at_peak(const Ledger& ledger) {
 class Training {
  public:
   /// `signals`: null where nothing asks for a stop.
-  Training(Run& run, StopSignals* signals)
+  Training(Run& run, trainer::StopSignals* signals)
       : run_(run),
         signals_(signals),
         progress_(progress_options(run), writer(run)),
-        checkpoints_(*run.engine, run.options, run.identity, run.is_root() ? &run.report : nullptr,
-                     run.is_root() ? [this](std::string_view line) { progress_.say(line); }
-                                   : CheckpointScheduler::Say()) {
+        checkpoints_(*run.engine, checkpoint_options(run),
+                     [this](const trainer::CompletedCheckpoint& checkpoint) { completed(checkpoint); }) {
     last_.step = begin_ = run.engine->steps();
-    if (run.is_root() && !run.options.metrics.empty()) metrics_.emplace(run.options.metrics, begin_);
+    if (run.is_root() && !run.options.metrics.empty())
+      metrics_.emplace(run.options.metrics, begin_, "--metrics");
     if (run.is_root()) open_curves();
   }
 
@@ -82,8 +83,8 @@ class Training {
       if (run_.is_root()) {
         run_.report.add_step(result);
         progress_.step(result, clock.seconds());
-        if (metrics_) add_metrics(step_line(result));
-        add_curves(curves_of(result));
+        if (metrics_) add_metrics(trainer::step_line(result));
+        add_curves(trainer::step_scalars(result, scales_loss()));
         const bool offloads = run_.settings.config.offload.any();
         if (offloads) offload_.add(result);
         if (run_.settings.config.wall_clock_breakdown && progress_.due(step)) {
@@ -105,7 +106,7 @@ class Training {
         const EvaluationResult held_out = run_.validate(step, progress_);
         if (run_.is_root()) {
           progress_.say(fmt::format("step {}: validation loss {:.4f}", step, held_out.loss));
-          if (metrics_) add_metrics(validation_line(step, held_out));
+          if (metrics_) add_metrics(trainer::validation_line(step, held_out));
           add_curves({{"Validation/Samples/loss", held_out.loss}});
         }
       }
@@ -136,21 +137,25 @@ class Training {
   static Progress::Writer writer(const Run& run) {
     return [&out = run.output.out](std::string_view text) { draw(out, text); };
   }
+  static trainer::CheckpointScheduleOptions checkpoint_options(const Run& run) {
+    trainer::CheckpointScheduleOptions options;
+    options.folder = run.options.checkpoint_dir;
+    options.every = run.options.save_every;
+    options.user = run.identity;
+    options.keep_last = static_cast<int>(run.options.keep_last);
+    options.keep_every = run.options.keep_every;
+    return options;
+  }
+  bool scales_loss() const { return run_.settings.config.precision.compute == DataType::float16; }
   static bool due(std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; }
 
   StepResult train_step(std::int64_t step) {
-    const data::BatchShape& shape = run_.settings.batch;
-    const int rank = run_.runtime->rank();
-    for (std::int64_t m = 0; m < shape.accumulation; ++m) {
+    const std::int64_t accumulation = run_.settings.batch.accumulation;
+    for (std::int64_t m = 0; m < accumulation; ++m) {
       // In the middle of a step, where peers are waiting.
-      if (m == shape.accumulation - 1) inject(rank, step, m);
-      const std::vector<std::int64_t> samples = data::sample_numbers(shape, run_.engine->samples(), m, rank);
-      std::vector<std::int64_t> windows;
-      for (const std::int64_t sample : samples) {
-        windows.push_back(run_.data.mixture->window(sample));
-      }
-      run_.settings.model->forward_backward(*run_.engine,
-                                            run_.feeder->fill(*run_.data.training, windows, samples));
+      if (m == accumulation - 1) inject(run_.runtime->rank(), step, m);
+      run_.settings.model->forward_backward(
+          *run_.engine, run_.feeder->training_batch(*run_.data.training, *run_.data.mixture, m));
     }
     // Before the ranks agree on the step, so that all of them end with this one.
     if (signals_ != nullptr && signals_->poll() != 0) {
@@ -168,6 +173,13 @@ class Training {
     return result;
   }
 
+  void completed(const trainer::CompletedCheckpoint& checkpoint) {
+    if (!run_.is_root()) return;
+    run_.report.add_checkpoint(checkpoint);
+    progress_.say(fmt::format("checkpoint {} is complete: training paused for {}, all in {}", checkpoint.path,
+                              format_pause(checkpoint.pause_seconds), format_pause(checkpoint.seconds)));
+  }
+
   void add_metrics(const std::string& line) {
     const std::string problem = metrics_->add(line);
     if (!problem.empty()) progress_.say(problem);
@@ -182,21 +194,7 @@ class Training {
     if (config.csv_monitor.enabled) curves_.push_back(make_csv_log(config.csv_monitor.folder(), samples));
   }
 
-  /// DeepSpeed's names, over samples as there.
-  std::vector<Scalar> curves_of(const StepResult& result) const {
-    std::vector<Scalar> scalars{{"Train/Samples/train_loss", result.loss},
-                                {"Train/Samples/lr", result.learning_rate},
-                                {"Train/Samples/gradient_norm", result.gradient_norm}};
-    if (run_.settings.config.precision.compute == DataType::float16) {
-      scalars.push_back({"Train/Samples/loss_scale", result.loss_scale});
-    }
-    if (result.seconds > 0) {
-      scalars.push_back(
-          {"Train/Samples/tokens_per_second", static_cast<double>(result.tokens) / result.seconds});
-    }
-    return scalars;
-  }
-
+  /// Over samples, as DeepSpeed has them.
   void add_curves(const std::vector<Scalar>& scalars) {
     try {
       for (const auto& log : curves_) log->add(run_.engine->samples(), scalars);
@@ -238,7 +236,7 @@ class Training {
     save_profile();
     if (!run_.is_root()) return;
     const int signal = signals_->poll();
-    const std::string by = signal != 0 ? name_of_signal(signal) : "a signal to another rank";
+    const std::string by = signal != 0 ? trainer::name_of_signal(signal) : "a signal to another rank";
     run_.report.set_stopped(by);
     report_engine(weights, state, memory);
     run_.output.out << fmt::format(
@@ -297,7 +295,7 @@ class Training {
     }
     const EvaluationResult held_out = run_.validate(last_.step, progress_);
     progress_.finish();
-    if (metrics_ && last_.step > begin_) add_metrics(validation_line(last_.step, held_out));
+    if (metrics_ && last_.step > begin_) add_metrics(trainer::validation_line(last_.step, held_out));
     if (last_.step > begin_) add_curves({{"Validation/Samples/loss", held_out.loss}});
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
@@ -368,12 +366,12 @@ class Training {
   }
 
   Run& run_;
-  StopSignals* signals_;
+  trainer::StopSignals* signals_;
   Progress progress_;
   OffloadSummary offload_;
-  std::optional<MetricsFile> metrics_;              ///< on rank 0, with --metrics
+  std::optional<trainer::MetricsFile> metrics_;     ///< on rank 0, with --metrics
   std::vector<std::unique_ptr<ScalarLog>> curves_;  ///< on rank 0: `tensorboard` and `csv_monitor`
-  CheckpointScheduler checkpoints_;
+  trainer::CheckpointSchedule checkpoints_;
   StepResult last_;
   double processor_before_ = processor_seconds_now();
   std::vector<double> processor_seconds_;  ///< of each step since share_processor_seconds()
@@ -384,7 +382,7 @@ class Training {
 
 int run_train(const Options& options, const Output& output) {
   // Before Run starts the launcher's threads.
-  std::optional<StopSignals> signals;
+  std::optional<trainer::StopSignals> signals;
   if (!options.checkpoint_dir.empty()) signals.emplace();
   Run run(options, output);
   return run.execute([&] {

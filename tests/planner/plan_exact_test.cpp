@@ -9,11 +9,11 @@
 #include "tests/core/rounds.h"
 #include "tests/core/sweep.h"
 #include "tests/tools/program_fixture.h"
-#include "tools/evaluation.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/random.h"
 #include "tranche/models/gpt.h"
 #include "tranche/planner/planner.h"
+#include "tranche/trainer/batch_feeder.h"
 
 namespace tranche::planner {
 namespace {
@@ -44,7 +44,8 @@ Measured measure(const PlanRequest& request) {
     Runtime runtime(options, factory);
     Engine engine(runtime, request.model.spec(request.sequence), config);
     const data::BatchShape shape{config.micro_batch_size, config.accumulation_steps, request.ranks};
-    const BatchFeeder feeder(engine, request.model.language->shape().vocabulary, shape, request.sequence);
+    const trainer::BatchFeeder feeder(engine, request.model.language->shape().vocabulary, shape,
+                                      request.sequence);
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.micro_batch * request.sequence), 1);
     const std::vector<std::int64_t> samples(static_cast<std::size_t>(shape.micro_batch), 0);
     const TensorView view{tokens.data(), DataType::int32, {shape.micro_batch, request.sequence}};

@@ -1,30 +1,25 @@
-// --metrics: lines that are there as soon as steps are, and go on where a run does.
-#include "tools/metrics_file.h"
+#include "tranche/trainer/metrics.h"
 
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
 #include <csignal>
-#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "tests/tools/program_fixture.h"
-#include "tools/report.h"
+#include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
 
-namespace tranche::tools {
+namespace tranche::trainer {
 namespace {
 
 using nlohmann::json;
-using test::message_of;
-using test::ProgramResult;
-using test::read_file;
-using test::TemporaryFolder;
-using test::tiny_train;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using tools::test::message_of;
+using tools::test::read_file;
+using tools::test::TemporaryFolder;
 
 std::vector<json> lines_of(const std::string& path) {
   std::vector<json> lines;
@@ -71,15 +66,15 @@ TEST(MetricsFile, OtherFilesAreRefusedUntouched) {
   EXPECT_THAT(message_of<ConfigurationError>([&] { MetricsFile(path, 2); }),
               HasSubstr("notes.txt' has lines that are not of such a file; name another, or remove it"));
   EXPECT_EQ(read_file(path), "my notes\nof value\n");
-  EXPECT_THAT(message_of<ConfigurationError>([&] { require_metrics(path, false); }),
-              HasSubstr("has lines of another run; name another file, remove it, or go on with --resume"));
-  require_metrics(path, true);
-  require_metrics(folder.path("none"), false);
-  require_metrics("", false);
-  EXPECT_THAT(message_of<ConfigurationError>([&] { require_metrics("/dev/null", true); }),
-              HasSubstr("--metrics '/dev/null'"));
-  EXPECT_THAT(message_of<ConfigurationError>([&] { require_metrics(folder.path("no/where"), true); }),
-              HasSubstr("--metrics '"));
+  EXPECT_THAT(message_of<ConfigurationError>([&] { MetricsFile::require(path, false); }),
+              HasSubstr("has lines of another run; name another file, remove it, or resume that run"));
+  MetricsFile::require(path, true);
+  MetricsFile::require(folder.path("none"), false);
+  EXPECT_THAT(message_of<ConfigurationError>([&] { MetricsFile::require("/dev/null", true); }),
+              HasSubstr("metrics file '/dev/null' is there and no regular file; name another"));
+  EXPECT_THAT(
+      message_of<ConfigurationError>([&] { MetricsFile::require(folder.path("no/where"), true, "--log"); }),
+      HasSubstr("--log '"));
 }
 
 TEST(MetricsFile, AFileThatMayNotGrowIsToldOnce) {
@@ -100,32 +95,5 @@ TEST(MetricsFile, AFileThatMayNotGrowIsToldOnce) {
   EXPECT_EQ(again, "");
 }
 
-TEST(MetricsFile, ARunAndItsResumptionLeaveEveryStepOnce) {
-  const TemporaryFolder folder;
-  const std::string path = folder.path("m.jsonl"), checkpoints = folder.path("c"), report = folder.path("r");
-  const auto train = [&](std::vector<std::string> more) {
-    more.insert(more.end(), {"--metrics", path, "--report", report});
-    return test::run(tiny_train(folder, more));
-  };
-  const ProgramResult first = train({"--steps", "5", "--eval-every", "2"});
-  ASSERT_EQ(first.status, 0) << first.errors;
-  EXPECT_THAT(steps_of(path), ElementsAre(1, 2, 2, 3, 4, 4, 5, 5)) << "with three validations";
-  const json whole = json::parse(read_file(report));
-  const json begin = lines_of(path)[0];
-  for (const auto& [key, value] : begin.items()) {
-    EXPECT_EQ(value, whole["steps"][0][key]) << key << ": a line is what the report has";
-  }
-  EXPECT_EQ(lines_of(path)[7]["validation_loss"], whole["validation_loss"]);
-  EXPECT_EQ(train({}).status, 2) << "another run's lines are not mixed in";
-  EXPECT_EQ(steps_of(path).size(), 8u);
-  std::filesystem::remove(path);
-
-  ASSERT_EQ(train({"--steps", "3", "--checkpoint-dir", checkpoints}).status, 0);
-  const ProgramResult more = train({"--steps", "5", "--checkpoint-dir", checkpoints, "--resume", "latest"});
-  ASSERT_EQ(more.status, 0) << more.errors;
-  EXPECT_THAT(steps_of(path), ElementsAre(1, 2, 3, 3, 4, 5, 5));
-  EXPECT_EQ(lines_of(path)[4]["loss"], whole["steps"][3]["loss"]) << "the run that never stopped";
-}
-
 }  // namespace
-}  // namespace tranche::tools
+}  // namespace tranche::trainer

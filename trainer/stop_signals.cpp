@@ -1,4 +1,4 @@
-#include "tools/stop_signals.h"
+#include "tranche/trainer/stop_signals.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 
 #include "tranche/core/error.h"
 
-namespace tranche::tools {
+namespace tranche::trainer {
 
 namespace {
 
@@ -101,4 +101,4 @@ std::string name_of_signal(int signal) {
   return name == nullptr ? "signal " + std::to_string(signal) : std::string("SIG") + name;
 }
 
-}  // namespace tranche::tools
+}  // namespace tranche::trainer

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace tranche::tools {
+namespace tranche::trainer {
 
 /// While it lives its signals end nothing: they wait until poll() asks for them. There is one at a time,
 /// made on the process's main thread, as early as can be: threads that start later inherit that the signals
@@ -47,4 +47,4 @@ class StopSignals {
 /// "SIGUSR1".
 std::string name_of_signal(int signal);
 
-}  // namespace tranche::tools
+}  // namespace tranche::trainer

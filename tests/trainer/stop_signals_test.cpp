@@ -1,4 +1,4 @@
-#include "tools/stop_signals.h"
+#include "tranche/trainer/stop_signals.h"
 
 #include <gmock/gmock.h>
 #include <sys/wait.h>
@@ -11,7 +11,7 @@
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
 
-namespace tranche::tools {
+namespace tranche::trainer {
 namespace {
 
 /// Waits for what a signal to the process needs to get to the main thread by way of another.
@@ -158,7 +158,9 @@ TEST(StopSignals, AnIgnoredInterruptStaysIgnored) {
 
 TEST(StopSignals, OnlyTheMainThreadTakesThem) {
   std::string message;
-  std::thread([&] { message = test::message_of<LogicError>([] { const StopSignals signals; }); }).join();
+  std::thread([&] {
+    message = tools::test::message_of<LogicError>([] { const StopSignals signals; });
+  }).join();
   EXPECT_THAT(message, testing::HasSubstr("main thread"));
 }
 
@@ -169,4 +171,4 @@ TEST(StopSignals, HaveNames) {
 }
 
 }  // namespace
-}  // namespace tranche::tools
+}  // namespace tranche::trainer

@@ -1,0 +1,64 @@
+// --metrics: lines that are there as soon as steps are, and go on where a run does.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/tools/program_fixture.h"
+
+namespace tranche::tools {
+namespace {
+
+using nlohmann::json;
+using test::ProgramResult;
+using test::read_file;
+using test::TemporaryFolder;
+using test::tiny_train;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<json> lines_of(const std::string& path) {
+  std::vector<json> lines;
+  std::istringstream text(read_file(path));
+  for (std::string line; std::getline(text, line);) lines.push_back(json::parse(line));
+  return lines;
+}
+
+std::vector<std::int64_t> steps_of(const std::string& path) {
+  std::vector<std::int64_t> steps;
+  for (const json& line : lines_of(path)) steps.push_back(line["step"].get<std::int64_t>());
+  return steps;
+}
+
+TEST(Metrics, ARunAndItsResumptionLeaveEveryStepOnce) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("m.jsonl"), checkpoints = folder.path("c"), report = folder.path("r");
+  const auto train = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--metrics", path, "--report", report});
+    return test::run(tiny_train(folder, more));
+  };
+  const ProgramResult first = train({"--steps", "5", "--eval-every", "2"});
+  ASSERT_EQ(first.status, 0) << first.errors;
+  EXPECT_THAT(steps_of(path), ElementsAre(1, 2, 2, 3, 4, 4, 5, 5)) << "with three validations";
+  const json whole = json::parse(read_file(report));
+  const json begin = lines_of(path)[0];
+  for (const auto& [key, value] : begin.items()) {
+    EXPECT_EQ(value, whole["steps"][0][key]) << key << ": a line is what the report has";
+  }
+  EXPECT_EQ(lines_of(path)[7]["validation_loss"], whole["validation_loss"]);
+  const ProgramResult other = train({});
+  EXPECT_EQ(other.status, 2);
+  EXPECT_THAT(other.errors, HasSubstr("--metrics '" + path + "' has lines of another run; name another"));
+  EXPECT_EQ(steps_of(path).size(), 8u);
+  std::filesystem::remove(path);
+
+  ASSERT_EQ(train({"--steps", "3", "--checkpoint-dir", checkpoints}).status, 0);
+  const ProgramResult more = train({"--steps", "5", "--checkpoint-dir", checkpoints, "--resume", "latest"});
+  ASSERT_EQ(more.status, 0) << more.errors;
+  EXPECT_THAT(steps_of(path), ElementsAre(1, 2, 3, 3, 4, 5, 5));
+  EXPECT_EQ(lines_of(path)[4]["loss"], whole["steps"][3]["loss"]) << "the run that never stopped";
+}
+
+}  // namespace
+}  // namespace tranche::tools

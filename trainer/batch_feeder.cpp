@@ -1,0 +1,75 @@
+#include "tranche/trainer/batch_feeder.h"
+
+#include <cstring>
+#include <utility>
+
+#include "tranche/core/shape.h"
+
+namespace tranche::trainer {
+
+BatchFeeder::BatchFeeder(Engine& engine, std::int64_t vocabulary, const data::BatchShape& shape,
+                         std::int64_t sequence, bool documents)
+    : engine_(engine), shape_(shape), vocabulary_(vocabulary), sequence_(sequence) {
+  const std::int64_t bytes = checked_multiply(checked_multiply(shape.micro_batch, sequence), 4);
+  MemoryResource& memory = engine.runtime().memory(Tier::device);
+  device_tokens_ = Buffer(memory, bytes, Category::other, "tokens of a micro-batch");
+  device_targets_ = Buffer(memory, bytes, Category::other, "targets of a micro-batch");
+  if (documents) {
+    device_begin_ = Buffer(memory, bytes, Category::other, "documents of a micro-batch");
+    device_positions_ = Buffer(memory, bytes, Category::other, "positions of a micro-batch");
+  }
+  const Device& device = engine.device();
+  if (device.host_accessible() || device.kind() == DeviceKind::meta) return;
+  const auto places = engine.config().accumulation_steps + 1;
+  staging_ =
+      Buffer(engine.runtime().memory(Tier::host), checked_multiply(places, (documents ? 4 : 2) * bytes),
+             Category::other, "batches on their way");
+  staged_.resize(static_cast<std::size_t>(places));
+}
+
+models::TokenBatch BatchFeeder::training_batch(const data::Windows& windows, const data::Mixture& mixture,
+                                               std::int64_t number) {
+  const std::vector<std::int64_t> samples =
+      data::sample_numbers(shape_, engine_.samples(), number, engine_.runtime().rank());
+  std::vector<std::int64_t> numbers;
+  for (const std::int64_t sample : samples) numbers.push_back(mixture.window(sample));
+  return fill(windows, numbers, samples);
+}
+
+models::TokenBatch BatchFeeder::fill(const data::Windows& windows, const std::vector<std::int64_t>& numbers,
+                                     std::vector<std::int64_t> samples) {
+  // The copies are ordered behind the micro-batch before, which reads the same buffers.
+  Stream& stream = engine_.compute_stream();
+  data::read_windows(windows, numbers, vocabulary_, tokens_, targets_, device_begin_ ? &documents_ : nullptr);
+  samples_ = std::move(samples);
+  const Shape shape{static_cast<std::int64_t>(numbers.size()), sequence_};
+  auto* place = static_cast<std::byte*>(staging_.data());
+  if (staging_) {
+    staged_[place_].wait();
+    place += static_cast<std::ptrdiff_t>(place_) * (device_begin_ ? 4 : 2) * device_tokens_.bytes();
+  }
+  const auto copy = [&](const Buffer& device, const std::vector<std::int32_t>& host) {
+    const void* from = host.data();
+    const std::size_t bytes = host.size() * sizeof(std::int32_t);
+    if (staging_) {
+      std::memcpy(place, from, bytes);
+      from = place;
+      place += device.bytes();
+    }
+    engine_.device().copy_from_host(stream, device.data(), from, static_cast<std::int64_t>(bytes));
+    return ConstTensorView(device.data(), DataType::int32, shape);
+  };
+  const ConstTensorView tokens = copy(device_tokens_, tokens_), targets = copy(device_targets_, targets_);
+  models::TokenBatch batch{tokens, targets, samples_};
+  if (device_begin_) {
+    batch.document_begin = copy(device_begin_, documents_.begin);
+    batch.positions = copy(device_positions_, documents_.positions);
+  }
+  if (staging_) {
+    staged_[place_] = stream.record();
+    place_ = (place_ + 1) % staged_.size();
+  }
+  return batch;
+}
+
+}  // namespace tranche::trainer
