@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "device/packing.h"
@@ -20,17 +22,54 @@ struct PlannedSlot {
   std::int64_t bytes = 0;
   Category category = Category::other;
   detail::PackingInterval interval;
+  std::int64_t released_at = 0;  // requests that had been made by then
   std::int64_t offset = 0;
+};
+
+/// A recorded pass, with room for the largest of those that are like it.
+struct Plan {
+  std::vector<PlannedSlot> slots;
+  std::vector<std::optional<Shape>> shapes;  // by micro-batch the largest extents; none: of several ranks
+  std::int64_t block_bytes = 0;
+  std::int64_t live_peak = 0;
+};
+
+/// A shape that passes began with, and the plan that the last of them followed.
+struct KnownShape {
+  Shape shape;
+  std::shared_ptr<Plan> plan;
 };
 
 struct Program {
   std::string name;
-  std::vector<PlannedSlot> slots;
-  bool planned = false;
-  bool record_anew = false;
-  std::int64_t block_bytes = 0;
-  std::int64_t live_peak = 0;
+  std::vector<KnownShape> known;  // the last used first
 };
+
+/// True where the plan's micro-batch has seen extents as large.
+bool within(const Shape& shape, const Plan& plan, std::size_t micro_batch) {
+  if (micro_batch >= plan.shapes.size() || !plan.shapes[micro_batch]) return false;
+  const std::span<const std::int64_t> extents = shape.extents(), seen = plan.shapes[micro_batch]->extents();
+  return std::equal(extents.begin(), extents.end(), seen.begin(), seen.end(), std::less_equal<>());
+}
+
+void add_shapes(Plan& plan, const std::vector<Shape>& shapes) {
+  for (std::size_t m = 0; m < shapes.size(); ++m) {
+    if (m >= plan.shapes.size()) plan.shapes.emplace_back(shapes[m]);
+    std::optional<Shape>& largest = plan.shapes[m];
+    if (largest && largest->rank() != shapes[m].rank()) largest.reset();
+    if (!largest) continue;
+    std::vector<std::int64_t> extents(shapes[m].extents().begin(), shapes[m].extents().end());
+    for (std::size_t axis = 0; axis < extents.size(); ++axis) {
+      extents[axis] = std::max(extents[axis], largest->extents()[axis]);
+    }
+    largest = Shape(std::span<const std::int64_t>(extents));
+  }
+}
+
+bool alike(const std::vector<PlannedSlot>& a, const std::vector<PlannedSlot>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const PlannedSlot& x, const PlannedSlot& y) { return x.category == y.category; });
+}
 
 enum class Source { none, resource, block, empty };
 
@@ -72,11 +111,14 @@ struct StepArena::Impl {
 
   std::vector<std::unique_ptr<Program>> programs;
   Program* program = nullptr;  // of the pass
+  std::shared_ptr<Plan> plan;  // of the pass, where it is replayed
+  std::vector<Shape> shapes;   // of the pass, by micro-batch
   Mode mode = Mode::idle;
   std::int64_t pass = 0;
   std::size_t next_slot = 0;
   std::int64_t instant = 0;
   std::vector<PlannedSlot> recorded;
+  std::int64_t packings = 0, dropped = 0;
 
   Buffer block;
   std::vector<Held> held;
@@ -100,13 +142,20 @@ struct StepArena::Impl {
   std::int64_t block_needed() const {
     std::int64_t bytes = 0;
     for (const auto& candidate : programs) {
-      if (candidate->planned) bytes = std::max(bytes, candidate->block_bytes);
+      for (const KnownShape& known : candidate->known) bytes = std::max(bytes, known.plan->block_bytes);
     }
     return bytes;
   }
 
-  bool ready_to_replay(const Program& candidate) const {
-    return candidate.planned && !candidate.record_anew && candidate.block_bytes <= block.bytes();
+  /// The plan that a pass of `shape` is likely to follow; null: none has room for it.
+  std::shared_ptr<Plan> plan_for(const Program& of, const Shape& its_shape) const {
+    for (const KnownShape& known : of.known) {
+      if (known.shape == its_shape) return known.plan;
+    }
+    for (const KnownShape& known : of.known) {
+      if (within(its_shape, *known.plan, 0)) return known.plan;
+    }
+    return nullptr;
   }
 
   void settle() noexcept {
@@ -161,19 +210,14 @@ struct StepArena::Impl {
     return entry;
   }
 
-  // The planned place of the next acquire, if it is the recorded one and free.
+  // The planned place of the next acquire, if it is like the recorded one and free.
   std::optional<std::int64_t> planned_offset(std::int64_t bytes, Category category) {
-    if (next_slot >= program->slots.size()) return std::nullopt;
-    const PlannedSlot& slot = program->slots[next_slot];
-    if (slot.bytes != bytes || slot.category != category) return std::nullopt;
+    if (next_slot >= plan->slots.size()) return std::nullopt;
+    const PlannedSlot& slot = plan->slots[next_slot];
+    if (bytes > slot.bytes || slot.category != category) return std::nullopt;
     if (bytes > 0 && !block_is_free(slot.offset, slot.offset + aligned_bytes(bytes))) return std::nullopt;
     ++next_slot;
     return slot.offset;
-  }
-
-  void fall_back() {
-    mode = Mode::fallen_back;
-    program->record_anew = true;
   }
 
   std::string holders(std::int64_t of_pass) const {
@@ -189,18 +233,65 @@ struct StepArena::Impl {
     return text;
   }
 
-  void pack_recorded() {
+  void pack(Plan& of) {
     std::vector<detail::PackingInterval> intervals;
-    intervals.reserve(recorded.size());
-    for (const PlannedSlot& slot : recorded) intervals.push_back(slot.interval);
+    intervals.reserve(of.slots.size());
+    for (const PlannedSlot& slot : of.slots) intervals.push_back(slot.interval);
     const detail::Packing packing = detail::pack_intervals(intervals);
-    for (std::size_t i = 0; i < recorded.size(); ++i) recorded[i].offset = packing.offsets[i];
-    program->slots = std::move(recorded);
-    program->live_peak = packing.live_peak;
-    program->block_bytes = packing.bytes;
-    program->planned = true;
-    program->record_anew = false;
-    recorded.clear();
+    for (std::size_t i = 0; i < of.slots.size(); ++i) of.slots[i].offset = packing.offsets[i];
+    of.live_peak = packing.live_peak;
+    of.block_bytes = packing.bytes;
+    ++packings;
+  }
+
+  /// Gives the plan room for the recorded pass, which is like it. True where it had not.
+  bool widen(Plan& of) const {
+    bool wider = false, same_instants = true;
+    for (std::size_t i = 0; i < recorded.size(); ++i) {
+      const detail::PackingInterval &old = of.slots[i].interval, &now = recorded[i].interval;
+      same_instants = same_instants && old.begin == now.begin && old.end == now.end;
+      wider = wider || now.bytes > old.bytes || recorded[i].released_at > of.slots[i].released_at;
+    }
+    if (!wider) return false;
+    for (std::size_t i = 0; i < recorded.size(); ++i) {
+      PlannedSlot& slot = of.slots[i];
+      slot.bytes = slot.interval.bytes = std::max(slot.bytes, recorded[i].bytes);
+      slot.released_at = std::max(slot.released_at, recorded[i].released_at);
+      // Instants also count releases. Where their order differs only the requests can be compared.
+      if (!same_instants) slot.interval = {static_cast<std::int64_t>(i), slot.released_at, slot.bytes};
+    }
+    return true;
+  }
+
+  /// The plan of the pass that was recorded: a like one, widened, or a new one.
+  std::shared_ptr<Plan> plan_recorded() {
+    for (const KnownShape& known : program->known) {
+      Plan& candidate = *known.plan;
+      if (!alike(candidate.slots, recorded)) continue;
+      if (widen(candidate)) pack(candidate);
+      return known.plan;
+    }
+    auto made = std::make_shared<Plan>();
+    made->slots = recorded;
+    pack(*made);
+    return made;
+  }
+
+  /// The pass is over and followed `its_plan`, or that was made of it.
+  void remember(const std::shared_ptr<Plan>& its_plan) {
+    add_shapes(*its_plan, shapes);
+    std::vector<KnownShape>& known = program->known;
+    const auto found = std::find_if(known.begin(), known.end(),
+                                    [&](const KnownShape& each) { return each.shape == shapes.front(); });
+    if (found == known.end()) {
+      known.insert(known.begin(), {shapes.front(), its_plan});
+    } else {
+      found->plan = its_plan;
+      std::rotate(known.begin(), found, found + 1);
+    }
+    if (known.size() <= most_shapes) return;
+    if (known.back().plan.use_count() == 1) ++dropped;
+    known.pop_back();
   }
 };
 
@@ -264,7 +355,7 @@ StepArena::~StepArena() {
   impl_->free_block();
 }
 
-void StepArena::begin(std::string_view program, bool record) {
+void StepArena::begin(std::string_view program, bool record, const Shape& shape) {
   Impl& arena = *impl_;
   if (arena.mode != Mode::idle) {
     throw LogicError(
@@ -276,18 +367,30 @@ void StepArena::begin(std::string_view program, bool record) {
     found = arena.programs.back().get();
     found->name = program;
   }
-  if (found->planned && !found->record_anew && !record) arena.fit_block();
-  const bool replay = !record && arena.ready_to_replay(*found);
-  const bool watch = record || found->record_anew || found->planned;
+  std::shared_ptr<Plan> plan = record ? nullptr : arena.plan_for(*found, shape);
+  if (plan) arena.fit_block();
+  const bool replay = plan && plan->block_bytes <= arena.block.bytes();
+  const bool watch = record || !found->known.empty();
   // The buffers of a pass that is not replayed come from the resource; the block (of another program, too)
   // would only lie beside them.
   if (!replay && arena.occupied.empty()) arena.free_block();
   arena.program = found;
+  arena.plan = replay ? std::move(plan) : nullptr;
+  arena.shapes.assign(1, shape);
   arena.mode = replay ? Mode::planned : watch ? Mode::recording : Mode::dynamic;
   ++arena.pass;
   arena.next_slot = 0;
   arena.instant = 0;
   arena.recorded.clear();
+}
+
+void StepArena::also(const Shape& shape) {
+  Impl& arena = *impl_;
+  if (arena.mode == Mode::idle) throw LogicError("step arena: also() outside a pass");
+  arena.shapes.push_back(shape);
+  if (arena.mode != Mode::planned || within(shape, *arena.plan, arena.shapes.size() - 1)) return;
+  arena.mode = Mode::fallen_back;
+  if (arena.occupied.empty()) arena.free_block();
 }
 
 void StepArena::end() {
@@ -302,16 +405,18 @@ void StepArena::end() {
         fmt::format("step arena: pass '{}' ends while {} of its buffers are held: {}; release them first",
                     arena.program->name, outstanding, arena.holders(pass)));
   }
-  const bool recorded = arena.mode == Mode::recording;
-  if (recorded) arena.pack_recorded();
+  const bool recorded = arena.mode == Mode::recording || arena.mode == Mode::fallen_back;
+  if (arena.mode != Mode::dynamic) arena.remember(recorded ? arena.plan_recorded() : arena.plan);
   arena.mode = Mode::idle;
   arena.program = nullptr;
+  arena.plan.reset();
   if (recorded) arena.fit_block();
 }
 
 void StepArena::abandon() noexcept {
   impl_->mode = Mode::idle;
   impl_->program = nullptr;
+  impl_->plan.reset();
   impl_->recorded.clear();
 }
 
@@ -326,7 +431,7 @@ StepBuffer StepArena::acquire(std::int64_t bytes, Category category, std::string
   std::optional<std::int64_t> offset;
   if (arena.mode == Mode::planned) {
     offset = arena.planned_offset(bytes, category);
-    if (!offset) arena.fall_back();
+    if (!offset) arena.mode = Mode::fallen_back;
   }
   const std::int64_t index = arena.new_entry();
   Held& entry = arena.held[static_cast<std::size_t>(index)];
@@ -336,9 +441,9 @@ StepBuffer StepArena::acquire(std::int64_t bytes, Category category, std::string
     entry.tag = tag;
     entry.pass = arena.mode == Mode::idle ? -1 : arena.pass;
     entry.recorded_as = -1;
-    if (arena.mode == Mode::recording) {
+    if (arena.mode != Mode::idle && arena.mode != Mode::dynamic) {
       entry.recorded_as = static_cast<std::int64_t>(arena.recorded.size());
-      arena.recorded.push_back({bytes, category, {arena.instant, arena.instant, bytes}, 0});
+      arena.recorded.push_back({bytes, category, {arena.instant, arena.instant, bytes}, 0, 0});
     }
     if (bytes == 0) {
       entry.data = arena.nothing;
@@ -392,8 +497,10 @@ void StepArena::give_back(StepBuffer& buffer, const Event& after) noexcept {
     arena.ledger.assigned_to_step(arena.tier, entry.category, -aligned);
     arena.resource.deallocate(entry.data, {entry.bytes, entry.category, entry.tag});
   }
-  if (arena.mode == Mode::recording && entry.pass == arena.pass) {
-    arena.recorded[static_cast<std::size_t>(entry.recorded_as)].interval.end = arena.instant;
+  if (entry.recorded_as >= 0 && entry.pass == arena.pass && arena.mode != Mode::idle) {
+    PlannedSlot& slot = arena.recorded[static_cast<std::size_t>(entry.recorded_as)];
+    slot.interval.end = arena.instant;
+    slot.released_at = static_cast<std::int64_t>(arena.recorded.size());
   }
   ++arena.instant;
   entry.source = Source::none;
@@ -402,7 +509,16 @@ void StepArena::give_back(StepBuffer& buffer, const Event& after) noexcept {
 
 bool StepArena::planned(std::string_view program) const {
   const Program* found = impl_->find(program);
-  return found != nullptr && impl_->ready_to_replay(*found);
+  return found != nullptr && !found->known.empty() &&
+         found->known.front().plan->block_bytes <= impl_->block.bytes();
+}
+
+std::int64_t StepArena::packings() const noexcept {
+  return impl_->packings;
+}
+
+std::int64_t StepArena::dropped() const noexcept {
+  return impl_->dropped;
 }
 
 void StepArena::forget() {
@@ -423,7 +539,10 @@ std::int64_t StepArena::block_bytes() const noexcept {
 
 std::int64_t StepArena::live_peak(std::string_view program) const {
   const Program* found = impl_->find(program);
-  return found == nullptr ? 0 : found->live_peak;
+  std::int64_t peak = 0;
+  if (found == nullptr) return peak;
+  for (const KnownShape& known : found->known) peak = std::max(peak, known.plan->live_peak);
+  return peak;
 }
 
 void StepArena::set_poison(bool poison) noexcept {

@@ -3,6 +3,7 @@
 #include "tranche/engine/engine.h"
 
 #include <cmath>
+#include <utility>
 
 #include "engine/engine_impl.h"
 #include "engine/initial_weights.h"
@@ -156,14 +157,14 @@ Engine::Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr
 }
 Engine::~Engine() = default;
 
-void Engine::Impl::open_micro_batch() {
+void Engine::Impl::open_micro_batch(const Shape& shape) {
   require(!in_inference,
           "begin_micro_batch() inside an inference scope, which is one pass without micro-batches");
   require(!in_micro_batch, "begin_micro_batch() inside a micro-batch");
   if (in_evaluation) {
     // A pass ends when the next begins, so that what holds the loss may outlive end_micro_batch().
     if (recorder.pass_open()) recorder.end_pass();
-    recorder.begin_pass(Program::evaluate);
+    recorder.begin_pass(Program::evaluate, shape);
   } else {
     require(micro_batch < config.accumulation_steps, "begin_micro_batch() after the step's " +
                                                          std::to_string(config.accumulation_steps) +
@@ -171,10 +172,12 @@ void Engine::Impl::open_micro_batch() {
     if (!in_step) {
       session->throw_failure();
       require_whole_state("begin_micro_batch()");
-      recorder.begin_pass(Program::train);
+      recorder.begin_pass(Program::train, shape);
       in_step = true;
       recorder.begin_step(communicators);
       if (store.offload() != nullptr) store.offload()->begin_report();
+    } else {
+      recorder.next_micro_batch(shape);
     }
     if (micro_batch + 1 == config.accumulation_steps && store.offload() != nullptr) {
       store.offload()->read_ahead();
@@ -233,8 +236,8 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
   ++micro_batch;
 }
 
-void Engine::begin_micro_batch() {
-  impl_->guarded([&] { impl_->open_micro_batch(); });
+void Engine::begin_micro_batch(const Shape& shape) {
+  impl_->guarded([&] { impl_->open_micro_batch(shape); });
 }
 
 GatheredUnit Engine::gather(UnitId unit) {
@@ -312,18 +315,19 @@ EvaluationResult Engine::Impl::finish_evaluation() {
   }
   result.loss = result.tokens > 0 ? loss.value() / static_cast<double>(result.tokens) : 0.0;
   in_evaluation = false;
+  note_dropped_plans();
   (void)gatherer.take_gathered_elements();
   recorder.clear_times();
   set_phase("idle");
   return result;
 }
 
-void Engine::Impl::begin_inference() {
+void Engine::Impl::begin_inference(const Shape& shape) {
   require(!in_step, "an inference scope inside a step; open it between step() and the next micro-batch");
   require(!in_inference, "an inference scope inside another; one is one pass");
   require(!in_evaluation, "an inference scope inside an evaluation; call end_evaluation() first");
   in_inference = in_evaluation = in_micro_batch = true;
-  recorder.begin_pass(Program::infer);
+  recorder.begin_pass(Program::infer, shape);
   gatherer.begin_sequence(Program::infer, false);
   set_phase("inference");
 }
@@ -353,7 +357,17 @@ void Engine::Impl::end_inference(bool unwinding) {
   in_inference = in_evaluation = in_micro_batch = false;
   (void)gatherer.take_gathered_elements();
   recorder.exposed().clear();
+  note_dropped_plans();
   set_phase("idle");
+}
+
+void Engine::Impl::note_dropped_plans() {
+  if (arena->dropped() == 0 || std::exchange(dropped_plans_noted, true)) return;
+  runtime.log().info(
+      "passes of many shapes take different buffers: the plan of memory that was not used for longest was "
+      "dropped, for " +
+      std::to_string(StepArena::most_shapes) +
+      " shapes are remembered; a pass that needs it again takes its memory anew (said once)");
 }
 
 Device& Engine::device() const {

@@ -85,8 +85,9 @@ ConstTensorView GatheredUnit::tensor(std::string_view name) const {
 
 // --- InferenceScope -------------------------------------------------------------------------------------
 
-InferenceScope::InferenceScope(Engine& engine) : engine_(engine), exceptions_(std::uncaught_exceptions()) {
-  engine.impl_->guarded([&] { engine.impl_->begin_inference(); });
+InferenceScope::InferenceScope(Engine& engine, const Shape& shape)
+    : engine_(engine), exceptions_(std::uncaught_exceptions()) {
+  engine.impl_->guarded([&] { engine.impl_->begin_inference(shape); });
 }
 
 InferenceScope::~InferenceScope() {

@@ -53,11 +53,13 @@ struct Engine::Impl {
   Program program() const {
     return in_inference ? Program::infer : in_evaluation ? Program::evaluate : Program::train;
   }
-  void open_micro_batch();
+  void open_micro_batch(const Shape& shape);
   void close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count);
   EvaluationResult finish_evaluation();
-  void begin_inference();
+  void begin_inference(const Shape& shape);
   void end_inference(bool unwinding);
+  /// Logs, once, that a pass's plan was dropped for those of others.
+  void note_dropped_plans();
   bool simulated() const { return runtime.device().kind() == DeviceKind::meta; }
   /// "rank 5 (replicate 1, shard 1)", in errors that name a rank.
   std::string name_of_rank(std::size_t of) const { return runtime.mesh().name_of_rank(static_cast<int>(of)); }
@@ -177,6 +179,7 @@ struct Engine::Impl {
   std::int64_t evaluation_tokens = 0;
   std::vector<std::string> start_notes;
   std::string half_loaded;  ///< the checkpoint whose load failed in between: the state is no run's
+  bool dropped_plans_noted = false;
   std::atomic<bool> stop_wanted = false;
   std::int64_t recorded_gather_elements = 0;  ///< padded, of stage 3 gathers of the last whole step
 };

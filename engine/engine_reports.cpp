@@ -104,7 +104,7 @@ Engine::StateBytes Engine::state_bytes() const {
 }
 
 Engine::StepMemory Engine::step_memory() const {
-  return {impl_->arena->block_bytes(), impl_->arena->live_peak("train")};
+  return {impl_->arena->block_bytes(), impl_->arena->live_peak("train"), impl_->arena->packings()};
 }
 
 TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {

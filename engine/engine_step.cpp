@@ -100,11 +100,13 @@ StepResult Engine::Impl::finish_step() {
   recorder.end_step(communicators, result);
   if (store.offload() != nullptr) store.offload()->report(result);
   recorded_gather_elements = gatherer.take_gathered_elements();
-  if (recorder.passes(Program::train) == 2) {
-    // The layout of the step is settled: what the first two passes took beside it goes back.
-    runtime.device().release_unused();
+  const bool second = recorder.passes(Program::train) == 2;
+  // The layout of the step is settled: what earlier passes took beside it goes back.
+  if (recorder.take_repacked() || second) runtime.device().release_unused();
+  if (second) {
     for (const std::string& problem : boundary.replay_problems()) runtime.log().warning(problem);
   }
+  note_dropped_plans();
   bool all_at_rest = true;
   for (const StepRecord& record : found.records) {
     result.stop_requested |= record.stop_requested != 0;

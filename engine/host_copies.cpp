@@ -71,8 +71,8 @@ HostCopies::HostCopies(detail::HostLink& link, Stream& compute, StepArena& devic
                        Ledger& ledger, std::function<void(const Event&)> wait)
     : link_(link), compute_(compute), device_(device), arena_(host, ledger), wait_(std::move(wait)) {}
 
-void HostCopies::begin_pass(std::string_view program, bool record) {
-  arena_.begin(program, record);
+void HostCopies::begin_pass(std::string_view program, bool record, const Shape& shape) {
+  arena_.begin(program, record, shape);
 }
 
 void HostCopies::end_pass() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "core/clock.h"
 
@@ -23,13 +24,22 @@ StepRecorder::StepRecorder(StepArena& arena, Stream& compute, bool plan_memory)
       step_started_(seconds_now()),
       step_ended_(step_started_) {}
 
-void StepRecorder::begin_pass(Program program) {
+void StepRecorder::begin_pass(Program program, const Shape& shape) {
   std::int64_t& passes = passes_[static_cast<std::size_t>(program)];
   const bool record = plan_memory_ && passes == 1;
-  if (host_copies_ != nullptr) host_copies_->begin_pass(name_of(program), record);
-  arena_.begin(name_of(program), record);
+  if (host_copies_ != nullptr) host_copies_->begin_pass(name_of(program), record, shape);
+  arena_.begin(name_of(program), record, shape);
   // A training pass counts once its step is complete.
   if (program != Program::train) ++passes;
+}
+
+void StepRecorder::next_micro_batch(const Shape& shape) {
+  if (host_copies_ != nullptr) host_copies_->next_micro_batch(shape);
+  arena_.also(shape);
+}
+
+bool StepRecorder::take_repacked() {
+  return std::exchange(packings_, arena_.packings()) != packings_;
 }
 
 void StepRecorder::end_pass() {

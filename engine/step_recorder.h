@@ -14,7 +14,7 @@
 namespace tranche::detail {
 
 /// Knows no other part of the engine. The first pass of a program records the order of units, the second runs
-/// with prefetch and has its memory packed, later ones replay that.
+/// with prefetch and has its memory packed, later ones replay that, or have what is larger packed again.
 class StepRecorder {
  public:
   /// Both outlive it. `plan_memory` false: passes are never packed.
@@ -24,12 +24,16 @@ class StepRecorder {
   void set_host_copies(HostCopies* copies) { host_copies_ = copies; }
 
   // --- Passes ---
-  void begin_pass(Program program);
+  /// `shape`: of the first micro-batch (StepArena::begin).
+  void begin_pass(Program program, const Shape& shape = {});
+  void next_micro_batch(const Shape& shape);
   /// LogicError, nothing having changed, while memory of the pass is held.
   void end_pass();
   /// Gives the pass up. Buffers that are still held stay valid; the program's next pass records anew.
   void abandon_pass(Program program);
   bool pass_open() const { return arena_.active(); }
+  /// True where plans were made since the last call: what the passes took beside the block can go back.
+  bool take_repacked();
   /// The next pass of each program takes its memory anew and is packed. LogicError while memory is held.
   void forget_passes();
   std::int64_t passes(Program program) const { return passes_[static_cast<std::size_t>(program)]; }
@@ -53,6 +57,7 @@ class StepRecorder {
   bool plan_memory_;
   HostCopies* host_copies_ = nullptr;
   std::array<std::int64_t, program_count> passes_{};
+  std::int64_t packings_ = 0;  ///< of the arena at the last take_repacked()
   ExposedTime exposed_;
   PassTimes pass_times_;  ///< with wall_clock_breakdown
   StepTraffic traffic_;

@@ -154,6 +154,11 @@ void require_places(const std::optional<ConstTensorView>& view, const Shape& tok
   }
 }
 
+/// What the sizes of a micro-batch's buffers follow from.
+Shape shape_of(const Pass& pass) {
+  return {pass.batch, pass.time, pass.document_begin ? 1 : 0, pass.positions ? 1 : 0};
+}
+
 }  // namespace
 
 DataType Pass::dtype() const {
@@ -265,7 +270,7 @@ void LanguageModel::forward_backward(Engine& engine, const TokenBatch& batch) co
   const bool recompute = engine.config().activation_checkpointing;
   const std::int64_t save_every = recompute ? std::max(engine.config().checkpoint_every, 1) : 1;
 
-  engine.begin_micro_batch();
+  engine.begin_micro_batch(shape_of(pass));
   const StepTensors totals = acquire_totals(engine);
   pass.tables = acquire_tables(pass);
   SavedActivations saved(pass.shape.layers);
@@ -291,7 +296,7 @@ void LanguageModel::forward_backward(Engine& engine, const TokenBatch& batch) co
 
 void LanguageModel::evaluate(Engine& engine, const TokenBatch& batch) const {
   Pass pass = pass_of(engine, batch, false);
-  engine.begin_micro_batch();
+  engine.begin_micro_batch(shape_of(pass));
   const StepTensors totals = acquire_totals(engine);
   pass.tables = acquire_tables(pass);
   SavedActivations saved(pass.shape.layers);
@@ -315,7 +320,7 @@ std::vector<float> LanguageModel::next_token_logits(Engine& engine,
   }
   std::vector<float> result(static_cast<std::size_t>(sizes.vocabulary));
   Stream& stream = engine.compute_stream();
-  const InferenceScope scope(engine);
+  const InferenceScope scope(engine, {1, seen, 0, 0});
   const StepTensors device_tokens(engine, Category::activations, "prompt", {{DataType::int32, {1, seen}}});
   engine.device().copy_from_host(stream, device_tokens[0].data, tokens.data(), device_tokens[0].bytes());
   const std::int64_t sample = 0;

@@ -186,7 +186,7 @@ TEST_F(StepArenaTest, UnplannedReleaseBlocksOnTheEvent) {
   EXPECT_EQ(memory_.live(), 1);
 }
 
-TEST_F(StepArenaTest, OtherRequestFallsBackAndIsRecordedAnew) {
+TEST_F(StepArenaTest, OtherRequestFallsBackAndIsPackedAtTheEnd) {
   const auto step = [&](std::int64_t bytes, Category category, int extra) {
     StepBuffer a = take(512, "a");
     StepBuffer b = take(bytes, "b", category);
@@ -204,19 +204,140 @@ TEST_F(StepArenaTest, OtherRequestFallsBackAndIsRecordedAnew) {
                               Change{301, Category::gradients, 2}}) {
     ASSERT_TRUE(arena_.planned("train"));
     std::int64_t calls = memory_.calls();
+    const std::int64_t packings = arena_.packings();
     pass("train", false, [&] { step(change.bytes, change.category, change.extra); });
     EXPECT_GT(memory_.calls(), calls) << "the rest of the pass comes from the resource";
-    EXPECT_FALSE(arena_.planned("train"));
-    pass("train", false, [&] { step(change.bytes, change.category, change.extra); });
-    EXPECT_TRUE(arena_.planned("train")) << "recorded anew without being asked";
+    EXPECT_EQ(arena_.packings(), packings + 1);
+    EXPECT_TRUE(arena_.planned("train"));
     calls = memory_.calls();
     pass("train", false, [&] { step(change.bytes, change.category, change.extra); });
     EXPECT_EQ(memory_.calls(), calls);
-    EXPECT_TRUE(arena_.planned("train"));
   }
+  EXPECT_EQ(arena_.block_bytes(), 512 + 512 + 2 * 256)
+      << "of plans that nobody follows any more nothing stays";
   // Fewer acquires than recorded are harmless.
   pass("train", false, [&] { StepBuffer a = take(512, "a"); });
   EXPECT_TRUE(arena_.planned("train"));
+}
+
+/// A step whose requests grow with both extents, one faster than the other.
+class StepArenaShapes : public StepArenaTest {
+ protected:
+  void shaped(const std::vector<Shape>& micro_batches, bool record = false, int kind = 0) {
+    arena_.begin("train", record, micro_batches.front());
+    for (std::size_t m = 0; m < micro_batches.size(); ++m) {
+      if (m > 0) arena_.also(micro_batches[m]);
+      const std::int64_t rows = micro_batches[m].elements();
+      StepBuffer a = take(256 * rows, "a");
+      { StepBuffer b = take(1024 * rows, "b", kind == 0 ? Category::gathered : Category::gradients); }
+      StepBuffer c = take(512 * rows, "c");
+      for (int i = 0; i < kind; ++i) take(256, "more", Category::workspace).release({});
+    }
+    arena_.end();
+  }
+  std::int64_t calls_of(const std::vector<Shape>& micro_batches, int kind = 0) {
+    const std::int64_t before = memory_.calls();
+    shaped(micro_batches, false, kind);
+    return memory_.calls() - before;
+  }
+};
+
+TEST_F(StepArenaShapes, OnePlanServesAllThatIsNoLarger) {
+  shaped({{2, 4}}, true);
+  EXPECT_EQ(arena_.block_bytes(), 8 * 1280);
+  EXPECT_EQ(calls_of({{2, 4}}), 0);
+  EXPECT_EQ(calls_of({{2, 3}}), 0) << "never seen, but no larger";
+  EXPECT_EQ(calls_of({{0, 4}}), 0);
+  EXPECT_EQ(arena_.packings(), 1);
+  const std::int64_t peak = ledger_.account(Tier::device).peak;
+  EXPECT_EQ(peak, 8 * 1280);
+  EXPECT_GT(calls_of({{2, 5}}), 0);
+  EXPECT_EQ(ledger_.account(Tier::device).peak, 10 * 1280) << "what is larger makes room first";
+  EXPECT_EQ(arena_.block_bytes(), 10 * 1280);
+  for (const Shape& seen : {Shape{2, 5}, Shape{2, 4}, Shape{1, 5}}) EXPECT_EQ(calls_of({seen}), 0);
+  EXPECT_EQ(arena_.packings(), 2);
+  // Each extent counts, and so does their number.
+  EXPECT_GT(calls_of({{3, 1}}), 0);
+  EXPECT_GT(calls_of({{4}}), 0);
+  EXPECT_EQ(calls_of({{4}}), 0);
+  EXPECT_EQ(calls_of({{2, 5}}), 0);
+}
+
+TEST_F(StepArenaShapes, EachMicroBatchHasItsLargest) {
+  shaped({{4}, {2}}, true);
+  EXPECT_EQ(arena_.block_bytes(), 4 * 1280);
+  EXPECT_EQ(calls_of({{3}, {2}}), 0);
+  // The second micro-batch is larger than it was: nothing lies in the block, so it goes before more is taken.
+  EXPECT_GT(calls_of({{3}, {9}}), 0);
+  EXPECT_EQ(ledger_.account(Tier::device).peak, 9 * 1280);
+  EXPECT_EQ(calls_of({{4}, {9}}), 0);
+  EXPECT_GT(calls_of({{5}, {1}}), 0) << "the first has not been so large";
+  EXPECT_EQ(calls_of({{5}, {9}}), 0);
+}
+
+TEST_F(StepArenaShapes, PassesOfOtherKindsHavePlansOfTheirOwn) {
+  shaped({{4}}, true);
+  EXPECT_GT(calls_of({{5}}, 1), 0);
+  EXPECT_GT(calls_of({{6}}, 2), 0);
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(calls_of({{4}}), 0);
+    EXPECT_EQ(calls_of({{5}}, 1), 0);
+    EXPECT_EQ(calls_of({{6}}, 2), 0);
+  }
+  EXPECT_EQ(arena_.packings(), 3);
+  EXPECT_EQ(arena_.dropped(), 0);
+}
+
+TEST_F(StepArenaShapes, ThePlanUnusedForLongestIsDropped) {
+  shaped({{1}}, true, 1);
+  for (std::int64_t length = 2; length <= static_cast<std::int64_t>(StepArena::most_shapes); ++length) {
+    shaped({{length}});
+  }
+  EXPECT_EQ(arena_.dropped(), 0);
+  EXPECT_EQ(calls_of({{1}}, 1), 0);
+  EXPECT_EQ(calls_of({{5}}), 0) << "and is now the last used of all";
+  for (std::int64_t length = 1000; length < 1000 + static_cast<std::int64_t>(StepArena::most_shapes);
+       ++length) {
+    shaped({{length}});
+  }
+  EXPECT_EQ(arena_.dropped(), 1) << "shapes whose plan others use are no loss";
+  EXPECT_EQ(calls_of({{5}}), 0) << "never mind that it is not remembered";
+  EXPECT_GT(calls_of({{1}}, 1), 0) << "the dropped one";
+  EXPECT_EQ(calls_of({{1}}, 1), 0);
+}
+
+TEST_F(StepArenaShapes, WithoutShapesTheLargestRequestsCount) {
+  const auto step = [&](std::int64_t bytes) {
+    StepBuffer a = take(bytes, "a");
+    StepBuffer b = take(2 * bytes, "b");
+  };
+  pass("train", true, [&] { step(1024); });
+  pass("train", false, [&] { step(4096); });
+  const std::int64_t calls = memory_.calls();
+  for (const std::int64_t bytes : {1024, 512, 4096}) pass("train", false, [&] { step(bytes); });
+  EXPECT_EQ(memory_.calls(), calls);
+  EXPECT_EQ(arena_.block_bytes(), 3 * 4096);
+  EXPECT_THAT(message_of<LogicError>([&] { arena_.also({1}); }), HasSubstr("also() outside a pass"));
+}
+
+// What is released later in a larger pass must not lie where a shorter recording had it.
+TEST_F(StepArenaShapes, AWidenedPlanKeepsTheLongestLife) {
+  const auto step = [&](std::int64_t bytes, bool late) {
+    StepBuffer a = take(bytes, "a");
+    if (!late) a.release({});
+    StepBuffer b = take(bytes, "b");
+    std::memset(b.data(), 1, static_cast<std::size_t>(bytes));
+    if (late) std::memset(a.data(), 2, static_cast<std::size_t>(bytes));
+    EXPECT_EQ(static_cast<unsigned char*>(b.data())[bytes - 1], 1);
+  };
+  pass("train", true, [&] { step(1024, false); });
+  EXPECT_EQ(arena_.block_bytes(), 1024);
+  pass("train", false, [&] { step(2048, true); });
+  EXPECT_EQ(arena_.block_bytes(), 4096);
+  const std::int64_t calls = memory_.calls();
+  pass("train", false, [&] { step(1024, false); });
+  pass("train", false, [&] { step(2048, true); });
+  EXPECT_EQ(memory_.calls(), calls);
 }
 
 TEST_F(StepArenaTest, OverlapWithAnUnreleasedSlotFallsBack) {
@@ -236,7 +357,7 @@ TEST_F(StepArenaTest, OverlapWithAnUnreleasedSlotFallsBack) {
   a.release({});
   b.release({});
   arena_.end();
-  EXPECT_FALSE(arena_.planned("train"));
+  EXPECT_EQ(arena_.block_bytes(), 2048) << "packed with the longer life";
 }
 
 TEST_F(StepArenaTest, OtherReleaseOrderWithoutOverlapStaysPlanned) {
@@ -349,8 +470,7 @@ TEST_F(StepArenaTest, BuffersOfAnAbandonedPassKeepTheirBytes) {
     EXPECT_NE(a.data(), kept.data());
     std::memset(a.data(), 1, 1024);
   });
-  pass("train", false,
-       [&] { StepBuffer a = take(2048, "a"); });  // wants a larger block than can be taken now
+  pass("train", false, [&] { take(2048, "a").release({}); });  // wants a larger block than can be taken now
   EXPECT_FALSE(arena_.planned("train"));
   EXPECT_EQ(static_cast<unsigned char*>(kept.data())[512], 7);
   EXPECT_THAT(message_of<LogicError>([&] { arena_.forget(); }),

@@ -43,7 +43,7 @@ class HostCopiesTest : public ::testing::TestWithParam<DeviceKind> {
   /// The first is not packed, the second is recorded, the others use its plan.
   void pass(const std::function<void()>& body) {
     const bool record = passes_++ == 1;
-    copies_.begin_pass("train", record);
+    copies_.begin_pass("train", record, {});
     arena_.begin("train", record);
     body();
     copies_.end_pass();

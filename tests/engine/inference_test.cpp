@@ -137,5 +137,37 @@ TEST(Inference, LeftByAnExceptionOrTooEarlyTheEngineGoesOn) {
   });
 }
 
+// Scopes that take buffers of different kinds have plans of their own, by their shapes.
+TEST(Inference, ScopesOfManyKindsArePlannedUntilTheyAreTooMany) {
+  OddRun run;
+  ::testing::internal::CaptureStderr();
+  on_ranks(
+      run,
+      [](Engine& engine, Runtime& runtime) {
+        const auto calls_of = [&](std::int64_t kind) {
+          const std::int64_t calls = runtime.memory_calls();
+          const InferenceScope scope(engine, {kind});
+          for (std::int64_t i = 0; i < kind; ++i) engine.acquire(256, Category::activations, "x").release();
+          engine.acquire(256, Category::other, "end").release();
+          return runtime.memory_calls() - calls;
+        };
+        for (int round = 0; round < 4; ++round) {
+          for (const std::int64_t kind : {1, 5, 3}) {
+            const std::int64_t calls = calls_of(kind);
+            EXPECT_TRUE(round < 2 || calls == 0) << "kind " << kind << " round " << round;
+          }
+        }
+        for (std::int64_t kind = 10; kind < 12 + static_cast<std::int64_t>(StepArena::most_shapes); ++kind) {
+          calls_of(kind);
+        }
+        EXPECT_GT(calls_of(5), 0);
+      },
+      [](Config&, RuntimeOptions& options) { options.log_level = LogLevel::info; });
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  const std::size_t said = text.find("passes of many shapes take different buffers");
+  EXPECT_NE(said, std::string::npos) << text;
+  EXPECT_EQ(text.find("passes of many shapes", said + 1), std::string::npos) << "once";
+}
+
 }  // namespace
 }  // namespace tranche::test

@@ -1,6 +1,7 @@
 #pragma once
 /// The step arena: memory whose use repeats every step. It watches one step, packs the recorded lifetimes
-/// into one block, and replays: the k-th acquire gets the k-th offset.
+/// into one block, and replays: the k-th acquire gets the k-th offset. Steps of other sizes replay too: a
+/// plan has room for the largest k-th request that it has seen.
 
 #include <cstdint>
 #include <memory>
@@ -8,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tranche/core/shape.h"
 #include "tranche/device/event.h"
 #include "tranche/device/ledger.h"
 #include "tranche/device/memory.h"
@@ -53,9 +55,13 @@ class StepBuffer {
 };
 
 /// Used by one thread, the issuing thread. Programs ("train", "evaluate") are packed apart and share one
-/// block, which is as large as the largest needs.
+/// block, which is as large as the largest needs. Passes of a program with as many requests of the same
+/// categories in the same order share one plan, whatever their sizes; others have plans of their own.
 class StepArena {
  public:
+  /// Shapes of a program that are remembered. A plan that none of them uses is dropped.
+  static constexpr std::size_t most_shapes = 64;
+
   /// Memory comes from `resource`; occupancy is tracked in `ledger` under the resource's tier.
   StepArena(MemoryResource& resource, Ledger& ledger);
   ~StepArena();
@@ -65,25 +71,37 @@ class StepArena {
   /// Begins one pass of `program`, the name of a kind of pass: the engine makes one pass a training step, an
   /// evaluation's micro-batch and an inference scope. `record` asks that this pass be watched and packed at
   /// its end; a pass that is neither recorded nor planned allocates each buffer from the resource.
-  void begin(std::string_view program, bool record);
+  ///
+  /// `shape` is what the sizes of the pass's requests follow from: none grows where no extent does. It
+  /// decides before the first request whether the pass can be replayed: a shape with an extent beyond those
+  /// of its plan gives the block back first and is recorded. Without one the pass is replayed as far as it
+  /// fits.
+  void begin(std::string_view program, bool record, const Shape& shape = {});
+  /// From here on the pass is of `shape` too, the next micro-batch's. Where its requests will not fit, the
+  /// rest of the pass comes from the resource, in place of the block if nothing lies in it.
+  void also(const Shape& shape);
   /// Ends the pass: everything acquired in it must have been released (LogicError names the holders). After
-  /// a recorded pass packs it and takes the block from the resource.
+  /// a pass that was recorded or did not fit its plan, packs it and takes the block from the resource.
   void end();
   /// Abandons the pass after an error; outstanding buffers stay valid until released.
   void abandon() noexcept;
   /// True between begin and end/abandon.
   bool active() const noexcept;
-  /// Takes `bytes` for `category`. In a planned pass the request must equal the recorded one, else the rest
-  /// of the pass falls back to the resource and the program is recorded anew in its next pass.
-  /// Outside a pass the buffer comes from the resource.
+  /// Takes `bytes` for `category`. In a planned pass the request must be of the recorded category and at most
+  /// of the recorded bytes, else the rest of the pass falls back to the resource and the plan is made anew at
+  /// its end. Outside a pass the buffer comes from the resource.
   StepBuffer acquire(std::int64_t bytes, Category category, std::string_view tag);
-  /// True when the program's next pass will make no call of the memory resource.
+  /// True when the program's next pass will make no call of the memory resource, if it is as the last.
   bool planned(std::string_view program) const;
+  /// Plans that were made and, of these, dropped because more than most_shapes shapes came after their last
+  /// use.
+  std::int64_t packings() const noexcept;
+  std::int64_t dropped() const noexcept;
   /// Forgets all programs and frees the block (layout of the step changed on purpose).
   void forget();
 
   std::int64_t block_bytes() const noexcept;
-  /// Highest sum of live bytes of the program's recorded pass; 0 when not recorded.
+  /// Highest sum of live bytes of the program's recorded passes; 0 when not recorded.
   std::int64_t live_peak(std::string_view program) const;
   /// Fills buffers with 0xff bytes on acquire and release, in both cases after the host has waited for the
   /// work that still uses the memory (tests). For memory that the host may touch.

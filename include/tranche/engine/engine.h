@@ -62,7 +62,12 @@ class Engine {
   // --- A micro-batch -----------------------------------------------------------------------------------
   /// Same order on all ranks, as said above; it sends nothing itself. LogicError inside an open micro-batch
   /// or when the step's accumulation_steps are already done.
-  void begin_micro_batch();
+  ///
+  /// `shape` is what the sizes of what the micro-batch acquires follow from, [batch, time] say: no request
+  /// grows where no extent does. For batches that change from one micro-batch to the next, and on this rank
+  /// alone: their memory is planned for the largest extents seen, and larger ones make room first
+  /// (docs/start/own-model.md). Without it all micro-batches are taken to be alike.
+  void begin_micro_batch(const Shape& shape = {});
   /// Gathers a unit (stage 3) or views it. Throws LogicError, naming the holders, when more units than the
   /// configured depth would be held at once.
   GatheredUnit gather(UnitId unit);
@@ -220,6 +225,7 @@ class Engine {
   struct StepMemory {
     std::int64_t block = 0;      ///< bytes of the block that all its buffers lie in
     std::int64_t live_peak = 0;  ///< most bytes of a training step's buffers that are held at once
+    std::int64_t packings = 0;   ///< plans made or widened so far, of all kinds of passes
   };
   StepMemory step_memory() const;
   /// Data elements per rank and step by the formula of docs/internals/design.md, from layouts and policy;

@@ -48,8 +48,9 @@ class GatheredUnit {
 /// its memory, later ones repeat both. Buffers and units taken in it go before it does.
 class InferenceScope {
  public:
-  /// Throws LogicError inside a step, an evaluation or another scope.
-  explicit InferenceScope(Engine& engine);
+  /// Throws LogicError inside a step, an evaluation or another scope. `shape` as Engine::begin_micro_batch
+  /// takes it.
+  explicit InferenceScope(Engine& engine, const Shape& shape = {});
   /// Ends it. While an exception unwinds nothing is waited for; what is still held then, or by mistake, stays
   /// valid until it is released, is logged in the latter case, and the next scope records anew.
   ~InferenceScope();

@@ -55,7 +55,8 @@ class HostCopies {
 
   /// The host's step arena goes through the same passes as the device's. end_pass() throws LogicError naming
   /// copies that are held; no-op between passes.
-  void begin_pass(std::string_view program, bool record);
+  void begin_pass(std::string_view program, bool record, const Shape& shape);
+  void next_micro_batch(const Shape& shape) { arena_.also(shape); }
   void end_pass();
   /// The layout of passes changes.
   void forget() { arena_.forget(); }
