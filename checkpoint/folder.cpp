@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/digest.h"
 #include "checkpoint/hdf5_image.h"
+#include "core/json.h"
 #include "tranche/version.h"
 
 namespace tranche::checkpoint {
@@ -305,18 +307,52 @@ void RunFolder::discard(std::int64_t step) {
               [&] { storage_.files.remove_all(temporary(step)); });
 }
 
+void require_pointer(const std::string& pointer) {
+  try {
+    (void)nlohmann::ordered_json::json_pointer(pointer);
+  } catch (const nlohmann::json::exception&) {
+    throw InvalidArgument(fmt::format("'{}' is no JSON pointer, as /loss is one", pointer));
+  }
+}
+
+std::optional<double> number_of(const Manifest& manifest, const std::string& pointer) {
+  const auto user = detail::parse_json(manifest.run.user);
+  const nlohmann::ordered_json::json_pointer place(pointer);
+  if (!user.is_object() || !user.contains(place) || !user[place].is_number()) return std::nullopt;
+  return user[place].get<double>();
+}
+
+const Listed* lowest(const std::vector<Listed>& found, const std::string& pointer) {
+  const Listed* chosen = nullptr;
+  double least = 0;
+  for (const Listed& listed : found) {
+    if (!listed.complete()) continue;
+    const std::optional<double> number = number_of(*listed.manifest, pointer);
+    if (!number) continue;
+    if (chosen == nullptr || *number < least || (*number == least && listed.step < chosen->step)) {
+      chosen = &listed;
+      least = *number;
+    }
+  }
+  return chosen;
+}
+
 std::vector<std::string> RunFolder::retain(const Retention& rule) {
   std::vector<std::string> removed;
   if (rule.keep_last <= 0) return removed;
   with_reason("cannot remove old checkpoints from " + parent_, [&] {
     require_held();
+    std::vector<Listed> own = list_checkpoints(storage_.files, parent_);
+    std::erase_if(own, [this](const Listed& listed) {
+      return !listed.complete() || !contains(lineage_, lineage_of(*listed.manifest).back());
+    });
+    const Listed* const best = rule.keep_lowest.empty() ? nullptr : lowest(own, rule.keep_lowest);
     int rank = 0;
-    for (const Listed& listed : list_checkpoints(storage_.files, parent_)) {
-      if (!listed.complete() || !contains(lineage_, lineage_of(*listed.manifest).back())) continue;
+    for (const Listed& listed : own) {
       const bool newest = rank == 0;
       const bool recent = rank++ < rule.keep_last;
       const bool milestone = rule.keep_every > 0 && listed.step % rule.keep_every == 0;
-      if (newest || recent || milestone) continue;
+      if (newest || recent || milestone || &listed == best) continue;
       removed.push_back(listed.path.substr(listed.path.rfind('/') + 1));
       remove_folder(removed.back());
     }

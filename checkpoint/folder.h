@@ -45,7 +45,18 @@ std::string parse_latest(std::string_view text);
 struct Retention {
   int keep_last = 0;            ///< the newest so many; 0: all
   std::int64_t keep_every = 0;  ///< beside them, those whose step is a multiple
+  std::string keep_lowest{};    ///< and the one with the lowest number_of() this
+                                ///< pointer; empty: none
 };
+
+/// Throws InvalidArgument for a text that is no JSON pointer.
+void require_pointer(const std::string& pointer);
+/// The number at a JSON pointer ("/loss") in the user's JSON of a checkpoint; none where there is no
+/// number.
+std::optional<double> number_of(const Manifest& manifest, const std::string& pointer);
+/// The complete one in which that number is lowest, of equal ones that of the first step; null: none has
+/// it.
+const Listed* lowest(const std::vector<Listed>& found, const std::string& pointer);
 
 /// The steps of a save, in this order; on all ranks
 ///   1. prepare() on rank 0. Others may start to write before it has returned.

@@ -141,6 +141,7 @@ checkpoint::Layout CheckpointSession::whole_layout() const {
 std::string CheckpointSession::save(const std::string& directory, const SaveOptions& options,
                                     std::int64_t step,
                                     const std::function<void(checkpoint::Manifest&)>& manifest) {
+  checkpoint::require_pointer(options.keep_lowest);
   (void)finish();
   checkpoint::Layout stored = whole_layout();
   const bool simulated = device_.kind() == DeviceKind::meta;
@@ -166,7 +167,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
         folder_.emplace(checkpoint::Storage{files_, *io_, host_memory_}, directory, token_, ancestors_);
       }
       plan_ = std::make_unique<checkpoint::ShardPlan>(stored, ranks_.rank(), step);
-      retention_ = {options.keep_last, options.keep_every};
+      retention_ = {options.keep_last, options.keep_every, options.keep_lowest};
       manifest_ = {};
       if (ranks_.rank() == 0) {
         manifest_.layout = plan_->layout();

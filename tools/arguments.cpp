@@ -106,8 +106,11 @@ void add_data_flags(CLI::App& app, Options& options) {
   add(app, "--data-format", options.data_format, "auto|text|llmc|nanogpt|uint32|safetensors",
       "of --data and --validation-data")
       ->capture_default_str();
-  add(app, "--validation-data", options.validation_data, "FILE",
-      "held-out file instead of the tail of --data");
+  add(app, "--validation-data", options.validation_data, "[NAME=]FILE",
+      "held-out file, or a pattern, instead of the tail of --data; may be repeated, with names like "
+      "code=c.bin for several sets")
+      ->take_all()
+      ->allow_extra_args(false);
   add_number(app, "--validation-fraction", options.validation_fraction, "held-out tail of --data")
       ->capture_default_str();
   add_number(app, "--eval-batches", options.eval_batches,
@@ -224,10 +227,14 @@ void add_train_flags(CLI::App& app, Options& options) {
   add_number(app, "--keep-last", options.keep_last,
              "keep only the newest so many checkpoints (default 0: all)");
   add_number(app, "--keep-every", options.keep_every, "keep those whose step is a multiple of this, too");
-  add(app, "--resume", options.resume, "latest|DIR",
+  app.add_flag("--keep-best", options.keep_best,
+               "save when a validation's loss is the lowest so far, and keep that checkpoint, too");
+  add(app, "--best-by", options.best_by, "NAME",
+      "held-out set of --keep-best and of --resume best (default: the first)");
+  add(app, "--resume", options.resume, "latest|best|DIR",
       "latest: the newest complete checkpoint in --checkpoint-dir, or from the start while there is "
-      "none (one that is damaged is passed over, and named); or the path of a checkpoint or a folder of "
-      "them");
+      "none (one that is damaged is passed over, and named); best: the one that --keep-best keeps, likewise; "
+      "or the path of a checkpoint or a folder of them");
   app.add_flag(
       "--resume-strict", options.resume_strict,
       "with --resume latest: a damaged checkpoint ends the run, with status 4, instead of being passed "
@@ -267,14 +274,21 @@ void check_checkpoints(const Options& options) {
       if (given > 0)
         refuse(fmt::format("{} {} needs --checkpoint-dir DIR, where checkpoints go", flag, given));
     }
-    if (options.resume == "latest") {
-      refuse("--resume latest needs --checkpoint-dir DIR, where it looks; or give --resume a path");
+    if (options.resume == "latest" || options.resume == "best") {
+      refuse(fmt::format("--resume {} needs --checkpoint-dir DIR, where it looks; or give --resume a path",
+                         options.resume));
     }
+    if (options.keep_best) refuse("--keep-best needs --checkpoint-dir DIR, where checkpoints go");
+  }
+  if (!options.best_by.empty() && !options.keep_best && options.resume != "best") {
+    refuse(fmt::format("--best-by '{}' says by which set --keep-best keeps a checkpoint; give that too",
+                       options.best_by));
   }
   if (options.resume_strict && options.resume != "latest") {
     refuse("--resume-strict says what --resume latest does with damaged checkpoints; give that too");
   }
-  if (!options.resume.empty() && options.resume != "latest" && !options.resume_weights_only.empty()) {
+  if (!options.resume.empty() && options.resume != "latest" && options.resume != "best" &&
+      !options.resume_weights_only.empty()) {
     refuse(fmt::format(
         "--resume '{}' and --resume-weights-only '{}' are two origins of one run; give one of them",
         options.resume, options.resume_weights_only));

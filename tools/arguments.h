@@ -55,7 +55,8 @@ struct Options {
   std::vector<std::string> data_sources;  ///< --data as it was given: PATTERN or PATTERN:WEIGHT
   std::string data;                       ///< the same in one line
   std::string data_format = "auto";
-  std::string validation_data;  ///< a second file; empty: the tail of `data`
+  /// PATTERN, or NAME=PATTERN of each set; empty: the tail of `data`.
+  std::vector<std::string> validation_data;
   double validation_fraction = 0.05;
 
   std::optional<std::int64_t> stage, steps, micro_batch, accumulate, sequence, seed, threads;
@@ -84,7 +85,9 @@ struct Options {
   std::int64_t save_every = 0;  ///< steps; 0: only at the end
   std::int64_t keep_last = 0;   ///< with keep_every as SaveOptions have them
   std::int64_t keep_every = 0;
-  std::string resume;               ///< "latest", or a path
+  bool keep_best = false;  ///< by the held-out set `best_by`; empty: the first
+  std::string best_by;
+  std::string resume;               ///< "latest", "best", or a path
   bool resume_strict = false;       ///< a damaged checkpoint is an error, not passed over
   std::string resume_weights_only;  ///< a path
   std::string from;                 ///< evaluate: a path

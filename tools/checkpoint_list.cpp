@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <ostream>
 
 #include "checkpoint/folder.h"
 #include "tools/checkpoint_command.h"
 #include "tranche/core/error.h"
 #include "tranche/device/ledger.h"
+#include "tranche/trainer/checkpoint_schedule.h"
 
 namespace tranche::tools {
 
@@ -79,6 +81,7 @@ int checkpoint_list(const CheckpointOptions& options, const Output& output) {
   std::vector<Listed> found;
   Latest latest;
   std::vector<std::string> unfinished;
+  std::optional<trainer::BestCheckpoint> best;
   checkpoint::with_reason("cannot list checkpoints in " + folder, [&] {
     const auto status = files.status(folder);
     if (!status) throw CheckpointError("there is no such folder");
@@ -90,6 +93,7 @@ int checkpoint_list(const CheckpointOptions& options, const Output& output) {
     found = checkpoint::list_checkpoints(files, folder);
     latest = read_latest(files, folder, found);
     unfinished = saves_under_way(files, folder);
+    best = trainer::best_checkpoint(folder);
   });
   const std::string newest = !found.empty() && found.front().complete() ? base_name(found.front().path) : "";
   if (options.json) {
@@ -101,6 +105,11 @@ int checkpoint_list(const CheckpointOptions& options, const Output& output) {
     const ordered_json json = {{"folder", folder},
                                {"newest", name_or_null(newest)},
                                {"latest", name_or_null(latest.name)},
+                               {"best", best ? ordered_json{{"name", base_name(best->path)},
+                                                            {"step", best->step},
+                                                            {"set", best->set},
+                                                            {"loss", best->loss}}
+                                             : ordered_json()},
                                {"latest_problem", name_or_null(latest.problem)},
                                {"unfinished", unfinished},
                                {"checkpoints", list}};
@@ -121,10 +130,13 @@ int checkpoint_list(const CheckpointOptions& options, const Output& output) {
       continue;
     }
     const checkpoint::Manifest& manifest = *listed.manifest;
-    output.out << fmt::format("{:<10} {:>8}  {:<19}  {:>5} {:>5}  {:>10}  complete{}{}\n", listed.step,
+    output.out << fmt::format("{:<10} {:>8}  {:<19}  {:>5} {:>5}  {:>10}  complete{}{}{}\n", listed.step,
                               manifest.sequence, format_time(manifest.created), manifest.layout.world,
                               manifest.stage, format_bytes(manifest.bytes()),
-                              name == newest ? ", the newest" : "", name == latest.name ? ", 'latest'" : "");
+                              name == newest ? ", the newest" : "", name == latest.name ? ", 'latest'" : "",
+                              best && listed.path == best->path
+                                  ? fmt::format(", the best: loss {:.4f} on {}", best->loss, best->set)
+                                  : "");
   }
   for (const std::string& name : unfinished) {
     output.out << name << ": a save under way, or what is left of one\n";

@@ -15,7 +15,7 @@ int run_evaluate(const Options& options, const Output& output) {
     ProgressOptions shown;
     shown.terminal = run.output.terminal;
     Progress progress(shown, [&run](std::string_view text) { draw(run.output.out, text); });
-    const EvaluationResult held_out = run.validate(0, progress);
+    const std::vector<trainer::Evaluation> held_out = run.validate(0, progress);
     progress.finish();
     const kernels::Digest weights = run.engine->weights_digest(), state = run.engine->state_digest();
     const std::string memory = run.engine->memory_report();
@@ -23,7 +23,11 @@ int run_evaluate(const Options& options, const Output& output) {
     std::ostream& out = run.output.out;
     const std::string of =
         run.resume_source.folder.empty() ? "the initial weights" : run.resume_source.folder;
-    out << fmt::format("validation loss of {}: {:.4f} over {} tokens\n", of, held_out.loss, held_out.tokens);
+    for (const trainer::Evaluation& evaluation : held_out) {
+      out << fmt::format("validation loss of {}{}: {:.4f} over {} tokens\n", of,
+                         evaluation.set.empty() ? "" : " on " + evaluation.set, evaluation.result.loss,
+                         evaluation.result.tokens);
+    }
     if (run.options.ngrams) {
       const NgramEntropies entropies = run.ngrams();
       run.report.set_ngrams(entropies);

@@ -99,12 +99,23 @@ void Report::add_step_digest(const kernels::Digest& weights, const kernels::Dige
   step["state_digest"] = format_digest(state);
 }
 
-void Report::add_validation(std::int64_t step, const EvaluationResult& result) {
+void Report::add_validation(std::int64_t step, const EvaluationResult& result, const std::string& set) {
   if (impl_->kept) {
-    impl_->kept->validation.add(
-        {{"step", step}, {"loss", json_number(result.loss)}, {"tokens", result.tokens}});
+    ordered_json entry{{"step", step}, {"loss", json_number(result.loss)}, {"tokens", result.tokens}};
+    if (!set.empty()) entry["set"] = set;
+    impl_->kept->validation.add(entry);
   }
-  impl_->document["validation_loss"] = json_number(result.loss);
+  ordered_json& document = impl_->document;
+  if (!set.empty()) document["validation_losses"][set] = json_number(result.loss);
+  // Of several sets the first.
+  if (set.empty() || document["validation_losses"].begin().key() == set) {
+    document["validation_loss"] = json_number(result.loss);
+  }
+}
+
+void Report::set_best(const trainer::BestCheckpoint& best) {
+  impl_->document["best"] = {
+      {"path", best.path}, {"step", best.step}, {"set", best.set}, {"loss", json_number(best.loss)}};
 }
 
 void Report::set_ngrams(const NgramEntropies& entropies) {

@@ -52,7 +52,9 @@ class Report {
   void add_step(const StepResult& result);
   /// Digests after the step that was added last.
   void add_step_digest(const kernels::Digest& weights, const kernels::Digest& state);
-  void add_validation(std::int64_t step, const EvaluationResult& result);
+  /// `set`: the held-out set's name; empty: the only one.
+  void add_validation(std::int64_t step, const EvaluationResult& result, const std::string& set = {});
+  void set_best(const trainer::BestCheckpoint& best);
   void set_ngrams(const NgramEntropies& entropies);
   /// JSON objects of the Engine's reports.
   void set_engine(const std::string& memory, const std::string& traffic, const std::string& model);

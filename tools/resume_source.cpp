@@ -7,6 +7,7 @@
 #include "checkpoint/folder.h"
 #include "tools/config_changes.h"
 #include "tranche/core/error.h"
+#include "tranche/trainer/checkpoint_schedule.h"
 
 namespace tranche::tools {
 
@@ -68,7 +69,7 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
                                 const RunIdentity& present) {
   ResumeSource resume_source;
   std::string path = options.resume, user;
-  if (options.resume == "latest") {
+  if (options.resume == "latest" || options.resume == "best") {
     path = options.checkpoint_dir;
     const std::vector<checkpoint::Listed> found = checkpoint::list_checkpoints(files, path);
     for (const checkpoint::Listed& listed : found) {
@@ -81,6 +82,15 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
                                                 options.resume_weights_only.empty()
                                                     ? "training starts from the beginning"
                                                     : "training starts from --resume-weights-only"));
+    } else if (options.resume == "best") {
+      const auto best = trainer::best_checkpoint(path, options.best_by);
+      if (!best) {
+        throw CheckpointError(
+            fmt::format("--resume best: no checkpoint in {} has a loss{}, as those have that --keep-best "
+                        "saves; --resume latest takes the newest",
+                        path, options.best_by.empty() ? "" : " on '" + options.best_by + "'"));
+      }
+      path = best->path;
     }
   } else if (!options.checkpoint_dir.empty() && (path.empty() || !lies_in(path, options.checkpoint_dir))) {
     const auto found = checkpoint::list_checkpoints(files, options.checkpoint_dir);

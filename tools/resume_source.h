@@ -23,8 +23,9 @@ struct ResumeSource {
 ///
 /// `--resume latest` finds nothing in a folder without checkpoints, which a note says, so that the command
 /// line that starts a run continues it after it was killed, too; but it is refused where checkpoints are
-/// there and all of them damaged. A run that is not a continuation of what lies in its --checkpoint-dir is
-/// refused: its checkpoints would mix with, and its retention remove, another's.
+/// there and all of them damaged. `--resume best` takes the one that --keep-best keeps, likewise. A run
+/// that is not a continuation of what lies in its --checkpoint-dir is refused: its checkpoints would mix
+/// with, and its retention remove, another's.
 ///
 /// Throws CheckpointError for what is not there, not complete, or of another model or tokenizer (weights
 /// alone may take a new tokenizer); ConfigurationError for a --checkpoint-dir in use.

@@ -58,7 +58,12 @@ void require_same(Launch& launch, const Settings& settings, const Data& data) {
     weights += fmt::format("{} ", source.weight);
   launch.require_same("the weights of --data", weights, "give all ranks the same weights");
   require_file(*data.training, "training");
-  require_file(*data.validation, "held-out");
+  std::string names;
+  for (const ValidationSet& set : data.validation) names += fmt::format("'{}' ", set.name);
+  launch.require_same("the names of --validation-data", names, "give all ranks the same sets");
+  for (const ValidationSet& set : data.validation) {
+    require_file(*set.windows, set.name.empty() ? "held-out" : "held-out " + set.name);
+  }
 }
 
 }  // namespace
@@ -186,11 +191,17 @@ void Run::show_start() {
   report.set_mesh(runtime->mesh());
   output.out << engine->summary(options.verbose);
   print_row("matmul peak", fmt::format("{:.0f} GFLOP/s measured, all ranks together", peak_flops / 1e9));
-  print_row(
-      "data",
-      fmt::format("{} ({}): {} windows of {} tokens to train, {} held out, {} of them evaluated",
-                  options.data, data::name_of(data.training_files.front()->format()), data.training->count(),
-                  settings.sequence, data.validation->count(), data.evaluation.size()));
+  const auto held_out = [](const ValidationSet& set) {
+    return fmt::format("{} held out, {} of them evaluated", set.windows->count(), set.numbers.size());
+  };
+  const bool named = !data.validation.front().name.empty();
+  print_row("data", fmt::format("{} ({}): {} windows of {} tokens to train", options.data,
+                                data::name_of(data.training_files.front()->format()), data.training->count(),
+                                settings.sequence) +
+                        (named ? "" : fmt::format(", {}", held_out(data.validation.front()))));
+  for (const ValidationSet& set : data.validation) {
+    if (named) print_row("held out: " + set.name, held_out(set));
+  }
   if (data.bytes() && settings.model->shape().vocabulary != 256) {
     print_row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,
                                   settings.model->shape().vocabulary));
@@ -247,15 +258,19 @@ void Run::withhold_memory(std::int64_t step) {
                            Category::other, "taken away by --debug-out-of-memory");
 }
 
-EvaluationResult Run::validate(std::int64_t step, Progress& progress) {
-  const detail::Stopwatch clock;
-  const auto show = [&](std::int64_t done, std::int64_t windows) {
-    if (is_root()) progress.validating(done, windows, clock.seconds());
-  };
-  const EvaluationResult result =
-      trainer::evaluate_windows(*engine, *settings.model, *feeder, *data.validation, data.evaluation, show);
-  if (is_root()) report.add_validation(step, result);
-  return result;
+std::vector<trainer::Evaluation> Run::validate(std::int64_t step, Progress& progress) {
+  std::vector<trainer::Evaluation> evaluations;
+  for (const ValidationSet& set : data.validation) {
+    const detail::Stopwatch clock;
+    const auto show = [&](std::int64_t done, std::int64_t windows) {
+      if (is_root()) progress.validating(done, windows, clock.seconds());
+    };
+    const EvaluationResult result =
+        trainer::evaluate_windows(*engine, *settings.model, *feeder, *set.windows, set.numbers, show);
+    if (is_root()) report.add_validation(step, result, set.name);
+    evaluations.push_back({set.name, result});
+  }
+  return evaluations;
 }
 
 NgramEntropies Run::ngrams() const {
@@ -266,7 +281,7 @@ NgramEntropies Run::ngrams() const {
       }
     };
   };
-  return NgramModel(text(*data.training)).entropies(text(*data.validation));
+  return NgramModel(text(*data.training)).entropies(text(*data.validation.front().windows));
 }
 
 std::string Run::advice_on(const std::exception_ptr& error, int ranks_per_node) const {

@@ -16,6 +16,7 @@
 #include "tools/settings.h"
 #include "tranche/engine/engine.h"
 #include "tranche/report/memory_profile.h"
+#include "tranche/trainer/checkpoint_schedule.h"
 #include "tranche/trainer/evaluation.h"
 
 namespace tranche::tools {
@@ -65,8 +66,8 @@ struct Run {
   /// --debug-out-of-memory: allocates what --device-memory leaves, on the rank and at the step that the flag
   /// names.
   void withhold_memory(std::int64_t step);
-  /// Collective. Held-out loss now, reported; rank 0 shows its progress.
-  EvaluationResult validate(std::int64_t step, Progress& progress);
+  /// Collective. Loss on each held-out set now, reported; rank 0 shows its progress.
+  std::vector<trainer::Evaluation> validate(std::int64_t step, Progress& progress);
   /// n-gram cross-entropies of the held-out text, on rank 0.
   NgramEntropies ngrams() const;
   /// Collective. Keeps the settings that a resumed run was saved with where its configuration leaves out keys

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -202,6 +203,55 @@ std::vector<DataSource> data_sources(const Options& options) {
   return sources;
 }
 
+/// --validation-data: the name of a set, if it has one, and its files.
+struct HeldOut {
+  std::string name;
+  std::vector<std::string> files;
+};
+
+HeldOut parse_held_out(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos || std::filesystem::exists(text)) return {"", data::expand_pattern(text)};
+  HeldOut set{text.substr(0, equals), {}};
+  const bool plain = std::all_of(set.name.begin(), set.name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
+  });
+  if (set.name.empty() || !plain) {
+    throw ConfigurationError(
+        fmt::format("--validation-data '{}': '{}' is no name of a set: letters, digits, '-', '_' and '.'",
+                    text, set.name));
+  }
+  set.files = data::expand_pattern(text.substr(equals + 1));
+  return set;
+}
+
+std::vector<HeldOut> held_out_sets(const Options& options) {
+  std::vector<HeldOut> sets;
+  for (const std::string& text : options.validation_data) sets.push_back(parse_held_out(text));
+  for (std::size_t i = 1; i < sets.size(); ++i) {
+    for (std::size_t k = 0; k < i; ++k) {
+      if (sets[i].name.empty() || sets[k].name.empty()) {
+        throw ConfigurationError(fmt::format(
+            "--validation-data '{}' and --validation-data '{}': several sets need names, NAME=FILE each",
+            options.validation_data[k], options.validation_data[i]));
+      }
+      if (sets[i].name == sets[k].name) {
+        throw ConfigurationError(fmt::format("--validation-data names two sets '{}'", sets[i].name));
+      }
+    }
+  }
+  if (options.ngrams && sets.size() > 1) {
+    throw ConfigurationError("--ngrams compares with one held-out text; give one --validation-data");
+  }
+  const bool known =
+      std::any_of(sets.begin(), sets.end(), [&](const HeldOut& set) { return set.name == options.best_by; });
+  if (!options.best_by.empty() && !known) {
+    throw ConfigurationError(
+        fmt::format("--best-by '{}' is no set that --validation-data names", options.best_by));
+  }
+  return sets;
+}
+
 /// The digest of a file, or of the digests of several.
 std::string digest_of(const std::vector<std::unique_ptr<data::TokenFile>>& files) {
   if (files.empty()) return "";
@@ -223,8 +273,9 @@ Data open_data(const Options& options, const Settings& settings) {
     file.require_within(settings.model->shape().vocabulary, (std::int64_t{1} << 30) / file.width());
     return file;
   };
-  const bool tails = options.validation_data.empty();
-  std::vector<data::TokenRange> training, validation;
+  const std::vector<HeldOut> held_out_by_name = held_out_sets(options);
+  const bool tails = held_out_by_name.empty();
+  std::vector<data::TokenRange> training, ends_of_files;
   std::vector<std::size_t> ends;  // of each source, among the files
   for (const DataSource& source : sources) {
     for (const std::string& path : source.files) {
@@ -232,18 +283,27 @@ Data open_data(const Options& options, const Settings& settings) {
       const auto held_out =
           tails ? std::llround(static_cast<double>(file.size()) * options.validation_fraction) : 0;
       training.push_back({&file, 0, file.size() - held_out});
-      if (tails) validation.push_back({&file, file.size() - held_out, held_out});
+      if (tails) ends_of_files.push_back({&file, file.size() - held_out, held_out});
     }
     ends.push_back(training.size());
   }
-  if (!tails) {
-    for (const std::string& path : data::expand_pattern(options.validation_data)) {
-      const data::TokenFile& file = open(path, data.validation_files);
-      validation.push_back({&file, 0, file.size()});
-    }
-  }
   data.training = std::make_unique<data::Windows>(std::move(training), settings.sequence, "training");
-  data.validation = std::make_unique<data::Windows>(std::move(validation), settings.sequence, "validation");
+  const auto hold_out = [&](const std::string& name, std::vector<data::TokenRange> ranges) {
+    ValidationSet& set = data.validation.emplace_back();
+    set.name = name;
+    set.windows = std::make_unique<data::Windows>(std::move(ranges), settings.sequence,
+                                                  name.empty() ? "validation" : "validation on " + name);
+    set.numbers = data::evaluation_windows(set.windows->count(), held_out_windows(options, settings));
+  };
+  if (tails) hold_out("", std::move(ends_of_files));
+  for (const HeldOut& set : held_out_by_name) {
+    std::vector<data::TokenRange> ranges;
+    for (const std::string& path : set.files) {
+      const data::TokenFile& file = open(path, data.validation_files);
+      ranges.push_back({&file, 0, file.size()});
+    }
+    hold_out(set.name, std::move(ranges));
+  }
   std::vector<data::Mixture::Source> mixed;
   if (sources.front().weight && sources.size() > 1) {
     for (std::size_t i = 0; i < sources.size(); ++i) {
@@ -254,7 +314,6 @@ Data open_data(const Options& options, const Settings& settings) {
     mixed.push_back({options.data, data.training->count(), sources.front().weight.value_or(1)});
   }
   data.mixture = std::make_unique<data::Mixture>(std::move(mixed), settings.config.seed);
-  data.evaluation = data::evaluation_windows(data.validation->count(), held_out_windows(options, settings));
   if ((options.ngrams || options.sample_bytes > 0) &&
       (!data.text() || settings.model->shape().vocabulary < 256)) {
     const auto other =
@@ -278,7 +337,7 @@ RunIdentity identity_of(const Options& options, const Settings& settings, const 
           tokenizer,
           options.data,
           data.training->count(),
-          data.validation->count(),
+          data.held_out_windows(),
           digest_of(data.training_files),
           digest_of(data.validation_files)};
 }

@@ -41,19 +41,33 @@ struct Settings {
 /// Throws ConfigurationError for whatever does not fit.
 Settings resolve_settings(const Options& options, int ranks);
 
+/// Held-out windows that are evaluated together.
+struct ValidationSet {
+  std::string name;  ///< empty: the only set, without a name
+  std::unique_ptr<data::Windows> windows;
+  std::vector<std::int64_t> numbers;  ///< of those in use
+  /// Its name where it needs one: in checkpoints.
+  std::string key() const { return name.empty() ? "validation" : name; }
+};
+
 /// Training and held-out windows.
 struct Data {
   std::vector<std::unique_ptr<data::TokenFile>> training_files,
       validation_files;  ///< the second empty when the first files' tails are held out
-  std::unique_ptr<data::Windows> training, validation;
+  std::unique_ptr<data::Windows> training;
+  std::vector<ValidationSet> validation;   ///< one at least
   std::unique_ptr<data::Mixture> mixture;  ///< of the training windows
-  std::vector<std::int64_t> evaluation;    ///< numbers of the held-out windows in use
   bool has_documents() const {
     const auto some = [](const auto& files) {
       return std::any_of(files.begin(), files.end(),
                          [](const auto& file) { return !file->document_ends().empty(); });
     };
     return some(training_files) || some(validation_files);
+  }
+  std::int64_t held_out_windows() const {
+    std::int64_t count = 0;
+    for (const ValidationSet& set : validation) count += set.windows->count();
+    return count;
   }
   /// Every token is a byte.
   bool bytes() const {

@@ -98,17 +98,20 @@ class Training {
       }
       last_ = result;
       if (run_.lease && run_.lease->lost()) run_.lease->require_held();  // which says who has it
-      checkpoints_.after_step(result);
+      const bool evaluates = due(run_.options.eval_every, step) && step < run_.settings.steps;
+      checkpoints_.after_step(result, evaluates && run_.options.keep_best);
       if (result.stop_requested) break;
       if (processor_seconds_.size() == steps_shared) share_processor_seconds();
       enough = time_is_up(clock.seconds(), step);
-      if (due(run_.options.eval_every, step) && step < run_.settings.steps && !enough) {
-        const EvaluationResult held_out = run_.validate(step, progress_);
-        if (run_.is_root()) {
-          progress_.say(fmt::format("step {}: validation loss {:.4f}", step, held_out.loss));
-          if (metrics_) add_metrics(trainer::validation_line(step, held_out));
-          add_curves({{"Validation/Samples/loss", held_out.loss}});
+      if (evaluates && !enough) {
+        const std::vector<trainer::Evaluation> held_out = run_.validate(step, progress_);
+        for (const trainer::Evaluation& evaluation : held_out) {
+          if (!run_.is_root()) break;
+          progress_.say(fmt::format("step {}: validation loss{} {:.4f}", step, of_set(evaluation),
+                                    evaluation.result.loss));
         }
+        add_validation(held_out);
+        checkpoints_.evaluated(keyed(held_out));
       }
     }
     progress_.finish();
@@ -144,7 +147,20 @@ class Training {
     options.user = run.identity;
     options.keep_last = static_cast<int>(run.options.keep_last);
     options.keep_every = run.options.keep_every;
+    if (run.options.keep_best) {
+      options.keep_best =
+          run.options.best_by.empty() ? run.data.validation.front().key() : run.options.best_by;
+    }
     return options;
+  }
+  /// " of code", of a set with a name.
+  static std::string of_set(const trainer::Evaluation& evaluation) {
+    return evaluation.set.empty() ? "" : " of " + evaluation.set;
+  }
+  /// As checkpoints name them.
+  std::vector<trainer::Evaluation> keyed(std::vector<trainer::Evaluation> evaluations) const {
+    for (std::size_t i = 0; i < evaluations.size(); ++i) evaluations[i].set = run_.data.validation[i].key();
+    return evaluations;
   }
   bool scales_loss() const { return run_.settings.config.precision.compute == DataType::float16; }
   static bool due(std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; }
@@ -176,13 +192,26 @@ class Training {
   void completed(const trainer::CompletedCheckpoint& checkpoint) {
     if (!run_.is_root()) return;
     run_.report.add_checkpoint(checkpoint);
-    progress_.say(fmt::format("checkpoint {} is complete: training paused for {}, all in {}", checkpoint.path,
-                              format_pause(checkpoint.pause_seconds), format_pause(checkpoint.seconds)));
+    progress_.say(fmt::format("checkpoint {} is complete: training paused for {}, all in {}{}",
+                              checkpoint.path, format_pause(checkpoint.pause_seconds),
+                              format_pause(checkpoint.seconds), checkpoint.best ? "; the best so far" : ""));
   }
 
   void add_metrics(const std::string& line) {
     const std::string problem = metrics_->add(line);
     if (!problem.empty()) progress_.say(problem);
+  }
+
+  /// To the metrics and curves of rank 0.
+  void add_validation(const std::vector<trainer::Evaluation>& evaluations) {
+    std::vector<Scalar> scalars;
+    for (const trainer::Evaluation& evaluation : evaluations) {
+      if (metrics_) {
+        add_metrics(trainer::validation_line(run_.engine->steps(), evaluation.result, evaluation.set));
+      }
+      scalars.push_back(trainer::validation_scalar(evaluation.result, evaluation.set));
+    }
+    add_curves(scalars);
   }
 
   void open_curves() {
@@ -243,6 +272,7 @@ class Training {
         "stopped after step {} of {} by {}, {} after the start; {} is complete: the same command with "
         "--resume latest goes on from it\n",
         last_.step, run_.settings.steps, by, format_duration(seconds), checkpoints_.newest());
+    run_.output.out << best_line();
     write_report();
   }
 
@@ -274,6 +304,7 @@ class Training {
                      const std::string& memory) {
     run_.report.set_engine(memory, run_.engine->traffic_report(), run_.engine->model_report());
     run_.report.set_digests(weights, state);
+    if (checkpoints_.best()) run_.report.set_best(*checkpoints_.best());
     run_.report.set_speed(progress_.mean_tokens_per_second(), run_.peak_flops, progress_.mean_peak_share());
   }
 
@@ -288,15 +319,17 @@ class Training {
   void finish(double seconds) {
     checkpoints_.finish();  // first: a run that is ended while validating has the last checkpoint
     if (run_.is_root()) {
-      const std::size_t taken = run_.data.evaluation.size();
-      const auto all = static_cast<std::size_t>(run_.data.validation->count());
+      std::size_t taken = 0;
+      for (const ValidationSet& set : run_.data.validation) taken += set.numbers.size();
+      const auto all = static_cast<std::size_t>(run_.data.held_out_windows());
       progress_.say(fmt::format("validating on {} held-out windows{}", taken,
                                 taken < all ? fmt::format(" of {}", all) : ""));
     }
-    const EvaluationResult held_out = run_.validate(last_.step, progress_);
+    const std::vector<trainer::Evaluation> held_out = run_.validate(last_.step, progress_);
     progress_.finish();
-    if (metrics_ && last_.step > begin_) add_metrics(trainer::validation_line(last_.step, held_out));
-    if (last_.step > begin_) add_curves({{"Validation/Samples/loss", held_out.loss}});
+    if (last_.step > begin_) add_validation(held_out);
+    checkpoints_.evaluated(keyed(held_out));
+    checkpoints_.finish();
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
     share_processor_seconds();
@@ -311,7 +344,7 @@ class Training {
     save_profile();
   }
 
-  void conclude(const EvaluationResult& held_out, const kernels::Digest& weights,
+  void conclude(const std::vector<trainer::Evaluation>& held_out, const kernels::Digest& weights,
                 const kernels::Digest& state, const std::string& memory, const std::string& sample,
                 double seconds) {
     std::ostream& out = run_.output.out;
@@ -321,7 +354,11 @@ class Training {
     out << fmt::format("trained {} steps{} in {}: ", trained,
                        begin_ > 0 ? fmt::format(", to step {},", last_.step) : "", format_duration(seconds));
     if (trained > 0) out << fmt::format("loss {:.4f}, ", last_.loss);
-    out << fmt::format("validation loss {:.4f} over {} tokens\n", held_out.loss, held_out.tokens);
+    for (std::size_t i = 0; i < held_out.size(); ++i) {
+      out << fmt::format("{}loss{} {:.4f} over {} tokens", i == 0 ? "validation " : ", ", of_set(held_out[i]),
+                         held_out[i].result.loss, held_out[i].result.tokens);
+    }
+    out << "\n" << best_line();
     out << fmt::format("{:.0f} tokens/s, {:.1f}% of the matmul peak; weights {}\n",
                        progress_.mean_tokens_per_second(), 100 * progress_.mean_peak_share(),
                        format_digest(weights));
@@ -331,7 +368,8 @@ class Training {
       out << fmt::format(
           "held-out nats per byte: bigram {:.4f}, trigram {:.4f}, this model {:.4f} ({:+.4f} to the "
           "bigram)\n",
-          entropies.bigram, entropies.trigram, held_out.loss, held_out.loss - entropies.bigram);
+          entropies.bigram, entropies.trigram, held_out.front().result.loss,
+          held_out.front().result.loss - entropies.bigram);
     }
     if (!run_.profile) out << memory_at_peak(run_.runtime->ledger());  // which says it all at its end
     out << traffic_line(run_.engine->traffic_report());
@@ -341,6 +379,13 @@ class Training {
       out << "sample of generated text:\n" << sample << "\n";
     }
     write_report();
+  }
+
+  std::string best_line() const {
+    const std::optional<trainer::BestCheckpoint>& best = checkpoints_.best();
+    if (!best) return {};
+    return fmt::format("best checkpoint: {}, with a loss of {:.4f} on {}\n", best->path, best->loss,
+                       best->set == "validation" ? "the held-out windows" : best->set);
   }
 
   static std::string traffic_line(const std::string& traffic) {

@@ -73,10 +73,11 @@ std::string step_line(const StepResult& result) {
   return step_json(result).dump();
 }
 
-std::string validation_line(std::int64_t step, const EvaluationResult& result) {
-  return ordered_json{
-      {"step", step}, {"validation_loss", json_number(result.loss)}, {"tokens", result.tokens}}
-      .dump();
+std::string validation_line(std::int64_t step, const EvaluationResult& result, const std::string& set) {
+  ordered_json object{
+      {"step", step}, {"validation_loss", json_number(result.loss)}, {"tokens", result.tokens}};
+  if (!set.empty()) object["set"] = set;
+  return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
 std::vector<Scalar> step_scalars(const StepResult& result, bool scales_loss) {
@@ -89,6 +90,10 @@ std::vector<Scalar> step_scalars(const StepResult& result, bool scales_loss) {
         {"Train/Samples/tokens_per_second", static_cast<double>(result.tokens) / result.seconds});
   }
   return scalars;
+}
+
+Scalar validation_scalar(const EvaluationResult& result, const std::string& set) {
+  return {fmt::format("Validation/{}/loss", set.empty() ? "Samples" : set), result.loss};
 }
 
 void MetricsFile::require(const std::string& path, bool goes_on, std::string_view called) {

@@ -189,6 +189,41 @@ TEST_F(CrashTest, SavesInARowWithRetentionNeverLoseWhatIsKept) {
   EXPECT_GT(replays, test::sanitized ? 200 : 600);
 }
 
+std::string with_loss(double loss) {
+  return R"({"held_out": {"a/b": {"loss": )" + std::to_string(loss) + "}}}";
+}
+constexpr const char* loss_pointer = "/held_out/a~1b/loss";
+
+/// The lowest so far is there at every moment, from when it was reported done until a lower one is.
+TEST_F(CrashTest, SavesInARowNeverLoseTheLowest) {
+  const std::string root = folder / "out";
+  std::filesystem::create_directories(root);
+  RecordingFileSystem recording(files, root);
+  const TestStorage recorded(recording);
+  RunFolder saves(recorded, join_path(root, "run"), 7);
+  const std::vector<double> losses{3, 2, 2.5, 1, 4};
+  std::vector<std::size_t> done;
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    save_sample(recorded, saves, small_layout(1), static_cast<std::int64_t>(i) + 1, Way::image, 0,
+                with_loss(losses[i]));
+    const std::string mark = "done " + std::to_string(i + 1);
+    recording.mark(mark);
+    done.push_back(recording.find_mark(mark));
+    saves.retain({1, 0, loss_pointer});
+  }
+  EXPECT_THAT(names_in(join_path(root, "run")), ElementsAre("latest", "step-00000004", "step-00000005"));
+  crash_everywhere(recording, 1, [&](std::size_t prefix, const std::string& left, bool) {
+    const auto reported = std::count_if(done.begin(), done.end(), [&](auto mark) { return prefix > mark; });
+    if (reported == 0) return;
+    const std::vector<Listed> found = list_checkpoints(files, join_path(left, "run"));
+    const double least = *std::min_element(losses.begin(), losses.begin() + reported);
+    const Listed* best = lowest(found, loss_pointer);
+    ASSERT_NE(best, nullptr);
+    ASSERT_LE(number_of(*best->manifest, loss_pointer), least);
+    for (const Damage& damage : Reader(storage, best->path).verify()) ADD_FAILURE() << describe(damage);
+  });
+}
+
 /// Ranks that write at the same time, two of them before rank 0 has prepared anything, and end in another
 /// order.
 TEST_F(CrashTest, ThreeRanksWhoseWritesInterleave) {
@@ -444,6 +479,29 @@ TEST_F(CrashTest, RetentionKeepsTheLastAndMilestones) {
   EXPECT_EQ(newest(run), "step-00000022");
   EXPECT_THAT(branch.retain({1, 0}), ElementsAre("step-00000035", "step-00000020"));
   EXPECT_THAT(verify(storage, run, true), IsEmpty());
+}
+
+TEST_F(CrashTest, RetentionKeepsTheLowest) {
+  RunFolder saves(storage, run, 7), other(storage, run, 8);
+  const auto save = [&](RunFolder& into, std::int64_t step, const std::string& user) {
+    save_sample(storage, into, small_layout(1), step, Way::image, 0, user);
+  };
+  save(other, 1, with_loss(0.5));
+  save(saves, 2, R"({"held_out": {"a/b": {"loss": null}}})");
+  save(saves, 3, R"({"held_out": 0})");
+  save(saves, 4, with_loss(2));
+  save(saves, 5, with_loss(2));
+  save(saves, 6, with_loss(3));
+  save(saves, 7, with_loss(2.25));
+  EXPECT_THAT(saves.retain({1, 6, loss_pointer}),
+              ElementsAre("step-00000005", "step-00000003", "step-00000002"));
+  EXPECT_THAT(names(),
+              ElementsAre("latest", "step-00000001", "step-00000004", "step-00000006", "step-00000007"))
+      << "of two the first; another run's counts for nothing and stays";
+  save(saves, 4,
+       with_loss(9));  // replaces the best, as a run does that goes on from before it
+  EXPECT_THAT(saves.retain({1, 0, loss_pointer}), ElementsAre("step-00000006"));
+  EXPECT_THAT(saves.retain({1, 0, "/none"}), ElementsAre("step-00000007")) << "where none has a number";
 }
 
 TEST_F(CrashTest, CommitAndPrepareSayWhatIsWrong) {

@@ -209,12 +209,13 @@ ShardRecord write_sample_shard(Storage storage, const ShardPlan& plan, const std
 }
 
 std::string save_sample(Storage storage, RunFolder& run, const Layout& layout, std::int64_t step, Way way,
-                        int variant) {
+                        int variant, const std::string& user) {
   Manifest manifest;
   manifest.layout = layout;
   manifest.stage = 2;
   manifest.numerics = "cpu test";
   manifest.run = sample_run(step);
+  if (!user.empty()) manifest.run.user = user;
   for (int rank = 0; rank < layout.world; ++rank) {
     const ShardPlan plan(layout, rank, step);
     if (rank == 0) run.prepare(step, plan.file_bytes() * layout.world);

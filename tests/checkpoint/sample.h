@@ -65,7 +65,7 @@ std::string save_sample(checkpoint::Storage storage, const std::string& parent,
                         int variant = 0);
 std::string save_sample(checkpoint::Storage storage, checkpoint::RunFolder& run,
                         const checkpoint::Layout& layout, std::int64_t step, Way way = Way::image,
-                        int variant = 0);
+                        int variant = 0, const std::string& user = {});
 
 using test::message_of;
 

@@ -101,7 +101,7 @@ TEST(Arguments, ReadsEveryTrainFlag) {
   EXPECT_EQ(options.model, "gpt2");
   EXPECT_EQ(options.data, "a.txt");
   EXPECT_EQ(options.data_format, "text");
-  EXPECT_EQ(options.validation_data, "b.txt");
+  EXPECT_THAT(options.validation_data, ElementsAre("b.txt"));
   EXPECT_EQ(options.validation_fraction, 0.1);
   EXPECT_EQ(options.stage, 3);
   EXPECT_EQ(options.steps, 7);
@@ -298,6 +298,11 @@ TEST(Arguments, FlagsOfCheckpointsNeedEachOther) {
   EXPECT_THAT(error_of({"train", "--resume", "latest"}),
               HasSubstr("--resume latest needs --checkpoint-dir DIR"));
   EXPECT_EQ(error_of({"train", "--resume", "ckpt/step-00000001"}), "");
+  EXPECT_THAT(error_of({"train", "--resume", "best"}), HasSubstr("--resume best needs --checkpoint-dir DIR"));
+  EXPECT_THAT(error_of({"train", "--keep-best"}), HasSubstr("--keep-best needs --checkpoint-dir DIR"));
+  EXPECT_THAT(error_of({"train", "--best-by", "code", "--checkpoint-dir", "c"}),
+              HasSubstr("--best-by 'code' says by which set --keep-best keeps a checkpoint; give that too"));
+  EXPECT_EQ(error_of({"train", "--best-by", "code", "--checkpoint-dir", "c", "--resume", "best"}), "");
   EXPECT_THAT(
       error_of({"train", "--resume", "a", "--resume-weights-only", "b"}),
       AllOf(HasSubstr("--resume 'a'"), HasSubstr("--resume-weights-only 'b'"), HasSubstr("two origins")));
@@ -327,7 +332,7 @@ TEST(Arguments, HelpAndVersionAreTexts) {
   const std::string help = parse_arguments({"train", "--help"}).text;
   EXPECT_THAT(help, AllOf(HasSubstr("--accumulate"), HasSubstr("--digest-every"),
                           HasSubstr("--memory-profile"), Not(HasSubstr("--debug-fail")),
-                          HasSubstr("--resume latest|DIR "), HasSubstr("mpirun -n 4 tranche train")));
+                          HasSubstr("--resume latest|best|DIR "), HasSubstr("mpirun -n 4 tranche train")));
   EXPECT_THAT(parse_arguments({"evaluate", "--help"}).text, HasSubstr("initial weights"));
 }
 

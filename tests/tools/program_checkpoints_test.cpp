@@ -5,8 +5,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <fmt/format.h>
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -95,6 +98,74 @@ TEST_F(ProgramCheckpoints, AResumedRunHasTheBitsOfOneThatNeverStopped) {
   EXPECT_THAT(out, AllOf(HasSubstr("resumed"), HasSubstr("step 3, 3 samples, saved by 1 rank at stage 0"),
                          HasSubstr("trained 2 steps, to step 5,"), Not(HasSubstr("changed"))));
   EXPECT_THAT(names(), testing::Contains("step-00000005"));
+}
+
+TEST_F(ProgramCheckpoints, TheBestIsKeptMarkedAndResumed) {
+  const std::vector<std::string> sets{
+      "--validation-data", "near=" + files_.write("near.txt", test::some_text(700)),
+      "--validation-data", "far=" + files_.write("far.txt", std::string(600, 'z')),
+      "--checkpoint-dir",  folder(),
+      "--keep-last",       "1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), sets.begin(), sets.end());
+    return more;
+  };
+  // A rate at which "far" gets worse with every step, as the model forgets what it never saw.
+  std::string out;
+  const json first = report(
+      with({"--steps", "6", "--eval-every", "2", "--keep-best", "--best-by", "far", "--lr", "0.02"}), &out);
+  ASSERT_EQ(first["validation"].size(), 6u) << "both sets after steps 2, 4 and 6";
+  std::map<std::int64_t, double> far;
+  for (const json& entry : first["validation"]) {
+    if (entry["set"] == "far") far[entry["step"]] = entry["loss"];
+  }
+  const auto least = std::min_element(far.begin(), far.end(),
+                                      [](const auto& a, const auto& b) { return a.second < b.second; });
+  ASSERT_EQ(least->first, 2) << "or there is nothing to keep: " << first["validation"];
+  EXPECT_EQ(first["best"]["step"], 2);
+  EXPECT_EQ(first["best"]["loss"], far[2]);
+  EXPECT_EQ(first["best"]["set"], "far");
+  EXPECT_EQ(first["validation_loss"], first["validation_losses"]["near"]);
+  EXPECT_THAT(names(), UnorderedElementsAre("latest", "run.lock", "step-00000002", "step-00000006"));
+  EXPECT_THAT(out, AllOf(HasSubstr("step 2: validation loss of near "), HasSubstr("loss of far "),
+                         HasSubstr("held out: far"), HasSubstr("; the best so far\n"),
+                         HasSubstr("best checkpoint: " + folder() + "/step-00000002, with a loss of ")));
+
+  const ProgramResult list = test::checkpoint_command({"list", folder()});
+  EXPECT_THAT(list.out, HasSubstr(fmt::format("complete, the best: loss {:.4f} on far\n", far[2])));
+  const json listed = json::parse(test::checkpoint_command({"list", folder(), "--json"}).out);
+  EXPECT_EQ(listed["best"], (json{{"name", "step-00000002"}, {"step", 2}, {"set", "far"}, {"loss", far[2]}}));
+
+  // Goes on from the end: the best stays.
+  const json second =
+      report(with({"--steps", "8", "--keep-best", "--best-by", "far", "--lr", "0.02", "--resume", "latest"}));
+  EXPECT_EQ(second["resumed"]["step"], 6);
+  EXPECT_EQ(second["best"]["step"], 2);
+  EXPECT_THAT(names(), UnorderedElementsAre("latest", "run.lock", "step-00000002", "step-00000008"));
+  // Goes on from the best, by the set that the folder's newest names.
+  const json third = report(with({"--steps", "3", "--resume", "best"}), &out);
+  EXPECT_EQ(third["resumed"]["path"], folder() + "/step-00000002");
+  EXPECT_EQ(third["steps"][0]["loss"], first["steps"][2]["loss"]) << "with the bits of the first run";
+  EXPECT_FALSE(third.contains("best")) << "it keeps none";
+  refused(4, with({"--resume", "best", "--best-by", "near"}),
+          {"--resume best: no checkpoint in " + folder() + " has a loss on 'near'", "--keep-best",
+           "--resume latest takes the newest"});
+}
+
+TEST_F(ProgramCheckpoints, TheBestOfAnUnnamedSet) {
+  std::string out;
+  const json fresh = report({"--checkpoint-dir", folder(), "--resume", "best", "--keep-best"}, &out);
+  EXPECT_THAT(out,
+              AllOf(HasSubstr("no checkpoint in " + folder() + " yet: training starts from the beginning"),
+                    HasSubstr("/step-00000003, with a loss of"), HasSubstr(" on the held-out windows\n")));
+  EXPECT_EQ(fresh["best"]["step"], 3);
+  EXPECT_EQ(fresh["best"]["set"], "validation");
+  EXPECT_EQ(fresh["best"]["loss"], fresh["validation_loss"]);
+  EXPECT_FALSE(fresh.contains("validation_losses"));
+  EXPECT_FALSE(fresh["validation"][0].contains("set"));
+  report({"--checkpoint-dir", folder("plain")});
+  refused(4, {"--checkpoint-dir", folder("plain"), "--resume", "best"},
+          {"--resume best: no checkpoint in " + folder("plain") + " has a loss, as those have"});
 }
 
 TEST_F(ProgramCheckpoints, TheFirstStartOfALineThatResumesBeginsFromTheBeginning) {

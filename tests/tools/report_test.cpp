@@ -80,6 +80,23 @@ TEST(Report, WritesWhatItWasGiven) {
   EXPECT_EQ(document["trigram_entropy"], 3);
 }
 
+TEST(Report, HasEverySetsLossAndTheBestCheckpoint) {
+  Written written;
+  Report& report = written.report;
+  for (const double loss : {3.5, 3.25}) {
+    report.add_validation(1, {loss, 10}, "web");
+    report.add_validation(1, {loss + 1, 20}, "code");
+  }
+  report.set_best({"c/step-00000004", 4, "code", 4.25});
+  const json document = json::parse(written.text());
+  EXPECT_EQ(document["validation"][3],
+            json::parse(R"({"step": 1, "loss": 4.25, "tokens": 20, "set": "code"})"));
+  EXPECT_EQ(document["validation_losses"], json::parse(R"({"web": 3.25, "code": 4.25})"));
+  EXPECT_EQ(document["validation_loss"], 3.25) << "of the first";
+  EXPECT_EQ(document["best"],
+            json::parse(R"({"path": "c/step-00000004", "step": 4, "set": "code", "loss": 4.25})"));
+}
+
 TEST(Report, SaysWhereARunCameFromAndWhatItLeft) {
   Written written;
   Report& report = written.report;

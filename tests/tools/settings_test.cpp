@@ -150,17 +150,60 @@ TEST(Settings, HeldOutTextIsTheTailOrASecondFile) {
   const Options tail = train({"--data", text, "--sequence", "10", "--validation-fraction", "0.1"});
   const Data data = open_data(tail, resolve_settings(tail, 1));
   EXPECT_EQ(data.training->ranges()[0].size, 1800);
-  EXPECT_EQ(data.validation->ranges()[0].begin, 1800);
-  EXPECT_EQ(data.validation->ranges()[0].size, 200);
-  EXPECT_EQ(data.validation->count(), 19);
-  EXPECT_EQ(data.evaluation.size(), 19u);
+  EXPECT_EQ(data.validation.front().windows->ranges()[0].begin, 1800);
+  EXPECT_EQ(data.validation.front().windows->ranges()[0].size, 200);
+  EXPECT_EQ(data.held_out_windows(), 19);
+  EXPECT_EQ(data.validation.front().numbers.size(), 19u);
   const std::string other = folder.write("b.txt", test::some_text(500));
   const Options second = train({"--data", text, "--validation-data", other, "--sequence", "10",
                                 "--eval-batches", "2", "--micro-batch", "3"});
   const Data both = open_data(second, resolve_settings(second, 2));
   EXPECT_EQ(both.training->ranges()[0].size, 2000);
-  EXPECT_EQ(both.validation->ranges()[0].file->path(), other);
-  EXPECT_EQ(both.evaluation.size(), 12u) << "two batches of 2 ranks x 3";
+  EXPECT_EQ(both.validation.front().windows->ranges()[0].file->path(), other);
+  EXPECT_EQ(both.validation.front().numbers.size(), 12u) << "two batches of 2 ranks x 3";
+}
+
+TEST(Settings, SeveralHeldOutSetsHaveNames) {
+  const TemporaryFolder folder;
+  const std::string a = folder.write("a.txt", test::some_text(2000)),
+                    b = folder.write("b.txt", test::some_text(500)),
+                    odd = folder.write("x=y.txt", test::some_text(300));
+  const auto open = [&](const std::vector<std::string>& sets, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> flags{"--data", a, "--sequence", "10", "--eval-batches", "20"};
+    for (const std::string& set : sets) flags.insert(flags.end(), {"--validation-data", set});
+    flags.insert(flags.end(), more.begin(), more.end());
+    const Options options = train(flags);
+    return open_data(options, resolve_settings(options, 1));
+  };
+  const auto refused = [&](const std::vector<std::string>& sets, const std::vector<std::string>& more = {}) {
+    return test::message_of<ConfigurationError>([&] { (void)open(sets, more); });
+  };
+  const Data data = open({"all=" + folder.path("?.txt"), "b-1.x_y=" + b});
+  EXPECT_EQ(data.training->ranges()[0].size, 2000) << "no tail is held out";
+  ASSERT_EQ(data.validation.size(), 2u);
+  EXPECT_EQ(data.validation[0].name, "all");
+  EXPECT_EQ(data.validation[0].windows->count(), 199 + 49);
+  EXPECT_EQ(data.validation[0].numbers.size(), 20u) << "each set has its own";
+  EXPECT_EQ(data.validation[1].name, "b-1.x_y");
+  EXPECT_EQ(data.validation[1].windows->count(), 49);
+  EXPECT_EQ(data.held_out_windows(), 199 + 49 + 49);
+  EXPECT_EQ(data.validation_files.size(), 3u);
+  EXPECT_EQ(open({odd}).validation.front().name, "") << "the name of a file that is there";
+  EXPECT_EQ(open({odd}).validation.front().key(), "validation");
+  EXPECT_EQ(open({"only=" + b}).validation.front().key(), "only");
+  EXPECT_EQ(refused({"a=" + a, b}), "--validation-data 'a=" + a + "' and --validation-data '" + b +
+                                        "': several sets need names, NAME=FILE each");
+  EXPECT_EQ(refused({"a=" + a, "b=" + b, "a=" + b}), "--validation-data names two sets 'a'");
+  EXPECT_EQ(refused({"a b=" + a}), "--validation-data 'a b=" + a +
+                                       "': 'a b' is no name of a set: letters, digits, '-', '_' and '.'");
+  EXPECT_THAT(refused({"=" + a}), HasSubstr("'' is no name of a set"));
+  EXPECT_EQ(refused({"a=" + folder.path("*.bin")}), "no file matches '" + folder.path("*.bin") + "'");
+  EXPECT_THAT(refused({"a=" + a, "tiny=" + folder.write("tiny.txt", "tiny")}),
+              HasSubstr("tokens for validation on tiny"));
+  EXPECT_EQ(refused({"a=" + a, "b=" + b}, {"--ngrams"}),
+            "--ngrams compares with one held-out text; give one --validation-data");
+  EXPECT_EQ(refused({"a=" + a}, {"--keep-best", "--checkpoint-dir", "c", "--best-by", "b"}),
+            "--best-by 'b' is no set that --validation-data names");
 }
 
 TEST(Settings, ManyFilesAndMixtures) {
@@ -178,7 +221,7 @@ TEST(Settings, ManyFilesAndMixtures) {
   };
   for (const Data& data : {open({a, b}), open({folder.path("*.txt")})}) {
     EXPECT_EQ(data.training->count(), 179 + 44);
-    EXPECT_EQ(data.validation->count(), 19 + 4);
+    EXPECT_EQ(data.held_out_windows(), 19 + 4);
     EXPECT_EQ(data.mixture->window(7), data::window_of_sample(7, 179 + 44, 1234));
   }
   const Data mixed = open({a + ":0.25", b + ":0.75"});
@@ -201,7 +244,7 @@ TEST(Settings, ValidationsDuringTrainingAreBounded) {
                                        "0.9"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const Options options = parse_arguments(arguments);
-    return open_data(options, resolve_settings(options, 1)).evaluation.size();
+    return open_data(options, resolve_settings(options, 1)).validation.front().numbers.size();
   };
   const auto bound = static_cast<std::size_t>(default_validation_tokens / 10);
   EXPECT_EQ(bound, 13107u);

@@ -46,6 +46,28 @@ TEST(MetricsFile, HasALineAsSoonAsItIsAdded) {
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(lines[0]["loss"], nullptr) << "JSON has no NaN";
   EXPECT_EQ(lines[1], json::parse(R"({"step": 1, "validation_loss": 2.5, "tokens": 7})"));
+  EXPECT_EQ(validation_line(2, {.loss = 1.5, .tokens = 8}, "code"),
+            R"({"step":2,"validation_loss":1.5,"tokens":8,"set":"code"})");
+}
+
+TEST(Scalars, HaveDeepSpeedsNames) {
+  StepResult result;
+  result.loss = 2;
+  result.tokens = 30;
+  const auto tags = [](const std::vector<Scalar>& scalars) {
+    std::vector<std::string> names;
+    for (const Scalar& scalar : scalars) names.push_back(scalar.tag);
+    return names;
+  };
+  EXPECT_THAT(tags(step_scalars(result)),
+              ElementsAre("Train/Samples/train_loss", "Train/Samples/lr", "Train/Samples/gradient_norm"));
+  result.seconds = 2;
+  const std::vector<Scalar> scalars = step_scalars(result, true);
+  EXPECT_THAT(tags(scalars), testing::Contains("Train/Samples/loss_scale"));
+  EXPECT_EQ(scalars.back().tag, "Train/Samples/tokens_per_second");
+  EXPECT_EQ(scalars.back().value, 15);
+  EXPECT_EQ(validation_scalar({.loss = 3, .tokens = 1}).tag, "Validation/Samples/loss");
+  EXPECT_EQ(validation_scalar({.loss = 3, .tokens = 1}, "code").tag, "Validation/code/loss");
 }
 
 TEST(MetricsFile, LinesBehindTheCheckpointAndACutOneGo) {

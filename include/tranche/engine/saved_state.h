@@ -53,7 +53,9 @@ struct ArrayTarget {
 struct SaveOptions {
   std::string user = "{}";      ///< the caller's own JSON object, at most 1 MiB; from rank 0
   int keep_last = 0;            ///< checkpoints that stay: the newest so many (0: all) ...
-  std::int64_t keep_every = 0;  ///< ... and those whose step is a multiple
+  std::int64_t keep_every = 0;  ///< ... and those whose step is a multiple ...
+  /// ... and the one whose `user` has the lowest number at this JSON pointer ("/loss"); empty: none.
+  std::string keep_lowest = {};
   /// Return when the checkpoint is durable; else once this rank's shard is copied.
   bool wait = false;
   std::vector<SavedArray> arrays = {};

@@ -17,12 +17,15 @@ namespace tranche::trainer {
 /// of an element of `steps` in docs/reference/report.md. JSON has no infinities and no NaN: null stands for
 /// them.
 std::string step_line(const StepResult& result);
-/// {"step", "validation_loss", "tokens"}, likewise.
-std::string validation_line(std::int64_t step, const EvaluationResult& result);
+/// {"step", "validation_loss", "tokens"}, and "set" where the held-out set has a name, likewise.
+std::string validation_line(std::int64_t step, const EvaluationResult& result, const std::string& set = {});
 
 /// A step's points for a ScalarLog, under DeepSpeed's names: Train/Samples/train_loss, lr, gradient_norm,
 /// tokens_per_second where the step's time is known, and loss_scale if `scales_loss` (fp16).
 std::vector<Scalar> step_scalars(const StepResult& result, bool scales_loss = false);
+/// A held-out set's point: Validation/SET/loss, DeepSpeed's Validation/Samples/loss of a set without a
+/// name.
+Scalar validation_scalar(const EvaluationResult& result, const std::string& set = {});
 
 /// A file of such lines, each in the file as soon as it is added. Of one process, rank 0 as a rule.
 class MetricsFile {

@@ -1,0 +1,97 @@
+// A training loop of one's own, of the parts that tranche train is made of: batches from a file of text,
+// evaluation, a file of metrics, signals that end it with all saved, and checkpoints of which the last two
+// and the best stay. The same command begins a run and goes on with it, on any number of ranks.
+//
+//   own_trainer TEXT FOLDER [STEPS]
+#include <tranche/models/gpt.h>
+#include <tranche/trainer/checkpoint_schedule.h>
+#include <tranche/trainer/evaluation.h>
+#include <tranche/trainer/metrics.h>
+#include <tranche/trainer/stop_signals.h>
+#include <tranche/tranche.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+using namespace tranche;
+
+static void train(const std::string& text, const std::string& folder, std::int64_t steps) {
+  trainer::StopSignals signals;  // before anything starts a thread
+  Runtime runtime = Runtime::from_config(R"({"train_batch_size": 4, "optimizer": {"type": "AdamW"},
+    "zero_optimization": {"stage": 3}, "tranche": {"threads": 1}})");
+  const bool root = runtime.rank() == 0;
+  const models::Gpt gpt(models::GptConfig::preset("gpt-nano"));
+  const std::int64_t sequence = 32;
+
+  const data::TokenFile file(text);
+  const std::int64_t held_out = file.size() / 10;
+  const data::Windows training({&file, 0, file.size() - held_out}, sequence, "training");
+  const data::Windows validation({&file, file.size() - held_out, held_out}, sequence, "validation");
+  const data::Mixture order({{text, training.count(), 1}}, runtime.config().seed);
+  const std::vector<std::int64_t> evaluated = data::evaluation_windows(validation.count(), 16);
+
+  Engine engine(runtime, models::Gpt::spec(gpt.config(), sequence), runtime.config());
+  const std::int64_t accumulation = engine.config().accumulation_steps;
+  trainer::BatchFeeder feeder(engine, gpt.config().vocabulary,
+                              {engine.config().micro_batch_size, accumulation, runtime.size()}, sequence);
+  if (std::filesystem::exists(folder + "/latest")) engine.load(folder);
+
+  trainer::CheckpointScheduleOptions kept;
+  kept.folder = folder;
+  kept.every = 5;
+  kept.keep_last = 2;
+  kept.keep_best = "text";
+  trainer::CheckpointSchedule checkpoints(engine, kept, [&](const trainer::CompletedCheckpoint& checkpoint) {
+    if (root) std::printf("%s%s\n", checkpoint.path.c_str(), checkpoint.best ? " (best)" : "");
+  });
+  std::optional<trainer::MetricsFile> metrics;
+  if (root) {
+    std::filesystem::create_directories(folder);
+    metrics.emplace(folder + "/metrics.jsonl", engine.steps());
+  }
+  const auto note = [&](const std::string& line) {
+    if (!root) return;
+    const std::string problem = metrics->add(line);
+    if (!problem.empty()) std::fprintf(stderr, "%s\n", problem.c_str());
+  };
+
+  bool stopped = false;
+  while (engine.steps() < steps && !stopped) {
+    for (std::int64_t m = 0; m < accumulation; ++m) {
+      gpt.forward_backward(engine, feeder.training_batch(training, order, m));
+    }
+    if (signals.poll() != 0) engine.request_stop();  // on any rank: all of them stop after this step
+    const StepResult result = engine.step();
+    stopped = result.stop_requested;
+    const bool evaluates = result.step % 10 == 0;
+    note(trainer::step_line(result));
+    checkpoints.after_step(result, evaluates);
+    if (!evaluates) continue;
+    const EvaluationResult loss = trainer::evaluate_windows(engine, gpt, feeder, validation, evaluated);
+    note(trainer::validation_line(result.step, loss, "text"));
+    checkpoints.evaluated({{"text", loss}});
+  }
+  checkpoints.save();
+  checkpoints.finish();
+  if (!root) return;
+  std::printf("step %lld", static_cast<long long>(engine.steps()));
+  if (const auto& best = checkpoints.best()) {
+    std::printf(", best %lld with %.4f", static_cast<long long>(best->step), best->loss);
+  }
+  std::printf("\n");
+}
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: own_trainer TEXT FOLDER [STEPS]\n");
+    return 2;
+  }
+  try {
+    train(argv[1], argv[2], argc > 3 ? std::atoll(argv[3]) : 100);
+    return 0;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
