@@ -137,7 +137,8 @@ class ModelRun {
       : model_(model),
         settings_(settings),
         trainer_(model, settings),
-        bare_(products_of_step(trainer_), settings.threads) {
+        products_(products_of_step(trainer_)),
+        bare_(products_, settings.threads) {
     for (int warm = 0; warm < 2; ++warm) trainer_.step();  // the step's memory is packed from here on
   }
 
@@ -160,12 +161,14 @@ class ModelRun {
                settings_.dtype, settings_.sequence, settings_.micro_batch, settings_.accumulate,
                settings_.threads, rounds_, processor() ? "processor seconds" : "wall clock",
                kernels::matmul_libraries(DeviceKind::cpu));
-    fmt::print("\n{:<28}{:>6}{:>12}{:>12}{:>12}  {}\n", "GEMM (m x n x k)", "count", "best ms", "ours ms",
-               "GFLOP/s", "best way");
+    fmt::print("\n{:<28}{:>6}{:>12}{:>12}{:>12}{:>12}  {}\n", "GEMM (m x n x k)", "count", "best ms",
+               "ours ms", "in step ms", "GFLOP/s", "best way");
+    std::map<kernels::Gemm, double> in_step = seconds_in_step();
     for (const auto& line : bare_.lines()) {
-      fmt::print("{:<28}{:>6}{:>12.3f}{:>12.3f}{:>12.1f}  {}\n", text_of(line.gemm), line.count,
-                 1e3 * chosen(line.best), 1e3 * chosen(line.ours), 1e-9 * line.operations / chosen(line.best),
-                 line.best_by_processor);
+      fmt::print("{:<28}{:>6}{:>12.3f}{:>12.3f}{:>12.3f}{:>12.1f}  {}\n", text_of(line.gemm), line.count,
+                 1e3 * chosen(line.best), 1e3 * chosen(line.ours),
+                 1e3 * in_step[line.gemm] / static_cast<double>(line.count),
+                 1e-9 * line.operations / chosen(line.best), line.best_by_processor);
     }
     fmt::print("\n{:<34}{:>8}{:>12}{:>9}\n", "part of the step", "calls", "ms", "share");
     for (const auto& part : parts_.lines()) {
@@ -221,6 +224,13 @@ class ModelRun {
     kernels::log_gemms(trainer.stream(), nullptr);
     return gemms;
   }
+  /// Of all products of a shape, with the bias or activation that is computed along with some.
+  std::map<kernels::Gemm, double> seconds_in_step() const {
+    const std::vector<double> seconds = parts_.products();
+    std::map<kernels::Gemm, double> sums;
+    for (std::size_t i = 0; i < seconds.size(); ++i) sums[products_.at(i)] += seconds[i];
+    return sums;
+  }
   bool processor() const { return settings_.clock == "processor"; }
   double chosen(const Seconds& seconds) const { return processor() ? seconds.processor : seconds.wall; }
   std::vector<double> bare_seconds(bool by_processor, bool ours) const {
@@ -242,6 +252,7 @@ class ModelRun {
   std::string model_;
   Settings settings_;
   Trainer trainer_;
+  std::vector<kernels::Gemm> products_;
   BareGemms bare_;
   StepParts parts_;
   std::size_t rounds_ = 0;

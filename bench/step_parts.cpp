@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bench/figures.h"
+#include "tranche/core/error.h"
 
 namespace tranche::bench {
 
@@ -62,18 +63,23 @@ void StepParts::add_step(const TraceRecorder& trace, std::string_view track, std
     }
   }
   std::map<std::string, Sum> sums;
+  std::map<double, double> products;  // by their beginning
   double in_spans = 0;
   for (const auto& event : recorded.at("traceEvents")) {
     if (event.at("ph") == "M" || number++ < spans_before || event.at("ph") != "X") continue;
     if (event.at("tid").get<std::int64_t>() != wanted) continue;
     const double span = 1e-6 * event.at("dur").get<double>();
-    Sum& sum = sums[part_of_step(event.at("name").get<std::string>())];
+    const auto name = event.at("name").get<std::string>();
+    if (name.starts_with("matmul")) products[event.at("ts").get<double>()] = span;
+    Sum& sum = sums[part_of_step(name)];
     ++sum.calls;
     sum.seconds += span;
     in_spans += span;
   }
   sums["engine and waits, between kernels"] = {1, seconds - in_spans};
   steps_.push_back(std::move(sums));
+  products_.emplace_back();
+  for (const auto& [begin, product] : products) products_.back().push_back(product);
   seconds_ += seconds;
   in_spans_ += in_spans;
 }
@@ -91,6 +97,19 @@ std::vector<StepParts::Line> StepParts::lines() const {
   for (const auto& [name, values] : seconds) lines.push_back({name, calls[name], median(values)});
   std::sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) { return a.seconds > b.seconds; });
   return lines;
+}
+
+std::vector<double> StepParts::products() const {
+  std::vector<double> medians;
+  for (std::size_t i = 0; i < products_.at(0).size(); ++i) {
+    std::vector<double> seconds;
+    for (const auto& step : products_) {
+      if (step.size() != products_[0].size()) throw InvalidArgument("steps differ in their matrix products");
+      seconds.push_back(step[i]);
+    }
+    medians.push_back(median(seconds));
+  }
+  return medians;
 }
 
 double StepParts::named_share() const {

@@ -31,6 +31,9 @@ class StepParts {
   };
   /// Longest first.
   std::vector<Line> lines() const;
+  /// Seconds of each matrix product in the step's order, the bias and activation that it has with it: medians
+  /// over steps. Throws InvalidArgument where steps have different numbers of them.
+  std::vector<double> products() const;
   /// Share of the steps' time that lies in spans.
   double named_share() const;
 
@@ -40,6 +43,7 @@ class StepParts {
     double seconds = 0;
   };
   std::vector<std::map<std::string, Sum>> steps_;
+  std::vector<std::vector<double>> products_;  ///< of each step
   double seconds_ = 0, in_spans_ = 0;
 };
 
