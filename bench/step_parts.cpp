@@ -63,14 +63,14 @@ void StepParts::add_step(const TraceRecorder& trace, std::string_view track, std
     }
   }
   std::map<std::string, Sum> sums;
-  std::map<double, double> products;  // by their beginning
+  std::vector<std::pair<double, double>> products;  // begin and seconds
   double in_spans = 0;
   for (const auto& event : recorded.at("traceEvents")) {
     if (event.at("ph") == "M" || number++ < spans_before || event.at("ph") != "X") continue;
     if (event.at("tid").get<std::int64_t>() != wanted) continue;
     const double span = 1e-6 * event.at("dur").get<double>();
     const auto name = event.at("name").get<std::string>();
-    if (name.starts_with("matmul")) products[event.at("ts").get<double>()] = span;
+    if (name.starts_with("matmul")) products.emplace_back(event.at("ts").get<double>(), span);
     Sum& sum = sums[part_of_step(name)];
     ++sum.calls;
     sum.seconds += span;
@@ -78,6 +78,8 @@ void StepParts::add_step(const TraceRecorder& trace, std::string_view track, std
   }
   sums["engine and waits, between kernels"] = {1, seconds - in_spans};
   steps_.push_back(std::move(sums));
+  std::stable_sort(products.begin(), products.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
   products_.emplace_back();
   for (const auto& [begin, product] : products) products_.back().push_back(product);
   seconds_ += seconds;
