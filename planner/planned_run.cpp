@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
@@ -59,24 +61,52 @@ Runtime planned_runtime(const PlanRequest& request, const RuntimeOptions& option
 PlannedRun::PlannedRun(Runtime& runtime, const PlanRequest& request, const Config& config)
     : engine_(runtime, request.model.spec(request.model.sequence_or_longest(request.sequence)), config),
       language_(request.model.language),
-      samples_(static_cast<std::size_t>(language_ ? config.micro_batch_size : 0), 0) {
+      samples_(static_cast<std::size_t>(language_ ? config.micro_batch_size : 0), 0),
+      lengths_(request.lengths),
+      documents_(request.documents && language_ && language_->takes_documents()) {
   if (!language_) return;
+  const std::int64_t sequence = request.model.sequence_or_longest(request.sequence);
+  for (const std::int64_t length : lengths_) {
+    if (length >= 1 && length <= sequence) continue;
+    throw ConfigurationError(
+        fmt::format("a length of {} is planned, which is not in 1..{}, the sequence", length, sequence));
+  }
+  if (lengths_.empty()) lengths_ = {sequence};
+  const std::int64_t bytes = 4 * checked_multiply(config.micro_batch_size, sequence);
+  MemoryResource& device = runtime.memory(Tier::device);
+  tokens_ = Buffer(device, bytes, Category::other, "tokens of a micro-batch");
+  targets_ = Buffer(device, bytes, Category::other, "targets of a micro-batch");
+  if (documents_) {
+    begin_ = Buffer(device, bytes, Category::other, "documents of a micro-batch");
+    positions_ = Buffer(device, bytes, Category::other, "positions of a micro-batch");
+  }
+  if (request.device != DeviceKind::cuda) return;
+  staging_ = Buffer(runtime.memory(Tier::host),
+                    checked_multiply(config.accumulation_steps + 1, (documents_ ? 4 : 2) * bytes),
+                    Category::other, "batches on their way");
+}
+
+int PlannedRun::evaluations() const {
+  return std::max(settling_steps + 1, (settling_rounds + 1) * narrow<int>(lengths_.size()));
+}
+
+int PlannedRun::steps() const {
+  // A step may begin at any length of a round.
+  return lengths_.size() < 2 ? settling_steps + 1 : evaluations();
+}
+
+models::TokenBatch PlannedRun::batch() {
   const TensorView none{nullptr,
                         DataType::int32,
-                        {config.micro_batch_size, request.model.sequence_or_longest(request.sequence)}};
-  MemoryResource& device = runtime.memory(Tier::device);
-  tokens_ = Buffer(device, none.bytes(), Category::other, "tokens of a micro-batch");
-  targets_ = Buffer(device, none.bytes(), Category::other, "targets of a micro-batch");
-  batch_ = {none, none, samples_};
-  if (request.device != DeviceKind::cuda) return;
-  staging_ =
-      Buffer(runtime.memory(Tier::host), checked_multiply(config.accumulation_steps + 1, 2 * none.bytes()),
-             Category::other, "batches on their way");
+                        {engine_.config().micro_batch_size, lengths_[micro_batches_++ % lengths_.size()]}};
+  models::TokenBatch batch{none, none, samples_};
+  if (documents_) batch.document_begin = batch.positions = none;
+  return batch;
 }
 
 void PlannedRun::micro_batch() {
   if (language_) {
-    language_->forward_backward(engine_, batch_);
+    language_->forward_backward(engine_, batch());
   } else {
     pass_over_units(engine_);
   }
@@ -84,7 +114,7 @@ void PlannedRun::micro_batch() {
 
 void PlannedRun::evaluate() {
   if (language_) {
-    language_->evaluate(engine_, batch_);
+    language_->evaluate(engine_, batch());
   } else {
     evaluate_units(engine_);
   }

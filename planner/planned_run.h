@@ -16,6 +16,9 @@ namespace tranche::planner {
 /// Steps after which memory and order are as in all that follow: the first records the order of units, the
 /// second is packed.
 inline constexpr int settling_steps = 2;
+/// Rounds of different lengths after which memory is as in all that follow: the first pass is not recorded,
+/// and a length that the second round finds beyond what was recorded is recorded there.
+inline constexpr int settling_rounds = 2;
 
 /// The request's configuration with every size filled in. Throws ConfigurationError for what a run would
 /// refuse.
@@ -31,16 +34,25 @@ class PlannedRun {
   PlannedRun(Runtime& runtime, const PlanRequest& request, const Config& config);
 
   Engine& engine() noexcept { return engine_; }
+  /// Steps, and micro-batches of an evaluation, after which all that follow take memory as before.
+  int steps() const;
+  int evaluations() const;
   void micro_batch();
   void evaluate();
 
  private:
+  /// The next micro-batch, of the next length.
+  models::TokenBatch batch();
+
   Engine engine_;
   std::shared_ptr<const models::LanguageModel> language_;  ///< empty: a list of units
   std::vector<std::int64_t> samples_;
+  std::vector<std::int64_t> lengths_;
+  std::size_t micro_batches_ = 0;
+  bool documents_ = false;
   Buffer tokens_, targets_;
-  Buffer staging_;  ///< used if the host cannot reach the device's memory
-  models::TokenBatch batch_;
+  Buffer begin_, positions_;  ///< with documents
+  Buffer staging_;            ///< used if the host cannot reach the device's memory
 };
 
 /// The meta device's runtime for one rank of `request`.

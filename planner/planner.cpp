@@ -15,9 +15,6 @@ namespace tranche::planner {
 
 namespace {
 
-/// One behind those that settle.
-constexpr int planned_steps = settling_steps + 1;
-
 std::map<std::string, TrafficCount> counts_of(const nlohmann::json& object) {
   std::map<std::string, TrafficCount> counts;
   for (const auto& [operation, count] : object.items()) {
@@ -98,7 +95,7 @@ PlanResult plan_run(const PlanRequest& request) {
   PlannedRun run(runtime, request, config);
   Engine& engine = run.engine();
   Stream& compute = engine.compute_stream();
-  for (int step = 0; step < planned_steps; ++step) {
+  for (int step = 0; step < run.steps(); ++step) {
     const WorkCount before = compute.work();
     for (std::int64_t m = 0; m < config.accumulation_steps; ++m) run.micro_batch();
     result.offload_bytes = engine.step().offload_traffic;
@@ -106,7 +103,7 @@ PlanResult plan_run(const PlanRequest& request) {
   }
   result.traffic = engine.traffic_report();
   engine.begin_evaluation();
-  for (int pass = 0; pass < planned_steps; ++pass) run.evaluate();
+  for (int pass = 0; pass < run.evaluations(); ++pass) run.evaluate();
   (void)engine.end_evaluation();
   // `tranche train` ends with these.
   (void)engine.weights_digest();

@@ -138,6 +138,8 @@ void add_plan_flags(CLI::App& app, Options& options) {
       ->description(
           "most host memory of a rank, like 64GiB (default: its share of what this machine has available; "
           "0: no limit)");
+  heading(app, "Batch");
+  app.add_flag("--documents", options.documents, "batches of a file that tells where documents begin");
   heading(app, "Ranks");
   add_number(app, "--ranks", options.ranks, "ranks of the run, 1 to 65536")->capture_default_str();
   add_number(app, "--ranks-per-node", options.ranks_per_node, "ranks of a node (default 0: all on one)");

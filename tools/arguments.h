@@ -70,6 +70,7 @@ struct Options {
   std::vector<std::string> set;  ///< "key.path=value"
   bool strict = false;           ///< unknown keys are errors wherever they stand
   bool verbose = false;          ///< a line for each key without effect
+  bool documents = false;        ///< of a plan: batches tell where documents begin
 
   std::int64_t eval_every = 0;  ///< steps; 0: only at the end
   /// Times the step's batch, of held-out windows; 0: all of them. Not given: default_validation_tokens.

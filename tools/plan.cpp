@@ -130,6 +130,12 @@ planner::PlanRequest plan_request(const Options& options) {
   if (host_limit > 0 || (!options.host_memory && options.machine.empty())) {
     request.host_memory = planner::host_memory_of(host_limit, ranks_of_a_node(request), options.system_root);
   }
+  request.documents = options.documents;
+  if (options.documents && (!request.model.language || !request.model.language->takes_documents())) {
+    throw ConfigurationError(
+        fmt::format("--documents: {} takes no places of documents, so that they need no memory; leave it out",
+                    request.model.language ? request.model.language->architecture() : options.model));
+  }
   if (request.model.language) {
     request.sequence = options.sequence.value_or(request.model.language->shape().positions);
     request.model.language->require_sequence(request.sequence);

@@ -1,17 +1,21 @@
 // Plans against runs: every byte of every category, and every element sent.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "tests/core/error_text.h"
 #include "tests/core/rounds.h"
 #include "tests/core/sweep.h"
 #include "tests/tools/program_fixture.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/random.h"
 #include "tranche/models/gpt.h"
+#include "tranche/models/llama.h"
 #include "tranche/planner/planner.h"
 #include "tranche/trainer/batch_feeder.h"
 
@@ -45,23 +49,37 @@ Measured measure(const PlanRequest& request) {
     Engine engine(runtime, request.model.spec(request.sequence), config);
     const data::BatchShape shape{config.micro_batch_size, config.accumulation_steps, request.ranks};
     const trainer::BatchFeeder feeder(engine, request.model.language->shape().vocabulary, shape,
-                                      request.sequence);
+                                      request.sequence, request.documents);
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.micro_batch * request.sequence), 1);
     const std::vector<std::int64_t> samples(static_cast<std::size_t>(shape.micro_batch), 0);
-    const TensorView view{tokens.data(), DataType::int32, {shape.micro_batch, request.sequence}};
-    const models::TokenBatch batch{view, view, samples};
+    const std::vector<std::int32_t> places(tokens.size(), 0);
+    const auto lengths = static_cast<std::int64_t>(std::max<std::size_t>(request.lengths.size(), 1));
+    // Other ranks than the planned one begin elsewhere in the round.
+    auto next = static_cast<std::size_t>(request.rank == rank ? 0 : rank);
+    const auto batch = [&] {
+      const std::int64_t length =
+          request.lengths.empty() ? request.sequence : request.lengths[next++ % request.lengths.size()];
+      const Shape extents{shape.micro_batch, length};
+      const ConstTensorView view{tokens.data(), DataType::int32, extents};
+      models::TokenBatch result{view, view, samples};
+      if (request.documents) {
+        result.document_begin = result.positions = ConstTensorView(places.data(), DataType::int32, extents);
+      }
+      return result;
+    };
     WorkCount before;
     OffloadTraffic offload;
-    for (int step = 0; step < 4; ++step) {
+    const std::int64_t steps = request.lengths.empty() ? 4 : 3 * lengths;
+    for (std::int64_t step = 0; step < steps; ++step) {
       before = engine.compute_stream().work();
       for (std::int64_t m = 0; m < shape.accumulation; ++m)
-        request.model.language->forward_backward(engine, batch);
+        request.model.language->forward_backward(engine, batch());
       offload = engine.step().offload_traffic;
     }
     const WorkCount after = engine.compute_stream().work();
     const std::string traffic = engine.traffic_report();
     engine.begin_evaluation();
-    for (int pass = 0; pass < 4; ++pass) request.model.language->evaluate(engine, batch);
+    for (std::int64_t pass = 0; pass < steps; ++pass) request.model.language->evaluate(engine, batch());
     (void)engine.end_evaluation();
     (void)engine.weights_digest();
     (void)engine.state_digest();
@@ -171,8 +189,7 @@ void expect_equal(const std::map<std::string, TrafficCount>& planned, const json
   EXPECT_EQ(planned.size(), operations) << line;
 }
 
-void expect_plan_is_measured(std::uint64_t number) {
-  const PlanRequest request = draw(number);
+void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request) {
   const PlanResult plan = plan_run(request);
   const Measured run = measure(request);
   const std::string line = "draw " + std::to_string(number) + ": rank " + std::to_string(request.rank) +
@@ -187,7 +204,10 @@ void expect_plan_is_measured(std::uint64_t number) {
     EXPECT_EQ(planned.at_peak.bytes, measured.at_peak.bytes) << line;
     EXPECT_EQ(planned.peak_phase, measured.peak_phase) << line;
   }
-  EXPECT_EQ(plan.memory, run.memory) << line;
+  // A report has the maximum over ranks, which are alike unless they begin at different lengths.
+  if (request.lengths.empty()) {
+    EXPECT_EQ(plan.memory, run.memory) << line;
+  }
   EXPECT_EQ(plan.state.parameters, run.state.parameters) << line;
   EXPECT_EQ(plan.state.gradients, run.state.gradients) << line;
   EXPECT_EQ(plan.state.optimizer, run.state.optimizer) << line;
@@ -219,8 +239,10 @@ void expect_plan_is_measured(std::uint64_t number) {
   EXPECT_EQ(plan.offload_bytes.nvme_written, run.offload.nvme_written) << line;
   // A plan's seconds are of the same bytes; the disk's are rounded up, tensor by tensor and tile by
   // tile.
-  EXPECT_EQ(plan.offload.bytes.to_host, run.offload.to_host) << line;
-  EXPECT_EQ(plan.offload.bytes.from_host, run.offload.from_host) << line;
+  if (request.lengths.empty()) {  // they are of the whole sequence
+    EXPECT_EQ(plan.offload.bytes.to_host, run.offload.to_host) << line;
+    EXPECT_EQ(plan.offload.bytes.from_host, run.offload.from_host) << line;
+  }
   EXPECT_LE(plan.offload.bytes.nvme_read, run.offload.nvme_read) << line;
   EXPECT_LE(plan.offload.bytes.nvme_written, run.offload.nvme_written) << line;
   EXPECT_EQ(plan.offload.bytes.nvme_written > 0, run.offload.nvme_written > 0) << line;
@@ -228,9 +250,56 @@ void expect_plan_is_measured(std::uint64_t number) {
 
 void expect_plans_are_measured(const tranche::test::Sweep& cases) {
   for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
-    expect_plan_is_measured(number);
+    expect_plan_is_measured(number, draw(number));
     if (testing::Test::HasFailure()) return;
   }
+}
+
+/// Another model for the draw, which takes documents; and lengths in turn.
+PlanRequest draw_lengths(std::uint64_t number) {
+  const RandomKey key{97, RandomPurpose::test, 6};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::uint32_t n) { return static_cast<int>(random_bits(key, counter++) % n); };
+  PlanRequest request = draw(1000 + number);
+  request.documents = pick(2) == 0;
+  if (request.documents) {
+    models::LlamaConfig llama = models::LlamaConfig::preset("qwen3-nano");
+    llama.layers = 1 + pick(3);
+    llama.vocabulary = 61;
+    llama.positions = 9;
+    request.model.language = std::make_shared<models::Llama>(llama);
+    if (!request.config.frozen.empty()) request.config.frozen = {"*norm*"};
+  }
+  request.sequence = 9;
+  if (pick(4) != 0) {
+    for (int i = 0; i < 4; ++i) request.lengths.push_back(1 + pick(9));
+  }
+  return request;
+}
+
+// Lengths that alternate, and the places of documents: the ledger after as many rounds is the plan.
+TEST(PlanIsMeasured, LengthsInTurnAndDocuments) {
+  const auto cases = tranche::test::sweep({0, static_cast<std::uint64_t>(tranche::test::rounds(25))});
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    expect_plan_is_measured(number, draw_lengths(number));
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(PlanIsMeasured, DocumentsTakeEightBytesATokenAndLengthsAreChecked) {
+  PlanRequest request = draw_lengths(0);
+  for (std::uint64_t number = 1; !request.documents; ++number) request = draw_lengths(number);
+  request.lengths = {};
+  PlanRequest without = request;
+  without.documents = false;
+  const auto other = [](const PlanRequest& of) {
+    return plan_run(of).tier(Tier::device).persistent[Category::other];
+  };
+  EXPECT_EQ(other(request) - other(without),
+            2 * aligned_bytes(4 * request.config.micro_batch_size * request.sequence));
+  request.lengths = {4, 10};
+  EXPECT_THAT(tranche::test::message_of<ConfigurationError>([&] { (void)plan_run(request); }),
+              testing::HasSubstr("a length of 10 is planned, which is not in 1..9, the sequence"));
 }
 
 // 200 draws, 150 of them slow, in parts that ctest and people can run apart.

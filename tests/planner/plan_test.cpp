@@ -529,6 +529,10 @@ TEST(PlanCommand, ActivationsOfListsAreNotCovered) {
               AllOf(HasSubstr("NOT COVERED"), HasSubstr("not covered"), HasSubstr("3 x b.* master")));
   EXPECT_THAT(tools::test::run({"plan", "--model", list, "--sequence", "5"}).errors,
               HasSubstr("which has no sequences"));
+  EXPECT_THAT(tools::test::run({"plan", "--model", list, "--documents"}).errors,
+              HasSubstr("takes no places of documents"));
+  const std::vector<std::string> llama{"plan", "--model", "qwen3-nano", "--documents"};
+  EXPECT_EQ(tools::test::run(llama).status, 0);
 }
 
 TEST(PlanCommand, BudgetsHaveAStatus) {
@@ -578,6 +582,8 @@ TEST(PlanCommand, Refusals) {
   EXPECT_THAT(refused({"--ranks", "0"}), HasSubstr("--ranks is 0, but must be at least 1"));
   EXPECT_THAT(refused({"--ranks", "65537"}), HasSubstr("at most 65536"));
   EXPECT_THAT(refused({"--ranks", "2", "--rank", "2"}), HasSubstr("--rank 2 is not below --ranks 2"));
+  EXPECT_THAT(refused({"--documents"}),
+              HasSubstr("--documents: GPT2LMHeadModel takes no places of documents"));
   EXPECT_THAT(refused({"--rank", "-1"}), HasSubstr("--rank is -1"));
   EXPECT_THAT(refused({"--ranks-per-node", "-1"}), HasSubstr("--ranks-per-node is -1"));
   EXPECT_THAT(refused({"--fit", "much"}), HasSubstr("--fit: 'much' is not a size"));

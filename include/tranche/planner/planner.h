@@ -27,8 +27,12 @@ inline constexpr int most_planned_ranks = 65536;
 
 struct PlanRequest {
   PlanModel model;
-  Config config;                        ///< for `ranks`; its device_memory_limit does not stop the plan
-  std::int64_t sequence = 0;            ///< of a GPT; 0: as long as the model allows
+  Config config;              ///< for `ranks`; its device_memory_limit does not stop the plan
+  std::int64_t sequence = 0;  ///< of a language model; 0: as long as it allows
+  /// Lengths, none above `sequence`, that the micro-batches of the planned rank have in turn; empty: all have
+  /// that. The plan is of at least three rounds of them.
+  std::vector<std::int64_t> lengths;
+  bool documents = false;               ///< batches tell where documents begin, of models that take that
   int ranks = 1;                        ///< 1 to most_planned_ranks
   int ranks_per_node = 0;               ///< 0: all on one
   int rank = 0;                         ///< the one that is simulated
@@ -58,6 +62,7 @@ struct AxisTraffic {
 };
 
 /// One rank of a run of at least three steps (the first two record and pack its memory) with an evaluation.
+/// With PlanRequest::lengths what is said of a step is of the last; formulas in tokens take `sequence`.
 struct PlanResult {
   std::array<TierAccount, tier_count> tiers;
   Engine::StateBytes state;
