@@ -3,6 +3,7 @@
 /// docs/reference/checkpoint-format.md is the specification, byte for byte; this is its image in C++.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,6 +66,14 @@ struct RunState {
 };
 inline constexpr std::size_t user_limit = 1 << 20;
 
+/// The frozen weights that a checkpoint of adapters alone does not hold.
+struct BaseRecord {
+  std::string folder;  ///< the checkpoint that they were loaded from; empty: they were drawn
+  std::string dtype;   ///< that they were held in, "bf16"
+  std::string digest;  ///< of their values in it, 32 hexadecimal digits; empty: not known
+  friend bool operator==(const BaseRecord&, const BaseRecord&) = default;
+};
+
 struct Manifest {
   std::int64_t version = format_version;  ///< of the text that it was read from
   std::int64_t minor = format_minor;
@@ -82,6 +91,7 @@ struct Manifest {
   std::vector<ShardRecord> shards;  ///< by rank
   FileRecord master;                ///< model.h5
   RunState run;
+  std::optional<BaseRecord> base;  ///< nothing where the checkpoint holds the whole model
   friend bool operator==(const Manifest&, const Manifest&) = default;
 
   std::int64_t bytes() const;  ///< of all files that it lists

@@ -445,6 +445,8 @@ std::string to_text(const Manifest& manifest) {
                {"master", to_json(manifest.master)},
                {"shards", shards}};
   if (!arrays.empty()) json["arrays"] = arrays;
+  if (const auto& base = manifest.base)
+    json["base"] = {{"folder", base->folder}, {"dtype", base->dtype}, {"digest", base->digest}};
   for (const std::uint64_t run : manifest.lineage) json["lineage"].push_back(to_hex(run));
   std::string body;  // a line for each key, so that people can read it
   for (const auto& [key, value] : json.items()) {
@@ -490,6 +492,9 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
         run.fail("is not the number of a run, 16 hexadecimal digits");
       }
     }
+  }
+  if (const JsonNode base = root["base"]) {
+    manifest.base = BaseRecord{base["folder"].text(), base["dtype"].text(), base["digest"].text()};
   }
   manifest.stage = root["stage"].integer<int>(0, 3);
   manifest.numerics = root["numerics_fingerprint"].text();

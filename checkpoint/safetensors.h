@@ -16,13 +16,23 @@
 namespace tranche::checkpoint {
 
 struct ExportOptions {
-  DataType dtype = DataType::float32;         ///< or bfloat16, rounded to nearest even
-  std::string config_json;                    ///< text of config.json; empty: none is written
+  DataType dtype = DataType::float32;  ///< or bfloat16, rounded to nearest even
+  std::string config_json;             ///< text of config.json; empty: none is written
+  std::string stem = "model";          ///< of the files' names: model.safetensors
+  std::string config_name = "config.json";
   std::int64_t largest_file = 5'000'000'000;  ///< bytes of tensors in one file; a larger tensor has its own
   /// The name a tensor gets, or "" to leave it out; absent: its own. Tied tensors are written once, by their
   /// first name, as transformers does.
   std::function<std::string(const std::string&)> rename;
   std::function<void(std::int64_t)> progress;  ///< told how many bytes more of tensors are written
+};
+
+/// A tensor to be exported, wherever it comes from.
+struct ExportTensor {
+  std::string name;
+  Shape shape;
+  /// Writes elements to memory in a dtype.
+  std::function<void(detail::ElementRange, DataType, void*)> read;
 };
 
 struct ExportSummary {
@@ -36,6 +46,9 @@ struct ExportSummary {
 /// not take the files, or the checkpoint is damaged; InvalidArgument for other dtypes and names used twice.
 ExportSummary export_safetensors(Reader& reader, Storage storage, const std::string& folder,
                                  const ExportOptions& options);
+/// The same of tensors from anywhere; `rename` is not asked. `what` is named in errors.
+ExportSummary export_safetensors(const std::vector<ExportTensor>& tensors, const std::string& what,
+                                 Storage storage, const std::string& folder, const ExportOptions& options);
 
 /// A tensor in a safetensors file.
 struct SafeTensor {

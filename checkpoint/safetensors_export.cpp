@@ -17,20 +17,17 @@ using Json = nlohmann::ordered_json;
 constexpr std::int64_t piece_bytes = std::int64_t{4} << 20;
 
 struct Entry {
-  const StoredTensor* tensor = nullptr;
-  std::string name;
+  const ExportTensor* tensor = nullptr;
   std::int64_t bytes = 0;
 };
 
-std::vector<Entry> entries_of(const Reader& reader, const ExportOptions& options) {
+std::vector<Entry> entries_of(const std::vector<ExportTensor>& tensors, DataType dtype) {
   std::vector<Entry> entries;
   std::unordered_set<std::string> names;
-  for (const StoredTensor& tensor : reader.tensors()) {
-    const std::string name = options.rename ? options.rename(tensor.name) : tensor.name;
-    if (name.empty()) continue;
-    if (!names.insert(name).second)
-      throw InvalidArgument(fmt::format("two tensors are exported as '{}'", name));
-    entries.push_back({&tensor, name, tensor.shape.elements() * size_of(options.dtype)});
+  for (const ExportTensor& tensor : tensors) {
+    if (!names.insert(tensor.name).second)
+      throw InvalidArgument(fmt::format("two tensors are exported as '{}'", tensor.name));
+    entries.push_back({&tensor, tensor.shape.elements() * size_of(dtype)});
   }
   return entries;
 }
@@ -55,9 +52,9 @@ std::string header_of(const std::vector<Entry>& entries, DataType dtype) {
   std::int64_t at = 0;
   for (const Entry& entry : entries) {
     const auto extents = entry.tensor->shape.extents();
-    json[entry.name] = {{"dtype", dtype == DataType::float32 ? "F32" : "BF16"},
-                        {"shape", std::vector<std::int64_t>(extents.begin(), extents.end())},
-                        {"data_offsets", {at, at + entry.bytes}}};
+    json[entry.tensor->name] = {{"dtype", dtype == DataType::float32 ? "F32" : "BF16"},
+                                {"shape", std::vector<std::int64_t>(extents.begin(), extents.end())},
+                                {"data_offsets", {at, at + entry.bytes}}};
     at += entry.bytes;
   }
   std::string text = json.dump();
@@ -69,9 +66,8 @@ std::string header_of(const std::vector<Entry>& entries, DataType dtype) {
 
 class Exporter {
  public:
-  Exporter(Reader& reader, Storage storage, std::string folder, const ExportOptions& options)
-      : reader_(reader),
-        storage_(storage),
+  Exporter(Storage storage, std::string folder, const ExportOptions& options)
+      : storage_(storage),
         folder_(std::move(folder)),
         dtype_(options.dtype),
         progress_(options.progress),
@@ -90,7 +86,7 @@ class Exporter {
         const std::int64_t elements = entry.tensor->shape.elements();
         for (std::int64_t begin = 0; begin < elements; begin += most) {
           const std::int64_t end = std::min(begin + most, elements);
-          reader_.read_tensor(entry.tensor->name, "weight", {begin, end}, dtype_, piece_.data());
+          entry.tensor->read({begin, end}, dtype_, piece_.data());
           file->write(at, piece_.data(), (end - begin) * size_of(dtype_));
           at += (end - begin) * size_of(dtype_);
           if (progress_) progress_((end - begin) * size_of(dtype_));
@@ -102,7 +98,6 @@ class Exporter {
   }
 
  private:
-  Reader& reader_;
   Storage storage_;
   std::string folder_;
   DataType dtype_;
@@ -114,29 +109,43 @@ class Exporter {
 
 ExportSummary export_safetensors(Reader& reader, Storage storage, const std::string& folder,
                                  const ExportOptions& options) {
+  std::vector<ExportTensor> tensors;
+  for (const StoredTensor& tensor : reader.tensors()) {
+    std::string name = options.rename ? options.rename(tensor.name) : tensor.name;
+    if (name.empty()) continue;
+    tensors.push_back(
+        {std::move(name), tensor.shape, [&](detail::ElementRange elements, DataType dtype, void* memory) {
+           reader.read_tensor(tensor.name, "weight", elements, dtype, memory);
+         }});
+  }
+  return export_safetensors(tensors, reader.folder(), storage, folder, options);
+}
+
+ExportSummary export_safetensors(const std::vector<ExportTensor>& tensors, const std::string& what,
+                                 Storage storage, const std::string& folder, const ExportOptions& options) {
   if (options.dtype != DataType::float32 && options.dtype != DataType::bfloat16) {
     throw InvalidArgument(
         fmt::format("export in {}: safetensors are written in fp32 or bf16", name_of(options.dtype)));
   }
   ExportSummary summary;
-  const auto files = cut(entries_of(reader, options), options.largest_file);
-  with_reason(fmt::format("cannot export {} to {}", reader.folder(), folder), [&] {
+  const auto files = cut(entries_of(tensors, options.dtype), options.largest_file);
+  with_reason(fmt::format("cannot export {} to {}", what, folder), [&] {
     storage.files.create_directories(folder);
     for (const detail::DirectoryEntry& entry : storage.files.list(folder)) {
       if (entry.name.ends_with(".safetensors") || entry.name.ends_with(".safetensors.index.json")) {
         throw CheckpointError(fmt::format("it holds {} already: name an empty folder", entry.name));
       }
     }
-    Exporter exporter(reader, storage, folder, options);
+    Exporter exporter(storage, folder, options);
     Json map = Json::object();
     for (std::size_t f = 0; f < files.size(); ++f) {
-      const std::string name = files.size() == 1
-                                   ? std::string("model.safetensors")
-                                   : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, files.size());
+      const std::string name =
+          files.size() == 1 ? options.stem + ".safetensors"
+                            : fmt::format("{}-{:05}-of-{:05}.safetensors", options.stem, f + 1, files.size());
       exporter.write(name, files[f]);
       summary.files.push_back(name);
       for (const Entry& entry : files[f]) {
-        map[entry.name] = name;
+        map[entry.tensor->name] = name;
         summary.bytes += entry.bytes;
         ++summary.tensors;
       }
@@ -144,12 +153,12 @@ ExportSummary export_safetensors(Reader& reader, Storage storage, const std::str
     storage.files.sync_directory(folder);
     if (files.size() > 1) {
       const Json index = {{"metadata", {{"total_size", summary.bytes}}}, {"weight_map", map}};
-      summary.files.emplace_back("model.safetensors.index.json");
+      summary.files.push_back(options.stem + ".safetensors.index.json");
       storage.files.replace_file(detail::join_path(folder, summary.files.back()), index.dump(2) + "\n");
     }
     if (!options.config_json.empty()) {
-      summary.files.emplace_back("config.json");
-      storage.files.replace_file(detail::join_path(folder, "config.json"), options.config_json);
+      summary.files.push_back(options.config_name);
+      storage.files.replace_file(detail::join_path(folder, options.config_name), options.config_json);
     }
   });
   return summary;

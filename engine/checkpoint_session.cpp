@@ -131,11 +131,16 @@ CheckpointSession::CheckpointSession(StateStore& store, const Config& config, Co
       snapshot_(store, device, host_memory) {}
 
 void CheckpointSession::reserve() {
-  snapshot_.reserve(checkpoint::ShardPlan(whole_layout(), ranks_.rank(), 0));
+  snapshot_.reserve(checkpoint::ShardPlan(saved_layout(), ranks_.rank(), 0));
 }
 
 checkpoint::Layout CheckpointSession::whole_layout() const {
   return checkpoint_layout(store_, config_.precision.compute, Mesh::parse(config_.mesh, ranks_.size()));
+}
+
+checkpoint::Layout CheckpointSession::saved_layout() const {
+  return checkpoint_layout(store_, config_.precision.compute, Mesh::parse(config_.mesh, ranks_.size()),
+                           !config_.lora.leaves_base_out());
 }
 
 std::string CheckpointSession::save(const std::string& directory, const SaveOptions& options,
@@ -143,7 +148,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
                                     const std::function<void(checkpoint::Manifest&)>& manifest) {
   checkpoint::require_pointer(options.keep_lowest);
   (void)finish();
-  checkpoint::Layout stored = whole_layout();
+  checkpoint::Layout stored = saved_layout();
   const bool simulated = device_.kind() == DeviceKind::meta;
   const bool replicas = stored.axis(MeshAxis::replicate) > 1;
   checkpoint::add_arrays(stored, agree_on_arrays(ranks_, options.arrays, replicas, simulated));

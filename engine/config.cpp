@@ -193,6 +193,18 @@ void read_groups(const Values& values, Config& config, Problems& problems) {
     config.group_rules.push_back({pattern, std::nullopt, false});
   }
   config.frozen = values.texts("tranche.frozen");
+  LoraConfig& lora = config.lora;
+  lora.rank = values.integer("tranche.lora.rank").value_or(lora.rank);
+  lora.alpha = values.number("tranche.lora.alpha").value_or(lora.alpha);
+  lora.dropout = values.number("tranche.lora.dropout").value_or(lora.dropout);
+  lora.rank_scaled = values.boolean("tranche.lora.rslora").value_or(lora.rank_scaled);
+  lora.save_base = values.boolean("tranche.lora.save_base").value_or(lora.save_base);
+  if (std::vector<std::string> targets = values.texts("tranche.lora.targets"); !targets.empty())
+    lora.targets = std::move(targets);
+  if (!lora.any() && lora != LoraConfig{}) {
+    problems.add(
+        "tranche.lora: has no rank, and without adapters its other keys do nothing; give rank, as 8");
+  }
   const Json* groups = values.json("tranche.parameter_groups");
   if (groups == nullptr || !groups->is_array()) return;
   for (const Json& group : *groups) {

@@ -147,6 +147,11 @@ Json tranche_keys(const Config& config) {
   json["communication_slab"] = config.staging_bytes;
   json["seed"] = config.seed;
   json["frozen"] = config.frozen;
+  if (config.lora.any()) {
+    json["lora"] = {{"rank", config.lora.rank},          {"alpha", config.lora.effective_alpha()},
+                    {"dropout", config.lora.dropout},    {"targets", config.lora.targets},
+                    {"rslora", config.lora.rank_scaled}, {"save_base", config.lora.save_base}};
+  }
   json["parameter_groups"] = Json::array();
   for (const ParameterGroupRule& rule : config.group_rules) {
     Json entry;

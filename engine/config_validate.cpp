@@ -159,6 +159,11 @@ void check_mesh(const Config& config, int ranks, Problems& problems) {
 }
 
 void check_names(const Config& config, Problems& problems) {
+  if (const std::string problem = config.lora.problem(); !problem.empty()) problems.add(problem);
+  if (config.lora.any() && !config.frozen.empty()) {
+    problems.add(
+        "tranche.frozen: with tranche.lora everything but the adapters is frozen already; leave it out");
+  }
   try {
     const ParameterGroups probe(config.group_rules, config.frozen);
   } catch (const InvalidArgument& error) {

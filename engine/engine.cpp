@@ -36,7 +36,7 @@ Config Engine::Impl::checked(Config config, const Runtime& runtime) {
 
 Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, EngineOptions options)
     : runtime(runtime_in),
-      model(std::move(model_in)),
+      model(with_adapters(std::move(model_in), config_in.lora)),
       config(checked(std::move(config_in), runtime_in)),
       optimizer(options.optimizer ? std::move(options.optimizer) : make_optimizer(config)),
       own_schedule(options.schedule ? std::optional(options.schedule->describe()) : std::nullopt),
@@ -157,7 +157,7 @@ Engine::Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr
 }
 Engine::~Engine() = default;
 
-void Engine::Impl::open_micro_batch(const Shape& shape) {
+void Engine::Impl::open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples_in) {
   require(!in_inference,
           "begin_micro_batch() inside an inference scope, which is one pass without micro-batches");
   require(!in_micro_batch, "begin_micro_batch() inside a micro-batch");
@@ -185,6 +185,7 @@ void Engine::Impl::open_micro_batch(const Shape& shape) {
     reducer.begin_micro_batch(micro_batch);
   }
   in_micro_batch = true;
+  samples = samples_in;
   gatherer.begin_sequence(program(), !in_evaluation && micro_batch + 1 < config.accumulation_steps);
   if (config.wall_clock_breakdown && !in_evaluation) recorder.pass_times().begin();
   set_phase(in_evaluation ? "evaluate" : "forward");
@@ -221,6 +222,7 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
 
   gatherer.end_sequence();
   in_micro_batch = false;
+  samples = {};
   if (in_evaluation) {
     double loss = 0;
     std::int64_t count = config.train_batch_size * model.tokens_per_sample;
@@ -236,8 +238,8 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
   ++micro_batch;
 }
 
-void Engine::begin_micro_batch(const Shape& shape) {
-  impl_->guarded([&] { impl_->open_micro_batch(shape); });
+void Engine::begin_micro_batch(const Shape& shape, std::span<const std::int64_t> samples) {
+  impl_->guarded([&] { impl_->open_micro_batch(shape, samples); });
 }
 
 GatheredUnit Engine::gather(UnitId unit) {
@@ -409,6 +411,9 @@ const Config& Engine::config() const {
 }
 const ModelSpec& Engine::model() const {
   return impl_->model;
+}
+std::span<const std::int64_t> Engine::micro_batch_samples() const {
+  return impl_->samples;
 }
 bool Engine::evaluating() const {
   return impl_->in_evaluation;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/digest.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/reader.h"
 #include "core/json.h"
@@ -35,6 +37,17 @@ std::string parts_not_in(const std::string& fingerprint, const std::string& othe
     at = end + divider.size();
   }
   return parts.empty() ? fingerprint : parts;
+}
+
+std::string to_text(const kernels::Digest& digest) {
+  return checkpoint::to_hex(digest.lanes[0]) + checkpoint::to_hex(digest.lanes[1]);
+}
+
+/// So that a run which starts in another folder finds it.
+std::string absolute_path(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::path whole = std::filesystem::absolute(path, ignored).lexically_normal();
+  return ignored ? path : whole.string();
 }
 
 /// Collective. `path`, or the newest checkpoint in it that is not among `damaged`. One rank looks, so that
@@ -72,6 +85,10 @@ void Engine::Impl::describe_run(checkpoint::Manifest& manifest, const SaveOption
   manifest.run.optimizer = optimizer->describe();
   manifest.run.config = config.to_json();
   manifest.run.user = options.user;
+  if (config.lora.leaves_base_out()) {
+    manifest.base = checkpoint::BaseRecord{base_folder, std::string(name_of(config.precision.compute)),
+                                           base_digest ? to_text(*base_digest) : ""};
+  }
 }
 
 std::string Engine::Impl::save(const std::string& directory, const SaveOptions& options) {
@@ -79,6 +96,7 @@ std::string Engine::Impl::save(const std::string& directory, const SaveOptions& 
           "save() inside a step or an evaluation; save between step() and the next micro-batch");
   require_whole_state("save()");
   set_phase("save");
+  if (config.lora.leaves_base_out()) (void)digest_of_base();
   try {
     std::string path = session->save(directory, options, steps_done, [&](checkpoint::Manifest& manifest) {
       describe_run(manifest, options);
@@ -149,6 +167,78 @@ void Engine::Impl::load_arrays(const std::string& path, const std::vector<ArrayT
   });
 }
 
+Engine::Impl::Part Engine::Impl::part_of(const checkpoint::Reader& reader, const LoadOptions& options) const {
+  if (reader.manifest().base) {
+    if (!config.lora.any()) {
+      throw CheckpointError(reader.folder() +
+                            " holds adapters alone: give its tranche.lora, or export it merged");
+    }
+    return Part::adapters;
+  }
+  const auto has = [&](const TensorState& tensor) {
+    return !tensor.frozen && reader.find(tensor.name) != nullptr;
+  };
+  if (!config.lora.any() || std::any_of(store.tensors().begin(), store.tensors().end(), has))
+    return Part::whole;
+  if (options.weights_only) return Part::base;
+  throw CheckpointError(reader.folder() +
+                        " holds no adapters: take its weights as their base (--resume-weights-only)");
+}
+
+std::unique_ptr<checkpoint::Reader> Engine::Impl::open_base(const checkpoint::Reader& adapters,
+                                                            const LoadOptions& options,
+                                                            const checkpoint::Storage& storage) {
+  const std::string& recorded = adapters.manifest().base->folder;
+  const std::string& path = options.base.empty() ? recorded : options.base;
+  if (path.empty()) return nullptr;  // it was drawn
+  try {
+    std::vector<std::string> notes;
+    const std::string chosen = choose_checkpoint(world, storage.files, path, notes);
+    std::unique_ptr<checkpoint::Reader> base;
+    (void)together(world, load_label, [&]() -> std::string {
+      base = std::make_unique<checkpoint::Reader>(storage, chosen);
+      if (base->manifest().base) throw CheckpointError(chosen + " holds adapters alone; export it merged");
+      for (const TensorState& tensor : store.tensors()) {
+        if (!tensor.frozen) continue;
+        const checkpoint::StoredTensor& stored = base->tensor(tensor.name);
+        if (stored.shape == tensor.shape) continue;
+        throw CheckpointError("tensor " + tensor.name + " has shape " + stored.shape.to_string() + " in " +
+                              chosen + ", but " + tensor.shape.to_string() + " in this model");
+      }
+      return {};
+    });
+    return base;
+  } catch (const CheckpointError& problem) {
+    throw CheckpointError("the base of the adapters in " + adapters.folder() + ": " + problem.message() +
+                          (options.base.empty() ? "; where it lies elsewhere now, give --base" : ""));
+  }
+}
+
+std::string Engine::Impl::digest_of_base() {
+  if (simulated()) return {};
+  if (!base_digest) base_digest = access().digest(TensorAccess::Digested::frozen_weights);
+  return to_text(*base_digest);
+}
+
+void Engine::Impl::require_base(const checkpoint::Manifest& adapters, const std::string& chosen,
+                                std::vector<std::string>& notes) {
+  const checkpoint::BaseRecord& wanted = *adapters.base;
+  const std::string found = digest_of_base(), dtype(name_of(config.precision.compute));
+  if (wanted.digest.empty() || found.empty()) return;
+  if (wanted.dtype != dtype) {
+    notes.push_back("the base of " + chosen + " was held in " + wanted.dtype + " and is in " + dtype +
+                    " now: its digest cannot be compared");
+    return;
+  }
+  if (wanted.digest == found) return;
+  const std::string has = base_folder.empty() ? "that was drawn here" : base_folder;
+  throw CheckpointError(
+      chosen + " holds adapters that were trained beside another base: its digest was " + wanted.digest +
+      (wanted.folder.empty() ? " (drawn, not loaded: the seed tells which; tranche.lora.save_base saves it)"
+                             : " (" + wanted.folder + ")") +
+      ", the base " + has + " has " + found + "; give the base that it belongs to (--base)");
+}
+
 LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& options) {
   require(!in_step && !in_micro_batch && !in_evaluation,
           "load() inside a step or an evaluation; load before the first micro-batch of a step");
@@ -160,11 +250,14 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   std::string chosen;
   const checkpoint::Layout own = session->whole_layout();
   // Nothing of this rank changes before every rank has found all that it needs.
-  std::unique_ptr<checkpoint::Reader> reader;
+  std::unique_ptr<checkpoint::Reader> reader, base;
+  Part part = Part::whole;
   LossScalerState scale = scaler.state();
   const auto find_all = [&]() -> std::string {
     reader = std::make_unique<checkpoint::Reader>(storage, chosen);
+    part = part_of(*reader, options);
     for (const TensorState& tensor : store.tensors()) {
+      if (part != Part::whole && tensor.frozen != (part == Part::base)) continue;
       const checkpoint::StoredTensor& stored = reader->tensor(tensor.name);
       if (!(stored.shape == tensor.shape)) {
         throw CheckpointError("tensor " + tensor.name + " has shape " + stored.shape.to_string() + " in " +
@@ -181,7 +274,13 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     }
     for (const checkpoint::StoredTensor& stored : reader->tensors()) {
       if (!store.has_tensor(stored.name)) {
-        throw CheckpointError(chosen + " holds tensor " + stored.name + ", which this model does not have");
+        const bool adapter = stored.name.find(".lora_A.") != std::string::npos;
+        throw CheckpointError(chosen + " holds tensor " + stored.name + ", which this model does not have" +
+                              (!adapter ? ""
+                               : config.lora.any()
+                                   ? "; its adapters are others than those of tranche.lora"
+                                   : "; it holds adapters: give its tranche.lora, or export it "
+                                     "merged"));
       }
     }
     const auto saved = parse_json(reader->manifest().run.loss_scaler);
@@ -195,7 +294,14 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   const auto read_all = [&]() -> std::string {
     std::vector<checkpoint::SectionRecord> sections = own.sections;
     if (options.weights_only) std::erase_if(sections, [](const auto& one) { return one.kind != "weight"; });
-    read_sections(store, *reader, sections, runtime.device(), runtime.memory(Tier::host));
+    const auto read = [&](checkpoint::Reader& from, Part of) {
+      std::vector<checkpoint::SectionRecord> of_part = sections;
+      if (of != Part::whole)
+        std::erase_if(of_part, [&](const auto& one) { return one.frozen != (of == Part::base); });
+      read_sections(store, from, of_part, runtime.device(), runtime.memory(Tier::host));
+    };
+    if (base) read(*base, Part::base);
+    read(*reader, part);
     return {};
   };
   std::vector<std::string> damaged, passed_over;
@@ -203,6 +309,8 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     result.notes = passed_over;
     chosen = choose_checkpoint(world, storage.files, path, result.notes, damaged);
     (void)together(world, load_label, find_all);
+    base.reset();
+    if (part == Part::adapters) base = open_base(*reader, options, storage);
     // From here on weights change: a failure leaves an engine whose state is no run's.
     half_loaded = chosen;
     try {
@@ -216,8 +324,12 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   }
   result.folder = chosen;
   for (FlatBuffer* flat : store.trainable()) store.publish(*flat, "load");
-  half_loaded.clear();
   const checkpoint::Manifest& manifest = reader->manifest();
+  base_digest.reset();
+  if (part != Part::adapters) base_folder = absolute_path(chosen);
+  if (base) base_folder = absolute_path(base->folder());
+  if (part == Part::adapters) require_base(manifest, chosen, result.notes);
+  half_loaded.clear();
   result.step = manifest.run.step;
   result.applied_steps = manifest.run.applied;
   result.samples = manifest.run.samples;

@@ -83,6 +83,11 @@ ConstTensorView GatheredUnit::tensor(std::string_view name) const {
   return tensor(engine_->impl_->store.index_in_unit(unit_, name));
 }
 
+const UnitSpec& GatheredUnit::spec() const {
+  if (engine_ == nullptr) throw LogicError("spec() of a gathered unit that was released");
+  return engine_->impl_->model.unit({unit_});
+}
+
 // --- InferenceScope -------------------------------------------------------------------------------------
 
 InferenceScope::InferenceScope(Engine& engine, const Shape& shape)
@@ -123,6 +128,11 @@ TensorView UnitGradients::tensor(std::string_view name) const {
 bool UnitGradients::wanted(int index) const {
   if (engine_ == nullptr) throw LogicError("wanted() of gradients that were handed over");
   return !engine_->impl_->store.tensor_in_unit(unit_, index).frozen;
+}
+
+const UnitSpec& UnitGradients::spec() const {
+  if (engine_ == nullptr) throw LogicError("spec() of gradients that were handed over");
+  return engine_->impl_->model.unit({unit_});
 }
 
 void UnitGradients::reduce() && {

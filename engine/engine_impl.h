@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/reader.h"
 #include "engine/checkpoint_session.h"
 #include "engine/flat_updater.h"
 #include "engine/formulas.h"
@@ -53,7 +54,7 @@ struct Engine::Impl {
   Program program() const {
     return in_inference ? Program::infer : in_evaluation ? Program::evaluate : Program::train;
   }
-  void open_micro_batch(const Shape& shape);
+  void open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples);
   void close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count);
   EvaluationResult finish_evaluation();
   void begin_inference(const Shape& shape);
@@ -99,6 +100,21 @@ struct Engine::Impl {
   std::string save(const std::string& directory, const SaveOptions& options);
   std::string finish_saving();
   LoadResult load(const std::string& path, const LoadOptions& options);
+  /// The tensors that are taken from a checkpoint: of adapters beside a frozen base it may hold both, the
+  /// base or the adapters.
+  enum class Part : std::uint8_t { whole, base, adapters };
+  /// Throws CheckpointError where the model has no use for what it holds.
+  Part part_of(const checkpoint::Reader& reader, const LoadOptions& options) const;
+  /// Collective. The checkpoint of the base; null where that was drawn.
+  std::unique_ptr<checkpoint::Reader> open_base(const checkpoint::Reader& adapters,
+                                                const LoadOptions& options,
+                                                const checkpoint::Storage& storage);
+  /// Collective. Throws CheckpointError unless the frozen weights are those that adapters were trained
+  /// beside.
+  void require_base(const checkpoint::Manifest& adapters, const std::string& chosen,
+                    std::vector<std::string>& notes);
+  /// Collective. 32 hexadecimal digits.
+  std::string digest_of_base();
   void load_arrays(const std::string& path, const std::vector<ArrayTarget>& targets);
 
   // --- engine_rule.cpp ---
@@ -168,6 +184,7 @@ struct Engine::Impl {
   bool in_evaluation = false;
   bool in_inference = false;  ///< an evaluation of one open micro-batch, as the other flags have it
   std::int64_t micro_batch = 0;
+  std::span<const std::int64_t> samples;  ///< of the open micro-batch
   std::int64_t steps_done = 0;
   std::int64_t applied_steps = 0;
   std::int64_t samples_done = 0, tokens_done = 0;
@@ -178,6 +195,8 @@ struct Engine::Impl {
   LossTotal evaluation_loss;
   std::int64_t evaluation_tokens = 0;
   std::vector<std::string> start_notes;
+  std::string base_folder;  ///< the checkpoint that the frozen base of adapters came from; empty: drawn
+  std::optional<kernels::Digest> base_digest;  ///< of the frozen weights, while it is known
   std::string half_loaded;  ///< the checkpoint whose load failed in between: the state is no run's
   bool dropped_plans_noted = false;
   std::atomic<bool> stop_wanted = false;

@@ -36,6 +36,7 @@ void Engine::write_weight(std::string_view name, std::span<const float> values) 
                "write_weight(" + std::string(name) + ") inside a step or micro-batch");
   const int index = impl.store.find_tensor(name);
   impl.require_size(impl.store.tensors()[static_cast<std::size_t>(index)], values.size(), "write_weight");
+  impl.base_digest.reset();
   impl.guarded([&] { impl.access().write_weight(index, values); });
 }
 
@@ -153,10 +154,10 @@ void Engine::write_gradient(std::string_view name, std::span<const float> values
 // --- Digests --------------------------------------------------------------------------------------------
 
 kernels::Digest Engine::weights_digest() {
-  return impl_->guarded([&] { return impl_->access().digest(false); });
+  return impl_->guarded([&] { return impl_->access().digest(TensorAccess::Digested::weights); });
 }
 kernels::Digest Engine::state_digest() {
-  return impl_->guarded([&] { return impl_->access().digest(true); });
+  return impl_->guarded([&] { return impl_->access().digest(TensorAccess::Digested::weights_and_state); });
 }
 
 }  // namespace tranche

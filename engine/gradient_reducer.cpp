@@ -154,7 +154,8 @@ TensorView GradientReducer::view(std::int64_t micro_batch, int unit, int index) 
     uses.scratch.resize(store_.units()[static_cast<std::size_t>(unit)].tensors.size());
     StepBuffer& scratch = uses.scratch[static_cast<std::size_t>(index)];
     if (!scratch) {
-      scratch = arena_.acquire(tensor.shape.elements() * size_of(DataType::float32), Category::gradients,
+      // No gradient, which a frozen tensor has none of: what a kernel computes along with another one's.
+      scratch = arena_.acquire(tensor.shape.elements() * size_of(DataType::float32), Category::workspace,
                                tensor.name + " frozen scratch");
       for (const Event& event : scratch.ready()) compute_.wait(event);
       kernels::fill_zero(compute_, {scratch.data(), DataType::float32, tensor.shape});

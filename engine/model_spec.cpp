@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <bit>
 #include <unordered_set>
 
@@ -36,6 +37,12 @@ Initializer Initializer::from(std::string name, Fill fill) {
     throw InvalidArgument(fmt::format("Initializer::from('{}') wants a name and a function", name));
   }
   return {Kind::custom, 0, 0, std::move(name), std::move(fill)};
+}
+
+const LowRankAdapter* UnitSpec::adapter_of(int weight) const {
+  const auto found = std::find_if(adapters.begin(), adapters.end(),
+                                  [&](const LowRankAdapter& adapter) { return adapter.weight == weight; });
+  return found == adapters.end() ? nullptr : &*found;
 }
 
 UnitId ModelSpec::add_unit(UnitSpec unit) {
@@ -128,6 +135,10 @@ std::uint64_t ModelSpec::hash() const {
       hash.add(tensor.initializer.name);
       hash.add(static_cast<std::int64_t>(tensor.aliases.size()));
       for (const std::string& alias : tensor.aliases) hash.add(alias);
+    }
+    for (const LowRankAdapter& adapter : unit.adapters) {
+      for (const int index : {adapter.weight, adapter.a, adapter.b}) hash.add(index);
+      for (const float value : {adapter.scale, adapter.dropout}) hash.add(std::bit_cast<std::int32_t>(value));
     }
   }
   return hash.value();

@@ -15,12 +15,14 @@ TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& 
   return slice.state.at(static_cast<std::size_t>(found - state_tensors.begin()));
 }
 
-checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh) {
+checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh,
+                                     bool frozen) {
   std::vector<checkpoint::UnitDescription> described;
   for (const UnitState& unit : store.units()) {
     checkpoint::UnitDescription description{unit.name, unit.uses_per_micro_batch, {}};
     for (const int index : unit.tensors) {
       const TensorState& tensor = store.tensors()[static_cast<std::size_t>(index)];
+      if (tensor.frozen && !frozen) continue;
       description.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, tensor.aliases});
     }
     described.push_back(std::move(description));

@@ -20,7 +20,9 @@ inline FlatBuffer& buffer_of(StateStore& store, const checkpoint::SectionPiece& 
   return store.units()[static_cast<std::size_t>(piece.unit)].buffers[static_cast<std::size_t>(piece.buffer)];
 }
 
-/// The layout of a checkpoint of everything in the store, over the ranks of `mesh`.
-checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh);
+/// The layout of a checkpoint of the store, over the ranks of `mesh`: of everything, or, without `frozen`, of
+/// what is trained. A unit of which nothing is saved stays, empty.
+checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh,
+                                     bool frozen = true);
 
 }  // namespace tranche::detail

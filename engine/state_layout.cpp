@@ -35,23 +35,29 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
   StateLayout layout;
   std::vector<std::string> names;
   const TensorState* first = nullptr;  // trainable
-  std::size_t total = 0;
-  for (const UnitSpec& spec : model.units()) total += spec.tensors.size();
+  std::size_t total = 0, adapters = 0;
+  for (const UnitSpec& spec : model.units()) {
+    total += spec.tensors.size();
+    adapters += 2 * spec.adapters.size();
+  }
   layout.tensors.reserve(total);
+  // Adapters have the last indices, so that a model draws the same weights with them as without.
+  std::size_t next_index = 0, next_adapter_index = total - adapters;
   for (const UnitSpec& spec : model.units()) {
     UnitState unit;
     unit.name = spec.name;
     unit.uses_per_micro_batch = spec.uses_per_micro_batch;
     Pending trainable, frozen;
+    const std::size_t own = spec.tensors.size() - 2 * spec.adapters.size();  // which adapters follow
     for (const TensorSpec& tensor : spec.tensors) {
       TensorState state;
       state.name = tensor.name;
       state.aliases = tensor.aliases;
       state.shape = tensor.shape;
       state.initializer = tensor.initializer;
-      state.model_index = layout.tensors.size();
+      state.model_index = unit.tensors.size() < own ? next_index++ : next_adapter_index++;
       state.unit = static_cast<int>(layout.units.size());
-      state.frozen = groups.frozen(tensor.name);
+      state.frozen = tensor.frozen || groups.frozen(tensor.name);
       state.group = groups.resolve(tensor.name, tensor.shape.rank());
       state.buffer = state.frozen ? 1 : 0;
       if (!state.frozen) check_group(optimizer, state);

@@ -274,7 +274,8 @@ void TensorAccess::take_statistics(FlatBuffer& flat, kernels::GradientStatistics
 
 // --- Digests --------------------------------------------------------------------------------------------
 
-kernels::Digest TensorAccess::digest(bool with_state) {
+kernels::Digest TensorAccess::digest(Digested what) {
+  const bool with_state = what == Digested::weights_and_state;
   // Sums of what this rank owns, of weights and of state that all ranks keep alike, and of those parts of a
   // shard that its replicas keep alike.
   enum Sum { own_elements, weights_of_all, state_of_all, weights_of_shard, state_of_shard, sum_count };
@@ -318,7 +319,7 @@ kernels::Digest TensorAccess::digest(bool with_state) {
   std::vector<std::byte> frozen;
   for (UnitState& unit : store_.units()) {
     for (FlatBuffer& flat : unit.buffers) {
-      if (flat.empty()) continue;
+      if (flat.empty() || (flat.trainable && what == Digested::frozen_weights)) continue;
       compute_.wait(flat.gather_done);
       if (residency.offloaded(flat)) compute_.wait(flat.shard_ready);
       const ElementRange whole{0, flat.layout.padded_elements()};

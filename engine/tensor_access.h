@@ -43,9 +43,10 @@ class TensorAccess {
   /// Takes the statistics again of a main gradient that was written after it had left the device.
   void take_statistics(FlatBuffer& flat, kernels::GradientStatistics* statistics);
 
-  /// Over all ranks; `with_state` adds the optimizer state under indices behind the weights'. Throws
-  /// CommunicationError on all ranks when copies differ, naming the first rank that holds another.
-  kernels::Digest digest(bool with_state);
+  enum class Digested : std::uint8_t { weights, weights_and_state, frozen_weights };
+  /// Over all ranks; optimizer state comes under indices behind the weights'. Throws CommunicationError on
+  /// all ranks when copies differ, naming the first rank that holds another.
+  kernels::Digest digest(Digested what);
 
  private:
   using Read = std::function<void(ElementRange, void*)>;

@@ -1,5 +1,5 @@
 # cmake -DPROGRAM= -DDATA= -DDIRECTORY= -P check_own_model.cmake: the program trains the example's model, with the same bits under
-# activation checkpointing at stage 3, goes on from its checkpoint, and plans, shows and exports it.
+# activation checkpointing at stage 3, goes on from its checkpoint, plans, shows and exports it, and trains adapters beside it.
 file(REMOVE_RECURSE ${DIRECTORY})
 file(MAKE_DIRECTORY ${DIRECTORY})
 function(run)
@@ -32,5 +32,10 @@ wants("TokenMlp of 4 layers")
 run(checkpoint export run --to out)
 run(train --model out/config.json --data ${DATA} --steps 1 --eval-batches 2 --debug-peak-seconds 0.01 --resume-weights-only run)
 run(generate --from out --prompt a --tokens 5 --greedy)
+run(train --model token-mlp --data ${DATA} --steps 5 --eval-batches 2 --debug-peak-seconds 0.01 --resume-weights-only run
+  --set tranche.lora.rank=4 --checkpoint-dir tuned)
+wants("on all-linear \\(8 layers\\): 10240 parameters are trained")
+run(checkpoint export tuned --to merged)
+run(generate --from tuned --prompt a --tokens 5 --greedy)
 execute_process(COMMAND ${PROGRAM} plan --model token-mpl RESULT_VARIABLE status ERROR_VARIABLE output OUTPUT_QUIET)
 wants("did you mean \"token-mlp\"")

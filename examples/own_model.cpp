@@ -40,9 +40,11 @@ class TokenMlp final : public LanguageModel {
   }
   UnitSpec block_unit(std::int64_t block) const override {
     const std::string name = "blocks." + std::to_string(block);
-    return {.name = name,
-            .tensors = {{name + ".up", {width_, 4 * width_}, Initializer::normal(0.02f)},
-                        {name + ".down", {4 * width_, width_}, Initializer::normal(0.02f)}}};
+    return {
+        .name = name,
+        .tensors = {
+            {name + ".up", {width_, 4 * width_}, Initializer::normal(0.02f), {}, LinearLayout::in_out},
+            {name + ".down", {4 * width_, width_}, Initializer::normal(0.02f), {}, LinearLayout::in_out}}};
   }
 
   void embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
@@ -78,7 +80,7 @@ class TokenMlp final : public LanguageModel {
     const ConstTensorView d_out = weights.lasting(pass.engine, gradient);  // which is added to below
     linear_input_gradient(pass.engine, unit, down, d_out, d_sum);
     kernels::gelu_forward_backward(pass.engine.compute_stream(), saved[0], d_sum, active, d_sum);
-    linear_parameter_gradients(pass.engine, weights, down, active, d_out);
+    linear_parameter_gradients(pass.engine, unit, weights, down, active, d_out);
     linear_backward(pass.engine, unit, weights, up, input, d_sum, &gradient, /*accumulate=*/true);
     weights.keep(std::move(scratch));
   }

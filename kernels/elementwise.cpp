@@ -108,6 +108,15 @@ void accumulate(Stream& stream, const ConstTensorView& x, const TensorView& accu
       [&] { cuda::accumulate(stream, x, accumulator); });
 }
 
+void scale(Stream& stream, float factor, const TensorView& x) {
+  constexpr std::string_view name = "scale";
+  check_floating(name, "x", x.dtype);
+  dispatch(
+      stream, name, meta::elementwise(1, x, x),
+      [threads = stream.threads(), factor, x] { cpu::scale(threads, factor, x); },
+      [&] { cuda::scale(stream, factor, x); });
+}
+
 void add_bias(Stream& stream, const TensorView& x, const ConstTensorView& bias) {
   constexpr std::string_view name = "add_bias";
   check_floating(name, "x", x.dtype);

@@ -62,7 +62,11 @@ UnitSpec Gpt::embedding_unit() const {
   const auto normal = Initializer::normal(config_.initializer_range);
   const std::int64_t width = config_.width;
   return {.name = "embedding",
-          .tensors = {{"transformer.wte.weight", {config_.vocabulary, width}, normal, {"lm_head.weight"}},
+          .tensors = {{"transformer.wte.weight",
+                       {config_.vocabulary, width},
+                       normal,
+                       {"lm_head.weight"},
+                       LinearLayout::out_in},
                       {"transformer.wpe.weight", {config_.positions, width}, normal},
                       {"transformer.ln_f.weight", {width}, Initializer::ones()},
                       {"transformer.ln_f.bias", {width}, Initializer::zeros()}},

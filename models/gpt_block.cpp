@@ -63,18 +63,19 @@ UnitSpec Gpt::block_unit(std::int64_t block) const {
   const auto residual =
       Initializer::normal(config_.initializer_range / std::sqrt(2.0f * static_cast<float>(config_.layers)));
   const auto zeros = Initializer::zeros(), ones = Initializer::ones();
+  constexpr LinearLayout in_out = LinearLayout::in_out;
   return {.name = "h." + std::to_string(block),
           .tensors = {{prefix + "ln_1.weight", {width}, ones},
                       {prefix + "ln_1.bias", {width}, zeros},
-                      {prefix + "attn.c_attn.weight", {width, 3 * width}, normal},
+                      {prefix + "attn.c_attn.weight", {width, 3 * width}, normal, {}, in_out},
                       {prefix + "attn.c_attn.bias", {3 * width}, zeros},
-                      {prefix + "attn.c_proj.weight", {width, width}, residual},
+                      {prefix + "attn.c_proj.weight", {width, width}, residual, {}, in_out},
                       {prefix + "attn.c_proj.bias", {width}, zeros},
                       {prefix + "ln_2.weight", {width}, ones},
                       {prefix + "ln_2.bias", {width}, zeros},
-                      {prefix + "mlp.c_fc.weight", {width, inner}, normal},
+                      {prefix + "mlp.c_fc.weight", {width, inner}, normal, {}, in_out},
                       {prefix + "mlp.c_fc.bias", {inner}, zeros},
-                      {prefix + "mlp.c_proj.weight", {inner, width}, residual},
+                      {prefix + "mlp.c_proj.weight", {inner, width}, residual, {}, in_out},
                       {prefix + "mlp.c_proj.bias", {width}, zeros}}};
 }
 
@@ -165,7 +166,7 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
     // GELU's output is recomputed, not saved: that is a quarter of the block's activations, and its gradient
     // needs the same input.
     kernels::gelu_forward_backward(stream, saved[hidden], d_hidden, activated, d_hidden);
-    linear_parameter_gradients(engine, weights, {mlp_projection_weight, mlp_projection_bias}, activated,
+    linear_parameter_gradients(engine, unit, weights, {mlp_projection_weight, mlp_projection_bias}, activated,
                                d_out);
     linear_backward(engine, unit, weights, {mlp_weight, mlp_bias}, saved[normed_2], d_hidden,
                     &narrow_scratch);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "models/low_rank.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/kernels/elementwise.h"
@@ -81,10 +82,20 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   const auto logits_of = [&](std::int64_t block) {
     return part_of(logits_memory[0], blocks.place(block), block);
   };
+  // An adapter of the head: its narrow product is one for all blocks, each of which has rows of B.
+  const std::optional<LowRank> low_rank = LowRank::of(engine, unit, weight);
+  StepTensors inner;
+  if (low_rank) {
+    inner = StepTensors(engine, Category::activations, "adapter", {{dtype, {rows, low_rank->rank()}}});
+    low_rank->inner(norm.normed, inner[0]);
+  }
   const auto compute_logits = [&](std::int64_t block) {
-    kernels::matmul(stream, {.transpose_b = true}, norm.normed,
-                    rows_of(unit.tensor(weight), blocks.first(block), blocks.columns(block)),
+    const std::int64_t first = blocks.first(block), columns = blocks.columns(block);
+    kernels::matmul(stream, {.transpose_b = true}, norm.normed, rows_of(unit.tensor(weight), first, columns),
                     logits_of(block), engine.workspace());
+    if (!low_rank) return;
+    kernels::matmul(stream, {.transpose_b = true, .accumulate = true}, inner[0],
+                    rows_of(low_rank->b(), first, columns), logits_of(block), engine.workspace());
   };
 
   kernels::cross_entropy_begin(stream, state);
@@ -107,6 +118,15 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   // Every block writes rows of its own.
   const bool wanted = gradients->wanted(weight);
   const GradientTarget d_table = wanted ? gradients->target(weight) : GradientTarget{};
+  StepTensors inner_backward;  // the sum over blocks in fp32, and it in the compute dtype
+  GradientTarget d_b;
+  if (low_rank) {
+    const Shape narrow_rows{rows, low_rank->rank()};
+    inner_backward =
+        StepTensors(engine, Category::activations, "adapter backward",
+                    {{DataType::float32, narrow_rows}, {dtype, {in_place ? 0 : rows, low_rank->rank()}}});
+    d_b = gradients->target(low_rank->adapter().b);
+  }
   const auto backward = [&](std::int64_t block) {
     const std::int64_t first = blocks.first(block), columns = blocks.columns(block);
     const TensorView d_logits = in_place ? logits_of(block) : part_of(scratch[2], 0, block);
@@ -118,6 +138,11 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
     }
     kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, d_logits,
                     rows_of(unit.tensor(weight), first, columns), summed, engine.workspace());
+    if (!low_rank) return;
+    kernels::matmul(stream, {.transpose_a = true, .accumulate = d_b.accumulate}, d_logits, inner[0],
+                    rows_of(d_b.view, first, columns), engine.workspace());
+    kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, d_logits,
+                    rows_of(low_rank->b(), first, columns), inner_backward[0], engine.workspace());
   };
   // Goes from the last blocks, whose logits are still in memory, to the first.
   for (std::int64_t end = blocks.count; end > 0;) {
@@ -128,6 +153,13 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   }
   logits_memory.release();
   if (several && !in_place) kernels::cast(stream, summed, d_normed);
+  if (low_rank) {
+    const TensorView d_inner = inner_backward[in_place ? 0 : 1];
+    kernels::scale(stream, low_rank->adapter().scale, inner_backward[0]);
+    if (!in_place) kernels::cast(stream, inner_backward[0], d_inner);
+    low_rank->input_gradient(d_inner, d_normed);
+    add_a_gradient(engine, *gradients, low_rank->adapter(), norm.normed, d_inner);
+  }
   model.final_norm_backward(pass, unit, *gradients, d_normed, x, norm, *d_x);
 }
 
@@ -139,6 +171,8 @@ void language_logits(const LanguageModel& model, const Pass& pass, const Gathere
   model.final_norm_forward(pass, unit, rows_of(x, first, count), norm);
   kernels::matmul(pass.engine.compute_stream(), {.transpose_b = true}, norm.normed,
                   unit.tensor(pass.shape.head_weight), logits, pass.engine.workspace());
+  if (const auto low_rank = LowRank::of(pass.engine, unit, pass.shape.head_weight))
+    low_rank->forward(norm.normed, logits);
 }
 
 }  // namespace tranche::models

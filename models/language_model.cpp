@@ -270,7 +270,7 @@ void LanguageModel::forward_backward(Engine& engine, const TokenBatch& batch) co
   const bool recompute = engine.config().activation_checkpointing;
   const std::int64_t save_every = recompute ? std::max(engine.config().checkpoint_every, 1) : 1;
 
-  engine.begin_micro_batch(shape_of(pass));
+  engine.begin_micro_batch(shape_of(pass), batch.samples);
   const StepTensors totals = acquire_totals(engine);
   pass.tables = acquire_tables(pass);
   SavedActivations saved(pass.shape.layers);
@@ -296,7 +296,7 @@ void LanguageModel::forward_backward(Engine& engine, const TokenBatch& batch) co
 
 void LanguageModel::evaluate(Engine& engine, const TokenBatch& batch) const {
   Pass pass = pass_of(engine, batch, false);
-  engine.begin_micro_batch(shape_of(pass));
+  engine.begin_micro_batch(shape_of(pass), batch.samples);
   const StepTensors totals = acquire_totals(engine);
   pass.tables = acquire_tables(pass);
   SavedActivations saved(pass.shape.layers);

@@ -1,5 +1,8 @@
 #include "tranche/models/linear.h"
 
+#include <utility>
+
+#include "models/low_rank.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
@@ -7,28 +10,11 @@
 
 namespace tranche::models {
 
-void linear_forward(Engine& engine, const GatheredUnit& unit, const Linear& linear, const ConstTensorView& x,
-                    const TensorView& out) {
-  Stream& stream = engine.compute_stream();
-  const bool transposed = linear.layout == Linear::Layout::out_in;
-  if (linear.bias < 0) {
-    kernels::matmul(stream, {.transpose_b = transposed}, x, unit.tensor(linear.weight), out,
-                    engine.workspace());
-  } else {
-    kernels::matmul_bias(stream, x, unit.tensor(linear.weight), unit.tensor(linear.bias), out,
-                         engine.workspace(), transposed);
-  }
-}
+namespace {
 
-void linear_input_gradient(Engine& engine, const GatheredUnit& unit, const Linear& linear,
-                           const ConstTensorView& d_out, const TensorView& d_x, bool accumulate) {
-  kernels::matmul(engine.compute_stream(),
-                  {.transpose_b = linear.layout == Linear::Layout::in_out, .accumulate = accumulate}, d_out,
-                  unit.tensor(linear.weight), d_x, engine.workspace());
-}
-
-void linear_parameter_gradients(Engine& engine, const UnitGradients& gradients, const Linear& linear,
-                                const ConstTensorView& x, const ConstTensorView& d_out) {
+/// Adds the gradients of weight and bias, of which adapters' are no part.
+void own_gradients(Engine& engine, const UnitGradients& gradients, const Linear& linear,
+                   const ConstTensorView& x, const ConstTensorView& d_out) {
   Stream& stream = engine.compute_stream();
   if (gradients.wanted(linear.weight)) {
     const GradientTarget d_weight = gradients.target(linear.weight);
@@ -41,24 +27,77 @@ void linear_parameter_gradients(Engine& engine, const UnitGradients& gradients, 
   }
 }
 
-void linear_parameter_gradients(Engine& engine, WeightGradients& weights, const Linear& linear,
-                                const ConstTensorView& x, const ConstTensorView& d_out) {
-  weights.add([&engine, &gradients = weights.unit(), linear, x, d_out] {
-    linear_parameter_gradients(engine, gradients, linear, x, d_out);
+}  // namespace
+
+void linear_forward(Engine& engine, const GatheredUnit& unit, const Linear& linear, const ConstTensorView& x,
+                    const TensorView& out) {
+  Stream& stream = engine.compute_stream();
+  const bool transposed = linear.layout == Linear::Layout::out_in;
+  if (linear.bias < 0) {
+    kernels::matmul(stream, {.transpose_b = transposed}, x, unit.tensor(linear.weight), out,
+                    engine.workspace());
+  } else {
+    kernels::matmul_bias(stream, x, unit.tensor(linear.weight), unit.tensor(linear.bias), out,
+                         engine.workspace(), transposed);
+  }
+  if (const auto low_rank = LowRank::of(engine, unit, linear.weight)) low_rank->forward(x, out);
+}
+
+void linear_input_gradient(Engine& engine, const GatheredUnit& unit, const Linear& linear,
+                           const ConstTensorView& d_out, const TensorView& d_x, bool accumulate) {
+  kernels::matmul(engine.compute_stream(),
+                  {.transpose_b = linear.layout == Linear::Layout::in_out, .accumulate = accumulate}, d_out,
+                  unit.tensor(linear.weight), d_x, engine.workspace());
+  const auto low_rank = LowRank::of(engine, unit, linear.weight);
+  if (!low_rank) return;
+  const StepTensors memory(engine, Category::activations, "adapter backward",
+                           {{low_rank->dtype(), {d_out.shape[0], low_rank->rank()}}});
+  low_rank->inner_gradient(d_out, memory[0]);
+  low_rank->input_gradient(memory[0], d_x);
+}
+
+void linear_parameter_gradients(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients,
+                                const Linear& linear, const ConstTensorView& x,
+                                const ConstTensorView& d_out) {
+  WeightGradients now(gradients);
+  linear_parameter_gradients(engine, unit, now, linear, x, d_out);
+}
+
+void linear_parameter_gradients(Engine& engine, const GatheredUnit& unit, WeightGradients& weights,
+                                const Linear& linear, const ConstTensorView& x,
+                                const ConstTensorView& d_out) {
+  const UnitGradients& gradients = weights.unit();
+  if (gradients.wanted(linear.weight) || (linear.bias >= 0 && gradients.wanted(linear.bias))) {
+    weights.add(
+        [&engine, &gradients, linear, x, d_out] { own_gradients(engine, gradients, linear, x, d_out); });
+  }
+  const std::optional<LowRank> low_rank = LowRank::of(engine, unit, linear.weight);
+  if (!low_rank) return;
+  // The narrow products need the unit's weights, so that they are not left for later with the others.
+  const Shape narrow_rows{x.shape[0], low_rank->rank()};
+  StepTensors memory(engine, Category::activations, "adapter backward",
+                     {{low_rank->dtype(), narrow_rows}, {low_rank->dtype(), narrow_rows}});
+  const TensorView inner = memory[0], d_inner = memory[1];
+  low_rank->inner(x, inner);
+  low_rank->inner_gradient(d_out, d_inner);
+  weights.add([&engine, &gradients, adapter = low_rank->adapter(), x, d_out, inner, d_inner] {
+    add_b_gradient(engine, gradients, adapter, inner, d_out);
+    add_a_gradient(engine, gradients, adapter, x, d_inner);
   });
+  weights.keep(std::move(memory));
 }
 
 void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients,
                      const Linear& linear, const ConstTensorView& x, const ConstTensorView& d_out,
                      const TensorView* d_x) {
-  linear_parameter_gradients(engine, gradients, linear, x, d_out);
+  linear_parameter_gradients(engine, unit, gradients, linear, x, d_out);
   if (d_x != nullptr) linear_input_gradient(engine, unit, linear, d_out, *d_x);
 }
 
 void linear_backward(Engine& engine, const GatheredUnit& unit, WeightGradients& weights, const Linear& linear,
                      const ConstTensorView& x, const ConstTensorView& d_out, const TensorView* d_x,
                      bool accumulate) {
-  linear_parameter_gradients(engine, weights, linear, x, d_out);
+  linear_parameter_gradients(engine, unit, weights, linear, x, d_out);
   if (d_x != nullptr) linear_input_gradient(engine, unit, linear, d_out, *d_x, accumulate);
 }
 

@@ -68,6 +68,7 @@ UnitSpec Llama::embedding_unit() const {
           {table_name, {config_.vocabulary, config_.width}, Initializer::normal(config_.initializer_range)}}};
   if (config_.tied) {
     unit.tensors.front().aliases = {head_name};
+    unit.tensors.front().linear = LinearLayout::out_in;
     unit.tensors.push_back({norm_name, {config_.width}, Initializer::ones()});
     unit.uses_per_micro_batch = 2;
   }
@@ -75,11 +76,13 @@ UnitSpec Llama::embedding_unit() const {
 }
 
 UnitSpec Llama::head_unit() const {
-  return {
-      .name = "head",
-      .tensors = {
-          {norm_name, {config_.width}, Initializer::ones()},
-          {head_name, {config_.vocabulary, config_.width}, Initializer::normal(config_.initializer_range)}}};
+  return {.name = "head",
+          .tensors = {{norm_name, {config_.width}, Initializer::ones()},
+                      {head_name,
+                       {config_.vocabulary, config_.width},
+                       Initializer::normal(config_.initializer_range),
+                       {},
+                       LinearLayout::out_in}}};
 }
 
 StepTensors Llama::acquire_tables(const Pass& pass) const {

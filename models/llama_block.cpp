@@ -38,6 +38,7 @@ LlamaBlockIndices lay_out(const LlamaConfig& config, std::int64_t block, std::ve
   };
   const auto linear = [&](const char* name, std::int64_t out, std::int64_t in, bool bias) {
     Linear result{.weight = add(name, {out, in}, normal), .layout = Linear::Layout::out_in};
+    if (tensors != nullptr) tensors->back().linear = LinearLayout::out_in;
     if (bias) result.bias = add(name, {out}, Initializer::zeros());
     return result;
   };
@@ -229,7 +230,7 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
     // gradient, and the gradients of gate and up take theirs.
     kernels::swiglu_forward_backward(stream, saved[gate], saved[up], activated, activated, saved[gate],
                                      saved[up]);
-    linear_parameter_gradients(engine, weights, at.down, activated, d_out);
+    linear_parameter_gradients(engine, unit, weights, at.down, activated, d_out);
     linear_backward(engine, unit, weights, at.gate, saved[normed_2], saved[gate], &d_normed);
     linear_backward(engine, unit, weights, at.up, saved[normed_2], saved[up], &d_normed, true);
     kernels::rms_norm_backward(stream, d_normed, saved[attention_residual], unit.tensor(at.norm_2),

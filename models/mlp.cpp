@@ -85,9 +85,9 @@ ModelSpec Mlp::spec(const MlpConfig& config) {
     const std::int64_t in = config.widths[i], out = config.widths[i + 1];
     const std::string name = "layer." + std::to_string(i);
     const auto normal = Initializer::normal(1.0f / std::sqrt(static_cast<float>(in)));
-    spec.add_unit(
-        {.name = name,
-         .tensors = {{name + ".weight", {in, out}, normal}, {name + ".bias", {out}, Initializer::zeros()}}});
+    spec.add_unit({.name = name,
+                   .tensors = {{name + ".weight", {in, out}, normal, {}, LinearLayout::in_out},
+                               {name + ".bias", {out}, Initializer::zeros()}}});
     spec.flops_per_token += 6.0 * static_cast<double>(in) * static_cast<double>(out);
   }
   spec.gathers_per_micro_batch = [units = spec.units().size()](const Config&) {

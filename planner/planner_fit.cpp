@@ -157,7 +157,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   for (const UnitSpec& unit : spec.units()) {
     std::vector<std::int64_t> elements, frozen;
     for (const TensorSpec& tensor : unit.tensors) {
-      (groups.frozen(tensor.name) ? frozen : elements).push_back(tensor.shape.elements());
+      (tensor.frozen || groups.frozen(tensor.name) ? frozen : elements).push_back(tensor.shape.elements());
     }
     const detail::FlatLayout layout(elements, shards, replicas), other(frozen, shards, replicas);
     OffloadUnit& of = schedule.units.emplace_back();
@@ -268,6 +268,12 @@ struct Levers {
   bool activations = false;
 };
 
+/// As the engine has it, with adapters.
+ModelSpec spec_of(const PlanRequest& request) {
+  return with_adapters(request.model.spec(request.model.sequence_or_longest(request.sequence)),
+                       request.config.lora);
+}
+
 /// Bytes of a rank at their peaks.
 struct Peaks {
   std::int64_t device = 0, host = 0, nvme = 0;
@@ -276,9 +282,7 @@ struct Peaks {
 class Search {
  public:
   explicit Search(const FitRequest& request)
-      : request_(request),
-        base_(request.plan.config),
-        spec_(request.plan.model.spec(request.plan.model.sequence_or_longest(request.plan.sequence))) {
+      : request_(request), base_(request.plan.config), spec_(spec_of(request.plan)) {
     validate_config(base_, request.plan.ranks);
     shards_ = shards_of(base_, request.plan.ranks);
     sizes_ = sizes_of(spec_, request.plan.model.covers_activations(), request.plan.ranks, shards_);
@@ -553,7 +557,7 @@ class Search {
 StepCost step_cost(const PlanRequest& request, const CostModel& rates) {
   Config config = request.config;
   validate_config(config, request.ranks);
-  const ModelSpec spec = request.model.spec(request.model.sequence_or_longest(request.sequence));
+  const ModelSpec spec = spec_of(request);
   const int shards = shards_of(config, request.ranks);
   return cost_of(request, config, spec,
                  sizes_of(spec, request.model.covers_activations(), request.ranks, shards), rates);
@@ -562,7 +566,7 @@ StepCost step_cost(const PlanRequest& request, const CostModel& rates) {
 OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates) {
   Config config = request.config;
   validate_config(config, request.ranks);
-  const ModelSpec spec = request.model.spec(request.model.sequence_or_longest(request.sequence));
+  const ModelSpec spec = spec_of(request);
   return offload_cost_of(request, config, spec, rates);
 }
 

@@ -243,6 +243,8 @@ void add_train_flags(CLI::App& app, Options& options) {
       "over");
   add(app, "--resume-weights-only", options.resume_weights_only, "DIR",
       "start a new run from the weights of a checkpoint; with --resume latest, while there is none");
+  add(app, "--base", options.base, "DIR",
+      "where the base of a checkpoint of adapters is (default: where it was when they were trained)");
   heading(app, "Output");
   add_number(app, "--log-every", options.log_every,
              "steps between progress lines in a file (default: about 50 lines)");
@@ -314,10 +316,10 @@ std::string full_name(const CLI::App& app) {
 constexpr std::array<std::string_view, 4> flags_of_one_rank{"--report", "--metrics", "--log-every",
                                                             "--verbose"};
 /// Paths of what each rank reads or writes: nodes may have it in different places.
-constexpr std::array<std::string_view, 12> paths{"--config",          "--model",     "--data",
-                                                 "--validation-data", "--from",      "--checkpoint-dir",
-                                                 "--resume",          "--trace",     "--resume-weights-only",
-                                                 "--memory-profile",  "--tokenizer", "--nvme-path"};
+constexpr std::array<std::string_view, 13> paths{
+    "--base",           "--config",         "--model",    "--data",  "--validation-data",
+    "--from",           "--checkpoint-dir", "--resume",   "--trace", "--resume-weights-only",
+    "--memory-profile", "--tokenizer",      "--nvme-path"};
 
 /// The command and its flags as ranks compare them: all that the parser has, so that a new flag is compared,
 /// too.
@@ -480,6 +482,8 @@ Exit status:
   add(*evaluate, "--from", options.from, "DIR",
       "weights of this checkpoint, or of the newest in this folder of them; any number of ranks "
       "and any stage may have saved it");
+  add(*evaluate, "--base", options.base, "DIR",
+      "where the base of a checkpoint of adapters is (default: where it was when they were trained)");
   evaluate->footer(R"(Example:
   tranche evaluate --model gpt-mini --data my.txt --from run1)");
   CLI::App* plan = app.add_subcommand(

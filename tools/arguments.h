@@ -92,6 +92,7 @@ struct Options {
   bool resume_strict = false;       ///< a damaged checkpoint is an error, not passed over
   std::string resume_weights_only;  ///< a path
   std::string from;                 ///< evaluate: a path
+  std::string base;                 ///< of a checkpoint of adapters, where it is not where it was
 
   std::string report, trace;
   std::string metrics;         ///< file of a line a step

@@ -47,9 +47,16 @@ CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) 
   to->add_option("--model", options.model, "preset or config.json, where the checkpoint does not say it")
       ->type_name("NAME|FILE");
 
+  const char* base = "checkpoint, or run's folder, of the base that adapters belong to";
+  to->add_option("--base", options.base, fmt::format("{} (default: where it was)", base))->type_name("DIR");
+  to->add_flag("--peft", options.peft, "adapters alone, in PEFT's format (default: merged into the weights)");
+
   CLI::App* from = add("import", "make a checkpoint (step 0) from a folder of Hugging Face's transformers",
                        CheckpointAction::import_folder);
-  from->add_option("path", options.path, "folder with safetensors and config.json")->required();
+  from->add_option("path", options.path,
+                   "folder with safetensors and config.json, or with adapters of PEFT's")
+      ->required();
+  from->add_option("--base", options.base, fmt::format("{}: for adapters of PEFT's", base))->type_name("DIR");
   from->add_option("--to", options.to, "a run's folder, without checkpoints so far")
       ->type_name("DIR")
       ->required();
@@ -92,6 +99,8 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
   app->add_option("--seed", options.seed, "of the draws")->capture_default_str();
   app->add_option("--model", options.model, "preset or config.json, where --from does not say it")
       ->type_name("NAME|FILE");
+  app->add_option("--base", options.base, "base of a checkpoint of adapters (default: where it was)")
+      ->type_name("DIR");
   app->add_option("--tokenizer", options.tokenizer,
                   "folder with tokenizer.json, tokenizer.model, or vocab.json and merges.txt (default: "
                   "--from, where it "

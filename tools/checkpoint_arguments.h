@@ -24,6 +24,8 @@ struct CheckpointOptions {
   std::string tensor;  ///< show: only this one
   models::ModelRegistry models;
   std::string model;  ///< preset or config.json, where the checkpoint or folder does not say it
+  std::string base;   ///< of adapters, where it is not where they were trained beside it
+  bool peft = false;  ///< export: adapters in PEFT's format
   std::string dtype = "fp32";
   bool json = false;
 };
@@ -32,6 +34,7 @@ struct GenerateOptions {
   std::string from;  ///< a checkpoint, a run's folder, or a folder of Hugging Face's
   models::ModelRegistry models;
   std::string model;      ///< as above
+  std::string base;       ///< of adapters, as above
   std::string tokenizer;  ///< folder that data::load_tokenizer() reads
   std::optional<std::string> prompt;
   std::optional<std::string> prompt_tokens;  ///< "1,2,3"

@@ -10,6 +10,7 @@
 #include <ostream>
 
 #include "core/json.h"
+#include "tools/adapters.h"
 #include "tools/checkpoint_command.h"
 #include "tools/checkpoint_source.h"
 #include "tranche/device/ledger.h"
@@ -155,28 +156,31 @@ ordered_json json_of(const Reader& reader) {
   ordered_json mesh = ordered_json::object();
   for (const checkpoint::AxisRecord& axis : manifest.layout.mesh) mesh[axis.name] = axis.size;
   const auto object = [](const std::string& text) { return detail::parse_json(text); };
-  return {{"path", reader.folder()},
-          {"step", manifest.run.step},
-          {"applied", manifest.run.applied},
-          {"samples", manifest.run.samples},
-          {"tokens", manifest.run.tokens},
-          {"sequence", manifest.sequence},
-          {"created", manifest.created},
-          {"library", manifest.library},
-          {"hdf5", manifest.hdf5},
-          {"version", fmt::format("{}.{}", manifest.version, manifest.minor)},
-          {"world", manifest.layout.world},
-          {"mesh", mesh},
-          {"stage", manifest.stage},
-          {"reduction_group", manifest.reduction_group},
-          {"numerics_fingerprint", manifest.numerics},
-          {"bytes", manifest.bytes()},
-          {"optimizer", object(manifest.run.optimizer)},
-          {"schedule", object(manifest.run.schedule)},
-          {"loss_scaler", object(manifest.run.loss_scaler)},
-          {"random", object(manifest.run.random)},
-          {"user", object(manifest.run.user)},
-          {"config", object(manifest.run.config)}};
+  ordered_json json = {{"path", reader.folder()},
+                       {"step", manifest.run.step},
+                       {"applied", manifest.run.applied},
+                       {"samples", manifest.run.samples},
+                       {"tokens", manifest.run.tokens},
+                       {"sequence", manifest.sequence},
+                       {"created", manifest.created},
+                       {"library", manifest.library},
+                       {"hdf5", manifest.hdf5},
+                       {"version", fmt::format("{}.{}", manifest.version, manifest.minor)},
+                       {"world", manifest.layout.world},
+                       {"mesh", mesh},
+                       {"stage", manifest.stage},
+                       {"reduction_group", manifest.reduction_group},
+                       {"numerics_fingerprint", manifest.numerics},
+                       {"bytes", manifest.bytes()},
+                       {"optimizer", object(manifest.run.optimizer)},
+                       {"schedule", object(manifest.run.schedule)},
+                       {"loss_scaler", object(manifest.run.loss_scaler)},
+                       {"random", object(manifest.run.random)},
+                       {"user", object(manifest.run.user)},
+                       {"config", object(manifest.run.config)}};
+  if (const auto& base = manifest.base)
+    json["base"] = {{"folder", base->folder}, {"dtype", base->dtype}, {"digest", base->digest}};
+  return json;
 }
 
 void print_run(std::ostream& out, const Reader& reader, const models::ModelRegistry& models) {
@@ -192,6 +196,12 @@ void print_run(std::ostream& out, const Reader& reader, const models::ModelRegis
                            manifest.sequence, manifest.library, manifest.hdf5));
   row("by", fmt::format("{} at stage {}, reduction group {}", manifest.layout.saved_by(), manifest.stage,
                         manifest.reduction_group));
+  if (const auto& base = manifest.base) {
+    row("base", fmt::format("{}{}{}", base->folder.empty() ? "drawn from the seed" : base->folder,
+                            base->dtype.empty() ? "" : ", in " + base->dtype,
+                            base->digest.empty() ? "" : ", digest " + base->digest));
+  }
+  if (const LoraConfig lora = adapters_of(manifest); lora.any()) row("adapters", tools::describe(lora));
   row("size", fmt::format("{} in {} files", format_bytes(manifest.bytes()), manifest.shards.size() + 1));
   if (RunIdentity::wrote(run.user)) {
     const RunIdentity identity = RunIdentity::from_json(run.user, reader.folder(), models);

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "checkpoint/storage.h"
+#include "tools/adapters.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {
@@ -79,10 +80,14 @@ void require_tensors(const models::LanguageModel& model, std::string_view model_
         fmt::format("{} does not hold the model of {}: it has {} tensors, the model {} layers", found_origin,
                     model_origin, found.size(), layers));
   }
+  require_tensors(model.spec(model.shape().positions), model_origin, found, found_origin);
+}
+
+void require_tensors(const ModelSpec& spec, std::string_view model_origin,
+                     const std::vector<NamedShape>& found, std::string_view found_origin) {
   std::unordered_map<std::string, const Shape*> left;
   for (const NamedShape& tensor : found) left.emplace(tensor.name, &tensor.shape);
   std::vector<std::string> missing, shapes, extra;
-  const ModelSpec spec = model.spec(model.shape().positions);
   for (const UnitSpec& unit : spec.units()) {
     for (const TensorSpec& wanted : unit.tensors) {
       const auto at = left.find(wanted.name);
@@ -111,6 +116,7 @@ void require_tensors(const models::LanguageModel& model, std::string_view model_
 
 void require_tensors(const models::LanguageModel& model, std::string_view model_origin,
                      const checkpoint::Reader& reader) {
+  if (adapters_of(reader.manifest()).any()) return require_adapters(model, model_origin, reader);
   std::vector<NamedShape> found;
   for (const checkpoint::StoredTensor& tensor : reader.tensors())
     found.push_back({tensor.name, tensor.shape});

@@ -32,6 +32,9 @@ struct NamedShape {
 /// too many, other shapes.
 void require_tensors(const models::LanguageModel& model, std::string_view model_origin,
                      const std::vector<NamedShape>& found, std::string_view found_origin);
+void require_tensors(const ModelSpec& spec, std::string_view model_origin,
+                     const std::vector<NamedShape>& found, std::string_view found_origin);
+/// With adapters: those, and the model too where the checkpoint does not leave it out.
 void require_tensors(const models::LanguageModel& model, std::string_view model_origin,
                      const checkpoint::Reader& reader);
 

@@ -20,7 +20,7 @@ namespace {
 
 /// Keys, and blocks of keys, that change no weight, loss or schedule (docs/internals/numerics.md), or that
 /// only summarise others.
-constexpr std::array<std::string_view, 34> quiet_keys{
+constexpr std::array<std::string_view, 35> quiet_keys{
     "steps_per_print",
     "wall_clock_breakdown",
     "tensorboard",
@@ -53,6 +53,7 @@ constexpr std::array<std::string_view, 34> quiet_keys{
     "tranche.vocabulary_chunk",
     "tranche.replicate",
     "tranche.save_buffer",
+    "tranche.lora.save_base",
     "tranche.maximum_consecutive_skips",
     "tranche.debug",
 };

@@ -10,6 +10,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/storage.h"
 #include "core/printable.h"
+#include "tools/adapters.h"
 #include "tools/checkpoint_source.h"
 #include "tools/hugging_face.h"
 #include "tools/token_sampler.h"
@@ -26,6 +27,7 @@ struct Source {
   std::string checkpoint;                          ///< its path; empty: a folder of Hugging Face's
   std::unique_ptr<HuggingFaceModel> hugging_face;  ///< else
   std::unique_ptr<data::Tokenizer> encoding;       ///< of the text, when it is not bytes
+  LoraConfig adapters;
   std::vector<std::string> notes;
 };
 
@@ -60,6 +62,7 @@ Source open_source(const GenerateOptions& options) {
   const checkpoint::LocalStorage local;
   const checkpoint::Reader reader(local, source.checkpoint);
   source.identity = identity_of(reader.manifest(), source.checkpoint, options.model, options.models);
+  source.adapters = adapters_of(reader.manifest());
   require_tensors(*source.identity.model,
                   options.model.empty() ? "its own 'user'" : "--model " + options.model, reader);
   return source;
@@ -91,9 +94,10 @@ std::vector<std::int32_t> prompt_of(const GenerateOptions& options, const Source
   return tokens;
 }
 
-/// Weights only: nothing but the smallest tensor is trainable, so that there are next to no gradients and no
-/// optimizer state.
-Config config_of(const GenerateOptions& options, const ModelSpec& spec, int ranks) {
+/// Weights only: nothing but the smallest tensor, or what adapters there are, is trainable, so that there are
+/// next to no gradients and no optimizer state.
+Config config_of(const GenerateOptions& options, const ModelSpec& spec, const LoraConfig& adapters,
+                 int ranks) {
   std::vector<const TensorSpec*> tensors;
   for (const UnitSpec& unit : spec.units()) {
     for (const TensorSpec& tensor : unit.tensors) tensors.push_back(&tensor);
@@ -102,13 +106,17 @@ Config config_of(const GenerateOptions& options, const ModelSpec& spec, int rank
     return a->shape.elements() < b->shape.elements();
   }));
   nlohmann::json frozen = nlohmann::json::array();
-  for (const TensorSpec* tensor : tensors) frozen.push_back(tensor->name);
+  for (const TensorSpec* tensor : tensors) {
+    if (!adapters.any()) frozen.push_back(tensor->name);
+  }
   std::vector<std::string> overrides{fmt::format("zero_optimization.stage={}", options.stage),
                                      fmt::format("bf16.enabled={}", options.dtype == "bf16"),
                                      fmt::format("fp16.enabled={}", options.dtype == "fp16"),
                                      "tranche.frozen=" + frozen.dump()};
   if (options.threads) overrides.push_back(fmt::format("tranche.threads={}", *options.threads));
-  return parse_config("{}", ranks, overrides);
+  Config config = parse_config("{}", ranks, overrides);
+  config.lora = adapters;
+  return config;
 }
 
 /// The model, its weights zero until they are read: drawing initial ones would take longer than reading.
@@ -218,7 +226,7 @@ int run_generate(const Options& all_options, const Output& output) {
     open_encoding(options, source);
     prompt = prompt_of(options, source);
     spec = spec_of(source.identity);
-    config = config_of(options, spec, launch.size());
+    config = config_of(options, spec, source.adapters, launch.size());
   });
   if (status != 0) return status;
   std::unique_ptr<Runtime> runtime;
@@ -231,6 +239,7 @@ int run_generate(const Options& all_options, const Output& output) {
     } else {
       LoadOptions load;
       load.weights_only = true;
+      load.base = options.base;
       (void)engine->load(source.checkpoint, load);
     }
     Writer writer(output, options.prompt_tokens.has_value(), source);

@@ -149,6 +149,16 @@ std::int64_t Launch::broadcast_from_root(std::int64_t value) {
   return value;
 }
 
+std::string Launch::broadcast_from_root(std::string text) {
+  text.resize(static_cast<std::size_t>(broadcast_from_root(static_cast<std::int64_t>(text.size()))));
+  if (text.empty()) return text;
+  world_
+      ->broadcast(text.data(), static_cast<std::int64_t>(text.size()), DataType::uint8, 0, {},
+                  {"start", "text", Traffic::control})
+      .wait();
+  return text;
+}
+
 int Launch::fail(const std::exception_ptr& error, double patience, const std::string& advice,
                  Runtime* runtime) {
   Communicator& communicator = runtime != nullptr ? runtime->all() : *world_;

@@ -52,6 +52,7 @@ class Launch {
   int agree(const std::function<void()>& work);
   /// Collective. Returns rank 0's number on every rank.
   std::int64_t broadcast_from_root(std::int64_t value);
+  std::string broadcast_from_root(std::string text);
 
   /// Ends the job because of `error` on this rank: posts the cause to the peers, prints it, gives peers
   /// `patience` seconds in which theirs may end it first, and aborts the job with the status. Of an error

@@ -10,6 +10,7 @@
 
 #include "core/clock.h"
 #include "offload/file_system.h"
+#include "tools/adapters.h"
 #include "tools/config_changes.h"
 #include "tools/files.h"
 #include "tools/matmul_peak.h"
@@ -107,6 +108,7 @@ int Run::prepare() {
     });
   }
   if (status == 0) status = keep_earlier_defaults();
+  if (status == 0) status = take_adapters();
   if (status == 0)
     begins_from_checkpoint = launch.broadcast_from_root(resume_source.folder.empty() ? 0 : 1) != 0;
   if (status == 0) takes_weights_only = launch.broadcast_from_root(resume_source.weights_only ? 1 : 0) != 0;
@@ -131,6 +133,20 @@ int Run::keep_earlier_defaults() {
     };
     if (kept.bf16) say("bf16.enabled", "true", "false, which is fp32");
     if (kept.clipping) say("gradient_clipping", "1.0", "0, which is off");
+  });
+}
+
+int Run::take_adapters() {
+  const std::string saved =
+      launch.broadcast_from_root(is_root() ? adapters_text(resume_source.config) : std::string());
+  if (saved.empty()) return 0;
+  return launch.agree([&] {
+    if (settings.config.lora.any()) {
+      const std::string from = resume_source.folder.empty() ? "the checkpoint" : resume_source.folder;
+      return require_same_adapters(adapters_from_text(saved), settings.config.lora, from);
+    }
+    options.set.insert(options.set.begin(), "tranche.lora=" + saved);
+    settings = resolve_settings(options, launch.size());
   });
 }
 
@@ -190,6 +206,20 @@ void Run::show_start() {
   report.set_placement(placement);
   report.set_mesh(runtime->mesh());
   output.out << engine->summary(options.verbose);
+  if (const LoraConfig& lora = settings.config.lora; lora.any()) {
+    std::size_t layers = 0;
+    std::int64_t adapters = 0, all = 0;
+    for (const UnitSpec& unit : engine->model().units()) {
+      layers += unit.adapters.size();
+      for (const TensorSpec& tensor : unit.tensors) {
+        all += tensor.shape.elements();
+        if (!tensor.frozen) adapters += tensor.shape.elements();
+      }
+    }
+    print_row("adapters",
+              fmt::format("{} ({} layers): {} parameters are trained, {:.2f}% of {}", describe(lora), layers,
+                          adapters, 100 * static_cast<double>(adapters) / static_cast<double>(all), all));
+  }
   print_row("matmul peak", fmt::format("{:.0f} GFLOP/s measured, all ranks together", peak_flops / 1e9));
   const auto held_out = [](const ValidationSet& set) {
     return fmt::format("{} held out, {} of them evaluated", set.windows->count(), set.numbers.size());
@@ -218,9 +248,10 @@ void Run::show_start() {
 
 void Run::load_resume_source() {
   const bool latest = options.resume == "latest" && !takes_weights_only;
-  const LoadResult loaded = engine->load(
-      latest ? options.checkpoint_dir : resume_source.folder,
-      {.weights_only = takes_weights_only, .pass_over_damaged = latest && !options.resume_strict});
+  const LoadResult loaded = engine->load(latest ? options.checkpoint_dir : resume_source.folder,
+                                         {.weights_only = takes_weights_only,
+                                          .pass_over_damaged = latest && !options.resume_strict,
+                                          .base = options.base});
   const kernels::Digest weights = engine->weights_digest(), state = engine->state_digest();
   if (!is_root()) return;
   if (loaded.folder != resume_source.folder)

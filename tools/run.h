@@ -73,6 +73,9 @@ struct Run {
   /// Collective. Keeps the settings that a resumed run was saved with where its configuration leaves out keys
   /// that had another default in earlier versions. Returns the exit status.
   int keep_earlier_defaults();
+  /// Collective. Takes the adapters of the checkpoint that the run begins from where the configuration gives
+  /// none; refuses others. Returns the exit status.
+  int take_adapters();
   /// Collective. Checks that all ranks can write checkpoints to one folder, and that no other run does.
   /// Returns the exit status.
   int require_folder();

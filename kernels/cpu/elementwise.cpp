@@ -45,6 +45,14 @@ void accumulate_range(const ConstTensorView& x, const TensorView& accumulator, s
   });
 }
 
+void scale_range(float factor, const TensorView& x, std::int64_t first, std::int64_t count) {
+  with_floating(x.dtype, [&](auto element) HWY_ATTR {
+    auto* at = static_cast<decltype(element)*>(x.data) + first;
+    for_each_vector(count, [&](auto d, std::int64_t i)
+                               HWY_ATTR { store(d, hn::Mul(load(d, at + i), hn::Set(d, factor)), at + i); });
+  });
+}
+
 void add_bias_rows(const TensorView& x, const ConstTensorView& bias, std::int64_t first_row,
                    std::int64_t rows) {
   const std::int64_t columns = bias.elements();
@@ -111,6 +119,7 @@ namespace tranche::kernels::cpu {
 HWY_EXPORT(convert);
 HWY_EXPORT(sum_of_two);
 HWY_EXPORT(accumulate_range);
+HWY_EXPORT(scale_range);
 HWY_EXPORT(add_bias_rows);
 HWY_EXPORT(bias_gradient_columns);
 
@@ -180,6 +189,12 @@ void add(int threads, const ConstTensorView& a, const ConstTensorView& b, const 
 void accumulate(int threads, const ConstTensorView& x, const TensorView& accumulator) {
   parallel_ranges(threads, x.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {
     HWY_DYNAMIC_DISPATCH(accumulate_range)(x, accumulator, first, count);
+  });
+}
+
+void scale(int threads, float factor, const TensorView& x) {
+  parallel_ranges(threads, x.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {
+    HWY_DYNAMIC_DISPATCH(scale_range)(factor, x, first, count);
   });
 }
 

@@ -13,6 +13,7 @@ OnThreads<decltype(kernels::fill_normal)> fill_normal;
 OnThreads<decltype(kernels::fill_uniform)> fill_uniform;
 OnThreads<decltype(kernels::add)> add;
 OnThreads<decltype(kernels::accumulate)> accumulate;
+OnThreads<decltype(kernels::scale)> scale;
 OnThreads<decltype(kernels::add_bias)> add_bias;
 void bias_gradient(int threads, const ConstTensorView& gradient, const TensorView& bias_gradient);
 OnThreads<decltype(kernels::gelu_forward)> gelu_forward;

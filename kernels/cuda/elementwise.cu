@@ -83,6 +83,28 @@ struct Sum {
   }
 };
 
+/// Bytes per element: twice size(x).
+template <class X>
+struct Product {
+  template <int n>
+  using Loaded = typename X::template Loaded<n>;
+  X x;
+  float factor;
+
+  template <int n>
+  __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
+    return x.template load<n>(i);
+  }
+  template <int n>
+  __device__ __forceinline__ void finish(std::int64_t i, const Loaded<n>& loaded) const {
+    float values[n];
+    X::template widen<n>(loaded, values);
+#pragma unroll
+    for (float& element : values) element = element * factor;
+    x.template store<n>(i, values);
+  }
+};
+
 template <class A, class B, class Out>
 void sum(Stream& stream, const char* name, const ConstTensorView& a, const ConstTensorView& b,
          const TensorView& out, const Sum<A, B, Out>& operation) {
@@ -212,6 +234,16 @@ void accumulate(Stream& stream, const ConstTensorView& x, const TensorView& accu
     sum(stream, "accumulate", accumulator, x, accumulator,
         Sum<Elements<float>, Elements<T>, Elements<float>>{elements_of<float>(accumulator), elements_of<T>(x),
                                                            elements_of<float>(accumulator)});
+  });
+}
+
+void scale(Stream& stream, float factor, const TensorView& x) {
+  with_storage(x.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    constexpr int width = 16 / Elements<T>::bytes;
+    launch_vector_loop<width, 2>(
+        stream, "scale", Product<Elements<T>>{elements_of<T>(x), factor},
+        vector_range(x.elements(), width, {demand_of(x.data, Elements<T>::bytes, width)}));
   });
 }
 

@@ -13,6 +13,7 @@ decltype(kernels::fill_normal) fill_normal;
 decltype(kernels::fill_uniform) fill_uniform;
 decltype(kernels::add) add;
 decltype(kernels::accumulate) accumulate;
+decltype(kernels::scale) scale;
 decltype(kernels::add_bias) add_bias;
 decltype(kernels::bias_gradient) bias_gradient;
 decltype(kernels::gelu_forward) gelu_forward;

@@ -49,7 +49,7 @@ TEST(CheckpointSession, AnotherStoreReadsWhatOneSaved) {
     EXPECT_EQ(described, number == 0 ? 1 : 0);
     EXPECT_TRUE(session.in_progress());
     // The state is copied: what is written from here on is not in the checkpoint.
-    const kernels::Digest before = rank.access().digest(true);
+    const kernels::Digest before = rank.access().digest(detail::TensorAccess::Digested::weights_and_state);
     rank.access().write_weight(1, std::vector<float>(7, 9.0f));
     EXPECT_EQ(session.finish(), will_be);
     EXPECT_FALSE(session.in_progress());
@@ -70,7 +70,7 @@ TEST(CheckpointSession, AnotherStoreReadsWhatOneSaved) {
                   detail::checkpoint_layout(rank.store, DataType::float32, Mesh(2)).sections, *rank.device,
                   rank.host);
     for (detail::FlatBuffer* flat : rank.store.trainable()) rank.store.publish(*flat, "load");
-    EXPECT_TRUE(rank.access().digest(true) == saved);
+    EXPECT_TRUE(rank.access().digest(detail::TensorAccess::Digested::weights_and_state) == saved);
   });
 }
 

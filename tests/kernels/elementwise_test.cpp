@@ -248,6 +248,25 @@ TEST(Accumulate, EveryTypeSizeAndThreadCount) {
   }
 }
 
+TEST(Scale, EveryTypeSizeAndThreadCount) {
+  const auto expect = [](DataType type, std::int64_t n, int threads, const std::string& set) {
+    Guarded x(type, n);
+    fill_random(x, 1);
+    Guarded wanted = x;
+    for (std::int64_t i = 0; i < n; ++i) wanted.set(i, 0.3f * wanted.get(i));
+    TestStream stream(threads);
+    scale(stream, 0.3f, x.view());
+    ASSERT_TRUE(x.bits() == wanted.bits()) << described(set, n, threads);
+  };
+  for (const auto& set : tested_instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (const DataType type : floating_types()) {
+      for (const std::int64_t n : vector_sizes()) expect(type, n, 1, set);
+    }
+  }
+  for (const int threads : thread_counts()) expect(DataType::bfloat16, large_size, threads, "best");
+}
+
 TEST(AddBias, EveryRowGetsIt) {
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
@@ -398,6 +417,7 @@ TEST(Elementwise, RefusesByName) {
   EXPECT_EQ(refusal([&] { accumulate(stream, s, x); }), "accumulate: `x` has 7 elements, wanted 12");
   EXPECT_EQ(refusal([&] { accumulate(stream, x, n); }),
             "accumulate: `accumulator` has dtype int32, wanted fp32, bf16 or fp16");
+  EXPECT_EQ(refusal([&] { scale(stream, 2, n); }), "scale: `x` has dtype int32, wanted fp32, bf16 or fp16");
   EXPECT_EQ(refusal([&] { add_bias(stream, x, s); }), "add_bias: `x` has shape [12], wanted 2 dimensions");
   EXPECT_EQ(refusal([&] {
               add_bias(stream, f.view(Shape{3, 4}), s);

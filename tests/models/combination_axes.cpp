@@ -124,7 +124,7 @@ std::vector<CombinationAxis> combination_axes() {
         }}});
   axes.push_back(of_two("moments", true, "moments-bf16",
                         [](Combination& c) { c.config.precision.moments = DataType::bfloat16; }));
-  axes.push_back(of_two("frozen", true, "frozen", [](Combination& c) {
+  const auto frozen = [](Combination& c) {
     // Tensors of the embedding (of the head's unit where that is tied), some of a block, and a whole block.
     if (c.architecture == Architecture::gpt) {
       c.config.frozen = {"transformer.wpe.weight", "transformer.h.0.ln_1.*", "transformer.h.2.*"};
@@ -133,7 +133,12 @@ std::vector<CombinationAxis> combination_axes() {
           c.architecture == Architecture::llama ? "model.embed_tokens.weight" : "model.norm.weight";
       c.config.frozen = {outside, "model.layers.0.self_attn.k_proj.*", "model.layers.2.*"};
     }
-  }));
+  };
+  const auto lora = [](Combination& c) {
+    c.config.lora = {.rank = 3, .alpha = 6, .dropout = 0.1, .targets = {"c_attn", "c_fc", "lm_head"}};
+    if (c.architecture != Architecture::gpt) c.config.lora.targets = {"q_proj", "up_proj", "lm_head"};
+  };
+  add("frozen", true, {nothing(), {"frozen", frozen}, {"lora", lora}});
   axes.push_back(
       of_two("clipping", true, "clipping", [](Combination& c) { c.config.gradient_clipping = 0.25; }));
   axes.push_back(of_two("parameter groups", true, "groups", [](Combination& c) {

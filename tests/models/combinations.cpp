@@ -33,8 +33,12 @@ std::unique_ptr<const LanguageModel> model_of(const Combination& c) {
   return std::make_unique<Llama>(model);
 }
 
-/// The tensor whose gradient a program changes.
+/// The tensor whose gradient a program changes; with adapters all else is frozen.
 const char* touched_by(const Combination& c) {
+  if (c.config.lora.any()) {
+    return c.architecture == Architecture::gpt ? "transformer.h.1.mlp.c_fc.lora_B.weight"
+                                               : "model.layers.1.mlp.up_proj.lora_B.weight";
+  }
   return c.architecture == Architecture::gpt ? "transformer.h.1.mlp.c_fc.bias"
                                              : "model.layers.1.post_attention_layernorm.weight";
 }

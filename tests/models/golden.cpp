@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/safetensors.h"
 #include "offload/file_system.h"
@@ -63,11 +65,30 @@ double relative(const Floats& found, const Floats& wanted) {
   return relative_distance({found.begin(), found.end()}, {wanted.begin(), wanted.end()});
 }
 
+/// The adapters of a folder that has some (scripts/compare_peft.py).
+LoraConfig adapters_in(const std::string& folder) {
+  std::ifstream file(folder + "/adapter_config.json");
+  if (!file) return {};
+  const auto json = nlohmann::json::parse(file);
+  LoraConfig lora{.rank = json.at("r"), .alpha = json.at("lora_alpha"), .rank_scaled = json.at("use_rslora")};
+  lora.targets = json.at("target_modules").get<std::vector<std::string>>();
+  return lora;
+}
+
+void load_adapters(Engine& engine, const std::string& path) {
+  const checkpoint::SafetensorsFolder adapters(detail::posix_file_system(), path);
+  const std::string prefix = "base_model.model.";
+  for (const checkpoint::SafeTensor& tensor : adapters.tensors()) {
+    engine.write_weight(tensor.name.substr(prefix.size()), values_of(adapters, tensor));
+  }
+}
+
 void load_weights(Engine& engine, const std::string& path) {
   const checkpoint::SafetensorsFolder weights(detail::posix_file_system(), path);
   std::size_t used = 0;
   for (const auto& unit : engine.model().units()) {
     for (const auto& tensor : unit.tensors) {
+      if (!engine.frozen(tensor.name) && engine.config().lora.any()) continue;
       const checkpoint::SafeTensor* found = weights.find(tensor.name);
       if (found == nullptr || !(Shape(found->shape) == tensor.shape)) {
         throw CheckpointError(path + " has no " + tensor.name + tensor.shape.to_string());
@@ -124,8 +145,10 @@ GoldenDifferences compare_with_golden(const std::string& folder) {
   Config config = plain_config(batches.batch);
   config.optimizer.learning_rate = 1e-3;
   config.optimizer.weight_decay = 0.1;
+  config.lora = adapters_in(folder);
   on_ranks(1, model.spec(batches.time), config, [&](Engine& engine) {
     load_weights(engine, folder + "/model.safetensors");
+    if (config.lora.any()) load_adapters(engine, folder + "/adapter_model.safetensors");
     result.logits = logits_difference(model, engine, batches, golden["logits"]);
     result.generated = generation_differences(model, engine, golden["generated"]);
     const Floats losses = golden["losses"];
@@ -133,7 +156,7 @@ GoldenDifferences compare_with_golden(const std::string& folder) {
       model.forward_backward(engine, batches.of(step));
       for (const auto& unit : engine.model().units()) {
         for (const auto& tensor : unit.tensors) {
-          if (step > 0) continue;
+          if (step > 0 || engine.frozen(tensor.name)) continue;
           const double difference =
               relative(engine.read_gradient(tensor.name), golden["gradient." + tensor.name]);
           if (difference < result.gradients) continue;

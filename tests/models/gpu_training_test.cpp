@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include "device/cuda_probe.h"
 #include "tests/core/rounds.h"
 #include "tiny_llama.h"
@@ -113,6 +115,40 @@ TEST_F(GpuTraining, TheLlamaFamilysStagesGiveTheSameBits) {
   const GptRun sharded = run();
   EXPECT_EQ(sharded.digest, wanted.digest);
   EXPECT_EQ(sharded.losses, wanted.losses);
+}
+
+TEST_F(GpuTraining, AdaptersAgreeWithTheCpuAndOverStages) {
+  std::vector<std::unique_ptr<const LanguageModel>> models;
+  models.push_back(std::make_unique<Gpt>(tiny_gpt()));
+  models.push_back(std::make_unique<Llama>(tiny_llama(LlamaKind::qwen3)));
+  for (const auto& model : models) {
+    Config config = gpu_config(1, "SGD");
+    config.lora = {.rank = 3, .alpha = 7, .dropout = 0.2, .targets = {"all-linear", "lm_head"}};
+    reference_training::Tensors start;
+    on_ranks(1, model->spec(time_steps), config, [&](Engine& engine) { start = read_all(engine); });
+    for (auto& [name, values] : start) {  // so that A has a gradient, too
+      if (name.find(".lora_B.") == std::string::npos) continue;
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.02 * static_cast<double>(i % 7) - 0.05;
+    }
+    const auto run = [&](DeviceKind device) {
+      return train_model(1, *model, config, 4, time_steps, true, device, &start);
+    };
+    const GptRun cpu = run(DeviceKind::cpu), gpu = run(DeviceKind::cuda);
+    for (std::size_t step = 0; step < cpu.losses.size(); ++step)
+      EXPECT_NEAR(gpu.losses[step], cpu.losses[step], 1e-5 * cpu.losses[step]) << model->architecture();
+    EXPECT_LE(distance(gpu.weights, cpu.weights), 1e-5) << model->architecture();
+    Config sharded = gpu_config(2, "AdamW");
+    sharded.lora = config.lora;
+    sharded.reduction = ReductionPolicy::micro_batch;
+    sharded.precision.compute = sharded.precision.communication = DataType::bfloat16;
+    const auto bits = [&] {
+      return train_model(2, *model, sharded, 3, time_steps, true, DeviceKind::cuda).digest;
+    };
+    const kernels::Digest wanted = bits();
+    sharded.stage = 3;
+    sharded.activation_checkpointing = true;
+    EXPECT_EQ(bits(), wanted) << model->architecture();
+  }
 }
 
 TEST_F(GpuTraining, StagesAndSettingsGiveTheSameBits) {

@@ -183,6 +183,11 @@ inline void draw_configuration(Draw& draw, const std::vector<std::string>& froze
   config.offload.tile_buffers = 3 + static_cast<int>(draw.below(3));
   config.offload.parameter_buffers = 2 + static_cast<int>(draw.below(3));
   config.offload.nvme_path = std::filesystem::temp_directory_path().string();
+  if (config.frozen.empty() && draw.below(4) == 0) {
+    config.lora = {
+        .rank = 1 + draw.below(9), .dropout = draw.of({0.0, 0.0, 0.25}), .rank_scaled = draw.flip()};
+    if (draw.flip()) config.lora.targets = {"*_proj", "lm_head"};
+  }
 }
 
 }  // namespace tranche::models

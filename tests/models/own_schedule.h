@@ -15,7 +15,7 @@ namespace tranche::models {
 /// weights are left until all input gradients are there.
 inline void weights_last(const LanguageModel& model, Engine& engine, const TokenBatch& batch) {
   Pass pass = model.pass_of(engine, batch, true);
-  engine.begin_micro_batch();
+  engine.begin_micro_batch({}, batch.samples);
   const auto layers = static_cast<std::size_t>(pass.shape.layers);
   const auto residual = [&] {
     return StepTensors(engine, Category::activations, "residual",

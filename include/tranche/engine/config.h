@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tranche/core/dtype.h"
+#include "tranche/engine/lora.h"
 #include "tranche/engine/monitor_config.h"
 #include "tranche/optim/loss_scaler.h"
 #include "tranche/optim/optimizer.h"
@@ -155,6 +156,7 @@ struct Config {
   std::int64_t total_steps_hint = 0;
   std::vector<ParameterGroupRule> group_rules;
   std::vector<std::string> frozen;
+  LoraConfig lora;  ///< an Engine adds the adapters to the model that it is given
 
   std::uint64_t seed = 1234;
   std::int64_t workspace_bytes = 0;    ///< 0: kernels::default_workspace_bytes of the device

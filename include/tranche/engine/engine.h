@@ -67,7 +67,10 @@ class Engine {
   /// grows where no extent does. For batches that change from one micro-batch to the next, and on this rank
   /// alone: their memory is planned for the largest extents seen, and larger ones make room first
   /// (docs/start/own-model.md). Without it all micro-batches are taken to be alike.
-  void begin_micro_batch(const Shape& shape = {});
+  ///
+  /// `samples`: global indices of the sequences, in host memory until end_micro_batch(), which key the
+  /// dropout of adapters (Config::lora).
+  void begin_micro_batch(const Shape& shape = {}, std::span<const std::int64_t> samples = {});
   /// Gathers a unit (stage 3) or views it. Throws LogicError, naming the holders, when more units than the
   /// configured depth would be held at once.
   GatheredUnit gather(UnitId unit);
@@ -151,6 +154,8 @@ class Engine {
   int fail(std::exception_ptr error) noexcept;
   /// Index of the open (or next) micro-batch within the step.
   std::int64_t micro_batch() const;
+  /// What begin_micro_batch() was given.
+  std::span<const std::int64_t> micro_batch_samples() const;
   bool frozen(std::string_view tensor) const;
 
   // --- State, by tensor name; collective; fp32; any stage ----------------------------------------------

@@ -31,6 +31,8 @@ class GatheredUnit {
   ConstTensorView tensor(int index) const;
   /// Tensor by name; throws InvalidArgument naming the unit's tensors.
   ConstTensorView tensor(std::string_view name) const;
+  /// Its description, adapters included.
+  const UnitSpec& spec() const;
   /// Lets go before end of scope; the memory is reused once the compute stream has passed this point.
   void release() noexcept;
 
@@ -90,6 +92,7 @@ class UnitGradients {
   GradientTarget target(int index) const;
   /// False for frozen tensors: computing their gradient can be left out.
   bool wanted(int index) const;
+  const UnitSpec& spec() const;
   /// Hands the gradients over; the last use of a pass launches the reduction behind the compute stream.
   void reduce() &&;
 

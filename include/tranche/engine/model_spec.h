@@ -43,12 +43,31 @@ struct Initializer {
   static Initializer from(std::string name, Fill fill);
 };
 
+/// How the weight of a linear layer is stored: [in, out], as GPT-2 has it, or [out, in], as torch.nn.Linear.
+enum class LinearLayout : std::uint8_t { none, in_out, out_in };
+
 struct TensorSpec {
   std::string name;  ///< unique in the model: "h.0.attn.c_attn.weight"
   Shape shape;
   Initializer initializer;
   /// Other names under which people know the same elements ("lm_head.weight"): shown in checkpoints.
   std::vector<std::string> aliases = {};
+  /// Not `none`: the weight of a linear layer that models/linear.h, or a language model's head, computes, so
+  /// that Config::lora can put an adapter beside it.
+  LinearLayout linear = LinearLayout::none;
+  bool frozen = false;  ///< not trained, as if Config::frozen named it
+};
+
+/// A low-rank adapter beside a linear layer of its unit, by indices of tensors: the layer's output has
+/// scale * (dropout(x) A^T) B^T added to it (lora.h).
+struct LowRankAdapter {
+  int weight = -1;         ///< of the layer
+  int a = -1;              ///< [rank, in]
+  int b = -1;              ///< [out, rank]
+  float scale = 1;         ///< of the product
+  float dropout = 0;       ///< probability, in training
+  std::uint32_t site = 0;  ///< keys dropout's random numbers
+  friend bool operator==(const LowRankAdapter&, const LowRankAdapter&) = default;
 };
 
 /// Tensors gathered, reduced and freed together.
@@ -58,6 +77,9 @@ struct UnitSpec {
   /// How often a micro-batch asks for the unit's gradients (2 for a tied embedding); the reduction is
   /// launched by the last.
   int uses_per_micro_batch = 1;
+  std::vector<LowRankAdapter> adapters = {};
+  /// The adapter of the linear layer with that weight; null: it has none.
+  const LowRankAdapter* adapter_of(int weight) const;
 };
 
 /// Index of a unit in its ModelSpec.
@@ -89,8 +111,8 @@ class ModelSpec {
   /// it. The engine cannot do that for it; where it is asked for and not done, the table of the start says
   /// so.
   bool recomputes_activations = false;
-  /// Hash of names, shapes, initializers, order, uses and tokens_per_sample; equal on all ranks, checked at
-  /// start.
+  /// Hash of names, shapes, initializers, order, uses, adapters and tokens_per_sample; equal on all ranks,
+  /// checked at start.
   std::uint64_t hash() const;
 
  private:

@@ -32,6 +32,8 @@ void fill_uniform(Stream& stream, const TensorView& out, const RandomKey& key, s
 void add(Stream& stream, const ConstTensorView& a, const ConstTensorView& b, const TensorView& out);
 /// accumulator += x; accumulator fp32 or 16-bit, x any floating dtype; summed in fp32, rounded once.
 void accumulate(Stream& stream, const ConstTensorView& x, const TensorView& accumulator);
+/// x *= factor, rounded once; in place.
+void scale(Stream& stream, float factor, const TensorView& x);
 /// x[r, :] += bias for every row r of x[rows, columns]; in place.
 void add_bias(Stream& stream, const TensorView& x, const ConstTensorView& bias);
 /// bias_gradient[columns] (fp32) += sum over rows of gradient[rows, columns], rows in fixed blocks of 64

@@ -1,5 +1,6 @@
 #pragma once
-/// A linear layer, y = x W + b, and its backward; all models use it.
+/// A linear layer, y = x W + b, and its backward; all models use it. Where the unit has an adapter beside the
+/// weight (Config::lora), forward and gradients have its part, and the adapter's gradients are added.
 
 #include "tranche/core/tensor_view.h"
 
@@ -30,13 +31,13 @@ void linear_forward(Engine& engine, const GatheredUnit& unit, const Linear& line
 void linear_input_gradient(Engine& engine, const GatheredUnit& unit, const Linear& linear,
                            const ConstTensorView& d_out, const TensorView& d_x, bool accumulate = false);
 
-/// Adds the gradients of weight and bias, left out where frozen.
-void linear_parameter_gradients(Engine& engine, const UnitGradients& gradients, const Linear& linear,
-                                const ConstTensorView& x, const ConstTensorView& d_out);
+/// Adds the gradients of weight, bias and adapter, left out where frozen.
+void linear_parameter_gradients(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients,
+                                const Linear& linear, const ConstTensorView& x, const ConstTensorView& d_out);
 
-/// The same, now or later; x and d_out are then read later.
-void linear_parameter_gradients(Engine& engine, WeightGradients& weights, const Linear& linear,
-                                const ConstTensorView& x, const ConstTensorView& d_out);
+/// The same, now or later; x and d_out are then read later, the unit is not.
+void linear_parameter_gradients(Engine& engine, const GatheredUnit& unit, WeightGradients& weights,
+                                const Linear& linear, const ConstTensorView& x, const ConstTensorView& d_out);
 
 /// Both: adds the gradients of weight and bias (left out where frozen) and, when d_x is given, writes it or,
 /// when `accumulate`, adds to it.

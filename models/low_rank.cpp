@@ -1,0 +1,108 @@
+#include "models/low_rank.h"
+
+#include "tranche/core/error.h"
+#include "tranche/engine/engine.h"
+#include "tranche/kernels/matmul.h"
+
+namespace tranche::models {
+
+namespace {
+
+/// The adapter's dropout, of probability 0 where nothing is trained.
+kernels::DropoutOptions dropout_of(const Engine& engine, const LowRankAdapter& adapter) {
+  if (adapter.dropout == 0 || engine.evaluating()) return {};
+  if (engine.micro_batch_samples().empty()) {
+    throw InvalidArgument(
+        "tranche.lora.dropout is keyed by samples, and Engine::begin_micro_batch() was given none; give it "
+        "the global index of each sequence");
+  }
+  return {.probability = adapter.dropout,
+          .seed = engine.config().seed,
+          .step = static_cast<std::uint64_t>(engine.steps()),
+          .site = adapter.site,
+          .samples = engine.micro_batch_samples()};
+}
+
+/// dropout(x), in memory of its own where there is any.
+class Dropped {
+ public:
+  Dropped(Engine& engine, const LowRankAdapter& adapter, const ConstTensorView& x) : view_(x) {
+    const kernels::DropoutOptions options = dropout_of(engine, adapter);
+    if (options.probability == 0) return;
+    memory_ = StepTensors(engine, Category::activations, "adapter's dropout", {{x.dtype, x.shape}});
+    kernels::dropout(engine.compute_stream(), options, x, memory_[0]);
+    view_ = memory_[0];
+  }
+  const ConstTensorView& view() const { return view_; }
+
+ private:
+  StepTensors memory_;
+  ConstTensorView view_;
+};
+
+void multiply_by(Engine& engine, float scale, const TensorView& x) {
+  if (scale != 1) kernels::scale(engine.compute_stream(), scale, x);
+}
+
+/// d_weight += a^T b, or written where nothing was added yet.
+void add_product(Engine& engine, const UnitGradients& gradients, int index, const ConstTensorView& a,
+                 const ConstTensorView& b) {
+  if (!gradients.wanted(index)) return;
+  const GradientTarget target = gradients.target(index);
+  kernels::matmul(engine.compute_stream(), {.transpose_a = true, .accumulate = target.accumulate}, a, b,
+                  target.view, engine.workspace());
+}
+
+}  // namespace
+
+std::optional<LowRank> LowRank::of(Engine& engine, const GatheredUnit& unit, int weight) {
+  const LowRankAdapter* adapter = unit.spec().adapter_of(weight);
+  if (adapter == nullptr) return std::nullopt;
+  return LowRank(engine, unit, *adapter);
+}
+
+void LowRank::inner(const ConstTensorView& x, const TensorView& inner) const {
+  const Dropped dropped(*engine_, *adapter_, x);
+  kernels::matmul(engine_->compute_stream(), {.transpose_b = true}, dropped.view(), a_, inner,
+                  engine_->workspace());
+  multiply_by(*engine_, adapter_->scale, inner);
+}
+
+void LowRank::forward(const ConstTensorView& x, const TensorView& out) const {
+  const StepTensors memory(*engine_, Category::activations, "adapter", {{dtype(), {x.shape[0], rank()}}});
+  inner(x, memory[0]);
+  kernels::matmul(engine_->compute_stream(), {.transpose_b = true, .accumulate = true}, memory[0], b_, out,
+                  engine_->workspace());
+}
+
+void LowRank::inner_gradient(const ConstTensorView& d_out, const TensorView& d_inner) const {
+  kernels::matmul(engine_->compute_stream(), {}, d_out, b_, d_inner, engine_->workspace());
+  multiply_by(*engine_, adapter_->scale, d_inner);
+}
+
+void LowRank::input_gradient(const ConstTensorView& d_inner, const TensorView& d_x) const {
+  Stream& stream = engine_->compute_stream();
+  const kernels::DropoutOptions options = dropout_of(*engine_, *adapter_);
+  if (options.probability == 0) {
+    kernels::matmul(stream, {.accumulate = true}, d_inner, a_, d_x, engine_->workspace());
+    return;
+  }
+  const StepTensors memory(*engine_, Category::activations, "adapter's dropout", {{d_x.dtype, d_x.shape}});
+  kernels::matmul(stream, {}, d_inner, a_, memory[0], engine_->workspace());
+  kernels::dropout(stream, options, memory[0], memory[0]);
+  kernels::accumulate(stream, memory[0], d_x);
+}
+
+void add_a_gradient(Engine& engine, const UnitGradients& gradients, const LowRankAdapter& adapter,
+                    const ConstTensorView& x, const ConstTensorView& d_inner) {
+  if (!gradients.wanted(adapter.a)) return;
+  const Dropped dropped(engine, adapter, x);
+  add_product(engine, gradients, adapter.a, d_inner, dropped.view());
+}
+
+void add_b_gradient(Engine& engine, const UnitGradients& gradients, const LowRankAdapter& adapter,
+                    const ConstTensorView& inner, const ConstTensorView& d_out) {
+  add_product(engine, gradients, adapter.b, d_out, inner);
+}
+
+}  // namespace tranche::models

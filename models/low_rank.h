@@ -1,0 +1,49 @@
+#pragma once
+/// A low-rank adapter of a gathered unit (engine/lora.h), forward and backward, for linear.cpp and the head.
+
+#include <optional>
+
+#include "tranche/engine/handles.h"
+#include "tranche/kernels/elementwise.h"
+#include "tranche/models/step_tensors.h"
+
+namespace tranche::models {
+
+/// Nothing is saved for backward: x A^T has few columns and is computed again, which a model's saved
+/// activations then need no place for.
+class LowRank {
+ public:
+  /// The adapter beside the linear layer with that weight, if it has one. Valid while `unit` is held.
+  static std::optional<LowRank> of(Engine& engine, const GatheredUnit& unit, int weight);
+
+  const LowRankAdapter& adapter() const { return *adapter_; }
+  const ConstTensorView& b() const { return b_; }
+  std::int64_t rank() const { return a_.shape[0]; }
+  DataType dtype() const { return a_.dtype; }
+
+  /// inner[rows, rank] = scale * dropout(x) A^T.
+  void inner(const ConstTensorView& x, const TensorView& inner) const;
+  /// out += inner(x) B^T.
+  void forward(const ConstTensorView& x, const TensorView& out) const;
+  /// d_inner[rows, rank] = scale * d_out B, the gradient of dropout(x) A^T.
+  void inner_gradient(const ConstTensorView& d_out, const TensorView& d_inner) const;
+  /// d_x += dropout(d_inner A).
+  void input_gradient(const ConstTensorView& d_inner, const TensorView& d_x) const;
+
+ private:
+  LowRank(Engine& engine, const GatheredUnit& unit, const LowRankAdapter& adapter)
+      : engine_(&engine), adapter_(&adapter), a_(unit.tensor(adapter.a)), b_(unit.tensor(adapter.b)) {}
+
+  Engine* engine_;
+  const LowRankAdapter* adapter_;
+  ConstTensorView a_, b_;
+};
+
+/// Adds the gradient of A, d_inner^T dropout(x).
+void add_a_gradient(Engine& engine, const UnitGradients& gradients, const LowRankAdapter& adapter,
+                    const ConstTensorView& x, const ConstTensorView& d_inner);
+/// Adds the gradient of B, d_out^T inner.
+void add_b_gradient(Engine& engine, const UnitGradients& gradients, const LowRankAdapter& adapter,
+                    const ConstTensorView& inner, const ConstTensorView& d_out);
+
+}  // namespace tranche::models

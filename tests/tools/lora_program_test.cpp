@@ -1,0 +1,257 @@
+// Adapters through the program: checkpoints without the base, resuming, evaluating, generating, exports
+// merged and in PEFT's format, and what is refused.
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/reader.h"
+#include "checkpoint/safetensors.h"
+#include "tests/tools/program_fixture.h"
+#include "tools/peft.h"
+#include "tranche/core/error.h"
+
+namespace tranche::tools {
+namespace {
+
+using nlohmann::json;
+using test::checkpoint_command;
+using test::ProgramResult;
+using test::read_file;
+using test::tiny_train;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+class LoraProgram : public testing::Test {
+ protected:
+  void SetUp() override {
+    ok(train({"--steps", "2", "--dtype", "fp32", "--checkpoint-dir", folder("base")}));
+  }
+  std::string folder(const std::string& name) const { return files_.path(name); }
+  static std::string ok(const ProgramResult& result) {
+    EXPECT_EQ(result.status, 0) << result.errors << result.out;
+    return result.out;
+  }
+  static void refused(const ProgramResult& result, int status, const std::string& text) {
+    EXPECT_EQ(result.status, status) << result.errors;
+    EXPECT_THAT(result.errors, HasSubstr(text));
+  }
+  ProgramResult train(std::vector<std::string> more) const { return test::run(tiny_train(files_, more)); }
+  /// A run with adapters beside the base.
+  ProgramResult train_adapters(const std::string& to, std::vector<std::string> more = {}) const {
+    const std::vector<std::string> own{"--dtype",
+                                       "fp32",
+                                       "--lr",
+                                       "0.05",
+                                       "--checkpoint-dir",
+                                       folder(to),
+                                       "--resume-weights-only",
+                                       folder("base"),
+                                       "--set",
+                                       "tranche.lora.rank=3",
+                                       "--set",
+                                       "tranche.lora.alpha=5",
+                                       "--set",
+                                       R"(tranche.lora.targets=["c_attn", "c_fc", "lm_head"])"};
+    more.insert(more.begin(), own.begin(), own.end());
+    return train(more);
+  }
+  json evaluate(const std::string& from, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments = tiny_train(files_, more);
+    arguments[0] = "evaluate";
+    const auto steps = std::find(arguments.begin(), arguments.end(), "--steps");
+    arguments.erase(steps, steps + 2);
+    arguments.insert(arguments.end(),
+                     {"--from", folder(from), "--dtype", "fp32", "--report", files_.path("evaluation.json")});
+    ok(test::run(arguments));
+    return json::parse(read_file(files_.path("evaluation.json")));
+  }
+  std::string generate(const std::string& from, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments{"generate", "--from", folder(from), "--prompt",  "the cat ",
+                                       "--tokens", "12",     "--greedy",   "--threads", "1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return ok(test::run(arguments));
+  }
+  static std::uintmax_t bytes_of(const std::string& path) {
+    std::uintmax_t bytes = 0;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
+      if (entry.is_regular_file()) bytes += entry.file_size();
+    }
+    return bytes;
+  }
+  /// A folder of PEFT's with an adapter_config.json that `change` has changed.
+  std::string peft_folder(const std::string& name, const std::function<void(json&)>& change) const {
+    if (!std::filesystem::exists(folder("peft"))) {
+      ok(train_adapters("for-peft"));
+      ok(checkpoint_command({"export", folder("for-peft"), "--to", folder("peft"), "--peft"}));
+    }
+    std::filesystem::copy(folder("peft"), folder(name), std::filesystem::copy_options::recursive);
+    json config = json::parse(read_file(folder(name) + "/adapter_config.json"));
+    change(config);
+    files_.write(name + "/adapter_config.json", config.dump());
+    return folder(name);
+  }
+  test::TemporaryFolder files_;
+};
+
+TEST_F(LoraProgram, SaysWhatIsTrainedAndSavesAdaptersAlone) {
+  const std::string out = ok(train_adapters("run"));
+  EXPECT_THAT(out, HasSubstr("rank 3, alpha 5 on c_attn, c_fc, lm_head (5 layers): "));
+  EXPECT_THAT(out, HasSubstr("weights from"));
+  const checkpoint::LocalStorage local;
+  const checkpoint::Reader reader(local, folder("run") + "/step-00000003");
+  for (const checkpoint::StoredTensor& tensor : reader.tensors())
+    EXPECT_THAT(tensor.name, HasSubstr(".lora_")) << "nothing of the base";
+  ASSERT_TRUE(reader.manifest().base);
+  EXPECT_EQ(reader.manifest().base->folder, folder("base") + "/step-00000002");
+  EXPECT_EQ(reader.manifest().base->dtype, "fp32");
+  EXPECT_EQ(reader.manifest().base->digest.size(), 32u);
+  ok(train_adapters("whole", {"--set", "tranche.lora.save_base=true"}));
+  EXPECT_LT(bytes_of(folder("run")), bytes_of(folder("whole")));
+  EXPECT_EQ(evaluate("whole")["validation_loss"], evaluate("run")["validation_loss"]);
+  EXPECT_THAT(ok(checkpoint_command({"show", folder("run")})), HasSubstr("base"));
+  EXPECT_EQ(checkpoint_command({"verify", folder("run")}).status, 0);
+}
+
+TEST_F(LoraProgram, AResumedRunHasTheBitsOfOneThatNeverStopped) {
+  ok(train_adapters(
+      "whole", {"--steps", "5", "--report", files_.path("whole.json"), "--set", "tranche.lora.dropout=0.2"}));
+  ok(train_adapters("run", {"--steps", "3", "--set", "tranche.lora.dropout=0.2"}));
+  // Without tranche.lora: it is the checkpoint's.
+  const std::string out =
+      ok(train({"--dtype", "fp32", "--lr", "0.05", "--steps", "5", "--checkpoint-dir", folder("run"),
+                "--resume", "latest", "--report", files_.path("rest.json")}));
+  EXPECT_THAT(
+      out, AllOf(HasSubstr("rank 3, alpha 5, dropout 0.2"), HasSubstr("resumed"), Not(HasSubstr("changed"))));
+  const json whole = json::parse(read_file(files_.path("whole.json"))),
+             rest = json::parse(read_file(files_.path("rest.json")));
+  EXPECT_EQ(rest["weights_digest"], whole["weights_digest"]);
+  EXPECT_EQ(rest["state_digest"], whole["state_digest"]);
+}
+
+TEST_F(LoraProgram, MergedAndUnmergedSayTheSame) {
+  ok(train_adapters("run", {"--steps", "8"}));
+  const double with = evaluate("run")["validation_loss"], without = evaluate("base")["validation_loss"];
+  EXPECT_GT(std::abs(with - without), 1e-3) << "the adapters have an effect";
+  ok(checkpoint_command({"export", folder("run"), "--to", folder("merged")}));
+  const json config = json::parse(read_file(folder("merged") + "/config.json"));
+  EXPECT_EQ(config["tie_word_embeddings"], false) << "the head has an adapter, the embedding has none";
+  // Without an adapter of the head the export can be read here again, and be evaluated.
+  ok(train({"--dtype", "fp32", "--lr", "0.05", "--steps", "8", "--checkpoint-dir", folder("blocks"),
+            "--resume-weights-only", folder("base"), "--set", "tranche.lora.rank=4"}));
+  ok(checkpoint_command({"export", folder("blocks"), "--to", folder("merged-blocks")}));
+  ok(checkpoint_command({"import", folder("merged-blocks"), "--to", folder("merged-run")}));
+  const double merged = evaluate("merged-run")["validation_loss"],
+               apart = evaluate("blocks")["validation_loss"];
+  EXPECT_NEAR(merged, apart, 1e-5);
+  EXPECT_EQ(generate("merged-run"), generate("blocks"));
+  EXPECT_GT(std::abs(apart - evaluate("base")["validation_loss"].get<double>()), 1e-3);
+}
+
+TEST_F(LoraProgram, PeftsFormatGoesOutAndComesBack) {
+  ok(train_adapters("run"));
+  const std::string out = ok(checkpoint_command({"export", folder("run"), "--to", folder("peft"), "--peft"}));
+  EXPECT_THAT(out, HasSubstr("adapters in PEFT's format"));
+  const json config = json::parse(read_file(folder("peft") + "/adapter_config.json"));
+  EXPECT_EQ(config["peft_type"], "LORA");
+  EXPECT_EQ(config["r"], 3);
+  EXPECT_EQ(config["lora_alpha"], 5);
+  EXPECT_EQ(config["fan_in_fan_out"], true) << "GPT-2's layers";
+  EXPECT_EQ(config["target_modules"], (json{"c_attn", "c_fc", "lm_head"}));
+  const checkpoint::SafetensorsFolder file(detail::posix_file_system(),
+                                           folder("peft") + "/adapter_model.safetensors");
+  const checkpoint::SafeTensor* tensor =
+      file.find("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight");
+  ASSERT_NE(tensor, nullptr);
+  EXPECT_EQ(tensor->shape.at(0), 3);
+  const std::string imported =
+      ok(checkpoint_command({"import", folder("peft"), "--base", folder("base"), "--to", folder("back")}));
+  EXPECT_THAT(imported, HasSubstr("adapters of rank 3, alpha 5 on c_attn, c_fc, lm_head"));
+  EXPECT_EQ(evaluate("back")["validation_loss"], evaluate("run")["validation_loss"]);
+  EXPECT_EQ(generate("back"), generate("run"));
+  // And training goes on from them.
+  EXPECT_THAT(ok(train({"--dtype", "fp32", "--resume-weights-only", folder("back")})),
+              HasSubstr("rank 3, alpha 5"));
+}
+
+TEST_F(LoraProgram, AnotherBaseIsRefusedAndAMovedOneIsFound) {
+  ok(train_adapters("run"));
+  ok(train({"--steps", "1", "--dtype", "fp32", "--seed", "7", "--checkpoint-dir", folder("other")}));
+  std::filesystem::rename(folder("base"), folder("moved"));
+  const auto resume = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--dtype", "fp32", "--lr", "0.05", "--steps", "4", "--checkpoint-dir",
+                             folder("run"), "--resume", "latest"});
+    return train(more);
+  };
+  refused(resume({}), 4, "the base of the adapters in");
+  refused(resume({}), 4, "where it lies elsewhere now, give --base");
+  refused(resume({"--base", folder("other")}), 4, "holds adapters that were trained beside another base");
+  refused(test::run({"generate", "--from", folder("run"), "--prompt", "a", "--base", folder("other")}), 4,
+          "trained beside another base");
+  refused(checkpoint_command({"export", folder("run"), "--to", folder("x")}), 4,
+          "where it lies elsewhere now, give --base");
+  EXPECT_FALSE(generate("run", {"--base", folder("moved")}).empty());
+  ok(checkpoint_command({"export", folder("run"), "--to", folder("y"), "--base", folder("moved")}));
+  ok(resume({"--base", folder("moved")}));
+}
+
+TEST_F(LoraProgram, OtherAdaptersAreRefused) {
+  ok(train_adapters("run"));
+  refused(train({"--dtype", "fp32", "--checkpoint-dir", folder("run"), "--resume", "latest", "--set",
+                 "tranche.lora.rank=4"}),
+          2, "holds adapters of rank 3, alpha 5 on c_attn, c_fc, lm_head, tranche.lora asks for rank 4");
+  refused(train({"--dtype", "fp32", "--checkpoint-dir", folder("base"), "--resume", "latest", "--set",
+                 "tranche.lora.rank=4"}),
+          4, "holds no adapters: take its weights as their base (--resume-weights-only)");
+  refused(train({"--set", "tranche.lora.rank=4", "--set", "tranche.lora.load_in_4bit=true"}), 2,
+          "QLoRA (a base in 4 bits) is not part of this version");
+  refused(train({"--set", "tranche.lora.rank=4", "--set", "tranche.lora.targets=[\"q_proj\"]"}), 2,
+          "tranche.lora.targets: 'q_proj' matches no linear layer");
+  refused(checkpoint_command({"export", folder("base"), "--to", folder("x"), "--peft"}), 2,
+          "--peft is of checkpoints with adapters, and");
+}
+
+TEST_F(LoraProgram, ADrawnBaseIsNotSavedUnlessAsked) {
+  const std::vector<std::string> lora{"--dtype", "fp32", "--set", "tranche.lora.rank=2"};
+  const auto drawn = [&](std::vector<std::string> more) {
+    more.insert(more.end(), lora.begin(), lora.end());
+    return train(more);
+  };
+  ok(drawn({"--checkpoint-dir", folder("drawn")}));
+  ok(drawn({"--checkpoint-dir", folder("drawn"), "--resume", "latest", "--steps", "4"}));  // the same seed
+  refused(drawn({"--checkpoint-dir", folder("drawn"), "--resume", "latest", "--steps", "5", "--seed", "9"}),
+          4, "(drawn, not loaded: the seed tells which; tranche.lora.save_base saves it)");
+  refused(checkpoint_command({"export", folder("drawn"), "--to", folder("x")}), 4,
+          "their base was drawn, not loaded");
+}
+
+TEST_F(LoraProgram, PeftKeysThatChangeNumbersAreRefusedByName) {
+  const auto import = [&](const std::string& name, const std::function<void(json&)>& change) {
+    return checkpoint_command(
+        {"import", peft_folder(name, change), "--base", folder("base"), "--to", folder(name + "-run")});
+  };
+  const auto set = [](const char* key, const json& value) {
+    return [key, value](json& config) { config[key] = value; };
+  };
+  refused(import("a", set("use_dora", true)), 2, "use_dora is true: DoRA (weight-decomposed adapters)");
+  refused(import("b", set("peft_type", "LOHA")), 2, "peft_type is \"LOHA\"; only LORA is read");
+  refused(import("c", set("rank_pattern", json{{"c_attn", 8}})), 2, "all adapters have one rank");
+  refused(import("d", set("bias", "all")), 2, "bias is \"all\": only adapters are trained");
+  refused(import("e", set("modules_to_save", json{"lm_head"})), 2,
+          "only adapters are trained beside the base");
+  refused(import("f", set("init_lora_weights", "pissa")), 2, "it changes the base's weights");
+  refused(import("g", set("loftq_config", json{{"loftq_bits", 4}})), 2, "LoftQ belongs to QLoRA");
+  refused(import("h", set("new_trick", 3)), 2, "the key is not known, and may change numbers");
+  refused(import("i", set("r", 4)), 4, "other shapes in it than in the model");
+  ok(import("j", set("target_modules", ".*(c_attn|c_fc|lm_head)")));
+  ok(import("k", set("new_trick", false)));
+  refused(checkpoint_command({"import", folder("peft"), "--to", folder("x")}), 2,
+          "give the checkpoint of the model that they belong to with --base");
+}
+
+}  // namespace
+}  // namespace tranche::tools

@@ -1,0 +1,53 @@
+#pragma once
+/// Adapters in the format of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors.
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/reader.h"
+#include "checkpoint/safetensors.h"
+#include "tranche/engine/lora.h"
+#include "tranche/models/language_model.h"
+
+namespace tranche::tools {
+
+inline constexpr const char* peft_stem = "adapter_model";
+inline constexpr const char* peft_config_name = "adapter_config.json";
+
+/// True for a folder with an adapter_config.json.
+bool is_peft(detail::FileSystem& files, const std::string& path);
+
+/// The adapters of a checkpoint under PEFT's names. `reader` must outlive what is read.
+std::vector<checkpoint::ExportTensor> peft_tensors(checkpoint::Reader& reader);
+/// Text of adapter_config.json.
+std::string peft_config(const models::LanguageModel& model, const LoraConfig& lora);
+
+/// `tranche.lora` of an adapter_config.json; `file` is named in errors. Targets are as they are written.
+/// Throws ConfigurationError naming the key of whatever would change numbers and is not supported: other
+/// methods than LoRA, DoRA, ranks by pattern, biases, trained embeddings, initial weights that change the
+/// base, and keys that are not known and ask for something.
+LoraConfig lora_from_peft(std::string_view text, std::string_view file);
+
+/// A folder of PEFT's, held against the base that it is for.
+class PeftAdapters {
+ public:
+  /// Throws as lora_from_peft() does; CheckpointError for tensors that are missing, too many or of other
+  /// shapes or dtypes, and for a copy of a weight of the base with other values.
+  PeftAdapters(detail::FileSystem& files, const std::string& path, const models::LanguageModel& model,
+               checkpoint::Reader& base);
+  const LoraConfig& lora() const noexcept { return lora_; }
+  /// Elements of an adapter's tensor by our name.
+  void read(const std::string& tensor, detail::ElementRange elements, void* fp32) const;
+
+ private:
+  void require_equal(const checkpoint::SafeTensor& copy, const std::string& name,
+                     checkpoint::Reader& base) const;
+
+  std::string path_;
+  checkpoint::SafetensorsFolder folder_;
+  LoraConfig lora_;
+  std::unordered_map<std::string, const checkpoint::SafeTensor*> tensors_;  ///< by our names
+};
+
+}  // namespace tranche::tools
