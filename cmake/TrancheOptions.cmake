@@ -1,7 +1,7 @@
 # Options of the build. AUTO takes a backend when it is found; ON makes its absence an error.
 include(GNUInstallDirs)
 
-foreach(backend MPI CUDA NCCL URING)
+foreach(backend MPI CUDA NCCL URING LIBTORCH)
   set(TRANCHE_${backend} AUTO CACHE STRING "Build with ${backend}: AUTO, ON or OFF")
   set_property(CACHE TRANCHE_${backend} PROPERTY STRINGS AUTO ON OFF)
 endforeach()

@@ -14,13 +14,15 @@ import sys
 # Folders of one layer do not know each other.
 LAYERS = [
     ["core"], ["device", "partition"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint"], ["engine"],
-    ["report", "models", "data"], ["trainer"], ["planner"], ["tools"],
+    ["report", "models", "data"], ["trainer"], ["planner"], ["tools"], ["libtorch"],
 ]
 LAYER = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
 # Above all layers: they may include everything but each other, and speak MPI where they play the user's part.
 OUTSIDE = ["tests", "bench", "examples"]
 # The models are written as a user's own would be; they read files of others, for which core/ has what is needed.
 MODELS_MAY = ["core", "device", "kernels", "engine", "models"]
+# The adapters are written as a user's own program would be, in public headers alone (libtorch.h, libtorch/).
+ADAPTERS = ["libtorch"]
 # The folders that a user's own model and training loop are written with.
 UMBRELLA_MAY = ["core", "kernels", "engine", "report"]
 PUBLIC = "include/tranche/"
@@ -38,6 +40,7 @@ LIBRARIES = [
      ["*/cuda*", "comm/nccl*", "tests/comm/nccl*", "tests/probe/nccl*"]),
     ("HDF5", ["hdf5*.h", "H5*.h"], ["checkpoint/*", "tests/checkpoint/*", "bench/checkpoint*"]),
     ("a library of tokenizers", ["pcre2*.h", "utf8proc.h", "sentencepiece*.h"], ["data/*", "tests/data/*"]),
+    ("LibTorch", ["torch/*", "ATen/*", "c10/*"], ["libtorch.h", "libtorch/*", "tests/libtorch/*", "examples/libtorch*", "bench/libtorch*"]),
     ("liburing", ["liburing*"], ["offload/*", "tests/offload/*", "bench/raw_io*"]),
 ]
 # Each costs every file that includes it a second or more to compile.
@@ -61,10 +64,12 @@ def matches(name, patterns):
 def layer_complaint(file, public, target, target_is_public):
     """The complaint about an #include of a header of ours, or None. `file` and `target` are written as folder/name, wherever
     they lie; `public` says that the file is a public header."""
-    here, parts = file.split("/")[0], target.split("/")
+    here, parts = file.split("/")[0].removesuffix(".h") if file == "libtorch.h" else file.split("/")[0], target.split("/")
     if target == "version.h":
         return None
-    there = "report" if target == "tranche.h" else parts[0]
+    there = {"tranche.h": "report", "libtorch.h": "libtorch"}.get(target, parts[0])
+    if there in ADAPTERS and here in LAYER and here != there:
+        return f"{here}/ includes {target}: nothing of the library knows its adapters"
     if there in OUTSIDE:
         if there == here or (there == "tests" and here == "bench"):
             return None

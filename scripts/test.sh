@@ -112,6 +112,9 @@ release_suites() {
     suite "tests without CUDA" run_tests ci-no-cuda
   fi
   suite "tests release" run_tests ci
+  if ! grep -q '^-- Tranche: LIBTORCH ON' "$logs/configure-ci.log"; then
+    echo "warning: no LibTorch is here, so nothing of the adapter (include/tranche/libtorch/) was compiled; see scripts/libtorch_tests.sh"
+  fi
   if [ ${#exclude[@]} -eq 0 ]; then suite "build alone" build release all; fi
 }
 

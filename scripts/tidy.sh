@@ -72,7 +72,7 @@ for file in "${files[@]}"; do
   if [[ $file == *.h ]]; then
     source=${file%.h}.cpp
     source=${source#include/tranche/}
-    [[ $file == *-inl.h || $file == */cuda* || $file == */nccl* || $file == tests/* ]] && continue
+    [[ $file == *-inl.h || $file == */cuda* || $file == */nccl* || $file == tests/* || $file == include/tranche/libtorch* ]] && continue
     if [ -f "$source" ]; then file=$source; fi
   fi
   if [[ $file == *.cpp ]] && ! grep -qF "/$file\"" "$build/compile_commands.json"; then continue; fi

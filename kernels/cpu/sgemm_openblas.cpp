@@ -4,7 +4,9 @@
 #include <array>
 #include <mutex>
 
+#include "kernels/cpu/isolated_library.h"
 #include "kernels/cpu/matmul_onednn.h"
+#include "kernels/cpu/product_probe.h"
 #include "kernels/cpu/sgemm.h"
 #include "tranche/core/shape.h"
 
@@ -12,14 +14,45 @@ namespace tranche::kernels::cpu {
 
 namespace {
 
+/// The functions of OpenBLAS that are called here.
+struct OpenBlas {
+  decltype(&cblas_sgemm) sgemm;
+  decltype(&openblas_get_config) get_config;
+  decltype(&openblas_get_corename) get_corename;
+  decltype(&openblas_get_num_threads) get_num_threads;
+  decltype(&openblas_set_num_threads) set_num_threads;
+};
+
+/// Loaded, and tried, when it is first wanted.
+const OpenBlas& openblas() {
+  static const OpenBlas functions = [] {
+    const IsolatedLibrary library({TRANCHE_OPENBLAS_PATH, "libopenblas.so.0"},
+                                  "OpenBLAS (Debian: libopenblas-pthread-dev)");
+    OpenBlas f{};
+    library.find(f.sgemm, "cblas_sgemm");
+    library.find(f.get_config, "openblas_get_config");
+    library.find(f.get_corename, "openblas_get_corename");
+    library.find(f.get_num_threads, "openblas_get_num_threads");
+    library.find(f.set_num_threads, "openblas_set_num_threads");
+    f.set_num_threads(1);
+    probe_product("OpenBLAS", [&](const float* a, const float* b, float* c, std::int64_t n) {
+      const auto size = narrow<blasint>(n);
+      f.sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, size, size, size, 1, a, size, b, size, 0, c, size);
+      return true;
+    });
+    return f;
+  }();
+  return functions;
+}
+
 /// Our threads call OpenBLAS each for its own tile, so OpenBLAS itself is kept to the calling thread: its
 /// thread count is one number for the whole process and would otherwise make ranks that share a process
 /// depend on each other.
 void keep_to_calling_thread() {
-  if (openblas_get_num_threads() == 1) return;
+  if (openblas().get_num_threads() == 1) return;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  if (openblas_get_num_threads() != 1) openblas_set_num_threads(1);
+  if (openblas().get_num_threads() != 1) openblas().set_num_threads(1);
 }
 
 /// oneDNN's sgemm writes its kernels for what the CPU can do. With AVX-512 it is the faster one at every size
@@ -31,7 +64,7 @@ bool openblas_is_faster() {
     if (onednn_has_wide_sgemm()) return false;
     constexpr std::array<std::string_view, 5> modern{"Haswell", "Zen", "SkylakeX", "Cooperlake",
                                                      "SapphireRapids"};
-    const std::string_view core = openblas_get_corename();
+    const std::string_view core = openblas().get_corename();
     return !onednn_has_sgemm() || std::find(modern.begin(), modern.end(), core) != modern.end();
   }();
   return faster;
@@ -43,11 +76,11 @@ void sgemm(const SgemmArguments& arguments) {
   if (arguments.m == 0 || arguments.n == 0) return;
   if (!openblas_is_faster() && arguments.k > 0) return onednn_sgemm(arguments);
   keep_to_calling_thread();
-  cblas_sgemm(CblasRowMajor, arguments.transpose_a ? CblasTrans : CblasNoTrans,
-              arguments.transpose_b ? CblasTrans : CblasNoTrans, narrow<blasint>(arguments.m),
-              narrow<blasint>(arguments.n), narrow<blasint>(arguments.k), arguments.alpha, arguments.a,
-              narrow<blasint>(arguments.stride_a), arguments.b, narrow<blasint>(arguments.stride_b),
-              arguments.beta, arguments.c, narrow<blasint>(arguments.stride_c));
+  openblas().sgemm(CblasRowMajor, arguments.transpose_a ? CblasTrans : CblasNoTrans,
+                   arguments.transpose_b ? CblasTrans : CblasNoTrans, narrow<blasint>(arguments.m),
+                   narrow<blasint>(arguments.n), narrow<blasint>(arguments.k), arguments.alpha, arguments.a,
+                   narrow<blasint>(arguments.stride_a), arguments.b, narrow<blasint>(arguments.stride_b),
+                   arguments.beta, arguments.c, narrow<blasint>(arguments.stride_c));
 }
 
 std::string_view sgemm_path() {
@@ -57,7 +90,8 @@ std::string_view sgemm_path() {
 std::string sgemm_library() {
   // OpenBLAS writes its answer into one buffer of the process: asked once, not by every rank's thread at a
   // time.
-  static const std::string text = std::string(openblas_get_config()) + " (" + openblas_get_corename() + ")";
+  static const std::string text =
+      std::string(openblas().get_config()) + " (" + openblas().get_corename() + ")";
   return text;
 }
 

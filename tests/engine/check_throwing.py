@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_throwing.py RUN_MPI PROGRAM RANKS|threads-RANKS TIMES: runs throwing_rank in all its ways.
+"""check_throwing.py RUN_MPI PROGRAM RANKS|threads-RANKS TIMES [WHERE ...]: runs throwing_rank in all its ways, or another program in its own.
 
 Every rank has to end within three seconds of the exception, and to say its cause: the rank that threw as its own error, the others as
 that rank's failure. The communication time-out of the program is a minute.
@@ -37,11 +37,12 @@ def problems_of(output: str, took: float, status: int, ranks: int) -> list[str]:
 
 
 def main() -> int:
-    run_mpi, program, ranks_text, times = sys.argv[1:]
+    run_mpi, program, ranks_text, times, *places = sys.argv[1:]
+    places = places or ["forward", "backward", "between", "evaluation"]
     threads = ranks_text.startswith("threads-")
     ranks = int(ranks_text.removeprefix("threads-"))
     failed, longest = 0, 0.0
-    for where in ("forward", "backward", "between", "evaluation"):
+    for where in places:
         for caught in ("inside", "outside", "both"):
             for turn in range(int(times)):
                 command = [program, where, caught, str(ranks)] if threads else [run_mpi, str(ranks), program, where, caught]
@@ -55,7 +56,7 @@ def main() -> int:
                 if problems:
                     failed += 1
                     print(f"{where}, caught {caught}, run {turn + 1}: {'; '.join(problems)}\n--- output\n{output}")
-    print(f"{ranks_text} ranks: {failed} of {12 * int(times)} runs failed; the job ended {longest:.2f} s after the exception at most")
+    print(f"{ranks_text} ranks: {failed} of {3 * len(places) * int(times)} runs failed; the job ended {longest:.2f} s after the exception at most")
     return 1 if failed else 0
 
 

@@ -1,0 +1,98 @@
+# Finds LibTorch in an unpacked libtorch or a wheel of PyPI, both of CPU or CUDA: LibTorch_FOUND, LibTorch_VERSION,
+# LibTorch_CUDA (its CUDA parts compile here) and the target LibTorch::torch. It is looked for where TRANCHE_TORCH (a variable of
+# CMake or of the environment), Torch_DIR (its share/cmake/Torch) or Torch_ROOT say, then in CMAKE_PREFIX_PATH and the system. Torch's own
+# package file is not read: that of a CUDA wheel is a fatal error without a CUDA toolkit. What is found and is of no use is
+# named in LibTorch_reason: older than 2.1, or built for the C++ ABI of before GCC 5.
+set(LibTorch_reason "no LibTorch was found: -DTRANCHE_TORCH=FOLDER says where one lies, the folder torch of a wheel of PyPI or an \
+unpacked libtorch")
+set(LibTorch_usable TRUE)
+if(TRANCHE_TORCH AND LibTorch_API_DIR)  # another one than last time
+  string(FIND "${LibTorch_API_DIR}" "${TRANCHE_TORCH}/" LibTorch_at)
+  if(NOT LibTorch_at EQUAL 0)
+    unset(LibTorch_API_DIR CACHE)
+    foreach(name c10 torch_cpu c10_cuda torch_cuda)
+      unset(LibTorch_${name}_LIBRARY CACHE)
+    endforeach()
+  endif()
+endif()
+set(LibTorch_hints "${TRANCHE_TORCH}" "$ENV{TRANCHE_TORCH}" "${Torch_ROOT}")
+if(Torch_DIR)
+  list(APPEND LibTorch_hints "${Torch_DIR}/../../..")
+endif()
+list(FILTER LibTorch_hints EXCLUDE REGEX "^$")
+find_path(LibTorch_API_DIR torch/torch.h HINTS ${LibTorch_hints} PATH_SUFFIXES include/torch/csrc/api/include)
+set(LibTorch_VERSION)
+set(LibTorch_cxx11)
+if(LibTorch_API_DIR)
+  get_filename_component(LibTorch_INCLUDE_DIR "${LibTorch_API_DIR}/../../../.." ABSOLUTE)
+  get_filename_component(LibTorch_root "${LibTorch_INCLUDE_DIR}" DIRECTORY)
+  foreach(file ${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h ${LibTorch_API_DIR}/torch/version.h)
+    if(EXISTS ${file} AND NOT LibTorch_VERSION)
+      foreach(part MAJOR MINOR PATCH)
+        file(STRINGS ${file} LibTorch_line REGEX "^#define TORCH_VERSION_${part} +[0-9]+")
+        string(REGEX REPLACE "^.*_${part} +([0-9]+).*$" "\\1" LibTorch_${part} "${LibTorch_line}")
+      endforeach()
+      if(LibTorch_line)
+        set(LibTorch_VERSION ${LibTorch_MAJOR}.${LibTorch_MINOR}.${LibTorch_PATCH})
+      endif()
+    endif()
+  endforeach()
+  foreach(name c10 torch_cpu)
+    find_library(LibTorch_${name}_LIBRARY NAMES ${name} HINTS ${LibTorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
+    if(NOT LibTorch_${name}_LIBRARY)
+      find_library(LibTorch_${name}_LIBRARY NAMES ${name})
+    endif()
+    mark_as_advanced(LibTorch_${name}_LIBRARY)
+  endforeach()
+  if(LibTorch_c10_LIBRARY)
+    file(STRINGS ${LibTorch_c10_LIBRARY} LibTorch_cxx11 REGEX "__cxx11" LIMIT_COUNT 1)
+  endif()
+  if(NOT LibTorch_VERSION OR LibTorch_VERSION VERSION_LESS 2.1)
+    set(LibTorch_usable FALSE)
+    set(LibTorch_reason "the LibTorch in ${LibTorch_root} is version '${LibTorch_VERSION}', and Tranche needs 2.1 or later")
+  elseif(NOT LibTorch_c10_LIBRARY OR NOT LibTorch_torch_cpu_LIBRARY)
+    set(LibTorch_usable FALSE)
+    set(LibTorch_reason "the LibTorch in ${LibTorch_root} has no libc10 or no libtorch_cpu")
+  elseif(NOT LibTorch_cxx11)
+    set(LibTorch_usable FALSE)
+    set(LibTorch_reason "the LibTorch ${LibTorch_VERSION} in ${LibTorch_root} is built for the C++ ABI of before GCC 5, as wheels \
+up to 2.5 are: take a later wheel, or the download 'cxx11 ABI'")
+  endif()
+else()
+  set(LibTorch_usable FALSE)
+endif()
+mark_as_advanced(LibTorch_API_DIR)
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(LibTorch REQUIRED_VARS LibTorch_usable LibTorch_API_DIR VERSION_VAR LibTorch_VERSION
+                                  REASON_FAILURE_MESSAGE "${LibTorch_reason}")
+
+set(LibTorch_CUDA FALSE)
+if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
+  file(GLOB LibTorch_openmp ${LibTorch_root}/lib/libgomp-*.so* ${LibTorch_root}/../torch.libs/libgomp-*.so*)
+  if(LibTorch_openmp)
+    message(STATUS "LibTorch brings an OpenMP of its own (${LibTorch_openmp}): two in one process share no threads, so give each "
+                   "half of the cores (OMP_NUM_THREADS)")
+  endif()
+  add_library(LibTorch::torch INTERFACE IMPORTED GLOBAL)
+  set_target_properties(LibTorch::torch PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES "${LibTorch_INCLUDE_DIR};${LibTorch_API_DIR}"
+    INTERFACE_LINK_LIBRARIES "${LibTorch_torch_cpu_LIBRARY};${LibTorch_c10_LIBRARY}")
+  # The CUDA parts: where the wheel has them, and CUDA's own headers are beside it or in a toolkit.
+  find_library(LibTorch_c10_cuda_LIBRARY NAMES c10_cuda HINTS ${LibTorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
+  find_library(LibTorch_torch_cuda_LIBRARY NAMES torch_cuda HINTS ${LibTorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
+  file(GLOB LibTorch_cuda_beside ${LibTorch_root}/../nvidia/*/include)
+  find_path(LibTorch_cuda_INCLUDE_DIR cuda_runtime_api.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${LibTorch_cuda_beside}
+            /usr/local/cuda/include)
+  mark_as_advanced(LibTorch_c10_cuda_LIBRARY LibTorch_torch_cuda_LIBRARY LibTorch_cuda_INCLUDE_DIR)
+  if(LibTorch_c10_cuda_LIBRARY AND LibTorch_torch_cuda_LIBRARY AND LibTorch_cuda_INCLUDE_DIR)
+    set(LibTorch_CUDA TRUE)
+    add_library(LibTorch::cuda INTERFACE IMPORTED GLOBAL)
+    # Nothing refers to torch_cuda: it registers its operators when it is loaded.
+    set_target_properties(LibTorch::cuda PROPERTIES
+      INTERFACE_COMPILE_DEFINITIONS TRANCHE_LIBTORCH_CUDA
+      INTERFACE_INCLUDE_DIRECTORIES "${LibTorch_cuda_INCLUDE_DIR}"
+      INTERFACE_LINK_LIBRARIES
+      "LibTorch::torch;-Wl,--no-as-needed,${LibTorch_torch_cuda_LIBRARY},--as-needed;${LibTorch_c10_cuda_LIBRARY}")
+  endif()
+endif()

@@ -1,0 +1,110 @@
+#pragma once
+/// Internal: what of a module is no parameter: buffers, training mode, torch's random state.
+
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tranche/engine/engine.h"
+#include "tranche/libtorch/tensors.h"
+
+namespace tranche::libtorch::detail {
+
+/// Modules in evaluation mode, each in its own again at the end.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(torch::nn::Module& model) {
+    keep(model);
+    for (const auto& module : model.modules(/*include_self=*/false)) keep(*module);
+    model.eval();
+  }
+  ~EvaluationMode() {
+    for (auto entry = were_.rbegin(); entry != were_.rend(); ++entry) entry->first->train(entry->second);
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+
+ private:
+  void keep(torch::nn::Module& module) { were_.emplace_back(&module, module.is_training()); }
+  std::vector<std::pair<torch::nn::Module*, bool>> were_;
+};
+
+inline const char* const generator_array = "torch/generator";
+
+/// Copies of a module's buffers, each as this rank's own array and as rank 0's, which other numbers of ranks
+/// load; and the state of torch's generator. Collective.
+class SavedBuffers {
+ public:
+  SavedBuffers(Runtime& runtime, const torch::nn::Module& model) {
+    for (const auto& item : model.named_buffers()) {
+      if (!item.value().defined()) continue;
+      const at::Tensor mine = item.value().detach().to(at::kCPU).contiguous().clone();
+      const at::Tensor first = mine.clone();
+      const TensorView whole = view_of(first, item.key());
+      if (whole.elements() > 0) {
+        runtime.all()
+            .broadcast(whole.data, whole.bytes(), DataType::uint8, 0, {},
+                       OperationLabel{item.key(), "save", Traffic::control, Tier::host})
+            .wait();
+      }
+      keep(SavedArray::of_rank("torch/buffers/" + item.key(), view_of(mine, item.key())), mine);
+      keep(SavedArray::whole("torch/buffers of rank 0/" + item.key(), whole), first);
+    }
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const at::Tensor state = generator.get_state();
+    keep(SavedArray::of_rank(generator_array, view_of(state, generator_array)), state);
+  }
+  std::vector<SavedArray>& arrays() { return arrays_; }
+
+ private:
+  void keep(SavedArray array, const at::Tensor& values) {
+    arrays_.push_back(std::move(array));
+    values_.push_back(values);
+  }
+  std::vector<SavedArray> arrays_;
+  std::vector<at::Tensor> values_;
+};
+
+/// Collective. Throws CheckpointError for a buffer that the checkpoint does not have in this shape and dtype.
+inline void load_buffers(Engine& engine, const torch::nn::Module& model, const LoadResult& loaded,
+                         bool random_state) {
+  const bool own = loaded.world == engine.runtime().size();
+  const auto find = [&](const std::string& name) -> const ArrayInfo* {
+    for (const ArrayInfo& array : loaded.arrays) {
+      if (array.name == name) return &array;
+    }
+    return nullptr;
+  };
+  std::vector<ArrayTarget> targets;
+  std::vector<std::pair<at::Tensor, at::Tensor>> read;
+  for (const auto& item : model.named_buffers()) {
+    if (!item.value().defined()) continue;
+    const std::string name = (own ? "torch/buffers/" : "torch/buffers of rank 0/") + item.key();
+    const at::Tensor values = at::empty_like(item.value(), at::TensorOptions().device(at::kCPU)).contiguous();
+    const TensorView view = view_of(values, item.key());
+    const ArrayInfo* saved = find(name);
+    if (saved == nullptr || saved->dtype != view.dtype || saved->shape != view.shape) {
+      const std::string found =
+          saved == nullptr ? "none" : std::string(name_of(saved->dtype)) + saved->shape.to_string();
+      throw CheckpointError(loaded.folder + " has no buffer " + item.key() + " of " +
+                            std::string(name_of(view.dtype)) + view.shape.to_string() + " (it has " + found +
+                            "): it was saved by another module, or by Engine::save()");
+    }
+    targets.push_back({name, view});
+    read.emplace_back(item.value(), values);
+  }
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  at::Tensor state = generator.get_state();
+  const ArrayInfo* saved = find(generator_array);
+  random_state = random_state && own && saved != nullptr && saved->shape == shape_of(state);
+  if (random_state) targets.push_back({generator_array, view_of(state, generator_array)});
+  engine.load_arrays(loaded.folder, targets);
+  const at::NoGradGuard no_grad;
+  for (auto& [buffer, values] : read) buffer.detach().copy_(values);
+  if (random_state) generator.set_state(state);
+}
+
+}  // namespace tranche::libtorch::detail

@@ -1,0 +1,143 @@
+#pragma once
+/// Torch's memory of the CPU in Tranche's ledger and under tranche.device_memory.
+
+#include <c10/core/CPUAllocator.h>
+
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/runtime.h"
+
+namespace tranche::libtorch {
+
+namespace detail {
+
+class LedgerAllocator final : public c10::Allocator {
+ public:
+  LedgerAllocator(TrackingResource& memory, std::int64_t cache_bytes)
+      : memory_(&memory), cache_bytes_(cache_bytes) {}
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, c10::Device(c10::kCPU)};
+    void* data = take(bytes + sizeof(Header)) + 1;
+    return {data, data, &free_data, c10::Device(c10::kCPU)};
+  }
+  /// Some operators free by the address alone, whence the header.
+  c10::DeleterFnPtr raw_deleter() const override { return &free_data; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+  /// No more of the resource's memory. Returns true when no tensor has any.
+  bool detach() {
+    const std::lock_guard lock(mutex_);
+    empty_cache();
+    memory_ = nullptr;
+    return live_ == 0;
+  }
+
+ private:
+  /// In front of every tensor's memory, and as large as its alignment.
+  struct alignas(64) Header {
+    LedgerAllocator* owner;
+    std::size_t bytes;  ///< with the header
+  };
+
+  Header* take(std::size_t bytes) { return new (take_memory(bytes)) Header{this, bytes}; }
+  void* take_memory(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (memory_ == nullptr) throw LogicError("torch asks for memory of an account that has ended");
+    ++live_;
+    if (auto kept = cache_.find(bytes); kept != cache_.end() && !kept->second.empty()) {
+      void* data = kept->second.back();
+      kept->second.pop_back();
+      cached_ -= static_cast<std::int64_t>(bytes);
+      return data;
+    }
+    const AllocationRequest request{static_cast<std::int64_t>(bytes), Category::activations, "torch"};
+    try {
+      try {
+        return memory_->allocate(request);
+      } catch (const OutOfMemory&) {
+        if (cached_ == 0) throw;
+        empty_cache();
+        return memory_->allocate(request);
+      }
+    } catch (...) {
+      --live_;
+      throw;
+    }
+  }
+  static void free_data(void* data) {
+    if (data == nullptr) return;
+    auto* header = static_cast<Header*>(data) - 1;
+    LedgerAllocator& owner = *header->owner;
+    const std::lock_guard lock(owner.mutex_);
+    --owner.live_;
+    if (owner.memory_ == nullptr) return;  // its resource may be gone, and the memory with it
+    const auto bytes = static_cast<std::int64_t>(header->bytes);
+    if (owner.cached_ + bytes <= owner.cache_bytes_) {
+      owner.cache_[header->bytes].push_back(header);
+      owner.cached_ += bytes;
+    } else {
+      owner.memory_->free(header);
+    }
+  }
+  void empty_cache() {
+    for (auto& [bytes, blocks] : cache_) {
+      for (void* data : blocks) memory_->free(data);
+    }
+    cache_.clear();
+    cached_ = 0;
+  }
+
+  std::mutex mutex_;
+  TrackingResource* memory_;
+  std::int64_t cache_bytes_, cached_ = 0, live_ = 0;
+  std::unordered_map<std::size_t, std::vector<void*>> cache_;
+};
+
+}  // namespace detail
+
+/// While it lives, every CPU tensor that torch makes takes its memory from the runtime: it is in the ledger
+/// as activations "torch" and counts against tranche.device_memory. What the limit refuses is an OutOfMemory
+/// of the torch operator that asked, through autograd too. Of a process, as torch's allocator is. It ends
+/// before the runtime and after every tensor made in it: memory of tensors that outlive it is never freed.
+class MemoryAccount {
+ public:
+  explicit MemoryAccount(Runtime& runtime, std::int64_t cache_bytes = std::int64_t{32} << 20)
+      : before_(c10::GetCPUAllocator()) {
+    if (dynamic_cast<detail::LedgerAllocator*>(before_) != nullptr) {
+      throw LogicError("torch's memory is accounted for another runtime of this process already");
+    }
+    allocator_ = new detail::LedgerAllocator(runtime.memory(Tier::device), cache_bytes);
+    c10::SetCPUAllocator(allocator_, priority);
+  }
+  ~MemoryAccount() {
+    if (allocator_ == nullptr) return;
+    c10::SetCPUAllocator(before_, priority);
+    if (allocator_->detach()) delete allocator_;  // else tensors still lead to it
+  }
+  MemoryAccount(MemoryAccount&& other) noexcept
+      : before_(other.before_), allocator_(std::exchange(other.allocator_, nullptr)) {}
+  MemoryAccount& operator=(MemoryAccount&&) = delete;
+  MemoryAccount(const MemoryAccount&) = delete;
+  MemoryAccount& operator=(const MemoryAccount&) = delete;
+
+ private:
+  static constexpr std::uint8_t priority = 1;  ///< above that of torch's own
+  c10::Allocator* before_;
+  detail::LedgerAllocator* allocator_ = nullptr;
+};
+
+/// `cache_bytes`: of freed memory kept for requests of the same size, in the ledger all the while, and let go
+/// before a request of torch's is refused.
+[[nodiscard]] inline MemoryAccount account_memory(Runtime& runtime,
+                                                  std::int64_t cache_bytes = std::int64_t{32} << 20) {
+  return MemoryAccount(runtime, cache_bytes);
+}
+
+}  // namespace tranche::libtorch

@@ -1,0 +1,193 @@
+#pragma once
+/// Internal: the units of a model, as the engine gets to know them.
+
+#include <torch/torch.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tranche/engine/config.h"
+#include "tranche/engine/model_spec.h"
+#include "tranche/engine/runtime.h"
+#include "tranche/libtorch/unit.h"
+
+namespace tranche::libtorch::detail {
+
+/// `pattern` is a name in which '*' stands for any text.
+inline bool matches(std::string_view pattern, std::string_view name) {
+  if (pattern.empty()) return name.empty();
+  if (pattern.front() != '*') {
+    return !name.empty() && name.front() == pattern.front() && matches(pattern.substr(1), name.substr(1));
+  }
+  return matches(pattern.substr(1), name) || (!name.empty() && matches(pattern, name.substr(1)));
+}
+
+/// The module of a deferred unit while its weights are drawn; of one unit at a time.
+struct Rebuilt {
+  const UnitLink* of = nullptr;
+  std::shared_ptr<torch::nn::Module> module = {};
+  at::Tensor parameter(const UnitLink& link, const std::string& name) {
+    if (of != &link) {
+      of = nullptr;
+      module.reset();
+      module = link.rebuild();
+      of = &link;
+    }
+    return module->named_parameters()[name];
+  }
+};
+
+inline void write_values(const at::Tensor& tensor, std::int64_t first, std::span<float> values) {
+  const at::NoGradGuard no_grad;
+  const auto count = static_cast<std::int64_t>(values.size());
+  const at::Tensor flat = tensor.detach().to(at::kCPU).contiguous().view({-1});
+  at::from_blob(values.data(), {count}, at::kFloat).copy_(flat.slice(0, first, first + count));
+}
+
+class ModelUnits {
+ public:
+  /// Throws InvalidArgument for a parameter in no unit, and a pattern that names no unit.
+  ModelUnits(torch::nn::Module& model, Pass& pass, const std::vector<std::string>& recompute,
+             bool recompute_lists) {
+    find_units(model, pass, recompute, recompute_lists);
+    for (auto& item : model.named_parameters()) add(item.key(), item.value());
+    for (const Found& found : found_) {
+      if (!found.state->parameters().empty()) found.link->state = found.state;
+    }
+  }
+  ~ModelUnits() {
+    for (const Found& found : found_) found.link->state = nullptr;
+    for (UnitState& unit : units_) unit.abandon();
+  }
+  ModelUnits(const ModelUnits&) = delete;
+  ModelUnits& operator=(const ModelUnits&) = delete;
+
+  /// Parameters that want no gradient become `frozen`. Initial values are those that the parameters have,
+  /// read until adopt().
+  ModelSpec spec(std::vector<std::string>& frozen) {
+    ModelSpec spec;
+    const auto rebuilt = std::make_shared<Rebuilt>();
+    for (const Found& found : found_) {
+      UnitSpec unit{.name = found.state->path(), .tensors = {}};
+      for (const UnitState::Parameter& p : found.state->parameters()) {
+        Initializer values = initializer(*found.link, p, rebuilt);
+        for (const char c : values.name)
+          initial_ = (initial_ ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+        unit.tensors.push_back({p.name, shape_of(p.tensor), std::move(values), p.aliases});
+        if (!p.tensor.requires_grad()) frozen.push_back(p.name);
+      }
+      if (!unit.tensors.empty()) found.state->set_id(spec.add_unit(std::move(unit)));
+    }
+    return spec;
+  }
+  /// Collective, after spec(). The engine compares them too, but does not know where they come from.
+  void require_equal_values(Runtime& runtime) const {
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(runtime.size()), initial_);
+    runtime.all()
+        .all_gather(&initial_, all.data(), sizeof(initial_), DataType::uint8, 0, {},
+                    OperationLabel{"initial weights", "start", Traffic::control, Tier::host})
+        .wait();
+    for (std::size_t rank = 1; rank < all.size(); ++rank) {
+      if (all[rank] == all[0]) continue;
+      throw ConfigurationError(
+          "rank " + std::to_string(rank) +
+          " starts with other weights than rank 0: seed torch alike "
+          "on all ranks (torch::manual_seed) before the module is made, or load the same file");
+    }
+  }
+  void adopt(at::ScalarType type, at::Device device) {
+    for (UnitState& unit : units_) unit.adopt(type, device);
+  }
+  /// In the order of registration, those without parameters included.
+  std::deque<UnitState>& all() { return units_; }
+
+ private:
+  struct Found {
+    UnitLink* link;
+    UnitState* state;
+  };
+
+  void find_units(torch::nn::Module& model, Pass& pass, const std::vector<std::string>& recompute,
+                  bool recompute_lists) {
+    std::vector<bool> used(recompute.size(), false);
+    std::string names;
+    for (auto& item : model.named_modules("", /*include_self=*/false)) {
+      auto* link = dynamic_cast<UnitLink*>(item.value().get());
+      if (link == nullptr || (!found_.empty() && has(link))) continue;
+      if (link->state != nullptr) {
+        throw LogicError("unit " + item.key() + " is another Trainer's: a model has one at a time");
+      }
+      bool again = recompute_lists && link->listed;
+      for (std::size_t i = 0; i < recompute.size(); ++i) {
+        if (!matches(recompute[i], item.key())) continue;
+        again = used[i] = true;
+      }
+      found_.push_back({link, &units_.emplace_back(pass, item.key(), again)});
+      names += (names.empty() ? "" : ", ") + item.key();
+    }
+    if (found_.empty())
+      throw InvalidArgument("the model has no units: hold its modules in Unit<> or Units<>");
+    for (std::size_t i = 0; i < recompute.size(); ++i) {
+      if (!used[i])
+        throw InvalidArgument("recompute: '" + recompute[i] + "' names none of the units " + names);
+    }
+  }
+  bool has(const UnitLink* link) const {
+    for (const Found& found : found_) {
+      if (found.link == link) return true;
+    }
+    return false;
+  }
+
+  void add(const std::string& name, const at::Tensor& tensor) {
+    const auto [seen, fresh] = parameters_.try_emplace(tensor.unsafeGetTensorImpl());
+    if (!fresh) {
+      UnitState& unit = *seen->second.first;
+      unit.parameters()[seen->second.second].aliases.push_back(name);
+      return;
+    }
+    UnitState* owner = nullptr;
+    for (UnitState& unit : units_) {
+      const bool inside = name.rfind(unit.path() + ".", 0) == 0;
+      if (inside && (owner == nullptr || unit.path().size() > owner->path().size())) owner = &unit;
+    }
+    if (owner == nullptr) {
+      throw InvalidArgument("parameter " + name +
+                            " lies in no unit: hold its module, or one around it, in a "
+                            "Unit<>");
+    }
+    if (!at::isFloatingType(tensor.scalar_type())) {
+      throw InvalidArgument("parameter " + name + " has dtype " + c10::toString(tensor.scalar_type()) +
+                            "; parameters are floating-point, other tensors are buffers");
+    }
+    seen->second = {owner, owner->parameters().size()};
+    owner->add(name, tensor);
+  }
+
+  static Initializer initializer(const UnitLink& link, const UnitState::Parameter& p,
+                                 const std::shared_ptr<Rebuilt>& rebuilt) {
+    if (!link.rebuild) {
+      return Initializer::from("torch " + hash_of(p.tensor),
+                               [tensor = p.tensor](std::int64_t first, std::span<float> values) {
+                                 write_values(tensor, first, values);
+                               });
+    }
+    const std::string inside = p.name.substr(link.state->path().size() + 1);
+    return Initializer::from("torch deferred " + link.born,
+                             [&link, inside, rebuilt](std::int64_t first, std::span<float> values) {
+                               write_values(rebuilt->parameter(link, inside), first, values);
+                             });
+  }
+
+  std::deque<UnitState> units_;
+  std::vector<Found> found_;
+  std::uint64_t initial_ = 1469598103934665603ull;  ///< a hash of the initial values
+  std::map<c10::TensorImpl*, std::pair<UnitState*, std::size_t>> parameters_;
+};
+
+}  // namespace tranche::libtorch::detail

@@ -1,0 +1,223 @@
+#pragma once
+/// Trainer: trains the units of a torch::nn::Module with an Engine.
+
+#include <torch/torch.h>
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tranche/engine/engine.h"
+#include "tranche/libtorch/buffers.h"
+#include "tranche/libtorch/cuda_device.h"
+#include "tranche/libtorch/export.h"
+#include "tranche/libtorch/model.h"
+
+namespace tranche::libtorch {
+
+/// The loss of a micro-batch.
+struct Loss {
+  at::Tensor sum;           ///< of one element: the sum of the losses of tokens (samples, pixels ...)
+  std::int64_t tokens = 0;  ///< how many were added
+
+  /// Of a loss that is a mean over `count` of them, as torch's loss functions give it.
+  static Loss of_mean(const at::Tensor& mean, std::int64_t count) {
+    return {mean.to(at::kFloat) * static_cast<double>(count), count};
+  }
+};
+
+struct TrainerOptions {
+  /// See ModelSpec: tokens in one sample, for the loss gradient's scale.
+  std::int64_t tokens_per_sample = 1;
+  /// Units whose forward runs again in backward, in place of keeping what it computed: names, with '*' for
+  /// any text ("layers.*"). Those of Units<> too where the configuration asks for activation_checkpointing.
+  std::vector<std::string> recompute = {};
+  double flops_per_token = 0;  ///< for reports
+  /// In place of runtime.config(), which a Runtime that was not made by from_config() has not.
+  std::optional<Config> config = std::nullopt;
+  EngineOptions engine = {};
+};
+
+/// While it lives the parameters' memory is its engine's, and they have values in calls of their units alone.
+/// The Runtime and the module outlive it; afterwards the module's parameters have no memory. What step(),
+/// evaluate() and inference() throw, out of a closure too, has been reported to the peers (Engine::fail), and
+/// ends it.
+///
+/// Ranks are processes: torch's random numbers, threads and allocator are of a process.
+class Trainer {
+  /// Reports an error to the peers before anything of the engine is waited for.
+  template <class Function>
+  auto guarded(Function&& function) {
+    try {
+      return function();
+    } catch (...) {
+      engine_->fail(std::current_exception());
+      pass_.marks.clear();
+      for (detail::UnitState& unit : units_.all()) unit.drop();
+      throw;
+    }
+  }
+
+ public:
+  /// Collective, as the Engine's constructor. Initial weights are the module's, equal on all ranks (seed
+  /// torch alike), else ConfigurationError. Throws InvalidArgument for a parameter in no unit and a pattern
+  /// that names no unit; ConfigurationError for a configuration that only models of Tranche's own can honour.
+  Trainer(Runtime& runtime, torch::nn::Module& model, TrainerOptions options = {})
+      : runtime_(runtime),
+        model_(model),
+        device_(detail::torch_device(runtime.device())),
+        units_(model, pass_, options.recompute,
+               (options.config ? *options.config : runtime.config()).activation_checkpointing) {
+    Config config = options.config ? *options.config : runtime.config();
+    check(config);
+    at::set_num_threads(runtime.host_threads());
+    pass_.anchor = at::zeros({}, at::TensorOptions().device(device_)).requires_grad_();
+    ModelSpec spec = units_.spec(config.frozen);
+    units_.require_equal_values(runtime);
+    spec.tokens_per_sample = options.tokens_per_sample;
+    spec.flops_per_token = options.flops_per_token;
+    spec.recomputes_activations = true;
+    engine_.emplace(runtime, std::move(spec), std::move(config), std::move(options.engine));
+    pass_.engine = &*engine_;
+    units_.adopt(detail::scalar_type(engine_->config().precision.compute), device_);
+    for (auto& buffer : model.named_buffers()) {
+      if (buffer.value().device() != device_) buffer.value().set_data(buffer.value().to(device_));
+    }
+  }
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  /// For its members on state, digests, reports and traffic; steps are the Trainer's.
+  Engine& engine() { return *engine_; }
+
+  /// Collective. One step: `forward(micro_batch)` for each micro-batch returns its Loss, with its graph,
+  /// which the Trainer goes back through. Gradients are those of the mean over all tokens of the step.
+  template <class Forward>
+  StepResult step(Forward&& forward) {
+    return guarded([&] {
+      const detail::StreamScope stream(*engine_);
+      const std::int64_t count = engine_->config().accumulation_steps;
+      for (std::int64_t m = 0; m < count; ++m) {
+        begin_micro_batch();
+        Loss loss = forward(static_cast<int>(m));
+        backward(loss);
+        end_micro_batch(loss);
+      }
+      StepResult result = engine_->step();
+      for (detail::UnitState& unit : units_.all()) unit.weights_changed();
+      return result;
+    });
+  }
+  /// Collective. The mean loss of `micro_batches`, equal on all ranks, without gradients and with modules in
+  /// evaluation mode; they are in their own again afterwards.
+  template <class Forward>
+  EvaluationResult evaluate(std::int64_t micro_batches, Forward&& forward) {
+    return guarded([&] {
+      const detail::StreamScope stream(*engine_);
+      const detail::EvaluationMode mode(model_);
+      const at::NoGradGuard no_grad;
+      engine_->begin_evaluation();
+      for (std::int64_t m = 0; m < micro_batches; ++m) {
+        engine_->begin_micro_batch();
+        end_micro_batch(forward(static_cast<int>(m)));
+      }
+      return engine_->end_evaluation();
+    });
+  }
+  /// Collective. Runs `forward()`, in which the module may be called, and returns what it returns.
+  template <class Forward>
+  auto inference(Forward&& forward) {
+    return guarded([&] {
+      const detail::StreamScope stream(*engine_);
+      const detail::EvaluationMode mode(model_);
+      const at::NoGradGuard no_grad;
+      const InferenceScope scope(*engine_);
+      return forward();
+    });
+  }
+
+  /// Engine::save() with the module's buffers and torch's random state, each rank's own, beside the state.
+  std::string save(const std::string& directory, SaveOptions options = {}) {
+    detail::SavedBuffers buffers(runtime_, model_);
+    for (SavedArray& array : buffers.arrays()) options.arrays.push_back(std::move(array));
+    return engine_->save(directory, options);
+  }
+  /// Engine::load(). As many ranks as saved get their own buffers and random state back; others rank 0's
+  /// buffers, and keep the random state that they have.
+  LoadResult load(const std::string& path, const LoadOptions& options = {}) {
+    LoadResult result = engine_->load(path, options);
+    detail::load_buffers(*engine_, model_, result, !options.weights_only);
+    for (detail::UnitState& unit : units_.all()) unit.weights_changed();
+    return result;
+  }
+
+  /// Collective. Writes the weights (fp32) and buffers under their names as a safetensors file, a tensor at a
+  /// time; rank 0 writes. A tensor of several names has its first. Throws IoError on all ranks.
+  void export_safetensors(const std::string& path) {
+    detail::write_safetensors(*engine_, model_, units_.all(), path);
+  }
+  /// Collective. Writes what torch::save writes of the module with fp32 weights, for torch::load into a
+  /// module of the same class; on rank 0, which holds the whole model meanwhile. Throws IoError on all ranks.
+  void export_torch(const std::string& path) { detail::write_archive(*engine_, model_, units_.all(), path); }
+
+ private:
+  /// What the library's own models do, and the adapter cannot.
+  static void check(const Config& config) {
+    const std::string cannot = ": Tranche's own models honour it, modules of LibTorch cannot; leave it out";
+    if (config.offload.activations) {
+      throw ConfigurationError("activation_checkpointing.cpu_checkpointing" + cannot);
+    }
+    if (config.checkpoint_every != 1) {
+      throw ConfigurationError("tranche.checkpoint_every" + cannot);
+    }
+    if (config.vocabulary_chunk != 0) throw ConfigurationError("tranche.vocabulary_chunk" + cannot);
+  }
+
+  void begin_micro_batch() {
+    engine_->begin_micro_batch();
+    pass_.marks.clear();
+    pass_.backward = pass_.first_run = false;
+    for (detail::UnitState& unit : units_.all()) unit.begin_micro_batch();
+  }
+  void backward(const Loss& loss) {
+    check(loss);
+    if (!loss.sum.requires_grad()) {
+      throw InvalidArgument(
+          "the loss of a micro-batch wants no gradient: it was computed without a graph "
+          "(NoGradGuard), or of nothing that is trained");
+    }
+    pass_.backward = true;
+    std::vector<at::Tensor> roots{loss.sum * engine_->loss_gradient_scale()};
+    for (at::Tensor& mark : pass_.marks) roots.push_back(std::move(mark));
+    pass_.marks.clear();
+    torch::autograd::backward(roots);
+    for (auto unit = units_.all().rbegin(); unit != units_.all().rend(); ++unit) {
+      if (!unit->parameters().empty()) unit->finish();
+    }
+  }
+  static void check(const Loss& loss) {
+    if (loss.sum.defined() && loss.sum.numel() == 1) return;
+    throw InvalidArgument("the loss of a micro-batch has " +
+                          std::to_string(loss.sum.defined() ? loss.sum.numel() : 0) +
+                          " elements; it is one, the sum over its tokens");
+  }
+  void end_micro_batch(const Loss& loss) {
+    check(loss);
+    const at::NoGradGuard no_grad;
+    const at::Tensor sum = loss.sum.detach().to(device_, at::kDouble).contiguous();
+    const at::Tensor tokens = at::full({}, loss.tokens, at::TensorOptions().dtype(at::kLong).device(device_));
+    engine_->end_micro_batch({sum.data_ptr(), DataType::float64, {}},
+                             {tokens.data_ptr(), DataType::int64, {}});
+  }
+  Runtime& runtime_;
+  torch::nn::Module& model_;
+  at::Device device_;
+  detail::Pass pass_;
+  std::optional<Engine> engine_;  ///< outlives the handles that units hold
+  detail::ModelUnits units_;
+};
+
+}  // namespace tranche::libtorch

@@ -1,0 +1,208 @@
+#pragma once
+/// Internal: a unit under a Trainer: the memory of its parameters, its calls in a micro-batch, its gradients.
+
+#include <torch/torch.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tranche/engine/engine.h"
+#include "tranche/libtorch/tensors.h"
+
+namespace tranche::libtorch::detail {
+
+/// The state that the units of a Trainer share in a micro-batch.
+struct Pass {
+  Engine* engine = nullptr;
+  /// The input of every mark: a scalar that wants a gradient, on the device, since autograd has a queue for
+  /// each device and the marks belong into that of the units' nodes.
+  at::Tensor anchor;
+  /// Where calls begin and end, as roots of backward (see graph.h).
+  std::vector<at::Tensor> marks;
+  bool backward = false;   ///< calls that are made now recompute others
+  bool first_run = false;  ///< the forward of a recomputed unit, without a graph
+};
+
+class UnitState {
+ public:
+  struct Parameter {
+    std::string name;
+    at::Tensor tensor;
+    std::vector<std::string> aliases = {};
+    /// One for good, whatever memory it has: autograd saves parameters and views of them, which share it and
+    /// so see the memory of each gather, wherever that lies.
+    c10::intrusive_ptr<c10::StorageImpl> storage = {};
+  };
+
+  UnitState(Pass& pass, std::string path, bool recompute)
+      : pass_(pass), path_(std::move(path)), recompute_(recompute) {}
+  UnitState(const UnitState&) = delete;
+  UnitState& operator=(const UnitState&) = delete;
+
+  const std::string& path() const { return path_; }
+  Pass& pass() const { return pass_; }
+  bool recompute() const { return recompute_; }
+  bool trainable() const { return trainable_; }
+  std::vector<Parameter>& parameters() { return parameters_; }
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  void add(std::string name, const at::Tensor& tensor) {
+    parameters_.push_back({std::move(name), tensor});
+    trainable_ = trainable_ || tensor.requires_grad();
+  }
+  void set_id(UnitId id) { id_ = id; }
+
+  /// From here on the parameters' memory is the engine's: theirs is freed.
+  void adopt(at::ScalarType type, at::Device device) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      Parameter& p = parameters_[i];
+      const auto bytes = p.tensor.numel() * static_cast<std::int64_t>(c10::elementSize(type));
+      p.storage =
+          c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                c10::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
+      p.tensor.set_data(at::empty({0}, at::TensorOptions().dtype(type).device(device))
+                            .set_(c10::Storage(p.storage), 0, p.tensor.sizes(), {}));
+      close(p);
+      if (p.tensor.requires_grad()) {
+        torch::autograd::impl::set_post_acc_grad_hooks(p.tensor, std::make_unique<Arrival>(*this, int(i)));
+      }
+    }
+  }
+  /// The end of the Trainer: hooks would lead nowhere.
+  void abandon() noexcept {
+    for (Parameter& p : parameters_) {
+      if (p.storage && p.tensor.requires_grad()) {
+        torch::autograd::impl::set_post_acc_grad_hooks(p.tensor, nullptr);
+      }
+    }
+  }
+  /// A graph that outlives the step would see other weights: autograd refuses it.
+  void weights_changed() {
+    for (Parameter& p : parameters_) p.tensor.unsafeGetTensorImpl()->bump_version();
+  }
+
+  void gather() {
+    if (holders_ == 0) {
+      held_ = pass_.engine->gather(id_);
+      for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        c10::StorageImpl& storage = *parameters_[i].storage;
+        storage.set_data_ptr_noswap({const_cast<void*>(held_.tensor(int(i)).data), storage.device()});
+        open(storage);
+      }
+    }
+    ++holders_;
+  }
+  void release() noexcept {
+    if (holders_ == 0 || --holders_ > 0) return;
+    for (Parameter& p : parameters_) close(p);
+    held_.release();
+  }
+
+  void begin_micro_batch() {
+    expected_ = ended_ = 0;
+    submitted_ = false;
+  }
+  /// A call that backward will come through.
+  void expect_call() {
+    if (!pass_.backward) ++expected_;
+  }
+  /// All of a call's nodes have run. The last call hands the gradients over.
+  void end_call() {
+    release();
+    if (++ended_ == expected_) submit();
+  }
+  /// What backward did not come through: the ranks submit it in one order all the same.
+  void finish() {
+    while (holders_ > 0) release();
+    if (!submitted_) submit();
+  }
+  /// After an error that the engine knows of.
+  void drop() noexcept {
+    while (holders_ > 0) release();
+    gradients_.reset();
+  }
+
+  class Held {
+   public:
+    explicit Held(UnitState& unit) : unit_(unit) { unit.gather(); }
+    ~Held() { unit_.release(); }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+
+   private:
+    UnitState& unit_;
+  };
+
+ private:
+  struct Arrival : torch::autograd::PostAccumulateGradHook {
+    Arrival(UnitState& u, int i) : unit(u), index(i) {}
+    void operator()(const at::Tensor& parameter) override { unit.take(index, parameter); }
+    UnitState& unit;
+    int index;
+  };
+
+  static void open(c10::StorageImpl& storage) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 3
+    storage.clear_data_ptr_access_error_msg_();
+#endif
+  }
+  static void close(Parameter& p) noexcept {
+    try {
+      p.storage->set_data_ptr_noswap({nullptr, p.storage->device()});
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 3
+      p.storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+          "parameter " + p.name +
+          " is used while its unit is not gathered: use it inside a call of its Unit<>, or in Unit::with()");
+#endif
+    } catch (...) {  // no memory for the text: torch has its own for data that is not there
+    }
+  }
+
+  void take(int index, const at::Tensor& parameter) {
+    const at::Tensor gradient = parameter.grad();
+    if (!gradient.defined()) return;
+    const std::string& name = parameters_[std::size_t(index)].name;
+    if (gradient.layout() != at::kStrided) {
+      throw InvalidArgument("the gradient of " + name +
+                            " is sparse, and gradients are reduced dense: make its "
+                            "Embedding without sparse(true)");
+    }
+    if (submitted_) {
+      throw LogicError("a gradient of " + name + " came after those of its unit " + path_ +
+                       " were reduced: use it only inside calls of the unit");
+    }
+    if (!gradients_) gradients_.emplace(pass_.engine->gradients(id_));
+    const GradientTarget target = gradients_->target(index);
+    at::Tensor slot = at::from_blob(target.view.data, parameter.sizes(),
+                                    at::TensorOptions().dtype(at::kFloat).device(parameter.device()));
+    if (target.accumulate) {
+      slot.add_(gradient);
+    } else {
+      slot.copy_(gradient);
+    }
+    parameter.mutable_grad().reset();
+  }
+  void submit() {
+    submitted_ = true;
+    if (!gradients_) return pass_.engine->skip_gradients(id_);
+    UnitGradients mine = std::move(*gradients_);
+    gradients_.reset();
+    std::move(mine).reduce();
+  }
+
+  Pass& pass_;
+  std::string path_;
+  bool recompute_;
+  bool trainable_ = false;
+  UnitId id_ = {};
+  std::vector<Parameter> parameters_ = {};
+  int holders_ = 0;
+  GatheredUnit held_ = {};
+  std::optional<UnitGradients> gradients_ = {};
+  int expected_ = 0, ended_ = 0;  ///< calls that backward comes through
+  bool submitted_ = false;
+};
+
+}  // namespace tranche::libtorch::detail
