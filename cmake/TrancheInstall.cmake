@@ -47,5 +47,6 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/tranche-config-version.cm
   COMPATIBILITY SameMinorVersion)  # before 1.0 a minor version may change the interface
 install(FILES ${PROJECT_BINARY_DIR}/tranche-config.cmake ${PROJECT_BINARY_DIR}/tranche-config-version.cmake
         ${PROJECT_SOURCE_DIR}/cmake/FindOneDNN.cmake ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake
-        ${PROJECT_SOURCE_DIR}/cmake/FindHDF5Serial.cmake
+        ${PROJECT_SOURCE_DIR}/cmake/FindHDF5Serial.cmake ${PROJECT_SOURCE_DIR}/cmake/TrancheRules.cmake
+        ${PROJECT_SOURCE_DIR}/kernels/rules/rule.cpp.in
         DESTINATION ${tranche_config_dir})
