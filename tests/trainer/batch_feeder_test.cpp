@@ -32,8 +32,7 @@ TEST(BatchFeeder, GivesEachRankItsSamplesOfTheStepThatComes) {
       for (int step = 0; step < 2; ++step) {
         EXPECT_EQ(trained.engine.samples(), step * 4 * ranks);
         for (std::int64_t m = 0; m < 2; ++m) {
-          const models::TokenBatch batch =
-              trained.feeder.training_batch(texts.training, texts.mixture, m);
+          const models::TokenBatch batch = trained.feeder.training_batch(texts.training, texts.mixture, m);
           const std::int64_t first = trained.engine.samples() + (m * ranks + trained.rank) * 2;
           EXPECT_THAT(batch.samples, ElementsAre(first, first + 1));
           std::vector<std::int32_t> tokens, targets;
@@ -84,12 +83,12 @@ TEST(EvaluateWindows, IsTheMeanOfEachAloneOnAnyNumberOfRanks) {
       trained.step(texts);
       const kernels::Digest before = trained.engine.state_digest();
       std::vector<std::int64_t> begun;
-      const EvaluationResult result = evaluate_windows(
-          trained.engine, trained.model, trained.feeder, texts.held_out, numbers,
-          [&begun](std::int64_t done, std::int64_t windows) {
-            EXPECT_EQ(windows, 7);
-            begun.push_back(done);
-          });
+      const EvaluationResult result =
+          evaluate_windows(trained.engine, trained.model, trained.feeder, texts.held_out, numbers,
+                           [&begun](std::int64_t done, std::int64_t windows) {
+                             EXPECT_EQ(windows, 7);
+                             begun.push_back(done);
+                           });
       EXPECT_EQ(result.tokens, 7 * test::sequence);
       EXPECT_NEAR(result.loss, alone(trained, texts.held_out, numbers).loss, 1e-6);
       EXPECT_EQ(begun.size(), 1u + (7 + 2 * static_cast<std::size_t>(ranks) - 1) / (2 * ranks));

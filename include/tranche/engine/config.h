@@ -55,7 +55,8 @@ struct PrecisionConfig {
 struct OptimizerConfig {
   std::string type = "AdamW";  ///< a name of rule_types()
   double learning_rate = 1e-3;
-  RuleParameters parameters;  ///< the other keys of optimizer.params; what is absent has the rule's default
+  RuleParameters parameters =
+      {};  ///< the other keys of optimizer.params; what is absent has the rule's default
 };
 
 struct ScheduleConfig {
